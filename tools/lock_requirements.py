@@ -1,0 +1,75 @@
+"""Write ``requirements/runtime.txt`` and ``requirements/dev.txt`` from what is installed.
+
+Reads the direct dependencies in ``pyproject.toml``, follows them through the metadata of the packages installed beside the
+running interpreter, and pins every package reached. Run it (``make lock``) after trying new versions in the virtual environment.
+"""
+
+import tomllib
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parent.parent
+# Pinned in requirements/torch.txt.
+SEPARATE = {"torch"}
+
+
+def closure(requirements: Iterable[str]) -> dict[str, str]:
+    """Follow requirements through the installed packages.
+
+    Parameters
+    ----------
+    requirements
+        Requirement strings, for example ``tritonclient[grpc]``.
+
+    Returns
+    -------
+    dict[str, str]
+        Version of every package reached, by canonical name.
+
+    Raises
+    ------
+    importlib.metadata.PackageNotFoundError
+        A required package is not installed.
+    """
+    pins: dict[str, str] = {}
+    seen: set[tuple[str, str]] = set()
+    queue = [(Requirement(text), "") for text in requirements]
+    while queue:
+        requirement, extra = queue.pop()
+        if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        name = canonicalize_name(requirement.name)
+        distribution = metadata.distribution(name)
+        pins[name] = distribution.version
+        for wanted_extra in ("", *sorted(requirement.extras)):
+            if (name, wanted_extra) in seen:
+                continue
+            seen.add((name, wanted_extra))
+            queue.extend((Requirement(text), wanted_extra) for text in distribution.requires or [])
+    return {name: version for name, version in pins.items() if name not in SEPARATE}
+
+
+def write(path: Path, title: str, pins: dict[str, str]) -> None:
+    """Write one pinned requirements file."""
+    lines = [f"# {title} Written by `make lock`.", *(f"{name}=={version}" for name, version in sorted(pins.items()))]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print(f"{path.relative_to(ROOT)}: {len(pins)} packages")
+
+
+def main() -> None:
+    """Write both files."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    runtime = closure([*project["dependencies"], *extras["build"]])
+    dev = closure(extras["dev"])
+    write(ROOT / "requirements" / "runtime.txt", "What building and serving needs, torch apart.", runtime)
+    dev_only = {name: version for name, version in dev.items() if name not in runtime}
+    write(ROOT / "requirements" / "dev.txt", "What tests and checks need beside runtime.txt.", dev_only)
+
+
+if __name__ == "__main__":
+    main()
