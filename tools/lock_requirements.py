@@ -1,7 +1,8 @@
 """Write ``requirements/runtime.txt`` and ``requirements/dev.txt`` from what is installed.
 
-Reads the direct dependencies in ``pyproject.toml``, follows them through the metadata of the packages installed beside the
-running interpreter, and pins every package reached. Run it (``make lock``) after trying new versions in the virtual environment.
+Reads the direct dependencies in ``pyproject.toml``, follows them through the metadata of the packages installed beside
+the running interpreter, and pins every package reached. Run it (``make lock``) after trying new versions in the virtual
+environment.
 """
 
 import tomllib
