@@ -1,0 +1,1 @@
+"""What talks to a running Triton, and what starts one."""

@@ -1,0 +1,206 @@
+"""Asyncio client of the served models, over gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from pathlib import PurePath
+from typing import Any
+
+import grpc
+import grpc.aio
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from lmdeploy.serve.errors import TritonRequestError, TritonUnavailable
+from lmdeploy.serve.request import (
+    ENGINE,
+    ENSEMBLE,
+    GenerateChunk,
+    GenerateRequest,
+    decode_chunk,
+    encode_generate,
+    encode_stop,
+)
+
+__all__ = ["GenerateChunk", "GenerateRequest", "TritonClient", "TritonRequestError", "TritonUnavailable"]
+
+logger = logging.getLogger(__name__)
+
+_CHANNEL_OPTIONS = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    # A restarted server is found within a second.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.primary_user_agent", "lmdeploy"),
+]
+# Ask Triton to end a failed stream with the error's own gRPC status instead of a text without a code.
+_STATUS_METADATA = (("triton_grpc_error", "true"),)
+_READY_TIMEOUT = 2.0  # seconds
+_CANCEL_TIMEOUT = 5.0  # seconds
+
+
+class TritonClient:
+    """One gRPC channel to a Triton that serves our model repository.
+
+    Use it inside one event loop. It connects by itself, and again when the server was restarted.
+
+    Parameters
+    ----------
+    address : str
+        ``host:port`` of Triton's gRPC service.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._channel: grpc.aio.Channel | None = None
+        self._cancellations: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> TritonClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
+        """Run one request and yield its responses as they come.
+
+        Leaving before the last chunk (``aclose``, an exception, a cancelled task) cancels the request in the engine.
+
+        Parameters
+        ----------
+        request : GenerateRequest
+            With ``stream=False`` there is one chunk, with the whole answer.
+
+        Yields
+        ------
+        GenerateChunk
+            The last one has a ``finish_reason``.
+
+        Raises
+        ------
+        TritonUnavailable
+            The server cannot be reached, or went away.
+        TritonRequestError
+            The server refused or failed this request.
+        """
+        message = encode_generate(request)
+        call = self._stub().ModelStreamInfer(metadata=_STATUS_METADATA)
+        over = False  # nothing is left to cancel
+        try:
+            async with self._typed_errors(call):
+                await call.write(message)
+                await call.done_writing()
+                while (response := await call.read()) is not grpc.aio.EOF:
+                    if response.error_message:
+                        raise _untyped_error(response.error_message)
+                    chunk = decode_chunk(response.infer_response)
+                    over = chunk.finish_reason is not None
+                    yield chunk
+            if not over:
+                raise TritonRequestError("INTERNAL", "the answer ended without a finish reason")
+        except (TritonUnavailable, TritonRequestError):
+            over = True
+            raise
+        finally:
+            if not over:
+                call.cancel()
+                self._cancel_soon(request.request_id)
+
+    async def cancel(self, request_id: str) -> None:
+        """Cancel a running request in the engine; an unknown one is ignored.
+
+        Raises
+        ------
+        TritonUnavailable
+            The server cannot be reached.
+        """
+        call = self._stub().ModelStreamInfer(timeout=_CANCEL_TIMEOUT, metadata=_STATUS_METADATA)
+        async with self._typed_errors(call):
+            await call.write(encode_stop(request_id))
+            await call.done_writing()
+            while await call.read() is not grpc.aio.EOF:
+                continue
+
+    async def is_ready(self) -> bool:
+        """Return whether the server answers and every model is ready."""
+        try:
+            answer = await self._stub().ServerReady(service_pb2.ServerReadyRequest(), timeout=_READY_TIMEOUT)
+        except grpc.aio.AioRpcError:
+            return False
+        return bool(answer.ready)
+
+    async def model_name(self) -> str:
+        """Return the name of the served model: its configured name, else its directory's, else ``turbomind``.
+
+        Raises
+        ------
+        TritonUnavailable
+            The server cannot be reached, or does not serve the engine.
+        """
+        ask = service_pb2.ModelConfigRequest(name=ENGINE)
+        try:
+            answer = await self._stub().ModelConfig(ask, timeout=_READY_TIMEOUT)
+        except grpc.aio.AioRpcError as error:
+            raise TritonUnavailable(self._unavailable(error.details())) from None
+        parameters = answer.config.parameters
+        name: str = parameters["model_name"].string_value
+        return name or PurePath(parameters["model_path"].string_value).name or ENGINE
+
+    async def close(self) -> None:
+        """Finish cancelling what was left early, and close the channel."""
+        while self._cancellations:
+            await asyncio.gather(*self._cancellations, return_exceptions=True)
+        if self._channel is not None:
+            await self._channel.close()
+            self._channel = None
+
+    def _stub(self) -> Any:
+        if self._channel is None:
+            self._channel = grpc.aio.insecure_channel(self.address, options=_CHANNEL_OPTIONS)
+            self._grpc_stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        return self._grpc_stub
+
+    @contextlib.asynccontextmanager
+    async def _typed_errors(self, call: Any) -> AsyncIterator[None]:
+        """Turn gRPC's errors of `call` into ours."""
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            raise self._typed_error(error.code(), error.details()) from None
+        except asyncio.InvalidStateError:  # written to after it ended; its status says why it ended
+            raise self._typed_error(await call.code(), await call.details()) from None
+
+    def _typed_error(self, code: grpc.StatusCode, details: str | None) -> TritonUnavailable | TritonRequestError:
+        if code is grpc.StatusCode.UNAVAILABLE:
+            return TritonUnavailable(self._unavailable(details))
+        return TritonRequestError(code.name, _without_ensemble(details or "no details given"))
+
+    def _unavailable(self, details: str | None) -> str:
+        return f"Triton at {self.address} is not available: {details or 'no details given'}"
+
+    def _cancel_soon(self, request_id: str) -> None:
+        """Cancel in a task of its own: the caller may be in the middle of being cancelled itself."""
+        task = asyncio.get_running_loop().create_task(self._try_cancel(request_id))
+        self._cancellations.add(task)
+        task.add_done_callback(self._cancellations.discard)
+
+    async def _try_cancel(self, request_id: str) -> None:
+        try:
+            await self.cancel(request_id)
+        except (TritonUnavailable, TritonRequestError) as error:
+            logger.warning("request %s was not cancelled in the engine: %s", request_id, error)
+
+
+def _untyped_error(message: str) -> TritonUnavailable | TritonRequestError:
+    """Return the error Triton reports without a status, which it does when it does not serve the model at all."""
+    if message.startswith("Request for unknown model"):
+        return TritonUnavailable(message)
+    return TritonRequestError("INTERNAL", _without_ensemble(message))
+
+
+def _without_ensemble(message: str) -> str:
+    return message.removeprefix(f"in ensemble '{ENSEMBLE}', ")

@@ -1,0 +1,186 @@
+import asyncio
+import json
+from contextlib import aclosing
+
+import grpc
+import pytest
+
+from lmdeploy.serve.client import GenerateChunk, GenerateRequest, TritonClient, TritonRequestError, TritonUnavailable
+from tests.support.fake_triton import FakeTriton, Script
+from tests.support.waiting import eventually
+
+HELLO = [{"role": "user", "content": "héllo 你好"}]
+
+
+async def run(client: TritonClient, request: GenerateRequest) -> list[GenerateChunk]:
+    return [chunk async for chunk in client.generate(request)]
+
+
+async def test_chunks_arrive_in_order_and_the_last_one_says_why_it_ended(client: TritonClient) -> None:
+    chunks = await run(client, GenerateRequest(messages=HELLO))
+    assert [chunk.text for chunk in chunks] == ["The capital", " of France", " is Paris."]
+    assert [chunk.finish_reason for chunk in chunks] == [None, None, "stop"]
+    assert (chunks[-1].input_token_len, chunks[-1].generate_token_len) == (7, 6)
+
+
+async def test_the_whole_answer_is_one_chunk_when_not_streaming(client: TritonClient) -> None:
+    (chunk,) = await run(client, GenerateRequest(messages=HELLO, stream=False))
+    assert (chunk.text, chunk.finish_reason) == ("The capital of France is Paris.", "stop")
+
+
+async def test_every_field_reaches_its_tensor(client: TritonClient, triton: FakeTriton) -> None:
+    request = GenerateRequest(
+        messages=HELLO,
+        tools=[{"type": "function"}],
+        stop_words=["结束", "b"],
+        max_new_tokens=3,
+        min_new_tokens=1,
+        do_sample=True,
+        temperature=0.5,
+        top_p=0.25,
+        top_k=4,
+        repetition_penalty=1.5,
+        random_seed=2**64 - 1,
+        ignore_eos=True,
+        stop_token_ids=[5, 6],
+        skip_special_tokens=False,
+        request_id="one",
+    )
+    await run(client, request)
+    (received,) = triton.requests
+    assert (received.model, received.id) == ("ensemble", "one")
+    assert json.loads(received.inputs.pop("messages")) == HELLO
+    assert json.loads(received.inputs.pop("tools")) == [{"type": "function"}]
+    assert received.inputs == {
+        "stop_words": ["结束", "b"],
+        "stream": True,
+        "max_new_tokens": 3,
+        "min_new_tokens": 1,
+        "do_sample": True,
+        "temperature": 0.5,
+        "top_p": 0.25,
+        "top_k": 4,
+        "repetition_penalty": 1.5,
+        "random_seed": 2**64 - 1,
+        "ignore_eos": True,
+        "stop_token_ids": [5, 6],
+        "skip_special_tokens": False,
+    }
+
+
+async def test_what_is_not_given_is_not_sent(client: TritonClient, triton: FakeTriton) -> None:
+    await run(client, GenerateRequest(text_input="Once"))
+    assert triton.requests[0].inputs == {"text_input": "Once", "stream": True}
+    assert "token_ids" not in triton.requests[0].outputs
+
+
+async def test_token_ids_come_when_wanted(client: TritonClient) -> None:
+    chunks = await run(client, GenerateRequest(text_input="Once", want_token_ids=True))
+    assert [chunk.token_ids for chunk in chunks] == [(0, 100), (1, 101), (2, 102)]
+
+
+async def test_a_number_too_large_for_its_tensor_is_named(client: TritonClient) -> None:
+    with pytest.raises(ValueError, match="max_new_tokens must fit INT32"):
+        await run(client, GenerateRequest(text_input="Once", max_new_tokens=2**31))
+
+
+def test_a_request_needs_exactly_one_prompt() -> None:
+    with pytest.raises(ValueError, match="exactly one of messages and text_input"):
+        GenerateRequest()
+    with pytest.raises(ValueError, match="exactly one of messages and text_input"):
+        GenerateRequest(messages=HELLO, text_input="x")
+
+
+async def test_a_refused_request_raises_the_status_and_the_engine_s_words(
+    client: TritonClient, triton: FakeTriton
+) -> None:
+    triton.script = Script(fail_after=0, error=(grpc.StatusCode.INVALID_ARGUMENT, "top_p must be in (0, 1], got 2"))
+    with pytest.raises(TritonRequestError) as caught:
+        await run(client, GenerateRequest(text_input="Once"))
+    assert (caught.value.code, caught.value.message) == ("INVALID_ARGUMENT", "top_p must be in (0, 1], got 2")
+    assert triton.stops.empty()
+
+
+async def test_an_error_after_some_chunks_comes_after_those_chunks(client: TritonClient, triton: FakeTriton) -> None:
+    triton.script = Script(fail_after=2)
+    chunks = client.generate(GenerateRequest(text_input="Once"))
+    assert [(await anext(chunks)).text, (await anext(chunks)).text] == ["The capital", " of France"]
+    with pytest.raises(TritonRequestError, match="scripted failure"):
+        await anext(chunks)
+
+
+async def test_an_answer_without_an_end_is_an_error(client: TritonClient, triton: FakeTriton) -> None:
+    triton.script = Script(finish_reason="")
+    with pytest.raises(TritonRequestError, match="without a finish reason"):
+        await run(client, GenerateRequest(text_input="Once"))
+
+
+async def test_no_server_is_a_typed_error_that_names_the_address() -> None:
+    async with TritonClient("127.0.0.1:1") as client:
+        with pytest.raises(TritonUnavailable, match=r"127\.0\.0\.1:1"):
+            await run(client, GenerateRequest(text_input="Once"))
+        with pytest.raises(TritonUnavailable):
+            await client.model_name()
+        assert not await client.is_ready()
+
+
+async def test_a_server_that_dies_ends_the_stream_with_unavailable(client: TritonClient, triton: FakeTriton) -> None:
+    triton.script = Script(hold_after=1)
+    chunks = client.generate(GenerateRequest(text_input="Once"))
+    await anext(chunks)
+    await asyncio.to_thread(triton.stop)
+    with pytest.raises((TritonUnavailable, TritonRequestError)):
+        await anext(chunks)
+
+
+async def test_a_restarted_server_is_found_again(client: TritonClient, triton: FakeTriton) -> None:
+    assert await client.is_ready()
+    await asyncio.to_thread(triton.stop)
+    assert not await client.is_ready()
+    triton.start()
+    await eventually(client.is_ready)
+    assert await run(client, GenerateRequest(text_input="Once"))
+
+
+async def test_leaving_the_iterator_cancels_in_the_engine(client: TritonClient, triton: FakeTriton) -> None:
+    triton.script = Script(hold_after=1)
+    async with aclosing(client.generate(GenerateRequest(text_input="Once", request_id="left"))) as chunks:
+        async for _ in chunks:
+            break
+    assert await asyncio.to_thread(triton.stops.get, timeout=5) == "left"
+    assert await asyncio.to_thread(triton.requests[0].cancelled.wait, 5)
+
+
+async def test_a_cancelled_task_cancels_in_the_engine(client: TritonClient, triton: FakeTriton) -> None:
+    triton.script = Script(hold_after=0)
+    task = asyncio.create_task(run(client, GenerateRequest(text_input="Once", request_id="gone")))
+    await eventually(lambda: bool(triton.requests))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await asyncio.to_thread(triton.stops.get, timeout=5) == "gone"
+    assert await asyncio.to_thread(triton.requests[0].cancelled.wait, 5)
+
+
+async def test_a_finished_request_is_not_cancelled(client: TritonClient, triton: FakeTriton) -> None:
+    async with aclosing(client.generate(GenerateRequest(text_input="Once"))) as chunks:
+        async for chunk in chunks:
+            if chunk.finish_reason:
+                break
+    await client.close()
+    assert triton.stops.empty()
+
+
+async def test_the_model_name_is_the_configured_one_or_the_directory_s(
+    client: TritonClient, triton: FakeTriton
+) -> None:
+    assert await client.model_name() == "fake-model"
+    triton.parameters = {"model_name": "", "model_path": "/models/tiny-llama/"}
+    assert await client.model_name() == "tiny-llama"
+    triton.parameters = {}
+    assert await client.model_name() == "turbomind"
+
+
+async def test_many_streams_share_one_channel(client: TritonClient) -> None:
+    answers = await asyncio.gather(*(run(client, GenerateRequest(text_input=str(n))) for n in range(32)))
+    assert all("".join(chunk.text for chunk in chunks).endswith("Paris.") for chunks in answers)
