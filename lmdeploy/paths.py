@@ -1,9 +1,15 @@
-"""Where this package keeps what it makes: models and engine directories."""
+"""Where models are: the default one, a local directory, a `lmdeploy convert` workspace, a Hugging Face repository."""
 
 import os
+import re
 from pathlib import Path
 
+from lmdeploy.errors import CheckpointError
+
 DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+# What a checkpoint consists of here: no weights in other formats, no code.
+_HUB_PATTERNS = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.tiktoken"]
 
 
 def cache_root() -> Path:
@@ -15,3 +21,59 @@ def cache_root() -> Path:
 def default_model_dir() -> Path:
     """Return where ``tools/default_model.py`` puts the model used when none is named."""
     return cache_root() / "models" / DEFAULT_MODEL_NAME
+
+
+def locate_model(model_path: str, revision: str | None = None, download_dir: str | None = None) -> Path:
+    """Return the absolute local directory of a model.
+
+    Parameters
+    ----------
+    model_path
+        A directory, or the name of a Hugging Face repository (``owner/name``), or ``""`` for the default model.
+    revision, download_dir
+        Version and cache folder, for a Hugging Face repository only.
+
+    Raises
+    ------
+    CheckpointError
+        If there is no such directory and no such repository within reach.
+    """
+    directory = Path(model_path).expanduser() if model_path else default_model_dir()
+    if directory.is_dir():
+        return directory.resolve()
+    if not model_path:
+        raise CheckpointError(directory, ["the default model is not there: run `python tools/default_model.py`"])
+    if directory.exists():
+        raise CheckpointError(directory, ["is a file; a model is a directory"])
+    if not _HUB_NAME.fullmatch(model_path) or model_path.startswith("."):
+        raise CheckpointError(model_path, ["no such directory"])
+    return _download(model_path, revision, download_dir)
+
+
+def model_name_of(directory: Path) -> str:
+    """Return the name shown to users for the model in ``directory``.
+
+    A snapshot in the Hugging Face cache (``models--owner--name/snapshots/<commit>``) is named after its repository.
+    """
+    if directory.parent.name == "snapshots" and "--" in directory.parent.parent.name:
+        return directory.parent.parent.name.rsplit("--", 1)[-1]
+    return directory.name
+
+
+def tokenizer_dir(directory: Path) -> Path:
+    """Return the folder with the tokenizer files of a checkpoint, an engine directory or a workspace."""
+    candidates = (directory / "turbomind" / "1" / "tokenizer", directory / "tokenizer")
+    return next((folder for folder in candidates if folder.is_dir()), directory)
+
+
+def _download(name: str, revision: str | None, download_dir: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        return Path(
+            snapshot_download(name, revision=revision, cache_dir=download_dir, allow_patterns=_HUB_PATTERNS)
+        ).absolute()
+    except (OSError, HfHubHTTPError, HFValidationError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise CheckpointError(name, [f"no such directory, nor could it be had from Hugging Face ({reason})"]) from error

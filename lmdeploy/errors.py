@@ -1,0 +1,32 @@
+"""Errors of this package that a caller may want to tell apart."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+_SHOWN_PROBLEMS = 12
+
+
+class UnsupportedModelError(ValueError):
+    """The checkpoint is whole, but needs something this engine does not have."""
+
+
+class CheckpointError(ValueError):
+    """The checkpoint is missing, truncated, half-written or contradicts itself.
+
+    Parameters
+    ----------
+    where
+        The file or directory at fault.
+    problems
+        Everything wrong with it; the message names all of them in one line.
+    """
+
+    def __init__(self, where: Path | str, problems: Sequence[str]) -> None:
+        self.where = where
+        self.problems = list(problems)
+        shown = "; ".join(self.problems[:_SHOWN_PROBLEMS])
+        hidden = len(self.problems) - _SHOWN_PROBLEMS
+        super().__init__(f"{where}: {shown}" + (f"; and {hidden} more problems" if hidden > 0 else ""))
+
+    def __reduce__(self) -> tuple[type["CheckpointError"], tuple[Path | str, list[str]]]:
+        return CheckpointError, (self.where, self.problems)

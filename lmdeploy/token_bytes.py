@@ -1,0 +1,171 @@
+"""The token -> bytes table: what each token id adds to the UTF-8 text.
+
+The engine detokenizes with this table alone. It is derived from what the tokenizer says about itself (its decoder), not
+from the model's family: byte-level BPE writes bytes in GPT-2's alphabet, SentencePiece writes ``▁`` for a space
+and ``<0xNN>`` for a byte outside its vocabulary. The file format is in docs/interfaces.md.
+"""
+
+import json
+import re
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+MAGIC = b"TMTOK001"
+SPECIAL = 1
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+@dataclass(frozen=True)
+class TokenBytes:
+    """Bytes and kind of every token id.
+
+    Attributes
+    ----------
+    tokens
+        ``[vocab]`` bytes; empty for ids beyond the tokenizer.
+    special
+        ``[vocab]`` whether the token is left out of text unless asked for.
+    """
+
+    tokens: tuple[bytes, ...]
+    special: tuple[bool, ...]
+
+    def join(self, ids: list[int]) -> bytes:
+        """Return the bytes of a sequence of token ids."""
+        return b"".join(self.tokens[i] for i in ids)
+
+    def write(self, path: Path) -> None:
+        """Write the table as ``token_bytes.bin``."""
+        offsets = [0]
+        for token in self.tokens:
+            offsets.append(offsets[-1] + len(token))
+        count = len(self.tokens)
+        parts = [MAGIC, struct.pack("<II", count, 0), struct.pack(f"<{count + 1}I", *offsets)]
+        parts += [bytes(SPECIAL if s else 0 for s in self.special), *self.tokens]
+        path.write_bytes(b"".join(parts))
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Return the table in ``path``.
+
+        Raises
+        ------
+        ValueError
+            If the file is not such a table, or is truncated.
+        """
+        data = path.read_bytes()
+        if data[:8] != MAGIC or len(data) < 16:
+            raise ValueError(f"{path} is no token table: it must start with {MAGIC.decode()}")
+        (count,) = struct.unpack_from("<I", data, 8)
+        begin = 16 + 4 * (count + 1)
+        if len(data) < begin + count:
+            raise ValueError(f"{path} is truncated: {len(data)} bytes cannot hold {count} tokens")
+        offsets = struct.unpack_from(f"<{count + 1}I", data, 16)
+        flags, text = data[begin : begin + count], data[begin + count :]
+        if list(offsets) != sorted(offsets) or offsets[0] != 0 or offsets[-1] != len(text):
+            raise ValueError(f"{path} is truncated or damaged: its offsets do not cover its {len(text)} text bytes")
+        tokens = tuple(text[offsets[i] : offsets[i + 1]] for i in range(count))
+        return cls(tokens, tuple(bool(flag & SPECIAL) for flag in flags))
+
+
+def token_bytes_of(tokenizer: Any, vocab_size: int) -> TokenBytes:
+    """Return the table of a ``transformers`` tokenizer.
+
+    Parameters
+    ----------
+    tokenizer
+        A tokenizer that knows its ``tokenizer.json`` (every fast one), or has a SentencePiece model.
+    vocab_size
+        Rows of the embedding: the length of the table. Ids beyond it cannot be generated and are left out.
+
+    Raises
+    ------
+    ValueError
+        If the tokenizer is of a kind whose tokens have no fixed bytes.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    special = set(tokenizer.all_special_ids)
+    if backend is not None:
+        entries = _from_tokenizer_json(json.loads(backend.to_str()))
+    elif hasattr(tokenizer, "sp_model"):
+        entries = _from_sentencepiece(tokenizer.sp_model, tokenizer.added_tokens_decoder)
+    else:
+        raise ValueError(f"tokenizer {type(tokenizer).__name__} has neither a tokenizer.json nor a SentencePiece model")
+    table, flags = [b""] * vocab_size, [False] * vocab_size
+    for token, text, is_special in entries:
+        if token < vocab_size:
+            table[token], flags[token] = text, is_special or token in special
+    return TokenBytes(tuple(table), tuple(flags))
+
+
+def _from_tokenizer_json(content: Mapping[str, Any]) -> Iterator[tuple[int, bytes, bool]]:
+    """Yield id, bytes and whether special, for each token of a ``tokenizer.json``; later entries win."""
+    vocab = content["model"]["vocab"]
+    to_bytes = _piece_decoder(content)
+    pieces = vocab.items() if isinstance(vocab, dict) else ((piece, i) for i, (piece, _) in enumerate(vocab))
+    for piece, token in pieces:
+        yield token, to_bytes(piece), False
+    for added in content.get("added_tokens", ()):
+        yield added["id"], added["content"].encode(), added["special"]
+
+
+def _piece_decoder(content: Mapping[str, Any]) -> Callable[[str], bytes]:
+    """Return the function from a vocabulary piece to bytes that the tokenizer's decoder describes."""
+    steps = _steps(content.get("decoder"), "decoders")
+    kinds = {step["type"] for step in steps}
+    if "ByteLevel" in kinds:
+        return _byte_level_bytes
+    if "Metaspace" in kinds:
+        marker = next(step["replacement"] for step in steps if step["type"] == "Metaspace")
+    elif "Replace" in kinds:
+        marker = next(step["pattern"]["String"] for step in steps if step["type"] == "Replace")
+    else:
+        raise ValueError(
+            f"tokenizer decoder {sorted(kinds)} is not supported; supported: ByteLevel, Metaspace, Replace"
+        )
+    has_bytes = "ByteFallback" in kinds or bool(content["model"].get("byte_fallback"))
+    return lambda piece: _sentencepiece_bytes(piece, marker, has_bytes)
+
+
+def _steps(component: Mapping[str, Any] | None, inner: str) -> list[Mapping[str, Any]]:
+    if component is None:
+        return []
+    return list(component[inner]) if component["type"] == "Sequence" else [component]
+
+
+def _sentencepiece_bytes(piece: str, marker: str, has_bytes: bool) -> bytes:
+    match = _BYTE_PIECE.fullmatch(piece) if has_bytes else None
+    return bytes([int(match[1], 16)]) if match else piece.replace(marker, " ").encode()
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """Return GPT-2's alphabet: the character that stands for each byte.
+
+    Printable Latin-1 bytes stand for themselves; the other 68, in order, for U+0100 and up.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_level_alphabet()
+
+
+def _byte_level_bytes(piece: str) -> bytes:
+    """Return the bytes of a piece in GPT-2's alphabet; a piece outside of it is literal text, as in ``tokenizers``."""
+    if all(char in _BYTE_OF for char in piece):
+        return bytes(_BYTE_OF[char] for char in piece)
+    return piece.encode()
+
+
+def _from_sentencepiece(model: Any, added: Mapping[int, Any]) -> Iterator[tuple[int, bytes, bool]]:
+    """Yield id, bytes and whether special, for each piece of a ``SentencePieceProcessor``, then each added token."""
+    for token in range(model.get_piece_size()):
+        piece = model.id_to_piece(token)
+        is_special = model.is_control(token) or model.is_unknown(token)
+        yield token, _sentencepiece_bytes(piece, "▁", model.is_byte(token)), is_special
+    for token, content in added.items():
+        yield token, str(content).encode(), bool(content.special)

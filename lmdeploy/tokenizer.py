@@ -1,0 +1,97 @@
+"""The tokenizer of a checkpoint: text to token ids and back."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from lmdeploy.errors import CheckpointError
+from lmdeploy.paths import locate_model, tokenizer_dir
+from lmdeploy.token_bytes import TokenBytes, token_bytes_of
+
+
+class Tokenizer:
+    """A Hugging Face tokenizer, read from a local directory.
+
+    Parameters
+    ----------
+    path
+        A checkpoint, an engine directory, a workspace of ``lmdeploy convert``, the name of a Hugging Face
+        repository, or ``""`` for the default model.
+
+    Raises
+    ------
+    CheckpointError
+        If there is no such model, or its tokenizer files are missing or broken.
+    """
+
+    def __init__(self, path: str) -> None:
+        from transformers import AutoTokenizer
+
+        directory = tokenizer_dir(locate_model(path))
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+        except Exception as error:  # a broken tokenizer.json surfaces as a bare Exception of the Rust library
+            reason = " ".join(str(error).split())[:300]
+            raise CheckpointError(directory, [f"its tokenizer cannot be loaded ({reason})"]) from error
+
+    @property
+    def hf_tokenizer(self) -> Any:
+        """The ``transformers`` tokenizer behind this one."""
+        return self._tokenizer
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest token id, added tokens included."""
+        ids: dict[str, int] = self._tokenizer.get_vocab()
+        return max(ids.values()) + 1
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The token that begins a text, if the model has one."""
+        token: int | None = self._tokenizer.bos_token_id
+        return token
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The token that ends a text, if the model has one."""
+        token: int | None = self._tokenizer.eos_token_id
+        return token
+
+    def encode(self, text: str, add_bos: bool = True) -> list[int]:
+        """Return the token ids of ``text``.
+
+        Special tokens written in the text become those tokens. Tokens the tokenizer itself puts before a text (often
+        bos) are added once: not when the text, as a rendered chat template does, already begins with them.
+
+        Parameters
+        ----------
+        text
+            Any text.
+        add_bos
+            False leaves out the tokens the tokenizer would put around the text.
+        """
+        bare: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        if not add_bos:
+            return bare
+        bos = self.bos_token_id
+        if bos is not None and bare[:1] == [bos]:
+            return bare
+        whole: list[int] = self._tokenizer.encode(text)
+        return whole
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Return the text of token ids; bytes that are no whole UTF-8 character become U+FFFD."""
+        text = self._tokenizer.decode(
+            list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
+        assert isinstance(text, str)
+        return text
+
+    def token_bytes(self, vocab_size: int | None = None) -> TokenBytes:
+        """Return the token -> bytes table.
+
+        Parameters
+        ----------
+        vocab_size
+            Length of the table: the rows of the model's embedding. Default: the tokenizer's own vocabulary.
+        """
+        return token_bytes_of(self._tokenizer, self.vocab_size if vocab_size is None else vocab_size)
