@@ -1,0 +1,1 @@
+"""From a checkpoint to the C++ engine: model spec, weight manifest, engine directory."""

@@ -1,0 +1,160 @@
+"""The engine directory: what the C++ engine reads of a model, besides the checkpoint's own safetensors files.
+
+``python -m lmdeploy.turbomind.engine_dir PATH`` prints the engine directory of a model. docs/interfaces.md describes
+the files. A directory in the cache is written beside its place and renamed, so it is either whole or absent, and
+any number of processes may ask for it at once.
+"""
+
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmdeploy.errors import CheckpointError, UnsupportedModelError
+from lmdeploy.paths import cache_root, locate_model, model_name_of
+from lmdeploy.turbomind.manifest import Manifest
+from lmdeploy.turbomind.safetensors_index import read_files
+from lmdeploy.turbomind.spec import ModelSpec
+from lmdeploy.version import __version__
+
+__all__ = ["CheckpointError", "EngineDir", "UnsupportedModelError", "resolve", "write_engine_dir"]
+
+# Bump when the content of an engine directory changes, so that cached ones are written anew.
+_LAYOUT = 1
+_TOKENIZER_FILES = (
+    "config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json",
+    "vocab.*", "merges.txt", "chat_template*", "*.tiktoken", "*.model",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class EngineDir:
+    """An engine directory and the spec in it."""
+
+    path: Path
+    spec: ModelSpec
+
+
+def resolve(model_path: str | Path, revision: str | None = None, download_dir: str | None = None) -> EngineDir:
+    """Return the engine directory of a model, writing it into the cache when it is not there.
+
+    Parameters
+    ----------
+    model_path
+        A Hugging Face directory, an engine directory, a workspace of ``lmdeploy convert``, the name of a Hugging Face
+        repository, or ``""`` for the default model.
+    revision, download_dir
+        Version and cache folder, for a Hugging Face repository only.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If the engine cannot run this model.
+    CheckpointError
+        If there is no such model, or it is missing files, truncated, half-written or contradicts itself.
+    """
+    directory = locate_model(str(model_path), revision, download_dir)
+    for candidate in (directory, directory / "turbomind" / "1"):
+        if (candidate / "spec.json").is_file():
+            return _open_checked(candidate)
+    cached = cache_root() / "engines" / f"{model_name_of(directory)}-{_fingerprint(directory)}"
+    if not cached.is_dir():
+        _write_atomically(directory, cached)
+    return _open(cached)
+
+
+def write_engine_dir(model_dir: Path, model_name: str, target: Path) -> EngineDir:
+    """Write the engine directory of a checkpoint into the empty or missing folder ``target``.
+
+    Raises
+    ------
+    UnsupportedModelError, CheckpointError
+        As :func:`resolve`.
+    """
+    from lmdeploy.tokenizer import Tokenizer
+    from lmdeploy.turbomind.checkpoint import describe
+
+    description = describe(model_dir, model_name)
+    tokenizer = Tokenizer(str(model_dir))
+    copies = target / "tokenizer"
+    copies.mkdir(parents=True, exist_ok=True)
+    for pattern in _TOKENIZER_FILES:
+        for file in model_dir.glob(pattern):
+            if file.is_file():
+                shutil.copyfile(file, copies / file.name)
+    tokenizer.token_bytes(description.spec.vocab_size).write(target / "token_bytes.bin")
+    (target / "manifest.json").write_text(description.manifest.to_json(), encoding="utf-8")
+    (target / "spec.json").write_text(description.spec.to_json(), encoding="utf-8")
+    return EngineDir(target, description.spec)
+
+
+def _fingerprint(model_dir: Path) -> str:
+    """Return a hash that changes when the checkpoint moves or any of its files changes size or time."""
+    stats = []
+    for file in sorted(model_dir.iterdir()):
+        if file.is_file() and not file.name.startswith("."):
+            status = file.stat()
+            stats.append((file.name, status.st_size, status.st_mtime_ns))
+    content = repr((_LAYOUT, __version__, str(model_dir), stats))
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def _write_atomically(model_dir: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".writing-") as scratch:
+        made = Path(scratch) / "engine"
+        write_engine_dir(model_dir, model_name_of(model_dir), made)
+        try:
+            made.rename(target)
+        except OSError:
+            if not target.is_dir():  # else another process was first, with the same content
+                raise
+
+
+def _open(directory: Path) -> EngineDir:
+    try:
+        return EngineDir(directory, ModelSpec.from_json((directory / "spec.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(directory, [f"spec.json cannot be used ({error})"]) from error
+
+
+def _open_checked(directory: Path) -> EngineDir:
+    """Open an engine directory that was written some time ago, and check that its files and weights are still there."""
+    engine = _open(directory)
+    missing = [name for name in ("manifest.json", "token_bytes.bin", "tokenizer") if not (directory / name).exists()]
+    if missing:
+        raise CheckpointError(directory, [f"{name} is missing" for name in missing])
+    try:
+        manifest = Manifest.from_json((directory / "manifest.json").read_text(encoding="utf-8"), directory)
+        loads = set(manifest.loads())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(directory, [f"manifest.json cannot be used ({error!r})"]) from error
+    index = read_files(manifest.files)
+    problems = list(index.problems)
+    if not index.has_unread_files:
+        found = {(info.file, name) for name, info in index.tensors.items()}
+        problems += [f"tensor {name} is missing" for _, name in sorted(loads - found)]
+    if problems:
+        raise CheckpointError(directory, problems)
+    return engine
+
+
+def main(arguments: list[str]) -> int:
+    """Print the engine directory of the model named by the only argument; one line on stderr and 1 on failure."""
+    if len(arguments) != 1:
+        print("usage: python -m lmdeploy.turbomind.engine_dir PATH", file=sys.stderr)
+        return 1
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    try:
+        print(resolve(arguments[0]).path)
+    except (OSError, ValueError) as error:
+        print(" ".join(str(error).split()), file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

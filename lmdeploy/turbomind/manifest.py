@@ -1,0 +1,121 @@
+"""The weight manifest: every tensor of the engine as an expression over the checkpoint's own tensors.
+
+The JSON form is ``manifest.json`` of an engine directory (docs/interfaces.md). No weights are read or written here.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from lmdeploy.turbomind.safetensors_index import SafetensorsIndex
+
+FORMAT = 1
+WEIGHT_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+@dataclass(frozen=True)
+class Load:
+    """The checkpoint tensor ``name``, which must have ``shape``."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Concat:
+    """``args`` joined along dimension 0."""
+
+    args: tuple["Expression", ...]
+
+
+Expression = Load | Concat
+
+
+def concat(*args: Expression) -> Concat:
+    """Return ``args`` joined along dimension 0."""
+    return Concat(args)
+
+
+def loads_in(expression: Expression) -> Iterator[Load]:
+    """Yield every checkpoint tensor an expression reads."""
+    if isinstance(expression, Load):
+        yield expression
+    else:
+        for argument in expression.args:
+            yield from loads_in(argument)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The JSON-ready manifest: ``files`` and, for each engine tensor, an expression tree of dicts."""
+
+    files: tuple[Path, ...]
+    tensors: Mapping[str, Mapping[str, Any]]
+
+    @classmethod
+    def build(cls, tensors: Mapping[str, Expression], index: SafetensorsIndex) -> Self:
+        """Return the manifest of ``tensors``, all of which must be in ``index`` (see :func:`find_problems`)."""
+
+        def tree(expression: Expression) -> dict[str, Any]:
+            if isinstance(expression, Load):
+                return {"op": "load", "file": index.tensors[expression.name].file, "name": expression.name}
+            return {"op": "concat", "args": [tree(argument) for argument in expression.args]}
+
+        return cls(tuple(path.absolute() for path in index.files), {n: tree(e) for n, e in tensors.items()})
+
+    def to_json(self) -> str:
+        """Return the text of ``manifest.json``."""
+        return json.dumps({"format": FORMAT, "files": [str(f) for f in self.files], "tensors": self.tensors}, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str, base: Path) -> Self:
+        """Return the manifest in ``text``; relative files start at ``base``, the manifest's folder."""
+        content = json.loads(text)
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise ValueError(f"not a manifest.json of format {FORMAT}")
+        return cls(tuple(base / name for name in content["files"]), content["tensors"])
+
+    def loads(self) -> Iterator[tuple[int, str]]:
+        """Yield file number and name of every checkpoint tensor the manifest reads."""
+
+        def walk(tree: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
+            if tree["op"] == "load":
+                yield tree["file"], tree["name"]
+            for argument in tree.get("args", ()):
+                yield from walk(argument)
+
+        for expression in self.tensors.values():
+            yield from walk(expression)
+
+
+def find_problems(
+    tensors: Mapping[str, Expression], index: SafetensorsIndex, may_ignore: Callable[[str], bool]
+) -> list[str]:
+    """Return everything that keeps the engine tensors from being loaded: one sentence a problem.
+
+    Parameters
+    ----------
+    tensors
+        Expression of each engine tensor.
+    index
+        What the checkpoint holds. Its own problems come first.
+    may_ignore
+        Whether a checkpoint tensor that no expression reads is known to be harmless. Any other unread tensor is a
+        problem: leaving a weight out silently would give wrong answers.
+    """
+    problems = list(index.problems)
+    needed = {load.name: load for expression in tensors.values() for load in loads_in(expression)}
+    for name, load in needed.items():
+        found = index.tensors.get(name)
+        if found is None:
+            if not index.has_unread_files:
+                problems.append(f"tensor {name} is missing")
+        elif found.shape != load.shape:
+            problems.append(f"tensor {name} has shape {list(found.shape)}, expected {list(load.shape)}")
+        elif found.dtype not in WEIGHT_DTYPES:
+            problems.append(f"tensor {name} has type {found.dtype}, expected one of {', '.join(WEIGHT_DTYPES)}")
+    unread = [name for name in index.tensors if name not in needed and not may_ignore(name)]
+    problems += [f"tensor {name} is unknown to this architecture" for name in sorted(unread)]
+    return problems
