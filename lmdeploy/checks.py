@@ -1,0 +1,73 @@
+"""Checks of user-given values: each returns None, or the sentence that says what was expected and what came."""
+
+import math
+import numbers
+from collections.abc import Collection, Iterable
+
+
+def whole(name: str, value: object, low: int, high: int | None = None) -> str | None:
+    """Check that ``value`` is a whole number in ``[low, high]``."""
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+        return f"{name} must be a whole number >= {low}, got {value!r}"
+    if int(value) < low:
+        return f"{name} must be >= {low}, got {value}"
+    if high is not None and int(value) > high:
+        return f"{name} must be <= {high}, got {value}"
+    return None
+
+
+def finite(
+    name: str,
+    value: object,
+    *,
+    above: float = -math.inf,
+    low: float = -math.inf,
+    below: float = math.inf,
+    high: float = math.inf,
+) -> str | None:
+    """Check that ``value`` is a finite number, ``above < value < below`` and ``low <= value <= high``."""
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        number = float(value)
+        if math.isfinite(number) and above < number < below and low <= number <= high:
+            return None
+    limits = {"> ": above, ">= ": low, "< ": below, "<= ": high}
+    bounds = [f"{sign}{limit:g}" for sign, limit in limits.items() if math.isfinite(limit)]
+    return f"{name} must be a finite number {' and '.join(bounds)}, got {value!r}"
+
+
+def flag(name: str, value: object) -> str | None:
+    """Check that ``value`` is true or false."""
+    return None if isinstance(value, bool) else f"{name} must be True or False, got {value!r}"
+
+
+def one_of(name: str, value: object, choices: Collection[object]) -> str | None:
+    """Check that ``value`` is one of ``choices``."""
+    if any(value is choice or (type(value) is type(choice) and value == choice) for choice in choices):
+        return None
+    return f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}"
+
+
+def strings(name: str, value: object) -> str | None:
+    """Check that ``value`` is None or a list of non-empty strings."""
+    if value is None or (isinstance(value, (list, tuple)) and all(isinstance(v, str) and v for v in value)):
+        return None
+    return f"{name} must be a list of non-empty strings, got {value!r}"
+
+
+def token_ids(name: str, value: object) -> str | None:
+    """Check that ``value`` is None or a list of token ids."""
+    if value is None or (isinstance(value, (list, tuple)) and all(whole(name, v, 0) is None for v in value)):
+        return None
+    return f"{name} must be a list of token ids >= 0, got {value!r}"
+
+
+def optional_text(name: str, value: object) -> str | None:
+    """Check that ``value`` is None or a string."""
+    return None if value is None or isinstance(value, str) else f"{name} must be a string, got {value!r}"
+
+
+def require(problems: Iterable[str | None]) -> None:
+    """Raise ``ValueError`` with every problem found, if any."""
+    found = [problem for problem in problems if problem is not None]
+    if found:
+        raise ValueError("; ".join(found))

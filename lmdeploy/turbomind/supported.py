@@ -1,0 +1,50 @@
+"""Documented settings this engine cannot honour yet. They are refused, never ignored; support deletes a line."""
+
+from lmdeploy.messages import GenerationConfig, PytorchEngineConfig, TurbomindEngineConfig
+
+_GENERATION = (
+    "n",
+    "min_p",
+    "bad_words",
+    "bad_token_ids",
+    "logprobs",
+    "response_format",
+    "logits_processors",
+    "output_logits",
+    "output_last_hidden_state",
+)
+_ENGINE = (
+    "tp",
+    "cache_chunk_size",
+    "enable_prefix_caching",
+    "quant_policy",
+    "rope_scaling_factor",
+    "use_logn_attn",
+)
+
+
+def refuse_unsupported(gen_config: GenerationConfig) -> None:
+    """Raise ``ValueError`` naming every generation setting that is not at its default and not supported yet."""
+    _refuse(gen_config, GenerationConfig(), _GENERATION)
+
+
+def refuse_unsupported_engine(config: TurbomindEngineConfig | PytorchEngineConfig) -> None:
+    """Raise ``ValueError`` naming every engine setting that is not at its default and not supported yet."""
+    if isinstance(config, PytorchEngineConfig):
+        raise ValueError("PytorchEngineConfig: the pytorch engine is not supported yet; use TurbomindEngineConfig")
+    if config.dtype == "float16":
+        raise ValueError("dtype='float16' is not supported yet; use 'auto', 'float32' or 'bfloat16'")
+    if config.model_format not in {None, "hf"}:
+        raise ValueError(f"model_format={config.model_format!r} is not supported yet; use 'hf'")
+    _refuse(config, TurbomindEngineConfig(), _ENGINE)
+
+
+def _refuse(given: object, default: object, names: tuple[str, ...]) -> None:
+    problems = []
+    for name in names:
+        value, normal = getattr(given, name), getattr(default, name)
+        # An empty list asks for nothing, like None.
+        if value != normal and not (normal is None and value == []):
+            problems.append(f"{name}={value!r} is not supported yet; leave it at {normal!r}")
+    if problems:
+        raise ValueError("; ".join(problems))
