@@ -1,0 +1,73 @@
+"""Tiny checkpoints with random weights, made by ``transformers``."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from lmdeploy.paths import default_model_dir
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+def make_tiny_llama(
+    directory: Path, *, seed: int = 0, dtype: str = "float32", shard: str = "5GB", **overrides: Any
+) -> Path:
+    """Make a Hugging Face directory with a tiny random Llama and the default model's tokenizer.
+
+    Parameters
+    ----------
+    directory
+        Made if missing.
+    seed
+        Of the random weights.
+    dtype
+        Type the weights are saved in.
+    shard
+        Largest size of one safetensors file, e.g. ``"1MB"`` for several shards.
+    overrides
+        Fields of ``LlamaConfig``.
+
+    Returns
+    -------
+    Path
+        ``directory``.
+    """
+    return make_tiny(directory, "LlamaForCausalLM", seed=seed, dtype=dtype, shard=shard, **overrides)
+
+
+def make_tiny(
+    directory: Path, architecture: str, *, seed: int = 0, dtype: str = "float32", shard: str = "5GB", **overrides: Any
+) -> Path:
+    """Make a Hugging Face directory with a tiny random model of an ``architecture`` of ``transformers``."""
+    import torch
+    import transformers
+
+    source = default_model_dir()
+    boundary = json.loads((source / "generation_config.json").read_text())
+    sizes = {
+        "vocab_size": 49152,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "bos_token_id": boundary["bos_token_id"],
+        "eos_token_id": boundary["eos_token_id"],
+        "tie_word_embeddings": True,
+    }
+    model_class = getattr(transformers, architecture)
+    # Random weights of the usual size give logits so flat that rounding decides between tokens.
+    config = model_class.config_class(**({"initializer_range": 0.3} | sizes | overrides))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = model_class(config).to(getattr(torch, dtype))
+        for name, parameter in model.named_parameters():
+            if name.endswith(".bias"):  # transformers starts them at zero, where they cannot be seen
+                torch.nn.init.normal_(parameter, std=0.3)
+    model.generation_config.eos_token_id = config.eos_token_id
+    model.save_pretrained(directory, max_shard_size=shard)
+    for name in TOKENIZER_FILES:
+        shutil.copyfile(source / name, directory / name)
+    return directory
