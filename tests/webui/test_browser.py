@@ -1,0 +1,194 @@
+"""The chat page in a real Chromium, against a scripted Triton."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+
+import pytest
+from selenium import webdriver
+
+from tests.support.browser import requested_hosts
+from tests.support.chat_page import ChatPage
+from tests.support.fake_triton import FakeTriton, Script
+
+pytestmark = pytest.mark.browser
+
+ANSWER = "The capital of France is Paris."
+
+
+@pytest.fixture
+def open_page(driver: webdriver.Chrome, page_url: str) -> Iterator[Callable[[], ChatPage]]:
+    opened: list[ChatPage] = []
+
+    def open_one() -> ChatPage:
+        opened.append(ChatPage(driver, page_url))
+        return opened[-1]
+
+    yield open_one
+    for page in opened:
+        page.close()
+
+
+@pytest.fixture
+def page(open_page: Callable[[], ChatPage], fake_triton: FakeTriton) -> ChatPage:
+    return open_page()
+
+
+def messages(fake: FakeTriton, request: int = -1) -> list[tuple[str, str]]:
+    return [(m["role"], m["content"]) for m in json.loads(fake.requests[request].inputs["messages"])]
+
+
+def test_model_name_is_the_title(page: ChatPage) -> None:
+    assert (page.title, page.status) == ("fake-model", "ready")
+
+
+def test_question_is_answered_with_token_count_and_speed_below(page: ChatPage) -> None:
+    page.ask("What is the capital of France?")
+    page.wait_for_answer(1)
+    assert page.questions == ["What is the capital of France?"]
+    answer, summary = page.answers
+    assert answer == ANSWER
+    assert "6 tokens" in summary
+    assert "tokens/s" in summary
+
+
+def test_answer_shows_while_it_is_generated(page: ChatPage, fake_triton: FakeTriton) -> None:
+    fake_triton.script = Script(hold_after=2)
+    page.ask("Hello")
+    page.wait(lambda: page.answers == ["The capital of France"])
+    assert page.is_answering
+    fake_triton.release.set()
+    page.wait(lambda: page.answers[:1] == [ANSWER])
+
+
+def test_stop_cancels_in_the_engine_and_keeps_what_was_said(page: ChatPage, fake_triton: FakeTriton) -> None:
+    fake_triton.script = Script(hold_after=2)
+    page.ask("Hello")
+    page.wait(lambda: page.answers == ["The capital of France"])
+    page.press("stop")
+    page.wait_for_answer(1)
+    assert fake_triton.stops.get(timeout=10) == fake_triton.requests[0].id
+    assert fake_triton.requests[0].cancelled.wait(10)
+    answer, summary = page.answers
+    assert answer == "The capital of France"
+    assert summary.endswith("stopped")
+
+
+def test_stop_works_before_the_first_token(page: ChatPage, fake_triton: FakeTriton) -> None:
+    fake_triton.script = Script(hold_after=0)
+    page.ask("Hello")
+    page.wait(lambda: len(fake_triton.requests) == 1)
+    page.press("stop")
+    page.wait_for_answer(1)
+    assert fake_triton.requests[0].cancelled.wait(10)
+
+
+def test_closed_tab_cancels_in_the_engine(
+    open_page: Callable[[], ChatPage], driver: webdriver.Chrome, page_url: str, fake_triton: FakeTriton
+) -> None:
+    fake_triton.script = Script(hold_after=1)
+    leaving = ChatPage(driver, page_url)
+    leaving.ask("Hello")
+    leaving.wait(lambda: leaving.answers == ["The capital"])
+    leaving.close()
+    assert fake_triton.stops.get(timeout=20) == fake_triton.requests[0].id
+
+
+def test_earlier_turns_are_sent_along(page: ChatPage, fake_triton: FakeTriton) -> None:
+    page.ask("First")
+    page.wait_for_answer(1)
+    page.ask("Second")
+    page.wait_for_answer(2)
+    assert messages(fake_triton) == [("user", "First"), ("assistant", ANSWER), ("user", "Second")]
+
+
+def test_retry_replaces_the_last_answer(page: ChatPage, fake_triton: FakeTriton) -> None:
+    page.ask("Hello")
+    page.wait_for_answer(1)
+    fake_triton.script = Script(texts=["Another", " one"])
+    page.press("retry")
+    page.wait(lambda: page.answers[:1] == ["Another one"])
+    assert page.questions == ["Hello"]
+    assert messages(fake_triton) == [("user", "Hello")]
+
+
+def test_clear_starts_a_new_conversation(page: ChatPage, fake_triton: FakeTriton) -> None:
+    page.ask("Before")
+    page.wait_for_answer(1)
+    page.press("clear")
+    page.wait(lambda: page.questions == [])
+    page.ask("After")
+    page.wait_for_answer(1)
+    assert messages(fake_triton) == [("user", "After")]
+
+
+def test_settings_reach_the_engine(page: ChatPage, fake_triton: FakeTriton) -> None:
+    page.type("Answer in verse.", into="#system textarea")
+    page.type("33", into="#max-tokens input[type=number]")
+    page.ask("Hello")
+    page.wait_for_answer(1)
+    assert messages(fake_triton)[0] == ("system", "Answer in verse.")
+    inputs = fake_triton.requests[0].inputs
+    assert inputs["max_new_tokens"] == 33
+    assert inputs["temperature"] == pytest.approx(0.7)
+    assert inputs["top_p"] == pytest.approx(0.95)
+
+
+def test_every_browser_has_its_own_history(open_page: Callable[[], ChatPage], fake_triton: FakeTriton) -> None:
+    fake_triton.script = lambda received: Script(texts=[f"seen {len(json.loads(received.inputs['messages']))}"])
+    one, other = open_page(), open_page()
+    for page, question in ((one, "from one"), (other, "from the other")):
+        page.focus()
+        page.ask(question)
+        page.wait_for_answer(1)
+        assert page.questions == [question]
+        assert page.answers[0] == "seen 1"
+
+
+def test_two_browsers_are_answered_at_once(open_page: Callable[[], ChatPage], fake_triton: FakeTriton) -> None:
+    fake_triton.script = Script(hold_after=1)
+    for page in (open_page(), open_page()):
+        page.focus()
+        page.ask("Hello")
+        page.wait(lambda page=page: page.answers == ["The capital"])
+    assert len(fake_triton.requests) == 2
+
+
+def test_server_away_is_said_and_recovered_from_without_reload(page: ChatPage, fake_triton: FakeTriton) -> None:
+    fake_triton.stop()
+    try:
+        page.ask("Hello")
+        page.wait_for_answer(1)
+        assert page.answers == ["The model server is away. Press Retry when it is back."]
+        page.wait(lambda: page.status == "The model server is away")
+    finally:
+        fake_triton.start()
+    fake_triton.reset()
+    page.wait(lambda: page.status == "ready")
+    page.press("retry")
+    page.wait(lambda: page.answers[:1] == [ANSWER])
+
+
+def test_refusal_of_the_engine_is_shown(page: ChatPage, fake_triton: FakeTriton) -> None:
+    import grpc
+
+    refusal = (grpc.StatusCode.INVALID_ARGUMENT, "the prompt has 9000 tokens, expected at most 8192")
+    fake_triton.script = Script(fail_after=0, error=refusal)
+    page.ask("Hello")
+    page.wait_for_answer(1)
+    assert page.answers == [f"The model server refused or failed this: {refusal[1]}"]
+
+
+def test_markup_in_an_answer_stays_text_or_markdown(page: ChatPage, fake_triton: FakeTriton) -> None:
+    fake_triton.script = Script(texts=["<script>document.title='owned'</script>\n\n**bold**"])
+    page.ask("<b>Hello</b>")
+    page.wait_for_answer(1)
+    assert page.answers[0] == "bold"
+    assert "owned" not in page.browser_title
+
+
+def test_page_asks_no_other_host(page: ChatPage, driver: webdriver.Chrome) -> None:
+    page.ask("Hello")
+    page.wait_for_answer(1)
+    assert requested_hosts(driver) <= {"127.0.0.1"}

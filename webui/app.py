@@ -1,0 +1,173 @@
+"""The chat page: its parts, and what happens when they are used.
+
+The conversation is kept by Gradio a browser session at a time (``gr.State``), so every browser tab has its own.
+"""
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+# Read when gradio is imported.
+os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+
+import gradio as gr
+import uvicorn
+from fastapi import FastAPI
+
+from lmdeploy.serve.client import TritonClient
+from webui.conversation import Outcome, Settings, Turn
+from webui.page import Page, chat_view, header_html
+from webui.theme import CSS, theme
+
+STATUS_SECONDS = 3.0
+PLACEHOLDER = "### Ask anything"
+
+
+def build(triton_address: str, model_name: str | None = None) -> Any:
+    """Build the page.
+
+    Parameters
+    ----------
+    triton_address
+        ``host:port`` of Triton's gRPC service.
+    model_name
+        Title of the page; ``None`` asks the server.
+
+    Returns
+    -------
+    gradio.Blocks
+    """
+    page = Page(TritonClient(triton_address), model_name)
+
+    with gr.Blocks(title=f"{model_name or 'Chat'} · LMDeploy", analytics_enabled=False, fill_width=True) as blocks:
+        turns = gr.State([])
+        header = gr.HTML(header_html(model_name or "Chat", "waiting", "connecting"), elem_id="header")
+        with gr.Row(equal_height=False):
+            with gr.Column(scale=4, min_width=360):
+                chat = gr.Chatbot(
+                    elem_id="chat",
+                    show_label=False,
+                    height="max(320px, calc(100vh - 215px))",
+                    buttons=["copy"],
+                    placeholder=PLACEHOLDER,
+                    feedback_options=None,
+                )
+                with gr.Row(equal_height=True):
+                    question = gr.Textbox(
+                        elem_id="question",
+                        placeholder="Message the model",
+                        show_label=False,
+                        lines=1,
+                        max_lines=8,
+                        autofocus=True,
+                        scale=8,
+                    )
+                    send = gr.Button("Send", elem_id="send", variant="primary", scale=1)
+                    stop = gr.Button("Stop", elem_id="stop", variant="stop", scale=1, visible=False)
+            with gr.Column(scale=1, min_width=250, elem_id="settings"):
+                system = gr.Textbox(
+                    label="System prompt",
+                    elem_id="system",
+                    lines=3,
+                    max_lines=8,
+                    placeholder="The model's own",
+                )
+                temperature = gr.Slider(0.0, 2.0, value=0.7, step=0.05, label="Temperature")
+                top_p = gr.Slider(0.05, 1.0, value=0.95, step=0.05, label="Top-p")
+                max_new_tokens = gr.Slider(1, 2048, value=512, step=1, label="Max new tokens", elem_id="max-tokens")
+                with gr.Row():
+                    retry = gr.Button("Retry", elem_id="retry", size="sm", interactive=False, min_width=80)
+                    clear = gr.Button("Clear", elem_id="clear", size="sm", min_width=80)
+
+        controls = [system, temperature, top_p, max_new_tokens]
+        # What changes while an answer runs: send, stop, retry, clear.
+        buttons = [send, stop, retry, clear]
+
+        def button_states(running: bool, has_turns: bool) -> list[Any]:
+            idle = not running
+            return [
+                gr.update(visible=idle),
+                gr.update(visible=running),
+                gr.update(interactive=idle and has_turns),
+                gr.update(interactive=idle),
+            ]
+
+        def ask(text: str, said: list[Turn], request: gr.Request) -> list[Any]:
+            if not text.strip() or page.is_answering(request.session_hash):
+                return [gr.skip(), gr.skip(), *[gr.skip()] * len(buttons)]
+            return ["", [*said, Turn(text.strip())], *button_states(True, True)]
+
+        def ask_again(said: list[Turn]) -> list[Any]:
+            return [[*said[:-1], Turn(said[-1].question)], *button_states(True, True)]
+
+        async def answer(
+            said: list[Turn], system_text: str, heat: float, nucleus: float, most: float, request: gr.Request
+        ) -> AsyncIterator[list[Any]]:
+            session = request.session_hash or ""
+            if not said or said[-1].outcome is not Outcome.RUNNING or page.is_answering(session):
+                return
+            settings = Settings(system_text, heat, nucleus, int(most))
+            async for shown in page.answer(said, settings, session):
+                yield [shown, gr.skip(), *[gr.skip()] * len(buttons)]
+            yield [chat_view(said), said, *button_states(False, True)]
+
+        def clear_all() -> list[Any]:
+            return [[], [], *button_states(False, False)]
+
+        def stop_answer(request: gr.Request) -> None:
+            page.stop(request.session_hash)
+
+        answering: dict[str, Any] = {
+            "fn": answer,
+            "inputs": [turns, *controls],
+            "outputs": [chat, turns, *buttons],
+            "concurrency_limit": None,
+            "show_progress": "hidden",
+        }
+        at_once: dict[str, Any] = {"queue": False, "show_progress": "hidden"}
+        asking = gr.on([question.submit, send.click], ask, [question, turns], [question, turns, *buttons], **at_once)
+        asking.then(**answering)
+        retry.click(ask_again, [turns], [turns, *buttons], **at_once).then(**answering)
+        stop.click(stop_answer, **at_once)
+        clear.click(clear_all, None, [chat, turns, *buttons], **at_once)
+        blocks.unload(stop_answer)
+        blocks.load(page.header, None, header, **at_once)
+        gr.Timer(STATUS_SECONDS).tick(page.header, None, header, **at_once)
+    blocks.page = page
+    return blocks
+
+
+def create_app(triton_address: str, model_name: str | None = None) -> FastAPI:
+    """Return the page as an ASGI application that stops its running answers when it shuts down."""
+    blocks = build(triton_address, model_name)
+    page: Page = blocks.page
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        for session in list(page.running):
+            page.stop(session)
+        await page.client.close()
+
+    app = FastAPI(lifespan=lifespan, openapi_url=None)
+    mounted: FastAPI = gr.mount_gradio_app(
+        app, blocks, path="", theme=theme(), css=CSS, ssr_mode=False, footer_links=[], show_error=True
+    )
+    return mounted
+
+
+def launch(triton_address: str, server_name: str, server_port: int, model_name: str | None = None) -> None:
+    """Serve the page until the process is told to stop.
+
+    Parameters
+    ----------
+    triton_address
+        ``host:port`` of Triton's gRPC service. It need not be up yet.
+    server_name, server_port
+        Where to listen.
+    model_name
+        Title of the page; ``None`` asks the server.
+    """
+    app = create_app(triton_address, model_name)
+    uvicorn.run(app, host=server_name, port=server_port, log_level="warning", timeout_graceful_shutdown=3)
