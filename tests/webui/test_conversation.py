@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from lmdeploy.serve.client import GenerateChunk, GenerateRequest, TritonUnavailable
+from tests.support.waiting import eventually
 from webui.conversation import Outcome, Settings, Turn, answer_last, to_messages
 from webui.page import chat_view
 
@@ -57,8 +58,7 @@ async def test_summary_says_why_an_answer_ended_early(reason: str, ending: str) 
 async def test_cancelled_task_leaves_the_stream_and_keeps_the_text() -> None:
     turns, client = [Turn("Hi")], Scripted(chunk("Hel", 1), None)
     task = asyncio.create_task(answer_last(client, turns, SETTINGS))
-    while not turns[0].answer:
-        await asyncio.sleep(0)
+    await eventually(lambda: turns[0].answer != "")
     task.cancel()
     await task
     assert client.left
