@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import PurePath
 from typing import Any
 
@@ -65,7 +65,7 @@ class TritonClient:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateChunk, None]:
         """Run one request and yield its responses as they come.
 
         Leaving before the last chunk (``aclose``, an exception, a cancelled task) cancels the request in the engine.

@@ -1,0 +1,48 @@
+"""Stop working for a client that has gone away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from starlette.types import Receive
+
+T = TypeVar("T")
+
+
+class ClientDisconnected(Exception):
+    """The client closed its connection before its answer was complete."""
+
+
+async def run_unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of `work`, which is cancelled when the client disconnects.
+
+    Parameters
+    ----------
+    receive : Receive
+        The ASGI channel of a request whose body has been read.
+    work : Coroutine
+        What to do for the client.
+
+    Raises
+    ------
+    ClientDisconnected
+        The client left first.
+    """
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnected
+        return working.result()
+    finally:
+        working.cancel()
+        watching.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        continue

@@ -1,0 +1,60 @@
+"""Run the gateway under uvicorn."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+import uvicorn
+
+from openai_gateway.app import create_app
+from openai_gateway.settings import DEFAULT_PORT, Settings
+
+_GRACE = 5  # seconds that open requests get when the server stops
+
+
+class GatewayServer(uvicorn.Server):
+    """A uvicorn server for one gateway. ``run`` blocks until SIGINT, SIGTERM or ``should_exit``.
+
+    Parameters
+    ----------
+    settings : Settings
+        Of the gateway.
+    server_name, server_port
+        Address to listen on; port 0 takes a free one.
+    log_level : str
+        One of Python's logging levels.
+    on_ready : callable, optional
+        Called once when connections are accepted.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        server_name: str = "0.0.0.0",
+        server_port: int = DEFAULT_PORT,
+        log_level: str = "WARNING",
+        on_ready: Callable[[], None] | None = None,
+    ) -> None:
+        config = uvicorn.Config(
+            create_app(settings),
+            host=server_name,
+            port=server_port,
+            log_level=log_level.lower(),
+            timeout_graceful_shutdown=_GRACE,
+        )
+        super().__init__(config)
+        self._on_ready = on_ready
+
+    @property
+    def port(self) -> int:
+        """The port in use, once started."""
+        port: int = self.servers[0].sockets[0].getsockname()[1]
+        return port
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start listening, then tell `on_ready`."""
+        await super().startup(sockets=sockets)
+        if self.started and self._on_ready is not None:
+            self._on_ready()

@@ -1,0 +1,44 @@
+from collections.abc import Iterator
+
+import httpx
+import openai
+import pytest
+
+from openai_gateway.settings import Settings
+from tests.support.fake_triton import FakeTriton
+from tests.support.gateways import running_gateway
+
+MODEL = "fake-model"
+MAX_BODY = 100_000
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[FakeTriton, str]]:
+    fake = FakeTriton(MODEL)
+    with running_gateway(Settings(triton_address=fake.address, max_body_bytes=MAX_BODY)) as url:
+        yield fake, url
+    fake.stop()
+
+
+@pytest.fixture
+def triton(served: tuple[FakeTriton, str]) -> FakeTriton:
+    fake, _ = served
+    fake.reset()
+    return fake
+
+
+@pytest.fixture
+def url(served: tuple[FakeTriton, str]) -> str:
+    return served[1]
+
+
+@pytest.fixture
+def http(triton: FakeTriton, url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=url, timeout=10, trust_env=False) as client:
+        yield client
+
+
+@pytest.fixture
+def client(triton: FakeTriton, url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=10) as client:
+        yield client

@@ -1,0 +1,169 @@
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from openai_gateway.protocol import UNLIMITED_TOKENS
+from tests.gateway.conftest import MODEL
+from tests.support.fake_triton import FakeTriton, Script
+
+HELLO: Any = [{"role": "user", "content": "What is the capital of France?"}]
+ANSWER = "The capital of France is Paris."
+
+
+def test_an_answer_has_text_reason_and_usage(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model=MODEL, messages=HELLO)
+    assert answer.object == "chat.completion"
+    assert answer.model == MODEL
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].message.content == ANSWER
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (7, 2, 9)
+
+
+def test_a_stream_adds_up_to_the_answer(client: openai.OpenAI) -> None:
+    chunks = list(client.chat.completions.create(model=MODEL, messages=HELLO, stream=True))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == ANSWER
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices[0].finish_reason] == ["stop"]
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert all(chunk.choices[0].delta.role is None for chunk in chunks[1:])
+    assert len({(chunk.id, chunk.created, chunk.model, chunk.object) for chunk in chunks}) == 1
+    assert all(chunk.usage is None for chunk in chunks)
+
+
+def test_usage_is_one_last_chunk_when_asked_for(client: openai.OpenAI) -> None:
+    *chunks, last = client.chat.completions.create(
+        model=MODEL, messages=HELLO, stream=True, stream_options={"include_usage": True}
+    )
+    assert all(chunk.usage is None for chunk in chunks)
+    assert last.choices == []
+    assert last.usage is not None
+    assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (7, 6)
+
+
+def test_openai_s_streaming_helper_builds_the_same_message(client: openai.OpenAI) -> None:
+    with client.chat.completions.stream(model=MODEL, messages=HELLO) as stream:
+        final = stream.get_final_completion()
+    assert final.choices[0].message.content == ANSWER
+    assert final.choices[0].message.role == "assistant"
+
+
+async def test_the_async_client_streams_many_answers_at_once(url: str, triton: FakeTriton) -> None:
+    async def ask(client: openai.AsyncOpenAI) -> str:
+        stream = await client.chat.completions.create(model=MODEL, messages=HELLO, stream=True)
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=20) as client:
+        assert await asyncio.gather(*(ask(client) for _ in range(32))) == [ANSWER] * 32
+
+
+def test_the_stream_is_framed_as_openai_s(http: httpx.Client) -> None:
+    answer = http.post("/v1/chat/completions", json={"model": MODEL, "messages": HELLO, "stream": True})
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    *events, end, rest = answer.text.split("\n\n")
+    assert (end, rest) == ("data: [DONE]", "")
+    assert all(event.startswith("data: {") for event in events)
+
+
+@pytest.mark.parametrize(
+    "text", ['"quotes" and \\', "line\nbreak\r\n\n", "你好, 🦜", "\x00\x1f\u2028", "data: [DONE]\n\n"]
+)
+def test_any_text_survives_streaming(client: openai.OpenAI, triton: FakeTriton, text: str) -> None:
+    triton.script = Script(texts=[text, "", text])
+    chunks = client.chat.completions.create(model=MODEL, messages=HELLO, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text * 2
+
+
+def test_every_option_reaches_the_engine(client: openai.OpenAI, triton: FakeTriton) -> None:
+    client.chat.completions.create(
+        model=MODEL,
+        messages=HELLO,
+        temperature=0.5,
+        top_p=0.25,
+        max_completion_tokens=9,
+        seed=-1,
+        stop=["a", "bc"],
+        extra_body={
+            "top_k": 3,
+            "repetition_penalty": 1.5,
+            "ignore_eos": True,
+            "skip_special_tokens": False,
+            "min_new_tokens": 2,
+            "session_id": 5,
+            "kwargs": {},
+        },
+    )
+    inputs = triton.requests[0].inputs
+    assert json.loads(inputs.pop("messages")) == HELLO
+    assert inputs == {
+        "stream": False,
+        "temperature": 0.5,
+        "top_p": 0.25,
+        "max_new_tokens": 9,
+        "random_seed": 2**64 - 1,
+        "stop_words": ["a", "bc"],
+        "top_k": 3,
+        "repetition_penalty": 1.5,
+        "ignore_eos": True,
+        "skip_special_tokens": False,
+        "min_new_tokens": 2,
+    }
+
+
+def test_absent_and_null_options_have_lmdeploy_s_defaults(http: httpx.Client, triton: FakeTriton) -> None:
+    nulls = dict.fromkeys(
+        [
+            "temperature",
+            "top_p",
+            "top_k",
+            "max_tokens",
+            "stop",
+            "seed",
+            "n",
+            "stream",
+            "tools",
+            "logprobs",
+            "stream_options",
+        ]
+    )
+    for options in ({}, nulls):
+        assert http.post("/v1/chat/completions", json={"model": MODEL, "messages": HELLO, **options}).status_code == 200
+    first, second = (request.inputs for request in triton.requests)
+    assert first == second
+    assert (round(first["temperature"], 6), first["top_p"], first["top_k"]) == (0.7, 1.0, 40)
+    assert first["max_new_tokens"] == UNLIMITED_TOKENS
+    assert "random_seed" not in first
+
+
+def test_one_stop_word_may_be_a_plain_string(client: openai.OpenAI, triton: FakeTriton) -> None:
+    client.chat.completions.create(model=MODEL, messages=HELLO, stop="END")
+    assert triton.requests[0].inputs["stop_words"] == ["END"]
+
+
+def test_content_parts_and_the_developer_role_become_what_templates_know(
+    client: openai.OpenAI, triton: FakeTriton
+) -> None:
+    parts = [{"type": "text", "text": "Hello "}, {"type": "text", "text": "there"}]
+    client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts, "name": "ann"}],
+    )
+    assert json.loads(triton.requests[0].inputs["messages"]) == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hello there", "name": "ann"},
+    ]
+
+
+def test_a_plain_string_is_completed_without_a_template(http: httpx.Client, triton: FakeTriton) -> None:
+    http.post("/v1/chat/completions", json={"model": MODEL, "messages": "Once upon"}).raise_for_status()
+    assert triton.requests[0].inputs["text_input"] == "Once upon"
+    assert "messages" not in triton.requests[0].inputs
+
+
+def test_an_answer_cut_by_its_limit_says_so(client: openai.OpenAI, triton: FakeTriton) -> None:
+    triton.script = Script(finish_reason="length")
+    assert client.chat.completions.create(model=MODEL, messages=HELLO).choices[0].finish_reason == "length"

@@ -1,0 +1,202 @@
+import json
+from typing import Any
+
+import grpc
+import httpx
+import openai
+import pytest
+
+from tests.gateway.conftest import MAX_BODY, MODEL
+from tests.support.fake_triton import FakeTriton, Script
+
+HELLO: Any = [{"role": "user", "content": "Hello"}]
+
+
+def error_of(answer: httpx.Response, status: int) -> dict[str, Any]:
+    """Return the OpenAI error of an answer, whose form is checked."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/json"
+    error: dict[str, Any] = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == ("server_error" if status >= 500 else "invalid_request_error")
+    assert error["message"]
+    return error
+
+
+BAD_FIELDS: list[tuple[str, Any]] = [
+    ("messages", []),
+    ("messages", ""),
+    ("messages", 3),
+    ("messages[0].role", [{"role": "wizard", "content": "a"}]),
+    ("messages[1].content", [*HELLO, {"role": "user"}]),
+    ("messages[0].content", [{"role": "user", "content": None}]),
+    ("messages[0].content[0].type", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]}]),
+    ("messages[0].tool_calls", [{"role": "assistant", "content": "a", "tool_calls": [{}]}]),
+    ("messages[0].content", [{"role": "user", "content": "\ud800"}]),
+    ("temperature", -0.1),
+    ("temperature", 2.1),
+    ("temperature", float("nan")),
+    ("temperature", float("inf")),
+    ("temperature", "hot"),
+    ("temperature", True),
+    ("top_p", 0),
+    ("top_p", 1.5),
+    ("top_k", -1),
+    ("repetition_penalty", 0),
+    ("max_tokens", 0),
+    ("max_tokens", 2**31),
+    ("max_tokens", 1.5),
+    ("max_completion_tokens", -5),
+    ("min_new_tokens", -1),
+    ("seed", 2**64),
+    ("stop", ""),
+    ("stop", 5),
+    ("stop[1]", ["a", 5]),
+    ("stream", "yes"),
+    ("stream_options.include_usage", {"include_usage": 3}),
+    ("n", 2),
+    ("n", 0),
+    ("logprobs", True),
+    ("top_logprobs", 3),
+    ("logit_bias", {"1": 1}),
+    ("presence_penalty", 0.5),
+    ("frequency_penalty", -0.5),
+    ("min_p", 0.1),
+    ("response_format", {"type": "json_object"}),
+    ("tools", [{"type": "function", "function": {"name": "f"}}]),
+    ("tool_choice", "required"),
+    ("functions", [{"name": "f"}]),
+    ("modalities", ["text", "audio"]),
+    ("model", 5),
+]
+
+
+@pytest.mark.parametrize(("param", "value"), BAD_FIELDS, ids=[f"{param}-{value}"[:40] for param, value in BAD_FIELDS])
+def test_a_bad_field_is_a_400_that_names_it(http: httpx.Client, triton: FakeTriton, param: str, value: Any) -> None:
+    field = param.partition(".")[0].partition("[")[0]
+    body = json.dumps({"model": MODEL, "messages": HELLO, field: value})
+    error = error_of(http.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"}), 400)
+    assert error["param"] == param
+    assert param in error["message"] or field in error["message"] or "tool_calls" in error["message"]
+    assert triton.requests == []
+
+
+@pytest.mark.parametrize(
+    ("param", "value"),
+    [
+        ("prompt", []),
+        ("prompt", [1, 2]),
+        ("prompt", None),
+        ("suffix", "x"),
+        ("echo", True),
+        ("best_of", 2),
+        ("logprobs", 0),
+    ],
+)
+def test_a_bad_completion_field_is_a_400_that_names_it(http: httpx.Client, param: str, value: Any) -> None:
+    error = error_of(http.post("/v1/completions", json={"model": MODEL, "prompt": "a", param: value}), 400)
+    assert error["param"].startswith(param)
+
+
+@pytest.mark.parametrize("missing", ["model", "messages"])
+def test_a_missing_field_is_named(http: httpx.Client, missing: str) -> None:
+    body = {"model": MODEL, "messages": HELLO}
+    del body[missing]
+    error = error_of(http.post("/v1/chat/completions", json=body), 400)
+    assert (error["param"], error["code"]) == (missing, "missing_required_parameter")
+
+
+def test_two_different_token_limits_are_refused(http: httpx.Client) -> None:
+    body = {"model": MODEL, "messages": HELLO, "max_tokens": 5, "max_completion_tokens": 6}
+    assert error_of(http.post("/v1/chat/completions", json=body), 400)["param"] == "max_tokens"
+
+
+def test_messages_say_what_was_expected_and_given(http: httpx.Client) -> None:
+    error = error_of(
+        http.post("/v1/chat/completions", json={"model": MODEL, "messages": HELLO, "temperature": -1}), 400
+    )
+    assert error["message"] == "temperature must be greater than or equal to 0, got -1"
+
+
+@pytest.mark.parametrize(
+    "body", [b"{", b"", b"[]", b'"text"', b"null", b"\xff\xfe{}", b"[" * 50_000], ids=lambda body: repr(body[:8])
+)
+def test_a_body_that_is_no_json_object_is_a_400(http: httpx.Client, body: bytes) -> None:
+    error_of(http.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"}), 400)
+
+
+def test_a_body_that_is_not_said_to_be_json_is_a_400_that_says_so(http: httpx.Client) -> None:
+    body = json.dumps({"model": MODEL, "messages": HELLO}).encode()
+    error = error_of(http.post("/v1/chat/completions", content=body, headers={"content-type": "text/plain"}), 400)
+    assert "application/json" in error["message"]
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_beyond_the_limit_is_a_413(http: httpx.Client, chunked: bool) -> None:
+    body = b" " * (MAX_BODY + 1)
+    content: Any = iter([body[:50_000], body[50_000:]]) if chunked else body
+    answer = http.post("/v1/chat/completions", content=content, headers={"content-type": "application/json"})
+    assert str(MAX_BODY) in error_of(answer, 413)["message"]
+    assert http.get("/health").status_code == 200
+
+
+def test_ten_megabytes_are_a_413_too(http: httpx.Client) -> None:
+    error_of(http.post("/v1/chat/completions", content=b" " * 10_000_000), 413)
+
+
+def test_an_unknown_model_is_a_404(client: openai.OpenAI, triton: FakeTriton) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.chat.completions.create(model="gpt-x", messages=HELLO)
+    assert caught.value.code == "model_not_found"
+    assert "gpt-x" in caught.value.message
+    assert triton.requests == []
+
+
+def test_unknown_urls_and_methods_are_openai_errors(http: httpx.Client) -> None:
+    assert "/v1/nothing" in error_of(http.get("/v1/nothing"), 404)["message"]
+    assert "GET" in error_of(http.get("/v1/chat/completions"), 405)["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        (grpc.StatusCode.INVALID_ARGUMENT, 400),
+        (grpc.StatusCode.NOT_FOUND, 404),
+        (grpc.StatusCode.INTERNAL, 500),
+        (grpc.StatusCode.UNAVAILABLE, 503),
+    ],
+)
+def test_an_engine_error_before_the_first_token_has_its_http_status(
+    http: httpx.Client, triton: FakeTriton, code: grpc.StatusCode, status: int, stream: bool
+) -> None:
+    triton.script = Script(fail_after=0, error=(code, "prompt is too long: 9 tokens, session_len is 8"))
+    error = error_of(
+        http.post("/v1/chat/completions", json={"model": MODEL, "messages": HELLO, "stream": stream}), status
+    )
+    if status != 503:
+        assert error["message"] == "prompt is too long: 9 tokens, session_len is 8"
+
+
+def test_an_engine_error_within_a_stream_is_an_error_event(client: openai.OpenAI, triton: FakeTriton) -> None:
+    triton.script = Script(fail_after=2)
+    stream = client.chat.completions.create(model=MODEL, messages=HELLO, stream=True)
+    text = ""
+    with pytest.raises(openai.APIError, match="scripted failure"):  # noqa: PT012
+        for chunk in stream:
+            text += chunk.choices[0].delta.content or ""
+    assert text == "The capital of France"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_the_engine_cancelled_is_never_passed_off_as_finished(
+    http: httpx.Client, triton: FakeTriton, stream: bool
+) -> None:
+    triton.script = Script(texts=["half"], finish_reason="cancelled")
+    answer = http.post("/v1/chat/completions", json={"model": MODEL, "messages": HELLO, "stream": stream})
+    error_of(answer, 503)
+    triton.script = Script(texts=["half", " an answer"], finish_reason="cancelled")
+    answer = http.post("/v1/chat/completions", json={"model": MODEL, "messages": HELLO, "stream": stream})
+    assert "cancelled" not in answer.text
+    assert '"error"' in answer.text
+    assert "[DONE]" not in answer.text

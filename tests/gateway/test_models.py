@@ -1,0 +1,49 @@
+import httpx
+import openai
+import pytest
+
+from openai_gateway.settings import Settings
+from tests.gateway.conftest import MODEL
+from tests.support.fake_triton import FakeTriton
+from tests.support.gateways import running_gateway
+
+
+def test_the_engine_s_model_is_listed(client: openai.OpenAI) -> None:
+    (card,) = client.models.list().data
+    assert (card.id, card.object, card.owned_by) == (MODEL, "model", "lmdeploy")
+    assert client.models.retrieve(MODEL) == card
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("another")
+
+
+def test_health_is_empty_when_ready_and_503_when_not(http: httpx.Client, triton: FakeTriton) -> None:
+    answer = http.get("/health")
+    assert (answer.status_code, answer.content) == (200, b"")
+    triton.ready = False
+    assert http.get("/health").status_code == 503
+
+
+def test_a_gateway_serves_under_the_name_it_is_given_and_starts_before_triton() -> None:
+    with (
+        running_gateway(Settings(triton_address="127.0.0.1:1", model_name="mine")) as url,
+        httpx.Client(base_url=url, trust_env=False) as http,
+    ):
+        assert http.get("/v1/models").json()["data"][0]["id"] == "mine"
+        assert http.get("/health").status_code == 503
+        asked = {"model": "mine", "messages": [{"role": "user", "content": "a"}], "stream": True}
+        answer = http.post("/v1/chat/completions", json=asked)
+        assert answer.status_code == 503
+        assert answer.json()["error"]["type"] == "server_error"
+
+
+def test_browsers_may_call_from_anywhere(http: httpx.Client) -> None:
+    answer = http.options(
+        "/v1/chat/completions", headers={"origin": "http://a.example", "access-control-request-method": "POST"}
+    )
+    assert answer.status_code == 200
+    assert answer.headers["access-control-allow-origin"] == "*"
+
+
+def test_the_api_is_documented(http: httpx.Client) -> None:
+    assert "swagger" in http.get("/").text.lower()
+    assert "/v1/chat/completions" in http.get("/openapi.json").json()["paths"]

@@ -1,0 +1,26 @@
+"""A real uvicorn server with the gateway, in a thread of this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from openai_gateway.server import GatewayServer
+from openai_gateway.settings import Settings
+
+
+@contextmanager
+def running_gateway(settings: Settings) -> Iterator[str]:
+    """Serve on a free port; the value is the base URL, without ``/v1``."""
+    ready = threading.Event()
+    server = GatewayServer(settings, server_name="127.0.0.1", server_port=0, on_ready=ready.set)
+    thread = threading.Thread(target=server.run, name="gateway")
+    thread.start()
+    try:
+        assert ready.wait(10), "the gateway did not start"
+        yield f"http://127.0.0.1:{server.port}"
+    finally:
+        server.should_exit = True
+        thread.join(15)
+        assert not thread.is_alive(), "the gateway did not stop"
