@@ -2,6 +2,7 @@
 
 import math
 import numbers
+import sys
 from collections.abc import Collection, Iterable
 
 
@@ -26,10 +27,10 @@ def finite(
     high: float = math.inf,
 ) -> str | None:
     """Check that ``value`` is a finite number, ``above < value < below`` and ``low <= value <= high``."""
-    if isinstance(value, numbers.Real) and not isinstance(value, bool):
-        number = float(value)
-        if math.isfinite(number) and above < number < below and low <= number <= high:
-            return None
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    # Python compares a whole number of any size with a float exactly; NaN fails every comparison.
+    if is_number and abs(value) <= sys.float_info.max and above < value < below and low <= value <= high:  # type: ignore[operator, arg-type]
+        return None
     limits = {"> ": above, ">= ": low, "< ": below, "<= ": high}
     bounds = [f"{sign}{limit:g}" for sign, limit in limits.items() if math.isfinite(limit)]
     return f"{name} must be a finite number {' and '.join(bounds)}, got {value!r}"

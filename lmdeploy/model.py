@@ -1,0 +1,161 @@
+"""Chat templates: which one a model gets, and how users describe their own."""
+
+import dataclasses
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from lmdeploy.paths import locate_model, model_name_of, tokenizer_dir
+from lmdeploy.templates.base import MODELS, BaseChatTemplate, Capability, ChatTemplate
+from lmdeploy.templates.builtin import builtin_for
+
+if TYPE_CHECKING:
+    from lmdeploy.tokenizer import Tokenizer
+
+__all__ = ["MODELS", "BaseChatTemplate", "ChatTemplate", "ChatTemplateConfig", "chat_template_for"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class ChatTemplateConfig:
+    """A chat template by name, with changes.
+
+    Parameters
+    ----------
+    model_name
+        A registered template (``lmdeploy list``), whose strings the other fields replace; or any other name, for a
+        template made of the other fields alone.
+    system, meta_instruction, eosys, user, eoh, assistant, eoa, tool, eotool, separator, capability, stop_words
+        See :class:`BaseChatTemplate`; None: as the registered template has it.
+    """
+
+    model_name: str
+    system: str | None = None
+    meta_instruction: str | None = None
+    eosys: str | None = None
+    user: str | None = None
+    eoh: str | None = None
+    assistant: str | None = None
+    eoa: str | None = None
+    tool: str | None = None
+    eotool: str | None = None
+    separator: str | None = None
+    capability: Capability | None = None
+    stop_words: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model_name, str) or not self.model_name:
+            raise ValueError(f"model_name must be the name of a chat template, got {self.model_name!r}")
+        for name, value in self._changes().items():
+            if name == "stop_words":
+                if not isinstance(value, list) or not all(isinstance(word, str) and word for word in value):
+                    raise ValueError(f"stop_words must be a list of non-empty strings, got {value!r}")
+            elif not isinstance(value, str):
+                raise ValueError(f"{name} must be a string, got {value!r}")
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """The template itself.
+
+        Raises
+        ------
+        ValueError
+            If the name is not registered and nothing else is given, or a field does not fit the template.
+        """
+        changes = self._changes()
+        factory = MODELS.get(self.model_name) if self.model_name in MODELS or not changes else BaseChatTemplate
+        try:
+            return factory(**changes)
+        except TypeError as error:
+            raise ValueError(f"chat template {self.model_name!r}: {error}") from error
+
+    @classmethod
+    def from_json(cls, file_or_string: str) -> Self:
+        """Return the config in a JSON file, or in JSON text.
+
+        Raises
+        ------
+        ValueError
+            If there is no such file, it holds no JSON object, lacks ``model_name`` or has unknown fields.
+        """
+        text = file_or_string
+        if not text.lstrip().startswith("{"):
+            try:
+                text = Path(file_or_string).read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise ValueError(f"chat template file {file_or_string} cannot be read ({error})") from error
+        try:
+            fields: Any = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"chat template {file_or_string[:80]!r} is no JSON ({error})") from error
+        known = [field.name for field in dataclasses.fields(cls)]
+        if not isinstance(fields, dict) or "model_name" not in fields:
+            raise ValueError("a chat template must be a JSON object with a model_name")
+        unknown = sorted(set(fields) - set(known))
+        if unknown:
+            raise ValueError(f"chat template fields {', '.join(unknown)} are unknown; known: {', '.join(known)}")
+        return cls(**fields)
+
+    def to_json(self, file_path: str | None = None) -> str:
+        """Return the config as JSON text, without the fields left at None; write it to ``file_path`` too if given."""
+        text = json.dumps({"model_name": self.model_name} | self._changes(), ensure_ascii=False, indent=2)
+        if file_path is not None:
+            Path(file_path).write_text(text, encoding="utf-8")
+        return text
+
+    def _changes(self) -> dict[str, Any]:
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: value for name, value in fields.items() if value is not None and name != "model_name"}
+
+
+def chat_template_for(
+    model_path: str,
+    name_or_file_or_config: str | ChatTemplateConfig | None = None,
+    tokenizer: "Tokenizer | None" = None,
+) -> ChatTemplate:
+    """Return the chat template of a model.
+
+    The one asked for; else the Jinja template the checkpoint brings along; else the built-in one its name suggests;
+    else ``base``, which writes the contents as they are.
+
+    Parameters
+    ----------
+    model_path
+        As in :func:`lmdeploy.turbomind.engine_dir.resolve`.
+    name_or_file_or_config
+        The name of a registered template, a JSON file or JSON text (see ``ChatTemplateConfig``), or a config. Empty or
+        None: chosen for the model.
+    tokenizer
+        The model's tokenizer if it is at hand, so that it is not loaded again.
+
+    Raises
+    ------
+    ValueError
+        If the template asked for is unknown or malformed, or (``CheckpointError``) there is no such model.
+    """
+    if isinstance(name_or_file_or_config, ChatTemplateConfig):
+        return name_or_file_or_config.chat_template
+    if name_or_file_or_config:
+        return _named(name_or_file_or_config)
+    from lmdeploy.templates.jinja import JinjaChatTemplate
+    from lmdeploy.tokenizer import Tokenizer
+
+    directory = locate_model(model_path)
+    hf_tokenizer = (tokenizer or Tokenizer(str(directory))).hf_tokenizer
+    if hf_tokenizer.chat_template:
+        logger.info("chat template of %s: its own, from %s", model_path, tokenizer_dir(directory))
+        return JinjaChatTemplate(hf_tokenizer)
+    name = builtin_for(model_name_of(directory))
+    logger.info("chat template of %s: built-in %s, chosen by the model's name", model_path, name)
+    return MODELS.get(name)()
+
+
+def _named(name_or_file: str) -> ChatTemplate:
+    if name_or_file in MODELS:
+        return MODELS.get(name_or_file)()
+    if name_or_file.lstrip().startswith("{") or name_or_file.endswith(".json") or Path(name_or_file).is_file():
+        return ChatTemplateConfig.from_json(name_or_file).chat_template
+    return MODELS.get(name_or_file)()

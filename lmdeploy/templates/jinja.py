@@ -1,0 +1,35 @@
+"""The Jinja chat template a checkpoint brings along, rendered by ``transformers``."""
+
+from typing import Any
+
+import jinja2
+
+from lmdeploy.templates.base import ChatTemplate
+from lmdeploy.templates.conversation import Message
+
+
+class JinjaChatTemplate(ChatTemplate):
+    """The tokenizer's own template. It writes bos itself, where the model wants one.
+
+    Parameters
+    ----------
+    hf_tokenizer
+        A ``transformers`` tokenizer that has a chat template.
+    """
+
+    add_bos = False
+
+    def __init__(self, hf_tokenizer: Any) -> None:
+        self._tokenizer = hf_tokenizer
+        self.stop_words = []
+
+    def _render(self, messages: list[Message], tools: list[dict[str, Any]] | None, add_generation_prompt: bool) -> str:
+        try:
+            if tools and "tools" not in self._tokenizer.get_chat_template(tools=tools):
+                raise ValueError("tools are not supported by this model's chat template")
+            prompt: str = self._tokenizer.apply_chat_template(
+                messages, tools=tools, add_generation_prompt=add_generation_prompt, tokenize=False
+            )
+        except (jinja2.TemplateError, TypeError, KeyError) as error:
+            raise ValueError(f"messages are refused by the model's chat template: {error}") from error
+        return prompt
