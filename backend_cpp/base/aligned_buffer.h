@@ -1,0 +1,48 @@
+// Uninitialised memory for tensors: 64-byte aligned, backed by huge pages when large.
+#pragma once
+
+#include <sys/mman.h>
+
+#include <cstddef>
+#include <new>
+#include <utility>
+
+namespace turbomind {
+
+class AlignedBuffer {
+ public:
+  AlignedBuffer() = default;
+  // Pages come from the kernel zeroed and only when first touched. Throws std::bad_alloc.
+  explicit AlignedBuffer(size_t bytes) : bytes_(bytes) {
+    if (bytes == 0) return;
+    void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (address == MAP_FAILED) throw std::bad_alloc();
+    if (bytes >= (size_t{2} << 20)) ::madvise(address, bytes, MADV_HUGEPAGE);
+    data_ = address;
+  }
+  ~AlignedBuffer() {
+    if (data_ != nullptr) ::munmap(data_, bytes_);
+  }
+  AlignedBuffer(AlignedBuffer&& other) noexcept { swap(other); }
+  AlignedBuffer& operator=(AlignedBuffer&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+
+  size_t size() const { return bytes_; }
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+
+ private:
+  void swap(AlignedBuffer& other) {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+  }
+
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+}  // namespace turbomind

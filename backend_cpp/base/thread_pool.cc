@@ -1,0 +1,105 @@
+#include "base/thread_pool.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+
+namespace turbomind {
+
+namespace {
+
+constexpr int kSpinsBeforeSleep = 20000;  // about 0.2 to 0.8 ms of pause instructions
+constexpr int kSpinsBeforeYield = 2000;
+
+inline void pause_cpu() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#else
+  std::this_thread::yield();
+#endif
+}
+
+}  // namespace
+
+ThreadPool::ThreadPool(int threads) {
+  for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+}
+
+ThreadPool::~ThreadPool() {
+  stopping_ = true;
+  epoch_.fetch_add(1);
+  epoch_.notify_all();
+  for (std::thread& worker : workers_) worker.join();
+}
+
+bool ThreadPool::claim_and_run_one() {
+  const uint64_t ticket = ticket_.fetch_add(1, std::memory_order_acq_rel);
+  const auto chunk = static_cast<uint32_t>(ticket);
+  if (chunk >= static_cast<uint32_t>(ticket >> 32)) return false;
+  call_(context_, static_cast<int>(chunk));
+  done_.fetch_add(1, std::memory_order_release);
+  return true;
+}
+
+void ThreadPool::run(int chunks, Call call, void* context) {
+  call_ = call;
+  context_ = context;
+  done_.store(0, std::memory_order_relaxed);
+  ticket_.store(static_cast<uint64_t>(chunks) << 32, std::memory_order_release);
+  epoch_.fetch_add(1, std::memory_order_seq_cst);
+  if (sleepers_.load(std::memory_order_seq_cst) > 0) epoch_.notify_all();
+  while (claim_and_run_one()) {
+  }
+  for (int spins = 0; done_.load(std::memory_order_acquire) != chunks; ++spins) {
+    if (spins < kSpinsBeforeYield) {
+      pause_cpu();
+    } else {
+      sched_yield();
+    }
+  }
+}
+
+void ThreadPool::work() {
+  uint32_t seen = epoch_.load();
+  int spins = 0;
+  while (!stopping_.load(std::memory_order_relaxed)) {
+    const uint32_t now = epoch_.load(std::memory_order_acquire);
+    if (now != seen) {
+      seen = now;
+      spins = 0;
+      while (claim_and_run_one()) {
+      }
+    } else if (++spins < kSpinsBeforeSleep) {
+      pause_cpu();
+    } else {
+      sleepers_.fetch_add(1, std::memory_order_seq_cst);
+      epoch_.wait(seen, std::memory_order_seq_cst);
+      sleepers_.fetch_sub(1, std::memory_order_relaxed);
+      spins = 0;
+    }
+  }
+}
+
+int available_cpu_count() {
+  int count = static_cast<int>(std::thread::hardware_concurrency());
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) count = CPU_COUNT(&set);
+  if (std::ifstream quota_file("/sys/fs/cgroup/cpu.max"); quota_file) {
+    std::string quota;
+    double period = 0;
+    if (quota_file >> quota >> period && quota != "max" && period > 0) {
+      count = std::min(count, static_cast<int>(std::ceil(std::stod(quota) / period)));
+    }
+  }
+  if (const char* wanted = std::getenv("OMP_NUM_THREADS")) {
+    if (const int number = std::atoi(wanted); number > 0) count = std::min(count, number);
+  }
+  return std::max(count, 1);
+}
+
+}  // namespace turbomind

@@ -1,0 +1,37 @@
+#include "engine/output_queue.h"
+
+namespace turbomind {
+
+OutputQueue::~OutputQueue() {
+  {
+    const std::lock_guard lock(mu_);
+    is_stopping_ = true;
+  }
+  ready_.notify_one();
+  thread_.join();
+}
+
+void OutputQueue::push(std::vector<std::pair<OutputCallback, Output>>&& outputs) {
+  if (outputs.empty()) return;
+  {
+    const std::lock_guard lock(mu_);
+    for (auto& output : outputs) queue_.push_back(std::move(output));
+  }
+  ready_.notify_one();
+}
+
+void OutputQueue::run() {
+  std::vector<std::pair<OutputCallback, Output>> batch;
+  while (true) {
+    {
+      std::unique_lock lock(mu_);
+      ready_.wait(lock, [this] { return is_stopping_ || !queue_.empty(); });
+      if (queue_.empty()) return;
+      batch.swap(queue_);
+    }
+    for (auto& [callback, output] : batch) callback(std::move(output));
+    batch.clear();
+  }
+}
+
+}  // namespace turbomind

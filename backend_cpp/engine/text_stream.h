@@ -1,0 +1,45 @@
+// Turns the bytes of generated tokens into text that may be shown.
+//
+// Bytes are held back while they may still become a stop string or the rest of a UTF-8 character; what is released is
+// always whole characters and never part of a stop string. Bytes that can no longer become a character are replaced by
+// U+FFFD, one for each maximal ill-formed run (Unicode 15, section 3.9, as Python's decoder does).
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace turbomind {
+
+class TextStream {
+ public:
+  explicit TextStream(const std::vector<std::string>& stop_words);
+
+  // Adds bytes. Returns true when they complete a stop string: the text before it stays, the rest is dropped, and the
+  // stream takes no more bytes. While `may_stop` is false stop strings pass through as text.
+  bool append(std::string_view bytes, bool may_stop);
+
+  // Text that can be shown and has not been taken before.
+  std::string take();
+  // The same at the end of the answer, when nothing more can follow: text held back for a stop string is released, an
+  // unfinished character is dropped.
+  std::string take_rest();
+
+ private:
+  // Knuth-Morris-Pratt: failure[i] is the longest border of the first i + 1 bytes; state, how many bytes are matched now.
+  struct Matcher {
+    std::string word;
+    std::vector<int> failure;
+    int state = 0;
+
+    void advance(char byte);
+  };
+
+  std::string release(size_t count, bool at_end);
+
+  std::vector<Matcher> matchers_;
+  std::string pending_;
+  bool is_stopped_ = false;
+};
+
+}  // namespace turbomind

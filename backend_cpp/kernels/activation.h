@@ -1,0 +1,13 @@
+// Gated SiLU: y = silu(gate) * up, silu(v) = v / (1 + exp(-v)).
+//
+//   gate_up [rows, 2 size]   float32, row-major: gate in the first half of a row, up in the second
+//   y [rows, size]           float32, row-major
+#pragma once
+
+#include "base/thread_pool.h"
+
+namespace turbomind {
+
+void silu_and_mul(ThreadPool& pool, const float* gate_up, int rows, int size, float* y);
+
+}  // namespace turbomind

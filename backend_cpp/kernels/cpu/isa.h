@@ -1,0 +1,48 @@
+// The kernels of one instruction set, and which one this process uses.
+//
+// kernels_isa.cc is compiled three times (namespaces avx512, avx2, scalar) and fills one table each.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "kernels/linear.h"
+#include "kernels/paged_attention.h"
+
+namespace turbomind {
+
+struct KernelTable {
+  const char* name;
+
+  // y[r, n] for r in [0, rows) and n in [first, last) of `linear`; rows is at most kLinearRowBlock.
+  void (*linear_block)(const LinearWeight& weight, const float* x, int rows, int first, int last, float* y,
+                       bool accumulate);
+  void (*rms_norm_row)(const float* x, const float* weight, float eps, int size, float* y);
+  void (*silu_and_mul_row)(const float* gate_up, int size, float* y);
+  // One row of one key/value head's group of query heads over tokens [begin, end) of the row's blocks, unnormalised:
+  // out [group, head_dim], and the running maximum and sum of each query head. `query` is [group, head_dim], scaled.
+  void (*attend)(const AttentionParams& params, int kv_head, int group, const float* query, const int32_t* blocks,
+                 int begin, int end, float* out, float* maximum, float* sum);
+  int32_t (*argmax)(const float* logits, int size);
+};
+
+inline constexpr int kLinearRowBlock = 48;
+
+// The table in use: the best the CPU supports, or the one named by LMDEPLOY_CPU_ISA or select_isa.
+const KernelTable& kernels();
+// Names usable on this CPU, best first.
+std::vector<std::string> supported_isas();
+// Switches the table; for tests. Throws Error(kInvalidArgument) for an unknown or unsupported name.
+void select_isa(const std::string& name);
+
+namespace avx512 {
+extern const KernelTable kTable;
+}
+namespace avx2 {
+extern const KernelTable kTable;
+}
+namespace scalar {
+extern const KernelTable kTable;
+}
+
+}  // namespace turbomind

@@ -1,0 +1,179 @@
+// One vector of float32 lanes, in the widest instruction set the including file is compiled for.
+//
+// Kernels are written once against this page and compiled once an instruction set (see isa.h); TM_ISA names the namespace.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "kernels/types.h"
+
+namespace turbomind::TM_ISA {
+
+#if defined(__AVX512F__)
+
+inline constexpr int kLanes = 16;
+inline constexpr int kRegisters = 32;
+using Vec = __m512;
+
+inline Vec zero() { return _mm512_setzero_ps(); }
+inline Vec broadcast(float value) { return _mm512_set1_ps(value); }
+inline Vec load(const float* p) { return _mm512_loadu_ps(p); }
+inline Vec load(const bf16* p) {
+  const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+inline void store(float* p, Vec v) { _mm512_storeu_ps(p, v); }
+inline Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
+inline Vec mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
+inline Vec div(Vec a, Vec b) { return _mm512_div_ps(a, b); }
+inline Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
+inline Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
+inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }  // a b + c
+inline Vec round(Vec a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline Vec scale_by_power_of_two(Vec a, Vec n) { return _mm512_scalef_ps(a, n); }
+
+inline __m128 fold(Vec v) {
+  const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+  return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+}
+inline float reduce_max(Vec v) { return _mm512_reduce_max_ps(v); }
+
+#elif defined(__AVX2__) && defined(__FMA__)
+
+inline constexpr int kLanes = 8;
+inline constexpr int kRegisters = 16;
+using Vec = __m256;
+
+inline Vec zero() { return _mm256_setzero_ps(); }
+inline Vec broadcast(float value) { return _mm256_set1_ps(value); }
+inline Vec load(const float* p) { return _mm256_loadu_ps(p); }
+inline Vec load(const bf16* p) {
+  const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+}
+inline void store(float* p, Vec v) { _mm256_storeu_ps(p, v); }
+inline Vec add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
+inline Vec mul(Vec a, Vec b) { return _mm256_mul_ps(a, b); }
+inline Vec div(Vec a, Vec b) { return _mm256_div_ps(a, b); }
+inline Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }
+inline Vec min(Vec a, Vec b) { return _mm256_min_ps(a, b); }
+inline Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
+inline Vec round(Vec a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+// n is integral and in [-126, 127].
+inline Vec scale_by_power_of_two(Vec a, Vec n) {
+  const __m256i exponent = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+  return _mm256_mul_ps(a, _mm256_castsi256_ps(exponent));
+}
+
+inline __m128 fold(Vec v) { return _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1)); }
+inline float reduce_max(Vec v) {
+  float lanes[kLanes];
+  store(lanes, v);
+  float largest = lanes[0];
+  for (int i = 1; i < kLanes; ++i) largest = lanes[i] > largest ? lanes[i] : largest;
+  return largest;
+}
+
+#else
+
+inline constexpr int kLanes = 4;
+inline constexpr int kRegisters = 16;
+struct Vec {
+  float lane[4];
+};
+
+template <class Operation>
+inline Vec map(Operation operation) {
+  Vec result;
+  for (int i = 0; i < kLanes; ++i) result.lane[i] = operation(i);
+  return result;
+}
+inline Vec zero() { return Vec{}; }
+inline Vec broadcast(float value) { return map([=](int) { return value; }); }
+template <class T>
+inline Vec load(const T* p) {
+  return map([=](int i) { return to_float(p[i]); });
+}
+inline void store(float* p, Vec v) { std::memcpy(p, v.lane, sizeof(v.lane)); }
+inline Vec add(Vec a, Vec b) { return map([&](int i) { return a.lane[i] + b.lane[i]; }); }
+inline Vec mul(Vec a, Vec b) { return map([&](int i) { return a.lane[i] * b.lane[i]; }); }
+inline Vec div(Vec a, Vec b) { return map([&](int i) { return a.lane[i] / b.lane[i]; }); }
+inline Vec max(Vec a, Vec b) { return map([&](int i) { return a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]; }); }
+inline Vec min(Vec a, Vec b) { return map([&](int i) { return a.lane[i] < b.lane[i] ? a.lane[i] : b.lane[i]; }); }
+inline Vec fma(Vec a, Vec b, Vec c) { return map([&](int i) { return a.lane[i] * b.lane[i] + c.lane[i]; }); }
+inline Vec round(Vec a) { return map([&](int i) { return std::nearbyint(a.lane[i]); }); }
+inline Vec scale_by_power_of_two(Vec a, Vec n) {
+  return map([&](int i) { return std::ldexp(a.lane[i], static_cast<int>(n.lane[i])); });
+}
+inline float reduce_max(Vec v) {
+  float largest = v.lane[0];
+  for (int i = 1; i < kLanes; ++i) largest = v.lane[i] > largest ? v.lane[i] : largest;
+  return largest;
+}
+
+#endif
+
+// Sums of the lanes of four vectors, each in the same fixed order.
+inline void reduce_add4(const Vec v[4], float sums[4]) {
+#if defined(__AVX2__)
+  __m128 a = fold(v[0]), b = fold(v[1]), c = fold(v[2]), d = fold(v[3]);
+  _MM_TRANSPOSE4_PS(a, b, c, d);
+  _mm_storeu_ps(sums, _mm_add_ps(_mm_add_ps(a, b), _mm_add_ps(c, d)));
+#else
+  for (int i = 0; i < 4; ++i) sums[i] = (v[i].lane[0] + v[i].lane[1]) + (v[i].lane[2] + v[i].lane[3]);
+#endif
+}
+
+inline float reduce_add(Vec v) {
+  const Vec four[4] = {v, zero(), zero(), zero()};
+  float sums[4];
+  reduce_add4(four, sums);
+  return sums[0];
+}
+
+// The first `count` (< kLanes) elements, zeros behind.
+template <class T>
+inline Vec load_partial(const T* p, int count) {
+  T lanes[kLanes] = {};
+  std::memcpy(lanes, p, static_cast<size_t>(count) * sizeof(T));
+  return load(lanes);
+}
+
+inline void store_partial(float* p, Vec v, int count) {
+  float lanes[kLanes];
+  store(lanes, v);
+  std::memcpy(p, lanes, static_cast<size_t>(count) * sizeof(float));
+}
+
+// e^x within 2 ulp for x <= 88; results below the smallest normal number are 0 (so exp(-infinity) is 0); NaN stays NaN.
+// x = n ln 2 + r with |r| <= ln 2 / 2; e^r by its Taylor polynomial of degree 7.
+inline Vec exp(Vec x) {
+  const Vec clamped = max(broadcast(-87.0f), min(broadcast(88.0f), x));
+  const Vec n = round(mul(clamped, broadcast(1.44269504f)));
+  Vec r = fma(n, broadcast(-0.693359375f), clamped);
+  r = fma(n, broadcast(2.12194440e-4f), r);
+  Vec p = broadcast(1.0f / 5040);
+  p = fma(p, r, broadcast(1.0f / 720));
+  p = fma(p, r, broadcast(1.0f / 120));
+  p = fma(p, r, broadcast(1.0f / 24));
+  p = fma(p, r, broadcast(1.0f / 6));
+  p = fma(p, r, broadcast(0.5f));
+  p = fma(p, r, broadcast(1.0f));
+  p = fma(p, r, broadcast(1.0f));
+  const Vec result = scale_by_power_of_two(p, n);
+#if defined(__AVX512F__)
+  return _mm512_mask_mov_ps(result, _mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.0f), _CMP_LT_OQ), _mm512_setzero_ps());
+#elif defined(__AVX2__)
+  return _mm256_andnot_ps(_mm256_cmp_ps(x, _mm256_set1_ps(-87.0f), _CMP_LT_OQ), result);
+#else
+  return map([&](int i) { return x.lane[i] < -87.0f ? 0.0f : result.lane[i]; });
+#endif
+}
+
+}  // namespace turbomind::TM_ISA

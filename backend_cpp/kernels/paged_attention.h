@@ -1,0 +1,67 @@
+// Causal attention over a paged key/value cache, with RoPE and the cache write that precede it.
+//
+// Cache layout. A block holds `block_len` consecutive tokens of one sequence for all layers. Inside a block, per layer and
+// key/value head, keys are stored transposed and values plainly:
+//   k [head_dim, block_len]   so that scores of neighbouring tokens are neighbouring lanes
+//   v [block_len, head_dim]
+// in the cache's dtype (float32 or bfloat16). Block b starts at pool + b * block_bytes; all k of a layer precede its v.
+//
+// Arithmetic. Scores, softmax and sums are float32. A row's keys are visited in partitions of kPartitionTokens, block by
+// block, at absolute positions, and the partitions are merged in order; the result is bitwise independent of the batch, of
+// prompt chunking, and of how partitions are spread over threads.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/thread_pool.h"
+#include "kernels/types.h"
+
+namespace turbomind {
+
+inline constexpr int kPartitionTokens = 512;
+
+struct CacheLayout {
+  DType dtype = DType::kFloat32;
+  int num_layers = 0;
+  int num_kv_heads = 0;
+  int head_dim = 0;
+  int block_len = 0;  // a multiple of 16 that divides kPartitionTokens
+
+  size_t head_elements() const { return static_cast<size_t>(block_len) * head_dim; }
+  size_t layer_elements() const { return 2 * head_elements() * num_kv_heads; }
+  size_t block_bytes() const { return layer_elements() * num_layers * byte_size(dtype); }
+  size_t key_offset(int layer, int head) const { return layer * layer_elements() + head * head_elements(); }
+  size_t value_offset(int layer, int head) const { return key_offset(layer, num_kv_heads + head); }
+};
+
+// Rows of one sequence in this step: `count` rows from `first_row`, at positions first_position, first_position + 1, ...
+struct AttentionSpan {
+  int first_row = 0;
+  int count = 0;
+  int first_position = 0;
+  const int32_t* blocks = nullptr;  // block ids covering positions 0 .. first_position + count - 1
+};
+
+struct AttentionParams {
+  CacheLayout layout;
+  std::byte* pool = nullptr;
+  int layer = 0;
+  int num_heads = 0;                // query heads, a multiple of layout.num_kv_heads
+  float scale = 1;                  // multiplies q.k
+  const AttentionSpan* spans = nullptr;
+  int span_count = 0;
+};
+
+// Rotates q and k of each row of qkv in place (half-split pairs i, i + head_dim/2) and writes k and v to the cache.
+//   qkv [rows, (num_heads + 2 num_kv_heads) head_dim]; rope_cos, rope_sin [rows, head_dim / 2], all float32
+void rope_and_cache_write(ThreadPool& pool, const AttentionParams& params, const float* rope_cos, const float* rope_sin,
+                          float* qkv);
+
+// out [rows, num_heads head_dim] float32. Reads q from qkv as rope_and_cache_write left it.
+// workspace: at least attention_workspace_floats(...) floats.
+void paged_attention(ThreadPool& pool, const AttentionParams& params, const float* qkv, float* workspace, float* out);
+
+size_t attention_workspace_floats(const AttentionParams& params);
+
+}  // namespace turbomind

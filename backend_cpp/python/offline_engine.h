@@ -1,0 +1,45 @@
+// The engine as Python sees it: submit, then poll for everything that came out since the last poll.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "engine/load_engine.h"
+
+namespace turbomind {
+
+class OfflineEngine {
+ public:
+  OfflineEngine(const std::string& directory, const std::string& settings_json);
+
+  // Returns the request's number. `params` holds fields of GenerationConfig.
+  RequestId submit(std::vector<int32_t> input_ids, const pybind11::dict& params);
+  void cancel(RequestId request);
+  // Outputs since the last call, as tuples (request, text, token_ids, finish_reason, input_len, generate_len, error);
+  // waits up to `timeout` seconds for the first, without the interpreter lock. One poller at a time.
+  pybind11::list poll(double timeout);
+  pybind11::dict stats() const;
+  // Cancels what is open and stops the engine. Outputs already made can still be polled.
+  void close();
+
+  int session_len() const { return session_len_; }
+  int vocab_size() const { return vocab_size_; }
+
+ private:
+  Engine& engine() const;  // throws Error(kUnavailable) after close
+
+  std::mutex mu_;
+  std::condition_variable ready_;
+  std::vector<Output> outputs_;  // guarded by mu_
+  RequestId next_id_ = 1;        // guarded by the interpreter lock
+  int session_len_ = 0;
+  int vocab_size_ = 0;
+  std::unique_ptr<Engine> engine_;
+};
+
+}  // namespace turbomind
