@@ -68,7 +68,16 @@ class Tokenizer:
             Any text.
         add_bos
             False leaves out the tokens the tokenizer would put around the text.
+
+        Raises
+        ------
+        ValueError
+            If the text holds half a surrogate pair, which is no character.
         """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"text must be valid Unicode, got a lone surrogate at character {error.start}") from error
         bare: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         if not add_bos:
             return bare
