@@ -1,0 +1,60 @@
+"""`lmdeploy convert`: write a Triton model repository for a checkpoint."""
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def add_parser(subparsers: "Subparsers") -> None:
+    """Add the subcommand to the command line."""
+    parser = subparsers.add_parser(
+        "convert",
+        help="Write a Triton model repository for a checkpoint.",
+        description="Write a Triton model repository that serves a Hugging Face checkpoint. The weights stay where "
+        "they are. Old form: lmdeploy convert MODEL_NAME MODEL_PATH.",
+    )
+    parser.add_argument(
+        "model", nargs="+", metavar="MODEL", help="[MODEL_NAME] MODEL_PATH: a Hugging Face directory or repository"
+    )
+    parser.add_argument("--dst-path", default="workspace", help="folder to write (default: %(default)s)")
+    parser.add_argument("--model-name", help="name shown to clients (default: the directory's name)")
+    parser.add_argument("--chat-template", help="name of a built-in template (see lmdeploy list), or a JSON file")
+    parser.add_argument(
+        "--dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="type of the weights in memory"
+    )
+    parser.add_argument("--model-format", default=None, choices=("hf", "llama", "awq"), help="layout of the checkpoint")
+    parser.add_argument("--tp", type=int, default=1, help="devices one model is spread over (default: 1)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Convert; return the exit status."""
+    from lmdeploy.messages import TurbomindEngineConfig
+    from lmdeploy.model import MODELS
+    from lmdeploy.turbomind.convert import convert
+    from lmdeploy.turbomind.supported import refuse_unsupported_engine
+
+    if len(args.model) > 2:
+        print(f"lmdeploy convert: expected [MODEL_NAME] MODEL_PATH, got {len(args.model)} names", file=sys.stderr)
+        return 2
+    old_name = args.model[0] if len(args.model) == 2 else None
+    # In the old form the name said which chat template the model has.
+    old_template = old_name if old_name in MODELS else None
+    model_format = {"llama": "meta_llama"}.get(args.model_format, args.model_format)
+    try:
+        refuse_unsupported_engine(TurbomindEngineConfig(dtype=args.dtype, model_format=model_format, tp=args.tp))
+        target = convert(
+            args.model[-1],
+            args.dst_path,
+            model_name=args.model_name or old_name,
+            chat_template=args.chat_template or old_template,
+            dtype=args.dtype,
+        )
+    except (OSError, ValueError) as error:
+        print(f"lmdeploy convert: {error}", file=sys.stderr)
+        return 1
+    print(f"wrote {target}; serve it with: tritonserver --model-repository {target}")
+    return 0

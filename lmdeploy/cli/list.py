@@ -1,0 +1,25 @@
+"""`lmdeploy list`: the built-in chat templates and the supported architectures."""
+
+import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def add_parser(subparsers: "Subparsers") -> None:
+    """Add the subcommand to the command line."""
+    parser = subparsers.add_parser(
+        "list", help="List chat templates and architectures.", description="List chat templates and architectures."
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the lists; return the exit status."""
+    from lmdeploy.model import MODELS
+    from lmdeploy.turbomind.families import FAMILIES
+
+    print("The supported chat template names are:", *MODELS.names(), sep="\n")
+    print("\nThe supported architectures are:", *sorted(FAMILIES), sep="\n")
+    return 0

@@ -1,0 +1,86 @@
+"""`lmdeploy convert`: from a checkpoint to a Triton model repository that serves it, without copying weights."""
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+from lmdeploy.errors import CheckpointError
+from lmdeploy.model import MODELS, ChatTemplateConfig, chat_template_for
+from lmdeploy.paths import locate_model, model_name_of
+from lmdeploy.turbomind.engine_dir import write_engine_dir
+from lmdeploy.turbomind.repository import copy_models
+
+
+def convert(
+    model_path: str,
+    dst_path: str | Path = "workspace",
+    *,
+    model_name: str | None = None,
+    chat_template: str | None = None,
+    dtype: str = "auto",
+) -> Path:
+    """Write a model repository for a checkpoint; it appears complete or not at all.
+
+    Parameters
+    ----------
+    model_path
+        A Hugging Face directory, or the name of a Hugging Face repository. The weights stay there.
+    dst_path
+        Folder to write. One written by an earlier conversion is replaced; any other must be empty or missing.
+    model_name
+        Name shown to clients; default: the directory's name.
+    chat_template
+        As ``chat_template_for`` takes it; a JSON file's content is stored. Default: chosen for the model.
+    dtype
+        As in ``TurbomindEngineConfig``.
+
+    Returns
+    -------
+    Path
+        The absolute ``dst_path``.
+
+    Raises
+    ------
+    UnsupportedModelError, CheckpointError
+        As ``lmdeploy.turbomind.engine_dir.resolve``.
+    ValueError
+        If the chat template is unknown or malformed.
+    FileExistsError
+        If ``dst_path`` holds something else.
+    """
+    source = locate_model(model_path)
+    if (source / "spec.json").is_file() or _is_workspace(source):
+        raise CheckpointError(source, ["is converted already; convert the original checkpoint"])
+    target = Path(dst_path).expanduser().absolute()
+    if target.exists() and not _is_workspace(target) and (not target.is_dir() or any(target.iterdir())):
+        raise FileExistsError(f"{target} exists and is no workspace of lmdeploy convert: choose another --dst-path")
+    name = model_name or model_name_of(source)
+    parameters = {
+        "preprocessing": {
+            "model_path": "../../turbomind/1",
+            "chat_template": _stored_template(model_path, chat_template),
+        },
+        "turbomind": {"model_path": ".", "model_name": name, "engine_config": json.dumps({"dtype": dtype})},
+    }
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
+        made = Path(scratch) / "workspace"
+        copy_models(made, parameters)
+        write_engine_dir(source, name, made / "turbomind" / "1")
+        if target.exists():
+            shutil.rmtree(target)
+        made.rename(target)
+    return target
+
+
+def _is_workspace(directory: Path) -> bool:
+    return (directory / "turbomind" / "1" / "spec.json").is_file()
+
+
+def _stored_template(model_path: str, chat_template: str | None) -> str:
+    """Return what the repository remembers of a template, its name or its JSON text, after making it once."""
+    if not chat_template:
+        return ""
+    chat_template_for(model_path, chat_template)
+    return chat_template if chat_template in MODELS else ChatTemplateConfig.from_json(chat_template).to_json()
