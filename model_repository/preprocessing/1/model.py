@@ -1,0 +1,5 @@
+"""What Triton's Python backend loads; the model itself is ``python_backend.preprocessing``."""
+
+from python_backend.preprocessing import TritonPythonModel
+
+__all__ = ["TritonPythonModel"]

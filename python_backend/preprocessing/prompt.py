@@ -1,0 +1,85 @@
+"""From what a request says to token ids; knows nothing of Triton."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from lmdeploy.model import ChatTemplate
+from lmdeploy.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Token ids for the engine, and the strings that end its answer."""
+
+    ids: list[int]
+    stop_words: list[str]
+
+
+class PromptEncoder:
+    """Applies one model's chat template and tokenizer.
+
+    Parameters
+    ----------
+    tokenizer, template
+        The model's.
+    max_bytes
+        Longest prompt in UTF-8 bytes. A longer one is refused before it keeps the tokenizer busy for seconds: even in
+        the longest tokens it could not fit the model's context.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, max_bytes: int) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._max_bytes = max_bytes
+
+    def encode(self, text: str | None, messages: str | None, tools: str | None, stop_words: list[str]) -> Prompt:
+        """Return the prompt of a request.
+
+        Parameters
+        ----------
+        text
+            A finished prompt, used as it is; or None.
+        messages, tools
+            A conversation and tools in OpenAI's format, as JSON text; or None. Empty text is the same as None.
+        stop_words
+            The caller's; for a conversation the template's own are added.
+
+        Raises
+        ------
+        ValueError
+            If there is not exactly one of ``text`` and ``messages``, one is malformed, or there is nothing in it.
+        """
+        if "" in stop_words:
+            raise ValueError("stop_words must be non-empty strings, got an empty one")
+        if messages:
+            if text:
+                raise ValueError("text_input and messages must not both be given")
+            rendered = self._template.render(_json_list("messages", messages), _json_list("tools", tools or "[]"))
+            ids = self._tokenize(rendered, self._template.add_bos)
+            stop_words = list(dict.fromkeys([*stop_words, *self._template.stop_words]))
+        elif text is None:
+            raise ValueError("one of text_input and messages must be given, got neither")
+        elif tools:
+            raise ValueError("tools must come with messages, got text_input")
+        else:
+            ids = self._tokenize(text, True)
+        if not ids:
+            raise ValueError("the prompt must have at least one token, got none")
+        return Prompt(ids, stop_words)
+
+    def _tokenize(self, prompt: str, add_bos: bool) -> list[int]:
+        size = len(prompt.encode(errors="surrogatepass"))
+        if size > self._max_bytes:
+            raise ValueError(f"the prompt must have at most {self._max_bytes} bytes to fit the model, got {size}")
+        return self._tokenizer.encode(prompt, add_bos)
+
+
+def _json_list(name: str, text: str) -> list[Any]:
+    try:
+        value = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{name} must be JSON ({error})") from error
+    if not isinstance(value, list):
+        raise ValueError(f"{name} must be a list, got {type(value).__name__}")
+    return value
