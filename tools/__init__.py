@@ -1,0 +1,1 @@
+"""Programs for developers: the default model, benchmarks, requirement pins."""

@@ -1,0 +1,1 @@
+"""What the profile tools share: workloads, clients, peers, statistics, reports."""

@@ -1,0 +1,98 @@
+"""Flags that several profile tools share."""
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from lmdeploy.messages import GenerationConfig, TurbomindEngineConfig
+from lmdeploy.paths import default_model_dir
+from tools.bench.workload import Lengths, Request, dataset_requests, random_requests
+
+
+def lengths(text: str) -> Lengths:
+    """Read a flag such as ``16:256``."""
+    try:
+        return Lengths.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"expected N or LOW:HIGH with 1 <= LOW <= HIGH, got {text}") from error
+
+
+def positive(text: str) -> int:
+    """Read a flag that is a whole number >= 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number >= 1, got {text}")
+    return int(text)
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """Return a parser with what every profile tool takes."""
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    made.add_argument("model_path", nargs="?", default=str(default_model_dir()), help="Hugging Face directory")
+    made.add_argument("--seed", type=int, default=0, help="of the random prompts and lengths")
+    made.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file too")
+    return made
+
+
+def add_engine(made: argparse.ArgumentParser) -> None:
+    """Add the flags of the engine in this process."""
+    group = made.add_argument_group("engine")
+    group.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="float32", help="of the weights")
+    group.add_argument("--cache-max-entry-count", type=float, default=0.5, help="share of free memory for the KV cache")
+    group.add_argument("--max-prefill-token-num", type=positive, default=8192, help="most prompt tokens a step")
+
+
+def add_sampling(made: argparse.ArgumentParser) -> None:
+    """Add the flags that say how tokens are chosen."""
+    group = made.add_argument_group("sampling")
+    group.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
+    group.add_argument("--top-p", type=float, default=1.0)
+    group.add_argument("--top-k", type=int, default=50)
+
+
+def add_workload(made: argparse.ArgumentParser) -> None:
+    """Add the flags of a random workload."""
+    group = made.add_argument_group("workload")
+    group.add_argument("--num-prompts", type=positive, default=48)
+    group.add_argument("--concurrency", type=positive, default=16, help="most requests open at a time")
+    group.add_argument("--prompt-tokens", type=lengths, default=Lengths(16, 128), metavar="N|LOW:HIGH")
+    group.add_argument("--completion-tokens", type=lengths, default=Lengths(32, 128), metavar="N|LOW:HIGH")
+    group.add_argument("--dataset", type=Path, help="ShareGPT-style JSON whose first questions are the prompts")
+
+
+def engine_config(arguments: argparse.Namespace, batch: int) -> TurbomindEngineConfig:
+    """Return the engine config the flags describe, with room for a batch of that size."""
+    return TurbomindEngineConfig(
+        dtype=arguments.dtype,
+        max_batch_size=batch,
+        cache_max_entry_count=arguments.cache_max_entry_count,
+        max_prefill_token_num=arguments.max_prefill_token_num,
+    )
+
+
+def sampling(arguments: argparse.Namespace) -> GenerationConfig:
+    """Return the generation config the flags describe."""
+    return GenerationConfig(
+        do_sample=arguments.temperature > 0,
+        temperature=arguments.temperature,
+        top_p=arguments.top_p,
+        top_k=arguments.top_k,
+        random_seed=arguments.seed,
+    )
+
+
+def requests(arguments: argparse.Namespace) -> list[Request]:
+    """Return the workload the flags describe."""
+    if arguments.dataset is not None:
+        return dataset_requests(arguments.dataset, arguments.num_prompts, arguments.completion_tokens, arguments.seed)
+    return random_requests(arguments.num_prompts, arguments.prompt_tokens, arguments.completion_tokens, arguments.seed)
+
+
+def run(main: Callable[[], None]) -> None:
+    """Run a tool; what went wrong is one line, not a traceback, where the user can mend it."""
+    try:
+        main()
+    except (OSError, ValueError) as error:
+        sys.exit(f"{Path(sys.argv[0]).stem}: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,101 @@
+"""The gateway over HTTP, streaming: what a user of the OpenAI API sees."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import aiohttp
+import orjson
+
+from lmdeploy.messages import GenerationConfig
+from tools.bench.stats import Record, Summary, summarize
+from tools.bench.workload import Request
+
+DATA = b"data: "
+DONE = b"data: [DONE]"
+
+
+async def _answer(
+    session: aiohttp.ClientSession, url: str, model: str, request: Request, sampling: GenerationConfig
+) -> Record:
+    body = {
+        "model": model,
+        "prompt": request.prompt,
+        "max_tokens": request.output_len,
+        "ignore_eos": True,
+        "temperature": sampling.temperature if sampling.do_sample else 0.0,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "seed": sampling.random_seed,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    record = Record(started=time.perf_counter())
+    async with session.post(f"{url}/v1/completions", data=orjson.dumps(body)) as response:
+        if response.status != 200:
+            raise RuntimeError(f"{url} answered {response.status}: {await response.text()}")
+        async for line in response.content:
+            if line.startswith(DATA) and not line.startswith(DONE):
+                _note(record, orjson.loads(line[len(DATA) :]), time.perf_counter())
+    if record.output_len != request.output_len:
+        raise RuntimeError(f"an answer has {record.output_len} tokens, expected {request.output_len}")
+    return record
+
+
+def _note(record: Record, event: dict[str, object], now: float) -> None:
+    """Count an event's token; tokens whose text came with a later one are counted by the usage at the end."""
+    if error := event.get("error"):
+        raise RuntimeError(f"an answer failed: {error}")
+    choices = event.get("choices")
+    if isinstance(choices, list) and choices and choices[0].get("text"):
+        record.arrivals.append((now, 1))
+    usage = event.get("usage")
+    if isinstance(usage, dict):
+        record.input_len = usage["prompt_tokens"]
+        uncounted = usage["completion_tokens"] - record.output_len
+        if uncounted:
+            last, count = record.arrivals[-1] if record.arrivals else (now, 0)
+            record.arrivals[-1:] = [(last, count + uncounted)]
+
+
+async def _run(url: str, requests: Sequence[Request], concurrency: int, sampling: GenerationConfig) -> Summary:
+    waiting = list(reversed(requests))
+    records: list[Record] = []
+    headers = {"content-type": "application/json"}
+    connector = aiohttp.TCPConnector(limit=concurrency)
+    timeout = aiohttp.ClientTimeout(total=None, sock_read=600)
+    async with aiohttp.ClientSession(headers=headers, connector=connector, timeout=timeout) as session:
+        async with session.get(f"{url}/v1/models") as response:
+            model = orjson.loads(await response.read())["data"][0]["id"]
+
+        async def stream() -> None:
+            while waiting:
+                records.append(await _answer(session, url, model, waiting.pop(), sampling))
+
+        started = time.perf_counter()
+        async with asyncio.TaskGroup() as streams:
+            for _ in range(concurrency):
+                streams.create_task(stream())
+        return summarize(records, time.perf_counter() - started)
+
+
+def run_over_http(url: str, requests: Sequence[Request], concurrency: int, sampling: GenerationConfig) -> Summary:
+    """Answer all requests through a gateway, so many at a time.
+
+    Parameters
+    ----------
+    url
+        Of the gateway, without ``/v1``.
+    requests
+        Started in this order; a new one as soon as one ends.
+    concurrency
+        Most requests open at a time.
+    sampling
+        How to choose tokens; lengths come from the requests.
+
+    Raises
+    ------
+    RuntimeError
+        A request was refused or failed, or its answer has not the length asked for.
+    """
+    return asyncio.run(_run(url.rstrip("/"), requests, concurrency, sampling))

@@ -1,0 +1,87 @@
+"""Tables for people, JSON for programs."""
+
+import json
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tools.bench.stats import Summary
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a text table; the first column to the left, numbers to the right."""
+    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
+
+    def line(row: Sequence[str]) -> str:
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        return "  ".join(cells).rstrip()
+
+    return "\n".join([line(header), "  ".join("-" * width for width in widths), *map(line, rows)])
+
+
+def milliseconds(seconds: float) -> str:
+    """Return a time as milliseconds."""
+    return f"{seconds * 1000:.1f}"
+
+
+# Times in milliseconds: "first" to the first token, "token" between tokens.
+SUMMARY_HEADER = (
+    *("run", "requests", "tokens in", "out", "seconds", "tokens/s", "RPM"),
+    *("first avg", "p50", "p95", "p99", "token avg", "p50", "p75", "p95", "p99"),
+)
+
+
+def summary_row(name: str, run: Summary) -> list[str]:
+    """Return a run's row under ``SUMMARY_HEADER``; the times are milliseconds."""
+    first, token = run.first_token_latency, run.token_latency
+    return [
+        name,
+        str(run.requests),
+        str(run.input_tokens),
+        str(run.output_tokens),
+        f"{run.seconds:.1f}",
+        f"{run.token_throughput:.1f}",
+        f"{run.requests_per_minute:.1f}",
+        *(milliseconds(first[key]) for key in ("mean", "p50", "p95", "p99")),
+        *(milliseconds(token[key]) for key in ("mean", "p50", "p75", "p95", "p99")),
+    ]
+
+
+def print_summaries(runs: dict[str, Summary]) -> None:
+    """Print runs as one table."""
+    print(table(SUMMARY_HEADER, [summary_row(name, run) for name, run in runs.items()]), flush=True)
+
+
+def machine() -> dict[str, Any]:
+    """Return what the numbers were measured on."""
+    cpu = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
+        cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), cpu)
+    return {"cpu": cpu, "cpus": len(os.sched_getaffinity(0)), "load_1min": os.getloadavg()[0]}
+
+
+def write_json(path: Path | None, name: str, runs: dict[str, Summary], **more: Any) -> None:
+    """Write a report; a path of None writes nothing.
+
+    Parameters
+    ----------
+    path
+        The file to write.
+    name
+        Of the tool.
+    runs
+        Summaries by name.
+    **more
+        Whatever else belongs to the report: settings, ratios.
+    """
+    if path is None:
+        return
+    report = {"tool": name, "machine": machine(), "runs": {key: asdict(run) for key, run in runs.items()}, **more}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    print(f"written: {path}")

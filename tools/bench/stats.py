@@ -1,0 +1,104 @@
+"""From arrival times of tokens to the numbers that are reported."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+PERCENTILES = (50, 75, 95, 99)
+
+
+@dataclass
+class Record:
+    """When the tokens of one request arrived.
+
+    Attributes
+    ----------
+    started
+        When it was sent; seconds of ``time.perf_counter()``, like all times here.
+    arrivals
+        For each response that brought tokens: its time and how many.
+    """
+
+    started: float
+    arrivals: list[tuple[float, int]] = field(default_factory=list)
+    input_len: int = 0
+
+    @property
+    def output_len(self) -> int:
+        """Tokens generated."""
+        return sum(count for _, count in self.arrivals)
+
+    @property
+    def first_token_latency(self) -> float:
+        """Seconds from sending to the first token."""
+        return self.arrivals[0][0] - self.started
+
+    def token_latencies(self) -> list[float]:
+        """Return the seconds between tokens, one number for each token after the first response."""
+        gaps = []
+        for (before, _), (now, count) in zip(self.arrivals, self.arrivals[1:], strict=False):
+            gaps += [(now - before) / count] * count
+        return gaps
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Return the percentile of values by linear interpolation; NaN if there are none."""
+    if not values:
+        return math.nan
+    ordered = sorted(values)
+    position = (len(ordered) - 1) * percent / 100
+    low = math.floor(position)
+    high = math.ceil(position)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the mean; NaN if there are no values."""
+    return math.fsum(values) / len(values) if values else math.nan
+
+
+def median(values: Sequence[float]) -> float:
+    """Return the median; NaN if there are no values."""
+    return percentile(values, 50)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A run in numbers: lengths in tokens, times in seconds, rates a second.
+
+    Attributes
+    ----------
+    token_throughput
+        Generated tokens over total time, prefill included.
+    first_token_latency, token_latency
+        Mean, and percentiles by name (``p50``, ...).
+    """
+
+    requests: int
+    seconds: float
+    input_tokens: int
+    output_tokens: int
+    token_throughput: float
+    requests_per_minute: float
+    first_token_latency: dict[str, float]
+    token_latency: dict[str, float]
+
+
+def summarize(records: Iterable[Record], seconds: float) -> Summary:
+    """Return the summary of a run that took so many seconds."""
+    finished = [record for record in records if record.arrivals]
+    output_tokens = sum(record.output_len for record in finished)
+    return Summary(
+        requests=len(finished),
+        seconds=seconds,
+        input_tokens=sum(record.input_len for record in finished),
+        output_tokens=output_tokens,
+        token_throughput=output_tokens / seconds,
+        requests_per_minute=60 * len(finished) / seconds,
+        first_token_latency=_spread([record.first_token_latency for record in finished]),
+        token_latency=_spread([gap for record in finished for gap in record.token_latencies()]),
+    )
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    return {"mean": mean(values), **{f"p{percent}": percentile(values, percent) for percent in PERCENTILES}}
