@@ -38,7 +38,7 @@ def add_engine(made: argparse.ArgumentParser) -> None:
     """Add the flags of the engine in this process."""
     group = made.add_argument_group("engine")
     group.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="float32", help="of the weights")
-    group.add_argument("--cache-max-entry-count", type=float, default=0.5, help="share of free memory for the KV cache")
+    group.add_argument("--cache-max-entry-count", type=float, default=0.2, help="share of free memory for the KV cache")
     group.add_argument("--max-prefill-token-num", type=positive, default=8192, help="most prompt tokens a step")
 
 
