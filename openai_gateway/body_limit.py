@@ -37,7 +37,8 @@ class BodyLimit:
             message = await receive()
             received += len(message.get("body", b""))
             if received > self._max_bytes:
-                await self._drain(receive)
+                if message.get("more_body", False):
+                    await self._drain(receive)
                 raise HTTPException(413, self._error().message)  # the kind FastAPI lets through
             return message
 

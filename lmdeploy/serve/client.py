@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from lmdeploy.paths import DEFAULT_MODEL_NAME
 from lmdeploy.serve.errors import TritonRequestError, TritonUnavailable
 from lmdeploy.serve.request import (
     ENGINE,
@@ -134,7 +135,7 @@ class TritonClient:
         return bool(answer.ready)
 
     async def model_name(self) -> str:
-        """Return the name of the served model: its configured name, else its directory's, else ``turbomind``.
+        """Return the name of the served model: its configured name, else its directory's.
 
         Raises
         ------
@@ -148,7 +149,8 @@ class TritonClient:
             raise TritonUnavailable(self._unavailable(error.details())) from None
         parameters = answer.config.parameters
         name: str = parameters["model_name"].string_value
-        return name or PurePath(parameters["model_path"].string_value).name or ENGINE
+        path: str = parameters["model_path"].string_value
+        return name or (PurePath(path).name if path else DEFAULT_MODEL_NAME)
 
     async def close(self) -> None:
         """Finish cancelling what was left early, and close the channel."""

@@ -5,6 +5,7 @@ from contextlib import aclosing
 import grpc
 import pytest
 
+from lmdeploy.paths import DEFAULT_MODEL_NAME
 from lmdeploy.serve.client import GenerateChunk, GenerateRequest, TritonClient, TritonRequestError, TritonUnavailable
 from tests.support.fake_triton import FakeTriton, Script
 from tests.support.waiting import eventually
@@ -178,7 +179,7 @@ async def test_the_model_name_is_the_configured_one_or_the_directory_s(
     triton.parameters = {"model_name": "", "model_path": "/models/tiny-llama/"}
     assert await client.model_name() == "tiny-llama"
     triton.parameters = {}
-    assert await client.model_name() == "turbomind"
+    assert await client.model_name() == DEFAULT_MODEL_NAME
 
 
 async def test_many_streams_share_one_channel(client: TritonClient) -> None:

@@ -1,0 +1,117 @@
+"""Where tritonserver is, and a backend directory for it.
+
+It is the one on PATH, as in NVIDIA's images, or the one inside the wheel ``nvidia-pytriton``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmdeploy.serve.errors import TritonStartError
+
+PACKAGE = Path(__file__).resolve().parent.parent  # lmdeploy/
+OUR_BACKEND = PACKAGE / "backends" / "turbomind"
+_SYSTEM_LIBRARY_DIRS = {"/lib", "/lib64", "/usr/lib", "/usr/lib64"}
+
+
+@dataclass(frozen=True)
+class TritonInstallation:
+    """A tritonserver and what belongs to it.
+
+    Attributes
+    ----------
+    binary : Path
+        The program.
+    python_backend : Path
+        Directory of its Python backend.
+    python_stub : Path or None
+        The stub for the running Python; None: the one in `python_backend` fits.
+    library_dirs : tuple of Path
+        Directories its libraries are in, beside the system's.
+    """
+
+    binary: Path
+    python_backend: Path
+    python_stub: Path | None
+    library_dirs: tuple[Path, ...]
+
+
+def find_tritonserver() -> TritonInstallation:
+    """Return the tritonserver to use.
+
+    Raises
+    ------
+    TritonStartError
+        There is none, or it does not support the running Python.
+    """
+    on_path = shutil.which("tritonserver")
+    if on_path is not None:
+        binary = Path(on_path)
+        backends = binary.resolve().parent.parent / "backends"
+        return TritonInstallation(binary, backends / "python", None, ())
+    wheel = importlib.util.find_spec("pytriton")
+    if wheel is None or wheel.origin is None:
+        raise TritonStartError("there is no tritonserver, on PATH or installed; run: pip install nvidia-pytriton")
+    package = Path(wheel.origin).parent
+    root = package / "tritonserver"
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    stub = root / "python_backend_stubs" / version / "triton_python_backend_stub"
+    if not stub.is_file():
+        known = ", ".join(sorted(folder.name for folder in (root / "python_backend_stubs").iterdir()))
+        raise TritonStartError(f"the wheel nvidia-pytriton supports Python {known}, not {version}")
+    libraries = package.parent / "nvidia_pytriton.libs"
+    return TritonInstallation(root / "bin" / "tritonserver", root / "backends" / "python", stub, (libraries,))
+
+
+def make_backend_directory(installation: TritonInstallation, target: Path) -> None:
+    """Fill `target` with links to the backends our models need.
+
+    Raises
+    ------
+    TritonStartError
+        Our own backend is not compiled.
+    """
+    library = OUR_BACKEND / "libtriton_turbomind.so"
+    if not library.is_file():
+        raise TritonStartError(f"the Triton backend is not compiled: {library} is missing; run: make build")
+    link_backends(installation, target, OUR_BACKEND)
+
+
+def link_backends(installation: TritonInstallation, target: Path, *others: Path) -> None:
+    """Fill `target` with links to the Python backend and to each directory in `others`."""
+    python = target / "python"
+    python.mkdir(parents=True)
+    for file in installation.python_backend.iterdir():
+        if file.is_file():
+            (python / file.name).symlink_to(file)
+    if installation.python_stub is not None:
+        stub = python / installation.python_stub.name
+        stub.unlink(missing_ok=True)
+        stub.symlink_to(installation.python_stub)
+    for folder in others:
+        (target / folder.name).symlink_to(folder)
+
+
+def server_environment(installation: TritonInstallation) -> dict[str, str]:
+    """Return the environment in which that server finds its libraries, and its Python models ours."""
+    env = dict(os.environ)
+    libpython = sysconfig.get_config_var("LIBDIR")
+    last = [] if libpython is None or libpython in _SYSTEM_LIBRARY_DIRS else [libpython]
+    _prepend(env, "LD_LIBRARY_PATH", [str(folder) for folder in installation.library_dirs], last)
+    # The Python backend embeds the interpreter whose `python3` is first on PATH: ours, with its virtual environment.
+    _prepend(env, "PATH", [str(Path(sys.executable).parent)])
+    _prepend(env, "PYTHONPATH", [str(PACKAGE.parent)])
+    env["LMDEPLOY_PYTHON"] = sys.executable
+    return env
+
+
+def _prepend(env: dict[str, str], name: str, first: list[str], last: list[str] | None = None) -> None:
+    value = os.pathsep.join(filter(None, [*first, env.get(name, ""), *(last or [])]))
+    if value:
+        env[name] = value

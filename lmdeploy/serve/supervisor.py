@@ -1,0 +1,97 @@
+"""Keep a tritonserver running: start it again when it dies or stays not ready."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+
+from lmdeploy.serve.errors import TritonStartError
+from lmdeploy.serve.tritonserver import TritonServer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RestartPolicy:
+    """When to restart, and how long to wait before; all in seconds.
+
+    Attributes
+    ----------
+    first_delay, longest_delay
+        The wait doubles from one to the other while restarts follow each other.
+    stable_after
+        A server that ran this long starts again from `first_delay`.
+    unready_after
+        A server that is not ready for this long is killed.
+    poll_interval
+        Between two looks at the server.
+    """
+
+    first_delay: float = 1.0
+    longest_delay: float = 30.0
+    stable_after: float = 60.0
+    unready_after: float = 30.0
+    poll_interval: float = 1.0
+
+
+class Supervisor:
+    """Watch a started server in a thread, from `start` until `stop`.
+
+    Parameters
+    ----------
+    server : TritonServer
+        Started and ready. The supervisor stops it in the end.
+    policy : RestartPolicy
+        When to restart.
+    """
+
+    def __init__(self, server: TritonServer, policy: RestartPolicy | None = None) -> None:
+        self._server = server
+        self._policy = policy or RestartPolicy()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="triton supervisor", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop watching, and stop the server."""
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._server.stop()
+
+    def _watch(self) -> None:
+        delay = self._policy.first_delay
+        while not self._stopping.is_set():
+            begin = time.monotonic()
+            self._until_it_fails()
+            if self._stopping.is_set():
+                return
+            self._server.stop(grace=0)
+            if time.monotonic() - begin > self._policy.stable_after:
+                delay = self._policy.first_delay
+            logger.error("tritonserver is started again in %.0f s", delay)
+            if self._stopping.wait(delay):
+                return
+            delay = min(2 * delay, self._policy.longest_delay)
+            try:
+                self._server.start()
+            except TritonStartError as error:
+                logger.error("tritonserver could not be started again: %s", error)
+
+    def _until_it_fails(self) -> None:
+        """Return when the server has ended or been unready for too long, or `stop` was called."""
+        last_ready = time.monotonic()
+        was_ready = False
+        while self._server.is_running and not self._stopping.wait(self._policy.poll_interval):
+            if self._server.is_ready():
+                last_ready, was_ready = time.monotonic(), True
+            elif was_ready and time.monotonic() - last_ready > self._policy.unready_after:
+                logger.error("tritonserver has not been ready for %.0f s", self._policy.unready_after)
+                return
+        if not self._stopping.is_set():
+            logger.error("tritonserver ended; the end of its log:\n%s", "\n".join(self._server.log_tail()[-20:]))

@@ -1,0 +1,231 @@
+"""Start, watch and stop a tritonserver that serves our model repository."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lmdeploy.serve import installation
+from lmdeploy.serve.child import ChildProcess
+from lmdeploy.serve.errors import TritonStartError
+from lmdeploy.serve.ports import free_ports, require_free
+
+DEFAULT_HOST = "127.0.0.1"
+_EXIT_TIMEOUT = 10  # seconds Triton waits for requests in flight when asked to stop
+_POLL_INTERVAL = 0.1  # seconds
+_SHOWN_LINES = 30
+_LOAD_FAILURE = re.compile(r"failed to load '(?P<model>[^']+)' version \d+: (?P<reason>.*?)\"?$")
+_MODEL_FAILED = re.compile(r"\| (?P<model>\w+) +\| \d+ +\| UNAVAILABLE: (?P<reason>.*?) *\|$")
+
+
+@dataclass(frozen=True)
+class Ports:
+    """The ports of one tritonserver."""
+
+    http: int = 8000
+    grpc: int = 8001
+    metrics: int = 8002
+
+    @staticmethod
+    def free() -> Ports:
+        """Return three free ports."""
+        return Ports(*free_ports(3))
+
+
+class TritonServer:
+    """One tritonserver process.
+
+    Parameters
+    ----------
+    repository : Path
+        The model repository.
+    model_path, model_name, chat_template : str
+        Override the parameters of the models' config.pbtxt; empty: they stand.
+    engine_config : mapping
+        Fields of ``TurbomindEngineConfig``; those not given have their defaults.
+    ports : Ports
+        Where it listens.
+    host : str
+        The address it listens on.
+    log : callable
+        Gets each line it prints.
+    make_backends : callable
+        Fills a directory with the backends the repository needs.
+    """
+
+    def __init__(
+        self,
+        repository: Path,
+        *,
+        model_path: str = "",
+        model_name: str = "",
+        chat_template: str = "",
+        engine_config: Mapping[str, Any] | None = None,
+        ports: Ports | None = None,
+        host: str = DEFAULT_HOST,
+        log: Callable[[str], None] = lambda line: None,
+        make_backends: Callable[[installation.TritonInstallation, Path], None] = installation.make_backend_directory,
+    ) -> None:
+        self.ports = ports or Ports()
+        self.host = host
+        self._repository = repository
+        self._overrides = {
+            "LMDEPLOY_MODEL_PATH": model_path,
+            "LMDEPLOY_MODEL_NAME": model_name,
+            "LMDEPLOY_CHAT_TEMPLATE": chat_template,
+            "LMDEPLOY_ENGINE_CONFIG": json.dumps(dict(engine_config)) if engine_config else "",
+        }
+        self._log = log
+        self._make_backends = make_backends
+        self._child: ChildProcess | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def __enter__(self) -> TritonServer:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def grpc_address(self) -> str:
+        """``host:port`` for clients on this machine."""
+        return f"{self._client_host}:{self.ports.grpc}"
+
+    @property
+    def http_address(self) -> str:
+        """``host:port`` for clients on this machine."""
+        return f"{self._client_host}:{self.ports.http}"
+
+    @property
+    def metrics_url(self) -> str:
+        """Where Prometheus reads, on this machine."""
+        return f"http://{self._client_host}:{self.ports.metrics}/metrics"
+
+    @property
+    def pid(self) -> int | None:
+        """Its process; None before `start`."""
+        return self._child.pid if self._child else None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process lives."""
+        return self._child is not None and self._child.returncode is None
+
+    def start(self) -> None:
+        """Start it; it is not ready yet.
+
+        Raises
+        ------
+        TritonStartError
+            There is no tritonserver or backend, or a port is in use.
+        """
+        found = installation.find_tritonserver()
+        for name, port in (("http", self.ports.http), ("grpc", self.ports.grpc), ("metrics", self.ports.metrics)):
+            require_free(self.host, port, f"Triton (--triton-{name}-port)")
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="lmdeploy-triton-")
+            self._make_backends(found, Path(self._folder.name) / "backends")
+        env = installation.server_environment(found)
+        env.update({name: value for name, value in self._overrides.items() if value})
+        self._child = ChildProcess(self._command(found.binary), env=env, log=self._log)
+
+    def wait_ready(self, timeout: float = 600.0, progress: Callable[[float], None] = lambda seconds: None) -> None:
+        """Return once every model is ready.
+
+        Parameters
+        ----------
+        timeout : float
+            Seconds.
+        progress : callable
+            Called again and again with the seconds waited so far.
+
+        Raises
+        ------
+        TritonStartError
+            It ended, or was not ready in time; the text has the reason from its log.
+        """
+        begin = time.monotonic()
+        while not self.is_ready():
+            waited = time.monotonic() - begin
+            if not self.is_running:
+                raise TritonStartError(self._failure(f"tritonserver ended after {waited:.0f} s"))
+            if waited > timeout:
+                raise TritonStartError(self._failure(f"tritonserver was not ready after {timeout:.0f} s"))
+            progress(waited)
+            time.sleep(_POLL_INTERVAL)
+
+    def is_ready(self) -> bool:
+        """Return whether it answers and every model is ready."""
+        connection = http.client.HTTPConnection(self._client_host, self.ports.http, timeout=2)
+        try:
+            connection.request("GET", "/v2/health/ready")
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Return its exit status, or None when it still runs after `timeout` seconds."""
+        return self._child.wait(timeout) if self._child else None
+
+    def log_tail(self) -> list[str]:
+        """Return the last lines it printed."""
+        return self._child.tail() if self._child else []
+
+    def stop(self, grace: float = _EXIT_TIMEOUT + 5.0) -> None:
+        """Stop it, by force after `grace` seconds, and everything it started."""
+        if self._child is not None:
+            self._child.stop(grace)
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+    @property
+    def _client_host(self) -> str:
+        return "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host
+
+    def _command(self, binary: Path) -> list[str]:
+        assert self._folder is not None
+        options = {
+            "model-repository": self._repository,
+            "backend-directory": Path(self._folder.name) / "backends",
+            "http-address": self.host,
+            "http-port": self.ports.http,
+            "grpc-address": self.host,
+            "grpc-port": self.ports.grpc,
+            "metrics-address": self.host,
+            "metrics-port": self.ports.metrics,
+            "exit-on-error": "true",
+            "exit-timeout-secs": _EXIT_TIMEOUT,
+            "log-verbose": 0,
+            "allow-sagemaker": "false",
+            "allow-vertex-ai": "false",
+            "disable-auto-complete-config": None,
+        }
+        flags = (f"--{name}" if value is None else f"--{name}={value}" for name, value in options.items())
+        return [str(binary), *flags]
+
+    def _failure(self, what: str) -> str:
+        lines = self.log_tail()
+        reason = load_failures(lines)
+        shown = "\n".join(lines[-_SHOWN_LINES:])
+        return f"{what}: {reason}" if reason else f"{what}; the end of its log:\n{shown}"
+
+
+def load_failures(log: Sequence[str]) -> str:
+    """Return which models failed to load and why, from tritonserver's log; empty when none did."""
+    failures: dict[str, str] = {}
+    for line in log:
+        match = _LOAD_FAILURE.search(line) or _MODEL_FAILED.search(line)
+        if match:
+            failures.setdefault(match["model"], match["reason"])
+    return "; ".join(f"model {model} could not be loaded: {reason}" for model, reason in failures.items())
