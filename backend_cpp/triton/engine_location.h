@@ -1,0 +1,12 @@
+// Finds the engine directory for a model path, converting a checkpoint when needed.
+#pragma once
+
+#include <string>
+
+namespace turbomind {
+
+// `model_path` as in config.pbtxt; relative paths start at `version_directory`. A directory without spec.json is handed to
+// `python -m lmdeploy.turbomind.engine_dir` (interpreter: $LMDEPLOY_PYTHON, else python3). Throws Error with its message.
+std::string find_engine_directory(const std::string& model_path, const std::string& version_directory);
+
+}  // namespace turbomind

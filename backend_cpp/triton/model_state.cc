@@ -1,0 +1,166 @@
+#include "triton/model_state.h"
+
+#include <chrono>
+#include <cstdlib>
+#include <vector>
+
+#include "base/json.h"
+#include "triton/engine_location.h"
+#include "triton/request_reader.h"
+
+namespace turbomind {
+
+namespace {
+
+constexpr auto kWatchInterval = std::chrono::milliseconds(20);
+
+std::string model_name(TRITONBACKEND_Model* model) {
+  const char* name = nullptr;
+  check(TRITONBACKEND_ModelName(model, &name));
+  return name;
+}
+
+std::string version_directory(TRITONBACKEND_Model* model) {
+  TRITONBACKEND_ArtifactType type = TRITONBACKEND_ARTIFACT_FILESYSTEM;
+  const char* location = nullptr;
+  uint64_t version = 0;
+  check(TRITONBACKEND_ModelRepository(model, &type, &location));
+  check(TRITONBACKEND_ModelVersion(model, &version));
+  return std::string(location) + "/" + std::to_string(version);
+}
+
+Json model_config(TRITONBACKEND_Model* model) {
+  TRITONSERVER_Message* message = nullptr;
+  check(TRITONBACKEND_ModelConfig(model, 1, &message));
+  const MessageHandle owned(message);
+  const char* text = nullptr;
+  size_t bytes = 0;
+  check(TRITONSERVER_MessageSerializeToJson(message, &text, &bytes));
+  return Json::parse(std::string_view(text, bytes));
+}
+
+// parameters[key], unless the environment says otherwise.
+std::string parameter(const Json& config, const std::string& key) {
+  std::string variable = "LMDEPLOY_" + key;
+  for (char& c : variable) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  if (const char* value = std::getenv(variable.c_str())) return value;
+  const Json* parameters = config.find("parameters");
+  const Json* entry = parameters != nullptr ? parameters->find(key) : nullptr;
+  return entry != nullptr ? entry->at("string_value").as_string() : "";
+}
+
+// Clients read the served model's name from the configuration's parameters.
+void publish_name(TRITONBACKEND_Model* model, Json config, const std::string& name) {
+  config.set("parameters").set("model_name").set("string_value") = Json(name);
+  const std::string text = config.dump();
+  TRITONSERVER_Message* message = nullptr;
+  check(TRITONSERVER_MessageNewFromSerializedJson(&message, text.data(), text.size()));
+  const MessageHandle owned(message);
+  check(TRITONBACKEND_ModelSetConfig(model, 1, message));
+}
+
+}  // namespace
+
+ModelState::ModelState(TRITONBACKEND_Model* model) : metrics_(model_name(model)) {
+  const Json config = model_config(model);
+  const std::string directory = find_engine_directory(parameter(config, "model_path"), version_directory(model));
+  const std::string settings = parameter(config, "engine_config");
+  LoadedEngine loaded = load_engine(directory, Json::parse(settings.empty() ? "{}" : settings));
+  engine_ = std::move(loaded.engine);
+  const std::string given_name = parameter(config, "model_name");
+  const std::string& name = given_name.empty() ? loaded.spec.model_name : given_name;
+  publish_name(model, config, name);
+  const EngineConfig& engine_config = engine_->config();
+  log_message(TRITONSERVER_LOG_INFO, "serving " + name + " from " + directory + ": session length " +
+                                         std::to_string(engine_config.session_len) + ", batch " +
+                                         std::to_string(engine_config.max_batch_size) + ", " +
+                                         std::to_string(engine_config.block_count) + " cache blocks of " +
+                                         std::to_string(engine_config.block_len) + " tokens");
+  metrics_.publish(engine_->stats());
+  watcher_ = std::thread([this] { watch(); });
+}
+
+ModelState::~ModelState() {
+  engine_.reset();  // delivers every open request's last output, which needs open_
+  {
+    const std::lock_guard lock(mu_);
+    is_stopping_ = true;
+  }
+  changed_.notify_one();
+  watcher_.join();
+}
+
+void ModelState::execute(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request* request) noexcept {
+  std::shared_ptr<ResponseStream> stream;
+  try {
+    stream = std::make_shared<ResponseStream>(instance, request);
+    start(request, stream);
+  } catch (const Error& error) {
+    if (stream) stream->send_error(error.code(), error.what());
+  } catch (const std::exception& error) {
+    if (stream) stream->send_error(ErrorCode::kInternal, error.what());
+  }
+}
+
+void ModelState::start(TRITONBACKEND_Request* request, const std::shared_ptr<ResponseStream>& stream) {
+  const RequestReader reader(request);
+  if (reader.is_stop()) {
+    stop(reader.stop_request_id());
+    stream->send_final();
+    return;
+  }
+  Request engine_request;
+  engine_request.input_ids = reader.input_ids();
+  engine_request.params = reader.params();
+  engine_request.on_output = [this, stream](Output&& output) {
+    stream->send(output);
+    if (output.finish != FinishReason::kNone) close(output.request);
+  };
+  {
+    const std::lock_guard lock(mu_);
+    engine_request.id = next_id_++;
+    open_.emplace(engine_request.id, Open{stream, reader.id()});
+  }
+  changed_.notify_one();
+  const RequestId id = engine_request.id;
+  try {
+    engine_->submit(std::move(engine_request));
+  } catch (const Error&) {
+    close(id);
+    throw;
+  }
+}
+
+void ModelState::stop(const std::string& name) {
+  std::vector<RequestId> ids;
+  {
+    const std::lock_guard lock(mu_);
+    for (const auto& [id, open] : open_) {
+      if (open.name == name) ids.push_back(id);
+    }
+  }
+  for (const RequestId id : ids) engine_->cancel(id);
+}
+
+void ModelState::close(RequestId id) {
+  const std::lock_guard lock(mu_);
+  open_.erase(id);
+}
+
+void ModelState::watch() {
+  std::unique_lock lock(mu_);
+  while (!is_stopping_) {
+    if (open_.empty()) {
+      changed_.wait(lock, [this] { return is_stopping_ || !open_.empty(); });
+    } else {
+      changed_.wait_for(lock, kWatchInterval, [this] { return is_stopping_; });
+    }
+    if (is_stopping_) return;
+    for (const auto& [id, open] : open_) {
+      if (open.stream->is_cancelled()) engine_->cancel(id);
+    }
+    metrics_.publish(engine_->stats());
+  }
+}
+
+}  // namespace turbomind

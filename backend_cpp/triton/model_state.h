@@ -1,0 +1,51 @@
+// One loaded model: the engine, its open streams and its metrics.
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+
+#include "engine/load_engine.h"
+#include "triton/handles.h"
+#include "triton/metrics.h"
+#include "triton/response_stream.h"
+
+namespace turbomind {
+
+class ModelState {
+ public:
+  // Loads the engine that the model's configuration names. Throws Error with what the user must do.
+  explicit ModelState(TRITONBACKEND_Model* model);
+  // Ends open requests as cancelled, then unloads.
+  ~ModelState();
+
+  // Takes over the request; whatever goes wrong is answered to its client.
+  void execute(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request* request) noexcept;
+
+ private:
+  struct Open {
+    std::shared_ptr<ResponseStream> stream;
+    std::string name;  // Triton's request id; may be empty
+  };
+
+  void start(TRITONBACKEND_Request* request, const std::shared_ptr<ResponseStream>& stream);
+  void stop(const std::string& name);
+  void close(RequestId id);
+  void watch();
+
+  EngineMetrics metrics_;  // used by the watcher, and by the destructor after it
+
+  std::mutex mu_;
+  std::condition_variable changed_;
+  std::unordered_map<RequestId, Open> open_;  // guarded by mu_
+  RequestId next_id_ = 1;                     // guarded by mu_
+  bool is_stopping_ = false;                  // guarded by mu_
+
+  std::unique_ptr<Engine> engine_;
+  std::thread watcher_;  // notices clients that left, and publishes metrics
+};
+
+}  // namespace turbomind

@@ -1,0 +1,43 @@
+// One request's way back to its client: the response factory, the outputs it asked for, and its statistics.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/request.h"
+#include "triton/handles.h"
+
+namespace turbomind {
+
+class ResponseStream {
+ public:
+  ResponseStream(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request* request);
+  // Reports statistics and gives the request back to Triton.
+  ~ResponseStream();
+  ResponseStream(const ResponseStream&) = delete;
+  ResponseStream& operator=(const ResponseStream&) = delete;
+
+  // Sends one response; the last one (finish set) carries Triton's final flag. A client that is gone is no error.
+  void send(const Output& output) noexcept;
+  // Ends the stream without a response.
+  void send_final() noexcept;
+  // Ends the stream with an error.
+  void send_error(ErrorCode code, const std::string& message) noexcept;
+
+  // The client closed its stream. Not seen through an ensemble.
+  bool is_cancelled() const;
+
+ private:
+  void send_response(const Output& output, uint32_t flags);
+
+  TRITONBACKEND_ModelInstance* instance_;
+  TRITONBACKEND_Request* request_;
+  FactoryHandle factory_;
+  std::vector<std::string> wanted_;  // names of the outputs the client asked for
+  uint64_t start_ns_;
+  uint64_t first_response_ns_ = 0;
+  bool is_success_ = false;
+};
+
+}  // namespace turbomind
