@@ -25,6 +25,7 @@ MAKEFLAGS += --no-print-directory
 PY     := $(VENV)/bin/python
 PIP    := $(PY) -m pip --disable-pip-version-check --no-input
 CMAKE  := $(VENV)/bin/cmake
+CTEST  := $(VENV)/bin/ctest
 say    := @printf -- '-- %s\n'
 DEFAULT_MODEL := $(PY) -c 'from lmdeploy.paths import default_model_dir; print(default_model_dir())'
 
@@ -38,7 +39,6 @@ CONFIGURED := $(BUILD)/.configured-$(call digest,requirements/torch.txt requirem
 
 CXX_SOURCES = $(shell find backend_cpp -name '*.h' -o -name '*.cc' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 PY_SOURCES  := lmdeploy openai_gateway python_backend webui tools tests
-LAUNCHER    := $(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
 
 .PHONY: help serve test build bench lint format typecheck sanitize screenshot lock model setup dev browser clean
 
@@ -77,12 +77,12 @@ $(CONFIGURED): $(RUNTIME)
 	$(say) 'configuring the C++ build (10 s)'
 	@mkdir -p $(BUILD)
 	@$(CMAKE) -S . -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$(abspath $(PY)) \
-	    -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV)/bin/ninja) $(LAUNCHER) > $(BUILD)/configure.log 2>&1 \
+	    -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV)/bin/ninja) > $(BUILD)/configure.log 2>&1 \
 	    || { cat $(BUILD)/configure.log; exit 1; }
 	@rm -f $(BUILD)/.configured-* && touch $@
 
 build: setup $(CONFIGURED) ## Compile the engine, its Python module and the Triton backend
-	$(say) 'compiling what changed (3 to 5 minutes on 2 cores the first time)'
+	$(say) 'compiling what changed (about 2 minutes on 2 cores the first time)'
 	@$(CMAKE) --build $(BUILD)
 
 model: setup ## Make the default model, once, offline
@@ -102,7 +102,17 @@ browser:
 
 test: build dev model browser ## Set everything up, then run every test
 	$(say) 'running the tests (about 10 minutes on 2 cores)'
+	@$(CTEST) --test-dir $(BUILD) --output-on-failure --quiet
 	@$(PY) -m pytest $(strip $(TESTS)) $(strip $(PYTEST_ARGS))
+
+sanitize: setup ## The engine's C++ tests under AddressSanitizer and ThreadSanitizer
+	@for sanitizer in address thread; do \
+	    echo "-- building and testing with the $$sanitizer sanitizer (about 2 minutes on 2 cores)"; \
+	    $(CMAKE) -S . -B build-$$sanitizer -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DTURBOMIND_SANITIZER=$$sanitizer \
+	        -DTURBOMIND_PYTHON=OFF -DTURBOMIND_TRITON=OFF -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV)/bin/ninja) > /dev/null; \
+	    $(CMAKE) --build build-$$sanitizer; \
+	    $(CTEST) --test-dir build-$$sanitizer --output-on-failure; \
+	done
 
 bench: build model ## A short standard benchmark, beside transformers and against the targets
 	$(say) 'measuring on an otherwise idle machine (about 8 minutes)'
