@@ -92,7 +92,7 @@ def run(main: Callable[[], None]) -> None:
     """Run a tool; what went wrong is one line, not a traceback, where the user can mend it."""
     try:
         main()
-    except (OSError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         sys.exit(f"{Path(sys.argv[0]).stem}: {error}")
     except KeyboardInterrupt:
         sys.exit(130)

@@ -73,9 +73,12 @@ async def _run(url: str, requests: Sequence[Request], concurrency: int, sampling
                 records.append(await _answer(session, url, model, waiting.pop(), sampling))
 
         started = time.perf_counter()
-        async with asyncio.TaskGroup() as streams:
-            for _ in range(concurrency):
-                streams.create_task(stream())
+        try:
+            async with asyncio.TaskGroup() as streams:
+                for _ in range(concurrency):
+                    streams.create_task(stream())
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None
         return summarize(records, time.perf_counter() - started)
 
 
