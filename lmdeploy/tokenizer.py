@@ -1,5 +1,7 @@
 """The tokenizer of a checkpoint: text to token ids and back."""
 
+import importlib
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +29,8 @@ class Tokenizer:
         from transformers import AutoTokenizer
 
         directory = tokenizer_dir(locate_model(path))
+        if not (directory / "tokenizer.json").is_file():
+            _make_sentencepiece_readable()
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
         except Exception as error:  # a broken tokenizer.json surfaces as a bare Exception of the Rust library
@@ -104,3 +108,16 @@ class Tokenizer:
             Length of the table: the rows of the model's embedding. Default: the tokenizer's own vocabulary.
         """
         return token_bytes_of(self._tokenizer, self.vocab_size if vocab_size is None else vocab_size)
+
+
+def _make_sentencepiece_readable() -> None:
+    """Let ``transformers`` read SentencePiece models whatever protobuf is installed.
+
+    The sentencepiece wheel's generated protobuf code refuses a protobuf older than its generator, which Triton's
+    client may need. ``transformers`` carries the same code from an older generator, but tries the wheel's only.
+    """
+    name = "sentencepiece.sentencepiece_model_pb2"
+    try:
+        importlib.import_module(name)
+    except Exception:  # protobuf's VersionError is a bare Exception
+        sys.modules[name] = importlib.import_module("transformers.utils.sentencepiece_model_pb2_new")
