@@ -27,7 +27,7 @@ class InProcess:
 
     def __init__(self, model_path: str, config: TurbomindEngineConfig) -> None:
         directory = resolve(model_path)
-        self._tokenizer = Tokenizer(str(directory.path / "tokenizer"))
+        self._tokenizer = Tokenizer(str(directory.path))
         self._engine = Engine(model_path, config)
 
     def close(self) -> None:
