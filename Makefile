@@ -27,7 +27,6 @@ PIP    := $(PY) -m pip --disable-pip-version-check --no-input
 CMAKE  := $(VENV)/bin/cmake
 CTEST  := $(VENV)/bin/ctest
 say    := @printf -- '-- %s\n'
-DEFAULT_MODEL := $(PY) -c 'from lmdeploy.paths import default_model_dir; print(default_model_dir())'
 
 # A change in any of these files, or in the interpreter, makes a new stamp name and so a new install.
 digest  = $(shell cat $(1) /dev/null | sha256sum | cut -c1-12)
@@ -93,9 +92,9 @@ model: setup ## Make the default model, once, offline
 
 serve: build model ## Set everything up, then serve Triton, the OpenAI API and the chat page
 	$(say) 'starting Triton, the OpenAI API and the chat page (about 10 s); Ctrl-C stops all of them'
-	@exec $(VENV)/bin/lmdeploy serve api_server $(or $(strip $(MODEL)),"$$($(DEFAULT_MODEL))") \
-	    --server-port $(strip $(PORT)) --webui --webui-port $(strip $(WEBUI_PORT)) --http-port $(strip $(HTTP_PORT)) \
-	    --grpc-port $(strip $(GRPC_PORT)) --metrics-port $(strip $(METRICS_PORT)) $(strip $(SERVE_ARGS))
+	@exec $(VENV)/bin/lmdeploy serve api_server $(strip $(MODEL)) --server-port $(strip $(PORT)) \
+	    --webui --webui-port $(strip $(WEBUI_PORT)) --triton-http-port $(strip $(HTTP_PORT)) \
+	    --triton-grpc-port $(strip $(GRPC_PORT)) --triton-metrics-port $(strip $(METRICS_PORT)) $(strip $(SERVE_ARGS))
 
 browser:
 	@tools/install_browser.sh

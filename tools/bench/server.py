@@ -1,10 +1,7 @@
 """A server of our own for a benchmark: `lmdeploy serve api_server` on free ports."""
 
 import dataclasses
-import json
-import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -12,21 +9,20 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 from lmdeploy.messages import TurbomindEngineConfig
+from lmdeploy.serve.ports import free_ports
 
 START_SECONDS = 120
 STOP_SECONDS = 20
 
 
-def free_ports(count: int) -> list[int]:
-    """Return ports nobody listens on now."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+def engine_flags(config: TurbomindEngineConfig) -> list[str]:
+    """Return the flags of `lmdeploy serve` for the fields that have not their default."""
+    given, defaults = dataclasses.asdict(config), dataclasses.asdict(TurbomindEngineConfig())
+    changed = {name: value for name, value in given.items() if value != defaults[name]}
+    return [text for name, value in changed.items() for text in (f"--{name.replace('_', '-')}", str(value))]
 
 
 @contextmanager
@@ -52,15 +48,13 @@ def running_server(model_path: str, config: TurbomindEngineConfig) -> Iterator[s
     """
     port, http_port, grpc_port, metrics_port = free_ports(4)
     command = [
-        *(sys.executable, "-m", "lmdeploy.cli.main", "serve", "api_server", model_path),
-        *("--server-name", "127.0.0.1", "--server-port", str(port), "--http-port", str(http_port)),
-        *("--grpc-port", str(grpc_port), "--metrics-port", str(metrics_port)),
+        *(sys.executable, "-m", "lmdeploy", "serve", "api_server", model_path),
+        *("--server-name", "127.0.0.1", "--server-port", str(port), "--triton-http-port", str(http_port)),
+        *("--triton-grpc-port", str(grpc_port), "--triton-metrics-port", str(metrics_port)),
+        *engine_flags(config),
     ]
-    defaults = TurbomindEngineConfig()
-    changed = {k: v for k, v in dataclasses.asdict(config).items() if v != getattr(defaults, k)}
-    environment = {**os.environ, "LMDEPLOY_ENGINE_CONFIG": json.dumps(changed)}
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         try:
             url = f"http://127.0.0.1:{port}"
             if not _becomes_healthy(url, process):
