@@ -1,17 +1,15 @@
 """The engine in this process: no Triton, no gateway, no HTTP."""
 
+import queue
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from lmdeploy.messages import GenerationConfig, TurbomindEngineConfig
 from lmdeploy.tokenizer import Tokenizer
-from lmdeploy.turbomind.engine import Engine
-from lmdeploy.turbomind.engine_dir import resolve
+from lmdeploy.turbomind.engine import Engine, EngineOutput, OutputCallback
 from tools.bench.stats import Record, Summary, summarize
 from tools.bench.workload import Request
-
-POLL_SECONDS = 1.0
 
 
 class InProcess:
@@ -20,23 +18,18 @@ class InProcess:
     Parameters
     ----------
     model_path
-        Anything ``engine_dir.resolve`` takes; empty: the default model.
+        A model directory; empty: the default model.
     config
         How the engine runs.
     """
 
     def __init__(self, model_path: str, config: TurbomindEngineConfig) -> None:
-        directory = resolve(model_path)
-        self._tokenizer = Tokenizer(str(directory.path))
         self._engine = Engine(model_path, config)
+        self._tokenizer = Tokenizer(str(self._engine.directory.path))
 
     def close(self) -> None:
         """Stop the engine."""
         self._engine.close()
-
-    def encode(self, requests: Sequence[Request]) -> list[list[int]]:
-        """Return the requests' token ids, as the served path would make them."""
-        return [self._tokenizer.encode(request.prompt) for request in requests]
 
     def run(self, requests: Sequence[Request], concurrency: int, sampling: GenerationConfig) -> Summary:
         """Answer all requests, so many at a time.
@@ -49,29 +42,41 @@ class InProcess:
             Most requests open at a time.
         sampling
             How to choose tokens; lengths come from the requests.
+
+        Raises
+        ------
+        RuntimeError
+            A request failed.
         """
-        prompts = self.encode(requests)
-        records: list[Record] = []
-        by_number: dict[int, Record] = {}
+        prompts = [self._tokenizer.encode(request.prompt) for request in requests]
+        records = [Record(started=0.0, input_len=len(prompt)) for prompt in prompts]
+        ended: queue.SimpleQueue[str] = queue.SimpleQueue()
         started = time.perf_counter()
-        while len(records) < len(requests) or by_number:
-            while len(by_number) < concurrency and len(records) < len(requests):
-                index = len(records)
-                record = Record(started=time.perf_counter(), input_len=len(prompts[index]))
-                records.append(record)
-                by_number[self._engine.submit(prompts[index], fixed_length(sampling, requests[index]))] = record
-            self._take_outputs(by_number)
+        for number, (request, prompt, record) in enumerate(zip(requests, prompts, records, strict=True)):
+            if number >= concurrency:
+                _check(ended.get())
+            record.started = time.perf_counter()
+            self._engine.submit(prompt, fixed_length(sampling, request), _note_in(record, ended))
+        for _ in range(min(concurrency, len(requests))):
+            _check(ended.get())
         return summarize(records, time.perf_counter() - started)
 
-    def _take_outputs(self, open_requests: dict[int, Record]) -> None:
-        for output in self._engine.poll(POLL_SECONDS):
-            if output.error:
-                raise RuntimeError(f"request {output.request} failed: {output.error}")
-            record = open_requests[output.request]
-            if output.token_ids:
-                record.arrivals.append((time.perf_counter(), len(output.token_ids)))
-            if output.finish_reason:
-                del open_requests[output.request]
+
+def _note_in(record: Record, ended: "queue.SimpleQueue[str]") -> OutputCallback:
+    """Return a callback that notes a request's tokens, and at its end its error or the empty string."""
+
+    def note(output: EngineOutput) -> None:
+        if output.token_ids:
+            record.arrivals.append((time.perf_counter(), len(output.token_ids)))
+        if output.finish_reason:
+            ended.put(output.error)
+
+    return note
+
+
+def _check(error: str) -> None:
+    if error:
+        raise RuntimeError(f"a request failed: {error}")
 
 
 def fixed_length(sampling: GenerationConfig, request: Request) -> GenerationConfig:
