@@ -12,9 +12,9 @@ DEFAULT_TEMPERATURE = 0.7
 DEFAULT_TOP_P = 1.0
 DEFAULT_TOP_K = 40
 DEFAULT_COMPLETION_TOKENS = 16
-UNLIMITED_TOKENS = 2**31 - 1  # the engine shortens it to what the session length leaves
+MAX_INT32 = 2**31 - 1  # counts travel as int32
 
-Tokens = Annotated[int, Field(ge=1, le=UNLIMITED_TOKENS)]
+Tokens = Annotated[int, Field(ge=1, le=MAX_INT32)]
 
 
 def _encodable(text: str) -> str:
@@ -80,10 +80,10 @@ class GenerationFields(_Strict):
     model: Text
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=0, le=UNLIMITED_TOKENS)
+    top_k: int | None = Field(None, ge=0, le=MAX_INT32)
     repetition_penalty: float | None = Field(None, gt=0, le=100)
     max_tokens: Tokens | None = None
-    min_new_tokens: int | None = Field(None, ge=0, le=UNLIMITED_TOKENS)
+    min_new_tokens: int | None = Field(None, ge=0, le=MAX_INT32)
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     stop: StopWords | None = None
     stream: bool | None = None
@@ -165,9 +165,9 @@ class ChatCompletionRequest(GenerationFields):
         return self
 
     @property
-    def token_limit(self) -> int:
-        """Most tokens to generate."""
-        return self.max_completion_tokens or self.max_tokens or UNLIMITED_TOKENS
+    def token_limit(self) -> int | None:
+        """Most tokens to generate; None: the engine's default."""
+        return self.max_completion_tokens or self.max_tokens
 
 
 class CompletionRequest(GenerationFields):

@@ -5,14 +5,18 @@ It is the one on PATH, as in NVIDIA's images, or the one inside the wheel ``nvid
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import shutil
 import sys
 import sysconfig
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lmdeploy.paths import cache_root
 from lmdeploy.serve.errors import TritonStartError
 
 PACKAGE = Path(__file__).resolve().parent.parent  # lmdeploy/
@@ -69,33 +73,49 @@ def find_tritonserver() -> TritonInstallation:
     return TritonInstallation(root / "bin" / "tritonserver", root / "backends" / "python", stub, (libraries,))
 
 
-def make_backend_directory(installation: TritonInstallation, target: Path) -> None:
-    """Fill `target` with links to the backends our models need.
+def backend_directory(installation: TritonInstallation, backends: Sequence[Path]) -> Path:
+    """Return a directory with links to the Python backend and to `backends`, made once and kept in the cache.
+
+    Parameters
+    ----------
+    installation : TritonInstallation
+        Where the Python backend is.
+    backends : sequence of Path
+        Folders named after the backend whose library they hold.
 
     Raises
     ------
     TritonStartError
-        Our own backend is not compiled.
+        A backend is not compiled.
     """
-    library = OUR_BACKEND / "libtriton_turbomind.so"
-    if not library.is_file():
-        raise TritonStartError(f"the Triton backend is not compiled: {library} is missing; run: make build")
-    link_backends(installation, target, OUR_BACKEND)
-
-
-def link_backends(installation: TritonInstallation, target: Path, *others: Path) -> None:
-    """Fill `target` with links to the Python backend and to each directory in `others`."""
-    python = target / "python"
-    python.mkdir(parents=True)
-    for file in installation.python_backend.iterdir():
-        if file.is_file():
-            (python / file.name).symlink_to(file)
+    for folder in backends:
+        library = folder / f"libtriton_{folder.name}.so"
+        if not library.is_file():
+            raise TritonStartError(f"a Triton backend is not compiled: {library} is missing; run: make build")
+    links = {f"python/{file.name}": file for file in installation.python_backend.iterdir() if file.is_file()}
     if installation.python_stub is not None:
-        stub = python / installation.python_stub.name
-        stub.unlink(missing_ok=True)
-        stub.symlink_to(installation.python_stub)
-    for folder in others:
-        (target / folder.name).symlink_to(folder)
+        links[f"python/{installation.python_stub.name}"] = installation.python_stub
+    links |= {folder.name: folder for folder in backends}
+    digest = hashlib.sha256(repr(sorted(links.items())).encode()).hexdigest()[:16]
+    directory = cache_root() / "triton-backends" / digest
+    if not directory.is_dir():
+        _make_links(directory, links)
+    return directory
+
+
+def _make_links(directory: Path, links: Mapping[str, Path]) -> None:
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(dir=directory.parent))
+    for name, target in links.items():
+        link = unfinished / name
+        link.parent.mkdir(exist_ok=True)
+        link.symlink_to(target)
+    try:
+        unfinished.rename(directory)
+    except OSError:  # another process was faster
+        shutil.rmtree(unfinished)
+        if not directory.is_dir():
+            raise
 
 
 def server_environment(installation: TritonInstallation) -> dict[str, str]:

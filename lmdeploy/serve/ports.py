@@ -1,10 +1,27 @@
-"""TCP ports: whether one is free, and finding free ones."""
+"""TCP ports: those a tritonserver needs, whether one is free, and finding free ones."""
 
 from __future__ import annotations
 
 import socket
+from dataclasses import dataclass
 
 from lmdeploy.serve.errors import PortInUseError
+
+DEFAULT_TRITON_HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Ports:
+    """The ports of one tritonserver."""
+
+    http: int = 8000
+    grpc: int = 8001
+    metrics: int = 8002
+
+    @staticmethod
+    def free() -> Ports:
+        """Return three free ports."""
+        return Ports(*free_ports(3))
 
 
 def require_free(host: str, port: int, what: str) -> None:

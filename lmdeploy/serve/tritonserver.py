@@ -5,38 +5,21 @@ from __future__ import annotations
 import http.client
 import json
 import re
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lmdeploy.serve import installation
 from lmdeploy.serve.child import ChildProcess
 from lmdeploy.serve.errors import TritonStartError
-from lmdeploy.serve.ports import free_ports, require_free
+from lmdeploy.serve.ports import DEFAULT_TRITON_HOST, Ports, require_free
 
-DEFAULT_HOST = "127.0.0.1"
 _EXIT_TIMEOUT = 10  # seconds Triton waits for requests in flight when asked to stop
 _POLL_INTERVAL = 0.1  # seconds
 _SHOWN_LINES = 30
 _LOAD_FAILURE = re.compile(r"failed to load '(?P<model>[^']+)' version \d+: (?P<reason>.*?)\"?$")
 _MODEL_FAILED = re.compile(r"\| (?P<model>\w+) +\| \d+ +\| UNAVAILABLE: (?P<reason>.*?) *\|$")
-
-
-@dataclass(frozen=True)
-class Ports:
-    """The ports of one tritonserver."""
-
-    http: int = 8000
-    grpc: int = 8001
-    metrics: int = 8002
-
-    @staticmethod
-    def free() -> Ports:
-        """Return three free ports."""
-        return Ports(*free_ports(3))
 
 
 class TritonServer:
@@ -56,8 +39,8 @@ class TritonServer:
         The address it listens on.
     log : callable
         Gets each line it prints.
-    make_backends : callable
-        Fills a directory with the backends the repository needs.
+    backends : sequence of Path
+        Folders of the backends the repository needs beside the Python one.
     """
 
     def __init__(
@@ -69,9 +52,9 @@ class TritonServer:
         chat_template: str = "",
         engine_config: Mapping[str, Any] | None = None,
         ports: Ports | None = None,
-        host: str = DEFAULT_HOST,
+        host: str = DEFAULT_TRITON_HOST,
         log: Callable[[str], None] = lambda line: None,
-        make_backends: Callable[[installation.TritonInstallation, Path], None] = installation.make_backend_directory,
+        backends: Sequence[Path] = (installation.OUR_BACKEND,),
     ) -> None:
         self.ports = ports or Ports()
         self.host = host
@@ -83,9 +66,8 @@ class TritonServer:
             "LMDEPLOY_ENGINE_CONFIG": json.dumps(dict(engine_config)) if engine_config else "",
         }
         self._log = log
-        self._make_backends = make_backends
+        self._backends = backends
         self._child: ChildProcess | None = None
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def __enter__(self) -> TritonServer:
         self.start()
@@ -130,12 +112,10 @@ class TritonServer:
         found = installation.find_tritonserver()
         for name, port in (("http", self.ports.http), ("grpc", self.ports.grpc), ("metrics", self.ports.metrics)):
             require_free(self.host, port, f"Triton (--triton-{name}-port)")
-        if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="lmdeploy-triton-")
-            self._make_backends(found, Path(self._folder.name) / "backends")
+        backends = installation.backend_directory(found, self._backends)
         env = installation.server_environment(found)
         env.update({name: value for name, value in self._overrides.items() if value})
-        self._child = ChildProcess(self._command(found.binary), env=env, log=self._log)
+        self._child = ChildProcess(self._command(found.binary, backends), env=env, log=self._log)
 
     def wait_ready(self, timeout: float = 600.0, progress: Callable[[float], None] = lambda seconds: None) -> None:
         """Return once every model is ready.
@@ -185,19 +165,15 @@ class TritonServer:
         """Stop it, by force after `grace` seconds, and everything it started."""
         if self._child is not None:
             self._child.stop(grace)
-        if self._folder is not None:
-            self._folder.cleanup()
-            self._folder = None
 
     @property
     def _client_host(self) -> str:
         return "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host
 
-    def _command(self, binary: Path) -> list[str]:
-        assert self._folder is not None
+    def _command(self, binary: Path, backends: Path) -> list[str]:
         options = {
             "model-repository": self._repository,
-            "backend-directory": Path(self._folder.name) / "backends",
+            "backend-directory": backends,
             "http-address": self.host,
             "http-port": self.ports.http,
             "grpc-address": self.host,

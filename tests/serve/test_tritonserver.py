@@ -6,22 +6,22 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
-from lmdeploy.serve import installation
 from lmdeploy.serve.client import GenerateRequest, TritonClient, TritonRequestError
 from lmdeploy.serve.errors import PortInUseError, TritonStartError
+from lmdeploy.serve.ports import Ports
 from lmdeploy.serve.supervisor import RestartPolicy, Supervisor
-from lmdeploy.serve.tritonserver import Ports, TritonServer, load_failures
+from lmdeploy.serve.tritonserver import TritonServer, load_failures
 from tests.support.fake_repository import write_fake_repository
+from tests.support.processes import session_members
 from tests.support.waiting import eventually_sync
 
 START = 60.0  # seconds a server gets to be ready on a busy machine
 
 
 def make_server(repository: Path, ports: Ports | None = None) -> TritonServer:
-    return TritonServer(repository, ports=ports or Ports.free(), make_backends=installation.link_backends)
+    return TritonServer(repository, ports=ports or Ports.free(), backends=())
 
 
 @pytest.fixture(scope="module")
@@ -50,19 +50,18 @@ def test_a_stopped_server_leaves_no_process_behind(tmp_path: Path) -> None:
     with make_server(write_fake_repository(tmp_path)) as server:
         server.wait_ready(START)
         assert server.pid is not None
-        family = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
-        assert len(family) > 1
-    assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in family)
+        assert len(session_members(server.pid)) > 1
+    assert not session_members(server.pid)
 
 
 def test_a_server_ends_with_the_process_that_started_it_even_if_that_is_killed(tmp_path: Path) -> None:
     script = f"""
 import sys, time
 from pathlib import Path
-from lmdeploy.serve import installation
-from lmdeploy.serve.tritonserver import Ports, TritonServer
+from lmdeploy.serve.ports import Ports
+from lmdeploy.serve.tritonserver import TritonServer
 repository = Path({str(write_fake_repository(tmp_path))!r})
-server = TritonServer(repository, ports=Ports.free(), make_backends=installation.link_backends)
+server = TritonServer(repository, ports=Ports.free(), backends=())
 server.start()
 server.wait_ready()
 print(server.pid, flush=True)
@@ -71,14 +70,10 @@ time.sleep(600)
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
-    family = [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+    assert len(session_members(pid)) > 1
     parent.kill()
     parent.wait()
-    eventually_sync(lambda: not any(is_alive(one) for one in family), timeout=20)
-
-
-def is_alive(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    eventually_sync(lambda: not session_members(pid), timeout=20)
 
 
 @pytest.mark.parametrize("which", ["http", "grpc", "metrics"])
@@ -106,10 +101,9 @@ def test_a_server_that_dies_at_start_shows_the_end_of_its_log(tmp_path: Path) ->
         server.wait_ready(START)
 
 
-def test_a_missing_backend_says_how_to_build_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installation, "OUR_BACKEND", tmp_path)
-    with pytest.raises(TritonStartError, match="make build"):
-        TritonServer(tmp_path, ports=Ports.free()).start()
+def test_a_missing_backend_says_how_to_build_it(tmp_path: Path) -> None:
+    with pytest.raises(TritonStartError, match=r"libtriton_ours\.so is missing; run: make build"):
+        TritonServer(tmp_path, ports=Ports.free(), backends=[tmp_path / "ours"]).start()
 
 
 def test_a_killed_server_is_started_again(tmp_path: Path) -> None:

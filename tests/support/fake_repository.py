@@ -53,12 +53,13 @@ def write_fake_repository(root: Path, source: str = _MODEL) -> Path:
 
 def _write_model(folder: Path, kind: str, source: str | None) -> None:
     (folder / "1").mkdir(parents=True)
-    inputs = ", ".join(
-        _TENSOR.format(name=name, kind=kind_, optional=" optional: true") for name, kind_ in _INPUTS.items()
-    )
-    outputs = ", ".join(_TENSOR.format(name=name, kind=kind_, optional="") for name, kind_ in _OUTPUTS.items())
+    inputs, outputs = _tensors(_INPUTS, " optional: true"), _tensors(_OUTPUTS, "")
     config = f'name: "{folder.name}" max_batch_size: 1 {kind} input [ {inputs} ] output [ {outputs} ]'
     if source is not None:
         config += " instance_group [ { count: 1 kind: KIND_CPU } ]"
         (folder / "1" / "model.py").write_text(source, encoding="utf-8")
     (folder / "config.pbtxt").write_text(config, encoding="utf-8")
+
+
+def _tensors(kinds: dict[str, str], optional: str) -> str:
+    return ", ".join(_TENSOR.format(name=name, kind=kind, optional=optional) for name, kind in kinds.items())

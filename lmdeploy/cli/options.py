@@ -1,0 +1,66 @@
+"""Options that several serving commands share."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from typing import Any
+
+from lmdeploy.serve.ports import DEFAULT_TRITON_HOST, Ports
+
+LOG_LEVELS = ("CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG")
+DEFAULT_WEBUI_PORT = 6006
+
+# option -> type and help; an option that is not given leaves the default to TurbomindEngineConfig
+_ENGINE_OPTIONS: dict[str, tuple[type, str]] = {
+    "session_len": (int, "most tokens of a conversation, prompt and answer (default: what the model was made for)"),
+    "max_batch_size": (int, "most sequences computed at a time"),
+    "cache_max_entry_count": (float, "part of the free memory given to the KV cache, between 0 and 1"),
+    "cache_block_seq_len": (int, "tokens in a block of the KV cache"),
+    "max_prefill_token_num": (int, "most prompt tokens computed in one step"),
+}
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """Add what the engine can be told."""
+    group = parser.add_argument_group("engine")
+    for name, (kind, help_text) in _ENGINE_OPTIONS.items():
+        group.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=kind.__name__.upper(), help=help_text)
+    group.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), help="type of the weights in memory")
+    group.add_argument("--model-name", default="", help="name clients use (default: the model directory's)")
+    group.add_argument("--chat-template", default="", help="a built-in template (see: lmdeploy list) or a JSON file")
+
+
+def engine_config(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields of ``TurbomindEngineConfig`` that were given."""
+    given = {name: getattr(args, name) for name in (*_ENGINE_OPTIONS, "dtype")}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def add_triton_options(parser: argparse.ArgumentParser) -> None:
+    """Add where the tritonserver we start listens."""
+    group = parser.add_argument_group("tritonserver")
+    group.add_argument(
+        "--triton-server-name",
+        default=DEFAULT_TRITON_HOST,
+        help="address it listens on (default: %(default)s, this machine only)",
+    )
+    for name, default in asdict(Ports()).items():
+        group.add_argument(
+            f"--triton-{name}-port", type=port, default=default, metavar="PORT", help="default: %(default)s"
+        )
+
+
+def add_server_options(parser: argparse.ArgumentParser, default_port: int) -> None:
+    """Add where the command's own server listens, and how much it says."""
+    parser.add_argument("--server-name", default="0.0.0.0", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--server-port", type=port, default=default_port, metavar="PORT", help="default: %(default)s")
+    parser.add_argument("--log-level", default="WARNING", choices=LOG_LEVELS, help="default: %(default)s")
+
+
+def port(text: str) -> int:
+    """Return a TCP port number; an argparse type."""
+    number = int(text)
+    if not 1 <= number <= 65535:
+        raise argparse.ArgumentTypeError(f"a port must be in 1..65535, got {number}")
+    return number

@@ -1,0 +1,104 @@
+"""``lmdeploy serve``: an OpenAI API, a gateway alone, or a chat page."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from lmdeploy.cli import options
+from openai_gateway.settings import DEFAULT_PORT, DEFAULT_TRITON_ADDRESS
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add the subcommand, and those below it, to the command line."""
+    parser = subparsers.add_parser("serve", help="Serve a model.", description="Serve a model.")
+    below = parser.add_subparsers(title="what to serve", metavar="WHAT", required=True)
+    _add_api_server(below)
+    _add_gateway(below)
+    _add_gradio(below)
+
+
+def _add_api_server(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "api_server",
+        help="Start tritonserver with a model, and the OpenAI API in front of it.",
+        description="Start tritonserver with a model, and the OpenAI API in front of it. Ctrl-C stops both.",
+    )
+    _add_model(parser)
+    options.add_server_options(parser, DEFAULT_PORT)
+    parser.add_argument("--webui", action="store_true", help="serve a chat page too")
+    parser.add_argument(
+        "--webui-port",
+        type=options.port,
+        default=options.DEFAULT_WEBUI_PORT,
+        metavar="PORT",
+        help="default: %(default)s",
+    )
+    options.add_engine_options(parser)
+    options.add_triton_options(parser)
+    parser.set_defaults(run=_run_api_server)
+
+
+def _add_gateway(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "gateway",
+        help="Serve the OpenAI API of a Triton that runs already.",
+        description="Serve the OpenAI API of a Triton that runs already, or will.",
+    )
+    parser.add_argument(
+        "--triton-address",
+        default=DEFAULT_TRITON_ADDRESS,
+        metavar="HOST:PORT",
+        help="Triton's gRPC service (default: %(default)s)",
+    )
+    parser.add_argument("--model-name", default="", help="name clients use (default: what Triton says)")
+    options.add_server_options(parser, DEFAULT_PORT)
+    parser.set_defaults(run=_run_gateway)
+
+
+def _add_gradio(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "gradio",
+        help="Serve a chat page.",
+        description="Serve a chat page for a Triton that runs already, or for a model, with a tritonserver of its own.",
+    )
+    parser.add_argument(
+        "target",
+        metavar="ADDRESS_OR_MODEL",
+        help="HOST:PORT of Triton's gRPC service, or a model as for api_server",
+    )
+    options.add_server_options(parser, options.DEFAULT_WEBUI_PORT)
+    options.add_engine_options(parser)
+    options.add_triton_options(parser)
+    parser.set_defaults(run=_run_gradio)
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model",
+        nargs="?",
+        default="",
+        metavar="MODEL",
+        help="a Hugging Face directory, or one written by lmdeploy convert (default: the default model)",
+    )
+
+
+def _run_api_server(args: argparse.Namespace) -> int:
+    from lmdeploy.cli.api_server import run
+
+    return run(args)
+
+
+def _run_gateway(args: argparse.Namespace) -> int:
+    from lmdeploy.cli.gateway import run
+
+    return run(args)
+
+
+def _run_gradio(args: argparse.Namespace) -> int:
+    from lmdeploy.cli.gradio import run
+
+    return run(args)

@@ -1,0 +1,137 @@
+"""A supervised tritonserver for the length of a command."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import logging.handlers
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from lmdeploy.cli.options import engine_config
+from lmdeploy.messages import TurbomindEngineConfig
+from lmdeploy.paths import cache_root
+from lmdeploy.serve.errors import TritonStartError
+from lmdeploy.serve.ports import Ports
+from lmdeploy.serve.supervisor import Supervisor
+from lmdeploy.serve.tritonserver import TritonServer
+from lmdeploy.turbomind.engine_dir import resolve
+from lmdeploy.turbomind.repository import template_dir
+
+_LOG_BYTES = 10 * 1024 * 1024
+
+
+class CommandError(Exception):
+    """A command cannot go on; the text is for the user."""
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model in a ready tritonserver."""
+
+    name: str
+    server: TritonServer
+    log_file: Path
+
+
+def stop_on_sigterm() -> None:
+    """Make SIGTERM end this process the way Ctrl-C does, so that what was started is stopped."""
+
+    def stop(signum: int, frame: object) -> NoReturn:
+        sys.exit(128 + signum)
+
+    signal.signal(signal.SIGTERM, stop)
+
+
+@contextmanager
+def served_model(model: str, args: argparse.Namespace) -> Iterator[ServedModel]:
+    """Serve `model` from a tritonserver that is started again when it dies, and stopped in the end.
+
+    Parameters
+    ----------
+    model : str
+        A path; empty: the default model.
+    args : argparse.Namespace
+        With the options of ``add_engine_options``, ``add_triton_options`` and ``add_server_options``.
+
+    Raises
+    ------
+    CommandError
+        The model, an option or tritonserver is not fit to start with.
+    """
+    try:
+        config = engine_config(args)
+        TurbomindEngineConfig(**config)
+        engine_dir = resolve(model)
+        repository = template_dir()
+    except (ValueError, OSError) as error:
+        raise CommandError(str(error)) from None
+    name = args.model_name or engine_dir.spec.model_name
+    log_file = cache_root() / "logs" / f"tritonserver-{args.triton_grpc_port}.log"
+    server = TritonServer(
+        repository,
+        model_path=str(engine_dir.path),
+        model_name=name,
+        chat_template=args.chat_template,
+        engine_config=config,
+        ports=Ports(args.triton_http_port, args.triton_grpc_port, args.triton_metrics_port),
+        host=args.triton_server_name,
+        log=_open_log(log_file, args.log_level).info,
+    )
+    supervisor = Supervisor(server)
+    try:
+        server.start()
+        with _progress(f"loading {name} into tritonserver") as progress:
+            server.wait_ready(progress=progress)
+        supervisor.start()
+        yield ServedModel(name, server, log_file)
+    except TritonStartError as error:
+        raise CommandError(f"{error}\n(whole log: {log_file})" if server.pid else str(error)) from None
+    finally:
+        supervisor.stop()
+
+
+def _open_log(path: Path, level: str) -> logging.Logger:
+    """Return the logger of tritonserver's lines: to a file always, to ours only when we are talkative."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.handlers.RotatingFileHandler(path, maxBytes=_LOG_BYTES, backupCount=2, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger = logging.getLogger("tritonserver")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    logger.propagate = level in ("INFO", "DEBUG")
+    return logger
+
+
+class _Progress:
+    """Tells on stderr how long something has taken: on one line of a terminal, else every ten seconds."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._next = 0.0
+        self._terminal = sys.stderr.isatty()
+
+    def __call__(self, seconds: float) -> None:
+        if seconds < self._next:
+            return
+        self._next = seconds + (1 if self._terminal else 10)
+        start, end = ("\r", "") if self._terminal else ("", "\n")
+        print(f"{start}{self._what}: {seconds:.0f} s ", end=end, file=sys.stderr, flush=True)
+
+    def done(self) -> None:
+        if self._terminal and self._next:
+            print(file=sys.stderr)
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[_Progress]:
+    progress = _Progress(what)
+    try:
+        yield progress
+    finally:
+        progress.done()

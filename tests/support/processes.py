@@ -1,0 +1,23 @@
+"""Which processes are alive, read from /proc."""
+
+from pathlib import Path
+
+
+def session_members(session: int) -> set[int]:
+    """Return the living processes of a session, which a process started in its own session passes to all below it."""
+    return {pid for pid, (state, member_of) in _processes().items() if member_of == session and state not in "ZX"}
+
+
+def _processes() -> dict[int, tuple[str, int]]:
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            stat = (entry / "stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:  # it ended meanwhile
+            continue
+        # proc(5): pid (command) state ppid pgrp session ...; the command may hold blanks and parentheses
+        state, _, _, session = stat.rpartition(")")[2].split()[:4]
+        found[int(entry.name)] = (state, int(session))
+    return found
