@@ -1,0 +1,223 @@
+"""A conversation becomes the prompt the model was trained on."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pytest
+from transformers import AutoTokenizer
+
+from lmdeploy.model import MODELS, BaseChatTemplate, ChatTemplateConfig, chat_template_for
+
+USER = {"role": "user", "content": "Hi, 你好"}
+MULTI_TURN = [USER, {"role": "assistant", "content": "Hello!"}, {"role": "user", "content": "and now?"}]
+WITH_SYSTEM = [{"role": "system", "content": "Be brief."}, *MULTI_TURN]
+CONVERSATIONS = {
+    "one turn": [USER],
+    "turns": MULTI_TURN,
+    "system": WITH_SYSTEM,
+    "empty system": [{"role": "system", "content": ""}, USER],
+}
+
+# As the models' authors published them (white space between blocks removed).
+PUBLISHED = {
+    "chatml": "{% for m in messages %}{{'<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n'}}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
+    "qwen": "{% for m in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' }}{% endif %}"
+    "{{'<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
+    "llama3": "{% for m in messages %}{{ '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n' + m['content'] "
+    "+ '<|eot_id|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}",
+    "llama2": "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}"
+    "{% set system_message = messages[0]['content'] %}{% else %}{% set loop_messages = messages %}"
+    "{% set system_message = false %}{% endif %}{% for message in loop_messages %}"
+    "{% if loop.index0 == 0 and system_message != false %}"
+    "{% set content = '<<SYS>>\n' + system_message + '\n<</SYS>>\n\n' + message['content'] %}{% else %}"
+    "{% set content = message['content'] %}{% endif %}{% if message['role'] == 'user' %}"
+    "{{ '<s>' + '[INST] ' + content + ' [/INST]' }}{% elif message['role'] == 'assistant' %}"
+    "{{ ' ' + content + ' ' + '</s>' }}{% endif %}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("conversation", CONVERSATIONS)
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_builtin_template_writes_what_the_published_one_writes(name: str, conversation: str) -> None:
+    messages = CONVERSATIONS[conversation]
+    published = jinja2.Environment(trim_blocks=True, lstrip_blocks=True).from_string(PUBLISHED[name])
+    assert MODELS.get(name)().render(messages) == published.render(messages=messages, add_generation_prompt=True)
+
+
+def test_vicuna_has_its_published_form() -> None:
+    system = "A chat between a curious user and an artificial intelligence assistant. "
+    system += "The assistant gives helpful, detailed, and polite answers to the user's questions."
+    expected = f"{system} USER: Hi, 你好 ASSISTANT: Hello!</s>USER: and now? ASSISTANT:"
+    assert MODELS.get("vicuna")().render(MULTI_TURN) == expected
+
+
+def test_base_writes_contents_as_they_are() -> None:
+    assert MODELS.get("base")().render([USER]) == "Hi, 你好"
+
+
+def test_internlm2_has_a_place_for_tool_answers() -> None:
+    prompt = MODELS.get("internlm2")().render([USER, {"role": "tool", "content": "42"}])
+    assert prompt.endswith("<|im_start|>environment\n42<|im_end|>\n<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize("conversation", CONVERSATIONS)
+def test_the_models_own_template_is_the_default(default_model_dir: Path, conversation: str) -> None:
+    messages = CONVERSATIONS[conversation]
+    reference = AutoTokenizer.from_pretrained(default_model_dir)
+    template = chat_template_for(str(default_model_dir))
+    for generation in (True, False):
+        expected = reference.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation)
+        assert template.render(messages, add_generation_prompt=generation) == expected
+    assert template.add_bos is False
+
+
+@pytest.mark.parametrize(
+    ("name", "template"),
+    [("internlm2_5-7b-chat", "internlm2"), ("Qwen2-7B-Instruct", "qwen"), ("vicuna-13b", "vicuna"), ("opt", "base")],
+)
+def test_without_its_own_template_a_model_gets_the_one_its_name_suggests(
+    default_model_dir: Path, tmp_path: Path, name: str, template: str
+) -> None:
+    directory = tmp_path / name
+    directory.mkdir()
+    for file in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+        (directory / file).symlink_to(default_model_dir / file)
+    assert chat_template_for(str(directory)).render(MULTI_TURN) == MODELS.get(template)().render(MULTI_TURN)
+
+
+def test_developer_is_system_and_text_parts_are_joined() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts}]
+    expected = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a\nb"}]
+    assert MODELS.get("chatml")().render(messages) == MODELS.get("chatml")().render(expected)
+
+
+BAD_CONVERSATIONS: dict[str, tuple[Any, str]] = {
+    "not a list": ({"role": "user"}, "messages must be a list, got dict"),
+    "a string": ("hi", "messages must be a list, got str"),
+    "empty": ([], "at least one message"),
+    "not an object": (["hi"], r"messages\[0\] must be an object"),
+    "unknown role": ([USER, {"role": "bot", "content": "x"}], r"messages\[1\].role must be one of .*, got 'bot'"),
+    "no role": ([{"content": "x"}], r"messages\[0\].role must be one of .*, got None"),
+    "unhashable role": ([{"role": [], "content": "x"}], r"messages\[0\].role must be one of"),
+    "no content": ([{"role": "user"}], r"messages\[0\].content is missing"),
+    "null content": ([{"role": "assistant", "content": None}], r"messages\[0\].content is missing"),
+    "number content": ([{"role": "user", "content": 3}], r"messages\[0\].content must be a string or a list of parts"),
+    "no parts": ([{"role": "user", "content": []}], r"messages\[0\].content must be .* empty list"),
+    "image": (
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+        r"messages\[0\].content\[0\].type 'image_url' is not supported",
+    ),
+    "part without text": ([{"role": "user", "content": [{"type": "text"}]}], r"content\[0\].text must be a string"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_CONVERSATIONS)
+@pytest.mark.parametrize("template", ["", "chatml"])
+def test_a_malformed_conversation_is_refused_by_name(default_model_dir: Path, template: str, case: str) -> None:
+    messages, reason = BAD_CONVERSATIONS[case]
+    with pytest.raises(ValueError, match=reason):
+        chat_template_for(str(default_model_dir), template).render(messages)
+
+
+def test_an_assistant_message_with_tool_calls_needs_no_content() -> None:
+    calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    assert MODELS.get("chatml")().render([USER, {"role": "assistant", "content": None, "tool_calls": calls}])
+
+
+@pytest.mark.parametrize("template", ["", "chatml", "llama2"])
+def test_tools_are_refused_where_the_template_has_no_place_for_them(default_model_dir: Path, template: str) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    with pytest.raises(ValueError, match="tools are not supported"):
+        chat_template_for(str(default_model_dir), template).render([USER], tools=tools)
+
+
+def test_what_the_models_own_template_refuses_is_the_callers_error(default_model_dir: Path, tmp_path: Path) -> None:
+    for file in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+        (tmp_path / file).symlink_to(default_model_dir / file)
+    (tmp_path / "chat_template.jinja").write_text("{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(ValueError, match="refused by the model's chat template: roles must alternate"):
+        chat_template_for(str(tmp_path)).render([USER])
+
+
+def test_an_unknown_template_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"chat template 'chatlm' is unknown; known: base, chatml, .*vicuna"):
+        chat_template_for("", "chatlm")
+
+
+def test_the_documented_json_file_makes_the_documented_prompt(tmp_path: Path) -> None:
+    fields = {
+        "model_name": "your awesome chat template name",
+        "system": "<|im_start|>system\n",
+        "meta_instruction": "You are a robot developed by LMDeploy.",
+        "eosys": "<|im_end|>\n",
+        "user": "<|im_start|>user\n",
+        "eoh": "<|im_end|>\n",
+        "assistant": "<|im_start|>assistant\n",
+        "eoa": "<|im_end|>",
+        "separator": "\n",
+        "capability": "chat",
+        "stop_words": ["<|im_end|>"],
+    }
+    (tmp_path / "t.json").write_text(json.dumps(fields))
+    system = {"role": "system", "content": "You are a robot developed by LMDeploy."}
+    expected = MODELS.get("chatml")().render([system, *MULTI_TURN])
+    for source in (str(tmp_path / "t.json"), json.dumps(fields), ChatTemplateConfig(**fields)):
+        template = chat_template_for("", source)  # type: ignore[arg-type]
+        assert template.render(MULTI_TURN) == expected
+        assert template.stop_words == ["<|im_end|>"]
+
+
+def test_given_fields_override_those_of_a_builtin_template() -> None:
+    template = ChatTemplateConfig("qwen", meta_instruction="Be brief.").chat_template
+    assert template.render([USER]) == MODELS.get("qwen")().render([{"role": "system", "content": "Be brief."}, USER])
+
+
+def test_a_config_survives_json(tmp_path: Path) -> None:
+    config = ChatTemplateConfig("mine", user="用户：", stop_words=["x"])
+    text = config.to_json(str(tmp_path / "t.json"))
+    assert ChatTemplateConfig.from_json(text) == config
+    assert ChatTemplateConfig.from_json(str(tmp_path / "t.json")) == config
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "is no JSON"),
+        ('{"user": "x"}', "with a model_name"),
+        ('{"model_name": "x", "usr": "y"}', "fields usr are unknown; known: model_name, system"),
+        ('{"model_name": "x", "user": 3}', "user must be a string, got 3"),
+        ('{"model_name": "x", "stop_words": "y"}', "stop_words must be a list of non-empty strings"),
+        ('{"model_name": "x", "capability": "sing"}', "capability must be 'chat' or 'completion'"),
+        ("nowhere.json", "nowhere.json cannot be read"),
+    ],
+)
+def test_a_malformed_template_description_is_refused(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        chat_template_for("", text)
+
+
+def test_a_template_class_can_be_registered_as_documented(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MODELS, "_factories", dict(MODELS._factories))
+
+    @MODELS.register_module(name="customized_model")
+    class CustomizedModel(BaseChatTemplate):
+        """A customized chat template."""
+
+        def __init__(
+            self, meta_instruction: str = "You are a robot.", eoh: str = "\n", stop_words: Any = ("end",)
+        ) -> None:
+            super().__init__(meta_instruction=meta_instruction, eosys="\n", eoh=eoh, stop_words=stop_words)
+
+    template = ChatTemplateConfig("customized_model").chat_template
+    assert isinstance(template, CustomizedModel)
+    assert template.render([USER]) == "You are a robot.\nHi, 你好\n"
+    assert template.stop_words == ["end"]
+    with pytest.raises(ValueError, match=r"'customized_model': .*tool"):
+        _ = ChatTemplateConfig("customized_model", tool="x").chat_template

@@ -1,0 +1,154 @@
+"""Configs check themselves, and unsupported settings are refused."""
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lmdeploy.messages import GenerationConfig, PytorchEngineConfig, TurbomindEngineConfig
+from lmdeploy.turbomind.supported import refuse_unsupported, refuse_unsupported_engine
+
+BAD_GENERATION: list[tuple[str, Any]] = [
+    ("max_new_tokens", 0),
+    ("max_new_tokens", -1),
+    ("max_new_tokens", 2**31),
+    ("max_new_tokens", 1.5),
+    ("max_new_tokens", True),
+    ("max_new_tokens", "8"),
+    ("n", 0),
+    ("temperature", -0.1),
+    ("temperature", math.nan),
+    ("temperature", math.inf),
+    ("temperature", 10**400),
+    ("temperature", "hot"),
+    ("top_p", 0.0),
+    ("top_p", 1.1),
+    ("top_p", math.nan),
+    ("top_k", -1),
+    ("min_p", -0.1),
+    ("min_p", math.nan),
+    ("repetition_penalty", 0),
+    ("repetition_penalty", -math.inf),
+    ("random_seed", -1),
+    ("random_seed", 2**64),
+    ("stop_words", "stop"),
+    ("stop_words", [""]),
+    ("stop_words", [1]),
+    ("bad_words", [None]),
+    ("stop_token_ids", [-1]),
+    ("stop_token_ids", 3),
+    ("bad_token_ids", ["a"]),
+    ("min_new_tokens", -1),
+    ("min_new_tokens", 513),
+    ("logprobs", -1),
+    ("do_sample", 1),
+    ("ignore_eos", None),
+    ("output_logits", "some"),
+]
+
+BAD_ENGINE: list[tuple[str, Any]] = [
+    ("dtype", "int8"),
+    ("model_format", "gguf"),
+    ("tp", 0),
+    ("session_len", 0),
+    ("max_batch_size", 0),
+    ("cache_max_entry_count", 0.0),
+    ("cache_max_entry_count", 1.0),
+    ("cache_max_entry_count", math.nan),
+    ("cache_chunk_size", 0),
+    ("cache_block_seq_len", 0),
+    ("enable_prefix_caching", "yes"),
+    ("quant_policy", 3),
+    ("quant_policy", True),
+    ("rope_scaling_factor", -1.0),
+    ("max_prefill_token_num", 0),
+    ("num_tokens_per_iter", -1),
+    ("max_prefill_iters", 0),
+    ("revision", 1),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), BAD_GENERATION)
+def test_generation_config_refuses_a_bad_value_by_name(field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"^{field} must be .*got "):
+        GenerationConfig(**{field: value})
+
+
+@pytest.mark.parametrize(("field", "value"), BAD_ENGINE)
+def test_engine_config_refuses_a_bad_value_by_name(field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"^{field} must be .*got "):
+        TurbomindEngineConfig(**{field: value})
+
+
+def test_the_message_says_what_was_expected_and_what_came() -> None:
+    with pytest.raises(ValueError, match=r"^max_new_tokens must be >= 1, got 0$"):
+        GenerationConfig(max_new_tokens=0)
+
+
+def test_all_bad_values_are_reported_at_once() -> None:
+    with pytest.raises(ValueError, match=r"top_p .*; top_k .*; temperature "):
+        GenerationConfig(top_p=2.0, top_k=-1, temperature=-1.0)
+
+
+def test_extreme_but_legal_values_are_accepted() -> None:
+    GenerationConfig(
+        temperature=0, top_p=1, top_k=0, min_p=1.0, random_seed=2**64 - 1, max_new_tokens=1, min_new_tokens=1
+    )
+    GenerationConfig(temperature=np.float32(0.5), top_k=np.int64(3))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"n": 2},
+        {"min_p": 0.1},
+        {"bad_words": ["x"]},
+        {"bad_token_ids": [1]},
+        {"logprobs": 1},
+        {"response_format": {"type": "json_object"}},
+        {"logits_processors": [lambda ids, logits: logits]},
+        {"output_logits": "all"},
+        {"output_last_hidden_state": "generation"},
+    ],
+    ids=lambda setting: next(iter(setting)),
+)
+def test_an_unsupported_generation_setting_is_refused_not_ignored(setting: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=rf"^{next(iter(setting))}=.* not supported yet"):
+        refuse_unsupported(GenerationConfig(**setting))
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"dtype": "float16"},
+        {"model_format": "awq"},
+        {"tp": 2},
+        {"enable_prefix_caching": True},
+        {"quant_policy": 8},
+        {"rope_scaling_factor": 2.0},
+        {"use_logn_attn": True},
+        {"cache_chunk_size": 4},
+    ],
+    ids=lambda setting: next(iter(setting)),
+)
+def test_an_unsupported_engine_setting_is_refused_not_ignored(setting: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=rf"^{next(iter(setting))}=.* not supported yet"):
+        refuse_unsupported_engine(TurbomindEngineConfig(**setting))
+
+
+def test_the_pytorch_engine_is_refused() -> None:
+    with pytest.raises(ValueError, match="pytorch engine is not supported yet"):
+        refuse_unsupported_engine(PytorchEngineConfig())
+
+
+def test_defaults_and_empty_lists_are_supported() -> None:
+    refuse_unsupported(GenerationConfig())
+    refuse_unsupported(GenerationConfig(bad_words=[], stop_words=["x"], random_seed=1, do_sample=True))
+    refuse_unsupported_engine(TurbomindEngineConfig(model_format="hf", session_len=8, dtype="bfloat16"))
+
+
+def test_every_generation_field_is_documented() -> None:
+    missing = [f.name for f in dataclasses.fields(GenerationConfig) if f.name not in (GenerationConfig.__doc__ or "")]
+    assert missing == []

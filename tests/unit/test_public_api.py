@@ -1,0 +1,41 @@
+"""What `import lmdeploy` offers, and what it costs."""
+
+import subprocess
+import sys
+import types
+
+import pytest
+
+
+def run_python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, lmdeploy; lmdeploy.GenerationConfig; lmdeploy.ChatTemplateConfig\n"
+        "print([m for m in ('torch', 'transformers', 'gradio', 'numpy', 'jinja2') if m in sys.modules])"
+    )
+    assert run_python(code) == "[]"
+
+
+def test_a_public_function_wins_over_the_module_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    import lmdeploy
+
+    def pipeline() -> None: ...
+
+    module = types.ModuleType("lmdeploy.pipeline")
+    module.pipeline = pipeline  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "lmdeploy.pipeline", module)
+    monkeypatch.delitem(vars(lmdeploy), "pipeline", raising=False)
+    lmdeploy.pipeline = module  # type: ignore[assignment]  # what the import system does after `import lmdeploy.pipeline`
+    assert lmdeploy.pipeline is pipeline
+    monkeypatch.delitem(vars(lmdeploy), "pipeline")
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    import lmdeploy
+
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = lmdeploy.nothing
