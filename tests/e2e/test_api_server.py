@@ -1,0 +1,116 @@
+"""``lmdeploy serve api_server`` as a user starts it."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from lmdeploy.paths import DEFAULT_MODEL_NAME
+from lmdeploy.serve.ports import free_ports
+from tests.support.processes import session_members
+from tests.support.waiting import eventually_sync
+
+pytestmark = pytest.mark.e2e
+
+READY = "Ctrl-C stops everything."
+START = 120.0
+
+
+class ApiServer:
+    """The command, running in a session of its own."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.port, http, grpc, metrics = free_ports(4)
+        ports = {"server": self.port, "triton-http": http, "triton-grpc": grpc, "triton-metrics": metrics}
+        flags = [word for name, port in ports.items() for word in (f"--{name}-port", str(port))]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "lmdeploy", "serve", "api_server", *arguments, *flags],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.output = ""
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.output += line
+
+    def wait_ready(self) -> None:
+        eventually_sync(lambda: READY in self.output or self.process.poll() is not None, timeout=START)
+        assert READY in self.output, self.output
+
+    def triton_pid(self) -> int:
+        children = Path(f"/proc/{self.process.pid}/task").glob("*/children")
+        (pid,) = {int(word) for file in children for word in file.read_text().split()}
+        return pid
+
+    def end(self, signum: int) -> int:
+        """Send a signal and return the exit status."""
+        self.process.send_signal(signum)
+        status = self.process.wait(40)
+        self._reader.join(5)
+        return status
+
+
+@contextmanager
+def api_server(*arguments: str) -> Iterator[ApiServer]:
+    server = ApiServer(*arguments)
+    try:
+        yield server
+    finally:
+        if server.process.poll() is None:
+            server.end(signal.SIGKILL)
+
+
+def ask(server: ApiServer) -> str:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        answer = client.chat.completions.create(
+            model=DEFAULT_MODEL_NAME,
+            messages=[{"role": "user", "content": "What is the capital of France?"}],
+            temperature=0,
+            max_tokens=16,
+        )
+    return answer.choices[0].message.content or ""
+
+
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_it_prints_urls_answers_and_leaves_no_process_behind(signum: int, status: int) -> None:
+    with api_server() as server:
+        server.wait_ready()
+        assert f":{server.port}/v1" in server.output
+        assert "Paris" in ask(server)
+        triton = server.triton_pid()
+        assert server.end(signum) == status, server.output
+        assert not session_members(server.process.pid)
+        assert not session_members(triton)
+
+
+def test_a_killed_tritonserver_comes_back_and_health_tells(tmp_path: Path) -> None:
+    with api_server() as server, httpx.Client(base_url=server.url, trust_env=False) as http:
+        server.wait_ready()
+        assert http.get("/health").status_code == 200
+        os.kill(server.triton_pid(), signal.SIGKILL)
+        eventually_sync(lambda: http.get("/health").status_code == 503, timeout=5)
+        eventually_sync(lambda: http.get("/health").status_code == 200, timeout=START)
+        assert "Paris" in ask(server)
+        server.end(signal.SIGINT)
+
+
+def test_a_model_that_is_not_there_is_named_and_nothing_starts(tmp_path: Path) -> None:
+    with api_server(str(tmp_path / "no-such-model")) as server:
+        assert server.process.wait(60) == 1
+        eventually_sync(lambda: "no-such-model" in server.output)
+        assert "Traceback" not in server.output

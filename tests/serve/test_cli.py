@@ -1,0 +1,91 @@
+import json
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from lmdeploy.cli.main import main
+from lmdeploy.serve.ports import free_ports
+from tests.support.fake_triton import FakeTriton
+from tests.support.waiting import eventually_sync
+
+
+def test_help_imports_nothing_heavy() -> None:
+    script = "import sys; from lmdeploy.cli.main import make_parser; make_parser().format_help(); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert not loaded & {"torch", "transformers", "numpy", "grpc", "fastapi", "uvicorn", "gradio", "tritonclient"}
+
+
+@pytest.mark.parametrize(
+    "command", ["serve", "chat", "convert", "list", "check_env", "serve api_server", "serve gateway"]
+)
+def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([*command.split(), "--help"])
+    assert caught.value.code == 0
+    assert "usage: lmdeploy" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("ending", ["json", "yml", "pkl"])
+def test_check_env_writes_what_it_prints(ending: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / f"environment.{ending}"
+    assert main(["check_env", "--dump-file", str(path)]) == 0
+    printed = capsys.readouterr().out
+    report = pickle.loads(path.read_bytes()) if ending == "pkl" else json_or_yaml(path)
+    assert {"python", "cpu isa", "gpu", "tritonserver", "triton backend", "torch"} <= set(report)
+    assert all(f"{name} " in printed and value in printed for name, value in report.items())
+
+
+def json_or_yaml(path: Path) -> dict[str, str]:
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".json":
+        report: dict[str, str] = json.loads(text)
+        return report
+    pairs = (line.split('": ') for line in text.splitlines())
+    return {json.loads(name + '"'): json.loads(value) for name, value in pairs}
+
+
+def test_a_dump_file_of_another_kind_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["check_env", "--dump-file", "environment.txt"])
+    assert ".json, .yml, .yaml, .pkl" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("what", ["api_server", "gateway", "gradio localhost:8001"])
+def test_a_port_in_use_is_named(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert main(["serve", *what.split(), "--server-name", "127.0.0.1", "--server-port", port]) == 1
+    assert f"port {port}" in capsys.readouterr().err
+
+
+def test_a_bad_engine_option_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    (port,) = free_ports(1)
+    assert main(["serve", "api_server", "--server-port", str(port), "--max-batch-size", "0"]) == 1
+    assert "max_batch_size" in capsys.readouterr().err
+
+
+def test_the_gateway_command_serves_a_running_triton_until_interrupted(triton: FakeTriton) -> None:
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "lmdeploy", "serve", "gateway", "--triton-address", triton.address]
+    gateway = subprocess.Popen([*command, "--server-port", str(port)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert gateway.stdout is not None
+        assert f":{port}/v1" in gateway.stdout.readline()
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
+            assert http.get("/health").status_code == 200
+            assert http.get("/v1/models").json()["data"][0]["id"] == "fake-model"
+        gateway.send_signal(signal.SIGINT)
+        eventually_sync(lambda: gateway.poll() is not None)
+        assert gateway.returncode == 130
+    finally:
+        gateway.kill()
+        gateway.wait()

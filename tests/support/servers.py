@@ -1,0 +1,32 @@
+"""The real thing for end-to-end tests: tritonserver with a real model, and a gateway in front of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from lmdeploy.paths import DEFAULT_MODEL_NAME, default_model_dir
+from lmdeploy.serve.ports import Ports
+from lmdeploy.serve.tritonserver import TritonServer
+from lmdeploy.turbomind.repository import template_dir
+
+START = 120.0  # seconds a server gets to be ready on a busy machine
+
+
+@contextmanager
+def running_triton(model_path: Path | None = None, **engine_config: Any) -> Iterator[TritonServer]:
+    """Serve a model (default: the default model, float32) with our backend on free ports."""
+    path = model_path or default_model_dir()
+    assert path.is_dir(), f"{path} is missing; run: make model"
+    server = TritonServer(
+        template_dir(),
+        model_path=str(path),
+        model_name=DEFAULT_MODEL_NAME if model_path is None else model_path.name,
+        engine_config={"dtype": "float32", **engine_config},
+        ports=Ports.free(),
+    )
+    with server:
+        server.wait_ready(START)
+        yield server
