@@ -144,7 +144,7 @@ class TurbomindEngineConfig:
     max_batch_size
         Most sequences in a step; default: chosen for the device.
     cache_max_entry_count
-        Part of the free memory given to the KV cache, in (0, 1).
+        Part of the free memory given to the KV cache, in (0, 1); from 1 on, the number of its blocks.
     cache_chunk_size
         Blocks the cache grows by; -1: all at once.
     cache_block_seq_len
@@ -280,7 +280,7 @@ def _common_engine_problems(config: TurbomindEngineConfig | PytorchEngineConfig)
     return [
         checks.whole("tp", config.tp, 1),
         *(checks.whole(name, value, 1, MAX_INT32) for name, value in given),
-        checks.finite("cache_max_entry_count", config.cache_max_entry_count, above=0, below=1),
+        checks.finite("cache_max_entry_count", config.cache_max_entry_count, above=0),
         checks.flag("enable_prefix_caching", config.enable_prefix_caching),
         checks.one_of("quant_policy", config.quant_policy, QUANT_POLICIES),
         checks.whole("max_prefill_token_num", config.max_prefill_token_num, 1),

@@ -2,7 +2,6 @@
 
 #include <charconv>
 #include <cmath>
-#include <cstdio>
 #include <fstream>
 #include <sstream>
 
@@ -181,50 +180,6 @@ class JsonParser {
   std::string_view text_;
   size_t pos_ = 0;
 };
-
-namespace {
-
-std::string quoted(const std::string& text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      out += '\\';
-      out += c;
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      char escape[8];
-      std::snprintf(escape, sizeof(escape), "\\u%04x", static_cast<unsigned>(c));
-      out += escape;
-    } else {
-      out += c;
-    }
-  }
-  return out + '"';
-}
-
-}  // namespace
-
-Json& Json::set(std::string_view key) {
-  if (!is_object()) value_ = Object();
-  return std::get<Object>(value_)[std::string(key)];
-}
-
-std::string Json::dump() const {
-  if (is_null()) return "null";
-  if (const bool* value = std::get_if<bool>(&value_)) return *value ? "true" : "false";
-  if (const auto* value = std::get_if<std::string>(&value_)) return quoted(*value);
-  if (const double* value = std::get_if<double>(&value_)) {
-    char text[32];
-    std::snprintf(text, sizeof(text), *value == std::floor(*value) && std::fabs(*value) < 1e15 ? "%.0f" : "%.17g", *value);
-    return text;
-  }
-  std::string out;
-  if (const auto* array = std::get_if<Array>(&value_)) {
-    for (const Json& item : *array) out += (out.empty() ? "" : ",") + item.dump();
-    return "[" + out + "]";
-  }
-  for (const auto& [key, item] : as_object()) out += (out.empty() ? "" : ",") + quoted(key) + ":" + item.dump();
-  return "{" + out + "}";
-}
 
 Json Json::parse(std::string_view text) { return JsonParser(text).document(); }
 

@@ -1,6 +1,6 @@
-// Small JSON for the engine's own files (spec, manifest, safetensors headers, configuration).
+// A small JSON reader for the engine's own files (spec, manifest, safetensors headers, configuration).
 //
-// Typed accessors throw Error(kInvalidArgument) naming the key and what was expected.
+// Values are immutable after parsing. Typed accessors throw Error(kInvalidArgument) naming the key and what was expected.
 // Object keys keep no order; duplicate keys: the last one counts. Numbers are doubles (exact for integers below 2^53).
 #pragma once
 
@@ -17,9 +17,6 @@ class Json {
  public:
   using Array = std::vector<Json>;
   using Object = std::map<std::string, Json, std::less<>>;
-
-  Json() = default;
-  explicit Json(std::string text) : value_(std::move(text)) {}
 
   // Parses a whole document; trailing text other than white space is an error. Nesting is limited to 256 levels.
   static Json parse(std::string_view text);
@@ -41,11 +38,6 @@ class Json {
   const Json& at(std::string_view key) const;
   // Member `key`, or nullptr when missing or null.
   const Json* find(std::string_view key) const;
-
-  // Member `key`, made if missing; a value that is no object becomes an empty one first.
-  Json& set(std::string_view key);
-  // Compact text; non-ASCII characters stay as they are.
-  std::string dump() const;
 
  private:
   friend class JsonParser;

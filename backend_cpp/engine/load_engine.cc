@@ -71,6 +71,7 @@ LoadedEngine load_engine(const std::string& directory, const Json& settings) {
   if (step_tokens == 0) step_tokens = std::min(setting(settings, "max_prefill_token_num", 8192), kDefaultStepTokens);
   // Leaves a quarter of a full step to prompts (engine/scheduler.h).
   config.max_step_tokens = std::max(step_tokens, (config.max_batch_size * 4 + 2) / 3);
+  config.max_waiting = setting(settings, "max_waiting", config.max_waiting);
   config.eos_token_ids = spec.eos_token_ids;
 
   TokenTable tokens = TokenTable::from_file(directory + "/token_bytes.bin");

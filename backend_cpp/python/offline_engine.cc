@@ -75,7 +75,7 @@ py::list OfflineEngine::poll(double timeout) {
   {
     const py::gil_scoped_release unlocked;
     std::unique_lock lock(mu_);
-    ready_.wait_for(lock, std::chrono::duration<double>(timeout), [this] { return !outputs_.empty(); });
+    ready_.wait_for(lock, std::chrono::duration<double>(timeout), [this] { return is_closed_ || !outputs_.empty(); });
     outputs.swap(outputs_);
   }
   py::list result;
@@ -109,6 +109,11 @@ py::dict OfflineEngine::stats() const {
 void OfflineEngine::close() {
   const py::gil_scoped_release unlocked;
   engine_.reset();
+  {
+    const std::lock_guard lock(mu_);
+    is_closed_ = true;
+  }
+  ready_.notify_all();
 }
 
 }  // namespace turbomind

@@ -36,6 +36,7 @@ class OfflineEngine {
   std::mutex mu_;
   std::condition_variable ready_;
   std::vector<Output> outputs_;  // guarded by mu_
+  bool is_closed_ = false;       // guarded by mu_; poll no longer waits
   RequestId next_id_ = 1;        // guarded by the interpreter lock
   int session_len_ = 0;
   int vocab_size_ = 0;

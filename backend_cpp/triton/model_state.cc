@@ -49,16 +49,6 @@ std::string parameter(const Json& config, const std::string& key) {
   return entry != nullptr ? entry->at("string_value").as_string() : "";
 }
 
-// Clients read the served model's name from the configuration's parameters.
-void publish_name(TRITONBACKEND_Model* model, Json config, const std::string& name) {
-  config.set("parameters").set("model_name").set("string_value") = Json(name);
-  const std::string text = config.dump();
-  TRITONSERVER_Message* message = nullptr;
-  check(TRITONSERVER_MessageNewFromSerializedJson(&message, text.data(), text.size()));
-  const MessageHandle owned(message);
-  check(TRITONBACKEND_ModelSetConfig(model, 1, message));
-}
-
 }  // namespace
 
 ModelState::ModelState(TRITONBACKEND_Model* model) : metrics_(model_name(model)) {
@@ -69,7 +59,6 @@ ModelState::ModelState(TRITONBACKEND_Model* model) : metrics_(model_name(model))
   engine_ = std::move(loaded.engine);
   const std::string given_name = parameter(config, "model_name");
   const std::string& name = given_name.empty() ? loaded.spec.model_name : given_name;
-  publish_name(model, config, name);
   const EngineConfig& engine_config = engine_->config();
   log_message(TRITONSERVER_LOG_INFO, "serving " + name + " from " + directory + ": session length " +
                                          std::to_string(engine_config.session_len) + ", batch " +

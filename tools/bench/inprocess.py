@@ -1,6 +1,7 @@
 """The engine in this process: no Triton, no gateway, no HTTP."""
 
 import queue
+import queue
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ class InProcess:
 
     def __init__(self, model_path: str, config: TurbomindEngineConfig) -> None:
         self._engine = Engine(model_path, config)
+        self._outputs: queue.SimpleQueue[EngineOutput] = queue.SimpleQueue()
         self._tokenizer = Tokenizer(str(self._engine.directory.path))
 
     def close(self) -> None:

@@ -1,0 +1,133 @@
+"""`lmdeploy chat`: talk to a model in the terminal, in this process."""
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lmdeploy.pipeline import Pipeline
+
+_HELP = (
+    "an empty line sends the message; `end` starts a new conversation; `exit` or Ctrl-D leaves; Ctrl-C stops an answer"
+)
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command to the command line."""
+    parser = subparsers.add_parser(
+        "chat", help="talk to a model in the terminal", description=f"Talk to a model: {_HELP}."
+    )
+    parser.add_argument(
+        "model_path",
+        nargs="?",
+        default="",
+        help="Hugging Face directory or converted workspace (default: the default model)",
+    )
+    parser.add_argument(
+        "--backend", choices=("turbomind", "pytorch"), default="turbomind", help="engine (default: %(default)s)"
+    )
+    parser.add_argument("--chat-template", default=None, help="name of a chat template, or a JSON file")
+    parser.add_argument("--meta-instruction", default=None, help="system prompt")
+    parser.add_argument("--dtype", default="auto", help="auto, float32 or bfloat16 (default: %(default)s)")
+    parser.add_argument("--session-len", type=int, default=None, help="most tokens of a conversation")
+    parser.add_argument(
+        "--cache-max-entry-count",
+        type=float,
+        default=0.8,
+        help="share of free memory for the KV cache (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-new-tokens", type=int, default=512, help="most tokens of an answer (default: %(default)s)"
+    )
+    parser.add_argument("--temperature", type=float, default=0.8, help="0 is greedy (default: %(default)s)")
+    parser.add_argument("--top-p", type=float, default=0.8, help="nucleus (default: %(default)s)")
+    parser.add_argument("--top-k", type=int, default=40, help="most likely tokens kept (default: %(default)s)")
+    parser.add_argument(
+        "--repetition-penalty", type=float, default=1.0, help="over 1 discourages repetition (default: %(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=None, help="seed of the first answer; default: random")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Load the model and talk until the user leaves."""
+    from lmdeploy.messages import GenerationConfig, PytorchEngineConfig, TurbomindEngineConfig
+    from lmdeploy.pipeline import Pipeline
+
+    try:
+        if args.backend == "pytorch":
+            config: TurbomindEngineConfig | PytorchEngineConfig = PytorchEngineConfig(session_len=args.session_len)
+        else:
+            config = TurbomindEngineConfig(
+                dtype=args.dtype,
+                session_len=args.session_len,
+                cache_max_entry_count=args.cache_max_entry_count,
+                max_batch_size=1,
+            )
+        gen_config = GenerationConfig(
+            max_new_tokens=args.max_new_tokens,
+            do_sample=True,
+            temperature=args.temperature,
+            top_p=args.top_p,
+            top_k=args.top_k,
+            repetition_penalty=args.repetition_penalty,
+            random_seed=args.seed,
+        )
+        print("loading the model ...", file=sys.stderr)
+        pipe = Pipeline(args.model_path, config, args.chat_template)
+    except (ValueError, OSError) as error:
+        print(f"lmdeploy chat: {error}", file=sys.stderr)
+        return 1
+    with pipe:
+        print(f"{pipe.engine.directory.spec.model_name}: {_HELP}")
+        _talk(pipe, gen_config, args.meta_instruction)
+    return 0
+
+
+def _talk(pipe: "Pipeline", gen_config: Any, system: str | None) -> None:
+    beginning = [{"role": "system", "content": system}] if system else []
+    messages = list(beginning)
+    while (text := _read_message()) is not None:
+        if text == "end":
+            messages = list(beginning)
+            print("(new conversation)")
+            continue
+        messages.append({"role": "user", "content": text})
+        answer, reason = _stream_answer(pipe, messages, gen_config)
+        if reason == "length" and not answer:
+            print("(the conversation is too long; `end` starts a new one)")
+            messages.pop()
+        else:
+            messages.append({"role": "assistant", "content": answer})
+
+
+def _stream_answer(pipe: "Pipeline", messages: list[dict[str, str]], gen_config: Any) -> tuple[str, str | None]:
+    answer, reason = "", None
+    pieces = pipe.stream_infer(messages, gen_config)
+    try:
+        for piece in pieces:
+            print(piece.text, end="", flush=True)
+            answer, reason = answer + piece.text, piece.finish_reason
+    except KeyboardInterrupt:
+        print(" (stopped)", end="")
+    finally:
+        pieces.close()  # type: ignore[attr-defined]
+    print("\n")
+    return answer, reason
+
+
+def _read_message() -> str | None:
+    """Return the lines up to an empty one; None when the user leaves."""
+    lines: list[str] = []
+    try:
+        while True:
+            line = input("" if lines else ">>> ")
+            if not lines and line.strip() == "exit":
+                return None
+            if line:
+                lines.append(line)
+            elif lines:
+                return "\n".join(lines)
+    except (EOFError, KeyboardInterrupt):
+        print()
+        return "\n".join(lines) or None

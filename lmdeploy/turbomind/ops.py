@@ -1,0 +1,146 @@
+"""The engine's CPU kernels as ``torch.ops.turbomind.*``, for tests and the Python runtime.
+
+Importing this module registers them. Tensors are contiguous and on the CPU; wrong shapes and types raise ``ValueError``.
+Each kernel's arithmetic is described in its header in ``backend_cpp/kernels``.
+"""
+
+import torch
+
+from lmdeploy import _turbomind
+
+Span = tuple[int, int, int, list[int]]
+_FLOATS = (torch.float32, torch.bfloat16)
+
+
+def _check(name: str, tensor: torch.Tensor, dtypes: tuple[torch.dtype, ...], shape: tuple[int | None, ...]) -> None:
+    if tensor.dtype not in dtypes:
+        raise ValueError(f"{name} must be {' or '.join(map(str, dtypes))}, got {tensor.dtype}")
+    fits = len(shape) == tensor.dim() and all(
+        want in (None, have) for want, have in zip(shape, tensor.shape, strict=True)
+    )
+    if not fits or not tensor.is_contiguous() or tensor.device.type != "cpu":
+        raise ValueError(f"{name} must be a contiguous CPU tensor of shape {shape}, got {tuple(tensor.shape)}")
+
+
+@torch.library.custom_op("turbomind::linear", mutates_args=())
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Return ``x @ weight.T + bias``.
+
+    Parameters
+    ----------
+    x
+        ``[rows, in_features]`` float32.
+    weight
+        ``[out_features, in_features]`` float32 or bfloat16.
+    bias
+        ``[out_features]`` float32.
+    """
+    _check("x", x, (torch.float32,), (None, None))
+    _check("weight", weight, _FLOATS, (None, x.shape[1]))
+    if bias is not None:
+        _check("bias", bias, (torch.float32,), (weight.shape[0],))
+    y = torch.empty(x.shape[0], weight.shape[0])
+    _turbomind.linear(
+        x.data_ptr(),
+        x.shape[0],
+        weight.data_ptr(),
+        weight.dtype == torch.bfloat16,
+        weight.shape[0],
+        weight.shape[1],
+        0 if bias is None else bias.data_ptr(),
+        y.data_ptr(),
+        False,
+    )
+    return y
+
+
+@torch.library.custom_op("turbomind::rms_norm", mutates_args=())
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Return RMSNorm of the rows of ``x`` ``[rows, size]``, times ``weight`` ``[size]``; float32."""
+    _check("x", x, (torch.float32,), (None, None))
+    _check("weight", weight, (torch.float32,), (x.shape[1],))
+    y = torch.empty_like(x)
+    _turbomind.rms_norm(x.data_ptr(), weight.data_ptr(), eps, x.shape[0], x.shape[1], y.data_ptr())
+    return y
+
+
+@torch.library.custom_op("turbomind::silu_and_mul", mutates_args=())
+def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """Return ``silu(gate) * up`` for ``gate_up`` ``[rows, 2 size]`` float32, gate in the first half of a row."""
+    _check("gate_up", gate_up, (torch.float32,), (None, None))
+    if gate_up.shape[1] % 2:
+        raise ValueError(f"gate_up must have an even number of columns, got {gate_up.shape[1]}")
+    y = torch.empty(gate_up.shape[0], gate_up.shape[1] // 2)
+    _turbomind.silu_and_mul(gate_up.data_ptr(), gate_up.shape[0], y.shape[1], y.data_ptr())
+    return y
+
+
+class PagedAttention:
+    """One layer's paged cache and the attention over it.
+
+    Parameters
+    ----------
+    blocks
+        Cache blocks.
+    num_heads, num_kv_heads, head_dim, block_len
+        Sizes; ``block_len`` is a multiple of 16 that divides 512.
+    dtype
+        Of the cache: float32 or bfloat16.
+    """
+
+    def __init__(
+        self, blocks: int, num_heads: int, num_kv_heads: int, head_dim: int, block_len: int, dtype: torch.dtype
+    ) -> None:
+        if dtype not in _FLOATS:
+            raise ValueError(f"dtype must be float32 or bfloat16, got {dtype}")
+        self._sizes = (num_heads, num_kv_heads, head_dim, block_len)
+        self._is_bfloat16 = dtype == torch.bfloat16
+        block_bytes = _turbomind.cache_block_bytes(self._is_bfloat16, 1, num_kv_heads, head_dim, block_len)
+        # Poison, not zeros: what was never written must never be read.
+        self._pool = torch.full((blocks * block_bytes // 4,), float("nan"))
+
+    def __call__(
+        self, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, scale: float, spans: list[Span]
+    ) -> torch.Tensor:
+        """Rotate, write the cache and attend.
+
+        Parameters
+        ----------
+        qkv
+            ``[rows, (num_heads + 2 num_kv_heads) head_dim]`` float32; not changed.
+        cos, sin
+            ``[rows, head_dim / 2]`` float32.
+        scale
+            Multiplies the scores.
+        spans
+            For each sequence: first row, rows, position of the first row, block ids.
+
+        Returns
+        -------
+        torch.Tensor
+            ``[rows, num_heads head_dim]`` float32.
+        """
+        num_heads, num_kv_heads, head_dim, block_len = self._sizes
+        rows = qkv.shape[0]
+        _check("qkv", qkv, (torch.float32,), (None, (num_heads + 2 * num_kv_heads) * head_dim))
+        _check("cos", cos, (torch.float32,), (rows, head_dim // 2))
+        _check("sin", sin, (torch.float32,), (rows, head_dim // 2))
+        scratch = qkv.clone()
+        out = torch.empty(rows, num_heads * head_dim)
+        _turbomind.attention(
+            scratch.data_ptr(),
+            cos.data_ptr(),
+            sin.data_ptr(),
+            self._pool.data_ptr(),
+            self._is_bfloat16,
+            1,
+            0,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            block_len,
+            scale,
+            spans,
+            out.data_ptr(),
+        )
+        return out
