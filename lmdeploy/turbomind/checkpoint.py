@@ -88,13 +88,14 @@ def _size_problems(config: dict[str, Any]) -> list[str]:
 
 
 def _spec_of(model_dir: Path, family: Family, checkpoint: Checkpoint) -> ModelSpec:
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     try:
         return family.spec(AutoConfig.from_pretrained(model_dir), checkpoint)
     except UnsupportedModelError:
         raise
-    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, StrictDataclassError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(model_dir, [f"config.json makes no sense: {reason}"]) from error
 

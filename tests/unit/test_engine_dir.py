@@ -1,0 +1,163 @@
+"""An engine directory is whole or absent, belongs to one state of a checkpoint, and holds what the contract says."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from lmdeploy.paths import cache_root, locate_model, model_name_of
+from lmdeploy.token_bytes import TokenBytes
+from lmdeploy.tokenizer import Tokenizer
+from lmdeploy.turbomind.engine_dir import CheckpointError, resolve
+from lmdeploy.turbomind.spec import ModelSpec
+from tests.support.reference_decoder import load_weights
+
+CopyOf = Callable[[Path], Path]
+
+
+def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "lmdeploy.turbomind.engine_dir", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_default_model_is_described_as_documented(default_model_dir: Path) -> None:
+    engine = resolve("")
+    spec = engine.spec
+    assert engine.path.parent == cache_root() / "engines"
+    assert (spec.architecture, spec.model_name, spec.dtype) == ("LlamaForCausalLM", "SmolLM2-135M-Instruct", "bfloat16")
+    assert (spec.vocab_size, spec.hidden_size, spec.num_layers, spec.intermediate_size) == (49152, 576, 30, 1536)
+    assert (spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.attention.scale) == (9, 3, 64, 0.125)
+    assert (spec.tied_embeddings, spec.bos_token_id, spec.eos_token_ids) == (True, 1, (2,))
+    table = TokenBytes.read(engine.path / "token_bytes.bin")
+    assert table == Tokenizer(str(default_model_dir)).token_bytes(49152)
+
+
+def test_no_weights_are_copied(tiny_llama: Path) -> None:
+    engine = resolve(tiny_llama)
+    assert list(engine.path.rglob("*.safetensors")) == []
+    manifest = json.loads((engine.path / "manifest.json").read_text())
+    assert manifest["files"] == [str(tiny_llama / "model.safetensors")]
+    assert manifest["tensors"]["layers.1.mlp.gate_up.weight"] == {
+        "op": "concat",
+        "args": [
+            {"op": "load", "file": 0, "name": "model.layers.1.mlp.gate_proj.weight"},
+            {"op": "load", "file": 0, "name": "model.layers.1.mlp.up_proj.weight"},
+        ],
+    }
+
+
+def test_a_sharded_checkpoint_gives_the_same_weights(tiny_llama: Path, sharded_llama: Path) -> None:
+    assert len(list(sharded_llama.glob("*.safetensors"))) > 2
+    whole, sharded = load_weights(resolve(tiny_llama)), load_weights(resolve(sharded_llama))
+    assert whole.keys() == sharded.keys()
+    assert all(torch.equal(whole[name], sharded[name]) for name in whole)
+
+
+def test_shards_without_an_index_are_found(sharded_llama: Path, copy_of: CopyOf) -> None:
+    checkpoint = copy_of(sharded_llama)
+    (checkpoint / "model.safetensors.index.json").unlink()
+    assert load_weights(resolve(checkpoint)).keys() == load_weights(resolve(sharded_llama)).keys()
+
+
+def test_a_second_call_reuses_the_directory_and_a_changed_checkpoint_gets_a_new_one(
+    tiny_llama: Path, copy_of: CopyOf
+) -> None:
+    checkpoint = copy_of(tiny_llama)
+    first = resolve(checkpoint).path
+    inode = (first / "spec.json").stat().st_ino
+    assert resolve(checkpoint).path == first
+    assert (first / "spec.json").stat().st_ino == inode
+    generation = json.loads((checkpoint / "generation_config.json").read_text())
+    (checkpoint / "generation_config.json").write_text(json.dumps(generation | {"eos_token_id": [2, 0]}))
+    assert resolve(checkpoint).path != first
+    assert resolve(checkpoint).spec.eos_token_ids == (2, 0)
+
+
+def test_a_touched_weight_file_gets_a_new_directory(tiny_llama: Path, copy_of: CopyOf) -> None:
+    checkpoint = copy_of(tiny_llama)
+    first = resolve(checkpoint).path
+    os.utime(checkpoint / "model.safetensors", ns=(1, 1))
+    assert resolve(checkpoint).path != first
+
+
+def test_two_at_once_agree_and_leave_nothing_behind(tiny_llama: Path, copy_of: CopyOf) -> None:
+    checkpoint = copy_of(tiny_llama)
+    with ThreadPoolExecutor(2) as pool:
+        done = list(pool.map(lambda _: run_command(str(checkpoint)), range(2)))
+    assert [process.returncode for process in done] == [0, 0], done
+    assert {process.stdout.strip() for process in done} == {str(resolve(checkpoint).path)}
+    assert list((cache_root() / "engines").glob(".writing-*")) == []
+
+
+def test_a_failed_conversion_leaves_nothing_behind(tiny_llama: Path, copy_of: CopyOf) -> None:
+    checkpoint = copy_of(tiny_llama)
+    (checkpoint / "tokenizer.json").write_text("{")
+    before = sorted((cache_root() / "engines").iterdir()) if (cache_root() / "engines").exists() else []
+    with pytest.raises(CheckpointError, match="tokenizer cannot be loaded"):
+        resolve(checkpoint)
+    assert sorted((cache_root() / "engines").iterdir()) == before
+
+
+def test_the_command_prints_one_line_on_failure(tmp_path: Path) -> None:
+    done = run_command(str(tmp_path / "nothing"))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"{tmp_path}/nothing: no such directory\n"
+
+
+def test_an_engine_directory_names_itself_and_is_checked(tiny_llama: Path, copy_of: CopyOf) -> None:
+    checkpoint = copy_of(tiny_llama)
+    engine = resolve(checkpoint)
+    assert resolve(engine.path) == engine
+    weights = checkpoint / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4])
+    with pytest.raises(CheckpointError, match=r"model.safetensors is truncated"):
+        resolve(engine.path)
+    weights.unlink()
+    with pytest.raises(CheckpointError, match=r"model.safetensors is missing"):
+        resolve(engine.path)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "token_bytes.bin"])
+def test_an_incomplete_engine_directory_is_refused(tiny_llama: Path, copy_of: CopyOf, name: str) -> None:
+    engine = resolve(copy_of(tiny_llama))
+    (engine.path / name).unlink()
+    with pytest.raises(CheckpointError, match=f"{name} is missing"):
+        resolve(engine.path)
+
+
+def test_a_spec_survives_json() -> None:
+    spec = resolve("").spec
+    assert ModelSpec.from_json(spec.to_json()) == spec
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"format": 2}, "not a spec.json of format 1"),
+        ({"num_heads": 0}, "num_heads must be a whole number >= 1, got 0"),
+        ({"num_kv_heads": 2}, "num_heads must be a multiple of num_kv_heads 2, got 9"),
+        ({"head_dim": 63}, "head_dim must be even"),
+        ({"dtype": "int3"}, "dtype must be one of"),
+        ({"eos_token_ids": [49152]}, r"eos_token_ids must be in \[0, 49152\), got 49152"),
+        ({"surprise": 1}, "surprise"),
+    ],
+)
+def test_an_impossible_spec_is_refused(change: dict[str, object], reason: str) -> None:
+    fields = json.loads(resolve("").spec.to_json())
+    with pytest.raises(ValueError, match=reason):
+        ModelSpec.from_json(json.dumps(fields | change))
+
+
+def test_a_hub_snapshot_is_named_after_its_repository() -> None:
+    assert model_name_of(Path("/cache/models--owner--Model-7B/snapshots/0123abc")) == "Model-7B"
+
+
+def test_an_unreachable_hub_repository_is_named() -> None:
+    with pytest.raises(CheckpointError, match=r"^owner/no-such-model: no such directory, nor could it be had"):
+        locate_model("owner/no-such-model")
