@@ -1,0 +1,136 @@
+"""`lmdeploy convert` writes a model repository that serves the checkpoint, or nothing."""
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from lmdeploy.cli import convert as convert_command
+from lmdeploy.cli import list as list_command
+from lmdeploy.model import chat_template_for
+from lmdeploy.turbomind.convert import convert
+from lmdeploy.turbomind.engine_dir import resolve
+from lmdeploy.turbomind.repository import set_parameter, template_dir
+
+CopyOf = Callable[[Path], Path]
+
+
+def run_cli(*arguments: str) -> int:
+    parser = argparse.ArgumentParser()
+    subparsers = parser.add_subparsers()
+    convert_command.add_parser(subparsers)
+    list_command.add_parser(subparsers)
+    parsed = parser.parse_args(arguments)
+    status: int = parsed.run(parsed)
+    return status
+
+
+def parameters(workspace: Path, model: str) -> dict[str, str]:
+    config = text_format.Parse((workspace / model / "config.pbtxt").read_text(), ModelConfig())
+    assert config.name == model
+    return {key: value.string_value for key, value in config.parameters.items()}
+
+
+def test_the_workspace_is_a_model_repository_without_weights(tiny_llama: Path, tmp_path: Path) -> None:
+    workspace = convert(str(tiny_llama), tmp_path / "out" / "workspace", dtype="float32")
+    assert workspace == tmp_path / "out" / "workspace"
+    assert sorted(path.name for path in workspace.iterdir()) == ["ensemble", "preprocessing", "turbomind"]
+    assert all((workspace / model / "1").is_dir() for model in ("ensemble", "preprocessing", "turbomind"))
+    assert (workspace / "preprocessing" / "1" / "model.py").is_file()
+    assert sum(file.stat().st_size for file in workspace.rglob("*.safetensors")) == 0
+    turbomind = parameters(workspace, "turbomind")
+    assert (turbomind["model_path"], turbomind["model_name"]) == (".", "tiny-llama")
+    assert json.loads(turbomind["engine_config"]) == {"dtype": "float32"}
+    preprocessing = parameters(workspace, "preprocessing")
+    assert (workspace / "preprocessing" / "1" / preprocessing["model_path"]).samefile(workspace / "turbomind" / "1")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["workspace"]
+
+
+def test_the_workspace_resolves_to_its_own_engine_directory(tiny_llama: Path, tmp_path: Path) -> None:
+    workspace = convert(str(tiny_llama), tmp_path / "workspace", model_name="mine")
+    engine = resolve(workspace)
+    assert engine.path == workspace / "turbomind" / "1"
+    assert engine.spec.model_name == "mine"
+    for name in ("manifest.json", "token_bytes.bin"):
+        assert (engine.path / name).read_bytes() == (resolve(tiny_llama).path / name).read_bytes()
+
+
+def test_a_template_file_is_stored_in_the_repository(tiny_llama: Path, tmp_path: Path) -> None:
+    file = tmp_path / "template.json"
+    file.write_text(json.dumps({"model_name": "mine", "user": 'A "quoted"\n用户: ', "eoh": "\\"}))
+    workspace = convert(str(tiny_llama), tmp_path / "workspace", chat_template=str(file))
+    messages = [{"role": "user", "content": "hi"}]
+    stored = parameters(workspace, "preprocessing")["chat_template"]
+    assert chat_template_for("", stored).render(messages) == 'A "quoted"\n用户: hi\\'
+
+
+def test_an_earlier_workspace_is_replaced_and_anything_else_is_not(tiny_llama: Path, tmp_path: Path) -> None:
+    workspace = convert(str(tiny_llama), tmp_path / "workspace", model_name="one")
+    assert parameters(convert(str(tiny_llama), workspace, model_name="two"), "turbomind")["model_name"] == "two"
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("precious")
+    with pytest.raises(FileExistsError, match="is no workspace"):
+        convert(str(tiny_llama), tmp_path / "mine")
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "precious"
+
+
+def test_a_failed_conversion_leaves_nothing(tiny_llama: Path, tmp_path: Path, copy_of: CopyOf) -> None:
+    checkpoint = copy_of(tiny_llama)
+    (checkpoint / "model.safetensors").write_bytes(b"")
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(ValueError, match="is truncated"):
+        convert(str(checkpoint), tmp_path / "workspace")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("template", ["chatlm", '{"user": "x"}'])
+def test_a_bad_template_is_refused_before_anything_is_written(tiny_llama: Path, tmp_path: Path, template: str) -> None:
+    with pytest.raises(ValueError, match="template"):
+        convert(str(tiny_llama), tmp_path / "workspace", chat_template=template)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_both_forms_of_the_command_convert(
+    tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new, old = tmp_path / "new", tmp_path / "old"
+    assert run_cli("convert", str(tiny_llama), "--dst-path", str(new), "--model-name", "mine") == 0
+    assert run_cli("convert", "chatml", str(tiny_llama), "--dst-path", str(old)) == 0
+    assert parameters(new, "turbomind")["model_name"] == "mine"
+    assert parameters(old, "turbomind")["model_name"] == "chatml"
+    assert parameters(old, "preprocessing")["chat_template"] == "chatml"
+    assert f"--model-repository {old}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["nowhere/at/all"], "nowhere/at/all: no such directory"),
+        (["", "--tp", "2"], "tp=2 is not supported yet"),
+        (["", "--model-format", "awq"], "model_format='awq' is not supported yet"),
+        (["a", "b", "c"], "expected [MODEL_NAME] MODEL_PATH, got 3 names"),
+    ],
+)
+def test_the_command_says_what_is_wrong_in_one_line(
+    arguments: list[str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_cli("convert", *arguments, "--dst-path", str(tmp_path / "workspace")) != 0
+    error = capsys.readouterr().err
+    assert reason in error
+    assert error.count("\n") == 1
+
+
+def test_list_names_templates_and_architectures(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_cli("list") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {"chatml", "llama3", "internlm2", "LlamaForCausalLM"} <= set(lines)
+
+
+def test_an_unknown_parameter_is_a_bug_that_shows() -> None:
+    text = (template_dir() / "turbomind" / "config.pbtxt").read_text()
+    with pytest.raises(KeyError, match="no parameter model_pth"):
+        set_parameter(text, "model_pth", "x")
