@@ -1,0 +1,241 @@
+// Text stream, sampler, block pool, JSON, thread pool.
+#include <atomic>
+#include <cmath>
+#include <random>
+#include <thread>
+
+#include "base/error.h"
+#include "base/json.h"
+#include "base/thread_pool.h"
+#include "engine/block_pool.h"
+#include "engine/sampler.h"
+#include "engine/text_stream.h"
+#include "tests/check.h"
+
+namespace turbomind::testing {
+
+namespace {
+
+struct Streamed {
+  std::string text;
+  bool is_stopped = false;
+  bool all_whole = true;  // every piece was whole characters
+};
+
+bool is_whole(const std::string& piece) {
+  return piece.empty() || ((piece[0] & 0xC0) != 0x80 && [&] {
+           size_t i = piece.size();
+           while (i > 0 && (piece[i - 1] & 0xC0) == 0x80) --i;
+           const auto lead = static_cast<unsigned char>(piece[i - 1]);
+           const size_t need = lead < 0x80 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+           return piece.size() - (i - 1) == need;
+         }());
+}
+
+Streamed stream(const std::vector<std::string>& pieces, const std::vector<std::string>& stops) {
+  TextStream text(stops);
+  Streamed result;
+  for (const std::string& piece : pieces) {
+    result.is_stopped = text.append(piece, true);
+    const std::string shown = text.take();
+    result.all_whole = result.all_whole && is_whole(shown);
+    result.text += shown;
+    if (result.is_stopped) return result;
+  }
+  result.text += text.take_rest();
+  return result;
+}
+
+}  // namespace
+
+TEST(a_stop_string_split_over_any_pieces_never_leaks) {
+  const std::string answer = "one two aabaabaac three";
+  const std::vector<std::string> stops = {"aabaac", "never"};
+  std::mt19937 random(7);
+  for (int round = 0; round < 500; ++round) {
+    std::vector<std::string> pieces;
+    for (size_t position = 0; position < answer.size();) {
+      const size_t length = 1 + random() % 4;
+      pieces.push_back(answer.substr(position, length));
+      position += length;
+    }
+    const Streamed result = stream(pieces, stops);
+    CHECK(result.is_stopped);
+    CHECK_EQUAL(result.text, "one two aab");
+  }
+}
+
+TEST(text_that_only_began_like_a_stop_string_is_released) {
+  CHECK_EQUAL(stream({"say ST", "O", "W it"}, {"STOP"}).text, "say STOW it");
+  CHECK_EQUAL(stream({"ends in STO"}, {"STOP"}).text, "ends in STO");
+  CHECK_EQUAL(stream({"x"}, {}).text, "x");
+}
+
+TEST(the_earliest_stop_string_counts_and_of_those_the_longest) {
+  CHECK_EQUAL(stream({"a b c d"}, {"c", "b"}).text, "a ");
+  CHECK_EQUAL(stream({"hello END"}, {"END", "lo END"}).text, "hel");
+}
+
+TEST(characters_split_over_bytes_come_out_whole) {
+  const std::string answer = "h\xC3\xA9 \xE4\xBD\xA0\xE5\xA5\xBD \xF0\x9F\x99\x82!";
+  std::vector<std::string> bytes;
+  for (const char c : answer) bytes.emplace_back(1, c);
+  const Streamed result = stream(bytes, {"zzz"});
+  CHECK_EQUAL(result.text, answer);
+  CHECK(result.all_whole);
+}
+
+TEST(ill_formed_bytes_become_replacement_characters_and_an_unfinished_end_is_dropped) {
+  const std::string replacement = "\xEF\xBF\xBD";
+  CHECK_EQUAL(stream({"a\xFF", "b"}, {}).text, "a" + replacement + "b");
+  CHECK_EQUAL(stream({"\xE4\xBD", "x"}, {}).text, replacement + "x");
+  CHECK_EQUAL(stream({"\xED\xA0\x80"}, {}).text, replacement + replacement + replacement);
+  CHECK_EQUAL(stream({"ok\xF0\x9F\x99"}, {}).text, "ok");
+}
+
+TEST(stop_strings_wait_until_stopping_is_allowed) {
+  TextStream text({"no"});
+  CHECK(!text.append("no, ", false));
+  CHECK_EQUAL(text.take(), "no, ");
+  CHECK(text.append("no!", true));
+  CHECK_EQUAL(text.take(), "");
+}
+
+TEST(uniform_numbers_are_uniform_and_repeat) {
+  int buckets[10] = {};
+  for (uint64_t i = 0; i < 100000; ++i) {
+    const double u = uniform(42, i);
+    CHECK(u >= 0 && u < 1);
+    ++buckets[static_cast<int>(u * 10)];
+  }
+  double chi_square = 0;
+  for (const int count : buckets) chi_square += (count - 10000.0) * (count - 10000.0) / 10000.0;
+  CHECK(chi_square < 33.7);  // 9 degrees of freedom, p = 0.0001
+  CHECK_EQUAL(uniform(1, 5), uniform(1, 5));
+  CHECK(uniform(1, 5) != uniform(2, 5));
+}
+
+namespace {
+
+// Frequencies of 40,000 draws against the distribution computed in double.
+void check_distribution(GenerationParams params, const std::vector<double>& expected, const std::vector<float>& logits) {
+  params.do_sample = true;
+  Sampler sampler(params, 99, static_cast<int>(logits.size()));
+  constexpr int kDraws = 40000;
+  std::vector<int> counts(logits.size());
+  for (uint64_t draw = 0; draw < kDraws; ++draw) {
+    std::vector<float> row = logits;
+    ++counts[static_cast<size_t>(sampler.sample(row.data(), draw, {}))];
+  }
+  double chi_square = 0;
+  int degrees = -1;
+  for (size_t token = 0; token < logits.size(); ++token) {
+    if (expected[token] == 0) {
+      CHECK_EQUAL(counts[token], 0);
+      continue;
+    }
+    const double mean = expected[token] * kDraws;
+    chi_square += (counts[token] - mean) * (counts[token] - mean) / mean;
+    ++degrees;
+  }
+  CHECK(chi_square < degrees + 5 * std::sqrt(2.0 * degrees) + 10);  // beyond p = 1e-5 for these sizes
+}
+
+std::vector<double> softmax(const std::vector<float>& logits, double temperature, const std::vector<bool>& keep) {
+  std::vector<double> p(logits.size());
+  double total = 0;
+  for (size_t i = 0; i < p.size(); ++i) total += p[i] = keep[i] ? std::exp(logits[i] / temperature) : 0;
+  for (double& value : p) value /= total;
+  return p;
+}
+
+const std::vector<float> kLogits = {2.0f, 1.0f, 0.5f, 0.0f, -1.0f, 1.5f, 0.25f, -3.0f};
+
+}  // namespace
+
+TEST(temperature_top_k_and_top_p_give_the_textbook_distributions) {
+  GenerationParams params;
+  params.top_k = 0;
+  params.temperature = 0.7f;
+  check_distribution(params, softmax(kLogits, 0.7, std::vector<bool>(8, true)), kLogits);
+  params.top_k = 3;
+  check_distribution(params, softmax(kLogits, 0.7, {true, true, false, false, false, true, false, false}), kLogits);
+  params.top_k = 0;
+  params.temperature = 1.0f;
+  params.top_p = 0.6f;  // probabilities .40 .24 .15 ...: two tokens reach .6 (.40 + .24)
+  check_distribution(params, softmax(kLogits, 1.0, {true, false, false, false, false, true, false, false}), kLogits);
+}
+
+TEST(the_repetition_penalty_divides_positive_and_multiplies_negative_logits) {
+  GenerationParams params;
+  params.repetition_penalty = 2.0f;
+  Sampler sampler(params, 0, 3);
+  sampler.note(0);
+  std::vector<float> row = {1.9f, 1.0f, -1.0f};
+  CHECK_EQUAL(sampler.sample(row.data(), 0, {}), 1);
+  sampler.note(1);
+  row = {-0.4f, -0.3f, -0.5f};
+  CHECK_EQUAL(sampler.sample(row.data(), 0, {}), 2);
+}
+
+TEST(forbidden_tokens_are_never_chosen_and_nothing_left_is_reported) {
+  GenerationParams params;
+  Sampler sampler(params, 0, 2);
+  std::vector<float> row = {2.0f, 1.0f};
+  CHECK_EQUAL(sampler.sample(row.data(), 0, {0}), 1);
+  row = {2.0f, 1.0f};
+  CHECK_EQUAL(sampler.sample(row.data(), 0, {0, 1}), -1);
+}
+
+TEST(blocks_come_out_once_and_go_back_once) {
+  BlockPool pool(3);
+  std::vector<int32_t> taken = {pool.allocate(), pool.allocate(), pool.allocate()};
+  CHECK_EQUAL(pool.allocate(), -1);
+  CHECK_EQUAL(pool.used_block_count(), 3);
+  std::vector<int32_t> copy = taken;
+  pool.release(taken);
+  CHECK_EQUAL(pool.free_block_count(), 3);
+  bool refused = false;
+  try {
+    pool.release(copy);
+  } catch (const Error&) {
+    refused = true;
+  }
+  CHECK(refused);
+}
+
+TEST(json_reads_what_it_should_and_refuses_the_rest) {
+  const Json json = Json::parse(R"({"a": [1, -2.5e3, true, null], "s": "q\"\u00e9\ud83d\ude42\n"})");
+  CHECK_EQUAL(json.at("a").as_array().size(), 4u);
+  CHECK_EQUAL(json.at("a").as_array()[1].as_double(), -2500.0);
+  CHECK_EQUAL(json.at("s").as_string(), "q\"\xC3\xA9\xF0\x9F\x99\x82\n");
+  for (const char* bad : {"", "{", "[1,]", "{\"a\":1,}", "1 2", "nan", "\"\\x\"", "tru", "{1:2}", "1e999"}) {
+    bool refused = false;
+    try {
+      Json::parse(bad);
+    } catch (const Error&) {
+      refused = true;
+    }
+    CHECK(refused);
+  }
+  bool refused = false;
+  try {
+    Json::parse(std::string(100000, '['));
+  } catch (const Error&) {
+    refused = true;
+  }
+  CHECK(refused);
+}
+
+TEST(a_parallel_loop_runs_every_chunk_once) {
+  ThreadPool pool(4);
+  for (int round = 0; round < 3000; ++round) {
+    const int chunks = round % 37;
+    std::vector<std::atomic<int>> hits(static_cast<size_t>(chunks));
+    pool.parallel_for(chunks, [&](int chunk) { ++hits[static_cast<size_t>(chunk)]; });
+    for (const auto& count : hits) CHECK_EQUAL(count.load(), 1);
+    if (round % 500 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(5));  // long enough for workers to sleep
+  }
+}
+
+}  // namespace turbomind::testing
