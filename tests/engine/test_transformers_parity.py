@@ -1,0 +1,71 @@
+"""Greedy answers of the default model are those of `transformers`, token for token.
+
+The reference is teacher-forced: `transformers` reads prompt and answer in one pass, and every answer token must be the
+argmax of the logits before it. By induction that is the same as comparing with its own greedy answer, and it shows a
+tie where there is one: a token whose logit is within 1e-4 of the largest counts as right.
+"""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
+from tests.support.prompts import CONVERSATIONS
+
+TIE = 1e-4
+NEW_TOKENS = 64
+
+
+@pytest.fixture(scope="module")
+def reference(default_model_dir):
+    return AutoModelForCausalLM.from_pretrained(default_model_dir, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def pipe(default_model_dir):
+    with pipeline(str(default_model_dir), backend_config=TurbomindEngineConfig(dtype="float32")) as loaded:
+        yield loaded
+
+
+@pytest.fixture(scope="module")
+def answers(pipe):
+    return pipe(CONVERSATIONS, GenerationConfig(max_new_tokens=NEW_TOKENS))
+
+
+@pytest.mark.parametrize("index", range(len(CONVERSATIONS)))
+def test_every_greedy_token_is_the_one_transformers_would_choose(index, pipe, answers, reference) -> None:
+    prompt, _ = pipe.prepare(CONVERSATIONS[index])
+    answer = answers[index]
+    tokens = list(answer.token_ids)
+    assert answer.input_token_len == len(prompt)
+    if answer.finish_reason == "stop":
+        tokens.append(pipe.tokenizer.eos_token_id)
+    else:
+        assert len(tokens) == NEW_TOKENS
+    with torch.no_grad():
+        logits = reference(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+    gaps = logits.max(dim=-1).values - logits[torch.arange(len(tokens)), torch.tensor(tokens)]
+    wrong = [(position, float(gap)) for position, gap in enumerate(gaps) if gap > TIE]
+    assert not wrong, f"tokens (position, logit behind the best): {wrong}"
+
+
+def test_the_text_is_what_transformers_decodes(pipe, answers) -> None:
+    for answer in answers:
+        assert answer.text == pipe.tokenizer.decode(answer.token_ids).rstrip("\ufffd")
+
+
+def test_the_prompt_is_what_transformers_renders(pipe) -> None:
+    for conversation in CONVERSATIONS:
+        want = pipe.tokenizer.hf_tokenizer.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
+        assert pipe.prepare(conversation)[0] == pipe.tokenizer.hf_tokenizer(want, add_special_tokens=False).input_ids
+
+
+def test_an_answer_is_the_same_alone_and_in_a_batch(pipe, answers) -> None:
+    for index in (0, 8, 17):
+        alone = pipe(CONVERSATIONS[index], GenerationConfig(max_new_tokens=NEW_TOKENS))
+        assert alone.token_ids == answers[index].token_ids
+
+
+def test_bfloat16_weights_answer_the_question(default_model_dir) -> None:
+    with pipeline(str(default_model_dir), backend_config=TurbomindEngineConfig(dtype="bfloat16")) as loaded:
+        assert "Paris" in loaded("What is the capital of France?").text
