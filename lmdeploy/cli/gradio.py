@@ -17,20 +17,24 @@ _ADDRESS = re.compile(r"[^/\s]+:\d+")  # host:port
 
 def run(args: argparse.Namespace) -> int:
     """Serve the page until SIGINT or SIGTERM; return the exit status."""
-    from webui.app import launch
-
     logging.basicConfig(level=args.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     stop_on_sigterm()
     try:
         require_free(args.server_name, args.server_port, "the chat page (--server-port)")
         if _ADDRESS.fullmatch(args.target) and not Path(args.target).exists():
-            launch(args.target, args.server_name, args.server_port)
+            _launch(args.target, args)
             return 0
         if args.target.startswith(("http://", "https://")):
             raise CommandError(f"expected HOST:PORT of Triton's gRPC service or a model, got {args.target}")
         with served_model(args.target, args) as served:
-            launch(served.server.grpc_address, args.server_name, args.server_port)
+            _launch(served.server.grpc_address, args)
     except (CommandError, PortInUseError) as error:
         print(f"lmdeploy serve gradio: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _launch(triton_address: str, args: argparse.Namespace) -> None:
+    from webui.app import launch  # gradio takes seconds to import
+
+    launch(triton_address, args.server_name, args.server_port)
