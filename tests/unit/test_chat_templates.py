@@ -93,7 +93,7 @@ def test_without_its_own_template_a_model_gets_the_one_its_name_suggests(
 
 def test_developer_is_system_and_text_parts_are_joined() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts}]
+    messages: list[Any] = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts}]
     expected = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a\nb"}]
     assert MODELS.get("chatml")().render(messages) == MODELS.get("chatml")().render(expected)
 
@@ -152,7 +152,7 @@ def test_an_unknown_template_is_refused_with_the_known_ones() -> None:
 
 
 def test_the_documented_json_file_makes_the_documented_prompt(tmp_path: Path) -> None:
-    fields = {
+    fields: dict[str, Any] = {
         "model_name": "your awesome chat template name",
         "system": "<|im_start|>system\n",
         "meta_instruction": "You are a robot developed by LMDeploy.",
@@ -169,7 +169,7 @@ def test_the_documented_json_file_makes_the_documented_prompt(tmp_path: Path) ->
     system = {"role": "system", "content": "You are a robot developed by LMDeploy."}
     expected = MODELS.get("chatml")().render([system, *MULTI_TURN])
     for source in (str(tmp_path / "t.json"), json.dumps(fields), ChatTemplateConfig(**fields)):
-        template = chat_template_for("", source)  # type: ignore[arg-type]
+        template = chat_template_for("", source)
         assert template.render(MULTI_TURN) == expected
         assert template.stop_words == ["<|im_end|>"]
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from lmdeploy.turbomind.engine_dir import CheckpointError, resolve
 
 CopyOf = Callable[[Path], Path]
-Damage = Callable[[Path], None]
+Damage = Callable[[Path], object]
 WEIGHTS = "model.safetensors"
 
 
@@ -44,7 +44,7 @@ def configure(**changes: Any) -> Damage:
     return damage
 
 
-def retensor(change: Callable[[dict[str, Any]], None]) -> Damage:
+def retensor(change: Callable[[dict[str, Any]], object]) -> Damage:
     def damage(checkpoint: Path) -> None:
         tensors = load_file(checkpoint / WEIGHTS)
         change(tensors)
@@ -63,7 +63,7 @@ FAULTS: dict[str, tuple[Damage, str]] = {
     "config is a list": (write("config.json", b"[]"), "config.json must hold a JSON object, got list"),
     "no weights": (remove(WEIGHTS), r"has no \*.safetensors file"),
     "other weights": (
-        lambda checkpoint: (checkpoint / WEIGHTS).rename(checkpoint / "pytorch_model.bin") and None,
+        lambda checkpoint: (checkpoint / WEIGHTS).rename(checkpoint / "pytorch_model.bin"),
         "only pytorch_model.bin: save the model again",
     ),
     "empty file": (cut(WEIGHTS, 0), "model.safetensors is truncated: 0 bytes"),
@@ -84,7 +84,7 @@ FAULTS: dict[str, tuple[Damage, str]] = {
         r"has tensor a F32\[2\] at bytes 0..4, expected 8 bytes",
     ),
     "missing tensor": (
-        retensor(lambda tensors: tensors.__delitem__("model.layers.1.mlp.up_proj.weight")),
+        retensor(lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight")),
         "tensor model.layers.1.mlp.up_proj.weight is missing",
     ),
     "wrong shape": (
@@ -176,7 +176,7 @@ def test_all_problems_are_reported_at_once(sharded_llama: Path, copy_of: CopyOf)
 
 def test_a_long_list_of_problems_is_shortened(tiny_llama: Path, copy_of: CopyOf) -> None:
     checkpoint = copy_of(tiny_llama)
-    retensor(lambda tensors: [tensors.pop(name) for name in list(tensors) if "layers" in name] and None)(checkpoint)
+    retensor(lambda tensors: [tensors.pop(name) for name in list(tensors) if "layers" in name])(checkpoint)
     with pytest.raises(CheckpointError, match=r"; and 6 more problems$") as raised:
         resolve(checkpoint)
     assert len(raised.value.problems) == 18

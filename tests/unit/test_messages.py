@@ -55,7 +55,7 @@ BAD_ENGINE: list[tuple[str, Any]] = [
     ("session_len", 0),
     ("max_batch_size", 0),
     ("cache_max_entry_count", 0.0),
-    ("cache_max_entry_count", 1.0),
+    ("cache_max_entry_count", -0.5),
     ("cache_max_entry_count", math.nan),
     ("cache_chunk_size", 0),
     ("cache_block_seq_len", 0),

@@ -89,7 +89,7 @@ def sentencepiece_tokenizer(request: pytest.FixtureRequest, tmp_path_factory: py
     return Tokenizer(str(directory))
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1200, deadline=None)
 @given(text=TEXTS)
 def test_byte_level_tokens_concatenate_to_the_text(default_tokenizer: Tokenizer, text: str) -> None:
     table = _table(default_tokenizer)
