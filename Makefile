@@ -118,7 +118,7 @@ bench: build model ## A short standard benchmark, beside transformers and agains
 	@$(PY) -m tools.bench.standard $(strip $(BENCH_ARGS))
 
 screenshot: build dev model browser ## Rewrite docs/images/chat.png
-	@$(PY) -m pytest tests/webui/test_browser.py --screenshot docs/images/chat.png
+	@CHAT_SCREENSHOT=docs/images/chat.png $(PY) -m pytest -q tests/e2e/test_chat_page.py -k real_model
 
 # ---- checks -------------------------------------------------------------------------------------------------------
 

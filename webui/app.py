@@ -73,7 +73,7 @@ def build(triton_address: str, model_name: str | None = None) -> Any:
                     max_lines=8,
                     placeholder="The model's own",
                 )
-                temperature = gr.Slider(0.0, 2.0, value=0.7, step=0.05, label="Temperature")
+                temperature = gr.Slider(0.0, 2.0, value=0.7, step=0.05, label="Temperature", elem_id="temperature")
                 top_p = gr.Slider(0.05, 1.0, value=0.95, step=0.05, label="Top-p")
                 max_new_tokens = gr.Slider(1, 2048, value=512, step=1, label="Max new tokens", elem_id="max-tokens")
                 with gr.Row():

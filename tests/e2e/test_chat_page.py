@@ -1,0 +1,75 @@
+"""The chat page in a real Chromium, in front of the real server and model."""
+
+from __future__ import annotations
+
+import os
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from selenium import webdriver
+
+from lmdeploy.paths import DEFAULT_MODEL_NAME
+from lmdeploy.serve.tritonserver import TritonServer
+from tests.support.browser import chromium, missing_programs
+from tests.support.chat_page import ChatPage
+from tests.support.pages import running_page
+from tests.support.waiting import eventually_sync
+
+pytestmark = [pytest.mark.e2e, pytest.mark.browser]
+
+ANSWER_SECONDS = 60.0
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
+    if reason := missing_programs():
+        pytest.skip(f"no browser: {reason}")
+    with chromium(tmp_path_factory.mktemp("chromium")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def url(triton_server: TritonServer) -> Iterator[str]:
+    with running_page(triton_server.grpc_address) as address:
+        yield address
+
+
+@pytest.fixture
+def page(driver: webdriver.Chrome, url: str) -> Iterator[ChatPage]:
+    opened = ChatPage(driver, url)
+    opened.type("0", into="#temperature input[type=number]")
+    yield opened
+    opened.close()
+
+
+def metric(server: TritonServer, name: str) -> float:
+    with urllib.request.urlopen(server.metrics_url, timeout=5) as response:
+        lines = response.read().decode().splitlines()
+    return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name}{{"))
+
+
+def test_real_model_answers_in_the_browser(page: ChatPage, driver: webdriver.Chrome) -> None:
+    assert page.title == DEFAULT_MODEL_NAME
+    page.ask("What is the capital of France?")
+    page.wait_for_answer(1, ANSWER_SECONDS)
+    assert "Paris" in page.answers[0]
+    assert "tokens/s" in page.answers[1]
+    if picture := os.environ.get("CHAT_SCREENSHOT"):
+        page.ask("Name three things to pack for a rainy day, as a list.")
+        page.wait_for_answer(2, ANSWER_SECONDS)
+        Path(picture).parent.mkdir(parents=True, exist_ok=True)
+        driver.save_screenshot(picture)
+
+
+def test_stop_frees_the_requests_blocks(page: ChatPage, triton_server: TritonServer) -> None:
+    before = metric(triton_server, "turbomind_requests_cancelled_total")
+    page.ask("Tell me a very long story about the sea.")
+    page.wait(lambda: len(page.answers) == 1 and len(page.answers[0]) > 20, ANSWER_SECONDS)
+    assert metric(triton_server, "turbomind_cache_blocks_used") > 0
+    page.press("stop")
+    page.wait_for_answer(1)
+    assert page.answers[1].endswith("stopped")
+    eventually_sync(lambda: metric(triton_server, "turbomind_requests_cancelled_total") == before + 1)
+    eventually_sync(lambda: metric(triton_server, "turbomind_cache_blocks_used") == 0, 5)
