@@ -1,7 +1,6 @@
 """The engine in this process: no Triton, no gateway, no HTTP."""
 
 import queue
-import queue
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
