@@ -12,6 +12,7 @@ DEFAULT_TEMPERATURE = 0.7
 DEFAULT_TOP_P = 1.0
 DEFAULT_TOP_K = 40
 DEFAULT_COMPLETION_TOKENS = 16
+ALL_THAT_IS_LEFT = -1  # the engine's word for what the prompt leaves of the session length
 MAX_INT32 = 2**31 - 1  # counts travel as int32
 
 Tokens = Annotated[int, Field(ge=1, le=MAX_INT32)]
@@ -165,9 +166,9 @@ class ChatCompletionRequest(GenerationFields):
         return self
 
     @property
-    def token_limit(self) -> int | None:
-        """Most tokens to generate; None: the engine's default."""
-        return self.max_completion_tokens or self.max_tokens
+    def token_limit(self) -> int:
+        """Most tokens to generate, or ``ALL_THAT_IS_LEFT``."""
+        return self.max_completion_tokens or self.max_tokens or ALL_THAT_IS_LEFT
 
 
 class CompletionRequest(GenerationFields):

@@ -65,7 +65,8 @@ void Engine::submit(Request request) {
     throw invalid_argument("the prompt must be shorter than the session length of " + std::to_string(config_.session_len) +
                            " tokens, got " + std::to_string(prompt_len));
   }
-  params.max_new_tokens = std::min(params.max_new_tokens, config_.session_len - static_cast<int>(prompt_len));
+  const int left = config_.session_len - static_cast<int>(prompt_len);
+  params.max_new_tokens = params.max_new_tokens == kAllThatIsLeft ? left : std::min(params.max_new_tokens, left);
   params.min_new_tokens = std::min(params.min_new_tokens, params.max_new_tokens);
   if (!params.ignore_eos) {
     params.stop_token_ids.insert(params.stop_token_ids.end(), config_.eos_token_ids.begin(), config_.eos_token_ids.end());

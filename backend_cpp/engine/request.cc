@@ -23,8 +23,9 @@ void require(bool holds, const char* field, const char* expected, T given) {
 }  // namespace
 
 void GenerationParams::validate(int vocab_size) const {
-  require(max_new_tokens >= 1, "max_new_tokens", ">= 1", max_new_tokens);
-  require(min_new_tokens >= 0 && min_new_tokens <= max_new_tokens, "min_new_tokens", "between 0 and max_new_tokens", min_new_tokens);
+  require(max_new_tokens >= 1 || max_new_tokens == kAllThatIsLeft, "max_new_tokens", ">= 1", max_new_tokens);
+  require(min_new_tokens >= 0 && (min_new_tokens <= max_new_tokens || max_new_tokens == kAllThatIsLeft), "min_new_tokens",
+          "between 0 and max_new_tokens", min_new_tokens);
   require(std::isfinite(temperature) && temperature >= 0 && temperature <= 100, "temperature", "between 0 and 100", temperature);
   require(top_p > 0 && top_p <= 1, "top_p", "in (0, 1]", top_p);
   require(top_k >= 0, "top_k", ">= 0", top_k);

@@ -11,8 +11,10 @@ namespace turbomind {
 
 using RequestId = uint64_t;
 
+inline constexpr int kAllThatIsLeft = -1;
+
 struct GenerationParams {
-  int max_new_tokens = 512;
+  int max_new_tokens = 512;  // kAllThatIsLeft: what the prompt leaves of the session length
   int min_new_tokens = 0;  // no stop condition holds before
   bool do_sample = false;
   float temperature = 0.8f;         // 0 is greedy

@@ -1,6 +1,7 @@
 #include "triton/model_state.h"
 
-#include <chrono>
+#include <algorithm>
+#include <cctype>
 #include <cstdlib>
 #include <vector>
 
@@ -13,6 +14,8 @@ namespace turbomind {
 namespace {
 
 constexpr auto kWatchInterval = std::chrono::milliseconds(20);
+constexpr auto kEarlyStopMemory = std::chrono::seconds(30);
+constexpr size_t kMaxEarlyStops = 4096;
 
 std::string model_name(TRITONBACKEND_Model* model) {
   const char* name = nullptr;
@@ -50,6 +53,24 @@ std::string parameter(const Json& config, const std::string& key) {
 }
 
 }  // namespace
+
+void EarlyStops::add(const std::string& name) {
+  forget_old();
+  names_.emplace_back(Clock::now(), name);
+}
+
+bool EarlyStops::take(const std::string& name) {
+  forget_old();
+  const auto it = std::find_if(names_.begin(), names_.end(), [&](const auto& entry) { return entry.second == name; });
+  if (it == names_.end()) return false;
+  names_.erase(it);
+  return true;
+}
+
+void EarlyStops::forget_old() {
+  const auto horizon = Clock::now() - kEarlyStopMemory;
+  while (!names_.empty() && (names_.front().first < horizon || names_.size() >= kMaxEarlyStops)) names_.pop_front();
+}
 
 ModelState::ModelState(TRITONBACKEND_Model* model) : metrics_(model_name(model)) {
   const Json config = model_config(model);
@@ -107,8 +128,16 @@ void ModelState::start(TRITONBACKEND_Request* request, const std::shared_ptr<Res
   };
   {
     const std::lock_guard lock(mu_);
+    const std::string name = reader.id();
+    if (!name.empty() && early_stops_.take(name)) {
+      Output cancelled;
+      cancelled.finish = FinishReason::kCancelled;
+      cancelled.input_token_len = static_cast<int>(engine_request.input_ids.size());
+      stream->send(cancelled);
+      return;
+    }
     engine_request.id = next_id_++;
-    open_.emplace(engine_request.id, Open{stream, reader.id()});
+    open_.emplace(engine_request.id, Open{stream, name});
   }
   changed_.notify_one();
   const RequestId id = engine_request.id;
@@ -127,6 +156,7 @@ void ModelState::stop(const std::string& name) {
     for (const auto& [id, open] : open_) {
       if (open.name == name) ids.push_back(id);
     }
+    if (ids.empty()) early_stops_.add(name);
   }
   for (const RequestId id : ids) engine_->cancel(id);
 }

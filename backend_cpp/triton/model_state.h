@@ -1,12 +1,15 @@
 // One loaded model: the engine, its open streams and its metrics.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <unordered_map>
+#include <utility>
 
 #include "engine/load_engine.h"
 #include "triton/handles.h"
@@ -14,6 +17,21 @@
 #include "triton/response_stream.h"
 
 namespace turbomind {
+
+// Names of requests that were to be cancelled before they arrived: a client that leaves while its request is still in
+// the tokenizer sends its STOP ahead of it.
+class EarlyStops {
+ public:
+  void add(const std::string& name);
+  // Whether `name` is here; forgets it.
+  bool take(const std::string& name);
+
+ private:
+  void forget_old();
+
+  using Clock = std::chrono::steady_clock;
+  std::deque<std::pair<Clock::time_point, std::string>> names_;  // oldest first
+};
 
 class ModelState {
  public:
@@ -42,6 +60,7 @@ class ModelState {
   std::condition_variable changed_;
   std::unordered_map<RequestId, Open> open_;  // guarded by mu_
   RequestId next_id_ = 1;                     // guarded by mu_
+  EarlyStops early_stops_;                    // guarded by mu_
   bool is_stopping_ = false;                  // guarded by mu_
 
   std::unique_ptr<Engine> engine_;

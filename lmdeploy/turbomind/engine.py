@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from lmdeploy import _turbomind
+import lmdeploy._turbomind as _turbomind
 from lmdeploy.messages import GenerationConfig, TurbomindEngineConfig
 from lmdeploy.turbomind.engine_dir import resolve
 from lmdeploy.turbomind.supported import refuse_unsupported, refuse_unsupported_engine

@@ -1,12 +1,12 @@
 """The engine's CPU kernels as ``torch.ops.turbomind.*``, for tests and the Python runtime.
 
-Importing this module registers them. Tensors are contiguous and on the CPU; wrong shapes and types raise ``ValueError``.
-Each kernel's arithmetic is described in its header in ``backend_cpp/kernels``.
+Importing this module registers them. Tensors are contiguous and on the CPU; wrong shapes and types raise
+``ValueError``. Each kernel's arithmetic is described in its header in ``backend_cpp/kernels``.
 """
 
 import torch
 
-from lmdeploy import _turbomind
+import lmdeploy._turbomind as _turbomind
 
 Span = tuple[int, int, int, list[int]]
 _FLOATS = (torch.float32, torch.bfloat16)
@@ -22,7 +22,6 @@ def _check(name: str, tensor: torch.Tensor, dtypes: tuple[torch.dtype, ...], sha
         raise ValueError(f"{name} must be a contiguous CPU tensor of shape {shape}, got {tuple(tensor.shape)}")
 
 
-@torch.library.custom_op("turbomind::linear", mutates_args=())
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Return ``x @ weight.T + bias``.
 
@@ -54,7 +53,6 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     return y
 
 
-@torch.library.custom_op("turbomind::rms_norm", mutates_args=())
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Return RMSNorm of the rows of ``x`` ``[rows, size]``, times ``weight`` ``[size]``; float32."""
     _check("x", x, (torch.float32,), (None, None))
@@ -64,7 +62,6 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return y
 
 
-@torch.library.custom_op("turbomind::silu_and_mul", mutates_args=())
 def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """Return ``silu(gate) * up`` for ``gate_up`` ``[rows, 2 size]`` float32, gate in the first half of a row."""
     _check("gate_up", gate_up, (torch.float32,), (None, None))
@@ -73,6 +70,10 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     y = torch.empty(gate_up.shape[0], gate_up.shape[1] // 2)
     _turbomind.silu_and_mul(gate_up.data_ptr(), gate_up.shape[0], y.shape[1], y.data_ptr())
     return y
+
+
+for _kernel in (linear, rms_norm, silu_and_mul):
+    torch.library.custom_op(f"turbomind::{_kernel.__name__}", _kernel, mutates_args=())
 
 
 class PagedAttention:

@@ -1,0 +1,159 @@
+"""The real `openai` client against gateway, tritonserver and the default model."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from lmdeploy.paths import DEFAULT_MODEL_NAME
+from lmdeploy.serve.tritonserver import TritonServer
+from tests.support.metrics import engine_metrics
+from tests.support.prompts import CONVERSATIONS
+from tests.support.waiting import eventually_sync
+
+CAPITAL: Any = [{"role": "user", "content": "What is the capital of France?"}]
+STREAMS = 32
+
+
+@pytest.fixture(scope="module")
+def client(gateway: str):
+    with openai.OpenAI(base_url=f"{gateway}/v1", api_key="none", max_retries=0, timeout=300) as made:
+        yield made
+
+
+def ask(client: openai.OpenAI, messages: Any, **options: Any) -> tuple[str, str]:
+    """Return the streamed answer's text and finish reason."""
+    text, reason = "", None
+    options = {"temperature": 0, **options}
+    with client.chat.completions.create(model=DEFAULT_MODEL_NAME, messages=messages, stream=True, **options) as stream:
+        for chunk in stream:
+            piece = chunk.choices[0].delta.content or ""
+            assert "\ufffd" not in piece
+            text += piece
+            reason = chunk.choices[0].finish_reason or reason
+    return text, str(reason)
+
+
+def no_blocks_used(server: TritonServer) -> bool:
+    figures = engine_metrics(server)
+    return figures["cache_blocks_used"] == 0 and figures["requests_running"] + figures["requests_waiting"] == 0
+
+
+def test_the_capital_of_france_is_paris_streamed_and_not(client: openai.OpenAI) -> None:
+    text, reason = ask(client, CAPITAL, max_tokens=32)
+    whole = client.chat.completions.create(model=DEFAULT_MODEL_NAME, messages=CAPITAL, temperature=0, max_tokens=32)
+    assert text == whole.choices[0].message.content == "The capital of France is Paris."
+    assert reason == whole.choices[0].finish_reason == "stop"
+    assert whole.usage
+    assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
+
+
+def test_the_name_of_the_model_is_listed(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == [DEFAULT_MODEL_NAME]
+
+
+def test_concurrent_streams_of_different_lengths_are_complete_and_as_if_alone(client: openai.OpenAI) -> None:
+    jobs = [(CONVERSATIONS[index % len(CONVERSATIONS)], 8 + 3 * index) for index in range(STREAMS)]
+    alone = [ask(client, messages, max_tokens=limit) for messages, limit in jobs]
+    with ThreadPoolExecutor(STREAMS) as threads:
+        together = list(threads.map(lambda job: ask(client, job[0], max_tokens=job[1]), jobs))
+    assert together == alone
+    assert {reason for _, reason in together} <= {"stop", "length"}
+
+
+def test_multi_byte_characters_stream_whole_and_join_to_the_answer(client: openai.OpenAI) -> None:
+    prompt: Any = [{"role": "user", "content": "Repeat exactly: 你好，世界 🙂🚀 café naïve Привет"}]
+    options = {"temperature": 1.3, "seed": 11, "max_tokens": 80}
+    whole = client.chat.completions.create(model=DEFAULT_MODEL_NAME, messages=prompt, **options)
+    text, _ = ask(client, prompt, **options)
+    assert text == whole.choices[0].message.content
+    assert any(ord(character) > 0x7F for character in text)
+
+
+@pytest.mark.parametrize("stop", ["ital of Fr", "of France is", ["never", "France is Par"]])
+def test_a_stop_string_over_several_tokens_never_leaks(client: openai.OpenAI, stop: Any) -> None:
+    text, reason = ask(client, CAPITAL, max_tokens=32, stop=stop)
+    first = stop if isinstance(stop, str) else stop[1]
+    full = "The capital of France is Paris."
+    assert (text, reason) == (full[: full.index(first)], "stop")
+
+
+def test_a_client_that_leaves_frees_its_blocks_within_a_second(
+    client: openai.OpenAI, triton_server: TritonServer
+) -> None:
+    eventually_sync(lambda: no_blocks_used(triton_server), timeout=10)
+    before = engine_metrics(triton_server)["requests_cancelled_total"]
+    story: Any = [{"role": "user", "content": "Count from one to one thousand in words."}]
+    stream = client.chat.completions.create(
+        model=DEFAULT_MODEL_NAME, messages=story, stream=True, extra_body={"ignore_eos": True}, max_tokens=4000
+    )
+    for _, chunk in zip(range(5), stream, strict=False):
+        assert chunk.choices
+    assert engine_metrics(triton_server)["cache_blocks_used"] > 0
+    stream.close()
+    eventually_sync(lambda: no_blocks_used(triton_server), timeout=1)
+    assert engine_metrics(triton_server)["requests_cancelled_total"] == before + 1
+
+
+def test_a_client_that_leaves_a_whole_answer_is_cancelled_too(gateway: str, triton_server: TritonServer) -> None:
+    eventually_sync(lambda: no_blocks_used(triton_server), timeout=10)
+    body = {"model": DEFAULT_MODEL_NAME, "messages": CAPITAL, "max_tokens": 4000, "ignore_eos": True}
+    with httpx.Client(trust_env=False, timeout=1.5) as http, pytest.raises(httpx.ReadTimeout):
+        http.post(f"{gateway}/v1/chat/completions", json=body)
+    eventually_sync(lambda: no_blocks_used(triton_server), timeout=1)
+
+
+def test_leaving_at_any_moment_leaks_nothing(gateway: str, triton_server: TritonServer) -> None:
+    body = {"model": DEFAULT_MODEL_NAME, "messages": CAPITAL, "max_tokens": 2000, "ignore_eos": True, "stream": True}
+
+    def leave_after(milliseconds: int) -> None:
+        with httpx.Client(trust_env=False, timeout=milliseconds / 1000) as http:
+            try:
+                with http.stream("POST", f"{gateway}/v1/chat/completions", json=body) as answer:
+                    for _, _ in zip(range(milliseconds % 7), answer.iter_lines(), strict=False):
+                        pass
+            except httpx.TimeoutException:
+                pass
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(leave_after, range(1, 400, 10)))
+    eventually_sync(lambda: no_blocks_used(triton_server), timeout=2)
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "needle"),
+    [
+        ({"messages": []}, 400, "messages"),
+        ({"messages": [{"role": "ghost", "content": "x"}]}, 400, "role"),
+        ({"model": "no-such-model"}, 404, "no-such-model"),
+        ({"temperature": -1}, 400, "temperature"),
+        ({"max_tokens": 0}, 400, "max_tokens"),
+        ({"max_tokens": 1_000_000}, 400, "max_new_tokens"),
+        ({"messages": [{"role": "user", "content": "word " * 20_000}]}, 400, "session length"),
+        ({"top_p": 0}, 400, "top_p"),
+        ({"stop": [""]}, 400, "stop"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_bad_requests_are_refused_with_the_right_status_and_disturb_nothing(
+    gateway: str, triton_server: TritonServer, change: dict[str, Any], status: int, needle: str, stream: bool
+) -> None:
+    body = {"model": DEFAULT_MODEL_NAME, "messages": CAPITAL, "stream": stream, **change}
+    answer = httpx.post(f"{gateway}/v1/chat/completions", json=body, timeout=60, trust_env=False)
+    assert answer.status_code == status, answer.text
+    assert needle in answer.json()["error"]["message"]
+    eventually_sync(lambda: no_blocks_used(triton_server), timeout=1)
+
+
+def test_a_body_of_ten_megabytes_and_broken_json_are_refused(gateway: str) -> None:
+    url = f"{gateway}/v1/chat/completions"
+    huge = {"model": DEFAULT_MODEL_NAME, "messages": [{"role": "user", "content": "x" * 10_000_000}]}
+    assert httpx.post(url, json=huge, timeout=60, trust_env=False).status_code == 413
+    broken = httpx.post(url, content=b'{"model": ', headers={"content-type": "application/json"}, trust_env=False)
+    assert broken.status_code == 400
+    body = json.dumps({"model": DEFAULT_MODEL_NAME, "messages": CAPITAL, "temperature": float("nan")})
+    nan = httpx.post(url, content=body, headers={"content-type": "application/json"}, trust_env=False)
+    assert nan.status_code == 400

@@ -1,0 +1,201 @@
+"""tritonserver itself: `generate` endpoints, gRPC, cancellation, errors, metrics, shutdown with work in flight."""
+
+import json
+import queue
+import time
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+from tritonclient.utils import InferenceServerException
+
+from lmdeploy.serve.tritonserver import TritonServer
+from tests.support.metrics import engine_metrics
+from tests.support.servers import running_triton
+from tests.support.waiting import eventually_sync
+
+CAPITAL = json.dumps([{"role": "user", "content": "What is the capital of France?"}])
+ANSWER = "The capital of France is Paris."
+
+
+def post(server: TritonServer, path: str, body: dict[str, Any]) -> httpx.Response:
+    return httpx.post(f"http://{server.http_address}/v2/models/{path}", json=body, timeout=120, trust_env=False)
+
+
+def no_blocks_used(server: TritonServer) -> bool:
+    return engine_metrics(server)["cache_blocks_used"] == 0
+
+
+def tensor(name: str, array: np.ndarray, kind: str) -> grpcclient.InferInput:
+    made = grpcclient.InferInput(name, list(array.shape), kind)
+    made.set_data_from_numpy(array)
+    return made
+
+
+def prompt_ids(count: int = 8, **more: tuple[Any, str]) -> list[grpcclient.InferInput]:
+    inputs = [tensor("input_ids", np.full((1, count), 504, np.uint32), "UINT32")]
+    return inputs + [
+        tensor(name, np.array([[value]]).astype(dtype), kind) for name, (value, dtype, kind) in more.items()
+    ]  # type: ignore[misc]
+
+
+@pytest.fixture
+def stream(triton_server: TritonServer):
+    """A gRPC stream; its responses and errors come out of a queue."""
+    answers: queue.Queue[Any] = queue.Queue()
+    with grpcclient.InferenceServerClient(triton_server.grpc_address) as client:
+        client.start_stream(lambda result, error: answers.put(error or result))
+        yield client, answers
+
+
+def test_generate_takes_plain_json(triton_server: TritonServer) -> None:
+    answer = post(triton_server, "ensemble/generate", {"messages": CAPITAL, "max_new_tokens": 32})
+    assert answer.status_code == 200, answer.text
+    body = answer.json()
+    assert (body["text_output"], body["finish_reason"], body["generate_token_len"]) == (ANSWER, "stop", 7)
+    finished = post(triton_server, "ensemble/generate", {"text_input": "1, 2, 3, 4,", "max_new_tokens": 4})
+    assert "5" in finished.json()["text_output"]
+
+
+def test_generate_stream_sends_the_pieces(triton_server: TritonServer) -> None:
+    body = {"messages": CAPITAL, "max_new_tokens": 32, "stream": True}
+    answer = post(triton_server, "ensemble/generate_stream", body)
+    events = [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if line]
+    assert "".join(event["text_output"] for event in events) == ANSWER
+    assert [event["finish_reason"] for event in events][-1] == "stop"
+    assert len(events) == 8  # one a token, and the end
+
+
+@pytest.mark.parametrize(
+    ("body", "needle"),
+    [
+        ({"messages": "[]"}, "messages"),
+        ({"messages": "not json"}, "messages"),
+        ({"text_input": "x", "temperature": -1.0}, "temperature"),
+        ({"text_input": "x", "max_new_tokens": 0}, "max_new_tokens"),
+        ({"text_input": "x", "top_k": -5}, "top_k"),
+        ({"text_input": "word " * 20_000}, "session length"),
+    ],
+)
+def test_bad_input_is_a_400_that_names_the_field(
+    triton_server: TritonServer, body: dict[str, Any], needle: str
+) -> None:
+    answer = post(triton_server, "ensemble/generate", body)
+    assert answer.status_code == 400, answer.text
+    assert needle in answer.text
+
+
+def test_wrong_types_and_shapes_at_the_backend_are_refused(triton_server: TritonServer) -> None:
+    with grpcclient.InferenceServerClient(triton_server.grpc_address) as client:
+        bad = {
+            "dtype": [tensor("input_ids", np.ones((1, 3), np.float32), "FP32")],
+            "shape": [tensor("input_ids", np.ones((1, 3, 2), np.uint32), "UINT32")],
+            "batch": [tensor("input_ids", np.ones((2, 3), np.uint32), "UINT32")],
+            "two temperatures": [*prompt_ids(), tensor("temperature", np.ones((1, 2), np.float32), "FP32")],
+        }
+        answers: queue.Queue[Any] = queue.Queue()
+        client.start_stream(lambda result, error: answers.put(error or result))
+        for inputs in bad.values():
+            client.async_stream_infer("turbomind", inputs)
+            error = answers.get(timeout=10)
+            assert isinstance(error, InferenceServerException), error
+    assert no_blocks_used(triton_server)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "needle"),
+    [
+        (lambda: [tensor("input_ids", np.full((1, 3), 4_000_000_000, np.uint32), "UINT32")], "vocabulary"),
+        (lambda: [tensor("input_ids", np.zeros((1, 0), np.uint32), "UINT32")], "at least one token"),
+        (lambda: prompt_ids(input_lengths=(9, np.uint32, "UINT32")), "input_lengths"),
+        (lambda: prompt_ids(STOP=(1, np.int32, "INT32")), "stop_request_id"),
+    ],
+)
+def test_bad_values_at_the_backend_are_answered_with_an_error(stream: Any, inputs: Any, needle: str) -> None:
+    client, answers = stream
+    client.async_stream_infer("turbomind", inputs())
+    error = answers.get(timeout=10)
+    assert isinstance(error, InferenceServerException)
+    assert needle in str(error)
+
+
+def long_request() -> list[grpcclient.InferInput]:
+    return prompt_ids(
+        stream=(True, np.bool_, "BOOL"), ignore_eos=(True, np.bool_, "BOOL"), max_new_tokens=(5000, np.int32, "INT32")
+    )
+
+
+def test_closing_a_direct_grpc_stream_frees_its_blocks_within_a_second(triton_server: TritonServer) -> None:
+    answers: queue.Queue[Any] = queue.Queue()
+    with grpcclient.InferenceServerClient(triton_server.grpc_address) as client:
+        client.start_stream(lambda result, error: answers.put(error or result))
+        client.async_stream_infer("turbomind", long_request())
+        answers.get(timeout=30)
+        eventually_sync(lambda: not no_blocks_used(triton_server), timeout=5)
+        client.stop_stream(cancel_requests=True)
+        eventually_sync(lambda: no_blocks_used(triton_server), timeout=1)
+
+
+def stop_request(name: str) -> list[grpcclient.InferInput]:
+    return [
+        tensor("STOP", np.array([[1]], np.int32), "INT32"),
+        tensor("stop_request_id", np.array([[name.encode()]], np.object_), "BYTES"),
+    ]
+
+
+@pytest.mark.parametrize("model", ["turbomind", "ensemble"])
+def test_a_stop_request_ends_the_request_it_names(stream: Any, triton_server: TritonServer, model: str) -> None:
+    client, answers = stream
+    if model == "turbomind":
+        inputs = long_request()
+    else:
+        inputs = [tensor("text_input", np.array([[b"Once upon a time"]], np.object_), "BYTES"), *long_request()[1:]]
+    client.async_stream_infer(model, inputs, request_id=f"the-one-{model}")
+    answers.get(timeout=30)
+    client.async_stream_infer("turbomind", stop_request(f"the-one-{model}"))
+    deadline = time.monotonic() + 10
+    reason = b""
+    while reason != b"cancelled" and time.monotonic() < deadline:
+        result = answers.get(timeout=10)
+        reasons = result.as_numpy("finish_reason")
+        reason = reasons.reshape(-1)[0] if reasons is not None and reasons.size else b""
+    assert reason == b"cancelled"
+    eventually_sync(lambda: no_blocks_used(triton_server), timeout=1)
+
+
+def test_a_stop_that_overtakes_its_request_still_ends_it(stream: Any) -> None:
+    client, answers = stream
+    client.async_stream_infer("turbomind", stop_request("late"), enable_empty_final_response=True)
+    assert answers.get(timeout=10) is not None
+    client.async_stream_infer("turbomind", long_request(), request_id="late")
+    assert answers.get(timeout=10).as_numpy("finish_reason").reshape(-1)[0] == b"cancelled"
+
+
+def test_triton_reports_statistics_of_each_request(triton_server: TritonServer) -> None:
+    def successes() -> int:
+        url = f"http://{triton_server.http_address}/v2/models/turbomind/stats"
+        return int(httpx.get(url, trust_env=False).json()["model_stats"][0]["inference_stats"]["success"]["count"])
+
+    before = successes()
+    post(triton_server, "ensemble/generate", {"messages": CAPITAL, "max_new_tokens": 2})
+    eventually_sync(lambda: successes() == before + 1, timeout=2)
+
+
+def test_a_server_told_to_stop_ends_its_streams_and_leaves_no_process() -> None:
+    answers: queue.Queue[Any] = queue.Queue()
+    with running_triton(cache_max_entry_count=256) as server:
+        client = grpcclient.InferenceServerClient(server.grpc_address)
+        client.start_stream(lambda result, error: answers.put(error or result))
+        for _ in range(4):
+            client.async_stream_infer("turbomind", long_request())
+        answers.get(timeout=30)
+        begin = time.monotonic()
+        server.stop()
+        assert time.monotonic() - begin < 30
+        assert not server.is_running
+        client.close()
+    tail = "\n".join(server.log_tail())
+    assert "Signal (11)" not in tail
+    assert "Signal (6)" not in tail
