@@ -81,7 +81,7 @@ $(CONFIGURED): $(RUNTIME)
 	@rm -f $(BUILD)/.configured-* && touch $@
 
 build: setup $(CONFIGURED) ## Compile the engine, its Python module and the Triton backend
-	$(say) 'compiling what changed (about 2 minutes on 2 cores the first time)'
+	$(say) 'compiling what changed (about 1 minute on 2 cores the first time)'
 	@$(CMAKE) --build $(BUILD)
 
 model: setup ## Make the default model, once, offline
@@ -100,8 +100,8 @@ browser:
 	@tools/install_browser.sh
 
 test: build dev model browser ## Set everything up, then run every test
-	$(say) 'running the tests (about 10 minutes on 2 cores)'
-	@$(CTEST) --test-dir $(BUILD) --output-on-failure --quiet
+	$(say) 'running the tests (about 4 minutes on 2 cores)'
+	@$(CTEST) --test-dir $(BUILD) --output-on-failure
 	@$(PY) -m pytest $(strip $(TESTS)) $(strip $(PYTEST_ARGS))
 
 sanitize: setup ## The engine's C++ tests under AddressSanitizer and ThreadSanitizer
