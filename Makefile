@@ -114,7 +114,7 @@ sanitize: setup ## The engine's C++ tests under AddressSanitizer and ThreadSanit
 	done
 
 bench: build model ## A short standard benchmark, beside transformers and against the targets
-	$(say) 'measuring on an otherwise idle machine (about 8 minutes)'
+	$(say) 'measuring on an otherwise idle machine (about 5 minutes)'
 	@$(PY) -m tools.bench.standard $(strip $(BENCH_ARGS))
 
 screenshot: build dev model browser ## Rewrite docs/images/chat.png
