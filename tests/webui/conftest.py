@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from selenium import webdriver
 
-from tests.support.browser import chromium, missing_programs
+from tests.support.browser import chromium
 from tests.support.fake_triton import FakeTriton
 from tests.support.pages import running_page
 
@@ -33,7 +33,5 @@ def page_url(fake_triton_server: FakeTriton) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    if reason := missing_programs():
-        pytest.skip(f"no browser: {reason}")
     with chromium(tmp_path_factory.mktemp("chromium")) as started:
         yield started
