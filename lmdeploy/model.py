@@ -144,10 +144,10 @@ def chat_template_for(
     from lmdeploy.tokenizer import Tokenizer
 
     directory = locate_model(model_path)
-    hf_tokenizer = (tokenizer or Tokenizer(str(directory))).hf_tokenizer
-    if hf_tokenizer.chat_template:
+    tokenizer = tokenizer or Tokenizer(str(directory))
+    if tokenizer.hf_tokenizer.chat_template:
         logger.info("chat template of %s: its own, from %s", model_path, tokenizer_dir(directory))
-        return JinjaChatTemplate(hf_tokenizer)
+        return JinjaChatTemplate(tokenizer.hf_tokenizer, tokenizer.end_tokens())
     name = builtin_for(model_name_of(directory))
     logger.info("chat template of %s: built-in %s, chosen by the model's name", model_path, name)
     return MODELS.get(name)()

@@ -1,6 +1,7 @@
 """The tokenizer of a checkpoint: text to token ids and back."""
 
 import importlib
+import json
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -31,6 +32,7 @@ class Tokenizer:
         directory = tokenizer_dir(locate_model(path))
         if not (directory / "tokenizer.json").is_file():
             _make_sentencepiece_readable()
+        self._directory = directory
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
         except Exception as error:  # a broken tokenizer.json surfaces as a bare Exception of the Rust library
@@ -59,6 +61,16 @@ class Tokenizer:
         """The token that ends a text, if the model has one."""
         token: int | None = self._tokenizer.eos_token_id
         return token
+
+    def end_tokens(self) -> list[str]:
+        """Return the texts of the tokens that end an answer, as tokenizer and generation_config.json name them."""
+        ids = {self.eos_token_id}
+        file = self._directory / "generation_config.json"
+        if file.is_file():
+            eos = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
+            ids.update(eos if isinstance(eos, list) else [eos])
+        texts: list[str] = self._tokenizer.convert_ids_to_tokens([token for token in ids if token is not None])
+        return texts
 
     def encode(self, text: str, add_bos: bool = True) -> list[int]:
         """Return the token ids of ``text``.

@@ -1,5 +1,6 @@
 """The Jinja chat template a checkpoint brings along, rendered by ``transformers``."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jinja2
@@ -15,13 +16,16 @@ class JinjaChatTemplate(ChatTemplate):
     ----------
     hf_tokenizer
         A ``transformers`` tokenizer that has a chat template.
+    end_of_sequence
+        The model's tokens that end an answer, one of which the template may write after the assistant's turn.
     """
 
     add_bos = False
 
-    def __init__(self, hf_tokenizer: Any) -> None:
+    def __init__(self, hf_tokenizer: Any, end_of_sequence: Sequence[str] = ()) -> None:
         self._tokenizer = hf_tokenizer
         self.stop_words = []
+        self.end_of_turn = tuple(end_of_sequence)
 
     def _render(self, messages: list[Message], tools: list[dict[str, Any]] | None, add_generation_prompt: bool) -> str:
         try:

@@ -91,6 +91,39 @@ def test_without_its_own_template_a_model_gets_the_one_its_name_suggests(
     assert chat_template_for(str(directory)).render(MULTI_TURN) == MODELS.get(template)().render(MULTI_TURN)
 
 
+@pytest.mark.parametrize("name", ["", "chatml", "internlm2", "qwen", "llama3", "vicuna", "llama2", "base"])
+@pytest.mark.parametrize("system", [True, False])
+def test_a_continuation_is_the_rest_of_the_whole_prompt(default_model_dir: Path, name: str, system: bool) -> None:
+    template = chat_template_for(str(default_model_dir), name)
+    held = [{"role": "system", "content": "Be brief."}, USER] if system else [USER]
+    answer = {"role": "assistant", "content": "Hello!"}
+    new = [{"role": "user", "content": "and <now>?"}, {"role": "assistant", "content": "x"}, USER]
+    whole = template.render([*held, answer, *new])
+    before = template.render(held)
+    # llama2 writes a space before the answer that the model generates itself.
+    assert whole == before + " " * (name in ("llama2", "vicuna")) + "Hello!" + template.render_continuation(new, False)
+    closing = template.render_continuation(new, is_turn_closed=False)
+    closed = template.render_continuation(new)
+    assert closing.endswith(closed)
+    assert closing.removesuffix(closed).strip() == {
+        "": "<|im_end|>", "llama3": "<|eot_id|>", "llama2": "</s>", "vicuna": "</s>", "base": "",
+    }.get(name, "<|im_end|>")  # fmt: skip
+
+
+def test_any_token_that_ends_an_answer_closes_the_turn(default_model_dir: Path, tmp_path: Path) -> None:
+    for file in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+        (tmp_path / file).symlink_to(default_model_dir / file)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 0]}')
+    (tmp_path / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}<|endoftext|>\n{% endfor %}")
+    assert chat_template_for(str(tmp_path)).render_continuation([USER]) == "\nHi, 你好<|endoftext|>\n"
+
+
+@pytest.mark.parametrize("name", ["", "chatml"])
+def test_a_malformed_continuation_is_refused_by_its_own_position(default_model_dir: Path, name: str) -> None:
+    with pytest.raises(ValueError, match=r"messages\[1\].role"):
+        chat_template_for(str(default_model_dir), name).render_continuation([USER, {"role": "bot", "content": "x"}])
+
+
 def test_developer_is_system_and_text_parts_are_joined() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages: list[Any] = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts}]
