@@ -37,6 +37,20 @@ class TokenBytes:
         """Return the bytes of a sequence of token ids."""
         return b"".join(self.tokens[i] for i in ids)
 
+    def text(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        """Return the text of a sequence of token ids; bytes that are no whole UTF-8 character become U+FFFD.
+
+        Raises
+        ------
+        ValueError
+            If an id is not in the table.
+        """
+        unknown = next((i for i in ids if not 0 <= i < len(self.tokens)), None)
+        if unknown is not None:
+            raise ValueError(f"token ids must be in [0, {len(self.tokens)}), got {unknown}")
+        kept = [i for i in ids if not self.special[i]] if skip_special_tokens else ids
+        return self.join(kept).decode(errors="replace")
+
     def write(self, path: Path) -> None:
         """Write the table as ``token_bytes.bin``."""
         offsets = [0]

@@ -61,6 +61,7 @@ def convert(
             "model_path": "../../turbomind/1",
             "chat_template": _stored_template(model_path, chat_template),
         },
+        "postprocessing": {"model_path": "../../turbomind/1"},
         "turbomind": {"model_path": ".", "model_name": name, "engine_config": json.dumps({"dtype": dtype})},
     }
     target.parent.mkdir(parents=True, exist_ok=True)

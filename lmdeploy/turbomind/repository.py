@@ -8,7 +8,7 @@ from pathlib import Path
 
 import lmdeploy
 
-MODELS = ("ensemble", "preprocessing", "turbomind")
+MODELS = ("ensemble", "preprocessing", "turbomind", "postprocessing")
 
 
 def template_dir() -> Path:

@@ -1,20 +1,18 @@
 """The model's life in Triton: initialize, execute. Each request of a batch succeeds or fails by itself."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import triton_python_backend_utils as pb_utils
 
 from lmdeploy.model import chat_template_for
 from lmdeploy.token_bytes import TokenBytes
 from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.turbomind.engine_dir import resolve
+from python_backend.answer import answer
+from python_backend.inputs import flag, has, text, texts
 from python_backend.parameters import model_path, parameter
 from python_backend.preprocessing.prompt import PromptEncoder
-
-logger = logging.getLogger(__name__)
 
 
 class TritonPythonModel:
@@ -31,45 +29,36 @@ class TritonPythonModel:
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Answer every request of a batch, in order."""
-        return [self._answer(request) for request in requests]
+        return [answer(request, self._outputs) for request in requests]
 
-    def _answer(self, request: Any) -> Any:
-        try:
-            prompt = self._encoder.encode(
-                text=_text(request, "text_input"),
-                messages=_text(request, "messages"),
-                tools=_text(request, "tools"),
-                stop_words=_texts(request, "stop_words"),
-            )
-        except ValueError as error:
-            return _refusal(str(error), pb_utils.TritonError.INVALID_ARG)
-        except Exception as error:
-            logger.exception("request %s failed", request.request_id())
-            return _refusal(f"internal error: {error!r}", pb_utils.TritonError.INTERNAL)
-        stop_words = np.array([[word.encode() for word in prompt.stop_words]], dtype=np.object_)
-        return pb_utils.InferenceResponse(
-            output_tensors=[
-                pb_utils.Tensor("INPUT_ID", np.array([prompt.ids], dtype=np.uint32)),
-                pb_utils.Tensor("REQUEST_INPUT_LEN", np.array([[len(prompt.ids)]], dtype=np.uint32)),
-                pb_utils.Tensor("STOP_WORDS", stop_words.reshape(1, -1)),
-            ]
+    def _outputs(self, request: Any) -> dict[str, Any]:
+        rows, stop_words = self._encode(request)
+        return {
+            "INPUT_ID": _right_padded(rows, self._encoder.padding),
+            "REQUEST_INPUT_LEN": np.array([[len(row)] for row in rows], dtype=np.uint32),
+            "STOP_WORDS": np.array([word.encode() for word in stop_words], dtype=np.object_).reshape(1, -1),
+        }
+
+    def _encode(self, request: Any) -> tuple[list[list[int]], list[str]]:
+        """Return the token ids of each text, one but for QUERY, and the stop words."""
+        inputs = {name: text(request, name) for name in ("text_input", "messages", "tools")}
+        queries = texts(request, "QUERY")
+        if queries:
+            if any(inputs.values()):
+                raise ValueError("QUERY must come alone, got text_input, messages or tools too")
+            return [self._encoder.encode_query(query) for query in queries], []
+        prompt = self._encoder.encode(
+            inputs["text_input"],
+            inputs["messages"],
+            inputs["tools"],
+            texts(request, "stop_words"),
+            is_continuation=has(request, "session_id") and not flag(request, "sequence_start"),
         )
+        return [prompt.ids], prompt.stop_words
 
 
-def _refusal(message: str, code: int) -> Any:
-    return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, code))
-
-
-def _texts(request: Any, name: str) -> list[str]:
-    tensor = pb_utils.get_input_tensor_by_name(request, name)
-    if tensor is None:
-        return []
-    try:
-        return [bytes(item).decode() for item in tensor.as_numpy().reshape(-1)]
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{name} must be UTF-8 text ({error.reason} at byte {error.start})") from error
-
-
-def _text(request: Any, name: str) -> str | None:
-    texts = _texts(request, name)
-    return texts[0] if texts else None
+def _right_padded(rows: list[list[int]], padding: int) -> np.ndarray[Any, np.dtype[np.uint32]]:
+    padded = np.full((len(rows), max(map(len, rows))), padding, dtype=np.uint32)
+    for row, ids in zip(padded, rows, strict=True):
+        row[: len(ids)] = ids
+    return padded

@@ -7,6 +7,8 @@ from typing import Any
 from lmdeploy.model import ChatTemplate
 from lmdeploy.tokenizer import Tokenizer
 
+_UNKNOWN = 2**32 - 1  # what these clients have always been told for a token the model does not have
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -33,7 +35,14 @@ class PromptEncoder:
         self._template = template
         self._max_bytes = max_bytes
 
-    def encode(self, text: str | None, messages: str | None, tools: str | None, stop_words: list[str]) -> Prompt:
+    def encode(
+        self,
+        text: str | None,
+        messages: str | None,
+        tools: str | None,
+        stop_words: list[str],
+        is_continuation: bool = False,
+    ) -> Prompt:
         """Return the prompt of a request.
 
         Parameters
@@ -44,6 +53,8 @@ class PromptEncoder:
             A conversation and tools in OpenAI's format, as JSON text; or None. Empty text is the same as None.
         stop_words
             The caller's; for a conversation the template's own are added.
+        is_continuation
+            The engine holds what comes before: the prompt gets no beginning of its own.
 
         Raises
         ------
@@ -55,18 +66,51 @@ class PromptEncoder:
         if messages:
             if text:
                 raise ValueError("text_input and messages must not both be given")
-            rendered = self._template.render(_json_list("messages", messages), _json_list("tools", tools or "[]"))
-            ids = self._tokenize(rendered, self._template.add_bos)
+            rendered = self._render(
+                _json_list("messages", messages), _json_list("tools", tools or "[]"), is_continuation
+            )
+            ids = self._tokenize(rendered, self._template.add_bos and not is_continuation)
             stop_words = list(dict.fromkeys([*stop_words, *self._template.stop_words]))
         elif text is None:
             raise ValueError("one of text_input and messages must be given, got neither")
         elif tools:
             raise ValueError("tools must come with messages, got text_input")
         else:
-            ids = self._tokenize(text, True)
+            ids = self._tokenize(text, not is_continuation)
         if not ids:
             raise ValueError("the prompt must have at least one token, got none")
         return Prompt(ids, stop_words)
+
+    def encode_query(self, text: str) -> list[int]:
+        """Return the token ids of a text from a client that makes its own prompts (LMDeploy up to 0.5.1).
+
+        ``<BOS>`` and ``<EOS>`` ask for that token. There is always at least one id, because these clients look at the
+        first one: for the empty text it is bos, which they take off again.
+
+        Raises
+        ------
+        ValueError
+            If the text is too long.
+        """
+        tokenizer = self._tokenizer
+        if text in ("<BOS>", "<EOS>"):
+            special = tokenizer.bos_token_id if text == "<BOS>" else tokenizer.eos_token_id
+            return [_UNKNOWN if special is None else special]
+        placeholders = (tokenizer.bos_token_id, tokenizer.eos_token_id, 0)
+        return self._tokenize(text, True) or [next(token for token in placeholders if token is not None)]
+
+    @property
+    def padding(self) -> int:
+        """The token that fills up the shorter ones of several texts."""
+        eos = self._tokenizer.eos_token_id
+        return 0 if eos is None else eos
+
+    def _render(self, messages: list[Any], tools: list[Any], is_continuation: bool) -> str:
+        if not is_continuation:
+            return self._template.render(messages, tools)
+        if tools:
+            raise ValueError("tools must come with the beginning of a session, got them in a later request")
+        return self._template.render_continuation(messages)
 
     def _tokenize(self, prompt: str, add_bos: bool) -> list[int]:
         size = len(prompt.encode(errors="surrogatepass"))

@@ -38,15 +38,17 @@ def parameters(workspace: Path, model: str) -> dict[str, str]:
 def test_the_workspace_is_a_model_repository_without_weights(tiny_llama: Path, tmp_path: Path) -> None:
     workspace = convert(str(tiny_llama), tmp_path / "out" / "workspace", dtype="float32")
     assert workspace == tmp_path / "out" / "workspace"
-    assert sorted(path.name for path in workspace.iterdir()) == ["ensemble", "preprocessing", "turbomind"]
-    assert all((workspace / model / "1").is_dir() for model in ("ensemble", "preprocessing", "turbomind"))
-    assert (workspace / "preprocessing" / "1" / "model.py").is_file()
+    models = ["ensemble", "postprocessing", "preprocessing", "turbomind"]
+    assert sorted(path.name for path in workspace.iterdir()) == models
+    assert all((workspace / model / "1").is_dir() for model in models)
+    assert all((workspace / model / "1" / "model.py").is_file() for model in models if "processing" in model)
     assert sum(file.stat().st_size for file in workspace.rglob("*.safetensors")) == 0
     turbomind = parameters(workspace, "turbomind")
     assert (turbomind["model_path"], turbomind["model_name"]) == (".", "tiny-llama")
     assert json.loads(turbomind["engine_config"]) == {"dtype": "float32"}
-    preprocessing = parameters(workspace, "preprocessing")
-    assert (workspace / "preprocessing" / "1" / preprocessing["model_path"]).samefile(workspace / "turbomind" / "1")
+    for model in ("preprocessing", "postprocessing"):
+        path = parameters(workspace, model)["model_path"]
+        assert (workspace / model / "1" / path).samefile(workspace / "turbomind" / "1")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["workspace"]
 
 

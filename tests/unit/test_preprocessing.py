@@ -1,11 +1,8 @@
 """The preprocessing model: each request of a batch gets its token ids or its own error."""
 
-import importlib
+import importlib.util
 import json
-import sys
-import types
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,70 +10,15 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
+from tests.support.fake_pb_utils import Request, TritonError, arguments, loaded_model
+
 MESSAGES = [{"role": "user", "content": "Hi, 你好 🙂"}]
-
-
-@dataclass
-class Tensor:
-    name: str
-    array: Any
-
-    def as_numpy(self) -> Any:
-        return self.array
-
-
-class TritonError(Exception):
-    INTERNAL, INVALID_ARG = 1, 3
-
-    def __init__(self, message: str, code: int = INTERNAL) -> None:
-        super().__init__(message)
-        self.code = code
-
-
-@dataclass
-class Response:
-    output_tensors: list[Tensor] = field(default_factory=list)
-    error: TritonError | None = None
-
-    def array(self, name: str) -> Any:
-        return next(tensor.array for tensor in self.output_tensors if tensor.name == name)
-
-
-class Request:
-    """A request with ``[1, n]`` string inputs, as Triton hands them over for max_batch_size 1."""
-
-    def __init__(self, **inputs: str | bytes | list[str]) -> None:
-        self.tensors = {}
-        for name, value in inputs.items():
-            items = value if isinstance(value, list) else [value]
-            encoded = [item if isinstance(item, bytes) else item.encode("utf-8", "surrogatepass") for item in items]
-            self.tensors[name] = Tensor(name, np.array([encoded], dtype=np.object_).reshape(1, -1))
-
-    def request_id(self) -> str:
-        return "test"
 
 
 @pytest.fixture(scope="module")
 def model(default_model_dir: Path) -> Iterator[Any]:
-    fake = types.ModuleType("triton_python_backend_utils")
-    vars(fake).update(
-        Tensor=Tensor,
-        TritonError=TritonError,
-        InferenceResponse=Response,
-        get_input_tensor_by_name=lambda request, name: request.tensors.get(name),
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, fake.__name__, fake)
-        for name in ("python_backend.preprocessing", "python_backend.preprocessing.model"):
-            patch.delitem(sys.modules, name, raising=False)
-        instance = importlib.import_module("python_backend.preprocessing").TritonPythonModel()
-        instance.initialize(arguments(model_path=str(default_model_dir)))
+    with loaded_model("preprocessing", model_path=str(default_model_dir)) as instance:
         yield instance
-
-
-def arguments(**parameters: str) -> dict[str, str]:
-    config = {"parameters": {name: {"string_value": value} for name, value in parameters.items()}}
-    return {"model_config": json.dumps(config), "model_repository": "/nowhere", "model_version": "1"}
 
 
 def test_messages_become_the_ids_transformers_gives(model: Any, default_model_dir: Path) -> None:
@@ -109,6 +51,75 @@ def test_the_callers_stop_words_and_the_templates_are_joined(
     assert response.array("STOP_WORDS").tolist() == [["终".encode(), b"<|im_end|>", b"<|action_end|>"]]
 
 
+def array(value: Any, kind: Any) -> np.ndarray[Any, Any]:
+    return np.array([[value]], dtype=kind)
+
+
+@pytest.mark.parametrize("start", [False, None])
+def test_messages_of_a_session_that_goes_on_are_only_what_follows_the_last_answer(
+    model: Any, default_model_dir: Path, start: bool | None
+) -> None:
+    reference = AutoTokenizer.from_pretrained(default_model_dir)
+    held = [{"role": "user", "content": "Name a colour."}, {"role": "assistant", "content": "Red."}]
+    whole = reference.apply_chat_template([*held, *MESSAGES], add_generation_prompt=True, tokenize=False)
+    inputs = {} if start is None else {"sequence_start": array(start, np.bool_)}
+    request = Request(messages=json.dumps(MESSAGES), session_id=array(0, np.uint64), **inputs)
+    [response] = model.execute([request])
+    assert response.error is None
+    assert response.array("INPUT_ID").tolist() == [reference.encode(whole.partition("Red.<|im_end|>")[2])]
+
+
+def test_messages_that_begin_a_session_are_a_whole_prompt(model: Any) -> None:
+    beginning = {"session_id": array(5, np.uint64), "sequence_start": array(True, np.bool_)}
+    first, alone = model.execute(
+        [Request(messages=json.dumps(MESSAGES), **beginning), Request(messages=json.dumps(MESSAGES))]
+    )
+    assert first.array("INPUT_ID").tolist() == alone.array("INPUT_ID").tolist()
+
+
+QUERIES = ["Hi, 你好 🙂", "<|im_start|>user\nHi<|im_end|>\n", " and\n"]
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_an_old_clients_text_is_tokenized_as_it_is(model: Any, default_model_dir: Path, query: str) -> None:
+    expected = AutoTokenizer.from_pretrained(default_model_dir).encode(query)
+    [response] = model.execute([Request(QUERY=query)])
+    assert response.array("INPUT_ID").tolist() == [expected]
+    assert response.array("REQUEST_INPUT_LEN").tolist() == [[len(expected)]]
+    assert {response.array(name).dtype for name in ("INPUT_ID", "REQUEST_INPUT_LEN")} == {np.dtype(np.uint32)}
+
+
+def test_several_old_texts_are_filled_up_with_eos(model: Any, default_model_dir: Path) -> None:
+    reference = AutoTokenizer.from_pretrained(default_model_dir)
+    [response] = model.execute([Request(QUERY=QUERIES)])
+    lengths = response.array("REQUEST_INPUT_LEN")
+    assert lengths.shape == (len(QUERIES), 1)
+    for query, row, length in zip(QUERIES, response.array("INPUT_ID").tolist(), lengths[:, 0], strict=True):
+        assert row[:length] == reference.encode(query)
+        assert set(row[length:]) <= {reference.eos_token_id}
+
+
+def test_old_clients_can_ask_for_bos_and_eos(model: Any, default_model_dir: Path) -> None:
+    reference = AutoTokenizer.from_pretrained(default_model_dir)
+    responses = model.execute([Request(QUERY="<BOS>"), Request(QUERY="<EOS>")])
+    assert [response.array("INPUT_ID").tolist() for response in responses] == [
+        [[reference.bos_token_id]],
+        [[reference.eos_token_id]],
+    ]
+
+
+def test_the_empty_old_text_has_a_token_that_the_client_takes_off(model: Any, default_model_dir: Path) -> None:
+    [response] = model.execute([Request(QUERY="")])
+    assert response.array("INPUT_ID").tolist() == [[AutoTokenizer.from_pretrained(default_model_dir).bos_token_id]]
+
+
+def test_without_bos_the_empty_old_text_is_eos_and_bos_is_unknown(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = model._encoder._tokenizer.hf_tokenizer
+    monkeypatch.setitem(tokenizer._special_tokens_map, "bos_token", None)
+    responses = model.execute([Request(QUERY=""), Request(QUERY="<BOS>")])
+    assert [r.array("INPUT_ID").tolist() for r in responses] == [[[tokenizer.eos_token_id]], [[2**32 - 1]]]
+
+
 def test_the_environment_overrides_the_configured_model(
     model: Any, default_model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +150,12 @@ BAD_REQUESTS: dict[str, tuple[dict[str, Any], str]] = {
     "tools with text": ({"text_input": "x", "tools": '[{"type": "function"}]'}, "tools must come with messages"),
     "no utf-8": ({"text_input": b"ab\xff"}, "text_input must be UTF-8 text (invalid start byte at byte 2)"),
     "surrogate": ({"messages": r'[{"role": "user", "content": "\ud800"}]'}, "lone surrogate"),
+    "old and new": ({"QUERY": "x", "text_input": "y"}, "QUERY must come alone"),
+    "long old text": ({"QUERY": "x" * 10_000_000}, "at most 663552 bytes"),
+    "tools later": (
+        {"messages": json.dumps(MESSAGES), "tools": '[{"type": "function"}]', "session_id": np.ones((1, 1), np.uint64)},
+        "tools must come with the beginning of a session",
+    ),
     "empty stop word": ({"text_input": "x", "stop_words": [""]}, "stop_words must be non-empty strings"),
     "ten megabytes": ({"text_input": "x" * 10_000_000}, "at most 663552 bytes to fit the model, got 10000000"),
 }

@@ -1,0 +1,82 @@
+"""What Triton's Python backend hands to a model, for tests without a server."""
+
+import importlib
+import json
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+
+@dataclass
+class Tensor:
+    name: str
+    array: Any
+
+    def as_numpy(self) -> Any:
+        return self.array
+
+
+class TritonError(Exception):
+    INTERNAL, INVALID_ARG = 1, 3
+
+    def __init__(self, message: str, code: int = INTERNAL) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass
+class Response:
+    output_tensors: list[Tensor] = field(default_factory=list)
+    error: TritonError | None = None
+
+    def array(self, name: str) -> Any:
+        return next(tensor.array for tensor in self.output_tensors if tensor.name == name)
+
+
+class Request:
+    """A request: arrays as they are, texts as ``[1, n]`` tensors, as Triton hands them over for max_batch_size 1."""
+
+    def __init__(self, **inputs: str | bytes | list[str] | np.ndarray[Any, Any]) -> None:
+        self.tensors = {name: Tensor(name, _array(value)) for name, value in inputs.items()}
+
+    def request_id(self) -> str:
+        return "test"
+
+
+def _array(value: str | bytes | list[str] | np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    if isinstance(value, np.ndarray):
+        return value
+    items = value if isinstance(value, list) else [value]
+    encoded = [item if isinstance(item, bytes) else item.encode("utf-8", "surrogatepass") for item in items]
+    return np.array([encoded], dtype=np.object_).reshape(1, -1)
+
+
+@contextmanager
+def loaded_model(name: str, **parameters: str) -> Iterator[Any]:
+    """Yield an initialized model of ``python_backend``, imported with a stand-in for Triton's module."""
+    fake = types.ModuleType("triton_python_backend_utils")
+    vars(fake).update(
+        Tensor=Tensor,
+        TritonError=TritonError,
+        InferenceResponse=Response,
+        get_input_tensor_by_name=lambda request, name: request.tensors.get(name),
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, fake.__name__, fake)
+        for module in [module for module in sys.modules if module.startswith("python_backend.")]:
+            patch.delitem(sys.modules, module)
+        instance = importlib.import_module(f"python_backend.{name}").TritonPythonModel()
+        instance.initialize(arguments(**parameters))
+        yield instance
+
+
+def arguments(**parameters: str) -> dict[str, str]:
+    """Return what Triton passes to a model's ``initialize``."""
+    config = {"parameters": {name: {"string_value": value} for name, value in parameters.items()}}
+    return {"model_config": json.dumps(config), "model_repository": "/nowhere", "model_version": "1"}
