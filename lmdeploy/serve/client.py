@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -15,14 +16,19 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from lmdeploy.paths import DEFAULT_MODEL_NAME
 from lmdeploy.serve.errors import TritonRequestError, TritonUnavailable
-from lmdeploy.serve.request import (
+from lmdeploy.serve.request import GenerateChunk, GenerateRequest
+from lmdeploy.serve.wire import (
     ENGINE,
     ENSEMBLE,
-    GenerateChunk,
-    GenerateRequest,
     decode_chunk,
+    decode_text,
+    decode_token_ids,
+    encode_detokenize,
+    encode_end_session,
     encode_generate,
     encode_stop,
+    encode_stop_session,
+    encode_tokenize,
 )
 
 __all__ = ["GenerateChunk", "GenerateRequest", "TritonClient", "TritonRequestError", "TritonUnavailable"]
@@ -42,6 +48,7 @@ _CHANNEL_OPTIONS = [
 _STATUS_METADATA = (("triton_grpc_error", "true"),)
 _READY_TIMEOUT = 2.0  # seconds
 _CANCEL_TIMEOUT = 5.0  # seconds
+_TOKENIZE_TIMEOUT = 30.0  # seconds
 
 
 class TritonClient:
@@ -74,12 +81,12 @@ class TritonClient:
         Parameters
         ----------
         request : GenerateRequest
-            With ``stream=False`` there is one chunk, with the whole answer.
+            With ``stream=False`` there is one chunk a choice, with the whole answer.
 
         Yields
         ------
         GenerateChunk
-            The last one has a ``finish_reason``.
+            The last one of each choice has a ``finish_reason``.
 
         Raises
         ------
@@ -90,6 +97,7 @@ class TritonClient:
         """
         message = encode_generate(request)
         call = self._stub().ModelStreamInfer(metadata=_STATUS_METADATA)
+        unfinished = request.n or 1
         over = False  # nothing is left to cancel
         try:
             async with self._typed_errors(call):
@@ -99,7 +107,9 @@ class TritonClient:
                     if response.error_message:
                         raise _untyped_error(response.error_message)
                     chunk = decode_chunk(response.infer_response)
-                    over = chunk.finish_reason is not None
+                    if chunk.finish_reason is not None:
+                        unfinished -= 1
+                        over = unfinished == 0
                     yield chunk
             if not over:
                 raise TritonRequestError("INTERNAL", "the answer ended without a finish reason")
@@ -119,12 +129,68 @@ class TritonClient:
         TritonUnavailable
             The server cannot be reached.
         """
-        call = self._stub().ModelStreamInfer(timeout=_CANCEL_TIMEOUT, metadata=_STATUS_METADATA)
-        async with self._typed_errors(call):
-            await call.write(encode_stop(request_id))
-            await call.done_writing()
-            while await call.read() is not grpc.aio.EOF:
-                continue
+        await self._control(encode_stop(request_id))
+
+    async def cancel_session(self, session_id: int) -> None:
+        """Cancel what a session is running; a session that runs nothing is left alone.
+
+        Raises
+        ------
+        TritonUnavailable
+            The server cannot be reached.
+        """
+        with contextlib.suppress(TritonRequestError):
+            await self._control(encode_stop_session(session_id))
+
+    async def end_session(self, session_id: int) -> None:
+        """Make the engine forget a session; an unknown one is ignored.
+
+        Raises
+        ------
+        TritonUnavailable
+            The server cannot be reached.
+        """
+        with contextlib.suppress(TritonRequestError):
+            await self._control(encode_end_session(session_id))
+
+    async def tokenize(self, *, text: str | None = None, messages: Sequence[dict[str, Any]] | None = None) -> list[int]:
+        """Return the token ids of a text, or of a conversation with the chat template applied; bos as the model has it.
+
+        Raises
+        ------
+        TritonUnavailable
+            The server cannot be reached.
+        TritonRequestError
+            The prompt was refused.
+        """
+        if messages is not None:
+            message = encode_tokenize("messages", json.dumps(list(messages), ensure_ascii=False))
+        else:
+            message = encode_tokenize("text_input", text or "")
+        return decode_token_ids(await self._infer(message))
+
+    async def bos_token_id(self) -> int | None:
+        """Return the token that begins a sequence; None when the tokenizer has none.
+
+        Raises
+        ------
+        TritonUnavailable
+            The server cannot be reached.
+        """
+        ids = decode_token_ids(await self._infer(encode_tokenize("QUERY", "<BOS>")))
+        return ids[0] if ids and ids[0] < 2**31 else None  # older servers: -1 as an unsigned number
+
+    async def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Return the text of tokens; incomplete characters are U+FFFD.
+
+        Raises
+        ------
+        TritonUnavailable
+            The server cannot be reached, or has no model that detokenizes.
+        TritonRequestError
+            A token was refused.
+        """
+        return decode_text(await self._infer(encode_detokenize(token_ids, skip_special_tokens)))
 
     async def is_ready(self) -> bool:
         """Return whether the server answers and every model is ready."""
@@ -165,6 +231,22 @@ class TritonClient:
             self._channel = grpc.aio.insecure_channel(self.address, options=_CHANNEL_OPTIONS)
             self._grpc_stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         return self._grpc_stub
+
+    async def _control(self, message: service_pb2.ModelInferRequest) -> None:
+        """Send one request to the engine, which answers it with nothing of interest."""
+        call = self._stub().ModelStreamInfer(timeout=_CANCEL_TIMEOUT, metadata=_STATUS_METADATA)
+        async with self._typed_errors(call):
+            await call.write(message)
+            await call.done_writing()
+            while (response := await call.read()) is not grpc.aio.EOF:
+                if response.error_message:
+                    raise _untyped_error(response.error_message)
+
+    async def _infer(self, message: service_pb2.ModelInferRequest) -> service_pb2.ModelInferResponse:
+        try:
+            return await self._stub().ModelInfer(message, timeout=_TOKENIZE_TIMEOUT)
+        except grpc.aio.AioRpcError as error:
+            raise self._typed_error(error.code(), error.details()) from None
 
     @contextlib.asynccontextmanager
     async def _typed_errors(self, call: Any) -> AsyncIterator[None]:

@@ -1,21 +1,11 @@
-"""One generation request and the pieces of its answer, as Python and as KServe protobuf.
-
-Tensor names, types and defaults are those of ``model_repository/*/config.pbtxt``.
-"""
+"""One generation request, and the pieces of its answer. How they travel: `lmdeploy.serve.wire`."""
 
 from __future__ import annotations
 
-import json
-import struct
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-from tritonclient.grpc import service_pb2
-
-ENSEMBLE = "ensemble"
-ENGINE = "turbomind"
 
 
 def new_request_id() -> str:
@@ -27,28 +17,46 @@ def new_request_id() -> str:
 class GenerateRequest:
     """What to generate from, and how. ``None`` leaves the default to the served model.
 
+    What each number means stands in ``model_repository/turbomind/config.pbtxt``.
+
     Attributes
     ----------
     messages : sequence of dict, optional
-        OpenAI messages; the chat template is applied. Give this or ``text_input``.
+        OpenAI messages; the chat template is applied. Give this, ``text_input`` or ``input_ids``.
     text_input : str, optional
         A finished prompt, used as is.
+    input_ids : sequence of int, optional
+        A finished prompt as tokens.
     tools : sequence of dict, optional
         OpenAI tools, handed to the chat template.
     stop_words : sequence of str
         Strings that end the answer, beside those of the chat template.
+    bad_words : sequence of str
+        Strings that are never generated.
+    logit_bias : mapping, optional
+        What is added to the logit of each token id.
+    n : int, optional
+        Answers to the prompt; their chunks come in any order and are told apart by ``index``.
+    logprobs : int, optional
+        Log probabilities wanted: of each token, and of so many likeliest ones.
+    response_format : mapping, optional
+        The grammar of the answer, as in config.pbtxt.
+    session_id, sequence_start, sequence_end, step
+        A conversation the engine remembers.
     stream : bool
-        True: one chunk a generated step. False: one chunk with the whole answer.
+        True: one chunk a generated step. False: one chunk a choice, with the whole answer.
     want_token_ids : bool
-        Whether chunks carry token ids.
+        Whether chunks carry token ids. They do with ``logprobs``.
     request_id : str
         Unique among all requests the engine has at one time.
     """
 
     messages: Sequence[dict[str, Any]] | None = None
     text_input: str | None = None
+    input_ids: Sequence[int] | None = None
     tools: Sequence[dict[str, Any]] | None = None
     stop_words: Sequence[str] = ()
+    bad_words: Sequence[str] = ()
     stream: bool = True
     max_new_tokens: int | None = None
     min_new_tokens: int | None = None
@@ -56,18 +64,32 @@ class GenerateRequest:
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
     repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Mapping[int, float] | None = None
     random_seed: int | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Sequence[int] = ()
+    bad_token_ids: Sequence[int] = ()
     skip_special_tokens: bool | None = None
+    n: int | None = None
+    logprobs: int | None = None
+    response_format: Mapping[str, Any] | None = None
+    session_id: int | None = None
+    sequence_start: bool | None = None
+    sequence_end: bool | None = None
+    step: int | None = None
+    priority: int | None = None
+    timeout_ms: int | None = None
     want_token_ids: bool = False
     request_id: str = field(default_factory=new_request_id)
 
     def __post_init__(self) -> None:
         """Refuse what the ensemble could only refuse later."""
-        if (self.messages is None) == (self.text_input is None):
-            raise ValueError("give exactly one of messages and text_input")
+        if sum(prompt is not None for prompt in (self.messages, self.text_input, self.input_ids)) != 1:
+            raise ValueError("give exactly one of messages, text_input and input_ids")
 
 
 @dataclass(slots=True)
@@ -81,112 +103,28 @@ class GenerateChunk:
     token_ids : tuple of int
         New token ids; empty unless the request wanted them.
     finish_reason : str or None
-        None until the last chunk; then ``stop``, ``length`` or ``cancelled``.
+        None until the choice's last chunk; then ``stop``, ``length`` or ``cancelled``.
     input_token_len, generate_token_len : int
-        Tokens in the prompt, and tokens generated so far.
+        Tokens in the prompt, and tokens generated so far for this choice.
     index : int
         Which of the n choices this belongs to.
+    history_token_len : int
+        Tokens the session held before.
+    token_logprobs : tuple of float
+        Log probability of each of ``token_ids``.
+    top_token_ids : tuple of tuple of int
+        The likeliest tokens beside each of ``token_ids``.
+    top_logprobs : tuple of tuple of float
+        Their log probabilities.
     """
 
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: str | None
-    input_token_len: int
-    generate_token_len: int
-    index: int
-
-
-# field of GenerateRequest (and tensor) -> datatype, struct format
-_SCALARS = {
-    "stream": ("BOOL", "<?"),
-    "max_new_tokens": ("INT32", "<i"),
-    "min_new_tokens": ("INT32", "<i"),
-    "do_sample": ("BOOL", "<?"),
-    "temperature": ("FP32", "<f"),
-    "top_p": ("FP32", "<f"),
-    "top_k": ("INT32", "<i"),
-    "repetition_penalty": ("FP32", "<f"),
-    "random_seed": ("UINT64", "<Q"),
-    "ignore_eos": ("BOOL", "<?"),
-    "skip_special_tokens": ("BOOL", "<?"),
-}
-_OUTPUTS = ("text_output", "finish_reason", "input_token_len", "generate_token_len", "index")
-
-
-def encode_generate(request: GenerateRequest) -> service_pb2.ModelInferRequest:
-    """Return `request` as one request for the ensemble.
-
-    Raises
-    ------
-    ValueError
-        A number does not fit its tensor's type.
-    """
-    message = service_pb2.ModelInferRequest(model_name=ENSEMBLE, id=request.request_id)
-    if request.messages is not None:
-        _add_texts(message, "messages", [_json(request.messages)])
-    if request.text_input is not None:
-        _add_texts(message, "text_input", [request.text_input])
-    if request.tools is not None:
-        _add_texts(message, "tools", [_json(request.tools)])
-    if request.stop_words:
-        _add_texts(message, "stop_words", request.stop_words)
-    for name, (datatype, layout) in _SCALARS.items():
-        value = getattr(request, name)
-        if value is not None:
-            _add_numbers(message, name, datatype, layout, [value])
-    if request.stop_token_ids:
-        _add_numbers(message, "stop_token_ids", "INT32", "<i", request.stop_token_ids)
-    outputs = (*_OUTPUTS, "token_ids") if request.want_token_ids else _OUTPUTS
-    message.outputs.extend(service_pb2.ModelInferRequest.InferRequestedOutputTensor(name=name) for name in outputs)
-    return message
-
-
-def encode_stop(request_id: str) -> service_pb2.ModelInferRequest:
-    """Return the control request that cancels `request_id` in the engine."""
-    message = service_pb2.ModelInferRequest(model_name=ENGINE, id=new_request_id())
-    _add_numbers(message, "STOP", "INT32", "<i", [1])
-    _add_texts(message, "stop_request_id", [request_id])
-    return message
-
-
-def decode_chunk(response: service_pb2.ModelInferResponse) -> GenerateChunk:
-    """Return one response of the ensemble as a chunk. Reads raw bytes: this runs once a token."""
-    chunk = GenerateChunk("", (), None, 0, 0, 0)
-    for output, raw in zip(response.outputs, response.raw_output_contents, strict=True):
-        name = output.name
-        if name == "text_output":
-            chunk.text = raw[4:].decode()  # BYTES: 4 bytes of length, then one UTF-8 string
-        elif name == "finish_reason":
-            chunk.finish_reason = raw[4:].decode() or None
-        elif name == "token_ids":
-            chunk.token_ids = struct.unpack(f"<{len(raw) // 4}i", raw)
-        elif name in ("input_token_len", "generate_token_len", "index"):
-            setattr(chunk, name, int.from_bytes(raw, "little", signed=True))
-    return chunk
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
-def _add_texts(message: service_pb2.ModelInferRequest, name: str, texts: Sequence[str]) -> None:
-    encoded = [text.encode() for text in texts]
-    raw = b"".join(struct.pack("<I", len(text)) + text for text in encoded)
-    _add_input(message, name, "BYTES", len(texts), raw)
-
-
-def _add_numbers(
-    message: service_pb2.ModelInferRequest, name: str, datatype: str, layout: str, values: Iterable[float]
-) -> None:
-    try:
-        packed = [struct.pack(layout, value) for value in values]
-    except (struct.error, OverflowError):
-        raise ValueError(f"{name} must fit {datatype}, got {values}") from None
-    _add_input(message, name, datatype, len(packed), b"".join(packed))
-
-
-def _add_input(message: service_pb2.ModelInferRequest, name: str, datatype: str, count: int, raw: bytes) -> None:
-    tensor = message.inputs.add()
-    tensor.name, tensor.datatype = name, datatype
-    tensor.shape.extend((1, count))  # [batch, count]
-    message.raw_input_contents.append(raw)
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    finish_reason: str | None = None
+    input_token_len: int = 0
+    generate_token_len: int = 0
+    index: int = 0
+    history_token_len: int = 0
+    token_logprobs: tuple[float, ...] = ()
+    top_token_ids: tuple[tuple[int, ...], ...] = ()
+    top_logprobs: tuple[tuple[float, ...], ...] = ()

@@ -134,7 +134,8 @@ def test_absent_and_null_options_have_lmdeploy_s_defaults(http: httpx.Client, tr
     first, second = (request.inputs for request in triton.requests)
     assert first == second
     assert (round(first["temperature"], 6), first["top_p"], first["top_k"]) == (0.7, 1.0, 40)
-    assert not {"max_new_tokens", "random_seed", "stop_words"} & set(first)
+    assert first["max_new_tokens"] == -1
+    assert not {"random_seed", "stop_words"} & set(first)
 
 
 def test_one_stop_word_may_be_a_plain_string(client: openai.OpenAI, triton: FakeTriton) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from lmdeploy.paths import DEFAULT_MODEL_NAME
 from lmdeploy.serve.client import GenerateChunk, GenerateRequest, TritonClient, TritonRequestError, TritonUnavailable
-from tests.support.fake_triton import FakeTriton, Script
+from tests.support.fake_triton import FakeTriton, Script, token_ids
 from tests.support.waiting import eventually
 
 HELLO = [{"role": "user", "content": "héllo 你好"}]
@@ -40,10 +40,25 @@ async def test_every_field_reaches_its_tensor(client: TritonClient, triton: Fake
         temperature=0.5,
         top_p=0.25,
         top_k=4,
+        min_p=0.125,
         repetition_penalty=1.5,
+        presence_penalty=-0.5,
+        frequency_penalty=0.5,
+        logit_bias={7: -100, 8: 0.5},
         random_seed=2**64 - 1,
         ignore_eos=True,
         stop_token_ids=[5, 6],
+        bad_words=["ugly"],
+        bad_token_ids=[9],
+        n=1,
+        logprobs=2,
+        response_format={"type": "json_object"},
+        session_id=2**64 - 1,
+        sequence_start=True,
+        sequence_end=False,
+        step=3,
+        priority=-1,
+        timeout_ms=500,
         skip_special_tokens=False,
         request_id="one",
     )
@@ -61,10 +76,26 @@ async def test_every_field_reaches_its_tensor(client: TritonClient, triton: Fake
         "temperature": 0.5,
         "top_p": 0.25,
         "top_k": 4,
+        "min_p": 0.125,
         "repetition_penalty": 1.5,
+        "presence_penalty": -0.5,
+        "frequency_penalty": 0.5,
+        "logit_bias_ids": [7, 8],
+        "logit_bias_values": [-100, 0.5],
         "random_seed": 2**64 - 1,
         "ignore_eos": True,
         "stop_token_ids": [5, 6],
+        "bad_words": ["ugly"],
+        "bad_token_ids": [9],
+        "n": 1,
+        "logprobs": 2,
+        "response_format": '{"type":"json_object"}',
+        "session_id": 2**64 - 1,
+        "sequence_start": True,
+        "sequence_end": False,
+        "step": 3,
+        "priority": -1,
+        "timeout_ms": 500,
         "skip_special_tokens": False,
     }
 
@@ -73,6 +104,69 @@ async def test_what_is_not_given_is_not_sent(client: TritonClient, triton: FakeT
     await run(client, GenerateRequest(text_input="Once"))
     assert triton.requests[0].inputs == {"text_input": "Once", "stream": True}
     assert "token_ids" not in triton.requests[0].outputs
+
+
+async def test_only_the_outputs_that_are_needed_are_asked_for(client: TritonClient, triton: FakeTriton) -> None:
+    basic = {"text_output", "finish_reason", "input_token_len", "generate_token_len"}
+    await run(client, GenerateRequest(text_input="a"))
+    await run(client, GenerateRequest(text_input="a", n=2))
+    await run(client, GenerateRequest(text_input="a", session_id=5, sequence_start=True))
+    await run(client, GenerateRequest(text_input="a", logprobs=0))
+    asked = [set(request.outputs) for request in triton.requests]
+    assert asked[0] == basic
+    assert asked[1] == basic | {"index"}
+    assert asked[2] == basic | {"history_token_len"}
+    assert asked[3] == basic | {"token_ids", "token_logprobs", "top_token_ids", "top_logprobs"}
+
+
+async def test_several_choices_interleave_and_each_ends_once(client: TritonClient, triton: FakeTriton) -> None:
+    triton.script = Script(choices=[["a", "b"], ["1", "2", "3"]])
+    chunks = await run(client, GenerateRequest(text_input="x", n=2))
+    assert [(chunk.index, chunk.text) for chunk in chunks] == [(0, "a"), (1, "1"), (0, "b"), (1, "2"), (1, "3")]
+    assert [chunk.index for chunk in chunks if chunk.finish_reason] == [0, 1]
+    assert triton.stops.empty()
+
+
+async def test_leaving_before_every_choice_has_ended_cancels(client: TritonClient, triton: FakeTriton) -> None:
+    triton.script = Script(choices=[["a"], ["1", "2", "3"]])
+    async with aclosing(client.generate(GenerateRequest(text_input="x", n=2, request_id="two"))) as chunks:
+        async for chunk in chunks:
+            if chunk.finish_reason:
+                break
+    await eventually(lambda: not triton.stops.empty())
+    assert triton.stops.get() == "two"
+
+
+async def test_log_probabilities_come_with_their_tokens(client: TritonClient) -> None:
+    first, *_ = await run(client, GenerateRequest(text_input="Once", logprobs=2))
+    assert first.token_ids == (0, 100)
+    assert first.token_logprobs == (-0.5, -0.25)
+    assert first.top_token_ids == ((0, 10), (100, 10))
+    assert first.top_logprobs == ((-0.5, -1.5), (-0.25, -1.5))
+
+
+async def test_a_prompt_of_tokens_goes_to_the_engine_itself(client: TritonClient, triton: FakeTriton) -> None:
+    await run(client, GenerateRequest(input_ids=[5, 6]))
+    assert (triton.requests[0].model, triton.requests[0].inputs["input_ids"]) == ("turbomind", [5, 6])
+
+
+async def test_text_becomes_tokens_and_tokens_text(client: TritonClient) -> None:
+    assert await client.tokenize(text="hé") == token_ids("hé")
+    assert await client.tokenize(messages=HELLO) == token_ids("<user>" + HELLO[0]["content"])
+    assert await client.bos_token_id() == 1
+    assert await client.detokenize(token_ids("hé")[1:]) == "hé"
+
+
+async def test_sessions_are_ended_and_stopped_as_lmdeploy_s_triton_clients_do(
+    client: TritonClient, triton: FakeTriton
+) -> None:
+    await client.end_session(7)
+    await client.cancel_session(2**63)
+    ended, stopped = triton.controls
+    assert ended == {"CORRID": 7, "START": 0, "END": 1, "STOP": 0, "input_ids": [1], "input_lengths": 1} | {
+        "request_output_len": 0
+    }
+    assert stopped == {"CORRID": 2**63, "STOP": 1}
 
 
 async def test_token_ids_come_when_wanted(client: TritonClient) -> None:
@@ -86,9 +180,9 @@ async def test_a_number_too_large_for_its_tensor_is_named(client: TritonClient) 
 
 
 def test_a_request_needs_exactly_one_prompt() -> None:
-    with pytest.raises(ValueError, match="exactly one of messages and text_input"):
+    with pytest.raises(ValueError, match="exactly one of messages, text_input and input_ids"):
         GenerateRequest()
-    with pytest.raises(ValueError, match="exactly one of messages and text_input"):
+    with pytest.raises(ValueError, match="exactly one of messages, text_input and input_ids"):
         GenerateRequest(messages=HELLO, text_input="x")
 
 

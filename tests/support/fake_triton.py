@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
+import json
+import math
 import queue
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import grpc
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
+from lmdeploy.token_bytes import TokenBytes
+
 _FORMATS = {"BOOL": "?", "INT32": "i", "UINT32": "I", "FP32": "f", "UINT64": "Q"}
+_LISTS = {
+    "stop_words",
+    "bad_words",
+    "stop_token_ids",
+    "bad_token_ids",
+    "logit_bias_ids",
+    "logit_bias_values",
+    "input_ids",
+    "TOKENS_BATCH",
+}
+
+# The fake tokenizer: <pad>, <s>, </s>, then a token a byte.
+BOS = 1
+FIRST_BYTE = 3
+TOKEN_BYTES = TokenBytes(
+    (b"<pad>", b"<s>", b"</s>", *(bytes([byte]) for byte in range(256))), (True,) * FIRST_BYTE + (False,) * 256
+)
 
 
 @dataclass
@@ -23,13 +45,16 @@ class Script:
     Attributes
     ----------
     texts : one response each when streaming, all in one when not
+    choices : texts of each of n choices, interleaved; None: every choice has `texts`
     fail_after : responses after which the request fails with `error`
     hold_after : responses after which the engine waits until it is cancelled (or `release` is set)
     """
 
     texts: Sequence[str] = ("The capital", " of France", " is Paris.")
+    choices: Sequence[Sequence[str]] | None = None
     finish_reason: str = "stop"
     input_token_len: int = 7
+    history_token_len: int = 0
     fail_after: int | None = None
     error: tuple[grpc.StatusCode, str] = (grpc.StatusCode.INTERNAL, "scripted failure")
     hold_after: int | None = None
@@ -55,6 +80,8 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.parameters = {"model_name": model_name}
         self.requests: list[Received] = []
         self.stops: queue.Queue[str] = queue.Queue()
+        self.controls: list[dict[str, Any]] = []
+        self.sessions: set[int] = set()
         self.release = threading.Event()
         self.port = 0
         self._server: grpc.Server | None = None
@@ -82,6 +109,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
     def reset(self) -> None:
         """Forget what arrived and answer as at first."""
         self.script, self.ready, self.requests, self.stops = Script(), True, [], queue.Queue()
+        self.controls, self.sessions = [], set()
         self.release.set()
         self.release = threading.Event()
 
@@ -94,24 +122,71 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
             config.parameters[key].string_value = value
         return service_pb2.ModelConfigResponse(config=config)
 
+    def ModelInfer(self, request: Any, context: Any) -> Any:
+        received = _received(request)
+        answer = service_pb2.ModelInferResponse(model_name=request.model_name)
+        if request.model_name == "preprocessing":
+            try:
+                ids = _prompt(received.inputs)
+            except ValueError as error:
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            answer.outputs.add(name="INPUT_ID", datatype="UINT32", shape=[1, len(ids)])
+            answer.raw_output_contents.append(struct.pack(f"<{len(ids)}I", *ids))
+        elif request.model_name == "postprocessing":
+            text = TOKEN_BYTES.join(received.inputs["TOKENS_BATCH"]).decode(errors="replace")
+            answer.outputs.add(name="OUTPUT", datatype="BYTES", shape=[1])
+            answer.raw_output_contents.append(_bytes(text))
+        else:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"no model {request.model_name}")
+        return answer
+
     def ModelStreamInfer(self, request_iterator: Any, context: Any) -> Iterator[Any]:
         for request in request_iterator:
             received = _received(request)
             if "STOP" in received.inputs:
-                self.stops.put(received.inputs["stop_request_id"])
+                self._control(received.inputs)
                 continue
             context.add_callback(received.cancelled.set)
             self.requests.append(received)
+            self._session(received.inputs, context)
             yield from self._answer(received, context)
+
+    def _control(self, inputs: dict[str, Any]) -> None:
+        if "stop_request_id" in inputs:
+            self.stops.put(inputs["stop_request_id"])
+            return
+        self.controls.append(inputs)
+        if inputs.get("END"):
+            self.sessions.discard(inputs["CORRID"])
+        elif inputs["STOP"]:
+            self.release.set()
+            self.release = threading.Event()
+
+    def _session(self, inputs: dict[str, Any], context: Any) -> None:
+        session = inputs.get("session_id")
+        if session is None:
+            return
+        if not inputs.get("sequence_start") and session not in self.sessions:
+            context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, f"session {session} does not exist; begin it with sequence_start"
+            )
+        self.sessions.add(session)
+        if inputs.get("sequence_end"):
+            self.sessions.discard(session)
 
     def _answer(self, received: Received, context: Any) -> Iterator[Any]:
         script = self.script(received) if callable(self.script) else self.script
-        texts = script.texts if received.inputs.get("stream") else ["".join(script.texts)]
-        for done, text in enumerate(texts):
+        choices = list(script.choices or [script.texts] * received.inputs.get("n", 1))
+        if not received.inputs.get("stream"):
+            choices = [["".join(texts)] for texts in choices]
+        longest = max(len(texts) for texts in choices)
+        for done in range(longest):
             self._interrupt(script, done, received, context)
-            last = done == len(texts) - 1 and script.fail_after is None and script.hold_after is None
-            yield _response(received, text, done, script.finish_reason if last else "", script.input_token_len)
-        self._interrupt(script, len(texts), received, context)
+            for index, texts in enumerate(choices):
+                if done < len(texts):
+                    last = done == len(texts) - 1 and script.fail_after is None and script.hold_after is None
+                    yield _response(received, script, index, texts[done], done, last)
+        self._interrupt(script, longest, received, context)
 
     def _interrupt(self, script: Script, done: int, received: Received, context: Any) -> None:
         if script.hold_after == done:
@@ -125,13 +200,27 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
 def _received(request: Any) -> Received:
     inputs: dict[str, Any] = {}
     for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True):
-        assert len(tensor.shape) == 2
         assert tensor.shape[0] == 1
         values = _texts(raw) if tensor.datatype == "BYTES" else _numbers(raw, tensor.datatype)
-        assert len(values) == tensor.shape[1]
-        is_list = tensor.name in ("stop_words", "stop_token_ids")
-        inputs[tensor.name] = values if is_list else values[0]
+        assert len(values) == math.prod(tensor.shape)
+        inputs[tensor.name] = values if tensor.name in _LISTS else values[0]
     return Received(request.model_name, request.id, inputs, [output.name for output in request.outputs])
+
+
+def _prompt(inputs: dict[str, Any]) -> list[int]:
+    if "QUERY" in inputs:
+        return [BOS] if inputs["QUERY"] == "<BOS>" else token_ids(inputs["QUERY"])
+    if "messages" in inputs:
+        messages = json.loads(inputs["messages"])
+        return token_ids("".join(f"<{message['role']}>{message['content']}" for message in messages))
+    if "bad" in inputs["text_input"]:
+        raise ValueError("text_input must not be bad")
+    return token_ids(inputs["text_input"])
+
+
+def token_ids(text: str) -> list[int]:
+    """Return what the fake tokenizer makes of a text: bos, then a token a byte."""
+    return [BOS, *(byte + FIRST_BYTE for byte in text.encode())]
 
 
 def _numbers(raw: bytes, datatype: str) -> list[Any]:
@@ -147,19 +236,27 @@ def _texts(raw: bytes) -> list[str]:
     return texts
 
 
-def _response(received: Received, text: str, done: int, finish_reason: str, input_token_len: int) -> Any:
+def _response(received: Received, script: Script, index: int, text: str, done: int, last: bool) -> Any:
+    ids = (done, 100 + done)
+    top = received.inputs.get("logprobs", 0)
+    likeliest = [[chosen, *range(10, 9 + top)][:top] for chosen in ids]
+    values = [[logprob, *(-1.5 - other for other in range(top - 1))][:top] for logprob in (-0.5, -0.25)]
     tensors = {
-        "finish_reason": ("BYTES", _bytes(finish_reason)),
-        "text_output": ("BYTES", _bytes(text)),
-        "token_ids": ("INT32", struct.pack("<2i", done, 100 + done)),
-        "input_token_len": ("INT32", struct.pack("<i", input_token_len)),
-        "generate_token_len": ("INT32", struct.pack("<i", 2 * (done + 1))),
-        "index": ("INT32", struct.pack("<i", 0)),
+        "finish_reason": ("BYTES", [1, 1], _bytes(script.finish_reason if last else "")),
+        "text_output": ("BYTES", [1, 1], _bytes(text)),
+        "token_ids": ("INT32", [1, 2], struct.pack("<2i", *ids)),
+        "input_token_len": ("INT32", [1, 1], struct.pack("<i", script.input_token_len)),
+        "generate_token_len": ("INT32", [1, 1], struct.pack("<i", 2 * (done + 1))),
+        "index": ("INT32", [1, 1], struct.pack("<i", index)),
+        "history_token_len": ("INT32", [1, 1], struct.pack("<i", script.history_token_len)),
+        "token_logprobs": ("FP32", [1, 2], struct.pack("<2f", -0.5, -0.25)),
+        "top_token_ids": ("INT32", [1, 2, top], struct.pack(f"<{2 * top}i", *chain(*likeliest))),
+        "top_logprobs": ("FP32", [1, 2, top], struct.pack(f"<{2 * top}f", *chain(*values))),
     }
     answer = service_pb2.ModelInferResponse(model_name=received.model, id=received.id)
     for name in [name for name in tensors if name in received.outputs]:  # an order of its own, as Triton's ensembles
-        datatype, raw = tensors[name]
-        answer.outputs.add(name=name, datatype=datatype, shape=[1, 1])
+        datatype, shape, raw = tensors[name]
+        answer.outputs.add(name=name, datatype=datatype, shape=shape)
         answer.raw_output_contents.append(raw)
     return service_pb2.ModelStreamInferResponse(infer_response=answer)
 

@@ -1,0 +1,218 @@
+"""Requests and responses as KServe protobuf.
+
+Tensor names, types and defaults are those of ``model_repository/*/config.pbtxt``.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+from tritonclient.grpc import service_pb2
+
+from lmdeploy.serve.request import GenerateChunk, GenerateRequest, new_request_id
+
+_Number = TypeVar("_Number", int, float)
+
+ENSEMBLE = "ensemble"
+ENGINE = "turbomind"
+PREPROCESSING = "preprocessing"
+POSTPROCESSING = "postprocessing"
+
+# field of GenerateRequest (and tensor) -> datatype, struct format
+_SCALARS = {
+    "stream": ("BOOL", "<?"),
+    "max_new_tokens": ("INT32", "<i"),
+    "min_new_tokens": ("INT32", "<i"),
+    "do_sample": ("BOOL", "<?"),
+    "temperature": ("FP32", "<f"),
+    "top_p": ("FP32", "<f"),
+    "top_k": ("INT32", "<i"),
+    "min_p": ("FP32", "<f"),
+    "repetition_penalty": ("FP32", "<f"),
+    "presence_penalty": ("FP32", "<f"),
+    "frequency_penalty": ("FP32", "<f"),
+    "random_seed": ("UINT64", "<Q"),
+    "ignore_eos": ("BOOL", "<?"),
+    "skip_special_tokens": ("BOOL", "<?"),
+    "n": ("INT32", "<i"),
+    "logprobs": ("INT32", "<i"),
+    "session_id": ("UINT64", "<Q"),
+    "sequence_start": ("BOOL", "<?"),
+    "sequence_end": ("BOOL", "<?"),
+    "step": ("INT32", "<i"),
+    "priority": ("INT32", "<i"),
+    "timeout_ms": ("INT32", "<i"),
+}
+_TEXT_LISTS = ("stop_words", "bad_words")
+_ID_LISTS = ("stop_token_ids", "bad_token_ids")
+_COUNTS = frozenset({"input_token_len", "generate_token_len", "index", "history_token_len"})
+_ALWAYS = ("text_output", "finish_reason", "input_token_len", "generate_token_len")
+_WITH_LOGPROBS = ("token_ids", "token_logprobs", "top_token_ids", "top_logprobs")
+
+
+def encode_generate(request: GenerateRequest) -> service_pb2.ModelInferRequest:
+    """Return `request` as one request for the ensemble, or for the engine when its prompt is tokens.
+
+    Raises
+    ------
+    ValueError
+        A number does not fit its tensor's type.
+    """
+    message = service_pb2.ModelInferRequest(model_name=ENSEMBLE, id=request.request_id)
+    if request.messages is not None:
+        _add_texts(message, "messages", [_json(request.messages)])
+    elif request.text_input is not None:
+        _add_texts(message, "text_input", [request.text_input])
+    elif request.input_ids is not None:
+        message.model_name = ENGINE
+        _add_numbers(message, "input_ids", "UINT32", "<I", request.input_ids)
+    if request.tools is not None:
+        _add_texts(message, "tools", [_json(request.tools)])
+    if request.response_format is not None:
+        _add_texts(message, "response_format", [_json(request.response_format)])
+    for name in _TEXT_LISTS:
+        if words := getattr(request, name):
+            _add_texts(message, name, words)
+    for name, (datatype, layout) in _SCALARS.items():
+        value = getattr(request, name)
+        if value is not None:
+            _add_numbers(message, name, datatype, layout, [value])
+    for name in _ID_LISTS:
+        if ids := getattr(request, name):
+            _add_numbers(message, name, "INT32", "<i", ids)
+    if request.logit_bias:
+        _add_numbers(message, "logit_bias_ids", "INT32", "<i", list(request.logit_bias))
+        _add_numbers(message, "logit_bias_values", "FP32", "<f", list(request.logit_bias.values()))
+    wanted = service_pb2.ModelInferRequest.InferRequestedOutputTensor
+    message.outputs.extend(wanted(name=name) for name in _outputs(request))
+    return message
+
+
+def _outputs(request: GenerateRequest) -> list[str]:
+    """Return the outputs `request` needs; each one costs time at every token."""
+    names = list(_ALWAYS)
+    if request.n is not None and request.n > 1:
+        names.append("index")
+    if request.session_id is not None:
+        names.append("history_token_len")
+    if request.logprobs is not None:
+        names += _WITH_LOGPROBS
+    elif request.want_token_ids:
+        names.append("token_ids")
+    return names
+
+
+def encode_stop(request_id: str) -> service_pb2.ModelInferRequest:
+    """Return the control request that cancels `request_id` in the engine."""
+    message = service_pb2.ModelInferRequest(model_name=ENGINE, id=new_request_id())
+    _add_numbers(message, "STOP", "INT32", "<i", [1])
+    _add_texts(message, "stop_request_id", [request_id])
+    return message
+
+
+def encode_stop_session(session_id: int) -> service_pb2.ModelInferRequest:
+    """Return the control request that cancels what a session is running."""
+    message = service_pb2.ModelInferRequest(model_name=ENGINE, id=new_request_id())
+    _add_numbers(message, "STOP", "INT32", "<i", [1])
+    _add_numbers(message, "CORRID", "UINT64", "<Q", [session_id])
+    return message
+
+
+def encode_end_session(session_id: int) -> service_pb2.ModelInferRequest:
+    """Return the request that makes the engine forget a session, in the words of LMDeploy's own Triton clients."""
+    message = service_pb2.ModelInferRequest(model_name=ENGINE, id=new_request_id())
+    _add_numbers(message, "input_ids", "UINT32", "<I", [1])
+    _add_numbers(message, "input_lengths", "UINT32", "<I", [1])
+    _add_numbers(message, "request_output_len", "UINT32", "<I", [0])
+    for name, value in (("START", 0), ("END", 1), ("STOP", 0)):
+        _add_numbers(message, name, "INT32", "<i", [value])
+    _add_numbers(message, "CORRID", "UINT64", "<Q", [session_id])
+    return message
+
+
+def encode_tokenize(name: str, text: str) -> service_pb2.ModelInferRequest:
+    """Return the request for token ids; `name` is ``text_input``, ``messages`` (JSON text) or ``QUERY``."""
+    message = service_pb2.ModelInferRequest(model_name=PREPROCESSING, id=new_request_id())
+    _add_texts(message, name, [text])
+    message.outputs.add(name="INPUT_ID")
+    return message
+
+
+def decode_token_ids(response: service_pb2.ModelInferResponse) -> list[int]:
+    """Return the answer to `encode_tokenize`."""
+    for output, raw in zip(response.outputs, response.raw_output_contents, strict=True):
+        if output.name == "INPUT_ID":
+            return list(struct.unpack(f"<{len(raw) // 4}I", raw))
+    return []
+
+
+def encode_detokenize(token_ids: Sequence[int], skip_special_tokens: bool) -> service_pb2.ModelInferRequest:
+    """Return the request for the text of tokens."""
+    message = service_pb2.ModelInferRequest(model_name=POSTPROCESSING, id=new_request_id())
+    message.inputs.add(name="TOKENS_BATCH", datatype="UINT32", shape=(1, 1, len(token_ids)))
+    message.raw_input_contents.append(struct.pack(f"<{len(token_ids)}I", *token_ids))
+    _add_numbers(message, "sequence_length", "UINT32", "<I", [0])
+    _add_numbers(message, "skip_special_tokens", "INT32", "<i", [int(skip_special_tokens)])
+    return message
+
+
+def decode_text(response: service_pb2.ModelInferResponse) -> str:
+    """Return the answer to `encode_detokenize`."""
+    raw: bytes = response.raw_output_contents[0]
+    return raw[4:].decode(errors="replace")
+
+
+def decode_chunk(response: service_pb2.ModelInferResponse) -> GenerateChunk:
+    """Return one response as a chunk. Reads raw bytes: this runs once a token."""
+    chunk = GenerateChunk()
+    for output, raw in zip(response.outputs, response.raw_output_contents, strict=True):
+        name = output.name
+        if name == "text_output":
+            chunk.text = raw[4:].decode()  # BYTES: 4 bytes of length, then one UTF-8 string
+        elif name == "finish_reason":
+            chunk.finish_reason = raw[4:].decode() or None
+        elif name in _COUNTS:
+            setattr(chunk, name, int.from_bytes(raw, "little", signed=True))
+        elif name == "token_ids":
+            chunk.token_ids = struct.unpack(f"<{len(raw) // 4}i", raw)
+        elif name == "token_logprobs":
+            chunk.token_logprobs = struct.unpack(f"<{len(raw) // 4}f", raw)
+        elif name == "top_token_ids":
+            chunk.top_token_ids = _rows(struct.unpack(f"<{len(raw) // 4}i", raw), output.shape[-1])
+        elif name == "top_logprobs":
+            chunk.top_logprobs = _rows(struct.unpack(f"<{len(raw) // 4}f", raw), output.shape[-1])
+    return chunk
+
+
+def _rows(flat: tuple[_Number, ...], width: int) -> tuple[tuple[_Number, ...], ...]:
+    return tuple(flat[begin : begin + width] for begin in range(0, len(flat), width)) if width else ()
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _add_texts(message: service_pb2.ModelInferRequest, name: str, texts: Sequence[str]) -> None:
+    encoded = [text.encode() for text in texts]
+    raw = b"".join(struct.pack("<I", len(text)) + text for text in encoded)
+    _add_input(message, name, "BYTES", len(texts), raw)
+
+
+def _add_numbers(
+    message: service_pb2.ModelInferRequest, name: str, datatype: str, layout: str, values: Iterable[float]
+) -> None:
+    try:
+        packed = [struct.pack(layout, value) for value in values]
+    except (struct.error, OverflowError):
+        raise ValueError(f"{name} must fit {datatype}, got {values}") from None
+    _add_input(message, name, datatype, len(packed), b"".join(packed))
+
+
+def _add_input(message: service_pb2.ModelInferRequest, name: str, datatype: str, count: int, raw: bytes) -> None:
+    tensor = message.inputs.add()
+    tensor.name, tensor.datatype = name, datatype
+    tensor.shape.extend((1, count))  # [batch, count]
+    message.raw_input_contents.append(raw)
