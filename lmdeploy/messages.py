@@ -28,7 +28,7 @@ class GenerationConfig:
     Parameters
     ----------
     n
-        Answers to one prompt.
+        Answers to one prompt, which then has a list of so many responses.
     max_new_tokens
         Most tokens to generate.
     do_sample
@@ -57,13 +57,17 @@ class GenerationConfig:
     spaces_between_special_tokens
         Kept for compatibility: fast tokenizers, the only ones here, never add such spaces.
     logprobs
-        Log probabilities to return for each token.
+        Return the log probability of each token, and of so many likeliest ones beside it.
     response_format
         A JSON schema or a regular expression the answer has to match.
     logits_processors
-        Functions ``(input_ids, logits) -> logits`` applied before sampling.
+        Functions ``(input_ids [tokens], logits [vocab]) -> logits [vocab]`` applied in turn before sampling.
     output_logits, output_last_hidden_state
         Return them too: of the generated tokens (``generation``), or of the prompt as well (``all``).
+    presence_penalty, frequency_penalty
+        In [-2, 2]: taken from the logit of a token of the answer so far, once, and for each time it is there.
+    logit_bias
+        Token id to what is added to its logit.
 
     Raises
     ------
@@ -93,6 +97,9 @@ class GenerationConfig:
     logits_processors: list[LogitsProcessor] | None = None
     output_logits: Literal["all", "generation"] | None = None
     output_last_hidden_state: Literal["all", "generation"] | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] | None = None
 
     def __post_init__(self) -> None:
         flags = ("do_sample", "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens")
@@ -105,6 +112,9 @@ class GenerationConfig:
                 checks.finite("min_p", self.min_p, low=0, high=1),
                 checks.finite("temperature", self.temperature, low=0),
                 checks.finite("repetition_penalty", self.repetition_penalty, above=0),
+                checks.finite("presence_penalty", self.presence_penalty, low=-2, high=2),
+                checks.finite("frequency_penalty", self.frequency_penalty, low=-2, high=2),
+                self._logit_bias_problem(),
                 None if self.random_seed is None else checks.whole("random_seed", self.random_seed, 0, MAX_SEED),
                 checks.strings("stop_words", self.stop_words),
                 checks.strings("bad_words", self.bad_words),
@@ -117,6 +127,17 @@ class GenerationConfig:
                 *(checks.flag(name, getattr(self, name)) for name in flags),
             ]
         )
+
+    def _logit_bias_problem(self) -> str | None:
+        if self.logit_bias is None:
+            return None
+        if not isinstance(self.logit_bias, dict):
+            return f"logit_bias must be a dict of token id to number, got {self.logit_bias!r}"
+        problems = (
+            checks.whole("logit_bias token", token, 0, MAX_INT32) or checks.finite(f"logit_bias[{token}]", bias)
+            for token, bias in self.logit_bias.items()
+        )
+        return next((problem for problem in problems if problem is not None), None)
 
     def _min_new_tokens_problem(self) -> str | None:
         if self.min_new_tokens is None:
@@ -300,7 +321,7 @@ class Response:
     generate_token_len, input_token_len
         Tokens generated so far, and in the prompt.
     finish_reason
-        None while the answer goes on; then why it ended.
+        None while the answer goes on; then why it ended: ``stop``, ``length`` or ``cancelled``.
     token_ids
         The tokens of ``text``.
     logprobs
@@ -309,6 +330,10 @@ class Response:
         ``[tokens, vocab]`` and ``[tokens, hidden]``, if asked for.
     index
         Which prompt of a batch this answers.
+    choice
+        Which of the ``n`` answers to that prompt this is.
+    history_token_len
+        Tokens the session held before this prompt.
     """
 
     text: str
@@ -320,3 +345,5 @@ class Response:
     logits: "torch.Tensor | None" = None
     last_hidden_state: "torch.Tensor | None" = None
     index: int = 0
+    choice: int = 0
+    history_token_len: int = 0

@@ -5,6 +5,9 @@ from lmdeploy.messages import GenerationConfig, PytorchEngineConfig, TurbomindEn
 _GENERATION = (
     "n",
     "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
     "bad_words",
     "bad_token_ids",
     "logprobs",

@@ -31,6 +31,13 @@ BAD_GENERATION: list[tuple[str, Any]] = [
     ("min_p", math.nan),
     ("repetition_penalty", 0),
     ("repetition_penalty", -math.inf),
+    ("presence_penalty", 2.1),
+    ("frequency_penalty", -2.1),
+    ("frequency_penalty", math.nan),
+    ("logit_bias", [1]),
+    ("logit_bias", {-1: 0.5}),
+    ("logit_bias", {"1": 0.5}),
+    ("logit_bias", {1: math.inf}),
     ("random_seed", -1),
     ("random_seed", 2**64),
     ("stop_words", "stop"),
@@ -72,7 +79,7 @@ BAD_ENGINE: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize(("field", "value"), BAD_GENERATION)
 def test_generation_config_refuses_a_bad_value_by_name(field: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=rf"^{field} must be .*got "):
+    with pytest.raises(ValueError, match=rf"^{field}.* must be .*got "):
         GenerationConfig(**{field: value})
 
 
