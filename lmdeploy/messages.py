@@ -167,7 +167,8 @@ class TurbomindEngineConfig:
     cache_max_entry_count
         Part of the free memory given to the KV cache, in (0, 1); from 1 on, the number of its blocks.
     cache_chunk_size
-        Blocks the cache grows by; -1: all at once.
+        Blocks the cache grows by; -1: all at once. On a CPU memory is taken page by page when first used, whatever
+        this says.
     cache_block_seq_len
         Tokens in a block of the KV cache.
     enable_prefix_caching
@@ -185,7 +186,7 @@ class TurbomindEngineConfig:
     num_tokens_per_iter
         Tokens of a step shared by prompts and answers; 0: chosen by the engine.
     max_prefill_iters
-        Most steps a prompt is spread over.
+        Over 1: a step is made so large that no prompt takes more of them. 1: no such bound.
 
     Raises
     ------

@@ -11,6 +11,11 @@ enum class ErrorCode {
   kNotFound,         // something named does not exist
   kUnavailable,      // not now: overloaded or shutting down
   kInternal,         // a broken invariant or device fault
+  kTimeout,          // not finished in the time the caller gave
+  kUnknownSession,   // a session to go on in that does not exist
+  kSessionBusy,      // a session that has a running request already
+  kSessionIdle,      // a session to stop that has no running request
+  kTooLong,          // more tokens than the session length
 };
 
 class Error : public std::runtime_error {
@@ -22,7 +27,11 @@ class Error : public std::runtime_error {
   ErrorCode code_;
 };
 
-inline Error invalid_argument(const std::string& message) { return {ErrorCode::kInvalidArgument, message}; }
-inline Error internal_error(const std::string& message) { return {ErrorCode::kInternal, message}; }
+inline Error invalid_argument(const std::string& message) {
+  return {ErrorCode::kInvalidArgument, message};
+}
+inline Error internal_error(const std::string& message) {
+  return {ErrorCode::kInternal, message};
+}
 
 }  // namespace turbomind

@@ -50,7 +50,8 @@ class JsonParser {
   }
 
   void skip_space() {
-    while (pos_ < text_.size() && (text_[pos_] == ' ' || text_[pos_] == '\n' || text_[pos_] == '\t' || text_[pos_] == '\r')) {
+    while (pos_ < text_.size() &&
+           (text_[pos_] == ' ' || text_[pos_] == '\n' || text_[pos_] == '\t' || text_[pos_] == '\r')) {
       ++pos_;
     }
   }
@@ -75,13 +76,28 @@ class JsonParser {
     if (depth > kMaxDepth) fail("nested too deeply");
     Json result;
     switch (peek()) {
-      case '{': result.value_ = parse_object(depth); break;
-      case '[': result.value_ = parse_array(depth); break;
-      case '"': result.value_ = parse_string(); break;
-      case 't': expect_word("true"); result.value_ = true; break;
-      case 'f': expect_word("false"); result.value_ = false; break;
-      case 'n': expect_word("null"); break;
-      default: result.value_ = parse_number();
+      case '{':
+        result.value_ = parse_object(depth);
+        break;
+      case '[':
+        result.value_ = parse_array(depth);
+        break;
+      case '"':
+        result.value_ = parse_string();
+        break;
+      case 't':
+        expect_word("true");
+        result.value_ = true;
+        break;
+      case 'f':
+        expect_word("false");
+        result.value_ = false;
+        break;
+      case 'n':
+        expect_word("null");
+        break;
+      default:
+        result.value_ = parse_number();
     }
     return result;
   }
@@ -147,11 +163,21 @@ class JsonParser {
       }
       if (pos_ >= text_.size()) fail("unfinished string");
       switch (c = text_[pos_++]) {
-        case 'n': out += '\n'; break;
-        case 't': out += '\t'; break;
-        case 'r': out += '\r'; break;
-        case 'b': out += '\b'; break;
-        case 'f': out += '\f'; break;
+        case 'n':
+          out += '\n';
+          break;
+        case 't':
+          out += '\t';
+          break;
+        case 'r':
+          out += '\r';
+          break;
+        case 'b':
+          out += '\b';
+          break;
+        case 'f':
+          out += '\f';
+          break;
         case 'u': {
           uint32_t code = parse_hex4();
           if (code >= 0xD800 && code < 0xDC00 && text_.substr(pos_, 2) == "\\u") {
@@ -163,8 +189,11 @@ class JsonParser {
         }
         case '"':
         case '\\':
-        case '/': out += c; break;
-        default: fail("unknown escape");
+        case '/':
+          out += c;
+          break;
+        default:
+          fail("unknown escape");
       }
     }
   }
@@ -181,7 +210,9 @@ class JsonParser {
   size_t pos_ = 0;
 };
 
-Json Json::parse(std::string_view text) { return JsonParser(text).document(); }
+Json Json::parse(std::string_view text) {
+  return JsonParser(text).document();
+}
 
 Json Json::parse_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);

@@ -1,7 +1,8 @@
 // A small JSON reader for the engine's own files (spec, manifest, safetensors headers, configuration).
 //
-// Values are immutable after parsing. Typed accessors throw Error(kInvalidArgument) naming the key and what was expected.
-// Object keys keep no order; duplicate keys: the last one counts. Numbers are doubles (exact for integers below 2^53).
+// Values are immutable after parsing. Typed accessors throw Error(kInvalidArgument) naming the key and what was
+// expected. Object keys keep no order; duplicate keys: the last one counts. Numbers are doubles (exact for integers
+// below 2^53).
 #pragma once
 
 #include <cstdint>

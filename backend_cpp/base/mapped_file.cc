@@ -16,7 +16,7 @@ namespace turbomind {
 MappedFile::MappedFile(const std::string& path) : path_(path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) throw Error(ErrorCode::kNotFound, "cannot open " + path + ": " + std::strerror(errno));
-  struct stat status {};
+  struct stat status{};
   void* address = MAP_FAILED;
   if (::fstat(fd, &status) == 0 && status.st_size > 0) {
     size_ = static_cast<size_t>(status.st_size);

@@ -32,7 +32,8 @@ class ThreadPool {
       return;
     }
     using Plain = std::remove_reference_t<Body>;
-    run(chunks, [](void* context, int chunk) { (*static_cast<Plain*>(context))(chunk); },
+    run(
+        chunks, [](void* context, int chunk) { (*static_cast<Plain*>(context))(chunk); },
         const_cast<void*>(static_cast<const void*>(&body)));
   }
 
@@ -43,8 +44,8 @@ class ThreadPool {
   bool claim_and_run_one();
   void work();
 
-  // High half: chunks of the current loop; low half: next chunk to claim. A claim succeeds only while the loop that owns
-  // it waits for it, so call_ and context_ are stable between a successful claim and the matching done_ increment.
+  // High half: chunks of the current loop; low half: next chunk to claim. A claim succeeds only while the loop that
+  // owns it waits for it, so call_ and context_ are stable between a successful claim and the matching done_ increment.
   std::atomic<uint64_t> ticket_{0};
   std::atomic<int> done_{0};
   Call call_ = nullptr;

@@ -1,39 +1,57 @@
 #include "engine/engine.h"
 
 #include <algorithm>
-#include <chrono>
 #include <random>
 #include <string>
-
-#include "base/error.h"
 
 namespace turbomind {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+double seconds_between(Clock::time_point from, Clock::time_point to) {
+  return std::chrono::duration<double>(to - from).count();
+}
 
 uint64_t draw_seed() {
   std::random_device device;
   return static_cast<uint64_t>(device()) << 32 | device();
 }
 
-bool contains(const std::vector<int32_t>& ids, int32_t id) { return std::find(ids.begin(), ids.end(), id) != ids.end(); }
+bool contains(const std::vector<int32_t>& ids, int32_t id) {
+  return std::find(ids.begin(), ids.end(), id) != ids.end();
+}
+
+// The only token that `mask` allows, or -1 when there are none or several.
+int32_t only_token(const std::vector<int32_t>& mask) {
+  int32_t only = -1;
+  for (size_t word = 0; word < mask.size(); ++word) {
+    const auto bits = static_cast<uint32_t>(mask[word]);
+    if (bits == 0) continue;
+    if (only >= 0 || (bits & (bits - 1)) != 0) return -1;
+    only = static_cast<int32_t>(word * 32) + __builtin_ctz(bits);
+  }
+  return only;
+}
 
 }  // namespace
 
-Engine::Engine(const EngineConfig& config, std::unique_ptr<ModelRunner> runner, TokenTable tokens)
+Engine::Engine(const EngineConfig& config, std::unique_ptr<ModelRunner> runner, TokenTable tokens,
+               std::unique_ptr<GrammarCompiler> compiler)
     : config_(config),
       runner_(std::move(runner)),
       tokens_(std::move(tokens)),
-      blocks_(config.block_count),
-      scheduler_({config.max_batch_size, config.max_step_tokens, config.block_len}, blocks_) {
+      blocks_(config.block_count, config.block_len),
+      scheduler_({config.max_batch_size, config.max_step_tokens}, blocks_),
+      sessions_(config.session_idle_limit, config.max_sessions),
+      mask_(static_cast<size_t>(runner_->vocab_size() + 31) / 32) {
   // A sequence that fits alone always completes, so none may be longer than the whole cache.
   config_.session_len = std::min(config_.session_len, config_.block_count * config_.block_len);
   runner_->allocate_cache(config_.block_count, config_.block_len);
   publish_stats();
+  if (compiler) {
+    grammar_queue_ =
+        std::make_unique<GrammarQueue>(std::move(compiler), [this](Submission&& ready) { post(std::move(ready)); });
+  }
   thread_ = std::thread([this] { run(); });
 }
 
@@ -42,34 +60,45 @@ Engine::~Engine() {
     const std::lock_guard lock(mu_);
     inbox_.is_stopping = true;
   }
+  grammar_queue_.reset();  // its requests come back or are dropped before the step thread says goodbye
   wake_.notify_one();
   thread_.join();
 }
 
-void Engine::submit(Request request) {
+// ---- from any thread ----
+
+// Refuses what is wrong with a request, and completes what it leaves to the model.
+void Engine::check(Request& request) const {
   GenerationParams& params = request.params;
   params.validate(runner_->vocab_size());
-  const auto prompt_len = static_cast<int64_t>(request.input_ids.size());
-  if (prompt_len == 0) throw invalid_argument("input_ids must hold at least one token");
+  const bool may_generate_nothing = request.session.has_value() || params.scores_prompt;
+  if (params.max_new_tokens == 0 && !may_generate_nothing) throw invalid_argument("max_new_tokens must be >= 1, got 0");
+  if (request.input_ids.empty() && !request.session) throw invalid_argument("input_ids must hold at least one token");
   for (const int32_t token : request.input_ids) {
     if (token < 0 || token >= runner_->vocab_size()) {
-      throw invalid_argument("input_ids must be tokens of the vocabulary (0 to " + std::to_string(runner_->vocab_size() - 1) +
-                             "), got " + std::to_string(token));
+      throw invalid_argument("input_ids must be tokens of the vocabulary (0 to " +
+                             std::to_string(runner_->vocab_size() - 1) + "), got " + std::to_string(token));
     }
   }
   if (params.max_new_tokens > config_.session_len) {
-    throw invalid_argument("max_new_tokens must be at most the session length of " + std::to_string(config_.session_len) +
-                           " tokens, got " + std::to_string(params.max_new_tokens));
+    throw invalid_argument("max_new_tokens must be at most the session length of " +
+                           std::to_string(config_.session_len) + " tokens, got " +
+                           std::to_string(params.max_new_tokens));
   }
-  if (prompt_len >= config_.session_len) {
-    throw invalid_argument("the prompt must be shorter than the session length of " + std::to_string(config_.session_len) +
-                           " tokens, got " + std::to_string(prompt_len));
+  const auto prompt_len = static_cast<int64_t>(request.input_ids.size());
+  if (prompt_len + (params.scores_prompt ? 0 : 1) > config_.session_len) {
+    throw Error(ErrorCode::kTooLong, "the prompt must be shorter than the session length of " +
+                                         std::to_string(config_.session_len) + " tokens, got " +
+                                         std::to_string(prompt_len));
   }
-  const int left = config_.session_len - static_cast<int>(prompt_len);
-  params.max_new_tokens = params.max_new_tokens == kAllThatIsLeft ? left : std::min(params.max_new_tokens, left);
-  params.min_new_tokens = std::min(params.min_new_tokens, params.max_new_tokens);
+  if (params.n > 1 && (request.session || params.scores_prompt))
+    throw invalid_argument("n must be 1 in a session, got " + std::to_string(params.n));
+  if (!params.response_format.empty() && !grammar_queue_) {
+    throw Error(ErrorCode::kUnavailable, "response_format is not available: xgrammar was not found");
+  }
   if (!params.ignore_eos) {
-    params.stop_token_ids.insert(params.stop_token_ids.end(), config_.eos_token_ids.begin(), config_.eos_token_ids.end());
+    params.stop_token_ids.insert(params.stop_token_ids.end(), config_.eos_token_ids.begin(),
+                                 config_.eos_token_ids.end());
   }
   // A special token does not show up in the text, so as a stop string it is matched by id.
   std::erase_if(params.stop_words, [&](const std::string& word) {
@@ -77,15 +106,39 @@ void Engine::submit(Request request) {
     if (token >= 0) params.stop_token_ids.push_back(token);
     return token >= 0;
   });
+}
+
+void Engine::submit(Request request) {
+  check(request);
+  const bool needs_grammar = !request.params.response_format.empty();
   {
     const std::lock_guard lock(mu_);
     if (inbox_.is_stopping) throw Error(ErrorCode::kUnavailable, "the engine is shutting down");
     if (!is_healthy_) throw Error(ErrorCode::kUnavailable, "the engine has stopped after a device fault");
-    const auto queued = inbox_.submitted.size() + static_cast<size_t>(stats_.waiting);
+    const size_t queued = inbox_.submitted.size() + compiling_.size() + static_cast<size_t>(stats_.waiting);
     if (queued >= static_cast<size_t>(config_.max_waiting)) {
       throw Error(ErrorCode::kUnavailable, "overloaded: " + std::to_string(queued) + " requests are waiting already");
     }
-    inbox_.submitted.push_back(std::move(request));
+    if (needs_grammar) {
+      compiling_.insert(request.id);
+    } else {
+      inbox_.submitted.push_back({std::move(request), nullptr, std::nullopt});
+    }
+  }
+  if (needs_grammar) {
+    grammar_queue_->add(std::move(request));
+  } else {
+    wake_.notify_one();
+  }
+}
+
+void Engine::post(Submission&& submission) {
+  {
+    const std::lock_guard lock(mu_);
+    const RequestId id = submission.request.id;
+    compiling_.erase(id);
+    if (abandoned_.erase(id) > 0) inbox_.cancelled.push_back(id);
+    inbox_.submitted.push_back(std::move(submission));
   }
   wake_.notify_one();
 }
@@ -93,7 +146,11 @@ void Engine::submit(Request request) {
 void Engine::cancel(RequestId id) {
   {
     const std::lock_guard lock(mu_);
-    inbox_.cancelled.push_back(id);
+    if (compiling_.count(id) > 0) {
+      abandoned_.insert(id);
+    } else {
+      inbox_.cancelled.push_back(id);
+    }
   }
   wake_.notify_one();
 }
@@ -103,18 +160,21 @@ EngineStats Engine::stats() const {
   return stats_;
 }
 
+// ---- on the step thread: messages ----
+
 void Engine::run() {
   while (take_inbox()) {
     try {
       step();
     } catch (const std::exception& error) {
       is_healthy_ = false;
-      finish_all(FinishReason::kError, std::string("the engine stopped: ") + error.what());
+      const Error fault(ErrorCode::kUnavailable, std::string("the engine stopped: ") + error.what());
+      end_where([](const Sequence&) { return true; }, FinishReason::kError, &fault);
     }
     publish_stats();
     output_queue_.push(std::exchange(outputs_, {}));
   }
-  finish_all(FinishReason::kCancelled, {});
+  end_where([](const Sequence&) { return true; }, FinishReason::kCancelled, nullptr);
   publish_stats();
   output_queue_.push(std::exchange(outputs_, {}));
 }
@@ -133,106 +193,400 @@ bool Engine::take_inbox() {
     inbox_.is_stopping = inbox.is_stopping;
     stats_.waiting += static_cast<int>(inbox.submitted.size());
   }
-  for (Request& request : inbox.submitted) {
-    counts_.tokens_in += static_cast<int64_t>(request.input_ids.size());
-    const std::optional<uint64_t>& wanted = request.params.random_seed;
-    const uint64_t seed = wanted ? *wanted : draw_seed();
-    scheduler_.add(std::make_unique<Sequence>(std::move(request), seed, runner_->vocab_size()));
+  for (const SessionTable::Session& gone : sessions_.expire(Clock::now())) forget_session(gone);
+  for (const Submission& submission : inbox.submitted) accept(submission);
+  for (const RequestId id : inbox.cancelled) {
+    end_where([id](const Sequence& s) { return s.job->request.id == id; }, FinishReason::kCancelled, nullptr);
   }
-  for (const RequestId id : inbox.cancelled) finish(id, FinishReason::kCancelled);
-  if (!is_healthy_) finish_all(FinishReason::kError, "the engine has stopped after a device fault");
+  end_overdue();
+  if (!is_healthy_) {
+    const Error fault(ErrorCode::kUnavailable, "the engine has stopped after a device fault");
+    end_where([](const Sequence&) { return true; }, FinishReason::kError, &fault);
+  }
   return !inbox.is_stopping;
 }
 
-void Engine::step() {
-  const auto start = Clock::now();
-  const std::vector<Sequence*>& planned = scheduler_.plan(input_);
-  if (planned.empty()) return;
-  const auto forward_start = Clock::now();
-  float* logits = runner_->forward(input_);
-  counts_.forward_seconds += seconds_since(forward_start);
-
-  // Finishing a sequence destroys it, so remember which ones want a token first.
-  std::vector<Sequence*> ready;
-  for (size_t i = 0; i < planned.size(); ++i) {
-    if (input_.spans[i].wants_logits) ready.push_back(planned[i]);
+void Engine::accept(const Submission& submission) {
+  if (submission.failure) {
+    ++counts_.failed;
+    answer_at_once(submission.request, FinishReason::kError, &*submission.failure);
+    return;
   }
-  scheduler_.commit();
-  for (Sequence* sequence : ready) {
-    advance(*sequence, logits);
-    logits += runner_->vocab_size();
+  try {
+    if (control_session(submission.request)) return;
+    std::shared_ptr<Job> job = make_job(submission);
+    if (job->request.params.max_new_tokens == 0 && !job->request.params.scores_prompt) {
+      // Nothing to generate: the session takes the tokens, and computes them when it goes on.
+      ++counts_.completed;
+      close_job(*job, *job->prompt, -1);
+      Output output;
+      output.request = job->request.id;
+      output.finish = FinishReason::kStop;
+      output.is_final = true;
+      output.input_token_len = static_cast<int>(job->prompt->size()) - job->history_len;
+      output.history_token_len = job->history_len;
+      output.prompt = job->prompt;
+      outputs_.emplace_back(job->request.on_output, std::move(output));
+      return;
+    }
+    counts_.tokens_in += static_cast<int64_t>(job->prompt->size());
+    if (job->request.deadline) deadlines_.insert(*job->request.deadline);
+    scheduler_.add(std::make_unique<Sequence>(std::move(job), 0, runner_->vocab_size(), tokens_));
+  } catch (const Error& error) {
+    ++counts_.failed;
+    answer_at_once(submission.request, FinishReason::kError, &error);
   }
-  ++counts_.steps;
-  counts_.step_seconds += seconds_since(start);
 }
 
-// Samples one token, and ends the sequence when that token, the text or a limit says so.
-void Engine::advance(Sequence& sequence, float* logits) {
-  const GenerationParams& params = sequence.request.params;
-  const bool may_stop = sequence.generated() >= params.min_new_tokens;
-  static const std::vector<int32_t> kNone;
-  const int32_t token = sequence.sampler.sample(logits, static_cast<uint64_t>(sequence.generated()),
-                                                may_stop ? kNone : params.stop_token_ids);
+std::shared_ptr<Job> Engine::make_job(const Submission& submission) {
+  auto job = std::make_shared<Job>();
+  job->request = submission.request;
+  job->grammar = submission.grammar;
+  job->arrival = next_arrival_++;
+  job->accepted = Clock::now();
+  GenerationParams& params = job->request.params;
+  job->seed = params.random_seed ? *params.random_seed : draw_seed();
+  job->scope = config_.enable_prefix_caching ? 0 : next_scope_++;
+  job->keeps_blocks = config_.enable_prefix_caching;
+  std::vector<int32_t> prompt = begin_session(*job);
+  prompt.insert(prompt.end(), job->request.input_ids.begin(), job->request.input_ids.end());
+  const int left = config_.session_len - static_cast<int>(prompt.size());
+  params.max_new_tokens = params.max_new_tokens == kAllThatIsLeft ? left : std::min(params.max_new_tokens, left);
+  params.min_new_tokens = std::min(params.min_new_tokens, params.max_new_tokens);
+  job->may_match =
+      !params.scores_prompt && params.logits != RowsWanted::kAll && params.hidden_states != RowsWanted::kAll;
+  job->prompt = std::make_shared<const std::vector<int32_t>>(std::move(prompt));
+  return job;
+}
+
+// Returns the session's tokens, and marks it as running. Throws Error.
+std::vector<int32_t> Engine::begin_session(Job& job) {
+  if (!job.request.session) return {};
+  const SessionParams& params = *job.request.session;
+  const SessionTable::Session* old = sessions_.find(params.id);
+  if (old != nullptr && params.start && old->running == 0) forget_session(*old);
+  SessionTable::Session& session = sessions_.begin(params, job.request.id, job.scope);
+  const size_t total = session.tokens.size() + job.request.input_ids.size();
+  if (total + 1 > static_cast<size_t>(config_.session_len) || total == 0) {
+    session.running = 0;
+    if (session.tokens.empty()) sessions_.erase(params.id);
+    if (total == 0) throw invalid_argument("input_ids must hold at least one token");
+    throw Error(ErrorCode::kTooLong, "history and prompt must be shorter than the session length of " +
+                                         std::to_string(config_.session_len) + " tokens, got " + std::to_string(total));
+  }
+  job.scope = session.scope;
+  job.keeps_blocks = config_.enable_prefix_caching || !params.end;
+  job.history_len = static_cast<int>(session.tokens.size());
+  return session.tokens;
+}
+
+// Answers a request that only stops or ends a session. False when it is none of these.
+bool Engine::control_session(const Request& request) {
+  if (!request.session) return false;
+  const SessionParams& params = *request.session;
+  const bool only_ends = params.end && !params.start && request.params.max_new_tokens == 0;
+  if (!params.stop && !only_ends) return false;
+  SessionTable::Session* session = sessions_.find(params.id);
+  if (session == nullptr) {
+    throw Error(ErrorCode::kUnknownSession, "session " + std::to_string(params.id) + " does not exist");
+  }
+  if (params.stop && session->running == 0 && !params.end) {
+    throw Error(ErrorCode::kSessionIdle, "session " + std::to_string(params.id) + " has no running request to stop");
+  }
+  if (!params.stop && session->running != 0) {
+    throw Error(ErrorCode::kSessionBusy,
+                "session " + std::to_string(params.id) + " has a running request; stop it first");
+  }
+  if (const RequestId running = session->running; running != 0) {
+    end_where([running](const Sequence& s) { return s.job->request.id == running; }, FinishReason::kCancelled, nullptr);
+  }
+  if (params.end) {
+    session = sessions_.find(params.id);
+    if (session != nullptr) forget_session(*session);
+    sessions_.erase(params.id);
+  }
+  ++counts_.completed;
+  answer_at_once(request, FinishReason::kStop, nullptr);
+  return true;
+}
+
+// Gives up the blocks that only this session could use again.
+void Engine::forget_session(const SessionTable::Session& session) {
+  if (config_.enable_prefix_caching) return;
+  std::vector<int32_t> blocks;
+  blocks_.match(session.scope, session.tokens, static_cast<int>(session.tokens.size()), blocks);
+  blocks_.release_and_forget(blocks);
+}
+
+void Engine::end_overdue() {
+  const auto now = Clock::now();
+  if (deadlines_.empty() || *deadlines_.begin() > now) return;
+  const Error late(ErrorCode::kTimeout, "the request did not finish in the time it was given");
+  end_where([now](const Sequence& s) { return s.job->request.deadline && *s.job->request.deadline <= now; },
+            FinishReason::kError, &late);
+}
+
+// ---- on the step thread: steps ----
+
+void Engine::step() {
+  const auto start = Clock::now();
+  const std::vector<Sequence*> planned = scheduler_.plan(input_);
+  if (planned.empty()) return;
+  const auto forward_start = Clock::now();
+  const StepOutput output = runner_->forward(input_);
+  counts_.forward_seconds += seconds_between(forward_start, Clock::now());
+  counts_.tokens_computed += static_cast<int64_t>(input_.tokens.size());
+  ++counts_.steps;
+
+  scheduler_.commit();
+  // A failing answer takes its siblings with it, so sequences are looked at only while their request is known to be
+  // open.
+  std::vector<RequestId> ids;
+  for (const Sequence* sequence : planned) ids.push_back(sequence->job->request.id);
+  std::set<RequestId> failed;
+  float* logits = output.logits;
+  const float* hidden = output.hidden;
+  for (size_t i = 0; i < planned.size(); ++i) {
+    const StepSpan& span = input_.spans[i];
+    const int rows = span.wanted == SpanRows::kNone ? 0 : span.wanted == SpanRows::kLast ? 1 : span.count;
+    if (rows > 0 && failed.count(ids[i]) == 0) {
+      try {
+        take_rows(*planned[i], span, rows, logits, hidden);
+      } catch (const Error& error) {
+        failed.insert(ids[i]);
+        fail(ids[i], error);
+      } catch (const std::exception& error) {
+        failed.insert(ids[i]);
+        fail(ids[i], internal_error(error.what()));
+      }
+    }
+    logits += static_cast<size_t>(rows) * runner_->vocab_size();
+    hidden += static_cast<size_t>(rows) * runner_->hidden_size();
+  }
+  counts_.step_seconds += seconds_between(start, Clock::now());
+}
+
+void Engine::take_rows(Sequence& sequence, const StepSpan& span, int rows, float* logits, const float* hidden) {
+  if (span.wanted == SpanRows::kAll) look_at_prompt(sequence, span, logits, hidden);
+  if (sequence.pending() > 0) return;
+  const size_t last = static_cast<size_t>(rows) - 1;
+  advance(sequence, logits + last * runner_->vocab_size(), hidden + last * runner_->hidden_size());
+}
+
+// Scores the prompt's rows in this step, or keeps their logits and hidden states. Rows seen before a preemption are
+// skipped.
+void Engine::look_at_prompt(Sequence& sequence, const StepSpan& span, const float* logits, const float* hidden) {
+  const GenerationParams& params = sequence.params();
+  const auto vocab = static_cast<size_t>(runner_->vocab_size());
+  const auto width = static_cast<size_t>(runner_->hidden_size());
+  for (int row = 0; row < span.count; ++row, logits += vocab, hidden += width) {
+    const int position = span.first_position + row;
+    // The last prompt row is the answer's first: advance() keeps it.
+    if (position < sequence.looked_at || position >= sequence.prompt_len - 1) continue;
+    sequence.looked_at = position + 1;
+    if (params.scores_prompt) {
+      sequence.held.score +=
+          negative_log_probability(logits, runner_->vocab_size(), sequence.tokens[static_cast<size_t>(position) + 1]);
+      ++sequence.held.scored_tokens;
+    }
+    if (params.logits == RowsWanted::kAll)
+      sequence.held.logits.insert(sequence.held.logits.end(), logits, logits + vocab);
+    if (params.hidden_states == RowsWanted::kAll) {
+      sequence.held.hidden_states.insert(sequence.held.hidden_states.end(), hidden, hidden + width);
+    }
+  }
+}
+
+// Samples one token, and ends the answer when that token, the text or a limit says so.
+void Engine::advance(Sequence& sequence, float* logits, const float* hidden) {
+  const GenerationParams& params = sequence.params();
+  const int vocab = runner_->vocab_size();
+  if (params.scores_prompt) {
+    finish(sequence, FinishReason::kStop);
+    return;
+  }
+  Output& held = sequence.held;
+  std::vector<float> unchanged;  // for what is reported of the model's own distribution
+  if (params.logprobs || params.logits != RowsWanted::kNone) unchanged.assign(logits, logits + vocab);
+  if (params.logits_hook) params.logits_hook(sequence.tokens, logits, vocab);
+  const int32_t* mask = nullptr;
+  if (sequence.matcher) {
+    sequence.matcher->fill_mask(mask_);
+    mask = mask_.data();
+  }
+  forbidden_.clear();
+  if (sequence.generated() < params.min_new_tokens) forbidden_ = params.stop_token_ids;
+  sequence.bad_text.append_forbidden(forbidden_);
+  const int32_t token =
+      sequence.sampler.sample(logits, sequence.tokens, static_cast<uint64_t>(sequence.generated()), forbidden_, mask);
   if (token < 0) {
-    finish(sequence.request.id, FinishReason::kError, "the model produced logits that are not numbers");
-    return;
+    throw internal_error(mask != nullptr ? "no token satisfies the response format and the other limits"
+                                         : "the model produced logits that are not numbers, or no token is allowed");
   }
+  const auto now = Clock::now();
+  if (sequence.generated() == 0) {
+    ++counts_.first_tokens;
+    counts_.first_token_seconds += seconds_between(sequence.job->accepted, now);
+    start_siblings(sequence);
+  } else {
+    ++counts_.later_tokens;
+    counts_.later_token_seconds += seconds_between(sequence.last_token, now);
+  }
+  sequence.last_token = now;
   if (contains(params.stop_token_ids, token)) {
-    finish(sequence.request.id, FinishReason::kStop);
+    finish(sequence, FinishReason::kStop, token);
     return;
   }
-  sequence.tokens.push_back(token);
-  sequence.sampler.note(token);
-  sequence.held.token_ids.push_back(token);
-  ++counts_.tokens_out;
-  const bool is_hidden = params.skip_special_tokens && tokens_.is_special(token);
-  const bool may_stop_now = sequence.generated() >= params.min_new_tokens;
-  if (!is_hidden && sequence.text.append(tokens_.bytes(token), may_stop_now)) {
-    finish(sequence.request.id, FinishReason::kStop);
-  } else if (sequence.generated() >= params.max_new_tokens) {
-    finish(sequence.request.id, FinishReason::kLength);
+  if (params.logprobs) held.logprobs.push_back(log_probabilities(unchanged.data(), vocab, token, *params.logprobs));
+  if (params.logits != RowsWanted::kNone) held.logits.insert(held.logits.end(), unchanged.begin(), unchanged.end());
+  if (params.hidden_states != RowsWanted::kNone) {
+    held.hidden_states.insert(held.hidden_states.end(), hidden, hidden + runner_->hidden_size());
+  }
+  if (!take_token(sequence, token)) return;
+  if (sequence.matcher && !params.logprobs && params.logits == RowsWanted::kNone &&
+      params.hidden_states == RowsWanted::kNone) {
+    take_forced_tokens(sequence);
   } else {
     emit(sequence, FinishReason::kNone);
   }
 }
 
+// Appends a token to the answer. False when the answer is finished, and the sequence gone, because of it.
+bool Engine::take_token(Sequence& sequence, int32_t token) {
+  const GenerationParams& params = sequence.params();
+  sequence.tokens.push_back(token);
+  sequence.sampler.note_answer(token);
+  sequence.held.token_ids.push_back(token);
+  ++counts_.tokens_out;
+  if (sequence.matcher && !sequence.matcher->accept(token))
+    throw internal_error("a token outside the response format was chosen");
+  sequence.bad_text.advance(tokens_.bytes(token));
+  const bool is_hidden = params.skip_special_tokens && tokens_.is_special(token);
+  const bool may_stop = sequence.generated() >= params.min_new_tokens;
+  if (!is_hidden && sequence.text.append(tokens_.bytes(token), may_stop)) {
+    finish(sequence, FinishReason::kStop);
+    return false;
+  }
+  if (sequence.generated() >= params.max_new_tokens) {
+    finish(sequence, FinishReason::kLength);
+    return false;
+  }
+  return true;
+}
+
+// Where the grammar leaves one token only, takes it without running the model; the next step computes all of them at
+// once.
+void Engine::take_forced_tokens(Sequence& sequence) {
+  while (true) {
+    sequence.matcher->fill_mask(mask_);
+    const int32_t token = only_token(mask_);
+    if (token < 0 || contains(sequence.params().stop_token_ids, token)) break;
+    if (!take_token(sequence, token)) return;
+  }
+  emit(sequence, FinishReason::kNone);
+}
+
+// The other answers to the same prompt begin when the first has computed it, and find its blocks.
+void Engine::start_siblings(const Sequence& sequence) {
+  if (sequence.index != 0) return;
+  sequence.job->open_answers = sequence.params().n;
+  for (int answer = 1; answer < sequence.params().n; ++answer) {
+    scheduler_.add(std::make_unique<Sequence>(sequence.job, answer, runner_->vocab_size(), tokens_));
+  }
+}
+
+// ---- on the step thread: ends ----
+
 // Moves text that may be shown to the sequence's held output and, unless that waits for the whole answer, sends it off.
-void Engine::emit(Sequence& sequence, FinishReason finish, std::string error) {
+void Engine::emit(Sequence& sequence, FinishReason finish, int32_t stop_token) {
   Output& held = sequence.held;
   held.text += finish == FinishReason::kNone ? sequence.text.take() : sequence.text.take_rest();
-  if (finish == FinishReason::kNone && !sequence.request.params.stream) return;
-  held.request = sequence.request.id;
+  if (finish == FinishReason::kNone && !sequence.params().stream) return;
+  const Job& job = *sequence.job;
+  held.request = job.request.id;
+  held.index = sequence.index;
   held.finish = finish;
-  held.input_token_len = sequence.prompt_len;
+  held.is_final = finish != FinishReason::kNone && job.open_answers == 0;
+  held.input_token_len = sequence.prompt_len - job.history_len;
+  held.history_token_len = job.history_len;
   held.generate_token_len = sequence.generated();
-  held.error = std::move(error);
-  outputs_.emplace_back(sequence.request.on_output, std::exchange(held, {}));
+  held.stop_token = stop_token;
+  held.prompt = job.prompt;
+  outputs_.emplace_back(job.request.on_output, std::exchange(held, {}));
 }
 
-void Engine::finish(RequestId id, FinishReason reason, std::string error) {
-  std::unique_ptr<Sequence> sequence = scheduler_.remove(id);
-  if (!sequence) return;
-  switch (reason) {
-    case FinishReason::kCancelled: ++counts_.cancelled; break;
-    case FinishReason::kError: ++counts_.failed; break;
-    default: ++counts_.completed;
+// Ends an answer; the sequence is gone afterwards.
+void Engine::finish(Sequence& sequence, FinishReason reason, int32_t stop_token) {
+  const Sequence* which = &sequence;
+  for (std::unique_ptr<Sequence>& done : scheduler_.remove_if([which](const Sequence& s) { return &s == which; })) {
+    Job& job = *done->job;
+    if (--job.open_answers == 0) {
+      ++(reason == FinishReason::kCancelled ? counts_.cancelled : counts_.completed);
+      close_job(job, done->tokens, stop_token);
+    }
+    emit(*done, reason, stop_token);
   }
-  emit(*sequence, reason, std::move(error));
 }
 
-void Engine::finish_all(FinishReason reason, const std::string& error) {
-  for (std::unique_ptr<Sequence>& sequence : scheduler_.remove_all()) {
-    ++(reason == FinishReason::kError ? counts_.failed : counts_.cancelled);
-    emit(*sequence, reason, error);
+void Engine::fail(RequestId id, const Error& error) {
+  end_where([id](const Sequence& s) { return s.job->request.id == id; }, FinishReason::kError, &error);
+}
+
+// Ends all answers of the requests that `is_wanted` picks.
+void Engine::end_where(const std::function<bool(const Sequence&)>& is_wanted, FinishReason reason, const Error* error) {
+  for (std::unique_ptr<Sequence>& ended : scheduler_.remove_if(is_wanted)) {
+    Job& job = *ended->job;
+    // Siblings that never began are counted as open only once the first answer has started them.
+    if (--job.open_answers == 0) {
+      ++(error != nullptr ? counts_.failed : counts_.cancelled);
+      close_job(job, ended->tokens, -1);
+    }
+    if (error != nullptr) {
+      ended->held.error_code = error->code();
+      ended->held.error = error->what();
+    }
+    emit(*ended, reason);
   }
+}
+
+void Engine::answer_at_once(const Request& request, FinishReason reason, const Error* error) {
+  Output output;
+  output.request = request.id;
+  output.finish = reason;
+  output.is_final = true;
+  if (error != nullptr) {
+    output.error_code = error->code();
+    output.error = error->what();
+  }
+  outputs_.emplace_back(request.on_output, std::move(output));
+}
+
+// The last answer of a request has ended: its session takes the tokens, or goes.
+void Engine::close_job(Job& job, const std::vector<int32_t>& tokens, int32_t stop_token) {
+  if (job.request.deadline) {
+    if (const auto it = deadlines_.find(*job.request.deadline); it != deadlines_.end()) deadlines_.erase(it);
+  }
+  if (!job.request.session) return;
+  const SessionParams& params = *job.request.session;
+  SessionTable::Session* session = sessions_.find(params.id);
+  if (session == nullptr || session->running != job.request.id) return;
+  session->running = 0;
+  session->last_used = Clock::now();
+  session->tokens = tokens;
+  if (stop_token >= 0) session->tokens.push_back(stop_token);
+  if (params.end) sessions_.erase(params.id);
 }
 
 void Engine::publish_stats() {
   counts_.running = scheduler_.running_count();
   counts_.waiting = scheduler_.waiting_count();
+  counts_.sessions = static_cast<int>(sessions_.size());
   counts_.blocks_total = blocks_.block_count();
-  counts_.blocks_used = blocks_.used_block_count();
+  counts_.blocks_used = blocks_.referenced_count();
+  counts_.blocks_idle = blocks_.idle_count();
+  counts_.evictions = blocks_.eviction_count();
   counts_.preemptions = scheduler_.preemption_count();
+  counts_.tokens_matched = scheduler_.matched_token_count();
   const std::lock_guard lock(mu_);
   stats_ = counts_;
 }

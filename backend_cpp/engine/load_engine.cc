@@ -13,7 +13,8 @@ namespace {
 
 constexpr int kDefaultBatchSize = 64;
 constexpr int kDefaultSessionLen = 8192;  // where the model allows it
-// Rows of a step on a CPU: a prompt chunk of 256 tokens keeps the pause of running answers short and costs no throughput.
+// Rows of a step on a CPU: a prompt chunk of 256 tokens keeps the pause of running answers short and costs no
+// throughput.
 constexpr int kDefaultStepTokens = 256;
 // A CPU shares its memory with everything else on the machine, so a share of it is taken only up to this size.
 constexpr size_t kDefaultCacheLimit = size_t{4} << 30;
@@ -40,7 +41,8 @@ DType weight_type(const Json& settings, const ModelSpec& spec) {
 int cache_block_count(const Json& settings, const EngineConfig& config, const ModelRunner& runner) {
   const Json* given = settings.find("cache_max_entry_count");
   const double wanted = given != nullptr ? given->as_double() : 0.8;
-  if (!(wanted > 0) || wanted > 1e9) throw invalid_argument("cache_max_entry_count must be > 0, got " + std::to_string(wanted));
+  if (!(wanted > 0) || wanted > 1e9)
+    throw invalid_argument("cache_max_entry_count must be > 0, got " + std::to_string(wanted));
   if (wanted >= 1) return static_cast<int>(wanted);
   const size_t block_bytes = runner.block_bytes(config.block_len);
   const auto share = static_cast<size_t>(wanted * static_cast<double>(runner.free_cache_memory()));
@@ -48,8 +50,9 @@ int cache_block_count(const Json& settings, const EngineConfig& config, const Mo
   const size_t useful = static_cast<size_t>(config.max_batch_size) *
                         ((static_cast<size_t>(config.session_len) + config.block_len - 1) / config.block_len);
   if (affordable == 0) {
-    throw invalid_argument("not enough memory for the cache: one block takes " + std::to_string(block_bytes >> 20) + " MiB, " +
-                           std::to_string(share >> 20) + " MiB may be used; raise cache_max_entry_count or lower cache_block_seq_len");
+    throw invalid_argument("not enough memory for the cache: one block takes " + std::to_string(block_bytes >> 20) +
+                           " MiB, " + std::to_string(share >> 20) +
+                           " MiB may be used; raise cache_max_entry_count or lower cache_block_seq_len");
   }
   return static_cast<int>(std::min(affordable, useful));
 }
@@ -62,21 +65,29 @@ LoadedEngine load_engine(const std::string& directory, const Json& settings) {
   config.session_len = setting(settings, "session_len", std::min(spec.max_position_embeddings, kDefaultSessionLen));
   config.max_batch_size = setting(settings, "max_batch_size", kDefaultBatchSize);
   config.block_len = setting(settings, "cache_block_seq_len", 64);
-  if (config.session_len < 2) throw invalid_argument("session_len must be >= 2, got " + std::to_string(config.session_len));
+  if (config.session_len < 2)
+    throw invalid_argument("session_len must be >= 2, got " + std::to_string(config.session_len));
   if (config.max_batch_size < 1) throw invalid_argument("max_batch_size must be >= 1, got 0");
   if (config.block_len < 16 || config.block_len % 16 != 0 || kPartitionTokens % config.block_len != 0) {
-    throw invalid_argument("cache_block_seq_len must be 16, 32, 64, 128, 256 or 512, got " + std::to_string(config.block_len));
+    throw invalid_argument("cache_block_seq_len must be 16, 32, 64, 128, 256 or 512, got " +
+                           std::to_string(config.block_len));
   }
   int step_tokens = setting(settings, "num_tokens_per_iter", 0);
   if (step_tokens == 0) step_tokens = std::min(setting(settings, "max_prefill_token_num", 8192), kDefaultStepTokens);
+  if (const int iterations = setting(settings, "max_prefill_iters", 1); iterations > 1) {
+    step_tokens = std::max(step_tokens, (config.session_len + iterations - 1) / iterations);
+  }
   // Leaves a quarter of a full step to prompts (engine/scheduler.h).
   config.max_step_tokens = std::max(step_tokens, (config.max_batch_size * 4 + 2) / 3);
+  if (const Json* prefix_caching = settings.find("enable_prefix_caching"))
+    config.enable_prefix_caching = prefix_caching->as_bool();
+  config.session_idle_limit = std::chrono::seconds(setting(settings, "session_idle_seconds", 3600));
   config.max_waiting = setting(settings, "max_waiting", config.max_waiting);
   config.eos_token_ids = spec.eos_token_ids;
 
   TokenTable tokens = TokenTable::from_file(directory + "/token_bytes.bin");
-  auto runner = std::make_unique<NativeRunner>(spec, Checkpoint(directory), weight_type(settings, spec), config.max_step_tokens,
-                                               config.max_batch_size, setting(settings, "threads", 0));
+  auto runner = std::make_unique<NativeRunner>(spec, Checkpoint(directory), weight_type(settings, spec),
+                                               config.max_step_tokens, setting(settings, "threads", 0));
   config.block_count = cache_block_count(settings, config, *runner);
   auto engine = std::make_unique<Engine>(config, std::move(runner), std::move(tokens));
   return {std::move(spec), std::move(engine)};

@@ -1,32 +1,60 @@
 // What a caller asks of the engine and what it gets back. Everything else in engine/ speaks these types.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include "base/error.h"
 
 namespace turbomind {
 
 using RequestId = uint64_t;
+using Clock = std::chrono::steady_clock;
 
 inline constexpr int kAllThatIsLeft = -1;
+inline constexpr int kMaxTopLogprobs = 20;
+
+enum class RowsWanted { kNone, kGeneration, kAll };  // of the generated tokens; or of the prompt's too
+
+// Looks at the tokens so far and changes the next token's logits [vocab]. Runs on the step thread; a throw ends the
+// request.
+using LogitsHook = std::function<void(const std::vector<int32_t>& tokens, float* logits, int vocab_size)>;
 
 struct GenerationParams {
   int max_new_tokens = 512;  // kAllThatIsLeft: what the prompt leaves of the session length
-  int min_new_tokens = 0;  // no stop condition holds before
-  bool do_sample = false;
-  float temperature = 0.8f;         // 0 is greedy
-  float top_p = 1.0f;
-  int top_k = 50;                   // 0: no limit; 1 is greedy
-  float repetition_penalty = 1.0f;  // of every token of the prompt and the answer so far
-  std::optional<uint64_t> random_seed;
+  int min_new_tokens = 0;    // no stop condition holds before
   bool ignore_eos = false;
   std::vector<std::string> stop_words;
   std::vector<int32_t> stop_token_ids;
+
+  bool do_sample = false;
+  float temperature = 0.8f;  // 0 is greedy
+  float top_p = 1.0f;
+  int top_k = 50;                   // 0: no limit; 1 is greedy
+  float min_p = 0.0f;               // share of the likeliest token's probability that a token needs
+  float repetition_penalty = 1.0f;  // of every token of the prompt and the answer so far
+  float presence_penalty = 0.0f;    // of every token of the answer so far
+  float frequency_penalty = 0.0f;   // the same, for each time it occurs
+  std::vector<std::pair<int32_t, float>> logit_bias;
+  std::vector<std::vector<int32_t>> bad_tokens;  // token sequences that never come about
+  std::vector<std::string> bad_words;            // strings that never come about
+  std::optional<uint64_t> random_seed;
+  int n = 1;  // answers to the same prompt
+  LogitsHook logits_hook;
+  std::string response_format;  // JSON text; empty: free text (engine/grammar.h)
+
   bool skip_special_tokens = true;
-  bool stream = true;  // false: one output, when the answer is complete
+  bool stream = true;           // false: one output an answer, when it is complete
+  std::optional<int> logprobs;  // so many likeliest tokens beside the chosen one
+  RowsWanted logits = RowsWanted::kNone;
+  RowsWanted hidden_states = RowsWanted::kNone;
+  bool scores_prompt = false;  // sum of -log p of the prompt's tokens; generates nothing
 
   bool is_greedy() const { return !do_sample || temperature == 0 || top_k == 1; }
 
@@ -34,29 +62,57 @@ struct GenerationParams {
   void validate(int vocab_size) const;
 };
 
+// A conversation whose tokens the engine keeps between requests (engine/session_table.h).
+struct SessionParams {
+  uint64_t id = 0;
+  bool start = false;  // forget what the session held, if it exists
+  bool end = false;    // forget it after this request
+  bool stop = false;   // cancel the session's running request instead of generating
+  int step = -1;       // keep only so many of its tokens first; negative: all
+};
+
 enum class FinishReason { kNone, kStop, kLength, kCancelled, kError };
 
 // "", "stop", "length", "cancelled", "error".
 const char* finish_reason_name(FinishReason reason);
 
+struct TokenLogprobs {
+  float chosen;
+  std::vector<std::pair<int32_t, float>> top;  // likeliest first
+};
+
 struct Output {
   RequestId request = 0;
+  int index = 0;                   // which of the n answers
   std::string text;                // new text, whole UTF-8 characters
   std::vector<int32_t> token_ids;  // new tokens, without the one that ended the answer
   FinishReason finish = FinishReason::kNone;
+  bool is_final = false;  // nothing more comes for this request
   int input_token_len = 0;
+  int history_token_len = 0;  // tokens of the session before this request
   int generate_token_len = 0;
-  std::string error;               // with kError: what went wrong
+  int32_t stop_token = -1;              // the token that ended the answer, if one did
+  std::vector<TokenLogprobs> logprobs;  // of token_ids
+  std::vector<float> logits;            // [rows, vocab]
+  std::vector<float> hidden_states;     // [rows, hidden], after the final norm
+  double score = 0;                     // with scores_prompt: sum of -log p
+  int scored_tokens = 0;
+  std::shared_ptr<const std::vector<int32_t>> prompt;  // all tokens before the answer, history included
+  ErrorCode error_code = ErrorCode::kInternal;         // with kError
+  std::string error;                                   // with kError: what went wrong
 };
 
-// Called on the engine's output thread, in order, the last time with finish != kNone. Must not call the engine's
-// destructor and must not throw.
+// Called on the engine's output thread, in order, the last time with is_final. Must not call the engine's destructor
+// and must not throw.
 using OutputCallback = std::function<void(Output&&)>;
 
 struct Request {
   RequestId id = 0;
   std::vector<int32_t> input_ids;
   GenerationParams params;
+  std::optional<SessionParams> session;
+  int priority = 0;                           // lower numbers are admitted first
+  std::optional<Clock::time_point> deadline;  // unfinished then: ends with an error
   OutputCallback on_output;
 };
 

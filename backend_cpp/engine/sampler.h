@@ -2,27 +2,38 @@
 #pragma once
 
 #include <cstdint>
+#include <unordered_map>
 #include <vector>
 
 #include "engine/request.h"
 
 namespace turbomind {
 
-// Counter-based random numbers: the n-th draw of a seed is a pure function of both (Philox 4x32-10, Salmon et al., 2011),
-// so a request's tokens depend on its seed alone, whatever else runs, and survive recomputation.
+// Counter-based random numbers: the n-th draw of a seed is a pure function of both (Philox 4x32-10, Salmon et al.,
+// 2011), so a request's tokens depend on its seed alone, whatever else runs, and survive recomputation.
 double uniform(uint64_t seed, uint64_t counter);  // in [0, 1)
+
+// Log probabilities under the model's own distribution, before penalties and limits: of `token`, and of the `top`
+// likeliest.
+TokenLogprobs log_probabilities(const float* logits, int vocab_size, int32_t token, int top);
+// -log p of `token` under the same distribution.
+double negative_log_probability(const float* logits, int vocab_size, int32_t token);
 
 class Sampler {
  public:
   Sampler(const GenerationParams& params, uint64_t seed, int vocab_size);
 
-  // Tokens that the repetition penalty covers.
-  void note(int32_t token);
+  // Takes notice of a token of the prompt, or of the answer.
+  void note_prompt(int32_t token);
+  void note_answer(int32_t token);
 
-  // The next token, or -1 when the logits hold NaN or allow no token. `logits` [vocab] is changed. `draw` counts the
-  // tokens this request has sampled before. Tokens in `forbidden` cannot be chosen.
-  // Order, as in `transformers`: repetition penalty, forbidden tokens, temperature, top-k, top-p.
-  int32_t sample(float* logits, uint64_t draw, const std::vector<int32_t>& forbidden);
+  // The next token, or -1 when the logits hold NaN or allow no token. `logits` [vocab] is changed. `tokens` are those
+  // so far; `draw` counts the tokens of the answer so far. Tokens in `forbidden` cannot be chosen, nor those whose bit
+  // is 0 in `mask` ([vocab / 32 rounded up]; null: all may). Order: repetition penalty, presence and frequency penalty,
+  // bias, forbidden tokens, bad words, mask, temperature, top-k, top-p, min-p (the order of `transformers` where it has
+  // the step).
+  int32_t sample(float* logits, const std::vector<int32_t>& tokens, uint64_t draw,
+                 const std::vector<int32_t>& forbidden, const int32_t* mask);
 
  private:
   struct Candidate {
@@ -31,6 +42,8 @@ class Sampler {
   };
 
   void penalise(float* logits) const;
+  void forbid(float* logits, const std::vector<int32_t>& tokens, const std::vector<int32_t>& forbidden,
+              const int32_t* mask) const;
   int32_t draw_from(float* logits, uint64_t draw);
   void keep_top_k(int count);
   size_t nucleus_size(double total);
@@ -38,9 +51,10 @@ class Sampler {
   GenerationParams params_;
   uint64_t seed_;
   int vocab_size_;
-  std::vector<bool> is_noted_;  // [vocab]; empty without a penalty
-  std::vector<int32_t> noted_;
-  std::vector<Candidate> candidates_;  // scratch
+  std::vector<bool> is_seen_;                       // [vocab]; empty without a repetition penalty
+  std::vector<int32_t> seen_;                       // tokens of prompt and answer, once each
+  std::unordered_map<int32_t, int> answer_counts_;  // empty without presence and frequency penalty
+  std::vector<Candidate> candidates_;               // scratch
 };
 
 }  // namespace turbomind

@@ -6,14 +6,34 @@
 
 namespace turbomind {
 
+namespace {
+
+void insert_in_order(std::vector<std::unique_ptr<Sequence>>& list, std::unique_ptr<Sequence> sequence) {
+  const auto place = std::upper_bound(list.begin(), list.end(), sequence,
+                                      [](const auto& a, const auto& b) { return a->is_before(*b); });
+  list.insert(place, std::move(sequence));
+}
+
+SpanRows wanted_rows(const Sequence& sequence) {
+  const bool looks_at_prompt = sequence.wants_prompt_rows() && sequence.cached < sequence.prompt_len;
+  if (looks_at_prompt) return SpanRows::kAll;
+  return sequence.planned == sequence.pending() ? SpanRows::kLast : SpanRows::kNone;
+}
+
+}  // namespace
+
+void Scheduler::add(std::unique_ptr<Sequence> sequence) {
+  insert_in_order(waiting_, std::move(sequence));
+}
+
 const std::vector<Sequence*>& Scheduler::plan(StepInput& input) {
   input.clear();
   planned_.clear();
   for (auto& sequence : running_) sequence->planned = 0;
   int budget = config_.max_step_tokens;
 
-  // Decoding sequences, oldest first. Reserving may preempt from the back of running_, never the one being served
-  // unless it is the last itself.
+  // Reserving may preempt from the back of running_: never a sequence before the one being served, and that one itself
+  // only when it is the last.
   for (size_t i = 0; i < running_.size(); ++i) {
     Sequence* sequence = running_[i].get();
     if (sequence->pending() == 1 && sequence->generated() > 0 && reserve(*sequence, 1)) {
@@ -35,8 +55,8 @@ const std::vector<Sequence*>& Scheduler::plan(StepInput& input) {
   for (auto& sequence : running_) {
     if (sequence->planned == 0) continue;
     const auto first = sequence->tokens.begin() + sequence->cached;
-    input.spans.push_back({static_cast<int>(input.tokens.size()), sequence->planned, sequence->cached, &sequence->blocks,
-                           sequence->planned == sequence->pending()});
+    input.spans.push_back({static_cast<int>(input.tokens.size()), sequence->planned, sequence->cached,
+                           &sequence->blocks, wanted_rows(*sequence)});
     input.tokens.insert(input.tokens.end(), first, first + sequence->planned);
     planned_.push_back(sequence.get());
   }
@@ -47,10 +67,14 @@ void Scheduler::commit() {
   for (Sequence* sequence : planned_) {
     sequence->cached += sequence->planned;
     sequence->planned = 0;
+    for (; (sequence->published + 1) * blocks_.block_len() <= sequence->cached; ++sequence->published) {
+      blocks_.publish(sequence->job->scope, sequence->tokens, sequence->published, sequence->blocks);
+    }
   }
 }
 
-// Makes sure that `tokens` more tokens of a running sequence have a place. False when the sequence itself was preempted.
+// Makes sure that `tokens` more tokens of a running sequence have a place. False when the sequence itself was
+// preempted.
 bool Scheduler::reserve(Sequence& sequence, int tokens) {
   const auto needed = static_cast<size_t>(blocks_for(sequence.cached + tokens));
   while (sequence.blocks.size() < needed) {
@@ -70,66 +94,92 @@ bool Scheduler::reserve(Sequence& sequence, int tokens) {
 void Scheduler::preempt_last() {
   std::unique_ptr<Sequence> sequence = std::move(running_.back());
   running_.pop_back();
-  blocks_.release(sequence->blocks);
-  sequence->cached = 0;
-  sequence->planned = 0;
-  waiting_.push_front(std::move(sequence));
+  give_up_blocks(*sequence, true);
+  insert_in_order(waiting_, std::move(sequence));
   ++preemptions_;
 }
 
-void Scheduler::admit() {
-  int unreserved = blocks_.free_block_count();
-  for (const auto& sequence : running_) {
-    const int whole = blocks_for(static_cast<int>(sequence->tokens.size()));
-    unreserved -= std::max(0, whole - static_cast<int>(sequence->blocks.size()));
-  }
-  while (!waiting_.empty() && running_count() < config_.max_batch_size) {
-    const int prompt_blocks = blocks_for(static_cast<int>(waiting_.front()->tokens.size()));
-    const bool is_alone = running_.empty();
-    if (!is_alone && prompt_blocks + 1 > unreserved) return;
-    unreserved -= prompt_blocks;
-    running_.push_back(std::move(waiting_.front()));
-    waiting_.pop_front();
-  }
-}
-
-std::unique_ptr<Sequence> Scheduler::remove(RequestId id) {
-  const auto has_id = [id](const std::unique_ptr<Sequence>& sequence) { return sequence->request.id == id; };
-  std::unique_ptr<Sequence> found;
-  if (auto it = std::find_if(running_.begin(), running_.end(), has_id); it != running_.end()) {
-    found = std::move(*it);
-    running_.erase(it);
-  } else if (auto queued = std::find_if(waiting_.begin(), waiting_.end(), has_id); queued != waiting_.end()) {
-    found = std::move(*queued);
-    waiting_.erase(queued);
+void Scheduler::give_up_blocks(Sequence& sequence, bool keeps_content) {
+  if (keeps_content) {
+    blocks_.release(sequence.blocks);
   } else {
-    return nullptr;
+    blocks_.release_and_forget(sequence.blocks);
   }
-  blocks_.release(found->blocks);
-  return found;
+  sequence.cached = 0;
+  sequence.published = 0;
+  sequence.planned = 0;
 }
 
-std::vector<std::unique_ptr<Sequence>> Scheduler::remove_all() {
-  std::vector<std::unique_ptr<Sequence>> all = std::move(running_);
-  std::move(waiting_.begin(), waiting_.end(), std::back_inserter(all));
-  running_.clear();
-  waiting_.clear();
-  planned_.clear();
-  for (auto& sequence : all) blocks_.release(sequence->blocks);
-  return all;
+void Scheduler::admit() {
+  // Blocks that running sequences will need for the tokens they have.
+  int promised = 0;
+  for (const auto& sequence : running_) {
+    promised +=
+        std::max(0, blocks_for(static_cast<int>(sequence->tokens.size())) - static_cast<int>(sequence->blocks.size()));
+  }
+  while (!waiting_.empty() && running_count() < config_.max_batch_size && try_admit(*waiting_.front(), promised)) {
+    std::unique_ptr<Sequence> sequence = std::move(waiting_.front());
+    waiting_.erase(waiting_.begin());
+    insert_in_order(running_, std::move(sequence));
+  }
+}
+
+// Takes what the cache holds of the sequence, if the rest fits too.
+bool Scheduler::try_admit(Sequence& sequence, int& promised) {
+  const int tokens = static_cast<int>(sequence.tokens.size());
+  // The last token is always computed: its logits are wanted.
+  const int covered =
+      sequence.job->may_match ? blocks_.match(sequence.job->scope, sequence.tokens, tokens - 1, sequence.blocks) : 0;
+  const int missing = blocks_for(tokens) - static_cast<int>(sequence.blocks.size());
+  if (!running_.empty() && missing + 1 > blocks_.available_count() - promised) {
+    give_up_blocks(sequence, true);
+    return false;
+  }
+  sequence.cached = covered;
+  sequence.published = static_cast<int>(sequence.blocks.size());
+  promised += missing;
+  matched_tokens_ += covered;
+  return true;
+}
+
+std::vector<std::unique_ptr<Sequence>> Scheduler::remove_if(const std::function<bool(const Sequence&)>& is_wanted) {
+  std::vector<std::unique_ptr<Sequence>> removed;
+  for (auto* list : {&running_, &waiting_}) {
+    for (auto& sequence : *list) {
+      if (is_wanted(*sequence)) removed.push_back(std::move(sequence));
+    }
+    std::erase(*list, nullptr);
+  }
+  for (auto& sequence : removed) {
+    std::erase(planned_, sequence.get());
+    give_up_blocks(*sequence, sequence->job->keeps_blocks);
+  }
+  return removed;
 }
 
 void Scheduler::check_invariants() const {
-  int owned = 0;
+  blocks_.check_invariants();
+  std::vector<int32_t> referenced;
   for (const auto& sequence : running_) {
-    owned += static_cast<int>(sequence->blocks.size());
-    if (sequence->cached > static_cast<int>(sequence->tokens.size())) throw internal_error("more tokens cached than there are");
-    if (blocks_for(sequence->cached) > static_cast<int>(sequence->blocks.size())) throw internal_error("cached tokens without a block");
+    referenced.insert(referenced.end(), sequence->blocks.begin(), sequence->blocks.end());
+    if (sequence->cached > static_cast<int>(sequence->tokens.size()))
+      throw internal_error("more tokens cached than there are");
+    if (blocks_for(sequence->cached) > static_cast<int>(sequence->blocks.size()))
+      throw internal_error("cached tokens without a block");
+    if (sequence->published * blocks_.block_len() > sequence->cached)
+      throw internal_error("a block was published before it was full");
   }
   for (const auto& sequence : waiting_) {
-    if (!sequence->blocks.empty()) throw internal_error("a waiting sequence holds blocks");
+    if (!sequence->blocks.empty() || sequence->cached != 0) throw internal_error("a waiting sequence holds blocks");
   }
-  if (owned != blocks_.used_block_count()) throw internal_error("used blocks and owned blocks differ");
+  std::sort(referenced.begin(), referenced.end());
+  referenced.erase(std::unique(referenced.begin(), referenced.end()), referenced.end());
+  if (static_cast<int>(referenced.size()) != blocks_.referenced_count())
+    throw internal_error("referenced blocks and block tables differ");
+  const auto is_ordered = [](const auto& list) {
+    return std::is_sorted(list.begin(), list.end(), [](const auto& a, const auto& b) { return a->is_before(*b); });
+  };
+  if (!is_ordered(running_) || !is_ordered(waiting_)) throw internal_error("sequences are out of order");
 }
 
 }  // namespace turbomind

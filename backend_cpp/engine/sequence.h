@@ -1,39 +1,79 @@
-// A request inside the engine: its tokens, its cache blocks and how far it has come.
+// A request inside the engine, and each of its answers: tokens, cache blocks and how far it has come.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
+#include "engine/bad_text.h"
+#include "engine/grammar.h"
 #include "engine/request.h"
 #include "engine/sampler.h"
 #include "engine/text_stream.h"
 
 namespace turbomind {
 
+// What the answers to one request share.
+struct Job {
+  Request request;
+  uint64_t arrival = 0;                                // order of arrival
+  uint64_t seed = 0;                                   // of the first answer
+  uint64_t scope = 0;                                  // where its blocks are published (engine/block_cache.h)
+  int history_len = 0;                                 // leading tokens that came from the session
+  int open_answers = 1;                                // answers that have not finished
+  bool may_match = true;                               // published blocks can stand for its prompt
+  bool keeps_blocks = false;                           // blocks stay published when it ends
+  std::shared_ptr<const std::vector<int32_t>> prompt;  // history and input
+  std::shared_ptr<const Grammar> grammar;
+  Clock::time_point accepted;
+};
+
 struct Sequence {
-  Sequence(Request&& from, uint64_t seed, int vocab_size)
-      : request(std::move(from)),
-        tokens(request.input_ids),
+  Sequence(std::shared_ptr<Job> of, int answer, int vocab_size, const TokenTable& table)
+      : job(std::move(of)),
+        index(answer),
+        tokens(*job->prompt),
         prompt_len(static_cast<int>(tokens.size())),
-        sampler(request.params, seed, vocab_size),
-        text(request.params.stop_words) {
-    for (const int32_t token : tokens) sampler.note(token);
+        // Answers draw from streams of their own: a multiple of the golden ratio apart.
+        sampler(job->request.params, job->seed + static_cast<uint64_t>(answer) * 0x9E3779B97F4A7C15u, vocab_size),
+        text(job->request.params.stop_words),
+        bad_text(job->request.params.bad_words, table) {
+    for (const int32_t token : tokens) sampler.note_prompt(token);
+    if (job->grammar) matcher = job->grammar->new_matcher(job->request.params.stop_token_ids);
   }
 
+  const GenerationParams& params() const { return job->request.params; }
   // Tokens whose keys and values are not in the cache yet; a decoding sequence has one.
   int pending() const { return static_cast<int>(tokens.size()) - cached; }
   int generated() const { return static_cast<int>(tokens.size()) - prompt_len; }
+  // Whether each prompt row's logits are looked at.
+  bool wants_prompt_rows() const {
+    return params().scores_prompt || params().logits == RowsWanted::kAll || params().hidden_states == RowsWanted::kAll;
+  }
+  // Order of service: priority, then arrival, then answer.
+  bool is_before(const Sequence& other) const {
+    const Job& a = *job;
+    const Job& b = *other.job;
+    if (a.request.priority != b.request.priority) return a.request.priority < b.request.priority;
+    return a.arrival != b.arrival ? a.arrival < b.arrival : index < other.index;
+  }
 
-  Request request;
+  std::shared_ptr<Job> job;
+  int index;
   std::vector<int32_t> tokens;  // prompt, then answer
   int prompt_len;
   int cached = 0;               // leading tokens whose keys and values are in `blocks`
-  std::vector<int32_t> blocks;  // owned; from the engine's BlockPool
+  int published = 0;            // leading blocks whose content is published
+  std::vector<int32_t> blocks;  // referenced in the BlockCache
   int planned = 0;              // tokens of this sequence in the step being built or run
+  int looked_at = 0;            // leading prompt positions whose logits have been looked at
 
   Sampler sampler;
   TextStream text;
-  Output held;                  // with stream false: what has been generated so far
+  BadText bad_text;
+  std::unique_ptr<GrammarMatcher> matcher;
+  Output held;  // what has not been sent
+  Clock::time_point last_token;
 };
 
 }  // namespace turbomind

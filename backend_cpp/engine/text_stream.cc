@@ -8,7 +8,7 @@ namespace turbomind {
 namespace {
 
 struct Decoded {
-  int bytes;          // length of the character, or of the ill-formed run
+  int bytes;  // length of the character, or of the ill-formed run
   bool is_valid;
   bool is_unfinished;  // the text ends inside what may become a character
 };
@@ -18,7 +18,10 @@ Decoded decode_one(std::string_view text) {
   const auto byte_at = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
   const uint8_t lead = byte_at(0);
   if (lead < 0x80) return {1, true, false};
-  const int length = lead >= 0xC2 && lead <= 0xDF ? 2 : lead >= 0xE0 && lead <= 0xEF ? 3 : lead >= 0xF0 && lead <= 0xF4 ? 4 : 0;
+  const int length = lead >= 0xC2 && lead <= 0xDF   ? 2
+                     : lead >= 0xE0 && lead <= 0xEF ? 3
+                     : lead >= 0xF0 && lead <= 0xF4 ? 4
+                                                    : 0;
   if (length == 0) return {1, false, false};
   for (int i = 1; i < length; ++i) {
     if (static_cast<size_t>(i) == text.size()) return {i, false, true};
@@ -36,33 +39,16 @@ Decoded decode_one(std::string_view text) {
 
 }  // namespace
 
-void TextStream::Matcher::advance(char byte) {
-  while (state > 0 && (state == static_cast<int>(word.size()) || word[static_cast<size_t>(state)] != byte)) {
-    state = failure[static_cast<size_t>(state) - 1];
-  }
-  if (word[static_cast<size_t>(state)] == byte) ++state;
-}
-
-TextStream::TextStream(const std::vector<std::string>& stop_words) {
-  for (const std::string& word : stop_words) {
-    Matcher matcher{word, std::vector<int>(word.size(), 0), 0};
-    for (size_t i = 1; i < word.size(); ++i) {
-      int border = matcher.failure[i - 1];
-      while (border > 0 && word[i] != word[static_cast<size_t>(border)]) border = matcher.failure[static_cast<size_t>(border) - 1];
-      matcher.failure[i] = word[i] == word[static_cast<size_t>(border)] ? border + 1 : 0;
-    }
-    matchers_.push_back(std::move(matcher));
-  }
-}
+TextStream::TextStream(const std::vector<std::string>& stop_words) : matchers_(stop_words.begin(), stop_words.end()) {}
 
 bool TextStream::append(std::string_view bytes, bool may_stop) {
   if (is_stopped_) return true;
   for (const char byte : bytes) {
     pending_ += byte;
     size_t longest_match = 0;
-    for (Matcher& matcher : matchers_) {
+    for (StringMatcher& matcher : matchers_) {
       matcher.advance(byte);
-      if (matcher.state == static_cast<int>(matcher.word.size())) longest_match = std::max(longest_match, matcher.word.size());
+      if (matcher.is_complete()) longest_match = std::max(longest_match, static_cast<size_t>(matcher.length()));
     }
     // A match may reach back into bytes already shown only if stopping was not allowed when they were; keep those.
     if (longest_match > 0 && may_stop) {
@@ -77,20 +63,20 @@ bool TextStream::append(std::string_view bytes, bool may_stop) {
 std::string TextStream::take() {
   if (is_stopped_) return release(pending_.size(), true);
   size_t held = 0;
-  for (const Matcher& matcher : matchers_) {
-    const bool is_whole = matcher.state == static_cast<int>(matcher.word.size());
-    held = std::max(held, static_cast<size_t>(is_whole ? matcher.failure.back() : matcher.state));
-  }
+  for (const StringMatcher& matcher : matchers_) held = std::max(held, static_cast<size_t>(matcher.unfinished()));
   return release(pending_.size() - std::min(held, pending_.size()), false);
 }
 
-std::string TextStream::take_rest() { return release(pending_.size(), true); }
+std::string TextStream::take_rest() {
+  return release(pending_.size(), true);
+}
 
 std::string TextStream::release(size_t count, bool at_end) {
   std::string text;
   size_t position = 0;
   while (position < count) {
-    const Decoded decoded = decode_one(std::string_view(pending_).substr(position, at_end ? count - position : std::string_view::npos));
+    const Decoded decoded =
+        decode_one(std::string_view(pending_).substr(position, at_end ? count - position : std::string_view::npos));
     // A character that reaches into the held bytes, or beyond the end, waits.
     if (decoded.is_unfinished) {
       if (at_end) position = count;

@@ -9,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/string_matcher.h"
+
 namespace turbomind {
 
 class TextStream {
@@ -26,18 +28,9 @@ class TextStream {
   std::string take_rest();
 
  private:
-  // Knuth-Morris-Pratt: failure[i] is the longest border of the first i + 1 bytes; state, how many bytes are matched now.
-  struct Matcher {
-    std::string word;
-    std::vector<int> failure;
-    int state = 0;
-
-    void advance(char byte);
-  };
-
   std::string release(size_t count, bool at_end);
 
-  std::vector<Matcher> matchers_;
+  std::vector<StringMatcher> matchers_;
   std::string pending_;
   bool is_stopped_ = false;
 };

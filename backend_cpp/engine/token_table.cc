@@ -38,7 +38,8 @@ TokenTable TokenTable::from_file(const std::string& path) {
 }
 
 std::string_view TokenTable::bytes(int32_t token) const {
-  return token >= 0 && token < size() ? std::string_view(tokens_[static_cast<size_t>(token)].bytes) : std::string_view();
+  return token >= 0 && token < size() ? std::string_view(tokens_[static_cast<size_t>(token)].bytes)
+                                      : std::string_view();
 }
 
 bool TokenTable::is_special(int32_t token) const {

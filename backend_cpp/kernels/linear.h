@@ -5,8 +5,8 @@
 //   bias [out_features]                float32, may be null
 //   y [rows, out_features]             float32, row-major; with accumulate, y += instead of y =
 //
-// Products and sums are float32 (bfloat16 weights are widened exactly). Each output element is one dot product summed in
-// an order that depends only on in_features and the instruction set: not on rows, on the tile or the thread that
+// Products and sums are float32 (bfloat16 weights are widened exactly). Each output element is one dot product summed
+// in an order that depends only on in_features and the instruction set: not on rows, on the tile or the thread that
 // computes it. So a row's result is bitwise the same alone, in a batch, and in any chunk of a prompt.
 //
 // Few rows stream the weights once from memory; many rows are blocked so that a tile of x stays in the second-level

@@ -1,14 +1,14 @@
 // Causal attention over a paged key/value cache, with RoPE and the cache write that precede it.
 //
-// Cache layout. A block holds `block_len` consecutive tokens of one sequence for all layers. Inside a block, per layer and
-// key/value head, keys are stored transposed and values plainly:
+// Cache layout. A block holds `block_len` consecutive tokens of one sequence for all layers. Inside a block, per layer
+// and key/value head, keys are stored transposed and values plainly:
 //   k [head_dim, block_len]   so that scores of neighbouring tokens are neighbouring lanes
 //   v [block_len, head_dim]
 // in the cache's dtype (float32 or bfloat16). Block b starts at pool + b * block_bytes; all k of a layer precede its v.
 //
-// Arithmetic. Scores, softmax and sums are float32. A row's keys are visited in partitions of kPartitionTokens, block by
-// block, at absolute positions, and the partitions are merged in order; the result is bitwise independent of the batch, of
-// prompt chunking, and of how partitions are spread over threads.
+// Arithmetic. Scores, softmax and sums are float32. A row's keys are visited in partitions of kPartitionTokens, block
+// by block, at absolute positions, and the partitions are merged in order; the result is bitwise independent of the
+// batch, of prompt chunking, and of how partitions are spread over threads.
 #pragma once
 
 #include <cstddef>
@@ -35,7 +35,8 @@ struct CacheLayout {
   size_t value_offset(int layer, int head) const { return key_offset(layer, num_kv_heads + head); }
 };
 
-// Rows of one sequence in this step: `count` rows from `first_row`, at positions first_position, first_position + 1, ...
+// Rows of one sequence in this step: `count` rows from `first_row`, at positions first_position, first_position + 1,
+// ...
 struct AttentionSpan {
   int first_row = 0;
   int count = 0;
@@ -47,8 +48,8 @@ struct AttentionParams {
   CacheLayout layout;
   std::byte* pool = nullptr;
   int layer = 0;
-  int num_heads = 0;                // query heads, a multiple of layout.num_kv_heads
-  float scale = 1;                  // multiplies q.k
+  int num_heads = 0;  // query heads, a multiple of layout.num_kv_heads
+  float scale = 1;    // multiplies q.k
   const AttentionSpan* spans = nullptr;
   int span_count = 0;
 };

@@ -9,14 +9,18 @@ namespace turbomind {
 
 enum class DType : uint8_t { kFloat32, kBFloat16 };
 
-inline size_t byte_size(DType type) { return type == DType::kFloat32 ? 4 : 2; }
+inline size_t byte_size(DType type) {
+  return type == DType::kFloat32 ? 4 : 2;
+}
 
 // The upper half of a float32.
 struct bf16 {
   uint16_t bits;
 };
 
-inline float to_float(float value) { return value; }
+inline float to_float(float value) {
+  return value;
+}
 inline float to_float(bf16 value) {
   const uint32_t wide = static_cast<uint32_t>(value.bits) << 16;
   float result;

@@ -92,12 +92,14 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path) {
       const Json::Array& offsets = entry.at("data_offsets").as_array();
       const auto begin = static_cast<size_t>(offsets.at(0).as_int());
       const auto end = static_cast<size_t>(offsets.at(1).as_int());
-      if (end < begin || end > payload_bytes) throw invalid_argument("tensor " + name + " lies beyond the end: the file is truncated");
+      if (end < begin || end > payload_bytes)
+        throw invalid_argument("tensor " + name + " lies beyond the end: the file is truncated");
       tensor.data = payload + begin;
       tensor.bytes = end - begin;
       if ((tensor.dtype == "F32" || tensor.dtype == "BF16" || tensor.dtype == "F16") &&
           tensor.bytes != elements * element_size(tensor.dtype)) {
-        throw invalid_argument("tensor " + name + " has " + std::to_string(tensor.bytes) + " bytes, which does not fit its shape");
+        throw invalid_argument("tensor " + name + " has " + std::to_string(tensor.bytes) +
+                               " bytes, which does not fit its shape");
       }
       tensors_.emplace(name, std::move(tensor));
     }
@@ -118,7 +120,9 @@ Checkpoint::Checkpoint(const std::string& directory) : manifest_(Json::parse_fil
   }
 }
 
-bool Checkpoint::has(const std::string& name) const { return manifest_.at("tensors").find(name) != nullptr; }
+bool Checkpoint::has(const std::string& name) const {
+  return manifest_.at("tensors").find(name) != nullptr;
+}
 
 std::vector<const SafetensorsFile::Tensor*> Checkpoint::parts(const Json& expression) const {
   const std::string& op = expression.at("op").as_string();

@@ -7,13 +7,15 @@
 
 namespace turbomind {
 
+enum class SpanRows { kNone, kLast, kAll };
+
 // The rows one sequence contributes to a step: `count` consecutive tokens.
 struct StepSpan {
   int first_row = 0;
   int count = 0;
-  int first_position = 0;             // position of the first of them
+  int first_position = 0;                        // position of the first of them
   const std::vector<int32_t>* blocks = nullptr;  // covers positions 0 .. first_position + count - 1
-  bool wants_logits = false;          // of the last row
+  SpanRows wanted = SpanRows::kNone;             // rows whose logits are wanted
 };
 
 struct StepInput {
@@ -26,21 +28,27 @@ struct StepInput {
   }
 };
 
+// The wanted rows of a step, in span order; valid until the next step.
+struct StepOutput {
+  float* logits = nullptr;        // [wanted rows, vocab_size], writable
+  const float* hidden = nullptr;  // [wanted rows, hidden_size], after the final norm
+};
+
 // Called by the step thread only.
 class ModelRunner {
  public:
   virtual ~ModelRunner() = default;
 
   virtual int vocab_size() const = 0;
+  virtual int hidden_size() const = 0;
   // Memory one cache block takes, and memory that may be given to the cache, in bytes.
   virtual size_t block_bytes(int block_len) const = 0;
   virtual size_t free_cache_memory() const = 0;
   // Called once, before the first forward.
   virtual void allocate_cache(int block_count, int block_len) = 0;
 
-  // Runs one step: writes the keys and values of every row, then returns logits [number of spans that want them, vocab]
-  // float32 in span order, valid and writable until the next call. A throw means the device failed, not a request.
-  virtual float* forward(const StepInput& input) = 0;
+  // Runs one step; writes the keys and values of every row. A throw means the device failed, not a request.
+  virtual StepOutput forward(const StepInput& input) = 0;
 };
 
 }  // namespace turbomind

@@ -46,7 +46,8 @@ ModelSpec read(const Json& json) {
   spec.tied_embeddings = json.at("tied_embeddings").as_bool();
   spec.max_position_embeddings = positive(json, "max_position_embeddings");
   if (const Json* bos = json.find("bos_token_id")) spec.bos_token_id = static_cast<int>(bos->as_int());
-  for (const Json& eos : json.at("eos_token_ids").as_array()) spec.eos_token_ids.push_back(static_cast<int32_t>(eos.as_int()));
+  for (const Json& eos : json.at("eos_token_ids").as_array())
+    spec.eos_token_ids.push_back(static_cast<int32_t>(eos.as_int()));
 
   if (spec.num_heads % spec.num_kv_heads != 0) throw invalid_argument("num_heads must be a multiple of num_kv_heads");
   if (spec.head_dim % 2 != 0) throw invalid_argument("head_dim must be even");

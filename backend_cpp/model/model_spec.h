@@ -23,7 +23,7 @@ struct ModelSpec {
   float norm_eps = 0;
   bool qkv_bias = false;
   bool o_bias = false;
-  float attention_scale = 1;  // multiplies q.k
+  float attention_scale = 1;         // multiplies q.k
   std::vector<float> rope_inv_freq;  // [head_dim / 2], static scaling applied
   float rope_attention_scaling = 1;  // multiplies cos and sin
   bool tied_embeddings = false;

@@ -47,13 +47,11 @@ size_t available_memory() {
   return available;
 }
 
-NativeRunner::NativeRunner(ModelSpec spec, const Checkpoint& checkpoint, DType dtype, int max_rows, int max_logit_rows,
-                           int threads)
+NativeRunner::NativeRunner(ModelSpec spec, const Checkpoint& checkpoint, DType dtype, int max_rows, int threads)
     : spec_(std::move(spec)),
       pool_(threads > 0 ? threads : available_cpu_count()),
       weights_(Weights::load(spec_, checkpoint, dtype, pool_)),
       max_rows_(max_rows),
-      max_logit_rows_(max_logit_rows),
       hidden_(float_buffer(max_rows, spec_.hidden_size)),
       normed_(float_buffer(max_rows, spec_.hidden_size)),
       qkv_(float_buffer(max_rows, (spec_.num_heads + 2 * spec_.num_kv_heads) * spec_.head_dim)),
@@ -62,21 +60,23 @@ NativeRunner::NativeRunner(ModelSpec spec, const Checkpoint& checkpoint, DType d
       activated_(float_buffer(max_rows, spec_.intermediate_size)),
       rope_cos_(float_buffer(max_rows, spec_.head_dim / 2)),
       rope_sin_(float_buffer(max_rows, spec_.head_dim / 2)),
-      logit_rows_(float_buffer(max_logit_rows, spec_.hidden_size)),
-      logits_(float_buffer(max_logit_rows, spec_.vocab_size)) {}
+      logit_rows_(float_buffer(max_rows, spec_.hidden_size)),
+      logits_(float_buffer(max_rows, spec_.vocab_size)) {}
 
 CacheLayout NativeRunner::layout(int block_len) const {
   return {weights_.dtype, spec_.num_layers, spec_.num_kv_heads, spec_.head_dim, block_len};
 }
 
-size_t NativeRunner::free_cache_memory() const { return available_memory(); }
+size_t NativeRunner::free_cache_memory() const {
+  return available_memory();
+}
 
 void NativeRunner::allocate_cache(int block_count, int block_len) {
   layout_ = layout(block_len);
   cache_ = AlignedBuffer(layout_.block_bytes() * static_cast<size_t>(block_count));
 }
 
-float* NativeRunner::forward(const StepInput& input) {
+StepOutput NativeRunner::forward(const StepInput& input) {
   const int rows = static_cast<int>(input.tokens.size());
   if (rows > max_rows_) throw internal_error("a step of " + std::to_string(rows) + " rows exceeds the runner's limit");
   embed(input);
@@ -85,8 +85,8 @@ float* NativeRunner::forward(const StepInput& input) {
   for (const StepSpan& span : input.spans) {
     spans_.push_back({span.first_row, span.count, span.first_position, span.blocks->data()});
   }
-  AttentionParams attention{layout_, cache_.as<std::byte>(), 0, spec_.num_heads, spec_.attention_scale, spans_.data(),
-                            static_cast<int>(spans_.size())};
+  AttentionParams attention{layout_,       cache_.as<std::byte>(),         0, spec_.num_heads, spec_.attention_scale,
+                            spans_.data(), static_cast<int>(spans_.size())};
   const size_t workspace_bytes = attention_workspace_floats(attention) * sizeof(float);
   if (workspace_.size() < workspace_bytes) workspace_ = AlignedBuffer(workspace_bytes);
   for (int layer = 0; layer < spec_.num_layers; ++layer) run_layer(layer, rows, attention);
@@ -142,20 +142,20 @@ void NativeRunner::run_layer(int index, int rows, AttentionParams& attention) {
   linear(pool_, layer.down.view, activated_.as<float>(), rows, hidden, true);
 }
 
-float* NativeRunner::compute_logits(const StepInput& input) {
+StepOutput NativeRunner::compute_logits(const StepInput& input) {
   const auto size = static_cast<size_t>(spec_.hidden_size);
   int count = 0;
   for (const StepSpan& span : input.spans) {
-    if (!span.wants_logits) continue;
-    if (count == max_logit_rows_) throw internal_error("more logits asked for than the runner's limit");
-    const size_t row = static_cast<size_t>(span.first_row) + span.count - 1;
-    std::memcpy(logit_rows_.as<float>() + count * size, hidden_.as<float>() + row * size, size * sizeof(float));
-    ++count;
+    const int wanted = span.wanted == SpanRows::kNone ? 0 : span.wanted == SpanRows::kLast ? 1 : span.count;
+    const size_t first = static_cast<size_t>(span.first_row) + span.count - wanted;
+    std::memcpy(logit_rows_.as<float>() + count * size, hidden_.as<float>() + first * size,
+                wanted * size * sizeof(float));
+    count += wanted;
   }
   rms_norm(pool_, logit_rows_.as<float>(), weights_.final_norm.as<float>(), spec_.norm_eps, count, spec_.hidden_size,
            logit_rows_.as<float>());
   linear(pool_, weights_.output_layer(), logit_rows_.as<float>(), count, logits_.as<float>(), false);
-  return logits_.as<float>();
+  return {logits_.as<float>(), logit_rows_.as<float>()};
 }
 
 }  // namespace turbomind

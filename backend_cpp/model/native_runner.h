@@ -5,8 +5,8 @@
 
 #include "base/aligned_buffer.h"
 #include "base/thread_pool.h"
-#include "model/model_runner.h"
 #include "kernels/paged_attention.h"
+#include "model/model_runner.h"
 #include "model/model_spec.h"
 #include "model/weights.h"
 
@@ -14,27 +14,27 @@ namespace turbomind {
 
 class NativeRunner final : public ModelRunner {
  public:
-  // `max_rows` bounds the rows, `max_logit_rows` the spans that want logits, of one step. threads 0: all CPUs.
-  NativeRunner(ModelSpec spec, const Checkpoint& checkpoint, DType dtype, int max_rows, int max_logit_rows, int threads);
+  // `max_rows` bounds the rows of one step. threads 0: all CPUs.
+  NativeRunner(ModelSpec spec, const Checkpoint& checkpoint, DType dtype, int max_rows, int threads);
 
   int vocab_size() const override { return spec_.vocab_size; }
+  int hidden_size() const override { return spec_.hidden_size; }
   size_t block_bytes(int block_len) const override { return layout(block_len).block_bytes(); }
   size_t free_cache_memory() const override;
   void allocate_cache(int block_count, int block_len) override;
-  float* forward(const StepInput& input) override;
+  StepOutput forward(const StepInput& input) override;
 
  private:
   CacheLayout layout(int block_len) const;
   void embed(const StepInput& input);
   void fill_rope_tables(const StepInput& input);
   void run_layer(int index, int rows, AttentionParams& attention);
-  float* compute_logits(const StepInput& input);
+  StepOutput compute_logits(const StepInput& input);
 
   ModelSpec spec_;
   ThreadPool pool_;
   Weights weights_;
   int max_rows_;
-  int max_logit_rows_;
 
   AlignedBuffer cache_;
   CacheLayout layout_;
@@ -50,8 +50,8 @@ class NativeRunner final : public ModelRunner {
   AlignedBuffer rope_cos_;    // head_dim / 2
   AlignedBuffer rope_sin_;    // head_dim / 2
   AlignedBuffer workspace_;   // of attention; grows
-  AlignedBuffer logit_rows_;  // [max_logit_rows, hidden_size]
-  AlignedBuffer logits_;      // [max_logit_rows, vocab_size]
+  AlignedBuffer logit_rows_;  // hidden_size; the wanted rows, gathered
+  AlignedBuffer logits_;      // vocab_size; memory is taken only when touched
 };
 
 // Memory this process may still use, in bytes: what the system has available, within the cgroup's limit.

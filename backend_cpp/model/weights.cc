@@ -46,7 +46,8 @@ LayerWeights read_layer(const ModelSpec& spec, const Checkpoint& checkpoint, int
   layer.qkv = read_linear(checkpoint, prefix + "attention.qkv", qkv_size, spec.hidden_size, dtype, spec.qkv_bias);
   layer.o = read_linear(checkpoint, prefix + "attention.o", spec.hidden_size, query_size, dtype, spec.o_bias);
   layer.mlp_norm = read_vector(checkpoint, prefix + "mlp_norm.weight", spec.hidden_size);
-  layer.gate_up = read_linear(checkpoint, prefix + "mlp.gate_up", 2 * spec.intermediate_size, spec.hidden_size, dtype, false);
+  layer.gate_up =
+      read_linear(checkpoint, prefix + "mlp.gate_up", 2 * spec.intermediate_size, spec.hidden_size, dtype, false);
   layer.down = read_linear(checkpoint, prefix + "mlp.down", spec.hidden_size, spec.intermediate_size, dtype, false);
   return layer;
 }

@@ -27,8 +27,9 @@ T* pointer(uintptr_t address) {
   return reinterpret_cast<T*>(address);
 }
 
-DType dtype_of(bool is_bfloat16) { return is_bfloat16 ? DType::kBFloat16 : DType::kFloat32; }
-
+DType dtype_of(bool is_bfloat16) {
+  return is_bfloat16 ? DType::kBFloat16 : DType::kFloat32;
+}
 
 // RoPE, cache write and attention of one layer; qkv is changed as rope_and_cache_write says.
 void attention(uintptr_t qkv, uintptr_t rope_cos, uintptr_t rope_sin, uintptr_t pool, bool is_bfloat16, int num_layers,
@@ -39,7 +40,12 @@ void attention(uintptr_t qkv, uintptr_t rope_cos, uintptr_t rope_sin, uintptr_t 
     views.push_back({first_row, count, first_position, blocks.data()});
   }
   const AttentionParams params{{dtype_of(is_bfloat16), num_layers, num_kv_heads, head_dim, block_len},
-                               pointer<std::byte>(pool), layer, num_heads, scale, views.data(), static_cast<int>(views.size())};
+                               pointer<std::byte>(pool),
+                               layer,
+                               num_heads,
+                               scale,
+                               views.data(),
+                               static_cast<int>(views.size())};
   std::vector<float> workspace(attention_workspace_floats(params));
   rope_and_cache_write(shared_pool(), params, pointer<float>(rope_cos), pointer<float>(rope_sin), pointer<float>(qkv));
   paged_attention(shared_pool(), params, pointer<float>(qkv), workspace.data(), pointer<float>(out));
@@ -50,7 +56,8 @@ void attention(uintptr_t qkv, uintptr_t rope_cos, uintptr_t rope_sin, uintptr_t 
 void bind_kernels(py::module_& m) {
   m.def("linear", [](uintptr_t x, int rows, uintptr_t weight, bool is_bfloat16, int out_features, int in_features,
                      uintptr_t bias, uintptr_t y, bool accumulate) {
-    const LinearWeight view{pointer<void>(weight), dtype_of(is_bfloat16), out_features, in_features, pointer<float>(bias)};
+    const LinearWeight view{pointer<void>(weight), dtype_of(is_bfloat16), out_features, in_features,
+                            pointer<float>(bias)};
     linear(shared_pool(), view, pointer<float>(x), rows, pointer<float>(y), accumulate);
   });
   m.def("rms_norm", [](uintptr_t x, uintptr_t weight, float eps, int rows, int size, uintptr_t y) {

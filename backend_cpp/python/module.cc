@@ -18,10 +18,17 @@ PYBIND11_MODULE(_turbomind, m) {
       if (raised) std::rethrow_exception(raised);
     } catch (const Error& error) {
       switch (error.code()) {
-        case ErrorCode::kInvalidArgument: PyErr_SetString(PyExc_ValueError, error.what()); break;
-        case ErrorCode::kNotFound: PyErr_SetString(PyExc_FileNotFoundError, error.what()); break;
-        case ErrorCode::kUnavailable: py::set_error(unavailable, error.what()); break;
-        case ErrorCode::kInternal: PyErr_SetString(PyExc_RuntimeError, error.what());
+        case ErrorCode::kNotFound:
+          PyErr_SetString(PyExc_FileNotFoundError, error.what());
+          break;
+        case ErrorCode::kUnavailable:
+          py::set_error(unavailable, error.what());
+          break;
+        case ErrorCode::kInternal:
+          PyErr_SetString(PyExc_RuntimeError, error.what());
+          break;
+        default:
+          PyErr_SetString(PyExc_ValueError, error.what());
       }
     }
   });
@@ -35,7 +42,8 @@ PYBIND11_MODULE(_turbomind, m) {
       .def("stats", &OfflineEngine::stats)
       .def("close", &OfflineEngine::close)
       .def_property_readonly("session_len", &OfflineEngine::session_len)
-      .def_property_readonly("vocab_size", &OfflineEngine::vocab_size);
+      .def_property_readonly("vocab_size", &OfflineEngine::vocab_size)
+      .def_property_readonly("hidden_size", &OfflineEngine::hidden_size);
 
   m.def("supported_isas", &supported_isas);
   m.def("select_isa", &select_isa, py::arg("name"));

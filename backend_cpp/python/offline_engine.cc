@@ -1,5 +1,6 @@
 #include "python/offline_engine.h"
 
+#include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
 #include <chrono>
@@ -19,26 +20,91 @@ void read(const py::dict& params, const char* key, T& field) {
   try {
     field = params[key].cast<T>();
   } catch (const py::cast_error&) {
-    throw invalid_argument(std::string(key) + " has the wrong type: " + std::string(py::str(py::type::of(py::object(params[key])))));
+    throw invalid_argument(std::string(key) +
+                           " has the wrong type: " + std::string(py::str(py::type::of(py::object(params[key])))));
   }
+}
+
+RowsWanted rows_wanted(const py::dict& params, const char* key) {
+  std::string wanted;
+  read(params, key, wanted);
+  if (wanted.empty()) return RowsWanted::kNone;
+  if (wanted == "generation") return RowsWanted::kGeneration;
+  if (wanted == "all") return RowsWanted::kAll;
+  throw invalid_argument(std::string(key) + " must be generation or all, got " + wanted);
+}
+
+// Calls hook(tokens, logits) with NumPy views; the logits are changed in place. The Python object is released under the
+// interpreter lock, whichever thread drops it last.
+LogitsHook make_hook(const py::object& callable) {
+  const std::shared_ptr<py::object> hook(new py::object(callable), [](py::object* object) {
+    const py::gil_scoped_acquire locked;
+    delete object;
+  });
+  return [hook](const std::vector<int32_t>& tokens, float* logits, int vocab_size) {
+    const py::gil_scoped_acquire locked;
+    try {
+      const py::capsule borrowed(logits, [](void*) {});
+      (*hook)(py::array_t<int32_t>(static_cast<py::ssize_t>(tokens.size()), tokens.data()),
+              py::array_t<float>(vocab_size, logits, borrowed));
+    } catch (py::error_already_set& error) {
+      // Its message is made here: the exception object may only be touched under the lock.
+      throw invalid_argument(std::string("logits_processors failed: ") + error.what());
+    }
+  };
 }
 
 GenerationParams read_params(const py::dict& params) {
   GenerationParams result;
   read(params, "max_new_tokens", result.max_new_tokens);
   read(params, "min_new_tokens", result.min_new_tokens);
+  read(params, "ignore_eos", result.ignore_eos);
+  read(params, "stop_words", result.stop_words);
+  read(params, "stop_token_ids", result.stop_token_ids);
   read(params, "do_sample", result.do_sample);
   read(params, "temperature", result.temperature);
   read(params, "top_p", result.top_p);
   read(params, "top_k", result.top_k);
+  read(params, "min_p", result.min_p);
   read(params, "repetition_penalty", result.repetition_penalty);
-  if (params.contains("random_seed") && !params["random_seed"].is_none()) result.random_seed = params["random_seed"].cast<uint64_t>();
-  read(params, "ignore_eos", result.ignore_eos);
-  read(params, "stop_words", result.stop_words);
-  read(params, "stop_token_ids", result.stop_token_ids);
+  read(params, "presence_penalty", result.presence_penalty);
+  read(params, "frequency_penalty", result.frequency_penalty);
+  read(params, "logit_bias", result.logit_bias);
+  read(params, "bad_words", result.bad_words);
+  read(params, "bad_tokens", result.bad_tokens);
+  uint64_t seed = 0;
+  if (params.contains("random_seed") && !params["random_seed"].is_none()) {
+    read(params, "random_seed", seed);
+    result.random_seed = seed;
+  }
+  read(params, "n", result.n);
+  if (params.contains("logits_hook") && !params["logits_hook"].is_none())
+    result.logits_hook = make_hook(params["logits_hook"]);
+  read(params, "response_format", result.response_format);
   read(params, "skip_special_tokens", result.skip_special_tokens);
   read(params, "stream", result.stream);
+  int logprobs = -1;
+  read(params, "logprobs", logprobs);
+  if (logprobs >= 0) result.logprobs = logprobs;
+  result.logits = rows_wanted(params, "output_logits");
+  result.hidden_states = rows_wanted(params, "output_last_hidden_state");
+  read(params, "scores_prompt", result.scores_prompt);
   return result;
+}
+
+std::optional<SessionParams> read_session(const py::dict& params) {
+  if (!params.contains("session") || params["session"].is_none()) return std::nullopt;
+  const auto [id, start, end, stop, step] = params["session"].cast<std::tuple<uint64_t, bool, bool, bool, int>>();
+  return SessionParams{id, start, end, stop, step};
+}
+
+// A float32 array [rows, width] that owns its memory, or None.
+py::object matrix(std::vector<float>&& values, int width) {
+  if (values.empty()) return py::none();
+  auto* owner = new std::vector<float>(std::move(values));
+  const py::capsule free_it(owner, [](void* memory) { delete static_cast<std::vector<float>*>(memory); });
+  const auto rows = static_cast<py::ssize_t>(owner->size()) / width;
+  return py::array_t<float>({rows, static_cast<py::ssize_t>(width)}, owner->data(), free_it);
 }
 
 }  // namespace
@@ -48,6 +114,7 @@ OfflineEngine::OfflineEngine(const std::string& directory, const std::string& se
   engine_ = std::move(loaded.engine);
   session_len_ = engine_->config().session_len;
   vocab_size_ = engine_->vocab_size();
+  hidden_size_ = engine_->hidden_size();
 }
 
 Engine& OfflineEngine::engine() const {
@@ -56,19 +123,26 @@ Engine& OfflineEngine::engine() const {
 }
 
 RequestId OfflineEngine::submit(std::vector<int32_t> input_ids, const py::dict& params) {
-  const RequestId id = next_id_++;
-  Request request{id, std::move(input_ids), read_params(params), [this](Output&& output) {
-                    {
-                      const std::lock_guard lock(mu_);
-                      outputs_.push_back(std::move(output));
-                    }
-                    ready_.notify_one();
-                  }};
+  Request request;
+  request.id = next_id_++;
+  request.input_ids = std::move(input_ids);
+  request.params = read_params(params);
+  request.session = read_session(params);
+  request.on_output = [this](Output&& output) {
+    {
+      const std::lock_guard lock(mu_);
+      outputs_.push_back(std::move(output));
+    }
+    ready_.notify_one();
+  };
+  const RequestId id = request.id;
   engine().submit(std::move(request));
   return id;
 }
 
-void OfflineEngine::cancel(RequestId request) { engine().cancel(request); }
+void OfflineEngine::cancel(RequestId request) {
+  engine().cancel(request);
+}
 
 py::list OfflineEngine::poll(double timeout) {
   std::vector<Output> outputs;
@@ -80,8 +154,25 @@ py::list OfflineEngine::poll(double timeout) {
   }
   py::list result;
   for (Output& output : outputs) {
-    result.append(py::make_tuple(output.request, output.text, output.token_ids, finish_reason_name(output.finish),
-                                 output.input_token_len, output.generate_token_len, output.error));
+    py::dict item;
+    item["request"] = output.request;
+    item["index"] = output.index;
+    item["text"] = output.text;
+    item["token_ids"] = output.token_ids;
+    item["finish_reason"] = finish_reason_name(output.finish);
+    item["is_final"] = output.is_final;
+    item["input_token_len"] = output.input_token_len;
+    item["history_token_len"] = output.history_token_len;
+    item["generate_token_len"] = output.generate_token_len;
+    py::list logprobs;
+    for (const TokenLogprobs& entry : output.logprobs) logprobs.append(py::make_tuple(entry.chosen, entry.top));
+    item["logprobs"] = std::move(logprobs);
+    item["logits"] = matrix(std::move(output.logits), vocab_size_);
+    item["last_hidden_state"] = matrix(std::move(output.hidden_states), hidden_size_);
+    item["score"] = py::make_tuple(output.score, output.scored_tokens);
+    item["error"] = output.error;
+    item["is_bad_request"] = output.error_code != ErrorCode::kInternal && output.error_code != ErrorCode::kUnavailable;
+    result.append(std::move(item));
   }
   return result;
 }
@@ -93,16 +184,25 @@ py::dict OfflineEngine::stats() const {
   result["requests_waiting"] = stats.waiting;
   result["cache_blocks_total"] = stats.blocks_total;
   result["cache_blocks_used"] = stats.blocks_used;
-  result["cache_blocks_free"] = stats.blocks_total - stats.blocks_used;
+  result["cache_blocks_idle"] = stats.blocks_idle;
+  result["cache_blocks_free"] = stats.blocks_total - stats.blocks_used - stats.blocks_idle;
+  result["sessions"] = stats.sessions;
   result["requests_completed_total"] = stats.completed;
   result["requests_cancelled_total"] = stats.cancelled;
   result["requests_failed_total"] = stats.failed;
   result["tokens_in_total"] = stats.tokens_in;
+  result["tokens_computed_total"] = stats.tokens_computed;
+  result["tokens_matched_total"] = stats.tokens_matched;
   result["tokens_out_total"] = stats.tokens_out;
+  result["evictions_total"] = stats.evictions;
   result["preemptions_total"] = stats.preemptions;
   result["steps_total"] = stats.steps;
   result["step_seconds_total"] = stats.step_seconds;
   result["forward_seconds_total"] = stats.forward_seconds;
+  result["first_tokens_total"] = stats.first_tokens;
+  result["first_token_seconds_total"] = stats.first_token_seconds;
+  result["later_tokens_total"] = stats.later_tokens;
+  result["later_token_seconds_total"] = stats.later_token_seconds;
   return result;
 }
 

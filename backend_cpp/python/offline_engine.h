@@ -17,11 +17,11 @@ class OfflineEngine {
  public:
   OfflineEngine(const std::string& directory, const std::string& settings_json);
 
-  // Returns the request's number. `params` holds fields of GenerationConfig.
+  // Returns the request's number. `params` holds fields of GenerationConfig, and session: (id, start, end, stop, step).
   RequestId submit(std::vector<int32_t> input_ids, const pybind11::dict& params);
   void cancel(RequestId request);
-  // Outputs since the last call, as tuples (request, text, token_ids, finish_reason, input_len, generate_len, error);
-  // waits up to `timeout` seconds for the first, without the interpreter lock. One poller at a time.
+  // Outputs since the last call, as dicts (lmdeploy/turbomind/engine.py names the members); waits up to `timeout`
+  // seconds for the first, without the interpreter lock. One poller at a time.
   pybind11::list poll(double timeout);
   pybind11::dict stats() const;
   // Cancels what is open and stops the engine. Outputs already made can still be polled.
@@ -29,6 +29,7 @@ class OfflineEngine {
 
   int session_len() const { return session_len_; }
   int vocab_size() const { return vocab_size_; }
+  int hidden_size() const { return hidden_size_; }
 
  private:
   Engine& engine() const;  // throws Error(kUnavailable) after close
@@ -40,6 +41,7 @@ class OfflineEngine {
   RequestId next_id_ = 1;        // guarded by the interpreter lock
   int session_len_ = 0;
   int vocab_size_ = 0;
+  int hidden_size_ = 0;
   std::unique_ptr<Engine> engine_;
 };
 

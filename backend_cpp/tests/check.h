@@ -37,17 +37,16 @@ void check_equal(const A& a, const B& b, const char* text, const char* file, int
 
 }  // namespace turbomind::testing
 
-#define TEST(name)                                                                        \
-  static void name();                                                                     \
+#define TEST(name)                                                                   \
+  static void name();                                                                \
   static const ::turbomind::testing::Registration registration_##name{#name, &name}; \
   static void name()
 
-#define CHECK(condition)                                                                                  \
-  do {                                                                                                    \
-    if (!(condition)) {                                                                                   \
-      throw ::turbomind::testing::Failure(std::string(__FILE__) + ":" + std::to_string(__LINE__) + ": " + \
-                                          #condition);                                                    \
-    }                                                                                                     \
+#define CHECK(condition)                                                                                               \
+  do {                                                                                                                 \
+    if (!(condition)) {                                                                                                \
+      throw ::turbomind::testing::Failure(std::string(__FILE__) + ":" + std::to_string(__LINE__) + ": " + #condition); \
+    }                                                                                                                  \
   } while (false)
 
 #define CHECK_EQUAL(a, b) ::turbomind::testing::check_equal((a), (b), #a " == " #b, __FILE__, __LINE__)

@@ -1,7 +1,7 @@
 // A model without weights: the next token is a function of all tokens so far, read back from what was "cached".
 //
-// It keeps the tokens themselves in the cache blocks, so a wrong block table, a missing write or a block shared by mistake
-// changes the answer.
+// It keeps the tokens themselves in the cache blocks, so a wrong block table, a missing write or a block shared by
+// mistake changes the answer.
 #pragma once
 
 #include <atomic>
@@ -32,6 +32,7 @@ class StubRunner final : public ModelRunner {
   int32_t poison = -1;
 
   int vocab_size() const override { return kStubVocab; }
+  int hidden_size() const override { return 1; }
   size_t block_bytes(int block_len) const override { return static_cast<size_t>(block_len) * sizeof(int32_t); }
   size_t free_cache_memory() const override { return size_t{1} << 20; }
   void allocate_cache(int block_count, int block_len) override {
@@ -39,22 +40,25 @@ class StubRunner final : public ModelRunner {
     cache_.assign(static_cast<size_t>(block_count) * block_len, -1);
   }
 
-  float* forward(const StepInput& input) override {
+  StepOutput forward(const StepInput& input) override {
     on_step(steps_++);
     logits_.clear();
+    hidden_.clear();
     for (const StepSpan& span : input.spans) {
       for (int i = 0; i < span.count; ++i) slot(span, span.first_position + i) = input.tokens[span.first_row + i];
-      if (!span.wants_logits) continue;
+      const int wanted = span.wanted == SpanRows::kNone ? 0 : span.wanted == SpanRows::kLast ? 1 : span.count;
       std::vector<int32_t> tokens;
       for (int position = 0; position < span.first_position + span.count; ++position) {
         if (slot(span, position) < 0) throw std::logic_error("a position was read before it was written");
         tokens.push_back(slot(span, position));
+        if (position < span.first_position + span.count - wanted) continue;
+        const int32_t next = stub_next(tokens);
+        for (int32_t token = 0; token < kStubVocab; ++token) logits_.push_back(token == next ? 5.0f : 0.0f);
+        if (next == poison) logits_.back() = NAN;
+        hidden_.push_back(static_cast<float>(position));
       }
-      const int32_t next = stub_next(tokens);
-      for (int32_t token = 0; token < kStubVocab; ++token) logits_.push_back(token == next ? 5.0f : 0.0f);
-      if (next == poison) logits_.back() = NAN;
     }
-    return logits_.data();
+    return {logits_.data(), hidden_.data()};
   }
 
  private:
@@ -67,6 +71,7 @@ class StubRunner final : public ModelRunner {
   int steps_ = 0;
   std::vector<int32_t> cache_;
   std::vector<float> logits_;
+  std::vector<float> hidden_;  // the position of each wanted row
 };
 
 }  // namespace turbomind::testing

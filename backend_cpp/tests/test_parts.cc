@@ -1,4 +1,4 @@
-// Text stream, sampler, block pool, JSON, thread pool.
+// Text stream, sampler, JSON, thread pool.
 #include <atomic>
 #include <cmath>
 #include <random>
@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/thread_pool.h"
-#include "engine/block_pool.h"
+#include "engine/bad_text.h"
 #include "engine/sampler.h"
 #include "engine/text_stream.h"
 #include "tests/check.h"
@@ -118,14 +118,15 @@ TEST(uniform_numbers_are_uniform_and_repeat) {
 namespace {
 
 // Frequencies of 40,000 draws against the distribution computed in double.
-void check_distribution(GenerationParams params, const std::vector<double>& expected, const std::vector<float>& logits) {
+void check_distribution(GenerationParams params, const std::vector<double>& expected,
+                        const std::vector<float>& logits) {
   params.do_sample = true;
   Sampler sampler(params, 99, static_cast<int>(logits.size()));
   constexpr int kDraws = 40000;
   std::vector<int> counts(logits.size());
   for (uint64_t draw = 0; draw < kDraws; ++draw) {
     std::vector<float> row = logits;
-    ++counts[static_cast<size_t>(sampler.sample(row.data(), draw, {}))];
+    ++counts[static_cast<size_t>(sampler.sample(row.data(), {}, draw, {}, nullptr))];
   }
   double chi_square = 0;
   int degrees = -1;
@@ -170,38 +171,90 @@ TEST(the_repetition_penalty_divides_positive_and_multiplies_negative_logits) {
   GenerationParams params;
   params.repetition_penalty = 2.0f;
   Sampler sampler(params, 0, 3);
-  sampler.note(0);
+  sampler.note_prompt(0);
   std::vector<float> row = {1.9f, 1.0f, -1.0f};
-  CHECK_EQUAL(sampler.sample(row.data(), 0, {}), 1);
-  sampler.note(1);
+  CHECK_EQUAL(sampler.sample(row.data(), {}, 0, {}, nullptr), 1);
+  sampler.note_prompt(1);
   row = {-0.4f, -0.3f, -0.5f};
-  CHECK_EQUAL(sampler.sample(row.data(), 0, {}), 2);
+  CHECK_EQUAL(sampler.sample(row.data(), {}, 0, {}, nullptr), 2);
 }
 
 TEST(forbidden_tokens_are_never_chosen_and_nothing_left_is_reported) {
   GenerationParams params;
   Sampler sampler(params, 0, 2);
   std::vector<float> row = {2.0f, 1.0f};
-  CHECK_EQUAL(sampler.sample(row.data(), 0, {0}), 1);
+  CHECK_EQUAL(sampler.sample(row.data(), {}, 0, {0}, nullptr), 1);
   row = {2.0f, 1.0f};
-  CHECK_EQUAL(sampler.sample(row.data(), 0, {0, 1}), -1);
+  CHECK_EQUAL(sampler.sample(row.data(), {}, 0, {0, 1}, nullptr), -1);
 }
 
-TEST(blocks_come_out_once_and_go_back_once) {
-  BlockPool pool(3);
-  std::vector<int32_t> taken = {pool.allocate(), pool.allocate(), pool.allocate()};
-  CHECK_EQUAL(pool.allocate(), -1);
-  CHECK_EQUAL(pool.used_block_count(), 3);
-  std::vector<int32_t> copy = taken;
-  pool.release(taken);
-  CHECK_EQUAL(pool.free_block_count(), 3);
-  bool refused = false;
-  try {
-    pool.release(copy);
-  } catch (const Error&) {
-    refused = true;
-  }
-  CHECK(refused);
+TEST(penalties_and_bias_act_on_logits_as_documented) {
+  GenerationParams params;
+  params.presence_penalty = 1.0f;
+  params.frequency_penalty = 0.5f;
+  params.logit_bias = {{2, 0.75f}};
+  Sampler sampler(params, 0, 3);
+  sampler.note_prompt(0);  // the prompt does not count
+  sampler.note_answer(1);
+  sampler.note_answer(1);
+  std::vector<float> row = {1.0f, 3.5f, 1.0f};
+  CHECK_EQUAL(sampler.sample(row.data(), {}, 0, {}, nullptr), 2);
+  CHECK_EQUAL(row[0], 1.0f);
+  CHECK_EQUAL(row[1], 3.5f - 1.0f - 2 * 0.5f);
+  CHECK_EQUAL(row[2], 1.75f);
+}
+
+TEST(bad_token_sequences_forbid_their_last_token_where_the_rest_has_come) {
+  GenerationParams params;
+  params.bad_tokens = {{0}, {1, 2}};
+  Sampler sampler(params, 0, 4);
+  std::vector<float> row = {9.0f, 1.0f, 5.0f, 2.0f};
+  CHECK_EQUAL(sampler.sample(row.data(), {3}, 0, {}, nullptr), 2);
+  row = {9.0f, 1.0f, 5.0f, 2.0f};
+  CHECK_EQUAL(sampler.sample(row.data(), {3, 1}, 0, {}, nullptr), 3);
+}
+
+TEST(bad_text_forbids_every_token_that_would_complete_it) {
+  const TokenTable table(
+      {{"th", false}, {"e", false}, {"the", false}, {" bathe", false}, {"t", false}, {"he", false}, {"x", false}});
+  BadText bad({"the"}, table);
+  const auto forbidden = [&] {
+    std::vector<int32_t> tokens;
+    bad.append_forbidden(tokens);
+    return tokens;
+  };
+  CHECK((forbidden() == std::vector<int32_t>{2, 3}));
+  bad.advance("x th");
+  CHECK((forbidden() == std::vector<int32_t>{1, 2, 3}));
+  bad.advance("t");
+  CHECK((forbidden() == std::vector<int32_t>{2, 3, 5}));
+}
+
+TEST(a_mask_leaves_only_its_tokens) {
+  GenerationParams params;
+  Sampler sampler(params, 0, 40);
+  std::vector<float> row(40, 1.0f);
+  row[0] = 9.0f;
+  const std::vector<int32_t> mask = {0, 1 << 3};  // token 35 only
+  CHECK_EQUAL(sampler.sample(row.data(), {}, 0, {}, mask.data()), 35);
+}
+
+TEST(min_p_drops_what_is_far_less_likely_than_the_likeliest) {
+  GenerationParams params;
+  params.top_k = 0;
+  params.temperature = 1.0f;
+  params.min_p = 0.3f;  // exp(-1) = .37 stays, exp(-1.5) = .22 goes; logits are 2, 1, .5, 0, -1, 1.5, .25, -3
+  check_distribution(params, softmax(kLogits, 1.0, {true, true, false, false, false, true, false, false}), kLogits);
+}
+
+TEST(log_probabilities_are_those_of_the_whole_distribution) {
+  const TokenLogprobs got = log_probabilities(kLogits.data(), 8, 3, 2);
+  const std::vector<double> p = softmax(kLogits, 1.0, std::vector<bool>(8, true));
+  CHECK(std::fabs(got.chosen - std::log(p[3])) < 1e-6);
+  CHECK_EQUAL(got.top.size(), 2u);
+  CHECK_EQUAL(got.top[0].first, 0);
+  CHECK_EQUAL(got.top[1].first, 5);
+  CHECK(std::fabs(got.top[1].second - std::log(p[5])) < 1e-6);
 }
 
 TEST(json_reads_what_it_should_and_refuses_the_rest) {
@@ -234,7 +287,8 @@ TEST(a_parallel_loop_runs_every_chunk_once) {
     std::vector<std::atomic<int>> hits(static_cast<size_t>(chunks));
     pool.parallel_for(chunks, [&](int chunk) { ++hits[static_cast<size_t>(chunk)]; });
     for (const auto& count : hits) CHECK_EQUAL(count.load(), 1);
-    if (round % 500 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(5));  // long enough for workers to sleep
+    if (round % 500 == 0)
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));  // long enough for workers to sleep
   }
 }
 

@@ -16,8 +16,9 @@ TRITONSERVER_Error* TRITONBACKEND_Initialize(TRITONBACKEND_Backend*) {
     uint32_t minor = 0;
     check(TRITONBACKEND_ApiVersion(&major, &minor));
     if (major != TRITONBACKEND_API_VERSION_MAJOR || minor < 13) {
-      throw turbomind::Error(turbomind::ErrorCode::kUnavailable, "this backend needs Triton backend API 1.13 or later, the server has " +
-                                                                     std::to_string(major) + "." + std::to_string(minor));
+      throw turbomind::Error(turbomind::ErrorCode::kUnavailable,
+                             "this backend needs Triton backend API 1.13 or later, the server has " +
+                                 std::to_string(major) + "." + std::to_string(minor));
     }
   });
 }
@@ -48,10 +49,12 @@ TRITONSERVER_Error* TRITONBACKEND_ModelInstanceInitialize(TRITONBACKEND_ModelIns
   });
 }
 
-TRITONSERVER_Error* TRITONBACKEND_ModelInstanceFinalize(TRITONBACKEND_ModelInstance*) { return nullptr; }
+TRITONSERVER_Error* TRITONBACKEND_ModelInstanceFinalize(TRITONBACKEND_ModelInstance*) {
+  return nullptr;
+}
 
-TRITONSERVER_Error* TRITONBACKEND_ModelInstanceExecute(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request** requests,
-                                                       const uint32_t request_count) {
+TRITONSERVER_Error* TRITONBACKEND_ModelInstanceExecute(TRITONBACKEND_ModelInstance* instance,
+                                                       TRITONBACKEND_Request** requests, const uint32_t request_count) {
   void* state = nullptr;
   if (TRITONSERVER_Error* error = TRITONBACKEND_ModelInstanceState(instance, &state)) return error;
   for (uint32_t i = 0; i < request_count; ++i) static_cast<ModelState*>(state)->execute(instance, requests[i]);

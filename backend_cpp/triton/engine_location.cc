@@ -41,7 +41,8 @@ CommandResult run_command(const std::vector<std::string>& command) {
   CommandResult result{-1, {}};
   if (error == 0) {
     std::array<char, 4096> buffer;
-    for (ssize_t count; (count = read(ends[0], buffer.data(), buffer.size())) > 0;) result.output.append(buffer.data(), static_cast<size_t>(count));
+    for (ssize_t count; (count = read(ends[0], buffer.data(), buffer.size())) > 0;)
+      result.output.append(buffer.data(), static_cast<size_t>(count));
     int status = 0;
     waitpid(child, &status, 0);
     result.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
@@ -72,7 +73,8 @@ std::string find_engine_directory(const std::string& model_path, const std::stri
       run_command({python != nullptr ? python : "python3", "-m", "lmdeploy.turbomind.engine_dir", path});
   const std::string line = last_line(result.output);
   if (result.status != 0) throw invalid_argument("cannot load model '" + path + "': " + line);
-  if (!fs::exists(fs::path(line) / "spec.json")) throw internal_error("the converter named no engine directory: " + result.output);
+  if (!fs::exists(fs::path(line) / "spec.json"))
+    throw internal_error("the converter named no engine directory: " + result.output);
   return line;
 }
 

@@ -28,10 +28,22 @@ inline void log_message(TRITONSERVER_LogLevel level, const std::string& message)
 
 inline TRITONSERVER_Error_Code triton_code(ErrorCode code) {
   switch (code) {
-    case ErrorCode::kInvalidArgument: return TRITONSERVER_ERROR_INVALID_ARG;
-    case ErrorCode::kNotFound: return TRITONSERVER_ERROR_NOT_FOUND;
-    case ErrorCode::kUnavailable: return TRITONSERVER_ERROR_UNAVAILABLE;
-    case ErrorCode::kInternal: return TRITONSERVER_ERROR_INTERNAL;
+    case ErrorCode::kInvalidArgument:
+      return TRITONSERVER_ERROR_INVALID_ARG;
+    case ErrorCode::kNotFound:
+      return TRITONSERVER_ERROR_NOT_FOUND;
+    case ErrorCode::kUnavailable:
+      return TRITONSERVER_ERROR_UNAVAILABLE;
+    case ErrorCode::kInternal:
+      return TRITONSERVER_ERROR_INTERNAL;
+    case ErrorCode::kTimeout:
+      return TRITONSERVER_ERROR_UNAVAILABLE;
+    case ErrorCode::kUnknownSession:
+      return TRITONSERVER_ERROR_NOT_FOUND;
+    case ErrorCode::kSessionBusy:
+    case ErrorCode::kSessionIdle:
+    case ErrorCode::kTooLong:
+      return TRITONSERVER_ERROR_INVALID_ARG;
   }
   return TRITONSERVER_ERROR_INTERNAL;
 }
@@ -50,7 +62,9 @@ TRITONSERVER_Error* guarded(Body&& body) {
 }
 
 struct FactoryDeleter {
-  void operator()(TRITONBACKEND_ResponseFactory* factory) const { ignore(TRITONBACKEND_ResponseFactoryDelete(factory)); }
+  void operator()(TRITONBACKEND_ResponseFactory* factory) const {
+    ignore(TRITONBACKEND_ResponseFactoryDelete(factory));
+  }
 };
 using FactoryHandle = std::unique_ptr<TRITONBACKEND_ResponseFactory, FactoryDeleter>;
 

@@ -7,7 +7,6 @@
 
 #include "base/json.h"
 #include "triton/engine_location.h"
-#include "triton/request_reader.h"
 
 namespace turbomind {
 
@@ -103,50 +102,73 @@ ModelState::~ModelState() {
 void ModelState::execute(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request* request) noexcept {
   std::shared_ptr<ResponseStream> stream;
   try {
-    stream = std::make_shared<ResponseStream>(instance, request);
-    start(request, stream);
+    const RequestReader reader(request);
+    stream = std::make_shared<ResponseStream>(instance, request, reader.is_legacy());
+    start(reader, stream);
   } catch (const Error& error) {
-    if (stream) stream->send_error(error.code(), error.what());
+    refuse(instance, request, stream, error);
   } catch (const std::exception& error) {
-    if (stream) stream->send_error(ErrorCode::kInternal, error.what());
+    refuse(instance, request, stream, internal_error(error.what()));
   }
 }
 
-void ModelState::start(TRITONBACKEND_Request* request, const std::shared_ptr<ResponseStream>& stream) {
-  const RequestReader reader(request);
-  if (reader.is_stop()) {
-    stop(reader.stop_request_id());
+void ModelState::refuse(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request* request,
+                        std::shared_ptr<ResponseStream>& stream, const Error& error) noexcept {
+  try {
+    if (!stream) stream = std::make_shared<ResponseStream>(instance, request, false);
+    stream->send_error(error.code(), error.what());
+  } catch (const std::exception& lost) {
+    log_message(TRITONSERVER_LOG_ERROR, std::string("a request could not be answered: ") + lost.what());
+  }
+}
+
+void ModelState::start(const RequestReader& reader, const std::shared_ptr<ResponseStream>& stream) {
+  if (const std::optional<std::string> name = reader.stop_request_id()) {
+    stop(*name);
     stream->send_final();
     return;
   }
-  Request engine_request;
-  engine_request.input_ids = reader.input_ids();
-  engine_request.params = reader.params();
-  engine_request.on_output = [this, stream](Output&& output) {
+  Request request;
+  request.input_ids = reader.input_ids();
+  request.params = reader.params();
+  request.session = reader.session();
+  request.priority = reader.priority();
+  request.deadline = reader.deadline();
+  if (reader.is_legacy()) adapt_to_older_client(request);
+  request.on_output = [this, stream](Output&& output) {
     stream->send(output);
-    if (output.finish != FinishReason::kNone) close(output.request);
+    if (output.is_final) close(output.request);
   };
+  const std::string name = reader.id();
   {
     const std::lock_guard lock(mu_);
-    const std::string name = reader.id();
     if (!name.empty() && early_stops_.take(name)) {
       Output cancelled;
       cancelled.finish = FinishReason::kCancelled;
-      cancelled.input_token_len = static_cast<int>(engine_request.input_ids.size());
+      cancelled.is_final = true;
+      cancelled.input_token_len = static_cast<int>(request.input_ids.size());
       stream->send(cancelled);
       return;
     }
-    engine_request.id = next_id_++;
-    open_.emplace(engine_request.id, Open{stream, name});
+    request.id = next_id_++;
+    open_.emplace(request.id, Open{stream, name});
   }
   changed_.notify_one();
-  const RequestId id = engine_request.id;
+  const RequestId id = request.id;
   try {
-    engine_->submit(std::move(engine_request));
+    engine_->submit(std::move(request));
   } catch (const Error&) {
     close(id);
     throw;
   }
+}
+
+// The older server shortened what did not fit and took the end-of-sequence token out of the vocabulary with a bad word.
+void ModelState::adapt_to_older_client(Request& request) const {
+  GenerationParams& params = request.params;
+  params.max_new_tokens = std::min(params.max_new_tokens, engine_->config().session_len);
+  const bool only_stops_or_ends = request.session->stop || (request.session->end && !request.session->start);
+  if (only_stops_or_ends && params.max_new_tokens == 0) request.input_ids.clear();
 }
 
 void ModelState::stop(const std::string& name) {

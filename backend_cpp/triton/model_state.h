@@ -14,6 +14,7 @@
 #include "engine/load_engine.h"
 #include "triton/handles.h"
 #include "triton/metrics.h"
+#include "triton/request_reader.h"
 #include "triton/response_stream.h"
 
 namespace turbomind {
@@ -49,7 +50,10 @@ class ModelState {
     std::string name;  // Triton's request id; may be empty
   };
 
-  void start(TRITONBACKEND_Request* request, const std::shared_ptr<ResponseStream>& stream);
+  void start(const RequestReader& reader, const std::shared_ptr<ResponseStream>& stream);
+  void refuse(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request* request,
+              std::shared_ptr<ResponseStream>& stream, const Error& error) noexcept;
+  void adapt_to_older_client(Request& request) const;
   void stop(const std::string& name);
   void close(RequestId id);
   void watch();

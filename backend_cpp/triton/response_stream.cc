@@ -9,14 +9,34 @@ namespace {
 
 uint64_t now_ns() {
   return static_cast<uint64_t>(
-      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count());
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+          .count());
 }
 
-void* add_output(TRITONBACKEND_Response* response, const std::string& name, TRITONSERVER_DataType type, int64_t count,
-                 uint64_t bytes) {
-  const int64_t shape[2] = {1, count};
+// The number an LMDeploy client up to 0.5.1 knows an error by (codes of its server's RequestStatus).
+int legacy_code(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::kUnknownSession:
+      return 1;
+    case ErrorCode::kSessionBusy:
+      return 3;
+    case ErrorCode::kSessionIdle:
+      return 4;
+    case ErrorCode::kTooLong:
+      return 6;
+    default:
+      return 5;
+  }
+}
+
+// Adds an output of shape [1, ...dims] and returns its buffer.
+void* add_output(TRITONBACKEND_Response* response, const std::string& name, TRITONSERVER_DataType type,
+                 std::initializer_list<int64_t> dims, uint64_t bytes) {
+  std::vector<int64_t> shape = {1};
+  shape.insert(shape.end(), dims);
   TRITONBACKEND_Output* output = nullptr;
-  check(TRITONBACKEND_ResponseOutput(response, &output, name.c_str(), type, shape, 2));
+  check(TRITONBACKEND_ResponseOutput(response, &output, name.c_str(), type, shape.data(),
+                                     static_cast<uint32_t>(shape.size())));
   void* buffer = nullptr;
   TRITONSERVER_MemoryType memory = TRITONSERVER_MEMORY_CPU;
   int64_t memory_id = 0;
@@ -27,37 +47,75 @@ void* add_output(TRITONBACKEND_Response* response, const std::string& name, TRIT
 
 void add_string(TRITONBACKEND_Response* response, const std::string& name, const std::string& text) {
   const auto length = static_cast<uint32_t>(text.size());
-  auto* buffer = static_cast<char*>(add_output(response, name, TRITONSERVER_TYPE_BYTES, 1, sizeof(length) + length));
+  auto* buffer = static_cast<char*>(add_output(response, name, TRITONSERVER_TYPE_BYTES, {1}, sizeof(length) + length));
   std::memcpy(buffer, &length, sizeof(length));
   std::memcpy(buffer + sizeof(length), text.data(), length);
 }
 
-void add_ints(TRITONBACKEND_Response* response, const std::string& name, const std::vector<int32_t>& values) {
-  const size_t bytes = values.size() * sizeof(int32_t);
-  void* buffer = add_output(response, name, TRITONSERVER_TYPE_INT32, static_cast<int64_t>(values.size()), bytes);
+template <class T>
+void add_values(TRITONBACKEND_Response* response, const std::string& name, TRITONSERVER_DataType type,
+                std::initializer_list<int64_t> dims, const std::vector<T>& values) {
+  const size_t bytes = values.size() * sizeof(T);
+  void* buffer = add_output(response, name, type, dims, bytes);
   if (bytes > 0) std::memcpy(buffer, values.data(), bytes);
 }
 
-void add_named_output(TRITONBACKEND_Response* response, const std::string& name, const Output& output) {
+void add_int(TRITONBACKEND_Response* response, const std::string& name, int32_t value) {
+  add_values<int32_t>(response, name, TRITONSERVER_TYPE_INT32, {1}, {value});
+}
+
+void add_logprobs(TRITONBACKEND_Response* response, const std::string& name, const Output& output) {
+  const auto rows = static_cast<int64_t>(output.logprobs.size());
+  const auto columns = static_cast<int64_t>(rows > 0 ? output.logprobs[0].top.size() : 0);
+  std::vector<float> values;
+  std::vector<int32_t> ids;
+  for (const TokenLogprobs& entry : output.logprobs) {
+    if (name == "token_logprobs") values.push_back(entry.chosen);
+    for (const auto& [id, value] : entry.top) {
+      if (name == "top_token_ids") ids.push_back(id);
+      if (name == "top_logprobs") values.push_back(value);
+    }
+  }
+  if (name == "token_logprobs") {
+    add_values(response, name, TRITONSERVER_TYPE_FP32, {rows}, values);
+  } else if (name == "top_logprobs") {
+    add_values(response, name, TRITONSERVER_TYPE_FP32, {rows, columns}, values);
+  } else {
+    add_values(response, name, TRITONSERVER_TYPE_INT32, {rows, columns}, ids);
+  }
+}
+
+void add_named_output(TRITONBACKEND_Response* response, const std::string& name, const Output& output,
+                      const std::vector<int32_t>& sequence) {
+  const auto length = static_cast<int64_t>(sequence.size());
   if (name == "text_output") {
     add_string(response, name, output.text);
   } else if (name == "token_ids") {
-    add_ints(response, name, output.token_ids);
+    add_values(response, name, TRITONSERVER_TYPE_INT32, {static_cast<int64_t>(output.token_ids.size())},
+               output.token_ids);
   } else if (name == "finish_reason") {
     add_string(response, name, finish_reason_name(output.finish));
   } else if (name == "input_token_len") {
-    add_ints(response, name, {output.input_token_len});
+    add_int(response, name, output.input_token_len);
   } else if (name == "generate_token_len") {
-    add_ints(response, name, {output.generate_token_len});
+    add_int(response, name, output.generate_token_len);
+  } else if (name == "history_token_len") {
+    add_int(response, name, output.history_token_len);
   } else if (name == "index") {
-    add_ints(response, name, {0});
+    add_int(response, name, output.index);
+  } else if (name == "output_ids") {
+    add_values(response, name, TRITONSERVER_TYPE_UINT32, {1, length}, sequence);
+  } else if (name == "sequence_length") {
+    add_values<int32_t>(response, name, TRITONSERVER_TYPE_UINT32, {1}, {static_cast<int32_t>(length)});
+  } else {
+    add_logprobs(response, name, output);
   }
 }
 
 }  // namespace
 
-ResponseStream::ResponseStream(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request* request)
-    : instance_(instance), request_(request), start_ns_(now_ns()) {
+ResponseStream::ResponseStream(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request* request, bool is_legacy)
+    : instance_(instance), request_(request), is_legacy_(is_legacy), start_ns_(now_ns()) {
   TRITONBACKEND_ResponseFactory* factory = nullptr;
   check(TRITONBACKEND_ResponseFactoryNew(&factory, request));
   factory_.reset(factory);
@@ -67,27 +125,35 @@ ResponseStream::ResponseStream(TRITONBACKEND_ModelInstance* instance, TRITONBACK
     const char* name = nullptr;
     check(TRITONBACKEND_RequestOutputName(request, i, &name));
     wanted_.emplace_back(name);
+    wants_sequence_ = wants_sequence_ || wanted_.back() == "output_ids" || wanted_.back() == "sequence_length";
   }
 }
 
 ResponseStream::~ResponseStream() {
   const uint64_t end_ns = now_ns();
   const uint64_t compute_ns = first_response_ns_ != 0 ? first_response_ns_ : end_ns;
-  ignore(TRITONBACKEND_ModelInstanceReportStatistics(instance_, request_, is_success_, start_ns_, start_ns_, compute_ns, end_ns));
+  ignore(TRITONBACKEND_ModelInstanceReportStatistics(instance_, request_, is_success_, start_ns_, start_ns_, compute_ns,
+                                                     end_ns));
   ignore(TRITONBACKEND_ModelInstanceReportBatchStatistics(instance_, 1, start_ns_, start_ns_, compute_ns, end_ns));
   factory_.reset();
   ignore(TRITONBACKEND_RequestRelease(request_, TRITONSERVER_REQUEST_RELEASE_ALL));
 }
 
 void ResponseStream::send(const Output& output) noexcept {
-  const bool is_last = output.finish != FinishReason::kNone;
   if (first_response_ns_ == 0) first_response_ns_ = now_ns();
   if (output.finish == FinishReason::kError) {
-    send_error(ErrorCode::kInternal, output.error);
+    // The first failing answer ends the stream; what else is open of the request fails with it.
+    if (!has_failed_) send_error(output.error_code, output.error);
+    has_failed_ = true;
     return;
   }
-  is_success_ = is_last;
-  ignore(guarded([&] { send_response(output, is_last ? TRITONSERVER_RESPONSE_COMPLETE_FINAL : 0); }));
+  if (wants_sequence_) {
+    if (sequence_.empty() && output.prompt) sequence_ = *output.prompt;
+    sequence_.insert(sequence_.end(), output.token_ids.begin(), output.token_ids.end());
+    if (output.stop_token >= 0) sequence_.push_back(output.stop_token);
+  }
+  is_success_ = output.is_final;
+  ignore(guarded([&] { send_response(output, output.is_final ? TRITONSERVER_RESPONSE_COMPLETE_FINAL : 0); }));
 }
 
 void ResponseStream::send_final() noexcept {
@@ -102,7 +168,10 @@ void ResponseStream::send_error(ErrorCode code, const std::string& message) noex
     ignore(failure);
     return;
   }
-  TRITONSERVER_Error* error = TRITONSERVER_ErrorNew(triton_code(code), message.c_str());
+  const std::string text =
+      is_legacy_ ? "TurboMind execute failure: " + std::to_string(legacy_code(code)) + " (" + message + ")" : message;
+  TRITONSERVER_Error* error =
+      TRITONSERVER_ErrorNew(is_legacy_ ? TRITONSERVER_ERROR_INTERNAL : triton_code(code), text.c_str());
   ignore(TRITONBACKEND_ResponseSend(response, TRITONSERVER_RESPONSE_COMPLETE_FINAL, error));
   TRITONSERVER_ErrorDelete(error);
 }
@@ -111,7 +180,7 @@ void ResponseStream::send_response(const Output& output, uint32_t flags) {
   TRITONBACKEND_Response* response = nullptr;
   check(TRITONBACKEND_ResponseNewFromFactory(&response, factory_.get()));
   try {
-    for (const std::string& name : wanted_) add_named_output(response, name, output);
+    for (const std::string& name : wanted_) add_named_output(response, name, output, sequence_);
   } catch (const Error&) {
     ignore(TRITONBACKEND_ResponseDelete(response));
     throw;

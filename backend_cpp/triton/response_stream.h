@@ -12,13 +12,14 @@ namespace turbomind {
 
 class ResponseStream {
  public:
-  ResponseStream(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request* request);
+  // `is_legacy`: the client is of LMDeploy up to 0.5.1; its errors are numbers.
+  ResponseStream(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request* request, bool is_legacy);
   // Reports statistics and gives the request back to Triton.
   ~ResponseStream();
   ResponseStream(const ResponseStream&) = delete;
   ResponseStream& operator=(const ResponseStream&) = delete;
 
-  // Sends one response; the last one (finish set) carries Triton's final flag. A client that is gone is no error.
+  // Sends one response; the final one carries Triton's final flag. A client that is gone is no error.
   void send(const Output& output) noexcept;
   // Ends the stream without a response.
   void send_final() noexcept;
@@ -34,10 +35,14 @@ class ResponseStream {
   TRITONBACKEND_ModelInstance* instance_;
   TRITONBACKEND_Request* request_;
   FactoryHandle factory_;
+  bool is_legacy_;
   std::vector<std::string> wanted_;  // names of the outputs the client asked for
+  bool wants_sequence_ = false;      // output_ids or sequence_length is among them
+  std::vector<int32_t> sequence_;    // then: all tokens so far
   uint64_t start_ns_;
   uint64_t first_response_ns_ = 0;
   bool is_success_ = false;
+  bool has_failed_ = false;
 };
 
 }  // namespace turbomind

@@ -1,45 +1,106 @@
 """The C++ engine in this process: submit a prompt, get its outputs by callback."""
 
+import atexit
 import dataclasses
 import json
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import lmdeploy._turbomind as _turbomind
-from lmdeploy.messages import GenerationConfig, TurbomindEngineConfig
+from lmdeploy.messages import GenerationConfig, LogitsProcessor, TurbomindEngineConfig
 from lmdeploy.turbomind.engine_dir import resolve
-from lmdeploy.turbomind.supported import refuse_unsupported, refuse_unsupported_engine
+from lmdeploy.turbomind.supported import refuse_unsupported_engine
+
+if TYPE_CHECKING:
+    import numpy as np
 
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 1.0
 _OFFLINE_SETTINGS = {"max_waiting": 2**30}  # the caller waits; nothing is refused as overloaded
 _PARAMS = (
-    "max_new_tokens", "min_new_tokens", "do_sample", "temperature", "top_p", "top_k", "repetition_penalty",
-    "random_seed", "ignore_eos", "skip_special_tokens",
+    "n", "max_new_tokens", "min_new_tokens", "do_sample", "temperature", "top_p", "top_k", "min_p",
+    "repetition_penalty", "presence_penalty", "frequency_penalty", "random_seed", "ignore_eos", "bad_words",
+    "skip_special_tokens", "logprobs", "output_logits", "output_last_hidden_state",
 )  # fmt: skip
 
 EngineUnavailable = _turbomind.EngineUnavailable
 
 
-class EngineOutput(NamedTuple):
-    """What one step, or with ``stream=False`` the whole answer, brought for a request.
+@dataclass(frozen=True)
+class SessionOptions:
+    """The conversation, kept by the engine between requests, that a request belongs to.
 
-    ``finish_reason`` is empty until the last output, then ``stop``, ``length``, ``cancelled`` or ``error``.
+    Parameters
+    ----------
+    session_id
+        Its number; 0 is one like any other.
+    start
+        True: begin it; what an old session of that number held is forgotten.
+    end
+        True: forget it after this request.
+    step
+        Keep only so many of its tokens first; negative: all.
+    """
+
+    session_id: int
+    start: bool = False
+    end: bool = False
+    step: int = -1
+
+
+@dataclass(slots=True)
+class EngineOutput:
+    """What one step, or with ``stream=False`` a whole answer, brought for a request.
+
+    Parameters
+    ----------
+    request, index
+        Which request, and which of its ``n`` answers.
+    text, token_ids
+        What is new. The token that ended the answer is in neither.
+    finish_reason
+        Empty until the answer's last output, then ``stop``, ``length``, ``cancelled`` or ``error``.
+    is_final
+        Nothing more comes for the request.
+    input_token_len, history_token_len, generate_token_len
+        Tokens of the prompt, of the session before it, and generated so far.
+    logprobs
+        For each of ``token_ids`` the log probability of that token, and of the likeliest in order; None: not asked for.
+    logits, last_hidden_state
+        ``[rows, vocab]`` and ``[rows, hidden]`` float32, if asked for.
+    ppl
+        Of ``Engine.score``: the sum of -log p over the text, and the number of tokens it was summed over.
+    error, is_bad_request
+        With ``error``: what went wrong, and whether it was the request's own fault.
     """
 
     request: int
+    index: int
     text: str
     token_ids: list[int]
     finish_reason: str
+    is_final: bool
     input_token_len: int
+    history_token_len: int
     generate_token_len: int
+    logprobs: list[dict[int, float]] | None
+    logits: "np.ndarray[Any, np.dtype[np.float32]] | None"
+    last_hidden_state: "np.ndarray[Any, np.dtype[np.float32]] | None"
+    ppl: tuple[float, int] | None
     error: str
+    is_bad_request: bool
 
 
 OutputCallback = Callable[[EngineOutput], None]
+
+
+def _ignore(output: EngineOutput) -> None:
+    """Take no notice of an output."""
 
 
 class Engine:
@@ -71,6 +132,7 @@ class Engine:
         self._is_closing = False
         self._poller = threading.Thread(target=self._deliver, name="lmdeploy-outputs", daemon=True)
         self._poller.start()
+        _open_engines.add(self)
 
     def submit(
         self,
@@ -80,6 +142,7 @@ class Engine:
         *,
         stop_words: Sequence[str] = (),
         stream: bool = True,
+        session: SessionOptions | None = None,
     ) -> int:
         """Start a request and return its number.
 
@@ -94,7 +157,9 @@ class Engine:
         stop_words
             Strings that end the answer, beside those of ``gen_config``.
         stream
-            False: one output with the whole answer.
+            False: one output with each whole answer.
+        session
+            The conversation it belongs to; None: none.
 
         Raises
         ------
@@ -103,20 +168,43 @@ class Engine:
         EngineUnavailable
             If the engine is closed or has failed.
         """
-        refuse_unsupported(gen_config)
-        params = {name: getattr(gen_config, name) for name in _PARAMS}
+        params: dict[str, Any] = {name: getattr(gen_config, name) for name in _PARAMS}
         params["max_new_tokens"] = min(gen_config.max_new_tokens, self.session_len)
         params["stop_words"] = [*(gen_config.stop_words or ()), *stop_words]
         params["stop_token_ids"] = list(gen_config.stop_token_ids or ())
+        params["bad_tokens"] = [[token] for token in gen_config.bad_token_ids or ()]
+        params["logit_bias"] = list((gen_config.logit_bias or {}).items())
+        params["response_format"] = json.dumps(gen_config.response_format) if gen_config.response_format else ""
+        if gen_config.logits_processors:
+            params["logits_hook"] = _logits_hook(gen_config.logits_processors)
+        if session is not None:
+            params["session"] = (session.session_id, session.start, session.end, False, session.step)
         params["stream"] = stream
-        with self._lock:
-            request: int = self._engine.submit(list(input_ids), params)
-            self._callbacks[request] = on_output
-        return request
+        return self._submit(list(input_ids), params, on_output)
+
+    def score(self, input_ids: Sequence[int], on_output: OutputCallback) -> int:
+        """Start the scoring of a text: one output, whose ``ppl`` is set. At most ``session_len`` tokens."""
+        return self._submit(list(input_ids), {"max_new_tokens": 0, "scores_prompt": True}, on_output)
+
+    def stop_session(self, session_id: int, on_output: OutputCallback = _ignore) -> int:
+        """Cancel a session's running request; it keeps the tokens made so far."""
+        params = {"max_new_tokens": 0, "session": (session_id, False, False, True, -1)}
+        return self._submit([], params, on_output)
+
+    def end_session(self, session_id: int, on_output: OutputCallback = _ignore) -> int:
+        """Forget a session, after cancelling its running request."""
+        params = {"max_new_tokens": 0, "session": (session_id, False, True, True, -1)}
+        return self._submit([], params, on_output)
 
     def cancel(self, request: int) -> None:
         """End a request; its last output has the finish reason ``cancelled``. Unknown and ended ones are ignored."""
         self._engine.cancel(request)
+
+    def _submit(self, input_ids: list[int], params: dict[str, Any], on_output: OutputCallback) -> int:
+        with self._lock:
+            request: int = self._engine.submit(input_ids, params)
+            self._callbacks[request] = on_output
+        return request
 
     def metrics(self) -> dict[str, float]:
         """Return the gauges and counters of docs/interfaces.md, without the prefix ``turbomind_``."""
@@ -136,10 +224,10 @@ class Engine:
         while True:
             is_last = self._is_closing
             outputs = self._engine.poll(0.0 if is_last else _POLL_SECONDS)
-            for output in map(EngineOutput._make, outputs):
+            for output in map(_read_output, outputs):
                 with self._lock:
                     callback = self._callbacks[output.request]
-                    if output.finish_reason:
+                    if output.is_final:
                         del self._callbacks[output.request]
                 try:
                     callback(output)
@@ -147,3 +235,37 @@ class Engine:
                     logger.exception("the callback of request %d failed", output.request)
             if is_last and not outputs:
                 return
+
+
+def _read_output(members: dict[str, Any]) -> EngineOutput:
+    total, count = members.pop("score")
+    entries = members.pop("logprobs")
+    logprobs = [
+        {token: chosen, **dict(top)} for token, (chosen, top) in zip(members["token_ids"], entries, strict=False)
+    ]
+    return EngineOutput(**members, logprobs=logprobs or None, ppl=(total, count) if count else None)
+
+
+def _logits_hook(processors: Sequence[LogitsProcessor]) -> Callable[[Any, Any], None]:
+    """Return a function that runs processors on arrays ``(token ids, logits)`` and leaves the result in the logits."""
+    import torch
+
+    def hook(tokens: Any, logits: Any) -> None:
+        ids, row = torch.from_numpy(tokens), torch.from_numpy(logits)
+        changed = row
+        for processor in processors:
+            changed = processor(ids, changed)
+        if changed is not row:
+            row.copy_(changed)
+
+    return hook
+
+
+# Engines whose owner never closed them must stop before the interpreter goes: their threads would outlive it.
+_open_engines: "weakref.WeakSet[Engine]" = weakref.WeakSet()
+
+
+@atexit.register
+def _close_engines() -> None:
+    for engine in list(_open_engines):
+        engine.close()

@@ -1,34 +1,13 @@
 """Documented settings this engine cannot honour yet. They are refused, never ignored; support deletes a line."""
 
-from lmdeploy.messages import GenerationConfig, PytorchEngineConfig, TurbomindEngineConfig
+from lmdeploy.messages import PytorchEngineConfig, TurbomindEngineConfig
 
-_GENERATION = (
-    "n",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-    "bad_words",
-    "bad_token_ids",
-    "logprobs",
-    "response_format",
-    "logits_processors",
-    "output_logits",
-    "output_last_hidden_state",
-)
 _ENGINE = (
     "tp",
-    "cache_chunk_size",
-    "enable_prefix_caching",
     "quant_policy",
     "rope_scaling_factor",
     "use_logn_attn",
 )
-
-
-def refuse_unsupported(gen_config: GenerationConfig) -> None:
-    """Raise ``ValueError`` naming every generation setting that is not at its default and not supported yet."""
-    _refuse(gen_config, GenerationConfig(), _GENERATION)
 
 
 def refuse_unsupported_engine(config: TurbomindEngineConfig | PytorchEngineConfig) -> None:

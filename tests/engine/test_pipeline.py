@@ -122,7 +122,7 @@ def test_malformed_prompts_are_refused_by_name(pipe, prompts, message) -> None:
 
 def test_settings_that_cannot_be_honoured_are_refused_by_name(pipe, default_model_dir) -> None:
     with pytest.raises(ValueError, match="logprobs"):
-        pipe(QUESTION, GenerationConfig(logprobs=3))
+        pipe(QUESTION, GenerationConfig(logprobs=30))
     with pytest.raises(ValueError, match="one for each"):
         pipe([QUESTION, QUESTION], [SHORT])
     with pytest.raises(ValueError, match="quant_policy"):

@@ -79,7 +79,8 @@ inline void value_tile(const T* v, int head_dim, int tokens, const float* p, con
       float* target = out + h * head_dim + d;
       Vec acc = mul(load_partial(target, count), broadcast(correction[h]));
       for (int t = 0; t < tokens; ++t) {
-        acc = fma(broadcast(p[h * kMaxBlockLen + t]), load_partial(v + static_cast<size_t>(t) * head_dim + d, count), acc);
+        acc = fma(broadcast(p[h * kMaxBlockLen + t]), load_partial(v + static_cast<size_t>(t) * head_dim + d, count),
+                  acc);
       }
       store_partial(target, acc, count);
     }
@@ -99,8 +100,10 @@ inline void attend_heads(const AttentionParams& params, int kv_head, const float
   }
   for (int start = begin; start < end; start += layout.block_len) {
     const int tokens = std::min(layout.block_len, end - start);
-    const auto* base = reinterpret_cast<const T*>(params.pool + blocks[start / layout.block_len] * layout.block_bytes());
-    score_tile<kHeads>(base + layout.key_offset(params.layer, kv_head), layout.block_len, head_dim, tokens, query, scores);
+    const auto* base =
+        reinterpret_cast<const T*>(params.pool + blocks[start / layout.block_len] * layout.block_bytes());
+    score_tile<kHeads>(base + layout.key_offset(params.layer, kv_head), layout.block_len, head_dim, tokens, query,
+                       scores);
     float correction[kHeads];
     for (int h = 0; h < kHeads; ++h) {
       float* p = scores + h * kMaxBlockLen;
@@ -132,10 +135,17 @@ void attend_typed(const AttentionParams& params, int kv_head, int group, const f
     const float* q = query + h * head_dim;
     float* o = out + h * head_dim;
     switch (heads) {
-      case 4: attend_heads<4, T>(params, kv_head, q, blocks, begin, end, o, maximum + h, sum + h); break;
-      case 3: attend_heads<3, T>(params, kv_head, q, blocks, begin, end, o, maximum + h, sum + h); break;
-      case 2: attend_heads<2, T>(params, kv_head, q, blocks, begin, end, o, maximum + h, sum + h); break;
-      default: attend_heads<1, T>(params, kv_head, q, blocks, begin, end, o, maximum + h, sum + h);
+      case 4:
+        attend_heads<4, T>(params, kv_head, q, blocks, begin, end, o, maximum + h, sum + h);
+        break;
+      case 3:
+        attend_heads<3, T>(params, kv_head, q, blocks, begin, end, o, maximum + h, sum + h);
+        break;
+      case 2:
+        attend_heads<2, T>(params, kv_head, q, blocks, begin, end, o, maximum + h, sum + h);
+        break;
+      default:
+        attend_heads<1, T>(params, kv_head, q, blocks, begin, end, o, maximum + h, sum + h);
     }
     h += heads;
   }

@@ -24,13 +24,17 @@ void for_rows(ThreadPool& pool, int rows, int row_elements, RowBody&& body) {
 }  // namespace
 
 void rms_norm(ThreadPool& pool, const float* x, const float* weight, float eps, int rows, int size, float* y) {
-  for_rows(pool, rows, size, [&](size_t row) { kernels().rms_norm_row(x + row * size, weight, eps, size, y + row * size); });
+  for_rows(pool, rows, size,
+           [&](size_t row) { kernels().rms_norm_row(x + row * size, weight, eps, size, y + row * size); });
 }
 
 void silu_and_mul(ThreadPool& pool, const float* gate_up, int rows, int size, float* y) {
-  for_rows(pool, rows, 4 * size, [&](size_t row) { kernels().silu_and_mul_row(gate_up + row * 2 * size, size, y + row * size); });
+  for_rows(pool, rows, 4 * size,
+           [&](size_t row) { kernels().silu_and_mul_row(gate_up + row * 2 * size, size, y + row * size); });
 }
 
-int32_t argmax(const float* logits, int size) { return kernels().argmax(logits, size); }
+int32_t argmax(const float* logits, int size) {
+  return kernels().argmax(logits, size);
+}
 
 }  // namespace turbomind

@@ -42,7 +42,9 @@ std::atomic<const KernelTable*>& current() {
 
 }  // namespace
 
-const KernelTable& kernels() { return *current().load(std::memory_order_relaxed); }
+const KernelTable& kernels() {
+  return *current().load(std::memory_order_relaxed);
+}
 
 std::vector<std::string> supported_isas() {
   std::vector<std::string> names;
@@ -50,6 +52,8 @@ std::vector<std::string> supported_isas() {
   return names;
 }
 
-void select_isa(const std::string& name) { current() = table_named(name); }
+void select_isa(const std::string& name) {
+  current() = table_named(name);
+}
 
 }  // namespace turbomind

@@ -33,7 +33,9 @@ void rms_norm_row(const float* x, const float* weight, float eps, int size, floa
   }
 }
 
-inline Vec silu(Vec v) { return div(v, add(broadcast(1.0f), exp(mul(v, broadcast(-1.0f))))); }
+inline Vec silu(Vec v) {
+  return div(v, add(broadcast(1.0f), exp(mul(v, broadcast(-1.0f)))));
+}
 
 void silu_and_mul_row(const float* gate_up, int size, float* y) {
   const float* up = gate_up + size;

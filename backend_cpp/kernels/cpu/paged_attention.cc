@@ -13,7 +13,9 @@ namespace {
 // Spans of at most this many rows (decoding) spread a row's partitions over threads; longer ones have rows enough.
 constexpr int kSplitRows = 4;
 
-int partition_count(int tokens) { return (tokens + kPartitionTokens - 1) / kPartitionTokens; }
+int partition_count(int tokens) {
+  return (tokens + kPartitionTokens - 1) / kPartitionTokens;
+}
 
 int row_width(const AttentionParams& params) {
   return (params.num_heads + 2 * params.layout.num_kv_heads) * params.layout.head_dim;
@@ -54,7 +56,8 @@ size_t partial_floats(const AttentionParams& params) {
 }
 
 // Merges a partition's partial result into the running one. The first partition is copied.
-void merge_partial(const float* partial, int group, int head_dim, bool is_first, float* out, float* maximum, float* sum) {
+void merge_partial(const float* partial, int group, int head_dim, bool is_first, float* out, float* maximum,
+                   float* sum) {
   const float* partial_maximum = partial + static_cast<size_t>(group) * head_dim;
   const float* partial_sum = partial_maximum + group;
   for (int h = 0; h < group; ++h) {
@@ -111,13 +114,14 @@ struct Attention {
     normalise(group, head_dim, sum, target);
   }
 
-  void merge_row(const AttentionSpan& span, int row, int kv_head, const float* partials, std::vector<float>& scratch) const {
+  void merge_row(const AttentionSpan& span, int row, int kv_head, const float* partials,
+                 std::vector<float>& scratch) const {
     scratch.resize(2 * static_cast<size_t>(group));
     float* target = out_row(span, row, kv_head);
     const int partitions = partition_count(span.first_position + row + 1);
     for (int partition = 0; partition < partitions; ++partition) {
-      merge_partial(partials + partition * partial_floats(params), group, head_dim, partition == 0, target, scratch.data(),
-                    scratch.data() + group);
+      merge_partial(partials + partition * partial_floats(params), group, head_dim, partition == 0, target,
+                    scratch.data(), scratch.data() + group);
     }
     normalise(group, head_dim, scratch.data() + group, target);
   }
@@ -148,7 +152,8 @@ std::vector<Task> plan(const AttentionParams& params) {
 }
 
 template <class T>
-void write_cache_row(const AttentionParams& params, const AttentionSpan& span, int row, const float* k, const float* v) {
+void write_cache_row(const AttentionParams& params, const AttentionSpan& span, int row, const float* k,
+                     const float* v) {
   const CacheLayout& layout = params.layout;
   const int position = span.first_position + row;
   const int slot = position % layout.block_len;
@@ -212,8 +217,8 @@ void rope_and_cache_write(ThreadPool& pool, const AttentionParams& params, const
 }
 
 void paged_attention(ThreadPool& pool, const AttentionParams& params, const float* qkv, float* workspace, float* out) {
-  const Attention attention{params,    qkv, workspace, out, params.num_heads / params.layout.num_kv_heads,
-                            params.layout.head_dim};
+  const Attention attention{
+      params, qkv, workspace, out, params.num_heads / params.layout.num_kv_heads, params.layout.head_dim};
   const std::vector<Task> tasks = plan(params);
   pool.parallel_for(static_cast<int>(tasks.size()), [&](int index) {
     const auto& [run, kv_head, partition, offset] = tasks[index];
@@ -222,7 +227,8 @@ void paged_attention(ThreadPool& pool, const AttentionParams& params, const floa
       return;
     }
     std::vector<float> scratch;
-    for (int row = 0; row < run.row_count; ++row) attention.attend_row(*run.span, run.first_row + row, kv_head, scratch);
+    for (int row = 0; row < run.row_count; ++row)
+      attention.attend_row(*run.span, run.first_row + row, kv_head, scratch);
   });
   std::vector<float> scratch;
   for (const auto& [run, kv_head, partition, offset] : tasks) {

@@ -1,6 +1,7 @@
 // One vector of float32 lanes, in the widest instruction set the including file is compiled for.
 //
-// Kernels are written once against this page and compiled once an instruction set (see isa.h); TM_ISA names the namespace.
+// Kernels are written once against this page and compiled once an instruction set (see isa.h); TM_ISA names the
+// namespace.
 #pragma once
 
 #include <cmath>
@@ -21,28 +22,54 @@ inline constexpr int kLanes = 16;
 inline constexpr int kRegisters = 32;
 using Vec = __m512;
 
-inline Vec zero() { return _mm512_setzero_ps(); }
-inline Vec broadcast(float value) { return _mm512_set1_ps(value); }
-inline Vec load(const float* p) { return _mm512_loadu_ps(p); }
+inline Vec zero() {
+  return _mm512_setzero_ps();
+}
+inline Vec broadcast(float value) {
+  return _mm512_set1_ps(value);
+}
+inline Vec load(const float* p) {
+  return _mm512_loadu_ps(p);
+}
 inline Vec load(const bf16* p) {
   const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
-inline void store(float* p, Vec v) { _mm512_storeu_ps(p, v); }
-inline Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
-inline Vec mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
-inline Vec div(Vec a, Vec b) { return _mm512_div_ps(a, b); }
-inline Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
-inline Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
-inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }  // a b + c
-inline Vec round(Vec a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-inline Vec scale_by_power_of_two(Vec a, Vec n) { return _mm512_scalef_ps(a, n); }
+inline void store(float* p, Vec v) {
+  _mm512_storeu_ps(p, v);
+}
+inline Vec add(Vec a, Vec b) {
+  return _mm512_add_ps(a, b);
+}
+inline Vec mul(Vec a, Vec b) {
+  return _mm512_mul_ps(a, b);
+}
+inline Vec div(Vec a, Vec b) {
+  return _mm512_div_ps(a, b);
+}
+inline Vec max(Vec a, Vec b) {
+  return _mm512_max_ps(a, b);
+}
+inline Vec min(Vec a, Vec b) {
+  return _mm512_min_ps(a, b);
+}
+inline Vec fma(Vec a, Vec b, Vec c) {
+  return _mm512_fmadd_ps(a, b, c);
+}  // a b + c
+inline Vec round(Vec a) {
+  return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+inline Vec scale_by_power_of_two(Vec a, Vec n) {
+  return _mm512_scalef_ps(a, n);
+}
 
 inline __m128 fold(Vec v) {
   const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
   return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
 }
-inline float reduce_max(Vec v) { return _mm512_reduce_max_ps(v); }
+inline float reduce_max(Vec v) {
+  return _mm512_reduce_max_ps(v);
+}
 
 #elif defined(__AVX2__) && defined(__FMA__)
 
@@ -50,28 +77,52 @@ inline constexpr int kLanes = 8;
 inline constexpr int kRegisters = 16;
 using Vec = __m256;
 
-inline Vec zero() { return _mm256_setzero_ps(); }
-inline Vec broadcast(float value) { return _mm256_set1_ps(value); }
-inline Vec load(const float* p) { return _mm256_loadu_ps(p); }
+inline Vec zero() {
+  return _mm256_setzero_ps();
+}
+inline Vec broadcast(float value) {
+  return _mm256_set1_ps(value);
+}
+inline Vec load(const float* p) {
+  return _mm256_loadu_ps(p);
+}
 inline Vec load(const bf16* p) {
   const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
 }
-inline void store(float* p, Vec v) { _mm256_storeu_ps(p, v); }
-inline Vec add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
-inline Vec mul(Vec a, Vec b) { return _mm256_mul_ps(a, b); }
-inline Vec div(Vec a, Vec b) { return _mm256_div_ps(a, b); }
-inline Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }
-inline Vec min(Vec a, Vec b) { return _mm256_min_ps(a, b); }
-inline Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
-inline Vec round(Vec a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline void store(float* p, Vec v) {
+  _mm256_storeu_ps(p, v);
+}
+inline Vec add(Vec a, Vec b) {
+  return _mm256_add_ps(a, b);
+}
+inline Vec mul(Vec a, Vec b) {
+  return _mm256_mul_ps(a, b);
+}
+inline Vec div(Vec a, Vec b) {
+  return _mm256_div_ps(a, b);
+}
+inline Vec max(Vec a, Vec b) {
+  return _mm256_max_ps(a, b);
+}
+inline Vec min(Vec a, Vec b) {
+  return _mm256_min_ps(a, b);
+}
+inline Vec fma(Vec a, Vec b, Vec c) {
+  return _mm256_fmadd_ps(a, b, c);
+}
+inline Vec round(Vec a) {
+  return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
 // n is integral and in [-126, 127].
 inline Vec scale_by_power_of_two(Vec a, Vec n) {
   const __m256i exponent = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
   return _mm256_mul_ps(a, _mm256_castsi256_ps(exponent));
 }
 
-inline __m128 fold(Vec v) { return _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1)); }
+inline __m128 fold(Vec v) {
+  return _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+}
 inline float reduce_max(Vec v) {
   float lanes[kLanes];
   store(lanes, v);
@@ -94,20 +145,40 @@ inline Vec map(Operation operation) {
   for (int i = 0; i < kLanes; ++i) result.lane[i] = operation(i);
   return result;
 }
-inline Vec zero() { return Vec{}; }
-inline Vec broadcast(float value) { return map([=](int) { return value; }); }
+inline Vec zero() {
+  return Vec{};
+}
+inline Vec broadcast(float value) {
+  return map([=](int) { return value; });
+}
 template <class T>
 inline Vec load(const T* p) {
   return map([=](int i) { return to_float(p[i]); });
 }
-inline void store(float* p, Vec v) { std::memcpy(p, v.lane, sizeof(v.lane)); }
-inline Vec add(Vec a, Vec b) { return map([&](int i) { return a.lane[i] + b.lane[i]; }); }
-inline Vec mul(Vec a, Vec b) { return map([&](int i) { return a.lane[i] * b.lane[i]; }); }
-inline Vec div(Vec a, Vec b) { return map([&](int i) { return a.lane[i] / b.lane[i]; }); }
-inline Vec max(Vec a, Vec b) { return map([&](int i) { return a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]; }); }
-inline Vec min(Vec a, Vec b) { return map([&](int i) { return a.lane[i] < b.lane[i] ? a.lane[i] : b.lane[i]; }); }
-inline Vec fma(Vec a, Vec b, Vec c) { return map([&](int i) { return a.lane[i] * b.lane[i] + c.lane[i]; }); }
-inline Vec round(Vec a) { return map([&](int i) { return std::nearbyint(a.lane[i]); }); }
+inline void store(float* p, Vec v) {
+  std::memcpy(p, v.lane, sizeof(v.lane));
+}
+inline Vec add(Vec a, Vec b) {
+  return map([&](int i) { return a.lane[i] + b.lane[i]; });
+}
+inline Vec mul(Vec a, Vec b) {
+  return map([&](int i) { return a.lane[i] * b.lane[i]; });
+}
+inline Vec div(Vec a, Vec b) {
+  return map([&](int i) { return a.lane[i] / b.lane[i]; });
+}
+inline Vec max(Vec a, Vec b) {
+  return map([&](int i) { return a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]; });
+}
+inline Vec min(Vec a, Vec b) {
+  return map([&](int i) { return a.lane[i] < b.lane[i] ? a.lane[i] : b.lane[i]; });
+}
+inline Vec fma(Vec a, Vec b, Vec c) {
+  return map([&](int i) { return a.lane[i] * b.lane[i] + c.lane[i]; });
+}
+inline Vec round(Vec a) {
+  return map([&](int i) { return std::nearbyint(a.lane[i]); });
+}
 inline Vec scale_by_power_of_two(Vec a, Vec n) {
   return map([&](int i) { return std::ldexp(a.lane[i], static_cast<int>(n.lane[i])); });
 }

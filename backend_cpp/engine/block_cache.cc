@@ -1,0 +1,158 @@
+#include "engine/block_cache.h"
+
+#include <algorithm>
+#include <string>
+
+#include "base/error.h"
+
+namespace turbomind {
+
+BlockCache::BlockCache(int block_count, int block_len)
+    : block_len_(block_len), blocks_(static_cast<size_t>(block_count)) {
+  for (int32_t block = block_count - 1; block >= 0; --block) free_.push_back(block);
+}
+
+int32_t BlockCache::allocate() {
+  int32_t block = -1;
+  if (!free_.empty()) {
+    block = free_.back();
+    free_.pop_back();
+  } else if (!idle_.empty()) {
+    block = idle_.front();
+    unpublish(block);
+    idle_.pop_front();
+    blocks_[static_cast<size_t>(block)].is_idle = false;
+    ++evictions_;
+  } else {
+    return -1;
+  }
+  blocks_[static_cast<size_t>(block)].references = 1;
+  return block;
+}
+
+void BlockCache::release(std::vector<int32_t>& blocks) {
+  // Last block first, so that a chain loses its end before its beginning.
+  std::for_each(blocks.rbegin(), blocks.rend(), [this](int32_t block) { drop(block, true); });
+  blocks.clear();
+}
+
+void BlockCache::release_and_forget(std::vector<int32_t>& blocks) {
+  std::for_each(blocks.rbegin(), blocks.rend(), [this](int32_t block) { drop(block, false); });
+  blocks.clear();
+}
+
+int BlockCache::match(uint64_t scope, const std::vector<int32_t>& tokens, int limit, std::vector<int32_t>& blocks) {
+  uint64_t parent = root(scope);
+  int covered = 0;
+  while (covered + block_len_ <= limit) {
+    const int32_t block = find(parent, tokens.data() + covered);
+    if (block < 0) break;
+    reference(block);
+    blocks.push_back(block);
+    parent = blocks_[static_cast<size_t>(block)].content;
+    covered += block_len_;
+  }
+  return covered;
+}
+
+void BlockCache::publish(uint64_t scope, const std::vector<int32_t>& tokens, int index, std::vector<int32_t>& blocks) {
+  const auto at = static_cast<size_t>(index);
+  const uint64_t parent = index == 0 ? root(scope) : blocks_[static_cast<size_t>(blocks[at - 1])].content;
+  const int32_t* content = tokens.data() + at * static_cast<size_t>(block_len_);
+  if (parent == 0) throw internal_error("a block was published before the one it follows");
+  if (const int32_t twin = find(parent, content); twin >= 0) {
+    if (twin == blocks[at]) return;
+    reference(twin);
+    drop(blocks[at], true);
+    blocks[at] = twin;
+    return;
+  }
+  Block& block = blocks_[static_cast<size_t>(blocks[at])];
+  block.content = next_content_++;
+  block.parent = parent;
+  block.tokens.assign(content, content + block_len_);
+  index_.emplace(key(parent, content), blocks[at]);
+}
+
+uint64_t BlockCache::key(uint64_t parent, const int32_t* tokens) const {
+  uint64_t hash = parent * 0x9E3779B97F4A7C15u;
+  for (int i = 0; i < block_len_; ++i) {
+    hash = (hash ^ static_cast<uint32_t>(tokens[i])) * 0xFF51AFD7ED558CCDu;
+    hash ^= hash >> 32;
+  }
+  return hash;
+}
+
+int32_t BlockCache::find(uint64_t parent, const int32_t* tokens) const {
+  const auto [first, last] = index_.equal_range(key(parent, tokens));
+  for (auto it = first; it != last; ++it) {
+    const Block& block = blocks_[static_cast<size_t>(it->second)];
+    if (block.parent == parent && std::equal(block.tokens.begin(), block.tokens.end(), tokens)) return it->second;
+  }
+  return -1;
+}
+
+void BlockCache::unpublish(int32_t id) {
+  Block& block = blocks_[static_cast<size_t>(id)];
+  const auto [first, last] = index_.equal_range(key(block.parent, block.tokens.data()));
+  const auto it = std::find_if(first, last, [id](const auto& entry) { return entry.second == id; });
+  if (it == last) throw internal_error("a published block is missing from the index");
+  index_.erase(it);
+  block.content = 0;
+  block.parent = 0;
+  block.tokens.clear();
+}
+
+void BlockCache::reference(int32_t id) {
+  Block& block = blocks_[static_cast<size_t>(id)];
+  if (block.is_idle) {
+    idle_.erase(block.place);
+    block.is_idle = false;
+  }
+  ++block.references;
+}
+
+void BlockCache::drop(int32_t id, bool keeps_content) {
+  if (id < 0 || id >= block_count() || blocks_[static_cast<size_t>(id)].references == 0) {
+    throw internal_error("block " + std::to_string(id) + " was released but is not in use");
+  }
+  Block& block = blocks_[static_cast<size_t>(id)];
+  if (--block.references > 0) return;
+  if (block.content != 0 && !keeps_content) unpublish(id);
+  if (block.content != 0) {
+    block.place = idle_.insert(idle_.end(), id);
+    block.is_idle = true;
+  } else {
+    free_.push_back(id);
+  }
+}
+
+void BlockCache::check_invariants() const {
+  const auto require = [](bool holds, const char* what) {
+    if (!holds) throw internal_error(what);
+  };
+  int idle = 0;
+  int referenced = 0;
+  size_t published = 0;
+  for (const Block& block : blocks_) {
+    require(block.references >= 0, "negative references");
+    require(!(block.is_idle && block.references > 0), "an idle block is referenced");
+    require(!block.is_idle || block.content != 0, "an idle block holds nothing known");
+    idle += block.is_idle;
+    referenced += block.references > 0;
+    published += block.content != 0;
+    if (block.content != 0) {
+      require(block.is_idle || block.references > 0, "a free block is published");
+      require(static_cast<int>(block.tokens.size()) == block_len_, "a published block is not full");
+    }
+  }
+  require(idle == idle_count(), "idle blocks and the idle list differ");
+  require(referenced == referenced_count(), "free, idle and referenced blocks do not add up");
+  require(published == index_.size(), "published blocks and the index differ");
+  for (const int32_t id : free_) {
+    const Block& block = blocks_[static_cast<size_t>(id)];
+    require(block.references == 0 && !block.is_idle && block.content == 0, "a free block is in use");
+  }
+}
+
+}  // namespace turbomind

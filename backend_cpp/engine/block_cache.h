@@ -1,0 +1,85 @@
+// The KV cache's blocks: who uses them, and what the unused ones still hold.
+//
+// A block is in one of three states:
+//   free        holds nothing
+//   referenced  in the block tables of one or more sequences
+//   idle        in no table, but its content is known and can be used again until the space is needed
+//
+// Content is addressed by what it is: a full block's tokens and, through its parent, all tokens before them. Entries
+// are compared token by token, so a hash collision never serves wrong content. A scope keeps content apart: blocks are
+// found only by the scope that published them (scope 0 is shared by everyone who uses it). Prefix caching,
+// conversations kept between requests, recomputation after preemption, and several answers to one prompt are all this
+// one mechanism.
+//
+// Idle blocks are taken again least recently used first; within a chain the last block goes first.
+//
+// Used by the step thread only.
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <unordered_map>
+#include <vector>
+
+namespace turbomind {
+
+class BlockCache {
+ public:
+  BlockCache(int block_count, int block_len);
+
+  int block_count() const { return static_cast<int>(blocks_.size()); }
+  int block_len() const { return block_len_; }
+  int free_count() const { return static_cast<int>(free_.size()); }
+  int idle_count() const { return static_cast<int>(idle_.size()); }
+  int referenced_count() const { return block_count() - free_count() - idle_count(); }
+  // Blocks that allocate() could give out.
+  int available_count() const { return free_count() + idle_count(); }
+  int64_t eviction_count() const { return evictions_; }
+
+  // A block for new content, with one reference; -1 when every block is referenced.
+  int32_t allocate();
+
+  // Drops one reference of each block and empties the list. What nobody references becomes idle if its content is
+  // published, else free. Throws Error(kInternal) for a block that is not referenced.
+  void release(std::vector<int32_t>& blocks);
+  // The same, but content that nobody else references is forgotten.
+  void release_and_forget(std::vector<int32_t>& blocks);
+
+  // Appends the longest run of published blocks that holds the first tokens of `tokens` (at most `limit` of them), with
+  // a reference each, and returns how many tokens it covers.
+  int match(uint64_t scope, const std::vector<int32_t>& tokens, int limit, std::vector<int32_t>& blocks);
+
+  // Publishes that blocks[index] holds tokens [index block_len, (index + 1) block_len). The blocks before it must be
+  // published. Where the same content is published already, blocks[index] is exchanged for that block.
+  void publish(uint64_t scope, const std::vector<int32_t>& tokens, int index, std::vector<int32_t>& blocks);
+
+  // Throws Error(kInternal) when counts, lists and index do not agree; for tests.
+  void check_invariants() const;
+
+ private:
+  struct Block {
+    int references = 0;
+    uint64_t content = 0;                // unique number of the published content; 0: not published
+    uint64_t parent = 0;                 // content of the block before it, or the scope's root
+    std::vector<int32_t> tokens;         // [block_len] when published
+    std::list<int32_t>::iterator place;  // in idle_, when idle
+    bool is_idle = false;
+  };
+
+  static uint64_t root(uint64_t scope) { return scope | (uint64_t{1} << 63); }
+  int32_t find(uint64_t parent, const int32_t* tokens) const;
+  uint64_t key(uint64_t parent, const int32_t* tokens) const;
+  void unpublish(int32_t block);
+  void reference(int32_t block);
+  void drop(int32_t block, bool keeps_content);
+
+  int block_len_;
+  std::vector<Block> blocks_;
+  std::vector<int32_t> free_;
+  std::list<int32_t> idle_;                           // least recently used first
+  std::unordered_multimap<uint64_t, int32_t> index_;  // key(parent, tokens) -> block
+  uint64_t next_content_ = 1;
+  int64_t evictions_ = 0;
+};
+
+}  // namespace turbomind

@@ -1,0 +1,119 @@
+// Requests to an engine on the stub model, and what comes back.
+#pragma once
+
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <random>
+
+#include "base/error.h"
+#include "engine/engine.h"
+#include "tests/check.h"
+#include "tests/stub_runner.h"
+
+namespace turbomind::testing {
+
+inline constexpr auto kDeadline = std::chrono::seconds(60);
+
+inline TokenTable letters() {
+  std::vector<TokenTable::Token> tokens;
+  for (int id = 0; id < kStubVocab; ++id)
+    tokens.push_back({std::string(1, static_cast<char>('0' + id)), id >= kStubVocab - 2});
+  return TokenTable(std::move(tokens));
+}
+
+// Collects what comes out, and waits for ends.
+class Collector {
+ public:
+  struct Answer {
+    std::vector<int32_t> tokens;
+    std::string text;
+    int outputs = 0;
+    FinishReason finish = FinishReason::kNone;
+    std::string error;
+    Output last;
+  };
+
+  OutputCallback callback() {
+    return [this](Output&& output) {
+      const std::lock_guard lock(mu_);
+      Answer& answer = answers_[output.request * 100 + static_cast<RequestId>(output.index)];
+      CHECK(answer.finish == FinishReason::kNone);
+      answer.last = output;
+      answer.tokens.insert(answer.tokens.end(), output.token_ids.begin(), output.token_ids.end());
+      answer.text += output.text;
+      answer.finish = output.finish;
+      answer.error = output.error;
+      ++answer.outputs;
+      changed_.notify_all();
+    };
+  }
+
+  Answer wait(RequestId id, int index = 0) {
+    id = id * 100 + static_cast<RequestId>(index);
+    std::unique_lock lock(mu_);
+    if (!changed_.wait_for(lock, kDeadline, [&] { return answers_[id].finish != FinishReason::kNone; })) {
+      throw Failure("request " + std::to_string(id) + " did not end");
+    }
+    return answers_[id];
+  }
+
+  // Waits until the request has produced something.
+  void wait_started(RequestId id) {
+    id *= 100;
+    std::unique_lock lock(mu_);
+    if (!changed_.wait_for(lock, kDeadline, [&] { return answers_[id].outputs > 0; }))
+      throw Failure("nothing came out");
+  }
+
+ private:
+  std::mutex mu_;
+  std::condition_variable changed_;
+  std::map<RequestId, Answer> answers_;
+};
+
+inline std::vector<int32_t> expected_answer(std::vector<int32_t> tokens, int count) {
+  std::vector<int32_t> answer;
+  for (int i = 0; i < count; ++i) {
+    answer.push_back(stub_next(tokens));
+    tokens.push_back(answer.back());
+  }
+  return answer;
+}
+
+inline std::vector<int32_t> random_prompt(std::mt19937& random, int length) {
+  std::vector<int32_t> prompt;
+  for (int i = 0; i < length; ++i) prompt.push_back(static_cast<int32_t>(random() % kStubVocab));
+  return prompt;
+}
+
+inline Request make_request(RequestId id, std::vector<int32_t> prompt, int max_new_tokens, OutputCallback callback) {
+  Request request;
+  request.id = id;
+  request.input_ids = std::move(prompt);
+  request.params.max_new_tokens = max_new_tokens;
+  request.on_output = std::move(callback);
+  return request;
+}
+
+inline EngineConfig small_config() {
+  EngineConfig config;
+  config.session_len = 128;
+  config.max_batch_size = 8;
+  config.max_step_tokens = 24;
+  config.block_len = 4;
+  config.block_count = 40;
+  return config;
+}
+
+template <class Body>
+ErrorCode error_of(Body&& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error.code();
+  }
+  throw Failure("no error was thrown");
+}
+
+}  // namespace turbomind::testing

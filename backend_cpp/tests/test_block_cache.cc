@@ -1,0 +1,139 @@
+// The block cache: content, scopes, eviction order, invariants.
+#include <random>
+
+#include "base/error.h"
+#include "engine/block_cache.h"
+#include "tests/check.h"
+
+namespace turbomind::testing {
+
+namespace {
+
+std::vector<int32_t> range(int count, int first = 0) {
+  std::vector<int32_t> tokens(static_cast<size_t>(count));
+  for (int i = 0; i < count; ++i) tokens[static_cast<size_t>(i)] = first + i;
+  return tokens;
+}
+
+// Allocates and publishes blocks for all full blocks of `tokens` that are not matched.
+std::vector<int32_t> fill(BlockCache& cache, uint64_t scope, const std::vector<int32_t>& tokens) {
+  std::vector<int32_t> blocks;
+  cache.match(scope, tokens, static_cast<int>(tokens.size()), blocks);
+  for (int index = static_cast<int>(blocks.size()); (index + 1) * cache.block_len() <= static_cast<int>(tokens.size());
+       ++index) {
+    blocks.push_back(cache.allocate());
+    cache.publish(scope, tokens, index, blocks);
+  }
+  return blocks;
+}
+
+}  // namespace
+
+TEST(published_blocks_are_found_by_content_and_scope_alone) {
+  BlockCache cache(8, 4);
+  std::vector<int32_t> first = fill(cache, 0, range(12));
+  std::vector<int32_t> found;
+  CHECK_EQUAL(cache.match(0, range(14), 13, found), 12);
+  CHECK(found == first);
+  std::vector<int32_t> none;
+  CHECK_EQUAL(cache.match(7, range(14), 13, none), 0);
+  std::vector<int32_t> other = range(12);
+  other[5] = 99;  // the second block differs, so the third must not match although its tokens are equal
+  std::vector<int32_t> part;
+  CHECK_EQUAL(cache.match(0, other, 12, part), 4);
+  cache.release(part);
+  cache.release(found);
+  cache.release(first);
+  cache.check_invariants();
+  CHECK_EQUAL(cache.idle_count(), 3);
+}
+
+TEST(the_least_recently_used_goes_first_and_the_end_of_a_chain_before_its_beginning) {
+  BlockCache cache(4, 2);
+  std::vector<int32_t> old = fill(cache, 0, range(4, 0));
+  cache.release(old);
+  std::vector<int32_t> young = fill(cache, 0, range(4, 50));
+  cache.release(young);
+  CHECK(cache.allocate() >= 0);  // takes the end of the old chain
+  std::vector<int32_t> found;
+  CHECK_EQUAL(cache.match(0, range(4, 0), 4, found), 2);
+  CHECK_EQUAL(cache.match(0, range(4, 50), 4, found), 4);
+  CHECK_EQUAL(cache.eviction_count(), 1);
+  cache.check_invariants();
+}
+
+TEST(equal_content_is_kept_once) {
+  BlockCache cache(4, 2);
+  std::vector<int32_t> a = {cache.allocate()};
+  std::vector<int32_t> b = {cache.allocate()};
+  cache.publish(0, range(2), 0, a);
+  cache.publish(0, range(2), 0, b);
+  CHECK(a == b);
+  CHECK_EQUAL(cache.referenced_count(), 1);
+  cache.release(a);
+  CHECK_EQUAL(cache.idle_count(), 0);
+  cache.release(b);
+  CHECK_EQUAL(cache.idle_count(), 1);
+  cache.check_invariants();
+}
+
+TEST(a_block_goes_back_once) {
+  BlockCache cache(3, 4);
+  std::vector<int32_t> taken = {cache.allocate(), cache.allocate(), cache.allocate()};
+  CHECK_EQUAL(cache.allocate(), -1);
+  std::vector<int32_t> copy = taken;
+  cache.release(taken);
+  CHECK_EQUAL(cache.free_count(), 3);
+  bool refused = false;
+  try {
+    cache.release(copy);
+  } catch (const Error&) {
+    refused = true;
+  }
+  CHECK(refused);
+}
+
+TEST(random_histories_of_the_block_cache_keep_its_invariants) {
+  std::mt19937 random(3);
+  for (int history = 0; history < 200; ++history) {
+    BlockCache cache(12, 2);
+    std::vector<std::vector<int32_t>> tables;
+    for (int event = 0; event < 120; ++event) {
+      switch (random() % 4) {
+        case 0:
+        case 1: {  // a sequence arrives with few different beginnings, so that contents meet
+          std::vector<int32_t> tokens;
+          for (unsigned i = 0; i < 2 + random() % 8; ++i) tokens.push_back(static_cast<int32_t>(random() % 2));
+          const uint64_t scope = random() % 3;
+          std::vector<int32_t> blocks;
+          cache.match(scope, tokens, static_cast<int>(tokens.size()), blocks);
+          while ((blocks.size() + 1) * 2 <= tokens.size()) {
+            const int32_t block = cache.allocate();
+            if (block < 0) break;
+            blocks.push_back(block);
+            cache.publish(scope, tokens, static_cast<int>(blocks.size()) - 1, blocks);
+            cache.check_invariants();
+          }
+          tables.push_back(std::move(blocks));
+          break;
+        }
+        default:
+          if (tables.empty()) break;
+          const size_t which = random() % tables.size();
+          if (random() % 2 == 0) {
+            cache.release(tables[which]);
+          } else {
+            cache.release_and_forget(tables[which]);
+          }
+          tables.erase(tables.begin() + static_cast<ptrdiff_t>(which));
+      }
+      cache.check_invariants();
+      CHECK_EQUAL(cache.free_count() + cache.idle_count() + cache.referenced_count(), 12);
+    }
+    for (auto& table : tables) cache.release(table);
+    CHECK_EQUAL(cache.referenced_count(), 0);
+    cache.check_invariants();
+  }
+}
+
+}  // namespace turbomind::testing

@@ -1,0 +1,390 @@
+// Sessions, prefix caching, several answers, scoring, grammars, timeouts: the engine on a stub model.
+#include <algorithm>
+#include <atomic>
+#include <thread>
+
+#include "tests/engine_helpers.h"
+
+namespace turbomind::testing {
+
+namespace {
+
+Request session_request(RequestId id, uint64_t session, bool start, std::vector<int32_t> input, int count,
+                        OutputCallback callback) {
+  Request request = make_request(id, std::move(input), count, std::move(callback));
+  request.session = SessionParams{session, start, false, false, -1};
+  return request;
+}
+
+// Runs a turn and returns its answer.
+std::vector<int32_t> turn(Engine& engine, Collector& collector, RequestId id, uint64_t session, bool start,
+                          std::vector<int32_t> input, int count) {
+  engine.submit(session_request(id, session, start, std::move(input), count, collector.callback()));
+  const Collector::Answer answer = collector.wait(id);
+  CHECK(answer.finish == FinishReason::kLength);
+  return answer.tokens;
+}
+
+ErrorCode failure_of(Collector& collector, Engine& engine, Request request) {
+  const RequestId id = request.id;
+  engine.submit(std::move(request));
+  const Collector::Answer answer = collector.wait(id);
+  CHECK(answer.finish == FinishReason::kError);
+  return answer.last.error_code;
+}
+
+}  // namespace
+
+TEST(twenty_blocks_serve_64_sessions_of_8_turns_as_if_they_had_all_the_memory) {
+  Collector collector;
+  EngineConfig config = small_config();
+  config.block_count = 20;  // 80 tokens
+  config.session_len = 80;
+  Engine engine(config, std::make_unique<StubRunner>(), letters());
+  std::mt19937 random(1);
+  std::map<uint64_t, std::vector<int32_t>> histories;
+  RequestId id = 1;
+  for (int round = 0; round < 8; ++round) {
+    std::vector<std::tuple<RequestId, uint64_t, int>> sent;
+    for (uint64_t session = 0; session < 64; ++session) {  // session 0 is a session like any other
+      const std::vector<int32_t> input = random_prompt(random, 1 + static_cast<int>(random() % 4));
+      const int count = 1 + static_cast<int>(random() % 5);
+      std::vector<int32_t>& history = histories[session];
+      history.insert(history.end(), input.begin(), input.end());
+      engine.submit(session_request(id, session, round == 0, input, count, collector.callback()));
+      sent.emplace_back(id++, session, count);
+    }
+    for (const auto& [request, session, count] : sent) {
+      const std::vector<int32_t> want = expected_answer(histories[session], count);
+      CHECK(collector.wait(request).tokens == want);
+      histories[session].insert(histories[session].end(), want.begin(), want.end());
+    }
+  }
+  CHECK(engine.stats().evictions > 0);
+  CHECK(engine.stats().tokens_matched > 0);
+  CHECK_EQUAL(engine.stats().blocks_used, 0);
+  CHECK_EQUAL(engine.stats().sessions, 64);
+}
+
+TEST(a_turn_that_goes_on_computes_only_what_is_new) {
+  Collector collector;
+  EngineConfig config = small_config();
+  Engine engine(config, std::make_unique<StubRunner>(), letters());
+  std::mt19937 random(2);
+  turn(engine, collector, 1, 5, true, random_prompt(random, 41), 10);
+  const int64_t before = engine.stats().tokens_computed;
+  turn(engine, collector, 2, 5, false, {1, 2, 3}, 1);
+  CHECK(engine.stats().tokens_computed - before <= 3 + 4);  // the new tokens and an unfinished block
+}
+
+TEST(step_rolls_a_session_back) {
+  Collector collector;
+  Engine engine(small_config(), std::make_unique<StubRunner>(), letters());
+  turn(engine, collector, 1, 9, true, {1, 2, 3, 4, 5, 6}, 8);
+  Request request = session_request(2, 9, false, {7}, 3, collector.callback());
+  request.session->step = 5;
+  engine.submit(std::move(request));
+  CHECK(collector.wait(2).tokens == expected_answer({1, 2, 3, 4, 5, 7}, 3));
+  CHECK_EQUAL(collector.wait(2).last.history_token_len, 5);
+  request = session_request(3, 9, false, {7}, 3, collector.callback());
+  request.session->step = 500;  // beyond the end: everything is kept
+  engine.submit(std::move(request));
+  CHECK_EQUAL(collector.wait(3).last.history_token_len, 9);
+}
+
+TEST(session_errors_carry_their_codes_and_disturb_nobody) {
+  Collector collector;
+  std::atomic<bool> hold{false};
+  auto runner = std::make_unique<StubRunner>();
+  runner->on_step = [&](int) {
+    while (hold) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  Engine engine(small_config(), std::move(runner), letters());
+  CHECK(failure_of(collector, engine, session_request(1, 3, false, {1}, 3, collector.callback())) ==
+        ErrorCode::kUnknownSession);
+  hold = true;
+  engine.submit(session_request(2, 3, true, {1}, 30, collector.callback()));
+  engine.submit(session_request(3, 3, false, {1}, 3, collector.callback()));
+  engine.submit(session_request(4, 3, true, {1}, 3, collector.callback()));
+  hold = false;
+  CHECK(collector.wait(3).last.error_code == ErrorCode::kSessionBusy);
+  CHECK(collector.wait(4).last.error_code == ErrorCode::kSessionBusy);
+  CHECK(collector.wait(2).tokens == expected_answer({1}, 30));
+  Request stop = session_request(5, 3, false, {}, 0, collector.callback());
+  stop.session->stop = true;
+  CHECK(failure_of(collector, engine, std::move(stop)) == ErrorCode::kSessionIdle);
+  Request end = session_request(6, 77, false, {1}, 0, collector.callback());
+  end.session->end = true;
+  CHECK(failure_of(collector, engine, std::move(end)) == ErrorCode::kUnknownSession);
+  CHECK(failure_of(collector, engine,
+                   session_request(7, 3, false, std::vector<int32_t>(100, 1), 3, collector.callback())) ==
+        ErrorCode::kTooLong);
+  CHECK(turn(engine, collector, 8, 3, false, {2}, 2).size() == 2);  // the session is as it was
+}
+
+TEST(a_stopped_turn_keeps_the_tokens_made_so_far) {
+  Collector collector;
+  auto runner = std::make_unique<StubRunner>();
+  runner->on_step = [](int) { std::this_thread::sleep_for(std::chrono::milliseconds(1)); };
+  Engine engine(small_config(), std::move(runner), letters());
+  engine.submit(session_request(1, 4, true, {1, 2}, 120, collector.callback()));
+  collector.wait_started(1);
+  Request stop = session_request(2, 4, false, {}, 0, collector.callback());
+  stop.session->stop = true;
+  engine.submit(std::move(stop));
+  const Collector::Answer stopped = collector.wait(1);
+  CHECK(stopped.finish == FinishReason::kCancelled);
+  CHECK(collector.wait(2).finish == FinishReason::kStop);
+  std::vector<int32_t> tokens = {1, 2};
+  tokens.insert(tokens.end(), stopped.tokens.begin(), stopped.tokens.end());
+  tokens.push_back(9);
+  CHECK(turn(engine, collector, 3, 4, false, {9}, 4) == expected_answer(tokens, 4));
+}
+
+TEST(an_ended_session_is_gone_with_its_blocks) {
+  Collector collector;
+  Engine engine(small_config(), std::make_unique<StubRunner>(), letters());
+  turn(engine, collector, 1, 4, true, {1, 2, 3, 4, 5, 6, 7, 8, 9}, 4);
+  CHECK(engine.stats().blocks_idle > 0);
+  Request end = session_request(2, 4, false, {1}, 0, collector.callback());
+  end.session->end = true;
+  engine.submit(std::move(end));
+  CHECK(collector.wait(2).finish == FinishReason::kStop);
+  CHECK_EQUAL(engine.stats().blocks_idle, 0);
+  CHECK_EQUAL(engine.stats().sessions, 0);
+  CHECK(failure_of(collector, engine, session_request(3, 4, false, {1}, 3, collector.callback())) ==
+        ErrorCode::kUnknownSession);
+  Request one_shot = session_request(4, 0, true, {1, 2, 3, 4, 5, 6}, 3, collector.callback());
+  one_shot.session->end = true;
+  engine.submit(std::move(one_shot));
+  CHECK(collector.wait(4).tokens == expected_answer({1, 2, 3, 4, 5, 6}, 3));
+  CHECK_EQUAL(engine.stats().sessions, 0);
+  CHECK_EQUAL(engine.stats().blocks_idle, 0);
+}
+
+TEST(idle_sessions_expire) {
+  Collector collector;
+  EngineConfig config = small_config();
+  config.max_sessions = 3;
+  Engine engine(config, std::make_unique<StubRunner>(), letters());
+  for (RequestId id = 1; id <= 8; ++id) turn(engine, collector, id, id, true, {1, 2, 3, 4, 5}, 2);
+  CHECK(engine.stats().sessions <= 4);
+  CHECK(failure_of(collector, engine, session_request(20, 1, false, {1}, 3, collector.callback())) ==
+        ErrorCode::kUnknownSession);
+}
+
+TEST(a_shared_prefix_is_computed_once) {
+  const auto computed = [](bool enable) {
+    Collector collector;
+    EngineConfig config = small_config();
+    config.block_count = 200;
+    config.enable_prefix_caching = enable;
+    Engine engine(config, std::make_unique<StubRunner>(), letters());
+    std::mt19937 random(4);
+    const std::vector<int32_t> prefix = random_prompt(random, 100);
+    for (RequestId id = 1; id <= 32; ++id) {
+      std::vector<int32_t> prompt = prefix;
+      prompt.push_back(static_cast<int32_t>(id));
+      engine.submit(make_request(id, prompt, 1, collector.callback()));
+      CHECK(collector.wait(id).tokens == expected_answer(prompt, 1));
+    }
+    return engine.stats().tokens_computed;
+  };
+  CHECK(computed(true) * 10 < computed(false));
+}
+
+TEST(several_answers_share_the_prompts_blocks_and_end_one_by_one) {
+  Collector collector;
+  EngineConfig config = small_config();
+  config.block_count = 100;
+  Engine engine(config, std::make_unique<StubRunner>(), letters());
+  std::mt19937 random(4);
+  const std::vector<int32_t> prompt = random_prompt(random, 62);
+  Request request = make_request(1, prompt, 9, collector.callback());
+  request.params.n = 4;
+  request.params.stream = false;
+  engine.submit(std::move(request));
+  int final_outputs = 0;
+  for (int index = 0; index < 4; ++index) {
+    const Collector::Answer answer = collector.wait(1, index);
+    CHECK(answer.tokens == expected_answer(prompt, 9));
+    CHECK_EQUAL(answer.outputs, 1);
+    final_outputs += answer.last.is_final;
+  }
+  CHECK_EQUAL(final_outputs, 1);
+  CHECK(engine.stats().tokens_computed <= 62 + 3 * 2 + 4 * 9);  // 60 of the prompt's tokens fill blocks
+  CHECK_EQUAL(engine.stats().completed, 1);
+  CHECK_EQUAL(engine.stats().blocks_used + engine.stats().blocks_idle, 0);
+}
+
+TEST(a_cancelled_request_ends_all_its_answers) {
+  Collector collector;
+  auto runner = std::make_unique<StubRunner>();
+  runner->on_step = [](int) { std::this_thread::sleep_for(std::chrono::milliseconds(1)); };
+  Engine engine(small_config(), std::move(runner), letters());
+  Request request = make_request(1, {1, 2}, 100, collector.callback());
+  request.params.n = 3;
+  engine.submit(std::move(request));
+  collector.wait_started(1);
+  engine.cancel(1);
+  CHECK(collector.wait(1, 0).finish == FinishReason::kCancelled);
+  CHECK_EQUAL(engine.stats().running + engine.stats().waiting, 0);
+  CHECK_EQUAL(engine.stats().cancelled, 1);
+}
+
+TEST(scoring_sums_minus_log_p_over_the_prompt_in_chunks) {
+  Collector collector;
+  Engine engine(small_config(), std::make_unique<StubRunner>(), letters());
+  std::vector<int32_t> prompt = {1};
+  const std::vector<int32_t> likely = expected_answer(prompt, 60);
+  prompt.insert(prompt.end(), likely.begin(), likely.end());
+  prompt[30] = (prompt[30] + 1) % kStubVocab;  // from here on the stub predicts something else, except by chance
+  int hits = 0;
+  for (size_t i = 0; i + 1 < prompt.size(); ++i) {
+    hits += stub_next({prompt.begin(), prompt.begin() + static_cast<ptrdiff_t>(i) + 1}) == prompt[i + 1];
+  }
+  Request request = make_request(1, prompt, 0, collector.callback());
+  request.params.scores_prompt = true;
+  engine.submit(std::move(request));
+  const Output scored = collector.wait(1).last;
+  const double normaliser = std::log(std::exp(5.0) + kStubVocab - 1);
+  CHECK_EQUAL(scored.scored_tokens, 60);
+  CHECK(std::abs(scored.score - (60 * normaliser - 5.0 * hits)) < 1e-6);
+}
+
+TEST(hidden_states_and_logits_come_for_the_rows_asked_for) {
+  Collector collector;
+  Engine engine(small_config(), std::make_unique<StubRunner>(), letters());
+  Request request = make_request(1, std::vector<int32_t>(50, 2), 5, collector.callback());
+  request.params.stream = false;
+  request.params.hidden_states = RowsWanted::kAll;
+  request.params.logits = RowsWanted::kGeneration;
+  engine.submit(std::move(request));
+  const Output output = collector.wait(1).last;
+  CHECK_EQUAL(output.hidden_states.size(), 54u);
+  for (size_t i = 0; i < output.hidden_states.size(); ++i) CHECK_EQUAL(output.hidden_states[i], static_cast<float>(i));
+  CHECK_EQUAL(output.logits.size(), 5u * kStubVocab);
+}
+
+TEST(a_request_that_takes_too_long_ends_with_a_timeout) {
+  Collector collector;
+  auto runner = std::make_unique<StubRunner>();
+  runner->on_step = [](int) { std::this_thread::sleep_for(std::chrono::milliseconds(2)); };
+  Engine engine(small_config(), std::move(runner), letters());
+  Request request = make_request(1, {1, 2}, 120, collector.callback());
+  request.deadline = Clock::now() + std::chrono::milliseconds(30);
+  engine.submit(std::move(request));
+  engine.submit(make_request(2, {1, 2}, 60, collector.callback()));
+  CHECK(collector.wait(1).last.error_code == ErrorCode::kTimeout);
+  CHECK(collector.wait(2).tokens == expected_answer({1, 2}, 60));
+}
+
+TEST(a_logits_hook_that_throws_ends_its_request_alone) {
+  Collector collector;
+  Engine engine(small_config(), std::make_unique<StubRunner>(), letters());
+  Request request = make_request(1, {1, 2}, 20, collector.callback());
+  request.params.logits_hook = [](const std::vector<int32_t>& tokens, float* logits, int) {
+    if (tokens.size() > 5) throw std::runtime_error("the hook is tired");
+    logits[7] = 100;
+  };
+  engine.submit(std::move(request));
+  engine.submit(make_request(2, {1, 2}, 20, collector.callback()));
+  const Collector::Answer failed = collector.wait(1);
+  CHECK(failed.tokens == std::vector<int32_t>(4, 7));
+  CHECK(failed.error.find("tired") != std::string::npos);
+  CHECK(collector.wait(2).tokens == expected_answer({1, 2}, 20));
+}
+
+namespace {
+
+// Allows tokens 0 to 9 at even places of the answer and only token 11 at odd ones; ends after `length` with token 60.
+class PatternGrammar final : public Grammar {
+ public:
+  explicit PatternGrammar(int length) : length_(length) {}
+  std::unique_ptr<GrammarMatcher> new_matcher(const std::vector<int32_t>&) const override {
+    return std::make_unique<Matcher>(length_);
+  }
+
+ private:
+  class Matcher final : public GrammarMatcher {
+   public:
+    explicit Matcher(int length) : length_(length) {}
+    void fill_mask(std::vector<int32_t>& mask) override {
+      std::fill(mask.begin(), mask.end(), 0);
+      if (place_ == length_) {
+        mask[60 / 32] |= 1 << (60 % 32);
+      } else if (place_ % 2 == 1) {
+        mask[0] |= 1 << 11;
+      } else {
+        mask[0] |= 0x3FF;
+      }
+    }
+    bool accept(int32_t token) override { return place_++ % 2 == 1 ? token == 11 : token < 10; }
+
+   private:
+    int length_;
+    int place_ = 0;
+  };
+
+  int length_;
+};
+
+class PatternCompiler final : public GrammarCompiler {
+ public:
+  static inline std::atomic<bool> hold{false};
+
+  std::shared_ptr<const Grammar> compile(const std::string& format) override {
+    while (format == "slow" && hold) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (format == "broken") throw invalid_argument("response_format is broken");
+    return std::make_shared<PatternGrammar>(8);
+  }
+};
+
+}  // namespace
+
+TEST(a_grammar_constrains_its_answer_and_forced_tokens_cost_no_step) {
+  Collector collector;
+  EngineConfig config = small_config();
+  config.eos_token_ids = {60};
+  Engine engine(config, std::make_unique<StubRunner>(), letters(), std::make_unique<PatternCompiler>());
+  Request request = make_request(1, {1, 2}, 20, collector.callback());
+  request.params.response_format = "pattern";
+  engine.submit(std::move(request));
+  const Collector::Answer answer = collector.wait(1);
+  CHECK(answer.finish == FinishReason::kStop);
+  CHECK_EQUAL(answer.tokens.size(), 8u);
+  for (size_t i = 0; i < 8; ++i) CHECK(i % 2 == 1 ? answer.tokens[i] == 11 : answer.tokens[i] < 10);
+  CHECK_EQUAL(engine.stats().steps, 5);  // four free choices and the end
+}
+
+TEST(a_slow_or_broken_grammar_holds_up_nobody_else) {
+  Collector collector;
+  Engine engine(small_config(), std::make_unique<StubRunner>(), letters(), std::make_unique<PatternCompiler>());
+  Request slow = make_request(1, {1, 2}, 4, collector.callback());
+  slow.params.response_format = "slow";
+  Request broken = make_request(2, {1, 2}, 4, collector.callback());
+  broken.params.response_format = "broken";
+  Request dropped = make_request(3, {1, 2}, 4, collector.callback());
+  dropped.params.response_format = "slow";
+  PatternCompiler::hold = true;
+  engine.submit(std::move(slow));
+  engine.submit(std::move(broken));
+  engine.submit(std::move(dropped));
+  engine.cancel(3);
+  engine.submit(make_request(4, {1, 2}, 4, collector.callback()));
+  CHECK(collector.wait(4).tokens == expected_answer({1, 2}, 4));
+  PatternCompiler::hold = false;
+  CHECK(collector.wait(2).last.error_code == ErrorCode::kInvalidArgument);
+  CHECK(collector.wait(1).finish == FinishReason::kLength);
+  CHECK(collector.wait(3).finish == FinishReason::kCancelled);
+}
+
+TEST(without_a_compiler_a_response_format_is_refused) {
+  Collector collector;
+  Engine engine(small_config(), std::make_unique<StubRunner>(), letters());
+  Request request = make_request(1, {1, 2}, 4, collector.callback());
+  request.params.response_format = "pattern";
+  CHECK(error_of([&] { engine.submit(std::move(request)); }) == ErrorCode::kUnavailable);
+}
+
+}  // namespace turbomind::testing

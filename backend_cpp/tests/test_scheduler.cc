@@ -1,0 +1,113 @@
+// The scheduler alone, driven step by step.
+#include <algorithm>
+
+#include "engine/scheduler.h"
+#include "tests/engine_helpers.h"
+
+namespace turbomind::testing {
+
+namespace {
+
+std::unique_ptr<Sequence> make_sequence(RequestId id, std::vector<int32_t> prompt, int priority = 0,
+                                        uint64_t scope = 0) {
+  auto job = std::make_shared<Job>();
+  job->request = make_request(id, prompt, 20, {});
+  job->request.priority = priority;
+  job->arrival = id;
+  job->scope = scope;
+  job->keeps_blocks = id % 2 == 0;
+  job->prompt = std::make_shared<const std::vector<int32_t>>(std::move(prompt));
+  static const TokenTable table = letters();
+  return std::make_unique<Sequence>(std::move(job), 0, kStubVocab, table);
+}
+
+}  // namespace
+
+TEST(scheduler_invariants_hold_after_every_event) {
+  std::mt19937 random(5);
+  for (int history = 0; history < 300; ++history) {
+    BlockCache blocks(16, 4);
+    Scheduler scheduler({4, 12}, blocks);
+    StepInput input;
+    RequestId next = 1;
+    for (int event = 0; event < 80; ++event) {
+      switch (random() % 4) {
+        case 0: {
+          std::vector<int32_t> prompt;
+          for (unsigned i = 0; i < 1 + random() % 30; ++i) prompt.push_back(static_cast<int32_t>(random() % 2));
+          const RequestId id = next++;
+          scheduler.add(
+              make_sequence(id, std::move(prompt), static_cast<int>(random() % 2), random() % 2 == 0 ? 0 : id));
+          break;
+        }
+        case 1: {
+          const RequestId id = 1 + random() % next;
+          scheduler.remove_if([id](const Sequence& s) { return s.job->request.id == id; });
+          break;
+        }
+        default: {
+          const std::vector<Sequence*> planned = scheduler.plan(input);
+          scheduler.check_invariants();
+          CHECK(static_cast<int>(input.tokens.size()) <= 12);
+          CHECK(planned.size() == input.spans.size());
+          if (scheduler.running_count() + scheduler.waiting_count() > 0) CHECK(!planned.empty());
+          scheduler.commit();
+          scheduler.check_invariants();
+          std::vector<RequestId> finished;
+          for (size_t i = 0; i < planned.size(); ++i) {
+            if (input.spans[i].wanted == SpanRows::kNone) continue;
+            planned[i]->tokens.push_back(1);
+            if (planned[i]->tokens.size() >= 50 || random() % 10 == 0) finished.push_back(planned[i]->job->request.id);
+          }
+          for (const RequestId id : finished) {
+            CHECK_EQUAL(scheduler.remove_if([id](const Sequence& s) { return s.job->request.id == id; }).size(), 1u);
+          }
+        }
+      }
+      scheduler.check_invariants();
+    }
+    scheduler.remove_if([](const Sequence&) { return true; });
+    scheduler.check_invariants();
+    CHECK_EQUAL(blocks.available_count(), 16);
+  }
+}
+
+TEST(a_long_prompt_does_not_delay_running_answers_and_is_not_starved_by_them) {
+  BlockCache blocks(1000, 4);
+  Scheduler scheduler({8, 12}, blocks);
+  StepInput input;
+  for (RequestId id = 1; id <= 6; ++id) scheduler.add(make_sequence(id, {1}, 0, id));
+  const auto step = [&] {
+    const std::vector<Sequence*> planned = scheduler.plan(input);
+    scheduler.commit();
+    for (size_t i = 0; i < planned.size(); ++i) {
+      if (input.spans[i].wanted != SpanRows::kNone) planned[i]->tokens.push_back(1);
+    }
+    return planned;
+  };
+  step();
+  scheduler.add(make_sequence(7, std::vector<int32_t>(60, 1), 0, 7));
+  for (int round = 0; round < 10; ++round) {  // 60 tokens at 12 - 6 a step
+    CHECK_EQUAL(step().size(), 7u);
+    CHECK_EQUAL(input.tokens.size(), 12u);
+  }
+  CHECK(input.spans.back().wanted == SpanRows::kLast);
+}
+
+TEST(a_lower_priority_number_is_admitted_first) {
+  BlockCache blocks(100, 4);
+  Scheduler scheduler({1, 12}, blocks);
+  StepInput input;
+  scheduler.add(make_sequence(1, {1, 2}, 5));
+  scheduler.add(make_sequence(2, {1, 2}, -1));
+  scheduler.add(make_sequence(3, {1, 2}, 0));
+  for (const RequestId expected : {2, 3, 1}) {
+    const std::vector<Sequence*> planned = scheduler.plan(input);
+    CHECK_EQUAL(planned.size(), 1u);
+    CHECK_EQUAL(planned[0]->job->request.id, expected);
+    scheduler.commit();
+    scheduler.remove_if([expected](const Sequence& s) { return s.job->request.id == expected; });
+  }
+}
+
+}  // namespace turbomind::testing
