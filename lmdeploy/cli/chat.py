@@ -4,18 +4,16 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from lmdeploy.pipeline import Pipeline
+from lmdeploy.cli.terminal import HELP, add_sampling_options, read_message
 
-_HELP = (
-    "an empty line sends the message; `end` starts a new conversation; `exit` or Ctrl-D leaves; Ctrl-C stops an answer"
-)
+if TYPE_CHECKING:
+    from lmdeploy.async_engine import AsyncEngine
 
 
 def add_parser(subparsers: Any) -> None:
     """Add the command to the command line."""
     parser = subparsers.add_parser(
-        "chat", help="talk to a model in the terminal", description=f"Talk to a model: {_HELP}."
+        "chat", help="talk to a model in the terminal", description=f"Talk to a model: {HELP}."
     )
     parser.add_argument(
         "model_path",
@@ -27,7 +25,6 @@ def add_parser(subparsers: Any) -> None:
         "--backend", choices=("turbomind", "pytorch"), default="turbomind", help="engine (default: %(default)s)"
     )
     parser.add_argument("--chat-template", default=None, help="name of a chat template, or a JSON file")
-    parser.add_argument("--meta-instruction", default=None, help="system prompt")
     parser.add_argument("--dtype", default="auto", help="auto, float32 or bfloat16 (default: %(default)s)")
     parser.add_argument("--session-len", type=int, default=None, help="most tokens of a conversation")
     parser.add_argument(
@@ -36,23 +33,14 @@ def add_parser(subparsers: Any) -> None:
         default=0.8,
         help="share of free memory for the KV cache (default: %(default)s)",
     )
-    parser.add_argument(
-        "--max-new-tokens", type=int, default=512, help="most tokens of an answer (default: %(default)s)"
-    )
-    parser.add_argument("--temperature", type=float, default=0.8, help="0 is greedy (default: %(default)s)")
-    parser.add_argument("--top-p", type=float, default=0.8, help="nucleus (default: %(default)s)")
-    parser.add_argument("--top-k", type=int, default=40, help="most likely tokens kept (default: %(default)s)")
-    parser.add_argument(
-        "--repetition-penalty", type=float, default=1.0, help="over 1 discourages repetition (default: %(default)s)"
-    )
-    parser.add_argument("--seed", type=int, default=None, help="seed of the first answer; default: random")
+    add_sampling_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Load the model and talk until the user leaves."""
+    from lmdeploy.async_engine import AsyncEngine
     from lmdeploy.messages import GenerationConfig, PytorchEngineConfig, TurbomindEngineConfig
-    from lmdeploy.pipeline import Pipeline
 
     try:
         if args.backend == "pytorch":
@@ -74,20 +62,20 @@ def run(args: argparse.Namespace) -> int:
             random_seed=args.seed,
         )
         print("loading the model ...", file=sys.stderr)
-        pipe = Pipeline(args.model_path, config, args.chat_template)
+        pipe = AsyncEngine(args.model_path, config, args.chat_template)
     except (ValueError, OSError) as error:
         print(f"lmdeploy chat: {error}", file=sys.stderr)
         return 1
     with pipe:
-        print(f"{pipe.engine.directory.spec.model_name}: {_HELP}")
+        print(f"{pipe.engine.directory.spec.model_name}: {HELP}")
         _talk(pipe, gen_config, args.meta_instruction)
     return 0
 
 
-def _talk(pipe: "Pipeline", gen_config: Any, system: str | None) -> None:
+def _talk(pipe: "AsyncEngine", gen_config: Any, system: str | None) -> None:
     beginning = [{"role": "system", "content": system}] if system else []
     messages = list(beginning)
-    while (text := _read_message()) is not None:
+    while (text := read_message()) is not None:
         if text == "end":
             messages = list(beginning)
             print("(new conversation)")
@@ -101,7 +89,7 @@ def _talk(pipe: "Pipeline", gen_config: Any, system: str | None) -> None:
             messages.append({"role": "assistant", "content": answer})
 
 
-def _stream_answer(pipe: "Pipeline", messages: list[dict[str, str]], gen_config: Any) -> tuple[str, str | None]:
+def _stream_answer(pipe: "AsyncEngine", messages: list[dict[str, str]], gen_config: Any) -> tuple[str, str | None]:
     answer, reason = "", None
     pieces = pipe.stream_infer(messages, gen_config)
     try:
@@ -114,20 +102,3 @@ def _stream_answer(pipe: "Pipeline", messages: list[dict[str, str]], gen_config:
         pieces.close()  # type: ignore[attr-defined]
     print("\n")
     return answer, reason
-
-
-def _read_message() -> str | None:
-    """Return the lines up to an empty one; None when the user leaves."""
-    lines: list[str] = []
-    try:
-        while True:
-            line = input("" if lines else ">>> ")
-            if not lines and line.strip() == "exit":
-                return None
-            if line:
-                lines.append(line)
-            elif lines:
-                return "\n".join(lines)
-    except (EOFError, KeyboardInterrupt):
-        print()
-        return "\n".join(lines) or None

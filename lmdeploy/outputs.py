@@ -1,0 +1,180 @@
+"""From the engine's outputs to responses, and from its delivery thread to an event loop."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from lmdeploy.messages import GenerationConfig, Response
+from lmdeploy.prompts import PreparedPrompt
+from lmdeploy.turbomind.engine import Engine, EngineOutput
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+
+class AsyncOutputs:
+    """Outputs the engine's delivery thread puts in, and the running event loop takes out."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[EngineOutput] = asyncio.Queue()
+
+    def put(self, output: EngineOutput) -> None:
+        """Add an output; from any thread, never blocks."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, output)
+
+    async def get(self) -> EngineOutput:
+        """Return the next output."""
+        return await self._queue.get()
+
+
+class Batch:
+    """The requests of one call: submits them, and turns what they bring into responses.
+
+    Parameters
+    ----------
+    engine
+        Where they run.
+    on_output
+        Gets their outputs, on the engine's delivery thread; hand each to ``response``.
+    stream
+        Whether answers come in pieces.
+    """
+
+    def __init__(self, engine: Engine, on_output: Callable[[EngineOutput], None], stream: bool) -> None:
+        self._engine = engine
+        self._on_output = on_output
+        self._stream = stream
+        self._index_of: dict[int, int] = {}
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more outputs will come."""
+        return bool(self._index_of)
+
+    def submit(self, index: int, prompt: PreparedPrompt, config: GenerationConfig) -> list[Response]:
+        """Start a prompt of the batch; return its responses if there is nothing to run: it exceeds the session length.
+
+        Raises
+        ------
+        ValueError
+            If the request is bad.
+        """
+        if len(prompt.ids) >= self._engine.session_len:
+            return [Response("", 0, len(prompt.ids), "length", index=index, choice=c) for c in range(config.n)]
+        request = self._engine.submit(
+            prompt.ids, config, self._on_output, stop_words=prompt.stop_words, stream=self._stream
+        )
+        self._index_of[request] = index
+        return []
+
+    def response(self, output: EngineOutput) -> Response:
+        """Return what an output says.
+
+        Raises
+        ------
+        ValueError, RuntimeError
+            As :func:`raise_error`.
+        """
+        index = self._index_of[output.request]
+        if output.is_final:
+            del self._index_of[output.request]
+        return response_of(output, index)
+
+    def cancel(self) -> None:
+        """Cancel what still runs."""
+        for request in self._index_of:
+            self._engine.cancel(request)
+
+
+class Answers:
+    """The whole answers of one call, by prompt and choice.
+
+    Parameters
+    ----------
+    configs
+        One a prompt.
+    """
+
+    def __init__(self, configs: Sequence[GenerationConfig]) -> None:
+        self._choices = [config.n for config in configs]
+        self._answers: dict[tuple[int, int], Response] = {}
+
+    def add(self, *responses: Response) -> int:
+        """Add answers; return how many prompts they complete."""
+        completed = 0
+        for response in responses:
+            self._answers[response.index, response.choice] = response
+            choices = range(self._choices[response.index])
+            completed += all((response.index, choice) in self._answers for choice in choices)
+        return completed
+
+    def ordered(self, is_single: bool) -> Any:
+        """Return a response a prompt, a list where n > 1; for a single prompt that alone."""
+        ordered = [
+            self._answers[index, 0] if n == 1 else [self._answers[index, choice] for choice in range(n)]
+            for index, n in enumerate(self._choices)
+        ]
+        return ordered[0] if is_single else ordered
+
+
+@contextlib.contextmanager
+def progress_bar(total: int, is_shown: bool) -> Iterator[Callable[[int], object]]:
+    """Show how many prompts are answered; what it yields takes the number of new ones."""
+    if not is_shown:
+        yield lambda count: None
+        return
+    from tqdm import tqdm
+
+    with tqdm(total=total, unit="prompt") as bar:
+        yield bar.update
+
+
+def raise_error(output: EngineOutput) -> None:
+    """Raise what an output reports.
+
+    Raises
+    ------
+    ValueError
+        If the request was bad.
+    RuntimeError
+        If the engine failed on it.
+    """
+    if output.finish_reason == "error":
+        raise (ValueError if output.is_bad_request else RuntimeError)(output.error)
+
+
+def response_of(output: EngineOutput, index: int = 0) -> Response:
+    """Return an engine output as the response to a prompt of a batch.
+
+    Raises
+    ------
+    ValueError, RuntimeError
+        As :func:`raise_error`.
+    """
+    raise_error(output)
+    reason: Literal["stop", "length", "cancelled"] | None = output.finish_reason or None  # type: ignore[assignment]
+    return Response(
+        output.text,
+        output.generate_token_len,
+        output.input_token_len,
+        reason,
+        token_ids=output.token_ids,
+        logprobs=output.logprobs,
+        logits=_tensor(output.logits),
+        last_hidden_state=_tensor(output.last_hidden_state),
+        index=index,
+        choice=output.index,
+        history_token_len=output.history_token_len,
+    )
+
+
+def _tensor(rows: "np.ndarray[Any, Any] | None") -> "torch.Tensor | None":
+    if rows is None:
+        return None
+    import torch
+
+    return torch.from_numpy(rows)

@@ -1,0 +1,109 @@
+"""One session's access to the engine, from asyncio: token ids in, outputs out."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from concurrent.futures import Future
+
+from lmdeploy.messages import GenerationConfig
+from lmdeploy.outputs import AsyncOutputs, raise_error
+from lmdeploy.prompts import PreparedPrompt
+from lmdeploy.sessions import SessionStates, start_turn
+from lmdeploy.turbomind.engine import Engine, EngineOutput, SessionOptions
+
+
+class SessionGenerator:
+    """What ``AsyncEngine.get_generator`` gives.
+
+    Parameters
+    ----------
+    engine
+        Where the session lives.
+    states
+        What is known of that engine's sessions.
+    session_id
+        The session.
+    """
+
+    def __init__(self, engine: Engine, states: SessionStates, session_id: int) -> None:
+        self._engine = engine
+        self._states = states
+        self.session_id = session_id
+
+    async def async_stream_infer(
+        self,
+        input_ids: Sequence[int],
+        gen_config: GenerationConfig,
+        *,
+        stop_words: Sequence[str] = (),
+        sequence_start: bool = True,
+        sequence_end: bool = True,
+        step: int = -1,
+        stream_output: bool = True,
+    ) -> AsyncGenerator[EngineOutput, None]:
+        """Run one request and yield its outputs; leaving early cancels it.
+
+        Parameters
+        ----------
+        input_ids
+            The tokens of this turn alone.
+        gen_config, stop_words
+            How to generate, and strings that end the answer beside those in it.
+        sequence_start, sequence_end
+            Whether the session begins with this request (an old one of that id is forgotten), and ends with it.
+        step
+            Keep only so many of the session's tokens first; negative: all.
+        stream_output
+            False: one output an answer.
+
+        Raises
+        ------
+        ValueError
+            If the request is bad: among others when the session is unknown, or is running another one.
+        RuntimeError
+            If the engine failed on it.
+        """
+        outputs = AsyncOutputs()
+        turn = start_turn(
+            self._engine,
+            self._states,
+            SessionOptions(self.session_id, sequence_start, sequence_end, step),
+            PreparedPrompt(list(input_ids), list(stop_words)),
+            gen_config,
+            outputs.put,
+            stream=stream_output,
+        )
+        is_final = False
+        try:
+            while not is_final:
+                output = await outputs.get()
+                raise_error(output)
+                is_final = output.is_final
+                yield output
+        finally:
+            if not turn.ended.done():
+                self._engine.cancel(turn.request)
+                await _done(turn.ended)  # until then the session is busy
+
+    async def wait_idle(self) -> None:
+        """Return when the session runs nothing."""
+        while (ended := self._states.running(self.session_id)) is not None:
+            await _done(ended)
+
+    async def async_cancel(self) -> None:
+        """Stop the session's running request, if there is one; what it has generated stays in the session."""
+        outputs = AsyncOutputs()
+        self._engine.stop_session(self.session_id, outputs.put)
+        await outputs.get()
+
+    async def async_end(self) -> None:
+        """Make the engine forget the session, if it knows it, when its running request has ended."""
+        await self.wait_idle()
+        outputs = AsyncOutputs()
+        self._engine.end_session(self.session_id, outputs.put)
+        await outputs.get()
+        self._states.forget(self.session_id)
+
+
+async def _done(future: "Future[None]") -> None:
+    """Wait for a future that others wait for too: when this task is cancelled, it is not."""
+    await asyncio.shield(asyncio.wrap_future(future))
