@@ -1,11 +1,11 @@
-"""``lmdeploy serve``: an OpenAI API, a gateway alone, or a chat page."""
+"""``lmdeploy serve``: an OpenAI API, a gateway alone, a chat page, or a chat in the terminal."""
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING
 
-from lmdeploy.cli import options
+from lmdeploy.cli import options, terminal
 from openai_gateway.settings import DEFAULT_PORT, DEFAULT_TRITON_ADDRESS
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ def add_parser(subparsers: Subparsers) -> None:
     _add_api_server(below)
     _add_gateway(below)
     _add_gradio(below)
+    _add_triton_client(below)
 
 
 def _add_api_server(subparsers: Subparsers) -> None:
@@ -76,6 +77,27 @@ def _add_gradio(subparsers: Subparsers) -> None:
     parser.set_defaults(run=_run_gradio)
 
 
+def _add_triton_client(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "triton_client",
+        help="Chat in the terminal with a model that a Triton serves.",
+        description=f"Chat in the terminal with a model that a Triton serves: {terminal.HELP}.",
+    )
+    parser.add_argument("address", metavar="HOST:PORT", help="Triton's gRPC service")
+    parser.add_argument(
+        "--session-id",
+        type=int,
+        default=None,
+        metavar="N",
+        help="the engine's name for the conversation (default: random)",
+    )
+    parser.add_argument(
+        "--stream-output", action="store_true", help="kept for old scripts: answers always appear as they come"
+    )
+    terminal.add_sampling_options(parser)
+    parser.set_defaults(run=_run_triton_client)
+
+
 def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
@@ -100,5 +122,11 @@ def _run_gateway(args: argparse.Namespace) -> int:
 
 def _run_gradio(args: argparse.Namespace) -> int:
     from lmdeploy.cli.gradio import run
+
+    return run(args)
+
+
+def _run_triton_client(args: argparse.Namespace) -> int:
+    from lmdeploy.cli.triton_client import run
 
     return run(args)

@@ -1,0 +1,133 @@
+"""``lmdeploy serve triton_client``: talk in the terminal to a model that a Triton serves."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import secrets
+import signal
+import sys
+from typing import Any
+
+from lmdeploy.cli.terminal import HELP, read_message
+from lmdeploy.serve.client import GenerateRequest, TritonClient, TritonRequestError, TritonUnavailable
+
+
+def run(args: argparse.Namespace) -> int:
+    """Talk until the user leaves; return the exit status."""
+    with asyncio.Runner() as runner:
+        client = TritonClient(args.address)
+        try:
+            name = runner.run(client.model_name())
+            print(f"{name}: {HELP}")
+            conversation = Conversation(client, args)
+            while (text := read_message()) is not None:
+                if text == "end":
+                    runner.run(conversation.end())
+                    print("(new conversation)")
+                else:
+                    runner.run(conversation.answer(text))
+            with contextlib.suppress(TritonUnavailable):
+                runner.run(conversation.end())
+        except TritonUnavailable as error:
+            print(f"lmdeploy serve triton_client: {error}", file=sys.stderr)
+            return 1
+        finally:
+            runner.run(client.close())
+    return 0
+
+
+class Conversation:
+    """A conversation, and the session that holds it in the engine.
+
+    A turn sends only what is new, unless the engine does not hold the rest as the chat template writes it: at first,
+    after an answer that was cut off, and when the engine has forgotten the session.
+
+    Parameters
+    ----------
+    client : TritonClient
+        The server.
+    args : argparse.Namespace
+        With ``session_id`` and the options of ``add_sampling_options``.
+    """
+
+    def __init__(self, client: TritonClient, args: argparse.Namespace) -> None:
+        self._client = client
+        self._args = args
+        self._session_id: int = secrets.randbits(63) if args.session_id is None else args.session_id
+        self._beginning = [{"role": "system", "content": args.meta_instruction}] if args.meta_instruction else []
+        self._messages: list[dict[str, Any]] = list(self._beginning)
+        self._has_begun = False  # the engine knows the session
+        self._is_held = False  # and holds the conversation as the chat template writes it
+
+    async def answer(self, text: str) -> None:
+        """Print the answer to a message as it comes; an error instead leaves the conversation as it was."""
+        message = {"role": "user", "content": text}
+        try:
+            try:
+                answer = await self._print_answer([message], goes_on=True) if self._is_held else None
+            except TritonRequestError:
+                answer = None  # forgotten: begin again with all of it
+            if answer is None:
+                answer = await self._print_answer([*self._messages, message], goes_on=False)
+        except (TritonRequestError, TritonUnavailable) as error:
+            print(f"({error})\n")
+            self._is_held = False
+        else:
+            self._messages += [message, {"role": "assistant", "content": answer}]
+
+    async def end(self) -> None:
+        """Forget the conversation, here and in the engine."""
+        self._messages = list(self._beginning)
+        self._is_held = False
+        if self._has_begun:
+            self._has_begun = False
+            await self._client.end_session(self._session_id)
+
+    async def _print_answer(self, messages: list[dict[str, Any]], goes_on: bool) -> str:
+        args = self._args
+        request = GenerateRequest(
+            messages=messages,
+            session_id=self._session_id,
+            sequence_start=not goes_on,
+            sequence_end=False,
+            max_new_tokens=args.max_new_tokens,
+            temperature=args.temperature,
+            top_p=args.top_p,
+            top_k=args.top_k,
+            repetition_penalty=args.repetition_penalty,
+            random_seed=args.seed,
+        )
+        answer, reason = "", None
+        self._has_begun = True
+        with _StopOnInterrupt(self._client, request.request_id):
+            async for chunk in self._client.generate(request):
+                print(chunk.text, end="", flush=True)
+                answer, reason = answer + chunk.text, chunk.finish_reason
+        print({"cancelled": " (stopped)", "length": " (cut off)"}.get(reason or "", "") + "\n", flush=True)
+        self._is_held = reason == "stop"
+        return answer
+
+
+class _StopOnInterrupt:
+    """While it lasts, Ctrl-C cancels a request in the engine; once more, it ends the program."""
+
+    def __init__(self, client: TritonClient, request_id: str) -> None:
+        self._client = client
+        self._request_id = request_id
+        self._cancelling: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        self._loop.add_signal_handler(signal.SIGINT, self._interrupt)
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.remove_signal_handler(signal.SIGINT)
+
+    def _interrupt(self) -> None:
+        if self._cancelling is None:
+            self._cancelling = self._loop.create_task(self._client.cancel(self._request_id))
+        elif self._task is not None:
+            self._task.cancel()
