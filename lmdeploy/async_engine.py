@@ -178,7 +178,8 @@ class AsyncEngine:
         Yields
         ------
         Response
-            Leaving early cancels the request; what it has generated stays in the session.
+            One of no text and finish reason ``length`` if the prompt does not fit the session length. Leaving early
+            cancels the request; what it has generated stays in the session.
 
         Raises
         ------
@@ -193,6 +194,9 @@ class AsyncEngine:
             prompt = await asyncio.to_thread(
                 self._prepare_turn, session_id, messages, sequence_start, do_preprocess, tools
             )
+        if len(prompt.ids) >= self.engine.session_len:
+            yield Response("", 0, len(prompt.ids), "length")
+            return
         outputs = SessionGenerator(self.engine, self._states, session_id).async_stream_infer(
             prompt.ids,
             gen_config or GenerationConfig(),
@@ -255,8 +259,9 @@ class AsyncEngine:
         Returns
         -------
         Session
-            Its ``response`` is the answer, its ``history`` all turns so far. Close it to free its place in the cache
-            early.
+            Its ``response`` is the answer, its ``history`` all turns so far. An answer of no text and finish reason
+            ``length`` says that the conversation has become too long; it is not in the history. Close the session to
+            free its place in the cache early.
 
         Raises
         ------
@@ -324,6 +329,8 @@ class AsyncEngine:
         if gen_config.n != 1:
             raise ValueError(f"n must be 1 in a conversation, got {gen_config.n}")
         prepared = self._prepare_turn(session_id, prompt, is_first, do_preprocess)
+        if len(prepared.ids) >= self.engine.session_len:
+            return Response("", 0, len(prepared.ids), "length")
         outputs: queue.SimpleQueue[EngineOutput] = queue.SimpleQueue()
         options = SessionOptions(session_id, is_first, False)
         turn = start_turn(self.engine, self._states, options, prepared, gen_config, outputs.put, stream=False)

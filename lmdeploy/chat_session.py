@@ -5,7 +5,7 @@ from types import TracebackType
 from typing import Self
 
 from lmdeploy.messages import GenerationConfig, Response
-from lmdeploy.prompts import Prompt
+from lmdeploy.prompts import Prompt, as_messages
 
 # Prompt, whether it begins the session, how to generate, whether to apply the chat template.
 AnswerTurn = Callable[[Prompt, bool, GenerationConfig, bool], Response]
@@ -52,11 +52,32 @@ class Session:
 
     def ask(self, prompt: Prompt, gen_config: GenerationConfig, do_preprocess: bool = True) -> Response:
         """Answer the next turn; see ``AsyncEngine.chat``."""
-        response = self._answer(prompt, not self._is_held, gen_config, do_preprocess)
-        self._is_held = True
+        response = self._go_on(prompt, gen_config, do_preprocess) if self._is_held else None
+        if response is None:
+            response = self._answer(self._whole(prompt, do_preprocess), True, gen_config, do_preprocess)
         self.response = response
-        self.history.append((prompt, response.text))
+        if response.generate_token_len or response.finish_reason != "length":
+            self._is_held = True
+            self.history.append((prompt, response.text))
         return response
+
+    def _go_on(self, prompt: Prompt, gen_config: GenerationConfig, do_preprocess: bool) -> Response | None:
+        """Answer a turn whose beginning the engine holds; None if it refuses, as when it has forgotten the session."""
+        try:
+            return self._answer(prompt, False, gen_config, do_preprocess)
+        except ValueError:
+            return None
+
+    def _whole(self, prompt: Prompt, do_preprocess: bool) -> Prompt:
+        """Return the conversation up to and with ``prompt``."""
+        if not self.history:
+            return prompt
+        if not do_preprocess:
+            return "".join(f"{said}{answer}" for said, answer in self.history) + str(prompt)
+        messages = []
+        for said, answer in self.history:
+            messages += [*as_messages(said), {"role": "assistant", "content": answer}]
+        return [*messages, *as_messages(prompt)]
 
     def close(self) -> None:
         """Free its place in the engine; the history stays."""

@@ -40,6 +40,11 @@ def as_batch(prompts: str | Sequence[Any]) -> tuple[Sequence[Prompt], bool]:
     return prompts, False
 
 
+def as_messages(prompt: Prompt) -> list[Message]:
+    """Return a prompt as OpenAI messages; a text is what the user says."""
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+
+
 def configs_for(gen_config: GenConfigs, count: int) -> list[GenerationConfig]:
     """Return a config for each of ``count`` prompts.
 
@@ -93,7 +98,7 @@ class PromptPreparer:
         """
         if isinstance(prompt, str) and not do_preprocess:
             return PreparedPrompt(self._encode(prompt, True), [])
-        return self._prepared(self._template.render(_messages(prompt), tools), self._template.add_bos)
+        return self._prepared(self._template.render(as_messages(prompt), tools), self._template.add_bos)
 
     def prepare_continuation(self, prompt: Prompt, do_preprocess: bool, is_turn_closed: bool) -> PreparedPrompt:
         """Return a prompt that goes on in a conversation the engine holds.
@@ -112,7 +117,7 @@ class PromptPreparer:
         """
         if isinstance(prompt, str) and not do_preprocess:
             return PreparedPrompt(self._encode(prompt, False), [])
-        return self._prepared(self._template.render_continuation(_messages(prompt), is_turn_closed), False)
+        return self._prepared(self._template.render_continuation(as_messages(prompt), is_turn_closed), False)
 
     def _prepared(self, text: str, add_bos: bool) -> PreparedPrompt:
         return PreparedPrompt(self._encode(text, add_bos), self._template.stop_words)
@@ -121,7 +126,3 @@ class PromptPreparer:
         logger.info("prompt: %r", text[: self._max_log_len])
         with self._lock:
             return self._tokenizer.encode(text, add_bos)
-
-
-def _messages(prompt: Prompt) -> list[Message]:
-    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
