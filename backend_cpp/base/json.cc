@@ -1,7 +1,9 @@
 #include "base/json.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <cstdio>
 #include <fstream>
 #include <sstream>
 
@@ -29,6 +31,23 @@ void append_utf8(std::string& out, uint32_t code) {
     out += static_cast<char>(0x80 | ((code >> 6) & 0x3F));
     out += static_cast<char>(0x80 | (code & 0x3F));
   }
+}
+
+std::string quoted(const std::string& text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      char escape[8];
+      std::snprintf(escape, sizeof(escape), "\\u%04x", static_cast<unsigned>(c));
+      out += escape;
+    } else {
+      out += c;
+    }
+  }
+  return out + '"';
 }
 
 }  // namespace
@@ -113,7 +132,7 @@ class JsonParser {
       if (peek() != '"') fail("expected a key");
       std::string key = parse_string();
       expect(':');
-      object.insert_or_assign(std::move(key), parse_value(depth + 1));
+      object.emplace_back(std::move(key), parse_value(depth + 1));
       if (peek() == ',') {
         ++pos_;
         continue;
@@ -226,6 +245,25 @@ Json Json::parse_file(const std::string& path) {
   }
 }
 
+std::string Json::dump() const {
+  if (is_null()) return "null";
+  if (const bool* value = std::get_if<bool>(&value_)) return *value ? "true" : "false";
+  if (const auto* value = std::get_if<std::string>(&value_)) return quoted(*value);
+  if (const double* value = std::get_if<double>(&value_)) {
+    char text[32];
+    std::snprintf(text, sizeof(text), *value == std::floor(*value) && std::fabs(*value) < 1e15 ? "%.0f" : "%.17g",
+                  *value);
+    return text;
+  }
+  std::string out;
+  if (const auto* array = std::get_if<Array>(&value_)) {
+    for (const Json& item : *array) out += (out.empty() ? "" : ",") + item.dump();
+    return "[" + out + "]";
+  }
+  for (const auto& [key, item] : as_object()) out += (out.empty() ? "" : ",") + quoted(key) + ":" + item.dump();
+  return "{" + out + "}";
+}
+
 bool Json::as_bool() const {
   if (const bool* value = std::get_if<bool>(&value_)) return *value;
   throw invalid_argument("expected true or false");
@@ -259,15 +297,17 @@ const Json::Object& Json::as_object() const {
 
 const Json& Json::at(std::string_view key) const {
   const Object& object = as_object();
-  auto it = object.find(key);
-  if (it == object.end()) throw invalid_argument("missing key \"" + std::string(key) + "\"");
+  const auto it =
+      std::find_if(object.rbegin(), object.rend(), [key](const auto& member) { return member.first == key; });
+  if (it == object.rend()) throw invalid_argument("missing key \"" + std::string(key) + "\"");
   return it->second;
 }
 
 const Json* Json::find(std::string_view key) const {
   const Object& object = as_object();
-  auto it = object.find(key);
-  return it == object.end() || it->second.is_null() ? nullptr : &it->second;
+  const auto it =
+      std::find_if(object.rbegin(), object.rend(), [key](const auto& member) { return member.first == key; });
+  return it == object.rend() || it->second.is_null() ? nullptr : &it->second;
 }
 
 }  // namespace turbomind

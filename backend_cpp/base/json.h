@@ -1,14 +1,14 @@
 // A small JSON reader for the engine's own files (spec, manifest, safetensors headers, configuration).
 //
 // Values are immutable after parsing. Typed accessors throw Error(kInvalidArgument) naming the key and what was
-// expected. Object keys keep no order; duplicate keys: the last one counts. Numbers are doubles (exact for integers
+// expected. Object keys keep their order; duplicate keys: the last one counts. Numbers are doubles (exact for integers
 // below 2^53).
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -17,7 +17,7 @@ namespace turbomind {
 class Json {
  public:
   using Array = std::vector<Json>;
-  using Object = std::map<std::string, Json, std::less<>>;
+  using Object = std::vector<std::pair<std::string, Json>>;  // in the order of the text
 
   // Parses a whole document; trailing text other than white space is an error. Nesting is limited to 256 levels.
   static Json parse(std::string_view text);
@@ -27,6 +27,7 @@ class Json {
   bool is_number() const { return std::holds_alternative<double>(value_); }
   bool is_string() const { return std::holds_alternative<std::string>(value_); }
   bool is_object() const { return std::holds_alternative<Object>(value_); }
+  bool is_array() const { return std::holds_alternative<Array>(value_); }
 
   bool as_bool() const;
   double as_double() const;
@@ -39,6 +40,9 @@ class Json {
   const Json& at(std::string_view key) const;
   // Member `key`, or nullptr when missing or null.
   const Json* find(std::string_view key) const;
+
+  // Compact text.
+  std::string dump() const;
 
  private:
   friend class JsonParser;

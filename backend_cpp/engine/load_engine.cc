@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "engine/load_grammar.h"
 #include "kernels/paged_attention.h"
 #include "model/native_runner.h"
 
@@ -89,8 +90,11 @@ LoadedEngine load_engine(const std::string& directory, const Json& settings) {
   auto runner = std::make_unique<NativeRunner>(spec, Checkpoint(directory), weight_type(settings, spec),
                                                config.max_step_tokens, setting(settings, "threads", 0));
   config.block_count = cache_block_count(settings, config, *runner);
-  auto engine = std::make_unique<Engine>(config, std::move(runner), std::move(tokens));
-  return {std::move(spec), std::move(engine)};
+  LoadedEngine loaded;
+  auto compiler = load_grammar_compiler(tokens, spec.vocab_size, spec.eos_token_ids, loaded.no_grammar_reason);
+  loaded.engine = std::make_unique<Engine>(config, std::move(runner), std::move(tokens), std::move(compiler));
+  loaded.spec = std::move(spec);
+  return loaded;
 }
 
 }  // namespace turbomind

@@ -13,6 +13,7 @@ namespace turbomind {
 struct LoadedEngine {
   ModelSpec spec;
   std::unique_ptr<Engine> engine;
+  std::string no_grammar_reason;  // why response formats are refused; empty: they are not
 };
 
 // `settings` holds fields of TurbomindEngineConfig; absent or null means the default. Throws Error.

@@ -85,6 +85,9 @@ ModelState::ModelState(TRITONBACKEND_Model* model) : metrics_(model_name(model))
                                          std::to_string(engine_config.max_batch_size) + ", " +
                                          std::to_string(engine_config.block_count) + " cache blocks of " +
                                          std::to_string(engine_config.block_len) + " tokens");
+  if (!loaded.no_grammar_reason.empty()) {
+    log_message(TRITONSERVER_LOG_WARN, "response_format is not available: " + loaded.no_grammar_reason);
+  }
   metrics_.publish(engine_->stats());
   watcher_ = std::thread([this] { watch(); });
 }
