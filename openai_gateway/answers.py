@@ -2,34 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 from lmdeploy.serve.client import GenerateChunk, TritonUnavailable
-from openai_gateway.protocol import FinishReason, Usage
+from openai_gateway.merging import merge
+from openai_gateway.protocol.answers import FinishReason, Usage
+
+
+@dataclass(slots=True)
+class Answer:
+    """One complete choice.
+
+    Attributes
+    ----------
+    chunks : list of GenerateChunk
+        As they came.
+    """
+
+    chunks: list[GenerateChunk] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return "".join(chunk.text for chunk in self.chunks)
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Why it ended."""
+        return finish_reason(self.chunks[-1])
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """One complete answer."""
+class Answers:
+    """All choices of a request, those of the first prompt first."""
 
-    text: str
-    finish_reason: FinishReason
+    choices: list[Answer]
     usage: Usage
 
 
-async def collect(chunks: AsyncGenerator[GenerateChunk, None]) -> Answer:
-    """Return the answer `chunks` add up to."""
-    text = ""
-    last = None
-    async with aclosing(chunks):
-        async for chunk in chunks:
-            text += chunk.text
-            last = chunk
-    assert last is not None, "the client ends every answer with a finish reason, or raises"
-    return Answer(text, finish_reason(last), usage(last))
+async def collect(streams: Sequence[AsyncGenerator[GenerateChunk, None]], choices: int = 1) -> Answers:
+    """Return what `streams` add up to; the first failure cancels the others.
+
+    Parameters
+    ----------
+    streams : sequence of async generators
+        One a prompt, read at the same time.
+    choices : int
+        Choices a prompt.
+    """
+    answers = [Answer() for _ in range(len(streams) * choices)]
+    async with aclosing(merge(streams)) as batches:
+        async for batch in batches:
+            for number, chunk in batch:
+                answers[number * choices + chunk.index].chunks.append(chunk)
+    last = [answer.chunks[-1] for answer in answers]
+    return Answers(answers, total(last, choices))
 
 
 def finish_reason(last: GenerateChunk) -> FinishReason:
@@ -45,16 +75,10 @@ def finish_reason(last: GenerateChunk) -> FinishReason:
     return cast(FinishReason, last.finish_reason)
 
 
-def usage(last: GenerateChunk) -> Usage:
-    """Return the token counts of an answer, given its last chunk."""
-    prompt, completion = last.input_token_len, last.generate_token_len
-    return Usage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
-
-
-def total(usages: Iterable[Usage]) -> Usage:
-    """Return the sum of several token counts."""
+def total(last: Iterable[GenerateChunk], choices: int) -> Usage:
+    """Return the token counts of answers, given the last chunk of each; a prompt of several choices counts once."""
     prompt = completion = 0
-    for one in usages:
-        prompt += one.prompt_tokens
-        completion += one.completion_tokens
+    for number, chunk in enumerate(last):
+        prompt += chunk.input_token_len if number % choices == 0 else 0
+        completion += chunk.generate_token_len
     return Usage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)

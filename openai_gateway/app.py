@@ -11,10 +11,14 @@ from starlette.middleware.cors import CORSMiddleware
 
 from lmdeploy.serve.client import TritonClient
 from lmdeploy.version import __version__
-from openai_gateway import chat, completions, models
+from openai_gateway.access import Access
+from openai_gateway.api_keys import ApiKeys
 from openai_gateway.body_limit import BodyLimit
 from openai_gateway.errors import ErrorResponse, install_error_handlers
 from openai_gateway.gateway import Gateway
+from openai_gateway.metrics import GatewayMetrics
+from openai_gateway.registration import registered
+from openai_gateway.routes import chat, completions, interactive, metrics, models, responses, tokens
 from openai_gateway.settings import Settings
 
 
@@ -25,28 +29,49 @@ def create_app(settings: Settings) -> FastAPI:
     ----------
     settings : Settings
         Triton need not run yet; requests get 503 until it does.
+
+    Raises
+    ------
+    QosConfigError
+        The policy file is unusable.
     """
+    gateway = Gateway(settings, TritonClient(settings.triton_address))
+    own_metrics = GatewayMetrics()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with TritonClient(settings.triton_address) as client:
-            app.state.gateway = Gateway(settings, client)
+        async with gateway.client, registered(gateway):
             yield
 
     failures: dict[int | str, dict[str, Any]] = {
         "4XX": {"model": ErrorResponse, "description": "The request was refused."},
         "5XX": {"model": ErrorResponse, "description": "The request failed."},
     }
-    app = FastAPI(title="LMDeploy", version=__version__, docs_url="/", lifespan=lifespan, responses=failures)
-    for routes in (models, chat, completions):
+    app = FastAPI(
+        title="LMDeploy",
+        version=__version__,
+        docs_url=None if settings.disable_docs else "/",
+        redoc_url=None,
+        openapi_url=None if settings.disable_docs else "/openapi.json",
+        lifespan=lifespan,
+        responses=failures,
+    )
+    app.state.gateway, app.state.metrics = gateway, own_metrics
+    for routes in (models, chat, completions, responses, tokens, interactive, metrics):
         app.include_router(routes.router)
     install_error_handlers(app)
+    # The last one added is the first one reached.
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    if settings.api_keys:
+        app.add_middleware(ApiKeys, keys=settings.api_keys)
     if settings.allow_origins:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(settings.allow_origins),
-            allow_methods=["*"],
-            allow_headers=["*"],
+            allow_methods=list(settings.allow_methods),
+            allow_headers=list(settings.allow_headers),
+            allow_credentials=settings.allow_credentials,
+            expose_headers=["x-request-id"],
         )
+    app.add_middleware(Access, metrics=own_metrics, max_requests=settings.max_requests)
     return app

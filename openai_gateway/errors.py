@@ -1,10 +1,10 @@
-"""Every failure as OpenAI words it: ``{"error": {"message", "type", "param", "code"}}``."""
+"""Every failure as OpenAI words it, ``{"error": {...}}``, and beside it as LMDeploy's clients expect it."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 from fastapi import FastAPI, Request, Response
@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 
 from lmdeploy.serve.client import TritonRequestError, TritonUnavailable
 from openai_gateway.cancellation import ClientDisconnected
-from openai_gateway.protocol import FieldError
+from openai_gateway.protocol.fields import FieldError
 
 logger = logging.getLogger(__name__)
 
@@ -32,9 +32,14 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorResponse(BaseModel):
-    """An error answer, as the OpenAPI document shows it."""
+    """An error answer: OpenAI's in ``error``, LMDeploy's in the other members, where the code is the HTTP status."""
 
     error: ErrorDetail
+    object: Literal["error"] = "error"
+    message: str
+    type: str
+    param: str | None
+    code: int
 
 
 class ApiError(Exception):
@@ -49,13 +54,22 @@ class ApiError(Exception):
 
     def body(self) -> bytes:
         """Return the JSON text of the answer."""
-        kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
-        return orjson.dumps({"error": error})
+        error = {"message": self.message, "type": self._type, "param": self.param, "code": self.code}
+        body: dict[str, Any] = {"error": error, "object": "error", **error, "code": self.status}
+        if self.status == 401:
+            body["detail"] = {"error": error}
+        return orjson.dumps(body)
 
     def response(self) -> Response:
         """Return the whole answer."""
-        return Response(self.body(), self.status, media_type="application/json")
+        headers = {401: {"www-authenticate": "Bearer"}, 429: {"retry-after": "1"}, 503: {"retry-after": "1"}}
+        return Response(self.body(), self.status, headers.get(self.status), "application/json")
+
+    @property
+    def _type(self) -> str:
+        if self.status == 429:
+            return "rate_limit_error"
+        return "server_error" if self.status >= 500 else "invalid_request_error"
 
 
 def as_api_error(error: Exception) -> ApiError:
@@ -115,8 +129,9 @@ def _validation_error(errors: Sequence[Any]) -> ApiError:
     error = max((one for one in errors if one["loc"][1:2] == field), key=lambda one: len(one["loc"]))
     param = _path(error["loc"][1:])
     if error["type"] == "value_error" and isinstance(refusal := error["ctx"]["error"], FieldError):
-        param = f"{param}.{refusal.field}" if param else refusal.field
-        return ApiError(400, str(refusal), param=param, code="unsupported_value")
+        param = ".".join(filter(None, (param, refusal.field)))
+        message = param + str(refusal).removeprefix(refusal.field) if refusal.field else str(refusal)
+        return ApiError(400, message, param=param, code="unsupported_value")
     if not param:
         return ApiError(400, "The request body must be a JSON object, sent as application/json.")
     if error["type"] == "missing":
@@ -128,11 +143,15 @@ def _validation_error(errors: Sequence[Any]) -> ApiError:
 
 def _path(location: Sequence[str | int]) -> str:
     """Return ``messages[0].content`` for a pydantic location, without the names of union members."""
-    path = ""
+    path, tagged = "", False
     for part in location:
+        if tagged and isinstance(part, str):  # which form of the field was meant
+            tagged = False
+            continue
+        tagged = part == "response_format"
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part.isidentifier() and part.islower() and part not in ("str", "int", "float", "bool"):
+        elif part.isidentifier() and part.islower() and part not in ("str", "int", "float", "bool", "none"):
             path += f".{part}" if path else part
     return path
 

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Annotated
 
 from fastapi import Depends, Request
 
-from lmdeploy.serve.client import TritonClient
+from lmdeploy.serve.client import GenerateRequest, TritonClient
 from openai_gateway.errors import ApiError
+from openai_gateway.qos import Qos
+from openai_gateway.sessions import Sessions
 from openai_gateway.settings import Settings
+from openai_gateway.token_texts import TokenTexts
+
+logger = logging.getLogger(__name__)
+
+_UNKNOWN = -1  # no token
 
 
 class Gateway:
@@ -19,7 +27,11 @@ class Gateway:
         self.settings = settings
         self.client = client
         self.started = int(time.time())
+        self.token_texts = TokenTexts(client, settings.engine_dir)
+        self.sessions = Sessions()
+        self._qos = Qos.load(settings.qos_config_path) if settings.qos_config_path else None
         self._model_name = settings.model_name
+        self._bos: int | None = _UNKNOWN
 
     async def model_name(self) -> str:
         """Return the id of the served model.
@@ -33,11 +45,39 @@ class Gateway:
             self._model_name = await self.client.model_name()
         return self._model_name
 
+    async def bos_token_id(self) -> int | None:
+        """Return the token that begins a sequence, asked for once; None when the model has none."""
+        if self._bos == _UNKNOWN:
+            self._bos = await self.client.bos_token_id()
+        return self._bos
+
     async def check_model(self, requested: str) -> str:
         """Return `requested` if it is served; a 404 error otherwise."""
         if requested != await self.model_name():
             raise ApiError(404, f"The model `{requested}` does not exist.", param="model", code="model_not_found")
         return requested
+
+    def admit(
+        self, request: Request, generate: GenerateRequest, *, user: str | None = None, session_id: int | None = None
+    ) -> None:
+        """Let a request through to the engine with its user's priority, and log what the settings allow.
+
+        Raises
+        ------
+        ApiError
+            The user has too many requests open, or the session belongs to an interactive conversation.
+        """
+        if session_id is not None and session_id in self.sessions:
+            raise ApiError(400, f"The session_id `{session_id}` is occupied.", param="session_id")
+        if self._qos is not None:
+            admission = self._qos.admit(user)
+            request.scope["lmdeploy.finally"].append(admission.release)
+            generate.priority = admission.priority
+        request_id = request.scope["lmdeploy.request_id"]
+        logger.info("request %s is %s in the engine", request_id, generate.request_id)
+        if length := self.settings.max_log_len:
+            prompt = generate.text_input if generate.messages is None else repr(generate.messages)
+            logger.info("request %s asks %.*s", request_id, length, prompt or generate.input_ids)
 
 
 async def _gateway(request: Request) -> Gateway:

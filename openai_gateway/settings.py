@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 DEFAULT_PORT = 23333
 DEFAULT_TRITON_ADDRESS = "localhost:8001"
+DEFAULT_MAX_REQUESTS = 1024
+DEFAULT_DRAIN_SECONDS = 30.0
+DEFAULT_HEARTBEAT_SECONDS = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,15 +20,53 @@ class Settings:
     ----------
     triton_address : str
         ``host:port`` of Triton's gRPC service.
+    triton_metrics_url : str, optional
+        Where Triton's own metrics are; they are passed through by ``/metrics``.
     model_name : str, optional
         The id clients use; None: the name the engine reports.
+    engine_dir : Path, optional
+        The engine directory, for its table of token texts; None: texts are asked for.
     max_body_bytes : int
         A longer request body is refused with 413.
-    allow_origins : tuple of str
-        Origins that browsers may call from; empty: no CORS headers.
+    max_requests : int
+        Requests beyond so many at a time are refused with 429.
+    api_keys : tuple of str
+        One of them is needed to use ``/v1``; empty: none is.
+    qos_config_path : Path, optional
+        Users, priorities and quotas (`openai_gateway.qos`).
+    allow_origins, allow_methods, allow_headers : tuple of str
+        What browsers may call from, and how; no origins: no CORS headers.
+    allow_credentials : bool
+        Whether browsers may send cookies.
+    disable_docs : bool
+        Do not serve ``/`` and ``/openapi.json``.
+    max_log_len : int
+        Characters of a prompt that may be logged.
+    proxy_url : str, optional
+        A ``lmdeploy serve proxy`` to register at, as `public_url`.
+    public_url : str
+        Where the proxy reaches this server.
+    heartbeat_seconds : float
+        Between two registrations.
+    drain_seconds : float
+        What open requests get when the server is asked to stop.
     """
 
     triton_address: str = DEFAULT_TRITON_ADDRESS
+    triton_metrics_url: str | None = None
     model_name: str | None = None
+    engine_dir: Path | None = None
     max_body_bytes: int = 8 * 1024 * 1024
+    max_requests: int = DEFAULT_MAX_REQUESTS
+    api_keys: tuple[str, ...] = ()
+    qos_config_path: Path | None = None
     allow_origins: tuple[str, ...] = ("*",)
+    allow_methods: tuple[str, ...] = ("*",)
+    allow_headers: tuple[str, ...] = ("*",)
+    allow_credentials: bool = False
+    disable_docs: bool = False
+    max_log_len: int = 0
+    proxy_url: str | None = None
+    public_url: str = ""
+    heartbeat_seconds: float = DEFAULT_HEARTBEAT_SECONDS
+    drain_seconds: float = DEFAULT_DRAIN_SECONDS

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from lmdeploy.serve.client import GenerateChunk
-from openai_gateway.answers import finish_reason, total, usage
+from openai_gateway.answers import total
 from openai_gateway.cancellation import ClientDisconnected, run_unless_disconnected
 from openai_gateway.errors import as_api_error
+from openai_gateway.merging import merge
+from openai_gateway.protocol.answers import Usage
 
 logger = logging.getLogger(__name__)
 
@@ -47,67 +48,89 @@ class EventTemplate:
         return self._head + orjson.dumps(value) + self._tail
 
 
-@dataclass(frozen=True, slots=True)
-class ChoiceEvents:
-    """The events of one choice: what opens it, a piece of text, and its finish reason."""
+class ChoiceWriter(Protocol):
+    """Writes the events of one choice."""
 
-    opening: bytes
-    text: EventTemplate
-    finish: EventTemplate
+    async def write(self, chunks: Sequence[GenerateChunk]) -> bytes:
+        """Return the events for the next chunks of the choice, at least one; more when the reader is slow."""
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """One choice of a stream: its chunks, and how they are written."""
+class StreamEnd(Protocol):
+    """Writes what comes after all choices."""
 
-    chunks: AsyncGenerator[GenerateChunk, None]
-    events: ChoiceEvents
+    def __call__(self, usage: Usage) -> bytes:
+        """Return the last events."""
 
 
-async def event_stream(choices: Sequence[Choice], usage_event: EventTemplate | None) -> AsyncGenerator[bytes, None]:
-    """Yield the events of `choices`, one choice after the other, and the end of the stream.
+async def event_stream(
+    streams: Sequence[AsyncGenerator[GenerateChunk, None]], writers: Sequence[ChoiceWriter], end: StreamEnd
+) -> AsyncGenerator[bytes, None]:
+    """Yield the events of all choices as they come, and the end of the stream.
 
     Parameters
     ----------
-    choices : sequence of Choice
-        At least one.
-    usage_event : EventTemplate, optional
-        The event that counts tokens, sent before the end; None: not sent.
+    streams : sequence of async generators
+        The engine's, one a prompt.
+    writers : sequence of ChoiceWriter
+        One a choice, those of the first prompt first; the same number for each prompt.
+    end : StreamEnd
+        Writes the end.
 
     Yields
     ------
     bytes
         One or more whole events. Nothing is yielded before the engine's first response.
     """
-    usages = []
-    for choice in choices:
-        text_event = choice.events.text
-        pending = choice.events.opening
-        async with aclosing(choice.chunks):
-            async for chunk in choice.chunks:
-                if chunk.text:
-                    pending += text_event.fill(chunk.text)
-                if chunk.finish_reason is not None:
-                    pending += choice.events.finish.fill(finish_reason(chunk))
-                    usages.append(usage(chunk))
-                if pending:
-                    yield pending
-                    pending = b""
-    yield DONE if usage_event is None else usage_event.fill(total(usages).model_dump()) + DONE
+    choices = len(writers) // len(streams)
+    last: list[GenerateChunk] = [GenerateChunk()] * len(writers)
+    async with aclosing(merge(streams)) as batches:
+        async for batch in batches:
+            if len(batch) == 1:
+                ((number, chunk),) = batch
+                which = number * choices + chunk.index
+                last[which] = chunk
+                events = await writers[which].write((chunk,))
+            else:
+                together: dict[int, list[GenerateChunk]] = {}
+                for number, chunk in batch:
+                    which = number * choices + chunk.index
+                    last[which] = chunk
+                    together.setdefault(which, []).append(chunk)
+                events = b"".join([await writers[which].write(chunks) for which, chunks in together.items()])
+            if events:
+                yield events
+    yield end(total(last, choices))
+
+
+def done(usage_event: EventTemplate | None) -> StreamEnd:
+    """Return the end of OpenAI's completion streams, with a count of tokens if there is an event for it."""
+
+    def end(usage: Usage) -> bytes:
+        return DONE if usage_event is None else usage_event.fill(usage.model_dump()) + DONE
+
+    return end
 
 
 class EventResponse(Response):
     """A response that sends events as they come, and stops the engine when its client leaves.
 
     An error before the first event is answered with its HTTP status; a later one becomes the stream's last event.
+
+    Parameters
+    ----------
+    events : async generator of bytes
+        Whole events.
+    frame_error : callable
+        Returns the last event of a stream that fails, given the error's JSON body.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], *, frame_error: Callable[[bytes], bytes] = event) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._events = events
+        self._frame_error = frame_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the whole stream over ASGI."""
@@ -125,6 +148,6 @@ class EventResponse(Response):
                 async for events in self._events:
                     await send({"type": "http.response.body", "body": events, "more_body": True})
             except Exception as error:
-                last = event(as_api_error(error).body())
+                last = self._frame_error(as_api_error(error).body())
                 await send({"type": "http.response.body", "body": last, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})

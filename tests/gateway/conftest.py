@@ -5,7 +5,7 @@ import openai
 import pytest
 
 from openai_gateway.settings import Settings
-from tests.support.fake_triton import FakeTriton
+from tests.support.fake_triton import TOKEN_BYTES, FakeTriton
 from tests.support.gateways import running_gateway
 
 MODEL = "fake-model"
@@ -13,9 +13,12 @@ MAX_BODY = 100_000
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[tuple[FakeTriton, str]]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FakeTriton, str]]:
     fake = FakeTriton(MODEL)
-    with running_gateway(Settings(triton_address=fake.address, max_body_bytes=MAX_BODY)) as url:
+    engine_dir = tmp_path_factory.mktemp("engine")
+    TOKEN_BYTES.write(engine_dir / "token_bytes.bin")
+    settings = Settings(triton_address=fake.address, max_body_bytes=MAX_BODY, engine_dir=engine_dir)
+    with running_gateway(settings) as url:
         yield fake, url
     fake.stop()
 
@@ -41,4 +44,14 @@ def http(triton: FakeTriton, url: str) -> Iterator[httpx.Client]:
 @pytest.fixture
 def client(triton: FakeTriton, url: str) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=10) as client:
+        yield client
+
+
+@pytest.fixture
+def asking_client(triton: FakeTriton) -> Iterator[openai.OpenAI]:
+    """A client of a gateway that has no table of token texts."""
+    with (
+        running_gateway(Settings(triton_address=triton.address)) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=10) as client,
+    ):
         yield client

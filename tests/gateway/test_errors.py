@@ -9,6 +9,7 @@ import pytest
 from tests.gateway.conftest import MAX_BODY, MODEL
 from tests.support.fake_triton import FakeTriton, Script
 
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 
 
@@ -16,8 +17,15 @@ def error_of(answer: httpx.Response, status: int) -> dict[str, Any]:
     """Return the OpenAI error of an answer, whose form is checked."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/json"
-    error: dict[str, Any] = answer.json()["error"]
+    body = answer.json()
+    error: dict[str, Any] = body["error"]
     assert set(error) == {"message", "type", "param", "code"}
+    # as LMDeploy's clients expect it
+    assert {name: body[name] for name in ("object", "message", "type", "param", "code")} == {
+        **error,
+        "object": "error",
+        "code": status,
+    }
     assert error["type"] == ("server_error" if status >= 500 else "invalid_request_error")
     assert error["message"]
     return error
@@ -31,7 +39,9 @@ BAD_FIELDS: list[tuple[str, Any]] = [
     ("messages[1].content", [*HELLO, {"role": "user"}]),
     ("messages[0].content", [{"role": "user", "content": None}]),
     ("messages[0].content[0].type", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]}]),
-    ("messages[0].tool_calls", [{"role": "assistant", "content": "a", "tool_calls": [{}]}]),
+    ("messages[0].tool_calls[0].function", [{"role": "assistant", "content": "a", "tool_calls": [{"id": "1"}]}]),
+    ("messages[0].tool_calls", [{"role": "user", "content": "a", "tool_calls": [CALL]}]),
+    ("messages[0].content", [{"role": "user", "content": {"a": 1}}]),
     ("messages[0].content", [{"role": "user", "content": "\ud800"}]),
     ("temperature", -0.1),
     ("temperature", 2.1),
@@ -54,17 +64,26 @@ BAD_FIELDS: list[tuple[str, Any]] = [
     ("stop[1]", ["a", 5]),
     ("stream", "yes"),
     ("stream_options.include_usage", {"include_usage": 3}),
-    ("n", 2),
+    ("n", 129),
     ("n", 0),
-    ("logprobs", True),
+    ("logprobs", 1),
     ("top_logprobs", 3),
-    ("logit_bias", {"1": 1}),
-    ("presence_penalty", 0.5),
-    ("frequency_penalty", -0.5),
-    ("min_p", 0.1),
-    ("response_format", {"type": "json_object"}),
-    ("tools", [{"type": "function", "function": {"name": "f"}}]),
+    ("top_logprobs", 21),
+    ("logit_bias", {"token": 1}),
+    ("logit_bias", {"-1": 1}),
+    ("logit_bias", {"5": 101}),
+    ("presence_penalty", 2.5),
+    ("frequency_penalty", -2.5),
+    ("min_p", 1.1),
+    ("session_id", -2),
+    ("response_format", {"type": "xml"}),
+    ("response_format.json_schema", {"type": "json_schema"}),
+    ("response_format.json_schema.name", {"type": "json_schema", "json_schema": {"schema": {}}}),
+    ("tools[0].type", [{"type": "spell", "function": {"name": "f"}}]),
+    ("tools[0].function.name", [{"type": "function", "function": {"name": "no spaces"}}]),
+    ("tools[0].function.parameters", [{"type": "function", "function": {"name": "f", "parameters": []}}]),
     ("tool_choice", "required"),
+    ("tool_choice", "sometimes"),
     ("functions", [{"name": "f"}]),
     ("modalities", ["text", "audio"]),
     ("model", 5),
@@ -85,12 +104,15 @@ def test_a_bad_field_is_a_400_that_names_it(http: httpx.Client, triton: FakeTrit
     ("param", "value"),
     [
         ("prompt", []),
-        ("prompt", [1, 2]),
+        ("prompt", [1, "a"]),
+        ("prompt", [[]]),
+        ("prompt", [-1]),
         ("prompt", None),
         ("suffix", "x"),
-        ("echo", True),
+        ("echo", "yes"),
         ("best_of", 2),
-        ("logprobs", 0),
+        ("logprobs", True),
+        ("logprobs", 21),
     ],
 )
 def test_a_bad_completion_field_is_a_400_that_names_it(http: httpx.Client, param: str, value: Any) -> None:

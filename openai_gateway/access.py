@@ -1,0 +1,80 @@
+"""Around every request: an id, the limit of requests at a time, a log line, and the gateway's own figures."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import uuid
+from collections.abc import Callable
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from openai_gateway.errors import ApiError
+from openai_gateway.metrics import GatewayMetrics
+
+logger = logging.getLogger("lmdeploy.access")
+
+_GIVEN_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+_ALWAYS_SERVED = frozenset({"/health", "/metrics"})
+_LEFT = 499  # the client did not wait for its answer
+
+
+class Access:
+    """ASGI middleware.
+
+    It puts ``lmdeploy.request_id`` and ``lmdeploy.finally``, a list of what to call when the request is over, into the
+    request's scope.
+    """
+
+    def __init__(self, app: ASGIApp, *, metrics: GatewayMetrics, max_requests: int) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._max_requests = max_requests
+        self._open = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one ASGI connection."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begin = time.perf_counter()
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if _GIVEN_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+        finally_: list[Callable[[], None]] = []
+        scope["lmdeploy.request_id"], scope["lmdeploy.finally"] = request_id, finally_
+        status = _LEFT
+
+        async def with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        path = scope["path"]
+        self._open += 1
+        self._metrics.open.inc()
+        try:
+            if self._open > self._max_requests and path not in _ALWAYS_SERVED:
+                refusal = ApiError(429, "The server has too many requests open; try again later.", code="overloaded")
+                await refusal.response()(scope, receive, with_id)
+            else:
+                await self._app(scope, receive, with_id)
+        finally:
+            self._open -= 1
+            self._metrics.open.dec()
+            for release in finally_:
+                release()
+            seconds = time.perf_counter() - begin
+            route = scope.get("route")
+            self._metrics.observe(getattr(route, "path", "other"), scope["method"], status, seconds)
+            logger.info(
+                "request=%s method=%s path=%s status=%d ms=%.1f",
+                request_id,
+                scope["method"],
+                path,
+                status,
+                seconds * 1000,
+            )

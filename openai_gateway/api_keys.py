@@ -1,0 +1,43 @@
+"""Keys that clients need."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from openai_gateway.errors import ApiError
+
+_OPEN_PATHS = frozenset({"/health", "/", "/openapi.json", "/docs/oauth2-redirect", "/metrics", "/v1/embeddings"})
+
+
+class ApiKeys:
+    """ASGI middleware that answers 401 to a request without ``Authorization: Bearer KEY``.
+
+    Parameters
+    ----------
+    keys : sequence of str
+        Any of them will do.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+        self._app = app
+        self._keys = [key.encode() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one ASGI connection."""
+        guarded = scope["type"] == "http" and scope["path"] not in _OPEN_PATHS and scope["method"] != "OPTIONS"
+        if guarded and not self._has_key(Headers(scope=scope).get("authorization", "")):
+            refusal = ApiError(401, "Please request with valid api key!", code="invalid_api_key")
+            await refusal.response()(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _has_key(self, authorization: str) -> bool:
+        scheme, _, key = authorization.partition(" ")
+        given = key.strip().encode("latin-1", errors="replace")
+        # Every key is compared, each in a time that does not depend on where it differs.
+        matches = [hmac.compare_digest(given, known) for known in self._keys]
+        return scheme.lower() == "bearer" and any(matches)

@@ -1,0 +1,81 @@
+"""Body and answer of ``POST /v1/completions``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, Field, model_validator
+
+from openai_gateway.protocol.answers import CompletionLogprobs, FinishReason, Usage
+from openai_gateway.protocol.fields import MAX_INT32, AnyText, FieldError, NotImplementedFields
+from openai_gateway.protocol.generation import MAX_TOP_LOGPROBS, GenerationFields
+from openai_gateway.protocol.response_format import ResponseFormat
+
+DEFAULT_COMPLETION_TOKENS = 16
+
+TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]
+TokenPrompt = Annotated[list[TokenId], Field(min_length=1)]
+
+
+class CompletionRequest(GenerationFields):
+    """Body of ``POST /v1/completions``."""
+
+    not_implemented: ClassVar[NotImplementedFields] = {"suffix": ("",)}
+
+    prompt: (
+        AnyText
+        | Annotated[list[AnyText], Field(min_length=1, max_length=256)]
+        | TokenPrompt
+        | Annotated[list[TokenPrompt], Field(min_length=1, max_length=256)]
+    )
+    logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    echo: bool | None = None
+    best_of: int | None = Field(None, ge=1, le=MAX_TOP_LOGPROBS)
+    response_format: ResponseFormat | None = None
+
+    @model_validator(mode="after")
+    def _fields_fit_together(self) -> CompletionRequest:
+        if self.best_of is not None and self.best_of != self.choices:
+            raise FieldError("best_of", "best_of is not supported by this server beyond n; leave it out")
+        if self.echo and self.logprobs is not None:
+            raise FieldError("echo", "echo with logprobs is not supported by this server; leave one out")
+        return self
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """The prompts, each one text or tokens."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return self.prompt
+
+    @property
+    def token_limit(self) -> int:
+        """Most tokens to generate."""
+        return self.max_tokens or DEFAULT_COMPLETION_TOKENS
+
+    def generation_inputs(self) -> dict[str, Any]:
+        """Return the fields of `GenerateRequest` that say how to generate, all but the token limit."""
+        grammar = self.response_format.for_engine() if self.response_format else None
+        return super().generation_inputs() | {"logprobs": self.logprobs, "response_format": grammar}
+
+
+class CompletionChoice(BaseModel):
+    """One answer of a completion."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: FinishReason
+
+
+class Completion(BaseModel):
+    """Answer of ``POST /v1/completions`` without streaming."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage

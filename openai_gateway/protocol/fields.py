@@ -1,0 +1,82 @@
+"""Field types, and the base of every request body."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+MAX_INT32 = 2**31 - 1  # counts travel as int32
+MAX_DEPTH = 64  # of objects and lists in a JSON value
+MAX_SESSION = 2**63 - 1
+
+Tokens = Annotated[int, Field(ge=1, le=MAX_INT32)]
+
+
+def _encodable(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # JSON can spell half of a surrogate pair; UTF-8 cannot
+        raise PydanticCustomError("lone_surrogate", "Input should be text without lone surrogates") from None
+    return text
+
+
+def _shallow(value: Any) -> Any:
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        inner = [item for item in level if isinstance(item, dict | list)]
+        level = [each for item in inner for each in (item.values() if isinstance(item, dict) else item)]
+        if not level:
+            return value
+    raise PydanticCustomError("too_deep", f"Input should be nested at most {MAX_DEPTH} levels deep")
+
+
+def _all_encodable(value: Any) -> Any:
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, str):
+            _encodable(item)
+        elif isinstance(item, dict):
+            waiting += [*item, *item.values()]
+        elif isinstance(item, list):
+            waiting += item
+    return value
+
+
+AnyText = Annotated[str, AfterValidator(_encodable)]
+Text = Annotated[AnyText, Field(min_length=1)]
+JsonObject = Annotated[dict[str, Any], AfterValidator(_shallow), AfterValidator(_all_encodable)]
+
+
+NotImplementedFields = Mapping[str, tuple[object, ...]]
+
+
+class FieldError(ValueError):
+    """A field is refused; `field` is its name and the text says everything."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class Strict(BaseModel):
+    """No value is converted; fields we do not know are ignored, as OpenAI's clients expect."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, protected_namespaces=())
+
+    # Fields of the API that are not implemented, with the values that ask for nothing beyond what is.
+    # Any other value is refused: a client must not believe it was honoured.
+    not_implemented: ClassVar[NotImplementedFields] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_not_implemented(cls, fields: object) -> object:
+        if isinstance(fields, Mapping):
+            for name, neutral in cls.not_implemented.items():
+                value = fields.get(name)
+                if value is not None and value not in neutral:
+                    raise FieldError(name, f"{name} is not supported by this server; leave it out")
+        return fields

@@ -1,0 +1,68 @@
+"""Body and answer of LMDeploy's ``POST /v1/chat/interactive``."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, Field, model_validator
+
+from openai_gateway.protocol.fields import MAX_INT32, AnyText, FieldError, NotImplementedFields
+from openai_gateway.protocol.generation import ALL_THAT_IS_LEFT, SamplingFields
+from openai_gateway.protocol.messages import Message
+
+NO_SESSION = -1
+DEFAULT_TEMPERATURE = 0.8
+DEFAULT_TOP_P = 0.8
+
+
+class InteractiveRequest(SamplingFields):
+    """Body of ``POST /v1/chat/interactive``."""
+
+    not_implemented: ClassVar[NotImplementedFields] = {"image_url": ("", []), "adapter_name": ("",)}
+
+    prompt: AnyText | list[Message]
+    interactive_mode: bool | None = None
+    request_output_len: int | None = Field(None, ge=0, le=MAX_INT32)
+    cancel: bool | None = None
+
+    @model_validator(mode="after")
+    def _fields_fit_together(self) -> InteractiveRequest:
+        if self.cancel and self.session is None:
+            raise FieldError("session_id", "please set a session_id to cancel a request")
+        if not self.prompt and not self.cancel and not self.ends_session:
+            raise FieldError("prompt", "prompt must not be empty, unless a session is ended or cancelled")
+        if not self.prompt and not self.cancel and self.session is None:
+            raise FieldError("session_id", "session_id is required to end a session")
+        return self
+
+    @property
+    def session(self) -> int | None:
+        """The conversation; None: not given."""
+        return None if self.session_id == NO_SESSION else self.session_id
+
+    @property
+    def ends_session(self) -> bool:
+        """Whether this only makes the server forget a conversation."""
+        return not self.prompt and not self.interactive_mode
+
+    def generation_inputs(self) -> dict[str, Any]:
+        """Return the fields of `GenerateRequest` that say how to generate, and what from."""
+        messages = [{"role": "user", "content": self.prompt}]
+        if not isinstance(self.prompt, str):
+            messages = [message.for_template() for message in self.prompt]
+        return super().generation_inputs() | {
+            "messages": messages,
+            "temperature": DEFAULT_TEMPERATURE if self.temperature is None else self.temperature,
+            "top_p": DEFAULT_TOP_P if self.top_p is None else self.top_p,
+            "max_new_tokens": ALL_THAT_IS_LEFT if self.request_output_len is None else self.request_output_len,
+        }
+
+
+class InteractiveResponse(BaseModel):
+    """An answer, or a piece of one; ``tokens`` counts from its beginning."""
+
+    text: str
+    tokens: int
+    input_tokens: int
+    history_tokens: int
+    finish_reason: Literal["stop", "length"] | None = None

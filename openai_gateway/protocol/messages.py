@@ -1,0 +1,70 @@
+"""The messages of a conversation."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from openai_gateway.protocol.fields import AnyText, FieldError, JsonObject, NotImplementedFields, Strict
+from openai_gateway.protocol.tools import ToolCall
+
+# As chat templates know them. Llama 3.1 calls a tool's answer `ipython`; older OpenAI clients call it `function`.
+_ROLES = {"developer": "system", "ipython": "tool", "function": "tool"}
+
+
+class TextPart(Strict):
+    """One part of a message's content; this server's models read text only."""
+
+    type: Literal["text"]
+    text: AnyText
+
+
+class Message(Strict):
+    """One message of a conversation."""
+
+    not_implemented: ClassVar[NotImplementedFields] = {"function_call": (), "audio": ()}
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "ipython", "function"]
+    content: AnyText | Annotated[list[TextPart], Field(min_length=1)] | JsonObject | None = None
+    name: AnyText | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: AnyText | None = None
+
+    @model_validator(mode="after")
+    def _has_content(self) -> Message:
+        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+            raise FieldError("content", f"content is required in a message of role {self.role}")
+        if isinstance(self.content, dict) and self.role not in _ROLES and self.role != "tool":
+            raise FieldError("content", f"content must be text in a message of role {self.role}, got an object")
+        if self.tool_calls and self.role != "assistant":
+            raise FieldError("tool_calls", f"tool_calls belong to the assistant, got role {self.role}")
+        return self
+
+    @property
+    def text(self) -> str:
+        """The content as text."""
+        match self.content:
+            case None:
+                return ""
+            case str():
+                return self.content
+            case dict():  # what a tool returned
+                return json.dumps(self.content, ensure_ascii=False)
+            case parts:
+                return "".join(part.text for part in parts)
+
+    def for_template(self) -> dict[str, Any]:
+        """Return the message as chat templates read it."""
+        message: dict[str, Any] = {"role": _ROLES.get(self.role, self.role), "content": self.text}
+        if self.name is not None:
+            message["name"] = self.name
+        if self.tool_calls:
+            message["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        return message
+
+
+Messages = Annotated[list[Message], Field(min_length=1)]

@@ -1,0 +1,79 @@
+"""``POST /v1/completions``: text goes on without a chat template."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from lmdeploy.serve.client import GenerateRequest
+from openai_gateway.answers import Answer, collect
+from openai_gateway.cancellation import run_unless_disconnected
+from openai_gateway.errors import ApiError
+from openai_gateway.gateway import Gateway, GatewayDependency
+from openai_gateway.logprobs import completion_logprobs
+from openai_gateway.protocol.completion import Completion, CompletionChoice, CompletionRequest
+from openai_gateway.streaming import SLOT, EventResponse, EventTemplate, done, event_stream
+from openai_gateway.writers.completion import CompletionWriter
+
+router = APIRouter()
+
+_MAX_CHOICES = 512  # of all prompts together
+
+
+@router.post("/v1/completions", response_model=Completion)
+async def create_completion(
+    body: CompletionRequest, request: Request, gateway: GatewayDependency
+) -> Completion | Response:
+    """Continue one or several prompts, `n` choices each."""
+    model = await gateway.check_model(body.model)
+    prompts, choices = body.prompts, body.choices
+    if len(prompts) * choices > _MAX_CHOICES:
+        raise ApiError(400, f"n times the prompts must be at most {_MAX_CHOICES}", param="n", code="invalid_value")
+    generates = [_generate_request(body, prompt) for prompt in prompts]
+    for generate in generates:
+        gateway.admit(request, generate, user=body.user, session_id=body.session_id)
+    echoes = [await _echo(body, gateway, prompt) for prompt in prompts for _ in range(choices)]
+    streams = [gateway.client.generate(generate) for generate in generates]
+    answer_id, created = f"cmpl-{generates[0].request_id}", int(time.time())
+    if body.stream:
+        frame: dict[str, Any] = {"id": answer_id, "object": "text_completion", "created": created, "model": model}
+        usage_event = EventTemplate({**frame, "choices": [], "usage": SLOT}) if body.includes_usage else None
+        if body.includes_usage:
+            frame["usage"] = None
+        writers = [_writer(body, gateway, frame, index, echo) for index, echo in enumerate(echoes)]
+        return EventResponse(event_stream(streams, writers, done(usage_event)))
+    answers = await run_unless_disconnected(request.receive, collect(streams, choices))
+    made = [
+        await _choice(body, gateway, index, echo, answer)
+        for index, (echo, answer) in enumerate(zip(echoes, answers.choices, strict=True))
+    ]
+    return Completion(id=answer_id, created=created, model=model, choices=made, usage=answers.usage)
+
+
+def _generate_request(body: CompletionRequest, prompt: str | list[int]) -> GenerateRequest:
+    inputs = body.generation_inputs() | {"max_new_tokens": body.token_limit}
+    if isinstance(prompt, str):
+        return GenerateRequest(text_input=prompt, **inputs)
+    return GenerateRequest(input_ids=prompt, **inputs)
+
+
+async def _echo(body: CompletionRequest, gateway: Gateway, prompt: str | list[int]) -> str:
+    if not body.echo:
+        return ""
+    return prompt if isinstance(prompt, str) else await gateway.token_texts.join(prompt, True)
+
+
+def _writer(
+    body: CompletionRequest, gateway: Gateway, frame: dict[str, Any], index: int, echo: str
+) -> CompletionWriter:
+    texts = gateway.token_texts if body.logprobs is not None else None
+    return CompletionWriter(frame, index, echo=echo, texts=texts, wanted=body.logprobs or 0)
+
+
+async def _choice(body: CompletionRequest, gateway: Gateway, index: int, echo: str, answer: Answer) -> CompletionChoice:
+    logprobs = None
+    if body.logprobs is not None:
+        logprobs, _ = await completion_logprobs(answer.chunks, gateway.token_texts, body.logprobs)
+    return CompletionChoice(index=index, text=echo + answer.text, logprobs=logprobs, finish_reason=answer.finish_reason)

@@ -1,0 +1,114 @@
+"""``POST /v1/chat/interactive``: a conversation whose history the engine keeps."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+import orjson
+from fastapi import APIRouter, Request, Response
+
+from lmdeploy.serve.client import GenerateChunk, GenerateRequest, TritonClient, TritonRequestError
+from openai_gateway.answers import collect, finish_reason
+from openai_gateway.cancellation import run_unless_disconnected
+from openai_gateway.gateway import Gateway, GatewayDependency
+from openai_gateway.protocol.answers import Usage
+from openai_gateway.protocol.interactive import InteractiveRequest, InteractiveResponse
+from openai_gateway.streaming import EventResponse, event_stream
+
+router = APIRouter()
+
+_NOTHING = InteractiveResponse(text="", tokens=0, input_tokens=0, history_tokens=0, finish_reason="stop")
+
+
+@router.post("/v1/chat/interactive", response_model=InteractiveResponse)
+async def chat_interactive(
+    body: InteractiveRequest, request: Request, gateway: GatewayDependency
+) -> InteractiveResponse | Response:
+    """Answer the next turn of a conversation; stop it, or forget it."""
+    if body.session is not None and body.cancel:
+        await gateway.client.cancel_session(body.session)
+        return _at_once(body)
+    if body.session is not None and body.ends_session:
+        await gateway.client.end_session(body.session)
+        gateway.sessions.drop(body.session)
+        return _at_once(body)
+    chunks = _turn(body, request, gateway)
+    if body.stream:
+        return EventResponse(event_stream([chunks], [_LineWriter()], _nothing_more), frame_error=_line)
+    answers = await run_unless_disconnected(request.receive, collect([chunks]))
+    (answer,) = answers.choices
+    last = answer.chunks[-1]
+    return InteractiveResponse(
+        text=answer.text,
+        tokens=last.generate_token_len,
+        input_tokens=last.input_token_len,
+        history_tokens=last.history_token_len,
+        finish_reason=answer.finish_reason,
+    )
+
+
+def _turn(body: InteractiveRequest, request: Request, gateway: Gateway) -> AsyncGenerator[GenerateChunk, None]:
+    """Return the engine's stream for one turn."""
+    inputs, session = body.generation_inputs(), body.session
+    if session is None and body.interactive_mode:
+        session = gateway.sessions.new_id()
+    alone = GenerateRequest(**inputs)
+    gateway.admit(request, alone, user=body.user)
+    if session is None:
+        return gateway.client.generate(alone)
+    inputs |= {"session_id": session, "priority": alone.priority}
+    going_on = GenerateRequest(**inputs, sequence_start=False, sequence_end=not body.interactive_mode)
+    if body.interactive_mode:
+        gateway.sessions.hold(session)
+        return _go_on(gateway.client, going_on, GenerateRequest(**inputs, sequence_start=True, sequence_end=False))
+    gateway.sessions.drop(session)
+    return _go_on(gateway.client, going_on, alone)
+
+
+async def _go_on(
+    client: TritonClient, request: GenerateRequest, if_unknown: GenerateRequest
+) -> AsyncGenerator[GenerateChunk, None]:
+    """Yield the answer to `request`, or to `if_unknown` when the engine does not know the session.
+
+    Only the engine knows which conversations it holds: it forgets those that are idle, and other gateways begin some.
+    """
+    try:
+        async with aclosing(client.generate(request)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+        return
+    except TritonRequestError as error:
+        if "sequence_start" not in error.message:
+            raise
+    async with aclosing(client.generate(if_unknown)) as chunks:
+        async for chunk in chunks:
+            yield chunk
+
+
+class _LineWriter:
+    """Writes an answer as LMDeploy's clients read it: one JSON object a line, the last one without text."""
+
+    async def write(self, chunks: Sequence[GenerateChunk]) -> bytes:
+        last = chunks[-1]
+        counts = {"input_tokens": last.input_token_len, "history_tokens": last.history_token_len}
+        said = {"tokens": last.generate_token_len, **counts}
+        text = "".join(chunk.text for chunk in chunks)
+        lines = _line(orjson.dumps({"text": text, **said, "finish_reason": None})) if text else b""
+        if last.finish_reason is not None:
+            lines += _line(orjson.dumps({"text": "", **said, "finish_reason": finish_reason(last)}))
+        return lines
+
+
+def _line(payload: bytes) -> bytes:
+    return payload + b"\n"
+
+
+def _nothing_more(usage: Usage) -> bytes:
+    return b""
+
+
+def _at_once(body: InteractiveRequest) -> InteractiveResponse | Response:
+    if body.stream:
+        return Response(_line(_NOTHING.model_dump_json().encode()), media_type="text/event-stream")
+    return _NOTHING

@@ -1,0 +1,46 @@
+"""``POST /v1/responses``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request, Response
+
+from lmdeploy.serve.client import GenerateRequest
+from openai_gateway.answers import collect
+from openai_gateway.cancellation import run_unless_disconnected
+from openai_gateway.gateway import GatewayDependency
+from openai_gateway.protocol.responses import ResponsesRequest
+from openai_gateway.streaming import EventResponse, event_stream
+from openai_gateway.tools.forced import call_format
+from openai_gateway.writers.responses import ResponseWriter
+
+router = APIRouter()
+
+
+@router.post("/v1/responses", response_model=dict[str, Any])
+async def create_response(body: ResponsesRequest, request: Request, gateway: GatewayDependency) -> Response:
+    """Answer, in the form of OpenAI's newer API. Nothing is stored."""
+    model = await gateway.check_model(body.model)
+    generate = _generate_request(body)
+    gateway.admit(request, generate, user=body.user, session_id=body.session_id)
+    writer = ResponseWriter(body, f"resp_{generate.request_id}", model, gateway.token_texts)
+    chunks = gateway.client.generate(generate)
+    if body.stream:
+        return EventResponse(event_stream([chunks], [writer], writer.end), frame_error=writer.error)
+    answers = await run_unless_disconnected(request.receive, collect([chunks]))
+    await writer.write(answers.choices[0].chunks)
+    writer.end(answers.usage)
+    return Response(orjson.dumps(writer.response), media_type="application/json")
+
+
+def _generate_request(body: ResponsesRequest) -> GenerateRequest:
+    inputs = body.generation_inputs()
+    if tools := body.usable_tools:
+        inputs["tools"] = [tool.for_template() for tool in tools]
+        if inputs["skip_special_tokens"] is None:  # in two families the marks around calls are special tokens
+            inputs["skip_special_tokens"] = False
+    if forced := body.forced_tools:
+        inputs["response_format"] = call_format(forced)
+    return GenerateRequest(**inputs)

@@ -1,0 +1,122 @@
+"""Text to tokens and back: ``/tokenize``, ``/detokenize``, ``/v1/encode``; and ``/v1/embeddings``, which is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field, model_validator
+
+from openai_gateway.errors import ApiError, ErrorResponse
+from openai_gateway.gateway import Gateway, GatewayDependency
+from openai_gateway.protocol.fields import MAX_INT32, AnyText, FieldError, Strict, Text
+from openai_gateway.protocol.messages import Messages
+
+router = APIRouter()
+
+_AT_A_TIME = 8  # texts being tokenized for one request
+
+
+class EncodeRequest(Strict):
+    """Body of ``POST /v1/encode``."""
+
+    input: AnyText | Annotated[list[AnyText], Field(min_length=1, max_length=1024)]
+    do_preprocess: bool | None = None
+    add_bos: bool | None = None
+
+
+class EncodeResponse(BaseModel):
+    """Token ids and their number; lists of them for a list of texts."""
+
+    input_ids: list[int] | list[list[int]]
+    length: int | list[int]
+
+
+class TokenizeRequest(Strict):
+    """Body of ``POST /tokenize``: a prompt, or messages."""
+
+    model: Text | None = None
+    prompt: AnyText | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None
+
+    @model_validator(mode="after")
+    def _one_prompt(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise FieldError("prompt", "prompt or messages is required, and not both")
+        return self
+
+
+class TokenizeResponse(BaseModel):
+    """Tokens of a prompt."""
+
+    tokens: list[int]
+    count: int
+
+
+class DetokenizeRequest(Strict):
+    """Body of ``POST /detokenize``."""
+
+    model: Text | None = None
+    tokens: Annotated[list[Annotated[int, Field(ge=0, le=MAX_INT32)]], Field(max_length=1_000_000)]
+    skip_special_tokens: bool | None = None
+
+
+class DetokenizeResponse(BaseModel):
+    """Text of tokens."""
+
+    prompt: str
+
+
+@router.post("/v1/encode")
+async def encode(body: EncodeRequest, gateway: GatewayDependency) -> EncodeResponse:
+    """Return the token ids of one or several texts."""
+    add_bos = body.add_bos is not False
+    if isinstance(body.input, str):
+        ids = await _encode(gateway, body.input, bool(body.do_preprocess), add_bos)
+        return EncodeResponse(input_ids=ids, length=len(ids))
+    some = asyncio.Semaphore(_AT_A_TIME)
+
+    async def one(text: str) -> list[int]:
+        async with some:
+            return await _encode(gateway, text, bool(body.do_preprocess), add_bos)
+
+    many = await asyncio.gather(*(one(text) for text in body.input))
+    return EncodeResponse(input_ids=list(many), length=[len(ids) for ids in many])
+
+
+@router.post("/tokenize")
+async def tokenize(body: TokenizeRequest, gateway: GatewayDependency) -> TokenizeResponse:
+    """Return the tokens of a prompt, or of a conversation with the chat template applied."""
+    if body.model is not None:
+        await gateway.check_model(body.model)
+    if body.messages is not None:
+        ids = await gateway.client.tokenize(messages=[message.for_template() for message in body.messages])
+    else:
+        ids = await _encode(gateway, body.prompt or "", False, body.add_special_tokens is not False)
+    return TokenizeResponse(tokens=ids, count=len(ids))
+
+
+@router.post("/detokenize")
+async def detokenize(body: DetokenizeRequest, gateway: GatewayDependency) -> DetokenizeResponse:
+    """Return the text of tokens."""
+    if body.model is not None:
+        await gateway.check_model(body.model)
+    text = await gateway.token_texts.join(body.tokens, bool(body.skip_special_tokens)) if body.tokens else ""
+    return DetokenizeResponse(prompt=text)
+
+
+@router.post("/v1/embeddings", responses={400: {"model": ErrorResponse}})
+async def embeddings() -> None:
+    """Refuse: the served model writes text."""
+    raise ApiError(400, "Unsupported by turbomind.")
+
+
+async def _encode(gateway: Gateway, text: str, do_preprocess: bool, add_bos: bool) -> list[int]:
+    if do_preprocess:
+        return await gateway.client.tokenize(messages=[{"role": "user", "content": text}])
+    if not text:
+        return [bos] if add_bos and (bos := await gateway.bos_token_id()) is not None else []
+    ids = await gateway.client.tokenize(text=text)
+    return ids[1:] if not add_bos and ids[:1] == [await gateway.bos_token_id()] else ids

@@ -1,0 +1,108 @@
+"""What a parser finds in an answer, in order, and the notation's side of parsing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class TextFound:
+    """Text that belongs to no call."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallBegun:
+    """A call of a function, whose arguments follow."""
+
+    index: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentsFound:
+    """The next piece of a call's arguments, as JSON text."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallBroken:
+    """A call that was told to have begun is none.
+
+    Attributes
+    ----------
+    index : int
+        The call.
+    text : str
+        What was told of it, as the model wrote it. What comes after is told as text.
+    """
+
+    index: int
+    text: str
+
+
+Event = TextFound | CallBegun | ArgumentsFound | CallBroken
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a body made of the text it got.
+
+    Attributes
+    ----------
+    name : str, optional
+        The function, once, when it is known.
+    arguments : str
+        New arguments.
+    rest : str, optional
+        The call is complete, and this text comes after it.
+    is_broken : bool
+        This is no call.
+    """
+
+    name: str | None = None
+    arguments: str = ""
+    rest: str | None = None
+    is_broken: bool = False
+
+
+class Body(Protocol):
+    """Reads one call, from after its opening mark to its end."""
+
+    def feed(self, text: str) -> Progress:
+        """Take more text."""
+
+    def finish(self) -> Progress:
+        """The answer is over; ``rest`` is set or ``is_broken``."""
+
+
+class Notation(Protocol):
+    """How a family of models writes calls."""
+
+    @property
+    def marks(self) -> Sequence[str]:
+        """The texts that open a call."""
+
+    def body(self, mark: str) -> Body:
+        """Return a reader for the call that `mark` opened."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A complete call."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(slots=True)
+class Found:
+    """Everything in a whole answer."""
+
+    text: str = ""
+    calls: list[Call] = field(default_factory=list)

@@ -1,0 +1,47 @@
+"""The grammar of an answer that has to be a call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from openai_gateway.protocol.tools import Tool
+
+_DEFINITIONS = ("$defs", "definitions")
+
+
+def call_format(tools: Sequence[Tool]) -> dict[str, Any]:
+    """Return the ``response_format`` of an answer that is one call of one of `tools`, as its schema says."""
+    definitions: dict[str, Any] = {}
+    calls = [_call_schema(number, tool, definitions) for number, tool in enumerate(tools)]
+    schema: dict[str, Any] = calls[0] if len(calls) == 1 else {"anyOf": calls}
+    if definitions:
+        schema = schema | {"$defs": definitions}
+    return {"type": "json_schema", "json_schema": {"name": "tool_call", "schema": schema}}
+
+
+def _call_schema(number: int, tool: Tool, definitions: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of one call; what its parameters define moves to `definitions`, where references find it."""
+    prefix = f"tool{number}."
+    arguments = _renamed(tool.arguments_schema(), prefix)
+    for key in _DEFINITIONS:
+        definitions |= {prefix + name: schema for name, schema in arguments.pop(key, {}).items()}
+    return {
+        "type": "object",
+        "properties": {"name": {"const": tool.function.name}, "arguments": arguments},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+
+
+def _renamed(value: Any, prefix: str) -> Any:
+    if isinstance(value, list):
+        return [_renamed(item, prefix) for item in value]
+    if not isinstance(value, dict):
+        return value
+    changed = {key: _renamed(item, prefix) for key, item in value.items()}
+    reference = changed.get("$ref")
+    for key in _DEFINITIONS:
+        if isinstance(reference, str) and reference.startswith(f"#/{key}/"):
+            changed["$ref"] = f"#/$defs/{prefix}{reference.removeprefix(f'#/{key}/')}"
+    return changed

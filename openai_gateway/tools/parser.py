@@ -1,0 +1,166 @@
+"""Find tool calls in an answer that comes in pieces."""
+
+from __future__ import annotations
+
+from openai_gateway.tools.events import (
+    ArgumentsFound,
+    Body,
+    Call,
+    CallBegun,
+    CallBroken,
+    Event,
+    Found,
+    Notation,
+    Progress,
+    TextFound,
+)
+from openai_gateway.tools.internlm2 import InternLM2
+from openai_gateway.tools.json_call import JsonCall
+from openai_gateway.tools.llama3 import Llama3
+from openai_gateway.tools.qwen import Qwen
+
+_BARE = "{"  # a call without a mark
+_SEPARATORS = " \t\r\n;"
+
+
+class ToolCallParser:
+    """Turns pieces of text into events. However the answer is cut, the calls are the same.
+
+    A call is recognised by its mark, whichever family the model is of; an answer (or what follows a bare call) that
+    begins with a JSON object is a call when the object names one of the functions.
+
+    Parameters
+    ----------
+    names : iterable of str
+        The functions the model may call.
+    """
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self._names = names
+        notations: tuple[Notation, ...] = (Qwen(), InternLM2(), Llama3(names))
+        self._marks = {mark: notation for notation in notations for mark in notation.marks}
+        self._text = ""  # not told yet: blanks, or what may become a mark
+        self._body: Body | None = None
+        self._mark = ""  # of the call we are in, with blanks before a bare one
+        self._raw = ""  # of the call we are in, after its mark
+        self._told: str | None = None  # its arguments, once its name has been told
+        self._calls = 0
+        self._at_start = True  # where a bare call may stand
+
+    def feed(self, text: str) -> list[Event]:
+        """Take more of the answer."""
+        events: list[Event] = []
+        rest: str | None = text
+        while rest is not None:
+            rest = self._in_text(rest, events) if self._body is None else self._in_call(rest, events)
+        return events
+
+    def finish(self) -> list[Event]:
+        """Return what the end of the answer decides."""
+        events: list[Event] = []
+        while self._body is not None:
+            rest = self._advance(self._body.finish(), events)
+            events += self.feed(rest or "")
+        if self._text and not (self._calls and not self._text.strip(_SEPARATORS)):
+            events.append(TextFound(self._text))
+        self._text = ""
+        return events
+
+    def _in_text(self, text: str, events: list[Event]) -> str | None:
+        """Look for a call; return what follows its mark, or None when there is none yet."""
+        self._text += text
+        stripped = self._text.lstrip(self._blanks)
+        if self._at_start and stripped.startswith(_BARE):
+            self._open(self._text[: -len(stripped)], JsonCall(self._names))
+            return stripped
+        found = [(self._text.find(mark), mark) for mark in self._marks if mark in self._text]
+        if found:
+            position, mark = min(found)
+            before, after = self._text[:position], self._text[position + len(mark) :]
+            if before.strip(self._blanks):
+                events.append(TextFound(before.rstrip()))
+            self._open(mark, self._marks[mark].body(mark))
+            return after
+        kept = self._held_back()
+        told = self._text[: len(self._text) - kept]
+        if told:
+            events.append(TextFound(told))
+            self._text = self._text[len(told) :]
+            self._at_start = False
+        return None
+
+    def _held_back(self) -> int:
+        """Return how many characters at the end may turn out to be blanks before a call, or a mark."""
+        longest = max(len(mark) for mark in self._marks) - 1
+        for size in range(min(longest, len(self._text)), 0, -1):
+            if any(mark.startswith(self._text[-size:]) for mark in self._marks):
+                break
+        else:
+            size = 0
+        visible = self._text[: len(self._text) - size].rstrip(self._blanks)
+        return len(self._text) - len(visible)
+
+    @property
+    def _blanks(self) -> str | None:
+        """What may stand around calls; None: white space."""
+        return _SEPARATORS if self._calls else None
+
+    def _open(self, mark: str, body: Body) -> None:
+        self._text, self._mark, self._body, self._raw, self._told = "", mark, body, "", None
+        self._at_start = False
+
+    def _in_call(self, text: str, events: list[Event]) -> str | None:
+        assert self._body is not None
+        self._raw += text
+        return self._advance(self._body.feed(text), events)
+
+    def _advance(self, progress: Progress, events: list[Event]) -> str | None:
+        """Tell what a body found; return the text after the call once it is over."""
+        if progress.name is not None:
+            events.append(CallBegun(self._calls, progress.name))
+            self._told = ""
+        if self._told is not None and progress.arguments:
+            events.append(ArgumentsFound(self._calls, progress.arguments))
+            self._told += progress.arguments
+        if progress.is_broken:
+            return self._give_up(events)
+        if progress.rest is not None:
+            self._body = None
+            self._calls += 1
+            self._at_start = True
+        return progress.rest
+
+    def _give_up(self, events: list[Event]) -> str:
+        """Make text of what is no call, and return the part that may hold another one."""
+        self._body = None
+        if self._told is None:
+            rest = self._raw
+            if not self._mark.strip(_SEPARATORS):  # a bare call must not be tried again
+                self._mark, rest = self._mark + rest[:1], rest[1:]
+            events.append(TextFound(self._mark))
+            return rest
+        end = self._raw.find(self._told) + len(self._told)
+        events.append(CallBroken(self._calls, self._mark + self._raw[:end]))
+        self._calls += 1
+        return self._raw[end:]
+
+
+def parse(text: str, names: frozenset[str]) -> Found:
+    """Return the text and the calls of a whole answer; what is no proper call stays text."""
+    parser = ToolCallParser(names)
+    found = Found()
+    calls: dict[int, Call] = {}
+    for event in [*parser.feed(text), *parser.finish()]:
+        match event:
+            case TextFound():
+                found.text += event.text
+            case CallBegun():
+                calls[event.index] = Call(event.name, "")
+            case ArgumentsFound():
+                begun = calls[event.index]
+                calls[event.index] = Call(begun.name, begun.arguments + event.text)
+            case CallBroken():
+                del calls[event.index]
+                found.text += event.text
+    found.calls = list(calls.values())
+    return found

@@ -1,0 +1,1 @@
+"""How each API writes the events of a streamed answer."""

@@ -1,0 +1,105 @@
+"""Events of a streamed chat completion."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lmdeploy.serve.client import GenerateChunk
+from openai_gateway.answers import finish_reason
+from openai_gateway.logprobs import chat_logprobs
+from openai_gateway.streaming import SLOT, EventTemplate
+from openai_gateway.token_texts import TokenTexts
+from openai_gateway.tools.calls import call_id
+from openai_gateway.tools.events import ArgumentsFound, CallBegun, CallBroken, Event, TextFound
+from openai_gateway.tools.parser import ToolCallParser
+
+
+class ChatWriter:
+    """Writes one choice.
+
+    Parameters
+    ----------
+    frame : dict
+        What is the same in every event of the stream.
+    index : int
+        Of the choice.
+    texts : TokenTexts, optional
+        Log probabilities are written with them; None: not written.
+    parser : ToolCallParser, optional
+        Finds the calls in the answer; None: all of it is text.
+    max_calls : int, optional
+        Further calls are left out.
+    """
+
+    def __init__(
+        self,
+        frame: dict[str, Any],
+        index: int,
+        *,
+        texts: TokenTexts | None = None,
+        parser: ToolCallParser | None = None,
+        max_calls: int | None = None,
+    ) -> None:
+        self._frame = frame
+        self._index = index
+        self._texts = texts
+        self._parser = parser
+        self._max_calls = max_calls
+        self._calls: set[int] = set()
+        self._opening = self._event({"role": SLOT, "content": ""}).fill("assistant")
+        self._content = self._event({"content": SLOT})
+        self._finish = self._event({}, finish_reason=SLOT)
+
+    async def write(self, chunks: Sequence[GenerateChunk]) -> bytes:
+        """Return the events for the next chunks of the choice."""
+        events, self._opening = self._opening, b""
+        text = chunks[0].text if len(chunks) == 1 else "".join(chunk.text for chunk in chunks)
+        last = chunks[-1]
+        if self._texts is not None:
+            events += await self._with_logprobs(text, chunks, self._texts)
+        elif self._parser is not None:
+            events += self._with_calls(self._parser.feed(text))
+        elif text:
+            events += self._content.fill(text)
+        if last.finish_reason is None:
+            return events
+        if self._parser is not None:
+            events += self._with_calls(self._parser.finish())
+        reason: str = finish_reason(last)
+        return events + self._finish.fill("tool_calls" if self._calls and reason == "stop" else reason)
+
+    async def _with_logprobs(self, text: str, chunks: Sequence[GenerateChunk], texts: TokenTexts) -> bytes:
+        if not text and not any(chunk.token_ids for chunk in chunks):
+            return b""
+        logprobs = (await chat_logprobs(chunks, texts)).model_dump()
+        if self._parser is None:
+            return self._event({"content": SLOT}, logprobs=logprobs).fill(text)
+        events = self._event({"content": SLOT}, logprobs=logprobs).fill("")
+        return events + self._with_calls(self._parser.feed(text))
+
+    def _with_calls(self, found: Sequence[Event]) -> bytes:
+        return b"".join(self._found(event) for event in found)
+
+    def _found(self, event: Event) -> bytes:
+        match event:
+            case TextFound():
+                return self._content.fill(event.text)
+            case CallBegun() if self._is_wanted(event.index):
+                self._calls.add(event.index)
+                function = {"name": SLOT, "arguments": ""}
+                call = {"index": event.index, "id": call_id(), "type": "function", "function": function}
+                return self._event({"tool_calls": [call]}).fill(event.name)
+            case ArgumentsFound() if self._is_wanted(event.index):
+                call = {"index": event.index, "function": {"arguments": SLOT}}
+                return self._event({"tool_calls": [call]}).fill(event.text)
+            case CallBroken():
+                self._calls.discard(event.index)
+        return b""
+
+    def _is_wanted(self, call: int) -> bool:
+        return self._max_calls is None or call < self._max_calls
+
+    def _event(self, delta: dict[str, Any], *, finish_reason: str | None = None, logprobs: Any = None) -> EventTemplate:
+        choice = {"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+        return EventTemplate({**self._frame, "choices": [choice]})

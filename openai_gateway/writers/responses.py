@@ -1,0 +1,173 @@
+"""A response of ``/v1/responses``, built up from the engine's chunks, and the events that tell how."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from lmdeploy.serve.client import GenerateChunk
+from openai_gateway.answers import finish_reason
+from openai_gateway.logprobs import chat_logprobs
+from openai_gateway.protocol.answers import Usage
+from openai_gateway.protocol.responses import ResponsesRequest
+from openai_gateway.token_texts import TokenTexts
+from openai_gateway.tools.calls import call_id
+from openai_gateway.tools.events import ArgumentsFound, CallBegun, CallBroken, Event, TextFound
+from openai_gateway.tools.parser import ToolCallParser
+
+
+class ResponseWriter:
+    """Writes the events of one response; `response` is the response so far.
+
+    Parameters
+    ----------
+    body : ResponsesRequest
+        What was asked.
+    response_id, model : str
+        Of the response.
+    texts : TokenTexts
+        For log probabilities, when they were asked for.
+    """
+
+    def __init__(self, body: ResponsesRequest, response_id: str, model: str, texts: TokenTexts) -> None:
+        names = frozenset(tool.function.name for tool in body.usable_tools)
+        self._parser = ToolCallParser(names) if names else None
+        self._texts = texts if body.wants_logprobs else None
+        self._max_calls = 1 if body.parallel_tool_calls is False else None
+        self._number = 0
+        self._item: dict[str, Any] | None = None  # being written
+        self._logprobs: list[Any] = []
+        self._opening = True
+        self._reason = "stop"
+        self.response: dict[str, Any] = {
+            "id": response_id,
+            "object": "response",
+            "created_at": int(time.time()),
+            "status": "in_progress",
+            "background": False,
+            "error": None,
+            "incomplete_details": None,
+            "model": model,
+            "output": [],
+            "usage": None,
+            **body.echoed(),
+        }
+
+    async def write(self, chunks: Sequence[GenerateChunk]) -> bytes:
+        """Return the events for the next chunks."""
+        events = b""
+        if self._opening:
+            self._opening = False
+            events += self._event("response.created", response=self.response)
+            events += self._event("response.in_progress", response=self.response)
+        text = "".join(chunk.text for chunk in chunks)
+        if self._texts is not None:
+            self._logprobs = (await chat_logprobs(chunks, self._texts)).model_dump()["content"]
+        events += self._found(self._parser.feed(text) if self._parser else [TextFound(text)] if text else [])
+        last = chunks[-1]
+        if last.finish_reason is not None:
+            events += self._found(self._parser.finish() if self._parser else [])
+            self._reason = finish_reason(last)
+            events += self._close("incomplete" if self._reason == "length" else "completed")
+        return events
+
+    def end(self, usage: Usage) -> bytes:
+        """Return the last event, after which the response is complete."""
+        self.response["usage"] = {
+            "input_tokens": usage.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": usage.total_tokens,
+        }
+        if self._reason == "length":
+            self.response |= {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+            return self._event("response.incomplete", response=self.response)
+        self.response |= {"status": "completed", "completed_at": int(time.time())}
+        return self._event("response.completed", response=self.response)
+
+    def error(self, body: bytes) -> bytes:
+        """Return the last event of a response that failed, given the error's JSON body."""
+        error = orjson.loads(body)["error"]
+        return self._event("error", code=error["code"], message=error["message"], param=error["param"])
+
+    def _found(self, found: Sequence[Event]) -> bytes:
+        return b"".join(self._one(event) for event in found)
+
+    def _one(self, event: Event) -> bytes:
+        match event:
+            case TextFound():
+                events = b"" if self._in("message") else self._open_message()
+                self._part["text"] += event.text
+                logprobs, self._logprobs = self._logprobs, []
+                self._part["logprobs"] += logprobs
+                return events + self._event(
+                    "response.output_text.delta", **self._place, content_index=0, delta=event.text, logprobs=logprobs
+                )
+            case CallBegun() if self._max_calls is None or event.index < self._max_calls:
+                call = {"id": _id("fc"), "type": "function_call", "call_id": call_id(), "name": event.name}
+                return self._close("completed") + self._open(call | {"arguments": "", "status": "in_progress"})
+            case ArgumentsFound() if self._in("function_call") and self._item is not None:
+                if self._max_calls is not None and event.index >= self._max_calls:
+                    return b""
+                self._item["arguments"] += event.text
+                return self._event("response.function_call_arguments.delta", **self._place, delta=event.text)
+            case CallBroken() if self._in("function_call"):
+                return self._close("incomplete")
+        return b""
+
+    def _in(self, kind: str) -> bool:
+        return self._item is not None and self._item["type"] == kind
+
+    @property
+    def _part(self) -> dict[str, Any]:
+        assert self._item is not None
+        part: dict[str, Any] = self._item["content"][0]
+        return part
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        assert self._item is not None
+        return {"item_id": self._item["id"], "output_index": len(self.response["output"]) - 1}
+
+    def _open_message(self) -> bytes:
+        message: dict[str, Any] = {"id": _id("msg"), "type": "message", "role": "assistant", "status": "in_progress"}
+        message["content"] = []
+        events = self._close("completed") + self._open(message)
+        message["content"] = [{"type": "output_text", "text": "", "annotations": [], "logprobs": []}]
+        return events + self._event("response.content_part.added", **self._place, content_index=0, part=self._part)
+
+    def _open(self, item: dict[str, Any]) -> bytes:
+        self._item = item
+        self.response["output"].append(item)
+        return self._event("response.output_item.added", output_index=self._place["output_index"], item=item)
+
+    def _close(self, status: str) -> bytes:
+        """End the item being written, if there is one."""
+        item = self._item
+        if item is None:
+            return b""
+        item["status"] = status
+        if item["type"] == "message":
+            part, where = self._part, {**self._place, "content_index": 0}
+            events = self._event("response.output_text.done", **where, text=part["text"], logprobs=part["logprobs"])
+            events += self._event("response.content_part.done", **where, part=part)
+        else:
+            said = {"name": item["name"], "arguments": item["arguments"]}
+            events = self._event("response.function_call_arguments.done", **self._place, **said)
+        events += self._event("response.output_item.done", output_index=self._place["output_index"], item=item)
+        self._item = None
+        return events
+
+    def _event(self, kind: str, **members: Any) -> bytes:
+        payload = orjson.dumps({"type": kind, "sequence_number": self._number, **members})
+        self._number += 1
+        return b"event: " + kind.encode() + b"\ndata: " + payload + b"\n\n"
+
+
+def _id(prefix: str) -> str:
+    return f"{prefix}_{uuid.uuid4().hex}"

@@ -1,0 +1,166 @@
+"""Several choices, log probabilities, and the options of the full specification."""
+
+import json
+from collections import defaultdict
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.gateway.conftest import MODEL
+from tests.support.fake_triton import FakeTriton, Script
+
+HELLO: Any = [{"role": "user", "content": "Hello"}]
+TWO = Script(choices=[["a", "b"], ["1", "2", "3"]])
+
+
+def test_n_choices_are_told_apart_and_the_prompt_is_counted_once(client: openai.OpenAI, triton: FakeTriton) -> None:
+    triton.script = TWO
+    answer = client.chat.completions.create(model=MODEL, messages=HELLO, n=2)
+    assert [(choice.index, choice.message.content) for choice in answer.choices] == [(0, "ab"), (1, "123")]
+    assert triton.requests[0].inputs["n"] == 2
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (7, 4)
+
+
+def test_streamed_choices_interleave_and_add_up(client: openai.OpenAI, triton: FakeTriton) -> None:
+    triton.script = TWO
+    texts: defaultdict[int, str] = defaultdict(str)
+    roles, reasons = [], []
+    for chunk in client.chat.completions.create(model=MODEL, messages=HELLO, n=2, stream=True):
+        (choice,) = chunk.choices
+        texts[choice.index] += choice.delta.content or ""
+        roles += [choice.index] if choice.delta.role else []
+        reasons += [choice.index] if choice.finish_reason else []
+    assert texts == {0: "ab", 1: "123"}
+    assert (sorted(roles), sorted(reasons)) == ([0, 1], [0, 1])
+
+
+def test_n_choices_of_several_prompts_are_numbered_prompt_by_prompt(client: openai.OpenAI, triton: FakeTriton) -> None:
+    triton.script = lambda received: Script(choices=[[received.inputs["text_input"] + str(i)] for i in range(2)])
+    answer = client.completions.create(model=MODEL, prompt=["a", "b"], n=2)
+    assert [(choice.index, choice.text) for choice in answer.choices] == [(0, "a0"), (1, "a1"), (2, "b0"), (3, "b1")]
+    chunks = client.completions.create(model=MODEL, prompt=["a", "b"], n=2, stream=True)
+    texts: defaultdict[int, str] = defaultdict(str)
+    for chunk in chunks:
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == {0: "a0", 1: "a1", 2: "b0", 3: "b1"}
+
+
+def test_chat_logprobs_have_text_and_bytes_of_every_token(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model=MODEL, messages=HELLO, logprobs=True, top_logprobs=2)
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    second = logprobs.content[1]
+    assert (second.token, second.bytes, second.logprob) == ("a", [97], -0.25)  # token 100 is byte 97
+    assert [(top.token, top.logprob) for top in second.top_logprobs] == [("a", -0.25), ("\x07", -1.5)]
+
+
+def test_streamed_logprobs_are_those_of_the_whole_answer(client: openai.OpenAI) -> None:
+    content: list[Any] = []
+    stream = client.chat.completions.create(model=MODEL, messages=HELLO, logprobs=True, top_logprobs=1, stream=True)
+    text = ""
+    for chunk in stream:
+        choice = chunk.choices[0]
+        text += choice.delta.content or ""
+        content += (choice.logprobs.content or []) if choice.logprobs else []
+    assert text == "The capital of France is Paris."
+    assert [token.logprob for token in content] == [-0.5, -0.25] * 3
+    assert [token.bytes[0] for token in content[1::2]] == [97, 98, 99]
+
+
+def test_completion_logprobs_have_offsets_and_the_likeliest_tokens(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model=MODEL, prompt="a", logprobs=2)
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens == ["<pad>", "a"]
+    assert logprobs.text_offset == [0, 5]
+    assert logprobs.token_logprobs == [-0.5, -0.25]
+    assert logprobs.top_logprobs is not None
+    assert logprobs.top_logprobs[1] == {"a": -0.25, "\x07": -1.5}
+
+
+def test_token_texts_are_asked_for_where_there_is_no_table(asking_client: openai.OpenAI) -> None:
+    answer = asking_client.chat.completions.create(model=MODEL, messages=HELLO, logprobs=True)
+    assert answer.choices[0].logprobs is not None
+    assert [token.token for token in answer.choices[0].logprobs.content or []] == ["<pad>", "a"]
+
+
+def test_penalties_bias_and_formats_reach_the_engine(client: openai.OpenAI, triton: FakeTriton) -> None:
+    schema = {"type": "object", "properties": {"name": {"type": "string"}}}
+    client.chat.completions.create(
+        model=MODEL,
+        messages=HELLO,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        logit_bias={"7": -100},
+        response_format={"type": "json_schema", "json_schema": {"name": "person", "schema": schema}},
+        extra_body={"min_p": 0.25, "bad_words": ["x"], "stop_token_ids": [5]},
+    )
+    inputs = triton.requests[0].inputs
+    assert (inputs["presence_penalty"], inputs["frequency_penalty"], inputs["min_p"]) == (0.5, -0.5, 0.25)
+    assert (inputs["logit_bias_ids"], inputs["logit_bias_values"]) == ([7], [-100])
+    assert (inputs["bad_words"], inputs["stop_token_ids"]) == (["x"], [5])
+    sent = json.loads(inputs["response_format"])
+    assert sent == {"type": "json_schema", "json_schema": {"name": "person", "schema": schema}}
+
+
+@pytest.mark.parametrize(
+    ("asked", "sent"),
+    [
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, {"type": "json_object"}),
+        ({"type": "regex_schema", "regex_schema": "a+"}, {"type": "regex_schema", "regex_schema": "a+"}),
+        ({"type": "json_schema", "json_schema": {"name": "any"}}, {"type": "json_object"}),
+    ],
+)
+def test_each_response_format_has_its_engine_form(
+    http: httpx.Client, triton: FakeTriton, asked: Any, sent: Any
+) -> None:
+    body = {"model": MODEL, "messages": HELLO, "response_format": asked}
+    assert http.post("/v1/chat/completions", json=body).status_code == 200
+    got = triton.requests[0].inputs.get("response_format")
+    assert (json.loads(got) if got else None) == sent
+
+
+def test_a_schema_nested_too_deeply_is_refused_by_name(http: httpx.Client) -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(200):
+        schema = {"not": schema}
+    wanted = {"type": "json_schema", "json_schema": {"name": "deep", "schema": schema}}
+    answer = http.post("/v1/chat/completions", json={"model": MODEL, "messages": HELLO, "response_format": wanted})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "response_format.json_schema.schema"
+
+
+def test_echo_begins_with_the_prompt(client: openai.OpenAI) -> None:
+    assert (
+        client.completions.create(model=MODEL, prompt="Once", echo=True).choices[0].text.startswith("OnceThe capital")
+    )
+    chunks = client.completions.create(model=MODEL, prompt="Once", echo=True, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in chunks).startswith("OnceThe capital")
+
+
+def test_a_prompt_of_tokens_is_continued(client: openai.OpenAI, triton: FakeTriton) -> None:
+    answer = client.completions.create(model=MODEL, prompt=[[100, 101], [102]], echo=True)
+    assert [request.inputs["input_ids"] for request in triton.requests] in ([[100, 101], [102]], [[102], [100, 101]])
+    assert [choice.text[:2] for choice in answer.choices] == ["ab", "cT"]
+
+
+def test_what_a_tool_returns_may_be_an_object(http: httpx.Client, triton: FakeTriton) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [
+        *HELLO,
+        {"role": "assistant", "content": None, "tool_calls": [call], "function_call": None},
+        {"role": "tool", "content": {"celsius": 26.1}, "tool_call_id": "c1", "name": "f"},
+        {"role": "ipython", "content": "26"},
+    ]
+    assert http.post("/v1/chat/completions", json={"model": MODEL, "messages": messages}).status_code == 200
+    sent = json.loads(triton.requests[0].inputs["messages"])
+    assert sent[1:] == [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": '{"celsius": 26.1}', "name": "f", "tool_call_id": "c1"},
+        {"role": "tool", "content": "26"},
+    ]
