@@ -44,7 +44,8 @@ class ToolCallParser:
         self._mark = ""  # of the call we are in, with blanks before a bare one
         self._raw = ""  # of the call we are in, after its mark
         self._told: str | None = None  # its arguments, once its name has been told
-        self._calls = 0
+        self._calls = 0  # begun
+        self._complete = 0
         self._at_start = True  # where a bare call may stand
 
     def feed(self, text: str) -> list[Event]:
@@ -61,7 +62,7 @@ class ToolCallParser:
         while self._body is not None:
             rest = self._advance(self._body.finish(), events)
             events += self.feed(rest or "")
-        if self._text and not (self._calls and not self._text.strip(_SEPARATORS)):
+        if self._text and not (self._complete and not self._text.strip(_SEPARATORS)):
             events.append(TextFound(self._text))
         self._text = ""
         return events
@@ -78,7 +79,7 @@ class ToolCallParser:
             position, mark = min(found)
             before, after = self._text[:position], self._text[position + len(mark) :]
             if before.strip(self._blanks):
-                events.append(TextFound(before.rstrip()))
+                events.append(TextFound(before.rstrip(self._blanks)))
             self._open(mark, self._marks[mark].body(mark))
             return after
         kept = self._held_back()
@@ -103,7 +104,7 @@ class ToolCallParser:
     @property
     def _blanks(self) -> str | None:
         """What may stand around calls; None: white space."""
-        return _SEPARATORS if self._calls else None
+        return _SEPARATORS if self._complete else None
 
     def _open(self, mark: str, body: Body) -> None:
         self._text, self._mark, self._body, self._raw, self._told = "", mark, body, "", None
@@ -127,6 +128,7 @@ class ToolCallParser:
         if progress.rest is not None:
             self._body = None
             self._calls += 1
+            self._complete += 1
             self._at_start = True
         return progress.rest
 

@@ -1,0 +1,227 @@
+"""Keys, limits, ids, logs, figures: what an operator relies on."""
+
+import asyncio
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from openai_gateway.qos import Qos, QosConfigError
+from openai_gateway.settings import Settings
+from tests.gateway.conftest import MODEL
+from tests.support.fake_triton import FakeTriton, Script
+from tests.support.gateways import running_gateway
+from tests.support.waiting import eventually
+
+HELLO: Any = [{"role": "user", "content": "a secret question"}]
+BODY = {"model": MODEL, "messages": HELLO}
+POLICY = {
+    "max_requests": 4,
+    "user_groups": ["Gold", "Bronze"],
+    "user_group_map": {"Gold": [{"id": "ann", "quota_pct": 100}], "Bronze": [{"id": "default", "quota_pct": 25}]},
+}
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeTriton]:
+    made = FakeTriton(MODEL)
+    yield made
+    made.stop()
+
+
+def connect(url: str, **options: Any) -> httpx.Client:
+    return httpx.Client(base_url=url, trust_env=False, timeout=10, **options)
+
+
+def test_a_key_is_needed_where_keys_are_set(fake: FakeTriton) -> None:
+    with running_gateway(Settings(triton_address=fake.address, api_keys=("k1", "k2"))) as url, connect(url) as http:
+        for header in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic k1"}, {"authorization": "k1"}):
+            answer = http.get("/v1/models", headers=header)
+            assert answer.status_code == 401
+            body = answer.json()
+            expected = {
+                "message": "Please request with valid api key!",
+                "type": "invalid_request_error",
+                "param": None,
+                "code": "invalid_api_key",
+            }
+            assert body["detail"]["error"] == body["error"] == expected
+        for key in ("k1", "k2"):
+            assert http.get("/v1/models", headers={"authorization": f"Bearer {key}"}).status_code == 200
+        assert http.post("/v1/chat/completions", content=b"{").status_code == 401  # before anything is read
+        assert http.get("/health").status_code == 200
+        assert http.get("/openapi.json").status_code == 200
+        preflight = {"origin": "http://a", "access-control-request-method": "POST"}
+        assert http.options("/v1/chat/completions", headers=preflight).status_code == 200
+
+
+def test_without_keys_any_bearer_will_do(http: httpx.Client) -> None:
+    assert http.get("/v1/models", headers={"authorization": "Bearer None"}).status_code == 200
+
+
+def test_documentation_can_be_switched_off(fake: FakeTriton) -> None:
+    with running_gateway(Settings(triton_address=fake.address, disable_docs=True)) as url, connect(url) as http:
+        assert [http.get(path).status_code for path in ("/", "/openapi.json", "/docs", "/redoc")] == [404] * 4
+
+
+def test_cors_is_what_the_settings_say(fake: FakeTriton) -> None:
+    settings = Settings(
+        triton_address=fake.address,
+        allow_origins=("http://a.example",),
+        allow_methods=("POST",),
+        allow_headers=("x-mine",),
+        allow_credentials=True,
+    )
+    ask = {"access-control-request-method": "POST", "access-control-request-headers": "x-mine"}
+    with running_gateway(settings) as url, connect(url) as http:
+        answer = http.options("/v1/models", headers={"origin": "http://a.example", **ask})
+        assert answer.headers["access-control-allow-origin"] == "http://a.example"
+        assert answer.headers["access-control-allow-credentials"] == "true"
+        assert answer.headers["access-control-allow-methods"] == "POST"
+        assert (
+            "access-control-allow-origin"
+            not in http.options("/v1/models", headers={"origin": "http://b", **ask}).headers
+        )
+    with running_gateway(Settings(triton_address=fake.address, allow_origins=())) as url, connect(url) as http:
+        assert "access-control-allow-origin" not in http.get("/health", headers={"origin": "http://a"}).headers
+
+
+async def test_requests_beyond_the_limit_are_told_to_come_later(fake: FakeTriton) -> None:
+    fake.script = Script(hold_after=0)
+    with running_gateway(Settings(triton_address=fake.address, max_requests=2)) as url:
+        async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=10) as http:
+            running = [asyncio.create_task(http.post("/v1/chat/completions", json=BODY)) for _ in range(2)]
+            await eventually(lambda: len(fake.requests) == 2)
+            refused = await http.post("/v1/chat/completions", json=BODY)
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+            assert refused.json()["error"]["type"] == "rate_limit_error"
+            assert (await http.get("/health")).status_code == 200
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+            fake.script = Script()
+
+            async def served() -> bool:
+                return (await http.post("/v1/chat/completions", json=BODY)).status_code == 200
+
+            await eventually(served)
+
+
+def test_every_answer_has_a_request_id_of_ours_or_the_caller_s(http: httpx.Client) -> None:
+    first, second = (http.get("/health").headers["x-request-id"] for _ in range(2))
+    assert first != second
+    assert http.get("/nothing").headers["x-request-id"]
+    assert http.get("/health", headers={"x-request-id": "trace-7"}).headers["x-request-id"] == "trace-7"
+    assert http.get("/health", headers={"x-request-id": "a b" * 99}).headers["x-request-id"].startswith("req_")
+
+
+@pytest.mark.parametrize("shown", [0, 12])
+def test_logs_tell_requests_but_prompts_only_when_asked(
+    fake: FakeTriton, caplog: pytest.LogCaptureFixture, shown: int
+) -> None:
+    caplog.set_level(logging.INFO)
+    with running_gateway(Settings(triton_address=fake.address, max_log_len=shown)) as url, connect(url) as http:
+        http.post("/v1/chat/completions", json=BODY, headers={"x-request-id": "trace-8"})
+        http.post("/v1/completions", json={"model": MODEL, "prompt": "another secret question"})
+    assert "request=trace-8 method=POST path=/v1/chat/completions status=200" in caplog.text
+    assert fake.requests[0].id in caplog.text
+    assert "secret question" not in caplog.text
+    assert ("another secr" in caplog.text) == bool(shown)
+
+
+def test_figures_of_gateway_and_engine_are_one_page(fake: FakeTriton) -> None:
+    with EngineMetrics() as engine_url:
+        settings = Settings(triton_address=fake.address, triton_metrics_url=engine_url)
+        with running_gateway(settings) as url, connect(url) as http:
+            http.post("/v1/chat/completions", json=BODY)
+            http.post("/v1/chat/completions", json={})
+            http.get("/v1/whatever")
+            page = http.get("/metrics")
+    assert page.headers["content-type"].startswith("text/plain")
+    count = 'lmdeploy_gateway_requests_total{method="POST",path="/v1/chat/completions",status='
+    assert f'{count}"200"}} 1.0' in page.text
+    assert f'{count}"400"}} 1.0' in page.text
+    assert 'path="other",status="404"' in page.text
+    assert "lmdeploy_gateway_requests_open 1.0" in page.text
+    assert "turbomind_requests_running 3" in page.text
+
+
+def test_figures_come_without_the_engine_s_when_it_is_down(fake: FakeTriton) -> None:
+    settings = Settings(triton_address=fake.address, triton_metrics_url="http://127.0.0.1:1/metrics")
+    with running_gateway(settings) as url, connect(url) as http:
+        assert "lmdeploy_gateway_requests_open" in http.get("/metrics").text
+
+
+async def test_users_have_priorities_and_quotas(fake: FakeTriton, tmp_path: Path) -> None:
+    policy = tmp_path / "qos.json"
+    policy.write_text(json.dumps(POLICY))
+    fake.script = Script(hold_after=0)
+    with running_gateway(Settings(triton_address=fake.address, qos_config_path=policy)) as url:
+        async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=10) as http:
+
+            def ask(user: str) -> asyncio.Task[httpx.Response]:
+                return asyncio.create_task(http.post("/v1/chat/completions", json={**BODY, "user": user}))
+
+            running = [ask("ann"), ask("ann"), ask("stranger")]
+            await eventually(lambda: len(fake.requests) == 3)
+            assert sorted(request.inputs["priority"] for request in fake.requests) == [0, 0, 1]
+            refused = await ask("another")
+            assert (refused.status_code, refused.json()["error"]["param"]) == (429, "user")
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+            fake.script = Script()
+
+            async def served() -> bool:
+                return (await ask("another")).status_code == 200
+
+            await eventually(served)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "JSON"),
+        ("{}", "user_groups"),
+        ('{"user_groups": ["a"], "user_group_map": {"a": [{"id": "x", "quota_pct": 101}]}}', "quota_pct"),
+        ('{"user_groups": ["a"], "user_group_map": {"b": []}}', "'b'"),
+    ],
+)
+def test_a_bad_policy_file_is_named(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "qos.json"
+    path.write_text(text)
+    with pytest.raises(QosConfigError, match=says):
+        Qos.load(path)
+    with pytest.raises(QosConfigError, match="cannot be read"):
+        Qos.load(tmp_path / "none.json")
+
+
+class EngineMetrics:
+    """Triton's metrics port, as far as the gateway reads it."""
+
+    def __enter__(self) -> str:
+        from http.server import BaseHTTPRequestHandler, HTTPServer
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(b"turbomind_requests_running 3\n")
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = HTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread.start()
+        return f"http://127.0.0.1:{self._server.server_address[1]}/metrics"
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
