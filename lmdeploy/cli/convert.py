@@ -20,7 +20,11 @@ def add_parser(subparsers: "Subparsers") -> None:
         "model", nargs="+", metavar="MODEL", help="[MODEL_NAME] MODEL_PATH: a Hugging Face directory or repository"
     )
     parser.add_argument("--dst-path", default="workspace", help="folder to write (default: %(default)s)")
-    parser.add_argument("--model-name", help="name shown to clients (default: the directory's name)")
+    parser.add_argument(
+        "--model-name",
+        help="name shown to clients; Triton clients of LMDeploy up to 0.5.1 take it for the name of a chat template "
+        "(default: the directory's name)",
+    )
     parser.add_argument("--chat-template", help="name of a built-in template (see lmdeploy list), or a JSON file")
     parser.add_argument(
         "--dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="type of the weights in memory"

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NoReturn
 
 from lmdeploy.cli.options import engine_config
@@ -21,7 +22,7 @@ from lmdeploy.serve.ports import Ports
 from lmdeploy.serve.supervisor import Supervisor
 from lmdeploy.serve.tritonserver import TritonServer
 from lmdeploy.turbomind.engine_dir import resolve
-from lmdeploy.turbomind.repository import template_dir
+from lmdeploy.turbomind.repository import copy_models
 
 _LOG_BYTES = 10 * 1024 * 1024
 
@@ -37,6 +38,7 @@ class ServedModel:
     name: str
     server: TritonServer
     log_file: Path
+    engine_dir: Path
 
 
 def stop_on_sigterm() -> None:
@@ -68,13 +70,15 @@ def served_model(model: str, args: argparse.Namespace) -> Iterator[ServedModel]:
         config = engine_config(args)
         TurbomindEngineConfig(**config)
         engine_dir = resolve(model)
-        repository = template_dir()
+        name = args.model_name or engine_dir.spec.model_name
+        # Clients read the name in the model's config, which knows nothing of our environment.
+        repository = TemporaryDirectory(prefix="lmdeploy-models-")
+        copy_models(Path(repository.name), {"turbomind": {"model_name": name}})
     except (ValueError, OSError) as error:
         raise CommandError(str(error)) from None
-    name = args.model_name or engine_dir.spec.model_name
     log_file = cache_root() / "logs" / f"tritonserver-{args.triton_grpc_port}.log"
     server = TritonServer(
-        repository,
+        Path(repository.name),
         model_path=str(engine_dir.path),
         model_name=name,
         chat_template=args.chat_template,
@@ -89,11 +93,12 @@ def served_model(model: str, args: argparse.Namespace) -> Iterator[ServedModel]:
         with _progress(f"loading {name} into tritonserver") as progress:
             server.wait_ready(progress=progress)
         supervisor.start()
-        yield ServedModel(name, server, log_file)
+        yield ServedModel(name, server, log_file, engine_dir.path)
     except TritonStartError as error:
         raise CommandError(f"{error}\n(whole log: {log_file})" if server.pid else str(error)) from None
     finally:
         supervisor.stop()
+        repository.cleanup()
 
 
 def _open_log(path: Path, level: str) -> logging.Logger:

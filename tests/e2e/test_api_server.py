@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+import tritonclient.grpc as grpcclient
 
 from lmdeploy.paths import DEFAULT_MODEL_NAME
 from lmdeploy.serve.ports import free_ports
@@ -39,6 +40,7 @@ class ApiServer:
             start_new_session=True,
         )
         self.url = f"http://127.0.0.1:{self.port}"
+        self.triton_address = f"127.0.0.1:{grpc}"
         self.output = ""
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
@@ -75,10 +77,10 @@ def api_server(*arguments: str) -> Iterator[ApiServer]:
             server.end(signal.SIGKILL)
 
 
-def ask(server: ApiServer) -> str:
+def ask(server: ApiServer, model: str = DEFAULT_MODEL_NAME) -> str:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
         answer = client.chat.completions.create(
-            model=DEFAULT_MODEL_NAME,
+            model=model,
             messages=[{"role": "user", "content": "What is the capital of France?"}],
             temperature=0,
             max_tokens=16,
@@ -96,6 +98,16 @@ def test_it_prints_urls_answers_and_leaves_no_process_behind(signum: int, status
         assert server.end(signum) == status, server.output
         assert not session_members(server.process.pid)
         assert not session_members(triton)
+
+
+def test_tritons_own_config_has_the_name_that_older_clients_read() -> None:
+    with api_server("--model-name", "internlm2-chat-7b") as server:
+        server.wait_ready()
+        with grpcclient.InferenceServerClient(server.triton_address) as client:
+            config = client.get_model_config("turbomind").config
+        assert config.parameters["model_name"].string_value == "internlm2-chat-7b"
+        assert "Paris" in ask(server, "internlm2-chat-7b")
+        server.end(signal.SIGINT)
 
 
 def test_a_killed_tritonserver_comes_back_and_health_tells(tmp_path: Path) -> None:
