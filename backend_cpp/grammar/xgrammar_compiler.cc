@@ -4,6 +4,7 @@
 // packages the engine works, and refuses response formats.
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <unordered_map>
 
@@ -106,14 +107,15 @@ class XgrammarGrammar final : public Grammar {
 class XgrammarCompiler final : public GrammarCompiler {
  public:
   XgrammarCompiler(const std::vector<std::string>& vocabulary, int vocab_size,
-                   const std::vector<int32_t>& stop_token_ids) {
-    ffi::Array<ffi::Any> tokens;
-    for (const std::string& bytes : vocabulary) tokens.push_back(ffi::Bytes(bytes));
-    ffi::Array<int64_t> stops;
-    for (const int32_t token : stop_token_ids) stops.push_back(token);
-    constexpr int kRaw = 0;  // the vocabulary's strings are the bytes themselves
-    tokenizer_ = methods_.new_tokenizer(tokens, kRaw, vocab_size, stops, false);
-    compiler_ = methods_.new_compiler(tokenizer_, kCompileThreads, true, static_cast<int64_t>(kCacheBytes));
+                   const std::vector<int32_t>& stop_token_ids)
+      : compiler_(new_compiler(vocabulary, vocab_size, stop_token_ids)) {
+    // xgrammar lets strings of bounded length hold control characters, which JSON forbids. Compact JSON has none at all,
+    // so for schemas the tokens that have one do not exist.
+    std::vector<std::string> printable = vocabulary;
+    for (std::string& bytes : printable) {
+      if (std::any_of(bytes.begin(), bytes.end(), [](unsigned char c) { return c < 0x20; })) bytes.clear();
+    }
+    schema_compiler_ = new_compiler(printable, vocab_size, stop_token_ids);
   }
 
   std::shared_ptr<const Grammar> compile(const std::string& response_format) override {
@@ -131,6 +133,17 @@ class XgrammarCompiler final : public GrammarCompiler {
   }
 
  private:
+  ffi::Any new_compiler(const std::vector<std::string>& vocabulary, int vocab_size,
+                        const std::vector<int32_t>& stop_token_ids) {
+    ffi::Array<ffi::Any> tokens;
+    for (const std::string& bytes : vocabulary) tokens.push_back(ffi::Bytes(bytes));
+    ffi::Array<int64_t> stops;
+    for (const int32_t token : stop_token_ids) stops.push_back(token);
+    constexpr int kRaw = 0;  // the vocabulary's strings are the bytes themselves
+    const ffi::Any tokenizer = methods_.new_tokenizer(tokens, kRaw, vocab_size, stops, false);
+    return methods_.new_compiler(tokenizer, kCompileThreads, true, static_cast<int64_t>(kCacheBytes));
+  }
+
   ffi::Any compile_parsed(const Json& format) {
     const std::string& type = format.at("type").as_string();
     if (type == "json_object") return methods_.compile_json(compiler_);
@@ -140,7 +153,7 @@ class XgrammarCompiler final : public GrammarCompiler {
       const std::string text = (schema != nullptr ? *schema : member).dump();
       check_schema_limits(text);
       constexpr bool kAnyWhitespace = false;  // compact output ends; a model may otherwise write spaces for ever
-      return methods_.compile_json_schema(compiler_, ffi::String(text), kAnyWhitespace, nullptr, nullptr, true, nullptr,
+      return methods_.compile_json_schema(schema_compiler_, ffi::String(text), kAnyWhitespace, nullptr, nullptr, true, nullptr,
                                           false);
     }
     if (type == "regex_schema") {
@@ -158,8 +171,8 @@ class XgrammarCompiler final : public GrammarCompiler {
   }
 
   Methods methods_;
-  ffi::Any tokenizer_;
   ffi::Any compiler_;
+  ffi::Any schema_compiler_;
   std::unordered_map<std::string, std::shared_ptr<const Grammar>> known_;
 };
 

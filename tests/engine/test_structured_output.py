@@ -1,0 +1,183 @@
+"""Answers under a response format: they fit it, whatever the model would rather say."""
+
+import json
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
+from lmdeploy.async_engine import AsyncEngine
+from tests.support.tiny_models import make_tiny_llama
+
+# The example of the LMDeploy manual's guide to structured output.
+GUIDE = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "skills": {"type": "array", "items": {"type": "string", "maxLength": 10}, "minItems": 3, "maxItems": 10},
+        "work history": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {"company": {"type": "string"}, "duration": {"type": "string"}},
+                "required": ["company"],
+            },
+        },
+    },
+    "required": ["name", "skills", "work history"],
+}
+
+
+@pytest.fixture(scope="module")
+def model(default_model_dir: Path) -> Iterator[AsyncEngine]:
+    with pipeline(str(default_model_dir), backend_config=TurbomindEngineConfig(cache_max_entry_count=256)) as loaded:
+        yield loaded
+
+
+@pytest.fixture(scope="module")
+def babbler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AsyncEngine]:
+    """A model with random weights, which keeps to no format of its own accord."""
+    directory = make_tiny_llama(tmp_path_factory.mktemp("babbler") / "model", max_position_embeddings=2048)
+    with pipeline(str(directory), backend_config=TurbomindEngineConfig(cache_max_entry_count=1024)) as loaded:
+        yield loaded
+
+
+def random_schema(chance: random.Random, depth: int = 0) -> dict[str, Any]:
+    """Return a schema whose instances have bounded length."""
+    kinds = ["string", "integer", "boolean", "enum", "const", "null"] + (["object", "array"] if depth < 2 else [])
+    match chance.choice(kinds):
+        case "string":
+            return {"type": "string", "minLength": chance.randint(0, 2), "maxLength": chance.randint(2, 8)}
+        case "integer":
+            low = chance.randint(-50, 50)
+            return {"type": "integer", "minimum": low, "maximum": low + chance.randint(0, 100)}
+        case "boolean":
+            return {"type": "boolean"}
+        case "null":
+            return {"type": "null"}
+        case "enum":
+            return {"enum": chance.sample(["red", "green", 'qu"ote', "日本", "🙂", ""], 3)}
+        case "const":
+            return {"const": chance.choice(["fixed", 42, True])}
+        case "array":
+            least = chance.randint(0, 2)
+            items = random_schema(chance, depth + 1)
+            return {"type": "array", "items": items, "minItems": least, "maxItems": least + chance.randint(0, 2)}
+    names = chance.sample(["b", "a", "naïve key", "c d"], chance.randint(1, 3))
+    properties = {name: random_schema(chance, depth + 1) for name in names}
+    required = names if chance.random() < 0.5 else names[:1]
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+def as_format(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "test", "schema": schema}}
+
+
+def test_two_hundred_random_schemas_are_kept_by_a_model_with_random_weights(babbler: AsyncEngine) -> None:
+    chance = random.Random(11)
+    schemas = [random_schema(chance) for _ in range(200)]
+    configs = [
+        GenerationConfig(
+            max_new_tokens=1500,
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            random_seed=seed,
+            response_format=as_format(schema),
+        )
+        for seed, schema in enumerate(schemas)
+    ]
+    prompts = ["".join(chance.choices("abc def\n{}[]", k=20)) for _ in schemas]
+    answers = babbler(prompts, configs, do_preprocess=False)
+    for schema, answer in zip(schemas, answers, strict=True):
+        assert answer.finish_reason == "stop", (schema, answer.text[-200:])
+        jsonschema.validate(json.loads(answer.text), schema)
+
+
+def test_the_manuals_schema_works(model: AsyncEngine) -> None:
+    # The schema's strings are unbounded, so a greedy small model may go on for ever; three of these seeds must end.
+    configs = [
+        GenerationConfig(
+            max_new_tokens=300, do_sample=True, top_k=40, random_seed=seed, response_format=as_format(GUIDE)
+        )
+        for seed in range(5)
+    ]
+    answers = model(["Make a self introduction please."] * 5, configs)
+    ended = [json.loads(answer.text) for answer in answers if answer.finish_reason == "stop"]
+    assert len(ended) >= 3
+    for value in ended:
+        jsonschema.validate(value, GUIDE)
+        assert list(value) == ["name", "skills", "work history"]  # in the schema's order
+
+
+@pytest.mark.parametrize("pattern", [r"call me [A-Za-z]{1,10}", r"\d{4}-(0[1-9]|1[0-2])-[0-3]\d", r"(yes|no)\."])
+def test_a_regular_expression_is_matched_from_end_to_end(model: AsyncEngine, pattern: str) -> None:
+    config = GenerationConfig(
+        max_new_tokens=40,
+        do_sample=True,
+        temperature=1.0,
+        response_format={"type": "regex_schema", "regex_schema": pattern},
+    )
+    for answer in model(["Who are you?", "When?", "Really?"], config):
+        assert re.fullmatch(pattern, answer.text), answer.text
+
+
+def test_json_object_and_grammar(model: AsyncEngine) -> None:
+    grammar = 'root ::= "<" [a-c]+ ">"'
+    config = GenerationConfig(max_new_tokens=30, response_format={"type": "grammar", "grammar": grammar})
+    assert re.fullmatch(r"<[a-c]+>?", model("Go", config).text)
+    config = GenerationConfig(
+        max_new_tokens=300,
+        do_sample=True,
+        random_seed=3,
+        response_format={"type": "json_object"},
+        repetition_penalty=1.3,
+    )
+    answer = model("Give me a tiny JSON object with one number.", config)
+    if answer.finish_reason == "stop":
+        assert isinstance(json.loads(answer.text), dict | list | str | int | float | bool | None)
+    assert answer.text.lstrip()[0] in '{["-0123456789tfn'
+
+
+def test_forced_text_costs_no_steps_and_streams_like_any_other(model: AsyncEngine) -> None:
+    text = "The quick brown fox jumps over the lazy dog. " * 4
+    config = GenerationConfig(
+        max_new_tokens=200, response_format={"type": "grammar", "grammar": f'root ::= "{text}" [0-9]'}
+    )
+    whole = model("Say it", config)
+    assert whole.text.startswith(text)
+    assert whole.text[len(text) :].isdigit()
+    before = model.engine.metrics()
+    pieces = list(model.stream_infer("Say it", config))
+    after = model.engine.metrics()
+    assert "".join(piece.text for piece in pieces) == whole.text
+    # Where one spelling of the text is left in tokens the engine runs them together; it must save most of the steps.
+    assert after["steps_total"] - before["steps_total"] < whole.generate_token_len
+
+
+@pytest.mark.parametrize(
+    ("response_format", "message"),
+    [
+        ({"type": "json_schema", "json_schema": {"schema": {"type": "nonsense"}}}, "nonsense"),
+        ({"type": "json_schema", "json_schema": {"schema": {"type": "string", "maxLength": 10**9}}}, "maxLength"),
+        ({"type": "regex_schema", "regex_schema": "(("}, "not closed"),
+        ({"type": "regex_schema", "regex_schema": "((a{1,100}){1,100}){1,100}"}, "written out"),
+        ({"type": "regex_schema", "regex_schema": "a" * 100_000}, "bytes long"),
+        ({"type": "grammar", "grammar": "root ::= missing_rule"}, "missing_rule"),
+        ({"type": "poem"}, "json_object, json_schema, regex_schema or grammar"),
+    ],
+)
+def test_a_format_that_cannot_be_compiled_fails_its_request_alone(
+    model: AsyncEngine, response_format: dict[str, Any], message: str
+) -> None:
+    good = GenerationConfig(max_new_tokens=8)
+    want = model("Hello", good).text
+    with pytest.raises((ValueError, RuntimeError), match=re.escape(message)):
+        model("Hello", GenerationConfig(max_new_tokens=8, response_format=response_format))
+    assert model("Hello", good).text == want
+    assert model.engine.metrics()["cache_blocks_used"] == 0
