@@ -7,8 +7,8 @@
 
 namespace turbomind {
 
-BlockCache::BlockCache(int block_count, int block_len)
-    : block_len_(block_len), blocks_(static_cast<size_t>(block_count)) {
+BlockCache::BlockCache(int block_count, int block_len, uint64_t hash_mask)
+    : block_len_(block_len), hash_mask_(hash_mask), blocks_(static_cast<size_t>(block_count)) {
   for (int32_t block = block_count - 1; block >= 0; --block) free_.push_back(block);
 }
 
@@ -80,7 +80,7 @@ uint64_t BlockCache::key(uint64_t parent, const int32_t* tokens) const {
     hash = (hash ^ static_cast<uint32_t>(tokens[i])) * 0xFF51AFD7ED558CCDu;
     hash ^= hash >> 32;
   }
-  return hash;
+  return hash & hash_mask_;
 }
 
 int32_t BlockCache::find(uint64_t parent, const int32_t* tokens) const {

@@ -25,7 +25,8 @@ namespace turbomind {
 
 class BlockCache {
  public:
-  BlockCache(int block_count, int block_len);
+  // `hash_mask` is for tests, which make hashes collide with it.
+  BlockCache(int block_count, int block_len, uint64_t hash_mask = ~uint64_t{0});
 
   int block_count() const { return static_cast<int>(blocks_.size()); }
   int block_len() const { return block_len_; }
@@ -74,6 +75,7 @@ class BlockCache {
   void drop(int32_t block, bool keeps_content);
 
   int block_len_;
+  uint64_t hash_mask_;
   std::vector<Block> blocks_;
   std::vector<int32_t> free_;
   std::list<int32_t> idle_;                           // least recently used first

@@ -109,8 +109,8 @@ class XgrammarCompiler final : public GrammarCompiler {
   XgrammarCompiler(const std::vector<std::string>& vocabulary, int vocab_size,
                    const std::vector<int32_t>& stop_token_ids)
       : compiler_(new_compiler(vocabulary, vocab_size, stop_token_ids)) {
-    // xgrammar lets strings of bounded length hold control characters, which JSON forbids. Compact JSON has none at all,
-    // so for schemas the tokens that have one do not exist.
+    // xgrammar lets strings of bounded length hold control characters, which JSON forbids. Compact JSON has none at
+    // all, so for schemas the tokens that have one do not exist.
     std::vector<std::string> printable = vocabulary;
     for (std::string& bytes : printable) {
       if (std::any_of(bytes.begin(), bytes.end(), [](unsigned char c) { return c < 0x20; })) bytes.clear();
@@ -153,8 +153,8 @@ class XgrammarCompiler final : public GrammarCompiler {
       const std::string text = (schema != nullptr ? *schema : member).dump();
       check_schema_limits(text);
       constexpr bool kAnyWhitespace = false;  // compact output ends; a model may otherwise write spaces for ever
-      return methods_.compile_json_schema(schema_compiler_, ffi::String(text), kAnyWhitespace, nullptr, nullptr, true, nullptr,
-                                          false);
+      return methods_.compile_json_schema(schema_compiler_, ffi::String(text), kAnyWhitespace, nullptr, nullptr, true,
+                                          nullptr, false);
     }
     if (type == "regex_schema") {
       const std::string& regex = format.at("regex_schema").as_string();

@@ -48,6 +48,19 @@ TEST(published_blocks_are_found_by_content_and_scope_alone) {
   CHECK_EQUAL(cache.idle_count(), 3);
 }
 
+TEST(colliding_hashes_never_serve_other_content) {
+  BlockCache cache(8, 2, 0);
+  std::vector<int32_t> first = fill(cache, 0, {1, 2, 3, 4});
+  std::vector<int32_t> second = fill(cache, 0, {5, 6, 3, 4});  // its second block has the tokens, not the parent
+  CHECK(first[1] != second[1]);
+  std::vector<int32_t> found;
+  CHECK_EQUAL(cache.match(9, {1, 2, 3, 4}, 4, found), 0);
+  CHECK_EQUAL(cache.match(0, {3, 4, 1, 2}, 4, found), 0);
+  CHECK_EQUAL(cache.match(0, {5, 6, 3, 4}, 4, found), 4);
+  CHECK(found == second);
+  cache.check_invariants();
+}
+
 TEST(the_least_recently_used_goes_first_and_the_end_of_a_chain_before_its_beginning) {
   BlockCache cache(4, 2);
   std::vector<int32_t> old = fill(cache, 0, range(4, 0));
