@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from lmdeploy.messages import GenerationConfig, PytorchEngineConfig, Response, TurbomindEngineConfig
     from lmdeploy.model import ChatTemplateConfig
     from lmdeploy.pipeline import pipeline
+    from lmdeploy.serve.api import client
     from lmdeploy.tokenizer import Tokenizer
 
 __all__ = [
@@ -24,7 +25,9 @@ __all__ = [
     "Tokenizer",
     "TurbomindEngineConfig",
     "__version__",
+    "client",
     "pipeline",
+    "serve",
 ]
 
 _HOMES = {
@@ -34,11 +37,14 @@ _HOMES = {
     "Response": "lmdeploy.messages",
     "Tokenizer": "lmdeploy.tokenizer",
     "TurbomindEngineConfig": "lmdeploy.messages",
+    "client": "lmdeploy.serve.api",
     "pipeline": "lmdeploy.pipeline",
 }
 
 
 def __getattr__(name: str) -> Any:
+    if name == "serve":
+        return importlib.import_module("lmdeploy.serve")  # a package that can be called
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'lmdeploy' has no attribute {name!r}")

@@ -17,7 +17,7 @@ from openai_gateway.body_limit import BodyLimit
 from openai_gateway.errors import ErrorResponse, install_error_handlers
 from openai_gateway.gateway import Gateway
 from openai_gateway.metrics import GatewayMetrics
-from openai_gateway.registration import registered
+from openai_gateway.registration import Registration
 from openai_gateway.routes import chat, completions, interactive, metrics, models, responses, tokens
 from openai_gateway.settings import Settings
 
@@ -36,12 +36,16 @@ def create_app(settings: Settings) -> FastAPI:
         The policy file is unusable.
     """
     gateway = Gateway(settings, TritonClient(settings.triton_address))
-    own_metrics = GatewayMetrics()
+    own_metrics, registration = GatewayMetrics(), Registration(gateway)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with gateway.client, registered(gateway):
-            yield
+        async with gateway.client:
+            registration.start()
+            try:
+                yield
+            finally:
+                await registration.stop()
 
     failures: dict[int | str, dict[str, Any]] = {
         "4XX": {"model": ErrorResponse, "description": "The request was refused."},
@@ -56,7 +60,7 @@ def create_app(settings: Settings) -> FastAPI:
         lifespan=lifespan,
         responses=failures,
     )
-    app.state.gateway, app.state.metrics = gateway, own_metrics
+    app.state.gateway, app.state.metrics, app.state.registration = gateway, own_metrics, registration
     for routes in (models, chat, completions, responses, tokens, interactive, metrics):
         app.include_router(routes.router)
     install_error_handlers(app)

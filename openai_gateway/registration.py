@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import httpx
@@ -21,41 +19,55 @@ _RETRY = 1.0  # seconds until the next attempt while there has been no success
 _HEADERS = {"accept": "application/json"}
 
 
-@asynccontextmanager
-async def registered(gateway: Gateway) -> AsyncIterator[None]:
-    """Keep this server registered at the proxy of its settings, if there is one; take it out in the end."""
-    url = gateway.settings.proxy_url
-    if not url:
-        yield
-        return
-    async with httpx.AsyncClient(base_url=url, headers=_HEADERS, timeout=_TIMEOUT, trust_env=False) as http:
-        task = asyncio.create_task(_keep_registered(http, gateway))
-        try:
-            yield
-        finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-            with contextlib.suppress(httpx.HTTPError):
-                await http.post("/nodes/remove", params={"node_url": gateway.settings.public_url})
+class Registration:
+    """The place of a server at the proxy of its settings; none when they name no proxy."""
 
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._task: asyncio.Task[None] | None = None
 
-async def _keep_registered(http: httpx.AsyncClient, gateway: Gateway) -> None:
-    complained = False
-    while True:
-        try:
-            # The engine may not be up yet: a server that cannot answer is not offered.
-            node = {"url": gateway.settings.public_url, "status": {"models": [await gateway.model_name()]}}
-            if not await gateway.client.is_ready():
-                raise ConnectionError("the model is not ready")
-            (await http.post("/nodes/add", json=node)).raise_for_status()
-        except Exception as error:
-            if not complained:
-                logger.warning("could not register at the proxy %s: %s", http.base_url, error)
-            complained = True
-            await asyncio.sleep(_RETRY)
-            continue
-        if complained:
-            logger.warning("registered at the proxy %s", http.base_url)
-        complained = False
-        await asyncio.sleep(gateway.settings.heartbeat_seconds)
+    def start(self) -> None:
+        """Register, and go on registering."""
+        if self._gateway.settings.proxy_url:
+            self._task = asyncio.create_task(self._keep_registered())
+
+    async def stop(self) -> None:
+        """Leave the proxy, so that it sends no more requests."""
+        task, self._task = self._task, None
+        if task is None:
+            return
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        with contextlib.suppress(httpx.HTTPError):
+            async with self._connect() as http:
+                await http.post("/nodes/remove", params={"node_url": self._gateway.settings.public_url})
+
+    def _connect(self) -> httpx.AsyncClient:
+        url = self._gateway.settings.proxy_url or ""
+        return httpx.AsyncClient(base_url=url, headers=_HEADERS, timeout=_TIMEOUT, trust_env=False)
+
+    async def _keep_registered(self) -> None:
+        settings = self._gateway.settings
+        is_registered, complained = False, False
+        async with self._connect() as http:
+            while True:
+                try:
+                    await self._register(http)
+                except Exception as error:
+                    if is_registered or not complained:
+                        logger.warning("could not register at the proxy %s: %s", settings.proxy_url, error)
+                    is_registered, complained = False, True
+                    await asyncio.sleep(_RETRY)
+                    continue
+                is_registered = True
+                await asyncio.sleep(settings.heartbeat_seconds)
+
+    async def _register(self, http: httpx.AsyncClient) -> None:
+        # The engine may not be up yet: a server that cannot answer is not offered.
+        models = [await self._gateway.model_name()]
+        if not await self._gateway.client.is_ready():
+            raise ConnectionError("the model is not ready")
+        node = {"url": self._gateway.settings.public_url, "status": {"models": models}}
+        answer = await http.post("/nodes/add", json=node)
+        answer.raise_for_status()

@@ -11,12 +11,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from lmdeploy.cli.gateway_settings import base_url, check_qos, gateway_settings, tls
 from lmdeploy.cli.triton import CommandError, ServedModel, served_model, stop_on_sigterm
 from lmdeploy.serve.child import ChildProcess
 from lmdeploy.serve.errors import PortInUseError
-from lmdeploy.serve.ports import require_free
-from openai_gateway.server import GatewayServer
+from lmdeploy.serve.ports import reachable_host, require_free
+from openai_gateway.qos import QosConfigError
+from openai_gateway.serving import serve_until_stopped
 from openai_gateway.settings import Settings
+from openai_gateway.tls import TlsError
+from openai_gateway.workers import WorkerError
 
 logger = logging.getLogger(__name__)
 
@@ -28,19 +32,28 @@ def run(args: argparse.Namespace) -> int:
     logging.basicConfig(level=args.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     stop_on_sigterm()
     try:
+        files = tls(args)
+        check_qos(args)
         require_free(args.server_name, args.server_port, "the OpenAI API (--server-port)")
         if args.webui:
             require_free(args.server_name, args.webui_port, "the chat page (--webui-port)")
         with served_model(args.model, args) as served, _webui(args, served):
-            settings = Settings(triton_address=served.server.grpc_address, model_name=served.name)
-            GatewayServer(
-                settings,
+            base = Settings(
+                triton_address=served.server.grpc_address,
+                triton_metrics_url=served.server.metrics_url,
+                model_name=served.name,
+                engine_dir=served.engine_dir,
+            )
+            serve_until_stopped(
+                gateway_settings(args, base),
                 server_name=args.server_name,
                 server_port=args.server_port,
                 log_level=args.log_level,
+                tls=files,
+                workers=args.workers,
                 on_ready=lambda: _print_urls(args, served),
-            ).run()
-    except (CommandError, PortInUseError) as error:
+            )
+    except (CommandError, PortInUseError, TlsError, QosConfigError, WorkerError) as error:
         print(f"lmdeploy serve api_server: {error}", file=sys.stderr)
         return 1
     return 0
@@ -57,7 +70,7 @@ def _webui(args: argparse.Namespace, served: ServedModel) -> Iterator[None]:
     page = ChildProcess(command, env=os.environ, log=logging.getLogger("webui").info)
     try:
         deadline = time.monotonic() + _WEBUI_START
-        while not _accepts(_reachable(args.server_name), args.webui_port):
+        while not _accepts(reachable_host(args.server_name), args.webui_port):
             if page.returncode is not None or time.monotonic() > deadline:
                 raise CommandError("the chat page did not start:\n" + "\n".join(page.tail()[-20:]))
             time.sleep(0.1)
@@ -74,15 +87,11 @@ def _accepts(host: str, port: int) -> bool:
     return True
 
 
-def _reachable(host: str) -> str:
-    return "localhost" if host in ("0.0.0.0", "::", "") else host
-
-
 def _print_urls(args: argparse.Namespace, served: ServedModel) -> None:
-    host, server = _reachable(args.server_name), served.server
+    host, server = reachable_host(args.server_name), served.server
     lines = [
         f"serving {served.name}",
-        f"  OpenAI API  http://{host}:{args.server_port}/v1   (documentation: http://{host}:{args.server_port}/)",
+        f"  OpenAI API  {base_url(args)}/v1   (documentation: {base_url(args)}/)",
     ]
     if args.webui:
         lines.append(f"  chat page   http://{host}:{args.webui_port}/")

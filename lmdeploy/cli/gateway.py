@@ -1,37 +1,47 @@
-"""``lmdeploy serve gateway``: the OpenAI API of a Triton that somebody else runs."""
+"""``lmdeploy serve gateway``: the OpenAI API of a Triton that runs already."""
 
 from __future__ import annotations
 
 import argparse
 import logging
 import sys
+from pathlib import Path
 
+from lmdeploy.cli.gateway_settings import base_url, check_qos, gateway_settings, tls
+from lmdeploy.cli.triton import stop_on_sigterm
 from lmdeploy.serve.errors import PortInUseError
 from lmdeploy.serve.ports import require_free
-from openai_gateway.server import GatewayServer
+from openai_gateway.qos import QosConfigError
+from openai_gateway.serving import serve_until_stopped
 from openai_gateway.settings import Settings
+from openai_gateway.tls import TlsError
+from openai_gateway.workers import WorkerError
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM; return the exit status."""
     logging.basicConfig(level=args.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    stop_on_sigterm()
     try:
+        files = tls(args)
+        check_qos(args)
         require_free(args.server_name, args.server_port, "the OpenAI API (--server-port)")
-    except PortInUseError as error:
+        base = Settings(
+            triton_address=args.triton_address,
+            triton_metrics_url=args.triton_metrics_url,
+            model_name=args.model_name or None,
+            engine_dir=Path(args.engine_dir) if args.engine_dir else None,
+        )
+        serve_until_stopped(
+            gateway_settings(args, base),
+            server_name=args.server_name,
+            server_port=args.server_port,
+            log_level=args.log_level,
+            tls=files,
+            workers=args.workers,
+            on_ready=lambda: print(f"OpenAI API of Triton at {args.triton_address}: {base_url(args)}/v1", flush=True),
+        )
+    except (PortInUseError, TlsError, QosConfigError, WorkerError) as error:
         print(f"lmdeploy serve gateway: {error}", file=sys.stderr)
         return 1
-
-    def print_url() -> None:
-        print(
-            f"OpenAI API of Triton at {args.triton_address}: http://{args.server_name}:{args.server_port}/v1",
-            flush=True,
-        )
-
-    GatewayServer(
-        Settings(triton_address=args.triton_address, model_name=args.model_name or None),
-        server_name=args.server_name,
-        server_port=args.server_port,
-        log_level=args.log_level,
-        on_ready=print_url,
-    ).run()
     return 0

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from lmdeploy.serve.ports import DEFAULT_TRITON_HOST, Ports
+from openai_gateway.settings import DEFAULT_DRAIN_SECONDS, DEFAULT_MAX_REQUESTS
 
 LOG_LEVELS = ("CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG")
 DEFAULT_WEBUI_PORT = 6006
@@ -27,7 +28,12 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     for name, (kind, help_text) in _ENGINE_OPTIONS.items():
         group.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=kind.__name__.upper(), help=help_text)
     group.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), help="type of the weights in memory")
-    group.add_argument("--model-name", default="", help="name clients use (default: the model directory's)")
+    group.add_argument(
+        "--model-name",
+        default="",
+        help="name clients use; the Triton clients of LMDeploy up to 0.5.1 take it for the name of a chat template "
+        "(default: the model directory's)",
+    )
     group.add_argument("--chat-template", default="", help="a built-in template (see: lmdeploy list) or a JSON file")
 
 
@@ -56,6 +62,61 @@ def add_server_options(parser: argparse.ArgumentParser, default_port: int) -> No
     parser.add_argument("--server-name", default="0.0.0.0", help="address to listen on (default: %(default)s)")
     parser.add_argument("--server-port", type=port, default=default_port, metavar="PORT", help="default: %(default)s")
     parser.add_argument("--log-level", default="WARNING", choices=LOG_LEVELS, help="default: %(default)s")
+
+
+def add_gateway_options(parser: argparse.ArgumentParser) -> None:
+    """Add what the HTTP server can be told (``lmdeploy.cli.gateway_settings`` reads it)."""
+    group = parser.add_argument_group("HTTP server")
+    group.add_argument("--workers", type=positive, default=1, metavar="INT", help="processes (default: %(default)s)")
+    group.add_argument("--proxy-url", help="of a `lmdeploy serve proxy` to register at")
+    group.add_argument("--qos-config-path", default="", metavar="FILE", help="users, priorities and quotas (JSON)")
+    group.add_argument(
+        "--max-requests",
+        type=positive,
+        default=DEFAULT_MAX_REQUESTS,
+        metavar="INT",
+        help="requests at a time in a process, more are refused with 429 (default: %(default)s)",
+    )
+    group.add_argument("--max-body-bytes", type=positive, metavar="INT", help="longest request body (default: 8 MiB)")
+    group.add_argument(
+        "--max-log-len", type=int, default=0, metavar="INT", help="characters of prompts in the log (default: none)"
+    )
+    group.add_argument(
+        "--drain-seconds",
+        type=float,
+        default=DEFAULT_DRAIN_SECONDS,
+        metavar="FLOAT",
+        help="what open requests get when the server is asked to stop (default: %(default)s)",
+    )
+    group.add_argument("--disable-fastapi-docs", action="store_true", help="no documentation at / and /openapi.json")
+    everything = {"origins": "may call", "methods": "are allowed", "headers": "are allowed"}
+    for name, what in everything.items():
+        group.add_argument(
+            f"--allow-{name}",
+            nargs="+",
+            default=["*"],
+            metavar="TEXT",
+            help=f"{name} that {what}, for CORS (default: *)",
+        )
+    group.add_argument("--allow-credentials", action="store_true", help="allow credentials, for CORS")
+    add_security_options(parser)
+
+
+def add_security_options(parser: argparse.ArgumentParser) -> None:
+    """Add who may call, and how."""
+    group = parser.add_argument_group("security")
+    group.add_argument("--api-keys", nargs="*", default=[], metavar="KEY", help="keys, one of which is needed")
+    group.add_argument(
+        "--ssl", action="store_true", help="serve HTTPS; SSL_KEYFILE and SSL_CERTFILE in the environment name the files"
+    )
+
+
+def positive(text: str) -> int:
+    """Return a number above 0; an argparse type."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    return number
 
 
 def port(text: str) -> int:

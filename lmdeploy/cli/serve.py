@@ -1,4 +1,4 @@
-"""``lmdeploy serve``: an OpenAI API, a gateway alone, a chat page, or a chat in the terminal."""
+"""``lmdeploy serve``: an OpenAI API, a gateway or a proxy alone, a chat page, or a chat in the terminal."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from lmdeploy.cli import options, terminal
+from openai_gateway.proxy.settings import DEFAULT_PROXY_PORT, STRATEGIES
 from openai_gateway.settings import DEFAULT_PORT, DEFAULT_TRITON_ADDRESS
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ def add_parser(subparsers: Subparsers) -> None:
     _add_api_server(below)
     _add_gateway(below)
     _add_gradio(below)
+    _add_proxy(below)
+    _add_api_client(below)
     _add_triton_client(below)
 
 
@@ -38,6 +41,7 @@ def _add_api_server(subparsers: Subparsers) -> None:
         metavar="PORT",
         help="default: %(default)s",
     )
+    options.add_gateway_options(parser)
     options.add_engine_options(parser)
     options.add_triton_options(parser)
     parser.set_defaults(run=_run_api_server)
@@ -56,8 +60,38 @@ def _add_gateway(subparsers: Subparsers) -> None:
         help="Triton's gRPC service (default: %(default)s)",
     )
     parser.add_argument("--model-name", default="", help="name clients use (default: what Triton says)")
+    parser.add_argument("--triton-metrics-url", metavar="URL", help="Triton's metrics, passed through by /metrics")
+    parser.add_argument(
+        "--engine-dir", default="", metavar="DIR", help="the model's engine directory, for the texts of tokens"
+    )
     options.add_server_options(parser, DEFAULT_PORT)
+    options.add_gateway_options(parser)
     parser.set_defaults(run=_run_gateway)
+
+
+def _add_proxy(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "proxy",
+        help="Spread requests over several API servers.",
+        description="Spread requests over several API servers, which register with --proxy-url or at /nodes/add.",
+    )
+    options.add_server_options(parser, DEFAULT_PROXY_PORT)
+    parser.add_argument("--strategy", choices=STRATEGIES, default=STRATEGIES[1], help="default: %(default)s")
+    parser.add_argument("--state-file", default="", metavar="FILE", help="where the nodes are kept over a restart")
+    options.add_security_options(parser)
+    parser.set_defaults(run=_run_proxy)
+
+
+def _add_api_client(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "api_client",
+        help="Chat in the terminal with a running API server.",
+        description="Chat in the terminal. An empty line ends a prompt; `end` forgets the conversation, `exit` leaves.",
+    )
+    parser.add_argument("api_server_url", metavar="URL", help="of the API server")
+    parser.add_argument("--api-key", help="a key of the server, if it has any")
+    parser.add_argument("--session-id", type=int, default=1, metavar="INT", help="default: %(default)s")
+    parser.set_defaults(run=_run_api_client)
 
 
 def _add_gradio(subparsers: Subparsers) -> None:
@@ -116,6 +150,18 @@ def _run_api_server(args: argparse.Namespace) -> int:
 
 def _run_gateway(args: argparse.Namespace) -> int:
     from lmdeploy.cli.gateway import run
+
+    return run(args)
+
+
+def _run_proxy(args: argparse.Namespace) -> int:
+    from lmdeploy.cli.proxy import run
+
+    return run(args)
+
+
+def _run_api_client(args: argparse.Namespace) -> int:
+    from lmdeploy.cli.api_client import run
 
     return run(args)
 

@@ -47,6 +47,11 @@ def require_free(host: str, port: int, what: str) -> None:
             raise PortInUseError(f"port {port} on {host} cannot be used for {what}: {error.strerror}") from None
 
 
+def reachable_host(host: str) -> str:
+    """Return the name under which a server that listens on `host` is reached from this machine."""
+    return "localhost" if host in ("0.0.0.0", "::", "") else host
+
+
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
     """Return `count` different ports that were free a moment ago."""
     probes = [socket.socket() for _ in range(count)]

@@ -1,0 +1,49 @@
+"""``lmdeploy serve api_client``: talk in the terminal to a running API server."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+
+import httpx
+
+from lmdeploy.cli.terminal import HELP, read_message
+from lmdeploy.serve.openai.api_client import APIClient
+
+
+def run(args: argparse.Namespace) -> int:
+    """Talk until the user leaves; return the exit status."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  (editing and history for input())
+    session: int = args.session_id
+    with APIClient(args.api_server_url, args.api_key) as client:
+        try:
+            models = client.available_models
+            if models is None:
+                raise RuntimeError("the server does not list its models; is --api-key right?")
+            print(f"{', '.join(models)}: {HELP}")
+            while (text := read_message()) is not None:
+                if text == "end":
+                    client.end_session(session)
+                    print("(new conversation)")
+                else:
+                    _print_answer(client, text, session)
+            client.end_session(session)
+        except (httpx.HTTPError, RuntimeError) as error:
+            print(f"lmdeploy serve api_client: {client.api_server_url}: {error}", file=sys.stderr)
+            return 1
+    return 0
+
+
+def _print_answer(client: APIClient, text: str, session: int) -> None:
+    """Print an answer as it comes; Ctrl-C stops it."""
+    try:
+        with contextlib.closing(client.chat(text, session, stream=True)) as pieces:  # type: ignore[type-var]
+            for piece, _, reason in pieces:
+                print(piece, end="\n(cut off)" if reason == "length" else "", flush=True)
+    except KeyboardInterrupt:
+        print(" (stopped)", end="")
+    except RuntimeError as error:
+        print(f"({error})", end="")
+    print("\n")

@@ -1,0 +1,70 @@
+"""From the options of the HTTP server to the gateway's settings."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+from lmdeploy.serve.ports import reachable_host
+from openai_gateway.qos import Qos
+from openai_gateway.settings import Settings
+from openai_gateway.tls import TlsFiles, tls_files
+
+
+def gateway_settings(args: argparse.Namespace, base: Settings) -> Settings:
+    """Return `base` with what the options of ``add_gateway_options`` and ``add_server_options`` say."""
+    settings = replace(
+        base,
+        api_keys=api_keys(args.api_keys),
+        max_requests=args.max_requests,
+        max_body_bytes=args.max_body_bytes or base.max_body_bytes,
+        max_log_len=max(0, args.max_log_len),
+        qos_config_path=Path(args.qos_config_path) if args.qos_config_path else None,
+        allow_origins=tuple(args.allow_origins),
+        allow_methods=tuple(args.allow_methods),
+        allow_headers=tuple(args.allow_headers),
+        allow_credentials=args.allow_credentials,
+        disable_docs=args.disable_fastapi_docs,
+        drain_seconds=args.drain_seconds,
+        proxy_url=args.proxy_url,
+    )
+    return replace(settings, public_url=f"{scheme(args)}://{args.server_name}:{args.server_port}")
+
+
+def api_keys(given: list[str]) -> tuple[str, ...]:
+    """Return the keys; one argument may hold several, with commas between."""
+    return tuple(key.strip() for text in given for key in text.split(",") if key.strip())
+
+
+def tls(args: argparse.Namespace) -> TlsFiles | None:
+    """Return the files for HTTPS, if it is wanted.
+
+    Raises
+    ------
+    TlsError
+        They are unusable.
+    """
+    return tls_files() if args.ssl else None
+
+
+def check_qos(args: argparse.Namespace) -> None:
+    """Read the policy file, if there is one, before anything is started.
+
+    Raises
+    ------
+    QosConfigError
+        It is unusable.
+    """
+    if args.qos_config_path:
+        Qos.load(Path(args.qos_config_path))
+
+
+def scheme(args: argparse.Namespace) -> str:
+    """Return ``http`` or ``https``."""
+    return "https" if args.ssl else "http"
+
+
+def base_url(args: argparse.Namespace) -> str:
+    """Return the URL to show to a user of this machine."""
+    return f"{scheme(args)}://{reachable_host(args.server_name)}:{args.server_port}"

@@ -1,0 +1,45 @@
+"""``lmdeploy serve proxy``: requests spread over several API servers."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+from lmdeploy.cli.gateway_settings import api_keys, base_url, tls
+from lmdeploy.cli.triton import stop_on_sigterm
+from lmdeploy.paths import cache_root
+from lmdeploy.serve.errors import PortInUseError
+from lmdeploy.serve.ports import require_free
+from openai_gateway.proxy.server import ProxyServer
+from openai_gateway.proxy.settings import ProxySettings, heartbeat_seconds
+from openai_gateway.tls import TlsError
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until SIGINT or SIGTERM; return the exit status."""
+    logging.basicConfig(level=args.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    stop_on_sigterm()
+    default_state = cache_root() / "proxy" / f"nodes-{args.server_port}.json"
+    settings = ProxySettings(
+        strategy=args.strategy,
+        state_file=Path(args.state_file) if args.state_file else default_state,
+        api_keys=api_keys(args.api_keys),
+        check_seconds=heartbeat_seconds(),
+    )
+    try:
+        files = tls(args)
+        require_free(args.server_name, args.server_port, "the proxy (--server-port)")
+        ProxyServer(
+            settings,
+            server_name=args.server_name,
+            server_port=args.server_port,
+            log_level=args.log_level,
+            tls=files,
+            on_ready=lambda: print(f"proxy: {base_url(args)}  (documentation: {base_url(args)}/)", flush=True),
+        ).run()
+    except (PortInUseError, TlsError) as error:
+        print(f"lmdeploy serve proxy: {error}", file=sys.stderr)
+        return 1
+    return 0

@@ -1,0 +1,216 @@
+"""A client of a running API server, with the methods of LMDeploy's."""
+
+from __future__ import annotations
+
+import json
+import ssl
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import httpx
+
+Json = dict[str, Any]
+ChatPiece = tuple[str, int, Literal["stop", "length"] | None]
+
+_CONNECT = 10.0  # seconds; an answer may take as long as it takes
+_NOT_FIELDS = frozenset({"self", "kwargs"})
+
+
+class APIClient:
+    """A client of one server.
+
+    Answers, and errors too, are handed out as the JSON objects the server sends: one for a whole answer, one a piece
+    for a streamed one.
+
+    Parameters
+    ----------
+    api_server_url : str
+        ``http://host:port``.
+    api_key : str, optional
+        A key of the server, if it has any.
+    verify : bool or ssl.SSLContext
+        How to check the certificate of an ``https`` server.
+    kwargs
+        Ignored.
+    """
+
+    def __init__(
+        self, api_server_url: str, api_key: str | None = None, *, verify: bool | ssl.SSLContext = True, **kwargs: Any
+    ) -> None:
+        has_scheme = api_server_url.startswith(("http://", "https://"))
+        self.api_server_url = (api_server_url if has_scheme else f"http://{api_server_url}").rstrip("/")
+        self.api_key = api_key
+        self.headers = {"content-type": "application/json"}
+        if api_key is not None:
+            self.headers["authorization"] = f"Bearer {api_key}"
+        timeout = httpx.Timeout(None, connect=_CONNECT)
+        self._http = httpx.Client(
+            base_url=self.api_server_url, headers=self.headers, timeout=timeout, verify=verify, trust_env=False
+        )
+        self._models: list[str] | None = None
+
+    def __enter__(self) -> APIClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    @property
+    def available_models(self) -> list[str] | None:
+        """The ids of the served models; None when the server does not say."""
+        if self._models is None:
+            answer = self._http.get("/v1/models")
+            if answer.is_success:
+                self._models = [card["id"] for card in answer.json()["data"]]
+        return self._models
+
+    def encode(
+        self, input: str | list[str], do_preprocess: bool | None = False, add_bos: bool = True
+    ) -> tuple[list[int] | list[list[int]], int | list[int]]:
+        """Return token ids and their number, of one or several texts.
+
+        Parameters
+        ----------
+        input
+            The texts.
+        do_preprocess
+            Apply the chat template.
+        add_bos
+            Begin with the token that begins a sequence.
+
+        Raises
+        ------
+        httpx.HTTPStatusError
+            The server refused.
+        """
+        body = {"input": input, "do_preprocess": do_preprocess, "add_bos": add_bos}
+        answer = self._http.post("/v1/encode", json=body)
+        answer.raise_for_status()
+        said = answer.json()
+        return said["input_ids"], said["length"]
+
+    def chat_completions_v1(
+        self,
+        model: str,
+        messages: str | list[dict[str, Any]],
+        temperature: float | None = 0.7,
+        top_p: float | None = 1.0,
+        logprobs: bool | None = False,
+        top_logprobs: int | None = 0,
+        n: int | None = 1,
+        max_tokens: int | None = None,
+        stop: str | list[str] | None = None,
+        stream: bool | None = False,
+        presence_penalty: float | None = 0.0,
+        frequency_penalty: float | None = 0.0,
+        user: str | None = None,
+        repetition_penalty: float | None = 1.0,
+        session_id: int | None = -1,
+        ignore_eos: bool | None = False,
+        skip_special_tokens: bool | None = True,
+        **kwargs: Any,
+    ) -> Iterator[Json]:
+        """Yield the answer to a conversation; `kwargs` are further fields of the request."""
+        yield from self._ask("/v1/chat/completions", _fields(locals()) | kwargs)
+
+    def completions_v1(
+        self,
+        model: str,
+        prompt: str | list[Any],
+        suffix: str | None = None,
+        temperature: float | None = 0.7,
+        n: int | None = 1,
+        max_tokens: int | None = 16,
+        stream: bool | None = False,
+        stop: str | list[str] | None = None,
+        top_p: float | None = 1.0,
+        top_k: int | None = 40,
+        user: str | None = None,
+        repetition_penalty: float | None = 1.0,
+        session_id: int | None = -1,
+        ignore_eos: bool | None = False,
+        skip_special_tokens: bool | None = True,
+        **kwargs: Any,
+    ) -> Iterator[Json]:
+        """Yield what goes on after a prompt; `kwargs` are further fields of the request."""
+        yield from self._ask("/v1/completions", _fields(locals()) | kwargs)
+
+    def chat_interactive_v1(
+        self,
+        prompt: str | list[dict[str, Any]],
+        image_url: str | list[str] | None = None,
+        session_id: int = -1,
+        interactive_mode: bool = False,
+        stream: bool = False,
+        stop: str | list[str] | None = None,
+        request_output_len: int | None = None,
+        top_p: float = 0.8,
+        top_k: int = 40,
+        temperature: float = 0.8,
+        repetition_penalty: float = 1.0,
+        ignore_eos: bool = False,
+        skip_special_tokens: bool | None = True,
+        adapter_name: str | None = None,
+        **kwargs: Any,
+    ) -> Iterator[Json]:
+        """Yield the answer to the next turn of a conversation the server remembers."""
+        yield from self._ask("/v1/chat/interactive", _fields(locals()) | kwargs)
+
+    def chat(
+        self,
+        prompt: str,
+        session_id: int,
+        image_url: str | list[str] | None = None,
+        request_output_len: int = 512,
+        stream: bool = False,
+        top_p: float = 0.8,
+        top_k: int = 40,
+        temperature: float = 0.8,
+        repetition_penalty: float = 1.0,
+        ignore_eos: bool = False,
+    ) -> Iterator[ChatPiece]:
+        """Yield text, number of tokens so far and finish reason of the answer to the next turn of a conversation.
+
+        Raises
+        ------
+        ValueError
+            ``session_id`` is -1.
+        RuntimeError
+            The server refused.
+        """
+        fields = _fields(locals())
+        if session_id == -1:
+            raise ValueError("session_id must name a conversation, got -1")
+        for said in self.chat_interactive_v1(interactive_mode=True, **fields):
+            if "text" not in said:
+                raise RuntimeError(said.get("message", str(said)))
+            yield said["text"], said["tokens"], said["finish_reason"]
+
+    def end_session(self, session_id: int) -> None:
+        """Make the server forget a conversation."""
+        fields = {"prompt": "", "session_id": session_id, "request_output_len": 0, "interactive_mode": False}
+        for _ in self._ask("/v1/chat/interactive", fields | {"stream": False}):
+            continue
+
+    def end_chat(self, session_id: int) -> None:
+        """Make the server forget a conversation."""
+        self.end_session(session_id)
+
+    def _ask(self, path: str, body: Json) -> Iterator[Json]:
+        """Yield every JSON object of an answer: framed as events, as lines, or alone."""
+        with self._http.stream("POST", path, json=body) as answer:
+            if not answer.headers["content-type"].startswith("text/event-stream"):
+                yield json.loads(answer.read())
+                return
+            for line in answer.iter_lines():
+                payload = line.removeprefix("data: ")
+                if payload and payload != "[DONE]":
+                    yield json.loads(payload)
+
+
+def _fields(given: dict[str, Any]) -> Json:
+    return {name: value for name, value in given.items() if name not in _NOT_FIELDS}

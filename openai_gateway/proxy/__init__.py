@@ -1,0 +1,1 @@
+"""Requests spread over several API servers."""

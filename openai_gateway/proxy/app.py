@@ -1,0 +1,135 @@
+"""The proxy's application."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated, Any
+
+import aiohttp
+import orjson
+from fastapi import Body, FastAPI, Request, Response
+from pydantic import BaseModel, Field
+
+from lmdeploy.version import __version__
+from openai_gateway.access import Access
+from openai_gateway.api_keys import ApiKeys
+from openai_gateway.body_limit import BodyLimit
+from openai_gateway.cancellation import run_unless_disconnected
+from openai_gateway.errors import ApiError, ErrorResponse, install_error_handlers
+from openai_gateway.metrics import GatewayMetrics
+from openai_gateway.proxy.forward import TIMEOUT, Forwarder
+from openai_gateway.proxy.health import check, look_after
+from openai_gateway.proxy.nodes import NodeStatus, NodeTable
+from openai_gateway.proxy.settings import ProxySettings
+from openai_gateway.proxy.strategies import STRATEGIES
+from openai_gateway.routes.models import ModelCard, ModelList, ModelPermission
+
+_FORWARDED = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+_ASK_TIMEOUT = aiohttp.ClientTimeout(total=5)
+
+
+class NewNode(BaseModel):
+    """Body of ``POST /nodes/add``."""
+
+    url: Annotated[str, Field(pattern=r"^https?://[^\s/]+/?$")]
+    status: NodeStatus | None = None
+
+
+def create_proxy(settings: ProxySettings) -> FastAPI:
+    """Return the proxy as an ASGI application."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        table = NodeTable(STRATEGIES[settings.strategy], settings.state_file)
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as http:
+            app.state.table, app.state.http = table, http
+            app.state.forwarder = Forwarder(table, http, settings)
+            await asyncio.gather(*(check(table, http, node) for node in table))  # those of the state file
+            looking = asyncio.create_task(look_after(table, http, settings))
+            try:
+                yield
+            finally:
+                looking.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await looking
+
+    failures: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorResponse}, "5XX": {"model": ErrorResponse}}
+    app = FastAPI(
+        title="LMDeploy proxy", version=__version__, docs_url="/", redoc_url=None, lifespan=lifespan, responses=failures
+    )
+    _add_node_routes(app)
+    _add_model_routes(app)
+    install_error_handlers(app)
+    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    if settings.api_keys:
+        app.add_middleware(ApiKeys, keys=settings.api_keys)
+    app.add_middleware(Access, metrics=GatewayMetrics(), max_requests=settings.max_requests)
+    return app
+
+
+def _add_node_routes(app: FastAPI) -> None:
+    @app.get("/nodes/status")
+    async def nodes_status(request: Request) -> dict[str, NodeStatus]:
+        """Return the nodes in service."""
+        table: NodeTable = request.app.state.table
+        return {node.url: node.status() for node in table.in_service}
+
+    @app.post("/nodes/add")
+    async def add_node(node: NewNode, request: Request) -> str:
+        """Take a node into service; one that does not tell its models is asked for them."""
+        table: NodeTable = request.app.state.table
+        url, status = node.url.rstrip("/"), node.status or NodeStatus(unfinished=0, speed=None)
+        models = status.models
+        if not models:
+            try:
+                models = await _ask_models(request.app.state.http, url)
+            except (aiohttp.ClientError, TimeoutError, OSError, ValueError, LookupError, TypeError) as error:
+                return json.dumps({"error_code": TIMEOUT, "text": f"{url} does not tell its models: {error!r}"})
+        table.add(url, models, status.speed)
+        return "Added successfully"
+
+    @app.post("/nodes/remove")
+    async def remove_node(node_url: str, request: Request) -> str:
+        """Forget a node; an unknown one is ignored."""
+        table: NodeTable = request.app.state.table
+        table.remove(node_url.rstrip("/"))
+        return "Deleted successfully"
+
+
+def _add_model_routes(app: FastAPI) -> None:
+    @app.get("/health", response_class=Response)
+    async def health() -> Response:
+        """Answer 200, empty."""
+        return Response()
+
+    @app.get("/v1/models")
+    async def list_models(request: Request) -> ModelList:
+        """List what the nodes in service serve."""
+        table: NodeTable = request.app.state.table
+        permission = [ModelPermission(id="modelperm-proxy", created=0)]
+        cards = [ModelCard(id=name, root=name, created=0, permission=permission) for name in table.models]
+        return ModelList(data=cards)
+
+    for path in _FORWARDED:
+        app.post(path, response_class=Response)(_forward)
+
+
+async def _forward(request: Request, body: Annotated[dict[str, Any], Body()]) -> Response:
+    """Send the request to a node that serves its model."""
+    model = body.get("model")
+    if not isinstance(model, str):
+        raise ApiError(400, "model must be a string", param="model", code="invalid_value")
+    forwarder: Forwarder = request.app.state.forwarder
+    work = forwarder.forward(request.url.path, await request.body(), model, request.headers)
+    return await run_unless_disconnected(request.receive, work)
+
+
+async def _ask_models(http: aiohttp.ClientSession, url: str) -> list[str]:
+    async with http.get(f"{url}/v1/models", timeout=_ASK_TIMEOUT) as answer:
+        answer.raise_for_status()
+        return [str(card["id"]) for card in orjson.loads(await answer.read())["data"]]

@@ -1,0 +1,137 @@
+"""Send a request on to a node, and its answer back. Until the first byte has gone back another node can take over."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack
+
+import aiohttp
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from openai_gateway.cancellation import ClientDisconnected, run_unless_disconnected
+from openai_gateway.errors import ApiError
+from openai_gateway.proxy.nodes import Node, NodeTable, Work
+from openai_gateway.proxy.settings import ProxySettings
+from openai_gateway.streaming import event
+
+logger = logging.getLogger(__name__)
+
+NO_MODEL, UNAVAILABLE, TIMEOUT = 10400, 10401, 10402  # LMDeploy's error codes
+_SENT_ON = ("content-type", "accept", "x-request-id")
+_SENT_BACK = ("content-type", "x-request-id", "retry-after", "cache-control")
+_TRY_ANOTHER = frozenset({429, 502, 503})
+_ATTEMPTS = 8
+_FAILURES = (aiohttp.ClientError, ConnectionError, OSError)
+
+
+class NodeFailed(Exception):
+    """A node gave no answer, or not all of one."""
+
+
+class Forwarder:
+    """Sends requests to the nodes of a table."""
+
+    def __init__(self, table: NodeTable, http: aiohttp.ClientSession, settings: ProxySettings) -> None:
+        self._table = table
+        self._http = http
+        self._patience = settings.patience_seconds
+        self._timeout = aiohttp.ClientTimeout(sock_connect=settings.connect_seconds, sock_read=settings.read_seconds)
+
+    async def forward(self, path: str, body: bytes, model: str, headers: Headers) -> Response:
+        """Return the answer of the first node that gives one.
+
+        Raises
+        ------
+        ApiError
+            No node serves the model, or none answered.
+        """
+        if not self._table.is_served(model):
+            message = f"The model `{model}` does not exist."
+            raise ApiError(404, message, param="model", code="model_not_found")
+        sent_on = {name: headers[name] for name in _SENT_ON if name in headers}
+        deadline = time.monotonic() + self._patience
+        refusal: Response | None = None
+        refused_by: set[str] = set()
+        for _ in range(_ATTEMPTS):
+            while (node := self._table.choose(model, refused_by)) is None:
+                left = deadline - time.monotonic()
+                if refusal is not None:
+                    return refusal
+                if left <= 0:
+                    raise ApiError(503, f"No server for `{model}` is available now ({UNAVAILABLE}).")
+                await self._table.wait_for_change(left)
+            try:
+                answer = await self._ask(node, path, body, sent_on)
+            except NodeFailed as failure:
+                self._table.mark_down(node, failure)
+                continue
+            if answer.status_code not in _TRY_ANOTHER:
+                return answer
+            refusal = answer
+            refused_by.add(node.url)
+            if answer.status_code != 429:
+                self._table.mark_down(node, f"it answered {answer.status_code}")
+        return refusal or ApiError(502, f"No server for `{model}` gave a proper answer ({UNAVAILABLE}).").response()
+
+    async def _ask(self, node: Node, path: str, body: bytes, headers: Mapping[str, str]) -> Response:
+        """Return a node's answer, of which everything is here, or the beginning of a stream."""
+        async with AsyncExitStack() as open_:
+            try:
+                open_.enter_context(Work(node))
+                url = f"{node.url}{path}"
+                asked = self._http.post(url, data=body, headers=headers, timeout=self._timeout, allow_redirects=False)
+                answer = await open_.enter_async_context(asked)
+                back = {name: answer.headers[name] for name in _SENT_BACK if name in answer.headers}
+                if answer.content_type != "text/event-stream" or answer.status != 200:
+                    return Response(await answer.read(), answer.status, back)
+                pieces = answer.content.iter_any()
+                first = await anext(aiter(pieces))
+            except aiohttp.SocketTimeoutError:
+                raise ApiError(504, f"The server at {node.url} took too long ({TIMEOUT}).") from None
+            except (*_FAILURES, StopAsyncIteration) as error:
+                raise NodeFailed(repr(error)) from None
+            return _PassedOn(first, aiter(pieces), back, open_.pop_all(), self._table, node)
+
+
+class _PassedOn(Response):
+    """A stream of a node, passed on as it comes."""
+
+    def __init__(
+        self,
+        first: bytes,
+        pieces: AsyncIterator[bytes],
+        headers: dict[str, str],
+        open_: AsyncExitStack,
+        table: NodeTable,
+        node: Node,
+    ) -> None:
+        super().__init__(headers=headers)
+        del self.headers["content-length"]
+        self._first = first
+        self._pieces = pieces
+        self._open = open_
+        self._table = table
+        self._node = node
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await run_unless_disconnected(receive, self._pass_on(send))
+        except ClientDisconnected:
+            logger.debug("a client left its stream")
+
+    async def _pass_on(self, send: Send) -> None:
+        async with self._open:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await send({"type": "http.response.body", "body": self._first, "more_body": True})
+            try:
+                async for piece in self._pieces:
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+            except (*_FAILURES, TimeoutError) as error:
+                self._table.mark_down(self._node, error)
+                last = event(ApiError(502, f"The server failed within its answer ({UNAVAILABLE}).").body())
+                await send({"type": "http.response.body", "body": last, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,0 +1,60 @@
+"""Settings of a proxy, and their defaults."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from openai_gateway.settings import DEFAULT_DRAIN_SECONDS
+
+DEFAULT_PROXY_PORT = 8000
+STRATEGIES = ("random", "min_expected_latency", "min_observed_latency")
+_HEARTBEAT = "LMDEPLOY_CONTROLLER_HEART_BEAT_EXPIRATION"
+_DEFAULT_HEARTBEAT = 90.0
+
+
+def heartbeat_seconds() -> float:
+    """Return how often nodes are looked at, from LMDeploy's environment variable or its default."""
+    return float(os.environ.get(_HEARTBEAT, _DEFAULT_HEARTBEAT))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProxySettings:
+    """What a proxy needs to know.
+
+    Attributes
+    ----------
+    strategy : str
+        One of `STRATEGIES`.
+    state_file : Path, optional
+        Where the nodes are kept over a restart; None: nowhere.
+    api_keys : tuple of str
+        One of them is needed; empty: none is.
+    check_seconds : float
+        Between two looks at a node that is in service.
+    return_seconds : float
+        Between two looks at a node that has failed.
+    connect_seconds, read_seconds : float
+        What a node gets to accept a connection, and until each next piece of an answer.
+    patience_seconds : float
+        How long a request waits for a node when none is in service.
+    max_requests : int
+        Requests beyond so many at a time are refused with 429.
+    max_body_bytes : int
+        A longer request body is refused with 413.
+    drain_seconds : float
+        What open requests get when the proxy is asked to stop.
+    """
+
+    strategy: str = STRATEGIES[1]
+    state_file: Path | None = None
+    api_keys: tuple[str, ...] = ()
+    check_seconds: float = _DEFAULT_HEARTBEAT
+    return_seconds: float = 1.0
+    connect_seconds: float = 5.0
+    read_seconds: float = 600.0
+    patience_seconds: float = 10.0
+    max_requests: int = 4096
+    max_body_bytes: int = 8 * 1024 * 1024
+    drain_seconds: float = DEFAULT_DRAIN_SECONDS

@@ -1,0 +1,62 @@
+"""One of several gateway processes that share a port. Started by `openai_gateway.workers`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import socket
+import sys
+from base64 import b64decode
+from dataclasses import dataclass
+
+from openai_gateway.settings import Settings
+from openai_gateway.tls import TlsFiles
+
+ENVIRONMENT = "LMDEPLOY_GATEWAY_WORKER"  # a pickled `Assignment`, as base64
+READY = "gateway worker is ready"
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What a worker serves, and where."""
+
+    settings: Settings
+    server_name: str
+    server_port: int
+    log_level: str
+    tls: TlsFiles | None
+
+
+def shared_socket(host: str, port: int) -> socket.socket:
+    """Return a listening socket; the kernel spreads connections over all that share its port."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    listening.bind((host, port))
+    listening.set_inheritable(False)
+    return listening
+
+
+def main() -> None:
+    """Serve until asked to stop."""
+    # The environment is our parent's, who wrote it a moment ago.
+    given: Assignment = pickle.loads(b64decode(os.environ.pop(ENVIRONMENT)))
+    logging.basicConfig(level=given.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    from openai_gateway.server import GatewayServer  # after the environment is read: Prometheus looks at it
+
+    server = GatewayServer(
+        given.settings,
+        server_name=given.server_name,
+        server_port=given.server_port,
+        log_level=given.log_level,
+        tls=given.tls,
+        on_ready=lambda: print(READY, flush=True),
+    )
+    server.run(sockets=[shared_socket(given.server_name, given.server_port)])
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Several gateway processes on one port. A gateway uses one core; past that, processes share the work."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import sys
+import tempfile
+import threading
+import time
+from base64 import b64encode
+from collections.abc import Callable
+from dataclasses import replace
+
+from lmdeploy.serve.child import ChildProcess
+from openai_gateway.worker import ENVIRONMENT, READY, Assignment
+
+logger = logging.getLogger(__name__)
+
+_START = 60.0  # seconds
+_POLL = 0.2
+_GRACE = 5.0  # beyond the drain
+
+
+class WorkerError(Exception):
+    """The workers could not be started; the text says why."""
+
+
+class Workers:
+    """Gateway processes, from ``run`` until the thread is interrupted by an exception such as KeyboardInterrupt.
+
+    Parameters
+    ----------
+    assignment : Assignment
+        What they serve. Only the first one registers at a proxy.
+    count : int
+        How many.
+    on_ready : callable
+        Called once when all accept connections.
+    """
+
+    def __init__(self, assignment: Assignment, count: int, on_ready: Callable[[], None]) -> None:
+        others = replace(assignment, settings=replace(assignment.settings, proxy_url=None))
+        self._assignments = [assignment, *[others] * (count - 1)]
+        self._on_ready = on_ready
+        self._ready = [threading.Event() for _ in range(count)]
+        self._children: list[ChildProcess] = []
+
+    def run(self) -> None:
+        """Start them, and start again those that end.
+
+        Raises
+        ------
+        WorkerError
+            One did not start.
+        """
+        with tempfile.TemporaryDirectory(prefix="lmdeploy-metrics-") as figures:
+            self._figures = figures
+            try:
+                for number in range(len(self._assignments)):
+                    self._children.append(self._start(number))
+                self._wait_ready()
+                self._on_ready()
+                while True:
+                    time.sleep(_POLL)
+                    self._restart_dead()
+            finally:
+                self._stop()
+
+    def _start(self, number: int) -> ChildProcess:
+        given = b64encode(pickle.dumps(self._assignments[number])).decode()
+        env = {**os.environ, ENVIRONMENT: given, "PROMETHEUS_MULTIPROC_DIR": self._figures}
+
+        def log(line: str) -> None:
+            if line == READY:
+                self._ready[number].set()
+            else:
+                print(line, file=sys.stderr, flush=True)
+
+        return ChildProcess([sys.executable, "-m", "openai_gateway.worker"], env=env, log=log)
+
+    def _wait_ready(self) -> None:
+        deadline = time.monotonic() + _START
+        for child, ready in zip(self._children, self._ready, strict=True):
+            while not ready.wait(_POLL):
+                if child.returncode is not None or time.monotonic() > deadline:
+                    raise WorkerError("a gateway worker did not start:\n" + "\n".join(child.tail()[-20:]))
+
+    def _restart_dead(self) -> None:
+        for number, child in enumerate(self._children):
+            if child.returncode is not None:
+                logger.error("gateway worker %d ended with status %s; starting another", number, child.returncode)
+                child.kill()
+                self._children[number] = self._start(number)
+
+    def _stop(self) -> None:
+        grace = self._assignments[0].settings.drain_seconds + _GRACE
+        threads = [threading.Thread(target=child.stop, args=(grace,)) for child in self._children]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
