@@ -25,7 +25,12 @@ class JinjaChatTemplate(ChatTemplate):
     def __init__(self, hf_tokenizer: Any, end_of_sequence: Sequence[str] = ()) -> None:
         self._tokenizer = hf_tokenizer
         self.stop_words = []
-        self.end_of_turn = tuple(end_of_sequence)
+        self._end_of_sequence = tuple(end_of_sequence)
+
+    @property
+    def end_of_turn(self) -> Sequence[str]:
+        """The model's tokens that end an answer."""
+        return self._end_of_sequence
 
     def _render(self, messages: list[Message], tools: list[dict[str, Any]] | None, add_generation_prompt: bool) -> str:
         try:

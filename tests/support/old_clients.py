@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import os
 import subprocess
@@ -75,24 +76,15 @@ class OldClient:
 @functools.cache
 def _installed(*requirements: str) -> Path:
     """Return a folder with the Python files of some packages; skip the test, saying why, when they cannot be had."""
-    folder = cache_root() / "old-clients" / "-".join(requirements).replace("==", "-")[:60]
+    digest = hashlib.sha256(repr(requirements).encode()).hexdigest()[:8]
+    folder = cache_root() / "old-clients" / f"{requirements[0].replace('==', '-')}-{digest}"
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         wheels, made = Path(scratch, "wheels"), Path(scratch, "made")
-        download = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "-q",
-            "--no-deps",
-            "--only-binary",
-            ":all:",
-            "-d",
-            str(wheels),
-        ]
+        flags = f"--quiet --no-deps --only-binary :all: --retries 1 --timeout 15 --dest {wheels}"
+        download = [sys.executable, "-m", "pip", "download", *flags.split()]
         done = subprocess.run([*download, *requirements], capture_output=True, text=True, timeout=240, check=False)
         if done.returncode != 0:
             reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
