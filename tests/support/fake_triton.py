@@ -48,6 +48,7 @@ class Script:
     choices : texts of each of n choices, interleaved; None: every choice has `texts`
     fail_after : responses after which the request fails with `error`
     hold_after : responses after which the engine waits until it is cancelled (or `release` is set)
+    resume : whether it goes on to a proper end after it was released
     """
 
     texts: Sequence[str] = ("The capital", " of France", " is Paris.")
@@ -58,6 +59,7 @@ class Script:
     fail_after: int | None = None
     error: tuple[grpc.StatusCode, str] = (grpc.StatusCode.INTERNAL, "scripted failure")
     hold_after: int | None = None
+    resume: bool = False
 
 
 @dataclass
@@ -184,7 +186,8 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
             self._interrupt(script, done, received, context)
             for index, texts in enumerate(choices):
                 if done < len(texts):
-                    last = done == len(texts) - 1 and script.fail_after is None and script.hold_after is None
+                    ends = script.fail_after is None and (script.hold_after is None or script.resume)
+                    last = ends and done == len(texts) - 1
                     yield _response(received, script, index, texts[done], done, last)
         self._interrupt(script, longest, received, context)
 

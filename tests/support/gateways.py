@@ -11,10 +11,10 @@ from openai_gateway.settings import Settings
 
 
 @contextmanager
-def running_gateway(settings: Settings) -> Iterator[str]:
-    """Serve on a free port; the value is the base URL, without ``/v1``."""
+def running_gateway(settings: Settings, port: int = 0) -> Iterator[str]:
+    """Serve on `port`, 0 for a free one; the value is the base URL, without ``/v1``."""
     ready = threading.Event()
-    server = GatewayServer(settings, server_name="127.0.0.1", server_port=0, on_ready=ready.set)
+    server = GatewayServer(settings, server_name="127.0.0.1", server_port=port, on_ready=ready.set)
     thread = threading.Thread(target=server.run, name="gateway")
     thread.start()
     try:

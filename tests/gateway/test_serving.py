@@ -1,0 +1,144 @@
+"""The gateway as a process: TLS, several workers, and stopping without dropping anybody."""
+
+import os
+import shutil
+import signal
+import ssl
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from lmdeploy.serve.ports import free_ports
+from openai_gateway.tls import TlsError, tls_files
+from tests.gateway.conftest import MODEL
+from tests.support.certificates import make_certificate
+from tests.support.commands import Command
+from tests.support.fake_triton import FakeTriton, Script
+from tests.support.waiting import eventually_sync
+
+BODY: Any = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]}
+needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl command is missing")
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeTriton]:
+    made = FakeTriton(MODEL)
+    yield made
+    made.stop()
+
+
+def gateway(fake: FakeTriton, port: int, *flags: str, env: dict[str, str] | None = None) -> Command:
+    where = ["--triton-address", fake.address, "--server-name", "127.0.0.1", "--server-port", str(port)]
+    return Command("gateway", *where, *flags, env=env)
+
+
+@needs_openssl
+def test_https_with_the_files_named_in_the_environment(fake: FakeTriton, tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    files = make_certificate(tmp_path / "tls")
+    trust = ssl.create_default_context(cafile=files["SSL_CERTFILE"])
+    with gateway(fake, port, "--ssl", env=files) as command:
+        command.wait_for(f"https://127.0.0.1:{port}/v1")
+        assert httpx.get(f"https://127.0.0.1:{port}/health", verify=trust, trust_env=False).status_code == 200
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False)
+
+
+@needs_openssl
+def test_unusable_tls_files_are_named_before_anything_listens(fake: FakeTriton, tmp_path: Path) -> None:
+    good, other = make_certificate(tmp_path / "good"), make_certificate(tmp_path / "other")
+    expired = make_certificate(tmp_path / "expired", until="20210101000000Z")
+    text = tmp_path / "text.pem"
+    text.write_text("no certificate")
+    assert tls_files(good).key == Path(good["SSL_KEYFILE"])
+    for files, says in (
+        ({}, "SSL_KEYFILE"),
+        ({**good, "SSL_CERTFILE": str(tmp_path / "none.pem")}, "must name a file"),
+        ({**good, "SSL_CERTFILE": str(text)}, "no certificate and its key"),
+        ({**good, "SSL_KEYFILE": other["SSL_KEYFILE"]}, "no certificate and its key"),
+        (expired, "expired"),
+    ):
+        with pytest.raises(TlsError, match=says):
+            tls_files(files)
+    (port,) = free_ports(1)
+    with gateway(fake, port, "--ssl", env=expired) as command:
+        assert command.process.wait(30) == 1
+    assert "certificate has expired" in command.output
+
+
+def test_workers_share_the_port_and_their_figures(fake: FakeTriton) -> None:
+    (port,) = free_ports(1)
+    url = f"http://127.0.0.1:{port}"
+    with gateway(fake, port, "--workers", "2") as command:
+        command.wait_for(f"{url}/v1")
+
+        def ask(_: int) -> int:
+            return httpx.post(f"{url}/v1/chat/completions", json=BODY, trust_env=False, timeout=20).status_code
+
+        with ThreadPoolExecutor(4) as threads:
+            assert set(threads.map(ask, range(40))) == {200}
+        count = 'lmdeploy_gateway_requests_total{method="POST",path="/v1/chat/completions",status="200"} 40.0'
+        assert count in httpx.get(f"{url}/metrics", trust_env=False).text
+        first, second = workers_of(command.process.pid)
+        os.kill(first, signal.SIGKILL)
+        eventually_sync(lambda: len(set(workers_of(command.process.pid)) - {first}) == 2, timeout=20)
+        assert command.end(timeout=30) == 143
+    assert not any(Path(f"/proc/{pid}").exists() for pid in (first, second))
+
+
+def workers_of(pid: int) -> list[int]:
+    children = [int(word) for file in Path(f"/proc/{pid}/task").glob("*/children") for word in file.read_text().split()]
+    return [child for child in children if b"openai_gateway.worker" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_stopping_server_answers_what_is_open_and_takes_no_more(fake: FakeTriton, workers: str) -> None:
+    (port,) = free_ports(1)
+    url = f"http://127.0.0.1:{port}"
+    fake.script = Script(hold_after=1, resume=True)
+    with gateway(fake, port, "--workers", workers) as command:
+        command.wait_for(f"{url}/v1")
+        lines: list[str] = []
+        begun = threading.Event()
+
+        def read() -> None:
+            with httpx.stream(
+                "POST", f"{url}/v1/chat/completions", json={**BODY, "stream": True}, timeout=30
+            ) as answer:
+                for line in answer.iter_lines():
+                    lines.append(line)
+                    begun.set()
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        assert begun.wait(10)
+        command.process.terminate()
+        eventually_sync(lambda: not accepts(url))
+        assert command.process.poll() is None
+        fake.release.set()
+        reader.join(10)
+        assert lines[-2] == "data: [DONE]" or "data: [DONE]" in lines
+        assert command.process.wait(20) in (143, -signal.SIGTERM)
+
+
+def accepts(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", timeout=1, trust_env=False).status_code > 0
+    except httpx.HTTPError:
+        return False
+
+
+def test_a_bad_policy_file_stops_the_command(fake: FakeTriton, tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    policy = tmp_path / "qos.json"
+    policy.write_text("{")
+    for flags in ([], ["--workers", "2"]):
+        with gateway(fake, port, "--qos-config-path", str(policy), *flags) as command:
+            assert command.process.wait(30) == 1
+        assert str(policy) in command.output
+        assert "Traceback" not in command.output

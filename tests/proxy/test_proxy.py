@@ -1,0 +1,289 @@
+"""The proxy in front of real gateways."""
+
+import asyncio
+import http.server
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from lmdeploy.serve.ports import free_ports
+from openai_gateway.proxy.settings import ProxySettings
+from openai_gateway.settings import Settings
+from tests.support.fake_triton import FakeTriton, Script
+from tests.support.gateways import running_gateway
+from tests.support.proxies import running_proxy
+from tests.support.waiting import eventually, eventually_sync
+
+HELLO: Any = [{"role": "user", "content": "Hello"}]
+ANSWER = "The capital of France is Paris."
+QUICK = {"check_seconds": 0.2, "return_seconds": 0.1, "patience_seconds": 3.0}
+
+
+class Nodes:
+    """Gateways over fake engines, one for each model name given."""
+
+    def __init__(self, stack: ExitStack, *models: str) -> None:
+        self.fakes = [FakeTriton(model) for model in models]
+        for fake in self.fakes:
+            stack.callback(fake.stop)
+        self.urls = [stack.enter_context(running_gateway(Settings(triton_address=fake.address))) for fake in self.fakes]
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as made:
+        yield made
+
+
+def connect(url: str) -> httpx.Client:
+    return httpx.Client(base_url=url, trust_env=False, timeout=20)
+
+
+def test_nodes_are_added_asked_for_their_models_listed_and_removed(stack: ExitStack) -> None:
+    nodes = Nodes(stack, "m1", "m2")
+    proxy = stack.enter_context(connect(stack.enter_context(running_proxy(ProxySettings()))))
+    for url in nodes.urls:
+        assert proxy.post("/nodes/add", json={"url": url}).json() == "Added successfully"
+    assert proxy.post("/nodes/add", json={"url": nodes.urls[0] + "/"}).json() == "Added successfully"  # twice is once
+    status = proxy.get("/nodes/status").json()
+    assert set(status) == set(nodes.urls)
+    assert status[nodes.urls[0]] == {"models": ["m1"], "unfinished": 0, "latency": [], "speed": None}
+    assert [card["id"] for card in proxy.get("/v1/models").json()["data"]] == ["m1", "m2"]
+    for _ in range(2):
+        removed = proxy.post("/nodes/remove", params={"node_url": nodes.urls[0]})
+        assert removed.json() == "Deleted successfully"
+    assert set(proxy.get("/nodes/status").json()) == {nodes.urls[1]}
+
+
+def test_what_is_told_about_a_node_is_kept(stack: ExitStack) -> None:
+    proxy = stack.enter_context(connect(stack.enter_context(running_proxy(ProxySettings()))))
+    told = {"models": ["m"], "unfinished": 0, "latency": [], "speed": 2.5}
+    proxy.post("/nodes/add", json={"url": "http://127.0.0.1:1", "status": told})
+    assert proxy.get("/nodes/status").json() == {"http://127.0.0.1:1": told}
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "GARBAGE"])
+def test_a_node_that_cannot_be_asked_is_not_added(stack: ExitStack, url: str) -> None:
+    proxy = stack.enter_context(connect(stack.enter_context(running_proxy(ProxySettings()))))
+    url = stack.enter_context(garbage_server()) if url == "GARBAGE" else url
+    answer = proxy.post("/nodes/add", json={"url": url})
+    assert answer.status_code == 200
+    assert json.loads(answer.json())["error_code"] == 10402
+    assert proxy.get("/nodes/status").json() == {}
+
+
+@pytest.mark.parametrize("body", [{}, {"url": 5}, {"url": "ftp://a"}, {"url": "http://a", "status": {"speed": "x"}}])
+def test_a_bad_node_is_refused(stack: ExitStack, body: Any) -> None:
+    proxy = stack.enter_context(connect(stack.enter_context(running_proxy(ProxySettings()))))
+    assert proxy.post("/nodes/add", json=body).status_code == 400
+
+
+def test_real_clients_work_through_the_proxy(stack: ExitStack) -> None:
+    nodes = Nodes(stack, "m1", "m2")
+    url = stack.enter_context(running_proxy(ProxySettings()))
+    for node in nodes.urls:
+        httpx.post(f"{url}/nodes/add", json={"url": node}, trust_env=False)
+    client = stack.enter_context(openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0, timeout=20))
+    assert client.chat.completions.create(model="m2", messages=HELLO).choices[0].message.content == ANSWER
+    chunks = client.chat.completions.create(model="m1", messages=HELLO, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == ANSWER
+    assert client.completions.create(model="m1", prompt="a").choices[0].text == ANSWER
+    assert client.responses.create(model="m1", input="a").output_text == ANSWER
+    assert [len(fake.requests) for fake in nodes.fakes] == [3, 1]
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(model="m3", messages=HELLO)
+    with pytest.raises(openai.BadRequestError) as caught:  # a node's refusal is passed on
+        client.chat.completions.create(model="m1", messages=HELLO, temperature=9)
+    assert caught.value.param == "temperature"
+
+
+def test_streams_are_not_buffered(stack: ExitStack) -> None:
+    nodes = Nodes(stack, "m")
+    nodes.fakes[0].script = Script(hold_after=1, resume=True)
+    url = stack.enter_context(running_proxy(ProxySettings()))
+    httpx.post(f"{url}/nodes/add", json={"url": nodes.urls[0]}, trust_env=False)
+    client = stack.enter_context(openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0, timeout=20))
+    chunks = client.chat.completions.create(model="m", messages=HELLO, stream=True)
+    first = [next(chunks), next(chunks)]
+    assert first[1].choices[0].delta.content == "The capital"  # the engine waits: nothing after it exists yet
+    nodes.fakes[0].release.set()
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == " of France is Paris."
+
+
+async def test_a_client_that_leaves_the_proxy_is_cancelled_in_the_engine(stack: ExitStack) -> None:
+    nodes = Nodes(stack, "m")
+    (fake,) = nodes.fakes
+    fake.script = Script(hold_after=1)
+    url = stack.enter_context(running_proxy(ProxySettings()))
+    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=20) as http:
+        await http.post("/nodes/add", json={"url": nodes.urls[0]})
+        for stream in (True, False):
+            fake.requests.clear()
+            body = {"model": "m", "messages": HELLO, "stream": stream}
+            asking = asyncio.create_task(http.post("/v1/chat/completions", json=body))
+            await eventually(lambda: bool(fake.requests))
+            asking.cancel()
+            await eventually(lambda: not fake.stops.empty())
+            assert fake.stops.get() == fake.requests[0].id
+
+        async def unfinished() -> int:
+            count: int = (await http.get("/nodes/status")).json()[nodes.urls[0]]["unfinished"]
+            return count
+
+        async def all_over() -> bool:
+            return await unfinished() == 0
+
+        await eventually(all_over)
+
+
+def test_a_failing_node_leaves_and_returns(stack: ExitStack) -> None:
+    nodes = Nodes(stack, "m", "m")
+    url = stack.enter_context(running_proxy(ProxySettings(**QUICK)))
+    proxy = stack.enter_context(connect(url))
+    for node in nodes.urls:
+        proxy.post("/nodes/add", json={"url": node})
+    nodes.fakes[0].ready = False
+    eventually_sync(lambda: set(proxy.get("/nodes/status").json()) == {nodes.urls[1]})
+    for _ in range(4):
+        assert proxy.post("/v1/completions", json={"model": "m", "prompt": "a"}).status_code == 200
+    assert len(nodes.fakes[1].requests) == 4
+    nodes.fakes[0].ready = True
+    eventually_sync(lambda: set(proxy.get("/nodes/status").json()) == set(nodes.urls))
+
+
+def test_a_request_waits_for_a_node_that_is_coming_back(stack: ExitStack) -> None:
+    nodes = Nodes(stack, "m")
+    proxy = stack.enter_context(connect(stack.enter_context(running_proxy(ProxySettings(**QUICK)))))
+    proxy.post("/nodes/add", json={"url": nodes.urls[0]})
+    nodes.fakes[0].ready = False
+    eventually_sync(lambda: proxy.get("/nodes/status").json() == {})
+    timer = threading.Timer(0.5, setattr, (nodes.fakes[0], "ready", True))
+    timer.start()
+    assert proxy.post("/v1/completions", json={"model": "m", "prompt": "a"}).status_code == 200
+    timer.join()
+    nodes.fakes[0].ready = False
+    eventually_sync(lambda: proxy.get("/nodes/status").json() == {})
+    answer = proxy.post("/v1/completions", json={"model": "m", "prompt": "a"})
+    assert answer.status_code == 503
+    assert answer.json()["error"]["type"] == "server_error"
+
+
+def test_a_node_that_answers_garbage_is_passed_over(stack: ExitStack) -> None:
+    nodes = Nodes(stack, "m")
+    proxy = stack.enter_context(connect(stack.enter_context(running_proxy(ProxySettings(strategy="random", **QUICK)))))
+    bad = stack.enter_context(garbage_server())
+    proxy.post("/nodes/add", json={"url": nodes.urls[0]})
+    for _ in range(6):
+        proxy.post("/nodes/add", json={"url": bad, "status": {"models": ["m"], "speed": 1000.0}})
+        assert proxy.post("/v1/completions", json={"model": "m", "prompt": "a"}).status_code == 200
+
+
+def test_the_nodes_survive_a_restart_of_the_proxy(stack: ExitStack, tmp_path: Path) -> None:
+    nodes = Nodes(stack, "m", "m")
+    settings = ProxySettings(state_file=tmp_path / "deep" / "nodes.json", **QUICK)
+    with running_proxy(settings) as url, connect(url) as proxy:
+        for node in nodes.urls:
+            proxy.post("/nodes/add", json={"url": node})
+        proxy.post("/nodes/add", json={"url": "http://127.0.0.1:1", "status": {"models": ["m"]}})
+    with running_proxy(settings) as url, connect(url) as proxy:
+        assert set(proxy.get("/nodes/status").json()) == set(nodes.urls)  # the third is not there
+        assert proxy.post("/v1/completions", json={"model": "m", "prompt": "a"}).status_code == 200
+        proxy.post("/nodes/remove", params={"node_url": nodes.urls[0]})
+    with running_proxy(settings) as url, connect(url) as proxy:
+        assert set(proxy.get("/nodes/status").json()) == {nodes.urls[1]}
+
+
+def test_a_damaged_state_file_is_no_obstacle(tmp_path: Path) -> None:
+    state = tmp_path / "nodes.json"
+    state.write_text('{"nodes": {"http://a": 5')
+    with running_proxy(ProxySettings(state_file=state)) as url, connect(url) as proxy:
+        assert proxy.get("/nodes/status").json() == {}
+
+
+def test_servers_register_stay_registered_and_leave(stack: ExitStack) -> None:
+    fake = FakeTriton("m")
+    stack.callback(fake.stop)
+    proxy_port, node_port = free_ports(2)
+    settings = Settings(
+        triton_address=fake.address,
+        proxy_url=f"http://127.0.0.1:{proxy_port}",
+        public_url=f"http://127.0.0.1:{node_port}",
+        heartbeat_seconds=0.2,
+    )
+    expected = {settings.public_url}
+
+    def registered(url: str) -> set[str]:
+        return set(httpx.get(f"{url}/nodes/status", trust_env=False).json())
+
+    with running_gateway(settings, port=node_port):
+        with running_proxy(ProxySettings(**QUICK), proxy_port) as url:  # it comes up after the node
+            eventually_sync(lambda: registered(url) == expected)
+            httpx.post(f"{url}/nodes/remove", params={"node_url": settings.public_url}, trust_env=False)
+            eventually_sync(lambda: registered(url) == expected)
+        with running_proxy(ProxySettings(**QUICK), proxy_port) as url:  # without a state file
+            eventually_sync(lambda: registered(url) == expected)
+            stack.enter_context(running_proxy(ProxySettings()))
+            fake.ready = False
+            eventually_sync(lambda: registered(url) == set())
+            fake.ready = True
+            eventually_sync(lambda: registered(url) == expected)
+
+
+def test_a_server_that_stops_leaves_the_proxy(stack: ExitStack) -> None:
+    fake = FakeTriton("m")
+    stack.callback(fake.stop)
+    url = stack.enter_context(running_proxy(ProxySettings()))
+    with running_gateway(Settings(triton_address=fake.address, proxy_url=url, public_url="http://127.0.0.1:9")):
+        eventually_sync(lambda: bool(httpx.get(f"{url}/nodes/status", trust_env=False).json()))
+    assert httpx.get(f"{url}/nodes/status", trust_env=False).json() == {}
+
+
+def test_a_proxy_with_keys_asks_for_one(stack: ExitStack) -> None:
+    proxy = stack.enter_context(connect(stack.enter_context(running_proxy(ProxySettings(api_keys=("k",))))))
+    assert proxy.get("/nodes/status").status_code == 401
+    assert proxy.post("/nodes/add", json={"url": "http://a"}).status_code == 401
+    assert proxy.get("/nodes/status", headers={"authorization": "Bearer k"}).status_code == 200
+    assert "swagger" in proxy.get("/").text.lower()
+
+
+@contextmanager
+def garbage_server() -> Iterator[str]:
+    """A server that is healthy and says nothing HTTP elsewhere."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path == "/health":
+                self.send_response(200)
+                self.send_header("content-length", "0")
+                self.end_headers()
+            else:
+                self._garbage()
+
+        def do_POST(self) -> None:
+            self._garbage()
+
+        def _garbage(self) -> None:
+            self.wfile.write(b"\x00\xffgarbage\n\n")
+            self.close_connection = True
+            self.connection.shutdown(socket.SHUT_WR)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

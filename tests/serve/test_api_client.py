@@ -1,0 +1,195 @@
+"""`APIClient`, ``lmdeploy serve api_client``, ``lmdeploy.serve`` and ``lmdeploy.client``."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from lmdeploy.serve.openai.api_client import APIClient
+from openai_gateway.settings import Settings
+from tests.support.fake_triton import FakeTriton, Script, token_ids
+from tests.support.gateways import running_gateway
+
+ANSWER = "The capital of France is Paris."
+
+
+@pytest.fixture
+def url(triton: FakeTriton) -> Iterator[str]:
+    with running_gateway(Settings(triton_address=triton.address, api_keys=("k",))) as address:
+        yield address
+
+
+@pytest.fixture
+def api(url: str) -> Iterator[APIClient]:
+    with APIClient(url, api_key="k") as client:
+        yield client
+
+
+def test_models_are_listed_and_remembered(api: APIClient, url: str) -> None:
+    assert api.available_models == ["fake-model"]
+    assert api.available_models is api.available_models
+    with APIClient(url.removeprefix("http://"), api_key="wrong") as stranger:
+        assert stranger.available_models is None
+
+
+def test_completions_are_yielded_whole_or_in_pieces(api: APIClient) -> None:
+    (whole,) = api.chat_completions_v1("fake-model", [{"role": "user", "content": "hi"}])
+    assert whole["choices"][0]["message"]["content"] == ANSWER
+    pieces = list(api.chat_completions_v1("fake-model", "hi", stream=True))
+    assert "".join(piece["choices"][0]["delta"].get("content", "") for piece in pieces) == ANSWER
+    (completion,) = api.completions_v1("fake-model", prompt="hi")
+    assert completion["choices"][0]["text"] == ANSWER
+    assert len(list(api.completions_v1("fake-model", prompt="hi", stream=True))) == 4
+
+
+def test_every_argument_is_a_field(api: APIClient, triton: FakeTriton) -> None:
+    list(api.completions_v1("fake-model", "hi", temperature=0.5, top_k=3, stop=["x"], seed=5, max_tokens=4))
+    inputs = triton.requests[0].inputs
+    assert (inputs["temperature"], inputs["top_k"], inputs["stop_words"]) == (0.5, 3, ["x"])
+    assert (inputs["random_seed"], inputs["max_new_tokens"]) == (5, 4)
+
+
+def test_errors_are_yielded_like_answers(api: APIClient) -> None:
+    (error,) = api.chat_completions_v1("another", "hi")
+    assert error["message"] == "The model `another` does not exist."
+    (error,) = api.chat_completions_v1("another", "hi", stream=True)
+    assert error["code"] == 404
+
+
+def test_encode_counts(api: APIClient) -> None:
+    assert api.encode("hé") == (token_ids("hé"), 4)
+    assert api.encode(["a", "bc"], add_bos=False)[1] == [1, 2]
+    with pytest.raises(httpx.HTTPStatusError):
+        api.encode("bad")
+
+
+def test_a_conversation_is_remembered_and_ended(api: APIClient, triton: FakeTriton) -> None:
+    pieces = list(api.chat("hi", 5, stream=True))
+    assert "".join(text for text, _, _ in pieces) == ANSWER
+    assert [reason for _, _, reason in pieces] == [None, None, None, "stop"]
+    assert triton.sessions == {5}
+    (said,) = api.chat_interactive_v1("again", session_id=5, interactive_mode=True)
+    assert said["text"] == ANSWER
+    api.end_session(5)
+    assert triton.sessions == set()
+    with pytest.raises(ValueError, match="session_id"):
+        next(api.chat("hi", -1))
+
+
+def chat(url: str, typed: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "lmdeploy", "serve", "api_client", url, *flags]
+    return subprocess.run(command, input=typed, capture_output=True, text=True, timeout=60)
+
+
+def test_the_terminal_streams_answers_starts_anew_and_leaves(url: str, triton: FakeTriton) -> None:
+    done = chat(url, "Hello\nthere\n\nAgain\n\nend\n\nOnce more\n\nexit\n", "--api-key", "k", "--session-id", "7")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(ANSWER) == 3
+    turns = [json.loads(request.inputs["messages"]) for request in triton.requests]
+    asked = list(dict.fromkeys(turn[0]["content"] for turn in turns))
+    assert asked == ["Hello\nthere", "Again", "Once more"]
+    begins = [request.inputs["sequence_start"] for request in triton.requests]
+    assert begins == [False, True, False, False, True]  # the engine did not know the session at first, and after `end`
+    assert triton.sessions == set()
+    assert {request.inputs["session_id"] for request in triton.requests} == {7}
+
+
+def test_the_terminal_tells_errors_and_goes_on(url: str, triton: FakeTriton) -> None:
+    triton.script = Script(fail_after=0)
+    done = chat(url, "Hello\n\nexit\n", "--api-key", "k")
+    assert (done.returncode, "scripted failure" in done.stdout) == (0, True)
+
+
+def test_a_server_that_is_not_there_or_wants_a_key_is_said_in_a_line(url: str) -> None:
+    for done in (chat(url, ""), chat("http://127.0.0.1:1", "")):
+        assert done.returncode == 1
+        assert done.stderr.count("\n") == 1
+
+
+def test_lines_can_be_edited_and_recalled_in_a_terminal(url: str, triton: FakeTriton) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "lmdeploy", "serve", "api_client", url, "--api-key", "k"]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "dumb"})
+    os.close(theirs)
+    shown = bytearray()
+    seen = threading.Condition()
+
+    def read() -> None:
+        while True:
+            try:
+                data = os.read(ours, 4096)
+            except OSError:
+                return
+            with seen:
+                shown.extend(data)
+                seen.notify_all()
+
+    def wait_for(text: bytes, count: int = 1) -> None:
+        with seen:
+            assert seen.wait_for(lambda: shown.count(text) >= count, 20), bytes(shown)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        wait_for(b">>> ")
+        os.write(ours, b"Hexlo\x1b[D\x1b[D\x1b[D\x04l\n\n")  # left, left, left, delete, l
+        wait_for(ANSWER.encode())
+        wait_for(b">>> ", 2)
+        os.write(ours, b"\x1b[A\n\n")  # the last line again
+        wait_for(ANSWER.encode(), 2)
+        wait_for(b">>> ", 3)
+        os.write(ours, b"exit\n")
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+        reader.join(5)
+        os.close(ours)
+    asked = [json.loads(request.inputs["messages"])[0]["content"] for request in triton.requests]
+    assert set(asked) == {"Hello"}
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import lmdeploy; import lmdeploy.serve.openai.api_client",
+        "from lmdeploy.serve.openai.api_client import APIClient; import lmdeploy",
+        "import lmdeploy.serve.client as client; import lmdeploy; assert client.TritonClient",
+        "import lmdeploy",
+        "import lmdeploy; from lmdeploy import serve; assert serve is lmdeploy.serve",
+    ],
+)
+def test_serve_is_a_function_and_a_package_in_any_order_of_imports(imports: str) -> None:
+    check = (
+        "assert callable(lmdeploy.serve); assert callable(lmdeploy.client); import lmdeploy.serve.ports as p; p.Ports"
+    )
+    done = subprocess.run([sys.executable, "-c", f"{imports}; {check}"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_client_connects_to_a_running_server(url: str) -> None:
+    import lmdeploy
+
+    assert lmdeploy.client(url, api_key="k").available_models == ["fake-model"]
+
+
+def test_serve_tells_why_a_server_did_not_start(tmp_path: object) -> None:
+    import lmdeploy
+    from lmdeploy.serve.api import ServeError
+
+    with pytest.raises(ServeError, match="no-such-model"):
+        lmdeploy.serve(f"{tmp_path}/no-such-model", server_port=0 + _free())
+    with pytest.raises(ValueError, match="backend"):
+        lmdeploy.serve("", backend="magic")
+
+
+def _free() -> int:
+    from lmdeploy.serve.ports import free_ports
+
+    return free_ports(1)[0]

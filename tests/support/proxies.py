@@ -1,0 +1,26 @@
+"""A real proxy, in a thread of this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from openai_gateway.proxy.server import ProxyServer
+from openai_gateway.proxy.settings import ProxySettings
+
+
+@contextmanager
+def running_proxy(settings: ProxySettings, port: int = 0) -> Iterator[str]:
+    """Serve on `port`, 0 for a free one; the value is the base URL."""
+    ready = threading.Event()
+    server = ProxyServer(settings, server_name="127.0.0.1", server_port=port, on_ready=ready.set)
+    thread = threading.Thread(target=server.run, name="proxy")
+    thread.start()
+    try:
+        assert ready.wait(10), "the proxy did not start"
+        yield f"http://127.0.0.1:{server.port}"
+    finally:
+        server.should_exit = True
+        thread.join(40)
+        assert not thread.is_alive(), "the proxy did not stop"
