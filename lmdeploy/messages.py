@@ -156,6 +156,9 @@ class TurbomindEngineConfig:
     ----------
     dtype
         Type of the weights in memory: ``auto`` (the checkpoint's), ``float32``, ``float16``, ``bfloat16``.
+    weight_bits
+        4 or 8: matrices are rounded to so many bits while loading, which makes answers faster and a little less exact;
+        None: they stay as ``dtype`` says.
     model_format
         Layout of the checkpoint: ``hf``, ``meta_llama``, ``awq``, ``gptq``; default: read from the checkpoint.
     tp
@@ -195,6 +198,7 @@ class TurbomindEngineConfig:
     """
 
     dtype: str = "auto"
+    weight_bits: int | None = None
     model_format: str | None = None
     tp: int = 1
     session_len: int | None = None
@@ -216,6 +220,7 @@ class TurbomindEngineConfig:
         checks.require(
             [
                 checks.one_of("dtype", self.dtype, ("auto", "float32", "float16", "bfloat16")),
+                checks.one_of("weight_bits", self.weight_bits, (None, 4, 8)),
                 checks.one_of("model_format", self.model_format, MODEL_FORMATS),
                 *_common_engine_problems(self),
                 None if self.cache_chunk_size == -1 else checks.whole("cache_chunk_size", self.cache_chunk_size, 1),

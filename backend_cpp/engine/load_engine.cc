@@ -38,6 +38,16 @@ DType weight_type(const Json& settings, const ModelSpec& spec) {
   throw invalid_argument("dtype must be auto, float32 or bfloat16, got " + wanted);
 }
 
+WeightOptions weight_options(const Json& settings, const ModelSpec& spec) {
+  WeightOptions options;
+  options.dtype = weight_type(settings, spec);
+  options.bits = setting(settings, "weight_bits", 0);
+  if (options.bits != 0 && options.bits != 8 && options.bits != 4) {
+    throw invalid_argument("weight_bits must be 4 or 8, got " + std::to_string(options.bits));
+  }
+  return options;
+}
+
 // cache_max_entry_count below 1 is a share of the free memory; from 1 on, a number of blocks.
 int cache_block_count(const Json& settings, const EngineConfig& config, const ModelRunner& runner) {
   const Json* given = settings.find("cache_max_entry_count");
@@ -87,7 +97,7 @@ LoadedEngine load_engine(const std::string& directory, const Json& settings) {
   config.eos_token_ids = spec.eos_token_ids;
 
   TokenTable tokens = TokenTable::from_file(directory + "/token_bytes.bin");
-  auto runner = std::make_unique<NativeRunner>(spec, Checkpoint(directory), weight_type(settings, spec),
+  auto runner = std::make_unique<NativeRunner>(spec, Checkpoint(directory), weight_options(settings, spec),
                                                config.max_step_tokens, setting(settings, "threads", 0));
   config.block_count = cache_block_count(settings, config, *runner);
   LoadedEngine loaded;

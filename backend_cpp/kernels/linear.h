@@ -1,33 +1,70 @@
-// y = x W^T + b for weights kept in 32 or 16 bits.
+// y = x W^T + b for weights of 32, 16, 8 or 4 bits.
 //
 //   x [rows, in_features]              float32, row-major, densely packed
-//   w [out_features, in_features]      float32 or bfloat16, row-major, densely packed
 //   bias [out_features]                float32, may be null
 //   y [rows, out_features]             float32, row-major; with accumulate, y += instead of y =
 //
-// Products and sums are float32 (bfloat16 weights are widened exactly). Each output element is one dot product summed
-// in an order that depends only on in_features and the instruction set: not on rows, on the tile or the thread that
-// computes it. So a row's result is bitwise the same alone, in a batch, and in any chunk of a prompt.
+// Weight formats:
+//   float32, bfloat16   [out_features, in_features], row-major. Products and sums are float32 (bfloat16 is widened
+//   exactly),
+//                       so y is within in_features 2^-24 sum |x w| of the exact result.
+//   int8, int4          w = scale (code - zero), a scale and a zero point for each group of `group` neighbouring inputs
+//   of an
+//                       output (kernels/packed_weight.h). x is rounded to 8 bits for each row and group, with its own
+//                       scale; products and sums inside a group are exact integers, sums over groups float32. So beyond
+//                       the rounding of the weight, y is off by at most sum over groups of (max |x| / 254) sum |w|.
+//
+// Each output element is summed in an order that depends only on in_features and the instruction set: not on rows, on
+// the tile or the thread that computes it. So a row's result is bitwise the same alone, in a batch, and in any chunk of
+// a prompt, and a row that holds NaN or infinity spoils no other.
 //
 // Few rows stream the weights once from memory; many rows are blocked so that a tile of x stays in the second-level
 // cache while the weights pass by.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "base/thread_pool.h"
 #include "kernels/types.h"
 
 namespace turbomind {
 
+enum class WeightFormat : uint8_t { kFloat32, kBFloat16, kInt8, kInt4 };
+
 struct LinearWeight {
   const void* data = nullptr;
-  DType dtype = DType::kFloat32;
+  WeightFormat format = WeightFormat::kFloat32;
   int out_features = 0;
   int in_features = 0;
   const float* bias = nullptr;
+
+  // int8 and int4 only.
+  int group = 0;
+  const half* scales = nullptr;
+  const uint8_t* zeros = nullptr;  // null: 128 for int8, 8 for int4
+
+  bool is_packed() const { return format == WeightFormat::kInt8 || format == WeightFormat::kInt4; }
 };
 
-void linear(ThreadPool& pool, const LinearWeight& weight, const float* x, int rows, float* y, bool accumulate);
+// Room for the rounded activations of one call; grows to the largest seen.
+class LinearScratch {
+ public:
+  struct View {
+    int8_t* codes;  // [rows, padded in_features]
+    float* scales;  // [rows, groups]
+    int32_t* sums;  // [rows, groups]; of the codes
+  };
+  View reserve(int rows, int padded_features, int groups);
+
+ private:
+  std::vector<int8_t> codes_;
+  std::vector<float> scales_;
+  std::vector<int32_t> sums_;
+};
+
+void linear(ThreadPool& pool, LinearScratch& scratch, const LinearWeight& weight, const float* x, int rows, float* y,
+            bool accumulate);
 
 }  // namespace turbomind

@@ -36,6 +36,45 @@ inline bf16 to_bf16(float value) {
   return {static_cast<uint16_t>((wide + 0x7FFFu + ((wide >> 16) & 1u)) >> 16)};
 }
 
+// IEEE 754 half precision.
+struct half {
+  uint16_t bits;
+};
+
+inline float to_float(half value) {
+  const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000u) << 16;
+  const uint32_t exponent = (value.bits >> 10) & 0x1Fu;
+  const uint32_t mantissa = value.bits & 0x3FFu;
+  float magnitude;
+  if (exponent == 0) {
+    magnitude = static_cast<float>(mantissa) * 0x1p-24f;
+  } else {
+    const uint32_t wide = ((exponent == 31 ? 255u : exponent + 112u) << 23) | (mantissa << 13);
+    std::memcpy(&magnitude, &wide, sizeof(wide));
+  }
+  return sign != 0 ? -magnitude : magnitude;
+}
+
+// Rounds to nearest, ties to even; beyond the largest half it is infinity; NaN stays NaN.
+inline half to_half(float value) {
+  uint32_t wide;
+  std::memcpy(&wide, &value, sizeof(wide));
+  const auto sign = static_cast<uint16_t>((wide >> 16) & 0x8000u);
+  const uint32_t magnitude = wide & 0x7FFFFFFFu;
+  if (magnitude > 0x7F800000u) return {static_cast<uint16_t>(sign | 0x7E00u)};
+  if (magnitude >= 0x477FF000u) return {static_cast<uint16_t>(sign | 0x7C00u)};
+  if (magnitude < 0x38800000u) {  // subnormal: adding 0.5 aligns the mantissa so that the hardware rounds it
+    float shifted;
+    std::memcpy(&shifted, &magnitude, sizeof(shifted));
+    shifted += 0.5f;
+    uint32_t bits;
+    std::memcpy(&bits, &shifted, sizeof(bits));
+    return {static_cast<uint16_t>(sign | (bits - 0x3F000000u))};
+  }
+  const uint32_t rounded = magnitude - 0x38000000u + 0xFFFu + ((magnitude >> 13) & 1u);
+  return {static_cast<uint16_t>(sign | (rounded >> 13))};
+}
+
 template <class T>
 T from_float(float value);
 template <>

@@ -24,20 +24,6 @@ size_t element_size(const std::string& dtype) {
   throw invalid_argument("weights of type " + dtype + " are not supported (F32, BF16 and F16 are)");
 }
 
-float half_to_float(uint16_t bits) {
-  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16;
-  const uint32_t exponent = (bits >> 10) & 0x1Fu;
-  const uint32_t mantissa = bits & 0x3FFu;
-  float magnitude;
-  if (exponent == 0) {
-    magnitude = static_cast<float>(mantissa) * 0x1p-24f;
-  } else {
-    const uint32_t wide = ((exponent == 31 ? 255u : exponent + 112u) << 23) | (mantissa << 13);
-    std::memcpy(&magnitude, &wide, sizeof(wide));
-  }
-  return sign != 0 ? -magnitude : magnitude;
-}
-
 template <class T>
 void convert(const SafetensorsFile::Tensor& source, T* destination) {
   const size_t count = source.bytes / element_size(source.dtype);
@@ -59,9 +45,9 @@ void convert(const SafetensorsFile::Tensor& source, T* destination) {
     }
   } else {
     for (size_t i = 0; i < count; ++i) {
-      uint16_t bits;
-      std::memcpy(&bits, source.data + 2 * i, sizeof(bits));
-      destination[i] = from_float<T>(half_to_float(bits));
+      half value;
+      std::memcpy(&value, source.data + 2 * i, sizeof(value));
+      destination[i] = from_float<T>(to_float(value));
     }
   }
 }

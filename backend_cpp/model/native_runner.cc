@@ -47,10 +47,11 @@ size_t available_memory() {
   return available;
 }
 
-NativeRunner::NativeRunner(ModelSpec spec, const Checkpoint& checkpoint, DType dtype, int max_rows, int threads)
+NativeRunner::NativeRunner(ModelSpec spec, const Checkpoint& checkpoint, const WeightOptions& options, int max_rows,
+                           int threads)
     : spec_(std::move(spec)),
       pool_(threads > 0 ? threads : available_cpu_count()),
-      weights_(Weights::load(spec_, checkpoint, dtype, pool_)),
+      weights_(Weights::load(spec_, checkpoint, options, pool_)),
       max_rows_(max_rows),
       hidden_(float_buffer(max_rows, spec_.hidden_size)),
       normed_(float_buffer(max_rows, spec_.hidden_size)),
@@ -99,7 +100,7 @@ void NativeRunner::embed(const StepInput& input) {
   for (size_t row = 0; row < input.tokens.size(); ++row) {
     const size_t offset = static_cast<size_t>(input.tokens[row]) * size;
     float* out = hidden_.as<float>() + row * size;
-    if (table.dtype == DType::kFloat32) {
+    if (table.format == WeightFormat::kFloat32) {
       std::memcpy(out, static_cast<const float*>(table.data) + offset, size * sizeof(float));
     } else {
       widen_row(static_cast<const bf16*>(table.data) + offset, size, out);
@@ -131,15 +132,15 @@ void NativeRunner::run_layer(int index, int rows, AttentionParams& attention) {
   auto* qkv = qkv_.as<float>();
 
   rms_norm(pool_, hidden, layer.attention_norm.as<float>(), spec_.norm_eps, rows, spec_.hidden_size, normed);
-  linear(pool_, layer.qkv.view, normed, rows, qkv, false);
+  linear(pool_, scratch_, layer.qkv.view, normed, rows, qkv, false);
   rope_and_cache_write(pool_, attention, rope_cos_.as<float>(), rope_sin_.as<float>(), qkv);
   paged_attention(pool_, attention, qkv, workspace_.as<float>(), attended_.as<float>());
-  linear(pool_, layer.o.view, attended_.as<float>(), rows, hidden, true);
+  linear(pool_, scratch_, layer.o.view, attended_.as<float>(), rows, hidden, true);
 
   rms_norm(pool_, hidden, layer.mlp_norm.as<float>(), spec_.norm_eps, rows, spec_.hidden_size, normed);
-  linear(pool_, layer.gate_up.view, normed, rows, gate_up_.as<float>(), false);
+  linear(pool_, scratch_, layer.gate_up.view, normed, rows, gate_up_.as<float>(), false);
   silu_and_mul(pool_, gate_up_.as<float>(), rows, spec_.intermediate_size, activated_.as<float>());
-  linear(pool_, layer.down.view, activated_.as<float>(), rows, hidden, true);
+  linear(pool_, scratch_, layer.down.view, activated_.as<float>(), rows, hidden, true);
 }
 
 StepOutput NativeRunner::compute_logits(const StepInput& input) {
@@ -154,7 +155,7 @@ StepOutput NativeRunner::compute_logits(const StepInput& input) {
   }
   rms_norm(pool_, logit_rows_.as<float>(), weights_.final_norm.as<float>(), spec_.norm_eps, count, spec_.hidden_size,
            logit_rows_.as<float>());
-  linear(pool_, weights_.output_layer(), logit_rows_.as<float>(), count, logits_.as<float>(), false);
+  linear(pool_, scratch_, weights_.output_layer(), logit_rows_.as<float>(), count, logits_.as<float>(), false);
   return {logits_.as<float>(), logit_rows_.as<float>()};
 }
 

@@ -15,7 +15,7 @@ namespace turbomind {
 class NativeRunner final : public ModelRunner {
  public:
   // `max_rows` bounds the rows of one step. threads 0: all CPUs.
-  NativeRunner(ModelSpec spec, const Checkpoint& checkpoint, DType dtype, int max_rows, int threads);
+  NativeRunner(ModelSpec spec, const Checkpoint& checkpoint, const WeightOptions& options, int max_rows, int threads);
 
   int vocab_size() const override { return spec_.vocab_size; }
   int hidden_size() const override { return spec_.hidden_size; }
@@ -33,6 +33,7 @@ class NativeRunner final : public ModelRunner {
 
   ModelSpec spec_;
   ThreadPool pool_;
+  LinearScratch scratch_;
   Weights weights_;
   int max_rows_;
 

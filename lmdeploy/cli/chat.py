@@ -26,6 +26,9 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--chat-template", default=None, help="name of a chat template, or a JSON file")
     parser.add_argument("--dtype", default="auto", help="auto, float32 or bfloat16 (default: %(default)s)")
+    parser.add_argument(
+        "--weight-bits", type=int, choices=(4, 8), help="round the weights while loading: faster, less exact"
+    )
     parser.add_argument("--session-len", type=int, default=None, help="most tokens of a conversation")
     parser.add_argument(
         "--cache-max-entry-count",
@@ -48,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
         else:
             config = TurbomindEngineConfig(
                 dtype=args.dtype,
+                weight_bits=args.weight_bits,
                 session_len=args.session_len,
                 cache_max_entry_count=args.cache_max_entry_count,
                 max_batch_size=1,

@@ -29,6 +29,12 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         group.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=kind.__name__.upper(), help=help_text)
     group.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), help="type of the weights in memory")
     group.add_argument(
+        "--weight-bits",
+        type=int,
+        choices=(4, 8),
+        help="round the weights to so many bits while loading: faster, less exact",
+    )
+    group.add_argument(
         "--model-name",
         default="",
         help="name clients use; the Triton clients of LMDeploy up to 0.5.1 take it for the name of a chat template "
@@ -39,7 +45,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
 
 def engine_config(args: argparse.Namespace) -> dict[str, Any]:
     """Return the fields of ``TurbomindEngineConfig`` that were given."""
-    given = {name: getattr(args, name) for name in (*_ENGINE_OPTIONS, "dtype")}
+    given = {name: getattr(args, name) for name in (*_ENGINE_OPTIONS, "dtype", "weight_bits")}
     return {name: value for name, value in given.items() if value is not None}
 
 

@@ -53,6 +53,31 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     return y
 
 
+def rounded_linear(x: torch.Tensor, weight: torch.Tensor, bits: int, group: int) -> torch.Tensor:
+    """Return ``x @ weight.T`` with the weight rounded to ``bits`` bits, and x to 8, for each group of inputs.
+
+    Parameters
+    ----------
+    x
+        ``[rows, in_features]`` float32.
+    weight
+        ``[out_features, in_features]`` float32.
+    bits
+        8 or 4.
+    group
+        Inputs that share a scale, a multiple of 8.
+    """
+    _check("x", x, (torch.float32,), (None, None))
+    _check("weight", weight, (torch.float32,), (None, x.shape[1]))
+    if bits not in (4, 8) or group < 8 or group % 8:
+        raise ValueError(f"bits must be 4 or 8 and group a multiple of 8, got {bits} and {group}")
+    y = torch.empty(x.shape[0], weight.shape[0])
+    _turbomind.rounded_linear(
+        x.data_ptr(), x.shape[0], weight.data_ptr(), bits, group, weight.shape[0], weight.shape[1], y.data_ptr()
+    )
+    return y
+
+
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Return RMSNorm of the rows of ``x`` ``[rows, size]``, times ``weight`` ``[size]``; float32."""
     _check("x", x, (torch.float32,), (None, None))
@@ -72,7 +97,7 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     return y
 
 
-for _kernel in (linear, rms_norm, silu_and_mul):
+for _kernel in (linear, rounded_linear, rms_norm, silu_and_mul):
     torch.library.custom_op(f"turbomind::{_kernel.__name__}", _kernel, mutates_args=())
 
 

@@ -31,3 +31,28 @@ def attention_reference(
     mask = torch.ones(rows, rows, dtype=torch.bool).triu(1)
     weights = scores.masked_fill(mask, float("-inf")).softmax(-1)
     return torch.einsum("hij,jhd->ihd", weights, v).reshape(rows, heads * head_dim)
+
+
+def round_weight(weight: torch.Tensor, bits: int, group: int) -> torch.Tensor:
+    """Return the float64 values that codes of ``bits`` bits stand for, as kernels/packed_weight.h says."""
+    out_features, in_features = weight.shape
+    padded = torch.nn.functional.pad(weight, (0, -in_features % group)).view(out_features, -1, group)
+    if bits == 8:
+        scale = (padded.abs().amax(-1, keepdim=True) / 127).half().float()
+        low, high = -128, 127
+    else:
+        extreme = padded.gather(-1, padded.abs().argmax(-1, keepdim=True))
+        scale = (extreme / -8).half().float()
+        low, high = -8, 7
+    steps = torch.where(scale != 0, padded * (1 / scale), torch.zeros_like(padded)).round().clamp(low, high)
+    return (steps.double() * scale.double()).reshape(out_features, -1)[:, :in_features]
+
+
+def round_activations(x: torch.Tensor, group: int) -> torch.Tensor:
+    """Return the float64 values that the kernels multiply for ``x`` ``[rows, in_features]``."""
+    rows, in_features = x.shape
+    padded = torch.nn.functional.pad(x, (0, -in_features % group)).view(rows, -1, group)
+    scale = padded.abs().amax(-1, keepdim=True) / 127
+    scaled = torch.where(scale > 0, padded * (1 / scale), torch.zeros_like(padded))
+    codes = (scaled.abs() + 0.5).floor() * scaled.sign()
+    return (codes.double() * scale.double()).reshape(rows, -1)[:, :in_features]

@@ -5,7 +5,7 @@ import torch
 
 from lmdeploy import _turbomind
 from lmdeploy.turbomind import ops  # registers torch.ops.turbomind
-from tests.kernels.reference import attention_reference
+from tests.kernels.reference import attention_reference, round_activations, round_weight
 
 # A float32 dot product of n terms in any order is within n 2^-24 sum |x w| of the exact one (Higham, 2002, 3.5).
 EPS = 2.0**-24
@@ -36,6 +36,53 @@ def test_a_row_of_linear_is_bitwise_the_same_alone_and_among_others(dtype: torch
     together = torch.ops.turbomind.linear(x, weight, None)
     for first, last in [(0, 1), (1, 3), (3, 10), (10, 60), (60, 101)]:
         assert torch.equal(torch.ops.turbomind.linear(x[first:last].contiguous(), weight, None), together[first:last])
+
+
+SHAPES = [(1, 16, 32), (2, 7, 40), (9, 40, 576), (50, 33, 100), (3, 130, 1536)]
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize(("rows", "out_features", "in_features"), SHAPES)
+@pytest.mark.parametrize("group", [32, 64])
+def test_a_rounded_linear_is_the_product_of_the_rounded_values(
+    rows: int, out_features: int, in_features: int, group: int, bits: int
+) -> None:
+    torch.manual_seed(rows + bits)
+    x = torch.randn(rows, in_features) * torch.rand(rows, 1)
+    weight = torch.randn(out_features, in_features)
+    y = torch.ops.turbomind.rounded_linear(x, weight, bits, group)
+    rounded_x, rounded_weight = round_activations(x, group), round_weight(weight, bits, group)
+    exact = rounded_x @ rounded_weight.T
+    # Exact inside a group; the sum over groups is float32. A value on the edge between two codes may fall either way.
+    edge = rounded_x.abs().amax() / 127 * rounded_weight.abs().amax() * 2
+    bound = 8 * EPS * (rounded_x.abs() @ rounded_weight.abs().T) + 1e-6
+    assert ((y.double() - exact).abs() <= bound + edge).all()
+    assert ((y.double() - exact).abs() <= bound).double().mean() > 0.98
+
+
+@pytest.mark.parametrize(("bits", "limit"), [(8, 0.008), (4, 0.09)])
+def test_rounding_keeps_the_product_close_to_the_exact_one(bits: int, limit: float) -> None:
+    torch.manual_seed(1)
+    x, weight = torch.randn(20, 1024), torch.randn(200, 1024)
+    exact = x.double() @ weight.double().T
+    y = torch.ops.turbomind.rounded_linear(x, weight, bits, 32).double()
+    assert (y - exact).pow(2).mean().sqrt() / exact.pow(2).mean().sqrt() < limit
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_row_of_a_rounded_linear_is_bitwise_the_same_alone_and_beside_broken_rows(bits: int) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(70, 200), torch.randn(50, 200)
+    together = torch.ops.turbomind.rounded_linear(x, weight, bits, 32)
+    for first, last in [(0, 1), (1, 3), (3, 10), (10, 70)]:
+        part = torch.ops.turbomind.rounded_linear(x[first:last].contiguous(), weight, bits, 32)
+        assert torch.equal(part, together[first:last])
+    x[5, 3], x[6, 100] = float("nan"), float("inf")
+    broken = torch.ops.turbomind.rounded_linear(x, weight, bits, 32)
+    clean = [row for row in range(70) if row not in (5, 6)]
+    assert torch.equal(broken[clean], together[clean])
+    assert broken[5].isnan().all()
+    assert not broken[6].isfinite().any()
 
 
 def test_not_a_number_stays_in_its_own_row() -> None:

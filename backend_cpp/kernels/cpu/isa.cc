@@ -15,9 +15,11 @@ std::vector<const KernelTable*> usable_tables() {
   __builtin_cpu_init();
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512vl")) {
+    if (__builtin_cpu_supports("avx512vnni")) tables.push_back(&avx512vnni::kTable);
     tables.push_back(&avx512::kTable);
   }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) tables.push_back(&avx2::kTable);
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
+    tables.push_back(&avx2::kTable);
 #endif
   tables.push_back(&scalar::kTable);
   return tables;

@@ -1,6 +1,6 @@
 // The kernels of one instruction set, and which one this process uses.
 //
-// kernels_isa.cc is compiled three times (namespaces avx512, avx2, scalar) and fills one table each.
+// kernels_isa.cc is compiled four times (namespaces avx512vnni, avx512, avx2, scalar) and fills one table each.
 #pragma once
 
 #include <string>
@@ -17,6 +17,11 @@ struct KernelTable {
   // y[r, n] for r in [0, rows) and n in [first, last) of `linear`; rows is at most kLinearRowBlock.
   void (*linear_block)(const LinearWeight& weight, const float* x, int rows, int first, int last, float* y,
                        bool accumulate);
+  // A row of x rounded for a packed weight; y for rows [first_row, first_row + rows) and tiles [first_tile, last_tile).
+  void (*quantize_row)(const float* x, int in_features, int group, int groups, int8_t* codes, float* scales,
+                       int32_t* sums);
+  void (*packed_block)(const LinearWeight& weight, const LinearScratch::View& x, int first_row, int rows,
+                       int first_tile, int last_tile, float* y, bool accumulate);
   void (*rms_norm_row)(const float* x, const float* weight, float eps, int size, float* y);
   void (*silu_and_mul_row)(const float* gate_up, int size, float* y);
   // One row of one key/value head's group of query heads over tokens [begin, end) of the row's blocks, unnormalised:
@@ -35,6 +40,9 @@ std::vector<std::string> supported_isas();
 // Switches the table; for tests. Throws Error(kInvalidArgument) for an unknown or unsupported name.
 void select_isa(const std::string& name);
 
+namespace avx512vnni {
+extern const KernelTable kTable;
+}
 namespace avx512 {
 extern const KernelTable kTable;
 }

@@ -1,10 +1,11 @@
-// Row kernels of one instruction set; compiled once with each of -DTM_ISA=avx512, avx2 and scalar.
+// Row kernels of one instruction set; compiled once with each of -DTM_ISA=avx512vnni, avx512, avx2 and scalar.
 #include <cmath>
 #include <limits>
 
 #include "kernels/cpu/attend.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/linear_block.h"
+#include "kernels/cpu/packed_block.h"
 #include "kernels/cpu/simd.h"
 
 #define TM_STRING_(name) #name
@@ -73,6 +74,7 @@ int32_t argmax(const float* logits, int size) {
 
 }  // namespace
 
-const KernelTable kTable = {TM_STRING(TM_ISA), linear_block, rms_norm_row, silu_and_mul_row, attend, argmax};
+const KernelTable kTable = {TM_STRING(TM_ISA), linear_block,     quantize_row, packed_block,
+                            rms_norm_row,      silu_and_mul_row, attend,       argmax};
 
 }  // namespace turbomind::TM_ISA

@@ -84,7 +84,7 @@ void linear_block_typed(const LinearWeight& weight, const float* x, int rows, in
 
 inline void linear_block(const LinearWeight& weight, const float* x, int rows, int first, int last, float* y,
                          bool accumulate) {
-  if (weight.dtype == DType::kFloat32) {
+  if (weight.format == WeightFormat::kFloat32) {
     linear_block_typed<float>(weight, x, rows, first, last, y, accumulate);
   } else {
     linear_block_typed<bf16>(weight, x, rows, first, last, y, accumulate);

@@ -1,4 +1,4 @@
-// One vector of float32 lanes, in the widest instruction set the including file is compiled for.
+// Vectors of float32 lanes and of integers, in the widest instruction set the including file is compiled for.
 //
 // Kernels are written once against this page and compiled once an instruction set (see isa.h); TM_ISA names the
 // namespace.
@@ -71,6 +71,47 @@ inline float reduce_max(Vec v) {
   return _mm512_reduce_max_ps(v);
 }
 
+inline Vec load(const half* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+
+using IVec = __m512i;  // kLanes int32, or 4 kLanes bytes
+
+inline IVec broadcast_int(int32_t value) {
+  return _mm512_set1_epi32(value);
+}
+inline IVec load_bytes(const uint8_t* p) {
+  return _mm512_loadu_si512(p);
+}
+inline IVec widen_bytes(const uint8_t* p) {
+  return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+inline IVec low_halves(IVec v) {
+  return _mm512_and_si512(v, _mm512_set1_epi8(0x0F));
+}
+inline IVec high_halves(IVec v) {
+  return _mm512_and_si512(_mm512_srli_epi16(v, 4), _mm512_set1_epi8(0x0F));
+}
+inline IVec multiply(IVec a, IVec b) {
+  return _mm512_mullo_epi32(a, b);
+}
+inline Vec to_floats(IVec v) {
+  return _mm512_cvtepi32_ps(v);
+}
+// Adds to each int32 lane the four products of its bytes, unsigned in u and signed in s; exact.
+#if defined(__AVX512VNNI__)
+inline IVec dot4(IVec sum, IVec u, IVec s) {
+  return _mm512_dpbusd_epi32(sum, u, s);
+}
+#else
+inline IVec dot4(IVec sum, IVec u, IVec s) {
+  const IVec even =
+      _mm512_madd_epi16(_mm512_and_si512(u, _mm512_set1_epi16(0xFF)), _mm512_srai_epi16(_mm512_slli_epi16(s, 8), 8));
+  const IVec odd = _mm512_madd_epi16(_mm512_srli_epi16(u, 8), _mm512_srai_epi16(s, 8));
+  return _mm512_add_epi32(sum, _mm512_add_epi32(even, odd));
+}
+#endif
+
 #elif defined(__AVX2__) && defined(__FMA__)
 
 inline constexpr int kLanes = 8;
@@ -130,6 +171,39 @@ inline float reduce_max(Vec v) {
   for (int i = 1; i < kLanes; ++i) largest = lanes[i] > largest ? lanes[i] : largest;
   return largest;
 }
+inline Vec load(const half* p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+
+using IVec = __m256i;
+
+inline IVec broadcast_int(int32_t value) {
+  return _mm256_set1_epi32(value);
+}
+inline IVec load_bytes(const uint8_t* p) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+}
+inline IVec widen_bytes(const uint8_t* p) {
+  return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+}
+inline IVec low_halves(IVec v) {
+  return _mm256_and_si256(v, _mm256_set1_epi8(0x0F));
+}
+inline IVec high_halves(IVec v) {
+  return _mm256_and_si256(_mm256_srli_epi16(v, 4), _mm256_set1_epi8(0x0F));
+}
+inline IVec multiply(IVec a, IVec b) {
+  return _mm256_mullo_epi32(a, b);
+}
+inline Vec to_floats(IVec v) {
+  return _mm256_cvtepi32_ps(v);
+}
+inline IVec dot4(IVec sum, IVec u, IVec s) {
+  const IVec even =
+      _mm256_madd_epi16(_mm256_and_si256(u, _mm256_set1_epi16(0xFF)), _mm256_srai_epi16(_mm256_slli_epi16(s, 8), 8));
+  const IVec odd = _mm256_madd_epi16(_mm256_srli_epi16(u, 8), _mm256_srai_epi16(s, 8));
+  return _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
+}
 
 #else
 
@@ -188,7 +262,57 @@ inline float reduce_max(Vec v) {
   return largest;
 }
 
+struct IVec {
+  int32_t lane[4];
+};
+
+template <class Operation>
+inline IVec map_int(Operation operation) {
+  IVec result;
+  for (int i = 0; i < kLanes; ++i) result.lane[i] = operation(i);
+  return result;
+}
+inline IVec broadcast_int(int32_t value) {
+  return map_int([=](int) { return value; });
+}
+inline IVec load_bytes(const uint8_t* p) {
+  IVec result;
+  std::memcpy(result.lane, p, sizeof(result.lane));
+  return result;
+}
+inline IVec widen_bytes(const uint8_t* p) {
+  return map_int([=](int i) { return p[i]; });
+}
+inline IVec low_halves(IVec v) {
+  return map_int([&](int i) { return v.lane[i] & 0x0F0F0F0F; });
+}
+inline IVec high_halves(IVec v) {
+  return map_int([&](int i) { return (v.lane[i] >> 4) & 0x0F0F0F0F; });
+}
+inline IVec multiply(IVec a, IVec b) {
+  return map_int([&](int i) { return a.lane[i] * b.lane[i]; });
+}
+inline Vec to_floats(IVec v) {
+  return map([&](int i) { return static_cast<float>(v.lane[i]); });
+}
+inline IVec dot4(IVec sum, IVec u, IVec s) {
+  return map_int([&](int i) {
+    int32_t total = sum.lane[i];
+    for (int shift = 0; shift < 32; shift += 8) {
+      total += static_cast<int32_t>(static_cast<uint8_t>(u.lane[i] >> shift)) * static_cast<int8_t>(s.lane[i] >> shift);
+    }
+    return total;
+  });
+}
+
 #endif
+
+// Four neighbouring bytes in every lane.
+inline IVec broadcast_bytes(const int8_t* p) {
+  int32_t four;
+  std::memcpy(&four, p, sizeof(four));
+  return broadcast_int(four);
+}
 
 // Sums of the lanes of four vectors, each in the same fixed order.
 inline void reduce_add4(const Vec v[4], float sums[4]) {

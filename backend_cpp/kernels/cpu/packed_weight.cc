@@ -1,0 +1,59 @@
+#include "kernels/packed_weight.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+namespace turbomind {
+
+namespace {
+
+// Codes and scale of one group of one output.
+half quantize_group(const float* w, int count, int bits, uint8_t* codes) {
+  float extreme = 0;
+  for (int i = 0; i < count; ++i) extreme = std::fabs(w[i]) > std::fabs(extreme) ? w[i] : extreme;
+  const half scale = to_half(bits == 8 ? std::fabs(extreme) / 127.0f : extreme / -8.0f);
+  const float step = to_float(scale);
+  const float inverse = step != 0 ? 1.0f / step : 0.0f;
+  const int zero = bits == 8 ? 128 : 8;
+  for (int i = 0; i < count; ++i) {
+    // Adding and taking off 1.5 2^23 rounds to the nearest integer, ties to even, without a call.
+    const float rounded = (w[i] * inverse + 12582912.0f) - 12582912.0f;
+    codes[i] = static_cast<uint8_t>(std::clamp(static_cast<int>(rounded) + zero, 0, 2 * zero - 1));
+  }
+  return scale;
+}
+
+}  // namespace
+
+void quantize_and_pack_tile(const PackedShape& shape, const float* w, int rows, uint8_t* codes, half* scales) {
+  std::vector<uint8_t> plain(static_cast<size_t>(rows) * shape.in_features);
+  for (int g = 0; g < shape.groups(); ++g) {
+    const int first = g * shape.group;
+    const int count = std::min(shape.group, shape.in_features - first);
+    for (int r = 0; r < kTileOutputs; ++r) {
+      const size_t offset = static_cast<size_t>(r) * shape.in_features + first;
+      scales[g * kTileOutputs + r] =
+          r < rows ? quantize_group(w + offset, count, shape.bits, plain.data() + offset) : half{0};
+    }
+  }
+  pack_tile(shape, plain.data(), rows, codes);
+}
+
+void pack_tile(const PackedShape& shape, const uint8_t* source, int rows, uint8_t* codes) {
+  const int step = shape.bits == 8 ? 4 : 8;  // inputs in one vector
+  const auto padding = static_cast<uint8_t>(shape.zero_code());
+  uint8_t inputs[8];
+  for (int input = 0; input < shape.padded_features(); input += step) {
+    const int count = std::clamp(shape.in_features - input, 0, step);
+    for (int row = 0; row < kTileOutputs; ++row) {
+      std::fill(inputs, inputs + step, padding);
+      if (row < rows) std::copy_n(source + static_cast<size_t>(row) * shape.in_features + input, count, inputs);
+      for (int i = 0; i < 4; ++i) {
+        *codes++ = shape.bits == 8 ? inputs[i] : static_cast<uint8_t>(inputs[i] | inputs[4 + i] << 4);
+      }
+    }
+  }
+}
+
+}  // namespace turbomind
