@@ -79,9 +79,14 @@ def write_json(path: Path | None, name: str, runs: dict[str, Summary], **more: A
     **more
         Whatever else belongs to the report: settings, ratios.
     """
+    write_report(path, name, runs={key: asdict(run) for key, run in runs.items()}, **more)
+
+
+def write_report(path: Path | None, name: str, **content: Any) -> None:
+    """Write a report of any content, with what it was measured on; a path of None writes nothing."""
     if path is None:
         return
-    report = {"tool": name, "machine": machine(), "runs": {key: asdict(run) for key, run in runs.items()}, **more}
+    report = {"tool": name, "machine": machine(), **content}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(f"written: {path}")
