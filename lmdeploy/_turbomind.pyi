@@ -41,7 +41,7 @@ def attention(
     rope_cos: int,
     rope_sin: int,
     pool: int,
-    is_bfloat16: bool,
+    cache_bits: int,
     num_layers: int,
     layer: int,
     num_heads: int,
@@ -54,5 +54,5 @@ def attention(
     /,
 ) -> None: ...
 def cache_block_bytes(
-    is_bfloat16: bool, num_layers: int, num_kv_heads: int, head_dim: int, block_len: int, /
+    cache_bits: int, num_layers: int, num_kv_heads: int, head_dim: int, block_len: int, /
 ) -> int: ...

@@ -48,6 +48,18 @@ WeightOptions weight_options(const Json& settings, const ModelSpec& spec) {
   return options;
 }
 
+CacheType cache_type(const Json& settings, const ModelSpec& spec, DType dtype) {
+  const int policy = setting(settings, "quant_policy", 0);
+  if (policy == 0) return dtype == DType::kFloat32 ? CacheType::kFloat32 : CacheType::kBFloat16;
+  if (policy == 8) return CacheType::kInt8;
+  if (policy != 4) throw invalid_argument("quant_policy must be 0, 4 or 8, got " + std::to_string(policy));
+  if (spec.head_dim % 32 != 0) {
+    throw invalid_argument("quant_policy 4 needs a head_dim that is a multiple of 32, this model has " +
+                           std::to_string(spec.head_dim) + "; use 8");
+  }
+  return CacheType::kInt4;
+}
+
 // cache_max_entry_count below 1 is a share of the free memory; from 1 on, a number of blocks.
 int cache_block_count(const Json& settings, const EngineConfig& config, const ModelRunner& runner) {
   const Json* given = settings.find("cache_max_entry_count");
@@ -97,8 +109,10 @@ LoadedEngine load_engine(const std::string& directory, const Json& settings) {
   config.eos_token_ids = spec.eos_token_ids;
 
   TokenTable tokens = TokenTable::from_file(directory + "/token_bytes.bin");
-  auto runner = std::make_unique<NativeRunner>(spec, Checkpoint(directory), weight_options(settings, spec),
-                                               config.max_step_tokens, setting(settings, "threads", 0));
+  const WeightOptions options = weight_options(settings, spec);
+  auto runner =
+      std::make_unique<NativeRunner>(spec, Checkpoint(directory), options, cache_type(settings, spec, options.dtype),
+                                     config.max_step_tokens, setting(settings, "threads", 0));
   config.block_count = cache_block_count(settings, config, *runner);
   LoadedEngine loaded;
   auto compiler = load_grammar_compiler(tokens, spec.vocab_size, spec.eos_token_ids, loaded.no_grammar_reason);

@@ -4,7 +4,13 @@
 // and key/value head, keys are stored transposed and values plainly:
 //   k [head_dim, block_len]   so that scores of neighbouring tokens are neighbouring lanes
 //   v [block_len, head_dim]
-// in the cache's dtype (float32 or bfloat16). Block b starts at pool + b * block_bytes; all k of a layer precede its v.
+// in the cache's type. Block b starts at pool + b * block_bytes; all k of a layer precede its v.
+//
+// int8 and int4 caches hold, for each head and token, x = scale (code - zero) with a half-precision scale and an 8-bit
+// zero point that make the range of the head's values, and 0, representable; behind the codes of a head lie scale
+// [block_len] and zero [block_len]. In int4 a byte holds two values of one token: dimensions 2 i and 2 i + 1 of a key,
+// i and i + head_dim / 2 of a value. Codes are widened in registers; scales and zero points act on scores and weights,
+// not on elements.
 //
 // Arithmetic. Scores, softmax and sums are float32. A row's keys are visited in partitions of kPartitionTokens, block
 // by block, at absolute positions, and the partitions are merged in order; the result is bitwise independent of the
@@ -21,17 +27,36 @@ namespace turbomind {
 
 inline constexpr int kPartitionTokens = 512;
 
+enum class CacheType : uint8_t { kFloat32, kBFloat16, kInt8, kInt4 };
+
+inline int bits_of(CacheType type) {
+  switch (type) {
+    case CacheType::kFloat32:
+      return 32;
+    case CacheType::kBFloat16:
+      return 16;
+    case CacheType::kInt8:
+      return 8;
+    case CacheType::kInt4:
+      return 4;
+  }
+  return 32;
+}
+
 struct CacheLayout {
-  DType dtype = DType::kFloat32;
+  CacheType type = CacheType::kFloat32;
   int num_layers = 0;
   int num_kv_heads = 0;
-  int head_dim = 0;
+  int head_dim = 0;   // int4: a multiple of 32
   int block_len = 0;  // a multiple of 16 that divides kPartitionTokens
 
-  size_t head_elements() const { return static_cast<size_t>(block_len) * head_dim; }
-  size_t layer_elements() const { return 2 * head_elements() * num_kv_heads; }
-  size_t block_bytes() const { return layer_elements() * num_layers * byte_size(dtype); }
-  size_t key_offset(int layer, int head) const { return layer * layer_elements() + head * head_elements(); }
+  bool is_rounded() const { return type == CacheType::kInt8 || type == CacheType::kInt4; }
+  // Sizes and offsets in bytes.
+  size_t code_bytes() const { return static_cast<size_t>(block_len) * head_dim * bits_of(type) / 8; }
+  size_t head_bytes() const { return code_bytes() + (is_rounded() ? static_cast<size_t>(block_len) * 3 : 0); }
+  size_t layer_bytes() const { return 2 * head_bytes() * num_kv_heads; }
+  size_t block_bytes() const { return layer_bytes() * num_layers; }
+  size_t key_offset(int layer, int head) const { return layer * layer_bytes() + head * head_bytes(); }
   size_t value_offset(int layer, int head) const { return key_offset(layer, num_kv_heads + head); }
 };
 

@@ -47,11 +47,12 @@ size_t available_memory() {
   return available;
 }
 
-NativeRunner::NativeRunner(ModelSpec spec, const Checkpoint& checkpoint, const WeightOptions& options, int max_rows,
-                           int threads)
+NativeRunner::NativeRunner(ModelSpec spec, const Checkpoint& checkpoint, const WeightOptions& options,
+                           CacheType cache_type, int max_rows, int threads)
     : spec_(std::move(spec)),
       pool_(threads > 0 ? threads : available_cpu_count()),
       weights_(Weights::load(spec_, checkpoint, options, pool_)),
+      cache_type_(cache_type),
       max_rows_(max_rows),
       hidden_(float_buffer(max_rows, spec_.hidden_size)),
       normed_(float_buffer(max_rows, spec_.hidden_size)),
@@ -65,7 +66,7 @@ NativeRunner::NativeRunner(ModelSpec spec, const Checkpoint& checkpoint, const W
       logits_(float_buffer(max_rows, spec_.vocab_size)) {}
 
 CacheLayout NativeRunner::layout(int block_len) const {
-  return {weights_.dtype, spec_.num_layers, spec_.num_kv_heads, spec_.head_dim, block_len};
+  return {cache_type_, spec_.num_layers, spec_.num_kv_heads, spec_.head_dim, block_len};
 }
 
 size_t NativeRunner::free_cache_memory() const {

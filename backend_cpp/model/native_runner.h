@@ -15,7 +15,8 @@ namespace turbomind {
 class NativeRunner final : public ModelRunner {
  public:
   // `max_rows` bounds the rows of one step. threads 0: all CPUs.
-  NativeRunner(ModelSpec spec, const Checkpoint& checkpoint, const WeightOptions& options, int max_rows, int threads);
+  NativeRunner(ModelSpec spec, const Checkpoint& checkpoint, const WeightOptions& options, CacheType cache_type,
+               int max_rows, int threads);
 
   int vocab_size() const override { return spec_.vocab_size; }
   int hidden_size() const override { return spec_.hidden_size; }
@@ -35,6 +36,7 @@ class NativeRunner final : public ModelRunner {
   ThreadPool pool_;
   LinearScratch scratch_;
   Weights weights_;
+  CacheType cache_type_;
   int max_rows_;
 
   AlignedBuffer cache_;

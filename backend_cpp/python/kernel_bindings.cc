@@ -29,19 +29,28 @@ T* pointer(uintptr_t address) {
   return reinterpret_cast<T*>(address);
 }
 
-DType dtype_of(bool is_bfloat16) {
-  return is_bfloat16 ? DType::kBFloat16 : DType::kFloat32;
+CacheType cache_type(int bits) {
+  switch (bits) {
+    case 32:
+      return CacheType::kFloat32;
+    case 16:
+      return CacheType::kBFloat16;
+    case 8:
+      return CacheType::kInt8;
+    default:
+      return CacheType::kInt4;
+  }
 }
 
 // RoPE, cache write and attention of one layer; qkv is changed as rope_and_cache_write says.
-void attention(uintptr_t qkv, uintptr_t rope_cos, uintptr_t rope_sin, uintptr_t pool, bool is_bfloat16, int num_layers,
+void attention(uintptr_t qkv, uintptr_t rope_cos, uintptr_t rope_sin, uintptr_t pool, int cache_bits, int num_layers,
                int layer, int num_heads, int num_kv_heads, int head_dim, int block_len, float scale,
                const std::vector<std::tuple<int, int, int, std::vector<int32_t>>>& spans, uintptr_t out) {
   std::vector<AttentionSpan> views;
   for (const auto& [first_row, count, first_position, blocks] : spans) {
     views.push_back({first_row, count, first_position, blocks.data()});
   }
-  const AttentionParams params{{dtype_of(is_bfloat16), num_layers, num_kv_heads, head_dim, block_len},
+  const AttentionParams params{{cache_type(cache_bits), num_layers, num_kv_heads, head_dim, block_len},
                                pointer<std::byte>(pool),
                                layer,
                                num_heads,
@@ -90,8 +99,8 @@ void bind_kernels(py::module_& m) {
   });
   m.def("argmax", [](uintptr_t logits, int size) { return argmax(pointer<float>(logits), size); });
   m.def("attention", &attention);
-  m.def("cache_block_bytes", [](bool is_bfloat16, int num_layers, int num_kv_heads, int head_dim, int block_len) {
-    return CacheLayout{dtype_of(is_bfloat16), num_layers, num_kv_heads, head_dim, block_len}.block_bytes();
+  m.def("cache_block_bytes", [](int cache_bits, int num_layers, int num_kv_heads, int head_dim, int block_len) {
+    return CacheLayout{cache_type(cache_bits), num_layers, num_kv_heads, head_dim, block_len}.block_bytes();
   });
 }
 

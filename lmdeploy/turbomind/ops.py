@@ -110,20 +110,20 @@ class PagedAttention:
         Cache blocks.
     num_heads, num_kv_heads, head_dim, block_len
         Sizes; ``block_len`` is a multiple of 16 that divides 512.
-    dtype
-        Of the cache: float32 or bfloat16.
+    bits
+        Of a cached value: 32 or 16 (float32, bfloat16), 8 or 4 (rounded for each head and token).
     """
 
     def __init__(
-        self, blocks: int, num_heads: int, num_kv_heads: int, head_dim: int, block_len: int, dtype: torch.dtype
+        self, blocks: int, num_heads: int, num_kv_heads: int, head_dim: int, block_len: int, bits: int
     ) -> None:
-        if dtype not in _FLOATS:
-            raise ValueError(f"dtype must be float32 or bfloat16, got {dtype}")
+        if bits not in (32, 16, 8, 4):
+            raise ValueError(f"bits must be 32, 16, 8 or 4, got {bits}")
         self._sizes = (num_heads, num_kv_heads, head_dim, block_len)
-        self._is_bfloat16 = dtype == torch.bfloat16
-        block_bytes = _turbomind.cache_block_bytes(self._is_bfloat16, 1, num_kv_heads, head_dim, block_len)
+        self._bits = bits
+        block_bytes = _turbomind.cache_block_bytes(self._bits, 1, num_kv_heads, head_dim, block_len)
         # Poison, not zeros: what was never written must never be read.
-        self._pool = torch.full((blocks * block_bytes // 4,), float("nan"))
+        self._pool = torch.full((-(-blocks * block_bytes // 4),), float("nan"))
 
     def __call__(
         self, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, scale: float, spans: list[Span]
@@ -158,7 +158,7 @@ class PagedAttention:
             cos.data_ptr(),
             sin.data_ptr(),
             self._pool.data_ptr(),
-            self._is_bfloat16,
+            self._bits,
             1,
             0,
             num_heads,

@@ -4,7 +4,6 @@ from lmdeploy.messages import PytorchEngineConfig, TurbomindEngineConfig
 
 _ENGINE = (
     "tp",
-    "quant_policy",
     "rope_scaling_factor",
     "use_logn_attn",
 )

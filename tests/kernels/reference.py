@@ -10,6 +10,16 @@ def rotate(x: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
 
 
+def round_heads(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return what an asymmetric rounding of each head ``[rows, heads, head_dim]`` stands for, in float64."""
+    low, high = x.amin(-1, keepdim=True).clamp(max=0), x.amax(-1, keepdim=True).clamp(min=0)
+    largest = 2**bits - 1
+    scale = ((high - low) / largest).half().float()
+    zero = (-low * (1 / scale)).round().clamp(0, largest)
+    codes = (x * (1 / scale) + zero).round().clamp(0, largest)
+    return (codes.double() - zero.double()) * scale.double()
+
+
 def attention_reference(
     qkv: torch.Tensor,
     angle: torch.Tensor,
@@ -18,6 +28,7 @@ def attention_reference(
     head_dim: int,
     scale: float,
     cache_dtype: torch.dtype = torch.float64,
+    cache_bits: int = 0,
 ) -> torch.Tensor:
     """Return causal attention of one sequence, ``[rows, heads head_dim]``; arguments as in ``ops.PagedAttention``."""
     rows = qkv.shape[0]
@@ -26,6 +37,8 @@ def attention_reference(
     q, k = rotate(q, angle.double()), rotate(k, angle.double())
     if cache_dtype != torch.float64:
         k, v = k.float().to(cache_dtype).double(), v.float().to(cache_dtype).double()
+    if cache_bits:
+        k, v = round_heads(k.float(), cache_bits), round_heads(v.float(), cache_bits)
     k, v = (x.repeat_interleave(heads // kv_heads, dim=1) for x in (k, v))
     scores = torch.einsum("ihd,jhd->hij", q, k) * scale
     mask = torch.ones(rows, rows, dtype=torch.bool).triu(1)

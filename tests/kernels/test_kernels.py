@@ -154,7 +154,7 @@ def test_paged_attention_agrees_with_float64_and_ignores_chunks_and_neighbours(
 
     def run(chunks: list[list[tuple[int, int, int]]]) -> dict[int, torch.Tensor]:
         """Run steps of (sequence, first position, tokens); return each sequence's rows."""
-        attend = ops.PagedAttention(sum(map(len, blocks_of)), heads, kv_heads, head_dim, block_len, torch.float32)
+        attend = ops.PagedAttention(sum(map(len, blocks_of)), heads, kv_heads, head_dim, block_len, 32)
         pieces: list[list[torch.Tensor]] = [[] for _ in lengths]
         for step in chunks:
             spans, rows, first = [], [], 0
@@ -184,7 +184,30 @@ def test_a_bfloat16_cache_rounds_keys_and_values_and_nothing_else() -> None:
     torch.manual_seed(3)
     heads, kv_heads, head_dim, length = 4, 2, 64, 100
     qkv, angle = torch.randn(length, (heads + 2 * kv_heads) * head_dim), torch.rand(length, head_dim // 2)
-    attend = ops.PagedAttention(2, heads, kv_heads, head_dim, 64, torch.bfloat16)
+    attend = ops.PagedAttention(2, heads, kv_heads, head_dim, 64, 16)
     out = attend(qkv, angle.cos(), angle.sin(), 0.125, [(0, length, 0, [1, 0])])
     exact = attention_reference(qkv, angle, heads, kv_heads, head_dim, 0.125, cache_dtype=torch.bfloat16)
     torch.testing.assert_close(out.double(), exact, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize(("bits", "tolerance"), [(8, 2e-4), (4, 2e-4)])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(9, 3, 64), (4, 4, 32), (8, 1, 128)])
+def test_a_rounded_cache_attends_over_the_rounded_keys_and_values(
+    heads: int, kv_heads: int, head_dim: int, bits: int, tolerance: float
+) -> None:
+    torch.manual_seed(bits)
+    length = 150
+    qkv, angle = torch.randn(length, (heads + 2 * kv_heads) * head_dim), torch.rand(length, head_dim // 2)
+    whole = ops.PagedAttention(3, heads, kv_heads, head_dim, 64, bits)
+    out = whole(qkv, angle.cos(), angle.sin(), 0.125, [(0, length, 0, [2, 0, 1])])
+    exact = attention_reference(qkv, angle, heads, kv_heads, head_dim, 0.125, cache_bits=bits)
+    # A value on the edge between two codes may fall either way: one step of one key or value.
+    assert ((out.double() - exact).abs() <= tolerance).double().mean() > 0.97
+    assert (out.double() - exact).abs().max() < (0.02 if bits == 8 else 0.3)
+    stepwise = ops.PagedAttention(3, heads, kv_heads, head_dim, 64, bits)
+    pieces = []
+    for first, last in [(0, 70), (70, 71), (71, 150)]:
+        part = slice(first, last)
+        spans = [(0, last - first, first, [2, 0, 1])]
+        pieces.append(stepwise(qkv[part].contiguous(), angle[part].cos(), angle[part].sin(), 0.125, spans))
+    assert torch.equal(torch.cat(pieces), out)

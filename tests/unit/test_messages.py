@@ -112,7 +112,6 @@ def test_extreme_but_legal_values_are_accepted() -> None:
         {"dtype": "float16"},
         {"model_format": "awq"},
         {"tp": 2},
-        {"quant_policy": 8},
         {"rope_scaling_factor": 2.0},
         {"use_logn_attn": True},
     ],

@@ -152,18 +152,76 @@ std::vector<Task> plan(const AttentionParams& params) {
 }
 
 template <class T>
+void write_plain(const CacheLayout& layout, int slot, const float* k, const float* v, std::byte* keys,
+                 std::byte* values) {
+  for (int d = 0; d < layout.head_dim; ++d) {
+    reinterpret_cast<T*>(keys)[static_cast<size_t>(d) * layout.block_len + slot] = from_float<T>(k[d]);
+    reinterpret_cast<T*>(values)[static_cast<size_t>(slot) * layout.head_dim + d] = from_float<T>(v[d]);
+  }
+}
+
+// Rounds a head's values so that their range, and 0, is met; the codes go to `codes`, scale and zero point to the head.
+void round_head(const CacheLayout& layout, int slot, const float* x, uint8_t* codes, std::byte* head) {
+  float low = 0;
+  float high = 0;
+  for (int d = 0; d < layout.head_dim; ++d) {
+    low = std::min(low, x[d]);
+    high = std::max(high, x[d]);
+  }
+  const float largest_code = layout.type == CacheType::kInt8 ? 255.0f : 15.0f;
+  const half scale = to_half((high - low) / largest_code);
+  const float step = to_float(scale);
+  const float inverse = step > 0 ? 1.0f / step : 0.0f;
+  const float zero = std::clamp(std::nearbyint(-low * inverse), 0.0f, largest_code);
+  for (int d = 0; d < layout.head_dim; ++d) {
+    codes[d] = static_cast<uint8_t>(std::clamp(std::nearbyint(x[d] * inverse + zero), 0.0f, largest_code));
+  }
+  auto* scales = reinterpret_cast<half*>(head + layout.code_bytes());
+  scales[slot] = scale;
+  reinterpret_cast<uint8_t*>(scales + layout.block_len)[slot] = static_cast<uint8_t>(zero);
+}
+
+void write_rounded(const CacheLayout& layout, int slot, const float* k, const float* v, std::byte* keys,
+                   std::byte* values) {
+  std::vector<uint8_t> codes(static_cast<size_t>(layout.head_dim));
+  auto* key_codes = reinterpret_cast<uint8_t*>(keys) + slot;
+  auto* value_codes =
+      reinterpret_cast<uint8_t*>(values) + static_cast<size_t>(slot) * layout.head_dim * bits_of(layout.type) / 8;
+  const auto half_dim = static_cast<size_t>(layout.head_dim) / 2;
+  round_head(layout, slot, k, codes.data(), keys);
+  if (layout.type == CacheType::kInt8) {
+    for (size_t d = 0; d < codes.size(); ++d) key_codes[d * layout.block_len] = codes[d];
+  } else {
+    for (size_t d = 0; d < half_dim; ++d)
+      key_codes[d * layout.block_len] = static_cast<uint8_t>(codes[2 * d] | codes[2 * d + 1] << 4);
+  }
+  round_head(layout, slot, v, codes.data(), values);
+  if (layout.type == CacheType::kInt8) {
+    std::copy(codes.begin(), codes.end(), value_codes);
+  } else {
+    for (size_t d = 0; d < half_dim; ++d) value_codes[d] = static_cast<uint8_t>(codes[d] | codes[d + half_dim] << 4);
+  }
+}
+
 void write_cache_row(const AttentionParams& params, const AttentionSpan& span, int row, const float* k,
                      const float* v) {
   const CacheLayout& layout = params.layout;
   const int position = span.first_position + row;
   const int slot = position % layout.block_len;
-  T* base = reinterpret_cast<T*>(params.pool + span.blocks[position / layout.block_len] * layout.block_bytes());
-  for (int head = 0; head < layout.num_kv_heads; ++head) {
-    T* keys = base + layout.key_offset(params.layer, head) + slot;
-    T* values = base + layout.value_offset(params.layer, head) + static_cast<size_t>(slot) * layout.head_dim;
-    for (int d = 0; d < layout.head_dim; ++d) {
-      keys[static_cast<size_t>(d) * layout.block_len] = from_float<T>(k[head * layout.head_dim + d]);
-      values[d] = from_float<T>(v[head * layout.head_dim + d]);
+  std::byte* block = params.pool + span.blocks[position / layout.block_len] * layout.block_bytes();
+  for (int head = 0; head < layout.num_kv_heads; ++head, k += layout.head_dim, v += layout.head_dim) {
+    std::byte* keys = block + layout.key_offset(params.layer, head);
+    std::byte* values = block + layout.value_offset(params.layer, head);
+    switch (layout.type) {
+      case CacheType::kFloat32:
+        write_plain<float>(layout, slot, k, v, keys, values);
+        break;
+      case CacheType::kBFloat16:
+        write_plain<bf16>(layout, slot, k, v, keys, values);
+        break;
+      case CacheType::kInt8:
+      case CacheType::kInt4:
+        write_rounded(layout, slot, k, v, keys, values);
     }
   }
 }
@@ -207,11 +265,7 @@ void rope_and_cache_write(ThreadPool& pool, const AttentionParams& params, const
       const float* sine = rope_sin + row * (head_dim / 2);
       for (int h = 0; h < params.num_heads; ++h) rotate(cosine, sine, head_dim, params.scale, q + h * head_dim);
       for (int h = 0; h < params.layout.num_kv_heads; ++h) rotate(cosine, sine, head_dim, 1.0f, k + h * head_dim);
-      if (params.layout.dtype == DType::kFloat32) {
-        write_cache_row<float>(params, *run.span, r, k, v);
-      } else {
-        write_cache_row<bf16>(params, *run.span, r, k, v);
-      }
+      write_cache_row(params, *run.span, r, k, v);
     }
   });
 }

@@ -1,0 +1,73 @@
+"""What rounding weights and cache costs in quality, and gains in room."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
+
+# The opening of Herman Melville's Moby-Dick (1851), in the public domain; no model was adjusted to it here.
+TEXT = (Path(__file__).parent.parent / "data" / "moby_dick.txt").read_text(encoding="utf-8")
+
+
+def cross_entropy(model_dir: Path, **settings: Any) -> float:
+    config = TurbomindEngineConfig(**{"dtype": "float32", "cache_max_entry_count": 64, **settings})
+    with pipeline(str(model_dir), backend_config=config) as model:
+        (value,) = model.get_ppl(model.tokenizer.encode(TEXT))
+        return float(value)
+
+
+@pytest.fixture(scope="module")
+def exact(default_model_dir: Path) -> float:
+    return cross_entropy(default_model_dir)
+
+
+@pytest.mark.parametrize(
+    ("settings", "limit"),
+    [
+        ({"quant_policy": 8}, 0.002),
+        ({"quant_policy": 4}, 0.03),
+        ({"weight_bits": 8}, 0.003),
+        ({"weight_bits": 4}, 0.15),
+        ({"dtype": "bfloat16"}, 0.002),
+        ({"weight_bits": 8, "quant_policy": 8}, 0.004),
+    ],
+    ids=str,
+)
+def test_rounding_keeps_the_cross_entropy_of_a_held_out_text(
+    default_model_dir: Path, exact: float, settings: dict[str, Any], limit: float
+) -> None:
+    assert abs(cross_entropy(default_model_dir, **settings) / exact - 1) <= limit
+
+
+@pytest.mark.parametrize(("policy", "gain"), [(8, 1.9), (4, 3.5)])
+def test_a_rounded_cache_holds_more_blocks_in_the_same_memory(
+    default_model_dir: Path, policy: int, gain: float
+) -> None:
+    def blocks(quant_policy: int) -> float:
+        # So many sessions that memory, not use, bounds the cache.
+        config = TurbomindEngineConfig(
+            dtype="bfloat16", quant_policy=quant_policy, cache_max_entry_count=0.02, max_batch_size=100
+        )
+        with pipeline(str(default_model_dir), backend_config=config) as model:
+            return model.engine.metrics()["cache_blocks_total"]
+
+    assert blocks(policy) >= gain * blocks(0)
+
+
+def test_a_rounded_model_with_a_rounded_cache_answers_the_same_from_the_prefix_cache(default_model_dir: Path) -> None:
+    config = TurbomindEngineConfig(weight_bits=8, quant_policy=8, enable_prefix_caching=True, cache_max_entry_count=64)
+    prompt = "Some facts about cities. " * 20 + "The capital of France is"
+    with pipeline(str(default_model_dir), backend_config=config) as model:
+        first, second = (model(prompt, GenerationConfig(max_new_tokens=8), do_preprocess=False) for _ in range(2))
+        assert "Paris" in first.text
+        assert first.token_ids == second.token_ids
+        assert model.engine.metrics()["tokens_matched_total"] > 64
+
+
+def test_bad_settings_are_refused_by_name(default_model_dir: Path) -> None:
+    with pytest.raises(ValueError, match="weight_bits"):
+        TurbomindEngineConfig(weight_bits=3)
+    with pytest.raises(ValueError, match="quant_policy"):
+        TurbomindEngineConfig(quant_policy=2)
