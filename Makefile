@@ -14,6 +14,7 @@ METRICS_PORT ?= 8002
 SERVE_ARGS  ?=           # further flags of `lmdeploy serve api_server`
 TESTS       ?= tests
 PYTEST_ARGS ?=
+NPM_OPENAI  ?= 6.49.0     # of make clients
 BENCH_ARGS  ?=
 
 SHELL := /bin/bash
@@ -39,7 +40,7 @@ CONFIGURED := $(BUILD)/.configured-$(call digest,requirements/torch.txt requirem
 CXX_SOURCES = $(shell find backend_cpp -name '*.h' -o -name '*.cc' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 PY_SOURCES  := lmdeploy openai_gateway python_backend webui tools tests
 
-.PHONY: help serve test build bench lint format typecheck sanitize screenshot lock model setup dev browser clean
+.PHONY: help serve test build bench lint format typecheck sanitize screenshot lock model setup dev browser clients clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -103,6 +104,12 @@ test: build dev model browser ## Set everything up, then run every test
 	$(say) 'running the tests (about 4 minutes on 2 cores)'
 	@$(CTEST) --test-dir $(BUILD) --output-on-failure
 	@$(PY) -m pytest $(strip $(TESTS)) $(strip $(PYTEST_ARGS))
+
+clients: ## Install the real clients that tests/clients runs beside ours: litellm, langchain-openai, openai of npm
+	$(say) 'installing other clients into the cache (about 1 minute the first time)'
+	@root="$${LMDEPLOY_CACHE:-$$HOME/.cache/lmdeploy}/clients"; $(PYTHON) -m venv "$$root" \
+	    && "$$root/bin/python" -m pip --disable-pip-version-check --no-input install -qq -r requirements/clients.txt \
+	    && if command -v npm > /dev/null; then npm install --silent --no-audit --no-fund --prefix "$$root/node" openai@$(strip $(NPM_OPENAI)); fi
 
 sanitize: setup ## The engine's C++ tests under AddressSanitizer and ThreadSanitizer
 	@for sanitizer in address thread; do \

@@ -1,0 +1,70 @@
+"""Clients that cannot share our environment, unmodified, each in a process of its own environment.
+
+``make clients`` installs them under the cache root: a virtual environment with ``requirements/clients.txt``, and the
+npm package ``openai``. What is not there is skipped by name.
+"""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmdeploy.paths import cache_root
+from openai_gateway.settings import Settings
+from tests.support.fake_triton import FakeTriton, Received, Script
+from tests.support.gateways import running_gateway
+
+HERE = Path(__file__).resolve().parent
+PYTHON = cache_root() / "clients" / "bin" / "python"
+NODE_MODULES = cache_root() / "clients" / "node" / "node_modules"
+ANSWER = "The capital of France is Paris."
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"location": "Boston"}}\n</tool_call>'
+PERSON = '{"name": "Ann", "age": 30}'
+
+
+def script(received: Received) -> Script:
+    if "tools" in received.inputs:
+        return Script(texts=[CALL[i : i + 9] for i in range(0, len(CALL), 9)])
+    return Script(texts=[PERSON]) if "response_format" in received.inputs else Script()
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    fake = FakeTriton("fake-model", script)  # type: ignore[arg-type]
+    with running_gateway(Settings(triton_address=fake.address, api_keys=("k",))) as address:
+        yield f"{address}/v1"
+    fake.stop()
+
+
+def run(*command: str, url: str) -> Any:
+    done = subprocess.run([*command, url], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+EXPECTED = {
+    "answer": ANSWER,
+    "stream": ANSWER,
+    "call": ["get_weather", {"location": "Boston"}],
+    "error": "NotFoundError",
+}
+
+
+@pytest.mark.parametrize("client", ["litellm", "langchain_openai"])
+def test_python_clients(url: str, client: str) -> None:
+    if not PYTHON.exists():
+        pytest.skip(f"{client} is not installed; run: make clients")
+    said = run(str(PYTHON), str(HERE / f"use_{client}.py"), url=url)
+    assert said == EXPECTED | {"person": {"name": "Ann", "age": 30}}
+
+
+def test_the_node_client(url: str) -> None:
+    node = shutil.which("node")
+    if node is None or not NODE_MODULES.exists():
+        pytest.skip("the npm package openai is not installed; run: make clients")
+    said = run(node, str(HERE / "use_openai.cjs"), str(NODE_MODULES), url=url)
+    assert said == EXPECTED | {"person": {"name": "Ann", "age": 30}, "response": ANSWER, "models": ["fake-model"]}

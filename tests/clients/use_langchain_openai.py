@@ -1,0 +1,33 @@
+"""langchain-openai, used as its documentation says. Prints what came back as JSON."""
+
+import json
+import sys
+
+import openai
+from langchain_openai import ChatOpenAI
+from pydantic import BaseModel
+
+
+class Person(BaseModel):
+    """Somebody."""
+
+    name: str
+    age: int
+
+
+def get_weather(location: str) -> str:
+    """Tell the weather."""
+    return location
+
+
+chat = ChatOpenAI(model="fake-model", base_url=sys.argv[1], api_key="k", max_retries=0)
+said = {"answer": chat.invoke("Hello").content}
+said["stream"] = "".join(chunk.content for chunk in chat.stream("Hello"))
+(call,) = chat.bind_tools([get_weather]).invoke("Weather?").tool_calls
+said["call"] = [call["name"], call["args"]]
+said["person"] = chat.with_structured_output(Person).invoke("Who?").model_dump()
+try:
+    ChatOpenAI(model="nobody", base_url=sys.argv[1], api_key="k", max_retries=0).invoke("Hello")
+except openai.NotFoundError as error:
+    said["error"] = "NotFoundError" if isinstance(error, openai.NotFoundError) else "another"
+print(json.dumps(said))

@@ -1,0 +1,107 @@
+"""The load tools, against a real gateway over a scripted Triton."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from openai_gateway.settings import Settings
+from tests.support.fake_triton import FakeTriton, Script
+from tests.support.gateways import running_gateway
+from tools.bench.open_loop import Target, run_open_loop
+from tools.bench.workload import Request
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeTriton]:
+    server = FakeTriton("m")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def url(fake: FakeTriton) -> Iterator[str]:
+    with running_gateway(Settings(triton_address=fake.address)) as address:
+        yield address
+
+
+def profile(url: str, *flags: str) -> str:
+    command = [sys.executable, str(ROOT / "tools" / "profile_restful_api.py"), "--base-url", url, *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_results_are_a_table_lines_of_json_and_a_picture(url: str, fake: FakeTriton, tmp_path: Path) -> None:
+    dataset = tmp_path / "sharegpt.json"
+    turns = [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "world"}]
+    dataset.write_text(json.dumps([{"conversations": turns}] * 12))
+    lines, picture = tmp_path / "out.jsonl", tmp_path / "out.png"
+    flags = [
+        "--dataset-path",
+        str(dataset),
+        "--num-prompts",
+        "10",
+        "--sharegpt-output-len",
+        "6",
+        "--plot",
+        str(picture),
+    ]
+    printed = profile(url, *flags, "--multi", "--request-rate-range", "200,600,200", "--output-file", str(lines))
+    results = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert [result["request_rate"] for result in results] == [200, 400]
+    assert all((result["requests"], result["output_tokens"], result["failed"]) == (10, 60, 0) for result in results)
+    assert "tokens/s" in printed
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    asked = fake.requests[-1].inputs
+    assert (asked["text_input"], asked["ignore_eos"], asked["temperature"]) == ("hello", True, 0.0)
+
+
+def test_other_fields_and_whole_answers(url: str, fake: FakeTriton) -> None:
+    profile(
+        url, "--num-prompts", "3", "--disable-stream", "--disable-ignore-eos", "--extra-request-body", '{"top_k": 7}'
+    )
+    asked = fake.requests[-1].inputs
+    assert (asked["stream"], asked["ignore_eos"], asked["top_k"]) == (False, False, 7)
+
+
+async def test_failures_are_counted_not_hidden(url: str, fake: FakeTriton) -> None:
+    fake.script = lambda received: Script(fail_after=1) if "bad" in received.inputs["text_input"] else Script()
+    target = Target(url=f"{url}/v1/completions", model="m")
+    load = await run_open_loop(target, [Request("good", 4), Request("bad", 4)], math.inf, 8, 0)
+    assert load.summary.requests == 1
+    assert len(load.failures) == 1
+    assert "scripted failure" in load.failures[0]
+
+
+async def test_requests_arrive_at_the_rate_asked_for(url: str) -> None:
+    target = Target(url=f"{url}/v1/completions", model="m")
+    begin = time.perf_counter()
+    load = await run_open_loop(target, [Request("x", 4)] * 60, 100.0, 64, 3)
+    assert load.summary.requests == 60
+    # 60 exponential gaps of mean 10 ms: 0.6 s, standard deviation 0.08 s; only a lower bound holds on a busy machine
+    assert time.perf_counter() - begin > 0.6 - 4 * 0.08
+    await asyncio.sleep(0)
+
+
+@pytest.mark.skipif(find_spec("locust") is None, reason="locust is not installed")
+def test_locust_users_chat(url: str, fake: FakeTriton) -> None:
+    command = [sys.executable, "-m", "locust", "-f", str(ROOT / "tools" / "locustfile.py"), "--host", url, "--headless"]
+    done = subprocess.run(
+        [*command, "-u", "2", "-r", "2", "-t", "3s", "--json"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    figures = {entry["name"]: entry for entry in json.loads(done.stdout)}  # the table goes to stderr
+    assert figures["first token"]["num_requests"] > 0
+    assert figures["/v1/chat/completions"]["num_failures"] == 0
