@@ -63,7 +63,7 @@ def test_a_rounded_model_with_a_rounded_cache_answers_the_same_from_the_prefix_c
         first, second = (model(prompt, GenerationConfig(max_new_tokens=8), do_preprocess=False) for _ in range(2))
         assert "Paris" in first.text
         assert first.token_ids == second.token_ids
-        assert model.engine.metrics()["tokens_matched_total"] > 64
+        assert model.engine.metrics()["tokens_matched_total"] >= 64
 
 
 def test_bad_settings_are_refused_by_name(default_model_dir: Path) -> None:
