@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import orjson
@@ -19,6 +19,7 @@ from openai_gateway.protocol.fields import FieldError
 logger = logging.getLogger(__name__)
 
 _STATUS_OF_GRPC = {"INVALID_ARGUMENT": 400, "NOT_FOUND": 404, "UNAVAILABLE": 503}
+_HEADERS = {401: {"www-authenticate": "Bearer"}, 429: {"retry-after": "1"}, 503: {"retry-after": "1"}}
 _SHOWN_INPUT = 60  # characters of a refused value
 
 
@@ -45,12 +46,21 @@ class ErrorResponse(BaseModel):
 class ApiError(Exception):
     """A failure with the HTTP status and the words its client gets."""
 
-    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.param = param
         self.code = code
+        self.headers = dict(headers or _HEADERS.get(status, {}))
 
     def body(self) -> bytes:
         """Return the JSON text of the answer."""
@@ -62,8 +72,7 @@ class ApiError(Exception):
 
     def response(self) -> Response:
         """Return the whole answer."""
-        headers = {401: {"www-authenticate": "Bearer"}, 429: {"retry-after": "1"}, 503: {"retry-after": "1"}}
-        return Response(self.body(), self.status, headers.get(self.status), "application/json")
+        return Response(self.body(), self.status, self.headers, "application/json")
 
     @property
     def _type(self) -> str:
@@ -99,7 +108,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
     async def answer(request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException) and error.status_code in (404, 405):
-            error = _no_such_route(request, error.status_code)
+            error = _no_such_route(request, error)
         return as_api_error(error).response()
 
     async def nobody_listens(request: Request, error: Exception) -> Response:
@@ -111,11 +120,11 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(ClientDisconnected, nobody_listens)
 
 
-def _no_such_route(request: Request, status: int) -> ApiError:
+def _no_such_route(request: Request, error: HTTPException) -> ApiError:
     asked = f"{request.method} {request.url.path}"
-    if status == 404:
+    if error.status_code == 404:
         return ApiError(404, f"Invalid URL ({asked})", code="unknown_url")
-    return ApiError(405, f"Method not allowed ({asked})", code="method_not_allowed")
+    return ApiError(405, f"Method not allowed ({asked})", code="method_not_allowed", headers=error.headers)
 
 
 def _validation_error(errors: Sequence[Any]) -> ApiError:

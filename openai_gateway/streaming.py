@@ -21,6 +21,8 @@ from openai_gateway.protocol.answers import Usage
 logger = logging.getLogger(__name__)
 
 SLOT = "\x00slot\x00"  # marks where a value goes in an event's payload
+# For the OpenAPI document: what a route answers when it streams.
+STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 DONE = b"data: [DONE]\n\n"
 
 

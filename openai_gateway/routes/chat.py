@@ -13,7 +13,7 @@ from openai_gateway.cancellation import run_unless_disconnected
 from openai_gateway.gateway import Gateway, GatewayDependency
 from openai_gateway.logprobs import chat_logprobs
 from openai_gateway.protocol.chat import ChatChoice, ChatCompletion, ChatCompletionRequest, ChatMessage
-from openai_gateway.streaming import SLOT, EventResponse, EventTemplate, done, event_stream
+from openai_gateway.streaming import SLOT, STREAMED, EventResponse, EventTemplate, done, event_stream
 from openai_gateway.tools.calls import tool_call
 from openai_gateway.tools.forced import call_format
 from openai_gateway.tools.parser import ToolCallParser, parse
@@ -22,7 +22,7 @@ from openai_gateway.writers.chat import ChatWriter
 router = APIRouter()
 
 
-@router.post("/v1/chat/completions", response_model=ChatCompletion)
+@router.post("/v1/chat/completions", response_model=ChatCompletion, responses=STREAMED)
 async def create_chat_completion(
     body: ChatCompletionRequest, request: Request, gateway: GatewayDependency
 ) -> ChatCompletion | Response:

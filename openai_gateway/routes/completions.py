@@ -14,7 +14,7 @@ from openai_gateway.errors import ApiError
 from openai_gateway.gateway import Gateway, GatewayDependency
 from openai_gateway.logprobs import completion_logprobs
 from openai_gateway.protocol.completion import Completion, CompletionChoice, CompletionRequest
-from openai_gateway.streaming import SLOT, EventResponse, EventTemplate, done, event_stream
+from openai_gateway.streaming import SLOT, STREAMED, EventResponse, EventTemplate, done, event_stream
 from openai_gateway.writers.completion import CompletionWriter
 
 router = APIRouter()
@@ -22,7 +22,7 @@ router = APIRouter()
 _MAX_CHOICES = 512  # of all prompts together
 
 
-@router.post("/v1/completions", response_model=Completion)
+@router.post("/v1/completions", response_model=Completion, responses=STREAMED)
 async def create_completion(
     body: CompletionRequest, request: Request, gateway: GatewayDependency
 ) -> Completion | Response:

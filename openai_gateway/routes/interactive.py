@@ -14,14 +14,14 @@ from openai_gateway.cancellation import run_unless_disconnected
 from openai_gateway.gateway import Gateway, GatewayDependency
 from openai_gateway.protocol.answers import Usage
 from openai_gateway.protocol.interactive import InteractiveRequest, InteractiveResponse
-from openai_gateway.streaming import EventResponse, event_stream
+from openai_gateway.streaming import STREAMED, EventResponse, event_stream
 
 router = APIRouter()
 
 _NOTHING = InteractiveResponse(text="", tokens=0, input_tokens=0, history_tokens=0, finish_reason="stop")
 
 
-@router.post("/v1/chat/interactive", response_model=InteractiveResponse)
+@router.post("/v1/chat/interactive", response_model=InteractiveResponse, responses=STREAMED)
 async def chat_interactive(
     body: InteractiveRequest, request: Request, gateway: GatewayDependency
 ) -> InteractiveResponse | Response:

@@ -12,14 +12,14 @@ from openai_gateway.answers import collect
 from openai_gateway.cancellation import run_unless_disconnected
 from openai_gateway.gateway import GatewayDependency
 from openai_gateway.protocol.responses import ResponsesRequest
-from openai_gateway.streaming import EventResponse, event_stream
+from openai_gateway.streaming import STREAMED, EventResponse, event_stream
 from openai_gateway.tools.forced import call_format
 from openai_gateway.writers.responses import ResponseWriter
 
 router = APIRouter()
 
 
-@router.post("/v1/responses", response_model=dict[str, Any])
+@router.post("/v1/responses", response_model=dict[str, Any], responses=STREAMED)
 async def create_response(body: ResponsesRequest, request: Request, gateway: GatewayDependency) -> Response:
     """Answer, in the form of OpenAI's newer API. Nothing is stored."""
     model = await gateway.check_model(body.model)

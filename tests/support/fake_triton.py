@@ -96,7 +96,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
     def start(self) -> None:
         """Listen; after `stop`, again on the same port."""
         options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1)]
-        self._server = grpc.server(futures.ThreadPoolExecutor(64), options=options)
+        self._server = grpc.server(futures.ThreadPoolExecutor(400), options=options)
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self._server)
         self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
         self._server.start()

@@ -1,0 +1,75 @@
+"""The OpenAPI document, and the server held against it by schemathesis with every check it has.
+
+The number of cases is GATEWAY_SCHEMATHESIS_CASES for each operation; by default few, because of the time it takes.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.gateway.conftest import MODEL
+
+CASES = int(os.environ.get("GATEWAY_SCHEMATHESIS_CASES", "25"))
+
+# `model` is one of the served ones in most cases, else nearly every case would end with 404. A case whose fields do not
+# fit together (tool_choice without tools, ...) is refused with 400, which no JSON schema can say beforehand.
+HOOKS = f'''
+import random
+import schemathesis
+
+@schemathesis.hook
+def map_body(ctx, body):
+    if isinstance(body, dict) and isinstance(body.get("model"), str) and body["model"] and random.random() < 0.9:
+        body["model"] = "{MODEL}"
+    return body
+'''
+CONFIG = """
+[checks.positive_data_acceptance]
+expected-statuses = [200, 400, 401, 404, 413]
+"""
+
+
+def test_the_document_names_every_endpoint_and_its_errors(http: httpx.Client) -> None:
+    document = http.get("/openapi.json").json()
+    assert {
+        "/v1/models",
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/embeddings",
+        "/v1/chat/interactive",
+        "/v1/encode",
+        "/tokenize",
+        "/detokenize",
+        "/health",
+        "/metrics",
+    } <= set(document["paths"])
+    for path in document["paths"].values():
+        for operation in path.values():
+            assert {"4XX", "5XX"} <= set(operation["responses"])
+            assert "422" not in operation["responses"]
+    fields: dict[str, Any] = document["components"]["schemas"]["ChatCompletionRequest"]["properties"]
+    assert {"n", "logprobs", "logit_bias", "tools", "tool_choice", "response_format", "session_id"} <= set(fields)
+
+
+@pytest.mark.slow
+def test_no_case_schemathesis_thinks_of_breaks_the_server(http: httpx.Client, url: str, tmp_path: Path) -> None:
+    (tmp_path / "hooks.py").write_text(HOOKS)
+    (tmp_path / "schemathesis.toml").write_text(CONFIG)
+    command = [sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json", "--checks", "all"]
+    command += ["--max-examples", str(CASES), "--request-timeout", "20", "--continue-on-failure", "--no-color"]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "SCHEMATHESIS_HOOKS": "hooks", "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=3000,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert http.get("/health").status_code == 200

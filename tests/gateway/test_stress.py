@@ -1,0 +1,170 @@
+"""Many clients at a time, clients that leave, and clients that hardly read: the gateway as a process of its own."""
+
+import asyncio
+import json
+import os
+import random
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from lmdeploy.serve.ports import free_ports
+from tests.gateway.conftest import MODEL
+from tests.support.commands import Command
+from tests.support.fake_triton import FakeTriton, Received, Script
+from tests.support.waiting import eventually_sync
+
+ANSWER = "The capital of France is Paris."
+BODY = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "stream": True}
+MIB = 2**20
+# Python's allocator keeps some of what it once had; a leak of a request's buffers would be hundreds of MiB.
+ROOM = 48 * MIB
+
+
+class Served:
+    """A gateway process over a fake engine."""
+
+    def __init__(self, fake: FakeTriton, command: Command, port: int) -> None:
+        self.fake, self.port, self.url = fake, port, f"http://127.0.0.1:{port}"
+        self._pid = command.process.pid
+
+    def memory(self) -> int:
+        """Return the resident set size in bytes."""
+        pages = int(Path(f"/proc/{self._pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def open_requests(self) -> int:
+        page = httpx.get(f"{self.url}/metrics", trust_env=False).text
+        line = next(line for line in page.splitlines() if line.startswith("lmdeploy_gateway_requests_open "))
+        return int(float(line.split()[1])) - 1  # the one that asks
+
+    def raw_request(self) -> bytes:
+        body = json.dumps(BODY).encode()
+        head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        return head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    fake = FakeTriton(MODEL)
+    (port,) = free_ports(1)
+    where = ["--triton-address", fake.address, "--server-name", "127.0.0.1", "--server-port", str(port)]
+    with Command("gateway", *where) as command:
+        command.wait_for("/v1")
+        yield Served(fake, command, port)
+    fake.stop()
+
+
+async def ask_many(url: str, count: int) -> list[str]:
+    """Return the texts of `count` answers streamed at the same time."""
+
+    async def ask(http: httpx.AsyncClient) -> str:
+        text = ""
+        async with http.stream("POST", "/v1/chat/completions", json=BODY) as answer:
+            assert answer.status_code == 200
+            async for line in answer.aiter_lines():
+                if line.startswith("data: {"):
+                    (choice,) = json.loads(line[6:])["choices"]
+                    text += choice["delta"].get("content", "")
+        return text
+
+    limits = httpx.Limits(max_connections=count)
+    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=120, limits=limits) as http:
+        return await asyncio.gather(*(ask(http) for _ in range(count)))
+
+
+@pytest.mark.slow
+async def test_256_streams_at_a_time_are_all_whole(served: Served) -> None:
+    all_there = threading.Barrier(256)
+
+    def together(_: Received) -> Script:
+        all_there.wait(100)  # no stream begins before all are open
+        return Script()
+
+    served.fake.script = together
+    assert await ask_many(served.url, 256) == [ANSWER] * 256
+    assert served.fake.stops.empty()
+
+
+@pytest.mark.slow
+async def test_a_thousand_clients_that_leave_cost_nothing_and_disturb_nobody(served: Served) -> None:
+    slow = Script(texts=["word "] * 40, hold_after=30)
+    served.fake.script = lambda received: slow if "Hello" in received.inputs["messages"] else Script()
+    generator = random.Random(5)
+
+    async def leave() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(served.raw_request())
+        await asyncio.sleep(generator.uniform(0, 0.05))
+        if generator.random() < 0.5:
+            await reader.read(generator.randint(1, 2000))
+        writer.transport.abort()
+
+    async def leave_many(count: int) -> None:
+        at_a_time = asyncio.Semaphore(32)
+
+        async def one() -> None:
+            async with at_a_time:
+                await leave()
+
+        await asyncio.gather(*(one() for _ in range(count)))
+
+    async def stay() -> list[str]:
+        texts = []
+        body = {**BODY, "messages": [{"role": "user", "content": "Stay"}], "stream": False}
+        async with httpx.AsyncClient(base_url=served.url, trust_env=False, timeout=60) as http:
+            for _ in range(50):
+                answer = await http.post("/v1/chat/completions", json=body)
+                texts.append(answer.json()["choices"][0]["message"]["content"])
+        return texts
+
+    await leave_many(200)
+    before = served.memory()
+    staying = asyncio.create_task(stay())
+    await leave_many(1000)
+    assert await staying == [ANSWER] * 50
+    eventually_sync(lambda: served.open_requests() == 0, timeout=30)
+    begun = {request.id for request in served.fake.requests if "Hello" in request.inputs["messages"]}
+    stopped: set[str] = set()  # some of a request that the engine never saw
+
+    def all_are_stopped() -> bool:
+        stopped.update(_taken(served.fake))
+        return begun <= stopped
+
+    eventually_sync(all_are_stopped, timeout=30)
+    assert served.memory() - before < ROOM
+
+
+def _taken(fake: FakeTriton) -> set[str]:
+    return {fake.stops.get() for _ in range(fake.stops.qsize())}
+
+
+@pytest.mark.slow
+async def test_a_client_that_hardly_reads_holds_no_memory_and_nobody_up(served: Served) -> None:
+    long = Script(texts=["word " * 100] * 20_000)  # 10 MB of text, 14 MB of events if none were joined
+    served.fake.script = lambda received: long if "Hello" in received.inputs["messages"] else Script()
+    connections = []
+    for _ in range(8):
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", served.port))
+        connection.sendall(served.raw_request())
+        connections.append(connection)
+    eventually_sync(lambda: len(served.fake.requests) == 8)
+    before = served.memory()
+    body = {**BODY, "messages": [{"role": "user", "content": "Quick"}], "stream": False}
+    async with httpx.AsyncClient(base_url=served.url, trust_env=False, timeout=20) as http:
+        for _ in range(5):  # five seconds of one byte a second, and of others being served
+            for connection in connections:
+                assert connection.recv(1)
+            answer = await http.post("/v1/chat/completions", json=body)
+            assert answer.json()["choices"][0]["message"]["content"] == ANSWER
+            await asyncio.sleep(1)
+    assert served.memory() - before < ROOM
+    for connection in connections:
+        connection.close()
+    eventually_sync(lambda: served.open_requests() == 0, timeout=30)
