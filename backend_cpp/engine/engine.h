@@ -86,6 +86,7 @@ class Engine {
   void advance(Sequence& sequence, float* logits, const float* hidden);
   bool take_token(Sequence& sequence, int32_t token);
   void take_forced_tokens(Sequence& sequence);
+  const std::vector<int32_t>& allowed_tokens(Sequence& sequence) const;
   void start_siblings(const Sequence& sequence);
 
   void emit(Sequence& sequence, FinishReason finish, int32_t stop_token = -1);
@@ -110,7 +111,6 @@ class Engine {
   uint64_t next_arrival_ = 1;
   uint64_t next_scope_ = 1;
   std::multiset<Clock::time_point> deadlines_;  // of open requests that have one
-  std::vector<int32_t> mask_;                   // scratch
   std::vector<int32_t> forbidden_;              // scratch
 
   std::atomic<bool> is_healthy_{true};

@@ -115,8 +115,7 @@ void Engine::advance(Sequence& sequence, float* logits, const float* hidden) {
   if (params.logits_hook) params.logits_hook(sequence.tokens, logits, vocab);
   const int32_t* mask = nullptr;
   if (sequence.matcher) {
-    sequence.matcher->fill_mask(mask_);
-    mask = mask_.data();
+    mask = allowed_tokens(sequence).data();
   }
   forbidden_.clear();
   if (sequence.generated() < params.min_new_tokens) forbidden_ = params.stop_token_ids;
@@ -162,8 +161,10 @@ bool Engine::take_token(Sequence& sequence, int32_t token) {
   sequence.sampler.note_answer(token);
   sequence.held.token_ids.push_back(token);
   ++counts_.tokens_out;
-  if (sequence.matcher && !sequence.matcher->accept(token))
-    throw internal_error("a token outside the response format was chosen");
+  if (sequence.matcher) {
+    if (!sequence.matcher->accept(token)) throw internal_error("a token outside the response format was chosen");
+    sequence.mask.clear();
+  }
   sequence.bad_text.advance(tokens_.bytes(token));
   const bool is_hidden = params.skip_special_tokens && tokens_.is_special(token);
   const bool may_stop = sequence.generated() >= params.min_new_tokens;
@@ -178,12 +179,19 @@ bool Engine::take_token(Sequence& sequence, int32_t token) {
   return true;
 }
 
+const std::vector<int32_t>& Engine::allowed_tokens(Sequence& sequence) const {
+  if (sequence.mask.empty()) {
+    sequence.mask.resize(static_cast<size_t>(runner_->vocab_size() + 31) / 32);
+    sequence.matcher->fill_mask(sequence.mask);
+  }
+  return sequence.mask;
+}
+
 // Where the grammar leaves one token only, takes it without running the model; the next step computes all of them at
 // once.
 void Engine::take_forced_tokens(Sequence& sequence) {
   while (true) {
-    sequence.matcher->fill_mask(mask_);
-    const int32_t token = only_token(mask_);
+    const int32_t token = only_token(allowed_tokens(sequence));
     if (token < 0 || contains(sequence.params().stop_token_ids, token)) break;
     if (!take_token(sequence, token)) return;
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <numeric>
 
@@ -75,7 +76,8 @@ int32_t Sampler::sample(float* logits, const std::vector<int32_t>& tokens, uint6
                         const std::vector<int32_t>& forbidden, const int32_t* mask) {
   penalise(logits);
   forbid(logits, tokens, forbidden, mask);
-  return params_.is_greedy() ? argmax(logits, vocab_size_) : draw_from(logits, draw);
+  const int32_t best = argmax(logits, vocab_size_);
+  return best < 0 || params_.is_greedy() ? best : draw_from(logits, best, uniform(seed_, draw));
 }
 
 // Repetition: Keskar et al., 2019, a seen token's logit is divided by the penalty when positive and multiplied when
@@ -102,72 +104,126 @@ void Sampler::forbid(float* logits, const std::vector<int32_t>& tokens, const st
       logits[word.back()] = kNever;
     }
   }
-  if (mask == nullptr) return;
-  for (int token = 0; token < vocab_size_; ++token) {
-    if ((static_cast<uint32_t>(mask[token / 32]) >> (token % 32) & 1u) == 0) logits[token] = kNever;
-  }
+  if (mask != nullptr) apply_mask(mask, vocab_size_, logits);
 }
 
-int32_t Sampler::draw_from(float* logits, uint64_t draw) {
-  const int32_t best = argmax(logits, vocab_size_);
-  if (best < 0) return -1;
-  const double largest = logits[best];
+// Temperature, top-k, top-p and min-p, in this order. What is not limited is never sorted.
+int32_t Sampler::draw_from(const float* logits, int32_t best, double u) {
+  const float largest = logits[best];
   if (!std::isfinite(largest)) return best;
+  const bool has_top_k = params_.top_k > 0 && params_.top_k < vocab_size_;
+  if (has_top_k) {
+    collect(logits, params_.top_k);
+    double total = 0;
+    for (Candidate& candidate : candidates_) {
+      candidate.weight = std::exp((static_cast<double>(candidate.logit) - largest) / params_.temperature);
+      total += candidate.weight;
+    }
+    if (params_.top_p < 1) keep_nucleus(logits, total);
+  } else {
+    const double total = weigh(logits, largest);
+    if (params_.top_p == 1 && params_.min_p == 0) return draw_from_all(u * total);
+    if (params_.top_p < 1) {
+      keep_nucleus(logits, total);
+    } else {
+      candidates_.clear();
+      for (int32_t token = 0; token < vocab_size_; ++token) {
+        const float weight = weights_[static_cast<size_t>(token)];
+        if (weight >= params_.min_p) candidates_.push_back({logits[token], token, weight});
+      }
+    }
+  }
+  drop_unlikely();
+  return draw_from_candidates(best, u);
+}
 
-  candidates_.resize(static_cast<size_t>(vocab_size_));
-  for (int32_t token = 0; token < vocab_size_; ++token)
-    candidates_[static_cast<size_t>(token)] = {logits[token], token};
-  if (params_.top_k > 0 && params_.top_k < vocab_size_) keep_top_k(params_.top_k);
+// Weights of all tokens; returns their sum.
+double Sampler::weigh(const float* logits, float largest) {
+  const auto chunks = static_cast<size_t>(vocab_size_ + kLogitChunk - 1) / kLogitChunk;
+  weights_.resize(static_cast<size_t>(vocab_size_));
+  chunk_sums_.resize(chunks);
+  exp_weights(logits, vocab_size_, largest, 1.0f / params_.temperature, weights_.data(), chunk_sums_.data());
+  return std::accumulate(chunk_sums_.begin(), chunk_sums_.end(), 0.0);
+}
 
-  const auto weight = [&](const Candidate& c) { return std::exp((c.logit - largest) / params_.temperature); };
+int32_t Sampler::draw_from_all(double remaining) const {
+  size_t chunk = 0;
+  while (chunk + 1 < chunk_sums_.size() && remaining >= chunk_sums_[chunk]) remaining -= chunk_sums_[chunk++];
+  int32_t last = -1;
+  const auto end = static_cast<int32_t>(std::min<size_t>((chunk + 1) * kLogitChunk, static_cast<size_t>(vocab_size_)));
+  for (auto token = static_cast<int32_t>(chunk * kLogitChunk); token < end; ++token) {
+    const float weight = weights_[static_cast<size_t>(token)];
+    if (weight <= 0) continue;
+    last = token;
+    remaining -= weight;
+    if (remaining < 0) break;
+  }
+  // Rounding can leave a little of the sum over behind the last token that is possible.
+  return last >= 0 ? last : static_cast<int32_t>(std::max_element(weights_.begin(), weights_.end()) - weights_.begin());
+}
+
+int32_t Sampler::draw_from_candidates(int32_t best, double u) const {
   double total = 0;
-  for (const Candidate& candidate : candidates_) total += weight(candidate);
-  if (params_.top_p < 1) {
-    candidates_.resize(nucleus_size(total));
-    total = 0;
-    for (const Candidate& candidate : candidates_) total += weight(candidate);
-  }
-  if (params_.min_p > 0) {
-    // A weight is a probability relative to the likeliest token's.
-    std::erase_if(candidates_, [&](const Candidate& c) { return weight(c) < params_.min_p; });
-    total = 0;
-    for (const Candidate& candidate : candidates_) total += weight(candidate);
-  }
-  double remaining = uniform(seed_, draw) * total;
+  for (const Candidate& candidate : candidates_) total += candidate.weight;
+  double remaining = u * total;
   for (const Candidate& candidate : candidates_) {
-    remaining -= weight(candidate);
+    remaining -= candidate.weight;
     if (remaining < 0) return candidate.token;
   }
   return best;
 }
 
-void Sampler::keep_top_k(int count) {
-  std::nth_element(candidates_.begin(), candidates_.begin() + count - 1, candidates_.end(),
-                   [](const Candidate& a, const Candidate& b) {
-                     return a.logit != b.logit ? a.logit > b.logit : a.token < b.token;
-                   });
-  candidates_.resize(static_cast<size_t>(count));
-}
-
-// Sorts the most likely candidates to the front and returns how many make up top_p of `total`. Sorts in growing pieces,
-// since the nucleus is nearly always a small part of the vocabulary.
-size_t Sampler::nucleus_size(double total) {
+// The `count` likeliest tokens in order, the lower id first among equals. A bound comes from the chunks' maxima: as many
+// chunks as there are tokens wanted hold a value of at least the count-th largest maximum, so nothing below it is wanted.
+void Sampler::collect(const float* logits, int count) {
   const auto is_before = [](const Candidate& a, const Candidate& b) {
     return a.logit != b.logit ? a.logit > b.logit : a.token < b.token;
   };
-  double sum = 0;
-  double largest = 0;
-  for (size_t sorted = 0, piece = 64; sorted < candidates_.size(); piece *= 4) {
-    const size_t end = std::min(candidates_.size(), sorted + piece);
-    const auto first = candidates_.begin() + static_cast<ptrdiff_t>(sorted);
-    std::partial_sort(first, candidates_.begin() + static_cast<ptrdiff_t>(end), candidates_.end(), is_before);
-    if (sorted == 0) largest = candidates_[0].logit;
-    for (; sorted < end; ++sorted) {
-      sum += std::exp((candidates_[sorted].logit - largest) / params_.temperature);
-      if (sum >= params_.top_p * total) return sorted + 1;
+  const auto chunks = static_cast<size_t>(vocab_size_ + kLogitChunk - 1) / kLogitChunk;
+  maxima_.resize(chunks);
+  chunk_maxima(logits, vocab_size_, maxima_.data());
+  float bound = -std::numeric_limits<float>::infinity();
+  if (static_cast<size_t>(count) < chunks) {
+    std::vector<float> sorted = maxima_;
+    std::nth_element(sorted.begin(), sorted.begin() + count - 1, sorted.end(), std::greater<>());
+    bound = sorted[static_cast<size_t>(count) - 1];
+  }
+  candidates_.clear();
+  for (size_t chunk = 0; chunk < chunks; ++chunk) {
+    if (maxima_[chunk] < bound) continue;
+    const auto end = static_cast<int32_t>(std::min<size_t>((chunk + 1) * kLogitChunk, static_cast<size_t>(vocab_size_)));
+    for (auto token = static_cast<int32_t>(chunk * kLogitChunk); token < end; ++token) {
+      if (logits[token] >= bound) candidates_.push_back({logits[token], token, 0});
     }
   }
-  return candidates_.size();
+  const auto kept = std::min(candidates_.size(), static_cast<size_t>(count));
+  std::partial_sort(candidates_.begin(), candidates_.begin() + static_cast<ptrdiff_t>(kept), candidates_.end(), is_before);
+  candidates_.resize(kept);
+}
+
+// Leaves the likeliest candidates that together have top_p of `total`. Where no top-k limited them, collects them in growing
+// numbers, since the nucleus is nearly always a small part of the vocabulary.
+void Sampler::keep_nucleus(const float* logits, double total) {
+  const bool has_all = params_.top_k > 0 && params_.top_k < vocab_size_;
+  for (int count = 64;; count *= 8) {
+    if (!has_all) {
+      collect(logits, std::min(count, vocab_size_));
+      for (Candidate& candidate : candidates_) candidate.weight = weights_[static_cast<size_t>(candidate.token)];
+    }
+    double sum = 0;
+    for (size_t i = 0; i < candidates_.size(); ++i) {
+      sum += candidates_[i].weight;
+      if (sum >= params_.top_p * total) {
+        candidates_.resize(i + 1);
+        return;
+      }
+    }
+    if (has_all || count >= vocab_size_) return;
+  }
+}
+
+void Sampler::drop_unlikely() {
+  if (params_.min_p > 0) std::erase_if(candidates_, [this](const Candidate& c) { return c.weight < params_.min_p; });
 }
 
 }  // namespace turbomind

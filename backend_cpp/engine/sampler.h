@@ -39,14 +39,19 @@ class Sampler {
   struct Candidate {
     float logit;
     int32_t token;
+    double weight;  // relative to the likeliest token's
   };
 
   void penalise(float* logits) const;
   void forbid(float* logits, const std::vector<int32_t>& tokens, const std::vector<int32_t>& forbidden,
               const int32_t* mask) const;
-  int32_t draw_from(float* logits, uint64_t draw);
-  void keep_top_k(int count);
-  size_t nucleus_size(double total);
+  int32_t draw_from(const float* logits, int32_t best, double u);
+  int32_t draw_from_all(double u) const;
+  int32_t draw_from_candidates(int32_t best, double u) const;
+  double weigh(const float* logits, float largest);
+  void collect(const float* logits, int count);
+  void keep_nucleus(const float* logits, double total);
+  void drop_unlikely();
 
   GenerationParams params_;
   uint64_t seed_;
@@ -54,7 +59,11 @@ class Sampler {
   std::vector<bool> is_seen_;                       // [vocab]; empty without a repetition penalty
   std::vector<int32_t> seen_;                       // tokens of prompt and answer, once each
   std::unordered_map<int32_t, int> answer_counts_;  // empty without presence and frequency penalty
-  std::vector<Candidate> candidates_;               // scratch
+  // Scratch.
+  std::vector<Candidate> candidates_;
+  std::vector<float> weights_;     // [vocab]
+  std::vector<float> chunk_sums_;  // of weights_
+  std::vector<float> maxima_;      // of chunks of logits
 };
 
 }  // namespace turbomind

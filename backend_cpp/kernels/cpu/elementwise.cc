@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <limits>
 
 #include "kernels/activation.h"
 #include "kernels/cpu/isa.h"
@@ -35,6 +36,30 @@ void silu_and_mul(ThreadPool& pool, const float* gate_up, int rows, int size, fl
 
 int32_t argmax(const float* logits, int size) {
   return kernels().argmax(logits, size);
+}
+
+void chunk_maxima(const float* logits, int size, float* maxima) {
+  kernels().chunk_maxima(logits, size, maxima);
+}
+
+void exp_weights(const float* logits, int size, float maximum, float factor, float* weights, float* sums) {
+  kernels().exp_weights(logits, size, maximum, factor, weights, sums);
+}
+
+void apply_mask(const int32_t* mask, int size, float* logits) {
+  constexpr float kNever = -std::numeric_limits<float>::infinity();
+  for (int first = 0; first < size; first += 32) {
+    const auto bits = static_cast<uint32_t>(mask[first / 32]);
+    if (bits == ~uint32_t{0}) continue;
+    const int count = std::min(32, size - first);
+    if (bits == 0) {
+      std::fill(logits + first, logits + first + count, kNever);
+      continue;
+    }
+    for (int i = 0; i < count; ++i) {
+      if ((bits >> i & 1u) == 0) logits[first + i] = kNever;
+    }
+  }
 }
 
 }  // namespace turbomind

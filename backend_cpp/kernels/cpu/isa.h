@@ -29,6 +29,8 @@ struct KernelTable {
   void (*attend)(const AttentionParams& params, int kv_head, int group, const float* query, const int32_t* blocks,
                  int begin, int end, float* out, float* maximum, float* sum);
   int32_t (*argmax)(const float* logits, int size);
+  void (*chunk_maxima)(const float* logits, int size, float* maxima);
+  void (*exp_weights)(const float* logits, int size, float maximum, float factor, float* weights, float* sums);
 };
 
 inline constexpr int kLinearRowBlock = 48;

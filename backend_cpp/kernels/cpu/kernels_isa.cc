@@ -1,4 +1,5 @@
 // Row kernels of one instruction set; compiled once with each of -DTM_ISA=avx512vnni, avx512, avx2 and scalar.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -7,6 +8,7 @@
 #include "kernels/cpu/linear_block.h"
 #include "kernels/cpu/packed_block.h"
 #include "kernels/cpu/simd.h"
+#include "kernels/sampling.h"
 
 #define TM_STRING_(name) #name
 #define TM_STRING(name) TM_STRING_(name)
@@ -72,9 +74,43 @@ int32_t argmax(const float* logits, int size) {
   return -1;
 }
 
+void chunk_maxima(const float* logits, int size, float* maxima) {
+  constexpr float kLowest = -std::numeric_limits<float>::infinity();
+  for (int first = 0; first < size; first += kLogitChunk, ++maxima) {
+    const int count = std::min(kLogitChunk, size - first);
+    Vec top = broadcast(kLowest);
+    int i = 0;
+    for (; i + kLanes <= count; i += kLanes) top = max(top, load(logits + first + i));
+    *maxima = reduce_max(top);
+    for (; i < count; ++i) *maxima = std::max(*maxima, logits[first + i]);
+  }
+}
+
+void exp_weights(const float* logits, int size, float maximum, float factor, float* weights, float* sums) {
+  const Vec shift = broadcast(-maximum);
+  const Vec scale = broadcast(factor);
+  for (int first = 0; first < size; first += kLogitChunk, ++sums) {
+    const int count = std::min(kLogitChunk, size - first);
+    Vec total = zero();
+    for (int i = 0; i < count; i += kLanes) {
+      const int lanes = std::min(kLanes, count - i);
+      const float* source = logits + first + i;
+      const Vec weight = exp(mul(add(lanes == kLanes ? load(source) : load_partial(source, lanes), shift), scale));
+      if (lanes == kLanes) {
+        store(weights + first + i, weight);
+        total = add(total, weight);
+      } else {
+        store_partial(weights + first + i, weight, lanes);
+        total = add(total, load_partial(weights + first + i, lanes));
+      }
+    }
+    *sums = reduce_add(total);
+  }
+}
+
 }  // namespace
 
 const KernelTable kTable = {TM_STRING(TM_ISA), linear_block,     quantize_row, packed_block,
-                            rms_norm_row,      silu_and_mul_row, attend,       argmax};
+                            rms_norm_row,      silu_and_mul_row, attend,       argmax, chunk_maxima, exp_weights};
 
 }  // namespace turbomind::TM_ISA
