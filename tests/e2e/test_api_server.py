@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -116,6 +117,48 @@ def test_a_killed_tritonserver_comes_back_and_health_tells(tmp_path: Path) -> No
         assert http.get("/health").status_code == 200
         os.kill(server.triton_pid(), signal.SIGKILL)
         eventually_sync(lambda: http.get("/health").status_code == 503, timeout=5)
+        eventually_sync(lambda: http.get("/health").status_code == 200, timeout=START)
+        assert "Paris" in ask(server)
+        server.end(signal.SIGINT)
+
+
+def test_open_streams_end_with_an_error_event_when_tritonserver_is_killed(tmp_path: Path) -> None:
+    story = {
+        "model": DEFAULT_MODEL_NAME,
+        "messages": [{"role": "user", "content": "Count to one thousand."}],
+        "stream": True,
+        "ignore_eos": True,
+        "max_tokens": 4000,
+    }
+    ended: list[tuple[float, str]] = []
+    begun = threading.Barrier(5)
+
+    def read(url: str) -> None:
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=story, timeout=60, trust_env=False) as answer:
+            lines = (line for line in answer.iter_lines() if line)
+            last = next(lines)
+            begun.wait(60)
+            for line in lines:
+                last = line
+        ended.append((time.monotonic(), last))
+
+    with api_server() as server, httpx.Client(base_url=server.url, trust_env=False, timeout=20) as http:
+        server.wait_ready()
+        readers = [threading.Thread(target=read, args=(server.url,)) for _ in range(4)]
+        for reader in readers:
+            reader.start()
+        begun.wait(60)
+        killed = time.monotonic()
+        os.kill(server.triton_pid(), signal.SIGKILL)
+        for reader in readers:
+            reader.join(20)
+        assert len(ended) == 4
+        assert all(when - killed < 2 for when, _ in ended)
+        assert all('"service_unavailable"' in last for _, last in ended)
+        eventually_sync(lambda: http.get("/health").status_code == 503, timeout=5)
+        refused = http.post("/v1/chat/completions", json=story)  # no request hangs
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "service_unavailable"
         eventually_sync(lambda: http.get("/health").status_code == 200, timeout=START)
         assert "Paris" in ask(server)
         server.end(signal.SIGINT)
