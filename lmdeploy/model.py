@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Self
 from lmdeploy.paths import locate_model, model_name_of, tokenizer_dir
 from lmdeploy.templates.base import MODELS, BaseChatTemplate, Capability, ChatTemplate
 from lmdeploy.templates.builtin import builtin_for
+from lmdeploy.templates.tool_calling import ToolChatTemplate
 
 if TYPE_CHECKING:
     from lmdeploy.tokenizer import Tokenizer
 
-__all__ = ["MODELS", "BaseChatTemplate", "ChatTemplate", "ChatTemplateConfig", "chat_template_for"]
+__all__ = ["MODELS", "BaseChatTemplate", "ChatTemplate", "ChatTemplateConfig", "ToolChatTemplate", "chat_template_for"]
 
 logger = logging.getLogger(__name__)
 

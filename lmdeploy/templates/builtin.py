@@ -17,7 +17,7 @@ _CHATML: dict[str, Any] = {
     "separator": "\n",
     "stop_words": ["<|im_end|>"],
 }
-_INTERNLM2 = _CHATML | {
+INTERNLM2 = _CHATML | {
     "meta_instruction": "You are an AI assistant whose name is InternLM (书生·浦语).\n"
     "- InternLM (书生·浦语) is a conversational language model that is developed by Shanghai AI Laboratory "
     "(上海人工智能实验室). It is designed to be helpful, honest, and harmless.\n"
@@ -27,8 +27,8 @@ _INTERNLM2 = _CHATML | {
     "eotool": "<|im_end|>\n",
     "stop_words": ["<|im_end|>", "<|action_end|>"],
 }
-_QWEN = _CHATML | {"meta_instruction": "You are a helpful assistant."}
-_LLAMA3: dict[str, Any] = {
+QWEN = _CHATML | {"meta_instruction": "You are a helpful assistant."}
+LLAMA3: dict[str, Any] = {
     "system": "<|start_header_id|>system<|end_header_id|>\n\n",
     "eosys": "<|eot_id|>",
     "user": "<|start_header_id|>user<|end_header_id|>\n\n",
@@ -91,16 +91,18 @@ class Llama2ChatTemplate(SpacedChatTemplate):
 
 MODELS.register_module("base")(functools.partial(BaseChatTemplate, capability="completion"))
 MODELS.register_module("chatml")(functools.partial(BaseChatTemplate, **_CHATML))
-MODELS.register_module("internlm2")(functools.partial(BaseChatTemplate, **_INTERNLM2))
-MODELS.register_module("qwen")(functools.partial(BaseChatTemplate, **_QWEN))
-MODELS.register_module("llama3")(functools.partial(BaseChatTemplate, **_LLAMA3))
+MODELS.register_module("internlm2")(functools.partial(BaseChatTemplate, **INTERNLM2))
+MODELS.register_module("qwen")(functools.partial(BaseChatTemplate, **QWEN))
+MODELS.register_module("llama3")(functools.partial(BaseChatTemplate, **LLAMA3))
 MODELS.register_module("vicuna")(functools.partial(SpacedChatTemplate, **_VICUNA))
 MODELS.register_module("llama2")(functools.partial(Llama2ChatTemplate, **_LLAMA2))
 
 # For checkpoints without a template of their own; the first match decides.
 _NAME_PATTERNS = (
     (r"internlm[_-]?(2|3).*(chat|instruct)", "internlm2"),
+    (r"qwen2\.5.*instruct", "qwen2d5"),
     (r"qwen.*(chat|instruct)", "qwen"),
+    (r"llama-?3\.1.*instruct", "llama3_1"),
     (r"llama-?3.*instruct", "llama3"),
     (r"llama-?2.*chat", "llama2"),
     (r"vicuna", "vicuna"),

@@ -7,6 +7,7 @@ import jinja2
 
 from lmdeploy.templates.base import ChatTemplate
 from lmdeploy.templates.conversation import Message
+from lmdeploy.templates.tool_calling import parsed_arguments
 
 
 class JinjaChatTemplate(ChatTemplate):
@@ -37,7 +38,7 @@ class JinjaChatTemplate(ChatTemplate):
             if tools and "tools" not in self._tokenizer.get_chat_template(tools=tools):
                 raise ValueError("tools are not supported by this model's chat template")
             prompt: str = self._tokenizer.apply_chat_template(
-                messages, tools=tools, add_generation_prompt=add_generation_prompt, tokenize=False
+                parsed_arguments(messages), tools=tools, add_generation_prompt=add_generation_prompt, tokenize=False
             )
         except (jinja2.TemplateError, TypeError, KeyError) as error:
             raise ValueError(f"messages are refused by the model's chat template: {error}") from error

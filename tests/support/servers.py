@@ -16,7 +16,9 @@ START = 120.0  # seconds a server gets to be ready on a busy machine
 
 
 @contextmanager
-def running_triton(model_path: Path | None = None, **engine_config: Any) -> Iterator[TritonServer]:
+def running_triton(
+    model_path: Path | None = None, *, chat_template: str = "", **engine_config: Any
+) -> Iterator[TritonServer]:
     """Serve a model (default: the default model, float32) with our backend on free ports."""
     path = model_path or default_model_dir()
     assert path.is_dir(), f"{path} is missing; run: make model"
@@ -24,6 +26,7 @@ def running_triton(model_path: Path | None = None, **engine_config: Any) -> Iter
         template_dir(),
         model_path=str(path),
         model_name=DEFAULT_MODEL_NAME if model_path is None else model_path.name,
+        chat_template=chat_template,
         engine_config={"dtype": "float32", **engine_config},
         ports=Ports.free(),
     )

@@ -1,0 +1,193 @@
+"""The gateway's whole surface against tritonserver and the default model."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pydantic
+import pytest
+
+from lmdeploy.paths import DEFAULT_MODEL_NAME as MODEL
+from lmdeploy.serve.openai.api_client import APIClient
+from lmdeploy.serve.tritonserver import TritonServer
+from lmdeploy.tokenizer import Tokenizer
+from lmdeploy.turbomind.engine_dir import resolve
+from openai_gateway.settings import Settings
+from tests.support.gateways import running_gateway
+from tests.support.servers import running_triton
+
+pytestmark = pytest.mark.e2e
+
+CAPITAL: Any = [{"role": "user", "content": "What is the capital of France?"}]
+ANSWER = "The capital of France is Paris."
+
+
+@pytest.fixture(scope="module")
+def url(triton_server: TritonServer) -> Iterator[str]:
+    settings = Settings(
+        triton_address=triton_server.grpc_address,
+        triton_metrics_url=triton_server.metrics_url,
+        engine_dir=resolve("").path,
+    )
+    with running_gateway(settings) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def api(url: str) -> Iterator[APIClient]:
+    with APIClient(url) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer(str(resolve("").path))
+
+
+def test_greedy_choices_are_equal_and_the_prompt_counts_once(client: openai.OpenAI) -> None:
+    one = client.chat.completions.create(model=MODEL, messages=CAPITAL, temperature=0)
+    three = client.chat.completions.create(model=MODEL, messages=CAPITAL, temperature=0, n=3)
+    assert [choice.message.content for choice in three.choices] == [ANSWER] * 3
+    assert one.usage is not None
+    assert three.usage is not None
+    assert three.usage.prompt_tokens == one.usage.prompt_tokens
+    assert three.usage.completion_tokens == 3 * one.usage.completion_tokens
+
+
+def test_streamed_choices_differ_and_repeat_with_their_seed(client: openai.OpenAI) -> None:
+    def ask() -> dict[int, str]:
+        texts = {0: "", 1: "", 2: ""}
+        options: Any = {"temperature": 1.2, "seed": 3, "max_tokens": 24, "n": 3, "stream": True}
+        story: Any = [{"role": "user", "content": "Tell me a story."}]
+        for chunk in client.chat.completions.create(model=MODEL, messages=story, **options):
+            texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+        return texts
+
+    first = ask()
+    assert len(set(first.values())) == 3
+    assert ask() == first
+
+
+def test_logprobs_are_of_the_tokens_of_the_text(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
+    answer = client.chat.completions.create(
+        model=MODEL, messages=CAPITAL, temperature=0, logprobs=True, top_logprobs=4
+    ).choices[0]
+    content = answer.logprobs.content if answer.logprobs else None
+    assert content is not None
+    assert b"".join(bytes(token.bytes or ()) for token in content).decode() == ANSWER == answer.message.content
+    assert [token.token for token in content] == [
+        tokenizer.decode([i]) for i in tokenizer.encode(ANSWER, add_bos=False)
+    ]
+    for token in content:
+        values = [top.logprob for top in token.top_logprobs]
+        assert len(values) == 4
+        assert values == sorted(values, reverse=True)
+        assert token.logprob == values[0]  # greedy takes the likeliest
+        assert sum(math.exp(value) for value in values) <= 1 + 1e-5
+
+
+def test_a_bias_forbids_a_token(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
+    (paris,) = tokenizer.encode(" Paris", add_bos=False)
+    options: Any = {"model": MODEL, "messages": CAPITAL, "temperature": 0, "max_tokens": 16}
+    answer = client.chat.completions.create(**options, logit_bias={str(paris): -100})
+    assert "Paris" not in (answer.choices[0].message.content or "")
+    with pytest.raises(openai.BadRequestError):
+        client.chat.completions.create(**options, logit_bias={"999999": 1})
+
+
+def test_parse_gives_an_object_of_the_schema(client: openai.OpenAI) -> None:
+    class City(pydantic.BaseModel):
+        name: str
+        is_capital: bool
+
+    answer = client.chat.completions.parse(
+        model=MODEL, messages=CAPITAL, response_format=City, temperature=0, max_tokens=200
+    )
+    assert isinstance(answer.choices[0].message.parsed, City)
+
+
+@pytest.fixture(scope="module")
+def tool_client() -> Iterator[openai.OpenAI]:
+    """A client of a server whose chat template writes tools; the default model's own does not."""
+    with (
+        running_triton(chat_template="qwen2d5") as server,
+        running_gateway(Settings(triton_address=server.grpc_address)) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120) as made,
+    ):
+        yield made
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_forced_call_has_arguments_of_the_tool_s_schema(tool_client: openai.OpenAI, stream: bool) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 20}, "unit": {"enum": ["celsius", "fahrenheit"]}},
+        "required": ["city", "unit"],
+        "additionalProperties": False,
+    }
+    tool: Any = {"type": "function", "function": {"name": "get_weather", "parameters": parameters}}
+    options: Any = {"model": MODEL, "messages": CAPITAL, "tools": [tool], "tool_choice": "required", "temperature": 0}
+    if stream:
+        with tool_client.chat.completions.stream(**options, max_tokens=200) as chunks:
+            choice: Any = chunks.get_final_completion().choices[0]
+    else:
+        choice = tool_client.chat.completions.create(**options, max_tokens=200).choices[0]
+    assert choice.finish_reason == "tool_calls", choice
+    (call,) = choice.message.tool_calls
+    arguments = json.loads(call.function.arguments)
+    assert set(arguments) == {"city", "unit"}
+    assert arguments["unit"] in ("celsius", "fahrenheit")
+
+
+def test_text_and_tokens_are_those_of_the_tokenizer(url: str, api: APIClient, tokenizer: Tokenizer) -> None:
+    text = "Hello, 世界 🦜!"
+    ids = tokenizer.encode(text)
+    assert api.encode(text) == (ids, len(ids))
+    with httpx.Client(base_url=url, trust_env=False) as http:
+        assert http.post("/tokenize", json={"prompt": text}).json()["tokens"] == ids
+        assert http.post("/detokenize", json={"tokens": ids}).json()["prompt"] == text
+        of_tokens = http.post(
+            "/v1/completions", json={"model": MODEL, "prompt": ids, "max_tokens": 8, "temperature": 0}
+        ).json()
+        of_text = http.post(
+            "/v1/completions", json={"model": MODEL, "prompt": text, "max_tokens": 8, "temperature": 0}
+        ).json()
+    assert of_tokens["choices"][0]["text"] == of_text["choices"][0]["text"]
+    assert of_tokens["usage"] == of_text["usage"]
+
+
+def test_an_interactive_conversation_is_remembered_until_it_ends(api: APIClient) -> None:
+    def say(text: str) -> dict[str, Any]:
+        (said,) = api.chat_interactive_v1(text, session_id=4711, interactive_mode=True, top_k=1, request_output_len=16)
+        return said
+
+    first = say("What is the capital of France?")
+    assert (first["text"], first["history_tokens"]) == (ANSWER, 0)
+    second = say("And of Italy?")
+    assert second["history_tokens"] >= first["input_tokens"] + first["tokens"]
+    api.end_session(4711)
+    assert say("What is the capital of France?")["history_tokens"] == 0
+    api.end_session(4711)
+    api.end_session(4711)
+
+
+def test_responses_stream(client: openai.OpenAI) -> None:
+    with client.responses.stream(model=MODEL, input=CAPITAL, temperature=0) as events:
+        assert events.get_final_response().output_text == ANSWER
+
+
+def test_the_engine_s_figures_are_passed_through(url: str) -> None:
+    page = httpx.get(f"{url}/metrics", trust_env=False).text
+    assert "lmdeploy_gateway_requests_total" in page
+    assert "turbomind_cache_blocks_free" in page
