@@ -173,8 +173,9 @@ int32_t Sampler::draw_from_candidates(int32_t best, double u) const {
   return best;
 }
 
-// The `count` likeliest tokens in order, the lower id first among equals. A bound comes from the chunks' maxima: as many
-// chunks as there are tokens wanted hold a value of at least the count-th largest maximum, so nothing below it is wanted.
+// The `count` likeliest tokens in order, the lower id first among equals. A bound comes from the chunks' maxima: as
+// many chunks as there are tokens wanted hold a value of at least the count-th largest maximum, so nothing below it is
+// wanted.
 void Sampler::collect(const float* logits, int count) {
   const auto is_before = [](const Candidate& a, const Candidate& b) {
     return a.logit != b.logit ? a.logit > b.logit : a.token < b.token;
@@ -191,18 +192,20 @@ void Sampler::collect(const float* logits, int count) {
   candidates_.clear();
   for (size_t chunk = 0; chunk < chunks; ++chunk) {
     if (maxima_[chunk] < bound) continue;
-    const auto end = static_cast<int32_t>(std::min<size_t>((chunk + 1) * kLogitChunk, static_cast<size_t>(vocab_size_)));
+    const auto end =
+        static_cast<int32_t>(std::min<size_t>((chunk + 1) * kLogitChunk, static_cast<size_t>(vocab_size_)));
     for (auto token = static_cast<int32_t>(chunk * kLogitChunk); token < end; ++token) {
       if (logits[token] >= bound) candidates_.push_back({logits[token], token, 0});
     }
   }
   const auto kept = std::min(candidates_.size(), static_cast<size_t>(count));
-  std::partial_sort(candidates_.begin(), candidates_.begin() + static_cast<ptrdiff_t>(kept), candidates_.end(), is_before);
+  std::partial_sort(candidates_.begin(), candidates_.begin() + static_cast<ptrdiff_t>(kept), candidates_.end(),
+                    is_before);
   candidates_.resize(kept);
 }
 
-// Leaves the likeliest candidates that together have top_p of `total`. Where no top-k limited them, collects them in growing
-// numbers, since the nucleus is nearly always a small part of the vocabulary.
+// Leaves the likeliest candidates that together have top_p of `total`. Where no top-k limited them, collects them in
+// growing numbers, since the nucleus is nearly always a small part of the vocabulary.
 void Sampler::keep_nucleus(const float* logits, double total) {
   const bool has_all = params_.top_k > 0 && params_.top_k < vocab_size_;
   for (int count = 64;; count *= 8) {

@@ -72,8 +72,8 @@ struct Sequence {
   TextStream text;
   BadText bad_text;
   std::unique_ptr<GrammarMatcher> matcher;
-  std::vector<int32_t> mask;    // what `matcher` allows next; empty: not asked yet
-  Output held;  // what has not been sent
+  std::vector<int32_t> mask;  // what `matcher` allows next; empty: not asked yet
+  Output held;                // what has not been sent
   Clock::time_point last_token;
 };
 

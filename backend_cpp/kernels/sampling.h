@@ -15,7 +15,8 @@ inline constexpr int kLogitChunk = 64;
 // Largest value of each chunk; maxima [size / kLogitChunk rounded up].
 void chunk_maxima(const float* logits, int size, float* maxima);
 
-// weights[i] = exp((logits[i] - maximum) * factor), and the sum of each chunk's weights. sums [size / kLogitChunk rounded up].
+// weights[i] = exp((logits[i] - maximum) * factor), and the sum of each chunk's weights. sums [size / kLogitChunk
+// rounded up].
 void exp_weights(const float* logits, int size, float maximum, float factor, float* weights, float* sums);
 
 // Sets to -infinity every value whose bit in `mask` ([size / 32 rounded up]) is 0.

@@ -67,5 +67,4 @@ def round_activations(x: torch.Tensor, group: int) -> torch.Tensor:
     padded = torch.nn.functional.pad(x, (0, -in_features % group)).view(rows, -1, group)
     scale = padded.abs().amax(-1, keepdim=True) / 127
     scaled = torch.where(scale > 0, padded * (1 / scale), torch.zeros_like(padded))
-    codes = (scaled.abs() + 0.5).floor() * scaled.sign()
-    return (codes.double() * scale.double()).reshape(rows, -1)[:, :in_features]
+    return (scaled.round().double() * scale.double()).reshape(rows, -1)[:, :in_features]

@@ -110,7 +110,7 @@ void exp_weights(const float* logits, int size, float maximum, float factor, flo
 
 }  // namespace
 
-const KernelTable kTable = {TM_STRING(TM_ISA), linear_block,     quantize_row, packed_block,
-                            rms_norm_row,      silu_and_mul_row, attend,       argmax, chunk_maxima, exp_weights};
+const KernelTable kTable = {TM_STRING(TM_ISA), linear_block, quantize_row, packed_block, rms_norm_row,
+                            silu_and_mul_row,  attend,       argmax,       chunk_maxima, exp_weights};
 
 }  // namespace turbomind::TM_ISA

@@ -13,29 +13,33 @@ namespace turbomind::TM_ISA {
 inline constexpr int kTileVecs = kTileOutputs / kLanes;  // vectors that hold one value for each output of a tile
 inline constexpr int kPackedRows = kTileVecs == 1 ? 8 : kTileVecs == 2 ? 2 : 1;
 
-// Rounds a row to int8 for each group: scale = max |x| / 127. Codes beyond in_features are 0.
+// Rounds a row to int8 for each group: scale = max |x| / 127, ties to even. Codes beyond in_features are 0.
 inline void quantize_row(const float* x, int in_features, int group, int groups, int8_t* codes, float* scales,
                          int32_t* sums) {
   for (int g = 0; g < groups; ++g) {
     const int first = g * group;
     const int count = std::min(group, in_features - first);
-    float largest = 0;
-    for (int i = 0; i < count; ++i) largest = std::max(largest, std::fabs(x[first + i]));
-    // NaN and infinity must not vanish: they make the scale, and so the row's result, what they are.
-    float probe = 0;
-    for (int i = 0; i < count; ++i) probe += x[first + i] * 0.0f;
-    const float scale = largest / 127.0f + probe;
-    const float inverse = scale > 0 ? 1.0f / scale : 0.0f;
-    int32_t sum = 0;
-    for (int i = 0; i < count; ++i) {
-      const auto code =
-          static_cast<int8_t>(static_cast<int>(x[first + i] * inverse + (x[first + i] >= 0 ? 0.5f : -0.5f)));
-      codes[first + i] = code;
-      sum += code;
+    const auto element = [&](int i) {
+      return count - i >= kLanes ? load(x + first + i) : load_partial(x + first + i, count - i);
+    };
+    Vec top = zero();
+    Vec probe = zero();  // NaN and infinity must not vanish: they make the scale, and so the row's result, not a number
+    for (int i = 0; i < count; i += kLanes) {
+      const Vec v = element(i);
+      top = max(top, absolute(v));
+      probe = fma(v, zero(), probe);
     }
-    std::fill(codes + first + count, codes + first + group, int8_t{0});
+    const float scale = reduce_max(top) / 127.0f + reduce_add(probe);
+    const Vec inverse = broadcast(scale > 0 ? 1.0f / scale : 0.0f);
+    IVec sum = broadcast_int(0);
+    for (int i = 0; i < group; i += kLanes) {
+      const Vec v = i < count ? mul(element(i), inverse) : zero();
+      int8_t lanes[kLanes];
+      sum = add_ints(sum, store_codes(lanes, v));
+      std::memcpy(codes + first + i, lanes, static_cast<size_t>(std::min(kLanes, group - i)));
+    }
     scales[g] = scale;
-    sums[g] = sum;
+    sums[g] = static_cast<int32_t>(reduce_add(to_floats(sum)));
   }
 }
 

@@ -77,6 +77,19 @@ inline Vec load(const half* p) {
 
 using IVec = __m512i;  // kLanes int32, or 4 kLanes bytes
 
+inline Vec absolute(Vec a) {
+  return _mm512_abs_ps(a);
+}
+// Nearest integers, ties to even, of values in [-128, 127]; stored as bytes and returned.
+inline IVec store_codes(int8_t* p, Vec v) {
+  const IVec codes = _mm512_cvtps_epi32(v);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(codes));
+  return codes;
+}
+inline IVec add_ints(IVec a, IVec b) {
+  return _mm512_add_epi32(a, b);
+}
+
 inline IVec broadcast_int(int32_t value) {
   return _mm512_set1_epi32(value);
 }
@@ -176,6 +189,19 @@ inline Vec load(const half* p) {
 }
 
 using IVec = __m256i;
+
+inline Vec absolute(Vec a) {
+  return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a);
+}
+inline IVec store_codes(int8_t* p, Vec v) {
+  const IVec codes = _mm256_cvtps_epi32(v);
+  const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(codes), _mm256_extracti128_si256(codes, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
+  return codes;
+}
+inline IVec add_ints(IVec a, IVec b) {
+  return _mm256_add_epi32(a, b);
+}
 
 inline IVec broadcast_int(int32_t value) {
   return _mm256_set1_epi32(value);
@@ -294,6 +320,17 @@ inline IVec multiply(IVec a, IVec b) {
 }
 inline Vec to_floats(IVec v) {
   return map([&](int i) { return static_cast<float>(v.lane[i]); });
+}
+inline Vec absolute(Vec a) {
+  return map([&](int i) { return std::fabs(a.lane[i]); });
+}
+inline IVec store_codes(int8_t* p, Vec v) {
+  const IVec codes = map_int([&](int i) { return static_cast<int32_t>(std::nearbyint(v.lane[i])); });
+  for (int i = 0; i < kLanes; ++i) p[i] = static_cast<int8_t>(codes.lane[i]);
+  return codes;
+}
+inline IVec add_ints(IVec a, IVec b) {
+  return map_int([&](int i) { return a.lane[i] + b.lane[i]; });
 }
 inline IVec dot4(IVec sum, IVec u, IVec s) {
   return map_int([&](int i) {
