@@ -105,3 +105,14 @@ def test_locust_users_chat(url: str, fake: FakeTriton) -> None:
     figures = {entry["name"]: entry for entry in json.loads(done.stdout)}  # the table goes to stderr
     assert figures["first token"]["num_requests"] > 0
     assert figures["/v1/chat/completions"]["num_failures"] == 0
+
+
+def test_the_gateway_s_cost_is_measured_per_token(tmp_path: Path) -> None:
+    report = tmp_path / "cost.json"
+    flags = ["--streams", "2", "--tokens", "50", "--rounds", "1", "--json", str(report)]
+    command = [sys.executable, str(ROOT / "tools" / "profile_gateway.py"), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    (cost,) = json.loads(report.read_text())["costs"]
+    assert cost["tokens"] == 8 * 2 * 50
+    assert cost["microseconds"] > 0
