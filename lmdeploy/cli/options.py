@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from dataclasses import asdict
 from typing import Any
 
@@ -14,6 +15,7 @@ DEFAULT_WEBUI_PORT = 6006
 
 # option -> type and help; an option that is not given leaves the default to TurbomindEngineConfig
 _ENGINE_OPTIONS: dict[str, tuple[type, str]] = {
+    "tp": (int, "devices one model is spread over"),
     "session_len": (int, "most tokens of a conversation, prompt and answer (default: what the model was made for)"),
     "max_batch_size": (int, "most sequences computed at a time"),
     "cache_max_entry_count": (float, "part of the free memory given to the KV cache, between 0 and 1"),
@@ -27,6 +29,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engine")
     for name, (kind, help_text) in _ENGINE_OPTIONS.items():
         group.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=kind.__name__.upper(), help=help_text)
+    group.add_argument("--backend", choices=("turbomind",), default="turbomind", help="default: %(default)s")
     group.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), help="type of the weights in memory")
     group.add_argument(
         "--weight-bits",
@@ -57,9 +60,11 @@ def add_triton_options(parser: argparse.ArgumentParser) -> None:
         default=DEFAULT_TRITON_HOST,
         help="address it listens on (default: %(default)s, this machine only)",
     )
+    # Servers that torchrun starts on one machine must not want the same ports.
+    offset = 10 * int(os.environ.get("LOCAL_RANK", "0"))
     for name, default in asdict(Ports()).items():
         group.add_argument(
-            f"--triton-{name}-port", type=port, default=default, metavar="PORT", help="default: %(default)s"
+            f"--triton-{name}-port", type=port, default=default + offset, metavar="PORT", help="default: %(default)s"
         )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from lmdeploy.cli.main import main
+from lmdeploy.cli.main import main, make_parser
 from lmdeploy.serve.ports import free_ports
 from tests.support.fake_triton import FakeTriton
 from tests.support.waiting import eventually_sync
@@ -89,3 +89,13 @@ def test_the_gateway_command_serves_a_running_triton_until_interrupted(triton: F
     finally:
         gateway.kill()
         gateway.wait()
+
+
+def test_servers_that_torchrun_starts_want_ports_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = ["serve", "api_server", "m", "--server-port", "23343", "--tp", "1", "--proxy-url", "http://p:8000"]
+    ports = []
+    for rank in ("0", "1"):
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        args = make_parser().parse_args([*flags, "--backend", "turbomind"])
+        ports += [args.triton_http_port, args.triton_grpc_port, args.triton_metrics_port]
+    assert ports == [8000, 8001, 8002, 8010, 8011, 8012]
