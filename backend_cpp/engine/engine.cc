@@ -187,8 +187,7 @@ bool Engine::take_inbox() {
 
 void Engine::accept(const Submission& submission) {
   if (submission.failure) {
-    ++counts_.failed;
-    answer_at_once(submission.request, FinishReason::kError, &*submission.failure);
+    refuse(submission.request, *submission.failure);
     return;
   }
   try {
@@ -212,9 +211,20 @@ void Engine::accept(const Submission& submission) {
     if (job->request.deadline) deadlines_.insert(*job->request.deadline);
     scheduler_.add(std::make_unique<Sequence>(std::move(job), 0, runner_->vocab_size(), tokens_));
   } catch (const Error& error) {
-    ++counts_.failed;
-    answer_at_once(submission.request, FinishReason::kError, &error);
+    refuse(submission.request, error);
+  } catch (const std::exception& error) {
+    refuse(submission.request, internal_error(error.what()));
   }
+}
+
+// Answers a request that could not begin, and leaves its session as it was.
+void Engine::refuse(const Request& request, const Error& error) {
+  if (request.session) {
+    SessionTable::Session* session = sessions_.find(request.session->id);
+    if (session != nullptr && session->running == request.id) session->running = 0;
+  }
+  ++counts_.failed;
+  answer_at_once(request, FinishReason::kError, &error);
 }
 
 std::shared_ptr<Job> Engine::make_job(const Submission& submission) {

@@ -75,6 +75,7 @@ class Engine {
   void run();
   bool take_inbox();
   void accept(const Submission& submission);
+  void refuse(const Request& request, const Error& error);
   std::shared_ptr<Job> make_job(const Submission& submission);
   std::vector<int32_t> begin_session(Job& job);
   bool control_session(const Request& request);

@@ -172,6 +172,10 @@ bool Engine::take_token(Sequence& sequence, int32_t token) {
     finish(sequence, FinishReason::kStop);
     return false;
   }
+  if (sequence.matcher && sequence.matcher->is_finished()) {
+    finish(sequence, FinishReason::kStop);
+    return false;
+  }
   if (sequence.generated() >= params.max_new_tokens) {
     finish(sequence, FinishReason::kLength);
     return false;

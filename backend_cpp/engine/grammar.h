@@ -18,6 +18,8 @@ class GrammarMatcher {
   virtual void fill_mask(std::vector<int32_t>& mask) = 0;
   // Takes the chosen token. False when the grammar does not allow it.
   virtual bool accept(int32_t token) = 0;
+  // Whether the answer is complete and nothing may follow; only without stop tokens, which end an answer otherwise.
+  virtual bool is_finished() = 0;
 };
 
 // A compiled grammar, shared by answers. Any thread.

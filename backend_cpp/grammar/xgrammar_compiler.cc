@@ -63,6 +63,7 @@ struct Methods {
   ffi::Function new_matcher = method("GrammarMatcher", "__ffi_init__");
   ffi::Function fill_mask = method("GrammarMatcher", "fill_next_token_bitmask");
   ffi::Function accept = method("GrammarMatcher", "accept_token");
+  ffi::Function is_terminated = method("GrammarMatcher", "is_terminated");
 };
 
 class XgrammarMatcher final : public GrammarMatcher {
@@ -79,6 +80,8 @@ class XgrammarMatcher final : public GrammarMatcher {
   }
 
   bool accept(int32_t token) override { return methods_.accept(matcher_, token, false).cast<bool>(); }
+
+  bool is_finished() override { return methods_.is_terminated(matcher_).cast<bool>(); }
 
  private:
   const Methods& methods_;

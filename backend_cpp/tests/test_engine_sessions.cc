@@ -320,6 +320,7 @@ class PatternGrammar final : public Grammar {
       }
     }
     bool accept(int32_t token) override { return place_++ % 2 == 1 ? token == 11 : token < 10; }
+    bool is_finished() override { return false; }
 
    private:
     int length_;
@@ -329,6 +330,13 @@ class PatternGrammar final : public Grammar {
   int length_;
 };
 
+class UnusableGrammar final : public Grammar {
+ public:
+  std::unique_ptr<GrammarMatcher> new_matcher(const std::vector<int32_t>&) const override {
+    throw std::runtime_error("no matcher today");
+  }
+};
+
 class PatternCompiler final : public GrammarCompiler {
  public:
   static inline std::atomic<bool> hold{false};
@@ -336,6 +344,7 @@ class PatternCompiler final : public GrammarCompiler {
   std::shared_ptr<const Grammar> compile(const std::string& format) override {
     while (format == "slow" && hold) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     if (format == "broken") throw invalid_argument("response_format is broken");
+    if (format == "unusable") return std::make_shared<UnusableGrammar>();
     return std::make_shared<PatternGrammar>(8);
   }
 };
@@ -377,6 +386,16 @@ TEST(a_slow_or_broken_grammar_holds_up_nobody_else) {
   CHECK(collector.wait(2).last.error_code == ErrorCode::kInvalidArgument);
   CHECK(collector.wait(1).finish == FinishReason::kLength);
   CHECK(collector.wait(3).finish == FinishReason::kCancelled);
+}
+
+TEST(a_grammar_that_cannot_be_used_fails_its_request_and_frees_its_session) {
+  Collector collector;
+  Engine engine(small_config(), std::make_unique<StubRunner>(), letters(), std::make_unique<PatternCompiler>());
+  turn(engine, collector, 1, 5, true, {1, 2}, 2);
+  Request request = session_request(2, 5, false, {3}, 4, collector.callback());
+  request.params.response_format = "unusable";
+  CHECK(failure_of(collector, engine, std::move(request)) == ErrorCode::kInternal);
+  CHECK_EQUAL(turn(engine, collector, 3, 5, false, {3}, 2).size(), 2u);
 }
 
 TEST(without_a_compiler_a_response_format_is_refused) {

@@ -170,6 +170,7 @@ void ModelState::start(const RequestReader& reader, const std::shared_ptr<Respon
 void ModelState::adapt_to_older_client(Request& request) const {
   GenerationParams& params = request.params;
   params.max_new_tokens = std::min(params.max_new_tokens, engine_->config().session_len);
+  if (!request.session) return;
   const bool only_stops_or_ends = request.session->stop || (request.session->end && !request.session->start);
   if (only_stops_or_ends && params.max_new_tokens == 0) request.input_ids.clear();
 }

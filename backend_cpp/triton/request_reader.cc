@@ -185,8 +185,8 @@ std::vector<std::vector<int32_t>> RequestReader::legacy_words(const char* name) 
 
 std::optional<SessionParams> RequestReader::session() const {
   SessionParams session;
-  if (is_legacy() || has("CORRID")) {
-    session.id = scalar<uint64_t>("CORRID", TRITONSERVER_TYPE_UINT64).value_or(0);
+  if (has("CORRID")) {
+    session.id = *scalar<uint64_t>("CORRID", TRITONSERVER_TYPE_UINT64);
     session.start = scalar<int32_t>("START", TRITONSERVER_TYPE_INT32).value_or(1) != 0;
     session.end = scalar<int32_t>("END", TRITONSERVER_TYPE_INT32).value_or(1) != 0;
   } else if (has("session_id")) {

@@ -144,6 +144,15 @@ def test_json_object_and_grammar(model: AsyncEngine) -> None:
     assert answer.text.lstrip()[0] in '{["-0123456789tfn'
 
 
+def test_an_answer_without_stop_tokens_ends_where_its_format_ends(model: AsyncEngine) -> None:
+    config = GenerationConfig(
+        max_new_tokens=40, ignore_eos=True, response_format={"type": "regex_schema", "regex_schema": "[0-9]{4}"}
+    )
+    answer = model("A year", config, do_preprocess=False)
+    assert re.fullmatch("[0-9]{4}", answer.text)
+    assert answer.finish_reason == "stop"
+
+
 def test_forced_text_costs_no_steps_and_streams_like_any_other(model: AsyncEngine) -> None:
     text = "The quick brown fox jumps over the lazy dog. " * 4
     config = GenerationConfig(
