@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from openai_gateway.errors import ApiError
 from openai_gateway.metrics import GatewayMetrics
 
-logger = logging.getLogger("lmdeploy.access")
+logger = logging.getLogger(__name__)
 
 _GIVEN_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _ALWAYS_SERVED = frozenset({"/health", "/metrics"})
