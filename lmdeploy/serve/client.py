@@ -48,6 +48,8 @@ _CHANNEL_OPTIONS = [
 _STATUS_METADATA = (("triton_grpc_error", "true"),)
 _READY_TIMEOUT = 2.0  # seconds
 _CANCEL_TIMEOUT = 5.0  # seconds
+_CANCEL_RETRIES = (0.05, 0.1, 0.2, 0.4, 0.8)  # seconds before each
+_REFUSALS = frozenset({"INVALID_ARGUMENT", "NOT_FOUND"})
 _TOKENIZE_TIMEOUT = 30.0  # seconds
 
 
@@ -113,8 +115,9 @@ class TritonClient:
                     yield chunk
             if not over:
                 raise TritonRequestError("INTERNAL", "the answer ended without a finish reason")
-        except (TritonUnavailable, TritonRequestError):
-            over = True
+        except TritonRequestError as error:
+            # Refused, so it does not run. After any other error it may, although we no longer hear of it.
+            over = error.code in _REFUSALS
             raise
         finally:
             if not over:
@@ -257,6 +260,8 @@ class TritonClient:
             raise self._typed_error(error.code(), error.details()) from None
         except asyncio.InvalidStateError:  # written to after it ended; its status says why it ended
             raise self._typed_error(await call.code(), await call.details()) from None
+        except grpc.aio.InternalError as error:  # the call broke, for example by ending under an operation
+            raise TritonRequestError("INTERNAL", f"the gRPC call broke: {error}") from None
 
     def _typed_error(self, code: grpc.StatusCode, details: str | None) -> TritonUnavailable | TritonRequestError:
         if code is grpc.StatusCode.UNAVAILABLE:
@@ -273,10 +278,17 @@ class TritonClient:
         task.add_done_callback(self._cancellations.discard)
 
     async def _try_cancel(self, request_id: str) -> None:
-        try:
-            await self.cancel(request_id)
-        except (TritonUnavailable, TritonRequestError) as error:
-            logger.warning("request %s was not cancelled in the engine: %s", request_id, error)
+        """Cancel, and again when that fails: a request nobody reads would run to its end."""
+        for delay in (*_CANCEL_RETRIES, None):
+            try:
+                await self.cancel(request_id)
+            except (TritonUnavailable, TritonRequestError) as error:
+                if delay is None:
+                    logger.warning("request %s was not cancelled in the engine: %s", request_id, error)
+                    return
+                await asyncio.sleep(delay)
+            else:
+                return
 
 
 def _untyped_error(message: str) -> TritonUnavailable | TritonRequestError:

@@ -118,8 +118,8 @@ def test_leaving_at_any_moment_leaks_nothing(gateway: str, triton_server: Triton
             except httpx.TimeoutException:
                 pass
 
-    with ThreadPoolExecutor(8) as threads:
-        list(threads.map(leave_after, range(1, 400, 10)))
+    with ThreadPoolExecutor(24) as threads:
+        list(threads.map(leave_after, [1 + 37 * index % 600 for index in range(300)]))
     eventually_sync(lambda: no_blocks_used(triton_server), timeout=2)
 
 
