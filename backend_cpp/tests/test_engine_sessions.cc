@@ -279,6 +279,23 @@ TEST(a_request_that_takes_too_long_ends_with_a_timeout) {
   CHECK(collector.wait(2).tokens == expected_answer({1, 2}, 60));
 }
 
+TEST(an_answer_that_fails_takes_its_siblings_with_it_once) {
+  Collector collector;
+  std::atomic<int> failures{0};
+  Engine engine(small_config(), std::make_unique<StubRunner>(), letters());
+  Request request = make_request(1, {1, 2}, 40, collector.callback());
+  request.params.n = 4;
+  request.params.logits_hook = [&failures](const std::vector<int32_t>& tokens, float*, int) {
+    if (tokens.size() < 20) return;
+    ++failures;
+    throw std::runtime_error("too long");
+  };
+  engine.submit(std::move(request));
+  for (int index = 0; index < 4; ++index) CHECK(collector.wait(1, index).finish == FinishReason::kError);
+  CHECK_EQUAL(failures.load(), 1);  // the others were in the same step, and gone
+  CHECK_EQUAL(engine.stats().failed, 1);
+}
+
 TEST(a_logits_hook_that_throws_ends_its_request_alone) {
   Collector collector;
   Engine engine(small_config(), std::make_unique<StubRunner>(), letters());
