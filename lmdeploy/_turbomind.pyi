@@ -54,3 +54,39 @@ def attention(
     /,
 ) -> None: ...
 def cache_block_bytes(cache_bits: int, num_layers: int, num_kv_heads: int, head_dim: int, block_len: int, /) -> int: ...
+def route(
+    logits: int,
+    rows: int,
+    num_experts: int,
+    top_k: int,
+    scores: int,
+    mixer_jitter: float,
+    num_groups: int,
+    top_groups: int,
+    group_score: int,
+    choice_bias: int,
+    normalize: bool,
+    scale: float,
+    experts: int,
+    weights: int,
+    /,
+) -> None: ...
+def experts(
+    x: int,
+    rows: int,
+    gate_up: int,
+    down: int,
+    num_experts: int,
+    size: int,
+    hidden: int,
+    bits: int,
+    group: int,
+    top_k: int,
+    chosen: int,
+    weights: int,
+    y: int,
+    /,
+) -> None: ...
+def head_linear(
+    x: int, rows: int, heads: int, out_features: int, in_features: int, w: int, is_bfloat16: bool, y: int, /
+) -> None: ...

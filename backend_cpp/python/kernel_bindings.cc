@@ -2,32 +2,25 @@
 
 #include <pybind11/stl.h>
 
-#include <algorithm>
 #include <vector>
 
-#include "base/thread_pool.h"
 #include "kernels/activation.h"
 #include "kernels/linear.h"
 #include "kernels/norm.h"
-#include "kernels/packed_weight.h"
 #include "kernels/paged_attention.h"
 #include "kernels/sampling.h"
+#include "python/rounded_matrix.h"
 
 namespace py = pybind11;
 
 namespace turbomind {
-
-namespace {
 
 ThreadPool& shared_pool() {
   static ThreadPool pool(available_cpu_count());
   return pool;
 }
 
-template <class T>
-T* pointer(uintptr_t address) {
-  return reinterpret_cast<T*>(address);
-}
+namespace {
 
 CacheType cache_type(int bits) {
   switch (bits) {
@@ -73,24 +66,12 @@ void bind_kernels(py::module_& m) {
     linear(shared_pool(), scratch, view, pointer<float>(x), rows, pointer<float>(y), accumulate);
   });
   // Rounds w [out, in] float32 to codes of `bits` bits and multiplies x with them.
-  m.def("rounded_linear", [](uintptr_t x, int rows, uintptr_t w, int bits, int group, int out_features, int in_features,
-                             uintptr_t y) {
-    const PackedShape shape{out_features, in_features, bits, group};
-    std::vector<uint8_t> codes(shape.code_bytes());
-    std::vector<half> scales(shape.scale_count());
-    for (int tile = 0; tile < shape.tiles(); ++tile) {
-      const int first = tile * kTileOutputs;
-      const size_t groups = static_cast<size_t>(tile) * shape.groups();
-      quantize_and_pack_tile(shape, pointer<float>(w) + static_cast<size_t>(first) * in_features,
-                             std::min(kTileOutputs, out_features - first), codes.data() + groups * shape.group_bytes(),
-                             scales.data() + groups * kTileOutputs);
-    }
-    LinearScratch scratch;
-    const LinearWeight view{
-        codes.data(), bits == 8 ? WeightFormat::kInt8 : WeightFormat::kInt4, out_features, in_features, nullptr, group,
-        scales.data()};
-    linear(shared_pool(), scratch, view, pointer<float>(x), rows, pointer<float>(y), false);
-  });
+  m.def("rounded_linear",
+        [](uintptr_t x, int rows, uintptr_t w, int bits, int group, int out_features, int in_features, uintptr_t y) {
+          const RoundedMatrix matrix(pointer<float>(w), out_features, in_features, bits, group);
+          LinearScratch scratch;
+          linear(shared_pool(), scratch, matrix.view, pointer<float>(x), rows, pointer<float>(y), false);
+        });
   m.def("rms_norm", [](uintptr_t x, uintptr_t weight, float eps, int rows, int size, uintptr_t y) {
     rms_norm(shared_pool(), pointer<float>(x), pointer<float>(weight), eps, rows, size, pointer<float>(y));
   });

@@ -50,4 +50,5 @@ PYBIND11_MODULE(_turbomind, m) {
   m.def("current_isa", [] { return kernels().name; });
   m.def("available_cpu_count", &available_cpu_count);
   bind_kernels(m);
+  bind_moe_kernels(m);
 }

@@ -4,6 +4,8 @@ Importing this module registers them. Tensors are contiguous and on the CPU; wro
 ``ValueError``. Each kernel's arithmetic is described in its header in ``backend_cpp/kernels``.
 """
 
+from dataclasses import dataclass
+
 import torch
 
 import lmdeploy._turbomind as _turbomind
@@ -94,6 +96,113 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
         raise ValueError(f"gate_up must have an even number of columns, got {gate_up.shape[1]}")
     y = torch.empty(gate_up.shape[0], gate_up.shape[1] // 2)
     _turbomind.silu_and_mul(gate_up.data_ptr(), gate_up.shape[0], y.shape[1], y.data_ptr())
+    return y
+
+
+def head_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Return each head's own product: ``x`` ``[rows, heads, in]`` float32, ``weight`` ``[heads, out, in]``.
+
+    Returns ``[rows, heads, out]`` float32; the weight is float32 or bfloat16.
+    """
+    _check("x", x, (torch.float32,), (None, None, None))
+    rows, heads, in_features = x.shape
+    _check("weight", weight, _FLOATS, (heads, None, in_features))
+    y = torch.empty(rows, heads, weight.shape[1])
+    is_bfloat16 = weight.dtype == torch.bfloat16
+    _turbomind.head_linear(
+        x.data_ptr(), rows, heads, weight.shape[1], in_features, weight.data_ptr(), is_bfloat16, y.data_ptr()
+    )
+    return y
+
+
+@dataclass(frozen=True)
+class Router:
+    """How rows choose their experts; fields as ``RouterParams`` in ``backend_cpp/kernels/moe.h``."""
+
+    num_experts: int
+    top_k: int
+    score: str = "softmax"
+    mixer_jitter: float = 0.0
+    num_groups: int = 1
+    top_groups: int = 1
+    group_score: str = "max"
+    choice_bias: torch.Tensor | None = None
+    normalize: bool = False
+    scale: float = 1.0
+
+    def __call__(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return experts (int32) and weights (float32), both ``[rows, top_k]``, of ``logits`` ``[rows, experts]``."""
+        _check("logits", logits, (torch.float32,), (None, self.num_experts))
+        if self.choice_bias is not None:
+            _check("choice_bias", self.choice_bias, (torch.float32,), (self.num_experts,))
+        experts = torch.empty(logits.shape[0], self.top_k, dtype=torch.int32)
+        weights = torch.empty(logits.shape[0], self.top_k)
+        _turbomind.route(
+            logits.data_ptr(),
+            logits.shape[0],
+            self.num_experts,
+            self.top_k,
+            ("softmax", "sigmoid", "sparsemixer").index(self.score),
+            self.mixer_jitter,
+            self.num_groups,
+            self.top_groups,
+            ("max", "top2").index(self.group_score),
+            0 if self.choice_bias is None else self.choice_bias.data_ptr(),
+            self.normalize,
+            self.scale,
+            experts.data_ptr(),
+            weights.data_ptr(),
+        )
+        return experts, weights
+
+
+def experts(
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    chosen: torch.Tensor,
+    weights: torch.Tensor,
+    bits: int = 0,
+    group: int = 32,
+) -> torch.Tensor:
+    """Return the weighted sum of what each row's experts make of it.
+
+    Parameters
+    ----------
+    x
+        ``[rows, hidden]`` float32.
+    gate_up, down
+        ``[experts, 2 size, hidden]`` and ``[experts, hidden, size]`` float32; an expert is a gated SiLU MLP.
+    chosen, weights
+        ``[rows, top_k]`` int32 and float32, as a :class:`Router` gives them.
+    bits, group
+        8 or 4 bits round the weights, with a scale for every ``group`` inputs; 0 keeps them.
+    """
+    _check("x", x, (torch.float32,), (None, None))
+    rows, hidden = x.shape
+    _check("gate_up", gate_up, (torch.float32,), (None, None, hidden))
+    count, size = gate_up.shape[0], gate_up.shape[1] // 2
+    _check("down", down, (torch.float32,), (count, hidden, size))
+    _check("chosen", chosen, (torch.int32,), (rows, None))
+    _check("weights", weights, (torch.float32,), (rows, chosen.shape[1]))
+    if chosen.numel() and not 0 <= int(chosen.min()) <= int(chosen.max()) < count:
+        raise ValueError(f"chosen must lie in [0, {count}), got {int(chosen.min())} to {int(chosen.max())}")
+    y = torch.zeros_like(x)
+    _turbomind.experts(
+        x.data_ptr(),
+        rows,
+        gate_up.data_ptr(),
+        down.data_ptr(),
+        count,
+        size,
+        hidden,
+        bits,
+        group,
+        chosen.shape[1],
+        chosen.data_ptr(),
+        weights.data_ptr(),
+        y.data_ptr(),
+    )
     return y
 
 

@@ -1,0 +1,195 @@
+#include "kernels/moe.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "kernels/activation.h"
+
+namespace turbomind {
+
+namespace {
+
+constexpr float kNever = -std::numeric_limits<float>::infinity();
+constexpr int kRoutedRows = 16;        // rows one task routes
+constexpr int kMovedElements = 16384;  // elements one task gathers or adds
+
+// Index of the largest of `values` that is not `taken`, the lowest among equals; one that is not taken in any case.
+int best_of(const std::vector<float>& values, const std::vector<bool>& taken) {
+  int best = -1;
+  for (int i = 0; i < static_cast<int>(values.size()); ++i) {
+    if (!taken[i] && (best < 0 || values[i] > values[best])) best = i;
+  }
+  return best;
+}
+
+// Routes rows one by one; holds the working space of a thread.
+class Router {
+ public:
+  explicit Router(const RouterParams& params)
+      : params_(params),
+        scores_(static_cast<size_t>(params.num_experts)),
+        choice_(static_cast<size_t>(params.num_experts)),
+        taken_(static_cast<size_t>(params.num_experts)) {}
+
+  void route(const float* logits, int32_t* experts, float* weights) {
+    std::fill(taken_.begin(), taken_.end(), false);
+    if (params_.score == RouterScore::kSparsemixer) {
+      mix(logits, experts, weights);
+    } else {
+      score(logits);
+      choose(experts, weights);
+    }
+    float factor = params_.scale;
+    if (params_.normalize) {
+      float sum = 0;
+      for (int k = 0; k < params_.top_k; ++k) sum += weights[k];
+      factor /= sum;
+    }
+    for (int k = 0; k < params_.top_k; ++k) weights[k] *= factor;
+  }
+
+ private:
+  void score(const float* logits) {
+    const size_t count = scores_.size();
+    if (params_.score == RouterScore::kSigmoid) {
+      for (size_t e = 0; e < count; ++e) scores_[e] = 1.0f / (1.0f + std::exp(-logits[e]));
+      return;
+    }
+    const float top = *std::max_element(logits, logits + count);
+    float sum = 0;
+    for (size_t e = 0; e < count; ++e) {
+      scores_[e] = std::exp(logits[e] - top);
+      sum += scores_[e];
+    }
+    for (float& value : scores_) value /= sum;
+  }
+
+  void choose(int32_t* experts, float* weights) {
+    choice_ = scores_;
+    if (params_.choice_bias != nullptr) {
+      for (size_t e = 0; e < choice_.size(); ++e) choice_[e] += params_.choice_bias[e];
+    }
+    if (params_.top_groups < params_.num_groups) leave_out_groups();
+    for (int k = 0; k < params_.top_k; ++k) {
+      const int best = best_of(choice_, taken_);
+      taken_[best] = true;
+      experts[k] = best;
+      weights[k] = scores_[best];
+    }
+  }
+
+  // Marks the experts of all but the best groups as taken.
+  void leave_out_groups() {
+    const int size = params_.num_experts / params_.num_groups;
+    std::vector<float> group_scores(static_cast<size_t>(params_.num_groups));
+    for (int g = 0; g < params_.num_groups; ++g) {
+      float best = kNever;
+      float second = kNever;
+      for (int e = g * size; e < (g + 1) * size; ++e) {
+        second = std::max(second, std::min(best, choice_[e]));
+        best = std::max(best, choice_[e]);
+      }
+      group_scores[g] = params_.group_score == GroupScore::kTop2 ? best + second : best;
+    }
+    std::vector<bool> kept(group_scores.size());
+    for (int k = 0; k < params_.top_groups; ++k) kept[best_of(group_scores, kept)] = true;
+    for (int e = 0; e < params_.num_experts; ++e) taken_[e] = !kept[e / size];
+  }
+
+  void mix(const float* logits, int32_t* experts, float* weights) {
+    std::copy_n(logits, scores_.size(), scores_.begin());
+    for (int k = 0; k < params_.top_k; ++k) {
+      const int best = best_of(scores_, taken_);
+      const float top = logits[best];
+      float sum = 0;
+      for (size_t e = 0; e < scores_.size(); ++e) {
+        const bool is_far = (top - logits[e]) / std::max(std::fabs(logits[e]), top) > 2 * params_.mixer_jitter;
+        if (!taken_[e] && !is_far) sum += std::exp(logits[e] - top);
+      }
+      taken_[best] = true;
+      experts[k] = best;
+      weights[k] = 1.0f / sum;
+    }
+  }
+
+  const RouterParams& params_;
+  std::vector<float> scores_;  // weighs
+  std::vector<float> choice_;  // chooses
+  std::vector<bool> taken_;
+};
+
+template <class T>
+T* grown(std::vector<T>& buffer, size_t size) {
+  if (buffer.size() < size) buffer.resize(size);
+  return buffer.data();
+}
+
+// Fills first_pair, rows and shares: each expert's rows, ascending.
+void sort_by_expert(int num_experts, int rows, int top_k, const int32_t* chosen, const float* weights,
+                    ExpertScratch& scratch) {
+  const int pairs = rows * top_k;
+  scratch.first_pair.assign(static_cast<size_t>(num_experts) + 1, 0);
+  for (int pair = 0; pair < pairs; ++pair) ++scratch.first_pair[chosen[pair] + 1];
+  for (int e = 0; e < num_experts; ++e) scratch.first_pair[e + 1] += scratch.first_pair[e];
+  int32_t* sorted = grown(scratch.rows, static_cast<size_t>(pairs));
+  float* shares = grown(scratch.shares, static_cast<size_t>(pairs));
+  std::vector<int32_t> next(scratch.first_pair.begin(), scratch.first_pair.end() - 1);
+  for (int pair = 0; pair < pairs; ++pair) {
+    const int slot = next[chosen[pair]]++;
+    sorted[slot] = pair / top_k;
+    shares[slot] = weights[pair];
+  }
+}
+
+// Calls body(index) for each index, in tasks of about kMovedElements elements.
+template <class Body>
+void for_moved_rows(ThreadPool& pool, int count, int size, Body&& body) {
+  const int group = std::max(1, kMovedElements / size);
+  pool.parallel_for((count + group - 1) / group, [&](int chunk) {
+    for (int i = chunk * group; i < std::min(count, (chunk + 1) * group); ++i) body(static_cast<size_t>(i));
+  });
+}
+
+}  // namespace
+
+void route(ThreadPool& pool, const RouterParams& params, const float* logits, int rows, int32_t* experts,
+           float* weights) {
+  pool.parallel_for((rows + kRoutedRows - 1) / kRoutedRows, [&](int chunk) {
+    Router router(params);
+    const int last = std::min(rows, (chunk + 1) * kRoutedRows);
+    for (auto row = static_cast<size_t>(chunk) * kRoutedRows; row < static_cast<size_t>(last); ++row) {
+      router.route(logits + row * params.num_experts, experts + row * params.top_k, weights + row * params.top_k);
+    }
+  });
+}
+
+void add_experts(ThreadPool& pool, LinearScratch& linear_scratch, ExpertScratch& scratch,
+                 const std::vector<ExpertWeight>& experts, const float* x, int rows, int top_k, const int32_t* chosen,
+                 const float* weights, float* y) {
+  sort_by_expert(static_cast<int>(experts.size()), rows, top_k, chosen, weights, scratch);
+  for (size_t e = 0; e < experts.size(); ++e) {
+    const int begin = scratch.first_pair[e];
+    const int count = scratch.first_pair[e + 1] - begin;
+    if (count == 0) continue;
+    const auto& [gate_up, down] = experts[e];
+    const auto hidden = static_cast<size_t>(gate_up.in_features);
+    const int32_t* sources = scratch.rows.data() + begin;
+    const float* shares = scratch.shares.data() + begin;
+    float* inputs = grown(scratch.inputs, count * hidden);
+    float* halves = grown(scratch.gate_up, count * static_cast<size_t>(gate_up.out_features));
+    float* activated = grown(scratch.activated, count * static_cast<size_t>(down.in_features));
+    float* outputs = grown(scratch.outputs, count * hidden);
+    for_moved_rows(pool, count, gate_up.in_features,
+                   [&](size_t i) { std::copy_n(x + sources[i] * hidden, hidden, inputs + i * hidden); });
+    linear(pool, linear_scratch, gate_up, inputs, count, halves, false);
+    silu_and_mul(pool, halves, count, down.in_features, activated);
+    linear(pool, linear_scratch, down, activated, count, outputs, false);
+    for_moved_rows(pool, count, gate_up.in_features, [&](size_t i) {
+      float* target = y + sources[i] * hidden;
+      for (size_t d = 0; d < hidden; ++d) target[d] += shares[i] * outputs[i * hidden + d];
+    });
+  }
+}
+
+}  // namespace turbomind
