@@ -1,11 +1,105 @@
-// What one decoder model is: sizes and the choices in which families differ. Read from spec.json (docs/interfaces.md).
+// What one decoder model is: sizes and the choices in which families differ. Read from spec.json (docs/interfaces.md);
+// lmdeploy/turbomind/spec.py explains every field and checks them.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "kernels/activation.h"
+
 namespace turbomind {
+
+enum class NormKind : uint8_t { kRms, kLayer };
+enum class QkNorm : uint8_t { kNone, kHead, kProjection };
+enum class StretchKind : uint8_t { kNone, kDynamic, kQwen, kLong };
+enum class RouterScore : uint8_t { kSoftmax, kSigmoid, kSparsemixer };
+enum class GroupScore : uint8_t { kMax, kTop2 };
+
+struct NormSpec {
+  float eps = 0;
+  NormKind kind = NormKind::kRms;
+  float offset = 0;
+  bool bias = false;
+};
+
+struct BlockSpec {
+  bool is_parallel = false;
+  bool shares_norm = false;
+  bool has_output_norms = false;
+  float residual_scale = 1;
+};
+
+struct MlpSpec {
+  Activation activation = Activation::kSilu;
+  bool is_gated = true;
+  bool bias = false;
+};
+
+struct RouterSpec {
+  RouterScore score = RouterScore::kSoftmax;
+  bool normalizes = false;
+  float scale = 1;
+  int groups = 1;
+  int top_groups = 1;
+  GroupScore group_score = GroupScore::kMax;
+  bool has_correction = false;
+  bool bias = false;
+  float jitter = 0;
+};
+
+struct MoeSpec {
+  int num_experts = 0;
+  int experts_per_token = 0;
+  int intermediate_size = 0;
+  RouterSpec router;
+  std::vector<bool> layers;  // [num_layers]
+  int shared_intermediate_size = 0;
+  bool has_shared_gate = false;
+};
+
+struct MlaSpec {
+  int kv_rank = 0;
+  int q_rank = 0;
+  int nope_dim = 0;
+  int rope_dim = 0;
+  int value_dim = 0;
+};
+
+struct AttentionSpec {
+  float scale = 1;  // multiplies q.k
+  bool qkv_bias = false;
+  bool o_bias = false;
+  QkNorm qk_norm = QkNorm::kNone;
+  float softcap = 0;
+  std::vector<int> windows;         // [num_layers]; 0: none
+  std::vector<float> alibi_slopes;  // [num_heads], or empty
+  bool has_sinks = false;
+  int logn_length = 0;
+  std::optional<MlaSpec> mla;
+};
+
+struct StretchSpec {
+  StretchKind kind = StretchKind::kNone;
+  int length = 0;
+  float factor = 1;
+  std::vector<float> inv_freq;
+};
+
+struct RopeSpec {
+  double theta = 0;
+  std::vector<float> inv_freq;  // [rotated dimensions / 2], static scaling applied
+  float attention_scaling = 1;  // multiplies cos and sin
+  bool is_interleaved = false;
+  StretchSpec stretch;
+};
+
+struct OutputSpec {
+  float scale = 1;
+  float softcap = 0;
+  bool bias = false;
+};
 
 struct ModelSpec {
   std::string architecture;
@@ -20,12 +114,15 @@ struct ModelSpec {
   int num_kv_heads = 0;
   int head_dim = 0;
 
-  float norm_eps = 0;
-  bool qkv_bias = false;
-  bool o_bias = false;
-  float attention_scale = 1;         // multiplies q.k
-  std::vector<float> rope_inv_freq;  // [head_dim / 2], static scaling applied
-  float rope_attention_scaling = 1;  // multiplies cos and sin
+  NormSpec norm;
+  BlockSpec block;
+  MlpSpec mlp;
+  std::optional<MoeSpec> moe;
+  AttentionSpec attention;
+  std::vector<RopeSpec> ropes;
+  std::vector<int> layer_ropes;  // [num_layers]; index of `ropes`, -1: none
+  OutputSpec output;
+  float embedding_scale = 1;
   bool tied_embeddings = false;
 
   int max_position_embeddings = 0;

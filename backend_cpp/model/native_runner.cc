@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "kernels/activation.h"
 #include "kernels/norm.h"
+#include "model/decoder_limits.h"
 
 namespace turbomind {
 
@@ -23,6 +24,11 @@ size_t read_number(const char* path) {
   std::ifstream file(path);
   size_t number = 0;
   return file >> number ? number : std::numeric_limits<size_t>::max();
+}
+
+ModelSpec checked(ModelSpec spec) {
+  refuse_what_the_decoder_lacks(spec);
+  return spec;
 }
 
 template <class T>
@@ -49,7 +55,7 @@ size_t available_memory() {
 
 NativeRunner::NativeRunner(ModelSpec spec, const Checkpoint& checkpoint, const WeightOptions& options,
                            CacheType cache_type, int max_rows, int threads)
-    : spec_(std::move(spec)),
+    : spec_(checked(std::move(spec))),
       pool_(threads > 0 ? threads : available_cpu_count()),
       weights_(Weights::load(spec_, checkpoint, options, pool_)),
       cache_type_(cache_type),
@@ -87,7 +93,7 @@ StepOutput NativeRunner::forward(const StepInput& input) {
   for (const StepSpan& span : input.spans) {
     spans_.push_back({span.first_row, span.count, span.first_position, span.blocks->data()});
   }
-  AttentionParams attention{layout_,       cache_.as<std::byte>(),         0, spec_.num_heads, spec_.attention_scale,
+  AttentionParams attention{layout_,       cache_.as<std::byte>(),         0, spec_.num_heads, spec_.attention.scale,
                             spans_.data(), static_cast<int>(spans_.size())};
   const size_t workspace_bytes = attention_workspace_floats(attention) * sizeof(float);
   if (workspace_.size() < workspace_bytes) workspace_ = AlignedBuffer(workspace_bytes);
@@ -117,9 +123,9 @@ void NativeRunner::fill_rope_tables(const StepInput& input) {
       float* cosine = rope_cos_.as<float>() + static_cast<size_t>(span.first_row + r) * half;
       float* sine = rope_sin_.as<float>() + static_cast<size_t>(span.first_row + r) * half;
       for (int i = 0; i < half; ++i) {
-        const float angle = position * spec_.rope_inv_freq[i];
-        cosine[i] = std::cos(angle) * spec_.rope_attention_scaling;
-        sine[i] = std::sin(angle) * spec_.rope_attention_scaling;
+        const float angle = position * spec_.ropes[0].inv_freq[i];
+        cosine[i] = std::cos(angle) * spec_.ropes[0].attention_scaling;
+        sine[i] = std::sin(angle) * spec_.ropes[0].attention_scaling;
       }
     }
   }
@@ -132,13 +138,13 @@ void NativeRunner::run_layer(int index, int rows, AttentionParams& attention) {
   auto* normed = normed_.as<float>();
   auto* qkv = qkv_.as<float>();
 
-  rms_norm(pool_, hidden, layer.attention_norm.as<float>(), spec_.norm_eps, rows, spec_.hidden_size, normed);
+  rms_norm(pool_, hidden, layer.attention_norm.as<float>(), spec_.norm.eps, rows, spec_.hidden_size, normed);
   linear(pool_, scratch_, layer.qkv.view, normed, rows, qkv, false);
   rope_and_cache_write(pool_, attention, rope_cos_.as<float>(), rope_sin_.as<float>(), qkv);
   paged_attention(pool_, attention, qkv, workspace_.as<float>(), attended_.as<float>());
   linear(pool_, scratch_, layer.o.view, attended_.as<float>(), rows, hidden, true);
 
-  rms_norm(pool_, hidden, layer.mlp_norm.as<float>(), spec_.norm_eps, rows, spec_.hidden_size, normed);
+  rms_norm(pool_, hidden, layer.mlp_norm.as<float>(), spec_.norm.eps, rows, spec_.hidden_size, normed);
   linear(pool_, scratch_, layer.gate_up.view, normed, rows, gate_up_.as<float>(), false);
   silu_and_mul(pool_, gate_up_.as<float>(), rows, spec_.intermediate_size, activated_.as<float>());
   linear(pool_, scratch_, layer.down.view, activated_.as<float>(), rows, hidden, true);
@@ -154,7 +160,7 @@ StepOutput NativeRunner::compute_logits(const StepInput& input) {
                 wanted * size * sizeof(float));
     count += wanted;
   }
-  rms_norm(pool_, logit_rows_.as<float>(), weights_.final_norm.as<float>(), spec_.norm_eps, count, spec_.hidden_size,
+  rms_norm(pool_, logit_rows_.as<float>(), weights_.final_norm.as<float>(), spec_.norm.eps, count, spec_.hidden_size,
            logit_rows_.as<float>());
   linear(pool_, scratch_, weights_.output_layer(), logit_rows_.as<float>(), count, logits_.as<float>(), false);
   return {logits_.as<float>(), logit_rows_.as<float>()};

@@ -82,8 +82,10 @@ LayerWeights read_layer(const ModelSpec& spec, const Checkpoint& checkpoint, int
   const int qkv_size = query_size + 2 * spec.num_kv_heads * spec.head_dim;
   LayerWeights layer;
   layer.attention_norm = read_vector(checkpoint, prefix + "attention_norm.weight", spec.hidden_size);
-  layer.qkv = read_linear(checkpoint, prefix + "attention.qkv", qkv_size, spec.hidden_size, options, spec.qkv_bias);
-  layer.o = read_linear(checkpoint, prefix + "attention.o", spec.hidden_size, query_size, options, spec.o_bias);
+  layer.qkv =
+      read_linear(checkpoint, prefix + "attention.qkv", qkv_size, spec.hidden_size, options, spec.attention.qkv_bias);
+  layer.o =
+      read_linear(checkpoint, prefix + "attention.o", spec.hidden_size, query_size, options, spec.attention.o_bias);
   layer.mlp_norm = read_vector(checkpoint, prefix + "mlp_norm.weight", spec.hidden_size);
   layer.gate_up =
       read_linear(checkpoint, prefix + "mlp.gate_up", 2 * spec.intermediate_size, spec.hidden_size, options, false);

@@ -10,7 +10,8 @@ from lmdeploy.turbomind.families import Family, family_of
 from lmdeploy.turbomind.families.common import Checkpoint
 from lmdeploy.turbomind.manifest import WEIGHT_DTYPES, Manifest, find_problems
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex, read_checkpoint
-from lmdeploy.turbomind.spec import ModelSpec, is_size
+from lmdeploy.turbomind.spec import ModelSpec
+from lmdeploy.turbomind.spec_problems import is_size, size_problem
 
 _REQUIRED_SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 _OPTIONAL_SIZES = ("num_key_value_heads", "head_dim", "max_position_embeddings")
@@ -80,7 +81,7 @@ def _size_problems(config: dict[str, Any]) -> list[str]:
         if value is None and name in _OPTIONAL_SIZES:
             continue
         if not is_size(value):
-            problems.append(f"config.json: {name} must be a whole number >= 1, got {value!r}")
+            problems.append(size_problem(f"config.json: {name}", value))
     if not problems and config.get("head_dim") is None and config["hidden_size"] % config["num_attention_heads"]:
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
         problems.append(f"config.json: hidden_size must be a multiple of num_attention_heads {heads}, got {hidden}")

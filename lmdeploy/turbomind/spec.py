@@ -1,65 +1,288 @@
 """ModelSpec: everything the C++ decoder has to know about a model besides its weights.
 
-The JSON form is ``spec.json`` of an engine directory (docs/interfaces.md).
+The JSON form is ``spec.json`` of an engine directory (docs/interfaces.md). Each feature of a decoder is one field here
+and one place in the decoder; a field left at its default is absent from the model.
 """
 
 import dataclasses
 import json
-import math
 from dataclasses import dataclass
 from typing import Any, Self
 
-FORMAT = 1
-DTYPES = ("float32", "float16", "bfloat16")
-ACTIVATIONS = ("silu",)
-_SIZES = (
-    "vocab_size", "hidden_size", "num_layers", "intermediate_size", "num_heads", "num_kv_heads", "head_dim",
-    "max_position_embeddings",
-)  # fmt: skip
+from lmdeploy.turbomind.json_dataclass import from_fields
+from lmdeploy.turbomind.spec_problems import problems_of
+
+FORMAT = 2
 
 
 @dataclass(frozen=True)
 class NormSpec:
-    """RMSNorm: ``x / sqrt(mean(x^2) + eps) * weight``."""
+    """Every norm of the model.
+
+    Parameters
+    ----------
+    eps
+        Added to the mean square (``rms``) or variance (``layer``).
+    kind
+        ``rms``: ``x / sqrt(mean(x^2) + eps)``; ``layer``: the same after the mean is taken off.
+    offset
+        Added to every weight (Gemma: 1).
+    bias
+        Whether norms have a bias. Norms of queries and keys never do.
+    """
 
     eps: float
+    kind: str = "rms"
+    offset: float = 0.0
+    bias: bool = False
+
+
+@dataclass(frozen=True)
+class BlockSpec:
+    """How attention and MLP of a layer are joined to the residual stream.
+
+    Parameters
+    ----------
+    is_parallel
+        Both read the layer's input; otherwise the MLP reads what attention has added to it.
+    shares_norm
+        One input norm serves both. Only with ``is_parallel``.
+    has_output_norms
+        What attention and MLP give goes through a norm of its own before it is added.
+    residual_scale
+        Factor of what attention and MLP add.
+    """
+
+    is_parallel: bool = False
+    shares_norm: bool = False
+    has_output_norms: bool = False
+    residual_scale: float = 1.0
 
 
 @dataclass(frozen=True)
 class MlpSpec:
-    """Gated MLP: ``down(activation(gate(x)) * up(x))``."""
+    """Gated: ``down(activation(gate(x)) * up(x))``; plain: ``down(activation(up(x)))``.
 
-    activation: str
+    Parameters
+    ----------
+    activation
+        ``silu``, ``gelu`` (by the error function), ``gelu_tanh``, ``relu``, ``relu2`` (squared), or, gated only,
+        ``clamped_swiglu``: ``(up + 1) gate sigmoid(1.702 gate)`` with gate at most 7 and up in [-7, 7] (GPT-OSS).
+    is_gated
+        Whether there is a gate.
+    bias
+        Whether the projections have biases.
+    """
+
+    activation: str = "silu"
+    is_gated: bool = True
+    bias: bool = False
+
+
+@dataclass(frozen=True)
+class RouterSpec:
+    """How a mixture of experts chooses.
+
+    Parameters
+    ----------
+    score
+        ``softmax`` over all experts, ``sigmoid`` of each, or ``sparsemixer`` (Phi-3.5-MoE).
+    normalizes
+        Whether the chosen scores are divided by their sum.
+    scale
+        Factor of the chosen scores.
+    groups, top_groups
+        Experts are in ``groups`` equal groups, and only those of the best ``top_groups`` are chosen from.
+    group_score
+        A group's worth: ``max`` of its scores, or the sum of its two best, ``top2``.
+    has_correction
+        Whether a learned number is added to each score for the choice alone.
+    bias
+        Whether the router's linear layer has a bias.
+    jitter
+        Of ``sparsemixer``: scores further than so much (relative) below the best are not softened.
+    """
+
+    score: str = "softmax"
+    normalizes: bool = False
+    scale: float = 1.0
+    groups: int = 1
+    top_groups: int = 1
+    group_score: str = "max"
+    has_correction: bool = False
+    bias: bool = False
+    jitter: float = 0.0
+
+
+@dataclass(frozen=True)
+class MoeSpec:
+    """Layers whose MLP is a mixture of experts, each an MLP as ``MlpSpec`` says.
+
+    Parameters
+    ----------
+    num_experts, experts_per_token
+        How many there are, and how many answer for one token.
+    intermediate_size
+        Of one expert.
+    router
+        How they are chosen.
+    layers
+        For each layer whether it has experts; empty: all have.
+    shared_intermediate_size
+        Of the expert that answers for every token; 0: none.
+    has_shared_gate
+        Whether its answer is multiplied by the sigmoid of a linear layer with one output.
+    """
+
+    num_experts: int
+    experts_per_token: int
+    intermediate_size: int
+    router: RouterSpec = RouterSpec()
+    layers: tuple[bool, ...] = ()
+    shared_intermediate_size: int = 0
+    has_shared_gate: bool = False
+
+
+@dataclass(frozen=True)
+class MlaSpec:
+    """Multi-head latent attention (DeepSeek-V2): keys and values come out of one small vector a token.
+
+    Parameters
+    ----------
+    kv_rank
+        Size of that vector.
+    q_rank
+        Size of the vector queries come out of; 0: they come from the hidden state.
+    nope_dim, rope_dim
+        Parts of a query and key head without and with rotation; the rotated part of the key is one for all heads.
+    value_dim
+        Size of a value head.
+    """
+
+    kv_rank: int
+    q_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
 
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """Which attention projections have a bias, and the factor of q·k."""
+    """What attention does beside ``softmax(scale q k) v``.
 
-    qkv_bias: bool
-    o_bias: bool
+    Parameters
+    ----------
+    scale
+        Factor of q·k.
+    qkv_bias, o_bias
+        Which projections have a bias.
+    qk_norm
+        Norm of queries and keys before rotation: ``none``, ``head`` (each head, one weight for all),
+        ``projection`` (all heads together).
+    softcap
+        Scores become ``softcap tanh(score / softcap)``; 0: they stay.
+    windows
+        For each layer, how many of the last positions a token sees, itself included; 0: all. Empty: all, everywhere.
+    alibi_slopes
+        For each head the amount taken off a score for each position of distance; empty: none.
+    has_sinks
+        Whether each head has a learned logit that takes its share of the softmax and gives nothing.
+    logn_length
+        From this position on, queries are multiplied by log(position + 1) / log(logn_length); 0: never.
+    mla
+        Multi-head latent attention instead of plain key and value heads.
+    """
+
     scale: float
+    qkv_bias: bool = False
+    o_bias: bool = False
+    qk_norm: str = "none"
+    softcap: float = 0.0
+    windows: tuple[int, ...] = ()
+    alibi_slopes: tuple[float, ...] = ()
+    has_sinks: bool = False
+    logn_length: int = 0
+    mla: MlaSpec | None = None
+
+
+@dataclass(frozen=True)
+class StretchSpec:
+    """Frequencies that depend on the length of a sequence's prompt, beyond ``length``.
+
+    Parameters
+    ----------
+    kind
+        ``dynamic``: theta grows with the prompt (NTK); ``qwen``: it grows in powers of two (Qwen 1); ``long``: other
+        frequencies, ``inv_freq``, are used (longrope).
+    length
+        Longest prompt that is not stretched.
+    factor
+        Of ``dynamic``.
+    inv_freq
+        Of ``long``.
+    """
+
+    kind: str
+    length: int
+    factor: float = 1.0
+    inv_freq: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
 class RopeSpec:
-    """Rotary embedding with every static scaling already applied.
+    """Rotary embedding of the first ``2 len(inv_freq)`` dimensions of a head, every static scaling already applied.
 
     Parameters
     ----------
+    theta
+        Base of the frequencies.
     inv_freq
-        ``[head_dim / 2]`` radians a position, float32 values.
+        Radians a position of each pair, float32 values.
     attention_scaling
-        Factor of cos and sin (YaRN), 1.0 otherwise.
+        Factor of cos and sin (YaRN, longrope).
+    is_interleaved
+        Pairs are neighbours, 2 i and 2 i + 1; otherwise i and i + len(inv_freq).
+    stretch
+        What changes with the prompt's length.
     """
 
+    theta: float
     inv_freq: tuple[float, ...]
-    attention_scaling: float
+    attention_scaling: float = 1.0
+    is_interleaved: bool = False
+    stretch: StretchSpec | None = None
+
+
+@dataclass(frozen=True)
+class OutputSpec:
+    """From the last norm to logits: ``softcap tanh(scale (x W + b) / softcap)``.
+
+    Parameters
+    ----------
+    scale
+        Factor of the logits.
+    softcap
+        Bound of the logits; 0: none.
+    bias
+        Whether the output layer has one.
+    """
+
+    scale: float = 1.0
+    softcap: float = 0.0
+    bias: bool = False
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """One parametric decoder. Constructing one that makes no sense raises ``ValueError`` naming every reason."""
+    """One parametric decoder. Constructing one that makes no sense raises ``ValueError`` naming every reason.
+
+    Parameters
+    ----------
+    ropes, layer_ropes
+        The rotary embeddings, and for each layer which of them it uses, -1: none. Empty: the first one, if there is one.
+    embedding_scale
+        Factor of the token embeddings.
+    """
 
     architecture: str
     model_name: str
@@ -72,47 +295,23 @@ class ModelSpec:
     num_kv_heads: int
     head_dim: int
     norm: NormSpec
-    mlp: MlpSpec
     attention: AttentionSpec
-    rope: RopeSpec
     max_position_embeddings: int
     tied_embeddings: bool
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    block: BlockSpec = BlockSpec()
+    mlp: MlpSpec = MlpSpec()
+    moe: MoeSpec | None = None
+    ropes: tuple[RopeSpec, ...] = ()
+    layer_ropes: tuple[int, ...] = ()
+    output: OutputSpec = OutputSpec()
+    embedding_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        problems = list(self._problems())
+        problems = problems_of(self)
         if problems:
             raise ValueError("; ".join(problems))
-
-    def _problems(self) -> list[str]:
-        values = {name: getattr(self, name) for name in _SIZES}
-        problems = [f"{n} must be a whole number >= 1, got {v!r}" for n, v in values.items() if not is_size(v)]
-        if problems:
-            return problems
-        if self.num_heads % self.num_kv_heads:
-            problems.append(f"num_heads must be a multiple of num_kv_heads {self.num_kv_heads}, got {self.num_heads}")
-        if self.head_dim % 2:
-            problems.append(f"head_dim must be even, got {self.head_dim}")
-        if len(self.rope.inv_freq) * 2 != self.head_dim:
-            problems.append(
-                f"rope must have head_dim / 2 = {self.head_dim / 2:g} inv_freq, got {len(self.rope.inv_freq)}"
-            )
-        scalars = {"norm.eps": self.norm.eps, "attention.scale": self.attention.scale}
-        scalars["rope.attention_scaling"] = self.rope.attention_scaling
-        problems += [f"{n} must be a finite number > 0, got {v}" for n, v in scalars.items() if not 0 < v < math.inf]
-        if not all(math.isfinite(f) for f in self.rope.inv_freq):
-            problems.append("rope.inv_freq must be finite")
-        if self.dtype not in DTYPES:
-            problems.append(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
-        if self.mlp.activation not in ACTIVATIONS:
-            problems.append(f"mlp.activation must be one of {', '.join(ACTIVATIONS)}, got {self.mlp.activation!r}")
-        problems += [
-            f"eos_token_ids must be in [0, {self.vocab_size}), got {token}"
-            for token in self.eos_token_ids
-            if not 0 <= token < self.vocab_size
-        ]
-        return problems
 
     def to_json(self) -> str:
         """Return the text of ``spec.json``."""
@@ -127,28 +326,10 @@ class ModelSpec:
         ValueError
             If the text is no JSON, of another format, lacks a field, or describes no possible model.
         """
-        fields = json.loads(text)
+        fields: Any = json.loads(text)
         if not isinstance(fields, dict) or fields.pop("format", None) != FORMAT:
             raise ValueError(f"not a spec.json of format {FORMAT}")
         try:
-            return cls(
-                norm=NormSpec(**fields.pop("norm")),
-                mlp=MlpSpec(**fields.pop("mlp")),
-                attention=AttentionSpec(**fields.pop("attention")),
-                rope=_rope_from(fields.pop("rope")),
-                eos_token_ids=tuple(fields.pop("eos_token_ids")),
-                **fields,
-            )
-        except KeyError as error:
-            raise ValueError(f"spec.json lacks {error}") from error
+            return from_fields(cls, fields)
         except TypeError as error:
             raise ValueError(f"spec.json: {error}") from error
-
-
-def is_size(value: object) -> bool:
-    """Return whether ``value`` is a whole number >= 1."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def _rope_from(fields: dict[str, Any]) -> RopeSpec:
-    return RopeSpec(inv_freq=tuple(fields["inv_freq"]), attention_scaling=fields["attention_scaling"])

@@ -31,8 +31,8 @@ def logits(engine: EngineDir, ids: list[int]) -> Tensor:
     """Return the logits ``[tokens, vocab]`` of a token sequence."""
     spec, weights = engine.spec, load_weights(engine)
     x = weights["token_embedding"][ids]
-    angles = torch.arange(len(ids)).float()[:, None] * torch.tensor(spec.rope.inv_freq)
-    cos, sin = (f(torch.cat([angles, angles], -1)) * spec.rope.attention_scaling for f in (torch.cos, torch.sin))
+    angles = torch.arange(len(ids)).float()[:, None] * torch.tensor(spec.ropes[0].inv_freq)
+    cos, sin = (f(torch.cat([angles, angles], -1)) * spec.ropes[0].attention_scaling for f in (torch.cos, torch.sin))
     causal = torch.ones(len(ids), len(ids)).tril().bool()
 
     def norm(value: Tensor, name: str) -> Tensor:

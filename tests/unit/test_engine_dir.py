@@ -139,7 +139,7 @@ def test_a_spec_survives_json() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"format": 2}, "not a spec.json of format 1"),
+        ({"format": 1}, "not a spec.json of format 2"),
         ({"num_heads": 0}, "num_heads must be a whole number >= 1, got 0"),
         ({"num_kv_heads": 2}, "num_heads must be a multiple of num_kv_heads 2, got 9"),
         ({"head_dim": 63}, "head_dim must be even"),

@@ -60,8 +60,8 @@ def test_logits_from_spec_and_manifest_equal_transformers(variant: str, tmp_path
     # float32 rounding over sums of at most 64 terms, logits of magnitude 10
     torch.testing.assert_close(logits(engine, IDS), expected, rtol=1e-4, atol=1e-4)
     reference = model.model.rotary_emb
-    assert torch.equal(torch.tensor(engine.spec.rope.inv_freq), reference.inv_freq)
-    assert engine.spec.rope.attention_scaling == reference.attention_scaling
+    assert torch.equal(torch.tensor(engine.spec.ropes[0].inv_freq), reference.inv_freq)
+    assert engine.spec.ropes[0].attention_scaling == reference.attention_scaling
 
 
 def test_old_config_files_give_the_same_rope(tmp_path: Path) -> None:
@@ -72,8 +72,8 @@ def test_old_config_files_give_the_same_rope(tmp_path: Path) -> None:
     config["rope_theta"] = scaling.pop("rope_theta")
     config["rope_scaling"] = scaling
     (old / "config.json").write_text(json.dumps(config))
-    assert resolve(old).spec.rope == resolve(new).spec.rope
-    assert len(set(resolve(new).spec.rope.inv_freq)) == 4
+    assert resolve(old).spec.ropes[0] == resolve(new).spec.ropes[0]
+    assert len(set(resolve(new).spec.ropes[0].inv_freq)) == 4
 
 
 def test_a_sliding_window_bounds_the_context(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def rope_of(config: Any) -> RopeSpec:
     inv_freq = tuple(float(f) for f in embedding.inv_freq)
     if not all(0 < f < math.inf for f in inv_freq):
         raise ValueError(f"rope parameters {dict(parameters)} give frequencies that are not finite and > 0")
-    return RopeSpec(inv_freq, float(embedding.attention_scaling))
+    return RopeSpec(float(parameters["rope_theta"]), inv_freq, float(embedding.attention_scaling))
 
 
 def refuse_unless(condition: bool, what: str) -> None:

@@ -56,7 +56,7 @@ def _decoder_spec(config: Any, checkpoint: Checkpoint, *, qkv_bias: bool, o_bias
         norm=NormSpec(eps=config.rms_norm_eps),
         mlp=MlpSpec(activation="silu"),
         attention=AttentionSpec(qkv_bias=qkv_bias, o_bias=o_bias, scale=head_dim**-0.5),
-        rope=rope_of(config),
+        ropes=(rope_of(config),),
         max_position_embeddings=config.max_position_embeddings,
         tied_embeddings=bool(config.tie_word_embeddings),
         bos_token_id=checkpoint.bos_token_id,
