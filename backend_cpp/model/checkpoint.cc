@@ -25,7 +25,7 @@ size_t element_size(const std::string& dtype) {
 }
 
 template <class T>
-void convert(const SafetensorsFile::Tensor& source, T* destination) {
+void convert(const StoredTensor& source, T* destination) {
   const size_t count = source.bytes / element_size(source.dtype);
   if (source.dtype == "F32") {
     for (size_t i = 0; i < count; ++i) {
@@ -52,6 +52,13 @@ void convert(const SafetensorsFile::Tensor& source, T* destination) {
   }
 }
 
+template <class T>
+std::vector<T> integers(const Json& list) {
+  std::vector<T> values;
+  for (const Json& value : list.as_array()) values.push_back(static_cast<T>(value.as_int()));
+  return values;
+}
+
 }  // namespace
 
 SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path) {
@@ -69,7 +76,7 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path) {
     const Json header = Json::parse(std::string_view(text, header_bytes));
     for (const auto& [name, entry] : header.as_object()) {
       if (name == "__metadata__") continue;
-      Tensor tensor{entry.at("dtype").as_string(), {}, nullptr, 0};
+      StoredTensor tensor{entry.at("dtype").as_string(), {}, nullptr, 0, nullptr};
       size_t elements = 1;
       for (const Json& size : entry.at("shape").as_array()) {
         tensor.shape.push_back(size.as_int());
@@ -94,7 +101,7 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path) {
   }
 }
 
-const SafetensorsFile::Tensor& SafetensorsFile::tensor(const std::string& name) const {
+const StoredTensor& SafetensorsFile::tensor(const std::string& name) const {
   const auto it = tensors_.find(name);
   if (it == tensors_.end()) throw invalid_argument(file_.path() + " has no tensor " + name);
   return it->second;
@@ -110,20 +117,24 @@ bool Checkpoint::has(const std::string& name) const {
   return manifest_.at("tensors").find(name) != nullptr;
 }
 
-std::vector<const SafetensorsFile::Tensor*> Checkpoint::parts(const Json& expression) const {
+std::vector<StoredTensor> Checkpoint::parts(const Json& expression) const {
   const std::string& op = expression.at("op").as_string();
   if (op == "load") {
     const auto file = static_cast<size_t>(expression.at("file").as_int());
     if (file >= files_.size()) throw invalid_argument("file index out of range");
-    return {&files_[file].tensor(expression.at("name").as_string())};
+    return {files_[file].tensor(expression.at("name").as_string())};
   }
-  if (op == "concat") {
-    std::vector<const SafetensorsFile::Tensor*> all;
-    for (const Json& argument : expression.at("args").as_array()) {
-      for (const SafetensorsFile::Tensor* part : parts(argument)) all.push_back(part);
-    }
-    return all;
+  std::vector<StoredTensor> all;
+  for (const Json& argument : expression.at("args").as_array()) {
+    for (StoredTensor& part : parts(argument)) all.push_back(std::move(part));
   }
+  if (op == "concat") return all;
+  if (op == "slice") {
+    const auto dim = static_cast<size_t>(expression.at("dim").as_int());
+    return {sliced(joined(all), dim, expression.at("begin").as_int(), expression.at("end").as_int())};
+  }
+  if (op == "permute") return {permuted(joined(all), integers<size_t>(expression.at("dims")))};
+  if (op == "reshape") return {reshaped(joined(all), integers<int64_t>(expression.at("shape")))};
   throw invalid_argument("unknown operation " + op + "; convert the model again");
 }
 
@@ -131,19 +142,19 @@ template <class T>
 void Checkpoint::read(const std::string& name, const std::vector<int64_t>& shape, T* destination) const {
   try {
     std::vector<int64_t> found;
-    const std::vector<const SafetensorsFile::Tensor*> sources = parts(manifest_.at("tensors").at(name));
-    for (const SafetensorsFile::Tensor* source : sources) {
+    const std::vector<StoredTensor> sources = parts(manifest_.at("tensors").at(name));
+    for (const StoredTensor& source : sources) {
       if (found.empty()) {
-        found = source->shape;
+        found = source.shape;
       } else {
-        if (source->shape.size() != found.size()) throw invalid_argument("parts differ in rank");
-        found[0] += source->shape[0];
+        if (source.shape.size() != found.size()) throw invalid_argument("parts differ in rank");
+        found[0] += source.shape[0];
       }
     }
     if (found != shape) throw invalid_argument("expected shape " + shape_text(shape) + ", got " + shape_text(found));
-    for (const SafetensorsFile::Tensor* source : sources) {
-      convert(*source, destination);
-      destination += source->bytes / element_size(source->dtype);
+    for (const StoredTensor& source : sources) {
+      convert(source, destination);
+      destination += source.bytes / element_size(source.dtype);
     }
   } catch (const Error& error) {
     throw invalid_argument("tensor " + name + ": " + error.what());

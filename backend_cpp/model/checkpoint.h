@@ -9,25 +9,19 @@
 #include "base/json.h"
 #include "base/mapped_file.h"
 #include "kernels/types.h"
+#include "model/stored_tensor.h"
 
 namespace turbomind {
 
 // One safetensors file, mapped. Tensor bytes are checked against the file's size when the header is read.
 class SafetensorsFile {
  public:
-  struct Tensor {
-    std::string dtype;  // as in the header: F32, BF16, F16
-    std::vector<int64_t> shape;
-    const std::byte* data;
-    size_t bytes;
-  };
-
   explicit SafetensorsFile(const std::string& path);  // throws Error for a missing, truncated or malformed file
-  const Tensor& tensor(const std::string& name) const;
+  const StoredTensor& tensor(const std::string& name) const;
 
  private:
   MappedFile file_;
-  std::map<std::string, Tensor, std::less<>> tensors_;
+  std::map<std::string, StoredTensor, std::less<>> tensors_;
 };
 
 class Checkpoint {
@@ -42,8 +36,8 @@ class Checkpoint {
   void read(const std::string& name, const std::vector<int64_t>& shape, T* destination) const;
 
  private:
-  // The stored tensors an expression joins along dimension 0, in order.
-  std::vector<const SafetensorsFile::Tensor*> parts(const Json& expression) const;
+  // The tensors an expression joins along dimension 0, in order.
+  std::vector<StoredTensor> parts(const Json& expression) const;
 
   Json manifest_;
   std::vector<SafetensorsFile> files_;

@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/thread_pool.h"
 #include "kernels/cpu/isa.h"
+#include "model/checkpoint.h"
 #include "python/kernel_bindings.h"
 #include "python/offline_engine.h"
 
@@ -49,6 +50,11 @@ PYBIND11_MODULE(_turbomind, m) {
   m.def("select_isa", &select_isa, py::arg("name"));
   m.def("current_isa", [] { return kernels().name; });
   m.def("available_cpu_count", &available_cpu_count);
+  // Tensor `name` of an engine directory as float32; for tests.
+  m.def("read_tensor",
+        [](const std::string& directory, const std::string& name, const std::vector<int64_t>& shape, uintptr_t values) {
+          Checkpoint(directory).read<float>(name, shape, pointer<float>(values));
+        });
   bind_kernels(m);
   bind_moe_kernels(m);
 }

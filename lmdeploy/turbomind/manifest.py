@@ -29,13 +29,75 @@ class Concat:
 
     args: tuple["Expression", ...]
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The joined shape."""
+        return (sum(argument.shape[0] for argument in self.args), *self.args[0].shape[1:])
 
-Expression = Load | Concat
+
+@dataclass(frozen=True)
+class Slice:
+    """``[begin, end)`` of dimension ``dim`` of the only argument."""
+
+    args: tuple["Expression"]
+    dim: int
+    begin: int
+    end: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The argument's shape with ``end - begin`` at ``dim``."""
+        whole = self.args[0].shape
+        return (*whole[: self.dim], self.end - self.begin, *whole[self.dim + 1 :])
+
+
+@dataclass(frozen=True)
+class Permute:
+    """The only argument with its dimensions in the order ``dims``."""
+
+    args: tuple["Expression"]
+    dims: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The argument's sizes in the order ``dims``."""
+        return tuple(self.args[0].shape[dim] for dim in self.dims)
+
+
+@dataclass(frozen=True)
+class Reshape:
+    """The only argument's elements, row-major, in another shape."""
+
+    args: tuple["Expression"]
+    shape: tuple[int, ...]
+
+
+Expression = Load | Concat | Slice | Permute | Reshape
 
 
 def concat(*args: Expression) -> Concat:
     """Return ``args`` joined along dimension 0."""
     return Concat(args)
+
+
+def rows_of(argument: Expression, begin: int, end: int, dim: int = 0) -> Slice:
+    """Return ``[begin, end)`` of a dimension."""
+    return Slice((argument,), dim, begin, end)
+
+
+def permute(argument: Expression, *dims: int) -> Permute:
+    """Return ``argument`` with its dimensions in another order."""
+    return Permute((argument,), dims)
+
+
+def transpose(argument: Expression) -> Permute:
+    """Return a matrix with rows and columns swapped."""
+    return permute(argument, 1, 0)
+
+
+def reshape(argument: Expression, *shape: int) -> Reshape:
+    """Return the elements of ``argument`` in another shape."""
+    return Reshape((argument,), shape)
 
 
 def loads_in(expression: Expression) -> Iterator[Load]:
@@ -61,7 +123,7 @@ class Manifest:
         def tree(expression: Expression) -> dict[str, Any]:
             if isinstance(expression, Load):
                 return {"op": "load", "file": index.tensors[expression.name].file, "name": expression.name}
-            return {"op": "concat", "args": [tree(argument) for argument in expression.args]}
+            return _operation(expression) | {"args": [tree(argument) for argument in expression.args]}
 
         return cls(tuple(path.absolute() for path in index.files), {n: tree(e) for n, e in tensors.items()})
 
@@ -88,6 +150,18 @@ class Manifest:
 
         for expression in self.tensors.values():
             yield from walk(expression)
+
+
+def _operation(expression: Concat | Slice | Permute | Reshape) -> dict[str, Any]:
+    match expression:
+        case Slice():
+            return {"op": "slice", "dim": expression.dim, "begin": expression.begin, "end": expression.end}
+        case Permute():
+            return {"op": "permute", "dims": list(expression.dims)}
+        case Reshape():
+            return {"op": "reshape", "shape": list(expression.shape)}
+        case Concat():
+            return {"op": "concat"}
 
 
 def find_problems(

@@ -1,0 +1,108 @@
+#include "model/stored_tensor.h"
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <numeric>
+
+#include "base/error.h"
+
+namespace turbomind {
+
+namespace {
+
+int64_t element_count(const std::vector<int64_t>& shape) {
+  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+}
+
+size_t element_bytes(const StoredTensor& tensor) {
+  const int64_t count = element_count(tensor.shape);
+  return count == 0 ? 0 : tensor.bytes / static_cast<size_t>(count);
+}
+
+StoredTensor with_new_bytes(const StoredTensor& source, std::vector<int64_t> shape,
+                            std::shared_ptr<std::vector<std::byte>> bytes) {
+  return {source.dtype, std::move(shape), bytes->data(), bytes->size(), bytes};
+}
+
+}  // namespace
+
+StoredTensor sliced(const StoredTensor& source, size_t dim, int64_t begin, int64_t end) {
+  if (dim >= source.shape.size() || begin < 0 || end < begin || end > source.shape[dim]) {
+    throw invalid_argument("slice " + std::to_string(begin) + ".." + std::to_string(end) + " of dimension " +
+                           std::to_string(dim) + " lies outside the tensor");
+  }
+  std::vector<int64_t> shape = source.shape;
+  shape[dim] = end - begin;
+  const auto middle = source.shape.begin() + static_cast<std::ptrdiff_t>(dim);
+  const auto outer = static_cast<size_t>(element_count({source.shape.begin(), middle}));
+  const size_t inner = static_cast<size_t>(element_count({middle + 1, source.shape.end()})) * element_bytes(source);
+  const size_t kept = inner * static_cast<size_t>(end - begin);
+  const std::byte* first = source.data + inner * static_cast<size_t>(begin);
+  if (outer == 1) return {source.dtype, std::move(shape), first, kept, source.owner};
+  auto bytes = std::make_shared<std::vector<std::byte>>(outer * kept);
+  for (size_t i = 0; i < outer; ++i) {
+    std::memcpy(bytes->data() + i * kept, first + i * inner * static_cast<size_t>(source.shape[dim]), kept);
+  }
+  return with_new_bytes(source, std::move(shape), std::move(bytes));
+}
+
+StoredTensor permuted(const StoredTensor& source, const std::vector<size_t>& dims) {
+  const size_t rank = source.shape.size();
+  std::vector<size_t> sorted = dims;
+  std::sort(sorted.begin(), sorted.end());
+  for (size_t i = 0; i < sorted.size(); ++i) {
+    if (sorted.size() != rank || sorted[i] != i) throw invalid_argument("permute must name every dimension once");
+  }
+  std::vector<size_t> source_strides(rank, element_bytes(source));
+  for (size_t i = rank; i-- > 1;) source_strides[i - 1] = source_strides[i] * static_cast<size_t>(source.shape[i]);
+  std::vector<int64_t> shape(rank);
+  std::vector<size_t> strides(rank);
+  for (size_t i = 0; i < rank; ++i) {
+    shape[i] = source.shape[dims[i]];
+    strides[i] = source_strides[dims[i]];
+  }
+  auto bytes = std::make_shared<std::vector<std::byte>>(source.bytes);
+  const size_t step = element_bytes(source);
+  std::vector<int64_t> index(rank, 0);
+  size_t offset = 0;
+  for (size_t to = 0; to < source.bytes; to += step) {
+    std::memcpy(bytes->data() + to, source.data + offset, step);
+    for (size_t i = rank; i-- > 0;) {
+      offset += strides[i];
+      if (++index[i] < shape[i]) break;
+      offset -= strides[i] * static_cast<size_t>(shape[i]);
+      index[i] = 0;
+    }
+  }
+  return with_new_bytes(source, std::move(shape), std::move(bytes));
+}
+
+StoredTensor reshaped(const StoredTensor& source, const std::vector<int64_t>& shape) {
+  if (element_count(shape) != element_count(source.shape)) {
+    throw invalid_argument("reshape must keep the number of elements, " + std::to_string(element_count(source.shape)));
+  }
+  StoredTensor result = source;
+  result.shape = shape;
+  return result;
+}
+
+StoredTensor joined(const std::vector<StoredTensor>& parts) {
+  if (parts.empty()) throw invalid_argument("concat needs an argument");
+  if (parts.size() == 1) return parts.front();
+  std::vector<int64_t> shape = parts.front().shape;
+  auto bytes = std::make_shared<std::vector<std::byte>>();
+  shape[0] = 0;
+  for (const StoredTensor& part : parts) {
+    std::vector<int64_t> like = part.shape;
+    if (like.size() == shape.size()) like[0] = shape[0];
+    if (like != shape || part.dtype != parts.front().dtype) {
+      throw invalid_argument("parts of a rearranged concat differ in type or shape");
+    }
+    shape[0] += part.shape[0];
+    bytes->insert(bytes->end(), part.data, part.data + part.bytes);
+  }
+  return with_new_bytes(parts.front(), std::move(shape), std::move(bytes));
+}
+
+}  // namespace turbomind
