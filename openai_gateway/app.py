@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from starlette.middleware.cors import CORSMiddleware
 
 from lmdeploy.serve.client import TritonClient
@@ -20,6 +21,8 @@ from openai_gateway.metrics import GatewayMetrics
 from openai_gateway.registration import Registration
 from openai_gateway.routes import chat, completions, interactive, metrics, models, responses, tokens
 from openai_gateway.settings import Settings
+
+_WITH_MODEL = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -63,7 +66,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.gateway, app.state.metrics, app.state.registration = gateway, own_metrics, registration
     for routes in (models, chat, completions, responses, tokens, interactive, metrics):
         app.include_router(routes.router)
-    install_error_handlers(app)
+    install_error_handlers(app, _check_model)
     # The last one added is the first one reached.
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     if settings.api_keys:
@@ -79,3 +82,11 @@ def create_app(settings: Settings) -> FastAPI:
         )
     app.add_middleware(Access, metrics=own_metrics, max_requests=settings.max_requests)
     return app
+
+
+async def _check_model(request: Request, error: RequestValidationError) -> None:
+    """Raise that a model is not served, which LMDeploy tells before it looks at values."""
+    model = error.body.get("model") if request.url.path in _WITH_MODEL and isinstance(error.body, dict) else None
+    if isinstance(model, str):
+        gateway: Gateway = request.app.state.gateway
+        await gateway.check_model(model)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import orjson
@@ -19,8 +19,19 @@ from openai_gateway.protocol.fields import FieldError
 logger = logging.getLogger(__name__)
 
 _STATUS_OF_GRPC = {"INVALID_ARGUMENT": 400, "NOT_FOUND": 404, "UNAVAILABLE": 503}
+_MISTYPED, _BAD_VALUE = 422, 400  # LMDeploy tells wrong types from wrong values
 _HEADERS = {401: {"www-authenticate": "Bearer"}, 429: {"retry-after": "1"}, 503: {"retry-after": "1"}}
 _SHOWN_INPUT = 60  # characters of a refused value
+
+# What LMDeploy checks, in its order and in its words, for values out of range: field -> pydantic's names of what is
+# wrong, and the words.
+_RANGES = {
+    "n": (("greater_than_equal",), "The n `{}` must be a positive int."),
+    "top_p": (("greater_than", "less_than_equal"), "The top_p `{}` must be in (0, 1]."),
+    "top_k": (("greater_than_equal",), "The top_k `{}` cannot be a negative integer."),
+    "temperature": (("greater_than_equal", "less_than_equal"), "The temperature `{}` must be in [0, 2]"),
+}
+_CHECKED_FIRST = list(_RANGES)
 
 
 class ErrorDetail(BaseModel):
@@ -54,6 +65,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        detail: object = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -61,6 +73,7 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.headers = dict(headers or _HEADERS.get(status, {}))
+        self.detail = detail
 
     def body(self) -> bytes:
         """Return the JSON text of the answer."""
@@ -68,6 +81,8 @@ class ApiError(Exception):
         body: dict[str, Any] = {"error": error, "object": "error", **error, "code": self.status}
         if self.status == 401:
             body["detail"] = {"error": error}
+        elif self.detail is not None:
+            body["detail"] = self.detail
         return orjson.dumps(body)
 
     def response(self) -> Response:
@@ -103,13 +118,29 @@ def as_api_error(error: Exception) -> ApiError:
             return ApiError(500, "The server had an error while processing your request.", code="internal_error")
 
 
-def install_error_handlers(app: FastAPI) -> None:
-    """Make `app` answer every failure in OpenAI's form."""
+def install_error_handlers(
+    app: FastAPI, check_first: Callable[[Request, RequestValidationError], Awaitable[None]] | None = None
+) -> None:
+    """Make `app` answer every failure in OpenAI's form.
+
+    Parameters
+    ----------
+    app : FastAPI
+        The application.
+    check_first : callable, optional
+        Called when a value of a request is refused whose fields have the right types; what it raises is told instead.
+    """
 
     async def answer(request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException) and error.status_code in (404, 405):
             error = _no_such_route(request, error)
-        return as_api_error(error).response()
+        told = as_api_error(error)
+        if check_first is not None and isinstance(error, RequestValidationError) and told.status == _BAD_VALUE:
+            try:
+                await check_first(request, error)
+            except Exception as earlier:
+                told = as_api_error(earlier)
+        return told.response()
 
     async def nobody_listens(request: Request, error: Exception) -> Response:
         return Response(status_code=499)
@@ -123,31 +154,64 @@ def install_error_handlers(app: FastAPI) -> None:
 def _no_such_route(request: Request, error: HTTPException) -> ApiError:
     asked = f"{request.method} {request.url.path}"
     if error.status_code == 404:
-        return ApiError(404, f"Invalid URL ({asked})", code="unknown_url")
-    return ApiError(405, f"Method not allowed ({asked})", code="method_not_allowed", headers=error.headers)
+        return ApiError(404, f"Invalid URL ({asked})", code="unknown_url", detail=error.detail)
+    message = f"Method not allowed ({asked})"
+    return ApiError(405, message, code="method_not_allowed", headers=error.headers, detail=error.detail)
 
 
 def _validation_error(errors: Sequence[Any]) -> ApiError:
-    """Return one readable error out of pydantic's list, the most specific of the first field at fault."""
-    first = errors[0]
-    if first["type"] == "json_invalid":
-        reason = first.get("ctx", {}).get("error", "")
-        return ApiError(400, f"The request body is not valid JSON: {reason}", code="invalid_json")
-    field = first["loc"][1:2]
-    # A field that takes several forms reports one error a form; the deepest is of the form that was meant.
-    error = max((one for one in errors if one["loc"][1:2] == field), key=lambda one: len(one["loc"]))
+    """Return one readable error out of pydantic's list: of the field that is checked first, the most specific one."""
+    by_field: dict[object, Any] = {}
+    for error in errors:
+        field = error["loc"][1:2]
+        if field not in by_field or _aptness(error) > _aptness(by_field[field]):
+            by_field[field] = error
+    error = min(by_field.values(), key=_rank)
+    told = _one_error(error)
+    if told.status == _MISTYPED:
+        told.detail = [{key: error[key] for key in ("type", "loc", "msg")} | {"input": _shown(error["input"])}]
+    return told
+
+
+def _aptness(error: Any) -> tuple[int, bool]:
+    """Rate an error of a field that takes several forms, each with its errors: the deepest is of the form meant."""
+    return len(error["loc"]), not _is_mistyped(error)
+
+
+def _rank(error: Any) -> tuple[bool, int]:
+    """Return where an error stands in LMDeploy's order: types, then what it checks itself, then the rest."""
+    field = error["loc"][1] if len(error["loc"]) > 1 else None
+    checked = _CHECKED_FIRST.index(field) if field in _CHECKED_FIRST else len(_CHECKED_FIRST)
+    return not _is_mistyped(error), checked
+
+
+def _is_mistyped(error: Any) -> bool:
+    kind: str = error["type"]
+    return kind in ("json_invalid", "missing") or kind.endswith(("_type", "_parsing"))
+
+
+def _one_error(error: Any) -> ApiError:
+    status = _MISTYPED if _is_mistyped(error) else _BAD_VALUE
+    if error["type"] == "json_invalid":
+        reason = error.get("ctx", {}).get("error", "")
+        return ApiError(status, f"The request body is not valid JSON: {reason}", code="invalid_json")
     param = _path(error["loc"][1:])
     if error["type"] == "value_error" and isinstance(refusal := error["ctx"]["error"], FieldError):
         param = ".".join(filter(None, (param, refusal.field)))
-        message = param + str(refusal).removeprefix(refusal.field) if refusal.field else str(refusal)
-        return ApiError(400, message, param=param, code="unsupported_value")
+        message, begins = str(refusal), refusal.field
+        if begins and message.startswith(begins):
+            message = param + message.removeprefix(begins)
+        return ApiError(status, message, param=param, code="unsupported_value")
     if not param:
-        return ApiError(400, "The request body must be a JSON object, sent as application/json.")
+        return ApiError(status, "The request body must be a JSON object, sent as application/json.")
     if error["type"] == "missing":
-        return ApiError(400, f"{param} is required", param=param, code="missing_required_parameter")
+        return ApiError(status, f"{param} is required", param=param, code="missing_required_parameter")
+    kinds, words = _RANGES.get(param, ((), ""))
+    if error["type"] in kinds:
+        return ApiError(status, words.format(error["input"]), param=param, code="invalid_value")
     _, is_short, expected = error["msg"].partition("Input should be ")
     reason = f"{param} must be {expected}" if is_short else f"{param}: {error['msg']}"
-    return ApiError(400, f"{reason}, got {_shown(error['input'])}", param=param, code="invalid_value")
+    return ApiError(status, f"{reason}, got {_shown(error['input'])}", param=param, code="invalid_value")
 
 
 def _path(location: Sequence[str | int]) -> str:

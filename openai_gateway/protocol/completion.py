@@ -12,6 +12,7 @@ from openai_gateway.protocol.generation import MAX_TOP_LOGPROBS, GenerationField
 from openai_gateway.protocol.response_format import ResponseFormat
 
 DEFAULT_COMPLETION_TOKENS = 16
+COMPLETION_TOKENS_OF_NULL = 512  # and of 0: LMDeploy's
 
 TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]
 TokenPrompt = Annotated[list[TokenId], Field(min_length=1)]
@@ -28,6 +29,7 @@ class CompletionRequest(GenerationFields):
         | TokenPrompt
         | Annotated[list[TokenPrompt], Field(min_length=1, max_length=256)]
     )
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     echo: bool | None = None
     best_of: int | None = Field(None, ge=1, le=MAX_TOP_LOGPROBS)
@@ -53,7 +55,9 @@ class CompletionRequest(GenerationFields):
     @property
     def token_limit(self) -> int:
         """Most tokens to generate."""
-        return self.max_tokens or DEFAULT_COMPLETION_TOKENS
+        if "max_tokens" not in self.model_fields_set:
+            return DEFAULT_COMPLETION_TOKENS
+        return self.max_tokens or COMPLETION_TOKENS_OF_NULL
 
     def generation_inputs(self) -> dict[str, Any]:
         """Return the fields of `GenerateRequest` that say how to generate, all but the token limit."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, model_validator
@@ -11,6 +12,7 @@ from openai_gateway.protocol.generation import ALL_THAT_IS_LEFT, SamplingFields
 from openai_gateway.protocol.messages import Message
 
 NO_SESSION = -1
+_OF_CANCEL = ("prompt", "session_id", "stream", "cancel")
 DEFAULT_TEMPERATURE = 0.8
 DEFAULT_TOP_P = 0.8
 
@@ -24,6 +26,13 @@ class InteractiveRequest(SamplingFields):
     interactive_mode: bool | None = None
     request_output_len: int | None = Field(None, ge=0, le=MAX_INT32)
     cancel: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _cancel_needs_only_its_session(cls, fields: object) -> object:
+        if isinstance(fields, Mapping) and fields.get("cancel") is True:
+            return {name: fields[name] for name in _OF_CANCEL if name in fields}
+        return fields
 
     @model_validator(mode="after")
     def _fields_fit_together(self) -> InteractiveRequest:

@@ -18,6 +18,7 @@ from openai_gateway.streaming import STREAMED, EventResponse, event_stream
 
 router = APIRouter()
 
+_TOO_LONG = "shorter than the session length"  # the engine's words
 _NOTHING = InteractiveResponse(text="", tokens=0, input_tokens=0, history_tokens=0, finish_reason="stop")
 
 
@@ -33,7 +34,7 @@ async def chat_interactive(
         await gateway.client.end_session(body.session)
         gateway.sessions.drop(body.session)
         return _at_once(body)
-    chunks = _turn(body, request, gateway)
+    chunks = _nothing_if_too_long(_turn(body, request, gateway))
     if body.stream:
         return EventResponse(event_stream([chunks], [_LineWriter()], _nothing_more), frame_error=_line)
     answers = await run_unless_disconnected(request.receive, collect([chunks]))
@@ -84,6 +85,21 @@ async def _go_on(
     async with aclosing(client.generate(if_unknown)) as chunks:
         async for chunk in chunks:
             yield chunk
+
+
+async def _nothing_if_too_long(chunks: AsyncGenerator[GenerateChunk, None]) -> AsyncGenerator[GenerateChunk, None]:
+    """Yield `chunks`; an empty answer that its limit has cut when the conversation is too long for the model.
+
+    LMDeploy's clients break on an error here.
+    """
+    try:
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                yield chunk
+    except TritonRequestError as error:
+        if _TOO_LONG not in error.message:
+            raise
+        yield GenerateChunk(finish_reason="length")
 
 
 class _LineWriter:

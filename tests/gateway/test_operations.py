@@ -145,7 +145,7 @@ def test_figures_of_gateway_and_engine_are_one_page(fake: FakeTriton) -> None:
     assert page.headers["content-type"].startswith("text/plain")
     count = 'lmdeploy_gateway_requests_total{method="POST",path="/v1/chat/completions",status='
     assert f'{count}"200"}} 1.0' in page.text
-    assert f'{count}"400"}} 1.0' in page.text
+    assert f'{count}"422"}} 1.0' in page.text
     assert 'path="other",status="404"' in page.text
     assert "lmdeploy_gateway_requests_open 1.0" in page.text
     assert "turbomind_requests_running 3" in page.text

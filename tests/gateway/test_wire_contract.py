@@ -1,0 +1,302 @@
+"""What LMDeploy 0.6.5's clients rely on, a line of the REST contract each; the first word of an id is its section."""
+
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from lmdeploy.serve.openai.api_client import APIClient
+from openai_gateway.settings import Settings
+from tests.gateway.conftest import MODEL
+from tests.support.fake_triton import FakeTriton, Script
+from tests.support.gateways import running_gateway
+
+HELLO: Any = [{"role": "user", "content": "Hello"}]
+CHAT, COMPLETIONS, INTERACTIVE = "/v1/chat/completions", "/v1/completions", "/v1/chat/interactive"
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: {"model": MODEL, "messages": HELLO},
+    COMPLETIONS: {"model": MODEL, "prompt": "a"},
+    INTERACTIVE: {"prompt": "a", "session_id": 3},
+    "/v1/encode": {"input": "a"},
+}
+ANSWER = "The capital of France is Paris."
+
+# id, method, path, status
+ENDPOINTS = [
+    ("B1 health", "GET", "/health", 200),
+    ("B1 models", "GET", "/v1/models", 200),
+    ("B1 chat", "POST", CHAT, 200),
+    ("B1 completions", "POST", COMPLETIONS, 200),
+    ("B1 interactive", "POST", INTERACTIVE, 200),
+    ("B1 encode", "POST", "/v1/encode", 200),
+    ("B1 embeddings", "POST", "/v1/embeddings", 400),
+    ("B1 documentation", "GET", "/", 200),
+    ("B1 openapi", "GET", "/openapi.json", 200),
+]
+NEED_NO_KEY = {"/health", "/v1/embeddings", "/", "/openapi.json"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"), [case[1:] for case in ENDPOINTS], ids=[case[0] for case in ENDPOINTS]
+)
+def test_endpoints_and_which_of_them_want_a_key(triton: FakeTriton, method: str, path: str, status: int) -> None:
+    settings = Settings(triton_address=triton.address, api_keys=("k",))
+    body = BODIES.get(path, {}) if method == "POST" else None
+    with (
+        running_gateway(settings) as url,
+        httpx.Client(base_url=url, timeout=10, trust_env=False) as http,
+    ):
+        with_key = http.request(method, path, json=body, headers={"authorization": "Bearer k"})
+        assert with_key.status_code == status
+        without = http.request(method, path, json=body)
+        assert without.status_code == (status if path in NEED_NO_KEY else 401)
+        if path == "/health":
+            assert with_key.content == b""
+
+
+@pytest.mark.parametrize("path", BODIES, ids=[f"B1 unknown fields of {path}" for path in BODIES])
+def test_unknown_fields_are_ignored(http: httpx.Client, path: str) -> None:
+    body = BODIES[path] | {"kwargs": {}, "nonsense": [1]}
+    assert http.post(path, json=body).status_code == 200
+
+
+def semantic_error(answer: httpx.Response, status: int) -> str:
+    """Return the text of an answer whose body has the members of LMDeploy's errors."""
+    assert answer.status_code == status, answer.text
+    body = answer.json()
+    expected = {"type": "invalid_request_error", "code": status, "object": "error"}
+    assert {name: body[name] for name in expected} == expected
+    assert "param" in body
+    message: str = body["message"]
+    assert body["error"]["message"] == message
+    return message
+
+
+# id, fields, status, message
+VALUES: list[tuple[str, dict[str, Any], int, str]] = [
+    ("B3 model", {"model": "X"}, 404, "The model `X` does not exist."),
+    ("B3 n", {"n": 0}, 400, "The n `0` must be a positive int."),
+    ("B3 n negative", {"n": -2}, 400, "The n `-2` must be a positive int."),
+    ("B3 top_p of 0", {"top_p": 0}, 400, "The top_p `0` must be in (0, 1]."),
+    ("B3 top_p above 1", {"top_p": 1.5}, 400, "The top_p `1.5` must be in (0, 1]."),
+    ("B3 top_k", {"top_k": -1}, 400, "The top_k `-1` cannot be a negative integer."),
+    ("B3 temperature below 0", {"temperature": -0.5}, 400, "The temperature `-0.5` must be in [0, 2]"),
+    ("B3 temperature above 2", {"temperature": 2.5}, 400, "The temperature `2.5` must be in [0, 2]"),
+    ("B3 order: model, then n", {"model": "X", "n": 0}, 404, "The model `X` does not exist."),
+    ("B3 order: n, then top_p", {"top_p": 2, "n": 0}, 400, "The n `0` must be a positive int."),
+    ("B3 order: top_p, then top_k", {"top_k": -1, "top_p": 2}, 400, "The top_p `2` must be in (0, 1]."),
+    ("B3 order: top_k, then temperature", {"temperature": 9, "top_k": -1}, 400, "The top_k `-1` cannot be a"),
+]
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize(
+    ("fields", "status", "message"), [case[1:] for case in VALUES], ids=[case[0] for case in VALUES]
+)
+def test_values_out_of_range_have_lmdeploy_s_words(
+    http: httpx.Client, triton: FakeTriton, path: str, fields: dict[str, Any], status: int, message: str
+) -> None:
+    assert semantic_error(http.post(path, json=BODIES[path] | fields), status).startswith(message)
+    assert triton.requests == []
+
+
+# id, body
+MISTYPED: list[tuple[str, bytes]] = [
+    ("B3 malformed JSON", b'{"model": '),
+    ("B3 an empty body", b""),
+    ("B3 no object", b"[1]"),
+    ("B3 a missing field", b'{"stream": false}'),
+    ("B3 a mistyped field", json.dumps({"model": MODEL, "messages": 3, "prompt": 3, "input": 3}).encode()),
+    ("B3 a mistyped number", json.dumps(BODIES[CHAT] | {"prompt": "a", "input": 3, "temperature": "hot"}).encode()),
+    ("B3 order: types, then model", json.dumps({"model": "X", "messages": 3, "prompt": 3, "input": 3}).encode()),
+    ("B3 order: types, then values", json.dumps({"top_p": 9, "model": MODEL, "stream": 3}).encode()),
+]
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("body", [case[1] for case in MISTYPED], ids=[case[0] for case in MISTYPED])
+def test_wrong_json_and_wrong_types_are_a_422_in_both_forms(
+    http: httpx.Client, triton: FakeTriton, path: str, body: bytes
+) -> None:
+    answer = http.post(path, content=body, headers={"content-type": "application/json"})
+    semantic_error(answer, 422)
+    (detail,) = answer.json()["detail"]
+    assert {"type", "loc", "msg", "input"} <= set(detail)
+    assert detail["loc"][0] == "body"
+    assert triton.requests == []
+
+
+def test_openai_s_client_has_a_class_for_each_kind_of_refusal(client: openai.OpenAI) -> None:
+    """B3, seen by the other kind of client."""
+    ask: Any = client.chat.completions.create
+    with pytest.raises(openai.UnprocessableEntityError) as mistyped:
+        ask(model=MODEL, messages=HELLO, temperature="hot")
+    assert (mistyped.value.param, mistyped.value.code) == ("temperature", "invalid_value")
+    with pytest.raises(openai.BadRequestError) as refused:
+        ask(model=MODEL, messages=HELLO, temperature=9)
+    assert (refused.value.param, refused.value.code) == ("temperature", "invalid_value")
+
+
+@pytest.mark.parametrize(
+    "fields", [{"temperature": "hot"}, {"temperature": 9}, {"model": "X"}], ids=lambda fields: f"B9 {fields}"
+)
+def test_lmdeploy_s_client_yields_errors_like_results(url: str, triton: FakeTriton, fields: dict[str, Any]) -> None:
+    with APIClient(url) as api:
+        (said,) = api.chat_completions_v1(**({"model": MODEL, "messages": HELLO} | fields))
+    assert said["object"] == "error"
+
+
+def test_b3_unknown_paths_and_methods_say_so_as_the_framework_does(http: httpx.Client) -> None:
+    unknown, wrong = http.get("/v1/nothing"), http.get(CHAT)
+    assert (unknown.status_code, unknown.json()["detail"]) == (404, "Not Found")
+    assert (wrong.status_code, wrong.json()["detail"]) == (405, "Method Not Allowed")
+
+
+def test_b3_a_cancel_is_answered_before_values_are_looked_at(http: httpx.Client) -> None:
+    body = {"prompt": "", "session_id": 3, "cancel": True, "top_p": 9, "temperature": 9}
+    answer = http.post(INTERACTIVE, json=body)
+    assert answer.status_code == 200
+    assert answer.json() == {"text": "", "tokens": 0, "input_tokens": 0, "history_tokens": 0, "finish_reason": "stop"}
+    body["session_id"] = -1
+    assert semantic_error(http.post(INTERACTIVE, json=body), 400) == "please set a session_id to cancel a request"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_b3_a_conversation_that_is_too_long_has_an_empty_answer(
+    http: httpx.Client, triton: FakeTriton, stream: bool
+) -> None:
+    import grpc
+
+    words = "history and prompt must be shorter than the session length of 8 tokens, got 9"
+    triton.script = Script(fail_after=0, error=(grpc.StatusCode.INVALID_ARGUMENT, words))
+    answer = http.post(INTERACTIVE, json=BODIES[INTERACTIVE] | {"stream": stream, "interactive_mode": True})
+    assert answer.status_code == 200
+    expected = {"text": "", "tokens": 0, "input_tokens": 0, "history_tokens": 0, "finish_reason": "length"}
+    assert json.loads(answer.text) == expected
+
+
+def test_b4_a_model_card_has_every_member(http: httpx.Client) -> None:
+    listed = http.get("/v1/models").json()
+    (card,) = listed["data"]
+    (permission,) = card.pop("permission")
+    assert listed["object"] == "list"
+    assert card.pop("created") > 1_600_000_000
+    assert card == {"id": MODEL, "object": "model", "owned_by": "lmdeploy", "root": MODEL, "parent": None}
+    assert permission.pop("id").startswith("modelperm-")
+    assert permission.pop("created") > 1_600_000_000
+    allowed = dict.fromkeys(("sampling", "logprobs", "search_indices", "view"), True)
+    forbidden = dict.fromkeys(("create_engine", "fine_tuning"), False)
+    assert permission == {f"allow_{what}": can for what, can in (allowed | forbidden).items()} | {
+        "object": "model_permission",
+        "organization": "*",
+        "group": None,
+        "is_blocking": False,
+    }
+
+
+def test_b4_encode_answers_a_list_for_a_list(http: httpx.Client) -> None:
+    one = http.post("/v1/encode", json={"input": "ab"}).json()
+    many = http.post("/v1/encode", json={"input": ["ab", "c"]}).json()
+    assert (len(one["input_ids"]), one["length"]) == (3, 3)
+    assert ([len(ids) for ids in many["input_ids"]], many["length"]) == ([3, 2], [3, 2])
+
+
+# id, path, fields, inputs of the engine
+DEFAULTS: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
+    ("B5 temperature", CHAT, {}, {"temperature": 0.7}),
+    ("B5 top_p", CHAT, {}, {"top_p": 1.0}),
+    ("B5 top_k", CHAT, {}, {"top_k": 40}),
+    ("B5 a text for messages", CHAT, {"messages": "as is"}, {"text_input": "as is"}),
+    ("B5 top_logprobs without logprobs", CHAT, {"logprobs": False, "top_logprobs": 0}, {}),
+    ("B5 stop", CHAT, {"stop": "x"}, {"stop_words": ["x"]}),
+    ("B5 an id as bias key", CHAT, {"logit_bias": {"5": 1}}, {"logit_bias_ids": [5]}),
+    ("B6 max_tokens", COMPLETIONS, {}, {"max_new_tokens": 16}),
+    ("B6 max_tokens of 0", COMPLETIONS, {"max_tokens": 0}, {"max_new_tokens": 512}),
+    ("B6 max_tokens of null", COMPLETIONS, {"max_tokens": None}, {"max_new_tokens": 512}),
+    ("B6 temperature", COMPLETIONS, {}, {"temperature": 0.7}),
+    ("B6 top_p", COMPLETIONS, {}, {"top_p": 1.0}),
+    ("B6 top_k", COMPLETIONS, {}, {"top_k": 40}),
+    ("B6 no template", COMPLETIONS, {"prompt": "as is"}, {"text_input": "as is"}),
+    ("B6 suffix of null, echo", COMPLETIONS, {"suffix": None, "echo": False}, {}),
+    ("B7 temperature", INTERACTIVE, {}, {"temperature": 0.8}),
+    ("B7 top_p", INTERACTIVE, {}, {"top_p": 0.8}),
+    ("B7 top_k", INTERACTIVE, {}, {"top_k": 40}),
+    ("B7 a template is applied", INTERACTIVE, {"prompt": "a"}, {"messages": '[{"role":"user","content":"a"}]'}),
+    ("B7 null members", INTERACTIVE, {"image_url": None, "adapter_name": None, "stop": None}, {}),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "inputs"), [case[1:] for case in DEFAULTS], ids=[case[0] for case in DEFAULTS]
+)
+def test_fields_and_defaults(
+    http: httpx.Client, triton: FakeTriton, path: str, fields: dict[str, Any], inputs: dict[str, Any]
+) -> None:
+    answer = http.post(path, json=BODIES[path] | fields)
+    assert answer.status_code == 200, answer.text
+    given = triton.requests[0].inputs
+    assert {name: given[name] for name in inputs} == {
+        name: pytest.approx(value) if isinstance(value, float) else value for name, value in inputs.items()
+    }
+
+
+def events(answer: httpx.Response) -> list[Any]:
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    *lines, last, end = answer.text.split("\n\n")
+    assert (last, end) == ("data: [DONE]", "")
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def test_b5_an_answer_has_the_members_clients_read(http: httpx.Client) -> None:
+    body = http.post(CHAT, json=BODIES[CHAT]).json()
+    assert {"id", "object", "created", "model", "choices", "usage"} <= set(body)
+    (choice,) = body["choices"]
+    assert choice["message"] | {"role": "assistant", "content": ANSWER, "tool_calls": None} == choice["message"]
+    assert (choice["index"], choice["logprobs"], choice["finish_reason"]) == (0, None, "stop")
+    usage = body["usage"]
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+
+
+def test_b5_a_stream_is_events_with_an_end(http: httpx.Client) -> None:
+    chunks = events(http.post(CHAT, json=BODIES[CHAT] | {"stream": True}))
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert "".join(choice["delta"].get("content", "") for choice in choices) == ANSWER
+    assert choices[0]["delta"]["role"] == "assistant"
+    assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["stop"]
+
+
+def test_b6_every_event_of_a_stream_has_a_text(http: httpx.Client) -> None:
+    chunks = events(http.post(COMPLETIONS, json=BODIES[COMPLETIONS] | {"stream": True}))
+    assert {chunk["object"] for chunk in chunks} == {"text_completion"}
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == ANSWER
+
+
+def test_b6_a_list_of_prompts_gives_a_choice_each(http: httpx.Client) -> None:
+    body = http.post(COMPLETIONS, json=BODIES[COMPLETIONS] | {"prompt": ["a", "b"]}).json()
+    assert [choice["index"] for choice in body["choices"]] == [0, 1]
+    assert body["usage"]["prompt_tokens"] == 14  # of both
+
+
+def test_b7_a_stream_is_lines_of_objects_without_an_end_mark(http: httpx.Client) -> None:
+    answer = http.post(INTERACTIVE, json=BODIES[INTERACTIVE] | {"stream": True})
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    lines = [json.loads(line) for line in answer.text.splitlines()]
+    assert all(set(line) == {"text", "tokens", "input_tokens", "history_tokens", "finish_reason"} for line in lines)
+    assert "".join(line["text"] for line in lines) == ANSWER
+    assert (lines[-1]["text"], lines[-1]["finish_reason"]) == ("", "stop")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_b9_gradio_s_three_requests_of_a_cancel_are_lines(http: httpx.Client, stream: bool) -> None:
+    history = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    for fields in (
+        {"prompt": "", "cancel": True},
+        {"prompt": "", "request_output_len": 0, "interactive_mode": False},
+        {"prompt": history, "request_output_len": 0, "interactive_mode": True},
+    ):
+        answer = http.post(INTERACTIVE, json={"session_id": 1, "stream": stream} | fields)
+        assert answer.status_code == 200
+        assert {"text", "tokens", "finish_reason"} <= set(json.loads(answer.text.splitlines()[0]))
