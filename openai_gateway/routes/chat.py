@@ -14,9 +14,9 @@ from openai_gateway.gateway import Gateway, GatewayDependency
 from openai_gateway.logprobs import chat_logprobs
 from openai_gateway.protocol.chat import ChatChoice, ChatCompletion, ChatCompletionRequest, ChatMessage
 from openai_gateway.streaming import SLOT, STREAMED, EventResponse, EventTemplate, done, event_stream
-from openai_gateway.tools.calls import tool_call
-from openai_gateway.tools.forced import call_format
-from openai_gateway.tools.parser import ToolCallParser, parse
+from openai_gateway.tools.calls import names_of, parser_for, tool_call
+from openai_gateway.tools.inputs import tool_inputs
+from openai_gateway.tools.parser import parse
 from openai_gateway.writers.chat import ChatWriter
 
 router = APIRouter()
@@ -48,17 +48,8 @@ def _generate_request(body: ChatCompletionRequest) -> GenerateRequest:
     inputs = body.generation_inputs() | {"max_new_tokens": body.token_limit}
     if isinstance(body.messages, str):  # LMDeploy completes a plain string without a chat template
         return GenerateRequest(text_input=body.messages, **inputs)
-    if tools := body.usable_tools:
-        inputs["tools"] = [tool.for_template() for tool in tools]
-        if inputs["skip_special_tokens"] is None:  # in two families the marks around calls are special tokens
-            inputs["skip_special_tokens"] = False
-    if forced := body.forced_tools:
-        inputs["response_format"] = call_format(forced)
+    inputs |= tool_inputs(body.usable_tools, body.forced_tools, inputs)
     return GenerateRequest(messages=[message.for_template() for message in body.messages], **inputs)
-
-
-def _tool_names(body: ChatCompletionRequest) -> frozenset[str]:
-    return frozenset(tool.function.name for tool in body.usable_tools)
 
 
 def _max_calls(body: ChatCompletionRequest) -> int | None:
@@ -66,17 +57,15 @@ def _max_calls(body: ChatCompletionRequest) -> int | None:
 
 
 def _writer(body: ChatCompletionRequest, gateway: Gateway, frame: dict[str, Any], index: int) -> ChatWriter:
-    names = _tool_names(body)
     texts = gateway.token_texts if body.logprobs else None
-    parser = ToolCallParser(names) if names else None
+    parser = parser_for(body.usable_tools, is_forced=bool(body.forced_tools))
     return ChatWriter(frame, index, texts=texts, parser=parser, max_calls=_max_calls(body))
 
 
 async def _choice(body: ChatCompletionRequest, gateway: Gateway, index: int, answer: Answer) -> ChatChoice:
-    names = _tool_names(body)
     message, reason = ChatMessage(content=answer.text), answer.finish_reason
     logprobs = await chat_logprobs(answer.chunks, gateway.token_texts) if body.logprobs else None
-    if names and (found := parse(answer.text, names)).calls:
+    if (tools := body.usable_tools) and (found := parse(answer.text, names_of(tools))).calls:
         calls = [tool_call(call) for call in found.calls[: _max_calls(body)]]
         message = ChatMessage(content=found.text or None, tool_calls=calls)
         if reason == "stop":

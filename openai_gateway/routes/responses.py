@@ -13,7 +13,7 @@ from openai_gateway.cancellation import run_unless_disconnected
 from openai_gateway.gateway import GatewayDependency
 from openai_gateway.protocol.responses import ResponsesRequest
 from openai_gateway.streaming import STREAMED, EventResponse, event_stream
-from openai_gateway.tools.forced import call_format
+from openai_gateway.tools.inputs import tool_inputs
 from openai_gateway.writers.responses import ResponseWriter
 
 router = APIRouter()
@@ -37,10 +37,4 @@ async def create_response(body: ResponsesRequest, request: Request, gateway: Gat
 
 def _generate_request(body: ResponsesRequest) -> GenerateRequest:
     inputs = body.generation_inputs()
-    if tools := body.usable_tools:
-        inputs["tools"] = [tool.for_template() for tool in tools]
-        if inputs["skip_special_tokens"] is None:  # in two families the marks around calls are special tokens
-            inputs["skip_special_tokens"] = False
-    if forced := body.forced_tools:
-        inputs["response_format"] = call_format(forced)
-    return GenerateRequest(**inputs)
+    return GenerateRequest(**inputs | tool_inputs(body.usable_tools, body.forced_tools, inputs))

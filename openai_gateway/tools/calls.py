@@ -1,11 +1,13 @@
-"""Calls as the OpenAI API returns them."""
+"""Calls as the OpenAI API returns them, and the parser that finds them."""
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 
-from openai_gateway.protocol.tools import FunctionCall, ToolCall
+from openai_gateway.protocol.tools import FunctionCall, Tool, ToolCall
 from openai_gateway.tools.events import Call
+from openai_gateway.tools.parser import ToolCallParser
 
 
 def call_id() -> str:
@@ -16,3 +18,20 @@ def call_id() -> str:
 def tool_call(call: Call) -> ToolCall:
     """Return a call with a new id."""
     return ToolCall(id=call_id(), function=FunctionCall(name=call.name, arguments=call.arguments))
+
+
+def names_of(tools: Sequence[Tool]) -> frozenset[str]:
+    """Return the names of the tools' functions."""
+    return frozenset(tool.function.name for tool in tools)
+
+
+def parser_for(tools: Sequence[Tool], *, is_forced: bool) -> ToolCallParser | None:
+    """Return a parser of streamed calls of `tools`; None when there are none.
+
+    OpenAI's clients decode the arguments of strict tools themselves, and fail where they are unfinished. So such a
+    call is told when it is whole, unless a grammar sees to it that it will be.
+    """
+    if not tools:
+        return None
+    strict = [] if is_forced else [tool for tool in tools if tool.function.strict]
+    return ToolCallParser(names_of(tools), names_of(strict))

@@ -24,7 +24,10 @@ class CallBegun:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentsFound:
-    """The next piece of a call's arguments, as JSON text."""
+    """The next piece of a call's arguments, as JSON text.
+
+    The pieces of a call are the beginning of a JSON object at any time, and a whole one only if the call is proper.
+    """
 
     index: int
     text: str
@@ -32,14 +35,14 @@ class ArgumentsFound:
 
 @dataclass(frozen=True, slots=True)
 class CallBroken:
-    """A call that was told to have begun is none.
+    """A call that was told to have begun is none; its arguments stay unfinished.
 
     Attributes
     ----------
     index : int
         The call.
     text : str
-        What was told of it, as the model wrote it. What comes after is told as text.
+        What was told of it, as the model wrote it, to be shown as text. What comes after is told as text.
     """
 
     index: int
@@ -58,7 +61,7 @@ class Progress:
     name : str, optional
         The function, once, when it is known.
     arguments : str
-        New arguments.
+        New arguments, as far as they are the beginning of a JSON object.
     rest : str, optional
         The call is complete, and this text comes after it.
     is_broken : bool

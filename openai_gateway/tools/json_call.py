@@ -6,6 +6,7 @@ import json
 import re
 
 from openai_gateway.tools.events import Progress
+from openai_gateway.tools.json_prefix import JsonObjectReader
 
 _STRING = r'"(?:[^"\\]|\\.)*"'
 _HEAD = re.compile(
@@ -15,46 +16,6 @@ _HEAD = re.compile(
 )
 # How a call may begin, as far as it has come: a call's first member is one of these.
 _OPENING = re.compile(r'\s*(?:\{\s*(?:"(?:[a-z]*$|(?:name|type|id|arguments|parameters|function)")|$)|$)')
-_STRUCTURE = re.compile(r'["\\{}\[\]]')
-
-
-class Balance:
-    """Finds where a JSON object ends, in text that comes in pieces.
-
-    Parameters
-    ----------
-    begin : int
-        Where it begins in the text.
-    """
-
-    def __init__(self, begin: int = 0) -> None:
-        self._depth = 0
-        self._in_string = False
-        self._next = begin  # where to go on looking
-
-    def end(self, text: str) -> int | None:
-        """Return the position after the object's last brace; `text` is all there is so far."""
-        while match := _STRUCTURE.search(text, self._next):
-            self._next = match.end()
-            char = match[0]
-            if self._in_string:
-                if char == "\\":
-                    if self._next == len(text):  # what it escapes has not come yet
-                        self._next -= 1
-                        return None
-                    self._next += 1
-                elif char == '"':
-                    self._in_string = False
-            elif char == '"':
-                self._in_string = True
-            elif char in "{[":
-                self._depth += 1
-            elif char in "}]":
-                self._depth -= 1
-                if self._depth == 0:
-                    return self._next
-        self._next = len(text)
-        return None
 
 
 class JsonCall:
@@ -69,34 +30,33 @@ class JsonCall:
     def __init__(self, names: frozenset[str] | None = None) -> None:
         self._names = names
         self._text = ""
-        self._object = Balance()
-        self._arguments: Balance | None = None  # in them
-        self._begin = self._told = 0  # of the arguments, in the text
-        self._end: int | None = None  # of the arguments
+        self._object = JsonObjectReader()
+        self._arguments: JsonObjectReader | None = None  # in them
+        self._told = 0  # up to where in the text
 
     def feed(self, text: str) -> Progress:
         """Take more text."""
         self._text += text
         progress = Progress()
-        if not _OPENING.match(self._text):
-            return Progress(is_broken=True)
-        if self._arguments is None and (head := _HEAD.match(self._text)):
-            name = _name(head[1])
-            if name is None or not self._is_known(name):
+        self._object.read(self._text)
+        progress.is_broken = self._object.is_broken
+        if self._arguments is None:
+            head = _HEAD.match(self._text)
+            if head is not None and head.end() <= self._object.position:
+                name = _name(head[1])
+                if name is None or not self._is_known(name):
+                    return Progress(is_broken=True)
+                progress.name = name
+                self._told = head.end()
+                self._arguments = JsonObjectReader(self._told)
+            elif not _OPENING.match(self._text):
                 return Progress(is_broken=True)
-            progress.name = name
-            self._begin = self._told = head.end()
-            self._arguments = Balance(self._begin)
-        if self._arguments is not None and self._end is None:
-            self._end = self._arguments.end(self._text)
-            told = len(self._text) if self._end is None else self._end
-            progress.arguments, self._told = self._text[self._told : told], told
-            if self._end is not None and not _is_object(self._text[self._begin : self._end]):
-                progress.is_broken = True
-                return progress
-        end = self._object.end(self._text)
-        if end is not None:
-            self._complete(end, progress)
+        if self._arguments is not None:
+            self._arguments.read(self._text)
+            progress.arguments = self._text[self._told : self._arguments.position]
+            self._told = self._arguments.position
+        if self._object.is_complete:
+            self._complete(self._object.position, progress)
         return progress
 
     def finish(self) -> Progress:
@@ -107,18 +67,26 @@ class JsonCall:
         return self._names is None or name in self._names
 
     def _complete(self, end: int, progress: Progress) -> None:
-        call = _object(self._text[:end])
         progress.rest = self._text[end:]
-        if call is None:
-            progress.is_broken = True
-        elif self._arguments is None:  # its members come in another order
+        if self._arguments is None:  # its members come in another order
+            call = _object(self._text[:end]) or {}
             name, arguments = call.get("name"), call.get("arguments", call.get("parameters"))
             if isinstance(arguments, str):
                 arguments = _object(arguments)
-            if not isinstance(name, str) or not isinstance(arguments, dict) or not self._is_known(name):
+            said = as_json(arguments) if isinstance(arguments, dict) else None
+            if said is not None and isinstance(name, str) and _is_encodable(name) and self._is_known(name):
+                progress.name, progress.arguments = name, said
+            else:
                 progress.is_broken = True
-                return
-            progress.name, progress.arguments = name, json.dumps(arguments, ensure_ascii=False)
+
+
+def as_json(arguments: dict[str, object]) -> str | None:
+    """Return a call's arguments as JSON text that UTF-8 can carry; None when JSON has no such values."""
+    try:
+        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError):
+        return None
+    return text if _is_encodable(text) else json.dumps(arguments)
 
 
 def _name(literal: str) -> str | None:
@@ -126,11 +94,16 @@ def _name(literal: str) -> str | None:
         name: str = json.loads(literal)
     except ValueError:
         return None
-    return name
+    return name if _is_encodable(name) else None
 
 
-def _is_object(text: str) -> bool:
-    return _object(text) is not None
+def _is_encodable(text: str) -> bool:
+    """Return whether `text` is free of lone surrogates, which JSON can spell."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _object(text: str) -> dict[str, object] | None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 
 from openai_gateway.tools.events import Body, Progress
-from openai_gateway.tools.json_call import Balance, JsonCall
+from openai_gateway.tools.json_call import JsonCall, as_json
+from openai_gateway.tools.json_prefix import JsonObjectReader
 
 _PYTHON_TAG = "<|python_tag|>"
 _FUNCTION = "<function="
@@ -58,13 +58,13 @@ class _PythonTag:
         if self._json is not None:
             return self._json.finish()
         code = self._text.strip()
-        call = built_in_call(code)
-        if call is None:
-            name = next((name for name in _INTERPRETERS if name in self._names), None)
-            if name is None or not code:
-                return Progress(is_broken=True)
-            call = name, {"code": code}
-        return Progress(name=call[0], arguments=json.dumps(call[1], ensure_ascii=False), rest="")
+        if (call := built_in_call(code)) is not None:
+            return Progress(name=call[0], arguments=call[1], rest="")
+        name = next((name for name in _INTERPRETERS if name in self._names), None)
+        arguments = as_json({"code": code})
+        if name is None or not code or arguments is None:
+            return Progress(is_broken=True)
+        return Progress(name=name, arguments=arguments, rest="")
 
 
 class _FunctionTag:
@@ -72,54 +72,42 @@ class _FunctionTag:
 
     def __init__(self) -> None:
         self._text = ""
-        self._begin: int | None = None  # of the arguments
-        self._told = 0
-        self._balance: Balance | None = None
-        self._end: int | None = None
+        self._arguments: JsonObjectReader | None = None
+        self._told = 0  # up to where in the text
 
     def feed(self, text: str) -> Progress:
         self._text += text
         progress = Progress()
-        if self._begin is None:
+        if self._arguments is None:
             head = _NAME.match(self._text)
             if head is None:
                 progress.is_broken = ">" in self._text or len(self._text) > 200
                 return progress
-            opening = self._text[head.end() :]
-            if not opening.strip():
+            opening = self._text[head.end() :].lstrip()
+            if not opening.startswith("{"):
+                progress.is_broken = bool(opening)
                 return progress
-            if not opening.lstrip().startswith("{"):
-                return Progress(is_broken=True)
             progress.name = head[1]
-            self._begin = self._told = len(self._text) - len(opening.lstrip())
-            self._balance = Balance(self._begin)
-        if self._end is None and self._balance is not None:
-            self._end = self._balance.end(self._text)
-            told = len(self._text) if self._end is None else self._end
-            progress.arguments, self._told = self._text[self._told : told], told
-        if self._end is not None:
-            self._close(progress)
+            self._told = len(self._text) - len(opening)
+            self._arguments = JsonObjectReader(self._told)
+        self._arguments.read(self._text)
+        progress.arguments = self._text[self._told : self._arguments.position]
+        self._told = self._arguments.position
+        progress.is_broken = self._arguments.is_broken
+        if self._arguments.is_complete:
+            after = self._text[self._told :].lstrip()
+            if after.startswith(_FUNCTION_END):
+                progress.rest = after[len(_FUNCTION_END) :]
+            progress.is_broken = progress.rest is None and not _FUNCTION_END.startswith(after)
         return progress
 
     def finish(self) -> Progress:
-        return Progress(is_broken=True) if self._end is None else Progress(rest="")
-
-    def _close(self, progress: Progress) -> None:
-        assert self._end is not None
-        try:
-            json.loads(self._text[self._begin : self._end])
-        except (ValueError, RecursionError):
-            progress.is_broken = True
-            return
-        after = self._text[self._end :].lstrip()
-        if after.startswith(_FUNCTION_END):
-            progress.rest = after[len(_FUNCTION_END) :]
-        elif not _FUNCTION_END.startswith(after):
-            progress.is_broken = True
+        is_complete = self._arguments is not None and self._arguments.is_complete
+        return Progress(rest="") if is_complete else Progress(is_broken=True)
 
 
-def built_in_call(code: str) -> tuple[str, dict[str, object]] | None:
-    """Return name and arguments of ``NAME.call(KEY=LITERAL, ...)``; None when the code is anything else."""
+def built_in_call(code: str) -> tuple[str, str] | None:
+    """Return name and arguments (JSON text) of ``NAME.call(KEY=LITERAL, ...)``; None when the code is anything else."""
     match = _BUILT_IN.fullmatch(code)
     if match is None:
         return None
@@ -128,6 +116,7 @@ def built_in_call(code: str) -> tuple[str, dict[str, object]] | None:
         assert isinstance(expression, ast.Call)
         if expression.args or any(keyword.arg is None for keyword in expression.keywords):
             return None
-        return match[1], {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in expression.keywords}
+        arguments = as_json({str(keyword.arg): ast.literal_eval(keyword.value) for keyword in expression.keywords})
     except (SyntaxError, ValueError, AssertionError, RecursionError, MemoryError):
         return None
+    return None if arguments is None else (match[1], arguments)

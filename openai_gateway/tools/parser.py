@@ -31,19 +31,25 @@ class ToolCallParser:
 
     Parameters
     ----------
-    names : iterable of str
+    names : frozenset of str
         The functions the model may call.
+    at_once : frozenset of str
+        Those whose calls are told when they are whole; calls of the others are told as they come.
     """
 
-    def __init__(self, names: frozenset[str]) -> None:
+    def __init__(self, names: frozenset[str], at_once: frozenset[str] = frozenset()) -> None:
         self._names = names
+        self._at_once = at_once
         notations: tuple[Notation, ...] = (Qwen(), InternLM2(), Llama3(names))
         self._marks = {mark: notation for notation in notations for mark in notation.marks}
         self._text = ""  # not told yet: blanks, or what may become a mark
         self._body: Body | None = None
         self._mark = ""  # of the call we are in, with blanks before a bare one
         self._raw = ""  # of the call we are in, after its mark
-        self._told: str | None = None  # its arguments, once its name has been told
+        self._name: str | None = None  # of the call we are in
+        self._arguments = ""  # of it
+        self._held_back = ""  # the end of them
+        self._is_told = False
         self._calls = 0  # begun
         self._complete = 0
         self._at_start = True  # where a bare call may stand
@@ -82,7 +88,7 @@ class ToolCallParser:
                 events.append(TextFound(before.rstrip(self._blanks)))
             self._open(mark, self._marks[mark].body(mark))
             return after
-        kept = self._held_back()
+        kept = self._kept_back()
         told = self._text[: len(self._text) - kept]
         if told:
             events.append(TextFound(told))
@@ -90,7 +96,7 @@ class ToolCallParser:
             self._at_start = False
         return None
 
-    def _held_back(self) -> int:
+    def _kept_back(self) -> int:
         """Return how many characters at the end may turn out to be blanks before a call, or a mark."""
         longest = max(len(mark) for mark in self._marks) - 1
         for size in range(min(longest, len(self._text)), 0, -1):
@@ -107,7 +113,8 @@ class ToolCallParser:
         return _SEPARATORS if self._complete else None
 
     def _open(self, mark: str, body: Body) -> None:
-        self._text, self._mark, self._body, self._raw, self._told = "", mark, body, "", None
+        self._text, self._mark, self._body, self._raw = "", mark, body, ""
+        self._name, self._arguments, self._held_back, self._is_told = None, "", "", False
         self._at_start = False
 
     def _in_call(self, text: str, events: list[Event]) -> str | None:
@@ -118,13 +125,12 @@ class ToolCallParser:
     def _advance(self, progress: Progress, events: list[Event]) -> str | None:
         """Tell what a body found; return the text after the call once it is over."""
         if progress.name is not None:
-            events.append(CallBegun(self._calls, progress.name))
-            self._told = ""
-        if self._told is not None and progress.arguments:
-            events.append(ArgumentsFound(self._calls, progress.arguments))
-            self._told += progress.arguments
+            self._name = progress.name
+        self._arguments += progress.arguments
         if progress.is_broken:
             return self._give_up(events)
+        if self._name is not None:
+            self._tell(progress, events)
         if progress.rest is not None:
             self._body = None
             self._calls += 1
@@ -132,18 +138,37 @@ class ToolCallParser:
             self._at_start = True
         return progress.rest
 
+    def _tell(self, progress: Progress, events: list[Event]) -> None:
+        """Tell what is new of a call. Its last brace waits until the call is known to be whole."""
+        assert self._name is not None
+        new = self._held_back + progress.arguments
+        if self._name in self._at_once and progress.rest is None:
+            self._held_back = new
+            return
+        if not self._is_told:
+            events.append(CallBegun(self._calls, self._name))
+            self._is_told = True
+        now = new if progress.rest is not None else new.rstrip("}")
+        self._held_back = new[len(now) :]
+        if now:
+            events.append(ArgumentsFound(self._calls, now))
+
     def _give_up(self, events: list[Event]) -> str:
         """Make text of what is no call, and return the part that may hold another one."""
         self._body = None
-        if self._told is None:
+        if self._name is None:
             rest = self._raw
             if not self._mark.strip(_SEPARATORS):  # a bare call must not be tried again
                 self._mark, rest = self._mark + rest[:1], rest[1:]
             events.append(TextFound(self._mark))
             return rest
-        end = self._raw.find(self._told) + len(self._told)
-        events.append(CallBroken(self._calls, self._mark + self._raw[:end]))
-        self._calls += 1
+        end = max(0, self._raw.find(self._arguments)) + len(self._arguments)
+        text = self._mark + self._raw[:end]
+        if self._is_told:
+            events.append(CallBroken(self._calls, text))
+            self._calls += 1
+        else:
+            events.append(TextFound(text))
         return self._raw[end:]
 
 

@@ -95,6 +95,7 @@ class ChatWriter:
                 return self._event({"tool_calls": [call]}).fill(event.text)
             case CallBroken():
                 self._calls.discard(event.index)
+                return self._content.fill(event.text)
         return b""
 
     def _is_wanted(self, call: int) -> bool:

@@ -15,9 +15,8 @@ from openai_gateway.logprobs import chat_logprobs
 from openai_gateway.protocol.answers import Usage
 from openai_gateway.protocol.responses import ResponsesRequest
 from openai_gateway.token_texts import TokenTexts
-from openai_gateway.tools.calls import call_id
+from openai_gateway.tools.calls import call_id, parser_for
 from openai_gateway.tools.events import ArgumentsFound, CallBegun, CallBroken, Event, TextFound
-from openai_gateway.tools.parser import ToolCallParser
 
 
 class ResponseWriter:
@@ -34,8 +33,7 @@ class ResponseWriter:
     """
 
     def __init__(self, body: ResponsesRequest, response_id: str, model: str, texts: TokenTexts) -> None:
-        names = frozenset(tool.function.name for tool in body.usable_tools)
-        self._parser = ToolCallParser(names) if names else None
+        self._parser = parser_for(body.usable_tools, is_forced=bool(body.forced_tools))
         self._texts = texts if body.wants_logprobs else None
         self._max_calls = 1 if body.parallel_tool_calls is False else None
         self._number = 0
@@ -117,7 +115,7 @@ class ResponseWriter:
                 self._item["arguments"] += event.text
                 return self._event("response.function_call_arguments.delta", **self._place, delta=event.text)
             case CallBroken() if self._in("function_call"):
-                return self._close("incomplete")
+                return self._close("incomplete") + self._one(TextFound(event.text))
         return b""
 
     def _in(self, kind: str) -> bool:

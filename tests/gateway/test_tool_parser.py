@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic_core import from_json
 
 from openai_gateway.protocol.tools import Tool
 from openai_gateway.tools.events import ArgumentsFound, CallBegun, CallBroken, TextFound
 from openai_gateway.tools.forced import call_format
+from openai_gateway.tools.json_prefix import MAX_DEPTH, JsonObjectReader
 from openai_gateway.tools.parser import ToolCallParser, parse
 
 NAMES = frozenset({"add", "get_weather", "get_date", "wolfram_alpha", "code_interpreter"})
@@ -93,7 +95,35 @@ GOLDEN: dict[str, tuple[str, str, Calls]] = {
         [("add", {"a": 1})],
     ),
 }
+BAD_ARGUMENTS = [
+    '{"a": }',
+    '{"a": 1,}',
+    '{"a": 01}',
+    '{"a": NaN}',
+    '{"a": 1e+}',
+    '{"a": -}',
+    '{"a": tru}',
+    '{"a": "\\x"}',
+    '{"a": "\\u12g4"}',
+    '{"a": "two\nlines"}',
+    '{"a" 1}',
+    '{"a": 1 "b": 2}',
+    '{"a": [1, 2}}',
+    '{"a": {"b": 1]}',
+    '{"a": [}]}',
+    "{'a': 1}",
+    '{"a": {"b": {"c": 1}}, 2}',
+]
 MALFORMED = [
+    *(f'<tool_call>\n{{"name": "add", "arguments": {bad}}}\n</tool_call>' for bad in BAD_ARGUMENTS),
+    *(f'<|action_start|><|plugin|>\n{{"name": "add", "parameters": {bad}}}<|action_end|>' for bad in BAD_ARGUMENTS[:9]),
+    *(f'{{"name": "add", "parameters": {bad}}}' for bad in BAD_ARGUMENTS[:9]),
+    *(f"<function=add>{bad}</function>" for bad in BAD_ARGUMENTS),
+    '<tool_call>\n{"name": "add", "arguments": {"a": {"b": 1}}, junk}\n</tool_call>',
+    '<tool_call>\n{"name": "add", "arguments": {"a": {"b": 1}}]\n</tool_call>',
+    '<tool_call>\n{"arguments": {"ü": 1}, "name": "add"} junk',
+    '<tool_call>\n{"name": "\\ud800", "arguments": {"a": 1}}\n</tool_call>',
+    '<function=add>{"a": {}} junk</function>',
     '<tool_call>\n{"name": "add", "arguments": {"a": }}\n</tool_call>',
     '<tool_call>\n{"name": "add", "arguments": {"a": 1}',
     '<tool_call>\n{"name": "add", "arguments": [1]}\n</tool_call>',
@@ -168,6 +198,18 @@ def test_text_is_not_held_back_without_reason() -> None:
     assert ToolCallParser(NAMES).feed('{"answer"') == [TextFound("{"), TextFound('"answer"')]
 
 
+def test_a_call_of_a_function_that_wants_it_is_told_at_once_and_only_if_it_is_proper() -> None:
+    call = '<tool_call>{"name": "add", "arguments": {"a": {"b": 1}}}</tool_call>'
+    parser = ToolCallParser(NAMES, frozenset({"add"}))
+    assert [event for char in call[:-1] for event in parser.feed(char)] == []
+    assert parser.feed(call[-1]) == [CallBegun(0, "add"), ArgumentsFound(0, '{"a": {"b": 1}}')]
+    broken = call.replace("}}}", "}}!")
+    parser = ToolCallParser(NAMES, frozenset({"add"}))
+    events = [event for char in broken for event in parser.feed(char)] + parser.finish()
+    assert all(isinstance(event, TextFound) for event in events)
+    assert "".join(event.text for event in events) == broken
+
+
 @pytest.mark.parametrize("answer", MALFORMED)
 def test_a_malformed_call_comes_back_as_text(answer: str) -> None:
     found = parse(answer, NAMES)
@@ -175,6 +217,88 @@ def test_a_malformed_call_comes_back_as_text(answer: str) -> None:
     assert found.text == answer
     for cut in range(len(answer) + 1):
         assert streamed([answer[:cut], answer[cut:]]) == (answer, [])
+
+
+def assert_arguments_are_whole_only_if_the_call_is(pieces: list[str], names: frozenset[str] = NAMES) -> None:
+    """What a client sees at any moment is the beginning of a JSON object, and never a whole one of a broken call."""
+    parser = ToolCallParser(names)
+    arguments: dict[int, str] = {}
+    broken: set[int] = set()
+    for events in [*map(parser.feed, pieces), parser.finish()]:
+        for event in events:
+            match event:
+                case CallBegun():
+                    arguments[event.index] = ""
+                case ArgumentsFound():
+                    arguments[event.index] += event.text
+                    from_json(arguments[event.index], allow_partial=True)  # another reader accepts it as far as it goes
+                case CallBroken():
+                    broken.add(event.index)
+    assert broken <= set(arguments)
+    for index, text in arguments.items():
+        assert is_json(text) == (index not in broken)
+
+
+def is_json(text: str) -> bool:
+    def refuse(constant: str) -> None:
+        raise ValueError(constant)
+
+    try:
+        json.loads(text, parse_constant=refuse)
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("answer", [*MALFORMED, *(golden[0] for golden in GOLDEN.values())])
+def test_a_broken_call_cut_at_any_byte_never_looks_like_a_proper_one(answer: str) -> None:
+    raw = answer.encode()
+    for cut in range(len(raw) + 1):
+        first = raw[:cut].decode(errors="ignore")
+        assert_arguments_are_whole_only_if_the_call_is([first, answer[len(first) :]])
+        assert_arguments_are_whole_only_if_the_call_is(list(first))  # the answer ends here
+    assert_arguments_are_whole_only_if_the_call_is(list(answer))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+def test_arguments_nested_too_deeply_to_be_decoded_are_text() -> None:
+    for depth, is_call in ((MAX_DEPTH - 2, True), (MAX_DEPTH - 1, False), (100_000, False)):
+        answer = f'<tool_call>{{"name": "add", "arguments": {{"a": {"[" * depth}{"]" * depth}}}}}</tool_call>'
+        found = parse(answer, NAMES)
+        assert (len(found.calls) == 1, found.text) == (is_call, "" if is_call else answer)
+
+
+@given(st.dictionaries(st.text(max_size=5), JSON, max_size=4), st.booleans(), st.sampled_from([None, 0, 3]))
+@settings(max_examples=300, deadline=None)
+def test_the_reader_takes_every_beginning_of_an_object_and_knows_its_end(
+    value: dict[str, Any], ascii_only: bool, indent: int | None
+) -> None:
+    text = json.dumps(value, ensure_ascii=ascii_only, indent=indent)
+    reader = JsonObjectReader()
+    for cut in range(len(text)):
+        reader.read(text[:cut])
+        assert (reader.position, reader.is_complete, reader.is_broken) == (cut, False, False)
+    reader.read(text + " more")
+    assert (reader.position, reader.is_complete) == (len(text), True)
+
+
+@given(st.dictionaries(st.text(max_size=3), JSON, max_size=3), st.data())
+@settings(max_examples=1000, deadline=None)
+def test_the_reader_agrees_with_json_about_damaged_objects(value: dict[str, Any], data: st.DataObject) -> None:
+    text = json.dumps(value)
+    at = data.draw(st.integers(0, len(text) - 1))
+    put = data.draw(st.sampled_from(["", *'{}[]",:\\0159-+.eEtrufalsn \n\x01ü']))
+    damaged = text[:at] + put + text[at + data.draw(st.integers(0, 2)) :]
+    reader = JsonObjectReader()
+    reader.read(damaged)
+    is_whole = reader.is_complete and not damaged[reader.position :].strip(" \t\r\n")
+    assert is_whole == (is_json(damaged) and damaged.lstrip().startswith("{"))
 
 
 @given(
@@ -192,6 +316,22 @@ def test_no_text_breaks_the_parser_and_cuts_do_not_matter(parts: list[str], data
     cut = data.draw(st.integers(0, len(answer)))
     assert streamed([answer[:cut], answer[cut:]]) == whole
     assert streamed(list(answer)) == whole
+    assert_arguments_are_whole_only_if_the_call_is([answer[:cut], answer[cut:]])
+    assert_arguments_are_whole_only_if_the_call_is(list(answer))
+
+
+@pytest.mark.parametrize(
+    "code", ["x.call(a={1, 2})", "x.call(a=1e999)", "x.call(a=b'1')", "x.call(a='\\ud800')", "x.call(**{'a': 1})"]
+)
+def test_python_that_json_cannot_say_is_code_for_the_interpreter_or_text(code: str) -> None:
+    answer = f"<|python_tag|>{code}"
+    (call,) = parse(answer, NAMES).calls
+    json.loads(call.arguments).values()
+    call.arguments.encode()
+    assert (call.name == "x") == ("ud800" in code)
+    if call.name != "x":
+        assert json.loads(call.arguments) == {"code": code}
+        assert parse(answer, frozenset({"add"})).text == answer
 
 
 def test_a_long_answer_full_of_marks_is_parsed_in_reasonable_time() -> None:

@@ -78,6 +78,42 @@ def test_a_malformed_call_comes_back_as_text(client: openai.OpenAI, triton: Fake
         assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (broken, None, "stop")
 
 
+BREAKS = '<tool_call>{"name": "get_weather", "arguments": {"location": {"city": "Boston"}, "days": 3'
+
+
+@pytest.mark.parametrize("end", [', "unit": }}</tool_call>', "}} and so on", ""])
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_call_that_breaks_after_its_first_arguments_is_text_and_does_not_trouble_the_streaming_helper(
+    client: openai.OpenAI, triton: FakeTriton, end: str, strict: bool
+) -> None:
+    answer = BREAKS + end
+    triton.script = Script(texts=[answer[i : i + 4] for i in range(0, len(answer), 4)])
+    tool: Any = {"type": "function", "function": {**WEATHER["function"], "strict": strict}}
+    with client.chat.completions.stream(model=MODEL, messages=HELLO, tools=[tool]) as stream:
+        choice: Any = stream.get_final_completion().choices[0]
+    assert (choice.finish_reason, choice.message.content) == ("stop", answer)
+    if strict:  # the helper decodes their arguments: a call that cannot be must not begin
+        assert choice.message.tool_calls is None
+    else:
+        (call,) = choice.message.tool_calls
+        assert answer[answer.index('{"location') :].startswith(call.function.arguments)
+        with pytest.raises(ValueError, match="line 1"):
+            json.loads(call.function.arguments)
+    whole = client.chat.completions.create(model=MODEL, messages=HELLO, tools=[tool]).choices[0]
+    assert (whole.finish_reason, whole.message.content, whole.message.tool_calls) == ("stop", answer, None)
+
+
+def test_arguments_of_a_strict_tool_stream_when_the_call_is_forced(client: openai.OpenAI, triton: FakeTriton) -> None:
+    triton.script = Script(texts=['{"name": "get_weather", ', '"arguments": {"location"', ': "Boston"}}'])
+    tool: Any = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+    options: Any = {"model": MODEL, "messages": HELLO, "tools": [tool], "tool_choice": "required"}
+    with client.chat.completions.stream(**options) as stream:
+        deltas = [event for event in stream if event.type == "tool_calls.function.arguments.delta"]
+        (call,) = stream.get_final_completion().choices[0].message.tool_calls or []
+    assert len(deltas) > 1
+    assert call.function.parsed_arguments == {"location": "Boston"}
+
+
 def test_tools_that_may_not_be_used_are_not_shown_to_the_model(client: openai.OpenAI, triton: FakeTriton) -> None:
     triton.script = Script(texts=[CALLS])
     answer = client.chat.completions.create(model=MODEL, messages=HELLO, tools=[WEATHER], tool_choice="none")
