@@ -34,11 +34,25 @@ def linear(
 def rounded_linear(
     x: int, rows: int, w: int, bits: int, group: int, out_features: int, in_features: int, y: int, /
 ) -> None: ...
-def rms_norm(x: int, weight: int, eps: float, rows: int, size: int, y: int, /) -> None: ...
-def silu_and_mul(gate_up: int, rows: int, size: int, y: int, /) -> None: ...
+def norm(x: int, is_layer_norm: bool, weight: int, bias: int, eps: float, rows: int, size: int, y: int, /) -> None: ...
+def activate(x: int, activation: int, is_gated: bool, rows: int, size: int, y: int, /) -> None: ...
+def rope(
+    x: int,
+    cosine: int,
+    sine: int,
+    pairs: int,
+    is_interleaved: bool,
+    rows: int,
+    heads: int,
+    head_dim: int,
+    factors: int,
+    /,
+) -> None: ...
+def scale_and_cap(scale: float, softcap: float, rows: int, size: int, x: int, /) -> None: ...
 def argmax(logits: int, size: int, /) -> int: ...
 def attention(
     qkv: int,
+    rows: int,
     rope_cos: int,
     rope_sin: int,
     pool: int,

@@ -1,13 +1,31 @@
-// RMSNorm (Zhang & Sennrich, 2019): y = x / sqrt(mean(x^2) + eps) * weight.
+// RMSNorm (Zhang & Sennrich, 2019) and LayerNorm (Ba et al., 2016):
 //
-//   x, y [rows, size]   float32, row-major; y may be x
-//   weight [size]       float32
+//   rms    y = x / sqrt(mean(x^2) + eps) * weight
+//   layer  y = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias
+//
+// All float32. A row's result does not depend on the other rows.
 #pragma once
 
+#include <cstdint>
+
 #include "base/thread_pool.h"
+#include "kernels/heads_view.h"
 
 namespace turbomind {
 
-void rms_norm(ThreadPool& pool, const float* x, const float* weight, float eps, int rows, int size, float* y);
+enum class NormKind : uint8_t { kRms, kLayer };
+
+struct NormWeight {
+  NormKind kind = NormKind::kRms;
+  float eps = 0;
+  const float* weight = nullptr;  // [size]
+  const float* bias = nullptr;    // [size], or null; kLayer only
+};
+
+// x, y [rows, size], row-major; y may be x.
+void norm(ThreadPool& pool, const NormWeight& weight, const float* x, int rows, int size, float* y);
+
+// Every head by itself, in place, with one weight [head_dim] for all.
+void norm_heads(ThreadPool& pool, const NormWeight& weight, const HeadsView& heads);
 
 }  // namespace turbomind

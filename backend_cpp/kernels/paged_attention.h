@@ -1,4 +1,4 @@
-// Causal attention over a paged key/value cache, with RoPE and the cache write that precede it.
+// Causal attention over a paged key/value cache, and the cache write that precedes it.
 //
 // Cache layout. A block holds `block_len` consecutive tokens of one sequence for all layers. Inside a block, per layer
 // and key/value head, keys are stored transposed and values plainly:
@@ -74,17 +74,15 @@ struct AttentionParams {
   std::byte* pool = nullptr;
   int layer = 0;
   int num_heads = 0;  // query heads, a multiple of layout.num_kv_heads
-  float scale = 1;    // multiplies q.k
   const AttentionSpan* spans = nullptr;
   int span_count = 0;
 };
 
-// Rotates q and k of each row of qkv in place (half-split pairs i, i + head_dim/2) and writes k and v to the cache.
-//   qkv [rows, (num_heads + 2 num_kv_heads) head_dim]; rope_cos, rope_sin [rows, head_dim / 2], all float32
-void rope_and_cache_write(ThreadPool& pool, const AttentionParams& params, const float* rope_cos, const float* rope_sin,
-                          float* qkv);
+// Writes k and v of each row to the cache.
+//   qkv [rows, (num_heads + 2 num_kv_heads) head_dim] float32; keys are rotated already
+void write_cache(ThreadPool& pool, const AttentionParams& params, const float* qkv);
 
-// out [rows, num_heads head_dim] float32. Reads q from qkv as rope_and_cache_write left it.
+// out [rows, num_heads head_dim] float32. q of qkv is rotated and multiplied by the factor of q.k already.
 // workspace: at least attention_workspace_floats(...) floats.
 void paged_attention(ThreadPool& pool, const AttentionParams& params, const float* qkv, float* workspace, float* out);
 

@@ -8,14 +8,13 @@
 #include <vector>
 
 #include "kernels/activation.h"
+#include "kernels/moe.h"
+#include "kernels/norm.h"
 
 namespace turbomind {
 
-enum class NormKind : uint8_t { kRms, kLayer };
 enum class QkNorm : uint8_t { kNone, kHead, kProjection };
 enum class StretchKind : uint8_t { kNone, kDynamic, kQwen, kLong };
-enum class RouterScore : uint8_t { kSoftmax, kSigmoid, kSparsemixer };
-enum class GroupScore : uint8_t { kMax, kTop2 };
 
 struct NormSpec {
   float eps = 0;

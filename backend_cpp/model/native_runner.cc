@@ -16,10 +16,6 @@ namespace turbomind {
 
 namespace {
 
-AlignedBuffer float_buffer(int rows, int width) {
-  return AlignedBuffer(static_cast<size_t>(rows) * static_cast<size_t>(width) * sizeof(float));
-}
-
 size_t read_number(const char* path) {
   std::ifstream file(path);
   size_t number = 0;
@@ -58,46 +54,28 @@ NativeRunner::NativeRunner(ModelSpec spec, const Checkpoint& checkpoint, const W
     : spec_(checked(std::move(spec))),
       pool_(threads > 0 ? threads : available_cpu_count()),
       weights_(Weights::load(spec_, checkpoint, options, pool_)),
-      cache_type_(cache_type),
       max_rows_(max_rows),
+      adds_directly_(!spec_.block.has_output_norms && spec_.block.residual_scale == 1),
+      attention_(spec_, cache_type, max_rows),
+      mlp_(spec_, max_rows),
       hidden_(float_buffer(max_rows, spec_.hidden_size)),
       normed_(float_buffer(max_rows, spec_.hidden_size)),
-      qkv_(float_buffer(max_rows, (spec_.num_heads + 2 * spec_.num_kv_heads) * spec_.head_dim)),
-      attended_(float_buffer(max_rows, spec_.num_heads * spec_.head_dim)),
-      gate_up_(float_buffer(max_rows, 2 * spec_.intermediate_size)),
-      activated_(float_buffer(max_rows, spec_.intermediate_size)),
-      rope_cos_(float_buffer(max_rows, spec_.head_dim / 2)),
-      rope_sin_(float_buffer(max_rows, spec_.head_dim / 2)),
+      mlp_input_(float_buffer(max_rows, spec_.hidden_size)),
+      branch_(float_buffer(max_rows, spec_.hidden_size)),
       logit_rows_(float_buffer(max_rows, spec_.hidden_size)),
       logits_(float_buffer(max_rows, spec_.vocab_size)) {}
-
-CacheLayout NativeRunner::layout(int block_len) const {
-  return {cache_type_, spec_.num_layers, spec_.num_kv_heads, spec_.head_dim, block_len};
-}
 
 size_t NativeRunner::free_cache_memory() const {
   return available_memory();
 }
 
-void NativeRunner::allocate_cache(int block_count, int block_len) {
-  layout_ = layout(block_len);
-  cache_ = AlignedBuffer(layout_.block_bytes() * static_cast<size_t>(block_count));
-}
-
 StepOutput NativeRunner::forward(const StepInput& input) {
   const int rows = static_cast<int>(input.tokens.size());
   if (rows > max_rows_) throw internal_error("a step of " + std::to_string(rows) + " rows exceeds the runner's limit");
+  const StepContext step{pool_, scratch_, rows};
   embed(input);
-  fill_rope_tables(input);
-  spans_.clear();
-  for (const StepSpan& span : input.spans) {
-    spans_.push_back({span.first_row, span.count, span.first_position, span.blocks->data()});
-  }
-  AttentionParams attention{layout_,       cache_.as<std::byte>(),         0, spec_.num_heads, spec_.attention.scale,
-                            spans_.data(), static_cast<int>(spans_.size())};
-  const size_t workspace_bytes = attention_workspace_floats(attention) * sizeof(float);
-  if (workspace_.size() < workspace_bytes) workspace_ = AlignedBuffer(workspace_bytes);
-  for (int layer = 0; layer < spec_.num_layers; ++layer) run_layer(layer, rows, attention);
+  attention_.begin_step(input);
+  for (int layer = 0; layer < spec_.num_layers; ++layer) run_layer(step, layer);
   return compute_logits(input);
 }
 
@@ -112,42 +90,36 @@ void NativeRunner::embed(const StepInput& input) {
     } else {
       widen_row(static_cast<const bf16*>(table.data) + offset, size, out);
     }
-  }
-}
-
-void NativeRunner::fill_rope_tables(const StepInput& input) {
-  const int half = spec_.head_dim / 2;
-  for (const StepSpan& span : input.spans) {
-    for (int r = 0; r < span.count; ++r) {
-      const auto position = static_cast<float>(span.first_position + r);
-      float* cosine = rope_cos_.as<float>() + static_cast<size_t>(span.first_row + r) * half;
-      float* sine = rope_sin_.as<float>() + static_cast<size_t>(span.first_row + r) * half;
-      for (int i = 0; i < half; ++i) {
-        const float angle = position * spec_.ropes[0].inv_freq[i];
-        cosine[i] = std::cos(angle) * spec_.ropes[0].attention_scaling;
-        sine[i] = std::sin(angle) * spec_.ropes[0].attention_scaling;
-      }
+    if (spec_.embedding_scale != 1) {
+      for (int i = 0; i < size; ++i) out[i] *= spec_.embedding_scale;
     }
   }
 }
 
-void NativeRunner::run_layer(int index, int rows, AttentionParams& attention) {
+void NativeRunner::run_layer(const StepContext& step, int index) {
   const LayerWeights& layer = weights_.layers[static_cast<size_t>(index)];
-  attention.layer = index;
   auto* hidden = hidden_.as<float>();
   auto* normed = normed_.as<float>();
-  auto* qkv = qkv_.as<float>();
+  auto* target = adds_directly_ ? hidden : branch_.as<float>();
+  const float* mlp_input = normed;
 
-  rms_norm(pool_, hidden, layer.attention_norm.as<float>(), spec_.norm.eps, rows, spec_.hidden_size, normed);
-  linear(pool_, scratch_, layer.qkv.view, normed, rows, qkv, false);
-  rope_and_cache_write(pool_, attention, rope_cos_.as<float>(), rope_sin_.as<float>(), qkv);
-  paged_attention(pool_, attention, qkv, workspace_.as<float>(), attended_.as<float>());
-  linear(pool_, scratch_, layer.o.view, attended_.as<float>(), rows, hidden, true);
+  norm(pool_, layer.attention_norm.view, hidden, step.rows, spec_.hidden_size, normed);
+  if (spec_.block.is_parallel && !spec_.block.shares_norm) {
+    norm(pool_, layer.mlp_norm.view, hidden, step.rows, spec_.hidden_size, mlp_input_.as<float>());
+    mlp_input = mlp_input_.as<float>();
+  }
+  attention_.run(step, index, layer.attention, normed, target, adds_directly_);
+  add_branch(step, layer.attention_output_norm);
+  if (!spec_.block.is_parallel) norm(pool_, layer.mlp_norm.view, hidden, step.rows, spec_.hidden_size, normed);
+  mlp_.run(step, layer.mlp, mlp_input, target, adds_directly_);
+  add_branch(step, layer.mlp_output_norm);
+}
 
-  rms_norm(pool_, hidden, layer.mlp_norm.as<float>(), spec_.norm.eps, rows, spec_.hidden_size, normed);
-  linear(pool_, scratch_, layer.gate_up.view, normed, rows, gate_up_.as<float>(), false);
-  silu_and_mul(pool_, gate_up_.as<float>(), rows, spec_.intermediate_size, activated_.as<float>());
-  linear(pool_, scratch_, layer.down.view, activated_.as<float>(), rows, hidden, true);
+void NativeRunner::add_branch(const StepContext& step, const NormStorage& output_norm) {
+  if (adds_directly_) return;
+  auto* branch = branch_.as<float>();
+  if (spec_.block.has_output_norms) norm(pool_, output_norm.view, branch, step.rows, spec_.hidden_size, branch);
+  add_scaled(pool_, spec_.block.residual_scale, branch, step.rows, spec_.hidden_size, hidden_.as<float>());
 }
 
 StepOutput NativeRunner::compute_logits(const StepInput& input) {
@@ -160,9 +132,11 @@ StepOutput NativeRunner::compute_logits(const StepInput& input) {
                 wanted * size * sizeof(float));
     count += wanted;
   }
-  rms_norm(pool_, logit_rows_.as<float>(), weights_.final_norm.as<float>(), spec_.norm.eps, count, spec_.hidden_size,
-           logit_rows_.as<float>());
+  norm(pool_, weights_.final_norm.view, logit_rows_.as<float>(), count, spec_.hidden_size, logit_rows_.as<float>());
   linear(pool_, scratch_, weights_.output_layer(), logit_rows_.as<float>(), count, logits_.as<float>(), false);
+  if (spec_.output.scale != 1 || spec_.output.softcap != 0) {
+    scale_and_cap(pool_, spec_.output.scale, spec_.output.softcap, count, spec_.vocab_size, logits_.as<float>());
+  }
   return {logits_.as<float>(), logit_rows_.as<float>()};
 }
 

@@ -5,9 +5,10 @@
 
 #include "base/aligned_buffer.h"
 #include "base/thread_pool.h"
-#include "kernels/paged_attention.h"
+#include "model/dense_mlp.h"
 #include "model/model_runner.h"
 #include "model/model_spec.h"
+#include "model/self_attention.h"
 #include "model/weights.h"
 
 namespace turbomind {
@@ -20,39 +21,32 @@ class NativeRunner final : public ModelRunner {
 
   int vocab_size() const override { return spec_.vocab_size; }
   int hidden_size() const override { return spec_.hidden_size; }
-  size_t block_bytes(int block_len) const override { return layout(block_len).block_bytes(); }
+  size_t block_bytes(int block_len) const override { return attention_.layout(block_len).block_bytes(); }
   size_t free_cache_memory() const override;
-  void allocate_cache(int block_count, int block_len) override;
+  void allocate_cache(int block_count, int block_len) override { attention_.allocate_cache(block_count, block_len); }
   StepOutput forward(const StepInput& input) override;
 
  private:
-  CacheLayout layout(int block_len) const;
   void embed(const StepInput& input);
-  void fill_rope_tables(const StepInput& input);
-  void run_layer(int index, int rows, AttentionParams& attention);
+  void run_layer(const StepContext& step, int index);
+  // Adds what a half of the layer made, in branch_, to the residual stream.
+  void add_branch(const StepContext& step, const NormStorage& output_norm);
   StepOutput compute_logits(const StepInput& input);
 
   ModelSpec spec_;
   ThreadPool pool_;
   LinearScratch scratch_;
   Weights weights_;
-  CacheType cache_type_;
   int max_rows_;
-
-  AlignedBuffer cache_;
-  CacheLayout layout_;
-  std::vector<AttentionSpan> spans_;
+  bool adds_directly_;  // the halves of a layer add to the residual stream themselves
+  SelfAttention attention_;
+  DenseMlp mlp_;
 
   // Activations, float32, [max_rows, ...].
   AlignedBuffer hidden_;      // hidden_size; the residual stream
   AlignedBuffer normed_;      // hidden_size
-  AlignedBuffer qkv_;         // (heads + 2 kv_heads) head_dim
-  AlignedBuffer attended_;    // heads head_dim
-  AlignedBuffer gate_up_;     // 2 intermediate_size
-  AlignedBuffer activated_;   // intermediate_size
-  AlignedBuffer rope_cos_;    // head_dim / 2
-  AlignedBuffer rope_sin_;    // head_dim / 2
-  AlignedBuffer workspace_;   // of attention; grows
+  AlignedBuffer mlp_input_;   // hidden_size; of parallel blocks with a norm for each half
+  AlignedBuffer branch_;      // hidden_size; where halves do not add directly
   AlignedBuffer logit_rows_;  // hidden_size; the wanted rows, gathered
   AlignedBuffer logits_;      // vocab_size; memory is taken only when touched
 };

@@ -4,45 +4,42 @@
 #include <vector>
 
 #include "base/aligned_buffer.h"
-#include "kernels/linear.h"
-#include "kernels/types.h"
-#include "model/checkpoint.h"
-#include "model/model_spec.h"
+#include "base/thread_pool.h"
+#include "model/weight_reader.h"
 
 namespace turbomind {
 
-// How matrices are kept in memory.
-struct WeightOptions {
-  DType dtype = DType::kFloat32;
-  int bits = 0;    // 8 or 4: rounded while loading; 0: as `dtype` says
-  int group = 32;  // inputs that share a scale
-};
-
-// Owns one linear layer's storage.
-struct LinearStorage {
-  AlignedBuffer data;
-  AlignedBuffer scales;
-  AlignedBuffer bias;
-  LinearWeight view;
-};
-
-struct LayerWeights {
-  AlignedBuffer attention_norm;  // float32 [hidden]
+struct AttentionWeights {
   LinearStorage qkv;
+  NormStorage q_norm;
+  NormStorage k_norm;
+  AlignedBuffer sinks;  // float32 [num_heads], or empty
   LinearStorage o;
-  AlignedBuffer mlp_norm;  // float32 [hidden]
-  LinearStorage gate_up;
+};
+
+struct MlpWeights {
+  LinearStorage up;  // gate above up where there is a gate
   LinearStorage down;
 };
 
-struct Weights {
-  DType dtype = DType::kFloat32;  // of matrices that are not rounded; norms and biases are float32
-  LinearStorage embedding;        // [vocab, hidden], never rounded; also the output layer when that is not apart
-  std::vector<LayerWeights> layers;
-  AlignedBuffer final_norm;
-  LinearStorage lm_head;  // empty when embeddings are tied and not rounded; of 8 bits when rounded
+struct LayerWeights {
+  NormStorage attention_norm;
+  AttentionWeights attention;
+  NormStorage attention_output_norm;
+  NormStorage mlp_norm;
+  MlpWeights mlp;
+  NormStorage mlp_output_norm;
+};
 
-  const LinearWeight& output_layer() const { return lm_head.view.data != nullptr ? lm_head.view : embedding.view; }
+struct Weights {
+  LinearStorage embedding;  // [vocab, hidden], never rounded; also the output layer when that is not apart
+  std::vector<LayerWeights> layers;
+  NormStorage final_norm;
+  LinearStorage lm_head;      // empty when embeddings are tied and not rounded; of 8 bits when rounded
+  AlignedBuffer output_bias;  // float32 [vocab], or empty
+
+  // Valid as long as this lives.
+  LinearWeight output_layer() const;
 
   // Throws Error naming the tensor that is missing, truncated or of the wrong shape.
   static Weights load(const ModelSpec& spec, const Checkpoint& checkpoint, const WeightOptions& options,

@@ -8,6 +8,7 @@
 #include "kernels/linear.h"
 #include "kernels/norm.h"
 #include "kernels/paged_attention.h"
+#include "kernels/rope.h"
 #include "kernels/sampling.h"
 #include "python/rounded_matrix.h"
 
@@ -35,9 +36,9 @@ CacheType cache_type(int bits) {
   }
 }
 
-// RoPE, cache write and attention of one layer; qkv is changed as rope_and_cache_write says.
-void attention(uintptr_t qkv, uintptr_t rope_cos, uintptr_t rope_sin, uintptr_t pool, int cache_bits, int num_layers,
-               int layer, int num_heads, int num_kv_heads, int head_dim, int block_len, float scale,
+// RoPE, cache write and attention of one layer; q and k are rotated, and q scaled, in place.
+void attention(uintptr_t qkv, int rows, uintptr_t rope_cos, uintptr_t rope_sin, uintptr_t pool, int cache_bits,
+               int num_layers, int layer, int num_heads, int num_kv_heads, int head_dim, int block_len, float scale,
                const std::vector<std::tuple<int, int, int, std::vector<int32_t>>>& spans, uintptr_t out) {
   std::vector<AttentionSpan> views;
   for (const auto& [first_row, count, first_position, blocks] : spans) {
@@ -47,11 +48,19 @@ void attention(uintptr_t qkv, uintptr_t rope_cos, uintptr_t rope_sin, uintptr_t 
                                pointer<std::byte>(pool),
                                layer,
                                num_heads,
-                               scale,
                                views.data(),
                                static_cast<int>(views.size())};
   std::vector<float> workspace(attention_workspace_floats(params));
-  rope_and_cache_write(shared_pool(), params, pointer<float>(rope_cos), pointer<float>(rope_sin), pointer<float>(qkv));
+  const RopeTable table{pointer<float>(rope_cos), pointer<float>(rope_sin), head_dim / 2};
+  const size_t width = static_cast<size_t>(num_heads + 2 * num_kv_heads) * head_dim;
+  const std::vector<float> factors(static_cast<size_t>(rows), scale);
+  const HeadsView queries{pointer<float>(qkv), rows, width, num_heads, static_cast<size_t>(head_dim), head_dim};
+  HeadsView keys = queries;
+  keys.first += static_cast<size_t>(num_heads) * head_dim;
+  keys.heads = num_kv_heads;
+  rope(shared_pool(), table, queries, factors.data());
+  rope(shared_pool(), table, keys, nullptr);
+  write_cache(shared_pool(), params, pointer<float>(qkv));
   paged_attention(shared_pool(), params, pointer<float>(qkv), workspace.data(), pointer<float>(out));
 }
 
@@ -72,11 +81,24 @@ void bind_kernels(py::module_& m) {
           LinearScratch scratch;
           linear(shared_pool(), scratch, matrix.view, pointer<float>(x), rows, pointer<float>(y), false);
         });
-  m.def("rms_norm", [](uintptr_t x, uintptr_t weight, float eps, int rows, int size, uintptr_t y) {
-    rms_norm(shared_pool(), pointer<float>(x), pointer<float>(weight), eps, rows, size, pointer<float>(y));
+  m.def("norm", [](uintptr_t x, bool is_layer_norm, uintptr_t weight, uintptr_t bias, float eps, int rows, int size,
+                   uintptr_t y) {
+    const NormWeight view{is_layer_norm ? NormKind::kLayer : NormKind::kRms, eps, pointer<float>(weight),
+                          pointer<float>(bias)};
+    norm(shared_pool(), view, pointer<float>(x), rows, size, pointer<float>(y));
   });
-  m.def("silu_and_mul", [](uintptr_t gate_up, int rows, int size, uintptr_t y) {
-    silu_and_mul(shared_pool(), pointer<float>(gate_up), rows, size, pointer<float>(y));
+  m.def("activate", [](uintptr_t x, int activation, bool is_gated, int rows, int size, uintptr_t y) {
+    (is_gated ? activate_gated : activate)(shared_pool(), static_cast<Activation>(activation), pointer<float>(x), rows,
+                                           size, pointer<float>(y));
+  });
+  m.def("rope", [](uintptr_t x, uintptr_t cosine, uintptr_t sine, int pairs, bool is_interleaved, int rows, int heads,
+                   int head_dim, uintptr_t factors) {
+    const auto dim = static_cast<size_t>(head_dim);
+    rope(shared_pool(), {pointer<float>(cosine), pointer<float>(sine), pairs, is_interleaved},
+         {pointer<float>(x), rows, heads * dim, heads, dim, head_dim}, pointer<float>(factors));
+  });
+  m.def("scale_and_cap", [](float scale, float softcap, int rows, int size, uintptr_t x) {
+    scale_and_cap(shared_pool(), scale, softcap, rows, size, pointer<float>(x));
   });
   m.def("argmax", [](uintptr_t logits, int size) { return argmax(pointer<float>(logits), size); });
   m.def("attention", &attention);

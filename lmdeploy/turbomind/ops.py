@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 import lmdeploy._turbomind as _turbomind
+from lmdeploy.turbomind.spec_problems import ACTIVATIONS
 
 Span = tuple[int, int, int, list[int]]
 _FLOATS = (torch.float32, torch.bfloat16)
@@ -85,17 +86,73 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     _check("x", x, (torch.float32,), (None, None))
     _check("weight", weight, (torch.float32,), (x.shape[1],))
     y = torch.empty_like(x)
-    _turbomind.rms_norm(x.data_ptr(), weight.data_ptr(), eps, x.shape[0], x.shape[1], y.data_ptr())
+    _turbomind.norm(x.data_ptr(), False, weight.data_ptr(), 0, eps, x.shape[0], x.shape[1], y.data_ptr())
     return y
 
 
-def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """Return ``silu(gate) * up`` for ``gate_up`` ``[rows, 2 size]`` float32, gate in the first half of a row."""
-    _check("gate_up", gate_up, (torch.float32,), (None, None))
-    if gate_up.shape[1] % 2:
-        raise ValueError(f"gate_up must have an even number of columns, got {gate_up.shape[1]}")
-    y = torch.empty(gate_up.shape[0], gate_up.shape[1] // 2)
-    _turbomind.silu_and_mul(gate_up.data_ptr(), gate_up.shape[0], y.shape[1], y.data_ptr())
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
+    """Return LayerNorm of the rows of ``x`` ``[rows, size]``, times ``weight`` plus ``bias`` ``[size]``; float32."""
+    _check("x", x, (torch.float32,), (None, None))
+    _check("weight", weight, (torch.float32,), (x.shape[1],))
+    if bias is not None:
+        _check("bias", bias, (torch.float32,), (x.shape[1],))
+    y = torch.empty_like(x)
+    bias_pointer = 0 if bias is None else bias.data_ptr()
+    _turbomind.norm(x.data_ptr(), True, weight.data_ptr(), bias_pointer, eps, x.shape[0], x.shape[1], y.data_ptr())
+    return y
+
+
+def activate(x: torch.Tensor, activation: str, is_gated: bool) -> torch.Tensor:
+    """Return ``act(x)``, or, gated, ``act(gate) * up``, where gate is the first half of each row.
+
+    Parameters
+    ----------
+    x
+        ``[rows, size]`` float32, or ``[rows, 2 size]``.
+    activation
+        One of :data:`lmdeploy.turbomind.spec_problems.ACTIVATIONS`.
+    is_gated
+        Whether x holds gate and up.
+    """
+    _check("x", x, (torch.float32,), (None, None))
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+    if is_gated and x.shape[1] % 2:
+        raise ValueError(f"gated x must have an even number of columns, got {x.shape[1]}")
+    y = torch.empty(x.shape[0], x.shape[1] // 2 if is_gated else x.shape[1])
+    _turbomind.activate(x.data_ptr(), ACTIVATIONS.index(activation), is_gated, y.shape[0], y.shape[1], y.data_ptr())
+    return y
+
+
+def rope(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, is_interleaved: bool, factors: torch.Tensor | None
+) -> torch.Tensor:
+    """Return the heads ``x`` ``[rows, heads, head_dim]`` rotated, times ``factors`` ``[rows]``; float32.
+
+    ``cos`` and ``sin`` are ``[rows, pairs]``: the first ``2 pairs`` dimensions are rotated.
+    """
+    _check("x", x, (torch.float32,), (None, None, None))
+    rows, heads, head_dim = x.shape
+    _check("cos", cos, (torch.float32,), (rows, None))
+    _check("sin", sin, (torch.float32,), (rows, cos.shape[1]))
+    if factors is not None:
+        _check("factors", factors, (torch.float32,), (rows,))
+    if 2 * cos.shape[1] > head_dim:
+        raise ValueError(f"cos must have at most head_dim / 2 = {head_dim / 2:g} columns, got {cos.shape[1]}")
+    y = x.clone()
+    factors_pointer = 0 if factors is None else factors.data_ptr()
+    _turbomind.rope(
+        y.data_ptr(), cos.data_ptr(), sin.data_ptr(), cos.shape[1], is_interleaved, rows, heads, head_dim,
+        factors_pointer,
+    )  # fmt: skip
+    return y
+
+
+def scale_and_cap(x: torch.Tensor, scale: float, softcap: float) -> torch.Tensor:
+    """Return ``softcap tanh(scale x / softcap)``, or ``scale x`` where softcap is 0; x is ``[rows, size]`` float32."""
+    _check("x", x, (torch.float32,), (None, None))
+    y = x.clone()
+    _turbomind.scale_and_cap(scale, softcap, x.shape[0], x.shape[1], y.data_ptr())
     return y
 
 
@@ -206,7 +263,7 @@ def experts(
     return y
 
 
-for _kernel in (linear, rounded_linear, rms_norm, silu_and_mul):
+for _kernel in (linear, rounded_linear, rms_norm, layer_norm, activate, rope, scale_and_cap):
     torch.library.custom_op(f"turbomind::{_kernel.__name__}", _kernel, mutates_args=())
 
 
@@ -264,6 +321,7 @@ class PagedAttention:
         out = torch.empty(rows, num_heads * head_dim)
         _turbomind.attention(
             scratch.data_ptr(),
+            rows,
             cos.data_ptr(),
             sin.data_ptr(),
             self._pool.data_ptr(),

@@ -279,7 +279,7 @@ class ModelSpec:
     Parameters
     ----------
     ropes, layer_ropes
-        The rotary embeddings, and for each layer which of them it uses, -1: none. Empty: the first one, if there is one.
+        The rotary embeddings, and for each layer which of them it uses, -1: none. Empty: the first, if there is one.
     embedding_scale
         Factor of the token embeddings.
     """

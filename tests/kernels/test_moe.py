@@ -134,7 +134,7 @@ def test_each_expert_is_the_linear_kernel_on_its_rows_and_sums_go_by_expert(bits
     expected = torch.zeros_like(x)
     for e in range(5):
         rows, ranks = (chosen == e).nonzero(as_tuple=True)
-        out = product(ops.silu_and_mul(product(x[rows], gate_up[e])), down[e])
+        out = product(ops.activate(product(x[rows], gate_up[e]), "silu", True), down[e])
         expected[rows] = torch.addcmul(expected[rows], weights[rows, ranks][:, None], out)
     y = ops.experts(x, gate_up, down, chosen, weights, bits, 32)
     torch.testing.assert_close(y, expected, rtol=4 * EPS, atol=1e-6)

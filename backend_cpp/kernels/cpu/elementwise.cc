@@ -2,36 +2,49 @@
 #include <limits>
 
 #include "kernels/activation.h"
+#include "kernels/cpu/for_rows.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/norm.h"
 #include "kernels/sampling.h"
 
 namespace turbomind {
 
-namespace {
+void norm(ThreadPool& pool, const NormWeight& weight, const float* x, int rows, int size, float* y) {
+  for_rows(pool, rows, size, [&](size_t row) { kernels().norm_row(weight, x + row * size, size, y + row * size); });
+}
 
-constexpr int kChunkElements = 16384;
-
-// Rows are grouped so that one chunk is worth a thread's while.
-template <class RowBody>
-void for_rows(ThreadPool& pool, int rows, int row_elements, RowBody&& body) {
-  const int group = std::max(1, kChunkElements / std::max(row_elements, 1));
-  pool.parallel_for((rows + group - 1) / group, [&](int chunk) {
-    const int last = std::min(rows, (chunk + 1) * group);
-    for (int row = chunk * group; row < last; ++row) body(static_cast<size_t>(row));
+void norm_heads(ThreadPool& pool, const NormWeight& weight, const HeadsView& heads) {
+  for_rows(pool, heads.rows, heads.heads * heads.head_dim, [&](size_t row) {
+    for (int h = 0; h < heads.heads; ++h) {
+      float* head = heads.head(row, h);
+      kernels().norm_row(weight, head, heads.head_dim, head);
+    }
   });
 }
 
-}  // namespace
-
-void rms_norm(ThreadPool& pool, const float* x, const float* weight, float eps, int rows, int size, float* y) {
-  for_rows(pool, rows, size,
-           [&](size_t row) { kernels().rms_norm_row(x + row * size, weight, eps, size, y + row * size); });
+void activate_gated(ThreadPool& pool, Activation activation, const float* gate_up, int rows, int size, float* y) {
+  for_rows(pool, rows, 4 * size, [&](size_t row) {
+    const float* gate = gate_up + row * 2 * size;
+    kernels().activate_row(activation, gate, gate + size, size, y + row * size);
+  });
 }
 
-void silu_and_mul(ThreadPool& pool, const float* gate_up, int rows, int size, float* y) {
+void activate(ThreadPool& pool, Activation activation, const float* x, int rows, int size, float* y) {
   for_rows(pool, rows, 4 * size,
-           [&](size_t row) { kernels().silu_and_mul_row(gate_up + row * 2 * size, size, y + row * size); });
+           [&](size_t row) { kernels().activate_row(activation, x + row * size, nullptr, size, y + row * size); });
+}
+
+void scale_and_cap(ThreadPool& pool, float scale, float softcap, int rows, int size, float* x) {
+  for_rows(pool, rows, 4 * size,
+           [&](size_t row) { kernels().scale_and_cap_row(scale, softcap, size, x + row * size); });
+}
+
+void add_scaled(ThreadPool& pool, float scale, const float* x, int rows, int size, float* y) {
+  for_rows(pool, rows, size, [&](size_t row) {
+    const float* from = x + row * size;
+    float* to = y + row * size;
+    for (int i = 0; i < size; ++i) to[i] += scale * from[i];
+  });
 }
 
 int32_t argmax(const float* logits, int size) {

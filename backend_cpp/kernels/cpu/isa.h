@@ -6,7 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "kernels/activation.h"
 #include "kernels/linear.h"
+#include "kernels/norm.h"
 #include "kernels/paged_attention.h"
 
 namespace turbomind {
@@ -22,8 +24,10 @@ struct KernelTable {
                        int32_t* sums);
   void (*packed_block)(const LinearWeight& weight, const LinearScratch::View& x, int first_row, int rows,
                        int first_tile, int last_tile, float* y, bool accumulate);
-  void (*rms_norm_row)(const float* x, const float* weight, float eps, int size, float* y);
-  void (*silu_and_mul_row)(const float* gate_up, int size, float* y);
+  void (*norm_row)(const NormWeight& weight, const float* x, int size, float* y);
+  // y = act(gate) * up; up may be null: y = act(gate).
+  void (*activate_row)(Activation activation, const float* gate, const float* up, int size, float* y);
+  void (*scale_and_cap_row)(float scale, float softcap, int size, float* x);
   // One row of one key/value head's group of query heads over tokens [begin, end) of the row's blocks, unnormalised:
   // out [group, head_dim], and the running maximum and sum of each query head. `query` is [group, head_dim], scaled.
   void (*attend)(const AttentionParams& params, int kv_head, int group, const float* query, const int32_t* blocks,

@@ -3,9 +3,11 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/cpu/activation_rows.h"
 #include "kernels/cpu/attend.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/linear_block.h"
+#include "kernels/cpu/norm_rows.h"
 #include "kernels/cpu/packed_block.h"
 #include "kernels/cpu/simd.h"
 #include "kernels/sampling.h"
@@ -16,39 +18,6 @@
 namespace turbomind::TM_ISA {
 
 namespace {
-
-void rms_norm_row(const float* x, const float* weight, float eps, int size, float* y) {
-  Vec total = zero();
-  int i = 0;
-  for (; i + kLanes <= size; i += kLanes) {
-    const Vec v = load(x + i);
-    total = fma(v, v, total);
-  }
-  if (i < size) {
-    const Vec v = load_partial(x + i, size - i);
-    total = fma(v, v, total);
-  }
-  const Vec factor = broadcast(1.0f / std::sqrt(reduce_add(total) / static_cast<float>(size) + eps));
-  for (i = 0; i + kLanes <= size; i += kLanes) store(y + i, mul(mul(load(x + i), factor), load(weight + i)));
-  if (i < size) {
-    const Vec v = mul(mul(load_partial(x + i, size - i), factor), load_partial(weight + i, size - i));
-    store_partial(y + i, v, size - i);
-  }
-}
-
-inline Vec silu(Vec v) {
-  return div(v, add(broadcast(1.0f), exp(mul(v, broadcast(-1.0f)))));
-}
-
-void silu_and_mul_row(const float* gate_up, int size, float* y) {
-  const float* up = gate_up + size;
-  int i = 0;
-  for (; i + kLanes <= size; i += kLanes) store(y + i, mul(silu(load(gate_up + i)), load(up + i)));
-  if (i < size) {
-    const int rest = size - i;
-    store_partial(y + i, mul(silu(load_partial(gate_up + i, rest)), load_partial(up + i, rest)), rest);
-  }
-}
 
 int32_t argmax(const float* logits, int size) {
   Vec top = broadcast(-std::numeric_limits<float>::infinity());
@@ -110,7 +79,7 @@ void exp_weights(const float* logits, int size, float maximum, float factor, flo
 
 }  // namespace
 
-const KernelTable kTable = {TM_STRING(TM_ISA), linear_block, quantize_row, packed_block, rms_norm_row,
-                            silu_and_mul_row,  attend,       argmax,       chunk_maxima, exp_weights};
+const KernelTable kTable = {TM_STRING(TM_ISA), linear_block, quantize_row, packed_block, norm_row,   activate_row,
+                            scale_and_cap_row, attend,       argmax,       chunk_maxima, exp_weights};
 
 }  // namespace turbomind::TM_ISA

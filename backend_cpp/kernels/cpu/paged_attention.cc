@@ -226,16 +226,6 @@ void write_cache_row(const AttentionParams& params, const AttentionSpan& span, i
   }
 }
 
-void rotate(const float* cosine, const float* sine, int head_dim, float factor, float* head) {
-  const int half = head_dim / 2;
-  for (int i = 0; i < half; ++i) {
-    const float a = head[i];
-    const float b = head[i + half];
-    head[i] = (a * cosine[i] - b * sine[i]) * factor;
-    head[i + half] = (b * cosine[i] + a * sine[i]) * factor;
-  }
-}
-
 }  // namespace
 
 size_t attention_workspace_floats(const AttentionParams& params) {
@@ -250,22 +240,15 @@ size_t attention_workspace_floats(const AttentionParams& params) {
   return partials * partial_floats(params);
 }
 
-void rope_and_cache_write(ThreadPool& pool, const AttentionParams& params, const float* rope_cos, const float* rope_sin,
-                          float* qkv) {
-  const int head_dim = params.layout.head_dim;
+void write_cache(ThreadPool& pool, const AttentionParams& params, const float* qkv) {
+  const auto head_dim = static_cast<size_t>(params.layout.head_dim);
   const std::vector<Run> runs = runs_of(params);
   pool.parallel_for(static_cast<int>(runs.size()), [&](int index) {
     const Run& run = runs[index];
     for (int r = run.first_row; r < run.first_row + run.row_count; ++r) {
       const auto row = static_cast<size_t>(run.span->first_row + r);
-      float* q = qkv + row * row_width(params);
-      float* k = q + static_cast<size_t>(params.num_heads) * head_dim;
-      const float* v = k + static_cast<size_t>(params.layout.num_kv_heads) * head_dim;
-      const float* cosine = rope_cos + row * (head_dim / 2);
-      const float* sine = rope_sin + row * (head_dim / 2);
-      for (int h = 0; h < params.num_heads; ++h) rotate(cosine, sine, head_dim, params.scale, q + h * head_dim);
-      for (int h = 0; h < params.layout.num_kv_heads; ++h) rotate(cosine, sine, head_dim, 1.0f, k + h * head_dim);
-      write_cache_row(params, *run.span, r, k, v);
+      const float* k = qkv + row * row_width(params) + params.num_heads * head_dim;
+      write_cache_row(params, *run.span, r, k, k + params.layout.num_kv_heads * head_dim);
     }
   });
 }

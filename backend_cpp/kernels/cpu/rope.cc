@@ -1,0 +1,35 @@
+#include "kernels/rope.h"
+
+#include "kernels/cpu/for_rows.h"
+
+namespace turbomind {
+
+namespace {
+
+template <bool is_interleaved>
+void rotate(const RopeTable& table, size_t row, int head_dim, float factor, float* head) {
+  const float* cosine = table.cosine + row * static_cast<size_t>(table.pairs);
+  const float* sine = table.sine + row * static_cast<size_t>(table.pairs);
+  for (int i = 0; i < table.pairs; ++i) {
+    float& first = head[is_interleaved ? 2 * i : i];
+    float& second = head[is_interleaved ? 2 * i + 1 : i + table.pairs];
+    const float a = first;
+    const float b = second;
+    first = (a * cosine[i] - b * sine[i]) * factor;
+    second = (b * cosine[i] + a * sine[i]) * factor;
+  }
+  for (int i = 2 * table.pairs; i < head_dim; ++i) head[i] *= factor;
+}
+
+}  // namespace
+
+void rope(ThreadPool& pool, const RopeTable& table, const HeadsView& heads, const float* factors) {
+  if (table.pairs == 0 && factors == nullptr) return;
+  const auto rotate_head = table.is_interleaved ? rotate<true> : rotate<false>;
+  for_rows(pool, heads.rows, 2 * heads.heads * heads.head_dim, [&](size_t row) {
+    const float factor = factors != nullptr ? factors[row] : 1.0f;
+    for (int h = 0; h < heads.heads; ++h) rotate_head(table, row, heads.head_dim, factor, heads.head(row, h));
+  });
+}
+
+}  // namespace turbomind

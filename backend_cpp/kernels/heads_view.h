@@ -1,0 +1,21 @@
+// Where the heads of a matrix lie: head h of row r is the `head_dim` floats from first + r row_stride + h head_stride.
+#pragma once
+
+#include <cstddef>
+
+namespace turbomind {
+
+struct HeadsView {
+  float* first = nullptr;
+  int rows = 0;
+  size_t row_stride = 0;
+  int heads = 0;
+  size_t head_stride = 0;
+  int head_dim = 0;
+
+  float* head(size_t row, int index) const {
+    return first + row * row_stride + static_cast<size_t>(index) * head_stride;
+  }
+};
+
+}  // namespace turbomind

@@ -1,0 +1,22 @@
+// Rotary position embedding (Su et al., 2021), in place.
+//
+// Of each head the pairs i (dimensions i and i + pairs, or, interleaved, 2 i and 2 i + 1) are rotated by the row's
+// angle number i; dimensions from 2 pairs on stay. Then the whole head is multiplied by the row's factor.
+#pragma once
+
+#include "base/thread_pool.h"
+#include "kernels/heads_view.h"
+
+namespace turbomind {
+
+struct RopeTable {
+  const float* cosine = nullptr;  // [rows, pairs]
+  const float* sine = nullptr;    // [rows, pairs]
+  int pairs = 0;                  // 0: nothing is rotated
+  bool is_interleaved = false;
+};
+
+// factors [rows], or null: 1
+void rope(ThreadPool& pool, const RopeTable& table, const HeadsView& heads, const float* factors);
+
+}  // namespace turbomind

@@ -1,0 +1,23 @@
+// The MLP half of a layer: down(act(gate(x)) * up(x)), or down(act(up(x))).
+#pragma once
+
+#include "model/model_spec.h"
+#include "model/step_context.h"
+#include "model/weights.h"
+
+namespace turbomind {
+
+class DenseMlp {
+ public:
+  DenseMlp(const ModelSpec& spec, int max_rows);
+
+  // x, y [rows, hidden], not overlapping; with accumulate, y += instead of y =
+  void run(const StepContext& step, const MlpWeights& weights, const float* x, float* y, bool accumulate);
+
+ private:
+  MlpSpec spec_;
+  AlignedBuffer projected_;  // [max_rows, intermediate_size], or twice that with a gate
+  AlignedBuffer activated_;  // [max_rows, intermediate_size]
+};
+
+}  // namespace turbomind

@@ -1,0 +1,81 @@
+#include "model/weight_reader.h"
+
+#include <algorithm>
+
+#include "kernels/packed_weight.h"
+
+namespace turbomind {
+
+namespace {
+
+void in_order(int count, const std::function<void(int)>& body) {
+  for (int index = 0; index < count; ++index) body(index);
+}
+
+}  // namespace
+
+AlignedBuffer WeightReader::vector(const std::string& name, int size) const {
+  AlignedBuffer buffer(static_cast<size_t>(size) * sizeof(float));
+  checkpoint_.read<float>(name, {size}, buffer.as<float>());
+  return buffer;
+}
+
+NormStorage WeightReader::norm(const std::string& name, int size, const NormSpec& spec, bool has_bias) const {
+  NormStorage storage{vector(name + ".weight", size), {}, {}};
+  for (int i = 0; i < size; ++i) storage.weight.as<float>()[i] += spec.offset;
+  if (has_bias) storage.bias = vector(name + ".bias", size);
+  storage.view = {spec.kind, spec.eps, storage.weight.as<float>(), storage.bias.as<float>()};
+  return storage;
+}
+
+LinearStorage WeightReader::matrix(const std::string& name, int out_features, int in_features, DType dtype) const {
+  LinearStorage storage;
+  storage.data = AlignedBuffer(static_cast<size_t>(out_features) * in_features * byte_size(dtype));
+  if (dtype == DType::kFloat32) {
+    checkpoint_.read<float>(name, {out_features, in_features}, storage.data.as<float>());
+  } else {
+    checkpoint_.read<bf16>(name, {out_features, in_features}, storage.data.as<bf16>());
+  }
+  const WeightFormat format = dtype == DType::kFloat32 ? WeightFormat::kFloat32 : WeightFormat::kBFloat16;
+  storage.view = {storage.data.as<void>(), format, out_features, in_features};
+  return storage;
+}
+
+LinearStorage WeightReader::linear(const std::string& name, int out_features, int in_features, bool has_bias) const {
+  LinearStorage storage;
+  if (options_.bits == 0) {
+    storage = matrix(name + ".weight", out_features, in_features, options_.dtype);
+  } else {
+    const LinearStorage whole = matrix(name + ".weight", out_features, in_features, DType::kFloat32);
+    storage = round_matrix(whole.data.as<float>(), out_features, in_features, options_.bits, options_.group, in_order);
+  }
+  if (has_bias) {
+    storage.bias = vector(name + ".bias", out_features);
+    storage.view.bias = storage.bias.as<float>();
+  }
+  return storage;
+}
+
+LinearStorage round_matrix(const float* w, int out_features, int in_features, int bits, int group, const Loop& loop) {
+  const PackedShape shape{out_features, in_features, bits, group};
+  LinearStorage storage;
+  storage.data = AlignedBuffer(shape.code_bytes());
+  storage.scales = AlignedBuffer(shape.scale_count() * sizeof(half));
+  loop(shape.tiles(), [&](int tile) {
+    const int first = tile * kTileOutputs;
+    const size_t groups = static_cast<size_t>(tile) * shape.groups();
+    quantize_and_pack_tile(
+        shape, w + static_cast<size_t>(first) * in_features, std::min(kTileOutputs, out_features - first),
+        storage.data.as<uint8_t>() + groups * shape.group_bytes(), storage.scales.as<half>() + groups * kTileOutputs);
+  });
+  storage.view = {storage.data.as<void>(),
+                  bits == 8 ? WeightFormat::kInt8 : WeightFormat::kInt4,
+                  out_features,
+                  in_features,
+                  nullptr,
+                  group,
+                  storage.scales.as<half>()};
+  return storage;
+}
+
+}  // namespace turbomind

@@ -1,0 +1,63 @@
+// From a checkpoint's tensors to the storage that kernels read.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "base/aligned_buffer.h"
+#include "kernels/linear.h"
+#include "kernels/norm.h"
+#include "kernels/types.h"
+#include "model/checkpoint.h"
+#include "model/model_spec.h"
+
+namespace turbomind {
+
+// How matrices are kept in memory.
+struct WeightOptions {
+  DType dtype = DType::kFloat32;
+  int bits = 0;    // 8 or 4: rounded while loading; 0: as `dtype` says
+  int group = 32;  // inputs that share a scale
+};
+
+// Owns one linear layer's storage.
+struct LinearStorage {
+  AlignedBuffer data;
+  AlignedBuffer scales;
+  AlignedBuffer bias;
+  LinearWeight view;
+};
+
+struct NormStorage {
+  AlignedBuffer weight;
+  AlignedBuffer bias;
+  NormWeight view;
+};
+
+// Reads engine tensors by name. Every method throws Error naming the tensor that is missing or of the wrong shape.
+// Safe to use from any thread.
+class WeightReader {
+ public:
+  WeightReader(const Checkpoint& checkpoint, const WeightOptions& options)
+      : checkpoint_(checkpoint), options_(options) {}
+
+  const WeightOptions& options() const { return options_; }
+  AlignedBuffer vector(const std::string& name, int size) const;  // float32
+  NormStorage norm(const std::string& name, int size, const NormSpec& spec, bool has_bias) const;
+  // A matrix that is never rounded: `name` is the whole name.
+  LinearStorage matrix(const std::string& name, int out_features, int in_features, DType dtype) const;
+  // `name`.weight as the options say, and `name`.bias.
+  LinearStorage linear(const std::string& name, int out_features, int in_features, bool has_bias) const;
+
+ private:
+  const Checkpoint& checkpoint_;
+  WeightOptions options_;
+};
+
+// Runs body(index) for each index; here or, for work that is not inside a parallel loop already, on a pool.
+using Loop = std::function<void(int count, const std::function<void(int)>& body)>;
+
+// Rounds w [out_features, in_features] to `bits` bits.
+LinearStorage round_matrix(const float* w, int out_features, int in_features, int bits, int group, const Loop& loop);
+
+}  // namespace turbomind
