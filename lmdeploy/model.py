@@ -8,14 +8,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from lmdeploy.paths import locate_model, model_name_of, tokenizer_dir
-from lmdeploy.templates.base import MODELS, BaseChatTemplate, Capability, ChatTemplate
-from lmdeploy.templates.builtin import builtin_for
+from lmdeploy.templates.base import ChatTemplate
+from lmdeploy.templates.families import MODELS
+from lmdeploy.templates.matching import builtin_for
+from lmdeploy.templates.strings import BaseChatTemplate, Capability
 from lmdeploy.templates.tool_calling import ToolChatTemplate
 
 if TYPE_CHECKING:
     from lmdeploy.tokenizer import Tokenizer
 
-__all__ = ["MODELS", "BaseChatTemplate", "ChatTemplate", "ChatTemplateConfig", "ToolChatTemplate", "chat_template_for"]
+__all__ = [
+    "MODELS",
+    "BaseChatTemplate",
+    "ChatTemplate",
+    "ChatTemplateConfig",
+    "ToolChatTemplate",
+    "best_match_model",
+    "chat_template_for",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -112,6 +122,20 @@ class ChatTemplateConfig:
         return {name: value for name, value in fields.items() if value is not None and name != "model_name"}
 
 
+def best_match_model(model_path: str) -> str:
+    """Return the name of the chat template that a model's path suggests; ``base`` if none.
+
+    A registered class with a ``match(model_path)`` of its own is asked first, then the model's name is looked up among
+    those of the built-in families.
+
+    Parameters
+    ----------
+    model_path
+        A directory or the name of a Hugging Face repository; it need not exist.
+    """
+    return MODELS.match(model_path) or builtin_for(model_name_of(Path(model_path)))
+
+
 def chat_template_for(
     model_path: str,
     name_or_file_or_config: str | ChatTemplateConfig | None = None,
@@ -149,7 +173,7 @@ def chat_template_for(
     if tokenizer.hf_tokenizer.chat_template:
         logger.info("chat template of %s: its own, from %s", model_path, tokenizer_dir(directory))
         return JinjaChatTemplate(tokenizer.hf_tokenizer, tokenizer.end_tokens())
-    name = builtin_for(model_name_of(directory))
+    name = best_match_model(str(directory))
     logger.info("chat template of %s: built-in %s, chosen by the model's name", model_path, name)
     return MODELS.get(name)()
 

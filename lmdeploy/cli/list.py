@@ -21,5 +21,7 @@ def run(args: argparse.Namespace) -> int:
     from lmdeploy.turbomind.families import FAMILIES
 
     print("The supported chat template names are:", *MODELS.names(), sep="\n")
+    aliases = (f"{alias} = {name}" for alias, name in sorted(MODELS.aliases.items()))
+    print("\nOther names of the same, accepted wherever a template is named:", *aliases, sep="\n")
     print("\nThe supported architectures are:", *sorted(FAMILIES), sep="\n")
     return 0

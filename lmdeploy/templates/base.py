@@ -1,12 +1,10 @@
-"""The chat template interface, the template made of plain strings, and the registry of templates by name."""
+"""The chat template interface: from a conversation to a prompt."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 from lmdeploy.templates.conversation import Message, read_messages
-
-Capability = Literal["completion", "infilling", "chat", "python"]
 
 _LAST_ANSWER = "<the answer the engine holds>"
 
@@ -55,7 +53,7 @@ class ChatTemplate(ABC):
         """
         return self._render(read_messages(messages), tools or None, add_generation_prompt)
 
-    def render_continuation(self, messages: list[Message], is_turn_closed: bool = True) -> str:
+    def render_continuation(self, messages: list[Message], is_turn_closed: bool = True, turns_held: int = 1) -> str:
         """Return what follows the assistant's last turn, for an engine that holds the conversation up to there.
 
         Parameters
@@ -65,13 +63,16 @@ class ChatTemplate(ABC):
         is_turn_closed
             Whether the engine holds the end of that turn, as it does when the model ended it; not when the answer was
             cut off.
+        turns_held
+            How many answers the engine holds, for formats that number them.
 
         Raises
         ------
         ValueError
             As ``render``.
         """
-        beginning = [{"role": "user", "content": "-"}, {"role": "assistant", "content": _LAST_ANSWER}]
+        beginning = [{"role": "user", "content": "-"}, {"role": "assistant", "content": "-"}] * (turns_held - 1)
+        beginning += [{"role": "user", "content": "-"}, {"role": "assistant", "content": _LAST_ANSWER}]
         whole = self._render([*beginning, *read_messages(messages)], None, True)
         continuation = whole.partition(_LAST_ANSWER)[2]
         end = max((end for end in self.end_of_turn if continuation.startswith(end)), key=len, default="")
@@ -80,133 +81,3 @@ class ChatTemplate(ABC):
     @abstractmethod
     def _render(self, messages: list[Message], tools: list[dict[str, Any]] | None, add_generation_prompt: bool) -> str:
         """Return the prompt of a conversation whose contents are plain strings."""
-
-
-class BaseChatTemplate(ChatTemplate):
-    """A template of plain strings around each turn.
-
-    ``{system}{meta_instruction}{eosys}{user}...{eoh}{assistant}...{eoa}{separator}{user}...``
-
-    Parameters
-    ----------
-    system, eosys, meta_instruction
-        Around the system prompt, and the one used when the conversation brings none; None: then there is none.
-    user, eoh
-        Around what the user says.
-    assistant, eoa
-        Around what the assistant says.
-    tool, eotool
-        Around a tool's answer; None: the template has no such turn.
-    separator
-        After the assistant's turn.
-    capability
-        ``chat``, or ``completion``: contents are written as they are.
-    stop_words
-        Strings that end the assistant's turn.
-    """
-
-    def __init__(
-        self,
-        system: str = "",
-        meta_instruction: str | None = None,
-        eosys: str = "",
-        user: str = "",
-        eoh: str = "",
-        assistant: str = "",
-        eoa: str = "",
-        separator: str = "",
-        tool: str | None = None,
-        eotool: str | None = None,
-        capability: Capability = "chat",
-        stop_words: Sequence[str] | None = None,
-    ) -> None:
-        if capability not in {"chat", "completion"}:
-            raise ValueError(f"capability must be 'chat' or 'completion', got {capability!r}")
-        self.system = system
-        self.meta_instruction = meta_instruction
-        self.eosys = eosys
-        self.user = user
-        self.eoh = eoh
-        self.assistant = assistant
-        self.eoa = eoa
-        self.separator = separator
-        self.tool = tool
-        self.eotool = eotool
-        self.capability = capability
-        self.stop_words = list(stop_words or [])
-
-    def _render(self, messages: list[Message], tools: list[dict[str, Any]] | None, add_generation_prompt: bool) -> str:
-        if tools:
-            raise ValueError("tools are not supported by this chat template")
-        if self.capability == "completion":
-            return "".join(message["content"] for message in messages)
-        if messages[0]["role"] != "system" and self.meta_instruction is not None:
-            messages = [{"role": "system", "content": self.meta_instruction}, *messages]
-        prompt = "".join(self.turn(message["role"], message["content"]) for message in messages)
-        return prompt + self.generation_prompt if add_generation_prompt else prompt
-
-    @property
-    def generation_prompt(self) -> str:
-        """The opening of the assistant's turn."""
-        return self.assistant
-
-    @property
-    def end_of_turn(self) -> Sequence[str]:
-        """What closes the assistant's turn."""
-        return (self.eoa,)
-
-    def turn(self, role: str, content: str) -> str:
-        """Return one turn with what stands around it."""
-        if role == "tool":
-            if self.tool is None:
-                raise ValueError("messages with role tool are not supported by this chat template")
-            return f"{self.tool}{content}{self.eotool or ''}"
-        before, after = {
-            "system": (self.system, self.eosys),
-            "user": (self.user, self.eoh),
-            "assistant": (self.assistant, self.eoa + self.separator),
-        }[role]
-        return f"{before}{content}{after}"
-
-
-TemplateFactory = Callable[..., ChatTemplate]
-_Registered = TypeVar("_Registered", bound=TemplateFactory)
-
-
-class Registry:
-    """Chat templates by name. A template is a class, or a function, that takes ``BaseChatTemplate``'s arguments."""
-
-    def __init__(self) -> None:
-        self._factories: dict[str, TemplateFactory] = {}
-
-    def register_module(self, name: str | Sequence[str]) -> Callable[[_Registered], _Registered]:
-        """Return a decorator that registers a template under one or several names; the last one registered wins."""
-
-        def register(factory: _Registered) -> _Registered:
-            for one in [name] if isinstance(name, str) else name:
-                self._factories[one] = factory
-            return factory
-
-        return register
-
-    def names(self) -> list[str]:
-        """Return all names in alphabetical order."""
-        return sorted(self._factories)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._factories
-
-    def get(self, name: str) -> TemplateFactory:
-        """Return the template registered as ``name``.
-
-        Raises
-        ------
-        ValueError
-            If there is none; lists the known names.
-        """
-        if name not in self._factories:
-            raise ValueError(f"chat template {name!r} is unknown; known: {', '.join(self.names())}")
-        return self._factories[name]
-
-
-MODELS = Registry()

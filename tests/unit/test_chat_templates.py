@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import pytest
 from transformers import AutoTokenizer
 
@@ -19,42 +18,6 @@ CONVERSATIONS = {
     "system": WITH_SYSTEM,
     "empty system": [{"role": "system", "content": ""}, USER],
 }
-
-# As the models' authors published them (white space between blocks removed).
-PUBLISHED = {
-    "chatml": "{% for m in messages %}{{'<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n'}}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
-    "qwen": "{% for m in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
-    "{{ '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' }}{% endif %}"
-    "{{'<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
-    "llama3": "{% for m in messages %}{{ '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n' + m['content'] "
-    "+ '<|eot_id|>' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}",
-    "llama2": "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}"
-    "{% set system_message = messages[0]['content'] %}{% else %}{% set loop_messages = messages %}"
-    "{% set system_message = false %}{% endif %}{% for message in loop_messages %}"
-    "{% if loop.index0 == 0 and system_message != false %}"
-    "{% set content = '<<SYS>>\n' + system_message + '\n<</SYS>>\n\n' + message['content'] %}{% else %}"
-    "{% set content = message['content'] %}{% endif %}{% if message['role'] == 'user' %}"
-    "{{ '<s>' + '[INST] ' + content + ' [/INST]' }}{% elif message['role'] == 'assistant' %}"
-    "{{ ' ' + content + ' ' + '</s>' }}{% endif %}{% endfor %}",
-}
-
-
-@pytest.mark.parametrize("conversation", CONVERSATIONS)
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_a_builtin_template_writes_what_the_published_one_writes(name: str, conversation: str) -> None:
-    messages = CONVERSATIONS[conversation]
-    published = jinja2.Environment(trim_blocks=True, lstrip_blocks=True).from_string(PUBLISHED[name])
-    assert MODELS.get(name)().render(messages) == published.render(messages=messages, add_generation_prompt=True)
-
-
-def test_vicuna_has_its_published_form() -> None:
-    system = "A chat between a curious user and an artificial intelligence assistant. "
-    system += "The assistant gives helpful, detailed, and polite answers to the user's questions."
-    expected = f"{system} USER: Hi, 你好 ASSISTANT: Hello!</s>USER: and now? ASSISTANT:"
-    assert MODELS.get("vicuna")().render(MULTI_TURN) == expected
 
 
 def test_base_writes_contents_as_they_are() -> None:
@@ -77,37 +40,29 @@ def test_the_models_own_template_is_the_default(default_model_dir: Path, convers
     assert template.add_bos is False
 
 
-@pytest.mark.parametrize(
-    ("name", "template"),
-    [("internlm2_5-7b-chat", "internlm2"), ("Qwen2-7B-Instruct", "qwen"), ("vicuna-13b", "vicuna"), ("opt", "base")],
-)
-def test_without_its_own_template_a_model_gets_the_one_its_name_suggests(
-    default_model_dir: Path, tmp_path: Path, name: str, template: str
-) -> None:
-    directory = tmp_path / name
-    directory.mkdir()
-    for file in ("tokenizer.json", "tokenizer_config.json", "config.json"):
-        (directory / file).symlink_to(default_model_dir / file)
-    assert chat_template_for(str(directory)).render(MULTI_TURN) == MODELS.get(template)().render(MULTI_TURN)
+TALKING = [name for name in MODELS.names() if MODELS.get(name)().capability == "chat"]
 
 
-@pytest.mark.parametrize("name", ["", "chatml", "internlm2", "qwen", "llama3", "vicuna", "llama2", "base"])
+@pytest.mark.parametrize("name", ["", *TALKING])
 @pytest.mark.parametrize("system", [True, False])
-def test_a_continuation_is_the_rest_of_the_whole_prompt(default_model_dir: Path, name: str, system: bool) -> None:
+def test_a_conversation_in_pieces_is_the_whole_prompt(default_model_dir: Path, name: str, system: bool) -> None:
     template = chat_template_for(str(default_model_dir), name)
+    generated = template.assistant.removeprefix(template.generation_prompt) if name else ""  # white space
     held = [{"role": "system", "content": "Be brief."}, USER] if system else [USER]
-    answer = {"role": "assistant", "content": "Hello!"}
-    new = [{"role": "user", "content": "and <now>?"}, {"role": "assistant", "content": "x"}, USER]
-    whole = template.render([*held, answer, *new])
-    before = template.render(held)
-    # llama2 writes a space before the answer that the model generates itself.
-    assert whole == before + " " * (name in ("llama2", "vicuna")) + "Hello!" + template.render_continuation(new, False)
-    closing = template.render_continuation(new, is_turn_closed=False)
-    closed = template.render_continuation(new)
-    assert closing.endswith(closed)
-    assert closing.removesuffix(closed).strip() == {
-        "": "<|im_end|>", "llama3": "<|eot_id|>", "llama2": "</s>", "vicuna": "</s>", "base": "",
-    }.get(name, "<|im_end|>")  # fmt: skip
+    pieces = template.render(held)
+    for turn in range(1, 4):
+        new = [{"role": "user", "content": f"and <now {turn}>?"}, {"role": "assistant", "content": "x"}, USER]
+        held += [{"role": "assistant", "content": "Hello!"}, *new]
+        answers = sum(message["role"] == "assistant" for message in held[: -len(new)])
+        pieces += generated + "Hello!" + template.render_continuation(new, False, answers)
+        assert pieces == template.render(held)
+
+
+@pytest.mark.parametrize("name", ["", *TALKING])
+def test_what_the_model_itself_ended_is_not_ended_again(default_model_dir: Path, name: str) -> None:
+    template = chat_template_for(str(default_model_dir), name)
+    cut_off = template.render_continuation([USER], is_turn_closed=False)
+    assert cut_off == (template.eoa if name else "<|im_end|>") + template.render_continuation([USER])
 
 
 def test_any_token_that_ends_an_answer_closes_the_turn(default_model_dir: Path, tmp_path: Path) -> None:
@@ -179,8 +134,8 @@ def test_what_the_models_own_template_refuses_is_the_callers_error(default_model
         chat_template_for(str(tmp_path)).render([USER])
 
 
-def test_an_unknown_template_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"chat template 'chatlm' is unknown; known: base, chatml, .*vicuna"):
+def test_an_unknown_template_is_refused_with_those_like_it() -> None:
+    with pytest.raises(ValueError, match=r"chat template 'chatlm' is unknown; did you mean .*chatml.*lmdeploy list"):
         chat_template_for("", "chatlm")
 
 
@@ -207,6 +162,43 @@ def test_the_documented_json_file_makes_the_documented_prompt(tmp_path: Path) ->
         assert template.stop_words == ["<|im_end|>"]
 
 
+def test_the_default_models_template_is_built_in_too(default_model_dir: Path) -> None:
+    own = chat_template_for(str(default_model_dir))
+    for messages in CONVERSATIONS.values():
+        assert MODELS.get("smollm2")().render(messages) == own.render(messages)
+
+
+@pytest.mark.parametrize("name", ["internlm2", "vicuna", "llama2", "gemma", "llama3_1"])
+def test_the_default_system_prompt_can_be_changed_or_taken_away_later(name: str) -> None:
+    template: Any = MODELS.get(name)()
+    template.meta_instruction = "Be brief."
+    assert template.render(MULTI_TURN) == MODELS.get(name)().render(WITH_SYSTEM)
+    template.meta_instruction = None
+    assert template.render(MULTI_TURN) == MODELS.get(name)(meta_instruction=None).render(MULTI_TURN)
+    assert "Be brief." not in template.render(MULTI_TURN)
+
+
+@pytest.mark.parametrize("name", ["llama2", "gemma", "mistral"])
+def test_a_second_system_message_has_no_place_in_the_first_user_turn(name: str) -> None:
+    with pytest.raises(ValueError, match="at most one system message, and that first"):
+        MODELS.get(name)().render([*WITH_SYSTEM, WITH_SYSTEM[0]])
+    with pytest.raises(ValueError, match="must begin with a user message"):
+        MODELS.get(name)().render([WITH_SYSTEM[0], MULTI_TURN[1]])
+
+
+@pytest.mark.parametrize("capability", ["completion", "python"])
+@pytest.mark.parametrize("name", ["internlm2", "llama2", "codellama", "qwen2d5"])
+def test_a_template_that_completes_writes_contents_as_they_are(name: str, capability: str) -> None:
+    template = chat_template_for("", json.dumps({"model_name": name, "capability": capability}))
+    assert template.render(WITH_SYSTEM) == "Be brief.Hi, 你好Hello!and now?"
+    assert template.render_continuation([USER]) == "Hi, 你好"
+
+
+def test_infilling_is_refused_where_no_model_was_trained_for_it() -> None:
+    with pytest.raises(ValueError, match=r"'infilling' is not supported by this chat template; .*must be 'chat'"):
+        chat_template_for("", '{"model_name": "vicuna", "capability": "infilling"}')
+
+
 def test_given_fields_override_those_of_a_builtin_template() -> None:
     template = ChatTemplateConfig("qwen", meta_instruction="Be brief.").chat_template
     assert template.render([USER]) == MODELS.get("qwen")().render([{"role": "system", "content": "Be brief."}, USER])
@@ -227,7 +219,10 @@ def test_a_config_survives_json(tmp_path: Path) -> None:
         ('{"model_name": "x", "usr": "y"}', "fields usr are unknown; known: model_name, system"),
         ('{"model_name": "x", "user": 3}', "user must be a string, got 3"),
         ('{"model_name": "x", "stop_words": "y"}', "stop_words must be a list of non-empty strings"),
-        ('{"model_name": "x", "capability": "sing"}', "capability must be 'chat' or 'completion'"),
+        (
+            '{"model_name": "x", "capability": "sing"}',
+            "capability must be one of 'completion', 'infilling', 'chat', 'python', got 'sing'",
+        ),
         ("nowhere.json", "nowhere.json cannot be read"),
     ],
 )

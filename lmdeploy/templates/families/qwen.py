@@ -1,0 +1,72 @@
+"""Qwen of all generations."""
+
+from lmdeploy.templates.conversation import Message
+from lmdeploy.templates.families.chatml import CHATML
+from lmdeploy.templates.families.registration import builtin
+from lmdeploy.templates.tool_calling import Call, Tool, ToolChatTemplate, as_json
+
+_END_OF_REASONING = "</think>"
+
+
+class Qwen25ChatTemplate(ToolChatTemplate):
+    """Qwen2.5: tools end the system prompt, what they return comes in turns of the user."""
+
+    def _with_tools(self, messages: list[Message], functions: list[Tool]) -> list[Message]:
+        system, others = self._system(messages)
+        listed = "\n".join(as_json({"type": "function", "function": function}) for function in functions)
+        text = (
+            ("\n\n".join(filter(None, [system, "# Tools"])))
+            + "\n\nYou may call one or more functions to assist with the user query.\n\n"
+            "You are provided with function signatures within <tools></tools> XML tags:\n"
+            f"<tools>\n{listed}\n</tools>\n\n"
+            "For each function call, return a json object with function name and arguments within "
+            '<tool_call></tool_call> XML tags:\n<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}'
+            "\n</tool_call>"
+        )
+        return [{"role": "system", "content": text}, *others]
+
+    def _call_turn(self, content: str, calls: list[Call]) -> str:
+        functions = (call["function"] for call in calls)
+        objects = (as_json({"name": made["name"], "arguments": made["arguments"]}) for made in functions)
+        written = (f"<tool_call>\n{made}\n</tool_call>" for made in objects)
+        return self._answer("\n".join(filter(None, [content, *written])))
+
+    def _arranged(self, messages: list[Message]) -> list[Message]:
+        """Return the messages with what several tools returned in one turn of the user."""
+        merged: list[Message] = []
+        for message in super()._arranged(messages):
+            if message["role"] != "tool":
+                merged.append(message)
+                continue
+            text = f"<tool_response>\n{message['content']}\n</tool_response>"
+            if merged and merged[-1].get("is_response"):
+                merged[-1]["content"] += f"\n{text}"
+            else:
+                merged.append({"role": "user", "content": text, "is_response": True})
+        return merged
+
+
+class Qwen3ChatTemplate(Qwen25ChatTemplate):
+    """Qwen3: as Qwen2.5, but answers before the user's last question are written without their reasoning."""
+
+    def _arranged(self, messages: list[Message]) -> list[Message]:
+        arranged = super()._arranged(messages)
+        asked = [i for i, message in enumerate(arranged) if message["role"] == "user" and "is_response" not in message]
+        last_question = max(asked, default=len(arranged))
+        return [_without_reasoning(message) for message in arranged[:last_question]] + arranged[last_question:]
+
+
+def _without_reasoning(message: Message) -> Message:
+    if message["role"] != "assistant" or _END_OF_REASONING not in message["content"]:
+        return message
+    return {**message, "content": message["content"].rpartition(_END_OF_REASONING)[2].lstrip("\n")}
+
+
+builtin("qwen", CHATML, meta_instruction="You are a helpful assistant.")
+builtin(
+    "qwen2d5",
+    CHATML,
+    Qwen25ChatTemplate,
+    meta_instruction="You are Qwen, created by Alibaba Cloud. You are a helpful assistant.",
+)
+builtin("qwen3", CHATML, Qwen3ChatTemplate)

@@ -1,0 +1,73 @@
+"""Which built-in template a model gets by its name."""
+
+import re
+
+# The first match decides, so that special names stand before general ones. Names are in lower case.
+_NAME_PATTERNS = (
+    (r"cogvlm2", "cogvlm2"),
+    (r"cogvlm", "cogvlm"),
+    (r"llava.*v1\.6-34b", "llava-chatml"),
+    (r"llava.*mistral", "mistral"),
+    (r"llava.*v1|llava-1\.5", "llava-v1"),
+    (r"(mgm|mini-gemini)-(7b|13b|34b)", "mini-gemini-vicuna"),
+    (r"vicuna", "vicuna"),
+    (r"wizardlm", "wizardlm"),
+    (r"internlm.*xcomposer2(d5|\.5)", "internlm-xcomposer2d5"),
+    (r"internlm.*xcomposer2", "internlm-xcomposer2"),
+    (r"internvl-chat.*4b.*v1-5", "internvl-phi3"),
+    (r"internvl.*v1-5|chemvlm", "internvl-internlm2"),
+    (r"internvl-chat.*v1-1", "internvl-zh"),
+    (r"internvl-chat.*v1-2", "internvl-zh-hermes2"),
+    (r"internvl2[._]5", "internvl2_5"),
+    (r"internvl2-4b", "internvl2-phi3"),
+    (r"internvl2|mono-internvl", "internvl2-internlm2"),
+    (r"internlm3.*(chat|instruct)", "internlm3"),
+    (r"internlm2.*(chat|math)", "internlm2"),
+    (r"internlm.*chat", "internlm"),
+    (r"minicpm-v-2_6", "minicpmv-2d6"),
+    (r"minicpm-llama3", "llama3"),
+    (r"minicpm3", "minicpm3"),
+    (r"codegeex4", "codegeex4"),
+    (r"chatglm3", "chatglm3"),
+    (r"chatglm2", "chatglm"),
+    (r"glm-?4", "glm4"),
+    (r"baichuan2.*chat", "baichuan2"),
+    (r"baichuan.*chat", "baichuan"),
+    (r"code-?llama", "codellama"),
+    (r"deepseek-vl.*chat", "deepseek-vl"),
+    (r"deepseek-(coder-v2|v2)\b(?!\.5).*(chat|instruct)", "deepseek"),
+    (r"deepseek-coder", "deepseek-coder"),
+    (r"deepseek-(v2\.5|v3|r1)", "deepseek-v3"),
+    (r"deepseek.*chat", "deepseek"),
+    (r"llama-?3[._]2.*instruct", "llama3_2"),
+    (r"llama-?3[._][13].*instruct", "llama3_1"),
+    (r"llama-?3.*instruct", "llama3"),
+    (r"llama-?2.*chat", "llama2"),
+    (r"qwen-?3", "qwen3"),
+    (r"qwen-?2[._]5", "qwen2d5"),
+    (r"qwen", "qwen"),
+    (r"yi-vl", "yi-vl"),
+    (r"^yi-", "yi"),
+    (r"(mistral-7b-instruct-v0\.3|mixtral-8x22b-instruct|mistral-large-instruct|codestral-22b)", "mistral-v3"),
+    (r"mistral-nemo-instruct", "mistral-nemo"),
+    (r"mistral.*instruct", "mistral"),
+    (r"mixtral.*instruct", "mixtral"),
+    (r"phi-3.*instruct", "phi-3"),
+    (r"gemma", "gemma"),
+    (r"solar", "solar"),
+    (r"ultracm", "ultracm"),
+    (r"ultralm", "ultralm"),
+    (r"falcon", "falcon"),
+    (r"puyu", "puyu"),
+    (r"dbrx", "dbrx"),
+    (r"molmo", "molmo"),
+    (r"starcoder2", "starcoder2"),
+    (r"smollm2.*instruct", "smollm2"),
+    (r"smollm.*instruct", "smollm"),
+)
+
+
+def builtin_for(model_name: str) -> str:
+    """Return the built-in template that a model's name suggests; ``base`` if none."""
+    lowered = model_name.lower()
+    return next((name for pattern, name in _NAME_PATTERNS if re.search(pattern, lowered)), "base")
