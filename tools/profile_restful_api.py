@@ -20,6 +20,7 @@ import httpx
 
 from tools.bench import arguments as flags
 from tools.bench.open_loop import Load, Target, run_open_loop
+from tools.bench.plot import save, subplots
 from tools.bench.report import machine, print_summaries
 from tools.bench.stats import percentile
 from tools.bench.workload import Lengths, Request, dataset_requests, random_requests
@@ -103,12 +104,7 @@ def result_of(rate: float, load: Load) -> dict[str, Any]:
 
 def plot(path: Path, loads: Sequence[tuple[str, Load]]) -> None:
     """Draw how long first and further tokens took, as shares of all."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (first, further) = pyplot.subplots(1, 2, figsize=(11, 4.5))
+    figure, (first, further) = subplots(2, 11, 4.5)
     shares = [percent / 2 for percent in range(201)]
     for name, load in loads:
         times = [record.first_token_latency for record in load.records]
@@ -119,10 +115,7 @@ def plot(path: Path, loads: Sequence[tuple[str, Load]]) -> None:
         axes.set(title=title, xlabel="ms", ylabel="% of all", ylim=(0, 100))
         axes.grid(alpha=0.3)
         axes.legend(title="requests/s")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.tight_layout()
-    figure.savefig(path)
-    print(f"written: {path}")
+    save(figure, path)
 
 
 def main() -> None:

@@ -1,45 +1,69 @@
 """Measure the engine in this process on requests of random lengths.
 
-``--compare transformers`` answers the same requests with ``transformers`` generate (float32) in the same run, one at a
-time and in static batches of ``--concurrency``, and prints the ratios.
+``--compare llama.cpp,openvino,transformers`` answers the same requests with other engines in the same run, in turns
+with ours and greedily, and prints the ratios: llama.cpp through its server, OpenVINO GenAI with continuous batching,
+``transformers`` generate (float32) one request at a time and in static batches of ``--concurrency``.
 """
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tools.bench import arguments as flags
 from tools.bench.inprocess import in_process
-from tools.bench.peers import Transformers
-from tools.bench.report import print_summaries, write_json
-from tools.bench.stats import Summary
+from tools.bench.peers.choose import longest_request, open_peers
+from tools.bench.plot import Bar, draw_bars
+from tools.bench.report import print_summaries, table, write_json
+from tools.bench.roofline import measure_limits, model_cost
+from tools.bench.stats import Summary, mean, median
+from tools.bench.turns import COMPARISON_HEADER, compare, numbered, take_turns, throughput
+
+OURS = "lmdeploy"
 
 
 def main() -> None:
     """Run the command line."""
     parser = flags.parser("Profile request throughput of the engine in this process.")
+    parser.add_argument("--rounds", type=flags.positive, default=1, help="how often to measure every side")
     flags.add_workload(parser)
     flags.add_engine(parser)
     flags.add_sampling(parser)
-    parser.add_argument("--compare", choices=["transformers"], help="run a peer on the same requests")
+    flags.add_compare(parser)
     arguments = parser.parse_args()
 
-    requests = flags.requests(arguments)
-    runs: dict[str, Summary] = {}
-    with in_process(arguments.model_path, flags.engine_config(arguments, arguments.concurrency)) as engine:
-        engine.run(requests[: arguments.concurrency], arguments.concurrency, flags.sampling(arguments))  # warm up
-        runs["lmdeploy"] = engine.run(requests, arguments.concurrency, flags.sampling(arguments))
-    if arguments.compare == "transformers":
-        peer = Transformers(Path(arguments.model_path))
-        runs["transformers, one at a time"] = peer.one_at_a_time(requests)
-        runs["transformers, static batches"] = peer.static_batches(requests, arguments.concurrency)
-    print_summaries(runs)
-    ours = runs["lmdeploy"].token_throughput
-    ratios = {name: ours / run.token_throughput for name, run in runs.items() if name != "lmdeploy"}
-    for name, ratio in ratios.items():
-        print(f"lmdeploy / {name}: {ratio:.2f} times the tokens/s")
-    write_json(arguments.json, "profile_throughput", runs, dtype=arguments.dtype, ratios=ratios)
+    requests, concurrency = flags.requests(arguments), arguments.concurrency
+    model_path, sampling = Path(arguments.model_path), flags.sampling(arguments)
+    config = flags.engine_config(arguments, concurrency)
+    limits = measure_limits() if arguments.compare else None
+    with in_process(arguments.model_path, config) as engine:
+        tokens = engine.tokenize(requests)
+        peers = open_peers(
+            arguments.compare, engine, model_path, config.weight_bits or 16, concurrency, longest_request(tokens)
+        )
+        with peers as runners:
+            sides: dict[str, Callable[[], Summary]] = {OURS: lambda: engine.run(requests, concurrency, sampling)}
+            for name, run in runners.items():
+                sides[name] = lambda run=run: run(requests, concurrency)  # type: ignore[misc]
+            engine.run(requests[:concurrency], concurrency, sampling)  # warm up
+            for run in runners.values():
+                run(requests[: min(2, concurrency)], concurrency)
+            runs = take_turns(sides, arguments.rounds, throughput)
+        cost = model_cost(engine.spec, config)
+    print_summaries(numbered(runs))
+    comparisons = compare(runs, OURS)
+    if limits is not None:
+        print(table(COMPARISON_HEADER, [comparison.row() for comparison in comparisons]))
+        context = mean([len(request.input_ids) + request.output_len / 2 for request in tokens])
+        rate = median([run.token_throughput for run in runs[OURS]])
+        share = cost.bandwidth_share(limits, rate, context, concurrency)
+        print(f"{OURS} reads weights and cache at {100 * share:.0f} % of the bandwidth, prefill included ({limits})")
+    bars = [Bar(name, run.token_throughput) for name, run in numbered(runs).items()]
+    draw_bars(arguments.plot, bars, "tokens/s")
+    ratios = {comparison.peer: comparison.ratio for comparison in comparisons}
+    report = {"limits": limits and vars(limits), **flags.engine_report(config)}
+    write_json(arguments.json, "profile_throughput", numbered(runs), ratios=ratios, **report)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,11 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from lmdeploy.messages import GenerationConfig, TurbomindEngineConfig
 from lmdeploy.paths import default_model_dir
+from tools.bench.peers.places import NAMES
 from tools.bench.workload import Lengths, Request, dataset_requests, random_requests
 
 
@@ -38,6 +40,8 @@ def add_engine(made: argparse.ArgumentParser) -> None:
     """Add the flags of the engine in this process."""
     group = made.add_argument_group("engine")
     group.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="float32", help="of the weights")
+    group.add_argument("--weight-bits", type=int, choices=[4, 8], help="round the weights; default: as --dtype says")
+    group.add_argument("--quant-policy", type=int, choices=[0, 4, 8], default=0, help="bits of the KV cache; 0: plain")
     group.add_argument("--cache-max-entry-count", type=float, default=0.2, help="share of free memory for the KV cache")
     group.add_argument("--max-prefill-token-num", type=positive, default=8192, help="most prompt tokens a step")
 
@@ -64,10 +68,38 @@ def engine_config(arguments: argparse.Namespace, batch: int) -> TurbomindEngineC
     """Return the engine config the flags describe, with room for a batch of that size."""
     return TurbomindEngineConfig(
         dtype=arguments.dtype,
+        weight_bits=arguments.weight_bits,
+        quant_policy=arguments.quant_policy,
         max_batch_size=batch,
         cache_max_entry_count=arguments.cache_max_entry_count,
         max_prefill_token_num=arguments.max_prefill_token_num,
     )
+
+
+def peer_names(text: str) -> list[str]:
+    """Read a flag such as ``llama.cpp,openvino``."""
+    names = text.split(",")
+    if unknown := [name for name in names if name not in NAMES]:
+        raise argparse.ArgumentTypeError(f"expected some of {', '.join(NAMES)}, got {', '.join(unknown)}")
+    return names
+
+
+def add_compare(made: argparse.ArgumentParser) -> None:
+    """Add the flags of a comparison with other engines."""
+    group = made.add_argument_group("comparison")
+    group.add_argument(
+        "--compare",
+        type=peer_names,
+        default=[],
+        metavar="PEER,...",
+        help=f"run peers on the same requests, in turns with ours: {', '.join(NAMES)} (`make peers` installs them)",
+    )
+    group.add_argument("--plot", type=Path, metavar="FILE", help="draw tokens/s of every side (PNG, needs matplotlib)")
+
+
+def engine_report(config: TurbomindEngineConfig) -> dict[str, Any]:
+    """Return what a report says of an engine config."""
+    return {"dtype": config.dtype, "weight_bits": config.weight_bits, "quant_policy": config.quant_policy}
 
 
 def sampling(arguments: argparse.Namespace) -> GenerationConfig:

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from lmdeploy.messages import GenerationConfig, TurbomindEngineConfig
 from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.turbomind.engine import Engine, EngineOutput, OutputCallback
-from tools.bench.stats import Record, Summary, summarize
-from tools.bench.workload import Request
+from lmdeploy.turbomind.spec import ModelSpec
+from tools.bench.stats import Record, Summary, duration, summarize
+from tools.bench.workload import Request, TokenRequest
 
 
 class InProcess:
@@ -28,11 +29,25 @@ class InProcess:
         self._outputs: queue.SimpleQueue[EngineOutput] = queue.SimpleQueue()
         self._tokenizer = Tokenizer(str(self._engine.directory.path))
 
+    @property
+    def spec(self) -> ModelSpec:
+        """What model it is."""
+        return self._engine.directory.spec
+
     def close(self) -> None:
         """Stop the engine."""
         self._engine.close()
 
+    def tokenize(self, requests: Sequence[Request]) -> list[TokenRequest]:
+        """Return requests with their prompts in the model's tokens."""
+        return [TokenRequest(tuple(self._tokenizer.encode(r.prompt)), r.output_len) for r in requests]
+
     def run(self, requests: Sequence[Request], concurrency: int, sampling: GenerationConfig) -> Summary:
+        """Answer all requests, so many at a time; as :meth:`answer`, in numbers."""
+        records = self.answer(self.tokenize(requests), concurrency, sampling)
+        return summarize(records, duration(records))
+
+    def answer(self, requests: Sequence[TokenRequest], concurrency: int, sampling: GenerationConfig) -> list[Record]:
         """Answer all requests, so many at a time.
 
         Parameters
@@ -49,18 +64,17 @@ class InProcess:
         RuntimeError
             A request failed.
         """
-        prompts = [self._tokenizer.encode(request.prompt) for request in requests]
-        records = [Record(started=0.0, input_len=len(prompt)) for prompt in prompts]
+        records = [Record(started=0.0, input_len=len(request.input_ids)) for request in requests]
         ended: queue.SimpleQueue[str] = queue.SimpleQueue()
-        started = time.perf_counter()
-        for number, (request, prompt, record) in enumerate(zip(requests, prompts, records, strict=True)):
+        for number, (request, record) in enumerate(zip(requests, records, strict=True)):
             if number >= concurrency:
                 _check(ended.get())
             record.started = time.perf_counter()
-            self._engine.submit(prompt, fixed_length(sampling, request), _note_in(record, ended))
+            length = fixed_length(sampling, request.output_len)
+            self._engine.submit(request.input_ids, length, _note_in(record, ended))
         for _ in range(min(concurrency, len(requests))):
             _check(ended.get())
-        return summarize(records, time.perf_counter() - started)
+        return records
 
 
 def _note_in(record: Record, ended: "queue.SimpleQueue[str]") -> OutputCallback:
@@ -80,10 +94,10 @@ def _check(error: str) -> None:
         raise RuntimeError(f"a request failed: {error}")
 
 
-def fixed_length(sampling: GenerationConfig, request: Request) -> GenerationConfig:
-    """Return a config that generates exactly as many tokens as the request says."""
+def fixed_length(sampling: GenerationConfig, output_len: int) -> GenerationConfig:
+    """Return a config that generates exactly so many tokens."""
     return GenerationConfig(
-        max_new_tokens=request.output_len,
+        max_new_tokens=output_len,
         ignore_eos=True,
         do_sample=sampling.do_sample,
         temperature=sampling.temperature,

@@ -62,7 +62,8 @@ async def _run(url: str, requests: Sequence[Request], concurrency: int, sampling
     waiting = list(reversed(requests))
     records: list[Record] = []
     headers = {"content-type": "application/json"}
-    connector = aiohttp.TCPConnector(limit=concurrency)
+    # Some servers close a connection after an answer without saying so; a new one costs nothing beside a request.
+    connector = aiohttp.TCPConnector(limit=concurrency, force_close=True)
     timeout = aiohttp.ClientTimeout(total=None, sock_read=600)
     async with aiohttp.ClientSession(headers=headers, connector=connector, timeout=timeout) as session:
         async with session.get(f"{url}/v1/models") as response:

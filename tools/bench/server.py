@@ -1,4 +1,4 @@
-"""A server of our own for a benchmark: `lmdeploy serve api_server` on free ports."""
+"""A server for as long as a benchmark lasts: `lmdeploy serve api_server` on free ports, or another engine's."""
 
 import dataclasses
 import signal
@@ -8,7 +8,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from lmdeploy.messages import TurbomindEngineConfig
@@ -53,10 +53,34 @@ def running_server(model_path: str, config: TurbomindEngineConfig) -> Iterator[s
         *("--triton-grpc-port", str(grpc_port), "--triton-metrics-port", str(metrics_port)),
         *engine_flags(config),
     ]
+    with running(command, f"http://127.0.0.1:{port}") as url:
+        yield url
+
+
+@contextmanager
+def running(command: Sequence[str], url: str) -> Iterator[str]:
+    """Run an HTTP server of any kind for as long as the block lasts.
+
+    Parameters
+    ----------
+    command
+        Starts it; it ends itself when interrupted.
+    url
+        Where it will answer ``/health`` with 200 once it is ready.
+
+    Yields
+    ------
+    str
+        The URL.
+
+    Raises
+    ------
+    RuntimeError
+        It did not start; the message ends with what it printed.
+    """
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         try:
-            url = f"http://127.0.0.1:{port}"
             if not _becomes_healthy(url, process):
                 log.seek(0)
                 raise RuntimeError(f"the server did not start:\n{log.read().decode(errors='replace')[-3000:]}")

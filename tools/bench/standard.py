@@ -5,7 +5,6 @@ sides; a ratio is the median over the rounds.
 """
 
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -13,10 +12,11 @@ from lmdeploy.messages import GenerationConfig, TurbomindEngineConfig
 from tools.bench import arguments as flags
 from tools.bench.inprocess import in_process
 from tools.bench.over_http import run_over_http
-from tools.bench.peers import Transformers
+from tools.bench.peers.hf import Transformers
 from tools.bench.report import machine, print_summaries, table, write_json
 from tools.bench.server import running_server
-from tools.bench.stats import Summary, median
+from tools.bench.stats import Summary
+from tools.bench.turns import numbered, ratio, take_turns, throughput
 from tools.bench.workload import Lengths, random_requests
 
 STREAMS = 16
@@ -34,15 +34,6 @@ OTHER_RATIOS = (
 Runs = dict[str, list[Summary]]
 
 
-def ratio(runs: Runs, ours: str, peer: str) -> float:
-    """Return the median over the rounds of our tokens/s over the peer's; a side measured less often repeats."""
-    mine, other = runs[ours], runs[peer]
-    rounds = max(len(mine), len(other))
-    return median(
-        [mine[i % len(mine)].token_throughput / other[i % len(other)].token_throughput for i in range(rounds)]
-    )
-
-
 def measure(model_path: str, rounds: int, seed: int) -> Runs:
     """Run the whole set.
 
@@ -55,13 +46,6 @@ def measure(model_path: str, rounds: int, seed: int) -> Runs:
     greedy = GenerationConfig(do_sample=False)
     single = random_requests(1, Lengths(64, 64), Lengths(96, 96), seed)
     many = random_requests(2 * STREAMS, Lengths(16, 128), Lengths(32, 128), seed + 1)
-    runs: Runs = {}
-
-    def note(name: str, run: Callable[[], Summary]) -> None:
-        summary = run()
-        runs.setdefault(name, []).append(summary)
-        print(f"   {name}: {summary.token_throughput:.1f} tokens/s", flush=True)
-
     with ExitStack() as stack:
         print("-- starting the server and loading the models", flush=True)
         url = stack.enter_context(running_server(model_path, config))
@@ -72,16 +56,20 @@ def measure(model_path: str, rounds: int, seed: int) -> Runs:
         engine.run(short, STREAMS, greedy)
         run_over_http(url, short, STREAMS, greedy)
         peer.one_at_a_time(short[:1])
-        for number in range(1, rounds + 1):
-            print(f"-- round {number} of {rounds}", flush=True)
-            note("engine, 1 stream", lambda: engine.run(single, 1, greedy))
-            note("transformers, 1 stream", lambda: peer.one_at_a_time(single))
-            note("engine, 16 streams", lambda: engine.run(many, STREAMS, greedy))
-            note("served, 16 streams", lambda: run_over_http(url, many, STREAMS, greedy))
+        print(f"-- {rounds} rounds", flush=True)
+        sides = {
+            "engine, 1 stream": lambda: engine.run(single, 1, greedy),
+            "transformers, 1 stream": lambda: peer.one_at_a_time(single),
+            "engine, 16 streams": lambda: engine.run(many, STREAMS, greedy),
+            "served, 16 streams": lambda: run_over_http(url, many, STREAMS, greedy),
+        }
+        runs = take_turns(sides, rounds, throughput)
         print("-- transformers on the requests of the 16 streams (about 4 minutes)", flush=True)
-        note("transformers, static batches", lambda: peer.static_batches(many, STREAMS))
-        note("transformers, one at a time", lambda: peer.one_at_a_time(many))
-    return runs
+        once = {
+            "transformers, static batches": lambda: peer.static_batches(many, STREAMS),
+            "transformers, one at a time": lambda: peer.one_at_a_time(many),
+        }
+        return runs | take_turns(once, 1, throughput)
 
 
 def main() -> None:
@@ -93,15 +81,12 @@ def main() -> None:
     print(f"-- machine: {machine()}", flush=True)
     runs = measure(arguments.model_path, arguments.rounds, arguments.seed)
 
-    every_round = {
-        name if len(rounds) == 1 else f"{name} ({number})": summary
-        for name, rounds in runs.items()
-        for number, summary in enumerate(rounds, 1)
-    }
+    every_round = numbered(runs)
     print()
     print_summaries(every_round)
-    measured = {title: ratio(runs, ours, peer) for title, ours, peer, _ in TARGETS}
-    others = {title: ratio(runs, ours, peer) for title, ours, peer in OTHER_RATIOS}
+    rates = {name: [run.token_throughput for run in rounds] for name, rounds in runs.items()}
+    measured = {title: ratio(rates[ours], rates[peer]) for title, ours, peer, _ in TARGETS}
+    others = {title: ratio(rates[ours], rates[peer]) for title, ours, peer in OTHER_RATIOS}
     missed = [title for title, _, _, target in TARGETS if measured[title] < target]
     rows = [
         [title, f"{measured[title]:.2f}", f">= {target:.2f}", "missed" if title in missed else "met"]

@@ -62,6 +62,28 @@ def median(values: Sequence[float]) -> float:
     return percentile(values, 50)
 
 
+def steady_rate(records: Sequence[Record]) -> float:
+    """Return tokens/s while all requests generate: from when the last one has its first token, prefill excluded.
+
+    It is the sum of the requests' own rates over their responses in that time, so that it does not matter in which
+    order the responses of one step arrive.
+
+    Raises
+    ------
+    RuntimeError
+        A request brought fewer than two responses in that time.
+    """
+    begin = max(record.arrivals[0][0] for record in records)
+    total = 0.0
+    for record in records:
+        # The response before `begin` may be of the same step as the last request's first one.
+        steady = [(time, count) for time, count in record.arrivals if time >= begin]
+        if len(steady) < 2:
+            raise RuntimeError("the answers are too short to measure a rate: one ended before the last one began")
+        total += sum(count for _, count in steady[1:]) / (steady[-1][0] - steady[0][0])
+    return total
+
+
 @dataclass(frozen=True)
 class Summary:
     """A run in numbers: lengths in tokens, times in seconds, rates a second.
@@ -82,6 +104,11 @@ class Summary:
     requests_per_minute: float
     first_token_latency: dict[str, float]
     token_latency: dict[str, float]
+
+
+def duration(records: Sequence[Record]) -> float:
+    """Return the seconds from the first request to the last token."""
+    return max(record.arrivals[-1][0] for record in records) - min(record.started for record in records)
 
 
 def summarize(records: Iterable[Record], seconds: float) -> Summary:

@@ -28,6 +28,14 @@ class Request:
 
 
 @dataclass(frozen=True)
+class TokenRequest:
+    """A prompt in tokens and how many to generate after it."""
+
+    input_ids: tuple[int, ...]
+    output_len: int
+
+
+@dataclass(frozen=True)
 class Lengths:
     """Inclusive bounds of random lengths, in tokens (prompts: in words, each about a token)."""
 
@@ -61,6 +69,15 @@ def random_requests(count: int, prompts: Lengths, outputs: Lengths, seed: int) -
         Request(" ".join(generator.choices(WORDS, k=prompts.draw(generator))), outputs.draw(generator))
         for _ in range(count)
     ]
+
+
+def token_requests(count: int, prompt_len: int, output_len: int, seed: int) -> list[TokenRequest]:
+    """Return requests of exactly these lengths, random ordinary tokens as prompts.
+
+    They are drawn from 1,000 to 30,000, where every vocabulary in use has ordinary tokens.
+    """
+    generator = random.Random(seed)
+    return [TokenRequest(tuple(generator.choices(range(1000, 30000), k=prompt_len)), output_len) for _ in range(count)]
 
 
 def dataset_requests(path: Path, count: int, outputs: Lengths, seed: int) -> list[Request]:

@@ -1,0 +1,95 @@
+"""llama.cpp: its own benchmark programs, and its server.
+
+It gets as many threads as our engine. Attention is measured with and without its flash kernel, and the faster of the
+two counts, since which one is faster depends on the processor and the workload.
+"""
+
+import json
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from lmdeploy.serve.ports import free_ports
+from tools.bench.peers.places import llama_tool, thread_count
+from tools.bench.server import running
+
+_LIMIT = 300  # seconds for one run of a program
+
+
+def decode_rate(model: Path, prompt_len: int, output_len: int) -> float:
+    """Return generated tokens/s of one stream after a prompt, the prompt's time excluded (``llama-bench``)."""
+    rows = _llama_bench(model, prompt=0, generate=output_len, depth=prompt_len)
+    return max(float(row["avg_ts"]) for row in rows)
+
+
+def prefill_rate(model: Path, prompt_len: int) -> float:
+    """Return prompt tokens/s of one prompt (``llama-bench``)."""
+    return max(float(row["avg_ts"]) for row in _llama_bench(model, prompt=prompt_len, generate=0, depth=0))
+
+
+def streams_rate(model: Path, streams: int, prompt_len: int, output_len: int) -> float:
+    """Return generated tokens/s of parallel streams together, their prompts excluded (``llama-batched-bench``)."""
+    sizes = {"-npp": prompt_len, "-ntg": output_len, "-npl": streams, "-c": streams * (prompt_len + output_len)}
+    command = [str(llama_tool("llama-batched-bench")), "-m", str(model), "-t", str(thread_count())]
+    command += ["--output-format", "jsonl", *(text for flag, size in sizes.items() for text in (flag, str(size)))]
+    return max(float(_rows([*command, "-fa", attention])[0]["speed_tg"]) for attention in ("on", "off"))
+
+
+@contextmanager
+def serving(model: Path, slots: int, slot_tokens: int) -> Iterator[str]:
+    """Run ``llama-server`` for as long as the block lasts; it keeps no prompt for a later request.
+
+    Parameters
+    ----------
+    model
+        A GGUF file.
+    slots
+        Requests it answers at a time.
+    slot_tokens
+        Tokens a request may have, prompt and answer.
+
+    Yields
+    ------
+    str
+        Its URL, without ``/v1``.
+
+    Raises
+    ------
+    RuntimeError
+        It did not start.
+    """
+    (port,) = free_ports(1)
+    command = [
+        *(str(llama_tool("llama-server")), "-m", str(model), "--host", "127.0.0.1", "--port", str(port)),
+        *("-t", str(thread_count()), "-np", str(slots), "-c", str(slots * slot_tokens)),
+        *("-fa", "on", "--no-cache-prompt", "--cache-ram", "0", "--no-webui"),
+    ]
+    with running(command, f"http://127.0.0.1:{port}") as url:
+        yield url
+
+
+def _llama_bench(model: Path, *, prompt: int, generate: int, depth: int) -> list[dict[str, Any]]:
+    command = [str(llama_tool("llama-bench")), "-m", str(model), "-t", str(thread_count()), "-o", "jsonl"]
+    sizes = {"-p": prompt, "-n": generate, "-d": depth, "-r": 1}
+    return _rows([*command, *(text for flag, size in sizes.items() for text in (flag, str(size))), "-fa", "on,off"])
+
+
+def _rows(command: Sequence[str]) -> list[dict[str, Any]]:
+    """Run a program and return the JSON objects it prints, one a line, between other lines.
+
+    Raises
+    ------
+    RuntimeError
+        It failed, ran too long or printed none.
+    """
+    name = Path(command[0]).name
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT, check=False)
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"{name} ran longer than {_LIMIT} s") from None
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode != 0 or not rows:
+        raise RuntimeError(f"{name} ended with {done.returncode} and {len(rows)} results:\n{done.stderr[-2000:]}")
+    return rows

@@ -1,0 +1,81 @@
+"""What is compared takes turns, so that a noisy machine disturbs all sides alike."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from tools.bench.stats import Summary, median
+
+Result = TypeVar("Result")
+
+
+def take_turns(
+    sides: Mapping[str, Callable[[], Result]], rounds: int, describe: Callable[[Result], str]
+) -> dict[str, list[Result]]:
+    """Run every side once a round, and print each result when it is there.
+
+    Parameters
+    ----------
+    sides
+        What to run, by name; in this order in every round.
+    rounds
+        How often.
+    describe
+        Returns a result in a few words.
+
+    Returns
+    -------
+    dict[str, list]
+        The results of each side, round by round.
+    """
+    results: dict[str, list[Result]] = {name: [] for name in sides}
+    for _ in range(rounds):
+        for name, run in sides.items():
+            result = run()
+            results[name].append(result)
+            print(f"   {name}: {describe(result)}", flush=True)
+    return results
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Return the median over the rounds of ours over theirs; a side measured less often repeats."""
+    rounds = max(len(ours), len(theirs))
+    return median([ours[i % len(ours)] / theirs[i % len(theirs)] for i in range(rounds)])
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Ours beside a peer: medians of the tokens/s, and the median of the rounds' ratios."""
+
+    peer: str
+    ours: float
+    theirs: float
+    ratio: float
+
+    def row(self) -> list[str]:
+        """Return it under ``COMPARISON_HEADER``."""
+        return [self.peer, f"{self.ours:.1f}", f"{self.theirs:.1f}", f"{self.ratio:.2f}"]
+
+
+COMPARISON_HEADER = ("beside", "ours, tokens/s", "theirs", "ratio")
+
+
+def compare(runs: Mapping[str, Sequence[Summary]], ours: str) -> list[Comparison]:
+    """Return the comparisons of one side with every other one, by tokens/s."""
+    rates = {name: [run.token_throughput for run in rounds] for name, rounds in runs.items()}
+    mine = rates.pop(ours)
+    return [Comparison(name, median(mine), median(values), ratio(mine, values)) for name, values in rates.items()]
+
+
+def throughput(run: Summary) -> str:
+    """Return a run's tokens/s as text."""
+    return f"{run.token_throughput:.1f} tokens/s"
+
+
+def numbered(runs: Mapping[str, Sequence[Summary]]) -> dict[str, Summary]:
+    """Return every run by a name of its own: the side's, and its round where there are several."""
+    return {
+        name if len(rounds) == 1 else f"{name} ({number})": summary
+        for name, rounds in runs.items()
+        for number, summary in enumerate(rounds, 1)
+    }
