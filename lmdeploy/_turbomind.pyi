@@ -97,6 +97,7 @@ def experts(
     bits: int,
     group: int,
     top_k: int,
+    activation: int,
     chosen: int,
     weights: int,
     y: int,

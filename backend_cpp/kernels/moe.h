@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/thread_pool.h"
+#include "kernels/activation.h"
 #include "kernels/linear.h"
 
 namespace turbomind {
@@ -40,7 +41,7 @@ struct RouterParams {
 void route(ThreadPool& pool, const RouterParams& params, const float* logits, int rows, int32_t* experts,
            float* weights);
 
-// A gated MLP: down(silu(gate(x)) * up(x)); gate_up [2 size, hidden], gate rows first.
+// A gated MLP: down(act(gate(x)) * up(x)); gate_up [2 size, hidden], gate rows first.
 struct ExpertWeight {
   LinearWeight gate_up;
   LinearWeight down;
@@ -59,7 +60,7 @@ struct ExpertScratch {
 
 // y[row] += sum over the row's experts e, ascending, of weights[row, e] MLP_e(x[row]).
 //   x, y [rows, hidden] float32, not overlapping; chosen, weights [rows, top_k] as `route` made them
-void add_experts(ThreadPool& pool, LinearScratch& linear_scratch, ExpertScratch& scratch,
+void add_experts(ThreadPool& pool, LinearScratch& linear_scratch, ExpertScratch& scratch, Activation activation,
                  const std::vector<ExpertWeight>& experts, const float* x, int rows, int top_k, const int32_t* chosen,
                  const float* weights, float* y);
 

@@ -13,7 +13,6 @@ void refuse_what_the_decoder_lacks(const ModelSpec& spec) {
     if (is_used) lacking += (lacking.empty() ? "" : ", ") + std::string(feature);
   };
   const auto any_rope = [&](const auto& uses) { return std::any_of(spec.ropes.begin(), spec.ropes.end(), uses); };
-  refuse_if(spec.moe.has_value(), "moe");
   refuse_if(spec.attention.mla.has_value(), "attention.mla");
   refuse_if(spec.attention.softcap != 0, "attention.softcap");
   refuse_if(std::any_of(spec.attention.windows.begin(), spec.attention.windows.end(), [](int w) { return w != 0; }),

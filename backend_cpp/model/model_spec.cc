@@ -119,8 +119,8 @@ MoeSpec read_moe(const Json& json, int layers) {
 }
 
 MlaSpec read_mla(const Json& json) {
-  return {positive(json, "kv_rank"), number(json, "q_rank"), positive(json, "nope_dim"), positive(json, "rope_dim"),
-          positive(json, "value_dim")};
+  return {positive(json, "kv_rank"),  number(json, "q_rank"),      positive(json, "nope_dim"),
+          positive(json, "rope_dim"), positive(json, "value_dim"), real(json, "norm_eps")};
 }
 
 AttentionSpec read_attention(const Json& json, int layers) {
@@ -129,6 +129,7 @@ AttentionSpec read_attention(const Json& json, int layers) {
   attention.qkv_bias = json.at("qkv_bias").as_bool();
   attention.o_bias = json.at("o_bias").as_bool();
   attention.qk_norm = choice(json, "qk_norm", kQkNorms);
+  attention.qkv_clip = real(json, "qkv_clip");
   attention.softcap = real(json, "softcap");
   attention.windows = for_layers(json, "windows", layers, 0);
   attention.alibi_slopes = reals(json, "alibi_slopes");
@@ -156,7 +157,16 @@ OutputSpec read_output(const Json& json) {
   return {real(json, "scale"), real(json, "softcap"), json.at("bias").as_bool()};
 }
 
+void check(const MoeSpec& moe) {
+  const RouterSpec& router = moe.router;
+  if (moe.num_experts % router.groups != 0 || router.top_groups > router.groups ||
+      moe.experts_per_token > moe.num_experts / router.groups * router.top_groups) {
+    throw invalid_argument("moe.experts_per_token must be at most the experts to choose from");
+  }
+}
+
 void check(const ModelSpec& spec) {
+  if (spec.moe) check(*spec.moe);
   if (spec.num_heads % spec.num_kv_heads != 0) throw invalid_argument("num_heads must be a multiple of num_kv_heads");
   const int rotated = spec.attention.mla ? spec.attention.mla->rope_dim : spec.head_dim;
   for (const RopeSpec& rope : spec.ropes) {

@@ -64,6 +64,7 @@ struct MlaSpec {
   int nope_dim = 0;
   int rope_dim = 0;
   int value_dim = 0;
+  float norm_eps = 0;
 };
 
 struct AttentionSpec {
@@ -71,6 +72,7 @@ struct AttentionSpec {
   bool qkv_bias = false;
   bool o_bias = false;
   QkNorm qk_norm = QkNorm::kNone;
+  float qkv_clip = 0;
   float softcap = 0;
   std::vector<int> windows;         // [num_layers]; 0: none
   std::vector<float> alibi_slopes;  // [num_heads], or empty

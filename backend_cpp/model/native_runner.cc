@@ -58,6 +58,7 @@ NativeRunner::NativeRunner(ModelSpec spec, const Checkpoint& checkpoint, const W
       adds_directly_(!spec_.block.has_output_norms && spec_.block.residual_scale == 1),
       attention_(spec_, cache_type, max_rows),
       mlp_(spec_, max_rows),
+      expert_mlp_(spec_),
       hidden_(float_buffer(max_rows, spec_.hidden_size)),
       normed_(float_buffer(max_rows, spec_.hidden_size)),
       mlp_input_(float_buffer(max_rows, spec_.hidden_size)),
@@ -111,7 +112,11 @@ void NativeRunner::run_layer(const StepContext& step, int index) {
   attention_.run(step, index, layer.attention, normed, target, adds_directly_);
   add_branch(step, layer.attention_output_norm);
   if (!spec_.block.is_parallel) norm(pool_, layer.mlp_norm.view, hidden, step.rows, spec_.hidden_size, normed);
-  mlp_.run(step, layer.mlp, mlp_input, target, adds_directly_);
+  if (layer.experts) {
+    expert_mlp_.run(step, *layer.experts, mlp_input, target, adds_directly_);
+  } else {
+    mlp_.run(step, layer.mlp, mlp_input, target, adds_directly_);
+  }
   add_branch(step, layer.mlp_output_norm);
 }
 

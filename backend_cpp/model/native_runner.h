@@ -6,6 +6,7 @@
 #include "base/aligned_buffer.h"
 #include "base/thread_pool.h"
 #include "model/dense_mlp.h"
+#include "model/expert_mlp.h"
 #include "model/model_runner.h"
 #include "model/model_spec.h"
 #include "model/self_attention.h"
@@ -41,6 +42,7 @@ class NativeRunner final : public ModelRunner {
   bool adds_directly_;  // the halves of a layer add to the residual stream themselves
   SelfAttention attention_;
   DenseMlp mlp_;
+  ExpertMlp expert_mlp_;
 
   // Activations, float32, [max_rows, ...].
   AlignedBuffer hidden_;      // hidden_size; the residual stream

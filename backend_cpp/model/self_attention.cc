@@ -59,6 +59,9 @@ void SelfAttention::run(const StepContext& step, int layer, const AttentionWeigh
   const HeadsView keys{qkv + spec_.num_heads * dim, step.rows, width, spec_.num_kv_heads, dim, spec_.head_dim};
 
   linear(step.pool, step.scratch, weights.qkv.view, x, step.rows, qkv, false);
+  if (const float clip = spec_.attention.qkv_clip; clip > 0) {
+    for (size_t i = 0; i < step.rows * width; ++i) qkv[i] = std::clamp(qkv[i], -clip, clip);
+  }
   if (spec_.attention.qk_norm != QkNorm::kNone) {
     const bool is_per_head = spec_.attention.qk_norm == QkNorm::kHead;
     for (const auto& [heads, norm] : {std::pair(queries, &weights.q_norm), std::pair(keys, &weights.k_norm)}) {

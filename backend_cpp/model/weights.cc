@@ -40,7 +40,11 @@ LayerWeights read_layer(const ModelSpec& spec, const WeightReader& read, int ind
   layer.attention_norm = norm("attention_norm");
   layer.attention = read_attention(spec, read, prefix + "attention.");
   if (!spec.block.shares_norm) layer.mlp_norm = norm("mlp_norm");
-  layer.mlp = read_mlp(spec, read, prefix + "mlp.");
+  if (spec.moe && spec.moe->layers[static_cast<size_t>(index)]) {
+    layer.experts = ExpertWeights::load(spec, read, prefix + "moe.");
+  } else {
+    layer.mlp = read_mlp(spec, read, prefix + "mlp.");
+  }
   if (spec.block.has_output_norms) {
     layer.attention_output_norm = norm("attention_output_norm");
     layer.mlp_output_norm = norm("mlp_output_norm");

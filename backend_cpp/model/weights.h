@@ -1,10 +1,12 @@
 // The decoder's weights in memory.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "base/aligned_buffer.h"
 #include "base/thread_pool.h"
+#include "model/expert_mlp.h"
 #include "model/weight_reader.h"
 
 namespace turbomind {
@@ -27,7 +29,8 @@ struct LayerWeights {
   AttentionWeights attention;
   NormStorage attention_output_norm;
   NormStorage mlp_norm;
-  MlpWeights mlp;
+  MlpWeights mlp;  // empty in a layer with experts
+  std::optional<ExpertWeights> experts;
   NormStorage mlp_output_norm;
 };
 

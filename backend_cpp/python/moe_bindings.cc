@@ -22,7 +22,7 @@ void route_rows(uintptr_t logits, int rows, int num_experts, int top_k, int scor
 
 // gate_up [experts, 2 size, hidden] and down [experts, hidden, size] float32; bits 0 keeps them, 8 or 4 rounds them.
 void experts(uintptr_t x, int rows, uintptr_t gate_up, uintptr_t down, int num_experts, int size, int hidden, int bits,
-             int group, int top_k, uintptr_t chosen, uintptr_t weights, uintptr_t y) {
+             int group, int top_k, int activation, uintptr_t chosen, uintptr_t weights, uintptr_t y) {
   std::vector<RoundedMatrix> rounded;
   const auto view = [&](const float* w, int out_features, int in_features) {
     if (bits == 0) return LinearWeight{w, WeightFormat::kFloat32, out_features, in_features};
@@ -36,8 +36,8 @@ void experts(uintptr_t x, int rows, uintptr_t gate_up, uintptr_t down, int num_e
   }
   LinearScratch linear_scratch;
   ExpertScratch scratch;
-  add_experts(shared_pool(), linear_scratch, scratch, views, pointer<float>(x), rows, top_k, pointer<int32_t>(chosen),
-              pointer<float>(weights), pointer<float>(y));
+  add_experts(shared_pool(), linear_scratch, scratch, static_cast<Activation>(activation), views, pointer<float>(x),
+              rows, top_k, pointer<int32_t>(chosen), pointer<float>(weights), pointer<float>(y));
 }
 
 }  // namespace
@@ -52,8 +52,8 @@ void bind_moe_kernels(py::module_& m) {
                               heads * out_features, in_features};
     const auto in = static_cast<size_t>(in_features);
     const auto out = static_cast<size_t>(out_features);
-    head_linear(shared_pool(), weight, heads, {pointer<float>(x), heads * in, in}, rows,
-                {pointer<float>(y), heads * out, out});
+    head_linear(shared_pool(), weight, {pointer<float>(x), rows, heads * in, heads, in, in_features},
+                {pointer<float>(y), rows, heads * out, heads, out, out_features});
   });
 }
 

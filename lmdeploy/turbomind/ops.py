@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 import lmdeploy._turbomind as _turbomind
-from lmdeploy.turbomind.spec_problems import ACTIVATIONS
+from lmdeploy.turbomind.spec_problems import ACTIVATIONS, GROUP_SCORES, ROUTER_SCORES
 
 Span = tuple[int, int, int, list[int]]
 _FLOATS = (torch.float32, torch.bfloat16)
@@ -199,11 +199,11 @@ class Router:
             logits.shape[0],
             self.num_experts,
             self.top_k,
-            ("softmax", "sigmoid", "sparsemixer").index(self.score),
+            ROUTER_SCORES.index(self.score),
             self.mixer_jitter,
             self.num_groups,
             self.top_groups,
-            ("max", "top2").index(self.group_score),
+            GROUP_SCORES.index(self.group_score),
             0 if self.choice_bias is None else self.choice_bias.data_ptr(),
             self.normalize,
             self.scale,
@@ -219,6 +219,7 @@ def experts(
     down: torch.Tensor,
     chosen: torch.Tensor,
     weights: torch.Tensor,
+    activation: str = "silu",
     bits: int = 0,
     group: int = 32,
 ) -> torch.Tensor:
@@ -229,9 +230,11 @@ def experts(
     x
         ``[rows, hidden]`` float32.
     gate_up, down
-        ``[experts, 2 size, hidden]`` and ``[experts, hidden, size]`` float32; an expert is a gated SiLU MLP.
+        ``[experts, 2 size, hidden]`` and ``[experts, hidden, size]`` float32; an expert is a gated MLP.
     chosen, weights
         ``[rows, top_k]`` int32 and float32, as a :class:`Router` gives them.
+    activation
+        One of :data:`lmdeploy.turbomind.spec_problems.ACTIVATIONS`.
     bits, group
         8 or 4 bits round the weights, with a scale for every ``group`` inputs; 0 keeps them.
     """
@@ -256,6 +259,7 @@ def experts(
         bits,
         group,
         chosen.shape[1],
+        ACTIVATIONS.index(activation),
         chosen.data_ptr(),
         weights.data_ptr(),
         y.data_ptr(),

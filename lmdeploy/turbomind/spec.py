@@ -157,6 +157,8 @@ class MlaSpec:
         Parts of a query and key head without and with rotation; the rotated part of the key is one for all heads.
     value_dim
         Size of a value head.
+    norm_eps
+        Of the norms of the two vectors.
     """
 
     kv_rank: int
@@ -164,6 +166,7 @@ class MlaSpec:
     nope_dim: int
     rope_dim: int
     value_dim: int
+    norm_eps: float
 
 
 @dataclass(frozen=True)
@@ -179,6 +182,8 @@ class AttentionSpec:
     qk_norm
         Norm of queries and keys before rotation: ``none``, ``head`` (each head, one weight for all),
         ``projection`` (all heads together).
+    qkv_clip
+        Queries, keys and values are kept in [-qkv_clip, qkv_clip]; 0: they stay.
     softcap
         Scores become ``softcap tanh(score / softcap)``; 0: they stay.
     windows
@@ -197,6 +202,7 @@ class AttentionSpec:
     qkv_bias: bool = False
     o_bias: bool = False
     qk_norm: str = "none"
+    qkv_clip: float = 0.0
     softcap: float = 0.0
     windows: tuple[int, ...] = ()
     alibi_slopes: tuple[float, ...] = ()

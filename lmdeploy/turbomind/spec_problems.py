@@ -50,6 +50,7 @@ def _scalars(spec: "ModelSpec") -> Iterator[str]:
     }
     yield from (f"{n} must be a finite number > 0, got {v}" for n, v in positive.items() if not 0 < v < math.inf)
     caps = {"attention.softcap": spec.attention.softcap, "output.softcap": spec.output.softcap}
+    caps["attention.qkv_clip"] = spec.attention.qkv_clip
     caps["attention.logn_length"] = spec.attention.logn_length
     yield from (f"{n} must be a finite number >= 0, got {v}" for n, v in caps.items() if not 0 <= v < math.inf)
     if not math.isfinite(spec.norm.offset):
@@ -95,6 +96,8 @@ def _parts(spec: "ModelSpec") -> Iterator[str]:
         yield from _rope_problems(rope, rotated)
     if spec.attention.mla:
         yield from _mla_problems(spec.attention.mla)
+    if spec.moe and not spec.mlp.is_gated:
+        yield "moe needs mlp.is_gated"
     if spec.moe:
         yield from _moe_problems(spec.moe, spec.num_layers)
 
@@ -121,6 +124,8 @@ def _rope_problems(rope: "RopeSpec", head_dim: int) -> Iterator[str]:
 def _mla_problems(mla: "MlaSpec") -> Iterator[str]:
     sizes = {name: getattr(mla, name) for name in ("kv_rank", "nope_dim", "rope_dim", "value_dim")}
     yield from (size_problem(f"attention.mla.{n}", v) for n, v in sizes.items() if not is_size(v))
+    if not 0 < mla.norm_eps < math.inf:
+        yield f"attention.mla.norm_eps must be a finite number > 0, got {mla.norm_eps}"
     if mla.q_rank and not is_size(mla.q_rank):
         yield size_problem("attention.mla.q_rank", mla.q_rank)
 

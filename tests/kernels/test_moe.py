@@ -114,9 +114,9 @@ def test_experts_give_the_weighted_sum_of_float64(rows: int, count: int, top_k: 
     gate_up, down = layer(count, size, hidden)
     x = torch.randn(rows, hidden)
     chosen, weights = ops.Router(count, top_k, normalize=True)(torch.randn(rows, count))
-    y = ops.experts(x, gate_up, down, chosen, weights)
+    y = ops.experts(x, gate_up, down, chosen, weights, "gelu")
     gate, up = torch.einsum("rh,eih->rei", x.double(), gate_up.double()).chunk(2, -1)
-    each = torch.einsum("rei,ehi->reh", torch.nn.functional.silu(gate) * up, down.double())
+    each = torch.einsum("rei,ehi->reh", torch.nn.functional.gelu(gate) * up, down.double())
     exact = (each.gather(1, chosen.long()[..., None].expand(-1, -1, hidden)) * weights.double()[..., None]).sum(1)
     torch.testing.assert_close(y.double(), exact, rtol=1e-5, atol=1e-5)
 
@@ -136,7 +136,7 @@ def test_each_expert_is_the_linear_kernel_on_its_rows_and_sums_go_by_expert(bits
         rows, ranks = (chosen == e).nonzero(as_tuple=True)
         out = product(ops.activate(product(x[rows], gate_up[e]), "silu", True), down[e])
         expected[rows] = torch.addcmul(expected[rows], weights[rows, ranks][:, None], out)
-    y = ops.experts(x, gate_up, down, chosen, weights, bits, 32)
+    y = ops.experts(x, gate_up, down, chosen, weights, bits=bits)
     torch.testing.assert_close(y, expected, rtol=4 * EPS, atol=1e-6)
 
 
@@ -146,10 +146,10 @@ def test_a_row_is_bitwise_the_same_alone_and_among_others(bits: int) -> None:
     gate_up, down = layer(8, 24, 40)
     x, logits = torch.randn(101, 40), torch.randn(101, 8)
     router = ops.Router(8, 3, normalize=True)
-    together = ops.experts(x, gate_up, down, *router(logits), bits, 32)
+    together = ops.experts(x, gate_up, down, *router(logits), bits=bits)
     for first, last in [(0, 1), (1, 3), (3, 10), (10, 60), (60, 101)]:
         part = ops.experts(
-            x[first:last].contiguous(), gate_up, down, *router(logits[first:last].contiguous()), bits, 32
+            x[first:last].contiguous(), gate_up, down, *router(logits[first:last].contiguous()), bits=bits
         )
         assert torch.equal(part, together[first:last])
 

@@ -4,8 +4,6 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/activation.h"
-
 namespace turbomind {
 
 namespace {
@@ -164,7 +162,7 @@ void route(ThreadPool& pool, const RouterParams& params, const float* logits, in
   });
 }
 
-void add_experts(ThreadPool& pool, LinearScratch& linear_scratch, ExpertScratch& scratch,
+void add_experts(ThreadPool& pool, LinearScratch& linear_scratch, ExpertScratch& scratch, Activation activation,
                  const std::vector<ExpertWeight>& experts, const float* x, int rows, int top_k, const int32_t* chosen,
                  const float* weights, float* y) {
   sort_by_expert(static_cast<int>(experts.size()), rows, top_k, chosen, weights, scratch);
@@ -183,7 +181,7 @@ void add_experts(ThreadPool& pool, LinearScratch& linear_scratch, ExpertScratch&
     for_moved_rows(pool, count, gate_up.in_features,
                    [&](size_t i) { std::copy_n(x + sources[i] * hidden, hidden, inputs + i * hidden); });
     linear(pool, linear_scratch, gate_up, inputs, count, halves, false);
-    activate_gated(pool, Activation::kSilu, halves, count, down.in_features, activated);
+    activate_gated(pool, activation, halves, count, down.in_features, activated);
     linear(pool, linear_scratch, down, activated, count, outputs, false);
     for_moved_rows(pool, count, gate_up.in_features, [&](size_t i) {
       float* target = y + sources[i] * hidden;

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmdeploy.errors import UnsupportedModelError
-from lmdeploy.turbomind.families import llama
+from lmdeploy.turbomind.families import llama, mixtral, qwen_moe
 from lmdeploy.turbomind.families.common import Checkpoint
 from lmdeploy.turbomind.manifest import Expression
 from lmdeploy.turbomind.spec import ModelSpec
@@ -37,6 +37,8 @@ class Family:
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family(llama.llama_spec, llama.tensors, llama.may_ignore),
     "MistralForCausalLM": Family(llama.mistral_spec, llama.tensors, llama.may_ignore),
+    "MixtralForCausalLM": Family(mixtral.spec, mixtral.tensors, llama.may_ignore),
+    "Qwen2MoeForCausalLM": Family(qwen_moe.qwen2_spec, qwen_moe.tensors, llama.may_ignore),
     "Qwen2ForCausalLM": Family(llama.qwen2_spec, llama.tensors, llama.may_ignore),
 }
 

@@ -35,7 +35,7 @@ def mistral_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
 
 def qwen2_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec of a ``Qwen2ForCausalLM``."""
-    refuse_unless(config.sliding_window is None, "use_sliding_window")
+    refuse_unless(not config.sliding_window, "use_sliding_window")
     return _decoder_spec(config, checkpoint, qkv_bias=True, o_bias=False)
 
 

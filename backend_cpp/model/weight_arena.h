@@ -1,0 +1,25 @@
+// Room for many small weights in few mappings: a process may have only some ten thousand (vm.max_map_count), and a
+// model may have more experts than that.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "base/aligned_buffer.h"
+#include "model/weight_reader.h"
+
+namespace turbomind {
+
+class WeightArena {
+ public:
+  // Copies a layer's data here; the view is valid as long as the arena lives, wherever it is moved.
+  LinearWeight add(const LinearStorage& storage);
+
+ private:
+  void* copy(const AlignedBuffer& source);
+
+  std::vector<AlignedBuffer> chunks_;
+  size_t used_ = 0;  // of the last chunk
+};
+
+}  // namespace turbomind
