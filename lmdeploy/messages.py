@@ -158,9 +158,10 @@ class TurbomindEngineConfig:
         Type of the weights in memory: ``auto`` (the checkpoint's), ``float32``, ``float16``, ``bfloat16``.
     weight_bits
         4 or 8: matrices are rounded to so many bits while loading, which makes answers faster and a little less exact;
-        None: they stay as ``dtype`` says.
+        None: they stay as ``dtype`` says. What the checkpoint holds as AWQ or GPTQ codes stays as it is.
     model_format
-        Layout of the checkpoint: ``hf``, ``meta_llama``, ``awq``, ``gptq``; default: read from the checkpoint.
+        Layout of the checkpoint: ``hf``, ``meta_llama``, ``awq``, ``gptq``; default: read from the checkpoint, which a
+        given one must agree with.
     tp
         Devices one model is spread over.
     session_len

@@ -48,6 +48,13 @@ WeightOptions weight_options(const Json& settings, const ModelSpec& spec) {
   return options;
 }
 
+void check_model_format(const Json& settings, const Checkpoint& checkpoint) {
+  const Json* wanted = settings.find("model_format");
+  if (wanted == nullptr || wanted->as_string() == checkpoint.weight_format()) return;
+  throw invalid_argument("model_format is " + wanted->as_string() + ", but the checkpoint's weights are " +
+                         checkpoint.weight_format() + "; leave model_format out or name that");
+}
+
 CacheType cache_type(const Json& settings, const ModelSpec& spec, DType dtype) {
   const int policy = setting(settings, "quant_policy", 0);
   if (policy == 0) return dtype == DType::kFloat32 ? CacheType::kFloat32 : CacheType::kBFloat16;
@@ -110,9 +117,10 @@ LoadedEngine load_engine(const std::string& directory, const Json& settings) {
 
   TokenTable tokens = TokenTable::from_file(directory + "/token_bytes.bin");
   const WeightOptions options = weight_options(settings, spec);
-  auto runner =
-      std::make_unique<NativeRunner>(spec, Checkpoint(directory), options, cache_type(settings, spec, options.dtype),
-                                     config.max_step_tokens, setting(settings, "threads", 0));
+  const Checkpoint checkpoint(directory);
+  check_model_format(settings, checkpoint);
+  auto runner = std::make_unique<NativeRunner>(spec, checkpoint, options, cache_type(settings, spec, options.dtype),
+                                               config.max_step_tokens, setting(settings, "threads", 0));
   config.block_count = cache_block_count(settings, config, *runner);
   LoadedEngine loaded;
   auto compiler = load_grammar_compiler(tokens, spec.vocab_size, spec.eos_token_ids, loaded.no_grammar_reason);

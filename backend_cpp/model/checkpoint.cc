@@ -18,47 +18,6 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   return text + "]";
 }
 
-size_t element_size(const std::string& dtype) {
-  if (dtype == "F32") return 4;
-  if (dtype == "BF16" || dtype == "F16") return 2;
-  throw invalid_argument("weights of type " + dtype + " are not supported (F32, BF16 and F16 are)");
-}
-
-template <class T>
-void convert(const StoredTensor& source, T* destination) {
-  const size_t count = source.bytes / element_size(source.dtype);
-  if (source.dtype == "F32") {
-    for (size_t i = 0; i < count; ++i) {
-      float value;
-      std::memcpy(&value, source.data + 4 * i, sizeof(value));
-      destination[i] = from_float<T>(value);
-    }
-  } else if (source.dtype == "BF16") {
-    if constexpr (std::is_same_v<T, bf16>) {
-      std::memcpy(destination, source.data, source.bytes);
-    } else {
-      for (size_t i = 0; i < count; ++i) {
-        bf16 value;
-        std::memcpy(&value, source.data + 2 * i, sizeof(value));
-        destination[i] = to_float(value);
-      }
-    }
-  } else {
-    for (size_t i = 0; i < count; ++i) {
-      half value;
-      std::memcpy(&value, source.data + 2 * i, sizeof(value));
-      destination[i] = from_float<T>(to_float(value));
-    }
-  }
-}
-
-template <class T>
-std::vector<T> integers(const Json& list) {
-  std::vector<T> values;
-  for (const Json& value : list.as_array()) values.push_back(static_cast<T>(value.as_int()));
-  return values;
-}
-
 }  // namespace
 
 SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path) {
@@ -89,8 +48,7 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path) {
         throw invalid_argument("tensor " + name + " lies beyond the end: the file is truncated");
       tensor.data = payload + begin;
       tensor.bytes = end - begin;
-      if ((tensor.dtype == "F32" || tensor.dtype == "BF16" || tensor.dtype == "F16") &&
-          tensor.bytes != elements * element_size(tensor.dtype)) {
+      if (const size_t size = type_bytes(tensor.dtype); size != 0 && tensor.bytes != elements * size) {
         throw invalid_argument("tensor " + name + " has " + std::to_string(tensor.bytes) +
                                " bytes, which does not fit its shape");
       }
@@ -117,44 +75,59 @@ bool Checkpoint::has(const std::string& name) const {
   return manifest_.at("tensors").find(name) != nullptr;
 }
 
-std::vector<StoredTensor> Checkpoint::parts(const Json& expression) const {
+std::string Checkpoint::weight_format() const {
+  return manifest_.at("weight_format").as_string();
+}
+
+std::vector<StoredValue> Checkpoint::evaluate(const Json& expression) const {
   const std::string& op = expression.at("op").as_string();
   if (op == "load") {
     const auto file = static_cast<size_t>(expression.at("file").as_int());
     if (file >= files_.size()) throw invalid_argument("file index out of range");
-    return {files_[file].tensor(expression.at("name").as_string())};
+    return {StoredValue(files_[file].tensor(expression.at("name").as_string()))};
   }
-  std::vector<StoredTensor> all;
+  std::vector<StoredValue> all;
   for (const Json& argument : expression.at("args").as_array()) {
-    for (StoredTensor& part : parts(argument)) all.push_back(std::move(part));
+    for (StoredValue& part : evaluate(argument)) all.push_back(std::move(part));
   }
   if (op == "concat") return all;
-  if (op == "slice") {
-    const auto dim = static_cast<size_t>(expression.at("dim").as_int());
-    return {sliced(joined(all), dim, expression.at("begin").as_int(), expression.at("end").as_int())};
+  if (op != "quantized") return {rearranged(expression, all)};
+  std::vector<StoredTensor> tensors;
+  for (const StoredValue& part : all) tensors.push_back(part.numbers());
+  return {StoredValue(std::make_shared<const StoredCodes>(expression, tensors))};
+}
+
+std::vector<StoredValue> Checkpoint::checked_parts(const std::string& name, const std::vector<int64_t>& shape) const {
+  std::vector<int64_t> found;
+  std::vector<StoredValue> all = evaluate(manifest_.at("tensors").at(name));
+  for (const StoredValue& part : all) {
+    const std::vector<int64_t> sizes = part.shape();
+    if (found.empty()) {
+      found = sizes;
+    } else {
+      if (sizes.size() != found.size()) throw invalid_argument("parts differ in rank");
+      found[0] += sizes[0];
+    }
   }
-  if (op == "permute") return {permuted(joined(all), integers<size_t>(expression.at("dims")))};
-  if (op == "reshape") return {reshaped(joined(all), integers<int64_t>(expression.at("shape")))};
-  throw invalid_argument("unknown operation " + op + "; convert the model again");
+  if (found != shape) throw invalid_argument("expected shape " + shape_text(shape) + ", got " + shape_text(found));
+  return all;
+}
+
+std::vector<StoredValue> Checkpoint::parts(const std::string& name, const std::vector<int64_t>& shape) const {
+  try {
+    return checked_parts(name, shape);
+  } catch (const Error& error) {
+    throw invalid_argument("tensor " + name + ": " + error.what());
+  }
 }
 
 template <class T>
 void Checkpoint::read(const std::string& name, const std::vector<int64_t>& shape, T* destination) const {
   try {
-    std::vector<int64_t> found;
-    const std::vector<StoredTensor> sources = parts(manifest_.at("tensors").at(name));
-    for (const StoredTensor& source : sources) {
-      if (found.empty()) {
-        found = source.shape;
-      } else {
-        if (source.shape.size() != found.size()) throw invalid_argument("parts differ in rank");
-        found[0] += source.shape[0];
-      }
-    }
-    if (found != shape) throw invalid_argument("expected shape " + shape_text(shape) + ", got " + shape_text(found));
-    for (const StoredTensor& source : sources) {
-      convert(source, destination);
-      destination += source.bytes / element_size(source.dtype);
+    for (const StoredValue& part : checked_parts(name, shape)) {
+      const StoredTensor numbers = part.numbers();
+      copy_values(numbers, destination);
+      destination += numbers.bytes / type_bytes(numbers.dtype);
     }
   } catch (const Error& error) {
     throw invalid_argument("tensor " + name + ": " + error.what());

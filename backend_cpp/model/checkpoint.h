@@ -10,6 +10,7 @@
 #include "base/mapped_file.h"
 #include "kernels/types.h"
 #include "model/stored_tensor.h"
+#include "model/stored_value.h"
 
 namespace turbomind {
 
@@ -30,14 +31,18 @@ class Checkpoint {
   explicit Checkpoint(const std::string& directory);
 
   bool has(const std::string& name) const;
+  // hf for numbers; awq or gptq.
+  std::string weight_format() const;
   // Evaluates tensor `name` into `destination` (row-major, converted to T, rounded to nearest even).
   // Throws Error when its shape is not `shape`.
   template <class T>
   void read(const std::string& name, const std::vector<int64_t>& shape, T* destination) const;
+  // What tensor `name` is joined of along dimension 0, in order. Throws Error when its shape is not `shape`.
+  std::vector<StoredValue> parts(const std::string& name, const std::vector<int64_t>& shape) const;
 
  private:
-  // The tensors an expression joins along dimension 0, in order.
-  std::vector<StoredTensor> parts(const Json& expression) const;
+  std::vector<StoredValue> evaluate(const Json& expression) const;
+  std::vector<StoredValue> checked_parts(const std::string& name, const std::vector<int64_t>& shape) const;
 
   Json manifest_;
   std::vector<SafetensorsFile> files_;

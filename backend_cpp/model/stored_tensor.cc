@@ -4,6 +4,7 @@
 #include <cstring>
 #include <functional>
 #include <numeric>
+#include <type_traits>
 
 #include "base/error.h"
 
@@ -26,6 +27,45 @@ StoredTensor with_new_bytes(const StoredTensor& source, std::vector<int64_t> sha
 }
 
 }  // namespace
+
+size_t type_bytes(const std::string& dtype) {
+  if (dtype == "F32" || dtype == "I32") return 4;
+  return dtype == "BF16" || dtype == "F16" ? 2 : 0;
+}
+
+template <class T>
+void copy_values(const StoredTensor& source, T* destination) {
+  if (source.dtype != "F32" && source.dtype != "BF16" && source.dtype != "F16") {
+    throw invalid_argument("weights of type " + source.dtype + " are not supported (F32, BF16 and F16 are)");
+  }
+  const size_t count = source.bytes / type_bytes(source.dtype);
+  if (source.dtype == "F32") {
+    for (size_t i = 0; i < count; ++i) {
+      float value;
+      std::memcpy(&value, source.data + 4 * i, sizeof(value));
+      destination[i] = from_float<T>(value);
+    }
+  } else if (source.dtype == "BF16") {
+    if constexpr (std::is_same_v<T, bf16>) {
+      std::memcpy(destination, source.data, source.bytes);
+    } else {
+      for (size_t i = 0; i < count; ++i) {
+        bf16 value;
+        std::memcpy(&value, source.data + 2 * i, sizeof(value));
+        destination[i] = to_float(value);
+      }
+    }
+  } else {
+    for (size_t i = 0; i < count; ++i) {
+      half value;
+      std::memcpy(&value, source.data + 2 * i, sizeof(value));
+      destination[i] = from_float<T>(to_float(value));
+    }
+  }
+}
+
+template void copy_values<float>(const StoredTensor&, float*);
+template void copy_values<bf16>(const StoredTensor&, bf16*);
 
 StoredTensor sliced(const StoredTensor& source, size_t dim, int64_t begin, int64_t end) {
   if (dim >= source.shape.size() || begin < 0 || end < begin || end > source.shape[dim]) {

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "kernels/types.h"
+
 namespace turbomind {
 
 // Row-major and without gaps. A rearrangement that needs no copy shares the bytes it came from.
@@ -17,6 +19,12 @@ struct StoredTensor {
   size_t bytes = 0;
   std::shared_ptr<const std::vector<std::byte>> owner;  // of data; null: the mapped file
 };
+
+// Bytes of one element; 0 for types the engine does not read.
+size_t type_bytes(const std::string& dtype);
+// Copies the values, converted to T and rounded to nearest even. Throws Error for other types than F32, BF16 and F16.
+template <class T>
+void copy_values(const StoredTensor& source, T* destination);
 
 // [begin, end) of dimension `dim`.
 StoredTensor sliced(const StoredTensor& source, size_t dim, int64_t begin, int64_t end);

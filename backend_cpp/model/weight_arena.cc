@@ -17,6 +17,7 @@ LinearWeight WeightArena::add(const LinearStorage& storage) {
   LinearWeight view = storage.view;
   view.data = copy(storage.data);
   view.scales = static_cast<const half*>(copy(storage.scales));
+  view.zeros = static_cast<const uint8_t*>(copy(storage.zeros));
   view.bias = static_cast<const float*>(copy(storage.bias));
   return view;
 }

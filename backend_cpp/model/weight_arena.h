@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/aligned_buffer.h"
-#include "model/weight_reader.h"
+#include "model/linear_storage.h"
 
 namespace turbomind {
 

@@ -3,16 +3,9 @@
 #include <algorithm>
 
 #include "kernels/packed_weight.h"
+#include "model/pack_stored_codes.h"
 
 namespace turbomind {
-
-namespace {
-
-void in_order(int count, const std::function<void(int)>& body) {
-  for (int index = 0; index < count; ++index) body(index);
-}
-
-}  // namespace
 
 AlignedBuffer WeightReader::vector(const std::string& name, int size) const {
   AlignedBuffer buffer(static_cast<size_t>(size) * sizeof(float));
@@ -43,7 +36,10 @@ LinearStorage WeightReader::matrix(const std::string& name, int out_features, in
 
 LinearStorage WeightReader::linear(const std::string& name, int out_features, int in_features, bool has_bias) const {
   LinearStorage storage;
-  if (options_.bits == 0) {
+  const std::vector<StoredValue> parts = checkpoint_.parts(name + ".weight", {out_features, in_features});
+  if (can_pack(parts)) {
+    storage = pack_stored_codes(parts, in_order);
+  } else if (options_.bits == 0) {
     storage = matrix(name + ".weight", out_features, in_features, options_.dtype);
   } else {
     const LinearStorage whole = matrix(name + ".weight", out_features, in_features, DType::kFloat32);

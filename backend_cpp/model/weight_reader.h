@@ -1,14 +1,13 @@
 // From a checkpoint's tensors to the storage that kernels read.
 #pragma once
 
-#include <functional>
 #include <string>
 
 #include "base/aligned_buffer.h"
-#include "kernels/linear.h"
 #include "kernels/norm.h"
 #include "kernels/types.h"
 #include "model/checkpoint.h"
+#include "model/linear_storage.h"
 #include "model/model_spec.h"
 
 namespace turbomind {
@@ -16,16 +15,8 @@ namespace turbomind {
 // How matrices are kept in memory.
 struct WeightOptions {
   DType dtype = DType::kFloat32;
-  int bits = 0;    // 8 or 4: rounded while loading; 0: as `dtype` says
+  int bits = 0;    // 8 or 4: rounded while loading, unless stored as codes; 0: as `dtype` says
   int group = 32;  // inputs that share a scale
-};
-
-// Owns one linear layer's storage.
-struct LinearStorage {
-  AlignedBuffer data;
-  AlignedBuffer scales;
-  AlignedBuffer bias;
-  LinearWeight view;
 };
 
 struct NormStorage {
@@ -46,16 +37,13 @@ class WeightReader {
   NormStorage norm(const std::string& name, int size, const NormSpec& spec, bool has_bias) const;
   // A matrix that is never rounded: `name` is the whole name.
   LinearStorage matrix(const std::string& name, int out_features, int in_features, DType dtype) const;
-  // `name`.weight as the options say, and `name`.bias.
+  // `name`.weight as the options say, or as it is where the checkpoint stores codes; and `name`.bias.
   LinearStorage linear(const std::string& name, int out_features, int in_features, bool has_bias) const;
 
  private:
   const Checkpoint& checkpoint_;
   WeightOptions options_;
 };
-
-// Runs body(index) for each index; here or, for work that is not inside a parallel loop already, on a pool.
-using Loop = std::function<void(int count, const std::function<void(int)>& body)>;
 
 // Rounds w [out_features, in_features] to `bits` bits.
 LinearStorage round_matrix(const float* w, int out_features, int in_features, int bits, int group, const Loop& loop);

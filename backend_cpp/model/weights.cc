@@ -4,6 +4,8 @@
 #include <functional>
 #include <mutex>
 
+#include "model/pack_stored_codes.h"
+
 namespace turbomind {
 
 namespace {
@@ -90,15 +92,19 @@ Weights Weights::load(const ModelSpec& spec, const Checkpoint& checkpoint, const
     }
   });
   const std::string output_name = spec.tied_embeddings ? "token_embedding" : "lm_head.weight";
-  if (options.bits == 0) {
+  const auto on_pool = [&](int count, const auto& body) { parallel_for_throwing(pool, count, body); };
+  const std::vector<StoredValue> parts = checkpoint.parts(output_name, {spec.vocab_size, spec.hidden_size});
+  if (can_pack(parts)) {
+    weights.lm_head = pack_stored_codes(parts, on_pool);
+  } else if (options.bits == 0) {
     if (!spec.tied_embeddings) {
       weights.lm_head = read.matrix(output_name, spec.vocab_size, spec.hidden_size, options.dtype);
     }
   } else {
     // Errors of the output layer fall on the choice of the token directly; it keeps 8 bits.
     const LinearStorage whole = read.matrix(output_name, spec.vocab_size, spec.hidden_size, DType::kFloat32);
-    weights.lm_head = round_matrix(whole.data.as<float>(), spec.vocab_size, spec.hidden_size, 8, options.group,
-                                   [&](int count, const auto& body) { parallel_for_throwing(pool, count, body); });
+    weights.lm_head =
+        round_matrix(whole.data.as<float>(), spec.vocab_size, spec.hidden_size, 8, options.group, on_pool);
   }
   return weights;
 }

@@ -6,6 +6,7 @@
 #include "base/thread_pool.h"
 #include "kernels/cpu/isa.h"
 #include "model/checkpoint.h"
+#include "model/pack_stored_codes.h"
 #include "python/kernel_bindings.h"
 #include "python/offline_engine.h"
 
@@ -55,6 +56,19 @@ PYBIND11_MODULE(_turbomind, m) {
         [](const std::string& directory, const std::string& name, const std::vector<int64_t>& shape, uintptr_t values) {
           Checkpoint(directory).read<float>(name, shape, pointer<float>(values));
         });
+  // x W^T for a matrix stored as codes, multiplied as the engine would; false where it would multiply with the numbers.
+  // For tests.
+  m.def("multiply_codes", [](const std::string& directory, const std::string& name, const std::vector<int64_t>& shape,
+                             uintptr_t x, int rows, uintptr_t y) {
+    const Checkpoint checkpoint(directory);
+    const std::vector<StoredValue> parts = checkpoint.parts(name, shape);
+    if (!can_pack(parts)) return false;
+    ThreadPool pool(1);
+    LinearScratch scratch;
+    const LinearStorage weight = pack_stored_codes(parts, in_order);
+    linear(pool, scratch, weight.view, pointer<float>(x), rows, pointer<float>(y), false);
+    return true;
+  });
   bind_kernels(m);
   bind_moe_kernels(m);
 }

@@ -29,7 +29,7 @@ def add_parser(subparsers: "Subparsers") -> None:
     parser.add_argument(
         "--dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="type of the weights in memory"
     )
-    parser.add_argument("--model-format", default=None, choices=("hf", "llama", "awq"), help="layout of the checkpoint")
+    parser.add_argument("--model-format", choices=("hf", "llama", "awq", "gptq"), help="layout of the checkpoint")
     parser.add_argument("--tp", type=int, default=1, help="devices one model is spread over (default: 1)")
     parser.set_defaults(run=run)
 
@@ -56,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
             model_name=args.model_name or old_name,
             chat_template=args.chat_template or old_template,
             dtype=args.dtype,
+            model_format=model_format,
         )
     except (OSError, ValueError) as error:
         print(f"lmdeploy convert: {error}", file=sys.stderr)

@@ -10,6 +10,7 @@ from typing import Any
 from lmdeploy.serve.ports import DEFAULT_TRITON_HOST, Ports
 from openai_gateway.settings import DEFAULT_DRAIN_SECONDS, DEFAULT_MAX_REQUESTS
 
+MODEL_FORMATS = ("hf", "awq", "gptq")
 LOG_LEVELS = ("CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG")
 DEFAULT_WEBUI_PORT = 6006
 
@@ -31,6 +32,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         group.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=kind.__name__.upper(), help=help_text)
     group.add_argument("--backend", choices=("turbomind",), default="turbomind", help="default: %(default)s")
     group.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), help="type of the weights in memory")
+    add_model_format(group)
     group.add_argument(
         "--weight-bits",
         type=int,
@@ -46,9 +48,14 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--chat-template", default="", help="a built-in template (see: lmdeploy list) or a JSON file")
 
 
+def add_model_format(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Add how the checkpoint's weights are stored."""
+    parser.add_argument("--model-format", choices=MODEL_FORMATS, help="how the weights are stored (default: found out)")
+
+
 def engine_config(args: argparse.Namespace) -> dict[str, Any]:
     """Return the fields of ``TurbomindEngineConfig`` that were given."""
-    given = {name: getattr(args, name) for name in (*_ENGINE_OPTIONS, "dtype", "weight_bits")}
+    given = {name: getattr(args, name) for name in (*_ENGINE_OPTIONS, "dtype", "model_format", "weight_bits")}
     return {name: value for name, value in given.items() if value is not None}
 
 

@@ -9,6 +9,7 @@ from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.turbomind.families import Family, family_of
 from lmdeploy.turbomind.families.common import Checkpoint
 from lmdeploy.turbomind.manifest import WEIGHT_DTYPES, Manifest, find_problems
+from lmdeploy.turbomind.quantized import Quantization, is_zero_bias_beside_codes, weight_format, with_codes
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex, read_checkpoint
 from lmdeploy.turbomind.spec import ModelSpec
 from lmdeploy.turbomind.spec_problems import is_size, size_problem
@@ -37,9 +38,7 @@ def describe(model_dir: Path, model_name: str) -> Description:
     """
     config = read_config(model_dir)
     architecture, family = family_of(config.get("architectures"))
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "unknown")
-        raise UnsupportedModelError(f"quantized weights ({method}) are not supported yet")
+    quantization = Quantization.from_config(config)
     index = read_checkpoint(model_dir)
     size_problems = _size_problems(config)
     if size_problems:
@@ -47,11 +46,15 @@ def describe(model_dir: Path, model_name: str) -> Description:
     bos, eos = _boundary_tokens(model_dir, config)
     checkpoint = Checkpoint(architecture, model_name, _dtype_of(index), bos, eos)
     spec = _spec_of(model_dir, family, checkpoint)
-    tensors = family.tensors(spec)
-    problems = find_problems(tensors, index, lambda name: family.may_ignore(name, spec))
+    tensors = dict(family.tensors(spec))
+    if quantization is not None:
+        tensors = with_codes(tensors, quantization, index)
+    problems = find_problems(
+        tensors, index, lambda name: family.may_ignore(name, spec) or is_zero_bias_beside_codes(name, index)
+    )
     if problems:
         raise CheckpointError(model_dir, problems)
-    return Description(spec, Manifest.build(tensors, index))
+    return Description(spec, Manifest.build(tensors, index, weight_format(config)))
 
 
 def read_config(model_dir: Path, name: str = "config.json") -> dict[str, Any]:

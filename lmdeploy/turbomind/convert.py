@@ -8,7 +8,9 @@ from pathlib import Path
 from lmdeploy.errors import CheckpointError
 from lmdeploy.model import MODELS, ChatTemplateConfig, chat_template_for
 from lmdeploy.paths import locate_model, model_name_of
+from lmdeploy.turbomind.checkpoint import read_config
 from lmdeploy.turbomind.engine_dir import write_engine_dir
+from lmdeploy.turbomind.quantized import check_model_format, weight_format
 from lmdeploy.turbomind.repository import copy_models
 
 
@@ -19,6 +21,7 @@ def convert(
     model_name: str | None = None,
     chat_template: str | None = None,
     dtype: str = "auto",
+    model_format: str | None = None,
 ) -> Path:
     """Write a model repository for a checkpoint; it appears complete or not at all.
 
@@ -32,7 +35,7 @@ def convert(
         Name shown to clients; default: the directory's name.
     chat_template
         As ``chat_template_for`` takes it; a JSON file's content is stored. Default: chosen for the model.
-    dtype
+    dtype, model_format
         As in ``TurbomindEngineConfig``.
 
     Returns
@@ -45,7 +48,7 @@ def convert(
     UnsupportedModelError, CheckpointError
         As ``lmdeploy.turbomind.engine_dir.resolve``.
     ValueError
-        If the chat template is unknown or malformed.
+        If the chat template is unknown or malformed, or ``model_format`` is not the checkpoint's.
     FileExistsError
         If ``dst_path`` holds something else.
     """
@@ -55,6 +58,8 @@ def convert(
     target = Path(dst_path).expanduser().absolute()
     if target.exists() and not _is_workspace(target) and (not target.is_dir() or any(target.iterdir())):
         raise FileExistsError(f"{target} exists and is no workspace of lmdeploy convert: choose another --dst-path")
+    if model_format is not None:
+        check_model_format(model_format, weight_format(read_config(source)))
     name = model_name or model_name_of(source)
     parameters = {
         "preprocessing": {

@@ -23,7 +23,7 @@ from lmdeploy.version import __version__
 __all__ = ["CheckpointError", "EngineDir", "UnsupportedModelError", "resolve", "write_engine_dir"]
 
 # Bump when the content of an engine directory changes, so that cached ones are written anew.
-_LAYOUT = 2
+_LAYOUT = 3
 _TOKENIZER_FILES = (
     "config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json",
     "vocab.*", "merges.txt", "chat_template*", "*.tiktoken", "*.model",

@@ -17,10 +17,11 @@ WEIGHT_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 @dataclass(frozen=True)
 class Load:
-    """The checkpoint tensor ``name``, which must have ``shape``."""
+    """The checkpoint tensor ``name``, which must have ``shape`` and one of the safetensors types ``dtypes``."""
 
     name: str
     shape: tuple[int, ...]
+    dtypes: tuple[str, ...] = tuple(WEIGHT_DTYPES)
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,32 @@ class Reshape:
     shape: tuple[int, ...]
 
 
-Expression = Load | Concat | Slice | Permute | Reshape
+@dataclass(frozen=True)
+class Quantized:
+    """The matrix that a checkpoint stores as codes (``lmdeploy.turbomind.quantized``).
+
+    Attributes
+    ----------
+    layout, bits, group, zeros_less_one
+        How the codes are packed; ``group`` inputs share a scale.
+    shape
+        ``[out_features, in_features]``.
+    args
+        The tensors: codes, zero points, scales and, if stored, each input's group.
+    problems
+        What is wrong with these numbers, a sentence each.
+    """
+
+    layout: str
+    bits: int
+    group: int
+    zeros_less_one: bool
+    shape: tuple[int, ...]
+    args: tuple[Load, ...]
+    problems: tuple[str, ...] = ()
+
+
+Expression = Load | Concat | Slice | Permute | Reshape | Quantized
 
 
 def concat(*args: Expression) -> Concat:
@@ -100,24 +126,27 @@ def reshape(argument: Expression, *shape: int) -> Reshape:
     return Reshape((argument,), shape)
 
 
-def loads_in(expression: Expression) -> Iterator[Load]:
-    """Yield every checkpoint tensor an expression reads."""
-    if isinstance(expression, Load):
-        yield expression
-    else:
+def walk(expression: Expression) -> Iterator[Expression]:
+    """Yield an expression and all expressions in it."""
+    yield expression
+    if not isinstance(expression, Load):
         for argument in expression.args:
-            yield from loads_in(argument)
+            yield from walk(argument)
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The JSON-ready manifest: ``files`` and, for each engine tensor, an expression tree of dicts."""
+    """The JSON-ready manifest: ``files`` and, for each engine tensor, an expression tree of dicts.
+
+    ``weight_format`` says how the checkpoint stores its linear layers: ``hf`` (numbers), ``awq`` or ``gptq``.
+    """
 
     files: tuple[Path, ...]
     tensors: Mapping[str, Mapping[str, Any]]
+    weight_format: str = "hf"
 
     @classmethod
-    def build(cls, tensors: Mapping[str, Expression], index: SafetensorsIndex) -> Self:
+    def build(cls, tensors: Mapping[str, Expression], index: SafetensorsIndex, weight_format: str = "hf") -> Self:
         """Return the manifest of ``tensors``, all of which must be in ``index`` (see :func:`find_problems`)."""
 
         def tree(expression: Expression) -> dict[str, Any]:
@@ -125,11 +154,18 @@ class Manifest:
                 return {"op": "load", "file": index.tensors[expression.name].file, "name": expression.name}
             return _operation(expression) | {"args": [tree(argument) for argument in expression.args]}
 
-        return cls(tuple(path.absolute() for path in index.files), {n: tree(e) for n, e in tensors.items()})
+        files = tuple(path.absolute() for path in index.files)
+        return cls(files, {name: tree(expression) for name, expression in tensors.items()}, weight_format)
 
     def to_json(self) -> str:
         """Return the text of ``manifest.json``."""
-        return json.dumps({"format": FORMAT, "files": [str(f) for f in self.files], "tensors": self.tensors}, indent=1)
+        content = {
+            "format": FORMAT,
+            "weight_format": self.weight_format,
+            "files": [str(file) for file in self.files],
+            "tensors": self.tensors,
+        }
+        return json.dumps(content, indent=1)
 
     @classmethod
     def from_json(cls, text: str, base: Path) -> Self:
@@ -137,23 +173,27 @@ class Manifest:
         content = json.loads(text)
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise ValueError(f"not a manifest.json of format {FORMAT}")
-        return cls(tuple(base / name for name in content["files"]), content["tensors"])
+        files = tuple(base / name for name in content["files"])
+        return cls(files, content["tensors"], content["weight_format"])
 
     def loads(self) -> Iterator[tuple[int, str]]:
         """Yield file number and name of every checkpoint tensor the manifest reads."""
 
-        def walk(tree: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
+        def loads_in(tree: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
             if tree["op"] == "load":
                 yield tree["file"], tree["name"]
             for argument in tree.get("args", ()):
-                yield from walk(argument)
+                yield from loads_in(argument)
 
         for expression in self.tensors.values():
-            yield from walk(expression)
+            yield from loads_in(expression)
 
 
-def _operation(expression: Concat | Slice | Permute | Reshape) -> dict[str, Any]:
+def _operation(expression: Concat | Slice | Permute | Reshape | Quantized) -> dict[str, Any]:
     match expression:
+        case Quantized():
+            names = ("layout", "bits", "group", "zeros_less_one", "shape")
+            return {"op": "quantized"} | {name: getattr(expression, name) for name in names}
         case Slice():
             return {"op": "slice", "dim": expression.dim, "begin": expression.begin, "end": expression.end}
         case Permute():
@@ -180,7 +220,9 @@ def find_problems(
         problem: leaving a weight out silently would give wrong answers.
     """
     problems = list(index.problems)
-    needed = {load.name: load for expression in tensors.values() for load in loads_in(expression)}
+    parts = [part for expression in tensors.values() for part in walk(expression)]
+    problems += [problem for part in parts if isinstance(part, Quantized) for problem in part.problems]
+    needed = {part.name: part for part in parts if isinstance(part, Load)}
     for name, load in needed.items():
         found = index.tensors.get(name)
         if found is None:
@@ -188,8 +230,8 @@ def find_problems(
                 problems.append(f"tensor {name} is missing")
         elif found.shape != load.shape:
             problems.append(f"tensor {name} has shape {list(found.shape)}, expected {list(load.shape)}")
-        elif found.dtype not in WEIGHT_DTYPES:
-            problems.append(f"tensor {name} has type {found.dtype}, expected one of {', '.join(WEIGHT_DTYPES)}")
+        elif found.dtype not in load.dtypes:
+            problems.append(f"tensor {name} has type {found.dtype}, expected one of {', '.join(load.dtypes)}")
     unread = [name for name in index.tensors if name not in needed and not may_ignore(name)]
     problems += [f"tensor {name} is unknown to this architecture" for name in sorted(unread)]
     return problems

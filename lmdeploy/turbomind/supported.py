@@ -15,8 +15,8 @@ def refuse_unsupported_engine(config: TurbomindEngineConfig | PytorchEngineConfi
         raise ValueError("PytorchEngineConfig: the pytorch engine is not supported yet; use TurbomindEngineConfig")
     if config.dtype == "float16":
         raise ValueError("dtype='float16' is not supported yet; use 'auto', 'float32' or 'bfloat16'")
-    if config.model_format not in {None, "hf"}:
-        raise ValueError(f"model_format={config.model_format!r} is not supported yet; use 'hf'")
+    if config.model_format == "meta_llama":
+        raise ValueError("model_format='meta_llama' is not supported yet; use 'hf', 'awq' or 'gptq'")
     _refuse(config, TurbomindEngineConfig(), _ENGINE)
 
 

@@ -91,7 +91,7 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
         {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}},
         "rope type 'dynamic' is not supported; supported: default, linear",
     ),
-    "quantized": ({"quantization_config": {"quant_method": "awq"}}, r"quantized weights \(awq\)"),
+    "quantized": ({"quantization_config": {"quant_method": "fp8"}}, "quantized weights of method 'fp8'"),
     "mlp bias": ({"mlp_bias": True}, "mlp_bias is not supported"),
     "activation": ({"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
 }

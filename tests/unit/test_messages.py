@@ -110,7 +110,7 @@ def test_extreme_but_legal_values_are_accepted() -> None:
     "setting",
     [
         {"dtype": "float16"},
-        {"model_format": "awq"},
+        {"model_format": "meta_llama"},
         {"tp": 2},
         {"rope_scaling_factor": 2.0},
         {"use_logn_attn": True},

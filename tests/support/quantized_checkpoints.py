@@ -1,0 +1,129 @@
+"""Tiny AWQ and GPTQ checkpoints, packed by an encoder that shares nothing with the engine.
+
+Facts, by source:
+
+* AWQ, "gemm": AutoAWQ, ``WQLinear_GEMM.from_linear``. ``qweight [in, out / 8]``, ``qzeros [groups, out / 8]``; nibbles
+  of a word, from the lowest, are outputs 0 2 4 6 1 3 5 7.
+* GPTQ: AutoGPTQ / GPTQModel, ``QuantLinear.pack``. ``qweight [in / n, out]``, ``qzeros [groups, out / n]``, ``g_idx
+  [in]``; values from the lowest bits up. The first format stores words of zero points minus a word of ones
+  (``convert_gptq_v2_to_v1_format``).
+"""
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How a checkpoint is quantized; ``plain`` names layers (by ending) that stay numbers."""
+
+    method: str = "awq"
+    bits: int = 4
+    group_size: int = 32
+    sym: bool = False
+    desc_act: bool = False
+    checkpoint_format: str = "gptq"
+    plain: tuple[str, ...] = ("lm_head",)
+    scales: torch.dtype = torch.float16
+
+    def config(self) -> dict[str, Any]:
+        config: dict[str, Any] = {"quant_method": self.method, "bits": self.bits, "group_size": self.group_size}
+        if self.method == "awq":
+            return config | {"version": "gemm", "zero_point": not self.sym, "modules_to_not_convert": None}
+        return config | {"desc_act": self.desc_act, "sym": self.sym, "checkpoint_format": self.checkpoint_format}
+
+
+@dataclass(frozen=True)
+class Codes:
+    """A matrix ``[out, in]`` as codes ``[in, out]``, zero points and scales ``[groups, out]``, groups ``[in]``."""
+
+    codes: np.ndarray
+    zeros: np.ndarray
+    scales: torch.Tensor
+    groups: np.ndarray
+
+    def dequantized(self) -> torch.Tensor:
+        steps = torch.from_numpy(self.codes - self.zeros[self.groups]).float()
+        return (steps * self.scales.float()[self.groups]).T.contiguous()
+
+
+def quantize(weight: torch.Tensor, scheme: Scheme, seed: int = 0) -> Codes:
+    """Round a matrix ``[out, in]`` to the nearest codes."""
+    values = weight.double().numpy().T
+    in_features, top = len(values), 2**scheme.bits - 1
+    size = in_features if scheme.group_size == -1 else scheme.group_size
+    groups = np.arange(in_features) // size
+    if scheme.desc_act:
+        groups = np.random.default_rng(seed).permutation(groups)
+    scales, zeros = [], []
+    for g in range(groups.max() + 1):
+        low, high = values[groups == g].min(0).clip(max=0), values[groups == g].max(0).clip(min=0)
+        if scheme.sym:
+            high = np.maximum(high, -low)
+            low = -high
+        scale = np.maximum(high - low, 1e-8) / top
+        scales.append(scale)
+        zeros.append(np.full_like(scale, (top + 1) // 2) if scheme.sym else np.round(-low / scale))
+    stored = torch.tensor(np.array(scales)).to(scheme.scales)
+    zero = np.array(zeros).astype(np.int64)
+    codes = np.round(values / stored.double().numpy()[groups]) + zero[groups]
+    return Codes(codes.clip(0, top).astype(np.int64), zero, stored, groups)
+
+
+def pack(values: np.ndarray, bits: int, axis: int, order: tuple[int, ...] | None = None) -> np.ndarray:
+    """Pack codes into int32 words along an axis; ``order`` says which value of a word comes first, second ..."""
+    count = 32 // bits
+    rows = np.moveaxis(values, axis, -1)
+    words = rows.reshape(*rows.shape[:-1], -1, count)[..., order or range(count)]
+    packed = (words.astype(np.uint64) << (bits * np.arange(count, dtype=np.uint64))).sum(-1)
+    return np.moveaxis(packed.astype(np.uint32), -1, axis).copy()
+
+
+def tensors_of(codes: Codes, scheme: Scheme) -> dict[str, torch.Tensor]:
+    """Return what a checkpoint holds for a layer: ``qweight``, ``qzeros``, ``scales`` and for GPTQ ``g_idx``."""
+    if scheme.method == "awq":
+        words, zeros = pack(codes.codes, 4, 1, AWQ_ORDER), pack(codes.zeros, 4, 1, AWQ_ORDER)
+    else:
+        words, zeros = pack(codes.codes, scheme.bits, 0), pack(codes.zeros, scheme.bits, 1)
+        if scheme.checkpoint_format == "gptq":
+            ones = sum(1 << shift for shift in range(0, 32, scheme.bits))
+            zeros = (zeros.astype(np.int64) - ones).astype(np.uint32)
+    made = {"qweight": words.view(np.int32), "qzeros": zeros.view(np.int32)}
+    tensors = {name: torch.from_numpy(value) for name, value in made.items()} | {"scales": codes.scales}
+    if scheme.method == "gptq":
+        tensors["g_idx"] = torch.from_numpy(codes.groups.astype(np.int32))
+    return tensors
+
+
+def quantize_checkpoint(source: Path, target: Path, scheme: Scheme) -> dict[str, torch.Tensor]:
+    """Write a quantized copy of a checkpoint; return the values ``X.weight`` that its codes stand for."""
+    target.mkdir()
+    tensors: dict[str, torch.Tensor] = {}
+    values = {}
+    for file in source.iterdir():
+        if file.suffix == ".safetensors":
+            tensors |= load_file(file)
+        else:
+            shutil.copyfile(file, target / file.name)
+    # As GPTQ does, which orders inputs by what they carry: layers with the same inputs have the same order.
+    seeds = {"q_proj": 1, "k_proj": 1, "v_proj": 1, "gate_proj": 2, "up_proj": 2}
+    for name in [name for name in tensors if name.endswith(("_proj.weight", "lm_head.weight"))]:
+        layer = name.removesuffix(".weight")
+        if layer.endswith(scheme.plain):
+            continue
+        codes = quantize(tensors.pop(name), scheme, seeds.get(layer.rpartition(".")[2], 3))
+        values[name] = codes.dequantized()
+        tensors |= {f"{layer}.{part}": tensor for part, tensor in tensors_of(codes, scheme).items()}
+    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((source / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(config | {"quantization_config": scheme.config()}))
+    return values

@@ -1,0 +1,286 @@
+"""Matrices stored as codes: the engine reads the numbers they stand for, and multiplies with the codes themselves."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from lmdeploy import _turbomind
+from lmdeploy.errors import CheckpointError, UnsupportedModelError
+from lmdeploy.turbomind.convert import convert
+from lmdeploy.turbomind.engine_dir import resolve
+from lmdeploy.turbomind.manifest import (
+    Expression,
+    Load,
+    Manifest,
+    concat,
+    find_problems,
+    permute,
+    reshape,
+    rows_of,
+    transpose,
+)
+from lmdeploy.turbomind.quantized import Quantization, with_codes
+from lmdeploy.turbomind.safetensors_index import read_checkpoint
+from tests.kernels.reference import round_activations
+from tests.support.quantized_checkpoints import AWQ_ORDER, Scheme, pack, quantize, quantize_checkpoint, tensors_of
+from tests.support.tiny_models import make_tiny_llama
+
+SHAPES = {"a": (48, 256), "b": (24, 256)}
+
+SCHEMES = {
+    "awq 128": Scheme(group_size=128),
+    "awq 64": Scheme(group_size=64),
+    "awq 32": Scheme(group_size=32),
+    "awq 8": Scheme(group_size=8),
+    "awq whole row": Scheme(group_size=-1),
+    "awq symmetric": Scheme(sym=True),
+    "awq bfloat16 scales": Scheme(scales=torch.bfloat16),
+    "gptq": Scheme("gptq", group_size=128),
+    "gptq whole row": Scheme("gptq", group_size=-1),
+    "gptq symmetric": Scheme("gptq", sym=True),
+    "gptq second format": Scheme("gptq", checkpoint_format="gptq_v2"),
+    "gptq last group short": Scheme("gptq", group_size=48),
+    "gptq 8 bits": Scheme("gptq", bits=8, group_size=128),
+    "gptq 8 bits second format": Scheme("gptq", bits=8, checkpoint_format="gptq_v2"),
+    "gptq 8 bits symmetric": Scheme("gptq", bits=8, sym=True),
+    "gptq ordered": Scheme("gptq", desc_act=True),
+    "gptq ordered 8 bits": Scheme("gptq", bits=8, group_size=48, desc_act=True, checkpoint_format="gptq_v2"),
+}
+
+A, B = (Load(f"{name}.weight", shape) for name, shape in SHAPES.items())
+# Heads of two kinds that lie beside each other, taken apart: [4 pairs, 2 kinds, 6 rows, in].
+APART = reshape(permute(reshape(A, 4, 2, 6, 256), 1, 0, 2, 3), 48, 256)
+EXPRESSIONS: dict[str, Expression] = {
+    "one": A,
+    "joined": concat(A, B, A),
+    "rows": concat(rows_of(A, 5, 41), rows_of(B, 16, 24)),
+    "taken apart": APART,
+    "joined, then cut": rows_of(concat(A, B), 40, 60),
+    "transposed": transpose(A),
+    "inputs cut": rows_of(A, 8, 72, dim=1),
+}
+STAYS_CODES = ("one", "joined", "rows", "taken apart")
+
+
+def values_of(expression: Expression, numbers: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return what torch makes of an expression."""
+    if isinstance(expression, Load):
+        return numbers[expression.name]
+    value = torch.cat([values_of(argument, numbers) for argument in expression.args])
+    match type(expression).__name__:
+        case "Slice":
+            return value.narrow(expression.dim, expression.begin, expression.end - expression.begin)
+        case "Permute":
+            return value.permute(expression.dims)
+        case "Reshape":
+            return value.reshape(expression.shape)
+    return value
+
+
+def write_codes(directory: Path, scheme: Scheme, expression: Expression) -> dict[str, torch.Tensor]:
+    """Write two layers as codes and a manifest with one tensor, ``x``; return the numbers the codes stand for."""
+    torch.manual_seed(7)
+    tensors, numbers = {}, {}
+    for name, shape in SHAPES.items():
+        codes = quantize(torch.randn(shape) + 0.1, scheme)
+        numbers[f"{name}.weight"] = codes.dequantized()
+        tensors |= {f"{name}.{part}": tensor for part, tensor in tensors_of(codes, scheme).items()}
+    save_file(tensors, directory / "model.safetensors")
+    index = read_checkpoint(directory)
+    quantization = Quantization.from_config({"quantization_config": scheme.config()})
+    assert quantization is not None
+    engine = with_codes({"x": expression}, quantization, index)
+    assert not find_problems(engine, index, lambda _: True)
+    (directory / "manifest.json").write_text(Manifest.build(engine, index, scheme.method).to_json())
+    return numbers
+
+
+@pytest.mark.parametrize("name", EXPRESSIONS)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_engine_reads_the_numbers_that_codes_stand_for(scheme: str, name: str, tmp_path: Path) -> None:
+    numbers = write_codes(tmp_path, SCHEMES[scheme], EXPRESSIONS[name])
+    expected = values_of(EXPRESSIONS[name], numbers)
+    found = torch.empty(expected.shape)
+    _turbomind.read_tensor(str(tmp_path), "x", list(expected.shape), found.data_ptr())
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("name", EXPRESSIONS)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_codes_are_multiplied_without_loss(scheme: str, name: str, tmp_path: Path) -> None:
+    numbers = write_codes(tmp_path, SCHEMES[scheme], EXPRESSIONS[name])
+    weight = values_of(EXPRESSIONS[name], numbers)
+    x, found = torch.randn(3, weight.shape[1]), torch.empty(3, weight.shape[0])
+    is_packed = _turbomind.multiply_codes(str(tmp_path), "x", list(weight.shape), x.data_ptr(), 3, found.data_ptr())
+    assert is_packed == (name in STAYS_CODES and not SCHEMES[scheme].desc_act)
+    if is_packed:
+        group = {-1: 128}.get(SCHEMES[scheme].group_size, SCHEMES[scheme].group_size)
+        rounded = round_activations(x, group)
+        bound = 1e-5 * (rounded.abs() @ weight.abs().double().T)
+        assert ((found.double() - rounded @ weight.double().T).abs() <= bound).all()
+
+
+def test_the_encoder_of_these_tests_packs_as_published_checkpoints_do() -> None:
+    assert pack(np.arange(8)[None], 4, 1, AWQ_ORDER) == 0x75316420  # the order AutoAWQ's kernels undo
+    assert pack(np.arange(8)[:, None], 4, 0) == 0x76543210
+    assert pack(np.arange(4)[:, None], 8, 0) == 0x03020100
+
+
+# ---- what is refused ----
+
+
+@pytest.fixture(scope="module")
+def plain_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_llama(tmp_path_factory.mktemp("tiny") / "model", num_hidden_layers=1)
+
+
+Change = Callable[[dict[str, Any], dict[str, Any]], object]  # of config.json's quantization_config, and of the tensors
+Q = "model.layers.0.self_attn.q_proj"
+
+
+def put(key: str, value: Any) -> Change:
+    return lambda config, _: config.update({key: value})
+
+
+def drop(name: str) -> Change:
+    return lambda _, tensors: tensors.pop(name)
+
+
+def spoil(name: str, value: float) -> Change:
+    return lambda _, tensors: tensors[name].view(-1)[3:4].fill_(value)
+
+
+UNSUPPORTED: dict[str, tuple[Scheme, Change, str]] = {
+    "bitsandbytes": (Scheme(), put("quant_method", "bitsandbytes"), "method 'bitsandbytes' .* supported: awq"),
+    "fp8": (Scheme(), put("quant_method", "fp8"), "method 'fp8' .* supported: awq"),
+    "compressed-tensors": (Scheme(), put("quant_method", "compressed-tensors"), "method 'compressed-tensors'"),
+    "gemv": (Scheme(), put("version", "gemv"), "awq weights of version 'gemv'"),
+    "llm-awq": (Scheme(), put("backend", "llm-awq"), "awq weights of version 'llm-awq'"),
+    "marlin": (Scheme("gptq"), put("checkpoint_format", "marlin"), "checkpoint_format 'marlin'"),
+    "marlin, the old flag": (Scheme("gptq"), put("is_marlin_format", True), "checkpoint_format 'marlin'"),
+    "dynamic": (Scheme("gptq"), put("dynamic", {"-:k_proj": {}}), "`dynamic`"),
+    "awq 8 bits": (Scheme(), put("bits", 8), "awq weights of 8 bits"),
+    "gptq 3 bits": (Scheme("gptq"), put("bits", 3), "gptq weights of 3 bits"),
+    "group of 12": (Scheme(), put("group_size", 12), "group_size must be -1 or a positive multiple of 8, got 12"),
+    "no group": (Scheme(), put("group_size", None), "group_size must be -1 or a positive multiple of 8, got None"),
+}
+BROKEN: dict[str, tuple[Scheme, Change, str]] = {
+    "no scales": (Scheme(), drop(f"{Q}.scales"), f"tensor {Q}.scales is missing"),
+    "no zeros": (Scheme("gptq"), drop(f"{Q}.qzeros"), f"tensor {Q}.qzeros is missing"),
+    "no codes": (Scheme(), drop(f"{Q}.qweight"), f"tensor {Q}.weight is missing"),
+    "other group": (Scheme(), put("group_size", 16), rf"tensor {Q}.scales has shape \[1, 32\], expected \[2, 32\]"),
+    "group that does not divide": (
+        Scheme(),
+        put("group_size", 24),
+        f"{Q}: its 32 inputs do not fall into groups of 24",
+    ),
+    "codes of another type": (
+        Scheme(),
+        lambda _, tensors: tensors.update({f"{Q}.qweight": tensors[f"{Q}.qweight"].long()}),
+        f"tensor {Q}.qweight has type I64, expected one of I32",
+    ),
+    "codes cut off": (
+        Scheme("gptq"),
+        lambda _, tensors: tensors.update({f"{Q}.qweight": tensors[f"{Q}.qweight"][:-1].clone()}),
+        rf"tensor {Q}.qweight has shape \[3, 32\], expected \[4, 32\]",
+    ),
+    "a bias": (
+        Scheme("gptq"),
+        lambda _, tensors: tensors.update({f"{Q}.bias": torch.ones(32)}),
+        f"tensor {Q}.bias is unknown to this architecture",
+    ),
+}
+# Seen only when the numbers are read.
+SPOILED: dict[str, tuple[Scheme, Change, str]] = {
+    "scale not a number": (
+        Scheme(),
+        spoil(f"{Q}.scales", float("nan")),
+        "must be finite.* found nan in group 0",
+    ),
+    "infinite scale": (Scheme("gptq"), spoil(f"{Q}.scales", float("inf")), "scales must be finite"),
+    "scale beyond half": (Scheme(scales=torch.float32), spoil(f"{Q}.scales", 1e6), "scales must be finite halves"),
+    "group beyond the last": (Scheme("gptq"), spoil(f"{Q}.g_idx", 7), r"g_idx must be in 0\.\.0, got 7 for input 3"),
+    "negative group": (Scheme("gptq"), spoil(f"{Q}.g_idx", -1), r"g_idx must be in 0\.\.0, got -1"),
+    "uneven groups": (
+        Scheme("gptq", group_size=16),
+        spoil(f"{Q}.g_idx", 1),
+        "g_idx gives group 0 15 inputs, expected 16",
+    ),
+}
+
+
+def damaged(source: Path, target: Path, scheme: Scheme, change: Change) -> Path:
+    quantize_checkpoint(source, target, scheme)
+    config, tensors = json.loads((target / "config.json").read_text()), load_file(target / "model.safetensors")
+    change(config["quantization_config"], tensors)
+    (target / "config.json").write_text(json.dumps(config))
+    save_file(tensors, target / "model.safetensors")
+    return target
+
+
+@pytest.mark.parametrize("case", UNSUPPORTED)
+def test_what_the_engine_cannot_read_is_refused_by_name(case: str, plain_model: Path, tmp_path: Path) -> None:
+    scheme, change, reason = UNSUPPORTED[case]
+    with pytest.raises(UnsupportedModelError, match=reason):
+        resolve(damaged(plain_model, tmp_path / "model", scheme, change))
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_damaged_checkpoint_is_refused_by_reason(case: str, plain_model: Path, tmp_path: Path) -> None:
+    scheme, change, reason = BROKEN[case]
+    with pytest.raises(CheckpointError, match=reason):
+        resolve(damaged(plain_model, tmp_path / "model", scheme, change))
+
+
+@pytest.mark.parametrize("case", SPOILED)
+def test_spoiled_numbers_are_refused_when_they_are_read(case: str, plain_model: Path, tmp_path: Path) -> None:
+    scheme, change, reason = SPOILED[case]
+    directory = resolve(damaged(plain_model, tmp_path / "model", scheme, change)).path
+    with pytest.raises(ValueError, match=f"tensor layers.0.attention.qkv.weight: .*{reason}"):
+        _turbomind.read_tensor(
+            str(directory), "layers.0.attention.qkv.weight", [64, 32], torch.empty(64, 32).data_ptr()
+        )
+
+
+def test_all_problems_are_reported_at_once(plain_model: Path, tmp_path: Path) -> None:
+    def damage(_: dict[str, Any], tensors: dict[str, Any]) -> None:
+        del tensors[f"{Q}.scales"], tensors["model.layers.0.mlp.up_proj.qzeros"]
+
+    with pytest.raises(CheckpointError) as raised:
+        resolve(damaged(plain_model, tmp_path / "model", Scheme(), damage))
+    assert len(raised.value.problems) == 2
+
+
+def test_a_bias_of_zeros_beside_codes_is_harmless(plain_model: Path, tmp_path: Path) -> None:
+    resolve(
+        damaged(
+            plain_model,
+            tmp_path / "model",
+            Scheme("gptq"),
+            lambda _, tensors: tensors.update({f"{Q}.bias": torch.zeros(32)}),
+        )
+    )
+
+
+def test_a_gptq_checkpoint_without_a_named_format_is_of_the_first(plain_model: Path, tmp_path: Path) -> None:
+    old = Scheme("gptq").config()
+    del old["checkpoint_format"]
+    found = Quantization.from_config({"quantization_config": old})
+    assert found == Quantization.from_config({"quantization_config": Scheme("gptq").config()})
+    assert found != Quantization.from_config(
+        {"quantization_config": dataclasses.replace(Scheme("gptq"), checkpoint_format="gptq_v2").config()}
+    )
+
+
+def test_convert_refuses_a_format_that_is_not_the_checkpoints(plain_model: Path, tmp_path: Path) -> None:
+    quantize_checkpoint(plain_model, tmp_path / "model", Scheme())
+    with pytest.raises(ValueError, match="model_format is gptq, but the checkpoint's weights are awq"):
+        convert(str(tmp_path / "model"), tmp_path / "workspace", model_format="gptq")
+    convert(str(tmp_path / "model"), tmp_path / "workspace", model_format="awq")
