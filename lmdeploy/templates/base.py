@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from lmdeploy.templates.conversation import Message, read_messages
+from lmdeploy.templates.conversation import Message, read_messages, read_tools
 
 _LAST_ANSWER = "<the answer the engine holds>"
 
@@ -51,9 +51,9 @@ class ChatTemplate(ABC):
         ValueError
             If the conversation is malformed, or the template has no place for something in it.
         """
-        return self._render(read_messages(messages), tools or None, add_generation_prompt)
+        return self._render(read_messages(messages), read_tools(tools), add_generation_prompt)
 
-    def render_continuation(self, messages: list[Message], is_turn_closed: bool = True, turns_held: int = 1) -> str:
+    def render_continuation(self, messages: list[Message], is_turn_closed: bool = True, answers_held: int = 1) -> str:
         """Return what follows the assistant's last turn, for an engine that holds the conversation up to there.
 
         Parameters
@@ -63,7 +63,7 @@ class ChatTemplate(ABC):
         is_turn_closed
             Whether the engine holds the end of that turn, as it does when the model ended it; not when the answer was
             cut off.
-        turns_held
+        answers_held
             How many answers the engine holds, for formats that number them.
 
         Raises
@@ -71,7 +71,7 @@ class ChatTemplate(ABC):
         ValueError
             As ``render``.
         """
-        beginning = [{"role": "user", "content": "-"}, {"role": "assistant", "content": "-"}] * (turns_held - 1)
+        beginning = [{"role": "user", "content": "-"}, {"role": "assistant", "content": "-"}] * (answers_held - 1)
         beginning += [{"role": "user", "content": "-"}, {"role": "assistant", "content": _LAST_ANSWER}]
         whole = self._render([*beginning, *read_messages(messages)], None, True)
         continuation = whole.partition(_LAST_ANSWER)[2]

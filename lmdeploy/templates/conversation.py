@@ -28,12 +28,56 @@ def read_messages(messages: object) -> list[Message]:
     return [_read_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
 
 
+def read_tools(tools: object) -> list[dict[str, Any]] | None:
+    """Return OpenAI tool descriptions; None if there are none.
+
+    Parameters
+    ----------
+    tools
+        A list of ``{"type": "function", "function": {"name": ..., ...}}``, or of what such a ``function`` is; or None.
+
+    Raises
+    ------
+    ValueError
+        If it is anything else; says where and what was expected.
+    """
+    if tools is None:
+        return None
+    if not isinstance(tools, list):
+        raise ValueError(f"tools must be a list, got {type(tools).__name__}")
+    for i, tool in enumerate(tools):
+        if not isinstance(tool, Mapping):
+            raise ValueError(f"tools[{i}] must be an object with type and function, got {type(tool).__name__}")
+        _read_function(f"tools[{i}].function", tool.get("function", tool))
+    return tools or None
+
+
+def _read_function(where: str, function: object) -> None:
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"{where} must be an object with a name, got {function!r:.80}")
+
+
+def _read_calls(where: str, calls: object) -> None:
+    if calls is None:
+        return
+    if not isinstance(calls, list):
+        raise ValueError(f"{where} must be a list, got {type(calls).__name__}")
+    for i, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, Mapping) else call
+        _read_function(f"{where}[{i}].function", function)
+        assert isinstance(function, Mapping)
+        if "arguments" not in function:
+            raise ValueError(f"{where}[{i}].function.arguments is missing")
+
+
 def _read_message(where: str, message: object) -> Message:
     if not isinstance(message, Mapping):
         raise ValueError(f"{where} must be an object with role and content, got {type(message).__name__}")
     role = message.get("role")
     if role not in ROLES:
         raise ValueError(f"{where}.role must be one of {', '.join(ROLES)}, got {role!r}")
+    _read_calls(f"{where}.tool_calls", message.get("tool_calls"))
     content = message.get("content")
     if content is None and role == "assistant" and message.get("tool_calls"):
         content = ""

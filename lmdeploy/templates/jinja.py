@@ -34,12 +34,12 @@ class JinjaChatTemplate(ChatTemplate):
         return self._end_of_sequence
 
     def _render(self, messages: list[Message], tools: list[dict[str, Any]] | None, add_generation_prompt: bool) -> str:
+        if tools and "tools" not in self._tokenizer.get_chat_template(tools=tools):
+            raise ValueError("tools are not supported by this model's chat template")
         try:
-            if tools and "tools" not in self._tokenizer.get_chat_template(tools=tools):
-                raise ValueError("tools are not supported by this model's chat template")
             prompt: str = self._tokenizer.apply_chat_template(
                 parsed_arguments(messages), tools=tools, add_generation_prompt=add_generation_prompt, tokenize=False
             )
-        except (jinja2.TemplateError, TypeError, KeyError) as error:
+        except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise ValueError(f"messages are refused by the model's chat template: {error}") from error
         return prompt

@@ -119,6 +119,43 @@ def test_an_assistant_message_with_tool_calls_needs_no_content() -> None:
     assert MODELS.get("chatml")().render([USER, {"role": "assistant", "content": None, "tool_calls": calls}])
 
 
+BAD_TOOLS: dict[str, tuple[Any, str]] = {
+    "no list": ({"type": "function"}, "tools must be a list, got dict"),
+    "no object": (["add"], r"tools\[0\] must be an object with type and function, got str"),
+    "no name": ([{"type": "function", "function": {}}], r"tools\[0\].function must be an object with a name, got {}"),
+    "no function": ([{"type": "function", "function": "add"}], r"tools\[0\].function must be an object .*'add'"),
+    "bare": ([{"description": "x"}], r"tools\[0\].function must be an object with a name"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_TOOLS)
+@pytest.mark.parametrize("template", ["", "qwen2d5", "glm4"])
+def test_malformed_tools_are_refused_by_name(default_model_dir: Path, template: str, case: str) -> None:
+    tools, reason = BAD_TOOLS[case]
+    with pytest.raises(ValueError, match=reason):
+        chat_template_for(str(default_model_dir), template).render([USER], tools)
+
+
+BAD_CALLS: dict[str, tuple[Any, str]] = {
+    "no list": ({"id": "1"}, "must be a list, got dict"),
+    "no object": (["add"], r"\[0\].function must be an object with a name, got 'add'"),
+    "no function": ([{"id": "1"}], r"\[0\].function must be an object with a name, got None"),
+    "no name": ([{"function": {"arguments": "{}"}}], r"\[0\].function must be an object with a name"),
+    "no arguments": ([{"function": {"name": "f"}}], r"\[0\].function.arguments is missing"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_CALLS)
+@pytest.mark.parametrize("template", ["", "internlm2", "llama3_1", "mistral-v3"])
+def test_malformed_calls_are_refused_by_name(default_model_dir: Path, template: str, case: str) -> None:
+    calls, reason = BAD_CALLS[case]
+    messages = [USER, {"role": "assistant", "content": "", "tool_calls": calls}]
+    with pytest.raises(
+        ValueError, match=rf"messages\[1\].tool_calls{reason if reason[0] == chr(92) else ' ' + reason}"
+    ):
+        chat_template_for(str(default_model_dir), template).render(messages)
+
+
 @pytest.mark.parametrize("template", ["", "chatml", "llama2"])
 def test_tools_are_refused_where_the_template_has_no_place_for_them(default_model_dir: Path, template: str) -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
@@ -126,11 +163,24 @@ def test_tools_are_refused_where_the_template_has_no_place_for_them(default_mode
         chat_template_for(str(default_model_dir), template).render([USER], tools=tools)
 
 
-def test_what_the_models_own_template_refuses_is_the_callers_error(default_model_dir: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages[7].content.text }}", "no element 7"),
+        ("{{ 1 / (messages | length - 1) }}", "division by zero"),
+        ("{{ [][messages[0].content | int] }}{{ messages | sum }}", "unsupported operand"),
+        ("{% for m in messages %}{{ m.content }}", "Unexpected end of template"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+    ],
+)
+def test_what_the_models_own_template_refuses_is_the_callers_error(
+    default_model_dir: Path, tmp_path: Path, template: str, reason: str
+) -> None:
     for file in ("tokenizer.json", "tokenizer_config.json", "config.json"):
         (tmp_path / file).symlink_to(default_model_dir / file)
-    (tmp_path / "chat_template.jinja").write_text("{{ raise_exception('roles must alternate') }}")
-    with pytest.raises(ValueError, match="refused by the model's chat template: roles must alternate"):
+    (tmp_path / "chat_template.jinja").write_text(template)
+    with pytest.raises(ValueError, match=f"refused by the model's chat template: .*{reason}"):
         chat_template_for(str(tmp_path)).render([USER])
 
 
