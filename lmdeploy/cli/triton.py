@@ -25,6 +25,7 @@ from lmdeploy.turbomind.engine_dir import resolve
 from lmdeploy.turbomind.repository import copy_models
 
 _LOG_BYTES = 10 * 1024 * 1024
+_TALKATIVE = ("INFO", "DEBUG")  # log levels
 
 
 class CommandError(Exception):
@@ -85,6 +86,8 @@ def served_model(model: str, args: argparse.Namespace) -> Iterator[ServedModel]:
         engine_config=config,
         ports=Ports(args.triton_http_port, args.triton_grpc_port, args.triton_metrics_port),
         host=args.triton_server_name,
+        # Only `api_server` has the option.
+        max_log_len=max(0, getattr(args, "max_log_len", 0)) if args.log_level in _TALKATIVE else 0,
         log=_open_log(log_file, args.log_level).info,
     )
     supervisor = Supervisor(server)
@@ -109,7 +112,7 @@ def _open_log(path: Path, level: str) -> logging.Logger:
     logger = logging.getLogger("tritonserver")
     logger.setLevel(logging.INFO)
     logger.addHandler(handler)
-    logger.propagate = level in ("INFO", "DEBUG")
+    logger.propagate = level in _TALKATIVE
     return logger
 
 

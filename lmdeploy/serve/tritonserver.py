@@ -37,6 +37,8 @@ class TritonServer:
         Where it listens.
     host : str
         The address it listens on.
+    max_log_len : int
+        Most characters of a rendered prompt it prints; 0: none.
     log : callable
         Gets each line it prints.
     backends : sequence of Path
@@ -53,6 +55,7 @@ class TritonServer:
         engine_config: Mapping[str, Any] | None = None,
         ports: Ports | None = None,
         host: str = DEFAULT_TRITON_HOST,
+        max_log_len: int = 0,
         log: Callable[[str], None] = lambda line: None,
         backends: Sequence[Path] = (installation.OUR_BACKEND,),
     ) -> None:
@@ -64,6 +67,7 @@ class TritonServer:
             "LMDEPLOY_MODEL_NAME": model_name,
             "LMDEPLOY_CHAT_TEMPLATE": chat_template,
             "LMDEPLOY_ENGINE_CONFIG": json.dumps(dict(engine_config)) if engine_config else "",
+            "LMDEPLOY_MAX_LOG_LEN": str(max_log_len) if max_log_len else "",
         }
         self._log = log
         self._backends = backends

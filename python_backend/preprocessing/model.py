@@ -1,5 +1,6 @@
 """The model's life in Triton: initialize, execute. Each request of a batch succeeds or fails by itself."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,7 +26,11 @@ class TritonPythonModel:
         tokenizer = Tokenizer(str(engine.path))
         template = chat_template_for(path, parameter(args, "chat_template") or None, tokenizer)
         longest_token = max(map(len, TokenBytes.read(engine.path / "token_bytes.bin").tokens))
-        self._encoder = PromptEncoder(tokenizer, template, engine.spec.max_position_embeddings * longest_token)
+        max_log_len = int(parameter(args, "max_log_len") or 0)
+        if max_log_len:
+            logging.basicConfig(level=logging.INFO)  # tritonserver's log
+        max_bytes = engine.spec.max_position_embeddings * longest_token
+        self._encoder = PromptEncoder(tokenizer, template, max_bytes, max_log_len)
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Answer every request of a batch, in order."""

@@ -1,11 +1,14 @@
 """From what a request says to token ids; knows nothing of Triton."""
 
 import json
+import logging
 from dataclasses import dataclass
 from typing import Any
 
 from lmdeploy.model import ChatTemplate
 from lmdeploy.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 _UNKNOWN = 2**32 - 1  # what these clients have always been told for a token the model does not have
 
@@ -28,12 +31,15 @@ class PromptEncoder:
     max_bytes
         Longest prompt in UTF-8 bytes. A longer one is refused before it keeps the tokenizer busy for seconds: even in
         the longest tokens it could not fit the model's context.
+    max_log_len
+        Most characters of a rendered prompt in the log, at level INFO; 0: none.
     """
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, max_bytes: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, max_bytes: int, max_log_len: int = 0) -> None:
         self._tokenizer = tokenizer
         self._template = template
         self._max_bytes = max_bytes
+        self._max_log_len = max_log_len
 
     def encode(
         self,
@@ -69,6 +75,8 @@ class PromptEncoder:
             rendered = self._render(
                 _json_list("messages", messages), _json_list("tools", tools or "[]"), is_continuation
             )
+            if self._max_log_len:
+                logger.info("prompt: %r", rendered[: self._max_log_len])
             ids = self._tokenize(rendered, self._template.add_bos and not is_continuation)
             stop_words = list(dict.fromkeys([*stop_words, *self._template.stop_words]))
         elif text is None:

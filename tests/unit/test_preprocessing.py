@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -146,7 +147,8 @@ BAD_REQUESTS: dict[str, tuple[dict[str, Any], str]] = {
     "bad role": ({"messages": '[{"role": "bot", "content": "x"}]'}, "role must be one of"),
     "deep nesting": ({"messages": "[" * 100_000}, "messages must be JSON"),
     "tools no list": ({"messages": json.dumps(MESSAGES), "tools": '"f"'}, "tools must be a list"),
-    "tools": ({"messages": json.dumps(MESSAGES), "tools": '[{"type": "function"}]'}, "tools are not supported"),
+    "no tool": ({"messages": json.dumps(MESSAGES), "tools": '[{"type": "function"}]'}, "tools[0].function must be"),
+    "tools": ({"messages": json.dumps(MESSAGES), "tools": '[{"name": "f"}]'}, "tools are not supported"),
     "tools with text": ({"text_input": "x", "tools": '[{"type": "function"}]'}, "tools must come with messages"),
     "no utf-8": ({"text_input": b"ab\xff"}, "text_input must be UTF-8 text (invalid start byte at byte 2)"),
     "surrogate": ({"messages": r'[{"role": "user", "content": "\ud800"}]'}, "lone surrogate"),
@@ -169,6 +171,21 @@ def test_a_bad_request_is_refused_and_its_neighbours_are_answered(model: Any, ca
     assert bad.error.code == TritonError.INVALID_ARG
     assert first.error is None
     assert last.error is None
+
+
+@pytest.mark.parametrize(
+    ("length", "shown"), [("0", None), ("9", "prompt: '<|im_star'"), ("1000", "Hi, 你好 🙂<|im_end|>")]
+)
+def test_the_rendered_prompt_is_logged_as_far_as_asked_for(
+    model: Any, default_model_dir: Path, caplog: pytest.LogCaptureFixture, length: str, shown: str | None
+) -> None:
+    other = type(model)()
+    other.initialize(arguments(model_path=str(default_model_dir), max_log_len=length))
+    with caplog.at_level(logging.INFO):
+        other.execute([Request(messages=json.dumps(MESSAGES))])
+    logged = [record.getMessage() for record in caplog.records if record.name.startswith("python_backend")]
+    assert len(logged) == (shown is not None)
+    assert all(str(shown) in line for line in logged)
 
 
 def test_a_bug_becomes_an_internal_error_of_its_request(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
