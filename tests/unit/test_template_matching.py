@@ -186,3 +186,8 @@ def test_lmdeploy_list_prints_every_name(capsys: pytest.CaptureFixture[str]) -> 
     printed: list[Any] = capsys.readouterr().out.split("\n")
     assert set(MODELS.names()) <= set(printed)
     assert {f"{alias} = {name}" for alias, name in MODELS.aliases.items()} <= set(printed)
+
+
+def test_the_documentation_lists_every_name() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "chat-templates.md").read_text(encoding="utf-8")
+    assert [name for name in [*MODELS.names(), *MODELS.aliases] if f"`{name}`" not in page] == []
