@@ -100,7 +100,9 @@ class PromptPreparer:
             return PreparedPrompt(self._encode(prompt, True), [])
         return self._prepared(self._template.render(as_messages(prompt), tools), self._template.add_bos)
 
-    def prepare_continuation(self, prompt: Prompt, do_preprocess: bool, is_turn_closed: bool) -> PreparedPrompt:
+    def prepare_continuation(
+        self, prompt: Prompt, do_preprocess: bool, is_turn_closed: bool, answers_held: int = 1
+    ) -> PreparedPrompt:
         """Return a prompt that goes on in a conversation the engine holds.
 
         Parameters
@@ -109,6 +111,8 @@ class PromptPreparer:
             As in ``prepare``; the new part alone.
         is_turn_closed
             Whether the model ended its last turn itself.
+        answers_held
+            How many answers the engine holds, for formats that number them.
 
         Raises
         ------
@@ -117,7 +121,8 @@ class PromptPreparer:
         """
         if isinstance(prompt, str) and not do_preprocess:
             return PreparedPrompt(self._encode(prompt, False), [])
-        return self._prepared(self._template.render_continuation(as_messages(prompt), is_turn_closed), False)
+        rendered = self._template.render_continuation(as_messages(prompt), is_turn_closed, answers_held)
+        return self._prepared(rendered, False)
 
     def _prepared(self, text: str, add_bos: bool) -> PreparedPrompt:
         return PreparedPrompt(self._encode(text, add_bos), self._template.stop_words)

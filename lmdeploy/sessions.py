@@ -17,11 +17,14 @@ class SessionStates:
         self._lock = threading.Lock()
         self._running: dict[int, Future[None]] = {}  # guarded by _lock
         self._cut_off: set[int] = set()  # guarded by _lock
+        self._answers: dict[int, int] = {}  # how many a session holds; guarded by _lock
 
-    def begin(self, session_id: int) -> "Future[None]":
-        """Note that the session runs a request; return what is done when it has ended."""
+    def begin(self, session_id: int, is_first: bool = False) -> "Future[None]":
+        """Note that the session, which may begin with it, runs a request; return what is done when it has ended."""
         ended: Future[None] = Future()
         with self._lock:
+            if is_first and session_id not in self._running:
+                self._answers.pop(session_id, None)
             self._running.setdefault(session_id, ended)  # a second request is refused by the engine
         return ended
 
@@ -34,6 +37,10 @@ class SessionStates:
                 self._cut_off.discard(session_id)
             elif finish_reason != "error":
                 self._cut_off.add(session_id)
+            if is_over:
+                self._answers.pop(session_id, None)
+            elif finish_reason != "error":
+                self._answers[session_id] = self._answers.get(session_id, 0) + 1
         ended.set_result(None)
 
     def running(self, session_id: int) -> "Future[None] | None":
@@ -46,10 +53,16 @@ class SessionStates:
         with self._lock:
             return session_id not in self._cut_off
 
+    def answers_held(self, session_id: int) -> int:
+        """Return how many answers the session holds, as far as is known: at least one."""
+        with self._lock:
+            return self._answers.get(session_id, 1)
+
     def forget(self, session_id: int) -> None:
         """Note that the session is over."""
         with self._lock:
             self._cut_off.discard(session_id)
+            self._answers.pop(session_id, None)
 
 
 @dataclass(frozen=True)
@@ -90,7 +103,7 @@ def start_turn(
     RuntimeError
         If the engine is closed or has failed.
     """
-    ended = states.begin(options.session_id)
+    ended = states.begin(options.session_id, options.start)
 
     def deliver(output: EngineOutput) -> None:
         if output.is_final:
