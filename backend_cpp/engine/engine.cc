@@ -50,7 +50,7 @@ Engine::~Engine() {
 void Engine::check(Request& request) const {
   GenerationParams& params = request.params;
   params.validate(runner_->vocab_size());
-  const bool may_generate_nothing = request.session.has_value() || params.scores_prompt;
+  const bool may_generate_nothing = request.session.has_value() || params.scores_prompt || params.prompt_logprobs;
   if (params.max_new_tokens == 0 && !may_generate_nothing) throw invalid_argument("max_new_tokens must be >= 1, got 0");
   if (request.input_ids.empty() && !request.session) throw invalid_argument("input_ids must hold at least one token");
   for (const int32_t token : request.input_ids) {
@@ -65,13 +65,15 @@ void Engine::check(Request& request) const {
                            std::to_string(params.max_new_tokens));
   }
   const auto prompt_len = static_cast<int64_t>(request.input_ids.size());
-  if (prompt_len + (params.scores_prompt ? 0 : 1) > config_.session_len) {
+  if (prompt_len + (params.generates_nothing() ? 0 : 1) > config_.session_len) {
     throw Error(ErrorCode::kTooLong, "the prompt must be shorter than the session length of " +
                                          std::to_string(config_.session_len) + " tokens, got " +
                                          std::to_string(prompt_len));
   }
-  if (params.n > 1 && (request.session || params.scores_prompt))
-    throw invalid_argument("n must be 1 in a session, got " + std::to_string(params.n));
+  if (params.n > 1 && (request.session || params.generates_nothing())) {
+    throw invalid_argument("n must be 1 in a session and where nothing is generated, got " + std::to_string(params.n));
+  }
+  if (request.session && params.prompt_logprobs) throw invalid_argument("prompt_logprobs cannot be had in a session");
   if (!params.response_format.empty() && !grammar_queue_) {
     throw Error(ErrorCode::kUnavailable, "response_format is not available: xgrammar was not found");
   }
@@ -193,7 +195,8 @@ void Engine::accept(const Submission& submission) {
   try {
     if (control_session(submission.request)) return;
     std::shared_ptr<Job> job = make_job(submission);
-    if (job->request.params.max_new_tokens == 0 && !job->request.params.scores_prompt) {
+    if (const GenerationParams& params = job->request.params;
+        params.max_new_tokens == 0 && !params.scores_prompt && !params.prompt_logprobs) {
       // Nothing to generate: the session takes the tokens, and computes them when it goes on.
       ++counts_.completed;
       close_job(*job, *job->prompt, -1);
@@ -242,8 +245,7 @@ std::shared_ptr<Job> Engine::make_job(const Submission& submission) {
   const int left = config_.session_len - static_cast<int>(prompt.size());
   params.max_new_tokens = params.max_new_tokens == kAllThatIsLeft ? left : std::min(params.max_new_tokens, left);
   params.min_new_tokens = std::min(params.min_new_tokens, params.max_new_tokens);
-  job->may_match =
-      !params.scores_prompt && params.logits != RowsWanted::kAll && params.hidden_states != RowsWanted::kAll;
+  job->may_match = !params.looks_at_prompt();
   job->prompt = std::make_shared<const std::vector<int32_t>>(std::move(prompt));
   return job;
 }

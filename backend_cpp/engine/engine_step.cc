@@ -1,5 +1,6 @@
 // One step of the engine: run the model, take its tokens, end what is finished.
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "engine/engine.h"
@@ -77,12 +78,16 @@ void Engine::take_rows(Sequence& sequence, const StepSpan& span, int rows, float
   advance(sequence, logits + last * runner_->vocab_size(), hidden + last * runner_->hidden_size());
 }
 
-// Scores the prompt's rows in this step, or keeps their logits and hidden states. Rows seen before a preemption are
-// skipped.
+// Scores the prompt's rows in this step, or keeps their log probabilities, logits and hidden states. Rows seen before a
+// preemption are skipped.
 void Engine::look_at_prompt(Sequence& sequence, const StepSpan& span, const float* logits, const float* hidden) {
   const GenerationParams& params = sequence.params();
   const auto vocab = static_cast<size_t>(runner_->vocab_size());
   const auto width = static_cast<size_t>(runner_->hidden_size());
+  if (sequence.wants_prompt_logprobs() && span.first_position == 0 && sequence.looked_at == 0) {
+    const auto top = static_cast<size_t>(*params.prompt_logprobs);
+    sequence.held.prompt_logprobs = {{std::nanf(""), {top, {-1, std::nanf("")}}}};  // nothing predicts the first token
+  }
   for (int row = 0; row < span.count; ++row, logits += vocab, hidden += width) {
     const int position = span.first_position + row;
     // The last prompt row is the answer's first: advance() keeps it.
@@ -92,6 +97,11 @@ void Engine::look_at_prompt(Sequence& sequence, const StepSpan& span, const floa
       sequence.held.score +=
           negative_log_probability(logits, runner_->vocab_size(), sequence.tokens[static_cast<size_t>(position) + 1]);
       ++sequence.held.scored_tokens;
+    }
+    if (sequence.wants_prompt_logprobs()) {
+      const int32_t next = sequence.tokens[static_cast<size_t>(position) + 1];
+      sequence.held.prompt_logprobs.push_back(
+          log_probabilities(logits, runner_->vocab_size(), next, *params.prompt_logprobs));
     }
     if (params.logits == RowsWanted::kAll)
       sequence.held.logits.insert(sequence.held.logits.end(), logits, logits + vocab);
@@ -105,8 +115,8 @@ void Engine::look_at_prompt(Sequence& sequence, const StepSpan& span, const floa
 void Engine::advance(Sequence& sequence, float* logits, const float* hidden) {
   const GenerationParams& params = sequence.params();
   const int vocab = runner_->vocab_size();
-  if (params.scores_prompt) {
-    finish(sequence, FinishReason::kStop);
+  if (params.generates_nothing()) {
+    finish(sequence, params.scores_prompt ? FinishReason::kStop : FinishReason::kLength);
     return;
   }
   Output& held = sequence.held;

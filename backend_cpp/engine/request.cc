@@ -41,6 +41,10 @@ void GenerationParams::validate(int vocab_size) const {
   require(frequency_penalty >= -2 && frequency_penalty <= 2, "frequency_penalty", "in [-2, 2]", frequency_penalty);
   require(n >= 1 && n <= kMaxAnswers, "n", "between 1 and 128", n);
   if (logprobs) require(*logprobs >= 0 && *logprobs <= kMaxTopLogprobs, "logprobs", "between 0 and 20", *logprobs);
+  if (prompt_logprobs) {
+    require(*prompt_logprobs >= 0 && *prompt_logprobs <= kMaxTopLogprobs, "prompt_logprobs", "between 0 and 20",
+            *prompt_logprobs);
+  }
   require(stop_words.size() <= kMaxStopWords, "stop_words", "at most 1024 strings", stop_words.size());
   for (const std::string& word : stop_words) {
     require(!word.empty() && word.size() <= kMaxStopWordBytes, "each of stop_words", "1 to 16384 bytes long",

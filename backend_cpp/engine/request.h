@@ -54,8 +54,14 @@ struct GenerationParams {
   std::optional<int> logprobs;  // so many likeliest tokens beside the chosen one
   RowsWanted logits = RowsWanted::kNone;
   RowsWanted hidden_states = RowsWanted::kNone;
-  bool scores_prompt = false;  // sum of -log p of the prompt's tokens; generates nothing
+  bool scores_prompt = false;          // sum of -log p of the prompt's tokens; generates nothing
+  std::optional<int> prompt_logprobs;  // of the prompt's tokens too: so many likeliest ones beside each
 
+  // Whether what the model says about each token of the prompt is wanted.
+  bool looks_at_prompt() const {
+    return scores_prompt || prompt_logprobs || logits == RowsWanted::kAll || hidden_states == RowsWanted::kAll;
+  }
+  bool generates_nothing() const { return scores_prompt || max_new_tokens == 0; }
   bool is_greedy() const { return !do_sample || temperature == 0 || top_k == 1; }
 
   // Throws Error(kInvalidArgument) naming the field, what was expected and what was given.
@@ -93,9 +99,11 @@ struct Output {
   int generate_token_len = 0;
   int32_t stop_token = -1;              // the token that ended the answer, if one did
   std::vector<TokenLogprobs> logprobs;  // of token_ids
-  std::vector<float> logits;            // [rows, vocab]
-  std::vector<float> hidden_states;     // [rows, hidden], after the final norm
-  double score = 0;                     // with scores_prompt: sum of -log p
+  // With prompt_logprobs, once: of each token of `prompt`. The first one has none: NaN, and tokens of -1.
+  std::vector<TokenLogprobs> prompt_logprobs;
+  std::vector<float> logits;         // [rows, vocab]
+  std::vector<float> hidden_states;  // [rows, hidden], after the final norm
+  double score = 0;                  // with scores_prompt: sum of -log p
   int scored_tokens = 0;
   std::shared_ptr<const std::vector<int32_t>> prompt;  // all tokens before the answer, history included
   ErrorCode error_code = ErrorCode::kInternal;         // with kError

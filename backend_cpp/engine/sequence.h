@@ -46,10 +46,9 @@ struct Sequence {
   // Tokens whose keys and values are not in the cache yet; a decoding sequence has one.
   int pending() const { return static_cast<int>(tokens.size()) - cached; }
   int generated() const { return static_cast<int>(tokens.size()) - prompt_len; }
-  // Whether each prompt row's logits are looked at.
-  bool wants_prompt_rows() const {
-    return params().scores_prompt || params().logits == RowsWanted::kAll || params().hidden_states == RowsWanted::kAll;
-  }
+  // Whether each prompt row's logits are looked at. Their log probabilities come with the first answer alone.
+  bool wants_prompt_rows() const { return params().looks_at_prompt(); }
+  bool wants_prompt_logprobs() const { return params().prompt_logprobs && index == 0; }
   // Order of service: priority, then arrival, then answer.
   bool is_before(const Sequence& other) const {
     const Job& a = *job;

@@ -31,6 +31,7 @@ class Collector {
     int outputs = 0;
     FinishReason finish = FinishReason::kNone;
     std::string error;
+    std::vector<TokenLogprobs> prompt_logprobs;
     Output last;
   };
 
@@ -42,6 +43,8 @@ class Collector {
       answer.last = output;
       answer.tokens.insert(answer.tokens.end(), output.token_ids.begin(), output.token_ids.end());
       answer.text += output.text;
+      answer.prompt_logprobs.insert(answer.prompt_logprobs.end(), output.prompt_logprobs.begin(),
+                                    output.prompt_logprobs.end());
       answer.finish = output.finish;
       answer.error = output.error;
       ++answer.outputs;

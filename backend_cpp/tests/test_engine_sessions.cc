@@ -252,6 +252,51 @@ TEST(scoring_sums_minus_log_p_over_the_prompt_in_chunks) {
   CHECK(std::abs(scored.score - (60 * normaliser - 5.0 * hits)) < 1e-6);
 }
 
+TEST(log_probabilities_of_the_prompt_come_once_with_the_first_answer) {
+  Collector collector;
+  Engine engine(small_config(), std::make_unique<StubRunner>(), letters());
+  std::vector<int32_t> prompt = {1};
+  const std::vector<int32_t> likely = expected_answer(prompt, 60);
+  prompt.insert(prompt.end(), likely.begin(), likely.end());
+  prompt[30] = (prompt[30] + 1) % kStubVocab;
+  const double normaliser = std::log(std::exp(5.0) + kStubVocab - 1);
+  for (const int length : {0, 5}) {
+    const int answers = length == 0 ? 1 : 3;
+    const auto id = static_cast<RequestId>(length) + 1;
+    Request request = make_request(id, prompt, length, collector.callback());
+    request.params.prompt_logprobs = 2;
+    request.params.n = answers;
+    engine.submit(std::move(request));
+    for (int answer = 1; answer < answers; ++answer) CHECK(collector.wait(id, answer).prompt_logprobs.empty());
+    const Collector::Answer first = collector.wait(id);
+    CHECK(first.finish == FinishReason::kLength);
+    CHECK_EQUAL(first.tokens.size(), static_cast<size_t>(length));
+    CHECK_EQUAL(first.prompt_logprobs.size(), prompt.size());
+    CHECK(std::isnan(first.prompt_logprobs[0].chosen));
+    for (size_t i = 1; i < prompt.size(); ++i) {
+      const int32_t predicted = stub_next({prompt.begin(), prompt.begin() + static_cast<ptrdiff_t>(i)});
+      const TokenLogprobs& entry = first.prompt_logprobs[i];
+      CHECK(std::abs(entry.chosen - ((predicted == prompt[i] ? 5.0 : 0.0) - normaliser)) < 1e-5);
+      CHECK_EQUAL(entry.top[0].first, predicted);
+    }
+    for (const TokenLogprobs& entry : first.prompt_logprobs) CHECK_EQUAL(entry.top.size(), 2u);
+  }
+}
+
+TEST(what_cannot_go_with_log_probabilities_of_the_prompt_is_refused) {
+  Collector collector;
+  Engine engine(small_config(), std::make_unique<StubRunner>(), letters());
+  const auto refusal = [&](const std::function<void(Request&)>& change) {
+    Request request = make_request(1, {1, 2}, 0, collector.callback());
+    request.params.prompt_logprobs = 1;
+    change(request);
+    return error_of([&] { engine.submit(std::move(request)); });
+  };
+  CHECK(refusal([](Request& request) { request.params.n = 2; }) == ErrorCode::kInvalidArgument);
+  CHECK(refusal([](Request& request) { request.params.prompt_logprobs = 21; }) == ErrorCode::kInvalidArgument);
+  CHECK(refusal([](Request& request) { request.session = SessionParams{}; }) == ErrorCode::kInvalidArgument);
+}
+
 TEST(hidden_states_and_logits_come_for_the_rows_asked_for) {
   Collector collector;
   Engine engine(small_config(), std::make_unique<StubRunner>(), letters());

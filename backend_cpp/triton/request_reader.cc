@@ -130,6 +130,7 @@ void RequestReader::read_limits(GenerationParams& params) const {
     params.bad_tokens.push_back({token});
   read(params.n, "n", TRITONSERVER_TYPE_INT32);
   if (const auto logprobs = scalar<int32_t>("logprobs", TRITONSERVER_TYPE_INT32)) params.logprobs = *logprobs;
+  params.prompt_logprobs = scalar<int32_t>("prompt_logprobs", TRITONSERVER_TYPE_INT32);
   if (const std::vector<std::string> format = strings("response_format"); !format.empty())
     params.response_format = format[0];
 }

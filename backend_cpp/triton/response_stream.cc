@@ -7,6 +7,8 @@ namespace turbomind {
 
 namespace {
 
+constexpr const char* kOfPrompt = "prompt_";
+
 uint64_t now_ns() {
   return static_cast<uint64_t>(
       std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
@@ -64,21 +66,23 @@ void add_int(TRITONBACKEND_Response* response, const std::string& name, int32_t 
   add_values<int32_t>(response, name, TRITONSERVER_TYPE_INT32, {1}, {value});
 }
 
-void add_logprobs(TRITONBACKEND_Response* response, const std::string& name, const Output& output) {
-  const auto rows = static_cast<int64_t>(output.logprobs.size());
-  const auto columns = static_cast<int64_t>(rows > 0 ? output.logprobs[0].top.size() : 0);
+// `what`: "token_logprobs", "top_token_ids" or "top_logprobs".
+void add_logprobs(TRITONBACKEND_Response* response, const std::string& name, const std::string& what,
+                  const std::vector<TokenLogprobs>& entries) {
+  const auto rows = static_cast<int64_t>(entries.size());
+  const auto columns = static_cast<int64_t>(rows > 0 ? entries[0].top.size() : 0);
   std::vector<float> values;
   std::vector<int32_t> ids;
-  for (const TokenLogprobs& entry : output.logprobs) {
-    if (name == "token_logprobs") values.push_back(entry.chosen);
+  for (const TokenLogprobs& entry : entries) {
+    if (what == "token_logprobs") values.push_back(entry.chosen);
     for (const auto& [id, value] : entry.top) {
-      if (name == "top_token_ids") ids.push_back(id);
-      if (name == "top_logprobs") values.push_back(value);
+      if (what == "top_token_ids") ids.push_back(id);
+      if (what == "top_logprobs") values.push_back(value);
     }
   }
-  if (name == "token_logprobs") {
+  if (what == "token_logprobs") {
     add_values(response, name, TRITONSERVER_TYPE_FP32, {rows}, values);
-  } else if (name == "top_logprobs") {
+  } else if (what == "top_logprobs") {
     add_values(response, name, TRITONSERVER_TYPE_FP32, {rows, columns}, values);
   } else {
     add_values(response, name, TRITONSERVER_TYPE_INT32, {rows, columns}, ids);
@@ -107,8 +111,14 @@ void add_named_output(TRITONBACKEND_Response* response, const std::string& name,
     add_values(response, name, TRITONSERVER_TYPE_UINT32, {1, length}, sequence);
   } else if (name == "sequence_length") {
     add_values<int32_t>(response, name, TRITONSERVER_TYPE_UINT32, {1}, {static_cast<int32_t>(length)});
+  } else if (name == "prompt_token_ids") {
+    const std::vector<int32_t> none;
+    const std::vector<int32_t>& ids = output.prompt_logprobs.empty() ? none : *output.prompt;
+    add_values(response, name, TRITONSERVER_TYPE_INT32, {static_cast<int64_t>(ids.size())}, ids);
+  } else if (name.rfind(kOfPrompt, 0) == 0) {
+    add_logprobs(response, name, name.substr(std::strlen(kOfPrompt)), output.prompt_logprobs);
   } else {
-    add_logprobs(response, name, output);
+    add_logprobs(response, name, name, output.logprobs);
   }
 }
 

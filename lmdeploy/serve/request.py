@@ -39,6 +39,8 @@ class GenerateRequest:
         Answers to the prompt; their chunks come in any order and are told apart by ``index``.
     logprobs : int, optional
         Log probabilities wanted: of each token, and of so many likeliest ones.
+    prompt_logprobs : int, optional
+        The same of each token of the prompt; with ``max_new_tokens`` 0 nothing is generated.
     response_format : mapping, optional
         The grammar of the answer, as in config.pbtxt.
     session_id, sequence_start, sequence_end, step
@@ -76,6 +78,7 @@ class GenerateRequest:
     skip_special_tokens: bool | None = None
     n: int | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     response_format: Mapping[str, Any] | None = None
     session_id: int | None = None
     sequence_start: bool | None = None
@@ -116,6 +119,9 @@ class GenerateChunk:
         The likeliest tokens beside each of ``token_ids``.
     top_logprobs : tuple of tuple of float
         Their log probabilities.
+    prompt_token_ids, prompt_token_logprobs, prompt_top_token_ids, prompt_top_logprobs
+        With ``prompt_logprobs``, in the first chunk of the first choice: the prompt's tokens, and the same of each of
+        them. Nothing predicts the first one: its log probabilities are NaN, and the likeliest tokens -1.
     """
 
     text: str = ""
@@ -128,3 +134,7 @@ class GenerateChunk:
     token_logprobs: tuple[float, ...] = ()
     top_token_ids: tuple[tuple[int, ...], ...] = ()
     top_logprobs: tuple[tuple[float, ...], ...] = ()
+    prompt_token_ids: tuple[int, ...] = ()
+    prompt_token_logprobs: tuple[float, ...] = ()
+    prompt_top_token_ids: tuple[tuple[int, ...], ...] = ()
+    prompt_top_logprobs: tuple[tuple[float, ...], ...] = ()

@@ -39,6 +39,7 @@ _SCALARS = {
     "skip_special_tokens": ("BOOL", "<?"),
     "n": ("INT32", "<i"),
     "logprobs": ("INT32", "<i"),
+    "prompt_logprobs": ("INT32", "<i"),
     "session_id": ("UINT64", "<Q"),
     "sequence_start": ("BOOL", "<?"),
     "sequence_end": ("BOOL", "<?"),
@@ -51,6 +52,16 @@ _ID_LISTS = ("stop_token_ids", "bad_token_ids")
 _COUNTS = frozenset({"input_token_len", "generate_token_len", "index", "history_token_len"})
 _ALWAYS = ("text_output", "finish_reason", "input_token_len", "generate_token_len")
 _WITH_LOGPROBS = ("token_ids", "token_logprobs", "top_token_ids", "top_logprobs")
+_LISTS = {  # name -> struct's letter of its numbers, whether it has a row a token
+    f"{of}{name}": layout
+    for of in ("", "prompt_")
+    for name, layout in {
+        "token_ids": ("i", False),
+        "token_logprobs": ("f", False),
+        "top_token_ids": ("i", True),
+        "top_logprobs": ("f", True),
+    }.items()
+}
 
 
 def encode_generate(request: GenerateRequest) -> service_pb2.ModelInferRequest:
@@ -102,6 +113,8 @@ def _outputs(request: GenerateRequest) -> list[str]:
         names += _WITH_LOGPROBS
     elif request.want_token_ids:
         names.append("token_ids")
+    if request.prompt_logprobs is not None:
+        names += [f"prompt_{name}" for name in _WITH_LOGPROBS]
     return names
 
 
@@ -176,14 +189,10 @@ def decode_chunk(response: service_pb2.ModelInferResponse) -> GenerateChunk:
             chunk.finish_reason = raw[4:].decode() or None
         elif name in _COUNTS:
             setattr(chunk, name, int.from_bytes(raw, "little", signed=True))
-        elif name == "token_ids":
-            chunk.token_ids = struct.unpack(f"<{len(raw) // 4}i", raw)
-        elif name == "token_logprobs":
-            chunk.token_logprobs = struct.unpack(f"<{len(raw) // 4}f", raw)
-        elif name == "top_token_ids":
-            chunk.top_token_ids = _rows(struct.unpack(f"<{len(raw) // 4}i", raw), output.shape[-1])
-        elif name == "top_logprobs":
-            chunk.top_logprobs = _rows(struct.unpack(f"<{len(raw) // 4}f", raw), output.shape[-1])
+        elif name in _LISTS:
+            letter, has_rows = _LISTS[name]
+            values = struct.unpack(f"<{len(raw) // 4}{letter}", raw)
+            setattr(chunk, name, _rows(values, output.shape[-1]) if has_rows else values)
     return chunk
 
 

@@ -39,8 +39,8 @@ class CompletionRequest(GenerationFields):
     def _fields_fit_together(self) -> CompletionRequest:
         if self.best_of is not None and self.best_of != self.choices:
             raise FieldError("best_of", "best_of is not supported by this server beyond n; leave it out")
-        if self.echo and self.logprobs is not None:
-            raise FieldError("echo", "echo with logprobs is not supported by this server; leave one out")
+        if self.only_scores and self.choices > 1:
+            raise FieldError("n", "n must be 1 when echo is true and max_tokens is 0: there is one answer")
         return self
 
     @property
@@ -53,8 +53,15 @@ class CompletionRequest(GenerationFields):
         return self.prompt
 
     @property
+    def only_scores(self) -> bool:
+        """Whether the prompt is all that is to be told, and nothing is generated."""
+        return bool(self.echo) and self.max_tokens == 0
+
+    @property
     def token_limit(self) -> int:
         """Most tokens to generate."""
+        if self.only_scores:
+            return 0
         if "max_tokens" not in self.model_fields_set:
             return DEFAULT_COMPLETION_TOKENS
         return self.max_tokens or COMPLETION_TOKENS_OF_NULL
@@ -62,7 +69,10 @@ class CompletionRequest(GenerationFields):
     def generation_inputs(self) -> dict[str, Any]:
         """Return the fields of `GenerateRequest` that say how to generate, all but the token limit."""
         grammar = self.response_format.for_engine() if self.response_format else None
-        return super().generation_inputs() | {"logprobs": self.logprobs, "response_format": grammar}
+        inputs = {"logprobs": self.logprobs, "response_format": grammar}
+        if self.echo and (self.logprobs is not None or self.only_scores):
+            inputs["prompt_logprobs"] = self.logprobs or 0
+        return super().generation_inputs() | inputs
 
 
 class CompletionChoice(BaseModel):

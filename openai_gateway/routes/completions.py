@@ -10,9 +10,10 @@ from fastapi import APIRouter, Request, Response
 from lmdeploy.serve.client import GenerateRequest
 from openai_gateway.answers import Answer, collect
 from openai_gateway.cancellation import run_unless_disconnected
+from openai_gateway.echo import Echo
 from openai_gateway.errors import ApiError
 from openai_gateway.gateway import Gateway, GatewayDependency
-from openai_gateway.logprobs import completion_logprobs
+from openai_gateway.logprobs import completion_logprobs, scored_tokens
 from openai_gateway.protocol.completion import Completion, CompletionChoice, CompletionRequest
 from openai_gateway.streaming import SLOT, STREAMED, EventResponse, EventTemplate, done, event_stream
 from openai_gateway.writers.completion import CompletionWriter
@@ -34,7 +35,7 @@ async def create_completion(
     generates = [_generate_request(body, prompt) for prompt in prompts]
     for generate in generates:
         gateway.admit(request, generate, user=body.user, session_id=body.session_id)
-    echoes = [await _echo(body, gateway, prompt) for prompt in prompts for _ in range(choices)]
+    echoes = [echo for prompt in prompts for echo in [await _echo(body, gateway, prompt)] * choices]
     streams = [gateway.client.generate(generate) for generate in generates]
     answer_id, created = f"cmpl-{generates[0].request_id}", int(time.time())
     if body.stream:
@@ -59,21 +60,28 @@ def _generate_request(body: CompletionRequest, prompt: str | list[int]) -> Gener
     return GenerateRequest(input_ids=prompt, **inputs)
 
 
-async def _echo(body: CompletionRequest, gateway: Gateway, prompt: str | list[int]) -> str:
+async def _echo(body: CompletionRequest, gateway: Gateway, prompt: str | list[int]) -> Echo:
     if not body.echo:
-        return ""
-    return prompt if isinstance(prompt, str) else await gateway.token_texts.join(prompt, True)
+        return Echo("", [])
+    return Echo(prompt if isinstance(prompt, str) else await gateway.token_texts.join(prompt, False), [])
 
 
 def _writer(
-    body: CompletionRequest, gateway: Gateway, frame: dict[str, Any], index: int, echo: str
+    body: CompletionRequest, gateway: Gateway, frame: dict[str, Any], index: int, echo: Echo
 ) -> CompletionWriter:
     texts = gateway.token_texts if body.logprobs is not None else None
     return CompletionWriter(frame, index, echo=echo, texts=texts, wanted=body.logprobs or 0)
 
 
-async def _choice(body: CompletionRequest, gateway: Gateway, index: int, echo: str, answer: Answer) -> CompletionChoice:
+async def _choice(
+    body: CompletionRequest, gateway: Gateway, index: int, echo: Echo, answer: Answer
+) -> CompletionChoice:
     logprobs = None
+    echo.look_at(answer.chunks)
     if body.logprobs is not None:
-        logprobs, _ = await completion_logprobs(answer.chunks, gateway.token_texts, body.logprobs)
-    return CompletionChoice(index=index, text=echo + answer.text, logprobs=logprobs, finish_reason=answer.finish_reason)
+        scored = [*echo.scored, *scored_tokens(answer.chunks)]
+        texts = gateway.token_texts
+        logprobs, _ = await completion_logprobs(scored, texts, body.logprobs, await echo.offset(texts))
+    return CompletionChoice(
+        index=index, text=echo.text + answer.text, logprobs=logprobs, finish_reason=answer.finish_reason
+    )

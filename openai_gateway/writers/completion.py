@@ -7,7 +7,8 @@ from typing import Any
 
 from lmdeploy.serve.client import GenerateChunk
 from openai_gateway.answers import finish_reason
-from openai_gateway.logprobs import completion_logprobs
+from openai_gateway.echo import Echo
+from openai_gateway.logprobs import Scored, completion_logprobs, scored_tokens
 from openai_gateway.streaming import SLOT, EventTemplate
 from openai_gateway.token_texts import TokenTexts
 
@@ -21,8 +22,8 @@ class CompletionWriter:
         What is the same in every event of the stream.
     index : int
         Of the choice.
-    echo : str
-        Text to begin with.
+    echo : Echo
+        What to begin with; shared by the choices of a prompt.
     texts : TokenTexts, optional
         Log probabilities are written with them; None: not written.
     wanted : int
@@ -30,29 +31,42 @@ class CompletionWriter:
     """
 
     def __init__(
-        self, frame: dict[str, Any], index: int, *, echo: str = "", texts: TokenTexts | None = None, wanted: int = 0
+        self, frame: dict[str, Any], index: int, *, echo: Echo, texts: TokenTexts | None = None, wanted: int = 0
     ) -> None:
         self._frame = frame
         self._index = index
         self._texts = texts
         self._wanted = wanted
+        self._echo = echo
+        self._has_begun = not echo.text
         self._offset = 0
         self._text = self._event(SLOT)
         self._finish = self._event("", finish_reason=SLOT)
-        self._opening = self._text.fill(echo) if echo else b""
 
     async def write(self, chunks: Sequence[GenerateChunk]) -> bytes:
         """Return the events for the next chunks of the choice."""
-        events, self._opening = self._opening, b""
+        events = b"" if self._has_begun else await self._opening(chunks)
         text = chunks[0].text if len(chunks) == 1 else "".join(chunk.text for chunk in chunks)
         if self._texts is not None:
             if text or any(chunk.token_ids for chunk in chunks):
-                said, self._offset = await completion_logprobs(chunks, self._texts, self._wanted, self._offset)
-                events += self._event(SLOT, logprobs=said.model_dump()).fill(text)
+                events += await self._with_logprobs(text, scored_tokens(chunks), self._texts)
         elif text:
             events += self._text.fill(text)
         last = chunks[-1]
         return events if last.finish_reason is None else events + self._finish.fill(finish_reason(last))
+
+    async def _opening(self, chunks: Sequence[GenerateChunk]) -> bytes:
+        """Return the event that tells the prompt."""
+        self._has_begun = True
+        self._echo.look_at(chunks)
+        if self._texts is None:
+            return self._text.fill(self._echo.text)
+        self._offset = await self._echo.offset(self._texts)
+        return await self._with_logprobs(self._echo.text, self._echo.scored, self._texts)
+
+    async def _with_logprobs(self, text: str, scored: Sequence[Scored], texts: TokenTexts) -> bytes:
+        said, self._offset = await completion_logprobs(scored, texts, self._wanted, self._offset)
+        return self._event(SLOT, logprobs=said.model_dump()).fill(text)
 
     def _event(self, text: str, *, finish_reason: str | None = None, logprobs: Any = None) -> EventTemplate:
         choice = {"index": self._index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}

@@ -9,10 +9,12 @@ import openai
 import pytest
 
 from tests.gateway.conftest import MODEL
-from tests.support.fake_triton import FakeTriton, Script
+from tests.support.fake_triton import FakeTriton, Script, prompt_logprob
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 TWO = Script(choices=[["a", "b"], ["1", "2", "3"]])
+
+ANSWER = "The capital of France is Paris."
 
 
 def test_n_choices_are_told_apart_and_the_prompt_is_counted_once(client: openai.OpenAI, triton: FakeTriton) -> None:
@@ -141,6 +143,52 @@ def test_echo_begins_with_the_prompt(client: openai.OpenAI) -> None:
     )
     chunks = client.completions.create(model=MODEL, prompt="Once", echo=True, stream=True)
     assert "".join(chunk.choices[0].text for chunk in chunks).startswith("OnceThe capital")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("n", [1, 2])
+def test_echo_with_logprobs_tells_the_prompt_s_too(
+    client: openai.OpenAI, triton: FakeTriton, stream: bool, n: int
+) -> None:
+    options: Any = {"model": MODEL, "prompt": ["ab", "c"], "echo": True, "logprobs": 1, "n": n}
+    texts = [""] * (2 * n)
+    said: list[dict[str, list[Any]]] = [{} for _ in texts]
+    answers = client.completions.create(**options, stream=stream)
+    for answer in answers if stream else [answers]:
+        for choice in answer.choices:
+            texts[choice.index] += choice.text
+            for name, values in (choice.logprobs.model_dump() if choice.logprobs else {}).items():
+                said[choice.index].setdefault(name, []).extend(values)
+    assert triton.requests[0].inputs["prompt_logprobs"] == 1
+    for number, prompt in enumerate(["ab", "c"] if n == 1 else ["ab", "ab", "c", "c"]):
+        assert texts[number] == prompt + ANSWER
+        logprobs = said[number]
+        assert logprobs["tokens"][: 1 + len(prompt)] == ["<s>", *prompt]
+        assert logprobs["token_logprobs"][: 1 + len(prompt)] == [
+            None,
+            *(prompt_logprob(position + 1) for position in range(len(prompt))),
+        ]
+        assert logprobs["top_logprobs"][0] is None
+        assert set(logprobs["top_logprobs"][1]) == {prompt[0], "?"}
+        assert logprobs["token_logprobs"][1 + len(prompt) :][:2] == [-0.5, -0.25]  # of the answer
+        assert len({len(values) for values in logprobs.values()}) == 1
+        assert logprobs["text_offset"][: 2 + len(prompt)] == [0, *range(1 + len(prompt))]
+
+
+@pytest.mark.parametrize("logprobs", [None, 2])
+def test_a_prompt_can_be_scored_without_an_answer(
+    client: openai.OpenAI, triton: FakeTriton, logprobs: int | None
+) -> None:
+    triton.script = Script(texts=[""], finish_reason="length")
+    options: Any = {"logprobs": logprobs} if logprobs else {}
+    choice = client.completions.create(model=MODEL, prompt=[4, 5], echo=True, max_tokens=0, **options).choices[0]
+    inputs = triton.requests[0].inputs
+    assert (inputs["max_new_tokens"], inputs["prompt_logprobs"]) == (0, logprobs or 0)
+    assert (choice.text, choice.finish_reason) == ("\x01\x02", "length")
+    assert (choice.logprobs is None) == (logprobs is None)
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model=MODEL, prompt="a", echo=True, max_tokens=0, n=2)
+    assert caught.value.param == "n"
 
 
 def test_a_prompt_of_tokens_is_continued(client: openai.OpenAI, triton: FakeTriton) -> None:

@@ -256,12 +256,33 @@ def _response(received: Received, script: Script, index: int, text: str, done: i
         "top_token_ids": ("INT32", [1, 2, top], struct.pack(f"<{2 * top}i", *chain(*likeliest))),
         "top_logprobs": ("FP32", [1, 2, top], struct.pack(f"<{2 * top}f", *chain(*values))),
     }
+    tensors |= _prompt_tensors(received, is_first=index == done == 0)
     answer = service_pb2.ModelInferResponse(model_name=received.model, id=received.id)
     for name in [name for name in tensors if name in received.outputs]:  # an order of its own, as Triton's ensembles
         datatype, shape, raw = tensors[name]
         answer.outputs.add(name=name, datatype=datatype, shape=shape)
         answer.raw_output_contents.append(raw)
     return service_pb2.ModelStreamInferResponse(infer_response=answer)
+
+
+def prompt_logprob(position: int) -> float:
+    """Return the log probability that the fake engine gives to a token of the prompt."""
+    return -position / 4
+
+
+def _prompt_tensors(received: Received, *, is_first: bool) -> dict[str, tuple[str, list[int], bytes]]:
+    ids = received.inputs.get("input_ids") or token_ids(received.inputs.get("text_input", ""))
+    ids = ids if is_first and "prompt_logprobs" in received.inputs else []
+    top = received.inputs.get("prompt_logprobs", 0)
+    values = [math.nan, *(prompt_logprob(position) for position in range(1, len(ids)))][: len(ids)]
+    likeliest = [[-1] * top, *([FIRST_BYTE + ord("?")] * top for _ in ids[1:])][: len(ids)]
+    rows = [[value] * top for value in values]
+    return {
+        "prompt_token_ids": ("INT32", [1, len(ids)], struct.pack(f"<{len(ids)}i", *ids)),
+        "prompt_token_logprobs": ("FP32", [1, len(ids)], struct.pack(f"<{len(ids)}f", *values)),
+        "prompt_top_token_ids": ("INT32", [1, len(ids), top], struct.pack(f"<{len(ids) * top}i", *chain(*likeliest))),
+        "prompt_top_logprobs": ("FP32", [1, len(ids), top], struct.pack(f"<{len(ids) * top}f", *chain(*rows))),
+    }
 
 
 def _bytes(text: str) -> bytes:

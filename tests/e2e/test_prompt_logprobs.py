@@ -1,0 +1,116 @@
+"""Log probabilities of prompts through gateway, Triton and engine, beside those of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from lmdeploy.paths import DEFAULT_MODEL_NAME as MODEL
+from lmdeploy.paths import default_model_dir
+from lmdeploy.tokenizer import Tokenizer
+from lmdeploy.turbomind.engine_dir import resolve
+
+pytestmark = pytest.mark.e2e
+
+TEXT = "The capital of France is Paris, and the capital of Italy is Rome. Über den Wolken 🦜 " * 12
+TOLERANCE = 2e-3  # float32 here and there, summed in another order; measured: 1e-4
+
+
+@pytest.fixture(scope="module")
+def tokens() -> list[int]:
+    ids: list[int] = Tokenizer(str(resolve("").path)).encode(TEXT)
+    return ids
+
+
+@pytest.fixture(scope="module")
+def expected(tokens: list[int]) -> torch.Tensor:
+    """Log probabilities [tokens, vocab] of what follows each token."""
+    model = AutoModelForCausalLM.from_pretrained(default_model_dir(), dtype=torch.float32).eval()
+    with torch.inference_mode():
+        logits: torch.Tensor = model(torch.tensor([tokens])).logits[0]
+    return logits.double().log_softmax(-1)
+
+
+@pytest.fixture(scope="module")
+def client(gateway: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{gateway}/v1", api_key="none", max_retries=0, timeout=120) as made:
+        yield made
+
+
+def assert_close(given: list[float | None], tokens: list[int], expected: torch.Tensor) -> None:
+    assert given[0] is None
+    of_tokens = expected[torch.arange(len(tokens) - 1), torch.tensor(tokens[1:])]
+    assert torch.allclose(torch.tensor(given[1 : len(tokens)], dtype=torch.float64), of_tokens, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("as_tokens", [False, True])
+def test_a_prompt_s_log_probabilities_are_those_of_transformers(
+    client: openai.OpenAI, tokens: list[int], expected: torch.Tensor, as_tokens: bool
+) -> None:
+    prompt: Any = tokens if as_tokens else TEXT
+    choice = client.completions.create(model=MODEL, prompt=prompt, echo=True, logprobs=3, max_tokens=0).choices[0]
+    logprobs = choice.logprobs
+    assert logprobs is not None
+    assert (choice.text, choice.finish_reason) == (TEXT, "length")
+    assert len(logprobs.tokens or []) == len(tokens) > 256  # more than one step computes
+    assert_close(logprobs.token_logprobs or [], tokens, expected)
+    compared = 0
+    for position, top in enumerate((logprobs.top_logprobs or [])[1:]):
+        likeliest = expected[position].topk(3).values
+        # Halves of characters have the same text, of which the likeliest is told.
+        if any("\N{REPLACEMENT CHARACTER}" in text for text in top):
+            likeliest = likeliest[:1]
+        given = torch.tensor(sorted(top.values(), reverse=True)[: len(likeliest)]).double()
+        assert torch.allclose(given, likeliest, atol=TOLERANCE)
+        compared += len(likeliest)
+    assert compared > 2.5 * len(tokens)
+
+
+def test_an_evaluation_of_continuations_gets_their_likelihoods(
+    client: openai.OpenAI, tokens: list[int], expected: torch.Tensor
+) -> None:
+    """As evaluation harnesses ask: several prompts of tokens, one token generated and dropped, the context cut off."""
+    lengths, context = [len(tokens), len(tokens) - 7, 40], 20
+    answer = client.completions.create(
+        model=MODEL, prompt=[tokens[:length] for length in lengths], echo=True, logprobs=1, max_tokens=1, temperature=0
+    )
+    for choice, length in zip(answer.choices, lengths, strict=True):
+        assert choice.logprobs is not None
+        given = (choice.logprobs.token_logprobs or [])[context:-1]
+        assert len(given) == length - context
+        positions = torch.arange(context - 1, length - 1)
+        of_tokens = expected[positions, torch.tensor(tokens[context:length])]
+        assert abs(sum(given) - of_tokens.sum().item()) < TOLERANCE * len(given)
+        is_greedy = [
+            value == max(top.values())
+            for value, top in zip(given, (choice.logprobs.top_logprobs or [])[context:-1], strict=True)
+        ]
+        assert is_greedy == (expected[positions].argmax(-1) == torch.tensor(tokens[context:length])).tolist()
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_stream_begins_with_the_prompt_s(
+    client: openai.OpenAI, tokens: list[int], expected: torch.Tensor, n: int
+) -> None:
+    options: Any = {"echo": True, "logprobs": 0, "max_tokens": 4, "n": n, "stream": True}
+    options["extra_body"] = {"ignore_eos": True}
+    given: list[list[float | None]] = [[] for _ in range(n)]
+    for chunk in client.completions.create(model=MODEL, prompt=tokens[:60], **options):
+        (choice,) = chunk.choices
+        if choice.logprobs is not None:
+            given[choice.index] += choice.logprobs.token_logprobs or []
+    for values in given:
+        assert len(values) == 64
+        assert_close(values, tokens[:60], expected)
+
+
+def test_what_does_not_ask_for_them_finds_the_prompt_in_the_cache(client: openai.OpenAI, tokens: list[int]) -> None:
+    first = client.completions.create(model=MODEL, prompt=tokens, max_tokens=8, temperature=0)
+    scored = client.completions.create(model=MODEL, prompt=tokens, max_tokens=8, temperature=0, echo=True, logprobs=0)
+    assert scored.choices[0].text == TEXT + first.choices[0].text
+    assert scored.usage == first.usage
