@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from openai_gateway.listening import Listening
 from openai_gateway.settings import Settings
-from openai_gateway.tls import TlsFiles
 
 
 def serve_until_stopped(
-    settings: Settings,
-    *,
-    server_name: str,
-    server_port: int,
-    log_level: str,
-    tls: TlsFiles | None,
-    workers: int,
-    on_ready: Callable[[], None],
+    settings: Settings, listening: Listening, *, workers: int, on_ready: Callable[[], None]
 ) -> None:
     """Block until SIGINT, or whatever signal the caller turned into an exception.
 
@@ -30,14 +23,7 @@ def serve_until_stopped(
     if workers == 1:
         from openai_gateway.server import GatewayServer
 
-        GatewayServer(
-            settings,
-            server_name=server_name,
-            server_port=server_port,
-            log_level=log_level,
-            tls=tls,
-            on_ready=on_ready,
-        ).run()
+        GatewayServer(settings, listening, on_ready).run()
         return
     from openai_gateway.qos import Qos
     from openai_gateway.worker import Assignment
@@ -45,4 +31,4 @@ def serve_until_stopped(
 
     if settings.qos_config_path is not None:
         Qos.load(settings.qos_config_path)  # say what is wrong once, here
-    Workers(Assignment(settings, server_name, server_port, log_level, tls), workers, on_ready).run()
+    Workers(Assignment(settings, listening), workers, on_ready).run()

@@ -10,8 +10,8 @@ import sys
 from base64 import b64decode
 from dataclasses import dataclass
 
+from openai_gateway.listening import Listening
 from openai_gateway.settings import Settings
-from openai_gateway.tls import TlsFiles
 
 ENVIRONMENT = "LMDEPLOY_GATEWAY_WORKER"  # a pickled `Assignment`, as base64
 READY = "gateway worker is ready"
@@ -22,10 +22,7 @@ class Assignment:
     """What a worker serves, and where."""
 
     settings: Settings
-    server_name: str
-    server_port: int
-    log_level: str
-    tls: TlsFiles | None
+    listening: Listening
 
 
 def shared_socket(host: str, port: int) -> socket.socket:
@@ -43,18 +40,12 @@ def main() -> None:
     """Serve until asked to stop."""
     # The environment is our parent's, who wrote it a moment ago.
     given: Assignment = pickle.loads(b64decode(os.environ.pop(ENVIRONMENT)))
-    logging.basicConfig(level=given.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    listening = given.listening
+    logging.basicConfig(level=listening.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     from openai_gateway.server import GatewayServer  # after the environment is read: Prometheus looks at it
 
-    server = GatewayServer(
-        given.settings,
-        server_name=given.server_name,
-        server_port=given.server_port,
-        log_level=given.log_level,
-        tls=given.tls,
-        on_ready=lambda: print(READY, flush=True),
-    )
-    server.run(sockets=[shared_socket(given.server_name, given.server_port)])
+    server = GatewayServer(given.settings, listening, on_ready=lambda: print(READY, flush=True))
+    server.run(sockets=[shared_socket(listening.server_name, listening.server_port)])
     sys.exit(0)
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lmdeploy.cli.gateway_settings import base_url, check_qos, gateway_settings, tls
+from lmdeploy.cli.gateway_settings import base_url, check_qos, gateway_settings, listening
 from lmdeploy.cli.triton import CommandError, ServedModel, served_model, stop_on_sigterm
 from lmdeploy.serve.child import ChildProcess
 from lmdeploy.serve.errors import PortInUseError
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     logging.basicConfig(level=args.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     stop_on_sigterm()
     try:
-        files = tls(args)
+        where = listening(args)
         check_qos(args)
         require_free(args.server_name, args.server_port, "the OpenAI API (--server-port)")
         if args.webui:
@@ -46,10 +46,7 @@ def run(args: argparse.Namespace) -> int:
             )
             serve_until_stopped(
                 gateway_settings(args, base),
-                server_name=args.server_name,
-                server_port=args.server_port,
-                log_level=args.log_level,
-                tls=files,
+                where,
                 workers=args.workers,
                 on_ready=lambda: _print_urls(args, served),
             )

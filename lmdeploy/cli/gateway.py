@@ -7,7 +7,7 @@ import logging
 import sys
 from pathlib import Path
 
-from lmdeploy.cli.gateway_settings import base_url, check_qos, gateway_settings, tls
+from lmdeploy.cli.gateway_settings import base_url, check_qos, gateway_settings, listening
 from lmdeploy.cli.triton import stop_on_sigterm
 from lmdeploy.serve.errors import PortInUseError
 from lmdeploy.serve.ports import require_free
@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
     logging.basicConfig(level=args.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     stop_on_sigterm()
     try:
-        files = tls(args)
+        where = listening(args)
         check_qos(args)
         require_free(args.server_name, args.server_port, "the OpenAI API (--server-port)")
         base = Settings(
@@ -34,10 +34,7 @@ def run(args: argparse.Namespace) -> int:
         )
         serve_until_stopped(
             gateway_settings(args, base),
-            server_name=args.server_name,
-            server_port=args.server_port,
-            log_level=args.log_level,
-            tls=files,
+            where,
             workers=args.workers,
             on_ready=lambda: print(f"OpenAI API of Triton at {args.triton_address}: {base_url(args)}/v1", flush=True),
         )

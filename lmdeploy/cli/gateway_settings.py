@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from lmdeploy.serve.ports import reachable_host
+from openai_gateway.listening import Listening
 from openai_gateway.qos import Qos
 from openai_gateway.settings import Settings
-from openai_gateway.tls import TlsFiles, tls_files
+from openai_gateway.tls import tls_files
 
 
 def gateway_settings(args: argparse.Namespace, base: Settings) -> Settings:
@@ -37,15 +38,15 @@ def api_keys(given: list[str]) -> tuple[str, ...]:
     return tuple(key.strip() for text in given for key in text.split(",") if key.strip())
 
 
-def tls(args: argparse.Namespace) -> TlsFiles | None:
-    """Return the files for HTTPS, if it is wanted.
+def listening(args: argparse.Namespace) -> Listening:
+    """Return where and how to listen.
 
     Raises
     ------
     TlsError
-        They are unusable.
+        The files for HTTPS are unusable.
     """
-    return tls_files() if args.ssl else None
+    return Listening(args.server_name, args.server_port, args.log_level, tls_files() if args.ssl else None)
 
 
 def check_qos(args: argparse.Namespace) -> None:

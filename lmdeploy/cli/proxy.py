@@ -7,12 +7,13 @@ import logging
 import sys
 from pathlib import Path
 
-from lmdeploy.cli.gateway_settings import api_keys, base_url, tls
+from lmdeploy.cli.gateway_settings import api_keys, base_url, listening
 from lmdeploy.cli.triton import stop_on_sigterm
 from lmdeploy.paths import cache_root
 from lmdeploy.serve.errors import PortInUseError
 from lmdeploy.serve.ports import require_free
-from openai_gateway.proxy.server import ProxyServer
+from openai_gateway.listening import Server
+from openai_gateway.proxy.app import create_proxy
 from openai_gateway.proxy.settings import ProxySettings, heartbeat_seconds
 from openai_gateway.tls import TlsError
 
@@ -29,16 +30,10 @@ def run(args: argparse.Namespace) -> int:
         check_seconds=heartbeat_seconds(),
     )
     try:
-        files = tls(args)
+        where = listening(args)
         require_free(args.server_name, args.server_port, "the proxy (--server-port)")
-        ProxyServer(
-            settings,
-            server_name=args.server_name,
-            server_port=args.server_port,
-            log_level=args.log_level,
-            tls=files,
-            on_ready=lambda: print(f"proxy: {base_url(args)}  (documentation: {base_url(args)}/)", flush=True),
-        ).run()
+        ready = f"proxy: {base_url(args)}  (documentation: {base_url(args)}/)"
+        Server(create_proxy(settings), where, settings.drain_seconds, lambda: print(ready, flush=True)).run()
     except (PortInUseError, TlsError) as error:
         print(f"lmdeploy serve proxy: {error}", file=sys.stderr)
         return 1

@@ -6,7 +6,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from openai_gateway.proxy.server import ProxyServer
+from openai_gateway.listening import Listening, Server
+from openai_gateway.proxy.app import create_proxy
 from openai_gateway.proxy.settings import ProxySettings
 
 
@@ -14,7 +15,7 @@ from openai_gateway.proxy.settings import ProxySettings
 def running_proxy(settings: ProxySettings, port: int = 0) -> Iterator[str]:
     """Serve on `port`, 0 for a free one; the value is the base URL."""
     ready = threading.Event()
-    server = ProxyServer(settings, server_name="127.0.0.1", server_port=port, on_ready=ready.set)
+    server = Server(create_proxy(settings), Listening("127.0.0.1", port), settings.drain_seconds, on_ready=ready.set)
     thread = threading.Thread(target=server.run, name="proxy")
     thread.start()
     try:

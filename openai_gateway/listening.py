@@ -1,0 +1,77 @@
+"""An application under uvicorn, in this process."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from openai_gateway.tls import TlsFiles
+
+
+@dataclass(frozen=True)
+class Listening:
+    """Where and how a server listens.
+
+    Attributes
+    ----------
+    server_name, server_port
+        The address; port 0 takes a free one.
+    log_level : str
+        One of Python's logging levels.
+    tls : TlsFiles, optional
+        Serve HTTPS.
+    """
+
+    server_name: str
+    server_port: int
+    log_level: str = "WARNING"
+    tls: TlsFiles | None = None
+
+
+class Server(uvicorn.Server):
+    """A uvicorn server for one application. ``run`` blocks until SIGINT, SIGTERM or ``should_exit``.
+
+    Parameters
+    ----------
+    app : ASGIApp
+        What to serve. It writes its own access log.
+    listening : Listening
+        Where and how.
+    drain_seconds : float
+        What open requests get when the server is asked to stop.
+    on_ready : callable, optional
+        Called once when connections are accepted.
+    """
+
+    def __init__(
+        self, app: ASGIApp, listening: Listening, drain_seconds: float, on_ready: Callable[[], None] | None = None
+    ) -> None:
+        tls = listening.tls
+        config = uvicorn.Config(
+            app,
+            host=listening.server_name,
+            port=listening.server_port,
+            log_level=listening.log_level.lower(),
+            access_log=False,
+            timeout_graceful_shutdown=max(1, round(drain_seconds)),
+            ssl_keyfile=tls.key if tls else None,
+            ssl_certfile=tls.certificate if tls else None,
+        )
+        super().__init__(config)
+        self._on_ready = on_ready
+
+    @property
+    def port(self) -> int:
+        """The port in use, once started."""
+        port: int = self.servers[0].sockets[0].getsockname()[1]
+        return port
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start listening, then tell `on_ready`."""
+        await super().startup(sockets=sockets)
+        if self.started and self._on_ready is not None:
+            self._on_ready()
