@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 
 import aiohttp
+import orjson
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -87,12 +88,15 @@ class Forwarder:
                 answer = await open_.enter_async_context(asked)
                 back = {name: answer.headers[name] for name in _SENT_BACK if name in answer.headers}
                 if answer.content_type != "text/event-stream" or answer.status != 200:
-                    return Response(await answer.read(), answer.status, back)
+                    whole = await answer.read()
+                    if answer.status == 200:
+                        orjson.loads(whole)
+                    return Response(whole, answer.status, back)
                 pieces = answer.content.iter_any()
                 first = await anext(aiter(pieces))
             except aiohttp.SocketTimeoutError:
                 raise ApiError(504, f"The server at {node.url} took too long ({TIMEOUT}).") from None
-            except (*_FAILURES, StopAsyncIteration) as error:
+            except (*_FAILURES, StopAsyncIteration, orjson.JSONDecodeError) as error:
                 raise NodeFailed(repr(error)) from None
             return _PassedOn(first, aiter(pieces), back, open_.pop_all(), self._table, node)
 

@@ -25,6 +25,8 @@ from tests.support.waiting import eventually, eventually_sync
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 ANSWER = "The capital of France is Paris."
 QUICK = {"check_seconds": 0.2, "return_seconds": 0.1, "patience_seconds": 3.0}
+PAGE = b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 13\r\n\r\n<html></html>"
+STREAM_OF_NOTHING = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
 
 
 class Nodes:
@@ -179,10 +181,11 @@ def test_a_request_waits_for_a_node_that_is_coming_back(stack: ExitStack) -> Non
     assert answer.json()["error"]["type"] == "server_error"
 
 
-def test_a_node_that_answers_garbage_is_passed_over(stack: ExitStack) -> None:
+@pytest.mark.parametrize("garbage", [b"\x00\xffgarbage\n\n", PAGE, PAGE[:-2], STREAM_OF_NOTHING])
+def test_a_node_that_answers_garbage_is_passed_over(stack: ExitStack, garbage: bytes) -> None:
     nodes = Nodes(stack, "m")
     proxy = stack.enter_context(connect(stack.enter_context(running_proxy(ProxySettings(strategy="random", **QUICK)))))
-    bad = stack.enter_context(garbage_server())
+    bad = stack.enter_context(garbage_server(garbage))
     proxy.post("/nodes/add", json={"url": nodes.urls[0]})
     for _ in range(6):
         proxy.post("/nodes/add", json={"url": bad, "status": {"models": ["m"], "speed": 1000.0}})
@@ -258,8 +261,8 @@ def test_a_proxy_with_keys_asks_for_one(stack: ExitStack) -> None:
 
 
 @contextmanager
-def garbage_server() -> Iterator[str]:
-    """A server that is healthy and says nothing HTTP elsewhere."""
+def garbage_server(garbage: bytes = b"\x00\xffgarbage\n\n") -> Iterator[str]:
+    """A server that is healthy and answers the same bytes to everything else."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -274,7 +277,7 @@ def garbage_server() -> Iterator[str]:
             self._garbage()
 
         def _garbage(self) -> None:
-            self.wfile.write(b"\x00\xffgarbage\n\n")
+            self.wfile.write(garbage)
             self.close_connection = True
             self.connection.shutdown(socket.SHUT_WR)
 
