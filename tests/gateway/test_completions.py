@@ -3,6 +3,7 @@ import openai
 
 from tests.gateway.conftest import MODEL
 from tests.support.fake_triton import FakeTriton, Received, Script
+from tests.support.waiting import eventually_sync
 
 
 def echo(received: Received) -> Script:
@@ -58,9 +59,13 @@ def test_lmdeploy_s_benchmark_request_is_accepted(http: httpx.Client, triton: Fa
 
 
 def test_one_failing_prompt_fails_the_request_and_cancels_the_others(http: httpx.Client, triton: FakeTriton) -> None:
-    triton.script = lambda received: (
-        Script(fail_after=0) if received.inputs["text_input"] == "bad" else Script(hold_after=0)
-    )
+    def script(received: Received) -> Script:
+        if received.inputs["text_input"] == "good":
+            return Script(hold_after=0)
+        eventually_sync(lambda: len(triton.requests) == 2)  # it fails when the other one has begun
+        return Script(fail_after=0)
+
+    triton.script = script
     assert http.post("/v1/completions", json={"model": MODEL, "prompt": ["good", "bad"]}).status_code == 500
     good = next(request for request in triton.requests if request.inputs["text_input"] == "good")
     # The failed one is stopped too: after an error that is no refusal it might still run.
