@@ -154,7 +154,8 @@ RopeSpec read_rope(const Json& json) {
 }
 
 OutputSpec read_output(const Json& json) {
-  return {real(json, "scale"), real(json, "softcap"), json.at("bias").as_bool()};
+  return {real(json, "scale"), real(json, "softcap"), json.at("bias").as_bool(),
+          json.at("normalizes_weight").as_bool()};
 }
 
 void check(const MoeSpec& moe) {

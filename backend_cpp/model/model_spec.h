@@ -100,6 +100,7 @@ struct OutputSpec {
   float scale = 1;
   float softcap = 0;
   bool bias = false;
+  bool normalizes_weight = false;
 };
 
 struct ModelSpec {

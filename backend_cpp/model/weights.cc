@@ -1,8 +1,11 @@
 #include "model/weights.h"
 
+#include <algorithm>
+#include <cmath>
 #include <exception>
 #include <functional>
 #include <mutex>
+#include <utility>
 
 #include "model/pack_stored_codes.h"
 
@@ -54,6 +57,18 @@ LayerWeights read_layer(const ModelSpec& spec, const WeightReader& read, int ind
   return layer;
 }
 
+// Divides each row of a float32 matrix by its length, as torch.nn.functional.normalize does.
+void normalize_rows(const LinearStorage& matrix) {
+  const int size = matrix.view.in_features;
+  for (int row = 0; row < matrix.view.out_features; ++row) {
+    float* w = matrix.data.as<float>() + static_cast<size_t>(row) * size;
+    double squares = 0;
+    for (int i = 0; i < size; ++i) squares += static_cast<double>(w[i]) * w[i];
+    const auto factor = static_cast<float>(1 / std::max(std::sqrt(squares), 1e-12));
+    for (int i = 0; i < size; ++i) w[i] *= factor;
+  }
+}
+
 // parallel_for whose bodies may throw; the first exception is rethrown here.
 void parallel_for_throwing(ThreadPool& pool, int count, const std::function<void(int)>& body) {
   std::exception_ptr failure;
@@ -67,6 +82,25 @@ void parallel_for_throwing(ThreadPool& pool, int count, const std::function<void
     }
   });
   if (failure) std::rethrow_exception(failure);
+}
+
+// Empty where the token embedding is the output layer as it stands.
+LinearStorage read_output_layer(const ModelSpec& spec, const Checkpoint& checkpoint, const WeightReader& read,
+                                ThreadPool& pool) {
+  const std::string name = spec.tied_embeddings ? "token_embedding" : "lm_head.weight";
+  const WeightOptions& options = read.options();
+  const auto on_pool = [&](int count, const auto& body) { parallel_for_throwing(pool, count, body); };
+  if (!spec.output.normalizes_weight) {
+    const std::vector<StoredValue> parts = checkpoint.parts(name, {spec.vocab_size, spec.hidden_size});
+    if (can_pack(parts)) return pack_stored_codes(parts, on_pool);
+    if (options.bits == 0 && spec.tied_embeddings) return {};
+    if (options.bits == 0) return read.matrix(name, spec.vocab_size, spec.hidden_size, options.dtype);
+  }
+  LinearStorage whole = read.matrix(name, spec.vocab_size, spec.hidden_size, DType::kFloat32);
+  if (spec.output.normalizes_weight) normalize_rows(whole);
+  if (options.bits == 0) return whole;
+  // Errors of the output layer fall on the choice of the token directly; it keeps 8 bits.
+  return round_matrix(whole.data.as<float>(), spec.vocab_size, spec.hidden_size, 8, options.group, on_pool);
 }
 
 }  // namespace
@@ -91,21 +125,7 @@ Weights Weights::load(const ModelSpec& spec, const Checkpoint& checkpoint, const
       weights.embedding = read.matrix("token_embedding", spec.vocab_size, spec.hidden_size, options.dtype);
     }
   });
-  const std::string output_name = spec.tied_embeddings ? "token_embedding" : "lm_head.weight";
-  const auto on_pool = [&](int count, const auto& body) { parallel_for_throwing(pool, count, body); };
-  const std::vector<StoredValue> parts = checkpoint.parts(output_name, {spec.vocab_size, spec.hidden_size});
-  if (can_pack(parts)) {
-    weights.lm_head = pack_stored_codes(parts, on_pool);
-  } else if (options.bits == 0) {
-    if (!spec.tied_embeddings) {
-      weights.lm_head = read.matrix(output_name, spec.vocab_size, spec.hidden_size, options.dtype);
-    }
-  } else {
-    // Errors of the output layer fall on the choice of the token directly; it keeps 8 bits.
-    const LinearStorage whole = read.matrix(output_name, spec.vocab_size, spec.hidden_size, DType::kFloat32);
-    weights.lm_head =
-        round_matrix(whole.data.as<float>(), spec.vocab_size, spec.hidden_size, 8, options.group, on_pool);
-  }
+  weights.lm_head = read_output_layer(spec, checkpoint, read, pool);
   return weights;
 }
 

@@ -1,21 +1,34 @@
 """Read a Hugging Face directory into the engine's terms, and check it: spec and manifest, no weights."""
 
 import json
+import logging
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
-from lmdeploy.turbomind.families import Family, family_of
-from lmdeploy.turbomind.families.common import Checkpoint
-from lmdeploy.turbomind.manifest import WEIGHT_DTYPES, Manifest, find_problems
+from lmdeploy.turbomind.families import family_of
+from lmdeploy.turbomind.families.common import Checkpoint, Family
+from lmdeploy.turbomind.manifest import WEIGHT_DTYPES, Expression, Load, Manifest, find_problems, walk
 from lmdeploy.turbomind.quantized import Quantization, is_zero_bias_beside_codes, weight_format, with_codes
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex, read_checkpoint
 from lmdeploy.turbomind.spec import ModelSpec
 from lmdeploy.turbomind.spec_problems import is_size, size_problem
 
-_REQUIRED_SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-_OPTIONAL_SIZES = ("num_key_value_heads", "head_dim", "max_position_embeddings")
+logger = logging.getLogger(__name__)
+
+# Sizes that a config may leave out, in the names of all families.
+_OPTIONAL_SIZES = (
+    "num_key_value_heads", "head_dim", "max_position_embeddings", "num_kv_heads", "multi_query_group_num",
+    "ffn_hidden_size", "model_max_length", "intermediate_size",
+)  # fmt: skip
+# Buffers that some versions of some models save and every engine computes.
+_COMPUTED_BUFFER = re.compile(
+    r"(^|\.)(rotary_emb\.(inv_freq|cos_cached|sin_cached)|rotary_pos_emb\.inv_freq|attn\.(masked_)?bias|future_mask)$"
+)
+_SHOWN_EXTRA = 8
 
 
 @dataclass(frozen=True)
@@ -37,23 +50,23 @@ def describe(model_dir: Path, model_name: str) -> Description:
         If the checkpoint is missing, truncated, half-written or contradicts itself; lists everything wrong.
     """
     config = read_config(model_dir)
-    architecture, family = family_of(config.get("architectures"))
+    architecture, family = _family_of(config)
     quantization = Quantization.from_config(config)
     index = read_checkpoint(model_dir)
-    size_problems = _size_problems(config)
+    size_problems = _size_problems(config, family.sizes)
     if size_problems:
         raise CheckpointError(model_dir, size_problems + index.problems)
     bos, eos = _boundary_tokens(model_dir, config)
     checkpoint = Checkpoint(architecture, model_name, _dtype_of(index), bos, eos)
-    spec = _spec_of(model_dir, family, checkpoint)
+    spec = _spec_of(model_dir, config, family, checkpoint)
     tensors = dict(family.tensors(spec))
     if quantization is not None:
         tensors = with_codes(tensors, quantization, index)
-    problems = find_problems(
-        tensors, index, lambda name: family.may_ignore(name, spec) or is_zero_bias_beside_codes(name, index)
-    )
+    unread = _unread_tensors(tensors, index)
+    problems = find_problems(tensors, index) + _bias_problems(unread, tensors)
     if problems:
         raise CheckpointError(model_dir, problems)
+    _warn_of(unread, model_dir)
     return Description(spec, Manifest.build(tensors, index, weight_format(config)))
 
 
@@ -76,32 +89,78 @@ def read_config(model_dir: Path, name: str = "config.json") -> dict[str, Any]:
     return config
 
 
-def _size_problems(config: dict[str, Any]) -> list[str]:
+def _family_of(config: dict[str, Any]) -> tuple[str, Family]:
+    try:
+        return family_of(config.get("architectures"))
+    except UnsupportedModelError as error:
+        if not config.get("auto_map"):
+            raise
+        raise UnsupportedModelError(f"{error}; the checkpoint's own code is never run") from None
+
+
+def _size_problems(config: dict[str, Any], required: Sequence[str]) -> list[str]:
     """Return what is wrong with the sizes, before ``transformers`` divides by them or fills in another model's."""
     problems = []
-    for name in (*_REQUIRED_SIZES, *_OPTIONAL_SIZES):
+    for name in dict.fromkeys((*required, *_OPTIONAL_SIZES)):
         value = config.get(name)
-        if value is None and name in _OPTIONAL_SIZES:
+        if value is None and name not in required:
             continue
         if not is_size(value):
             problems.append(size_problem(f"config.json: {name}", value))
-    if not problems and config.get("head_dim") is None and config["hidden_size"] % config["num_attention_heads"]:
+    if not problems and config.get("head_dim") is None and config.get("kv_channels") is None:
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
-        problems.append(f"config.json: hidden_size must be a multiple of num_attention_heads {heads}, got {hidden}")
+        if hidden % heads:
+            problems.append(f"config.json: hidden_size must be a multiple of num_attention_heads {heads}, got {hidden}")
     return problems
 
 
-def _spec_of(model_dir: Path, family: Family, checkpoint: Checkpoint) -> ModelSpec:
+def _spec_of(model_dir: Path, raw: dict[str, Any], family: Family, checkpoint: Checkpoint) -> ModelSpec:
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     try:
-        return family.spec(AutoConfig.from_pretrained(model_dir), checkpoint)
+        if family.config is None:
+            config = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
+        else:
+            config = family.config(raw)
+        return family.spec(config, checkpoint)
     except UnsupportedModelError:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, StrictDataclassError) as error:
-        reason = " ".join(str(error).split())
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
         raise CheckpointError(model_dir, [f"config.json makes no sense: {reason}"]) from error
+
+
+def _unread_tensors(tensors: Mapping[str, Expression], index: SafetensorsIndex) -> list[str]:
+    """Return the checkpoint tensors that nothing reads and that are not known to be harmless."""
+    read = {part.name for expression in tensors.values() for part in walk(expression) if isinstance(part, Load)}
+    is_tied = "lm_head.weight" not in tensors
+    return sorted(
+        name
+        for name in set(index.tensors) - read
+        if not _COMPUTED_BUFFER.search(name)
+        and not (is_tied and name == "lm_head.weight")
+        and not is_zero_bias_beside_codes(name, index)
+    )
+
+
+def _bias_problems(unread: Sequence[str], tensors: Mapping[str, Expression]) -> list[str]:
+    """Return a sentence for each unread bias of a layer that is read: without it answers would be silently wrong."""
+    read = {part.name for expression in tensors.values() for part in walk(expression) if isinstance(part, Load)}
+    layers = {name.rpartition(".")[0] for name in read}
+    return [
+        f"tensor {name} is unknown to this architecture, which has no bias there"
+        for name in unread
+        if name.endswith(".bias") and name.removesuffix(".bias") in layers
+    ]
+
+
+def _warn_of(unread: Sequence[str], model_dir: Path) -> None:
+    if unread:
+        shown = ", ".join(unread[:_SHOWN_EXTRA])
+        hidden = f" and {len(unread) - _SHOWN_EXTRA} more" if len(unread) > _SHOWN_EXTRA else ""
+        text = "%s: %d tensors are not part of the model and are not used: %s%s"
+        logger.warning(text, model_dir, len(unread), shown, hidden)
 
 
 def _dtype_of(index: SafetensorsIndex) -> str:

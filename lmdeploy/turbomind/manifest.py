@@ -4,7 +4,7 @@ The JSON form is ``manifest.json`` of an engine directory (docs/interfaces.md). 
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -204,9 +204,7 @@ def _operation(expression: Concat | Slice | Permute | Reshape | Quantized) -> di
             return {"op": "concat"}
 
 
-def find_problems(
-    tensors: Mapping[str, Expression], index: SafetensorsIndex, may_ignore: Callable[[str], bool]
-) -> list[str]:
+def find_problems(tensors: Mapping[str, Expression], index: SafetensorsIndex) -> list[str]:
     """Return everything that keeps the engine tensors from being loaded: one sentence a problem.
 
     Parameters
@@ -215,9 +213,6 @@ def find_problems(
         Expression of each engine tensor.
     index
         What the checkpoint holds. Its own problems come first.
-    may_ignore
-        Whether a checkpoint tensor that no expression reads is known to be harmless. Any other unread tensor is a
-        problem: leaving a weight out silently would give wrong answers.
     """
     problems = list(index.problems)
     parts = [part for expression in tensors.values() for part in walk(expression)]
@@ -232,6 +227,4 @@ def find_problems(
             problems.append(f"tensor {name} has shape {list(found.shape)}, expected {list(load.shape)}")
         elif found.dtype not in load.dtypes:
             problems.append(f"tensor {name} has type {found.dtype}, expected one of {', '.join(load.dtypes)}")
-    unread = [name for name in index.tensors if name not in needed and not may_ignore(name)]
-    problems += [f"tensor {name} is unknown to this architecture" for name in sorted(unread)]
     return problems

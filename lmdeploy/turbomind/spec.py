@@ -271,11 +271,14 @@ class OutputSpec:
         Bound of the logits; 0: none.
     bias
         Whether the output layer has one.
+    normalizes_weight
+        Whether each row of W is divided by its length first (Baichuan2).
     """
 
     scale: float = 1.0
     softcap: float = 0.0
     bias: bool = False
+    normalizes_weight: bool = False
 
 
 @dataclass(frozen=True)

@@ -64,8 +64,11 @@ def make_tiny(
         torch.manual_seed(seed)
         model = model_class(config).to(getattr(torch, dtype))
         for name, parameter in model.named_parameters():
-            if name.endswith(".bias"):  # transformers starts them at zero, where they cannot be seen
-                torch.nn.init.normal_(parameter, std=0.3)
+            # transformers starts these at values where they cannot be seen.
+            if parameter.dim() == 1:
+                torch.nn.init.normal_(
+                    parameter, mean=float(parameter.detach().mean()) if "norm" in name else 0.0, std=0.3
+                )
     model.generation_config.eos_token_id = config.eos_token_id
     model.save_pretrained(directory, max_shard_size=shard)
     for name in TOKENIZER_FILES:

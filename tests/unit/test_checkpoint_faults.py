@@ -105,6 +105,15 @@ FAULTS: dict[str, tuple[Damage, str]] = {
     ),
     "more layers": (configure(num_hidden_layers=3), "tensor model.layers.2.input_layernorm.weight is missing"),
     "zero heads": (configure(num_attention_heads=0), "num_attention_heads must be a whole number >= 1, got 0"),
+    "a vocabulary beyond belief": (configure(vocab_size=10**9), "vocab_size must be at most"),
+    "theta not a number": (
+        configure(rope_parameters={"rope_type": "default", "rope_theta": float("nan")}),
+        "rope_theta",
+    ),
+    "no feature of its size": (
+        configure(intermediate_size=-1),
+        "intermediate_size must be a whole number >= 1, got -1",
+    ),
     "text for a size": (configure(hidden_size="big"), "hidden_size must be a whole number >= 1, got 'big'"),
     "size left out": (configure(vocab_size="absent"), "vocab_size must be a whole number >= 1, got None"),
     "heads do not divide": (configure(num_key_value_heads=3), "num_heads must be a multiple of num_kv_heads 3, got 4"),

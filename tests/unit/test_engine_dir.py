@@ -16,7 +16,7 @@ from lmdeploy.token_bytes import TokenBytes
 from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.turbomind.engine_dir import CheckpointError, resolve
 from lmdeploy.turbomind.spec import ModelSpec
-from tests.support.reference_decoder import load_weights
+from tests.support.manifest_weights import load_weights
 
 CopyOf = Callable[[Path], Path]
 

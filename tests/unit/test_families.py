@@ -1,17 +1,18 @@
-"""Spec and manifest describe the model: a decoder built from them alone agrees with ``transformers``."""
+"""Families: what is refused and why, what is only warned of, and how a new one is added."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from safetensors.torch import load_file, save_file
 
+import lmdeploy.turbomind.families as package
 from lmdeploy.turbomind.engine_dir import UnsupportedModelError, resolve
-from lmdeploy.turbomind.families import FAMILIES
-from tests.support.reference_decoder import logits
-from tests.support.tiny_models import make_tiny, make_tiny_llama
+from lmdeploy.turbomind.manifest import Manifest
+from tests.support.tiny_models import make_tiny_llama
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -21,47 +22,6 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("LlamaForCausalLM", {}),
-    "llama with attention bias": ("LlamaForCausalLM", {"attention_bias": True}),
-    "llama untied": ("LlamaForCausalLM", {"tie_word_embeddings": False}),
-    "llama without grouping": ("LlamaForCausalLM", {"num_key_value_heads": 4}),
-    "llama with its own head_dim": ("LlamaForCausalLM", {"head_dim": 16}),
-    "llama linear rope": (
-        "LlamaForCausalLM",
-        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}},
-    ),
-    "llama llama3 rope": ("LlamaForCausalLM", {"rope_parameters": LLAMA3_ROPE}),
-    "llama yarn rope": (
-        "LlamaForCausalLM",
-        {
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "factor": 4.0,
-                "rope_theta": 10000.0,
-                "original_max_position_embeddings": 128,
-            }
-        },
-    ),
-    "mistral": ("MistralForCausalLM", {"sliding_window": None}),
-    "qwen2": ("Qwen2ForCausalLM", {}),
-}
-IDS = list(range(100, 4900, 70))
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_logits_from_spec_and_manifest_equal_transformers(variant: str, tmp_path: Path) -> None:
-    architecture, overrides = VARIANTS[variant]
-    checkpoint = make_tiny(tmp_path / "model", architecture, **overrides)
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="eager")
-    with torch.no_grad():
-        expected = model(torch.tensor([IDS])).logits[0]
-    engine = resolve(checkpoint)
-    # float32 rounding over sums of at most 64 terms, logits of magnitude 10
-    torch.testing.assert_close(logits(engine, IDS), expected, rtol=1e-4, atol=1e-4)
-    reference = model.model.rotary_emb
-    assert torch.equal(torch.tensor(engine.spec.ropes[0].inv_freq), reference.inv_freq)
-    assert engine.spec.ropes[0].attention_scaling == reference.attention_scaling
 
 
 def test_old_config_files_give_the_same_rope(tmp_path: Path) -> None:
@@ -76,24 +36,23 @@ def test_old_config_files_give_the_same_rope(tmp_path: Path) -> None:
     assert len(set(resolve(new).spec.ropes[0].inv_freq)) == 4
 
 
-def test_a_sliding_window_bounds_the_context(tmp_path: Path) -> None:
-    checkpoint = make_tiny(tmp_path / "model", "MistralForCausalLM", sliding_window=100)
-    assert resolve(checkpoint).spec.max_position_embeddings == 100
-
-
 UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "architecture": (
         {"architectures": ["GPT2LMHeadModel"]},
-        r"GPT2LMHeadModel is not supported; supported: (\w+, )*LlamaForCausalLM, ",
+        r"GPT2LMHeadModel is not supported: no family describes it; the nearest supported one is \w+",
     ),
-    "no architecture": ({"architectures": None}, "architecture none is not supported; supported: "),
-    "dynamic rope": (
-        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}},
-        "rope type 'dynamic' is not supported; supported: default, linear",
+    "no architecture": ({"architectures": None}, "config.json names no architecture"),
+    "rope": (
+        {"rope_parameters": {"rope_type": "proportional", "factor": 2.0, "rope_theta": 10000.0}},
+        "rope type 'proportional' is not supported; supported: default, linear, dynamic",
     ),
     "quantized": ({"quantization_config": {"quant_method": "fp8"}}, "quantized weights of method 'fp8'"),
-    "mlp bias": ({"mlp_bias": True}, "mlp_bias is not supported"),
-    "activation": ({"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
+    "its own code": (
+        {"architectures": ["NovelForCausalLM"], "auto_map": {"AutoModel": "modeling_novel.Novel"}},
+        "NovelForCausalLM is not supported.*the checkpoint's own code is never run",
+    ),
+    "nearest": ({"architectures": ["Qwen3NextForCausalLM"]}, "nearest supported one is Qwen3"),
+    "activation": ({"hidden_act": "mish"}, "activation 'mish' is not supported; supported: silu"),
 }
 
 
@@ -107,7 +66,53 @@ def test_what_the_engine_cannot_do_is_named(case: str, tiny_llama: Path, copy_of
         resolve(checkpoint)
 
 
-def test_the_supported_architectures_exist_in_transformers() -> None:
-    import transformers
+FAMILY_FILE = """
+from lmdeploy.turbomind.families.common import Family, decoder_spec
+from lmdeploy.turbomind.families.layout import Layout
+from lmdeploy.turbomind.families.own_code import llama_config
 
-    assert all(hasattr(transformers, name) for name in FAMILIES)
+FAMILY = Family(
+    ("ImaginaryForCausalLM",), decoder_spec, Layout(layer="model.blocks.{}.").tensors, config=llama_config
+)
+"""
+
+
+def test_an_imaginary_family_needs_only_a_file(tmp_path: Path, tiny_llama: Path, copy_of: Any) -> None:
+    (tmp_path / "imaginary.py").write_text(FAMILY_FILE)
+    checkpoint = copy_of(tiny_llama)
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(
+        json.dumps(config | {"architectures": ["ImaginaryForCausalLM"], "model_type": "imaginary"})
+    )
+    weights = checkpoint / "model.safetensors"
+    save_file({n.replace("layers", "blocks"): t for n, t in load_file(weights).items()}, weights)
+    package.__path__.append(str(tmp_path))
+    package.families.cache_clear()
+    try:
+        engine = resolve(checkpoint)
+        assert engine.spec.architecture == "ImaginaryForCausalLM"
+        assert engine.spec.ropes == resolve(tiny_llama).spec.ropes
+        names = {name for _, name in Manifest.from_json((engine.path / "manifest.json").read_text(), tmp_path).loads()}
+        assert "model.blocks.1.mlp.up_proj.weight" in names
+    finally:
+        package.__path__.remove(str(tmp_path))
+        package.families.cache_clear()
+        sys.modules.pop("lmdeploy.turbomind.families.imaginary", None)
+    with pytest.raises(UnsupportedModelError, match="ImaginaryForCausalLM"):
+        package.family_of(["ImaginaryForCausalLM"])
+
+
+def test_extra_tensors_are_named_in_one_warning(
+    tiny_llama: Path, copy_of: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoint = copy_of(tiny_llama)
+    tensors = load_file(checkpoint / "model.safetensors")
+    extra = {f"model.extra.{index}.weight": torch.zeros(2) for index in range(3)}
+    harmless = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)}
+    save_file(tensors | extra | harmless, checkpoint / "model.safetensors")
+    with caplog.at_level("WARNING"):
+        resolve(checkpoint)
+    (warning,) = [record.getMessage() for record in caplog.records if "not used" in record.getMessage()]
+    assert "3 tensors are not part of the model" in warning
+    assert all(name in warning for name in extra)
+    assert "inv_freq" not in warning

@@ -1,46 +1,28 @@
 """The model families: what each architecture's config.json and tensor names mean for the engine.
 
-One file a family; an architecture is supported when it stands in :data:`FAMILIES`.
+One file a family: every module of this package that has a ``FAMILY`` is one. docs/new-model.md adds one step by step.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+import difflib
+import functools
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from lmdeploy.errors import UnsupportedModelError
-from lmdeploy.turbomind.families import llama, mixtral, qwen_moe
-from lmdeploy.turbomind.families.common import Checkpoint
-from lmdeploy.turbomind.manifest import Expression
-from lmdeploy.turbomind.spec import ModelSpec
+from lmdeploy.turbomind.families.common import Family
 
 
-@dataclass(frozen=True)
-class Family:
-    """What one architecture needs.
-
-    Attributes
-    ----------
-    spec
-        From the ``transformers`` config and what else is known about the checkpoint to the engine's spec. Raises
-        ``UnsupportedModelError`` for what the engine cannot do, ``ValueError`` for a config that makes no sense.
-    tensors
-        The expression of each engine tensor.
-    may_ignore
-        Whether a checkpoint tensor that no expression reads is harmless.
-    """
-
-    spec: Callable[[Any, Checkpoint], ModelSpec]
-    tensors: Callable[[ModelSpec], Mapping[str, Expression]]
-    may_ignore: Callable[[str, ModelSpec], bool]
-
-
-FAMILIES: dict[str, Family] = {
-    "LlamaForCausalLM": Family(llama.llama_spec, llama.tensors, llama.may_ignore),
-    "MistralForCausalLM": Family(llama.mistral_spec, llama.tensors, llama.may_ignore),
-    "MixtralForCausalLM": Family(mixtral.spec, mixtral.tensors, llama.may_ignore),
-    "Qwen2MoeForCausalLM": Family(qwen_moe.qwen2_spec, qwen_moe.tensors, llama.may_ignore),
-    "Qwen2ForCausalLM": Family(llama.qwen2_spec, llama.tensors, llama.may_ignore),
-}
+@functools.cache
+def families() -> Mapping[str, Family]:
+    """Return the family of each supported architecture."""
+    found: dict[str, Family] = {}
+    for module in pkgutil.iter_modules(__path__):
+        family = getattr(importlib.import_module(f"{__name__}.{module.name}"), "FAMILY", None)
+        if isinstance(family, Family):
+            found |= dict.fromkeys(family.architectures, family)
+    return MappingProxyType(found)
 
 
 def family_of(architectures: object) -> tuple[str, Family]:
@@ -49,11 +31,17 @@ def family_of(architectures: object) -> tuple[str, Family]:
     Raises
     ------
     UnsupportedModelError
-        If none is supported; names them and lists the supported ones.
+        If none is supported; names them and the supported one with the nearest name.
     """
     names = [name for name in architectures if isinstance(name, str)] if isinstance(architectures, list) else []
+    supported = families()
     for name in names:
-        if name in FAMILIES:
-            return name, FAMILIES[name]
-    given = ", ".join(names) or "none"
-    raise UnsupportedModelError(f"architecture {given} is not supported; supported: {', '.join(sorted(FAMILIES))}")
+        if name in supported:
+            return name, supported[name]
+    if not names:
+        raise UnsupportedModelError("config.json names no architecture; expected one in 'architectures'")
+    (nearest,) = difflib.get_close_matches(names[0], supported, n=1, cutoff=0.0)
+    raise UnsupportedModelError(
+        f"architecture {', '.join(names)} is not supported: no family describes it; the nearest supported one is "
+        f"{nearest} (docs/supported-models.md lists all, docs/new-model.md adds one)"
+    )

@@ -1,14 +1,25 @@
-"""What families share: facts about the checkpoint, and the rotary embedding."""
+"""What families share: what a family is, and the parts of a spec that most config files write the same way."""
 
-import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from lmdeploy.errors import UnsupportedModelError
-from lmdeploy.turbomind.spec import RopeSpec
+from lmdeploy.turbomind.families.rope import rope_of
+from lmdeploy.turbomind.manifest import Expression
+from lmdeploy.turbomind.spec import AttentionSpec, MlpSpec, ModelSpec, NormSpec
 
-# The kinds whose frequencies do not change with the length of the sequence.
-STATIC_ROPE_KINDS = ("default", "linear", "llama3", "yarn")
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
+}
+SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 
 
 @dataclass(frozen=True)
@@ -22,29 +33,96 @@ class Checkpoint:
     eos_token_ids: tuple[int, ...]
 
 
-def rope_of(config: Any) -> RopeSpec:
-    """Return the rotary embedding of a ``transformers`` config, computed by ``transformers`` itself.
+@dataclass(frozen=True)
+class Family:
+    """What the architectures of one family need.
+
+    Attributes
+    ----------
+    architectures
+        Names in config.json's ``architectures``.
+    spec
+        From the config and what else is known about the checkpoint to the engine's spec. Raises
+        ``UnsupportedModelError`` for what the engine cannot do, ``ValueError`` for a config that makes no sense.
+    tensors
+        The expression of each engine tensor.
+    config
+        From the content of config.json to the first argument of ``spec``, for architectures that are published with
+        their own code, which is never run. None: ``transformers`` reads it.
+    sizes
+        Whole numbers >= 1 that config.json must have.
+    """
+
+    architectures: tuple[str, ...]
+    spec: Callable[[Any, Checkpoint], ModelSpec]
+    tensors: Callable[[ModelSpec], Mapping[str, Expression]]
+    config: Callable[[Mapping[str, Any]], Any] | None = None
+    sizes: tuple[str, ...] = SIZES
+
+
+def decoder_spec(config: Any, checkpoint: Checkpoint, **fields: Any) -> ModelSpec:
+    """Return a spec with what ``fields`` do not give taken from a config with the names most architectures use.
+
+    That is a pre-norm decoder with RMSNorm, a gated MLP without biases and one rotary embedding.
+    """
+    if "attention" not in fields:
+        fields["attention"] = attention_spec(config)
+    if "mlp" not in fields:
+        fields["mlp"] = MlpSpec(activation_of(config.hidden_act))
+    if "norm" not in fields:
+        fields["norm"] = NormSpec(eps=config.rms_norm_eps)
+    if "ropes" not in fields:
+        fields["ropes"] = (rope_of(config),)
+    common = {
+        "architecture": checkpoint.architecture,
+        "model_name": checkpoint.model_name,
+        "dtype": checkpoint.dtype,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_layers": config.num_hidden_layers,
+        "num_heads": config.num_attention_heads,
+        "head_dim": head_dim_of(config),
+        "max_position_embeddings": config.max_position_embeddings,
+        "tied_embeddings": bool(config.tie_word_embeddings),
+        "bos_token_id": checkpoint.bos_token_id,
+        "eos_token_ids": checkpoint.eos_token_ids,
+    }
+    for name, source in {"intermediate_size": "intermediate_size", "num_kv_heads": "num_key_value_heads"}.items():
+        if name not in fields:
+            common[name] = getattr(config, source)
+    return ModelSpec(**(common | fields))
+
+
+def attention_spec(config: Any, **fields: Any) -> AttentionSpec:
+    """Return an attention spec; what ``fields`` do not give is ``head_dim ** -0.5`` and the config's windows."""
+    return AttentionSpec(**({"scale": head_dim_of(config) ** -0.5, "windows": windows_of(config)} | fields))
+
+
+def head_dim_of(config: Any) -> int:
+    """Return the size of a head: ``head_dim``, or what the hidden size gives."""
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def windows_of(config: Any) -> tuple[int, ...]:
+    """Return the window of each layer, as ``sliding_window`` and ``layer_types`` say; empty where there is none."""
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    if not window or "sliding_attention" not in kinds:
+        return ()
+    return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+
+
+def activation_of(name: str) -> str:
+    """Return the engine's name of an activation function.
 
     Raises
     ------
     UnsupportedModelError
-        If the frequencies depend on the sequence length, or differ from layer to layer.
+        If the engine does not have it.
     """
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
-    parameters = getattr(config, "rope_parameters", None) or {}
-    kind = parameters.get("rope_type")
-    if kind not in STATIC_ROPE_KINDS:
-        raise UnsupportedModelError(f"rope type {kind!r} is not supported; supported: {', '.join(STATIC_ROPE_KINDS)}")
-    if parameters.get("partial_rotary_factor", 1.0) != 1.0:
-        raise UnsupportedModelError(
-            f"partial_rotary_factor {parameters['partial_rotary_factor']} is not supported, only 1.0"
-        )
-    embedding = LlamaRotaryEmbedding(config)
-    inv_freq = tuple(float(f) for f in embedding.inv_freq)
-    if not all(0 < f < math.inf for f in inv_freq):
-        raise ValueError(f"rope parameters {dict(parameters)} give frequencies that are not finite and > 0")
-    return RopeSpec(float(parameters["rope_theta"]), inv_freq, float(embedding.attention_scaling))
+    if name not in ACTIVATIONS:
+        raise UnsupportedModelError(f"activation {name!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
 
 
 def refuse_unless(condition: bool, what: str) -> None:

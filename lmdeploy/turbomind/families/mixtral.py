@@ -1,11 +1,10 @@
 """Mixtral: Llama's attention, and in each layer experts of which every token goes to two."""
 
-import dataclasses
 from typing import Any
 
-from lmdeploy.turbomind.families import llama
-from lmdeploy.turbomind.families.common import Checkpoint
+from lmdeploy.turbomind.families.common import Checkpoint, Family, decoder_spec
 from lmdeploy.turbomind.families.experts import ExpertNames, with_experts
+from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.manifest import Expression
 from lmdeploy.turbomind.spec import ModelSpec, MoeSpec, RouterSpec
 
@@ -25,9 +24,12 @@ def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
         intermediate_size=config.intermediate_size,
         router=RouterSpec(normalizes=True),
     )
-    return dataclasses.replace(llama.mistral_spec(config, checkpoint), moe=moe)
+    return decoder_spec(config, checkpoint, moe=moe)
 
 
 def tensors(spec: ModelSpec) -> dict[str, Expression]:
     """Return the expression of each engine tensor."""
-    return with_experts(llama.tensors(spec), spec, "model.layers.{}.", NAMES)
+    return with_experts(Layout().tensors(spec), spec, "model.layers.{}.", NAMES)
+
+
+FAMILY = Family(("MixtralForCausalLM",), spec, tensors)

@@ -3,21 +3,22 @@
 import dataclasses
 from typing import Any
 
-from lmdeploy.turbomind.families import llama
-from lmdeploy.turbomind.families.common import Checkpoint
+from lmdeploy.turbomind.families import qwen2
+from lmdeploy.turbomind.families.common import Checkpoint, Family
 from lmdeploy.turbomind.families.experts import ExpertNames, with_experts
+from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.manifest import Expression
 from lmdeploy.turbomind.spec import ModelSpec, MoeSpec, RouterSpec
 
 NAMES = ExpertNames(shared="mlp.shared_expert")
 
 
-def qwen2_spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     """Return the spec of a ``Qwen2MoeForCausalLM``."""
     moe = dataclasses.replace(
         _moe(config), shared_intermediate_size=config.shared_expert_intermediate_size, has_shared_gate=True
     )
-    return dataclasses.replace(llama.qwen2_spec(config, checkpoint), moe=moe)
+    return dataclasses.replace(qwen2.spec(config, checkpoint), moe=moe)
 
 
 def _moe(config: Any) -> MoeSpec:
@@ -33,4 +34,7 @@ def _moe(config: Any) -> MoeSpec:
 
 def tensors(spec: ModelSpec) -> dict[str, Expression]:
     """Return the expression of each engine tensor."""
-    return with_experts(llama.tensors(spec), spec, "model.layers.{}.", NAMES)
+    return with_experts(Layout().tensors(spec), spec, "model.layers.{}.", NAMES)
+
+
+FAMILY = Family(("Qwen2MoeForCausalLM",), spec, tensors)

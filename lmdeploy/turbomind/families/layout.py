@@ -1,0 +1,165 @@
+"""Where a checkpoint keeps the tensors of a decoder, as data, and the engine tensors that follow."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lmdeploy.turbomind.manifest import Expression, Load, concat, reshape, rows_of
+from lmdeploy.turbomind.spec import ModelSpec
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names in a checkpoint, without ``.weight`` and ``.bias``. The defaults are Llama's.
+
+    Parameters
+    ----------
+    layer
+        Beginning of the names of a layer's tensors; ``{}`` is its number.
+    qkv
+        One matrix for q, k and v instead of three.
+    is_grouped
+        The rows of ``qkv`` are, for each key/value head, its q heads, k, v; otherwise all q, all k, all v.
+    gate_up
+        One matrix for gate and up, gate first, instead of two.
+    """
+
+    embedding: str = "model.embed_tokens"
+    final_norm: str = "model.norm"
+    lm_head: str = "lm_head"
+    layer: str = "model.layers.{}."
+    attention_norm: str = "input_layernorm"
+    attention_output_norm: str = ""
+    mlp_norm: str = "post_attention_layernorm"
+    mlp_output_norm: str = ""
+    q: str = "self_attn.q_proj"
+    k: str = "self_attn.k_proj"
+    v: str = "self_attn.v_proj"
+    qkv: str = ""
+    is_grouped: bool = False
+    q_norm: str = "self_attn.q_norm"
+    k_norm: str = "self_attn.k_norm"
+    sinks: str = "self_attn.sinks"
+    o: str = "self_attn.o_proj"
+    gate: str = "mlp.gate_proj"
+    up: str = "mlp.up_proj"
+    gate_up: str = ""
+    down: str = "mlp.down_proj"
+
+    def tensors(self, spec: ModelSpec) -> dict[str, Expression]:
+        """Return the expression of each engine tensor of a model."""
+        engine = model_tensors(spec, self)
+        for i in range(spec.num_layers):
+            prefix = self.layer.format(i)
+            parts = norm_tensors(spec, self, prefix) | attention_tensors(spec, self, prefix)
+            parts |= mlp_tensors(spec, self, prefix)
+            engine |= {f"layers.{i}.{name}": expression for name, expression in parts.items()}
+        return engine
+
+
+Arrange = Callable[[Expression], Expression]
+
+
+def linear_tensors(
+    name: str,
+    sources: dict[str, int],
+    in_features: int,
+    has_bias: bool,
+    arrange: Arrange = lambda expression: expression,
+) -> dict[str, Expression]:
+    """Return the engine tensors of a linear layer.
+
+    Parameters
+    ----------
+    name
+        The engine's name.
+    sources
+        The checkpoint's names, with the number of outputs of each; they are joined in this order.
+    in_features
+        Inputs.
+    has_bias
+        Whether there are biases.
+    arrange
+        What is done to weight and bias in the end.
+    """
+
+    def joined(suffix: str, *inputs: int) -> Expression:
+        loads = [Load(f"{source}.{suffix}", (rows, *inputs)) for source, rows in sources.items()]
+        return arrange(loads[0] if len(loads) == 1 else concat(*loads))
+
+    engine = {f"{name}.weight": joined("weight", in_features)}
+    return engine | ({f"{name}.bias": joined("bias")} if has_bias else {})
+
+
+def model_tensors(spec: ModelSpec, layout: Layout) -> dict[str, Expression]:
+    """Return the engine tensors outside the layers."""
+    hidden, vocab = spec.hidden_size, spec.vocab_size
+    engine: dict[str, Expression] = {"token_embedding": Load(f"{layout.embedding}.weight", (vocab, hidden))}
+    engine |= _norm(spec, "final_norm", layout.final_norm)
+    if not spec.tied_embeddings:
+        engine["lm_head.weight"] = Load(f"{layout.lm_head}.weight", (vocab, hidden))
+    if spec.output.bias:
+        engine["lm_head.bias"] = Load(f"{layout.lm_head}.bias", (vocab,))
+    return engine
+
+
+def _norm(spec: ModelSpec, name: str, source: str) -> dict[str, Expression]:
+    suffixes = ("weight", "bias") if spec.norm.bias else ("weight",)
+    return {f"{name}.{suffix}": Load(f"{source}.{suffix}", (spec.hidden_size,)) for suffix in suffixes}
+
+
+def norm_tensors(spec: ModelSpec, layout: Layout, prefix: str) -> dict[str, Expression]:
+    """Return the norms of a layer whose tensors begin with ``prefix``, without those of queries and keys."""
+    engine = _norm(spec, "attention_norm", prefix + layout.attention_norm)
+    if not spec.block.shares_norm:
+        engine |= _norm(spec, "mlp_norm", prefix + layout.mlp_norm)
+    if spec.block.has_output_norms:
+        engine |= _norm(spec, "attention_output_norm", prefix + layout.attention_output_norm)
+        engine |= _norm(spec, "mlp_output_norm", prefix + layout.mlp_output_norm)
+    return engine
+
+
+def attention_tensors(spec: ModelSpec, layout: Layout, prefix: str) -> dict[str, Expression]:
+    """Return the attention of a layer whose tensors begin with ``prefix``."""
+    hidden, q, kv = spec.hidden_size, spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    bias = spec.attention.qkv_bias
+    if layout.qkv:
+        arrange = _ungroup(spec) if layout.is_grouped else lambda expression: expression
+        engine = linear_tensors("attention.qkv", {prefix + layout.qkv: q + 2 * kv}, hidden, bias, arrange)
+    else:
+        sources = {prefix + layout.q: q, prefix + layout.k: kv, prefix + layout.v: kv}
+        engine = linear_tensors("attention.qkv", sources, hidden, bias)
+    if spec.attention.qk_norm != "none":
+        is_per_head = spec.attention.qk_norm == "head"
+        for name, source, size in (("q_norm", layout.q_norm, q), ("k_norm", layout.k_norm, kv)):
+            shape = (spec.head_dim if is_per_head else size,)
+            engine[f"attention.{name}.weight"] = Load(f"{prefix}{source}.weight", shape)
+    if spec.attention.has_sinks:
+        engine["attention.sinks"] = Load(prefix + layout.sinks, (spec.num_heads,))
+    return engine | linear_tensors("attention.o", {prefix + layout.o: hidden}, q, spec.attention.o_bias)
+
+
+def _ungroup(spec: ModelSpec) -> Arrange:
+    """Return what turns rows by key/value head into all q, all k, all v."""
+    group = spec.num_heads // spec.num_kv_heads
+
+    def arrange(whole: Expression) -> Expression:
+        inputs = whole.shape[1:]
+        heads = reshape(whole, spec.num_kv_heads, group + 2, spec.head_dim, *inputs)
+        parts = [(0, group), (group, group + 1), (group + 1, group + 2)]
+        rows = [(end - begin) * spec.num_kv_heads * spec.head_dim for begin, end in parts]
+        slices = [rows_of(heads, begin, end, dim=1) for begin, end in parts]
+        return concat(*(reshape(part, count, *inputs) for part, count in zip(slices, rows, strict=True)))
+
+    return arrange
+
+
+def mlp_tensors(spec: ModelSpec, layout: Layout, prefix: str) -> dict[str, Expression]:
+    """Return the dense MLP of a layer whose tensors begin with ``prefix``."""
+    size, hidden, bias = spec.intermediate_size, spec.hidden_size, spec.mlp.bias
+    if not spec.mlp.is_gated:
+        engine = linear_tensors("mlp.up", {prefix + layout.up: size}, hidden, bias)
+    elif layout.gate_up:
+        engine = linear_tensors("mlp.gate_up", {prefix + layout.gate_up: 2 * size}, hidden, bias)
+    else:
+        engine = linear_tensors("mlp.gate_up", {prefix + layout.gate: size, prefix + layout.up: size}, hidden, bias)
+    return engine | linear_tensors("mlp.down", {prefix + layout.down: hidden}, size, bias)

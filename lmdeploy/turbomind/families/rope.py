@@ -1,0 +1,57 @@
+"""Rotary embeddings out of ``transformers`` configs, with the frequencies ``transformers`` computes."""
+
+import dataclasses
+import math
+from typing import Any
+
+from lmdeploy.errors import UnsupportedModelError
+from lmdeploy.turbomind.spec import RopeSpec, StretchSpec
+
+KINDS = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
+
+
+def rope_of(config: Any, layer_type: str | None = None, *, is_interleaved: bool = False) -> RopeSpec:
+    """Return the rotary embedding of a config, or of its layers of one type.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If the engine does not have this kind of scaling.
+    """
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    parameters = getattr(config, "rope_parameters", None) or {}
+    if layer_type is not None:
+        parameters = parameters[layer_type]
+    kind = parameters.get("rope_type")
+    if kind not in KINDS:
+        raise UnsupportedModelError(f"rope type {kind!r} is not supported; supported: {', '.join(KINDS)}")
+    theta = float(parameters["rope_theta"])
+    if kind == "default":
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        plain = plain_rope(theta, int(head_dim * parameters.get("partial_rotary_factor", 1.0)))
+        return dataclasses.replace(plain, is_interleaved=is_interleaved)
+    compute = ROPE_INIT_FUNCTIONS[kind]
+    inv_freq, scaling = compute(config, "cpu", layer_type=layer_type)
+    stretch = None
+    if kind == "dynamic":
+        stretch = StretchSpec("dynamic", config.max_position_embeddings, float(parameters["factor"]))
+    elif kind == "longrope":
+        trained = parameters["original_max_position_embeddings"]
+        longer, _ = compute(config, "cpu", seq_len=trained + 1, layer_type=layer_type)
+        stretch = StretchSpec("long", trained, inv_freq=_frequencies(longer))
+    return RopeSpec(theta, _frequencies(inv_freq), float(scaling), is_interleaved, stretch)
+
+
+def plain_rope(theta: float, dimensions: int) -> RopeSpec:
+    """Return the rotation of the first ``dimensions`` of a head by ``theta ** (-2 i / dimensions)`` a position."""
+    import torch
+
+    if not 0 < theta < math.inf:
+        raise ValueError(f"rope_theta must be a finite number > 0, got {theta}")
+    exponents = torch.arange(0, dimensions, 2, dtype=torch.int64).float() / dimensions
+    return RopeSpec(theta, _frequencies(1.0 / (theta**exponents)))
+
+
+def _frequencies(inv_freq: Any) -> tuple[float, ...]:
+    return tuple(float(frequency) for frequency in inv_freq)

@@ -1,0 +1,161 @@
+"""Every supported family computes what `transformers` computes, on tiny random checkpoints.
+
+Compared are the logits of each row of a prompt that is computed in chunks, of each step after it, and of a second
+prompt that begins with what the cache holds already. Both sides sum in float32, in different orders: they agree to
+1e-4 of the largest value of their row.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.support import published
+from tests.support.published import Publisher, as_is
+from tests.support.tiny_models import make_tiny
+from tests.support.token_engine import TokenEngine, relative_error
+
+TOLERANCE = 1e-4
+PROMPT = [(37 * i * i + 11 * i) % 40000 + 100 for i in range(45)]
+FURTHER = [(53 * i * i + 7 * i) % 40000 + 200 for i in range(12)]
+
+
+def plain_forward(model: Any, ids: list[int]) -> torch.Tensor:
+    """Return the logits of each token."""
+    logits: torch.Tensor = model(torch.tensor([ids])).logits[0]
+    return logits
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model that `transformers` makes and runs, and how its checkpoint is published."""
+
+    architecture: str
+    overrides: dict[str, Any] = field(default_factory=dict)
+    publish: Publisher = as_is
+    forward: Callable[[Any, list[int]], torch.Tensor] = plain_forward
+
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}
+LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+PAIR_FACTORS = [1.0, 1.5, 2.0, 4.0]
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": PAIR_FACTORS,
+    "long_factor": [2 * factor for factor in PAIR_FACTORS],
+    "original_max_position_embeddings": 128,
+}
+FOUR_HEADS = {"num_key_value_heads": 4}
+UNTIED = {"tie_word_embeddings": False}
+BIASED = {"attention_bias": True, "mlp_bias": True}
+SMALL_HEADS = {"head_dim": 16}
+FALCON = {"num_key_value_heads": None, "ffn_hidden_size": 96, "alibi": False}
+
+CASES = {
+    "Llama": Case("LlamaForCausalLM"),
+    "Llama with one key/value head": Case("LlamaForCausalLM", {"num_attention_heads": 8, "num_key_value_heads": 1}),
+    "Llama without grouping, untied": Case("LlamaForCausalLM", FOUR_HEADS | UNTIED),
+    "Llama with biases": Case("LlamaForCausalLM", BIASED),
+    "Llama with its own head_dim": Case("LlamaForCausalLM", {"head_dim": 24}),
+    "Llama with linear rope": Case("LlamaForCausalLM", {"rope_parameters": LINEAR_ROPE}),
+    "Llama 3.1": Case("LlamaForCausalLM", {"rope_parameters": LLAMA3_ROPE}),
+    "Llama with YaRN": Case("LlamaForCausalLM", {"rope_parameters": YARN_ROPE}),
+    "Mistral": Case("MistralForCausalLM", {"sliding_window": None}),
+    "Qwen2": Case("Qwen2ForCausalLM"),
+    "Qwen3": Case("Qwen3ForCausalLM", SMALL_HEADS),
+    "SmolLM3": Case("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0], "pad_token_id": 0}),
+    "Granite": Case(
+        "GraniteForCausalLM",
+        {
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.7,
+            "attention_multiplier": 0.5,
+            "logits_scaling": 4.0,
+        },
+    ),
+    "Gemma": Case("GemmaForCausalLM", SMALL_HEADS),
+    "Phi-3": Case("Phi3ForCausalLM", {"sliding_window": None, "pad_token_id": 0} | UNTIED),
+    "Phi-4-mini": Case(
+        "Phi3ForCausalLM",
+        {
+            "sliding_window": None,
+            "pad_token_id": 0,
+            "head_dim": 16,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.75},
+        },
+    ),
+    "StarCoder2": Case("Starcoder2ForCausalLM", {"sliding_window": None, "use_bias": True}),
+    "GLM-4": Case("GlmForCausalLM", SMALL_HEADS | UNTIED | {"pad_token_id": 0}),
+    "GLM-4-0414": Case("Glm4ForCausalLM", SMALL_HEADS | {"attention_bias": True, "pad_token_id": 0}),
+    "ChatGLM3": Case(
+        "GlmForCausalLM",
+        SMALL_HEADS
+        | UNTIED
+        | {
+            "pad_token_id": 0,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0, "partial_rotary_factor": 0.5},
+        },
+        published.chatglm,
+    ),
+    "Falcon 7B": Case("FalconForCausalLM", FALCON | {"multi_query": True, "parallel_attn": True}),
+    "Falcon without multi-query": Case("FalconForCausalLM", FALCON | {"multi_query": False, "bias": True}),
+    "Falcon in sequence": Case("FalconForCausalLM", FALCON | {"parallel_attn": False}),
+    "Falcon 40B": Case("FalconForCausalLM", FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "Falcon 11B": Case(
+        "FalconForCausalLM",
+        FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+    ),
+    "InternLM": Case(
+        "LlamaForCausalLM",
+        FOUR_HEADS
+        | UNTIED
+        | {"attention_bias": True, "rope_parameters": {"rope_type": "default", "rope_theta": 20000.0}},
+        published.internlm,
+    ),
+    "InternLM2": Case(
+        "LlamaForCausalLM",
+        UNTIED | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+        published.internlm2,
+    ),
+    "InternLM3": Case(
+        "LlamaForCausalLM",
+        BIASED | SMALL_HEADS | UNTIED | {"rope_parameters": {"rope_type": "default", "rope_theta": 5e4}},
+        published.internlm3,
+    ),
+    "Qwen": Case("Qwen2ForCausalLM", FOUR_HEADS | UNTIED, published.qwen),
+    "Baichuan 7B": Case("LlamaForCausalLM", FOUR_HEADS | UNTIED, published.baichuan),
+    "Baichuan2 7B": Case(
+        "LlamaForCausalLM",
+        FOUR_HEADS | UNTIED | {"vocab_size": 125696},
+        published.baichuan,
+        published.normalized_head_forward,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_equal_transformers_in_chunks_in_steps_and_behind_cached_prefixes(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    directory = make_tiny(tmp_path / "model", case.architecture, **case.overrides)
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
+    case.publish(directory)
+    with TokenEngine(directory) as engine, torch.no_grad():
+        answer, logits = engine.answer(PROMPT, 8, "all")
+        assert relative_error(logits, case.forward(model, PROMPT + answer[:-1])) < TOLERANCE
+        longer = PROMPT + answer + FURTHER
+        again, logits = engine.answer(longer, 4, "generation")
+        assert engine.matched_tokens() >= 48
+        assert relative_error(logits, case.forward(model, longer + again[:-1])[len(longer) - 1 :]) < TOLERANCE

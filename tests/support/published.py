@@ -1,0 +1,228 @@
+"""Checkpoints in the layouts of architectures that are published with their own code.
+
+A tiny checkpoint that ``transformers`` made and can run is rewritten in place, names, order of rows and config.json, so
+that the reference stays ``transformers``.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+Publisher = Callable[[Path], None]
+_WEIGHTS = "model.safetensors"
+
+
+def as_is(directory: Path) -> None:
+    """Leave the checkpoint as ``transformers`` saved it."""
+
+
+def rewrite(directory: Path, config: dict[str, Any], change: Callable[[Tensors, dict[str, Any]], Tensors]) -> None:
+    """Replace config.json and the tensors; ``change`` gets the tensors and the old config."""
+    path = directory / "config.json"
+    old = json.loads(path.read_text())
+    tensors = change(load_file(directory / _WEIGHTS), old)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / _WEIGHTS)
+    kept = {name: old[name] for name in ("bos_token_id", "eos_token_id", "vocab_size", "tie_word_embeddings")}
+    path.write_text(json.dumps(kept | config))
+
+
+def old_config(directory: Path) -> dict[str, Any]:
+    """Return what ``transformers`` wrote."""
+    config: dict[str, Any] = json.loads((directory / "config.json").read_text())
+    return config
+
+
+def llama_sizes(config: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Return the sizes that most configs have, and ``names``."""
+    common = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    return {name: config[name] for name in (*common, *names)}
+
+
+def renamed(tensors: Tensors, *patterns: tuple[str, str]) -> Tensors:
+    """Return the tensors under new names, by regular expressions."""
+    result = {}
+    for name, tensor in tensors.items():
+        for pattern, replacement in patterns:
+            name = re.sub(pattern, replacement, name)
+        result[name] = tensor
+    return result
+
+
+def fused(tensors: Tensors, parts: tuple[str, ...], whole: str, join: Callable[..., Tensor]) -> Tensors:
+    """Return the tensors with those whose names hold each of ``parts`` joined into one that holds ``whole``."""
+    result = dict(tensors)
+    for name in tensors:
+        if parts[0] in name:
+            values = [result.pop(name.replace(parts[0], part)) for part in parts]
+            result[name.replace(parts[0], whole)] = join(*values)
+    return result
+
+
+def stacked(*parts: Tensor) -> Tensor:
+    """Return the rows of all parts, one behind the other."""
+    return torch.cat(parts)
+
+
+_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+_TO_BLOCKS = (r"^model\.layers\.", "transformer.h.")
+
+
+def internlm(directory: Path) -> None:
+    """InternLM from a Llama with attention biases."""
+    old = old_config(directory)
+    config = llama_sizes(old, "max_position_embeddings", "rms_norm_eps", "hidden_act")
+    config |= {"architectures": ["InternLMForCausalLM"], "model_type": "internlm", "bias": True}
+    config |= {"rotary": {"base": 20000, "type": "dynamic"}, "auto_map": {"AutoConfig": "configuration.InternLMConfig"}}
+    rewrite(directory, config, lambda tensors, _: tensors)
+
+
+def internlm3(directory: Path) -> None:
+    """InternLM3 from a Llama with biases."""
+    old = old_config(directory)
+    names = ("max_position_embeddings", "rms_norm_eps", "hidden_act", "num_key_value_heads", "head_dim")
+    config = llama_sizes(old, *names) | {"architectures": ["InternLM3ForCausalLM"], "model_type": "internlm3"}
+    config |= {"bias": True, "qkv_bias": True, "rope_theta": 50000.0}
+    rewrite(directory, config, lambda tensors, _: tensors)
+
+
+def internlm2(directory: Path) -> None:
+    """InternLM2 from a Llama: each key/value head's queries, key and value lie together."""
+    old = old_config(directory)
+    kv_heads, head_dim = old["num_key_value_heads"], old["hidden_size"] // old["num_attention_heads"]
+
+    def by_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        heads = [part.view(kv_heads, -1, head_dim, *part.shape[1:]) for part in (q, k, v)]
+        return torch.cat(heads, dim=1).flatten(0, 2)
+
+    def change(tensors: Tensors, _: dict[str, Any]) -> Tensors:
+        return renamed(
+            fused(tensors, _QKV, "attention.wqkv", by_head),
+            (r"model\.embed_tokens", "model.tok_embeddings"),
+            (r"^lm_head", "output"),
+            (r"self_attn\.o_proj", "attention.wo"),
+            (r"input_layernorm", "attention_norm"),
+            (r"post_attention_layernorm", "ffn_norm"),
+            (r"mlp\.gate_proj", "feed_forward.w1"),
+            (r"mlp\.up_proj", "feed_forward.w3"),
+            (r"mlp\.down_proj", "feed_forward.w2"),
+        )
+
+    names = ("max_position_embeddings", "rms_norm_eps", "hidden_act", "num_key_value_heads")
+    config = llama_sizes(old, *names) | {"architectures": ["InternLM2ForCausalLM"], "model_type": "internlm2"}
+    config |= {"bias": False, "rope_theta": 1000000, "rope_scaling": {"type": "dynamic", "factor": 2.0}}
+    rewrite(directory, config, change)
+
+
+def qwen(directory: Path) -> None:
+    """Qwen 1 from a Qwen2 without grouping."""
+    old = old_config(directory)
+
+    def change(tensors: Tensors, _: dict[str, Any]) -> Tensors:
+        return renamed(
+            fused(tensors, _QKV, "attn.c_attn", stacked),
+            _TO_BLOCKS,
+            (r"model\.embed_tokens", "transformer.wte"),
+            (r"model\.norm", "transformer.ln_f"),
+            (r"self_attn\.o_proj", "attn.c_proj"),
+            (r"input_layernorm", "ln_1"),
+            (r"post_attention_layernorm", "ln_2"),
+            (r"mlp\.gate_proj", "mlp.w2"),
+            (r"mlp\.up_proj", "mlp.w1"),
+            (r"mlp\.down_proj", "mlp.c_proj"),
+        )
+
+    config = llama_sizes(old, "max_position_embeddings") | {
+        "architectures": ["QWenLMHeadModel"],
+        "model_type": "qwen",
+        "intermediate_size": 2 * old["intermediate_size"],
+        "kv_channels": old["hidden_size"] // old["num_attention_heads"],
+        "layer_norm_epsilon": old["rms_norm_eps"],
+        "rotary_emb_base": 10000,
+        "rotary_pct": 1.0,
+        "seq_length": 64,
+        "no_bias": True,
+        "use_dynamic_ntk": True,
+        "use_logn_attn": True,
+    }
+    rewrite(directory, config, change)
+
+
+def baichuan(directory: Path) -> None:
+    """Baichuan 7B from a Llama without grouping."""
+    _baichuan(directory, {"max_position_embeddings": old_config(directory)["max_position_embeddings"]})
+
+
+def baichuan_alibi(directory: Path) -> None:
+    """Baichuan 13B from a Llama without grouping, which must be run with :func:`alibi_forward`."""
+    _baichuan(directory, {"model_max_length": old_config(directory)["max_position_embeddings"]})
+
+
+def _baichuan(directory: Path, length: dict[str, int]) -> None:
+    config = llama_sizes(old_config(directory), "rms_norm_eps", "hidden_act") | length
+    config |= {"architectures": ["BaichuanForCausalLM"], "model_type": "baichuan"}
+    rewrite(directory, config, lambda tensors, _: fused(tensors, _QKV, "self_attn.W_pack", stacked))
+
+
+def chatglm(directory: Path) -> None:
+    """ChatGLM from a GLM-4 of ``transformers``."""
+    old = old_config(directory)
+
+    def change(tensors: Tensors, _: dict[str, Any]) -> Tensors:
+        result = renamed(
+            fused(tensors, _QKV, "self_attention.query_key_value", stacked),
+            (r"^model\.layers\.", "transformer.encoder.layers."),
+            (r"model\.embed_tokens", "transformer.embedding.word_embeddings"),
+            (r"model\.norm", "transformer.encoder.final_layernorm"),
+            (r"^lm_head", "transformer.output_layer"),
+            (r"self_attn\.o_proj", "self_attention.dense"),
+            (r"mlp\.gate_up_proj", "mlp.dense_h_to_4h"),
+            (r"mlp\.down_proj", "mlp.dense_4h_to_h"),
+        )
+        return result | {"transformer.rotary_pos_emb.inv_freq": torch.ones(4)}
+
+    config = {
+        "architectures": ["ChatGLMModel"],
+        "model_type": "chatglm",
+        "padded_vocab_size": old["vocab_size"],
+        "hidden_size": old["hidden_size"],
+        "ffn_hidden_size": old["intermediate_size"],
+        "num_layers": old["num_hidden_layers"],
+        "num_attention_heads": old["num_attention_heads"],
+        "kv_channels": old["head_dim"],
+        "multi_query_attention": True,
+        "multi_query_group_num": old["num_key_value_heads"],
+        "seq_length": old["max_position_embeddings"],
+        "layernorm_epsilon": old["rms_norm_eps"],
+        "rope_ratio": 50,
+        "rmsnorm": True,
+        "add_qkv_bias": True,
+        "add_bias_linear": False,
+        "post_layer_norm": True,
+        "apply_residual_connection_post_layernorm": False,
+    }
+    rewrite(directory, config, change)
+
+
+def alibi_forward(model: Any, ids: list[int]) -> Tensor:
+    """Return the logits of a Llama that has ALiBi: no token is rotated, the mask holds the biases."""
+    heads, length = model.config.num_attention_heads, len(ids)
+    assert heads & (heads - 1) == 0
+    slopes = torch.tensor([2 ** (-8 * (head + 1) / heads) for head in range(heads)])
+    distance = torch.arange(length)[None, :] - torch.arange(length)[:, None]
+    mask = (slopes[:, None, None] * distance).masked_fill(distance > 0, torch.finfo(torch.float32).min)
+    positions = torch.zeros(1, length, dtype=torch.long)
+    logits: Tensor = model(torch.tensor([ids]), attention_mask=mask[None], position_ids=positions).logits[0]
+    return logits
+
+
+def normalized_head_forward(model: Any, ids: list[int]) -> Tensor:
+    """Return the logits of a Llama whose output layer has rows of length 1."""
+    hidden = model.model(torch.tensor([ids])).last_hidden_state[0]
+    return hidden @ torch.nn.functional.normalize(model.lm_head.weight).T

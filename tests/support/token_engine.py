@@ -1,0 +1,62 @@
+"""The engine asked with token ids, one request at a time."""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lmdeploy import GenerationConfig, TurbomindEngineConfig
+from lmdeploy.turbomind.engine import Engine, EngineOutput
+
+TIMEOUT = 120.0
+
+
+class TokenEngine:
+    """An engine in float32 that cuts prompts into chunks and keeps prefixes; a context manager."""
+
+    def __init__(self, directory: Path, **settings: Any) -> None:
+        defaults = {
+            "dtype": "float32",
+            "session_len": 512,
+            "cache_max_entry_count": 128,
+            "cache_block_seq_len": 16,
+            "max_batch_size": 4,
+            "num_tokens_per_iter": 20,
+            "enable_prefix_caching": True,
+        }
+        self.engine = Engine(str(directory), TurbomindEngineConfig(**(defaults | settings)))
+
+    def __enter__(self) -> "TokenEngine":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.engine.close()
+
+    def answer(self, ids: Sequence[int], tokens: int, rows: str = "all") -> tuple[list[int], torch.Tensor]:
+        """Return the greedy answer of ``tokens`` tokens, and the logits of ``rows`` (``all`` or ``generation``)."""
+        config = GenerationConfig(max_new_tokens=tokens, ignore_eos=True, output_logits=rows)
+        done = threading.Event()
+        outputs: list[EngineOutput] = []
+
+        def receive(output: EngineOutput) -> None:
+            outputs.append(output)
+            if output.is_final:
+                done.set()
+
+        self.engine.submit(list(ids), config, receive, stream=False)
+        assert done.wait(TIMEOUT), "no answer"
+        assert not outputs[-1].error, outputs[-1].error
+        logits = [torch.from_numpy(output.logits) for output in outputs if output.logits is not None]
+        return [token for output in outputs for token in output.token_ids], torch.cat(logits)
+
+    def matched_tokens(self) -> float:
+        """Return how many prompt tokens came from the cache so far."""
+        return self.engine.metrics()["tokens_matched_total"]
+
+
+def relative_error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """Return the largest difference, row by row, relative to the row's largest value."""
+    assert ours.shape == theirs.shape
+    return float(((ours - theirs).abs().amax(dim=-1) / theirs.abs().amax(dim=-1)).max())
