@@ -40,10 +40,10 @@ CONFIGURED := $(BUILD)/.configured-$(call digest,requirements/torch.txt requirem
 CXX_SOURCES = $(shell find backend_cpp -name '*.h' -o -name '*.cc' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 PY_SOURCES  := lmdeploy openai_gateway python_backend webui tools tests
 
-.PHONY: help serve test build bench peers lint format typecheck sanitize screenshot lock model setup dev browser clients clean
+.PHONY: help serve test build bench peers bench-peers lint format typecheck sanitize screenshot lock model setup dev browser clients clean
 
 help: ## This list
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  Variables: MODEL, PORT, WEBUI_PORT, HTTP_PORT, GRPC_PORT, METRICS_PORT, SERVE_ARGS, TESTS, PYTEST_ARGS, BENCH_ARGS, PYTHON"
 
 # ---- set-up -------------------------------------------------------------------------------------------------------
@@ -126,6 +126,10 @@ bench: build model ## A short standard benchmark, beside transformers and agains
 
 peers: setup ## Install other engines into the cache, to measure beside them: llama.cpp, OpenVINO GenAI
 	@$(PY) -m tools.bench.peers.install
+
+bench-peers: build dev model peers ## The engine beside llama.cpp and OpenVINO GenAI, against the targets
+	$(say) 'measuring on an otherwise idle machine (about 10 minutes)'
+	@$(PY) -m tools.bench.compare $(strip $(BENCH_ARGS))
 
 screenshot: build dev model browser ## Rewrite docs/images/chat.png
 	@CHAT_SCREENSHOT=docs/images/chat.png $(PY) -m pytest -q tests/e2e/test_chat_page.py -k real_model

@@ -106,8 +106,7 @@ def main() -> None:
         print(f"limits of the machine: {limits}; beside its bandwidth stands the share of it that our steps take")
         print(table(COMPARISON_HEADER, rows), flush=True)
     draw_bars(arguments.plot, [Bar(name, run.token_throughput) for name, run in runs.items()], "tokens/s")
-    report = {"limits": limits and vars(limits), **flags.engine_report(config)}
-    write_json(arguments.json, "profile_generation", runs, ratios=ratios, **report)
+    write_json(arguments.json, "profile_generation", runs, limits, ratios=ratios, **flags.engine_report(config))
 
 
 def _answering(run: Runner, combination: Combination, seed: int) -> Callable[[], Summary]:

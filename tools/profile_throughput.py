@@ -62,8 +62,9 @@ def main() -> None:
     bars = [Bar(name, run.token_throughput) for name, run in numbered(runs).items()]
     draw_bars(arguments.plot, bars, "tokens/s")
     ratios = {comparison.peer: comparison.ratio for comparison in comparisons}
-    report = {"limits": limits and vars(limits), **flags.engine_report(config)}
-    write_json(arguments.json, "profile_throughput", numbered(runs), ratios=ratios, **report)
+    write_json(
+        arguments.json, "profile_throughput", numbered(runs), limits, ratios=ratios, **flags.engine_report(config)
+    )
 
 
 if __name__ == "__main__":

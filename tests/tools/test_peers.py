@@ -55,7 +55,7 @@ def test_a_peer_that_is_not_there_says_what_to_do(log: Path) -> None:
 def test_llama_cpp_is_asked_for_the_same_lengths_and_its_faster_attention_counts(log: Path) -> None:
     fake_peers.install(MODEL)
     assert llama_cpp.decode_rate(MODEL, 64, 96) == 101.0
-    assert llama_cpp.prefill_rate(MODEL, 512) == 101.0
+    assert llama_cpp.prefill_rate(MODEL, 512, 2) == 101.0
     assert llama_cpp.streams_rate(MODEL, 8, 64, 32) == 300.0
     threads = llama_cpp.thread_count()
     assert log.read_text().splitlines() == [
@@ -69,7 +69,7 @@ def test_llama_cpp_is_asked_for_the_same_lengths_and_its_faster_attention_counts
 def test_a_program_that_fails_shows_what_it_printed(log: Path) -> None:
     fake_peers.write_program(llama_tool("llama-bench"), fake_peers.FAILING)
     with pytest.raises(RuntimeError, match=r"(?s)llama-bench ended with 1 and 0 results.*no such processor"):
-        llama_cpp.prefill_rate(MODEL, 512)
+        llama_cpp.prefill_rate(MODEL, 512, 2)
     fake_peers.write_program(openvino_python(), fake_peers.FAILING)
     with genai(MODEL, 4) as peer, pytest.raises(RuntimeError, match=r"(?s)ended while it answered.*no such processor"):
         peer.answer(token_requests(1, 4, 4, 0), 1)
@@ -174,7 +174,7 @@ def test_profile_generation_runs_who_is_there_beside_ours(log: Path, tiny_model:
     expected = ratio(rates[:2], rates[2:])
     assert result["ratios"] == {"batch 2, 8 in, 6 out: openvino": pytest.approx(expected)}
     assert (result["weight_bits"], result["quant_policy"]) == (8, 8)
-    assert result["limits"]["bandwidth"] > 0
+    assert result["machine"]["limits"]["bandwidth"] > 0
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 

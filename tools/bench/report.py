@@ -3,12 +3,16 @@
 import json
 import os
 import platform
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tools.bench.roofline import Limits
 from tools.bench.stats import Summary
+
+_STAT = Path("/proc/stat")
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -55,17 +59,36 @@ def print_summaries(runs: dict[str, Summary]) -> None:
     print(table(SUMMARY_HEADER, [summary_row(name, run) for name, run in runs.items()]), flush=True)
 
 
-def machine() -> dict[str, Any]:
-    """Return what the numbers were measured on."""
+def machine(limits: Limits | None = None) -> dict[str, Any]:
+    """Return what the numbers were measured on, with its limits where they were measured."""
     cpu = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         lines = cpuinfo.read_text(encoding="utf-8").splitlines()
         cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), cpu)
-    return {"cpu": cpu, "cpus": len(os.sched_getaffinity(0)), "load_1min": os.getloadavg()[0]}
+    measured = {} if limits is None else {"limits": asdict(limits)}
+    return {"cpu": cpu, "cpus": len(os.sched_getaffinity(0)), "load_1min": os.getloadavg()[0], **measured}
 
 
-def write_json(path: Path | None, name: str, runs: dict[str, Summary], **more: Any) -> None:
+def busy_share(seconds: float = 2.0) -> float:
+    """Return the share of the processors' time that others take while this process waits; 0 where /proc is missing."""
+    if not _STAT.exists():
+        return 0.0
+    before = _processor_times()
+    time.sleep(seconds)
+    total, idle = (now - then for now, then in zip(_processor_times(), before, strict=True))
+    return 1 - idle / max(total, 1)
+
+
+def _processor_times() -> tuple[int, int]:
+    """Return the ticks of all processors since boot, and how many were idle (proc(5))."""
+    ticks = [int(word) for word in _STAT.read_text(encoding="utf-8").splitlines()[0].split()[1:9]]
+    return sum(ticks), ticks[3] + ticks[4]
+
+
+def write_json(
+    path: Path | None, name: str, runs: dict[str, Summary], limits: Limits | None = None, **more: Any
+) -> None:
     """Write a report; a path of None writes nothing.
 
     Parameters
@@ -76,17 +99,19 @@ def write_json(path: Path | None, name: str, runs: dict[str, Summary], **more: A
         Of the tool.
     runs
         Summaries by name.
+    limits
+        Of the machine, where they were measured.
     **more
         Whatever else belongs to the report: settings, ratios.
     """
-    write_report(path, name, runs={key: asdict(run) for key, run in runs.items()}, **more)
+    write_report(path, name, limits, runs={key: asdict(run) for key, run in runs.items()}, **more)
 
 
-def write_report(path: Path | None, name: str, **content: Any) -> None:
+def write_report(path: Path | None, name: str, limits: Limits | None = None, **content: Any) -> None:
     """Write a report of any content, with what it was measured on; a path of None writes nothing."""
     if path is None:
         return
-    report = {"tool": name, "machine": machine(), **content}
+    report = {"tool": name, "machine": machine(limits), **content}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(f"written: {path}")

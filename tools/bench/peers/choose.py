@@ -19,7 +19,6 @@ from tools.bench.workload import Request, TokenRequest
 # Answers requests, so many at a time.
 Runner = Callable[[Sequence[Request], int], Summary]
 _GREEDY = GenerationConfig(do_sample=False)
-_SLOT = 64  # tokens that a server's slots are rounded up to
 
 
 @contextmanager
@@ -54,9 +53,7 @@ def open_peers(
             if reason := why_missing(name, model_path, bits):
                 print(f"{name}: skipped, {reason}", flush=True)
             elif name == "llama.cpp":
-                slot_tokens = -(-(longest + 1) // _SLOT) * _SLOT
-                url = stack.enter_context(serving(gguf(model_path, bits), slots, slot_tokens))
-                runners[name] = _over_http(url)
+                runners[name] = _over_http(stack.enter_context(serving(gguf(model_path, bits), slots, longest)))
             elif name == "openvino":
                 runners[name] = _by_tokens(stack.enter_context(genai(gguf(model_path, bits), slots)), engine)
             else:

@@ -16,6 +16,7 @@ from tools.bench.peers.places import llama_tool, thread_count
 from tools.bench.server import running
 
 _LIMIT = 300  # seconds for one run of a program
+_SLOT_STEP = 64
 
 
 def decode_rate(model: Path, prompt_len: int, output_len: int) -> float:
@@ -24,9 +25,10 @@ def decode_rate(model: Path, prompt_len: int, output_len: int) -> float:
     return max(float(row["avg_ts"]) for row in rows)
 
 
-def prefill_rate(model: Path, prompt_len: int) -> float:
-    """Return prompt tokens/s of one prompt (``llama-bench``)."""
-    return max(float(row["avg_ts"]) for row in _llama_bench(model, prompt=prompt_len, generate=0, depth=0))
+def prefill_rate(model: Path, prompt_len: int, prompts: int) -> float:
+    """Return prompt tokens/s of so many prompts, one after another (``llama-bench``)."""
+    rows = _llama_bench(model, prompt=prompt_len, generate=0, depth=0, repetitions=prompts)
+    return max(float(row["avg_ts"]) for row in rows)
 
 
 def streams_rate(model: Path, streams: int, prompt_len: int, output_len: int) -> float:
@@ -37,8 +39,13 @@ def streams_rate(model: Path, streams: int, prompt_len: int, output_len: int) ->
     return max(float(_rows([*command, "-fa", attention])[0]["speed_tg"]) for attention in ("on", "off"))
 
 
+def slot_tokens(longest: int) -> int:
+    """Return the size of a slot that holds requests of so many tokens, prompt and answer."""
+    return -(-(longest + 1) // _SLOT_STEP) * _SLOT_STEP
+
+
 @contextmanager
-def serving(model: Path, slots: int, slot_tokens: int) -> Iterator[str]:
+def serving(model: Path, slots: int, longest: int) -> Iterator[str]:
     """Run ``llama-server`` for as long as the block lasts; it keeps no prompt for a later request.
 
     Parameters
@@ -47,8 +54,8 @@ def serving(model: Path, slots: int, slot_tokens: int) -> Iterator[str]:
         A GGUF file.
     slots
         Requests it answers at a time.
-    slot_tokens
-        Tokens a request may have, prompt and answer.
+    longest
+        Most tokens of a request, prompt and answer.
 
     Yields
     ------
@@ -63,16 +70,16 @@ def serving(model: Path, slots: int, slot_tokens: int) -> Iterator[str]:
     (port,) = free_ports(1)
     command = [
         *(str(llama_tool("llama-server")), "-m", str(model), "--host", "127.0.0.1", "--port", str(port)),
-        *("-t", str(thread_count()), "-np", str(slots), "-c", str(slots * slot_tokens)),
+        *("-t", str(thread_count()), "-np", str(slots), "-c", str(slots * slot_tokens(longest))),
         *("-fa", "on", "--no-cache-prompt", "--cache-ram", "0", "--no-webui"),
     ]
     with running(command, f"http://127.0.0.1:{port}") as url:
         yield url
 
 
-def _llama_bench(model: Path, *, prompt: int, generate: int, depth: int) -> list[dict[str, Any]]:
+def _llama_bench(model: Path, *, prompt: int, generate: int, depth: int, repetitions: int = 1) -> list[dict[str, Any]]:
     command = [str(llama_tool("llama-bench")), "-m", str(model), "-t", str(thread_count()), "-o", "jsonl"]
-    sizes = {"-p": prompt, "-n": generate, "-d": depth, "-r": 1}
+    sizes = {"-p": prompt, "-n": generate, "-d": depth, "-r": repetitions}
     return _rows([*command, *(text for flag, size in sizes.items() for text in (flag, str(size))), "-fa", "on,off"])
 
 

@@ -1,0 +1,135 @@
+"""The comparison with other engines, against the targets."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmdeploy.messages import TurbomindEngineConfig
+from tests.support import fake_peers
+from tests.support.tiny_models import make_tiny_llama
+from tools.bench.compare import PARTS, part_names
+from tools.bench.inprocess import in_process
+from tools.bench.matches import GREEDY, MATCHES, Match
+from tools.bench.peers.places import llama_tool
+from tools.bench.report import busy_share
+from tools.bench.stats import Record
+from tools.bench.targets import LIMIT, OURS, TARGETS, rows, unmeasured
+from tools.bench.workload import TokenRequest
+
+
+def test_every_target_about_the_engines_alone_has_its_match() -> None:
+    played = {str(match) for match in MATCHES}
+    promised = {workload for workload in TARGETS if workload.startswith(("decode", "prefill"))}
+    assert promised <= played
+    assert {match.part for match in MATCHES} < set(PARTS)
+
+
+def test_parts_are_a_list_with_commas() -> None:
+    assert part_names("decode,cache") == ["decode", "cache"]
+    with pytest.raises(Exception, match="expected some of decode, streams, prefill, http, cache, got all"):
+        part_names("all,http")
+
+
+def test_a_target_is_met_by_the_median_of_the_rounds_ratios() -> None:
+    workload = "decode, 1 stream, 4-bit"
+    rates = {workload: {OURS: [150.0, 100.0, 320.0], "llama.cpp Q4_0": [100.0, 100.0, 200.0], "other": [50.0]}}
+    llama, other, limit = rows(rates, {workload: 0.6})
+    assert (llama.ours, llama.theirs, llama.ratio, llama.target, llama.is_missed) == (150.0, 100.0, 1.5, 1.5, False)
+    assert (other.ratio, other.target, other.is_missed) == (3.0, None, False)
+    assert (limit.beside, limit.ratio, limit.is_missed) == (LIMIT, 0.6, True)
+    assert llama.cells()[-2:] == [">= 1.50", "met"]
+    assert limit.cells() == [f"{workload} / {LIMIT}", "150.0", "-", "0.60", ">= 0.70", "missed"]
+
+
+def test_what_was_promised_and_not_measured_is_named() -> None:
+    workload = "decode, 32 streams, 4-bit"
+    found = rows({workload: {OURS: [3.0], "llama.cpp Q4_0": [1.0]}}, {})
+    assert unmeasured(found, [workload]) == [f"{workload} / openvino Q4_0"]
+
+
+def test_a_prompt_s_rate_ends_at_its_first_token() -> None:
+    asked: list[tuple[int, int, int]] = []
+
+    def answer(requests: Any, concurrency: int) -> list[Record]:
+        asked.extend((len(request.input_ids), request.output_len, concurrency) for request in requests)
+        return [Record(1.0, [(1.5, 1)]), Record(1.5, [(3.0, 1)])]
+
+    assert Match("prefill", 4, 1, 512, 1).rate(answer) == 2 * 512 / 2.0
+    assert asked == [(512, 1, 1)] * 2
+
+
+def test_our_engine_answers_tokens_with_exactly_as_many_as_asked_for(model: Path) -> None:
+    config = TurbomindEngineConfig(weight_bits=8, max_batch_size=4, cache_max_entry_count=64)
+    with in_process(str(model), config) as engine:
+        requests = [TokenRequest((5, 6, 7), 9), TokenRequest((8, 9), 4), TokenRequest((8, 9), 6)]
+        records = engine.answer(requests, 2, GREEDY)
+    assert [(record.input_len, record.output_len) for record in records] == [(3, 9), (2, 4), (2, 6)]
+
+
+def test_busy_share_is_a_share() -> None:
+    assert 0.0 <= busy_share(0.05) <= 1.0
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_llama(tmp_path_factory.mktemp("compare") / "tiny", max_position_embeddings=2048, head_dim=32)
+
+
+def compare(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tools.bench.compare", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=280)
+
+
+def test_peers_take_turns_with_our_engine(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LMDEPLOY_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("FAKE_PEERS_LOG", str(tmp_path / "calls"))
+    fake_peers.install(model)
+    report, picture = tmp_path / "out.json", tmp_path / "out.png"
+    files = ["--json", str(report), "--plot", str(picture)]
+    done = compare(str(model), "--only", "decode,streams,prefill", "--rounds", "2", *files)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(report.read_text())
+    for match in MATCHES:
+        sides = result["rounds"][str(match)]
+        assert next(iter(sides)) == OURS
+        assert len(sides) == 3
+        assert all(len(values) == 2 and min(values) > 0 for values in sides.values())
+    rated = {(row["workload"], row["beside"]): row for row in result["rows"]}
+    row = rated["prefill of 512, 8-bit", "llama.cpp Q4_0"]
+    ours = result["rounds"]["prefill of 512, 8-bit"][OURS]
+    assert row["ratio"] == pytest.approx(sum(ours) / 2 / 101.0)
+    assert row["target"] == 2.0
+    assert ("decode, 1 stream, 4-bit", LIMIT) in rated
+    assert result["not_measured"] == []
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    calls = (tmp_path / "calls").read_text().splitlines()
+    one_stream = [call.split()[0] for call in calls][:5]
+    assert one_stream == ["openvino", "openvino", "llama-bench", "openvino", "llama-bench"]  # the first one warms up
+
+
+def test_without_peers_their_targets_are_not_measured(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LMDEPLOY_CACHE", str(tmp_path))
+    done = compare(str(model), "--only", "decode", "--rounds", "1", "--strict")
+    assert done.returncode == 1, done.stderr
+    assert f"llama.cpp: skipped, {llama_tool('llama-bench')} is not there; run `make peers`" in done.stdout
+    assert "not measured: decode, 1 stream, 16-bit / llama.cpp F16" in done.stdout
+
+
+def test_a_cache_of_fewer_bits_holds_more_of_the_same_requests(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LMDEPLOY_CACHE", str(tmp_path))
+    report = tmp_path / "out.json"
+    done = compare(str(model), "--only", "cache", "--rounds", "1", "--json", str(report))
+    assert done.returncode == 0, done.stderr
+    rounds = json.loads(report.read_text())["rounds"]
+    assert set(rounds) == {"full cache, 8-bit cache", "full cache, 4-bit cache"} == set(TARGETS) & set(rounds)
+    assert all(set(sides) == {OURS, "16-bit cache"} for sides in rounds.values())

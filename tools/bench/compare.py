@@ -1,0 +1,83 @@
+"""Ours beside other engines, on one machine in one run, against the project's targets (`make bench-peers`).
+
+Sides take turns round by round; a ratio is the median of the rounds' ratios. A peer that is not installed is skipped,
+and what is promised beside it is listed as not measured. Measure on an idle machine: llama.cpp's threads wait for each
+other by spinning, so it slows down many times where anything else runs, far more than engines whose threads sleep.
+"""
+
+import argparse
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from tools.bench import arguments as flags
+from tools.bench.matches import MATCHES, full_cache, over_http, play
+from tools.bench.peers.places import thread_count, why_missing
+from tools.bench.plot import Bar, draw_bars
+from tools.bench.report import busy_share, machine, table, write_report
+from tools.bench.roofline import measure_limits
+from tools.bench.targets import HEADER, Row, rows, unmeasured
+
+PARTS = ("decode", "streams", "prefill", "http", "cache")
+_QUIET = 0.1  # of the processors' time
+
+
+def part_names(text: str) -> list[str]:
+    """Read a flag such as ``decode,http``."""
+    names = text.split(",")
+    if unknown := [name for name in names if name not in PARTS]:
+        raise argparse.ArgumentTypeError(f"expected some of {', '.join(PARTS)}, got {', '.join(unknown)}")
+    return names
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = flags.parser("Measure the engine beside llama.cpp and OpenVINO GenAI, against the project's targets.")
+    parser.add_argument("--only", type=part_names, default=list(PARTS), metavar="PART,...", help=", ".join(PARTS))
+    parser.add_argument("--rounds", type=flags.positive, default=3)
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the ratios (PNG, needs matplotlib)")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 if a target is missed or not measured")
+    arguments = parser.parse_args()
+    model_path = Path(arguments.model_path)
+
+    busy = busy_share()
+    limits = measure_limits()
+    print(f"-- machine: {machine()['cpu']}, {thread_count()} threads for every engine; {limits}", flush=True)
+    if busy > _QUIET:
+        print(f"-- WARNING: others take {100 * busy:.0f} % of the processors; ratios are worth nothing", flush=True)
+    for peer in ("llama.cpp", "openvino"):
+        if reason := why_missing(peer, model_path, 4):
+            print(f"-- {peer}: skipped, {reason}", flush=True)
+
+    rates: dict[str, dict[str, list[float]]] = {}
+    shares: dict[str, float] = {}
+    matches = [match for match in MATCHES if match.part in arguments.only]
+    for name, sides, share in play(matches, model_path, arguments.rounds, limits):
+        rates[name] = sides
+        if share is not None:
+            shares[name] = share
+    if "http" in arguments.only:
+        rates |= over_http(model_path, arguments.rounds)
+    if "cache" in arguments.only:
+        rates |= full_cache(model_path, arguments.rounds)
+
+    found = rows(rates, shares)
+    missing = unmeasured(found, list(rates))
+    print()
+    print(table(HEADER, [row.cells() for row in found]))
+    print("tokens/s (full cache: requests a minute); ratio: median of the rounds, or our share of the limit")
+    for title in missing:
+        print(f"not measured: {title}")
+    draw_bars(arguments.plot, [_bar(row) for row in found], "ours / theirs (line: target)")
+    content = {"rows": [asdict(row) | {"missed": row.is_missed} for row in found], "not_measured": missing}
+    write_report(arguments.json, "compare", limits, others_busy=busy, rounds=rates, **content)
+    if arguments.strict and (missing or any(row.is_missed for row in found)):
+        sys.exit(1)
+
+
+def _bar(row: Row) -> Bar:
+    return Bar(f"{row.workload} / {row.beside}", row.ratio, row.target)
+
+
+if __name__ == "__main__":
+    flags.run(main)

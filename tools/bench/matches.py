@@ -1,0 +1,198 @@
+"""The matches of ``tools.bench.compare``: what is run on which sides.
+
+Every engine gets the same model, as many threads, the same numbers of tokens and greedy decoding, and no engine keeps a
+prompt for later. Ours and OpenVINO's answers are timed token by token; llama.cpp is timed by its own programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from lmdeploy.messages import GenerationConfig, TurbomindEngineConfig
+from lmdeploy.tokenizer import Tokenizer
+from lmdeploy.turbomind.engine_dir import resolve
+from tools.bench.inprocess import in_process
+from tools.bench.over_http import run_over_http
+from tools.bench.peers import llama_cpp
+from tools.bench.peers.genai import genai
+from tools.bench.peers.places import GGUF_TYPES, gguf, why_missing
+from tools.bench.roofline import Limits, ModelCost, model_cost
+from tools.bench.server import running_server
+from tools.bench.stats import Record, median, steady_rate
+from tools.bench.targets import OURS
+from tools.bench.turns import take_turns
+from tools.bench.workload import Lengths, TokenRequest, random_requests, token_requests
+
+GREEDY = GenerationConfig(do_sample=False)
+MOST_STREAMS = 32
+PREFILLS = 2  # prompts of a measurement
+HTTP_STREAMS = 16
+SMALL_CACHE = 0.05  # of the free memory; more than these workloads fill
+# The full cache: long answers, and room for three of the 16-bit sequences of mean length, 640 tokens.
+FULL_REQUESTS, FULL_BLOCKS = 20, 30
+FULL_PROMPTS, FULL_OUTPUTS = Lengths(128, 384), Lengths(256, 512)
+
+Answer = Callable[[Sequence[TokenRequest], int], list[Record]]
+Measured = dict[str, dict[str, list[float]]]
+
+
+@dataclass(frozen=True)
+class Match:
+    """One workload of the engines alone.
+
+    Attributes
+    ----------
+    part
+        ``decode``, ``streams`` or ``prefill``.
+    bits
+        Of the weights.
+    streams, prompt_len, output_len
+        Sequences at a time, and their tokens.
+    """
+
+    part: str
+    bits: int
+    streams: int
+    prompt_len: int
+    output_len: int
+
+    def __str__(self) -> str:
+        if self.part == "prefill":
+            return f"prefill of {self.prompt_len}, {self.bits}-bit"
+        streams = "1 stream" if self.streams == 1 else f"{self.streams} streams"
+        return f"decode, {streams}, {self.bits}-bit"
+
+    @property
+    def llama_bits(self) -> int:
+        """Of llama.cpp's weights: it reads prompts fastest with 4."""
+        return 4 if self.part == "prefill" else self.bits
+
+    def rate(self, answer: Answer) -> float:
+        """Return an engine's tokens/s: of prompts up to the first token, or generated while all streams generate."""
+        if self.part == "prefill":
+            records = answer(token_requests(PREFILLS, self.prompt_len, 1, seed=1), 1)
+            return PREFILLS * self.prompt_len / sum(record.first_token_latency for record in records)
+        return steady_rate(answer(token_requests(self.streams, self.prompt_len, self.output_len, seed=1), self.streams))
+
+    def llama_rate(self, model: Path) -> float:
+        """Return the tokens/s of llama.cpp."""
+        if self.part == "prefill":
+            return llama_cpp.prefill_rate(model, self.prompt_len, PREFILLS)
+        if self.streams == 1:
+            return llama_cpp.decode_rate(model, self.prompt_len, self.output_len)
+        return llama_cpp.streams_rate(model, self.streams, self.prompt_len, self.output_len)
+
+    def share(self, cost: ModelCost, limits: Limits, rate: float) -> float | None:
+        """Return the share of the machine's limit: of bandwidth with one stream, of int8 operations for a prompt."""
+        if self.part == "prefill":
+            return cost.compute_share(limits.int8, rate)
+        if self.streams > 1:
+            return None  # neither limit alone
+        return cost.bandwidth_share(limits, rate, self.prompt_len + self.output_len / 2)
+
+
+MATCHES = (
+    *(Match("decode", bits, 1, 64, 96) for bits in (4, 8, 16)),
+    *(Match("streams", 4, streams, 64, 64) for streams in (8, MOST_STREAMS)),
+    *(Match("prefill", bits, 1, length, 1) for bits in (4, 8) for length in (512, 1024)),
+)
+
+
+def engine_config(bits: int) -> TurbomindEngineConfig:
+    """Return our engine's config with weights of so many bits."""
+    rounded = bits if bits < 16 else None
+    return TurbomindEngineConfig(
+        dtype="bfloat16", weight_bits=rounded, max_batch_size=MOST_STREAMS, cache_max_entry_count=SMALL_CACHE
+    )
+
+
+def play(
+    matches: Sequence[Match], model_path: Path, rounds: int, limits: Limits
+) -> Iterator[tuple[str, dict[str, list[float]], float | None]]:
+    """Play matches, and yield each one's name, the rates of its sides, and our share of the machine's limit."""
+    for bits in GGUF_TYPES:
+        chosen = [match for match in matches if match.bits == bits]
+        if chosen:
+            with _answers(model_path, bits) as (answers, cost):
+                for match in chosen:
+                    yield str(match), *_play(match, model_path, rounds, answers, cost, limits)
+
+
+def _play(
+    match: Match, model_path: Path, rounds: int, answers: dict[str, Answer], cost: ModelCost, limits: Limits
+) -> tuple[dict[str, list[float]], float | None]:
+    sides: dict[str, Callable[[], float]] = {}
+    for name, answer in answers.items():
+        match.rate(answer)  # warm up
+        sides[name] = lambda answer=answer: match.rate(answer)  # type: ignore[misc]
+    model = gguf(model_path, match.llama_bits)
+    if why_missing("llama.cpp", model_path, match.llama_bits) is None:
+        sides[f"llama.cpp {GGUF_TYPES[match.llama_bits]}"] = lambda: match.llama_rate(model)
+    print(f"-- {match}", flush=True)
+    rates = take_turns(sides, rounds, "{:.1f} tokens/s".format)
+    return rates, match.share(cost, limits, median(rates[OURS]))
+
+
+@contextmanager
+def _answers(model_path: Path, bits: int) -> Iterator[tuple[dict[str, Answer], ModelCost]]:
+    config = engine_config(bits)
+    with ExitStack() as stack:
+        ours = stack.enter_context(in_process(str(model_path), config))
+        answers: dict[str, Answer] = {OURS: lambda requests, streams: ours.answer(requests, streams, GREEDY)}
+        if why_missing("openvino", model_path, bits) is None:
+            answers[f"openvino {GGUF_TYPES[bits]}"] = stack.enter_context(
+                genai(gguf(model_path, bits), MOST_STREAMS)
+            ).answer
+        yield answers, model_cost(ours.spec, config)
+
+
+def over_http(model_path: Path, rounds: int) -> Measured:
+    """Return the tokens/s of whole requests through HTTP, 16 at a time: gateway and Triton, and llama-server."""
+    config = replace(engine_config(4), max_batch_size=HTTP_STREAMS)
+    requests = random_requests(2 * HTTP_STREAMS, Lengths(32, 256), Lengths(32, 192), seed=1)
+    with ExitStack() as stack:
+        urls = {OURS: stack.enter_context(running_server(str(model_path), config))}
+        if why_missing("llama.cpp", model_path, 4) is None:
+            tokenizer = Tokenizer(str(model_path))
+            longest = max(len(tokenizer.encode(request.prompt)) + request.output_len for request in requests)
+            urls["llama-server Q4_0"] = stack.enter_context(
+                llama_cpp.serving(gguf(model_path, 4), HTTP_STREAMS, longest)
+            )
+
+        def ask(url: str) -> float:
+            return run_over_http(url, requests, HTTP_STREAMS, GREEDY).token_throughput
+
+        for url in urls.values():
+            run_over_http(url, requests[:HTTP_STREAMS], HTTP_STREAMS, GREEDY)  # warm up
+        name = f"HTTP, {HTTP_STREAMS} streams, 4-bit"
+        print(f"-- {name}", flush=True)
+        sides = {side: (lambda url=url: ask(url)) for side, url in urls.items()}
+        return {name: take_turns(sides, rounds, "{:.1f} tokens/s".format)}
+
+
+def full_cache(model_path: Path, rounds: int) -> Measured:
+    """Return the requests a minute that a cache of fixed memory allows with values of 16, 8 and 4 bits.
+
+    All requests wait at once for the room that ``FULL_BLOCKS`` blocks of 16-bit values take; weights have 8 bits, as
+    with ``make serve``. Where the room ends a sequence waits, or gives its blocks back and is computed again.
+    """
+    requests = random_requests(FULL_REQUESTS, FULL_PROMPTS, FULL_OUTPUTS, seed=1)
+    plain = engine_config(8)
+    spec = resolve(model_path).spec
+    memory = FULL_BLOCKS * model_cost(spec, plain).cache_bytes
+    with ExitStack() as stack:
+
+        def side(policy: int) -> Callable[[], float]:
+            config = replace(plain, quant_policy=policy, max_batch_size=FULL_REQUESTS)
+            config.cache_max_entry_count = memory // model_cost(spec, config).cache_bytes
+            engine = stack.enter_context(in_process(str(model_path), config))
+            return lambda: engine.run(requests, FULL_REQUESTS, GREEDY).requests_per_minute
+
+        sides = {f"{bits}-bit cache": side(policy) for bits, policy in ((16, 0), (8, 8), (4, 4))}
+        print("-- full cache", flush=True)
+        rates = take_turns(sides, rounds, "{:.1f} requests a minute".format)
+    unrounded = rates.pop("16-bit cache")
+    return {f"full cache, {name}": {OURS: values, "16-bit cache": unrounded} for name, values in rates.items()}

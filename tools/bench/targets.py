@@ -1,0 +1,101 @@
+"""What the project promises beside other engines, and whether a measurement keeps it.
+
+A measurement is, for each workload, the rates of every side round by round; ours is the side ``OURS``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tools.bench.stats import median
+from tools.bench.turns import ratio
+
+OURS = "ours"
+LIMIT = "the machine's limit"
+Rates = Mapping[str, Mapping[str, Sequence[float]]]
+
+# Workload -> what it is compared with -> least ratio; beside LIMIT: least share of it.
+TARGETS: dict[str, dict[str, float]] = {
+    "decode, 1 stream, 4-bit": {"llama.cpp Q4_0": 1.5, LIMIT: 0.7},
+    "decode, 1 stream, 8-bit": {"llama.cpp Q8_0": 1.5},
+    "decode, 1 stream, 16-bit": {"llama.cpp F16": 1.15},
+    "decode, 8 streams, 4-bit": {"llama.cpp Q4_0": 2.0},
+    "decode, 32 streams, 4-bit": {"llama.cpp Q4_0": 2.0, "openvino Q4_0": 2.0},
+    "prefill of 512, 4-bit": {"llama.cpp Q4_0": 2.0, "openvino Q4_0": 1.1},
+    "prefill of 1024, 4-bit": {"llama.cpp Q4_0": 2.0, "openvino Q4_0": 1.1},
+    "prefill of 512, 8-bit": {"llama.cpp Q4_0": 2.0, "openvino Q8_0": 1.1},
+    "prefill of 1024, 8-bit": {"llama.cpp Q4_0": 2.0, "openvino Q8_0": 1.1},
+    "HTTP, 16 streams, 4-bit": {"llama-server Q4_0": 2.0},
+    "full cache, 8-bit cache": {"16-bit cache": 1.2},
+    "full cache, 4-bit cache": {"16-bit cache": 1.35},
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison.
+
+    Attributes
+    ----------
+    workload, beside
+        What was measured, and with what it is compared.
+    ours, theirs
+        Medians of the rates; theirs is None beside the machine's limit.
+    ratio
+        Median of the rounds' ratios; beside the machine's limit the share of it.
+    target
+        Least ratio promised; None: no promise.
+    """
+
+    workload: str
+    beside: str
+    ours: float
+    theirs: float | None
+    ratio: float
+    target: float | None
+
+    @property
+    def is_missed(self) -> bool:
+        """Whether a promise is not kept."""
+        return self.target is not None and self.ratio < self.target
+
+    def cells(self) -> list[str]:
+        """Return the row under ``HEADER``."""
+        promise = (
+            ["-", "-"] if self.target is None else [f">= {self.target:.2f}", "missed" if self.is_missed else "met"]
+        )
+        theirs = "-" if self.theirs is None else f"{self.theirs:.1f}"
+        return [f"{self.workload} / {self.beside}", f"{self.ours:.1f}", theirs, f"{self.ratio:.2f}", *promise]
+
+
+HEADER = ("workload / beside", "ours", "theirs", "ratio", "target", "")
+
+
+def rows(rates: Rates, shares: Mapping[str, float]) -> list[Row]:
+    """Return every comparison that was measured.
+
+    Parameters
+    ----------
+    rates
+        By workload and side.
+    shares
+        Of the machine's limit, by workload.
+    """
+    found = []
+    for workload, sides in rates.items():
+        targets = TARGETS.get(workload, {})
+        ours = median(sides[OURS])
+        for side, values in sides.items():
+            if side != OURS:
+                found.append(Row(workload, side, ours, median(values), ratio(sides[OURS], values), targets.get(side)))
+        if workload in shares:
+            found.append(Row(workload, LIMIT, ours, None, shares[workload], targets.get(LIMIT)))
+    return found
+
+
+def unmeasured(found: Sequence[Row], workloads: Sequence[str]) -> list[str]:
+    """Return the promises about these workloads that nothing was measured for, for example for want of a peer."""
+    measured = {(row.workload, row.beside) for row in found}
+    promised = [(workload, beside) for workload in workloads for beside in TARGETS.get(workload, {})]
+    return [f"{workload} / {beside}" for workload, beside in promised if (workload, beside) not in measured]
