@@ -52,24 +52,21 @@ def rope(
 def scale_and_cap(scale: float, softcap: float, rows: int, size: int, x: int, /) -> None: ...
 def argmax(logits: int, size: int, /) -> int: ...
 def attention(
-    qkv: int,
-    rows: int,
-    rope_cos: int,
-    rope_sin: int,
+    q: int,
+    k: int,
+    v: int,
     pool: int,
     cache_bits: int,
-    num_layers: int,
-    layer: int,
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    block_len: int,
-    scale: float,
+    sizes: tuple[int, int, int, int, int],
     spans: list[tuple[int, int, int, list[int]]],
+    softcap: float,
+    window: int,
+    alibi_slopes: int,
+    sinks: int,
     out: int,
     /,
 ) -> None: ...
-def cache_block_bytes(cache_bits: int, num_layers: int, num_kv_heads: int, head_dim: int, block_len: int, /) -> int: ...
+def cache_block_bytes(cache_bits: int, num_kv_heads: int, key_dim: int, value_dim: int, block_len: int, /) -> int: ...
 def route(
     logits: int,
     rows: int,

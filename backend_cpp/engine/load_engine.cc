@@ -55,15 +55,11 @@ void check_model_format(const Json& settings, const Checkpoint& checkpoint) {
                          checkpoint.weight_format() + "; leave model_format out or name that");
 }
 
-CacheType cache_type(const Json& settings, const ModelSpec& spec, DType dtype) {
+CacheType cache_type(const Json& settings, DType dtype) {
   const int policy = setting(settings, "quant_policy", 0);
   if (policy == 0) return dtype == DType::kFloat32 ? CacheType::kFloat32 : CacheType::kBFloat16;
   if (policy == 8) return CacheType::kInt8;
   if (policy != 4) throw invalid_argument("quant_policy must be 0, 4 or 8, got " + std::to_string(policy));
-  if (spec.head_dim % 32 != 0) {
-    throw invalid_argument("quant_policy 4 needs a head_dim that is a multiple of 32, this model has " +
-                           std::to_string(spec.head_dim) + "; use 8");
-  }
   return CacheType::kInt4;
 }
 
@@ -119,7 +115,7 @@ LoadedEngine load_engine(const std::string& directory, const Json& settings) {
   const WeightOptions options = weight_options(settings, spec);
   const Checkpoint checkpoint(directory);
   check_model_format(settings, checkpoint);
-  auto runner = std::make_unique<NativeRunner>(spec, checkpoint, options, cache_type(settings, spec, options.dtype),
+  auto runner = std::make_unique<NativeRunner>(spec, checkpoint, options, cache_type(settings, options.dtype),
                                                config.max_step_tokens, setting(settings, "threads", 0));
   config.block_count = cache_block_count(settings, config, *runner);
   LoadedEngine loaded;

@@ -1,26 +1,32 @@
 // Causal attention over a paged key/value cache, and the cache write that precedes it.
 //
 // Cache layout. A block holds `block_len` consecutive tokens of one sequence for all layers. Inside a block, per layer
-// and key/value head, keys are stored transposed and values plainly:
-//   k [head_dim, block_len]   so that scores of neighbouring tokens are neighbouring lanes
-//   v [block_len, head_dim]
-// in the cache's type. Block b starts at pool + b * block_bytes; all k of a layer precede its v.
+// and key/value head, keys are stored transposed and values plainly, so that neighbouring lanes are neighbouring tokens
+// for scores and neighbouring dimensions for values:
+//   float32    k [key_dim, block_len]            v [block_len, value_dim]
+//   bfloat16   k [key_dim / 2, block_len, 2]     v [block_len / 2, value_dim, 2]
+//   int8       k [key_dim, block_len]            v [block_len, value_dim]
+//   int4       k [key_dim / 2, block_len]        v [block_len / 2, value_dim]     two neighbours in a byte, first low
+// The two neighbours are along the axis that is summed over. Block b starts at pool + b * block_bytes; all k of a layer
+// precede its v.
 //
 // int8 and int4 caches hold, for each head and token, x = scale (code - zero) with a half-precision scale and an 8-bit
 // zero point that make the range of the head's values, and 0, representable; behind the codes of a head lie scale
-// [block_len] and zero [block_len]. In int4 a byte holds two values of one token: dimensions 2 i and 2 i + 1 of a key,
-// i and i + head_dim / 2 of a value. Codes are widened in registers; scales and zero points act on scores and weights,
+// [block_len] and zero [block_len]. Codes are widened in registers; scales and zero points act on scores and weights,
 // not on elements.
 //
-// Arithmetic. Scores, softmax and sums are float32. A row's keys are visited in partitions of kPartitionTokens, block
-// by block, at absolute positions, and the partitions are merged in order; the result is bitwise independent of the
-// batch, of prompt chunking, and of how partitions are spread over threads.
+// Arithmetic. Scores, softmax and sums are float32; where the instruction set multiplies pairs of bfloat16
+// (avx512bf16), queries and softmax weights over a bfloat16 cache are rounded to bfloat16 too, relative error 2^-9
+// each. A row's keys are visited in partitions of kPartitionTokens, block by block, at absolute positions, and the
+// partitions are merged in order; the result is bitwise independent of the batch, of prompt chunking, and of how
+// partitions are spread over threads.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 #include "base/thread_pool.h"
+#include "kernels/heads_view.h"
 #include "kernels/types.h"
 
 namespace turbomind {
@@ -47,17 +53,20 @@ struct CacheLayout {
   CacheType type = CacheType::kFloat32;
   int num_layers = 0;
   int num_kv_heads = 0;
-  int head_dim = 0;   // int4: a multiple of 32
+  int key_dim = 0;    // even
+  int value_dim = 0;  // any
   int block_len = 0;  // a multiple of 16 that divides kPartitionTokens
 
   bool is_rounded() const { return type == CacheType::kInt8 || type == CacheType::kInt4; }
   // Sizes and offsets in bytes.
-  size_t code_bytes() const { return static_cast<size_t>(block_len) * head_dim * bits_of(type) / 8; }
-  size_t head_bytes() const { return code_bytes() + (is_rounded() ? static_cast<size_t>(block_len) * 3 : 0); }
-  size_t layer_bytes() const { return 2 * head_bytes() * num_kv_heads; }
+  size_t code_bytes(int dim) const { return static_cast<size_t>(block_len) * dim * bits_of(type) / 8; }
+  size_t head_bytes(int dim) const { return code_bytes(dim) + (is_rounded() ? static_cast<size_t>(block_len) * 3 : 0); }
+  size_t layer_bytes() const { return (head_bytes(key_dim) + head_bytes(value_dim)) * num_kv_heads; }
   size_t block_bytes() const { return layer_bytes() * num_layers; }
-  size_t key_offset(int layer, int head) const { return layer * layer_bytes() + head * head_bytes(); }
-  size_t value_offset(int layer, int head) const { return key_offset(layer, num_kv_heads + head); }
+  size_t key_offset(int layer, int head) const { return layer * layer_bytes() + head * head_bytes(key_dim); }
+  size_t value_offset(int layer, int head) const {
+    return key_offset(layer, num_kv_heads) + head * head_bytes(value_dim);
+  }
 };
 
 // Rows of one sequence in this step: `count` rows from `first_row`, at positions first_position, first_position + 1,
@@ -66,7 +75,8 @@ struct AttentionSpan {
   int first_row = 0;
   int count = 0;
   int first_position = 0;
-  const int32_t* blocks = nullptr;  // block ids covering positions 0 .. first_position + count - 1
+  // Block ids covering positions 0 .. first_position + count - 1. Those wholly outside the window are not read.
+  const int32_t* blocks = nullptr;
 };
 
 struct AttentionParams {
@@ -76,15 +86,24 @@ struct AttentionParams {
   int num_heads = 0;  // query heads, a multiple of layout.num_kv_heads
   const AttentionSpan* spans = nullptr;
   int span_count = 0;
+
+  // Score of query i and key j <= i: q.k, then softcap tanh(score / softcap), then minus slope (i - j).
+  float softcap = 0;                    // 0: none
+  const float* alibi_slopes = nullptr;  // [num_heads] or null (Press et al., 2022)
+  int window = 0;                       // only keys with i - j < window are seen; 0: all
+  // [num_heads] or null: a logit that takes part in the softmax and has no value.
+  const float* sinks = nullptr;
 };
 
 // Writes k and v of each row to the cache.
-//   qkv [rows, (num_heads + 2 num_kv_heads) head_dim] float32; keys are rotated already
-void write_cache(ThreadPool& pool, const AttentionParams& params, const float* qkv);
+//   k [rows, num_kv_heads, key_dim], v [rows, num_kv_heads, value_dim], float32; keys are rotated already
+void write_cache(ThreadPool& pool, const AttentionParams& params, const HeadsView& k, const HeadsView& v);
 
-// out [rows, num_heads head_dim] float32. q of qkv is rotated and multiplied by the factor of q.k already.
-// workspace: at least attention_workspace_floats(...) floats.
-void paged_attention(ThreadPool& pool, const AttentionParams& params, const float* qkv, float* workspace, float* out);
+// Attends with the rows' queries to what the cache holds up to each row's own position.
+//   q [rows, num_heads, key_dim] float32, rotated and multiplied by the factor of q.k already
+//   out [rows, num_heads, value_dim] float32
+//   workspace: at least attention_workspace_floats(...) floats
+void paged_attention(ThreadPool& pool, const AttentionParams& params, const HeadsView& q, float* workspace, float* out);
 
 size_t attention_workspace_floats(const AttentionParams& params);
 

@@ -17,7 +17,7 @@ SelfAttention::SelfAttention(const ModelSpec& spec, CacheType cache_type, int ma
       query_factors_(float_buffer(max_rows, 1)) {}
 
 CacheLayout SelfAttention::layout(int block_len) const {
-  return {cache_type_, spec_.num_layers, spec_.num_kv_heads, spec_.head_dim, block_len};
+  return {cache_type_, spec_.num_layers, spec_.num_kv_heads, spec_.head_dim, spec_.head_dim, block_len};
 }
 
 void SelfAttention::allocate_cache(int block_count, int block_len) {
@@ -32,8 +32,12 @@ void SelfAttention::begin_step(const StepInput& input) {
   for (const StepSpan& span : input.spans) {
     spans_.push_back({span.first_row, span.count, span.first_position, span.blocks->data()});
   }
-  params_ = AttentionParams{layout_,         cache_.as<std::byte>(), 0,
-                            spec_.num_heads, spans_.data(),          static_cast<int>(spans_.size())};
+  params_ = {};
+  params_.layout = layout_;
+  params_.pool = cache_.as<std::byte>();
+  params_.num_heads = spec_.num_heads;
+  params_.spans = spans_.data();
+  params_.span_count = static_cast<int>(spans_.size());
   const size_t workspace_bytes = attention_workspace_floats(params_) * sizeof(float);
   if (workspace_.size() < workspace_bytes) workspace_ = AlignedBuffer(workspace_bytes);
 }
@@ -57,6 +61,8 @@ void SelfAttention::run(const StepContext& step, int layer, const AttentionWeigh
   const size_t width = (spec_.num_heads + 2 * spec_.num_kv_heads) * dim;
   const HeadsView queries{qkv, step.rows, width, spec_.num_heads, dim, spec_.head_dim};
   const HeadsView keys{qkv + spec_.num_heads * dim, step.rows, width, spec_.num_kv_heads, dim, spec_.head_dim};
+  const HeadsView values{
+      keys.first + spec_.num_kv_heads * dim, step.rows, width, spec_.num_kv_heads, dim, spec_.head_dim};
 
   linear(step.pool, step.scratch, weights.qkv.view, x, step.rows, qkv, false);
   if (const float clip = spec_.attention.qkv_clip; clip > 0) {
@@ -73,8 +79,8 @@ void SelfAttention::run(const StepContext& step, int layer, const AttentionWeigh
   rope(step.pool, table, queries, query_factors_.as<float>());
   rope(step.pool, table, keys, nullptr);
   params_.layer = layer;
-  write_cache(step.pool, params_, qkv);
-  paged_attention(step.pool, params_, qkv, workspace_.as<float>(), attended);
+  write_cache(step.pool, params_, keys, values);
+  paged_attention(step.pool, params_, queries, workspace_.as<float>(), attended);
   linear(step.pool, step.scratch, weights.o.view, attended, step.rows, y, accumulate);
 }
 

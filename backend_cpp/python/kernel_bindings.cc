@@ -36,32 +36,32 @@ CacheType cache_type(int bits) {
   }
 }
 
-// RoPE, cache write and attention of one layer; q and k are rotated, and q scaled, in place.
-void attention(uintptr_t qkv, int rows, uintptr_t rope_cos, uintptr_t rope_sin, uintptr_t pool, int cache_bits,
-               int num_layers, int layer, int num_heads, int num_kv_heads, int head_dim, int block_len, float scale,
-               const std::vector<std::tuple<int, int, int, std::vector<int32_t>>>& spans, uintptr_t out) {
+// Cache write and attention of one layer with one cached layer.
+void attention(uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t pool, int cache_bits,
+               const std::tuple<int, int, int, int, int>& sizes,
+               const std::vector<std::tuple<int, int, int, std::vector<int32_t>>>& spans, float softcap, int window,
+               uintptr_t alibi_slopes, uintptr_t sinks, uintptr_t out) {
+  const auto& [num_heads, num_kv_heads, key_dim, value_dim, block_len] = sizes;
   std::vector<AttentionSpan> views;
   for (const auto& [first_row, count, first_position, blocks] : spans) {
     views.push_back({first_row, count, first_position, blocks.data()});
   }
-  const AttentionParams params{{cache_type(cache_bits), num_layers, num_kv_heads, head_dim, block_len},
-                               pointer<std::byte>(pool),
-                               layer,
-                               num_heads,
-                               views.data(),
-                               static_cast<int>(views.size())};
+  AttentionParams params;
+  params.layout = {cache_type(cache_bits), 1, num_kv_heads, key_dim, value_dim, block_len};
+  params.pool = pointer<std::byte>(pool);
+  params.num_heads = num_heads;
+  params.spans = views.data();
+  params.span_count = static_cast<int>(views.size());
+  params.softcap = softcap;
+  params.alibi_slopes = pointer<float>(alibi_slopes);
+  params.window = window;
+  params.sinks = pointer<float>(sinks);
   std::vector<float> workspace(attention_workspace_floats(params));
-  const RopeTable table{pointer<float>(rope_cos), pointer<float>(rope_sin), head_dim / 2};
-  const size_t width = static_cast<size_t>(num_heads + 2 * num_kv_heads) * head_dim;
-  const std::vector<float> factors(static_cast<size_t>(rows), scale);
-  const HeadsView queries{pointer<float>(qkv), rows, width, num_heads, static_cast<size_t>(head_dim), head_dim};
-  HeadsView keys = queries;
-  keys.first += static_cast<size_t>(num_heads) * head_dim;
-  keys.heads = num_kv_heads;
-  rope(shared_pool(), table, queries, factors.data());
-  rope(shared_pool(), table, keys, nullptr);
-  write_cache(shared_pool(), params, pointer<float>(qkv));
-  paged_attention(shared_pool(), params, pointer<float>(qkv), workspace.data(), pointer<float>(out));
+  const auto view = [](uintptr_t first, int heads, int dim) {
+    return HeadsView{pointer<float>(first), 0, static_cast<size_t>(heads) * dim, heads, static_cast<size_t>(dim), dim};
+  };
+  write_cache(shared_pool(), params, view(k, num_kv_heads, key_dim), view(v, num_kv_heads, value_dim));
+  paged_attention(shared_pool(), params, view(q, num_heads, key_dim), workspace.data(), pointer<float>(out));
 }
 
 }  // namespace
@@ -102,8 +102,8 @@ void bind_kernels(py::module_& m) {
   });
   m.def("argmax", [](uintptr_t logits, int size) { return argmax(pointer<float>(logits), size); });
   m.def("attention", &attention);
-  m.def("cache_block_bytes", [](int cache_bits, int num_layers, int num_kv_heads, int head_dim, int block_len) {
-    return CacheLayout{cache_type(cache_bits), num_layers, num_kv_heads, head_dim, block_len}.block_bytes();
+  m.def("cache_block_bytes", [](int cache_bits, int num_kv_heads, int key_dim, int value_dim, int block_len) {
+    return CacheLayout{cache_type(cache_bits), 1, num_kv_heads, key_dim, value_dim, block_len}.block_bytes();
   });
 }
 

@@ -271,6 +271,16 @@ for _kernel in (linear, rounded_linear, rms_norm, layer_norm, activate, rope, sc
     torch.library.custom_op(f"turbomind::{_kernel.__name__}", _kernel, mutates_args=())
 
 
+@dataclass(frozen=True)
+class HeadSizes:
+    """Query heads, key/value heads, and the length of a key and of a value."""
+
+    num_heads: int
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+
+
 class PagedAttention:
     """One layer's paged cache and the attention over it.
 
@@ -278,66 +288,76 @@ class PagedAttention:
     ----------
     blocks
         Cache blocks.
-    num_heads, num_kv_heads, head_dim, block_len
-        Sizes; ``block_len`` is a multiple of 16 that divides 512.
+    sizes
+        Of the heads.
+    block_len
+        Tokens in a block: a multiple of 16 that divides 512.
     bits
         Of a cached value: 32 or 16 (float32, bfloat16), 8 or 4 (rounded for each head and token).
+    softcap, window, alibi_slopes, sinks
+        As in ``kernels/paged_attention.h``; ``alibi_slopes`` and ``sinks`` are ``[num_heads]`` float32.
     """
 
     def __init__(
-        self, blocks: int, num_heads: int, num_kv_heads: int, head_dim: int, block_len: int, bits: int
+        self,
+        blocks: int,
+        sizes: HeadSizes,
+        block_len: int,
+        bits: int,
+        *,
+        softcap: float = 0.0,
+        window: int = 0,
+        alibi_slopes: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> None:
         if bits not in (32, 16, 8, 4):
             raise ValueError(f"bits must be 32, 16, 8 or 4, got {bits}")
-        self._sizes = (num_heads, num_kv_heads, head_dim, block_len)
+        self._sizes = sizes
+        self._block_len = block_len
         self._bits = bits
-        block_bytes = _turbomind.cache_block_bytes(self._bits, 1, num_kv_heads, head_dim, block_len)
+        self._softcap, self._window = softcap, window
+        self._alibi_slopes, self._sinks = alibi_slopes, sinks
+        block_bytes = _turbomind.cache_block_bytes(bits, sizes.num_kv_heads, sizes.key_dim, sizes.value_dim, block_len)
         # Poison, not zeros: what was never written must never be read.
         self._pool = torch.full((-(-blocks * block_bytes // 4),), float("nan"))
 
-    def __call__(
-        self, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, scale: float, spans: list[Span]
-    ) -> torch.Tensor:
-        """Rotate, write the cache and attend.
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spans: list[Span]) -> torch.Tensor:
+        """Write the cache and attend.
 
         Parameters
         ----------
-        qkv
-            ``[rows, (num_heads + 2 num_kv_heads) head_dim]`` float32; not changed.
-        cos, sin
-            ``[rows, head_dim / 2]`` float32.
-        scale
-            Multiplies the scores.
+        q, k, v
+            ``[rows, num_heads, key_dim]``, ``[rows, num_kv_heads, key_dim]`` and ``[rows, num_kv_heads, value_dim]``,
+            float32.
         spans
             For each sequence: first row, rows, position of the first row, block ids.
 
         Returns
         -------
         torch.Tensor
-            ``[rows, num_heads head_dim]`` float32.
+            ``[rows, num_heads, value_dim]`` float32.
         """
-        num_heads, num_kv_heads, head_dim, block_len = self._sizes
-        rows = qkv.shape[0]
-        _check("qkv", qkv, (torch.float32,), (None, (num_heads + 2 * num_kv_heads) * head_dim))
-        _check("cos", cos, (torch.float32,), (rows, head_dim // 2))
-        _check("sin", sin, (torch.float32,), (rows, head_dim // 2))
-        scratch = qkv.clone()
-        out = torch.empty(rows, num_heads * head_dim)
+        sizes, rows = self._sizes, q.shape[0]
+        _check("q", q, (torch.float32,), (None, sizes.num_heads, sizes.key_dim))
+        _check("k", k, (torch.float32,), (rows, sizes.num_kv_heads, sizes.key_dim))
+        _check("v", v, (torch.float32,), (rows, sizes.num_kv_heads, sizes.value_dim))
+        out = torch.empty(rows, sizes.num_heads, sizes.value_dim)
         _turbomind.attention(
-            scratch.data_ptr(),
-            rows,
-            cos.data_ptr(),
-            sin.data_ptr(),
+            q.data_ptr(),
+            k.data_ptr(),
+            v.data_ptr(),
             self._pool.data_ptr(),
             self._bits,
-            1,
-            0,
-            num_heads,
-            num_kv_heads,
-            head_dim,
-            block_len,
-            scale,
+            (sizes.num_heads, sizes.num_kv_heads, sizes.key_dim, sizes.value_dim, self._block_len),
             spans,
+            self._softcap,
+            self._window,
+            _address(self._alibi_slopes),
+            _address(self._sinks),
             out.data_ptr(),
         )
         return out
+
+
+def _address(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()

@@ -1,5 +1,7 @@
 """Operators in plain float64."""
 
+from dataclasses import dataclass
+
 import torch
 
 
@@ -20,30 +22,44 @@ def round_heads(x: torch.Tensor, bits: int) -> torch.Tensor:
     return (codes.double() - zero.double()) * scale.double()
 
 
+@dataclass(frozen=True)
+class AttentionRule:
+    """What a score goes through; the fields of ``AttentionParams``."""
+
+    scale: float
+    softcap: float = 0.0
+    window: int = 0
+    alibi_slopes: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
+
+
 def attention_reference(
-    qkv: torch.Tensor,
-    angle: torch.Tensor,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    scale: float,
-    cache_dtype: torch.dtype = torch.float64,
-    cache_bits: int = 0,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: AttentionRule, cache_bits: int = 64
 ) -> torch.Tensor:
-    """Return causal attention of one sequence, ``[rows, heads head_dim]``; arguments as in ``ops.PagedAttention``."""
-    rows = qkv.shape[0]
-    parts = qkv.double().view(rows, heads + 2 * kv_heads, head_dim)
-    q, k, v = parts.split([heads, kv_heads, kv_heads], dim=1)
-    q, k = rotate(q, angle.double()), rotate(k, angle.double())
-    if cache_dtype != torch.float64:
-        k, v = k.float().to(cache_dtype).double(), v.float().to(cache_dtype).double()
-    if cache_bits:
-        k, v = round_heads(k.float(), cache_bits), round_heads(v.float(), cache_bits)
-    k, v = (x.repeat_interleave(heads // kv_heads, dim=1) for x in (k, v))
-    scores = torch.einsum("ihd,jhd->hij", q, k) * scale
-    mask = torch.ones(rows, rows, dtype=torch.bool).triu(1)
-    weights = scores.masked_fill(mask, float("-inf")).softmax(-1)
-    return torch.einsum("hij,jhd->ihd", weights, v).reshape(rows, heads * head_dim)
+    """Return causal attention of one sequence, ``[rows, heads, value_dim]``; arguments as in ``ops.PagedAttention``.
+
+    ``cache_bits`` says what keys and values are rounded to first: 64 (not at all), 16 (bfloat16), 8 or 4.
+    """
+    rows, heads = q.shape[:2]
+    if cache_bits == 16:
+        k, v = k.bfloat16(), v.bfloat16()
+    elif cache_bits < 16:
+        k, v = round_heads(k, cache_bits), round_heads(v, cache_bits)
+    q, k, v = q.double(), k.double(), v.double()
+    k, v = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (k, v))
+    scores = torch.einsum("ihd,jhd->hij", q, k) * rule.scale
+    if rule.softcap:
+        scores = (scores / rule.softcap).tanh() * rule.softcap
+    behind = torch.arange(rows)[:, None] - torch.arange(rows)[None]
+    if rule.alibi_slopes is not None:
+        scores = scores - rule.alibi_slopes.double()[:, None, None] * behind
+    hidden = (behind < 0) | ((behind >= rule.window) if rule.window else False)
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if rule.sinks is not None:
+        sink = rule.sinks.double()[:, None, None].expand(heads, rows, 1)
+        scores = torch.cat([scores, sink], dim=-1)
+    weights = scores.softmax(-1)[:, :, :rows]
+    return torch.einsum("hij,jhd->ihd", weights, v)
 
 
 def round_weight(weight: torch.Tensor, bits: int, group: int) -> torch.Tensor:

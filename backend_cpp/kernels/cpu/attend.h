@@ -1,138 +1,118 @@
-// Online-softmax attention of one row and one key/value head. Included by kernels_isa.cc only.
+// Online-softmax attention of a tile of queries over one key/value head. Included by kernels_isa.cc only.
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <type_traits>
 
+#include "kernels/cpu/cache_operand.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/simd.h"
 
 namespace turbomind::TM_ISA {
 
-// Vectors of tokens (scores) or of head dimensions (values) held in accumulators for each of up to kHeadTile heads.
+// Vectors of tokens (scores) or of dimensions (values) held in accumulators for each query of a tile: 6 x 4 fills 32
+// registers with room for the operands, 6 x 2 fills 16.
 inline constexpr int kVecTile = kRegisters == 32 ? 4 : 2;
-inline constexpr int kHeadTile = 4;
-inline constexpr int kMaxBlockLen = 512;
+inline constexpr int kQueryTile = 6;
+inline constexpr int kMaxBlockLen = kPartitionTokens;
 
-// Elements of a cached head as float lanes; codes as they are, without scale and zero point.
-struct Code8 {
-  uint8_t bits;
-};
-struct Code4 {
-  uint8_t bits;  // two of them
-};
-
-inline Vec load(const Code8* p) {
-  return to_floats(widen_bytes(reinterpret_cast<const uint8_t*>(p)));
+// scores[n, t] = sum_d queries[n, d] k[d, t] for kVecs vectors of tokens.
+template <int kQueries, int kVecs, class T>
+inline void score_vectors(const T* keys, int key_dim, int block_len, const float* queries, float* scores) {
+  constexpr int kDepth = Operand<T>::kDepth;
+  Vec sums[kQueries][kVecs];
+  for (auto& row : sums) {
+    for (Vec& sum : row) sum = zero();
+  }
+  for (int d = 0; d < key_dim; d += kDepth) {
+    Operand<T> key[kVecs];
+    for (int v = 0; v < kVecs; ++v) key[v].load(keys + Operand<T>::offset(d, v * kLanes, block_len));
+    for (int n = 0; n < kQueries; ++n) {
+      for (int v = 0; v < kVecs; ++v) sums[n][v] = key[v].multiply_add(queries + n * key_dim + d, sums[n][v]);
+    }
+  }
+  for (int n = 0; n < kQueries; ++n) {
+    for (int v = 0; v < kVecs; ++v) store(scores + n * kMaxBlockLen + v * kLanes, sums[n][v]);
+  }
 }
 
-template <class T>
-struct Keys {
-  const T* data;
-  int block_len;
-  Vec at(int d, int t) const { return load(data + static_cast<size_t>(d) * block_len + t); }
-};
-
-template <>
-struct Keys<Code4> {
-  const Code4* data;
-  int block_len;
-  Vec at(int d, int t) const {
-    const IVec both = widen_bytes(reinterpret_cast<const uint8_t*>(data) + static_cast<size_t>(d / 2) * block_len + t);
-    return to_floats(d % 2 == 0 ? low_halves(both) : high_halves(both));
+// Scores of `tokens` tokens, rounded up to whole vectors; the block is that long.
+template <int kQueries, class T>
+inline void score_tile(const T* keys, int key_dim, int block_len, int tokens, const float* queries, float* scores) {
+  int t = 0;
+  for (; t < tokens && t + kVecTile * kLanes <= block_len; t += kVecTile * kLanes) {
+    score_vectors<kQueries, kVecTile>(keys + Operand<T>::offset(0, t, block_len), key_dim, block_len, queries,
+                                      scores + t);
   }
-};
-
-template <class T>
-struct Values {
-  const T* data;
-  int head_dim;
-  Vec at(int t, int d) const { return load(data + static_cast<size_t>(t) * head_dim + d); }
-  Vec partial(int t, int d, int count) const {
-    return load_partial(data + static_cast<size_t>(t) * head_dim + d, count);
+  for (; t < tokens; t += kLanes) {
+    score_vectors<kQueries, 1>(keys + Operand<T>::offset(0, t, block_len), key_dim, block_len, queries, scores + t);
   }
-};
+}
 
-template <>
-struct Values<Code4> {
-  const Code4* data;
-  int head_dim;
-  Vec at(int t, int d) const {
-    const int half_dim = head_dim / 2;
-    const auto* row = reinterpret_cast<const uint8_t*>(data) + static_cast<size_t>(t) * half_dim;
-    return d < half_dim ? to_floats(low_halves(widen_bytes(row + d)))
-                        : to_floats(high_halves(widen_bytes(row + d - half_dim)));
-  }
-  Vec partial(int t, int d, int) const { return at(t, d); }  // head_dim is a multiple of 32
-};
-
-// scores[h, t] = sum_d query[h, d] k[d, t] for `tokens` tokens (rounded up to whole vectors; the block is that long).
-template <int kHeads, class T>
-inline void score_tile(const Keys<T>& keys, int head_dim, int tokens, const float* query, float* scores) {
-  constexpr int kStep = kVecTile * kLanes;
-  for (int t = 0; t < tokens; t += kStep) {
-    const int vecs = std::min(kVecTile, (keys.block_len - t) / kLanes);
-    Vec acc[kHeads][kVecTile];
-    for (int h = 0; h < kHeads; ++h) {
-      for (int v = 0; v < kVecTile; ++v) acc[h][v] = zero();
+// out[n, :] = out[n, :] correction[n] + sum_t weights[n, t] v[t, :] for kVecs vectors of dimensions; the last one has
+// `lanes` of them.
+template <int kQueries, int kVecs, class T>
+inline void value_vectors(const T* values, int value_dim, int tokens, int lanes, const float* weights,
+                          const float* correction, float* out) {
+  constexpr int kDepth = Operand<T>::kDepth;
+  const bool is_whole = lanes == kLanes;
+  Vec sums[kQueries][kVecs];
+  for (int n = 0; n < kQueries; ++n) {
+    for (int v = 0; v < kVecs; ++v) {
+      const float* target = out + static_cast<size_t>(n) * value_dim + v * kLanes;
+      sums[n][v] = mul(is_whole ? load(target) : load_partial(target, lanes), broadcast(correction[n]));
     }
-    if (vecs == kVecTile) {
-      for (int d = 0; d < head_dim; ++d) {
-        Vec kv[kVecTile];
-        for (int v = 0; v < kVecTile; ++v) kv[v] = keys.at(d, t + v * kLanes);
-        for (int h = 0; h < kHeads; ++h) {
-          const Vec q = broadcast(query[h * head_dim + d]);
-          for (int v = 0; v < kVecTile; ++v) acc[h][v] = fma(q, kv[v], acc[h][v]);
-        }
+  }
+  for (int t = 0; t < tokens; t += kDepth) {
+    Operand<T> value[kVecs];
+    for (int v = 0; v < kVecs; ++v) {
+      const T* source = values + Operand<T>::offset(t, v * kLanes, value_dim);
+      if (is_whole) {
+        value[v].load(source);
+      } else {
+        value[v].load_partial(source, lanes);
       }
-    } else {
-      for (int d = 0; d < head_dim; ++d) {
-        for (int v = 0; v < vecs; ++v) {
-          const Vec kv = keys.at(d, t + v * kLanes);
-          for (int h = 0; h < kHeads; ++h) acc[h][v] = fma(broadcast(query[h * head_dim + d]), kv, acc[h][v]);
-        }
-      }
+      if (t + kDepth > tokens) value[v].keep_first();
     }
-    for (int h = 0; h < kHeads; ++h) {
-      for (int v = 0; v < vecs; ++v) store(scores + h * kMaxBlockLen + t + v * kLanes, acc[h][v]);
+    for (int n = 0; n < kQueries; ++n) {
+      for (int v = 0; v < kVecs; ++v) sums[n][v] = value[v].multiply_add(weights + n * kMaxBlockLen + t, sums[n][v]);
+    }
+  }
+  for (int n = 0; n < kQueries; ++n) {
+    for (int v = 0; v < kVecs; ++v) {
+      float* target = out + static_cast<size_t>(n) * value_dim + v * kLanes;
+      if (is_whole) {
+        store(target, sums[n][v]);
+      } else {
+        store_partial(target, sums[n][v], lanes);
+      }
     }
   }
 }
 
-// out[h, :] = out[h, :] correction[h] + sum_t p[h, t] v[t, :]
-template <int kHeads, class T>
-inline void value_tile(const Values<T>& values, int tokens, const float* p, const float* correction, float* out) {
-  const int head_dim = values.head_dim;
+template <int kQueries, class T>
+inline void value_tile(const T* values, int value_dim, int tokens, const float* weights, const float* correction,
+                       float* out) {
   int d = 0;
-  for (; d + kVecTile * kLanes <= head_dim; d += kVecTile * kLanes) {
-    Vec acc[kHeads][kVecTile];
-    for (int h = 0; h < kHeads; ++h) {
-      for (int i = 0; i < kVecTile; ++i) {
-        acc[h][i] = mul(load(out + h * head_dim + d + i * kLanes), broadcast(correction[h]));
-      }
-    }
-    for (int t = 0; t < tokens; ++t) {
-      Vec value[kVecTile];
-      for (int i = 0; i < kVecTile; ++i) value[i] = values.at(t, d + i * kLanes);
-      for (int h = 0; h < kHeads; ++h) {
-        const Vec weight = broadcast(p[h * kMaxBlockLen + t]);
-        for (int i = 0; i < kVecTile; ++i) acc[h][i] = fma(weight, value[i], acc[h][i]);
-      }
-    }
-    for (int h = 0; h < kHeads; ++h) {
-      for (int i = 0; i < kVecTile; ++i) store(out + h * head_dim + d + i * kLanes, acc[h][i]);
-    }
+  for (; d + kVecTile * kLanes <= value_dim; d += kVecTile * kLanes) {
+    value_vectors<kQueries, kVecTile>(values + Operand<T>::offset(0, d, value_dim), value_dim, tokens, kLanes, weights,
+                                      correction, out + d);
   }
-  for (; d < head_dim; d += kLanes) {
-    const int count = std::min(kLanes, head_dim - d);
-    for (int h = 0; h < kHeads; ++h) {
-      float* target = out + h * head_dim + d;
-      Vec acc = mul(load_partial(target, count), broadcast(correction[h]));
-      for (int t = 0; t < tokens; ++t) acc = fma(broadcast(p[h * kMaxBlockLen + t]), values.partial(t, d, count), acc);
-      store_partial(target, acc, count);
-    }
+  for (; d < value_dim; d += kLanes) {
+    value_vectors<kQueries, 1>(values + Operand<T>::offset(0, d, value_dim), value_dim, tokens,
+                               std::min(kLanes, value_dim - d), weights, correction, out + d);
   }
+}
+
+template <class T>
+inline constexpr bool kIsRounded = std::is_same_v<T, Code8> || std::is_same_v<T, Code4>;
+
+inline float sum_of(const float* x, int count) {
+  float total = 0;
+  for (int i = 0; i < count; ++i) total += x[i];
+  return total;
 }
 
 // Scale and zero point of each token of a rounded head.
@@ -140,8 +120,8 @@ struct Rounding {
   const half* scales;
   const uint8_t* zeros;
 
-  Rounding(const std::byte* head, const CacheLayout& layout)
-      : scales(reinterpret_cast<const half*>(head + layout.code_bytes())),
+  Rounding(const std::byte* head, const CacheLayout& layout, int dim)
+      : scales(reinterpret_cast<const half*>(head + layout.code_bytes(dim))),
         zeros(reinterpret_cast<const uint8_t*>(scales + layout.block_len)) {}
 };
 
@@ -155,111 +135,169 @@ inline void unround_scores(const Rounding& rounding, int padded, float query_sum
 
 // Weights of values become weights of codes, p scale; returns what the zero points add to every element, sum -p scale
 // zero.
-inline float round_weights(const Rounding& rounding, int tokens, float* p) {
-  float total = 0;
-  for (int t = 0; t < tokens; ++t) {
-    p[t] *= to_float(rounding.scales[t]);
-    total -= p[t] * static_cast<float>(rounding.zeros[t]);
+inline float round_weights(const Rounding& rounding, int padded, float* p) {
+  Vec total = zero();
+  for (int t = 0; t < padded; t += kLanes) {
+    const Vec weight = load(p + t);
+    // A masked token's scale may never have been written.
+    const Vec scaled = select_nonzero(weight, mul(weight, load(rounding.scales + t)));
+    store(p + t, scaled);
+    total = fma(scaled, mul(to_floats(widen_bytes(rounding.zeros + t)), broadcast(-1.0f)), total);
   }
-  return total;
+  return reduce_add(total);
 }
 
-inline float sum_of(const float* x, int count) {
-  float total = 0;
-  for (int i = 0; i < count; ++i) total += x[i];
-  return total;
+// What a score goes through between q.k and the softmax.
+struct ScoreRule {
+  float softcap;
+  float slope;
+  int position;  // of the query
+
+  void apply(int first_position, int padded, float* scores) const {
+    if (softcap == 0 && slope == 0) return;
+    for (int t = 0; t < padded; t += kLanes) {
+      Vec score = load(scores + t);
+      if (softcap != 0) score = mul(tanh(mul(score, broadcast(1.0f / softcap))), broadcast(softcap));
+      if (slope != 0) {
+        const Vec distance = add(iota(), broadcast(static_cast<float>(first_position + t - position)));
+        score = fma(distance, broadcast(slope), score);
+      }
+      store(scores + t, score);
+    }
+  }
+};
+
+// Turns scores [0, padded) into softmax weights relative to the running maximum, with -infinity where the query does
+// not look; returns the factor of what was summed before.
+inline float soften(int low, int high, int padded, float* scores, float& maximum, float& sum) {
+  constexpr float kNothing = -std::numeric_limits<float>::infinity();
+  std::fill(scores, scores + low, kNothing);
+  std::fill(scores + high, scores + padded, kNothing);
+  Vec top = load(scores);
+  for (int t = kLanes; t < padded; t += kLanes) top = max(top, load(scores + t));
+  const float new_maximum = std::max(maximum, reduce_max(top));
+  const float shift = new_maximum == kNothing ? 0.0f : -new_maximum;
+  Vec total = zero();
+  for (int t = 0; t < padded; t += kLanes) {
+    const Vec weight = exp(add(load(scores + t), broadcast(shift)));
+    store(scores + t, weight);
+    total = add(total, weight);
+  }
+  const float correction = maximum == kNothing ? 0.0f : std::exp(maximum + shift);
+  sum = sum * correction + reduce_add(total);
+  maximum = new_maximum;
+  return correction;
 }
 
-template <int kHeads, class T>
-inline void attend_heads(const AttentionParams& params, int kv_head, const float* query, const int32_t* blocks,
-                         int begin, int end, float* out, float* maximum, float* sum) {
-  constexpr bool kIsRounded = std::is_same_v<T, Code8> || std::is_same_v<T, Code4>;
+// Whether a token that a query does not look at, but another one of its tile does, holds NaN or infinity: a weight of 0
+// would not keep it out.
+inline bool is_poisoned(const float* scores, int first, int last) {
+  float probe = 0;
+  for (int t = first; t < last; ++t) probe += scores[t] * 0.0f;
+  return probe != 0;
+}
+
+// One block of at most block_len tokens from position `start`, for queries [first, first + kQueries).
+template <int kQueries, class T>
+inline void attend_tile(const AttentionParams& params, const std::byte* keys, const std::byte* values, int start,
+                        const AttendQueries& queries, int first) {
   const CacheLayout& layout = params.layout;
-  const int head_dim = layout.head_dim;
-  float scores[kHeads * kMaxBlockLen];
-  std::fill(out, out + kHeads * head_dim, 0.0f);
-  for (int h = 0; h < kHeads; ++h) {
-    maximum[h] = -std::numeric_limits<float>::infinity();
-    sum[h] = 0;
+  int low[kQueries];
+  int high[kQueries];
+  int tokens = 0;
+  for (int n = 0; n < kQueries; ++n) {
+    high[n] = std::clamp(queries.ends[first + n] - start, 0, layout.block_len);
+    low[n] = std::clamp(queries.begins[first + n] - start, 0, high[n]);
+    if (low[n] < high[n]) tokens = std::max(tokens, high[n]);
   }
-  for (int start = begin; start < end; start += layout.block_len) {
-    const int tokens = std::min(layout.block_len, end - start);
-    const int padded = (tokens + kLanes - 1) / kLanes * kLanes;
-    const std::byte* block = params.pool + blocks[start / layout.block_len] * layout.block_bytes();
-    const std::byte* keys = block + layout.key_offset(params.layer, kv_head);
-    const std::byte* values = block + layout.value_offset(params.layer, kv_head);
-    score_tile<kHeads>(Keys<T>{reinterpret_cast<const T*>(keys), layout.block_len}, head_dim, tokens, query, scores);
-    float correction[kHeads];
-    float shift[kHeads];
-    for (int h = 0; h < kHeads; ++h) {
-      float* p = scores + h * kMaxBlockLen;
-      if (kIsRounded) unround_scores(Rounding(keys, layout), padded, sum_of(query + h * head_dim, head_dim), p);
-      std::fill(p + tokens, p + padded, -std::numeric_limits<float>::infinity());
-      Vec top = load(p);
-      for (int t = kLanes; t < padded; t += kLanes) top = max(top, load(p + t));
-      const float new_maximum = std::max(maximum[h], reduce_max(top));
-      Vec total = zero();
-      for (int t = 0; t < padded; t += kLanes) {
-        const Vec weight = exp(add(load(p + t), broadcast(-new_maximum)));
-        store(p + t, weight);
-        total = add(total, weight);
-      }
-      correction[h] = start == begin ? 0.0f : std::exp(maximum[h] - new_maximum);
-      sum[h] = sum[h] * correction[h] + reduce_add(total);
-      maximum[h] = new_maximum;
-      shift[h] = 0;
-      if (kIsRounded) {
-        shift[h] = round_weights(Rounding(values, layout), tokens, p);
-      }
+  if (tokens == 0) return;  // outside every query's sight
+  const int padded = (tokens + kLanes - 1) / kLanes * kLanes;
+
+  alignas(64) float scores[kQueries * kMaxBlockLen];
+  score_tile<kQueries>(reinterpret_cast<const T*>(keys), layout.key_dim, layout.block_len, tokens,
+                       queries.factors + static_cast<size_t>(first) * layout.key_dim, scores);
+  if constexpr (kQueries > 1) {
+    bool poisoned = false;
+    for (int n = 0; n < kQueries; ++n) {
+      const float* row = scores + n * kMaxBlockLen;
+      poisoned = poisoned || is_poisoned(row, 0, low[n]) || is_poisoned(row, high[n], tokens);
     }
-    value_tile<kHeads>(Values<T>{reinterpret_cast<const T*>(values), head_dim}, tokens, scores, correction, out);
-    if (kIsRounded) {
-      for (int h = 0; h < kHeads; ++h) {
-        for (int d = 0; d < head_dim; ++d) out[h * head_dim + d] += shift[h];
-      }
+    if (poisoned) {
+      for (int n = 0; n < kQueries; ++n) attend_tile<1, T>(params, keys, values, start, queries, first + n);
+      return;
     }
   }
+  float correction[kQueries];
+  for (int n = 0; n < kQueries; ++n) {
+    const int query = first + n;
+    float* p = scores + n * kMaxBlockLen;
+    if (kIsRounded<T>)
+      unround_scores(Rounding(keys, layout, layout.key_dim), padded, queries.sums_of_factors[query], p);
+    const ScoreRule rule{params.softcap, queries.slopes == nullptr ? 0.0f : queries.slopes[query],
+                         queries.ends[query] - 1};
+    rule.apply(start, padded, p);
+    const int hidden = low[n] < high[n] ? high[n] : 0;
+    correction[n] = soften(std::min(low[n], hidden), hidden, padded, p, queries.maximum[query], queries.sum[query]);
+    if (kIsRounded<T>) {
+      const float added = round_weights(Rounding(values, layout, layout.value_dim), padded, p);
+      queries.shifts[query] = queries.shifts[query] * correction[n] + added;
+    }
+    Operand<T>::prepare(p, padded);
+  }
+  value_tile<kQueries>(reinterpret_cast<const T*>(values), layout.value_dim, tokens, scores, correction,
+                       queries.out + static_cast<size_t>(first) * layout.value_dim);
 }
 
 template <class T>
-void attend_typed(const AttentionParams& params, int kv_head, int group, const float* query, const int32_t* blocks,
-                  int begin, int end, float* out, float* maximum, float* sum) {
-  const int head_dim = params.layout.head_dim;
-  for (int h = 0; h < group;) {
-    const int heads = std::min(kHeadTile, group - h);
-    const float* q = query + h * head_dim;
-    float* o = out + h * head_dim;
-    switch (heads) {
-      case 4:
-        attend_heads<4, T>(params, kv_head, q, blocks, begin, end, o, maximum + h, sum + h);
-        break;
-      case 3:
-        attend_heads<3, T>(params, kv_head, q, blocks, begin, end, o, maximum + h, sum + h);
-        break;
-      case 2:
-        attend_heads<2, T>(params, kv_head, q, blocks, begin, end, o, maximum + h, sum + h);
-        break;
-      default:
-        attend_heads<1, T>(params, kv_head, q, blocks, begin, end, o, maximum + h, sum + h);
+void attend_typed(const AttentionParams& params, int kv_head, const int32_t* blocks, int begin, int end,
+                  const AttendQueries& queries) {
+  const CacheLayout& layout = params.layout;
+  for (int n = 0; n < queries.count; ++n) {
+    float* factors = queries.factors + static_cast<size_t>(n) * layout.key_dim;
+    queries.sums_of_factors[n] = kIsRounded<T> ? sum_of(factors, layout.key_dim) : 0.0f;
+    Operand<T>::prepare(factors, layout.key_dim);
+    queries.maximum[n] = -std::numeric_limits<float>::infinity();
+    queries.sum[n] = 0;
+    queries.shifts[n] = 0;
+  }
+  std::fill_n(queries.out, static_cast<size_t>(queries.count) * layout.value_dim, 0.0f);
+  for (int start = begin / layout.block_len * layout.block_len; start < end; start += layout.block_len) {
+    const std::byte* block = params.pool + blocks[start / layout.block_len] * layout.block_bytes();
+    const std::byte* keys = block + layout.key_offset(params.layer, kv_head);
+    const std::byte* values = block + layout.value_offset(params.layer, kv_head);
+    int n = 0;
+    for (; n + kQueryTile <= queries.count; n += kQueryTile) {
+      attend_tile<kQueryTile, T>(params, keys, values, start, queries, n);
     }
-    h += heads;
+    for (; n + 3 <= queries.count; n += 3) attend_tile<3, T>(params, keys, values, start, queries, n);
+    if (n + 2 <= queries.count) {
+      attend_tile<2, T>(params, keys, values, start, queries, n);
+      n += 2;
+    }
+    if (n < queries.count) attend_tile<1, T>(params, keys, values, start, queries, n);
+  }
+  if (kIsRounded<T>) {
+    for (int n = 0; n < queries.count; ++n) {
+      float* out = queries.out + static_cast<size_t>(n) * layout.value_dim;
+      for (int d = 0; d < layout.value_dim; ++d) out[d] += queries.shifts[n];
+    }
   }
 }
 
-inline void attend(const AttentionParams& params, int kv_head, int group, const float* query, const int32_t* blocks,
-                   int begin, int end, float* out, float* maximum, float* sum) {
+inline void attend(const AttentionParams& params, int kv_head, const int32_t* blocks, int begin, int end,
+                   const AttendQueries& queries) {
   switch (params.layout.type) {
     case CacheType::kFloat32:
-      attend_typed<float>(params, kv_head, group, query, blocks, begin, end, out, maximum, sum);
+      attend_typed<float>(params, kv_head, blocks, begin, end, queries);
       break;
     case CacheType::kBFloat16:
-      attend_typed<bf16>(params, kv_head, group, query, blocks, begin, end, out, maximum, sum);
+      attend_typed<bf16>(params, kv_head, blocks, begin, end, queries);
       break;
     case CacheType::kInt8:
-      attend_typed<Code8>(params, kv_head, group, query, blocks, begin, end, out, maximum, sum);
+      attend_typed<Code8>(params, kv_head, blocks, begin, end, queries);
       break;
     case CacheType::kInt4:
-      attend_typed<Code4>(params, kv_head, group, query, blocks, begin, end, out, maximum, sum);
+      attend_typed<Code4>(params, kv_head, blocks, begin, end, queries);
   }
 }
 

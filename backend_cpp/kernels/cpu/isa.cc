@@ -15,7 +15,10 @@ std::vector<const KernelTable*> usable_tables() {
   __builtin_cpu_init();
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512vl")) {
-    if (__builtin_cpu_supports("avx512vnni")) tables.push_back(&avx512vnni::kTable);
+    if (__builtin_cpu_supports("avx512vnni")) {
+      if (__builtin_cpu_supports("avx512bf16")) tables.push_back(&avx512bf16::kTable);
+      tables.push_back(&avx512vnni::kTable);
+    }
     tables.push_back(&avx512::kTable);
   }
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))

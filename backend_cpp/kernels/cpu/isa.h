@@ -1,6 +1,7 @@
 // The kernels of one instruction set, and which one this process uses.
 //
-// kernels_isa.cc is compiled four times (namespaces avx512vnni, avx512, avx2, scalar) and fills one table each.
+// kernels_isa.cc is compiled once for each (namespaces avx512bf16, avx512vnni, avx512, avx2, scalar) and fills one
+// table each.
 #pragma once
 
 #include <string>
@@ -12,6 +13,21 @@
 #include "kernels/paged_attention.h"
 
 namespace turbomind {
+
+// Queries of one sequence that share a key/value head.
+struct AttendQueries {
+  int count;
+  const int32_t* begins;   // [count] first position each looks at
+  const int32_t* ends;     // [count] one past its own position
+  const float* slopes;     // [count] of ALiBi, or null
+  float* factors;          // [count, key_dim] the queries; changed
+  float* sums_of_factors;  // [count] scratch
+  float* shifts;           // [count] scratch
+  // Results; a query that sees no token has the maximum -infinity.
+  float* out;      // [count, value_dim]
+  float* maximum;  // [count]
+  float* sum;      // [count]
+};
 
 struct KernelTable {
   const char* name;
@@ -28,10 +44,9 @@ struct KernelTable {
   // y = act(gate) * up; up may be null: y = act(gate).
   void (*activate_row)(Activation activation, const float* gate, const float* up, int size, float* y);
   void (*scale_and_cap_row)(float scale, float softcap, int size, float* x);
-  // One row of one key/value head's group of query heads over tokens [begin, end) of the row's blocks, unnormalised:
-  // out [group, head_dim], and the running maximum and sum of each query head. `query` is [group, head_dim], scaled.
-  void (*attend)(const AttentionParams& params, int kv_head, int group, const float* query, const int32_t* blocks,
-                 int begin, int end, float* out, float* maximum, float* sum);
+  // Queries over tokens [begin, end) of their sequence's blocks, unnormalised.
+  void (*attend)(const AttentionParams& params, int kv_head, const int32_t* blocks, int begin, int end,
+                 const AttendQueries& queries);
   int32_t (*argmax)(const float* logits, int size);
   void (*chunk_maxima)(const float* logits, int size, float* maxima);
   void (*exp_weights)(const float* logits, int size, float maximum, float factor, float* weights, float* sums);
@@ -46,6 +61,9 @@ std::vector<std::string> supported_isas();
 // Switches the table; for tests. Throws Error(kInvalidArgument) for an unknown or unsupported name.
 void select_isa(const std::string& name);
 
+namespace avx512bf16 {
+extern const KernelTable kTable;
+}
 namespace avx512vnni {
 extern const KernelTable kTable;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "kernels/cpu/isa.h"
@@ -10,38 +11,46 @@ namespace turbomind {
 
 namespace {
 
+// Queries that one task computes at a time while the same keys stay in the first-level cache.
+constexpr int kTaskQueries = 48;
+constexpr int kTaskRows = 16;
 // Spans of at most this many rows (decoding) spread a row's partitions over threads; longer ones have rows enough.
 constexpr int kSplitRows = 4;
 
-int partition_count(int tokens) {
-  return (tokens + kPartitionTokens - 1) / kPartitionTokens;
+int first_seen(const AttentionParams& params, int position) {
+  return params.window > 0 ? std::max(0, position + 1 - params.window) : 0;
 }
 
-int row_width(const AttentionParams& params) {
-  return (params.num_heads + 2 * params.layout.num_kv_heads) * params.layout.head_dim;
+int group_size(const AttentionParams& params) {
+  return params.num_heads / params.layout.num_kv_heads;
 }
 
-// Rows that one task computes; the same keys stay in cache meanwhile.
-constexpr int kTaskRows = 16;
-
+// Neighbouring rows of one sequence.
 struct Run {
   const AttentionSpan* span;
   int first_row;  // within the span
   int row_count;
+
+  int position(int row) const { return span->first_position + first_row + row; }
 };
 
-std::vector<Run> runs_of(const AttentionParams& params) {
+// Runs begin at positions that are multiples of `rows` (or with the span), so what they are does not depend on chunks,
+// and two tokens that share bytes of the cache belong to one run.
+std::vector<Run> runs_of(const AttentionParams& params, int rows) {
   std::vector<Run> runs;
   for (int s = 0; s < params.span_count; ++s) {
     const AttentionSpan& span = params.spans[s];
-    for (int row = 0; row < span.count; row += kTaskRows) {
-      runs.push_back({&span, row, std::min(kTaskRows, span.count - row)});
+    for (int row = 0; row < span.count;) {
+      const int until_boundary = rows - (span.first_position + row) % rows;
+      const int count = std::min(until_boundary, span.count - row);
+      runs.push_back({&span, row, count});
+      row += count;
     }
   }
   return runs;
 }
 
-// One key/value head of a run, over all partitions of each row; or of a single row, over one partition.
+// One key/value head of a run, over all partitions it sees; or of a single row, over one partition.
 struct Task {
   Run run;
   int kv_head;
@@ -49,100 +58,38 @@ struct Task {
   size_t workspace;  // where a single partition's partial result starts
 };
 
-// out, maximum and sum of one partition lie together in the workspace: [group, head_dim], [group], [group].
+int first_partition(const AttentionParams& params, int position) {
+  return first_seen(params, position) / kPartitionTokens;
+}
+
+int last_partition(int position) {
+  return position / kPartitionTokens;
+}
+
+bool is_split(const AttentionParams& params, const AttentionSpan& span) {
+  const int last = span.first_position + span.count - 1;
+  return span.count <= kSplitRows && first_partition(params, span.first_position) < last_partition(last);
+}
+
+// out, maximum and sum of one partition lie together in the workspace: [group, value_dim], [group], [group].
 size_t partial_floats(const AttentionParams& params) {
-  const int group = params.num_heads / params.layout.num_kv_heads;
-  return static_cast<size_t>(group) * (params.layout.head_dim + 2);
-}
-
-// Merges a partition's partial result into the running one. The first partition is copied.
-void merge_partial(const float* partial, int group, int head_dim, bool is_first, float* out, float* maximum,
-                   float* sum) {
-  const float* partial_maximum = partial + static_cast<size_t>(group) * head_dim;
-  const float* partial_sum = partial_maximum + group;
-  for (int h = 0; h < group; ++h) {
-    const float top = is_first ? partial_maximum[h] : std::max(maximum[h], partial_maximum[h]);
-    const float keep = is_first ? 0.0f : std::exp(maximum[h] - top);
-    const float gain = std::exp(partial_maximum[h] - top);
-    float* o = out + h * head_dim;
-    const float* p = partial + h * head_dim;
-    for (int d = 0; d < head_dim; ++d) o[d] = is_first ? p[d] * gain : o[d] * keep + p[d] * gain;
-    sum[h] = is_first ? partial_sum[h] * gain : sum[h] * keep + partial_sum[h] * gain;
-    maximum[h] = top;
-  }
-}
-
-void normalise(int group, int head_dim, const float* sum, float* out) {
-  for (int h = 0; h < group; ++h) {
-    const float factor = 1.0f / sum[h];
-    for (int d = 0; d < head_dim; ++d) out[h * head_dim + d] *= factor;
-  }
-}
-
-struct Attention {
-  const AttentionParams& params;
-  const float* qkv;
-  float* workspace;
-  float* out;
-  int group;
-  int head_dim;
-
-  float* out_row(const AttentionSpan& span, int row, int kv_head) const {
-    return out + (static_cast<size_t>(span.first_row + row) * params.num_heads + kv_head * group) * head_dim;
-  }
-
-  void attend_partition(const AttentionSpan& span, int row, int kv_head, int partition, float* partial) const {
-    const float* q = qkv + static_cast<size_t>(span.first_row + row) * row_width(params) +
-                     static_cast<size_t>(kv_head) * group * head_dim;
-    const int tokens = span.first_position + row + 1;
-    const int begin = partition * kPartitionTokens;
-    float* maximum = partial + static_cast<size_t>(group) * head_dim;
-    kernels().attend(params, kv_head, group, q, span.blocks, begin, std::min(tokens, begin + kPartitionTokens), partial,
-                     maximum, maximum + group);
-  }
-
-  void attend_row(const AttentionSpan& span, int row, int kv_head, std::vector<float>& scratch) const {
-    scratch.resize(partial_floats(params) + 2 * static_cast<size_t>(group));
-    float* maximum = scratch.data() + partial_floats(params);
-    float* sum = maximum + group;
-    float* target = out_row(span, row, kv_head);
-    const int partitions = partition_count(span.first_position + row + 1);
-    for (int partition = 0; partition < partitions; ++partition) {
-      attend_partition(span, row, kv_head, partition, scratch.data());
-      merge_partial(scratch.data(), group, head_dim, partition == 0, target, maximum, sum);
-    }
-    normalise(group, head_dim, sum, target);
-  }
-
-  void merge_row(const AttentionSpan& span, int row, int kv_head, const float* partials,
-                 std::vector<float>& scratch) const {
-    scratch.resize(2 * static_cast<size_t>(group));
-    float* target = out_row(span, row, kv_head);
-    const int partitions = partition_count(span.first_position + row + 1);
-    for (int partition = 0; partition < partitions; ++partition) {
-      merge_partial(partials + partition * partial_floats(params), group, head_dim, partition == 0, target,
-                    scratch.data(), scratch.data() + group);
-    }
-    normalise(group, head_dim, scratch.data() + group, target);
-  }
-};
-
-bool is_split(const AttentionSpan& span) {
-  return span.count <= kSplitRows && partition_count(span.first_position + span.count) > 1;
+  return static_cast<size_t>(group_size(params)) * (params.layout.value_dim + 2);
 }
 
 std::vector<Task> plan(const AttentionParams& params) {
   std::vector<Task> tasks;
   size_t workspace = 0;
-  for (const Run& run : runs_of(params)) {
+  const int rows = std::clamp(kTaskQueries / group_size(params), 1, kTaskRows);
+  for (const Run& run : runs_of(params, rows)) {
     for (int head = 0; head < params.layout.num_kv_heads; ++head) {
-      if (!is_split(*run.span)) {
+      if (!is_split(params, *run.span)) {
         tasks.push_back({run, head, -1, 0});
         continue;
       }
-      for (int row = run.first_row; row < run.first_row + run.row_count; ++row) {
-        for (int p = 0; p < partition_count(run.span->first_position + row + 1); ++p) {
-          tasks.push_back({{run.span, row, 1}, head, p, workspace});
+      for (int row = 0; row < run.row_count; ++row) {
+        const int position = run.position(row);
+        for (int p = first_partition(params, position); p <= last_partition(position); ++p) {
+          tasks.push_back({{run.span, run.first_row + row, 1}, head, p, workspace});
           workspace += partial_floats(params);
         }
       }
@@ -151,80 +98,161 @@ std::vector<Task> plan(const AttentionParams& params) {
   return tasks;
 }
 
-template <class T>
-void write_plain(const CacheLayout& layout, int slot, const float* k, const float* v, std::byte* keys,
-                 std::byte* values) {
-  for (int d = 0; d < layout.head_dim; ++d) {
-    reinterpret_cast<T*>(keys)[static_cast<size_t>(d) * layout.block_len + slot] = from_float<T>(k[d]);
-    reinterpret_cast<T*>(values)[static_cast<size_t>(slot) * layout.head_dim + d] = from_float<T>(v[d]);
-  }
-}
+// Softmax of queries whose partitions come one by one.
+struct Running {
+  float* out;  // [count, value_dim]
+  std::vector<float> maximum;
+  std::vector<float> sum;
 
-// Rounds a head's values so that their range, and 0, is met; the codes go to `codes`, scale and zero point to the head.
-void round_head(const CacheLayout& layout, int slot, const float* x, uint8_t* codes, std::byte* head) {
-  float low = 0;
-  float high = 0;
-  for (int d = 0; d < layout.head_dim; ++d) {
-    low = std::min(low, x[d]);
-    high = std::max(high, x[d]);
+  Running(float* target, int count, int value_dim)
+      : out(target), maximum(count, -std::numeric_limits<float>::infinity()), sum(count, 0.0f) {
+    std::fill_n(out, static_cast<size_t>(count) * value_dim, 0.0f);
   }
-  const float largest_code = layout.type == CacheType::kInt8 ? 255.0f : 15.0f;
-  const half scale = to_half((high - low) / largest_code);
-  const float step = to_float(scale);
-  const float inverse = step > 0 ? 1.0f / step : 0.0f;
-  const float zero = std::clamp(std::nearbyint(-low * inverse), 0.0f, largest_code);
-  for (int d = 0; d < layout.head_dim; ++d) {
-    codes[d] = static_cast<uint8_t>(std::clamp(std::nearbyint(x[d] * inverse + zero), 0.0f, largest_code));
-  }
-  auto* scales = reinterpret_cast<half*>(head + layout.code_bytes());
-  scales[slot] = scale;
-  reinterpret_cast<uint8_t*>(scales + layout.block_len)[slot] = static_cast<uint8_t>(zero);
-}
 
-void write_rounded(const CacheLayout& layout, int slot, const float* k, const float* v, std::byte* keys,
-                   std::byte* values) {
-  std::vector<uint8_t> codes(static_cast<size_t>(layout.head_dim));
-  auto* key_codes = reinterpret_cast<uint8_t*>(keys) + slot;
-  auto* value_codes =
-      reinterpret_cast<uint8_t*>(values) + static_cast<size_t>(slot) * layout.head_dim * bits_of(layout.type) / 8;
-  const auto half_dim = static_cast<size_t>(layout.head_dim) / 2;
-  round_head(layout, slot, k, codes.data(), keys);
-  if (layout.type == CacheType::kInt8) {
-    for (size_t d = 0; d < codes.size(); ++d) key_codes[d * layout.block_len] = codes[d];
-  } else {
-    for (size_t d = 0; d < half_dim; ++d)
-      key_codes[d * layout.block_len] = static_cast<uint8_t>(codes[2 * d] | codes[2 * d + 1] << 4);
+  void merge(int query, int value_dim, const float* partial, float partial_maximum, float partial_sum) {
+    if (partial_sum == 0) return;  // the partition is outside this query's sight
+    float* o = out + static_cast<size_t>(query) * value_dim;
+    const float top = std::max(maximum[query], partial_maximum);
+    const float keep = std::exp(maximum[query] - top);
+    const float gain = std::exp(partial_maximum - top);
+    for (int d = 0; d < value_dim; ++d) o[d] = o[d] * keep + partial[d] * gain;
+    sum[query] = sum[query] * keep + partial_sum * gain;
+    maximum[query] = top;
   }
-  round_head(layout, slot, v, codes.data(), values);
-  if (layout.type == CacheType::kInt8) {
-    std::copy(codes.begin(), codes.end(), value_codes);
-  } else {
-    for (size_t d = 0; d < half_dim; ++d) value_codes[d] = static_cast<uint8_t>(codes[d] | codes[d + half_dim] << 4);
-  }
-}
 
-void write_cache_row(const AttentionParams& params, const AttentionSpan& span, int row, const float* k,
-                     const float* v) {
-  const CacheLayout& layout = params.layout;
-  const int position = span.first_position + row;
-  const int slot = position % layout.block_len;
-  std::byte* block = params.pool + span.blocks[position / layout.block_len] * layout.block_bytes();
-  for (int head = 0; head < layout.num_kv_heads; ++head, k += layout.head_dim, v += layout.head_dim) {
-    std::byte* keys = block + layout.key_offset(params.layer, head);
-    std::byte* values = block + layout.value_offset(params.layer, head);
-    switch (layout.type) {
-      case CacheType::kFloat32:
-        write_plain<float>(layout, slot, k, v, keys, values);
-        break;
-      case CacheType::kBFloat16:
-        write_plain<bf16>(layout, slot, k, v, keys, values);
-        break;
-      case CacheType::kInt8:
-      case CacheType::kInt4:
-        write_rounded(layout, slot, k, v, keys, values);
+  void normalise(int query, int value_dim, const float* sink) {
+    float* o = out + static_cast<size_t>(query) * value_dim;
+    float factor = 1.0f / sum[query];
+    if (sink != nullptr) {
+      const float top = std::max(maximum[query], *sink);
+      const float keep = std::exp(maximum[query] - top);
+      factor = keep / (sum[query] * keep + std::exp(*sink - top));
+    }
+    for (int d = 0; d < value_dim; ++d) o[d] *= factor;
+  }
+};
+
+class Attention {
+ public:
+  Attention(const AttentionParams& params, const HeadsView& q, float* workspace, float* out)
+      : params_(params),
+        q_(q),
+        workspace_(workspace),
+        out_(out),
+        group_(group_size(params)),
+        value_dim_(params.layout.value_dim) {}
+
+  void run(const Task& task) const {
+    if (task.partition < 0) {
+      attend_run(task.run, task.kv_head);
+      return;
+    }
+    Queries queries(*this, task.run, task.kv_head);
+    float* partial = workspace_ + task.workspace;
+    float* maximum = partial + static_cast<size_t>(group_) * value_dim_;
+    queries.attend(task.partition, partial, maximum, maximum + group_);
+  }
+
+  // Merges the partial results of a row whose first one starts at `workspace`.
+  void merge(const Task& first) const {
+    const int position = first.run.position(0);
+    const float* partial = workspace_ + first.workspace;
+    Running running(out_row(first.run, 0, first.kv_head), group_, value_dim_);
+    for (int p = first_partition(params_, position); p <= last_partition(position); ++p) {
+      const float* maximum = partial + static_cast<size_t>(group_) * value_dim_;
+      for (int n = 0; n < group_; ++n) {
+        running.merge(n, value_dim_, partial + static_cast<size_t>(n) * value_dim_, maximum[n], maximum[group_ + n]);
+      }
+      partial += partial_floats(params_);
+    }
+    for (int n = 0; n < group_; ++n) running.normalise(n, value_dim_, sink(first.kv_head * group_ + n));
+  }
+
+ private:
+  // A run's queries of one key/value head, [row, head of the group], as a kernel wants them.
+  class Queries {
+   public:
+    Queries(const Attention& attention, const Run& run, int kv_head)
+        : attention_(attention), run_(run), kv_head_(kv_head), count_(run.row_count * attention.group_) {
+      for (int row = 0; row < run.row_count; ++row) {
+        for (int n = 0; n < attention.group_; ++n) {
+          begins_.push_back(first_seen(attention.params_, run.position(row)));
+          ends_.push_back(run.position(row) + 1);
+          if (attention.params_.alibi_slopes != nullptr) {
+            slopes_.push_back(attention.params_.alibi_slopes[kv_head * attention.group_ + n]);
+          }
+        }
+      }
+      scratch_.resize(static_cast<size_t>(count_) * (attention.params_.layout.key_dim + 2));
+    }
+
+    void attend(int partition, float* out, float* maximum, float* sum) {
+      const AttentionParams& params = attention_.params_;
+      const int key_dim = params.layout.key_dim;
+      float* factors = scratch_.data();
+      for (int row = 0; row < run_.row_count; ++row) {
+        const auto index = static_cast<size_t>(run_.span->first_row + run_.first_row + row);
+        for (int n = 0; n < attention_.group_; ++n, factors += key_dim) {
+          std::copy_n(attention_.q_.head(index, kv_head_ * attention_.group_ + n), key_dim, factors);
+        }
+      }
+      const int begin = std::max(begins_.front(), partition * kPartitionTokens);
+      const int end = std::min(ends_.back(), (partition + 1) * kPartitionTokens);
+      const AttendQueries queries{count_,           begins_.data(),
+                                  ends_.data(),     slopes_.empty() ? nullptr : slopes_.data(),
+                                  scratch_.data(),  factors,
+                                  factors + count_, out,
+                                  maximum,          sum};
+      kernels().attend(params, kv_head_, run_.span->blocks, begin, end, queries);
+    }
+
+   private:
+    const Attention& attention_;
+    const Run& run_;
+    int kv_head_;
+    int count_;
+    std::vector<int32_t> begins_;
+    std::vector<int32_t> ends_;
+    std::vector<float> slopes_;
+    std::vector<float> scratch_;  // factors, then two numbers a query
+  };
+
+  void attend_run(const Run& run, int kv_head) const {
+    const int count = run.row_count * group_;
+    Queries queries(*this, run, kv_head);
+    std::vector<float> partial(static_cast<size_t>(count) * (value_dim_ + 2));
+    float* maximum = partial.data() + static_cast<size_t>(count) * value_dim_;
+    float* sum = maximum + count;
+    std::vector<float> merged(static_cast<size_t>(count) * value_dim_);
+    Running running(merged.data(), count, value_dim_);
+    const int last = last_partition(run.position(run.row_count - 1));
+    for (int p = first_partition(params_, run.position(0)); p <= last; ++p) {
+      queries.attend(p, partial.data(), maximum, sum);
+      for (int n = 0; n < count; ++n) {
+        running.merge(n, value_dim_, partial.data() + static_cast<size_t>(n) * value_dim_, maximum[n], sum[n]);
+      }
+    }
+    for (int n = 0; n < count; ++n) running.normalise(n, value_dim_, sink(kv_head * group_ + n % group_));
+    const size_t width = static_cast<size_t>(group_) * value_dim_;
+    for (int row = 0; row < run.row_count; ++row) {
+      std::copy_n(merged.data() + row * width, width, out_row(run, row, kv_head));
     }
   }
-}
+
+  float* out_row(const Run& run, int row, int kv_head) const {
+    const size_t index = static_cast<size_t>(run.span->first_row + run.first_row + row);
+    return out_ + (index * params_.num_heads + static_cast<size_t>(kv_head) * group_) * value_dim_;
+  }
+
+  const float* sink(int head) const { return params_.sinks == nullptr ? nullptr : params_.sinks + head; }
+
+  const AttentionParams& params_;
+  const HeadsView& q_;
+  float* workspace_;
+  float* out_;
+  int group_;
+  int value_dim_;
+};
 
 }  // namespace
 
@@ -232,44 +260,21 @@ size_t attention_workspace_floats(const AttentionParams& params) {
   size_t partials = 0;
   for (int s = 0; s < params.span_count; ++s) {
     const AttentionSpan& span = params.spans[s];
-    if (!is_split(span)) continue;
-    for (int row = 0; row < span.count; ++row) {
-      partials += static_cast<size_t>(partition_count(span.first_position + row + 1)) * params.layout.num_kv_heads;
+    if (!is_split(params, span)) continue;
+    for (int position = span.first_position; position < span.first_position + span.count; ++position) {
+      partials += static_cast<size_t>(last_partition(position) - first_partition(params, position) + 1);
     }
   }
-  return partials * partial_floats(params);
+  return partials * params.layout.num_kv_heads * partial_floats(params);
 }
 
-void write_cache(ThreadPool& pool, const AttentionParams& params, const float* qkv) {
-  const auto head_dim = static_cast<size_t>(params.layout.head_dim);
-  const std::vector<Run> runs = runs_of(params);
-  pool.parallel_for(static_cast<int>(runs.size()), [&](int index) {
-    const Run& run = runs[index];
-    for (int r = run.first_row; r < run.first_row + run.row_count; ++r) {
-      const auto row = static_cast<size_t>(run.span->first_row + r);
-      const float* k = qkv + row * row_width(params) + params.num_heads * head_dim;
-      write_cache_row(params, *run.span, r, k, k + params.layout.num_kv_heads * head_dim);
-    }
-  });
-}
-
-void paged_attention(ThreadPool& pool, const AttentionParams& params, const float* qkv, float* workspace, float* out) {
-  const Attention attention{
-      params, qkv, workspace, out, params.num_heads / params.layout.num_kv_heads, params.layout.head_dim};
+void paged_attention(ThreadPool& pool, const AttentionParams& params, const HeadsView& q, float* workspace,
+                     float* out) {
+  const Attention attention(params, q, workspace, out);
   const std::vector<Task> tasks = plan(params);
-  pool.parallel_for(static_cast<int>(tasks.size()), [&](int index) {
-    const auto& [run, kv_head, partition, offset] = tasks[index];
-    if (partition >= 0) {
-      attention.attend_partition(*run.span, run.first_row, kv_head, partition, workspace + offset);
-      return;
-    }
-    std::vector<float> scratch;
-    for (int row = 0; row < run.row_count; ++row)
-      attention.attend_row(*run.span, run.first_row + row, kv_head, scratch);
-  });
-  std::vector<float> scratch;
-  for (const auto& [run, kv_head, partition, offset] : tasks) {
-    if (partition == 0) attention.merge_row(*run.span, run.first_row, kv_head, workspace + offset, scratch);
+  pool.parallel_for(static_cast<int>(tasks.size()), [&](int index) { attention.run(tasks[index]); });
+  for (const Task& task : tasks) {
+    if (task.partition >= 0 && task.partition == first_partition(params, task.run.position(0))) attention.merge(task);
   }
 }
 

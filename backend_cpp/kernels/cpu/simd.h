@@ -111,6 +111,35 @@ inline IVec multiply(IVec a, IVec b) {
 inline Vec to_floats(IVec v) {
   return _mm512_cvtepi32_ps(v);
 }
+// 0, 1, 2, ...
+inline Vec iota() {
+  return _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+}
+// v where w is not 0, else 0.
+inline Vec select_nonzero(Vec w, Vec v) {
+  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(w, _mm512_setzero_ps(), _CMP_NEQ_UQ), v);
+}
+// The lower and the upper 16 bits of each lane as bfloat16.
+inline Vec low_bf16(IVec pairs) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+}
+inline Vec high_bf16(IVec pairs) {
+  return _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xFFFF0000u))));
+}
+#if defined(__AVX512BF16__)
+inline IVec low_words(IVec pairs) {
+  return _mm512_and_si512(pairs, _mm512_set1_epi32(0xFFFF));
+}
+// Adds to each float32 lane the two products of its bfloat16 pairs.
+inline Vec dot2(Vec sum, IVec a, IVec b) {
+  return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
+}
+// Neighbouring floats rounded to a pair of bfloat16, stored in the first one's place; the second one's becomes 0.
+inline void store_pairs(float* p, Vec v) {
+  const __m256i pairs = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(v));
+  _mm512_storeu_si512(p, _mm512_cvtepu32_epi64(pairs));
+}
+#endif
 // Adds to each int32 lane the four products of its bytes, unsigned in u and signed in s; exact.
 #if defined(__AVX512VNNI__)
 inline IVec dot4(IVec sum, IVec u, IVec s) {
@@ -224,6 +253,18 @@ inline IVec multiply(IVec a, IVec b) {
 inline Vec to_floats(IVec v) {
   return _mm256_cvtepi32_ps(v);
 }
+inline Vec iota() {
+  return _mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7);
+}
+inline Vec select_nonzero(Vec w, Vec v) {
+  return _mm256_and_ps(_mm256_cmp_ps(w, _mm256_setzero_ps(), _CMP_NEQ_UQ), v);
+}
+inline Vec low_bf16(IVec pairs) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
+}
+inline Vec high_bf16(IVec pairs) {
+  return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xFFFF0000u))));
+}
 inline IVec dot4(IVec sum, IVec u, IVec s) {
   const IVec even =
       _mm256_madd_epi16(_mm256_and_si256(u, _mm256_set1_epi16(0xFF)), _mm256_srai_epi16(_mm256_slli_epi16(s, 8), 8));
@@ -332,6 +373,18 @@ inline IVec store_codes(int8_t* p, Vec v) {
 inline IVec add_ints(IVec a, IVec b) {
   return map_int([&](int i) { return a.lane[i] + b.lane[i]; });
 }
+inline Vec iota() {
+  return map([](int i) { return static_cast<float>(i); });
+}
+inline Vec select_nonzero(Vec w, Vec v) {
+  return map([&](int i) { return w.lane[i] != 0 ? v.lane[i] : 0.0f; });
+}
+inline Vec low_bf16(IVec pairs) {
+  return map([&](int i) { return to_float(bf16{static_cast<uint16_t>(pairs.lane[i])}); });
+}
+inline Vec high_bf16(IVec pairs) {
+  return map([&](int i) { return to_float(bf16{static_cast<uint16_t>(static_cast<uint32_t>(pairs.lane[i]) >> 16)}); });
+}
 inline IVec dot4(IVec sum, IVec u, IVec s) {
   return map_int([&](int i) {
     int32_t total = sum.lane[i];
@@ -406,6 +459,12 @@ inline Vec exp(Vec x) {
 #else
   return map([&](int i) { return x.lane[i] < -87.0f ? 0.0f : result.lane[i]; });
 #endif
+}
+
+// 1 - 2 / (e^2x + 1); within 3e-7 absolutely.
+inline Vec tanh(Vec x) {
+  const Vec e = exp(add(x, x));
+  return add(broadcast(1.0f), mul(broadcast(-2.0f), div(broadcast(1.0f), add(e, broadcast(1.0f)))));
 }
 
 }  // namespace turbomind::TM_ISA

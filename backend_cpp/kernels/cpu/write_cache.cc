@@ -1,0 +1,132 @@
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "kernels/paged_attention.h"
+
+namespace turbomind {
+
+namespace {
+
+// Rows that one task writes. Tasks begin at even positions: neighbouring tokens may share a byte.
+constexpr int kTaskRows = 16;
+
+struct Rows {
+  const AttentionSpan* span;
+  int first;  // within the span
+  int count;
+};
+
+std::vector<Rows> tasks_of(const AttentionParams& params) {
+  std::vector<Rows> tasks;
+  for (int s = 0; s < params.span_count; ++s) {
+    const AttentionSpan& span = params.spans[s];
+    for (int row = 0; row < span.count;) {
+      const int count = std::min(kTaskRows - (span.first_position + row) % kTaskRows, span.count - row);
+      tasks.push_back({&span, row, count});
+      row += count;
+    }
+  }
+  return tasks;
+}
+
+// Places of the values of one head's key or value in a block.
+struct Place {
+  std::byte* head;
+  int slot;     // of the token in the block
+  bool is_key;  // else a value
+  int dim;      // of this head
+  int width;    // of the axis that is not summed over: block_len for keys, dim for values
+  int depth;    // neighbours on the summed axis that lie together
+
+  // Index of dimension d in units of one neighbour.
+  size_t at(int d) const {
+    const int summed = is_key ? d : slot;
+    const int lane = is_key ? slot : d;
+    return (static_cast<size_t>(summed / depth) * width + lane) * depth + summed % depth;
+  }
+};
+
+template <class T>
+void write_plain(const Place& place, const float* x) {
+  auto* elements = reinterpret_cast<T*>(place.head);
+  for (int d = 0; d < place.dim; ++d) elements[place.at(d)] = from_float<T>(x[d]);
+}
+
+// Rounds a head's values so that their range, and 0, is met; scale and zero point go behind the codes.
+void write_rounded(const CacheLayout& layout, const Place& place, const float* x) {
+  float low = 0;
+  float high = 0;
+  float probe = 0;  // NaN and infinity must not vanish: they make the scale not a number
+  for (int d = 0; d < place.dim; ++d) {
+    low = std::min(low, x[d]);
+    high = std::max(high, x[d]);
+    probe += x[d] * 0.0f;
+  }
+  const bool is_int8 = layout.type == CacheType::kInt8;
+  const float largest_code = is_int8 ? 255.0f : 15.0f;
+  const half scale = to_half((high - low) / largest_code + probe);
+  const float step = to_float(scale);
+  const float inverse = step > 0 ? 1.0f / step : 0.0f;
+  // NaN becomes 0.
+  const auto to_code = [&](float value) {
+    return static_cast<uint8_t>(value > 0 ? std::min(std::nearbyint(value), largest_code) : 0.0f);
+  };
+  const uint8_t zero = to_code(-low * inverse);
+  auto* codes = reinterpret_cast<uint8_t*>(place.head);
+  for (int d = 0; d < place.dim; ++d) {
+    const uint8_t code = to_code(x[d] * inverse + static_cast<float>(zero));
+    const size_t index = place.at(d);
+    if (is_int8) {
+      codes[index] = code;
+    } else if (index % 2 == 0) {
+      codes[index / 2] = code;  // the neighbour comes after
+    } else {
+      codes[index / 2] = static_cast<uint8_t>((codes[index / 2] & 0x0F) | code << 4);
+    }
+  }
+  auto* scales = reinterpret_cast<half*>(place.head + layout.code_bytes(place.dim));
+  scales[place.slot] = scale;
+  reinterpret_cast<uint8_t*>(scales + layout.block_len)[place.slot] = zero;
+}
+
+void write_head(const CacheLayout& layout, const Place& place, const float* x) {
+  switch (layout.type) {
+    case CacheType::kFloat32:
+      write_plain<float>(place, x);
+      break;
+    case CacheType::kBFloat16:
+      write_plain<bf16>(place, x);
+      break;
+    case CacheType::kInt8:
+    case CacheType::kInt4:
+      write_rounded(layout, place, x);
+  }
+}
+
+}  // namespace
+
+void write_cache(ThreadPool& pool, const AttentionParams& params, const HeadsView& k, const HeadsView& v) {
+  const CacheLayout& layout = params.layout;
+  const int depth = layout.type == CacheType::kBFloat16 || layout.type == CacheType::kInt4 ? 2 : 1;
+  const std::vector<Rows> tasks = tasks_of(params);
+  pool.parallel_for(static_cast<int>(tasks.size()), [&](int index) {
+    const auto& [span, first, count] = tasks[index];
+    for (int r = first; r < first + count; ++r) {
+      const auto row = static_cast<size_t>(span->first_row + r);
+      const int position = span->first_position + r;
+      const int slot = position % layout.block_len;
+      std::byte* block = params.pool + span->blocks[position / layout.block_len] * layout.block_bytes();
+      for (int head = 0; head < layout.num_kv_heads; ++head) {
+        const Place key{
+            block + layout.key_offset(params.layer, head), slot, true, layout.key_dim, layout.block_len, depth};
+        write_head(layout, key, k.head(row, head));
+        const Place value{
+            block + layout.value_offset(params.layer, head), slot, false, layout.value_dim, layout.value_dim, depth};
+        write_head(layout, value, v.head(row, head));
+      }
+    }
+  });
+}
+
+}  // namespace turbomind
