@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from lmdeploy.cli import options, terminal
@@ -44,7 +46,7 @@ def _add_api_server(subparsers: Subparsers) -> None:
     options.add_gateway_options(parser)
     options.add_engine_options(parser)
     options.add_triton_options(parser)
-    parser.set_defaults(run=_run_api_server)
+    parser.set_defaults(run=_run_of("api_server"))
 
 
 def _add_gateway(subparsers: Subparsers) -> None:
@@ -66,7 +68,7 @@ def _add_gateway(subparsers: Subparsers) -> None:
     )
     options.add_server_options(parser, DEFAULT_PORT)
     options.add_gateway_options(parser)
-    parser.set_defaults(run=_run_gateway)
+    parser.set_defaults(run=_run_of("gateway"))
 
 
 def _add_proxy(subparsers: Subparsers) -> None:
@@ -79,7 +81,7 @@ def _add_proxy(subparsers: Subparsers) -> None:
     parser.add_argument("--strategy", choices=STRATEGIES, default=STRATEGIES[1], help="default: %(default)s")
     parser.add_argument("--state-file", default="", metavar="FILE", help="where the nodes are kept over a restart")
     options.add_security_options(parser)
-    parser.set_defaults(run=_run_proxy)
+    parser.set_defaults(run=_run_of("proxy"))
 
 
 def _add_api_client(subparsers: Subparsers) -> None:
@@ -91,7 +93,7 @@ def _add_api_client(subparsers: Subparsers) -> None:
     parser.add_argument("api_server_url", metavar="URL", help="of the API server")
     parser.add_argument("--api-key", help="a key of the server, if it has any")
     parser.add_argument("--session-id", type=int, default=1, metavar="INT", help="default: %(default)s")
-    parser.set_defaults(run=_run_api_client)
+    parser.set_defaults(run=_run_of("api_client"))
 
 
 def _add_gradio(subparsers: Subparsers) -> None:
@@ -108,7 +110,7 @@ def _add_gradio(subparsers: Subparsers) -> None:
     options.add_server_options(parser, options.DEFAULT_WEBUI_PORT)
     options.add_engine_options(parser)
     options.add_triton_options(parser)
-    parser.set_defaults(run=_run_gradio)
+    parser.set_defaults(run=_run_of("gradio"))
 
 
 def _add_triton_client(subparsers: Subparsers) -> None:
@@ -129,7 +131,7 @@ def _add_triton_client(subparsers: Subparsers) -> None:
         "--stream-output", action="store_true", help="kept for old scripts: answers always appear as they come"
     )
     terminal.add_sampling_options(parser)
-    parser.set_defaults(run=_run_triton_client)
+    parser.set_defaults(run=_run_of("triton_client"))
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
@@ -142,37 +144,11 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _run_api_server(args: argparse.Namespace) -> int:
-    from lmdeploy.cli.api_server import run
+def _run_of(module: str) -> Callable[[argparse.Namespace], int]:
+    """Return ``run`` of a module of this package, which is imported when it is called: some import much."""
 
-    return run(args)
+    def run(args: argparse.Namespace) -> int:
+        status: int = import_module(f"lmdeploy.cli.{module}").run(args)
+        return status
 
-
-def _run_gateway(args: argparse.Namespace) -> int:
-    from lmdeploy.cli.gateway import run
-
-    return run(args)
-
-
-def _run_proxy(args: argparse.Namespace) -> int:
-    from lmdeploy.cli.proxy import run
-
-    return run(args)
-
-
-def _run_api_client(args: argparse.Namespace) -> int:
-    from lmdeploy.cli.api_client import run
-
-    return run(args)
-
-
-def _run_gradio(args: argparse.Namespace) -> int:
-    from lmdeploy.cli.gradio import run
-
-    return run(args)
-
-
-def _run_triton_client(args: argparse.Namespace) -> int:
-    from lmdeploy.cli.triton_client import run
-
-    return run(args)
+    return run
