@@ -300,3 +300,62 @@ def test_b9_gradio_s_three_requests_of_a_cancel_are_lines(http: httpx.Client, st
         answer = http.post(INTERACTIVE, json={"session_id": 1, "stream": stream} | fields)
         assert answer.status_code == 200
         assert {"text", "tokens", "finish_reason"} <= set(json.loads(answer.text.splitlines()[0]))
+
+
+OF_ALL: dict[str, Any] = {"repetition_penalty": 1.0, "ignore_eos": False, "skip_special_tokens": True, "kwargs": {}}
+TURN: dict[str, Any] = {"top_p": 0.8, "top_k": 40, "temperature": 0.8, "image_url": None, "adapter_name": None}
+# id, path, the body as the client sends it
+BODIES_OF_CLIENTS: list[tuple[str, str, dict[str, Any]]] = [
+    (
+        "B9 terminal",
+        INTERACTIVE,
+        OF_ALL
+        | TURN
+        | {"prompt": "a", "session_id": 1, "interactive_mode": True, "stream": True, "stop": None}
+        | {"request_output_len": 512},
+    ),
+    (
+        "B9 APIClient.chat_completions_v1",
+        CHAT,
+        OF_ALL
+        | {"model": MODEL, "messages": HELLO, "temperature": 0.7, "top_p": 1.0, "logprobs": False, "top_logprobs": 0}
+        | {"n": 1, "max_tokens": None, "stop": None, "stream": False, "presence_penalty": 0.0}
+        | {"frequency_penalty": 0.0, "user": None, "session_id": -1},
+    ),
+    (
+        "B9 APIClient.completions_v1",
+        COMPLETIONS,
+        OF_ALL
+        | {"model": MODEL, "prompt": "a", "suffix": None, "temperature": 0.7, "n": 1, "max_tokens": 16}
+        | {"stream": False, "stop": None, "top_p": 1.0, "top_k": 40, "user": None, "session_id": -1},
+    ),
+    (
+        "B9 APIClient.chat_interactive_v1",
+        INTERACTIVE,
+        OF_ALL
+        | TURN
+        | {"prompt": HELLO, "session_id": -1, "interactive_mode": False, "stream": False, "stop": None}
+        | {"request_output_len": None},
+    ),
+    (
+        "B9 gradio",
+        INTERACTIVE,
+        {"prompt": "a", "stream": True, "session_id": 1, "request_output_len": 512, "interactive_mode": True}
+        | {"ignore_eos": False, "cancel": False, "top_p": 0.8, "temperature": 0.7},
+    ),
+    (
+        "B9 profile_restful_api",
+        COMPLETIONS,
+        {"model": MODEL, "prompt": "a", "temperature": 0.0, "best_of": 1, "max_tokens": 8, "stream": True}
+        | {"ignore_eos": True},
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [case[1:] for case in BODIES_OF_CLIENTS], ids=[case[0] for case in BODIES_OF_CLIENTS]
+)
+def test_what_clients_send_is_served_with_any_key(http: httpx.Client, path: str, body: dict[str, Any]) -> None:
+    answer = http.post(path, json=body, headers={"authorization": "Bearer None", "user-agent": "Test Client"})
+    assert answer.status_code == 200, answer.text
+    assert "error" not in answer.text

@@ -1,0 +1,130 @@
+"""What LMDeploy 0.6.5's servers and users rely on of a proxy: section B8 of the REST contract, a line each."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import httpx
+import pytest
+
+from openai_gateway.proxy.settings import ProxySettings
+from openai_gateway.settings import Settings
+from tests.support.fake_triton import FakeTriton
+from tests.support.gateways import running_gateway
+from tests.support.proxies import running_proxy
+from tests.support.waiting import eventually_sync
+
+NOWHERE = "http://127.0.0.1:1"
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeTriton]:
+    made = FakeTriton("m")
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def proxy() -> Iterator[httpx.Client]:
+    with running_proxy(ProxySettings()) as url, httpx.Client(base_url=url, trust_env=False, timeout=20) as http:
+        yield http
+
+
+# id, body, what the proxy then says about the node
+STATUSES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("B8 a whole status", {"models": ["a", "b"], "unfinished": 0, "latency": [], "speed": None}, {}),
+    ("B8 models alone", {"models": ["a"]}, {"unfinished": 0, "latency": [], "speed": None}),
+    ("B8 a speed", {"models": ["a"], "speed": 3}, {"speed": 3.0}),
+]
+
+
+@pytest.mark.parametrize(("status", "expected"), [case[1:] for case in STATUSES], ids=[case[0] for case in STATUSES])
+def test_nodes_are_added_with_what_is_known_of_them(
+    proxy: httpx.Client, status: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    added = proxy.post("/nodes/add", json={"url": NOWHERE, "status": status})
+    assert (added.status_code, added.json()) == (200, "Added successfully")
+    (told,) = proxy.get("/nodes/status").json().values()
+    assert told | status | expected == told
+    removed = proxy.post("/nodes/remove", params={"node_url": NOWHERE})
+    assert (removed.status_code, removed.json()) == (200, "Deleted successfully")
+
+
+def test_b8_a_node_without_models_that_cannot_be_asked_is_told_with_200(proxy: httpx.Client) -> None:
+    answer = proxy.post("/nodes/add", json={"url": NOWHERE})
+    assert answer.status_code == 200
+    assert json.loads(answer.json())["error_code"] == 10402
+
+
+def test_b8_an_unknown_node_can_be_removed(proxy: httpx.Client) -> None:
+    assert proxy.post("/nodes/remove", params={"node_url": NOWHERE}).json() == "Deleted successfully"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_b8_an_unknown_model_is_a_404_in_lmdeploy_s_words(proxy: httpx.Client, path: str) -> None:
+    answer = proxy.post(path, json={"model": "X", "messages": "a", "prompt": "a"})
+    assert answer.status_code == 404
+    body = answer.json()
+    assert (body["message"], body["code"], body["object"]) == ("The model `X` does not exist.", 404, "error")
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/interactive", "/v1/encode", "/v1/embeddings"])
+def test_b8_what_is_not_proxied_is_a_404(proxy: httpx.Client, path: str) -> None:
+    assert proxy.post(path, json={}).status_code == 404
+
+
+def test_b8_the_models_of_all_nodes_are_listed_as_cards(proxy: httpx.Client) -> None:
+    proxy.post("/nodes/add", json={"url": NOWHERE, "status": {"models": ["a", "b"]}})
+    listed = proxy.get("/v1/models").json()
+    assert [card["id"] for card in listed["data"]] == ["a", "b"]
+    assert {"id", "object", "created", "owned_by", "root", "parent", "permission"} == set(listed["data"][0])
+
+
+def test_b8_a_request_reaches_its_node_without_the_caller_s_key(proxy: httpx.Client, fake: FakeTriton) -> None:
+    with running_gateway(Settings(triton_address=fake.address, api_keys=("of-the-node",))) as node:
+        proxy.post("/nodes/add", json={"url": node, "status": {"models": ["m"]}})
+        headers = {"authorization": "Bearer of-the-node"}
+        answer = proxy.post("/v1/completions", json={"model": "m", "prompt": "a"}, headers=headers)
+        assert answer.status_code == 401
+
+
+def test_b8_a_server_registers_by_url_and_models_and_sends_no_key(fake: FakeTriton) -> None:
+    seen: list[tuple[str, Any, dict[str, str]]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers.get("content-length", 0)))
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            seen.append((self.path, json.loads(body or b"null"), headers))
+            said = b'"Added successfully"'
+            self.send_response(200)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(said)))
+            self.end_headers()
+            self.wfile.write(said)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        settings = Settings(
+            triton_address=fake.address,
+            proxy_url=f"http://127.0.0.1:{server.server_address[1]}",
+            public_url="http://0.0.0.0:23333",
+            api_keys=("k",),
+        )
+        with running_gateway(settings):
+            eventually_sync(lambda: bool(seen))
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    path, body, headers = seen[0]
+    assert (path, body["url"], body["status"]["models"]) == ("/nodes/add", "http://0.0.0.0:23333", ["m"])
+    assert headers["content-type"] == headers["accept"] == "application/json"
+    assert "authorization" not in headers
