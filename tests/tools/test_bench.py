@@ -79,7 +79,8 @@ def test_table_aligns_numbers_to_the_right() -> None:
     ]
 
 
-def test_report_is_json_a_program_can_read(tmp_path: Path) -> None:
+def test_report_is_json_a_program_can_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
     path = tmp_path / "new" / "report.json"
     summary = summarize([Record(0.0, [(1.0, 1), (2.0, 1)])], seconds=2.0)
     write_json(path, "a tool", {"run": summary}, dtype="float32")
@@ -87,3 +88,4 @@ def test_report_is_json_a_program_can_read(tmp_path: Path) -> None:
     assert report["runs"]["run"]["token_throughput"] == 1.0
     assert report["dtype"] == "float32"
     assert report["machine"]["cpus"] >= 1
+    assert report["machine"]["openmp"]["OMP_WAIT_POLICY"] == "passive"

@@ -66,8 +66,10 @@ def machine(limits: Limits | None = None) -> dict[str, Any]:
     if cpuinfo.exists():
         lines = cpuinfo.read_text(encoding="utf-8").splitlines()
         cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), cpu)
-    measured = {} if limits is None else {"limits": asdict(limits)}
-    return {"cpu": cpu, "cpus": len(os.sched_getaffinity(0)), "load_1min": os.getloadavg()[0], **measured}
+    found: dict[str, Any] = {"cpu": cpu, "cpus": len(os.sched_getaffinity(0)), "load_1min": os.getloadavg()[0]}
+    # Settings of OpenMP reach torch and llama.cpp through the environment.
+    found["openmp"] = {name: value for name, value in os.environ.items() if name.startswith(("OMP_", "GOMP_"))}
+    return found if limits is None else found | {"limits": asdict(limits)}
 
 
 def busy_share(seconds: float = 2.0) -> float:
