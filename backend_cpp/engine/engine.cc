@@ -246,6 +246,8 @@ std::shared_ptr<Job> Engine::make_job(const Submission& submission) {
   params.max_new_tokens = params.max_new_tokens == kAllThatIsLeft ? left : std::min(params.max_new_tokens, left);
   params.min_new_tokens = std::min(params.min_new_tokens, params.max_new_tokens);
   job->may_match = !params.looks_at_prompt();
+  // Blocks are shared only by prompts that the model rotates alike.
+  job->scope |= static_cast<uint64_t>(runner_->cache_variant(static_cast<int>(prompt.size()))) << 32;
   job->prompt = std::make_shared<const std::vector<int32_t>>(std::move(prompt));
   return job;
 }

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "engine/load_grammar.h"
 #include "kernels/paged_attention.h"
+#include "model/long_context.h"
 #include "model/native_runner.h"
 
 namespace turbomind {
@@ -63,6 +64,15 @@ CacheType cache_type(const Json& settings, DType dtype) {
   return CacheType::kInt4;
 }
 
+LongContext long_context(const Json& settings) {
+  LongContext result;
+  if (const Json* factor = settings.find("rope_scaling_factor")) {
+    result.rope_scaling_factor = static_cast<float>(factor->as_double());
+  }
+  if (const Json* logn = settings.find("use_logn_attn")) result.use_logn_attn = logn->as_bool();
+  return result;
+}
+
 // cache_max_entry_count below 1 is a share of the free memory; from 1 on, a number of blocks.
 int cache_block_count(const Json& settings, const EngineConfig& config, const ModelRunner& runner) {
   const Json* given = settings.find("cache_max_entry_count");
@@ -87,6 +97,7 @@ int cache_block_count(const Json& settings, const EngineConfig& config, const Mo
 
 LoadedEngine load_engine(const std::string& directory, const Json& settings) {
   ModelSpec spec = ModelSpec::from_file(directory + "/spec.json");
+  extend_context(spec, long_context(settings));
   EngineConfig config;
   config.session_len = setting(settings, "session_len", std::min(spec.max_position_embeddings, kDefaultSessionLen));
   config.max_batch_size = setting(settings, "max_batch_size", kDefaultBatchSize);

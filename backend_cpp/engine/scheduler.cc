@@ -56,7 +56,7 @@ const std::vector<Sequence*>& Scheduler::plan(StepInput& input) {
     if (sequence->planned == 0) continue;
     const auto first = sequence->tokens.begin() + sequence->cached;
     input.spans.push_back({static_cast<int>(input.tokens.size()), sequence->planned, sequence->cached,
-                           &sequence->blocks, wanted_rows(*sequence)});
+                           &sequence->blocks, wanted_rows(*sequence), sequence->prompt_len});
     input.tokens.insert(input.tokens.end(), first, first + sequence->planned);
     planned_.push_back(sequence.get());
   }

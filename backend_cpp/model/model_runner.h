@@ -16,6 +16,7 @@ struct StepSpan {
   int first_position = 0;                        // position of the first of them
   const std::vector<int32_t>* blocks = nullptr;  // covers positions 0 .. first_position + count - 1
   SpanRows wanted = SpanRows::kNone;             // rows whose logits are wanted
+  int prompt_len = 0;                            // of the whole sequence; some models stretch positions by it
 };
 
 struct StepInput {
@@ -44,6 +45,11 @@ class ModelRunner {
   // Memory one cache block takes, and memory that may be given to the cache, in bytes.
   virtual size_t block_bytes(int block_len) const = 0;
   virtual size_t free_cache_memory() const = 0;
+  // Sequences of equal tokens may share cache blocks where their prompts' variants are equal; 0 to 2^30.
+  virtual int cache_variant(int prompt_len) const {
+    (void)prompt_len;
+    return 0;
+  }
   // Called once, before the first forward.
   virtual void allocate_cache(int block_count, int block_len) = 0;
 

@@ -38,6 +38,8 @@ void SelfAttention::begin_step(const StepInput& input) {
   params_.num_heads = spec_.num_heads;
   params_.spans = spans_.data();
   params_.span_count = static_cast<int>(spans_.size());
+  params_.softcap = spec_.attention.softcap;
+  if (!spec_.attention.alibi_slopes.empty()) params_.alibi_slopes = spec_.attention.alibi_slopes.data();
   const size_t workspace_bytes = attention_workspace_floats(params_) * sizeof(float);
   if (workspace_.size() < workspace_bytes) workspace_ = AlignedBuffer(workspace_bytes);
 }
@@ -79,6 +81,8 @@ void SelfAttention::run(const StepContext& step, int layer, const AttentionWeigh
   rope(step.pool, table, queries, query_factors_.as<float>());
   rope(step.pool, table, keys, nullptr);
   params_.layer = layer;
+  params_.window = spec_.attention.windows[static_cast<size_t>(layer)];
+  params_.sinks = weights.sinks.as<float>();
   write_cache(step.pool, params_, keys, values);
   paged_attention(step.pool, params_, queries, workspace_.as<float>(), attended);
   linear(step.pool, step.scratch, weights.o.view, attended, step.rows, y, accumulate);

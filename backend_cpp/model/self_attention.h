@@ -18,6 +18,7 @@ class SelfAttention {
 
   CacheLayout layout(int block_len) const;
   void allocate_cache(int block_count, int block_len);
+  int cache_variant(int prompt_len) const { return ropes_.variant(prompt_len); }
   // Prepares what all layers share: positions, rotation, cache blocks.
   void begin_step(const StepInput& input);
   // x, y [rows, hidden], not overlapping; with accumulate, y += instead of y =. Writes the rows' keys and values.

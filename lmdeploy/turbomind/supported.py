@@ -2,11 +2,7 @@
 
 from lmdeploy.messages import PytorchEngineConfig, TurbomindEngineConfig
 
-_ENGINE = (
-    "tp",
-    "rope_scaling_factor",
-    "use_logn_attn",
-)
+_ENGINE = ("tp",)
 
 
 def refuse_unsupported_engine(config: TurbomindEngineConfig | PytorchEngineConfig) -> None:

@@ -38,6 +38,7 @@ class Case:
     overrides: dict[str, Any] = field(default_factory=dict)
     publish: Publisher = as_is
     forward: Callable[[Any, list[int]], torch.Tensor] = plain_forward
+    attention: str = "eager"
 
 
 LLAMA3_ROPE = {
@@ -62,6 +63,8 @@ FOUR_HEADS = {"num_key_value_heads": 4}
 UNTIED = {"tie_word_embeddings": False}
 BIASED = {"attention_bias": True, "mlp_bias": True}
 SMALL_HEADS = {"head_dim": 16}
+SOFT_CAPS = {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 6.0}
+RW = {"multi_query": False, "alibi": True, "parallel_attn": False}
 FALCON = {"num_key_value_heads": None, "ffn_hidden_size": 96, "alibi": False}
 
 CASES = {
@@ -86,6 +89,25 @@ CASES = {
             "logits_scaling": 4.0,
         },
     ),
+    "Mistral with windows": Case("MistralForCausalLM", {"sliding_window": 24}),
+    "Qwen2 with windows": Case(
+        "Qwen2ForCausalLM",
+        {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1, "num_hidden_layers": 3},
+    ),
+    "Gemma 2": Case("Gemma2ForCausalLM", SMALL_HEADS | {"sliding_window": 24, "query_pre_attn_scalar": 9} | SOFT_CAPS),
+    "Gemma 3": Case(
+        "Gemma3ForCausalLM",
+        SMALL_HEADS
+        | {
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "num_hidden_layers": 3,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            },
+        },
+    ),
     "Gemma": Case("GemmaForCausalLM", SMALL_HEADS),
     "Phi-3": Case("Phi3ForCausalLM", {"sliding_window": None, "pad_token_id": 0} | UNTIED),
     "Phi-4-mini": Case(
@@ -97,7 +119,8 @@ CASES = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.75},
         },
     ),
-    "StarCoder2": Case("Starcoder2ForCausalLM", {"sliding_window": None, "use_bias": True}),
+    "Phi-3.5": Case("Phi3ForCausalLM", {"sliding_window": 30, "pad_token_id": 0, "rope_parameters": LONG_ROPE}),
+    "StarCoder2": Case("Starcoder2ForCausalLM", {"sliding_window": 24, "use_bias": True}),
     "GLM-4": Case("GlmForCausalLM", SMALL_HEADS | UNTIED | {"pad_token_id": 0}),
     "GLM-4-0414": Case("Glm4ForCausalLM", SMALL_HEADS | {"attention_bias": True, "pad_token_id": 0}),
     "ChatGLM3": Case(
@@ -118,6 +141,8 @@ CASES = {
         "FalconForCausalLM",
         FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
     ),
+    # The eager attention of transformers adds Falcon's biases twice: to the mask, and to the scores.
+    "Falcon RW": Case("FalconForCausalLM", FALCON | RW | {"bias": True}, attention="sdpa"),
     "InternLM": Case(
         "LlamaForCausalLM",
         FOUR_HEADS
@@ -137,6 +162,7 @@ CASES = {
     ),
     "Qwen": Case("Qwen2ForCausalLM", FOUR_HEADS | UNTIED, published.qwen),
     "Baichuan 7B": Case("LlamaForCausalLM", FOUR_HEADS | UNTIED, published.baichuan),
+    "Baichuan 13B": Case("LlamaForCausalLM", FOUR_HEADS | UNTIED, published.baichuan_alibi, published.alibi_forward),
     "Baichuan2 7B": Case(
         "LlamaForCausalLM",
         FOUR_HEADS | UNTIED | {"vocab_size": 125696},
@@ -150,7 +176,9 @@ CASES = {
 def test_logits_equal_transformers_in_chunks_in_steps_and_behind_cached_prefixes(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     directory = make_tiny(tmp_path / "model", case.architecture, **case.overrides)
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.float32, attn_implementation=case.attention
+    ).eval()
     case.publish(directory)
     with TokenEngine(directory) as engine, torch.no_grad():
         answer, logits = engine.answer(PROMPT, 8, "all")

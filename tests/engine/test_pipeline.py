@@ -125,8 +125,8 @@ def test_settings_that_cannot_be_honoured_are_refused_by_name(pipe, default_mode
         pipe(QUESTION, GenerationConfig(logprobs=30))
     with pytest.raises(ValueError, match="one for each"):
         pipe([QUESTION, QUESTION], [SHORT])
-    with pytest.raises(ValueError, match="use_logn_attn"):
-        pipeline(str(default_model_dir), backend_config=TurbomindEngineConfig(use_logn_attn=True))
+    with pytest.raises(ValueError, match="rope_scaling_factor"):
+        pipeline(str(default_model_dir), backend_config=TurbomindEngineConfig(rope_scaling_factor=0.5))
     with pytest.raises(ValueError, match="pytorch"):
         pipeline(str(default_model_dir), backend_config=PytorchEngineConfig())
     with pytest.raises(ValueError, match="cache_block_seq_len"):

@@ -120,7 +120,7 @@ def internlm2(directory: Path) -> None:
     rewrite(directory, config, change)
 
 
-def qwen(directory: Path) -> None:
+def qwen(directory: Path, trained_length: int = 256) -> None:
     """Qwen 1 from a Qwen2 without grouping."""
     old = old_config(directory)
 
@@ -146,7 +146,7 @@ def qwen(directory: Path) -> None:
         "layer_norm_epsilon": old["rms_norm_eps"],
         "rotary_emb_base": 10000,
         "rotary_pct": 1.0,
-        "seq_length": 64,
+        "seq_length": trained_length,
         "no_bias": True,
         "use_dynamic_ntk": True,
         "use_logn_attn": True,

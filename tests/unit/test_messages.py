@@ -112,8 +112,6 @@ def test_extreme_but_legal_values_are_accepted() -> None:
         {"dtype": "float16"},
         {"model_format": "meta_llama"},
         {"tp": 2},
-        {"rope_scaling_factor": 2.0},
-        {"use_logn_attn": True},
     ],
     ids=lambda setting: next(iter(setting)),
 )
