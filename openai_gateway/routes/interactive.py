@@ -18,7 +18,8 @@ from openai_gateway.streaming import STREAMED, EventResponse, event_stream
 
 router = APIRouter()
 
-_TOO_LONG = "shorter than the session length"  # the engine's words
+# The engine's words, and preprocessing's.
+_TOO_LONG = ("shorter than the session length", "bytes to fit the model")
 _NOTHING = InteractiveResponse(text="", tokens=0, input_tokens=0, history_tokens=0, finish_reason="stop")
 
 
@@ -97,7 +98,7 @@ async def _nothing_if_too_long(chunks: AsyncGenerator[GenerateChunk, None]) -> A
             async for chunk in chunks:
                 yield chunk
     except TritonRequestError as error:
-        if _TOO_LONG not in error.message:
+        if not any(words in error.message for words in _TOO_LONG):
             raise
         yield GenerateChunk(finish_reason="length")
 

@@ -182,6 +182,19 @@ def test_an_interactive_conversation_is_remembered_until_it_ends(api: APIClient)
     api.end_session(4711)
 
 
+@pytest.mark.parametrize("words", [20_000, 300_000])
+def test_a_turn_that_is_too_long_is_an_empty_answer_and_the_conversation_goes_on(api: APIClient, words: int) -> None:
+    options: Any = {"session_id": 4712, "interactive_mode": True, "top_k": 1, "request_output_len": 16}
+    (first,) = api.chat_interactive_v1("What is the capital of France?", **options)
+    for stream in (False, True):
+        (said,) = api.chat_interactive_v1("word " * words, stream=stream, **options)
+        assert (said["text"], said["tokens"], said["finish_reason"]) == ("", 0, "length")
+    (second,) = api.chat_interactive_v1("And of Italy?", **options)
+    assert second["history_tokens"] >= first["input_tokens"] + first["tokens"]
+    assert second["tokens"] > 0
+    api.end_session(4712)
+
+
 def test_responses_stream(client: openai.OpenAI) -> None:
     with client.responses.stream(model=MODEL, input=CAPITAL, temperature=0) as events:
         assert events.get_final_response().output_text == ANSWER

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import grpc
 import httpx
 import openai
 import pytest
@@ -164,12 +165,16 @@ def test_b3_a_cancel_is_answered_before_values_are_looked_at(http: httpx.Client)
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "history and prompt must be shorter than the session length of 8 tokens, got 9",
+        "the prompt must have at most 8 bytes to fit the model, got 9",
+    ],
+)
 def test_b3_a_conversation_that_is_too_long_has_an_empty_answer(
-    http: httpx.Client, triton: FakeTriton, stream: bool
+    http: httpx.Client, triton: FakeTriton, stream: bool, words: str
 ) -> None:
-    import grpc
-
-    words = "history and prompt must be shorter than the session length of 8 tokens, got 9"
     triton.script = Script(fail_after=0, error=(grpc.StatusCode.INVALID_ARGUMENT, words))
     answer = http.post(INTERACTIVE, json=BODIES[INTERACTIVE] | {"stream": stream, "interactive_mode": True})
     assert answer.status_code == 200
