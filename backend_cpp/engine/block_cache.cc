@@ -31,14 +31,21 @@ int32_t BlockCache::allocate() {
 }
 
 void BlockCache::release(std::vector<int32_t>& blocks) {
+  std::erase(blocks, kNoBlock);
   // Last block first, so that a chain loses its end before its beginning.
   std::for_each(blocks.rbegin(), blocks.rend(), [this](int32_t block) { drop(block, true); });
   blocks.clear();
 }
 
 void BlockCache::release_and_forget(std::vector<int32_t>& blocks) {
+  std::erase(blocks, kNoBlock);
   std::for_each(blocks.rbegin(), blocks.rend(), [this](int32_t block) { drop(block, false); });
   blocks.clear();
+}
+
+void BlockCache::give_back(int32_t& block, bool keeps_content) {
+  drop(block, keeps_content);
+  block = kNoBlock;
 }
 
 int BlockCache::match(uint64_t scope, const std::vector<int32_t>& tokens, int limit, std::vector<int32_t>& blocks) {

@@ -23,6 +23,8 @@
 
 namespace turbomind {
 
+inline constexpr int32_t kNoBlock = -1;
+
 class BlockCache {
  public:
   // `hash_mask` is for tests, which make hashes collide with it.
@@ -40,11 +42,14 @@ class BlockCache {
   // A block for new content, with one reference; -1 when every block is referenced.
   int32_t allocate();
 
-  // Drops one reference of each block and empties the list. What nobody references becomes idle if its content is
-  // published, else free. Throws Error(kInternal) for a block that is not referenced.
+  // Drops one reference of each block but kNoBlock and empties the list. What nobody references becomes idle if its
+  // content is published, else free. Throws Error(kInternal) for a block that is not referenced.
   void release(std::vector<int32_t>& blocks);
   // The same, but content that nobody else references is forgotten.
   void release_and_forget(std::vector<int32_t>& blocks);
+
+  // Drops one reference of a block and puts kNoBlock in its place; forgets its content or not, as above.
+  void give_back(int32_t& block, bool keeps_content);
 
   // Appends the longest run of published blocks that holds the first tokens of `tokens` (at most `limit` of them), with
   // a reference each, and returns how many tokens it covers.

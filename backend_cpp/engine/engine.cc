@@ -21,10 +21,12 @@ Engine::Engine(const EngineConfig& config, std::unique_ptr<ModelRunner> runner, 
       runner_(std::move(runner)),
       tokens_(std::move(tokens)),
       blocks_(config.block_count, config.block_len),
-      scheduler_({config.max_batch_size, config.max_step_tokens}, blocks_),
+      scheduler_({config.max_batch_size, config.max_step_tokens, runner_->window()}, blocks_),
       sessions_(config.session_idle_limit, config.max_sessions) {
   // A sequence that fits alone always completes, so none may be longer than the whole cache.
-  config_.session_len = std::min(config_.session_len, config_.block_count * config_.block_len);
+  if (scheduler_.most_blocks(config_.session_len) > config_.block_count) {
+    config_.session_len = std::min(config_.session_len, config_.block_count * config_.block_len);
+  }
   runner_->allocate_cache(config_.block_count, config_.block_len);
   publish_stats();
   if (compiler) {

@@ -70,6 +70,25 @@ void Scheduler::commit() {
     for (; (sequence->published + 1) * blocks_.block_len() <= sequence->cached; ++sequence->published) {
       blocks_.publish(sequence->job->scope, sequence->tokens, sequence->published, sequence->blocks);
     }
+    give_back_behind_window(*sequence);
+  }
+}
+
+int Scheduler::most_blocks(int tokens) const {
+  const int all = blocks_for(tokens);
+  if (config_.window == 0) return all;
+  // A step's rows, what they look back on, and a block cut at each end.
+  return std::min(all, blocks_for(config_.window + config_.max_step_tokens) + 2);
+}
+
+void Scheduler::give_back_behind_window(Sequence& sequence) {
+  if (config_.window == 0) return;
+  const int first_seen = sequence.cached - config_.window + 1;  // by the next row
+  // What follows the last published block will be published as its successor.
+  const int behind = std::min(first_seen / blocks_.block_len(), sequence.published - 1);
+  const bool keeps_content = sequence.job->keeps_blocks || sequence.params().n > 1;
+  for (; sequence.given_back < behind; ++sequence.given_back) {
+    blocks_.give_back(sequence.blocks[static_cast<size_t>(sequence.given_back)], keeps_content);
   }
 }
 
@@ -107,6 +126,7 @@ void Scheduler::give_up_blocks(Sequence& sequence, bool keeps_content) {
   }
   sequence.cached = 0;
   sequence.published = 0;
+  sequence.given_back = 0;
   sequence.planned = 0;
 }
 
@@ -114,8 +134,7 @@ void Scheduler::admit() {
   // Blocks that running sequences will need for the tokens they have.
   int promised = 0;
   for (const auto& sequence : running_) {
-    promised +=
-        std::max(0, blocks_for(static_cast<int>(sequence->tokens.size())) - static_cast<int>(sequence->blocks.size()));
+    promised += std::max(0, most_blocks(static_cast<int>(sequence->tokens.size())) - sequence->held_blocks());
   }
   while (!waiting_.empty() && running_count() < config_.max_batch_size && try_admit(*waiting_.front(), promised)) {
     std::unique_ptr<Sequence> sequence = std::move(waiting_.front());
@@ -130,13 +149,14 @@ bool Scheduler::try_admit(Sequence& sequence, int& promised) {
   // The last token is always computed: its logits are wanted.
   const int covered =
       sequence.job->may_match ? blocks_.match(sequence.job->scope, sequence.tokens, tokens - 1, sequence.blocks) : 0;
-  const int missing = blocks_for(tokens) - static_cast<int>(sequence.blocks.size());
+  sequence.cached = covered;
+  sequence.published = static_cast<int>(sequence.blocks.size());
+  give_back_behind_window(sequence);
+  const int missing = std::max(0, most_blocks(tokens) - sequence.held_blocks());
   if (!running_.empty() && missing + 1 > blocks_.available_count() - promised) {
     give_up_blocks(sequence, true);
     return false;
   }
-  sequence.cached = covered;
-  sequence.published = static_cast<int>(sequence.blocks.size());
   promised += missing;
   matched_tokens_ += covered;
   return true;
@@ -161,7 +181,10 @@ void Scheduler::check_invariants() const {
   blocks_.check_invariants();
   std::vector<int32_t> referenced;
   for (const auto& sequence : running_) {
-    referenced.insert(referenced.end(), sequence->blocks.begin(), sequence->blocks.end());
+    const auto held = sequence->blocks.begin() + sequence->given_back;
+    if (std::any_of(sequence->blocks.begin(), held, [](int32_t block) { return block != kNoBlock; }))
+      throw internal_error("a block behind the window is still there");
+    referenced.insert(referenced.end(), held, sequence->blocks.end());
     if (sequence->cached > static_cast<int>(sequence->tokens.size()))
       throw internal_error("more tokens cached than there are");
     if (blocks_for(sequence->cached) > static_cast<int>(sequence->blocks.size()))

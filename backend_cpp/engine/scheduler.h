@@ -12,6 +12,9 @@
 // the running sequence served last, which waits again with its tokens and is recomputed, as far as its blocks were
 // taken meanwhile. The sequence served first is never preempted, so work always completes.
 //
+// Windows. Where no layer looks further back than `window` positions, blocks that lie wholly behind it are given back
+// after each step, so a sequence holds a bounded number of blocks however long it gets.
+//
 // Used by the step thread only.
 #pragma once
 
@@ -28,6 +31,7 @@ namespace turbomind {
 struct SchedulerConfig {
   int max_batch_size = 1;
   int max_step_tokens = 1;
+  int window = 0;  // no layer looks further back than so many positions, a token's own included; 0: some look at all
 };
 
 class Scheduler {
@@ -45,6 +49,8 @@ class Scheduler {
   // Takes out every sequence for which `is_wanted` holds, whatever its state, and gives up its blocks.
   std::vector<std::unique_ptr<Sequence>> remove_if(const std::function<bool(const Sequence&)>& is_wanted);
 
+  // Blocks a sequence of so many tokens holds at once, at most.
+  int most_blocks(int tokens) const;
   int running_count() const { return static_cast<int>(running_.size()); }
   int waiting_count() const { return static_cast<int>(waiting_.size()); }
   int64_t preemption_count() const { return preemptions_; }
@@ -54,6 +60,7 @@ class Scheduler {
   void check_invariants() const;
 
  private:
+  void give_back_behind_window(Sequence& sequence);
   int blocks_for(int tokens) const { return (tokens + blocks_.block_len() - 1) / blocks_.block_len(); }
   bool reserve(Sequence& sequence, int tokens);
   void preempt_last();

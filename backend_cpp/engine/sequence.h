@@ -45,6 +45,7 @@ struct Sequence {
   const GenerationParams& params() const { return job->request.params; }
   // Tokens whose keys and values are not in the cache yet; a decoding sequence has one.
   int pending() const { return static_cast<int>(tokens.size()) - cached; }
+  int held_blocks() const { return static_cast<int>(blocks.size()) - given_back; }
   int generated() const { return static_cast<int>(tokens.size()) - prompt_len; }
   // Whether each prompt row's logits are looked at. Their log probabilities come with the first answer alone.
   bool wants_prompt_rows() const { return params().looks_at_prompt(); }
@@ -64,6 +65,7 @@ struct Sequence {
   int cached = 0;               // leading tokens whose keys and values are in `blocks`
   int published = 0;            // leading blocks whose content is published
   std::vector<int32_t> blocks;  // referenced in the BlockCache
+  int given_back = 0;           // leading entries of `blocks` that lie behind the window: kNoBlock
   int planned = 0;              // tokens of this sequence in the step being built or run
   int looked_at = 0;            // leading prompt positions whose logits have been looked at
 

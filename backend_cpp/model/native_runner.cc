@@ -70,6 +70,12 @@ size_t NativeRunner::free_cache_memory() const {
   return available_memory();
 }
 
+int NativeRunner::window() const {
+  const std::vector<int>& windows = spec_.attention.windows;
+  const auto [narrowest, widest] = std::minmax_element(windows.begin(), windows.end());
+  return *narrowest == 0 ? 0 : *widest;
+}
+
 StepOutput NativeRunner::forward(const StepInput& input) {
   const int rows = static_cast<int>(input.tokens.size());
   if (rows > max_rows_) throw internal_error("a step of " + std::to_string(rows) + " rows exceeds the runner's limit");

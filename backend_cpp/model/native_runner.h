@@ -24,6 +24,7 @@ class NativeRunner final : public ModelRunner {
   int hidden_size() const override { return spec_.hidden_size; }
   size_t block_bytes(int block_len) const override { return attention_.layout(block_len).block_bytes(); }
   size_t free_cache_memory() const override;
+  int window() const override;
   int cache_variant(int prompt_len) const override { return attention_.cache_variant(prompt_len); }
   void allocate_cache(int block_count, int block_len) override { attention_.allocate_cache(block_count, block_len); }
   StepOutput forward(const StepInput& input) override;

@@ -25,9 +25,10 @@ std::unique_ptr<Sequence> make_sequence(RequestId id, std::vector<int32_t> promp
 
 TEST(scheduler_invariants_hold_after_every_event) {
   std::mt19937 random(5);
-  for (int history = 0; history < 300; ++history) {
+  for (int history = 0; history < 600; ++history) {
+    const int window = history % 2 == 0 ? 0 : 1 + history / 2 % 20;
     BlockCache blocks(16, 4);
-    Scheduler scheduler({4, 12}, blocks);
+    Scheduler scheduler({4, 12, window}, blocks);
     StepInput input;
     RequestId next = 1;
     for (int event = 0; event < 80; ++event) {
@@ -50,6 +51,12 @@ TEST(scheduler_invariants_hold_after_every_event) {
           scheduler.check_invariants();
           CHECK(static_cast<int>(input.tokens.size()) <= 12);
           CHECK(planned.size() == input.spans.size());
+          for (const StepSpan& span : input.spans) {
+            const int first_seen = window == 0 ? 0 : std::max(0, span.first_position - window + 1);
+            for (int position = first_seen; position < span.first_position + span.count; ++position) {
+              CHECK(span.blocks->at(static_cast<size_t>(position / 4)) != kNoBlock);
+            }
+          }
           if (scheduler.running_count() + scheduler.waiting_count() > 0) CHECK(!planned.empty());
           scheduler.commit();
           scheduler.check_invariants();
@@ -92,6 +99,24 @@ TEST(a_long_prompt_does_not_delay_running_answers_and_is_not_starved_by_them) {
     CHECK_EQUAL(input.tokens.size(), 12u);
   }
   CHECK(input.spans.back().wanted == SpanRows::kLast);
+}
+
+TEST(a_sequence_with_windows_holds_a_bounded_number_of_blocks) {
+  BlockCache blocks(40, 4);
+  Scheduler scheduler({2, 12, 10}, blocks);
+  StepInput input;
+  const int bound = scheduler.most_blocks(1 << 20);
+  CHECK(bound <= 8);
+  scheduler.add(make_sequence(1, std::vector<int32_t>(3000, 1), 0, 1));
+  for (int round = 0; round < 3000 / 12 + 1000; ++round) {
+    const std::vector<Sequence*> planned = scheduler.plan(input);
+    CHECK_EQUAL(planned.size(), 1u);
+    CHECK(blocks.referenced_count() <= bound);
+    scheduler.commit();
+    scheduler.check_invariants();
+    if (input.spans[0].wanted != SpanRows::kNone) planned[0]->tokens.push_back(2);
+  }
+  CHECK_EQUAL(scheduler.preemption_count(), 0);
 }
 
 TEST(a_lower_priority_number_is_admitted_first) {

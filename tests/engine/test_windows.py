@@ -1,0 +1,49 @@
+"""Models whose layers all have sliding windows hold a bounded number of cache blocks, however long a text gets."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.support.tiny_models import make_tiny
+from tests.support.token_engine import TokenEngine, relative_error
+
+WINDOW = 40
+BLOCKS = 12  # of 16 tokens: window, one step of 20 rows, and what is cut at both ends take 6
+
+
+def prompt_of(length: int) -> list[int]:
+    return [(37 * i * i + 11 * i) % 40000 + 100 for i in range(length)]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("tiny") / "model"
+    return make_tiny(target, "MistralForCausalLM", sliding_window=WINDOW, max_position_embeddings=131072)
+
+
+def test_answers_beyond_the_cache_are_those_of_transformers(directory: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
+    prompt = prompt_of(60 * WINDOW // 2)
+    assert len(prompt) > BLOCKS * 16
+    with TokenEngine(directory, session_len=4096, cache_max_entry_count=BLOCKS) as engine, torch.no_grad():
+        answer, logits = engine.answer(prompt, 50, "generation")
+        expected = model(torch.tensor([prompt + answer[:-1]])).logits[0, len(prompt) - 1 :]
+        assert relative_error(logits, expected) < 1e-4
+
+
+def test_100k_tokens_fit_into_a_dozen_blocks(directory: Path) -> None:
+    settings = {"session_len": 101_000, "cache_max_entry_count": 40, "num_tokens_per_iter": 480}
+    with TokenEngine(directory, **settings) as engine:
+        _, logits = engine.answer(prompt_of(100_000), 20, "generation")
+        assert logits.isfinite().all()
+        assert engine.engine.metrics()["preemptions_total"] == 0
+
+
+def test_one_full_layer_needs_all_blocks(tmp_path: Path) -> None:
+    directory = make_tiny(
+        tmp_path / "model", "Gemma2ForCausalLM", head_dim=16, sliding_window=WINDOW, max_position_embeddings=4096
+    )
+    with TokenEngine(directory, session_len=4096, cache_max_entry_count=BLOCKS) as engine:
+        assert engine.engine.session_len == BLOCKS * 16
