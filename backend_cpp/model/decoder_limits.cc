@@ -11,7 +11,11 @@ void refuse_what_the_decoder_lacks(const ModelSpec& spec) {
   const auto refuse_if = [&](bool is_used, const char* feature) {
     if (is_used) lacking += (lacking.empty() ? "" : ", ") + std::string(feature);
   };
-  refuse_if(spec.attention.mla.has_value(), "attention.mla");
+  if (spec.attention.mla) {
+    refuse_if(spec.attention.qk_norm != QkNorm::kNone, "attention.qk_norm with attention.mla");
+    refuse_if(spec.attention.qkv_clip != 0, "attention.qkv_clip with attention.mla");
+    refuse_if(spec.attention.qkv_bias, "attention.qkv_bias with attention.mla");
+  }
   if (!lacking.empty()) {
     throw invalid_argument(spec.architecture + " needs what the engine does not have yet: " + lacking);
   }

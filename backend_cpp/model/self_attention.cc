@@ -8,16 +8,36 @@
 
 namespace turbomind {
 
+namespace {
+
+CacheLayout cache_shape(const ModelSpec& spec, CacheType type) {
+  if (const auto& mla = spec.attention.mla) {
+    return {type, spec.num_layers, 1, mla->rope_dim + mla->kv_rank, mla->kv_rank, 0};
+  }
+  return {type, spec.num_layers, spec.num_kv_heads, spec.head_dim, spec.head_dim, 0};
+}
+
+}  // namespace
+
 SelfAttention::SelfAttention(const ModelSpec& spec, CacheType cache_type, int max_rows)
     : spec_(spec),
-      cache_type_(cache_type),
+      shape_(cache_shape(spec, cache_type)),
       ropes_(spec.ropes, max_rows),
-      qkv_(float_buffer(max_rows, (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim)),
-      attended_(float_buffer(max_rows, spec.num_heads * spec.head_dim)),
-      query_factors_(float_buffer(max_rows, 1)) {}
+      row_width_((spec.num_heads + shape_.num_kv_heads) * shape_.key_dim +
+                 (spec.attention.mla ? 0 : shape_.num_kv_heads * shape_.value_dim)),
+      qkv_(float_buffer(max_rows, row_width_)),
+      attended_(float_buffer(max_rows, spec.num_heads * shape_.value_dim)),
+      query_factors_(float_buffer(max_rows, 1)) {
+  if (const auto& mla = spec.attention.mla) {
+    latent_.emplace(spec, max_rows);
+    expanded_ = float_buffer(max_rows, spec.num_heads * mla->value_dim);
+  }
+}
 
 CacheLayout SelfAttention::layout(int block_len) const {
-  return {cache_type_, spec_.num_layers, spec_.num_kv_heads, spec_.head_dim, spec_.head_dim, block_len};
+  CacheLayout layout = shape_;
+  layout.block_len = block_len;
+  return layout;
 }
 
 void SelfAttention::allocate_cache(int block_count, int block_len) {
@@ -55,36 +75,55 @@ void SelfAttention::fill_query_factors(const StepInput& input) {
   }
 }
 
-void SelfAttention::run(const StepContext& step, int layer, const AttentionWeights& weights, const float* x, float* y,
-                        bool accumulate) {
-  auto* qkv = qkv_.as<float>();
-  auto* attended = attended_.as<float>();
-  const auto dim = static_cast<size_t>(spec_.head_dim);
-  const size_t width = (spec_.num_heads + 2 * spec_.num_kv_heads) * dim;
-  const HeadsView queries{qkv, step.rows, width, spec_.num_heads, dim, spec_.head_dim};
-  const HeadsView keys{qkv + spec_.num_heads * dim, step.rows, width, spec_.num_kv_heads, dim, spec_.head_dim};
-  const HeadsView values{
-      keys.first + spec_.num_kv_heads * dim, step.rows, width, spec_.num_kv_heads, dim, spec_.head_dim};
+SelfAttention::Heads SelfAttention::heads(int rows) const {
+  const auto key_dim = static_cast<size_t>(shape_.key_dim);
+  const auto value_dim = static_cast<size_t>(shape_.value_dim);
+  const auto width = static_cast<size_t>(row_width_);
+  const int kv_heads = shape_.num_kv_heads;
+  auto* keys = qkv_.as<float>() + spec_.num_heads * key_dim;
+  float* values = spec_.attention.mla ? keys + spec_.attention.mla->rope_dim : keys + kv_heads * key_dim;
+  return {{qkv_.as<float>(), rows, width, spec_.num_heads, key_dim, shape_.key_dim},
+          {keys, rows, width, kv_heads, key_dim, shape_.key_dim},
+          {values, rows, width, kv_heads, value_dim, shape_.value_dim}};
+}
 
+void SelfAttention::project(const StepContext& step, const AttentionWeights& weights, const float* x,
+                            const Heads& heads) {
+  auto* qkv = qkv_.as<float>();
   linear(step.pool, step.scratch, weights.qkv.view, x, step.rows, qkv, false);
   if (const float clip = spec_.attention.qkv_clip; clip > 0) {
-    for (size_t i = 0; i < step.rows * width; ++i) qkv[i] = std::clamp(qkv[i], -clip, clip);
+    const size_t count = static_cast<size_t>(step.rows) * row_width_;
+    for (size_t i = 0; i < count; ++i) qkv[i] = std::clamp(qkv[i], -clip, clip);
   }
-  if (spec_.attention.qk_norm != QkNorm::kNone) {
-    const bool is_per_head = spec_.attention.qk_norm == QkNorm::kHead;
-    for (const auto& [heads, norm] : {std::pair(queries, &weights.q_norm), std::pair(keys, &weights.k_norm)}) {
-      const int size = heads.heads * heads.head_dim;
-      norm_heads(step.pool, norm->view, is_per_head ? heads : HeadsView{heads.first, step.rows, width, 1, 0, size});
-    }
+  if (spec_.attention.qk_norm == QkNorm::kNone) return;
+  const bool is_per_head = spec_.attention.qk_norm == QkNorm::kHead;
+  for (const auto& [own, norm] : {std::pair(heads.queries, &weights.q_norm), std::pair(heads.keys, &weights.k_norm)}) {
+    const HeadsView all{own.first, own.rows, own.row_stride, 1, 0, own.heads * own.head_dim};
+    norm_heads(step.pool, norm->view, is_per_head ? own : all);
+  }
+}
+
+void SelfAttention::run(const StepContext& step, int layer, const AttentionWeights& weights, const float* x, float* y,
+                        bool accumulate) {
+  const Heads own = heads(step.rows);
+  if (latent_) {
+    latent_->project(step, *weights.latent, x, qkv_.as<float>());
+  } else {
+    project(step, weights, x, own);
   }
   const RopeTable table = ropes_.table(spec_.layer_ropes[static_cast<size_t>(layer)]);
-  rope(step.pool, table, queries, query_factors_.as<float>());
-  rope(step.pool, table, keys, nullptr);
+  rope(step.pool, table, own.queries, query_factors_.as<float>());
+  rope(step.pool, table, own.keys, nullptr);
   params_.layer = layer;
   params_.window = spec_.attention.windows[static_cast<size_t>(layer)];
   params_.sinks = weights.sinks.as<float>();
-  write_cache(step.pool, params_, keys, values);
-  paged_attention(step.pool, params_, queries, workspace_.as<float>(), attended);
+  write_cache(step.pool, params_, own.keys, own.values);
+  auto* attended = attended_.as<float>();
+  paged_attention(step.pool, params_, own.queries, workspace_.as<float>(), attended);
+  if (latent_) {
+    latent_->expand(step, *weights.latent, attended, expanded_.as<float>());
+    attended = expanded_.as<float>();
+  }
   linear(step.pool, step.scratch, weights.o.view, attended, step.rows, y, accumulate);
 }
 

@@ -1,9 +1,12 @@
-// The attention half of a layer, with plain key and value heads.
+// The attention half of a layer: plain key and value heads, or latent attention, which caches less.
 #pragma once
 
+#include <optional>
 #include <vector>
 
+#include "kernels/heads_view.h"
 #include "kernels/paged_attention.h"
+#include "model/latent_attention.h"
 #include "model/model_runner.h"
 #include "model/model_spec.h"
 #include "model/rope_tables.h"
@@ -26,17 +29,28 @@ class SelfAttention {
            bool accumulate);
 
  private:
+  // What attention works on; keys and values may overlap.
+  struct Heads {
+    HeadsView queries;
+    HeadsView keys;
+    HeadsView values;
+  };
+  Heads heads(int rows) const;
+  void project(const StepContext& step, const AttentionWeights& weights, const float* x, const Heads& heads);
   void fill_query_factors(const StepInput& input);
 
   ModelSpec spec_;
-  CacheType cache_type_;
+  std::optional<LatentAttention> latent_;
+  CacheLayout shape_;  // without a block's length
   AlignedBuffer cache_;
   CacheLayout layout_;
   RopeTables ropes_;
   std::vector<AttentionSpan> spans_;
-  AttentionParams params_;       // of the step
-  AlignedBuffer qkv_;            // [max_rows, (heads + 2 kv_heads) head_dim]
-  AlignedBuffer attended_;       // [max_rows, heads head_dim]
+  AttentionParams params_;  // of the step
+  int row_width_;
+  AlignedBuffer qkv_;            // [max_rows, row_width_]: queries, keys and, unless a part of the keys, values
+  AlignedBuffer attended_;       // [max_rows, heads value_dim]
+  AlignedBuffer expanded_;       // [max_rows, heads mla.value_dim], of latent attention
   AlignedBuffer query_factors_;  // [max_rows]
   AlignedBuffer workspace_;      // of attention; grows
 };

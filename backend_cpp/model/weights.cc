@@ -17,6 +17,11 @@ AttentionWeights read_attention(const ModelSpec& spec, const WeightReader& read,
   const int query_size = spec.num_heads * spec.head_dim;
   const int key_size = spec.num_kv_heads * spec.head_dim;
   AttentionWeights weights;
+  if (const auto& mla = spec.attention.mla) {
+    weights.latent = LatentWeights::load(spec, read, prefix);
+    weights.o = read.linear(prefix + "o", spec.hidden_size, spec.num_heads * mla->value_dim, spec.attention.o_bias);
+    return weights;
+  }
   weights.qkv = read.linear(prefix + "qkv", query_size + 2 * key_size, spec.hidden_size, spec.attention.qkv_bias);
   if (spec.attention.qk_norm != QkNorm::kNone) {
     const bool is_per_head = spec.attention.qk_norm == QkNorm::kHead;

@@ -7,12 +7,14 @@
 #include "base/aligned_buffer.h"
 #include "base/thread_pool.h"
 #include "model/expert_mlp.h"
+#include "model/latent_attention.h"
 #include "model/weight_reader.h"
 
 namespace turbomind {
 
 struct AttentionWeights {
-  LinearStorage qkv;
+  LinearStorage qkv;  // empty with latent attention
+  std::optional<LatentWeights> latent;
   NormStorage q_norm;
   NormStorage k_norm;
   AlignedBuffer sinks;  // float32 [num_heads], or empty

@@ -1,0 +1,116 @@
+#include "model/latent_attention.h"
+
+#include <algorithm>
+
+#include "kernels/head_linear.h"
+#include "kernels/norm.h"
+
+namespace turbomind {
+
+namespace {
+
+// Uninitialised storage of a matrix that is never rounded.
+LinearStorage empty_matrix(int out_features, int in_features, DType dtype) {
+  LinearStorage storage;
+  storage.data = AlignedBuffer(static_cast<size_t>(out_features) * in_features * byte_size(dtype));
+  const WeightFormat format = dtype == DType::kFloat32 ? WeightFormat::kFloat32 : WeightFormat::kBFloat16;
+  storage.view = {storage.data.as<void>(), format, out_features, in_features};
+  return storage;
+}
+
+// Takes kv_up [heads (nope_dim + value_dim), kv_rank] apart.
+template <class T>
+void split_up(const LinearStorage& kv_up, int heads, const MlaSpec& mla, T* k_up, T* v_up) {
+  const auto rank = static_cast<size_t>(mla.kv_rank);
+  const auto nope = static_cast<size_t>(mla.nope_dim);
+  const auto value = static_cast<size_t>(mla.value_dim);
+  for (auto h = size_t{0}; h < static_cast<size_t>(heads); ++h) {
+    const T* rows = kv_up.data.as<T>() + h * (nope + value) * rank;
+    for (size_t i = 0; i < nope; ++i) {
+      for (size_t c = 0; c < rank; ++c) k_up[(h * rank + c) * nope + i] = rows[i * rank + c];
+    }
+    std::copy_n(rows + nope * rank, value * rank, v_up + h * value * rank);
+  }
+}
+
+}  // namespace
+
+LatentWeights LatentWeights::load(const ModelSpec& spec, const WeightReader& read, const std::string& prefix) {
+  const MlaSpec& mla = *spec.attention.mla;
+  const int query_size = spec.num_heads * (mla.nope_dim + mla.rope_dim);
+  NormSpec norm = spec.norm;
+  norm.eps = mla.norm_eps;
+  LatentWeights weights;
+  if (mla.q_rank > 0) {
+    weights.q_down = read.linear(prefix + "q_down", mla.q_rank, spec.hidden_size, false);
+    weights.q_down_norm = read.norm(prefix + "q_down_norm", mla.q_rank, norm, false);
+    weights.q = read.linear(prefix + "q_up", query_size, mla.q_rank, false);
+  } else {
+    weights.q = read.linear(prefix + "q", query_size, spec.hidden_size, false);
+  }
+  weights.kv_down = read.linear(prefix + "kv_down", mla.kv_rank + mla.rope_dim, spec.hidden_size, false);
+  weights.kv_down_norm = read.norm(prefix + "kv_down_norm", mla.kv_rank, norm, false);
+
+  const DType dtype = read.options().dtype;
+  const int up_size = spec.num_heads * (mla.nope_dim + mla.value_dim);
+  const LinearStorage kv_up = read.matrix(prefix + "kv_up.weight", up_size, mla.kv_rank, dtype);
+  weights.k_up = empty_matrix(spec.num_heads * mla.kv_rank, mla.nope_dim, dtype);
+  weights.v_up = empty_matrix(spec.num_heads * mla.value_dim, mla.kv_rank, dtype);
+  if (dtype == DType::kFloat32) {
+    split_up(kv_up, spec.num_heads, mla, weights.k_up.data.as<float>(), weights.v_up.data.as<float>());
+  } else {
+    split_up(kv_up, spec.num_heads, mla, weights.k_up.data.as<bf16>(), weights.v_up.data.as<bf16>());
+  }
+  return weights;
+}
+
+LatentAttention::LatentAttention(const ModelSpec& spec, int max_rows)
+    : heads_(spec.num_heads),
+      mla_(*spec.attention.mla),
+      q_down_(float_buffer(max_rows, mla_.q_rank)),
+      q_(float_buffer(max_rows, heads_ * (mla_.nope_dim + mla_.rope_dim))),
+      kv_down_(float_buffer(max_rows, mla_.kv_rank + mla_.rope_dim)) {}
+
+void LatentAttention::project(const StepContext& step, const LatentWeights& weights, const float* x, float* qk) {
+  auto* q = q_.as<float>();
+  auto* kv_down = kv_down_.as<float>();
+  const auto rope = static_cast<size_t>(mla_.rope_dim);
+  const auto rank = static_cast<size_t>(mla_.kv_rank);
+  const size_t query_dim = mla_.nope_dim + rope;
+  const size_t key_dim = rope + rank;
+  const size_t width = (heads_ + 1) * key_dim;
+
+  if (mla_.q_rank > 0) {
+    auto* q_down = q_down_.as<float>();
+    linear(step.pool, step.scratch, weights.q_down.view, x, step.rows, q_down, false);
+    norm(step.pool, weights.q_down_norm.view, q_down, step.rows, mla_.q_rank, q_down);
+    linear(step.pool, step.scratch, weights.q.view, q_down, step.rows, q, false);
+  } else {
+    linear(step.pool, step.scratch, weights.q.view, x, step.rows, q, false);
+  }
+  linear(step.pool, step.scratch, weights.kv_down.view, x, step.rows, kv_down, false);
+  const HeadsView latents{kv_down, step.rows, key_dim, 1, 0, mla_.kv_rank};
+  norm_heads(step.pool, weights.kv_down_norm.view, latents);
+
+  const HeadsView unrotated{q, step.rows, heads_ * query_dim, heads_, query_dim, mla_.nope_dim};
+  const HeadsView absorbed{qk + rope, step.rows, width, heads_, key_dim, mla_.kv_rank};
+  head_linear(step.pool, weights.k_up.view, unrotated, absorbed);
+  step.pool.parallel_for(step.rows, [&](int row) {
+    const float* to_rotate = q + row * heads_ * query_dim + mla_.nope_dim;
+    float* out = qk + row * width;
+    for (int h = 0; h < heads_; ++h) std::copy_n(to_rotate + h * query_dim, rope, out + h * key_dim);
+    const float* latent = kv_down + row * key_dim;
+    float* key = out + heads_ * key_dim;
+    std::copy_n(latent + rank, rope, key);
+    std::copy_n(latent, rank, key + rope);
+  });
+}
+
+void LatentAttention::expand(const StepContext& step, const LatentWeights& weights, float* latents, float* values) {
+  const auto rank = static_cast<size_t>(mla_.kv_rank);
+  const auto value_dim = static_cast<size_t>(mla_.value_dim);
+  head_linear(step.pool, weights.v_up.view, {latents, step.rows, heads_ * rank, heads_, rank, mla_.kv_rank},
+              {values, step.rows, heads_ * value_dim, heads_, value_dim, mla_.value_dim});
+}
+
+}  // namespace turbomind

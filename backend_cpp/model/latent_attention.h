@@ -1,0 +1,50 @@
+// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, 2.1) in its absorbed form.
+//
+// A token's keys and values of all heads come out of one vector, the latent c: k_h = [W_UK,h c, r] and v_h = W_UV,h c,
+// where r is a rotated key that all heads share. So q_h.k_h = (W_UK,h^T q_nope,h).c + q_rope,h.r, and a head's output
+// is W_UV,h times the weighted sum of latents. Attention therefore runs with one key/value head,
+//   key [r, c]   rope_dim + kv_rank     value c   kv_rank
+// and only these are cached. The rotated part lies first, where RoPE finds it in any other model too.
+#pragma once
+
+#include <string>
+
+#include "model/model_spec.h"
+#include "model/step_context.h"
+#include "model/weight_reader.h"
+
+namespace turbomind {
+
+struct LatentWeights {
+  LinearStorage q_down;  // [q_rank, hidden]; empty without q_rank, like its norm
+  NormStorage q_down_norm;
+  LinearStorage q;        // [heads (nope_dim + rope_dim), q_rank or hidden]
+  LinearStorage kv_down;  // [kv_rank + rope_dim, hidden]
+  NormStorage kv_down_norm;
+  LinearStorage k_up;  // W_UK,h^T of each head: [heads kv_rank, nope_dim]; never rounded
+  LinearStorage v_up;  // W_UV,h of each head: [heads value_dim, kv_rank]; never rounded
+
+  // `prefix` is all of the tensors' names before "q_down", "kv_down", ...
+  static LatentWeights load(const ModelSpec& spec, const WeightReader& read, const std::string& prefix);
+};
+
+class LatentAttention {
+ public:
+  LatentAttention(const ModelSpec& spec, int max_rows);
+
+  // Fills qk [rows, (heads + 1) (rope_dim + kv_rank)], queries and the key, of x [rows, hidden]; not rotated yet. The
+  // value is the key's latent.
+  void project(const StepContext& step, const LatentWeights& weights, const float* x, float* qk);
+
+  // values [rows, heads value_dim] of attention's sums of latents [rows, heads kv_rank].
+  void expand(const StepContext& step, const LatentWeights& weights, float* latents, float* values);
+
+ private:
+  int heads_;
+  MlaSpec mla_;
+  AlignedBuffer q_down_;   // [max_rows, q_rank]
+  AlignedBuffer q_;        // [max_rows, heads (nope_dim + rope_dim)]
+  AlignedBuffer kv_down_;  // [max_rows, kv_rank + rope_dim]
+};
+
+}  // namespace turbomind
