@@ -108,7 +108,7 @@ def _size_problems(config: dict[str, Any], required: Sequence[str]) -> list[str]
         if not is_size(value):
             problems.append(size_problem(f"config.json: {name}", value))
     if not problems and config.get("head_dim") is None and config.get("kv_channels") is None:
-        hidden, heads = config["hidden_size"], config["num_attention_heads"]
+        hidden, heads = config.get("hidden_size", 0), config.get("num_attention_heads", 1)
         if hidden % heads:
             problems.append(f"config.json: hidden_size must be a multiple of num_attention_heads {heads}, got {hidden}")
     return problems

@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.support import published
+from tests.support.expert_models import MODELS as EXPERT_MODELS
 from tests.support.published import Publisher, as_is
 from tests.support.tiny_models import make_tiny
 from tests.support.token_engine import TokenEngine, relative_error
@@ -143,6 +144,21 @@ CASES = {
     ),
     # The eager attention of transformers adds Falcon's biases twice: to the mask, and to the scores.
     "Falcon RW": Case("FalconForCausalLM", FALCON | RW | {"bias": True}, attention="sdpa"),
+    "DeepSeek-MoE": Case(
+        "Qwen2MoeForCausalLM",
+        UNTIED
+        | {
+            "qkv_bias": False,
+            "num_experts": 9,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 48,
+            "num_hidden_layers": 3,
+            "mlp_only_layers": [0],
+        },
+        published.deepseek_moe,
+        published.ungated_forward,
+    ),
     "InternLM": Case(
         "LlamaForCausalLM",
         FOUR_HEADS
@@ -170,6 +186,8 @@ CASES = {
         published.normalized_head_forward,
     ),
 }
+
+CASES |= {name: Case(architecture, overrides) for name, (architecture, overrides) in EXPERT_MODELS.items()}
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -210,6 +210,40 @@ def chatglm(directory: Path) -> None:
     rewrite(directory, config, change)
 
 
+def deepseek_moe(directory: Path) -> None:
+    """DeepSeek-MoE from a Qwen2-MoE whose shared experts have a gate of one half, see :func:`ungated_forward`."""
+    old = old_config(directory)
+
+    def change(tensors: Tensors, _: dict[str, Any]) -> Tensors:
+        kept = {name: tensor for name, tensor in tensors.items() if "shared_expert_gate" not in name}
+        for name in kept:
+            if "shared_expert.down_proj" in name:
+                kept[name] = kept[name] / 2
+        return renamed(kept, (r"mlp\.shared_expert\.", "mlp.shared_experts."))
+
+    names = ("max_position_embeddings", "rms_norm_eps", "hidden_act", "num_key_value_heads", "num_experts_per_tok")
+    config = llama_sizes(old, *names, "moe_intermediate_size", "norm_topk_prob") | {
+        "architectures": ["DeepseekForCausalLM"],
+        "model_type": "deepseek",
+        "n_routed_experts": old["num_experts"],
+        "n_shared_experts": old["shared_expert_intermediate_size"] // old["moe_intermediate_size"],
+        "first_k_dense_replace": 1,
+        "moe_layer_freq": 1,
+        "scoring_func": "softmax",
+        "rope_theta": 10000.0,
+    }
+    rewrite(directory, config, change)
+
+
+def ungated_forward(model: Any, ids: list[int]) -> Tensor:
+    """Return the logits of a Qwen2-MoE whose shared experts' gates are sigmoid(0) for every token."""
+    for name, parameter in model.named_parameters():
+        if "shared_expert_gate" in name:
+            parameter.zero_()
+    logits: Tensor = model(torch.tensor([ids])).logits[0]
+    return logits
+
+
 def alibi_forward(model: Any, ids: list[int]) -> Tensor:
     """Return the logits of a Llama that has ALiBi: no token is rotated, the mask holds the biases."""
     heads, length = model.config.num_attention_heads, len(ids)

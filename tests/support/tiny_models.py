@@ -63,9 +63,9 @@ def make_tiny(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = model_class(config).to(getattr(torch, dtype))
-        for name, parameter in model.named_parameters():
+        for name, parameter in (*model.named_parameters(), *model.named_buffers()):
             # transformers starts these at values where they cannot be seen.
-            if parameter.dim() == 1:
+            if parameter.dim() == 1 and "inv_freq" not in name:
                 torch.nn.init.normal_(
                     parameter, mean=float(parameter.detach().mean()) if "norm" in name else 0.0, std=0.3
                 )

@@ -1,14 +1,26 @@
-"""What families with a mixture of experts share: where checkpoints keep the experts of a layer."""
+"""Where checkpoints keep the experts of a layer."""
 
 from dataclasses import dataclass
 
 from lmdeploy.turbomind.manifest import Expression, Load, concat
-from lmdeploy.turbomind.spec import ModelSpec
+from lmdeploy.turbomind.spec import ModelSpec, MoeSpec
+
+
+def moe_of(spec: ModelSpec) -> MoeSpec:
+    """Return the experts of a spec that has some."""
+    if spec.moe is None:
+        raise ValueError(f"{spec.architecture} has no experts")
+    return spec.moe
+
+
+def has_experts(spec: ModelSpec, layer: int) -> bool:
+    """Return whether a layer's MLP is a mixture of experts."""
+    return spec.moe is not None and (not spec.moe.layers or spec.moe.layers[layer])
 
 
 @dataclass(frozen=True)
 class ExpertNames:
-    """Tensors of one layer, without the layer's prefix and ``.weight``; ``{}`` stands for the expert's number."""
+    """Names of a layer's tensors, behind the layer's prefix and without ``.weight``; ``{}`` is an expert's number."""
 
     router: str = "mlp.gate"
     gate: str = "mlp.experts.{}.gate_proj"
@@ -17,43 +29,22 @@ class ExpertNames:
     shared: str = "mlp.shared_experts"
     shared_gate: str = "mlp.shared_expert_gate"
 
-
-def with_experts(
-    tensors: dict[str, Expression], spec: ModelSpec, prefix: str, names: ExpertNames
-) -> dict[str, Expression]:
-    """Return a dense model's ``tensors`` with experts in place of the MLP, in the layers that have them.
-
-    ``prefix`` begins the names of a layer in the checkpoint; ``{}`` stands for its number.
-    """
-    assert spec.moe is not None
-    has_experts = spec.moe.layers or (True,) * spec.num_layers
-    sparse = [i for i, is_sparse in enumerate(has_experts) if is_sparse]
-    dense_parts = tuple(f"layers.{i}.mlp." for i in sparse)
-    kept = {name: expression for name, expression in tensors.items() if not name.startswith(dense_parts)}
-    for i in sparse:
-        experts = moe_tensors(spec, prefix.format(i), names)
-        kept |= {f"layers.{i}.{name}": expression for name, expression in experts.items()}
-    return kept
-
-
-def moe_tensors(spec: ModelSpec, prefix: str, names: ExpertNames) -> dict[str, Expression]:
-    """Return the expression of each engine tensor of a layer's experts; ``prefix`` begins the checkpoint's names."""
-    moe, hidden = spec.moe, spec.hidden_size
-    assert moe is not None
-    tensors: dict[str, Expression] = {
-        "moe.router.weight": Load(f"{prefix}{names.router}.weight", (moe.num_experts, hidden))
-    }
-    if moe.router.has_correction:
-        tensors["moe.router.correction"] = Load(f"{prefix}{names.router}.e_score_correction_bias", (moe.num_experts,))
-    for e in range(moe.num_experts):
-        own = tuple(prefix + name.format(e) for name in (names.gate, names.up, names.down))
-        tensors |= _gated_mlp(f"moe.experts.{e}", own, moe.intermediate_size, hidden)
-    if size := moe.shared_intermediate_size:
-        shared = tuple(f"{prefix}{names.shared}.{name}_proj" for name in ("gate", "up", "down"))
-        tensors |= _gated_mlp("moe.shared", shared, size, hidden)
-    if moe.has_shared_gate:
-        tensors["moe.shared_gate.weight"] = Load(f"{prefix}{names.shared_gate}.weight", (1, hidden))
-    return tensors
+    def tensors(self, spec: ModelSpec, prefix: str) -> dict[str, Expression]:
+        """Return the engine tensors of the experts of a layer whose tensors begin with ``prefix``."""
+        moe, hidden = moe_of(spec), spec.hidden_size
+        router = prefix + self.router
+        engine: dict[str, Expression] = {"moe.router.weight": Load(f"{router}.weight", (moe.num_experts, hidden))}
+        if moe.router.has_correction:
+            engine["moe.router.correction"] = Load(f"{router}.e_score_correction_bias", (moe.num_experts,))
+        for e in range(moe.num_experts):
+            own = tuple(prefix + name.format(e) for name in (self.gate, self.up, self.down))
+            engine |= _gated_mlp(f"moe.experts.{e}", own, moe.intermediate_size, hidden)
+        if size := moe.shared_intermediate_size:
+            shared = tuple(f"{prefix}{self.shared}.{part}_proj" for part in ("gate", "up", "down"))
+            engine |= _gated_mlp("moe.shared", shared, size, hidden)
+        if moe.has_shared_gate:
+            engine["moe.shared_gate.weight"] = Load(f"{prefix}{self.shared_gate}.weight", (1, hidden))
+        return engine
 
 
 def _gated_mlp(engine: str, parts: tuple[str, ...], size: int, hidden: int) -> dict[str, Expression]:

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from lmdeploy.turbomind.families.experts import ExpertNames, has_experts
+from lmdeploy.turbomind.families.latent import latent_tensors
 from lmdeploy.turbomind.manifest import Expression, Load, concat, reshape, rows_of
 from lmdeploy.turbomind.spec import ModelSpec
 
@@ -21,6 +23,8 @@ class Layout:
         The rows of ``qkv`` are, for each key/value head, its q heads, k, v; otherwise all q, all k, all v.
     gate_up
         One matrix for gate and up, gate first, instead of two.
+    experts
+        From spec and the beginning of a layer's names to the engine tensors of the layer's experts.
     """
 
     embedding: str = "model.embed_tokens"
@@ -44,14 +48,16 @@ class Layout:
     up: str = "mlp.up_proj"
     gate_up: str = ""
     down: str = "mlp.down_proj"
+    experts: Callable[[ModelSpec, str], dict[str, Expression]] = ExpertNames().tensors
 
     def tensors(self, spec: ModelSpec) -> dict[str, Expression]:
         """Return the expression of each engine tensor of a model."""
         engine = model_tensors(spec, self)
         for i in range(spec.num_layers):
             prefix = self.layer.format(i)
-            parts = norm_tensors(spec, self, prefix) | attention_tensors(spec, self, prefix)
-            parts |= mlp_tensors(spec, self, prefix)
+            parts = norm_tensors(spec, self, prefix)
+            parts |= latent_tensors(spec, prefix) if spec.attention.mla else attention_tensors(spec, self, prefix)
+            parts |= self.experts(spec, prefix) if has_experts(spec, i) else mlp_tensors(spec, self, prefix)
             engine |= {f"layers.{i}.{name}": expression for name, expression in parts.items()}
         return engine
 

@@ -1,14 +1,13 @@
-"""Mixtral: Llama's attention, and in each layer experts of which every token goes to two."""
+"""Mixtral: Llama's attention, and in each layer experts, whose chosen weights sum to one."""
 
 from typing import Any
 
 from lmdeploy.turbomind.families.common import Checkpoint, Family, decoder_spec
-from lmdeploy.turbomind.families.experts import ExpertNames, with_experts
+from lmdeploy.turbomind.families.experts import ExpertNames
 from lmdeploy.turbomind.families.layout import Layout
-from lmdeploy.turbomind.manifest import Expression
 from lmdeploy.turbomind.spec import ModelSpec, MoeSpec, RouterSpec
 
-NAMES = ExpertNames(
+EXPERTS = ExpertNames(
     router="block_sparse_moe.gate",
     gate="block_sparse_moe.experts.{}.w1",
     up="block_sparse_moe.experts.{}.w3",
@@ -16,20 +15,14 @@ NAMES = ExpertNames(
 )
 
 
+def moe_spec(config: Any, router: RouterSpec) -> MoeSpec:
+    """Return the experts of a config with Mixtral's names."""
+    return MoeSpec(config.num_local_experts, config.num_experts_per_tok, config.intermediate_size, router)
+
+
 def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec of a ``MixtralForCausalLM``."""
-    moe = MoeSpec(
-        num_experts=config.num_local_experts,
-        experts_per_token=config.num_experts_per_tok,
-        intermediate_size=config.intermediate_size,
-        router=RouterSpec(normalizes=True),
-    )
-    return decoder_spec(config, checkpoint, moe=moe)
+    """Return the spec."""
+    return decoder_spec(config, checkpoint, moe=moe_spec(config, RouterSpec(normalizes=True)))
 
 
-def tensors(spec: ModelSpec) -> dict[str, Expression]:
-    """Return the expression of each engine tensor."""
-    return with_experts(Layout().tensors(spec), spec, "model.layers.{}.", NAMES)
-
-
-FAMILY = Family(("MixtralForCausalLM",), spec, tensors)
+FAMILY = Family(("MixtralForCausalLM",), spec, Layout(experts=EXPERTS.tensors).tensors)

@@ -1,0 +1,59 @@
+"""DBRX: LayerNorm without bias, clipped q, k and v, and experts stacked in three matrices."""
+
+from typing import Any
+
+from lmdeploy.turbomind.families.common import Checkpoint, Family, activation_of, decoder_spec, refuse_unless
+from lmdeploy.turbomind.families.experts import moe_of
+from lmdeploy.turbomind.families.layout import Layout
+from lmdeploy.turbomind.families.rope import plain_rope
+from lmdeploy.turbomind.manifest import Expression, Load, concat, rows_of, transpose
+from lmdeploy.turbomind.spec import AttentionSpec, MlpSpec, ModelSpec, MoeSpec, NormSpec, RouterSpec
+
+_NORM_EPS = 1e-5  # torch.nn.LayerNorm's
+
+
+def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec."""
+    attention, ffn = config.attn_config, config.ffn_config
+    power = ffn.moe_normalize_expert_weights
+    refuse_unless(power in (None, 1), f"moe_normalize_expert_weights {power}")
+    head_dim = config.d_model // config.n_heads
+    return decoder_spec(
+        config,
+        checkpoint,
+        num_kv_heads=attention.kv_n_heads,
+        intermediate_size=ffn.ffn_hidden_size,
+        norm=NormSpec(_NORM_EPS, kind="layer"),
+        mlp=MlpSpec(activation_of(ffn.ffn_act_fn.get("name", "silu"))),
+        attention=AttentionSpec(scale=head_dim**-0.5, qkv_clip=float(attention.clip_qkv or 0)),
+        ropes=(plain_rope(float(attention.rope_theta), head_dim),),
+        moe=MoeSpec(ffn.moe_num_experts, ffn.moe_top_k, ffn.ffn_hidden_size, RouterSpec(normalizes=power == 1)),
+    )
+
+
+def experts(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
+    """Return the engine tensors of the experts of a layer: expert e has rows e size .. (e + 1) size of each stack."""
+    moe, hidden = moe_of(spec), spec.hidden_size
+    size = moe.intermediate_size
+    stack = (moe.num_experts * size, hidden)
+    w1, v1, w2 = (Load(f"{prefix}ffn.experts.mlp.{name}", stack) for name in ("w1", "v1", "w2"))
+    router = Load(f"{prefix}ffn.router.layer.weight", (moe.num_experts, hidden))
+    engine: dict[str, Expression] = {"moe.router.weight": router}
+    for e in range(moe.num_experts):
+        rows = (e * size, (e + 1) * size)
+        engine[f"moe.experts.{e}.gate_up.weight"] = concat(rows_of(w1, *rows), rows_of(v1, *rows))
+        engine[f"moe.experts.{e}.down.weight"] = transpose(rows_of(w2, *rows))
+    return engine
+
+
+LAYOUT = Layout(
+    embedding="transformer.wte",
+    final_norm="transformer.norm_f",
+    layer="transformer.blocks.{}.",
+    attention_norm="norm_attn_norm.norm_1",
+    mlp_norm="norm_attn_norm.norm_2",
+    qkv="norm_attn_norm.attn.Wqkv",
+    o="norm_attn_norm.attn.out_proj",
+    experts=experts,
+)
+FAMILY = Family(("DbrxForCausalLM",), spec, LAYOUT.tensors, sizes=("vocab_size", "d_model", "n_layers", "n_heads"))

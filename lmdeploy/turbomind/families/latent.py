@@ -1,0 +1,58 @@
+"""Multi-head latent attention: its spec out of a DeepSeek-like config, and where checkpoints keep its tensors."""
+
+import math
+from typing import Any
+
+from lmdeploy.turbomind.families.common import refuse_unless
+from lmdeploy.turbomind.manifest import Expression, Load
+from lmdeploy.turbomind.spec import AttentionSpec, MlaSpec, ModelSpec
+
+_NORM_EPS = 1e-6  # of the norms of the latents, whatever the config says of the others
+
+
+def latent_attention(config: Any) -> AttentionSpec:
+    """Return the attention of a config with ``kv_lora_rank``, ``qk_nope_head_dim``, ...
+
+    With YaRN the scores grow by the square of its factor of magnitude for all dimensions, ``mscale_all_dim``.
+    """
+    refuse_unless(not config.attention_bias, "attention_bias with latent attention")
+    mla = MlaSpec(
+        kv_rank=config.kv_lora_rank,
+        q_rank=config.q_lora_rank or 0,
+        nope_dim=config.qk_nope_head_dim,
+        rope_dim=config.qk_rope_head_dim,
+        value_dim=config.v_head_dim,
+        norm_eps=_NORM_EPS,
+    )
+    parameters = config.rope_parameters or {}
+    factor, all_dim = parameters.get("factor") or 1.0, parameters.get("mscale_all_dim") or 0.0
+    magnitude = 1.0
+    if parameters.get("rope_type", "default") != "default" and factor > 1:
+        magnitude += 0.1 * all_dim * math.log(factor)
+    return AttentionSpec(scale=(mla.nope_dim + mla.rope_dim) ** -0.5 * magnitude**2, mla=mla)
+
+
+def latent_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
+    """Return the latent attention of a layer whose tensors begin with ``prefix``."""
+    mla = spec.attention.mla
+    if mla is None:
+        raise ValueError(f"{spec.architecture} has no latent attention")
+    attention, hidden = prefix + "self_attn.", spec.hidden_size
+    queries = spec.num_heads * (mla.nope_dim + mla.rope_dim)
+    matrices = {
+        "kv_down": ("kv_a_proj_with_mqa", (mla.kv_rank + mla.rope_dim, hidden)),
+        "kv_down_norm": ("kv_a_layernorm", (mla.kv_rank,)),
+        "kv_up": ("kv_b_proj", (spec.num_heads * (mla.nope_dim + mla.value_dim), mla.kv_rank)),
+        "o": ("o_proj", (hidden, spec.num_heads * mla.value_dim)),
+    }
+    if mla.q_rank:
+        matrices |= {
+            "q_down": ("q_a_proj", (mla.q_rank, hidden)),
+            "q_down_norm": ("q_a_layernorm", (mla.q_rank,)),
+            "q_up": ("q_b_proj", (queries, mla.q_rank)),
+        }
+    else:
+        matrices["q"] = ("q_proj", (queries, hidden))
+    return {
+        f"attention.{name}.weight": Load(f"{attention}{own}.weight", shape) for name, (own, shape) in matrices.items()
+    }

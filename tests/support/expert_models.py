@@ -1,0 +1,69 @@
+"""Models with experts or latent attention: architecture and sizes of tiny checkpoints that ``transformers`` makes."""
+
+from typing import Any
+
+EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2}
+QWEN_EXPERTS = {"num_experts": 9, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "q_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+}
+DEEPSEEK = LATENT | {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "num_hidden_layers": 3,
+    "routed_scaling_factor": 1.7,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "mscale": 0.8,
+    "mscale_all_dim": 1.2,
+}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Mixtral": ("MixtralForCausalLM", EXPERTS | {"sliding_window": None}),
+    "Qwen2-MoE": (
+        "Qwen2MoeForCausalLM",
+        QWEN_EXPERTS
+        | {
+            "shared_expert_intermediate_size": 40,
+            "num_hidden_layers": 4,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [3],
+        },
+    ),
+    "Qwen3-MoE": ("Qwen3MoeForCausalLM", QWEN_EXPERTS | {"norm_topk_prob": True, "head_dim": 16}),
+    "Phi-3.5-MoE": (
+        "PhimoeForCausalLM",
+        EXPERTS
+        | {"attention_bias": True, "lm_head_bias": True, "router_jitter_noise": 0.2, "tie_word_embeddings": False},
+    ),
+    "DBRX": (
+        "DbrxForCausalLM",
+        {
+            "d_model": 32,
+            "n_heads": 4,
+            "n_layers": 2,
+            "max_seq_len": 512,
+            "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.7, "rope_theta": 10000.0},
+            "ffn_config": {"hidden_size": 32, "ffn_hidden_size": 24, "moe_num_experts": 5, "moe_top_k": 2},
+            "tie_word_embeddings": False,
+        },
+    ),
+    "DeepSeek-V2-Lite": ("DeepseekV2ForCausalLM", DEEPSEEK | {"q_lora_rank": None, "topk_method": "greedy"}),
+    "DeepSeek-V2": (
+        "DeepseekV2ForCausalLM",
+        DEEPSEEK | {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "rope_parameters": YARN},
+    ),
+    "DeepSeek-V3": ("DeepseekV3ForCausalLM", DEEPSEEK | {"n_group": 4, "topk_group": 2, "rope_parameters": YARN}),
+    "MiniCPM3": ("MiniCPM3ForCausalLM", LATENT | {"rms_norm_eps": 1e-2, "dim_model_base": 16}),
+}
