@@ -26,6 +26,23 @@ StoredTensor with_new_bytes(const StoredTensor& source, std::vector<int64_t> sha
   return {source.dtype, std::move(shape), bytes->data(), bytes->size(), bytes};
 }
 
+// Copies `count` runs of `run` bytes, `stride` bytes apart, to neighbouring places.
+void copy_runs(const std::byte* from, size_t stride, size_t count, size_t run, std::byte* to) {
+  const auto copy = [&](auto size) {
+    for (size_t i = 0; i < count; ++i) std::memcpy(to + i * size, from + i * stride, size);
+  };
+  switch (run) {  // single elements, whose copies need no call
+    case 2:
+      copy(std::integral_constant<size_t, 2>());
+      break;
+    case 4:
+      copy(std::integral_constant<size_t, 4>());
+      break;
+    default:
+      copy(run);
+  }
+}
+
 }  // namespace
 
 size_t type_bytes(const std::string& dtype) {
@@ -102,13 +119,18 @@ StoredTensor permuted(const StoredTensor& source, const std::vector<size_t>& dim
     shape[i] = source.shape[dims[i]];
     strides[i] = source_strides[dims[i]];
   }
+  // The last dimensions that stay where they are move as one run of bytes.
+  size_t moving = rank;
+  size_t run = element_bytes(source);
+  while (moving > 0 && dims[moving - 1] == moving - 1) run *= static_cast<size_t>(shape[--moving]);
+  if (moving == 0) return source;
   auto bytes = std::make_shared<std::vector<std::byte>>(source.bytes);
-  const size_t step = element_bytes(source);
-  std::vector<int64_t> index(rank, 0);
+  const auto inner = static_cast<size_t>(shape[moving - 1]);
+  std::vector<int64_t> index(moving, 0);
   size_t offset = 0;
-  for (size_t to = 0; to < source.bytes; to += step) {
-    std::memcpy(bytes->data() + to, source.data + offset, step);
-    for (size_t i = rank; i-- > 0;) {
+  for (size_t to = 0; to < source.bytes; to += inner * run) {
+    copy_runs(source.data + offset, strides[moving - 1], inner, run, bytes->data() + to);
+    for (size_t i = moving - 1; i-- > 0;) {
       offset += strides[i];
       if (++index[i] < shape[i]) break;
       offset -= strides[i] * static_cast<size_t>(shape[i]);

@@ -29,6 +29,10 @@ CASES: dict[str, Expression] = {
     "rows": rows_of(MATRIX, 2, 5),
     "inner slice": rows_of(STACKED, 1, 3, dim=1),
     "transpose": transpose(MATRIX),
+    "rows taken in turns": reshape(permute(reshape(MATRIX, 3, 2, 4), 1, 0, 2), 6, 4),
+    "middle dimensions swapped": permute(reshape(STACKED, 3, 2, 2, 10), 0, 2, 1, 3),
+    "inner dimensions swapped": permute(STACKED, 0, 2, 1),
+    "nothing moved": permute(STACKED, 0, 1, 2),
     "an expert's neighbouring gates and ups, apart": reshape(
         permute(reshape(rows_of(STACKED, 1, 2), 4, 5, 2), 2, 1, 0), 10, 4
     ),
