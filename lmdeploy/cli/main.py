@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from lmdeploy.cli import chat, check_env, convert, list, serve
+from lmdeploy.cli import chat, check_env, convert, list, lite, serve
 from lmdeploy.version import __version__
 
 
@@ -17,7 +17,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("-v", "--version", action="version", version=__version__)
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (serve, chat, convert, list, check_env):
+    for command in (serve, chat, convert, lite, list, check_env):
         command.add_parser(subparsers)
     return parser
 

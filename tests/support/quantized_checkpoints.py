@@ -127,3 +127,23 @@ def quantize_checkpoint(source: Path, target: Path, scheme: Scheme) -> dict[str,
     config = json.loads((source / "config.json").read_text())
     (target / "config.json").write_text(json.dumps(config | {"quantization_config": scheme.config()}))
     return values
+
+
+def decode_awq(directory: Path, group_size: int) -> dict[str, torch.Tensor]:
+    """Return a checkpoint's tensors with the numbers ``X.weight`` in place of AWQ codes."""
+    tensors: dict[str, torch.Tensor] = {}
+    for file in directory.glob("*.safetensors"):
+        tensors |= load_file(file)
+    for layer in [name.removesuffix(".qweight") for name in tensors if name.endswith(".qweight")]:
+        codes, zeros = (_unpack_awq(tensors.pop(f"{layer}.{part}").numpy()) for part in ("qweight", "qzeros"))
+        groups = np.arange(len(codes)) // (len(codes) if group_size == -1 else group_size)
+        stored = Codes(codes, zeros, tensors.pop(f"{layer}.scales"), groups)
+        tensors[f"{layer}.weight"] = stored.dequantized()
+    return tensors
+
+
+def _unpack_awq(words: np.ndarray) -> np.ndarray:
+    nibbles = (words.view(np.uint32)[..., None] >> (4 * np.arange(8, dtype=np.uint32))) & 15
+    values = np.empty_like(nibbles)
+    values[..., list(AWQ_ORDER)] = nibbles
+    return values.reshape(len(words), -1).astype(np.int64)

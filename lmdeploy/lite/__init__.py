@@ -1,0 +1,1 @@
+"""Making models smaller: ``lmdeploy lite``."""
