@@ -5,6 +5,7 @@ the files. A directory in the cache is written beside its place and renamed, so 
 any number of processes may ask for it at once.
 """
 
+import functools
 import hashlib
 import os
 import shutil
@@ -22,8 +23,6 @@ from lmdeploy.version import __version__
 
 __all__ = ["CheckpointError", "EngineDir", "UnsupportedModelError", "resolve", "write_engine_dir"]
 
-# Bump when the content of an engine directory changes, so that cached ones are written anew.
-_LAYOUT = 3
 _TOKENIZER_FILES = (
     "config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json",
     "vocab.*", "merges.txt", "chat_template*", "*.tiktoken", "*.model",
@@ -98,8 +97,17 @@ def _fingerprint(model_dir: Path) -> str:
         if file.is_file() and not file.name.startswith("."):
             status = file.stat()
             stats.append((file.name, status.st_size, status.st_mtime_ns))
-    content = repr((_LAYOUT, __version__, str(model_dir), stats))
+    content = repr((_writer_hash(), __version__, str(model_dir), stats))
     return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+@functools.cache
+def _writer_hash() -> str:
+    """Return a hash of the code that writes engine directories, so that a change of it writes cached ones anew."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def _write_atomically(model_dir: Path, target: Path) -> None:
