@@ -29,6 +29,7 @@ YARN = {
     "mscale": 0.8,
     "mscale_all_dim": 1.2,
 }
+GPT_OSS = EXPERTS | {"head_dim": 16, "sliding_window": 20}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Mixtral": ("MixtralForCausalLM", EXPERTS | {"sliding_window": None}),
     "Qwen2-MoE": (
@@ -59,6 +60,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": False,
         },
     ),
+    "GPT-OSS": ("GptOssForCausalLM", GPT_OSS),
     "DeepSeek-V2-Lite": ("DeepseekV2ForCausalLM", DEEPSEEK | {"q_lora_rank": None, "topk_method": "greedy"}),
     "DeepSeek-V2": (
         "DeepseekV2ForCausalLM",
