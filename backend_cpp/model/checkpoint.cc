@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "model/mxfp4.h"
 
 namespace turbomind {
 
@@ -91,6 +92,7 @@ std::vector<StoredValue> Checkpoint::evaluate(const Json& expression) const {
     for (StoredValue& part : evaluate(argument)) all.push_back(std::move(part));
   }
   if (op == "concat") return all;
+  if (op == "mxfp4") return {StoredValue(decode_mxfp4(all.at(0).numbers(), all.at(1).numbers()))};
   if (op != "quantized") return {rearranged(expression, all)};
   std::vector<StoredTensor> tensors;
   for (const StoredValue& part : all) tensors.push_back(part.numbers());

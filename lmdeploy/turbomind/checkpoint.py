@@ -12,6 +12,7 @@ from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.turbomind.families import family_of
 from lmdeploy.turbomind.families.common import Checkpoint, Family
 from lmdeploy.turbomind.manifest import WEIGHT_DTYPES, Expression, Load, Manifest, find_problems, walk
+from lmdeploy.turbomind.mxfp4 import with_mxfp4
 from lmdeploy.turbomind.quantized import Quantization, is_zero_bias_beside_codes, weight_format, with_codes
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex, read_checkpoint
 from lmdeploy.turbomind.spec import ModelSpec
@@ -59,7 +60,7 @@ def describe(model_dir: Path, model_name: str) -> Description:
     bos, eos = _boundary_tokens(model_dir, config)
     checkpoint = Checkpoint(architecture, model_name, _dtype_of(index), bos, eos)
     spec = _spec_of(model_dir, config, family, checkpoint)
-    tensors = dict(family.tensors(spec))
+    tensors = with_mxfp4(family.tensors(spec), index)
     if quantization is not None:
         tensors = with_codes(tensors, quantization, index)
     unread = _unread_tensors(tensors, index)

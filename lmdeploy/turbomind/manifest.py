@@ -98,7 +98,20 @@ class Quantized:
     problems: tuple[str, ...] = ()
 
 
-Expression = Load | Concat | Slice | Permute | Reshape | Quantized
+@dataclass(frozen=True)
+class Mxfp4:
+    """The numbers that 4-bit floats ``[..., blocks, 16]`` (two in a byte) with scales ``[..., blocks]`` stand for."""
+
+    args: tuple["Expression", "Expression"]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the numbers, ``[..., 32 blocks]``."""
+        *outer, blocks = self.args[1].shape
+        return (*outer, 32 * blocks)
+
+
+Expression = Load | Concat | Slice | Permute | Reshape | Quantized | Mxfp4
 
 
 def concat(*args: Expression) -> Concat:
@@ -189,7 +202,7 @@ class Manifest:
             yield from loads_in(expression)
 
 
-def _operation(expression: Concat | Slice | Permute | Reshape | Quantized) -> dict[str, Any]:
+def _operation(expression: Concat | Slice | Permute | Reshape | Quantized | Mxfp4) -> dict[str, Any]:
     match expression:
         case Quantized():
             names = ("layout", "bits", "group", "zeros_less_one", "shape")
@@ -200,6 +213,8 @@ def _operation(expression: Concat | Slice | Permute | Reshape | Quantized) -> di
             return {"op": "permute", "dims": list(expression.dims)}
         case Reshape():
             return {"op": "reshape", "shape": list(expression.shape)}
+        case Mxfp4():
+            return {"op": "mxfp4"}
         case Concat():
             return {"op": "concat"}
 

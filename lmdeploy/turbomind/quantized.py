@@ -12,9 +12,10 @@ from typing import Any, Literal, Self
 
 from lmdeploy.errors import UnsupportedModelError
 from lmdeploy.turbomind.manifest import Expression, Load, Quantized
+from lmdeploy.turbomind.mxfp4 import METHOD as MXFP4
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex
 
-_SUPPORTED = "supported: awq (version gemm, 4 bits), gptq (4 and 8 bits)"
+_SUPPORTED = "supported: awq (version gemm, 4 bits), gptq (4 and 8 bits), mxfp4"
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class Quantization:
             return None
         if not isinstance(given, dict):
             raise UnsupportedModelError(f"quantization_config must be an object, got {given!r}; {_SUPPORTED}")
+        if given.get("quant_method") == MXFP4:
+            return None  # read as numbers
         method, bits, group_size = given.get("quant_method"), given.get("bits"), given.get("group_size")
         if method not in {"awq", "gptq"}:
             raise UnsupportedModelError(f"quantized weights of method {method!r} are not supported; {_SUPPORTED}")

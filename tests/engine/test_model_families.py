@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.support import published
+from tests.support.expert_models import GPT_OSS
 from tests.support.expert_models import MODELS as EXPERT_MODELS
 from tests.support.published import Publisher, as_is
 from tests.support.tiny_models import make_tiny
@@ -144,6 +145,12 @@ CASES = {
     ),
     # The eager attention of transformers adds Falcon's biases twice: to the mask, and to the scores.
     "Falcon RW": Case("FalconForCausalLM", FALCON | RW | {"bias": True}, attention="sdpa"),
+    "GPT-OSS as published": Case(
+        "GptOssForCausalLM",
+        GPT_OSS | {"hidden_size": 64, "intermediate_size": 96},
+        published.mxfp4,
+        published.mxfp4_forward,
+    ),
     "DeepSeek-MoE": Case(
         "Qwen2MoeForCausalLM",
         UNTIED

@@ -6,7 +6,8 @@ that the reference stays ``transformers``.
 
 import json
 import re
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +243,40 @@ def ungated_forward(model: Any, ids: list[int]) -> Tensor:
             parameter.zero_()
     logits: Tensor = model(torch.tensor([ids])).logits[0]
     return logits
+
+
+_STACKS = ("experts.gate_up_proj", "experts.down_proj")
+
+
+def mxfp4(directory: Path) -> None:
+    """GPT-OSS with random MXFP4 codes as its experts, see :func:`mxfp4_forward`."""
+    config = old_config(directory) | {"quantization_config": {"quant_method": "mxfp4"}}
+    tensors = load_file(directory / _WEIGHTS)
+    for name in [name for name in tensors if name.endswith(_STACKS)]:
+        codes, scales = _codes(name, tensors.pop(name).shape)
+        tensors |= {f"{name}_blocks": codes, f"{name}_scales": scales}
+    save_file(tensors, directory / _WEIGHTS)
+    (directory / "config.json").write_text(json.dumps(config))
+
+
+def mxfp4_forward(model: Any, ids: list[int]) -> Tensor:
+    """Return the logits of a GPT-OSS whose experts are what ``transformers`` makes of the codes."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    for name, parameter in model.named_parameters():
+        if name.endswith(_STACKS):
+            parameter.copy_(convert_moe_packed_tensors(*_codes(name, parameter.shape), dtype=torch.float32))
+    logits: Tensor = model(torch.tensor([ids])).logits[0]
+    return logits
+
+
+def _codes(name: str, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Return the codes and scales of a stack ``[experts, in, out]``, the same each time."""
+    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    experts, inputs, outputs = shape
+    blocks = (experts, outputs, inputs // 32)
+    codes = torch.randint(0, 256, (*blocks, 16), generator=generator, dtype=torch.uint8)
+    return codes, torch.randint(121, 126, blocks, generator=generator, dtype=torch.uint8)
 
 
 def alibi_forward(model: Any, ids: list[int]) -> Tensor:

@@ -1,4 +1,4 @@
-"""GPT-OSS: attention sinks, a window in every other layer, and experts with biases, stacked and laid out as [in, out]."""
+"""GPT-OSS: attention sinks, a window in every other layer, and stacked experts with biases, laid out as [in, out]."""
 
 from typing import Any
 
