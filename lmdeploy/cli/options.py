@@ -21,6 +21,10 @@ _ENGINE_OPTIONS: dict[str, tuple[type, str]] = {
     "max_batch_size": (int, "most sequences computed at a time"),
     "cache_max_entry_count": (float, "part of the free memory given to the KV cache, between 0 and 1"),
     "cache_block_seq_len": (int, "tokens in a block of the KV cache"),
+    "rope_scaling_factor": (
+        float,
+        "factor of dynamic NTK beyond the trained length (default: as the model says)",
+    ),
     "max_prefill_token_num": (int, "most prompt tokens computed in one step"),
 }
 

@@ -78,6 +78,12 @@ def write_engine_dir(model_dir: Path, model_name: str, target: Path) -> EngineDi
 
     description = describe(model_dir, model_name)
     tokenizer = Tokenizer(str(model_dir))
+    if tokenizer.vocab_size > description.spec.vocab_size:
+        rows = description.spec.vocab_size
+        raise CheckpointError(
+            model_dir,
+            [f"the tokenizer must have at most {rows} tokens, the rows of the embedding, got {tokenizer.vocab_size}"],
+        )
     copies = target / "tokenizer"
     copies.mkdir(parents=True, exist_ok=True)
     for pattern in _TOKENIZER_FILES:

@@ -212,3 +212,19 @@ def test_logits_equal_transformers_in_chunks_in_steps_and_behind_cached_prefixes
         again, logits = engine.answer(longer, 4, "generation")
         assert engine.matched_tokens() >= 48
         assert relative_error(logits, case.forward(model, longer + again[:-1])[len(longer) - 1 :]) < TOLERANCE
+
+
+# Between them: windows, soft caps, two ropes, output norms; LayerNorm and parallel halves; ALiBi; half rotations.
+VARIED = ["Gemma 2", "Gemma 3", "Falcon 40B", "Falcon RW", "GLM-4-0414", "Granite"]
+
+
+@pytest.mark.parametrize("name", VARIED)
+def test_logits_are_bitwise_the_same_in_small_chunks_and_in_one(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    directory = make_tiny(tmp_path / "model", case.architecture, **case.overrides)
+    found = []
+    for rows in (20, 256):
+        with TokenEngine(directory, num_tokens_per_iter=rows) as engine:
+            found.append(engine.answer(PROMPT, 8, "all"))
+    assert found[0][0] == found[1][0]
+    assert torch.equal(found[0][1], found[1][1])

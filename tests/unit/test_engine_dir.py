@@ -17,6 +17,7 @@ from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.turbomind.engine_dir import CheckpointError, resolve
 from lmdeploy.turbomind.spec import ModelSpec
 from tests.support.manifest_weights import load_weights
+from tests.support.tiny_models import make_tiny_llama
 
 CopyOf = Callable[[Path], Path]
 
@@ -129,6 +130,12 @@ def test_an_incomplete_engine_directory_is_refused(tiny_llama: Path, copy_of: Co
     (engine.path / name).unlink()
     with pytest.raises(CheckpointError, match=f"{name} is missing"):
         resolve(engine.path)
+
+
+def test_a_tokenizer_may_be_smaller_than_the_embedding_but_not_larger(tmp_path: Path) -> None:
+    assert resolve(make_tiny_llama(tmp_path / "larger", vocab_size=49160)).spec.vocab_size == 49160
+    with pytest.raises(CheckpointError, match=r"the tokenizer must have at most 49000 tokens.*got 49152"):
+        resolve(make_tiny_llama(tmp_path / "smaller", vocab_size=49000))
 
 
 def test_a_spec_survives_json() -> None:

@@ -1,6 +1,7 @@
 """Families: what is refused and why, what is only warned of, and how a new one is added."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,12 @@ def test_what_the_engine_cannot_do_is_named(case: str, tiny_llama: Path, copy_of
     (checkpoint / "config.json").write_text(json.dumps(config | changes))
     with pytest.raises(UnsupportedModelError, match=reason):
         resolve(checkpoint)
+
+
+def test_the_documents_table_names_every_architecture() -> None:
+    rows = (Path(__file__).parents[2] / "docs" / "supported-models.md").read_text().splitlines()
+    named = {name for row in rows if row.startswith("|") for name in re.findall(r"`(\w+)`", row.split("|")[2])}
+    assert named == set(package.families())
 
 
 FAMILY_FILE = """
