@@ -65,18 +65,32 @@ def test_the_logits_are_those_of_the_stored_numbers(name: str, source: Path, tmp
     assert distance(logits_of(tmp_path / "model"), reference_of(source, values)) < LIMIT
 
 
-def test_experts_are_multiplied_as_codes(tmp_path: Path) -> None:
-    source = make_tiny(
-        tmp_path / "source",
-        "Qwen2MoeForCausalLM",
-        num_hidden_layers=1,
-        initializer_range=0.05,
-        hidden_size=64,
-        moe_intermediate_size=96,
-        shared_expert_intermediate_size=64,
-        num_experts=4,
-        num_experts_per_tok=2,
-    )
+EXPERTS = {
+    "num_hidden_layers": 1,
+    "initializer_range": 0.05,
+    "hidden_size": 64,
+    "moe_intermediate_size": 96,
+    "num_experts_per_tok": 2,
+}
+LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "overrides"),
+    [
+        ("Qwen2MoeForCausalLM", EXPERTS | {"num_experts": 4, "shared_expert_intermediate_size": 64}),
+        ("DeepseekV2ForCausalLM", EXPERTS | LATENT | {"n_routed_experts": 4, "n_shared_experts": 1}),
+    ],
+)
+def test_experts_are_multiplied_as_codes(architecture: str, overrides: dict[str, Any], tmp_path: Path) -> None:
+    source = make_tiny(tmp_path / "source", architecture, **overrides)
     values = quantize_checkpoint(source, tmp_path / "model", Scheme())
     assert any("experts.3.down_proj" in name for name in values)
     # `transformers` keeps experts stacked, so it reads the numbers from a checkpoint.

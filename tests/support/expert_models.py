@@ -29,6 +29,15 @@ YARN = {
     "mscale": 0.8,
     "mscale_all_dim": 1.2,
 }
+PHI_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.5, 2.0, 4.0],
+    "long_factor": [2.0, 3.0, 4.0, 8.0],
+    "short_mscale": 1.3,
+    "long_mscale": 1.3,
+    "original_max_position_embeddings": 128,
+}
 GPT_OSS = EXPERTS | {"head_dim": 16, "sliding_window": 20}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Mixtral": ("MixtralForCausalLM", EXPERTS | {"sliding_window": None}),
@@ -48,6 +57,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         EXPERTS
         | {"attention_bias": True, "lm_head_bias": True, "router_jitter_noise": 0.2, "tie_word_embeddings": False},
     ),
+    "Phi-3.5-MoE with longrope": ("PhimoeForCausalLM", EXPERTS | {"rope_parameters": PHI_ROPE}),
     "DBRX": (
         "DbrxForCausalLM",
         {
