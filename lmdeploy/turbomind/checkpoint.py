@@ -16,7 +16,7 @@ from lmdeploy.turbomind.mxfp4 import with_mxfp4
 from lmdeploy.turbomind.quantized import Quantization, is_zero_bias_beside_codes, weight_format, with_codes
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex, read_checkpoint
 from lmdeploy.turbomind.spec import ModelSpec
-from lmdeploy.turbomind.spec_problems import is_size, size_problem
+from lmdeploy.turbomind.spec_problems import size_problems
 
 logger = logging.getLogger(__name__)
 
@@ -101,13 +101,9 @@ def _family_of(config: dict[str, Any]) -> tuple[str, Family]:
 
 def _size_problems(config: dict[str, Any], required: Sequence[str]) -> list[str]:
     """Return what is wrong with the sizes, before ``transformers`` divides by them or fills in another model's."""
-    problems = []
-    for name in dict.fromkeys((*required, *_OPTIONAL_SIZES)):
-        value = config.get(name)
-        if value is None and name not in required:
-            continue
-        if not is_size(value):
-            problems.append(size_problem(f"config.json: {name}", value))
+    names = dict.fromkeys((*required, *_OPTIONAL_SIZES))
+    given = {f"config.json: {n}": config.get(n) for n in names if n in required or config.get(n) is not None}
+    problems = size_problems(given)
     if not problems and config.get("head_dim") is None and config.get("kv_channels") is None:
         hidden, heads = config.get("hidden_size", 0), config.get("num_attention_heads", 1)
         if hidden % heads:

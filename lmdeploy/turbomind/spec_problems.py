@@ -1,7 +1,7 @@
 """What keeps a ModelSpec from describing a possible model."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,27 +16,35 @@ ROUTER_SCORES = ("softmax", "sigmoid", "sparsemixer")
 GROUP_SCORES = ("max", "top2")
 # No model comes near; a config beyond it is damaged, and sizes could overflow.
 LARGEST_SIZE = 1 << 27
+LARGEST_COUNT = 1 << 12  # of layers, and of experts in one
+LARGEST_EXPERT_COUNT = 1 << 17  # in all layers
+_COUNTS = frozenset({"num_layers", "num_hidden_layers", "n_layers", "num_experts", "n_routed_experts"})
 _SIZES = (
     "vocab_size", "hidden_size", "num_layers", "intermediate_size", "num_heads", "num_kv_heads", "head_dim",
     "max_position_embeddings",
 )  # fmt: skip
 
 
-def is_size(value: object) -> bool:
+def is_size(value: object, largest: int = LARGEST_SIZE) -> bool:
     """Return whether ``value`` is a whole number >= 1 that a model can have as a size."""
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LARGEST_SIZE
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= largest
 
 
-def size_problem(name: str, value: object) -> str:
-    """Return the sentence about a value that is no size."""
-    if isinstance(value, int) and value > LARGEST_SIZE:
-        return f"{name} must be at most {LARGEST_SIZE}, got {value!r}"
-    return f"{name} must be a whole number >= 1, got {value!r}"
+def size_problems(sizes: Mapping[str, object]) -> list[str]:
+    """Return a sentence for each named value that is no size, or no number of layers or experts."""
+    problems = []
+    for name, value in sizes.items():
+        largest = LARGEST_COUNT if name.rpartition(" ")[2].rpartition(".")[2] in _COUNTS else LARGEST_SIZE
+        if isinstance(value, int) and value > largest:
+            problems.append(f"{name} must be at most {largest}, got {value!r}")
+        elif not is_size(value):
+            problems.append(f"{name} must be a whole number >= 1, got {value!r}")
+    return problems
 
 
 def problems_of(spec: "ModelSpec") -> list[str]:
     """Return everything that is wrong with a spec, one sentence a problem."""
-    problems = [size_problem(name, getattr(spec, name)) for name in _SIZES if not is_size(getattr(spec, name))]
+    problems = size_problems({name: getattr(spec, name) for name in _SIZES})
     return problems or [*_scalars(spec), *_choices(spec), *_shapes(spec), *_parts(spec)]
 
 
@@ -113,8 +121,7 @@ def _rope_problems(rope: "RopeSpec", head_dim: int) -> Iterator[str]:
     if rope.stretch is None:
         return
     yield from _choice("rope.stretch.kind", rope.stretch.kind, STRETCHES)
-    if not is_size(rope.stretch.length):
-        yield size_problem("rope.stretch.length", rope.stretch.length)
+    yield from size_problems({"rope.stretch.length": rope.stretch.length})
     if not 1 <= rope.stretch.factor < math.inf:
         yield f"rope.stretch.factor must be a finite number >= 1, got {rope.stretch.factor}"
     if rope.stretch.kind == "long" and len(stretched) != len(rope.inv_freq):
@@ -122,26 +129,29 @@ def _rope_problems(rope: "RopeSpec", head_dim: int) -> Iterator[str]:
 
 
 def _mla_problems(mla: "MlaSpec") -> Iterator[str]:
-    sizes = {name: getattr(mla, name) for name in ("kv_rank", "nope_dim", "rope_dim", "value_dim")}
-    yield from (size_problem(f"attention.mla.{n}", v) for n, v in sizes.items() if not is_size(v))
+    names = ("kv_rank", "nope_dim", "rope_dim", "value_dim", *(("q_rank",) if mla.q_rank else ()))
+    yield from size_problems({f"attention.mla.{name}": getattr(mla, name) for name in names})
     if not 0 < mla.norm_eps < math.inf:
         yield f"attention.mla.norm_eps must be a finite number > 0, got {mla.norm_eps}"
-    if mla.q_rank and not is_size(mla.q_rank):
-        yield size_problem("attention.mla.q_rank", mla.q_rank)
 
 
 def _moe_problems(moe: "MoeSpec", num_layers: int) -> Iterator[str]:
     router = moe.router
-    sizes = {name: getattr(moe, name) for name in ("num_experts", "experts_per_token", "intermediate_size")}
-    sizes |= {f"router.{name}": getattr(router, name) for name in ("groups", "top_groups")}
-    problems = [size_problem(f"moe.{n}", v) for n, v in sizes.items() if not is_size(v)]
-    if problems:
+    names = ["num_experts", "experts_per_token", "intermediate_size"]
+    names += ["shared_intermediate_size"] if moe.shared_intermediate_size else []
+    sizes = {f"moe.{name}": getattr(moe, name) for name in names}
+    sizes |= {f"moe.router.{name}": getattr(router, name) for name in ("groups", "top_groups")}
+    if problems := size_problems(sizes):
         yield from problems
         return
+    if moe.num_experts * num_layers > LARGEST_EXPERT_COUNT:
+        yield f"moe.num_experts must be at most {LARGEST_EXPERT_COUNT} in all layers, got {moe.num_experts} in each"
     yield from _choice("moe.router.score", router.score, ROUTER_SCORES)
     yield from _choice("moe.router.group_score", router.group_score, GROUP_SCORES)
     if not 0 < router.scale < math.inf:
         yield f"moe.router.scale must be a finite number > 0, got {router.scale}"
+    if not 0 <= router.jitter < math.inf:
+        yield f"moe.router.jitter must be a finite number >= 0, got {router.jitter}"
     if moe.num_experts % router.groups or router.top_groups > router.groups:
         yield f"moe.router.groups must divide the {moe.num_experts} experts and be >= top_groups {router.top_groups}"
     elif moe.experts_per_token > moe.num_experts // router.groups * router.top_groups:
