@@ -43,7 +43,8 @@ struct LinearWeight {
   // int8 and int4 only.
   int group = 0;
   const half* scales = nullptr;
-  const uint8_t* zeros = nullptr;  // null: 128 for int8, 8 for int4
+  const uint8_t* zeros = nullptr;        // null: 128 for int8, 8 for int4
+  const int32_t* input_order = nullptr;  // [in_features]: which input of x each input of the codes is; null: the same
 
   bool is_packed() const { return format == WeightFormat::kInt8 || format == WeightFormat::kInt4; }
 };

@@ -13,6 +13,7 @@ struct LinearStorage {
   AlignedBuffer data;
   AlignedBuffer scales;
   AlignedBuffer zeros;
+  AlignedBuffer input_order;
   AlignedBuffer bias;
   LinearWeight view;
 };

@@ -54,7 +54,7 @@ bool can_pack(const std::vector<StoredValue>& parts) {
     const StoredCodes* front = parts[0].codes();
     const StoredCodes* codes = part.codes();
     return codes != nullptr && front != nullptr && codes->bits() == front->bits() && codes->group() == front->group() &&
-           codes->input_order().empty();
+           codes->input_order() == front->input_order();
   });
 }
 
@@ -67,6 +67,10 @@ LinearStorage pack_stored_codes(const std::vector<StoredValue>& parts, const Loo
   storage.data = AlignedBuffer(shape.code_bytes());
   storage.scales = AlignedBuffer(shape.scale_count() * sizeof(half));
   storage.zeros = AlignedBuffer(shape.scale_count());
+
+  const std::vector<int32_t>& order = front.input_order();
+  storage.input_order = AlignedBuffer(order.size() * sizeof(int32_t));
+  std::copy(order.begin(), order.end(), storage.input_order.as<int32_t>());
 
   constexpr int kBlockOutputs = kBlockTiles * kTileOutputs;
   loop((out_features + kBlockOutputs - 1) / kBlockOutputs, [&](int block) {
@@ -99,7 +103,8 @@ LinearStorage pack_stored_codes(const std::vector<StoredValue>& parts, const Loo
                   nullptr,
                   shape.group,
                   storage.scales.as<half>(),
-                  storage.zeros.as<uint8_t>()};
+                  storage.zeros.as<uint8_t>(),
+                  storage.input_order.as<int32_t>()};
   return storage;
 }
 

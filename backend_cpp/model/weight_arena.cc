@@ -18,6 +18,7 @@ LinearWeight WeightArena::add(const LinearStorage& storage) {
   view.data = copy(storage.data);
   view.scales = static_cast<const half*>(copy(storage.scales));
   view.zeros = static_cast<const uint8_t*>(copy(storage.zeros));
+  view.input_order = static_cast<const int32_t*>(copy(storage.input_order));
   view.bias = static_cast<const float*>(copy(storage.bias));
   return view;
 }

@@ -65,6 +65,13 @@ def test_the_logits_are_those_of_the_stored_numbers(name: str, source: Path, tmp
     assert distance(logits_of(tmp_path / "model"), reference_of(source, values)) < LIMIT
 
 
+def test_fused_layers_are_read_from_their_codes(tmp_path: Path) -> None:
+    source = make_tiny(tmp_path / "source", "Phi3ForCausalLM", initializer_range=0.05, pad_token_id=0, **SIZES)
+    values = quantize_checkpoint(source, tmp_path / "model", Scheme("gptq", desc_act=True))
+    assert any("qkv_proj" in name for name in values)
+    assert distance(logits_of(tmp_path / "model"), reference_of(source, values)) < LIMIT
+
+
 EXPERTS = {
     "num_hidden_layers": 1,
     "initializer_range": 0.05,

@@ -50,6 +50,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "whole rows": ("LlamaForCausalLM", {}, {"w_group_size": -1}),
     "all heads, biases": ("LlamaForCausalLM", {"num_key_value_heads": 4, "attention_bias": True}, {}),
     "qwen2": ("Qwen2ForCausalLM", {"tie_word_embeddings": False}, {}),
+    "qwen3": ("Qwen3ForCausalLM", {"head_dim": 16}, {}),
     "mistral": ("MistralForCausalLM", {"head_dim": 24}, {}),
 }
 

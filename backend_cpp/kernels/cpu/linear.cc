@@ -1,6 +1,7 @@
 #include "kernels/linear.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "kernels/cpu/isa.h"
 #include "kernels/packed_weight.h"
@@ -28,6 +29,14 @@ void for_blocks(ThreadPool& pool, int rows, int units, size_t unit_bytes, int un
   });
 }
 
+// The inputs of a row in the order of the weight's codes; `room` may be filled with them.
+const float* in_code_order(const LinearWeight& weight, const float* row, std::vector<float>& room) {
+  if (weight.input_order == nullptr) return row;
+  room.resize(static_cast<size_t>(weight.in_features));
+  for (size_t i = 0; i < room.size(); ++i) room[i] = row[weight.input_order[i]];
+  return room.data();
+}
+
 void packed_linear(ThreadPool& pool, LinearScratch& scratch, const LinearWeight& weight, const float* x, int rows,
                    float* y, bool accumulate) {
   const KernelTable& table = kernels();
@@ -35,9 +44,10 @@ void packed_linear(ThreadPool& pool, LinearScratch& scratch, const LinearWeight&
   const LinearScratch::View view = scratch.reserve(rows, shape.padded_features(), shape.groups());
   pool.parallel_for((rows + kQuantizeRows - 1) / kQuantizeRows, [&](int chunk) {
     const int last = std::min(rows, (chunk + 1) * kQuantizeRows);
+    std::vector<float> room;
     for (auto row = static_cast<size_t>(chunk) * kQuantizeRows; row < static_cast<size_t>(last); ++row) {
-      table.quantize_row(x + row * weight.in_features, weight.in_features, weight.group, shape.groups(),
-                         view.codes + row * shape.padded_features(), view.scales + row * shape.groups(),
+      table.quantize_row(in_code_order(weight, x + row * weight.in_features, room), weight.in_features, weight.group,
+                         shape.groups(), view.codes + row * shape.padded_features(), view.scales + row * shape.groups(),
                          view.sums + row * shape.groups());
     }
   });
