@@ -75,6 +75,8 @@ def _choices(spec: "ModelSpec") -> Iterator[str]:
     yield from _choice("norm.kind", spec.norm.kind, NORMS)
     yield from _choice("mlp.activation", spec.mlp.activation, ACTIVATIONS)
     yield from _choice("attention.qk_norm", spec.attention.qk_norm, QK_NORMS)
+    if spec.norm.bias and spec.norm.kind != "layer":
+        yield "norm.bias needs norm.kind layer"
     if spec.mlp.activation == "clamped_swiglu" and not spec.mlp.is_gated:
         yield "mlp.activation clamped_swiglu needs mlp.is_gated"
     if spec.block.shares_norm and not spec.block.is_parallel:

@@ -153,6 +153,16 @@ def test_a_spec_survives_json() -> None:
         ({"dtype": "int3"}, "dtype must be one of"),
         ({"eos_token_ids": [49152]}, r"eos_token_ids must be in \[0, 49152\), got 49152"),
         ({"surprise": 1}, "surprise"),
+        ({"norm": {"eps": 1e-5, "bias": True}}, "norm.bias needs norm.kind layer"),
+        ({"norm": {"eps": 1e-5, "kind": "batch"}}, "norm.kind must be one of rms, layer, got 'batch'"),
+        ({"norm": {}}, "missing 1 required positional argument: 'eps'"),
+        ({"norm": 3}, "NormSpec must be an object, got 3"),
+        ({"block": {"shares_norm": True}}, "block.shares_norm needs block.is_parallel"),
+        ({"mlp": {"activation": "clamped_swiglu", "is_gated": False}}, "clamped_swiglu needs mlp.is_gated"),
+        ({"layer_ropes": [0, 1]}, "layer_ropes must have a number below 1 for each of 30 layers"),
+        ({"attention": {"scale": 1.0, "windows": [-1] * 30}}, "attention.windows must have a number >= 0"),
+        ({"attention": {"scale": 1.0, "alibi_slopes": [0.5]}}, "attention.alibi_slopes must have a finite number"),
+        ({"embedding_scale": 0}, "embedding_scale must be a finite number > 0"),
     ],
 )
 def test_an_impossible_spec_is_refused(change: dict[str, object], reason: str) -> None:
