@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AwqConfig
 from transformers.models.llama import modeling_llama
 
 from lmdeploy.cli.main import main as run_cli
@@ -86,6 +86,7 @@ def test_config_and_tokenizer_are_those_of_an_awq_checkpoint(source: Path, tmp_p
         "zero_point": False,
         "modules_to_not_convert": None,
     }
+    assert AwqConfig.from_dict(config["quantization_config"]).format == "gemm"  # `transformers` reads it
     assert config["dtype"] == "float16"
     assert (tmp_path / "awq" / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
     index = json.loads((tmp_path / "awq" / "model.safetensors.index.json").read_text())
@@ -122,12 +123,17 @@ def test_an_interrupted_run_continues_and_ends_the_same(source: Path, tmp_path: 
 def test_rounding_is_that_of_the_tests_own_encoder() -> None:
     torch.manual_seed(0)
     weight = torch.randn(24, 64)
-    for sym in (False, True):
-        ours = round_matrix(weight, Grid(4, 16, sym)).numbers()
-        theirs = quantize(weight, Scheme(group_size=16, sym=False)).dequantized()
-        if not sym:
-            torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-3)
-        assert (ours - weight).abs().max() <= weight.abs().max() / 7
+    ours = round_matrix(weight, Grid(4, 16, is_symmetric=False)).numbers()
+    torch.testing.assert_close(ours, quantize(weight, Scheme(group_size=16)).dequantized(), rtol=0, atol=2e-3)
+
+
+def test_symmetric_codes_are_within_half_a_step() -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(24, 64)
+    rounded = round_matrix(weight, Grid(4, 16, is_symmetric=True))
+    assert (rounded.zeros == 8).all()
+    step = rounded.scales.float().repeat_interleave(16, dim=1)
+    assert ((rounded.numbers() - weight).abs() <= 0.51 * step).all()
 
 
 def test_the_error_of_outputs_follows_from_the_inputs_moments() -> None:
