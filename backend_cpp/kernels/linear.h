@@ -6,13 +6,12 @@
 //
 // Weight formats:
 //   float32, bfloat16   [out_features, in_features], row-major. Products and sums are float32 (bfloat16 is widened
-//   exactly),
-//                       so y is within in_features 2^-24 sum |x w| of the exact result.
+//                       exactly), so y is within in_features 2^-24 sum |x w| of the exact result.
 //   int8, int4          w = scale (code - zero), a scale and a zero point for each group of `group` neighbouring inputs
-//   of an
-//                       output (kernels/packed_weight.h). x is rounded to 8 bits for each row and group, with its own
-//                       scale; products and sums inside a group are exact integers, sums over groups float32. So beyond
-//                       the rounding of the weight, y is off by at most sum over groups of (max |x| / 254) sum |w|.
+//                       of an output (kernels/packed_weight.h). x is rounded to 8 bits for each row and group, with
+//                       its own scale; products and sums inside a group are exact integers, sums over groups float32.
+//                       So beyond the rounding of the weight, y is off by at most sum over groups of (max |x| / 254)
+//                       sum |w|.
 //
 // Each output element is summed in an order that depends only on in_features and the instruction set: not on rows, on
 // the tile or the thread that computes it. So a row's result is bitwise the same alone, in a batch, and in any chunk of
@@ -49,20 +48,32 @@ struct LinearWeight {
   bool is_packed() const { return format == WeightFormat::kInt8 || format == WeightFormat::kInt4; }
 };
 
+// Activations rounded for a packed weight.
+struct RoundedRows {
+  int rows;
+  int interleave;    // rows that lie together: 1, 2, 4 or 8
+  int groups;        // of the weight
+  int zero_factor;   // minus the weight's zero code, or -1 if it varies
+  size_t features;   // in_features padded to whole groups
+  int8_t* codes;     // [blocks of `interleave` rows, features / 4, interleave, 4]
+  float* scales;     // [groups, rows]
+  int32_t* offsets;  // [groups, rows]; sum of the codes times zero_factor
+
+  // Inputs 0 to 3 of a row; the next four are 4 `interleave` bytes on.
+  int8_t* row(size_t index) const {
+    return codes + index / interleave * interleave * features + index % interleave * 4;
+  }
+};
+
 // Room for the rounded activations of one call; grows to the largest seen.
 class LinearScratch {
  public:
-  struct View {
-    int8_t* codes;  // [rows, padded in_features]
-    float* scales;  // [rows, groups]
-    int32_t* sums;  // [rows, groups]; of the codes
-  };
-  View reserve(int rows, int padded_features, int groups);
+  RoundedRows reserve(const LinearWeight& weight, int rows);
 
  private:
   std::vector<int8_t> codes_;
   std::vector<float> scales_;
-  std::vector<int32_t> sums_;
+  std::vector<int32_t> offsets_;
 };
 
 void linear(ThreadPool& pool, LinearScratch& scratch, const LinearWeight& weight, const float* x, int rows, float* y,

@@ -43,7 +43,7 @@ SHAPES = [(1, 16, 32), (2, 7, 40), (9, 40, 576), (50, 33, 100), (3, 130, 1536)]
 
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize(("rows", "out_features", "in_features"), SHAPES)
-@pytest.mark.parametrize("group", [32, 64])
+@pytest.mark.parametrize("group", [24, 32, 64, 256])
 def test_a_rounded_linear_is_the_product_of_the_rounded_values(
     rows: int, out_features: int, in_features: int, group: int, bits: int
 ) -> None:

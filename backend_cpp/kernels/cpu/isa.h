@@ -35,11 +35,11 @@ struct KernelTable {
   // y[r, n] for r in [0, rows) and n in [first, last) of `linear`; rows is at most kLinearRowBlock.
   void (*linear_block)(const LinearWeight& weight, const float* x, int rows, int first, int last, float* y,
                        bool accumulate);
-  // A row of x rounded for a packed weight; y for rows [first_row, first_row + rows) and tiles [first_tile, last_tile).
-  void (*quantize_row)(const float* x, int in_features, int group, int groups, int8_t* codes, float* scales,
-                       int32_t* sums);
-  void (*packed_block)(const LinearWeight& weight, const LinearScratch::View& x, int first_row, int rows,
-                       int first_tile, int last_tile, float* y, bool accumulate);
+  // Rounds row number `row` of x for a packed weight whose groups have `group` inputs.
+  void (*quantize_row)(const float* x, int in_features, int group, int row, const RoundedRows& rounded);
+  // y for rows [first_row, first_row + rows) and tiles [first_tile, last_tile); first_row is a multiple of 8.
+  void (*packed_block)(const LinearWeight& weight, const RoundedRows& x, int first_row, int rows, int first_tile,
+                       int last_tile, float* y, bool accumulate);
   void (*norm_row)(const NormWeight& weight, const float* x, int size, float* y);
   // y = act(gate) * up; up may be null: y = act(gate).
   void (*activate_row)(Activation activation, const float* gate, const float* up, int size, float* y);

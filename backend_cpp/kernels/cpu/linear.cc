@@ -41,33 +41,43 @@ void packed_linear(ThreadPool& pool, LinearScratch& scratch, const LinearWeight&
                    float* y, bool accumulate) {
   const KernelTable& table = kernels();
   const PackedShape shape = packed_shape(weight);
-  const LinearScratch::View view = scratch.reserve(rows, shape.padded_features(), shape.groups());
+  const RoundedRows rounded = scratch.reserve(weight, rows);
   pool.parallel_for((rows + kQuantizeRows - 1) / kQuantizeRows, [&](int chunk) {
     const int last = std::min(rows, (chunk + 1) * kQuantizeRows);
     std::vector<float> room;
-    for (auto row = static_cast<size_t>(chunk) * kQuantizeRows; row < static_cast<size_t>(last); ++row) {
-      table.quantize_row(in_code_order(weight, x + row * weight.in_features, room), weight.in_features, weight.group,
-                         shape.groups(), view.codes + row * shape.padded_features(), view.scales + row * shape.groups(),
-                         view.sums + row * shape.groups());
+    for (int row = chunk * kQuantizeRows; row < last; ++row) {
+      const float* source = in_code_order(weight, x + static_cast<size_t>(row) * weight.in_features, room);
+      table.quantize_row(source, weight.in_features, weight.group, row, rounded);
     }
   });
   const size_t tile_bytes = shape.group_bytes() * shape.groups();
   for_blocks(pool, rows, shape.tiles(), tile_bytes, 1, [&](int row, int count, int first, int last) {
-    table.packed_block(weight, view, row, count, first, last, y, accumulate);
+    table.packed_block(weight, rounded, row, count, first, last, y, accumulate);
   });
 }
 
 }  // namespace
 
-LinearScratch::View LinearScratch::reserve(int rows, int padded_features, int groups) {
-  const size_t codes = static_cast<size_t>(rows) * padded_features;
-  const size_t entries = static_cast<size_t>(rows) * groups;
+RoundedRows LinearScratch::reserve(const LinearWeight& weight, int rows) {
+  const PackedShape shape = packed_shape(weight);
+  RoundedRows view{};
+  view.rows = rows;
+  view.interleave = rows >= 8 ? 8 : rows >= 4 ? 4 : rows >= 2 ? 2 : 1;
+  view.groups = shape.groups();
+  view.zero_factor = weight.zeros == nullptr ? -shape.zero_code() : -1;
+  view.features = static_cast<size_t>(shape.padded_features());
+  const size_t blocks = (static_cast<size_t>(rows) + view.interleave - 1) / view.interleave;
+  const size_t codes = blocks * view.interleave * view.features;
+  const size_t entries = static_cast<size_t>(rows) * view.groups;
   if (codes_.size() < codes) codes_.resize(codes);
-  if (scales_.size() < entries) {
+  if (offsets_.size() < entries) {
     scales_.resize(entries);
-    sums_.resize(entries);
+    offsets_.resize(entries);
   }
-  return {codes_.data(), scales_.data(), sums_.data()};
+  view.codes = codes_.data();
+  view.scales = scales_.data();
+  view.offsets = offsets_.data();
+  return view;
 }
 
 void linear(ThreadPool& pool, LinearScratch& scratch, const LinearWeight& weight, const float* x, int rows, float* y,

@@ -13,14 +13,14 @@ namespace turbomind::TM_ISA {
 inline constexpr int kTileVecs = kTileOutputs / kLanes;  // vectors that hold one value for each output of a tile
 inline constexpr int kPackedRows = kTileVecs == 1 ? 8 : kTileVecs == 2 ? 2 : 1;
 
-// Rounds a row to int8 for each group: scale = max |x| / 127, ties to even. Codes beyond in_features are 0.
-inline void quantize_row(const float* x, int in_features, int group, int groups, int8_t* codes, float* scales,
-                         int32_t* sums) {
-  for (int g = 0; g < groups; ++g) {
-    const int first = g * group;
-    const int count = std::min(group, in_features - first);
+// scale = max |x| / 127 of a group, ties to even. Codes beyond in_features are 0.
+inline void quantize_row(const float* x, int in_features, int group, int row, const RoundedRows& rounded) {
+  int8_t* codes = rounded.row(static_cast<size_t>(row));
+  for (int g = 0; g < rounded.groups; ++g) {
+    const float* source = x + static_cast<size_t>(g) * group;
+    const int count = std::min(group, in_features - g * group);
     const auto element = [&](int i) {
-      return count - i >= kLanes ? load(x + first + i) : load_partial(x + first + i, count - i);
+      return count - i >= kLanes ? load(source + i) : load_partial(source + i, std::max(0, count - i));
     };
     Vec top = zero();
     Vec probe = zero();  // NaN and infinity must not vanish: they make the scale, and so the row's result, not a number
@@ -33,37 +33,56 @@ inline void quantize_row(const float* x, int in_features, int group, int groups,
     const Vec inverse = broadcast(scale > 0 ? 1.0f / scale : 0.0f);
     IVec sum = broadcast_int(0);
     for (int i = 0; i < group; i += kLanes) {
-      const Vec v = i < count ? mul(element(i), inverse) : zero();
       int8_t lanes[kLanes];
-      sum = add_ints(sum, store_codes(lanes, v));
-      std::memcpy(codes + first + i, lanes, static_cast<size_t>(std::min(kLanes, group - i)));
+      sum = add_ints(sum, store_codes(lanes, mul(element(i), inverse)));
+      for (int lane = 0; lane < kLanes && i + lane < group; lane += 4, codes += 4 * rounded.interleave) {
+        std::memcpy(codes, lanes + lane, 4);
+      }
     }
-    scales[g] = scale;
-    sums[g] = static_cast<int32_t>(reduce_add(to_floats(sum)));
+    const size_t entry = static_cast<size_t>(g) * rounded.rows + row;
+    rounded.scales[entry] = scale;
+    rounded.offsets[entry] = static_cast<int32_t>(reduce_add(to_floats(sum))) * rounded.zero_factor;
   }
 }
 
+// One tile of a packed weight.
+struct PackedTile {
+  const uint8_t* codes;
+  const half* scales;    // [groups, 16]
+  const uint8_t* zeros;  // [groups, 16] or null
+};
+
+// sum (code - zero) x = sum code x - zero sum x: where the sums over a group start.
+inline IVec start_of_group(const PackedTile& tile, int group, int vec, int32_t offset) {
+  const IVec start = broadcast_int(offset);
+  if (tile.zeros == nullptr) return start;
+  return multiply(start, widen_bytes(tile.zeros + group * kTileOutputs + vec * kLanes));
+}
+
 template <int kRows, int kBits>
-inline void packed_tile(const LinearWeight& weight, const PackedShape& shape, const uint8_t* codes, const half* scales,
-                        const uint8_t* zeros, const LinearScratch::View& x, int first_row, Vec sums[kRows][kTileVecs]) {
-  const int groups = shape.groups();
-  const int features = shape.padded_features();
+inline void packed_rows(const LinearWeight& weight, const PackedShape& shape, int tile_index, const RoundedRows& x,
+                        int first_row, float* y, bool accumulate) {
   constexpr int kStep = kBits == 8 ? 4 : 8;  // inputs in one vector
-  const IVec zero_code = broadcast_int(-shape.zero_code());
+  const size_t first_group = static_cast<size_t>(tile_index) * shape.groups();
+  const PackedTile tile{static_cast<const uint8_t*>(weight.data) + first_group * shape.group_bytes(),
+                        weight.scales + first_group * kTileOutputs,
+                        weight.zeros == nullptr ? nullptr : weight.zeros + first_group * kTileOutputs};
+  const uint8_t* codes = tile.codes;
+  const int8_t* input = x.row(static_cast<size_t>(first_row));
+  const size_t input_step = static_cast<size_t>(x.interleave) * 4;
+
+  Vec sums[kRows][kTileVecs];
+#pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
     for (int v = 0; v < kTileVecs; ++v) sums[r][v] = zero();
   }
-  for (int g = 0; g < groups; ++g) {
-    IVec acc[kRows][kTileVecs];
+  for (int g = 0; g < x.groups; ++g) {
+    const size_t entry = static_cast<size_t>(g) * x.rows + first_row;
+    const int32_t* offsets = x.offsets + entry;
+    IVec group_sums[kRows][kTileVecs];
+#pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      const IVec total = broadcast_int(x.sums[static_cast<size_t>(first_row + r) * groups + g]);
-      for (int v = 0; v < kTileVecs; ++v) {
-        // sum of (code - zero) x = sum of code x - zero sum of x
-        acc[r][v] =
-            weight.zeros == nullptr
-                ? multiply(zero_code, total)
-                : multiply(multiply(broadcast_int(-1), widen_bytes(zeros + g * kTileOutputs + v * kLanes)), total);
-      }
+      for (int v = 0; v < kTileVecs; ++v) group_sums[r][v] = start_of_group(tile, g, v, offsets[r]);
     }
     for (int k = 0; k < shape.group; k += kStep, codes += 4 * kTileOutputs) {
       __builtin_prefetch(codes + 2048, 0, 2);
@@ -74,52 +93,55 @@ inline void packed_tile(const LinearWeight& weight, const PackedShape& shape, co
         low[v] = kBits == 8 ? bytes : low_halves(bytes);
         if (kBits == 4) high[v] = high_halves(bytes);
       }
+#pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
-        const int8_t* input = x.codes + static_cast<size_t>(first_row + r) * features + g * shape.group + k;
-        const IVec first = broadcast_bytes(input);
-        for (int v = 0; v < kTileVecs; ++v) acc[r][v] = dot4(acc[r][v], low[v], first);
-        if (kBits == 4) {
-          const IVec second = broadcast_bytes(input + 4);
-          for (int v = 0; v < kTileVecs; ++v) acc[r][v] = dot4(acc[r][v], high[v], second);
+        const IVec four = broadcast_bytes(input + 4 * r);
+        for (int v = 0; v < kTileVecs; ++v) group_sums[r][v] = dot4(group_sums[r][v], low[v], four);
+      }
+      input += input_step;
+      if (kBits == 4) {
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+          const IVec four = broadcast_bytes(input + 4 * r);
+          for (int v = 0; v < kTileVecs; ++v) group_sums[r][v] = dot4(group_sums[r][v], high[v], four);
         }
+        input += input_step;
       }
     }
+    const float* scales = x.scales + entry;
     for (int v = 0; v < kTileVecs; ++v) {
-      const Vec scale = load(scales + g * kTileOutputs + v * kLanes);
+      const Vec scale = load(tile.scales + g * kTileOutputs + v * kLanes);
+#pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
-        const Vec both = mul(scale, broadcast(x.scales[static_cast<size_t>(first_row + r) * groups + g]));
-        sums[r][v] = fma(to_floats(acc[r][v]), both, sums[r][v]);
+        sums[r][v] = fma(to_floats(group_sums[r][v]), mul(scale, broadcast(scales[r])), sums[r][v]);
       }
     }
   }
-}
 
-template <int kRows, int kBits>
-inline void packed_rows(const LinearWeight& weight, const PackedShape& shape, int tile, const LinearScratch::View& x,
-                        int first_row, float* y, bool accumulate) {
-  const auto groups = static_cast<size_t>(shape.groups());
-  const size_t offset = static_cast<size_t>(tile) * groups;
-  Vec sums[kRows][kTileVecs];
-  packed_tile<kRows, kBits>(weight, shape, static_cast<const uint8_t*>(weight.data) + offset * shape.group_bytes(),
-                            weight.scales + offset * kTileOutputs,
-                            weight.zeros == nullptr ? nullptr : weight.zeros + offset * kTileOutputs, x, first_row,
-                            sums);
-  const int first_output = tile * kTileOutputs;
+  const int first_output = tile_index * kTileOutputs;
   const int count = std::min(kTileOutputs, weight.out_features - first_output);
+  float bias[kTileOutputs] = {};
+  if (weight.bias != nullptr) std::copy_n(weight.bias + first_output, count, bias);
+#pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
-    float values[kTileOutputs];
-    for (int v = 0; v < kTileVecs; ++v) store(values + v * kLanes, sums[r][v]);
     float* out = y + static_cast<size_t>(first_row + r) * weight.out_features + first_output;
-    for (int i = 0; i < count; ++i) {
-      const float value = values[i] + (weight.bias != nullptr ? weight.bias[first_output + i] : 0.0f);
-      out[i] = accumulate ? out[i] + value : value;
+    for (int v = 0; v < kTileVecs; ++v) {
+      const int lanes = std::min(kLanes, count - v * kLanes);
+      if (lanes <= 0) break;
+      float* target = out + v * kLanes;
+      Vec value = add(sums[r][v], load(bias + v * kLanes));
+      if (lanes == kLanes) {
+        store(target, accumulate ? add(load(target), value) : value);
+      } else {
+        store_partial(target, accumulate ? add(load_partial(target, lanes), value) : value, lanes);
+      }
     }
   }
 }
 
 template <int kBits>
-inline void packed_block_bits(const LinearWeight& weight, const LinearScratch::View& x, int first_row, int rows,
-                              int first_tile, int last_tile, float* y, bool accumulate) {
+inline void packed_block_bits(const LinearWeight& weight, const RoundedRows& x, int first_row, int rows, int first_tile,
+                              int last_tile, float* y, bool accumulate) {
   const PackedShape shape = packed_shape(weight);
   const int end = first_row + rows;
   for (int tile = first_tile; tile < last_tile; ++tile) {
@@ -139,8 +161,8 @@ inline void packed_block_bits(const LinearWeight& weight, const LinearScratch::V
   }
 }
 
-inline void packed_block(const LinearWeight& weight, const LinearScratch::View& x, int first_row, int rows,
-                         int first_tile, int last_tile, float* y, bool accumulate) {
+inline void packed_block(const LinearWeight& weight, const RoundedRows& x, int first_row, int rows, int first_tile,
+                         int last_tile, float* y, bool accumulate) {
   if (weight.format == WeightFormat::kInt8) {
     packed_block_bits<8>(weight, x, first_row, rows, first_tile, last_tile, y, accumulate);
   } else {
