@@ -24,7 +24,7 @@ def linear(
     x: int,
     rows: int,
     weight: int,
-    is_bfloat16: bool,
+    dtype: int,
     out_features: int,
     in_features: int,
     bias: int,
@@ -102,5 +102,5 @@ def experts(
     /,
 ) -> None: ...
 def head_linear(
-    x: int, rows: int, heads: int, out_features: int, in_features: int, w: int, is_bfloat16: bool, y: int, /
+    x: int, rows: int, heads: int, out_features: int, in_features: int, w: int, dtype: int, y: int, /
 ) -> None: ...

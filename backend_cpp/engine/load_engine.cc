@@ -34,9 +34,11 @@ int setting(const Json& settings, const char* key, int fallback) {
 DType weight_type(const Json& settings, const ModelSpec& spec) {
   const Json* given = settings.find("dtype");
   const std::string wanted = given != nullptr ? given->as_string() : "auto";
-  if (wanted == "bfloat16" || (wanted == "auto" && spec.dtype == "bfloat16")) return DType::kBFloat16;
-  if (wanted == "float32" || wanted == "auto") return DType::kFloat32;
-  throw invalid_argument("dtype must be auto, float32 or bfloat16, got " + wanted);
+  const std::string& name = wanted == "auto" ? spec.dtype : wanted;
+  if (name == "bfloat16") return DType::kBFloat16;
+  if (name == "float16") return DType::kFloat16;
+  if (name == "float32") return DType::kFloat32;
+  throw invalid_argument("dtype must be auto, float32, float16 or bfloat16, got " + wanted);
 }
 
 WeightOptions weight_options(const Json& settings, const ModelSpec& spec) {

@@ -5,7 +5,8 @@
 //   y [rows, out_features]             float32, row-major; with accumulate, y += instead of y =
 //
 // Weight formats:
-//   float32, bfloat16   [out_features, in_features], row-major. Products and sums are float32 (bfloat16 is widened
+//   float32, bfloat16, float16
+//                       [out_features, in_features], row-major. Products and sums are float32 (16 bits are widened
 //                       exactly), so y is within in_features 2^-24 sum |x w| of the exact result.
 //   int8, int4          w = scale (code - zero), a scale and a zero point for each group of `group` neighbouring inputs
 //                       of an output (kernels/packed_weight.h). x is rounded to 8 bits for each row and group, with
@@ -30,7 +31,19 @@
 
 namespace turbomind {
 
-enum class WeightFormat : uint8_t { kFloat32, kBFloat16, kInt8, kInt4 };
+enum class WeightFormat : uint8_t { kFloat32, kBFloat16, kFloat16, kInt8, kInt4 };
+
+inline WeightFormat format_of(DType type) {
+  switch (type) {
+    case DType::kBFloat16:
+      return WeightFormat::kBFloat16;
+    case DType::kFloat16:
+      return WeightFormat::kFloat16;
+    case DType::kFloat32:
+      break;
+  }
+  return WeightFormat::kFloat32;
+}
 
 struct LinearWeight {
   const void* data = nullptr;

@@ -7,7 +7,7 @@
 
 namespace turbomind {
 
-enum class DType : uint8_t { kFloat32, kBFloat16 };
+enum class DType : uint8_t { kFloat32, kBFloat16, kFloat16 };
 
 inline size_t byte_size(DType type) {
   return type == DType::kFloat32 ? 4 : 2;
@@ -84,6 +84,10 @@ inline float from_float<float>(float value) {
 template <>
 inline bf16 from_float<bf16>(float value) {
   return to_bf16(value);
+}
+template <>
+inline half from_float<half>(float value) {
+  return to_half(value);
 }
 
 }  // namespace turbomind

@@ -138,5 +138,6 @@ void Checkpoint::read(const std::string& name, const std::vector<int64_t>& shape
 
 template void Checkpoint::read<float>(const std::string&, const std::vector<int64_t>&, float*) const;
 template void Checkpoint::read<bf16>(const std::string&, const std::vector<int64_t>&, bf16*) const;
+template void Checkpoint::read<half>(const std::string&, const std::vector<int64_t>&, half*) const;
 
 }  // namespace turbomind

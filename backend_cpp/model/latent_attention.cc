@@ -13,8 +13,7 @@ namespace {
 LinearStorage empty_matrix(int out_features, int in_features, DType dtype) {
   LinearStorage storage;
   storage.data = AlignedBuffer(static_cast<size_t>(out_features) * in_features * byte_size(dtype));
-  const WeightFormat format = dtype == DType::kFloat32 ? WeightFormat::kFloat32 : WeightFormat::kBFloat16;
-  storage.view = {storage.data.as<void>(), format, out_features, in_features};
+  storage.view = {storage.data.as<void>(), format_of(dtype), out_features, in_features};
   return storage;
 }
 
@@ -58,7 +57,7 @@ LatentWeights LatentWeights::load(const ModelSpec& spec, const WeightReader& rea
   weights.v_up = empty_matrix(spec.num_heads * mla.value_dim, mla.kv_rank, dtype);
   if (dtype == DType::kFloat32) {
     split_up(kv_up, spec.num_heads, mla, weights.k_up.data.as<float>(), weights.v_up.data.as<float>());
-  } else {
+  } else {  // 16 bits of whatever kind are moved
     split_up(kv_up, spec.num_heads, mla, weights.k_up.data.as<bf16>(), weights.v_up.data.as<bf16>());
   }
   return weights;

@@ -94,6 +94,8 @@ void NativeRunner::embed(const StepInput& input) {
     float* out = hidden_.as<float>() + row * size;
     if (table.format == WeightFormat::kFloat32) {
       std::memcpy(out, static_cast<const float*>(table.data) + offset, size * sizeof(float));
+    } else if (table.format == WeightFormat::kFloat16) {
+      widen_row(static_cast<const half*>(table.data) + offset, size, out);
     } else {
       widen_row(static_cast<const bf16*>(table.data) + offset, size, out);
     }

@@ -51,6 +51,19 @@ size_t type_bytes(const std::string& dtype) {
   return dtype == "BF16" || dtype == "F16" ? 2 : 0;
 }
 
+namespace {
+
+template <class From, class T>
+void convert_values(const StoredTensor& source, size_t count, T* destination) {
+  for (size_t i = 0; i < count; ++i) {
+    From value;
+    std::memcpy(&value, source.data + sizeof(From) * i, sizeof(value));
+    destination[i] = from_float<T>(to_float(value));
+  }
+}
+
+}  // namespace
+
 template <class T>
 void copy_values(const StoredTensor& source, T* destination) {
   if (source.dtype != "F32" && source.dtype != "BF16" && source.dtype != "F16") {
@@ -58,32 +71,23 @@ void copy_values(const StoredTensor& source, T* destination) {
   }
   const size_t count = source.bytes / type_bytes(source.dtype);
   if (source.dtype == "F32") {
-    for (size_t i = 0; i < count; ++i) {
-      float value;
-      std::memcpy(&value, source.data + 4 * i, sizeof(value));
-      destination[i] = from_float<T>(value);
-    }
+    convert_values<float>(source, count, destination);
   } else if (source.dtype == "BF16") {
     if constexpr (std::is_same_v<T, bf16>) {
       std::memcpy(destination, source.data, source.bytes);
     } else {
-      for (size_t i = 0; i < count; ++i) {
-        bf16 value;
-        std::memcpy(&value, source.data + 2 * i, sizeof(value));
-        destination[i] = to_float(value);
-      }
+      convert_values<bf16>(source, count, destination);
     }
+  } else if constexpr (std::is_same_v<T, half>) {
+    std::memcpy(destination, source.data, source.bytes);
   } else {
-    for (size_t i = 0; i < count; ++i) {
-      half value;
-      std::memcpy(&value, source.data + 2 * i, sizeof(value));
-      destination[i] = from_float<T>(to_float(value));
-    }
+    convert_values<half>(source, count, destination);
   }
 }
 
 template void copy_values<float>(const StoredTensor&, float*);
 template void copy_values<bf16>(const StoredTensor&, bf16*);
+template void copy_values<half>(const StoredTensor&, half*);
 
 StoredTensor sliced(const StoredTensor& source, size_t dim, int64_t begin, int64_t end) {
   if (dim >= source.shape.size() || begin < 0 || end < begin || end > source.shape[dim]) {

@@ -26,11 +26,12 @@ LinearStorage WeightReader::matrix(const std::string& name, int out_features, in
   storage.data = AlignedBuffer(static_cast<size_t>(out_features) * in_features * byte_size(dtype));
   if (dtype == DType::kFloat32) {
     checkpoint_.read<float>(name, {out_features, in_features}, storage.data.as<float>());
+  } else if (dtype == DType::kFloat16) {
+    checkpoint_.read<half>(name, {out_features, in_features}, storage.data.as<half>());
   } else {
     checkpoint_.read<bf16>(name, {out_features, in_features}, storage.data.as<bf16>());
   }
-  const WeightFormat format = dtype == DType::kFloat32 ? WeightFormat::kFloat32 : WeightFormat::kBFloat16;
-  storage.view = {storage.data.as<void>(), format, out_features, in_features};
+  storage.view = {storage.data.as<void>(), format_of(dtype), out_features, in_features};
   return storage;
 }
 

@@ -67,11 +67,11 @@ void attention(uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t pool, int cache_
 }  // namespace
 
 void bind_kernels(py::module_& m) {
-  m.def("linear", [](uintptr_t x, int rows, uintptr_t weight, bool is_bfloat16, int out_features, int in_features,
+  m.def("linear", [](uintptr_t x, int rows, uintptr_t weight, int dtype, int out_features, int in_features,
                      uintptr_t bias, uintptr_t y, bool accumulate) {
     LinearScratch scratch;
-    const LinearWeight view{pointer<void>(weight), is_bfloat16 ? WeightFormat::kBFloat16 : WeightFormat::kFloat32,
-                            out_features, in_features, pointer<float>(bias)};
+    const LinearWeight view{pointer<void>(weight), format_of(static_cast<DType>(dtype)), out_features, in_features,
+                            pointer<float>(bias)};
     linear(shared_pool(), scratch, view, pointer<float>(x), rows, pointer<float>(y), accumulate);
   });
   // Rounds w [out, in] float32 to codes of `bits` bits and multiplies x with them.

@@ -46,15 +46,15 @@ void bind_moe_kernels(py::module_& m) {
   m.def("route", &route_rows);
   m.def("experts", &experts);
   // x [rows, heads, in_features], w [heads, out_features, in_features], y [rows, heads, out_features].
-  m.def("head_linear", [](uintptr_t x, int rows, int heads, int out_features, int in_features, uintptr_t w,
-                          bool is_bfloat16, uintptr_t y) {
-    const LinearWeight weight{pointer<void>(w), is_bfloat16 ? WeightFormat::kBFloat16 : WeightFormat::kFloat32,
-                              heads * out_features, in_features};
-    const auto in = static_cast<size_t>(in_features);
-    const auto out = static_cast<size_t>(out_features);
-    head_linear(shared_pool(), weight, {pointer<float>(x), rows, heads * in, heads, in, in_features},
-                {pointer<float>(y), rows, heads * out, heads, out, out_features});
-  });
+  m.def("head_linear",
+        [](uintptr_t x, int rows, int heads, int out_features, int in_features, uintptr_t w, int dtype, uintptr_t y) {
+          const LinearWeight weight{pointer<void>(w), format_of(static_cast<DType>(dtype)), heads * out_features,
+                                    in_features};
+          const auto in = static_cast<size_t>(in_features);
+          const auto out = static_cast<size_t>(out_features);
+          head_linear(shared_pool(), weight, {pointer<float>(x), rows, heads * in, heads, in, in_features},
+                      {pointer<float>(y), rows, heads * out, heads, out, out_features});
+        });
 }
 
 }  // namespace turbomind

@@ -26,7 +26,7 @@ def add_parser(subparsers: Any) -> None:
         "--backend", choices=("turbomind", "pytorch"), default="turbomind", help="engine (default: %(default)s)"
     )
     parser.add_argument("--chat-template", default=None, help="name of a chat template, or a JSON file")
-    parser.add_argument("--dtype", default="auto", help="auto, float32 or bfloat16 (default: %(default)s)")
+    parser.add_argument("--dtype", default="auto", help="auto, float32, float16 or bfloat16 (default: %(default)s)")
     add_model_format(parser)
     parser.add_argument(
         "--weight-bits", type=int, choices=(4, 8), help="round the weights while loading: faster, less exact"

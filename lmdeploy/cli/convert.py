@@ -27,7 +27,10 @@ def add_parser(subparsers: "Subparsers") -> None:
     )
     parser.add_argument("--chat-template", help="name of a built-in template (see lmdeploy list), or a JSON file")
     parser.add_argument(
-        "--dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="type of the weights in memory"
+        "--dtype",
+        default="auto",
+        choices=("auto", "float32", "float16", "bfloat16"),
+        help="of the weights in memory",
     )
     parser.add_argument("--model-format", choices=("hf", "llama", "awq", "gptq"), help="layout of the checkpoint")
     parser.add_argument("--tp", type=int, default=1, help="devices one model is spread over (default: 1)")

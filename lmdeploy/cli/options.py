@@ -35,7 +35,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     for name, (kind, help_text) in _ENGINE_OPTIONS.items():
         group.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=kind.__name__.upper(), help=help_text)
     group.add_argument("--backend", choices=("turbomind",), default="turbomind", help="default: %(default)s")
-    group.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), help="type of the weights in memory")
+    group.add_argument("--dtype", choices=("auto", "float32", "float16", "bfloat16"), help="of the weights in memory")
     add_model_format(group)
     group.add_argument(
         "--weight-bits",

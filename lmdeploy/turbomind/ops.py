@@ -12,7 +12,7 @@ import lmdeploy._turbomind as _turbomind
 from lmdeploy.turbomind.spec_problems import ACTIVATIONS, GROUP_SCORES, ROUTER_SCORES
 
 Span = tuple[int, int, int, list[int]]
-_FLOATS = (torch.float32, torch.bfloat16)
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)  # in the order of DType in kernels/types.h
 
 
 def _check(name: str, tensor: torch.Tensor, dtypes: tuple[torch.dtype, ...], shape: tuple[int | None, ...]) -> None:
@@ -33,7 +33,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     x
         ``[rows, in_features]`` float32.
     weight
-        ``[out_features, in_features]`` float32 or bfloat16.
+        ``[out_features, in_features]`` float32, bfloat16 or float16.
     bias
         ``[out_features]`` float32.
     """
@@ -46,7 +46,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
         x.data_ptr(),
         x.shape[0],
         weight.data_ptr(),
-        weight.dtype == torch.bfloat16,
+        _FLOATS.index(weight.dtype),
         weight.shape[0],
         weight.shape[1],
         0 if bias is None else bias.data_ptr(),
@@ -159,15 +159,15 @@ def scale_and_cap(x: torch.Tensor, scale: float, softcap: float) -> torch.Tensor
 def head_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Return each head's own product: ``x`` ``[rows, heads, in]`` float32, ``weight`` ``[heads, out, in]``.
 
-    Returns ``[rows, heads, out]`` float32; the weight is float32 or bfloat16.
+    Returns ``[rows, heads, out]`` float32; the weight is float32, bfloat16 or float16.
     """
     _check("x", x, (torch.float32,), (None, None, None))
     rows, heads, in_features = x.shape
     _check("weight", weight, _FLOATS, (heads, None, in_features))
     y = torch.empty(rows, heads, weight.shape[1])
-    is_bfloat16 = weight.dtype == torch.bfloat16
+    dtype = _FLOATS.index(weight.dtype)
     _turbomind.head_linear(
-        x.data_ptr(), rows, heads, weight.shape[1], in_features, weight.data_ptr(), is_bfloat16, y.data_ptr()
+        x.data_ptr(), rows, heads, weight.shape[1], in_features, weight.data_ptr(), dtype, y.data_ptr()
     )
     return y
 

@@ -9,8 +9,6 @@ def refuse_unsupported_engine(config: TurbomindEngineConfig | PytorchEngineConfi
     """Raise ``ValueError`` naming every engine setting that is not at its default and not supported yet."""
     if isinstance(config, PytorchEngineConfig):
         raise ValueError("PytorchEngineConfig: the pytorch engine is not supported yet; use TurbomindEngineConfig")
-    if config.dtype == "float16":
-        raise ValueError("dtype='float16' is not supported yet; use 'auto', 'float32' or 'bfloat16'")
     if config.model_format == "meta_llama":
         raise ValueError("model_format='meta_llama' is not supported yet; use 'hf', 'awq' or 'gptq'")
     _refuse(config, TurbomindEngineConfig(), _ENGINE)

@@ -31,6 +31,7 @@ def exact(default_model_dir: Path) -> float:
         ({"weight_bits": 8}, 0.003),
         ({"weight_bits": 4}, 0.15),
         ({"dtype": "bfloat16"}, 0.002),
+        ({"dtype": "float16"}, 0.002),
         ({"weight_bits": 8, "quant_policy": 8}, 0.004),
     ],
     ids=str,

@@ -11,7 +11,7 @@ from tests.kernels.reference import round_activations, round_weight
 EPS = 2.0**-24
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     ("rows", "out_features", "in_features"), [(1, 7, 5), (3, 64, 64), (6, 129, 100), (53, 96, 576), (200, 33, 31)]
 )
@@ -28,7 +28,7 @@ def test_linear_is_within_the_rounding_bound_of_float64(
     assert ((y.double() - exact).abs() <= bound).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_row_of_linear_is_bitwise_the_same_alone_and_among_others(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x = torch.randn(101, 600)

@@ -86,6 +86,8 @@ inline void linear_block(const LinearWeight& weight, const float* x, int rows, i
                          bool accumulate) {
   if (weight.format == WeightFormat::kFloat32) {
     linear_block_typed<float>(weight, x, rows, first, last, y, accumulate);
+  } else if (weight.format == WeightFormat::kFloat16) {
+    linear_block_typed<half>(weight, x, rows, first, last, y, accumulate);
   } else {
     linear_block_typed<bf16>(weight, x, rows, first, last, y, accumulate);
   }

@@ -1,0 +1,66 @@
+"""The engine uses the processors it is given, no more, and none when nothing is asked of it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_COUNT_THREADS = """
+import os, sys
+if sys.argv[2]:
+    os.sched_setaffinity(0, {int(cpu) for cpu in sys.argv[2].split(",")})
+from lmdeploy.messages import TurbomindEngineConfig
+from lmdeploy.turbomind.engine import Engine
+before = len(os.listdir("/proc/self/task"))
+engine = Engine(sys.argv[1], TurbomindEngineConfig(cache_max_entry_count=16))
+print(len(os.listdir("/proc/self/task")) - before)
+engine.close()
+"""
+
+_SPEND_NOTHING = """
+import json, sys, threading, time
+from lmdeploy.messages import GenerationConfig, TurbomindEngineConfig
+from lmdeploy.turbomind.engine import Engine
+engine = Engine(sys.argv[1], TurbomindEngineConfig(cache_max_entry_count=16))
+done = threading.Event()
+engine.submit([1, 2, 3], GenerationConfig(max_new_tokens=4), lambda output: done.set() if output.is_final else None)
+done.wait()
+time.sleep(0.5)  # workers spin for less than a millisecond before they sleep
+started = time.process_time()
+time.sleep(2)
+print(json.dumps(time.process_time() - started))
+engine.close()
+"""
+
+
+def run_python(code: str, *arguments: str, **environment: str) -> Any:
+    """Run a script in a new interpreter and return what it prints, read as JSON."""
+    known = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], env=known | environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def added_threads(model: Path, cpus: str = "", **environment: str) -> int:
+    """Return how many threads an engine starts in a process that may use these processors."""
+    return int(run_python(_COUNT_THREADS, str(model), cpus, **environment))
+
+
+def test_each_processor_gets_one_worker(default_model_dir: Path) -> None:
+    allowed = sorted(os.sched_getaffinity(0))
+    if len(allowed) < 2:
+        pytest.skip("this machine has one processor: there is nothing to restrict")
+    alone = added_threads(default_model_dir, str(allowed[0]))
+    both = added_threads(default_model_dir, f"{allowed[0]},{allowed[1]}")
+    assert both == alone + 1
+    assert added_threads(default_model_dir, f"{allowed[0]},{allowed[1]}", OMP_NUM_THREADS="1") == alone
+
+
+def test_an_idle_engine_sleeps(default_model_dir: Path) -> None:
+    assert run_python(_SPEND_NOTHING, str(default_model_dir)) < 0.04  # seconds of processor time in two seconds
