@@ -101,7 +101,7 @@ browser:
 	@tools/install_browser.sh
 
 test: build dev model browser ## Set everything up, then run every test
-	$(say) 'running the tests (about 4 minutes on 2 cores)'
+	$(say) 'running the tests (about 15 minutes on 2 cores)'
 	@$(CTEST) --test-dir $(BUILD) --output-on-failure
 	@$(PY) -m pytest $(strip $(TESTS)) $(strip $(PYTEST_ARGS))
 
