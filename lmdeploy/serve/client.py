@@ -104,8 +104,11 @@ class TritonClient:
         try:
             async with self._typed_errors(call):
                 await call.write(message)
-                await call.done_writing()
+                is_open = True
                 while (response := await call.read()) is not grpc.aio.EOF:
+                    if is_open:  # not before: Triton can crash when a stream is closed while it refuses the request
+                        await call.done_writing()
+                        is_open = False
                     if response.error_message:
                         raise _untyped_error(response.error_message)
                     chunk = decode_chunk(response.infer_response)
