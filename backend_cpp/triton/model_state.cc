@@ -15,6 +15,7 @@ namespace {
 constexpr auto kWatchInterval = std::chrono::milliseconds(20);
 constexpr auto kEarlyStopMemory = std::chrono::seconds(30);
 constexpr size_t kMaxEarlyStops = 4096;
+constexpr double kDefaultDrainSeconds = 20;  // Triton's own --exit-timeout-secs is 30
 
 std::string model_name(TRITONBACKEND_Model* model) {
   const char* name = nullptr;
@@ -51,6 +52,17 @@ std::string parameter(const Json& config, const std::string& key) {
   return entry != nullptr ? entry->at("string_value").as_string() : "";
 }
 
+std::chrono::duration<double> drain_time(const Json& config) {
+  const std::string given = parameter(config, "drain_seconds");
+  if (given.empty()) return std::chrono::duration<double>(kDefaultDrainSeconds);
+  char* end = nullptr;
+  const double seconds = std::strtod(given.c_str(), &end);
+  if (*end != '\0' || !(seconds >= 0)) {
+    throw invalid_argument("drain_seconds must be a number of seconds >= 0, got " + given);
+  }
+  return std::chrono::duration<double>(seconds);
+}
+
 }  // namespace
 
 void EarlyStops::add(const std::string& name) {
@@ -71,7 +83,8 @@ void EarlyStops::forget_old() {
   while (!names_.empty() && (names_.front().first < horizon || names_.size() >= kMaxEarlyStops)) names_.pop_front();
 }
 
-ModelState::ModelState(TRITONBACKEND_Model* model) : metrics_(model_name(model)) {
+ModelState::ModelState(TRITONBACKEND_Model* model)
+    : exit_watch_(model, drain_time(model_config(model))), metrics_(model_name(model)) {
   const Json config = model_config(model);
   const std::string directory = find_engine_directory(parameter(config, "model_path"), version_directory(model));
   const std::string settings = parameter(config, "engine_config");
@@ -93,13 +106,13 @@ ModelState::ModelState(TRITONBACKEND_Model* model) : metrics_(model_name(model))
 }
 
 ModelState::~ModelState() {
-  engine_.reset();  // delivers every open request's last output, which needs open_
   {
     const std::lock_guard lock(mu_);
     is_stopping_ = true;
   }
   changed_.notify_one();
-  watcher_.join();
+  watcher_.join();  // it looks at the engine
+  engine_.reset();  // delivers every open request's last output, which needs open_
 }
 
 void ModelState::execute(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request* request) noexcept {
@@ -201,8 +214,9 @@ void ModelState::watch() {
       changed_.wait_for(lock, kWatchInterval, [this] { return is_stopping_; });
     }
     if (is_stopping_) return;
+    const bool ends_all = exit_watch_.is_time_up();
     for (const auto& [id, open] : open_) {
-      if (open.stream->is_cancelled()) engine_->cancel(id);
+      if (ends_all || open.stream->is_cancelled()) engine_->cancel(id);
     }
     metrics_.publish(engine_->stats());
   }

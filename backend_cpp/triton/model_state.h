@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "engine/load_engine.h"
+#include "triton/exit_watch.h"
 #include "triton/handles.h"
 #include "triton/metrics.h"
 #include "triton/request_reader.h"
@@ -58,6 +59,7 @@ class ModelState {
   void close(RequestId id);
   void watch();
 
+  ExitWatch exit_watch_;   // the watcher's
   EngineMetrics metrics_;  // used by the watcher, and by the destructor after it
 
   std::mutex mu_;
@@ -68,7 +70,7 @@ class ModelState {
   bool is_stopping_ = false;                  // guarded by mu_
 
   std::unique_ptr<Engine> engine_;
-  std::thread watcher_;  // notices clients that left, and publishes metrics
+  std::thread watcher_;  // notices clients that left and a server that stops, and publishes metrics
 };
 
 }  // namespace turbomind

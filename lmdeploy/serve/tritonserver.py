@@ -16,6 +16,7 @@ from lmdeploy.serve.errors import TritonStartError
 from lmdeploy.serve.ports import DEFAULT_TRITON_HOST, Ports, require_free
 
 _EXIT_TIMEOUT = 10  # seconds Triton waits for requests in flight when asked to stop
+_DRAIN_SECONDS = 5  # of them, how long these requests may go on
 _POLL_INTERVAL = 0.1  # seconds
 _SHOWN_LINES = 30
 _LOAD_FAILURE = re.compile(r"failed to load '(?P<model>[^']+)' version \d+: (?P<reason>.*?)\"?$")
@@ -68,6 +69,7 @@ class TritonServer:
             "LMDEPLOY_CHAT_TEMPLATE": chat_template,
             "LMDEPLOY_ENGINE_CONFIG": json.dumps(dict(engine_config)) if engine_config else "",
             "LMDEPLOY_MAX_LOG_LEN": str(max_log_len) if max_log_len else "",
+            "LMDEPLOY_DRAIN_SECONDS": str(_DRAIN_SECONDS),
         }
         self._log = log
         self._backends = backends

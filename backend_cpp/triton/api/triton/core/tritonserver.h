@@ -16,6 +16,7 @@ struct TRITONSERVER_Message;
 struct TRITONSERVER_Metric;
 struct TRITONSERVER_MetricFamily;
 struct TRITONSERVER_Parameter;
+struct TRITONSERVER_Server;
 
 typedef enum {
   TRITONSERVER_TYPE_INVALID,
@@ -87,6 +88,8 @@ TRITONSERVER_Error* TRITONSERVER_MessageDelete(TRITONSERVER_Message* message);
 TRITONSERVER_Parameter* TRITONSERVER_ParameterNew(const char* name, const TRITONSERVER_ParameterType type,
                                                   const void* value);
 void TRITONSERVER_ParameterDelete(TRITONSERVER_Parameter* parameter);
+
+TRITONSERVER_Error* TRITONSERVER_ServerIsLive(TRITONSERVER_Server* server, bool* live);
 
 TRITONSERVER_Error* TRITONSERVER_MetricFamilyNew(TRITONSERVER_MetricFamily** family, const TRITONSERVER_MetricKind kind,
                                                  const char* name, const char* description);
