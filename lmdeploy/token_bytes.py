@@ -155,7 +155,7 @@ def _sentencepiece_bytes(piece: str, marker: str, has_bytes: bool) -> bytes:
     return bytes([int(match[1], 16)]) if match else piece.replace(marker, " ").encode()
 
 
-def _byte_level_alphabet() -> dict[str, int]:
+def byte_level_alphabet() -> dict[str, int]:
     """Return GPT-2's alphabet: the character that stands for each byte.
 
     Printable Latin-1 bytes stand for themselves; the other 68, in order, for U+0100 and up.
@@ -165,7 +165,7 @@ def _byte_level_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
 
 
-_BYTE_OF = _byte_level_alphabet()
+_BYTE_OF = byte_level_alphabet()
 
 
 def _byte_level_bytes(piece: str) -> bytes:

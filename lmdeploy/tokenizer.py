@@ -1,18 +1,13 @@
 """The tokenizer of a checkpoint: text to token ids and back."""
 
-import importlib
 import json
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from lmdeploy.errors import CheckpointError
 from lmdeploy.paths import locate_model, tokenizer_dir
 from lmdeploy.token_bytes import TokenBytes, token_bytes_of
-
-# Published as code, but of Llama's kind: a SentencePiece model, and added tokens that tokenizer_config.json lists.
-_SENTENCEPIECE_CLASSES = frozenset({"InternLMTokenizer", "InternLM2Tokenizer", "BaichuanTokenizer"})
+from lmdeploy.tokenizer_readers import read_tokenizer
 
 
 class Tokenizer:
@@ -32,14 +27,14 @@ class Tokenizer:
 
     def __init__(self, path: str) -> None:
         directory = tokenizer_dir(locate_model(path))
-        if not (directory / "tokenizer.json").is_file():
-            _make_sentencepiece_readable()
         self._directory = directory
         try:
-            self._tokenizer: Any = _load(directory)
+            self._tokenizer: Any = read_tokenizer(directory)
         except Exception as error:  # a broken tokenizer.json surfaces as a bare Exception of the Rust library
             reason = " ".join(str(error).split())[:300]
             raise CheckpointError(directory, [f"its tokenizer cannot be loaded ({reason})"]) from error
+        bos = self.bos_token_id
+        self._beginnings: list[list[int]] = [self._tokenizer.encode(""), [] if bos is None else [bos]]
 
     @property
     def hf_tokenizer(self) -> Any:
@@ -99,8 +94,7 @@ class Tokenizer:
         bare: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         if not add_bos:
             return bare
-        bos = self.bos_token_id
-        if bos is not None and bare[:1] == [bos]:
+        if any(beginning and bare[: len(beginning)] == beginning for beginning in self._beginnings):
             return bare
         whole: list[int] = self._tokenizer.encode(text)
         return whole
@@ -122,44 +116,3 @@ class Tokenizer:
             Length of the table: the rows of the model's embedding. Default: the tokenizer's own vocabulary.
         """
         return token_bytes_of(self._tokenizer, self.vocab_size if vocab_size is None else vocab_size)
-
-
-def _load(directory: Path) -> Any:
-    """Return the ``transformers`` tokenizer of a directory; code that lies there is never run."""
-    from transformers import AutoTokenizer, LlamaTokenizer
-
-    if (directory / "tokenizer.json").is_file():
-        return AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
-    own_class = _own_class(directory)
-    if own_class in _SENTENCEPIECE_CLASSES:
-        return LlamaTokenizer.from_pretrained(str(directory), local_files_only=True)
-    if own_class:
-        raise ValueError(
-            f"it is code of the checkpoint, {own_class}, which is not run: "
-            "save the tokenizer as tokenizer.json (PreTrainedTokenizerFast)"
-        )
-    return AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
-
-
-def _own_class(directory: Path) -> str:
-    """Return the name of the tokenizer class that the checkpoint brings as code; empty if it brings none."""
-    file = directory / "tokenizer_config.json"
-    if not file.is_file():
-        return ""
-    auto_map = json.loads(file.read_text(encoding="utf-8")).get("auto_map") or {}
-    names = auto_map.get("AutoTokenizer") or "" if isinstance(auto_map, dict) else auto_map
-    name = next((name for name in names if name), "") if isinstance(names, list) else names
-    return str(name).rpartition(".")[2]
-
-
-def _make_sentencepiece_readable() -> None:
-    """Let ``transformers`` read SentencePiece models whatever protobuf is installed.
-
-    The sentencepiece wheel's generated protobuf code refuses a protobuf older than its generator, which Triton's
-    client may need. ``transformers`` carries the same code from an older generator, but tries the wheel's only.
-    """
-    name = "sentencepiece.sentencepiece_model_pb2"
-    try:
-        importlib.import_module(name)
-    except Exception:  # protobuf's VersionError is a bare Exception
-        sys.modules[name] = importlib.import_module("transformers.utils.sentencepiece_model_pb2_new")

@@ -99,11 +99,3 @@ def test_a_sentencepiece_tokenizer_published_as_code_is_read_without_it(tmp_path
     tokenizer = Tokenizer(str(tmp_path))
     assert tokenizer.encode(text, add_bos=False) == reference.encode(text)
     assert tokenizer.encode(text + "<|im_end|>", add_bos=False) == [*reference.encode(text), 400]
-
-
-def test_another_tokenizer_that_is_code_is_refused_by_name(tmp_path: Path) -> None:
-    write_tokenizer_with_code(tmp_path, "ChatGLMTokenizer")
-    with pytest.raises(
-        CheckpointError, match=r"ChatGLMTokenizer, which is not run: save the tokenizer as tokenizer\.json"
-    ):
-        Tokenizer(str(tmp_path))

@@ -1,0 +1,58 @@
+"""The tokenizer files of a checkpoint become a ``transformers`` tokenizer; code that lies beside them is never run.
+
+``tokenizer.json``, and SentencePiece models of known kinds, are read by ``transformers`` itself. What a family
+publishes as Python code is read here: a file for each kind, chosen by the name of the class.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lmdeploy.tokenizer_readers.settings import TokenizerSettings
+
+
+def read_tokenizer(directory: Path) -> Any:
+    """Return the ``transformers`` tokenizer of a directory.
+
+    Raises
+    ------
+    ValueError
+        If it is code of the checkpoint that is not known here.
+    OSError
+        If files are missing. Broken ones raise what the library that reads them does.
+    """
+    from lmdeploy.tokenizer_readers import llama
+
+    if (directory / "tokenizer.json").is_file():
+        return _auto(directory)
+    settings = TokenizerSettings.read(directory)
+    reader = _readers().get(settings.own_class or settings.class_name)
+    if reader is not None:
+        return reader(settings)
+    if settings.own_class:
+        raise ValueError(
+            f"it is code of the checkpoint, {settings.own_class}, which is not run: "
+            "save the tokenizer as tokenizer.json (PreTrainedTokenizerFast)"
+        )
+    llama.make_sentencepiece_readable()
+    return _auto(directory)
+
+
+def _readers() -> dict[str, Callable[[TokenizerSettings], Any]]:
+    """Return what reads the files of a class, by the class's name."""
+    from lmdeploy.tokenizer_readers import chatglm, glm4, llama, qwen
+
+    return {
+        "BaichuanTokenizer": llama.read,
+        "ChatGLM4Tokenizer": glm4.read,
+        "ChatGLMTokenizer": chatglm.read,
+        "InternLM2Tokenizer": llama.read,
+        "InternLMTokenizer": llama.read,
+        "QWenTokenizer": qwen.read,
+    }
+
+
+def _auto(directory: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)

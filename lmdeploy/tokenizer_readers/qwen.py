@@ -1,0 +1,23 @@
+"""Qwen 1, ``QWenTokenizer``: ranks in ``qwen.tiktoken``, special tokens whose texts and ids its code holds."""
+
+from typing import Any
+
+from tokenizers import AddedToken, normalizers
+
+from lmdeploy.tokenizer_readers.ranks import as_transformers, byte_pair_encoding, read_ranks
+from lmdeploy.tokenizer_readers.settings import TokenizerSettings
+
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_END = "<|endoftext|>"
+_SPECIAL = (_END, "<|im_start|>", "<|im_end|>", *(f"<|extra_{number}|>" for number in range(205)))
+_FIRST_SPECIAL = 151643
+
+
+def read(settings: TokenizerSettings) -> Any:
+    """Return the tokenizer; texts are brought into Unicode's form NFC."""
+    added = {_FIRST_SPECIAL + i: AddedToken(text, special=True, normalized=False) for i, text in enumerate(_SPECIAL)}
+    tokenizer = byte_pair_encoding(read_ranks(settings.file("qwen.tiktoken")), _WORDS, added)
+    tokenizer.normalizer = normalizers.NFC()
+    return as_transformers(tokenizer, settings, _END)
