@@ -9,6 +9,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
+from lmdeploy.turbomind.checkpoint import read_config
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex, read_checkpoint
 
 PREFIX = "model.layers."
@@ -77,15 +78,15 @@ class DecoderLayers:
     """
 
     def __init__(self, directory: Path, device: torch.device) -> None:
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM
 
         self.files = WeightFiles(directory)
         self.device = device
-        config = AutoConfig.from_pretrained(directory)
+        config = _config_of(directory)
         self.name: str = (config.architectures or ["?"])[0]
         try:
             with torch.device("meta"):
-                model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+                model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
         except ValueError as error:
             raise UnsupportedModelError(f"{self.name}: {' '.join(str(error).split())}") from error
         decoder: Any = getattr(model, "model", None)
@@ -137,6 +138,21 @@ class DecoderLayers:
             embedding.to_empty(device="meta")
         hidden = [call[0] for call in recorders[0].calls]
         return LayerCalls(hidden, [[call[1] for call in recorder.calls] for recorder in recorders])
+
+
+def _config_of(directory: Path) -> Any:
+    from transformers import AutoConfig
+
+    raw = read_config(directory)
+    try:
+        return AutoConfig.from_pretrained(directory, trust_remote_code=False)
+    except ValueError as error:
+        if not raw.get("auto_map"):
+            raise UnsupportedModelError(f"{directory}: {' '.join(str(error).split())}") from error
+        name = (raw.get("architectures") or ["?"])[0]
+        raise UnsupportedModelError(
+            f"{name} cannot be quantized: `transformers` does not have it, and the checkpoint's own code is never run"
+        ) from error
 
 
 class LayerCalls:

@@ -163,6 +163,16 @@ def test_models_of_another_structure_are_refused_by_name(name: str, tmp_path: Pa
     assert not (tmp_path / "awq" / "config.json").exists()
 
 
+def test_a_model_that_is_code_is_refused_and_the_code_not_run(tmp_path: Path) -> None:
+    directory = make_tiny(tmp_path / "model", "LlamaForCausalLM")
+    config = json.loads((directory / "config.json").read_text())
+    config |= {"architectures": ["OwnForCausalLM"], "model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig"}}
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "own.py").write_text("raise RuntimeError('code of a checkpoint was run')")
+    with pytest.raises(UnsupportedModelError, match=r"OwnForCausalLM cannot be quantized: .* own code is never run"):
+        auto_awq(directory, tmp_path / "awq", settings())
+
+
 def test_layers_that_are_another_function_than_llamas_are_refused(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
