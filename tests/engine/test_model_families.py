@@ -18,7 +18,7 @@ from tests.support import published
 from tests.support.expert_models import GPT_OSS
 from tests.support.expert_models import MODELS as EXPERT_MODELS
 from tests.support.published import Publisher, as_is
-from tests.support.tiny_models import make_tiny
+from tests.support.tiny_models import LLAMA3_ROPE, make_tiny
 from tests.support.token_engine import TokenEngine, relative_error
 
 TOLERANCE = 1e-4
@@ -43,14 +43,6 @@ class Case:
     attention: str = "eager"
 
 
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
 YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
 PAIR_FACTORS = [1.0, 1.5, 2.0, 4.0]

@@ -13,16 +13,7 @@ from safetensors.torch import load_file, save_file
 import lmdeploy.turbomind.families as package
 from lmdeploy.turbomind.engine_dir import UnsupportedModelError, resolve
 from lmdeploy.turbomind.manifest import Manifest
-from tests.support.tiny_models import make_tiny_llama
-
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
+from tests.support.tiny_models import LLAMA3_ROPE, make_tiny_llama
 
 
 def test_old_config_files_give_the_same_rope(tmp_path: Path) -> None:
