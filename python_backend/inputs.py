@@ -46,6 +46,12 @@ def text(request: Any, name: str) -> str | None:
     return found[0] if found else None
 
 
+def integer(request: Any, name: str) -> int | None:
+    """Return the only integer of an input, or None."""
+    values = array(request, name)
+    return None if values is None or values.size == 0 else int(values.reshape(-1)[0])
+
+
 def flag(request: Any, name: str, default: bool = False) -> bool:
     """Return a true or false input of any numeric type."""
     values = array(request, name)

@@ -11,9 +11,9 @@ from lmdeploy.token_bytes import TokenBytes
 from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.turbomind.engine_dir import resolve
 from python_backend.answer import answer
-from python_backend.inputs import flag, has, text, texts
+from python_backend.inputs import flag, integer, text, texts
 from python_backend.parameters import model_path, parameter
-from python_backend.preprocessing.prompt import PromptEncoder
+from python_backend.preprocessing.prompt import PromptEncoder, SessionTurn
 
 
 class TritonPythonModel:
@@ -52,12 +52,13 @@ class TritonPythonModel:
             if any(inputs.values()):
                 raise ValueError("QUERY must come alone, got text_input, messages or tools too")
             return [self._encoder.encode_query(query) for query in queries], []
+        session = integer(request, "session_id")
         prompt = self._encoder.encode(
             inputs["text_input"],
             inputs["messages"],
             inputs["tools"],
             texts(request, "stop_words"),
-            is_continuation=has(request, "session_id") and not flag(request, "sequence_start"),
+            None if session is None else SessionTurn(session, is_first=flag(request, "sequence_start")),
         )
         return [prompt.ids], prompt.stop_words
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from lmdeploy.model import ChatTemplate
 from lmdeploy.tokenizer import Tokenizer
+from python_backend.preprocessing.rounds import SessionRounds
 
 logger = logging.getLogger(__name__)
 
@@ -19,6 +20,14 @@ class Prompt:
 
     ids: list[int]
     stop_words: list[str]
+
+
+@dataclass(frozen=True)
+class SessionTurn:
+    """A request's place in a session: the session's id, and whether it begins with this request."""
+
+    session_id: int
+    is_first: bool
 
 
 class PromptEncoder:
@@ -40,6 +49,7 @@ class PromptEncoder:
         self._template = template
         self._max_bytes = max_bytes
         self._max_log_len = max_log_len
+        self._rounds = SessionRounds()
 
     def encode(
         self,
@@ -47,7 +57,7 @@ class PromptEncoder:
         messages: str | None,
         tools: str | None,
         stop_words: list[str],
-        is_continuation: bool = False,
+        turn: SessionTurn | None = None,
     ) -> Prompt:
         """Return the prompt of a request.
 
@@ -59,22 +69,25 @@ class PromptEncoder:
             A conversation and tools in OpenAI's format, as JSON text; or None. Empty text is the same as None.
         stop_words
             The caller's; for a conversation the template's own are added.
-        is_continuation
-            The engine holds what comes before: the prompt gets no beginning of its own.
+        turn
+            Its place in a session, if it is of one. Unless it begins the session the engine holds what comes before:
+            the prompt gets no beginning of its own.
 
         Raises
         ------
         ValueError
             If there is not exactly one of ``text`` and ``messages``, one is malformed, or there is nothing in it.
         """
+        is_continuation = turn is not None and not turn.is_first
         if "" in stop_words:
             raise ValueError("stop_words must be non-empty strings, got an empty one")
+        rounds = 1
         if messages:
             if text:
                 raise ValueError("text_input and messages must not both be given")
-            rendered = self._render(
-                _json_list("messages", messages), _json_list("tools", tools or "[]"), is_continuation
-            )
+            conversation = _json_list("messages", messages)
+            rendered = self._render(conversation, _json_list("tools", tools or "[]"), turn)
+            rounds = sum(message["role"] == "user" for message in conversation)
             if self._max_log_len:
                 logger.info("prompt: %r", rendered[: self._max_log_len])
             ids = self._tokenize(rendered, self._template.add_bos and not is_continuation)
@@ -87,6 +100,8 @@ class PromptEncoder:
             ids = self._tokenize(text, not is_continuation)
         if not ids:
             raise ValueError("the prompt must have at least one token, got none")
+        if turn is not None:
+            self._rounds.add(turn.session_id, rounds, is_first=turn.is_first)
         return Prompt(ids, stop_words)
 
     def encode_query(self, text: str) -> list[int]:
@@ -113,12 +128,12 @@ class PromptEncoder:
         eos = self._tokenizer.eos_token_id
         return 0 if eos is None else eos
 
-    def _render(self, messages: list[Any], tools: list[Any], is_continuation: bool) -> str:
-        if not is_continuation:
+    def _render(self, messages: list[Any], tools: list[Any], turn: SessionTurn | None) -> str:
+        if turn is None or turn.is_first:
             return self._template.render(messages, tools)
         if tools:
             raise ValueError("tools must come with the beginning of a session, got them in a later request")
-        return self._template.render_continuation(messages)
+        return self._template.render_continuation(messages, answers_held=self._rounds.held(turn.session_id))
 
     def _tokenize(self, prompt: str, add_bos: bool) -> list[int]:
         size = len(prompt.encode(errors="surrogatepass"))

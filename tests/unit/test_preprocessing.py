@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
+from lmdeploy.model import MODELS
 from tests.support.fake_pb_utils import Request, TritonError, arguments, loaded_model
 
+ROLES = ("user", "assistant", "user", "assistant")
 MESSAGES = [{"role": "user", "content": "Hi, 你好 🙂"}]
 
 
@@ -76,6 +78,55 @@ def test_messages_that_begin_a_session_are_a_whole_prompt(model: Any) -> None:
         [Request(messages=json.dumps(MESSAGES), **beginning), Request(messages=json.dumps(MESSAGES))]
     )
     assert first.array("INPUT_ID").tolist() == alone.array("INPUT_ID").tolist()
+
+
+def test_rounds_of_a_session_are_numbered_as_in_its_whole_conversation(model: Any, default_model_dir: Path) -> None:
+    """Two sessions take turns, a request may bring several rounds, and a session that begins again begins at one."""
+    numbering = type(model)()
+    numbering.initialize(arguments(model_path=str(default_model_dir), chat_template="chatglm"))
+    reference = AutoTokenizer.from_pretrained(default_model_dir)
+    template = MODELS.get("chatglm")()
+    held: dict[int, list[dict[str, str]]] = {}
+
+    def ask(session: int, contents: list[str], start: bool) -> None:
+        turns = [{"role": role, "content": said} for role, said in zip(ROLES, contents, strict=False)]
+        if start:
+            held[session] = []
+        before = template.render(held[session], add_generation_prompt=False).rstrip() if held[session] else ""
+        held[session] = [*held[session], *turns]
+        inputs = {"session_id": array(session, np.uint64), "sequence_start": array(start, np.bool_)}
+        [response] = numbering.execute([Request(messages=json.dumps(turns), **inputs)])
+        text = template.render(held[session]).removeprefix(before)
+        assert reference.decode(response.array("INPUT_ID")[0]) == text
+        held[session].append({"role": "assistant", "content": "yes"})
+
+    ask(1, ["one"], True)
+    ask(2, ["one", "yes", "two"], True)
+    ask(1, ["two"], False)
+    ask(2, ["three"], False)
+    ask(1, ["three", "yes", "four"], False)
+    ask(1, ["five"], False)
+    ask(2, ["one"], True)
+    ask(2, ["two"], False)
+    assert template.render(held[1]).count("[Round 5]") == 1
+
+
+def test_a_session_that_is_not_known_here_is_in_its_second_round(model: Any, default_model_dir: Path) -> None:
+    numbering = type(model)()
+    numbering.initialize(arguments(model_path=str(default_model_dir), chat_template="chatglm"))
+    [response] = numbering.execute([Request(messages=json.dumps(MESSAGES), session_id=array(9, np.uint64))])
+    reference = AutoTokenizer.from_pretrained(default_model_dir)
+    assert "[Round 2]" in reference.decode(response.array("INPUT_ID")[0])
+
+
+@pytest.mark.usefixtures("model")  # which stands in for Triton's module
+def test_sessions_spoken_in_last_are_remembered() -> None:
+    from python_backend.preprocessing.rounds import SessionRounds
+
+    rounds = SessionRounds()
+    for session in range(70_000):
+        rounds.add(session, 3, is_first=True)
+    assert (rounds.held(69_999), rounds.held(5_000), rounds.held(0)) == (3, 3, 1)
 
 
 QUERIES = ["Hi, 你好 🙂", "<|im_start|>user\nHi<|im_end|>\n", " and\n"]
