@@ -1,22 +1,15 @@
 """The built-in chat templates write what the templates published with the models write.
 
-``tests/data/templates`` holds published Jinja templates, ``index.json`` there says where each is quoted from. They are
-rendered by ``transformers``, as the template of a tokenizer with the model's bos and eos. Where the authors published
-no Jinja template, the prompts are written out by hand in ``test_described_templates.py``.
+Those are rendered by ``transformers``, see ``tests/support/published_templates.py``. Where the authors published no
+Jinja template, the prompts are written out by hand in ``test_described_templates.py``.
 """
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from lmdeploy.model import MODELS
-
-DATA = Path(__file__).parents[1] / "data" / "templates"
-INDEX: dict[str, dict[str, str]] = json.loads((DATA / "index.json").read_text(encoding="utf-8"))
+from tests.support.published_templates import INDEX, published, stop_clocks
 
 USER = {"role": "user", "content": "Hi, 你好"}
 TURNS = [USER, {"role": "assistant", "content": "Hello!"}, {"role": "user", "content": "and now?"}]
@@ -48,19 +41,9 @@ SYSTEM_IN_LAST_TURN = {"mistral-v3", "mistral-nemo"}
 STRIPS_ANSWERS = {"mistral-v3"}
 
 
-def published(name: str, messages: list[dict[str, Any]], tools: Any = None, **variables: Any) -> str:
-    """Return the prompt the published template writes, without what the tokenizer puts before every text."""
-    entry = INDEX[name]
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizers.Tokenizer(tokenizers.models.WordLevel({"?": 0}, "?")),
-        bos_token=entry["bos"] or None,
-        eos_token=entry["eos"] or None,
-        chat_template=(DATA / f"{name}.jinja").read_text(encoding="utf-8"),
-    )
-    variables = {"date_string": "26 Jul 2024", **variables}
-    prompt = tokenizer.apply_chat_template(messages, tools, tokenize=False, add_generation_prompt=True, **variables)
-    assert isinstance(prompt, str)
-    return prompt.removeprefix(entry["bos"])
+@pytest.fixture(autouse=True)
+def _one_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    stop_clocks(monkeypatch)
 
 
 def ours(name: str, messages: list[dict[str, Any]], tools: Any = None) -> str:
@@ -116,7 +99,7 @@ def with_calls(count: int, *, arguments: Any = None) -> list[dict[str, Any]]:
 
 
 # name -> how many calls its published template allows in one answer
-WITH_TOOLS = {"qwen2d5": 2, "qwen3": 2, "llama3_1": 1, "llama3_2": 1, "mistral-v3": 2, "mistral-nemo": 2}
+WITH_TOOLS = {"qwen2d5": 2, "qwen3": 2, "llama3_1": 1, "llama3_2": 1, "mistral-v3": 2, "mistral-nemo": 2, "gpt-oss": 1}
 
 
 @pytest.mark.parametrize("name", WITH_TOOLS)

@@ -95,6 +95,9 @@ NAMES = {
     "openbmb/UltraLM-13b": "ultralm",
     "allenai/Molmo-7B-D-0924": "molmo",
     "HuggingFaceTB/SmolLM2-135M-Instruct": "smollm2",
+    "HuggingFaceTB/SmolLM3-3B": "smollm3",
+    "HuggingFaceTB/SmolLM3-3B-Base": "base",
+    "openai/gpt-oss-20b": "gpt-oss",
     "facebook/opt-125m": "base",
     "workspace": "base",
 }

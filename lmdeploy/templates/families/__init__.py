@@ -7,12 +7,14 @@ from lmdeploy.templates.families import (
     deepseek,
     gemma,
     glm,
+    gpt_oss,
     internlm,
     llama,
     mistral,
     phi,
     plain,
     qwen,
+    smollm3,
     vicuna,
 )
 from lmdeploy.templates.families.registration import MODELS
@@ -25,11 +27,13 @@ __all__ = [
     "deepseek",
     "gemma",
     "glm",
+    "gpt_oss",
     "internlm",
     "llama",
     "mistral",
     "phi",
     "plain",
     "qwen",
+    "smollm3",
     "vicuna",
 ]

@@ -3,7 +3,7 @@
 from lmdeploy.templates.conversation import Message
 from lmdeploy.templates.families.chatml import CHATML
 from lmdeploy.templates.families.registration import builtin
-from lmdeploy.templates.tool_calling import Call, Tool, ToolChatTemplate, as_json
+from lmdeploy.templates.tool_calling import Call, Tool, ToolChatTemplate, as_json, tagged_calls
 
 _END_OF_REASONING = "</think>"
 
@@ -26,10 +26,7 @@ class Qwen25ChatTemplate(ToolChatTemplate):
         return [{"role": "system", "content": text}, *others]
 
     def _call_turn(self, content: str, calls: list[Call]) -> str:
-        functions = (call["function"] for call in calls)
-        objects = (as_json({"name": made["name"], "arguments": made["arguments"]}) for made in functions)
-        written = (f"<tool_call>\n{made}\n</tool_call>" for made in objects)
-        return self._answer("\n".join(filter(None, [content, *written])))
+        return self._answer(tagged_calls(content, calls))
 
     def _arranged(self, messages: list[Message]) -> list[Message]:
         """Return the messages with what several tools returned in one turn of the user."""
