@@ -16,6 +16,7 @@ TESTS       ?= tests
 PYTEST_ARGS ?=
 NPM_OPENAI  ?= 6.49.0     # of make clients
 BENCH_ARGS  ?=
+CUDA        ?=            # 1: build for NVIDIA GPUs too; needs the CUDA toolkit
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -35,7 +36,7 @@ STAMPS  := $(VENV)/.stamps
 RUNTIME := $(STAMPS)/runtime-$(call digest,requirements/torch.txt requirements/runtime.txt requirements/no-deps.txt)
 DEV     := $(STAMPS)/dev-$(call digest,requirements/torch.txt requirements/runtime.txt requirements/dev.txt)
 LINKED  := $(STAMPS)/linked-$(call digest,tools/link_checkout.py)
-CONFIGURED := $(BUILD)/.configured-$(call digest,requirements/torch.txt requirements/runtime.txt)
+CONFIGURED := $(BUILD)/.configured-$(call digest,requirements/torch.txt requirements/runtime.txt)$(if $(strip $(CUDA)),-cuda)
 
 CXX_SOURCES = $(shell find backend_cpp -name '*.h' -o -name '*.cc' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 PY_SOURCES  := lmdeploy openai_gateway python_backend webui tools tests
@@ -44,7 +45,7 @@ PY_SOURCES  := lmdeploy openai_gateway python_backend webui tools tests
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  Variables: MODEL, PORT, WEBUI_PORT, HTTP_PORT, GRPC_PORT, METRICS_PORT, SERVE_ARGS, TESTS, PYTEST_ARGS, BENCH_ARGS, PYTHON"
+	@echo "  Variables: MODEL, PORT, WEBUI_PORT, HTTP_PORT, GRPC_PORT, METRICS_PORT, SERVE_ARGS, TESTS, PYTEST_ARGS, BENCH_ARGS, CUDA, PYTHON"
 
 # ---- set-up -------------------------------------------------------------------------------------------------------
 
@@ -77,7 +78,8 @@ $(CONFIGURED): $(RUNTIME)
 	$(say) 'configuring the C++ build (10 s)'
 	@mkdir -p $(BUILD)
 	@$(CMAKE) -S . -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$(abspath $(PY)) \
-	    -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV)/bin/ninja) > $(BUILD)/configure.log 2>&1 \
+	    -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV)/bin/ninja) -DTURBOMIND_CUDA=$(if $(strip $(CUDA)),ON,OFF) \
+	    > $(BUILD)/configure.log 2>&1 \
 	    || { cat $(BUILD)/configure.log; exit 1; }
 	@rm -f $(BUILD)/.configured-* && touch $@
 
@@ -151,5 +153,5 @@ lock: dev ## Pin the requirements to what is installed in the virtual environmen
 	$(PY) tools/lock_requirements.py
 
 clean: ## Remove what was built (keeps the virtual environment and the model cache)
-	rm -rf $(BUILD) build-* lmdeploy/backends lmdeploy/_turbomind*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis bench-results test-results
+	rm -rf $(BUILD) build-* lmdeploy/backends lmdeploy/_turbomind*.so tests/kernels/_cuda_*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis bench-results test-results
 	find $(PY_SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +

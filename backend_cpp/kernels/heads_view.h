@@ -13,7 +13,7 @@ struct HeadsView {
   size_t head_stride = 0;
   int head_dim = 0;
 
-  float* head(size_t row, int index) const {
+  constexpr float* head(size_t row, int index) const {  // constexpr: callable from CUDA kernels too
     return first + row * row_stride + static_cast<size_t>(index) * head_stride;
   }
 };

@@ -1,0 +1,117 @@
+// CUDA, or an emulation of it on the CPU: the one header that everything in kernels/cuda includes for it.
+//
+// The .cu files compile three ways:
+//   nvcc                                   for GPUs (CMake option TURBOMIND_CUDA)
+//   a C++ compiler and the CUDA toolkit    host code that calls operators; sees no device functions
+//   a C++ compiler and TM_CUDA_EMULATED    for the tests, without a GPU or toolkit (kernels/cuda/emulated/)
+// so kernels keep to what all three know:
+//   - `launch(kernel, grid, block, shared_bytes, stream, arguments...)` instead of <<<>>>; blocks are whole warps;
+//   - `dynamic_shared<T>()` instead of extern __shared__; at the start of a block it holds NaN in the emulation;
+//   - static `__shared__` arrays without initialiser; no __constant__ that the host writes;
+//   - warp collectives name all 32 lanes; no cooperative groups; no block waits for another;
+//   - PTX only in kernels/cuda/ptx.h (mma, ldmatrix, cp.async, lop3), which states the fragment layouts;
+//   - functions of the emulation are in emulated/kernel_language.h and emulated/types.h: add what is missing there.
+//
+// Operators are free functions in turbomind::cuda, one header a group, named as on the CPU (kernels/*.h) with the same
+// structs, whose pointers are device pointers, and `cudaStream_t stream` for `ThreadPool& pool`. They only launch: no
+// allocation, no synchronisation, so that a step can be captured in a graph; what varies from step to step within one
+// captured shape is read from device memory. Activations are float32.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "base/error.h"
+
+#ifdef TM_CUDA_EMULATED
+#include "kernels/cuda/emulated/kernel_language.h"
+#include "kernels/cuda/emulated/runtime.h"
+#else
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#endif
+
+#include "kernels/cuda/ptx.h"
+
+namespace turbomind::cuda {
+
+inline constexpr int kWarp = 32;
+inline constexpr unsigned kAllLanes = 0xFFFFFFFFu;
+
+// Throws what a call of the runtime reports. `what` says what was tried.
+inline void check(cudaError_t error, const char* what) {
+  if (error != cudaSuccess) throw internal_error(std::string(what) + ": CUDA: " + cudaGetErrorString(error));
+}
+
+template <class Integer>
+__host__ __device__ constexpr Integer divide_up(Integer a, std::type_identity_t<Integer> b) {
+  return (a + b - 1) / b;
+}
+
+#ifdef TM_CUDA_EMULATED
+
+inline int multiprocessor_count() {
+  return 4;  // few, so that small tests fill them
+}
+
+template <class T>
+T* dynamic_shared() {
+  return reinterpret_cast<T*>(emulated::dynamic_shared_memory());
+}
+
+template <class... Parameters, class... Arguments>
+void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t,
+            Arguments&&... arguments) {
+  const std::tuple<Parameters...> values(std::forward<Arguments>(arguments)...);
+  emulated::run_grid(grid, block, shared_bytes, [&] { std::apply(kernel, values); });
+}
+
+#else
+
+// Of the current device.
+inline int multiprocessor_count() {
+  thread_local int known_device = -1;
+  thread_local int count = 0;
+  int device = 0;
+  check(cudaGetDevice(&device), "asking for the current device");
+  if (device != known_device) {
+    check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "counting multiprocessors");
+    known_device = device;
+  }
+  return count;
+}
+
+#ifdef __CUDACC__
+template <class T>
+__device__ __forceinline__ T* dynamic_shared() {
+  extern __shared__ __align__(16) unsigned char tm_dynamic_shared[];
+  return reinterpret_cast<T*>(tm_dynamic_shared);
+}
+#endif
+
+template <class... Parameters, class... Arguments>
+void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
+            Arguments&&... arguments) {
+  constexpr size_t kWithoutAsking = 48 * 1024;
+  const auto* function = reinterpret_cast<const void*>(kernel);
+  if (shared_bytes > kWithoutAsking) {
+    check(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
+          "reserving shared memory for a kernel");
+  }
+  std::tuple<Parameters...> values(std::forward<Arguments>(arguments)...);
+  std::apply(
+      [&](auto&... each) {
+        void* addresses[] = {static_cast<void*>(const_cast<std::remove_cvref_t<decltype(each)>*>(&each))..., nullptr};
+        check(cudaLaunchKernel(function, grid, block, addresses, shared_bytes, stream), "launching a kernel");
+      },
+      values);
+}
+
+#endif
+
+}  // namespace turbomind::cuda

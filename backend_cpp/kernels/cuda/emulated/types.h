@@ -1,0 +1,138 @@
+// CUDA's own vector and 16-bit types, and the conversions kernels use, with CUDA's names.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/types.h"
+
+struct alignas(8) float2 {
+  float x, y;
+};
+struct float3 {
+  float x, y, z;
+};
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+struct alignas(8) int2 {
+  int x, y;
+};
+struct alignas(16) int4 {
+  int x, y, z, w;
+};
+struct alignas(8) uint2 {
+  unsigned x, y;
+};
+struct uint3 {
+  unsigned x, y, z;
+};
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
+struct dim3 {
+  unsigned x = 1, y = 1, z = 1;
+  constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+
+inline float2 make_float2(float x, float y) {
+  return {x, y};
+}
+inline float4 make_float4(float x, float y, float z, float w) {
+  return {x, y, z, w};
+}
+inline int2 make_int2(int x, int y) {
+  return {x, y};
+}
+inline int4 make_int4(int x, int y, int z, int w) {
+  return {x, y, z, w};
+}
+inline uint2 make_uint2(unsigned x, unsigned y) {
+  return {x, y};
+}
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) {
+  return {x, y, z, w};
+}
+
+struct __nv_bfloat16 {
+  uint16_t bits;
+};
+struct alignas(4) __nv_bfloat162 {
+  __nv_bfloat16 x, y;
+};
+struct __half {
+  uint16_t bits;
+};
+struct alignas(4) __half2 {
+  __half x, y;
+};
+using nv_bfloat16 = __nv_bfloat16;
+using nv_bfloat162 = __nv_bfloat162;
+
+inline float __bfloat162float(__nv_bfloat16 v) {
+  return turbomind::to_float(turbomind::bf16{v.bits});
+}
+inline __nv_bfloat16 __float2bfloat16_rn(float v) {
+  return {turbomind::to_bf16(v).bits};
+}
+inline __nv_bfloat16 __float2bfloat16(float v) {
+  return __float2bfloat16_rn(v);
+}
+inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) {
+  return {__float2bfloat16_rn(x), __float2bfloat16_rn(y)};
+}
+inline __nv_bfloat162 __float22bfloat162_rn(float2 v) {
+  return __floats2bfloat162_rn(v.x, v.y);
+}
+inline float2 __bfloat1622float2(__nv_bfloat162 v) {
+  return {__bfloat162float(v.x), __bfloat162float(v.y)};
+}
+inline unsigned short __bfloat16_as_ushort(__nv_bfloat16 v) {
+  return v.bits;
+}
+inline __nv_bfloat16 __ushort_as_bfloat16(unsigned short v) {
+  return {v};
+}
+
+inline float __half2float(__half v) {
+  return turbomind::to_float(turbomind::half{v.bits});
+}
+inline __half __float2half_rn(float v) {
+  return {turbomind::to_half(v).bits};
+}
+inline __half __float2half(float v) {
+  return __float2half_rn(v);
+}
+inline __half2 __floats2half2_rn(float x, float y) {
+  return {__float2half_rn(x), __float2half_rn(y)};
+}
+inline __half2 __float22half2_rn(float2 v) {
+  return __floats2half2_rn(v.x, v.y);
+}
+inline float2 __half22float2(__half2 v) {
+  return {__half2float(v.x), __half2float(v.y)};
+}
+inline unsigned short __half_as_ushort(__half v) {
+  return v.bits;
+}
+inline __half __ushort_as_half(unsigned short v) {
+  return {v};
+}
+
+// Arithmetic on pairs: one rounding, of the exact result.
+#define TM_PAIRS(PAIR, WIDEN, NARROW)                                                                    \
+  inline PAIR __hadd2(PAIR a, PAIR b) {                                                                  \
+    return {NARROW(WIDEN(a.x) + WIDEN(b.x)), NARROW(WIDEN(a.y) + WIDEN(b.y))};                           \
+  }                                                                                                      \
+  inline PAIR __hsub2(PAIR a, PAIR b) {                                                                  \
+    return {NARROW(WIDEN(a.x) - WIDEN(b.x)), NARROW(WIDEN(a.y) - WIDEN(b.y))};                           \
+  }                                                                                                      \
+  inline PAIR __hmul2(PAIR a, PAIR b) {                                                                  \
+    return {NARROW(WIDEN(a.x) * WIDEN(b.x)), NARROW(WIDEN(a.y) * WIDEN(b.y))};                           \
+  }                                                                                                      \
+  inline PAIR __hfma2(PAIR a, PAIR b, PAIR c) {                                                          \
+    return {NARROW(WIDEN(a.x) * WIDEN(b.x) + WIDEN(c.x)), NARROW(WIDEN(a.y) * WIDEN(b.y) + WIDEN(c.y))}; \
+  }
+TM_PAIRS(__nv_bfloat162, __bfloat162float, __float2bfloat16_rn)
+TM_PAIRS(__half2, __half2float, __float2half_rn)
+#undef TM_PAIRS

@@ -1,0 +1,51 @@
+// CUDA operators on NumPy arrays, for tests: arrays are copied to the device, the operator runs, its results come back.
+// Compiled against CUDA as tests/kernels/_cuda_device and against the emulation as tests/kernels/_cuda_emulated.
+#pragma once
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include <cstddef>
+#include <optional>
+#include <vector>
+
+#include "kernels/cuda/device_buffer.h"
+
+namespace turbomind::cuda {
+
+// Row-major; no other type is converted.
+template <class T>
+using Array = pybind11::array_t<T, pybind11::array::c_style>;
+
+template <class T>
+using OptionalArray = std::optional<Array<T>>;
+
+// A copy of an array on the device; where there is none, null.
+template <class T>
+class OnDevice {
+ public:
+  explicit OnDevice(const Array<T>& array) : buffer_(array.nbytes()) {
+    check(cudaMemcpy(buffer_.data(), array.data(), buffer_.size(), cudaMemcpyHostToDevice), "copying to the device");
+  }
+  explicit OnDevice(const OptionalArray<T>& array) {
+    if (array) *this = OnDevice(*array);
+  }
+  T* data() const { return static_cast<T*>(buffer_.data()); }
+
+  // Waits for the device. `like` gives the shape.
+  Array<T> fetch(const Array<T>& like) const {
+    check(cudaDeviceSynchronize(), "running an operator");
+    Array<T> result(std::vector<pybind11::ssize_t>(like.shape(), like.shape() + like.ndim()));
+    check(cudaMemcpy(result.mutable_data(), buffer_.data(), buffer_.size(), cudaMemcpyDeviceToHost),
+          "copying from the device");
+    return result;
+  }
+
+ private:
+  DeviceBuffer buffer_;
+};
+
+void bind_elementwise(pybind11::module_& m);
+void bind_probes(pybind11::module_& m);
+
+}  // namespace turbomind::cuda
