@@ -64,6 +64,8 @@ class Progress:
         New arguments, as far as they are the beginning of a JSON object.
     rest : str, optional
         The call is complete, and this text comes after it.
+    following : Body, optional
+        The call is complete, and `rest` is for this reader: it is the next call of a list.
     is_broken : bool
         This is no call.
     """
@@ -71,6 +73,7 @@ class Progress:
     name: str | None = None
     arguments: str = ""
     rest: str | None = None
+    following: Body | None = None
     is_broken: bool = False
 
 

@@ -7,12 +7,11 @@ import re
 
 from openai_gateway.tools.events import Body, Progress
 from openai_gateway.tools.json_call import JsonCall, as_json
-from openai_gateway.tools.json_prefix import JsonObjectReader
+from openai_gateway.tools.named import NamedCall
 
 _PYTHON_TAG = "<|python_tag|>"
 _FUNCTION = "<function="
 _FUNCTION_END = "</function>"
-_NAME = re.compile(r"([A-Za-z0-9_.-]{1,128})>")
 _BUILT_IN = re.compile(r"(\w+)\.call\(.*\)", re.DOTALL)
 # What the code interpreter is called by those who offer it as a tool.
 _INTERPRETERS = ("code_interpreter", "ipython", "python")
@@ -34,7 +33,7 @@ class Llama3:
 
     def body(self, mark: str) -> Body:
         """Return a reader for one call."""
-        return _PythonTag(self._names) if mark == _PYTHON_TAG else _FunctionTag()
+        return _PythonTag(self._names) if mark == _PYTHON_TAG else NamedCall(">", _FUNCTION_END)
 
 
 class _PythonTag:
@@ -65,45 +64,6 @@ class _PythonTag:
         if name is None or not code or arguments is None:
             return Progress(is_broken=True)
         return Progress(name=name, arguments=arguments, rest="")
-
-
-class _FunctionTag:
-    """``NAME>{...}</function>``."""
-
-    def __init__(self) -> None:
-        self._text = ""
-        self._arguments: JsonObjectReader | None = None
-        self._told = 0  # up to where in the text
-
-    def feed(self, text: str) -> Progress:
-        self._text += text
-        progress = Progress()
-        if self._arguments is None:
-            head = _NAME.match(self._text)
-            if head is None:
-                progress.is_broken = ">" in self._text or len(self._text) > 200
-                return progress
-            opening = self._text[head.end() :].lstrip()
-            if not opening.startswith("{"):
-                progress.is_broken = bool(opening)
-                return progress
-            progress.name = head[1]
-            self._told = len(self._text) - len(opening)
-            self._arguments = JsonObjectReader(self._told)
-        self._arguments.read(self._text)
-        progress.arguments = self._text[self._told : self._arguments.position]
-        self._told = self._arguments.position
-        progress.is_broken = self._arguments.is_broken
-        if self._arguments.is_complete:
-            after = self._text[self._told :].lstrip()
-            if after.startswith(_FUNCTION_END):
-                progress.rest = after[len(_FUNCTION_END) :]
-            progress.is_broken = progress.rest is None and not _FUNCTION_END.startswith(after)
-        return progress
-
-    def finish(self) -> Progress:
-        is_complete = self._arguments is not None and self._arguments.is_complete
-        return Progress(rest="") if is_complete else Progress(is_broken=True)
 
 
 def built_in_call(code: str) -> tuple[str, str] | None:

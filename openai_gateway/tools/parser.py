@@ -14,20 +14,23 @@ from openai_gateway.tools.events import (
     Progress,
     TextFound,
 )
+from openai_gateway.tools.glm4 import GLM4
 from openai_gateway.tools.internlm2 import InternLM2
 from openai_gateway.tools.json_call import JsonCall
 from openai_gateway.tools.llama3 import Llama3
+from openai_gateway.tools.mistral import Mistral
 from openai_gateway.tools.qwen import Qwen
 
-_BARE = "{"  # a call without a mark
+_BARE = "{"  # begins a call without a mark, and without the name before it
 _SEPARATORS = " \t\r\n;"
 
 
 class ToolCallParser:
     """Turns pieces of text into events. However the answer is cut, the calls are the same.
 
-    A call is recognised by its mark, whichever family the model is of; an answer (or what follows a bare call) that
-    begins with a JSON object is a call when the object names one of the functions.
+    A call is recognised by its mark, whichever family the model is of; an answer (or what follows a call) that begins
+    with a JSON object is a call when the object names one of the functions, or with a function's name on a line of its
+    own when a JSON object follows.
 
     Parameters
     ----------
@@ -40,7 +43,8 @@ class ToolCallParser:
     def __init__(self, names: frozenset[str], at_once: frozenset[str] = frozenset()) -> None:
         self._names = names
         self._at_once = at_once
-        notations: tuple[Notation, ...] = (Qwen(), InternLM2(), Llama3(names))
+        self._glm4 = GLM4(names)
+        notations: tuple[Notation, ...] = (Qwen(), InternLM2(), Llama3(names), Mistral(), self._glm4)
         self._marks = {mark: notation for notation in notations for mark in notation.marks}
         self._text = ""  # not told yet: blanks, or what may become a mark
         self._body: Body | None = None
@@ -77,8 +81,8 @@ class ToolCallParser:
         """Look for a call; return what follows its mark, or None when there is none yet."""
         self._text += text
         stripped = self._text.lstrip(self._blanks)
-        if self._at_start and stripped.startswith(_BARE):
-            self._open(self._text[: -len(stripped)], JsonCall(self._names))
+        if self._at_start and stripped and (body := self._bare_call(stripped)) is not None:
+            self._open(self._text[: -len(stripped)], body)
             return stripped
         found = [(self._text.find(mark), mark) for mark in self._marks if mark in self._text]
         if found:
@@ -95,6 +99,12 @@ class ToolCallParser:
             self._text = self._text[len(told) :]
             self._at_start = False
         return None
+
+    def _bare_call(self, text: str) -> Body | None:
+        """Return a reader for what may be a call without a mark."""
+        if text.startswith(_BARE):
+            return JsonCall(self._names)
+        return self._glm4.body("") if self._glm4.may_begin(text) else None
 
     def _kept_back(self) -> int:
         """Return how many characters at the end may turn out to be blanks before a call, or a mark."""
@@ -136,6 +146,8 @@ class ToolCallParser:
             self._calls += 1
             self._complete += 1
             self._at_start = True
+            if progress.following is not None:
+                self._open("", progress.following)
         return progress.rest
 
     def _tell(self, progress: Progress, events: list[Event]) -> None:

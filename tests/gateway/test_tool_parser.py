@@ -1,4 +1,4 @@
-"""Golden answers of the three families, whole and cut anywhere."""
+"""Golden answers of the five families, whole and cut anywhere."""
 
 import json
 from typing import Any
@@ -16,6 +16,7 @@ from openai_gateway.tools.parser import ToolCallParser, parse
 
 NAMES = frozenset({"add", "get_weather", "get_date", "wolfram_alpha", "code_interpreter"})
 PIECES = ["<tool_call>", "</tool_call>", '{"name": "add", "arguments": {', '"a": 1', "}}", "{", "}", '"', "\\", " "]
+PIECES += ["[TOOL_CALLS]", "[", "]", ",", "<|assistant|>", "add\n"]
 PIECES += ["<|python_tag|>", "<|action_start|><|plugin|>", "<function=add>", "</function>", "x", ";"]
 Calls = list[tuple[str, Any]]
 
@@ -82,6 +83,37 @@ GOLDEN: dict[str, tuple[str, str, Calls]] = {
         "",
         [("get_weather", WEATHER)],
     ),
+    "mistral": (
+        f'[TOOL_CALLS] [{{"name": "get_weather", "arguments": {WEATHER_JSON}}}]',
+        "",
+        [("get_weather", WEATHER)],
+    ),
+    "mistral several": (
+        'I look.[TOOL_CALLS][{"name": "add", "arguments": {"a": [1]}, "id": "123456789"}, '
+        '{"name": "get_date", "arguments": {}},\n{"arguments": {"b": 2}, "name": "add"}] Done.',
+        "I look. Done.",
+        [("add", {"a": [1]}), ("get_date", {}), ("add", {"b": 2})],
+    ),
+    "mistral, stopped before the list's end": (
+        '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}, {"name": "get_date", "arguments": {}}',
+        "",
+        [("add", {"a": 1}), ("get_date", {})],
+    ),
+    "mistral, the second malformed": (
+        '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}, {"fly": 1}]',
+        ', {"fly": 1}]',
+        [("add", {"a": 1})],
+    ),
+    "glm4": (f"get_weather\n{WEATHER_JSON}", "", [("get_weather", WEATHER)]),
+    "glm4, after a line end": ('\nadd\n{"a": 1}\n', "", [("add", {"a": 1})]),
+    "glm4, said and several": (
+        '\nI look.<|assistant|>get_weather\n{"location": "旧金山"}<|assistant|>get_date\n{}',
+        "\nI look.",
+        [("get_weather", {"location": "旧金山"}), ("get_date", {})],
+    ),
+    "glm4, no call": ("get_weather\nis a function.", "get_weather\nis a function.", []),
+    "glm4, the beginning of a name": ("additional", "additional", []),
+    "glm4, a function that is unknown": ('fly\n{"to": "moon"}', 'fly\n{"to": "moon"}', []),
     "no call": ("The sum of 3 and 5 is 8; a < b, {x}, <tool", "The sum of 3 and 5 is 8; a < b, {x}, <tool", []),
     "json that is no call": ('{"answer": 8, "name": "x"}', '{"answer": 8, "name": "x"}', []),
     "json of an unknown function": (
@@ -134,6 +166,17 @@ MALFORMED = [
     "<|action_start|><|interpreter|>\nprint(1)<|action_end|>",
     '{"name": "add", "parameters": {"a": 3}',
     "<function=add>{</function>",
+    *(f'[TOOL_CALLS] [{{"name": "add", "arguments": {bad}}}]' for bad in BAD_ARGUMENTS[:9]),
+    '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}} junk]',
+    '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}',
+    "[TOOL_CALLS] []",
+    '[TOOL_CALLS] add({"a": 1})',
+    "[TOOL_CALLS]",
+    *(f"add\n{bad}" for bad in BAD_ARGUMENTS[:9]),
+    '<|assistant|>add\n{"a": 1',
+    "<|assistant|>add\n",
+    "<|assistant|>\nHello",
+    "get_wea",
     "<function=a b>{}</function>",
     "<function=",
 ]

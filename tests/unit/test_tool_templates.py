@@ -45,12 +45,17 @@ def test_internlm2_writes_tools_calls_and_results_as_in_training() -> None:
     assert MODELS.get("internlm2")().render(ONE_CALL, [TOOL]) == INTERNLM2
 
 
-@pytest.mark.parametrize("name", ["qwen2d5", "internlm2", "llama3_1"])
+READ = ["qwen2d5", "internlm2", "llama3_1", "mistral-v3", "mistral-nemo", "glm4", "smollm3"]
+
+
+@pytest.mark.parametrize("name", READ)
 def test_what_a_template_writes_the_parser_reads(name: str) -> None:
     template = MODELS.get(name)()
-    prompt = template.render(CONVERSATION[:3], [TOOL], add_generation_prompt=False)
-    answer = prompt.rpartition("assistant\n" if "im_start" in prompt else "<|end_header_id|>\n\n")[2]
-    for end in ("<|im_end|>\n", "<|eot_id|>"):
+    whole = template.render(CONVERSATION[:3], [TOOL], add_generation_prompt=False)
+    asked = template.render(CONVERSATION[:2], [TOOL])
+    assert whole.startswith(asked)
+    answer = whole.removeprefix(asked)
+    for end in ("<|im_end|>\n", "<|eot_id|>", "</s>"):
         answer = answer.removesuffix(end)
     found = parse(answer, frozenset({"add"}))
     assert [(made.name, json.loads(made.arguments)) for made in found.calls] == [
