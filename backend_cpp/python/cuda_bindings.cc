@@ -2,7 +2,9 @@
 
 #include <pybind11/stl.h>
 
+#include "kernels/cuda/activation.h"
 #include "kernels/cuda/norm.h"
+#include "kernels/cuda/rope.h"
 
 namespace py = pybind11;
 
@@ -28,6 +30,44 @@ void bind_elementwise(py::module_& m) {
                {rows.data() + first, static_cast<int>(x.shape(0)), static_cast<size_t>(x.shape(1)), heads,
                 static_cast<size_t>(head_dim), head_dim});
     return rows.fetch(x);
+  });
+  // x [rows, size], or gated [rows, 2 size]; y of the result's shape
+  m.def("activate", [](const Array<float>& x, int activation, bool is_gated, const Array<float>& y) {
+    const OnDevice<float> input(x);
+    const OnDevice<float> output(y);
+    (is_gated ? activate_gated : activate)(nullptr, static_cast<Activation>(activation), input.data(),
+                                           static_cast<int>(y.shape(0)), static_cast<int>(y.shape(1)), output.data());
+    return output.fetch(y);
+  });
+  m.def("scale_and_cap", [](const Array<float>& x, float scale, float softcap) {
+    const OnDevice<float> values(x);
+    scale_and_cap(nullptr, scale, softcap, static_cast<int>(x.shape(0)), static_cast<int>(x.shape(1)), values.data());
+    return values.fetch(x);
+  });
+  m.def("add_scaled", [](float scale, const Array<float>& x, const Array<float>& y) {
+    const OnDevice<float> values(x);
+    const OnDevice<float> sums(y);
+    add_scaled(nullptr, scale, values.data(), static_cast<int>(x.shape(0)), static_cast<int>(x.shape(1)), sums.data());
+    return sums.fetch(y);
+  });
+  m.def("clamp", [](float limit, const Array<float>& x) {
+    const OnDevice<float> values(x);
+    clamp(nullptr, limit, static_cast<int>(x.shape(0)), static_cast<int>(x.shape(1)), values.data());
+    return values.fetch(x);
+  });
+  // x [rows, heads, head_dim]; cosine, sine [rows, pairs]
+  m.def("rope", [](const Array<float>& x, const Array<float>& cosine, const Array<float>& sine, bool is_interleaved,
+                   const OptionalArray<float>& factors) {
+    const OnDevice<float> values(x);
+    const OnDevice<float> cosines(cosine);
+    const OnDevice<float> sines(sine);
+    const OnDevice<float> row_factors(factors);
+    const auto head_dim = static_cast<int>(x.shape(2));
+    rope(nullptr, {cosines.data(), sines.data(), static_cast<int>(cosine.shape(1)), is_interleaved},
+         {values.data(), static_cast<int>(x.shape(0)), static_cast<size_t>(x.shape(1) * head_dim),
+          static_cast<int>(x.shape(1)), static_cast<size_t>(head_dim), head_dim},
+         row_factors.data());
+    return values.fetch(x);
   });
 }
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from tests.kernels.cuda_device import CudaModule
+from tests.kernels.reference import rotate
 
 EPS = 2.0**-24
 # One warp a row up to 1024, a block beyond; vectors of four where the size is a multiple of it.
@@ -47,3 +48,87 @@ def test_heads_are_normed_one_by_one_and_what_lies_beside_them_stays(
     torch.testing.assert_close(out[:, first:end].double(), normed.flatten(1), rtol=head_dim * EPS + 4 * EPS, atol=1e-30)
     assert np.array_equal(out[:, :first], x[:, :first])
     assert np.array_equal(out[:, end:], x[:, end:])
+
+
+# Numbered as kernels/activation.h numbers them.
+FUNCTIONS = {
+    0: torch.nn.functional.silu,
+    1: torch.nn.functional.gelu,
+    2: lambda v: torch.nn.functional.gelu(v, approximate="tanh"),
+    3: torch.relu,
+    4: lambda v: torch.relu(v).square(),
+}
+
+
+@pytest.mark.parametrize("activation", FUNCTIONS)
+@pytest.mark.parametrize("size", [1, 16, 37, 1536])
+def test_activations_agree_with_float64_from_tiny_to_huge_values(cuda: CudaModule, activation: int, size: int) -> None:
+    torch.manual_seed(size)
+    gate_up = torch.randn(4, 2 * size) * torch.tensor([0.01, 1.0, 30.0, 200.0])[:, None]
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    plain = FUNCTIONS[activation](gate)
+    empty = np.empty((4, size), np.float32)
+    # exp is within 2 ulp; gelu's error is relative to v, not to the result, which vanishes for negative v.
+    bound = 20 * EPS * plain.abs() + (5e-7 * gate.abs() if activation in (1, 2) else 0) + 1e-30
+    alone = torch.from_numpy(cuda.activate(gate.float().contiguous().numpy(), activation, False, empty))
+    assert ((alone.double() - plain).abs() <= bound).all()
+    gated = torch.from_numpy(cuda.activate(gate_up.numpy(), activation, True, empty))
+    assert ((gated.double() - plain * up).abs() <= bound * up.abs() * 1.01 + 1e-30).all()
+
+
+def test_the_clamped_swiglu_of_gpt_oss_agrees_with_float64(cuda: CudaModule) -> None:
+    torch.manual_seed(0)
+    gate_up = torch.randn(6, 2 * 37) * 6
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    gate, up = gate.clamp(max=7), up.clamp(-7, 7)
+    exact = (up + 1) * gate * torch.sigmoid(1.702 * gate)
+    out = torch.from_numpy(cuda.activate(gate_up.numpy(), 5, True, np.empty((6, 37), np.float32)))
+    torch.testing.assert_close(out.double(), exact, rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("activation", [0, 1, 2, 3, 4, 5])
+def test_a_value_that_is_not_a_number_stays_so_and_spoils_no_other(cuda: CudaModule, activation: int) -> None:
+    x = np.ones((2, 8), np.float32)
+    x[1, 2] = np.nan
+    empty = np.empty((2, 8), np.float32)
+    for out in (cuda.activate(x, activation, False, empty), cuda.clamp(2.0, x), cuda.scale_and_cap(x, 1.0, 3.0)):
+        assert np.isnan(out).nonzero() == (np.array([1]), np.array([2]))
+
+
+@pytest.mark.parametrize("is_interleaved", [False, True])
+@pytest.mark.parametrize("pairs", [1, 12, 20])
+def test_rope_rotates_a_part_of_a_head_and_scales_all_of_it(cuda: CudaModule, pairs: int, is_interleaved: bool) -> None:
+    torch.manual_seed(pairs)
+    x, angle, factors = torch.randn(5, 3, 40), torch.rand(5, pairs) * 6, torch.rand(5)
+    part = x[..., : 2 * pairs].double()
+    halves = torch.cat([part[..., 0::2], part[..., 1::2]], -1) if is_interleaved else part
+    first, second = rotate(halves, angle.double()).chunk(2, -1)
+    turned = torch.stack([first, second], -1).flatten(-2) if is_interleaved else torch.cat([first, second], -1)
+    exact = torch.cat([turned, x[..., 2 * pairs :].double()], -1)
+    arguments = (x.numpy(), angle.cos().numpy(), angle.sin().numpy(), is_interleaved)
+    plain = torch.from_numpy(cuda.rope(*arguments, None))
+    torch.testing.assert_close(plain.double(), exact, rtol=1e-6, atol=1e-6)
+    scaled = torch.from_numpy(cuda.rope(*arguments, factors.numpy()))
+    torch.testing.assert_close(scaled.double(), exact * factors.double()[:, None, None], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("scale", "softcap"), [(0.25, 0.0), (1.0, 30.0), (0.5, 5.0)])
+@pytest.mark.parametrize("size", [1000, 1001])
+def test_logits_are_scaled_and_capped(cuda: CudaModule, size: int, scale: float, softcap: float) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(3, size) * 40
+    exact = x.double() * scale
+    if softcap:
+        exact = softcap * torch.tanh(exact / softcap)
+    out = torch.from_numpy(cuda.scale_and_cap(x.numpy(), scale, softcap))
+    torch.testing.assert_close(out.double(), exact, rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [36, 37])
+def test_sums_are_scaled_and_values_clamped(cuda: CudaModule, size: int) -> None:
+    torch.manual_seed(1)
+    x, y = torch.randn(3, size), torch.randn(3, size)
+    out = torch.from_numpy(cuda.add_scaled(0.3, x.numpy(), y.numpy()))
+    scale = torch.tensor(0.3).double()
+    torch.testing.assert_close(out.double(), y.double() + scale * x.double(), rtol=2 * EPS, atol=2 * EPS)
+    assert torch.equal(torch.from_numpy(cuda.clamp(0.7, x.numpy())), x.clamp(-0.7, 0.7))

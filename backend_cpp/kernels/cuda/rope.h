@@ -1,0 +1,12 @@
+// Rotary position embedding on a GPU, in place; as kernels/rope.h says.
+#pragma once
+
+#include "kernels/cuda/device.h"
+#include "kernels/rope.h"
+
+namespace turbomind::cuda {
+
+// factors [rows], or null: 1
+void rope(cudaStream_t stream, const RopeTable& table, const HeadsView& heads, const float* factors);
+
+}  // namespace turbomind::cuda
