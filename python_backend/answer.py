@@ -1,5 +1,6 @@
 """One response for one request: its tensors or its own error, never an error for the whole batch."""
 
+import json
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -22,12 +23,15 @@ def answer(request: Any, outputs: Callable[[Any], dict[str, Any]]) -> Any:
     try:
         arrays = outputs(request)
     except ValueError as error:
-        return _refusal(str(error), pb_utils.TritonError.INVALID_ARG)
+        return _refusal(request, "INVALID_ARGUMENT", str(error))
     except Exception as error:
         logger.exception("request %s failed", request.request_id())
-        return _refusal(f"internal error: {error!r}", pb_utils.TritonError.INTERNAL)
+        return _refusal(request, "INTERNAL", f"internal error: {error!r}")
     return pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor(name, values) for name, values in arrays.items()])
 
 
-def _refusal(message: str, code: int) -> Any:
-    return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, code))
+def _refusal(request: Any, code: str, message: str) -> Any:
+    if json.loads(request.parameters() or "{}").get("error_codes"):  # docs/interfaces.md
+        message = f"{code}: {message}"
+    triton_code = pb_utils.TritonError.INVALID_ARG if code == "INVALID_ARGUMENT" else pb_utils.TritonError.INTERNAL
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, triton_code))

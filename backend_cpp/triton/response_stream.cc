@@ -31,6 +31,34 @@ int legacy_code(ErrorCode code) {
   }
 }
 
+const char* code_name(ErrorCode code) {
+  switch (triton_code(code)) {
+    case TRITONSERVER_ERROR_INVALID_ARG:
+      return "INVALID_ARGUMENT";
+    case TRITONSERVER_ERROR_NOT_FOUND:
+      return "NOT_FOUND";
+    case TRITONSERVER_ERROR_UNAVAILABLE:
+      return "UNAVAILABLE";
+    default:
+      return "INTERNAL";
+  }
+}
+
+// Whether the request has the parameter error_codes (docs/interfaces.md).
+bool wants_error_codes(TRITONBACKEND_Request* request) {
+  uint32_t count = 0;
+  check(TRITONBACKEND_RequestParameterCount(request, &count));
+  for (uint32_t i = 0; i < count; ++i) {
+    const char* key = nullptr;
+    TRITONSERVER_ParameterType type = TRITONSERVER_PARAMETER_BOOL;
+    const void* value = nullptr;
+    check(TRITONBACKEND_RequestParameter(request, i, &key, &type, &value));
+    if (std::strcmp(key, "error_codes") != 0) continue;
+    return type == TRITONSERVER_PARAMETER_BOOL && *static_cast<const bool*>(value);
+  }
+  return false;
+}
+
 // Adds an output of shape [1, ...dims] and returns its buffer.
 void* add_output(TRITONBACKEND_Response* response, const std::string& name, TRITONSERVER_DataType type,
                  std::initializer_list<int64_t> dims, uint64_t bytes) {
@@ -125,7 +153,11 @@ void add_named_output(TRITONBACKEND_Response* response, const std::string& name,
 }  // namespace
 
 ResponseStream::ResponseStream(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request* request, bool is_legacy)
-    : instance_(instance), request_(request), is_legacy_(is_legacy), start_ns_(now_ns()) {
+    : instance_(instance),
+      request_(request),
+      is_legacy_(is_legacy),
+      names_codes_(wants_error_codes(request)),
+      start_ns_(now_ns()) {
   TRITONBACKEND_ResponseFactory* factory = nullptr;
   check(TRITONBACKEND_ResponseFactoryNew(&factory, request));
   factory_.reset(factory);
@@ -178,8 +210,12 @@ void ResponseStream::send_error(ErrorCode code, const std::string& message) noex
     ignore(failure);
     return;
   }
-  const std::string text =
-      is_legacy_ ? "TurboMind execute failure: " + std::to_string(legacy_code(code)) + " (" + message + ")" : message;
+  std::string text = message;
+  if (is_legacy_) {
+    text = "TurboMind execute failure: " + std::to_string(legacy_code(code)) + " (" + message + ")";
+  } else if (names_codes_) {
+    text = std::string(code_name(code)) + ": " + message;
+  }
   TRITONSERVER_Error* error =
       TRITONSERVER_ErrorNew(is_legacy_ ? TRITONSERVER_ERROR_INTERNAL : triton_code(code), text.c_str());
   ignore(TRITONBACKEND_ResponseSend(response, TRITONSERVER_RESPONSE_COMPLETE_FINAL, error));

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from pathlib import PurePath
 from typing import Any
@@ -44,8 +45,10 @@ _CHANNEL_OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.primary_user_agent", "lmdeploy"),
 ]
-# Ask Triton to end a failed stream with the error's own gRPC status instead of a text without a code.
-_STATUS_METADATA = (("triton_grpc_error", "true"),)
+# An error of a stream, as our models write it for a request that asks for codes.
+_CODE = re.compile("(?P<code>[A-Z_]+): (?P<message>.*)", re.DOTALL)
+# How Triton begins to say that it does not serve a model, or stops.
+_TRITON_IS_AWAY = ("Request for unknown model", "Server is stopping", "Server exiting")
 _READY_TIMEOUT = 2.0  # seconds
 _CANCEL_TIMEOUT = 5.0  # seconds
 _CANCEL_RETRIES = (0.05, 0.1, 0.2, 0.4, 0.8)  # seconds before each
@@ -98,20 +101,13 @@ class TritonClient:
             The server refused or failed this request.
         """
         message = encode_generate(request)
-        call = self._stub().ModelStreamInfer(metadata=_STATUS_METADATA)
+        call = self._stub().ModelStreamInfer()
         unfinished = request.n or 1
         over = False  # nothing is left to cancel
         try:
             async with self._typed_errors(call):
-                await call.write(message)
-                is_open = True
-                while (response := await call.read()) is not grpc.aio.EOF:
-                    if is_open:  # not before: Triton can crash when a stream is closed while it refuses the request
-                        await call.done_writing()
-                        is_open = False
-                    if response.error_message:
-                        raise _untyped_error(response.error_message)
-                    chunk = decode_chunk(response.infer_response)
+                async for response in self._responses(call, message):
+                    chunk = decode_chunk(response)
                     if chunk.finish_reason is not None:
                         unfinished -= 1
                         over = unfinished == 0
@@ -240,13 +236,25 @@ class TritonClient:
 
     async def _control(self, message: service_pb2.ModelInferRequest) -> None:
         """Send one request to the engine, which answers it with nothing of interest."""
-        call = self._stub().ModelStreamInfer(timeout=_CANCEL_TIMEOUT, metadata=_STATUS_METADATA)
+        call = self._stub().ModelStreamInfer(timeout=_CANCEL_TIMEOUT)
         async with self._typed_errors(call):
-            await call.write(message)
-            await call.done_writing()
-            while (response := await call.read()) is not grpc.aio.EOF:
-                if response.error_message:
-                    raise _untyped_error(response.error_message)
+            async for _ in self._responses(call, message):
+                pass
+
+    async def _responses(
+        self, call: Any, message: service_pb2.ModelInferRequest
+    ) -> AsyncGenerator[service_pb2.ModelInferResponse, None]:
+        """Send the one request of a stream and yield its responses; an error is raised once the stream has ended."""
+        await call.write(message)
+        await call.done_writing()
+        failure: TritonUnavailable | TritonRequestError | None = None
+        while (response := await call.read()) is not grpc.aio.EOF:
+            if response.error_message:
+                failure = failure or self._told_error(response.error_message)
+            elif failure is None:
+                yield response.infer_response
+        if failure is not None:
+            raise failure
 
     async def _infer(self, message: service_pb2.ModelInferRequest) -> service_pb2.ModelInferResponse:
         try:
@@ -267,9 +275,20 @@ class TritonClient:
             raise TritonRequestError("INTERNAL", f"the gRPC call broke: {error}") from None
 
     def _typed_error(self, code: grpc.StatusCode, details: str | None) -> TritonUnavailable | TritonRequestError:
-        if code is grpc.StatusCode.UNAVAILABLE:
-            return TritonUnavailable(self._unavailable(details))
-        return TritonRequestError(code.name, _without_ensemble(details or "no details given"))
+        return self._error(code.name, details or "no details given")
+
+    def _told_error(self, text: str) -> TritonUnavailable | TritonRequestError:
+        """Return the error a stream tells. Our models put the code before it, Triton itself has none for it."""
+        told = _CODE.fullmatch(_without_ensemble(text))
+        if told:
+            return self._error(told["code"], told["message"])
+        is_away = text.startswith(_TRITON_IS_AWAY)
+        return self._error("UNAVAILABLE" if is_away else "INTERNAL", text)
+
+    def _error(self, code: str, message: str) -> TritonUnavailable | TritonRequestError:
+        if code == "UNAVAILABLE":
+            return TritonUnavailable(self._unavailable(message))
+        return TritonRequestError(code, _without_ensemble(message))
 
     def _unavailable(self, details: str | None) -> str:
         return f"Triton at {self.address} is not available: {details or 'no details given'}"
@@ -292,13 +311,6 @@ class TritonClient:
                 await asyncio.sleep(delay)
             else:
                 return
-
-
-def _untyped_error(message: str) -> TritonUnavailable | TritonRequestError:
-    """Return the error Triton reports without a status, which it does when it does not serve the model at all."""
-    if message.startswith("Request for unknown model"):
-        return TritonUnavailable(message)
-    return TritonRequestError("INTERNAL", _without_ensemble(message))
 
 
 def _without_ensemble(message: str) -> str:

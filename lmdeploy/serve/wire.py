@@ -72,7 +72,7 @@ def encode_generate(request: GenerateRequest) -> service_pb2.ModelInferRequest:
     ValueError
         A number does not fit its tensor's type.
     """
-    message = service_pb2.ModelInferRequest(model_name=ENSEMBLE, id=request.request_id)
+    message = _streamed(ENSEMBLE, request.request_id)
     if request.messages is not None:
         _add_texts(message, "messages", [_json(request.messages)])
     elif request.text_input is not None:
@@ -102,6 +102,13 @@ def encode_generate(request: GenerateRequest) -> service_pb2.ModelInferRequest:
     return message
 
 
+def _streamed(model: str, request_id: str) -> service_pb2.ModelInferRequest:
+    """Return an empty request for a stream, whose errors have no code but in their text, and that when asked for."""
+    message = service_pb2.ModelInferRequest(model_name=model, id=request_id)
+    message.parameters["error_codes"].bool_param = True
+    return message
+
+
 def _outputs(request: GenerateRequest) -> list[str]:
     """Return the outputs `request` needs; each one costs time at every token."""
     names = list(_ALWAYS)
@@ -120,7 +127,7 @@ def _outputs(request: GenerateRequest) -> list[str]:
 
 def encode_stop(request_id: str) -> service_pb2.ModelInferRequest:
     """Return the control request that cancels `request_id` in the engine."""
-    message = service_pb2.ModelInferRequest(model_name=ENGINE, id=new_request_id())
+    message = _streamed(ENGINE, new_request_id())
     _add_numbers(message, "STOP", "INT32", "<i", [1])
     _add_texts(message, "stop_request_id", [request_id])
     return message
@@ -128,7 +135,7 @@ def encode_stop(request_id: str) -> service_pb2.ModelInferRequest:
 
 def encode_stop_session(session_id: int) -> service_pb2.ModelInferRequest:
     """Return the control request that cancels what a session is running."""
-    message = service_pb2.ModelInferRequest(model_name=ENGINE, id=new_request_id())
+    message = _streamed(ENGINE, new_request_id())
     _add_numbers(message, "STOP", "INT32", "<i", [1])
     _add_numbers(message, "CORRID", "UINT64", "<Q", [session_id])
     return message

@@ -48,6 +48,9 @@ class Request:
     def request_id(self) -> str:
         return "test"
 
+    def parameters(self) -> str:
+        return "{}"
+
 
 def _array(value: str | bytes | list[str] | np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     if isinstance(value, np.ndarray):

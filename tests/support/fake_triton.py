@@ -38,6 +38,10 @@ TOKEN_BYTES = TokenBytes(
 )
 
 
+class _Failure(Exception):
+    """How a request fails: status, text."""
+
+
 @dataclass
 class Script:
     """How the fake engine answers.
@@ -150,8 +154,14 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
                 continue
             context.add_callback(received.cancelled.set)
             self.requests.append(received)
-            self._session(received.inputs, context)
-            yield from self._answer(received, context)
+            try:
+                self._session(received.inputs)
+                yield from self._answer(received)
+            except _Failure as failure:  # told in the stream, as Triton does
+                code, text = failure.args
+                if request.parameters["error_codes"].bool_param:
+                    text = f"{code.name}: {text}"
+                yield service_pb2.ModelStreamInferResponse(error_message=f"in ensemble '{received.model}', {text}")
 
     def _control(self, inputs: dict[str, Any]) -> None:
         if "stop_request_id" in inputs:
@@ -164,40 +174,39 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
             self.release.set()
             self.release = threading.Event()
 
-    def _session(self, inputs: dict[str, Any], context: Any) -> None:
+    def _session(self, inputs: dict[str, Any]) -> None:
         session = inputs.get("session_id")
         if session is None:
             return
         if not inputs.get("sequence_start") and session not in self.sessions:
-            context.abort(
+            raise _Failure(
                 grpc.StatusCode.INVALID_ARGUMENT, f"session {session} does not exist; begin it with sequence_start"
             )
         self.sessions.add(session)
         if inputs.get("sequence_end"):
             self.sessions.discard(session)
 
-    def _answer(self, received: Received, context: Any) -> Iterator[Any]:
+    def _answer(self, received: Received) -> Iterator[Any]:
         script = self.script(received) if callable(self.script) else self.script
         choices = list(script.choices or [script.texts] * received.inputs.get("n", 1))
         if not received.inputs.get("stream"):
             choices = [["".join(texts)] for texts in choices]
         longest = max(len(texts) for texts in choices)
         for done in range(longest):
-            self._interrupt(script, done, received, context)
+            self._interrupt(script, done, received)
             for index, texts in enumerate(choices):
                 if done < len(texts):
                     ends = script.fail_after is None and (script.hold_after is None or script.resume)
                     last = ends and done == len(texts) - 1
                     yield _response(received, script, index, texts[done], done, last)
-        self._interrupt(script, longest, received, context)
+        self._interrupt(script, longest, received)
 
-    def _interrupt(self, script: Script, done: int, received: Received, context: Any) -> None:
+    def _interrupt(self, script: Script, done: int, received: Received) -> None:
         if script.hold_after == done:
             while not (received.cancelled.is_set() or self.release.wait(0.01)):
                 continue
         if script.fail_after == done:
-            status, text = script.error
-            context.abort(status, f"in ensemble '{received.model}', {text}")
+            raise _Failure(*script.error)
 
 
 def _received(request: Any) -> Received:
