@@ -1,4 +1,4 @@
-// Uninitialised memory for tensors: 64-byte aligned, backed by huge pages when large.
+// Uninitialised memory for tensors, of the host or of a device.
 #pragma once
 
 #include <sys/mman.h>
@@ -11,17 +11,23 @@ namespace turbomind {
 
 class AlignedBuffer {
  public:
+  // Gives memory back; must not throw.
+  using Release = void (*)(void* data, size_t bytes);
+
   AlignedBuffer() = default;
-  // Pages come from the kernel zeroed and only when first touched. Throws std::bad_alloc.
-  explicit AlignedBuffer(size_t bytes) : bytes_(bytes) {
+  // Host memory: 64-byte aligned, backed by huge pages when large. Pages come from the kernel zeroed and only when first
+  // touched. Throws std::bad_alloc.
+  explicit AlignedBuffer(size_t bytes) : bytes_(bytes), release_(unmap) {
     if (bytes == 0) return;
     void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (address == MAP_FAILED) throw std::bad_alloc();
     if (bytes >= (size_t{2} << 20)) ::madvise(address, bytes, MADV_HUGEPAGE);
     data_ = address;
   }
+  // Takes over memory of a device.
+  AlignedBuffer(void* data, size_t bytes, Release release) : data_(data), bytes_(bytes), release_(release) {}
   ~AlignedBuffer() {
-    if (data_ != nullptr) ::munmap(data_, bytes_);
+    if (data_ != nullptr) release_(data_, bytes_);
   }
   AlignedBuffer(AlignedBuffer&& other) noexcept { swap(other); }
   AlignedBuffer& operator=(AlignedBuffer&& other) noexcept {
@@ -36,13 +42,16 @@ class AlignedBuffer {
   }
 
  private:
+  static void unmap(void* data, size_t bytes) { ::munmap(data, bytes); }
   void swap(AlignedBuffer& other) {
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);
+    std::swap(release_, other.release_);
   }
 
   void* data_ = nullptr;
   size_t bytes_ = 0;
+  Release release_ = nullptr;
 };
 
 }  // namespace turbomind

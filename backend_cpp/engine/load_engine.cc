@@ -128,8 +128,9 @@ LoadedEngine load_engine(const std::string& directory, const Json& settings) {
   const WeightOptions options = weight_options(settings, spec);
   const Checkpoint checkpoint(directory);
   check_model_format(settings, checkpoint);
-  auto runner = std::make_unique<NativeRunner>(spec, checkpoint, options, cache_type(settings, options.dtype),
-                                               config.max_step_tokens, setting(settings, "threads", 0));
+  const int threads = setting(settings, "threads", 0);
+  auto runner = std::make_unique<NativeRunner>(make_operators("cpu", threads), spec, checkpoint, options,
+                                               cache_type(settings, options.dtype), config.max_step_tokens, threads);
   config.block_count = cache_block_count(settings, config, *runner);
   LoadedEngine loaded;
   auto compiler = load_grammar_compiler(tokens, spec.vocab_size, spec.eos_token_ids, loaded.no_grammar_reason);

@@ -9,7 +9,7 @@ namespace turbomind {
 
 class DenseMlp {
  public:
-  DenseMlp(const ModelSpec& spec, int max_rows);
+  DenseMlp(Operators& ops, const ModelSpec& spec, int max_rows);
 
   // x, y [rows, hidden], not overlapping; with accumulate, y += instead of y =
   void run(const StepContext& step, const MlpWeights& weights, const float* x, float* y, bool accumulate);

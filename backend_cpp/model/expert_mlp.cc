@@ -1,7 +1,7 @@
 #include "model/expert_mlp.h"
 
-#include <algorithm>
-#include <cmath>
+#include <string>
+#include <vector>
 
 namespace turbomind {
 
@@ -31,15 +31,26 @@ ExpertWeights ExpertWeights::load(const ModelSpec& spec, const WeightReader& rea
   return weights;
 }
 
-ExpertMlp::ExpertMlp(const ModelSpec& spec) : moe_(spec.moe.value_or(MoeSpec{})), activation_(spec.mlp.activation) {}
+ExpertMlp::ExpertMlp(Operators& ops, const ModelSpec& spec, int max_rows)
+    : moe_(spec.moe.value_or(MoeSpec{})), activation_(spec.mlp.activation) {
+  if (!spec.moe) return;
+  logits_ = float_buffer(ops, max_rows, moe_.num_experts);
+  chosen_ = float_buffer(ops, max_rows, moe_.experts_per_token);
+  shares_ = float_buffer(ops, max_rows, moe_.experts_per_token);
+  if (moe_.shared_intermediate_size == 0) return;
+  first_expert_ = float_buffer(ops, max_rows, 1);
+  ops.fill_zero(first_expert_.as<void>(), first_expert_.size());
+  shared_gate_ = float_buffer(ops, max_rows, 1);
+  const std::vector<float> ones(static_cast<size_t>(max_rows), 1.0f);
+  ops.upload(ones.data(), shared_gate_.size(), shared_gate_.as<void>());
+}
 
 void ExpertMlp::run(const StepContext& step, const ExpertWeights& weights, const float* x, float* y, bool accumulate) {
-  const auto rows = static_cast<size_t>(step.rows);
-  if (!accumulate) std::fill_n(y, rows * weights.router.view.in_features, 0.0f);
-  logits_.resize(rows * moe_.num_experts);
-  chosen_.resize(rows * moe_.experts_per_token);
-  shares_.resize(rows * moe_.experts_per_token);
-  linear(step.pool, step.scratch, weights.router.view, x, step.rows, logits_.data(), false);
+  Operators& ops = step.ops;
+  if (!accumulate) {
+    ops.fill_zero(y, static_cast<size_t>(step.rows) * weights.router.view.in_features * sizeof(float));
+  }
+  ops.linear(weights.router.view, x, step.rows, logits_.as<float>(), false);
   RouterParams params;
   params.num_experts = moe_.num_experts;
   params.top_k = moe_.experts_per_token;
@@ -51,20 +62,17 @@ void ExpertMlp::run(const StepContext& step, const ExpertWeights& weights, const
   params.choice_bias = weights.correction.as<float>();
   params.normalize = moe_.router.normalizes;
   params.scale = moe_.router.scale;
-  route(step.pool, params, logits_.data(), step.rows, chosen_.data(), shares_.data());
-  add_experts(step.pool, step.scratch, scratch_, activation_, weights.experts, x, step.rows, params.top_k,
-              chosen_.data(), shares_.data(), y);
+  ops.route(params, logits_.as<float>(), step.rows, chosen_.as<int32_t>(), shares_.as<float>());
+  ops.add_experts(activation_, weights.experts, x, step.rows, params.top_k, chosen_.as<int32_t>(), shares_.as<float>(),
+                  y);
   if (weights.shared.empty()) return;
 
-  // One more expert, which every row goes to.
-  chosen_.assign(rows, 0);
-  shares_.assign(rows, 1.0f);
   if (moe_.has_shared_gate) {
-    linear(step.pool, step.scratch, weights.shared_gate.view, x, step.rows, shares_.data(), false);
-    for (float& share : shares_) share = 1.0f / (1.0f + std::exp(-share));
+    ops.linear(weights.shared_gate.view, x, step.rows, shared_gate_.as<float>(), false);
+    ops.sigmoid(step.rows, shared_gate_.as<float>());
   }
-  add_experts(step.pool, step.scratch, scratch_, activation_, weights.shared, x, step.rows, 1, chosen_.data(),
-              shares_.data(), y);
+  ops.add_experts(activation_, weights.shared, x, step.rows, 1, first_expert_.as<int32_t>(), shared_gate_.as<float>(),
+                  y);
 }
 
 }  // namespace turbomind

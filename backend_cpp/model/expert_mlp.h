@@ -26,7 +26,7 @@ struct ExpertWeights {
 
 class ExpertMlp {
  public:
-  explicit ExpertMlp(const ModelSpec& spec);
+  ExpertMlp(Operators& ops, const ModelSpec& spec, int max_rows);
 
   // x, y [rows, hidden], not overlapping; with accumulate, y += instead of y =
   void run(const StepContext& step, const ExpertWeights& weights, const float* x, float* y, bool accumulate);
@@ -34,10 +34,11 @@ class ExpertMlp {
  private:
   MoeSpec moe_;
   Activation activation_;
-  ExpertScratch scratch_;
-  std::vector<float> logits_;    // [rows, num_experts]
-  std::vector<int32_t> chosen_;  // [rows, experts_per_token]
-  std::vector<float> shares_;    // [rows, experts_per_token]
+  AlignedBuffer logits_;        // float32 [max_rows, num_experts]
+  AlignedBuffer chosen_;        // int32 [max_rows, experts_per_token]
+  AlignedBuffer shares_;        // float32 [max_rows, experts_per_token]
+  AlignedBuffer first_expert_;  // int32 [max_rows], zeros: every row goes to the shared expert ...
+  AlignedBuffer shared_gate_;   // float32 [max_rows]: ... with this weight
 };
 
 }  // namespace turbomind

@@ -2,9 +2,6 @@
 
 #include <algorithm>
 
-#include "kernels/head_linear.h"
-#include "kernels/norm.h"
-
 namespace turbomind {
 
 namespace {
@@ -63,12 +60,12 @@ LatentWeights LatentWeights::load(const ModelSpec& spec, const WeightReader& rea
   return weights;
 }
 
-LatentAttention::LatentAttention(const ModelSpec& spec, int max_rows)
+LatentAttention::LatentAttention(Operators& ops, const ModelSpec& spec, int max_rows)
     : heads_(spec.num_heads),
       mla_(*spec.attention.mla),
-      q_down_(float_buffer(max_rows, mla_.q_rank)),
-      q_(float_buffer(max_rows, heads_ * (mla_.nope_dim + mla_.rope_dim))),
-      kv_down_(float_buffer(max_rows, mla_.kv_rank + mla_.rope_dim)) {}
+      q_down_(float_buffer(ops, max_rows, mla_.q_rank)),
+      q_(float_buffer(ops, max_rows, heads_ * (mla_.nope_dim + mla_.rope_dim))),
+      kv_down_(float_buffer(ops, max_rows, mla_.kv_rank + mla_.rope_dim)) {}
 
 void LatentAttention::project(const StepContext& step, const LatentWeights& weights, const float* x, float* qk) {
   auto* q = q_.as<float>();
@@ -79,37 +76,36 @@ void LatentAttention::project(const StepContext& step, const LatentWeights& weig
   const size_t key_dim = rope + rank;
   const size_t width = (heads_ + 1) * key_dim;
 
+  Operators& ops = step.ops;
+
   if (mla_.q_rank > 0) {
     auto* q_down = q_down_.as<float>();
-    linear(step.pool, step.scratch, weights.q_down.view, x, step.rows, q_down, false);
-    norm(step.pool, weights.q_down_norm.view, q_down, step.rows, mla_.q_rank, q_down);
-    linear(step.pool, step.scratch, weights.q.view, q_down, step.rows, q, false);
+    ops.linear(weights.q_down.view, x, step.rows, q_down, false);
+    ops.norm(weights.q_down_norm.view, q_down, step.rows, mla_.q_rank, q_down);
+    ops.linear(weights.q.view, q_down, step.rows, q, false);
   } else {
-    linear(step.pool, step.scratch, weights.q.view, x, step.rows, q, false);
+    ops.linear(weights.q.view, x, step.rows, q, false);
   }
-  linear(step.pool, step.scratch, weights.kv_down.view, x, step.rows, kv_down, false);
+  ops.linear(weights.kv_down.view, x, step.rows, kv_down, false);
   const HeadsView latents{kv_down, step.rows, key_dim, 1, 0, mla_.kv_rank};
-  norm_heads(step.pool, weights.kv_down_norm.view, latents);
+  ops.norm_heads(weights.kv_down_norm.view, latents);
 
   const HeadsView unrotated{q, step.rows, heads_ * query_dim, heads_, query_dim, mla_.nope_dim};
   const HeadsView absorbed{qk + rope, step.rows, width, heads_, key_dim, mla_.kv_rank};
-  head_linear(step.pool, weights.k_up.view, unrotated, absorbed);
-  step.pool.parallel_for(step.rows, [&](int row) {
-    const float* to_rotate = q + row * heads_ * query_dim + mla_.nope_dim;
-    float* out = qk + row * width;
-    for (int h = 0; h < heads_; ++h) std::copy_n(to_rotate + h * query_dim, rope, out + h * key_dim);
-    const float* latent = kv_down + row * key_dim;
-    float* key = out + heads_ * key_dim;
-    std::copy_n(latent + rank, rope, key);
-    std::copy_n(latent, rank, key + rope);
-  });
+  ops.head_linear(weights.k_up.view, unrotated, absorbed);
+  ops.copy_heads({q + mla_.nope_dim, step.rows, heads_ * query_dim, heads_, query_dim, mla_.rope_dim},
+                 {qk, step.rows, width, heads_, key_dim, mla_.rope_dim});
+  float* key = qk + heads_ * key_dim;
+  ops.copy_heads({kv_down + rank, step.rows, key_dim, 1, 0, mla_.rope_dim},
+                 {key, step.rows, width, 1, 0, mla_.rope_dim});
+  ops.copy_heads(latents, {key + rope, step.rows, width, 1, 0, mla_.kv_rank});
 }
 
 void LatentAttention::expand(const StepContext& step, const LatentWeights& weights, float* latents, float* values) {
   const auto rank = static_cast<size_t>(mla_.kv_rank);
   const auto value_dim = static_cast<size_t>(mla_.value_dim);
-  head_linear(step.pool, weights.v_up.view, {latents, step.rows, heads_ * rank, heads_, rank, mla_.kv_rank},
-              {values, step.rows, heads_ * value_dim, heads_, value_dim, mla_.value_dim});
+  step.ops.head_linear(weights.v_up.view, {latents, step.rows, heads_ * rank, heads_, rank, mla_.kv_rank},
+                       {values, step.rows, heads_ * value_dim, heads_, value_dim, mla_.value_dim});
 }
 
 }  // namespace turbomind

@@ -30,7 +30,7 @@ struct LatentWeights {
 
 class LatentAttention {
  public:
-  LatentAttention(const ModelSpec& spec, int max_rows);
+  LatentAttention(Operators& ops, const ModelSpec& spec, int max_rows);
 
   // Fills qk [rows, (heads + 1) (rope_dim + kv_rank)], queries and the key, of x [rows, hidden]; not rotated yet. The
   // value is the key's latent.

@@ -1,73 +1,69 @@
 #include "model/native_runner.h"
 
 #include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <fstream>
-#include <limits>
 #include <string>
+#include <utility>
 
 #include "base/error.h"
-#include "kernels/activation.h"
-#include "kernels/norm.h"
+#include "base/thread_pool.h"
 #include "model/decoder_limits.h"
+#include "model/move_weights.h"
 
 namespace turbomind {
 
 namespace {
 
-size_t read_number(const char* path) {
-  std::ifstream file(path);
-  size_t number = 0;
-  return file >> number ? number : std::numeric_limits<size_t>::max();
-}
+// Logits at once on a device with its own memory: a chunk of 256 rows of a large vocabulary is 128 MiB.
+constexpr int kDeviceLogitRows = 256;
+constexpr int kNotRepeated = -1;
 
 ModelSpec checked(ModelSpec spec) {
   refuse_what_the_decoder_lacks(spec);
   return spec;
 }
 
-template <class T>
-void widen_row(const T* source, int size, float* destination) {
-  for (int i = 0; i < size; ++i) destination[i] = to_float(source[i]);
+Weights load_weights(Operators& ops, const ModelSpec& spec, const Checkpoint& checkpoint, const WeightOptions& options,
+                     int threads) {
+  ThreadPool pool(threads > 0 ? threads : available_cpu_count());
+  Weights weights = Weights::load(spec, checkpoint, options, pool);
+  move_weights(ops, weights);
+  return weights;
+}
+
+int wanted_rows(const StepSpan& span) {
+  return span.wanted == SpanRows::kNone ? 0 : span.wanted == SpanRows::kLast ? 1 : span.count;
+}
+
+// Whether every sequence adds one token and wants its logits.
+bool is_decoding(const StepInput& input) {
+  return std::all_of(input.spans.begin(), input.spans.end(),
+                     [](const StepSpan& span) { return span.count == 1 && wanted_rows(span) == 1; });
 }
 
 }  // namespace
 
-size_t available_memory() {
-  size_t available = std::numeric_limits<size_t>::max();
-  std::ifstream meminfo("/proc/meminfo");
-  std::string key;
-  for (size_t kilobytes; meminfo >> key >> kilobytes; meminfo.ignore(64, '\n')) {
-    if (key == "MemAvailable:") available = kilobytes << 10;
-  }
-  const size_t limit = read_number("/sys/fs/cgroup/memory.max");
-  if (limit != std::numeric_limits<size_t>::max()) {
-    const size_t used = read_number("/sys/fs/cgroup/memory.current");
-    available = std::min(available, limit > used ? limit - used : 0);
-  }
-  return available;
-}
-
-NativeRunner::NativeRunner(ModelSpec spec, const Checkpoint& checkpoint, const WeightOptions& options,
-                           CacheType cache_type, int max_rows, int threads)
-    : spec_(checked(std::move(spec))),
-      pool_(threads > 0 ? threads : available_cpu_count()),
-      weights_(Weights::load(spec_, checkpoint, options, pool_)),
+NativeRunner::NativeRunner(std::unique_ptr<Operators> ops, ModelSpec spec, const Checkpoint& checkpoint,
+                           const WeightOptions& options, CacheType cache_type, int max_rows, int threads)
+    : ops_(std::move(ops)),
+      spec_(checked(std::move(spec))),
+      weights_(load_weights(*ops_, spec_, checkpoint, options, threads)),
       max_rows_(max_rows),
+      logit_rows_at_once_(ops_->shares_host_memory() ? max_rows : std::min(max_rows, kDeviceLogitRows)),
       adds_directly_(!spec_.block.has_output_norms && spec_.block.residual_scale == 1),
-      attention_(spec_, cache_type, max_rows),
-      mlp_(spec_, max_rows),
-      expert_mlp_(spec_),
-      hidden_(float_buffer(max_rows, spec_.hidden_size)),
-      normed_(float_buffer(max_rows, spec_.hidden_size)),
-      mlp_input_(float_buffer(max_rows, spec_.hidden_size)),
-      branch_(float_buffer(max_rows, spec_.hidden_size)),
-      logit_rows_(float_buffer(max_rows, spec_.hidden_size)),
-      logits_(float_buffer(max_rows, spec_.vocab_size)) {}
-
-size_t NativeRunner::free_cache_memory() const {
-  return available_memory();
+      attention_(*ops_, spec_, cache_type, max_rows),
+      mlp_(*ops_, spec_, max_rows),
+      expert_mlp_(*ops_, spec_, max_rows),
+      tokens_(*ops_, static_cast<size_t>(max_rows) * sizeof(int32_t)),
+      wanted_(*ops_, static_cast<size_t>(max_rows) * sizeof(int32_t)),
+      hidden_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
+      normed_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
+      mlp_input_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
+      branch_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
+      wanted_rows_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
+      logits_(float_buffer(*ops_, logit_rows_at_once_, spec_.vocab_size)) {
+  if (ops_->shares_host_memory()) return;
+  host_logits_ = AlignedBuffer(static_cast<size_t>(max_rows) * spec_.vocab_size * sizeof(float));
+  host_rows_ = AlignedBuffer(static_cast<size_t>(max_rows) * spec_.hidden_size * sizeof(float));
 }
 
 int NativeRunner::window() const {
@@ -79,30 +75,33 @@ int NativeRunner::window() const {
 StepOutput NativeRunner::forward(const StepInput& input) {
   const int rows = static_cast<int>(input.tokens.size());
   if (rows > max_rows_) throw internal_error("a step of " + std::to_string(rows) + " rows exceeds the runner's limit");
-  const StepContext step{pool_, scratch_, rows};
-  embed(input);
-  attention_.begin_step(input);
-  for (int layer = 0; layer < spec_.num_layers; ++layer) run_layer(step, layer);
-  return compute_logits(input);
+  const bool decodes = is_decoding(input);
+  const int wanted = stage(input);
+  const int computed = std::min(ops_->padded_rows(rows, decodes), max_rows_);
+  const int projected = decodes ? computed : std::min(wanted, logit_rows_at_once_);
+  ops_->run_step(decodes ? computed : kNotRepeated, [&] {
+    const StepContext step{*ops_, computed};
+    ops_->embed(weights_.embedding.view, tokens_.device<int32_t>(), computed, spec_.embedding_scale,
+                hidden_.as<float>());
+    for (int layer = 0; layer < spec_.num_layers; ++layer) run_layer(step, layer);
+    gather_wanted(decodes ? computed : wanted);
+    project(0, projected);
+  });
+  return take_output(wanted);
 }
 
-void NativeRunner::embed(const StepInput& input) {
-  const int size = spec_.hidden_size;
-  const LinearWeight& table = weights_.embedding.view;
-  for (size_t row = 0; row < input.tokens.size(); ++row) {
-    const size_t offset = static_cast<size_t>(input.tokens[row]) * size;
-    float* out = hidden_.as<float>() + row * size;
-    if (table.format == WeightFormat::kFloat32) {
-      std::memcpy(out, static_cast<const float*>(table.data) + offset, size * sizeof(float));
-    } else if (table.format == WeightFormat::kFloat16) {
-      widen_row(static_cast<const half*>(table.data) + offset, size, out);
-    } else {
-      widen_row(static_cast<const bf16*>(table.data) + offset, size, out);
-    }
-    if (spec_.embedding_scale != 1) {
-      for (int i = 0; i < size; ++i) out[i] *= spec_.embedding_scale;
+int NativeRunner::stage(const StepInput& input) {
+  std::copy(input.tokens.begin(), input.tokens.end(), tokens_.host<int32_t>());
+  int count = 0;
+  for (const StepSpan& span : input.spans) {
+    for (int row = span.count - wanted_rows(span); row < span.count; ++row) {
+      wanted_.host<int32_t>()[count++] = span.first_row + row;
     }
   }
+  tokens_.upload(*ops_, input.tokens.size() * sizeof(int32_t));
+  wanted_.upload(*ops_, static_cast<size_t>(count) * sizeof(int32_t));
+  attention_.begin_step(*ops_, input);
+  return count;
 }
 
 void NativeRunner::run_layer(const StepContext& step, int index) {
@@ -112,14 +111,14 @@ void NativeRunner::run_layer(const StepContext& step, int index) {
   auto* target = adds_directly_ ? hidden : branch_.as<float>();
   const float* mlp_input = normed;
 
-  norm(pool_, layer.attention_norm.view, hidden, step.rows, spec_.hidden_size, normed);
+  step.ops.norm(layer.attention_norm.view, hidden, step.rows, spec_.hidden_size, normed);
   if (spec_.block.is_parallel && !spec_.block.shares_norm) {
-    norm(pool_, layer.mlp_norm.view, hidden, step.rows, spec_.hidden_size, mlp_input_.as<float>());
+    step.ops.norm(layer.mlp_norm.view, hidden, step.rows, spec_.hidden_size, mlp_input_.as<float>());
     mlp_input = mlp_input_.as<float>();
   }
   attention_.run(step, index, layer.attention, normed, target, adds_directly_);
   add_branch(step, layer.attention_output_norm);
-  if (!spec_.block.is_parallel) norm(pool_, layer.mlp_norm.view, hidden, step.rows, spec_.hidden_size, normed);
+  if (!spec_.block.is_parallel) step.ops.norm(layer.mlp_norm.view, hidden, step.rows, spec_.hidden_size, normed);
   if (layer.experts) {
     expert_mlp_.run(step, *layer.experts, mlp_input, target, adds_directly_);
   } else {
@@ -131,26 +130,36 @@ void NativeRunner::run_layer(const StepContext& step, int index) {
 void NativeRunner::add_branch(const StepContext& step, const NormStorage& output_norm) {
   if (adds_directly_) return;
   auto* branch = branch_.as<float>();
-  if (spec_.block.has_output_norms) norm(pool_, output_norm.view, branch, step.rows, spec_.hidden_size, branch);
-  add_scaled(pool_, spec_.block.residual_scale, branch, step.rows, spec_.hidden_size, hidden_.as<float>());
+  if (spec_.block.has_output_norms) step.ops.norm(output_norm.view, branch, step.rows, spec_.hidden_size, branch);
+  step.ops.add_scaled(spec_.block.residual_scale, branch, step.rows, spec_.hidden_size, hidden_.as<float>());
 }
 
-StepOutput NativeRunner::compute_logits(const StepInput& input) {
-  const auto size = static_cast<size_t>(spec_.hidden_size);
-  int count = 0;
-  for (const StepSpan& span : input.spans) {
-    const int wanted = span.wanted == SpanRows::kNone ? 0 : span.wanted == SpanRows::kLast ? 1 : span.count;
-    const size_t first = static_cast<size_t>(span.first_row) + span.count - wanted;
-    std::memcpy(logit_rows_.as<float>() + count * size, hidden_.as<float>() + first * size,
-                wanted * size * sizeof(float));
-    count += wanted;
-  }
-  norm(pool_, weights_.final_norm.view, logit_rows_.as<float>(), count, spec_.hidden_size, logit_rows_.as<float>());
-  linear(pool_, scratch_, weights_.output_layer(), logit_rows_.as<float>(), count, logits_.as<float>(), false);
+void NativeRunner::gather_wanted(int count) {
+  auto* rows = wanted_rows_.as<float>();
+  ops_->gather_rows(hidden_.as<float>(), wanted_.device<int32_t>(), count, spec_.hidden_size, rows);
+  ops_->norm(weights_.final_norm.view, rows, count, spec_.hidden_size, rows);
+}
+
+void NativeRunner::project(int first, int count) {
+  if (count == 0) return;
+  const float* rows = wanted_rows_.as<float>() + static_cast<size_t>(first) * spec_.hidden_size;
+  ops_->linear(weights_.output_layer(), rows, count, logits_.as<float>(), false);
   if (spec_.output.scale != 1 || spec_.output.softcap != 0) {
-    scale_and_cap(pool_, spec_.output.scale, spec_.output.softcap, count, spec_.vocab_size, logits_.as<float>());
+    ops_->scale_and_cap(spec_.output.scale, spec_.output.softcap, count, spec_.vocab_size, logits_.as<float>());
   }
-  return {logits_.as<float>(), logit_rows_.as<float>()};
+}
+
+StepOutput NativeRunner::take_output(int count) {
+  if (ops_->shares_host_memory()) return {logits_.as<float>(), wanted_rows_.as<float>()};
+  const auto vocab = static_cast<size_t>(spec_.vocab_size);
+  for (int first = 0; first < count; first += logit_rows_at_once_) {
+    const int rows = std::min(logit_rows_at_once_, count - first);
+    if (first > 0) project(first, rows);
+    ops_->download(logits_.as<float>(), rows * vocab * sizeof(float), host_logits_.as<float>() + first * vocab);
+  }
+  ops_->download(wanted_rows_.as<float>(), static_cast<size_t>(count) * spec_.hidden_size * sizeof(float),
+                 host_rows_.as<void>());
+  return {host_logits_.as<float>(), host_rows_.as<float>()};
 }
 
 }  // namespace turbomind

@@ -3,8 +3,7 @@
 
 #include <memory>
 
-#include "base/aligned_buffer.h"
-#include "base/thread_pool.h"
+#include "device/operators.h"
 #include "model/dense_mlp.h"
 #include "model/expert_mlp.h"
 #include "model/model_runner.h"
@@ -16,46 +15,57 @@ namespace turbomind {
 
 class NativeRunner final : public ModelRunner {
  public:
-  // `max_rows` bounds the rows of one step. threads 0: all CPUs.
-  NativeRunner(ModelSpec spec, const Checkpoint& checkpoint, const WeightOptions& options, CacheType cache_type,
-               int max_rows, int threads);
+  // `max_rows` bounds the rows of one step. `threads` load the weights; 0: all CPUs.
+  NativeRunner(std::unique_ptr<Operators> ops, ModelSpec spec, const Checkpoint& checkpoint,
+               const WeightOptions& options, CacheType cache_type, int max_rows, int threads);
 
   int vocab_size() const override { return spec_.vocab_size; }
   int hidden_size() const override { return spec_.hidden_size; }
   size_t block_bytes(int block_len) const override { return attention_.layout(block_len).block_bytes(); }
-  size_t free_cache_memory() const override;
+  size_t free_cache_memory() const override { return ops_->free_memory(); }
   int window() const override;
   int cache_variant(int prompt_len) const override { return attention_.cache_variant(prompt_len); }
-  void allocate_cache(int block_count, int block_len) override { attention_.allocate_cache(block_count, block_len); }
+  void allocate_cache(int block_count, int block_len) override {
+    attention_.allocate_cache(*ops_, block_count, block_len);
+  }
   StepOutput forward(const StepInput& input) override;
 
  private:
-  void embed(const StepInput& input);
+  // Prepares what the step's operators read; returns the number of wanted rows.
+  int stage(const StepInput& input);
   void run_layer(const StepContext& step, int index);
   // Adds what a half of the layer made, in branch_, to the residual stream.
   void add_branch(const StepContext& step, const NormStorage& output_norm);
-  StepOutput compute_logits(const StepInput& input);
+  // The last norm of the `count` wanted rows.
+  void gather_wanted(int count);
+  // Logits of wanted rows first, first + 1, ...
+  void project(int first, int count);
+  StepOutput take_output(int count);
 
+  std::unique_ptr<Operators> ops_;
   ModelSpec spec_;
-  ThreadPool pool_;
-  LinearScratch scratch_;
   Weights weights_;
   int max_rows_;
+  int logit_rows_at_once_;
   bool adds_directly_;  // the halves of a layer add to the residual stream themselves
   SelfAttention attention_;
   DenseMlp mlp_;
   ExpertMlp expert_mlp_;
 
-  // Activations, float32, [max_rows, ...].
-  AlignedBuffer hidden_;      // hidden_size; the residual stream
-  AlignedBuffer normed_;      // hidden_size
-  AlignedBuffer mlp_input_;   // hidden_size; of parallel blocks with a norm for each half
-  AlignedBuffer branch_;      // hidden_size; where halves do not add directly
-  AlignedBuffer logit_rows_;  // hidden_size; the wanted rows, gathered
-  AlignedBuffer logits_;      // vocab_size; memory is taken only when touched
-};
+  Staged tokens_;  // int32 [max_rows]
+  Staged wanted_;  // int32 [max_rows]; the rows whose logits are wanted
 
-// Memory this process may still use, in bytes: what the system has available, within the cgroup's limit.
-size_t available_memory();
+  // Activations, float32, [max_rows, ...].
+  AlignedBuffer hidden_;       // hidden_size; the residual stream
+  AlignedBuffer normed_;       // hidden_size
+  AlignedBuffer mlp_input_;    // hidden_size; of parallel blocks with a norm for each half
+  AlignedBuffer branch_;       // hidden_size; where halves do not add directly
+  AlignedBuffer wanted_rows_;  // hidden_size; the wanted rows, gathered
+  AlignedBuffer logits_;       // [logit_rows_at_once_, vocab_size]
+
+  // The step's output in the host's memory, where the device has its own. Memory is taken only when touched.
+  AlignedBuffer host_logits_;  // vocab_size
+  AlignedBuffer host_rows_;    // hidden_size
+};
 
 }  // namespace turbomind

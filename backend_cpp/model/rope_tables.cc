@@ -4,8 +4,6 @@
 #include <cmath>
 #include <utility>
 
-#include "model/step_context.h"
-
 namespace turbomind {
 
 namespace {
@@ -51,10 +49,10 @@ std::vector<float> stretched_frequencies(const RopeSpec& rope, int variant) {
 
 }  // namespace
 
-RopeTables::RopeTables(std::vector<RopeSpec> ropes, int max_rows) : ropes_(std::move(ropes)) {
+RopeTables::RopeTables(Operators& ops, std::vector<RopeSpec> ropes, int max_rows) : ropes_(std::move(ropes)) {
   for (const RopeSpec& rope : ropes_) {
-    const int pairs = static_cast<int>(rope.inv_freq.size());
-    buffers_.push_back({float_buffer(max_rows, pairs), float_buffer(max_rows, pairs), {}, 0});
+    const size_t bytes = static_cast<size_t>(max_rows) * rope.inv_freq.size() * sizeof(float);
+    buffers_.push_back({Staged(ops, bytes), Staged(ops, bytes), {}, 0});
   }
 }
 
@@ -75,7 +73,7 @@ const std::vector<float>& RopeTables::frequencies(size_t index, int prompt_len) 
   return buffers.stretched;
 }
 
-void RopeTables::fill(const StepInput& input) {
+void RopeTables::fill(Operators& ops, const StepInput& input) {
   for (size_t index = 0; index < ropes_.size(); ++index) {
     const float scaling = ropes_[index].attention_scaling;
     const size_t pairs = ropes_[index].inv_freq.size();
@@ -83,8 +81,8 @@ void RopeTables::fill(const StepInput& input) {
       const std::vector<float>& inv_freq = frequencies(index, span.prompt_len);
       for (int r = 0; r < span.count; ++r) {
         const auto position = static_cast<float>(span.first_position + r);
-        float* cosine = buffers_[index].cosine.as<float>() + static_cast<size_t>(span.first_row + r) * pairs;
-        float* sine = buffers_[index].sine.as<float>() + static_cast<size_t>(span.first_row + r) * pairs;
+        float* cosine = buffers_[index].cosine.host<float>() + static_cast<size_t>(span.first_row + r) * pairs;
+        float* sine = buffers_[index].sine.host<float>() + static_cast<size_t>(span.first_row + r) * pairs;
         for (size_t i = 0; i < pairs; ++i) {
           const float angle = position * inv_freq[i];
           cosine[i] = std::cos(angle) * scaling;
@@ -92,13 +90,16 @@ void RopeTables::fill(const StepInput& input) {
         }
       }
     }
+    const size_t bytes = input.tokens.size() * pairs * sizeof(float);
+    buffers_[index].cosine.upload(ops, bytes);
+    buffers_[index].sine.upload(ops, bytes);
   }
 }
 
 RopeTable RopeTables::table(int rope) const {
   if (rope < 0) return {};
   const auto index = static_cast<size_t>(rope);
-  return {buffers_[index].cosine.as<float>(), buffers_[index].sine.as<float>(),
+  return {buffers_[index].cosine.device<float>(), buffers_[index].sine.device<float>(),
           static_cast<int>(ropes_[index].inv_freq.size()), ropes_[index].is_interleaved};
 }
 

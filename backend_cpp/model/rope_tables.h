@@ -8,7 +8,7 @@
 
 #include <vector>
 
-#include "base/aligned_buffer.h"
+#include "device/operators.h"
 #include "kernels/rope.h"
 #include "model/model_runner.h"
 #include "model/model_spec.h"
@@ -17,9 +17,9 @@ namespace turbomind {
 
 class RopeTables {
  public:
-  RopeTables(std::vector<RopeSpec> ropes, int max_rows);
+  RopeTables(Operators& ops, std::vector<RopeSpec> ropes, int max_rows);
 
-  void fill(const StepInput& input);
+  void fill(Operators& ops, const StepInput& input);
   // `rope` is an index of the model's ropes, or -1: a table that rotates nothing.
   RopeTable table(int rope) const;
   // Prompts of equal variants are rotated by equal frequencies; 0: unstretched.
@@ -27,8 +27,8 @@ class RopeTables {
 
  private:
   struct Buffers {
-    AlignedBuffer cosine;  // [max_rows, pairs]
-    AlignedBuffer sine;
+    Staged cosine;  // float32 [max_rows, pairs]
+    Staged sine;
     std::vector<float> stretched;  // frequencies of the variant last used
     int variant = 0;
   };

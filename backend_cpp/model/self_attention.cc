@@ -3,9 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/norm.h"
-#include "kernels/rope.h"
-
 namespace turbomind {
 
 namespace {
@@ -19,18 +16,22 @@ CacheLayout cache_shape(const ModelSpec& spec, CacheType type) {
 
 }  // namespace
 
-SelfAttention::SelfAttention(const ModelSpec& spec, CacheType cache_type, int max_rows)
+SelfAttention::SelfAttention(Operators& ops, const ModelSpec& spec, CacheType cache_type, int max_rows)
     : spec_(spec),
       shape_(cache_shape(spec, cache_type)),
-      ropes_(spec.ropes, max_rows),
+      ropes_(ops, spec.ropes, max_rows),
       row_width_((spec.num_heads + shape_.num_kv_heads) * shape_.key_dim +
                  (spec.attention.mla ? 0 : shape_.num_kv_heads * shape_.value_dim)),
-      qkv_(float_buffer(max_rows, row_width_)),
-      attended_(float_buffer(max_rows, spec.num_heads * shape_.value_dim)),
-      query_factors_(float_buffer(max_rows, 1)) {
+      qkv_(float_buffer(ops, max_rows, row_width_)),
+      attended_(float_buffer(ops, max_rows, spec.num_heads * shape_.value_dim)),
+      query_factors_(ops, static_cast<size_t>(max_rows) * sizeof(float)) {
   if (const auto& mla = spec.attention.mla) {
-    latent_.emplace(spec, max_rows);
-    expanded_ = float_buffer(max_rows, spec.num_heads * mla->value_dim);
+    latent_.emplace(ops, spec, max_rows);
+    expanded_ = float_buffer(ops, max_rows, spec.num_heads * mla->value_dim);
+  }
+  if (const auto& slopes = spec.attention.alibi_slopes; !slopes.empty()) {
+    alibi_slopes_ = ops.allocate(slopes.size() * sizeof(float));
+    ops.upload(slopes.data(), alibi_slopes_.size(), alibi_slopes_.as<void>());
   }
 }
 
@@ -40,39 +41,38 @@ CacheLayout SelfAttention::layout(int block_len) const {
   return layout;
 }
 
-void SelfAttention::allocate_cache(int block_count, int block_len) {
+void SelfAttention::allocate_cache(Operators& ops, int block_count, int block_len) {
   layout_ = layout(block_len);
-  cache_ = AlignedBuffer(layout_.block_bytes() * static_cast<size_t>(block_count));
+  cache_ = ops.allocate(layout_.block_bytes() * static_cast<size_t>(block_count));
 }
 
-void SelfAttention::begin_step(const StepInput& input) {
-  ropes_.fill(input);
-  fill_query_factors(input);
-  spans_.clear();
+void SelfAttention::begin_step(Operators& ops, const StepInput& input) {
+  ropes_.fill(ops, input);
+  fill_query_factors(ops, input);
+  std::vector<AttentionSpan> spans;
+  spans.reserve(input.spans.size());
   for (const StepSpan& span : input.spans) {
-    spans_.push_back({span.first_row, span.count, span.first_position, span.blocks->data()});
+    spans.push_back({span.first_row, span.count, span.first_position, span.blocks->data()});
   }
+  ops.set_spans(spans);
   params_ = {};
   params_.layout = layout_;
   params_.pool = cache_.as<std::byte>();
   params_.num_heads = spec_.num_heads;
-  params_.spans = spans_.data();
-  params_.span_count = static_cast<int>(spans_.size());
   params_.softcap = spec_.attention.softcap;
-  if (!spec_.attention.alibi_slopes.empty()) params_.alibi_slopes = spec_.attention.alibi_slopes.data();
-  const size_t workspace_bytes = attention_workspace_floats(params_) * sizeof(float);
-  if (workspace_.size() < workspace_bytes) workspace_ = AlignedBuffer(workspace_bytes);
+  params_.alibi_slopes = alibi_slopes_.as<float>();
 }
 
-void SelfAttention::fill_query_factors(const StepInput& input) {
+void SelfAttention::fill_query_factors(Operators& ops, const StepInput& input) {
   const auto trained = static_cast<float>(spec_.attention.logn_length);
   for (const StepSpan& span : input.spans) {
     for (int r = 0; r < span.count; ++r) {
       const auto tokens = static_cast<float>(span.first_position + r + 1);
       const float logn = trained > 1 ? std::max(1.0f, std::log(tokens) / std::log(trained)) : 1.0f;
-      query_factors_.as<float>()[span.first_row + r] = spec_.attention.scale * logn;
+      query_factors_.host<float>()[span.first_row + r] = spec_.attention.scale * logn;
     }
   }
+  query_factors_.upload(ops, input.tokens.size() * sizeof(float));
 }
 
 SelfAttention::Heads SelfAttention::heads(int rows) const {
@@ -90,16 +90,13 @@ SelfAttention::Heads SelfAttention::heads(int rows) const {
 void SelfAttention::project(const StepContext& step, const AttentionWeights& weights, const float* x,
                             const Heads& heads) {
   auto* qkv = qkv_.as<float>();
-  linear(step.pool, step.scratch, weights.qkv.view, x, step.rows, qkv, false);
-  if (const float clip = spec_.attention.qkv_clip; clip > 0) {
-    const size_t count = static_cast<size_t>(step.rows) * row_width_;
-    for (size_t i = 0; i < count; ++i) qkv[i] = std::clamp(qkv[i], -clip, clip);
-  }
+  step.ops.linear(weights.qkv.view, x, step.rows, qkv, false);
+  if (const float clip = spec_.attention.qkv_clip; clip > 0) step.ops.clamp(clip, step.rows, row_width_, qkv);
   if (spec_.attention.qk_norm == QkNorm::kNone) return;
   const bool is_per_head = spec_.attention.qk_norm == QkNorm::kHead;
   for (const auto& [own, norm] : {std::pair(heads.queries, &weights.q_norm), std::pair(heads.keys, &weights.k_norm)}) {
     const HeadsView all{own.first, own.rows, own.row_stride, 1, 0, own.heads * own.head_dim};
-    norm_heads(step.pool, norm->view, is_per_head ? own : all);
+    step.ops.norm_heads(norm->view, is_per_head ? own : all);
   }
 }
 
@@ -112,19 +109,19 @@ void SelfAttention::run(const StepContext& step, int layer, const AttentionWeigh
     project(step, weights, x, own);
   }
   const RopeTable table = ropes_.table(spec_.layer_ropes[static_cast<size_t>(layer)]);
-  rope(step.pool, table, own.queries, query_factors_.as<float>());
-  rope(step.pool, table, own.keys, nullptr);
+  step.ops.rope(table, own.queries, query_factors_.device<float>());
+  step.ops.rope(table, own.keys, nullptr);
   params_.layer = layer;
   params_.window = spec_.attention.windows[static_cast<size_t>(layer)];
   params_.sinks = weights.sinks.as<float>();
-  write_cache(step.pool, params_, own.keys, own.values);
+  step.ops.write_cache(params_, own.keys, own.values);
   auto* attended = attended_.as<float>();
-  paged_attention(step.pool, params_, own.queries, workspace_.as<float>(), attended);
+  step.ops.paged_attention(params_, own.queries, attended);
   if (latent_) {
     latent_->expand(step, *weights.latent, attended, expanded_.as<float>());
     attended = expanded_.as<float>();
   }
-  linear(step.pool, step.scratch, weights.o.view, attended, step.rows, y, accumulate);
+  step.ops.linear(weights.o.view, attended, step.rows, y, accumulate);
 }
 
 }  // namespace turbomind

@@ -17,13 +17,13 @@ namespace turbomind {
 
 class SelfAttention {
  public:
-  SelfAttention(const ModelSpec& spec, CacheType cache_type, int max_rows);
+  SelfAttention(Operators& ops, const ModelSpec& spec, CacheType cache_type, int max_rows);
 
   CacheLayout layout(int block_len) const;
-  void allocate_cache(int block_count, int block_len);
+  void allocate_cache(Operators& ops, int block_count, int block_len);
   int cache_variant(int prompt_len) const { return ropes_.variant(prompt_len); }
   // Prepares what all layers share: positions, rotation, cache blocks.
-  void begin_step(const StepInput& input);
+  void begin_step(Operators& ops, const StepInput& input);
   // x, y [rows, hidden], not overlapping; with accumulate, y += instead of y =. Writes the rows' keys and values.
   void run(const StepContext& step, int layer, const AttentionWeights& weights, const float* x, float* y,
            bool accumulate);
@@ -37,7 +37,7 @@ class SelfAttention {
   };
   Heads heads(int rows) const;
   void project(const StepContext& step, const AttentionWeights& weights, const float* x, const Heads& heads);
-  void fill_query_factors(const StepInput& input);
+  void fill_query_factors(Operators& ops, const StepInput& input);
 
   ModelSpec spec_;
   std::optional<LatentAttention> latent_;
@@ -45,14 +45,13 @@ class SelfAttention {
   AlignedBuffer cache_;
   CacheLayout layout_;
   RopeTables ropes_;
-  std::vector<AttentionSpan> spans_;
   AttentionParams params_;  // of the step
   int row_width_;
-  AlignedBuffer qkv_;            // [max_rows, row_width_]: queries, keys and, unless a part of the keys, values
-  AlignedBuffer attended_;       // [max_rows, heads value_dim]
-  AlignedBuffer expanded_;       // [max_rows, heads mla.value_dim], of latent attention
-  AlignedBuffer query_factors_;  // [max_rows]
-  AlignedBuffer workspace_;      // of attention; grows
+  AlignedBuffer qkv_;           // [max_rows, row_width_]: queries, keys and, unless a part of the keys, values
+  AlignedBuffer attended_;      // [max_rows, heads value_dim]
+  AlignedBuffer expanded_;      // [max_rows, heads mla.value_dim], of latent attention
+  AlignedBuffer alibi_slopes_;  // [heads], or empty
+  Staged query_factors_;        // float32 [max_rows]
 };
 
 }  // namespace turbomind

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 namespace turbomind {
 
@@ -21,6 +22,36 @@ LinearWeight WeightArena::add(const LinearStorage& storage) {
   view.input_order = static_cast<const int32_t*>(copy(storage.input_order));
   view.bias = static_cast<const float*>(copy(storage.bias));
   return view;
+}
+
+void WeightArena::move(const std::function<void(AlignedBuffer& chunk)>& move, const std::vector<LinearWeight*>& views) {
+  struct Range {
+    const std::byte* first;
+    const std::byte* last;
+    const std::byte* now;
+  };
+  std::vector<Range> ranges;
+  for (AlignedBuffer& chunk : chunks_) {
+    const auto* first = chunk.as<std::byte>();
+    const size_t bytes = chunk.size();
+    move(chunk);
+    ranges.push_back({first, first + bytes, chunk.as<std::byte>()});
+  }
+  const auto rebase = [&](auto*& pointer) {
+    const auto* address = reinterpret_cast<const std::byte*>(pointer);
+    for (const Range& range : ranges) {
+      if (address < range.first || address >= range.last) continue;
+      pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(range.now + (address - range.first));
+      return;
+    }
+  };
+  for (LinearWeight* view : views) {
+    rebase(view->data);
+    rebase(view->scales);
+    rebase(view->zeros);
+    rebase(view->input_order);
+    rebase(view->bias);
+  }
 }
 
 void* WeightArena::copy(const AlignedBuffer& source) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <vector>
 
 #include "base/aligned_buffer.h"
@@ -14,6 +15,9 @@ class WeightArena {
  public:
   // Copies a layer's data here; the view is valid as long as the arena lives, wherever it is moved.
   LinearWeight add(const LinearStorage& storage);
+
+  // Lets `move` put each chunk elsewhere, and makes `views`, all that add() returned, point there.
+  void move(const std::function<void(AlignedBuffer& chunk)>& move, const std::vector<LinearWeight*>& views);
 
  private:
   void* copy(const AlignedBuffer& source);

@@ -1,0 +1,145 @@
+#include "device/cpu_operators.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <string>
+
+#include "kernels/embedding.h"
+#include "kernels/head_linear.h"
+
+namespace turbomind {
+
+namespace {
+
+size_t read_number(const char* path) {
+  std::ifstream file(path);
+  size_t number = 0;
+  return file >> number ? number : std::numeric_limits<size_t>::max();
+}
+
+}  // namespace
+
+size_t available_memory() {
+  size_t available = std::numeric_limits<size_t>::max();
+  std::ifstream meminfo("/proc/meminfo");
+  std::string key;
+  for (size_t kilobytes; meminfo >> key >> kilobytes; meminfo.ignore(64, '\n')) {
+    if (key == "MemAvailable:") available = kilobytes << 10;
+  }
+  const size_t limit = read_number("/sys/fs/cgroup/memory.max");
+  if (limit != std::numeric_limits<size_t>::max()) {
+    const size_t used = read_number("/sys/fs/cgroup/memory.current");
+    available = std::min(available, limit > used ? limit - used : 0);
+  }
+  return available;
+}
+
+size_t CpuOperators::free_memory() const {
+  return available_memory();
+}
+
+void CpuOperators::upload(const void* source, size_t bytes, void* destination) {
+  std::memcpy(destination, source, bytes);
+}
+
+void CpuOperators::download(const void* source, size_t bytes, void* destination) {
+  std::memcpy(destination, source, bytes);
+}
+
+void CpuOperators::fill_zero(void* data, size_t bytes) {
+  std::memset(data, 0, bytes);
+}
+
+void CpuOperators::embed(const LinearWeight& table, const int32_t* tokens, int rows, float scale, float* y) {
+  turbomind::embed(table, tokens, rows, scale, y);
+}
+
+void CpuOperators::gather_rows(const float* x, const int32_t* indices, int count, int size, float* y) {
+  const auto width = static_cast<size_t>(size);
+  for (int i = 0; i < count; ++i) std::copy_n(x + indices[i] * width, width, y + i * width);
+}
+
+void CpuOperators::copy_heads(const HeadsView& from, const HeadsView& to) {
+  pool_.parallel_for(from.rows, [&](int row) {
+    for (int h = 0; h < from.heads; ++h) {
+      std::copy_n(from.head(static_cast<size_t>(row), h), from.head_dim, to.head(static_cast<size_t>(row), h));
+    }
+  });
+}
+
+void CpuOperators::linear(const LinearWeight& weight, const float* x, int rows, float* y, bool accumulate) {
+  turbomind::linear(pool_, linear_scratch_, weight, x, rows, y, accumulate);
+}
+
+void CpuOperators::head_linear(const LinearWeight& weight, const HeadsView& x, const HeadsView& y) {
+  turbomind::head_linear(pool_, weight, x, y);
+}
+
+void CpuOperators::norm(const NormWeight& weight, const float* x, int rows, int size, float* y) {
+  turbomind::norm(pool_, weight, x, rows, size, y);
+}
+
+void CpuOperators::norm_heads(const NormWeight& weight, const HeadsView& heads) {
+  turbomind::norm_heads(pool_, weight, heads);
+}
+
+void CpuOperators::rope(const RopeTable& table, const HeadsView& heads, const float* factors) {
+  turbomind::rope(pool_, table, heads, factors);
+}
+
+void CpuOperators::activate_gated(Activation activation, const float* gate_up, int rows, int size, float* y) {
+  turbomind::activate_gated(pool_, activation, gate_up, rows, size, y);
+}
+
+void CpuOperators::activate(Activation activation, const float* x, int rows, int size, float* y) {
+  turbomind::activate(pool_, activation, x, rows, size, y);
+}
+
+void CpuOperators::sigmoid(int count, float* x) {
+  for (int i = 0; i < count; ++i) x[i] = 1.0f / (1.0f + std::exp(-x[i]));
+}
+
+void CpuOperators::clamp(float limit, int rows, int size, float* x) {
+  const size_t count = static_cast<size_t>(rows) * static_cast<size_t>(size);
+  for (size_t i = 0; i < count; ++i) x[i] = std::clamp(x[i], -limit, limit);
+}
+
+void CpuOperators::scale_and_cap(float scale, float softcap, int rows, int size, float* x) {
+  turbomind::scale_and_cap(pool_, scale, softcap, rows, size, x);
+}
+
+void CpuOperators::add_scaled(float scale, const float* x, int rows, int size, float* y) {
+  turbomind::add_scaled(pool_, scale, x, rows, size, y);
+}
+
+AttentionParams CpuOperators::with_spans(AttentionParams params) const {
+  params.spans = spans_.data();
+  params.span_count = static_cast<int>(spans_.size());
+  return params;
+}
+
+void CpuOperators::write_cache(const AttentionParams& params, const HeadsView& k, const HeadsView& v) {
+  turbomind::write_cache(pool_, with_spans(params), k, v);
+}
+
+void CpuOperators::paged_attention(const AttentionParams& params, const HeadsView& q, float* out) {
+  const AttentionParams whole = with_spans(params);
+  const size_t bytes = attention_workspace_floats(whole) * sizeof(float);
+  if (attention_workspace_.size() < bytes) attention_workspace_ = AlignedBuffer(bytes);
+  turbomind::paged_attention(pool_, whole, q, attention_workspace_.as<float>(), out);
+}
+
+void CpuOperators::route(const RouterParams& params, const float* logits, int rows, int32_t* experts, float* weights) {
+  turbomind::route(pool_, params, logits, rows, experts, weights);
+}
+
+void CpuOperators::add_experts(Activation activation, const std::vector<ExpertWeight>& experts, const float* x,
+                               int rows, int top_k, const int32_t* chosen, const float* weights, float* y) {
+  turbomind::add_experts(pool_, linear_scratch_, expert_scratch_, activation, experts, x, rows, top_k, chosen, weights,
+                         y);
+}
+
+}  // namespace turbomind

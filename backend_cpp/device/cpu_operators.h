@@ -1,0 +1,57 @@
+// The operators on the CPU: kernels/cpu on a pool of threads.
+#pragma once
+
+#include "base/thread_pool.h"
+#include "device/operators.h"
+
+namespace turbomind {
+
+class CpuOperators final : public Operators {
+ public:
+  // threads 0: all CPUs.
+  explicit CpuOperators(int threads) : pool_(threads > 0 ? threads : available_cpu_count()) {}
+
+  bool shares_host_memory() const override { return true; }
+  AlignedBuffer allocate(size_t bytes) override { return AlignedBuffer(bytes); }
+  AlignedBuffer allocate_staging(size_t bytes) override { return AlignedBuffer(bytes); }
+  size_t free_memory() const override;
+  void upload(const void* source, size_t bytes, void* destination) override;
+  void download(const void* source, size_t bytes, void* destination) override;
+  void fill_zero(void* data, size_t bytes) override;
+
+  void set_spans(const std::vector<AttentionSpan>& spans) override { spans_ = spans; }
+
+  void embed(const LinearWeight& table, const int32_t* tokens, int rows, float scale, float* y) override;
+  void gather_rows(const float* x, const int32_t* indices, int count, int size, float* y) override;
+  void copy_heads(const HeadsView& from, const HeadsView& to) override;
+  void linear(const LinearWeight& weight, const float* x, int rows, float* y, bool accumulate) override;
+  void head_linear(const LinearWeight& weight, const HeadsView& x, const HeadsView& y) override;
+  void norm(const NormWeight& weight, const float* x, int rows, int size, float* y) override;
+  void norm_heads(const NormWeight& weight, const HeadsView& heads) override;
+  void rope(const RopeTable& table, const HeadsView& heads, const float* factors) override;
+  void activate_gated(Activation activation, const float* gate_up, int rows, int size, float* y) override;
+  void activate(Activation activation, const float* x, int rows, int size, float* y) override;
+  void sigmoid(int count, float* x) override;
+  void clamp(float limit, int rows, int size, float* x) override;
+  void scale_and_cap(float scale, float softcap, int rows, int size, float* x) override;
+  void add_scaled(float scale, const float* x, int rows, int size, float* y) override;
+  void write_cache(const AttentionParams& params, const HeadsView& k, const HeadsView& v) override;
+  void paged_attention(const AttentionParams& params, const HeadsView& q, float* out) override;
+  void route(const RouterParams& params, const float* logits, int rows, int32_t* experts, float* weights) override;
+  void add_experts(Activation activation, const std::vector<ExpertWeight>& experts, const float* x, int rows, int top_k,
+                   const int32_t* chosen, const float* weights, float* y) override;
+
+ private:
+  AttentionParams with_spans(AttentionParams params) const;
+
+  ThreadPool pool_;
+  LinearScratch linear_scratch_;
+  ExpertScratch expert_scratch_;
+  std::vector<AttentionSpan> spans_;
+  AlignedBuffer attention_workspace_;  // grows
+};
+
+// Memory this process may still use, in bytes: what the system has available, within the cgroup's limit.
+size_t available_memory();
+
+}  // namespace turbomind

@@ -1,0 +1,130 @@
+// What a device does for the decoder: the operators of kernels/, and the memory they work in.
+//
+// Every pointer in an argument is the device's, except where it says "host". Work is done in the order of the calls; on
+// a device that computes beside the host, only `download` waits for it. Shapes, layouts and rounding are those of the
+// operator's header; activations are float32.
+//
+// One thread uses an object at a time. A call throws Error when the device fails.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/aligned_buffer.h"
+#include "kernels/activation.h"
+#include "kernels/heads_view.h"
+#include "kernels/linear.h"
+#include "kernels/moe.h"
+#include "kernels/norm.h"
+#include "kernels/paged_attention.h"
+#include "kernels/rope.h"
+
+namespace turbomind {
+
+class Operators {
+ public:
+  virtual ~Operators() = default;
+
+  // ---- memory ----
+
+  // Whether the host's memory is the device's: nothing needs to be uploaded.
+  virtual bool shares_host_memory() const = 0;
+  virtual AlignedBuffer allocate(size_t bytes) = 0;
+  // Memory of the host from which uploads are fast.
+  virtual AlignedBuffer allocate_staging(size_t bytes) = 0;
+  // What may be given to the cache, in bytes.
+  virtual size_t free_memory() const = 0;
+  // `source` is the host's, and may be changed only after the next download.
+  virtual void upload(const void* source, size_t bytes, void* destination) = 0;
+  // `destination` is the host's. Waits until it is filled.
+  virtual void download(const void* source, size_t bytes, void* destination) = 0;
+  virtual void fill_zero(void* data, size_t bytes) = 0;
+
+  // ---- a step ----
+
+  // How many rows to compute for a step of `rows` rows, at least so many; a device may have a few sizes prepared.
+  // Rows beyond the step's belong to no span and come to nothing.
+  virtual int padded_rows(int rows, bool is_decoding) const {
+    (void)is_decoding;
+    return rows;
+  }
+  // The spans (host) of the step that follows.
+  virtual void set_spans(const std::vector<AttentionSpan>& spans) = 0;
+  // Runs `body`, the operators of a step, or repeats what it did for an equal key. Whatever differs between two steps
+  // of one key lies in memory that was uploaded before.
+  virtual void run_step(int key, const std::function<void()>& body) {
+    (void)key;
+    body();
+  }
+
+  // ---- operators ----
+
+  // y[row] = scale table[tokens[row]]. table [vocab, size] of 32 or 16 bits; tokens [rows]; y [rows, size]
+  virtual void embed(const LinearWeight& table, const int32_t* tokens, int rows, float scale, float* y) = 0;
+  // y[i] = x[indices[i]]. x [.., size], y [count, size]
+  virtual void gather_rows(const float* x, const int32_t* indices, int count, int size, float* y) = 0;
+  // The heads of one matrix into another's; equal in rows, heads and head_dim.
+  virtual void copy_heads(const HeadsView& from, const HeadsView& to) = 0;
+
+  virtual void linear(const LinearWeight& weight, const float* x, int rows, float* y, bool accumulate) = 0;
+  virtual void head_linear(const LinearWeight& weight, const HeadsView& x, const HeadsView& y) = 0;
+  virtual void norm(const NormWeight& weight, const float* x, int rows, int size, float* y) = 0;
+  virtual void norm_heads(const NormWeight& weight, const HeadsView& heads) = 0;
+  virtual void rope(const RopeTable& table, const HeadsView& heads, const float* factors) = 0;
+
+  virtual void activate_gated(Activation activation, const float* gate_up, int rows, int size, float* y) = 0;
+  virtual void activate(Activation activation, const float* x, int rows, int size, float* y) = 0;
+  virtual void sigmoid(int count, float* x) = 0;
+  virtual void clamp(float limit, int rows, int size, float* x) = 0;
+  virtual void scale_and_cap(float scale, float softcap, int rows, int size, float* x) = 0;
+  virtual void add_scaled(float scale, const float* x, int rows, int size, float* y) = 0;
+
+  // Of params.spans, what set_spans got is used.
+  virtual void write_cache(const AttentionParams& params, const HeadsView& k, const HeadsView& v) = 0;
+  virtual void paged_attention(const AttentionParams& params, const HeadsView& q, float* out) = 0;
+
+  virtual void route(const RouterParams& params, const float* logits, int rows, int32_t* experts, float* weights) = 0;
+  // `experts` (host) stays where it is as long as it is used.
+  virtual void add_experts(Activation activation, const std::vector<ExpertWeight>& experts, const float* x, int rows,
+                           int top_k, const int32_t* chosen, const float* weights, float* y) = 0;
+};
+
+// Room for float32 [rows, width].
+inline AlignedBuffer float_buffer(Operators& ops, int rows, int width) {
+  return ops.allocate(static_cast<size_t>(rows) * static_cast<size_t>(width) * sizeof(float));
+}
+
+// What the host prepares for a step and the device reads.
+class Staged {
+ public:
+  Staged() = default;
+  Staged(Operators& ops, size_t bytes) : host_(ops.allocate_staging(bytes)) {
+    if (!ops.shares_host_memory()) device_ = ops.allocate(bytes);
+  }
+
+  template <class T>
+  T* host() const {
+    return host_.as<T>();
+  }
+  template <class T>
+  T* device() const {
+    return device_.size() > 0 ? device_.as<T>() : host_.as<T>();
+  }
+  // Brings the first `bytes` to the device.
+  void upload(Operators& ops, size_t bytes) const {
+    if (device_.size() > 0) ops.upload(host_.as<void>(), bytes, device_.as<void>());
+  }
+
+ private:
+  AlignedBuffer host_;
+  AlignedBuffer device_;  // empty where the host's memory is the device's
+};
+
+// Makes the operators of a device: "cpu", or "cuda" in a build that has it. threads: of the CPU; 0: all. Throws Error.
+std::unique_ptr<Operators> make_operators(const std::string& device, int threads);
+
+}  // namespace turbomind

@@ -1,0 +1,90 @@
+#include "model/move_weights.h"
+
+#include <utility>
+#include <vector>
+
+namespace turbomind {
+
+namespace {
+
+class Mover {
+ public:
+  explicit Mover(Operators& ops) : ops_(ops) {}
+
+  void move(Weights& weights) {
+    move(weights.embedding);
+    for (LayerWeights& layer : weights.layers) move(layer);
+    move(weights.final_norm);
+    move(weights.lm_head);
+    move(weights.output_bias);
+  }
+
+ private:
+  void move(LayerWeights& layer) {
+    move(layer.attention_norm);
+    move(layer.attention.qkv);
+    if (layer.attention.latent) move(*layer.attention.latent);
+    move(layer.attention.q_norm);
+    move(layer.attention.k_norm);
+    move(layer.attention.sinks);
+    move(layer.attention.o);
+    move(layer.attention_output_norm);
+    move(layer.mlp_norm);
+    move(layer.mlp.up);
+    move(layer.mlp.down);
+    if (layer.experts) move(*layer.experts);
+    move(layer.mlp_output_norm);
+  }
+
+  void move(LatentWeights& latent) {
+    for (LinearStorage* linear : {&latent.q_down, &latent.q, &latent.kv_down, &latent.k_up, &latent.v_up})
+      move(*linear);
+    move(latent.q_down_norm);
+    move(latent.kv_down_norm);
+  }
+
+  void move(ExpertWeights& experts) {
+    move(experts.router);
+    move(experts.correction);
+    move(experts.shared_gate);
+    std::vector<LinearWeight*> views;
+    for (std::vector<ExpertWeight>* list : {&experts.experts, &experts.shared}) {
+      for (ExpertWeight& expert : *list) views.insert(views.end(), {&expert.gate_up, &expert.down});
+    }
+    experts.arena.move([this](AlignedBuffer& chunk) { move(chunk); }, views);
+  }
+
+  void move(NormStorage& norm) {
+    move(norm.weight);
+    move(norm.bias);
+    norm.view.weight = norm.weight.as<float>();
+    norm.view.bias = norm.bias.as<float>();
+  }
+
+  void move(LinearStorage& linear) {
+    for (AlignedBuffer* part : {&linear.data, &linear.scales, &linear.zeros, &linear.input_order, &linear.bias})
+      move(*part);
+    linear.view.data = linear.data.as<void>();
+    linear.view.scales = linear.scales.as<half>();
+    linear.view.zeros = linear.zeros.as<uint8_t>();
+    linear.view.input_order = linear.input_order.as<int32_t>();
+    linear.view.bias = linear.bias.as<float>();
+  }
+
+  void move(AlignedBuffer& buffer) {
+    if (buffer.size() == 0) return;
+    AlignedBuffer there = ops_.allocate(buffer.size());
+    ops_.upload(buffer.as<void>(), buffer.size(), there.as<void>());
+    buffer = std::move(there);
+  }
+
+  Operators& ops_;
+};
+
+}  // namespace
+
+void move_weights(Operators& ops, Weights& weights) {
+  if (!ops.shares_host_memory()) Mover(ops).move(weights);
+}
+
+}  // namespace turbomind
