@@ -30,11 +30,11 @@ class Tokenizer:
         self._directory = directory
         try:
             self._tokenizer: Any = read_tokenizer(directory)
+            bos = self.bos_token_id
+            self._beginnings: list[list[int]] = [self._tokenizer.encode(""), [] if bos is None else [bos]]
         except Exception as error:  # a broken tokenizer.json surfaces as a bare Exception of the Rust library
             reason = " ".join(str(error).split())[:300]
             raise CheckpointError(directory, [f"its tokenizer cannot be loaded ({reason})"]) from error
-        bos = self.bos_token_id
-        self._beginnings: list[list[int]] = [self._tokenizer.encode(""), [] if bos is None else [bos]]
 
     @property
     def hf_tokenizer(self) -> Any:

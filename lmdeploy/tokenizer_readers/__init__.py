@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lmdeploy.tokenizer_readers.protobuf import make_sentencepiece_readable
 from lmdeploy.tokenizer_readers.settings import TokenizerSettings
 
 
@@ -21,8 +22,6 @@ def read_tokenizer(directory: Path) -> Any:
     OSError
         If files are missing. Broken ones raise what the library that reads them does.
     """
-    from lmdeploy.tokenizer_readers import llama
-
     if (directory / "tokenizer.json").is_file():
         return _auto(directory)
     settings = TokenizerSettings.read(directory)
@@ -34,20 +33,20 @@ def read_tokenizer(directory: Path) -> Any:
             f"it is code of the checkpoint, {settings.own_class}, which is not run: "
             "save the tokenizer as tokenizer.json (PreTrainedTokenizerFast)"
         )
-    llama.make_sentencepiece_readable()
+    make_sentencepiece_readable()
     return _auto(directory)
 
 
 def _readers() -> dict[str, Callable[[TokenizerSettings], Any]]:
     """Return what reads the files of a class, by the class's name."""
-    from lmdeploy.tokenizer_readers import chatglm, glm4, llama, qwen
+    from lmdeploy.tokenizer_readers import chatglm, glm4, internlm, qwen
 
     return {
-        "BaichuanTokenizer": llama.read,
+        "BaichuanTokenizer": internlm.read,
         "ChatGLM4Tokenizer": glm4.read,
         "ChatGLMTokenizer": chatglm.read,
-        "InternLM2Tokenizer": llama.read,
-        "InternLMTokenizer": llama.read,
+        "InternLM2Tokenizer": internlm.read,
+        "InternLMTokenizer": internlm.read,
         "QWenTokenizer": qwen.read,
     }
 

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from tokenizers import AddedToken
-
 from lmdeploy.tokenizer_readers.ranks import as_transformers, byte_pair_encoding, prefixed, read_ranks
 from lmdeploy.tokenizer_readers.settings import TokenizerSettings
 
@@ -23,15 +21,10 @@ def read(settings: TokenizerSettings) -> Any:
     ValueError
         If the settings do not name these tokens.
     """
-    listed = settings.content.get("added_tokens_decoder", {})
-    added = {int(number): AddedToken(**_fields(token)) for number, token in listed.items()}
+    added = settings.added_tokens
     missing = {*_PREFIX, _END} - {token.content for token in added.values()}
     if missing:
         raise ValueError(f"added_tokens_decoder of tokenizer_config.json must list {', '.join(sorted(missing))}")
     tokenizer = byte_pair_encoding(read_ranks(settings.file("tokenizer.model")), _WORDS, added)
     prefixed(tokenizer, _PREFIX)
     return as_transformers(tokenizer, settings, _END)
-
-
-def _fields(token: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in token.items() if name != "__type"}

@@ -3,7 +3,10 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from tokenizers import AddedToken
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,22 @@ class TokenizerSettings:
         """The chat template as ``transformers`` takes it: of the file beside, else of the settings; None if none."""
         file = self.directory / "chat_template.jinja"
         return file.read_text(encoding="utf-8") if file.is_file() else self.content.get("chat_template")
+
+    @property
+    def added_tokens(self) -> "dict[int, AddedToken]":
+        """The tokens that the settings add to the vocabulary, or put in the place of its own, by id."""
+        from tokenizers import AddedToken
+
+        listed = self.content.get("added_tokens_decoder") or {}
+        return {
+            int(number): AddedToken(**{name: value for name, value in token.items() if name != "__type"})
+            for number, token in listed.items()
+        }
+
+    def token(self, role: str) -> str:
+        """Return the text of the token that has a role, such as ``bos_token``; empty if none is named."""
+        named = self.content.get(role) or ""
+        return str(named["content"] if isinstance(named, dict) else named)
 
     def file(self, name: str) -> Path:
         """Return the path of a file of the tokenizer.

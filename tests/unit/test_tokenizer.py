@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-import sentencepiece
 
 from lmdeploy.errors import CheckpointError
 from lmdeploy.tokenizer import Tokenizer
@@ -71,31 +70,3 @@ def test_a_missing_or_broken_tokenizer_is_a_checkpoint_error(tmp_path: Path, con
         (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(CheckpointError, match="tokenizer cannot be loaded"):
         Tokenizer(str(tmp_path))
-
-
-def write_tokenizer_with_code(directory: Path, class_name: str) -> None:
-    """Write a tokenizer as InternLM2 publishes its own: a SentencePiece model, and a class that is code."""
-    text = directory / "text.txt"
-    text.write_text(Path("tests/data/moby_dick.txt").read_text(encoding="utf-8"), encoding="utf-8")
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(text), model_prefix=str(directory / "tokenizer"), vocab_size=400, model_type="bpe",
-        byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False,
-        unk_id=0, bos_id=1, eos_id=2, pad_id=-1, minloglevel=2,
-    )  # fmt: skip
-    config = {
-        "auto_map": {"AutoTokenizer": [f"tokenization_own.{class_name}", None]},
-        "tokenizer_class": class_name,
-        "bos_token": "<s>",
-        "eos_token": "</s>",
-        "added_tokens_decoder": {"400": {"content": "<|im_end|>", "special": True, "normalized": False}},
-    }
-    (directory / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-
-
-@pytest.mark.parametrize("text", ["Call me Ishmael.", "ünïcode 漢字\nnew\n\nline", "whale", "two  spaces"])
-def test_a_sentencepiece_tokenizer_published_as_code_is_read_without_it(tmp_path: Path, text: str) -> None:
-    write_tokenizer_with_code(tmp_path, "InternLM2Tokenizer")
-    reference = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
-    tokenizer = Tokenizer(str(tmp_path))
-    assert tokenizer.encode(text, add_bos=False) == reference.encode(text)
-    assert tokenizer.encode(text + "<|im_end|>", add_bos=False) == [*reference.encode(text), 400]

@@ -1,11 +1,9 @@
 """Tokenizers that families publish as code are read without it, and agree with the libraries that code calls.
 
-Those are ``tiktoken`` for Qwen 1 and GLM-4, ``sentencepiece`` for ChatGLM 2 and 3. Their vocabularies here are small,
-and made in the test; texts, ids and order of the special tokens are the published ones.
+Those are ``tiktoken`` for Qwen 1 and GLM-4, ``sentencepiece`` for the others. Their vocabularies are small ones, see
+``tests/support/published_tokenizers.py``.
 """
 
-import base64
-import json
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
@@ -18,16 +16,21 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lmdeploy.errors import CheckpointError
-from lmdeploy.token_bytes import byte_level_alphabet
 from lmdeploy.tokenizer import Tokenizer
+from tests.support.published_tokenizers import (
+    CHATGLM2_SPECIAL,
+    CHATGLM3_SPECIAL,
+    GLM4_SPECIAL,
+    SAMPLES,
+    added,
+    byte_ranks,
+    train_pieces,
+    write_chatglm,
+    write_glm4,
+    write_qwen,
+    write_tokenizer,
+)
 
-SAMPLES = [
-    "Call me Ishmael.  Some years ago--never mind how long precisely--",
-    "def fib(n):\n    return n if n < 2 else fib(n - 1) + fib(n - 2)\n",
-    "IT'S 12345678 o'clock, they'll say\r\n\r\n \t 你好，世界 ünïcode ÿ",
-    "aaaaaaaaaaaaaaa         bababababab ---------- \n\n\n\n",
-    "👩‍👩‍👧‍👦 é e\u0301 Ａ philosophy sop eop",
-]
 TEXTS = st.one_of(
     st.text(max_size=60),
     st.text(alphabet="ab 1'\n", max_size=40),
@@ -40,95 +43,75 @@ QWEN_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 GLM4_WORDS = QWEN_WORDS.replace(r"\p{N}| ", r"\p{N}{1,3}| ")
-GLM4_SPECIAL = [
-    "<|endoftext|>", "[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>", "<|system|>", "<|user|>", "<|assistant|>",
-    "<|observation|>", "<|begin_of_image|>", "<|end_of_image|>",
-]  # fmt: skip
-CHATGLM2_SPECIAL = ["[MASK]", "[gMASK]", "[sMASK]", "sop", "eop"]
-CHATGLM3_SPECIAL = [*CHATGLM2_SPECIAL, "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"]
 MARKS = [text for text in [*GLM4_SPECIAL, *CHATGLM3_SPECIAL] if not text.isalpha()]
-
-
-def byte_ranks(default_model_dir: Path) -> dict[bytes, int]:
-    """Return the 256 bytes and the first merges of the default model, ranked in the order it learnt them."""
-    merges = json.loads((default_model_dir / "tokenizer.json").read_text(encoding="utf-8"))["model"]["merges"]
-    byte_of = byte_level_alphabet()
-    tokens = [bytes([byte]) for byte in range(256)]
-    for left, right in (pair.split(" ") if isinstance(pair, str) else pair for pair in merges[:8000]):
-        tokens.append(bytes(byte_of[char] for char in left + right))
-    return {token: rank for rank, token in enumerate(dict.fromkeys(tokens))}
-
-
-def write_tokenizer(directory: Path, class_name: str, **content: Any) -> None:
-    """Write the settings of a tokenizer whose class is code of the checkpoint."""
-    module = "tokenization_own"
-    (directory / f"{module}.py").write_text("raise RuntimeError('code of a checkpoint was run')\n")
-    auto_map = {"AutoTokenizer": [f"{module}.{class_name}", None]}
-    (directory / "tokenizer_config.json").write_text(
-        json.dumps({"auto_map": auto_map, "tokenizer_class": class_name, **content}), encoding="utf-8"
-    )
-
-
-def write_ranks(path: Path, ranks: dict[bytes, int]) -> None:
-    path.write_bytes(b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks.items()))
-
-
-def added(texts: list[str], first: int) -> dict[str, dict[str, Any]]:
-    """Return ``added_tokens_decoder`` of tokenizer_config.json."""
-    flags = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": False, "special": True}
-    return {str(first + i): {"content": text, **flags} for i, text in enumerate(texts)}
+MARKS += ["<|im_start|>", "<|im_end|>", "<s>", "</s>"]
 
 
 @pytest.fixture(scope="module")
-def ranks(default_model_dir: Path) -> dict[bytes, int]:
-    return byte_ranks(default_model_dir)
+def ranks() -> dict[bytes, int]:
+    return byte_ranks()
 
 
 @pytest.fixture(scope="module")
 def qwen(ranks: dict[bytes, int], tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     directory = tmp_path_factory.mktemp("qwen")
-    write_tokenizer(directory, "QWenTokenizer", model_max_length=8192)
-    write_ranks(directory / "qwen.tiktoken", ranks)
+    write_qwen(directory, ranks, model_max_length=8192)
     return Tokenizer(str(directory))
 
 
 @pytest.fixture(scope="module")
 def glm4(ranks: dict[bytes, int], tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     directory = tmp_path_factory.mktemp("glm4")
-    template = "[gMASK]<sop>{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{% endfor %}<|assistant|>"
-    write_tokenizer(
-        directory,
-        "ChatGLM4Tokenizer",
-        added_tokens_decoder=added(GLM4_SPECIAL, len(ranks)),
-        eos_token="<|endoftext|>",
-        chat_template=template,
-    )
-    write_ranks(directory / "tokenizer.model", ranks)
-    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [len(ranks), len(ranks) + 7]}))
-    return Tokenizer(str(directory))
-
-
-def chatglm(directory: Path, **content: Any) -> Tokenizer:
-    """Return a tokenizer of ChatGLM's kind with a SentencePiece model, which knows ``sop`` as a piece."""
-    corpus = directory / "corpus.txt"
-    corpus.write_text("\n".join([*SAMPLES, "xsop ysop zsop"] * 20), encoding="utf-8")
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(corpus), model_prefix=str(directory / "tokenizer"), vocab_size=500, hard_vocab_limit=False,
-        model_type="bpe", byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False,
-        unk_id=0, bos_id=1, eos_id=2, pad_id=-1, user_defined_symbols=["sop"], minloglevel=2,
-    )  # fmt: skip
-    write_tokenizer(directory, "ChatGLMTokenizer", **content)
+    write_glm4(directory, ranks)
     return Tokenizer(str(directory))
 
 
 @pytest.fixture(scope="module")
 def chatglm2(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return chatglm(tmp_path_factory.mktemp("glm2"), name_or_path="THUDM/chatglm2-6b")
+    return chatglm(tmp_path_factory.mktemp("chatglm2"), "THUDM/chatglm2-6b")
 
 
 @pytest.fixture(scope="module")
 def chatglm3(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return chatglm(tmp_path_factory.mktemp("glm3"), name_or_path="THUDM/chatglm3-6b")
+    return chatglm(tmp_path_factory.mktemp("chatglm3"), "THUDM/chatglm3-6b")
+
+
+def chatglm(directory: Path, name: str) -> Tokenizer:
+    write_chatglm(directory, name)
+    return Tokenizer(str(directory))
+
+
+INTERNLM_ADDED = ["<|im_start|>", "<|im_end|>"]
+
+
+def internlm2(directory: Path, *, begins_with_space: bool) -> Tokenizer:
+    """Return a tokenizer of InternLM2's kind: its added tokens have the place of pieces that nothing else uses."""
+    train_pieces(
+        directory,
+        add_dummy_prefix=begins_with_space,
+        control_symbols=["[UNUSED_TOKEN_145]", "[UNUSED_TOKEN_146]"],
+    )
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(directory / "tokenizer.model"))
+    first = pieces.piece_to_id("[UNUSED_TOKEN_145]")
+    write_tokenizer(
+        directory,
+        "InternLM2Tokenizer",
+        bos_token="<s>",
+        eos_token={"__type": "AddedToken", "content": "</s>"},
+        added_tokens_decoder=added(INTERNLM_ADDED, first),
+        chat_template="{{ messages }}",
+    )
+    return Tokenizer(str(directory))
+
+
+@pytest.fixture(scope="module")
+def internlm(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return internlm2(tmp_path_factory.mktemp("internlm"), begins_with_space=True)
+
+
+@pytest.fixture(scope="module")
+def tight_internlm(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return internlm2(tmp_path_factory.mktemp("internlm"), begins_with_space=False)
 
 
 def pieces_of(tokenizer: Tokenizer) -> sentencepiece.SentencePieceProcessor:
@@ -183,6 +166,36 @@ def test_chatglm_encodes_as_sentencepiece_does_behind_its_prefix(
     assert reference.piece_to_id("sop") in tokenizer.encode("philosophy")
 
 
+@pytest.mark.parametrize("kind", ["internlm", "tight_internlm"])
+def test_internlm_encodes_as_sentencepiece_does_behind_bos(request: pytest.FixtureRequest, kind: str) -> None:
+    internlm: Tokenizer = request.getfixturevalue(kind)
+    reference = pieces_of(internlm)
+    marks = [*INTERNLM_ADDED, "<s>", "</s>"]
+
+    @settings(max_examples=EXAMPLES, deadline=None)
+    @given(text=TEXTS)
+    def check(text: str) -> None:
+        assume(not any(mark in text for mark in [*marks, "[UNUSED"]))
+        assert internlm.encode(text) == [1, *reference.encode(text)]
+
+    check()
+    start, end = (internlm.encode(mark, add_bos=False)[0] for mark in INTERNLM_ADDED)
+    assert (start, end) == (reference.piece_to_id("[UNUSED_TOKEN_145]"), reference.piece_to_id("[UNUSED_TOKEN_146]"))
+    expected = [1, start, *reference.encode("user\nHi"), end, *reference.encode("\n"), 2]
+    assert internlm.encode("<s><|im_start|>user\nHi<|im_end|>\n</s>") == expected
+    assert internlm.vocab_size == reference.get_piece_size()
+    assert internlm.end_tokens() == ["</s>"]
+    assert internlm.hf_tokenizer.chat_template == "{{ messages }}"
+
+
+def test_baichuan_has_no_bos_if_its_settings_say_so(tmp_path: Path) -> None:
+    train_pieces(tmp_path)
+    write_tokenizer(tmp_path, "BaichuanTokenizer", add_bos_token=False)
+    tokenizer = Tokenizer(str(tmp_path))
+    assert tokenizer.encode("Call me") == pieces_of(tokenizer).encode("Call me")
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (1, 2)
+
+
 def test_special_tokens_of_chatglm_lie_behind_the_vocabulary(chatglm2: Tokenizer, chatglm3: Tokenizer) -> None:
     for tokenizer, special in ((chatglm2, CHATGLM2_SPECIAL), (chatglm3, CHATGLM3_SPECIAL)):
         size = pieces_of(tokenizer).get_piece_size()
@@ -203,22 +216,23 @@ def test_a_prompt_that_begins_with_the_prefix_gets_no_second_one(chatglm3: Token
     assert glm4.encode("[gMASK]<sop><|user|>\nHi") == glm4.encode("<|user|>\nHi")
 
 
-KINDS = ["qwen", "glm4", "chatglm2", "chatglm3"]
+KINDS = ["qwen", "glm4", "chatglm2", "chatglm3", "internlm", "tight_internlm"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_bytes_of_the_tokens_are_the_texts(request: pytest.FixtureRequest, kind: str) -> None:
     tokenizer: Tokenizer = request.getfixturevalue(kind)
     table = tokenizer.token_bytes()
+    begins_with_space = kind not in ("qwen", "glm4") and pieces_of(tokenizer).encode("x", out_type=str)[0][0] == "▁"
 
     @settings(max_examples=EXAMPLES, deadline=None)
     @given(text=TEXTS)
     def check(text: str) -> None:
         assume(not any(mark in text for mark in MARKS))
         space = ""
-        if kind.startswith("chatglm"):
+        if kind not in ("qwen", "glm4"):
             text = text.replace("▁", "").replace("\0", "")  # SentencePiece writes spaces so, and has no token for NUL
-            space = " " if text else ""  # it begins each text with one
+            space = " " if text and begins_with_space else ""
         elif kind == "qwen":
             text = unicodedata.normalize("NFC", text)
         ids = tokenizer.encode(text)
@@ -235,6 +249,7 @@ def test_the_bytes_of_the_tokens_are_the_texts(request: pytest.FixtureRequest, k
         ("glm4", ["<|user|>", "<|observation|>", "<|endoftext|>"]),
         ("chatglm2", ["[MASK]", "[gMASK]"]),
         ("chatglm3", ["<|user|>", "<|observation|>"]),
+        ("internlm", ["<|im_start|>", "<|im_end|>", "<s>", "</s>"]),
     ],
 )
 def test_marks_of_chat_templates_are_single_special_tokens(
@@ -271,8 +286,7 @@ def test_the_chat_template_of_the_settings_or_of_the_file_is_found(
     rendered = glm4.hf_tokenizer.apply_chat_template(messages, tokenize=False)
     assert rendered == "[gMASK]<sop><|user|>\nHi<|assistant|>"
     assert qwen.hf_tokenizer.chat_template is None
-    write_tokenizer(tmp_path, "QWenTokenizer", chat_template="of the settings")
-    write_ranks(tmp_path / "qwen.tiktoken", ranks)
+    write_qwen(tmp_path, ranks, chat_template="of the settings")
     (tmp_path / "chat_template.jinja").write_text("of the file")
     assert Tokenizer(str(tmp_path)).hf_tokenizer.chat_template == "of the file"
 
@@ -289,6 +303,7 @@ def nothing(directory: Path) -> None:
     ("class_name", "content", "write", "reason"),
     [
         ("QWenTokenizer", {}, nothing, "qwen.tiktoken is missing: QWenTokenizer is read from it"),
+        ("InternLMTokenizer", {"bos_token": "<b>"}, train_pieces, "bos_token of .* must be a special token, got '<b>'"),
         ("ChatGLMTokenizer", {}, nothing, "tokenizer.model is missing: ChatGLMTokenizer is read from it"),
         (
             "ChatGLM4Tokenizer",

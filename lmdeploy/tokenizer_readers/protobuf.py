@@ -1,18 +1,7 @@
-"""Tokenizers of Llama's kind: a SentencePiece model, and added tokens that ``tokenizer_config.json`` lists."""
+"""Reading SentencePiece models, which are protobuf messages, with `transformers`."""
 
 import importlib
 import sys
-from typing import Any
-
-from lmdeploy.tokenizer_readers.settings import TokenizerSettings
-
-
-def read(settings: TokenizerSettings) -> Any:
-    """Return the tokenizer of a ``tokenizer.model``, as ``transformers`` reads Llama's."""
-    from transformers import LlamaTokenizer
-
-    make_sentencepiece_readable()
-    return LlamaTokenizer.from_pretrained(str(settings.directory), local_files_only=True)
 
 
 def make_sentencepiece_readable() -> None:

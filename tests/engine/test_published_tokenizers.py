@@ -1,0 +1,63 @@
+"""Models whose tokenizers are published as code are served like others: prompts, texts, ends of answers."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lmdeploy import ChatTemplateConfig, GenerationConfig, TurbomindEngineConfig, pipeline
+from lmdeploy.tokenizer import Tokenizer
+from tests.support.published_tokenizers import byte_ranks, write_chatglm, write_glm4, write_qwen
+from tests.support.tiny_models import TOKENIZER_FILES, make_tiny_llama
+
+CONFIG = TurbomindEngineConfig(session_len=256, cache_max_entry_count=64)
+QUESTION = [{"role": "user", "content": "Who? 你好"}]
+
+# How its tokenizer is written, rows of its embedding, its template, the prompt, the mark that ends an answer.
+KINDS: dict[str, tuple[Callable[[Path], None], int, str, str, str]] = {
+    "qwen": (
+        lambda directory: write_qwen(directory, byte_ranks()),
+        151936,
+        "qwen",
+        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\nWho? 你好<|im_end|>\n"
+        "<|im_start|>assistant\n",
+        "<|im_end|>",
+    ),
+    "glm4": (
+        lambda directory: write_glm4(directory, byte_ranks()),
+        8300,
+        "",
+        "[gMASK]<sop><|user|>\nWho? 你好<|assistant|>",
+        "<|user|>",
+    ),
+    "chatglm3": (
+        lambda directory: write_chatglm(directory, "THUDM/chatglm3-6b"),
+        600,
+        "chatglm3",
+        "[gMASK]sop<|user|>\n Who? 你好<|assistant|>",
+        "<|observation|>",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_with_such_a_tokenizer_is_served(kind: str, tmp_path: Path) -> None:
+    write, rows, template, prompt, mark = KINDS[kind]
+    model = make_tiny_llama(tmp_path / "model", vocab_size=rows)
+    for name in TOKENIZER_FILES:
+        (model / name).unlink()
+    write(model)
+    tokenizer = Tokenizer(str(model))
+    table = tokenizer.token_bytes(rows)
+    config = ChatTemplateConfig(template) if template else None
+    with pipeline(str(model), backend_config=CONFIG, chat_template_config=config) as pipe:
+        assert pipe.prepare(QUESTION)[0] == tokenizer.encode(prompt, add_bos=False)
+        for skips in (True, False):
+            sampled = GenerationConfig(
+                max_new_tokens=40, do_sample=True, ignore_eos=True, random_seed=1, skip_special_tokens=skips
+            )
+            answer = pipe(QUESTION, gen_config=sampled)
+            assert answer.text == table.text(answer.token_ids, skips)
+        (end,) = tokenizer.encode(mark, add_bos=False)
+        ended = pipe(QUESTION, gen_config=GenerationConfig(max_new_tokens=5, logit_bias={end: 100.0}))
+        assert (ended.text, ended.finish_reason) == ("", "stop")
