@@ -208,7 +208,8 @@ inline void attend_tile(const AttentionParams& params, const std::byte* keys, co
   for (int n = 0; n < kQueries; ++n) {
     high[n] = std::clamp(queries.ends[first + n] - start, 0, layout.block_len);
     low[n] = std::clamp(queries.begins[first + n] - start, 0, high[n]);
-    if (low[n] < high[n]) tokens = std::max(tokens, high[n]);
+    if (low[n] == high[n]) low[n] = high[n] = 0;
+    tokens = std::max(tokens, high[n]);
   }
   if (tokens == 0) return;  // outside every query's sight
   const int padded = (tokens + kLanes - 1) / kLanes * kLanes;
@@ -236,8 +237,7 @@ inline void attend_tile(const AttentionParams& params, const std::byte* keys, co
     const ScoreRule rule{params.softcap, queries.slopes == nullptr ? 0.0f : queries.slopes[query],
                          queries.ends[query] - 1};
     rule.apply(start, padded, p);
-    const int hidden = low[n] < high[n] ? high[n] : 0;
-    correction[n] = soften(std::min(low[n], hidden), hidden, padded, p, queries.maximum[query], queries.sum[query]);
+    correction[n] = soften(low[n], high[n], padded, p, queries.maximum[query], queries.sum[query]);
     if (kIsRounded<T>) {
       const float added = round_weights(Rounding(values, layout, layout.value_dim), padded, p);
       queries.shifts[query] = queries.shifts[query] * correction[n] + added;

@@ -100,14 +100,12 @@ std::vector<Task> plan(const AttentionParams& params) {
 
 // Softmax of queries whose partitions come one by one.
 struct Running {
-  float* out;  // [count, value_dim]
+  float* out;  // [count, value_dim], zeros at first
   std::vector<float> maximum;
   std::vector<float> sum;
 
-  Running(float* target, int count, int value_dim)
-      : out(target), maximum(count, -std::numeric_limits<float>::infinity()), sum(count, 0.0f) {
-    std::fill_n(out, static_cast<size_t>(count) * value_dim, 0.0f);
-  }
+  Running(float* target, int count)
+      : out(target), maximum(count, -std::numeric_limits<float>::infinity()), sum(count, 0.0f) {}
 
   void merge(int query, int value_dim, const float* partial, float partial_maximum, float partial_sum) {
     if (partial_sum == 0) return;  // the partition is outside this query's sight
@@ -157,7 +155,8 @@ class Attention {
   void merge(const Task& first) const {
     const int position = first.run.position(0);
     const float* partial = workspace_ + first.workspace;
-    Running running(out_row(first.run, 0, first.kv_head), group_, value_dim_);
+    Running running(out_row(first.run, 0, first.kv_head), group_);
+    std::fill_n(running.out, static_cast<size_t>(group_) * value_dim_, 0.0f);
     for (int p = first_partition(params_, position); p <= last_partition(position); ++p) {
       const float* maximum = partial + static_cast<size_t>(group_) * value_dim_;
       for (int n = 0; n < group_; ++n) {
@@ -220,13 +219,15 @@ class Attention {
   void attend_run(const Run& run, int kv_head) const {
     const int count = run.row_count * group_;
     Queries queries(*this, run, kv_head);
-    std::vector<float> partial(static_cast<size_t>(count) * (value_dim_ + 2));
-    float* maximum = partial.data() + static_cast<size_t>(count) * value_dim_;
-    float* sum = maximum + count;
     std::vector<float> merged(static_cast<size_t>(count) * value_dim_);
-    Running running(merged.data(), count, value_dim_);
+    Running running(merged.data(), count);
+    const int first = first_partition(params_, run.position(0));
     const int last = last_partition(run.position(run.row_count - 1));
-    for (int p = first_partition(params_, run.position(0)); p <= last; ++p) {
+    queries.attend(first, running.out, running.maximum.data(), running.sum.data());
+    std::vector<float> partial(first < last ? static_cast<size_t>(count) * (value_dim_ + 2) : 0);
+    for (int p = first + 1; p <= last; ++p) {
+      float* maximum = partial.data() + static_cast<size_t>(count) * value_dim_;
+      float* sum = maximum + count;
       queries.attend(p, partial.data(), maximum, sum);
       for (int n = 0; n < count; ++n) {
         running.merge(n, value_dim_, partial.data() + static_cast<size_t>(n) * value_dim_, maximum[n], sum[n]);
