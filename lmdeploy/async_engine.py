@@ -350,5 +350,5 @@ class AsyncEngine:
     ) -> PreparedPrompt:
         if is_first:
             return self._preparer.prepare(prompt, do_preprocess, tools)
-        is_turn_closed, answers = self._states.is_turn_closed(session_id), self._states.answers_held(session_id)
-        return self._preparer.prepare_continuation(prompt, do_preprocess, is_turn_closed, answers)
+        is_turn_closed, rounds = self._states.is_turn_closed(session_id), self._states.rounds_held(session_id)
+        return self._preparer.prepare_continuation(prompt, do_preprocess, is_turn_closed, rounds)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from lmdeploy.messages import GenerationConfig
 from lmdeploy.templates.base import ChatTemplate
+from lmdeploy.templates.conversation import rounds_of
 from lmdeploy.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -17,10 +18,11 @@ GenConfigs = GenerationConfig | list[GenerationConfig] | None
 
 
 class PreparedPrompt(NamedTuple):
-    """Token ids for the engine, and the strings that end its answer."""
+    """Token ids for the engine, the strings that end its answer, and how often the user speaks in it."""
 
     ids: list[int]
     stop_words: list[str]
+    rounds: int = 1
 
 
 def as_batch(prompts: str | Sequence[Any]) -> tuple[Sequence[Prompt], bool]:
@@ -98,10 +100,11 @@ class PromptPreparer:
         """
         if isinstance(prompt, str) and not do_preprocess:
             return PreparedPrompt(self._encode(prompt, True), [])
-        return self._prepared(self._template.render(as_messages(prompt), tools), self._template.add_bos)
+        messages = as_messages(prompt)
+        return self._prepared(self._template.render(messages, tools), self._template.add_bos, rounds_of(messages))
 
     def prepare_continuation(
-        self, prompt: Prompt, do_preprocess: bool, is_turn_closed: bool, answers_held: int = 1
+        self, prompt: Prompt, do_preprocess: bool, is_turn_closed: bool, rounds_held: int = 1
     ) -> PreparedPrompt:
         """Return a prompt that goes on in a conversation the engine holds.
 
@@ -111,8 +114,8 @@ class PromptPreparer:
             As in ``prepare``; the new part alone.
         is_turn_closed
             Whether the model ended its last turn itself.
-        answers_held
-            How many answers the engine holds, for formats that number them.
+        rounds_held
+            How many rounds of user and assistant the engine holds, for formats that number them.
 
         Raises
         ------
@@ -121,11 +124,12 @@ class PromptPreparer:
         """
         if isinstance(prompt, str) and not do_preprocess:
             return PreparedPrompt(self._encode(prompt, False), [])
-        rendered = self._template.render_continuation(as_messages(prompt), is_turn_closed, answers_held)
-        return self._prepared(rendered, False)
+        messages = as_messages(prompt)
+        rendered = self._template.render_continuation(messages, is_turn_closed, rounds_held)
+        return self._prepared(rendered, False, rounds_of(messages))
 
-    def _prepared(self, text: str, add_bos: bool) -> PreparedPrompt:
-        return PreparedPrompt(self._encode(text, add_bos), self._template.stop_words)
+    def _prepared(self, text: str, add_bos: bool, rounds: int) -> PreparedPrompt:
+        return PreparedPrompt(self._encode(text, add_bos), self._template.stop_words, rounds)
 
     def _encode(self, text: str, add_bos: bool) -> list[int]:
         logger.info("prompt: %r", text[: self._max_log_len])

@@ -17,19 +17,19 @@ class SessionStates:
         self._lock = threading.Lock()
         self._running: dict[int, Future[None]] = {}  # guarded by _lock
         self._cut_off: set[int] = set()  # guarded by _lock
-        self._answers: dict[int, int] = {}  # how many a session holds; guarded by _lock
+        self._rounds: dict[int, int] = {}  # how often the user spoke in a session; guarded by _lock
 
     def begin(self, session_id: int, is_first: bool = False) -> "Future[None]":
         """Note that the session, which may begin with it, runs a request; return what is done when it has ended."""
         ended: Future[None] = Future()
         with self._lock:
             if is_first and session_id not in self._running:
-                self._answers.pop(session_id, None)
+                self._rounds.pop(session_id, None)
             self._running.setdefault(session_id, ended)  # a second request is refused by the engine
         return ended
 
-    def finish(self, session_id: int, ended: "Future[None]", finish_reason: str, is_over: bool) -> None:
-        """Note why a request ended, and whether that was the session's end."""
+    def finish(self, session_id: int, ended: "Future[None]", finish_reason: str, rounds: int, *, is_over: bool) -> None:
+        """Note why a request ended, how often the user spoke in it, and whether that was the session's end."""
         with self._lock:
             if self._running.get(session_id) is ended:
                 del self._running[session_id]
@@ -38,9 +38,9 @@ class SessionStates:
             elif finish_reason != "error":
                 self._cut_off.add(session_id)
             if is_over:
-                self._answers.pop(session_id, None)
+                self._rounds.pop(session_id, None)
             elif finish_reason != "error":
-                self._answers[session_id] = self._answers.get(session_id, 0) + 1
+                self._rounds[session_id] = self._rounds.get(session_id, 0) + rounds
         ended.set_result(None)
 
     def running(self, session_id: int) -> "Future[None] | None":
@@ -53,16 +53,16 @@ class SessionStates:
         with self._lock:
             return session_id not in self._cut_off
 
-    def answers_held(self, session_id: int) -> int:
-        """Return how many answers the session holds, as far as is known: at least one."""
+    def rounds_held(self, session_id: int) -> int:
+        """Return how many rounds of user and model the session holds, as far as is known: at least one."""
         with self._lock:
-            return self._answers.get(session_id, 1)
+            return max(1, self._rounds.get(session_id, 1))
 
     def forget(self, session_id: int) -> None:
         """Note that the session is over."""
         with self._lock:
             self._cut_off.discard(session_id)
-            self._answers.pop(session_id, None)
+            self._rounds.pop(session_id, None)
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def start_turn(
 
     def deliver(output: EngineOutput) -> None:
         if output.is_final:
-            states.finish(options.session_id, ended, output.finish_reason, options.end)
+            states.finish(options.session_id, ended, output.finish_reason, prompt.rounds, is_over=options.end)
         on_output(output)
 
     try:
@@ -115,6 +115,6 @@ def start_turn(
             prompt.ids, gen_config, deliver, stop_words=prompt.stop_words, stream=stream, session=options
         )
     except BaseException:
-        states.finish(options.session_id, ended, "error", is_over=False)
+        states.finish(options.session_id, ended, "error", 0, is_over=False)
         raise
     return Turn(request, ended)

@@ -53,7 +53,7 @@ class ChatTemplate(ABC):
         """
         return self._render(read_messages(messages), read_tools(tools), add_generation_prompt)
 
-    def render_continuation(self, messages: list[Message], is_turn_closed: bool = True, answers_held: int = 1) -> str:
+    def render_continuation(self, messages: list[Message], is_turn_closed: bool = True, rounds_held: int = 1) -> str:
         """Return what follows the assistant's last turn, for an engine that holds the conversation up to there.
 
         Parameters
@@ -63,15 +63,15 @@ class ChatTemplate(ABC):
         is_turn_closed
             Whether the engine holds the end of that turn, as it does when the model ended it; not when the answer was
             cut off.
-        answers_held
-            How many answers the engine holds, for formats that number them.
+        rounds_held
+            How many rounds of user and assistant the engine holds, for formats that number them.
 
         Raises
         ------
         ValueError
             As ``render``.
         """
-        beginning = [{"role": "user", "content": "-"}, {"role": "assistant", "content": "-"}] * (answers_held - 1)
+        beginning = [{"role": "user", "content": "-"}, {"role": "assistant", "content": "-"}] * (rounds_held - 1)
         beginning += [{"role": "user", "content": "-"}, {"role": "assistant", "content": _LAST_ANSWER}]
         whole = self._render([*beginning, *read_messages(messages)], None, True)
         continuation = whole.partition(_LAST_ANSWER)[2]

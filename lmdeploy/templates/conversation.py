@@ -28,6 +28,11 @@ def read_messages(messages: object) -> list[Message]:
     return [_read_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
 
 
+def rounds_of(messages: list[Message]) -> int:
+    """Return how often the user speaks in a conversation."""
+    return sum(message["role"] == "user" for message in messages)
+
+
 def read_tools(tools: object) -> list[dict[str, Any]] | None:
     """Return OpenAI tool descriptions; None if there are none.
 

@@ -113,13 +113,13 @@ class BaseChatTemplate(ChatTemplate):
         prompt = "".join(self._turn(message) for message in self._arranged(messages))
         return prompt + self.generation_prompt if add_generation_prompt else prompt
 
-    def render_continuation(self, messages: list[Message], is_turn_closed: bool = True, answers_held: int = 1) -> str:
+    def render_continuation(self, messages: list[Message], is_turn_closed: bool = True, rounds_held: int = 1) -> str:
         """Return what follows the assistant's last turn; see :meth:`ChatTemplate.render_continuation`."""
         if self.capability == "infilling":
             raise ValueError(
                 "messages must begin a conversation: with capability 'infilling' there is nothing to continue"
             )
-        return super().render_continuation(messages, is_turn_closed, answers_held)
+        return super().render_continuation(messages, is_turn_closed, rounds_held)
 
     @property
     def generation_prompt(self) -> str:

@@ -29,6 +29,10 @@ _TOKENIZER_FILES = (
 )  # fmt: skip
 
 
+# The code that decides what an engine directory holds, in this package.
+_WRITERS = ("turbomind/**/*.py", "token_bytes.py", "tokenizer.py", "tokenizer_readers/*.py")
+
+
 @dataclass(frozen=True)
 class EngineDir:
     """An engine directory and the spec in it."""
@@ -111,8 +115,10 @@ def _fingerprint(model_dir: Path) -> str:
 def _writer_hash() -> str:
     """Return a hash of the code that writes engine directories, so that a change of it writes cached ones anew."""
     digest = hashlib.sha256()
-    for file in sorted(Path(__file__).parent.rglob("*.py")):
-        digest.update(file.read_bytes())
+    package = Path(__file__).parents[1]
+    for place in _WRITERS:
+        for file in sorted(package.glob(place)):
+            digest.update(file.read_bytes())
     return digest.hexdigest()
 
 

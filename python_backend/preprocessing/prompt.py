@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmdeploy.model import ChatTemplate
+from lmdeploy.templates.conversation import rounds_of
 from lmdeploy.tokenizer import Tokenizer
 from python_backend.preprocessing.rounds import SessionRounds
 
@@ -87,7 +88,7 @@ class PromptEncoder:
                 raise ValueError("text_input and messages must not both be given")
             conversation = _json_list("messages", messages)
             rendered = self._render(conversation, _json_list("tools", tools or "[]"), turn)
-            rounds = sum(message["role"] == "user" for message in conversation)
+            rounds = rounds_of(conversation)
             if self._max_log_len:
                 logger.info("prompt: %r", rendered[: self._max_log_len])
             ids = self._tokenize(rendered, self._template.add_bos and not is_continuation)
@@ -133,7 +134,7 @@ class PromptEncoder:
             return self._template.render(messages, tools)
         if tools:
             raise ValueError("tools must come with the beginning of a session, got them in a later request")
-        return self._template.render_continuation(messages, answers_held=self._rounds.held(turn.session_id))
+        return self._template.render_continuation(messages, rounds_held=self._rounds.held(turn.session_id))
 
     def _tokenize(self, prompt: str, add_bos: bool) -> list[int]:
         size = len(prompt.encode(errors="surrogatepass"))

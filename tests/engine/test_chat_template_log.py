@@ -31,8 +31,10 @@ def test_the_rendered_prompt_is_logged_and_rounds_of_a_session_are_numbered(
         for text in ("two", "three"):
             session = pipe.chat(text, session=session, gen_config=SHORT)
         pipe.chat("again", gen_config=SHORT)
+        first = [{"role": role, "content": "x"} for role in ("user", "assistant", "user")]
+        pipe.chat("and", session=pipe.chat(first, gen_config=SHORT), gen_config=SHORT)
     shown = prompts(caplog)
-    assert [re.findall(r"Round (\d)", prompt) for prompt in shown] == [["1"], ["2"], ["3"], ["1"]]
+    assert [re.findall(r"Round (\d)", prompt) for prompt in shown] == [["1"], ["2"], ["3"], ["1"], ["1", "2"], ["3"]]
     assert shown[0] == f"prompt: {'[Round 1]' + chr(10) * 2 + '问：one' + chr(10) * 2 + '答：'!r}"
 
 

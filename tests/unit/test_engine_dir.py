@@ -14,6 +14,7 @@ import torch
 from lmdeploy.paths import cache_root, locate_model, model_name_of
 from lmdeploy.token_bytes import TokenBytes
 from lmdeploy.tokenizer import Tokenizer
+from lmdeploy.turbomind import engine_dir
 from lmdeploy.turbomind.engine_dir import CheckpointError, resolve
 from lmdeploy.turbomind.spec import ModelSpec
 from tests.support.manifest_weights import load_weights
@@ -178,3 +179,16 @@ def test_a_hub_snapshot_is_named_after_its_repository() -> None:
 def test_an_unreachable_hub_repository_is_named() -> None:
     with pytest.raises(CheckpointError, match=r"^owner/no-such-model: no such directory, nor could it be had"):
         locate_model("owner/no-such-model")
+
+
+def test_what_is_cached_depends_on_all_code_that_decides_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    content = Path.read_bytes
+
+    def noted(path: Path) -> bytes:
+        read.append(path.name)
+        return content(path)
+
+    monkeypatch.setattr(Path, "read_bytes", noted)
+    engine_dir._writer_hash.__wrapped__()
+    assert {"manifest.py", "llama.py", "token_bytes.py", "tokenizer.py", "qwen.py", "ranks.py"} <= set(read)
