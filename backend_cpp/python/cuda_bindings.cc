@@ -79,5 +79,6 @@ PYBIND11_MODULE(TM_CUDA_MODULE, m) {
     return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
   });
   turbomind::cuda::bind_elementwise(m);
+  turbomind::cuda::bind_linear(m);
   turbomind::cuda::bind_probes(m);
 }

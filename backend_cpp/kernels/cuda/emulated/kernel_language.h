@@ -148,6 +148,10 @@ T __ldcg(const T* address) {
   return *address;
 }
 template <class T>
+void __stcg(T* address, std::type_identity_t<T> value) {
+  *address = value;
+}
+template <class T>
 void __stcs(T* address, std::type_identity_t<T> value) {
   *address = value;
 }

@@ -1,0 +1,40 @@
+// Large matrix products. One object serves one stream at a time.
+#pragma once
+
+#include <memory>
+
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/scratch.h"
+#include "kernels/types.h"
+
+namespace turbomind::cuda {
+
+// y = alpha x w^T, or y += where it accumulates; sums are float32, products exact (no TF32).
+//   x [rows, inputs], w [outputs, inputs]   `type`, row-major without gaps, aligned to 16 bytes
+//   y [rows, outputs]                       float32, rows `y_stride` elements apart
+struct GemmCall {
+  DType type = DType::kFloat32;
+  const void* x = nullptr;
+  const void* w = nullptr;
+  float* y = nullptr;
+  int rows = 0;
+  int outputs = 0;
+  int inputs = 0;
+  size_t y_stride = 0;
+  float alpha = 1;
+  bool accumulates = false;
+};
+
+// Bytes of scratch memory a product takes.
+inline constexpr size_t kGemmScratchBytes = size_t{32} << 20;
+
+class Gemm {
+ public:
+  virtual ~Gemm() = default;
+  virtual void multiply(cudaStream_t stream, Scratch scratch, const GemmCall& call) = 0;
+};
+
+// cuBLASLt on the current device; in the emulation, a loop.
+std::unique_ptr<Gemm> make_gemm();
+
+}  // namespace turbomind::cuda

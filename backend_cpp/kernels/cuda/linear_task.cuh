@@ -1,0 +1,159 @@
+// What the kernels of `linear`, `head_linear` and `add_experts` work on: one or more products of some rows with a
+// weight, part blockIdx.z of them a block. How blocks share a product, and how its results are written.
+#pragma once
+
+#include "kernels/cuda/device.h"
+#include "kernels/linear.h"
+
+namespace turbomind::cuda {
+
+// Rows that go to one expert, out of the list that is sorted by experts.
+struct ExpertRows {
+  int expert;
+  int first;
+  int count;
+};
+
+struct LinearTask {
+  LinearWeight weight;  // of experts and heads: the shape of each
+  const void* x = nullptr;
+  size_t x_stride = 0;  // elements from row to row
+  float* y = nullptr;
+  size_t y_stride = 0;
+  int rows = 0;
+  bool accumulates = false;
+
+  // Heads: each has a weight, and a part of each row of x and y, of its own.
+  int heads = 1;
+  size_t x_head_stride = 0;
+  size_t y_head_stride = 0;
+  size_t weight_head_bytes = 0;
+
+  // Experts: parts are told by the device.
+  const std::byte* expert_weights = nullptr;  // the first expert's LinearWeight, on the device; null: no experts
+  size_t expert_stride = 0;                   // bytes to the next one's
+  const ExpertRows* expert_rows = nullptr;    // [*part_count]
+  const int32_t* part_count = nullptr;
+  const int32_t* sources = nullptr;  // row of x of each row of y, or null: the same
+
+  // Inputs are shared by blockIdx.y = 0 .. splits - 1; the last to finish adds up what they found, in order.
+  int splits = 1;
+  float* partials = nullptr;    // [parts, splits, rows of a part, outputs padded to whole stripes]
+  int32_t* counters = nullptr;  // [parts, blocks along the outputs], zero before and after
+};
+
+// What a block has to do.
+struct LinearPart {
+  LinearWeight weight;
+  const void* x;
+  size_t x_stride;
+  const int32_t* sources;
+  float* y;
+  size_t y_stride;
+  int rows;
+
+  template <class T>
+  __device__ __forceinline__ const T* x_row(int row) const {
+    return static_cast<const T*>(x) + (sources != nullptr ? sources[row] : row) * x_stride;
+  }
+};
+
+// Part number `part` when each has at most kRows rows. X is the type of x. There may be none: rows is 0.
+template <int kRows, class X>
+__device__ inline LinearPart part_of(const LinearTask& task, int part) {
+  LinearPart result{task.weight, task.x, task.x_stride, nullptr, task.y, task.y_stride, 0};
+  int first;
+  const auto* x = static_cast<const X*>(task.x);
+  if (task.expert_weights != nullptr) {
+    if (part >= *task.part_count) return result;
+    const ExpertRows rows = task.expert_rows[part];
+    result.weight = *reinterpret_cast<const LinearWeight*>(task.expert_weights + rows.expert * task.expert_stride);
+    result.rows = rows.count;
+    first = rows.first;
+    if (task.sources != nullptr) {
+      result.sources = task.sources + first;
+    } else {
+      x += first * task.x_stride;
+    }
+  } else {
+    const int head = part % task.heads;
+    first = part / task.heads * kRows;
+    result.weight.data = static_cast<const std::byte*>(task.weight.data) + head * task.weight_head_bytes;
+    result.rows = min(kRows, task.rows - first);
+    x += first * task.x_stride + head * task.x_head_stride;
+    result.y += head * task.y_head_stride;
+  }
+  result.x = x;
+  result.y += first * task.y_stride;
+  return result;
+}
+
+// Parts that may exist: the grid's third dimension.
+template <int kRows>
+int part_limit(const LinearTask& task, int expert_parts) {
+  return task.expert_weights != nullptr ? expert_parts : task.heads * divide_up(task.rows, kRows);
+}
+
+// Whether this block is the last of a product's splits to come here. All its threads call this; what other blocks wrote
+// before is then visible.
+__device__ inline bool is_last_split(const LinearTask& task) {
+  __shared__ int before;
+  __threadfence();
+  __syncthreads();
+  int32_t* counter = task.counters + blockIdx.z * gridDim.x + blockIdx.x;
+  if (threadIdx.x == 0) {
+    before = atomicAdd(counter, 1);
+    if (before == task.splits - 1) *counter = 0;
+  }
+  __syncthreads();
+  __threadfence();
+  return before == task.splits - 1;
+}
+
+// Where this block's, or another split's, sums of a row lie.
+__device__ __forceinline__ float* partial_row(const LinearTask& task, int part_rows, int padded_outputs, int split,
+                                              int row) {
+  const size_t block_row = (static_cast<size_t>(blockIdx.z) * task.splits + split) * part_rows + row;
+  return task.partials + block_row * padded_outputs;
+}
+
+// The sum over all splits, in order, of four neighbouring outputs.
+__device__ __forceinline__ float4 sum_of_splits(const LinearTask& task, int part_rows, int padded_outputs, int row,
+                                                int output) {
+  float4 sum = make_float4(0, 0, 0, 0);
+  for (int split = 0; split < task.splits; ++split) {
+    const float4 more =
+        __ldcg(reinterpret_cast<const float4*>(partial_row(task, part_rows, padded_outputs, split, row) + output));
+    sum.x += more.x;
+    sum.y += more.y;
+    sum.z += more.z;
+    sum.w += more.w;
+  }
+  return sum;
+}
+
+// Writes `count` (of four) neighbouring outputs of a row: the sum times `range`, plus bias.
+__device__ __forceinline__ void write_outputs(const LinearTask& task, const LinearPart& part, float range, int row,
+                                              int output, const float4& sum) {
+  if (row >= part.rows || output >= part.weight.out_features) return;
+  float* y = part.y + row * part.y_stride + output;
+  const float* bias = part.weight.bias;
+  float values[4] = {sum.x * range, sum.y * range, sum.z * range, sum.w * range};
+  const int count = min(4, part.weight.out_features - output);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (i >= count) break;
+    if (bias != nullptr) values[i] += bias[output + i];
+    if (task.accumulates) values[i] += y[i];
+  }
+  if (count == 4 && reinterpret_cast<uintptr_t>(y) % 16 == 0) {
+    *reinterpret_cast<float4*>(y) = make_float4(values[0], values[1], values[2], values[3]);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (i < count) y[i] = values[i];
+  }
+}
+
+}  // namespace turbomind::cuda

@@ -1,0 +1,32 @@
+// Activations in the form in which kernels and products of 16 bits take them.
+#pragma once
+
+#include "kernels/cuda/device.h"
+#include "kernels/linear.h"
+
+namespace turbomind::cuda {
+
+// Rows of float32 heads, and where their inputs come from.
+struct RowsToRound {
+  const float* x = nullptr;
+  int rows = 0;
+  size_t stride = 0;  // elements from row to row
+  int heads = 1;
+  size_t head_stride = 0;
+  int inputs = 0;                        // of a head
+  const int32_t* input_order = nullptr;  // [inputs], or null: as they are
+};
+
+// In which order a chunk of eight 16-bit inputs is written: as they are, or as tile_linear takes them with a weight of
+// int4 (weight_slab.cuh).
+enum class ChunkOrder : uint8_t { kPlain, kInt4 };
+
+// rounded [rows, heads, padded_inputs]: bfloat16 for a weight of bfloat16, else half precision of x / kHalfRange;
+// padded_inputs is a multiple of 8, what lies beyond `inputs` is 0.
+void round_rows(cudaStream_t stream, const RowsToRound& from, WeightFormat weight_format, ChunkOrder order,
+                int padded_inputs, uint16_t* rounded);
+
+// The same without rounding: gathered [rows, heads, padded_inputs] float32.
+void gather_inputs(cudaStream_t stream, const RowsToRound& from, int padded_inputs, float* gathered);
+
+}  // namespace turbomind::cuda

@@ -1,0 +1,255 @@
+// How the matrix instruction reads weights of 16, 8 and 4 bits straight from the order they have in memory.
+//
+// Weights are its 16-row operand, activations its 8-column one, so that few rows waste little. The unit of work of a
+// warp is a slab: 32 outputs (a stripe) of 32 inputs. The order of outputs within a tile of the instruction and the
+// order of inputs within a step are free, so each lane takes what lies together: lane 4 g + t the outputs 4 g .. 4 g +
+// 3 of the stripe and the eight inputs of chunk t. That is 16 bytes for int4, twice 16 for int8
+// (kernels/packed_weight.h) and four times 16 for a row-major matrix of 16 bits; and 16 bytes of 16-bit activations, of
+// row g. Two tiles of 16 outputs (4 g + 2 tile and the next one are its rows g and g + 8) times two steps of 16 inputs
+// make the slab.
+//
+// Codes of packed weights become half precision numbers code - zero, exactly; scales act on the sums of a slab, which
+// never crosses a group: a group's last slab may be partly empty. Activations are rounded to half precision, divided by
+// kHalfRange first, so that they fit up to 2^20; down to 1e-4 that is no coarser than bfloat16. With a weight of
+// bfloat16 activations are rounded to bfloat16.
+#pragma once
+
+#include "kernels/cuda/device.h"
+#include "kernels/linear.h"
+#include "kernels/packed_weight.h"
+
+namespace turbomind::cuda {
+
+inline constexpr int kStripe = 32;
+inline constexpr int kChunk = 8;       // inputs of a lane in a slab
+inline constexpr int kSlabChunks = 4;  // so that a slab has 32 inputs
+inline constexpr float kHalfRange = 16;
+
+// What a sum of products is to be multiplied with.
+inline float range_of(WeightFormat format) {
+  return format == WeightFormat::kBFloat16 || format == WeightFormat::kFloat32 ? 1.0f : kHalfRange;
+}
+
+template <WeightFormat kFormat>
+struct SlabFormat {
+  static constexpr bool kIsPacked = kFormat == WeightFormat::kInt8 || kFormat == WeightFormat::kInt4;
+  static constexpr int kLoads = kFormat == WeightFormat::kInt4 ? 1 : kFormat == WeightFormat::kInt8 ? 2 : 4;
+  static constexpr int kSlots = kLoads + (kIsPacked ? 1 : 0);  // 16 bytes each: loads; scales and zero points
+};
+
+// The slabs of a stripe, group by group. A weight of 16 bits is one group.
+struct SlabShape {
+  int chunks;     // of a group
+  int per_group;  // slabs
+  int total;
+};
+
+__host__ __device__ inline SlabShape slab_shape(const LinearWeight& weight, bool is_packed) {
+  const int group = is_packed ? weight.group : weight.in_features;
+  const int chunks = divide_up(group, kChunk);
+  const int per_group = divide_up(chunks, kSlabChunks);
+  return {chunks, per_group, per_group * divide_up(weight.in_features, group)};
+}
+
+// One lane's place while it walks along a stripe in steps of several slabs.
+class SlabCursor {
+ public:
+  __device__ SlabCursor(const SlabShape& shape, int slab, int step)
+      : shape_(shape),
+        group_(slab / shape.per_group),
+        slab_(slab % shape.per_group),
+        step_groups_(step / shape.per_group),
+        step_slabs_(step % shape.per_group) {}
+
+  __device__ __forceinline__ void advance() {
+    group_ += step_groups_;
+    slab_ += step_slabs_;
+    if (slab_ >= shape_.per_group) {
+      slab_ -= shape_.per_group;
+      ++group_;
+    }
+  }
+  __device__ __forceinline__ int group() const { return group_; }
+  __device__ __forceinline__ int chunk(int lane) const { return slab_ * kSlabChunks + lane % 4; }  // within the group
+  __device__ __forceinline__ bool has_chunk(int lane) const { return chunk(lane) < shape_.chunks; }
+  // The first of the lane's inputs.
+  __device__ __forceinline__ int input(int lane) const { return (group_ * shape_.chunks + chunk(lane)) * kChunk; }
+
+ private:
+  const SlabShape& shape_;
+  int group_;
+  int slab_;
+  int step_groups_;
+  int step_slabs_;
+};
+
+// Starts copying what a lane needs of a slab to its slots in shared memory, `slot_stride` uint4 apart. What lies beyond
+// the weight becomes 0.
+template <WeightFormat kFormat>
+__device__ __forceinline__ void copy_slab(const LinearWeight& weight, const SlabShape& shape, const SlabCursor& place,
+                                          int stripe, int lane, uint4* slots, int slot_stride) {
+  using Format = SlabFormat<kFormat>;
+  const int g = lane / 4;
+  const bool has_chunk = place.has_chunk(lane);
+  if constexpr (Format::kIsPacked) {
+    const int groups = shape.total / shape.per_group;
+    const int tile = stripe * 2 + g / 4;
+    const bool is_valid = tile < divide_up(weight.out_features, kTileOutputs);
+    const size_t group = is_valid ? static_cast<size_t>(tile) * groups + place.group() : 0;
+    constexpr int kChunkBytes = Format::kLoads * 64;
+    const auto* codes = static_cast<const std::byte*>(weight.data) +
+                        (group * shape.chunks + place.chunk(lane)) * kChunkBytes + g % 4 * 16;
+#pragma unroll
+    for (int i = 0; i < Format::kLoads; ++i) {
+      cp_async_16(slots + i * slot_stride, codes + i * 64, is_valid && has_chunk);
+    }
+    auto* constants = reinterpret_cast<std::byte*>(slots + Format::kLoads * slot_stride);
+    const size_t entry = group * kTileOutputs + g % 4 * 4;
+    cp_async_8(constants, weight.scales + entry, is_valid);
+    if (weight.zeros != nullptr) cp_async_4(constants + 8, weight.zeros + entry, is_valid);
+  } else {
+    const int row = stripe * kStripe + g * 4;
+    const auto* inputs = static_cast<const uint16_t*>(weight.data) + place.input(lane);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const bool is_valid = has_chunk && row + i < weight.out_features;
+      const size_t offset = is_valid ? static_cast<size_t>(row + i) * weight.in_features : 0;
+      cp_async_16(slots + i * slot_stride, inputs + offset, is_valid);
+    }
+  }
+}
+
+template <class To, class From>
+__device__ __forceinline__ To bits_as(const From& from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+// Eight half precision numbers code - zero from a word of int4, in the order 0 2, 4 6, 1 3, 5 7 of the inputs.
+// 0x6400 is 1024, whose last bit is 1 and whose fifth is 16; `low` holds 1024 + zero twice, `high` -(64 + zero).
+__device__ __forceinline__ void widen_int4(uint32_t word, uint32_t low, uint32_t high, uint32_t (&pairs)[4]) {
+  constexpr int kAndOr = (0xF0 & 0xCC) | 0xAA;
+  constexpr uint32_t k1024 = 0x64006400;
+  constexpr uint32_t kSixteenth = 0x2C002C00;
+#pragma unroll
+  for (int i = 0; i < 2; ++i, word >>= 8) {
+    const auto even = bits_as<__half2>(lop3<kAndOr>(word, 0x000F000Fu, k1024));
+    const auto odd = bits_as<__half2>(lop3<kAndOr>(word, 0x00F000F0u, k1024));
+    pairs[2 * i] = bits_as<uint32_t>(__hsub2(even, bits_as<__half2>(low)));
+    pairs[2 * i + 1] = bits_as<uint32_t>(__hfma2(odd, bits_as<__half2>(kSixteenth), bits_as<__half2>(high)));
+  }
+}
+
+// Four half precision numbers code - zero from a word of int8, in order; `low` holds 1024 + zero twice.
+__device__ __forceinline__ void widen_int8(uint32_t word, uint32_t low, uint32_t* pairs) {
+  constexpr uint32_t k1024 = 0x64646464;
+  const auto first = bits_as<__half2>(__byte_perm(word, k1024, 0x4140));
+  const auto second = bits_as<__half2>(__byte_perm(word, k1024, 0x4342));
+  pairs[0] = bits_as<uint32_t>(__hsub2(first, bits_as<__half2>(low)));
+  pairs[1] = bits_as<uint32_t>(__hsub2(second, bits_as<__half2>(low)));
+}
+
+// The weights of a slab as operands, [tile][step].
+struct SlabOperands {
+  uint32_t a[2][2][4];
+};
+
+template <WeightFormat kFormat>
+__device__ __forceinline__ SlabOperands read_slab(const LinearWeight& weight, const uint4* slots, int slot_stride) {
+  using Format = SlabFormat<kFormat>;
+  uint4 loads[Format::kLoads];
+#pragma unroll
+  for (int i = 0; i < Format::kLoads; ++i) loads[i] = slots[i * slot_stride];
+  const auto word = [&](int load, int i) {
+    return i == 0 ? loads[load].x : i == 1 ? loads[load].y : i == 2 ? loads[load].z : loads[load].w;
+  };
+  uint32_t zeros = 0;
+  if constexpr (Format::kIsPacked) {
+    zeros = weight.zeros != nullptr ? slots[Format::kLoads * slot_stride].z
+                                    : (kFormat == WeightFormat::kInt4 ? 0x08080808u : 0x80808080u);
+  }
+  SlabOperands operands;
+#pragma unroll
+  for (int output = 0; output < 4; ++output) {
+    uint32_t pairs[4];
+    if constexpr (kFormat == WeightFormat::kInt4) {
+      const unsigned selector = 0x4040u + output * 0x0101u;
+      const uint32_t low = __byte_perm(zeros, 0x64646464u, selector);
+      const uint32_t high = __byte_perm(zeros, 0u, selector) << 4 | 0xD400D400u;
+      widen_int4(word(0, output), low, high, pairs);
+    } else if constexpr (kFormat == WeightFormat::kInt8) {
+      const uint32_t low = __byte_perm(zeros, 0x64646464u, 0x4040u + output * 0x0101u);
+      widen_int8(word(0, output), low, pairs);
+      widen_int8(word(1, output), low, pairs + 2);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) pairs[i] = word(output, i);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) operands.a[output / 2][i / 2][output % 2 + i % 2 * 2] = pairs[i];
+  }
+  return operands;
+}
+
+// The scales of the lane's four outputs.
+template <WeightFormat kFormat>
+__device__ __forceinline__ void read_scales(const uint4* slots, int slot_stride, float (&scales)[4]) {
+  const uint4 constants = slots[SlabFormat<kFormat>::kLoads * slot_stride];
+  const float2 first = __half22float2(bits_as<__half2>(constants.x));
+  const float2 second = __half22float2(bits_as<__half2>(constants.y));
+  scales[0] = first.x;
+  scales[1] = first.y;
+  scales[2] = second.x;
+  scales[3] = second.y;
+}
+
+// Eight activations as the operand that fits read_slab.
+template <WeightFormat kFormat>
+__device__ __forceinline__ uint4 round_chunk(const float (&x)[kChunk]) {
+  const auto pair = [&](int i, int j) {
+    if constexpr (kFormat == WeightFormat::kBFloat16) {
+      return bits_as<uint32_t>(__floats2bfloat162_rn(x[i], x[j]));
+    } else {
+      return bits_as<uint32_t>(__floats2half2_rn(x[i] * (1 / kHalfRange), x[j] * (1 / kHalfRange)));
+    }
+  };
+  if constexpr (kFormat == WeightFormat::kInt4) return make_uint4(pair(0, 2), pair(4, 6), pair(1, 3), pair(5, 7));
+  return make_uint4(pair(0, 1), pair(2, 3), pair(4, 5), pair(6, 7));
+}
+
+// Adds the slab times eight rows of x. sums[i][c]: output 4 g + i of the stripe, row 2 t + c of the eight.
+template <WeightFormat kFormat>
+__device__ __forceinline__ void multiply_slab(const SlabOperands& weights, const float (&scales)[4], const uint4& x,
+                                              float (&sums)[4][2]) {
+  const uint32_t steps[2][2] = {{x.x, x.y}, {x.z, x.w}};
+#pragma unroll
+  for (int tile = 0; tile < 2; ++tile) {
+    float (&first)[2] = sums[2 * tile];
+    float (&second)[2] = sums[2 * tile + 1];
+    if constexpr (SlabFormat<kFormat>::kIsPacked) {
+      float of_slab[4] = {0, 0, 0, 0};
+      mma_f16(of_slab, weights.a[tile][0], steps[0]);
+      mma_f16(of_slab, weights.a[tile][1], steps[1]);
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        first[c] = fmaf(scales[2 * tile], of_slab[c], first[c]);
+        second[c] = fmaf(scales[2 * tile + 1], of_slab[2 + c], second[c]);
+      }
+    } else {
+      float total[4] = {first[0], first[1], second[0], second[1]};
+#pragma unroll
+      for (int step = 0; step < 2; ++step) {
+        if constexpr (kFormat == WeightFormat::kBFloat16) {
+          mma_bf16(total, weights.a[tile][step], steps[step]);
+        } else {
+          mma_f16(total, weights.a[tile][step], steps[step]);
+        }
+      }
+      first[0] = total[0], first[1] = total[1], second[0] = total[2], second[1] = total[3];
+    }
+  }
+}
+
+}  // namespace turbomind::cuda

@@ -1,0 +1,63 @@
+#include "kernels/cuda/widen_weight.h"
+
+#include "kernels/cuda/weight_slab.cuh"
+
+// A lane takes a chunk of one output; a warp 8 neighbouring outputs of 4 neighbouring chunks, so that it reads and
+// writes whole sectors.
+
+namespace turbomind::cuda {
+
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarpOutputs = 8;
+
+template <WeightFormat kFormat>
+__global__ void __launch_bounds__(kThreads)
+    widen_weight_kernel(LinearWeight weight, int first_output, int outputs, int padded_inputs, uint16_t* wide) {
+  const int chunks = padded_inputs / kChunk;
+  const int lane = threadIdx.x % kWarp;
+  const int chunk = (blockIdx.x * (kThreads / kWarp) + threadIdx.x / kWarp) * kSlabChunks + lane % kSlabChunks;
+  const int row = blockIdx.y * kWarpOutputs + lane / kSlabChunks;
+  if (chunk >= chunks || row >= outputs) return;
+  const int tile = (first_output + row) / kTileOutputs;
+  const int place = (first_output + row) % kTileOutputs;
+  const size_t groups = padded_inputs / weight.group;
+  const size_t entry = (tile * groups + chunk * kChunk / weight.group) * kTileOutputs + place;
+  const auto* words = static_cast<const uint32_t*>(weight.data) +
+                      (static_cast<size_t>(tile) * chunks + chunk) * (SlabFormat<kFormat>::kLoads * kTileOutputs) +
+                      place;
+
+  const uint32_t zero = weight.zeros != nullptr ? weight.zeros[entry] : kFormat == WeightFormat::kInt4 ? 8 : 128;
+  const uint32_t low = 0x64006400u | zero | zero << 16;
+  uint32_t pairs[4];
+  if constexpr (kFormat == WeightFormat::kInt4) {
+    uint32_t split[4];
+    widen_int4(words[0], low, 0xD400D400u | (zero | zero << 16) << 4, split);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      pairs[i] = __byte_perm(split[i / 2], split[i / 2 + 2], i % 2 == 0 ? 0x5410 : 0x7632);
+    }
+  } else {
+    widen_int8(words[0], low, pairs);
+    widen_int8(words[kTileOutputs], low, pairs + 2);
+  }
+  const uint32_t scale_bits = weight.scales[entry].bits;
+  const auto scale = bits_as<__half2>(scale_bits | scale_bits << 16);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) pairs[i] = bits_as<uint32_t>(__hmul2(bits_as<__half2>(pairs[i]), scale));
+  *reinterpret_cast<uint4*>(wide + static_cast<size_t>(row) * padded_inputs + chunk * kChunk) =
+      make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+}
+
+}  // namespace
+
+void widen_weight(cudaStream_t stream, const LinearWeight& weight, int first_output, int outputs, uint16_t* wide) {
+  const int padded_inputs = packed_shape(weight).padded_features();
+  const dim3 grid(divide_up(padded_inputs / kChunk, kThreads / kWarp * kSlabChunks), divide_up(outputs, kWarpOutputs));
+  auto* kernel = weight.format == WeightFormat::kInt4 ? widen_weight_kernel<WeightFormat::kInt4>
+                                                      : widen_weight_kernel<WeightFormat::kInt8>;
+  launch(kernel, grid, dim3(kThreads), 0, stream, weight, first_output, outputs, padded_inputs, wide);
+}
+
+}  // namespace turbomind::cuda
