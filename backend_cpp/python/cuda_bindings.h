@@ -47,6 +47,7 @@ class OnDevice {
 
 void bind_elementwise(pybind11::module_& m);
 void bind_linear(pybind11::module_& m);
+void bind_moe(pybind11::module_& m);
 void bind_probes(pybind11::module_& m);
 
 }  // namespace turbomind::cuda

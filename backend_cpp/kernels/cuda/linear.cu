@@ -16,10 +16,6 @@ constexpr int kWidenRows = 192;
 // A packed weight is widened in pieces of this size, which stay in the second-level cache for the product.
 constexpr size_t kWideBytes = size_t{32} << 20;
 
-int padded_inputs(const LinearWeight& weight) {
-  return weight.is_packed() ? packed_shape(weight).padded_features() : divide_up(weight.in_features, kChunk) * kChunk;
-}
-
 // Outputs that are widened at once.
 int wide_outputs(const LinearWeight& weight) {
   const auto row_bytes = static_cast<size_t>(padded_inputs(weight)) * 2;

@@ -25,6 +25,11 @@ inline constexpr int kChunk = 8;       // inputs of a lane in a slab
 inline constexpr int kSlabChunks = 4;  // so that a slab has 32 inputs
 inline constexpr float kHalfRange = 16;
 
+// Inputs of a row of x that has no gaps in its last chunk or group.
+inline int padded_inputs(const LinearWeight& weight) {
+  return weight.is_packed() ? packed_shape(weight).padded_features() : divide_up(weight.in_features, kChunk) * kChunk;
+}
+
 // What a sum of products is to be multiplied with.
 inline float range_of(WeightFormat format) {
   return format == WeightFormat::kBFloat16 || format == WeightFormat::kFloat32 ? 1.0f : kHalfRange;
