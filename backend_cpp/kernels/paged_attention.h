@@ -35,7 +35,7 @@ inline constexpr int kPartitionTokens = 512;
 
 enum class CacheType : uint8_t { kFloat32, kBFloat16, kInt8, kInt4 };
 
-inline int bits_of(CacheType type) {
+constexpr int bits_of(CacheType type) {
   switch (type) {
     case CacheType::kFloat32:
       return 32;
@@ -49,6 +49,7 @@ inline int bits_of(CacheType type) {
   return 32;
 }
 
+// Its functions are constexpr so that CUDA kernels can call them.
 struct CacheLayout {
   CacheType type = CacheType::kFloat32;
   int num_layers = 0;
@@ -57,14 +58,14 @@ struct CacheLayout {
   int value_dim = 0;  // any
   int block_len = 0;  // a multiple of 16 that divides kPartitionTokens
 
-  bool is_rounded() const { return type == CacheType::kInt8 || type == CacheType::kInt4; }
+  constexpr bool is_rounded() const { return type == CacheType::kInt8 || type == CacheType::kInt4; }
   // Sizes and offsets in bytes.
-  size_t code_bytes(int dim) const { return static_cast<size_t>(block_len) * dim * bits_of(type) / 8; }
-  size_t head_bytes(int dim) const { return code_bytes(dim) + (is_rounded() ? static_cast<size_t>(block_len) * 3 : 0); }
-  size_t layer_bytes() const { return (head_bytes(key_dim) + head_bytes(value_dim)) * num_kv_heads; }
-  size_t block_bytes() const { return layer_bytes() * num_layers; }
-  size_t key_offset(int layer, int head) const { return layer * layer_bytes() + head * head_bytes(key_dim); }
-  size_t value_offset(int layer, int head) const {
+  constexpr size_t code_bytes(int dim) const { return static_cast<size_t>(block_len) * dim * bits_of(type) / 8; }
+  constexpr size_t head_bytes(int dim) const { return code_bytes(dim) + (is_rounded() ? static_cast<size_t>(block_len) * 3 : 0); }
+  constexpr size_t layer_bytes() const { return (head_bytes(key_dim) + head_bytes(value_dim)) * num_kv_heads; }
+  constexpr size_t block_bytes() const { return layer_bytes() * num_layers; }
+  constexpr size_t key_offset(int layer, int head) const { return layer * layer_bytes() + head * head_bytes(key_dim); }
+  constexpr size_t value_offset(int layer, int head) const {
     return key_offset(layer, num_kv_heads) + head * head_bytes(value_dim);
   }
 };

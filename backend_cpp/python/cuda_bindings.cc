@@ -78,6 +78,7 @@ PYBIND11_MODULE(TM_CUDA_MODULE, m) {
     int count = 0;
     return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
   });
+  turbomind::cuda::bind_attention(m);
   turbomind::cuda::bind_elementwise(m);
   turbomind::cuda::bind_linear(m);
   turbomind::cuda::bind_moe(m);

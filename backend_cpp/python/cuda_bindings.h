@@ -45,6 +45,7 @@ class OnDevice {
   DeviceBuffer buffer_;
 };
 
+void bind_attention(pybind11::module_& m);
 void bind_elementwise(pybind11::module_& m);
 void bind_linear(pybind11::module_& m);
 void bind_moe(pybind11::module_& m);
