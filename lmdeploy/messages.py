@@ -191,6 +191,8 @@ class TurbomindEngineConfig:
         Tokens of a step shared by prompts and answers; 0: chosen by the engine.
     max_prefill_iters
         Over 1: a step is made so large that no prompt takes more of them. 1: no such bound.
+    device
+        ``cpu``, ``cuda``, or ``auto``: a GPU where the build and the machine have one, else the CPU.
 
     Raises
     ------
@@ -216,6 +218,7 @@ class TurbomindEngineConfig:
     max_prefill_token_num: int = 8192
     num_tokens_per_iter: int = 0
     max_prefill_iters: int = 1
+    device: str = "auto"
 
     def __post_init__(self) -> None:
         checks.require(
@@ -223,6 +226,7 @@ class TurbomindEngineConfig:
                 checks.one_of("dtype", self.dtype, ("auto", "float32", "float16", "bfloat16")),
                 checks.one_of("weight_bits", self.weight_bits, (None, 4, 8)),
                 checks.one_of("model_format", self.model_format, MODEL_FORMATS),
+                checks.one_of("device", self.device, ("auto", "cpu", "cuda")),
                 *_common_engine_problems(self),
                 None if self.cache_chunk_size == -1 else checks.whole("cache_chunk_size", self.cache_chunk_size, 1),
                 checks.whole("cache_block_seq_len", self.cache_block_seq_len, 1),

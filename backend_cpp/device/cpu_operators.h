@@ -19,7 +19,7 @@ class CpuOperators final : public Operators {
   void download(const void* source, size_t bytes, void* destination) override;
   void fill_zero(void* data, size_t bytes) override;
 
-  void set_spans(const std::vector<AttentionSpan>& spans) override { spans_ = spans; }
+  void set_spans(const std::vector<AttentionSpan>& spans, int) override { spans_ = spans; }
 
   void embed(const LinearWeight& table, const int32_t* tokens, int rows, float scale, float* y) override;
   void gather_rows(const float* x, const int32_t* indices, int count, int size, float* y) override;

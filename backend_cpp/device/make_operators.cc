@@ -1,11 +1,37 @@
+#include <optional>
+
 #include "base/error.h"
 #include "device/cpu_operators.h"
 
 namespace turbomind {
 
+namespace {
+
+std::optional<CudaBuild>& cuda_build() {
+  static std::optional<CudaBuild> build;
+  return build;
+}
+
+}  // namespace
+
+bool add_cuda(const CudaBuild& build) {
+  cuda_build() = build;
+  return true;
+}
+
+std::vector<std::string> available_devices() {
+  std::vector<std::string> names = {"cpu"};
+  if (cuda_build() && cuda_build()->device_count() > 0) names.emplace_back("cuda");
+  return names;
+}
+
 std::unique_ptr<Operators> make_operators(const std::string& device, int threads) {
   if (device == "cpu") return std::make_unique<CpuOperators>(threads);
-  throw invalid_argument("device must be cpu, got " + device + ": this build has no other (make build CUDA=1)");
+  if (device != "cuda") throw invalid_argument("device must be auto, cpu or cuda, got " + device);
+  if (!cuda_build()) {
+    throw invalid_argument("device is cuda, but this build has the CPU only; make build CUDA=1 adds it");
+  }
+  return cuda_build()->make();
 }
 
 }  // namespace turbomind

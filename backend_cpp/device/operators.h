@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <string>
@@ -38,7 +39,7 @@ class Operators {
   virtual AlignedBuffer allocate_staging(size_t bytes) = 0;
   // What may be given to the cache, in bytes.
   virtual size_t free_memory() const = 0;
-  // `source` is the host's, and may be changed only after the next download.
+  // `source` is the host's; if it is staging memory, it may be changed only after the next download.
   virtual void upload(const void* source, size_t bytes, void* destination) = 0;
   // `destination` is the host's. Waits until it is filled.
   virtual void download(const void* source, size_t bytes, void* destination) = 0;
@@ -52,12 +53,13 @@ class Operators {
     (void)is_decoding;
     return rows;
   }
-  // The spans (host) of the step that follows.
-  virtual void set_spans(const std::vector<AttentionSpan>& spans) = 0;
-  // Runs `body`, the operators of a step, or repeats what it did for an equal key. Whatever differs between two steps
-  // of one key lies in memory that was uploaded before.
-  virtual void run_step(int key, const std::function<void()>& body) {
-    (void)key;
+  // The spans (host) of the step that follows, over cache blocks of so many tokens.
+  virtual void set_spans(const std::vector<AttentionSpan>& spans, int block_len) = 0;
+  // Runs `body`, the operators of a step of `rows` rows; where it is repeatable, maybe by doing again what it did for
+  // an earlier step of so many rows. Whatever differs between repeatable steps lies in memory uploaded before.
+  virtual void run_step(int rows, bool is_repeatable, const std::function<void()>& body) {
+    (void)rows;
+    (void)is_repeatable;
     body();
   }
 
@@ -102,10 +104,15 @@ inline AlignedBuffer float_buffer(Operators& ops, int rows, int width) {
 class Staged {
  public:
   Staged() = default;
+  // All zeros at first, on both sides.
   Staged(Operators& ops, size_t bytes) : host_(ops.allocate_staging(bytes)) {
-    if (!ops.shares_host_memory()) device_ = ops.allocate(bytes);
+    if (ops.shares_host_memory()) return;
+    device_ = ops.allocate(bytes);
+    std::memset(host_.as<void>(), 0, bytes);
+    ops.fill_zero(device_.as<void>(), bytes);
   }
 
+  size_t size() const { return host_.size(); }
   template <class T>
   T* host() const {
     return host_.as<T>();
@@ -124,7 +131,17 @@ class Staged {
   AlignedBuffer device_;  // empty where the host's memory is the device's
 };
 
-// Makes the operators of a device: "cpu", or "cuda" in a build that has it. threads: of the CPU; 0: all. Throws Error.
+// The names of the devices of this build that the machine has: "cpu", and "cuda".
+std::vector<std::string> available_devices();
+
+// Makes the operators of a device. threads: of the CPU; 0: all. Throws Error that names what there is.
 std::unique_ptr<Operators> make_operators(const std::string& device, int threads);
+
+// How a build that has CUDA tells so, before main() begins.
+struct CudaBuild {
+  int (*device_count)();
+  std::unique_ptr<Operators> (*make)();
+};
+bool add_cuda(const CudaBuild& build);
 
 }  // namespace turbomind

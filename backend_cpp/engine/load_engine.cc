@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "device/operators.h"
 #include "engine/load_grammar.h"
 #include "kernels/paged_attention.h"
 #include "model/long_context.h"
@@ -13,13 +14,24 @@ namespace turbomind {
 
 namespace {
 
-constexpr int kDefaultBatchSize = 64;
 constexpr int kDefaultSessionLen = 8192;  // where the model allows it
-// Rows of a step on a CPU: a prompt chunk of 256 tokens keeps the pause of running answers short and costs no
-// throughput.
-constexpr int kDefaultStepTokens = 256;
-// A CPU shares its memory with everything else on the machine, so a share of it is taken only up to this size.
-constexpr size_t kDefaultCacheLimit = size_t{4} << 30;
+
+// What suits a device where the user says nothing.
+struct DeviceDefaults {
+  int batch_size;
+  int step_tokens;
+  size_t cache_limit;  // bytes that a share of the free memory is taken up to
+};
+// A prompt chunk of 256 tokens keeps the pause of running answers short and costs a CPU no throughput; and a CPU shares
+// its memory with everything else on the machine.
+constexpr DeviceDefaults kCpuDefaults{64, 256, size_t{4} << 30};
+constexpr DeviceDefaults kCudaDefaults{256, 8192, ~size_t{0}};
+
+std::string device_of(const Json& settings) {
+  const Json* given = settings.find("device");
+  const std::string wanted = given != nullptr ? given->as_string() : "auto";
+  return wanted == "auto" ? available_devices().back() : wanted;
+}
 
 int setting(const Json& settings, const char* key, int fallback) {
   const Json* value = settings.find(key);
@@ -76,15 +88,15 @@ LongContext long_context(const Json& settings) {
 }
 
 // cache_max_entry_count below 1 is a share of the free memory; from 1 on, a number of blocks.
-int cache_block_count(const Json& settings, const EngineConfig& config, const ModelRunner& runner) {
+int cache_block_count(const Json& settings, const EngineConfig& config, ModelRunner& runner, size_t limit) {
   const Json* given = settings.find("cache_max_entry_count");
   const double wanted = given != nullptr ? given->as_double() : 0.8;
   if (!(wanted > 0) || wanted > 1e9)
     throw invalid_argument("cache_max_entry_count must be > 0, got " + std::to_string(wanted));
   if (wanted >= 1) return static_cast<int>(wanted);
   const size_t block_bytes = runner.block_bytes(config.block_len);
-  const auto share = static_cast<size_t>(wanted * static_cast<double>(runner.free_cache_memory()));
-  const size_t affordable = std::min(share, kDefaultCacheLimit) / block_bytes;
+  const auto share = static_cast<size_t>(wanted * static_cast<double>(runner.free_cache_memory(config.block_len)));
+  const size_t affordable = std::min(share, limit) / block_bytes;
   const size_t useful = static_cast<size_t>(config.max_batch_size) *
                         ((static_cast<size_t>(config.session_len) + config.block_len - 1) / config.block_len);
   if (affordable == 0) {
@@ -102,7 +114,9 @@ LoadedEngine load_engine(const std::string& directory, const Json& settings) {
   extend_context(spec, long_context(settings));
   EngineConfig config;
   config.session_len = setting(settings, "session_len", std::min(spec.max_position_embeddings, kDefaultSessionLen));
-  config.max_batch_size = setting(settings, "max_batch_size", kDefaultBatchSize);
+  const std::string device = device_of(settings);
+  const DeviceDefaults& defaults = device == "cuda" ? kCudaDefaults : kCpuDefaults;
+  config.max_batch_size = setting(settings, "max_batch_size", defaults.batch_size);
   config.block_len = setting(settings, "cache_block_seq_len", 64);
   if (config.session_len < 2)
     throw invalid_argument("session_len must be >= 2, got " + std::to_string(config.session_len));
@@ -112,7 +126,7 @@ LoadedEngine load_engine(const std::string& directory, const Json& settings) {
                            std::to_string(config.block_len));
   }
   int step_tokens = setting(settings, "num_tokens_per_iter", 0);
-  if (step_tokens == 0) step_tokens = std::min(setting(settings, "max_prefill_token_num", 8192), kDefaultStepTokens);
+  if (step_tokens == 0) step_tokens = std::min(setting(settings, "max_prefill_token_num", 8192), defaults.step_tokens);
   if (const int iterations = setting(settings, "max_prefill_iters", 1); iterations > 1) {
     step_tokens = std::max(step_tokens, (config.session_len + iterations - 1) / iterations);
   }
@@ -129,9 +143,9 @@ LoadedEngine load_engine(const std::string& directory, const Json& settings) {
   const Checkpoint checkpoint(directory);
   check_model_format(settings, checkpoint);
   const int threads = setting(settings, "threads", 0);
-  auto runner = std::make_unique<NativeRunner>(make_operators("cpu", threads), spec, checkpoint, options,
+  auto runner = std::make_unique<NativeRunner>(make_operators(device, threads), spec, checkpoint, options,
                                                cache_type(settings, options.dtype), config.max_step_tokens, threads);
-  config.block_count = cache_block_count(settings, config, *runner);
+  config.block_count = cache_block_count(settings, config, *runner, defaults.cache_limit);
   LoadedEngine loaded;
   auto compiler = load_grammar_compiler(tokens, spec.vocab_size, spec.eos_token_ids, loaded.no_grammar_reason);
   loaded.engine = std::make_unique<Engine>(config, std::move(runner), std::move(tokens), std::move(compiler));

@@ -42,9 +42,10 @@ class ModelRunner {
 
   virtual int vocab_size() const = 0;
   virtual int hidden_size() const = 0;
-  // Memory one cache block takes, and memory that may be given to the cache, in bytes.
+  // Memory one cache block takes, in bytes.
   virtual size_t block_bytes(int block_len) const = 0;
-  virtual size_t free_cache_memory() const = 0;
+  // Memory that may be given to the cache, in bytes. Called once, before allocate_cache.
+  virtual size_t free_cache_memory(int block_len) = 0;
   // No token looks at more than so many positions, its own included; 0: at all before it.
   virtual int window() const { return 0; }
   // Sequences of equal tokens may share cache blocks where their prompts' variants are equal; 0 to 2^30.

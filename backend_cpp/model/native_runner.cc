@@ -1,8 +1,10 @@
 #include "model/native_runner.h"
 
 #include <algorithm>
+#include <numeric>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "base/thread_pool.h"
@@ -15,7 +17,6 @@ namespace {
 
 // Logits at once on a device with its own memory: a chunk of 256 rows of a large vocabulary is 128 MiB.
 constexpr int kDeviceLogitRows = 256;
-constexpr int kNotRepeated = -1;
 
 ModelSpec checked(ModelSpec spec) {
   refuse_what_the_decoder_lacks(spec);
@@ -66,6 +67,21 @@ NativeRunner::NativeRunner(std::unique_ptr<Operators> ops, ModelSpec spec, const
   host_rows_ = AlignedBuffer(static_cast<size_t>(max_rows) * spec_.hidden_size * sizeof(float));
 }
 
+size_t NativeRunner::free_cache_memory(int block_len) {
+  if (!ops_->shares_host_memory()) {
+    // A prompt alone takes most memory: long products, and scratch memory for each.
+    std::vector<int32_t> blocks(static_cast<size_t>((max_rows_ + block_len - 1) / block_len));
+    std::iota(blocks.begin(), blocks.end(), 0);
+    attention_.allocate_cache(*ops_, static_cast<int>(blocks.size()), block_len);
+    StepInput input;
+    input.tokens.assign(static_cast<size_t>(max_rows_), 0);
+    input.spans.push_back({0, max_rows_, 0, &blocks, SpanRows::kLast, max_rows_});
+    forward(input);
+    attention_.allocate_cache(*ops_, 0, block_len);
+  }
+  return ops_->free_memory();
+}
+
 int NativeRunner::window() const {
   const std::vector<int>& windows = spec_.attention.windows;
   const auto [narrowest, widest] = std::minmax_element(windows.begin(), windows.end());
@@ -79,7 +95,7 @@ StepOutput NativeRunner::forward(const StepInput& input) {
   const int wanted = stage(input);
   const int computed = std::min(ops_->padded_rows(rows, decodes), max_rows_);
   const int projected = decodes ? computed : std::min(wanted, logit_rows_at_once_);
-  ops_->run_step(decodes ? computed : kNotRepeated, [&] {
+  ops_->run_step(computed, decodes, [&] {
     const StepContext step{*ops_, computed};
     ops_->embed(weights_.embedding.view, tokens_.device<int32_t>(), computed, spec_.embedding_scale,
                 hidden_.as<float>());

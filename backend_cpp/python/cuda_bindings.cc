@@ -5,6 +5,7 @@
 #include "kernels/cuda/activation.h"
 #include "kernels/cuda/norm.h"
 #include "kernels/cuda/rope.h"
+#include "python/engine_bindings.h"
 
 namespace py = pybind11;
 
@@ -74,6 +75,7 @@ void bind_elementwise(py::module_& m) {
 }  // namespace turbomind::cuda
 
 PYBIND11_MODULE(TM_CUDA_MODULE, m) {
+  turbomind::bind_engine(m);
   m.def("device_count", [] {
     int count = 0;
     return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;

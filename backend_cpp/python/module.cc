@@ -2,51 +2,18 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include "base/error.h"
 #include "base/thread_pool.h"
 #include "kernels/cpu/isa.h"
 #include "model/checkpoint.h"
 #include "model/pack_stored_codes.h"
+#include "python/engine_bindings.h"
 #include "python/kernel_bindings.h"
-#include "python/offline_engine.h"
 
 namespace py = pybind11;
 using namespace turbomind;
 
 PYBIND11_MODULE(_turbomind, m) {
-  static py::exception<Error> unavailable(m, "EngineUnavailable", PyExc_RuntimeError);
-  py::register_exception_translator([](std::exception_ptr raised) {
-    try {
-      if (raised) std::rethrow_exception(raised);
-    } catch (const Error& error) {
-      switch (error.code()) {
-        case ErrorCode::kNotFound:
-          PyErr_SetString(PyExc_FileNotFoundError, error.what());
-          break;
-        case ErrorCode::kUnavailable:
-          py::set_error(unavailable, error.what());
-          break;
-        case ErrorCode::kInternal:
-          PyErr_SetString(PyExc_RuntimeError, error.what());
-          break;
-        default:
-          PyErr_SetString(PyExc_ValueError, error.what());
-      }
-    }
-  });
-
-  py::class_<OfflineEngine>(m, "Engine")
-      .def(py::init<const std::string&, const std::string&>(), py::arg("directory"), py::arg("settings_json"),
-           py::call_guard<py::gil_scoped_release>())
-      .def("submit", &OfflineEngine::submit, py::arg("input_ids"), py::arg("params"))
-      .def("cancel", &OfflineEngine::cancel, py::arg("request"))
-      .def("poll", &OfflineEngine::poll, py::arg("timeout"))
-      .def("stats", &OfflineEngine::stats)
-      .def("close", &OfflineEngine::close)
-      .def_property_readonly("session_len", &OfflineEngine::session_len)
-      .def_property_readonly("vocab_size", &OfflineEngine::vocab_size)
-      .def_property_readonly("hidden_size", &OfflineEngine::hidden_size);
-
+  bind_engine(m);
   m.def("supported_isas", &supported_isas);
   m.def("select_isa", &select_isa, py::arg("name"));
   m.def("current_isa", [] { return kernels().name; });

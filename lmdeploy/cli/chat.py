@@ -4,7 +4,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from lmdeploy.cli.options import add_model_format
+from lmdeploy.cli.options import add_device, add_model_format
 from lmdeploy.cli.terminal import HELP, add_sampling_options, read_message
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--chat-template", default=None, help="name of a chat template, or a JSON file")
     parser.add_argument("--dtype", default="auto", help="auto, float32, float16 or bfloat16 (default: %(default)s)")
     add_model_format(parser)
+    add_device(parser)
     parser.add_argument(
         "--weight-bits", type=int, choices=(4, 8), help="round the weights while loading: faster, less exact"
     )
@@ -55,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
                 dtype=args.dtype,
                 model_format=args.model_format,
                 weight_bits=args.weight_bits,
+                device=args.device or "auto",
                 session_len=args.session_len,
                 cache_max_entry_count=args.cache_max_entry_count,
                 max_batch_size=1,

@@ -11,6 +11,7 @@ from lmdeploy.serve.ports import DEFAULT_TRITON_HOST, Ports
 from openai_gateway.settings import DEFAULT_DRAIN_SECONDS, DEFAULT_MAX_REQUESTS
 
 MODEL_FORMATS = ("hf", "awq", "gptq")
+DEVICES = ("auto", "cpu", "cuda")
 LOG_LEVELS = ("CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG")
 DEFAULT_WEBUI_PORT = 6006
 
@@ -37,6 +38,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--backend", choices=("turbomind",), default="turbomind", help="default: %(default)s")
     group.add_argument("--dtype", choices=("auto", "float32", "float16", "bfloat16"), help="of the weights in memory")
     add_model_format(group)
+    add_device(group)
     group.add_argument(
         "--weight-bits",
         type=int,
@@ -57,9 +59,14 @@ def add_model_format(parser: argparse.ArgumentParser | argparse._ArgumentGroup) 
     parser.add_argument("--model-format", choices=MODEL_FORMATS, help="how the weights are stored (default: found out)")
 
 
+def add_device(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Add what the model runs on."""
+    parser.add_argument("--device", choices=DEVICES, help="default: a GPU if this build can use one, else the CPU")
+
+
 def engine_config(args: argparse.Namespace) -> dict[str, Any]:
     """Return the fields of ``TurbomindEngineConfig`` that were given."""
-    given = {name: getattr(args, name) for name in (*_ENGINE_OPTIONS, "dtype", "model_format", "weight_bits")}
+    given = {name: getattr(args, name) for name in (*_ENGINE_OPTIONS, "dtype", "model_format", "device", "weight_bits")}
     return {name: value for name, value in given.items() if value is not None}
 
 

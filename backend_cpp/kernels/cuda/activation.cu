@@ -66,6 +66,10 @@ struct AddScaled {
   __device__ float operator()(float x, float y) const { return y + scale * x; }
 };
 
+struct Sigmoid {
+  __device__ float operator()(float x, float) const { return 1.0f / (1.0f + expf(-x)); }
+};
+
 struct Clamp {
   float limit;
   __device__ float operator()(float x, float) const { return at_least(at_most(x, limit), -limit); }
@@ -138,6 +142,10 @@ void scale_and_cap(cudaStream_t stream, float scale, float softcap, int rows, in
 void add_scaled(cudaStream_t stream, float scale, const float* x, int rows, int size, float* y) {
   const auto stride = static_cast<size_t>(size);
   map(stream, AddScaled{scale}, {x, stride}, {y, stride}, rows, size, y);
+}
+
+void sigmoid(cudaStream_t stream, int count, float* x) {
+  map(stream, Sigmoid{}, {x, static_cast<size_t>(count)}, {nullptr, 0}, 1, count, x);
 }
 
 void clamp(cudaStream_t stream, float limit, int rows, int size, float* x) {

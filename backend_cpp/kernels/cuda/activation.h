@@ -18,6 +18,9 @@ void scale_and_cap(cudaStream_t stream, float scale, float softcap, int rows, in
 // y += scale x; both [rows, size]
 void add_scaled(cudaStream_t stream, float scale, const float* x, int rows, int size, float* y);
 
+// x = 1 / (1 + exp(-x)). x [count]
+void sigmoid(cudaStream_t stream, int count, float* x);
+
 // x = min(max(x, -limit), limit). x [rows, size]
 void clamp(cudaStream_t stream, float limit, int rows, int size, float* x);
 

@@ -68,7 +68,7 @@ template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t,
             Arguments&&... arguments) {
   const std::tuple<Parameters...> values(std::forward<Arguments>(arguments)...);
-  emulated::run_grid(grid, block, shared_bytes, [&] { std::apply(kernel, values); });
+  emulated::submit([=] { emulated::run_grid(grid, block, shared_bytes, [&] { std::apply(kernel, values); }); });
 }
 
 #else

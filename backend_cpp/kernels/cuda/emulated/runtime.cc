@@ -2,14 +2,40 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <utility>
+#include <vector>
+
+struct CUgraph_st {
+  std::vector<std::function<void()>> calls;
+};
+struct CUgraphExec_st {
+  std::vector<std::function<void()>> calls;
+};
 
 namespace {
 
 constexpr size_t kAlignment = 256;  // of what cudaMalloc returns
+constexpr size_t kDeviceBytes = size_t{1} << 30;
+
+thread_local CUgraph_st* captured = nullptr;
+
+cudaError_t outside_of_capture() {
+  return captured == nullptr ? cudaSuccess : cudaErrorInvalidValue;
+}
 
 }  // namespace
 
+void turbomind::emulated::submit(std::function<void()> work) {
+  if (captured != nullptr) {
+    captured->calls.push_back(std::move(work));
+  } else {
+    work();
+  }
+}
+
 cudaError_t cudaMalloc(void** memory, size_t bytes) {
+  if (captured != nullptr) return cudaErrorInvalidValue;
+  if (bytes > kDeviceBytes) return cudaErrorMemoryAllocation;
   // Not rounded up, so that AddressSanitizer sees what lies behind.
   if (posix_memalign(memory, kAlignment, bytes) != 0) return cudaErrorMemoryAllocation;
   std::memset(*memory, 0xFF, bytes);
@@ -35,7 +61,8 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind)
 }
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t) {
-  return cudaMemcpy(to, from, bytes, kind);
+  turbomind::emulated::submit([=] { cudaMemcpy(to, from, bytes, kind); });
+  return cudaSuccess;
 }
 
 cudaError_t cudaMemset(void* memory, int value, size_t bytes) {
@@ -44,11 +71,12 @@ cudaError_t cudaMemset(void* memory, int value, size_t bytes) {
 }
 
 cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t) {
-  return cudaMemset(memory, value, bytes);
+  turbomind::emulated::submit([=] { cudaMemset(memory, value, bytes); });
+  return cudaSuccess;
 }
 
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
-  *free_bytes = *total_bytes = size_t{1} << 30;
+  *free_bytes = *total_bytes = kDeviceBytes;
   return cudaSuccess;
 }
 
@@ -62,10 +90,41 @@ cudaError_t cudaStreamDestroy(cudaStream_t) {
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t) {
-  return cudaSuccess;
+  return outside_of_capture();
 }
 
 cudaError_t cudaDeviceSynchronize() {
+  return outside_of_capture();
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) {
+  if (captured != nullptr) return cudaErrorInvalidValue;
+  captured = new CUgraph_st;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t* graph) {
+  *graph = std::exchange(captured, nullptr);
+  return *graph != nullptr ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
+  *exec = new CUgraphExec_st{graph->calls};
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t) {
+  for (const std::function<void()>& call : exec->calls) call();
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  delete graph;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
+  delete exec;
   return cudaSuccess;
 }
 

@@ -1,0 +1,299 @@
+#include "device/cuda_operators.h"
+
+#include <algorithm>
+#include <bit>
+#include <string>
+
+#include "kernels/cuda/activation.h"
+#include "kernels/cuda/embedding.h"
+#include "kernels/cuda/norm.h"
+#include "kernels/cuda/rope.h"
+
+namespace turbomind {
+
+namespace {
+
+constexpr int kMostRepeatedRows = 512;
+constexpr int kLeastContextBound = 512;
+
+int device_count() {
+  int count = 0;
+  return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+}
+
+std::unique_ptr<Operators> make_cuda() {
+  if (device_count() == 0) {
+    throw Error(ErrorCode::kUnavailable,
+                "device is cuda, but no usable NVIDIA GPU was found: is there one, and is its driver new enough?");
+  }
+  return std::make_unique<CudaOperators>();
+}
+
+const bool is_added = add_cuda({device_count, make_cuda});
+
+// Few sizes, near to each other where rows are cheap to have too many of.
+int rounded_up_rows(int rows) {
+  if (rows <= 8) return static_cast<int>(std::bit_ceil(static_cast<unsigned>(rows)));
+  return (rows + 7) / 8 * 8;
+}
+
+int rounded_up_context(int context) {
+  return std::max(kLeastContextBound, static_cast<int>(std::bit_ceil(static_cast<unsigned>(context))));
+}
+
+void release(void* data, size_t) {
+  cudaFree(data);
+}
+
+void release_staging(void* data, size_t) {
+  cudaFreeHost(data);
+}
+
+}  // namespace
+
+CudaOperators::CudaOperators() {
+  cuda::check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream");
+  gemm_ = cuda::make_gemm();
+  counters_ = std::make_unique<cuda::SplitCounters>();
+}
+
+CudaOperators::~CudaOperators() {
+  cudaStreamSynchronize(stream_);
+  graphs_.clear();
+  cudaStreamDestroy(stream_);
+}
+
+// ---- memory ----
+
+AlignedBuffer CudaOperators::allocate(size_t bytes) {
+  if (bytes == 0) return {};
+  void* data = nullptr;
+  if (cudaMalloc(&data, bytes) != cudaSuccess) {
+    cudaGetLastError();  // the next call is not to report this one
+    throw Error(ErrorCode::kUnavailable, "the GPU has no room for another " + std::to_string(bytes >> 20) + " MiB (" +
+                                             std::to_string(free_memory() >> 20) +
+                                             " MiB are free): lower cache_max_entry_count, session_len, "
+                                             "max_prefill_token_num or weight_bits, or free the GPU");
+  }
+  return AlignedBuffer(data, bytes, release);
+}
+
+AlignedBuffer CudaOperators::allocate_staging(size_t bytes) {
+  if (bytes == 0) return {};
+  void* data = nullptr;
+  cuda::check(cudaMallocHost(&data, bytes), "allocating pinned memory");
+  return AlignedBuffer(data, bytes, release_staging);
+}
+
+size_t CudaOperators::free_memory() const {
+  size_t free_bytes = 0;
+  size_t total_bytes = 0;
+  cuda::check(cudaMemGetInfo(&free_bytes, &total_bytes), "asking for the GPU's free memory");
+  return free_bytes;
+}
+
+void CudaOperators::upload(const void* source, size_t bytes, void* destination) {
+  if (bytes == 0) return;
+  cuda::check(cudaMemcpyAsync(destination, source, bytes, cudaMemcpyHostToDevice, stream_), "copying to the GPU");
+}
+
+void CudaOperators::download(const void* source, size_t bytes, void* destination) {
+  if (bytes > 0) {
+    cuda::check(cudaMemcpyAsync(destination, source, bytes, cudaMemcpyDeviceToHost, stream_), "copying from the GPU");
+  }
+  cuda::check(cudaStreamSynchronize(stream_), "waiting for the GPU");
+}
+
+void CudaOperators::fill_zero(void* data, size_t bytes) {
+  if (bytes > 0) cuda::check(cudaMemsetAsync(data, 0, bytes, stream_), "clearing memory of the GPU");
+}
+
+cuda::Scratch CudaOperators::scratch(size_t bytes) {
+  if (scratch_.size() < bytes) {
+    cuda::check(cudaStreamSynchronize(stream_), "waiting for the GPU");
+    graphs_.clear();
+    scratch_ = {};
+    scratch_ = allocate(bytes);
+  }
+  return {scratch_.as<void>(), scratch_.size()};
+}
+
+cuda::LinearScratch CudaOperators::linear_scratch(size_t bytes) {
+  return {gemm_.get(), scratch(bytes), counters_->data()};
+}
+
+// ---- a step ----
+
+int CudaOperators::padded_rows(int rows, bool is_decoding) const {
+  return is_decoding && rows <= kMostRepeatedRows ? rounded_up_rows(rows) : rows;
+}
+
+void CudaOperators::set_spans(const std::vector<AttentionSpan>& spans, int block_len) {
+  const auto blocks_of = [block_len](const AttentionSpan& span) {
+    return static_cast<size_t>((span.first_position + span.count + block_len - 1) / block_len);
+  };
+  size_t block_count = 0;
+  int longest = 0;
+  int most_rows = 0;
+  for (const AttentionSpan& span : spans) {
+    block_count += blocks_of(span);
+    longest = std::max(longest, span.first_position + span.count);
+    most_rows = std::max(most_rows, span.count);
+  }
+  if (blocks_.size() < block_count * sizeof(int32_t)) {
+    graphs_.clear();  // they hold the old address
+    blocks_ = Staged(*this, std::bit_ceil(block_count) * 2 * sizeof(int32_t));
+  }
+  single_.filled.clear();
+  several_.filled.clear();
+  int32_t next = 0;
+  for (const AttentionSpan& span : spans) {
+    SpanGroup& group = span.count == 1 ? single_ : several_;
+    group.filled.push_back({span.first_row, span.count, span.first_position, next});
+    std::copy_n(span.blocks, blocks_of(span), blocks_.host<int32_t>() + next);
+    next += static_cast<int32_t>(blocks_of(span));
+  }
+  blocks_.upload(*this, block_count * sizeof(int32_t));
+  const int context = rounded_up_context(longest);
+  const bool is_decoding = several_.filled.empty();
+  upload_group(single_, padded_rows(static_cast<int>(single_.filled.size()), is_decoding), 1, context);
+  upload_group(several_, static_cast<int>(several_.filled.size()), most_rows, context);
+}
+
+void CudaOperators::upload_group(SpanGroup& group, int span_count, int max_rows, int max_context) {
+  const size_t bytes = static_cast<size_t>(span_count) * sizeof(cuda::DeviceSpan);
+  if (group.spans.size() < bytes) {
+    graphs_.clear();
+    group.spans = Staged(*this, std::bit_ceil(bytes) * 2);
+  }
+  group.filled.resize(static_cast<size_t>(span_count));  // what this adds is empty
+  std::copy(group.filled.begin(), group.filled.end(), group.spans.host<cuda::DeviceSpan>());
+  group.spans.upload(*this, bytes);
+  group.view = {group.spans.device<cuda::DeviceSpan>(), blocks_.device<int32_t>(), span_count, max_rows, max_context};
+}
+
+void CudaOperators::run_step(int rows, bool is_repeatable, const std::function<void()>& body) {
+  if (!is_repeatable || rows > kMostRepeatedRows) return body();
+  const Shape shape{rows, single_.view.max_context};
+  const auto known = graphs_.find(shape);
+  if (known != graphs_.end()) {
+    cuda::check(cudaGraphLaunch(known->second.get(), stream_), "launching a step");
+    return;
+  }
+  // The first step of a shape runs as it is, which gives scratch memory and libraries what they need.
+  if (seen_.insert(shape).second) return body();
+  cuda::check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capturing a step");
+  cudaGraph_t graph = nullptr;
+  try {
+    body();
+  } catch (...) {
+    cudaStreamEndCapture(stream_, &graph);
+    if (graph != nullptr) cudaGraphDestroy(graph);
+    throw;
+  }
+  cuda::check(cudaStreamEndCapture(stream_, &graph), "capturing a step");
+  cudaGraphExec_t executable = nullptr;
+  const cudaError_t made = cudaGraphInstantiate(&executable, graph, 0);
+  cudaGraphDestroy(graph);
+  cuda::check(made, "preparing a captured step");
+  graphs_[shape] = Graph(executable);
+  cuda::check(cudaGraphLaunch(executable, stream_), "launching a step");
+}
+
+// ---- operators ----
+
+void CudaOperators::embed(const LinearWeight& table, const int32_t* tokens, int rows, float scale, float* y) {
+  cuda::embed(stream_, table, tokens, rows, scale, y);
+}
+
+void CudaOperators::gather_rows(const float* x, const int32_t* indices, int count, int size, float* y) {
+  cuda::gather_rows(stream_, x, indices, count, size, y);
+}
+
+void CudaOperators::copy_heads(const HeadsView& from, const HeadsView& to) {
+  cuda::copy_heads(stream_, from, to);
+}
+
+void CudaOperators::linear(const LinearWeight& weight, const float* x, int rows, float* y, bool accumulate) {
+  cuda::linear(stream_, linear_scratch(cuda::linear_scratch_bytes(weight, rows)), weight, x, rows, y, accumulate);
+}
+
+void CudaOperators::head_linear(const LinearWeight& weight, const HeadsView& x, const HeadsView& y) {
+  const size_t bytes = cuda::head_linear_scratch_bytes(weight, x.heads, x.rows);
+  cuda::head_linear(stream_, linear_scratch(bytes), weight, x, y);
+}
+
+void CudaOperators::norm(const NormWeight& weight, const float* x, int rows, int size, float* y) {
+  cuda::norm(stream_, weight, x, rows, size, y);
+}
+
+void CudaOperators::norm_heads(const NormWeight& weight, const HeadsView& heads) {
+  cuda::norm_heads(stream_, weight, heads);
+}
+
+void CudaOperators::rope(const RopeTable& table, const HeadsView& heads, const float* factors) {
+  cuda::rope(stream_, table, heads, factors);
+}
+
+void CudaOperators::activate_gated(Activation activation, const float* gate_up, int rows, int size, float* y) {
+  cuda::activate_gated(stream_, activation, gate_up, rows, size, y);
+}
+
+void CudaOperators::activate(Activation activation, const float* x, int rows, int size, float* y) {
+  cuda::activate(stream_, activation, x, rows, size, y);
+}
+
+void CudaOperators::sigmoid(int count, float* x) {
+  cuda::sigmoid(stream_, count, x);
+}
+
+void CudaOperators::clamp(float limit, int rows, int size, float* x) {
+  cuda::clamp(stream_, limit, rows, size, x);
+}
+
+void CudaOperators::scale_and_cap(float scale, float softcap, int rows, int size, float* x) {
+  cuda::scale_and_cap(stream_, scale, softcap, rows, size, x);
+}
+
+void CudaOperators::add_scaled(float scale, const float* x, int rows, int size, float* y) {
+  cuda::add_scaled(stream_, scale, x, rows, size, y);
+}
+
+void CudaOperators::write_cache(const AttentionParams& params, const HeadsView& k, const HeadsView& v) {
+  for (const SpanGroup* group : {&single_, &several_}) {
+    if (group->view.span_count > 0) cuda::write_cache(stream_, params, group->view, k, v);
+  }
+}
+
+void CudaOperators::paged_attention(const AttentionParams& params, const HeadsView& q, float* out) {
+  for (const SpanGroup* group : {&single_, &several_}) {
+    if (group->view.span_count == 0) continue;
+    const size_t floats = cuda::attention_workspace_floats(params, group->view);
+    auto* workspace = scratch(cuda::scratch_bytes<float>(floats)).take<float>(floats);
+    cuda::paged_attention(stream_, params, group->view, q, workspace, out);
+  }
+}
+
+void CudaOperators::route(const RouterParams& params, const float* logits, int rows, int32_t* experts, float* weights) {
+  cuda::route(stream_, params, logits, rows, experts, weights);
+}
+
+const cuda::ExpertTable& CudaOperators::table_of(const std::vector<ExpertWeight>& experts) {
+  Experts& known = experts_[experts.data()];
+  if (known.table.count == 0) {
+    const size_t bytes = experts.size() * sizeof(ExpertWeight);
+    known.on_device = allocate(bytes);
+    upload(experts.data(), bytes, known.on_device.as<void>());
+    known.table = {experts.front(), known.on_device.as<ExpertWeight>(), static_cast<int>(experts.size())};
+  }
+  return known.table;
+}
+
+void CudaOperators::add_experts(Activation activation, const std::vector<ExpertWeight>& experts, const float* x,
+                                int rows, int top_k, const int32_t* chosen, const float* weights, float* y) {
+  const cuda::ExpertTable& table = table_of(experts);
+  const cuda::LinearScratch memory = linear_scratch(cuda::expert_scratch_bytes(table, rows, top_k));
+  cuda::add_experts(stream_, memory, activation, table, x, rows, top_k, chosen, weights, y);
+}
+
+}  // namespace turbomind

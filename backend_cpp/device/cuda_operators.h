@@ -1,0 +1,98 @@
+// The operators on a GPU: kernels/cuda on one stream.
+//
+// A step that only decodes is captured as a graph when its shape comes the second time, and launched as one from the
+// third time on. A shape is a number of rows and a bound of the context, both rounded up.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "device/operators.h"
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/linear.h"
+#include "kernels/cuda/moe.h"
+#include "kernels/cuda/paged_attention.h"
+
+namespace turbomind {
+
+class CudaOperators final : public Operators {
+ public:
+  // Works on the current device. Throws Error (kUnavailable) when there is none that this build can use.
+  CudaOperators();
+  ~CudaOperators() override;
+
+  bool shares_host_memory() const override { return false; }
+  AlignedBuffer allocate(size_t bytes) override;
+  AlignedBuffer allocate_staging(size_t bytes) override;
+  size_t free_memory() const override;
+  void upload(const void* source, size_t bytes, void* destination) override;
+  void download(const void* source, size_t bytes, void* destination) override;
+  void fill_zero(void* data, size_t bytes) override;
+
+  int padded_rows(int rows, bool is_decoding) const override;
+  void set_spans(const std::vector<AttentionSpan>& spans, int block_len) override;
+  void run_step(int rows, bool is_repeatable, const std::function<void()>& body) override;
+
+  void embed(const LinearWeight& table, const int32_t* tokens, int rows, float scale, float* y) override;
+  void gather_rows(const float* x, const int32_t* indices, int count, int size, float* y) override;
+  void copy_heads(const HeadsView& from, const HeadsView& to) override;
+  void linear(const LinearWeight& weight, const float* x, int rows, float* y, bool accumulate) override;
+  void head_linear(const LinearWeight& weight, const HeadsView& x, const HeadsView& y) override;
+  void norm(const NormWeight& weight, const float* x, int rows, int size, float* y) override;
+  void norm_heads(const NormWeight& weight, const HeadsView& heads) override;
+  void rope(const RopeTable& table, const HeadsView& heads, const float* factors) override;
+  void activate_gated(Activation activation, const float* gate_up, int rows, int size, float* y) override;
+  void activate(Activation activation, const float* x, int rows, int size, float* y) override;
+  void sigmoid(int count, float* x) override;
+  void clamp(float limit, int rows, int size, float* x) override;
+  void scale_and_cap(float scale, float softcap, int rows, int size, float* x) override;
+  void add_scaled(float scale, const float* x, int rows, int size, float* y) override;
+  void write_cache(const AttentionParams& params, const HeadsView& k, const HeadsView& v) override;
+  void paged_attention(const AttentionParams& params, const HeadsView& q, float* out) override;
+  void route(const RouterParams& params, const float* logits, int rows, int32_t* experts, float* weights) override;
+  void add_experts(Activation activation, const std::vector<ExpertWeight>& experts, const float* x, int rows, int top_k,
+                   const int32_t* chosen, const float* weights, float* y) override;
+
+ private:
+  // The spans of one row, or those of several.
+  struct SpanGroup {
+    std::vector<cuda::DeviceSpan> filled;
+    Staged spans;
+    cuda::DeviceSpans view;
+  };
+  struct GraphDeleter {
+    void operator()(cudaGraphExec_t graph) const { cudaGraphExecDestroy(graph); }
+  };
+  using Graph = std::unique_ptr<CUgraphExec_st, GraphDeleter>;
+
+  // Brings the group's spans to the device, in a shape for `span_count` spans, of which some may be empty.
+  void upload_group(SpanGroup& group, int span_count, int max_rows, int max_context);
+  const cuda::ExpertTable& table_of(const std::vector<ExpertWeight>& experts);
+  // Scratch memory of at least `bytes`; larger memory makes every captured graph void.
+  cuda::Scratch scratch(size_t bytes);
+  cuda::LinearScratch linear_scratch(size_t bytes);
+
+  cudaStream_t stream_ = nullptr;
+  std::unique_ptr<cuda::Gemm> gemm_;
+  std::unique_ptr<cuda::SplitCounters> counters_;
+  AlignedBuffer scratch_;
+
+  SpanGroup single_;   // sequences of one row
+  SpanGroup several_;  // sequences of more
+  Staged blocks_;      // int32
+
+  using Shape = std::pair<int, int>;  // rows, context bound
+  std::set<Shape> seen_;
+  std::map<Shape, Graph> graphs_;
+  // The experts of a layer, by the address of the host's list.
+  struct Experts {
+    AlignedBuffer on_device;
+    cuda::ExpertTable table;
+  };
+  std::map<const ExpertWeight*, Experts> experts_;
+};
+
+}  // namespace turbomind

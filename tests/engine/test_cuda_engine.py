@@ -1,0 +1,115 @@
+"""The engine on CUDA: emulated on the CPU, and on a GPU where the build has one. Kernels alone: tests/kernels.
+
+Models in float32 agree with `transformers` as they do on the CPU. Everything else is held against the engine on the
+CPU, which tests/engine holds against `transformers`.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import lmdeploy.turbomind.engine as engine_module
+from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
+from tests.engine.test_model_families import CASES, FURTHER, PROMPT, TOLERANCE
+from tests.kernels.cuda_device import built_devices, load_device
+from tests.support.tiny_models import make_tiny
+from tests.support.token_engine import TokenEngine, relative_error
+
+# Between them: windows, soft caps, output norms; ALiBi, LayerNorm; sinks, experts; latent attention, shared experts.
+VARIED = ["Llama", "Gemma 2", "Falcon RW", "GPT-OSS", "DeepSeek-V2"]
+
+
+@pytest.fixture(params=built_devices() or ["none"])
+def on_cuda(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines that are made meanwhile can use CUDA."""
+    if request.param == "none":
+        pytest.skip("CUDA is not built for the tests, neither emulated nor for a GPU: run `make build`")
+    monkeypatch.setattr(engine_module, "_turbomind", load_device(request.param))
+
+
+@pytest.mark.parametrize("name", VARIED)
+def test_logits_equal_transformers_in_chunks_in_steps_and_behind_cached_prefixes(
+    name: str, tmp_path: Path, on_cuda: None
+) -> None:
+    case = CASES[name]
+    directory = make_tiny(tmp_path / "model", case.architecture, **{"vocab_size": 49152} | case.overrides)
+    model = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.float32, attn_implementation=case.attention
+    ).eval()
+    case.publish(directory)
+    with TokenEngine(directory, device="cuda") as engine, torch.no_grad():
+        answer, logits = engine.answer(PROMPT, 4, "all")
+        assert relative_error(logits, case.forward(model, PROMPT + answer[:-1])) < TOLERANCE
+        longer = PROMPT + answer + FURTHER
+        again, logits = engine.answer(longer, 3, "generation")
+        assert engine.matched_tokens() >= 48
+        assert relative_error(logits, case.forward(model, longer + again[:-1])[len(longer) - 1 :]) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"dtype": "bfloat16"},
+        {"dtype": "float16"},
+        {"dtype": "float32", "quant_policy": 8},
+        {"dtype": "float32", "quant_policy": 4},
+        {"dtype": "float32", "weight_bits": 8},
+        {"dtype": "float32", "weight_bits": 4},
+    ],
+    ids=str,
+)
+def test_formats_are_about_as_exact_as_on_the_cpu(settings: dict[str, Any], tmp_path: Path, on_cuda: None) -> None:
+    directory = make_tiny(tmp_path / "model", "LlamaForCausalLM", hidden_size=64, num_attention_heads=2, head_dim=32)
+
+    def logits(**more: Any) -> torch.Tensor:
+        with TokenEngine(directory, **more) as engine:
+            return engine.answer(PROMPT, 1, "all")[1]
+
+    exact = logits(device="cpu", dtype="float32")
+    on_cpu = relative_error(logits(device="cpu", **settings), exact)
+    # Both round alike what is stored, but not what is computed: CUDA rounds activations to 16 bits, the CPU to 8 bits
+    # or not at all.
+    assert relative_error(logits(device="cuda", **settings), exact) < 1.5 * on_cpu + 0.03
+
+
+def test_answers_in_a_crowd_are_those_alone(tmp_path: Path, on_cuda: None) -> None:
+    directory = make_tiny(tmp_path / "model", "LlamaForCausalLM")
+    prompts = [" ".join(str(number) for number in range(first, 4 * first + 2)) for first in range(2, 7)]
+    greedy = GenerationConfig(max_new_tokens=5, ignore_eos=True)
+    # So few blocks that some of them must wait, be put aside and computed again.
+    crowded = TurbomindEngineConfig(
+        device="cuda",
+        dtype="float32",
+        session_len=96,
+        max_batch_size=4,
+        cache_block_seq_len=16,
+        cache_max_entry_count=7,
+    )
+    alone = TurbomindEngineConfig(device="cpu", dtype="float32", session_len=96, max_batch_size=1)
+    with pipeline(str(directory), backend_config=crowded) as pipe:
+        together = [response.token_ids for response in pipe(prompts, gen_config=greedy)]
+    with pipeline(str(directory), backend_config=alone) as pipe:
+        assert together == [pipe(prompt, gen_config=greedy).token_ids for prompt in prompts]
+
+
+def test_a_share_of_the_memory_is_what_the_largest_step_leaves(tmp_path: Path, on_cuda: None) -> None:
+    directory = make_tiny(tmp_path / "model", "LlamaForCausalLM")
+    with TokenEngine(directory, device="cuda", cache_max_entry_count=0.1) as engine:
+        assert len(engine.answer(PROMPT, 2, "generation")[0]) == 2
+
+
+def test_no_room_on_the_device_says_how_much_and_what_lowers_it(tmp_path: Path, on_cuda: None) -> None:
+    directory = make_tiny(tmp_path / "model", "LlamaForCausalLM")
+    with pytest.raises(RuntimeError, match=r"no room for another \d+ MiB .* lower cache_max_entry_count"):
+        TokenEngine(directory, device="cuda", cache_block_seq_len=512, cache_max_entry_count=4e6)  # half a TB
+
+
+def test_a_build_for_cpus_says_how_to_get_another(tmp_path: Path) -> None:
+    directory = make_tiny(tmp_path / "model", "LlamaForCausalLM")
+    if "cuda" in engine_module._turbomind.available_devices():
+        pytest.skip("this build has CUDA")
+    with pytest.raises(ValueError, match="make build CUDA=1"):
+        TokenEngine(directory, device="cuda")
