@@ -56,8 +56,8 @@ __global__ void __launch_bounds__(kWarps* kWarp) plain_kernel(AttentionTask task
   for (int d = lane; d < key_dim; d += kWarp) query[d] = given[d];
   __syncwarp();
 
-  const CacheArea keys = cache_area(task, span, kv_head, true);
-  const CacheArea values = cache_area(task, span, kv_head, false);
+  const CacheArea keys(task, task.keys, span, kv_head);
+  const CacheArea values(task, task.values, span, kv_head);
   const int position = position_of(task, span, row);
   const int head = head_of(task, kv_head, row);
   const float slope = params.alibi_slopes != nullptr ? params.alibi_slopes[head] : 0.0f;
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) plain_kernel(AttentionTask task
   }
   float shrink = 1.0f;
   if (params.sinks != nullptr) {
-    const float sink = params.sinks[head] * kLog2E;
+    const float sink = params.sinks[head];
     const float larger = fmaxf(maximum, sink);
     shrink = weight_below(maximum, larger);
     total = total * shrink + weight_below(sink, larger);

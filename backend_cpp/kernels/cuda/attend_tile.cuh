@@ -7,7 +7,7 @@
 //                few rows, where reading the cache once, as fast as it comes, is all
 //
 // Keys and values of the next tile come into shared memory (cp.async, two stages) while one is computed. Queries stay
-// in registers, beyond 128 dimensions in shared memory, in the order a lane wants them. Of rounded caches scales and
+// in registers or, where those are short, in shared memory in the order a lane wants them. Of rounded caches scales and
 // zero points come along, and act on scores and weights:
 //   score = scale_k (sum q code - zero sum q)          out = sum (weight scale_v) code - sum (weight scale_v) zero
 // Block x is (tile, split), y the key head, z the span. Moves each key and value once for each tile that sees it.
@@ -48,14 +48,7 @@ class TileAttention {
         lane_(threadIdx.x % kWarp),
         warp_(threadIdx.x / kWarp),
         rows_(span.count * task.group),
-        tile_(tile) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int row = min(packed_row(i), rows_ - 1);
-      position_[i] = position_of(task, span, row);
-      slope_[i] = task.params.alibi_slopes != nullptr ? task.params.alibi_slopes[head_of(task, kv_head_, row)] : 0.0f;
-    }
-  }
+        tile_(tile) {}
 
   __device__ __forceinline__ void run(int split) {
     const int first_row = tile_ * Shape::kRows;
@@ -63,8 +56,8 @@ class TileAttention {
     first_position_ = position_of(task_, span_, first_row);
     const int last_position = position_of(task_, span_, last_row);
     const KeyRange range = key_range<Shape::kKeys>(task_, first_position_, last_position, split);
-    const CacheArea keys = cache_area(task_, span_, kv_head_, true);
-    const CacheArea values = cache_area(task_, span_, kv_head_, false);
+    const CacheArea keys(task_, task_.keys, span_, kv_head_);
+    const CacheArea values(task_, task_.values, span_, kv_head_);
     const auto copy = [&](int unit) {
       if (unit < range.last_unit) {
         std::byte* stage = stage_of(unit - range.first_unit);
@@ -80,7 +73,10 @@ class TileAttention {
       cp_async_wait<1>();
       __syncthreads();
       std::byte* stage = stage_of(unit - range.first_unit);
-      attend({stage}, {stage + Shape::kTileBytes + Shape::kScaleBytes}, unit * Shape::kKeys, last_position);
+      // A prompt's last tile may leave warps without rows.
+      if (kSplitKeys || tile_ * Shape::kRows + warp_ * 16 < rows_) {
+        attend({stage}, {stage + Shape::kTileBytes + Shape::kScaleBytes}, unit * Shape::kKeys, last_position);
+      }
       __syncthreads();
     }
     finish(split);
@@ -148,25 +144,17 @@ class TileAttention {
     const int first_key = kSplitKeys ? warp_ * Shape::kWarpKeys : 0;
     float scores[kKeyTiles][4];
     multiply_keys(keys, first_key, scores);
-    // Whether every row of the block sees every key of the tile.
-    const int window = task_.params.window;
-    const bool is_whole =
-        first + Shape::kKeys - 1 <= first_position_ && (window <= 0 || last_position - first < window);
+    const AttentionParams& params = task_.params;
+    // Whether every row of the block sees every key of the tile, and q.k is the score.
+    const bool is_whole = first + Shape::kKeys - 1 <= first_position_ &&
+                          (params.window <= 0 || last_position - first < params.window) && params.softcap == 0 &&
+                          params.alibi_slopes == nullptr;
+    if (!is_whole) apply_rule(first + first_key, scores);
     float larger[2] = {maximum_[0], maximum_[1]};
 #pragma unroll
     for (int tile = 0; tile < kKeyTiles; ++tile) {
 #pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        const int key = first_key + tile * 8 + lane_ % 4 * 2 + c % 2;
-        const int behind = position_[c / 2] - (first + key);
-        float product = scores[tile][c];
-        if constexpr (Shape::kIsRounded) {
-          product = keys.scale(key) * (product - (keys.zero(key) - Operand::kCentre) * query_sum_[c / 2]);
-        }
-        product = final_score(task_.params, product, slope_[c / 2], behind);
-        scores[tile][c] = is_whole || is_seen(task_.params, behind) ? product : -INFINITY;
-        larger[c / 2] = fmaxf(larger[c / 2], scores[tile][c]);
-      }
+      for (int c = 0; c < 4; ++c) larger[c / 2] = fmaxf(larger[c / 2], scores[tile][c]);
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -182,6 +170,28 @@ class TileAttention {
       }
     }
     multiply_values(values, first_key, scores);
+  }
+
+  // Caps, slopes, and -infinity for keys that a row does not see; the first key is token `first`.
+  __device__ __forceinline__ void apply_rule(int first, float (&scores)[kKeyTiles][4]) const {
+    int positions[2];
+    float slopes[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = min(packed_row(i), rows_ - 1);
+      const float* all = task_.params.alibi_slopes;
+      positions[i] = position_of(task_, span_, row);
+      slopes[i] = all != nullptr ? all[head_of(task_, kv_head_, row)] : 0.0f;
+    }
+#pragma unroll
+    for (int tile = 0; tile < kKeyTiles; ++tile) {
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        const int behind = positions[c / 2] - (first + tile * 8 + lane_ % 4 * 2 + c % 2);
+        const float score = final_score(task_.params, scores[tile][c], slopes[c / 2], behind);
+        scores[tile][c] = is_seen(task_.params, behind) ? score : -INFINITY;
+      }
+    }
   }
 
   __device__ __forceinline__ void multiply_keys(const TilePart<Shape>& keys, int first_key,
@@ -218,10 +228,26 @@ class TileAttention {
         }
       }
     }
+    if constexpr (Shape::kIsRounded) {
+#pragma unroll
+      for (int tile = 0; tile < kKeyTiles; ++tile) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          const int key = first_key + tile * 8 + lane_ % 4 * 2 + c;
+          const float scale = keys.scale(key);
+          const float zero = keys.zero(key) - Operand::kCentre;
+          scores[tile][c] = scale * (scores[tile][c] - zero * query_sum_[0]);
+          scores[tile][c + 2] = scale * (scores[tile][c + 2] - zero * query_sum_[1]);
+        }
+      }
+    }
   }
 
   __device__ __forceinline__ void multiply_values(const TilePart<Shape>& values, int first_key,
                                                   const float (&scores)[kKeyTiles][4]) {
+    float offsets[2];  // so that a weight is one multiplication and addition, and 2^x
+#pragma unroll
+    for (int i = 0; i < 2; ++i) offsets[i] = maximum_[i] == -INFINITY ? 0.0f : -maximum_[i] * kLog2E;
 #pragma unroll
     for (int pair = 0; pair < kKeyTiles / 2; ++pair) {
       uint32_t weights[4];
@@ -229,8 +255,8 @@ class TileAttention {
       for (int w = 0; w < 4; ++w) {
         const int tile = 2 * pair + w / 2;
         const int key = first_key + tile * 8 + lane_ % 4 * 2;
-        float low = weight_below(scores[tile][w % 2 * 2], maximum_[w % 2]);
-        float high = weight_below(scores[tile][w % 2 * 2 + 1], maximum_[w % 2]);
+        float low = fast_exp2(fmaf(scores[tile][w % 2 * 2], kLog2E, offsets[w % 2]));
+        float high = fast_exp2(fmaf(scores[tile][w % 2 * 2 + 1], kLog2E, offsets[w % 2]));
         total_[w % 2] += low + high;
         if constexpr (Shape::kIsRounded) {
           low = low == 0 ? 0 : low * values.scale(key);
@@ -298,7 +324,7 @@ class TileAttention {
       first = output_of(task, span, kv_head, row);
       factor = 1.0f;
       if (task.params.sinks != nullptr) {
-        const float sink = task.params.sinks[head_of(task, kv_head, row)] * kLog2E;
+        const float sink = task.params.sinks[head_of(task, kv_head, row)];
         const float larger = fmaxf(maximum, sink);
         factor = weight_below(maximum, larger);
         total = total * factor + weight_below(sink, larger);
@@ -363,8 +389,6 @@ class TileAttention {
   const int rows_;
   const int tile_;
   int first_position_ = 0;
-  int position_[2];
-  float slope_[2];
   uint32_t query_[kOwnSteps][4] = {};
   float query_sum_[2] = {0, 0};
   float maximum_[2] = {-INFINITY, -INFINITY};
@@ -374,7 +398,8 @@ class TileAttention {
 };
 
 template <CacheType kType, int kDim, bool kSplitKeys>
-__global__ void __launch_bounds__(TileShape<kType, kDim, kSplitKeys>::kThreads) tile_kernel(AttentionTask task) {
+__global__ void __launch_bounds__(TileShape<kType, kDim, kSplitKeys>::kThreads,
+                                  TileShape<kType, kDim, kSplitKeys>::kBlocks) tile_kernel(AttentionTask task) {
   const DeviceSpan span = task.spans.spans[blockIdx.z];
   const int tile = task.tiles - 1 - static_cast<int>(blockIdx.x) / task.splits;  // the longest contexts first
   if (tile * task.tile_rows >= span.count * task.group) return;

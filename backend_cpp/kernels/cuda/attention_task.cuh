@@ -12,8 +12,19 @@ namespace turbomind::cuda {
 
 constexpr float kLog2E = 1.4426950408889634f;
 
+// What the host works out about the cache of a layer, for the keys or for the values.
+struct CachePlace {
+  size_t first;       // of head 0 in a block, in bytes
+  size_t head_bytes;  // from one head to the next
+  size_t row_bytes;   // codes of a token
+  size_t code_bytes;  // codes of a head
+};
+
 struct AttentionTask {
   AttentionParams params;
+  CachePlace keys;
+  CachePlace values;
+  size_t block_bytes;
   DeviceSpans spans;
   HeadsView q;
   float* out;
@@ -23,7 +34,7 @@ struct AttentionTask {
   int splits;          // of a tile's keys
   int log_block_len;   // block_len is a power of two
   float* split_sums;   // [spans, key heads, tiles, splits, tile_rows, value_dim]: sum of weight times value ...
-  float* split_stats;  // [spans, key heads, tiles, splits, tile_rows, 2]: ... where weight is 2^(score - the first of
+  float* split_stats;  // [spans, key heads, tiles, splits, tile_rows, 2]: ... where weight is exp(score - the first of
                        // these), and the sum of the weights
 };
 
@@ -54,43 +65,34 @@ __device__ __forceinline__ float* output_of(const AttentionTask& task, const Dev
   return task.out + (row * task.params.num_heads + head_of(task, kv_head, packed_row)) * task.params.layout.value_dim;
 }
 
-// The area of one head's keys or values in the block that holds `token`.
+// The keys or values of one head of one sequence. What is the same for all blocks stays in constant memory.
 struct CacheArea {
+  const AttentionTask& task;
+  const CachePlace& place;
   const std::byte* first;  // in block 0
   const int32_t* blocks;   // of the sequence
-  size_t block_bytes;
-  size_t row_bytes;   // codes of a token
-  size_t code_bytes;  // codes of a block
-  int log_block_len;
 
+  __device__ __forceinline__ CacheArea(const AttentionTask& task, const CachePlace& place, const DeviceSpan& span,
+                                       int kv_head)
+      : task(task),
+        place(place),
+        first(task.params.pool + place.first + kv_head * place.head_bytes),
+        blocks(task.spans.blocks + span.first_block) {}
   __device__ __forceinline__ const std::byte* block(int token) const {
-    return first + blocks[token >> log_block_len] * block_bytes;
+    return first + blocks[token >> task.log_block_len] * task.block_bytes;
   }
-  __device__ __forceinline__ int slot(int token) const { return token & ((1 << log_block_len) - 1); }
-  __device__ __forceinline__ const std::byte* codes(int token) const { return block(token) + slot(token) * row_bytes; }
+  __device__ __forceinline__ int slot(int token) const { return token & ((1 << task.log_block_len) - 1); }
+  __device__ __forceinline__ const std::byte* codes(int token) const {
+    return block(token) + slot(token) * place.row_bytes;
+  }
   // int8 and int4: where the half scale of `token` lies; zeros begin behind the scales of the block.
   __device__ __forceinline__ const std::byte* scale(int token) const {
-    return block(token) + code_bytes + slot(token) * 2;
+    return block(token) + place.code_bytes + slot(token) * 2;
   }
   __device__ __forceinline__ const std::byte* zero(int token) const {
-    return block(token) + code_bytes + (2 << log_block_len) + slot(token);
+    return block(token) + place.code_bytes + (2 << task.log_block_len) + slot(token);
   }
 };
-
-__device__ __forceinline__ CacheArea cache_area(const AttentionTask& task, const DeviceSpan& span, int kv_head,
-                                                bool is_key) {
-  const CacheLayout& layout = task.params.layout;
-  const int dim = is_key ? layout.key_dim : layout.value_dim;
-  const size_t offset =
-      is_key ? layout.key_offset(task.params.layer, kv_head) : layout.value_offset(task.params.layer, kv_head);
-  const size_t code_bytes = layout.code_bytes(dim);
-  return {task.params.pool + offset,
-          task.spans.blocks + span.first_block,
-          layout.block_bytes(),
-          code_bytes >> task.log_block_len,
-          code_bytes,
-          task.log_block_len};
-}
 
 // Keys [begin, end) that rows at positions [first, last] may see, and of them those of a split, in units of kKeys.
 struct KeyRange {
@@ -111,25 +113,25 @@ __device__ __forceinline__ KeyRange key_range(const AttentionTask& task, int fir
   return {begin, end, cut(split), cut(split + 1)};
 }
 
-// Score of a query and a key that is `behind` tokens before it, times log2(e), from q.k.
+// Score of a query and a key that is `behind` tokens before it, from q.k.
 __device__ __forceinline__ float final_score(const AttentionParams& params, float product, float slope, int behind) {
   if (params.softcap != 0) {  // tanh(v) = 1 - 2 / (exp(2 v) + 1)
     product = params.softcap - 2.0f * params.softcap / (fast_exp2(product * (2.0f * kLog2E / params.softcap)) + 1.0f);
   }
-  return (product - slope * static_cast<float>(behind)) * kLog2E;
+  return product - slope * static_cast<float>(behind);
 }
 
 __device__ __forceinline__ bool is_seen(const AttentionParams& params, int behind) {
   return behind >= 0 && (params.window <= 0 || behind < params.window);
 }
 
-// 2^(a - maximum), where a maximum of -infinity says that there was nothing yet.
-__device__ __forceinline__ float weight_below(float a, float maximum) {
-  return fast_exp2(a - (maximum == -INFINITY ? 0.0f : maximum));
+// exp(score - maximum), where a maximum of -infinity says that there was nothing yet.
+__device__ __forceinline__ float weight_below(float score, float maximum) {
+  return fast_exp2((score - (maximum == -INFINITY ? 0.0f : maximum)) * kLog2E);
 }
 
 // ---- one launcher for each kind of cache: the tile kernels, and the plain one ----
-// Returns whether a tile kernel covers the shape; `is_split_keys` as attend_tile.cuh says.
+// `is_split_keys` as attend_tile.cuh says.
 void attend_bfloat16(cudaStream_t stream, const AttentionTask& task, bool is_split_keys);
 void attend_int8(cudaStream_t stream, const AttentionTask& task, bool is_split_keys);
 void attend_int4(cudaStream_t stream, const AttentionTask& task, bool is_split_keys);

@@ -10,7 +10,9 @@ struct TileShape {
   static constexpr int kWarps = 4;
   static constexpr int kThreads = kWarps * kWarp;
   static constexpr bool kIsRounded = kType == CacheType::kInt8 || kType == CacheType::kInt4;
-  static constexpr bool kQueryInShared = kDim > 128;
+  // Blocks that a multiprocessor should hold, which caps registers: without, the compiler reads ahead into all of them.
+  static constexpr int kBlocks = kDim > 128 ? 1 : !kSplitKeys && (kDim > 64 || kIsRounded) ? 2 : 3;
+  static constexpr bool kQueryInShared = kDim > (kSplitKeys ? 96 : 128);
   static constexpr int kRows = kSplitKeys ? 16 : 64;
   static constexpr int kKeys = !kSplitKeys && kDim > 128 ? 32 : 64;
   static constexpr int kWarpKeys = kSplitKeys ? kKeys / kWarps : kKeys;
@@ -44,12 +46,12 @@ struct TilePart {
 template <class Shape, int kBytes>
 __device__ __forceinline__ void copy_codes(std::byte* to, const CacheArea& area, int first, const KeyRange& range) {
   constexpr int kPieces = Shape::kRowBytes / kBytes;
-#pragma unroll 4
+#pragma unroll 2
   for (int i = threadIdx.x; i < Shape::kKeys * kPieces; i += Shape::kThreads) {
     const int key = i / kPieces;
     const int at = i % kPieces * kBytes;
     const int token = first + key;
-    const bool is_valid = token >= range.begin && token < range.end && at < static_cast<int>(area.row_bytes);
+    const bool is_valid = token >= range.begin && token < range.end && at < static_cast<int>(area.place.row_bytes);
     const std::byte* from = is_valid ? area.codes(token) + at : area.first;
     std::byte* place = to + key * Shape::kStride + at;
     if constexpr (kBytes == 16) cp_async_16(place, from, is_valid);
@@ -75,9 +77,9 @@ __device__ __forceinline__ void copy_scales(std::byte* to, const CacheArea& area
 
 template <class Shape>
 __device__ __forceinline__ void copy_part(std::byte* to, const CacheArea& area, int first, const KeyRange& range) {
-  if (area.row_bytes % 16 == 0) {
+  if (area.place.row_bytes % 16 == 0) {
     copy_codes<Shape, 16>(to, area, first, range);
-  } else if (area.row_bytes % 8 == 0) {
+  } else if (area.place.row_bytes % 8 == 0) {
     copy_codes<Shape, 8>(to, area, first, range);
   } else {
     copy_codes<Shape, 4>(to, area, first, range);

@@ -10,7 +10,7 @@ namespace turbomind::cuda {
 namespace {
 
 constexpr int kMergeWarps = 4;
-constexpr int kBlocksPerMultiprocessor = 3;  // that a launch should have
+constexpr int kBlocksPerMultiprocessor = 8;  // that a launch should have: about three run at a time, in a few rounds
 constexpr int kLeastSplit = 256;             // keys; fewer are not worth a block of their own
 constexpr int kMostSplits = 64;
 
@@ -50,6 +50,13 @@ size_t split_rows(const AttentionParams& params, const DeviceSpans& spans, const
   return static_cast<size_t>(spans.span_count) * params.layout.num_kv_heads * plan.tiles * plan.splits * plan.tile_rows;
 }
 
+CachePlace place_of(const CacheLayout& layout, int layer, bool is_key) {
+  const int dim = is_key ? layout.key_dim : layout.value_dim;
+  const size_t code_bytes = layout.code_bytes(dim);
+  return {is_key ? layout.key_offset(layer, 0) : layout.value_offset(layer, 0), layout.head_bytes(dim),
+          code_bytes / static_cast<size_t>(layout.block_len), code_bytes};
+}
+
 // A warp puts the splits of one packed row together; block x is packed rows, y the key head, z the span.
 __global__ void __launch_bounds__(kMergeWarps* kWarp) merge_kernel(AttentionTask task) {
   const DeviceSpan span = task.spans.spans[blockIdx.z];
@@ -61,7 +68,7 @@ __global__ void __launch_bounds__(kMergeWarps* kWarp) merge_kernel(AttentionTask
   const auto stats_of = [&](int split) {
     return task.split_stats + (first + static_cast<size_t>(split) * task.tile_rows) * 2;
   };
-  const float sink = task.params.sinks != nullptr ? task.params.sinks[head_of(task, kv_head, row)] * kLog2E : -INFINITY;
+  const float sink = task.params.sinks != nullptr ? task.params.sinks[head_of(task, kv_head, row)] : -INFINITY;
   float maximum = sink;
   for (int split = 0; split < task.splits; ++split) maximum = fmaxf(maximum, stats_of(split)[0]);
   float total = weight_below(sink, maximum);
@@ -101,6 +108,9 @@ void paged_attention(cudaStream_t stream, const AttentionParams& params, const D
   const Plan plan = plan_of(params, spans);
   AttentionTask task{};
   task.params = params;
+  task.keys = place_of(layout, params.layer, true);
+  task.values = place_of(layout, params.layer, false);
+  task.block_bytes = layout.block_bytes();
   task.spans = spans;
   task.q = q;
   task.out = out;
