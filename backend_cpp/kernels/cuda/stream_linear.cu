@@ -3,7 +3,8 @@
 #include "kernels/cuda/linear_kernels.h"
 #include "kernels/cuda/weight_slab.cuh"
 
-// Few rows: the time is that of reading the weight once.
+// Few rows: the time is that of reading the weight once. x is read once for each block, out of the second-level cache:
+// 4 rows / outputs of a block bytes for each weight. Not timed on a GPU yet.
 //
 // A block has one or two stripes of outputs and 8 warps, which take turns with the slabs along the inputs; blockIdx.y
 // splits the inputs further where there are too few stripes to fill the machine. Every lane copies what it alone needs
@@ -17,7 +18,8 @@ namespace {
 constexpr int kWays = 8;
 constexpr int kThreads = kWays * kWarp;
 constexpr int kBlocksOnMultiprocessor = 2;
-constexpr int kLeastSlabs = 4;  // for a warp to be worth its part of the reduction
+constexpr size_t kRingLimit = 112 << 10;  // of a block, so that two fit a multiprocessor of Hopper
+constexpr int kLeastSlabs = 4;            // for a warp to be worth its part of the reduction
 constexpr int kMostSplits = 16;
 
 template <WeightFormat kFormat, int kRowTiles>
@@ -28,10 +30,12 @@ struct Stream {
   static constexpr int kRows = kRowTiles * 8;
   static constexpr int kXSlots = 2 * kRowTiles;
   static constexpr int kSlots = kStripes * Format::kSlots + kXSlots;
-  static constexpr int kStages = kFormat == WeightFormat::kInt4 ? 4 : 3;
-  static constexpr size_t kRingBytes = sizeof(uint4) * kThreads * kSlots * kStages;
+  static constexpr size_t kStageBytes = sizeof(uint4) * kThreads * kSlots;
+  static constexpr int kStages = kRingLimit / kStageBytes < 4 ? kRingLimit / kStageBytes : 4;
+  static constexpr size_t kRingBytes = kStageBytes * kStages;
   static constexpr size_t kSumBytes = sizeof(float) * kWays * kRows * kOutputs;
   static constexpr size_t kSharedBytes = kRingBytes > kSumBytes ? kRingBytes : kSumBytes;
+  static_assert(kStages >= 2);
   static_assert(kRows * kOutputs / 4 <= kThreads);
 };
 

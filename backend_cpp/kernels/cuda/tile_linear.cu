@@ -3,7 +3,7 @@
 #include "kernels/cuda/linear_kernels.h"
 #include "kernels/cuda/weight_slab.cuh"
 
-// More rows: a weight is widened once for 32 or 64 of them.
+// More rows: a weight is read and widened once for 32 or 64 of them. Not timed on a GPU yet.
 //
 // A block has a stripe of outputs for each of its 4 warps and one part's rows. Each lane copies its weights to its own
 // slots of a ring in shared memory, as in stream_linear; x is shared by the warps, and lies so that a lane finds its
