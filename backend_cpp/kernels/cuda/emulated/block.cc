@@ -164,6 +164,11 @@ void Block::run(uint3 index, dim3 grid, dim3 block) {
   } while (pass_barrier());
 }
 
+void run_copy(const Copy& copy) {
+  if (copy.bytes > 0) std::memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes));
+  std::memset(static_cast<std::byte*>(copy.to) + copy.bytes, 0, static_cast<size_t>(copy.zero_bytes));
+}
+
 ThreadPool& host_threads() {
   static ThreadPool pool(available_cpu_count());
   return pool;
@@ -239,6 +244,7 @@ Slot* meet_warp(const char* collective, uint32_t mask, const Slot& mine, void (*
 
 void start_copy(void* to, const void* from, int bytes, int zero_bytes) {
   Thread& thread = self();
+  if ((thread.warp - the_block.warps.get()) % 2 != 0) return run_copy({to, from, bytes, zero_bytes});
   if (thread.copies.empty()) thread.copies.emplace_back();
   thread.copies.back().push_back({to, from, bytes, zero_bytes});
 }
@@ -253,10 +259,7 @@ void wait_for_copies(int newest_groups_left) {
   auto& copies = self().copies;
   // The open group, last, is not waited for.
   while (static_cast<int>(copies.size()) > newest_groups_left + 1) {
-    for (const Copy& copy : copies.front()) {
-      if (copy.bytes > 0) std::memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes));
-      std::memset(static_cast<std::byte*>(copy.to) + copy.bytes, 0, static_cast<size_t>(copy.zero_bytes));
-    }
+    for (const Copy& copy : copies.front()) run_copy(copy);
     copies.pop_front();
   }
 }

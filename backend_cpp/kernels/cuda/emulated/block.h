@@ -66,7 +66,8 @@ class Lanes {
   Slot* slots_;
 };
 
-// cp.async: copies that take place no earlier than this thread waits for them.
+// cp.async: copies may take place at any time until this thread waits for them. So those of odd warps do at once, and
+// those of even warps when they are waited for: what is right for only one of them shows.
 void start_copy(void* to, const void* from, int bytes, int zero_bytes);
 void close_copy_group();
 void wait_for_copies(int newest_groups_left);
