@@ -36,8 +36,9 @@ WeightOnDevice::WeightOnDevice(const py::array& weight, const OptionalArray<floa
 }
 
 void bind_linear(py::module_& m) {
-  // The bytes of a weight, row-major or packed; the other arguments as in LinearWeight.
-  py::class_<WeightOnDevice>(m, "Weight")
+  // The bytes of a weight, row-major or packed; the other arguments as in LinearWeight. Local, since the emulation's
+  // and the GPU's modules are loaded together.
+  py::class_<WeightOnDevice>(m, "Weight", py::module_local())
       .def(py::init<const py::array&, const OptionalArray<float>&, const OptionalArray<uint16_t>&,
                     const OptionalArray<uint8_t>&, const OptionalArray<int32_t>&, int, int, int, int>());
   // Rounds w [out_features, in_features] and packs it; returns codes and scales.
