@@ -146,6 +146,13 @@ def test_a_context_split_over_blocks_is_put_together(cuda: CudaModule, bits: int
     check_rows(batch, 1, last[1])
 
 
+def test_more_query_heads_than_a_decoding_tile_holds_share_a_split_context(cuda: CudaModule) -> None:
+    torch.manual_seed(0)
+    rule = AttentionRule(SCALE, window=540)
+    batch = sequences(cuda, [560], HeadSizes(20, 1, 40, 64), 16, rule)
+    check_rows(batch, 0, batch.run([[(0, 0, 556)], *[[(0, p, 1)] for p in range(556, 560)]])[0])
+
+
 @pytest.mark.parametrize("bits", [32, 16, 8])
 @pytest.mark.parametrize("name", ["window", "wide window", "softcap", "alibi", "sinks", "all"])
 def test_windows_caps_slopes_and_sinks_agree_with_float64(cuda: CudaModule, name: str, bits: int) -> None:

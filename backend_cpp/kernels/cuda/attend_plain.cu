@@ -103,32 +103,9 @@ __global__ void __launch_bounds__(kWarps* kWarp) plain_kernel(AttentionTask task
   }
   total = warp_sum(total);
 
-  if (task.splits > 1) {
-    const size_t index = split_row(task, blockIdx.z, kv_head, row / task.tile_rows, split, row % task.tile_rows);
+  const RowResult result(task, span, kv_head, split, row, maximum, total, lane == 0);
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int d = step * kWarp + lane;
-      if (d < value_dim) task.split_sums[index * value_dim + d] = sums[step];
-    }
-    if (lane == 0) {
-      task.split_stats[index * 2] = maximum;
-      task.split_stats[index * 2 + 1] = total;
-    }
-    return;
-  }
-  float shrink = 1.0f;
-  if (params.sinks != nullptr) {
-    const float sink = params.sinks[head];
-    const float larger = fmaxf(maximum, sink);
-    shrink = weight_below(maximum, larger);
-    total = total * shrink + weight_below(sink, larger);
-  }
-  float* out = output_of(task, span, kv_head, row);
-#pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int d = step * kWarp + lane;
-    if (d < value_dim) out[d] = sums[step] * shrink / total;
-  }
+  for (int step = 0; step < kSteps; ++step) result.write(step * kWarp + lane, sums[step]);
 }
 
 template <CacheType kType>

@@ -290,51 +290,17 @@ class TileAttention {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         if (packed_row(i) >= rows_) continue;
-        const RowEnd end(task_, span_, kv_head_, tile_, split, packed_row(i), maximum_[i], total_[i], lane_ % 4 == 0);
+        const RowResult result(task_, span_, kv_head_, split, packed_row(i), maximum_[i], total_[i], lane_ % 4 == 0);
 #pragma unroll
         for (int tile = 0; tile < kValueTiles; ++tile) {
 #pragma unroll
           for (int c = 0; c < 2; ++c) {
-            end.write(Operand::value_dim(tile, lane_ % 4 * 2 + c), sums_[tile][2 * i + c] - zero_sum_[i]);
+            result.write(Operand::value_dim(tile, lane_ % 4 * 2 + c), sums_[tile][2 * i + c] - zero_sum_[i]);
           }
         }
       }
     }
   }
-
-  // Where a row's sums go: divided by their total to the output, or as they are to a split's results.
-  struct RowEnd {
-    float* first;
-    float factor;
-    int dim;
-
-    __device__ __forceinline__ RowEnd(const AttentionTask& task, const DeviceSpan& span, int kv_head, int tile,
-                                      int split, int row, float maximum, float total, bool is_first_lane) {
-      dim = task.params.layout.value_dim;
-      if (task.splits > 1) {
-        const size_t index = split_row(task, blockIdx.z, kv_head, tile, split, row % Shape::kRows);
-        first = task.split_sums + index * dim;
-        factor = 1.0f;
-        if (is_first_lane) {
-          task.split_stats[index * 2] = maximum;
-          task.split_stats[index * 2 + 1] = total;
-        }
-        return;
-      }
-      first = output_of(task, span, kv_head, row);
-      factor = 1.0f;
-      if (task.params.sinks != nullptr) {
-        const float sink = task.params.sinks[head_of(task, kv_head, row)];
-        const float larger = fmaxf(maximum, sink);
-        factor = weight_below(maximum, larger);
-        total = total * factor + weight_below(sink, larger);
-      }
-      factor /= total;
-    }
-    __device__ __forceinline__ void write(int d, float sum) const {
-      if (d < dim) first[d] = sum * factor;
-    }
-  };
 
   // Adds up the four warps' sums of the same rows, in their order.
   __device__ __forceinline__ void finish_across_warps(int split) {
@@ -371,12 +337,12 @@ class TileAttention {
         factors[w] = weight_below(stats[(w * Shape::kRows + r) * 2], maximum);
         total += factors[w] * stats[(w * Shape::kRows + r) * 2 + 1];
       }
-      const RowEnd end(task_, span_, kv_head_, tile_, split, row, maximum, total, lane_ == 0);
-      for (int d = lane_; d < end.dim; d += kWarp) {
+      const RowResult result(task_, span_, kv_head_, split, row, maximum, total, lane_ == 0);
+      for (int d = lane_; d < result.dim; d += kWarp) {
         float sum = 0;
 #pragma unroll
         for (int w = 0; w < Shape::kWarps; ++w) sum += factors[w] * sums[(w * Shape::kRows + r) * kDim + d];
-        end.write(d, sum);
+        result.write(d, sum);
       }
     }
   }

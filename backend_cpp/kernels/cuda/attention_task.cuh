@@ -130,6 +130,40 @@ __device__ __forceinline__ float weight_below(float score, float maximum) {
   return fast_exp2((score - (maximum == -INFINITY ? 0.0f : maximum)) * kLog2E);
 }
 
+// Where a row's weighted sums go: divided by the sum of its weights to the output, or as they are to the results of a
+// split. `total` is the sum of exp(score - maximum). One thread of those that write a row has `is_first`.
+struct RowResult {
+  float* first;
+  float factor = 1.0f;
+  int dim;
+
+  __device__ __forceinline__ RowResult(const AttentionTask& task, const DeviceSpan& span, int kv_head, int split,
+                                       int packed_row, float maximum, float total, bool is_first)
+      : dim(task.params.layout.value_dim) {
+    if (task.splits > 1) {
+      const size_t index =
+          split_row(task, blockIdx.z, kv_head, packed_row / task.tile_rows, split, packed_row % task.tile_rows);
+      first = task.split_sums + index * dim;
+      if (is_first) {
+        task.split_stats[index * 2] = maximum;
+        task.split_stats[index * 2 + 1] = total;
+      }
+      return;
+    }
+    first = output_of(task, span, kv_head, packed_row);
+    if (task.params.sinks != nullptr) {
+      const float sink = task.params.sinks[head_of(task, kv_head, packed_row)];
+      const float larger = fmaxf(maximum, sink);
+      factor = weight_below(maximum, larger);
+      total = total * factor + weight_below(sink, larger);
+    }
+    factor /= total;
+  }
+  __device__ __forceinline__ void write(int d, float sum) const {
+    if (d < dim) first[d] = sum * factor;
+  }
+};
+
 // ---- one launcher for each kind of cache: the tile kernels, and the plain one ----
 // `is_split_keys` as attend_tile.cuh says.
 void attend_bfloat16(cudaStream_t stream, const AttentionTask& task, bool is_split_keys);
