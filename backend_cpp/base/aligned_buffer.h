@@ -15,8 +15,8 @@ class AlignedBuffer {
   using Release = void (*)(void* data, size_t bytes);
 
   AlignedBuffer() = default;
-  // Host memory: 64-byte aligned, backed by huge pages when large. Pages come from the kernel zeroed and only when first
-  // touched. Throws std::bad_alloc.
+  // Host memory: 64-byte aligned, backed by huge pages when large. Pages come from the kernel zeroed and only when
+  // first touched. Throws std::bad_alloc.
   explicit AlignedBuffer(size_t bytes) : bytes_(bytes), release_(unmap) {
     if (bytes == 0) return;
     void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

@@ -112,5 +112,5 @@ def test_where_cuda_cannot_be_had_the_error_says_why(tmp_path: Path) -> None:
     if "cuda" in engine_module._turbomind.available_devices():
         pytest.skip("this build has CUDA")
     # A build for GPUs on a machine without one says that.
-    with pytest.raises((ValueError, RuntimeError), match="make build CUDA=1|no usable NVIDIA GPU"):
+    with pytest.raises((ValueError, RuntimeError), match=r"make build CUDA=1|no usable NVIDIA GPU"):
         TokenEngine(directory, device="cuda")
