@@ -13,6 +13,7 @@ import pytest
 from lmdeploy.messages import TurbomindEngineConfig
 from tests.support import fake_peers
 from tests.support.tiny_models import make_tiny_llama
+from tools.bench import matches, quiet
 from tools.bench.compare import PARTS, part_names
 from tools.bench.inprocess import in_process
 from tools.bench.matches import GREEDY, MATCHES, Match
@@ -21,6 +22,11 @@ from tools.bench.report import busy_share
 from tools.bench.stats import Record
 from tools.bench.targets import LIMIT, OURS, TARGETS, rows, unmeasured
 from tools.bench.workload import TokenRequest
+
+
+@pytest.fixture(autouse=True)
+def do_not_wait_for_a_quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matches, "wait_until_quiet", lambda: None)
 
 
 def test_every_target_about_the_engines_alone_has_its_match() -> None:
@@ -133,3 +139,21 @@ def test_a_cache_of_fewer_bits_holds_more_of_the_same_requests(
     rounds = json.loads(report.read_text())["rounds"]
     assert set(rounds) == {"full cache, 8-bit cache", "full cache, 4-bit cache"} == set(TARGETS) & set(rounds)
     assert all(set(sides) == {OURS, "16-bit cache"} for sides in rounds.values())
+
+
+def test_a_comparison_waits_until_threads_have_cores_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = iter([1.1, 1.3, 1.9, 1.0])
+    monkeypatch.setattr(quiet, "available_cpu_count", lambda: 2)
+    monkeypatch.setattr(quiet, "scaling", lambda processors: next(found))
+    quiet.wait_until_quiet()
+    assert list(found) == [1.0]
+
+
+def test_a_machine_that_stays_disturbed_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(quiet, "available_cpu_count", lambda: 2)
+    monkeypatch.setattr(quiet, "scaling", lambda processors: 1.1)
+    monkeypatch.setattr(quiet, "_PATIENCE", 0.0)
+    quiet.wait_until_quiet()
+    assert "2 threads do only 1.1 times the work of one" in capsys.readouterr().out

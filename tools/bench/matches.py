@@ -19,6 +19,7 @@ from tools.bench.over_http import run_over_http
 from tools.bench.peers import llama_cpp
 from tools.bench.peers.genai import genai
 from tools.bench.peers.places import GGUF_TYPES, gguf, why_missing
+from tools.bench.quiet import wait_until_quiet
 from tools.bench.roofline import Limits, ModelCost, model_cost
 from tools.bench.server import running_server
 from tools.bench.stats import Record, median, steady_rate
@@ -132,7 +133,7 @@ def _play(
     if why_missing("llama.cpp", model_path, match.llama_bits) is None:
         sides[f"llama.cpp {GGUF_TYPES[match.llama_bits]}"] = lambda: match.llama_rate(model)
     print(f"-- {match}", flush=True)
-    rates = take_turns(sides, rounds, "{:.1f} tokens/s".format)
+    rates = take_turns(sides, rounds, "{:.1f} tokens/s".format, wait_until_quiet)
     return rates, match.share(cost, limits, median(rates[OURS]))
 
 
@@ -170,7 +171,7 @@ def over_http(model_path: Path, rounds: int) -> Measured:
         name = f"HTTP, {HTTP_STREAMS} streams, 4-bit"
         print(f"-- {name}", flush=True)
         sides = {side: (lambda url=url: ask(url)) for side, url in urls.items()}
-        return {name: take_turns(sides, rounds, "{:.1f} tokens/s".format)}
+        return {name: take_turns(sides, rounds, "{:.1f} tokens/s".format, wait_until_quiet)}
 
 
 def full_cache(model_path: Path, rounds: int) -> Measured:
@@ -193,6 +194,6 @@ def full_cache(model_path: Path, rounds: int) -> Measured:
 
         sides = {f"{bits}-bit cache": side(policy) for bits, policy in ((16, 0), (8, 8), (4, 4))}
         print("-- full cache", flush=True)
-        rates = take_turns(sides, rounds, "{:.1f} requests a minute".format)
+        rates = take_turns(sides, rounds, "{:.1f} requests a minute".format, wait_until_quiet)
     unrounded = rates.pop("16-bit cache")
     return {f"full cache, {name}": {OURS: values, "16-bit cache": unrounded} for name, values in rates.items()}

@@ -10,7 +10,10 @@ Result = TypeVar("Result")
 
 
 def take_turns(
-    sides: Mapping[str, Callable[[], Result]], rounds: int, describe: Callable[[Result], str]
+    sides: Mapping[str, Callable[[], Result]],
+    rounds: int,
+    describe: Callable[[Result], str],
+    before: Callable[[], object] = lambda: None,
 ) -> dict[str, list[Result]]:
     """Run every side once a round, and print each result when it is there.
 
@@ -22,6 +25,8 @@ def take_turns(
         How often.
     describe
         Returns a result in a few words.
+    before
+        Called before every run.
 
     Returns
     -------
@@ -31,6 +36,7 @@ def take_turns(
     results: dict[str, list[Result]] = {name: [] for name in sides}
     for _ in range(rounds):
         for name, run in sides.items():
+            before()
             result = run()
             results[name].append(result)
             print(f"   {name}: {describe(result)}", flush=True)
