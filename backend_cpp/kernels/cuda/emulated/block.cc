@@ -13,7 +13,7 @@
 
 namespace turbomind::emulated {
 
-thread_local ThreadPlace* current_place __attribute__((tls_model("initial-exec"))) = nullptr;
+thread_local ThreadPlace* current_place = nullptr;
 
 namespace {
 

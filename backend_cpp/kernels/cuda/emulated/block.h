@@ -27,7 +27,7 @@ struct ThreadPlace {
   int lane;
 };
 
-extern thread_local ThreadPlace* current_place __attribute__((tls_model("initial-exec")));
+extern thread_local ThreadPlace* current_place;
 
 // Runs `kernel` once for each thread and returns when all are done. Dynamic shared memory starts as NaN.
 void run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& kernel);
