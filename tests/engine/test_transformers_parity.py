@@ -34,7 +34,7 @@ def answers(pipe):
 
 @pytest.mark.parametrize("index", range(len(CONVERSATIONS)))
 def test_every_greedy_token_is_the_one_transformers_would_choose(index, pipe, answers, reference) -> None:
-    prompt, _ = pipe.prepare(CONVERSATIONS[index])
+    prompt = pipe.prepare(CONVERSATIONS[index]).ids
     answer = answers[index]
     tokens = list(answer.token_ids)
     assert answer.input_token_len == len(prompt)

@@ -12,6 +12,8 @@ _OUTPUTS = {
     "index": "INT32",
 }
 _MODEL = '''
+import json
+
 import numpy as np
 import triton_python_backend_utils as pb
 
@@ -24,7 +26,8 @@ class TritonPythonModel:
             sender = request.get_response_sender()
             words = pb.get_input_tensor_by_name(request, "text_input").as_numpy()[0, 0].decode().split()
             if words == ["bad"]:
-                error = pb.TritonError("text_input must not be bad", pb.TritonError.INVALID_ARG)
+                code = "INVALID_ARGUMENT: " if json.loads(request.parameters()).get("error_codes") else ""
+                error = pb.TritonError(code + "text_input must not be bad", pb.TritonError.INVALID_ARG)
                 sender.send(pb.InferenceResponse(error=error), flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
                 continue
             for count, word in enumerate(words, 1):
