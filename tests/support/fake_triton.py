@@ -75,6 +75,7 @@ class Received:
     inputs: dict[str, Any]
     outputs: list[str]
     cancelled: threading.Event = field(default_factory=threading.Event)
+    released: threading.Event = field(default_factory=threading.Event)
 
 
 class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
@@ -153,6 +154,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
                 self._control(received.inputs)
                 continue
             context.add_callback(received.cancelled.set)
+            received.released = self.release  # before a control request can know of it
             self.requests.append(received)
             try:
                 self._session(received.inputs)
@@ -203,7 +205,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     def _interrupt(self, script: Script, done: int, received: Received) -> None:
         if script.hold_after == done:
-            while not (received.cancelled.is_set() or self.release.wait(0.01)):
+            while not (received.cancelled.is_set() or received.released.wait(0.01)):
                 continue
         if script.fail_after == done:
             raise _Failure(*script.error)
