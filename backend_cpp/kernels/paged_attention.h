@@ -61,7 +61,9 @@ struct CacheLayout {
   constexpr bool is_rounded() const { return type == CacheType::kInt8 || type == CacheType::kInt4; }
   // Sizes and offsets in bytes.
   constexpr size_t code_bytes(int dim) const { return static_cast<size_t>(block_len) * dim * bits_of(type) / 8; }
-  constexpr size_t head_bytes(int dim) const { return code_bytes(dim) + (is_rounded() ? static_cast<size_t>(block_len) * 3 : 0); }
+  constexpr size_t head_bytes(int dim) const {
+    return code_bytes(dim) + (is_rounded() ? static_cast<size_t>(block_len) * 3 : 0);
+  }
   constexpr size_t layer_bytes() const { return (head_bytes(key_dim) + head_bytes(value_dim)) * num_kv_heads; }
   constexpr size_t block_bytes() const { return layer_bytes() * num_layers; }
   constexpr size_t key_offset(int layer, int head) const { return layer * layer_bytes() + head * head_bytes(key_dim); }
