@@ -177,8 +177,8 @@ def over_http(model_path: Path, rounds: int) -> Measured:
 def full_cache(model_path: Path, rounds: int) -> Measured:
     """Return the requests a minute that a cache of fixed memory allows with values of 16, 8 and 4 bits.
 
-    All requests wait at once for the room that ``FULL_BLOCKS`` blocks of 16-bit values take; weights have 8 bits, as
-    with ``make serve``. Where the room ends a sequence waits, or gives its blocks back and is computed again.
+    All requests wait at once for the room that ``FULL_BLOCKS`` blocks of 16-bit values take; weights have
+    8 bits. Where the room ends a sequence waits, or gives its blocks back and is computed again.
     """
     requests = random_requests(FULL_REQUESTS, FULL_PROMPTS, FULL_OUTPUTS, seed=1)
     plain = engine_config(8)
