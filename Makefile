@@ -41,7 +41,7 @@ CONFIGURED := $(BUILD)/.configured-$(call digest,requirements/torch.txt requirem
 CXX_SOURCES = $(shell find backend_cpp -name '*.h' -o -name '*.cc' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 PY_SOURCES  := lmdeploy openai_gateway python_backend webui tools tests
 
-.PHONY: help serve test build bench peers bench-peers lint format typecheck sanitize screenshot lock model setup dev browser clients clean
+.PHONY: help serve test build build-tests bench peers bench-peers lint format typecheck sanitize screenshot lock model setup dev browser clients clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -85,6 +85,10 @@ $(CONFIGURED): $(RUNTIME)
 
 build: setup $(CONFIGURED) ## Compile the engine, its Python module and the Triton backend
 	$(say) 'compiling what changed (about 1 minute on 2 cores the first time)'
+	@$(CMAKE) --build $(BUILD) --target product
+
+build-tests: build
+	$(say) 'compiling the C++ tests and the emulation of CUDA (about 2 minutes on 2 cores the first time)'
 	@$(CMAKE) --build $(BUILD)
 
 model: setup ## Make the default model, once, offline
@@ -102,7 +106,7 @@ serve: build model ## Set everything up, then serve Triton, the OpenAI API and t
 browser:
 	@tools/install_browser.sh
 
-test: build dev model browser ## Set everything up, then run every test
+test: build-tests dev model browser ## Set everything up, then run every test
 	$(say) 'running the tests (about 15 minutes on 2 cores)'
 	@$(CTEST) --test-dir $(BUILD) --output-on-failure
 	@$(PY) -m pytest $(strip $(TESTS)) $(strip $(PYTEST_ARGS))

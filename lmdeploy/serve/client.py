@@ -106,7 +106,8 @@ class TritonClient:
         over = False  # nothing is left to cancel
         try:
             async with self._typed_errors(call):
-                async for response in self._responses(call, message):
+                await self._send(call, message)
+                while (response := await self._next(call)) is not None:
                     chunk = decode_chunk(response)
                     if chunk.finish_reason is not None:
                         unfinished -= 1
@@ -238,23 +239,25 @@ class TritonClient:
         """Send one request to the engine, which answers it with nothing of interest."""
         call = self._stub().ModelStreamInfer(timeout=_CANCEL_TIMEOUT)
         async with self._typed_errors(call):
-            async for _ in self._responses(call, message):
+            await self._send(call, message)
+            while await self._next(call) is not None:
                 pass
 
-    async def _responses(
-        self, call: Any, message: service_pb2.ModelInferRequest
-    ) -> AsyncGenerator[service_pb2.ModelInferResponse, None]:
-        """Send the one request of a stream and yield its responses; an error is raised once the stream has ended."""
+    async def _send(self, call: Any, message: service_pb2.ModelInferRequest) -> None:
+        """Send the one request of a stream."""
         await call.write(message)
         await call.done_writing()
-        failure: TritonUnavailable | TritonRequestError | None = None
-        while (response := await call.read()) is not grpc.aio.EOF:
-            if response.error_message:
-                failure = failure or self._told_error(response.error_message)
-            elif failure is None:
-                yield response.infer_response
-        if failure is not None:
-            raise failure
+
+    async def _next(self, call: Any) -> service_pb2.ModelInferResponse | None:
+        """Return the next response of a stream, None at its end; an error is raised once the stream has ended."""
+        response = await call.read()
+        if response is grpc.aio.EOF:
+            return None
+        if not response.error_message:
+            return response.infer_response
+        while await call.read() is not grpc.aio.EOF:
+            pass
+        raise self._told_error(response.error_message)
 
     async def _infer(self, message: service_pb2.ModelInferRequest) -> service_pb2.ModelInferResponse:
         try:
@@ -275,12 +278,12 @@ class TritonClient:
             raise TritonRequestError("INTERNAL", f"the gRPC call broke: {error}") from None
 
     def _typed_error(self, code: grpc.StatusCode, details: str | None) -> TritonUnavailable | TritonRequestError:
-        return self._error(code.name, details or "no details given")
+        return self._error(code.name, _without_ensemble(details or "no details given"))
 
     def _told_error(self, text: str) -> TritonUnavailable | TritonRequestError:
         """Return the error a stream tells. Our models put the code before it, Triton itself has none for it."""
-        told = _CODE.fullmatch(_without_ensemble(text))
-        if told:
+        text = _without_ensemble(text)
+        if told := _CODE.fullmatch(text):
             return self._error(told["code"], told["message"])
         is_away = text.startswith(_TRITON_IS_AWAY)
         return self._error("UNAVAILABLE" if is_away else "INTERNAL", text)
@@ -288,7 +291,7 @@ class TritonClient:
     def _error(self, code: str, message: str) -> TritonUnavailable | TritonRequestError:
         if code == "UNAVAILABLE":
             return TritonUnavailable(self._unavailable(message))
-        return TritonRequestError(code, _without_ensemble(message))
+        return TritonRequestError(code, message)
 
     def _unavailable(self, details: str | None) -> str:
         return f"Triton at {self.address} is not available: {details or 'no details given'}"

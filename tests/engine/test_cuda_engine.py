@@ -26,7 +26,7 @@ VARIED = ["Llama", "Gemma 2", "Falcon RW", "GPT-OSS", "DeepSeek-V2"]
 def on_cuda(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines that are made meanwhile can use CUDA."""
     if request.param == "none":
-        pytest.skip("CUDA is not built for the tests, neither emulated nor for a GPU: run `make build`")
+        pytest.skip("CUDA is not built for the tests, neither emulated nor for a GPU: run `make build-tests`")
     monkeypatch.setattr(engine_module, "_turbomind", load_device(request.param))
 
 

@@ -27,5 +27,7 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.fixture
 def cuda(request: pytest.FixtureRequest) -> CudaModule:
     if request.param == "none":
-        pytest.skip("the CUDA kernels are not built for the tests, neither emulated nor for a GPU: run `make build`")
+        pytest.skip(
+            "the CUDA kernels are not built for the tests, neither emulated nor for a GPU: run `make build-tests`"
+        )
     return load_device(request.param)
