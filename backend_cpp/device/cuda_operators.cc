@@ -5,6 +5,7 @@
 #include <string>
 
 #include "kernels/cuda/activation.h"
+#include "kernels/cuda/device_memory.h"
 #include "kernels/cuda/embedding.h"
 #include "kernels/cuda/norm.h"
 #include "kernels/cuda/rope.h"
@@ -41,10 +42,6 @@ int rounded_up_context(int context) {
   return std::max(kLeastContextBound, static_cast<int>(std::bit_ceil(static_cast<unsigned>(context))));
 }
 
-void release(void* data, size_t) {
-  cudaFree(data);
-}
-
 void release_staging(void* data, size_t) {
   cudaFreeHost(data);
 }
@@ -66,16 +63,7 @@ CudaOperators::~CudaOperators() {
 // ---- memory ----
 
 AlignedBuffer CudaOperators::allocate(size_t bytes) {
-  if (bytes == 0) return {};
-  void* data = nullptr;
-  if (cudaMalloc(&data, bytes) != cudaSuccess) {
-    cudaGetLastError();  // the next call is not to report this one
-    throw Error(ErrorCode::kUnavailable, "the GPU has no room for another " + std::to_string(bytes >> 20) + " MiB (" +
-                                             std::to_string(free_memory() >> 20) +
-                                             " MiB are free): lower cache_max_entry_count, session_len, "
-                                             "max_prefill_token_num or weight_bits, or free the GPU");
-  }
-  return AlignedBuffer(data, bytes, release);
+  return cuda::allocate(bytes);
 }
 
 AlignedBuffer CudaOperators::allocate_staging(size_t bytes) {
@@ -86,10 +74,7 @@ AlignedBuffer CudaOperators::allocate_staging(size_t bytes) {
 }
 
 size_t CudaOperators::free_memory() const {
-  size_t free_bytes = 0;
-  size_t total_bytes = 0;
-  cuda::check(cudaMemGetInfo(&free_bytes, &total_bytes), "asking for the GPU's free memory");
-  return free_bytes;
+  return cuda::free_device_memory();
 }
 
 void CudaOperators::upload(const void* source, size_t bytes, void* destination) {

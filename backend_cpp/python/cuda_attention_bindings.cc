@@ -45,7 +45,7 @@ py::tuple attention(const Array<float>& q, const Array<float>& k, const Array<fl
   params.sinks = sink_logits.data();
   const DeviceSpans shape{reinterpret_cast<const DeviceSpan*>(span_table.data()), block_table.data(),
                           static_cast<int>(spans.shape(0)), max_rows, max_context};
-  const DeviceBuffer workspace(attention_workspace_floats(params, shape) * sizeof(float));
+  const AlignedBuffer workspace = allocate(attention_workspace_floats(params, shape) * sizeof(float));
   const auto view = [](const OnDevice<float>& first, int heads, int dim) {
     return HeadsView{first.data(), 0, static_cast<size_t>(heads) * dim, heads, static_cast<size_t>(dim), dim};
   };

@@ -9,7 +9,7 @@
 #include <optional>
 #include <vector>
 
-#include "kernels/cuda/device_buffer.h"
+#include "kernels/cuda/device_memory.h"
 
 namespace turbomind::cuda {
 
@@ -20,29 +20,33 @@ using Array = pybind11::array_t<T, pybind11::array::c_style>;
 template <class T>
 using OptionalArray = std::optional<Array<T>>;
 
+inline AlignedBuffer copy_to_device(const void* source, size_t bytes) {
+  AlignedBuffer there = allocate(bytes);
+  check(cudaMemcpy(there.as<void>(), source, bytes, cudaMemcpyHostToDevice), "copying to the device");
+  return there;
+}
+
 // A copy of an array on the device; where there is none, null.
 template <class T>
 class OnDevice {
  public:
-  explicit OnDevice(const Array<T>& array) : buffer_(array.nbytes()) {
-    check(cudaMemcpy(buffer_.data(), array.data(), buffer_.size(), cudaMemcpyHostToDevice), "copying to the device");
-  }
+  explicit OnDevice(const Array<T>& array)
+      : buffer_(copy_to_device(array.data(), static_cast<size_t>(array.nbytes()))) {}
   explicit OnDevice(const OptionalArray<T>& array) {
     if (array) *this = OnDevice(*array);
   }
-  T* data() const { return static_cast<T*>(buffer_.data()); }
+  T* data() const { return buffer_.template as<T>(); }
 
   // Waits for the device. `like` gives the shape.
   Array<T> fetch(const Array<T>& like) const {
     check(cudaDeviceSynchronize(), "running an operator");
     Array<T> result(std::vector<pybind11::ssize_t>(like.shape(), like.shape() + like.ndim()));
-    check(cudaMemcpy(result.mutable_data(), buffer_.data(), buffer_.size(), cudaMemcpyDeviceToHost),
-          "copying from the device");
+    check(cudaMemcpy(result.mutable_data(), data(), buffer_.size(), cudaMemcpyDeviceToHost), "copying from the device");
     return result;
   }
 
  private:
-  DeviceBuffer buffer_;
+  AlignedBuffer buffer_;
 };
 
 void bind_attention(pybind11::module_& m);

@@ -12,19 +12,22 @@ namespace py = pybind11;
 
 namespace turbomind::cuda {
 
-TestScratch::TestScratch(size_t bytes) : gemm_(make_gemm()), memory_(bytes) {}
+TestScratch::TestScratch(size_t bytes) : gemm_(make_gemm()), memory_(allocate(bytes)) {}
 
 LinearScratch TestScratch::view() const {
-  return {gemm_.get(), {memory_.data(), memory_.size()}, counters_.data()};
+  return {gemm_.get(), {memory_.as<void>(), memory_.size()}, counters_.data()};
 }
 
 WeightOnDevice::WeightOnDevice(const py::array& weight, const OptionalArray<float>& bias,
                                const OptionalArray<uint16_t>& scales, const OptionalArray<uint8_t>& zeros,
                                const OptionalArray<int32_t>& input_order, int format, int out_features, int in_features,
                                int group)
-    : data_(weight.nbytes()), bias_(bias), scales_(scales), zeros_(zeros), input_order_(input_order) {
-  check(cudaMemcpy(data_.data(), weight.data(), data_.size(), cudaMemcpyHostToDevice), "copying to the device");
-  view_ = {data_.data(),
+    : data_(copy_to_device(weight.data(), static_cast<size_t>(weight.nbytes()))),
+      bias_(bias),
+      scales_(scales),
+      zeros_(zeros),
+      input_order_(input_order) {
+  view_ = {data_.as<void>(),
            static_cast<WeightFormat>(format),
            out_features,
            in_features,

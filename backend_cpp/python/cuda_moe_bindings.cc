@@ -68,8 +68,7 @@ void bind_moe(py::module_& m) {
                           const Array<int32_t>& chosen, const Array<float>& weights, const Array<float>& y) {
     std::vector<ExpertWeight> experts;
     for (size_t e = 0; e < gate_up.size(); ++e) experts.push_back({gate_up[e]->view(), down[e]->view()});
-    const DeviceBuffer table(experts.size() * sizeof(ExpertWeight));
-    check(cudaMemcpy(table.data(), experts.data(), table.size(), cudaMemcpyHostToDevice), "copying to the device");
+    const AlignedBuffer table = copy_to_device(experts.data(), experts.size() * sizeof(ExpertWeight));
     const ExpertTable view{experts[0], table.as<ExpertWeight>(), static_cast<int>(experts.size())};
     const OnDevice<float> inputs(x);
     const OnDevice<int32_t> indices(chosen);

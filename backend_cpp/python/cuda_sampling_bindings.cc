@@ -20,8 +20,7 @@ class RowsOnDevice {
   // One dictionary a row, with the names of SamplingRow; arrays where it has pointers.
   explicit RowsOnDevice(const std::vector<py::dict>& rows) {
     for (const py::dict& given : rows) rows_.push_back(read(given));
-    table_ = DeviceBuffer(rows_.size() * sizeof(SamplingRow));
-    check(cudaMemcpy(table_.data(), rows_.data(), table_.size(), cudaMemcpyHostToDevice), "copying to the device");
+    table_ = copy_to_device(rows_.data(), rows_.size() * sizeof(SamplingRow));
   }
   const SamplingRow* data() const { return table_.as<SamplingRow>(); }
 
@@ -31,9 +30,7 @@ class RowsOnDevice {
     if (!given.contains(name)) return nullptr;
     const auto array = given[name].cast<Array<T>>();
     if (count != nullptr) *count = static_cast<int>(array.shape(0));
-    held_.emplace_back(array.nbytes());
-    check(cudaMemcpy(held_.back().data(), array.data(), held_.back().size(), cudaMemcpyHostToDevice),
-          "copying to the device");
+    held_.push_back(copy_to_device(array.data(), static_cast<size_t>(array.nbytes())));
     return held_.back().template as<T>();
   }
 
@@ -61,18 +58,16 @@ class RowsOnDevice {
       for (const auto& [token, bias] : given["biases"].cast<std::vector<std::pair<int32_t, float>>>()) {
         biases.push_back({token, bias});
       }
-      held_.emplace_back(biases.size() * sizeof(TokenBias));
-      check(cudaMemcpy(held_.back().data(), biases.data(), held_.back().size(), cudaMemcpyHostToDevice),
-            "copying to the device");
+      held_.push_back(copy_to_device(biases.data(), biases.size() * sizeof(TokenBias)));
       row.biases = held_.back().as<TokenBias>();
       row.bias_count = static_cast<int>(biases.size());
     }
     return row;
   }
 
-  std::list<DeviceBuffer> held_;
+  std::list<AlignedBuffer> held_;
   std::vector<SamplingRow> rows_;
-  DeviceBuffer table_;
+  AlignedBuffer table_;
 };
 
 }  // namespace
@@ -85,8 +80,8 @@ void bind_sampling(py::module_& m) {
     const OnDevice<int32_t> chosen(tokens);
     const int count = static_cast<int>(logits.shape(0));
     const int vocab_size = static_cast<int>(logits.shape(1));
-    const DeviceBuffer memory(sampling_scratch_bytes(vocab_size, count));
-    sample(nullptr, {memory.data(), memory.size()}, wanted.data(), values.data(), vocab_size, count, chosen.data());
+    const AlignedBuffer memory = allocate(sampling_scratch_bytes(vocab_size, count));
+    sample(nullptr, {memory.as<void>(), memory.size()}, wanted.data(), values.data(), vocab_size, count, chosen.data());
     return py::make_tuple(chosen.fetch(tokens), values.fetch(logits));
   });
   // One row's seen [vocab / 32 rounded up] and counts [vocab] after tokens [n] were noted one after another.
@@ -97,8 +92,7 @@ void bind_sampling(py::module_& m) {
     SamplingRow row;
     row.seen = bits.data();
     row.counts = times.data();
-    const DeviceBuffer table(sizeof(row));
-    check(cudaMemcpy(table.data(), &row, sizeof(row), cudaMemcpyHostToDevice), "copying to the device");
+    const AlignedBuffer table = copy_to_device(&row, sizeof(row));
     for (py::ssize_t i = 0; i < tokens.size(); ++i) {
       note_tokens(nullptr, table.as<SamplingRow>(), noted.data() + i, 1);
     }

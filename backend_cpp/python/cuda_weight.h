@@ -18,7 +18,7 @@ class TestScratch {
 
  private:
   std::unique_ptr<Gemm> gemm_;
-  DeviceBuffer memory_;
+  AlignedBuffer memory_;
   SplitCounters counters_;
 };
 
@@ -31,7 +31,7 @@ class WeightOnDevice {
   const LinearWeight& view() const { return view_; }
 
  private:
-  DeviceBuffer data_;
+  AlignedBuffer data_;
   OnDevice<float> bias_;
   OnDevice<uint16_t> scales_;
   OnDevice<uint8_t> zeros_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/device_memory.h"
 #include "kernels/cuda/linear_kernels.h"
 #include "kernels/cuda/round_rows.h"
 #include "kernels/cuda/weight_slab.cuh"
@@ -95,8 +96,8 @@ void many_rows(cudaStream_t stream, const LinearScratch& scratch, const LinearWe
 
 }  // namespace
 
-SplitCounters::SplitCounters() : buffer_(kSplitCounters * sizeof(int32_t)) {
-  check(cudaMemset(buffer_.data(), 0, buffer_.size()), "zeroing counters");
+SplitCounters::SplitCounters() : buffer_(allocate(kSplitCounters * sizeof(int32_t))) {
+  check(cudaMemset(data(), 0, buffer_.size()), "zeroing counters");
 }
 
 size_t linear_scratch_bytes(const LinearWeight& weight, int rows) {

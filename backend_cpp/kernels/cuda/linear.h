@@ -12,7 +12,7 @@
 // device pointers, aligned to 16 bytes.
 #pragma once
 
-#include "kernels/cuda/device_buffer.h"
+#include "base/aligned_buffer.h"
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/scratch.h"
 #include "kernels/heads_view.h"
@@ -34,7 +34,7 @@ class SplitCounters {
   int32_t* data() const { return buffer_.as<int32_t>(); }
 
  private:
-  DeviceBuffer buffer_;
+  AlignedBuffer buffer_;
 };
 
 // The scratch memory that a call with up to `rows` rows takes.
