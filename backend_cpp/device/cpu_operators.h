@@ -1,6 +1,9 @@
 // The operators on the CPU: kernels/cpu on a pool of threads.
 #pragma once
 
+#include <utility>
+#include <vector>
+
 #include "base/thread_pool.h"
 #include "device/operators.h"
 
@@ -19,7 +22,7 @@ class CpuOperators final : public Operators {
   void download(const void* source, size_t bytes, void* destination) override;
   void fill_zero(void* data, size_t bytes) override;
 
-  void set_spans(const std::vector<AttentionSpan>& spans, int) override { spans_ = spans; }
+  void set_spans(std::vector<AttentionSpan> spans, int) override { spans_ = std::move(spans); }
 
   void embed(const LinearWeight& table, const int32_t* tokens, int rows, float scale, float* y) override;
   void gather_rows(const float* x, const int32_t* indices, int count, int size, float* y) override;

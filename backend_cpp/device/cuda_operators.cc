@@ -113,7 +113,7 @@ int CudaOperators::padded_rows(int rows, bool is_decoding) const {
   return is_decoding && rows <= kMostRepeatedRows ? rounded_up_rows(rows) : rows;
 }
 
-void CudaOperators::set_spans(const std::vector<AttentionSpan>& spans, int block_len) {
+void CudaOperators::set_spans(std::vector<AttentionSpan> spans, int block_len) {
   const auto blocks_of = [block_len](const AttentionSpan& span) {
     return static_cast<size_t>((span.first_position + span.count + block_len - 1) / block_len);
   };

@@ -33,7 +33,7 @@ class CudaOperators final : public Operators {
   void fill_zero(void* data, size_t bytes) override;
 
   int padded_rows(int rows, bool is_decoding) const override;
-  void set_spans(const std::vector<AttentionSpan>& spans, int block_len) override;
+  void set_spans(std::vector<AttentionSpan> spans, int block_len) override;
   void run_step(int rows, bool is_repeatable, const std::function<void()>& body) override;
 
   void embed(const LinearWeight& table, const int32_t* tokens, int rows, float scale, float* y) override;

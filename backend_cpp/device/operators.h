@@ -54,7 +54,7 @@ class Operators {
     return rows;
   }
   // The spans (host) of the step that follows, over cache blocks of so many tokens.
-  virtual void set_spans(const std::vector<AttentionSpan>& spans, int block_len) = 0;
+  virtual void set_spans(std::vector<AttentionSpan> spans, int block_len) = 0;
   // Runs `body`, the operators of a step of `rows` rows; where it is repeatable, maybe by doing again what it did for
   // an earlier step of so many rows. Whatever differs between repeatable steps lies in memory uploaded before.
   virtual void run_step(int rows, bool is_repeatable, const std::function<void()>& body) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 namespace turbomind {
 
@@ -54,7 +55,7 @@ void SelfAttention::begin_step(Operators& ops, const StepInput& input) {
   for (const StepSpan& span : input.spans) {
     spans.push_back({span.first_row, span.count, span.first_position, span.blocks->data()});
   }
-  ops.set_spans(spans, layout_.block_len);
+  ops.set_spans(std::move(spans), layout_.block_len);
   params_ = {};
   params_.layout = layout_;
   params_.pool = cache_.as<std::byte>();
