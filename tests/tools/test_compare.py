@@ -16,12 +16,12 @@ from tests.support.tiny_models import make_tiny_llama
 from tools.bench import matches, quiet
 from tools.bench.compare import PARTS, part_names
 from tools.bench.inprocess import in_process
-from tools.bench.matches import GREEDY, MATCHES, Match
+from tools.bench.matches import MATCHES, Match
 from tools.bench.peers.places import llama_tool
 from tools.bench.report import busy_share
 from tools.bench.stats import Record
 from tools.bench.targets import LIMIT, OURS, TARGETS, rows, unmeasured
-from tools.bench.workload import TokenRequest
+from tools.bench.workload import GREEDY, TokenRequest
 
 
 @pytest.fixture(autouse=True)

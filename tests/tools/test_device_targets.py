@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from tools.bench import device_targets
-from tools.bench.device_targets import Finding
+from tools.bench.device_targets import Bench, Finding
 from tools.bench.random_model import SHAPES, write
 
 
@@ -21,6 +21,9 @@ def test_a_random_model_is_a_checkpoint_that_transformers_reads(shape: str, tmp_
     text = "Größe, 大小"
     tokenizer = AutoTokenizer.from_pretrained(directory)
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    assert tokenizer.apply_chat_template(said, tokenize=False) == "a\nb\n"
+    assert GenerationConfig.from_pretrained(directory).eos_token_id == 257
 
 
 def test_every_line_of_the_table_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,6 +41,19 @@ def test_every_line_of_the_table_is_measured(tmp_path: Path, monkeypatch: pytest
     }
     assert all(line["value"] > 0 for line in found.values())
     assert found["prefill of 64: of the matrix products' rate"]["target"] == 0.65
+
+
+def test_what_was_measured_before_a_failure_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(bench: Bench) -> tuple[float, float]:
+        raise RuntimeError("out of memory")
+
+    report = tmp_path / "report.json"
+    monkeypatch.setattr(Bench, "prefill_share", fail)
+    monkeypatch.setattr(Bench, "step_seconds", lambda *_: 0.01)
+    monkeypatch.setattr(sys, "argv", ["device_targets", "--shape", "tiny", "--device", "cpu", "--json", str(report)])
+    with pytest.raises(RuntimeError, match="out of memory"):
+        device_targets.main()
+    assert len(json.loads(report.read_text())["found"]) == 5
 
 
 def test_a_promise_is_kept_from_its_value_on() -> None:

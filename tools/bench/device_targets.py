@@ -10,20 +10,19 @@ import argparse
 import random
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from lmdeploy.messages import TurbomindEngineConfig
 from lmdeploy.turbomind.engine_dir import resolve
 from tools.bench import arguments as flags
 from tools.bench.inprocess import in_process
-from tools.bench.matches import GREEDY
 from tools.bench.random_model import SHAPES, write
 from tools.bench.report import table, write_report
 from tools.bench.roofline import ModelCost, model_cost
 from tools.bench.stats import median, steady_rate
-from tools.bench.workload import TokenRequest
+from tools.bench.workload import GREEDY, TokenRequest
 
 _ROUNDS = 3
 _COPY_BYTES = 1 << 30
@@ -196,32 +195,30 @@ class Bench:
         return median(rates[1:])
 
 
-def measure(bench: Bench, sizes: Sizes, beside_transformers: bool) -> list[Finding]:
-    """Return every line of the table."""
-    found = []
+def measure(bench: Bench, sizes: Sizes, beside_transformers: bool) -> Iterator[Finding]:
+    """Yield every line of the table, each as soon as it is known."""
     alone, share = bench.bandwidth_share(bench.config(1), 1, 128)
-    found += [
-        Finding("decode, batch 1: tokens/s", 1 / alone),
-        Finding("decode, batch 1: of the bandwidth", share, 0.85),
-    ]
+    yield Finding("decode, batch 1: tokens/s", 1 / alone)
+    yield Finding("decode, batch 1: of the bandwidth", share, 0.85)
     batch, context = sizes.batch, sizes.batch_context
     crowd, share = bench.bandwidth_share(bench.config(batch), batch, context)
     name = f"decode, batch {batch}, context {context}"
-    found += [Finding(f"{name}: tokens/s", batch / crowd), Finding(f"{name}: of the bandwidth", share, 0.75)]
+    yield Finding(f"{name}: tokens/s", batch / crowd)
+    yield Finding(f"{name}: of the bandwidth", share, 0.75)
     rounded = bench.step_seconds(bench.config(1, weight_bits=4), 1, 128)
-    found.append(Finding("decode, batch 1, 4-bit weights: times bfloat16", alone / rounded, 2.4))
+    yield Finding("decode, batch 1, 4-bit weights: times bfloat16", alone / rounded, 2.4)
     rate, share = bench.prefill_share()
     name = f"prefill of {sizes.prefill}"
-    found += [Finding(f"{name}: tokens/s", rate), Finding(f"{name}: of the matrix products' rate", share, 0.65)]
+    yield Finding(f"{name}: tokens/s", rate)
+    yield Finding(f"{name}: of the matrix products' rate", share, 0.65)
     plain = bench.full_cache_rate(0)
     for bits, target in ((8, 1.27), (4, 1.39)):
         name = f"full cache, {bits}-bit: requests, times those of 16-bit"
-        found.append(Finding(name, bench.full_cache_rate(bits) / plain, target))
+        yield Finding(name, bench.full_cache_rate(bits) / plain, target)
     if beside_transformers:
         for batch, target in ((1, 3.0), (32, 4.0)):
             times = bench.own_rate(batch) / bench.transformers_rate(batch)
-            found.append(Finding(f"batch {batch}: times transformers generate", times, target))
-    return found
+            yield Finding(f"batch {batch}: times transformers generate", times, target)
 
 
 def main() -> None:
@@ -237,16 +234,20 @@ def main() -> None:
     print(f"limits: {limits.bandwidth / 1e9:.0f} GB/s copied, {limits.matmul / 1e12:.3g} TFLOP/s bfloat16", flush=True)
     with tempfile.TemporaryDirectory() as directory:
         model = write(arguments.shape, Path(directory) / arguments.shape, arguments.device)
-        found = measure(Bench(model, arguments.device, sizes, limits), sizes, arguments.transformers)
+        found: list[Finding] = []
+        for finding in measure(Bench(model, arguments.device, sizes, limits), sizes, arguments.transformers):
+            found.append(finding)
+            print(*finding.cells(), flush=True)
+            # After each: whoever ends this program early has what it found until then.
+            write_report(
+                arguments.json,
+                "device_targets",
+                shape=arguments.shape,
+                device=arguments.device,
+                device_limits=asdict(limits),
+                found=[asdict(finding) for finding in found],
+            )
     print(table(["workload", "value", "target", ""], [finding.cells() for finding in found]), flush=True)
-    write_report(
-        arguments.json,
-        "device_targets",
-        shape=arguments.shape,
-        device=arguments.device,
-        device_limits={"bandwidth": limits.bandwidth, "matmul": limits.matmul},
-        found=[{"workload": f.workload, "value": f.value, "target": f.target} for f in found],
-    )
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lmdeploy.messages import GenerationConfig, TurbomindEngineConfig
+from lmdeploy.messages import TurbomindEngineConfig
 from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.turbomind.engine_dir import resolve
 from tools.bench.inprocess import in_process
@@ -25,9 +25,8 @@ from tools.bench.server import running_server
 from tools.bench.stats import Record, median, steady_rate
 from tools.bench.targets import OURS
 from tools.bench.turns import take_turns
-from tools.bench.workload import Lengths, TokenRequest, random_requests, token_requests
+from tools.bench.workload import GREEDY, Lengths, TokenRequest, random_requests, token_requests
 
-GREEDY = GenerationConfig(do_sample=False)
 MOST_STREAMS = 32
 PREFILLS = 2  # prompts of a measurement
 HTTP_STREAMS = 16

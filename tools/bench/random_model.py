@@ -66,10 +66,11 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 _SPREAD = 0.02  # of the random weights
+_CHAT_TEMPLATE = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
 
 
 def write(shape: str, directory: Path, device: str = "cpu") -> Path:
-    """Write a bfloat16 checkpoint, a file a layer, and a tokenizer whose tokens are bytes.
+    """Write a bfloat16 checkpoint, a file a layer, and a tokenizer whose tokens are bytes, with a chat template.
 
     Parameters
     ----------
@@ -99,6 +100,7 @@ def write(shape: str, directory: Path, device: str = "cpu") -> Path:
         empty.pop("lm_head.weight", None)
     directory.mkdir(parents=True, exist_ok=True)
     config.save_pretrained(directory)
+    transformers.GenerationConfig.from_model_config(config).save_pretrained(directory)
     _write_tokenizer(directory)
 
     files: dict[str, dict[str, Any]] = {}
@@ -126,7 +128,9 @@ def _write_tokenizer(directory: Path) -> None:
     tokenizer = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>").save_pretrained(directory)
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", chat_template=_CHAT_TEMPLATE
+    ).save_pretrained(directory)
 
 
 def main() -> None:

@@ -5,6 +5,8 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
+from lmdeploy.messages import GenerationConfig
+
 # Common words: about one token each in every tokenizer.
 WORDS = (
     "the of and to in is that it was for on are as with his they at be this from have or by one had not but what all "
@@ -17,6 +19,8 @@ WORDS = (
     "set own under read last never us left end along while might next sound below saw something thought both few those "
     "always looked show large often together asked house world going want school important until form food keep"
 ).split()
+
+GREEDY = GenerationConfig(do_sample=False)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from lmdeploy.messages import GenerationConfig
 from tools.bench.inprocess import InProcess
 from tools.bench.over_http import run_over_http
 from tools.bench.peers.genai import GenAI, genai
@@ -14,11 +13,10 @@ from tools.bench.peers.hf import Transformers
 from tools.bench.peers.llama_cpp import serving
 from tools.bench.peers.places import gguf, why_missing
 from tools.bench.stats import Summary, duration, summarize
-from tools.bench.workload import Request, TokenRequest
+from tools.bench.workload import GREEDY, Request, TokenRequest
 
 # Answers requests, so many at a time.
 Runner = Callable[[Sequence[Request], int], Summary]
-_GREEDY = GenerationConfig(do_sample=False)
 
 
 @contextmanager
@@ -71,7 +69,7 @@ def longest_request(requests: Sequence[TokenRequest]) -> int:
 
 def _over_http(url: str) -> Runner:
     def run(requests: Sequence[Request], concurrency: int) -> Summary:
-        return run_over_http(url, requests, concurrency, _GREEDY)
+        return run_over_http(url, requests, concurrency, GREEDY)
 
     return run
 
