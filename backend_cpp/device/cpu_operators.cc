@@ -115,6 +115,10 @@ void CpuOperators::add_scaled(float scale, const float* x, int rows, int size, f
   turbomind::add_scaled(pool_, scale, x, rows, size, y);
 }
 
+void CpuOperators::all_reduce(float* x, size_t count) {
+  if (place_.exchange) place_.exchange->all_reduce(place_.rank, x, count);
+}
+
 AttentionParams CpuOperators::with_spans(AttentionParams params) const {
   params.spans = spans_.data();
   params.span_count = static_cast<int>(spans_.size());

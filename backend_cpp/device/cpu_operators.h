@@ -1,18 +1,27 @@
 // The operators on the CPU: kernels/cpu on a pool of threads.
 #pragma once
 
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include "base/thread_pool.h"
+#include "device/host_exchange.h"
 #include "device/operators.h"
 
 namespace turbomind {
 
+// Which rank of a group somebody is; of none, without an exchange.
+struct RankPlace {
+  std::shared_ptr<HostExchange> exchange;
+  int rank = 0;
+};
+
 class CpuOperators final : public Operators {
  public:
   // threads 0: all CPUs.
-  explicit CpuOperators(int threads) : pool_(threads > 0 ? threads : available_cpu_count()) {}
+  explicit CpuOperators(int threads, RankPlace place = {})
+      : place_(std::move(place)), pool_(threads > 0 ? threads : available_cpu_count()) {}
 
   bool shares_host_memory() const override { return true; }
   AlignedBuffer allocate(size_t bytes) override { return AlignedBuffer(bytes); }
@@ -38,6 +47,7 @@ class CpuOperators final : public Operators {
   void clamp(float limit, int rows, int size, float* x) override;
   void scale_and_cap(float scale, float softcap, int rows, int size, float* x) override;
   void add_scaled(float scale, const float* x, int rows, int size, float* y) override;
+  void all_reduce(float* x, size_t count) override;
   void write_cache(const AttentionParams& params, const HeadsView& k, const HeadsView& v) override;
   void paged_attention(const AttentionParams& params, const HeadsView& q, float* out) override;
   void route(const RouterParams& params, const float* logits, int rows, int32_t* experts, float* weights) override;
@@ -47,6 +57,7 @@ class CpuOperators final : public Operators {
  private:
   AttentionParams with_spans(AttentionParams params) const;
 
+  RankPlace place_;
   ThreadPool pool_;
   LinearScratch linear_scratch_;
   ExpertScratch expert_scratch_;

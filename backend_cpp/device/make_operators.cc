@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "device/cpu_operators.h"
+#include "device/cpu_rank_group.h"
 
 namespace turbomind {
 
@@ -32,6 +33,11 @@ std::unique_ptr<Operators> make_operators(const std::string& device, int threads
     throw invalid_argument("device is cuda, but this build has the CPU only; make build CUDA=1 adds it");
   }
   return cuda_build()->make();
+}
+
+std::unique_ptr<RankGroup> make_rank_group(const std::string& device, int ranks, int threads) {
+  if (device != "cpu") throw invalid_argument("tp=" + std::to_string(ranks) + " needs device cpu, got " + device);
+  return std::make_unique<CpuRankGroup>(ranks, threads);
 }
 
 }  // namespace turbomind

@@ -85,6 +85,13 @@ class Operators {
   virtual void scale_and_cap(float scale, float softcap, int rows, int size, float* x) = 0;
   virtual void add_scaled(float scale, const float* x, int rows, int size, float* y) = 0;
 
+  // Each element becomes its sum over the ranks the model is spread over, the same bits on all of them
+  // (device/rank_group.h). All ranks call it with as many elements; throws Error when another has failed.
+  virtual void all_reduce(float* x, size_t count) {
+    (void)x;
+    (void)count;
+  }
+
   // Of params.spans, what set_spans got is used.
   virtual void write_cache(const AttentionParams& params, const HeadsView& k, const HeadsView& v) = 0;
   virtual void paged_attention(const AttentionParams& params, const HeadsView& q, float* out) = 0;

@@ -2,13 +2,17 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
+#include <vector>
 
 #include "base/error.h"
+#include "base/thread_pool.h"
 #include "device/operators.h"
 #include "engine/load_grammar.h"
 #include "kernels/paged_attention.h"
 #include "model/long_context.h"
 #include "model/native_runner.h"
+#include "model/parallel_runner.h"
 
 namespace turbomind {
 
@@ -87,6 +91,30 @@ LongContext long_context(const Json& settings) {
   return result;
 }
 
+// The model whole, or spread over `tp` ranks.
+std::unique_ptr<ModelRunner> make_runner(const ModelSpec& spec, const Json& settings, const std::string& device,
+                                         const Checkpoint& checkpoint, int max_rows) {
+  const WeightOptions options = weight_options(settings, spec);
+  const CacheType cache = cache_type(settings, options.dtype);
+  const int threads = setting(settings, "threads", 0);
+  const int ranks = setting(settings, "tp", 1);
+  if (ranks < 1) throw invalid_argument("tp must be >= 1, got 0");
+  if (ranks == 1) {
+    return std::make_unique<NativeRunner>(make_operators(device, threads), Shard::whole(spec), checkpoint, options,
+                                          cache, max_rows, threads);
+  }
+  const int group = std::lcm(checkpoint.input_group(), options.bits != 0 ? options.group : 1);
+  std::vector<Shard> shards;
+  for (int rank = 0; rank < ranks; ++rank) shards.push_back(Shard::of(spec, rank, ranks, group));
+  const std::shared_ptr<RankGroup> devices = make_rank_group(device, ranks, threads);
+  const int loading_threads = std::max(1, (threads > 0 ? threads : available_cpu_count()) / ranks);
+  const auto make = [&](int rank) {
+    return std::make_unique<NativeRunner>(devices->make_operators(rank), shards[static_cast<size_t>(rank)], checkpoint,
+                                          options, cache, max_rows, loading_threads);
+  };
+  return std::make_unique<ParallelRunner>(devices, make, device == "cpu");
+}
+
 // cache_max_entry_count below 1 is a share of the free memory; from 1 on, a number of blocks.
 int cache_block_count(const Json& settings, const EngineConfig& config, ModelRunner& runner, size_t limit) {
   const Json* given = settings.find("cache_max_entry_count");
@@ -139,12 +167,9 @@ LoadedEngine load_engine(const std::string& directory, const Json& settings) {
   config.eos_token_ids = spec.eos_token_ids;
 
   TokenTable tokens = TokenTable::from_file(directory + "/token_bytes.bin");
-  const WeightOptions options = weight_options(settings, spec);
   const Checkpoint checkpoint(directory);
   check_model_format(settings, checkpoint);
-  const int threads = setting(settings, "threads", 0);
-  auto runner = std::make_unique<NativeRunner>(make_operators(device, threads), spec, checkpoint, options,
-                                               cache_type(settings, options.dtype), config.max_step_tokens, threads);
+  std::unique_ptr<ModelRunner> runner = make_runner(spec, settings, device, checkpoint, config.max_step_tokens);
   config.block_count = cache_block_count(settings, config, *runner, defaults.cache_limit);
   LoadedEngine loaded;
   auto compiler = load_grammar_compiler(tokens, spec.vocab_size, spec.eos_token_ids, loaded.no_grammar_reason);

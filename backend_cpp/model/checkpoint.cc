@@ -1,11 +1,14 @@
 #include "model/checkpoint.h"
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <numeric>
 #include <string_view>
 
 #include "base/error.h"
 #include "model/mxfp4.h"
+#include "model/pack_stored_codes.h"
 
 namespace turbomind {
 
@@ -17,6 +20,34 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   std::string text = "[";
   for (size_t i = 0; i < shape.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
   return text + "]";
+}
+
+// The least common multiple of the groups that the kernels give the codes in an expression.
+int group_in(const Json& expression) {
+  const std::string& op = expression.at("op").as_string();
+  if (op == "quantized") {
+    const auto stored = static_cast<int>(expression.at("group").as_int());
+    return stored > 0 && stored % 8 == 0 ? kernel_group(stored) : 1;  // others are refused when they are read
+  }
+  int group = 1;
+  if (op == "load") return group;
+  for (const Json& argument : expression.at("args").as_array()) group = std::lcm(group, group_in(argument));
+  return group;
+}
+
+// What an extent keeps of parts that are joined along dimension 0.
+std::vector<StoredValue> kept_rows(const std::vector<StoredValue>& parts, const Extent& extent) {
+  std::vector<StoredValue> kept;
+  for (const Extent::Range& range : extent.ranges()) {
+    int first = 0;
+    for (const StoredValue& part : parts) {
+      const int last = first + static_cast<int>(part.shape()[0]);
+      const Extent::Range inside{std::max(range.begin, first), std::min(range.end, last)};
+      if (inside.begin < inside.end) kept.push_back(part.rows({inside.begin - first, inside.end - first}));
+      first = last;
+    }
+  }
+  return kept;
 }
 
 }  // namespace
@@ -99,7 +130,15 @@ std::vector<StoredValue> Checkpoint::evaluate(const Json& expression) const {
   return {StoredValue(std::make_shared<const StoredCodes>(expression, tensors))};
 }
 
-std::vector<StoredValue> Checkpoint::checked_parts(const std::string& name, const std::vector<int64_t>& shape) const {
+int Checkpoint::input_group() const {
+  int group = 1;
+  for (const auto& [name, expression] : manifest_.at("tensors").as_object()) {
+    group = std::lcm(group, group_in(expression));
+  }
+  return group;
+}
+
+std::vector<StoredValue> Checkpoint::checked_parts(const std::string& name, const std::vector<Extent>& shape) const {
   std::vector<int64_t> found;
   std::vector<StoredValue> all = evaluate(manifest_.at("tensors").at(name));
   for (const StoredValue& part : all) {
@@ -111,11 +150,18 @@ std::vector<StoredValue> Checkpoint::checked_parts(const std::string& name, cons
       found[0] += sizes[0];
     }
   }
-  if (found != shape) throw invalid_argument("expected shape " + shape_text(shape) + ", got " + shape_text(found));
+  std::vector<int64_t> expected;
+  for (const Extent& extent : shape) expected.push_back(extent.whole());
+  if (found != expected) {
+    throw invalid_argument("expected shape " + shape_text(expected) + ", got " + shape_text(found));
+  }
+  if (!shape[0].is_whole()) all = kept_rows(all, shape[0]);
+  if (shape.size() < 2 || shape[1].is_whole()) return all;
+  for (StoredValue& part : all) part = part.inputs(shape[1].ranges().at(0));
   return all;
 }
 
-std::vector<StoredValue> Checkpoint::parts(const std::string& name, const std::vector<int64_t>& shape) const {
+std::vector<StoredValue> Checkpoint::parts(const std::string& name, const std::vector<Extent>& shape) const {
   try {
     return checked_parts(name, shape);
   } catch (const Error& error) {
@@ -124,7 +170,7 @@ std::vector<StoredValue> Checkpoint::parts(const std::string& name, const std::v
 }
 
 template <class T>
-void Checkpoint::read(const std::string& name, const std::vector<int64_t>& shape, T* destination) const {
+void Checkpoint::read(const std::string& name, const std::vector<Extent>& shape, T* destination) const {
   try {
     for (const StoredValue& part : checked_parts(name, shape)) {
       const StoredTensor numbers = part.numbers();
@@ -136,8 +182,8 @@ void Checkpoint::read(const std::string& name, const std::vector<int64_t>& shape
   }
 }
 
-template void Checkpoint::read<float>(const std::string&, const std::vector<int64_t>&, float*) const;
-template void Checkpoint::read<bf16>(const std::string&, const std::vector<int64_t>&, bf16*) const;
-template void Checkpoint::read<half>(const std::string&, const std::vector<int64_t>&, half*) const;
+template void Checkpoint::read<float>(const std::string&, const std::vector<Extent>&, float*) const;
+template void Checkpoint::read<bf16>(const std::string&, const std::vector<Extent>&, bf16*) const;
+template void Checkpoint::read<half>(const std::string&, const std::vector<Extent>&, half*) const;
 
 }  // namespace turbomind

@@ -9,6 +9,7 @@
 #include "base/json.h"
 #include "base/mapped_file.h"
 #include "kernels/types.h"
+#include "model/extent.h"
 #include "model/stored_tensor.h"
 #include "model/stored_value.h"
 
@@ -33,16 +34,20 @@ class Checkpoint {
   bool has(const std::string& name) const;
   // hf for numbers; awq or gptq.
   std::string weight_format() const;
-  // Evaluates tensor `name` into `destination` (row-major, converted to T, rounded to nearest even).
-  // Throws Error when its shape is not `shape`.
+  // Least number of neighbouring inputs that packed codes can be divided by: the least common multiple of their groups;
+  // 1 where there are none.
+  int input_group() const;
+  // Evaluates what `shape` keeps of tensor `name` into `destination` (row-major, converted to T, rounded to nearest
+  // even). Throws Error when the tensor's shape is not that.
   template <class T>
-  void read(const std::string& name, const std::vector<int64_t>& shape, T* destination) const;
-  // What tensor `name` is joined of along dimension 0, in order. Throws Error when its shape is not `shape`.
-  std::vector<StoredValue> parts(const std::string& name, const std::vector<int64_t>& shape) const;
+  void read(const std::string& name, const std::vector<Extent>& shape, T* destination) const;
+  // What that part of tensor `name` is joined of along dimension 0, in order. Only the first two dimensions can be cut,
+  // the second in one piece. Throws Error when the tensor's shape is not `shape`.
+  std::vector<StoredValue> parts(const std::string& name, const std::vector<Extent>& shape) const;
 
  private:
   std::vector<StoredValue> evaluate(const Json& expression) const;
-  std::vector<StoredValue> checked_parts(const std::string& name, const std::vector<int64_t>& shape) const;
+  std::vector<StoredValue> checked_parts(const std::string& name, const std::vector<Extent>& shape) const;
 
   Json manifest_;
   std::vector<SafetensorsFile> files_;

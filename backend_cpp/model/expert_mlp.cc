@@ -5,15 +5,17 @@
 
 namespace turbomind {
 
-ExpertWeights ExpertWeights::load(const ModelSpec& spec, const WeightReader& read, const std::string& prefix) {
+ExpertWeights ExpertWeights::load(const Shard& shard, const WeightReader& read, const std::string& prefix) {
+  const ModelSpec& spec = shard.spec;
   const MoeSpec& moe = *spec.moe;
   const int hidden = spec.hidden_size;
   const DType dtype = read.options().dtype;
   ExpertWeights weights;
-  const auto expert = [&](const std::string& name, int size) {
+  const auto expert = [&](const std::string& name, const Extent& channels) {
     const bool bias = spec.mlp.bias;
-    return ExpertWeight{weights.arena.add(read.linear(name + ".gate_up", 2 * size, hidden, bias)),
-                        weights.arena.add(read.linear(name + ".down", hidden, size, bias))};
+    return ExpertWeight{
+        weights.arena.add(read.linear(name + ".gate_up", Extent::joined({channels, channels}), hidden, bias)),
+        weights.arena.add(read.linear(name + ".down", hidden, channels, bias))};
   };
   weights.router = read.matrix(prefix + "router.weight", moe.num_experts, hidden, dtype);
   if (moe.router.bias) {
@@ -22,10 +24,10 @@ ExpertWeights ExpertWeights::load(const ModelSpec& spec, const WeightReader& rea
   }
   if (moe.router.has_correction) weights.correction = read.vector(prefix + "router.correction", moe.num_experts);
   for (int e = 0; e < moe.num_experts; ++e) {
-    weights.experts.push_back(expert(prefix + "experts." + std::to_string(e), moe.intermediate_size));
+    weights.experts.push_back(expert(prefix + "experts." + std::to_string(e), shard.expert_channels));
   }
   if (moe.shared_intermediate_size > 0) {
-    weights.shared.push_back(expert(prefix + "shared", moe.shared_intermediate_size));
+    weights.shared.push_back(expert(prefix + "shared", shard.shared_channels));
   }
   if (moe.has_shared_gate) weights.shared_gate = read.matrix(prefix + "shared_gate.weight", 1, hidden, dtype);
   return weights;

@@ -6,6 +6,7 @@
 
 #include "kernels/moe.h"
 #include "model/model_spec.h"
+#include "model/shard.h"
 #include "model/step_context.h"
 #include "model/weight_arena.h"
 #include "model/weight_reader.h"
@@ -21,7 +22,7 @@ struct ExpertWeights {
   LinearStorage shared_gate;         // [1, hidden], never rounded; empty where there is none
 
   // `prefix` is all of the tensors' names before "router", "experts", ...
-  static ExpertWeights load(const ModelSpec& spec, const WeightReader& read, const std::string& prefix);
+  static ExpertWeights load(const Shard& shard, const WeightReader& read, const std::string& prefix);
 };
 
 class ExpertMlp {

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "model/model_spec.h"
+#include "model/shard.h"
 #include "model/step_context.h"
 #include "model/weight_reader.h"
 
@@ -25,7 +26,7 @@ struct LatentWeights {
   LinearStorage v_up;  // W_UV,h of each head: [heads value_dim, kv_rank]; never rounded
 
   // `prefix` is all of the tensors' names before "q_down", "kv_down", ...
-  static LatentWeights load(const ModelSpec& spec, const WeightReader& read, const std::string& prefix);
+  static LatentWeights load(const Shard& shard, const WeightReader& read, const std::string& prefix);
 };
 
 class LatentAttention {

@@ -18,15 +18,15 @@ namespace {
 // Logits at once on a device with its own memory: a chunk of 256 rows of a large vocabulary is 128 MiB.
 constexpr int kDeviceLogitRows = 256;
 
-ModelSpec checked(ModelSpec spec) {
+ModelSpec checked(const ModelSpec& spec) {
   refuse_what_the_decoder_lacks(spec);
   return spec;
 }
 
-Weights load_weights(Operators& ops, const ModelSpec& spec, const Checkpoint& checkpoint, const WeightOptions& options,
+Weights load_weights(Operators& ops, const Shard& shard, const Checkpoint& checkpoint, const WeightOptions& options,
                      int threads) {
   ThreadPool pool(threads > 0 ? threads : available_cpu_count());
-  Weights weights = Weights::load(spec, checkpoint, options, pool);
+  Weights weights = Weights::load(shard, checkpoint, options, pool);
   move_weights(ops, weights);
   return weights;
 }
@@ -43,14 +43,17 @@ bool is_decoding(const StepInput& input) {
 
 }  // namespace
 
-NativeRunner::NativeRunner(std::unique_ptr<Operators> ops, ModelSpec spec, const Checkpoint& checkpoint,
+NativeRunner::NativeRunner(std::unique_ptr<Operators> ops, const Shard& shard, const Checkpoint& checkpoint,
                            const WeightOptions& options, CacheType cache_type, int max_rows, int threads)
     : ops_(std::move(ops)),
-      spec_(checked(std::move(spec))),
-      weights_(load_weights(*ops_, spec_, checkpoint, options, threads)),
+      spec_(checked(shard.spec)),
+      weights_(load_weights(*ops_, shard, checkpoint, options, threads)),
       max_rows_(max_rows),
       logit_rows_at_once_(ops_->shares_host_memory() ? max_rows : std::min(max_rows, kDeviceLogitRows)),
-      adds_directly_(!spec_.block.has_output_norms && spec_.block.residual_scale == 1),
+      is_divided_(shard.count > 1),
+      has_output_(shard.has_output_layer()),
+      adds_directly_(!is_divided_ && !spec_.block.has_output_norms && spec_.block.residual_scale == 1),
+      joins_halves_(!adds_directly_ && !spec_.block.has_output_norms && spec_.block.is_parallel),
       attention_(*ops_, spec_, cache_type, max_rows),
       mlp_(*ops_, spec_, max_rows),
       expert_mlp_(*ops_, spec_, max_rows),
@@ -61,8 +64,8 @@ NativeRunner::NativeRunner(std::unique_ptr<Operators> ops, ModelSpec spec, const
       mlp_input_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
       branch_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
       wanted_rows_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
-      logits_(float_buffer(*ops_, logit_rows_at_once_, spec_.vocab_size)) {
-  if (ops_->shares_host_memory()) return;
+      logits_(float_buffer(*ops_, has_output_ ? logit_rows_at_once_ : 0, spec_.vocab_size)) {
+  if (ops_->shares_host_memory() || !has_output_) return;
   host_logits_ = AlignedBuffer(static_cast<size_t>(max_rows) * spec_.vocab_size * sizeof(float));
   host_rows_ = AlignedBuffer(static_cast<size_t>(max_rows) * spec_.hidden_size * sizeof(float));
 }
@@ -100,6 +103,7 @@ StepOutput NativeRunner::forward(const StepInput& input) {
     ops_->embed(weights_.embedding.view, tokens_.device<int32_t>(), computed, spec_.embedding_scale,
                 hidden_.as<float>());
     for (int layer = 0; layer < spec_.num_layers; ++layer) run_layer(step, layer);
+    if (!has_output_) return;
     gather_wanted(decodes ? computed : wanted);
     project(0, projected);
   });
@@ -133,12 +137,12 @@ void NativeRunner::run_layer(const StepContext& step, int index) {
     mlp_input = mlp_input_.as<float>();
   }
   attention_.run(step, index, layer.attention, normed, target, adds_directly_);
-  add_branch(step, layer.attention_output_norm);
+  if (!joins_halves_) add_branch(step, layer.attention_output_norm);
   if (!spec_.block.is_parallel) step.ops.norm(layer.mlp_norm.view, hidden, step.rows, spec_.hidden_size, normed);
   if (layer.experts) {
-    expert_mlp_.run(step, *layer.experts, mlp_input, target, adds_directly_);
+    expert_mlp_.run(step, *layer.experts, mlp_input, target, adds_directly_ || joins_halves_);
   } else {
-    mlp_.run(step, layer.mlp, mlp_input, target, adds_directly_);
+    mlp_.run(step, layer.mlp, mlp_input, target, adds_directly_ || joins_halves_);
   }
   add_branch(step, layer.mlp_output_norm);
 }
@@ -146,6 +150,7 @@ void NativeRunner::run_layer(const StepContext& step, int index) {
 void NativeRunner::add_branch(const StepContext& step, const NormStorage& output_norm) {
   if (adds_directly_) return;
   auto* branch = branch_.as<float>();
+  if (is_divided_) step.ops.all_reduce(branch, static_cast<size_t>(step.rows) * spec_.hidden_size);
   if (spec_.block.has_output_norms) step.ops.norm(output_norm.view, branch, step.rows, spec_.hidden_size, branch);
   step.ops.add_scaled(spec_.block.residual_scale, branch, step.rows, spec_.hidden_size, hidden_.as<float>());
 }
@@ -166,6 +171,10 @@ void NativeRunner::project(int first, int count) {
 }
 
 StepOutput NativeRunner::take_output(int count) {
+  if (!has_output_) {
+    ops_->download(nullptr, 0, nullptr);  // waits for the step
+    return {};
+  }
   if (ops_->shares_host_memory()) return {logits_.as<float>(), wanted_rows_.as<float>()};
   const auto vocab = static_cast<size_t>(spec_.vocab_size);
   for (int first = 0; first < count; first += logit_rows_at_once_) {

@@ -15,8 +15,9 @@ namespace turbomind {
 
 class NativeRunner final : public ModelRunner {
  public:
-  // `max_rows` bounds the rows of one step. `threads` load the weights; 0: all CPUs.
-  NativeRunner(std::unique_ptr<Operators> ops, ModelSpec spec, const Checkpoint& checkpoint,
+  // Runs a shard: the whole model, or a rank of it beside others (model/parallel_runner.h), of which the first one
+  // alone has an output. `max_rows` bounds the rows of one step. `threads` load the weights; 0: all CPUs.
+  NativeRunner(std::unique_ptr<Operators> ops, const Shard& shard, const Checkpoint& checkpoint,
                const WeightOptions& options, CacheType cache_type, int max_rows, int threads);
 
   int vocab_size() const override { return spec_.vocab_size; }
@@ -35,7 +36,7 @@ class NativeRunner final : public ModelRunner {
   // Prepares what the step's operators read; returns the number of wanted rows.
   int stage(const StepInput& input);
   void run_layer(const StepContext& step, int index);
-  // Adds what a half of the layer made, in branch_, to the residual stream.
+  // Adds what a half of the layer made, or both, in branch_, to the residual stream.
   void add_branch(const StepContext& step, const NormStorage& output_norm);
   // The last norm of the `count` wanted rows.
   void gather_wanted(int count);
@@ -44,11 +45,14 @@ class NativeRunner final : public ModelRunner {
   StepOutput take_output(int count);
 
   std::unique_ptr<Operators> ops_;
-  ModelSpec spec_;
+  ModelSpec spec_;  // of the shard
   Weights weights_;
   int max_rows_;
   int logit_rows_at_once_;
+  bool is_divided_;  // what a half of a layer makes is a part of a sum over ranks
+  bool has_output_;
   bool adds_directly_;  // the halves of a layer add to the residual stream themselves
+  bool joins_halves_;   // both halves of a layer add to branch_, which is added once
   SelfAttention attention_;
   DenseMlp mlp_;
   ExpertMlp expert_mlp_;

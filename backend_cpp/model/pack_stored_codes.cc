@@ -11,13 +11,6 @@ namespace {
 constexpr int kLargestGroup = 128;  // inputs that share the scale of an activation
 constexpr int kBlockTiles = 8;      // decoded at a time: a cache line of AWQ's words
 
-// The largest divisor of a stored group that the kernels take.
-int kernel_group(int stored_group) {
-  int group = std::min(kLargestGroup, stored_group) / 8 * 8;
-  while (stored_group % group != 0) group -= 8;
-  return group;
-}
-
 // An output of the joined matrix: where its codes are.
 struct Row {
   const StoredCodes* codes;
@@ -48,6 +41,12 @@ void read_rows(const std::vector<Row>& rows, int first, int last, uint8_t* codes
 }
 
 }  // namespace
+
+int kernel_group(int stored_group) {
+  int group = std::min(kLargestGroup, stored_group) / 8 * 8;
+  while (stored_group % group != 0) group -= 8;
+  return group;
+}
 
 bool can_pack(const std::vector<StoredValue>& parts) {
   return std::all_of(parts.begin(), parts.end(), [&](const StoredValue& part) {
@@ -84,7 +83,7 @@ LinearStorage pack_stored_codes(const std::vector<StoredValue>& parts, const Loo
       const size_t tile = static_cast<size_t>(output) / kTileOutputs;
       for (int g = 0; g < shape.groups(); ++g) {
         const size_t entry = (tile * shape.groups() + g) * kTileOutputs + output % kTileOutputs;
-        const int stored_group = g * shape.group / front.group();
+        const int stored_group = row.codes->group_of(g * shape.group);
         storage.scales.as<half>()[entry] = row.codes->scale(stored_group, row.output);
         storage.zeros.as<uint8_t>()[entry] = row.codes->zero(stored_group, row.output);
       }

@@ -12,6 +12,10 @@ namespace turbomind {
 // groups and input order.
 bool can_pack(const std::vector<StoredValue>& parts);
 
+// The inputs that share a scale in a packed matrix whose stored groups are of so many: the largest divisor of these
+// that the kernels take.
+int kernel_group(int stored_group);
+
 // Packs matrices joined by output. A group of many inputs becomes several of the kernel's with the same scale, so that
 // activations are rounded in groups of at most 128.
 LinearStorage pack_stored_codes(const std::vector<StoredValue>& parts, const Loop& loop);

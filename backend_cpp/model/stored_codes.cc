@@ -113,6 +113,19 @@ void StoredCodes::read_input_order(const StoredTensor& groups) {
   for (int i = 0; i < in_features_; ++i) position_[static_cast<size_t>(input_order_[i])] = i;
 }
 
+StoredCodes StoredCodes::inputs(int begin, int end) const {
+  const int n = layout_ == Layout::kAwq ? 1 : values_per_word();  // inputs in a row of words
+  if (begin % n != 0 || end % n != 0) {
+    throw invalid_argument("inputs " + std::to_string(begin) + ".." + std::to_string(end) +
+                           " are no whole words of codes");
+  }
+  StoredCodes result = *this;
+  result.stored_codes_ = sliced(stored_codes_, 0, begin / n, end / n);
+  result.first_input_ = first_input_ + begin;
+  result.in_features_ = end - begin;
+  return result;
+}
+
 uint32_t StoredCodes::word(const StoredTensor& tensor, size_t index) const {
   uint32_t value;
   std::memcpy(&value, tensor.data + sizeof(value) * index, sizeof(value));
@@ -157,7 +170,7 @@ void StoredCodes::dequantize(int output, float* destination) const {
   std::vector<uint8_t> codes(static_cast<size_t>(in_features_));
   read_codes(output, 1, codes.data());
   for (int i = 0; i < in_features_; ++i) {
-    const int group = i / group_;
+    const int group = group_of(i);
     const int steps = codes[static_cast<size_t>(i)] - zero(group, output);
     destination[input_order_.empty() ? i : input_order_[static_cast<size_t>(i)]] =
         to_float(scale(group, output)) * static_cast<float>(steps);

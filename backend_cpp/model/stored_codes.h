@@ -37,6 +37,11 @@ class StoredCodes {
   // The inputs, group by group; empty when they lie so already.
   const std::vector<int32_t>& input_order() const { return input_order_; }
 
+  // The group that an input, in input_order(), belongs to.
+  int group_of(int input) const { return (first_input_ + input) / group_; }
+  // The matrix of inputs [begin, end) alone, which begin at a whole word and, like these, are in order.
+  StoredCodes inputs(int begin, int end) const;
+
   // Codes of outputs [first, first + count), one in a byte: [count, in], inputs in input_order().
   void read_codes(int first, int count, uint8_t* codes) const;
   half scale(int group, int output) const { return scales_[static_cast<size_t>(group) * out_features_ + output]; }
@@ -61,6 +66,7 @@ class StoredCodes {
   uint32_t zero_word_ = 0;  // added to each word of zeros
   int out_features_;
   int in_features_;
+  int first_input_ = 0;  // of those that the stored scales and zeros are for
   StoredTensor stored_codes_;
   StoredTensor stored_zeros_;
   StoredTensor stored_scales_;

@@ -54,6 +54,19 @@ int StoredValue::output(int row) const {
   return output;
 }
 
+StoredValue StoredValue::rows(Extent::Range range) const {
+  StoredValue result = *this;
+  result.tensor_ = sliced(tensor_, 0, range.begin, range.end);
+  return result;
+}
+
+StoredValue StoredValue::inputs(Extent::Range range) const {
+  if (!codes_ || !codes_->input_order().empty()) return StoredValue(sliced(numbers(), 1, range.begin, range.end));
+  StoredValue result = *this;
+  result.codes_ = std::make_shared<const StoredCodes>(codes_->inputs(range.begin, range.end));
+  return result;
+}
+
 StoredTensor StoredValue::numbers() const {
   if (!codes_) return tensor_;
   const auto width = static_cast<size_t>(codes_->in_features());

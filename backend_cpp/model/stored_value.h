@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "model/extent.h"
 #include "model/stored_codes.h"
 #include "model/stored_tensor.h"
 
@@ -21,6 +22,12 @@ class StoredValue {
   std::vector<int64_t> shape() const;
   // Of codes: which of their outputs row `row` is.
   int output(int row) const;
+
+  // Some of the first dimension.
+  StoredValue rows(Extent::Range range) const;
+  // Some of the second. Codes whose inputs are out of order become numbers; of others the range must be whole groups
+  // of the kernels.
+  StoredValue inputs(Extent::Range range) const;
 
   // The value as numbers; a copy where it is codes.
   StoredTensor numbers() const;

@@ -7,8 +7,8 @@
 
 namespace turbomind {
 
-AlignedBuffer WeightReader::vector(const std::string& name, int size) const {
-  AlignedBuffer buffer(static_cast<size_t>(size) * sizeof(float));
+AlignedBuffer WeightReader::vector(const std::string& name, const Extent& size) const {
+  AlignedBuffer buffer(static_cast<size_t>(size.size()) * sizeof(float));
   checkpoint_.read<float>(name, {size}, buffer.as<float>());
   return buffer;
 }
@@ -21,9 +21,10 @@ NormStorage WeightReader::norm(const std::string& name, int size, const NormSpec
   return storage;
 }
 
-LinearStorage WeightReader::matrix(const std::string& name, int out_features, int in_features, DType dtype) const {
+LinearStorage WeightReader::matrix(const std::string& name, const Extent& out_features, const Extent& in_features,
+                                   DType dtype) const {
   LinearStorage storage;
-  storage.data = AlignedBuffer(static_cast<size_t>(out_features) * in_features * byte_size(dtype));
+  storage.data = AlignedBuffer(static_cast<size_t>(out_features.size()) * in_features.size() * byte_size(dtype));
   if (dtype == DType::kFloat32) {
     checkpoint_.read<float>(name, {out_features, in_features}, storage.data.as<float>());
   } else if (dtype == DType::kFloat16) {
@@ -31,11 +32,12 @@ LinearStorage WeightReader::matrix(const std::string& name, int out_features, in
   } else {
     checkpoint_.read<bf16>(name, {out_features, in_features}, storage.data.as<bf16>());
   }
-  storage.view = {storage.data.as<void>(), format_of(dtype), out_features, in_features};
+  storage.view = {storage.data.as<void>(), format_of(dtype), out_features.size(), in_features.size()};
   return storage;
 }
 
-LinearStorage WeightReader::linear(const std::string& name, int out_features, int in_features, bool has_bias) const {
+LinearStorage WeightReader::linear(const std::string& name, const Extent& out_features, const Extent& in_features,
+                                   bool has_bias) const {
   LinearStorage storage;
   const std::vector<StoredValue> parts = checkpoint_.parts(name + ".weight", {out_features, in_features});
   if (can_pack(parts)) {
@@ -43,10 +45,11 @@ LinearStorage WeightReader::linear(const std::string& name, int out_features, in
   } else if (options_.bits == 0) {
     storage = matrix(name + ".weight", out_features, in_features, options_.dtype);
   } else {
-    const LinearStorage whole = matrix(name + ".weight", out_features, in_features, DType::kFloat32);
-    storage = round_matrix(whole.data.as<float>(), out_features, in_features, options_.bits, options_.group, in_order);
+    const LinearStorage exact = matrix(name + ".weight", out_features, in_features, DType::kFloat32);
+    storage = round_matrix(exact.data.as<float>(), exact.view.out_features, exact.view.in_features, options_.bits,
+                           options_.group, in_order);
   }
-  if (has_bias) {
+  if (has_bias && in_features.ranges().front().begin == 0) {
     storage.bias = vector(name + ".bias", out_features);
     storage.view.bias = storage.bias.as<float>();
   }

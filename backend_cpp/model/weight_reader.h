@@ -25,20 +25,23 @@ struct NormStorage {
   NormWeight view;
 };
 
-// Reads engine tensors by name. Every method throws Error naming the tensor that is missing or of the wrong shape.
-// Safe to use from any thread.
+// Reads engine tensors by name, whole or the part that the sizes keep. Every method throws Error naming the tensor that
+// is missing or of the wrong shape. Safe to use from any thread.
 class WeightReader {
  public:
   WeightReader(const Checkpoint& checkpoint, const WeightOptions& options)
       : checkpoint_(checkpoint), options_(options) {}
 
   const WeightOptions& options() const { return options_; }
-  AlignedBuffer vector(const std::string& name, int size) const;  // float32
+  AlignedBuffer vector(const std::string& name, const Extent& size) const;  // float32
   NormStorage norm(const std::string& name, int size, const NormSpec& spec, bool has_bias) const;
   // A matrix that is never rounded: `name` is the whole name.
-  LinearStorage matrix(const std::string& name, int out_features, int in_features, DType dtype) const;
-  // `name`.weight as the options say, or as it is where the checkpoint stores codes; and `name`.bias.
-  LinearStorage linear(const std::string& name, int out_features, int in_features, bool has_bias) const;
+  LinearStorage matrix(const std::string& name, const Extent& out_features, const Extent& in_features,
+                       DType dtype) const;
+  // `name`.weight as the options say, or as it is where the checkpoint stores codes; and `name`.bias, unless the first
+  // input is not among the kept ones: products over parts of the inputs are added up, and so one of them has the bias.
+  LinearStorage linear(const std::string& name, const Extent& out_features, const Extent& in_features,
+                       bool has_bias) const;
 
  private:
   const Checkpoint& checkpoint_;

@@ -13,47 +13,51 @@ namespace turbomind {
 
 namespace {
 
-AttentionWeights read_attention(const ModelSpec& spec, const WeightReader& read, const std::string& prefix) {
-  const int query_size = spec.num_heads * spec.head_dim;
-  const int key_size = spec.num_kv_heads * spec.head_dim;
+AttentionWeights read_attention(const Shard& shard, const WeightReader& read, const std::string& prefix) {
+  const ModelSpec& spec = shard.spec;
   AttentionWeights weights;
   if (const auto& mla = spec.attention.mla) {
-    weights.latent = LatentWeights::load(spec, read, prefix);
-    weights.o = read.linear(prefix + "o", spec.hidden_size, spec.num_heads * mla->value_dim, spec.attention.o_bias);
+    weights.latent = LatentWeights::load(shard, read, prefix);
+    weights.o = read.linear(prefix + "o", spec.hidden_size, shard.heads.times(mla->value_dim), spec.attention.o_bias);
     return weights;
   }
-  weights.qkv = read.linear(prefix + "qkv", query_size + 2 * key_size, spec.hidden_size, spec.attention.qkv_bias);
+  const Extent queries = shard.heads.times(spec.head_dim);
+  const Extent keys = shard.kv_heads.times(spec.head_dim);
+  weights.qkv =
+      read.linear(prefix + "qkv", Extent::joined({queries, keys, keys}), spec.hidden_size, spec.attention.qkv_bias);
   if (spec.attention.qk_norm != QkNorm::kNone) {
     const bool is_per_head = spec.attention.qk_norm == QkNorm::kHead;
-    weights.q_norm = read.norm(prefix + "q_norm", is_per_head ? spec.head_dim : query_size, spec.norm, false);
-    weights.k_norm = read.norm(prefix + "k_norm", is_per_head ? spec.head_dim : key_size, spec.norm, false);
+    weights.q_norm = read.norm(prefix + "q_norm", is_per_head ? spec.head_dim : queries.size(), spec.norm, false);
+    weights.k_norm = read.norm(prefix + "k_norm", is_per_head ? spec.head_dim : keys.size(), spec.norm, false);
   }
-  if (spec.attention.has_sinks) weights.sinks = read.vector(prefix + "sinks", spec.num_heads);
-  weights.o = read.linear(prefix + "o", spec.hidden_size, query_size, spec.attention.o_bias);
+  if (spec.attention.has_sinks) weights.sinks = read.vector(prefix + "sinks", shard.heads);
+  weights.o = read.linear(prefix + "o", spec.hidden_size, queries, spec.attention.o_bias);
   return weights;
 }
 
-MlpWeights read_mlp(const ModelSpec& spec, const WeightReader& read, const std::string& prefix) {
-  const int size = spec.intermediate_size;
-  const bool bias = spec.mlp.bias;
-  return {spec.mlp.is_gated ? read.linear(prefix + "gate_up", 2 * size, spec.hidden_size, bias)
-                            : read.linear(prefix + "up", size, spec.hidden_size, bias),
-          read.linear(prefix + "down", spec.hidden_size, size, bias)};
+MlpWeights read_mlp(const Shard& shard, const WeightReader& read, const std::string& prefix) {
+  const Extent& channels = shard.channels;
+  const int hidden = shard.spec.hidden_size;
+  const bool bias = shard.spec.mlp.bias;
+  return {shard.spec.mlp.is_gated ? read.linear(prefix + "gate_up", Extent::joined({channels, channels}), hidden, bias)
+                                  : read.linear(prefix + "up", channels, hidden, bias),
+          read.linear(prefix + "down", hidden, channels, bias)};
 }
 
-LayerWeights read_layer(const ModelSpec& spec, const WeightReader& read, int index) {
+LayerWeights read_layer(const Shard& shard, const WeightReader& read, int index) {
+  const ModelSpec& spec = shard.spec;
   const std::string prefix = "layers." + std::to_string(index) + ".";
   const auto norm = [&](const char* name) {
     return read.norm(prefix + name, spec.hidden_size, spec.norm, spec.norm.bias);
   };
   LayerWeights layer;
   layer.attention_norm = norm("attention_norm");
-  layer.attention = read_attention(spec, read, prefix + "attention.");
+  layer.attention = read_attention(shard, read, prefix + "attention.");
   if (!spec.block.shares_norm) layer.mlp_norm = norm("mlp_norm");
   if (spec.moe && spec.moe->layers[static_cast<size_t>(index)]) {
-    layer.experts = ExpertWeights::load(spec, read, prefix + "moe.");
+    layer.experts = ExpertWeights::load(shard, read, prefix + "moe.");
   } else {
-    layer.mlp = read_mlp(spec, read, prefix + "mlp.");
+    layer.mlp = read_mlp(shard, read, prefix + "mlp.");
   }
   if (spec.block.has_output_norms) {
     layer.attention_output_norm = norm("attention_output_norm");
@@ -116,21 +120,23 @@ LinearWeight Weights::output_layer() const {
   return layer;
 }
 
-Weights Weights::load(const ModelSpec& spec, const Checkpoint& checkpoint, const WeightOptions& options,
+Weights Weights::load(const Shard& shard, const Checkpoint& checkpoint, const WeightOptions& options,
                       ThreadPool& pool) {
+  const ModelSpec& spec = shard.spec;
   const WeightReader read(checkpoint, options);
   Weights weights;
   weights.final_norm = read.norm("final_norm", spec.hidden_size, spec.norm, spec.norm.bias);
-  if (spec.output.bias) weights.output_bias = read.vector("lm_head.bias", spec.vocab_size);
   weights.layers.resize(static_cast<size_t>(spec.num_layers));
   parallel_for_throwing(pool, spec.num_layers + 1, [&](int index) {
     if (index < spec.num_layers) {
-      weights.layers[static_cast<size_t>(index)] = read_layer(spec, read, index);
+      weights.layers[static_cast<size_t>(index)] = read_layer(shard, read, index);
     } else {
       weights.embedding = read.matrix("token_embedding", spec.vocab_size, spec.hidden_size, options.dtype);
     }
   });
+  if (!shard.has_output_layer()) return weights;
   weights.lm_head = read_output_layer(spec, checkpoint, read, pool);
+  if (spec.output.bias) weights.output_bias = read.vector("lm_head.bias", spec.vocab_size);
   return weights;
 }
 

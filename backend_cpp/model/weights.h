@@ -8,6 +8,7 @@
 #include "base/thread_pool.h"
 #include "model/expert_mlp.h"
 #include "model/latent_attention.h"
+#include "model/shard.h"
 #include "model/weight_reader.h"
 
 namespace turbomind {
@@ -40,15 +41,15 @@ struct Weights {
   LinearStorage embedding;  // [vocab, hidden], never rounded; also the output layer when that is not apart
   std::vector<LayerWeights> layers;
   NormStorage final_norm;
+  // Of the shard that has the output layer.
   LinearStorage lm_head;      // empty when embeddings are tied and not rounded; of 8 bits when rounded
   AlignedBuffer output_bias;  // float32 [vocab], or empty
 
-  // Valid as long as this lives.
+  // Of that shard; valid as long as this lives.
   LinearWeight output_layer() const;
 
-  // Throws Error naming the tensor that is missing, truncated or of the wrong shape.
-  static Weights load(const ModelSpec& spec, const Checkpoint& checkpoint, const WeightOptions& options,
-                      ThreadPool& pool);
+  // Those of a shard. Throws Error naming the tensor that is missing, truncated or of the wrong shape.
+  static Weights load(const Shard& shard, const Checkpoint& checkpoint, const WeightOptions& options, ThreadPool& pool);
 };
 
 }  // namespace turbomind

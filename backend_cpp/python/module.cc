@@ -21,14 +21,14 @@ PYBIND11_MODULE(_turbomind, m) {
   // Tensor `name` of an engine directory as float32; for tests.
   m.def("read_tensor",
         [](const std::string& directory, const std::string& name, const std::vector<int64_t>& shape, uintptr_t values) {
-          Checkpoint(directory).read<float>(name, shape, pointer<float>(values));
+          Checkpoint(directory).read<float>(name, {shape.begin(), shape.end()}, pointer<float>(values));
         });
   // x W^T for a matrix stored as codes, multiplied as the engine would; false where it would multiply with the numbers.
   // For tests.
   m.def("multiply_codes", [](const std::string& directory, const std::string& name, const std::vector<int64_t>& shape,
                              uintptr_t x, int rows, uintptr_t y) {
     const Checkpoint checkpoint(directory);
-    const std::vector<StoredValue> parts = checkpoint.parts(name, shape);
+    const std::vector<StoredValue> parts = checkpoint.parts(name, {shape.begin(), shape.end()});
     if (!can_pack(parts)) return false;
     ThreadPool pool(1);
     LinearScratch scratch;

@@ -60,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
             chat_template=args.chat_template or old_template,
             dtype=args.dtype,
             model_format=model_format,
+            tp=args.tp,
         )
     except (OSError, ValueError) as error:
         print(f"lmdeploy convert: {error}", file=sys.stderr)

@@ -22,6 +22,7 @@ def convert(
     chat_template: str | None = None,
     dtype: str = "auto",
     model_format: str | None = None,
+    tp: int = 1,
 ) -> Path:
     """Write a model repository for a checkpoint; it appears complete or not at all.
 
@@ -35,7 +36,7 @@ def convert(
         Name shown to clients; default: the directory's name.
     chat_template
         As ``chat_template_for`` takes it; a JSON file's content is stored. Default: chosen for the model.
-    dtype, model_format
+    dtype, model_format, tp
         As in ``TurbomindEngineConfig``.
 
     Returns
@@ -67,7 +68,7 @@ def convert(
             "chat_template": _stored_template(model_path, chat_template),
         },
         "postprocessing": {"model_path": "../../turbomind/1"},
-        "turbomind": {"model_path": ".", "model_name": name, "engine_config": json.dumps({"dtype": dtype})},
+        "turbomind": {"model_path": ".", "model_name": name, "engine_config": json.dumps({"dtype": dtype, "tp": tp})},
     }
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:

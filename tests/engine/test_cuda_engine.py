@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 import lmdeploy.turbomind.engine as engine_module
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
-from tests.engine.test_model_families import CASES, FURTHER, PROMPT, TOLERANCE
+from tests.engine.test_model_families import PROMPT, check_logits
 from tests.kernels.cuda_device import built_devices, load_device
 from tests.support.tiny_models import make_tiny
 from tests.support.token_engine import TokenEngine, relative_error
@@ -34,19 +33,7 @@ def on_cuda(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def test_logits_equal_transformers_in_chunks_in_steps_and_behind_cached_prefixes(
     name: str, tmp_path: Path, on_cuda: None
 ) -> None:
-    case = CASES[name]
-    directory = make_tiny(tmp_path / "model", case.architecture, **{"vocab_size": 49152} | case.overrides)
-    model = AutoModelForCausalLM.from_pretrained(
-        directory, dtype=torch.float32, attn_implementation=case.attention
-    ).eval()
-    case.publish(directory)
-    with TokenEngine(directory, device="cuda") as engine, torch.no_grad():
-        answer, logits = engine.answer(PROMPT, 4, "all")
-        assert relative_error(logits, case.forward(model, PROMPT + answer[:-1])) < TOLERANCE
-        longer = PROMPT + answer + FURTHER
-        again, logits = engine.answer(longer, 3, "generation")
-        assert engine.matched_tokens() >= 48
-        assert relative_error(logits, case.forward(model, longer + again[:-1])[len(longer) - 1 :]) < TOLERANCE
+    check_logits(name, tmp_path / "model", (4, 3), device="cuda")
 
 
 @pytest.mark.parametrize(

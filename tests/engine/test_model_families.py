@@ -189,21 +189,36 @@ CASES = {
 CASES |= {name: Case(architecture, overrides) for name, (architecture, overrides) in EXPERT_MODELS.items()}
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_logits_equal_transformers_in_chunks_in_steps_and_behind_cached_prefixes(name: str, tmp_path: Path) -> None:
+def check_logits(name: str, directory: Path, lengths: tuple[int, int] = (8, 4), **settings: Any) -> None:
+    """Compare a case's logits with those of `transformers`, in chunks, in steps and behind a cached prefix.
+
+    Parameters
+    ----------
+    directory
+        Where the checkpoint is made.
+    lengths
+        Tokens of the two answers.
+    settings
+        Of the engine.
+    """
     case = CASES[name]
-    directory = make_tiny(tmp_path / "model", case.architecture, **case.overrides)
+    make_tiny(directory, case.architecture, **{"vocab_size": 49152} | case.overrides)
     model = AutoModelForCausalLM.from_pretrained(
         directory, dtype=torch.float32, attn_implementation=case.attention
     ).eval()
     case.publish(directory)
-    with TokenEngine(directory) as engine, torch.no_grad():
-        answer, logits = engine.answer(PROMPT, 8, "all")
+    with TokenEngine(directory, **settings) as engine, torch.no_grad():
+        answer, logits = engine.answer(PROMPT, lengths[0], "all")
         assert relative_error(logits, case.forward(model, PROMPT + answer[:-1])) < TOLERANCE
         longer = PROMPT + answer + FURTHER
-        again, logits = engine.answer(longer, 4, "generation")
+        again, logits = engine.answer(longer, lengths[1], "generation")
         assert engine.matched_tokens() >= 48
         assert relative_error(logits, case.forward(model, longer + again[:-1])[len(longer) - 1 :]) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_equal_transformers_in_chunks_in_steps_and_behind_cached_prefixes(name: str, tmp_path: Path) -> None:
+    check_logits(name, tmp_path / "model")
 
 
 # Between them: windows, soft caps, two ropes, output norms; LayerNorm and parallel halves; ALiBi; half rotations.

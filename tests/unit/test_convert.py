@@ -45,7 +45,7 @@ def test_the_workspace_is_a_model_repository_without_weights(tiny_llama: Path, t
     assert sum(file.stat().st_size for file in workspace.rglob("*.safetensors")) == 0
     turbomind = parameters(workspace, "turbomind")
     assert (turbomind["model_path"], turbomind["model_name"]) == (".", "tiny-llama")
-    assert json.loads(turbomind["engine_config"]) == {"dtype": "float32"}
+    assert json.loads(turbomind["engine_config"]) == {"dtype": "float32", "tp": 1}
     for model in ("preprocessing", "postprocessing"):
         path = parameters(workspace, model)["model_path"]
         assert (workspace / model / "1" / path).samefile(workspace / "turbomind" / "1")
@@ -112,7 +112,7 @@ def test_both_forms_of_the_command_convert(
     ("arguments", "reason"),
     [
         (["nowhere/at/all"], "nowhere/at/all: no such directory"),
-        (["", "--tp", "2"], "tp=2 is not supported yet"),
+        (["", "--tp", "0"], "tp must be"),
         (["", "--model-format", "llama"], "model_format='meta_llama' is not supported yet"),
         (["", "--model-format", "awq"], "model_format is awq, but the checkpoint's weights are hf"),
         (["a", "b", "c"], "expected [MODEL_NAME] MODEL_PATH, got 3 names"),

@@ -1,0 +1,33 @@
+// Sums over ranks that are threads of this process, in memory that all of them reach.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace turbomind {
+
+class HostExchange {
+ public:
+  explicit HostExchange(int ranks) : buffers_(static_cast<size_t>(ranks)) {}
+
+  // Every rank calls this with as many elements; each element becomes its sum over the ranks, added in their order: the
+  // same bits for all of them, every time. Returns when this rank's are done. Throws Error (kInternal) after fail().
+  void all_reduce(int rank, float* data, size_t count);
+
+  // For a rank that cannot go on: what waits for it throws, and so does every later call.
+  void fail() noexcept;
+
+ private:
+  // Waits until all ranks are here.
+  void meet();
+  void check() const;
+
+  std::vector<float*> buffers_;  // of each rank, during a sum
+  std::atomic<uint32_t> arrived_{0};
+  std::atomic<uint32_t> meetings_{0};
+  std::atomic<bool> has_failed_{false};
+};
+
+}  // namespace turbomind

@@ -1,0 +1,27 @@
+// The devices that hold the shards of one model: a rank each.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "device/operators.h"
+
+namespace turbomind {
+
+class RankGroup {
+ public:
+  virtual ~RankGroup() = default;
+
+  virtual int size() const = 0;
+  // The operators of a rank, whose all_reduce sums over this group; they may outlive it. To be called, and they to be
+  // used and destroyed, in a thread of the rank's own.
+  virtual std::unique_ptr<Operators> make_operators(int rank) = 0;
+  // For a rank that cannot go on: what waits for it in another throws, and so does every later sum. From any thread.
+  virtual void fail() noexcept = 0;
+};
+
+// Ranks on "cpu" share the machine's cores (`threads` of them; 0: all); on "cuda" each has a GPU. Throws Error that
+// names what there is.
+std::unique_ptr<RankGroup> make_rank_group(const std::string& device, int ranks, int threads);
+
+}  // namespace turbomind

@@ -1,0 +1,61 @@
+#include "model/parallel_runner.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace turbomind {
+
+ParallelRunner::ParallelRunner(std::shared_ptr<RankGroup> group, const MakeRunner& make, bool shares_memory)
+    : group_(std::move(group)),
+      shares_memory_(shares_memory),
+      ranks_(static_cast<size_t>(group_->size())),
+      threads_(group_->size(), [this] { group_->fail(); }) {
+  try {
+    threads_.run([&](int rank) { ranks_[static_cast<size_t>(rank)] = make(rank); });
+  } catch (...) {
+    threads_.run([this](int rank) { ranks_[static_cast<size_t>(rank)].reset(); });
+    throw;
+  }
+}
+
+ParallelRunner::~ParallelRunner() {
+  threads_.run([this](int rank) { ranks_[static_cast<size_t>(rank)].reset(); });
+}
+
+size_t ParallelRunner::block_bytes(int block_len) const {
+  size_t bytes = 0;
+  for (const auto& runner : ranks_) bytes += runner->block_bytes(block_len);
+  return bytes;
+}
+
+size_t ParallelRunner::free_cache_memory(int block_len) {
+  std::vector<size_t> free(ranks_.size());
+  run([&](ModelRunner& runner, int rank) { free[static_cast<size_t>(rank)] = runner.free_cache_memory(block_len); });
+  const size_t least = *std::min_element(free.begin(), free.end());
+  return shares_memory_ ? least : least * ranks_.size();
+}
+
+void ParallelRunner::allocate_cache(int block_count, int block_len) {
+  run([&](ModelRunner& runner, int) { runner.allocate_cache(block_count, block_len); });
+}
+
+StepOutput ParallelRunner::forward(const StepInput& input) {
+  StepOutput first;
+  run([&](ModelRunner& runner, int rank) {
+    const StepOutput output = runner.forward(input);
+    if (rank == 0) first = output;
+  });
+  return first;
+}
+
+void ParallelRunner::run(const std::function<void(ModelRunner& runner, int rank)>& body) {
+  if (failure_) std::rethrow_exception(failure_);
+  try {
+    threads_.run([&](int rank) { body(*ranks_[static_cast<size_t>(rank)], rank); });
+  } catch (...) {
+    failure_ = std::current_exception();
+    throw;
+  }
+}
+
+}  // namespace turbomind

@@ -1,0 +1,45 @@
+// A model whose shards run on several devices at the same time: tensor parallelism.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "base/thread_team.h"
+#include "device/rank_group.h"
+#include "model/model_runner.h"
+
+namespace turbomind {
+
+// Every rank has a thread, in which its runner is made, runs and is destroyed. All get every step; what the first one
+// returns is the step's output. Once a rank has thrown, every later step throws: the others may have stopped anywhere.
+class ParallelRunner final : public ModelRunner {
+ public:
+  using MakeRunner = std::function<std::unique_ptr<ModelRunner>(int rank)>;
+
+  // Throws what the first rank to fail has thrown, as every call does.
+  // `shares_memory`: the ranks' free memory is the same.
+  ParallelRunner(std::shared_ptr<RankGroup> group, const MakeRunner& make, bool shares_memory);
+  ~ParallelRunner() override;
+
+  int vocab_size() const override { return ranks_.front()->vocab_size(); }
+  int hidden_size() const override { return ranks_.front()->hidden_size(); }
+  // Of all ranks.
+  size_t block_bytes(int block_len) const override;
+  size_t free_cache_memory(int block_len) override;
+  int window() const override { return ranks_.front()->window(); }
+  int cache_variant(int prompt_len) const override { return ranks_.front()->cache_variant(prompt_len); }
+  void allocate_cache(int block_count, int block_len) override;
+  StepOutput forward(const StepInput& input) override;
+
+ private:
+  void run(const std::function<void(ModelRunner& runner, int rank)>& body);
+
+  std::shared_ptr<RankGroup> group_;
+  bool shares_memory_;
+  std::vector<std::unique_ptr<ModelRunner>> ranks_;
+  std::exception_ptr failure_;
+  ThreadTeam threads_;
+};
+
+}  // namespace turbomind
