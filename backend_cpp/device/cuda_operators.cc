@@ -4,6 +4,7 @@
 #include <bit>
 #include <string>
 
+#include "device/cuda_rank_group.h"
 #include "kernels/cuda/activation.h"
 #include "kernels/cuda/device_memory.h"
 #include "kernels/cuda/embedding.h"
@@ -17,20 +18,24 @@ namespace {
 constexpr int kMostRepeatedRows = 512;
 constexpr int kLeastContextBound = 512;
 
-int device_count() {
-  int count = 0;
-  return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
-}
-
-std::unique_ptr<Operators> make_cuda() {
-  if (device_count() == 0) {
+void require_a_gpu() {
+  if (cuda_device_count() == 0) {
     throw Error(ErrorCode::kUnavailable,
                 "device is cuda, but no usable NVIDIA GPU was found: is there one, and is its driver new enough?");
   }
+}
+
+std::unique_ptr<Operators> make_cuda() {
+  require_a_gpu();
   return std::make_unique<CudaOperators>();
 }
 
-const bool is_added = add_cuda({device_count, make_cuda});
+std::unique_ptr<RankGroup> make_cuda_group(int ranks) {
+  require_a_gpu();
+  return std::make_unique<CudaRankGroup>(ranks);
+}
+
+const bool is_added = add_cuda({cuda_device_count, make_cuda, make_cuda_group});
 
 // Few sizes, near to each other where rows are cheap to have too many of.
 int rounded_up_rows(int rows) {
@@ -48,7 +53,12 @@ void release_staging(void* data, size_t) {
 
 }  // namespace
 
-CudaOperators::CudaOperators() {
+int cuda_device_count() {
+  int count = 0;
+  return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+}
+
+CudaOperators::CudaOperators(CudaRank rank) : rank_(std::move(rank)) {
   cuda::check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream");
   gemm_ = cuda::make_gemm();
   counters_ = std::make_unique<cuda::SplitCounters>();
@@ -87,6 +97,7 @@ void CudaOperators::download(const void* source, size_t bytes, void* destination
     cuda::check(cudaMemcpyAsync(destination, source, bytes, cudaMemcpyDeviceToHost, stream_), "copying from the GPU");
   }
   cuda::check(cudaStreamSynchronize(stream_), "waiting for the GPU");
+  if (rank_.group) rank_.group->check();
 }
 
 void CudaOperators::fill_zero(void* data, size_t bytes) {
@@ -162,6 +173,7 @@ void CudaOperators::run_step(int rows, bool is_repeatable, const std::function<v
   const Shape shape{rows, single_.view.max_context};
   const auto known = graphs_.find(shape);
   if (known != graphs_.end()) {
+    if (rank_.group) rank_.group->check();  // a graph goes around all_reduce
     cuda::check(cudaGraphLaunch(known->second.get(), stream_), "launching a step");
     return;
   }
@@ -242,6 +254,10 @@ void CudaOperators::scale_and_cap(float scale, float softcap, int rows, int size
 
 void CudaOperators::add_scaled(float scale, const float* x, int rows, int size, float* y) {
   cuda::add_scaled(stream_, scale, x, rows, size, y);
+}
+
+void CudaOperators::all_reduce(float* x, size_t count) {
+  if (rank_.group) rank_.group->all_reduce(rank_.rank, x, count, stream_);
 }
 
 void CudaOperators::write_cache(const AttentionParams& params, const HeadsView& k, const HeadsView& v) {

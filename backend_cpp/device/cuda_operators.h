@@ -14,14 +14,24 @@
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/linear.h"
 #include "kernels/cuda/moe.h"
+#include "kernels/cuda/nccl_group.h"
 #include "kernels/cuda/paged_attention.h"
 
 namespace turbomind {
 
+// Which rank of a group somebody is; of none, without a group.
+struct CudaRank {
+  std::shared_ptr<cuda::NcclGroup> group;
+  int rank = 0;
+};
+
+// GPUs that this build can use.
+int cuda_device_count();
+
 class CudaOperators final : public Operators {
  public:
   // Works on the current device. Throws Error (kUnavailable) when there is none that this build can use.
-  CudaOperators();
+  explicit CudaOperators(CudaRank rank = {});
   ~CudaOperators() override;
 
   bool shares_host_memory() const override { return false; }
@@ -50,6 +60,7 @@ class CudaOperators final : public Operators {
   void clamp(float limit, int rows, int size, float* x) override;
   void scale_and_cap(float scale, float softcap, int rows, int size, float* x) override;
   void add_scaled(float scale, const float* x, int rows, int size, float* y) override;
+  void all_reduce(float* x, size_t count) override;
   void write_cache(const AttentionParams& params, const HeadsView& k, const HeadsView& v) override;
   void paged_attention(const AttentionParams& params, const HeadsView& q, float* out) override;
   void route(const RouterParams& params, const float* logits, int rows, int32_t* experts, float* weights) override;
@@ -75,6 +86,7 @@ class CudaOperators final : public Operators {
   cuda::Scratch scratch(size_t bytes);
   cuda::LinearScratch linear_scratch(size_t bytes);
 
+  CudaRank rank_;
   cudaStream_t stream_ = nullptr;
   std::unique_ptr<cuda::Gemm> gemm_;
   std::unique_ptr<cuda::SplitCounters> counters_;

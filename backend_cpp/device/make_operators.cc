@@ -13,6 +13,14 @@ std::optional<CudaBuild>& cuda_build() {
   return build;
 }
 
+const CudaBuild& cuda_named(const std::string& device) {
+  if (device != "cuda") throw invalid_argument("device must be auto, cpu or cuda, got " + device);
+  if (!cuda_build()) {
+    throw invalid_argument("device is cuda, but this build has the CPU only; make build CUDA=1 adds it");
+  }
+  return *cuda_build();
+}
+
 }  // namespace
 
 bool add_cuda(const CudaBuild& build) {
@@ -28,16 +36,12 @@ std::vector<std::string> available_devices() {
 
 std::unique_ptr<Operators> make_operators(const std::string& device, int threads) {
   if (device == "cpu") return std::make_unique<CpuOperators>(threads);
-  if (device != "cuda") throw invalid_argument("device must be auto, cpu or cuda, got " + device);
-  if (!cuda_build()) {
-    throw invalid_argument("device is cuda, but this build has the CPU only; make build CUDA=1 adds it");
-  }
-  return cuda_build()->make();
+  return cuda_named(device).make();
 }
 
 std::unique_ptr<RankGroup> make_rank_group(const std::string& device, int ranks, int threads) {
-  if (device != "cpu") throw invalid_argument("tp=" + std::to_string(ranks) + " needs device cpu, got " + device);
-  return std::make_unique<CpuRankGroup>(ranks, threads);
+  if (device == "cpu") return std::make_unique<CpuRankGroup>(ranks, threads);
+  return cuda_named(device).make_group(ranks);
 }
 
 }  // namespace turbomind

@@ -144,10 +144,13 @@ std::vector<std::string> available_devices();
 // Makes the operators of a device. threads: of the CPU; 0: all. Throws Error that names what there is.
 std::unique_ptr<Operators> make_operators(const std::string& device, int threads);
 
+class RankGroup;
+
 // How a build that has CUDA tells so, before main() begins.
 struct CudaBuild {
   int (*device_count)();
   std::unique_ptr<Operators> (*make)();
+  std::unique_ptr<RankGroup> (*make_group)(int ranks);
 };
 bool add_cuda(const CudaBuild& build);
 

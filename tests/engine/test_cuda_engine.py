@@ -22,16 +22,26 @@ VARIED = ["Llama", "Gemma 2", "Falcon RW", "GPT-OSS", "DeepSeek-V2"]
 
 
 @pytest.fixture(params=built_devices() or ["none"])
-def on_cuda(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines that are made meanwhile can use CUDA."""
+def on_cuda(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Engines that are made meanwhile can use CUDA; returns the number of GPUs."""
     if request.param == "none":
         pytest.skip("CUDA is not built for the tests, neither emulated nor for a GPU: run `make build-tests`")
-    monkeypatch.setattr(engine_module, "_turbomind", load_device(request.param))
+    module = load_device(request.param)
+    monkeypatch.setattr(engine_module, "_turbomind", module)
+    count: int = module.device_count()
+    return count
+
+
+@pytest.fixture
+def two_gpus(on_cuda: int) -> None:
+    """Engines that are made meanwhile can use CUDA, on two GPUs."""
+    if on_cuda < 2:
+        pytest.skip("needs two GPUs")
 
 
 @pytest.mark.parametrize("name", VARIED)
 def test_logits_equal_transformers_in_chunks_in_steps_and_behind_cached_prefixes(
-    name: str, tmp_path: Path, on_cuda: None
+    name: str, tmp_path: Path, on_cuda: int
 ) -> None:
     check_logits(name, tmp_path / "model", (4, 3), device="cuda")
 
@@ -48,7 +58,7 @@ def test_logits_equal_transformers_in_chunks_in_steps_and_behind_cached_prefixes
     ],
     ids=str,
 )
-def test_formats_are_about_as_exact_as_on_the_cpu(settings: dict[str, Any], tmp_path: Path, on_cuda: None) -> None:
+def test_formats_are_about_as_exact_as_on_the_cpu(settings: dict[str, Any], tmp_path: Path, on_cuda: int) -> None:
     directory = make_tiny(tmp_path / "model", "LlamaForCausalLM", hidden_size=64, num_attention_heads=2, head_dim=32)
 
     def logits(**more: Any) -> torch.Tensor:
@@ -62,7 +72,7 @@ def test_formats_are_about_as_exact_as_on_the_cpu(settings: dict[str, Any], tmp_
     assert relative_error(logits(device="cuda", **settings), exact) < 1.5 * on_cpu + 0.03
 
 
-def test_answers_in_a_crowd_are_those_alone(tmp_path: Path, on_cuda: None) -> None:
+def test_answers_in_a_crowd_are_those_alone(tmp_path: Path, on_cuda: int) -> None:
     directory = make_tiny(tmp_path / "model", "LlamaForCausalLM")
     prompts = [" ".join(str(number) for number in range(first, 4 * first + 2)) for first in range(2, 7)]
     greedy = GenerationConfig(max_new_tokens=5, ignore_eos=True)
@@ -82,13 +92,45 @@ def test_answers_in_a_crowd_are_those_alone(tmp_path: Path, on_cuda: None) -> No
         assert together == [pipe(prompt, gen_config=greedy).token_ids for prompt in prompts]
 
 
-def test_a_share_of_the_memory_is_what_the_largest_step_leaves(tmp_path: Path, on_cuda: None) -> None:
+def test_a_share_of_the_memory_is_what_the_largest_step_leaves(tmp_path: Path, on_cuda: int) -> None:
     directory = make_tiny(tmp_path / "model", "LlamaForCausalLM")
     with TokenEngine(directory, device="cuda", cache_max_entry_count=0.1) as engine:
         assert len(engine.answer(PROMPT, 2, "generation")[0]) == 2
 
 
-def test_no_room_on_the_device_says_how_much_and_what_lowers_it(tmp_path: Path, on_cuda: None) -> None:
+# Graphs are captured with their sums over ranks in them: an answer's second and third step.
+@pytest.mark.parametrize("name", ["Llama", "Falcon 7B", "GPT-OSS", "DeepSeek-V2"])
+def test_two_ranks_compute_what_transformers_computes(name: str, tmp_path: Path, two_gpus: None) -> None:
+    check_logits(name, tmp_path / "model", (6, 3), device="cuda", tp=2)
+
+
+@pytest.mark.parametrize("settings", [{"dtype": "bfloat16"}, {"weight_bits": 4}, {"quant_policy": 8}], ids=str)
+def test_two_ranks_are_about_as_exact_as_one(settings: dict[str, Any], tmp_path: Path, two_gpus: None) -> None:
+    directory = make_tiny(tmp_path / "model", "LlamaForCausalLM", hidden_size=64, num_attention_heads=2, head_dim=32)
+
+    def logits(**more: Any) -> torch.Tensor:
+        with TokenEngine(directory, device="cuda", **more) as engine:
+            return engine.answer(PROMPT, 1, "all")[1]
+
+    exact = logits()
+    assert relative_error(logits(tp=2, **settings), exact) < 1.5 * relative_error(logits(**settings), exact) + 0.01
+
+
+def test_more_ranks_than_gpus_are_refused(tmp_path: Path, on_cuda: int) -> None:
+    ranks = next(count for count in (2, 4, 8, 16, 32) if count > on_cuda)
+    sizes = {"hidden_size": 64, "num_attention_heads": 32, "intermediate_size": 512}
+    directory = make_tiny(tmp_path / "model", "LlamaForCausalLM", **sizes)
+    with pytest.raises(ValueError, match=f"tp={ranks} needs {ranks} GPUs, found {on_cuda}"):
+        TokenEngine(directory, device="cuda", tp=ranks)
+
+
+def test_a_rank_without_room_is_an_error_and_no_hang(tmp_path: Path, two_gpus: None) -> None:
+    directory = make_tiny(tmp_path / "model", "LlamaForCausalLM")
+    with pytest.raises(RuntimeError, match=r"no room for another \d+ MiB"):
+        TokenEngine(directory, device="cuda", tp=2, cache_block_seq_len=512, cache_max_entry_count=4e6)
+
+
+def test_no_room_on_the_device_says_how_much_and_what_lowers_it(tmp_path: Path, on_cuda: int) -> None:
     directory = make_tiny(tmp_path / "model", "LlamaForCausalLM")
     with pytest.raises(RuntimeError, match=r"no room for another \d+ MiB .* lower cache_max_entry_count"):
         TokenEngine(directory, device="cuda", cache_block_seq_len=512, cache_max_entry_count=4e6)  # half a TB

@@ -17,7 +17,10 @@ namespace {
 constexpr size_t kAlignment = 256;  // of what cudaMalloc returns
 constexpr size_t kDeviceBytes = size_t{1} << 30;
 
+constexpr int kDevices = 3;
+
 thread_local CUgraph_st* captured = nullptr;
+thread_local int current_device = 0;
 
 cudaError_t outside_of_capture() {
   return captured == nullptr ? cudaSuccess : cudaErrorInvalidValue;
@@ -150,12 +153,19 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) {
 }
 
 cudaError_t cudaGetDeviceCount(int* count) {
-  *count = 1;
+  *count = kDevices;
   return cudaSuccess;
 }
 
 cudaError_t cudaSetDevice(int device) {
-  return device == 0 ? cudaSuccess : cudaErrorInvalidValue;
+  if (device < 0 || device >= kDevices) return cudaErrorInvalidValue;
+  current_device = device;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDevice(int* device) {
+  *device = current_device;
+  return cudaSuccess;
 }
 
 cudaError_t cudaGetLastError() {

@@ -1,6 +1,7 @@
 // The calls of CUDA's runtime that the project makes. A stream runs everything at once, in the order of the calls.
 // Memory starts as NaN, so that a result that depends on what was never written shows. A graph is a list of calls with
-// the arguments they were captured with; what cannot be captured is an error while one is.
+// the arguments they were captured with; what cannot be captured is an error while one is. There are a few devices, all
+// with the host's memory.
 #pragma once
 
 #include <cstddef>
@@ -55,6 +56,7 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
 
 cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaSetDevice(int device);
+cudaError_t cudaGetDevice(int* device);
 cudaError_t cudaGetLastError();
 const char* cudaGetErrorString(cudaError_t error);
 

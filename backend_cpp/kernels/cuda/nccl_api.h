@@ -1,0 +1,32 @@
+// The functions of NCCL that the project calls (nccl.h of NCCL 2, whose names and numbers these are). The library is
+// loaded when a model is first spread over several GPUs: builds and machines with one need none.
+#pragma once
+
+#include <cstddef>
+
+#include "kernels/cuda/device.h"
+
+struct ncclComm;  // what one rank knows of its group
+
+namespace turbomind::cuda {
+
+struct NcclApi {
+  static constexpr int kSuccess = 0;
+  static constexpr int kFloat32 = 7;
+  static constexpr int kSum = 0;
+
+  // Makes a rank on each of `devices`; called once for all ranks.
+  int (*comm_init_all)(ncclComm** comms, int count, const int* devices);
+  // Each rank calls it with as many elements; may be captured in a graph.
+  int (*all_reduce)(const void* from, void* to, size_t count, int type, int operation, ncclComm* comm,
+                    cudaStream_t stream);
+  int (*comm_destroy)(ncclComm* comm);
+  // Ends what the rank's device waits for, and frees the rank. From any thread.
+  int (*comm_abort)(ncclComm* comm);
+  const char* (*error_text)(int result);
+};
+
+// Throws Error (kUnavailable) that says what is missing.
+const NcclApi& nccl_api();
+
+}  // namespace turbomind::cuda
