@@ -51,7 +51,7 @@ NativeRunner::NativeRunner(std::unique_ptr<Operators> ops, const Shard& shard, c
       max_rows_(max_rows),
       logit_rows_at_once_(ops_->shares_host_memory() ? max_rows : std::min(max_rows, kDeviceLogitRows)),
       is_divided_(shard.count > 1),
-      has_output_(shard.has_output_layer()),
+      brings_output_(shard.rank == 0),
       adds_directly_(!is_divided_ && !spec_.block.has_output_norms && spec_.block.residual_scale == 1),
       joins_halves_(!adds_directly_ && !spec_.block.has_output_norms && spec_.block.is_parallel),
       attention_(*ops_, spec_, cache_type, max_rows),
@@ -64,8 +64,9 @@ NativeRunner::NativeRunner(std::unique_ptr<Operators> ops, const Shard& shard, c
       mlp_input_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
       branch_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
       wanted_rows_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
-      logits_(float_buffer(*ops_, has_output_ ? logit_rows_at_once_ : 0, spec_.vocab_size)) {
-  if (ops_->shares_host_memory() || !has_output_) return;
+      logits_(float_buffer(*ops_, logit_rows_at_once_, spec_.vocab_size)),
+      own_logits_(float_buffer(*ops_, is_divided_ ? logit_rows_at_once_ : 0, shard.vocab.size())) {
+  if (ops_->shares_host_memory() || !brings_output_) return;
   host_logits_ = AlignedBuffer(static_cast<size_t>(max_rows) * spec_.vocab_size * sizeof(float));
   host_rows_ = AlignedBuffer(static_cast<size_t>(max_rows) * spec_.hidden_size * sizeof(float));
 }
@@ -103,7 +104,6 @@ StepOutput NativeRunner::forward(const StepInput& input) {
     ops_->embed(weights_.embedding.view, tokens_.device<int32_t>(), computed, spec_.embedding_scale,
                 hidden_.as<float>());
     for (int layer = 0; layer < spec_.num_layers; ++layer) run_layer(step, layer);
-    if (!has_output_) return;
     gather_wanted(decodes ? computed : wanted);
     project(0, projected);
   });
@@ -164,27 +164,45 @@ void NativeRunner::gather_wanted(int count) {
 void NativeRunner::project(int first, int count) {
   if (count == 0) return;
   const float* rows = wanted_rows_.as<float>() + static_cast<size_t>(first) * spec_.hidden_size;
-  ops_->linear(weights_.output_layer(), rows, count, logits_.as<float>(), false);
+  auto* logits = logits_.as<float>();
+  if (is_divided_) {
+    project_together(rows, count);
+  } else {
+    ops_->linear(weights_.output_layer(), rows, count, logits, false);
+  }
   if (spec_.output.scale != 1 || spec_.output.softcap != 0) {
-    ops_->scale_and_cap(spec_.output.scale, spec_.output.softcap, count, spec_.vocab_size, logits_.as<float>());
+    ops_->scale_and_cap(spec_.output.scale, spec_.output.softcap, count, spec_.vocab_size, logits);
   }
 }
 
+void NativeRunner::project_together(const float* rows, int count) {
+  const LinearWeight layer = weights_.output_layer();
+  const auto width = static_cast<size_t>(layer.out_features);
+  const auto vocab = static_cast<size_t>(spec_.vocab_size);
+  const size_t all = static_cast<size_t>(count) * vocab;
+  auto* own = own_logits_.as<float>();
+  auto* logits = logits_.as<float>();
+  ops_->linear(layer, rows, count, own, false);
+  ops_->fill_zero(logits, all * sizeof(float));
+  ops_->copy_heads({own, count, width, 1, 0, layer.out_features},
+                   {logits + weights_.vocab.begin, count, vocab, 1, 0, layer.out_features});
+  ops_->all_reduce(logits, all);
+}
+
 StepOutput NativeRunner::take_output(int count) {
-  if (!has_output_) {
-    ops_->download(nullptr, 0, nullptr);  // waits for the step
-    return {};
-  }
   if (ops_->shares_host_memory()) return {logits_.as<float>(), wanted_rows_.as<float>()};
   const auto vocab = static_cast<size_t>(spec_.vocab_size);
   for (int first = 0; first < count; first += logit_rows_at_once_) {
     const int rows = std::min(logit_rows_at_once_, count - first);
     if (first > 0) project(first, rows);
-    ops_->download(logits_.as<float>(), rows * vocab * sizeof(float), host_logits_.as<float>() + first * vocab);
+    bring(logits_, rows * vocab, host_logits_.as<float>() + first * vocab);
   }
-  ops_->download(wanted_rows_.as<float>(), static_cast<size_t>(count) * spec_.hidden_size * sizeof(float),
-                 host_rows_.as<void>());
+  bring(wanted_rows_, static_cast<size_t>(count) * spec_.hidden_size, host_rows_.as<float>());
   return {host_logits_.as<float>(), host_rows_.as<float>()};
+}
+
+void NativeRunner::bring(const AlignedBuffer& from, size_t count, float* to) {
+  ops_->download(from.as<float>(), brings_output_ ? count * sizeof(float) : 0, to);
 }
 
 }  // namespace turbomind

@@ -16,7 +16,7 @@ namespace turbomind {
 class NativeRunner final : public ModelRunner {
  public:
   // Runs a shard: the whole model, or a rank of it beside others (model/parallel_runner.h), of which the first one
-  // alone has an output. `max_rows` bounds the rows of one step. `threads` load the weights; 0: all CPUs.
+  // alone brings an output. `max_rows` bounds the rows of one step. `threads` load the weights; 0: all CPUs.
   NativeRunner(std::unique_ptr<Operators> ops, const Shard& shard, const Checkpoint& checkpoint,
                const WeightOptions& options, CacheType cache_type, int max_rows, int threads);
 
@@ -42,7 +42,11 @@ class NativeRunner final : public ModelRunner {
   void gather_wanted(int count);
   // Logits of wanted rows first, first + 1, ...
   void project(int first, int count);
+  // The same for hidden states `rows`, of which each rank has the logits of its part of the vocabulary.
+  void project_together(const float* rows, int count);
   StepOutput take_output(int count);
+  // Waits for the device; the rank that brings the output gets `count` numbers.
+  void bring(const AlignedBuffer& from, size_t count, float* to);
 
   std::unique_ptr<Operators> ops_;
   ModelSpec spec_;  // of the shard
@@ -50,7 +54,7 @@ class NativeRunner final : public ModelRunner {
   int max_rows_;
   int logit_rows_at_once_;
   bool is_divided_;  // what a half of a layer makes is a part of a sum over ranks
-  bool has_output_;
+  bool brings_output_;
   bool adds_directly_;  // the halves of a layer add to the residual stream themselves
   bool joins_halves_;   // both halves of a layer add to branch_, which is added once
   SelfAttention attention_;
@@ -67,6 +71,7 @@ class NativeRunner final : public ModelRunner {
   AlignedBuffer branch_;       // hidden_size; where halves do not add directly
   AlignedBuffer wanted_rows_;  // hidden_size; the wanted rows, gathered
   AlignedBuffer logits_;       // [logit_rows_at_once_, vocab_size]
+  AlignedBuffer own_logits_;   // of the rank's part of the vocabulary, where it is divided
 
   // The step's output in the host's memory, where the device has its own. Memory is taken only when touched.
   AlignedBuffer host_logits_;  // vocab_size

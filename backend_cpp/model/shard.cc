@@ -44,6 +44,8 @@ class Divider {
     return part(count, unit);
   }
 
+  Extent tokens(int count) const { return part(count, kLeastUnit); }
+
   // Inputs that come in heads, whatever lies in one group.
   void check_groups(const char* name, int inputs_of_a_rank) {
     if (inputs_of_a_rank % group_ == 0) return;
@@ -100,6 +102,7 @@ Shard Shard::of(const ModelSpec& spec, int rank, int count, int group) {
     shard.expert_channels = divider.channels("moe.intermediate_size", spec.moe->intermediate_size);
     shard.shared_channels = divider.channels("moe.shared_intermediate_size", spec.moe->shared_intermediate_size);
   }
+  shard.vocab = divider.tokens(spec.vocab_size);
   if (spec.attention.qk_norm == QkNorm::kProjection && count > 1) {
     divider.refuse("queries and keys go through a norm over all heads (attention.qk_norm), which no rank has");
   }

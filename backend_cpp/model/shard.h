@@ -2,8 +2,8 @@
 //
 // Heads, and the channels inside of MLPs and experts, are divided; so a rank multiplies with some rows of the matrices
 // that read the residual stream, and with some columns of those that write it. What a half of a layer writes is then a
-// sum over the ranks, and a bias is the first rank's. Everything else is whole on every rank, but for the output layer,
-// which only the first one has.
+// sum over the ranks, and a bias is the first rank's. The output layer is divided by tokens of the vocabulary.
+// Everything else is whole on every rank.
 #pragma once
 
 #include "model/extent.h"
@@ -20,8 +20,7 @@ struct Shard {
   Extent channels = 0;  // of an MLP, intermediate_size
   Extent expert_channels = 0;
   Extent shared_channels = 0;  // of the shared expert
-
-  bool has_output_layer() const { return rank == 0; }
+  Extent vocab = 0;            // of the output layer
 
   static Shard whole(ModelSpec spec);
   // `group`: neighbouring inputs that a stored or rounded matrix has one scale for, and that are not divided; 1: none.

@@ -94,28 +94,35 @@ void parallel_for_throwing(ThreadPool& pool, int count, const std::function<void
 }
 
 // Empty where the token embedding is the output layer as it stands.
-LinearStorage read_output_layer(const ModelSpec& spec, const Checkpoint& checkpoint, const WeightReader& read,
+LinearStorage read_output_layer(const Shard& shard, const Checkpoint& checkpoint, const WeightReader& read,
                                 ThreadPool& pool) {
+  const ModelSpec& spec = shard.spec;
   const std::string name = spec.tied_embeddings ? "token_embedding" : "lm_head.weight";
   const WeightOptions& options = read.options();
   const auto on_pool = [&](int count, const auto& body) { parallel_for_throwing(pool, count, body); };
   if (!spec.output.normalizes_weight) {
-    const std::vector<StoredValue> parts = checkpoint.parts(name, {spec.vocab_size, spec.hidden_size});
+    const std::vector<StoredValue> parts = checkpoint.parts(name, {shard.vocab, spec.hidden_size});
     if (can_pack(parts)) return pack_stored_codes(parts, on_pool);
     if (options.bits == 0 && spec.tied_embeddings) return {};
-    if (options.bits == 0) return read.matrix(name, spec.vocab_size, spec.hidden_size, options.dtype);
+    if (options.bits == 0) return read.matrix(name, shard.vocab, spec.hidden_size, options.dtype);
   }
-  LinearStorage whole = read.matrix(name, spec.vocab_size, spec.hidden_size, DType::kFloat32);
-  if (spec.output.normalizes_weight) normalize_rows(whole);
-  if (options.bits == 0) return whole;
+  LinearStorage exact = read.matrix(name, shard.vocab, spec.hidden_size, DType::kFloat32);
+  if (spec.output.normalizes_weight) normalize_rows(exact);
+  if (options.bits == 0) return exact;
   // Errors of the output layer fall on the choice of the token directly; it keeps 8 bits.
-  return round_matrix(whole.data.as<float>(), spec.vocab_size, spec.hidden_size, 8, options.group, on_pool);
+  return round_matrix(exact.data.as<float>(), shard.vocab.size(), spec.hidden_size, 8, options.group, on_pool);
 }
 
 }  // namespace
 
 LinearWeight Weights::output_layer() const {
-  LinearWeight layer = lm_head.view.data != nullptr ? lm_head.view : embedding.view;
+  LinearWeight layer = lm_head.view;
+  if (layer.data == nullptr) {
+    layer = embedding.view;
+    const size_t row_bytes = embedding.data.size() / static_cast<size_t>(layer.out_features);
+    layer.data = embedding.data.as<std::byte>() + static_cast<size_t>(vocab.begin) * row_bytes;
+    layer.out_features = vocab.end - vocab.begin;
+  }
   layer.bias = output_bias.as<float>();
   return layer;
 }
@@ -134,9 +141,9 @@ Weights Weights::load(const Shard& shard, const Checkpoint& checkpoint, const We
       weights.embedding = read.matrix("token_embedding", spec.vocab_size, spec.hidden_size, options.dtype);
     }
   });
-  if (!shard.has_output_layer()) return weights;
-  weights.lm_head = read_output_layer(spec, checkpoint, read, pool);
-  if (spec.output.bias) weights.output_bias = read.vector("lm_head.bias", spec.vocab_size);
+  weights.vocab = shard.vocab.ranges().at(0);
+  weights.lm_head = read_output_layer(shard, checkpoint, read, pool);
+  if (spec.output.bias) weights.output_bias = read.vector("lm_head.bias", shard.vocab);
   return weights;
 }
 

@@ -41,11 +41,12 @@ struct Weights {
   LinearStorage embedding;  // [vocab, hidden], never rounded; also the output layer when that is not apart
   std::vector<LayerWeights> layers;
   NormStorage final_norm;
-  // Of the shard that has the output layer.
+  // The output layer, of the shard's part of the vocabulary.
   LinearStorage lm_head;      // empty when embeddings are tied and not rounded; of 8 bits when rounded
-  AlignedBuffer output_bias;  // float32 [vocab], or empty
+  AlignedBuffer output_bias;  // float32, or empty
+  Extent::Range vocab;
 
-  // Of that shard; valid as long as this lives.
+  // Valid as long as this lives.
   LinearWeight output_layer() const;
 
   // Those of a shard. Throws Error naming the tensor that is missing, truncated or of the wrong shape.

@@ -217,6 +217,18 @@ TEST(ranks_hold_every_channel_once_and_whole_groups) {
   }
 }
 
+TEST(ranks_hold_every_token_of_the_output_layer_once) {
+  int next = 0;
+  for (int rank = 0; rank < 4; ++rank) {
+    ModelSpec spec = small_spec();
+    spec.vocab_size = 1003;
+    const Extent::Range range = Shard::of(spec, rank, 4, 1).vocab.ranges().at(0);
+    CHECK_EQUAL(range.begin, next);
+    next = range.end;
+  }
+  CHECK_EQUAL(next, 1003);
+}
+
 TEST(neighbouring_ranks_share_a_key_head_where_there_are_too_few) {
   for (int rank = 0; rank < 4; ++rank) {
     const Shard shard = Shard::of(small_spec(), rank, 4, 1);
