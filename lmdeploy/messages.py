@@ -163,8 +163,8 @@ class TurbomindEngineConfig:
         Layout of the checkpoint: ``hf``, ``meta_llama``, ``awq``, ``gptq``; default: read from the checkpoint, which a
         given one must agree with.
     tp
-        Devices one model is spread over (tensor parallelism): GPUs, or parts of the CPU's cores. Must divide the model's
-        heads.
+        Devices one model is spread over (tensor parallelism): GPUs, or parts of the CPU's cores. Must divide the number
+        of the model's heads.
     session_len
         Most tokens of a sequence, prompt and answer; default: what the model was made for.
     max_batch_size
