@@ -84,6 +84,7 @@ PYBIND11_MODULE(TM_CUDA_MODULE, m) {
   turbomind::cuda::bind_elementwise(m);
   turbomind::cuda::bind_linear(m);
   turbomind::cuda::bind_moe(m);
+  turbomind::cuda::bind_ranks(m);
   turbomind::cuda::bind_sampling(m);
   turbomind::cuda::bind_probes(m);
 }

@@ -53,6 +53,7 @@ void bind_attention(pybind11::module_& m);
 void bind_elementwise(pybind11::module_& m);
 void bind_linear(pybind11::module_& m);
 void bind_moe(pybind11::module_& m);
+void bind_ranks(pybind11::module_& m);
 void bind_sampling(pybind11::module_& m);
 void bind_probes(pybind11::module_& m);
 

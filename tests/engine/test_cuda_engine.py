@@ -4,6 +4,7 @@ Models in float32 agree with `transformers` as they do on the CPU. Everything el
 CPU, which tests/engine holds against `transformers`.
 """
 
+import ctypes
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,15 @@ def on_cuda(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture
-def two_gpus(on_cuda: int) -> None:
+def two_gpus(on_cuda: int, request: pytest.FixtureRequest) -> None:
     """Engines that are made meanwhile can use CUDA, on two GPUs."""
     if on_cuda < 2:
         pytest.skip("needs two GPUs")
+    if request.node.callspec.params["on_cuda"] == "gpu":
+        try:
+            ctypes.CDLL("libnccl.so.2")
+        except OSError as error:
+            pytest.skip(f"needs NCCL: {error}")
 
 
 @pytest.mark.parametrize("name", VARIED)
@@ -116,7 +122,7 @@ def test_two_ranks_are_about_as_exact_as_one(settings: dict[str, Any], tmp_path:
     assert relative_error(logits(tp=2, **settings), exact) < 1.5 * relative_error(logits(**settings), exact) + 0.01
 
 
-def test_more_ranks_than_gpus_are_refused(tmp_path: Path, on_cuda: int) -> None:
+def test_more_ranks_than_devices_are_refused(tmp_path: Path, on_cuda: int) -> None:
     ranks = next(count for count in (2, 4, 8, 16, 32) if count > on_cuda)
     sizes = {"hidden_size": 64, "num_attention_heads": 32, "intermediate_size": 512}
     directory = make_tiny(tmp_path / "model", "LlamaForCausalLM", **sizes)
