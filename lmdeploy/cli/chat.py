@@ -4,7 +4,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from lmdeploy.cli.options import add_device, add_model_format
+from lmdeploy.cli.options import add_device, add_model_format, add_tp
 from lmdeploy.cli.terminal import HELP, add_sampling_options, read_message
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--dtype", default="auto", help="auto, float32, float16 or bfloat16 (default: %(default)s)")
     add_model_format(parser)
     add_device(parser)
+    add_tp(parser)
     parser.add_argument(
         "--weight-bits", type=int, choices=(4, 8), help="round the weights while loading: faster, less exact"
     )
@@ -57,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
                 model_format=args.model_format,
                 weight_bits=args.weight_bits,
                 device=args.device or "auto",
+                tp=args.tp,
                 session_len=args.session_len,
                 cache_max_entry_count=args.cache_max_entry_count,
                 max_batch_size=1,

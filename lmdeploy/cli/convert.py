@@ -4,6 +4,8 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from lmdeploy.cli.options import add_tp
+
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -33,7 +35,7 @@ def add_parser(subparsers: "Subparsers") -> None:
         help="of the weights in memory",
     )
     parser.add_argument("--model-format", choices=("hf", "llama", "awq", "gptq"), help="layout of the checkpoint")
-    parser.add_argument("--tp", type=int, default=1, help="devices one model is spread over (default: 1)")
+    add_tp(parser)
     parser.set_defaults(run=run)
 
 

@@ -15,9 +15,11 @@ DEVICES = ("auto", "cpu", "cuda")
 LOG_LEVELS = ("CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG")
 DEFAULT_WEBUI_PORT = 6006
 
+TP_HELP = "devices one model is spread over"
+
 # option -> type and help; an option that is not given leaves the default to TurbomindEngineConfig
 _ENGINE_OPTIONS: dict[str, tuple[type, str]] = {
-    "tp": (int, "devices one model is spread over"),
+    "tp": (int, TP_HELP),
     "session_len": (int, "most tokens of a conversation, prompt and answer (default: what the model was made for)"),
     "max_batch_size": (int, "most sequences computed at a time"),
     "cache_max_entry_count": (float, "part of the free memory given to the KV cache, between 0 and 1"),
@@ -57,6 +59,11 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
 def add_model_format(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """Add how the checkpoint's weights are stored."""
     parser.add_argument("--model-format", choices=MODEL_FORMATS, help="how the weights are stored (default: found out)")
+
+
+def add_tp(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Add how many devices the model runs on."""
+    parser.add_argument("--tp", type=int, default=1, metavar="INT", help=f"{TP_HELP} (default: %(default)s)")
 
 
 def add_device(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
+from lmdeploy.cli.main import main
 from tests.engine.test_model_families import PROMPT, check_logits
 from tests.support.prompts import CONVERSATIONS
 from tests.support.quantized_checkpoints import Scheme, quantize_checkpoint
@@ -145,3 +146,9 @@ def test_groups_that_share_a_scale_are_not_cut(tmp_path: Path) -> None:
     directory = make_tiny_llama(tmp_path / "model")
     with pytest.raises(ValueError, match=r"attention\.o would be cut inside a group of 32 inputs"):
         TokenEngine(directory, tp=4, weight_bits=8)
+
+
+def test_the_command_line_spreads_a_model_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = make_tiny_llama(tmp_path / "model")
+    assert main(["chat", str(directory), "--tp", "3"]) == 1
+    assert "tp=3 does not fit LlamaForCausalLM" in capsys.readouterr().err

@@ -119,6 +119,7 @@ SERVER_OPTIONS: list[tuple[str, list[str], str, object, object]] = [
     ("B2 --max-log-len", ["10"], "max_log_len", 0, 10),
     ("B2 --disable-fastapi-docs", [], "disable_fastapi_docs", False, True),
     ("B2 --chat-template", ["t.json"], "chat_template", "", "t.json"),
+    ("B2 --tp", ["2"], "tp", None, 2),
     ("B2 --backend", ["turbomind"], "backend", "turbomind", "turbomind"),
 ]
 

@@ -42,6 +42,7 @@ def add_engine(made: argparse.ArgumentParser) -> None:
     group.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="float32", help="of the weights")
     group.add_argument("--weight-bits", type=int, choices=[4, 8], help="round the weights; default: as --dtype says")
     group.add_argument("--quant-policy", type=int, choices=[0, 4, 8], default=0, help="bits of the KV cache; 0: plain")
+    group.add_argument("--tp", type=positive, default=1, help="devices one model is spread over")
     group.add_argument("--cache-max-entry-count", type=float, default=0.2, help="share of free memory for the KV cache")
     group.add_argument("--max-prefill-token-num", type=positive, default=8192, help="most prompt tokens a step")
 
@@ -70,6 +71,7 @@ def engine_config(arguments: argparse.Namespace, batch: int) -> TurbomindEngineC
         dtype=arguments.dtype,
         weight_bits=arguments.weight_bits,
         quant_policy=arguments.quant_policy,
+        tp=arguments.tp,
         max_batch_size=batch,
         cache_max_entry_count=arguments.cache_max_entry_count,
         max_prefill_token_num=arguments.max_prefill_token_num,
@@ -99,7 +101,8 @@ def add_compare(made: argparse.ArgumentParser) -> None:
 
 def engine_report(config: TurbomindEngineConfig) -> dict[str, Any]:
     """Return what a report says of an engine config."""
-    return {"dtype": config.dtype, "weight_bits": config.weight_bits, "quant_policy": config.quant_policy}
+    names = ("dtype", "weight_bits", "quant_policy", "tp")
+    return {name: getattr(config, name) for name in names}
 
 
 def sampling(arguments: argparse.Namespace) -> GenerationConfig:
