@@ -35,6 +35,20 @@ def linear(
 def rounded_linear(
     x: int, rows: int, w: int, bits: int, group: int, out_features: int, in_features: int, y: int, /
 ) -> None: ...
+def scaled_linear(
+    x: int,
+    rows: int,
+    codes: int,
+    is_float8: bool,
+    scales: int,
+    block_outputs: int,
+    block_inputs: int,
+    out_features: int,
+    in_features: int,
+    bias: int,
+    y: int,
+    /,
+) -> None: ...
 def norm(x: int, is_layer_norm: bool, weight: int, bias: int, eps: float, rows: int, size: int, y: int, /) -> None: ...
 def activate(x: int, activation: int, is_gated: bool, rows: int, size: int, y: int, /) -> None: ...
 def rope(

@@ -9,10 +9,16 @@
 //                       [out_features, in_features], row-major. Products and sums are float32 (16 bits are widened
 //                       exactly), so y is within in_features 2^-24 sum |x w| of the exact result.
 //   int8, int4          w = scale (code - zero), a scale and a zero point for each group of `group` neighbouring inputs
-//                       of an output (kernels/packed_weight.h). x is rounded to 8 bits for each row and group, with
-//                       its own scale; products and sums inside a group are exact integers, sums over groups float32.
-//                       So beyond the rounding of the weight, y is off by at most sum over groups of (max |x| / 254)
-//                       sum |w|.
+//                       of an output (kernels/packed_weight.h), or a scale for all of an output. x is rounded to 8
+//                       bits for each row and group, with its own scale; products and sums inside a group are exact
+//                       integers, sums over groups float32. So beyond the rounding of the weight, y is off by at most
+//                       sum over groups of (max |x| / 254) sum |w|.
+//   float8              w = scale code, a scale for each group or for all of an output; codes are E4M3
+//   (kernels/types.h)
+//                       and widened in registers, exactly. x is float32, or rounded to bfloat16 where the instruction
+//                       set multiplies those (avx512bf16); products are exact and sums float32, so y is off by at most
+//                       (2^-8 + in_features 2^-24) sum |x w|, or the second part of it. That is less than rounding x
+//                       to 8 bits of either kind costs, and takes no longer: few rows wait for the weights.
 //
 // Each output element is summed in an order that depends only on in_features and the instruction set: not on rows, on
 // the tile or the thread that computes it. So a row's result is bitwise the same alone, in a batch, and in any chunk of
@@ -31,7 +37,7 @@
 
 namespace turbomind {
 
-enum class WeightFormat : uint8_t { kFloat32, kBFloat16, kFloat16, kInt8, kInt4 };
+enum class WeightFormat : uint8_t { kFloat32, kBFloat16, kFloat16, kInt8, kInt4, kFloat8 };
 
 inline WeightFormat format_of(DType type) {
   switch (type) {
@@ -52,13 +58,15 @@ struct LinearWeight {
   int in_features = 0;
   const float* bias = nullptr;
 
-  // int8 and int4 only.
+  // Packed formats only: int8, int4, float8.
   int group = 0;
-  const half* scales = nullptr;
-  const uint8_t* zeros = nullptr;        // null: 128 for int8, 8 for int4
+  const half* scales = nullptr;          // of int8 and int4; null: 1
+  const uint8_t* zeros = nullptr;        // null: 128 for int8, 8 for int4; float8 has none
   const int32_t* input_order = nullptr;  // [in_features]: which input of x each input of the codes is; null: the same
+  const float* block_scales = nullptr;   // of float8, for each group; null: 1
+  const float* output_scales = nullptr;  // [out_features padded to whole tiles], besides those of groups; null: 1
 
-  bool is_packed() const { return format == WeightFormat::kInt8 || format == WeightFormat::kInt4; }
+  bool is_packed() const { return format >= WeightFormat::kInt8; }
 };
 
 // Activations rounded for a packed weight.
@@ -78,15 +86,29 @@ struct RoundedRows {
   }
 };
 
-// Room for the rounded activations of one call; grows to the largest seen.
+// Activations in the order in which a float8 weight is multiplied with them.
+struct WideRows {
+  int interleave;   // rows that lie together, as above
+  size_t features;  // in_features padded to whole groups
+  // [blocks of `interleave` rows, features / 4, interleave, 4] of the type that the instruction set multiplies, float32
+  // or bfloat16.
+  float* values;
+
+  // Elements before inputs 0 to 3 of a row.
+  size_t offset(size_t index) const { return index / interleave * interleave * features + index % interleave * 4; }
+};
+
+// Room for the activations of one call; grows to the largest seen.
 class LinearScratch {
  public:
-  RoundedRows reserve(const LinearWeight& weight, int rows);
+  RoundedRows reserve_rounded(const LinearWeight& weight, int rows);
+  WideRows reserve_wide(const LinearWeight& weight, int rows);
 
  private:
   std::vector<int8_t> codes_;
   std::vector<float> scales_;
   std::vector<int32_t> offsets_;
+  std::vector<float> values_;
 };
 
 void linear(ThreadPool& pool, LinearScratch& scratch, const LinearWeight& weight, const float* x, int rows, float* y,

@@ -7,6 +7,9 @@
 // groups, 16].
 //
 // in_features is padded to whole groups and out_features to whole tiles with the code that stands for zero.
+//
+// float8 lies as int8 does. Kernels take its two codes that are no numbers for 480: where there is one, the scale of
+// its group or output is NaN, so that every product of that output is.
 #pragma once
 
 #include <cstddef>
@@ -23,6 +26,7 @@ struct PackedShape {
   int in_features;
   int bits;   // 8 or 4
   int group;  // a multiple of 8
+  bool is_float8 = false;
 
   int tiles() const { return (out_features + kTileOutputs - 1) / kTileOutputs; }
   int groups() const { return (in_features + group - 1) / group; }
@@ -30,11 +34,15 @@ struct PackedShape {
   size_t group_bytes() const { return static_cast<size_t>(kTileOutputs) * group * bits / 8; }
   size_t code_bytes() const { return group_bytes() * groups() * tiles(); }
   size_t scale_count() const { return static_cast<size_t>(kTileOutputs) * groups() * tiles(); }
-  int zero_code() const { return bits == 8 ? 128 : 8; }
+  int zero_code() const { return is_float8 ? 0 : bits == 8 ? 128 : 8; }
+  WeightFormat format() const {
+    return is_float8 ? WeightFormat::kFloat8 : bits == 8 ? WeightFormat::kInt8 : WeightFormat::kInt4;
+  }
 };
 
 inline PackedShape packed_shape(const LinearWeight& weight) {
-  return {weight.out_features, weight.in_features, weight.format == WeightFormat::kInt8 ? 8 : 4, weight.group};
+  return {weight.out_features, weight.in_features, weight.format == WeightFormat::kInt4 ? 4 : 8, weight.group,
+          weight.format == WeightFormat::kFloat8};
 }
 
 // Rounds a tile of float32 weights to symmetric codes and packs them.

@@ -1,4 +1,4 @@
-// Element types of weights and caches, and the CPU instruction sets kernels are compiled for.
+// Element types of weights and caches.
 #pragma once
 
 #include <cstddef>
@@ -73,6 +73,42 @@ inline half to_half(float value) {
   }
   const uint32_t rounded = magnitude - 0x38000000u + 0xFFFu + ((magnitude >> 13) & 1u);
   return {static_cast<uint16_t>(sign | (rounded >> 13))};
+}
+
+// Eight bits: sign, 4 of exponent (bias 7), 3 of mantissa; subnormals, but no infinity: 0x7F and 0xFF are NaN
+// ("E4M3", Micikevicius et al., 2022, arXiv 2209.05433; torch.float8_e4m3fn).
+struct float8 {
+  uint8_t bits;
+
+  bool is_nan() const { return (bits & 0x7Fu) == 0x7Fu; }
+};
+
+inline constexpr float kLargestFloat8 = 448;
+
+// The same bits, sign apart, are those of a half 2^-8 as large.
+inline float to_float(float8 value) {
+  if (value.is_nan()) return to_float(half{0x7E00});
+  return 256 * to_float(half{static_cast<uint16_t>((value.bits & 0x80u) << 8 | (value.bits & 0x7Fu) << 7)});
+}
+
+// Rounds to nearest, ties to even; beyond +-448 it is +-448; NaN stays NaN.
+inline float8 to_float8(float value) {
+  uint32_t wide;
+  std::memcpy(&wide, &value, sizeof(wide));
+  const auto sign = static_cast<uint8_t>(wide >> 24 & 0x80u);
+  uint32_t magnitude = wide & 0x7FFFFFFFu;
+  if (magnitude > 0x7F800000u) return {static_cast<uint8_t>(sign | 0x7Fu)};
+  if (magnitude >= 0x43E00000u) return {static_cast<uint8_t>(sign | 0x7Eu)};
+  if (magnitude < 0x3C800000u) {  // below 2^-6: adding 2^14 aligns the mantissa so that the hardware rounds it
+    float shifted;
+    std::memcpy(&shifted, &magnitude, sizeof(shifted));
+    shifted += 16384.0f;
+    uint32_t bits;
+    std::memcpy(&bits, &shifted, sizeof(bits));
+    return {static_cast<uint8_t>(sign | (bits - 0x46800000u))};
+  }
+  magnitude = magnitude - 0x3C000000u + 0x7FFFFu + ((magnitude >> 20) & 1u);
+  return {static_cast<uint8_t>(sign | magnitude >> 20)};
 }
 
 template <class T>

@@ -8,7 +8,8 @@
 
 #include "base/error.h"
 #include "model/mxfp4.h"
-#include "model/pack_stored_codes.h"
+#include "model/stored_bytes.h"
+#include "model/stored_codes.h"
 
 namespace turbomind {
 
@@ -20,19 +21,6 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   std::string text = "[";
   for (size_t i = 0; i < shape.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
   return text + "]";
-}
-
-// The least common multiple of the groups that the kernels give the codes in an expression.
-int group_in(const Json& expression) {
-  const std::string& op = expression.at("op").as_string();
-  if (op == "quantized") {
-    const auto stored = static_cast<int>(expression.at("group").as_int());
-    return stored > 0 && stored % 8 == 0 ? kernel_group(stored) : 1;  // others are refused when they are read
-  }
-  int group = 1;
-  if (op == "load") return group;
-  for (const Json& argument : expression.at("args").as_array()) group = std::lcm(group, group_in(argument));
-  return group;
 }
 
 // What an extent keeps of parts that are joined along dimension 0.
@@ -124,10 +112,25 @@ std::vector<StoredValue> Checkpoint::evaluate(const Json& expression) const {
   }
   if (op == "concat") return all;
   if (op == "mxfp4") return {StoredValue(decode_mxfp4(all.at(0).numbers(), all.at(1).numbers()))};
-  if (op != "quantized") return {rearranged(expression, all)};
+  if (op != "quantized" && op != "scaled") return {rearranged(expression, all)};
   std::vector<StoredTensor> tensors;
   for (const StoredValue& part : all) tensors.push_back(part.numbers());
+  if (op == "scaled") return {StoredValue(std::make_shared<const StoredBytes>(expression, tensors))};
   return {StoredValue(std::make_shared<const StoredCodes>(expression, tensors))};
+}
+
+int Checkpoint::group_in(const Json& expression) const {
+  const std::string& op = expression.at("op").as_string();
+  if (op == "load") return 1;
+  if (op == "quantized") {
+    const auto stored = static_cast<int>(expression.at("group").as_int());
+    return stored > 0 && stored % 8 == 0 ? StoredCodes::kernel_group(stored) : 1;  // others are refused when read
+  }
+  if (op == "scaled")
+    return StoredBytes::kernel_group(expression, evaluate(expression.at("args").as_array().at(0)).at(0).numbers());
+  int group = 1;
+  for (const Json& argument : expression.at("args").as_array()) group = std::lcm(group, group_in(argument));
+  return group;
 }
 
 int Checkpoint::input_group() const {

@@ -32,7 +32,7 @@ class Checkpoint {
   explicit Checkpoint(const std::string& directory);
 
   bool has(const std::string& name) const;
-  // hf for numbers; awq or gptq.
+  // hf for numbers, or how linear layers are stored: awq, gptq, fp8, ... (docs/interfaces.md).
   std::string weight_format() const;
   // Least number of neighbouring inputs that packed codes can be divided by: the least common multiple of their groups;
   // 1 where there are none.
@@ -47,6 +47,8 @@ class Checkpoint {
 
  private:
   std::vector<StoredValue> evaluate(const Json& expression) const;
+  // The least common multiple of the groups that the kernels give the codes in an expression.
+  int group_in(const Json& expression) const;
   std::vector<StoredValue> checked_parts(const std::string& name, const std::vector<Extent>& shape) const;
 
   Json manifest_;

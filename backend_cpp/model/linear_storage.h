@@ -4,7 +4,7 @@
 #include <functional>
 
 #include "base/aligned_buffer.h"
-#include "kernels/linear.h"
+#include "kernels/packed_weight.h"
 
 namespace turbomind {
 
@@ -14,8 +14,25 @@ struct LinearStorage {
   AlignedBuffer scales;
   AlignedBuffer zeros;
   AlignedBuffer input_order;
+  AlignedBuffer block_scales;
+  AlignedBuffer output_scales;
   AlignedBuffer bias;
   LinearWeight view;
+
+  // Makes the view point at all of the above, for a weight packed in this shape.
+  void set_view(const PackedShape& shape) {
+    view = {data.as<void>(), shape.format(), shape.out_features, shape.in_features, bias.as<float>(), shape.group};
+    set_pointers();
+  }
+  void set_pointers() {
+    view.data = data.as<void>();
+    view.bias = bias.as<float>();
+    view.scales = scales.as<half>();
+    view.zeros = zeros.as<uint8_t>();
+    view.input_order = input_order.as<int32_t>();
+    view.block_scales = block_scales.as<float>();
+    view.output_scales = output_scales.as<float>();
+  }
 };
 
 // Runs body(index) for each index; here or, for work that is not inside a parallel loop already, on a pool.

@@ -62,13 +62,11 @@ class Mover {
   }
 
   void move(LinearStorage& linear) {
-    for (AlignedBuffer* part : {&linear.data, &linear.scales, &linear.zeros, &linear.input_order, &linear.bias})
+    for (AlignedBuffer* part : {&linear.data, &linear.scales, &linear.zeros, &linear.input_order, &linear.block_scales,
+                                &linear.output_scales, &linear.bias}) {
       move(*part);
-    linear.view.data = linear.data.as<void>();
-    linear.view.scales = linear.scales.as<half>();
-    linear.view.zeros = linear.zeros.as<uint8_t>();
-    linear.view.input_order = linear.input_order.as<int32_t>();
-    linear.view.bias = linear.bias.as<float>();
+    }
+    linear.set_pointers();
   }
 
   void move(AlignedBuffer& buffer) {

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "kernels/packed_weight.h"
 
 namespace turbomind {
 
@@ -15,6 +16,9 @@ namespace {
 constexpr std::array<int, 8> kAwqOrder = {0, 2, 4, 6, 1, 3, 5, 7};
 // Where in the word AWQ keeps output j of eight: the inverse of kAwqOrder.
 constexpr std::array<int, 8> kAwqPlace = {0, 4, 1, 5, 2, 6, 3, 7};
+
+constexpr int kLargestGroup = 128;  // inputs that share the scale of an activation
+constexpr int kBlockTiles = 8;      // decoded at a time: a cache line of AWQ's words
 
 int positive(const Json& expression, const char* key) {
   const int64_t value = expression.at(key).as_int();
@@ -113,16 +117,23 @@ void StoredCodes::read_input_order(const StoredTensor& groups) {
   for (int i = 0; i < in_features_; ++i) position_[static_cast<size_t>(input_order_[i])] = i;
 }
 
-StoredCodes StoredCodes::inputs(int begin, int end) const {
+int StoredCodes::kernel_group(int stored_group) {
+  int group = std::min(kLargestGroup, stored_group) / 8 * 8;
+  while (stored_group % group != 0) group -= 8;
+  return group;
+}
+
+std::shared_ptr<const StoredMatrix> StoredCodes::inputs(int begin, int end) const {
+  if (!input_order_.empty()) return nullptr;
   const int n = layout_ == Layout::kAwq ? 1 : values_per_word();  // inputs in a row of words
   if (begin % n != 0 || end % n != 0) {
     throw invalid_argument("inputs " + std::to_string(begin) + ".." + std::to_string(end) +
                            " are no whole words of codes");
   }
-  StoredCodes result = *this;
-  result.stored_codes_ = sliced(stored_codes_, 0, begin / n, end / n);
-  result.first_input_ = first_input_ + begin;
-  result.in_features_ = end - begin;
+  auto result = std::make_shared<StoredCodes>(*this);
+  result->stored_codes_ = sliced(stored_codes_, 0, begin / n, end / n);
+  result->first_input_ = first_input_ + begin;
+  result->in_features_ = end - begin;
   return result;
 }
 
@@ -175,6 +186,64 @@ void StoredCodes::dequantize(int output, float* destination) const {
     destination[input_order_.empty() ? i : input_order_[static_cast<size_t>(i)]] =
         to_float(scale(group, output)) * static_cast<float>(steps);
   }
+}
+
+bool StoredCodes::packs_with(const StoredMatrix& other) const {
+  const auto* codes = dynamic_cast<const StoredCodes*>(&other);
+  return codes != nullptr && codes->bits_ == bits_ && codes->group_ == group_ && codes->input_order_ == input_order_;
+}
+
+void StoredCodes::read_rows(const std::vector<StoredRow>& rows, int first, int last, uint8_t* codes) {
+  while (first < last) {
+    const StoredRow& front = rows[static_cast<size_t>(first)];
+    int count = 1;
+    while (first + count < last && rows[static_cast<size_t>(first + count)].matrix == front.matrix &&
+           rows[static_cast<size_t>(first + count)].output == front.output + count) {
+      ++count;
+    }
+    const auto& matrix = static_cast<const StoredCodes&>(*front.matrix);
+    matrix.read_codes(front.output, count, codes);
+    codes += static_cast<size_t>(count) * matrix.in_features_;
+    first += count;
+  }
+}
+
+LinearStorage StoredCodes::pack(const std::vector<StoredRow>& rows, const Loop& loop) const {
+  const auto out_features = static_cast<int>(rows.size());
+  const PackedShape shape{out_features, in_features_, bits_, kernel_group(group_)};
+  LinearStorage storage;
+  storage.data = AlignedBuffer(shape.code_bytes());
+  storage.scales = AlignedBuffer(shape.scale_count() * sizeof(half));
+  storage.zeros = AlignedBuffer(shape.scale_count());
+  storage.input_order = AlignedBuffer(input_order_.size() * sizeof(int32_t));
+  std::copy(input_order_.begin(), input_order_.end(), storage.input_order.as<int32_t>());
+
+  constexpr int kBlockOutputs = kBlockTiles * kTileOutputs;
+  loop((out_features + kBlockOutputs - 1) / kBlockOutputs, [&](int block) {
+    const int first = block * kBlockOutputs;
+    const int last = std::min(first + kBlockOutputs, out_features);
+    const auto width = static_cast<size_t>(in_features_);
+    std::vector<uint8_t> codes(kBlockOutputs * width);
+    read_rows(rows, first, last, codes.data());
+    for (int output = first; output < last; ++output) {
+      const StoredRow& row = rows[static_cast<size_t>(output)];
+      const auto& matrix = static_cast<const StoredCodes&>(*row.matrix);
+      const size_t tile = static_cast<size_t>(output) / kTileOutputs;
+      for (int g = 0; g < shape.groups(); ++g) {
+        const size_t entry = (tile * shape.groups() + g) * kTileOutputs + output % kTileOutputs;
+        const int stored_group = matrix.group_of(g * shape.group);
+        storage.scales.as<half>()[entry] = matrix.scale(stored_group, row.output);
+        storage.zeros.as<uint8_t>()[entry] = matrix.zero(stored_group, row.output);
+      }
+    }
+    for (int output = first; output < last; output += kTileOutputs) {
+      const size_t tile = static_cast<size_t>(output) / kTileOutputs;
+      pack_tile(shape, codes.data() + (output - first) * width, std::min(kTileOutputs, last - output),
+                storage.data.as<uint8_t>() + tile * shape.groups() * shape.group_bytes());
+    }
+  });
+  storage.set_view(shape);
+  return storage;
 }
 
 }  // namespace turbomind

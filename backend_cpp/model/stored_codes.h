@@ -19,40 +19,41 @@
 
 #include "base/json.h"
 #include "kernels/types.h"
+#include "model/stored_matrix.h"
 #include "model/stored_tensor.h"
 
 namespace turbomind {
 
-class StoredCodes {
+class StoredCodes final : public StoredMatrix {
  public:
   // `expression` is a manifest's operation "quantized"; `args` are its tensors codes, zeros, scales and, if given, the
   // inputs' groups. The mapped files must outlive this object. Throws Error naming what is wrong: sizes that contradict
   // each other, scales that are not finite, inputs whose groups are not of the group's size.
   StoredCodes(const Json& expression, const std::vector<StoredTensor>& args);
 
-  int out_features() const { return out_features_; }
-  int in_features() const { return in_features_; }
-  int bits() const { return bits_; }
-  int group() const { return group_; }
-  // The inputs, group by group; empty when they lie so already.
-  const std::vector<int32_t>& input_order() const { return input_order_; }
-
-  // The group that an input, in input_order(), belongs to.
-  int group_of(int input) const { return (first_input_ + input) / group_; }
-  // The matrix of inputs [begin, end) alone, which begin at a whole word and, like these, are in order.
-  StoredCodes inputs(int begin, int end) const;
-
-  // Codes of outputs [first, first + count), one in a byte: [count, in], inputs in input_order().
-  void read_codes(int first, int count, uint8_t* codes) const;
-  half scale(int group, int output) const { return scales_[static_cast<size_t>(group) * out_features_ + output]; }
-  uint8_t zero(int group, int output) const;
-
-  // The numbers of one output, [in], inputs in their own order.
-  void dequantize(int output, float* destination) const;
+  int out_features() const override { return out_features_; }
+  int in_features() const override { return in_features_; }
+  void dequantize(int output, float* destination) const override;
+  std::shared_ptr<const StoredMatrix> inputs(int begin, int end) const override;
+  // The group of the kernels for a stored one: its largest divisor that they take.
+  static int kernel_group(int stored_group);
+  // The same bits, groups and order of inputs.
+  bool packs_with(const StoredMatrix& other) const override;
+  // A group of many inputs becomes several of the kernel's with the same scale, so that activations are rounded in
+  // groups of at most 128.
+  LinearStorage pack(const std::vector<StoredRow>& rows, const Loop& loop) const override;
 
  private:
   enum class Layout : uint8_t { kAwq, kGptq };
 
+  // Codes of outputs [first, first + count), one in a byte: [count, in], inputs in the order of input_order_.
+  void read_codes(int first, int count, uint8_t* codes) const;
+  // Codes of rows [first, last), [last - first, in]; neighbours are decoded together.
+  static void read_rows(const std::vector<StoredRow>& rows, int first, int last, uint8_t* codes);
+  // The group that an input, in the order of input_order_, belongs to.
+  int group_of(int input) const { return (first_input_ + input) / group_; }
+  half scale(int group, int output) const { return scales_[static_cast<size_t>(group) * out_features_ + output]; }
+  uint8_t zero(int group, int output) const;
   int values_per_word() const { return 32 / bits_; }
   int group_count() const { return (in_features_ + group_ - 1) / group_; }
   uint32_t word(const StoredTensor& tensor, size_t index) const;
@@ -70,9 +71,9 @@ class StoredCodes {
   StoredTensor stored_codes_;
   StoredTensor stored_zeros_;
   StoredTensor stored_scales_;
-  std::vector<half> scales_;  // [groups, out]
-  std::vector<int32_t> input_order_;
-  std::vector<int32_t> position_;  // of each input in input_order_; empty when that is
+  std::vector<half> scales_;          // [groups, out]
+  std::vector<int32_t> input_order_;  // the inputs, group by group; empty when they lie so already
+  std::vector<int32_t> position_;     // of each input in input_order_; empty when that is
 };
 
 }  // namespace turbomind

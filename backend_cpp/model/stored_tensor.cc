@@ -47,7 +47,7 @@ void copy_runs(const std::byte* from, size_t stride, size_t count, size_t run, s
 
 size_t type_bytes(const std::string& dtype) {
   if (dtype == "F32" || dtype == "I32") return 4;
-  if (dtype == "U8") return 1;
+  if (dtype == "U8" || dtype == "I8" || dtype == "F8_E4M3") return 1;
   return dtype == "BF16" || dtype == "F16" ? 2 : 0;
 }
 

@@ -36,7 +36,7 @@ StoredTensor applied(const Json& operation, const StoredTensor& source, const st
 
 }  // namespace
 
-StoredValue::StoredValue(std::shared_ptr<const StoredCodes> codes) : codes_(std::move(codes)) {
+StoredValue::StoredValue(std::shared_ptr<const StoredMatrix> codes) : codes_(std::move(codes)) {
   std::vector<int32_t> rows(static_cast<size_t>(codes_->out_features()));
   std::iota(rows.begin(), rows.end(), 0);
   tensor_ = owned("I32", {codes_->out_features(), 1}, rows.data(), rows.size() * sizeof(int32_t));
@@ -61,9 +61,10 @@ StoredValue StoredValue::rows(Extent::Range range) const {
 }
 
 StoredValue StoredValue::inputs(Extent::Range range) const {
-  if (!codes_ || !codes_->input_order().empty()) return StoredValue(sliced(numbers(), 1, range.begin, range.end));
+  std::shared_ptr<const StoredMatrix> part = codes_ ? codes_->inputs(range.begin, range.end) : nullptr;
+  if (!part) return StoredValue(sliced(numbers(), 1, range.begin, range.end));
   StoredValue result = *this;
-  result.codes_ = std::make_shared<const StoredCodes>(codes_->inputs(range.begin, range.end));
+  result.codes_ = std::move(part);
   return result;
 }
 

@@ -7,7 +7,7 @@
 
 #include "base/json.h"
 #include "model/extent.h"
-#include "model/stored_codes.h"
+#include "model/stored_matrix.h"
 #include "model/stored_tensor.h"
 
 namespace turbomind {
@@ -15,10 +15,10 @@ namespace turbomind {
 class StoredValue {
  public:
   explicit StoredValue(StoredTensor numbers) : tensor_(std::move(numbers)) {}
-  explicit StoredValue(std::shared_ptr<const StoredCodes> codes);
+  explicit StoredValue(std::shared_ptr<const StoredMatrix> codes);
 
   // Null where the value is numbers.
-  const StoredCodes* codes() const { return codes_.get(); }
+  const StoredMatrix* codes() const { return codes_.get(); }
   std::vector<int64_t> shape() const;
   // Of codes: which of their outputs row `row` is.
   int output(int row) const;
@@ -37,7 +37,7 @@ class StoredValue {
 
   // The numbers; or, of codes, I32 [..., 1]: the output of each row.
   StoredTensor tensor_;
-  std::shared_ptr<const StoredCodes> codes_;
+  std::shared_ptr<const StoredMatrix> codes_;
 };
 
 // Applies the operation slice, permute or reshape to parts joined along dimension 0. A matrix of codes stays one as

@@ -20,6 +20,8 @@ LinearWeight WeightArena::add(const LinearStorage& storage) {
   view.scales = static_cast<const half*>(copy(storage.scales));
   view.zeros = static_cast<const uint8_t*>(copy(storage.zeros));
   view.input_order = static_cast<const int32_t*>(copy(storage.input_order));
+  view.block_scales = static_cast<const float*>(copy(storage.block_scales));
+  view.output_scales = static_cast<const float*>(copy(storage.output_scales));
   view.bias = static_cast<const float*>(copy(storage.bias));
   return view;
 }
@@ -50,6 +52,8 @@ void WeightArena::move(const std::function<void(AlignedBuffer& chunk)>& move, co
     rebase(view->scales);
     rebase(view->zeros);
     rebase(view->input_order);
+    rebase(view->block_scales);
+    rebase(view->output_scales);
     rebase(view->bias);
   }
 }

@@ -68,13 +68,7 @@ LinearStorage round_matrix(const float* w, int out_features, int in_features, in
         shape, w + static_cast<size_t>(first) * in_features, std::min(kTileOutputs, out_features - first),
         storage.data.as<uint8_t>() + groups * shape.group_bytes(), storage.scales.as<half>() + groups * kTileOutputs);
   });
-  storage.view = {storage.data.as<void>(),
-                  bits == 8 ? WeightFormat::kInt8 : WeightFormat::kInt4,
-                  out_features,
-                  in_features,
-                  nullptr,
-                  group,
-                  storage.scales.as<half>()};
+  storage.set_view(shape);
   return storage;
 }
 

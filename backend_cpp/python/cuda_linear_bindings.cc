@@ -7,6 +7,7 @@
 #include "kernels/cuda/linear.h"
 #include "python/cuda_bindings.h"
 #include "python/cuda_weight.h"
+#include "python/scaled_matrix.h"
 
 namespace py = pybind11;
 
@@ -21,12 +22,15 @@ LinearScratch TestScratch::view() const {
 WeightOnDevice::WeightOnDevice(const py::array& weight, const OptionalArray<float>& bias,
                                const OptionalArray<uint16_t>& scales, const OptionalArray<uint8_t>& zeros,
                                const OptionalArray<int32_t>& input_order, int format, int out_features, int in_features,
-                               int group)
+                               int group, const OptionalArray<float>& block_scales,
+                               const OptionalArray<float>& output_scales)
     : data_(copy_to_device(weight.data(), static_cast<size_t>(weight.nbytes()))),
       bias_(bias),
       scales_(scales),
       zeros_(zeros),
-      input_order_(input_order) {
+      input_order_(input_order),
+      block_scales_(block_scales),
+      output_scales_(output_scales) {
   view_ = {data_.as<void>(),
            static_cast<WeightFormat>(format),
            out_features,
@@ -35,7 +39,9 @@ WeightOnDevice::WeightOnDevice(const py::array& weight, const OptionalArray<floa
            group,
            reinterpret_cast<const half*>(scales_.data()),
            zeros_.data(),
-           input_order_.data()};
+           input_order_.data(),
+           block_scales_.data(),
+           output_scales_.data()};
 }
 
 void bind_linear(py::module_& m) {
@@ -43,7 +49,10 @@ void bind_linear(py::module_& m) {
   // and the GPU's modules are loaded together.
   py::class_<WeightOnDevice>(m, "Weight", py::module_local())
       .def(py::init<const py::array&, const OptionalArray<float>&, const OptionalArray<uint16_t>&,
-                    const OptionalArray<uint8_t>&, const OptionalArray<int32_t>&, int, int, int, int>());
+                    const OptionalArray<uint8_t>&, const OptionalArray<int32_t>&, int, int, int, int,
+                    const OptionalArray<float>&, const OptionalArray<float>&>(),
+           py::arg(), py::arg(), py::arg(), py::arg(), py::arg(), py::arg(), py::arg(), py::arg(), py::arg(),
+           py::arg("block_scales") = py::none(), py::arg("output_scales") = py::none());
   // Rounds w [out_features, in_features] and packs it; returns codes and scales.
   m.def("pack_rounded", [](const Array<float>& w, int bits, int group) {
     const PackedShape shape{static_cast<int>(w.shape(0)), static_cast<int>(w.shape(1)), bits, group};
@@ -58,6 +67,20 @@ void bind_linear(py::module_& m) {
       pack_tile(shape, w.data() + static_cast<size_t>(first) * shape.in_features, rows, codes);
     });
     return py::object(codes_and_scales[0]);
+  });
+  // Packs codes of int8 or float8 [out_features, in_features] with a float32 scale for each block of outputs and
+  // inputs; returns codes, the group, scales of blocks (or None) and of outputs.
+  m.def("pack_scaled", [](const Array<uint8_t>& codes, bool is_float8, const Array<float>& scales, int block_outputs,
+                          int block_inputs) {
+    const ScaledMatrix matrix(codes.data(), is_float8, scales.data(), {block_outputs, block_inputs},
+                              static_cast<int>(codes.shape(0)), static_cast<int>(codes.shape(1)));
+    const LinearStorage& storage = matrix.storage;
+    const auto floats = [](const AlignedBuffer& buffer) -> py::object {
+      if (buffer.size() == 0) return py::none();
+      return Array<float>(static_cast<py::ssize_t>(buffer.size() / sizeof(float)), buffer.as<float>());
+    };
+    return py::make_tuple(Array<uint8_t>(static_cast<py::ssize_t>(storage.data.size()), storage.data.as<uint8_t>()),
+                          storage.view.group, floats(storage.block_scales), floats(storage.output_scales));
   });
   // x [rows, in_features], y [rows, out_features]
   m.def("linear", [](const WeightOnDevice& weight, const Array<float>& x, const Array<float>& y, bool accumulate) {

@@ -27,7 +27,8 @@ class WeightOnDevice {
  public:
   WeightOnDevice(const pybind11::array& weight, const OptionalArray<float>& bias, const OptionalArray<uint16_t>& scales,
                  const OptionalArray<uint8_t>& zeros, const OptionalArray<int32_t>& input_order, int format,
-                 int out_features, int in_features, int group);
+                 int out_features, int in_features, int group, const OptionalArray<float>& block_scales,
+                 const OptionalArray<float>& output_scales);
   const LinearWeight& view() const { return view_; }
 
  private:
@@ -36,6 +37,8 @@ class WeightOnDevice {
   OnDevice<uint16_t> scales_;
   OnDevice<uint8_t> zeros_;
   OnDevice<int32_t> input_order_;
+  OnDevice<float> block_scales_;
+  OnDevice<float> output_scales_;
   LinearWeight view_;
 };
 

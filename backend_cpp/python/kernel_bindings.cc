@@ -11,6 +11,7 @@
 #include "kernels/rope.h"
 #include "kernels/sampling.h"
 #include "python/rounded_matrix.h"
+#include "python/scaled_matrix.h"
 
 namespace py = pybind11;
 
@@ -81,6 +82,15 @@ void bind_kernels(py::module_& m) {
           LinearScratch scratch;
           linear(shared_pool(), scratch, matrix.view, pointer<float>(x), rows, pointer<float>(y), false);
         });
+  m.def("scaled_linear", [](uintptr_t x, int rows, uintptr_t codes, bool is_float8, uintptr_t scales, int block_outputs,
+                            int block_inputs, int out_features, int in_features, uintptr_t bias, uintptr_t y) {
+    const ScaledMatrix matrix(pointer<uint8_t>(codes), is_float8, pointer<float>(scales), {block_outputs, block_inputs},
+                              out_features, in_features);
+    LinearWeight weight = matrix.storage.view;
+    weight.bias = pointer<float>(bias);
+    LinearScratch scratch;
+    linear(shared_pool(), scratch, weight, pointer<float>(x), rows, pointer<float>(y), false);
+  });
   m.def("norm", [](uintptr_t x, bool is_layer_norm, uintptr_t weight, uintptr_t bias, float eps, int rows, int size,
                    uintptr_t y) {
     const NormWeight view{is_layer_norm ? NormKind::kLayer : NormKind::kRms, eps, pointer<float>(weight),

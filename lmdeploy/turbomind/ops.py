@@ -81,6 +81,54 @@ def rounded_linear(x: torch.Tensor, weight: torch.Tensor, bits: int, group: int)
     return y
 
 
+def scaled_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scales: torch.Tensor,
+    block_outputs: int,
+    block_inputs: int,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return ``x @ (weight * scales).T + bias``.
+
+    Parameters
+    ----------
+    x
+        ``[rows, in_features]`` float32.
+    weight
+        ``[out_features, in_features]`` int8 or float8_e4m3fn.
+    scales
+        ``[out_features / block_outputs, in_features / block_inputs]``, rounded up, float32: one for each block.
+    block_outputs, block_inputs
+        Neighbours that share a scale; with int8, ``block_inputs`` is at least ``in_features``.
+    bias
+        ``[out_features]`` float32.
+    """
+    _check("x", x, (torch.float32,), (None, None))
+    _check("weight", weight, (torch.int8, torch.float8_e4m3fn), (None, x.shape[1]))
+    if block_outputs < 1 or block_inputs < 1:
+        raise ValueError(f"blocks must have outputs and inputs, got {block_outputs} x {block_inputs}")
+    out_features, in_features = weight.shape
+    _check("scales", scales, (torch.float32,), (-(-out_features // block_outputs), -(-in_features // block_inputs)))
+    if bias is not None:
+        _check("bias", bias, (torch.float32,), (out_features,))
+    y = torch.empty(x.shape[0], out_features)
+    _turbomind.scaled_linear(
+        x.data_ptr(),
+        x.shape[0],
+        weight.data_ptr(),
+        weight.dtype == torch.float8_e4m3fn,
+        scales.data_ptr(),
+        block_outputs,
+        block_inputs,
+        out_features,
+        in_features,
+        _address(bias),
+        y.data_ptr(),
+    )
+    return y
+
+
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Return RMSNorm of the rows of ``x`` ``[rows, size]``, times ``weight`` ``[size]``; float32."""
     _check("x", x, (torch.float32,), (None, None))
@@ -267,7 +315,7 @@ def experts(
     return y
 
 
-for _kernel in (linear, rounded_linear, rms_norm, layer_norm, activate, rope, scale_and_cap):
+for _kernel in (linear, rounded_linear, scaled_linear, rms_norm, layer_norm, activate, rope, scale_and_cap):
     torch.library.custom_op(f"turbomind::{_kernel.__name__}", _kernel, mutates_args=())
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 from tests.kernels.cuda_device import CudaModule
-from tests.kernels.reference import round_weight
+from tests.kernels.reference import round_weight, scaled_values
 
-FORMATS = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3, "int4": 4}  # WeightFormat
+FORMATS = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3, "int4": 4, "float8": 5}  # WeightFormat
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -36,6 +36,36 @@ def device_weight(
     codes, scales = cuda.pack_rounded(weight.numpy(), bits_per_code, group)
     on_device = cuda.Weight(codes, bias_array, scales, None, None, FORMATS[kind], *weight.shape, group)
     return DeviceWeight(on_device, round_weight(weight, bits_per_code, group), exact_bias)
+
+
+# How 8-bit weights of checkpoints are scaled: the type of their codes, and outputs and inputs that share a scale.
+SCALED = {
+    "int8 by output": (torch.int8, (1, 1 << 20)),
+    "float8 by output": (torch.float8_e4m3fn, (1, 1 << 20)),
+    "float8 by tensor": (torch.float8_e4m3fn, (1 << 20, 1 << 20)),
+    "float8 by block": (torch.float8_e4m3fn, (32, 40)),
+}
+
+
+def scaled_weight(cuda: CudaModule, weight: torch.Tensor, kind: str, bias: torch.Tensor | None = None) -> DeviceWeight:
+    """Return ``weight`` ``[out_features, in_features]`` float32 rounded to codes as one of :data:`SCALED` says."""
+    dtype, block = SCALED[kind]
+    is_float8 = dtype == torch.float8_e4m3fn
+    rows, columns = (min(size, limit) for size, limit in zip(block, weight.shape, strict=True))
+    grid = torch.nn.functional.pad(weight, (0, -weight.shape[1] % columns, 0, -weight.shape[0] % rows))
+    tops = grid.view(grid.shape[0] // rows, rows, -1, columns).abs().amax((1, 3))
+    scales = tops / (448 if is_float8 else 127)
+    steps = weight.double() / scaled_values(torch.ones_like(weight), scales, block)
+    codes = steps.float().to(dtype) if is_float8 else steps.round().clamp(-127, 127).to(dtype)
+    packed, group, block_scales, output_scales = cuda.pack_scaled(
+        codes.view(torch.uint8).numpy(), is_float8, scales.numpy(), *block
+    )
+    on_device = cuda.Weight(
+        packed, None if bias is None else bias.numpy(), None, None, None, FORMATS["float8" if is_float8 else "int8"],
+        *weight.shape, group, block_scales=block_scales, output_scales=output_scales,
+    )  # fmt: skip
+    exact_bias = torch.zeros(weight.shape[0]).double() if bias is None else bias.double()
+    return DeviceWeight(on_device, scaled_values(codes, scales, block), exact_bias)
 
 
 def stored_codes_weight(

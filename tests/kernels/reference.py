@@ -84,3 +84,9 @@ def round_activations(x: torch.Tensor, group: int) -> torch.Tensor:
     scale = padded.abs().amax(-1, keepdim=True) / 127
     scaled = torch.where(scale > 0, padded * (1 / scale), torch.zeros_like(padded))
     return (scaled.round().double() * scale.double()).reshape(rows, -1)[:, :in_features]
+
+
+def scaled_values(codes: torch.Tensor, scales: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:
+    """Return the float64 values of codes ``[out, in]`` with a scale for each block of outputs and inputs."""
+    by_output = scales.double().repeat_interleave(min(block[0], codes.shape[0]), 0)[: codes.shape[0]]
+    return codes.double() * by_output.repeat_interleave(min(block[1], codes.shape[1]), 1)[:, : codes.shape[1]]

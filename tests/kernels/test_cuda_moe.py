@@ -7,7 +7,7 @@ import torch
 from lmdeploy.turbomind import ops
 from lmdeploy.turbomind.spec_problems import ACTIVATIONS, GROUP_SCORES, ROUTER_SCORES
 from tests.kernels.cuda_device import CudaModule
-from tests.kernels.cuda_weights import DeviceWeight, device_weight, stored_codes_weight
+from tests.kernels.cuda_weights import SCALED, DeviceWeight, device_weight, scaled_weight, stored_codes_weight
 from tests.kernels.test_moe import ROUTERS
 
 EPS = 2.0**-24
@@ -64,6 +64,10 @@ def make_experts(cuda: CudaModule, kind: str, count: int, shape: tuple[int, int]
             stored_codes_weight(cuda, shape, 4, 8, shuffles_inputs=kind == "stored, shuffled") for _ in range(count)
         ]
     scale = shape[1] ** -0.5
+    if kind in SCALED:
+        return [
+            scaled_weight(cuda, torch.randn(shape) * scale, kind, torch.randn(shape[0]) * 0.1) for _ in range(count)
+        ]
     return [
         device_weight(cuda, torch.randn(shape) * scale, kind, 32, torch.randn(shape[0]) * 0.1) for _ in range(count)
     ]
@@ -79,7 +83,7 @@ def act(gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
 LIMITS = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3, "int8": 2e-3, "int4": 2e-3}
 
 
-@pytest.mark.parametrize("kind", [*LIMITS, "stored", "stored, shuffled"])
+@pytest.mark.parametrize("kind", [*LIMITS, "stored", "stored, shuffled", *SCALED])
 @pytest.mark.parametrize(
     ("rows", "count", "top_k", "size", "hidden"),
     [(1, 4, 2, 32, 48), (7, 8, 3, 24, 40), (12, 5, 5, 40, 64), (50, 6, 2, 40, 64), (200, 3, 2, 16, 24)],

@@ -16,7 +16,8 @@ std::vector<const KernelTable*> usable_tables() {
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512vl")) {
     if (__builtin_cpu_supports("avx512vnni")) {
-      if (__builtin_cpu_supports("avx512bf16")) tables.push_back(&avx512bf16::kTable);
+      if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi"))
+        tables.push_back(&avx512bf16::kTable);
       tables.push_back(&avx512vnni::kTable);
     }
     tables.push_back(&avx512::kTable);

@@ -40,6 +40,10 @@ struct KernelTable {
   // y for rows [first_row, first_row + rows) and tiles [first_tile, last_tile); first_row is a multiple of 8.
   void (*packed_block)(const LinearWeight& weight, const RoundedRows& x, int first_row, int rows, int first_tile,
                        int last_tile, float* y, bool accumulate);
+  // The same two for a float8 weight.
+  void (*widen_row)(const float* x, int in_features, int row, const WideRows& wide);
+  void (*float8_block)(const LinearWeight& weight, const WideRows& x, int first_row, int rows, int first_tile,
+                       int last_tile, float* y, bool accumulate);
   void (*norm_row)(const NormWeight& weight, const float* x, int size, float* y);
   // y = act(gate) * up; up may be null: y = act(gate).
   void (*activate_row)(Activation activation, const float* gate, const float* up, int size, float* y);

@@ -12,7 +12,7 @@ namespace {
 
 // Weight bytes one chunk streams: large enough to hide the cost of a claim, small enough to balance two cores.
 constexpr size_t kChunkBytes = 128 << 10;
-constexpr int kQuantizeRows = 8;
+constexpr int kPrepareRows = 8;
 
 // Calls body(first row, rows, first unit, last unit) for blocks of rows and of units of the weight. Units vary fastest,
 // so that all threads work on the same rows of x.
@@ -41,28 +41,46 @@ void packed_linear(ThreadPool& pool, LinearScratch& scratch, const LinearWeight&
                    float* y, bool accumulate) {
   const KernelTable& table = kernels();
   const PackedShape shape = packed_shape(weight);
-  const RoundedRows rounded = scratch.reserve(weight, rows);
-  pool.parallel_for((rows + kQuantizeRows - 1) / kQuantizeRows, [&](int chunk) {
-    const int last = std::min(rows, (chunk + 1) * kQuantizeRows);
-    std::vector<float> room;
-    for (int row = chunk * kQuantizeRows; row < last; ++row) {
-      const float* source = in_code_order(weight, x + static_cast<size_t>(row) * weight.in_features, room);
-      table.quantize_row(source, weight.in_features, weight.group, row, rounded);
-    }
-  });
   const size_t tile_bytes = shape.group_bytes() * shape.groups();
+  // Calls prepare(inputs in the order of the codes, row) for each row.
+  const auto for_inputs = [&](auto&& prepare) {
+    pool.parallel_for((rows + kPrepareRows - 1) / kPrepareRows, [&](int chunk) {
+      const int last = std::min(rows, (chunk + 1) * kPrepareRows);
+      std::vector<float> room;
+      for (int row = chunk * kPrepareRows; row < last; ++row) {
+        prepare(in_code_order(weight, x + static_cast<size_t>(row) * weight.in_features, room), row);
+      }
+    });
+  };
+  if (shape.is_float8) {
+    const WideRows wide = scratch.reserve_wide(weight, rows);
+    for_inputs([&](const float* inputs, int row) { table.widen_row(inputs, weight.in_features, row, wide); });
+    for_blocks(pool, rows, shape.tiles(), tile_bytes, 1, [&](int row, int count, int first, int last) {
+      table.float8_block(weight, wide, row, count, first, last, y, accumulate);
+    });
+    return;
+  }
+  const RoundedRows rounded = scratch.reserve_rounded(weight, rows);
+  for_inputs([&](const float* inputs, int row) {
+    table.quantize_row(inputs, weight.in_features, weight.group, row, rounded);
+  });
   for_blocks(pool, rows, shape.tiles(), tile_bytes, 1, [&](int row, int count, int first, int last) {
     table.packed_block(weight, rounded, row, count, first, last, y, accumulate);
   });
 }
 
+// Rows that lie together.
+int interleave_of(int rows) {
+  return rows >= 8 ? 8 : rows >= 4 ? 4 : rows >= 2 ? 2 : 1;
+}
+
 }  // namespace
 
-RoundedRows LinearScratch::reserve(const LinearWeight& weight, int rows) {
+RoundedRows LinearScratch::reserve_rounded(const LinearWeight& weight, int rows) {
   const PackedShape shape = packed_shape(weight);
   RoundedRows view{};
   view.rows = rows;
-  view.interleave = rows >= 8 ? 8 : rows >= 4 ? 4 : rows >= 2 ? 2 : 1;
+  view.interleave = interleave_of(rows);
   view.groups = shape.groups();
   view.zero_factor = weight.zeros == nullptr ? -shape.zero_code() : -1;
   view.features = static_cast<size_t>(shape.padded_features());
@@ -78,6 +96,15 @@ RoundedRows LinearScratch::reserve(const LinearWeight& weight, int rows) {
   view.scales = scales_.data();
   view.offsets = offsets_.data();
   return view;
+}
+
+WideRows LinearScratch::reserve_wide(const LinearWeight& weight, int rows) {
+  const int interleave = interleave_of(rows);
+  const auto features = static_cast<size_t>(packed_shape(weight).padded_features());
+  const size_t blocks = (static_cast<size_t>(rows) + interleave - 1) / interleave;
+  const size_t values = blocks * interleave * features;
+  if (values_.size() < values) values_.resize(values);
+  return {interleave, features, values_.data()};
 }
 
 void linear(ThreadPool& pool, LinearScratch& scratch, const LinearWeight& weight, const float* x, int rows, float* y,

@@ -4,14 +4,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/cpu/isa.h"
-#include "kernels/cpu/simd.h"
-#include "kernels/packed_weight.h"
+#include "kernels/cpu/packed_tile.h"
 
 namespace turbomind::TM_ISA {
-
-inline constexpr int kTileVecs = kTileOutputs / kLanes;  // vectors that hold one value for each output of a tile
-inline constexpr int kPackedRows = kTileVecs == 1 ? 8 : kTileVecs == 2 ? 2 : 1;
 
 // scale = max |x| / 127 of a group, ties to even. Codes beyond in_features are 0.
 inline void quantize_row(const float* x, int in_features, int group, int row, const RoundedRows& rounded) {
@@ -48,7 +43,7 @@ inline void quantize_row(const float* x, int in_features, int group, int row, co
 // One tile of a packed weight.
 struct PackedTile {
   const uint8_t* codes;
-  const half* scales;    // [groups, 16]
+  const half* scales;    // [groups, 16] or null
   const uint8_t* zeros;  // [groups, 16] or null
 };
 
@@ -65,7 +60,7 @@ inline void packed_rows(const LinearWeight& weight, const PackedShape& shape, in
   constexpr int kStep = kBits == 8 ? 4 : 8;  // inputs in one vector
   const size_t first_group = static_cast<size_t>(tile_index) * shape.groups();
   const PackedTile tile{static_cast<const uint8_t*>(weight.data) + first_group * shape.group_bytes(),
-                        weight.scales + first_group * kTileOutputs,
+                        weight.scales == nullptr ? nullptr : weight.scales + first_group * kTileOutputs,
                         weight.zeros == nullptr ? nullptr : weight.zeros + first_group * kTileOutputs};
   const uint8_t* codes = tile.codes;
   const int8_t* input = x.row(static_cast<size_t>(first_row));
@@ -110,7 +105,7 @@ inline void packed_rows(const LinearWeight& weight, const PackedShape& shape, in
     }
     const float* scales = x.scales + entry;
     for (int v = 0; v < kTileVecs; ++v) {
-      const Vec scale = load(tile.scales + g * kTileOutputs + v * kLanes);
+      const Vec scale = tile.scales == nullptr ? broadcast(1.0f) : load(tile.scales + g * kTileOutputs + v * kLanes);
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
         sums[r][v] = fma(to_floats(group_sums[r][v]), mul(scale, broadcast(scales[r])), sums[r][v]);
@@ -118,47 +113,16 @@ inline void packed_rows(const LinearWeight& weight, const PackedShape& shape, in
     }
   }
 
-  const int first_output = tile_index * kTileOutputs;
-  const int count = std::min(kTileOutputs, weight.out_features - first_output);
-  float bias[kTileOutputs] = {};
-  if (weight.bias != nullptr) std::copy_n(weight.bias + first_output, count, bias);
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r) {
-    float* out = y + static_cast<size_t>(first_row + r) * weight.out_features + first_output;
-    for (int v = 0; v < kTileVecs; ++v) {
-      const int lanes = std::min(kLanes, count - v * kLanes);
-      if (lanes <= 0) break;
-      float* target = out + v * kLanes;
-      Vec value = add(sums[r][v], load(bias + v * kLanes));
-      if (lanes == kLanes) {
-        store(target, accumulate ? add(load(target), value) : value);
-      } else {
-        store_partial(target, accumulate ? add(load_partial(target, lanes), value) : value, lanes);
-      }
-    }
-  }
+  write_tile(weight, tile_index, 1.0f, sums, first_row, y, accumulate);
 }
 
 template <int kBits>
 inline void packed_block_bits(const LinearWeight& weight, const RoundedRows& x, int first_row, int rows, int first_tile,
                               int last_tile, float* y, bool accumulate) {
   const PackedShape shape = packed_shape(weight);
-  const int end = first_row + rows;
-  for (int tile = first_tile; tile < last_tile; ++tile) {
-    int row = first_row;
-    for (; row + kPackedRows <= end; row += kPackedRows) {
-      packed_rows<kPackedRows, kBits>(weight, shape, tile, x, row, y, accumulate);
-    }
-    if (kPackedRows > 4 && row + 4 <= end) {
-      packed_rows<4, kBits>(weight, shape, tile, x, row, y, accumulate);
-      row += 4;
-    }
-    if (kPackedRows > 2 && row + 2 <= end) {
-      packed_rows<2, kBits>(weight, shape, tile, x, row, y, accumulate);
-      row += 2;
-    }
-    if (row < end) packed_rows<1, kBits>(weight, shape, tile, x, row, y, accumulate);
-  }
+  for_row_groups(first_row, rows, first_tile, last_tile, [&](auto count, int tile, int row) {
+    packed_rows<count(), kBits>(weight, shape, tile, x, row, y, accumulate);
+  });
 }
 
 inline void packed_block(const LinearWeight& weight, const RoundedRows& x, int first_row, int rows, int first_tile,

@@ -49,16 +49,37 @@ struct Plan {
   cublasLtMatmulAlgo_t algorithm{};
 };
 
-cudaDataType_t data_type(DType type) {
+// Of x and w, of sums and alpha, and of y.
+struct Types {
+  cudaDataType_t operand;
+  cublasComputeType_t sum;
+  cudaDataType_t result;
+};
+
+Types types_of(GemmType type) {
   switch (type) {
-    case DType::kBFloat16:
-      return CUDA_R_16BF;
-    case DType::kFloat16:
-      return CUDA_R_16F;
-    case DType::kFloat32:
+    case GemmType::kBFloat16:
+      return {CUDA_R_16BF, CUBLAS_COMPUTE_32F, CUDA_R_32F};
+    case GemmType::kFloat16:
+      return {CUDA_R_16F, CUBLAS_COMPUTE_32F, CUDA_R_32F};
+    case GemmType::kInt8:
+      return {CUDA_R_8I, CUBLAS_COMPUTE_32I, CUDA_R_32I};
+    case GemmType::kFloat8:
+      return {CUDA_R_8F_E4M3, CUBLAS_COMPUTE_32F, CUDA_R_32F};
+    case GemmType::kFloat32:
       break;
   }
-  return CUDA_R_32F;
+  return {CUDA_R_32F, CUBLAS_COMPUTE_32F, CUDA_R_32F};
+}
+
+bool device_has_float8() {
+  int device = 0;
+  int major = 0;
+  int minor = 0;
+  check(cudaGetDevice(&device), "asking for the current device");
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "asking for the compute capability");
+  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "asking for the compute capability");
+  return 10 * major + minor >= 89;
 }
 
 template <class Value>
@@ -69,20 +90,27 @@ void prefer(const Preference& preference, cublasLtMatmulPreferenceAttributes_t a
 
 class CublasLtGemm : public Gemm {
  public:
-  CublasLtGemm() { check_status(cublasLtCreate(handle_.out()), "starting"); }
+  CublasLtGemm() : has_float8_(device_has_float8()) { check_status(cublasLtCreate(handle_.out()), "starting"); }
+
+  bool has_float8() const override { return has_float8_; }
 
   void multiply(cudaStream_t stream, Scratch scratch, const GemmCall& call) override {
     auto* workspace = scratch.take<std::byte>(kGemmScratchBytes);
     const Plan& plan = plan_of(call);
     const float beta = call.accumulates ? 1.0f : 0.0f;
-    check_status(cublasLtMatmul(handle_.get(), plan.product.get(), &call.alpha, call.w, plan.w.get(), call.x,
-                                plan.x.get(), &beta, call.y, plan.y.get(), call.y, plan.y.get(), &plan.algorithm,
-                                workspace, kGemmScratchBytes, stream),
+    const int32_t whole_alpha = 1;
+    const int32_t whole_beta = 0;
+    const bool is_whole = call.type == GemmType::kInt8;  // alpha and beta have the type of sums
+    const void* alpha = is_whole ? static_cast<const void*>(&whole_alpha) : &call.alpha;
+    const void* kept = is_whole ? static_cast<const void*>(&whole_beta) : &beta;
+    check_status(cublasLtMatmul(handle_.get(), plan.product.get(), alpha, call.w, plan.w.get(), call.x, plan.x.get(),
+                                kept, call.y, plan.y.get(), call.y, plan.y.get(), &plan.algorithm, workspace,
+                                kGemmScratchBytes, stream),
                  "multiplying");
   }
 
  private:
-  using Shape = std::tuple<DType, int, int, int, size_t>;
+  using Shape = std::tuple<GemmType, int, int, int, size_t>;
 
   const Plan& plan_of(const GemmCall& call) {
     const auto [place, is_new] =
@@ -101,9 +129,9 @@ class CublasLtGemm : public Gemm {
   // cuBLAS is column-major: y^T [outputs, rows] = w^T^T x^T, where w^T [inputs, outputs] is to be transposed.
   Plan make_plan(const GemmCall& call) const {
     Plan plan;
-    const cudaDataType_t type = data_type(call.type);
+    const auto [type, sum, result] = types_of(call.type);
     const cublasOperation_t transposed = CUBLAS_OP_T;
-    check_status(cublasLtMatmulDescCreate(plan.product.out(), CUBLAS_COMPUTE_32F, CUDA_R_32F), "describing a product");
+    check_status(cublasLtMatmulDescCreate(plan.product.out(), sum, result), "describing a product");
     check_status(cublasLtMatmulDescSetAttribute(plan.product.get(), CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
                                                 sizeof(transposed)),
                  "describing a product");
@@ -113,7 +141,7 @@ class CublasLtGemm : public Gemm {
     const auto stride = static_cast<int64_t>(call.y_stride);
     check_status(cublasLtMatrixLayoutCreate(plan.w.out(), type, inputs, outputs, call.inputs), "describing a weight");
     check_status(cublasLtMatrixLayoutCreate(plan.x.out(), type, inputs, rows, call.inputs), "describing an input");
-    check_status(cublasLtMatrixLayoutCreate(plan.y.out(), CUDA_R_32F, outputs, rows, stride), "describing an output");
+    check_status(cublasLtMatrixLayoutCreate(plan.y.out(), result, outputs, rows, stride), "describing an output");
 
     Preference preference;
     check_status(cublasLtMatmulPreferenceCreate(preference.out()), "stating what a product prefers");
@@ -137,6 +165,7 @@ class CublasLtGemm : public Gemm {
   }
 
   Owned<cublasLtHandle_t, cublasLtDestroy> handle_;
+  bool has_float8_;
   std::map<Shape, Plan> plans_;
 };
 

@@ -46,6 +46,7 @@ void embed(cudaStream_t stream, const LinearWeight& table, const int32_t* tokens
       return launch_gather<half>(stream, table.data, tokens, rows, table.in_features, scale, y);
     case WeightFormat::kInt8:
     case WeightFormat::kInt4:
+    case WeightFormat::kFloat8:
       break;
   }
   throw internal_error("an embedding must be of 32 or 16 bits");

@@ -9,14 +9,19 @@
 
 namespace turbomind::cuda {
 
+// Of x and w.
+enum class GemmType : uint8_t { kFloat32, kBFloat16, kFloat16, kInt8, kFloat8 };
+
 // y = alpha x w^T, or y += where it accumulates; sums are float32, products exact (no TF32).
 //   x [rows, inputs], w [outputs, inputs]   `type`, row-major without gaps, aligned to 16 bytes
 //   y [rows, outputs]                       float32, rows `y_stride` elements apart
+// Of int8, y is int32 and exact, alpha 1, and nothing accumulates. Of int8 and float8, outputs and inputs are multiples
+// of 16.
 struct GemmCall {
-  DType type = DType::kFloat32;
+  GemmType type = GemmType::kFloat32;
   const void* x = nullptr;
   const void* w = nullptr;
-  float* y = nullptr;
+  void* y = nullptr;
   int rows = 0;
   int outputs = 0;
   int inputs = 0;
@@ -31,6 +36,8 @@ inline constexpr size_t kGemmScratchBytes = size_t{32} << 20;
 class Gemm {
  public:
   virtual ~Gemm() = default;
+  // Whether the device multiplies float8: from compute capability 8.9 on.
+  virtual bool has_float8() const = 0;
   virtual void multiply(cudaStream_t stream, Scratch scratch, const GemmCall& call) = 0;
 };
 

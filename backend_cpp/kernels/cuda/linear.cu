@@ -5,6 +5,7 @@
 #include "kernels/cuda/device_memory.h"
 #include "kernels/cuda/linear_kernels.h"
 #include "kernels/cuda/round_rows.h"
+#include "kernels/cuda/scaled_product.h"
 #include "kernels/cuda/weight_slab.cuh"
 #include "kernels/cuda/widen_weight.h"
 
@@ -78,7 +79,7 @@ void many_rows(cudaStream_t stream, const LinearScratch& scratch, const LinearWe
   auto* rounded = memory.take<uint16_t>(static_cast<size_t>(rows) * call.inputs);
   round_rows(stream, rows_of(weight, x, rows), weight.format, ChunkOrder::kPlain, call.inputs, rounded);
   call.x = rounded;
-  call.type = weight.format == WeightFormat::kBFloat16 ? DType::kBFloat16 : DType::kFloat16;
+  call.type = weight.format == WeightFormat::kBFloat16 ? GemmType::kBFloat16 : GemmType::kFloat16;
   if (!weight.is_packed()) {
     scratch.gemm->multiply(stream, memory, call);
     return;
@@ -103,6 +104,7 @@ SplitCounters::SplitCounters() : buffer_(allocate(kSplitCounters * sizeof(int32_
 size_t linear_scratch_bytes(const LinearWeight& weight, int rows) {
   const size_t inputs = static_cast<size_t>(rows) * padded_inputs(weight);
   size_t bytes = scratch_bytes<float>(inputs) + std::max(split_scratch_bytes(), kGemmScratchBytes);
+  if (weight.output_scales != nullptr && rows >= kWidenRows) return std::max(bytes, scaled_product_bytes(weight, rows));
   if (weight.is_packed() && rows >= kWidenRows) {
     bytes += scratch_bytes<uint16_t>(static_cast<size_t>(wide_outputs(weight)) * padded_inputs(weight));
   }
@@ -131,6 +133,8 @@ void linear(cudaStream_t stream, const LinearScratch& scratch, const LinearWeigh
     const ChunkOrder order = weight.format == WeightFormat::kInt4 ? ChunkOrder::kInt4 : ChunkOrder::kPlain;
     round_rows(stream, rows_of(weight, x, rows), weight.format, order, padded, rounded);
     tile_linear(stream, memory, task_of(scratch, weight, rounded, padded, rows, y, accumulate), rows);
+  } else if (weight.output_scales != nullptr) {
+    scaled_product(stream, scratch, weight, rows_of(weight, x, rows), y, accumulate);
   } else {
     many_rows(stream, scratch, weight, x, rows, y, accumulate);
   }

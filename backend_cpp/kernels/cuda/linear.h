@@ -3,9 +3,13 @@
 //   float32             float32, in any order of summation.
 //   bfloat16, float16   x is rounded to the weight's type, for float16 after a division by 16, so that it may be up to
 //                       2^20; products are exact, sums float32.
-//   int8, int4          x is rounded as for float16, not to 8 bits; codes are exact. With few rows scales act on sums,
+//   int8, int4, float8  x is rounded as for float16, not to 8 bits; codes are exact. With few rows scales act on sums,
 //                       so y is off by at most 2^-11 sum |x w| and the rounding of float32 sums; with many rows the
-//                       weight scale (code - zero) is rounded to half precision too.
+//                       weight scale (code - zero) is rounded to half precision too. But with many rows and scales of
+//                       whole outputs alone x is rounded to 8 bits like the weight, a scale for each row, where the
+//                       device multiplies such (int8: any; float8: from compute capability 8.9 on): y is then off by at
+//                       most max |x| / 254 sum |w| of int8 and 2^-4 sum |x w| of float8, and what x under 2^-16 max |x|
+//                       adds.
 // Activations under 1e-3 lose precision that half precision has (it is 5e-7 / 2 then, absolutely).
 //
 // The result of a call is always the same, but a row's may depend on how many there are. Pointers inside a weight are

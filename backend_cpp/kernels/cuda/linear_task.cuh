@@ -132,7 +132,7 @@ __device__ __forceinline__ float4 sum_of_splits(const LinearTask& task, int part
   return sum;
 }
 
-// Writes `count` (of four) neighbouring outputs of a row: the sum times `range`, plus bias.
+// Writes up to four neighbouring outputs of a row: the sum times `range` and their scales, plus bias.
 __device__ __forceinline__ void write_outputs(const LinearTask& task, const LinearPart& part, float range, int row,
                                               int output, const float4& sum) {
   if (row >= part.rows || output >= part.weight.out_features) return;
@@ -143,6 +143,7 @@ __device__ __forceinline__ void write_outputs(const LinearTask& task, const Line
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     if (i >= count) break;
+    if (part.weight.output_scales != nullptr) values[i] *= part.weight.output_scales[output + i];
     if (bias != nullptr) values[i] += bias[output + i];
     if (task.accumulates) values[i] += y[i];
   }

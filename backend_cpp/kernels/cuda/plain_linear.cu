@@ -76,6 +76,7 @@ void plain_linear(cudaStream_t stream, const LinearTask& task, int expert_parts)
       return launch_rows<half, kPlainRows, 1>(stream, task, parts);
     case WeightFormat::kInt8:
     case WeightFormat::kInt4:
+    case WeightFormat::kFloat8:
       break;
   }
   throw internal_error("plain_linear has no kernel for packed weights");

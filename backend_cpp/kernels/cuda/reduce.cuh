@@ -18,20 +18,31 @@ __device__ __forceinline__ float warp_max(float value) {
   return value;
 }
 
-// Each thread gets the sum. Every thread of the block calls it; kThreads is their number.
-template <int kThreads>
-__device__ float block_sum(float value) {
+// Each thread gets combine of what all threads' warps found. Every thread of the block calls it; kThreads is their
+// number.
+template <int kThreads, class Combine>
+__device__ float combine_warps(float of_warp, float start, Combine&& combine) {
   constexpr int kWarps = kThreads / kWarp;
   __shared__ float partial[kWarps];
-  value = warp_sum(value);
-  if constexpr (kWarps == 1) return value;
-  if (threadIdx.x % kWarp == 0) partial[threadIdx.x / kWarp] = value;
+  if constexpr (kWarps == 1) return of_warp;
+  if (threadIdx.x % kWarp == 0) partial[threadIdx.x / kWarp] = of_warp;
   __syncthreads();
-  float sum = 0;
+  float result = start;
 #pragma unroll
-  for (int w = 0; w < kWarps; ++w) sum += partial[w];
+  for (int w = 0; w < kWarps; ++w) result = combine(result, partial[w]);
   __syncthreads();  // the next call writes again
-  return sum;
+  return result;
+}
+
+template <int kThreads>
+__device__ float block_sum(float value) {
+  return combine_warps<kThreads>(warp_sum(value), 0.0f, [](float a, float b) { return a + b; });
+}
+
+// Of values that are not negative.
+template <int kThreads>
+__device__ float block_max(float value) {
+  return combine_warps<kThreads>(warp_max(value), 0.0f, [](float a, float b) { return fmaxf(a, b); });
 }
 
 }  // namespace turbomind::cuda

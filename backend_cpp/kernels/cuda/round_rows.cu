@@ -1,8 +1,10 @@
 #include "kernels/cuda/round_rows.h"
 
+#include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/weight_slab.cuh"
 
-// A thread takes eight neighbouring inputs: it reads 32 bytes and writes 16 or 32. blockIdx.y is the row.
+// To 16 bits: a thread takes eight neighbouring inputs, it reads 32 bytes and writes 16 or 32; blockIdx.y is the row.
+// To 8 bits: a block takes a row and reads it twice, for its scale and for its codes.
 
 namespace turbomind::cuda {
 
@@ -55,6 +57,43 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(RowsToRound from, int 
   });
 }
 
+constexpr int kByteThreads = 256;
+constexpr float kLeastScale = 1e-37f;  // of which there is an inverse
+
+template <bool kIsFloat8>
+__global__ void __launch_bounds__(kByteThreads)
+    round_bytes_kernel(RowsToRound from, int padded_inputs, uint8_t* codes, float* scales) {
+  const float* x = from.x + blockIdx.x * from.stride;
+  const auto input = [&](int i) { return from.input_order != nullptr ? x[from.input_order[i]] : x[i]; };
+  float top = 0;
+  float probe = 0;  // NaN and infinity must not vanish: they make the scale not a number
+  for (int i = threadIdx.x; i < from.inputs; i += kByteThreads) {
+    const float value = input(i);
+    top = fmaxf(top, fabsf(value));
+    probe += value * 0.0f;
+  }
+  constexpr float kLargest = kIsFloat8 ? kLargestFloat8 : 127.0f;
+  const float scale = block_max<kByteThreads>(top) / kLargest + block_sum<kByteThreads>(probe);
+  const float inverse = scale > kLeastScale ? 1.0f / scale : 0.0f;
+  if (threadIdx.x == 0) scales[blockIdx.x] = scale;
+  auto* words = reinterpret_cast<uint32_t*>(codes + static_cast<size_t>(blockIdx.x) * padded_inputs);
+  for (int w = threadIdx.x; w < padded_inputs / 4; w += kByteThreads) {
+    uint32_t word = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float value = w * 4 + i < from.inputs ? input(w * 4 + i) * inverse : 0.0f;
+      uint32_t code;
+      if constexpr (kIsFloat8) {
+        code = __nv_cvt_float_to_fp8(value, __NV_SATFINITE, __NV_E4M3);
+      } else {
+        code = static_cast<uint8_t>(__float2int_rn(fminf(fmaxf(value, -kLargest), kLargest)));
+      }
+      word |= code << 8 * i;
+    }
+    words[w] = word;
+  }
+}
+
 dim3 grid_of(const RowsToRound& from, int padded_inputs) {
   return {static_cast<unsigned>(divide_up(padded_inputs / kChunk * from.heads, kThreads)),
           static_cast<unsigned>(from.rows), 1};
@@ -68,6 +107,12 @@ void round_rows(cudaStream_t stream, const RowsToRound& from, WeightFormat weigh
                  : weight_format == WeightFormat::kBFloat16 ? round_kernel<WeightFormat::kBFloat16>
                                                             : round_kernel<WeightFormat::kFloat16>;
   launch(kernel, grid_of(from, padded_inputs), dim3(kThreads), 0, stream, from, padded_inputs, rounded);
+}
+
+void round_rows_to_bytes(cudaStream_t stream, const RowsToRound& from, WeightFormat weight_format, int padded_inputs,
+                         uint8_t* codes, float* scales) {
+  auto* kernel = weight_format == WeightFormat::kInt8 ? round_bytes_kernel<false> : round_bytes_kernel<true>;
+  launch(kernel, dim3(from.rows), dim3(kByteThreads), 0, stream, from, padded_inputs, codes, scales);
 }
 
 void gather_inputs(cudaStream_t stream, const RowsToRound& from, int padded_inputs, float* gathered) {

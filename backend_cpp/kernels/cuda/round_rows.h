@@ -1,4 +1,4 @@
-// Activations in the form in which kernels and products of 16 bits take them.
+// Activations in the form in which kernels and products of 16 and 8 bits take them.
 #pragma once
 
 #include "kernels/cuda/device.h"
@@ -26,7 +26,13 @@ enum class ChunkOrder : uint8_t { kPlain, kInt4 };
 void round_rows(cudaStream_t stream, const RowsToRound& from, WeightFormat weight_format, ChunkOrder order,
                 int padded_inputs, uint16_t* rounded);
 
-// The same without rounding: gathered [rows, heads, padded_inputs] float32.
+// Rows (of one head) in 8 bits, each with a scale of its own, scales [rows]: int8 for a weight of int8, whose scale is
+// max |x| / 127, else float8, whose scale is max |x| / 448. codes [rows, padded_inputs]; padded_inputs is a multiple of
+// 4, what lies beyond `inputs` is 0. A row that holds NaN or infinity has the scale NaN.
+void round_rows_to_bytes(cudaStream_t stream, const RowsToRound& from, WeightFormat weight_format, int padded_inputs,
+                         uint8_t* codes, float* scales);
+
+// Without rounding: gathered [rows, heads, padded_inputs] float32.
 void gather_inputs(cudaStream_t stream, const RowsToRound& from, int padded_inputs, float* gathered);
 
 }  // namespace turbomind::cuda

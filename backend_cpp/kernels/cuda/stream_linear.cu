@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOnMultiprocessor)
       const uint4* own = slots + s * Format::kSlots * kThreads;
       const SlabOperands operands = read_slab<kFormat>(weight, own, kThreads);
       float scales[4] = {};
-      if constexpr (Format::kIsPacked) read_scales<kFormat>(own, kThreads, scales);
+      if constexpr (Format::kIsPacked) read_scales<kFormat>(weight, own, kThreads, scales);
 #pragma unroll
       for (int n = 0; n < kRowTiles; ++n) multiply_slab<kFormat>(operands, scales, x[n], sums[s][n]);
     }
@@ -190,6 +190,8 @@ void stream_format(cudaStream_t stream, Scratch scratch, const LinearTask& task,
       return stream_rows<WeightFormat::kInt8, kRowTiles>(stream, scratch, task, expert_parts);
     case WeightFormat::kInt4:
       return stream_rows<WeightFormat::kInt4, kRowTiles>(stream, scratch, task, expert_parts);
+    case WeightFormat::kFloat8:
+      return stream_rows<WeightFormat::kFloat8, kRowTiles>(stream, scratch, task, expert_parts);
     case WeightFormat::kFloat32:
       break;
   }

@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOnMultiprocessor) tile_linear
     const uint4* x = stage + Format::kSlots * kThreads + lane;
     const SlabOperands operands = read_slab<kFormat>(weight, stage + threadIdx.x, kThreads);
     float scales[4] = {};
-    if constexpr (Format::kIsPacked) read_scales<kFormat>(stage + threadIdx.x, kThreads, scales);
+    if constexpr (Format::kIsPacked) read_scales<kFormat>(weight, stage + threadIdx.x, kThreads, scales);
 #pragma unroll
     for (int n = 0; n < kRowTiles; ++n) multiply_slab<kFormat>(operands, scales, x[n * kWarp], sums[n]);
   }
@@ -150,6 +150,8 @@ void tile_format(cudaStream_t stream, Scratch scratch, const LinearTask& task, i
       return tile_rows<WeightFormat::kInt8, kRowTiles>(stream, scratch, task, expert_parts);
     case WeightFormat::kInt4:
       return tile_rows<WeightFormat::kInt4, kRowTiles>(stream, scratch, task, expert_parts);
+    case WeightFormat::kFloat8:
+      return tile_rows<WeightFormat::kFloat8, kRowTiles>(stream, scratch, task, expert_parts);
     case WeightFormat::kFloat32:
       break;
   }

@@ -3,15 +3,16 @@
 // Weights are its 16-row operand, activations its 8-column one, so that few rows waste little. The unit of work of a
 // warp is a slab: 32 outputs (a stripe) of 32 inputs. The order of outputs within a tile of the instruction and the
 // order of inputs within a step are free, so each lane takes what lies together: lane 4 g + t the outputs 4 g .. 4 g +
-// 3 of the stripe and the eight inputs of chunk t. That is 16 bytes for int4, twice 16 for int8
+// 3 of the stripe and the eight inputs of chunk t. That is 16 bytes for int4, twice 16 for int8 and float8
 // (kernels/packed_weight.h) and four times 16 for a row-major matrix of 16 bits; and 16 bytes of 16-bit activations, of
 // row g. Two tiles of 16 outputs (4 g + 2 tile and the next one are its rows g and g + 8) times two steps of 16 inputs
 // make the slab.
 //
-// Codes of packed weights become half precision numbers code - zero, exactly; scales act on the sums of a slab, which
-// never crosses a group: a group's last slab may be partly empty. Activations are rounded to half precision, divided by
-// kHalfRange first, so that they fit up to 2^20; down to 1e-4 that is no coarser than bfloat16. With a weight of
-// bfloat16 activations are rounded to bfloat16.
+// Codes of packed weights become half precision numbers code - zero, exactly (of float8, divided by kFloat8Range);
+// scales act on the sums of a slab, which never crosses a group: a group's last slab may be partly empty. Scales of
+// whole outputs act when y is written. Activations are rounded to half precision, divided by kHalfRange first, so that
+// they fit up to 2^20; down to 1e-4 that is no coarser than bfloat16. With a weight of bfloat16 activations are rounded
+// to bfloat16.
 #pragma once
 
 #include "kernels/cuda/device.h"
@@ -24,6 +25,7 @@ inline constexpr int kStripe = 32;
 inline constexpr int kChunk = 8;       // inputs of a lane in a slab
 inline constexpr int kSlabChunks = 4;  // so that a slab has 32 inputs
 inline constexpr float kHalfRange = 16;
+inline constexpr float kFloat8Range = 256;  // between the exponents' biases of float8 and half precision
 
 // Inputs of a row of x that has no gaps in its last chunk or group.
 inline int padded_inputs(const LinearWeight& weight) {
@@ -32,13 +34,14 @@ inline int padded_inputs(const LinearWeight& weight) {
 
 // What a sum of products is to be multiplied with.
 inline float range_of(WeightFormat format) {
+  if (format == WeightFormat::kFloat8) return kHalfRange * kFloat8Range;
   return format == WeightFormat::kBFloat16 || format == WeightFormat::kFloat32 ? 1.0f : kHalfRange;
 }
 
 template <WeightFormat kFormat>
 struct SlabFormat {
-  static constexpr bool kIsPacked = kFormat == WeightFormat::kInt8 || kFormat == WeightFormat::kInt4;
-  static constexpr int kLoads = kFormat == WeightFormat::kInt4 ? 1 : kFormat == WeightFormat::kInt8 ? 2 : 4;
+  static constexpr bool kIsPacked = kFormat >= WeightFormat::kInt8;
+  static constexpr int kLoads = !kIsPacked ? 4 : kFormat == WeightFormat::kInt4 ? 1 : 2;
   static constexpr int kSlots = kLoads + (kIsPacked ? 1 : 0);  // 16 bytes each: loads; scales and zero points
 };
 
@@ -110,8 +113,12 @@ __device__ __forceinline__ void copy_slab(const LinearWeight& weight, const Slab
     }
     auto* constants = reinterpret_cast<std::byte*>(slots + Format::kLoads * slot_stride);
     const size_t entry = group * kTileOutputs + g % 4 * 4;
-    cp_async_8(constants, weight.scales + entry, is_valid);
-    if (weight.zeros != nullptr) cp_async_4(constants + 8, weight.zeros + entry, is_valid);
+    if constexpr (kFormat == WeightFormat::kFloat8) {
+      if (weight.block_scales != nullptr) cp_async_16(constants, weight.block_scales + entry, is_valid);
+    } else {
+      if (weight.scales != nullptr) cp_async_8(constants, weight.scales + entry, is_valid);
+      if (weight.zeros != nullptr) cp_async_4(constants + 8, weight.zeros + entry, is_valid);
+    }
   } else {
     const int row = stripe * kStripe + g * 4;
     const auto* inputs = static_cast<const uint16_t*>(weight.data) + place.input(lane);
@@ -156,6 +163,16 @@ __device__ __forceinline__ void widen_int8(uint32_t word, uint32_t low, uint32_t
   pairs[1] = bits_as<uint32_t>(__hsub2(second, bits_as<__half2>(low)));
 }
 
+// Four half precision numbers, code / kFloat8Range, from a word of float8, in order.
+__device__ __forceinline__ void widen_float8(uint32_t word, uint32_t* pairs) {
+  constexpr unsigned kSelectors[2] = {0x1404, 0x3424};  // each byte above a byte of zeros
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const uint32_t bytes = __byte_perm(word, 0u, kSelectors[i]);
+    pairs[i] = (bytes >> 1 & 0x3F803F80u) | (bytes & 0x80008000u);
+  }
+}
+
 // The weights of a slab as operands, [tile][step].
 struct SlabOperands {
   uint32_t a[2][2][4];
@@ -171,7 +188,7 @@ __device__ __forceinline__ SlabOperands read_slab(const LinearWeight& weight, co
     return i == 0 ? loads[load].x : i == 1 ? loads[load].y : i == 2 ? loads[load].z : loads[load].w;
   };
   uint32_t zeros = 0;
-  if constexpr (Format::kIsPacked) {
+  if constexpr (kFormat == WeightFormat::kInt8 || kFormat == WeightFormat::kInt4) {
     zeros = weight.zeros != nullptr ? slots[Format::kLoads * slot_stride].z
                                     : (kFormat == WeightFormat::kInt4 ? 0x08080808u : 0x80808080u);
   }
@@ -188,6 +205,9 @@ __device__ __forceinline__ SlabOperands read_slab(const LinearWeight& weight, co
       const uint32_t low = __byte_perm(zeros, 0x64646464u, 0x4040u + output * 0x0101u);
       widen_int8(word(0, output), low, pairs);
       widen_int8(word(1, output), low, pairs + 2);
+    } else if constexpr (kFormat == WeightFormat::kFloat8) {
+      widen_float8(word(0, output), pairs);
+      widen_float8(word(1, output), pairs + 2);
     } else {
 #pragma unroll
       for (int i = 0; i < 4; ++i) pairs[i] = word(output, i);
@@ -198,16 +218,20 @@ __device__ __forceinline__ SlabOperands read_slab(const LinearWeight& weight, co
   return operands;
 }
 
-// The scales of the lane's four outputs.
+// The scales of the lane's four outputs for a slab.
 template <WeightFormat kFormat>
-__device__ __forceinline__ void read_scales(const uint4* slots, int slot_stride, float (&scales)[4]) {
+__device__ __forceinline__ void read_scales(const LinearWeight& weight, const uint4* slots, int slot_stride,
+                                            float (&scales)[4]) {
   const uint4 constants = slots[SlabFormat<kFormat>::kLoads * slot_stride];
-  const float2 first = __half22float2(bits_as<__half2>(constants.x));
-  const float2 second = __half22float2(bits_as<__half2>(constants.y));
-  scales[0] = first.x;
-  scales[1] = first.y;
-  scales[2] = second.x;
-  scales[3] = second.y;
+  if constexpr (kFormat == WeightFormat::kFloat8) {
+    const auto own = weight.block_scales != nullptr ? bits_as<float4>(constants) : make_float4(1, 1, 1, 1);
+    scales[0] = own.x, scales[1] = own.y, scales[2] = own.z, scales[3] = own.w;
+  } else {
+    const bool has_scales = weight.scales != nullptr;
+    const float2 first = has_scales ? __half22float2(bits_as<__half2>(constants.x)) : make_float2(1, 1);
+    const float2 second = has_scales ? __half22float2(bits_as<__half2>(constants.y)) : make_float2(1, 1);
+    scales[0] = first.x, scales[1] = first.y, scales[2] = second.x, scales[3] = second.y;
+  }
 }
 
 // Eight activations as the operand that fits read_slab.

@@ -1,0 +1,73 @@
+// Products of rows with weights of float8. Included by kernels_isa.cc only.
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/cpu/float8_quads.h"
+#include "kernels/cpu/packed_tile.h"
+
+namespace turbomind::TM_ISA {
+
+// Inputs beyond in_features are 0.
+inline void widen_row(const float* x, int in_features, int row, const WideRows& wide) {
+  auto* quad = reinterpret_cast<Float8Quads::Input*>(wide.values) + wide.offset(static_cast<size_t>(row));
+  for (int i = 0; i < static_cast<int>(wide.features); i += 4, quad += 4 * wide.interleave) {
+    float four[4] = {};
+    if (i < in_features) std::copy_n(x + i, std::min(4, in_features - i), four);
+    Float8Quads::store_quad(four, quad);
+  }
+}
+
+template <int kRows>
+inline void float8_rows(const LinearWeight& weight, const PackedShape& shape, int tile_index, const WideRows& x,
+                        int first_row, float* y, bool accumulate) {
+  const size_t first_group = static_cast<size_t>(tile_index) * shape.groups();
+  const auto* codes = static_cast<const uint8_t*>(weight.data) + first_group * shape.group_bytes();
+  const auto* input = reinterpret_cast<const Float8Quads::Input*>(x.values) + x.offset(static_cast<size_t>(first_row));
+  const size_t input_step = static_cast<size_t>(x.interleave) * 4;
+  // Without scales of their own, all groups are one.
+  const bool has_scales = weight.block_scales != nullptr;
+  const int groups = has_scales ? shape.groups() : 1;
+  const int group_quads = (has_scales ? shape.group : shape.padded_features()) / 4;
+
+  Vec sums[kRows][kTileVecs];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    for (int v = 0; v < kTileVecs; ++v) sums[r][v] = zero();
+  }
+  for (int g = 0; g < groups; ++g) {
+    QuadSums group_sums[kRows][kTileVecs];
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      for (int v = 0; v < kTileVecs; ++v) group_sums[r][v] = {zero(), zero()};
+    }
+    for (int quad = 0; quad < group_quads; ++quad, codes += 4 * kTileOutputs, input += input_step) {
+      __builtin_prefetch(codes + 2048, 0, 2);
+      for (int v = 0; v < kTileVecs; ++v) {
+        Float8Quads quads;
+        quads.load(codes + v * 4 * kLanes);
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) quads.multiply_add(input + 4 * r, group_sums[r][v]);
+      }
+    }
+    for (int v = 0; v < kTileVecs; ++v) {
+      const Vec scale =
+          has_scales ? load(weight.block_scales + (first_group + g) * kTileOutputs + v * kLanes) : broadcast(1.0f);
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        sums[r][v] = fma(Float8Quads::outputs_of(group_sums[r][v]), scale, sums[r][v]);
+      }
+    }
+  }
+  write_tile(weight, tile_index, Float8Quads::kFactor, sums, first_row, y, accumulate);
+}
+
+inline void float8_block(const LinearWeight& weight, const WideRows& x, int first_row, int rows, int first_tile,
+                         int last_tile, float* y, bool accumulate) {
+  const PackedShape shape = packed_shape(weight);
+  for_row_groups(first_row, rows, first_tile, last_tile, [&](auto count, int tile, int row) {
+    float8_rows<count()>(weight, shape, tile, x, row, y, accumulate);
+  });
+}
+
+}  // namespace turbomind::TM_ISA

@@ -1,0 +1,70 @@
+// What products with packed weights share: which rows a tile is multiplied with at once, and how its sums become y.
+// Included by kernels_isa.cc only.
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "kernels/cpu/isa.h"
+#include "kernels/cpu/simd.h"
+#include "kernels/packed_weight.h"
+
+namespace turbomind::TM_ISA {
+
+inline constexpr int kTileVecs = kTileOutputs / kLanes;  // vectors that hold one value for each output of a tile
+inline constexpr int kPackedRows = kTileVecs == 1 ? 8 : kTileVecs == 2 ? 2 : 1;
+
+// Calls multiply(count, tile, first row), count a std::integral_constant, until each tile has met each row; the first
+// row is a multiple of count, so that these rows lie together.
+template <class Multiply>
+inline void for_row_groups(int first_row, int rows, int first_tile, int last_tile, Multiply&& multiply) {
+  const int end = first_row + rows;
+  for (int tile = first_tile; tile < last_tile; ++tile) {
+    int row = first_row;
+    for (; row + kPackedRows <= end; row += kPackedRows) {
+      multiply(std::integral_constant<int, kPackedRows>(), tile, row);
+    }
+    if (kPackedRows > 4 && row + 4 <= end) {
+      multiply(std::integral_constant<int, 4>(), tile, row);
+      row += 4;
+    }
+    if (kPackedRows > 2 && row + 2 <= end) {
+      multiply(std::integral_constant<int, 2>(), tile, row);
+      row += 2;
+    }
+    if (row < end) multiply(std::integral_constant<int, 1>(), tile, row);
+  }
+}
+
+// y of rows first_row, ... and a tile: sums times the outputs' scales and `factor`, plus bias.
+template <int kRows>
+inline void write_tile(const LinearWeight& weight, int tile_index, float factor, const Vec (&sums)[kRows][kTileVecs],
+                       int first_row, float* y, bool accumulate) {
+  const int first_output = tile_index * kTileOutputs;
+  const int count = std::min(kTileOutputs, weight.out_features - first_output);
+  float bias[kTileOutputs] = {};
+  if (weight.bias != nullptr) std::copy_n(weight.bias + first_output, count, bias);
+  Vec scales[kTileVecs];
+  for (int v = 0; v < kTileVecs; ++v) {
+    scales[v] = broadcast(factor);
+    if (weight.output_scales == nullptr) continue;
+    scales[v] = mul(scales[v], load(weight.output_scales + first_output + v * kLanes));
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    float* out = y + static_cast<size_t>(first_row + r) * weight.out_features + first_output;
+    for (int v = 0; v < kTileVecs; ++v) {
+      const int lanes = std::min(kLanes, count - v * kLanes);
+      if (lanes <= 0) break;
+      float* target = out + v * kLanes;
+      const Vec value = fma(sums[r][v], scales[v], load(bias + v * kLanes));
+      if (lanes == kLanes) {
+        store(target, accumulate ? add(load(target), value) : value);
+      } else {
+        store_partial(target, accumulate ? add(load_partial(target, lanes), value) : value, lanes);
+      }
+    }
+  }
+}
+
+}  // namespace turbomind::TM_ISA
