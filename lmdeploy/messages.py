@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 LogitsProcessor = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 EXTRA_OUTPUTS = (None, "all", "generation")
 QUANT_POLICIES = (0, 4, 8)
-MODEL_FORMATS = (None, "hf", "meta_llama", "awq", "gptq")
+MODEL_FORMATS = (None, "hf", "meta_llama", "awq", "gptq", "fp8", "fbgemm_fp8", "compressed-tensors", "smooth_quant")
 MAX_SEED = 2**64 - 1
 MAX_INT32 = 2**31 - 1  # token counts travel as int32
 
@@ -158,10 +158,10 @@ class TurbomindEngineConfig:
         Type of the weights in memory: ``auto`` (the checkpoint's), ``float32``, ``float16``, ``bfloat16``.
     weight_bits
         4 or 8: matrices are rounded to so many bits while loading, which makes answers faster and a little less exact;
-        None: they stay as ``dtype`` says. What the checkpoint holds as AWQ or GPTQ codes stays as it is.
+        None: they stay as ``dtype`` says. What the checkpoint holds in 8 or 4 bits stays as it is.
     model_format
-        Layout of the checkpoint: ``hf``, ``meta_llama``, ``awq``, ``gptq``; default: read from the checkpoint, which a
-        given one must agree with.
+        Layout of the checkpoint: ``hf``, ``meta_llama``, ``awq``, ``gptq``, ``fp8``, ``fbgemm_fp8``,
+        ``compressed-tensors``, ``smooth_quant``; default: read from the checkpoint, which a given one must agree with.
     tp
         Devices one model is spread over (tensor parallelism): GPUs, or parts of the CPU's cores. Must divide the number
         of the model's heads.

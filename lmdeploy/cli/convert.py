@@ -4,7 +4,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from lmdeploy.cli.options import add_tp
+from lmdeploy.cli.options import MODEL_FORMATS, add_tp
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -34,7 +34,7 @@ def add_parser(subparsers: "Subparsers") -> None:
         choices=("auto", "float32", "float16", "bfloat16"),
         help="of the weights in memory",
     )
-    parser.add_argument("--model-format", choices=("hf", "llama", "awq", "gptq"), help="layout of the checkpoint")
+    parser.add_argument("--model-format", choices=("llama", *MODEL_FORMATS), help="layout of the checkpoint")
     add_tp(parser)
     parser.set_defaults(run=run)
 

@@ -10,7 +10,7 @@ from typing import Any
 from lmdeploy.serve.ports import DEFAULT_TRITON_HOST, Ports
 from openai_gateway.settings import DEFAULT_DRAIN_SECONDS, DEFAULT_MAX_REQUESTS
 
-MODEL_FORMATS = ("hf", "awq", "gptq")
+MODEL_FORMATS = ("hf", "awq", "gptq", "fp8", "fbgemm_fp8", "compressed-tensors", "smooth_quant")
 DEVICES = ("auto", "cpu", "cuda")
 LOG_LEVELS = ("CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG")
 DEFAULT_WEBUI_PORT = 6006

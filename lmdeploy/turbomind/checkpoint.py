@@ -15,6 +15,7 @@ from lmdeploy.turbomind.manifest import WEIGHT_DTYPES, Expression, Load, Manifes
 from lmdeploy.turbomind.mxfp4 import with_mxfp4
 from lmdeploy.turbomind.quantized import Quantization, is_zero_bias_beside_codes, weight_format, with_codes
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex, read_checkpoint
+from lmdeploy.turbomind.scaled import ScaledWeights, is_unused, with_scales
 from lmdeploy.turbomind.spec import ModelSpec
 from lmdeploy.turbomind.spec_problems import size_problems
 
@@ -52,17 +53,19 @@ def describe(model_dir: Path, model_name: str) -> Description:
     """
     config = read_config(model_dir)
     architecture, family = _family_of(config)
-    quantization = Quantization.from_config(config)
+    quantization, scaled = Quantization.from_config(config), ScaledWeights.from_config(config)
     index = read_checkpoint(model_dir)
     size_problems = _size_problems(config, family.sizes)
     if size_problems:
         raise CheckpointError(model_dir, size_problems + index.problems)
     bos, eos = _boundary_tokens(model_dir, config)
-    checkpoint = Checkpoint(architecture, model_name, _dtype_of(index), bos, eos)
+    checkpoint = Checkpoint(architecture, model_name, _dtype_of(index, scaled), bos, eos)
     spec = _spec_of(model_dir, config, family, checkpoint)
     tensors = with_mxfp4(family.tensors(spec), index)
     if quantization is not None:
         tensors = with_codes(tensors, quantization, index)
+    if scaled is not None:
+        tensors = with_scales(tensors, scaled, index)
     unread = _unread_tensors(tensors, index)
     problems = find_problems(tensors, index) + _bias_problems(unread, tensors)
     if problems:
@@ -138,6 +141,7 @@ def _unread_tensors(tensors: Mapping[str, Expression], index: SafetensorsIndex) 
         if not _COMPUTED_BUFFER.search(name)
         and not (is_tied and name == "lm_head.weight")
         and not is_zero_bias_beside_codes(name, index)
+        and not is_unused(name)
     )
 
 
@@ -160,9 +164,13 @@ def _warn_of(unread: Sequence[str], model_dir: Path) -> None:
         logger.warning(text, model_dir, len(unread), shown, hidden)
 
 
-def _dtype_of(index: SafetensorsIndex) -> str:
-    """Return the type of most weights; config.json may name another one."""
-    types = [WEIGHT_DTYPES[info.dtype] for info in index.tensors.values() if info.dtype in WEIGHT_DTYPES]
+def _dtype_of(index: SafetensorsIndex, scaled: ScaledWeights | None) -> str:
+    """Return the type of most weights, scales apart; config.json may name another one."""
+    types = [
+        WEIGHT_DTYPES[info.dtype]
+        for name, info in index.tensors.items()
+        if info.dtype in WEIGHT_DTYPES and not (scaled is not None and scaled.is_scale(name))
+    ]
     return max(sorted(set(types)), key=types.count) if types else "float32"
 
 

@@ -111,7 +111,28 @@ class Mxfp4:
         return (*outer, 32 * blocks)
 
 
-Expression = Load | Concat | Slice | Permute | Reshape | Quantized | Mxfp4
+@dataclass(frozen=True)
+class Scaled:
+    """A matrix of one byte a code, times scales (``lmdeploy.turbomind.scaled``).
+
+    Attributes
+    ----------
+    block
+        Neighbouring outputs and inputs that share a scale.
+    args
+        Codes ``[out_features, in_features]`` and scales.
+    """
+
+    block: tuple[int, int]
+    args: tuple["Expression", "Expression"]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the codes."""
+        return self.args[0].shape
+
+
+Expression = Load | Concat | Slice | Permute | Reshape | Quantized | Mxfp4 | Scaled
 
 
 def concat(*args: Expression) -> Concat:
@@ -151,7 +172,8 @@ def walk(expression: Expression) -> Iterator[Expression]:
 class Manifest:
     """The JSON-ready manifest: ``files`` and, for each engine tensor, an expression tree of dicts.
 
-    ``weight_format`` says how the checkpoint stores its linear layers: ``hf`` (numbers), ``awq`` or ``gptq``.
+    ``weight_format`` says how the checkpoint stores its linear layers: ``hf`` (numbers), ``awq``, ``gptq`` or one of
+    ``lmdeploy.turbomind.scaled.METHODS``.
     """
 
     files: tuple[Path, ...]
@@ -202,7 +224,7 @@ class Manifest:
             yield from loads_in(expression)
 
 
-def _operation(expression: Concat | Slice | Permute | Reshape | Quantized | Mxfp4) -> dict[str, Any]:
+def _operation(expression: Concat | Slice | Permute | Reshape | Quantized | Mxfp4 | Scaled) -> dict[str, Any]:
     match expression:
         case Quantized():
             names = ("layout", "bits", "group", "zeros_less_one", "shape")
@@ -215,6 +237,8 @@ def _operation(expression: Concat | Slice | Permute | Reshape | Quantized | Mxfp
             return {"op": "reshape", "shape": list(expression.shape)}
         case Mxfp4():
             return {"op": "mxfp4"}
+        case Scaled():
+            return {"op": "scaled", "block": list(expression.block)}
         case Concat():
             return {"op": "concat"}
 

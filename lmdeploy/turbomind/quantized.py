@@ -14,8 +14,10 @@ from lmdeploy.errors import UnsupportedModelError
 from lmdeploy.turbomind.manifest import Expression, Load, Quantized
 from lmdeploy.turbomind.mxfp4 import METHOD as MXFP4
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex
+from lmdeploy.turbomind.scaled import METHODS as SCALED_METHODS
+from lmdeploy.turbomind.scaled import ScaledWeights
 
-_SUPPORTED = "supported: awq (version gemm, 4 bits), gptq (4 and 8 bits), mxfp4"
+_SUPPORTED = f"supported: awq (version gemm, 4 bits), gptq (4 and 8 bits), mxfp4, {', '.join(SCALED_METHODS)}"
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Quantization:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self | None:
-        """Return what ``quantization_config`` of config.json says; None if there is none.
+        """Return what ``quantization_config`` of config.json says; None if it says nothing of AWQ or GPTQ codes.
 
         Raises
         ------
@@ -53,8 +55,8 @@ class Quantization:
             return None
         if not isinstance(given, dict):
             raise UnsupportedModelError(f"quantization_config must be an object, got {given!r}; {_SUPPORTED}")
-        if given.get("quant_method") == MXFP4:
-            return None  # read as numbers
+        if given.get("quant_method") in {MXFP4, *SCALED_METHODS}:
+            return None
         method, bits, group_size = given.get("quant_method"), given.get("bits"), given.get("group_size")
         if method not in {"awq", "gptq"}:
             raise UnsupportedModelError(f"quantized weights of method {method!r} are not supported; {_SUPPORTED}")
@@ -90,15 +92,15 @@ def _gptq_variant(given: Mapping[str, Any]) -> str:
 
 
 def weight_format(config: Mapping[str, Any]) -> str:
-    """Return what config.json describes: ``hf`` (numbers), ``awq`` or ``gptq``.
+    """Return what config.json describes: ``hf`` (numbers), ``awq``, ``gptq`` or a method of 8-bit weights with scales.
 
     Raises
     ------
     UnsupportedModelError
-        As :meth:`Quantization.from_config`.
+        As :meth:`Quantization.from_config` and :meth:`ScaledWeights.from_config`.
     """
-    quantization = Quantization.from_config(config)
-    return "hf" if quantization is None else quantization.method
+    found = Quantization.from_config(config) or ScaledWeights.from_config(config)
+    return "hf" if found is None else found.method
 
 
 def check_model_format(wanted: str | None, found: str) -> None:

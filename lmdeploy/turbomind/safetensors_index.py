@@ -15,7 +15,7 @@ from typing import Any
 INDEX_NAME = "model.safetensors.index.json"
 _BYTES_PER_ELEMENT = {
     "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
-    "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1,
+    "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
 }  # fmt: skip
 _LARGEST_HEADER = 100_000_000  # the format's own limit
 _SHARD_NAME = re.compile(r"-(\d+)-of-(\d+)\.safetensors$")

@@ -8,4 +8,4 @@ def refuse_unsupported_engine(config: TurbomindEngineConfig | PytorchEngineConfi
     if isinstance(config, PytorchEngineConfig):
         raise ValueError("PytorchEngineConfig: the pytorch engine is not supported yet; use TurbomindEngineConfig")
     if config.model_format == "meta_llama":
-        raise ValueError("model_format='meta_llama' is not supported yet; use 'hf', 'awq' or 'gptq'")
+        raise ValueError("model_format='meta_llama' is not supported yet; leave it out")

@@ -15,6 +15,7 @@ import lmdeploy.turbomind.engine as engine_module
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from tests.engine.test_model_families import PROMPT, check_logits
 from tests.kernels.cuda_device import built_devices, load_device
+from tests.support.scaled_checkpoints import FLOAT8, Form, quantize_checkpoint
 from tests.support.tiny_models import make_tiny
 from tests.support.token_engine import TokenEngine, relative_error
 
@@ -76,6 +77,31 @@ def test_formats_are_about_as_exact_as_on_the_cpu(settings: dict[str, Any], tmp_
     # Both round alike what is stored, but not what is computed: CUDA rounds activations to 16 bits, the CPU to 8 bits
     # or not at all.
     assert relative_error(logits(device="cuda", **settings), exact) < 1.5 * on_cpu + 0.03
+
+
+@pytest.mark.parametrize(
+    ("architecture", "form"),
+    [
+        ("LlamaForCausalLM", Form("compressed-tensors", torch.int8, "channel")),
+        ("LlamaForCausalLM", Form("fp8", FLOAT8, "block", "weight_scale_inv", block=(48, 32))),
+        ("Qwen2MoeForCausalLM", Form("smooth_quant", FLOAT8, "channel", "scale")),
+    ],
+    ids=str,
+)
+def test_codes_with_scales_are_multiplied_as_on_the_cpu(
+    architecture: str, form: Form, tmp_path: Path, on_cuda: int
+) -> None:
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "num_hidden_layers": 1}
+    sizes = {"hidden_size": 64, "num_attention_heads": 2, "initializer_range": 0.05}
+    source = make_tiny(tmp_path / "source", architecture, **sizes, **(experts if "Moe" in architecture else {}))
+    quantize_checkpoint(source, tmp_path / "model", form)
+
+    def logits(device: str) -> torch.Tensor:
+        with TokenEngine(tmp_path / "model", device=device, dtype="float32") as engine:
+            return engine.answer(PROMPT, 1, "all")[1]
+
+    # int8 costs 1 % on the CPU, which rounds activations to 8 bits; float8 what rounding them to bfloat16 does.
+    assert relative_error(logits("cuda"), logits("cpu")) < (0.03 if form.dtype == torch.int8 else 0.01)
 
 
 def test_answers_in_a_crowd_are_those_alone(tmp_path: Path, on_cuda: int) -> None:

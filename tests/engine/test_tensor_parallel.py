@@ -14,6 +14,8 @@ from lmdeploy.cli.main import main
 from tests.engine.test_model_families import PROMPT, check_logits
 from tests.support.prompts import CONVERSATIONS
 from tests.support.quantized_checkpoints import Scheme, quantize_checkpoint
+from tests.support.scaled_checkpoints import FLOAT8, Form
+from tests.support.scaled_checkpoints import quantize_checkpoint as quantize_scaled
 from tests.support.tiny_models import make_tiny_llama
 from tests.support.token_engine import TokenEngine, relative_error
 
@@ -109,6 +111,27 @@ def test_stored_codes_are_divided(scheme: Scheme, tmp_path: Path) -> None:
     # Codes are multiplied as on one rank, so sums differ in their order alone; and 8 bits for activations cost this
     # model 1 %.
     assert relative_error(logits(2), logits(1)) < (0.03 if scheme.desc_act else 1e-3)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        Form("compressed-tensors", torch.int8, "channel"),
+        Form("fp8", FLOAT8, "block", "weight_scale_inv", block=(48, 32)),
+        Form("smooth_quant", FLOAT8, "channel", "scale"),
+    ],
+    ids=str,
+)
+def test_codes_with_scales_are_divided(form: Form, tmp_path: Path) -> None:
+    source = make_tiny_llama(tmp_path / "source", attention_bias=True, initializer_range=0.05, **SIZES)
+    quantize_scaled(source, tmp_path / "model", form)
+
+    def logits(tp: int) -> torch.Tensor:
+        with TokenEngine(tmp_path / "model", tp=tp) as engine:
+            return engine.answer(PROMPT, 1)[1]
+
+    # Sums differ in their order alone; a bit of bfloat16, where x is rounded to it, may fall otherwise.
+    assert relative_error(logits(2), logits(1)) < 1e-3
 
 
 def answers(directory: Path, tp: int, *, at_once: bool) -> list[tuple[list[int], list[dict[int, float]]]]:

@@ -162,8 +162,6 @@ def spoil(name: str, value: float) -> Change:
 
 UNSUPPORTED: dict[str, tuple[Scheme, Change, str]] = {
     "bitsandbytes": (Scheme(), put("quant_method", "bitsandbytes"), "method 'bitsandbytes' .* supported: awq"),
-    "fp8": (Scheme(), put("quant_method", "fp8"), "method 'fp8' .* supported: awq"),
-    "compressed-tensors": (Scheme(), put("quant_method", "compressed-tensors"), "method 'compressed-tensors'"),
     "gemv": (Scheme(), put("version", "gemv"), "awq weights of version 'gemv'"),
     "llm-awq": (Scheme(), put("backend", "llm-awq"), "awq weights of version 'llm-awq'"),
     "marlin": (Scheme("gptq"), put("checkpoint_format", "marlin"), "checkpoint_format 'marlin'"),

@@ -1,0 +1,181 @@
+"""Checkpoints of 8-bit weights and activations (W8A8): int8 or float8 codes with float scales.
+
+Such a checkpoint has one byte a weight in ``X.weight`` and scales beside it; layers it leaves as numbers have a
+``X.weight`` of 16 or 32 bits. :func:`with_scales` puts codes times scales in the weight's place; how they are
+multiplied stands in ``backend_cpp/model/stored_bytes.h``.
+
+Names and shapes, by source:
+
+* ``fp8`` (DeepSeek-V3, Qwen3-FP8; ``transformers``, ``FineGrainedFP8Config``): ``X.weight_scale_inv`` for blocks of
+  ``weight_block_size``; without blocks one scale, ``X.weight_scale_inv`` or ``X.weight_scale``.
+* ``fbgemm_fp8`` (Llama 3.1 405B FP8): ``X.weight_scale [out, 1]``.
+* ``compressed-tensors`` (llm-compressor), formats ``int-quantized``, ``float-quantized`` and ``naive-quantized``:
+  ``X.weight_scale`` ``[1]``, ``[out, 1]`` or for blocks of ``block_structure``.
+* ``smooth_quant`` (``lmdeploy lite smooth_quant``): ``X.scale [out, 1]``.
+
+Scales of activations (``X.input_scale`` and the like) are not used: activations are rounded by what they are.
+"""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from lmdeploy.errors import UnsupportedModelError
+from lmdeploy.turbomind.manifest import Expression, Load, Scaled
+from lmdeploy.turbomind.safetensors_index import SafetensorsIndex
+
+METHODS = ("fp8", "fbgemm_fp8", "compressed-tensors", "smooth_quant")
+_CODES = ("I8", "F8_E4M3")
+_NUMBERS = ("F32", "BF16", "F16")
+_SCALE_NAMES = {
+    "fp8": ("weight_scale_inv", "weight_scale"),
+    "fbgemm_fp8": ("weight_scale",),
+    "compressed-tensors": ("weight_scale",),
+    "smooth_quant": ("scale",),
+}
+_UNUSED = re.compile(r"\.(input_scale|input_scale_ub|input_zero_point|activation_scale|k_scale|v_scale|q_scale)$")
+_COMPRESSED_FORMATS = ("int-quantized", "float-quantized", "naive-quantized")
+_SMOOTH_QUANT_TYPES = ("int8", "float8_e4m3fn", "fp8")
+
+
+@dataclass(frozen=True)
+class ScaledWeights:
+    """What config.json says of a checkpoint's codes.
+
+    Attributes
+    ----------
+    method
+        As config.json names it, one of :data:`METHODS`.
+    block
+        Outputs and inputs that share a scale; None: there is one for each output or one for all.
+    """
+
+    method: str
+    block: tuple[int, int] | None = None
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self | None:
+        """Return what ``quantization_config`` of config.json says; None if it names none of :data:`METHODS`.
+
+        Raises
+        ------
+        UnsupportedModelError
+            For a variant that the engine cannot read.
+        """
+        given = config.get("quantization_config")
+        if not isinstance(given, dict) or given.get("quant_method") not in METHODS:
+            return None
+        method = str(given["quant_method"])
+        match method:
+            case "fp8":
+                return cls(method, _fp8_block(given))
+            case "compressed-tensors":
+                return cls(method, _compressed_block(given))
+            case "smooth_quant":
+                _require(method, "quant_dtype", given.get("quant_dtype", "int8"), _SMOOTH_QUANT_TYPES)
+        return cls(method)
+
+    def is_scale(self, name: str) -> bool:
+        """Return whether a tensor's name is that of a scale."""
+        return name.rpartition(".")[2] in _SCALE_NAMES[self.method] or is_unused(name)
+
+
+def is_unused(name: str) -> bool:
+    """Return whether a tensor beside codes tells how to round activations or a cache, which the engine does itself."""
+    return _UNUSED.search(name) is not None
+
+
+def _require(method: str, what: str, found: object, supported: tuple[object, ...]) -> None:
+    if found not in supported:
+        names = ", ".join(map(str, supported))
+        raise UnsupportedModelError(f"{method} weights with {what} {found!r} are not supported; supported: {names}")
+
+
+def _fp8_block(given: Mapping[str, Any]) -> tuple[int, int] | None:
+    _require("fp8", "fmt", given.get("fmt") or "e4m3", ("e4m3", "float8_e4m3fn"))
+    _require("fp8", "activation_scheme", given.get("activation_scheme") or "dynamic", ("dynamic", "static"))
+    _require("fp8", "expert_dtype", given.get("expert_dtype") or "fp8", ("fp8",))
+    return _block("fp8", "weight_block_size", given.get("weight_block_size"))
+
+
+def _block(method: str, name: str, size: object) -> tuple[int, int] | None:
+    if size is None:
+        return None
+    if not isinstance(size, list | tuple) or len(size) != 2 or not all(type(n) is int and n > 0 for n in size):
+        raise UnsupportedModelError(f"{method}: {name} must be two positive integers, got {size!r}")
+    if size[1] % 8:
+        raise UnsupportedModelError(f"{method}: the inputs of {name} must be a multiple of 8, got {size[1]}")
+    return size[0], size[1]
+
+
+def _compressed_block(given: Mapping[str, Any]) -> tuple[int, int] | None:
+    method = "compressed-tensors"
+    groups = given.get("config_groups")
+    if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()) or not groups:
+        raise UnsupportedModelError(f"{method}: config_groups must describe the weights, got {groups!r}")
+    sparsity = (given.get("sparsity_config") or {}).get("format") or "dense"
+    _require(method, "sparsity_config format", sparsity, ("dense",))
+    blocks = {_group_block(group, given.get("format")) for group in groups.values()}
+    if len(blocks) > 1:
+        raise UnsupportedModelError(f"{method} weights with blocks of several sizes are not supported, got {blocks}")
+    return blocks.pop()
+
+
+def _group_block(group: Mapping[str, Any], whole_format: object) -> tuple[int, int] | None:
+    """Check one group of layers; return the blocks of its scales."""
+    method = "compressed-tensors"
+    _require(method, "format", group.get("format") or whole_format, _COMPRESSED_FORMATS)
+    weights, activations = group.get("weights") or {}, group.get("input_activations")
+    if group.get("output_activations"):
+        raise UnsupportedModelError(f"{method} with output_activations is not supported")
+    for what, side in (("weights", weights), ("input_activations", activations)):
+        if side is None:
+            continue
+        _require(method, f"{what}.num_bits", side.get("num_bits"), (8,))
+        _require(method, f"{what}.type", side.get("type") or "int", ("int", "float"))
+        _require(method, f"{what}.symmetric", side.get("symmetric", True), (True,))
+    strategy = weights.get("strategy")
+    _require(method, "weights.strategy", strategy, ("tensor", "channel", "block"))
+    if strategy != "block":
+        return None
+    _require(method, "weights.strategy block and type", weights.get("type"), ("float",))
+    return _block(method, "block_structure", weights.get("block_structure") or [128, 128])
+
+
+def with_scales(
+    tensors: Mapping[str, Expression], weights: ScaledWeights, index: SafetensorsIndex
+) -> dict[str, Expression]:
+    """Return the engine tensors with codes and scales in place of each weight that the checkpoint stores so."""
+
+    def replaced(expression: Expression) -> Expression:
+        if isinstance(expression, Load):
+            found = index.tensors.get(expression.name)
+            is_code = found is not None and found.dtype in _CODES and expression.name.endswith(".weight")
+            if not is_code or len(expression.shape) != 2:
+                return expression
+            return _scaled(expression, weights, index)
+        args: Any = tuple(map(replaced, expression.args))
+        return dataclasses.replace(expression, args=args)
+
+    return {name: replaced(expression) for name, expression in tensors.items()}
+
+
+def _scaled(weight: Load, method: ScaledWeights, index: SafetensorsIndex) -> Scaled:
+    layer = weight.name.removesuffix(".weight")
+    names = [f"{layer}.{name}" for name in _SCALE_NAMES[method.method]]
+    name = next((name for name in names if name in index.tensors), names[0])
+    found = index.tensors.get(name)
+    out_features, in_features = weight.shape
+    codes = dataclasses.replace(weight, dtypes=_CODES)
+    if method.block is not None:
+        block = (method.block[0], min(method.block[1], in_features))
+        shape: tuple[int, ...] = (-(-out_features // block[0]), -(-in_features // block[1]))
+    elif found is not None and found.shape in {(), (1,), (1, 1)}:
+        block, shape = (out_features, in_features), found.shape
+    else:
+        block, shape = (1, in_features), (out_features, 1)
+        if found is not None and found.shape == (out_features,):
+            shape = found.shape
+    return Scaled(block, (codes, Load(name, shape, _NUMBERS)))

@@ -1,0 +1,119 @@
+"""Tiny checkpoints of 8-bit weights with scales, in each published form, written by code that shares nothing with ours.
+
+Names, shapes and types as in the sources that ``lmdeploy/turbomind/scaled.py`` lists; rounding to nearest by torch.
+"""
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+FLOAT8 = torch.float8_e4m3fn
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a checkpoint's layers are stored.
+
+    ``strategy`` is ``tensor``, ``channel`` or ``block``; ``plain`` names layers (by ending) that stay numbers.
+    """
+
+    method: str
+    dtype: torch.dtype
+    strategy: str
+    scale_name: str = "weight_scale"
+    scale_shape: str = "column"  # of channels: column [out, 1] or flat [out]; of a tensor: one [1] or scalar []
+    scales: torch.dtype = torch.float32
+    static_activations: bool = False
+    block: tuple[int, int] = (128, 128)
+    plain: tuple[str, ...] = ("lm_head",)
+
+    def config(self) -> dict[str, Any]:
+        """Return ``quantization_config`` as the tools of that method write it."""
+        if self.method == "smooth_quant":
+            return {"quant_method": "smooth_quant", "quant_dtype": str(self.dtype).removeprefix("torch.")}
+        scheme = "static" if self.static_activations else "dynamic"
+        if self.method == "fp8":
+            block = list(self.block) if self.strategy == "block" else None
+            return {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": scheme, "weight_block_size": block}
+        if self.method == "fbgemm_fp8":
+            return {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]}
+        kind = "float" if self.dtype == FLOAT8 else "int"
+        common = {"num_bits": 8, "type": kind, "symmetric": True, "group_size": None, "actorder": None}
+        weights = common | {"strategy": self.strategy, "dynamic": False, "block_structure": None}
+        if self.strategy == "block":
+            weights["block_structure"] = list(self.block)
+        inputs = common | {
+            "strategy": "tensor" if self.static_activations else "token",
+            "dynamic": not self.static_activations,
+        }
+        group = {
+            "targets": ["Linear"], "weights": weights, "input_activations": inputs, "output_activations": None,
+        }  # fmt: skip
+        return {
+            "quant_method": "compressed-tensors", "format": f"{kind}-quantized", "quantization_status": "compressed",
+            "config_groups": {"group_0": group}, "ignore": ["lm_head"], "kv_cache_scheme": None,
+        }  # fmt: skip
+
+    def sizes(self, weight: torch.Tensor) -> tuple[int, int]:
+        """Return how many outputs and inputs of a weight share a scale."""
+        out_features, in_features = weight.shape
+        if self.strategy == "block":
+            return self.block
+        return (1 if self.strategy == "channel" else out_features), in_features
+
+
+def quantize(weight: torch.Tensor, form: Form) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return codes ``[out, in]``, scales ``[blocks of outputs, blocks of inputs]`` and what both stand for, float32."""
+    rows, columns = form.sizes(weight)
+    padded = torch.nn.functional.pad(weight.float(), (0, -weight.shape[1] % columns, 0, -weight.shape[0] % rows))
+    blocks = padded.view(padded.shape[0] // rows, rows, padded.shape[1] // columns, columns)
+    largest = 448.0 if form.dtype == FLOAT8 else 127.0
+    scales = (blocks.abs().amax((1, 3)) / largest).clamp(min=1e-12).to(form.scales)
+    each = scales.float()[:, None, :, None]
+    steps = blocks / each
+    codes = steps.clamp(-448, 448).to(FLOAT8) if form.dtype == FLOAT8 else steps.round().clamp(-128, 127).to(torch.int8)
+    values = (codes.float() * each).reshape(padded.shape)[: weight.shape[0], : weight.shape[1]]
+    flat = codes.view(torch.uint8).reshape(padded.shape)[: weight.shape[0], : weight.shape[1]].contiguous()
+    return flat.view(form.dtype), scales, values.contiguous()
+
+
+def stored_scales(scales: torch.Tensor, form: Form) -> torch.Tensor:
+    """Return scales in the shape in which the form stores them."""
+    if form.strategy == "block" or (form.strategy == "channel" and form.scale_shape == "column"):
+        return scales
+    return scales[0, 0].clone() if form.scale_shape == "scalar" else scales.flatten()
+
+
+def quantize_checkpoint(source: Path, target: Path, form: Form) -> dict[str, torch.Tensor]:
+    """Write a quantized copy of a checkpoint; return the values ``X.weight`` that its codes stand for."""
+    target.mkdir()
+    tensors: dict[str, torch.Tensor] = {}
+    values = {}
+    for file in source.iterdir():
+        if file.suffix == ".safetensors":
+            tensors |= load_file(file)
+        else:
+            shutil.copyfile(file, target / file.name)
+    for name in [name for name in tensors if is_linear(name)]:
+        layer = name.removesuffix(".weight")
+        if layer.endswith(form.plain):
+            continue
+        codes, scales, values[name] = quantize(tensors[name], form)
+        tensors[name] = codes
+        tensors[f"{layer}.{form.scale_name}"] = stored_scales(scales, form)
+        if form.static_activations:
+            tensors[f"{layer}.input_scale"] = torch.tensor([0.02])
+    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((source / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(config | {"quantization_config": form.config()}))
+    return values
+
+
+def is_linear(name: str) -> bool:
+    """Return whether a tensor is the weight of a layer that such tools quantize."""
+    return name.endswith(("_proj.weight", "_proj_with_mqa.weight", "lm_head.weight"))

@@ -1,0 +1,224 @@
+"""Matrices stored as int8 or float8 codes with scales: the engine reads the numbers they stand for, or says why not."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from lmdeploy import _turbomind
+from lmdeploy.errors import CheckpointError, UnsupportedModelError
+from lmdeploy.turbomind.engine_dir import resolve
+from lmdeploy.turbomind.manifest import Expression, Manifest, concat, find_problems, rows_of
+from lmdeploy.turbomind.safetensors_index import read_checkpoint
+from lmdeploy.turbomind.scaled import ScaledWeights, with_scales
+from tests.support.scaled_checkpoints import FLOAT8, Form, quantize, quantize_checkpoint, stored_scales
+from tests.support.tiny_models import make_tiny_llama
+from tests.unit.test_quantized_weights import APART, SHAPES, A, B, values_of
+
+FORMS = {
+    "blocks": Form("fp8", FLOAT8, "block", "weight_scale_inv"),
+    "small blocks": Form("fp8", FLOAT8, "block", "weight_scale_inv", block=(20, 40)),
+    "one scale": Form("fp8", FLOAT8, "tensor", "weight_scale", scale_shape="scalar"),
+    "float8": Form("compressed-tensors", FLOAT8, "channel", scales=torch.bfloat16),
+    "int8": Form("compressed-tensors", torch.int8, "channel", scales=torch.float16),
+    "int8, one scale": Form("compressed-tensors", torch.int8, "tensor"),
+    "flat": Form("smooth_quant", torch.int8, "channel", "scale", "flat"),
+}
+EXPRESSIONS: dict[str, Expression] = {
+    "one": A,
+    "joined": concat(A, B, A),
+    "rows": concat(rows_of(A, 5, 41), rows_of(B, 16, 24)),
+    "taken apart": APART,
+    "inputs cut": rows_of(A, 8, 72, dim=1),
+}
+
+
+def write_codes(directory: Path, form: Form, expression: Expression) -> dict[str, torch.Tensor]:
+    """Write two layers and a manifest with one tensor, ``x``; return the numbers the codes stand for."""
+    torch.manual_seed(7)
+    tensors, numbers = {}, {}
+    for name, shape in SHAPES.items():
+        codes, scales, numbers[f"{name}.weight"] = quantize(torch.randn(shape), form)
+        tensors |= {f"{name}.weight": codes, f"{name}.{form.scale_name}": stored_scales(scales, form)}
+    save_file(tensors, directory / "model.safetensors")
+    index = read_checkpoint(directory)
+    weights = ScaledWeights.from_config({"quantization_config": form.config()})
+    assert weights is not None
+    engine = with_scales({"x": expression}, weights, index)
+    assert not find_problems(engine, index)
+    (directory / "manifest.json").write_text(Manifest.build(engine, index, form.method).to_json())
+    return numbers
+
+
+@pytest.mark.parametrize("name", EXPRESSIONS)
+@pytest.mark.parametrize("form", FORMS)
+def test_the_engine_reads_the_numbers_that_codes_stand_for(form: str, name: str, tmp_path: Path) -> None:
+    numbers = write_codes(tmp_path, FORMS[form], EXPRESSIONS[name])
+    expected = values_of(EXPRESSIONS[name], numbers)
+    found = torch.empty(expected.shape)
+    _turbomind.read_tensor(str(tmp_path), "x", list(expected.shape), found.data_ptr())
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("name", EXPRESSIONS)
+@pytest.mark.parametrize("form", FORMS)
+def test_codes_are_multiplied_as_they_are_stored(form: str, name: str, tmp_path: Path) -> None:
+    numbers = write_codes(tmp_path, FORMS[form], EXPRESSIONS[name])
+    weight = values_of(EXPRESSIONS[name], numbers)
+    # Numbers of few bits are rounded to themselves: the sum of two inputs, each the whole of its group.
+    x, found = torch.zeros(3, weight.shape[1]), torch.empty(3, weight.shape[0])
+    x[0, 3], x[1, -1], x[2, 3], x[2, -1] = 1, 2, 1, 2
+    is_packed = _turbomind.multiply_codes(str(tmp_path), "x", list(weight.shape), x.data_ptr(), 3, found.data_ptr())
+    assert is_packed == (name != "inputs cut")
+    if is_packed:
+        expected = x.double() @ weight.double().T
+        assert ((found.double() - expected).abs() <= 4 * 2.0**-24 * (x.double() @ weight.double().abs().T)).all()
+
+
+# ---- what is refused ----
+
+
+@pytest.fixture(scope="module")
+def plain_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_llama(tmp_path_factory.mktemp("tiny") / "model", num_hidden_layers=1)
+
+
+Change = Callable[[dict[str, Any], dict[str, Any]], object]  # of config.json's quantization_config, and of the tensors
+Q = "model.layers.0.self_attn.q_proj"
+
+
+def put(*path: str, value: Any) -> Change:
+    """Return what sets a field of quantization_config, or of an object in it."""
+
+    def change(config: dict[str, Any], _: object) -> None:
+        for key in path[:-1]:
+            config = config[key]
+        config[path[-1]] = value
+
+    return change
+
+
+def group(*path: str, value: Any) -> Change:
+    return put("config_groups", "group_0", *path, value=value)
+
+
+def change_scale(form: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Change:
+    name = f"{Q}.{FORMS[form].scale_name}"
+    return lambda _, tensors: tensors.update({name: change(tensors[name])})
+
+
+def drop(name: str) -> Change:
+    return lambda _, tensors: tensors.pop(name)
+
+
+def retype(dtype: torch.dtype) -> Change:
+    name = f"{Q}.weight"
+    return lambda _, tensors: tensors.update({name: tensors[name].float().to(dtype)})
+
+
+UNSUPPORTED: dict[str, tuple[str, Change, str]] = {
+    "e5m2": ("blocks", put("fmt", value="e5m2"), "fp8 weights with fmt 'e5m2' are not supported; supported: e4m3"),
+    "odd block": (
+        "blocks",
+        put("weight_block_size", value=[128, 12]),
+        "of weight_block_size must be a multiple of 8",
+    ),
+    "one size": ("blocks", put("weight_block_size", value=[128]), r"must be two positive integers, got \[128\]"),
+    "fp4 experts": ("blocks", put("expert_dtype", value="fp4"), "fp8 weights with expert_dtype 'fp4'"),
+    "smooth_quant e5m2": ("flat", put("quant_dtype", value="float8_e5m2"), "smooth_quant weights with quant_dtype"),
+    "packed": ("int8", put("format", value="pack-quantized"), "with format 'pack-quantized' are not supported"),
+    "packed group": ("int8", group("format", value="nvfp4-pack-quantized"), "with format 'nvfp4-pack-quantized'"),
+    "4 bits": ("int8", group("weights", "num_bits", value=4), "with weights.num_bits 4 are not supported"),
+    "groups": (
+        "int8",
+        group("weights", "strategy", value="group"),
+        "weights.strategy 'group' .* supported: tensor",
+    ),
+    "int8 blocks": ("int8", group("weights", "strategy", value="block"), "weights.strategy block and type 'int'"),
+    "asymmetric": ("int8", group("weights", "symmetric", value=False), "with weights.symmetric False"),
+    "asymmetric x": ("int8", group("input_activations", "symmetric", value=False), "input_activations.symmetric False"),
+    "4-bit x": ("int8", group("input_activations", "num_bits", value=4), "with input_activations.num_bits 4"),
+    "outputs": ("int8", group("output_activations", value={"num_bits": 8}), "output_activations is not supported"),
+    "sparse": (
+        "int8",
+        put("sparsity_config", value={"format": "sparse-24-bitmask"}),
+        "format 'sparse-24",
+    ),
+    "nothing said": ("int8", put("config_groups", value={}), "config_groups must describe the weights"),
+}
+BROKEN: dict[str, tuple[str, Change, str]] = {
+    "no scale": ("float8", drop(f"{Q}.weight_scale"), f"tensor {Q}.weight_scale is missing"),
+    "no block scale": ("blocks", drop(f"{Q}.weight_scale_inv"), f"tensor {Q}.weight_scale_inv is missing"),
+    "too few scales": (
+        "float8",
+        change_scale("float8", lambda scale: scale[:-1].clone()),
+        rf"tensor {Q}.weight_scale has shape \[31, 1\], expected \[32, 1\]",
+    ),
+    "other blocks": (
+        "small blocks",
+        put("weight_block_size", value=[8, 8]),
+        rf"tensor {Q}.weight_scale_inv has shape \[2, 1\], expected \[4, 4\]",
+    ),
+    "whole scales": (
+        "float8",
+        change_scale("float8", lambda scale: scale.int()),
+        f"tensor {Q}.weight_scale has type I32, expected one of F32, BF16, F16",
+    ),
+    "codes of another type": (
+        "float8",
+        retype(torch.float8_e5m2),
+        f"tensor {Q}.weight has type F8_E5M2, expected one of",
+    ),
+    "codes cut off": (
+        "int8",
+        lambda _, tensors: tensors.update({f"{Q}.weight": tensors[f"{Q}.weight"][:-1].clone()}),
+        rf"tensor {Q}.weight has shape \[31, 32\], expected \[32, 32\]",
+    ),
+}
+
+
+def damaged(source: Path, target: Path, form: str, change: Change) -> Path:
+    quantize_checkpoint(source, target, FORMS[form])
+    config, tensors = json.loads((target / "config.json").read_text()), load_file(target / "model.safetensors")
+    change(config["quantization_config"], tensors)
+    (target / "config.json").write_text(json.dumps(config))
+    save_file(tensors, target / "model.safetensors")
+    return target
+
+
+@pytest.mark.parametrize("case", UNSUPPORTED)
+def test_what_the_engine_cannot_read_is_refused_by_name(case: str, plain_model: Path, tmp_path: Path) -> None:
+    form, change, reason = UNSUPPORTED[case]
+    with pytest.raises(UnsupportedModelError, match=reason):
+        resolve(damaged(plain_model, tmp_path / "model", form, change))
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_damaged_checkpoint_is_refused_by_reason(case: str, plain_model: Path, tmp_path: Path) -> None:
+    form, change, reason = BROKEN[case]
+    with pytest.raises(CheckpointError, match=reason):
+        resolve(damaged(plain_model, tmp_path / "model", form, change))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("form", ["small blocks", "one scale", "float8", "int8"])
+def test_a_scale_that_is_not_finite_is_refused_when_it_is_read(
+    form: str, value: float, plain_model: Path, tmp_path: Path
+) -> None:
+    spoil = change_scale(form, lambda scale: torch.full_like(scale, value))
+    directory = resolve(damaged(plain_model, tmp_path / "model", form, spoil)).path
+    reason = "tensor layers.0.attention.qkv.weight: scales must be finite, found .* for the block of output 0, input 0"
+    with pytest.raises(ValueError, match=reason):
+        _turbomind.read_tensor(
+            str(directory), "layers.0.attention.qkv.weight", [64, 32], torch.empty(64, 32).data_ptr()
+        )
+
+
+def test_scales_do_not_say_what_type_the_other_weights_have(tmp_path: Path) -> None:
+    source = make_tiny_llama(tmp_path / "source", num_hidden_layers=1, dtype="bfloat16")
+    quantize_checkpoint(source, tmp_path / "model", FORMS["blocks"])
+    assert resolve(tmp_path / "model").spec.dtype == "bfloat16"
