@@ -160,7 +160,7 @@ std::vector<StoredValue> Checkpoint::checked_parts(const std::string& name, cons
   }
   if (!shape[0].is_whole()) all = kept_rows(all, shape[0]);
   if (shape.size() < 2 || shape[1].is_whole()) return all;
-  for (StoredValue& part : all) part = part.inputs(shape[1].ranges().at(0));
+  for (StoredValue& part : all) part = part.inputs(shape[1]);
   return all;
 }
 

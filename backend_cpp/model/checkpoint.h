@@ -42,7 +42,7 @@ class Checkpoint {
   template <class T>
   void read(const std::string& name, const std::vector<Extent>& shape, T* destination) const;
   // What that part of tensor `name` is joined of along dimension 0, in order. Only the first two dimensions can be cut,
-  // the second in one piece. Throws Error when the tensor's shape is not `shape`.
+  // the second of matrices. Throws Error when the tensor's shape is not `shape`.
   std::vector<StoredValue> parts(const std::string& name, const std::vector<Extent>& shape) const;
 
  private:

@@ -2,12 +2,13 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <initializer_list>
 #include <vector>
 
 namespace turbomind {
 
-// Ascending ranges of a dimension of `whole` elements.
+// Some elements of a dimension of `whole` elements, in an order.
 class Extent {
  public:
   struct Range {
@@ -26,7 +27,27 @@ class Extent {
     return size;
   }
   bool is_whole() const { return size() == whole_; }
+  bool holds(int element) const {
+    return std::any_of(ranges_.begin(), ranges_.end(),
+                       [element](const Range& range) { return range.begin <= element && element < range.end; });
+  }
+  std::vector<int32_t> elements() const {
+    std::vector<int32_t> elements;
+    for (const Range& range : ranges_) {
+      for (int element = range.begin; element < range.end; ++element) elements.push_back(element);
+    }
+    return elements;
+  }
 
+  static Extent of(int whole, const std::vector<int32_t>& elements) {
+    Extent result(whole);
+    result.ranges_.clear();
+    for (const int32_t element : elements) {
+      if (result.ranges_.empty() || result.ranges_.back().end != element) result.ranges_.push_back({element, element});
+      ++result.ranges_.back().end;
+    }
+    return result;
+  }
   // Each element becomes `count` neighbouring ones.
   Extent times(int count) const {
     Extent result = *this;

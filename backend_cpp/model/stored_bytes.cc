@@ -82,11 +82,9 @@ int StoredBytes::kernel_group(const Json& expression, const StoredTensor& codes)
   return block < inputs ? block : group_of_row(inputs, codes.dtype == "F8_E4M3");
 }
 
-std::shared_ptr<const StoredMatrix> StoredBytes::inputs(int begin, int end) const {
-  if (begin % group_ != 0 || begin >= end || end > in_features_) {
-    throw invalid_argument("inputs " + std::to_string(begin) + ".." + std::to_string(end) + " are no whole groups of " +
-                           std::to_string(group_));
-  }
+std::shared_ptr<const StoredMatrix> StoredBytes::inputs(const Extent& kept) const {
+  const auto [begin, end] = kept.ranges().front();
+  if (kept.ranges().size() > 1 || begin % group_ != 0) return nullptr;
   auto result = std::make_shared<StoredBytes>(*this);
   result->first_input_ = first_input_ + begin;
   result->in_features_ = end - begin;

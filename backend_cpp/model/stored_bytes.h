@@ -35,7 +35,7 @@ class StoredBytes final : public StoredMatrix {
   int out_features() const override { return out_features_; }
   int in_features() const override { return in_features_; }
   void dequantize(int output, float* destination) const override;
-  std::shared_ptr<const StoredMatrix> inputs(int begin, int end) const override;
+  std::shared_ptr<const StoredMatrix> inputs(const Extent& kept) const override;
   // The inputs of a group of the kernels for an expression "scaled" and its codes; 1 for what is refused when it is
   // read.
   static int kernel_group(const Json& expression, const StoredTensor& codes);

@@ -123,17 +123,27 @@ int StoredCodes::kernel_group(int stored_group) {
   return group;
 }
 
-std::shared_ptr<const StoredMatrix> StoredCodes::inputs(int begin, int end) const {
-  if (!input_order_.empty()) return nullptr;
-  const int n = layout_ == Layout::kAwq ? 1 : values_per_word();  // inputs in a row of words
-  if (begin % n != 0 || end % n != 0) {
-    throw invalid_argument("inputs " + std::to_string(begin) + ".." + std::to_string(end) +
-                           " are no whole words of codes");
+std::shared_ptr<const StoredMatrix> StoredCodes::inputs(const Extent& kept) const {
+  std::vector<int32_t> picked = kept.elements();
+  const int begin = position_.empty() ? picked.front() : position_[static_cast<size_t>(picked.front())];
+  const int end = begin + static_cast<int>(picked.size());
+  if (begin % kernel_group(group_) != 0 || end > in_features_) return nullptr;
+  for (int i = begin; i < end; ++i) {
+    if ((input_order_.empty() ? i : input_order_[static_cast<size_t>(i)]) != picked[static_cast<size_t>(i - begin)]) {
+      return nullptr;
+    }
   }
   auto result = std::make_shared<StoredCodes>(*this);
-  result->stored_codes_ = sliced(stored_codes_, 0, begin / n, end / n);
   result->first_input_ = first_input_ + begin;
   result->in_features_ = end - begin;
+  if (input_order_.empty()) {
+    const int n = layout_ == Layout::kAwq ? 1 : values_per_word();  // inputs in a row of words
+    result->stored_codes_ = sliced(stored_codes_, 0, begin / n, (end + n - 1) / n);
+  } else {
+    result->picked_ = std::move(picked);
+    result->input_order_.clear();
+    result->position_.clear();
+  }
   return result;
 }
 
@@ -169,6 +179,14 @@ void StoredCodes::read_codes(int first, int count, uint8_t* codes) const {
     return;
   }
   const uint32_t mask = (1u << bits_) - 1;
+  for (size_t i = 0; i < picked_.size(); ++i) {
+    const auto input = static_cast<size_t>(picked_[i]);
+    for (int row = 0; row < count; ++row) {
+      const uint32_t all = word(stored_codes_, input / n * out_features_ + first + row);
+      codes[row * width + i] = (all >> (input % n * bits_)) & mask;
+    }
+  }
+  if (!picked_.empty()) return;
   for (int input = 0; input < in_features_; input += n) {
     for (int row = 0; row < count; ++row) {
       const uint32_t all = word(stored_codes_, static_cast<size_t>(input) / n * out_features_ + first + row);

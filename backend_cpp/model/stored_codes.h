@@ -34,7 +34,8 @@ class StoredCodes final : public StoredMatrix {
   int out_features() const override { return out_features_; }
   int in_features() const override { return in_features_; }
   void dequantize(int output, float* destination) const override;
-  std::shared_ptr<const StoredMatrix> inputs(int begin, int end) const override;
+  std::vector<int32_t> input_order() const override { return input_order_; }
+  std::shared_ptr<const StoredMatrix> inputs(const Extent& kept) const override;
   // The group of the kernels for a stored one: its largest divisor that they take.
   static int kernel_group(int stored_group);
   // The same bits, groups and order of inputs.
@@ -67,7 +68,8 @@ class StoredCodes final : public StoredMatrix {
   uint32_t zero_word_ = 0;  // added to each word of zeros
   int out_features_;
   int in_features_;
-  int first_input_ = 0;  // of those that the stored scales and zeros are for
+  int first_input_ = 0;          // of those that the stored scales and zeros are for, in the order they had
+  std::vector<int32_t> picked_;  // the inputs, among the stored codes; empty when they are all of these
   StoredTensor stored_codes_;
   StoredTensor stored_zeros_;
   StoredTensor stored_scales_;

@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "model/extent.h"
 #include "model/linear_storage.h"
 
 namespace turbomind {
@@ -25,8 +26,11 @@ class StoredMatrix {
   // The numbers of one output, [in], inputs in their own order.
   virtual void dequantize(int output, float* destination) const = 0;
 
-  // The matrix of inputs [begin, end) alone, which are whole groups of the kernels; null where inputs are out of order.
-  virtual std::shared_ptr<const StoredMatrix> inputs(int begin, int end) const = 0;
+  // The inputs, group by group; empty when they lie so already.
+  virtual std::vector<int32_t> input_order() const { return {}; }
+  // The matrix of some inputs alone, which are whole groups of the kernels, one behind another; null where they are
+  // not.
+  virtual std::shared_ptr<const StoredMatrix> inputs(const Extent& kept) const = 0;
 
   // Whether the kernels can multiply with outputs of both as one weight.
   virtual bool packs_with(const StoredMatrix& other) const = 0;

@@ -109,6 +109,24 @@ StoredTensor sliced(const StoredTensor& source, size_t dim, int64_t begin, int64
   return with_new_bytes(source, std::move(shape), std::move(bytes));
 }
 
+StoredTensor columns(const StoredTensor& source, const Extent& kept) {
+  if (source.shape.size() != 2 || source.shape[1] != kept.whole()) throw invalid_argument("columns need a matrix");
+  const size_t element = element_bytes(source);
+  const auto rows = static_cast<size_t>(source.shape[0]);
+  const auto width = static_cast<size_t>(kept.size()) * element;
+  auto bytes = std::make_shared<std::vector<std::byte>>(rows * width);
+  for (size_t row = 0; row < rows; ++row) {
+    const std::byte* from = source.data + row * static_cast<size_t>(kept.whole()) * element;
+    std::byte* to = bytes->data() + row * width;
+    for (const Extent::Range& range : kept.ranges()) {
+      const auto run = static_cast<size_t>(range.end - range.begin) * element;
+      std::memcpy(to, from + static_cast<size_t>(range.begin) * element, run);
+      to += run;
+    }
+  }
+  return with_new_bytes(source, {source.shape[0], kept.size()}, std::move(bytes));
+}
+
 StoredTensor permuted(const StoredTensor& source, const std::vector<size_t>& dims) {
   const size_t rank = source.shape.size();
   std::vector<size_t> sorted = dims;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/types.h"
+#include "model/extent.h"
 
 namespace turbomind {
 
@@ -28,6 +29,8 @@ void copy_values(const StoredTensor& source, T* destination);
 
 // [begin, end) of dimension `dim`.
 StoredTensor sliced(const StoredTensor& source, size_t dim, int64_t begin, int64_t end);
+// Some columns of a matrix.
+StoredTensor columns(const StoredTensor& source, const Extent& kept);
 // Dimension i of the result is dimension dims[i] of the source.
 StoredTensor permuted(const StoredTensor& source, const std::vector<size_t>& dims);
 StoredTensor reshaped(const StoredTensor& source, const std::vector<int64_t>& shape);

@@ -60,9 +60,9 @@ StoredValue StoredValue::rows(Extent::Range range) const {
   return result;
 }
 
-StoredValue StoredValue::inputs(Extent::Range range) const {
-  std::shared_ptr<const StoredMatrix> part = codes_ ? codes_->inputs(range.begin, range.end) : nullptr;
-  if (!part) return StoredValue(sliced(numbers(), 1, range.begin, range.end));
+StoredValue StoredValue::inputs(const Extent& kept) const {
+  std::shared_ptr<const StoredMatrix> part = codes_ ? codes_->inputs(kept) : nullptr;
+  if (!part) return StoredValue(columns(numbers(), kept));
   StoredValue result = *this;
   result.codes_ = std::move(part);
   return result;

@@ -25,9 +25,8 @@ class StoredValue {
 
   // Some of the first dimension.
   StoredValue rows(Extent::Range range) const;
-  // Some of the second. Codes whose inputs are out of order become numbers; of others the range must be whole groups
-  // of the kernels.
-  StoredValue inputs(Extent::Range range) const;
+  // Some columns of a matrix. Codes become numbers unless these are whole groups of the kernels, one behind another.
+  StoredValue inputs(const Extent& kept) const;
 
   // The value as numbers; a copy where it is codes.
   StoredTensor numbers() const;

@@ -49,11 +49,22 @@ LinearStorage WeightReader::linear(const std::string& name, const Extent& out_fe
     storage = round_matrix(exact.data.as<float>(), exact.view.out_features, exact.view.in_features, options_.bits,
                            options_.group, in_order);
   }
-  if (has_bias && in_features.ranges().front().begin == 0) {
+  if (has_bias && in_features.holds(0)) {
     storage.bias = vector(name + ".bias", out_features);
     storage.view.bias = storage.bias.as<float>();
   }
   return storage;
+}
+
+Extent WeightReader::as_stored(const std::string& name, int out_features, const Extent& in_features) const {
+  if (in_features.is_whole()) return in_features;
+  const std::vector<StoredValue> parts = checkpoint_.parts(name + ".weight", {out_features, in_features.whole()});
+  const StoredMatrix* codes = parts.front().codes();
+  const std::vector<int32_t> order = codes != nullptr ? codes->input_order() : std::vector<int32_t>();
+  if (order.empty()) return in_features;
+  std::vector<int32_t> elements = in_features.elements();
+  for (int32_t& element : elements) element = order[static_cast<size_t>(element)];
+  return Extent::of(in_features.whole(), elements);
 }
 
 LinearStorage round_matrix(const float* w, int out_features, int in_features, int bits, int group, const Loop& loop) {

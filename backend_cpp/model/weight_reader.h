@@ -42,6 +42,9 @@ class WeightReader {
   // input is not among the kept ones: products over parts of the inputs are added up, and so one of them has the bias.
   LinearStorage linear(const std::string& name, const Extent& out_features, const Extent& in_features,
                        bool has_bias) const;
+  // For a part of `name`.weight's inputs: those to divide instead, as many, so that codes whose inputs are out of order
+  // stay codes. They are neighbours in that order.
+  Extent as_stored(const std::string& name, int out_features, const Extent& in_features) const;
 
  private:
   const Checkpoint& checkpoint_;

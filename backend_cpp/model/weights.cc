@@ -36,8 +36,8 @@ AttentionWeights read_attention(const Shard& shard, const WeightReader& read, co
 }
 
 MlpWeights read_mlp(const Shard& shard, const WeightReader& read, const std::string& prefix) {
-  const Extent& channels = shard.channels;
   const int hidden = shard.spec.hidden_size;
+  const Extent channels = read.as_stored(prefix + "down", hidden, shard.channels);
   const bool bias = shard.spec.mlp.bias;
   return {shard.spec.mlp.is_gated ? read.linear(prefix + "gate_up", Extent::joined({channels, channels}), hidden, bias)
                                   : read.linear(prefix + "up", channels, hidden, bias),
