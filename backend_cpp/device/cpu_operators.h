@@ -24,7 +24,7 @@ class CpuOperators final : public Operators {
       : place_(std::move(place)), pool_(threads > 0 ? threads : available_cpu_count()) {}
 
   bool shares_host_memory() const override { return true; }
-  AlignedBuffer allocate(size_t bytes) override { return AlignedBuffer(bytes); }
+  AlignedBuffer allocate(size_t bytes, MemoryUse) override { return AlignedBuffer(bytes); }
   AlignedBuffer allocate_staging(size_t bytes) override { return AlignedBuffer(bytes); }
   size_t free_memory() const override;
   void upload(const void* source, size_t bytes, void* destination) override;

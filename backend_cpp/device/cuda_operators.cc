@@ -19,9 +19,12 @@ constexpr int kMostRepeatedRows = 512;
 constexpr int kLeastContextBound = 512;
 
 void require_a_gpu() {
-  if (cuda_device_count() == 0) {
-    throw Error(ErrorCode::kUnavailable,
-                "device is cuda, but no usable NVIDIA GPU was found: is there one, and is its driver new enough?");
+  int count = 0;
+  cudaError_t found = cudaGetDeviceCount(&count);
+  if (found == cudaSuccess && count == 0) found = cudaErrorNoDevice;
+  if (found != cudaSuccess) {
+    throw Error(ErrorCode::kUnavailable, std::string("device is cuda, but no usable NVIDIA GPU was found: ") +
+                                             cudaGetErrorString(found) + cuda::advice_on(found));
   }
 }
 
@@ -72,8 +75,35 @@ CudaOperators::~CudaOperators() {
 
 // ---- memory ----
 
-AlignedBuffer CudaOperators::allocate(size_t bytes) {
-  return cuda::allocate(bytes);
+AlignedBuffer CudaOperators::allocate(size_t bytes, MemoryUse use) {
+  try {
+    AlignedBuffer memory = cuda::allocate(bytes);
+    size_t& taken = taken_[static_cast<size_t>(use)];
+    taken = use == MemoryUse::kCache ? bytes : taken + bytes;  // a new cache takes the place of the old one
+    return memory;
+  } catch (const cuda::OutOfMemory&) {
+    throw no_room(bytes, use);
+  }
+}
+
+void CudaOperators::expect(size_t bytes, MemoryUse use) const {
+  if (free_memory() < bytes) throw no_room(bytes, use);
+}
+
+Error CudaOperators::no_room(size_t bytes, MemoryUse use) const {
+  static constexpr std::array kNames = {"weights", "steps", "the cache"};
+  static constexpr std::array kAdvice = {
+      "use weight_bits 8 or 4, a checkpoint of fewer bits or a smaller model",
+      "lower max_prefill_token_num, num_tokens_per_iter or max_batch_size",
+      "lower cache_max_entry_count, or use quant_policy 8 or 4",
+  };
+  const auto mebibytes = [](size_t count) { return std::to_string((count + (size_t{1} << 20) - 1) >> 20) + " MiB"; };
+  std::string text = "the GPU has no room for " + mebibytes(bytes) + " for " + kNames[static_cast<size_t>(use)] + ": " +
+                     std::to_string(free_memory() >> 20) + " MiB are free";
+  for (size_t i = 0; i < taken_.size(); ++i) {
+    if (taken_[i] > 0) text += ", " + mebibytes(taken_[i]) + " went to " + kNames[i];
+  }
+  return Error(ErrorCode::kUnavailable, text + "; " + kAdvice[static_cast<size_t>(use)] + ", or free the GPU");
 }
 
 AlignedBuffer CudaOperators::allocate_staging(size_t bytes) {
@@ -108,6 +138,7 @@ cuda::Scratch CudaOperators::scratch(size_t bytes) {
   if (scratch_.size() < bytes) {
     cuda::check(cudaStreamSynchronize(stream_), "waiting for the GPU");
     graphs_.clear();
+    taken_[static_cast<size_t>(MemoryUse::kSteps)] -= scratch_.size();
     scratch_ = {};
     scratch_ = allocate(bytes);
   }
@@ -122,6 +153,12 @@ cuda::LinearScratch CudaOperators::linear_scratch(size_t bytes) {
 
 int CudaOperators::padded_rows(int rows, bool is_decoding) const {
   return is_decoding && rows <= kMostRepeatedRows ? rounded_up_rows(rows) : rows;
+}
+
+void CudaOperators::reserve_spans(int span_count, size_t block_count) {
+  blocks_ = Staged(*this, block_count * sizeof(int32_t));
+  const auto padded = static_cast<size_t>(rounded_up_rows(span_count));
+  for (SpanGroup* group : {&single_, &several_}) group->spans = Staged(*this, padded * sizeof(cuda::DeviceSpan));
 }
 
 void CudaOperators::set_spans(std::vector<AttentionSpan> spans, int block_len) {
@@ -174,27 +211,35 @@ void CudaOperators::run_step(int rows, bool is_repeatable, const std::function<v
   const auto known = graphs_.find(shape);
   if (known != graphs_.end()) {
     if (rank_.group) rank_.group->check();  // a graph goes around all_reduce
+    if (!known->second) return body();
     cuda::check(cudaGraphLaunch(known->second.get(), stream_), "launching a step");
     return;
   }
   // The first step of a shape runs as it is, which gives scratch memory and libraries what they need.
   if (seen_.insert(shape).second) return body();
-  cuda::check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capturing a step");
-  cudaGraph_t graph = nullptr;
+  Graph graph = captured(body);
+  if (graph && cudaGraphLaunch(graph.get(), stream_) != cudaSuccess) graph.reset();
+  if (!graph) {
+    cudaGetLastError();  // the next call is not to report what failed
+    body();
+  }
+  graphs_[shape] = std::move(graph);
+}
+
+CudaOperators::Graph CudaOperators::captured(const std::function<void()>& body) {
+  if (cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal) != cudaSuccess) return {};
+  bool is_whole = true;
   try {
     body();
-  } catch (...) {
-    cudaStreamEndCapture(stream_, &graph);
-    if (graph != nullptr) cudaGraphDestroy(graph);
-    throw;
+  } catch (const Error&) {
+    is_whole = false;
   }
-  cuda::check(cudaStreamEndCapture(stream_, &graph), "capturing a step");
+  cudaGraph_t graph = nullptr;
+  is_whole = cudaStreamEndCapture(stream_, &graph) == cudaSuccess && is_whole;
   cudaGraphExec_t executable = nullptr;
-  const cudaError_t made = cudaGraphInstantiate(&executable, graph, 0);
-  cudaGraphDestroy(graph);
-  cuda::check(made, "preparing a captured step");
-  graphs_[shape] = Graph(executable);
-  cuda::check(cudaGraphLaunch(executable, stream_), "launching a step");
+  if (is_whole && cudaGraphInstantiate(&executable, graph, 0) != cudaSuccess) executable = nullptr;
+  if (graph != nullptr) cudaGraphDestroy(graph);
+  return Graph(executable);
 }
 
 // ---- operators ----
@@ -269,7 +314,7 @@ void CudaOperators::write_cache(const AttentionParams& params, const HeadsView& 
 void CudaOperators::paged_attention(const AttentionParams& params, const HeadsView& q, float* out) {
   for (const SpanGroup* group : {&single_, &several_}) {
     if (group->view.span_count == 0) continue;
-    const size_t floats = cuda::attention_workspace_floats(params, group->view);
+    const size_t floats = cuda::most_attention_workspace_floats(params);  // one size, so that it never grows
     auto* workspace = scratch(cuda::scratch_bytes<float>(floats)).take<float>(floats);
     cuda::paged_attention(stream_, params, group->view, q, workspace, out);
   }
@@ -283,7 +328,7 @@ const cuda::ExpertTable& CudaOperators::table_of(const std::vector<ExpertWeight>
   Experts& known = experts_[experts.data()];
   if (known.table.count == 0) {
     const size_t bytes = experts.size() * sizeof(ExpertWeight);
-    known.on_device = allocate(bytes);
+    known.on_device = allocate(bytes, MemoryUse::kWeights);
     upload(experts.data(), bytes, known.on_device.as<void>());
     known.table = {experts.front(), known.on_device.as<ExpertWeight>(), static_cast<int>(experts.size())};
   }

@@ -1,9 +1,11 @@
 // The operators on a GPU: kernels/cuda on one stream.
 //
 // A step that only decodes is captured as a graph when its shape comes the second time, and launched as one from the
-// third time on. A shape is a number of rows and a bound of the context, both rounded up.
+// third time on. A shape is a number of rows and a bound of the context, both rounded up. Where it cannot be captured,
+// it always runs as it is.
 #pragma once
 
+#include <array>
 #include <map>
 #include <memory>
 #include <set>
@@ -35,7 +37,8 @@ class CudaOperators final : public Operators {
   ~CudaOperators() override;
 
   bool shares_host_memory() const override { return false; }
-  AlignedBuffer allocate(size_t bytes) override;
+  AlignedBuffer allocate(size_t bytes, MemoryUse use = MemoryUse::kSteps) override;
+  void expect(size_t bytes, MemoryUse use) const override;
   AlignedBuffer allocate_staging(size_t bytes) override;
   size_t free_memory() const override;
   void upload(const void* source, size_t bytes, void* destination) override;
@@ -43,6 +46,7 @@ class CudaOperators final : public Operators {
   void fill_zero(void* data, size_t bytes) override;
 
   int padded_rows(int rows, bool is_decoding) const override;
+  void reserve_spans(int span_count, size_t block_count) override;
   void set_spans(std::vector<AttentionSpan> spans, int block_len) override;
   void run_step(int rows, bool is_repeatable, const std::function<void()>& body) override;
 
@@ -79,6 +83,8 @@ class CudaOperators final : public Operators {
   };
   using Graph = std::unique_ptr<CUgraphExec_st, GraphDeleter>;
 
+  // What `body` launches, as a graph; null where it cannot be captured, for want of memory for example.
+  Graph captured(const std::function<void()>& body);
   // Brings the group's spans to the device, in a shape for `span_count` spans, of which some may be empty.
   void upload_group(SpanGroup& group, int span_count, int max_rows, int max_context);
   const cuda::ExpertTable& table_of(const std::vector<ExpertWeight>& experts);
@@ -86,8 +92,11 @@ class CudaOperators final : public Operators {
   cuda::Scratch scratch(size_t bytes);
   cuda::LinearScratch linear_scratch(size_t bytes);
 
+  Error no_room(size_t bytes, MemoryUse use) const;
+
   CudaRank rank_;
   cudaStream_t stream_ = nullptr;
+  std::array<size_t, 3> taken_{};  // bytes, by MemoryUse
   std::unique_ptr<cuda::Gemm> gemm_;
   std::unique_ptr<cuda::SplitCounters> counters_;
   AlignedBuffer scratch_;

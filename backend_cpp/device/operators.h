@@ -26,6 +26,9 @@
 
 namespace turbomind {
 
+// What memory of a device is for.
+enum class MemoryUse { kWeights, kSteps, kCache };
+
 class Operators {
  public:
   virtual ~Operators() = default;
@@ -34,7 +37,13 @@ class Operators {
 
   // Whether the host's memory is the device's: nothing needs to be uploaded.
   virtual bool shares_host_memory() const = 0;
-  virtual AlignedBuffer allocate(size_t bytes) = 0;
+  // Throws Error (kUnavailable) that says what took the memory and which settings lower it, when there is no room.
+  virtual AlignedBuffer allocate(size_t bytes, MemoryUse use = MemoryUse::kSteps) = 0;
+  // Throws that error when there is no room for `bytes` in all.
+  virtual void expect(size_t bytes, MemoryUse use) const {
+    (void)bytes;
+    (void)use;
+  }
   // Memory of the host from which uploads are fast.
   virtual AlignedBuffer allocate_staging(size_t bytes) = 0;
   // What may be given to the cache, in bytes.
@@ -52,6 +61,11 @@ class Operators {
   virtual int padded_rows(int rows, bool is_decoding) const {
     (void)is_decoding;
     return rows;
+  }
+  // Takes the memory that set_spans needs for so many spans, which have so many blocks together.
+  virtual void reserve_spans(int span_count, size_t block_count) {
+    (void)span_count;
+    (void)block_count;
   }
   // The spans (host) of the step that follows, over cache blocks of so many tokens.
   virtual void set_spans(std::vector<AttentionSpan> spans, int block_len) = 0;

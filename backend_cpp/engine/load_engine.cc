@@ -123,7 +123,7 @@ int cache_block_count(const Json& settings, const EngineConfig& config, ModelRun
     throw invalid_argument("cache_max_entry_count must be > 0, got " + std::to_string(wanted));
   if (wanted >= 1) return static_cast<int>(wanted);
   const size_t block_bytes = runner.block_bytes(config.block_len);
-  const auto share = static_cast<size_t>(wanted * static_cast<double>(runner.free_cache_memory(config.block_len)));
+  const auto share = static_cast<size_t>(wanted * static_cast<double>(runner.free_cache_memory()));
   const size_t affordable = std::min(share, limit) / block_bytes;
   const size_t useful = static_cast<size_t>(config.max_batch_size) *
                         ((static_cast<size_t>(config.session_len) + config.block_len - 1) / config.block_len);
@@ -170,6 +170,7 @@ LoadedEngine load_engine(const std::string& directory, const Json& settings) {
   const Checkpoint checkpoint(directory);
   check_model_format(settings, checkpoint);
   std::unique_ptr<ModelRunner> runner = make_runner(spec, settings, device, checkpoint, config.max_step_tokens);
+  runner->prepare({config.max_batch_size, config.session_len, config.block_len});
   config.block_count = cache_block_count(settings, config, *runner, defaults.cache_limit);
   LoadedEngine loaded;
   auto compiler = load_grammar_compiler(tokens, spec.vocab_size, spec.eos_token_ids, loaded.no_grammar_reason);

@@ -35,6 +35,13 @@ struct StepOutput {
   const float* hidden = nullptr;  // [wanted rows, hidden_size], after the final norm
 };
 
+// What a step may hold at most.
+struct StepLimits {
+  int spans = 0;
+  int context = 0;  // tokens of a sequence
+  int block_len = 0;
+};
+
 // Called by the step thread only.
 class ModelRunner {
  public:
@@ -44,8 +51,10 @@ class ModelRunner {
   virtual int hidden_size() const = 0;
   // Memory one cache block takes, in bytes.
   virtual size_t block_bytes(int block_len) const = 0;
-  // Memory that may be given to the cache, in bytes. Called once, before allocate_cache.
-  virtual size_t free_cache_memory(int block_len) = 0;
+  // Takes the memory that steps need, whatever they hold, so that none fails for want of it. Called once, first.
+  virtual void prepare(const StepLimits& limits) { (void)limits; }
+  // Memory that may be given to the cache, in bytes. Called before allocate_cache.
+  virtual size_t free_cache_memory() = 0;
   // No token looks at more than so many positions, its own included; 0: at all before it.
   virtual int window() const { return 0; }
   // Sequences of equal tokens may share cache blocks where their prompts' variants are equal; 0 to 2^30.

@@ -1,5 +1,6 @@
 #include "model/move_weights.h"
 
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -7,9 +8,10 @@ namespace turbomind {
 
 namespace {
 
+// Puts other memory in the place of each buffer of the weights.
 class Mover {
  public:
-  explicit Mover(Operators& ops) : ops_(ops) {}
+  explicit Mover(std::function<void(AlignedBuffer&)> move_buffer) : move_buffer_(std::move(move_buffer)) {}
 
   void move(Weights& weights) {
     move(weights.embedding);
@@ -69,20 +71,24 @@ class Mover {
     linear.set_pointers();
   }
 
-  void move(AlignedBuffer& buffer) {
-    if (buffer.size() == 0) return;
-    AlignedBuffer there = ops_.allocate(buffer.size());
-    ops_.upload(buffer.as<void>(), buffer.size(), there.as<void>());
-    buffer = std::move(there);
-  }
+  void move(AlignedBuffer& buffer) { move_buffer_(buffer); }
 
-  Operators& ops_;
+  std::function<void(AlignedBuffer&)> move_buffer_;
 };
 
 }  // namespace
 
 void move_weights(Operators& ops, Weights& weights) {
-  if (!ops.shares_host_memory()) Mover(ops).move(weights);
+  if (ops.shares_host_memory()) return;
+  size_t total = 0;
+  Mover([&](const AlignedBuffer& buffer) { total += buffer.size(); }).move(weights);
+  ops.expect(total, MemoryUse::kWeights);
+  Mover([&](AlignedBuffer& buffer) {
+    if (buffer.size() == 0) return;
+    AlignedBuffer there = ops.allocate(buffer.size(), MemoryUse::kWeights);
+    ops.upload(buffer.as<void>(), buffer.size(), there.as<void>());
+    buffer = std::move(there);
+  }).move(weights);
 }
 
 }  // namespace turbomind

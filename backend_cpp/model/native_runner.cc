@@ -71,19 +71,24 @@ NativeRunner::NativeRunner(std::unique_ptr<Operators> ops, const Shard& shard, c
   host_rows_ = AlignedBuffer(static_cast<size_t>(max_rows) * spec_.hidden_size * sizeof(float));
 }
 
-size_t NativeRunner::free_cache_memory(int block_len) {
-  if (!ops_->shares_host_memory()) {
-    // A prompt alone takes most memory: long products, and scratch memory for each.
-    std::vector<int32_t> blocks(static_cast<size_t>((max_rows_ + block_len - 1) / block_len));
-    std::iota(blocks.begin(), blocks.end(), 0);
-    attention_.allocate_cache(*ops_, static_cast<int>(blocks.size()), block_len);
-    StepInput input;
-    input.tokens.assign(static_cast<size_t>(max_rows_), 0);
-    input.spans.push_back({0, max_rows_, 0, &blocks, SpanRows::kLast, max_rows_});
-    forward(input);
-    attention_.allocate_cache(*ops_, 0, block_len);
+void NativeRunner::prepare(const StepLimits& limits) {
+  if (ops_->shares_host_memory()) return;
+  const auto blocks_of_one = static_cast<size_t>((limits.context + limits.block_len - 1) / limits.block_len);
+  ops_->reserve_spans(limits.spans, blocks_of_one * static_cast<size_t>(limits.spans));
+  // Prompts alone take most memory: long products, and scratch memory for each. They share their blocks, since nobody
+  // looks at what they answer.
+  std::vector<int32_t> blocks(blocks_of_one);
+  std::iota(blocks.begin(), blocks.end(), 0);
+  attention_.allocate_cache(*ops_, static_cast<int>(blocks.size()), limits.block_len);
+  StepInput input;
+  input.tokens.assign(static_cast<size_t>(max_rows_), 0);
+  for (int row = 0; row < max_rows_; row += limits.context) {
+    const int count = std::min(limits.context, max_rows_ - row);
+    input.spans.push_back({row, count, 0, &blocks, SpanRows::kLast, count});
   }
-  return ops_->free_memory();
+  forward(input);
+  project(0, logit_rows_at_once_);
+  attention_.allocate_cache(*ops_, 0, limits.block_len);
 }
 
 int NativeRunner::window() const {

@@ -23,8 +23,9 @@ class NativeRunner final : public ModelRunner {
   int vocab_size() const override { return spec_.vocab_size; }
   int hidden_size() const override { return spec_.hidden_size; }
   size_t block_bytes(int block_len) const override { return attention_.layout(block_len).block_bytes(); }
-  // On a device with its own memory, what a step of most rows leaves free.
-  size_t free_cache_memory(int block_len) override;
+  // Runs a step of most rows where the device has its own memory.
+  void prepare(const StepLimits& limits) override;
+  size_t free_cache_memory() override { return ops_->free_memory(); }
   int window() const override;
   int cache_variant(int prompt_len) const override { return attention_.cache_variant(prompt_len); }
   void allocate_cache(int block_count, int block_len) override {

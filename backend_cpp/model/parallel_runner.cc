@@ -28,9 +28,13 @@ size_t ParallelRunner::block_bytes(int block_len) const {
   return bytes;
 }
 
-size_t ParallelRunner::free_cache_memory(int block_len) {
+void ParallelRunner::prepare(const StepLimits& limits) {
+  run([&](ModelRunner& runner, int) { runner.prepare(limits); });
+}
+
+size_t ParallelRunner::free_cache_memory() {
   std::vector<size_t> free(ranks_.size());
-  run([&](ModelRunner& runner, int rank) { free[static_cast<size_t>(rank)] = runner.free_cache_memory(block_len); });
+  run([&](ModelRunner& runner, int rank) { free[static_cast<size_t>(rank)] = runner.free_cache_memory(); });
   const size_t least = *std::min_element(free.begin(), free.end());
   return shares_memory_ ? least : least * ranks_.size();
 }

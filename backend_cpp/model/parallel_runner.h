@@ -26,7 +26,8 @@ class ParallelRunner final : public ModelRunner {
   int hidden_size() const override { return ranks_.front()->hidden_size(); }
   // Of all ranks.
   size_t block_bytes(int block_len) const override;
-  size_t free_cache_memory(int block_len) override;
+  void prepare(const StepLimits& limits) override;
+  size_t free_cache_memory() override;
   int window() const override { return ranks_.front()->window(); }
   int cache_variant(int prompt_len) const override { return ranks_.front()->cache_variant(prompt_len); }
   void allocate_cache(int block_count, int block_len) override;

@@ -44,7 +44,7 @@ CacheLayout SelfAttention::layout(int block_len) const {
 
 void SelfAttention::allocate_cache(Operators& ops, int block_count, int block_len) {
   layout_ = layout(block_len);
-  cache_ = ops.allocate(layout_.block_bytes() * static_cast<size_t>(block_count));
+  cache_ = ops.allocate(layout_.block_bytes() * static_cast<size_t>(block_count), MemoryUse::kCache);
 }
 
 void SelfAttention::begin_step(Operators& ops, const StepInput& input) {

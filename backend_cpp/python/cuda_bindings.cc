@@ -87,4 +87,7 @@ PYBIND11_MODULE(TM_CUDA_MODULE, m) {
   turbomind::cuda::bind_ranks(m);
   turbomind::cuda::bind_sampling(m);
   turbomind::cuda::bind_probes(m);
+#ifdef TM_CUDA_EMULATED
+  turbomind::cuda::bind_faults(m);
+#endif
 }

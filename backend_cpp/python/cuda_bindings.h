@@ -56,5 +56,6 @@ void bind_moe(pybind11::module_& m);
 void bind_ranks(pybind11::module_& m);
 void bind_sampling(pybind11::module_& m);
 void bind_probes(pybind11::module_& m);
+void bind_faults(pybind11::module_& m);  // of the emulation
 
 }  // namespace turbomind::cuda

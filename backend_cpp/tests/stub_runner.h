@@ -34,7 +34,7 @@ class StubRunner final : public ModelRunner {
   int vocab_size() const override { return kStubVocab; }
   int hidden_size() const override { return 1; }
   size_t block_bytes(int block_len) const override { return static_cast<size_t>(block_len) * sizeof(int32_t); }
-  size_t free_cache_memory(int) override { return size_t{1} << 20; }
+  size_t free_cache_memory() override { return size_t{1} << 20; }
   void allocate_cache(int block_count, int block_len) override {
     block_len_ = block_len;
     cache_.assign(static_cast<size_t>(block_count) * block_len, -1);

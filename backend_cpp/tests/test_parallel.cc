@@ -56,7 +56,7 @@ class SummingRunner final : public ModelRunner {
   int vocab_size() const override { return 1; }
   int hidden_size() const override { return 1; }
   size_t block_bytes(int) const override { return 100; }
-  size_t free_cache_memory(int) override { return static_cast<size_t>(1000 + rank_); }
+  size_t free_cache_memory() override { return static_cast<size_t>(1000 + rank_); }
   void allocate_cache(int, int) override {}
   StepOutput forward(const StepInput&) override {
     for (int half = 0; half < 4; ++half) {
@@ -195,8 +195,8 @@ TEST(a_rank_that_cannot_be_made_is_the_error_of_the_runner) {
 
 TEST(ranks_count_their_memory_together) {
   CHECK_EQUAL(summing_runner(3, -1, -1, true)->block_bytes(16), size_t{300});
-  CHECK_EQUAL(summing_runner(3, -1, -1, true)->free_cache_memory(16), size_t{1000});
-  CHECK_EQUAL(summing_runner(3, -1, -1, false)->free_cache_memory(16), size_t{3000});
+  CHECK_EQUAL(summing_runner(3, -1, -1, true)->free_cache_memory(), size_t{1000});
+  CHECK_EQUAL(summing_runner(3, -1, -1, false)->free_cache_memory(), size_t{3000});
 }
 
 TEST(ranks_hold_every_channel_once_and_whole_groups) {

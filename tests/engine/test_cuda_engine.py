@@ -164,7 +164,7 @@ def test_a_rank_without_room_is_an_error_and_no_hang(tmp_path: Path, two_gpus: N
 
 def test_no_room_on_the_device_says_how_much_and_what_lowers_it(tmp_path: Path, on_cuda: int) -> None:
     directory = make_tiny(tmp_path / "model", "LlamaForCausalLM")
-    with pytest.raises(RuntimeError, match=r"no room for another \d+ MiB .* lower cache_max_entry_count"):
+    with pytest.raises(RuntimeError, match=r"no room for \d+ MiB for the cache: .* lower cache_max_entry_count"):
         TokenEngine(directory, device="cuda", cache_block_seq_len=512, cache_max_entry_count=4e6)  # half a TB
 
 

@@ -82,3 +82,12 @@ def make_tiny(
     for name in TOKENIZER_FILES:
         shutil.copyfile(source / name, directory / name)
     return directory
+
+
+def make_small(directory: Path, architecture: str, **overrides: Any) -> Path:
+    """Make a tiny model of 1,024 tokens, of which the tokenizer has 258: for the emulation of CUDA, which is slow."""
+    from tools.bench.random_model import write_tokenizer
+
+    make_tiny(directory, architecture, **overrides | {"vocab_size": 1024, "bos_token_id": 256, "eos_token_id": 257})
+    write_tokenizer(directory)
+    return directory

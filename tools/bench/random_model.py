@@ -101,7 +101,7 @@ def write(shape: str, directory: Path, device: str = "cpu") -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     config.save_pretrained(directory)
     transformers.GenerationConfig.from_model_config(config).save_pretrained(directory)
-    _write_tokenizer(directory)
+    write_tokenizer(directory)
 
     files: dict[str, dict[str, Any]] = {}
     for name, tensor in empty.items():
@@ -120,7 +120,8 @@ def write(shape: str, directory: Path, device: str = "cpu") -> Path:
     return directory
 
 
-def _write_tokenizer(directory: Path) -> None:
+def write_tokenizer(directory: Path) -> None:
+    """Write a tokenizer of 258 tokens, bytes and a begin and end, and a chat template."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -44,9 +44,23 @@ namespace turbomind::cuda {
 inline constexpr int kWarp = 32;
 inline constexpr unsigned kAllLanes = 0xFFFFFFFFu;
 
+// What the user can do about an error of the runtime; may be empty.
+inline const char* advice_on(cudaError_t error) {
+  switch (error) {
+    case cudaErrorInsufficientDriver:
+      return "; install a newer NVIDIA driver, or build with an older CUDA toolkit";
+    case cudaErrorNoKernelImageForDevice:
+      return "; this build has no code for this GPU: it needs compute capability 8.0 or later, and a build for it "
+             "(CMAKE_CUDA_ARCHITECTURES=native)";
+    default:
+      return "";
+  }
+}
+
 // Throws what a call of the runtime reports. `what` says what was tried.
 inline void check(cudaError_t error, const char* what) {
-  if (error != cudaSuccess) throw internal_error(std::string(what) + ": CUDA: " + cudaGetErrorString(error));
+  if (error == cudaSuccess) return;
+  throw internal_error(std::string(what) + ": CUDA: " + cudaGetErrorString(error) + advice_on(error));
 }
 
 template <class Integer>
@@ -68,6 +82,7 @@ T* dynamic_shared() {
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t,
             Arguments&&... arguments) {
+  check(emulated::begin_call("cudaLaunchKernel"), "launching a kernel");
   const std::tuple<Parameters...> values(std::forward<Arguments>(arguments)...);
   emulated::submit([=] { emulated::run_grid(grid, block, shared_bytes, [&] { std::apply(kernel, values); }); });
 }

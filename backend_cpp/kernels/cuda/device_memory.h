@@ -14,16 +14,20 @@ inline size_t free_device_memory() {
 }
 
 // Throws Error (kUnavailable) when there is no room.
+struct OutOfMemory : Error {
+  using Error::Error;
+};
+
+// Throws OutOfMemory when there is no room.
 inline AlignedBuffer allocate(size_t bytes) {
   if (bytes == 0) return {};
   void* data = nullptr;
-  if (cudaMalloc(&data, bytes) != cudaSuccess) {
+  const cudaError_t error = cudaMalloc(&data, bytes);
+  if (error == cudaErrorMemoryAllocation) {
     cudaGetLastError();  // the next call is not to report this one
-    throw Error(ErrorCode::kUnavailable, "the GPU has no room for another " + std::to_string(bytes >> 20) + " MiB (" +
-                                             std::to_string(free_device_memory() >> 20) +
-                                             " MiB are free): lower cache_max_entry_count, session_len, "
-                                             "max_prefill_token_num or weight_bits, or free the GPU");
+    throw OutOfMemory(ErrorCode::kUnavailable, "the GPU has no room for " + std::to_string(bytes >> 20) + " MiB");
   }
+  check(error, "allocating memory of the GPU");
   return {data, bytes, [](void* memory, size_t) { cudaFree(memory); }};
 }
 

@@ -13,6 +13,8 @@ constexpr int kMergeWarps = 4;
 constexpr int kBlocksPerMultiprocessor = 8;  // that a launch should have: about three run at a time, in a few rounds
 constexpr int kLeastSplit = 256;             // keys; fewer are not worth a block of their own
 constexpr int kMostSplits = 64;
+constexpr int kNarrowTile = 16;  // rows
+constexpr int kWideTile = 64;
 
 // Which kernel, and how its work is cut.
 struct Plan {
@@ -35,8 +37,8 @@ Plan plan_of(const AttentionParams& params, const DeviceSpans& spans) {
   const int rows = spans.max_rows * (params.num_heads / layout.num_kv_heads);
   Plan plan{};
   plan.is_plain = !has_tile_kernel(layout);
-  plan.is_split_keys = !plan.is_plain && rows <= 16;
-  plan.tile_rows = plan.is_plain || plan.is_split_keys ? 16 : 64;
+  plan.is_split_keys = !plan.is_plain && rows <= kNarrowTile;
+  plan.tile_rows = plan.is_plain || plan.is_split_keys ? kNarrowTile : kWideTile;
   plan.tiles = divide_up(rows, plan.tile_rows);
   const int blocks = std::max(1, spans.span_count * layout.num_kv_heads * plan.tiles);
   const int seen = params.window > 0 ? std::min(spans.max_context, params.window + spans.max_rows) : spans.max_context;
@@ -90,6 +92,13 @@ __global__ void __launch_bounds__(kMergeWarps* kWarp) merge_kernel(AttentionTask
 
 size_t attention_workspace_floats(const AttentionParams& params, const DeviceSpans& spans) {
   return split_rows(params, spans, plan_of(params, spans)) * static_cast<size_t>(params.layout.value_dim + 2);
+}
+
+size_t most_attention_workspace_floats(const AttentionParams& params) {
+  // A launch is split only if it has fewer blocks than are wanted, and then into less than twice as many as these.
+  const int blocks = 2 * kBlocksPerMultiprocessor * multiprocessor_count();
+  const int tile_rows = has_tile_kernel(params.layout) ? kWideTile : kNarrowTile;
+  return static_cast<size_t>(blocks) * tile_rows * static_cast<size_t>(params.layout.value_dim + 2);
 }
 
 void paged_attention(cudaStream_t stream, const AttentionParams& params, const DeviceSpans& spans, const HeadsView& q,

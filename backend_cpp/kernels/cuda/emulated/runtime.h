@@ -1,13 +1,21 @@
 // The calls of CUDA's runtime that the project makes. A stream runs everything at once, in the order of the calls.
 // Memory starts as NaN, so that a result that depends on what was never written shows. A graph is a list of calls with
-// the arguments they were captured with; what cannot be captured is an error while one is. There are a few devices, all
-// with the host's memory.
+// the arguments they were captured with; what cannot be captured is an error while one is. There are a few devices. A
+// test can have calls fail (faults.h).
 #pragma once
 
 #include <cstddef>
 #include <functional>
 
-enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorMemoryAllocation = 2 };
+enum cudaError_t {
+  cudaSuccess = 0,
+  cudaErrorInvalidValue = 1,
+  cudaErrorMemoryAllocation = 2,
+  cudaErrorInsufficientDriver = 35,
+  cudaErrorDeviceUnavailable = 46,
+  cudaErrorNoDevice = 100,
+  cudaErrorNoKernelImageForDevice = 209
+};
 enum cudaMemcpyKind {
   cudaMemcpyHostToHost = 0,
   cudaMemcpyHostToDevice = 1,
@@ -62,6 +70,8 @@ const char* cudaGetErrorString(cudaError_t error);
 
 namespace turbomind::emulated {
 
+// What a call is to report before it does anything (faults.h).
+cudaError_t begin_call(const char* name);
 // Does what is given to a stream, or keeps it for the graph that is being captured.
 void submit(std::function<void()> work);
 

@@ -1,0 +1,161 @@
+"""Bad luck on CUDA: no room, a graph that cannot be had, a device that is lost, one that cannot be used at all.
+
+The emulation plays them (backend_cpp/kernels/cuda/emulated/faults.h).
+"""
+
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lmdeploy.turbomind.engine as engine_module
+from lmdeploy import GenerationConfig
+from lmdeploy.turbomind.engine import EngineOutput
+from tests.engine.test_model_families import CASES
+from tests.kernels.cuda_device import CudaModule, built_devices, load_device
+from tests.support.tiny_models import make_small
+from tests.support.token_engine import TIMEOUT, TokenEngine
+
+MIB = 1 << 20
+NO_MEMORY, OLD_DRIVER, LOST, NO_CODE = 2, 35, 46, 209  # cudaError_t
+STOPPED = "the engine has stopped after a device fault"
+PROMPT = list(range(100, 130))
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaModule]:
+    """Engines that are made meanwhile use the emulation, which comes back with functions that make it fail."""
+    if "emulated" not in built_devices():
+        pytest.skip("CUDA is not emulated in this build: run `make build-tests`")
+    module = load_device("emulated")
+    monkeypatch.setattr(engine_module, "_turbomind", module)
+    yield module
+    module.clear_faults()
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return make_small(tmp_path / "model", "LlamaForCausalLM")
+
+
+@pytest.mark.parametrize(
+    ("memory", "settings", "told"),
+    [
+        (0, {}, r"no room for 1 MiB for weights: 0 MiB are free; use weight_bits 8 or 4"),
+        (
+            20,
+            {"num_tokens_per_iter": 256},
+            r"no room for \d+ MiB for steps: \d+ MiB are free, 1 MiB went to weights, .*lower max_prefill_token_num",
+        ),
+        (
+            100,
+            {"cache_max_entry_count": 20000},
+            r"no room for 79 MiB for the cache: \d+ MiB are free, "
+            r"1 MiB went to weights, \d+ MiB went to steps; lower cache_max_entry_count",
+        ),
+    ],
+)
+def test_no_room_at_start_is_told_with_what_took_it_and_what_lowers_it(
+    memory: int, settings: dict[str, Any], told: str, model: Path, cuda: CudaModule
+) -> None:
+    cuda.set_device_memory(memory * MIB + 100_000)
+    with pytest.raises(RuntimeError, match=told):
+        TokenEngine(model, device="cuda", **settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("Llama", {}),
+        ("Llama", {"dtype": "bfloat16", "quant_policy": 8}),
+        ("Gemma 2", {"weight_bits": 4}),
+        ("GPT-OSS", {"weight_bits": 4}),
+        ("DeepSeek-V2", {"dtype": "bfloat16"}),
+    ],
+    ids=str,
+)
+def test_no_step_takes_more_memory_than_was_taken_at_start(
+    name: str, settings: dict[str, Any], tmp_path: Path, cuda: CudaModule
+) -> None:
+    case = CASES[name]
+    directory = make_small(tmp_path / "model", case.architecture, **case.overrides)
+    case.publish(directory)
+    long = [100 + i % 1000 for i in range(470)]
+    with TokenEngine(directory, device="cuda", num_tokens_per_iter=230, max_batch_size=8, **settings) as engine:
+        cuda.set_device_memory(0)
+        _, logits = engine.answer(long, 6, "all")  # long products, all logits, decoding far behind
+        assert len(logits) == len(long) + 5
+        outputs = [
+            submit(engine, [*long, i], 6) for i in range(8)
+        ]  # their block tables name more blocks than there are
+        assert [wait(output)[-1].error for output in outputs] == [""] * 8
+
+
+@pytest.mark.parametrize(
+    "call", ["cudaStreamBeginCapture", "cudaStreamEndCapture", "cudaGraphInstantiate", "cudaGraphLaunch"]
+)
+def test_a_step_that_cannot_be_captured_runs_as_it_is(call: str, model: Path, cuda: CudaModule) -> None:
+    with TokenEngine(model, device="cuda") as engine:
+        cuda.inject_fault(call, 0, NO_MEMORY, False)
+        without, _ = engine.answer(PROMPT, 8, "generation")
+        after, _ = engine.answer(PROMPT, 8, "generation")
+    with TokenEngine(model, device="cuda") as engine:
+        assert engine.answer(PROMPT, 8, "generation")[0] == without == after
+
+
+@pytest.mark.parametrize("calls", [0, 1, 2, 7, 30, 100, 300])
+def test_a_device_that_is_lost_ends_open_requests_and_refuses_new_ones(
+    calls: int, model: Path, cuda: CudaModule
+) -> None:
+    with TokenEngine(model, device="cuda") as engine:
+        pending = [submit(engine, PROMPT[i:], 200) for i in range(3)]
+        cuda.inject_fault("", calls, LOST, True)
+        errors = [wait(output)[-1].error for output in pending]
+        cause = r"the engine stopped: .*CUDA: CUDA-capable device\(s\) is/are busy or unavailable"
+        assert re.match(cause, errors[0])
+        assert all(re.match(cause, error) or error == STOPPED for error in errors)
+        with pytest.raises(RuntimeError, match=STOPPED):
+            submit(engine, PROMPT, 1)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "told"),
+    [
+        ("cudaGetDeviceCount", OLD_DRIVER, r"driver version is insufficient.*install a newer NVIDIA driver"),
+        ("cudaLaunchKernel", NO_CODE, r"no kernel image.*no code for this GPU: it needs compute capability 8.0"),
+        ("cudaStreamCreateWithFlags", LOST, "creating a stream: CUDA: CUDA-capable device"),
+    ],
+)
+def test_a_device_that_cannot_be_used_is_refused_at_start(
+    call: str, error: int, told: str, model: Path, cuda: CudaModule
+) -> None:
+    cuda.inject_fault(call, 0, error, True)
+    with pytest.raises(RuntimeError, match=told):
+        TokenEngine(model, device="cuda")
+
+
+Outputs = tuple[list[EngineOutput], threading.Event]
+
+
+def submit(engine: TokenEngine, ids: list[int], tokens: int) -> Outputs:
+    """Ask for an answer of ``tokens`` tokens."""
+    outputs: list[EngineOutput] = []
+    done = threading.Event()
+
+    def receive(output: EngineOutput) -> None:
+        outputs.append(output)
+        if output.is_final:
+            done.set()
+
+    engine.engine.submit(ids, GenerationConfig(max_new_tokens=tokens, ignore_eos=True), receive, stream=False)
+    return outputs, done
+
+
+def wait(pending: Outputs) -> list[EngineOutput]:
+    """Return what was answered."""
+    outputs, done = pending
+    assert done.wait(TIMEOUT), "no answer"
+    return outputs
