@@ -1,7 +1,10 @@
 #include "triton/model_state.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cctype>
+#include <csignal>
 #include <cstdlib>
 #include <vector>
 
@@ -205,11 +208,20 @@ void ModelState::close(RequestId id) {
   open_.erase(id);
 }
 
+// The process cannot use its device again. It ends like one that is told to, so that readiness ends and whoever watches
+// the server starts it again.
+void ModelState::end_server() {
+  log_message(TRITONSERVER_LOG_ERROR, "the engine has stopped after a device fault: the server ends, to be restarted");
+  ::kill(::getpid(), SIGTERM);
+}
+
 void ModelState::watch() {
   std::unique_lock lock(mu_);
   while (!is_stopping_) {
     if (open_.empty()) {
-      changed_.wait(lock, [this] { return is_stopping_ || !open_.empty(); });
+      // A request that fails at once may be gone again when this thread wakes up.
+      changed_.wait(lock, [this] { return is_stopping_ || !open_.empty() || !engine_->is_healthy(); });
+      if (!is_stopping_ && open_.empty()) return end_server();
     } else {
       changed_.wait_for(lock, kWatchInterval, [this] { return is_stopping_; });
     }

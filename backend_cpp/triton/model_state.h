@@ -58,6 +58,7 @@ class ModelState {
   void stop(const std::string& name);
   void close(RequestId id);
   void watch();
+  void end_server();
 
   ExitWatch exit_watch_;   // the watcher's
   EngineMetrics metrics_;  // used by the watcher, and by the destructor after it
@@ -70,7 +71,7 @@ class ModelState {
   bool is_stopping_ = false;                  // guarded by mu_
 
   std::unique_ptr<Engine> engine_;
-  std::thread watcher_;  // notices clients that left and a server that stops, and publishes metrics
+  std::thread watcher_;  // notices clients that left, a server that stops and a failed device, and publishes metrics
 };
 
 }  // namespace turbomind
