@@ -329,6 +329,27 @@ class HeadSizes:
     value_dim: int
 
 
+@dataclass(frozen=True)
+class AttentionRule:
+    """What a score goes through, as in ``kernels/paged_attention.h``.
+
+    Attributes
+    ----------
+    scale
+        Of the product of query and key.
+    softcap, window
+        0: none.
+    alibi_slopes, sinks
+        ``[num_heads]`` float32.
+    """
+
+    scale: float
+    softcap: float = 0.0
+    window: int = 0
+    alibi_slopes: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
+
+
 class PagedAttention:
     """One layer's paged cache and the attention over it.
 
@@ -342,29 +363,17 @@ class PagedAttention:
         Tokens in a block: a multiple of 16 that divides 512.
     bits
         Of a cached value: 32 or 16 (float32, bfloat16), 8 or 4 (rounded for each head and token).
-    softcap, window, alibi_slopes, sinks
-        As in ``kernels/paged_attention.h``; ``alibi_slopes`` and ``sinks`` are ``[num_heads]`` float32.
+    rule
+        Of the scores.
     """
 
-    def __init__(
-        self,
-        blocks: int,
-        sizes: HeadSizes,
-        block_len: int,
-        bits: int,
-        *,
-        softcap: float = 0.0,
-        window: int = 0,
-        alibi_slopes: torch.Tensor | None = None,
-        sinks: torch.Tensor | None = None,
-    ) -> None:
+    def __init__(self, blocks: int, sizes: HeadSizes, block_len: int, bits: int, rule: AttentionRule) -> None:
         if bits not in (32, 16, 8, 4):
             raise ValueError(f"bits must be 32, 16, 8 or 4, got {bits}")
         self._sizes = sizes
         self._block_len = block_len
         self._bits = bits
-        self._softcap, self._window = softcap, window
-        self._alibi_slopes, self._sinks = alibi_slopes, sinks
+        self._rule = rule
         block_bytes = _turbomind.cache_block_bytes(bits, sizes.num_kv_heads, sizes.key_dim, sizes.value_dim, block_len)
         # Poison, not zeros: what was never written must never be read.
         self._pool = torch.full((-(-blocks * block_bytes // 4),), float("nan"))
@@ -385,23 +394,24 @@ class PagedAttention:
         torch.Tensor
             ``[rows, num_heads, value_dim]`` float32.
         """
-        sizes, rows = self._sizes, q.shape[0]
+        sizes, rule, rows = self._sizes, self._rule, q.shape[0]
         _check("q", q, (torch.float32,), (None, sizes.num_heads, sizes.key_dim))
         _check("k", k, (torch.float32,), (rows, sizes.num_kv_heads, sizes.key_dim))
         _check("v", v, (torch.float32,), (rows, sizes.num_kv_heads, sizes.value_dim))
+        scaled = q * rule.scale
         out = torch.empty(rows, sizes.num_heads, sizes.value_dim)
         _turbomind.attention(
-            q.data_ptr(),
+            scaled.data_ptr(),
             k.data_ptr(),
             v.data_ptr(),
             self._pool.data_ptr(),
             self._bits,
             (sizes.num_heads, sizes.num_kv_heads, sizes.key_dim, sizes.value_dim, self._block_len),
             spans,
-            self._softcap,
-            self._window,
-            _address(self._alibi_slopes),
-            _address(self._sinks),
+            rule.softcap,
+            rule.window,
+            _address(rule.alibi_slopes),
+            _address(rule.sinks),
             out.data_ptr(),
         )
         return out

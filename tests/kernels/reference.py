@@ -1,8 +1,8 @@
 """Operators in plain float64."""
 
-from dataclasses import dataclass
-
 import torch
+
+from lmdeploy.turbomind.ops import AttentionRule
 
 
 def rotate(x: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
@@ -10,6 +10,19 @@ def rotate(x: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
     a, b = x.chunk(2, dim=-1)
     cos, sin = angle.cos()[:, None], angle.sin()[:, None]
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+
+
+def rotate_part(x: torch.Tensor, angle: torch.Tensor, is_interleaved: bool) -> torch.Tensor:
+    """Rotate the first 2 ``pairs`` of each head by ``angle`` ``[rows, pairs]``, in float64.
+
+    A pair is of neighbours where ``is_interleaved``, else of dimensions ``pairs`` apart.
+    """
+    width = 2 * angle.shape[1]
+    part = x[..., :width].double()
+    halves = torch.cat([part[..., 0::2], part[..., 1::2]], -1) if is_interleaved else part
+    first, second = rotate(halves, angle.double()).chunk(2, -1)
+    turned = torch.stack([first, second], -1).flatten(-2) if is_interleaved else torch.cat([first, second], -1)
+    return torch.cat([turned, x[..., width:].double()], -1)
 
 
 def round_heads(x: torch.Tensor, bits: int) -> torch.Tensor:
@@ -20,17 +33,6 @@ def round_heads(x: torch.Tensor, bits: int) -> torch.Tensor:
     zero = (-low * (1 / scale)).round().clamp(0, largest)
     codes = (x * (1 / scale) + zero).round().clamp(0, largest)
     return (codes.double() - zero.double()) * scale.double()
-
-
-@dataclass(frozen=True)
-class AttentionRule:
-    """What a score goes through; the fields of ``AttentionParams``."""
-
-    scale: float
-    softcap: float = 0.0
-    window: int = 0
-    alibi_slopes: torch.Tensor | None = None
-    sinks: torch.Tensor | None = None
 
 
 def attention_reference(

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import torch
 
-from lmdeploy.turbomind.ops import HeadSizes, PagedAttention, Span
-from tests.kernels.reference import AttentionRule, attention_reference
+from lmdeploy.turbomind.ops import AttentionRule, HeadSizes, PagedAttention, Span
+from tests.kernels.reference import attention_reference
 
 # (sequence, first position, tokens) of one step.
 Chunk = tuple[int, int, int]
@@ -45,10 +45,7 @@ class Sequences:
             self.sizes,
             self.block_len,
             self.bits,
-            softcap=self.rule.softcap,
-            window=self.rule.window,
-            alibi_slopes=self.rule.alibi_slopes,
-            sinks=self.rule.sinks,
+            self.rule,
         )
         pieces: dict[int, list[torch.Tensor]] = {}
         for step in steps:
@@ -58,7 +55,7 @@ class Sequences:
                 spans.append((first, count, start, self.blocks[sequence]))
                 first += count
             q, k, v = (torch.cat([x[s][p : p + n] for s, p, n in step]) for x in (self.q, self.k, self.v))
-            out = attend(q * self.rule.scale, k, v, spans)
+            out = attend(q, k, v, spans)
             for (sequence, _, _), part in zip(step, out.split([n for _, _, n in step]), strict=True):
                 pieces.setdefault(sequence, []).append(part)
         return {sequence: torch.cat(parts) for sequence, parts in pieces.items()}

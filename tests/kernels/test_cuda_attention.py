@@ -1,5 +1,6 @@
 """Paged attention on CUDA against float64: shapes, chunks, neighbours, cache types, windows, caps, slopes, sinks."""
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 
@@ -9,15 +10,16 @@ import pytest
 import torch
 
 from lmdeploy import _turbomind
-from lmdeploy.turbomind.ops import HeadSizes, Span
+from lmdeploy.turbomind.ops import AttentionRule, HeadSizes, Span
 from tests.kernels.cuda_device import CudaModule
-from tests.kernels.reference import AttentionRule, attention_reference, round_heads
+from tests.kernels.reference import attention_reference, round_heads
 from tests.kernels.sequences import Chunk, Sequences
 
 Codes = npt.NDArray[np.uint8]
 
 # A power of two: with queries of bfloat16 the scaled ones are bfloat16 too, so that rounding them changes nothing.
 SCALE = 0.125
+PLAIN = AttentionRule(SCALE)
 SIZES = [
     HeadSizes(9, 3, 64, 64),
     HeadSizes(8, 1, 128, 128),  # with 4 bits, rows of 64 bytes
@@ -42,16 +44,11 @@ class CudaAttention:
         sizes: HeadSizes,
         block_len: int,
         bits: int,
-        *,
-        softcap: float = 0.0,
-        window: int = 0,
-        alibi_slopes: torch.Tensor | None = None,
-        sinks: torch.Tensor | None = None,
+        rule: AttentionRule,
     ) -> None:
         self.cuda, self.spare, self.sizes, self.bits = cuda, spare, sizes, bits
         self.shape = (sizes.num_heads, sizes.num_kv_heads, sizes.key_dim, sizes.value_dim, block_len)
-        optional = [None if x is None else x.numpy() for x in (alibi_slopes, sinks)]
-        self.rule = (softcap, window, *optional)
+        self.rule = rule
         block_bytes = _turbomind.cache_block_bytes(bits, sizes.num_kv_heads, sizes.key_dim, sizes.value_dim, block_len)
         # Poison, not zeros: what was never written must never be read.
         self.pool = np.full(blocks * block_bytes, 0xFF, np.uint8)
@@ -64,7 +61,7 @@ class CudaAttention:
             blocks += own
         table += [(0, 0, 0, 0)] * self.spare
         out, self.pool = self.cuda.attention(
-            *(x.numpy() for x in (q, k, v)),
+            *(x.numpy() for x in (q * self.rule.scale, k, v)),
             self.pool,
             self.bits,
             self.shape,
@@ -72,7 +69,9 @@ class CudaAttention:
             np.array(blocks, np.int32),
             max(count for _, count, _, _ in spans),
             max(count + first for _, count, first, _ in spans) + self.spare * 1000,
-            *self.rule,
+            self.rule.softcap,
+            self.rule.window,
+            *(None if x is None else x.numpy() for x in (self.rule.alibi_slopes, self.rule.sinks)),
             np.full((q.shape[0], self.sizes.num_heads, self.sizes.value_dim), np.nan, np.float32),
         )
         return torch.from_numpy(out)
@@ -126,7 +125,7 @@ def in_pieces(length: int) -> list[list[Chunk]]:
 def test_it_agrees_with_float64_whole_and_in_pieces(cuda: CudaModule, sizes: HeadSizes, bits: int) -> None:
     torch.manual_seed(sizes.key_dim)
     lengths = [1, 17, 100]
-    batch = sequences(cuda, lengths, sizes, bits, AttentionRule(SCALE))
+    batch = sequences(cuda, lengths, sizes, bits, PLAIN)
     whole = batch.run([[(s, 0, n) for s, n in enumerate(lengths)]])
     pieces = batch.run([[(2, 0, 70)], [(2, 70, 27), (0, 0, 1), (1, 0, 16)], [(2, 97, 1), (1, 16, 1)], [(2, 98, 2)]])
     for index in range(len(lengths)):
@@ -175,36 +174,47 @@ def test_windows_caps_slopes_and_sinks_agree_with_float64(cuda: CudaModule, name
 @pytest.mark.parametrize("group", range(1, 9))
 def test_any_number_of_query_heads_share_a_key_head(cuda: CudaModule, group: int) -> None:
     torch.manual_seed(group)
-    batch = sequences(cuda, [40], HeadSizes(2 * group, 2, 64, 64), 16, AttentionRule(SCALE))
+    batch = sequences(cuda, [40], HeadSizes(2 * group, 2, 64, 64), 16, PLAIN)
     check_rows(batch, 0, batch.run([[(0, 0, 33)], [(0, 33, 5)], [(0, 38, 1)], [(0, 39, 1)]])[0])
 
 
 @pytest.mark.parametrize("bits", [32, 16, 8, 4])
 def test_a_larger_shape_than_the_step_needs_changes_nothing(cuda: CudaModule, bits: int) -> None:
     torch.manual_seed(0)
-    batch = sequences(cuda, [130, 9], HeadSizes(6, 2, 64, 64), bits, AttentionRule(SCALE), spare=3)
+    batch = sequences(cuda, [130, 9], HeadSizes(6, 2, 64, 64), bits, PLAIN, spare=3)
     out = batch.run([[(0, 0, 129), (1, 0, 8)], [(0, 129, 1), (1, 8, 1)]])
     check_rows(batch, 0, out[0])
     check_rows(batch, 1, out[1])
+
+
+@pytest.mark.parametrize("bits", [32, 16])
+@pytest.mark.parametrize("sizes", [SIZES[1], SIZES[2], SIZES[8]], ids=str)
+def test_no_launch_needs_a_larger_workspace_than_the_largest(cuda: CudaModule, sizes: HeadSizes, bits: int) -> None:
+    shape = (sizes.num_heads, sizes.num_kv_heads, sizes.key_dim, sizes.value_dim, 32)
+    needed = 0
+    for spans, rows, context in itertools.product(range(1, 260), (1, 2, 3, 17, 100, 1000), (512, 1000, 20000, 200000)):
+        own, most = cuda.attention_workspaces(bits, shape, spans, rows, context, 0)
+        needed = max(needed, own)
+    assert 0.4 * most < needed <= most
 
 
 @pytest.mark.parametrize("bits", [32, 16, 8, 4])
 def test_blocks_outside_the_window_are_never_read(cuda: CudaModule, bits: int) -> None:
     torch.manual_seed(0)
     batch = sequences(cuda, [300], HeadSizes(2, 1, 16, 16), bits, AttentionRule(SCALE, window=40), block_len=16)
-    attend = CudaAttention(cuda, 0, len(batch.blocks[0]), batch.sizes, 16, bits, window=40)
+    attend = CudaAttention(cuda, 0, len(batch.blocks[0]), batch.sizes, 16, bits, batch.rule)
     q, k, v = (x[0] for x in (batch.q, batch.k, batch.v))
-    first = attend(q[:299] * SCALE, k[:299], v[:299], [(0, 299, 0, batch.blocks[0])])
+    first = attend(q[:299], k[:299], v[:299], [(0, 299, 0, batch.blocks[0])])
     seen = (299 - 39) // 16
     gone = [10**6] * seen + batch.blocks[0][seen:]  # reading one of these would be far outside the pool
-    out = attend(q[299:] * SCALE, k[299:], v[299:], [(0, 1, 299, gone)])
+    out = attend(q[299:], k[299:], v[299:], [(0, 1, 299, gone)])
     check_rows(batch, 0, torch.cat([first, out]))
 
 
 @pytest.mark.parametrize("bits", [32, 16, 8, 4])
 def test_a_broken_row_spoils_no_other_sequence(cuda: CudaModule, bits: int) -> None:
     torch.manual_seed(0)
-    batch = sequences(cuda, [100, 50], HeadSizes(6, 2, 32, 32), bits, AttentionRule(SCALE))
+    batch = sequences(cuda, [100, 50], HeadSizes(6, 2, 32, 32), bits, PLAIN)
     steps: list[list[Chunk]] = [[(0, 0, 60), (1, 0, 40)], [(0, 60, 40), (1, 40, 10)]]
     clean = batch.run(steps)
     for tensor in (batch.q, batch.k, batch.v):
@@ -227,7 +237,7 @@ def test_codes_lie_token_by_token_and_scales_and_zeros_behind_them(
 ) -> None:
     torch.manual_seed(bits)
     dim, block_len = 24, 16
-    attend = CudaAttention(cuda, 0, 2, HeadSizes(1, 1, dim, dim), block_len, bits)
+    attend = CudaAttention(cuda, 0, 2, HeadSizes(1, 1, dim, dim), block_len, bits, PLAIN)
     q, k, v = torch.randn(21, 1, dim), torch.randn(21, 1, dim), torch.randn(21, 1, dim)
     attend(q, k, v, [(0, 21, 0, [1, 0])])
     areas = attend.pool.reshape(2, 2, -1)[[1, 0]]  # in the sequence's order: [block, key or value, bytes]
@@ -243,6 +253,6 @@ def test_codes_lie_token_by_token_and_scales_and_zeros_behind_them(
 def test_impossible_caches_are_refused(cuda: CudaModule) -> None:
     row = torch.zeros(1, 1, 15)
     with pytest.raises(ValueError, match="even dimensions, got 15"):
-        CudaAttention(cuda, 0, 1, HeadSizes(1, 1, 15, 15), 16, 4)(row, row, row, [(0, 1, 0, [0])])
+        CudaAttention(cuda, 0, 1, HeadSizes(1, 1, 15, 15), 16, 4, PLAIN)(row, row, row, [(0, 1, 0, [0])])
     with pytest.raises(ValueError, match="power of two from 16 on, got 48"):
-        CudaAttention(cuda, 0, 1, HeadSizes(1, 1, 15, 15), 48, 16)(row, row, row, [(0, 1, 0, [0])])
+        CudaAttention(cuda, 0, 1, HeadSizes(1, 1, 15, 15), 48, 16, PLAIN)(row, row, row, [(0, 1, 0, [0])])

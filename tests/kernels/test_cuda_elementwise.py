@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.kernels.cuda_device import CudaModule
-from tests.kernels.reference import rotate
+from tests.kernels.reference import rotate_part
 
 EPS = 2.0**-24
 # One warp a row up to 1024, a block beyond; vectors of four where the size is a multiple of it.
@@ -100,11 +100,7 @@ def test_a_value_that_is_not_a_number_stays_so_and_spoils_no_other(cuda: CudaMod
 def test_rope_rotates_a_part_of_a_head_and_scales_all_of_it(cuda: CudaModule, pairs: int, is_interleaved: bool) -> None:
     torch.manual_seed(pairs)
     x, angle, factors = torch.randn(5, 3, 40), torch.rand(5, pairs) * 6, torch.rand(5)
-    part = x[..., : 2 * pairs].double()
-    halves = torch.cat([part[..., 0::2], part[..., 1::2]], -1) if is_interleaved else part
-    first, second = rotate(halves, angle.double()).chunk(2, -1)
-    turned = torch.stack([first, second], -1).flatten(-2) if is_interleaved else torch.cat([first, second], -1)
-    exact = torch.cat([turned, x[..., 2 * pairs :].double()], -1)
+    exact = rotate_part(x, angle, is_interleaved)
     arguments = (x.numpy(), angle.cos().numpy(), angle.sin().numpy(), is_interleaved)
     plain = torch.from_numpy(cuda.rope(*arguments, None))
     torch.testing.assert_close(plain.double(), exact, rtol=1e-6, atol=1e-6)

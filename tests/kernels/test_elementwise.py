@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lmdeploy.turbomind import ops
-from tests.kernels.reference import rotate
+from tests.kernels.reference import rotate_part
 
 EPS = 2.0**-24
 
@@ -69,11 +69,7 @@ def test_the_clamped_swiglu_of_gpt_oss_agrees_with_float64() -> None:
 def test_rope_rotates_a_part_of_a_head_and_scales_all_of_it(pairs: int, is_interleaved: bool) -> None:
     torch.manual_seed(pairs)
     x, angle, factors = torch.randn(5, 3, 40), torch.rand(5, pairs) * 6, torch.rand(5)
-    part = x[..., : 2 * pairs].double()
-    halves = torch.cat([part[..., 0::2], part[..., 1::2]], -1) if is_interleaved else part
-    first, second = rotate(halves, angle.double()).chunk(2, -1)
-    turned = torch.stack([first, second], -1).flatten(-2) if is_interleaved else torch.cat([first, second], -1)
-    exact = torch.cat([turned, x[..., 2 * pairs :].double()], -1)
+    exact = rotate_part(x, angle, is_interleaved)
     plain = ops.rope(x, angle.cos(), angle.sin(), is_interleaved, None)
     torch.testing.assert_close(plain.double(), exact, rtol=1e-6, atol=1e-6)
     scaled = ops.rope(x, angle.cos(), angle.sin(), is_interleaved, factors)
