@@ -103,7 +103,7 @@ StepOutput NativeRunner::forward(const StepInput& input) {
   const bool decodes = is_decoding(input);
   const int wanted = stage(input);
   const int computed = std::min(ops_->padded_rows(rows, decodes), max_rows_);
-  const int projected = decodes ? computed : std::min(wanted, logit_rows_at_once_);
+  const int projected = std::min(decodes ? computed : wanted, logit_rows_at_once_);
   ops_->run_step(computed, decodes, [&] {
     const StepContext step{*ops_, computed};
     ops_->embed(weights_.embedding.view, tokens_.device<int32_t>(), computed, spec_.embedding_scale,

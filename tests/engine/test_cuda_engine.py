@@ -16,7 +16,7 @@ from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from tests.engine.test_model_families import PROMPT, check_logits
 from tests.kernels.cuda_device import built_devices, load_device
 from tests.support.scaled_checkpoints import FLOAT8, Form, quantize_checkpoint
-from tests.support.tiny_models import make_tiny
+from tests.support.tiny_models import make_small, make_tiny
 from tests.support.token_engine import TokenEngine, relative_error
 
 # Between them: windows, soft caps, output norms; ALiBi, LayerNorm; sinks, experts; latent attention, shared experts.
@@ -122,6 +122,19 @@ def test_answers_in_a_crowd_are_those_alone(tmp_path: Path, on_cuda: int) -> Non
         together = [response.token_ids for response in pipe(prompts, gen_config=greedy)]
     with pipeline(str(directory), backend_config=alone) as pipe:
         assert together == [pipe(prompt, gen_config=greedy).token_ids for prompt in prompts]
+
+
+def test_more_sequences_than_logits_are_computed_at_once_decode_together(tmp_path: Path, on_cuda: None) -> None:
+    directory = make_small(tmp_path / "model", "LlamaForCausalLM")
+    greedy = GenerationConfig(max_new_tokens=4, ignore_eos=True)
+    config = TurbomindEngineConfig(
+        device="cuda", dtype="float32", session_len=32, max_batch_size=300, max_prefill_token_num=400
+    )
+    prompts = [chr(ord("a") + number % 20) for number in range(300)]
+    with pipeline(str(directory), backend_config=config) as pipe:
+        answers = [tuple(response.token_ids) for response in pipe(prompts, gen_config=greedy)]
+        alone = [tuple(pipe(prompt, gen_config=greedy).token_ids) for prompt in prompts[:20]]
+    assert answers == alone * 15
 
 
 def test_a_share_of_the_memory_is_what_the_largest_step_leaves(tmp_path: Path, on_cuda: int) -> None:
