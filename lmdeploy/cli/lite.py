@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lmdeploy.cli.options import positive
 
@@ -19,14 +20,43 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("lite", help="Make a model smaller.", description="Make a model smaller.")
     below = parser.add_subparsers(title="how", metavar="METHOD", required=True)
     _add_auto_awq(below)
+    _add_smooth_quant(below)
 
 
 def _add_auto_awq(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser(
+    parser = _add_method(
+        subparsers,
         "auto_awq",
-        help="Quantize the weights to 4 bits with AWQ.",
-        description="Write a checkpoint whose linear layers are quantized to 4 bits with AWQ (activation-aware weight "
-        "quantization). An interrupted run continues when it is started again with the same settings.",
+        "Quantize the weights to 4 bits with AWQ.",
+        "Write a checkpoint whose linear layers are quantized to 4 bits with AWQ (activation-aware weight "
+        "quantization).",
+    )
+    add = parser.add_argument
+    add("--w-bits", type=int, default=4, metavar="INT", help="bits of a weight; AWQ's format has 4")
+    add("--w-group-size", type=int, default=128, metavar="INT", help="inputs that share a scale; -1: a whole row")
+    add("--w-sym", action="store_true", help="the middle code is zero, instead of a zero point for each group")
+    add("--search-scale", action="store_true", help="search the factors of each layer: slower, more exact")
+    parser.set_defaults(run=run_auto_awq)
+
+
+def _add_smooth_quant(subparsers: Subparsers) -> None:
+    parser = _add_method(
+        subparsers,
+        "smooth_quant",
+        "Quantize the weights to 8 bits, for 8-bit activations, with SmoothQuant.",
+        "Write a checkpoint whose linear layers are quantized to 8 bits, integers or floats, and whose activations can "
+        "be (SmoothQuant).",
+    )
+    parser.add_argument("--quant-dtype", choices=("int8", "fp8"), default="int8", help="type of the weights")
+    parser.set_defaults(run=run_smooth_quant)
+
+
+def _add_method(subparsers: Subparsers, name: str, summary: str, description: str) -> argparse.ArgumentParser:
+    """Add a command with the options that every method has."""
+    parser = subparsers.add_parser(
+        name,
+        help=summary,
+        description=f"{description} An interrupted run continues when it is started again with the same settings.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
@@ -41,10 +71,6 @@ def _add_auto_awq(subparsers: Subparsers) -> None:
     add("--calib-samples", type=positive, default=128, metavar="INT", help="most pieces of text to calibrate with")
     add("--calib-seqlen", type=positive, default=2048, metavar="INT", help="tokens of a piece")
     add("--batch-size", type=positive, default=1, metavar="INT", help="pieces computed at a time")
-    add("--w-bits", type=int, default=4, metavar="INT", help="bits of a weight; AWQ's format has 4")
-    add("--w-group-size", type=int, default=128, metavar="INT", help="inputs that share a scale; -1: a whole row")
-    add("--w-sym", action="store_true", help="the middle code is zero, instead of a zero point for each group")
-    add("--search-scale", action="store_true", help="search the factors of each layer: slower, more exact")
     add("--device", choices=("cuda", "cpu"), help="where to compute; without it cuda where there is one")
     add(
         "--dtype",
@@ -54,30 +80,47 @@ def _add_auto_awq(subparsers: Subparsers) -> None:
     )
     add("--revision", help="version of a Hugging Face repository")
     add("--download-dir", metavar="DIR", help="where to download it to")
-    parser.set_defaults(run=run_auto_awq)
+    return parser
 
 
 def run_auto_awq(args: argparse.Namespace) -> int:
     """Quantize; return the exit status."""
+    from lmdeploy.lite.auto_awq import AwqSettings, auto_awq
+
+    own = {name: getattr(args, name) for name in ("w_bits", "w_group_size", "w_sym", "search_scale")}
+    return _run("auto_awq", args, AwqSettings, auto_awq, own)
+
+
+def run_smooth_quant(args: argparse.Namespace) -> int:
+    """Quantize; return the exit status."""
+    from lmdeploy.lite.smooth_quant import SmoothQuantSettings, smooth_quant
+
+    return _run("smooth_quant", args, SmoothQuantSettings, smooth_quant, {"quant_dtype": args.quant_dtype})
+
+
+def _run(
+    command: str,
+    args: argparse.Namespace,
+    settings_of: Callable[..., Any],
+    method: Callable[..., Path],
+    own: dict[str, Any],
+) -> int:
+    """Run a method with the common settings and its own."""
     import torch
     from tqdm import tqdm
 
-    from lmdeploy.lite.auto_awq import AwqSettings, auto_awq
     from lmdeploy.paths import locate_model
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
-        settings = AwqSettings(
-            w_bits=args.w_bits,
-            w_group_size=args.w_group_size,
-            w_sym=args.w_sym,
+        settings = settings_of(
             calib_dataset=args.calib_dataset,
             calib_samples=args.calib_samples,
             calib_seqlen=args.calib_seqlen,
             batch_size=args.batch_size,
-            search_scale=args.search_scale,
             device=args.device or ("cuda" if torch.cuda.is_available() else "cpu"),
             dtype=args.dtype,
+            **own,
         )
         model_dir = locate_model(args.model, args.revision, args.download_dir)
         with tqdm(unit="layer", desc="quantizing") as bar:
@@ -86,12 +129,12 @@ def run_auto_awq(args: argparse.Namespace) -> int:
                 bar.total = total
                 bar.update(done - bar.n)
 
-            work_dir = auto_awq(model_dir, Path(args.work_dir).expanduser(), settings, progress=show)
+            work_dir = method(model_dir, Path(args.work_dir).expanduser(), settings, progress=show)
     except (OSError, ValueError) as error:
-        print(f"lmdeploy lite auto_awq: {error}", file=sys.stderr)
+        print(f"lmdeploy lite {command}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("lmdeploy lite auto_awq: interrupted; the same command continues", file=sys.stderr)
+        print(f"lmdeploy lite {command}: interrupted; the same command continues", file=sys.stderr)
         return 130
     print(f"wrote {work_dir}; try it with: lmdeploy chat {work_dir}")
     return 0

@@ -25,7 +25,18 @@ def test_help_imports_nothing_heavy() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["serve", "chat", "convert", "lite", "lite auto_awq", "list", "check_env", "serve api_server", "serve gateway"],
+    [
+        "serve",
+        "chat",
+        "convert",
+        "lite",
+        "lite auto_awq",
+        "lite smooth_quant",
+        "list",
+        "check_env",
+        "serve api_server",
+        "serve gateway",
+    ],
 )
 def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:

@@ -1,50 +1,19 @@
-"""AWQ checkpoints as AutoAWQ's "gemm" version writes them (backend_cpp/model/stored_codes.h describes the packing)."""
+"""The files of a checkpoint that is made a layer at a time."""
 
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from lmdeploy.lite.rounding import Grid, Rounded
 from lmdeploy.turbomind.safetensors_index import INDEX_NAME
 
-_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which of eight outputs lies in bits 4j..4j+3 of a word
 _COPIED = (
     "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
     "chat_template*", "*.tiktoken", "*.model", "*.py", "LICENSE*",
 )  # fmt: skip
-
-
-def pack(rounded: Rounded) -> dict[str, Tensor]:
-    """Return ``qweight [in, out / 8]``, ``qzeros [groups, out / 8]`` and ``scales [groups, out]`` of 4-bit codes."""
-    return {
-        "qweight": _words(rounded.codes.T),
-        "qzeros": _words(rounded.zeros.T),
-        "scales": rounded.scales.T.contiguous().cpu(),
-    }
-
-
-def _words(codes: Tensor) -> Tensor:
-    """Pack each eight neighbours of ``[rows, columns]`` into an int32."""
-    nibbles = codes.to(torch.int64).cpu().reshape(len(codes), -1, 8)[:, :, list(_ORDER)]
-    words = (nibbles << torch.arange(0, 32, 4)).sum(-1)
-    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
-
-
-def quantization_config(grid: Grid) -> dict[str, Any]:
-    """Return what config.json says of the codes."""
-    return {
-        "quant_method": "awq",
-        "version": "gemm",
-        "bits": grid.bits,
-        "group_size": grid.group,
-        "zero_point": not grid.is_symmetric,
-        "modules_to_not_convert": None,
-    }
 
 
 def write_shard(tensors: dict[str, Tensor], path: Path) -> None:
@@ -62,11 +31,13 @@ def shard_names(count: int) -> list[str]:
     return [f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
 
 
-def finish(source: Path, scratch: Path, target: Path, shards: list[str], grid: Grid, dtype: str) -> None:
+def finish(
+    source: Path, scratch: Path, target: Path, shards: list[str], quantization: dict[str, Any], dtype: str
+) -> None:
     """Make a checkpoint of finished shards.
 
     Those that are still in ``scratch`` move to ``target``; index, tokenizer and, last, config.json are added, after the
-    checkpoint ``source``.
+    checkpoint ``source``; ``quantization`` is what config.json says of the codes.
     """
     from safetensors import safe_open
 
@@ -86,7 +57,7 @@ def finish(source: Path, scratch: Path, target: Path, shards: list[str], grid: G
             if file.is_file():
                 shutil.copyfile(file, target / file.name)
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    config["quantization_config"] = quantization_config(grid)
+    config["quantization_config"] = quantization
     config["dtype" if "dtype" in config else "torch_dtype"] = dtype
     unfinished = scratch / "config.json"
     unfinished.write_text(json.dumps(config, indent=2), encoding="utf-8")

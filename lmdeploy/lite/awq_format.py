@@ -1,0 +1,38 @@
+"""AWQ codes as AutoAWQ's "gemm" version stores them (backend_cpp/model/stored_codes.h describes the packing)."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmdeploy.lite.rounding import Grid, Rounded
+
+_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which of eight outputs lies in bits 4j..4j+3 of a word
+
+
+def pack(rounded: Rounded) -> dict[str, Tensor]:
+    """Return ``qweight [in, out / 8]``, ``qzeros [groups, out / 8]`` and ``scales [groups, out]`` of 4-bit codes."""
+    return {
+        "qweight": _words(rounded.codes.T),
+        "qzeros": _words(rounded.zeros.T),
+        "scales": rounded.scales.T.contiguous().cpu(),
+    }
+
+
+def _words(codes: Tensor) -> Tensor:
+    """Pack each eight neighbours of ``[rows, columns]`` into an int32."""
+    nibbles = codes.to(torch.int64).cpu().reshape(len(codes), -1, 8)[:, :, list(_ORDER)]
+    words = (nibbles << torch.arange(0, 32, 4)).sum(-1)
+    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
+
+
+def quantization_config(grid: Grid) -> dict[str, Any]:
+    """Return what config.json says of the codes."""
+    return {
+        "quant_method": "awq",
+        "version": "gemm",
+        "bits": grid.bits,
+        "group_size": grid.group,
+        "zero_point": not grid.is_symmetric,
+        "modules_to_not_convert": None,
+    }
