@@ -121,6 +121,16 @@ def test_a_device_that_is_lost_ends_open_requests_and_refuses_new_ones(
             submit(engine, PROMPT, 1)
 
 
+@pytest.mark.parametrize("calls", [0, 1, 5, 40, 200])
+def test_one_of_two_devices_that_fails_ends_the_waiting_of_the_other(calls: int, model: Path, cuda: CudaModule) -> None:
+    with TokenEngine(model, device="cuda", tp=2) as engine:
+        pending = submit(engine, PROMPT, 200)
+        cuda.inject_fault("cudaMemcpyAsync", calls, LOST, False)  # of one rank, before it meets the other
+        assert re.match(r"the engine stopped: copying (to|from) the GPU: CUDA: ", wait(pending)[-1].error)
+        with pytest.raises(RuntimeError, match=STOPPED):
+            submit(engine, PROMPT, 1)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "told"),
     [
