@@ -86,8 +86,10 @@ void NativeRunner::prepare(const StepLimits& limits) {
     const int count = std::min(limits.context, max_rows_ - row);
     input.spans.push_back({row, count, 0, &blocks, SpanRows::kLast, count});
   }
+  is_rehearsing_ = true;
   forward(input);
   project(0, logit_rows_at_once_);
+  is_rehearsing_ = false;
   attention_.allocate_cache(*ops_, 0, limits.block_len);
 }
 
@@ -155,7 +157,7 @@ void NativeRunner::run_layer(const StepContext& step, int index) {
 void NativeRunner::add_branch(const StepContext& step, const NormStorage& output_norm) {
   if (adds_directly_) return;
   auto* branch = branch_.as<float>();
-  if (is_divided_) step.ops.all_reduce(branch, static_cast<size_t>(step.rows) * spec_.hidden_size);
+  sum_over_ranks(branch, static_cast<size_t>(step.rows) * spec_.hidden_size);
   if (spec_.block.has_output_norms) step.ops.norm(output_norm.view, branch, step.rows, spec_.hidden_size, branch);
   step.ops.add_scaled(spec_.block.residual_scale, branch, step.rows, spec_.hidden_size, hidden_.as<float>());
 }
@@ -191,7 +193,11 @@ void NativeRunner::project_together(const float* rows, int count) {
   ops_->fill_zero(logits, all * sizeof(float));
   ops_->copy_heads({own, count, width, 1, 0, layer.out_features},
                    {logits + weights_.vocab.begin, count, vocab, 1, 0, layer.out_features});
-  ops_->all_reduce(logits, all);
+  sum_over_ranks(logits, all);
+}
+
+void NativeRunner::sum_over_ranks(float* x, size_t count) {
+  if (is_divided_ && !is_rehearsing_) ops_->all_reduce(x, count);
 }
 
 StepOutput NativeRunner::take_output(int count) {

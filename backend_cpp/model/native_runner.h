@@ -45,6 +45,7 @@ class NativeRunner final : public ModelRunner {
   void project(int first, int count);
   // The same for hidden states `rows`, of which each rank has the logits of its part of the vocabulary.
   void project_together(const float* rows, int count);
+  void sum_over_ranks(float* x, size_t count);
   StepOutput take_output(int count);
   // Waits for the device; the rank that brings the output gets `count` numbers.
   void bring(const AlignedBuffer& from, size_t count, float* to);
@@ -55,6 +56,9 @@ class NativeRunner final : public ModelRunner {
   int max_rows_;
   int logit_rows_at_once_;
   bool is_divided_;  // what a half of a layer makes is a part of a sum over ranks
+  // In `prepare`, ranks do not meet: nobody looks at the result, and a rank that takes memory while another GPU waits
+  // for it may wait for that GPU.
+  bool is_rehearsing_ = false;
   bool brings_output_;
   bool adds_directly_;  // the halves of a layer add to the residual stream themselves
   bool joins_halves_;   // both halves of a layer add to branch_, which is added once
