@@ -104,16 +104,28 @@ def tensors_of(codes: Codes, scheme: Scheme) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def quantize_checkpoint(source: Path, target: Path, scheme: Scheme) -> dict[str, torch.Tensor]:
-    """Write a quantized copy of a checkpoint; return the values ``X.weight`` that its codes stand for."""
+def copy_files(source: Path, target: Path) -> dict[str, torch.Tensor]:
+    """Copy a checkpoint into a new folder, but for its weights; return these."""
     target.mkdir()
     tensors: dict[str, torch.Tensor] = {}
-    values = {}
     for file in source.iterdir():
         if file.suffix == ".safetensors":
             tensors |= load_file(file)
         else:
             shutil.copyfile(file, target / file.name)
+    return tensors
+
+
+def save_quantized(source: Path, target: Path, tensors: dict[str, torch.Tensor], quantization: dict[str, Any]) -> None:
+    """Write the weights of a copied checkpoint, and what its config.json says of them."""
+    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((source / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
+
+
+def quantize_checkpoint(source: Path, target: Path, scheme: Scheme) -> dict[str, torch.Tensor]:
+    """Write a quantized copy of a checkpoint; return the values ``X.weight`` that its codes stand for."""
+    tensors, values = copy_files(source, target), {}
     # As GPTQ does, which orders inputs by what they carry: layers with the same inputs have the same order.
     seeds = {"q_proj": 1, "k_proj": 1, "v_proj": 1, "gate_proj": 2, "up_proj": 2}
     for name in [name for name in tensors if name.endswith(("_proj.weight", "lm_head.weight"))]:
@@ -123,9 +135,7 @@ def quantize_checkpoint(source: Path, target: Path, scheme: Scheme) -> dict[str,
         codes = quantize(tensors.pop(name), scheme, seeds.get(layer.rpartition(".")[2], 3))
         values[name] = codes.dequantized()
         tensors |= {f"{layer}.{part}": tensor for part, tensor in tensors_of(codes, scheme).items()}
-    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((source / "config.json").read_text())
-    (target / "config.json").write_text(json.dumps(config | {"quantization_config": scheme.config()}))
+    save_quantized(source, target, tensors, scheme.config())
     return values
 
 

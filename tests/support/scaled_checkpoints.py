@@ -3,14 +3,13 @@
 Names, shapes and types as in the sources that ``lmdeploy/turbomind/scaled.py`` lists; rounding to nearest by torch.
 """
 
-import json
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+
+from tests.support.quantized_checkpoints import copy_files, save_quantized
 
 FLOAT8 = torch.float8_e4m3fn
 
@@ -91,14 +90,7 @@ def stored_scales(scales: torch.Tensor, form: Form) -> torch.Tensor:
 
 def quantize_checkpoint(source: Path, target: Path, form: Form) -> dict[str, torch.Tensor]:
     """Write a quantized copy of a checkpoint; return the values ``X.weight`` that its codes stand for."""
-    target.mkdir()
-    tensors: dict[str, torch.Tensor] = {}
-    values = {}
-    for file in source.iterdir():
-        if file.suffix == ".safetensors":
-            tensors |= load_file(file)
-        else:
-            shutil.copyfile(file, target / file.name)
+    tensors, values = copy_files(source, target), {}
     for name in [name for name in tensors if is_linear(name)]:
         layer = name.removesuffix(".weight")
         if layer.endswith(form.plain):
@@ -108,9 +100,7 @@ def quantize_checkpoint(source: Path, target: Path, form: Form) -> dict[str, tor
         tensors[f"{layer}.{form.scale_name}"] = stored_scales(scales, form)
         if form.static_activations:
             tensors[f"{layer}.input_scale"] = torch.tensor([0.02])
-    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((source / "config.json").read_text())
-    (target / "config.json").write_text(json.dumps(config | {"quantization_config": form.config()}))
+    save_quantized(source, target, tensors, form.config())
     return values
 
 

@@ -38,7 +38,10 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
         {"rope_parameters": {"rope_type": "proportional", "factor": 2.0, "rope_theta": 10000.0}},
         "rope type 'proportional' is not supported; supported: default, linear, dynamic",
     ),
-    "quantized": ({"quantization_config": {"quant_method": "fp8"}}, "quantized weights of method 'fp8'"),
+    "quantized": (
+        {"quantization_config": {"quant_method": "bitsandbytes"}},
+        "weights of method 'bitsandbytes'",
+    ),
     "its own code": (
         {"architectures": ["NovelForCausalLM"], "auto_map": {"AutoModel": "modeling_novel.Novel"}},
         "NovelForCausalLM is not supported.*the checkpoint's own code is never run",

@@ -27,7 +27,7 @@ from lmdeploy.turbomind.manifest import (
     transpose,
 )
 from lmdeploy.turbomind.quantized import Quantization, with_codes
-from lmdeploy.turbomind.safetensors_index import read_checkpoint
+from lmdeploy.turbomind.safetensors_index import SafetensorsIndex, read_checkpoint
 from tests.kernels.reference import round_activations
 from tests.support.quantized_checkpoints import AWQ_ORDER, Scheme, pack, quantize, quantize_checkpoint, tensors_of
 from tests.support.tiny_models import make_tiny_llama
@@ -92,14 +92,30 @@ def write_codes(directory: Path, scheme: Scheme, expression: Expression) -> dict
         codes = quantize(torch.randn(shape) + 0.1, scheme)
         numbers[f"{name}.weight"] = codes.dequantized()
         tensors |= {f"{name}.{part}": tensor for part, tensor in tensors_of(codes, scheme).items()}
-    save_file(tensors, directory / "model.safetensors")
-    index = read_checkpoint(directory)
     quantization = Quantization.from_config({"quantization_config": scheme.config()})
     assert quantization is not None
-    engine = with_codes({"x": expression}, quantization, index)
-    assert not find_problems(engine, index)
-    (directory / "manifest.json").write_text(Manifest.build(engine, index, scheme.method).to_json())
+    write_manifest(directory, tensors, lambda index: with_codes({"x": expression}, quantization, index))
     return numbers
+
+
+def write_manifest(
+    directory: Path,
+    tensors: dict[str, torch.Tensor],
+    engine_tensors: Callable[[SafetensorsIndex], dict[str, Expression]],
+) -> None:
+    """Write tensors of a checkpoint, and a manifest of what the engine makes of them."""
+    save_file(tensors, directory / "model.safetensors")
+    index = read_checkpoint(directory)
+    engine = engine_tensors(index)
+    assert not find_problems(engine, index)
+    (directory / "manifest.json").write_text(Manifest.build(engine, index).to_json())
+
+
+def read_tensor(directory: Path, shape: torch.Size) -> torch.Tensor:
+    """Return the engine tensor ``x`` as the engine reads it."""
+    found = torch.empty(shape)
+    _turbomind.read_tensor(str(directory), "x", list(shape), found.data_ptr())
+    return found
 
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
@@ -107,9 +123,7 @@ def write_codes(directory: Path, scheme: Scheme, expression: Expression) -> dict
 def test_the_engine_reads_the_numbers_that_codes_stand_for(scheme: str, name: str, tmp_path: Path) -> None:
     numbers = write_codes(tmp_path, SCHEMES[scheme], EXPRESSIONS[name])
     expected = values_of(EXPRESSIONS[name], numbers)
-    found = torch.empty(expected.shape)
-    _turbomind.read_tensor(str(tmp_path), "x", list(expected.shape), found.data_ptr())
-    assert torch.equal(found, expected)
+    assert torch.equal(read_tensor(tmp_path, expected.shape), expected)
 
 
 @pytest.mark.parametrize("name", EXPRESSIONS)

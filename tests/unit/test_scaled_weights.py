@@ -12,12 +12,11 @@ from safetensors.torch import load_file, save_file
 from lmdeploy import _turbomind
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.turbomind.engine_dir import resolve
-from lmdeploy.turbomind.manifest import Expression, Manifest, concat, find_problems, rows_of
-from lmdeploy.turbomind.safetensors_index import read_checkpoint
+from lmdeploy.turbomind.manifest import Expression, concat, rows_of
 from lmdeploy.turbomind.scaled import ScaledWeights, with_scales
 from tests.support.scaled_checkpoints import FLOAT8, Form, quantize, quantize_checkpoint, stored_scales
 from tests.support.tiny_models import make_tiny_llama
-from tests.unit.test_quantized_weights import APART, SHAPES, A, B, values_of
+from tests.unit.test_quantized_weights import APART, SHAPES, A, B, read_tensor, values_of, write_manifest
 
 FORMS = {
     "blocks": Form("fp8", FLOAT8, "block", "weight_scale_inv"),
@@ -44,13 +43,9 @@ def write_codes(directory: Path, form: Form, expression: Expression) -> dict[str
     for name, shape in SHAPES.items():
         codes, scales, numbers[f"{name}.weight"] = quantize(torch.randn(shape), form)
         tensors |= {f"{name}.weight": codes, f"{name}.{form.scale_name}": stored_scales(scales, form)}
-    save_file(tensors, directory / "model.safetensors")
-    index = read_checkpoint(directory)
     weights = ScaledWeights.from_config({"quantization_config": form.config()})
     assert weights is not None
-    engine = with_scales({"x": expression}, weights, index)
-    assert not find_problems(engine, index)
-    (directory / "manifest.json").write_text(Manifest.build(engine, index, form.method).to_json())
+    write_manifest(directory, tensors, lambda index: with_scales({"x": expression}, weights, index))
     return numbers
 
 
@@ -59,9 +54,7 @@ def write_codes(directory: Path, form: Form, expression: Expression) -> dict[str
 def test_the_engine_reads_the_numbers_that_codes_stand_for(form: str, name: str, tmp_path: Path) -> None:
     numbers = write_codes(tmp_path, FORMS[form], EXPRESSIONS[name])
     expected = values_of(EXPRESSIONS[name], numbers)
-    found = torch.empty(expected.shape)
-    _turbomind.read_tensor(str(tmp_path), "x", list(expected.shape), found.data_ptr())
-    assert torch.equal(found, expected)
+    assert torch.equal(read_tensor(tmp_path, expected.shape), expected)
 
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
