@@ -5,6 +5,7 @@
 #include <string>
 
 #include "device/cuda_rank_group.h"
+#include "device/cuda_sampler.h"
 #include "kernels/cuda/activation.h"
 #include "kernels/cuda/device_memory.h"
 #include "kernels/cuda/embedding.h"
@@ -122,16 +123,28 @@ void CudaOperators::upload(const void* source, size_t bytes, void* destination) 
   cuda::check(cudaMemcpyAsync(destination, source, bytes, cudaMemcpyHostToDevice, stream_), "copying to the GPU");
 }
 
+void CudaOperators::download_later(const void* source, size_t bytes, void* destination) {
+  if (bytes == 0) return;
+  cuda::check(cudaMemcpyAsync(destination, source, bytes, cudaMemcpyDeviceToHost, stream_), "copying from the GPU");
+}
+
 void CudaOperators::download(const void* source, size_t bytes, void* destination) {
-  if (bytes > 0) {
-    cuda::check(cudaMemcpyAsync(destination, source, bytes, cudaMemcpyDeviceToHost, stream_), "copying from the GPU");
-  }
+  download_later(source, bytes, destination);
   cuda::check(cudaStreamSynchronize(stream_), "waiting for the GPU");
+  if (rank_.group) rank_.group->check();
+}
+
+void CudaOperators::wait_for(cudaEvent_t event) {
+  cuda::check(cudaEventSynchronize(event), "waiting for the GPU");
   if (rank_.group) rank_.group->check();
 }
 
 void CudaOperators::fill_zero(void* data, size_t bytes) {
   if (bytes > 0) cuda::check(cudaMemsetAsync(data, 0, bytes, stream_), "clearing memory of the GPU");
+}
+
+std::unique_ptr<TokenSampler> CudaOperators::make_sampler(int vocab_size, int max_choices) {
+  return std::make_unique<CudaSampler>(*this, vocab_size, max_choices);
 }
 
 cuda::Scratch CudaOperators::scratch(size_t bytes) {

@@ -44,6 +44,7 @@ class CudaOperators final : public Operators {
   void upload(const void* source, size_t bytes, void* destination) override;
   void download(const void* source, size_t bytes, void* destination) override;
   void fill_zero(void* data, size_t bytes) override;
+  std::unique_ptr<TokenSampler> make_sampler(int vocab_size, int max_choices) override;
 
   int padded_rows(int rows, bool is_decoding) const override;
   void reserve_spans(int span_count, size_t block_count) override;
@@ -71,6 +72,15 @@ class CudaOperators final : public Operators {
   void add_experts(Activation activation, const std::vector<ExpertWeight>& experts, const float* x, int rows, int top_k,
                    const int32_t* chosen, const float* weights, float* y) override;
 
+  // ---- for what else works on this stream ----
+
+  cudaStream_t stream() const { return stream_; }
+  // Scratch memory of at least `bytes`; larger memory makes every captured graph void.
+  cuda::Scratch scratch(size_t bytes);
+  // Like download, but does not wait; `destination` is staging memory.
+  void download_later(const void* source, size_t bytes, void* destination);
+  void wait_for(cudaEvent_t event);
+
  private:
   // The spans of one row, or those of several.
   struct SpanGroup {
@@ -88,8 +98,6 @@ class CudaOperators final : public Operators {
   // Brings the group's spans to the device, in a shape for `span_count` spans, of which some may be empty.
   void upload_group(SpanGroup& group, int span_count, int max_rows, int max_context);
   const cuda::ExpertTable& table_of(const std::vector<ExpertWeight>& experts);
-  // Scratch memory of at least `bytes`; larger memory makes every captured graph void.
-  cuda::Scratch scratch(size_t bytes);
   cuda::LinearScratch linear_scratch(size_t bytes);
 
   Error no_room(size_t bytes, MemoryUse use) const;

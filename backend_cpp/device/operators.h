@@ -7,6 +7,7 @@
 // One thread uses an object at a time. A call throws Error when the device fails.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include "base/aligned_buffer.h"
+#include "device/token_sampler.h"
 #include "kernels/activation.h"
 #include "kernels/heads_view.h"
 #include "kernels/linear.h"
@@ -48,7 +50,7 @@ class Operators {
   virtual AlignedBuffer allocate_staging(size_t bytes) = 0;
   // What may be given to the cache, in bytes.
   virtual size_t free_memory() const = 0;
-  // `source` is the host's; if it is staging memory, it may be changed only after the next download.
+  // `source` is the host's; if it is staging memory, it may be changed only when what was asked for later is there.
   virtual void upload(const void* source, size_t bytes, void* destination) = 0;
   // `destination` is the host's. Waits until it is filled.
   virtual void download(const void* source, size_t bytes, void* destination) = 0;
@@ -75,6 +77,13 @@ class Operators {
     (void)rows;
     (void)is_repeatable;
     body();
+  }
+
+  // Chooses the tokens of at most `max_choices` sequences a step; null where the host does that as well.
+  virtual std::unique_ptr<TokenSampler> make_sampler(int vocab_size, int max_choices) {
+    (void)vocab_size;
+    (void)max_choices;
+    return nullptr;
   }
 
   // ---- operators ----
@@ -121,34 +130,39 @@ inline AlignedBuffer float_buffer(Operators& ops, int rows, int width) {
   return ops.allocate(static_cast<size_t>(rows) * static_cast<size_t>(width) * sizeof(float));
 }
 
-// What the host prepares for a step and the device reads.
+// What the host prepares for a step and the device reads. Each upload is of new content: what was uploaded before the
+// last time must have reached the device when the next content is written.
 class Staged {
  public:
   Staged() = default;
-  // All zeros at first, on both sides.
-  Staged(Operators& ops, size_t bytes) : host_(ops.allocate_staging(bytes)) {
+  // All zeros on the device at first.
+  Staged(Operators& ops, size_t bytes) : hosts_{ops.allocate_staging(bytes), {}} {
     if (ops.shares_host_memory()) return;
+    hosts_[1] = ops.allocate_staging(bytes);
     device_ = ops.allocate(bytes);
-    std::memset(host_.as<void>(), 0, bytes);
     ops.fill_zero(device_.as<void>(), bytes);
   }
 
-  size_t size() const { return host_.size(); }
+  size_t size() const { return hosts_[0].size(); }
+  // Where to write what comes next.
   template <class T>
   T* host() const {
-    return host_.as<T>();
+    return hosts_[next_].as<T>();
   }
   template <class T>
   T* device() const {
-    return device_.size() > 0 ? device_.as<T>() : host_.as<T>();
+    return device_.size() > 0 ? device_.as<T>() : host<T>();
   }
   // Brings the first `bytes` to the device.
-  void upload(Operators& ops, size_t bytes) const {
-    if (device_.size() > 0) ops.upload(host_.as<void>(), bytes, device_.as<void>());
+  void upload(Operators& ops, size_t bytes) {
+    if (device_.size() == 0) return;
+    ops.upload(host<void>(), bytes, device_.as<void>());
+    next_ = 1 - next_;
   }
 
  private:
-  AlignedBuffer host_;
+  std::array<AlignedBuffer, 2> hosts_;
+  size_t next_ = 0;
   AlignedBuffer device_;  // empty where the host's memory is the device's
 };
 

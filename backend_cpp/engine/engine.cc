@@ -151,6 +151,7 @@ void Engine::run() {
       step();
     } catch (const std::exception& error) {
       is_healthy_ = false;
+      is_under_way_ = false;
       const Error fault(ErrorCode::kUnavailable, std::string("the engine stopped: ") + error.what());
       end_where([](const Sequence&) { return true; }, FinishReason::kError, &fault);
     }
@@ -168,7 +169,7 @@ bool Engine::take_inbox() {
   {
     std::unique_lock lock(mu_);
     wake_.wait(lock, [this] {
-      return inbox_.is_stopping || !inbox_.submitted.empty() || !inbox_.cancelled.empty() ||
+      return inbox_.is_stopping || !inbox_.submitted.empty() || !inbox_.cancelled.empty() || is_under_way_ ||
              scheduler_.running_count() + scheduler_.waiting_count() > 0;
     });
     inbox = std::move(inbox_);
@@ -214,7 +215,7 @@ void Engine::accept(const Submission& submission) {
     }
     counts_.tokens_in += static_cast<int64_t>(job->prompt->size());
     if (job->request.deadline) deadlines_.insert(*job->request.deadline);
-    scheduler_.add(std::make_unique<Sequence>(std::move(job), 0, runner_->vocab_size(), tokens_));
+    scheduler_.add(std::make_shared<Sequence>(std::move(job), 0, runner_->vocab_size(), tokens_));
   } catch (const Error& error) {
     refuse(submission.request, error);
   } catch (const std::exception& error) {
@@ -319,6 +320,20 @@ void Engine::end_overdue() {
   const Error late(ErrorCode::kTimeout, "the request did not finish in the time it was given");
   end_where([now](const Sequence& s) { return s.job->request.deadline && *s.job->request.deadline <= now; },
             FinishReason::kError, &late);
+}
+
+void Engine::publish_stats() {
+  counts_.running = scheduler_.running_count();
+  counts_.waiting = scheduler_.waiting_count();
+  counts_.sessions = static_cast<int>(sessions_.size());
+  counts_.blocks_total = blocks_.block_count();
+  counts_.blocks_used = blocks_.referenced_count();
+  counts_.blocks_idle = blocks_.idle_count();
+  counts_.evictions = blocks_.eviction_count();
+  counts_.preemptions = scheduler_.preemption_count();
+  counts_.tokens_matched = scheduler_.matched_token_count();
+  const std::lock_guard lock(mu_);
+  stats_ = counts_;
 }
 
 }  // namespace turbomind

@@ -6,6 +6,7 @@
 // engine: every open request gets a final error and is_healthy() turns false.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <memory>
@@ -82,9 +83,17 @@ class Engine {
   void forget_session(const SessionTable::Session& session);
   void end_overdue();
   void step();
+  void begin(Step& step);
+  void take(Step& step);
+  bool may_go_ahead(const Step& step) const;
+  const TokenChoice& prepare_choice(Sequence& sequence);
   void take_rows(Sequence& sequence, const StepSpan& span, int rows, float* logits, const float* hidden);
   void look_at_prompt(Sequence& sequence, const StepSpan& span, const float* logits, const float* hidden);
   void advance(Sequence& sequence, float* logits, const float* hidden);
+  void advance(Sequence& sequence, const ChosenToken& chosen);
+  bool may_go_on(Sequence& sequence, int32_t token);
+  void go_on(Sequence& sequence, int32_t token);
+  std::vector<int32_t> forbidden_tokens(Sequence& sequence) const;
   bool take_token(Sequence& sequence, int32_t token);
   void take_forced_tokens(Sequence& sequence);
   const std::vector<int32_t>& allowed_tokens(Sequence& sequence) const;
@@ -106,13 +115,13 @@ class Engine {
   BlockCache blocks_;
   Scheduler scheduler_;
   SessionTable sessions_;
-  StepInput input_;
+  std::array<Step, 2> steps_;  // the one under way, and room for the next
+  bool is_under_way_ = false;  // steps_[0] was begun and not taken
   std::vector<std::pair<OutputCallback, Output>> outputs_;
   EngineStats counts_;
   uint64_t next_arrival_ = 1;
   uint64_t next_scope_ = 1;
   std::multiset<Clock::time_point> deadlines_;  // of open requests that have one
-  std::vector<int32_t> forbidden_;              // scratch
 
   std::atomic<bool> is_healthy_{true};
   mutable std::mutex mu_;

@@ -17,6 +17,10 @@ namespace turbomind {
 using RequestId = uint64_t;
 using Clock = std::chrono::steady_clock;
 
+inline double seconds_between(Clock::time_point from, Clock::time_point to) {
+  return std::chrono::duration<double>(to - from).count();
+}
+
 inline constexpr int kAllThatIsLeft = -1;
 inline constexpr int kMaxTopLogprobs = 20;
 

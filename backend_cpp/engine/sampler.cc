@@ -72,10 +72,32 @@ void Sampler::note_answer(int32_t token) {
   if (params_.presence_penalty != 0 || params_.frequency_penalty != 0) ++answer_counts_[token];
 }
 
-int32_t Sampler::sample(float* logits, const std::vector<int32_t>& tokens, uint64_t draw,
-                        const std::vector<int32_t>& forbidden, const int32_t* mask) {
+void Sampler::append_forbidden(const std::vector<int32_t>& tokens, std::vector<int32_t>& forbidden) const {
+  for (const std::vector<int32_t>& word : params_.bad_tokens) {
+    const size_t before = word.size() - 1;
+    if (before <= tokens.size() &&
+        std::equal(word.begin(), word.end() - 1, tokens.end() - static_cast<ptrdiff_t>(before))) {
+      forbidden.push_back(word.back());
+    }
+  }
+}
+
+void Sampler::describe(TokenChoice& choice) const {
+  choice.is_greedy = params_.is_greedy();
+  choice.temperature = params_.temperature;
+  choice.top_k = params_.top_k;
+  choice.top_p = params_.top_p;
+  choice.min_p = params_.min_p;
+  choice.seed = seed_;
+  choice.repetition_penalty = params_.repetition_penalty;
+  choice.presence_penalty = params_.presence_penalty;
+  choice.frequency_penalty = params_.frequency_penalty;
+  choice.biases = &params_.logit_bias;
+}
+
+int32_t Sampler::sample(float* logits, uint64_t draw, const std::vector<int32_t>& forbidden, const int32_t* mask) {
   penalise(logits);
-  forbid(logits, tokens, forbidden, mask);
+  forbid(logits, forbidden, mask);
   const int32_t best = argmax(logits, vocab_size_);
   return best < 0 || params_.is_greedy() ? best : draw_from(logits, best, uniform(seed_, draw));
 }
@@ -93,17 +115,8 @@ void Sampler::penalise(float* logits) const {
   for (const auto& [token, bias] : params_.logit_bias) logits[token] += bias;
 }
 
-void Sampler::forbid(float* logits, const std::vector<int32_t>& tokens, const std::vector<int32_t>& forbidden,
-                     const int32_t* mask) const {
-  constexpr float kNever = -std::numeric_limits<float>::infinity();
-  for (const int32_t token : forbidden) logits[token] = kNever;
-  for (const std::vector<int32_t>& word : params_.bad_tokens) {
-    const size_t before = word.size() - 1;
-    if (before <= tokens.size() &&
-        std::equal(word.begin(), word.end() - 1, tokens.end() - static_cast<ptrdiff_t>(before))) {
-      logits[word.back()] = kNever;
-    }
-  }
+void Sampler::forbid(float* logits, const std::vector<int32_t>& forbidden, const int32_t* mask) const {
+  for (const int32_t token : forbidden) logits[token] = -std::numeric_limits<float>::infinity();
   if (mask != nullptr) apply_mask(mask, vocab_size_, logits);
 }
 

@@ -5,6 +5,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "device/token_choice.h"
 #include "engine/request.h"
 
 namespace turbomind {
@@ -27,13 +28,16 @@ class Sampler {
   void note_prompt(int32_t token);
   void note_answer(int32_t token);
 
-  // The next token, or -1 when the logits hold NaN or allow no token. `logits` [vocab] is changed. `tokens` are those
-  // so far; `draw` counts the tokens of the answer so far. Tokens in `forbidden` cannot be chosen, nor those whose bit
-  // is 0 in `mask` ([vocab / 32 rounded up]; null: all may). Order: repetition penalty, presence and frequency penalty,
-  // bias, forbidden tokens, bad words, mask, temperature, top-k, top-p, min-p (the order of `transformers` where it has
-  // the step).
-  int32_t sample(float* logits, const std::vector<int32_t>& tokens, uint64_t draw,
-                 const std::vector<int32_t>& forbidden, const int32_t* mask);
+  // Appends the tokens that would complete a bad sequence of tokens; `tokens` are those so far.
+  void append_forbidden(const std::vector<int32_t>& tokens, std::vector<int32_t>& forbidden) const;
+  // Fills in what the request says, for a choice elsewhere.
+  void describe(TokenChoice& choice) const;
+
+  // The next token, or -1 when the logits hold NaN or allow no token. `logits` [vocab] is changed. `draw` counts the
+  // tokens of the answer so far. Tokens in `forbidden` cannot be chosen, nor those whose bit is 0 in `mask` ([vocab /
+  // 32 rounded up]; null: all may). Order: repetition penalty, presence and frequency penalty, bias, forbidden tokens,
+  // mask, temperature, top-k, top-p, min-p (the order of `transformers` where it has the step).
+  int32_t sample(float* logits, uint64_t draw, const std::vector<int32_t>& forbidden, const int32_t* mask);
 
  private:
   struct Candidate {
@@ -43,8 +47,7 @@ class Sampler {
   };
 
   void penalise(float* logits) const;
-  void forbid(float* logits, const std::vector<int32_t>& tokens, const std::vector<int32_t>& forbidden,
-              const int32_t* mask) const;
+  void forbid(float* logits, const std::vector<int32_t>& forbidden, const int32_t* mask) const;
   int32_t draw_from(const float* logits, int32_t best, double u);
   int32_t draw_from_all(double u) const;
   int32_t draw_from_candidates(int32_t best, double u) const;

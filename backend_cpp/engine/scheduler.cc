@@ -8,7 +8,7 @@ namespace turbomind {
 
 namespace {
 
-void insert_in_order(std::vector<std::unique_ptr<Sequence>>& list, std::unique_ptr<Sequence> sequence) {
+void insert_in_order(std::vector<std::shared_ptr<Sequence>>& list, std::shared_ptr<Sequence> sequence) {
   const auto place = std::upper_bound(list.begin(), list.end(), sequence,
                                       [](const auto& a, const auto& b) { return a->is_before(*b); });
   list.insert(place, std::move(sequence));
@@ -20,51 +20,59 @@ SpanRows wanted_rows(const Sequence& sequence) {
   return sequence.planned == sequence.pending() ? SpanRows::kLast : SpanRows::kNone;
 }
 
+// Whether there is anything to compute behind a token that nobody has seen.
+bool goes_on(const Sequence& sequence) {
+  return sequence.unseen == 0 || sequence.chosen() < sequence.params().max_new_tokens;
+}
+
 }  // namespace
 
-void Scheduler::add(std::unique_ptr<Sequence> sequence) {
+void Scheduler::add(std::shared_ptr<Sequence> sequence) {
   insert_in_order(waiting_, std::move(sequence));
 }
 
-const std::vector<Sequence*>& Scheduler::plan(StepInput& input) {
-  input.clear();
-  planned_.clear();
+void Scheduler::plan(Step& step, bool may_preempt) {
+  step.input.clear();
+  step.sequences.clear();
   for (auto& sequence : running_) sequence->planned = 0;
   int budget = config_.max_step_tokens;
+  const auto take = [&](Sequence& sequence, int tokens) {
+    if (!reserve(sequence, tokens, may_preempt)) return false;
+    sequence.planned = tokens;
+    budget -= tokens;
+    return true;
+  };
 
   // Reserving may preempt from the back of running_: never a sequence before the one being served, and that one itself
   // only when it is the last.
+  bool is_short = false;
   for (size_t i = 0; i < running_.size(); ++i) {
-    Sequence* sequence = running_[i].get();
-    if (sequence->pending() == 1 && sequence->generated() > 0 && reserve(*sequence, 1)) {
-      sequence->planned = 1;
-      --budget;
-    }
+    Sequence& sequence = *running_[i];
+    if (sequence.pending() == 1 && sequence.chosen() > 0 && goes_on(sequence) && !take(sequence, 1)) is_short = true;
   }
   admit();
   for (size_t i = 0; i < running_.size() && budget > 0; ++i) {
-    Sequence* sequence = running_[i].get();
-    if (sequence->planned > 0) continue;
-    const int chunk = std::min(sequence->pending(), budget);
-    if (reserve(*sequence, chunk)) {
-      sequence->planned = chunk;
-      budget -= chunk;
-    }
+    Sequence& sequence = *running_[i];
+    if (sequence.planned > 0 || !goes_on(sequence)) continue;
+    if (!take(sequence, std::min(sequence.pending(), budget))) is_short = true;
   }
+  step.was_short_of_blocks = is_short && !may_preempt;
 
   for (auto& sequence : running_) {
     if (sequence->planned == 0) continue;
     const auto first = sequence->tokens.begin() + sequence->cached;
-    input.spans.push_back({static_cast<int>(input.tokens.size()), sequence->planned, sequence->cached,
-                           &sequence->blocks, wanted_rows(*sequence), sequence->prompt_len});
-    input.tokens.insert(input.tokens.end(), first, first + sequence->planned);
-    planned_.push_back(sequence.get());
+    const int known = sequence->planned - sequence->unseen;
+    step.input.spans.push_back({static_cast<int>(step.input.tokens.size()), sequence->planned, sequence->cached,
+                                &sequence->blocks, wanted_rows(*sequence), sequence->prompt_len});
+    step.input.tokens.insert(step.input.tokens.end(), first, first + known);
+    if (known < sequence->planned) step.input.tokens.push_back(unseen_token(sequence->unseen_span));
+    step.sequences.push_back(sequence);
   }
-  return planned_;
 }
 
-void Scheduler::commit() {
-  for (Sequence* sequence : planned_) {
+void Scheduler::commit(const Step& step) {
+  for (const std::shared_ptr<Sequence>& sequence : step.sequences) {
+    if (!sequence->is_open) continue;
     sequence->cached += sequence->planned;
     sequence->planned = 0;
     for (; (sequence->published + 1) * blocks_.block_len() <= sequence->cached; ++sequence->published) {
@@ -92,9 +100,9 @@ void Scheduler::give_back_behind_window(Sequence& sequence) {
   }
 }
 
-// Makes sure that `tokens` more tokens of a running sequence have a place. False when the sequence itself was
-// preempted.
-bool Scheduler::reserve(Sequence& sequence, int tokens) {
+// Makes sure that `tokens` more tokens of a running sequence have a place. False when they have none: the sequence
+// itself was preempted, if it may.
+bool Scheduler::reserve(Sequence& sequence, int tokens, bool may_preempt) {
   const auto needed = static_cast<size_t>(blocks_for(sequence.cached + tokens));
   while (sequence.blocks.size() < needed) {
     const int32_t block = blocks_.allocate();
@@ -102,6 +110,7 @@ bool Scheduler::reserve(Sequence& sequence, int tokens) {
       sequence.blocks.push_back(block);
       continue;
     }
+    if (!may_preempt) return false;
     const bool is_last = running_.back().get() == &sequence;
     if (is_last && running_.size() == 1) throw internal_error("a sequence outgrew the whole cache");
     preempt_last();
@@ -111,7 +120,7 @@ bool Scheduler::reserve(Sequence& sequence, int tokens) {
 }
 
 void Scheduler::preempt_last() {
-  std::unique_ptr<Sequence> sequence = std::move(running_.back());
+  std::shared_ptr<Sequence> sequence = std::move(running_.back());
   running_.pop_back();
   give_up_blocks(*sequence, true);
   insert_in_order(waiting_, std::move(sequence));
@@ -137,7 +146,7 @@ void Scheduler::admit() {
     promised += std::max(0, most_blocks(static_cast<int>(sequence->tokens.size())) - sequence->held_blocks());
   }
   while (!waiting_.empty() && running_count() < config_.max_batch_size && try_admit(*waiting_.front(), promised)) {
-    std::unique_ptr<Sequence> sequence = std::move(waiting_.front());
+    std::shared_ptr<Sequence> sequence = std::move(waiting_.front());
     waiting_.erase(waiting_.begin());
     insert_in_order(running_, std::move(sequence));
   }
@@ -162,8 +171,8 @@ bool Scheduler::try_admit(Sequence& sequence, int& promised) {
   return true;
 }
 
-std::vector<std::unique_ptr<Sequence>> Scheduler::remove_if(const std::function<bool(const Sequence&)>& is_wanted) {
-  std::vector<std::unique_ptr<Sequence>> removed;
+std::vector<std::shared_ptr<Sequence>> Scheduler::remove_if(const std::function<bool(const Sequence&)>& is_wanted) {
+  std::vector<std::shared_ptr<Sequence>> removed;
   for (auto* list : {&running_, &waiting_}) {
     for (auto& sequence : *list) {
       if (is_wanted(*sequence)) removed.push_back(std::move(sequence));
@@ -171,7 +180,7 @@ std::vector<std::unique_ptr<Sequence>> Scheduler::remove_if(const std::function<
     std::erase(*list, nullptr);
   }
   for (auto& sequence : removed) {
-    std::erase(planned_, sequence.get());
+    sequence->is_open = false;
     give_up_blocks(*sequence, sequence->job->keeps_blocks);
   }
   return removed;

@@ -28,6 +28,13 @@
 
 namespace turbomind {
 
+// What the model runs at once, and whose rows they are: sequences[i] has input.spans[i].
+struct Step {
+  StepInput input;
+  std::vector<std::shared_ptr<Sequence>> sequences;
+  bool was_short_of_blocks = false;  // a sequence had to be left out
+};
+
 struct SchedulerConfig {
   int max_batch_size = 1;
   int max_step_tokens = 1;
@@ -38,16 +45,18 @@ class Scheduler {
  public:
   Scheduler(const SchedulerConfig& config, BlockCache& blocks) : config_(config), blocks_(blocks) {}
 
-  void add(std::unique_ptr<Sequence> sequence);
+  void add(std::shared_ptr<Sequence> sequence);
 
-  // Fills `input` for the next step and returns the sequences its spans belong to, in the same order; empty: nothing to
-  // do.
-  const std::vector<Sequence*>& plan(StepInput& input);
-  // After the step ran: its tokens are in the cache, and full blocks are published.
-  void commit();
+  // Fills `step`; without sequences: nothing to do.
+  void plan(Step& step) { plan(step, true); }
+  // The same while the step before is under way, whose choices nobody has seen: preempts nobody.
+  void plan_ahead(Step& step) { plan(step, false); }
+  // The step was begun, and all its tokens are known: they count as cached, and full blocks are published. A block that
+  // is given up meanwhile is not written before the steps that were begun have read it.
+  void commit(const Step& step);
 
   // Takes out every sequence for which `is_wanted` holds, whatever its state, and gives up its blocks.
-  std::vector<std::unique_ptr<Sequence>> remove_if(const std::function<bool(const Sequence&)>& is_wanted);
+  std::vector<std::shared_ptr<Sequence>> remove_if(const std::function<bool(const Sequence&)>& is_wanted);
 
   // Blocks a sequence of so many tokens holds at once, at most.
   int most_blocks(int tokens) const;
@@ -60,9 +69,10 @@ class Scheduler {
   void check_invariants() const;
 
  private:
+  void plan(Step& step, bool may_preempt);
   void give_back_behind_window(Sequence& sequence);
   int blocks_for(int tokens) const { return (tokens + blocks_.block_len() - 1) / blocks_.block_len(); }
-  bool reserve(Sequence& sequence, int tokens);
+  bool reserve(Sequence& sequence, int tokens, bool may_preempt);
   void preempt_last();
   void admit();
   bool try_admit(Sequence& sequence, int& unreserved);
@@ -70,9 +80,8 @@ class Scheduler {
 
   SchedulerConfig config_;
   BlockCache& blocks_;
-  std::vector<std::unique_ptr<Sequence>> waiting_;  // in order of service
-  std::vector<std::unique_ptr<Sequence>> running_;  // in order of service
-  std::vector<Sequence*> planned_;
+  std::vector<std::shared_ptr<Sequence>> waiting_;  // in order of service
+  std::vector<std::shared_ptr<Sequence>> running_;  // in order of service
   int64_t preemptions_ = 0;
   int64_t matched_tokens_ = 0;
 };

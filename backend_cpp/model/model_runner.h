@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "device/token_choice.h"
+
 namespace turbomind {
 
 enum class SpanRows { kNone, kLast, kAll };
@@ -17,10 +19,20 @@ struct StepSpan {
   const std::vector<int32_t>* blocks = nullptr;  // covers positions 0 .. first_position + count - 1
   SpanRows wanted = SpanRows::kNone;             // rows whose logits are wanted
   int prompt_len = 0;                            // of the whole sequence; some models stretch positions by it
+  // The token behind the last row is chosen by the runner (ModelRunner::chooses_tokens); nothing is `wanted` then.
+  const TokenChoice* choice = nullptr;
 };
 
+// In StepInput::tokens: what the step before chooses for its span number `index`.
+constexpr int32_t unseen_token(int index) {
+  return -1 - index;
+}
+constexpr int span_of_unseen(int32_t token) {
+  return -1 - token;
+}
+
 struct StepInput {
-  std::vector<int32_t> tokens;  // [rows], spans lie one behind the other
+  std::vector<int32_t> tokens;  // [rows], spans lie one behind the other; negative: unseen_token
   std::vector<StepSpan> spans;
 
   void clear() {
@@ -29,10 +41,13 @@ struct StepInput {
   }
 };
 
-// The wanted rows of a step, in span order; valid until the next step.
+// What a step brings.
 struct StepOutput {
+  // The wanted rows, in span order; valid until the next step begins.
   float* logits = nullptr;        // [wanted rows, vocab_size], writable
   const float* hidden = nullptr;  // [wanted rows, hidden_size], after the final norm
+  // The choices, in span order; valid until the next step is taken.
+  const ChosenToken* chosen = nullptr;
 };
 
 // What a step may hold at most.
@@ -62,11 +77,26 @@ class ModelRunner {
     (void)prompt_len;
     return 0;
   }
-  // Called once, before the first forward.
+  // Called once, before the first step.
   virtual void allocate_cache(int block_count, int block_len) = 0;
+  // Whether it can choose tokens (StepSpan::choice). The next step may then begin before this one is taken, with tokens
+  // that nobody has seen yet, if no rows were wanted of this one.
+  virtual bool chooses_tokens() const { return false; }
+  // Whether it chooses so in the step that begins next, which must then ask for it.
+  virtual bool reserve(const TokenChoice& choice) {
+    (void)choice;
+    return chooses_tokens();
+  }
 
-  // Runs one step; writes the keys and values of every row. A throw means the device failed, not a request.
-  virtual StepOutput forward(const StepInput& input) = 0;
+  // Begins a step; writes the keys and values of every row. A throw means the device failed, not a request.
+  virtual void begin(const StepInput& input) = 0;
+  // Waits for the oldest step that was begun and not taken.
+  virtual StepOutput take() = 0;
+
+  StepOutput forward(const StepInput& input) {
+    begin(input);
+    return take();
+  }
 };
 
 }  // namespace turbomind

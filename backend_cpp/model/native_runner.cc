@@ -35,10 +35,11 @@ int wanted_rows(const StepSpan& span) {
   return span.wanted == SpanRows::kNone ? 0 : span.wanted == SpanRows::kLast ? 1 : span.count;
 }
 
-// Whether every sequence adds one token and wants its logits.
+// Whether every sequence adds one token and looks at its logits.
 bool is_decoding(const StepInput& input) {
-  return std::all_of(input.spans.begin(), input.spans.end(),
-                     [](const StepSpan& span) { return span.count == 1 && wanted_rows(span) == 1; });
+  return std::all_of(input.spans.begin(), input.spans.end(), [](const StepSpan& span) {
+    return span.count == 1 && (span.choice != nullptr || wanted_rows(span) == 1);
+  });
 }
 
 }  // namespace
@@ -58,15 +59,17 @@ NativeRunner::NativeRunner(std::unique_ptr<Operators> ops, const Shard& shard, c
       mlp_(*ops_, spec_, max_rows),
       expert_mlp_(*ops_, spec_, max_rows),
       tokens_(*ops_, static_cast<size_t>(max_rows) * sizeof(int32_t)),
-      wanted_(*ops_, static_cast<size_t>(max_rows) * sizeof(int32_t)),
+      outputs_(*ops_, static_cast<size_t>(max_rows) * sizeof(int32_t)),
       hidden_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
       normed_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
       mlp_input_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
       branch_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
-      wanted_rows_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
+      output_rows_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
       logits_(float_buffer(*ops_, logit_rows_at_once_, spec_.vocab_size)),
       own_logits_(float_buffer(*ops_, is_divided_ ? logit_rows_at_once_ : 0, shard.vocab.size())) {
-  if (ops_->shares_host_memory() || !brings_output_) return;
+  if (ops_->shares_host_memory()) return;
+  sampler_ = ops_->make_sampler(spec_.vocab_size, max_rows);
+  if (!brings_output_) return;
   host_logits_ = AlignedBuffer(static_cast<size_t>(max_rows) * spec_.vocab_size * sizeof(float));
   host_rows_ = AlignedBuffer(static_cast<size_t>(max_rows) * spec_.hidden_size * sizeof(float));
 }
@@ -99,36 +102,72 @@ int NativeRunner::window() const {
   return *narrowest == 0 ? 0 : *widest;
 }
 
-StepOutput NativeRunner::forward(const StepInput& input) {
+void NativeRunner::begin(const StepInput& input) {
   const int rows = static_cast<int>(input.tokens.size());
   if (rows > max_rows_) throw internal_error("a step of " + std::to_string(rows) + " rows exceeds the runner's limit");
   const bool decodes = is_decoding(input);
-  const int wanted = stage(input);
+  const Outputs outputs = stage(input);
   const int computed = std::min(ops_->padded_rows(rows, decodes), max_rows_);
-  const int projected = std::min(decodes ? computed : wanted, logit_rows_at_once_);
+  const int projected = std::min(decodes ? computed : outputs.count(), logit_rows_at_once_);
   ops_->run_step(computed, decodes, [&] {
     const StepContext step{*ops_, computed};
     ops_->embed(weights_.embedding.view, tokens_.device<int32_t>(), computed, spec_.embedding_scale,
                 hidden_.as<float>());
     for (int layer = 0; layer < spec_.num_layers; ++layer) run_layer(step, layer);
-    gather_wanted(decodes ? computed : wanted);
+    gather_outputs(decodes ? computed : outputs.count());
     project(0, projected);
   });
-  return take_output(wanted);
+  give_out(outputs, projected);
 }
 
-int NativeRunner::stage(const StepInput& input) {
-  std::copy(input.tokens.begin(), input.tokens.end(), tokens_.host<int32_t>());
-  int count = 0;
-  for (const StepSpan& span : input.spans) {
-    for (int row = span.count - wanted_rows(span); row < span.count; ++row) {
-      wanted_.host<int32_t>()[count++] = span.first_row + row;
+StepOutput NativeRunner::take() {
+  if (sampler_) output_.chosen = sampler_->take();
+  return output_;
+}
+
+NativeRunner::Outputs NativeRunner::stage(const StepInput& input) {
+  attention_.begin_step(*ops_, input);
+  if (sampler_) {
+    std::vector<const TokenChoice*> choices;
+    for (const StepSpan& span : input.spans) {
+      if (span.choice != nullptr) choices.push_back(span.choice);
+    }
+    sampler_->begin(choices);
+  }
+  stage_tokens(input);
+  return stage_outputs(input);
+}
+
+void NativeRunner::stage_tokens(const StepInput& input) {
+  auto* tokens = tokens_.host<int32_t>();
+  std::vector<UnseenToken> unseen;
+  for (size_t row = 0; row < input.tokens.size(); ++row) {
+    const int32_t token = input.tokens[row];
+    tokens[row] = std::max(token, 0);
+    if (token < 0) {
+      unseen.push_back({static_cast<int>(row), choice_of_span_.at(static_cast<size_t>(span_of_unseen(token)))});
     }
   }
   tokens_.upload(*ops_, input.tokens.size() * sizeof(int32_t));
-  wanted_.upload(*ops_, static_cast<size_t>(count) * sizeof(int32_t));
-  attention_.begin_step(*ops_, input);
-  return count;
+  if (!unseen.empty()) sampler_->place(unseen, tokens_.device<int32_t>());
+}
+
+NativeRunner::Outputs NativeRunner::stage_outputs(const StepInput& input) {
+  Outputs outputs;
+  auto* next = outputs_.host<int32_t>();
+  choice_of_span_.clear();
+  for (const StepSpan& span : input.spans) {
+    choice_of_span_.push_back(outputs.choices);
+    if (span.choice == nullptr) continue;
+    *next++ = span.first_row + span.count - 1;
+    ++outputs.choices;
+  }
+  for (const StepSpan& span : input.spans) {
+    for (int row = span.count - wanted_rows(span); row < span.count; ++row) *next++ = span.first_row + row;
+    outputs.rows += wanted_rows(span);
+  }
+  outputs_.upload(*ops_, static_cast<size_t>(outputs.count()) * sizeof(int32_t));
+  return outputs;
 }
 
 void NativeRunner::run_layer(const StepContext& step, int index) {
@@ -162,15 +201,15 @@ void NativeRunner::add_branch(const StepContext& step, const NormStorage& output
   step.ops.add_scaled(spec_.block.residual_scale, branch, step.rows, spec_.hidden_size, hidden_.as<float>());
 }
 
-void NativeRunner::gather_wanted(int count) {
-  auto* rows = wanted_rows_.as<float>();
-  ops_->gather_rows(hidden_.as<float>(), wanted_.device<int32_t>(), count, spec_.hidden_size, rows);
+void NativeRunner::gather_outputs(int count) {
+  auto* rows = output_rows_.as<float>();
+  ops_->gather_rows(hidden_.as<float>(), outputs_.device<int32_t>(), count, spec_.hidden_size, rows);
   ops_->norm(weights_.final_norm.view, rows, count, spec_.hidden_size, rows);
 }
 
 void NativeRunner::project(int first, int count) {
   if (count == 0) return;
-  const float* rows = wanted_rows_.as<float>() + static_cast<size_t>(first) * spec_.hidden_size;
+  const float* rows = output_rows_.as<float>() + static_cast<size_t>(first) * spec_.hidden_size;
   auto* logits = logits_.as<float>();
   if (is_divided_) {
     project_together(rows, count);
@@ -200,20 +239,35 @@ void NativeRunner::sum_over_ranks(float* x, size_t count) {
   if (is_divided_ && !is_rehearsing_) ops_->all_reduce(x, count);
 }
 
-StepOutput NativeRunner::take_output(int count) {
-  if (ops_->shares_host_memory()) return {logits_.as<float>(), wanted_rows_.as<float>()};
-  const auto vocab = static_cast<size_t>(spec_.vocab_size);
-  for (int first = 0; first < count; first += logit_rows_at_once_) {
-    const int rows = std::min(logit_rows_at_once_, count - first);
-    if (first > 0) project(first, rows);
-    bring(logits_, rows * vocab, host_logits_.as<float>() + first * vocab);
+void NativeRunner::give_out(const Outputs& outputs, int projected) {
+  if (ops_->shares_host_memory()) {
+    output_ = {logits_.as<float>(), output_rows_.as<float>(), nullptr};
+    return;
   }
-  bring(wanted_rows_, static_cast<size_t>(count) * spec_.hidden_size, host_rows_.as<float>());
-  return {host_logits_.as<float>(), host_rows_.as<float>()};
+  for (int first = 0; first < outputs.count(); first += logit_rows_at_once_) {
+    const int count = std::min(logit_rows_at_once_, outputs.count() - first);
+    if (first >= projected) project(first, count);
+    const int choices = std::clamp(outputs.choices - first, 0, count);
+    if (choices > 0) sampler_->choose(first, choices, logits_.as<float>());
+    bring_logits(choices, count - choices, first + choices - outputs.choices);
+  }
+  if (sampler_) sampler_->end();
+  const auto skipped = static_cast<size_t>(outputs.choices) * static_cast<size_t>(spec_.hidden_size);
+  bring(output_rows_.as<float>() + skipped, outputs.rows, spec_.hidden_size, host_rows_.as<float>());
+  output_ = {host_logits_.as<float>(), host_rows_.as<float>(), nullptr};
 }
 
-void NativeRunner::bring(const AlignedBuffer& from, size_t count, float* to) {
-  ops_->download(from.as<float>(), brings_output_ ? count * sizeof(float) : 0, to);
+// `count` rows of logits from row `from` on, which are the wanted rows from `wanted` on.
+void NativeRunner::bring_logits(int from, int count, int wanted) {
+  if (count == 0) return;
+  const auto vocab = static_cast<size_t>(spec_.vocab_size);
+  bring(logits_.as<float>() + static_cast<size_t>(from) * vocab, count, spec_.vocab_size,
+        host_logits_.as<float>() + static_cast<size_t>(wanted) * vocab);
+}
+
+void NativeRunner::bring(const float* from, int rows, int width, float* to) {
+  if (rows == 0 || !brings_output_) return;
+  ops_->download(from, static_cast<size_t>(rows) * static_cast<size_t>(width) * sizeof(float), to);
 }
 
 }  // namespace turbomind

@@ -31,24 +31,37 @@ class NativeRunner final : public ModelRunner {
   void allocate_cache(int block_count, int block_len) override {
     attention_.allocate_cache(*ops_, block_count, block_len);
   }
-  StepOutput forward(const StepInput& input) override;
+  bool chooses_tokens() const override { return sampler_ != nullptr; }
+  bool reserve(const TokenChoice& choice) override { return sampler_ && sampler_->reserve(choice); }
+  void begin(const StepInput& input) override;
+  StepOutput take() override;
 
  private:
-  // Prepares what the step's operators read; returns the number of wanted rows.
-  int stage(const StepInput& input);
+  // Rows whose logits are computed: first those that tokens are chosen from, then those that were asked for.
+  struct Outputs {
+    int choices = 0;
+    int rows = 0;
+    int count() const { return choices + rows; }
+  };
+
+  // Prepares what the step's operators read.
+  Outputs stage(const StepInput& input);
+  void stage_tokens(const StepInput& input);
+  Outputs stage_outputs(const StepInput& input);
   void run_layer(const StepContext& step, int index);
   // Adds what a half of the layer made, or both, in branch_, to the residual stream.
   void add_branch(const StepContext& step, const NormStorage& output_norm);
-  // The last norm of the `count` wanted rows.
-  void gather_wanted(int count);
-  // Logits of wanted rows first, first + 1, ...
+  // The last norm of the first `count` output rows.
+  void gather_outputs(int count);
+  // Logits of output rows first, first + 1, ...
   void project(int first, int count);
   // The same for hidden states `rows`, of which each rank has the logits of its part of the vocabulary.
   void project_together(const float* rows, int count);
   void sum_over_ranks(float* x, size_t count);
-  StepOutput take_output(int count);
-  // Waits for the device; the rank that brings the output gets `count` numbers.
-  void bring(const AlignedBuffer& from, size_t count, float* to);
+  // Chooses tokens and brings rows to the host; of the logits, the first `projected` are computed.
+  void give_out(const Outputs& outputs, int projected);
+  void bring_logits(int from, int count, int wanted);
+  void bring(const float* from, int rows, int width, float* to);
 
   std::unique_ptr<Operators> ops_;
   ModelSpec spec_;  // of the shard
@@ -66,21 +79,24 @@ class NativeRunner final : public ModelRunner {
   DenseMlp mlp_;
   ExpertMlp expert_mlp_;
 
-  Staged tokens_;  // int32 [max_rows]
-  Staged wanted_;  // int32 [max_rows]; the rows whose logits are wanted
+  Staged tokens_;                          // int32 [max_rows]
+  Staged outputs_;                         // int32 [max_rows]; the rows whose logits are computed
+  std::unique_ptr<TokenSampler> sampler_;  // null: the host chooses
+  std::vector<int> choice_of_span_;        // of the step begun last
 
   // Activations, float32, [max_rows, ...].
   AlignedBuffer hidden_;       // hidden_size; the residual stream
   AlignedBuffer normed_;       // hidden_size
   AlignedBuffer mlp_input_;    // hidden_size; of parallel blocks with a norm for each half
   AlignedBuffer branch_;       // hidden_size; where halves do not add directly
-  AlignedBuffer wanted_rows_;  // hidden_size; the wanted rows, gathered
+  AlignedBuffer output_rows_;  // hidden_size; Outputs, gathered
   AlignedBuffer logits_;       // [logit_rows_at_once_, vocab_size]
   AlignedBuffer own_logits_;   // of the rank's part of the vocabulary, where it is divided
 
-  // The step's output in the host's memory, where the device has its own. Memory is taken only when touched.
+  // Wanted rows in the host's memory, where the device has its own. Memory is taken only when touched.
   AlignedBuffer host_logits_;  // vocab_size
   AlignedBuffer host_rows_;    // hidden_size
+  StepOutput output_;
 };
 
 }  // namespace turbomind

@@ -43,10 +43,20 @@ void ParallelRunner::allocate_cache(int block_count, int block_len) {
   run([&](ModelRunner& runner, int) { runner.allocate_cache(block_count, block_len); });
 }
 
-StepOutput ParallelRunner::forward(const StepInput& input) {
+bool ParallelRunner::reserve(const TokenChoice& choice) {
+  bool is_reserved = true;
+  for (const auto& runner : ranks_) is_reserved = runner->reserve(choice) && is_reserved;
+  return is_reserved;
+}
+
+void ParallelRunner::begin(const StepInput& input) {
+  run([&](ModelRunner& runner, int) { runner.begin(input); });
+}
+
+StepOutput ParallelRunner::take() {
   StepOutput first;
   run([&](ModelRunner& runner, int rank) {
-    const StepOutput output = runner.forward(input);
+    const StepOutput output = runner.take();
     if (rank == 0) first = output;
   });
   return first;

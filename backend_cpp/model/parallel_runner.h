@@ -11,8 +11,9 @@
 
 namespace turbomind {
 
-// Every rank has a thread, in which its runner is made, runs and is destroyed. All get every step; what the first one
-// returns is the step's output. Once a rank has thrown, every later step throws: the others may have stopped anywhere.
+// Every rank has a thread, in which its runner is made, runs and is destroyed. All get every step, and choose the
+// same tokens where they choose any; what the first one returns is the step's output. Once a rank has thrown, every
+// later step throws: the others may have stopped anywhere.
 class ParallelRunner final : public ModelRunner {
  public:
   using MakeRunner = std::function<std::unique_ptr<ModelRunner>(int rank)>;
@@ -31,7 +32,10 @@ class ParallelRunner final : public ModelRunner {
   int window() const override { return ranks_.front()->window(); }
   int cache_variant(int prompt_len) const override { return ranks_.front()->cache_variant(prompt_len); }
   void allocate_cache(int block_count, int block_len) override;
-  StepOutput forward(const StepInput& input) override;
+  bool chooses_tokens() const override { return ranks_.front()->chooses_tokens(); }
+  bool reserve(const TokenChoice& choice) override;
+  void begin(const StepInput& input) override;
+  StepOutput take() override;
 
  private:
   void run(const std::function<void(ModelRunner& runner, int rank)>& body);

@@ -13,6 +13,20 @@
 
 namespace turbomind::testing {
 
+// A test of the engine, which runs twice: the engine chooses tokens, and the runner does.
+#define ENGINE_TEST(name)                                                                                           \
+  static void name();                                                                                               \
+  static const ::turbomind::testing::Registration registration_##name{#name, [] {                                   \
+                                                                        ::turbomind::testing::stubs_choose_tokens = \
+                                                                            false;                                  \
+                                                                        name();                                     \
+                                                                      }};                                           \
+  static const ::turbomind::testing::Registration ahead_##name{#name "_chosen_ahead", [] {                          \
+                                                                 ::turbomind::testing::stubs_choose_tokens = true;  \
+                                                                 name();                                            \
+                                                               }};                                                  \
+  static void name()
+
 inline constexpr auto kDeadline = std::chrono::seconds(60);
 
 inline TokenTable letters() {

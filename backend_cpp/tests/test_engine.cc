@@ -2,13 +2,14 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <functional>
 #include <thread>
 
 #include "tests/engine_helpers.h"
 
 namespace turbomind::testing {
 
-TEST(random_traffic_through_a_small_cache_answers_as_if_alone) {
+ENGINE_TEST(random_traffic_through_a_small_cache_answers_as_if_alone) {
   for (unsigned seed = 0; seed < 8; ++seed) {
     std::mt19937 random(seed);
     Collector collector;
@@ -47,7 +48,7 @@ TEST(random_traffic_through_a_small_cache_answers_as_if_alone) {
   }
 }
 
-TEST(a_cache_that_is_too_small_for_all_preempts_and_loses_nothing) {
+ENGINE_TEST(a_cache_that_is_too_small_for_all_preempts_and_loses_nothing) {
   Collector collector;
   EngineConfig config = small_config();
   config.block_count = 12;  // 48 tokens; each answer grows to 40
@@ -61,7 +62,29 @@ TEST(a_cache_that_is_too_small_for_all_preempts_and_loses_nothing) {
   CHECK_EQUAL(engine.stats().blocks_used, 0);
 }
 
-TEST(stop_tokens_end_an_answer_and_are_not_part_of_it) {
+TEST(steps_begin_ahead_except_where_a_request_must_see_each_token) {
+  const auto steps_ahead = [](const std::function<void(GenerationParams&)>& change) {
+    stubs_choose_tokens = true;
+    Collector collector;
+    auto runner = std::make_unique<StubRunner>();
+    const StubRunner& stub = *runner;
+    Engine engine(small_config(), std::move(runner), letters());
+    Request request = make_request(1, {9}, 12, collector.callback());
+    change(request.params);
+    engine.submit(std::move(request));
+    CHECK_EQUAL(collector.wait(1).tokens.size(), 12u);
+    CHECK_EQUAL(engine.stats().tokens_computed, 12);  // none behind the last token
+    return stub.steps_ahead.load();
+  };
+  CHECK_EQUAL(steps_ahead([](GenerationParams&) {}), 11);
+  CHECK_EQUAL(steps_ahead([](GenerationParams& params) { params.bad_tokens = {{0}}; }), 11);
+  CHECK_EQUAL(steps_ahead([](GenerationParams& params) { params.min_new_tokens = 12; }), 11);
+  CHECK_EQUAL(steps_ahead([](GenerationParams& params) { params.bad_tokens = {{0, 1}}; }), 0);
+  CHECK_EQUAL(steps_ahead([](GenerationParams& params) { params.bad_words = {"never"}; }), 0);
+  CHECK_EQUAL(steps_ahead([](GenerationParams& params) { params.hidden_states = RowsWanted::kGeneration; }), 0);
+}
+
+ENGINE_TEST(stop_tokens_end_an_answer_and_are_not_part_of_it) {
   Collector collector;
   Engine engine(small_config(), std::make_unique<StubRunner>(), letters());
   const std::vector<int32_t> free_run = expected_answer({9}, 12);
@@ -74,7 +97,7 @@ TEST(stop_tokens_end_an_answer_and_are_not_part_of_it) {
   CHECK_EQUAL(static_cast<long>(answer.tokens.size()), static_cast<long>(first));
 }
 
-TEST(min_new_tokens_keeps_stop_tokens_from_being_chosen) {
+ENGINE_TEST(min_new_tokens_keeps_stop_tokens_from_being_chosen) {
   Collector collector;
   EngineConfig config = small_config();
   for (int32_t token = 0; token < kStubVocab; ++token) {
@@ -89,7 +112,7 @@ TEST(min_new_tokens_keeps_stop_tokens_from_being_chosen) {
   CHECK(std::equal(answer.tokens.begin(), answer.tokens.begin() + 5, std::vector<int32_t>(5, 3).begin()));
 }
 
-TEST(logits_that_are_not_numbers_end_that_request_alone) {
+ENGINE_TEST(logits_that_are_not_numbers_end_that_request_alone) {
   Collector collector;
   auto runner = std::make_unique<StubRunner>();
   runner->poison = expected_answer({1, 1}, 4)[3];
@@ -102,7 +125,7 @@ TEST(logits_that_are_not_numbers_end_that_request_alone) {
   CHECK_EQUAL(engine.stats().blocks_used, 0);
 }
 
-TEST(a_device_fault_ends_every_request_with_an_error_and_refuses_new_ones) {
+ENGINE_TEST(a_device_fault_ends_every_request_with_an_error_and_refuses_new_ones) {
   Collector collector;
   auto runner = std::make_unique<StubRunner>();
   runner->on_step = [](int step) {
@@ -125,7 +148,7 @@ TEST(a_device_fault_ends_every_request_with_an_error_and_refuses_new_ones) {
   CHECK(error_of([&] { engine.submit(make_request(99, {1}, 5, collector.callback())); }) == ErrorCode::kUnavailable);
 }
 
-TEST(a_cancelled_request_frees_its_blocks_before_the_next_step) {
+ENGINE_TEST(a_cancelled_request_frees_its_blocks_before_the_next_step) {
   Collector collector;
   std::atomic<int> steps{0};
   auto runner = std::make_unique<StubRunner>();
@@ -143,7 +166,7 @@ TEST(a_cancelled_request_frees_its_blocks_before_the_next_step) {
   CHECK_EQUAL(engine.stats().blocks_used, 0);
 }
 
-TEST(destroying_the_engine_ends_open_requests_as_cancelled) {
+ENGINE_TEST(destroying_the_engine_ends_open_requests_as_cancelled) {
   Collector collector;
   {
     auto runner = std::make_unique<StubRunner>();
@@ -155,7 +178,7 @@ TEST(destroying_the_engine_ends_open_requests_as_cancelled) {
   for (RequestId id = 1; id <= 20; ++id) CHECK(collector.wait(id).finish != FinishReason::kNone);
 }
 
-TEST(bad_requests_are_refused_and_disturb_nothing) {
+ENGINE_TEST(bad_requests_are_refused_and_disturb_nothing) {
   Collector collector;
   EngineConfig config = small_config();
   config.max_waiting = 5;

@@ -35,7 +35,7 @@ ErrorCode failure_of(Collector& collector, Engine& engine, Request request) {
 
 }  // namespace
 
-TEST(twenty_blocks_serve_64_sessions_of_8_turns_as_if_they_had_all_the_memory) {
+ENGINE_TEST(twenty_blocks_serve_64_sessions_of_8_turns_as_if_they_had_all_the_memory) {
   Collector collector;
   EngineConfig config = small_config();
   config.block_count = 20;  // 80 tokens
@@ -66,7 +66,7 @@ TEST(twenty_blocks_serve_64_sessions_of_8_turns_as_if_they_had_all_the_memory) {
   CHECK_EQUAL(engine.stats().sessions, 64);
 }
 
-TEST(a_turn_that_goes_on_computes_only_what_is_new) {
+ENGINE_TEST(a_turn_that_goes_on_computes_only_what_is_new) {
   Collector collector;
   EngineConfig config = small_config();
   Engine engine(config, std::make_unique<StubRunner>(), letters());
@@ -77,7 +77,7 @@ TEST(a_turn_that_goes_on_computes_only_what_is_new) {
   CHECK(engine.stats().tokens_computed - before <= 3 + 4);  // the new tokens and an unfinished block
 }
 
-TEST(step_rolls_a_session_back) {
+ENGINE_TEST(step_rolls_a_session_back) {
   Collector collector;
   Engine engine(small_config(), std::make_unique<StubRunner>(), letters());
   turn(engine, collector, 1, 9, true, {1, 2, 3, 4, 5, 6}, 8);
@@ -92,7 +92,7 @@ TEST(step_rolls_a_session_back) {
   CHECK_EQUAL(collector.wait(3).last.history_token_len, 9);
 }
 
-TEST(session_errors_carry_their_codes_and_disturb_nobody) {
+ENGINE_TEST(session_errors_carry_their_codes_and_disturb_nobody) {
   Collector collector;
   std::atomic<bool> hold{false};
   auto runner = std::make_unique<StubRunner>();
@@ -122,7 +122,7 @@ TEST(session_errors_carry_their_codes_and_disturb_nobody) {
   CHECK(turn(engine, collector, 8, 3, false, {2}, 2).size() == 2);  // the session is as it was
 }
 
-TEST(a_stopped_turn_keeps_the_tokens_made_so_far) {
+ENGINE_TEST(a_stopped_turn_keeps_the_tokens_made_so_far) {
   Collector collector;
   auto runner = std::make_unique<StubRunner>();
   runner->on_step = [](int) { std::this_thread::sleep_for(std::chrono::milliseconds(1)); };
@@ -141,7 +141,7 @@ TEST(a_stopped_turn_keeps_the_tokens_made_so_far) {
   CHECK(turn(engine, collector, 3, 4, false, {9}, 4) == expected_answer(tokens, 4));
 }
 
-TEST(an_ended_session_is_gone_with_its_blocks) {
+ENGINE_TEST(an_ended_session_is_gone_with_its_blocks) {
   Collector collector;
   Engine engine(small_config(), std::make_unique<StubRunner>(), letters());
   turn(engine, collector, 1, 4, true, {1, 2, 3, 4, 5, 6, 7, 8, 9}, 4);
@@ -162,7 +162,7 @@ TEST(an_ended_session_is_gone_with_its_blocks) {
   CHECK_EQUAL(engine.stats().blocks_idle, 0);
 }
 
-TEST(idle_sessions_expire) {
+ENGINE_TEST(idle_sessions_expire) {
   Collector collector;
   EngineConfig config = small_config();
   config.max_sessions = 3;
@@ -173,7 +173,7 @@ TEST(idle_sessions_expire) {
         ErrorCode::kUnknownSession);
 }
 
-TEST(a_shared_prefix_is_computed_once) {
+ENGINE_TEST(a_shared_prefix_is_computed_once) {
   const auto computed = [](bool enable) {
     Collector collector;
     EngineConfig config = small_config();
@@ -193,7 +193,7 @@ TEST(a_shared_prefix_is_computed_once) {
   CHECK(computed(true) * 10 < computed(false));
 }
 
-TEST(several_answers_share_the_prompts_blocks_and_end_one_by_one) {
+ENGINE_TEST(several_answers_share_the_prompts_blocks_and_end_one_by_one) {
   Collector collector;
   EngineConfig config = small_config();
   config.block_count = 100;
@@ -217,7 +217,7 @@ TEST(several_answers_share_the_prompts_blocks_and_end_one_by_one) {
   CHECK_EQUAL(engine.stats().blocks_used + engine.stats().blocks_idle, 0);
 }
 
-TEST(a_cancelled_request_ends_all_its_answers) {
+ENGINE_TEST(a_cancelled_request_ends_all_its_answers) {
   Collector collector;
   auto runner = std::make_unique<StubRunner>();
   runner->on_step = [](int) { std::this_thread::sleep_for(std::chrono::milliseconds(1)); };
@@ -232,7 +232,7 @@ TEST(a_cancelled_request_ends_all_its_answers) {
   CHECK_EQUAL(engine.stats().cancelled, 1);
 }
 
-TEST(scoring_sums_minus_log_p_over_the_prompt_in_chunks) {
+ENGINE_TEST(scoring_sums_minus_log_p_over_the_prompt_in_chunks) {
   Collector collector;
   Engine engine(small_config(), std::make_unique<StubRunner>(), letters());
   std::vector<int32_t> prompt = {1};
@@ -252,7 +252,7 @@ TEST(scoring_sums_minus_log_p_over_the_prompt_in_chunks) {
   CHECK(std::abs(scored.score - (60 * normaliser - 5.0 * hits)) < 1e-6);
 }
 
-TEST(log_probabilities_of_the_prompt_come_once_with_the_first_answer) {
+ENGINE_TEST(log_probabilities_of_the_prompt_come_once_with_the_first_answer) {
   Collector collector;
   Engine engine(small_config(), std::make_unique<StubRunner>(), letters());
   std::vector<int32_t> prompt = {1};
@@ -283,7 +283,7 @@ TEST(log_probabilities_of_the_prompt_come_once_with_the_first_answer) {
   }
 }
 
-TEST(what_cannot_go_with_log_probabilities_of_the_prompt_is_refused) {
+ENGINE_TEST(what_cannot_go_with_log_probabilities_of_the_prompt_is_refused) {
   Collector collector;
   Engine engine(small_config(), std::make_unique<StubRunner>(), letters());
   const auto refusal = [&](const std::function<void(Request&)>& change) {
@@ -297,7 +297,7 @@ TEST(what_cannot_go_with_log_probabilities_of_the_prompt_is_refused) {
   CHECK(refusal([](Request& request) { request.session = SessionParams{}; }) == ErrorCode::kInvalidArgument);
 }
 
-TEST(hidden_states_and_logits_come_for_the_rows_asked_for) {
+ENGINE_TEST(hidden_states_and_logits_come_for_the_rows_asked_for) {
   Collector collector;
   Engine engine(small_config(), std::make_unique<StubRunner>(), letters());
   Request request = make_request(1, std::vector<int32_t>(50, 2), 5, collector.callback());
@@ -311,7 +311,7 @@ TEST(hidden_states_and_logits_come_for_the_rows_asked_for) {
   CHECK_EQUAL(output.logits.size(), 5u * kStubVocab);
 }
 
-TEST(a_request_that_takes_too_long_ends_with_a_timeout) {
+ENGINE_TEST(a_request_that_takes_too_long_ends_with_a_timeout) {
   Collector collector;
   auto runner = std::make_unique<StubRunner>();
   runner->on_step = [](int) { std::this_thread::sleep_for(std::chrono::milliseconds(2)); };
@@ -324,7 +324,7 @@ TEST(a_request_that_takes_too_long_ends_with_a_timeout) {
   CHECK(collector.wait(2).tokens == expected_answer({1, 2}, 60));
 }
 
-TEST(an_answer_that_fails_takes_its_siblings_with_it_once) {
+ENGINE_TEST(an_answer_that_fails_takes_its_siblings_with_it_once) {
   Collector collector;
   std::atomic<int> failures{0};
   Engine engine(small_config(), std::make_unique<StubRunner>(), letters());
@@ -341,7 +341,7 @@ TEST(an_answer_that_fails_takes_its_siblings_with_it_once) {
   CHECK_EQUAL(engine.stats().failed, 1);
 }
 
-TEST(a_logits_hook_that_throws_ends_its_request_alone) {
+ENGINE_TEST(a_logits_hook_that_throws_ends_its_request_alone) {
   Collector collector;
   Engine engine(small_config(), std::make_unique<StubRunner>(), letters());
   Request request = make_request(1, {1, 2}, 20, collector.callback());
@@ -413,7 +413,7 @@ class PatternCompiler final : public GrammarCompiler {
 
 }  // namespace
 
-TEST(a_grammar_constrains_its_answer_and_forced_tokens_cost_no_step) {
+ENGINE_TEST(a_grammar_constrains_its_answer_and_forced_tokens_cost_no_step) {
   Collector collector;
   EngineConfig config = small_config();
   config.eos_token_ids = {60};
@@ -428,7 +428,7 @@ TEST(a_grammar_constrains_its_answer_and_forced_tokens_cost_no_step) {
   CHECK_EQUAL(engine.stats().steps, 5);  // four free choices and the end
 }
 
-TEST(a_slow_or_broken_grammar_holds_up_nobody_else) {
+ENGINE_TEST(a_slow_or_broken_grammar_holds_up_nobody_else) {
   Collector collector;
   Engine engine(small_config(), std::make_unique<StubRunner>(), letters(), std::make_unique<PatternCompiler>());
   Request slow = make_request(1, {1, 2}, 4, collector.callback());
@@ -450,7 +450,7 @@ TEST(a_slow_or_broken_grammar_holds_up_nobody_else) {
   CHECK(collector.wait(3).finish == FinishReason::kCancelled);
 }
 
-TEST(a_grammar_that_cannot_be_used_fails_its_request_and_frees_its_session) {
+ENGINE_TEST(a_grammar_that_cannot_be_used_fails_its_request_and_frees_its_session) {
   Collector collector;
   Engine engine(small_config(), std::make_unique<StubRunner>(), letters(), std::make_unique<PatternCompiler>());
   turn(engine, collector, 1, 5, true, {1, 2}, 2);
@@ -460,7 +460,7 @@ TEST(a_grammar_that_cannot_be_used_fails_its_request_and_frees_its_session) {
   CHECK_EQUAL(turn(engine, collector, 3, 5, false, {3}, 2).size(), 2u);
 }
 
-TEST(without_a_compiler_a_response_format_is_refused) {
+ENGINE_TEST(without_a_compiler_a_response_format_is_refused) {
   Collector collector;
   Engine engine(small_config(), std::make_unique<StubRunner>(), letters());
   Request request = make_request(1, {1, 2}, 4, collector.callback());

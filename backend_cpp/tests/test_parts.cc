@@ -126,7 +126,7 @@ void check_distribution(GenerationParams params, const std::vector<double>& expe
   std::vector<int> counts(logits.size());
   for (uint64_t draw = 0; draw < kDraws; ++draw) {
     std::vector<float> row = logits;
-    ++counts[static_cast<size_t>(sampler.sample(row.data(), {}, draw, {}, nullptr))];
+    ++counts[static_cast<size_t>(sampler.sample(row.data(), draw, {}, nullptr))];
   }
   double chi_square = 0;
   int degrees = -1;
@@ -173,19 +173,19 @@ TEST(the_repetition_penalty_divides_positive_and_multiplies_negative_logits) {
   Sampler sampler(params, 0, 3);
   sampler.note_prompt(0);
   std::vector<float> row = {1.9f, 1.0f, -1.0f};
-  CHECK_EQUAL(sampler.sample(row.data(), {}, 0, {}, nullptr), 1);
+  CHECK_EQUAL(sampler.sample(row.data(), 0, {}, nullptr), 1);
   sampler.note_prompt(1);
   row = {-0.4f, -0.3f, -0.5f};
-  CHECK_EQUAL(sampler.sample(row.data(), {}, 0, {}, nullptr), 2);
+  CHECK_EQUAL(sampler.sample(row.data(), 0, {}, nullptr), 2);
 }
 
 TEST(forbidden_tokens_are_never_chosen_and_nothing_left_is_reported) {
   GenerationParams params;
   Sampler sampler(params, 0, 2);
   std::vector<float> row = {2.0f, 1.0f};
-  CHECK_EQUAL(sampler.sample(row.data(), {}, 0, {0}, nullptr), 1);
+  CHECK_EQUAL(sampler.sample(row.data(), 0, {0}, nullptr), 1);
   row = {2.0f, 1.0f};
-  CHECK_EQUAL(sampler.sample(row.data(), {}, 0, {0, 1}, nullptr), -1);
+  CHECK_EQUAL(sampler.sample(row.data(), 0, {0, 1}, nullptr), -1);
 }
 
 TEST(penalties_and_bias_act_on_logits_as_documented) {
@@ -198,7 +198,7 @@ TEST(penalties_and_bias_act_on_logits_as_documented) {
   sampler.note_answer(1);
   sampler.note_answer(1);
   std::vector<float> row = {1.0f, 3.5f, 1.0f};
-  CHECK_EQUAL(sampler.sample(row.data(), {}, 0, {}, nullptr), 2);
+  CHECK_EQUAL(sampler.sample(row.data(), 0, {}, nullptr), 2);
   CHECK_EQUAL(row[0], 1.0f);
   CHECK_EQUAL(row[1], 3.5f - 1.0f - 2 * 0.5f);
   CHECK_EQUAL(row[2], 1.75f);
@@ -208,10 +208,14 @@ TEST(bad_token_sequences_forbid_their_last_token_where_the_rest_has_come) {
   GenerationParams params;
   params.bad_tokens = {{0}, {1, 2}};
   Sampler sampler(params, 0, 4);
-  std::vector<float> row = {9.0f, 1.0f, 5.0f, 2.0f};
-  CHECK_EQUAL(sampler.sample(row.data(), {3}, 0, {}, nullptr), 2);
-  row = {9.0f, 1.0f, 5.0f, 2.0f};
-  CHECK_EQUAL(sampler.sample(row.data(), {3, 1}, 0, {}, nullptr), 3);
+  const auto choose = [&sampler](const std::vector<int32_t>& tokens) {
+    std::vector<float> row = {9.0f, 1.0f, 5.0f, 2.0f};
+    std::vector<int32_t> forbidden;
+    sampler.append_forbidden(tokens, forbidden);
+    return sampler.sample(row.data(), 0, forbidden, nullptr);
+  };
+  CHECK_EQUAL(choose({3}), 2);
+  CHECK_EQUAL(choose({3, 1}), 3);
 }
 
 TEST(bad_text_forbids_every_token_that_would_complete_it) {
@@ -236,7 +240,7 @@ TEST(a_mask_leaves_only_its_tokens) {
   std::vector<float> row(40, 1.0f);
   row[0] = 9.0f;
   const std::vector<int32_t> mask = {0, 1 << 3};  // token 35 only
-  CHECK_EQUAL(sampler.sample(row.data(), {}, 0, {}, mask.data()), 35);
+  CHECK_EQUAL(sampler.sample(row.data(), 0, {}, mask.data()), 35);
 }
 
 TEST(min_p_drops_what_is_far_less_likely_than_the_likeliest) {

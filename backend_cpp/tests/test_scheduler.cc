@@ -8,7 +8,7 @@ namespace turbomind::testing {
 
 namespace {
 
-std::unique_ptr<Sequence> make_sequence(RequestId id, std::vector<int32_t> prompt, int priority = 0,
+std::shared_ptr<Sequence> make_sequence(RequestId id, std::vector<int32_t> prompt, int priority = 0,
                                         uint64_t scope = 0) {
   auto job = std::make_shared<Job>();
   job->request = make_request(id, prompt, 20, {});
@@ -18,7 +18,7 @@ std::unique_ptr<Sequence> make_sequence(RequestId id, std::vector<int32_t> promp
   job->keeps_blocks = id % 2 == 0;
   job->prompt = std::make_shared<const std::vector<int32_t>>(std::move(prompt));
   static const TokenTable table = letters();
-  return std::make_unique<Sequence>(std::move(job), 0, kStubVocab, table);
+  return std::make_shared<Sequence>(std::move(job), 0, kStubVocab, table);
 }
 
 }  // namespace
@@ -29,7 +29,7 @@ TEST(scheduler_invariants_hold_after_every_event) {
     const int window = history % 2 == 0 ? 0 : 1 + history / 2 % 20;
     BlockCache blocks(16, 4);
     Scheduler scheduler({4, 12, window}, blocks);
-    StepInput input;
+    Step step;
     RequestId next = 1;
     for (int event = 0; event < 80; ++event) {
       switch (random() % 4) {
@@ -47,24 +47,25 @@ TEST(scheduler_invariants_hold_after_every_event) {
           break;
         }
         default: {
-          const std::vector<Sequence*> planned = scheduler.plan(input);
+          scheduler.plan(step);
           scheduler.check_invariants();
-          CHECK(static_cast<int>(input.tokens.size()) <= 12);
-          CHECK(planned.size() == input.spans.size());
-          for (const StepSpan& span : input.spans) {
+          CHECK(static_cast<int>(step.input.tokens.size()) <= 12);
+          CHECK(step.sequences.size() == step.input.spans.size());
+          for (const StepSpan& span : step.input.spans) {
             const int first_seen = window == 0 ? 0 : std::max(0, span.first_position - window + 1);
             for (int position = first_seen; position < span.first_position + span.count; ++position) {
               CHECK(span.blocks->at(static_cast<size_t>(position / 4)) != kNoBlock);
             }
           }
-          if (scheduler.running_count() + scheduler.waiting_count() > 0) CHECK(!planned.empty());
-          scheduler.commit();
+          if (scheduler.running_count() + scheduler.waiting_count() > 0) CHECK(!step.sequences.empty());
+          scheduler.commit(step);
           scheduler.check_invariants();
           std::vector<RequestId> finished;
-          for (size_t i = 0; i < planned.size(); ++i) {
-            if (input.spans[i].wanted == SpanRows::kNone) continue;
-            planned[i]->tokens.push_back(1);
-            if (planned[i]->tokens.size() >= 50 || random() % 10 == 0) finished.push_back(planned[i]->job->request.id);
+          for (size_t i = 0; i < step.sequences.size(); ++i) {
+            if (step.input.spans[i].wanted == SpanRows::kNone) continue;
+            step.sequences[i]->tokens.push_back(1);
+            if (step.sequences[i]->tokens.size() >= 50 || random() % 10 == 0)
+              finished.push_back(step.sequences[i]->job->request.id);
           }
           for (const RequestId id : finished) {
             CHECK_EQUAL(scheduler.remove_if([id](const Sequence& s) { return s.job->request.id == id; }).size(), 1u);
@@ -82,39 +83,39 @@ TEST(scheduler_invariants_hold_after_every_event) {
 TEST(a_long_prompt_does_not_delay_running_answers_and_is_not_starved_by_them) {
   BlockCache blocks(1000, 4);
   Scheduler scheduler({8, 12}, blocks);
-  StepInput input;
+  Step step;
   for (RequestId id = 1; id <= 6; ++id) scheduler.add(make_sequence(id, {1}, 0, id));
-  const auto step = [&] {
-    const std::vector<Sequence*> planned = scheduler.plan(input);
-    scheduler.commit();
-    for (size_t i = 0; i < planned.size(); ++i) {
-      if (input.spans[i].wanted != SpanRows::kNone) planned[i]->tokens.push_back(1);
+  const auto run = [&] {
+    scheduler.plan(step);
+    scheduler.commit(step);
+    for (size_t i = 0; i < step.sequences.size(); ++i) {
+      if (step.input.spans[i].wanted != SpanRows::kNone) step.sequences[i]->tokens.push_back(1);
     }
-    return planned;
   };
-  step();
+  run();
   scheduler.add(make_sequence(7, std::vector<int32_t>(60, 1), 0, 7));
   for (int round = 0; round < 10; ++round) {  // 60 tokens at 12 - 6 a step
-    CHECK_EQUAL(step().size(), 7u);
-    CHECK_EQUAL(input.tokens.size(), 12u);
+    run();
+    CHECK_EQUAL(step.sequences.size(), 7u);
+    CHECK_EQUAL(step.input.tokens.size(), 12u);
   }
-  CHECK(input.spans.back().wanted == SpanRows::kLast);
+  CHECK(step.input.spans.back().wanted == SpanRows::kLast);
 }
 
 TEST(a_sequence_with_windows_holds_a_bounded_number_of_blocks) {
   BlockCache blocks(40, 4);
   Scheduler scheduler({2, 12, 10}, blocks);
-  StepInput input;
+  Step step;
   const int bound = scheduler.most_blocks(1 << 20);
   CHECK(bound <= 8);
   scheduler.add(make_sequence(1, std::vector<int32_t>(3000, 1), 0, 1));
   for (int round = 0; round < 3000 / 12 + 1000; ++round) {
-    const std::vector<Sequence*> planned = scheduler.plan(input);
-    CHECK_EQUAL(planned.size(), 1u);
+    scheduler.plan(step);
+    CHECK_EQUAL(step.sequences.size(), 1u);
     CHECK(blocks.referenced_count() <= bound);
-    scheduler.commit();
+    scheduler.commit(step);
     scheduler.check_invariants();
-    if (input.spans[0].wanted != SpanRows::kNone) planned[0]->tokens.push_back(2);
+    if (step.input.spans[0].wanted != SpanRows::kNone) step.sequences[0]->tokens.push_back(2);
   }
   CHECK_EQUAL(scheduler.preemption_count(), 0);
 }
@@ -122,15 +123,15 @@ TEST(a_sequence_with_windows_holds_a_bounded_number_of_blocks) {
 TEST(a_lower_priority_number_is_admitted_first) {
   BlockCache blocks(100, 4);
   Scheduler scheduler({1, 12}, blocks);
-  StepInput input;
+  Step step;
   scheduler.add(make_sequence(1, {1, 2}, 5));
   scheduler.add(make_sequence(2, {1, 2}, -1));
   scheduler.add(make_sequence(3, {1, 2}, 0));
   for (const RequestId expected : {2, 3, 1}) {
-    const std::vector<Sequence*> planned = scheduler.plan(input);
-    CHECK_EQUAL(planned.size(), 1u);
-    CHECK_EQUAL(planned[0]->job->request.id, expected);
-    scheduler.commit();
+    scheduler.plan(step);
+    CHECK_EQUAL(step.sequences.size(), 1u);
+    CHECK_EQUAL(step.sequences[0]->job->request.id, expected);
+    scheduler.commit(step);
     scheduler.remove_if([expected](const Sequence& s) { return s.job->request.id == expected; });
   }
 }

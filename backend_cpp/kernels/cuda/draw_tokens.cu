@@ -258,6 +258,14 @@ __global__ void note_kernel(const SamplingRow* wanted, const int32_t* tokens, in
   if (wanted[row].counts != nullptr) atomicAdd(const_cast<int32_t*>(wanted[row].counts) + token, 1);
 }
 
+// A thread a move.
+__global__ void move_kernel(const int32_t* from, const TokenMove* moves, int count, int32_t* to) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < count) to[moves[i].to] = max(from[moves[i].from], 0);
+}
+
+constexpr int kFewThreads = 64;  // a token each
+
 }  // namespace
 
 void draw_tokens(cudaStream_t stream, const SamplingRow* wanted, const float* logits, int vocab_size, int rows,
@@ -285,8 +293,12 @@ void sample(cudaStream_t stream, Scratch scratch, const SamplingRow* wanted, flo
 
 void note_tokens(cudaStream_t stream, const SamplingRow* wanted, const int32_t* tokens, int rows) {
   if (rows == 0) return;
-  constexpr int kNoteThreads = 64;
-  launch(note_kernel, dim3(divide_up(rows, kNoteThreads)), dim3(kNoteThreads), 0, stream, wanted, tokens, rows);
+  launch(note_kernel, dim3(divide_up(rows, kFewThreads)), dim3(kFewThreads), 0, stream, wanted, tokens, rows);
+}
+
+void move_tokens(cudaStream_t stream, const int32_t* from, const TokenMove* moves, int count, int32_t* to) {
+  if (count == 0) return;
+  launch(move_kernel, dim3(divide_up(count, kFewThreads)), dim3(kFewThreads), 0, stream, from, moves, count, to);
 }
 
 }  // namespace turbomind::cuda

@@ -53,6 +53,13 @@ void sample(cudaStream_t stream, Scratch scratch, const SamplingRow* wanted, flo
 // Tokens below 0 are passed over.
 void note_tokens(cudaStream_t stream, const SamplingRow* wanted, const int32_t* tokens, int rows);
 
+struct TokenMove {
+  int32_t from;
+  int32_t to;
+};
+// to[move.to] = from[move.from], 0 where that is negative. moves [count]
+void move_tokens(cudaStream_t stream, const int32_t* from, const TokenMove* moves, int count, int32_t* to);
+
 inline constexpr int kMostLogprobs = 32;
 
 // Log probabilities under the rows' logits as they are: chosen [rows] of tokens [rows]; of the `top` (at most

@@ -31,24 +31,28 @@ void multiply_typed(const GemmCall& call) {
   }
 }
 
+void multiply_now(const GemmCall& call) {
+  switch (call.type) {
+    case GemmType::kFloat32:
+      return multiply_typed<float, float>(call);
+    case GemmType::kBFloat16:
+      return multiply_typed<bf16, float>(call);
+    case GemmType::kFloat16:
+      return multiply_typed<half, float>(call);
+    case GemmType::kInt8:
+      return multiply_typed<int8_t, int32_t>(call);
+    case GemmType::kFloat8:
+      return multiply_typed<float8, float>(call);
+  }
+}
+
 class PlainGemm : public Gemm {
  public:
   bool has_float8() const override { return true; }
 
   void multiply(cudaStream_t, Scratch scratch, const GemmCall& call) override {
     scratch.take<std::byte>(kGemmScratchBytes);
-    switch (call.type) {
-      case GemmType::kFloat32:
-        return multiply_typed<float, float>(call);
-      case GemmType::kBFloat16:
-        return multiply_typed<bf16, float>(call);
-      case GemmType::kFloat16:
-        return multiply_typed<half, float>(call);
-      case GemmType::kInt8:
-        return multiply_typed<int8_t, int32_t>(call);
-      case GemmType::kFloat8:
-        return multiply_typed<float8, float>(call);
-    }
+    emulated::submit([call] { multiply_now(call); });
   }
 };
 

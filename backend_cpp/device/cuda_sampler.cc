@@ -1,0 +1,283 @@
+#include "device/cuda_sampler.h"
+
+#include <algorithm>
+
+#include "kernels/cuda/embedding.h"
+
+namespace turbomind {
+
+namespace {
+
+constexpr int kRowsAtOnce = 64;     // bounds scratch memory
+constexpr int kMostHistories = 64;  // 0.6 MB each for a vocabulary of 150,000
+
+constexpr int kNothingCounted = -1;
+
+// Room for lists: a mask and some tokens for each of so many rows.
+constexpr size_t kMostListRows = 256;
+constexpr size_t kListBytes = 1024;
+constexpr size_t kListAlignment = 8;
+
+size_t aligned(size_t bytes) {
+  return (bytes + kListAlignment - 1) / kListAlignment * kListAlignment;
+}
+
+int context_of(const TokenChoice& choice) {
+  return static_cast<int>(choice.tokens->size()) + choice.unseen;
+}
+
+// Puts lists one behind the other, on the host for the device.
+class ListWriter {
+ public:
+  ListWriter(std::byte* host, const std::byte* device) : host_(host), device_(device) {}
+
+  template <class T>
+  const T* add(const T* values, size_t count) {
+    const auto* result = reinterpret_cast<const T*>(device_ + used_);
+    std::memcpy(host_ + used_, values, count * sizeof(T));
+    used_ += aligned(count * sizeof(T));
+    return result;
+  }
+  size_t used() const { return used_; }
+
+ private:
+  std::byte* host_;
+  const std::byte* device_;
+  size_t used_ = 0;
+};
+
+}  // namespace
+
+CudaSampler::CudaSampler(CudaOperators& ops, int vocab_size, int max_choices) : ops_(ops), vocab_size_(vocab_size) {
+  const auto rows = static_cast<size_t>(max_choices);
+  const size_t history_words = mask_words() + static_cast<size_t>(vocab_size);
+  histories_.resize(std::min(rows, size_t{kMostHistories}));
+  history_memory_ = ops.allocate(histories_.size() * history_words * sizeof(int32_t));
+  for (size_t i = 0; i < histories_.size(); ++i) {
+    histories_[i].seen = history_memory_.as<uint32_t>() + i * history_words;
+    histories_[i].counts = reinterpret_cast<int32_t*>(histories_[i].seen + mask_words());
+  }
+  rows_ = Staged(ops, rows * sizeof(cuda::SamplingRow));
+  lists_ = Staged(ops, std::min(rows, kMostListRows) * (mask_words() * sizeof(uint32_t) + kListBytes));
+  moves_ = Staged(ops, rows * sizeof(cuda::TokenMove));
+  told_.rows = Staged(ops, rows * sizeof(int32_t));
+  told_.moves = Staged(ops, rows * sizeof(cuda::TokenMove));
+  told_tokens_ = ops.allocate(rows * sizeof(int32_t));
+  const auto make_results = [rows](const auto& allocate) {
+    return Results{allocate(rows * sizeof(int32_t)), allocate(rows * sizeof(float)),
+                   allocate(rows * cuda::kMostLogprobs * sizeof(int32_t)),
+                   allocate(rows * cuda::kMostLogprobs * sizeof(float))};
+  };
+  results_ = make_results([&ops](size_t bytes) { return ops.allocate(bytes); });
+  for (Flight& flight : flights_) {
+    flight.results = make_results([&ops](size_t bytes) { return ops.allocate_staging(bytes); });
+    cuda::check(cudaEventCreateWithFlags(&flight.is_there, cudaEventDisableTiming), "creating an event");
+  }
+  // So that no step finds too little.
+  const int at_once = std::min(max_choices, kRowsAtOnce);
+  ops.scratch(cuda::scratch_bytes<float>(static_cast<size_t>(at_once) * vocab_size) +
+              cuda::sampling_scratch_bytes(vocab_size, at_once));
+}
+
+CudaSampler::~CudaSampler() {
+  for (const Flight& flight : flights_) cudaEventDestroy(flight.is_there);
+}
+
+// ---- penalties ----
+
+CudaSampler::History* CudaSampler::find(uint64_t sequence) {
+  const auto found = std::find_if(histories_.begin(), histories_.end(), [sequence](const History& history) {
+    return history.used_in > 0 && history.sequence == sequence;
+  });
+  return found != histories_.end() ? &*found : nullptr;
+}
+
+bool CudaSampler::reserve(const TokenChoice& choice) {
+  const size_t list_bytes = reserved_list_bytes_ + bytes_of_lists(choice);
+  if (list_bytes > lists_.size()) return false;
+  if (choice.has_penalties() && !reserve_history(choice)) return false;
+  reserved_list_bytes_ = list_bytes;
+  return true;
+}
+
+bool CudaSampler::reserve_history(const TokenChoice& choice) {
+  const int64_t next = step_ + 1;
+  History* history = find(choice.sequence);
+  if (choice.unseen > 0) {
+    // Nobody can tell the device what it did not count itself.
+    if (history == nullptr || history->tokens != context_of(choice)) return false;
+  } else if (history == nullptr) {
+    history = &*std::min_element(histories_.begin(), histories_.end(),
+                                 [](const History& a, const History& b) { return a.used_in < b.used_in; });
+    if (history->used_in == next) return false;
+    history->sequence = choice.sequence;
+    history->tokens = kNothingCounted;
+  }
+  history->used_in = next;
+  return true;
+}
+
+size_t CudaSampler::bytes_of_lists(const TokenChoice& choice) const {
+  const size_t biases = choice.biases != nullptr ? choice.biases->size() : 0;
+  return aligned(biases * sizeof(cuda::TokenBias)) + aligned(choice.forbidden.size() * sizeof(int32_t)) +
+         aligned(choice.mask != nullptr ? mask_words() * sizeof(uint32_t) : 0);
+}
+
+// Counts the sequence's tokens, unless that was done when they came.
+void CudaSampler::count_tokens(History& history, const TokenChoice& choice) {
+  if (history.tokens != context_of(choice)) {
+    std::vector<uint32_t> seen(mask_words());
+    std::vector<int32_t> counts(static_cast<size_t>(vocab_size_));
+    for (size_t i = 0; i < choice.tokens->size(); ++i) {
+      const auto token = static_cast<size_t>((*choice.tokens)[i]);
+      seen[token / 32] |= 1u << token % 32;
+      if (i >= static_cast<size_t>(choice.prompt_len)) ++counts[token];
+    }
+    ops_.upload(seen.data(), seen.size() * sizeof(uint32_t), history.seen);
+    ops_.upload(counts.data(), counts.size() * sizeof(int32_t), history.counts);
+  }
+  history.tokens = context_of(choice) + 1;
+}
+
+// ---- a step ----
+
+void CudaSampler::begin(const std::vector<const TokenChoice*>& choices) {
+  ++step_;
+  reserved_list_bytes_ = 0;
+  flights_[static_cast<size_t>(step_ % 2)].chosen.assign(choices.size(), {});
+  fill_told(choices);
+  fill_rows(choices);
+}
+
+void CudaSampler::fill_rows(const std::vector<const TokenChoice*>& choices) {
+  ListWriter lists(lists_.host<std::byte>(), lists_.device<std::byte>());
+  std::vector<cuda::TokenBias> biases;
+  for (size_t i = 0; i < choices.size(); ++i) {
+    const TokenChoice& choice = *choices[i];
+    cuda::SamplingRow row;
+    row.is_greedy = choice.is_greedy;
+    row.temperature = choice.temperature;
+    row.top_k = choice.top_k;
+    row.top_p = choice.top_p;
+    row.min_p = choice.min_p;
+    row.seed = choice.seed;
+    row.draw = choice.draw;
+    row.repetition_penalty = choice.repetition_penalty;
+    row.presence_penalty = choice.presence_penalty;
+    row.frequency_penalty = choice.frequency_penalty;
+    if (choice.has_penalties()) {
+      History& history = *find(choice.sequence);
+      count_tokens(history, choice);
+      row.seen = history.seen;
+      row.counts = history.counts;
+    }
+    if (choice.biases != nullptr && !choice.biases->empty()) {
+      biases.clear();
+      for (const auto& [token, bias] : *choice.biases) biases.push_back({token, bias});
+      row.biases = lists.add(biases.data(), biases.size());
+      row.bias_count = static_cast<int>(biases.size());
+    }
+    if (!choice.forbidden.empty()) {
+      row.forbidden = lists.add(choice.forbidden.data(), choice.forbidden.size());
+      row.forbidden_count = static_cast<int>(choice.forbidden.size());
+    }
+    if (choice.mask != nullptr) {
+      row.mask = lists.add(reinterpret_cast<const uint32_t*>(choice.mask), mask_words());
+    }
+    rows_.host<cuda::SamplingRow>()[i] = row;
+  }
+  lists_.upload(ops_, lists.used());
+  rows_.upload(ops_, choices.size() * sizeof(cuda::SamplingRow));
+}
+
+void CudaSampler::fill_told(const std::vector<const TokenChoice*>& choices) {
+  told_.choices.clear();
+  told_.most_top = 0;
+  for (size_t i = 0; i < choices.size(); ++i) {
+    if (choices[i]->logprobs < 0) continue;
+    const auto told = static_cast<int32_t>(told_.choices.size());
+    const auto row = static_cast<int32_t>(i) % kRowsAtOnce;
+    told_.rows.host<int32_t>()[told] = row;
+    told_.moves.host<cuda::TokenMove>()[told] = {row, told};
+    told_.choices.push_back(static_cast<int>(i));
+    told_.most_top = std::max(told_.most_top, std::min(choices[i]->logprobs, vocab_size_));
+  }
+  told_.rows.upload(ops_, told_.choices.size() * sizeof(int32_t));
+  told_.moves.upload(ops_, told_.choices.size() * sizeof(cuda::TokenMove));
+}
+
+void CudaSampler::place(const std::vector<UnseenToken>& unseen, int32_t* tokens) {
+  if (unseen.empty()) return;
+  auto* moves = moves_.host<cuda::TokenMove>();
+  for (const UnseenToken& token : unseen) *moves++ = {token.choice, token.row};
+  moves_.upload(ops_, unseen.size() * sizeof(cuda::TokenMove));
+  cuda::move_tokens(ops_.stream(), results_.tokens.as<int32_t>(), moves_.device<cuda::TokenMove>(),
+                    static_cast<int>(unseen.size()), tokens);
+}
+
+void CudaSampler::choose(int first, int count, float* logits) {
+  for (int done = 0; done < count; done += kRowsAtOnce) {
+    choose_at_once(first + done, std::min(kRowsAtOnce, count - done),
+                   logits + static_cast<size_t>(done) * static_cast<size_t>(vocab_size_));
+  }
+}
+
+// `first` is a multiple of kRowsAtOnce.
+void CudaSampler::choose_at_once(int first, int count, float* logits) {
+  cudaStream_t stream = ops_.stream();
+  const auto begin = std::lower_bound(told_.choices.begin(), told_.choices.end(), first);
+  const auto end = std::lower_bound(begin, told_.choices.end(), first + count);
+  const int told = static_cast<int>(end - begin);
+  const size_t first_told = static_cast<size_t>(begin - told_.choices.begin());
+  const size_t kept_floats = static_cast<size_t>(told) * static_cast<size_t>(vocab_size_);
+  cuda::Scratch scratch =
+      ops_.scratch(cuda::scratch_bytes<float>(kept_floats) + cuda::sampling_scratch_bytes(vocab_size_, count));
+  auto* kept = scratch.take<float>(kept_floats);
+  cuda::gather_rows(stream, logits, told_.rows.device<int32_t>() + first_told, told, vocab_size_, kept);
+
+  const auto* rows = rows_.device<cuda::SamplingRow>() + first;
+  auto* tokens = results_.tokens.as<int32_t>() + first;
+  cuda::sample(stream, scratch, rows, logits, vocab_size_, count, tokens);
+  cuda::note_tokens(stream, rows, tokens, count);
+
+  cuda::move_tokens(stream, tokens, told_.moves.device<cuda::TokenMove>() + first_told, told,
+                    told_tokens_.as<int32_t>());
+  const size_t first_top = first_told * static_cast<size_t>(told_.most_top);
+  cuda::log_probabilities(stream, kept, vocab_size_, told, told_tokens_.as<int32_t>() + first_told, told_.most_top,
+                          results_.logprobs.as<float>() + first_told, results_.top.as<int32_t>() + first_top,
+                          results_.of_top.as<float>() + first_top);
+}
+
+void CudaSampler::end() {
+  Flight& flight = flights_[static_cast<size_t>(step_ % 2)];
+  const auto bring = [this](const AlignedBuffer& from, size_t count, const AlignedBuffer& to) {
+    ops_.download_later(from.as<void>(), count * sizeof(int32_t), to.as<void>());
+  };
+  const Results& host = flight.results;
+  const size_t told = told_.choices.size();
+  const size_t top = static_cast<size_t>(told_.most_top);
+  bring(results_.tokens, flight.chosen.size(), host.tokens);
+  bring(results_.logprobs, told, host.logprobs);
+  bring(results_.top, told * top, host.top);
+  bring(results_.of_top, told * top, host.of_top);
+  for (size_t i = 0; i < told; ++i) {
+    ChosenToken& chosen = flight.chosen[static_cast<size_t>(told_.choices[i])];
+    chosen.top_tokens = host.top.as<int32_t>() + i * top;
+    chosen.top_log_probabilities = host.of_top.as<float>() + i * top;
+  }
+  cuda::check(cudaEventRecord(flight.is_there, ops_.stream()), "marking the end of a step");
+}
+
+const ChosenToken* CudaSampler::take() {
+  Flight& flight = flights_[static_cast<size_t>(++taken_ % 2)];
+  ops_.wait_for(flight.is_there);
+  const float* logprobs = flight.results.logprobs.as<float>();
+  for (size_t i = 0; i < flight.chosen.size(); ++i) {
+    ChosenToken& chosen = flight.chosen[i];
+    chosen.token = flight.results.tokens.as<int32_t>()[i];
+    if (chosen.top_tokens != nullptr) chosen.log_probability = *logprobs++;
+  }
+  return flight.chosen.data();
+}
+
+}  // namespace turbomind

@@ -1,0 +1,83 @@
+// Tokens chosen on a GPU: kernels/cuda/sampling.h, and what it needs of each sequence.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "device/cuda_operators.h"
+#include "device/token_sampler.h"
+#include "kernels/cuda/sampling.h"
+
+namespace turbomind {
+
+class CudaSampler final : public TokenSampler {
+ public:
+  // `ops` outlives it. At most `max_choices` a step.
+  CudaSampler(CudaOperators& ops, int vocab_size, int max_choices);
+  ~CudaSampler() override;
+
+  bool reserve(const TokenChoice& choice) override;
+  void begin(const std::vector<const TokenChoice*>& choices) override;
+  void place(const std::vector<UnseenToken>& unseen, int32_t* tokens) override;
+  void choose(int first, int count, float* logits) override;
+  void end() override;
+  const ChosenToken* take() override;
+
+ private:
+  // Which tokens a sequence has and how often, for its penalties.
+  struct History {
+    uint64_t sequence = 0;
+    int tokens = 0;       // that were counted, the one chosen by the step under way included
+    int64_t used_in = 0;  // step
+    uint32_t* seen = nullptr;
+    int32_t* counts = nullptr;
+  };
+  // Choices whose log probabilities are told: their rows among the logits that are chosen from at once, and the way
+  // their tokens go.
+  struct Told {
+    std::vector<int> choices;
+    int most_top = 0;
+    Staged rows;   // int32 [max_choices]
+    Staged moves;  // TokenMove [max_choices]
+  };
+  // What a step brings back; on the device and, for each of two steps under way, on the host.
+  struct Results {
+    AlignedBuffer tokens;    // int32 [max_choices]
+    AlignedBuffer logprobs;  // float32 [told]
+    AlignedBuffer top;       // int32 [told, most_top]
+    AlignedBuffer of_top;    // float32 [told, most_top]
+  };
+  struct Flight {
+    Results results;
+    std::vector<ChosenToken> chosen;
+    cudaEvent_t is_there = nullptr;
+  };
+
+  size_t mask_words() const { return (static_cast<size_t>(vocab_size_) + 31) / 32; }
+  History* find(uint64_t sequence);
+  bool reserve_history(const TokenChoice& choice);
+  size_t bytes_of_lists(const TokenChoice& choice) const;
+  void count_tokens(History& history, const TokenChoice& choice);
+  void fill_rows(const std::vector<const TokenChoice*>& choices);
+  void fill_told(const std::vector<const TokenChoice*>& choices);
+  void choose_at_once(int first, int count, float* logits);
+
+  CudaOperators& ops_;
+  int vocab_size_;
+  int64_t step_ = 0;                // under way
+  size_t reserved_list_bytes_ = 0;  // for the next
+  AlignedBuffer history_memory_;
+  std::vector<History> histories_;
+
+  Staged rows_;   // SamplingRow [max_choices]
+  Staged lists_;  // what the rows point at: biases, forbidden tokens, masks
+  Staged moves_;  // TokenMove [max_choices]; of unseen tokens
+  Told told_;
+  AlignedBuffer told_tokens_;  // int32 [max_choices]
+  Results results_;
+  std::array<Flight, 2> flights_;  // of even and odd steps
+  int64_t taken_ = 0;              // steps
+};
+
+}  // namespace turbomind

@@ -1,0 +1,117 @@
+"""Tokens chosen on CUDA, emulated and on a GPU: what the engine on the CPU chooses from the same logits.
+
+Both take the same random numbers, so they differ only where a number falls on the border between two tokens, which
+rounding moves by about one in a hundred thousand. The CPU's sampler is held against the textbook in
+``backend_cpp/tests/test_parts.cc``.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from lmdeploy import GenerationConfig, Response, TurbomindEngineConfig, pipeline
+from tests.engine.test_cuda_engine import on_cuda
+from tools.bench import random_model
+
+__all__ = ["on_cuda"]
+
+# The model's 300 tokens are one chunk of the kernels; more are in tests/kernels/test_cuda_sampling.py.
+PROMPTS = ["a b a b a b", "one two three", "1 2 3 4 5 6 7 8 9", "x", "The cat sat on the mat and"]
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "greedy": {"do_sample": False},
+    "all": {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0},
+    "top-k": {"do_sample": True, "temperature": 0.7, "top_k": 5, "top_p": 1.0},
+    "top-p": {"do_sample": True, "temperature": 1.2, "top_k": 0, "top_p": 0.6},
+    "min-p": {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.5},
+    "repetition": {"do_sample": True, "temperature": 1.0, "top_k": 40, "top_p": 0.9, "repetition_penalty": 1.8},
+    "presence and frequency": {"do_sample": False, "presence_penalty": 0.7, "frequency_penalty": 0.4},
+    "bias": {"do_sample": True, "top_k": 0, "logit_bias": {17: 4.0, 200: 3.5, 299: -50.0}},
+    "bad words": {"do_sample": True, "top_k": 0, "bad_words": ["e", "12"]},
+    "bad and few": {"do_sample": True, "top_k": 0, "bad_token_ids": list(range(0, 290, 2)), "min_new_tokens": 9},
+    "log probabilities": {"do_sample": True, "top_k": 0, "logprobs": 7},
+    "logits": {"do_sample": True, "top_k": 0, "output_logits": "generation"},
+}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_model.write("tiny", tmp_path_factory.mktemp("sampling") / "model")
+
+
+def config(device: str, batch: int = 4, **more: Any) -> TurbomindEngineConfig:
+    settings: dict[str, Any] = {"dtype": "float32", "session_len": 96, "cache_block_seq_len": 16}
+    settings |= {"cache_max_entry_count": 40} | more
+    return TurbomindEngineConfig(device=device, max_batch_size=batch, **settings)
+
+
+def wanted(name: str, seed: int) -> GenerationConfig:
+    return GenerationConfig(max_new_tokens=10, ignore_eos=True, random_seed=seed, **SETTINGS[name])
+
+
+def answers(directory: Path, device: str, requests: list[tuple[str, GenerationConfig]], **more: Any) -> list[Response]:
+    with pipeline(str(directory), backend_config=config(device, **more)) as pipe:
+        responses = pipe([prompt for prompt, _ in requests], gen_config=[chosen for _, chosen in requests])
+    assert isinstance(responses, list)
+    return responses
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_tokens_are_those_that_the_cpu_chooses(name: str, tiny: Path, on_cuda: None) -> None:
+    requests = [(prompt, wanted(name, seed)) for seed, prompt in enumerate(PROMPTS)]
+    here = answers(tiny, "cuda", requests)
+    there = answers(tiny, "cpu", requests)
+    assert [answer.token_ids for answer in here] == [answer.token_ids for answer in there]
+    if name == "log probabilities":
+        for ours, theirs in zip(here, there, strict=True):
+            assert ours.logprobs is not None
+            assert theirs.logprobs is not None
+            for one, other in zip(ours.logprobs, theirs.logprobs, strict=True):
+                assert list(one) == list(other)
+                assert list(one.values()) == pytest.approx(list(other.values()), abs=1e-4)
+
+
+def test_a_mixed_crowd_that_waits_and_is_put_aside_gets_what_each_gets_alone(tiny: Path, on_cuda: None) -> None:
+    requests = [(prompt, wanted(name, 7 * seed)) for seed, prompt in enumerate(PROMPTS) for name in SETTINGS]
+    crowd = answers(tiny, "cuda", requests, batch=16, cache_max_entry_count=20)
+    alone = answers(tiny, "cpu", requests, batch=1)
+    assert [answer.token_ids for answer in crowd] == [answer.token_ids for answer in alone]
+
+
+def test_what_the_device_has_no_room_for_is_chosen_on_the_host(tiny: Path, on_cuda: None) -> None:
+    # Penalties of 64 sequences, and lists of about 270 kB.
+    penalties = GenerationConfig(max_new_tokens=4, ignore_eos=True, repetition_penalty=1.7)
+    long_list = GenerationConfig(max_new_tokens=4, ignore_eos=True, bad_token_ids=list(range(0, 290, 2)) * 68)
+    requests = [(chr(97 + i % 26) * (1 + i // 26), long_list if i % 7 == 0 else penalties) for i in range(77)]
+    here = answers(tiny, "cuda", requests, batch=77, cache_max_entry_count=100)
+    there = answers(tiny, "cpu", requests)
+    assert [answer.token_ids for answer in here] == [answer.token_ids for answer in there]
+
+
+def test_several_answers_and_stop_words(tiny: Path, on_cuda: None) -> None:
+    several = GenerationConfig(max_new_tokens=8, n=3, do_sample=True, top_k=0, random_seed=5, ignore_eos=True)
+    plain = GenerationConfig(max_new_tokens=12, ignore_eos=True)
+    with (
+        pipeline(str(tiny), backend_config=config("cuda")) as here,
+        pipeline(str(tiny), backend_config=config("cpu")) as there,
+    ):
+        assert [r.token_ids for r in here(PROMPTS[0], gen_config=several)] == [
+            r.token_ids for r in there(PROMPTS[0], gen_config=several)
+        ]
+        text = there(PROMPTS[1], gen_config=plain).text
+        stops = GenerationConfig(max_new_tokens=12, ignore_eos=True, stop_words=[text[3:6]])
+        ours, theirs = here(PROMPTS[1], gen_config=stops), there(PROMPTS[1], gen_config=stops)
+        assert (ours.text, ours.finish_reason) == (theirs.text, "stop")
+        # What was begun behind the stop word leaves nothing behind.
+        assert here(PROMPTS[1], gen_config=plain).text == text
+
+
+def test_answers_keep_to_a_response_format(tiny: Path, on_cuda: None) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 999}}, "required": ["n"]}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    chosen = GenerationConfig(max_new_tokens=60, do_sample=True, top_k=0, random_seed=3, response_format=form)
+    for answer in answers(tiny, "cuda", [(prompt, chosen) for prompt in PROMPTS[:3]]):
+        jsonschema.validate(json.loads(answer.text), schema)
