@@ -104,6 +104,31 @@ def test_codes_with_scales_are_multiplied_as_on_the_cpu(
     assert relative_error(logits("cuda"), logits("cpu")) < (0.03 if form.dtype == torch.int8 else 0.01)
 
 
+@pytest.mark.parametrize(
+    ("form", "limit"),
+    [
+        (Form("compressed-tensors", torch.int8, "channel"), 1e-4),
+        (Form("smooth_quant", FLOAT8, "channel", "scale"), 0.05),
+        (Form("fp8", FLOAT8, "block", "weight_scale_inv", block=(48, 32)), 0.01),
+    ],
+    ids=str,
+)
+def test_a_long_prompt_is_multiplied_in_8_bits(form: Form, limit: float, tmp_path: Path, on_cuda: int) -> None:
+    sizes = {"hidden_size": 64, "num_attention_heads": 2, "initializer_range": 0.05, "num_hidden_layers": 1}
+    source = make_tiny(tmp_path / "source", "LlamaForCausalLM", **sizes)
+    quantize_checkpoint(source, tmp_path / "model", form)
+    ids = (PROMPT * 5)[:200]  # at least kWidenRows of linear.cu
+
+    def logits(device: str) -> torch.Tensor:
+        settings = {"dtype": "float32", "num_tokens_per_iter": 256}
+        with TokenEngine(tmp_path / "model", device=device, **settings) as engine:
+            return engine.answer(ids, 1, "generation")[1]
+
+    # With a scale an output x becomes int8, by row as on the CPU, where these 64 inputs are one group, or float8, whose
+    # steps are 2^-4 and which the CPU does not round x to. Blocks leave x half precision.
+    assert relative_error(logits("cuda"), logits("cpu")) < limit
+
+
 def test_answers_in_a_crowd_are_those_alone(tmp_path: Path, on_cuda: int) -> None:
     directory = make_tiny(tmp_path / "model", "LlamaForCausalLM")
     prompts = [" ".join(str(number) for number in range(first, 4 * first + 2)) for first in range(2, 7)]
