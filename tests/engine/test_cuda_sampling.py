@@ -13,10 +13,10 @@ import jsonschema
 import pytest
 
 from lmdeploy import GenerationConfig, Response, TurbomindEngineConfig, pipeline
-from tests.engine.test_cuda_engine import on_cuda
+from tests.engine.test_cuda_engine import on_cuda, two_gpus
 from tools.bench import random_model
 
-__all__ = ["on_cuda"]
+__all__ = ["on_cuda", "two_gpus"]
 
 # The model's 300 tokens are one chunk of the kernels; more are in tests/kernels/test_cuda_sampling.py.
 PROMPTS = ["a b a b a b", "one two three", "1 2 3 4 5 6 7 8 9", "x", "The cat sat on the mat and"]
@@ -79,6 +79,13 @@ def test_a_mixed_crowd_that_waits_and_is_put_aside_gets_what_each_gets_alone(tin
     crowd = answers(tiny, "cuda", requests, batch=16, cache_max_entry_count=20)
     alone = answers(tiny, "cpu", requests, batch=1)
     assert [answer.token_ids for answer in crowd] == [answer.token_ids for answer in alone]
+
+
+def test_two_ranks_choose_what_one_does(tiny: Path, two_gpus: None) -> None:
+    requests = [(prompt, wanted(name, 3 * seed)) for seed, prompt in enumerate(PROMPTS[:2]) for name in SETTINGS]
+    here = answers(tiny, "cuda", requests, batch=8, tp=2)
+    there = answers(tiny, "cpu", requests)
+    assert [answer.token_ids for answer in here] == [answer.token_ids for answer in there]
 
 
 def test_what_the_device_has_no_room_for_is_chosen_on_the_host(tiny: Path, on_cuda: None) -> None:
