@@ -8,6 +8,11 @@
 
 namespace turbomind::TM_ISA {
 
+// A sum is made in so many parts, which take turns with the inputs: products of bfloat16 take a dozen cycles each,
+// during which others can begin. So rows at once are fewer.
+inline constexpr int kFloat8Parts = kRegisters == 32 ? 2 : 1;
+inline constexpr int kFloat8Rows = kTileVecs == 1 ? 4 : kTileVecs == 2 ? 2 : 1;
+
 // Inputs beyond in_features are 0.
 inline void widen_row(const float* x, int in_features, int row, const WideRows& wide) {
   auto* quad = reinterpret_cast<Float8Quads::Input*>(wide.values) + wide.offset(static_cast<size_t>(row));
@@ -36,18 +41,23 @@ inline void float8_rows(const LinearWeight& weight, const PackedShape& shape, in
     for (int v = 0; v < kTileVecs; ++v) sums[r][v] = zero();
   }
   for (int g = 0; g < groups; ++g) {
-    QuadSums group_sums[kRows][kTileVecs];
+    QuadSums group_sums[kRows][kTileVecs][kFloat8Parts];
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      for (int v = 0; v < kTileVecs; ++v) group_sums[r][v] = {zero(), zero()};
-    }
-    for (int quad = 0; quad < group_quads; ++quad, codes += 4 * kTileOutputs, input += input_step) {
-      __builtin_prefetch(codes + 2048, 0, 2);
       for (int v = 0; v < kTileVecs; ++v) {
-        Float8Quads quads;
-        quads.load(codes + v * 4 * kLanes);
+        for (QuadSums& part : group_sums[r][v]) part = {zero(), zero()};
+      }
+    }
+    for (int quad = 0; quad < group_quads; quad += kFloat8Parts) {
+      __builtin_prefetch(codes + 2048, 0, 2);
+#pragma GCC unroll 2
+      for (int part = 0; part < kFloat8Parts; ++part, codes += 4 * kTileOutputs, input += input_step) {
+        for (int v = 0; v < kTileVecs; ++v) {
+          Float8Quads quads;
+          quads.load(codes + v * 4 * kLanes);
 #pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) quads.multiply_add(input + 4 * r, group_sums[r][v]);
+          for (int r = 0; r < kRows; ++r) quads.multiply_add(input + 4 * r, group_sums[r][v][part]);
+        }
       }
     }
     for (int v = 0; v < kTileVecs; ++v) {
@@ -55,7 +65,11 @@ inline void float8_rows(const LinearWeight& weight, const PackedShape& shape, in
           has_scales ? load(weight.block_scales + (first_group + g) * kTileOutputs + v * kLanes) : broadcast(1.0f);
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
-        sums[r][v] = fma(Float8Quads::outputs_of(group_sums[r][v]), scale, sums[r][v]);
+        Vec total = Float8Quads::outputs_of(group_sums[r][v][0]);
+        for (int part = 1; part < kFloat8Parts; ++part) {
+          total = add(total, Float8Quads::outputs_of(group_sums[r][v][part]));
+        }
+        sums[r][v] = fma(total, scale, sums[r][v]);
       }
     }
   }
@@ -65,7 +79,7 @@ inline void float8_rows(const LinearWeight& weight, const PackedShape& shape, in
 inline void float8_block(const LinearWeight& weight, const WideRows& x, int first_row, int rows, int first_tile,
                          int last_tile, float* y, bool accumulate) {
   const PackedShape shape = packed_shape(weight);
-  for_row_groups(first_row, rows, first_tile, last_tile, [&](auto count, int tile, int row) {
+  for_row_groups<kFloat8Rows>(first_row, rows, first_tile, last_tile, [&](auto count, int tile, int row) {
     float8_rows<count()>(weight, shape, tile, x, row, y, accumulate);
   });
 }

@@ -8,6 +8,8 @@
 
 namespace turbomind::TM_ISA {
 
+inline constexpr int kPackedRows = kTileVecs == 1 ? 8 : kTileVecs == 2 ? 2 : 1;
+
 // scale = max |x| / 127 of a group, ties to even. Codes beyond in_features are 0.
 inline void quantize_row(const float* x, int in_features, int group, int row, const RoundedRows& rounded) {
   int8_t* codes = rounded.row(static_cast<size_t>(row));
@@ -120,7 +122,7 @@ template <int kBits>
 inline void packed_block_bits(const LinearWeight& weight, const RoundedRows& x, int first_row, int rows, int first_tile,
                               int last_tile, float* y, bool accumulate) {
   const PackedShape shape = packed_shape(weight);
-  for_row_groups(first_row, rows, first_tile, last_tile, [&](auto count, int tile, int row) {
+  for_row_groups<kPackedRows>(first_row, rows, first_tile, last_tile, [&](auto count, int tile, int row) {
     packed_rows<count(), kBits>(weight, shape, tile, x, row, y, accumulate);
   });
 }

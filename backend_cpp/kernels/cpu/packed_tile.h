@@ -12,23 +12,22 @@
 namespace turbomind::TM_ISA {
 
 inline constexpr int kTileVecs = kTileOutputs / kLanes;  // vectors that hold one value for each output of a tile
-inline constexpr int kPackedRows = kTileVecs == 1 ? 8 : kTileVecs == 2 ? 2 : 1;
 
 // Calls multiply(count, tile, first row), count a std::integral_constant, until each tile has met each row; the first
 // row is a multiple of count, so that these rows lie together.
-template <class Multiply>
+template <int kMostRows, class Multiply>
 inline void for_row_groups(int first_row, int rows, int first_tile, int last_tile, Multiply&& multiply) {
   const int end = first_row + rows;
   for (int tile = first_tile; tile < last_tile; ++tile) {
     int row = first_row;
-    for (; row + kPackedRows <= end; row += kPackedRows) {
-      multiply(std::integral_constant<int, kPackedRows>(), tile, row);
+    for (; row + kMostRows <= end; row += kMostRows) {
+      multiply(std::integral_constant<int, kMostRows>(), tile, row);
     }
-    if (kPackedRows > 4 && row + 4 <= end) {
+    if (kMostRows > 4 && row + 4 <= end) {
       multiply(std::integral_constant<int, 4>(), tile, row);
       row += 4;
     }
-    if (kPackedRows > 2 && row + 2 <= end) {
+    if (kMostRows > 2 && row + 2 <= end) {
       multiply(std::integral_constant<int, 2>(), tile, row);
       row += 2;
     }
