@@ -86,6 +86,10 @@ void CpuOperators::norm_heads(const NormWeight& weight, const HeadsView& heads) 
   turbomind::norm_heads(pool_, weight, heads);
 }
 
+void CpuOperators::rope_table(const RopeAngles& angles, int rows, float* cosine, float* sine) {
+  turbomind::rope_table(pool_, angles, rows, cosine, sine);
+}
+
 void CpuOperators::rope(const RopeTable& table, const HeadsView& heads, const float* factors) {
   turbomind::rope(pool_, table, heads, factors);
 }

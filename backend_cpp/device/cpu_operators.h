@@ -40,6 +40,7 @@ class CpuOperators final : public Operators {
   void head_linear(const LinearWeight& weight, const HeadsView& x, const HeadsView& y) override;
   void norm(const NormWeight& weight, const float* x, int rows, int size, float* y) override;
   void norm_heads(const NormWeight& weight, const HeadsView& heads) override;
+  void rope_table(const RopeAngles& angles, int rows, float* cosine, float* sine) override;
   void rope(const RopeTable& table, const HeadsView& heads, const float* factors) override;
   void activate_gated(Activation activation, const float* gate_up, int rows, int size, float* y) override;
   void activate(Activation activation, const float* x, int rows, int size, float* y) override;

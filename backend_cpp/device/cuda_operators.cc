@@ -286,6 +286,10 @@ void CudaOperators::norm_heads(const NormWeight& weight, const HeadsView& heads)
   cuda::norm_heads(stream_, weight, heads);
 }
 
+void CudaOperators::rope_table(const RopeAngles& angles, int rows, float* cosine, float* sine) {
+  cuda::rope_table(stream_, angles, rows, cosine, sine);
+}
+
 void CudaOperators::rope(const RopeTable& table, const HeadsView& heads, const float* factors) {
   cuda::rope(stream_, table, heads, factors);
 }

@@ -99,6 +99,7 @@ class Operators {
   virtual void head_linear(const LinearWeight& weight, const HeadsView& x, const HeadsView& y) = 0;
   virtual void norm(const NormWeight& weight, const float* x, int rows, int size, float* y) = 0;
   virtual void norm_heads(const NormWeight& weight, const HeadsView& heads) = 0;
+  virtual void rope_table(const RopeAngles& angles, int rows, float* cosine, float* sine) = 0;
   virtual void rope(const RopeTable& table, const HeadsView& heads, const float* factors) = 0;
 
   virtual void activate_gated(Activation activation, const float* gate_up, int rows, int size, float* y) = 0;

@@ -4,6 +4,8 @@
 // angle number i; dimensions from 2 pairs on stay. Then the whole head is multiplied by the row's factor.
 #pragma once
 
+#include <cstdint>
+
 #include "base/thread_pool.h"
 #include "kernels/heads_view.h"
 
@@ -15,6 +17,18 @@ struct RopeTable {
   int pairs = 0;                  // 0: nothing is rotated
   bool is_interleaved = false;
 };
+
+// By which angles the rows are rotated: position times frequency, in float32.
+struct RopeAngles {
+  const int32_t* positions = nullptr;  // [rows]
+  const int32_t* sets = nullptr;       // [rows]; which set of frequencies; null: the first
+  const float* frequencies = nullptr;  // [sets, pairs]
+  int pairs = 0;
+  float scale = 1;  // multiplies cosines and sines
+};
+
+// cosine, sine [rows, pairs]
+void rope_table(ThreadPool& pool, const RopeAngles& angles, int rows, float* cosine, float* sine);
 
 // factors [rows], or null: 1
 void rope(ThreadPool& pool, const RopeTable& table, const HeadsView& heads, const float* factors);

@@ -113,6 +113,7 @@ void NativeRunner::begin(const StepInput& input) {
     const StepContext step{*ops_, computed};
     ops_->embed(weights_.embedding.view, tokens_.device<int32_t>(), computed, spec_.embedding_scale,
                 hidden_.as<float>());
+    attention_.fill_tables(step);
     for (int layer = 0; layer < spec_.num_layers; ++layer) run_layer(step, layer);
     gather_outputs(decodes ? computed : outputs.count());
     project(0, projected);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <numeric>
 #include <utility>
 
 namespace turbomind {
@@ -49,10 +51,21 @@ std::vector<float> stretched_frequencies(const RopeSpec& rope, int variant) {
 
 }  // namespace
 
-RopeTables::RopeTables(Operators& ops, std::vector<RopeSpec> ropes, int max_rows) : ropes_(std::move(ropes)) {
+RopeTables::RopeTables(Operators& ops, std::vector<RopeSpec> ropes, int max_rows)
+    : ropes_(std::move(ropes)), positions_(ops, static_cast<size_t>(max_rows) * sizeof(int32_t)) {
   for (const RopeSpec& rope : ropes_) {
-    const size_t bytes = static_cast<size_t>(max_rows) * rope.inv_freq.size() * sizeof(float);
-    buffers_.push_back({Staged(ops, bytes), Staged(ops, bytes), {}, 0});
+    const int pairs = static_cast<int>(rope.inv_freq.size());
+    Buffers buffers{float_buffer(ops, max_rows, pairs), float_buffer(ops, max_rows, pairs), {}, {}};
+    const bool is_stretched = rope.stretch.kind != StretchKind::kNone;
+    const size_t set_bytes = static_cast<size_t>(pairs) * sizeof(float);
+    buffers.frequencies = Staged(ops, set_bytes * static_cast<size_t>(is_stretched ? max_rows : 1));
+    if (is_stretched) {
+      buffers.sets = Staged(ops, static_cast<size_t>(max_rows) * sizeof(int32_t));
+    } else {
+      std::copy(rope.inv_freq.begin(), rope.inv_freq.end(), buffers.frequencies.host<float>());
+      buffers.frequencies.upload(ops, set_bytes);
+    }
+    buffers_.push_back(std::move(buffers));
   }
 }
 
@@ -62,44 +75,50 @@ int RopeTables::variant(int prompt_len) const {
   return largest;
 }
 
-const std::vector<float>& RopeTables::frequencies(size_t index, int prompt_len) {
-  const int variant = variant_of(ropes_[index].stretch, prompt_len);
-  if (variant == 0) return ropes_[index].inv_freq;
-  Buffers& buffers = buffers_[index];
-  if (buffers.variant != variant) {
-    buffers.stretched = stretched_frequencies(ropes_[index], variant);
-    buffers.variant = variant;
+void RopeTables::stage(Operators& ops, const StepInput& input) {
+  for (const StepSpan& span : input.spans) {
+    int32_t* positions = positions_.host<int32_t>() + span.first_row;
+    std::iota(positions, positions + span.count, span.first_position);
   }
-  return buffers.stretched;
+  positions_.upload(ops, input.tokens.size() * sizeof(int32_t));
+  for (size_t index = 0; index < ropes_.size(); ++index) {
+    if (ropes_[index].stretch.kind != StretchKind::kNone) stage_sets(ops, index, input);
+  }
 }
 
-void RopeTables::fill(Operators& ops, const StepInput& input) {
-  for (size_t index = 0; index < ropes_.size(); ++index) {
-    const float scaling = ropes_[index].attention_scaling;
-    const size_t pairs = ropes_[index].inv_freq.size();
-    for (const StepSpan& span : input.spans) {
-      const std::vector<float>& inv_freq = frequencies(index, span.prompt_len);
-      for (int r = 0; r < span.count; ++r) {
-        const auto position = static_cast<float>(span.first_position + r);
-        float* cosine = buffers_[index].cosine.host<float>() + static_cast<size_t>(span.first_row + r) * pairs;
-        float* sine = buffers_[index].sine.host<float>() + static_cast<size_t>(span.first_row + r) * pairs;
-        for (size_t i = 0; i < pairs; ++i) {
-          const float angle = position * inv_freq[i];
-          cosine[i] = std::cos(angle) * scaling;
-          sine[i] = std::sin(angle) * scaling;
-        }
-      }
+// A set of frequencies for each variant that the step has.
+void RopeTables::stage_sets(Operators& ops, size_t index, const StepInput& input) {
+  const RopeSpec& rope = ropes_[index];
+  Buffers& buffers = buffers_[index];
+  std::map<int, int32_t> set_of;
+  float* next = buffers.frequencies.host<float>();
+  for (const StepSpan& span : input.spans) {
+    const int variant = variant_of(rope.stretch, span.prompt_len);
+    const auto [known, is_new] = set_of.emplace(variant, static_cast<int32_t>(set_of.size()));
+    if (is_new) {
+      const std::vector<float> set = variant == 0 ? rope.inv_freq : stretched_frequencies(rope, variant);
+      next = std::copy(set.begin(), set.end(), next);
     }
-    const size_t bytes = input.tokens.size() * pairs * sizeof(float);
-    buffers_[index].cosine.upload(ops, bytes);
-    buffers_[index].sine.upload(ops, bytes);
+    std::fill_n(buffers.sets.host<int32_t>() + span.first_row, span.count, known->second);
+  }
+  buffers.frequencies.upload(ops, set_of.size() * rope.inv_freq.size() * sizeof(float));
+  buffers.sets.upload(ops, input.tokens.size() * sizeof(int32_t));
+}
+
+void RopeTables::fill(Operators& ops, int rows) {
+  for (size_t index = 0; index < ropes_.size(); ++index) {
+    const Buffers& buffers = buffers_[index];
+    const RopeAngles angles{positions_.device<int32_t>(), buffers.sets.device<int32_t>(),
+                            buffers.frequencies.device<float>(), static_cast<int>(ropes_[index].inv_freq.size()),
+                            ropes_[index].attention_scaling};
+    ops.rope_table(angles, rows, buffers.cosine.as<float>(), buffers.sine.as<float>());
   }
 }
 
 RopeTable RopeTables::table(int rope) const {
   if (rope < 0) return {};
   const auto index = static_cast<size_t>(rope);
-  return {buffers_[index].cosine.device<float>(), buffers_[index].sine.device<float>(),
+  return {buffers_[index].cosine.as<float>(), buffers_[index].sine.as<float>(),
           static_cast<int>(ropes_[index].inv_freq.size()), ropes_[index].is_interleaved};
 }
 

@@ -19,7 +19,10 @@ class RopeTables {
  public:
   RopeTables(Operators& ops, std::vector<RopeSpec> ropes, int max_rows);
 
-  void fill(Operators& ops, const StepInput& input);
+  // Brings the positions of a step to the device.
+  void stage(Operators& ops, const StepInput& input);
+  // Computes the tables of its rows.
+  void fill(Operators& ops, int rows);
   // `rope` is an index of the model's ropes, or -1: a table that rotates nothing.
   RopeTable table(int rope) const;
   // Prompts of equal variants are rotated by equal frequencies; 0: unstretched.
@@ -27,15 +30,16 @@ class RopeTables {
 
  private:
   struct Buffers {
-    Staged cosine;  // float32 [max_rows, pairs]
-    Staged sine;
-    std::vector<float> stretched;  // frequencies of the variant last used
-    int variant = 0;
+    AlignedBuffer cosine;  // float32 [max_rows, pairs]
+    AlignedBuffer sine;
+    Staged frequencies;  // float32 [sets, pairs]; of a step, or, without a stretch, of all
+    Staged sets;         // int32 [max_rows]; which set a row has. Empty without a stretch
   };
-  const std::vector<float>& frequencies(size_t index, int prompt_len);
+  void stage_sets(Operators& ops, size_t index, const StepInput& input);
 
   std::vector<RopeSpec> ropes_;
   std::vector<Buffers> buffers_;
+  Staged positions_;  // int32 [max_rows]
 };
 
 }  // namespace turbomind

@@ -48,7 +48,7 @@ void SelfAttention::allocate_cache(Operators& ops, int block_count, int block_le
 }
 
 void SelfAttention::begin_step(Operators& ops, const StepInput& input) {
-  ropes_.fill(ops, input);
+  ropes_.stage(ops, input);
   fill_query_factors(ops, input);
   std::vector<AttentionSpan> spans;
   spans.reserve(input.spans.size());

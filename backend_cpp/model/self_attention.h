@@ -22,8 +22,9 @@ class SelfAttention {
   CacheLayout layout(int block_len) const;
   void allocate_cache(Operators& ops, int block_count, int block_len);
   int cache_variant(int prompt_len) const { return ropes_.variant(prompt_len); }
-  // Prepares what all layers share: positions, rotation, cache blocks.
+  // Prepares what all layers share: positions, cache blocks; then, on the device, rotations.
   void begin_step(Operators& ops, const StepInput& input);
+  void fill_tables(const StepContext& step) { ropes_.fill(step.ops, step.rows); }
   // x, y [rows, hidden], not overlapping; with accumulate, y += instead of y =. Writes the rows' keys and values.
   void run(const StepContext& step, int layer, const AttentionWeights& weights, const float* x, float* y,
            bool accumulate);

@@ -56,6 +56,18 @@ void bind_elementwise(py::module_& m) {
     clamp(nullptr, limit, static_cast<int>(x.shape(0)), static_cast<int>(x.shape(1)), values.data());
     return values.fetch(x);
   });
+  // positions [rows], sets [rows] or none, frequencies [sets, pairs]; cosine, sine [rows, pairs]
+  m.def("rope_table", [](const Array<int32_t>& positions, const OptionalArray<int32_t>& sets,
+                         const Array<float>& frequencies, float scale, const Array<float>& like) {
+    const OnDevice<int32_t> at(positions);
+    const OnDevice<int32_t> set_of(sets);
+    const OnDevice<float> speeds(frequencies);
+    const OnDevice<float> cosine(like);
+    const OnDevice<float> sine(like);
+    rope_table(nullptr, {at.data(), set_of.data(), speeds.data(), static_cast<int>(frequencies.shape(1)), scale},
+               static_cast<int>(positions.shape(0)), cosine.data(), sine.data());
+    return py::make_tuple(cosine.fetch(like), sine.fetch(like));
+  });
   // x [rows, heads, head_dim]; cosine, sine [rows, pairs]
   m.def("rope", [](const Array<float>& x, const Array<float>& cosine, const Array<float>& sine, bool is_interleaved,
                    const OptionalArray<float>& factors) {

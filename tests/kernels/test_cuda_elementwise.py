@@ -108,6 +108,17 @@ def test_rope_rotates_a_part_of_a_head_and_scales_all_of_it(cuda: CudaModule, pa
     torch.testing.assert_close(scaled.double(), exact * factors.double()[:, None, None], rtol=1e-6, atol=1e-6)
 
 
+def test_tables_of_rotations_are_exact_at_far_positions_too(cuda: CudaModule) -> None:
+    positions = np.array([0, 1, 77, 131071, 1 << 20], np.int32)
+    frequencies = np.stack([10000.0 ** -np.linspace(0, 1, 7), 500000.0 ** -np.linspace(0, 1, 7)]).astype(np.float32)
+    for sets in (None, np.array([1, 0, 1, 1, 0], np.int32)):
+        chosen = frequencies[np.zeros(5, np.int32) if sets is None else sets]
+        angles = (positions.astype(np.float32)[:, None] * chosen).astype(np.float64)  # a product of float32
+        cosine, sine = cuda.rope_table(positions, sets, frequencies, 1.5, np.zeros((5, 7), np.float32))
+        np.testing.assert_allclose(cosine, 1.5 * np.cos(angles), atol=5e-7)
+        np.testing.assert_allclose(sine, 1.5 * np.sin(angles), atol=5e-7)
+
+
 @pytest.mark.parametrize(("scale", "softcap"), [(0.25, 0.0), (1.0, 30.0), (0.5, 5.0)])
 @pytest.mark.parametrize("size", [1000, 1001])
 def test_logits_are_scaled_and_capped(cuda: CudaModule, size: int, scale: float, softcap: float) -> None:

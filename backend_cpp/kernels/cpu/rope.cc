@@ -1,5 +1,7 @@
 #include "kernels/rope.h"
 
+#include <cmath>
+
 #include "kernels/cpu/for_rows.h"
 
 namespace turbomind {
@@ -22,6 +24,21 @@ void rotate(const RopeTable& table, size_t row, int head_dim, float factor, floa
 }
 
 }  // namespace
+
+void rope_table(ThreadPool& pool, const RopeAngles& angles, int rows, float* cosine, float* sine) {
+  constexpr int kWork = 16;  // a pair takes as long as so many elements of other loops
+  const auto pairs = static_cast<size_t>(angles.pairs);
+  for_rows(pool, rows, kWork * angles.pairs, [&](size_t row) {
+    const auto position = static_cast<float>(angles.positions[row]);
+    const auto set = static_cast<size_t>(angles.sets != nullptr ? angles.sets[row] : 0);
+    const float* frequencies = angles.frequencies + set * pairs;
+    for (size_t i = 0; i < pairs; ++i) {
+      const float angle = position * frequencies[i];
+      cosine[row * pairs + i] = std::cos(angle) * angles.scale;
+      sine[row * pairs + i] = std::sin(angle) * angles.scale;
+    }
+  });
+}
 
 void rope(ThreadPool& pool, const RopeTable& table, const HeadsView& heads, const float* factors) {
   if (table.pairs == 0 && factors == nullptr) return;
