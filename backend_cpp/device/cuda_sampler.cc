@@ -71,7 +71,9 @@ CudaSampler::CudaSampler(CudaOperators& ops, int vocab_size, int max_choices) : 
   results_ = make_results([&ops](size_t bytes) { return ops.allocate(bytes); });
   for (Flight& flight : flights_) {
     flight.results = make_results([&ops](size_t bytes) { return ops.allocate_staging(bytes); });
-    cuda::check(cudaEventCreateWithFlags(&flight.is_there, cudaEventDisableTiming), "creating an event");
+    for (cudaEvent_t* event : {&flight.began, &flight.is_there}) {
+      cuda::check(cudaEventCreateWithFlags(event, cudaEventDefault), "creating an event");
+    }
   }
   // So that no step finds too little.
   const int at_once = std::min(max_choices, kRowsAtOnce);
@@ -80,7 +82,10 @@ CudaSampler::CudaSampler(CudaOperators& ops, int vocab_size, int max_choices) : 
 }
 
 CudaSampler::~CudaSampler() {
-  for (const Flight& flight : flights_) cudaEventDestroy(flight.is_there);
+  for (const Flight& flight : flights_) {
+    cudaEventDestroy(flight.began);
+    cudaEventDestroy(flight.is_there);
+  }
 }
 
 // ---- penalties ----
@@ -144,7 +149,9 @@ void CudaSampler::count_tokens(History& history, const TokenChoice& choice) {
 void CudaSampler::begin(const std::vector<const TokenChoice*>& choices) {
   ++step_;
   reserved_list_bytes_ = 0;
-  flights_[static_cast<size_t>(step_ % 2)].chosen.assign(choices.size(), {});
+  Flight& flight = flights_[static_cast<size_t>(step_ % 2)];
+  cuda::check(cudaEventRecord(flight.began, ops_.stream()), "marking the beginning of a step");
+  flight.chosen.assign(choices.size(), {});
   fill_told(choices);
   fill_rows(choices);
 }
@@ -271,6 +278,9 @@ void CudaSampler::end() {
 const ChosenToken* CudaSampler::take() {
   Flight& flight = flights_[static_cast<size_t>(++taken_ % 2)];
   ops_.wait_for(flight.is_there);
+  float milliseconds = 0;
+  cuda::check(cudaEventElapsedTime(&milliseconds, flight.began, flight.is_there), "timing a step");
+  seconds_taken_ = milliseconds * 1e-3;
   const float* logprobs = flight.results.logprobs.as<float>();
   for (size_t i = 0; i < flight.chosen.size(); ++i) {
     ChosenToken& chosen = flight.chosen[i];

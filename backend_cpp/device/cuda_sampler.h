@@ -23,6 +23,7 @@ class CudaSampler final : public TokenSampler {
   void choose(int first, int count, float* logits) override;
   void end() override;
   const ChosenToken* take() override;
+  double seconds_taken() const override { return seconds_taken_; }
 
  private:
   // Which tokens a sequence has and how often, for its penalties.
@@ -51,6 +52,7 @@ class CudaSampler final : public TokenSampler {
   struct Flight {
     Results results;
     std::vector<ChosenToken> chosen;
+    cudaEvent_t began = nullptr;
     cudaEvent_t is_there = nullptr;
   };
 
@@ -78,6 +80,7 @@ class CudaSampler final : public TokenSampler {
   Results results_;
   std::array<Flight, 2> flights_;  // of even and odd steps
   int64_t taken_ = 0;              // steps
+  double seconds_taken_ = 0;
 };
 
 }  // namespace turbomind

@@ -32,6 +32,8 @@ class TokenSampler {
   // Waits for the oldest step that ended and was not taken, also if it chose nothing. Its choices, in order, valid
   // until the next call.
   virtual const ChosenToken* take() = 0;
+  // For how long the device has worked on that step.
+  virtual double seconds_taken() const = 0;
 };
 
 }  // namespace turbomind

@@ -42,7 +42,7 @@ void Engine::begin(Step& step) {
   }
   const auto start = Clock::now();
   runner_->begin(step.input);
-  counts_.forward_seconds += seconds_between(start, Clock::now());
+  step.begin_seconds = seconds_between(start, Clock::now());
   counts_.tokens_computed += static_cast<int64_t>(step.input.tokens.size());
   ++counts_.steps;
   for (size_t i = 0; i < step.sequences.size(); ++i) {
@@ -80,7 +80,8 @@ const TokenChoice& Engine::prepare_choice(Sequence& sequence) {
 void Engine::take(Step& step) {
   const auto start = Clock::now();
   const StepOutput output = runner_->take();
-  counts_.forward_seconds += seconds_between(start, Clock::now());
+  counts_.forward_seconds +=
+      output.device_seconds > 0 ? output.device_seconds : step.begin_seconds + seconds_between(start, Clock::now());
   float* logits = output.logits;
   const float* hidden = output.hidden;
   const ChosenToken* chosen = output.chosen;

@@ -33,6 +33,7 @@ struct Step {
   StepInput input;
   std::vector<std::shared_ptr<Sequence>> sequences;
   bool was_short_of_blocks = false;  // a sequence had to be left out
+  double begin_seconds = 0;          // that beginning it took
 };
 
 struct SchedulerConfig {

@@ -24,7 +24,7 @@ struct EngineStats {
   int64_t preemptions = 0;
   int64_t steps = 0;
   double step_seconds = 0;     // whole steps
-  double forward_seconds = 0;  // of those, inside the model
+  double forward_seconds = 0;  // of those, inside the model; on a GPU, its own time
   int64_t first_tokens = 0;
   double first_token_seconds = 0;  // from acceptance to first token, summed over answers
   int64_t later_tokens = 0;

@@ -48,6 +48,8 @@ struct StepOutput {
   const float* hidden = nullptr;  // [wanted rows, hidden_size], after the final norm
   // The choices, in span order; valid until the next step is taken.
   const ChosenToken* chosen = nullptr;
+  // For how long a device beside the host has worked on it; 0 where the host itself has.
+  double device_seconds = 0;
 };
 
 // What a step may hold at most.

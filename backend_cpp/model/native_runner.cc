@@ -122,7 +122,10 @@ void NativeRunner::begin(const StepInput& input) {
 }
 
 StepOutput NativeRunner::take() {
-  if (sampler_) output_.chosen = sampler_->take();
+  if (sampler_) {
+    output_.chosen = sampler_->take();
+    output_.device_seconds = sampler_->seconds_taken();
+  }
   return output_;
 }
 

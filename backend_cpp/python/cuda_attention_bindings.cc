@@ -1,7 +1,10 @@
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <numeric>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "kernels/cuda/paged_attention.h"
@@ -61,6 +64,51 @@ py::tuple attention(const Array<float>& q, const Array<float>& k, const Array<fl
   return py::make_tuple(output.fetch(out), cache.fetch(pool));
 }
 
+// Seconds of one call, the median of `rounds`, and the bytes of the cache that it reads: so many sequences decode
+// behind `context` tokens each, in blocks of their own.
+std::pair<double, size_t> time_attention(int cache_bits, const Sizes& sizes, int sequences, int context, int rounds) {
+  AttentionParams params = params_of(cache_bits, sizes);
+  const CacheLayout& layout = params.layout;
+  const int blocks_each = divide_up(context, layout.block_len);
+  std::vector<DeviceSpan> spans;
+  std::vector<int32_t> blocks(static_cast<size_t>(sequences) * blocks_each);
+  std::iota(blocks.begin(), blocks.end(), 0);
+  for (int s = 0; s < sequences; ++s) spans.push_back({s, 1, context - 1, s * blocks_each});
+  const AlignedBuffer span_table = copy_to_device(spans.data(), spans.size() * sizeof(DeviceSpan));
+  const AlignedBuffer block_table = copy_to_device(blocks.data(), blocks.size() * sizeof(int32_t));
+  const DeviceSpans shape{span_table.as<DeviceSpan>(), block_table.as<int32_t>(), sequences, 1, context};
+  const auto zeros = [](size_t bytes) {
+    AlignedBuffer buffer = allocate(bytes);
+    check(cudaMemset(buffer.as<void>(), 0, bytes), "clearing memory");
+    return buffer;
+  };
+  const AlignedBuffer pool = zeros(blocks.size() * layout.block_bytes());
+  params.pool = pool.as<std::byte>();
+  const auto rows = static_cast<size_t>(sequences) * params.num_heads;
+  const AlignedBuffer queries = zeros(rows * layout.key_dim * sizeof(float));
+  const AlignedBuffer out = allocate(rows * layout.value_dim * sizeof(float));
+  const AlignedBuffer workspace = allocate(attention_workspace_floats(params, shape) * sizeof(float));
+  const auto dim = static_cast<size_t>(layout.key_dim);
+  const HeadsView view{queries.as<float>(), sequences, params.num_heads * dim, params.num_heads, dim, layout.key_dim};
+  cudaEvent_t begin = nullptr;
+  cudaEvent_t end = nullptr;
+  check(cudaEventCreateWithFlags(&begin, cudaEventDefault), "creating an event");
+  check(cudaEventCreateWithFlags(&end, cudaEventDefault), "creating an event");
+  std::vector<float> milliseconds;
+  for (int round = 0; round < rounds; ++round) {
+    check(cudaEventRecord(begin, nullptr), "timing attention");
+    paged_attention(nullptr, params, shape, view, workspace.as<float>(), out.as<float>());
+    check(cudaEventRecord(end, nullptr), "timing attention");
+    check(cudaEventSynchronize(end), "running attention");
+    check(cudaEventElapsedTime(&milliseconds.emplace_back(), begin, end), "timing attention");
+  }
+  cudaEventDestroy(begin);
+  cudaEventDestroy(end);
+  std::nth_element(milliseconds.begin(), milliseconds.begin() + rounds / 2, milliseconds.end());
+  const size_t bytes_of_token = layout.block_bytes() / static_cast<size_t>(layout.block_len);
+  return {milliseconds[static_cast<size_t>(rounds / 2)] * 1e-3, rows / params.num_heads * context * bytes_of_token};
+}
+
 }  // namespace
 
 void bind_attention(py::module_& m) {
@@ -73,6 +121,7 @@ void bind_attention(py::module_& m) {
                            most_attention_workspace_floats(params));
         });
   m.def("attention", &attention);
+  m.def("time_attention", &time_attention);
 }
 
 }  // namespace turbomind::cuda

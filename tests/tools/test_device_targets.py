@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from tools.bench import device_targets
-from tools.bench.device_targets import Bench, Finding
+from tools.bench.device_targets import Bench, Finding, Pace
 from tools.bench.random_model import SHAPES, write
 
 
@@ -34,6 +34,9 @@ def test_every_line_of_the_table_is_measured(tmp_path: Path, monkeypatch: pytest
     assert {name.partition(":")[0] for name in found} == {
         "decode, batch 1",
         "decode, batch 4, context 32",
+        "attention, 16-bit cache",
+        "attention, 8-bit cache",
+        "attention, 4-bit cache",
         "decode, batch 1, 4-bit weights",
         "prefill of 64",
         "full cache, 8-bit",
@@ -49,11 +52,11 @@ def test_what_was_measured_before_a_failure_is_reported(tmp_path: Path, monkeypa
 
     report = tmp_path / "report.json"
     monkeypatch.setattr(Bench, "prefill_share", fail)
-    monkeypatch.setattr(Bench, "step_seconds", lambda *_: 0.01)
+    monkeypatch.setattr(Bench, "step_pace", lambda *_: Pace(0.01, 0.9))
     monkeypatch.setattr(sys, "argv", ["device_targets", "--shape", "tiny", "--device", "cpu", "--json", str(report)])
     with pytest.raises(RuntimeError, match="out of memory"):
         device_targets.main()
-    assert len(json.loads(report.read_text())["found"]) == 5
+    assert len(json.loads(report.read_text())["found"]) == 9
 
 
 def test_a_promise_is_kept_from_its_value_on() -> None:

@@ -7,6 +7,7 @@ limits in the same run. ``--shape tiny --device cpu`` tries the program out wher
 from __future__ import annotations
 
 import argparse
+import importlib
 import random
 import tempfile
 import time
@@ -25,6 +26,7 @@ from tools.bench.stats import median, steady_rate
 from tools.bench.workload import GREEDY, TokenRequest
 
 _ROUNDS = 3
+_KERNELS = {"cuda": "tests.kernels._cuda_device", "cpu": "tests.kernels._cuda_emulated"}
 _COPY_BYTES = 1 << 30
 _MATRIX = 8192
 _FULL_REQUESTS = 64
@@ -95,6 +97,14 @@ class Finding:
         return [self.workload, f"{self.value:.3g}", "" if self.target is None else f">= {self.target}", verdict]
 
 
+@dataclass(frozen=True)
+class Pace:
+    """The time between two tokens of a batch, in seconds, and in which share of all time the device has worked."""
+
+    seconds: float
+    busy_share: float
+
+
 class Bench:
     """The measurements of one model directory on one device."""
 
@@ -118,21 +128,27 @@ class Bench:
         """Return requests with random prompts."""
         return [TokenRequest(tuple(self._random.choices(range(256), k=prompt)), output) for _ in range(count)]
 
-    def step_seconds(self, config: TurbomindEngineConfig, batch: int, context: int) -> float:
-        """Return the time between two tokens of a batch."""
+    def step_pace(self, config: TurbomindEngineConfig, batch: int, context: int) -> Pace:
+        """Measure a batch that decodes."""
         with in_process(str(self._model), config) as engine:
             times = []
             for _ in range(_ROUNDS + 1):
                 records = engine.answer(self.requests(batch, context, self._sizes.decode), batch, GREEDY)
                 times.append(batch / steady_rate(records))
-        return median(times[1:])
+            return Pace(median(times[1:]), 1 - engine.outside_share)
 
-    def bandwidth_share(self, config: TurbomindEngineConfig, batch: int, context: int) -> tuple[float, float]:
-        """Return the time of a step, and the share of the bandwidth that it takes."""
-        seconds = self.step_seconds(config, batch, context)
+    def bandwidth_share(self, pace: Pace, config: TurbomindEngineConfig, batch: int, context: int) -> float:
+        """Return the share of the bandwidth that steps take."""
         cost = self.cost(config)
         moved = cost.weight_bytes + cost.cache_bytes * batch * (context + self._sizes.decode / 2)
-        return seconds, moved / seconds / self._limits.bandwidth
+        return moved / pace.seconds / self._limits.bandwidth
+
+    def attention_share(self, bits: int) -> float:
+        """Return the share of the bandwidth that attention alone takes, of decoding sequences."""
+        kernels = importlib.import_module(_KERNELS[self._device])
+        heads = (self._spec.num_heads, self._spec.num_kv_heads, self._spec.head_dim, self._spec.head_dim, 64)
+        seconds, moved = kernels.time_attention(bits, heads, self._sizes.batch, self._sizes.batch_context, 20)
+        return float(moved / seconds / self._limits.bandwidth)
 
     def prefill_share(self) -> tuple[float, float]:
         """Return prompt tokens/s, and the share of the matrix products' peak that they take."""
@@ -197,16 +213,20 @@ class Bench:
 
 def measure(bench: Bench, sizes: Sizes, beside_transformers: bool) -> Iterator[Finding]:
     """Yield every line of the table, each as soon as it is known."""
-    alone, share = bench.bandwidth_share(bench.config(1), 1, 128)
-    yield Finding("decode, batch 1: tokens/s", 1 / alone)
-    yield Finding("decode, batch 1: of the bandwidth", share, 0.85)
+    alone = bench.step_pace(bench.config(1), 1, 128)
+    yield Finding("decode, batch 1: tokens/s", 1 / alone.seconds)
+    yield Finding("decode, batch 1: of the bandwidth", bench.bandwidth_share(alone, bench.config(1), 1, 128), 0.85)
     batch, context = sizes.batch, sizes.batch_context
-    crowd, share = bench.bandwidth_share(bench.config(batch), batch, context)
+    crowd = bench.step_pace(bench.config(batch), batch, context)
     name = f"decode, batch {batch}, context {context}"
-    yield Finding(f"{name}: tokens/s", batch / crowd)
+    yield Finding(f"{name}: tokens/s", batch / crowd.seconds)
+    share = bench.bandwidth_share(crowd, bench.config(batch), batch, context)
     yield Finding(f"{name}: of the bandwidth", share, 0.75)
-    rounded = bench.step_seconds(bench.config(1, weight_bits=4), 1, 128)
-    yield Finding("decode, batch 1, 4-bit weights: times bfloat16", alone / rounded, 2.4)
+    yield Finding(f"{name}: of the time, the device works", crowd.busy_share, 0.95)
+    for bits, target in ((16, 0.9), (8, 0.85), (4, 0.8)):
+        yield Finding(f"attention, {bits}-bit cache: of the bandwidth", bench.attention_share(bits), target)
+    rounded = bench.step_pace(bench.config(1, weight_bits=4), 1, 128)
+    yield Finding("decode, batch 1, 4-bit weights: times bfloat16", alone.seconds / rounded.seconds, 2.4)
     rate, share = bench.prefill_share()
     name = f"prefill of {sizes.prefill}"
     yield Finding(f"{name}: tokens/s", rate)

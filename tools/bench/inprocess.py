@@ -34,6 +34,12 @@ class InProcess:
         """What model it is."""
         return self._engine.directory.spec
 
+    @property
+    def outside_share(self) -> float:
+        """The share of all steps' time in which the model, or the GPU that runs it, had nothing to do."""
+        metrics = self._engine.metrics()
+        return 1 - metrics["forward_seconds_total"] / metrics["step_seconds_total"]
+
     def close(self) -> None:
         """Stop the engine."""
         self._engine.close()

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -15,6 +16,9 @@ using turbomind::emulated::begin_call;
 
 struct CUgraph_st {
   std::vector<std::function<void()>> calls;
+};
+struct CUevent_st {
+  std::chrono::steady_clock::time_point recorded;
 };
 struct CUgraphExec_st {
   std::vector<std::function<void()>> calls;
@@ -193,16 +197,24 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
   if (const cudaError_t error = begin_call("cudaEventCreateWithFlags")) return error;
-  *event = nullptr;
+  *event = new CUevent_st;
   return cudaSuccess;
 }
 
-cudaError_t cudaEventDestroy(cudaEvent_t) {
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete event;
   return cudaSuccess;
 }
 
-cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) {
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
   if (const cudaError_t error = begin_call("cudaEventRecord")) return error;
+  event->recorded = std::chrono::steady_clock::now();
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
+  if (const cudaError_t error = begin_call("cudaEventElapsedTime")) return error;
+  *milliseconds = std::chrono::duration<float, std::milli>(end->recorded - begin->recorded).count();
   return cudaSuccess;
 }
 
