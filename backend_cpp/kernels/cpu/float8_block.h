@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "kernels/cpu/float8_quads.h"
 #include "kernels/cpu/packed_tile.h"
@@ -9,9 +10,18 @@
 namespace turbomind::TM_ISA {
 
 // A sum is made in so many parts, which take turns with the inputs: products of bfloat16 take a dozen cycles each,
-// during which others can begin. So rows at once are fewer.
+// during which others can begin. Many rows have enough others, and need the registers: they make one part after the
+// other.
 inline constexpr int kFloat8Parts = kRegisters == 32 ? 2 : 1;
-inline constexpr int kFloat8Rows = kTileVecs == 1 ? 4 : kTileVecs == 2 ? 2 : 1;
+inline constexpr int kFloat8Rows = kTileVecs == 1 ? 8 : kTileVecs == 2 ? 2 : 1;
+inline constexpr int kRowsInTurns = 4;
+
+// Calls visit(part) for each, a std::integral_constant.
+template <class Visit>
+inline void for_parts(Visit&& visit) {
+  visit(std::integral_constant<int, 0>());
+  if constexpr (kFloat8Parts == 2) visit(std::integral_constant<int, 1>());
+}
 
 // Inputs beyond in_features are 0.
 inline void widen_row(const float* x, int in_features, int row, const WideRows& wide) {
@@ -48,17 +58,32 @@ inline void float8_rows(const LinearWeight& weight, const PackedShape& shape, in
         for (QuadSums& part : group_sums[r][v]) part = {zero(), zero()};
       }
     }
-    for (int quad = 0; quad < group_quads; quad += kFloat8Parts) {
-      __builtin_prefetch(codes + 2048, 0, 2);
-#pragma GCC unroll 2
-      for (int part = 0; part < kFloat8Parts; ++part, codes += 4 * kTileOutputs, input += input_step) {
-        for (int v = 0; v < kTileVecs; ++v) {
-          Float8Quads quads;
-          quads.load(codes + v * 4 * kLanes);
+    const auto add_quad = [&](const uint8_t* own, const Float8Quads::Input* x_quad, auto part) {
+      for (int v = 0; v < kTileVecs; ++v) {
+        Float8Quads quads;
+        quads.load(own + v * 4 * kLanes);
 #pragma GCC unroll 8
-          for (int r = 0; r < kRows; ++r) quads.multiply_add(input + 4 * r, group_sums[r][v][part]);
-        }
+        for (int r = 0; r < kRows; ++r) quads.multiply_add(x_quad + 4 * r, group_sums[r][v][part()]);
       }
+    };
+    constexpr int kStep = kFloat8Parts * 4 * kTileOutputs;
+    const uint8_t* end = codes + static_cast<size_t>(group_quads) * 4 * kTileOutputs;
+    if constexpr (kRows <= kRowsInTurns) {
+      for (; codes < end; codes += kStep, input += kFloat8Parts * input_step) {
+        __builtin_prefetch(codes + 2048, 0, 2);
+        for_parts([&](auto part) { add_quad(codes + part() * 4 * kTileOutputs, input + part() * input_step, part); });
+      }
+    } else {
+      for_parts([&](auto part) {
+        const Float8Quads::Input* x_quad = input + part() * input_step;
+        for (const uint8_t* own = codes + part() * 4 * kTileOutputs; own < end; own += kStep) {
+          __builtin_prefetch(own + 2048, 0, 2);
+          add_quad(own, x_quad, part);
+          x_quad += kFloat8Parts * input_step;
+        }
+      });
+      codes = end;
+      input += group_quads * input_step;
     }
     for (int v = 0; v < kTileVecs; ++v) {
       const Vec scale =
