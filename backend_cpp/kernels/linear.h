@@ -18,7 +18,7 @@
 //                       and widened in registers, exactly. x is float32, or rounded to bfloat16 where the instruction
 //                       set multiplies those (avx512bf16); products are exact and sums float32, so y is off by at most
 //                       (2^-8 + in_features 2^-24) sum |x w|, or the second part of it. That is less than rounding x
-//                       to 8 bits of either kind costs, and takes no longer: few rows wait for the weights.
+//                       to 8 bits of either kind costs.
 //
 // Each output element is summed in an order that depends only on in_features and the instruction set: not on rows, on
 // the tile or the thread that computes it. So a row's result is bitwise the same alone, in a batch, and in any chunk of
