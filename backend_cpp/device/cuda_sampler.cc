@@ -162,16 +162,7 @@ void CudaSampler::fill_rows(const std::vector<const TokenChoice*>& choices) {
   for (size_t i = 0; i < choices.size(); ++i) {
     const TokenChoice& choice = *choices[i];
     cuda::SamplingRow row;
-    row.is_greedy = choice.is_greedy;
-    row.temperature = choice.temperature;
-    row.top_k = choice.top_k;
-    row.top_p = choice.top_p;
-    row.min_p = choice.min_p;
-    row.seed = choice.seed;
-    row.draw = choice.draw;
-    row.repetition_penalty = choice.repetition_penalty;
-    row.presence_penalty = choice.presence_penalty;
-    row.frequency_penalty = choice.frequency_penalty;
+    static_cast<SamplingRule&>(row) = choice;
     if (choice.has_penalties()) {
       History& history = *find(choice.sequence);
       count_tokens(history, choice);

@@ -6,21 +6,12 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/sampling.h"
+
 namespace turbomind {
 
 // Pointers are the host's and are read when the step begins, not later.
-struct TokenChoice {
-  bool is_greedy = true;
-  float temperature = 1;
-  int top_k = 0;  // 0: no limit
-  float top_p = 1;
-  float min_p = 0;
-  uint64_t seed = 0;
-  uint64_t draw = 0;  // tokens of the answer so far
-
-  float repetition_penalty = 1;
-  float presence_penalty = 0;
-  float frequency_penalty = 0;
+struct TokenChoice : SamplingRule {
   // What the penalties count: the tokens so far, of which the first prompt_len are no answer; behind them come
   // `unseen` tokens that were chosen by the steps before and that the host does not know yet.
   uint64_t sequence = 0;  // names the sequence; never that of another one

@@ -6,6 +6,20 @@
 
 namespace turbomind {
 
+// How a token is chosen, apart from lists of tokens.
+struct SamplingRule {
+  bool is_greedy = true;
+  float temperature = 1;
+  int top_k = 0;  // 0: no limit
+  float top_p = 1;
+  float min_p = 0;
+  uint64_t seed = 0;
+  uint64_t draw = 0;  // tokens of the answer so far
+  float repetition_penalty = 1;
+  float presence_penalty = 0;
+  float frequency_penalty = 0;
+};
+
 // Index of the largest value, the lowest index among equals; -1 if any value is NaN or all are -infinity.
 int32_t argmax(const float* logits, int size);
 

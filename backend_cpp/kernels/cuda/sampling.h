@@ -13,6 +13,7 @@
 
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/scratch.h"
+#include "kernels/sampling.h"
 
 namespace turbomind::cuda {
 
@@ -22,18 +23,7 @@ struct TokenBias {
 };
 
 // What one row wants; on the device. Lists may be null where they are empty.
-struct SamplingRow {
-  bool is_greedy = true;
-  float temperature = 1;
-  int top_k = 0;  // 0: no limit
-  float top_p = 1;
-  float min_p = 0;
-  uint64_t seed = 0;
-  uint64_t draw = 0;  // tokens of the answer so far
-
-  float repetition_penalty = 1;
-  float presence_penalty = 0;
-  float frequency_penalty = 0;
+struct SamplingRow : SamplingRule {
   const uint32_t* seen = nullptr;     // [vocab / 32 rounded up]; bit set: in prompt or answer. With repetition_penalty
   const int32_t* counts = nullptr;    // [vocab]; occurrences in the answer. With the other two penalties
   const TokenBias* biases = nullptr;  // [bias_count], each token once
