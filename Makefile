@@ -146,7 +146,7 @@ lint: dev ## ruff, mypy --strict, clang-format
 	$(VENV)/bin/ruff check $(PY_SOURCES)
 	$(VENV)/bin/ruff format --check $(PY_SOURCES)
 	$(VENV)/bin/mypy --strict
-	$(VENV)/bin/clang-format --dry-run -Werror $(CXX_SOURCES)
+	@$(VENV)/bin/clang-format --dry-run -Werror $(CXX_SOURCES) && echo "clang-format: nothing to change"
 
 format: dev ## Rewrite the sources in the project's layout
 	$(VENV)/bin/ruff check --fix-only --quiet $(PY_SOURCES)
