@@ -12,7 +12,9 @@ namespace {
 
 // Weight bytes one chunk streams: large enough to hide the cost of a claim, small enough to balance two cores.
 constexpr size_t kChunkBytes = 128 << 10;
-constexpr int kPrepareRows = 8;
+// Rows that are rounded together lie together; scales of so many fill a cache line, which threads should not share.
+constexpr int kTogetherRows = 8;
+constexpr int kLineRows = 16;
 
 // Calls body(first row, rows, first unit, last unit) for blocks of rows and of units of the weight. Units vary fastest,
 // so that all threads work on the same rows of x.
@@ -37,6 +39,12 @@ const float* in_code_order(const LinearWeight& weight, const float* row, std::ve
   return room.data();
 }
 
+// Rows that one thread prepares at a time: a part for each thread, and once more, so that a late one takes less.
+int prepared_rows(const ThreadPool& pool, int rows) {
+  if (rows <= kLineRows) return kTogetherRows;
+  return (rows / (2 * pool.thread_count()) + kLineRows - 1) / kLineRows * kLineRows;
+}
+
 void packed_linear(ThreadPool& pool, LinearScratch& scratch, const LinearWeight& weight, const float* x, int rows,
                    float* y, bool accumulate) {
   const KernelTable& table = kernels();
@@ -44,10 +52,11 @@ void packed_linear(ThreadPool& pool, LinearScratch& scratch, const LinearWeight&
   const size_t tile_bytes = shape.group_bytes() * shape.groups();
   // Calls prepare(inputs in the order of the codes, row) for each row.
   const auto for_inputs = [&](auto&& prepare) {
-    pool.parallel_for((rows + kPrepareRows - 1) / kPrepareRows, [&](int chunk) {
-      const int last = std::min(rows, (chunk + 1) * kPrepareRows);
+    const int chunk_rows = prepared_rows(pool, rows);
+    pool.parallel_for((rows + chunk_rows - 1) / chunk_rows, [&](int chunk) {
+      const int last = std::min(rows, (chunk + 1) * chunk_rows);
       std::vector<float> room;
-      for (int row = chunk * kPrepareRows; row < last; ++row) {
+      for (int row = chunk * chunk_rows; row < last; ++row) {
         prepare(in_code_order(weight, x + static_cast<size_t>(row) * weight.in_features, room), row);
       }
     });
