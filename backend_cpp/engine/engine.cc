@@ -152,6 +152,7 @@ void Engine::run() {
     } catch (const std::exception& error) {
       is_healthy_ = false;
       is_under_way_ = false;
+      for (Step& step : steps_) step.sequences.clear();
       const Error fault(ErrorCode::kUnavailable, std::string("the engine stopped: ") + error.what());
       end_where([](const Sequence&) { return true; }, FinishReason::kError, &fault);
     }

@@ -55,7 +55,7 @@ RopeTables::RopeTables(Operators& ops, std::vector<RopeSpec> ropes, int max_rows
     : ropes_(std::move(ropes)), positions_(ops, static_cast<size_t>(max_rows) * sizeof(int32_t)) {
   for (const RopeSpec& rope : ropes_) {
     const int pairs = static_cast<int>(rope.inv_freq.size());
-    Buffers buffers{float_buffer(ops, max_rows, pairs), float_buffer(ops, max_rows, pairs), {}, {}};
+    Buffers buffers{float_buffer(ops, max_rows, pairs), float_buffer(ops, max_rows, pairs), {}, {}, {}, 0};
     const bool is_stretched = rope.stretch.kind != StretchKind::kNone;
     const size_t set_bytes = static_cast<size_t>(pairs) * sizeof(float);
     buffers.frequencies = Staged(ops, set_bytes * static_cast<size_t>(is_stretched ? max_rows : 1));
@@ -86,6 +86,16 @@ void RopeTables::stage(Operators& ops, const StepInput& input) {
   }
 }
 
+const std::vector<float>& RopeTables::frequencies(size_t index, int variant) {
+  if (variant == 0) return ropes_[index].inv_freq;
+  Buffers& buffers = buffers_[index];
+  if (buffers.variant != variant) {
+    buffers.stretched = stretched_frequencies(ropes_[index], variant);
+    buffers.variant = variant;
+  }
+  return buffers.stretched;
+}
+
 // A set of frequencies for each variant that the step has.
 void RopeTables::stage_sets(Operators& ops, size_t index, const StepInput& input) {
   const RopeSpec& rope = ropes_[index];
@@ -96,7 +106,7 @@ void RopeTables::stage_sets(Operators& ops, size_t index, const StepInput& input
     const int variant = variant_of(rope.stretch, span.prompt_len);
     const auto [known, is_new] = set_of.emplace(variant, static_cast<int32_t>(set_of.size()));
     if (is_new) {
-      const std::vector<float> set = variant == 0 ? rope.inv_freq : stretched_frequencies(rope, variant);
+      const std::vector<float>& set = frequencies(index, variant);
       next = std::copy(set.begin(), set.end(), next);
     }
     std::fill_n(buffers.sets.host<int32_t>() + span.first_row, span.count, known->second);

@@ -32,9 +32,12 @@ class RopeTables {
   struct Buffers {
     AlignedBuffer cosine;  // float32 [max_rows, pairs]
     AlignedBuffer sine;
-    Staged frequencies;  // float32 [sets, pairs]; of a step, or, without a stretch, of all
-    Staged sets;         // int32 [max_rows]; which set a row has. Empty without a stretch
+    Staged frequencies;            // float32 [sets, pairs]; of a step, or, without a stretch, of all
+    Staged sets;                   // int32 [max_rows]; which set a row has. Empty without a stretch
+    std::vector<float> stretched;  // the set of the variant last used
+    int variant = 0;
   };
+  const std::vector<float>& frequencies(size_t index, int variant);
   void stage_sets(Operators& ops, size_t index, const StepInput& input);
 
   std::vector<RopeSpec> ropes_;

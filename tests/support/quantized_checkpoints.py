@@ -11,6 +11,7 @@ Facts, by source:
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,9 @@ class Codes:
     def dequantized(self) -> torch.Tensor:
         steps = torch.from_numpy(self.codes - self.zeros[self.groups]).float()
         return (steps * self.scales.float()[self.groups]).T.contiguous()
+
+
+Change = Callable[[dict[str, Any], dict[str, Any]], object]  # of config.json's quantization_config, and of the tensors
 
 
 def quantize(weight: torch.Tensor, scheme: Scheme, seed: int = 0) -> Codes:
@@ -137,6 +141,15 @@ def quantize_checkpoint(source: Path, target: Path, scheme: Scheme) -> dict[str,
         tensors |= {f"{layer}.{part}": tensor for part, tensor in tensors_of(codes, scheme).items()}
     save_quantized(source, target, tensors, scheme.config())
     return values
+
+
+def damage(directory: Path, change: Change) -> Path:
+    """Change a checkpoint on disk; return ``directory``."""
+    config, tensors = json.loads((directory / "config.json").read_text()), load_file(directory / "model.safetensors")
+    change(config["quantization_config"], tensors)
+    (directory / "config.json").write_text(json.dumps(config))
+    save_file(tensors, directory / "model.safetensors")
+    return directory
 
 
 def decode_awq(directory: Path, group_size: int) -> dict[str, torch.Tensor]:

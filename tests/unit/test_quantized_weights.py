@@ -1,7 +1,6 @@
 """Matrices stored as codes: the engine reads the numbers they stand for, and multiplies with the codes themselves."""
 
 import dataclasses
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from lmdeploy import _turbomind
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
@@ -29,7 +28,16 @@ from lmdeploy.turbomind.manifest import (
 from lmdeploy.turbomind.quantized import Quantization, with_codes
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex, read_checkpoint
 from tests.kernels.reference import round_activations
-from tests.support.quantized_checkpoints import AWQ_ORDER, Scheme, pack, quantize, quantize_checkpoint, tensors_of
+from tests.support.quantized_checkpoints import (
+    AWQ_ORDER,
+    Change,
+    Scheme,
+    damage,
+    pack,
+    quantize,
+    quantize_checkpoint,
+    tensors_of,
+)
 from tests.support.tiny_models import make_tiny_llama
 
 SHAPES = {"a": (48, 256), "b": (24, 256)}
@@ -158,7 +166,6 @@ def plain_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_llama(tmp_path_factory.mktemp("tiny") / "model", num_hidden_layers=1)
 
 
-Change = Callable[[dict[str, Any], dict[str, Any]], object]  # of config.json's quantization_config, and of the tensors
 Q = "model.layers.0.self_attn.q_proj"
 
 
@@ -233,11 +240,7 @@ SPOILED: dict[str, tuple[Scheme, Change, str]] = {
 
 def damaged(source: Path, target: Path, scheme: Scheme, change: Change) -> Path:
     quantize_checkpoint(source, target, scheme)
-    config, tensors = json.loads((target / "config.json").read_text()), load_file(target / "model.safetensors")
-    change(config["quantization_config"], tensors)
-    (target / "config.json").write_text(json.dumps(config))
-    save_file(tensors, target / "model.safetensors")
-    return target
+    return damage(target, change)
 
 
 @pytest.mark.parametrize("case", UNSUPPORTED)

@@ -1,19 +1,18 @@
 """Matrices stored as int8 or float8 codes with scales: the engine reads the numbers they stand for, or says why not."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from lmdeploy import _turbomind
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.turbomind.engine_dir import resolve
 from lmdeploy.turbomind.manifest import Expression, concat, rows_of
 from lmdeploy.turbomind.scaled import ScaledWeights, with_scales
+from tests.support.quantized_checkpoints import Change, damage
 from tests.support.scaled_checkpoints import FLOAT8, Form, quantize, quantize_checkpoint, stored_scales
 from tests.support.tiny_models import make_tiny_llama
 from tests.unit.test_quantized_weights import APART, SHAPES, A, B, read_tensor, values_of, write_manifest
@@ -80,7 +79,6 @@ def plain_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_llama(tmp_path_factory.mktemp("tiny") / "model", num_hidden_layers=1)
 
 
-Change = Callable[[dict[str, Any], dict[str, Any]], object]  # of config.json's quantization_config, and of the tensors
 Q = "model.layers.0.self_attn.q_proj"
 
 
@@ -176,11 +174,7 @@ BROKEN: dict[str, tuple[str, Change, str]] = {
 
 def damaged(source: Path, target: Path, form: str, change: Change) -> Path:
     quantize_checkpoint(source, target, FORMS[form])
-    config, tensors = json.loads((target / "config.json").read_text()), load_file(target / "model.safetensors")
-    change(config["quantization_config"], tensors)
-    (target / "config.json").write_text(json.dumps(config))
-    save_file(tensors, target / "model.safetensors")
-    return target
+    return damage(target, change)
 
 
 @pytest.mark.parametrize("case", UNSUPPORTED)
