@@ -4,8 +4,6 @@ Everything public is imported on first use, so that ``import lmdeploy`` takes mi
 """
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from lmdeploy.version import __version__
@@ -13,7 +11,7 @@ from lmdeploy.version import __version__
 if TYPE_CHECKING:
     from lmdeploy.messages import GenerationConfig, PytorchEngineConfig, Response, TurbomindEngineConfig
     from lmdeploy.model import ChatTemplateConfig
-    from lmdeploy.pipeline import pipeline
+    from lmdeploy.offline.pipeline import pipeline
     from lmdeploy.serve.api import client
     from lmdeploy.tokenizer import Tokenizer
 
@@ -38,7 +36,7 @@ _HOMES = {
     "Tokenizer": "lmdeploy.tokenizer",
     "TurbomindEngineConfig": "lmdeploy.messages",
     "client": "lmdeploy.serve.api",
-    "pipeline": "lmdeploy.pipeline",
+    "pipeline": "lmdeploy.offline.pipeline",
 }
 
 
@@ -55,14 +53,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-class _Package(ModuleType):
-    """Keeps a public function's name when the import system binds the submodule of that name (``pipeline``)."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if not (name in _HOMES and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

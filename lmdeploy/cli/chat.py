@@ -8,7 +8,7 @@ from lmdeploy.cli.options import add_device, add_model_format, add_tp
 from lmdeploy.cli.terminal import HELP, add_sampling_options, read_message
 
 if TYPE_CHECKING:
-    from lmdeploy.async_engine import AsyncEngine
+    from lmdeploy.offline.async_engine import AsyncEngine
 
 
 def add_parser(subparsers: Any) -> None:
@@ -46,8 +46,8 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load the model and talk until the user leaves."""
-    from lmdeploy.async_engine import AsyncEngine
     from lmdeploy.messages import GenerationConfig, PytorchEngineConfig, TurbomindEngineConfig
+    from lmdeploy.offline.async_engine import AsyncEngine
 
     try:
         if args.backend == "pytorch":

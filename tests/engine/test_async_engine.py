@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lmdeploy import GenerationConfig, Response, TurbomindEngineConfig, pipeline
-from lmdeploy.async_engine import AsyncEngine
+from lmdeploy.offline.async_engine import AsyncEngine
 from tests.support.waiting import eventually, eventually_sync
 
 QUESTION = "What is the capital of France?"

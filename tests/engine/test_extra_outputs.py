@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
-from lmdeploy.async_engine import AsyncEngine
+from lmdeploy.offline.async_engine import AsyncEngine
 from tests.support.prompts import CONVERSATIONS
 
 TOLERANCE = 1e-4

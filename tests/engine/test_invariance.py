@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lmdeploy import GenerationConfig, Response, TurbomindEngineConfig, pipeline
-from lmdeploy.async_engine import AsyncEngine
+from lmdeploy.offline.async_engine import AsyncEngine
 from tests.support.prompts import CONVERSATIONS
 from tests.support.tiny_models import make_tiny_llama
 

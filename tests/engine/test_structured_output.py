@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
-from lmdeploy.async_engine import AsyncEngine
+from lmdeploy.offline.async_engine import AsyncEngine
 from tests.support.tiny_models import make_tiny_llama
 
 # The example of the LMDeploy manual's guide to structured output.

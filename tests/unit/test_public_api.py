@@ -19,9 +19,10 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert run_python(code) == "[]"
 
 
-def test_a_public_function_wins_over_the_module_of_its_name() -> None:
-    code = "import lmdeploy.pipeline\nfrom lmdeploy import pipeline\nprint(type(pipeline), type(lmdeploy.pipeline))"
-    assert run_python(code) == "<class 'function'> <class 'function'>"
+@pytest.mark.parametrize("module", ["lmdeploy.offline.pipeline", "lmdeploy.serve.api"])
+def test_public_functions_are_functions_whatever_was_imported_before(module: str) -> None:
+    code = f"import {module}, lmdeploy\nprint(type(lmdeploy.pipeline).__name__, callable(lmdeploy.serve))"
+    assert run_python(code) == "function True"
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

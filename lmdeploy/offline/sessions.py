@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from lmdeploy.messages import GenerationConfig
-from lmdeploy.prompts import PreparedPrompt
+from lmdeploy.offline.prompts import PreparedPrompt
 from lmdeploy.turbomind.engine import Engine, EngineOutput, SessionOptions
 
 

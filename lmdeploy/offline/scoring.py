@@ -5,7 +5,7 @@ import queue
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lmdeploy.outputs import raise_error
+from lmdeploy.offline.outputs import raise_error
 from lmdeploy.turbomind.engine import Engine, EngineOutput
 
 TokenIds = Sequence[int] | Sequence[Sequence[int]] | Mapping[str, Any]

@@ -2,9 +2,9 @@
 
 import logging
 
-from lmdeploy.async_engine import AsyncEngine
 from lmdeploy.messages import PytorchEngineConfig, TurbomindEngineConfig
 from lmdeploy.model import ChatTemplateConfig
+from lmdeploy.offline.async_engine import AsyncEngine
 
 
 def pipeline(

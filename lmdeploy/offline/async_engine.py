@@ -9,14 +9,14 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from lmdeploy.chat_session import Session
 from lmdeploy.messages import GenerationConfig, PytorchEngineConfig, Response, TurbomindEngineConfig
 from lmdeploy.model import ChatTemplateConfig, chat_template_for
-from lmdeploy.outputs import Answers, AsyncOutputs, Batch, progress_bar, response_of
-from lmdeploy.prompts import GenConfigs, PreparedPrompt, Prompt, PromptPreparer, as_batch, configs_for
-from lmdeploy.scoring import TokenIds, cross_entropies
-from lmdeploy.session_generator import SessionGenerator
-from lmdeploy.sessions import SessionStates, start_turn
+from lmdeploy.offline.chat_session import Session
+from lmdeploy.offline.outputs import Answers, AsyncOutputs, Batch, progress_bar, response_of
+from lmdeploy.offline.prompts import GenConfigs, PreparedPrompt, Prompt, PromptPreparer, as_batch, configs_for
+from lmdeploy.offline.scoring import TokenIds, cross_entropies
+from lmdeploy.offline.session_generator import SessionGenerator
+from lmdeploy.offline.sessions import SessionStates, start_turn
 from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.turbomind.engine import Engine, EngineOutput, EngineUnavailable, SessionOptions
 from lmdeploy.turbomind.supported import refuse_unsupported_engine

@@ -5,9 +5,9 @@ from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import Future
 
 from lmdeploy.messages import GenerationConfig
-from lmdeploy.outputs import AsyncOutputs, raise_error
-from lmdeploy.prompts import PreparedPrompt
-from lmdeploy.sessions import SessionStates, start_turn
+from lmdeploy.offline.outputs import AsyncOutputs, raise_error
+from lmdeploy.offline.prompts import PreparedPrompt
+from lmdeploy.offline.sessions import SessionStates, start_turn
 from lmdeploy.turbomind.engine import Engine, EngineOutput, SessionOptions
 
 

@@ -1,0 +1,1 @@
+"""Inference in this process: prompts in, responses out, over the engine that Triton hosts."""
