@@ -19,7 +19,7 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert run_python(code) == "[]"
 
 
-@pytest.mark.parametrize("module", ["lmdeploy.offline.pipeline", "lmdeploy.serve.api"])
+@pytest.mark.parametrize("module", ["lmdeploy.offline.pipeline", "lmdeploy.async_engine", "lmdeploy.serve.api"])
 def test_public_functions_are_functions_whatever_was_imported_before(module: str) -> None:
     code = f"import {module}, lmdeploy\nprint(type(lmdeploy.pipeline).__name__, callable(lmdeploy.serve))"
     assert run_python(code) == "function True"
