@@ -6,11 +6,11 @@
 
 #include "device/cuda_rank_group.h"
 #include "device/cuda_sampler.h"
-#include "kernels/cuda/activation.h"
 #include "kernels/cuda/device_memory.h"
-#include "kernels/cuda/embedding.h"
-#include "kernels/cuda/norm.h"
-#include "kernels/cuda/rope.h"
+#include "kernels/cuda/elementwise/activation.h"
+#include "kernels/cuda/elementwise/embedding.h"
+#include "kernels/cuda/elementwise/norm.h"
+#include "kernels/cuda/elementwise/rope.h"
 
 namespace turbomind {
 

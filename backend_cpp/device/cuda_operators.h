@@ -13,11 +13,11 @@
 #include <vector>
 
 #include "device/operators.h"
+#include "kernels/cuda/attention/paged_attention.h"
+#include "kernels/cuda/comm/nccl_group.h"
 #include "kernels/cuda/device.h"
-#include "kernels/cuda/linear.h"
-#include "kernels/cuda/moe.h"
-#include "kernels/cuda/nccl_group.h"
-#include "kernels/cuda/paged_attention.h"
+#include "kernels/cuda/linear/linear.h"
+#include "kernels/cuda/moe/moe.h"
 
 namespace turbomind {
 

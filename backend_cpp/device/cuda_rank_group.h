@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "device/rank_group.h"
-#include "kernels/cuda/nccl_group.h"
+#include "kernels/cuda/comm/nccl_group.h"
 
 namespace turbomind {
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/embedding.h"
+#include "kernels/cuda/elementwise/embedding.h"
 
 namespace turbomind {
 

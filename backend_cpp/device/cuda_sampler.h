@@ -1,4 +1,4 @@
-// Tokens chosen on a GPU: kernels/cuda/sampling.h, and what it needs of each sequence.
+// Tokens chosen on a GPU: kernels/cuda/sampling/sampling.h, and what it needs of each sequence.
 #pragma once
 
 #include <array>
@@ -7,7 +7,7 @@
 
 #include "device/cuda_operators.h"
 #include "device/token_sampler.h"
-#include "kernels/cuda/sampling.h"
+#include "kernels/cuda/sampling/sampling.h"
 
 namespace turbomind {
 

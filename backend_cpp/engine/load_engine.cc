@@ -10,9 +10,9 @@
 #include "device/operators.h"
 #include "engine/load_grammar.h"
 #include "kernels/paged_attention.h"
-#include "model/long_context.h"
 #include "model/native_runner.h"
 #include "model/parallel_runner.h"
+#include "model/spec/long_context.h"
 
 namespace turbomind {
 

@@ -6,7 +6,7 @@
 
 #include "base/json.h"
 #include "engine/engine.h"
-#include "model/model_spec.h"
+#include "model/spec/model_spec.h"
 
 namespace turbomind {
 

@@ -1,7 +1,7 @@
 // The MLP half of a layer: down(act(gate(x)) * up(x)), or down(act(up(x))).
 #pragma once
 
-#include "model/model_spec.h"
+#include "model/spec/model_spec.h"
 #include "model/step_context.h"
 #include "model/weights.h"
 

@@ -9,10 +9,10 @@
 
 #include <string>
 
-#include "model/model_spec.h"
-#include "model/shard.h"
+#include "model/spec/model_spec.h"
+#include "model/spec/shard.h"
 #include "model/step_context.h"
-#include "model/weight_reader.h"
+#include "weights/weight_reader.h"
 
 namespace turbomind {
 

@@ -8,8 +8,8 @@
 
 #include "base/error.h"
 #include "base/thread_pool.h"
-#include "model/decoder_limits.h"
 #include "model/move_weights.h"
+#include "model/spec/decoder_limits.h"
 
 namespace turbomind {
 

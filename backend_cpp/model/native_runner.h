@@ -7,8 +7,8 @@
 #include "model/dense_mlp.h"
 #include "model/expert_mlp.h"
 #include "model/model_runner.h"
-#include "model/model_spec.h"
 #include "model/self_attention.h"
+#include "model/spec/model_spec.h"
 #include "model/weights.h"
 
 namespace turbomind {

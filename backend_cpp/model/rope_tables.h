@@ -11,7 +11,7 @@
 #include "device/operators.h"
 #include "kernels/rope.h"
 #include "model/model_runner.h"
-#include "model/model_spec.h"
+#include "model/spec/model_spec.h"
 
 namespace turbomind {
 

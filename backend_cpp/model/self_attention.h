@@ -8,8 +8,8 @@
 #include "kernels/paged_attention.h"
 #include "model/latent_attention.h"
 #include "model/model_runner.h"
-#include "model/model_spec.h"
 #include "model/rope_tables.h"
+#include "model/spec/model_spec.h"
 #include "model/step_context.h"
 #include "model/weights.h"
 

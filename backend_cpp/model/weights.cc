@@ -7,7 +7,7 @@
 #include <mutex>
 #include <utility>
 
-#include "model/pack_stored_codes.h"
+#include "weights/pack_stored_codes.h"
 
 namespace turbomind {
 

@@ -8,8 +8,8 @@
 #include "base/thread_pool.h"
 #include "model/expert_mlp.h"
 #include "model/latent_attention.h"
-#include "model/shard.h"
-#include "model/weight_reader.h"
+#include "model/spec/shard.h"
+#include "weights/weight_reader.h"
 
 namespace turbomind {
 

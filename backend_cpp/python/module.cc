@@ -4,10 +4,10 @@
 
 #include "base/thread_pool.h"
 #include "kernels/cpu/isa.h"
-#include "model/checkpoint.h"
-#include "model/pack_stored_codes.h"
 #include "python/engine_bindings.h"
-#include "python/kernel_bindings.h"
+#include "testing/bindings/kernel_bindings.h"
+#include "weights/checkpoint.h"
+#include "weights/pack_stored_codes.h"
 
 namespace py = pybind11;
 using namespace turbomind;

@@ -11,7 +11,7 @@
 #include "device/cpu_rank_group.h"
 #include "device/host_exchange.h"
 #include "model/parallel_runner.h"
-#include "model/shard.h"
+#include "model/spec/shard.h"
 #include "tests/check.h"
 #include "tests/stub_runner.h"
 

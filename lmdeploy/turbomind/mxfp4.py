@@ -1,7 +1,7 @@
 """Checkpoints that store stacked experts as MXFP4 codes, as GPT-OSS is published.
 
 A family describes a stack ``X`` of matrices ``[experts, in, out]``. Where a checkpoint has ``X_blocks`` and
-``X_scales`` instead, :func:`with_mxfp4` puts what they stand for in its place; ``backend_cpp/model/mxfp4.h`` decodes
+``X_scales`` instead, :func:`with_mxfp4` puts what they stand for in its place; ``backend_cpp/weights/mxfp4.h`` decodes
 them.
 """
 

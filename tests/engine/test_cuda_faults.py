@@ -1,6 +1,6 @@
 """Bad luck on CUDA: no room, a graph that cannot be had, a device that is lost, one that cannot be used at all.
 
-The emulation plays them (backend_cpp/kernels/cuda/emulated/faults.h).
+The emulation plays them (backend_cpp/testing/cuda_emulated/faults.h).
 """
 
 import re

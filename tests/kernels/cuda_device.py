@@ -1,6 +1,6 @@
 """The CUDA operators on NumPy arrays: emulated on the CPU, and on a GPU where the build has CUDA and finds one.
 
-``backend_cpp/python/cuda_*.cc`` says what the functions of a module take.
+``backend_cpp/testing/bindings/cuda_*.cc`` says what the functions of a module take.
 """
 
 import importlib

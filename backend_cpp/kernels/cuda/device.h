@@ -3,14 +3,14 @@
 // The .cu files compile three ways:
 //   nvcc                                   for GPUs (CMake option TURBOMIND_CUDA)
 //   a C++ compiler and the CUDA toolkit    host code that calls operators; sees no device functions
-//   a C++ compiler and TM_CUDA_EMULATED    for the tests, without a GPU or toolkit (kernels/cuda/emulated/)
+//   a C++ compiler and TM_CUDA_EMULATED    for the tests, without a GPU or toolkit (testing/cuda_emulated/)
 // so kernels keep to what all three know:
 //   - `launch(kernel, grid, block, shared_bytes, stream, arguments...)` instead of <<<>>>; blocks are whole warps;
 //   - `dynamic_shared<T>()` instead of extern __shared__; at the start of a block it holds NaN in the emulation;
 //   - static `__shared__` arrays without initialiser; no __constant__ that the host writes;
 //   - warp collectives name all 32 lanes; no cooperative groups; no block waits for another;
 //   - PTX only in kernels/cuda/ptx.h (mma, ldmatrix, cp.async, lop3), which states the fragment layouts;
-//   - functions of the emulation are in emulated/kernel_language.h and emulated/types.h: add what is missing there.
+//   - functions of the emulation are in testing/cuda_emulated/{kernel_language,types}.h: add what is missing there.
 //
 // Operators are free functions in turbomind::cuda, one header a group, named as on the CPU (kernels/*.h) with the same
 // structs, whose pointers are device pointers, and `cudaStream_t stream` for `ThreadPool& pool`. They only launch: no
@@ -28,8 +28,8 @@
 #include "base/error.h"
 
 #ifdef TM_CUDA_EMULATED
-#include "kernels/cuda/emulated/kernel_language.h"
-#include "kernels/cuda/emulated/runtime.h"
+#include "testing/cuda_emulated/kernel_language.h"
+#include "testing/cuda_emulated/runtime.h"
 #else
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

@@ -13,7 +13,7 @@
 #pragma once
 
 #ifdef TM_CUDA_EMULATED
-#include "kernels/cuda/emulated/ptx.h"
+#include "testing/cuda_emulated/ptx.h"
 #endif
 
 namespace turbomind::cuda {

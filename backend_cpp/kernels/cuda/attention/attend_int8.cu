@@ -1,0 +1,9 @@
+#include "kernels/cuda/attention/attend_tile.cuh"
+
+namespace turbomind::cuda {
+
+void attend_int8(cudaStream_t stream, const AttentionTask& task, bool is_split_keys) {
+  attend_tiles<CacheType::kInt8>(stream, task, is_split_keys);
+}
+
+}  // namespace turbomind::cuda

@@ -1,0 +1,174 @@
+// What the attention kernels share: their argument, where things lie in the cache, and how a context that is split over
+// blocks is put together.
+//
+// Query heads of one key/value head are packed: packed row m of a span is token m / group, head m % group of the key
+// head's own. Packed rows are cut into tiles; the keys a tile sees are cut into splits, each computed by a block of its
+// own; merge (paged_attention.cu) adds them up.
+#pragma once
+
+#include "kernels/cuda/attention/paged_attention.h"
+
+namespace turbomind::cuda {
+
+constexpr float kLog2E = 1.4426950408889634f;
+
+// What the host works out about the cache of a layer, for the keys or for the values.
+struct CachePlace {
+  size_t first;       // of head 0 in a block, in bytes
+  size_t head_bytes;  // from one head to the next
+  size_t row_bytes;   // codes of a token
+  size_t code_bytes;  // codes of a head
+};
+
+struct AttentionTask {
+  AttentionParams params;
+  CachePlace keys;
+  CachePlace values;
+  size_t block_bytes;
+  DeviceSpans spans;
+  HeadsView q;
+  float* out;
+  int group;           // query heads of a key head
+  int tiles;           // of a span and key head
+  int tile_rows;       // packed rows of a tile
+  int splits;          // of a tile's keys
+  int log_block_len;   // block_len is a power of two
+  float* split_sums;   // [spans, key heads, tiles, splits, tile_rows, value_dim]: sum of weight times value ...
+  float* split_stats;  // [spans, key heads, tiles, splits, tile_rows, 2]: ... where weight is exp(score - the first of
+                       // these), and the sum of the weights
+};
+
+// Numbers split results: the row of split_sums and split_stats.
+__device__ __forceinline__ size_t split_row(const AttentionTask& task, int span, int kv_head, int tile, int split,
+                                            int row) {
+  size_t index = static_cast<size_t>(span) * task.params.layout.num_kv_heads + kv_head;
+  index = (index * task.tiles + tile) * task.splits + split;
+  return index * task.tile_rows + row;
+}
+
+__device__ __forceinline__ int position_of(const AttentionTask& task, const DeviceSpan& span, int packed_row) {
+  return span.first_position + packed_row / task.group;
+}
+
+__device__ __forceinline__ int head_of(const AttentionTask& task, int kv_head, int packed_row) {
+  return kv_head * task.group + packed_row % task.group;
+}
+
+__device__ __forceinline__ const float* query_of(const AttentionTask& task, const DeviceSpan& span, int kv_head,
+                                                 int packed_row) {
+  return task.q.head(static_cast<size_t>(span.first_row + packed_row / task.group), head_of(task, kv_head, packed_row));
+}
+
+__device__ __forceinline__ float* output_of(const AttentionTask& task, const DeviceSpan& span, int kv_head,
+                                            int packed_row) {
+  const auto row = static_cast<size_t>(span.first_row + packed_row / task.group);
+  return task.out + (row * task.params.num_heads + head_of(task, kv_head, packed_row)) * task.params.layout.value_dim;
+}
+
+// The keys or values of one head of one sequence. What is the same for all blocks stays in constant memory.
+struct CacheArea {
+  const AttentionTask& task;
+  const CachePlace& place;
+  const std::byte* first;  // in block 0
+  const int32_t* blocks;   // of the sequence
+
+  __device__ __forceinline__ CacheArea(const AttentionTask& task, const CachePlace& place, const DeviceSpan& span,
+                                       int kv_head)
+      : task(task),
+        place(place),
+        first(task.params.pool + place.first + kv_head * place.head_bytes),
+        blocks(task.spans.blocks + span.first_block) {}
+  __device__ __forceinline__ const std::byte* block(int token) const {
+    return first + blocks[token >> task.log_block_len] * task.block_bytes;
+  }
+  __device__ __forceinline__ int slot(int token) const { return token & ((1 << task.log_block_len) - 1); }
+  __device__ __forceinline__ const std::byte* codes(int token) const {
+    return block(token) + slot(token) * place.row_bytes;
+  }
+  // int8 and int4: where the half scale of `token` lies; zeros begin behind the scales of the block.
+  __device__ __forceinline__ const std::byte* scale(int token) const {
+    return block(token) + place.code_bytes + slot(token) * 2;
+  }
+  __device__ __forceinline__ const std::byte* zero(int token) const {
+    return block(token) + place.code_bytes + (2 << task.log_block_len) + slot(token);
+  }
+};
+
+// Keys [begin, end) that rows at positions [first, last] may see, and of them those of a split, in units of kKeys.
+struct KeyRange {
+  int begin;
+  int end;
+  int first_unit;
+  int last_unit;  // one behind
+};
+
+template <int kKeys>
+__device__ __forceinline__ KeyRange key_range(const AttentionTask& task, int first, int last, int split) {
+  const int window = task.params.window;
+  const int begin = window > 0 ? max(0, first - window + 1) : 0;
+  const int end = last + 1;
+  const int base = begin / kKeys;
+  const int units = divide_up(end, kKeys) - base;
+  const auto cut = [&](int s) { return base + static_cast<int>(static_cast<int64_t>(units) * s / task.splits); };
+  return {begin, end, cut(split), cut(split + 1)};
+}
+
+// Score of a query and a key that is `behind` tokens before it, from q.k.
+__device__ __forceinline__ float final_score(const AttentionParams& params, float product, float slope, int behind) {
+  if (params.softcap != 0) {  // tanh(v) = 1 - 2 / (exp(2 v) + 1)
+    product = params.softcap - 2.0f * params.softcap / (fast_exp2(product * (2.0f * kLog2E / params.softcap)) + 1.0f);
+  }
+  return product - slope * static_cast<float>(behind);
+}
+
+__device__ __forceinline__ bool is_seen(const AttentionParams& params, int behind) {
+  return behind >= 0 && (params.window <= 0 || behind < params.window);
+}
+
+// exp(score - maximum), where a maximum of -infinity says that there was nothing yet.
+__device__ __forceinline__ float weight_below(float score, float maximum) {
+  return fast_exp2((score - (maximum == -INFINITY ? 0.0f : maximum)) * kLog2E);
+}
+
+// Where a row's weighted sums go: divided by the sum of its weights to the output, or as they are to the results of a
+// split. `total` is the sum of exp(score - maximum). One thread of those that write a row has `is_first`.
+struct RowResult {
+  float* first;
+  float factor = 1.0f;
+  int dim;
+
+  __device__ __forceinline__ RowResult(const AttentionTask& task, const DeviceSpan& span, int kv_head, int split,
+                                       int packed_row, float maximum, float total, bool is_first)
+      : dim(task.params.layout.value_dim) {
+    if (task.splits > 1) {
+      const size_t index =
+          split_row(task, blockIdx.z, kv_head, packed_row / task.tile_rows, split, packed_row % task.tile_rows);
+      first = task.split_sums + index * dim;
+      if (is_first) {
+        task.split_stats[index * 2] = maximum;
+        task.split_stats[index * 2 + 1] = total;
+      }
+      return;
+    }
+    first = output_of(task, span, kv_head, packed_row);
+    if (task.params.sinks != nullptr) {
+      const float sink = task.params.sinks[head_of(task, kv_head, packed_row)];
+      const float larger = fmaxf(maximum, sink);
+      factor = weight_below(maximum, larger);
+      total = total * factor + weight_below(sink, larger);
+    }
+    factor /= total;
+  }
+  __device__ __forceinline__ void write(int d, float sum) const {
+    if (d < dim) first[d] = sum * factor;
+  }
+};
+
+// ---- one launcher for each kind of cache: the tile kernels, and the plain one ----
+// `is_split_keys` as attend_tile.cuh says.
+void attend_bfloat16(cudaStream_t stream, const AttentionTask& task, bool is_split_keys);
+void attend_int8(cudaStream_t stream, const AttentionTask& task, bool is_split_keys);
+void attend_int4(cudaStream_t stream, const AttentionTask& task, bool is_split_keys);
+void attend_plain(cudaStream_t stream, const AttentionTask& task);
+
+}  // namespace turbomind::cuda

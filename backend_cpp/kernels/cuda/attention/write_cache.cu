@@ -1,0 +1,118 @@
+#include "kernels/cuda/attention/paged_attention.h"
+#include "kernels/cuda/reduce.cuh"
+
+namespace turbomind::cuda {
+
+namespace {
+
+constexpr int kWarps = 4;
+
+struct WriteTask {
+  AttentionParams params;
+  DeviceSpans spans;
+  HeadsView k;
+  HeadsView v;
+};
+
+template <class T>
+__device__ __forceinline__ T element(float value);
+template <>
+__device__ __forceinline__ float element<float>(float value) {
+  return value;
+}
+template <>
+__device__ __forceinline__ __nv_bfloat16 element<__nv_bfloat16>(float value) {
+  return __float2bfloat16_rn(value);
+}
+
+template <class T>
+__device__ __forceinline__ void write_plain(std::byte* head, int slot, int dim, int lane, const float* x) {
+  auto* elements = reinterpret_cast<T*>(head) + static_cast<size_t>(slot) * dim;
+  for (int d = lane; d < dim; d += kWarp) elements[d] = element<T>(x[d]);
+}
+
+// The nearest code; NaN becomes 0.
+__device__ __forceinline__ unsigned to_code(float value, float largest) {
+  return value > 0 ? static_cast<unsigned>(fminf(rintf(value), largest)) : 0u;
+}
+
+// Rounds a head's values as kernels/cpu/write_cache.cc does, bit for bit: so no product and sum may be fused.
+template <int kBits>
+__device__ __forceinline__ void write_rounded(const CacheLayout& layout, std::byte* head, int slot, int dim, int lane,
+                                              const float* x) {
+  float low = 0;
+  float high = 0;
+  float probe = 0;  // NaN and infinity must not vanish: they make the scale not a number
+  for (int d = lane; d < dim; d += kWarp) {
+    low = fminf(low, x[d]);
+    high = fmaxf(high, x[d]);
+    probe += x[d] * 0.0f;
+  }
+  low = -warp_max(-low);
+  high = warp_max(high);
+  probe = warp_sum(probe);
+  constexpr float kLargest = kBits == 8 ? 255.0f : 15.0f;
+  const __half scale = __float2half_rn(__fadd_rn(__fdiv_rn(__fsub_rn(high, low), kLargest), probe));
+  const float step = __half2float(scale);
+  const float inverse = step > 0 ? __fdiv_rn(1.0f, step) : 0.0f;
+  const unsigned zero = to_code(__fmul_rn(-low, inverse), kLargest);
+  const auto code = [&](int d) {
+    return to_code(__fadd_rn(__fmul_rn(x[d], inverse), static_cast<float>(zero)), kLargest);
+  };
+  auto* codes = reinterpret_cast<uint8_t*>(head) + static_cast<size_t>(slot) * dim * kBits / 8;
+  for (int b = lane; b < dim * kBits / 8; b += kWarp) {
+    codes[b] = static_cast<uint8_t>(kBits == 8 ? code(b) : code(2 * b) | code(2 * b + 1) << 4);
+  }
+  if (lane == 0) {
+    auto* scales = reinterpret_cast<__half*>(head + layout.code_bytes(dim));
+    scales[slot] = scale;
+    reinterpret_cast<uint8_t*>(scales + layout.block_len)[slot] = static_cast<uint8_t>(zero);
+  }
+}
+
+// A warp writes the key or the value of one head of one row; block x is (row of the span, heads), y the span.
+__global__ void __launch_bounds__(kWarps* kWarp) write_kernel(WriteTask task, int head_blocks) {
+  const CacheLayout& layout = task.params.layout;
+  const DeviceSpan span = task.spans.spans[blockIdx.y];
+  const int row = blockIdx.x / head_blocks;
+  const int unit = blockIdx.x % head_blocks * kWarps + threadIdx.x / kWarp;
+  if (row >= span.count || unit >= 2 * layout.num_kv_heads) return;
+  const int lane = threadIdx.x % kWarp;
+  const bool is_key = unit < layout.num_kv_heads;
+  const int head = is_key ? unit : unit - layout.num_kv_heads;
+  const int position = span.first_position + row;
+  const int slot = position % layout.block_len;
+  const auto block = static_cast<size_t>(task.spans.blocks[span.first_block + position / layout.block_len]);
+  std::byte* area =
+      task.params.pool + block * layout.block_bytes() +
+      (is_key ? layout.key_offset(task.params.layer, head) : layout.value_offset(task.params.layer, head));
+  const int dim = is_key ? layout.key_dim : layout.value_dim;
+  const float* x = (is_key ? task.k : task.v).head(static_cast<size_t>(span.first_row + row), head);
+  switch (layout.type) {
+    case CacheType::kFloat32:
+      return write_plain<float>(area, slot, dim, lane, x);
+    case CacheType::kBFloat16:
+      return write_plain<__nv_bfloat16>(area, slot, dim, lane, x);
+    case CacheType::kInt8:
+      return write_rounded<8>(layout, area, slot, dim, lane, x);
+    case CacheType::kInt4:
+      return write_rounded<4>(layout, area, slot, dim, lane, x);
+  }
+}
+
+}  // namespace
+
+void write_cache(cudaStream_t stream, const AttentionParams& params, const DeviceSpans& spans, const HeadsView& k,
+                 const HeadsView& v) {
+  const CacheLayout& layout = params.layout;
+  if (layout.type == CacheType::kInt4 && (layout.key_dim % 2 != 0 || layout.value_dim % 2 != 0)) {
+    throw invalid_argument("an int4 cache on a GPU needs heads of even dimensions, got " +
+                           std::to_string(layout.key_dim) + " and " + std::to_string(layout.value_dim));
+  }
+  if (spans.span_count == 0 || spans.max_rows == 0) return;
+  const int head_blocks = divide_up(2 * layout.num_kv_heads, kWarps);
+  launch(write_kernel, dim3(static_cast<unsigned>(spans.max_rows) * head_blocks, spans.span_count),
+         dim3(kWarps * kWarp), 0, stream, WriteTask{params, spans, k, v}, head_blocks);
+}
+
+}  // namespace turbomind::cuda

@@ -1,0 +1,178 @@
+#include <cublasLt.h>
+
+#include <map>
+#include <string>
+#include <tuple>
+
+#include "kernels/cuda/linear/gemm.h"
+
+namespace turbomind::cuda {
+
+namespace {
+
+void check_status(cublasStatus_t status, const char* what) {
+  if (status != CUBLAS_STATUS_SUCCESS) {
+    throw internal_error(std::string(what) + ": cuBLASLt: " + cublasLtGetStatusString(status));
+  }
+}
+
+// A descriptor of cuBLASLt, owned.
+template <class Handle, cublasStatus_t (*kDestroy)(Handle)>
+class Owned {
+ public:
+  Owned() = default;
+  ~Owned() {
+    if (handle_ != nullptr) kDestroy(handle_);
+  }
+  Owned(Owned&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  Owned& operator=(Owned&& other) noexcept {
+    std::swap(handle_, other.handle_);
+    return *this;
+  }
+  Handle get() const { return handle_; }
+  Handle* out() { return &handle_; }
+
+ private:
+  Handle handle_ = nullptr;
+};
+
+using Product = Owned<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
+using Matrix = Owned<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
+using Preference = Owned<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
+
+// Everything about a product but its pointers.
+struct Plan {
+  Product product;
+  Matrix w;
+  Matrix x;
+  Matrix y;
+  cublasLtMatmulAlgo_t algorithm{};
+};
+
+// Of x and w, of sums and alpha, and of y.
+struct Types {
+  cudaDataType_t operand;
+  cublasComputeType_t sum;
+  cudaDataType_t result;
+};
+
+Types types_of(GemmType type) {
+  switch (type) {
+    case GemmType::kBFloat16:
+      return {CUDA_R_16BF, CUBLAS_COMPUTE_32F, CUDA_R_32F};
+    case GemmType::kFloat16:
+      return {CUDA_R_16F, CUBLAS_COMPUTE_32F, CUDA_R_32F};
+    case GemmType::kInt8:
+      return {CUDA_R_8I, CUBLAS_COMPUTE_32I, CUDA_R_32I};
+    case GemmType::kFloat8:
+      return {CUDA_R_8F_E4M3, CUBLAS_COMPUTE_32F, CUDA_R_32F};
+    case GemmType::kFloat32:
+      break;
+  }
+  return {CUDA_R_32F, CUBLAS_COMPUTE_32F, CUDA_R_32F};
+}
+
+bool device_has_float8() {
+  int device = 0;
+  int major = 0;
+  int minor = 0;
+  check(cudaGetDevice(&device), "asking for the current device");
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "asking for the compute capability");
+  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "asking for the compute capability");
+  return 10 * major + minor >= 89;
+}
+
+template <class Value>
+void prefer(const Preference& preference, cublasLtMatmulPreferenceAttributes_t attribute, Value value) {
+  check_status(cublasLtMatmulPreferenceSetAttribute(preference.get(), attribute, &value, sizeof(value)),
+               "stating what a product prefers");
+}
+
+class CublasLtGemm : public Gemm {
+ public:
+  CublasLtGemm() : has_float8_(device_has_float8()) { check_status(cublasLtCreate(handle_.out()), "starting"); }
+
+  bool has_float8() const override { return has_float8_; }
+
+  void multiply(cudaStream_t stream, Scratch scratch, const GemmCall& call) override {
+    auto* workspace = scratch.take<std::byte>(kGemmScratchBytes);
+    const Plan& plan = plan_of(call);
+    const float beta = call.accumulates ? 1.0f : 0.0f;
+    const int32_t whole_alpha = 1;
+    const int32_t whole_beta = 0;
+    const bool is_whole = call.type == GemmType::kInt8;  // alpha and beta have the type of sums
+    const void* alpha = is_whole ? static_cast<const void*>(&whole_alpha) : &call.alpha;
+    const void* kept = is_whole ? static_cast<const void*>(&whole_beta) : &beta;
+    check_status(cublasLtMatmul(handle_.get(), plan.product.get(), alpha, call.w, plan.w.get(), call.x, plan.x.get(),
+                                kept, call.y, plan.y.get(), call.y, plan.y.get(), &plan.algorithm, workspace,
+                                kGemmScratchBytes, stream),
+                 "multiplying");
+  }
+
+ private:
+  using Shape = std::tuple<GemmType, int, int, int, size_t>;
+
+  const Plan& plan_of(const GemmCall& call) {
+    const auto [place, is_new] =
+        plans_.try_emplace(Shape{call.type, call.rows, call.outputs, call.inputs, call.y_stride});
+    if (is_new) {
+      try {
+        place->second = make_plan(call);
+      } catch (...) {
+        plans_.erase(place);
+        throw;
+      }
+    }
+    return place->second;
+  }
+
+  // cuBLAS is column-major: y^T [outputs, rows] = w^T^T x^T, where w^T [inputs, outputs] is to be transposed.
+  Plan make_plan(const GemmCall& call) const {
+    Plan plan;
+    const auto [type, sum, result] = types_of(call.type);
+    const cublasOperation_t transposed = CUBLAS_OP_T;
+    check_status(cublasLtMatmulDescCreate(plan.product.out(), sum, result), "describing a product");
+    check_status(cublasLtMatmulDescSetAttribute(plan.product.get(), CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
+                                                sizeof(transposed)),
+                 "describing a product");
+    const auto inputs = static_cast<uint64_t>(call.inputs);
+    const auto outputs = static_cast<uint64_t>(call.outputs);
+    const auto rows = static_cast<uint64_t>(call.rows);
+    const auto stride = static_cast<int64_t>(call.y_stride);
+    check_status(cublasLtMatrixLayoutCreate(plan.w.out(), type, inputs, outputs, call.inputs), "describing a weight");
+    check_status(cublasLtMatrixLayoutCreate(plan.x.out(), type, inputs, rows, call.inputs), "describing an input");
+    check_status(cublasLtMatrixLayoutCreate(plan.y.out(), result, outputs, rows, stride), "describing an output");
+
+    Preference preference;
+    check_status(cublasLtMatmulPreferenceCreate(preference.out()), "stating what a product prefers");
+    prefer(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{kGemmScratchBytes});
+    constexpr uint32_t kAlignment = 16;
+    prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, kAlignment);
+    prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, kAlignment);
+    prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, kAlignment);
+    prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, kAlignment);
+    cublasLtMatmulHeuristicResult_t found{};
+    int count = 0;
+    check_status(cublasLtMatmulAlgoGetHeuristic(handle_.get(), plan.product.get(), plan.w.get(), plan.x.get(),
+                                                plan.y.get(), plan.y.get(), preference.get(), 1, &found, &count),
+                 "choosing an algorithm");
+    if (count == 0) {
+      throw internal_error("cuBLASLt knows no algorithm for a product of " + std::to_string(call.rows) + " rows, " +
+                           std::to_string(call.inputs) + " inputs and " + std::to_string(call.outputs) + " outputs");
+    }
+    plan.algorithm = found.algo;
+    return plan;
+  }
+
+  Owned<cublasLtHandle_t, cublasLtDestroy> handle_;
+  bool has_float8_;
+  std::map<Shape, Plan> plans_;
+};
+
+}  // namespace
+
+std::unique_ptr<Gemm> make_gemm() {
+  return std::make_unique<CublasLtGemm>();
+}
+
+}  // namespace turbomind::cuda

@@ -1,0 +1,182 @@
+#include "kernels/cuda/linear/linear.h"
+
+#include <algorithm>
+
+#include "kernels/cuda/device_memory.h"
+#include "kernels/cuda/linear/linear_kernels.h"
+#include "kernels/cuda/linear/round_rows.h"
+#include "kernels/cuda/linear/scaled_product.h"
+#include "kernels/cuda/linear/weight_slab.cuh"
+#include "kernels/cuda/linear/widen_weight.h"
+
+namespace turbomind::cuda {
+
+namespace {
+
+// From so many rows on, widening a packed weight for a large product takes less time than it saves.
+constexpr int kWidenRows = 192;
+// A packed weight is widened in pieces of this size, which stay in the second-level cache for the product.
+constexpr size_t kWideBytes = size_t{32} << 20;
+
+// Outputs that are widened at once.
+int wide_outputs(const LinearWeight& weight) {
+  const auto row_bytes = static_cast<size_t>(padded_inputs(weight)) * 2;
+  const auto wanted = static_cast<int>(kWideBytes / row_bytes) / kTileOutputs * kTileOutputs;
+  return std::min(std::max(wanted, kTileOutputs), packed_shape(weight).tiles() * kTileOutputs);
+}
+
+RowsToRound rows_of(const LinearWeight& weight, const float* x, int rows) {
+  const auto inputs = static_cast<size_t>(weight.in_features);
+  return {x, rows, inputs, 1, 0, weight.in_features, weight.input_order};
+}
+
+LinearTask task_of(const LinearScratch& scratch, const LinearWeight& weight, const void* x, size_t x_stride, int rows,
+                   float* y, bool accumulate) {
+  LinearTask task;
+  task.weight = weight;
+  task.x = x;
+  task.x_stride = x_stride;
+  task.y = y;
+  task.y_stride = static_cast<size_t>(weight.out_features);
+  task.rows = rows;
+  task.accumulates = accumulate;
+  task.counters = scratch.counters;
+  return task;
+}
+
+// y = bias, or y +=, so that a product can be added.
+__global__ void add_bias_kernel(const float* bias, int outputs, float* y, bool accumulate) {
+  const int output = blockIdx.x * blockDim.x + threadIdx.x;
+  if (output >= outputs) return;
+  float* target = y + static_cast<size_t>(blockIdx.y) * outputs + output;
+  *target = accumulate ? *target + bias[output] : bias[output];
+}
+
+void many_rows(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight, const float* x, int rows,
+               float* y, bool accumulate) {
+  if (weight.bias != nullptr) {
+    constexpr int kThreads = 256;
+    launch(add_bias_kernel, dim3(divide_up(weight.out_features, kThreads), rows), dim3(kThreads), 0, stream,
+           weight.bias, weight.out_features, y, accumulate);
+    accumulate = true;
+  }
+  GemmCall call;
+  call.x = x;
+  call.w = weight.data;
+  call.y = y;
+  call.rows = rows;
+  call.outputs = weight.out_features;
+  call.inputs = padded_inputs(weight);
+  call.y_stride = static_cast<size_t>(weight.out_features);
+  call.alpha = range_of(weight.format);
+  call.accumulates = accumulate;
+  if (weight.format == WeightFormat::kFloat32) {
+    call.inputs = weight.in_features;
+    scratch.gemm->multiply(stream, scratch.memory, call);
+    return;
+  }
+  Scratch memory = scratch.memory;
+  auto* rounded = memory.take<uint16_t>(static_cast<size_t>(rows) * call.inputs);
+  round_rows(stream, rows_of(weight, x, rows), weight.format, ChunkOrder::kPlain, call.inputs, rounded);
+  call.x = rounded;
+  call.type = weight.format == WeightFormat::kBFloat16 ? GemmType::kBFloat16 : GemmType::kFloat16;
+  if (!weight.is_packed()) {
+    scratch.gemm->multiply(stream, memory, call);
+    return;
+  }
+  const int step = wide_outputs(weight);
+  auto* wide = memory.take<uint16_t>(static_cast<size_t>(step) * call.inputs);
+  call.w = wide;
+  for (int first = 0; first < weight.out_features; first += step) {
+    call.outputs = std::min(step, weight.out_features - first);
+    call.y = y + first;
+    widen_weight(stream, weight, first, call.outputs, wide);
+    scratch.gemm->multiply(stream, memory, call);
+  }
+}
+
+}  // namespace
+
+SplitCounters::SplitCounters() : buffer_(allocate(kSplitCounters * sizeof(int32_t))) {
+  check(cudaMemset(data(), 0, buffer_.size()), "zeroing counters");
+}
+
+size_t linear_scratch_bytes(const LinearWeight& weight, int rows) {
+  const size_t inputs = static_cast<size_t>(rows) * padded_inputs(weight);
+  size_t bytes = scratch_bytes<float>(inputs) + std::max(split_scratch_bytes(), kGemmScratchBytes);
+  if (weight.output_scales != nullptr && rows >= kWidenRows) return std::max(bytes, scaled_product_bytes(weight, rows));
+  if (weight.is_packed() && rows >= kWidenRows) {
+    bytes += scratch_bytes<uint16_t>(static_cast<size_t>(wide_outputs(weight)) * padded_inputs(weight));
+  }
+  return bytes;
+}
+
+void linear(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight, const float* x, int rows,
+            float* y, bool accumulate) {
+  if (rows == 0) return;
+  const int padded = padded_inputs(weight);
+  if (weight.format == WeightFormat::kFloat32 ? rows <= kPlainRows : !has_whole_chunks(weight)) {
+    plain_linear(stream, task_of(scratch, weight, x, weight.in_features, rows, y, accumulate));
+  } else if (weight.format != WeightFormat::kFloat32 && rows <= kStreamRows) {
+    Scratch memory = scratch.memory;
+    size_t stride = weight.in_features;
+    if (weight.input_order != nullptr || weight.in_features % 4 != 0) {
+      stride = padded;
+      auto* gathered = memory.take<float>(rows * stride);
+      gather_inputs(stream, rows_of(weight, x, rows), padded, gathered);
+      x = gathered;
+    }
+    stream_linear(stream, memory, task_of(scratch, weight, x, stride, rows, y, accumulate), rows);
+  } else if (weight.is_packed() && rows < kWidenRows) {
+    Scratch memory = scratch.memory;
+    auto* rounded = memory.take<uint16_t>(static_cast<size_t>(rows) * padded);
+    const ChunkOrder order = weight.format == WeightFormat::kInt4 ? ChunkOrder::kInt4 : ChunkOrder::kPlain;
+    round_rows(stream, rows_of(weight, x, rows), weight.format, order, padded, rounded);
+    tile_linear(stream, memory, task_of(scratch, weight, rounded, padded, rows, y, accumulate), rows);
+  } else if (weight.output_scales != nullptr) {
+    scaled_product(stream, scratch, weight, rows_of(weight, x, rows), y, accumulate);
+  } else {
+    many_rows(stream, scratch, weight, x, rows, y, accumulate);
+  }
+}
+
+size_t head_linear_scratch_bytes(const LinearWeight& weight, int heads, int rows) {
+  return scratch_bytes<uint16_t>(static_cast<size_t>(rows) * heads * padded_inputs(weight)) + split_scratch_bytes();
+}
+
+void head_linear(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight, const HeadsView& x,
+                 const HeadsView& y) {
+  if (x.rows == 0) return;
+  LinearTask task;
+  task.weight = weight;
+  task.weight.out_features = y.head_dim;
+  task.x = x.first;
+  task.x_stride = x.row_stride;
+  task.x_head_stride = x.head_stride;
+  task.y = y.first;
+  task.y_stride = y.row_stride;
+  task.y_head_stride = y.head_stride;
+  task.rows = x.rows;
+  task.heads = x.heads;
+  task.weight_head_bytes = static_cast<size_t>(x.head_dim) * y.head_dim *
+                           (weight.format == WeightFormat::kFloat32 ? sizeof(float) : sizeof(uint16_t));
+  task.counters = scratch.counters;
+  const bool is_aligned = x.row_stride % 4 == 0 && x.head_stride % 4 == 0;
+  if (!has_whole_chunks(weight) || (x.rows <= kStreamRows && !is_aligned)) {
+    plain_linear(stream, task);
+  } else if (x.rows <= kStreamRows) {
+    stream_linear(stream, scratch.memory, task, x.rows);
+  } else {
+    Scratch memory = scratch.memory;
+    const auto inputs = static_cast<size_t>(x.head_dim);
+    auto* rounded = memory.take<uint16_t>(inputs * x.heads * x.rows);
+    round_rows(stream, {x.first, x.rows, x.row_stride, x.heads, x.head_stride, x.head_dim, nullptr}, weight.format,
+               ChunkOrder::kPlain, x.head_dim, rounded);
+    task.x = rounded;
+    task.x_stride = inputs * x.heads;
+    task.x_head_stride = inputs;
+    tile_linear(stream, memory, task, x.rows);
+  }
+}
+
+}  // namespace turbomind::cuda

@@ -1,0 +1,56 @@
+// y = x W^T + b on a GPU, as kernels/linear.h says but for the arithmetic:
+//
+//   float32             float32, in any order of summation.
+//   bfloat16, float16   x is rounded to the weight's type, for float16 after a division by 16, so that it may be up to
+//                       2^20; products are exact, sums float32.
+//   int8, int4, float8  x is rounded as for float16, not to 8 bits; codes are exact. With few rows scales act on sums,
+//                       so y is off by at most 2^-11 sum |x w| and the rounding of float32 sums; with many rows the
+//                       weight scale (code - zero) is rounded to half precision too. But with many rows and scales of
+//                       whole outputs alone x is rounded to 8 bits like the weight, a scale for each row, where the
+//                       device multiplies such (int8: any; float8: from compute capability 8.9 on): y is then off by at
+//                       most max |x| / 254 sum |w| of int8 and 2^-4 sum |x w| of float8, and what x under 2^-16 max |x|
+//                       adds.
+// Activations under 1e-3 lose precision that half precision has (it is 5e-7 / 2 then, absolutely).
+//
+// The result of a call is always the same, but a row's may depend on how many there are. Pointers inside a weight are
+// device pointers, aligned to 16 bytes.
+#pragma once
+
+#include "base/aligned_buffer.h"
+#include "kernels/cuda/linear/gemm.h"
+#include "kernels/cuda/scratch.h"
+#include "kernels/heads_view.h"
+#include "kernels/linear.h"
+
+namespace turbomind::cuda {
+
+// What linear operators work with on one stream, besides their operands.
+struct LinearScratch {
+  Gemm* gemm = nullptr;
+  Scratch memory;
+  int32_t* counters = nullptr;  // of SplitCounters
+};
+
+// Counters that blocks which share a sum meet at: zero between calls.
+class SplitCounters {
+ public:
+  SplitCounters();
+  int32_t* data() const { return buffer_.as<int32_t>(); }
+
+ private:
+  AlignedBuffer buffer_;
+};
+
+// The scratch memory that a call with up to `rows` rows takes.
+size_t linear_scratch_bytes(const LinearWeight& weight, int rows);
+
+// x [rows, in_features], y [rows, out_features], float32
+void linear(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight, const float* x, int rows,
+            float* y, bool accumulate);
+
+// A linear map of its own for each head, as kernels/head_linear.h says; the weight is not packed.
+size_t head_linear_scratch_bytes(const LinearWeight& weight, int heads, int rows);
+void head_linear(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight, const HeadsView& x,
+                 const HeadsView& y);
+
+}  // namespace turbomind::cuda

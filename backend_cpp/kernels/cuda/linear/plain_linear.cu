@@ -1,0 +1,85 @@
+#include "kernels/cuda/linear/linear_kernels.h"
+#include "kernels/cuda/reduce.cuh"
+#include "kernels/cuda/widen.cuh"
+
+// Float32 arithmetic, for float32 weights and for those of 16 bits that are not made of whole chunks. A warp has one
+// output and a part's rows; x comes out of the caches.
+
+namespace turbomind::cuda {
+
+namespace {
+
+constexpr int kWarps = 8;
+
+template <class Weight, int kRows, int kWidth>
+__global__ void __launch_bounds__(kWarps* kWarp) plain_linear_kernel(LinearTask task) {
+  const LinearPart part = part_of<kRows, float>(task, blockIdx.z);
+  const int output = blockIdx.x * kWarps + threadIdx.x / kWarp;
+  if (part.rows == 0 || output >= part.weight.out_features) return;
+  const int inputs = part.weight.in_features;
+  const auto* w = static_cast<const Weight*>(part.weight.data) + static_cast<size_t>(output) * inputs;
+  const float* x[kRows];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) x[r] = part.x_row<float>(r < part.rows ? r : 0);
+
+  float sums[kRows] = {};
+#pragma unroll 4
+  for (int i = threadIdx.x % kWarp * kWidth; i < inputs; i += kWarp * kWidth) {
+    if constexpr (kWidth == 4) {
+      const float4 own = __ldcs(reinterpret_cast<const float4*>(w + i));
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const float4 v = *reinterpret_cast<const float4*>(x[r] + i);
+        sums[r] = fmaf(own.x, v.x, fmaf(own.y, v.y, fmaf(own.z, v.z, fmaf(own.w, v.w, sums[r]))));
+      }
+    } else {
+      const float own = widen(w[i]);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) sums[r] = fmaf(own, x[r][i], sums[r]);
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const float sum = warp_sum(sums[r]);
+    if (threadIdx.x % kWarp != 0 || r >= part.rows) continue;
+    float* y = part.y + r * part.y_stride + output;
+    const float value = part.weight.bias != nullptr ? sum + part.weight.bias[output] : sum;
+    *y = task.accumulates ? *y + value : value;
+  }
+}
+
+template <class Weight, int kRows, int kWidth>
+void launch_rows(cudaStream_t stream, const LinearTask& task, int parts) {
+  launch(plain_linear_kernel<Weight, kRows, kWidth>, dim3(divide_up(task.weight.out_features, kWarps), 1, parts),
+         dim3(kWarps * kWarp), 0, stream, task);
+}
+
+bool is_aligned(const LinearTask& task) {
+  const auto of_four = [](size_t size) { return size % 4 == 0; };
+  return of_four(task.weight.in_features) && of_four(task.x_stride) && of_four(task.x_head_stride) &&
+         reinterpret_cast<uintptr_t>(task.weight.data) % 16 == 0 && reinterpret_cast<uintptr_t>(task.x) % 16 == 0;
+}
+
+}  // namespace
+
+void plain_linear(cudaStream_t stream, const LinearTask& task, int expert_parts) {
+  const int parts = part_limit<kPlainRows>(task, expert_parts);
+  const bool is_one_row = task.rows == 1 && task.expert_weights == nullptr;
+  switch (task.weight.format) {
+    case WeightFormat::kFloat32:
+      if (!is_aligned(task)) return launch_rows<float, kPlainRows, 1>(stream, task, parts);
+      if (is_one_row) return launch_rows<float, 1, 4>(stream, task, parts);
+      return launch_rows<float, kPlainRows, 4>(stream, task, parts);
+    case WeightFormat::kBFloat16:
+      return launch_rows<bf16, kPlainRows, 1>(stream, task, parts);
+    case WeightFormat::kFloat16:
+      return launch_rows<half, kPlainRows, 1>(stream, task, parts);
+    case WeightFormat::kInt8:
+    case WeightFormat::kInt4:
+    case WeightFormat::kFloat8:
+      break;
+  }
+  throw internal_error("plain_linear has no kernel for packed weights");
+}
+
+}  // namespace turbomind::cuda

@@ -1,0 +1,122 @@
+#include "kernels/cuda/linear/round_rows.h"
+
+#include "kernels/cuda/linear/weight_slab.cuh"
+#include "kernels/cuda/reduce.cuh"
+
+// To 16 bits: a thread takes eight neighbouring inputs, it reads 32 bytes and writes 16 or 32; blockIdx.y is the row.
+// To 8 bits: a block takes a row and reads it twice, for its scale and for its codes.
+
+namespace turbomind::cuda {
+
+namespace {
+
+constexpr int kThreads = 128;
+
+// The chunk's inputs of one head; 0 beyond the last.
+__device__ __forceinline__ void read_chunk(const RowsToRound& from, const float* head, int input,
+                                           float (&values)[kChunk]) {
+  const float* x = head + input;
+  if (from.input_order == nullptr && input + kChunk <= from.inputs && reinterpret_cast<uintptr_t>(x) % 16 == 0) {
+    const float4 low = *reinterpret_cast<const float4*>(x);
+    const float4 high = *reinterpret_cast<const float4*>(x + 4);
+    values[0] = low.x, values[1] = low.y, values[2] = low.z, values[3] = low.w;
+    values[4] = high.x, values[5] = high.y, values[6] = high.z, values[7] = high.w;
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) {
+    const bool is_there = input + i < from.inputs;
+    values[i] = !is_there ? 0.0f : from.input_order != nullptr ? head[from.input_order[input + i]] : x[i];
+  }
+}
+
+// Visits chunks of rows: visit(index of the chunk among all, values).
+template <class Visit>
+__device__ __forceinline__ void for_chunk(const RowsToRound& from, int padded_inputs, Visit&& visit) {
+  const int chunks = padded_inputs / kChunk;
+  const int index = blockIdx.x * kThreads + threadIdx.x;
+  if (index >= chunks * from.heads) return;
+  const float* head = from.x + blockIdx.y * from.stride + index / chunks * from.head_stride;
+  float values[kChunk];
+  read_chunk(from, head, index % chunks * kChunk, values);
+  visit(static_cast<size_t>(blockIdx.y) * chunks * from.heads + index, values);
+}
+
+template <WeightFormat kFormat>
+__global__ void __launch_bounds__(kThreads) round_kernel(RowsToRound from, int padded_inputs, uint16_t* rounded) {
+  for_chunk(from, padded_inputs, [&](size_t chunk, const float (&values)[kChunk]) {
+    *reinterpret_cast<uint4*>(rounded + chunk * kChunk) = round_chunk<kFormat>(values);
+  });
+}
+
+__global__ void __launch_bounds__(kThreads) gather_kernel(RowsToRound from, int padded_inputs, float* gathered) {
+  for_chunk(from, padded_inputs, [&](size_t chunk, const float (&values)[kChunk]) {
+    auto* to = reinterpret_cast<float4*>(gathered + chunk * kChunk);
+    to[0] = make_float4(values[0], values[1], values[2], values[3]);
+    to[1] = make_float4(values[4], values[5], values[6], values[7]);
+  });
+}
+
+constexpr int kByteThreads = 256;
+constexpr float kLeastScale = 1e-37f;  // of which there is an inverse
+
+template <bool kIsFloat8>
+__global__ void __launch_bounds__(kByteThreads)
+    round_bytes_kernel(RowsToRound from, int padded_inputs, uint8_t* codes, float* scales) {
+  const float* x = from.x + blockIdx.x * from.stride;
+  const auto input = [&](int i) { return from.input_order != nullptr ? x[from.input_order[i]] : x[i]; };
+  float top = 0;
+  float probe = 0;  // NaN and infinity must not vanish: they make the scale not a number
+  for (int i = threadIdx.x; i < from.inputs; i += kByteThreads) {
+    const float value = input(i);
+    top = fmaxf(top, fabsf(value));
+    probe += value * 0.0f;
+  }
+  constexpr float kLargest = kIsFloat8 ? kLargestFloat8 : 127.0f;
+  const float scale = block_max<kByteThreads>(top) / kLargest + block_sum<kByteThreads>(probe);
+  const float inverse = scale > kLeastScale ? 1.0f / scale : 0.0f;
+  if (threadIdx.x == 0) scales[blockIdx.x] = scale;
+  auto* words = reinterpret_cast<uint32_t*>(codes + static_cast<size_t>(blockIdx.x) * padded_inputs);
+  for (int w = threadIdx.x; w < padded_inputs / 4; w += kByteThreads) {
+    uint32_t word = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float value = w * 4 + i < from.inputs ? input(w * 4 + i) * inverse : 0.0f;
+      uint32_t code;
+      if constexpr (kIsFloat8) {
+        code = __nv_cvt_float_to_fp8(value, __NV_SATFINITE, __NV_E4M3);
+      } else {
+        code = static_cast<uint8_t>(__float2int_rn(fminf(fmaxf(value, -kLargest), kLargest)));
+      }
+      word |= code << 8 * i;
+    }
+    words[w] = word;
+  }
+}
+
+dim3 grid_of(const RowsToRound& from, int padded_inputs) {
+  return {static_cast<unsigned>(divide_up(padded_inputs / kChunk * from.heads, kThreads)),
+          static_cast<unsigned>(from.rows), 1};
+}
+
+}  // namespace
+
+void round_rows(cudaStream_t stream, const RowsToRound& from, WeightFormat weight_format, ChunkOrder order,
+                int padded_inputs, uint16_t* rounded) {
+  auto* kernel = order == ChunkOrder::kInt4                 ? round_kernel<WeightFormat::kInt4>
+                 : weight_format == WeightFormat::kBFloat16 ? round_kernel<WeightFormat::kBFloat16>
+                                                            : round_kernel<WeightFormat::kFloat16>;
+  launch(kernel, grid_of(from, padded_inputs), dim3(kThreads), 0, stream, from, padded_inputs, rounded);
+}
+
+void round_rows_to_bytes(cudaStream_t stream, const RowsToRound& from, WeightFormat weight_format, int padded_inputs,
+                         uint8_t* codes, float* scales) {
+  auto* kernel = weight_format == WeightFormat::kInt8 ? round_bytes_kernel<false> : round_bytes_kernel<true>;
+  launch(kernel, dim3(from.rows), dim3(kByteThreads), 0, stream, from, padded_inputs, codes, scales);
+}
+
+void gather_inputs(cudaStream_t stream, const RowsToRound& from, int padded_inputs, float* gathered) {
+  launch(gather_kernel, grid_of(from, padded_inputs), dim3(kThreads), 0, stream, from, padded_inputs, gathered);
+}
+
+}  // namespace turbomind::cuda

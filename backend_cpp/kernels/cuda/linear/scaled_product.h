@@ -1,0 +1,20 @@
+// Many rows times a packed weight that has scales of whole outputs, which act on the sums of a large product:
+//
+//   int8     without scales of groups: x is rounded to int8 row by row, products and sums are exact integers
+//   float8   without scales of blocks, where the device multiplies float8: x is rounded to float8 row by row
+//   others   the weight, and x, are widened or rounded to half precision
+#pragma once
+
+#include "kernels/cuda/linear/linear.h"
+#include "kernels/cuda/linear/round_rows.h"
+
+namespace turbomind::cuda {
+
+// The scratch memory that a call takes, that of the product included.
+size_t scaled_product_bytes(const LinearWeight& weight, int rows);
+
+// y [rows of x, out_features], float32
+void scaled_product(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight, const RowsToRound& x,
+                    float* y, bool accumulate);
+
+}  // namespace turbomind::cuda

@@ -1,0 +1,101 @@
+#include "kernels/cuda/linear/widen_weight.h"
+
+#include "kernels/cuda/linear/weight_slab.cuh"
+
+// A lane takes a chunk of one output; a warp 8 neighbouring outputs of 4 neighbouring chunks, so that it reads and
+// writes whole sectors.
+
+namespace turbomind::cuda {
+
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarpOutputs = 8;
+
+template <WeightFormat kFormat>
+__global__ void __launch_bounds__(kThreads)
+    widen_weight_kernel(LinearWeight weight, int first_output, int outputs, int padded_inputs, uint16_t* wide) {
+  const int chunks = padded_inputs / kChunk;
+  const int lane = threadIdx.x % kWarp;
+  const int chunk = (blockIdx.x * (kThreads / kWarp) + threadIdx.x / kWarp) * kSlabChunks + lane % kSlabChunks;
+  const int row = blockIdx.y * kWarpOutputs + lane / kSlabChunks;
+  if (chunk >= chunks || row >= outputs) return;
+  const int tile = (first_output + row) / kTileOutputs;
+  const int place = (first_output + row) % kTileOutputs;
+  const size_t groups = padded_inputs / weight.group;
+  const size_t entry = (tile * groups + chunk * kChunk / weight.group) * kTileOutputs + place;
+  const auto* words = static_cast<const uint32_t*>(weight.data) +
+                      (static_cast<size_t>(tile) * chunks + chunk) * (SlabFormat<kFormat>::kLoads * kTileOutputs) +
+                      place;
+
+  const uint32_t zero = weight.zeros != nullptr ? weight.zeros[entry] : kFormat == WeightFormat::kInt4 ? 8 : 128;
+  const uint32_t low = 0x64006400u | zero | zero << 16;
+  uint32_t pairs[4];
+  if constexpr (kFormat == WeightFormat::kInt4) {
+    uint32_t split[4];
+    widen_int4(words[0], low, 0xD400D400u | (zero | zero << 16) << 4, split);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      pairs[i] = __byte_perm(split[i / 2], split[i / 2 + 2], i % 2 == 0 ? 0x5410 : 0x7632);
+    }
+  } else if constexpr (kFormat == WeightFormat::kInt8) {
+    widen_int8(words[0], low, pairs);
+    widen_int8(words[kTileOutputs], low, pairs + 2);
+  } else {
+    widen_float8(words[0], pairs);
+    widen_float8(words[kTileOutputs], pairs + 2);
+  }
+  if constexpr (kFormat == WeightFormat::kFloat8) {
+    const float scale = kFloat8Range * (weight.block_scales != nullptr ? weight.block_scales[entry] : 1.0f);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 pair = __half22float2(bits_as<__half2>(pairs[i]));
+      pairs[i] = bits_as<uint32_t>(__floats2half2_rn(pair.x * scale, pair.y * scale));
+    }
+  } else if (weight.scales != nullptr) {
+    const uint32_t scale_bits = weight.scales[entry].bits;
+    const auto scale = bits_as<__half2>(scale_bits | scale_bits << 16);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) pairs[i] = bits_as<uint32_t>(__hmul2(bits_as<__half2>(pairs[i]), scale));
+  }
+  *reinterpret_cast<uint4*>(wide + static_cast<size_t>(row) * padded_inputs + chunk * kChunk) =
+      make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+}
+
+// A lane takes four inputs of one output, a warp 8 outputs of 16 inputs.
+__global__ void __launch_bounds__(kThreads)
+    unpack_weight_kernel(LinearWeight weight, int first_output, int outputs, int quads, int padded_quads,
+                         uint32_t flipped, uint32_t* plain) {
+  const int lane = threadIdx.x % kWarp;
+  const int quad = (blockIdx.x * (kThreads / kWarp) + threadIdx.x / kWarp) * 4 + lane % 4;
+  const int row = blockIdx.y * kWarpOutputs + lane / 4;
+  if (quad >= padded_quads || row >= outputs) return;
+  const int tile = (first_output + row) / kTileOutputs;
+  const int place = (first_output + row) % kTileOutputs;
+  const auto* words = static_cast<const uint32_t*>(weight.data);
+  plain[static_cast<size_t>(row) * padded_quads + quad] =
+      quad < quads ? words[(static_cast<size_t>(tile) * quads + quad) * kTileOutputs + place] ^ flipped : 0;
+}
+
+}  // namespace
+
+void widen_weight(cudaStream_t stream, const LinearWeight& weight, int first_output, int outputs, uint16_t* wide) {
+  const int padded_inputs = packed_shape(weight).padded_features();
+  const dim3 grid(divide_up(padded_inputs / kChunk, kThreads / kWarp * kSlabChunks), divide_up(outputs, kWarpOutputs));
+  auto* kernel = weight.format == WeightFormat::kInt4     ? widen_weight_kernel<WeightFormat::kInt4>
+                 : weight.format == WeightFormat::kFloat8 ? widen_weight_kernel<WeightFormat::kFloat8>
+                                                          : widen_weight_kernel<WeightFormat::kInt8>;
+  launch(kernel, grid, dim3(kThreads), 0, stream, weight, first_output, outputs, padded_inputs, wide);
+}
+
+void unpack_weight(cudaStream_t stream, const LinearWeight& weight, int first_output, int outputs, int padded_inputs,
+                   uint8_t* plain) {
+  outputs = divide_up(outputs, kTileOutputs) * kTileOutputs;  // a tile's codes beyond the weight stand for 0
+  const int quads = packed_shape(weight).padded_features() / 4;
+  const dim3 grid(divide_up(padded_inputs / 4, kThreads / kWarp * 4), outputs / kWarpOutputs);
+  const uint32_t flipped = weight.format == WeightFormat::kInt8 ? 0x80808080u : 0;
+  launch(unpack_weight_kernel, grid, dim3(kThreads), 0, stream, weight, first_output, outputs, quads, padded_inputs / 4,
+         flipped, reinterpret_cast<uint32_t*>(plain));
+}
+
+}  // namespace turbomind::cuda

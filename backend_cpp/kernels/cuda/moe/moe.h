@@ -1,0 +1,30 @@
+// Mixture of experts on a GPU, as kernels/moe.h says; nothing returns to the host in between.
+#pragma once
+
+#include "kernels/cuda/linear/linear.h"
+#include "kernels/moe.h"
+
+namespace turbomind::cuda {
+
+// logits [rows, num_experts] -> experts and weights [rows, top_k]. Scores are computed as the CPU does, step by step in
+// float32, so that the same experts are chosen: exponentials are rounded from float64.
+void route(cudaStream_t stream, const RouterParams& params, const float* logits, int rows, int32_t* experts,
+           float* weights);
+
+// The experts of a layer. All have the formats and sizes of the first.
+struct ExpertTable {
+  ExpertWeight first;                       // pointers of the first expert
+  const ExpertWeight* on_device = nullptr;  // [count]; the table itself lies on the device
+  int count = 0;
+};
+
+// The scratch memory that a call with up to `rows` rows takes.
+size_t expert_scratch_bytes(const ExpertTable& experts, int rows, int top_k);
+
+// y[row] += sum over the row's experts e, ascending, of weights[row, e] MLP_e(x[row]).
+//   x, y [rows, hidden] float32, not overlapping; chosen, weights [rows, top_k] as `route` made them; top_k at most 32
+// The arithmetic of the products is that of linear.h.
+void add_experts(cudaStream_t stream, const LinearScratch& scratch, Activation activation, const ExpertTable& experts,
+                 const float* x, int rows, int top_k, const int32_t* chosen, const float* weights, float* y);
+
+}  // namespace turbomind::cuda

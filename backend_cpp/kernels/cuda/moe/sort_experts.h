@@ -1,0 +1,26 @@
+// Which rows go to which expert.
+#pragma once
+
+#include "kernels/cuda/linear/linear_task.cuh"
+#include "kernels/cuda/scratch.h"
+
+namespace turbomind::cuda {
+
+// Pairs of a row and one of its experts, sorted by expert and then by row. All on the device.
+struct SortedPairs {
+  int32_t* rows;        // [pairs]
+  int32_t* experts;     // [pairs]
+  int32_t* slots;       // [pairs]; where pair number row top_k + k is in the two above
+  ExpertRows* parts;    // [part_limit]; of an expert's pairs at most part_rows each
+  int32_t* part_count;  // [1]
+  int part_limit;       // no more parts can come about
+};
+
+SortedPairs take_pairs(Scratch& scratch, int rows, int top_k, int num_experts, int part_rows);
+size_t sorted_pairs_bytes(int rows, int top_k, int num_experts);
+
+// chosen [rows, top_k]
+void sort_by_expert(cudaStream_t stream, const int32_t* chosen, int rows, int top_k, int num_experts, int part_rows,
+                    const SortedPairs& sorted);
+
+}  // namespace turbomind::cuda

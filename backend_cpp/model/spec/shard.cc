@@ -1,0 +1,124 @@
+#include "model/spec/shard.h"
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+
+namespace turbomind {
+
+namespace {
+
+constexpr int kLeastUnit = 8;  // channels are divided in runs that vectors of 16-bit weights fill
+
+// Collects what is in the way.
+class Divider {
+ public:
+  Divider(int rank, int count, int group) : rank_(rank), count_(count), group_(group) {}
+
+  Extent heads(int count) {
+    if (count % count_ != 0) refuse("num_heads " + std::to_string(count) + " is no multiple of it");
+    return part(count, 1);
+  }
+
+  // Where there are fewer heads than ranks, neighbouring ranks have the same one.
+  Extent kv_heads(int count) {
+    if (count % count_ == 0) return part(count, 1);
+    if (count_ % count != 0) {
+      refuse("num_kv_heads " + std::to_string(count) + " is neither a multiple nor a divisor of it");
+      return count;
+    }
+    const int head = rank_ * count / count_;
+    return {count, {head, head + 1}};
+  }
+
+  Extent channels(const char* name, int count) {
+    if (count == 0) return 0;
+    const int unit = std::lcm(kLeastUnit, group_);
+    if ((count + unit - 1) / unit < count_) {
+      refuse(std::string(name) + " " + std::to_string(count) + " has fewer groups of " + std::to_string(unit) +
+             " than that");
+    }
+    return part(count, unit);
+  }
+
+  Extent tokens(int count) const { return part(count, kLeastUnit); }
+
+  // Inputs that come in heads, whatever lies in one group.
+  void check_groups(const char* name, int inputs_of_a_rank) {
+    if (inputs_of_a_rank % group_ == 0) return;
+    refuse(std::string(name) + " would be cut inside a group of " + std::to_string(group_) +
+           " inputs that have one scale: a rank has " + std::to_string(inputs_of_a_rank) + " inputs");
+  }
+
+  void refuse(const std::string& problem) { problems_ += (problems_.empty() ? "" : ", and ") + problem; }
+  const std::string& problems() const { return problems_; }
+
+ private:
+  // Runs of `unit` elements, as evenly as can be.
+  Extent part(int count, int unit) const {
+    const int units = (count + unit - 1) / unit;
+    return {count, {rank_ * units / count_ * unit, std::min((rank_ + 1) * units / count_ * unit, count)}};
+  }
+
+  int rank_;
+  int count_;
+  int group_;
+  std::string problems_;
+};
+
+template <class T>
+std::vector<T> kept(const std::vector<T>& values, const Extent& extent) {
+  std::vector<T> result;
+  for (const Extent::Range& range : extent.ranges()) {
+    if (!values.empty()) result.insert(result.end(), values.begin() + range.begin, values.begin() + range.end);
+  }
+  return result;
+}
+
+}  // namespace
+
+Shard Shard::whole(ModelSpec spec) {
+  return of(spec, 0, 1, 1);
+}
+
+Shard Shard::of(const ModelSpec& spec, int rank, int count, int group) {
+  Divider divider(rank, count, group);
+  Shard shard{rank, count, spec};
+  shard.heads = divider.heads(spec.num_heads);
+  if (const auto& mla = spec.attention.mla) {
+    shard.kv_heads = shard.heads;
+    divider.check_groups("attention.o", shard.heads.size() * mla->value_dim);
+  } else {
+    shard.kv_heads = divider.kv_heads(spec.num_kv_heads);
+    divider.check_groups("attention.o", shard.heads.size() * spec.head_dim);
+  }
+  const bool has_dense_layers =
+      !spec.moe || std::find(spec.moe->layers.begin(), spec.moe->layers.end(), false) != spec.moe->layers.end();
+  if (has_dense_layers) shard.channels = divider.channels("intermediate_size", spec.intermediate_size);
+  if (spec.moe) {
+    shard.expert_channels = divider.channels("moe.intermediate_size", spec.moe->intermediate_size);
+    shard.shared_channels = divider.channels("moe.shared_intermediate_size", spec.moe->shared_intermediate_size);
+  }
+  shard.vocab = divider.tokens(spec.vocab_size);
+  if (spec.attention.qk_norm == QkNorm::kProjection && count > 1) {
+    divider.refuse("queries and keys go through a norm over all heads (attention.qk_norm), which no rank has");
+  }
+  if (!divider.problems().empty()) {
+    throw invalid_argument("tp=" + std::to_string(count) + " does not fit " + spec.architecture + ": " +
+                           divider.problems() + "; choose another tp");
+  }
+  shard.spec.num_heads = shard.heads.size();
+  shard.spec.num_kv_heads = shard.kv_heads.size();
+  shard.spec.intermediate_size = shard.channels.size();
+  if (spec.moe) {
+    shard.spec.moe->intermediate_size = shard.expert_channels.size();
+    shard.spec.moe->shared_intermediate_size = shard.shared_channels.size();
+  }
+  shard.spec.attention.alibi_slopes = kept(spec.attention.alibi_slopes, shard.heads);
+  return shard;
+}
+
+}  // namespace turbomind

@@ -1,0 +1,31 @@
+// The part of a model that one of several ranks holds and computes.
+//
+// Heads, and the channels inside of MLPs and experts, are divided; so a rank multiplies with some rows of the matrices
+// that read the residual stream, and with some columns of those that write it. What a half of a layer writes is then a
+// sum over the ranks, and a bias is the first rank's. The output layer is divided by tokens of the vocabulary.
+// Everything else is whole on every rank.
+#pragma once
+
+#include "model/spec/model_spec.h"
+#include "weights/extent.h"
+
+namespace turbomind {
+
+struct Shard {
+  int rank = 0;
+  int count = 1;        // ranks
+  ModelSpec spec;       // of the model, with the heads and sizes of the rank
+  Extent heads = 0;     // query heads
+  Extent kv_heads = 0;  // ranks share one where there are fewer heads than ranks
+  Extent channels = 0;  // of an MLP, intermediate_size
+  Extent expert_channels = 0;
+  Extent shared_channels = 0;  // of the shared expert
+  Extent vocab = 0;            // of the output layer
+
+  static Shard whole(ModelSpec spec);
+  // `group`: neighbouring inputs that a stored or rounded matrix has one scale for, and that are not divided; 1: none.
+  // Throws Error naming everything that cannot be divided so.
+  static Shard of(const ModelSpec& spec, int rank, int count, int group);
+};
+
+}  // namespace turbomind

@@ -1,0 +1,103 @@
+// Kernels that show what the instructions and barriers of kernels/cuda/device.h do; the same on a GPU and emulated.
+#include "testing/bindings/cuda_bindings.h"
+
+namespace py = pybind11;
+
+namespace turbomind::cuda {
+
+namespace {
+
+// One warp: d [16, 8] = a [16, 16] b [16, 8] of 16-bit floats; a and b come through cp.async and ldmatrix.
+template <bool is_bf16>
+__global__ void multiply_tile(const uint16_t* a, const uint16_t* b, float* d) {
+  auto* shared_a = dynamic_shared<uint16_t>();
+  uint16_t* shared_b = shared_a + 16 * 16;
+  const int lane = threadIdx.x;
+  cp_async_16(shared_a + lane * 8, a + lane * 8);
+  cp_async_commit();
+  cp_async_8(shared_b + lane * 4, b + lane * 4);
+  cp_async_commit();
+  cp_async_wait<0>();
+  __syncwarp();
+  uint32_t fragment_a[4];
+  uint32_t fragment_b[2];
+  // Matrices 0 .. 3 of a: rows 0 - 7 and 8 - 15 of columns 0 - 7, then of columns 8 - 15.
+  ldmatrix_x4(fragment_a, shared_a + lane % 16 * 16 + lane / 16 * 8);
+  ldmatrix_x2_transposed(fragment_b, shared_b + lane % 16 * 8);
+  float sums[4] = {0, 0, 0, 0};
+  if constexpr (is_bf16) {
+    mma_bf16(sums, fragment_a, fragment_b);
+  } else {
+    mma_f16(sums, fragment_a, fragment_b);
+  }
+  for (int i = 0; i < 4; ++i) d[(lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2] = sums[i];
+}
+
+// shifted[i] = x[i + delta] within a warp, else x[i]; votes[w] = which lanes hold a positive x; above[i] = how many
+// threads of the block do.
+__global__ void talk(const float* x, int delta, float* shifted, uint32_t* votes, int32_t* above) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  shifted[i] = __shfl_down_sync(kAllLanes, x[i], delta);
+  const unsigned mine = __ballot_sync(kAllLanes, x[i] > 0);
+  if (threadIdx.x % kWarp == 0) votes[i / kWarp] = mine;
+  above[i] = __syncthreads_count(x[i] > 0);
+}
+
+// Reverses each block of 64 through shared memory; is wrong where the barrier is left out.
+__global__ void reverse(const int32_t* x, int32_t* y, bool has_barrier) {
+  auto* shared = dynamic_shared<int32_t>();
+  const int first = blockIdx.x * blockDim.x;
+  shared[threadIdx.x] = x[first + threadIdx.x];
+  if (has_barrier) __syncthreads();
+  y[first + threadIdx.x] = shared[blockDim.x - 1 - threadIdx.x];
+}
+
+#ifdef TM_CUDA_EMULATED
+// Undefined on a GPU: thread 5 stays away from a barrier, or lane 5 from a collective.
+__global__ void misbehave(bool at_block) {
+  if (at_block) {
+    if (threadIdx.x == 5) return;
+    __syncthreads();
+  } else if (threadIdx.x == 5) {
+    __syncthreads();
+  } else {
+    __syncwarp();
+    __syncthreads();
+  }
+}
+#endif
+
+}  // namespace
+
+void bind_probes(py::module_& m) {
+  m.def("multiply_tile", [](bool is_bf16, const Array<uint16_t>& a, const Array<uint16_t>& b, const Array<float>& d) {
+    const OnDevice<uint16_t> left(a);
+    const OnDevice<uint16_t> right(b);
+    const OnDevice<float> product(d);
+    launch(is_bf16 ? multiply_tile<true> : multiply_tile<false>, dim3(1), dim3(kWarp), (16 * 16 + 16 * 8) * 2, nullptr,
+           left.data(), right.data(), product.data());
+    return product.fetch(d);
+  });
+  m.def("talk",
+        [](const Array<float>& x, int delta, int block, const Array<uint32_t>& votes, const Array<int32_t>& above) {
+          const OnDevice<float> values(x);
+          const OnDevice<float> shifted(x);
+          const OnDevice<uint32_t> ballots(votes);
+          const OnDevice<int32_t> counts(above);
+          launch(talk, dim3(static_cast<unsigned>(x.size() / block)), dim3(block), 0, nullptr, values.data(), delta,
+                 shifted.data(), ballots.data(), counts.data());
+          return py::make_tuple(shifted.fetch(x), ballots.fetch(votes), counts.fetch(above));
+        });
+  m.def("reverse", [](const Array<int32_t>& x, bool has_barrier) {
+    const OnDevice<int32_t> values(x);
+    const OnDevice<int32_t> reversed(x);
+    launch(reverse, dim3(static_cast<unsigned>(x.size() / 64)), dim3(64), 64 * 4, nullptr, values.data(),
+           reversed.data(), has_barrier);
+    return reversed.fetch(x);
+  });
+#ifdef TM_CUDA_EMULATED
+  m.def("misbehave", [](bool at_block) { launch(misbehave, dim3(1), dim3(64), 0, nullptr, at_block); });
+#endif
+}
+
+}  // namespace turbomind::cuda

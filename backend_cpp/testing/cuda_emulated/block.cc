@@ -1,0 +1,271 @@
+#include "testing/cuda_emulated/block.h"
+
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "base/thread_pool.h"
+#include "testing/cuda_emulated/fiber.h"
+
+namespace turbomind::emulated {
+
+thread_local ThreadPlace* current_place = nullptr;
+
+namespace {
+
+enum class State : uint8_t { kReady, kAtWarp, kAtBlock, kGone };
+
+struct Copy {
+  void* to;
+  const void* from;
+  int bytes;
+  int zero_bytes;
+};
+
+struct Thread {
+  ThreadPlace place;  // first, so that current_place finds the thread
+  Fiber fiber;
+  State state = State::kGone;
+  struct Warp* warp = nullptr;
+  std::deque<std::vector<Copy>> copies;  // groups, the open one last
+};
+
+struct Warp {
+  Slot slots[2][kWarpLanes];
+  int parity = 0;
+  int arrived = 0;
+  const char* collective = nullptr;
+  Thread* threads = nullptr;
+};
+
+// The block that this thread of the host runs, and what it keeps from one to the next.
+struct Block {
+  std::unique_ptr<Thread[]> threads;
+  std::unique_ptr<Warp[]> warps;
+  int capacity = 0;
+  int thread_count = 0;
+  int predicates[2] = {0, 0};
+  int parity = 0;
+  std::vector<uint4> shared;
+  const std::function<void()>* kernel = nullptr;
+  std::exception_ptr error;
+
+  void reserve(int count, size_t shared_bytes);
+  void run(uint3 index, dim3 grid, dim3 block);
+  void run_warp(Warp& warp);
+  void run_phase(bool is_backwards);
+  bool pass_barrier();
+};
+
+thread_local Block the_block;
+
+Thread& self() {
+  return *reinterpret_cast<Thread*>(current_place);
+}
+
+void thread_main() {
+  try {
+    (*the_block.kernel)();
+  } catch (...) {
+    if (!the_block.error) the_block.error = std::current_exception();
+  }
+  self().state = State::kGone;
+  self().fiber.leave_for_good();
+}
+
+std::string name(const Thread& thread) {
+  const uint3& at = thread.place.thread;
+  return "thread (" + std::to_string(at.x) + ", " + std::to_string(at.y) + ", " + std::to_string(at.z) + ")";
+}
+
+void Block::reserve(int count, size_t shared_bytes) {
+  if (capacity < count) {
+    threads = std::make_unique<Thread[]>(static_cast<size_t>(count));
+    warps = std::make_unique<Warp[]>(static_cast<size_t>(count / kWarpLanes));
+    capacity = count;
+    for (int i = 0; i < count; ++i) {
+      threads[i].warp = &warps[i / kWarpLanes];
+      threads[i].place.lane = i % kWarpLanes;
+      if (i % kWarpLanes == 0) threads[i].warp->threads = &threads[i];
+    }
+  }
+  thread_count = count;
+  // Exactly as large as asked for, so that AddressSanitizer sees what lies behind.
+  if (shared.size() != (shared_bytes + 15) / 16) std::vector<uint4>((shared_bytes + 15) / 16).swap(shared);
+}
+
+// Until each lane waits for the block or is gone.
+void Block::run_warp(Warp& warp) {
+  for (;;) {
+    bool has_moved = false;
+    const Thread* waiting = nullptr;
+    const Thread* other = nullptr;
+    for (int lane = 0; lane < kWarpLanes; ++lane) {
+      Thread& thread = warp.threads[lane];
+      if (thread.state == State::kReady) {
+        current_place = &thread.place;
+        thread.fiber.resume();
+        current_place = nullptr;
+        if (error) std::rethrow_exception(error);
+        has_moved = true;
+      }
+      (thread.state == State::kAtWarp ? waiting : other) = &thread;
+    }
+    if (waiting == nullptr && !has_moved) return;
+    if (!has_moved) {
+      throw internal_error(name(*waiting) + " waits at " + warp.collective + " for " + name(*other) + ", which " +
+                           (other->state == State::kGone ? "has left the kernel" : "waits at __syncthreads"));
+    }
+  }
+}
+
+void Block::run_phase(bool is_backwards) {
+  const int count = thread_count / kWarpLanes;
+  for (int w = 0; w < count; ++w) run_warp(warps[is_backwards ? count - 1 - w : w]);
+}
+
+// Returns whether there is more to run.
+bool Block::pass_barrier() {
+  const Thread* gone = nullptr;
+  const Thread* waiting = nullptr;
+  for (int i = 0; i < thread_count; ++i) (threads[i].state == State::kGone ? gone : waiting) = &threads[i];
+  if (waiting == nullptr) return false;
+  if (gone != nullptr) {
+    throw internal_error(name(*waiting) + " waits at __syncthreads for " + name(*gone) + ", which has left the kernel");
+  }
+  for (int i = 0; i < thread_count; ++i) threads[i].state = State::kReady;
+  parity ^= 1;
+  predicates[parity] = 0;
+  return true;
+}
+
+void Block::run(uint3 index, dim3 grid, dim3 block) {
+  error = nullptr;
+  predicates[0] = predicates[1] = 0;
+  std::memset(shared.data(), 0xFF, shared.size() * sizeof(uint4));
+  for (int w = 0; w < thread_count / kWarpLanes; ++w) warps[w].arrived = 0;
+  for (int i = 0; i < thread_count; ++i) {
+    Thread& thread = threads[i];
+    const auto at = static_cast<unsigned>(i);
+    thread.place = {
+        {at % block.x, at / block.x % block.y, at / (block.x * block.y)}, index, block, grid, i % kWarpLanes};
+    thread.copies.clear();
+    thread.fiber.prepare(&thread_main);
+    thread.state = State::kReady;
+  }
+  bool is_backwards = false;
+  do {
+    run_phase(is_backwards);
+    is_backwards = !is_backwards;
+  } while (pass_barrier());
+}
+
+void run_copy(const Copy& copy) {
+  if (copy.bytes > 0) std::memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes));
+  std::memset(static_cast<std::byte*>(copy.to) + copy.bytes, 0, static_cast<size_t>(copy.zero_bytes));
+}
+
+ThreadPool& host_threads() {
+  static ThreadPool pool(available_cpu_count());
+  return pool;
+}
+
+}  // namespace
+
+void run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& kernel) {
+  const size_t threads = static_cast<size_t>(block.x) * block.y * block.z;
+  if (threads == 0 || threads > 1024 || threads % kWarpLanes != 0) {
+    throw internal_error("a block must have 32 to 1024 threads, a multiple of 32, got " + std::to_string(threads));
+  }
+  if (shared_bytes > 227 * 1024) {
+    throw internal_error("a block has at most 227 KiB of shared memory, got " + std::to_string(shared_bytes));
+  }
+  if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.y > 65535 || grid.z > 65535) {
+    throw internal_error("a grid has at least one block, and at most 65535 along y and z");
+  }
+  const size_t blocks = static_cast<size_t>(grid.x) * grid.y * grid.z;
+  static std::mutex one_launch_at_a_time;
+  const std::lock_guard launch_lock(one_launch_at_a_time);
+  std::exception_ptr error;
+  std::mutex mutex;  // guards error
+  host_threads().parallel_for(static_cast<int>(blocks), [&](int index) {
+    const auto at = static_cast<unsigned>(index);
+    try {
+      the_block.kernel = &kernel;
+      the_block.reserve(static_cast<int>(threads), shared_bytes);
+      the_block.run({at % grid.x, at / grid.x % grid.y, at / (grid.x * grid.y)}, grid, block);
+    } catch (...) {
+      current_place = nullptr;
+      const std::lock_guard lock(mutex);
+      error = std::current_exception();
+    }
+  });
+  if (error) std::rethrow_exception(error);
+}
+
+std::byte* dynamic_shared_memory() {
+  return reinterpret_cast<std::byte*>(the_block.shared.data());
+}
+
+int meet_block(bool predicate) {
+  const int parity = the_block.parity;
+  the_block.predicates[parity] += predicate ? 1 : 0;
+  self().state = State::kAtBlock;
+  self().fiber.leave();
+  return the_block.predicates[parity];
+}
+
+Slot* meet_warp(const char* collective, uint32_t mask, const Slot& mine, void (*combine)(Slot*)) {
+  if (mask != 0xFFFFFFFFu) fail("a warp collective must name all 32 lanes");
+  Thread& thread = self();
+  Warp& warp = *thread.warp;
+  Slot* slots = warp.slots[warp.parity];
+  if (warp.arrived == 0) {
+    warp.collective = collective;
+  } else if (std::strcmp(warp.collective, collective) != 0) {
+    fail((name(thread) + " came to " + collective + " while other lanes wait at " + warp.collective).c_str());
+  }
+  slots[thread.place.lane] = mine;
+  if (++warp.arrived < kWarpLanes) {
+    thread.state = State::kAtWarp;
+    thread.fiber.leave();
+    return slots;
+  }
+  warp.arrived = 0;
+  warp.parity ^= 1;
+  if (combine != nullptr) combine(slots);
+  for (int lane = 0; lane < kWarpLanes; ++lane) warp.threads[lane].state = State::kReady;
+  return slots;
+}
+
+void start_copy(void* to, const void* from, int bytes, int zero_bytes) {
+  Thread& thread = self();
+  if ((thread.warp - the_block.warps.get()) % 2 != 0) return run_copy({to, from, bytes, zero_bytes});
+  if (thread.copies.empty()) thread.copies.emplace_back();
+  thread.copies.back().push_back({to, from, bytes, zero_bytes});
+}
+
+void close_copy_group() {
+  Thread& thread = self();
+  if (thread.copies.empty()) thread.copies.emplace_back();
+  thread.copies.emplace_back();
+}
+
+void wait_for_copies(int newest_groups_left) {
+  auto& copies = self().copies;
+  // The open group, last, is not waited for.
+  while (static_cast<int>(copies.size()) > newest_groups_left + 1) {
+    for (const Copy& copy : copies.front()) run_copy(copy);
+    copies.pop_front();
+  }
+}
+
+void fail(const char* what) {
+  throw internal_error(what);
+}
+
+}  // namespace turbomind::emulated

@@ -1,0 +1,63 @@
+#include "testing/cuda_emulated/faults.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <mutex>
+
+namespace turbomind::emulated {
+
+namespace {
+
+constexpr size_t kDeviceBytes = size_t{1} << 30;
+
+struct Fault {
+  std::string name;
+  int skipped = 0;
+  cudaError_t error = cudaSuccess;
+  bool lasts = false;
+};
+
+std::mutex mu;
+Fault fault;                        // guarded by mu
+cudaError_t lasting = cudaSuccess;  // guarded by mu
+size_t memory = kDeviceBytes;       // guarded by mu
+
+}  // namespace
+
+cudaError_t begin_call(const char* name) {
+  static const char* const lost_file = std::getenv("EMULATED_CUDA_LOST_FILE");
+  if (lost_file != nullptr && ::access(lost_file, F_OK) == 0) return cudaErrorDeviceUnavailable;
+  const std::lock_guard lock(mu);
+  if (lasting != cudaSuccess) return lasting;
+  if (fault.error == cudaSuccess || (!fault.name.empty() && fault.name != name)) return cudaSuccess;
+  if (fault.skipped-- > 0) return cudaSuccess;
+  const cudaError_t error = fault.error;
+  if (fault.lasts) lasting = error;
+  fault = {};
+  return error;
+}
+
+void inject_fault(const std::string& name, int skipped, cudaError_t error, bool lasts) {
+  const std::lock_guard lock(mu);
+  fault = {name, skipped, error, lasts};
+}
+
+void set_device_memory(size_t bytes) {
+  const std::lock_guard lock(mu);
+  memory = bytes;
+}
+
+size_t device_memory() {
+  const std::lock_guard lock(mu);
+  return memory;
+}
+
+void clear_faults() {
+  const std::lock_guard lock(mu);
+  fault = {};
+  lasting = cudaSuccess;
+  memory = kDeviceBytes;
+}
+
+}  // namespace turbomind::emulated

@@ -1,0 +1,26 @@
+// Errors of the emulated runtime that a test asks for.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "testing/cuda_emulated/runtime.h"
+
+namespace turbomind::emulated {
+
+// What the call of the runtime named `name` reports before it does anything. Every call asks, from any thread.
+//
+// While a file exists that the environment variable EMULATED_CUDA_LOST_FILE names, every call reports that the device
+// is lost: for tests of processes of their own.
+cudaError_t begin_call(const char* name);
+
+// The call after the next `skipped` ones of that name reports `error`, and if it `lasts` every call from then on,
+// whatever its name. An empty name stands for any call.
+void inject_fault(const std::string& name, int skipped, cudaError_t error, bool lasts);
+// The device's memory in bytes, from now on.
+void set_device_memory(size_t bytes);
+size_t device_memory();
+// No faults, and as much memory as at first.
+void clear_faults();
+
+}  // namespace turbomind::emulated

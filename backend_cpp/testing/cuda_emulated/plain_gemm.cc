@@ -1,0 +1,65 @@
+#include <cstring>
+
+#include "kernels/cuda/linear/gemm.h"
+
+namespace turbomind::cuda {
+
+namespace {
+
+// Elements as float32; products of int8 stay exact in it, sums do in `Sum`.
+inline float element(int8_t value) {
+  return value;
+}
+template <class T>
+float element(T value) {
+  return to_float(value);
+}
+
+template <class T, class Sum>
+void multiply_typed(const GemmCall& call) {
+  const auto inputs = static_cast<size_t>(call.inputs);
+  const auto alpha = static_cast<Sum>(call.alpha);
+  for (size_t row = 0; row < static_cast<size_t>(call.rows); ++row) {
+    const T* x = static_cast<const T*>(call.x) + row * inputs;
+    for (size_t output = 0; output < static_cast<size_t>(call.outputs); ++output) {
+      const T* w = static_cast<const T*>(call.w) + output * inputs;
+      Sum sum = 0;
+      for (size_t i = 0; i < inputs; ++i) sum += static_cast<Sum>(element(x[i]) * element(w[i]));
+      Sum& y = static_cast<Sum*>(call.y)[row * call.y_stride + output];
+      y = call.accumulates ? y + alpha * sum : alpha * sum;
+    }
+  }
+}
+
+void multiply_now(const GemmCall& call) {
+  switch (call.type) {
+    case GemmType::kFloat32:
+      return multiply_typed<float, float>(call);
+    case GemmType::kBFloat16:
+      return multiply_typed<bf16, float>(call);
+    case GemmType::kFloat16:
+      return multiply_typed<half, float>(call);
+    case GemmType::kInt8:
+      return multiply_typed<int8_t, int32_t>(call);
+    case GemmType::kFloat8:
+      return multiply_typed<float8, float>(call);
+  }
+}
+
+class PlainGemm : public Gemm {
+ public:
+  bool has_float8() const override { return true; }
+
+  void multiply(cudaStream_t, Scratch scratch, const GemmCall& call) override {
+    scratch.take<std::byte>(kGemmScratchBytes);
+    emulated::submit([call] { multiply_now(call); });
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Gemm> make_gemm() {
+  return std::make_unique<PlainGemm>();
+}
+
+}  // namespace turbomind::cuda

@@ -1,0 +1,272 @@
+#include "testing/cuda_emulated/runtime.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "testing/cuda_emulated/faults.h"
+
+using turbomind::emulated::begin_call;
+
+struct CUgraph_st {
+  std::vector<std::function<void()>> calls;
+};
+struct CUevent_st {
+  std::chrono::steady_clock::time_point recorded;
+};
+struct CUgraphExec_st {
+  std::vector<std::function<void()>> calls;
+};
+
+namespace {
+
+constexpr size_t kAlignment = 256;  // of what cudaMalloc returns
+
+constexpr int kDevices = 3;
+
+struct Allocation {
+  size_t bytes;
+  int device;
+};
+std::mutex mu;
+std::map<void*, Allocation> allocated;  // guarded by mu
+std::array<size_t, kDevices> used{};    // guarded by mu; bytes of each device
+
+// Memory of any kind starts as NaN. Not rounded up, so that AddressSanitizer sees what lies behind.
+cudaError_t allocate(void** memory, size_t bytes) {
+  if (posix_memalign(memory, kAlignment, bytes) != 0) return cudaErrorMemoryAllocation;
+  std::memset(*memory, 0xFF, bytes);
+  return cudaSuccess;
+}
+
+thread_local CUgraph_st* captured = nullptr;
+thread_local int current_device = 0;
+
+void copy(void* to, const void* from, size_t bytes) {
+  if (bytes > 0) std::memcpy(to, from, bytes);
+}
+
+void fill(void* memory, int value, size_t bytes) {
+  if (bytes > 0) std::memset(memory, value, bytes);
+}
+
+cudaError_t outside_of_capture() {
+  return captured == nullptr ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+}  // namespace
+
+void turbomind::emulated::submit(std::function<void()> work) {
+  if (captured != nullptr) {
+    captured->calls.push_back(std::move(work));
+  } else {
+    work();
+  }
+}
+
+cudaError_t cudaMalloc(void** memory, size_t bytes) {
+  if (const cudaError_t error = begin_call("cudaMalloc")) return error;
+  if (captured != nullptr) return cudaErrorInvalidValue;
+  const std::lock_guard lock(mu);
+  const size_t limit = turbomind::emulated::device_memory();
+  size_t& own = used[static_cast<size_t>(current_device)];
+  if (own > limit || bytes > limit - own) return cudaErrorMemoryAllocation;
+  if (const cudaError_t error = allocate(memory, bytes)) return error;
+  allocated[*memory] = {bytes, current_device};
+  own += bytes;
+  return cudaSuccess;
+}
+
+cudaError_t cudaFree(void* memory) {
+  {
+    const std::lock_guard lock(mu);
+    const auto known = allocated.find(memory);
+    if (known == allocated.end()) return cudaErrorInvalidValue;
+    used[static_cast<size_t>(known->second.device)] -= known->second.bytes;
+    allocated.erase(known);
+  }
+  std::free(memory);  // even where the call reports a fault, so that tests leak nothing
+  return begin_call("cudaFree");
+}
+
+cudaError_t cudaMallocHost(void** memory, size_t bytes) {
+  if (const cudaError_t error = begin_call("cudaMallocHost")) return error;
+  return captured == nullptr ? allocate(memory, bytes) : cudaErrorInvalidValue;
+}
+
+cudaError_t cudaFreeHost(void* memory) {
+  std::free(memory);
+  return begin_call("cudaFreeHost");
+}
+
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
+  if (const cudaError_t error = begin_call("cudaMemcpy")) return error;
+  copy(to, from, bytes);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t) {
+  if (const cudaError_t error = begin_call("cudaMemcpyAsync")) return error;
+  turbomind::emulated::submit([=] { copy(to, from, bytes); });
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemset(void* memory, int value, size_t bytes) {
+  if (const cudaError_t error = begin_call("cudaMemset")) return error;
+  fill(memory, value, bytes);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t) {
+  if (const cudaError_t error = begin_call("cudaMemsetAsync")) return error;
+  turbomind::emulated::submit([=] { fill(memory, value, bytes); });
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
+  if (const cudaError_t error = begin_call("cudaMemGetInfo")) return error;
+  const std::lock_guard lock(mu);
+  *total_bytes = turbomind::emulated::device_memory();
+  *free_bytes = *total_bytes - std::min(used[static_cast<size_t>(current_device)], *total_bytes);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  if (const cudaError_t error = begin_call("cudaStreamCreateWithFlags")) return error;
+  *stream = nullptr;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t) {
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t) {
+  if (const cudaError_t error = begin_call("cudaStreamSynchronize")) return error;
+  return outside_of_capture();
+}
+
+cudaError_t cudaDeviceSynchronize() {
+  if (const cudaError_t error = begin_call("cudaDeviceSynchronize")) return error;
+  return outside_of_capture();
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) {
+  if (const cudaError_t error = begin_call("cudaStreamBeginCapture")) return error;
+  if (captured != nullptr) return cudaErrorInvalidValue;
+  captured = new CUgraph_st;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t* graph) {
+  *graph = std::exchange(captured, nullptr);
+  if (const cudaError_t error = begin_call("cudaStreamEndCapture")) {
+    delete std::exchange(*graph, nullptr);
+    return error;
+  }
+  return *graph != nullptr ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
+  if (const cudaError_t error = begin_call("cudaGraphInstantiate")) return error;
+  *exec = new CUgraphExec_st{graph->calls};
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t) {
+  if (const cudaError_t error = begin_call("cudaGraphLaunch")) return error;
+  for (const std::function<void()>& call : exec->calls) call();
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  delete graph;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
+  delete exec;
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  if (const cudaError_t error = begin_call("cudaEventCreateWithFlags")) return error;
+  *event = new CUevent_st;
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete event;
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
+  if (const cudaError_t error = begin_call("cudaEventRecord")) return error;
+  event->recorded = std::chrono::steady_clock::now();
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
+  if (const cudaError_t error = begin_call("cudaEventElapsedTime")) return error;
+  *milliseconds = std::chrono::duration<float, std::milli>(end->recorded - begin->recorded).count();
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t) {
+  if (const cudaError_t error = begin_call("cudaEventSynchronize")) return error;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) {
+  if (const cudaError_t error = begin_call("cudaStreamWaitEvent")) return error;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceCount(int* count) {
+  if (const cudaError_t error = begin_call("cudaGetDeviceCount")) return error;
+  *count = kDevices;
+  return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int device) {
+  if (const cudaError_t error = begin_call("cudaSetDevice")) return error;
+  if (device < 0 || device >= kDevices) return cudaErrorInvalidValue;
+  current_device = device;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDevice(int* device) {
+  if (const cudaError_t error = begin_call("cudaGetDevice")) return error;
+  *device = current_device;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetLastError() {
+  return cudaSuccess;
+}
+
+const char* cudaGetErrorString(cudaError_t error) {
+  switch (error) {
+    case cudaSuccess:
+      return "no error";
+    case cudaErrorInvalidValue:
+      return "invalid argument";
+    case cudaErrorMemoryAllocation:
+      return "out of memory";
+    case cudaErrorInsufficientDriver:
+      return "CUDA driver version is insufficient for CUDA runtime version";
+    case cudaErrorDeviceUnavailable:
+      return "CUDA-capable device(s) is/are busy or unavailable";
+    case cudaErrorNoDevice:
+      return "no CUDA-capable device is detected";
+    case cudaErrorNoKernelImageForDevice:
+      return "no kernel image is available for execution on the device";
+  }
+  return "unknown error";
+}

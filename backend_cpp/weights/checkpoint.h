@@ -1,0 +1,58 @@
+// A model's weights as named expressions over the tensors of its own safetensors files (manifest.json).
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/json.h"
+#include "base/mapped_file.h"
+#include "kernels/types.h"
+#include "weights/extent.h"
+#include "weights/stored_tensor.h"
+#include "weights/stored_value.h"
+
+namespace turbomind {
+
+// One safetensors file, mapped. Tensor bytes are checked against the file's size when the header is read.
+class SafetensorsFile {
+ public:
+  explicit SafetensorsFile(const std::string& path);  // throws Error for a missing, truncated or malformed file
+  const StoredTensor& tensor(const std::string& name) const;
+
+ private:
+  MappedFile file_;
+  std::map<std::string, StoredTensor, std::less<>> tensors_;
+};
+
+class Checkpoint {
+ public:
+  // `directory` holds manifest.json; relative file names start there.
+  explicit Checkpoint(const std::string& directory);
+
+  bool has(const std::string& name) const;
+  // hf for numbers, or how linear layers are stored: awq, gptq, fp8, ... (docs/interfaces.md).
+  std::string weight_format() const;
+  // Least number of neighbouring inputs that packed codes can be divided by: the least common multiple of their groups;
+  // 1 where there are none.
+  int input_group() const;
+  // Evaluates what `shape` keeps of tensor `name` into `destination` (row-major, converted to T, rounded to nearest
+  // even). Throws Error when the tensor's shape is not that.
+  template <class T>
+  void read(const std::string& name, const std::vector<Extent>& shape, T* destination) const;
+  // What that part of tensor `name` is joined of along dimension 0, in order. Only the first two dimensions can be cut,
+  // the second of matrices. Throws Error when the tensor's shape is not `shape`.
+  std::vector<StoredValue> parts(const std::string& name, const std::vector<Extent>& shape) const;
+
+ private:
+  std::vector<StoredValue> evaluate(const Json& expression) const;
+  // The least common multiple of the groups that the kernels give the codes in an expression.
+  int group_in(const Json& expression) const;
+  std::vector<StoredValue> checked_parts(const std::string& name, const std::vector<Extent>& shape) const;
+
+  Json manifest_;
+  std::vector<SafetensorsFile> files_;
+};
+
+}  // namespace turbomind

@@ -1,0 +1,17 @@
+// From a checkpoint's codes to the order the kernels read (kernels/packed_weight.h), without loss.
+#pragma once
+
+#include <vector>
+
+#include "weights/linear_storage.h"
+#include "weights/stored_value.h"
+
+namespace turbomind {
+
+// Whether the kernels can multiply with these parts of a matrix as they are stored: all are codes that pack together.
+bool can_pack(const std::vector<StoredValue>& parts);
+
+// Packs matrices joined by output.
+LinearStorage pack_stored_codes(const std::vector<StoredValue>& parts, const Loop& loop);
+
+}  // namespace turbomind

@@ -1,0 +1,65 @@
+// A linear layer's weight as checkpoints of 8-bit weights and activations store it: w[o][i] = scale code[o][i], one
+// byte a code, where a scale is shared by a block of neighbouring outputs and inputs: one output, the whole matrix, or
+// 128 x 128.
+//
+//   codes   I8 or F8_E4M3 (kernels/types.h) [out, in]
+//   scales  F32, BF16 or F16, as many as there are blocks: [out / block outputs, in / block inputs], rounded up; where
+//           that is one for each output or one in all, of any shape
+//
+// (DeepSeek-V3, arXiv 2412.19437, 3.3, and its `weight_scale_inv`; compressed-tensors, "int-quantized" and
+// "float-quantized"; LMDeploy's smooth_quant, where scales are [out, 1])
+#pragma once
+
+#include <vector>
+
+#include "base/json.h"
+#include "weights/stored_matrix.h"
+#include "weights/stored_tensor.h"
+
+namespace turbomind {
+
+// Outputs and inputs that share a scale.
+struct ScaleBlock {
+  int outputs;
+  int inputs;
+};
+
+class StoredBytes final : public StoredMatrix {
+ public:
+  // Codes and scales; mapped files must outlive this object. Throws Error naming what is wrong: types, sizes that
+  // contradict each other, scales that are not finite.
+  StoredBytes(StoredTensor codes, const StoredTensor& scales, ScaleBlock block);
+  // `expression` is a manifest's operation "scaled", with the block; `args` are its codes and scales.
+  StoredBytes(const Json& expression, const std::vector<StoredTensor>& args);
+
+  int out_features() const override { return out_features_; }
+  int in_features() const override { return in_features_; }
+  void dequantize(int output, float* destination) const override;
+  std::shared_ptr<const StoredMatrix> inputs(const Extent& kept) const override;
+  // The inputs of a group of the kernels for an expression "scaled" and its codes; 1 for what is refused when it is
+  // read.
+  static int kernel_group(const Json& expression, const StoredTensor& codes);
+  // The same type and groups.
+  bool packs_with(const StoredMatrix& other) const override;
+  LinearStorage pack(const std::vector<StoredRow>& rows, const Loop& loop) const override;
+
+ private:
+  bool has_blocks() const { return column_count_ > 1; }  // several scales for an output, one for each group
+  int group_count() const { return (in_features_ + group_ - 1) / group_; }
+  const uint8_t* row(int output) const;
+  float scale(int output, int input) const;
+  // One output's codes as kernels take them, and its scales: [groups] relative to `whole`, or `whole` alone.
+  void read_row(int output, uint8_t* codes, float* groups, float& whole) const;
+
+  StoredTensor codes_;
+  bool is_float8_ = false;
+  int out_features_ = 0;
+  int in_features_ = 0;
+  int first_input_ = 0;  // of those stored
+  int group_ = 0;        // inputs of a group of the kernels
+  int column_count_ = 0;
+  ScaleBlock block_;
+  std::vector<float> scales_;  // [blocks of outputs, column_count_]
+};
+
+}  // namespace turbomind

@@ -1,0 +1,104 @@
+#include "weights/stored_value.h"
+
+#include <cstring>
+#include <numeric>
+#include <string>
+
+#include "base/error.h"
+
+namespace turbomind {
+
+namespace {
+
+template <class T>
+std::vector<T> integers(const Json& list) {
+  std::vector<T> values;
+  for (const Json& value : list.as_array()) values.push_back(static_cast<T>(value.as_int()));
+  return values;
+}
+
+StoredTensor owned(std::string dtype, std::vector<int64_t> shape, const void* values, size_t bytes) {
+  auto copy = std::make_shared<std::vector<std::byte>>(bytes);
+  std::memcpy(copy->data(), values, bytes);
+  return {std::move(dtype), std::move(shape), copy->data(), bytes, copy};
+}
+
+StoredTensor applied(const Json& operation, const StoredTensor& source, const std::vector<int64_t>& shape) {
+  const std::string& op = operation.at("op").as_string();
+  if (op == "slice") {
+    const auto dim = static_cast<size_t>(operation.at("dim").as_int());
+    return sliced(source, dim, operation.at("begin").as_int(), operation.at("end").as_int());
+  }
+  if (op == "permute") return permuted(source, integers<size_t>(operation.at("dims")));
+  if (op == "reshape") return reshaped(source, shape);
+  throw invalid_argument("unknown operation " + op + "; convert the model again");
+}
+
+}  // namespace
+
+StoredValue::StoredValue(std::shared_ptr<const StoredMatrix> codes) : codes_(std::move(codes)) {
+  std::vector<int32_t> rows(static_cast<size_t>(codes_->out_features()));
+  std::iota(rows.begin(), rows.end(), 0);
+  tensor_ = owned("I32", {codes_->out_features(), 1}, rows.data(), rows.size() * sizeof(int32_t));
+}
+
+std::vector<int64_t> StoredValue::shape() const {
+  std::vector<int64_t> shape = tensor_.shape;
+  if (codes_) shape.back() = codes_->in_features();
+  return shape;
+}
+
+int StoredValue::output(int row) const {
+  int32_t output;
+  std::memcpy(&output, tensor_.data + sizeof(output) * static_cast<size_t>(row), sizeof(output));
+  return output;
+}
+
+StoredValue StoredValue::rows(Extent::Range range) const {
+  StoredValue result = *this;
+  result.tensor_ = sliced(tensor_, 0, range.begin, range.end);
+  return result;
+}
+
+StoredValue StoredValue::inputs(const Extent& kept) const {
+  std::shared_ptr<const StoredMatrix> part = codes_ ? codes_->inputs(kept) : nullptr;
+  if (!part) return StoredValue(columns(numbers(), kept));
+  StoredValue result = *this;
+  result.codes_ = std::move(part);
+  return result;
+}
+
+StoredTensor StoredValue::numbers() const {
+  if (!codes_) return tensor_;
+  const auto width = static_cast<size_t>(codes_->in_features());
+  const size_t rows = tensor_.bytes / sizeof(int32_t);
+  auto bytes = std::make_shared<std::vector<std::byte>>(rows * width * sizeof(float));
+  for (size_t row = 0; row < rows; ++row) {
+    codes_->dequantize(output(static_cast<int>(row)), reinterpret_cast<float*>(bytes->data()) + row * width);
+  }
+  return {"F32", shape(), bytes->data(), bytes->size(), bytes};
+}
+
+StoredValue rearranged(const Json& operation, const std::vector<StoredValue>& parts) {
+  const std::string& op = operation.at("op").as_string();
+  std::vector<int64_t> shape;
+  if (op == "reshape") shape = integers<int64_t>(operation.at("shape"));
+  if (parts.size() == 1 && parts[0].codes_) {
+    const StoredValue& part = parts[0];
+    const size_t last = part.tensor_.shape.size() - 1;
+    const bool keeps_rows = (op == "slice" && operation.at("dim").as_int() < static_cast<int64_t>(last)) ||
+                            (op == "permute" && integers<size_t>(operation.at("dims")).back() == last) ||
+                            (op == "reshape" && !shape.empty() && shape.back() == part.codes_->in_features());
+    if (keeps_rows) {
+      if (op == "reshape") shape.back() = 1;
+      StoredValue result = part;
+      result.tensor_ = applied(operation, part.tensor_, shape);
+      return result;
+    }
+  }
+  std::vector<StoredTensor> numbers;
+  for (const StoredValue& part : parts) numbers.push_back(part.numbers());
+  return StoredValue(applied(operation, joined(numbers), shape));
+}
+
+}  // namespace turbomind

@@ -1,0 +1,86 @@
+#include "weights/weight_reader.h"
+
+#include <algorithm>
+
+#include "kernels/packed_weight.h"
+#include "weights/pack_stored_codes.h"
+
+namespace turbomind {
+
+AlignedBuffer WeightReader::vector(const std::string& name, const Extent& size) const {
+  AlignedBuffer buffer(static_cast<size_t>(size.size()) * sizeof(float));
+  checkpoint_.read<float>(name, {size}, buffer.as<float>());
+  return buffer;
+}
+
+NormStorage WeightReader::norm(const std::string& name, int size, const NormSpec& spec, bool has_bias) const {
+  NormStorage storage{vector(name + ".weight", size), {}, {}};
+  for (int i = 0; i < size; ++i) storage.weight.as<float>()[i] += spec.offset;
+  if (has_bias) storage.bias = vector(name + ".bias", size);
+  storage.view = {spec.kind, spec.eps, storage.weight.as<float>(), storage.bias.as<float>()};
+  return storage;
+}
+
+LinearStorage WeightReader::matrix(const std::string& name, const Extent& out_features, const Extent& in_features,
+                                   DType dtype) const {
+  LinearStorage storage;
+  storage.data = AlignedBuffer(static_cast<size_t>(out_features.size()) * in_features.size() * byte_size(dtype));
+  if (dtype == DType::kFloat32) {
+    checkpoint_.read<float>(name, {out_features, in_features}, storage.data.as<float>());
+  } else if (dtype == DType::kFloat16) {
+    checkpoint_.read<half>(name, {out_features, in_features}, storage.data.as<half>());
+  } else {
+    checkpoint_.read<bf16>(name, {out_features, in_features}, storage.data.as<bf16>());
+  }
+  storage.view = {storage.data.as<void>(), format_of(dtype), out_features.size(), in_features.size()};
+  return storage;
+}
+
+LinearStorage WeightReader::linear(const std::string& name, const Extent& out_features, const Extent& in_features,
+                                   bool has_bias) const {
+  LinearStorage storage;
+  const std::vector<StoredValue> parts = checkpoint_.parts(name + ".weight", {out_features, in_features});
+  if (can_pack(parts)) {
+    storage = pack_stored_codes(parts, in_order);
+  } else if (options_.bits == 0) {
+    storage = matrix(name + ".weight", out_features, in_features, options_.dtype);
+  } else {
+    const LinearStorage exact = matrix(name + ".weight", out_features, in_features, DType::kFloat32);
+    storage = round_matrix(exact.data.as<float>(), exact.view.out_features, exact.view.in_features, options_.bits,
+                           options_.group, in_order);
+  }
+  if (has_bias && in_features.holds(0)) {
+    storage.bias = vector(name + ".bias", out_features);
+    storage.view.bias = storage.bias.as<float>();
+  }
+  return storage;
+}
+
+Extent WeightReader::as_stored(const std::string& name, int out_features, const Extent& in_features) const {
+  if (in_features.is_whole()) return in_features;
+  const std::vector<StoredValue> parts = checkpoint_.parts(name + ".weight", {out_features, in_features.whole()});
+  const StoredMatrix* codes = parts.front().codes();
+  const std::vector<int32_t> order = codes != nullptr ? codes->input_order() : std::vector<int32_t>();
+  if (order.empty()) return in_features;
+  std::vector<int32_t> elements = in_features.elements();
+  for (int32_t& element : elements) element = order[static_cast<size_t>(element)];
+  return Extent::of(in_features.whole(), elements);
+}
+
+LinearStorage round_matrix(const float* w, int out_features, int in_features, int bits, int group, const Loop& loop) {
+  const PackedShape shape{out_features, in_features, bits, group};
+  LinearStorage storage;
+  storage.data = AlignedBuffer(shape.code_bytes());
+  storage.scales = AlignedBuffer(shape.scale_count() * sizeof(half));
+  loop(shape.tiles(), [&](int tile) {
+    const int first = tile * kTileOutputs;
+    const size_t groups = static_cast<size_t>(tile) * shape.groups();
+    quantize_and_pack_tile(
+        shape, w + static_cast<size_t>(first) * in_features, std::min(kTileOutputs, out_features - first),
+        storage.data.as<uint8_t>() + groups * shape.group_bytes(), storage.scales.as<half>() + groups * kTileOutputs);
+  });
+  storage.set_view(shape);
+  return storage;
+}
+
+}  // namespace turbomind
