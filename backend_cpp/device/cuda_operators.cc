@@ -4,8 +4,8 @@
 #include <bit>
 #include <string>
 
-#include "device/cuda_rank_group.h"
 #include "device/cuda_sampler.h"
+#include "device/rank_group.h"
 #include "kernels/cuda/device_memory.h"
 #include "kernels/cuda/elementwise/activation.h"
 #include "kernels/cuda/elementwise/embedding.h"
@@ -33,6 +33,30 @@ std::unique_ptr<Operators> make_cuda() {
   require_a_gpu();
   return std::make_unique<CudaOperators>();
 }
+
+// Rank r is GPU r of this machine.
+class CudaRankGroup final : public RankGroup {
+ public:
+  // Throws Error when there are fewer GPUs, or no NCCL.
+  explicit CudaRankGroup(int ranks) : ranks_(ranks) {
+    if (const int found = cuda_device_count(); found < ranks) {
+      throw invalid_argument("tp=" + std::to_string(ranks) + " needs " + std::to_string(ranks) + " GPUs, found " +
+                             std::to_string(found));
+    }
+    group_ = std::make_shared<cuda::NcclGroup>(ranks);
+  }
+
+  int size() const override { return ranks_; }
+  std::unique_ptr<Operators> make_operators(int rank) override {
+    cuda::check(cudaSetDevice(rank), "choosing a GPU");
+    return std::make_unique<CudaOperators>(CudaRank{group_, rank});
+  }
+  void fail() noexcept override { group_->fail(); }
+
+ private:
+  int ranks_;
+  std::shared_ptr<cuda::NcclGroup> group_;
+};
 
 std::unique_ptr<RankGroup> make_cuda_group(int ranks) {
   require_a_gpu();

@@ -182,5 +182,7 @@ struct CudaBuild {
   std::unique_ptr<RankGroup> (*make_group)(int ranks);
 };
 bool add_cuda(const CudaBuild& build);
+// What was added. Throws Error for a `device` that is not "cuda", and in a build without CUDA.
+const CudaBuild& cuda_build(const std::string& device);
 
 }  // namespace turbomind

@@ -11,11 +11,11 @@ ExpertWeights ExpertWeights::load(const Shard& shard, const WeightReader& read, 
   const int hidden = spec.hidden_size;
   const DType dtype = read.options().dtype;
   ExpertWeights weights;
-  const auto expert = [&](const std::string& name, const Extent& divided) {
+  const auto expert = [&](const std::string& name, const Slice& divided) {
     const bool bias = spec.mlp.bias;
-    const Extent channels = read.as_stored(name + ".down", hidden, divided);
+    const Slice channels = read.as_stored(name + ".down", hidden, divided);
     return ExpertWeight{
-        weights.arena.add(read.linear(name + ".gate_up", Extent::joined({channels, channels}), hidden, bias)),
+        weights.arena.add(read.linear(name + ".gate_up", Slice::joined({channels, channels}), hidden, bias)),
         weights.arena.add(read.linear(name + ".down", hidden, channels, bias))};
   };
   weights.router = read.matrix(prefix + "router.weight", moe.num_experts, hidden, dtype);

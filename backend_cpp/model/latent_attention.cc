@@ -34,22 +34,22 @@ void split_up(const LinearStorage& kv_up, int heads, const MlaSpec& mla, T* k_up
 LatentWeights LatentWeights::load(const Shard& shard, const WeightReader& read, const std::string& prefix) {
   const ModelSpec& spec = shard.spec;
   const MlaSpec& mla = *spec.attention.mla;
-  const Extent queries = shard.heads.times(mla.nope_dim + mla.rope_dim);
+  const Slice queries = shard.heads.times(mla.nope_dim + mla.rope_dim);
   NormSpec norm = spec.norm;
   norm.eps = mla.norm_eps;
   LatentWeights weights;
   if (mla.q_rank > 0) {
     weights.q_down = read.linear(prefix + "q_down", mla.q_rank, spec.hidden_size, false);
-    weights.q_down_norm = read.norm(prefix + "q_down_norm", mla.q_rank, norm, false);
+    weights.q_down_norm = NormStorage::load(read, prefix + "q_down_norm", mla.q_rank, norm, false);
     weights.q = read.linear(prefix + "q_up", queries, mla.q_rank, false);
   } else {
     weights.q = read.linear(prefix + "q", queries, spec.hidden_size, false);
   }
   weights.kv_down = read.linear(prefix + "kv_down", mla.kv_rank + mla.rope_dim, spec.hidden_size, false);
-  weights.kv_down_norm = read.norm(prefix + "kv_down_norm", mla.kv_rank, norm, false);
+  weights.kv_down_norm = NormStorage::load(read, prefix + "kv_down_norm", mla.kv_rank, norm, false);
 
   const DType dtype = read.options().dtype;
-  const Extent ups = shard.heads.times(mla.nope_dim + mla.value_dim);
+  const Slice ups = shard.heads.times(mla.nope_dim + mla.value_dim);
   const LinearStorage kv_up = read.matrix(prefix + "kv_up.weight", ups, mla.kv_rank, dtype);
   weights.k_up = empty_matrix(spec.num_heads * mla.kv_rank, mla.nope_dim, dtype);
   weights.v_up = empty_matrix(spec.num_heads * mla.value_dim, mla.kv_rank, dtype);

@@ -9,6 +9,7 @@
 
 #include <string>
 
+#include "model/norm_storage.h"
 #include "model/spec/model_spec.h"
 #include "model/spec/shard.h"
 #include "model/step_context.h"

@@ -7,7 +7,7 @@
 #include <mutex>
 #include <utility>
 
-#include "weights/pack_stored_codes.h"
+#include "weights/pack_quantized.h"
 
 namespace turbomind {
 
@@ -21,14 +21,16 @@ AttentionWeights read_attention(const Shard& shard, const WeightReader& read, co
     weights.o = read.linear(prefix + "o", spec.hidden_size, shard.heads.times(mla->value_dim), spec.attention.o_bias);
     return weights;
   }
-  const Extent queries = shard.heads.times(spec.head_dim);
-  const Extent keys = shard.kv_heads.times(spec.head_dim);
+  const Slice queries = shard.heads.times(spec.head_dim);
+  const Slice keys = shard.kv_heads.times(spec.head_dim);
   weights.qkv =
-      read.linear(prefix + "qkv", Extent::joined({queries, keys, keys}), spec.hidden_size, spec.attention.qkv_bias);
+      read.linear(prefix + "qkv", Slice::joined({queries, keys, keys}), spec.hidden_size, spec.attention.qkv_bias);
   if (spec.attention.qk_norm != QkNorm::kNone) {
     const bool is_per_head = spec.attention.qk_norm == QkNorm::kHead;
-    weights.q_norm = read.norm(prefix + "q_norm", is_per_head ? spec.head_dim : queries.size(), spec.norm, false);
-    weights.k_norm = read.norm(prefix + "k_norm", is_per_head ? spec.head_dim : keys.size(), spec.norm, false);
+    weights.q_norm =
+        NormStorage::load(read, prefix + "q_norm", is_per_head ? spec.head_dim : queries.size(), spec.norm, false);
+    weights.k_norm =
+        NormStorage::load(read, prefix + "k_norm", is_per_head ? spec.head_dim : keys.size(), spec.norm, false);
   }
   if (spec.attention.has_sinks) weights.sinks = read.vector(prefix + "sinks", shard.heads);
   weights.o = read.linear(prefix + "o", spec.hidden_size, queries, spec.attention.o_bias);
@@ -37,9 +39,9 @@ AttentionWeights read_attention(const Shard& shard, const WeightReader& read, co
 
 MlpWeights read_mlp(const Shard& shard, const WeightReader& read, const std::string& prefix) {
   const int hidden = shard.spec.hidden_size;
-  const Extent channels = read.as_stored(prefix + "down", hidden, shard.channels);
+  const Slice channels = read.as_stored(prefix + "down", hidden, shard.channels);
   const bool bias = shard.spec.mlp.bias;
-  return {shard.spec.mlp.is_gated ? read.linear(prefix + "gate_up", Extent::joined({channels, channels}), hidden, bias)
+  return {shard.spec.mlp.is_gated ? read.linear(prefix + "gate_up", Slice::joined({channels, channels}), hidden, bias)
                                   : read.linear(prefix + "up", channels, hidden, bias),
           read.linear(prefix + "down", hidden, channels, bias)};
 }
@@ -48,7 +50,7 @@ LayerWeights read_layer(const Shard& shard, const WeightReader& read, int index)
   const ModelSpec& spec = shard.spec;
   const std::string prefix = "layers." + std::to_string(index) + ".";
   const auto norm = [&](const char* name) {
-    return read.norm(prefix + name, spec.hidden_size, spec.norm, spec.norm.bias);
+    return NormStorage::load(read, prefix + name, spec.hidden_size, spec.norm, spec.norm.bias);
   };
   LayerWeights layer;
   layer.attention_norm = norm("attention_norm");
@@ -101,8 +103,8 @@ LinearStorage read_output_layer(const Shard& shard, const Checkpoint& checkpoint
   const WeightOptions& options = read.options();
   const auto on_pool = [&](int count, const auto& body) { parallel_for_throwing(pool, count, body); };
   if (!spec.output.normalizes_weight) {
-    const std::vector<StoredValue> parts = checkpoint.parts(name, {shard.vocab, spec.hidden_size});
-    if (can_pack(parts)) return pack_stored_codes(parts, on_pool);
+    const std::vector<ManifestValue> parts = checkpoint.parts(name, {shard.vocab, spec.hidden_size});
+    if (can_pack(parts)) return pack_quantized(parts, on_pool);
     if (options.bits == 0 && spec.tied_embeddings) return {};
     if (options.bits == 0) return read.matrix(name, shard.vocab, spec.hidden_size, options.dtype);
   }
@@ -132,7 +134,7 @@ Weights Weights::load(const Shard& shard, const Checkpoint& checkpoint, const We
   const ModelSpec& spec = shard.spec;
   const WeightReader read(checkpoint, options);
   Weights weights;
-  weights.final_norm = read.norm("final_norm", spec.hidden_size, spec.norm, spec.norm.bias);
+  weights.final_norm = NormStorage::load(read, "final_norm", spec.hidden_size, spec.norm, spec.norm.bias);
   weights.layers.resize(static_cast<size_t>(spec.num_layers));
   parallel_for_throwing(pool, spec.num_layers + 1, [&](int index) {
     if (index < spec.num_layers) {

@@ -8,6 +8,7 @@
 #include "base/thread_pool.h"
 #include "model/expert_mlp.h"
 #include "model/latent_attention.h"
+#include "model/norm_storage.h"
 #include "model/spec/shard.h"
 #include "weights/weight_reader.h"
 
@@ -44,7 +45,7 @@ struct Weights {
   // The output layer, of the shard's part of the vocabulary.
   LinearStorage lm_head;      // empty when embeddings are tied and not rounded; of 8 bits when rounded
   AlignedBuffer output_bias;  // float32, or empty
-  Extent::Range vocab;
+  Slice::Range vocab;
 
   // Valid as long as this lives.
   LinearWeight output_layer() const;

@@ -7,7 +7,7 @@
 #include "python/engine_bindings.h"
 #include "testing/bindings/kernel_bindings.h"
 #include "weights/checkpoint.h"
-#include "weights/pack_stored_codes.h"
+#include "weights/pack_quantized.h"
 
 namespace py = pybind11;
 using namespace turbomind;
@@ -28,11 +28,11 @@ PYBIND11_MODULE(_turbomind, m) {
   m.def("multiply_codes", [](const std::string& directory, const std::string& name, const std::vector<int64_t>& shape,
                              uintptr_t x, int rows, uintptr_t y) {
     const Checkpoint checkpoint(directory);
-    const std::vector<StoredValue> parts = checkpoint.parts(name, {shape.begin(), shape.end()});
+    const std::vector<ManifestValue> parts = checkpoint.parts(name, {shape.begin(), shape.end()});
     if (!can_pack(parts)) return false;
     ThreadPool pool(1);
     LinearScratch scratch;
-    const LinearStorage weight = pack_stored_codes(parts, in_order);
+    const LinearStorage weight = pack_quantized(parts, in_order);
     linear(pool, scratch, weight.view, pointer<float>(x), rows, pointer<float>(y), false);
     return true;
   });

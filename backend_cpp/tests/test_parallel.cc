@@ -8,8 +8,8 @@
 
 #include "base/error.h"
 #include "base/thread_team.h"
-#include "device/cpu_rank_group.h"
 #include "device/host_exchange.h"
+#include "device/rank_group.h"
 #include "model/parallel_runner.h"
 #include "model/spec/shard.h"
 #include "tests/check.h"
@@ -77,7 +77,7 @@ class SummingRunner final : public ModelRunner {
 };
 
 std::unique_ptr<ParallelRunner> summing_runner(int ranks, int failing_rank, int failing_step, bool shares_memory) {
-  const auto group = std::make_shared<CpuRankGroup>(ranks, ranks);
+  const std::shared_ptr<RankGroup> group = make_rank_group("cpu", ranks, ranks);
   const auto make = [=](int rank) {
     return std::make_unique<SummingRunner>(group->make_operators(rank), rank, failing_rank, failing_step);
   };
@@ -185,7 +185,7 @@ TEST(a_rank_that_throws_in_the_middle_of_a_step_fails_the_runner_for_good) {
 }
 
 TEST(a_rank_that_cannot_be_made_is_the_error_of_the_runner) {
-  const auto group = std::make_shared<CpuRankGroup>(2, 2);
+  const std::shared_ptr<RankGroup> group = make_rank_group("cpu", 2, 2);
   const auto make = [](int rank) -> std::unique_ptr<ModelRunner> {
     if (rank == 1) throw invalid_argument("no weights");
     return std::make_unique<StubRunner>();
@@ -207,7 +207,7 @@ TEST(ranks_hold_every_channel_once_and_whole_groups) {
       spec.num_heads = spec.num_kv_heads = 6;
       spec.attention.alibi_slopes.clear();
       const Shard shard = Shard::of(spec, rank, 3, group);
-      const Extent::Range range = shard.channels.ranges().at(0);
+      const Slice::Range range = shard.channels.ranges().at(0);
       CHECK_EQUAL(range.begin, next);
       CHECK_EQUAL(range.begin % std::max(8, group), 0);
       CHECK_EQUAL(shard.spec.intermediate_size, range.end - range.begin);
@@ -222,7 +222,7 @@ TEST(ranks_hold_every_token_of_the_output_layer_once) {
   for (int rank = 0; rank < 4; ++rank) {
     ModelSpec spec = small_spec();
     spec.vocab_size = 1003;
-    const Extent::Range range = Shard::of(spec, rank, 4, 1).vocab.ranges().at(0);
+    const Slice::Range range = Shard::of(spec, rank, 4, 1).vocab.ranges().at(0);
     CHECK_EQUAL(range.begin, next);
     next = range.end;
   }

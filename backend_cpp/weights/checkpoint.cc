@@ -7,9 +7,9 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "weights/awq_gptq.h"
 #include "weights/mxfp4.h"
-#include "weights/stored_bytes.h"
-#include "weights/stored_codes.h"
+#include "weights/w8a8.h"
 
 namespace turbomind {
 
@@ -23,14 +23,14 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   return text + "]";
 }
 
-// What an extent keeps of parts that are joined along dimension 0.
-std::vector<StoredValue> kept_rows(const std::vector<StoredValue>& parts, const Extent& extent) {
-  std::vector<StoredValue> kept;
-  for (const Extent::Range& range : extent.ranges()) {
+// What a slice keeps of parts that are joined along dimension 0.
+std::vector<ManifestValue> kept_rows(const std::vector<ManifestValue>& parts, const Slice& slice) {
+  std::vector<ManifestValue> kept;
+  for (const Slice::Range& range : slice.ranges()) {
     int first = 0;
-    for (const StoredValue& part : parts) {
+    for (const ManifestValue& part : parts) {
       const int last = first + static_cast<int>(part.shape()[0]);
-      const Extent::Range inside{std::max(range.begin, first), std::min(range.end, last)};
+      const Slice::Range inside{std::max(range.begin, first), std::min(range.end, last)};
       if (inside.begin < inside.end) kept.push_back(part.rows({inside.begin - first, inside.end - first}));
       first = last;
     }
@@ -55,7 +55,7 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path) {
     const Json header = Json::parse(std::string_view(text, header_bytes));
     for (const auto& [name, entry] : header.as_object()) {
       if (name == "__metadata__") continue;
-      StoredTensor tensor{entry.at("dtype").as_string(), {}, nullptr, 0, nullptr};
+      CheckpointTensor tensor{entry.at("dtype").as_string(), {}, nullptr, 0, nullptr};
       size_t elements = 1;
       for (const Json& size : entry.at("shape").as_array()) {
         tensor.shape.push_back(size.as_int());
@@ -79,7 +79,7 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path) {
   }
 }
 
-const StoredTensor& SafetensorsFile::tensor(const std::string& name) const {
+const CheckpointTensor& SafetensorsFile::tensor(const std::string& name) const {
   const auto it = tensors_.find(name);
   if (it == tensors_.end()) throw invalid_argument(file_.path() + " has no tensor " + name);
   return it->second;
@@ -99,24 +99,24 @@ std::string Checkpoint::weight_format() const {
   return manifest_.at("weight_format").as_string();
 }
 
-std::vector<StoredValue> Checkpoint::evaluate(const Json& expression) const {
+std::vector<ManifestValue> Checkpoint::evaluate(const Json& expression) const {
   const std::string& op = expression.at("op").as_string();
   if (op == "load") {
     const auto file = static_cast<size_t>(expression.at("file").as_int());
     if (file >= files_.size()) throw invalid_argument("file index out of range");
-    return {StoredValue(files_[file].tensor(expression.at("name").as_string()))};
+    return {ManifestValue(files_[file].tensor(expression.at("name").as_string()))};
   }
-  std::vector<StoredValue> all;
+  std::vector<ManifestValue> all;
   for (const Json& argument : expression.at("args").as_array()) {
-    for (StoredValue& part : evaluate(argument)) all.push_back(std::move(part));
+    for (ManifestValue& part : evaluate(argument)) all.push_back(std::move(part));
   }
   if (op == "concat") return all;
-  if (op == "mxfp4") return {StoredValue(decode_mxfp4(all.at(0).numbers(), all.at(1).numbers()))};
+  if (op == "mxfp4") return {ManifestValue(decode_mxfp4(all.at(0).numbers(), all.at(1).numbers()))};
   if (op != "quantized" && op != "scaled") return {rearranged(expression, all)};
-  std::vector<StoredTensor> tensors;
-  for (const StoredValue& part : all) tensors.push_back(part.numbers());
-  if (op == "scaled") return {StoredValue(std::make_shared<const StoredBytes>(expression, tensors))};
-  return {StoredValue(std::make_shared<const StoredCodes>(expression, tensors))};
+  std::vector<CheckpointTensor> tensors;
+  for (const ManifestValue& part : all) tensors.push_back(part.numbers());
+  if (op == "scaled") return {ManifestValue(std::make_shared<const W8A8Matrix>(expression, tensors))};
+  return {ManifestValue(std::make_shared<const AwqGptqMatrix>(expression, tensors))};
 }
 
 int Checkpoint::group_in(const Json& expression) const {
@@ -124,10 +124,10 @@ int Checkpoint::group_in(const Json& expression) const {
   if (op == "load") return 1;
   if (op == "quantized") {
     const auto stored = static_cast<int>(expression.at("group").as_int());
-    return stored > 0 && stored % 8 == 0 ? StoredCodes::kernel_group(stored) : 1;  // others are refused when read
+    return stored > 0 && stored % 8 == 0 ? AwqGptqMatrix::kernel_group(stored) : 1;  // others are refused when read
   }
   if (op == "scaled")
-    return StoredBytes::kernel_group(expression, evaluate(expression.at("args").as_array().at(0)).at(0).numbers());
+    return W8A8Matrix::kernel_group(expression, evaluate(expression.at("args").as_array().at(0)).at(0).numbers());
   int group = 1;
   for (const Json& argument : expression.at("args").as_array()) group = std::lcm(group, group_in(argument));
   return group;
@@ -141,10 +141,10 @@ int Checkpoint::input_group() const {
   return group;
 }
 
-std::vector<StoredValue> Checkpoint::checked_parts(const std::string& name, const std::vector<Extent>& shape) const {
+std::vector<ManifestValue> Checkpoint::checked_parts(const std::string& name, const std::vector<Slice>& shape) const {
   std::vector<int64_t> found;
-  std::vector<StoredValue> all = evaluate(manifest_.at("tensors").at(name));
-  for (const StoredValue& part : all) {
+  std::vector<ManifestValue> all = evaluate(manifest_.at("tensors").at(name));
+  for (const ManifestValue& part : all) {
     const std::vector<int64_t> sizes = part.shape();
     if (found.empty()) {
       found = sizes;
@@ -154,17 +154,17 @@ std::vector<StoredValue> Checkpoint::checked_parts(const std::string& name, cons
     }
   }
   std::vector<int64_t> expected;
-  for (const Extent& extent : shape) expected.push_back(extent.whole());
+  for (const Slice& slice : shape) expected.push_back(slice.whole());
   if (found != expected) {
     throw invalid_argument("expected shape " + shape_text(expected) + ", got " + shape_text(found));
   }
   if (!shape[0].is_whole()) all = kept_rows(all, shape[0]);
   if (shape.size() < 2 || shape[1].is_whole()) return all;
-  for (StoredValue& part : all) part = part.inputs(shape[1]);
+  for (ManifestValue& part : all) part = part.inputs(shape[1]);
   return all;
 }
 
-std::vector<StoredValue> Checkpoint::parts(const std::string& name, const std::vector<Extent>& shape) const {
+std::vector<ManifestValue> Checkpoint::parts(const std::string& name, const std::vector<Slice>& shape) const {
   try {
     return checked_parts(name, shape);
   } catch (const Error& error) {
@@ -173,10 +173,10 @@ std::vector<StoredValue> Checkpoint::parts(const std::string& name, const std::v
 }
 
 template <class T>
-void Checkpoint::read(const std::string& name, const std::vector<Extent>& shape, T* destination) const {
+void Checkpoint::read(const std::string& name, const std::vector<Slice>& shape, T* destination) const {
   try {
-    for (const StoredValue& part : checked_parts(name, shape)) {
-      const StoredTensor numbers = part.numbers();
+    for (const ManifestValue& part : checked_parts(name, shape)) {
+      const CheckpointTensor numbers = part.numbers();
       copy_values(numbers, destination);
       destination += numbers.bytes / type_bytes(numbers.dtype);
     }
@@ -185,8 +185,8 @@ void Checkpoint::read(const std::string& name, const std::vector<Extent>& shape,
   }
 }
 
-template void Checkpoint::read<float>(const std::string&, const std::vector<Extent>&, float*) const;
-template void Checkpoint::read<bf16>(const std::string&, const std::vector<Extent>&, bf16*) const;
-template void Checkpoint::read<half>(const std::string&, const std::vector<Extent>&, half*) const;
+template void Checkpoint::read<float>(const std::string&, const std::vector<Slice>&, float*) const;
+template void Checkpoint::read<bf16>(const std::string&, const std::vector<Slice>&, bf16*) const;
+template void Checkpoint::read<half>(const std::string&, const std::vector<Slice>&, half*) const;
 
 }  // namespace turbomind

@@ -9,9 +9,9 @@
 #include "base/json.h"
 #include "base/mapped_file.h"
 #include "kernels/types.h"
-#include "weights/extent.h"
-#include "weights/stored_tensor.h"
-#include "weights/stored_value.h"
+#include "weights/checkpoint_tensor.h"
+#include "weights/manifest_value.h"
+#include "weights/slice.h"
 
 namespace turbomind {
 
@@ -19,11 +19,11 @@ namespace turbomind {
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::string& path);  // throws Error for a missing, truncated or malformed file
-  const StoredTensor& tensor(const std::string& name) const;
+  const CheckpointTensor& tensor(const std::string& name) const;
 
  private:
   MappedFile file_;
-  std::map<std::string, StoredTensor, std::less<>> tensors_;
+  std::map<std::string, CheckpointTensor, std::less<>> tensors_;
 };
 
 class Checkpoint {
@@ -40,16 +40,16 @@ class Checkpoint {
   // Evaluates what `shape` keeps of tensor `name` into `destination` (row-major, converted to T, rounded to nearest
   // even). Throws Error when the tensor's shape is not that.
   template <class T>
-  void read(const std::string& name, const std::vector<Extent>& shape, T* destination) const;
+  void read(const std::string& name, const std::vector<Slice>& shape, T* destination) const;
   // What that part of tensor `name` is joined of along dimension 0, in order. Only the first two dimensions can be cut,
   // the second of matrices. Throws Error when the tensor's shape is not `shape`.
-  std::vector<StoredValue> parts(const std::string& name, const std::vector<Extent>& shape) const;
+  std::vector<ManifestValue> parts(const std::string& name, const std::vector<Slice>& shape) const;
 
  private:
-  std::vector<StoredValue> evaluate(const Json& expression) const;
+  std::vector<ManifestValue> evaluate(const Json& expression) const;
   // The least common multiple of the groups that the kernels give the codes in an expression.
   int group_in(const Json& expression) const;
-  std::vector<StoredValue> checked_parts(const std::string& name, const std::vector<Extent>& shape) const;
+  std::vector<ManifestValue> checked_parts(const std::string& name, const std::vector<Slice>& shape) const;
 
   Json manifest_;
   std::vector<SafetensorsFile> files_;

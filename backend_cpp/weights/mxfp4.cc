@@ -16,7 +16,7 @@ constexpr float kMagnitudes[8] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f
 
 }  // namespace
 
-StoredTensor decode_mxfp4(const StoredTensor& codes, const StoredTensor& scales) {
+CheckpointTensor decode_mxfp4(const CheckpointTensor& codes, const CheckpointTensor& scales) {
   std::vector<int64_t> expected = scales.shape;
   expected.push_back(kBlockBytes);
   if (codes.dtype != "U8" || scales.dtype != "U8" || scales.shape.empty() || codes.shape != expected) {

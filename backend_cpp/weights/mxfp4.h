@@ -5,11 +5,11 @@
 //   scales  U8 [..., blocks]       2^(scale - 127); 255 is NaN
 #pragma once
 
-#include "weights/stored_tensor.h"
+#include "weights/checkpoint_tensor.h"
 
 namespace turbomind {
 
 // BF16 [..., 32 blocks]; exact, but for values beyond bfloat16's range. Throws Error for shapes that do not fit.
-StoredTensor decode_mxfp4(const StoredTensor& codes, const StoredTensor& scales);
+CheckpointTensor decode_mxfp4(const CheckpointTensor& codes, const CheckpointTensor& scales);
 
 }  // namespace turbomind

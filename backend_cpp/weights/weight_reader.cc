@@ -3,25 +3,17 @@
 #include <algorithm>
 
 #include "kernels/packed_weight.h"
-#include "weights/pack_stored_codes.h"
+#include "weights/pack_quantized.h"
 
 namespace turbomind {
 
-AlignedBuffer WeightReader::vector(const std::string& name, const Extent& size) const {
+AlignedBuffer WeightReader::vector(const std::string& name, const Slice& size) const {
   AlignedBuffer buffer(static_cast<size_t>(size.size()) * sizeof(float));
   checkpoint_.read<float>(name, {size}, buffer.as<float>());
   return buffer;
 }
 
-NormStorage WeightReader::norm(const std::string& name, int size, const NormSpec& spec, bool has_bias) const {
-  NormStorage storage{vector(name + ".weight", size), {}, {}};
-  for (int i = 0; i < size; ++i) storage.weight.as<float>()[i] += spec.offset;
-  if (has_bias) storage.bias = vector(name + ".bias", size);
-  storage.view = {spec.kind, spec.eps, storage.weight.as<float>(), storage.bias.as<float>()};
-  return storage;
-}
-
-LinearStorage WeightReader::matrix(const std::string& name, const Extent& out_features, const Extent& in_features,
+LinearStorage WeightReader::matrix(const std::string& name, const Slice& out_features, const Slice& in_features,
                                    DType dtype) const {
   LinearStorage storage;
   storage.data = AlignedBuffer(static_cast<size_t>(out_features.size()) * in_features.size() * byte_size(dtype));
@@ -36,12 +28,12 @@ LinearStorage WeightReader::matrix(const std::string& name, const Extent& out_fe
   return storage;
 }
 
-LinearStorage WeightReader::linear(const std::string& name, const Extent& out_features, const Extent& in_features,
+LinearStorage WeightReader::linear(const std::string& name, const Slice& out_features, const Slice& in_features,
                                    bool has_bias) const {
   LinearStorage storage;
-  const std::vector<StoredValue> parts = checkpoint_.parts(name + ".weight", {out_features, in_features});
+  const std::vector<ManifestValue> parts = checkpoint_.parts(name + ".weight", {out_features, in_features});
   if (can_pack(parts)) {
-    storage = pack_stored_codes(parts, in_order);
+    storage = pack_quantized(parts, in_order);
   } else if (options_.bits == 0) {
     storage = matrix(name + ".weight", out_features, in_features, options_.dtype);
   } else {
@@ -56,15 +48,15 @@ LinearStorage WeightReader::linear(const std::string& name, const Extent& out_fe
   return storage;
 }
 
-Extent WeightReader::as_stored(const std::string& name, int out_features, const Extent& in_features) const {
+Slice WeightReader::as_stored(const std::string& name, int out_features, const Slice& in_features) const {
   if (in_features.is_whole()) return in_features;
-  const std::vector<StoredValue> parts = checkpoint_.parts(name + ".weight", {out_features, in_features.whole()});
-  const StoredMatrix* codes = parts.front().codes();
+  const std::vector<ManifestValue> parts = checkpoint_.parts(name + ".weight", {out_features, in_features.whole()});
+  const QuantizedMatrix* codes = parts.front().codes();
   const std::vector<int32_t> order = codes != nullptr ? codes->input_order() : std::vector<int32_t>();
   if (order.empty()) return in_features;
   std::vector<int32_t> elements = in_features.elements();
   for (int32_t& element : elements) element = order[static_cast<size_t>(element)];
-  return Extent::of(in_features.whole(), elements);
+  return Slice::of(in_features.whole(), elements);
 }
 
 LinearStorage round_matrix(const float* w, int out_features, int in_features, int bits, int group, const Loop& loop) {

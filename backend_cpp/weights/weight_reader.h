@@ -4,9 +4,7 @@
 #include <string>
 
 #include "base/aligned_buffer.h"
-#include "kernels/norm.h"
 #include "kernels/types.h"
-#include "model/spec/model_spec.h"
 #include "weights/checkpoint.h"
 #include "weights/linear_storage.h"
 
@@ -19,12 +17,6 @@ struct WeightOptions {
   int group = 32;  // inputs that share a scale
 };
 
-struct NormStorage {
-  AlignedBuffer weight;
-  AlignedBuffer bias;
-  NormWeight view;
-};
-
 // Reads engine tensors by name, whole or the part that the sizes keep. Every method throws Error naming the tensor that
 // is missing or of the wrong shape. Safe to use from any thread.
 class WeightReader {
@@ -33,18 +25,16 @@ class WeightReader {
       : checkpoint_(checkpoint), options_(options) {}
 
   const WeightOptions& options() const { return options_; }
-  AlignedBuffer vector(const std::string& name, const Extent& size) const;  // float32
-  NormStorage norm(const std::string& name, int size, const NormSpec& spec, bool has_bias) const;
+  AlignedBuffer vector(const std::string& name, const Slice& size) const;  // float32
   // A matrix that is never rounded: `name` is the whole name.
-  LinearStorage matrix(const std::string& name, const Extent& out_features, const Extent& in_features,
-                       DType dtype) const;
+  LinearStorage matrix(const std::string& name, const Slice& out_features, const Slice& in_features, DType dtype) const;
   // `name`.weight as the options say, or as it is where the checkpoint stores codes; and `name`.bias, unless the first
   // input is not among the kept ones: products over parts of the inputs are added up, and so one of them has the bias.
-  LinearStorage linear(const std::string& name, const Extent& out_features, const Extent& in_features,
+  LinearStorage linear(const std::string& name, const Slice& out_features, const Slice& in_features,
                        bool has_bias) const;
   // For a part of `name`.weight's inputs: those to divide instead, as many, so that codes whose inputs are out of order
   // stay codes. They are neighbours in that order.
-  Extent as_stored(const std::string& name, int out_features, const Extent& in_features) const;
+  Slice as_stored(const std::string& name, int out_features, const Slice& in_features) const;
 
  private:
   const Checkpoint& checkpoint_;

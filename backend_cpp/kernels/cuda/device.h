@@ -3,7 +3,7 @@
 // The .cu files compile three ways:
 //   nvcc                                   for GPUs (CMake option TURBOMIND_CUDA)
 //   a C++ compiler and the CUDA toolkit    host code that calls operators; sees no device functions
-//   a C++ compiler and TM_CUDA_EMULATED    for the tests, without a GPU or toolkit (testing/cuda_emulated/)
+//   a C++ compiler and TM_CUDA_EMULATED    for the tests, without a GPU; testing/cuda_emulated/ is the toolkit
 // so kernels keep to what all three know:
 //   - `launch(kernel, grid, block, shared_bytes, stream, arguments...)` instead of <<<>>>; blocks are whole warps;
 //   - `dynamic_shared<T>()` instead of extern __shared__; at the start of a block it holds NaN in the emulation;
@@ -18,6 +18,11 @@
 // captured shape is read from device memory. Activations are float32.
 #pragma once
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+#include <cuda_runtime.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -26,17 +31,6 @@
 #include <utility>
 
 #include "base/error.h"
-
-#ifdef TM_CUDA_EMULATED
-#include "testing/cuda_emulated/kernel_language.h"
-#include "testing/cuda_emulated/runtime.h"
-#else
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda_fp8.h>
-#include <cuda_runtime.h>
-#endif
-
 #include "kernels/cuda/ptx.h"
 
 namespace turbomind::cuda {

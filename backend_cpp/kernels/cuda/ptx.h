@@ -13,7 +13,7 @@
 #pragma once
 
 #ifdef TM_CUDA_EMULATED
-#include "testing/cuda_emulated/ptx.h"
+#include <emulated_ptx.h>
 #endif
 
 namespace turbomind::cuda {

@@ -18,13 +18,13 @@ class Divider {
  public:
   Divider(int rank, int count, int group) : rank_(rank), count_(count), group_(group) {}
 
-  Extent heads(int count) {
+  Slice heads(int count) {
     if (count % count_ != 0) refuse("num_heads " + std::to_string(count) + " is no multiple of it");
     return part(count, 1);
   }
 
   // Where there are fewer heads than ranks, neighbouring ranks have the same one.
-  Extent kv_heads(int count) {
+  Slice kv_heads(int count) {
     if (count % count_ == 0) return part(count, 1);
     if (count_ % count != 0) {
       refuse("num_kv_heads " + std::to_string(count) + " is neither a multiple nor a divisor of it");
@@ -34,7 +34,7 @@ class Divider {
     return {count, {head, head + 1}};
   }
 
-  Extent channels(const char* name, int count) {
+  Slice channels(const char* name, int count) {
     if (count == 0) return 0;
     const int unit = std::lcm(kLeastUnit, group_);
     if ((count + unit - 1) / unit < count_) {
@@ -44,7 +44,7 @@ class Divider {
     return part(count, unit);
   }
 
-  Extent tokens(int count) const { return part(count, kLeastUnit); }
+  Slice tokens(int count) const { return part(count, kLeastUnit); }
 
   // Inputs that come in heads, whatever lies in one group.
   void check_groups(const char* name, int inputs_of_a_rank) {
@@ -58,7 +58,7 @@ class Divider {
 
  private:
   // Runs of `unit` elements, as evenly as can be.
-  Extent part(int count, int unit) const {
+  Slice part(int count, int unit) const {
     const int units = (count + unit - 1) / unit;
     return {count, {rank_ * units / count_ * unit, std::min((rank_ + 1) * units / count_ * unit, count)}};
   }
@@ -70,9 +70,9 @@ class Divider {
 };
 
 template <class T>
-std::vector<T> kept(const std::vector<T>& values, const Extent& extent) {
+std::vector<T> kept(const std::vector<T>& values, const Slice& slice) {
   std::vector<T> result;
-  for (const Extent::Range& range : extent.ranges()) {
+  for (const Slice::Range& range : slice.ranges()) {
     if (!values.empty()) result.insert(result.end(), values.begin() + range.begin, values.begin() + range.end);
   }
   return result;

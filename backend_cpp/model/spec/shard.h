@@ -7,20 +7,20 @@
 #pragma once
 
 #include "model/spec/model_spec.h"
-#include "weights/extent.h"
+#include "weights/slice.h"
 
 namespace turbomind {
 
 struct Shard {
   int rank = 0;
-  int count = 1;        // ranks
-  ModelSpec spec;       // of the model, with the heads and sizes of the rank
-  Extent heads = 0;     // query heads
-  Extent kv_heads = 0;  // ranks share one where there are fewer heads than ranks
-  Extent channels = 0;  // of an MLP, intermediate_size
-  Extent expert_channels = 0;
-  Extent shared_channels = 0;  // of the shared expert
-  Extent vocab = 0;            // of the output layer
+  int count = 1;       // ranks
+  ModelSpec spec;      // of the model, with the heads and sizes of the rank
+  Slice heads = 0;     // query heads
+  Slice kv_heads = 0;  // ranks share one where there are fewer heads than ranks
+  Slice channels = 0;  // of an MLP, intermediate_size
+  Slice expert_channels = 0;
+  Slice shared_channels = 0;  // of the shared expert
+  Slice vocab = 0;            // of the output layer
 
   static Shard whole(ModelSpec spec);
   // `group`: neighbouring inputs that a stored or rounded matrix has one scale for, and that are not divided; 1: none.

@@ -1,6 +1,6 @@
 // Sums over ranks on devices, for tests.
 #include "base/thread_team.h"
-#include "device/cuda_rank_group.h"
+#include "device/rank_group.h"
 #include "testing/bindings/cuda_bindings.h"
 
 namespace turbomind::cuda {
@@ -16,10 +16,10 @@ Array<float> sum_over_ranks(const Array<float>& parts) {
   const size_t bytes = count * sizeof(float);
   Array<float> sums({parts.shape(0), parts.shape(1), parts.shape(2)});
   float* results = sums.mutable_data();
-  CudaRankGroup group(ranks);
-  ThreadTeam team(ranks, [&] { group.fail(); });
+  const std::unique_ptr<RankGroup> group = make_rank_group("cuda", ranks, 0);
+  ThreadTeam team(ranks, [&] { group->fail(); });
   team.run([&](int rank) {
-    const auto ops = group.make_operators(rank);
+    const auto ops = group->make_operators(rank);
     const AlignedBuffer x = ops->allocate(bytes);
     for (size_t step = 0; step < steps; ++step) {
       const size_t first = (static_cast<size_t>(rank) * steps + step) * count;

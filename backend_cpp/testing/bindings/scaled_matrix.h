@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "weights/stored_bytes.h"
+#include "weights/w8a8.h"
 
 namespace turbomind {
 
@@ -16,15 +16,15 @@ struct ScaledMatrix {
                int in_features) {
     const int64_t rows = (out_features + block.outputs - 1) / block.outputs;
     const int64_t columns = (in_features + block.inputs - 1) / block.inputs;
-    const StoredBytes matrix(tensor(is_float8 ? "F8_E4M3" : "I8", {out_features, in_features}, codes, 1),
-                             tensor("F32", {rows, columns}, scales, sizeof(float)), block);
-    std::vector<StoredRow> outputs;
+    const W8A8Matrix matrix(tensor(is_float8 ? "F8_E4M3" : "I8", {out_features, in_features}, codes, 1),
+                            tensor("F32", {rows, columns}, scales, sizeof(float)), block);
+    std::vector<QuantizedRow> outputs;
     for (int output = 0; output < out_features; ++output) outputs.push_back({&matrix, output});
     storage = matrix.pack(outputs, in_order);
   }
 
  private:
-  static StoredTensor tensor(const char* dtype, const std::vector<int64_t>& shape, const void* data, size_t size) {
+  static CheckpointTensor tensor(const char* dtype, const std::vector<int64_t>& shape, const void* data, size_t size) {
     return {dtype, shape, static_cast<const std::byte*>(data), size * static_cast<size_t>(shape[0] * shape[1]),
             nullptr};
   }

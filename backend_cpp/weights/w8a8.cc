@@ -1,4 +1,4 @@
-#include "weights/stored_bytes.h"
+#include "weights/w8a8.h"
 
 #include <algorithm>
 #include <cmath>
@@ -34,17 +34,17 @@ ScaleBlock block_of(const Json& expression) {
           checked_size(sizes.at(1).as_int(), "the inputs of a block")};
 }
 
-const StoredTensor& argument(const std::vector<StoredTensor>& args, size_t index) {
+const CheckpointTensor& argument(const std::vector<CheckpointTensor>& args, size_t index) {
   if (args.size() != 2) throw invalid_argument("a scaled matrix needs codes and scales");
   return args[index];
 }
 
 }  // namespace
 
-StoredBytes::StoredBytes(const Json& expression, const std::vector<StoredTensor>& args)
-    : StoredBytes(argument(args, 0), argument(args, 1), block_of(expression)) {}
+W8A8Matrix::W8A8Matrix(const Json& expression, const std::vector<CheckpointTensor>& args)
+    : W8A8Matrix(argument(args, 0), argument(args, 1), block_of(expression)) {}
 
-StoredBytes::StoredBytes(StoredTensor codes, const StoredTensor& scales, ScaleBlock block)
+W8A8Matrix::W8A8Matrix(CheckpointTensor codes, const CheckpointTensor& scales, ScaleBlock block)
     : codes_(std::move(codes)), block_(block) {
   is_float8_ = codes_.dtype == "F8_E4M3";
   if ((!is_float8_ && codes_.dtype != "I8") || codes_.shape.size() != 2) {
@@ -75,32 +75,32 @@ StoredBytes::StoredBytes(StoredTensor codes, const StoredTensor& scales, ScaleBl
   }
 }
 
-int StoredBytes::kernel_group(const Json& expression, const StoredTensor& codes) {
+int W8A8Matrix::kernel_group(const Json& expression, const CheckpointTensor& codes) {
   if (codes.shape.size() != 2) return 1;
   const int inputs = checked_size(codes.shape[1], "the number of inputs");
   const int block = block_of(expression).inputs;
   return block < inputs ? block : group_of_row(inputs, codes.dtype == "F8_E4M3");
 }
 
-std::shared_ptr<const StoredMatrix> StoredBytes::inputs(const Extent& kept) const {
+std::shared_ptr<const QuantizedMatrix> W8A8Matrix::inputs(const Slice& kept) const {
   const auto [begin, end] = kept.ranges().front();
   if (kept.ranges().size() > 1 || begin % group_ != 0) return nullptr;
-  auto result = std::make_shared<StoredBytes>(*this);
+  auto result = std::make_shared<W8A8Matrix>(*this);
   result->first_input_ = first_input_ + begin;
   result->in_features_ = end - begin;
   return result;
 }
 
-const uint8_t* StoredBytes::row(int output) const {
+const uint8_t* W8A8Matrix::row(int output) const {
   const auto stored_inputs = static_cast<size_t>(codes_.shape[1]);
   return reinterpret_cast<const uint8_t*>(codes_.data) + static_cast<size_t>(output) * stored_inputs + first_input_;
 }
 
-float StoredBytes::scale(int output, int input) const {
+float W8A8Matrix::scale(int output, int input) const {
   return scales_[static_cast<size_t>(output / block_.outputs) * column_count_ + (first_input_ + input) / block_.inputs];
 }
 
-void StoredBytes::dequantize(int output, float* destination) const {
+void W8A8Matrix::dequantize(int output, float* destination) const {
   const uint8_t* codes = row(output);
   for (int i = 0; i < in_features_; ++i) {
     const float value = is_float8_ ? to_float(float8{codes[i]}) : static_cast<float>(static_cast<int8_t>(codes[i]));
@@ -108,13 +108,13 @@ void StoredBytes::dequantize(int output, float* destination) const {
   }
 }
 
-bool StoredBytes::packs_with(const StoredMatrix& other) const {
-  const auto* bytes = dynamic_cast<const StoredBytes*>(&other);
+bool W8A8Matrix::packs_with(const QuantizedMatrix& other) const {
+  const auto* bytes = dynamic_cast<const W8A8Matrix*>(&other);
   return bytes != nullptr && bytes->is_float8_ == is_float8_ && bytes->has_blocks() == has_blocks() &&
          bytes->group_ == group_;
 }
 
-void StoredBytes::read_row(int output, uint8_t* codes, float* groups, float& whole) const {
+void W8A8Matrix::read_row(int output, uint8_t* codes, float* groups, float& whole) const {
   const uint8_t* stored = row(output);
   if (!is_float8_) {
     for (int i = 0; i < in_features_; ++i) codes[i] = static_cast<uint8_t>(stored[i] ^ 0x80u);  // 128 stands for zero
@@ -143,7 +143,7 @@ void StoredBytes::read_row(int output, uint8_t* codes, float* groups, float& who
   }
 }
 
-LinearStorage StoredBytes::pack(const std::vector<StoredRow>& rows, const Loop& loop) const {
+LinearStorage W8A8Matrix::pack(const std::vector<QuantizedRow>& rows, const Loop& loop) const {
   const auto out_features = static_cast<int>(rows.size());
   const PackedShape shape{out_features, in_features_, 8, group_, is_float8_};
   LinearStorage storage;
@@ -160,8 +160,8 @@ LinearStorage StoredBytes::pack(const std::vector<StoredRow>& rows, const Loop& 
     for (int r = 0; r < kTileOutputs; ++r) {
       float whole = 0;
       if (r < count) {
-        const StoredRow& row = rows[static_cast<size_t>(first + r)];
-        static_cast<const StoredBytes&>(*row.matrix)
+        const QuantizedRow& row = rows[static_cast<size_t>(first + r)];
+        static_cast<const W8A8Matrix&>(*row.matrix)
             .read_row(row.output, codes.data() + r * width, groups.data(), whole);
       } else {
         std::fill(groups.begin(), groups.end(), 0.0f);

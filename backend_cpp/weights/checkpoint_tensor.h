@@ -8,12 +8,12 @@
 #include <vector>
 
 #include "kernels/types.h"
-#include "weights/extent.h"
+#include "weights/slice.h"
 
 namespace turbomind {
 
 // Row-major and without gaps. A rearrangement that needs no copy shares the bytes it came from.
-struct StoredTensor {
+struct CheckpointTensor {
   std::string dtype;  // as in a safetensors header
   std::vector<int64_t> shape;
   const std::byte* data = nullptr;
@@ -25,17 +25,17 @@ struct StoredTensor {
 size_t type_bytes(const std::string& dtype);
 // Copies the values, converted to T and rounded to nearest even. Throws Error for other types than F32, BF16 and F16.
 template <class T>
-void copy_values(const StoredTensor& source, T* destination);
+void copy_values(const CheckpointTensor& source, T* destination);
 
 // [begin, end) of dimension `dim`.
-StoredTensor sliced(const StoredTensor& source, size_t dim, int64_t begin, int64_t end);
+CheckpointTensor sliced(const CheckpointTensor& source, size_t dim, int64_t begin, int64_t end);
 // Some columns of a matrix.
-StoredTensor columns(const StoredTensor& source, const Extent& kept);
+CheckpointTensor columns(const CheckpointTensor& source, const Slice& kept);
 // Dimension i of the result is dimension dims[i] of the source.
-StoredTensor permuted(const StoredTensor& source, const std::vector<size_t>& dims);
-StoredTensor reshaped(const StoredTensor& source, const std::vector<int64_t>& shape);
+CheckpointTensor permuted(const CheckpointTensor& source, const std::vector<size_t>& dims);
+CheckpointTensor reshaped(const CheckpointTensor& source, const std::vector<int64_t>& shape);
 // Joined along dimension 0.
-StoredTensor joined(const std::vector<StoredTensor>& parts);
+CheckpointTensor joined(const std::vector<CheckpointTensor>& parts);
 
 // Each throws Error for what does not fit the shape.
 }  // namespace turbomind

@@ -4,14 +4,14 @@
 #include <vector>
 
 #include "weights/linear_storage.h"
-#include "weights/stored_value.h"
+#include "weights/manifest_value.h"
 
 namespace turbomind {
 
 // Whether the kernels can multiply with these parts of a matrix as they are stored: all are codes that pack together.
-bool can_pack(const std::vector<StoredValue>& parts);
+bool can_pack(const std::vector<ManifestValue>& parts);
 
 // Packs matrices joined by output.
-LinearStorage pack_stored_codes(const std::vector<StoredValue>& parts, const Loop& loop);
+LinearStorage pack_quantized(const std::vector<ManifestValue>& parts, const Loop& loop);
 
 }  // namespace turbomind

@@ -4,22 +4,22 @@
 #include <memory>
 #include <vector>
 
-#include "weights/extent.h"
 #include "weights/linear_storage.h"
+#include "weights/slice.h"
 
 namespace turbomind {
 
-class StoredMatrix;
+class QuantizedMatrix;
 
 // One output of a matrix, which must outlive this.
-struct StoredRow {
-  const StoredMatrix* matrix;
+struct QuantizedRow {
+  const QuantizedMatrix* matrix;
   int output;
 };
 
-class StoredMatrix {
+class QuantizedMatrix {
  public:
-  virtual ~StoredMatrix() = default;
+  virtual ~QuantizedMatrix() = default;
 
   virtual int out_features() const = 0;
   virtual int in_features() const = 0;
@@ -30,18 +30,18 @@ class StoredMatrix {
   virtual std::vector<int32_t> input_order() const { return {}; }
   // The matrix of some inputs alone, which are whole groups of the kernels, one behind another; null where they are
   // not.
-  virtual std::shared_ptr<const StoredMatrix> inputs(const Extent& kept) const = 0;
+  virtual std::shared_ptr<const QuantizedMatrix> inputs(const Slice& kept) const = 0;
 
   // Whether the kernels can multiply with outputs of both as one weight.
-  virtual bool packs_with(const StoredMatrix& other) const = 0;
+  virtual bool packs_with(const QuantizedMatrix& other) const = 0;
   // These outputs, all of matrices that pack with this one, in the order that kernels read (kernels/packed_weight.h),
   // without loss.
-  virtual LinearStorage pack(const std::vector<StoredRow>& rows, const Loop& loop) const = 0;
+  virtual LinearStorage pack(const std::vector<QuantizedRow>& rows, const Loop& loop) const = 0;
 
  protected:
-  StoredMatrix() = default;
-  StoredMatrix(const StoredMatrix&) = default;
-  StoredMatrix& operator=(const StoredMatrix&) = delete;
+  QuantizedMatrix() = default;
+  QuantizedMatrix(const QuantizedMatrix&) = default;
+  QuantizedMatrix& operator=(const QuantizedMatrix&) = delete;
 };
 
 }  // namespace turbomind

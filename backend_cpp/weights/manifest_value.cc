@@ -1,4 +1,4 @@
-#include "weights/stored_value.h"
+#include "weights/manifest_value.h"
 
 #include <cstring>
 #include <numeric>
@@ -17,13 +17,13 @@ std::vector<T> integers(const Json& list) {
   return values;
 }
 
-StoredTensor owned(std::string dtype, std::vector<int64_t> shape, const void* values, size_t bytes) {
+CheckpointTensor owned(std::string dtype, std::vector<int64_t> shape, const void* values, size_t bytes) {
   auto copy = std::make_shared<std::vector<std::byte>>(bytes);
   std::memcpy(copy->data(), values, bytes);
   return {std::move(dtype), std::move(shape), copy->data(), bytes, copy};
 }
 
-StoredTensor applied(const Json& operation, const StoredTensor& source, const std::vector<int64_t>& shape) {
+CheckpointTensor applied(const Json& operation, const CheckpointTensor& source, const std::vector<int64_t>& shape) {
   const std::string& op = operation.at("op").as_string();
   if (op == "slice") {
     const auto dim = static_cast<size_t>(operation.at("dim").as_int());
@@ -36,39 +36,39 @@ StoredTensor applied(const Json& operation, const StoredTensor& source, const st
 
 }  // namespace
 
-StoredValue::StoredValue(std::shared_ptr<const StoredMatrix> codes) : codes_(std::move(codes)) {
+ManifestValue::ManifestValue(std::shared_ptr<const QuantizedMatrix> codes) : codes_(std::move(codes)) {
   std::vector<int32_t> rows(static_cast<size_t>(codes_->out_features()));
   std::iota(rows.begin(), rows.end(), 0);
   tensor_ = owned("I32", {codes_->out_features(), 1}, rows.data(), rows.size() * sizeof(int32_t));
 }
 
-std::vector<int64_t> StoredValue::shape() const {
+std::vector<int64_t> ManifestValue::shape() const {
   std::vector<int64_t> shape = tensor_.shape;
   if (codes_) shape.back() = codes_->in_features();
   return shape;
 }
 
-int StoredValue::output(int row) const {
+int ManifestValue::output(int row) const {
   int32_t output;
   std::memcpy(&output, tensor_.data + sizeof(output) * static_cast<size_t>(row), sizeof(output));
   return output;
 }
 
-StoredValue StoredValue::rows(Extent::Range range) const {
-  StoredValue result = *this;
+ManifestValue ManifestValue::rows(Slice::Range range) const {
+  ManifestValue result = *this;
   result.tensor_ = sliced(tensor_, 0, range.begin, range.end);
   return result;
 }
 
-StoredValue StoredValue::inputs(const Extent& kept) const {
-  std::shared_ptr<const StoredMatrix> part = codes_ ? codes_->inputs(kept) : nullptr;
-  if (!part) return StoredValue(columns(numbers(), kept));
-  StoredValue result = *this;
+ManifestValue ManifestValue::inputs(const Slice& kept) const {
+  std::shared_ptr<const QuantizedMatrix> part = codes_ ? codes_->inputs(kept) : nullptr;
+  if (!part) return ManifestValue(columns(numbers(), kept));
+  ManifestValue result = *this;
   result.codes_ = std::move(part);
   return result;
 }
 
-StoredTensor StoredValue::numbers() const {
+CheckpointTensor ManifestValue::numbers() const {
   if (!codes_) return tensor_;
   const auto width = static_cast<size_t>(codes_->in_features());
   const size_t rows = tensor_.bytes / sizeof(int32_t);
@@ -79,26 +79,26 @@ StoredTensor StoredValue::numbers() const {
   return {"F32", shape(), bytes->data(), bytes->size(), bytes};
 }
 
-StoredValue rearranged(const Json& operation, const std::vector<StoredValue>& parts) {
+ManifestValue rearranged(const Json& operation, const std::vector<ManifestValue>& parts) {
   const std::string& op = operation.at("op").as_string();
   std::vector<int64_t> shape;
   if (op == "reshape") shape = integers<int64_t>(operation.at("shape"));
   if (parts.size() == 1 && parts[0].codes_) {
-    const StoredValue& part = parts[0];
+    const ManifestValue& part = parts[0];
     const size_t last = part.tensor_.shape.size() - 1;
     const bool keeps_rows = (op == "slice" && operation.at("dim").as_int() < static_cast<int64_t>(last)) ||
                             (op == "permute" && integers<size_t>(operation.at("dims")).back() == last) ||
                             (op == "reshape" && !shape.empty() && shape.back() == part.codes_->in_features());
     if (keeps_rows) {
       if (op == "reshape") shape.back() = 1;
-      StoredValue result = part;
+      ManifestValue result = part;
       result.tensor_ = applied(operation, part.tensor_, shape);
       return result;
     }
   }
-  std::vector<StoredTensor> numbers;
-  for (const StoredValue& part : parts) numbers.push_back(part.numbers());
-  return StoredValue(applied(operation, joined(numbers), shape));
+  std::vector<CheckpointTensor> numbers;
+  for (const ManifestValue& part : parts) numbers.push_back(part.numbers());
+  return ManifestValue(applied(operation, joined(numbers), shape));
 }
 
 }  // namespace turbomind

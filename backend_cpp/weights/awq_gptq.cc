@@ -1,4 +1,4 @@
-#include "weights/stored_codes.h"
+#include "weights/awq_gptq.h"
 
 #include <algorithm>
 #include <array>
@@ -26,7 +26,7 @@ int positive(const Json& expression, const char* key) {
   return static_cast<int>(value);
 }
 
-void expect_words(const StoredTensor& tensor, const char* what, int rows, int columns) {
+void expect_words(const CheckpointTensor& tensor, const char* what, int rows, int columns) {
   if (tensor.dtype != "I32" || tensor.shape != std::vector<int64_t>{rows, columns}) {
     throw invalid_argument(std::string(what) + " must be I32 [" + std::to_string(rows) + ", " +
                            std::to_string(columns) + "]");
@@ -35,7 +35,7 @@ void expect_words(const StoredTensor& tensor, const char* what, int rows, int co
 
 }  // namespace
 
-StoredCodes::StoredCodes(const Json& expression, const std::vector<StoredTensor>& args)
+AwqGptqMatrix::AwqGptqMatrix(const Json& expression, const std::vector<CheckpointTensor>& args)
     : bits_(positive(expression, "bits")), group_(positive(expression, "group")) {
   const std::string& layout = expression.at("layout").as_string();
   if (layout != "awq" && layout != "gptq") throw invalid_argument("unknown layout " + layout);
@@ -49,35 +49,35 @@ StoredCodes::StoredCodes(const Json& expression, const std::vector<StoredTensor>
     throw invalid_argument("a quantized matrix needs a shape and three tensors");
   out_features_ = static_cast<int>(shape[0].as_int());
   in_features_ = static_cast<int>(shape[1].as_int());
-  stored_codes_ = args[0];
-  stored_zeros_ = args[1];
-  stored_scales_ = args[2];
+  packed_codes_ = args[0];
+  packed_zeros_ = args[1];
+  packed_scales_ = args[2];
   check_sizes();
   read_scales();
   if (args.size() > 3) read_input_order(args[3]);
 }
 
-void StoredCodes::check_sizes() const {
+void AwqGptqMatrix::check_sizes() const {
   const int n = values_per_word();
   if (group_ % 8 != 0) throw invalid_argument("groups must be multiples of 8, got " + std::to_string(group_));
   if (out_features_ % n != 0 || in_features_ % n != 0) {
     throw invalid_argument("sizes must be multiples of " + std::to_string(n));
   }
   if (layout_ == Layout::kAwq) {
-    expect_words(stored_codes_, "qweight", in_features_, out_features_ / n);
+    expect_words(packed_codes_, "qweight", in_features_, out_features_ / n);
   } else {
-    expect_words(stored_codes_, "qweight", in_features_ / n, out_features_);
+    expect_words(packed_codes_, "qweight", in_features_ / n, out_features_);
   }
-  expect_words(stored_zeros_, "qzeros", group_count(), out_features_ / n);
-  if (stored_scales_.shape != std::vector<int64_t>{group_count(), out_features_}) {
+  expect_words(packed_zeros_, "qzeros", group_count(), out_features_ / n);
+  if (packed_scales_.shape != std::vector<int64_t>{group_count(), out_features_}) {
     throw invalid_argument("scales must have the shape [" + std::to_string(group_count()) + ", " +
                            std::to_string(out_features_) + "]");
   }
 }
 
-void StoredCodes::read_scales() {
+void AwqGptqMatrix::read_scales() {
   std::vector<float> wide(static_cast<size_t>(group_count()) * out_features_);
-  copy_values(stored_scales_, wide.data());
+  copy_values(packed_scales_, wide.data());
   scales_.resize(wide.size());
   for (size_t i = 0; i < wide.size(); ++i) {
     scales_[i] = to_half(wide[i]);
@@ -88,7 +88,7 @@ void StoredCodes::read_scales() {
   }
 }
 
-void StoredCodes::read_input_order(const StoredTensor& groups) {
+void AwqGptqMatrix::read_input_order(const CheckpointTensor& groups) {
   if (groups.dtype != "I32" || groups.shape != std::vector<int64_t>{in_features_}) {
     throw invalid_argument("g_idx must be I32 [" + std::to_string(in_features_) + "]");
   }
@@ -117,13 +117,13 @@ void StoredCodes::read_input_order(const StoredTensor& groups) {
   for (int i = 0; i < in_features_; ++i) position_[static_cast<size_t>(input_order_[i])] = i;
 }
 
-int StoredCodes::kernel_group(int stored_group) {
+int AwqGptqMatrix::kernel_group(int stored_group) {
   int group = std::min(kLargestGroup, stored_group) / 8 * 8;
   while (stored_group % group != 0) group -= 8;
   return group;
 }
 
-std::shared_ptr<const StoredMatrix> StoredCodes::inputs(const Extent& kept) const {
+std::shared_ptr<const QuantizedMatrix> AwqGptqMatrix::inputs(const Slice& kept) const {
   std::vector<int32_t> picked = kept.elements();
   const int begin = position_.empty() ? picked.front() : position_[static_cast<size_t>(picked.front())];
   const int end = begin + static_cast<int>(picked.size());
@@ -133,12 +133,12 @@ std::shared_ptr<const StoredMatrix> StoredCodes::inputs(const Extent& kept) cons
       return nullptr;
     }
   }
-  auto result = std::make_shared<StoredCodes>(*this);
+  auto result = std::make_shared<AwqGptqMatrix>(*this);
   result->first_input_ = first_input_ + begin;
   result->in_features_ = end - begin;
   if (input_order_.empty()) {
     const int n = layout_ == Layout::kAwq ? 1 : values_per_word();  // inputs in a row of words
-    result->stored_codes_ = sliced(stored_codes_, 0, begin / n, (end + n - 1) / n);
+    result->packed_codes_ = sliced(packed_codes_, 0, begin / n, (end + n - 1) / n);
   } else {
     result->picked_ = std::move(picked);
     result->input_order_.clear();
@@ -147,20 +147,20 @@ std::shared_ptr<const StoredMatrix> StoredCodes::inputs(const Extent& kept) cons
   return result;
 }
 
-uint32_t StoredCodes::word(const StoredTensor& tensor, size_t index) const {
+uint32_t AwqGptqMatrix::word(const CheckpointTensor& tensor, size_t index) const {
   uint32_t value;
   std::memcpy(&value, tensor.data + sizeof(value) * index, sizeof(value));
   return value;
 }
 
-uint8_t StoredCodes::zero(int group, int output) const {
+uint8_t AwqGptqMatrix::zero(int group, int output) const {
   const int n = values_per_word();
   const int place = layout_ == Layout::kAwq ? kAwqPlace[output % n] : output % n;
-  const uint32_t all = word(stored_zeros_, (static_cast<size_t>(group) * out_features_ + output) / n) + zero_word_;
+  const uint32_t all = word(packed_zeros_, (static_cast<size_t>(group) * out_features_ + output) / n) + zero_word_;
   return static_cast<uint8_t>((all >> (place * bits_)) & ((1u << bits_) - 1));
 }
 
-void StoredCodes::read_codes(int first, int count, uint8_t* codes) const {
+void AwqGptqMatrix::read_codes(int first, int count, uint8_t* codes) const {
   const int n = values_per_word();
   const auto place = [&](int input) { return position_.empty() ? input : position_[static_cast<size_t>(input)]; };
   const auto width = static_cast<size_t>(in_features_);
@@ -169,7 +169,7 @@ void StoredCodes::read_codes(int first, int count, uint8_t* codes) const {
     for (int input = 0; input < in_features_; ++input) {
       uint8_t* column = codes + place(input);
       for (int w = first / n; w * n < first + count; ++w) {
-        const uint32_t all = word(stored_codes_, static_cast<size_t>(input) * words + w);
+        const uint32_t all = word(packed_codes_, static_cast<size_t>(input) * words + w);
         for (int j = 0; j < n; ++j) {
           const int row = w * n + kAwqOrder[j] - first;
           if (row >= 0 && row < count) column[row * width] = (all >> (4 * j)) & 15u;
@@ -182,20 +182,20 @@ void StoredCodes::read_codes(int first, int count, uint8_t* codes) const {
   for (size_t i = 0; i < picked_.size(); ++i) {
     const auto input = static_cast<size_t>(picked_[i]);
     for (int row = 0; row < count; ++row) {
-      const uint32_t all = word(stored_codes_, input / n * out_features_ + first + row);
+      const uint32_t all = word(packed_codes_, input / n * out_features_ + first + row);
       codes[row * width + i] = (all >> (input % n * bits_)) & mask;
     }
   }
   if (!picked_.empty()) return;
   for (int input = 0; input < in_features_; input += n) {
     for (int row = 0; row < count; ++row) {
-      const uint32_t all = word(stored_codes_, static_cast<size_t>(input) / n * out_features_ + first + row);
+      const uint32_t all = word(packed_codes_, static_cast<size_t>(input) / n * out_features_ + first + row);
       for (int j = 0; j < n; ++j) codes[row * width + place(input + j)] = (all >> (j * bits_)) & mask;
     }
   }
 }
 
-void StoredCodes::dequantize(int output, float* destination) const {
+void AwqGptqMatrix::dequantize(int output, float* destination) const {
   std::vector<uint8_t> codes(static_cast<size_t>(in_features_));
   read_codes(output, 1, codes.data());
   for (int i = 0; i < in_features_; ++i) {
@@ -206,27 +206,27 @@ void StoredCodes::dequantize(int output, float* destination) const {
   }
 }
 
-bool StoredCodes::packs_with(const StoredMatrix& other) const {
-  const auto* codes = dynamic_cast<const StoredCodes*>(&other);
+bool AwqGptqMatrix::packs_with(const QuantizedMatrix& other) const {
+  const auto* codes = dynamic_cast<const AwqGptqMatrix*>(&other);
   return codes != nullptr && codes->bits_ == bits_ && codes->group_ == group_ && codes->input_order_ == input_order_;
 }
 
-void StoredCodes::read_rows(const std::vector<StoredRow>& rows, int first, int last, uint8_t* codes) {
+void AwqGptqMatrix::read_rows(const std::vector<QuantizedRow>& rows, int first, int last, uint8_t* codes) {
   while (first < last) {
-    const StoredRow& front = rows[static_cast<size_t>(first)];
+    const QuantizedRow& front = rows[static_cast<size_t>(first)];
     int count = 1;
     while (first + count < last && rows[static_cast<size_t>(first + count)].matrix == front.matrix &&
            rows[static_cast<size_t>(first + count)].output == front.output + count) {
       ++count;
     }
-    const auto& matrix = static_cast<const StoredCodes&>(*front.matrix);
+    const auto& matrix = static_cast<const AwqGptqMatrix&>(*front.matrix);
     matrix.read_codes(front.output, count, codes);
     codes += static_cast<size_t>(count) * matrix.in_features_;
     first += count;
   }
 }
 
-LinearStorage StoredCodes::pack(const std::vector<StoredRow>& rows, const Loop& loop) const {
+LinearStorage AwqGptqMatrix::pack(const std::vector<QuantizedRow>& rows, const Loop& loop) const {
   const auto out_features = static_cast<int>(rows.size());
   const PackedShape shape{out_features, in_features_, bits_, kernel_group(group_)};
   LinearStorage storage;
@@ -244,8 +244,8 @@ LinearStorage StoredCodes::pack(const std::vector<StoredRow>& rows, const Loop& 
     std::vector<uint8_t> codes(kBlockOutputs * width);
     read_rows(rows, first, last, codes.data());
     for (int output = first; output < last; ++output) {
-      const StoredRow& row = rows[static_cast<size_t>(output)];
-      const auto& matrix = static_cast<const StoredCodes&>(*row.matrix);
+      const QuantizedRow& row = rows[static_cast<size_t>(output)];
+      const auto& matrix = static_cast<const AwqGptqMatrix&>(*row.matrix);
       const size_t tile = static_cast<size_t>(output) / kTileOutputs;
       for (int g = 0; g < shape.groups(); ++g) {
         const size_t entry = (tile * shape.groups() + g) * kTileOutputs + output % kTileOutputs;

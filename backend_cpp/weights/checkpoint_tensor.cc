@@ -1,4 +1,4 @@
-#include "weights/stored_tensor.h"
+#include "weights/checkpoint_tensor.h"
 
 #include <algorithm>
 #include <cstring>
@@ -16,13 +16,13 @@ int64_t element_count(const std::vector<int64_t>& shape) {
   return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
 }
 
-size_t element_bytes(const StoredTensor& tensor) {
+size_t element_bytes(const CheckpointTensor& tensor) {
   const int64_t count = element_count(tensor.shape);
   return count == 0 ? 0 : tensor.bytes / static_cast<size_t>(count);
 }
 
-StoredTensor with_new_bytes(const StoredTensor& source, std::vector<int64_t> shape,
-                            std::shared_ptr<std::vector<std::byte>> bytes) {
+CheckpointTensor with_new_bytes(const CheckpointTensor& source, std::vector<int64_t> shape,
+                                std::shared_ptr<std::vector<std::byte>> bytes) {
   return {source.dtype, std::move(shape), bytes->data(), bytes->size(), bytes};
 }
 
@@ -54,7 +54,7 @@ size_t type_bytes(const std::string& dtype) {
 namespace {
 
 template <class From, class T>
-void convert_values(const StoredTensor& source, size_t count, T* destination) {
+void convert_values(const CheckpointTensor& source, size_t count, T* destination) {
   for (size_t i = 0; i < count; ++i) {
     From value;
     std::memcpy(&value, source.data + sizeof(From) * i, sizeof(value));
@@ -65,7 +65,7 @@ void convert_values(const StoredTensor& source, size_t count, T* destination) {
 }  // namespace
 
 template <class T>
-void copy_values(const StoredTensor& source, T* destination) {
+void copy_values(const CheckpointTensor& source, T* destination) {
   if (source.dtype != "F32" && source.dtype != "BF16" && source.dtype != "F16") {
     throw invalid_argument("weights of type " + source.dtype + " are not supported (F32, BF16 and F16 are)");
   }
@@ -85,11 +85,11 @@ void copy_values(const StoredTensor& source, T* destination) {
   }
 }
 
-template void copy_values<float>(const StoredTensor&, float*);
-template void copy_values<bf16>(const StoredTensor&, bf16*);
-template void copy_values<half>(const StoredTensor&, half*);
+template void copy_values<float>(const CheckpointTensor&, float*);
+template void copy_values<bf16>(const CheckpointTensor&, bf16*);
+template void copy_values<half>(const CheckpointTensor&, half*);
 
-StoredTensor sliced(const StoredTensor& source, size_t dim, int64_t begin, int64_t end) {
+CheckpointTensor sliced(const CheckpointTensor& source, size_t dim, int64_t begin, int64_t end) {
   if (dim >= source.shape.size() || begin < 0 || end < begin || end > source.shape[dim]) {
     throw invalid_argument("slice " + std::to_string(begin) + ".." + std::to_string(end) + " of dimension " +
                            std::to_string(dim) + " lies outside the tensor");
@@ -109,7 +109,7 @@ StoredTensor sliced(const StoredTensor& source, size_t dim, int64_t begin, int64
   return with_new_bytes(source, std::move(shape), std::move(bytes));
 }
 
-StoredTensor columns(const StoredTensor& source, const Extent& kept) {
+CheckpointTensor columns(const CheckpointTensor& source, const Slice& kept) {
   if (source.shape.size() != 2 || source.shape[1] != kept.whole()) throw invalid_argument("columns need a matrix");
   const size_t element = element_bytes(source);
   const auto rows = static_cast<size_t>(source.shape[0]);
@@ -118,7 +118,7 @@ StoredTensor columns(const StoredTensor& source, const Extent& kept) {
   for (size_t row = 0; row < rows; ++row) {
     const std::byte* from = source.data + row * static_cast<size_t>(kept.whole()) * element;
     std::byte* to = bytes->data() + row * width;
-    for (const Extent::Range& range : kept.ranges()) {
+    for (const Slice::Range& range : kept.ranges()) {
       const auto run = static_cast<size_t>(range.end - range.begin) * element;
       std::memcpy(to, from + static_cast<size_t>(range.begin) * element, run);
       to += run;
@@ -127,7 +127,7 @@ StoredTensor columns(const StoredTensor& source, const Extent& kept) {
   return with_new_bytes(source, {source.shape[0], kept.size()}, std::move(bytes));
 }
 
-StoredTensor permuted(const StoredTensor& source, const std::vector<size_t>& dims) {
+CheckpointTensor permuted(const CheckpointTensor& source, const std::vector<size_t>& dims) {
   const size_t rank = source.shape.size();
   std::vector<size_t> sorted = dims;
   std::sort(sorted.begin(), sorted.end());
@@ -163,22 +163,22 @@ StoredTensor permuted(const StoredTensor& source, const std::vector<size_t>& dim
   return with_new_bytes(source, std::move(shape), std::move(bytes));
 }
 
-StoredTensor reshaped(const StoredTensor& source, const std::vector<int64_t>& shape) {
+CheckpointTensor reshaped(const CheckpointTensor& source, const std::vector<int64_t>& shape) {
   if (element_count(shape) != element_count(source.shape)) {
     throw invalid_argument("reshape must keep the number of elements, " + std::to_string(element_count(source.shape)));
   }
-  StoredTensor result = source;
+  CheckpointTensor result = source;
   result.shape = shape;
   return result;
 }
 
-StoredTensor joined(const std::vector<StoredTensor>& parts) {
+CheckpointTensor joined(const std::vector<CheckpointTensor>& parts) {
   if (parts.empty()) throw invalid_argument("concat needs an argument");
   if (parts.size() == 1) return parts.front();
   std::vector<int64_t> shape = parts.front().shape;
   auto bytes = std::make_shared<std::vector<std::byte>>();
   shape[0] = 0;
-  for (const StoredTensor& part : parts) {
+  for (const CheckpointTensor& part : parts) {
     std::vector<int64_t> like = part.shape;
     if (like.size() == shape.size()) like[0] = shape[0];
     if (like != shape || part.dtype != parts.front().dtype) {

@@ -9,15 +9,15 @@
 namespace turbomind {
 
 // Some elements of a dimension of `whole` elements, in an order.
-class Extent {
+class Slice {
  public:
   struct Range {
     int begin;
     int end;
   };
 
-  Extent(int whole) : whole_(whole), ranges_{{0, whole}} {}  // all of it; a plain size means that too
-  Extent(int whole, Range kept) : whole_(whole), ranges_{kept} {}
+  Slice(int whole) : whole_(whole), ranges_{{0, whole}} {}  // all of it; a plain size means that too
+  Slice(int whole, Range kept) : whole_(whole), ranges_{kept} {}
 
   int whole() const { return whole_; }
   const std::vector<Range>& ranges() const { return ranges_; }
@@ -39,8 +39,8 @@ class Extent {
     return elements;
   }
 
-  static Extent of(int whole, const std::vector<int32_t>& elements) {
-    Extent result(whole);
+  static Slice of(int whole, const std::vector<int32_t>& elements) {
+    Slice result(whole);
     result.ranges_.clear();
     for (const int32_t element : elements) {
       if (result.ranges_.empty() || result.ranges_.back().end != element) result.ranges_.push_back({element, element});
@@ -49,17 +49,17 @@ class Extent {
     return result;
   }
   // Each element becomes `count` neighbouring ones.
-  Extent times(int count) const {
-    Extent result = *this;
+  Slice times(int count) const {
+    Slice result = *this;
     result.whole_ *= count;
     for (Range& range : result.ranges_) range = {range.begin * count, range.end * count};
     return result;
   }
   // Dimensions one behind another.
-  static Extent joined(std::initializer_list<Extent> parts) {
-    Extent result(0, {0, 0});
+  static Slice joined(std::initializer_list<Slice> parts) {
+    Slice result(0, {0, 0});
     result.ranges_.clear();
-    for (const Extent& part : parts) {
+    for (const Slice& part : parts) {
       for (const Range& range : part.ranges_) {
         result.ranges_.push_back({result.whole_ + range.begin, result.whole_ + range.end});
       }

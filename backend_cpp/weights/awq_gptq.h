@@ -19,30 +19,30 @@
 
 #include "base/json.h"
 #include "kernels/types.h"
-#include "weights/stored_matrix.h"
-#include "weights/stored_tensor.h"
+#include "weights/checkpoint_tensor.h"
+#include "weights/quantized_matrix.h"
 
 namespace turbomind {
 
-class StoredCodes final : public StoredMatrix {
+class AwqGptqMatrix final : public QuantizedMatrix {
  public:
   // `expression` is a manifest's operation "quantized"; `args` are its tensors codes, zeros, scales and, if given, the
   // inputs' groups. The mapped files must outlive this object. Throws Error naming what is wrong: sizes that contradict
   // each other, scales that are not finite, inputs whose groups are not of the group's size.
-  StoredCodes(const Json& expression, const std::vector<StoredTensor>& args);
+  AwqGptqMatrix(const Json& expression, const std::vector<CheckpointTensor>& args);
 
   int out_features() const override { return out_features_; }
   int in_features() const override { return in_features_; }
   void dequantize(int output, float* destination) const override;
   std::vector<int32_t> input_order() const override { return input_order_; }
-  std::shared_ptr<const StoredMatrix> inputs(const Extent& kept) const override;
+  std::shared_ptr<const QuantizedMatrix> inputs(const Slice& kept) const override;
   // The group of the kernels for a stored one: its largest divisor that they take.
   static int kernel_group(int stored_group);
   // The same bits, groups and order of inputs.
-  bool packs_with(const StoredMatrix& other) const override;
+  bool packs_with(const QuantizedMatrix& other) const override;
   // A group of many inputs becomes several of the kernel's with the same scale, so that activations are rounded in
   // groups of at most 128.
-  LinearStorage pack(const std::vector<StoredRow>& rows, const Loop& loop) const override;
+  LinearStorage pack(const std::vector<QuantizedRow>& rows, const Loop& loop) const override;
 
  private:
   enum class Layout : uint8_t { kAwq, kGptq };
@@ -50,17 +50,17 @@ class StoredCodes final : public StoredMatrix {
   // Codes of outputs [first, first + count), one in a byte: [count, in], inputs in the order of input_order_.
   void read_codes(int first, int count, uint8_t* codes) const;
   // Codes of rows [first, last), [last - first, in]; neighbours are decoded together.
-  static void read_rows(const std::vector<StoredRow>& rows, int first, int last, uint8_t* codes);
+  static void read_rows(const std::vector<QuantizedRow>& rows, int first, int last, uint8_t* codes);
   // The group that an input, in the order of input_order_, belongs to.
   int group_of(int input) const { return (first_input_ + input) / group_; }
   half scale(int group, int output) const { return scales_[static_cast<size_t>(group) * out_features_ + output]; }
   uint8_t zero(int group, int output) const;
   int values_per_word() const { return 32 / bits_; }
   int group_count() const { return (in_features_ + group_ - 1) / group_; }
-  uint32_t word(const StoredTensor& tensor, size_t index) const;
+  uint32_t word(const CheckpointTensor& tensor, size_t index) const;
   void check_sizes() const;
   void read_scales();
-  void read_input_order(const StoredTensor& groups);
+  void read_input_order(const CheckpointTensor& groups);
 
   Layout layout_;
   int bits_;
@@ -70,9 +70,9 @@ class StoredCodes final : public StoredMatrix {
   int in_features_;
   int first_input_ = 0;          // of those that the stored scales and zeros are for, in the order they had
   std::vector<int32_t> picked_;  // the inputs, among the stored codes; empty when they are all of these
-  StoredTensor stored_codes_;
-  StoredTensor stored_zeros_;
-  StoredTensor stored_scales_;
+  CheckpointTensor packed_codes_;
+  CheckpointTensor packed_zeros_;
+  CheckpointTensor packed_scales_;
   std::vector<half> scales_;          // [groups, out]
   std::vector<int32_t> input_order_;  // the inputs, group by group; empty when they lie so already
   std::vector<int32_t> position_;     // of each input in input_order_; empty when that is

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "base/json.h"
-#include "weights/stored_matrix.h"
-#include "weights/stored_tensor.h"
+#include "weights/checkpoint_tensor.h"
+#include "weights/quantized_matrix.h"
 
 namespace turbomind {
 
@@ -24,24 +24,24 @@ struct ScaleBlock {
   int inputs;
 };
 
-class StoredBytes final : public StoredMatrix {
+class W8A8Matrix final : public QuantizedMatrix {
  public:
   // Codes and scales; mapped files must outlive this object. Throws Error naming what is wrong: types, sizes that
   // contradict each other, scales that are not finite.
-  StoredBytes(StoredTensor codes, const StoredTensor& scales, ScaleBlock block);
+  W8A8Matrix(CheckpointTensor codes, const CheckpointTensor& scales, ScaleBlock block);
   // `expression` is a manifest's operation "scaled", with the block; `args` are its codes and scales.
-  StoredBytes(const Json& expression, const std::vector<StoredTensor>& args);
+  W8A8Matrix(const Json& expression, const std::vector<CheckpointTensor>& args);
 
   int out_features() const override { return out_features_; }
   int in_features() const override { return in_features_; }
   void dequantize(int output, float* destination) const override;
-  std::shared_ptr<const StoredMatrix> inputs(const Extent& kept) const override;
+  std::shared_ptr<const QuantizedMatrix> inputs(const Slice& kept) const override;
   // The inputs of a group of the kernels for an expression "scaled" and its codes; 1 for what is refused when it is
   // read.
-  static int kernel_group(const Json& expression, const StoredTensor& codes);
+  static int kernel_group(const Json& expression, const CheckpointTensor& codes);
   // The same type and groups.
-  bool packs_with(const StoredMatrix& other) const override;
-  LinearStorage pack(const std::vector<StoredRow>& rows, const Loop& loop) const override;
+  bool packs_with(const QuantizedMatrix& other) const override;
+  LinearStorage pack(const std::vector<QuantizedRow>& rows, const Loop& loop) const override;
 
  private:
   bool has_blocks() const { return column_count_ > 1; }  // several scales for an output, one for each group
@@ -51,7 +51,7 @@ class StoredBytes final : public StoredMatrix {
   // One output's codes as kernels take them, and its scales: [groups] relative to `whole`, or `whole` alone.
   void read_row(int output, uint8_t* codes, float* groups, float& whole) const;
 
-  StoredTensor codes_;
+  CheckpointTensor codes_;
   bool is_float8_ = false;
   int out_features_ = 0;
   int in_features_ = 0;

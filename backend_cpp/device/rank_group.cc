@@ -1,0 +1,41 @@
+#include "device/rank_group.h"
+
+#include <algorithm>
+
+#include "device/cpu_operators.h"
+#include "device/host_exchange.h"
+
+namespace turbomind {
+
+namespace {
+
+// Each rank has some of the cores.
+class CpuRankGroup final : public RankGroup {
+ public:
+  CpuRankGroup(int ranks, int threads)
+      : ranks_(ranks),
+        threads_(threads > 0 ? threads : available_cpu_count()),
+        exchange_(std::make_shared<HostExchange>(ranks)) {}
+
+  int size() const override { return ranks_; }
+  std::unique_ptr<Operators> make_operators(int rank) override {
+    const int first = threads_ * rank / ranks_;
+    const int threads = threads_ * (rank + 1) / ranks_ - first;
+    return std::make_unique<CpuOperators>(std::max(threads, 1), RankPlace{exchange_, rank});
+  }
+  void fail() noexcept override { exchange_->fail(); }
+
+ private:
+  int ranks_;
+  int threads_;
+  std::shared_ptr<HostExchange> exchange_;
+};
+
+}  // namespace
+
+std::unique_ptr<RankGroup> make_rank_group(const std::string& device, int ranks, int threads) {
+  if (device == "cpu") return std::make_unique<CpuRankGroup>(ranks, threads);
+  return cuda_build(device).make_group(ranks);
+}
+
+}  // namespace turbomind

@@ -1,0 +1,30 @@
+// A norm's weight in memory.
+#pragma once
+
+#include <string>
+
+#include "base/aligned_buffer.h"
+#include "kernels/norm.h"
+#include "model/spec/model_spec.h"
+#include "weights/weight_reader.h"
+
+namespace turbomind {
+
+// Owns what `view` points to.
+struct NormStorage {
+  AlignedBuffer weight;
+  AlignedBuffer bias;
+  NormWeight view;
+
+  // `name`.weight and, where there is one, `name`.bias, of `size` elements.
+  static NormStorage load(const WeightReader& read, const std::string& name, int size, const NormSpec& spec,
+                          bool has_bias) {
+    NormStorage storage{read.vector(name + ".weight", size), {}, {}};
+    for (int i = 0; i < size; ++i) storage.weight.as<float>()[i] += spec.offset;
+    if (has_bias) storage.bias = read.vector(name + ".bias", size);
+    storage.view = {spec.kind, spec.eps, storage.weight.as<float>(), storage.bias.as<float>()};
+    return storage;
+  }
+};
+
+}  // namespace turbomind
