@@ -12,14 +12,18 @@ from starlette.middleware.cors import CORSMiddleware
 
 from lmdeploy.serve.client import TritonClient
 from lmdeploy.version import __version__
-from openai_gateway.access import Access
-from openai_gateway.api_keys import ApiKeys
-from openai_gateway.body_limit import BodyLimit
+from openai_gateway.endpoints import metrics, models, tokens
+from openai_gateway.endpoints.chat import route as chat
+from openai_gateway.endpoints.completions import route as completions
+from openai_gateway.endpoints.interactive import route as interactive
+from openai_gateway.endpoints.responses import route as responses
 from openai_gateway.errors import ErrorResponse, install_error_handlers
 from openai_gateway.gateway import Gateway
 from openai_gateway.metrics import GatewayMetrics
-from openai_gateway.registration import Registration
-from openai_gateway.routes import chat, completions, interactive, metrics, models, responses, tokens
+from openai_gateway.middleware.access import Access
+from openai_gateway.middleware.api_keys import ApiKeys
+from openai_gateway.middleware.body_limit import BodyLimit
+from openai_gateway.process.registration import Registration
 from openai_gateway.settings import Settings
 
 _WITH_MODEL = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from lmdeploy.serve.client import TritonRequestError, TritonUnavailable
-from openai_gateway.cancellation import ClientDisconnected
+from openai_gateway.answering.cancellation import ClientDisconnected
 from openai_gateway.protocol.fields import FieldError
 
 logger = logging.getLogger(__name__)

@@ -9,11 +9,11 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from lmdeploy.serve.client import GenerateRequest, TritonClient
+from openai_gateway.answering.token_texts import TokenTexts
+from openai_gateway.endpoints.interactive.sessions import Sessions
 from openai_gateway.errors import ApiError
 from openai_gateway.qos import Qos
-from openai_gateway.sessions import Sessions
 from openai_gateway.settings import Settings
-from openai_gateway.token_texts import TokenTexts
 
 logger = logging.getLogger(__name__)
 

@@ -16,11 +16,10 @@ from lmdeploy.cli.triton import CommandError, ServedModel, served_model, stop_on
 from lmdeploy.serve.child import ChildProcess
 from lmdeploy.serve.errors import PortInUseError
 from lmdeploy.serve.ports import reachable_host, require_free
+from openai_gateway.process.tls import TlsError
+from openai_gateway.process.workers import WorkerError, serve_until_stopped
 from openai_gateway.qos import QosConfigError
-from openai_gateway.serving import serve_until_stopped
 from openai_gateway.settings import Settings
-from openai_gateway.tls import TlsError
-from openai_gateway.workers import WorkerError
 
 logger = logging.getLogger(__name__)
 

@@ -11,11 +11,10 @@ from lmdeploy.cli.gateway_settings import base_url, check_qos, gateway_settings,
 from lmdeploy.cli.triton import stop_on_sigterm
 from lmdeploy.serve.errors import PortInUseError
 from lmdeploy.serve.ports import require_free
+from openai_gateway.process.tls import TlsError
+from openai_gateway.process.workers import WorkerError, serve_until_stopped
 from openai_gateway.qos import QosConfigError
-from openai_gateway.serving import serve_until_stopped
 from openai_gateway.settings import Settings
-from openai_gateway.tls import TlsError
-from openai_gateway.workers import WorkerError
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from lmdeploy.serve.ports import reachable_host
-from openai_gateway.listening import Listening
+from openai_gateway.process.server import Listening
+from openai_gateway.process.tls import tls_files
 from openai_gateway.qos import Qos
 from openai_gateway.settings import Settings
-from openai_gateway.tls import tls_files
 
 
 def gateway_settings(args: argparse.Namespace, base: Settings) -> Settings:

@@ -12,10 +12,10 @@ from lmdeploy.cli.triton import stop_on_sigterm
 from lmdeploy.paths import cache_root
 from lmdeploy.serve.errors import PortInUseError
 from lmdeploy.serve.ports import require_free
-from openai_gateway.listening import Server
+from openai_gateway.process.server import Server
+from openai_gateway.process.tls import TlsError
 from openai_gateway.proxy.app import create_proxy
 from openai_gateway.proxy.settings import ProxySettings, heartbeat_seconds
-from openai_gateway.tls import TlsError
 
 
 def run(args: argparse.Namespace) -> int:

@@ -15,18 +15,19 @@ from fastapi import Body, FastAPI, Request, Response
 from pydantic import BaseModel, Field
 
 from lmdeploy.version import __version__
-from openai_gateway.access import Access
-from openai_gateway.api_keys import ApiKeys
-from openai_gateway.body_limit import BodyLimit
-from openai_gateway.cancellation import run_unless_disconnected
+from openai_gateway.answering.cancellation import run_unless_disconnected
+from openai_gateway.endpoints.models import ModelCard, ModelList, ModelPermission
 from openai_gateway.errors import ApiError, ErrorResponse, install_error_handlers
 from openai_gateway.metrics import GatewayMetrics
+from openai_gateway.middleware.access import Access
+from openai_gateway.middleware.api_keys import ApiKeys
+from openai_gateway.middleware.body_limit import BodyLimit
 from openai_gateway.proxy.forward import TIMEOUT, Forwarder
 from openai_gateway.proxy.health import check, look_after
-from openai_gateway.proxy.nodes import NodeStatus, NodeTable
+from openai_gateway.proxy.node import NodeStatus
+from openai_gateway.proxy.nodes import NodeTable
 from openai_gateway.proxy.settings import ProxySettings
 from openai_gateway.proxy.strategies import STRATEGIES
-from openai_gateway.routes.models import ModelCard, ModelList, ModelPermission
 
 _FORWARDED = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 _ASK_TIMEOUT = aiohttp.ClientTimeout(total=5)

@@ -13,11 +13,12 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from openai_gateway.cancellation import ClientDisconnected, run_unless_disconnected
+from openai_gateway.answering.cancellation import ClientDisconnected, run_unless_disconnected
+from openai_gateway.answering.streaming import event
 from openai_gateway.errors import ApiError
-from openai_gateway.proxy.nodes import Node, NodeTable, Work
+from openai_gateway.proxy.node import Node, Work
+from openai_gateway.proxy.nodes import NodeTable
 from openai_gateway.proxy.settings import ProxySettings
-from openai_gateway.streaming import event
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,8 @@ import time
 
 import aiohttp
 
-from openai_gateway.proxy.nodes import Node, NodeTable
+from openai_gateway.proxy.node import Node
+from openai_gateway.proxy.nodes import NodeTable
 from openai_gateway.proxy.settings import ProxySettings
 
 _TIMEOUT = aiohttp.ClientTimeout(total=2)

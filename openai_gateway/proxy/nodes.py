@@ -1,64 +1,19 @@
-"""The servers behind a proxy: which there are, which are in service, and how busy they are."""
+"""The servers behind a proxy: which there are, and which are in service."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
-import time
-from collections import deque
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import ValidationError
 
+from openai_gateway.proxy.node import Node, NodeStatus
 from openai_gateway.proxy.strategies import Strategy
 
 logger = logging.getLogger(__name__)
-
-_LATENCIES = 15  # kept a node
-
-
-class NodeStatus(BaseModel):
-    """What is told about a node: by itself when it registers, and by the proxy when it is asked."""
-
-    models: list[str] | None = None
-    unfinished: int | None = Field(0, ge=0)
-    latency: list[float] | None = None
-    speed: float | None = Field(None, gt=0)
-
-
-@dataclass(slots=True)
-class Node:
-    """One server.
-
-    Attributes
-    ----------
-    url : str
-        Its base URL, without a slash at the end.
-    models : list of str
-        What it serves.
-    speed : float, optional
-        Requests a second, as its operator says.
-    unfinished : int
-        Requests it is working on for this proxy.
-    latency : deque of float
-        Seconds its last requests took.
-    is_up : bool
-        Whether it is in service.
-    """
-
-    url: str
-    models: list[str]
-    speed: float | None = None
-    unfinished: int = 0
-    latency: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCIES))
-    is_up: bool = True
-
-    def status(self) -> NodeStatus:
-        """Return what is told about it."""
-        return NodeStatus(models=self.models, unfinished=self.unfinished, latency=list(self.latency), speed=self.speed)
 
 
 class NodeTable:
@@ -158,20 +113,3 @@ class NodeTable:
         new = self._file.with_suffix(".new")
         new.write_text(json.dumps({"nodes": nodes}, indent=2) + "\n", encoding="utf-8")
         new.replace(self._file)
-
-
-class Work:
-    """Context manager around one request to a node: counts it, and times it when it ends well."""
-
-    def __init__(self, node: Node) -> None:
-        self._node = node
-
-    def __enter__(self) -> Node:
-        self._begin = time.monotonic()
-        self._node.unfinished += 1
-        return self._node
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        self._node.unfinished -= 1
-        if kind is None:
-            self._node.latency.append(time.monotonic() - self._begin)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from openai_gateway.proxy.nodes import Node
+from openai_gateway.proxy.node import Node
 
-Strategy = Callable[[Sequence["Node"]], "Node"]
+Strategy = Callable[[Sequence[Node]], Node]
 
 
 def by_chance(nodes: Sequence[Node]) -> Node:

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from lmdeploy.serve.ports import free_ports
-from openai_gateway.tls import TlsError, tls_files
+from openai_gateway.process.tls import TlsError, tls_files
 from tests.gateway.conftest import MODEL
 from tests.support.certificates import make_certificate
 from tests.support.commands import Command
@@ -93,7 +93,9 @@ def test_workers_share_the_port_and_their_figures(fake: FakeTriton) -> None:
 
 def workers_of(pid: int) -> list[int]:
     children = [int(word) for file in Path(f"/proc/{pid}/task").glob("*/children") for word in file.read_text().split()]
-    return [child for child in children if b"openai_gateway.worker" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return [
+        child for child in children if b"openai_gateway.process.worker" in Path(f"/proc/{child}/cmdline").read_bytes()
+    ]
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openai_gateway.proxy.nodes import Node, NodeTable
+from openai_gateway.proxy.node import Node
+from openai_gateway.proxy.nodes import NodeTable
 from openai_gateway.proxy.strategies import STRATEGIES, by_chance, min_expected_latency, min_observed_latency
 
 

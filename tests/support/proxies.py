@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from openai_gateway.listening import Listening, Server
+from openai_gateway.process.server import Listening, Server
 from openai_gateway.proxy.app import create_proxy
 from openai_gateway.proxy.settings import ProxySettings
 

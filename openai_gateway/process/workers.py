@@ -1,4 +1,4 @@
-"""Several gateway processes on one port. A gateway uses one core; past that, processes share the work."""
+"""Serve a gateway, in this process or several on one port: a gateway uses one core; past that, they share the work."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from lmdeploy.serve.child import ChildProcess
-from openai_gateway.worker import ENVIRONMENT, READY, Assignment
+from openai_gateway.process.server import Listening
+from openai_gateway.process.worker import ENVIRONMENT, READY, Assignment, gateway_server
+from openai_gateway.qos import Qos
+from openai_gateway.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +28,26 @@ _GRACE = 5.0  # beyond the drain
 
 class WorkerError(Exception):
     """The workers could not be started; the text says why."""
+
+
+def serve_until_stopped(
+    settings: Settings, listening: Listening, *, workers: int, on_ready: Callable[[], None]
+) -> None:
+    """Block until SIGINT, or whatever signal the caller turned into an exception.
+
+    Raises
+    ------
+    WorkerError
+        Several processes were wanted, and one did not start.
+    QosConfigError
+        The policy file is unusable.
+    """
+    if workers == 1:
+        gateway_server(settings, listening, on_ready).run()
+        return
+    if settings.qos_config_path is not None:
+        Qos.load(settings.qos_config_path)  # say what is wrong once, here
+    Workers(Assignment(settings, listening), workers, on_ready).run()
 
 
 class Workers:
@@ -78,7 +101,7 @@ class Workers:
             else:
                 print(line, file=sys.stderr, flush=True)
 
-        return ChildProcess([sys.executable, "-m", "openai_gateway.worker"], env=env, log=log)
+        return ChildProcess([sys.executable, "-m", "openai_gateway.process.worker"], env=env, log=log)
 
     def _wait_ready(self) -> None:
         deadline = time.monotonic() + _START

@@ -12,11 +12,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from lmdeploy.serve.client import GenerateChunk
-from openai_gateway.answers import total
-from openai_gateway.cancellation import ClientDisconnected, run_unless_disconnected
+from openai_gateway.answering.cancellation import ClientDisconnected, run_unless_disconnected
+from openai_gateway.answering.collecting import total
+from openai_gateway.answering.merging import merge
 from openai_gateway.errors import as_api_error
-from openai_gateway.merging import merge
-from openai_gateway.protocol.answers import Usage
+from openai_gateway.protocol.outputs import Usage
 
 logger = logging.getLogger(__name__)
 

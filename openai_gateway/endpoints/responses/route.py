@@ -8,13 +8,13 @@ import orjson
 from fastapi import APIRouter, Request, Response
 
 from lmdeploy.serve.client import GenerateRequest
-from openai_gateway.answers import collect
-from openai_gateway.cancellation import run_unless_disconnected
+from openai_gateway.answering.cancellation import run_unless_disconnected
+from openai_gateway.answering.collecting import collect
+from openai_gateway.answering.streaming import STREAMED, EventResponse, event_stream
+from openai_gateway.endpoints.responses.protocol import ResponsesRequest
+from openai_gateway.endpoints.responses.writer import ResponseWriter
 from openai_gateway.gateway import GatewayDependency
-from openai_gateway.protocol.responses import ResponsesRequest
-from openai_gateway.streaming import STREAMED, EventResponse, event_stream
 from openai_gateway.tools.inputs import tool_inputs
-from openai_gateway.writers.responses import ResponseWriter
 
 router = APIRouter()
 

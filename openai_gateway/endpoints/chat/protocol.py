@@ -6,10 +6,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
-from openai_gateway.protocol.answers import ChatLogprobs, Usage
 from openai_gateway.protocol.fields import FieldError, NotImplementedFields, Text, Tokens
 from openai_gateway.protocol.generation import ALL_THAT_IS_LEFT, MAX_TOP_LOGPROBS, GenerationFields
 from openai_gateway.protocol.messages import Messages
+from openai_gateway.protocol.outputs import ChatLogprobs, Usage
 from openai_gateway.protocol.response_format import ResponseFormat
 from openai_gateway.protocol.tools import NamedToolChoice, Tool, ToolCall, ToolChoice
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from lmdeploy.serve.client import GenerateChunk
-from openai_gateway.answers import finish_reason
-from openai_gateway.logprobs import chat_logprobs
-from openai_gateway.streaming import SLOT, EventTemplate
-from openai_gateway.token_texts import TokenTexts
+from openai_gateway.answering.collecting import finish_reason
+from openai_gateway.answering.logprobs import chat_logprobs
+from openai_gateway.answering.streaming import SLOT, EventTemplate
+from openai_gateway.answering.token_texts import TokenTexts
 from openai_gateway.tools.calls import call_id
 from openai_gateway.tools.events import ArgumentsFound, CallBegun, CallBroken, Event, TextFound
 from openai_gateway.tools.parser import ToolCallParser

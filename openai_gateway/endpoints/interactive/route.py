@@ -9,12 +9,12 @@ import orjson
 from fastapi import APIRouter, Request, Response
 
 from lmdeploy.serve.client import GenerateChunk, GenerateRequest, TritonClient, TritonRequestError
-from openai_gateway.answers import collect, finish_reason
-from openai_gateway.cancellation import run_unless_disconnected
+from openai_gateway.answering.cancellation import run_unless_disconnected
+from openai_gateway.answering.collecting import collect, finish_reason
+from openai_gateway.answering.streaming import STREAMED, EventResponse, event_stream
+from openai_gateway.endpoints.interactive.protocol import InteractiveRequest, InteractiveResponse
 from openai_gateway.gateway import Gateway, GatewayDependency
-from openai_gateway.protocol.answers import Usage
-from openai_gateway.protocol.interactive import InteractiveRequest, InteractiveResponse
-from openai_gateway.streaming import STREAMED, EventResponse, event_stream
+from openai_gateway.protocol.outputs import Usage
 
 router = APIRouter()
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from openai_gateway.tls import TlsFiles
+from openai_gateway.process.tls import TlsFiles
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,17 @@ class Server(uvicorn.Server):
         What open requests get when the server is asked to stop.
     on_ready : callable, optional
         Called once when connections are accepted.
+    on_stopping : callable, optional
+        Called when the server is asked to stop, before it stops listening.
     """
 
     def __init__(
-        self, app: ASGIApp, listening: Listening, drain_seconds: float, on_ready: Callable[[], None] | None = None
+        self,
+        app: ASGIApp,
+        listening: Listening,
+        drain_seconds: float,
+        on_ready: Callable[[], None] | None = None,
+        on_stopping: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         tls = listening.tls
         config = uvicorn.Config(
@@ -63,6 +70,7 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         self._on_ready = on_ready
+        self._on_stopping = on_stopping
 
     @property
     def port(self) -> int:
@@ -75,3 +83,9 @@ class Server(uvicorn.Server):
         await super().startup(sockets=sockets)
         if self.started and self._on_ready is not None:
             self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Tell `on_stopping`, stop listening, and answer what is open."""
+        if self._on_stopping is not None:
+            await self._on_stopping()
+        await super().shutdown(sockets=sockets)

@@ -8,16 +8,16 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from lmdeploy.serve.client import GenerateRequest
-from openai_gateway.answers import Answer, collect
-from openai_gateway.cancellation import run_unless_disconnected
+from openai_gateway.answering.cancellation import run_unless_disconnected
+from openai_gateway.answering.collecting import Answer, collect
+from openai_gateway.answering.logprobs import chat_logprobs
+from openai_gateway.answering.streaming import SLOT, STREAMED, EventResponse, EventTemplate, done, event_stream
+from openai_gateway.endpoints.chat.protocol import ChatChoice, ChatCompletion, ChatCompletionRequest, ChatMessage
+from openai_gateway.endpoints.chat.writer import ChatWriter
 from openai_gateway.gateway import Gateway, GatewayDependency
-from openai_gateway.logprobs import chat_logprobs
-from openai_gateway.protocol.chat import ChatChoice, ChatCompletion, ChatCompletionRequest, ChatMessage
-from openai_gateway.streaming import SLOT, STREAMED, EventResponse, EventTemplate, done, event_stream
 from openai_gateway.tools.calls import names_of, parser_for, tool_call
 from openai_gateway.tools.inputs import tool_inputs
 from openai_gateway.tools.parser import parse
-from openai_gateway.writers.chat import ChatWriter
 
 router = APIRouter()
 

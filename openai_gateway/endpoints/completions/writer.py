@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from lmdeploy.serve.client import GenerateChunk
-from openai_gateway.answers import finish_reason
-from openai_gateway.echo import Echo
-from openai_gateway.logprobs import Scored, completion_logprobs, scored_tokens
-from openai_gateway.streaming import SLOT, EventTemplate
-from openai_gateway.token_texts import TokenTexts
+from openai_gateway.answering.collecting import finish_reason
+from openai_gateway.answering.logprobs import Scored, completion_logprobs, scored_tokens
+from openai_gateway.answering.streaming import SLOT, EventTemplate
+from openai_gateway.answering.token_texts import TokenTexts
+from openai_gateway.endpoints.completions.echo import Echo
 
 
 class CompletionWriter:

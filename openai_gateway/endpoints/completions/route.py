@@ -8,15 +8,15 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from lmdeploy.serve.client import GenerateRequest
-from openai_gateway.answers import Answer, collect
-from openai_gateway.cancellation import run_unless_disconnected
-from openai_gateway.echo import Echo
+from openai_gateway.answering.cancellation import run_unless_disconnected
+from openai_gateway.answering.collecting import Answer, collect
+from openai_gateway.answering.logprobs import completion_logprobs, scored_tokens
+from openai_gateway.answering.streaming import SLOT, STREAMED, EventResponse, EventTemplate, done, event_stream
+from openai_gateway.endpoints.completions.echo import Echo
+from openai_gateway.endpoints.completions.protocol import Completion, CompletionChoice, CompletionRequest
+from openai_gateway.endpoints.completions.writer import CompletionWriter
 from openai_gateway.errors import ApiError
 from openai_gateway.gateway import Gateway, GatewayDependency
-from openai_gateway.logprobs import completion_logprobs, scored_tokens
-from openai_gateway.protocol.completion import Completion, CompletionChoice, CompletionRequest
-from openai_gateway.streaming import SLOT, STREAMED, EventResponse, EventTemplate, done, event_stream
-from openai_gateway.writers.completion import CompletionWriter
 
 router = APIRouter()
 

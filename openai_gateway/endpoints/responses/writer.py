@@ -10,11 +10,11 @@ from typing import Any
 import orjson
 
 from lmdeploy.serve.client import GenerateChunk
-from openai_gateway.answers import finish_reason
-from openai_gateway.logprobs import chat_logprobs
-from openai_gateway.protocol.answers import Usage
-from openai_gateway.protocol.responses import ResponsesRequest
-from openai_gateway.token_texts import TokenTexts
+from openai_gateway.answering.collecting import finish_reason
+from openai_gateway.answering.logprobs import chat_logprobs
+from openai_gateway.answering.token_texts import TokenTexts
+from openai_gateway.endpoints.responses.protocol import ResponsesRequest
+from openai_gateway.protocol.outputs import Usage
 from openai_gateway.tools.calls import call_id, parser_for
 from openai_gateway.tools.events import ArgumentsFound, CallBegun, CallBroken, Event, TextFound
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lmdeploy.serve.client import GenerateChunk
-from openai_gateway.protocol.answers import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
-from openai_gateway.token_texts import TokenTexts
+from openai_gateway.answering.token_texts import TokenTexts
+from openai_gateway.protocol.outputs import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
 
 _LEAST = -9999.0  # JSON has no minus infinity
 

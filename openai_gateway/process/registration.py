@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import TYPE_CHECKING
 
 import httpx
 
-if TYPE_CHECKING:
-    from openai_gateway.gateway import Gateway
+from openai_gateway.gateway import Gateway
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from lmdeploy.serve.client import GenerateChunk, TritonUnavailable
-from openai_gateway.merging import merge
-from openai_gateway.protocol.answers import FinishReason, Usage
+from openai_gateway.answering.merging import merge
+from openai_gateway.protocol.outputs import FinishReason, Usage
 
 
 @dataclass(slots=True)

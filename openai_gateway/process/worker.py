@@ -1,4 +1,4 @@
-"""One of several gateway processes that share a port. Started by `openai_gateway.workers`."""
+"""A gateway in this process: the only one, or one of several that share a port, which `workers.py` starts."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import pickle
 import socket
 import sys
 from base64 import b64decode
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from openai_gateway.listening import Listening
+from openai_gateway.app import create_app
+from openai_gateway.process.server import Listening, Server
 from openai_gateway.settings import Settings
 
 ENVIRONMENT = "LMDEPLOY_GATEWAY_WORKER"  # a pickled `Assignment`, as base64
@@ -23,6 +25,12 @@ class Assignment:
 
     settings: Settings
     listening: Listening
+
+
+def gateway_server(settings: Settings, listening: Listening, on_ready: Callable[[], None] | None = None) -> Server:
+    """Return a server for one gateway, which leaves its proxy before it stops listening."""
+    app = create_app(settings)
+    return Server(app, listening, settings.drain_seconds, on_ready, app.state.registration.stop)
 
 
 def shared_socket(host: str, port: int) -> socket.socket:
@@ -42,9 +50,7 @@ def main() -> None:
     given: Assignment = pickle.loads(b64decode(os.environ.pop(ENVIRONMENT)))
     listening = given.listening
     logging.basicConfig(level=listening.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    from openai_gateway.server import GatewayServer  # after the environment is read: Prometheus looks at it
-
-    server = GatewayServer(given.settings, listening, on_ready=lambda: print(READY, flush=True))
+    server = gateway_server(given.settings, listening, on_ready=lambda: print(READY, flush=True))
     server.run(sockets=[shared_socket(listening.server_name, listening.server_port)])
     sys.exit(0)
 

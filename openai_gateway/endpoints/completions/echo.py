@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lmdeploy.serve.client import GenerateChunk
-from openai_gateway.logprobs import Scored, scored_prompt
-from openai_gateway.token_texts import TokenTexts
+from openai_gateway.answering.logprobs import Scored, scored_prompt
+from openai_gateway.answering.token_texts import TokenTexts
 
 
 @dataclass(slots=True)

@@ -1,0 +1,1 @@
+"""LMDeploy's ``POST /v1/chat/interactive``."""

@@ -1,1 +1,0 @@
-"""The HTTP endpoints, one file each."""

@@ -1,1 +1,0 @@
-"""How each API writes the events of a streamed answer."""
