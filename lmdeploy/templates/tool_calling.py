@@ -26,14 +26,6 @@ def as_json(value: object, indent: int | None = None) -> str:
     return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
-def tagged_calls(content: str, calls: list[Call]) -> str:
-    """Return what was said and the calls behind it, each as JSON between ``<tool_call>`` and ``</tool_call>``."""
-    functions = (call["function"] for call in calls)
-    objects = (as_json({"name": made["name"], "arguments": made["arguments"]}) for made in functions)
-    written = (f"<tool_call>\n{made}\n</tool_call>" for made in objects)
-    return "\n".join(filter(None, [content, *written]))
-
-
 class ToolChatTemplate(BaseChatTemplate):
     """A template of plain strings that also writes tools, calls and what they return."""
 

@@ -1,8 +1,7 @@
-"""What a parser finds in an answer, in order, and the notation's side of parsing."""
+"""What a parser finds in an answer, in order, and what a reader of one call tells it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -85,17 +84,6 @@ class Body(Protocol):
 
     def finish(self) -> Progress:
         """The answer is over; ``rest`` is set or ``is_broken``."""
-
-
-class Notation(Protocol):
-    """How a family of models writes calls."""
-
-    @property
-    def marks(self) -> Sequence[str]:
-        """The texts that open a call."""
-
-    def body(self, mark: str) -> Body:
-        """Return a reader for the call that `mark` opened."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lmdeploy.templates.notations import GLM4
 from openai_gateway.tools.events import (
     ArgumentsFound,
     Body,
@@ -10,16 +11,11 @@ from openai_gateway.tools.events import (
     CallBroken,
     Event,
     Found,
-    Notation,
     Progress,
     TextFound,
 )
-from openai_gateway.tools.glm4 import GLM4
-from openai_gateway.tools.internlm2 import InternLM2
 from openai_gateway.tools.json_call import JsonCall
-from openai_gateway.tools.llama3 import Llama3
-from openai_gateway.tools.mistral import Mistral
-from openai_gateway.tools.qwen import Qwen
+from openai_gateway.tools.notations import may_begin_named, readers
 
 _BARE = "{"  # begins a call without a mark, and without the name before it
 _SEPARATORS = " \t\r\n;"
@@ -43,9 +39,7 @@ class ToolCallParser:
     def __init__(self, names: frozenset[str], at_once: frozenset[str] = frozenset()) -> None:
         self._names = names
         self._at_once = at_once
-        self._glm4 = GLM4(names)
-        notations: tuple[Notation, ...] = (Qwen(), InternLM2(), Llama3(names), Mistral(), self._glm4)
-        self._marks = {mark: notation for notation in notations for mark in notation.marks}
+        self._readers = readers(names)
         self._text = ""  # not told yet: blanks, or what may become a mark
         self._body: Body | None = None
         self._mark = ""  # of the call we are in, with blanks before a bare one
@@ -84,13 +78,13 @@ class ToolCallParser:
         if self._at_start and stripped and (body := self._bare_call(stripped)) is not None:
             self._open(self._text[: -len(stripped)], body)
             return stripped
-        found = [(self._text.find(mark), mark) for mark in self._marks if mark in self._text]
+        found = [(self._text.find(mark), mark) for mark in self._readers if mark in self._text]
         if found:
             position, mark = min(found)
             before, after = self._text[:position], self._text[position + len(mark) :]
             if before.strip(self._blanks):
                 events.append(TextFound(before.rstrip(self._blanks)))
-            self._open(mark, self._marks[mark].body(mark))
+            self._open(mark, self._readers[mark]())
             return after
         kept = self._kept_back()
         told = self._text[: len(self._text) - kept]
@@ -104,13 +98,13 @@ class ToolCallParser:
         """Return a reader for what may be a call without a mark."""
         if text.startswith(_BARE):
             return JsonCall(self._names)
-        return self._glm4.body("") if self._glm4.may_begin(text) else None
+        return self._readers[GLM4.opening]() if may_begin_named(text, self._names) else None
 
     def _kept_back(self) -> int:
         """Return how many characters at the end may turn out to be blanks before a call, or a mark."""
-        longest = max(len(mark) for mark in self._marks) - 1
+        longest = max(len(mark) for mark in self._readers) - 1
         for size in range(min(longest, len(self._text)), 0, -1):
-            if any(mark.startswith(self._text[-size:]) for mark in self._marks):
+            if any(mark.startswith(self._text[-size:]) for mark in self._readers):
                 break
         else:
             size = 0

@@ -1,9 +1,11 @@
 """ChatGLM 2 and 3, GLM-4 and CodeGeeX4. Their tokenizers begin every prompt with ``[gMASK]`` and ``sop``."""
 
+from dataclasses import replace
 from typing import Any
 
 from lmdeploy.templates.conversation import Message
 from lmdeploy.templates.families.registration import builtin
+from lmdeploy.templates.notations import GLM4
 from lmdeploy.templates.strings import BaseChatTemplate, Layout
 from lmdeploy.templates.tool_calling import Call, Tool, ToolChatTemplate, as_json
 
@@ -38,12 +40,8 @@ class GLM4ChatTemplate(ToolChatTemplate):
         return [{"role": "system", "content": told}, *messages]
 
     def _call_turn(self, content: str, calls: list[Call]) -> str:
-        made = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
-        said = [("", content)] if content else []
-        return "".join(
-            f"{self.generation_prompt}{name}\n{text if isinstance(text, str) else as_json(text)}"
-            for name, text in [*said, *made]
-        )
+        said = f"{self.generation_prompt}\n{content}" if content else ""
+        return said + replace(GLM4, opening=self.generation_prompt).write(calls)
 
 
 _GLM4: dict[str, Any] = {

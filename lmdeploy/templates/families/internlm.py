@@ -5,6 +5,7 @@ from typing import Any
 from lmdeploy.templates.conversation import Message
 from lmdeploy.templates.families.chatml import CHATML, TIGHT_CHATML
 from lmdeploy.templates.families.registration import builtin
+from lmdeploy.templates.notations import INTERNLM2
 from lmdeploy.templates.strings import Layout
 from lmdeploy.templates.tool_calling import Call, Tool, ToolChatTemplate, as_json
 
@@ -18,9 +19,7 @@ class InternLM2ChatTemplate(ToolChatTemplate):
         return [{"role": "system", "content": system + listed}, *others]
 
     def _call_turn(self, content: str, calls: list[Call]) -> str:
-        functions = (call["function"] for call in calls)
-        objects = (as_json({"name": made["name"], "parameters": made["arguments"]}) for made in functions)
-        return self._answer(content + "".join(f"<|action_start|><|plugin|>\n{made}<|action_end|>" for made in objects))
+        return self._answer(content + INTERNLM2.write(calls))
 
 
 _INTERNLM_SYSTEM = (

@@ -5,6 +5,7 @@ from typing import Any
 
 from lmdeploy.templates.conversation import Message
 from lmdeploy.templates.families.registration import builtin
+from lmdeploy.templates.notations import LLAMA31
 from lmdeploy.templates.strings import Layout
 from lmdeploy.templates.tool_calling import Call, Tool, ToolChatTemplate, as_json
 
@@ -40,9 +41,7 @@ class Llama31ChatTemplate(ToolChatTemplate):
         return [{"role": "system", "content": system, "has_tools": True}, first, *others[1:]]
 
     def _call_turn(self, content: str, calls: list[Call]) -> str:
-        functions = (call["function"] for call in calls)
-        written = (as_json({"name": made["name"], "parameters": made["arguments"]}) for made in functions)
-        return self._answer(content + "; ".join(written))
+        return self._answer(content + LLAMA31.write(calls))
 
 
 _LLAMA2: dict[str, Any] = {

@@ -9,6 +9,7 @@ from typing import Any
 
 from lmdeploy.templates.conversation import Message
 from lmdeploy.templates.families.registration import builtin
+from lmdeploy.templates.notations import MISTRAL
 from lmdeploy.templates.strings import Layout
 from lmdeploy.templates.tool_calling import Call, Tool, ToolChatTemplate, as_json
 
@@ -38,11 +39,7 @@ class MistralV3ChatTemplate(ToolChatTemplate):
 
     def _call_turn(self, content: str, calls: list[Call]) -> str:
         # A turn is either text or calls: there is no place for what was said beside them.
-        made = [
-            {"name": call["function"]["name"], "arguments": call["function"]["arguments"], "id": call.get("id", "")}
-            for call in calls
-        ]
-        return f"[TOOL_CALLS]{self._gap}{as_json(made)}{self.eoa}{self.separator}"
+        return f"{MISTRAL.write(calls, self._gap)}{self.eoa}{self.separator}"
 
     def _turn(self, message: Message) -> str:
         if message["role"] == "tool":

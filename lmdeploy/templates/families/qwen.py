@@ -3,7 +3,8 @@
 from lmdeploy.templates.conversation import Message
 from lmdeploy.templates.families.chatml import CHATML
 from lmdeploy.templates.families.registration import builtin
-from lmdeploy.templates.tool_calling import Call, Tool, ToolChatTemplate, as_json, tagged_calls
+from lmdeploy.templates.notations import QWEN
+from lmdeploy.templates.tool_calling import Call, Tool, ToolChatTemplate, as_json
 
 _END_OF_REASONING = "</think>"
 
@@ -26,7 +27,7 @@ class Qwen25ChatTemplate(ToolChatTemplate):
         return [{"role": "system", "content": text}, *others]
 
     def _call_turn(self, content: str, calls: list[Call]) -> str:
-        return self._answer(tagged_calls(content, calls))
+        return self._answer("\n".join(filter(None, [content, QWEN.write(calls)])))
 
     def _arranged(self, messages: list[Message]) -> list[Message]:
         """Return the messages with what several tools returned in one turn of the user."""

@@ -4,7 +4,8 @@ from lmdeploy.templates import dates
 from lmdeploy.templates.conversation import Message
 from lmdeploy.templates.families.chatml import CHATML
 from lmdeploy.templates.families.registration import builtin
-from lmdeploy.templates.tool_calling import Call, Tool, ToolChatTemplate, tagged_calls
+from lmdeploy.templates.notations import QWEN
+from lmdeploy.templates.tool_calling import Call, Tool, ToolChatTemplate
 
 _NAME = "You are a helpful AI assistant named SmolLM, trained by Hugging Face."
 _THINKING = (
@@ -56,7 +57,7 @@ class SmolLM3ChatTemplate(ToolChatTemplate):
         return [header, *(_with_thought(message, thought) for message in said)]
 
     def _call_turn(self, content: str, calls: list[Call]) -> str:
-        return self._answer(tagged_calls(content, calls))
+        return self._answer("\n".join(filter(None, [content, QWEN.write(calls)])))
 
 
 def _header(system: str, tools: str) -> str:

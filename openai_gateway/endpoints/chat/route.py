@@ -16,8 +16,8 @@ from openai_gateway.endpoints.chat.protocol import ChatChoice, ChatCompletion, C
 from openai_gateway.endpoints.chat.writer import ChatWriter
 from openai_gateway.gateway import Gateway, GatewayDependency
 from openai_gateway.tools.calls import names_of, parser_for, tool_call
-from openai_gateway.tools.inputs import tool_inputs
 from openai_gateway.tools.parser import parse
+from openai_gateway.tools.request import tool_inputs
 
 router = APIRouter()
 

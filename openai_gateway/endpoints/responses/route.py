@@ -14,7 +14,7 @@ from openai_gateway.answering.streaming import STREAMED, EventResponse, event_st
 from openai_gateway.endpoints.responses.protocol import ResponsesRequest
 from openai_gateway.endpoints.responses.writer import ResponseWriter
 from openai_gateway.gateway import GatewayDependency
-from openai_gateway.tools.inputs import tool_inputs
+from openai_gateway.tools.request import tool_inputs
 
 router = APIRouter()
 

@@ -1,24 +1,20 @@
-"""Llama 3.1: ``<|python_tag|>`` with JSON or a built-in tool's call, or ``<function=NAME>{...}</function>``."""
+"""What Llama 3.1 writes for its environment to run: JSON, or a built-in tool's call, or code."""
 
 from __future__ import annotations
 
 import ast
 import re
 
-from openai_gateway.tools.events import Body, Progress
+from openai_gateway.tools.events import Progress
 from openai_gateway.tools.json_call import JsonCall, as_json
-from openai_gateway.tools.named import NamedCall
 
-_PYTHON_TAG = "<|python_tag|>"
-_FUNCTION = "<function="
-_FUNCTION_END = "</function>"
 _BUILT_IN = re.compile(r"(\w+)\.call\(.*\)", re.DOTALL)
 # What the code interpreter is called by those who offer it as a tool.
 _INTERPRETERS = ("code_interpreter", "ipython", "python")
 
 
-class Llama3:
-    """The notation of Llama 3.1.
+class PythonTag:
+    """Reads JSON, or code for the environment: a built-in tool's ``NAME.call(KEY=VALUE)``, or anything Python.
 
     Parameters
     ----------
@@ -26,25 +22,13 @@ class Llama3:
         The functions the model may call.
     """
 
-    marks = (_PYTHON_TAG, _FUNCTION)
-
-    def __init__(self, names: frozenset[str]) -> None:
-        self._names = names
-
-    def body(self, mark: str) -> Body:
-        """Return a reader for one call."""
-        return _PythonTag(self._names) if mark == _PYTHON_TAG else NamedCall(">", _FUNCTION_END)
-
-
-class _PythonTag:
-    """JSON, or code for the environment: a built-in tool's ``NAME.call(KEY=VALUE)``, or anything Python."""
-
     def __init__(self, names: frozenset[str]) -> None:
         self._names = names
         self._text = ""
         self._json: JsonCall | None = None
 
     def feed(self, text: str) -> Progress:
+        """Take more text."""
         if self._json is not None:
             return self._json.feed(text)
         self._text += text
@@ -54,6 +38,7 @@ class _PythonTag:
         return Progress()  # code is complete when the answer is
 
     def finish(self) -> Progress:
+        """The answer is over, and with it the code."""
         if self._json is not None:
             return self._json.finish()
         code = self._text.strip()
