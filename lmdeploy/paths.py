@@ -60,9 +60,14 @@ def model_name_of(directory: Path) -> str:
     return directory.name
 
 
+def workspace_engine_dir(workspace: Path) -> Path:
+    """Return where a workspace of ``lmdeploy convert`` has its engine directory."""
+    return workspace / "turbomind" / "1"
+
+
 def tokenizer_dir(directory: Path) -> Path:
     """Return the folder with the tokenizer files of a checkpoint, an engine directory or a workspace."""
-    candidates = (directory / "turbomind" / "1" / "tokenizer", directory / "tokenizer")
+    candidates = (workspace_engine_dir(directory) / "tokenizer", directory / "tokenizer")
     return next((folder for folder in candidates if folder.is_dir()), directory)
 
 

@@ -12,11 +12,13 @@ from typing import Any, Self
 from lmdeploy.messages import GenerationConfig, PytorchEngineConfig, Response, TurbomindEngineConfig
 from lmdeploy.model import ChatTemplateConfig, chat_template_for
 from lmdeploy.offline.chat_session import Session
+from lmdeploy.offline.inputs import GenConfigs, as_batch, configs_for
 from lmdeploy.offline.outputs import Answers, AsyncOutputs, Batch, progress_bar, response_of
-from lmdeploy.offline.prompts import GenConfigs, PreparedPrompt, Prompt, PromptPreparer, as_batch, configs_for
 from lmdeploy.offline.scoring import TokenIds, cross_entropies
 from lmdeploy.offline.session_generator import SessionGenerator
 from lmdeploy.offline.sessions import SessionStates, start_turn
+from lmdeploy.paths import locate_model
+from lmdeploy.prompts import PreparedPrompt, Prompt, PromptPreparer
 from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.turbomind.engine import Engine, EngineOutput, EngineUnavailable, SessionOptions
 from lmdeploy.turbomind.supported import refuse_unsupported_engine
@@ -43,10 +45,11 @@ class AsyncEngine:
         config = backend_config or TurbomindEngineConfig()
         refuse_unsupported_engine(config)
         assert isinstance(config, TurbomindEngineConfig)
-        self.engine = Engine(model_path, config)
+        directory = str(locate_model(model_path, config.revision, config.download_dir))
+        self.engine = Engine(directory, config)
         self.tokenizer = Tokenizer(str(self.engine.directory.path))
-        self.chat_template = chat_template_for(model_path, chat_template_config, self.tokenizer)
-        self._preparer = PromptPreparer(self.tokenizer, self.chat_template, max_log_len)
+        self.chat_template = chat_template_for(directory, chat_template_config, self.tokenizer)
+        self._preparer = PromptPreparer(self.tokenizer, self.chat_template, max_log_len=max_log_len)
         self._states = SessionStates()
         # Above what users choose themselves.
         self._session_ids = itertools.count(2**32)
@@ -319,7 +322,7 @@ class AsyncEngine:
         def end() -> None:
             with contextlib.suppress(EngineUnavailable):  # closed: nothing is left to forget
                 self.engine.end_session(session_id)
-            self._states.forget(session_id)
+            self._states.held.forget(session_id)
 
         return Session(session_id, functools.partial(self._answer_turn, session_id), end)
 
@@ -348,7 +351,5 @@ class AsyncEngine:
         do_preprocess: bool,
         tools: list[dict[str, Any]] | None = None,
     ) -> PreparedPrompt:
-        if is_first:
-            return self._preparer.prepare(prompt, do_preprocess, tools)
-        is_turn_closed, rounds = self._states.is_turn_closed(session_id), self._states.rounds_held(session_id)
-        return self._preparer.prepare_continuation(prompt, do_preprocess, is_turn_closed, rounds)
+        held = None if is_first else self._states.held.get(session_id)
+        return self._preparer.prepare(prompt, do_preprocess, tools, held)

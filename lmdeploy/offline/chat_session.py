@@ -5,7 +5,7 @@ from types import TracebackType
 from typing import Self
 
 from lmdeploy.messages import GenerationConfig, Response
-from lmdeploy.offline.prompts import Prompt, as_messages
+from lmdeploy.prompts import Prompt, as_messages
 
 # Prompt, whether it begins the session, how to generate, whether to apply the chat template.
 AnswerTurn = Callable[[Prompt, bool, GenerationConfig, bool], Response]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from lmdeploy.messages import GenerationConfig, Response
-from lmdeploy.offline.prompts import PreparedPrompt
+from lmdeploy.prompts import PreparedPrompt
 from lmdeploy.turbomind.engine import Engine, EngineOutput
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from concurrent.futures import Future
 
 from lmdeploy.messages import GenerationConfig
 from lmdeploy.offline.outputs import AsyncOutputs, raise_error
-from lmdeploy.offline.prompts import PreparedPrompt
 from lmdeploy.offline.sessions import SessionStates, start_turn
+from lmdeploy.prompts import PreparedPrompt
 from lmdeploy.turbomind.engine import Engine, EngineOutput, SessionOptions
 
 
@@ -101,7 +101,7 @@ class SessionGenerator:
         outputs = AsyncOutputs()
         self._engine.end_session(self.session_id, outputs.put)
         await outputs.get()
-        self._states.forget(self.session_id)
+        self._states.held.forget(self.session_id)
 
 
 async def _done(future: "Future[None]") -> None:

@@ -1,4 +1,4 @@
-"""Sessions of the engine, seen from Python: which are busy, which answers were cut off, and how a turn is started."""
+"""Sessions of the engine, seen from Python: which are busy, what they hold, and how a turn is started."""
 
 import threading
 from collections.abc import Callable
@@ -6,63 +6,47 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from lmdeploy.messages import GenerationConfig
-from lmdeploy.offline.prompts import PreparedPrompt
+from lmdeploy.prompts import PreparedPrompt
+from lmdeploy.sessions import HeldSessions
 from lmdeploy.turbomind.engine import Engine, EngineOutput, SessionOptions
 
 
 class SessionStates:
-    """What is known here of the engine's sessions. Safe to use from any thread."""
+    """What is known here of the engine's sessions. Safe to use from any thread.
+
+    Attributes
+    ----------
+    held : HeldSessions
+        What the sessions hold.
+    """
 
     def __init__(self) -> None:
+        self.held = HeldSessions()
         self._lock = threading.Lock()
         self._running: dict[int, Future[None]] = {}  # guarded by _lock
-        self._cut_off: set[int] = set()  # guarded by _lock
-        self._rounds: dict[int, int] = {}  # how often the user spoke in a session; guarded by _lock
 
-    def begin(self, session_id: int, is_first: bool = False) -> "Future[None]":
+    def begin(self, session_id: int, is_first: bool) -> "Future[None]":
         """Note that the session, which may begin with it, runs a request; return what is done when it has ended."""
         ended: Future[None] = Future()
         with self._lock:
-            if is_first and session_id not in self._running:
-                self._rounds.pop(session_id, None)
-            self._running.setdefault(session_id, ended)  # a second request is refused by the engine
+            is_busy = session_id in self._running  # then the engine refuses this request
+            if not is_busy:
+                self._running[session_id] = ended
+        if is_first and not is_busy:
+            self.held.forget(session_id)
         return ended
 
-    def finish(self, session_id: int, ended: "Future[None]", finish_reason: str, rounds: int, *, is_over: bool) -> None:
-        """Note why a request ended, how often the user spoke in it, and whether that was the session's end."""
+    def finish(self, session_id: int, ended: "Future[None]") -> None:
+        """Note that a request has ended."""
         with self._lock:
             if self._running.get(session_id) is ended:
                 del self._running[session_id]
-            if is_over or finish_reason == "stop":
-                self._cut_off.discard(session_id)
-            elif finish_reason != "error":
-                self._cut_off.add(session_id)
-            if is_over:
-                self._rounds.pop(session_id, None)
-            elif finish_reason != "error":
-                self._rounds[session_id] = self._rounds.get(session_id, 0) + rounds
         ended.set_result(None)
 
     def running(self, session_id: int) -> "Future[None] | None":
         """Return what is done when the session's running request has ended; None if nothing runs."""
         with self._lock:
             return self._running.get(session_id)
-
-    def is_turn_closed(self, session_id: int) -> bool:
-        """Return whether the model ended the session's last answer itself, as far as is known."""
-        with self._lock:
-            return session_id not in self._cut_off
-
-    def rounds_held(self, session_id: int) -> int:
-        """Return how many rounds of user and model the session holds, as far as is known: at least one."""
-        with self._lock:
-            return max(1, self._rounds.get(session_id, 1))
-
-    def forget(self, session_id: int) -> None:
-        """Note that the session is over."""
-        with self._lock:
-            self._cut_off.discard(session_id)
-            self._rounds.pop(session_id, None)
 
 
 @dataclass(frozen=True)
@@ -107,7 +91,16 @@ def start_turn(
 
     def deliver(output: EngineOutput) -> None:
         if output.is_final:
-            states.finish(options.session_id, ended, output.finish_reason, prompt.rounds, is_over=options.end)
+            if options.end:
+                states.held.forget(options.session_id)
+            elif output.finish_reason != "error":
+                states.held.add(
+                    options.session_id,
+                    prompt.rounds,
+                    is_first=options.start,
+                    is_turn_closed=output.finish_reason == "stop",
+                )
+            states.finish(options.session_id, ended)
         on_output(output)
 
     try:
@@ -115,6 +108,6 @@ def start_turn(
             prompt.ids, gen_config, deliver, stop_words=prompt.stop_words, stream=stream, session=options
         )
     except BaseException:
-        states.finish(options.session_id, ended, "error", 0, is_over=False)
+        states.finish(options.session_id, ended)
         raise
     return Turn(request, ended)

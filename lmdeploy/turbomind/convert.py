@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lmdeploy.errors import CheckpointError
 from lmdeploy.model import MODELS, ChatTemplateConfig, chat_template_for
-from lmdeploy.paths import locate_model, model_name_of
+from lmdeploy.paths import locate_model, model_name_of, workspace_engine_dir
 from lmdeploy.turbomind.checkpoint import read_config
 from lmdeploy.turbomind.engine_dir import write_engine_dir
 from lmdeploy.turbomind.quantized import check_model_format, weight_format
@@ -74,7 +74,7 @@ def convert(
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
         made = Path(scratch) / "workspace"
         copy_models(made, parameters)
-        write_engine_dir(source, name, made / "turbomind" / "1")
+        write_engine_dir(source, name, workspace_engine_dir(made))
         if target.exists():
             shutil.rmtree(target)
         made.rename(target)
@@ -82,7 +82,7 @@ def convert(
 
 
 def _is_workspace(directory: Path) -> bool:
-    return (directory / "turbomind" / "1" / "spec.json").is_file()
+    return (workspace_engine_dir(directory) / "spec.json").is_file()
 
 
 def _stored_template(model_path: str, chat_template: str | None) -> str:

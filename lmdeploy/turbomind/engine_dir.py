@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
-from lmdeploy.paths import cache_root, locate_model, model_name_of
+from lmdeploy.paths import cache_root, locate_model, model_name_of, workspace_engine_dir
 from lmdeploy.turbomind.manifest import Manifest
 from lmdeploy.turbomind.safetensors_index import read_files
 from lmdeploy.turbomind.spec import ModelSpec
@@ -60,7 +60,7 @@ def resolve(model_path: str | Path, revision: str | None = None, download_dir: s
         If there is no such model, or it is missing files, truncated, half-written or contradicts itself.
     """
     directory = locate_model(str(model_path), revision, download_dir)
-    for candidate in (directory, directory / "turbomind" / "1"):
+    for candidate in (directory, workspace_engine_dir(directory)):
         if (candidate / "spec.json").is_file():
             return _open_checked(candidate)
     cached = cache_root() / "engines" / f"{model_name_of(directory)}-{_fingerprint(directory)}"

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 
 from lmdeploy.model import chat_template_for
+from lmdeploy.prompts import PromptPreparer
 from lmdeploy.token_bytes import TokenBytes
 from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.turbomind.engine_dir import resolve
 from python_backend.answer import answer
 from python_backend.inputs import flag, integer, text, texts
 from python_backend.parameters import model_path, parameter
-from python_backend.preprocessing.prompt import PromptEncoder, SessionTurn
+from python_backend.preprocessing.prompt import RequestEncoder, SessionTurn
 
 
 class TritonPythonModel:
@@ -29,8 +30,11 @@ class TritonPythonModel:
         max_log_len = int(parameter(args, "max_log_len") or 0)
         if max_log_len:
             logging.basicConfig(level=logging.INFO)  # tritonserver's log
+        # Even in the longest tokens, a longer prompt could not fit the model's context.
         max_bytes = engine.spec.max_position_embeddings * longest_token
-        self._encoder = PromptEncoder(tokenizer, template, max_bytes, max_log_len)
+        self._encoder = RequestEncoder(
+            PromptPreparer(tokenizer, template, max_bytes=max_bytes, max_log_len=max_log_len)
+        )
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Answer every request of a batch, in order."""

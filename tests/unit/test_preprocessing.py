@@ -12,6 +12,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from lmdeploy.model import MODELS
+from lmdeploy.sessions import HeldSessions
 from tests.support.fake_pb_utils import Request, TritonError, arguments, loaded_model
 
 ROLES = ("user", "assistant", "user", "assistant")
@@ -119,14 +120,17 @@ def test_a_session_that_is_not_known_here_is_in_its_second_round(model: Any, def
     assert "[Round 2]" in reference.decode(response.array("INPUT_ID")[0])
 
 
-@pytest.mark.usefixtures("model")  # which stands in for Triton's module
-def test_sessions_spoken_in_last_are_remembered() -> None:
-    from python_backend.preprocessing.rounds import SessionRounds
+def test_a_session_that_is_not_known_here_is_counted_on_from_its_second_round() -> None:
+    sessions = HeldSessions()
+    sessions.add(9, 1, is_first=False)
+    assert sessions.get(9).rounds == 2
 
-    rounds = SessionRounds()
+
+def test_sessions_spoken_in_last_are_remembered() -> None:
+    sessions = HeldSessions()
     for session in range(70_000):
-        rounds.add(session, 3, is_first=True)
-    assert (rounds.held(69_999), rounds.held(5_000), rounds.held(0)) == (3, 3, 1)
+        sessions.add(session, 3, is_first=True)
+    assert [sessions.get(session).rounds for session in (69_999, 5_000, 0)] == [3, 3, 1]
 
 
 QUERIES = ["Hi, 你好 🙂", "<|im_start|>user\nHi<|im_end|>\n", " and\n"]
@@ -166,7 +170,7 @@ def test_the_empty_old_text_has_a_token_that_the_client_takes_off(model: Any, de
 
 
 def test_without_bos_the_empty_old_text_is_eos_and_bos_is_unknown(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = model._encoder._tokenizer.hf_tokenizer
+    tokenizer = model._encoder._preparer.tokenizer.hf_tokenizer
     monkeypatch.setitem(tokenizer._special_tokens_map, "bos_token", None)
     responses = model.execute([Request(QUERY=""), Request(QUERY="<BOS>")])
     assert [r.array("INPUT_ID").tolist() for r in responses] == [[[tokenizer.eos_token_id]], [[2**32 - 1]]]
@@ -234,7 +238,7 @@ def test_the_rendered_prompt_is_logged_as_far_as_asked_for(
     other.initialize(arguments(model_path=str(default_model_dir), max_log_len=length))
     with caplog.at_level(logging.INFO):
         other.execute([Request(messages=json.dumps(MESSAGES))])
-    logged = [record.getMessage() for record in caplog.records if record.name.startswith("python_backend")]
+    logged = [record.getMessage() for record in caplog.records if record.getMessage().startswith("prompt: ")]
     assert len(logged) == (shown is not None)
     assert all(str(shown) in line for line in logged)
 
