@@ -2,10 +2,26 @@
 
 from lmdeploy.messages import PytorchEngineConfig, TurbomindEngineConfig
 
+# What LMDeploy's documentation offers besides; docs/new-device.md says how a device is added.
+_OTHER_DEVICES = {"ascend": "Huawei's NPUs", "maca": "MetaX's GPUs", "camb": "Cambricon's MLUs"}
+
 
 def refuse_unsupported_engine(config: TurbomindEngineConfig | PytorchEngineConfig) -> None:
-    """Raise ``ValueError`` for an engine, or a setting of one, that is not supported yet."""
+    """Raise ``ValueError`` for an engine, a device, or a setting of one, that is not supported yet."""
     if isinstance(config, PytorchEngineConfig):
-        raise ValueError("PytorchEngineConfig: the pytorch engine is not supported yet; use TurbomindEngineConfig")
+        refuse_unknown_device("device_type", config.device_type)
+        raise ValueError(
+            "PytorchEngineConfig: there is no PyTorch engine yet; use TurbomindEngineConfig, whose fields of the same "
+            "names mean the same"
+        )
     if config.model_format == "meta_llama":
         raise ValueError("model_format='meta_llama' is not supported yet; leave it out")
+
+
+def refuse_unknown_device(name: str, device: str) -> None:
+    """Raise ``ValueError`` unless there is code for a kind of device; ``name`` is what the user calls the setting."""
+    if device in ("auto", "cpu", "cuda"):
+        return
+    owner = _OTHER_DEVICES.get(device)
+    reason = f": there is no code for {owner} yet" if owner else ""
+    raise ValueError(f"{name} must be cpu or cuda{reason}, got {device!r}")

@@ -112,7 +112,7 @@ def test_an_unsupported_engine_setting_is_refused_not_ignored() -> None:
 
 
 def test_the_pytorch_engine_is_refused() -> None:
-    with pytest.raises(ValueError, match="pytorch engine is not supported yet"):
+    with pytest.raises(ValueError, match="there is no PyTorch engine yet"):
         refuse_unsupported_engine(PytorchEngineConfig())
 
 
