@@ -3,13 +3,43 @@
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
+import importlib.util
+import json
+import os
+import pickle
+import platform
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from lmdeploy.version import __version__
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 FORMATS = (".json", ".yml", ".yaml", ".pkl")
+_MISSING = "Not Found"
+_TIMEOUT = 20.0  # seconds for a program to say its version
+# The name shown, and the distribution's.
+_PACKAGES = {
+    "TorchVision": "torchvision",
+    "transformers": "transformers",
+    "gradio": "gradio",
+    "fastapi": "fastapi",
+    "pydantic": "pydantic",
+    "triton": "triton",
+    "tokenizers": "tokenizers",
+    "numpy": "numpy",
+    "nvidia-pytriton": "nvidia-pytriton",
+    "tritonclient": "tritonclient",
+    "uvicorn": "uvicorn",
+    "openai": "openai",
+}
+# Instruction sets the kernels have variants for, as /proc/cpuinfo spells them.
+_ISA_FLAGS = ("avx2", "fma", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -24,16 +54,53 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report; return the exit status."""
-    from lmdeploy.cli.environment import collect, dump
-
+    """Print the report, a ``key: value`` line each; return the exit status."""
     report = collect()
-    width = max(map(len, report))
     for name, value in report.items():
-        print(f"{name:{width}}  {value}")
+        print(f"{name}: {value}")
     if args.dump_file is not None:
-        dump(report, args.dump_file)
+        try:
+            dump(report, args.dump_file)
+        except OSError as error:
+            print(f"lmdeploy check_env: {args.dump_file} cannot be written ({error.strerror})", file=sys.stderr)
+            return 1
     return 0
+
+
+def collect() -> dict[str, str]:
+    """Return what is found, name to text, in the order to show it; what is missing reads ``Not Found``."""
+    cpu = _cpu()
+    gpus = _says("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
+    return {
+        "sys.platform": sys.platform,
+        "Python": sys.version.replace("\n", " "),
+        "system": platform.platform(),
+        "cpu": cpu.get("model name", platform.processor() or "unknown"),
+        "cpu cores": str(len(os.sched_getaffinity(0))),
+        "cpu isa": " ".join(flag for flag in _ISA_FLAGS if flag in cpu.get("flags", "").split()),
+        "memory": _memory(),
+        "CUDA available": str(gpus is not None),
+        **{f"GPU {index}": gpu for index, gpu in enumerate((gpus or "").splitlines())},
+        **_compilers(),
+        **_torch(),
+        "LMDeploy": _lmdeploy_version(),
+        **{name: _version(package) for name, package in _PACKAGES.items()},
+        "tritonserver": _tritonserver(),
+        **_our_parts(),
+        "NVIDIA Topology": _says("nvidia-smi", "topo", "-m") or _MISSING,
+    }
+
+
+def dump(report: dict[str, str], path: Path) -> None:
+    """Write `report` to `path` as JSON, YAML or a pickle, whichever its ending says."""
+    if path.suffix == ".json":
+        path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    elif path.suffix == ".pkl":
+        path.write_bytes(pickle.dumps(report))
+    else:
+        # A mapping of strings in JSON's quotes is YAML.
+        lines = (f"{json.dumps(name)}: {json.dumps(value)}\n" for name, value in report.items())
+        path.write_text("".join(lines), encoding="utf-8")
 
 
 def _dump_file(text: str) -> Path:
@@ -41,3 +108,85 @@ def _dump_file(text: str) -> Path:
     if path.suffix not in FORMATS:
         raise argparse.ArgumentTypeError(f"the file must end in one of {', '.join(FORMATS)}, got {text}")
     return path
+
+
+def _says(program: str, *arguments: str) -> str | None:
+    """Return what a program prints; None where it is missing, fails or is silent."""
+    path = shutil.which(program)
+    if path is None:
+        return None
+    try:
+        done = subprocess.run([path, *arguments], capture_output=True, text=True, timeout=_TIMEOUT, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
+
+
+def _compilers() -> dict[str, str]:
+    default = Path("/usr/local/cuda")
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or (str(default) if default.is_dir() else "")
+    nvcc = _says(str(Path(home, "bin", "nvcc")) if home else "nvcc", "--version")
+    return {
+        "CUDA_HOME": home or _MISSING,
+        "NVCC": nvcc.splitlines()[-1] if nvcc else _MISSING,
+        "GCC": (_says("gcc", "--version") or _MISSING).splitlines()[0],
+    }
+
+
+def _torch() -> dict[str, str]:
+    try:
+        import torch
+    except (ImportError, OSError) as error:  # not installed, or one of its libraries is missing
+        reason = _MISSING if isinstance(error, ModuleNotFoundError) else f"cannot be imported ({error})"
+        return {"PyTorch": reason, "PyTorch compiling details": _MISSING}
+    return {"PyTorch": torch.__version__, "PyTorch compiling details": torch.__config__.show().strip()}
+
+
+def _lmdeploy_version() -> str:
+    """Return the version, and the commit if this is a checkout."""
+    root = Path(__file__).parents[2]
+    commit = _says("git", "-C", str(root), "rev-parse", "--short", "HEAD") if (root / ".git").exists() else None
+    return __version__ + (f"+{commit}" if commit else "")
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return _MISSING
+
+
+def _cpu() -> dict[str, str]:
+    """Return the first processor's entry of /proc/cpuinfo; empty where there is none."""
+    try:
+        first = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _memory() -> str:
+    pages, page_size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    return f"{pages * page_size / 2**30:.1f} GiB"
+
+
+def _tritonserver() -> str:
+    from lmdeploy.serve.errors import TritonStartError
+    from lmdeploy.serve.installation import find_tritonserver
+
+    try:
+        return str(find_tritonserver().binary)
+    except TritonStartError as error:
+        return f"{_MISSING}: {error}"
+
+
+def _our_parts() -> dict[str, str]:
+    from lmdeploy.serve.installation import OUR_BACKEND
+
+    library = OUR_BACKEND / "libtriton_turbomind.so"
+    not_built = "not built (run: make build)"
+    return {
+        "triton backend": str(library) if library.is_file() else not_built,
+        "engine module": "built" if importlib.util.find_spec("lmdeploy._turbomind") else not_built,
+    }

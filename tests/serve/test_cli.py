@@ -8,7 +8,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 
+import lmdeploy
+from lmdeploy.cli import check_env
 from lmdeploy.cli.gateway_settings import api_keys
 from lmdeploy.cli.main import main, make_parser
 from lmdeploy.serve.ports import free_ports
@@ -50,18 +53,29 @@ def test_check_env_writes_what_it_prints(ending: str, tmp_path: Path, capsys: py
     path = tmp_path / f"environment.{ending}"
     assert main(["check_env", "--dump-file", str(path)]) == 0
     printed = capsys.readouterr().out
-    report = pickle.loads(path.read_bytes()) if ending == "pkl" else json_or_yaml(path)
-    assert {"python", "cpu isa", "gpu", "tritonserver", "triton backend", "torch"} <= set(report)
-    assert all(f"{name} " in printed and value in printed for name, value in report.items())
+    read = {"json": json.loads, "yml": yaml.safe_load, "pkl": pickle.loads}[ending]
+    report = read(path.read_bytes())
+    assert printed == "".join(f"{name}: {value}\n" for name, value in report.items())
+    assert {"sys.platform", "Python", "CUDA_HOME", "NVCC", "GCC", "PyTorch", "PyTorch compiling details"} <= set(report)
+    assert {"TorchVision", "LMDeploy", "transformers", "gradio", "fastapi", "pydantic", "triton"} <= set(report)
+    assert {"NVIDIA Topology", "cpu isa", "tritonserver", "triton backend"} <= set(report)
+    assert report["LMDeploy"].startswith(lmdeploy.__version__)
 
 
-def json_or_yaml(path: Path) -> dict[str, str]:
-    text = path.read_text(encoding="utf-8")
-    if path.suffix == ".json":
-        report: dict[str, str] = json.loads(text)
-        return report
-    pairs = (line.split('": ') for line in text.splitlines())
-    return {json.loads(name + '"'): json.loads(value) for name, value in pairs}
+def test_check_env_says_what_is_not_there(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("CUDA_HOME", "/nowhere")
+    monkeypatch.setitem(check_env._PACKAGES, "gradio", "no-such-package")
+    assert main(["check_env"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    wanted = ["NVCC: Not Found", "GCC: Not Found", "gradio: Not Found", "NVIDIA Topology: Not Found"]
+    assert [line for line in lines if line in wanted] == wanted
+    assert "CUDA available: False" in lines
+
+
+def test_a_dump_file_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check_env", "--dump-file", str(tmp_path / "missing" / "environment.json")]) == 1
+    assert "environment.json cannot be written (No such file or directory)" in capsys.readouterr().err
 
 
 def test_a_dump_file_of_another_kind_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
