@@ -6,7 +6,7 @@ Everything public is imported on first use, so that ``import lmdeploy`` takes mi
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from lmdeploy.version import __version__
+from lmdeploy.version import __version__, version_info
 
 if TYPE_CHECKING:
     from lmdeploy.messages import GenerationConfig, PytorchEngineConfig, Response, TurbomindEngineConfig
@@ -26,6 +26,7 @@ __all__ = [
     "client",
     "pipeline",
     "serve",
+    "version_info",
 ]
 
 _HOMES = {

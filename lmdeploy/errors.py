@@ -1,6 +1,7 @@
-"""Errors of this package that a caller may want to tell apart."""
+"""Errors of this package that a caller may want to tell apart, and sentences that several places say."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
 _SHOWN_PROBLEMS = 12
@@ -30,3 +31,9 @@ class CheckpointError(ValueError):
 
     def __reduce__(self) -> tuple[type["CheckpointError"], tuple[Path | str, list[str]]]:
         return CheckpointError, (self.where, self.problems)
+
+
+def unknown_keyword(name: str, known: Collection[str]) -> str:
+    """Return the sentence that refuses a keyword argument, with the nearest of those there are."""
+    near = get_close_matches(name, known, n=1)
+    return f"unexpected keyword argument {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")

@@ -346,6 +346,8 @@ class Response:
         Which of the ``n`` answers to that prompt this is.
     history_token_len
         Tokens the session held before this prompt.
+    session_id
+        The session it is of; a prompt without one gets an id of its own.
     """
 
     text: str
@@ -359,3 +361,4 @@ class Response:
     index: int = 0
     choice: int = 0
     history_token_len: int = 0
+    session_id: int | None = None

@@ -1,27 +1,28 @@
 """A model in this process: the class behind ``lmdeploy.pipeline``, for threads and for asyncio."""
 
 import asyncio
-import contextlib
-import functools
 import itertools
 import queue
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from lmdeploy.messages import GenerationConfig, PytorchEngineConfig, Response, TurbomindEngineConfig
 from lmdeploy.model import ChatTemplateConfig, chat_template_for
 from lmdeploy.offline.chat_session import Session
-from lmdeploy.offline.inputs import GenConfigs, as_batch, configs_for
-from lmdeploy.offline.outputs import Answers, AsyncOutputs, Batch, progress_bar, response_of
-from lmdeploy.offline.scoring import TokenIds, cross_entropies
+from lmdeploy.offline.inputs import GenConfigs, as_batch, config_with, configs_for, refuse_adapter
+from lmdeploy.offline.outputs import Answers, AsyncOutputs, Batch, by_prompt, progress_bar, response_of, too_long
+from lmdeploy.offline.scoring import TokenIds, cross_entropies, prompt_logits
 from lmdeploy.offline.session_generator import SessionGenerator
-from lmdeploy.offline.sessions import SessionStates, start_turn
+from lmdeploy.offline.sessions import EngineSessions
 from lmdeploy.paths import locate_model
 from lmdeploy.prompts import PreparedPrompt, Prompt, PromptPreparer
 from lmdeploy.tokenizer import Tokenizer
-from lmdeploy.turbomind.engine import Engine, EngineOutput, EngineUnavailable, SessionOptions
+from lmdeploy.turbomind.engine import Engine, EngineOutput, SessionOptions
 from lmdeploy.turbomind.supported import refuse_unsupported_engine
+
+if TYPE_CHECKING:
+    import torch
 
 
 class AsyncEngine:
@@ -33,7 +34,20 @@ class AsyncEngine:
     ----------
     model_path, backend_config, chat_template_config, max_log_len
         As in :func:`lmdeploy.pipeline`.
+    model_name
+        The name shown to users; default: that of the checkpoint's folder.
+
+    Attributes
+    ----------
+    tokenizer, chat_template
+        The model's.
+    backend_config, backend
+        The engine's settings, and its kind: ``turbomind``.
+    model_name, session_len, stop_words
+        What the model is called, the most tokens of a conversation, and what ends its turn.
     """
+
+    backend = "turbomind"
 
     def __init__(
         self,
@@ -41,16 +55,19 @@ class AsyncEngine:
         backend_config: TurbomindEngineConfig | PytorchEngineConfig | None = None,
         chat_template_config: ChatTemplateConfig | None = None,
         max_log_len: int | None = None,
+        model_name: str | None = None,
     ) -> None:
         config = backend_config or TurbomindEngineConfig()
         refuse_unsupported_engine(config)
         assert isinstance(config, TurbomindEngineConfig)
         directory = str(locate_model(model_path, config.revision, config.download_dir))
+        self.backend_config = config
         self.engine = Engine(directory, config)
         self.tokenizer = Tokenizer(str(self.engine.directory.path))
         self.chat_template = chat_template_for(directory, chat_template_config, self.tokenizer)
+        self.model_name = model_name or self.engine.directory.spec.model_name
         self._preparer = PromptPreparer(self.tokenizer, self.chat_template, max_log_len=max_log_len)
-        self._states = SessionStates()
+        self._sessions = EngineSessions(self.engine, self._preparer)
         # Above what users choose themselves.
         self._session_ids = itertools.count(2**32)
 
@@ -62,6 +79,16 @@ class AsyncEngine:
     ) -> None:
         self.close()
 
+    @property
+    def session_len(self) -> int:
+        """Most tokens of a conversation."""
+        return self.engine.session_len
+
+    @property
+    def stop_words(self) -> list[str]:
+        """The strings of the chat template that end the model's turn."""
+        return self.chat_template.stop_words
+
     def close(self) -> None:
         """Cancel what is running and free the model."""
         self.engine.close()
@@ -70,9 +97,10 @@ class AsyncEngine:
         self,
         prompts: str | Sequence[Any],
         gen_config: GenConfigs = None,
-        *,
         do_preprocess: bool = True,
+        adapter_name: str | None = None,
         use_tqdm: bool = False,
+        **fields: Any,
     ) -> Any:
         """Answer a prompt, or a batch of them.
 
@@ -84,8 +112,13 @@ class AsyncEngine:
             How to generate: one for all prompts, or one each.
         do_preprocess
             False: texts are finished prompts, and no chat template is applied.
+        adapter_name
+            None: LoRA adapters are not supported yet.
         use_tqdm
             Show a progress bar.
+        fields
+            Fields of ``GenerationConfig`` by name, which go before those of ``gen_config``; ``max_new_tokens`` may be
+            called by its older name ``request_output_len``.
 
         Returns
         -------
@@ -101,8 +134,9 @@ class AsyncEngine:
         RuntimeError
             If the engine failed on a request.
         """
+        refuse_adapter(adapter_name)
         batch, is_single = as_batch(prompts)
-        configs = configs_for(gen_config, len(batch))
+        configs = configs_for(gen_config, len(batch), fields)
         answers = Answers(configs)
         with progress_bar(len(batch), use_tqdm) as advance:
             for response in self._run(batch, configs, do_preprocess, stream=False):
@@ -112,15 +146,21 @@ class AsyncEngine:
     batch_infer = __call__
 
     async def async_batch_infer(
-        self, prompts: str | Sequence[Any], gen_config: GenConfigs = None, *, do_preprocess: bool = True
+        self,
+        prompts: str | Sequence[Any],
+        gen_config: GenConfigs = None,
+        do_preprocess: bool = True,
+        adapter_name: str | None = None,
+        **fields: Any,
     ) -> Any:
         """Answer a prompt or a batch like calling the engine, without blocking the event loop."""
+        refuse_adapter(adapter_name)
         batch, is_single = as_batch(prompts)
-        configs = configs_for(gen_config, len(batch))
+        configs = configs_for(gen_config, len(batch), fields)
         answers = Answers(configs)
         prepared = await asyncio.to_thread(lambda: [self._preparer.prepare(prompt, do_preprocess) for prompt in batch])
         outputs = AsyncOutputs()
-        requests = Batch(self.engine, outputs.put, stream=False)
+        requests = Batch(self.engine, outputs.put, self._session_ids, stream=False)
         try:
             for index, (prompt, config) in enumerate(zip(prepared, configs, strict=True)):
                 answers.add(*requests.submit(index, prompt, config))
@@ -131,36 +171,71 @@ class AsyncEngine:
         return answers.ordered(is_single)
 
     def stream_infer(
-        self, prompts: str | Sequence[Any], gen_config: GenConfigs = None, *, do_preprocess: bool = True
+        self,
+        prompts: str | Sequence[Any],
+        gen_config: GenConfigs = None,
+        do_preprocess: bool = True,
+        adapter_name: str | None = None,
+        stream_response: bool = True,
+        **fields: Any,
     ) -> Iterator[Response]:
         """Yield the pieces of every answer as they come, those of a batch interleaved.
 
-        ``Response.index`` tells the prompt, ``Response.choice`` which of its n answers. Arguments and errors are those
-        of calling the engine. Leaving the iterator early cancels what still runs.
+        ``Response.index`` tells the prompt, ``Response.choice`` which of its n answers. Without ``stream_response`` a
+        piece is a whole answer. Other arguments and errors are those of calling the engine. Leaving the iterator early
+        cancels what still runs.
         """
+        refuse_adapter(adapter_name)
         batch, _ = as_batch(prompts)
-        return self._run(batch, configs_for(gen_config, len(batch)), do_preprocess, stream=True)
+        return self._run(batch, configs_for(gen_config, len(batch), fields), do_preprocess, stream_response)
+
+    def infer(
+        self,
+        prompts: str | Sequence[Any],
+        gen_config: GenConfigs = None,
+        do_preprocess: bool = True,
+        adapter_name: str | None = None,
+        stream_response: bool = False,
+        multiplex: bool = False,
+        pbar: Any = None,
+        **fields: Any,
+    ) -> Iterator[Any]:
+        """Yield for each prompt an iterator of its responses; with ``multiplex`` all of them as ``stream_infer`` does.
+
+        Parameters
+        ----------
+        pbar
+            A progress bar of ``tqdm``, which moves on with each prompt that is answered.
+        """
+        refuse_adapter(adapter_name)
+        batch, _ = as_batch(prompts)
+        configs = configs_for(gen_config, len(batch), fields)
+        responses = self._run(batch, configs, do_preprocess, stream_response)
+        return by_prompt(responses, [config.n for config in configs], multiplex, pbar.update if pbar else None)
 
     async def generate(
         self,
-        messages: Prompt,
+        messages: Prompt | None,
         session_id: int,
         gen_config: GenerationConfig | None = None,
-        *,
         tools: list[dict[str, Any]] | None = None,
         stream_response: bool = True,
         sequence_start: bool = True,
         sequence_end: bool = True,
-        step: int = -1,
+        step: int = 0,
         do_preprocess: bool = True,
+        adapter_name: str | None = None,
+        skip_stop_tokens: bool = True,
+        rewind_stop_tokens: bool = False,
         input_ids: Sequence[int] | None = None,
+        **fields: Any,
     ) -> AsyncGenerator[Response, None]:
         """Answer one turn of a session, whose tokens the engine keeps between turns.
 
         Parameters
         ----------
         messages
-            A text or conversation; when the session goes on, only what is new in it.
+            A text or conversation; when the session goes on, only what is new in it. None with ``input_ids``.
         session_id
             The caller's name for the session, >= 0.
         gen_config
@@ -172,11 +247,17 @@ class AsyncEngine:
         sequence_start, sequence_end
             Whether the session begins with this turn (an old one of that id is forgotten), and ends with it.
         step
-            Keep only so many of the session's tokens first; negative: all.
+            Keep only so many of the session's tokens first; 0: all.
         do_preprocess
             False: a text is used as it is, without a chat template.
+        adapter_name
+            None: LoRA adapters are not supported yet.
+        skip_stop_tokens, rewind_stop_tokens
+            True and False: the token that ends an answer is not part of it, and stays in the session.
         input_ids
             Token ids to use in place of ``messages``.
+        fields
+            Fields of ``GenerationConfig`` by name, as in calling the engine.
 
         Yields
         ------
@@ -191,27 +272,29 @@ class AsyncEngine:
         RuntimeError
             If the engine failed on the request.
         """
+        refuse_adapter(adapter_name)
+        if not skip_stop_tokens or rewind_stop_tokens:
+            raise ValueError(
+                "skip_stop_tokens must be True and rewind_stop_tokens False: the token that ends an answer is not part "
+                "of it, and stays in the session"
+            )
+        config = config_with(gen_config, fields)
+        if bool(messages) == (input_ids is not None):
+            raise ValueError(f"messages or input_ids must be given, got {'both' if messages else 'neither'}")
         if input_ids is not None:
             prompt = PreparedPrompt(list(input_ids), [])
         else:
             prompt = await asyncio.to_thread(
-                self._prepare_turn, session_id, messages, sequence_start, do_preprocess, tools
+                self._sessions.prepare, session_id, messages or "", sequence_start, do_preprocess, tools
             )
-        if len(prompt.ids) >= self.engine.session_len:
-            yield Response("", 0, len(prompt.ids), "length")
+        if len(prompt.ids) >= self.session_len:
+            yield too_long(prompt, session_id=session_id)
             return
-        outputs = SessionGenerator(self.engine, self._states, session_id).async_stream_infer(
-            prompt.ids,
-            gen_config or GenerationConfig(),
-            stop_words=prompt.stop_words,
-            sequence_start=sequence_start,
-            sequence_end=sequence_end,
-            step=step,
-            stream_output=stream_response,
-        )
+        options = SessionOptions(session_id, sequence_start, sequence_end, step or -1)
+        outputs = SessionGenerator(self._sessions, session_id).answer(prompt, config, options, stream=stream_response)
         try:
             async for output in outputs:
-                yield response_of(output)
+                yield response_of(output, session_id=session_id)
         finally:
             await outputs.aclose()
 
@@ -225,7 +308,7 @@ class AsyncEngine:
         session_id
             The session.
         """
-        generator = SessionGenerator(self.engine, self._states, session_id)
+        generator = SessionGenerator(self._sessions, session_id)
         if not stop:
             await generator.wait_idle()
         return generator
@@ -238,6 +321,16 @@ class AsyncEngine:
         """Make the engine forget a session, after its running answer if there is one."""
         await (await self.get_generator(True, session_id)).async_end()
 
+    def session(self, gen_config: GenerationConfig | None = None) -> Session:
+        """Return a new conversation: call it for each turn, and close it, or use it as a context manager.
+
+        Parameters
+        ----------
+        gen_config
+            How to generate where a turn does not say.
+        """
+        return Session(self._sessions, next(self._session_ids), gen_config)
+
     def chat(
         self,
         prompt: Prompt,
@@ -245,6 +338,8 @@ class AsyncEngine:
         gen_config: GenerationConfig | None = None,
         *,
         do_preprocess: bool = True,
+        stream_response: bool = False,
+        **fields: Any,
     ) -> Session:
         """Answer one turn of a conversation.
 
@@ -258,26 +353,35 @@ class AsyncEngine:
             How to generate.
         do_preprocess
             False: a text is used as it is, without a chat template.
+        stream_response
+            True: iterate over the session's ``generator`` for the pieces of the answer.
+        fields
+            Fields of ``GenerationConfig`` by name, as in calling the engine.
 
         Returns
         -------
         Session
-            Its ``response`` is the answer, its ``history`` all turns so far. An answer of no text and finish reason
-            ``length`` says that the conversation has become too long; it is not in the history. Close the session to
-            free its place in the cache early.
+            Its ``response`` is the answer, its ``history`` all turns so far; see ``Session``. Close it to free its
+            place in the cache early.
 
         Raises
         ------
         ValueError, RuntimeError
-            As ``generate``.
+            As ``Session``.
         """
-        session = session or self._new_session()
-        session.ask(prompt, gen_config or GenerationConfig(), do_preprocess)
+        session = session or self.session()
+        config = config_with(gen_config, fields) if gen_config or fields else None
+        session(prompt, config, stream_response=stream_response, do_preprocess=do_preprocess)
         return session
 
     def prepare(self, prompt: Prompt, do_preprocess: bool = True) -> PreparedPrompt:
         """Return a prompt's token ids and the stop words of its chat template."""
         return self._preparer.prepare(prompt, do_preprocess)
+
+    def prepare_inputs(self, prompts: str | Sequence[Any]) -> dict[str, Any]:
+        """Return ``prompts`` as a list, and the ``input_ids`` of each, under these names."""
+        batch, _ = as_batch(prompts)
+        return {"prompts": list(batch), "input_ids": [self.prepare(prompt).ids for prompt in batch]}
 
     def get_ppl(self, input_ids: TokenIds) -> list[float]:
         """Return how well the model predicts texts: the mean cross-entropy of each one's tokens, without exponent.
@@ -302,12 +406,27 @@ class AsyncEngine:
         """
         return cross_entropies(self.engine, input_ids)
 
+    def get_logits(self, input_ids: TokenIds) -> "torch.Tensor":
+        """Return the logits ``[texts, tokens, vocab]`` float32 after each token of texts.
+
+        Parameters
+        ----------
+        input_ids
+            As for ``get_ppl``, fewer tokens than the session length. Rows beyond the end of a shorter text are 0.
+
+        Raises
+        ------
+        ValueError, RuntimeError
+            As ``get_ppl``.
+        """
+        return prompt_logits(self.engine, input_ids)
+
     def _run(
         self, batch: Sequence[Prompt], configs: list[GenerationConfig], do_preprocess: bool, stream: bool
     ) -> Iterator[Response]:
         prepared = [self._preparer.prepare(prompt, do_preprocess) for prompt in batch]
         outputs: queue.SimpleQueue[EngineOutput] = queue.SimpleQueue()
-        requests = Batch(self.engine, outputs.put, stream)
+        requests = Batch(self.engine, outputs.put, self._session_ids, stream)
         try:
             for index, (prompt, config) in enumerate(zip(prepared, configs, strict=True)):
                 yield from requests.submit(index, prompt, config)
@@ -315,41 +434,3 @@ class AsyncEngine:
                 yield requests.response(outputs.get())
         finally:
             requests.cancel()
-
-    def _new_session(self) -> Session:
-        session_id = next(self._session_ids)
-
-        def end() -> None:
-            with contextlib.suppress(EngineUnavailable):  # closed: nothing is left to forget
-                self.engine.end_session(session_id)
-            self._states.held.forget(session_id)
-
-        return Session(session_id, functools.partial(self._answer_turn, session_id), end)
-
-    def _answer_turn(
-        self, session_id: int, prompt: Prompt, is_first: bool, gen_config: GenerationConfig, do_preprocess: bool
-    ) -> Response:
-        if gen_config.n != 1:
-            raise ValueError(f"n must be 1 in a conversation, got {gen_config.n}")
-        prepared = self._prepare_turn(session_id, prompt, is_first, do_preprocess)
-        if len(prepared.ids) >= self.engine.session_len:
-            return Response("", 0, len(prepared.ids), "length")
-        outputs: queue.SimpleQueue[EngineOutput] = queue.SimpleQueue()
-        options = SessionOptions(session_id, is_first, False)
-        turn = start_turn(self.engine, self._states, options, prepared, gen_config, outputs.put, stream=False)
-        try:
-            return response_of(outputs.get())
-        except KeyboardInterrupt:
-            self.engine.cancel(turn.request)
-            raise
-
-    def _prepare_turn(
-        self,
-        session_id: int,
-        prompt: Prompt,
-        is_first: bool,
-        do_preprocess: bool,
-        tools: list[dict[str, Any]] | None = None,
-    ) -> PreparedPrompt:
-        held = None if is_first else self._states.held.get(session_id)
-        return self._preparer.prepare(prompt, do_preprocess, tools, held)

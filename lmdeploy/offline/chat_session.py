@@ -1,42 +1,49 @@
-"""A conversation over several turns, as ``AsyncEngine.chat`` returns it."""
+"""A conversation over several turns, as ``AsyncEngine.chat`` and ``AsyncEngine.session`` return it."""
 
-from collections.abc import Callable
+import contextlib
+import queue
+from collections.abc import Iterator
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from lmdeploy.messages import GenerationConfig, Response
+from lmdeploy.offline.outputs import joined, response_of
+from lmdeploy.offline.sessions import EngineSessions
 from lmdeploy.prompts import Prompt, as_messages
-
-# Prompt, whether it begins the session, how to generate, whether to apply the chat template.
-AnswerTurn = Callable[[Prompt, bool, GenerationConfig, bool], Response]
+from lmdeploy.turbomind.engine import EngineOutput, EngineUnavailable, SessionOptions
 
 
 class Session:
-    """A conversation. One thread at a time.
+    """A conversation, whose turns the engine keeps: none is computed again. One thread at a time.
+
+    Call it for the next turn, close it to free its place in the engine.
 
     Parameters
     ----------
+    sessions
+        The engine's.
     session_id
         The engine's name for it.
-    answer
-        Runs one turn in the engine.
-    end
-        Makes the engine forget the session.
+    gen_config
+        How to generate where a turn does not say; default: ``GenerationConfig()``.
 
     Attributes
     ----------
     response : Response or None
-        The latest answer.
+        The latest answer; while it is streamed, the one before.
+    generator : iterator of Response or None
+        The pieces of the latest answer, if it is streamed.
     history : list of (prompt, str)
         What the user said and what was answered, turn by turn.
     """
 
-    def __init__(self, session_id: int, answer: AnswerTurn, end: Callable[[], None]) -> None:
+    def __init__(self, sessions: EngineSessions, session_id: int, gen_config: GenerationConfig | None = None) -> None:
         self.session_id = session_id
         self.response: Response | None = None
+        self.generator: Iterator[Response] | None = None
         self.history: list[tuple[Prompt, str]] = []
-        self._answer = answer
-        self._end = end
+        self._sessions = sessions
+        self._gen_config = gen_config or GenerationConfig()
         self._is_held = False  # by the engine
 
     def __enter__(self) -> Self:
@@ -50,23 +57,110 @@ class Session:
     def __repr__(self) -> str:
         return "\n".join(f"USER: {prompt}\nASSISTANT: {answer}" for prompt, answer in self.history)
 
-    def ask(self, prompt: Prompt, gen_config: GenerationConfig, do_preprocess: bool = True) -> Response:
-        """Answer the next turn; see ``AsyncEngine.chat``."""
-        response = self._go_on(prompt, gen_config, do_preprocess) if self._is_held else None
-        if response is None:
-            response = self._answer(self._whole(prompt, do_preprocess), True, gen_config, do_preprocess)
-        self.response = response
-        if response.generate_token_len or response.finish_reason != "length":
-            self._is_held = True
-            self.history.append((prompt, response.text))
+    def __call__(
+        self,
+        prompt: Prompt,
+        gen_config: GenerationConfig | None = None,
+        stream_response: bool = True,
+        do_preprocess: bool = True,
+    ) -> Any:
+        """Answer the next turn.
+
+        Parameters
+        ----------
+        prompt
+            What the user says; a list of OpenAI messages may begin with a system message.
+        gen_config
+            How to generate; default: as the session says.
+        stream_response
+            False: wait for the whole answer.
+        do_preprocess
+            False: a text is used as it is, without a chat template.
+
+        Returns
+        -------
+        iterator of Response, or Response
+            The pieces of the answer, or all of it. One of no text and finish reason ``length`` says that the
+            conversation has become too long; it is not in the history. Leaving the iterator early stops the answer;
+            what there is of it stays in the conversation.
+
+        Raises
+        ------
+        ValueError
+            If the prompt or a setting is malformed.
+        RuntimeError
+            If the engine failed on the request.
+        """
+        config = gen_config or self._gen_config
+        if config.n != 1:
+            raise ValueError(f"n must be 1 in a conversation, got {config.n}")
+        pieces = self._pieces(prompt, config, do_preprocess, stream_response)
+        self.generator = pieces if stream_response else None
+        if stream_response:
+            return pieces
+        [response] = pieces
         return response
 
-    def _go_on(self, prompt: Prompt, gen_config: GenerationConfig, do_preprocess: bool) -> Response | None:
-        """Answer a turn whose beginning the engine holds; None if it refuses, as when it has forgotten the session."""
+    def close(self) -> None:
+        """Free its place in the engine; the history stays."""
+        if self._is_held:
+            self._is_held = False
+            with contextlib.suppress(EngineUnavailable):  # closed: nothing is left to forget
+                self._sessions.forget(self.session_id)
+
+    def _pieces(
+        self, prompt: Prompt, gen_config: GenerationConfig, do_preprocess: bool, stream: bool
+    ) -> Iterator[Response]:
+        if self._is_held:
+            try:
+                yield from self._turn(prompt, prompt, gen_config, do_preprocess, stream, is_first=False)
+                return
+            except ValueError:  # before the first piece, as when the engine has forgotten the session
+                pass
+        whole = self._whole(prompt, do_preprocess)
+        yield from self._turn(prompt, whole, gen_config, do_preprocess, stream, is_first=True)
+
+    def _turn(
+        self,
+        said: Prompt,
+        prompt: Prompt,
+        gen_config: GenerationConfig,
+        do_preprocess: bool,
+        stream: bool,
+        *,
+        is_first: bool,
+    ) -> Iterator[Response]:
+        """Run what was said as a prompt that begins the session, or goes on in it."""
+        engine = self._sessions.engine
+        prepared = self._sessions.prepare(self.session_id, prompt, is_first, do_preprocess)
+        if len(prepared.ids) >= engine.session_len:
+            self.response = Response("", 0, len(prepared.ids), "length", session_id=self.session_id)
+            yield self.response
+            return
+        outputs: queue.SimpleQueue[EngineOutput] = queue.SimpleQueue()
+        options = SessionOptions(self.session_id, start=is_first)
+        turn = self._sessions.start(options, prepared, gen_config, outputs.put, stream=stream)
+        pieces: list[Response] = []
+        is_open = True
         try:
-            return self._answer(prompt, False, gen_config, do_preprocess)
-        except ValueError:
-            return None
+            while is_open:
+                output = outputs.get()
+                is_open = not output.is_final
+                pieces.append(response_of(output, session_id=self.session_id))
+                if not is_open:
+                    self._note(said, pieces)
+                yield pieces[-1]
+        finally:
+            if is_open:  # left early: what is there of the answer is in the session
+                engine.cancel(turn.request)
+                while not pieces or pieces[-1].finish_reason is None:
+                    pieces.append(response_of(outputs.get(), session_id=self.session_id))
+                self._note(said, pieces)
+
+    def _note(self, said: Prompt, pieces: list[Response]) -> None:
+        self.response = joined(pieces)
+        self.history.append((said, self.response.text))
+        self._is_held = True
 
     def _whole(self, prompt: Prompt, do_preprocess: bool) -> Prompt:
         """Return the conversation up to and with ``prompt``."""
@@ -78,9 +172,3 @@ class Session:
         for said, answer in self.history:
             messages += [*as_messages(said), {"role": "assistant", "content": answer}]
         return [*messages, *as_messages(prompt)]
-
-    def close(self) -> None:
-        """Free its place in the engine; the history stays."""
-        if self._is_held:
-            self._is_held = False
-            self._end()

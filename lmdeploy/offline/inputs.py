@@ -1,12 +1,22 @@
 """What users may hand to the offline API, brought into one form: a batch of prompts, a config for each."""
 
-from collections.abc import Sequence
+import dataclasses
+import functools
+import logging
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lmdeploy.errors import unknown_keyword
 from lmdeploy.messages import GenerationConfig
 from lmdeploy.prompts import Prompt
 
+logger = logging.getLogger(__name__)
+
 GenConfigs = GenerationConfig | list[GenerationConfig] | None
+
+_FIELDS = [field.name for field in dataclasses.fields(GenerationConfig)]
+_OLDER_NAMES = {"request_output_len": "max_new_tokens"}  # of LMDeploy before 0.2.0
+_FOR_SAMPLING = ("top_p", "top_k", "min_p", "temperature", "random_seed")
 
 
 def as_batch(prompts: str | Sequence[Any]) -> tuple[Sequence[Prompt], bool]:
@@ -21,21 +31,63 @@ def as_batch(prompts: str | Sequence[Any]) -> tuple[Sequence[Prompt], bool]:
         return [prompts], True
     if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
         raise ValueError(f"prompts must be a text, a list of texts or messages, got {type(prompts).__name__}")
+    if isinstance(prompts, tuple) or any(isinstance(prompt, tuple) for prompt in prompts):
+        raise ValueError("prompts must be texts or messages, got a tuple: images are not supported yet")
     if prompts and isinstance(prompts[0], dict):
         return [list(prompts)], True
     return prompts, False
 
 
-def configs_for(gen_config: GenConfigs, count: int) -> list[GenerationConfig]:
+def configs_for(gen_config: GenConfigs, count: int, keywords: Mapping[str, Any]) -> list[GenerationConfig]:
     """Return a config for each of ``count`` prompts.
+
+    Parameters
+    ----------
+    gen_config
+        One for all prompts, or one each.
+    count
+        Number of prompts.
+    keywords
+        Fields by name, which go before those of ``gen_config``.
 
     Raises
     ------
     ValueError
-        If there is a list of another length.
+        If there is a list of another length, or a value is out of range.
+    TypeError
+        If there is no such field.
     """
     if isinstance(gen_config, list):
         if len(gen_config) != count:
             raise ValueError(f"gen_config must be one, or one for each of the {count} prompts, got {len(gen_config)}")
-        return gen_config
-    return [gen_config or GenerationConfig()] * count
+        return [config_with(config, keywords) for config in gen_config]
+    return [config_with(gen_config, keywords)] * count
+
+
+def config_with(gen_config: GenerationConfig | None, keywords: Mapping[str, Any]) -> GenerationConfig:
+    """Return a config, ``GenerationConfig()`` if there is none, with some fields changed; see ``configs_for``."""
+    if gen_config is not None and not isinstance(gen_config, GenerationConfig):
+        raise ValueError(f"gen_config must be a GenerationConfig or a list of them, got {type(gen_config).__name__}")
+    changes = {_OLDER_NAMES.get(name, name): value for name, value in keywords.items()}
+    for name in changes:
+        if name not in _FIELDS:
+            raise TypeError(unknown_keyword(name, _FIELDS))
+    config = dataclasses.replace(gen_config or GenerationConfig(), **changes)
+    if not config.do_sample:
+        _warn_of_greedy(tuple(name for name in _FOR_SAMPLING if getattr(config, name) != getattr(_DEFAULT, name)))
+    return config
+
+
+def refuse_adapter(adapter_name: str | None) -> None:
+    """Raise ``ValueError`` if there is one."""
+    if adapter_name is not None:
+        raise ValueError(f"adapter_name must be None: LoRA adapters are not supported yet, got {adapter_name!r}")
+
+
+_DEFAULT = GenerationConfig()
+
+
+@functools.cache  # once a process for the same fields
+def _warn_of_greedy(names: tuple[str, ...]) -> None:
+    if names:
+        logger.warning("do_sample is False: decoding is greedy, and %s has no effect", ", ".join(names))

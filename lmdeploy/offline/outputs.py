@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import dataclasses
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -40,20 +42,25 @@ class Batch:
         Where they run.
     on_output
         Gets their outputs, on the engine's delivery thread; hand each to ``response``.
+    session_ids
+        Gives each prompt an id of its own.
     stream
         Whether answers come in pieces.
     """
 
-    def __init__(self, engine: Engine, on_output: Callable[[EngineOutput], None], stream: bool) -> None:
+    def __init__(
+        self, engine: Engine, on_output: Callable[[EngineOutput], None], session_ids: Iterator[int], stream: bool
+    ) -> None:
         self._engine = engine
         self._on_output = on_output
+        self._session_ids = session_ids
         self._stream = stream
-        self._index_of: dict[int, int] = {}
+        self._places: dict[int, tuple[int, int]] = {}  # of a request: index of the prompt, its session id
 
     @property
     def is_open(self) -> bool:
         """Whether more outputs will come."""
-        return bool(self._index_of)
+        return bool(self._places)
 
     def submit(self, index: int, prompt: PreparedPrompt, config: GenerationConfig) -> list[Response]:
         """Start a prompt of the batch; return its responses if there is nothing to run: it exceeds the session length.
@@ -63,12 +70,13 @@ class Batch:
         ValueError
             If the request is bad.
         """
+        session_id = next(self._session_ids)
         if len(prompt.ids) >= self._engine.session_len:
-            return [Response("", 0, len(prompt.ids), "length", index=index, choice=c) for c in range(config.n)]
+            return [too_long(prompt, index, choice, session_id) for choice in range(config.n)]
         request = self._engine.submit(
             prompt.ids, config, self._on_output, stop_words=prompt.stop_words, stream=self._stream
         )
-        self._index_of[request] = index
+        self._places[request] = index, session_id
         return []
 
     def response(self, output: EngineOutput) -> Response:
@@ -79,14 +87,14 @@ class Batch:
         ValueError, RuntimeError
             As :func:`raise_error`.
         """
-        index = self._index_of[output.request]
+        index, session_id = self._places[output.request]
         if output.is_final:
-            del self._index_of[output.request]
-        return response_of(output, index)
+            del self._places[output.request]
+        return response_of(output, index, session_id)
 
     def cancel(self) -> None:
         """Cancel what still runs."""
-        for request in self._index_of:
+        for request in self._places:
             self._engine.cancel(request)
 
 
@@ -147,8 +155,13 @@ def raise_error(output: EngineOutput) -> None:
         raise (ValueError if output.is_bad_request else RuntimeError)(output.error)
 
 
-def response_of(output: EngineOutput, index: int = 0) -> Response:
-    """Return an engine output as the response to a prompt of a batch.
+def too_long(prompt: PreparedPrompt, index: int = 0, choice: int = 0, session_id: int | None = None) -> Response:
+    """Return the response to a prompt that does not fit the session length."""
+    return Response("", 0, len(prompt.ids), "length", index=index, choice=choice, session_id=session_id)
+
+
+def response_of(output: EngineOutput, index: int = 0, session_id: int | None = None) -> Response:
+    """Return an engine output as the response to a prompt of a batch, or to a turn of a session.
 
     Raises
     ------
@@ -169,7 +182,61 @@ def response_of(output: EngineOutput, index: int = 0) -> Response:
         index=index,
         choice=output.index,
         history_token_len=output.history_token_len,
+        session_id=session_id,
     )
+
+
+def joined(pieces: Sequence[Response]) -> Response:
+    """Return the pieces of one answer as the whole of it, without logits and hidden states where there are several."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return dataclasses.replace(
+        pieces[-1],
+        text="".join(piece.text for piece in pieces),
+        token_ids=[token for piece in pieces for token in piece.token_ids],
+        logprobs=[entry for piece in pieces for entry in piece.logprobs or ()] or None,
+        logits=None,
+        last_hidden_state=None,
+    )
+
+
+def by_prompt(
+    responses: Iterator[Response], choices: Sequence[int], multiplex: bool, advance: Callable[[int], object] | None
+) -> Iterator[Any]:
+    """Yield for each prompt an iterator of its responses, which come interleaved; with ``multiplex`` them as they come.
+
+    Parameters
+    ----------
+    responses
+        Those of all prompts.
+    choices
+        How many answers each prompt gets.
+    advance
+        Told 1 with each prompt that is answered.
+    """
+    left = list(choices)
+    waiting: list[deque[Response]] = [deque() for _ in choices]
+
+    def take() -> Response:
+        response = next(responses)
+        if response.finish_reason is not None:
+            left[response.index] -= 1
+            if left[response.index] == 0 and advance is not None:
+                advance(1)
+        return response
+
+    def of(index: int) -> Iterator[Response]:
+        while waiting[index] or left[index]:
+            while not waiting[index]:
+                response = take()
+                waiting[response.index].append(response)
+            yield waiting[index].popleft()
+
+    if not multiplex:
+        yield from map(of, range(len(choices)))
+        return
+    while any(left):
+        yield take()
 
 
 def _tensor(rows: "np.ndarray[Any, Any] | None") -> "torch.Tensor | None":

@@ -1,10 +1,12 @@
 """Offline inference: prompts in, responses out, in this process and over the engine that Triton hosts."""
 
 import logging
+from typing import Any, Literal
 
 from lmdeploy.messages import PytorchEngineConfig, TurbomindEngineConfig
 from lmdeploy.model import ChatTemplateConfig
 from lmdeploy.offline.async_engine import AsyncEngine
+from lmdeploy.turbomind.engine_settings import engine_config_for
 
 
 def pipeline(
@@ -13,6 +15,11 @@ def pipeline(
     chat_template_config: ChatTemplateConfig | None = None,
     log_level: str = "WARNING",
     max_log_len: int | None = None,
+    *,
+    model_name: str | None = None,
+    backend: Literal["turbomind", "pytorch"] | None = None,
+    vision_config: object = None,
+    **fields: Any,
 ) -> AsyncEngine:
     """Load a model for offline inference.
 
@@ -29,6 +36,15 @@ def pipeline(
         Level of the ``lmdeploy`` logger.
     max_log_len
         Most characters of a prompt shown in the log; None: all.
+    model_name
+        The name shown to users; default: that of the checkpoint's folder.
+    backend
+        The engine; default: as ``backend_config`` says, else ``turbomind``.
+    vision_config
+        None: models that see images are not supported yet.
+    fields
+        Fields of ``TurbomindEngineConfig`` by name, as older releases took them (``instance_num`` for
+        ``max_batch_size``); one that ``backend_config`` says otherwise is refused.
 
     Returns
     -------
@@ -38,7 +54,12 @@ def pipeline(
     Raises
     ------
     ValueError
-        If the checkpoint cannot be used or a setting is bad.
+        If the checkpoint cannot be used or a setting is bad, or not supported.
+    TypeError
+        If there is no such setting.
     """
+    if vision_config is not None:
+        raise ValueError("vision_config must be None: models that see images are not supported yet")
+    config = engine_config_for(backend_config, backend, fields)
     logging.getLogger("lmdeploy").setLevel(log_level.upper())
-    return AsyncEngine(model_path, backend_config, chat_template_config, max_log_len)
+    return AsyncEngine(model_path, config, chat_template_config, max_log_len, model_name)

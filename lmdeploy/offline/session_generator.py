@@ -1,14 +1,15 @@
 """One session's access to the engine, from asyncio: token ids in, outputs out."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import Future
 
 from lmdeploy.messages import GenerationConfig
 from lmdeploy.offline.outputs import AsyncOutputs, raise_error
-from lmdeploy.offline.sessions import SessionStates, start_turn
+from lmdeploy.offline.sessions import EngineSessions
 from lmdeploy.prompts import PreparedPrompt
-from lmdeploy.turbomind.engine import Engine, EngineOutput, SessionOptions
+from lmdeploy.turbomind.engine import EngineOutput, SessionOptions
 
 
 class SessionGenerator:
@@ -16,17 +17,14 @@ class SessionGenerator:
 
     Parameters
     ----------
-    engine
-        Where the session lives.
-    states
-        What is known of that engine's sessions.
+    sessions
+        The engine's.
     session_id
         The session.
     """
 
-    def __init__(self, engine: Engine, states: SessionStates, session_id: int) -> None:
-        self._engine = engine
-        self._states = states
+    def __init__(self, sessions: EngineSessions, session_id: int) -> None:
+        self._sessions = sessions
         self.session_id = session_id
 
     async def async_stream_infer(
@@ -62,16 +60,18 @@ class SessionGenerator:
         RuntimeError
             If the engine failed on it.
         """
+        prompt = PreparedPrompt(list(input_ids), list(stop_words))
+        options = SessionOptions(self.session_id, sequence_start, sequence_end, step)
+        async with contextlib.aclosing(self.answer(prompt, gen_config, options, stream=stream_output)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def answer(
+        self, prompt: PreparedPrompt, gen_config: GenerationConfig, options: SessionOptions, *, stream: bool
+    ) -> AsyncGenerator[EngineOutput, None]:
+        """Run one turn and yield its outputs; as ``async_stream_infer``, of a prompt that knows its rounds."""
         outputs = AsyncOutputs()
-        turn = start_turn(
-            self._engine,
-            self._states,
-            SessionOptions(self.session_id, sequence_start, sequence_end, step),
-            PreparedPrompt(list(input_ids), list(stop_words)),
-            gen_config,
-            outputs.put,
-            stream=stream_output,
-        )
+        turn = self._sessions.start(options, prompt, gen_config, outputs.put, stream=stream)
         is_final = False
         try:
             while not is_final:
@@ -81,27 +81,26 @@ class SessionGenerator:
                 yield output
         finally:
             if not turn.ended.done():
-                self._engine.cancel(turn.request)
+                self._sessions.engine.cancel(turn.request)
                 await _done(turn.ended)  # until then the session is busy
 
     async def wait_idle(self) -> None:
         """Return when the session runs nothing."""
-        while (ended := self._states.running(self.session_id)) is not None:
+        while (ended := self._sessions.running(self.session_id)) is not None:
             await _done(ended)
 
     async def async_cancel(self) -> None:
         """Stop the session's running request, if there is one; what it has generated stays in the session."""
         outputs = AsyncOutputs()
-        self._engine.stop_session(self.session_id, outputs.put)
+        self._sessions.engine.stop_session(self.session_id, outputs.put)
         await outputs.get()
 
     async def async_end(self) -> None:
         """Make the engine forget the session, if it knows it, when its running request has ended."""
         await self.wait_idle()
         outputs = AsyncOutputs()
-        self._engine.end_session(self.session_id, outputs.put)
+        self._sessions.forget(self.session_id, outputs.put)
         await outputs.get()
-        self._states.held.forget(self.session_id)
 
 
 async def _done(future: "Future[None]") -> None:

@@ -1,52 +1,15 @@
-"""Sessions of the engine, seen from Python: which are busy, what they hold, and how a turn is started."""
+"""Sessions of the engine, seen from Python: which are busy, what they hold, and how a turn is prepared and started."""
 
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 from lmdeploy.messages import GenerationConfig
-from lmdeploy.prompts import PreparedPrompt
+from lmdeploy.prompts import PreparedPrompt, Prompt, PromptPreparer
 from lmdeploy.sessions import HeldSessions
 from lmdeploy.turbomind.engine import Engine, EngineOutput, SessionOptions
-
-
-class SessionStates:
-    """What is known here of the engine's sessions. Safe to use from any thread.
-
-    Attributes
-    ----------
-    held : HeldSessions
-        What the sessions hold.
-    """
-
-    def __init__(self) -> None:
-        self.held = HeldSessions()
-        self._lock = threading.Lock()
-        self._running: dict[int, Future[None]] = {}  # guarded by _lock
-
-    def begin(self, session_id: int, is_first: bool) -> "Future[None]":
-        """Note that the session, which may begin with it, runs a request; return what is done when it has ended."""
-        ended: Future[None] = Future()
-        with self._lock:
-            is_busy = session_id in self._running  # then the engine refuses this request
-            if not is_busy:
-                self._running[session_id] = ended
-        if is_first and not is_busy:
-            self.held.forget(session_id)
-        return ended
-
-    def finish(self, session_id: int, ended: "Future[None]") -> None:
-        """Note that a request has ended."""
-        with self._lock:
-            if self._running.get(session_id) is ended:
-                del self._running[session_id]
-        ended.set_result(None)
-
-    def running(self, session_id: int) -> "Future[None] | None":
-        """Return what is done when the session's running request has ended; None if nothing runs."""
-        with self._lock:
-            return self._running.get(session_id)
 
 
 @dataclass(frozen=True)
@@ -57,57 +20,122 @@ class Turn:
     ended: "Future[None]"
 
 
-def start_turn(
-    engine: Engine,
-    states: SessionStates,
-    options: SessionOptions,
-    prompt: PreparedPrompt,
-    gen_config: GenerationConfig,
-    on_output: Callable[[EngineOutput], None],
-    *,
-    stream: bool,
-) -> Turn:
-    """Start a turn of a session.
+class EngineSessions:
+    """The sessions of one engine. Safe to use from any thread.
 
     Parameters
     ----------
-    engine, states
-        Where the session lives, and what is known of it.
-    options
-        Which session, whether it begins and ends here, and where it goes on.
-    prompt, gen_config, stream
-        What to generate from, and how.
-    on_output
-        Gets the outputs, on the engine's delivery thread.
-
-    Raises
-    ------
-    ValueError
-        If the request is bad.
-    RuntimeError
-        If the engine is closed or has failed.
+    engine
+        Where they live.
+    preparer
+        Prepares their prompts.
     """
-    ended = states.begin(options.session_id, options.start)
 
-    def deliver(output: EngineOutput) -> None:
-        if output.is_final:
-            if options.end:
-                states.held.forget(options.session_id)
-            elif output.finish_reason != "error":
-                states.held.add(
-                    options.session_id,
-                    prompt.rounds,
-                    is_first=options.start,
-                    is_turn_closed=output.finish_reason == "stop",
-                )
-            states.finish(options.session_id, ended)
-        on_output(output)
+    def __init__(self, engine: Engine, preparer: PromptPreparer) -> None:
+        self.engine = engine
+        self._preparer = preparer
+        self._held = HeldSessions()
+        self._lock = threading.Lock()
+        self._running: dict[int, Future[None]] = {}  # guarded by _lock
 
-    try:
-        request = engine.submit(
-            prompt.ids, gen_config, deliver, stop_words=prompt.stop_words, stream=stream, session=options
-        )
-    except BaseException:
-        states.finish(options.session_id, ended)
-        raise
-    return Turn(request, ended)
+    def prepare(
+        self,
+        session_id: int,
+        prompt: Prompt,
+        is_first: bool,
+        do_preprocess: bool = True,
+        tools: list[dict[str, Any]] | None = None,
+    ) -> PreparedPrompt:
+        """Return what the engine gets for a turn; if it is not the first, for what is new in it.
+
+        Raises
+        ------
+        ValueError
+            If the prompt is malformed.
+        """
+        held = None if is_first else self._held.get(session_id)
+        return self._preparer.prepare(prompt, do_preprocess, tools, held)
+
+    def start(
+        self,
+        options: SessionOptions,
+        prompt: PreparedPrompt,
+        gen_config: GenerationConfig,
+        on_output: Callable[[EngineOutput], None],
+        *,
+        stream: bool,
+    ) -> Turn:
+        """Start a turn.
+
+        Parameters
+        ----------
+        options
+            Which session, whether it begins and ends here, and where it goes on.
+        prompt, gen_config, stream
+            What to generate from, and how.
+        on_output
+            Gets the outputs, on the engine's delivery thread.
+
+        Raises
+        ------
+        ValueError
+            If the request is bad.
+        RuntimeError
+            If the engine is closed or has failed.
+        """
+        ended = self._begin(options)
+
+        def deliver(output: EngineOutput) -> None:
+            if output.is_final:
+                self._note(options, prompt.rounds, output)
+                self._finish(options.session_id, ended)
+            on_output(output)
+
+        try:
+            request = self.engine.submit(
+                prompt.ids, gen_config, deliver, stop_words=prompt.stop_words, stream=stream, session=options
+            )
+        except BaseException:
+            self._finish(options.session_id, ended)
+            raise
+        return Turn(request, ended)
+
+    def running(self, session_id: int) -> "Future[None] | None":
+        """Return what is done when the session's running request has ended; None if nothing runs."""
+        with self._lock:
+            return self._running.get(session_id)
+
+    def forget(self, session_id: int, on_output: Callable[[EngineOutput], None] = lambda output: None) -> None:
+        """Make the engine forget a session, after cancelling its running request.
+
+        Raises
+        ------
+        RuntimeError
+            If the engine is closed or has failed.
+        """
+        self.engine.end_session(session_id, on_output)
+        self._held.forget(session_id)
+
+    def _begin(self, options: SessionOptions) -> "Future[None]":
+        ended: Future[None] = Future()
+        with self._lock:
+            is_busy = options.session_id in self._running  # then the engine refuses this request
+            if not is_busy:
+                self._running[options.session_id] = ended
+        if options.start and not is_busy:
+            self._held.forget(options.session_id)
+        return ended
+
+    def _finish(self, session_id: int, ended: "Future[None]") -> None:
+        with self._lock:
+            if self._running.get(session_id) is ended:
+                del self._running[session_id]
+        ended.set_result(None)
+
+    def _note(self, options: SessionOptions, rounds: int, output: EngineOutput) -> None:
+        """Note what the session holds after a turn."""
+        if options.end:
+            self._held.forget(options.session_id)
+        elif output.finish_reason != "error":
+            closed = output.finish_reason == "stop"
+            self._held.add(options.session_id, rounds, is_first=options.start, is_turn_closed=closed)

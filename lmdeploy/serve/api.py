@@ -7,18 +7,19 @@ import json
 import logging
 import os
 import sys
-import tempfile
 import time
 import weakref
-from pathlib import Path
+from collections.abc import Mapping
 from ssl import SSLContext, create_default_context
 from typing import TYPE_CHECKING, Any, Literal
 
 import httpx
 
+from lmdeploy.paths import locate_model
 from lmdeploy.serve.child import ChildProcess
 from lmdeploy.serve.openai.api_client import APIClient
 from lmdeploy.serve.ports import free_ports, reachable_host
+from lmdeploy.turbomind.engine_settings import engine_config_for
 
 if TYPE_CHECKING:
     from lmdeploy.messages import PytorchEngineConfig, TurbomindEngineConfig
@@ -28,6 +29,9 @@ logger = logging.getLogger(__name__)
 
 _POLL = 0.1  # seconds
 _GRACE = 40.0
+_LISTS = ("allow_origins", "allow_methods", "allow_headers")
+_VALUES = ("max_log_len", "proxy_url")
+_FLAGS = ("allow_credentials", "disable_fastapi_docs")
 
 
 class ServeError(RuntimeError):
@@ -73,10 +77,8 @@ def serve(
         As for the command.
     model_name
         The name clients use; default: the model directory's.
-    backend
-        ``turbomind``.
-    backend_config
-        How the engine runs the model.
+    backend, backend_config
+        How the engine runs the model, as for :func:`lmdeploy.pipeline`.
     chat_template_config
         The chat template; default: the model's own.
     server_name, server_port
@@ -88,7 +90,8 @@ def serve(
     ssl
         Serve HTTPS; ``SSL_KEYFILE`` and ``SSL_CERTFILE`` in the environment name the files.
     kwargs
-        Ignored.
+        Options of the command by name: ``allow_origins``, ``allow_methods``, ``allow_headers``, ``allow_credentials``,
+        ``disable_fastapi_docs``, ``max_log_len``, ``proxy_url``; or fields of ``TurbomindEngineConfig``.
 
     Returns
     -------
@@ -98,12 +101,19 @@ def serve(
     Raises
     ------
     ValueError
-        ``backend`` is another one.
+        A setting is bad, or not supported.
+    TypeError
+        There is no such setting.
     ServeError
         The server did not start.
     """
-    if backend != "turbomind":
-        raise ValueError(f"backend must be 'turbomind', got {backend!r}")
+    options = _options({name: kwargs.pop(name) for name in (*_LISTS, *_VALUES, *_FLAGS) if name in kwargs})
+    if kwargs.pop("vision_config", None) is not None:
+        raise ValueError("vision_config must be None: models that see images are not supported yet")
+    # The default of `backend` is no contradiction to a config.
+    config = engine_config_for(backend_config, None if backend == "turbomind" else backend, kwargs)
+    if config.revision or config.download_dir:
+        model_path = str(locate_model(model_path, config.revision, config.download_dir))
     keys = [api_keys] if isinstance(api_keys, str) else list(api_keys or ())
     command = [sys.executable, "-m", "lmdeploy", "serve", "api_server", model_path]
     command += ["--server-name", server_name, "--server-port", str(server_port), "--log-level", log_level]
@@ -111,23 +121,16 @@ def serve(
         command += [f"--triton-{name}-port", str(port)]
     command += ["--model-name", model_name] if model_name else []
     command += ["--ssl"] if ssl else []
-    env = dict(os.environ)
-    if backend_config is not None:
-        env["LMDEPLOY_ENGINE_CONFIG"] = json.dumps(_given(backend_config))
-    with tempfile.TemporaryDirectory(prefix="lmdeploy-template-") as folder:
-        if chat_template_config is not None:
-            template = Path(folder) / "template.json"
-            template.write_text(json.dumps(_given(chat_template_config)), encoding="utf-8")
-            command += ["--chat-template", str(template)]
-        command += ["--api-keys", *keys] if keys else []
-        server = ChildProcess(command, env=env, log=logger.info)
-        scheme = "https" if ssl else "http"
-        url = f"{scheme}://{reachable_host(server_name)}:{server_port}"
-        try:
-            _wait_ready(server, url)
-        except BaseException:
-            server.stop(_GRACE)
-            raise
+    command += ["--chat-template", chat_template_config.to_json()] if chat_template_config else []
+    command += [*options, *(["--api-keys", *keys] if keys else [])]
+    env = {**os.environ, "LMDEPLOY_ENGINE_CONFIG": json.dumps(_engine_fields(config))}
+    server = ChildProcess(command, env=env, log=logger.info)
+    url = f"{'https' if ssl else 'http'}://{reachable_host(server_name)}:{server_port}"
+    try:
+        _wait_ready(server, url)
+    except BaseException:
+        server.stop(_GRACE)
+        raise
     return ServedAPIClient(url, keys[0] if keys else None, server)
 
 
@@ -146,10 +149,27 @@ def client(api_server_url: str = "http://0.0.0.0:23333", api_key: str | None = N
     return APIClient(api_server_url, api_key, **kwargs)
 
 
-def _given(config: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass that differ from its defaults."""
-    fields = {field.name: (field.default, getattr(config, field.name)) for field in dataclasses.fields(config)}
-    return {name: value for name, (default, value) in fields.items() if value != default}
+def _options(given: Mapping[str, Any]) -> list[str]:
+    """Return options of the command, from those of ``serve`` that have its names."""
+    options = []
+    for name, value in given.items():
+        flag = "--" + name.replace("_", "-")
+        if name in _FLAGS:
+            options += [flag] if value else []
+        elif value is not None:
+            options += [flag, *([value] if isinstance(value, str) or name in _VALUES else value)]
+    return [str(option) for option in options]
+
+
+def _engine_fields(config: TurbomindEngineConfig) -> dict[str, Any]:
+    """Return the fields that differ from their defaults, without those that say where the model is."""
+    fields = dataclasses.asdict(config)
+    defaults = dataclasses.asdict(type(config)())
+    return {
+        name: value
+        for name, value in fields.items()
+        if value != defaults[name] and name not in ("revision", "download_dir")
+    }
 
 
 def _wait_ready(server: ChildProcess, url: str) -> None:

@@ -7,10 +7,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
 
+from lmdeploy.messages import PytorchEngineConfig
 from lmdeploy.serve.openai.api_client import APIClient
 from openai_gateway.settings import Settings
 from tests.support.fake_triton import FakeTriton, Script, token_ids
@@ -187,6 +189,62 @@ def test_serve_tells_why_a_server_did_not_start(tmp_path: object) -> None:
         lmdeploy.serve(f"{tmp_path}/no-such-model", server_port=0 + _free())
     with pytest.raises(ValueError, match="backend"):
         lmdeploy.serve("", backend="magic")
+
+
+def test_serve_hands_what_it_is_told_to_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    import lmdeploy
+    from lmdeploy.cli.main import make_parser
+    from lmdeploy.model import chat_template_for
+
+    started: list[tuple[list[str], dict[str, str]]] = []
+
+    class Started(Exception):
+        """The command is known; there is no need to run it."""
+
+    def start(command: list[str], *, env: dict[str, str], **_: object) -> None:
+        started.append((command, env))
+        raise Started
+
+    monkeypatch.setattr("lmdeploy.serve.api.ChildProcess", start)
+    with pytest.raises(Started):
+        lmdeploy.serve(
+            "m",
+            "name",
+            backend_config=lmdeploy.TurbomindEngineConfig(session_len=512),
+            chat_template_config=lmdeploy.ChatTemplateConfig("chatml", meta_instruction="Be brief."),
+            server_port=4711,
+            api_keys=["a", "b"],
+            allow_origins=["x", "y"],
+            allow_credentials=True,
+            proxy_url="http://p:1",
+            max_log_len=9,
+            tp=2,
+        )
+    [(command, env)] = started
+    args = make_parser().parse_args(command[3:])
+    assert (args.model, args.model_name, args.server_port, args.api_keys) == ("m", "name", 4711, ["a", "b"])
+    assert (args.allow_origins, args.allow_credentials, args.disable_fastapi_docs) == (["x", "y"], True, False)
+    assert (args.proxy_url, args.max_log_len) == ("http://p:1", 9)
+    assert json.loads(env["LMDEPLOY_ENGINE_CONFIG"]) == {"session_len": 512, "tp": 2}
+    template = chat_template_for("", args.chat_template)
+    assert "Be brief." in template.render([{"role": "user", "content": "Hi"}])
+
+
+REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "pytorch": ({"backend_config": PytorchEngineConfig()}, ValueError, "PytorchEngineConfig: there is no PyTorch"),
+    "backend": ({"backend": "pytorch"}, ValueError, "there is no PyTorch engine yet; use TurbomindEngineConfig"),
+    "typo": ({"sesion_len": 5}, TypeError, "did you mean 'session_len'"),
+    "vision": ({"vision_config": object()}, ValueError, "vision_config must be None"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_serve_refuses_what_it_cannot_honour(case: str) -> None:
+    import lmdeploy
+
+    keywords, error, reason = REFUSED[case]
+    with pytest.raises(error, match=reason):
+        lmdeploy.serve("no-such-model", **keywords)
 
 
 def _free() -> int:

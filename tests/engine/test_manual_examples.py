@@ -1,0 +1,292 @@
+"""What LMDeploy's manual shows of its Python API runs as written, the default model in place of the named one."""
+
+import asyncio
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from lmdeploy import (
+    ChatTemplateConfig,
+    GenerationConfig,
+    PytorchEngineConfig,
+    Response,
+    TurbomindEngineConfig,
+    pipeline,
+)
+from lmdeploy.model import MODELS, BaseChatTemplate
+from lmdeploy.offline.async_engine import AsyncEngine
+from lmdeploy.pytorch import EngineConfig as PytorchSettings
+from lmdeploy.turbomind import EngineConfig as TurbomindSettings
+
+PROMPTS = ["Hi, pls intro yourself", "Shanghai is"]
+CONVERSATIONS = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
+SHORT = GenerationConfig(max_new_tokens=8)
+
+
+@pytest.fixture(scope="module")
+def pipe(default_model_dir: Path) -> Iterator[AsyncEngine]:
+    config = TurbomindEngineConfig(dtype="float32", session_len=512, cache_max_entry_count=64)
+    with pipeline(str(default_model_dir), backend_config=config) as loaded:
+        yield loaded
+
+
+def joined(pieces: Iterator[Response]) -> dict[int, str]:
+    texts: dict[int, str] = {}
+    for piece in pieces:
+        texts[piece.index] = texts.get(piece.index, "") + piece.text
+    return texts
+
+
+def test_a_list_of_texts_is_answered_in_order_each_under_a_session_id_of_its_own(pipe: AsyncEngine) -> None:
+    response = pipe(PROMPTS, SHORT)
+    assert [one.text for one in response] == [pipe(prompt, SHORT).text for prompt in PROMPTS]
+    assert all(isinstance(one, Response) and one.text for one in response)
+    assert response[0].session_id != response[1].session_id
+    assert "session_id=" in repr(response[0])
+
+
+@pytest.mark.parametrize(
+    ("config", "keywords"),
+    [
+        (TurbomindEngineConfig(cache_max_entry_count=0.2), {}),
+        (TurbomindEngineConfig(tp=3), {}),
+        (TurbomindEngineConfig(quant_policy=8), {"log_level": "INFO"}),
+        (
+            TurbomindEngineConfig(
+                rope_scaling_factor=2.5, session_len=4096, max_batch_size=1, cache_max_entry_count=0.7
+            ),
+            {},
+        ),
+        (TurbomindSettings(tp=1, session_len=1024), {"backend": "turbomind"}),
+        (None, {"tp": 1, "session_len": 1024, "instance_num": 2, "model_name": "internlm-chat-7b"}),
+    ],
+    ids=["cache", "tp", "quant_policy", "long context", "before 0.2.0", "keywords"],
+)
+def test_engine_settings_of_the_examples(
+    default_model_dir: Path, config: TurbomindEngineConfig | None, keywords: dict[str, Any]
+) -> None:
+    with pipeline(str(default_model_dir), backend_config=config, **keywords) as pipe:
+        assert all(one.generate_token_len for one in pipe(PROMPTS, max_new_tokens=2))
+        wanted = config or TurbomindEngineConfig(tp=1, session_len=1024, max_batch_size=2)
+        assert pipe.backend_config == wanted
+        assert pipe.session_len == (wanted.session_len or pipe.session_len)
+        assert pipe.model_name == keywords.get("model_name", "SmolLM2-135M-Instruct")
+        assert pipe.backend == "turbomind"
+
+
+def test_sampling_parameters_for_texts_and_openai_messages(pipe: AsyncEngine) -> None:
+    gen_config = GenerationConfig(top_p=0.8, top_k=40, temperature=0.8, max_new_tokens=16)
+    answers = [one.text for one in pipe(PROMPTS, gen_config=gen_config)]
+    assert [one.text for one in pipe(CONVERSATIONS, gen_config=gen_config)] == answers
+    assert joined(pipe.stream_infer(CONVERSATIONS, gen_config=gen_config)) == dict(enumerate(answers))
+
+
+def test_sampling_fields_by_name_go_before_the_config(pipe: AsyncEngine) -> None:
+    config = GenerationConfig(max_new_tokens=12, do_sample=True, temperature=1.5, top_k=0, random_seed=9)
+    by_name = pipe(PROMPTS[0], request_output_len=12, do_sample=True, temperature=1.5, top_k=0, random_seed=9)
+    assert by_name.token_ids == pipe(PROMPTS[0], config).token_ids
+    assert pipe(PROMPTS[0], config, max_new_tokens=3).generate_token_len == 3
+    assert config.max_new_tokens == 12
+    assert joined(pipe.stream_infer(PROMPTS[0], config, random_seed=10)) == {
+        0: pipe(PROMPTS[0], config, random_seed=10).text
+    }
+
+
+def test_sampling_fields_without_do_sample_are_answered_with_a_word(
+    pipe: AsyncEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "lmdeploy"):
+        pipe(PROMPTS[0], max_new_tokens=1, min_p=0.25, random_seed=4)
+    assert "do_sample is False: decoding is greedy, and min_p, random_seed has no effect" in caplog.text
+
+
+def test_logits_and_hidden_states_of_generated_tokens(pipe: AsyncEngine) -> None:
+    spec = pipe.engine.directory.spec
+    logits = [
+        one.logits for one in pipe(PROMPTS, gen_config=GenerationConfig(output_logits="generation", max_new_tokens=4))
+    ]
+    assert [rows.shape for rows in logits] == [(4, spec.vocab_size)] * 2
+    config = GenerationConfig(output_last_hidden_state="generation", max_new_tokens=4)
+    states = [one.last_hidden_state for one in pipe(PROMPTS, gen_config=config)]
+    assert [rows.shape for rows in states] == [(4, spec.hidden_size)] * 2
+
+
+def test_perplexity_of_a_chat_and_of_a_text_is_that_of_the_logits(pipe: AsyncEngine, default_model_dir: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(default_model_dir)
+    chat = tokenizer.apply_chat_template([{"role": "user", "content": "Hello, how are you?"}])
+    assert pipe.get_ppl(chat)[0] > 0
+    texts = [tokenizer.encode("Use a long prompt to replace this sentence"), tokenizer.encode("Shanghai is")]
+    logits = pipe.get_logits(texts)
+    assert logits.shape == (2, len(texts[0]), pipe.engine.vocab_size)
+    expected = [
+        torch.nn.functional.cross_entropy(rows[: len(ids) - 1], torch.tensor(ids[1:])).item()
+        for rows, ids in zip(logits, texts, strict=True)
+    ]
+    # Both are float32 sums over the same forward pass, in another order.
+    assert pipe.get_ppl(texts) == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_tokenizer_measures_a_long_prompt_and_the_prompt_is_answered(pipe: AsyncEngine) -> None:
+    tok = pipe.tokenizer
+    garbage = "The grass is green. The sky is blue."
+    n_times = 200 // len(tok.encode(garbage))
+    prompt = " ".join([*[garbage] * n_times, "The pass key is 41. What is the pass key? The pass key is"])
+    [response] = pipe([prompt], max_new_tokens=4)
+    assert response.input_token_len == len(pipe.prepare_inputs(prompt)["input_ids"][0])
+
+
+def test_chat_templates_from_a_file_and_from_a_registered_class(default_model_dir: Path, tmp_path: Path) -> None:
+    parts = {
+        "system": "<|im_start|>system\n",
+        "meta_instruction": "You are a robot developed by LMDeploy.",
+        "eosys": "<|im_end|>\n",
+        "user": "<|im_start|>user\n",
+        "eoh": "<|im_end|>\n",
+        "assistant": "<|im_start|>assistant\n",
+        "eoa": "<|im_end|>",
+        "separator": "\n",
+    }
+    described = {"model_name": "your awesome chat template name", **parts, "capability": "chat"}
+    file = tmp_path / "template.json"
+    file.write_text(json.dumps(described | {"stop_words": ["<|im_end|>"]}))
+
+    @MODELS.register_module(name="customized_model")
+    class CustomizedModel(BaseChatTemplate):
+        """A customized chat template."""
+
+        def __init__(self, stop_words: tuple[str, ...] = ("<|im_end|>", "<|action_end|>"), **changes: Any) -> None:
+            super().__init__(**{**parts, "stop_words": list(stop_words), **changes})
+
+    messages = [{"role": "user", "content": "who are you?"}]
+    prompts = []
+    for template in (ChatTemplateConfig.from_json(str(file)), ChatTemplateConfig("customized_model")):
+        with pipeline(str(default_model_dir), chat_template_config=template) as pipe:
+            assert joined(pipe.stream_infer(messages, max_new_tokens=2))[0]
+            prompts.append(pipe.tokenizer.decode(pipe.prepare(messages).ids, skip_special_tokens=False))
+    assert prompts[0] == prompts[1]
+    assert "You are a robot developed by LMDeploy.<|im_end|>\n<|im_start|>user\nwho are you?" in prompts[0]
+
+
+def test_coroutines_share_a_pipeline(pipe: AsyncEngine) -> None:
+    async def gather() -> list[Response]:
+        return await asyncio.gather(*(pipe.async_batch_infer(prompt, max_new_tokens=8) for prompt in PROMPTS))
+
+    assert [one.text for one in asyncio.run(gather())] == [one.text for one in pipe(PROMPTS, SHORT)]
+
+
+def test_threads_are_served_by_one_event_loop_through_queues(pipe: AsyncEngine) -> None:
+    questions: list[Queue[str]] = [Queue(), Queue()]
+    answers: list[Queue[Response]] = [Queue(), Queue()]
+
+    async def answer(asked: "Queue[str]", given: "Queue[Response]") -> None:
+        prompt = await asyncio.to_thread(asked.get)
+        given.put(await pipe.async_batch_infer(prompt, SHORT))
+
+    async def serve() -> None:
+        await asyncio.gather(*map(answer, questions, answers))
+
+    server = threading.Thread(target=asyncio.run, args=(serve(),))
+    server.start()
+    for asked, prompt in zip(questions, PROMPTS, strict=True):
+        asked.put(prompt)
+    server.join(60)
+    assert [given.get(timeout=60).text for given in answers] == [one.text for one in pipe(PROMPTS, SHORT)]
+
+
+def test_a_chat_goes_on_in_its_session(pipe: AsyncEngine) -> None:
+    sess = pipe.chat("What is the capital of France?", gen_config=SHORT)
+    sess = pipe.chat("And of Italy?", session=sess, gen_config=SHORT)
+    assert sess.response is not None
+    assert sess.response.history_token_len > 0
+    assert sess.response.session_id == sess.session_id
+    assert len(sess.history) == 2
+    sess.close()
+
+
+def test_a_session_is_called_for_each_turn_streamed_or_whole(pipe: AsyncEngine) -> None:
+    with pipe.session(SHORT) as session:
+        first = "".join(piece.text for piece in session("What is the capital of France?"))
+        assert session.response.text == first
+        second = session("And of Italy?", stream_response=False)
+        assert second.history_token_len > 0
+        assert session.history == [("What is the capital of France?", first), ("And of Italy?", second.text)]
+        streamed = pipe.chat("Why?", session, stream_response=True, max_new_tokens=4)
+        assert streamed.generator is not None
+        assert "".join(piece.text for piece in streamed.generator) == session.history[-1][1]
+        assert session.response.generate_token_len <= 4
+
+
+def test_infer_gives_an_iterator_a_prompt_or_all_as_one(pipe: AsyncEngine) -> None:
+    wanted = [one.text for one in pipe(PROMPTS, SHORT)]
+    streams = pipe.infer(PROMPTS, SHORT, stream_response=True)
+    assert ["".join(piece.text for piece in stream) for stream in streams] == wanted
+    both = list(pipe.infer(PROMPTS, SHORT))
+    assert [one.text for stream in reversed(both) for one in stream] == wanted[::-1]
+    assert joined(pipe.infer(PROMPTS, SHORT, multiplex=True, stream_response=True)) == dict(enumerate(wanted))
+
+
+async def test_generate_takes_either_messages_or_ids(pipe: AsyncEngine) -> None:
+    ids = pipe.prepare(PROMPTS[0]).ids
+    pieces = [piece async for piece in pipe.generate(None, 3, SHORT, input_ids=ids)]
+    assert "".join(piece.text for piece in pieces) == pipe(PROMPTS[0], SHORT).text
+    assert {piece.session_id for piece in pieces} == {3}
+    with pytest.raises(ValueError, match="messages or input_ids must be given, got both"):
+        await anext(pipe.generate("Hi", 3, input_ids=ids))
+    with pytest.raises(ValueError, match="skip_stop_tokens must be True"):
+        await anext(pipe.generate("Hi", 3, skip_stop_tokens=False))
+    with pytest.raises(ValueError, match="got neither"):
+        await anext(pipe.generate(None, 3))
+
+
+REFUSED_CALLS = {
+    "image": (lambda pipe: pipe(("describe this image", "tiger.jpeg")), ValueError, "images are not supported yet"),
+    "images": (lambda pipe: pipe([("describe this image", "a.png")] * 2), ValueError, "images are not supported yet"),
+    "adapter": (lambda pipe: pipe("Hi", adapter_name="lora"), ValueError, "LoRA adapters are not supported yet"),
+    "typo": (lambda pipe: pipe("Hi", temprature=1), TypeError, "'temprature'; did you mean 'temperature'"),
+    "range": (lambda pipe: pipe("Hi", top_p=2), ValueError, "top_p"),
+    "config": (lambda pipe: pipe("Hi", {"top_p": 1}), ValueError, "gen_config must be a GenerationConfig"),
+    "choices": (lambda pipe: pipe.chat("Hi", n=2), ValueError, "n must be 1 in a conversation"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_CALLS)
+def test_a_call_that_cannot_be_served_is_refused_with_the_reason(pipe: AsyncEngine, case: str) -> None:
+    call, error, reason = REFUSED_CALLS[case]
+    with pytest.raises(error, match=reason):
+        call(pipe)
+
+
+REFUSED_PIPELINES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "pytorch": ({"backend_config": PytorchEngineConfig(session_len=2048)}, ValueError, "PytorchEngineConfig"),
+    "before 0.2.0": ({"backend": "pytorch", "backend_config": PytorchSettings()}, ValueError, "Pytorch"),
+    "backend": ({"backend": "pytorch"}, ValueError, "PyTorch engine"),
+    "unknown backend": ({"backend": "magic"}, ValueError, "backend must be one of"),
+    "two backends": (
+        {"backend": "pytorch", "backend_config": TurbomindEngineConfig()},
+        ValueError,
+        "backend='pytorch' contradicts backend_config",
+    ),
+    "two values": (
+        {"tp": 2, "backend_config": TurbomindEngineConfig(tp=4)},
+        ValueError,
+        "tp=2 contradicts backend_config.tp=4",
+    ),
+    "typo": ({"sesion_len": 5}, TypeError, "'sesion_len'; did you mean 'session_len'"),
+    "vision": ({"vision_config": object()}, ValueError, "vision_config must be None"),
+    "positional name": ({"backend_config": "internlm-chat-7b"}, TypeError, "got 'internlm-chat-7b'"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_PIPELINES)
+def test_a_pipeline_that_cannot_be_had_is_refused_with_the_reason(case: str) -> None:
+    keywords, error, reason = REFUSED_PIPELINES[case]
+    with pytest.raises(error, match=reason):
+        pipeline("", **keywords)
