@@ -8,7 +8,11 @@ from lmdeploy.cli.options import add_device, add_model_format, add_tp
 from lmdeploy.cli.terminal import HELP, add_sampling_options, read_message
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from lmdeploy.messages import GenerationConfig, Response
     from lmdeploy.offline.async_engine import AsyncEngine
+    from lmdeploy.prompts import Prompt
 
 
 def add_parser(subparsers: Any) -> None:
@@ -79,37 +83,36 @@ def run(args: argparse.Namespace) -> int:
         return 1
     with pipe:
         print(f"{pipe.engine.directory.spec.model_name}: {HELP}")
-        _talk(pipe, gen_config, args.meta_instruction)
+        talk(pipe, gen_config, args.meta_instruction)
     return 0
 
 
-def _talk(pipe: "AsyncEngine", gen_config: Any, system: str | None) -> None:
-    beginning = [{"role": "system", "content": system}] if system else []
-    messages = list(beginning)
+def talk(pipe: "AsyncEngine", gen_config: "GenerationConfig", system: str | None) -> None:
+    """Answer what the user types, turn by turn in a session of the engine: no turn is computed again."""
+    session = pipe.session(gen_config)
     while (text := read_message()) is not None:
         if text == "end":
-            messages = list(beginning)
+            session.close()
+            session = pipe.session(gen_config)
             print("(new conversation)")
             continue
-        messages.append({"role": "user", "content": text})
-        answer, reason = _stream_answer(pipe, messages, gen_config)
-        if reason == "length" and not answer:
+        prompt: Prompt = text
+        if system and not session.history:
+            prompt = [{"role": "system", "content": system}, {"role": "user", "content": text}]
+        turns = len(session.history)
+        _print_answer(session(prompt))
+        if len(session.history) == turns:
             print("(the conversation is too long; `end` starts a new one)")
-            messages.pop()
-        else:
-            messages.append({"role": "assistant", "content": answer})
+    session.close()
 
 
-def _stream_answer(pipe: "AsyncEngine", messages: list[dict[str, str]], gen_config: Any) -> tuple[str, str | None]:
-    answer, reason = "", None
-    pieces = pipe.stream_infer(messages, gen_config)
+def _print_answer(pieces: "Generator[Response]") -> None:
+    """Print an answer as it comes; Ctrl-C stops it."""
     try:
         for piece in pieces:
             print(piece.text, end="", flush=True)
-            answer, reason = answer + piece.text, piece.finish_reason
     except KeyboardInterrupt:
         print(" (stopped)", end="")
     finally:
-        pieces.close()  # type: ignore[attr-defined]
+        pieces.close()
     print("\n")
-    return answer, reason
