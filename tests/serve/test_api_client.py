@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from lmdeploy.messages import PytorchEngineConfig
-from lmdeploy.serve.openai.api_client import APIClient
+from lmdeploy.serve.openai.api_client import APIClient, get_model_list, get_streaming_response
 from openai_gateway.settings import Settings
 from tests.support.fake_triton import FakeTriton, Script, token_ids
 from tests.support.gateways import running_gateway
@@ -82,6 +82,19 @@ def test_a_conversation_is_remembered_and_ended(api: APIClient, triton: FakeTrit
     assert triton.sessions == set()
     with pytest.raises(ValueError, match="session_id"):
         next(api.chat("hi", -1))
+
+
+def test_the_functions_of_older_clients_work_without_a_client_object(url: str, triton: FakeTriton) -> None:
+    assert get_model_list(f"{url}/v1/models", {"authorization": "Bearer k"}) == ["fake-model"]
+    assert get_model_list(f"{url}/v1/models") is None
+    where = f"{url}/v1/chat/interactive"
+    pieces = list(get_streaming_response("hi", where, 5, interactive_mode=True, temperature=0.5, api_key="k"))
+    assert "".join(text for text, _, _ in pieces) == ANSWER
+    assert [reason for _, _, reason in pieces] == [None, None, None, "stop"]
+    assert triton.sessions == {5}
+    assert triton.requests[-1].inputs["temperature"] == 0.5
+    with pytest.raises(RuntimeError, match="valid api key"):
+        next(get_streaming_response("hi", where, 5))
 
 
 def chat(url: str, typed: str, *flags: str) -> subprocess.CompletedProcess[str]:

@@ -185,10 +185,7 @@ class APIClient:
         fields = _fields(locals())
         if session_id == -1:
             raise ValueError("session_id must name a conversation, got -1")
-        for said in self.chat_interactive_v1(interactive_mode=True, **fields):
-            if "text" not in said:
-                raise RuntimeError(said.get("message", str(said)))
-            yield said["text"], said["tokens"], said["finish_reason"]
+        yield from _chat_pieces(self.chat_interactive_v1(interactive_mode=True, **fields))
 
     def end_session(self, session_id: int) -> None:
         """Make the server forget a conversation."""
@@ -210,6 +207,59 @@ class APIClient:
                 payload = line.removeprefix("data: ")
                 if payload and payload != "[DONE]":
                     yield json.loads(payload)
+
+
+def get_model_list(api_url: str, headers: dict[str, str] | None = None) -> list[str] | None:
+    """Return the ids of the models behind ``http://host:port/v1/models``; None when the server does not say."""
+    answer = httpx.get(api_url, headers=headers, timeout=_CONNECT, trust_env=False)
+    return [card["id"] for card in answer.json()["data"]] if answer.is_success else None
+
+
+def get_streaming_response(
+    prompt: str,
+    api_url: str,
+    session_id: int,
+    request_output_len: int = 512,
+    stream: bool = True,
+    interactive_mode: bool = False,
+    ignore_eos: bool = False,
+    cancel: bool = False,
+    top_p: float = 0.8,
+    temperature: float = 0.7,
+    api_key: str | None = None,
+) -> Iterator[ChatPiece]:
+    """Yield text, number of tokens so far and finish reason of the pieces of a turn.
+
+    Parameters
+    ----------
+    prompt
+        What the user says.
+    api_url
+        ``http://host:port/v1/chat/interactive``.
+    session_id, interactive_mode
+        The conversation, and whether the server keeps it.
+    cancel
+        Stop what the conversation runs.
+    request_output_len, stream, ignore_eos, top_p, temperature
+        As in ``APIClient.chat_interactive_v1``.
+    api_key
+        A key of the server, if it has any.
+
+    Raises
+    ------
+    RuntimeError
+        The server refused.
+    """
+    fields = {name: value for name, value in locals().items() if name not in ("api_url", "api_key")}
+    with APIClient(api_url.partition("/v1/")[0], api_key) as client:
+        yield from _chat_pieces(client.chat_interactive_v1(**fields))
+
+
+def _chat_pieces(answers: Iterator[Json]) -> Iterator[ChatPiece]:
+    for said in answers:
+        if "text" not in said:
+            raise RuntimeError(said.get("message", str(said)))
+        yield said["text"], said["tokens"], said["finish_reason"]
 
 
 def _fields(given: dict[str, Any]) -> Json:
