@@ -2,12 +2,27 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from lmdeploy.errors import CheckpointError
 from lmdeploy.paths import locate_model, tokenizer_dir
 from lmdeploy.token_bytes import TokenBytes, token_bytes_of
 from lmdeploy.tokenizer_readers import read_tokenizer
+
+
+@dataclass(frozen=True)
+class DetokenizeState:
+    """How far a growing text has been detokenized.
+
+    Parameters
+    ----------
+    context, read
+        Tokens from ``context`` to ``read`` were told last; those from ``read`` on were not told yet.
+    """
+
+    context: int = 0
+    read: int = 0
 
 
 class Tokenizer:
@@ -69,7 +84,11 @@ class Tokenizer:
         texts: list[str] = self._tokenizer.convert_ids_to_tokens([token for token in ids if token is not None])
         return texts
 
-    def encode(self, text: str, add_bos: bool = True) -> list[int]:
+    def __call__(self, text: str) -> list[int]:
+        """Return the token ids of ``text``."""
+        return self.encode(text)
+
+    def encode(self, text: str, add_bos: bool = True, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of ``text``.
 
         Special tokens written in the text become those tokens. Tokens the tokenizer itself puts before a text (often
@@ -79,8 +98,8 @@ class Tokenizer:
         ----------
         text
             Any text.
-        add_bos
-            False leaves out the tokens the tokenizer would put around the text.
+        add_bos, add_special_tokens
+            False, either of them, leaves out the tokens the tokenizer would put around the text.
 
         Raises
         ------
@@ -92,17 +111,17 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             raise ValueError(f"text must be valid Unicode, got a lone surrogate at character {error.start}") from error
         bare: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
-        if not add_bos:
+        if not (add_bos and add_special_tokens):
             return bare
         if any(beginning and bare[: len(beginning)] == beginning for beginning in self._beginnings):
             return bare
         whole: list[int] = self._tokenizer.encode(text)
         return whole
 
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Return the text of token ids; bytes that are no whole UTF-8 character become U+FFFD."""
+    def decode(self, ids: Sequence[int], offset: int | None = None, skip_special_tokens: bool = True) -> str:
+        """Return the text of token ids from ``offset`` on; bytes that are no whole UTF-8 character become U+FFFD."""
         text = self._tokenizer.decode(
-            list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+            list(ids)[offset or 0 :], skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
         assert isinstance(text, str)
         return text
@@ -116,3 +135,42 @@ class Tokenizer:
             Length of the table: the rows of the model's embedding. Default: the tokenizer's own vocabulary.
         """
         return token_bytes_of(self._tokenizer, self.vocab_size if vocab_size is None else vocab_size)
+
+    def detokenize_incrementally(
+        self,
+        all_ids: Sequence[int],
+        state: DetokenizeState,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+    ) -> tuple[str, DetokenizeState]:
+        """Return what the newest tokens add to a text that grows, and the state for the next call.
+
+        Parameters
+        ----------
+        all_ids
+            All tokens so far.
+        state
+            What the call before returned; at first ``DetokenizeState()``.
+        skip_special_tokens
+            Leave special tokens out.
+        spaces_between_special_tokens
+            Kept for compatibility: fast tokenizers, the only ones here, never add such spaces.
+
+        Returns
+        -------
+        str
+            The new text; tokens wait while their bytes are no whole character.
+        DetokenizeState
+            Where the next call goes on.
+        """
+        # The tokens before, as context: a decoder may write a token otherwise at the beginning of a text.
+        before = self.decode(all_ids[state.context : state.read], None, skip_special_tokens)
+        now = self.decode(all_ids[state.context :], None, skip_special_tokens)
+        if now.endswith("\ufffd"):
+            return "", state
+        return now[len(before) :], DetokenizeState(state.read, len(all_ids))
+
+    def indexes_containing_token(self, token: str) -> list[int]:
+        """Return the ids of the vocabulary's entries whose text contains ``token``."""
+        wanted = token.encode()
+        return [index for index, entry in enumerate(self.token_bytes().tokens) if wanted in entry]

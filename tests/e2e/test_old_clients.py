@@ -82,7 +82,9 @@ def expected_answers(client: OldClient, default_model_dir: Path) -> list[str]:
         for text in texts:
             ids += pipe.tokenizer.encode(text)
             answer = pipe(
-                pipe.tokenizer.decode(ids, False), GenerationConfig(stop_token_ids=stops), do_preprocess=False
+                pipe.tokenizer.decode(ids, skip_special_tokens=False),
+                GenerationConfig(stop_token_ids=stops),
+                do_preprocess=False,
             )
             assert answer.input_token_len == len(ids)
             ids += answer.token_ids

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lmdeploy.errors import CheckpointError
-from lmdeploy.tokenizer import Tokenizer
+from lmdeploy.tokenizer import DetokenizeState, Tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +47,32 @@ def test_decode_inverts_encode_and_may_keep_specials(tokenizer: Tokenizer) -> No
     ids = tokenizer.encode("héllo 你好<|im_end|>")
     assert tokenizer.decode(ids) == "héllo 你好"
     assert tokenizer.decode(ids, skip_special_tokens=False) == "héllo 你好<|im_end|>"
+
+
+@pytest.mark.parametrize("text", ["Hi, 你好 🙂!", "<|im_start|>user\nÉté 🐶🐶<|im_end|>", " leading and  double "])
+def test_a_text_told_token_by_token_is_the_whole_text(tokenizer: Tokenizer, text: str) -> None:
+    ids = tokenizer(text)
+    state, pieces = DetokenizeState(), []
+    for count in range(1, len(ids) + 1):
+        piece, state = tokenizer.detokenize_incrementally(ids[:count], state, skip_special_tokens=False)
+        assert "\ufffd" not in piece
+        pieces.append(piece)
+    assert "".join(pieces) == text
+
+
+def test_entries_that_contain_a_text_are_found(tokenizer: Tokenizer) -> None:
+    found = tokenizer.indexes_containing_token("France")
+    assert found
+    assert all("France" in tokenizer.decode([token]) for token in found)
+    assert {tokenizer.encode(text)[0] for text in ("France", " France")} <= set(found)
+
+
+def test_decode_goes_on_from_an_offset_and_encode_leaves_specials_out(
+    tokenizer: Tokenizer, bos_tokenizer: Tokenizer
+) -> None:
+    ids = tokenizer.encode("one two three")
+    assert tokenizer.decode(ids, 1) == tokenizer.decode(ids[1:])
+    assert bos_tokenizer.encode("one", add_special_tokens=False) == bos_tokenizer.encode("one")[1:]
 
 
 def test_sizes_and_boundaries_are_the_models(tokenizer: Tokenizer) -> None:
