@@ -1,10 +1,14 @@
 """Fixtures for every test."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from tools.default_model import make
+
+# Every engine, also one inside a server that a test starts, checks itself whenever it goes idle.
+os.environ["LMDEPLOY_CHECK_INVARIANTS"] = "1"
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,5 @@
-// How a sequence's next token is chosen where its logits are, and what was chosen. engine/sampler.h says the same for
-// the host.
+// How a sequence's next token is chosen where its logits are, and what was chosen. engine/answer.h does the same
+// on the host.
 #pragma once
 
 #include <cstdint>

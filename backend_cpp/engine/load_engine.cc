@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <numeric>
 #include <vector>
 
@@ -165,6 +166,7 @@ LoadedEngine load_engine(const std::string& directory, const Json& settings) {
   config.session_idle_limit = std::chrono::seconds(setting(settings, "session_idle_seconds", 3600));
   config.max_waiting = setting(settings, "max_waiting", config.max_waiting);
   config.eos_token_ids = spec.eos_token_ids;
+  config.checks_invariants = std::getenv("LMDEPLOY_CHECK_INVARIANTS") != nullptr;
 
   TokenTable tokens = TokenTable::from_file(directory + "/token_bytes.bin");
   const Checkpoint checkpoint(directory);

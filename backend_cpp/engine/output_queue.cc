@@ -11,17 +11,17 @@ OutputQueue::~OutputQueue() {
   thread_.join();
 }
 
-void OutputQueue::push(std::vector<std::pair<OutputCallback, Output>>&& outputs) {
-  if (outputs.empty()) return;
+void OutputQueue::push(std::vector<Delivery>&& deliveries) {
+  if (deliveries.empty()) return;
   {
     const std::lock_guard lock(mu_);
-    for (auto& output : outputs) queue_.push_back(std::move(output));
+    for (Delivery& delivery : deliveries) queue_.push_back(std::move(delivery));
   }
   ready_.notify_one();
 }
 
 void OutputQueue::run() {
-  std::vector<std::pair<OutputCallback, Output>> batch;
+  std::vector<Delivery> batch;
   while (true) {
     {
       std::unique_lock lock(mu_);
@@ -29,7 +29,7 @@ void OutputQueue::run() {
       if (queue_.empty()) return;
       batch.swap(queue_);
     }
-    for (auto& [callback, output] : batch) callback(std::move(output));
+    for (auto& [to, output] : batch) (*to)(std::move(output));
     batch.clear();
   }
 }

@@ -2,14 +2,19 @@
 #pragma once
 
 #include <condition_variable>
+#include <memory>
 #include <mutex>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "engine/request.h"
 
 namespace turbomind {
+
+struct Delivery {
+  std::shared_ptr<const OutputCallback> to;
+  Output output;
+};
 
 class OutputQueue {
  public:
@@ -17,16 +22,16 @@ class OutputQueue {
   // Delivers what is queued, then stops.
   ~OutputQueue();
 
-  // Adds a step's outputs, each with its callback. Any thread.
-  void push(std::vector<std::pair<OutputCallback, Output>>&& outputs);
+  // Adds a step's outputs. Any thread.
+  void push(std::vector<Delivery>&& deliveries);
 
  private:
   void run();
 
   std::mutex mu_;
   std::condition_variable ready_;
-  std::vector<std::pair<OutputCallback, Output>> queue_;  // guarded by mu_
-  bool is_stopping_ = false;                              // guarded by mu_
+  std::vector<Delivery> queue_;  // guarded by mu_
+  bool is_stopping_ = false;     // guarded by mu_
   std::thread thread_;
 };
 

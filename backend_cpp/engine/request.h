@@ -109,7 +109,7 @@ struct Output {
   std::vector<float> hidden_states;  // [rows, hidden], after the final norm
   double score = 0;                  // with scores_prompt: sum of -log p
   int scored_tokens = 0;
-  std::shared_ptr<const std::vector<int32_t>> prompt;  // all tokens before the answer, history included
+  std::shared_ptr<const std::vector<int32_t>> prompt;  // all before the answer, history included; if asked for
   ErrorCode error_code = ErrorCode::kInternal;         // with kError
   std::string error;                                   // with kError: what went wrong
 };
@@ -125,6 +125,7 @@ struct Request {
   std::optional<SessionParams> session;
   int priority = 0;                           // lower numbers are admitted first
   std::optional<Clock::time_point> deadline;  // unfinished then: ends with an error
+  bool returns_prompt = false;                // Output::prompt is wanted; with prompt_logprobs it comes anyway
   OutputCallback on_output;
 };
 

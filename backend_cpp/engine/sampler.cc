@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstddef>
 #include <functional>
 #include <limits>
 #include <numeric>
@@ -26,136 +27,48 @@ double uniform(uint64_t seed, uint64_t counter) {
   return static_cast<double>(bits) * 0x1p-53;
 }
 
-namespace {
-
-// log of the sum of exp(logits), in double.
-double log_sum_exp(const float* logits, int vocab_size) {
-  const double largest = *std::max_element(logits, logits + vocab_size);
-  double sum = 0;
-  for (int i = 0; i < vocab_size; ++i) sum += std::exp(logits[i] - largest);
-  return largest + std::log(sum);
-}
-
-}  // namespace
-
-TokenLogprobs log_probabilities(const float* logits, int vocab_size, int32_t token, int top) {
-  const double normaliser = log_sum_exp(logits, vocab_size);
-  const auto log_p = [&](int32_t id) { return static_cast<float>(logits[id] - normaliser); };
-  TokenLogprobs result{log_p(token), {}};
-  std::vector<int32_t> ids(static_cast<size_t>(top > 0 ? vocab_size : 0));
-  std::iota(ids.begin(), ids.end(), 0);
-  const auto count = static_cast<ptrdiff_t>(std::min(top, vocab_size));
-  std::partial_sort(ids.begin(), ids.begin() + count, ids.end(),
-                    [&](int32_t a, int32_t b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; });
-  for (ptrdiff_t i = 0; i < count; ++i)
-    result.top.emplace_back(ids[static_cast<size_t>(i)], log_p(ids[static_cast<size_t>(i)]));
-  return result;
-}
-
-double negative_log_probability(const float* logits, int vocab_size, int32_t token) {
-  return log_sum_exp(logits, vocab_size) - logits[token];
-}
-
-Sampler::Sampler(const GenerationParams& params, uint64_t seed, int vocab_size)
-    : params_(params), seed_(seed), vocab_size_(vocab_size) {
-  if (params.repetition_penalty != 1.0f) is_seen_.resize(static_cast<size_t>(vocab_size));
-}
-
-void Sampler::note_prompt(int32_t token) {
-  if (is_seen_.empty() || is_seen_[static_cast<size_t>(token)]) return;
-  is_seen_[static_cast<size_t>(token)] = true;
-  seen_.push_back(token);
-}
-
-void Sampler::note_answer(int32_t token) {
-  note_prompt(token);
-  if (params_.presence_penalty != 0 || params_.frequency_penalty != 0) ++answer_counts_[token];
-}
-
-void Sampler::append_forbidden(const std::vector<int32_t>& tokens, std::vector<int32_t>& forbidden) const {
-  for (const std::vector<int32_t>& word : params_.bad_tokens) {
-    const size_t before = word.size() - 1;
-    if (before <= tokens.size() &&
-        std::equal(word.begin(), word.end() - 1, tokens.end() - static_cast<ptrdiff_t>(before))) {
-      forbidden.push_back(word.back());
-    }
-  }
-}
-
-void Sampler::describe(TokenChoice& choice) const {
-  choice.is_greedy = params_.is_greedy();
-  choice.temperature = params_.temperature;
-  choice.top_k = params_.top_k;
-  choice.top_p = params_.top_p;
-  choice.min_p = params_.min_p;
-  choice.seed = seed_;
-  choice.repetition_penalty = params_.repetition_penalty;
-  choice.presence_penalty = params_.presence_penalty;
-  choice.frequency_penalty = params_.frequency_penalty;
-  choice.biases = &params_.logit_bias;
-}
-
-int32_t Sampler::sample(float* logits, uint64_t draw, const std::vector<int32_t>& forbidden, const int32_t* mask) {
-  penalise(logits);
-  forbid(logits, forbidden, mask);
+int32_t Sampler::sample(const float* logits, const SamplingRule& rule) {
   const int32_t best = argmax(logits, vocab_size_);
-  return best < 0 || params_.is_greedy() ? best : draw_from(logits, best, uniform(seed_, draw));
-}
-
-// Repetition: Keskar et al., 2019, a seen token's logit is divided by the penalty when positive and multiplied when
-// negative. Presence and frequency: OpenAI API reference.
-void Sampler::penalise(float* logits) const {
-  for (const int32_t token : seen_) {
-    float& logit = logits[token];
-    logit = logit > 0 ? logit / params_.repetition_penalty : logit * params_.repetition_penalty;
-  }
-  for (const auto& [token, count] : answer_counts_) {
-    logits[token] -= params_.presence_penalty + params_.frequency_penalty * static_cast<float>(count);
-  }
-  for (const auto& [token, bias] : params_.logit_bias) logits[token] += bias;
-}
-
-void Sampler::forbid(float* logits, const std::vector<int32_t>& forbidden, const int32_t* mask) const {
-  for (const int32_t token : forbidden) logits[token] = -std::numeric_limits<float>::infinity();
-  if (mask != nullptr) apply_mask(mask, vocab_size_, logits);
+  return best < 0 || rule.is_greedy ? best : draw_from(logits, rule, best);
 }
 
 // Temperature, top-k, top-p and min-p, in this order. What is not limited is never sorted.
-int32_t Sampler::draw_from(const float* logits, int32_t best, double u) {
+int32_t Sampler::draw_from(const float* logits, const SamplingRule& rule, int32_t best) {
+  const double u = uniform(rule.seed, rule.draw);
   const float largest = logits[best];
   if (!std::isfinite(largest)) return best;
-  const bool has_top_k = params_.top_k > 0 && params_.top_k < vocab_size_;
+  const bool has_top_k = rule.top_k > 0 && rule.top_k < vocab_size_;
   if (has_top_k) {
-    collect(logits, params_.top_k);
+    collect(logits, rule.top_k);
     double total = 0;
     for (Candidate& candidate : candidates_) {
-      candidate.weight = std::exp((static_cast<double>(candidate.logit) - largest) / params_.temperature);
+      candidate.weight = std::exp((static_cast<double>(candidate.logit) - largest) / rule.temperature);
       total += candidate.weight;
     }
-    if (params_.top_p < 1) keep_nucleus(logits, total);
+    if (rule.top_p < 1) keep_nucleus(logits, rule, total);
   } else {
-    const double total = weigh(logits, largest);
-    if (params_.top_p == 1 && params_.min_p == 0) return draw_from_all(u * total);
-    if (params_.top_p < 1) {
-      keep_nucleus(logits, total);
+    const double total = weigh(logits, rule, largest);
+    if (rule.top_p == 1 && rule.min_p == 0) return draw_from_all(u * total);
+    if (rule.top_p < 1) {
+      keep_nucleus(logits, rule, total);
     } else {
       candidates_.clear();
       for (int32_t token = 0; token < vocab_size_; ++token) {
         const float weight = weights_[static_cast<size_t>(token)];
-        if (weight >= params_.min_p) candidates_.push_back({logits[token], token, weight});
+        if (weight >= rule.min_p) candidates_.push_back({logits[token], token, weight});
       }
     }
   }
-  drop_unlikely();
+  drop_unlikely(rule);
   return draw_from_candidates(best, u);
 }
 
 // Weights of all tokens; returns their sum.
-double Sampler::weigh(const float* logits, float largest) {
+double Sampler::weigh(const float* logits, const SamplingRule& rule, float largest) {
   const auto chunks = static_cast<size_t>(vocab_size_ + kLogitChunk - 1) / kLogitChunk;
   weights_.resize(static_cast<size_t>(vocab_size_));
   chunk_sums_.resize(chunks);
-  exp_weights(logits, vocab_size_, largest, 1.0f / params_.temperature, weights_.data(), chunk_sums_.data());
+  exp_weights(logits, vocab_size_, largest, 1.0f / rule.temperature, weights_.data(), chunk_sums_.data());
   return std::accumulate(chunk_sums_.begin(), chunk_sums_.end(), 0.0);
 }
 
@@ -219,8 +132,8 @@ void Sampler::collect(const float* logits, int count) {
 
 // Leaves the likeliest candidates that together have top_p of `total`. Where no top-k limited them, collects them in
 // growing numbers, since the nucleus is nearly always a small part of the vocabulary.
-void Sampler::keep_nucleus(const float* logits, double total) {
-  const bool has_all = params_.top_k > 0 && params_.top_k < vocab_size_;
+void Sampler::keep_nucleus(const float* logits, const SamplingRule& rule, double total) {
+  const bool has_all = rule.top_k > 0 && rule.top_k < vocab_size_;
   for (int count = 64;; count *= 8) {
     if (!has_all) {
       collect(logits, std::min(count, vocab_size_));
@@ -229,7 +142,7 @@ void Sampler::keep_nucleus(const float* logits, double total) {
     double sum = 0;
     for (size_t i = 0; i < candidates_.size(); ++i) {
       sum += candidates_[i].weight;
-      if (sum >= params_.top_p * total) {
+      if (sum >= rule.top_p * total) {
         candidates_.resize(i + 1);
         return;
       }
@@ -238,8 +151,8 @@ void Sampler::keep_nucleus(const float* logits, double total) {
   }
 }
 
-void Sampler::drop_unlikely() {
-  if (params_.min_p > 0) std::erase_if(candidates_, [this](const Candidate& c) { return c.weight < params_.min_p; });
+void Sampler::drop_unlikely(const SamplingRule& rule) {
+  if (rule.min_p > 0) std::erase_if(candidates_, [&](const Candidate& c) { return c.weight < rule.min_p; });
 }
 
 }  // namespace turbomind

@@ -15,17 +15,38 @@ void insert_in_order(std::vector<std::shared_ptr<Sequence>>& list, std::shared_p
 }
 
 SpanRows wanted_rows(const Sequence& sequence) {
-  const bool looks_at_prompt = sequence.wants_prompt_rows() && sequence.cached < sequence.prompt_len;
-  if (looks_at_prompt) return SpanRows::kAll;
+  const bool wants_prompt_rows = sequence.params().looks_at_prompt() && sequence.cached < sequence.prompt_len();
+  if (wants_prompt_rows) return SpanRows::kAll;
   return sequence.planned == sequence.pending() ? SpanRows::kLast : SpanRows::kNone;
 }
 
-// Whether there is anything to compute behind a token that nobody has seen.
-bool goes_on(const Sequence& sequence) {
+// Whether there is anything to compute: behind a token that nobody has seen, only if it cannot be the answer's last.
+bool has_next_row(const Sequence& sequence) {
   return sequence.unseen == 0 || sequence.chosen() < sequence.params().max_new_tokens;
 }
 
+int blocks_of(int tokens, int block_len) {
+  return (tokens + block_len - 1) / block_len;
+}
+
 }  // namespace
+
+int most_blocks(int tokens, int block_len, const SchedulerConfig& config) {
+  const int all = blocks_of(tokens, block_len);
+  if (config.window == 0) return all;
+  // A step's rows, what they look back on, and a block cut at each end.
+  return std::min(all, blocks_of(config.window + config.max_step_tokens, block_len) + 2);
+}
+
+int Scheduler::blocks_for(int tokens) const {
+  return blocks_of(tokens, blocks_.block_len());
+}
+
+// Blocks that a sequence will need for the tokens it has, beside those it holds.
+int Scheduler::missing_blocks(const Sequence& sequence) const {
+  const int tokens = static_cast<int>(sequence.tokens.size());
+  return std::max(0, most_blocks(tokens, blocks_.block_len(), config_) - sequence.held_blocks());
+}
 
 void Scheduler::add(std::shared_ptr<Sequence> sequence) {
   insert_in_order(waiting_, std::move(sequence));
@@ -48,12 +69,13 @@ void Scheduler::plan(Step& step, bool may_preempt) {
   bool is_short = false;
   for (size_t i = 0; i < running_.size(); ++i) {
     Sequence& sequence = *running_[i];
-    if (sequence.pending() == 1 && sequence.chosen() > 0 && goes_on(sequence) && !take(sequence, 1)) is_short = true;
+    if (sequence.pending() == 1 && sequence.chosen() > 0 && has_next_row(sequence) && !take(sequence, 1))
+      is_short = true;
   }
   admit();
   for (size_t i = 0; i < running_.size() && budget > 0; ++i) {
     Sequence& sequence = *running_[i];
-    if (sequence.planned > 0 || !goes_on(sequence)) continue;
+    if (sequence.planned > 0 || !has_next_row(sequence)) continue;
     if (!take(sequence, std::min(sequence.pending(), budget))) is_short = true;
   }
   step.was_short_of_blocks = is_short && !may_preempt;
@@ -63,7 +85,7 @@ void Scheduler::plan(Step& step, bool may_preempt) {
     const auto first = sequence->tokens.begin() + sequence->cached;
     const int known = sequence->planned - sequence->unseen;
     step.input.spans.push_back({static_cast<int>(step.input.tokens.size()), sequence->planned, sequence->cached,
-                                &sequence->blocks, wanted_rows(*sequence), sequence->prompt_len});
+                                &sequence->blocks, wanted_rows(*sequence), sequence->prompt_len()});
     step.input.tokens.insert(step.input.tokens.end(), first, first + known);
     if (known < sequence->planned) step.input.tokens.push_back(unseen_token(sequence->unseen_span));
     step.sequences.push_back(sequence);
@@ -76,27 +98,20 @@ void Scheduler::commit(const Step& step) {
     sequence->cached += sequence->planned;
     sequence->planned = 0;
     for (; (sequence->published + 1) * blocks_.block_len() <= sequence->cached; ++sequence->published) {
-      blocks_.publish(sequence->job->scope, sequence->tokens, sequence->published, sequence->blocks);
+      blocks_.publish(sequence->group->scope, sequence->tokens, sequence->published, sequence->blocks);
     }
-    give_back_behind_window(*sequence);
+    free_behind_window(*sequence);
   }
 }
 
-int Scheduler::most_blocks(int tokens) const {
-  const int all = blocks_for(tokens);
-  if (config_.window == 0) return all;
-  // A step's rows, what they look back on, and a block cut at each end.
-  return std::min(all, blocks_for(config_.window + config_.max_step_tokens) + 2);
-}
-
-void Scheduler::give_back_behind_window(Sequence& sequence) {
+void Scheduler::free_behind_window(Sequence& sequence) {
   if (config_.window == 0) return;
   const int first_seen = sequence.cached - config_.window + 1;  // by the next row
   // What follows the last published block will be published as its successor.
   const int behind = std::min(first_seen / blocks_.block_len(), sequence.published - 1);
-  const bool keeps_content = sequence.job->keeps_blocks || sequence.params().n > 1;
-  for (; sequence.given_back < behind; ++sequence.given_back) {
-    blocks_.give_back(sequence.blocks[static_cast<size_t>(sequence.given_back)], keeps_content);
+  const bool keeps_content = sequence.group->keeps_blocks || sequence.params().n > 1;
+  for (; sequence.freed_blocks < behind; ++sequence.freed_blocks) {
+    blocks_.give_back(sequence.blocks[static_cast<size_t>(sequence.freed_blocks)], keeps_content);
   }
 }
 
@@ -135,38 +150,36 @@ void Scheduler::give_up_blocks(Sequence& sequence, bool keeps_content) {
   }
   sequence.cached = 0;
   sequence.published = 0;
-  sequence.given_back = 0;
+  sequence.freed_blocks = 0;
   sequence.planned = 0;
 }
 
 void Scheduler::admit() {
-  // Blocks that running sequences will need for the tokens they have.
-  int promised = 0;
-  for (const auto& sequence : running_) {
-    promised += std::max(0, most_blocks(static_cast<int>(sequence->tokens.size())) - sequence->held_blocks());
-  }
-  while (!waiting_.empty() && running_count() < config_.max_batch_size && try_admit(*waiting_.front(), promised)) {
+  int reserved = 0;
+  for (const auto& sequence : running_) reserved += missing_blocks(*sequence);
+  while (!waiting_.empty() && running_count() < config_.max_batch_size && try_admit(*waiting_.front(), reserved)) {
     std::shared_ptr<Sequence> sequence = std::move(waiting_.front());
     waiting_.erase(waiting_.begin());
     insert_in_order(running_, std::move(sequence));
   }
 }
 
-// Takes what the cache holds of the sequence, if the rest fits too.
-bool Scheduler::try_admit(Sequence& sequence, int& promised) {
+// Takes what the cache holds of the sequence, if the rest fits too, beside the blocks reserved for running ones.
+bool Scheduler::try_admit(Sequence& sequence, int& reserved) {
   const int tokens = static_cast<int>(sequence.tokens.size());
   // The last token is always computed: its logits are wanted.
-  const int covered =
-      sequence.job->may_match ? blocks_.match(sequence.job->scope, sequence.tokens, tokens - 1, sequence.blocks) : 0;
+  const int covered = sequence.group->may_match
+                          ? blocks_.match(sequence.group->scope, sequence.tokens, tokens - 1, sequence.blocks)
+                          : 0;
   sequence.cached = covered;
   sequence.published = static_cast<int>(sequence.blocks.size());
-  give_back_behind_window(sequence);
-  const int missing = std::max(0, most_blocks(tokens) - sequence.held_blocks());
-  if (!running_.empty() && missing + 1 > blocks_.available_count() - promised) {
+  free_behind_window(sequence);
+  const int missing = missing_blocks(sequence);
+  if (!running_.empty() && missing + 1 > blocks_.available_count() - reserved) {
     give_up_blocks(sequence, true);
     return false;
   }
-  promised += missing;
+  reserved += missing;
   matched_tokens_ += covered;
   return true;
 }
@@ -181,7 +194,7 @@ std::vector<std::shared_ptr<Sequence>> Scheduler::remove_if(const std::function<
   }
   for (auto& sequence : removed) {
     sequence->is_open = false;
-    give_up_blocks(*sequence, sequence->job->keeps_blocks);
+    give_up_blocks(*sequence, sequence->group->keeps_blocks);
   }
   return removed;
 }
@@ -190,7 +203,7 @@ void Scheduler::check_invariants() const {
   blocks_.check_invariants();
   std::vector<int32_t> referenced;
   for (const auto& sequence : running_) {
-    const auto held = sequence->blocks.begin() + sequence->given_back;
+    const auto held = sequence->blocks.begin() + sequence->freed_blocks;
     if (std::any_of(sequence->blocks.begin(), held, [](int32_t block) { return block != kNoBlock; }))
       throw internal_error("a block behind the window is still there");
     referenced.insert(referenced.end(), held, sequence->blocks.end());

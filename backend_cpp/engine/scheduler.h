@@ -42,6 +42,9 @@ struct SchedulerConfig {
   int window = 0;  // no layer looks further back than so many positions, a token's own included; 0: some look at all
 };
 
+// Blocks of `block_len` tokens that a sequence of so many tokens holds at once, at most.
+int most_blocks(int tokens, int block_len, const SchedulerConfig& config);
+
 class Scheduler {
  public:
   Scheduler(const SchedulerConfig& config, BlockCache& blocks) : config_(config), blocks_(blocks) {}
@@ -59,24 +62,23 @@ class Scheduler {
   // Takes out every sequence for which `is_wanted` holds, whatever its state, and gives up its blocks.
   std::vector<std::shared_ptr<Sequence>> remove_if(const std::function<bool(const Sequence&)>& is_wanted);
 
-  // Blocks a sequence of so many tokens holds at once, at most.
-  int most_blocks(int tokens) const;
   int running_count() const { return static_cast<int>(running_.size()); }
   int waiting_count() const { return static_cast<int>(waiting_.size()); }
   int64_t preemption_count() const { return preemptions_; }
   int64_t matched_token_count() const { return matched_tokens_; }
 
-  // Throws Error(kInternal) when blocks and sequences do not add up; for tests.
+  // Throws Error(kInternal) when blocks and sequences do not add up.
   void check_invariants() const;
 
  private:
   void plan(Step& step, bool may_preempt);
-  void give_back_behind_window(Sequence& sequence);
-  int blocks_for(int tokens) const { return (tokens + blocks_.block_len() - 1) / blocks_.block_len(); }
+  void free_behind_window(Sequence& sequence);
+  int blocks_for(int tokens) const;
+  int missing_blocks(const Sequence& sequence) const;
   bool reserve(Sequence& sequence, int tokens, bool may_preempt);
   void preempt_last();
   void admit();
-  bool try_admit(Sequence& sequence, int& unreserved);
+  bool try_admit(Sequence& sequence, int& reserved);
   void give_up_blocks(Sequence& sequence, bool keeps_content);
 
   SchedulerConfig config_;

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
+
+#include "base/error.h"
 
 namespace turbomind {
 
@@ -9,38 +12,81 @@ namespace {
 
 constexpr auto kExpiryInterval = std::chrono::seconds(1);
 
+std::string name_of(uint64_t id) {
+  return "session " + std::to_string(id);
+}
+
+size_t kept_tokens(const SessionParams& params, size_t have) {
+  return params.step < 0 ? have : std::min(have, static_cast<size_t>(params.step));
+}
+
 }  // namespace
 
-SessionTable::Session& SessionTable::begin(const SessionParams& params, RequestId request, uint64_t new_scope) {
-  const std::string name = "session " + std::to_string(params.id);
-  auto it = sessions_.find(params.id);
-  if (it != sessions_.end() && it->second.running != 0) {
-    throw Error(ErrorCode::kSessionBusy, name + " has a running request; wait for it or stop it");
+SessionTable::Turn SessionTable::prepare(const SessionParams& params, size_t input_len, uint64_t new_scope) const {
+  const Session* session = find(params.id);
+  if (session != nullptr && session->running != 0) {
+    throw Error(ErrorCode::kSessionBusy, name_of(params.id) + " has a running request; wait for it or stop it");
   }
-  if (it == sessions_.end() && !params.start) {
-    throw Error(ErrorCode::kUnknownSession, name + " does not exist; begin it with sequence_start");
+  if (session == nullptr && !params.start) {
+    throw Error(ErrorCode::kUnknownSession, name_of(params.id) + " does not exist; begin it with sequence_start");
   }
-  if (params.start) {
-    it = sessions_.insert_or_assign(params.id, Session{}).first;
-    it->second.scope = new_scope;
+  Turn turn;
+  turn.scope = new_scope;
+  if (!params.start) {
+    turn.history = std::span(session->tokens).first(kept_tokens(params, session->tokens.size()));
+    turn.scope = session->scope;
   }
-  Session& session = it->second;
-  if (params.step >= 0 && params.step < static_cast<int>(session.tokens.size())) {
-    session.tokens.resize(static_cast<size_t>(params.step));
+  const size_t total = turn.history.size() + input_len;
+  if (total == 0) throw invalid_argument("input_ids must hold at least one token");
+  if (total + 1 > static_cast<size_t>(limits_.session_len)) {
+    throw Error(ErrorCode::kTooLong, "history and prompt must be shorter than the session length of " +
+                                         std::to_string(limits_.session_len) + " tokens, got " + std::to_string(total));
   }
+  return turn;
+}
+
+void SessionTable::begin(const SessionParams& params, RequestId request, uint64_t scope) {
+  if (params.start) erase(params.id);
+  Session& session = sessions_[params.id];
+  session.tokens.resize(kept_tokens(params, session.tokens.size()));
+  session.scope = scope;
   session.running = request;
   session.last_used = Clock::now();
-  return session;
 }
 
-SessionTable::Session* SessionTable::find(uint64_t id) {
+void SessionTable::finish(const SessionParams& params, RequestId request, std::vector<int32_t> tokens) {
+  const auto it = sessions_.find(params.id);
+  if (it == sessions_.end() || it->second.running != request) return;
+  if (params.end) {
+    sessions_.erase(it);  // the request's blocks went with it
+    return;
+  }
+  it->second.running = 0;
+  it->second.last_used = Clock::now();
+  it->second.tokens = std::move(tokens);
+}
+
+RequestId SessionTable::check_control(const SessionParams& params) const {
+  const Session* session = find(params.id);
+  if (session == nullptr) throw Error(ErrorCode::kUnknownSession, name_of(params.id) + " does not exist");
+  if (params.stop && session->running == 0 && !params.end) {
+    throw Error(ErrorCode::kSessionIdle, name_of(params.id) + " has no running request to stop");
+  }
+  if (!params.stop && session->running != 0) {
+    throw Error(ErrorCode::kSessionBusy, name_of(params.id) + " has a running request; stop it first");
+  }
+  return session->running;
+}
+
+void SessionTable::erase(uint64_t id) {
   const auto it = sessions_.find(id);
-  return it == sessions_.end() ? nullptr : &it->second;
+  if (it == sessions_.end()) return;
+  release_blocks(it->second);
+  sessions_.erase(it);
 }
 
-std::vector<SessionTable::Session> SessionTable::expire(Clock::time_point now) {
-  std::vector<Session> gone;
-  if (now < next_expiry_ && sessions_.size() <= max_sessions_) return gone;
+void SessionTable::expire(Clock::time_point now) {
+  if (now < next_expiry_ && sessions_.size() <= limits_.count) return;
   next_expiry_ = now + kExpiryInterval;
   std::vector<std::pair<Clock::time_point, uint64_t>> idle;
   for (const auto& [id, session] : sessions_) {
@@ -48,12 +94,26 @@ std::vector<SessionTable::Session> SessionTable::expire(Clock::time_point now) {
   }
   std::sort(idle.begin(), idle.end());
   for (const auto& [last_used, id] : idle) {
-    if (now - last_used < idle_limit_ && sessions_.size() <= max_sessions_) break;
-    const auto it = sessions_.find(id);
-    gone.push_back(std::move(it->second));
-    sessions_.erase(it);
+    if (now - last_used < limits_.idle && sessions_.size() <= limits_.count) break;
+    erase(id);
   }
-  return gone;
+}
+
+int SessionTable::busy_count() const {
+  return static_cast<int>(
+      std::count_if(sessions_.begin(), sessions_.end(), [](const auto& entry) { return entry.second.running != 0; }));
+}
+
+const SessionTable::Session* SessionTable::find(uint64_t id) const {
+  const auto it = sessions_.find(id);
+  return it == sessions_.end() ? nullptr : &it->second;
+}
+
+void SessionTable::release_blocks(const Session& session) {
+  if (shares_blocks_) return;
+  std::vector<int32_t> blocks;
+  blocks_.match(session.scope, session.tokens, static_cast<int>(session.tokens.size()), blocks);
+  blocks_.release_and_forget(blocks);
 }
 
 }  // namespace turbomind

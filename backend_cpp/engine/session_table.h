@@ -1,20 +1,61 @@
 // Conversations kept between requests, as token ids; their keys and values are in the block cache as long as there is
 // room.
 //
+// A turn is prepared, which changes nothing and can fail; then it begins, which cannot; then it finishes. So a request
+// that is refused leaves its session as it was, whatever it would have rolled back or replaced.
+//
 // Used by the step thread only.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
+#include "engine/block_cache.h"
 #include "engine/request.h"
 
 namespace turbomind {
 
+struct SessionLimits {
+  std::chrono::seconds idle{3600};  // sessions unused for so long are forgotten
+  size_t count = 4096;              // of idle sessions beyond, the least recently used are
+  int session_len = 2048;           // tokens of history, input and one of an answer
+};
+
 class SessionTable {
  public:
+  // A session that goes gives up its blocks, unless others may use them (`shares_blocks`).
+  SessionTable(const SessionLimits& limits, BlockCache& blocks, bool shares_blocks)
+      : limits_(limits), blocks_(blocks), shares_blocks_(shares_blocks) {}
+
+  // What a turn would begin with. Valid until the table changes.
+  struct Turn {
+    std::span<const int32_t> history;  // the session's tokens, rolled back to params.step (beyond its end: all)
+    uint64_t scope = 0;                // of its blocks
+  };
+  // `new_scope` is for a session that begins. Throws Error kUnknownSession, kSessionBusy, kTooLong, and
+  // kInvalidArgument for a turn without a token.
+  Turn prepare(const SessionParams& params, size_t input_len, uint64_t new_scope) const;
+
+  // Begins a prepared turn: creates, replaces or rolls back the session, which is busy from now on.
+  void begin(const SessionParams& params, RequestId request, uint64_t scope);
+  // The turn has ended: the session holds `tokens`, or goes, if that was asked. Nothing, if it is not the request's.
+  void finish(const SessionParams& params, RequestId request, std::vector<int32_t> tokens);
+
+  // For a request that only stops or ends a session: the running request that is to be cancelled first; 0: none.
+  // Throws Error kUnknownSession, kSessionIdle (nothing to stop) or kSessionBusy (not told to stop).
+  RequestId check_control(const SessionParams& params) const;
+  // Forgets a session and its blocks.
+  void erase(uint64_t id);
+  // Forgets what is too old or too much.
+  void expire(Clock::time_point now);
+
+  size_t size() const { return sessions_.size(); }
+  int busy_count() const;
+
+ private:
   struct Session {
     std::vector<int32_t> tokens;
     RequestId running = 0;  // the request that is using the session; 0: none
@@ -22,25 +63,12 @@ class SessionTable {
     Clock::time_point last_used;
   };
 
-  // Sessions unused for `idle_limit` are forgotten, and the least recently used beyond `max_sessions`.
-  SessionTable(std::chrono::seconds idle_limit, size_t max_sessions)
-      : idle_limit_(idle_limit), max_sessions_(max_sessions) {}
+  const Session* find(uint64_t id) const;
+  void release_blocks(const Session& session);
 
-  // Begins a turn: creates, replaces or finds the session and rolls it back to params.step (beyond its end: no effect).
-  // `new_scope` is for a session that begins. Throws Error kUnknownSession or kSessionBusy.
-  Session& begin(const SessionParams& params, RequestId request, uint64_t new_scope);
-
-  // nullptr when there is none.
-  Session* find(uint64_t id);
-  void erase(uint64_t id) { sessions_.erase(id); }
-  size_t size() const { return sessions_.size(); }
-
-  // Forgets what is too old or too much, and returns it so that its blocks can be forgotten too.
-  std::vector<Session> expire(Clock::time_point now);
-
- private:
-  std::chrono::seconds idle_limit_;
-  size_t max_sessions_;
+  SessionLimits limits_;
+  BlockCache& blocks_;
+  bool shares_blocks_;
   std::unordered_map<uint64_t, Session> sessions_;
   Clock::time_point next_expiry_{};
 };

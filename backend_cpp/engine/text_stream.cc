@@ -39,16 +39,18 @@ Decoded decode_one(std::string_view text) {
 
 }  // namespace
 
-TextStream::TextStream(const std::vector<std::string>& stop_words) : matchers_(stop_words.begin(), stop_words.end()) {}
+TextStream::TextStream(const std::vector<StringPattern>& stop_strings)
+    : stop_strings_(stop_strings), states_(stop_strings.size(), 0) {}
 
 bool TextStream::append(std::string_view bytes, bool may_stop) {
   if (is_stopped_) return true;
   for (const char byte : bytes) {
     pending_ += byte;
     size_t longest_match = 0;
-    for (StringMatcher& matcher : matchers_) {
-      matcher.advance(byte);
-      if (matcher.is_complete()) longest_match = std::max(longest_match, static_cast<size_t>(matcher.length()));
+    for (size_t i = 0; i < states_.size(); ++i) {
+      const StringPattern& stop = stop_strings_[i];
+      states_[i] = stop.next(states_[i], byte);
+      if (stop.is_complete(states_[i])) longest_match = std::max(longest_match, static_cast<size_t>(stop.length()));
     }
     // A match may reach back into bytes already shown only if stopping was not allowed when they were; keep those.
     if (longest_match > 0 && may_stop) {
@@ -63,7 +65,9 @@ bool TextStream::append(std::string_view bytes, bool may_stop) {
 std::string TextStream::take() {
   if (is_stopped_) return release(pending_.size(), true);
   size_t held = 0;
-  for (const StringMatcher& matcher : matchers_) held = std::max(held, static_cast<size_t>(matcher.unfinished()));
+  for (size_t i = 0; i < states_.size(); ++i) {
+    held = std::max(held, static_cast<size_t>(stop_strings_[i].unfinished(states_[i])));
+  }
   return release(pending_.size() - std::min(held, pending_.size()), false);
 }
 

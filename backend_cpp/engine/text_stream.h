@@ -9,13 +9,14 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/string_matcher.h"
+#include "engine/string_pattern.h"
 
 namespace turbomind {
 
 class TextStream {
  public:
-  explicit TextStream(const std::vector<std::string>& stop_words);
+  // `stop_strings` must outlive the stream.
+  explicit TextStream(const std::vector<StringPattern>& stop_strings);
 
   // Adds bytes. Returns true when they complete a stop string: the text before it stays, the rest is dropped, and the
   // stream takes no more bytes. While `may_stop` is false stop strings pass through as text.
@@ -30,7 +31,8 @@ class TextStream {
  private:
   std::string release(size_t count, bool at_end);
 
-  std::vector<StringMatcher> matchers_;
+  const std::vector<StringPattern>& stop_strings_;
+  std::vector<int> states_;  // of each stop string
   std::string pending_;
   bool is_stopped_ = false;
 };

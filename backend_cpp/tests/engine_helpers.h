@@ -113,6 +113,12 @@ inline Request make_request(RequestId id, std::vector<int32_t> prompt, int max_n
   return request;
 }
 
+// Of a stub's model.
+inline OutputSpace stub_space() {
+  static const TokenTable table = letters();
+  return {table, kStubVocab, 1};
+}
+
 inline EngineConfig small_config() {
   EngineConfig config;
   config.session_len = 128;
@@ -120,6 +126,7 @@ inline EngineConfig small_config() {
   config.max_step_tokens = 24;
   config.block_len = 4;
   config.block_count = 40;
+  config.checks_invariants = true;
   return config;
 }
 
@@ -131,6 +138,30 @@ ErrorCode error_of(Body&& body) {
     return error.code();
   }
   throw Failure("no error was thrown");
+}
+
+inline Request session_request(RequestId id, uint64_t session, bool start, std::vector<int32_t> input, int count,
+                               OutputCallback callback) {
+  Request request = make_request(id, std::move(input), count, std::move(callback));
+  request.session = SessionParams{session, start, false, false, -1};
+  return request;
+}
+
+// Runs a turn and returns its answer.
+inline std::vector<int32_t> turn(Engine& engine, Collector& collector, RequestId id, uint64_t session, bool start,
+                                 std::vector<int32_t> input, int count) {
+  engine.submit(session_request(id, session, start, std::move(input), count, collector.callback()));
+  const Collector::Answer answer = collector.wait(id);
+  CHECK(answer.finish == FinishReason::kLength);
+  return answer.tokens;
+}
+
+inline ErrorCode failure_of(Collector& collector, Engine& engine, Request request) {
+  const RequestId id = request.id;
+  engine.submit(std::move(request));
+  const Collector::Answer answer = collector.wait(id);
+  CHECK(answer.finish == FinishReason::kError);
+  return answer.last.error_code;
 }
 
 }  // namespace turbomind::testing

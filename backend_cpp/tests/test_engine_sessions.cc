@@ -1,4 +1,4 @@
-// Sessions, prefix caching, several answers, scoring, grammars, timeouts: the engine on a stub model.
+// Sessions, prefix caching, several answers, scoring, timeouts: the engine on a stub model.
 #include <algorithm>
 #include <atomic>
 #include <thread>
@@ -6,34 +6,6 @@
 #include "tests/engine_helpers.h"
 
 namespace turbomind::testing {
-
-namespace {
-
-Request session_request(RequestId id, uint64_t session, bool start, std::vector<int32_t> input, int count,
-                        OutputCallback callback) {
-  Request request = make_request(id, std::move(input), count, std::move(callback));
-  request.session = SessionParams{session, start, false, false, -1};
-  return request;
-}
-
-// Runs a turn and returns its answer.
-std::vector<int32_t> turn(Engine& engine, Collector& collector, RequestId id, uint64_t session, bool start,
-                          std::vector<int32_t> input, int count) {
-  engine.submit(session_request(id, session, start, std::move(input), count, collector.callback()));
-  const Collector::Answer answer = collector.wait(id);
-  CHECK(answer.finish == FinishReason::kLength);
-  return answer.tokens;
-}
-
-ErrorCode failure_of(Collector& collector, Engine& engine, Request request) {
-  const RequestId id = request.id;
-  engine.submit(std::move(request));
-  const Collector::Answer answer = collector.wait(id);
-  CHECK(answer.finish == FinishReason::kError);
-  return answer.last.error_code;
-}
-
-}  // namespace
 
 ENGINE_TEST(twenty_blocks_serve_64_sessions_of_8_turns_as_if_they_had_all_the_memory) {
   Collector collector;
@@ -355,117 +327,6 @@ ENGINE_TEST(a_logits_hook_that_throws_ends_its_request_alone) {
   CHECK(failed.tokens == std::vector<int32_t>(4, 7));
   CHECK(failed.error.find("tired") != std::string::npos);
   CHECK(collector.wait(2).tokens == expected_answer({1, 2}, 20));
-}
-
-namespace {
-
-// Allows tokens 0 to 9 at even places of the answer and only token 11 at odd ones; ends after `length` with token 60.
-class PatternGrammar final : public Grammar {
- public:
-  explicit PatternGrammar(int length) : length_(length) {}
-  std::unique_ptr<GrammarMatcher> new_matcher(const std::vector<int32_t>&) const override {
-    return std::make_unique<Matcher>(length_);
-  }
-
- private:
-  class Matcher final : public GrammarMatcher {
-   public:
-    explicit Matcher(int length) : length_(length) {}
-    void fill_mask(std::vector<int32_t>& mask) override {
-      std::fill(mask.begin(), mask.end(), 0);
-      if (place_ == length_) {
-        mask[60 / 32] |= 1 << (60 % 32);
-      } else if (place_ % 2 == 1) {
-        mask[0] |= 1 << 11;
-      } else {
-        mask[0] |= 0x3FF;
-      }
-    }
-    bool accept(int32_t token) override { return place_++ % 2 == 1 ? token == 11 : token < 10; }
-    bool is_finished() override { return false; }
-
-   private:
-    int length_;
-    int place_ = 0;
-  };
-
-  int length_;
-};
-
-class UnusableGrammar final : public Grammar {
- public:
-  std::unique_ptr<GrammarMatcher> new_matcher(const std::vector<int32_t>&) const override {
-    throw std::runtime_error("no matcher today");
-  }
-};
-
-class PatternCompiler final : public GrammarCompiler {
- public:
-  static inline std::atomic<bool> hold{false};
-
-  std::shared_ptr<const Grammar> compile(const std::string& format) override {
-    while (format == "slow" && hold) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    if (format == "broken") throw invalid_argument("response_format is broken");
-    if (format == "unusable") return std::make_shared<UnusableGrammar>();
-    return std::make_shared<PatternGrammar>(8);
-  }
-};
-
-}  // namespace
-
-ENGINE_TEST(a_grammar_constrains_its_answer_and_forced_tokens_cost_no_step) {
-  Collector collector;
-  EngineConfig config = small_config();
-  config.eos_token_ids = {60};
-  Engine engine(config, std::make_unique<StubRunner>(), letters(), std::make_unique<PatternCompiler>());
-  Request request = make_request(1, {1, 2}, 20, collector.callback());
-  request.params.response_format = "pattern";
-  engine.submit(std::move(request));
-  const Collector::Answer answer = collector.wait(1);
-  CHECK(answer.finish == FinishReason::kStop);
-  CHECK_EQUAL(answer.tokens.size(), 8u);
-  for (size_t i = 0; i < 8; ++i) CHECK(i % 2 == 1 ? answer.tokens[i] == 11 : answer.tokens[i] < 10);
-  CHECK_EQUAL(engine.stats().steps, 5);  // four free choices and the end
-}
-
-ENGINE_TEST(a_slow_or_broken_grammar_holds_up_nobody_else) {
-  Collector collector;
-  Engine engine(small_config(), std::make_unique<StubRunner>(), letters(), std::make_unique<PatternCompiler>());
-  Request slow = make_request(1, {1, 2}, 4, collector.callback());
-  slow.params.response_format = "slow";
-  Request broken = make_request(2, {1, 2}, 4, collector.callback());
-  broken.params.response_format = "broken";
-  Request dropped = make_request(3, {1, 2}, 4, collector.callback());
-  dropped.params.response_format = "slow";
-  PatternCompiler::hold = true;
-  engine.submit(std::move(slow));
-  engine.submit(std::move(broken));
-  engine.submit(std::move(dropped));
-  engine.cancel(3);
-  engine.submit(make_request(4, {1, 2}, 4, collector.callback()));
-  CHECK(collector.wait(4).tokens == expected_answer({1, 2}, 4));
-  PatternCompiler::hold = false;
-  CHECK(collector.wait(2).last.error_code == ErrorCode::kInvalidArgument);
-  CHECK(collector.wait(1).finish == FinishReason::kLength);
-  CHECK(collector.wait(3).finish == FinishReason::kCancelled);
-}
-
-ENGINE_TEST(a_grammar_that_cannot_be_used_fails_its_request_and_frees_its_session) {
-  Collector collector;
-  Engine engine(small_config(), std::make_unique<StubRunner>(), letters(), std::make_unique<PatternCompiler>());
-  turn(engine, collector, 1, 5, true, {1, 2}, 2);
-  Request request = session_request(2, 5, false, {3}, 4, collector.callback());
-  request.params.response_format = "unusable";
-  CHECK(failure_of(collector, engine, std::move(request)) == ErrorCode::kInternal);
-  CHECK_EQUAL(turn(engine, collector, 3, 5, false, {3}, 2).size(), 2u);
-}
-
-ENGINE_TEST(without_a_compiler_a_response_format_is_refused) {
-  Collector collector;
-  Engine engine(small_config(), std::make_unique<StubRunner>(), letters());
-  Request request = make_request(1, {1, 2}, 4, collector.callback());
-  request.params.response_format = "pattern";
-  CHECK(error_of([&] { engine.submit(std::move(request)); }) == ErrorCode::kUnavailable);
 }
 
 }  // namespace turbomind::testing

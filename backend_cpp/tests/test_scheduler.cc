@@ -10,15 +10,17 @@ namespace {
 
 std::shared_ptr<Sequence> make_sequence(RequestId id, std::vector<int32_t> prompt, int priority = 0,
                                         uint64_t scope = 0) {
-  auto job = std::make_shared<Job>();
-  job->request = make_request(id, prompt, 20, {});
-  job->request.priority = priority;
-  job->arrival = id;
-  job->scope = scope;
-  job->keeps_blocks = id % 2 == 0;
-  job->prompt = std::make_shared<const std::vector<int32_t>>(std::move(prompt));
   static const TokenTable table = letters();
-  return std::make_shared<Sequence>(std::move(job), 0, kStubVocab, table);
+  GenerationParams params;
+  params.max_new_tokens = 20;
+  auto group = std::make_shared<SequenceGroup>();
+  group->request = id;
+  group->rules = std::make_shared<const AnswerRules>(params, OutputSpace{table, kStubVocab, 1}, prompt);
+  group->priority = priority;
+  group->arrival = id;
+  group->scope = scope;
+  group->keeps_blocks = id % 2 == 0;
+  return std::make_shared<Sequence>(std::move(group), 0, std::move(prompt));
 }
 
 }  // namespace
@@ -43,7 +45,7 @@ TEST(scheduler_invariants_hold_after_every_event) {
         }
         case 1: {
           const RequestId id = 1 + random() % next;
-          scheduler.remove_if([id](const Sequence& s) { return s.job->request.id == id; });
+          scheduler.remove_if([id](const Sequence& s) { return s.group->request == id; });
           break;
         }
         default: {
@@ -65,10 +67,10 @@ TEST(scheduler_invariants_hold_after_every_event) {
             if (step.input.spans[i].wanted == SpanRows::kNone) continue;
             step.sequences[i]->tokens.push_back(1);
             if (step.sequences[i]->tokens.size() >= 50 || random() % 10 == 0)
-              finished.push_back(step.sequences[i]->job->request.id);
+              finished.push_back(step.sequences[i]->group->request);
           }
           for (const RequestId id : finished) {
-            CHECK_EQUAL(scheduler.remove_if([id](const Sequence& s) { return s.job->request.id == id; }).size(), 1u);
+            CHECK_EQUAL(scheduler.remove_if([id](const Sequence& s) { return s.group->request == id; }).size(), 1u);
           }
         }
       }
@@ -106,7 +108,7 @@ TEST(a_sequence_with_windows_holds_a_bounded_number_of_blocks) {
   BlockCache blocks(40, 4);
   Scheduler scheduler({2, 12, 10}, blocks);
   Step step;
-  const int bound = scheduler.most_blocks(1 << 20);
+  const int bound = most_blocks(1 << 20, 4, {2, 12, 10});
   CHECK(bound <= 8);
   scheduler.add(make_sequence(1, std::vector<int32_t>(3000, 1), 0, 1));
   for (int round = 0; round < 3000 / 12 + 1000; ++round) {
@@ -130,9 +132,9 @@ TEST(a_lower_priority_number_is_admitted_first) {
   for (const RequestId expected : {2, 3, 1}) {
     scheduler.plan(step);
     CHECK_EQUAL(step.sequences.size(), 1u);
-    CHECK_EQUAL(step.sequences[0]->job->request.id, expected);
+    CHECK_EQUAL(step.sequences[0]->group->request, expected);
     scheduler.commit(step);
-    scheduler.remove_if([expected](const Sequence& s) { return s.job->request.id == expected; });
+    scheduler.remove_if([expected](const Sequence& s) { return s.group->request == expected; });
   }
 }
 

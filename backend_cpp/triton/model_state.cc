@@ -153,6 +153,7 @@ void ModelState::start(const RequestReader& reader, const std::shared_ptr<Respon
   request.session = reader.session();
   request.priority = reader.priority();
   request.deadline = reader.deadline();
+  request.returns_prompt = stream->wants_prompt();
   if (reader.is_legacy()) adapt_to_older_client(request);
   request.on_output = [this, stream](Output&& output) {
     stream->send(output);

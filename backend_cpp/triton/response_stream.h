@@ -26,6 +26,8 @@ class ResponseStream {
   // Ends the stream with an error.
   void send_error(ErrorCode code, const std::string& message) noexcept;
 
+  // Whether an output needs the request's tokens.
+  bool wants_prompt() const { return wants_sequence_; }
   // The client closed its stream. Not seen through an ensemble.
   bool is_cancelled() const;
 

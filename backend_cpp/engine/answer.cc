@@ -1,0 +1,181 @@
+#include "engine/answer.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "base/error.h"
+#include "engine/log_probabilities.h"
+#include "kernels/sampling.h"
+
+namespace turbomind {
+
+namespace {
+
+// Random streams of a request's answers begin a multiple of the golden ratio apart.
+constexpr uint64_t kSeedStride = 0x9E3779B97F4A7C15u;
+
+bool contains(const std::vector<int32_t>& ids, int32_t id) {
+  return std::find(ids.begin(), ids.end(), id) != ids.end();
+}
+
+// The only token that a mask allows, or -1 when there are none or several.
+int32_t only_token(const int32_t* mask, int vocab_size) {
+  int32_t only = -1;
+  for (int32_t word = 0; word < (vocab_size + 31) / 32; ++word) {
+    const auto bits = static_cast<uint32_t>(mask[word]);
+    if (bits == 0) continue;
+    if (only >= 0 || (bits & (bits - 1)) != 0) return -1;
+    only = word * 32 + __builtin_ctz(bits);
+  }
+  return only;
+}
+
+}  // namespace
+
+Answer::Answer(std::shared_ptr<const AnswerRules> rules, int index, uint64_t seed, uint64_t sequence,
+               std::vector<int32_t>& tokens)
+    : rules_(std::move(rules)),
+      tokens_(tokens),
+      index_(index),
+      penalties_(rules_->sampling, rules_->prompt_tokens, rules_->params.logit_bias),
+      bad_word_states_(rules_->bad_words.begin()),
+      text_(rules_->stop_strings),
+      prompt_rows_(*rules_, index) {
+  static_cast<SamplingRule&>(choice_) = rules_->sampling;
+  choice_.seed = seed + static_cast<uint64_t>(index) * kSeedStride;
+  choice_.sequence = sequence;
+  choice_.tokens = &tokens_;
+  choice_.prompt_len = rules_->prompt_len;
+  choice_.biases = &rules_->params.logit_bias;
+  choice_.logprobs = rules_->params.logprobs.value_or(-1);
+  if (rules_->grammar) matcher_ = rules_->grammar->new_matcher(rules_->params.stop_token_ids);
+}
+
+bool Answer::needs_logits() const {
+  const GenerationParams& params = rules_->params;
+  return params.logits_hook || params.logits != RowsWanted::kNone || params.hidden_states != RowsWanted::kNone ||
+         params.generates_nothing();
+}
+
+const TokenChoice& Answer::choice(int unseen) {
+  const int position = generated() + unseen;
+  choice_.draw = static_cast<uint64_t>(position);
+  choice_.unseen = unseen;
+  choice_.forbidden = forbidden_tokens(position);
+  choice_.mask = allowed_tokens();
+  return choice_;
+}
+
+FinishReason Answer::advance(Sampler& sampler, float* logits, const float* hidden) {
+  const GenerationParams& params = rules_->params;
+  const int vocab = rules_->space.vocab_size;
+  if (params.generates_nothing()) return params.scores_prompt ? FinishReason::kStop : FinishReason::kLength;
+  std::vector<float> unchanged;  // for what is reported of the model's own distribution
+  if (params.logprobs || params.logits != RowsWanted::kNone) unchanged.assign(logits, logits + vocab);
+  if (params.logits_hook) params.logits_hook(tokens_, logits, vocab);
+  const TokenChoice& how = choice(0);
+  penalties_.apply(logits);
+  for (const int32_t token : how.forbidden) logits[token] = -std::numeric_limits<float>::infinity();
+  if (how.mask != nullptr) apply_mask(how.mask, vocab, logits);
+  const int32_t token = sampler.sample(logits, how);
+  if (is_ended_by(token)) return FinishReason::kStop;
+  if (params.logprobs) unsent_.logprobs.push_back(log_probabilities(unchanged.data(), vocab, token, *params.logprobs));
+  if (params.logits != RowsWanted::kNone) {
+    unsent_.logits.insert(unsent_.logits.end(), unchanged.begin(), unchanged.end());
+  }
+  if (params.hidden_states != RowsWanted::kNone) {
+    unsent_.hidden_states.insert(unsent_.hidden_states.end(), hidden, hidden + rules_->space.hidden_size);
+  }
+  return append_and_jump(token);
+}
+
+FinishReason Answer::advance(const ChosenToken& chosen) {
+  if (is_ended_by(chosen.token)) return FinishReason::kStop;
+  if (const int top = choice_.logprobs; top >= 0) {
+    TokenLogprobs& entry = unsent_.logprobs.emplace_back();
+    entry.chosen = chosen.log_probability;
+    for (int i = 0; i < std::min(top, rules_->space.vocab_size); ++i) {
+      entry.top.emplace_back(chosen.top_tokens[i], chosen.top_log_probabilities[i]);
+    }
+  }
+  return append_and_jump(chosen.token);
+}
+
+std::optional<Output> Answer::take_output(FinishReason finish) {
+  unsent_.text += finish == FinishReason::kNone ? text_.take() : text_.take_rest();
+  if (finish == FinishReason::kNone && !rules_->params.stream) return std::nullopt;
+  unsent_.index = index_;
+  unsent_.finish = finish;
+  unsent_.generate_token_len = generated();
+  unsent_.stop_token = stop_token_;
+  return std::exchange(unsent_, {});
+}
+
+// Tokens that limits other than a grammar's forbid at this position of the answer.
+std::vector<int32_t> Answer::forbidden_tokens(int position) const {
+  std::vector<int32_t> forbidden;
+  if (position < rules_->params.min_new_tokens) forbidden = rules_->params.stop_token_ids;
+  rules_->bad_words.append_forbidden(bad_word_states_, tokens_, forbidden);
+  return forbidden;
+}
+
+const int32_t* Answer::allowed_tokens() {
+  if (!matcher_) return nullptr;
+  if (mask_.empty()) {
+    mask_.resize(static_cast<size_t>(rules_->space.vocab_size + 31) / 32);
+    matcher_->fill_mask(mask_);
+  }
+  return mask_.data();
+}
+
+bool Answer::is_ended_by(int32_t token) {
+  if (token < 0) {
+    throw internal_error(matcher_ ? "no token satisfies the response format and the other limits"
+                                  : "the model produced logits that are not numbers, or no token is allowed");
+  }
+  if (!contains(rules_->params.stop_token_ids, token)) return false;
+  stop_token_ = token;
+  return true;
+}
+
+// Takes a token that is part of the answer.
+FinishReason Answer::append(int32_t token) {
+  const GenerationParams& params = rules_->params;
+  const TokenTable& table = rules_->space.tokens;
+  tokens_.push_back(token);
+  penalties_.note(token);
+  unsent_.token_ids.push_back(token);
+  if (matcher_) {
+    if (!matcher_->accept(token)) throw internal_error("a token outside the response format was chosen");
+    mask_.clear();
+  }
+  rules_->bad_words.advance(bad_word_states_, table.bytes(token));
+  const bool is_hidden = params.skip_special_tokens && table.is_special(token);
+  const bool may_stop = generated() >= params.min_new_tokens;
+  if (!is_hidden && text_.append(table.bytes(token), may_stop)) return FinishReason::kStop;
+  if (matcher_ && matcher_->is_finished()) return FinishReason::kStop;
+  return generated() >= params.max_new_tokens ? FinishReason::kLength : FinishReason::kNone;
+}
+
+FinishReason Answer::append_and_jump(int32_t token) {
+  const FinishReason finish = append(token);
+  const GenerationParams& params = rules_->params;
+  const bool wants_rows =
+      params.logprobs || params.logits != RowsWanted::kNone || params.hidden_states != RowsWanted::kNone;
+  return finish != FinishReason::kNone || !matcher_ || wants_rows ? finish : jump_forward();
+}
+
+// Where the grammar leaves one token only, takes it without running the model; the next step computes all of them at
+// once.
+FinishReason Answer::jump_forward() {
+  FinishReason finish = FinishReason::kNone;
+  while (finish == FinishReason::kNone) {
+    const int32_t token = only_token(allowed_tokens(), rules_->space.vocab_size);
+    if (token < 0 || contains(rules_->params.stop_token_ids, token)) break;
+    finish = append(token);
+  }
+  return finish;
+}
+
+}  // namespace turbomind

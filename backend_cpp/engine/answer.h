@@ -1,0 +1,85 @@
+// One answer of a request: its next token, what that means as text, when it ends, and what its caller has not been
+// sent.
+//
+// A token comes from the model's logits, chosen here, or from a runner that chooses by choice(). Either way it goes
+// through penalties, what is forbidden and the grammar before it is chosen, and through grammar, text and limits after.
+//
+// Knows nothing of blocks, steps or other answers. Used by the step thread only.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "device/token_choice.h"
+#include "engine/answer_rules.h"
+#include "engine/penalties.h"
+#include "engine/prompt_rows.h"
+#include "engine/request.h"
+#include "engine/sampler.h"
+#include "engine/text_stream.h"
+
+namespace turbomind {
+
+class Answer {
+ public:
+  // `tokens` holds the prompt, gets the answer's tokens, and must outlive the answer. Answers to one request differ in
+  // `index`; each draws from a random stream of its own, made of `seed`. `sequence` is TokenChoice::sequence.
+  Answer(std::shared_ptr<const AnswerRules> rules, int index, uint64_t seed, uint64_t sequence,
+         std::vector<int32_t>& tokens);
+  Answer(const Answer&) = delete;
+
+  // Tokens it has.
+  int generated() const { return static_cast<int>(tokens_.size()) - rules_->prompt_len; }
+
+  // ---- the next token ----
+
+  // Whether only this class can choose it: somebody looks at its logits.
+  bool needs_logits() const;
+  // Whether what may come next depends on which tokens came before.
+  bool needs_known_tokens() const { return matcher_ != nullptr || rules_->bad_words.depends_on_tokens(); }
+  // How a runner is to choose the token behind those known and `unseen` more. Valid until the next call.
+  const TokenChoice& choice(int unseen);
+
+  // Takes the next token, and those behind it that a grammar leaves no choice about: chosen from its row, logits
+  // [vocab] (changed) and hidden [hidden], or by a runner. Returns why the answer ends, kNone where it goes on. Throws
+  // Error where no token can come; the answer is then to be ended.
+  FinishReason advance(Sampler& sampler, float* logits, const float* hidden);
+  FinishReason advance(const ChosenToken& chosen);
+
+  // Takes what was computed of its prompt (engine/prompt_rows.h).
+  void take_prompt_rows(int first, int count, const float* logits, const float* hidden) {
+    prompt_rows_.take(tokens_, first, count, logits, hidden, unsent_);
+  }
+
+  // ---- its end ----
+
+  // The token that ended it and is not part of it; -1: none.
+  int32_t stop_token() const { return stop_token_; }
+  // What can be sent and was not; with a reason, the rest. Null while all is to be sent at the end.
+  std::optional<Output> take_output(FinishReason finish);
+
+ private:
+  std::vector<int32_t> forbidden_tokens(int position) const;
+  const int32_t* allowed_tokens();
+  bool is_ended_by(int32_t token);
+  FinishReason append(int32_t token);
+  FinishReason append_and_jump(int32_t token);
+  FinishReason jump_forward();
+
+  std::shared_ptr<const AnswerRules> rules_;
+  std::vector<int32_t>& tokens_;  // prompt, then answer
+  int index_;
+  TokenChoice choice_;
+  Penalties penalties_;
+  BadWords::States bad_word_states_;
+  std::unique_ptr<GrammarMatcher> matcher_;
+  std::vector<int32_t> mask_;  // what matcher_ allows next; empty: not asked yet
+  TextStream text_;
+  PromptRows prompt_rows_;
+  Output unsent_;
+  int32_t stop_token_ = -1;
+};
+
+}  // namespace turbomind

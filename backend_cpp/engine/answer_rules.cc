@@ -1,0 +1,35 @@
+#include "engine/answer_rules.h"
+
+#include <utility>
+
+namespace turbomind {
+
+namespace {
+
+SamplingRule sampling_rule(const GenerationParams& params) {
+  SamplingRule rule;
+  rule.is_greedy = params.is_greedy();
+  rule.temperature = params.temperature;
+  rule.top_k = params.top_k;
+  rule.top_p = params.top_p;
+  rule.min_p = params.min_p;
+  rule.repetition_penalty = params.repetition_penalty;
+  rule.presence_penalty = params.presence_penalty;
+  rule.frequency_penalty = params.frequency_penalty;
+  return rule;
+}
+
+}  // namespace
+
+AnswerRules::AnswerRules(GenerationParams given, const OutputSpace& of, const std::vector<int32_t>& prompt,
+                         std::shared_ptr<const Grammar> constraint)
+    : params(std::move(given)),
+      space(of),
+      prompt_len(static_cast<int>(prompt.size())),
+      sampling(sampling_rule(params)),
+      stop_strings(string_patterns(params.stop_words)),
+      bad_words(params.bad_words, params.bad_tokens, space.tokens),
+      prompt_tokens(sampling, prompt, space.vocab_size),
+      grammar(std::move(constraint)) {}
+
+}  // namespace turbomind

@@ -1,0 +1,42 @@
+// What the answers to one request have in common: how their tokens are chosen, what must not come about, what ends
+// them. Made once a request, shared by its answers, changed by nobody.
+//
+// Used by the step thread only.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "engine/bad_words.h"
+#include "engine/grammar.h"
+#include "engine/penalties.h"
+#include "engine/request.h"
+#include "engine/string_pattern.h"
+#include "engine/token_table.h"
+#include "kernels/sampling.h"
+
+namespace turbomind {
+
+// What an answer must know of the model. The table must outlive the rules.
+struct OutputSpace {
+  const TokenTable& tokens;
+  int vocab_size;
+  int hidden_size;
+};
+
+struct AnswerRules {
+  AnswerRules(GenerationParams given, const OutputSpace& of, const std::vector<int32_t>& prompt,
+              std::shared_ptr<const Grammar> constraint = nullptr);
+  AnswerRules(const AnswerRules&) = delete;  // its members look at each other
+
+  const GenerationParams params;
+  const OutputSpace space;
+  const int prompt_len;
+  const SamplingRule sampling;  // but for seed and draw, which are an answer's own
+  const std::vector<StringPattern> stop_strings;
+  const BadWords bad_words;
+  const PromptTokens prompt_tokens;
+  const std::shared_ptr<const Grammar> grammar;  // null: free text
+};
+
+}  // namespace turbomind

@@ -1,0 +1,70 @@
+#include "engine/check_request.h"
+
+#include <string>
+
+#include "base/error.h"
+
+namespace turbomind {
+
+namespace {
+
+void check_prompt(const Request& request, const RequestLimits& limits) {
+  if (request.input_ids.empty() && !request.session) throw invalid_argument("input_ids must hold at least one token");
+  for (const int32_t token : request.input_ids) {
+    if (token < 0 || token >= limits.vocab_size) {
+      throw invalid_argument("input_ids must be tokens of the vocabulary (0 to " +
+                             std::to_string(limits.vocab_size - 1) + "), got " + std::to_string(token));
+    }
+  }
+}
+
+void check_lengths(const Request& request, int session_len) {
+  const GenerationParams& params = request.params;
+  if (params.max_new_tokens > session_len) {
+    throw invalid_argument("max_new_tokens must be at most the session length of " + std::to_string(session_len) +
+                           " tokens, got " + std::to_string(params.max_new_tokens));
+  }
+  const auto prompt_len = static_cast<int64_t>(request.input_ids.size());
+  if (prompt_len + (params.generates_nothing() ? 0 : 1) > session_len) {
+    throw Error(ErrorCode::kTooLong, "the prompt must be shorter than the session length of " +
+                                         std::to_string(session_len) + " tokens, got " + std::to_string(prompt_len));
+  }
+}
+
+void check_combinations(const Request& request) {
+  const GenerationParams& params = request.params;
+  if (params.n > 1 && (request.session || params.generates_nothing())) {
+    throw invalid_argument("n must be 1 in a session and where nothing is generated, got " + std::to_string(params.n));
+  }
+  if (request.session && params.prompt_logprobs) throw invalid_argument("prompt_logprobs cannot be had in a session");
+}
+
+void complete_stops(GenerationParams& params, const RequestLimits& limits, const TokenTable& tokens) {
+  if (!params.ignore_eos) {
+    params.stop_token_ids.insert(params.stop_token_ids.end(), limits.eos_token_ids.begin(), limits.eos_token_ids.end());
+  }
+  // A special token does not show up in the text, so as a stop string it is matched by id.
+  std::erase_if(params.stop_words, [&](const std::string& word) {
+    const int32_t token = tokens.find_special(word);
+    if (token >= 0) params.stop_token_ids.push_back(token);
+    return token >= 0;
+  });
+}
+
+}  // namespace
+
+void check_request(Request& request, const RequestLimits& limits, const TokenTable& tokens) {
+  GenerationParams& params = request.params;
+  params.validate(limits.vocab_size);
+  const bool may_generate_nothing = request.session.has_value() || params.scores_prompt || params.prompt_logprobs;
+  if (params.max_new_tokens == 0 && !may_generate_nothing) throw invalid_argument("max_new_tokens must be >= 1, got 0");
+  check_prompt(request, limits);
+  check_lengths(request, limits.session_len);
+  check_combinations(request);
+  if (!params.response_format.empty() && !limits.has_grammars) {
+    throw Error(ErrorCode::kUnavailable, "response_format is not available: xgrammar was not found");
+  }
+  complete_stops(params, limits, tokens);
+}
+
+}  // namespace turbomind

@@ -1,0 +1,22 @@
+// The engine's border: a request that passes can be served.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "engine/request.h"
+#include "engine/token_table.h"
+
+namespace turbomind {
+
+struct RequestLimits {
+  int vocab_size = 0;
+  int session_len = 0;
+  bool has_grammars = false;           // response formats can be had
+  std::vector<int32_t> eos_token_ids;  // end answers that do not ignore them
+};
+
+// Refuses what is wrong with a request, and completes what it leaves to the model. Throws Error. Any thread.
+void check_request(Request& request, const RequestLimits& limits, const TokenTable& tokens);
+
+}  // namespace turbomind

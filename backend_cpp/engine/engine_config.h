@@ -1,0 +1,27 @@
+// How an engine is set up.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace turbomind {
+
+struct EngineConfig {
+  int session_len = 2048;  // most tokens of prompt and answer together
+  int max_batch_size = 64;
+  int max_step_tokens = 512;  // rows of one step
+  int block_len = 64;
+  int block_count = 1;
+  bool enable_prefix_caching = false;
+  int max_waiting = 4096;  // requests beyond are refused as "overloaded"
+  std::chrono::seconds session_idle_limit{3600};
+  size_t max_sessions = 4096;
+  std::vector<int32_t> eos_token_ids;
+  // Whether the engine checks itself whenever it goes idle, and ends the process if what it keeps does not add up. For
+  // tests; LMDEPLOY_CHECK_INVARIANTS in the environment turns it on for an engine that is loaded.
+  bool checks_invariants = false;
+};
+
+}  // namespace turbomind

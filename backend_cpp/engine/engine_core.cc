@@ -1,0 +1,291 @@
+#include "engine/engine_core.h"
+
+#include <algorithm>
+#include <random>
+#include <string>
+
+namespace turbomind {
+
+namespace {
+
+uint64_t draw_seed() {
+  std::random_device device;
+  return static_cast<uint64_t>(device()) << 32 | device();
+}
+
+const Error& overdue() {
+  static const Error error(ErrorCode::kTimeout, "the request did not finish in the time it was given");
+  return error;
+}
+
+}  // namespace
+
+EngineCore::EngineCore(const EngineConfig& config, ModelRunner& runner, const TokenTable& tokens)
+    : config_(config),
+      runner_(runner),
+      space_{tokens, runner.vocab_size(), runner.hidden_size()},
+      blocks_(config.block_count, config.block_len),
+      scheduler_({config.max_batch_size, config.max_step_tokens, runner.window()}, blocks_),
+      sessions_({config.session_idle_limit, config.max_sessions, config.session_len}, blocks_,
+                config.enable_prefix_caching),
+      steps_(scheduler_, runner, counts_),
+      sampler_(runner.vocab_size()) {}
+
+// ---- requests come ----
+
+void EngineCore::add(Submission&& submission) {
+  const RequestId id = submission.request.id;
+  const auto on_output = std::make_shared<const OutputCallback>(std::move(submission.request.on_output));
+  const auto refuse = [&](const Error& error) {
+    ++counts_.failed;
+    answer_at_once(id, on_output, FinishReason::kError, &error);
+  };
+  try {
+    if (submission.failure) throw Error(*submission.failure);
+    if (!control_session(submission.request, on_output)) begin(std::move(submission), on_output);
+  } catch (const Error& error) {
+    refuse(error);
+  } catch (const std::exception& error) {
+    refuse(internal_error(error.what()));
+  }
+}
+
+// Answers a request that only stops or ends a session. False when it is none of these.
+bool EngineCore::control_session(const Request& request, const std::shared_ptr<const OutputCallback>& on_output) {
+  if (!request.session) return false;
+  const SessionParams& params = *request.session;
+  const bool only_ends = params.end && !params.start && request.params.max_new_tokens == 0;
+  if (!params.stop && !only_ends) return false;
+  if (const RequestId running = sessions_.check_control(params); running != 0) cancel(running);
+  if (params.end) sessions_.erase(params.id);
+  ++counts_.completed;
+  answer_at_once(request.id, on_output, FinishReason::kStop, nullptr);
+  return true;
+}
+
+// All that can fail comes first, so that a request which is refused has changed nothing.
+void EngineCore::begin(Submission&& submission, const std::shared_ptr<const OutputCallback>& on_output) {
+  Request& request = submission.request;
+  GenerationParams& params = request.params;
+  SessionTable::Turn turn;
+  turn.scope = config_.enable_prefix_caching ? 0 : next_scope_++;
+  if (request.session) turn = sessions_.prepare(*request.session, request.input_ids.size(), turn.scope);
+
+  const int prompt_len = static_cast<int>(turn.history.size() + request.input_ids.size());
+  const int left = config_.session_len - prompt_len;
+  params.max_new_tokens = params.max_new_tokens == kAllThatIsLeft ? left : std::min(params.max_new_tokens, left);
+  params.min_new_tokens = std::min(params.min_new_tokens, params.max_new_tokens);
+  std::vector<int32_t> tokens;
+  tokens.reserve(static_cast<size_t>(prompt_len + params.max_new_tokens));
+  tokens.insert(tokens.end(), turn.history.begin(), turn.history.end());
+  tokens.insert(tokens.end(), request.input_ids.begin(), request.input_ids.end());
+
+  auto group = std::make_shared<SequenceGroup>();
+  group->request = request.id;
+  group->session = request.session;
+  group->on_output = on_output;
+  group->deadline = request.deadline;
+  group->priority = request.priority;
+  group->arrival = next_arrival_++;
+  group->seed = params.random_seed ? *params.random_seed : draw_seed();
+  // Blocks are shared only by prompts that the model rotates alike.
+  group->scope = turn.scope | static_cast<uint64_t>(runner_.cache_variant(prompt_len)) << 32;
+  group->history_len = static_cast<int>(turn.history.size());
+  group->may_match = !params.looks_at_prompt();
+  group->keeps_blocks = config_.enable_prefix_caching || (request.session && !request.session->end);
+  if (request.returns_prompt || params.prompt_logprobs) {
+    group->prompt = std::make_shared<const std::vector<int32_t>>(tokens);
+  }
+  group->accepted = Clock::now();
+  const bool has_rows = params.max_new_tokens > 0 || params.scores_prompt || params.prompt_logprobs;
+  group->rules = std::make_shared<const AnswerRules>(std::move(params), space_, tokens, std::move(submission.grammar));
+  const auto first = has_rows ? std::make_shared<Sequence>(group, 0, std::move(tokens)) : nullptr;
+
+  if (group->session) sessions_.begin(*group->session, group->request, turn.scope);
+  if (!first) return finish_unanswered(*group, std::move(tokens));
+  counts_.tokens_in += prompt_len;
+  if (group->deadline) next_deadline_ = std::min(next_deadline_, *group->deadline);
+  scheduler_.add(first);
+}
+
+// Nothing to generate: the session takes the tokens, and computes them when it goes on.
+void EngineCore::finish_unanswered(SequenceGroup& group, std::vector<int32_t>&& tokens) {
+  Output output;
+  output.request = group.request;
+  output.finish = FinishReason::kStop;
+  output.is_final = true;
+  output.input_token_len = static_cast<int>(tokens.size()) - group.history_len;
+  output.history_token_len = group.history_len;
+  output.prompt = group.prompt;
+  outputs_.push_back({group.on_output, std::move(output)});
+  sessions_.finish(*group.session, group.request, std::move(tokens));
+  ++counts_.completed;
+}
+
+// ---- steps ----
+
+bool EngineCore::has_work() const {
+  return steps_.is_in_flight() || scheduler_.running_count() + scheduler_.waiting_count() > 0;
+}
+
+void EngineCore::step() {
+  steps_.run([this](Sequence& sequence, const SpanOutput& output) { take(sequence, output); });
+}
+
+// An error belongs to the request alone.
+void EngineCore::take(Sequence& sequence, const SpanOutput& output) {
+  const RequestId id = sequence.group->request;
+  const auto fail = [&](const Error& error) {
+    end_where([id](const Sequence& s) { return s.group->request == id; }, FinishReason::kError, &error);
+  };
+  try {
+    if (output.span.wanted == SpanRows::kAll) {
+      sequence.answer.take_prompt_rows(output.span.first_position, output.rows, output.logits, output.hidden);
+      if (sequence.pending() > 0) return;
+    }
+    const int generated_before = sequence.answer.generated();
+    const FinishReason finish = advance(sequence, output);
+    note_tokens(sequence, generated_before);
+    if (finish == FinishReason::kNone) return emit(sequence, finish, nullptr);
+    end_where([&](const Sequence& s) { return &s == &sequence; }, finish, nullptr);
+  } catch (const Error& error) {
+    fail(error);
+  } catch (const std::exception& error) {
+    fail(internal_error(error.what()));
+  }
+}
+
+FinishReason EngineCore::advance(Sequence& sequence, const SpanOutput& output) {
+  if (output.chosen != nullptr) return sequence.answer.advance(*output.chosen);
+  return sequence.answer.advance(sampler_, output.last_logits(space_.vocab_size),
+                                 output.last_hidden(space_.hidden_size));
+}
+
+void EngineCore::note_tokens(Sequence& sequence, int generated_before) {
+  if (sequence.params().generates_nothing()) return;
+  counts_.tokens_out += sequence.answer.generated() - generated_before;
+  const auto now = Clock::now();
+  if (generated_before == 0) {
+    ++counts_.first_tokens;
+    counts_.first_token_seconds += seconds_between(sequence.group->accepted, now);
+    if (sequence.index == 0) start_siblings(sequence);
+  } else {
+    ++counts_.later_tokens;
+    counts_.later_token_seconds += seconds_between(sequence.last_token, now);
+  }
+  sequence.last_token = now;
+}
+
+// The other answers to the same prompt begin when the first has computed it, and find its blocks.
+void EngineCore::start_siblings(const Sequence& first) {
+  const std::shared_ptr<SequenceGroup>& group = first.group;
+  std::vector<std::shared_ptr<Sequence>> siblings;
+  for (int index = 1; index < first.params().n; ++index) {
+    std::vector<int32_t> tokens;
+    tokens.reserve(first.tokens.capacity());
+    tokens.insert(tokens.end(), first.tokens.begin(), first.tokens.begin() + first.prompt_len());
+    siblings.push_back(std::make_shared<Sequence>(group, index, std::move(tokens)));
+  }
+  group->open_answers += static_cast<int>(siblings.size());
+  for (std::shared_ptr<Sequence>& sibling : siblings) scheduler_.add(std::move(sibling));
+}
+
+// ---- ends ----
+
+void EngineCore::cancel(RequestId id) {
+  end_where([id](const Sequence& s) { return s.group->request == id; }, FinishReason::kCancelled, nullptr);
+}
+
+void EngineCore::answer_abandoned(const Inbox::Abandoned& request) {
+  ++(request.is_overdue ? counts_.failed : counts_.cancelled);
+  answer_at_once(request.id, request.on_output, request.is_overdue ? FinishReason::kError : FinishReason::kCancelled,
+                 request.is_overdue ? &overdue() : nullptr, request.input_len);
+}
+
+void EngineCore::end_overdue(Clock::time_point now) {
+  sessions_.expire(now);
+  if (now < next_deadline_) return;
+  Clock::time_point next = Clock::time_point::max();
+  const auto is_overdue = [&](const Sequence& sequence) {
+    if (!sequence.group->deadline) return false;
+    if (*sequence.group->deadline <= now) return true;
+    next = std::min(next, *sequence.group->deadline);
+    return false;
+  };
+  end_where(is_overdue, FinishReason::kError, &overdue());
+  next_deadline_ = next;
+}
+
+void EngineCore::end_all(const Error* error) {
+  steps_.abort();
+  end_where([](const Sequence&) { return true; }, error != nullptr ? FinishReason::kError : FinishReason::kCancelled,
+            error);
+}
+
+void EngineCore::end_where(const std::function<bool(const Sequence&)>& is_wanted, FinishReason reason,
+                           const Error* error) {
+  for (const std::shared_ptr<Sequence>& ended : scheduler_.remove_if(is_wanted)) {
+    SequenceGroup& group = *ended->group;
+    --group.open_answers;
+    emit(*ended, reason, error);
+    if (group.open_answers > 0) continue;
+    ++(error != nullptr ? counts_.failed : reason == FinishReason::kCancelled ? counts_.cancelled : counts_.completed);
+    if (!group.session) continue;
+    if (const int32_t token = ended->answer.stop_token(); token >= 0) ended->tokens.push_back(token);
+    sessions_.finish(*group.session, group.request, std::move(ended->tokens));
+  }
+}
+
+// Sends off what can be sent of an answer.
+void EngineCore::emit(Sequence& sequence, FinishReason finish, const Error* error) {
+  std::optional<Output> output = sequence.answer.take_output(finish);
+  if (!output) return;
+  const SequenceGroup& group = *sequence.group;
+  output->request = group.request;
+  output->is_final = finish != FinishReason::kNone && group.open_answers == 0;
+  output->input_token_len = sequence.prompt_len() - group.history_len;
+  output->history_token_len = group.history_len;
+  output->prompt = group.prompt;
+  if (error != nullptr) {
+    output->error_code = error->code();
+    output->error = error->what();
+  }
+  outputs_.push_back({group.on_output, std::move(*output)});
+}
+
+void EngineCore::answer_at_once(RequestId id, std::shared_ptr<const OutputCallback> on_output, FinishReason finish,
+                                const Error* error, int input_len) {
+  Output output;
+  output.request = id;
+  output.finish = finish;
+  output.is_final = true;
+  output.input_token_len = input_len;
+  if (error != nullptr) {
+    output.error_code = error->code();
+    output.error = error->what();
+  }
+  outputs_.push_back({std::move(on_output), std::move(output)});
+}
+
+// ---- figures and checks ----
+
+EngineStats EngineCore::stats() const {
+  EngineStats stats = counts_;
+  stats.running = scheduler_.running_count();
+  stats.waiting = scheduler_.waiting_count();
+  stats.sessions = static_cast<int>(sessions_.size());
+  stats.blocks_total = blocks_.block_count();
+  stats.blocks_used = blocks_.referenced_count();
+  stats.blocks_idle = blocks_.idle_count();
+  stats.evictions = blocks_.eviction_count();
+  stats.preemptions = scheduler_.preemption_count();
+  stats.tokens_matched = scheduler_.matched_token_count();
+  return stats;
+}
+
+void EngineCore::check_invariants() const {
+  scheduler_.check_invariants();
+  if (!has_work() && sessions_.busy_count() > 0) throw internal_error("a session is busy without a request");
+}
+
+}  // namespace turbomind

@@ -1,0 +1,85 @@
+// The engine without its threads: requests go in, steps are run, outputs come out.
+//
+// What is wrong with one request is answered to its caller and is nobody else's. Only step() throws: a device fault.
+//
+// Used by the step thread only.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "engine/answer_rules.h"
+#include "engine/block_cache.h"
+#include "engine/engine_config.h"
+#include "engine/inbox.h"
+#include "engine/output_queue.h"
+#include "engine/sampler.h"
+#include "engine/scheduler.h"
+#include "engine/sequence.h"
+#include "engine/session_table.h"
+#include "engine/stats.h"
+#include "engine/step_loop.h"
+#include "engine/token_table.h"
+#include "model/model_runner.h"
+
+namespace turbomind {
+
+class EngineCore {
+ public:
+  // `config` is what the runner's cache was allocated for. Runner and table must outlive the core.
+  EngineCore(const EngineConfig& config, ModelRunner& runner, const TokenTable& tokens);
+
+  // Takes a checked request, or answers why it cannot be taken; its session is then as it was.
+  void add(Submission&& submission);
+  // Ends all answers of a request; their blocks are free at once. Unknown ids are ignored.
+  void cancel(RequestId id);
+  // Answers a request that never came so far as to be added.
+  void answer_abandoned(const Inbox::Abandoned& request);
+  // Ends what is overdue; forgets sessions that were idle too long.
+  void end_overdue(Clock::time_point now);
+  // Ends everything, as cancelled or, with an error, as failed; steps in flight are forgotten.
+  void end_all(const Error* error);
+
+  bool has_work() const;
+  // Runs a step, if there is work. Throws what the model runner throws.
+  void step();
+
+  std::vector<Delivery> take_outputs() { return std::exchange(outputs_, {}); }
+  EngineStats stats() const;
+  // Throws Error(kInternal) when what is kept does not add up, or, without work, when anything is still in use.
+  void check_invariants() const;
+
+ private:
+  bool control_session(const Request& request, const std::shared_ptr<const OutputCallback>& on_output);
+  void begin(Submission&& submission, const std::shared_ptr<const OutputCallback>& on_output);
+  void finish_unanswered(SequenceGroup& group, std::vector<int32_t>&& tokens);
+
+  void take(Sequence& sequence, const SpanOutput& output);
+  FinishReason advance(Sequence& sequence, const SpanOutput& output);
+  void note_tokens(Sequence& sequence, int generated_before);
+  void start_siblings(const Sequence& first);
+
+  void end_where(const std::function<bool(const Sequence&)>& is_wanted, FinishReason reason, const Error* error);
+  void emit(Sequence& sequence, FinishReason finish, const Error* error);
+  void answer_at_once(RequestId id, std::shared_ptr<const OutputCallback> on_output, FinishReason finish,
+                      const Error* error, int input_len = 0);
+
+  const EngineConfig config_;
+  ModelRunner& runner_;
+  const OutputSpace space_;
+  EngineStats counts_;  // counters alone
+  BlockCache blocks_;
+  Scheduler scheduler_;
+  SessionTable sessions_;
+  StepLoop steps_;
+  Sampler sampler_;
+  std::vector<Delivery> outputs_;
+  uint64_t next_arrival_ = 1;
+  uint64_t next_scope_ = 1;
+  Clock::time_point next_deadline_ = Clock::time_point::max();  // none of an open request is earlier
+};
+
+}  // namespace turbomind

@@ -1,0 +1,89 @@
+#include "engine/step_loop.h"
+
+#include <utility>
+
+namespace turbomind {
+
+void StepLoop::run(const OnOutput& on_output) {
+  const auto start = Clock::now();
+  Step& now = steps_[0];
+  if (!is_in_flight_) {
+    scheduler_.plan(now);
+    if (now.sequences.empty()) return;
+    begin(now);
+  }
+  scheduler_.commit(now);
+  Step& next = steps_[1];
+  const bool overlaps = can_overlap(now);
+  if (overlaps) scheduler_.plan_ahead(next);
+  is_in_flight_ = overlaps && !next.sequences.empty();
+  if (is_in_flight_) begin(next);
+  take(now, on_output);
+  std::swap(now, next);
+  stats_.step_seconds += seconds_between(start, Clock::now());
+}
+
+void StepLoop::abort() {
+  is_in_flight_ = false;
+  for (Step& step : steps_) step.sequences.clear();
+}
+
+void StepLoop::begin(Step& step) {
+  if (runner_.chooses_tokens()) {
+    for (size_t i = 0; i < step.sequences.size(); ++i) {
+      StepSpan& span = step.input.spans[i];
+      Sequence& sequence = *step.sequences[i];
+      if (span.wanted != SpanRows::kLast || sequence.answer.needs_logits()) continue;
+      const TokenChoice& choice = sequence.answer.choice(sequence.unseen);
+      if (!runner_.reserve(choice)) continue;
+      span.wanted = SpanRows::kNone;
+      span.choice = &choice;
+    }
+  }
+  const auto start = Clock::now();
+  runner_.begin(step.input);
+  step.begin_seconds = seconds_between(start, Clock::now());
+  stats_.tokens_computed += static_cast<int64_t>(step.input.tokens.size());
+  ++stats_.steps;
+  for (size_t i = 0; i < step.sequences.size(); ++i) {
+    if (step.input.spans[i].choice == nullptr) continue;
+    ++step.sequences[i]->unseen;
+    step.sequences[i]->unseen_span = static_cast<int>(i);
+  }
+}
+
+void StepLoop::take(Step& step, const OnOutput& on_output) {
+  const auto start = Clock::now();
+  const StepOutput output = runner_.take();
+  stats_.forward_seconds +=
+      output.device_seconds > 0 ? output.device_seconds : step.begin_seconds + seconds_between(start, Clock::now());
+  float* logits = output.logits;
+  const float* hidden = output.hidden;
+  const ChosenToken* chosen = output.chosen;
+  for (size_t i = 0; i < step.sequences.size(); ++i) {
+    Sequence& sequence = *step.sequences[i];
+    const StepSpan& span = step.input.spans[i];
+    const bool has_chosen = span.choice != nullptr;
+    const int rows = span.wanted == SpanRows::kNone ? 0 : span.wanted == SpanRows::kLast ? 1 : span.count;
+    if (has_chosen) --sequence.unseen;
+    if (sequence.is_open && (has_chosen || rows > 0)) {
+      on_output(sequence, {span, has_chosen ? chosen : nullptr, rows, logits, hidden});
+    }
+    if (has_chosen) ++chosen;
+    logits += static_cast<size_t>(rows) * runner_.vocab_size();
+    hidden += static_cast<size_t>(rows) * runner_.hidden_size();
+  }
+  step.sequences.clear();  // ended ones hold their callers' callbacks
+}
+
+// Whether what follows the step can be planned before its tokens are known.
+bool StepLoop::can_overlap(const Step& step) const {
+  if (!runner_.chooses_tokens() || step.was_short_of_blocks) return false;
+  for (size_t i = 0; i < step.sequences.size(); ++i) {
+    if (step.input.spans[i].wanted != SpanRows::kNone) return false;
+    if (step.input.spans[i].choice != nullptr && step.sequences[i]->answer.needs_known_tokens()) return false;
+  }
+  return true;
+}
+
+}  // namespace turbomind

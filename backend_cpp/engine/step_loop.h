@@ -1,0 +1,63 @@
+// Runs the model over what the scheduler plans, step after step, and hands out what each step brings.
+//
+//   runner does not choose tokens     plan  begin  take  |  plan  begin  take  | ...
+//   runner chooses tokens             plan  begin  plan' begin' take | plan'' begin'' take' | ...
+//
+// Where the runner chooses tokens, the next step begins before this one's tokens are seen (overlap scheduling), so that
+// the device never waits for the host. At most two steps are in flight.
+//
+// Used by the step thread only.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <functional>
+
+#include "engine/scheduler.h"
+#include "engine/sequence.h"
+#include "engine/stats.h"
+#include "model/model_runner.h"
+
+namespace turbomind {
+
+// What a step brings for one sequence. Valid during the call that gets it.
+struct SpanOutput {
+  const StepSpan& span;
+  const ChosenToken* chosen;  // the token that the runner chose; null: it chose none
+  int rows;                   // wanted rows; the last of them is the span's last
+  float* logits;              // [rows, vocab], writable
+  const float* hidden;        // [rows, hidden]
+
+  float* last_logits(int vocab_size) const { return logits + (rows - 1) * static_cast<ptrdiff_t>(vocab_size); }
+  const float* last_hidden(int hidden_size) const { return hidden + (rows - 1) * static_cast<ptrdiff_t>(hidden_size); }
+};
+
+class StepLoop {
+ public:
+  // Called for each open sequence that a step brings something for. Must not throw; may end sequences.
+  using OnOutput = std::function<void(Sequence&, const SpanOutput&)>;
+
+  // `stats`: counts steps, rows and time.
+  StepLoop(Scheduler& scheduler, ModelRunner& runner, EngineStats& stats)
+      : scheduler_(scheduler), runner_(runner), stats_(stats) {}
+
+  // Runs one step to its end, and begins the next where that may overlap. Without anything to do it does nothing.
+  // Throws what the runner throws: a device fault.
+  void run(const OnOutput& on_output);
+  bool is_in_flight() const { return is_in_flight_; }
+  // Forgets the steps in flight; after a fault.
+  void abort();
+
+ private:
+  void begin(Step& step);
+  void take(Step& step, const OnOutput& on_output);
+  bool can_overlap(const Step& step) const;
+
+  Scheduler& scheduler_;
+  ModelRunner& runner_;
+  EngineStats& stats_;
+  std::array<Step, 2> steps_;  // the one in flight, and room for the next
+  bool is_in_flight_ = false;  // steps_[0] was begun and not taken
+};
+
+}  // namespace turbomind

@@ -1,0 +1,258 @@
+// The engine without its threads, driven step by step.
+#include <set>
+
+#include "engine/engine_core.h"
+#include "tests/engine_helpers.h"
+#include "tests/stub_grammar.h"
+
+namespace turbomind::testing {
+
+namespace {
+
+struct Driven {
+  explicit Driven(const EngineConfig& given) : config(given), core(config, runner(), stub_space().tokens) {}
+
+  StubRunner& runner() {
+    stub = std::make_unique<StubRunner>();
+    stub->allocate_cache(config.block_count, config.block_len);
+    return *stub;
+  }
+
+  void add(Request request, std::shared_ptr<const Grammar> grammar = nullptr) {
+    request.on_output = [this](Output&& output) {
+      std::vector<Output>& all = outputs[output.request];
+      CHECK(all.empty() || !all.back().is_final);
+      all.push_back(std::move(output));
+    };
+    core.add({std::move(request), std::move(grammar), std::nullopt});
+    deliver();
+  }
+  void step() {
+    core.step();
+    deliver();
+  }
+  void deliver() {
+    core.check_invariants();
+    for (Delivery& delivery : core.take_outputs()) (*delivery.to)(std::move(delivery.output));
+  }
+  void finish() {
+    while (core.has_work()) step();
+  }
+  const Output& last(RequestId id) const { return outputs.at(id).back(); }
+  std::vector<int32_t> answer(RequestId id, int index = 0) const {
+    std::vector<int32_t> tokens;
+    for (const Output& output : outputs.at(id)) {
+      if (output.index == index) tokens.insert(tokens.end(), output.token_ids.begin(), output.token_ids.end());
+    }
+    return tokens;
+  }
+
+  EngineConfig config;
+  std::unique_ptr<StubRunner> stub;
+  EngineCore core;
+  std::map<RequestId, std::vector<Output>> outputs;
+};
+
+Request request_of(RequestId id, std::vector<int32_t> prompt, int max_new_tokens) {
+  return make_request(id, std::move(prompt), max_new_tokens, {});
+}
+
+}  // namespace
+
+ENGINE_TEST(every_request_of_mixed_traffic_ends_once_and_nothing_is_left) {
+  for (unsigned seed = 0; seed < 12; ++seed) {
+    std::mt19937 random(seed);
+    EngineConfig config = small_config();
+    config.enable_prefix_caching = seed % 2 == 0;
+    Driven driven(config);
+    const auto now = Clock::now();
+    std::map<RequestId, Request> sent;
+    RequestId next = 1;
+    for (int event = 0; event < 400; ++event) {
+      switch (random() % 6) {
+        case 0: {
+          Request request = request_of(next, random_prompt(random, 1 + static_cast<int>(random() % 50)),
+                                       1 + static_cast<int>(random() % 20));
+          if (random() % 3 == 0) {
+            request.session = SessionParams{random() % 4, random() % 2 == 0, random() % 3 == 0, false,
+                                            random() % 2 == 0 ? -1 : static_cast<int>(random() % 30)};
+          } else {
+            request.params.n = 1 + static_cast<int>(random() % 3);
+          }
+          if (random() % 8 == 0) request.deadline = now + std::chrono::seconds(random() % 400);
+          sent.emplace(next++, request);
+          driven.add(std::move(request));
+          break;
+        }
+        case 1:
+          if (random() % 4 == 0) driven.core.cancel(1 + random() % next);
+          break;
+        case 2:
+          driven.core.end_overdue(now + std::chrono::seconds(event));
+          break;
+        default:
+          driven.step();
+      }
+      driven.deliver();
+    }
+    driven.finish();
+    int complete = 0;
+    for (const auto& [id, request] : sent) {
+      CHECK(driven.last(id).is_final);
+      if (driven.last(id).finish != FinishReason::kLength || request.session) continue;
+      for (int index = 0; index < request.params.n; ++index) {
+        CHECK(driven.answer(id, index) == expected_answer(request.input_ids, request.params.max_new_tokens));
+      }
+      ++complete;
+    }
+    CHECK(complete > 5);
+    const EngineStats stats = driven.core.stats();
+    CHECK_EQUAL(stats.completed + stats.cancelled + stats.failed, static_cast<int64_t>(sent.size()));
+    CHECK_EQUAL(stats.blocks_used, 0);
+  }
+}
+
+ENGINE_TEST(a_request_ends_at_its_deadline_and_no_other_does) {
+  Driven driven(small_config());
+  const auto now = Clock::now();
+  for (RequestId id = 1; id <= 3; ++id) {
+    Request request = request_of(id, {1, 2}, 10);
+    request.params.n = 2;
+    if (id < 3) request.deadline = now + std::chrono::hours(static_cast<int>(id));
+    driven.add(std::move(request));
+  }
+  driven.step();
+  driven.step();
+  driven.core.end_overdue(now + std::chrono::minutes(59));
+  CHECK_EQUAL(driven.core.stats().failed, 0);
+  driven.core.end_overdue(now + std::chrono::minutes(61));
+  driven.deliver();
+  CHECK(driven.last(1).error_code == ErrorCode::kTimeout);
+  CHECK(driven.last(1).is_final);
+  CHECK_EQUAL(driven.core.stats().failed, 1);
+  driven.core.end_overdue(now + std::chrono::minutes(121));
+  driven.deliver();
+  CHECK(driven.last(2).error_code == ErrorCode::kTimeout);
+  driven.finish();
+  CHECK(driven.answer(3, 1) == expected_answer({1, 2}, 10));
+}
+
+ENGINE_TEST(what_a_request_that_could_not_begin_asked_for_is_forgotten_with_it) {
+  Driven driven(small_config());
+  const auto now = Clock::now();
+  Request first = request_of(1, {1, 2, 3, 4, 5, 6}, 2);
+  first.session = SessionParams{7, true, false, false, -1};
+  driven.add(std::move(first));
+  driven.finish();
+  for (RequestId id = 2; id <= 5; ++id) {
+    Request request = request_of(id, {1}, 2);
+    request.session = SessionParams{7, id % 2 == 0, id > 3, false, 2};
+    request.deadline = now + std::chrono::hours(1);
+    driven.add(std::move(request), std::make_shared<UnusableGrammar>());
+    CHECK(driven.last(id).error_code == ErrorCode::kInternal);
+  }
+  Request next = request_of(6, {9}, 3);
+  next.session = SessionParams{7, false, false, false, -1};
+  driven.add(std::move(next));
+  driven.core.end_overdue(now + std::chrono::hours(2));
+  driven.finish();
+  CHECK_EQUAL(driven.last(6).history_token_len, 8);
+  CHECK(driven.last(6).finish == FinishReason::kLength);
+}
+
+ENGINE_TEST(a_sibling_that_fails_ends_the_request_whichever_it_is) {
+  for (int failing = 0; failing < 3; ++failing) {
+    Driven driven(small_config());
+    Request request = request_of(1, {1, 2}, 12);
+    request.params.n = 3;
+    int calls = 0;
+    request.params.logits_hook = [&calls, failing](const std::vector<int32_t>& tokens, float*, int) {
+      if (tokens.size() == 8 && calls++ == failing) throw std::runtime_error("broken");
+    };
+    driven.add(std::move(request));
+    driven.finish();
+    int finals = 0;
+    std::set<int> ended;
+    for (const Output& output : driven.outputs[1]) {
+      finals += output.is_final;
+      if (output.finish != FinishReason::kNone) ended.insert(output.index);
+    }
+    CHECK_EQUAL(finals, 1);
+    CHECK_EQUAL(ended.size(), 3u);
+    CHECK(driven.last(1).finish == FinishReason::kError);
+    CHECK_EQUAL(driven.core.stats().failed, 1);
+  }
+}
+
+ENGINE_TEST(a_session_takes_the_answer_and_the_token_that_ended_it) {
+  Driven driven(small_config());
+  const std::vector<int32_t> likely = expected_answer({5}, 6);
+  Request first = request_of(1, {5}, 6);
+  first.session = SessionParams{7, true, false, false, -1};
+  first.params.stop_token_ids = {likely[4]};
+  driven.add(std::move(first));
+  driven.finish();
+  const auto before = static_cast<int>(driven.answer(1).size());
+  Request second = request_of(2, {9}, 2);
+  second.session = SessionParams{7, false, false, false, -1};
+  driven.add(std::move(second));
+  driven.finish();
+  CHECK_EQUAL(driven.last(2).history_token_len, 1 + before + 1);
+}
+
+ENGINE_TEST(a_session_takes_tokens_without_an_answer) {
+  Driven driven(small_config());
+  Request first = request_of(1, {5, 6, 7}, 0);
+  first.session = SessionParams{7, true, false, false, -1};
+  driven.add(std::move(first));
+  CHECK(driven.last(1).finish == FinishReason::kStop);
+  CHECK_EQUAL(driven.last(1).input_token_len, 3);
+  CHECK(!driven.core.has_work());
+  Request second = request_of(2, {8}, 4);
+  second.session = SessionParams{7, false, false, false, -1};
+  driven.add(std::move(second));
+  driven.finish();
+  CHECK(driven.answer(2) == expected_answer({5, 6, 7, 8}, 4));
+}
+
+ENGINE_TEST(the_prompt_comes_back_to_those_who_ask) {
+  Driven driven(small_config());
+  driven.add(request_of(1, {5, 6}, 2));
+  Request asking = request_of(2, {5, 6}, 2);
+  asking.returns_prompt = true;
+  driven.add(std::move(asking));
+  driven.finish();
+  CHECK(driven.last(1).prompt == nullptr);
+  CHECK(*driven.last(2).prompt == std::vector<int32_t>({5, 6}));
+}
+
+namespace {
+
+struct CopyCounter {
+  explicit CopyCounter(int* count) : copies(count) {}
+  CopyCounter(const CopyCounter& other) : copies(other.copies) { ++*copies; }
+  CopyCounter(CopyCounter&& other) noexcept = default;
+  void operator()(Output&&) const {}
+  void operator()(const std::vector<int32_t>&, float*, int) const {}
+  int* copies;
+};
+
+}  // namespace
+
+ENGINE_TEST(a_request_is_moved_through_the_engine_not_copied) {
+  int copies = 0;
+  {
+    Collector collector;
+    Engine engine(small_config(), std::make_unique<StubRunner>(), letters());
+    Request request = make_request(1, {1, 2, 3}, 4, CopyCounter(&copies));
+    request.params.logits_hook = CopyCounter(&copies);
+    request.params.n = 3;
+    const int before = copies;
+    engine.submit(std::move(request));
+    engine.submit(make_request(2, {1, 2, 3}, 20, collector.callback()));
+    collector.wait(2);
+    CHECK_EQUAL(copies, before);
+  }
+}
+
+}  // namespace turbomind::testing
