@@ -5,6 +5,24 @@
 //   referenced  in the block tables of one or more sequences
 //   idle        in no table, but its content is known and can be used again until the space is needed
 //
+//            allocate                  release, published
+//   free ----------------> referenced --------------------> idle
+//     ^                      |    ^                         |  |
+//     '----------------------'    '-------------------------'  | allocate, when none is free:
+//        release, not published           match                | the content is forgotten
+//                                 ^                            |
+//                                 '----------------------------'
+//
+// Sequences A and B begin with the same 8 tokens and go on differently; C has ended (blocks of 4 tokens):
+//
+//   block tables        blocks                                    index: (parent, tokens) -> block
+//   A: 0 1 4            0  t0..t3   parent root   2 references    root, t0..t3  -> 0
+//   B: 0 1 5            1  t4..t7   parent 0      2 references    0,    t4..t7  -> 1
+//                       2  c0..c3   parent root   idle            root, c0..c3  -> 2
+//   free:  6 7          3  c4..c7   parent 2      idle            2,    c4..c7  -> 3
+//   idle:  3 2          4  a8..     not full      1 reference     (4 and 5 cannot be found until they are full)
+//                       5  b8..     not full      1 reference
+//
 // Content is addressed by what it is: a full block's tokens and, through its parent, all tokens before them. Entries
 // are compared token by token, so a hash collision never serves wrong content. A scope keeps content apart: blocks are
 // found only by the scope that published them (scope 0 is shared by everyone who uses it). Prefix caching,
@@ -59,7 +77,7 @@ class BlockCache {
   // published. Where the same content is published already, blocks[index] is exchanged for that block.
   void publish(uint64_t scope, const std::vector<int32_t>& tokens, int index, std::vector<int32_t>& blocks);
 
-  // Throws Error(kInternal) when counts, lists and index do not agree; for tests.
+  // Throws Error(kInternal) when counts, lists and index do not agree.
   void check_invariants() const;
 
  private:

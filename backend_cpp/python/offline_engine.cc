@@ -98,6 +98,13 @@ std::optional<SessionParams> read_session(const py::dict& params) {
   return SessionParams{id, start, end, stop, step};
 }
 
+// Errors can quote bytes of a caller that are no UTF-8; one such must not cost the others their outputs.
+py::str text(const std::string& bytes) {
+  PyObject* decoded = PyUnicode_DecodeUTF8(bytes.data(), static_cast<Py_ssize_t>(bytes.size()), "replace");
+  if (decoded == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::str>(decoded);
+}
+
 // A float32 array [rows, width] that owns its memory, or None.
 py::object matrix(std::vector<float>&& values, int width) {
   if (values.empty()) return py::none();
@@ -157,7 +164,7 @@ py::list OfflineEngine::poll(double timeout) {
     py::dict item;
     item["request"] = output.request;
     item["index"] = output.index;
-    item["text"] = output.text;
+    item["text"] = text(output.text);
     item["token_ids"] = output.token_ids;
     item["finish_reason"] = finish_reason_name(output.finish);
     item["is_final"] = output.is_final;
@@ -170,7 +177,7 @@ py::list OfflineEngine::poll(double timeout) {
     item["logits"] = matrix(std::move(output.logits), vocab_size_);
     item["last_hidden_state"] = matrix(std::move(output.hidden_states), hidden_size_);
     item["score"] = py::make_tuple(output.score, output.scored_tokens);
-    item["error"] = output.error;
+    item["error"] = text(output.error);
     item["is_bad_request"] = output.error_code != ErrorCode::kInternal && output.error_code != ErrorCode::kUnavailable;
     result.append(std::move(item));
   }

@@ -1,0 +1,38 @@
+"""Outputs reach their callers, whatever the others are sent."""
+
+import threading
+from pathlib import Path
+
+from lmdeploy import GenerationConfig, TurbomindEngineConfig
+from lmdeploy.turbomind.engine import Engine, EngineOutput
+from tests.support.tiny_models import make_tiny_llama
+
+TIMEOUT = 60.0
+
+
+def last_output(engine: Engine, config: GenerationConfig) -> EngineOutput:
+    done = threading.Event()
+    outputs: list[EngineOutput] = []
+
+    def receive(output: EngineOutput) -> None:
+        outputs.append(output)
+        if output.is_final:
+            done.set()
+
+    engine.submit([1, 2, 3], config, receive)
+    assert done.wait(TIMEOUT), "no output"
+    return outputs[-1]
+
+
+def test_an_error_that_quotes_bytes_which_are_no_text_costs_nobody_else_an_answer(tmp_path: Path) -> None:
+    engine = Engine(str(make_tiny_llama(tmp_path / "model")), TurbomindEngineConfig(cache_max_entry_count=16))
+    try:
+        half_a_character = "\ud800"
+        refused = last_output(engine, GenerationConfig(response_format={"type": half_a_character}))
+        assert refused.finish_reason == "error"
+        assert refused.is_bad_request
+        assert "response_format.type must be" in refused.error
+        answered = last_output(engine, GenerationConfig(max_new_tokens=3, ignore_eos=True))
+        assert answered.finish_reason == "length"
+    finally:
+        engine.close()
