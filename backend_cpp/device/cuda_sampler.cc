@@ -60,18 +60,18 @@ CudaSampler::CudaSampler(CudaOperators& ops, int vocab_size, int max_choices) : 
   rows_ = Staged(ops, rows * sizeof(cuda::SamplingRow));
   lists_ = Staged(ops, std::min(rows, kMostListRows) * (mask_words() * sizeof(uint32_t) + kListBytes));
   moves_ = Staged(ops, rows * sizeof(cuda::TokenMove));
-  told_.rows = Staged(ops, rows * sizeof(int32_t));
-  told_.moves = Staged(ops, rows * sizeof(cuda::TokenMove));
-  told_tokens_ = ops.allocate(rows * sizeof(int32_t));
+  logprob_rows_.rows = Staged(ops, rows * sizeof(int32_t));
+  logprob_rows_.moves = Staged(ops, rows * sizeof(cuda::TokenMove));
+  logprob_tokens_ = ops.allocate(rows * sizeof(int32_t));
   const auto make_results = [rows](const auto& allocate) {
     return Results{allocate(rows * sizeof(int32_t)), allocate(rows * sizeof(float)),
                    allocate(rows * cuda::kMostLogprobs * sizeof(int32_t)),
                    allocate(rows * cuda::kMostLogprobs * sizeof(float))};
   };
   results_ = make_results([&ops](size_t bytes) { return ops.allocate(bytes); });
-  for (Flight& flight : flights_) {
-    flight.results = make_results([&ops](size_t bytes) { return ops.allocate_staging(bytes); });
-    for (cudaEvent_t* event : {&flight.began, &flight.is_there}) {
+  for (StepInFlight& step : steps_) {
+    step.results = make_results([&ops](size_t bytes) { return ops.allocate_staging(bytes); });
+    for (cudaEvent_t* event : {&step.began, &step.is_there}) {
       cuda::check(cudaEventCreateWithFlags(event, cudaEventDefault), "creating an event");
     }
   }
@@ -82,9 +82,9 @@ CudaSampler::CudaSampler(CudaOperators& ops, int vocab_size, int max_choices) : 
 }
 
 CudaSampler::~CudaSampler() {
-  for (const Flight& flight : flights_) {
-    cudaEventDestroy(flight.began);
-    cudaEventDestroy(flight.is_there);
+  for (const StepInFlight& step : steps_) {
+    cudaEventDestroy(step.began);
+    cudaEventDestroy(step.is_there);
   }
 }
 
@@ -149,10 +149,10 @@ void CudaSampler::count_tokens(History& history, const TokenChoice& choice) {
 void CudaSampler::begin(const std::vector<const TokenChoice*>& choices) {
   ++step_;
   reserved_list_bytes_ = 0;
-  Flight& flight = flights_[static_cast<size_t>(step_ % 2)];
-  cuda::check(cudaEventRecord(flight.began, ops_.stream()), "marking the beginning of a step");
-  flight.chosen.assign(choices.size(), {});
-  fill_told(choices);
+  StepInFlight& step = steps_[static_cast<size_t>(step_ % 2)];
+  cuda::check(cudaEventRecord(step.began, ops_.stream()), "marking the beginning of a step");
+  step.chosen.assign(choices.size(), {});
+  fill_logprob_rows(choices);
   fill_rows(choices);
 }
 
@@ -188,20 +188,20 @@ void CudaSampler::fill_rows(const std::vector<const TokenChoice*>& choices) {
   rows_.upload(ops_, choices.size() * sizeof(cuda::SamplingRow));
 }
 
-void CudaSampler::fill_told(const std::vector<const TokenChoice*>& choices) {
-  told_.choices.clear();
-  told_.most_top = 0;
+void CudaSampler::fill_logprob_rows(const std::vector<const TokenChoice*>& choices) {
+  logprob_rows_.choices.clear();
+  logprob_rows_.most_top = 0;
   for (size_t i = 0; i < choices.size(); ++i) {
     if (choices[i]->logprobs < 0) continue;
-    const auto told = static_cast<int32_t>(told_.choices.size());
+    const auto entry = static_cast<int32_t>(logprob_rows_.choices.size());
     const auto row = static_cast<int32_t>(i) % kRowsAtOnce;
-    told_.rows.host<int32_t>()[told] = row;
-    told_.moves.host<cuda::TokenMove>()[told] = {row, told};
-    told_.choices.push_back(static_cast<int>(i));
-    told_.most_top = std::max(told_.most_top, std::min(choices[i]->logprobs, vocab_size_));
+    logprob_rows_.rows.host<int32_t>()[entry] = row;
+    logprob_rows_.moves.host<cuda::TokenMove>()[entry] = {row, entry};
+    logprob_rows_.choices.push_back(static_cast<int>(i));
+    logprob_rows_.most_top = std::max(logprob_rows_.most_top, std::min(choices[i]->logprobs, vocab_size_));
   }
-  told_.rows.upload(ops_, told_.choices.size() * sizeof(int32_t));
-  told_.moves.upload(ops_, told_.choices.size() * sizeof(cuda::TokenMove));
+  logprob_rows_.rows.upload(ops_, logprob_rows_.choices.size() * sizeof(int32_t));
+  logprob_rows_.moves.upload(ops_, logprob_rows_.choices.size() * sizeof(cuda::TokenMove));
 }
 
 void CudaSampler::place(const std::vector<UnseenToken>& unseen, int32_t* tokens) {
@@ -223,62 +223,62 @@ void CudaSampler::choose(int first, int count, float* logits) {
 // `first` is a multiple of kRowsAtOnce.
 void CudaSampler::choose_at_once(int first, int count, float* logits) {
   cudaStream_t stream = ops_.stream();
-  const auto begin = std::lower_bound(told_.choices.begin(), told_.choices.end(), first);
-  const auto end = std::lower_bound(begin, told_.choices.end(), first + count);
-  const int told = static_cast<int>(end - begin);
-  const size_t first_told = static_cast<size_t>(begin - told_.choices.begin());
-  const size_t kept_floats = static_cast<size_t>(told) * static_cast<size_t>(vocab_size_);
+  const auto begin = std::lower_bound(logprob_rows_.choices.begin(), logprob_rows_.choices.end(), first);
+  const auto end = std::lower_bound(begin, logprob_rows_.choices.end(), first + count);
+  const int entries = static_cast<int>(end - begin);
+  const size_t first_entry = static_cast<size_t>(begin - logprob_rows_.choices.begin());
+  const size_t kept_floats = static_cast<size_t>(entries) * static_cast<size_t>(vocab_size_);
   cuda::Scratch scratch =
       ops_.scratch(cuda::scratch_bytes<float>(kept_floats) + cuda::sampling_scratch_bytes(vocab_size_, count));
   auto* kept = scratch.take<float>(kept_floats);
-  cuda::gather_rows(stream, logits, told_.rows.device<int32_t>() + first_told, told, vocab_size_, kept);
+  cuda::gather_rows(stream, logits, logprob_rows_.rows.device<int32_t>() + first_entry, entries, vocab_size_, kept);
 
   const auto* rows = rows_.device<cuda::SamplingRow>() + first;
   auto* tokens = results_.tokens.as<int32_t>() + first;
   cuda::sample(stream, scratch, rows, logits, vocab_size_, count, tokens);
   cuda::note_tokens(stream, rows, tokens, count);
 
-  cuda::move_tokens(stream, tokens, told_.moves.device<cuda::TokenMove>() + first_told, told,
-                    told_tokens_.as<int32_t>());
-  const size_t first_top = first_told * static_cast<size_t>(told_.most_top);
-  cuda::log_probabilities(stream, kept, vocab_size_, told, told_tokens_.as<int32_t>() + first_told, told_.most_top,
-                          results_.logprobs.as<float>() + first_told, results_.top.as<int32_t>() + first_top,
-                          results_.of_top.as<float>() + first_top);
+  cuda::move_tokens(stream, tokens, logprob_rows_.moves.device<cuda::TokenMove>() + first_entry, entries,
+                    logprob_tokens_.as<int32_t>());
+  const size_t first_top = first_entry * static_cast<size_t>(logprob_rows_.most_top);
+  cuda::log_probabilities(stream, kept, vocab_size_, entries, logprob_tokens_.as<int32_t>() + first_entry,
+                          logprob_rows_.most_top, results_.logprobs.as<float>() + first_entry,
+                          results_.top.as<int32_t>() + first_top, results_.of_top.as<float>() + first_top);
 }
 
 void CudaSampler::end() {
-  Flight& flight = flights_[static_cast<size_t>(step_ % 2)];
+  StepInFlight& step = steps_[static_cast<size_t>(step_ % 2)];
   const auto bring = [this](const AlignedBuffer& from, size_t count, const AlignedBuffer& to) {
     ops_.download_later(from.as<void>(), count * sizeof(int32_t), to.as<void>());
   };
-  const Results& host = flight.results;
-  const size_t told = told_.choices.size();
-  const size_t top = static_cast<size_t>(told_.most_top);
-  bring(results_.tokens, flight.chosen.size(), host.tokens);
-  bring(results_.logprobs, told, host.logprobs);
-  bring(results_.top, told * top, host.top);
-  bring(results_.of_top, told * top, host.of_top);
-  for (size_t i = 0; i < told; ++i) {
-    ChosenToken& chosen = flight.chosen[static_cast<size_t>(told_.choices[i])];
+  const Results& host = step.results;
+  const size_t entries = logprob_rows_.choices.size();
+  const size_t top = static_cast<size_t>(logprob_rows_.most_top);
+  bring(results_.tokens, step.chosen.size(), host.tokens);
+  bring(results_.logprobs, entries, host.logprobs);
+  bring(results_.top, entries * top, host.top);
+  bring(results_.of_top, entries * top, host.of_top);
+  for (size_t i = 0; i < entries; ++i) {
+    ChosenToken& chosen = step.chosen[static_cast<size_t>(logprob_rows_.choices[i])];
     chosen.top_tokens = host.top.as<int32_t>() + i * top;
     chosen.top_log_probabilities = host.of_top.as<float>() + i * top;
   }
-  cuda::check(cudaEventRecord(flight.is_there, ops_.stream()), "marking the end of a step");
+  cuda::check(cudaEventRecord(step.is_there, ops_.stream()), "marking the end of a step");
 }
 
 const ChosenToken* CudaSampler::take() {
-  Flight& flight = flights_[static_cast<size_t>(++taken_ % 2)];
-  ops_.wait_for(flight.is_there);
+  StepInFlight& step = steps_[static_cast<size_t>(++taken_ % 2)];
+  ops_.wait_for(step.is_there);
   float milliseconds = 0;
-  cuda::check(cudaEventElapsedTime(&milliseconds, flight.began, flight.is_there), "timing a step");
+  cuda::check(cudaEventElapsedTime(&milliseconds, step.began, step.is_there), "timing a step");
   seconds_taken_ = milliseconds * 1e-3;
-  const float* logprobs = flight.results.logprobs.as<float>();
-  for (size_t i = 0; i < flight.chosen.size(); ++i) {
-    ChosenToken& chosen = flight.chosen[i];
-    chosen.token = flight.results.tokens.as<int32_t>()[i];
+  const float* logprobs = step.results.logprobs.as<float>();
+  for (size_t i = 0; i < step.chosen.size(); ++i) {
+    ChosenToken& chosen = step.chosen[i];
+    chosen.token = step.results.tokens.as<int32_t>()[i];
     if (chosen.top_tokens != nullptr) chosen.log_probability = *logprobs++;
   }
-  return flight.chosen.data();
+  return step.chosen.data();
 }
 
 }  // namespace turbomind

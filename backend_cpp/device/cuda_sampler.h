@@ -34,9 +34,9 @@ class CudaSampler final : public TokenSampler {
     uint32_t* seen = nullptr;
     int32_t* counts = nullptr;
   };
-  // Choices whose log probabilities are told: their rows among the logits that are chosen from at once, and the way
+  // Choices whose log probabilities are wanted: their rows among the logits that are chosen from at once, and the way
   // their tokens go.
-  struct Told {
+  struct LogprobRows {
     std::vector<int> choices;
     int most_top = 0;
     Staged rows;   // int32 [max_choices]
@@ -45,11 +45,11 @@ class CudaSampler final : public TokenSampler {
   // What a step brings back; on the device and, for each of two steps under way, on the host.
   struct Results {
     AlignedBuffer tokens;    // int32 [max_choices]
-    AlignedBuffer logprobs;  // float32 [told]
-    AlignedBuffer top;       // int32 [told, most_top]
-    AlignedBuffer of_top;    // float32 [told, most_top]
+    AlignedBuffer logprobs;  // float32 [logprob rows]
+    AlignedBuffer top;       // int32 [logprob rows, most_top]
+    AlignedBuffer of_top;    // float32 [logprob rows, most_top]
   };
-  struct Flight {
+  struct StepInFlight {
     Results results;
     std::vector<ChosenToken> chosen;
     cudaEvent_t began = nullptr;
@@ -62,7 +62,7 @@ class CudaSampler final : public TokenSampler {
   size_t bytes_of_lists(const TokenChoice& choice) const;
   void count_tokens(History& history, const TokenChoice& choice);
   void fill_rows(const std::vector<const TokenChoice*>& choices);
-  void fill_told(const std::vector<const TokenChoice*>& choices);
+  void fill_logprob_rows(const std::vector<const TokenChoice*>& choices);
   void choose_at_once(int first, int count, float* logits);
 
   CudaOperators& ops_;
@@ -75,11 +75,11 @@ class CudaSampler final : public TokenSampler {
   Staged rows_;   // SamplingRow [max_choices]
   Staged lists_;  // what the rows point at: biases, forbidden tokens, masks
   Staged moves_;  // TokenMove [max_choices]; of unseen tokens
-  Told told_;
-  AlignedBuffer told_tokens_;  // int32 [max_choices]
+  LogprobRows logprob_rows_;
+  AlignedBuffer logprob_tokens_;  // int32 [max_choices]
   Results results_;
-  std::array<Flight, 2> flights_;  // of even and odd steps
-  int64_t taken_ = 0;              // steps
+  std::array<StepInFlight, 2> steps_;  // of even and odd steps
+  int64_t taken_ = 0;                  // steps
   double seconds_taken_ = 0;
 };
 
