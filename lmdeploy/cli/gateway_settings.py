@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lmdeploy.serve.ports import reachable_host
+from openai_gateway.process.connection import Patience
 from openai_gateway.process.server import Listening
 from openai_gateway.process.tls import tls_files
 from openai_gateway.qos import Qos
@@ -46,7 +47,8 @@ def listening(args: argparse.Namespace) -> Listening:
     TlsError
         The files for HTTPS are unusable.
     """
-    return Listening(args.server_name, args.server_port, args.log_level, tls_files() if args.ssl else None)
+    patience = Patience(args.head_timeout, args.body_timeout, args.write_timeout)
+    return Listening(args.server_name, args.server_port, args.log_level, tls_files() if args.ssl else None, patience)
 
 
 def check_qos(args: argparse.Namespace) -> None:

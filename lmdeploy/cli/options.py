@@ -8,7 +8,13 @@ from dataclasses import asdict
 from typing import Any
 
 from lmdeploy.serve.ports import DEFAULT_TRITON_HOST, Ports
-from openai_gateway.settings import DEFAULT_DRAIN_SECONDS, DEFAULT_MAX_REQUESTS
+from openai_gateway.settings import (
+    DEFAULT_BODY_SECONDS,
+    DEFAULT_DRAIN_SECONDS,
+    DEFAULT_HEAD_SECONDS,
+    DEFAULT_MAX_REQUESTS,
+    DEFAULT_WRITE_SECONDS,
+)
 
 MODEL_FORMATS = ("hf", "awq", "gptq", "fp8", "fbgemm_fp8", "compressed-tensors", "smooth_quant")
 DEVICES = ("auto", "cpu", "cuda")
@@ -145,6 +151,32 @@ def add_security_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--ssl", action="store_true", help="serve HTTPS; SSL_KEYFILE and SSL_CERTFILE in the environment name the files"
     )
+    add_patience_options(parser)
+
+
+def add_patience_options(parser: argparse.ArgumentParser) -> None:
+    """Add how long clients may take."""
+    group = parser.add_argument_group("slow clients")
+    for name, default, what in (
+        ("head", DEFAULT_HEAD_SECONDS, "from connecting to the end of a request's head"),
+        ("body", DEFAULT_BODY_SECONDS, "from there to the end of its body"),
+        ("write", DEFAULT_WRITE_SECONDS, "to take what waits for it of an answer, before it is cut off"),
+    ):
+        group.add_argument(
+            f"--{name}-timeout",
+            type=seconds,
+            default=default,
+            metavar="SECONDS",
+            help=f"what a client gets {what} (default: %(default)s)",
+        )
+
+
+def seconds(text: str) -> float:
+    """Return a time above 0; an argparse type."""
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
+    return number
 
 
 def positive(text: str) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import uvicorn
 from starlette.types import ASGIApp
 
+from openai_gateway.process.connection import USUAL_PATIENCE, Patience, patient
 from openai_gateway.process.tls import TlsFiles
 
 
@@ -24,12 +25,15 @@ class Listening:
         One of Python's logging levels.
     tls : TlsFiles, optional
         Serve HTTPS.
+    patience : Patience
+        How long clients may take.
     """
 
     server_name: str
     server_port: int
     log_level: str = "WARNING"
     tls: TlsFiles | None = None
+    patience: Patience = USUAL_PATIENCE
 
 
 class Server(uvicorn.Server):
@@ -64,6 +68,7 @@ class Server(uvicorn.Server):
             port=listening.server_port,
             log_level=listening.log_level.lower(),
             access_log=False,
+            http=patient(listening.patience),
             timeout_graceful_shutdown=max(1, round(drain_seconds)),
             ssl_keyfile=tls.key if tls else None,
             ssl_certfile=tls.certificate if tls else None,

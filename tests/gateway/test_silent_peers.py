@@ -1,0 +1,149 @@
+"""Clients that stay silent, that never end, and that never read: they are let go, and what they held is free."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import pytest
+
+from openai_gateway.process.connection import MAX_HEAD, Patience
+from openai_gateway.settings import Settings
+from tests.gateway.conftest import MODEL
+from tests.support.fake_triton import FakeTriton, Script
+from tests.support.gateways import running_gateway
+from tests.support.waiting import eventually_sync
+
+SHORT = 0.3  # seconds; what tests wait for has 20
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+BODY = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "stream": True}).encode()
+
+
+@pytest.fixture(scope="module")
+def fake() -> Iterator[FakeTriton]:
+    made = FakeTriton(MODEL)
+    yield made
+    made.stop()
+
+
+@contextmanager
+def connected(url: str, receive_buffer: int | None = None) -> Iterator[socket.socket]:
+    with socket.socket() as client:
+        if receive_buffer is not None:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        client.settimeout(20)
+        host, _, port = url.removeprefix("http://").partition(":")
+        client.connect((host, int(port)))
+        yield client
+
+
+def all_of(client: socket.socket) -> bytes:
+    """Return what comes until the server closes the connection."""
+    received = b""
+    while piece := client.recv(65536):
+        received += piece
+    return received
+
+
+def open_requests(url: str) -> int:
+    page = httpx.get(f"{url}/metrics", trust_env=False).text
+    line = next(line for line in page.splitlines() if line.startswith("lmdeploy_gateway_requests_open "))
+    return int(float(line.split()[1])) - 1  # the one that asks
+
+
+@pytest.mark.parametrize("sent", [b"", b"\r\n", b"\r\n\r\n\r\n"])
+def test_a_connection_that_never_speaks_is_closed(fake: FakeTriton, sent: bytes) -> None:
+    patience = Patience(head=SHORT)
+    with running_gateway(Settings(triton_address=fake.address), patience=patience) as url, connected(url) as client:
+        client.sendall(sent)
+        assert all_of(client) == b""
+
+
+def test_a_connection_that_falls_silent_after_a_request_is_closed(fake: FakeTriton) -> None:
+    with running_gateway(Settings(triton_address=fake.address), patience=Patience(head=SHORT)) as url:
+        for further in (b"\r\n", b"GET /hea"):
+            with connected(url) as client:
+                client.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+                first = client.recv(65536)
+                assert first.startswith(b"HTTP/1.1 200")
+                client.sendall(further)
+                rest = all_of(client)
+                assert rest == b"" if further == b"\r\n" else rest.startswith(b"HTTP/1.1 408")
+
+
+def test_a_head_that_never_ends_is_refused(fake: FakeTriton) -> None:
+    settings = Settings(triton_address=fake.address)
+    with running_gateway(settings, patience=Patience(head=SHORT)) as url, connected(url) as client:
+        client.sendall(HEAD + b"x-more: ")
+        assert all_of(client).startswith(b"HTTP/1.1 408")
+    with running_gateway(settings) as url, connected(url) as client:
+
+        def send_for_ever() -> None:
+            try:
+                client.sendall(HEAD)
+                while True:
+                    client.sendall(b"x-more: " + b"a" * 1000 + b"\r\n")
+            except OSError:
+                return
+
+        sender = threading.Thread(target=send_for_ever)
+        sender.start()
+        answer = client.recv(65536)
+        client.shutdown(socket.SHUT_RDWR)
+        sender.join(20)
+        assert answer.startswith(b"HTTP/1.1 431")
+        assert str(MAX_HEAD).encode() in answer
+
+
+@pytest.mark.parametrize("declared", [b"content-length: 99\r\n\r\n", b"transfer-encoding: chunked\r\n\r\n2\r\n{"])
+def test_a_body_that_never_ends_gives_its_place_back(fake: FakeTriton, declared: bytes) -> None:
+    settings = Settings(triton_address=fake.address, max_requests=1)
+    with running_gateway(settings, patience=Patience(body=SHORT)) as url, connected(url) as client:
+        client.sendall(HEAD + declared)
+        answer = all_of(client)
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 408")
+        assert json.loads(body)["error"]["message"] == "The request did not come in time."
+        eventually_sync(lambda: open_requests(url) == 0)
+        assert httpx.get(f"{url}/v1/models", trust_env=False).status_code == 200
+
+
+def test_a_client_that_takes_its_time_within_the_limits_is_served(fake: FakeTriton) -> None:
+    fake.reset()
+    with running_gateway(Settings(triton_address=fake.address)) as url, connected(url) as client:
+        request = HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(BODY) + BODY
+        for begin in range(0, len(request), 7):
+            client.sendall(request[begin : begin + 7])
+        assert b"data: [DONE]" in all_of(client)
+
+
+def test_an_answer_longer_than_the_deadlines_of_its_request_is_not_cut(fake: FakeTriton) -> None:
+    fake.reset()
+    fake.script = Script(hold_after=1, resume=True)
+    patience = Patience(head=SHORT, body=SHORT, write=SHORT)
+    with running_gateway(Settings(triton_address=fake.address), patience=patience) as url, connected(url) as client:
+        client.sendall(HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(BODY) + BODY)
+        assert client.recv(1) == b"H"
+        silent = threading.Event()
+        threading.Timer(4 * SHORT, silent.set).start()  # every deadline passes meanwhile
+        silent.wait()
+        fake.release.set()
+        assert b"data: [DONE]" in all_of(client)
+
+
+def test_a_reader_that_never_reads_is_cut_off(fake: FakeTriton) -> None:
+    fake.reset()
+    fake.script = Script(texts=["word " * 1000] * 5_000)  # 25 MB: more than the sockets hold
+    patience = Patience(write=SHORT)
+    settings = Settings(triton_address=fake.address, max_requests=1)
+    with running_gateway(settings, patience=patience) as url, connected(url, 4096) as client:
+        client.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY)
+        eventually_sync(lambda: bool(fake.requests))
+        (request,) = fake.requests
+        assert fake.stops.get(timeout=20) == request.id
+        eventually_sync(lambda: open_requests(url) == 0)
+        assert httpx.get(f"{url}/v1/models", trust_env=False).status_code == 200
