@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import reprlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from starlette.exceptions import HTTPException
 
 from lmdeploy.serve.client import TritonRequestError, TritonUnavailable
 from openai_gateway.answering.cancellation import ClientDisconnected
+from openai_gateway.escaping import one_line
 from openai_gateway.protocol.fields import FieldError
 
 logger = logging.getLogger(__name__)
@@ -22,6 +24,8 @@ _STATUS_OF_GRPC = {"INVALID_ARGUMENT": 400, "NOT_FOUND": 404, "UNAVAILABLE": 503
 _MISTYPED, _BAD_VALUE = 422, 400  # LMDeploy tells wrong types from wrong values
 _HEADERS = {401: {"www-authenticate": "Bearer"}, 429: {"retry-after": "1"}, 503: {"retry-after": "1"}}
 _SHOWN_INPUT = 60  # characters of a refused value
+_LOGGED = 1000  # characters of what the engine says
+_SHOWN_PATH = 200  # characters of where it stands
 
 # What LMDeploy checks, in its order and in its words, for values out of range: field -> pydantic's names of what is
 # wrong, and the words.
@@ -102,12 +106,12 @@ def as_api_error(error: Exception) -> ApiError:
         case ApiError():
             return error
         case TritonUnavailable():
-            logger.warning("%s", error)
+            logger.warning("%s", one_line(str(error), _LOGGED))
             return ApiError(503, "The model is not available now; try again later.", code="service_unavailable")
         case TritonRequestError(code=code, message=message):
             status = _STATUS_OF_GRPC.get(code, 500)
             if status == 500:
-                logger.error("the engine failed a request: %s", error)
+                logger.error("the engine failed a request: %s", one_line(str(error), _LOGGED))
             return ApiError(status, message.partition("\n")[0])
         case RequestValidationError():
             return _validation_error(error.errors())
@@ -226,9 +230,20 @@ def _path(location: Sequence[str | int]) -> str:
             path += f"[{part}]"
         elif part.isidentifier() and part.islower() and part not in ("str", "int", "float", "bool", "none"):
             path += f".{part}" if path else part
-    return path
+    return path[:_SHOWN_PATH]
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
+    text = _REPR.repr(value[: 2 * _SHOWN_INPUT]) if isinstance(value, str) else _REPR.repr(value)
     return text if len(text) <= _SHOWN_INPUT else text[:_SHOWN_INPUT] + "..."
+
+
+def _brief_repr() -> reprlib.Repr:
+    """Return what shows the beginning of a value; the whole of a long one would cost more than its parsing."""
+    brief = reprlib.Repr()
+    brief.maxlist = brief.maxdict = _SHOWN_INPUT // 2
+    brief.maxstring = brief.maxlong = brief.maxother = 2 * _SHOWN_INPUT
+    return brief
+
+
+_REPR = _brief_repr()

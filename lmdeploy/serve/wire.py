@@ -6,6 +6,7 @@ Tensor names, types and defaults are those of ``model_repository/*/config.pbtxt`
 from __future__ import annotations
 
 import json
+import reprlib
 import struct
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
@@ -220,11 +221,12 @@ def _add_texts(message: service_pb2.ModelInferRequest, name: str, texts: Sequenc
 def _add_numbers(
     message: service_pb2.ModelInferRequest, name: str, datatype: str, layout: str, values: Iterable[float]
 ) -> None:
+    given = tuple(values)
     try:
-        packed = [struct.pack(layout, value) for value in values]
+        packed = struct.pack(f"<{len(given)}{layout[-1]}", *given)
     except (struct.error, OverflowError):
-        raise ValueError(f"{name} must fit {datatype}, got {values}") from None
-    _add_input(message, name, datatype, len(packed), b"".join(packed))
+        raise ValueError(f"{name} must fit {datatype}, got {reprlib.repr(list(given))}") from None
+    _add_input(message, name, datatype, len(given), packed)
 
 
 def _add_input(message: service_pb2.ModelInferRequest, name: str, datatype: str, count: int, raw: bytes) -> None:

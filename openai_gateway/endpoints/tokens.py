@@ -10,10 +10,11 @@ from pydantic import BaseModel, Field, model_validator
 
 from openai_gateway.errors import ApiError, ErrorResponse
 from openai_gateway.gateway import Gateway, GatewayDependency
+from openai_gateway.parsing import BoundedRoute
 from openai_gateway.protocol.fields import MAX_INT32, AnyText, FieldError, Strict, Text
 from openai_gateway.protocol.messages import Messages
 
-router = APIRouter()
+router = APIRouter(route_class=BoundedRoute)
 
 _AT_A_TIME = 8  # texts being tokenized for one request
 
@@ -21,7 +22,7 @@ _AT_A_TIME = 8  # texts being tokenized for one request
 class EncodeRequest(Strict):
     """Body of ``POST /v1/encode``."""
 
-    input: AnyText | Annotated[list[AnyText], Field(min_length=1, max_length=1024)]
+    input: AnyText | Annotated[list[AnyText], Field(min_length=1, max_length=1024, fail_fast=True)]
     do_preprocess: bool | None = None
     add_bos: bool | None = None
 
@@ -59,7 +60,7 @@ class DetokenizeRequest(Strict):
     """Body of ``POST /detokenize``."""
 
     model: Text | None = None
-    tokens: Annotated[list[Annotated[int, Field(ge=0, le=MAX_INT32)]], Field(max_length=1_000_000)]
+    tokens: Annotated[list[Annotated[int, Field(ge=0, le=MAX_INT32)]], Field(max_length=1_000_000, fail_fast=True)]
     skip_special_tokens: bool | None = None
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 MAX_INT32 = 2**31 - 1  # counts travel as int32
 MAX_DEPTH = 64  # of objects and lists in a JSON value
 MAX_SESSION = 2**63 - 1
+MAX_ITEMS = 16384  # of a conversation: messages, or parts of one
+MAX_SCHEMA_VALUES = 65536  # of all schemas and objects of a request that are handed on as they are
 
 Tokens = Annotated[int, Field(ge=1, le=MAX_INT32)]
 
@@ -21,6 +23,32 @@ def _encodable(text: str) -> str:
     except UnicodeEncodeError:  # JSON can spell half of a surrogate pair; UTF-8 cannot
         raise PydanticCustomError("lone_surrogate", "Input should be text without lone surrogates") from None
     return text
+
+
+def small(value: Any) -> Any:
+    """Refuse a JSON value that has too many values in it; to come before any other look at them."""
+    count, waiting = 0, [value]
+    while waiting and count <= MAX_SCHEMA_VALUES:
+        item = waiting.pop()
+        count += 1
+        if isinstance(item, dict):
+            waiting += item.values()
+        elif isinstance(item, list):
+            waiting += item
+    if waiting:
+        raise PydanticCustomError("too_many", f"Input should be of at most {MAX_SCHEMA_VALUES} values")
+    return value
+
+
+def at_most(most: int) -> Callable[[object], object]:
+    """Return a check of how many keys a dictionary has, to come before its values are looked at."""
+
+    def check(value: object) -> object:
+        if isinstance(value, dict) and len(value) > most:
+            raise PydanticCustomError("too_long", f"Input should be an object of at most {most} keys")
+        return value
+
+    return check
 
 
 def _shallow(value: Any) -> Any:
@@ -48,7 +76,8 @@ def _all_encodable(value: Any) -> Any:
 
 AnyText = Annotated[str, AfterValidator(_encodable)]
 Text = Annotated[AnyText, Field(min_length=1)]
-JsonObject = Annotated[dict[str, Any], AfterValidator(_shallow), AfterValidator(_all_encodable)]
+JsonObject = Annotated[dict[str, Any], BeforeValidator(small), AfterValidator(_shallow), AfterValidator(_all_encodable)]
+StopWord = Annotated[AnyText, Field(min_length=1, max_length=1024)]
 
 
 NotImplementedFields = Mapping[str, tuple[object, ...]]

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
-from openai_gateway.protocol.fields import MAX_INT32, MAX_SESSION, AnyText, FieldError, Strict, Text, Tokens
+from openai_gateway.protocol.fields import (
+    MAX_INT32,
+    MAX_SESSION,
+    AnyText,
+    FieldError,
+    StopWord,
+    Strict,
+    Text,
+    Tokens,
+    at_most,
+)
 
 DEFAULT_TEMPERATURE = 0.7
 DEFAULT_TOP_P = 1.0
@@ -15,8 +25,8 @@ ALL_THAT_IS_LEFT = -1  # the engine's word for what the prompt leaves of the ses
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
 
-StopWords = Text | Annotated[list[Text], Field(max_length=64)]
-TokenIds = Annotated[list[Annotated[int, Field(ge=0, le=MAX_INT32)]], Field(max_length=1024)]
+StopWords = StopWord | Annotated[list[StopWord], Field(max_length=64, fail_fast=True)]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0, le=MAX_INT32)]], Field(max_length=1024, fail_fast=True)]
 
 
 class StreamOptions(Strict):
@@ -37,7 +47,7 @@ class SamplingFields(Strict):
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     stop: StopWords | None = None
     stop_token_ids: TokenIds | None = None
-    bad_words: Annotated[list[Text], Field(max_length=64)] | None = None
+    bad_words: Annotated[list[StopWord], Field(max_length=64, fail_fast=True)] | None = None
     stream: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -76,7 +86,9 @@ class GenerationFields(SamplingFields):
     max_tokens: Tokens | None = None
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=1024)
+    logit_bias: (
+        Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(at_most(1024))] | None
+    ) = Field(None, max_length=1024)
     stream_options: StreamOptions | None = None
 
     @field_validator("logit_bias")

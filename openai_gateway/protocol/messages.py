@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from openai_gateway.protocol.fields import AnyText, FieldError, JsonObject, NotImplementedFields, Strict
+from openai_gateway.protocol.fields import MAX_ITEMS, AnyText, FieldError, JsonObject, NotImplementedFields, Strict
 from openai_gateway.protocol.tools import ToolCall
 
 # As chat templates know them. Llama 3.1 calls a tool's answer `ipython`; older OpenAI clients call it `function`.
@@ -27,9 +27,14 @@ class Message(Strict):
     not_implemented: ClassVar[NotImplementedFields] = {"function_call": (), "audio": ()}
 
     role: Literal["system", "developer", "user", "assistant", "tool", "ipython", "function"]
-    content: AnyText | Annotated[list[TextPart], Field(min_length=1)] | JsonObject | None = None
+    content: (
+        AnyText
+        | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+        | JsonObject
+        | None
+    ) = None
     name: AnyText | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=128, fail_fast=True)] | None = None
     tool_call_id: AnyText | None = None
 
     @model_validator(mode="after")
@@ -67,4 +72,4 @@ class Message(Strict):
         return message
 
 
-Messages = Annotated[list[Message], Field(min_length=1)]
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from openai_gateway.protocol.fields import AnyText, JsonObject, Strict
+from openai_gateway.protocol.fields import AnyText, JsonObject, Strict, small
 
+MAX_TOOLS = 128
 FunctionName = Annotated[AnyText, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
 
 # The names Python programmers give JSON schema's types; LMDeploy's documentation uses them.
@@ -41,6 +42,9 @@ class Tool(Strict):
         """Return the JSON schema of the function's arguments."""
         schema: dict[str, Any] = _with_json_types(self.function.parameters or {"properties": {}})
         return schema | {"type": "object"}
+
+
+Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True), BeforeValidator(small)]
 
 
 class NamedFunction(Strict):

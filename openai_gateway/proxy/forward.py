@@ -27,6 +27,7 @@ _SENT_ON = ("content-type", "accept", "x-request-id")
 _SENT_BACK = ("content-type", "x-request-id", "retry-after", "cache-control")
 _TRY_ANOTHER = frozenset({429, 502, 503})
 _ATTEMPTS = 8
+_SHOWN_NAME = 200  # characters of a name that is refused
 _FAILURES = (aiohttp.ClientError, ConnectionError, OSError)
 
 
@@ -52,7 +53,7 @@ class Forwarder:
             No node serves the model, or none answered.
         """
         if not self._table.is_served(model):
-            message = f"The model `{model}` does not exist."
+            message = f"The model `{model[:_SHOWN_NAME]}` does not exist."
             raise ApiError(404, message, param="model", code="model_not_found")
         sent_on = {name: headers[name] for name in _SENT_ON if name in headers}
         deadline = time.monotonic() + self._patience
@@ -64,7 +65,7 @@ class Forwarder:
                 if refusal is not None:
                     return refusal
                 if left <= 0:
-                    raise ApiError(503, f"No server for `{model}` is available now ({UNAVAILABLE}).")
+                    raise ApiError(503, f"No server for `{model[:_SHOWN_NAME]}` is available now ({UNAVAILABLE}).")
                 await self._table.wait_for_change(left)
             try:
                 answer = await self._ask(node, path, body, sent_on)
@@ -77,7 +78,10 @@ class Forwarder:
             refused_by.add(node.url)
             if answer.status_code != 429:
                 self._table.mark_down(node, f"it answered {answer.status_code}")
-        return refusal or ApiError(502, f"No server for `{model}` gave a proper answer ({UNAVAILABLE}).").response()
+        return (
+            refusal
+            or ApiError(502, f"No server for `{model[:_SHOWN_NAME]}` gave a proper answer ({UNAVAILABLE}).").response()
+        )
 
     async def _ask(self, node: Node, path: str, body: bytes, headers: Mapping[str, str]) -> Response:
         """Return a node's answer, of which everything is here, or the beginning of a stream."""

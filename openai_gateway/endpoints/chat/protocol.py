@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -11,7 +11,7 @@ from openai_gateway.protocol.generation import ALL_THAT_IS_LEFT, MAX_TOP_LOGPROB
 from openai_gateway.protocol.messages import Messages
 from openai_gateway.protocol.outputs import ChatLogprobs, Usage
 from openai_gateway.protocol.response_format import ResponseFormat
-from openai_gateway.protocol.tools import NamedToolChoice, Tool, ToolCall, ToolChoice
+from openai_gateway.protocol.tools import NamedToolChoice, Tool, ToolCall, ToolChoice, Tools
 
 
 class ChatCompletionRequest(GenerationFields):
@@ -31,7 +31,7 @@ class ChatCompletionRequest(GenerationFields):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     response_format: ResponseFormat | None = None
-    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
 

@@ -15,11 +15,12 @@ from openai_gateway.answering.streaming import SLOT, STREAMED, EventResponse, Ev
 from openai_gateway.endpoints.chat.protocol import ChatChoice, ChatCompletion, ChatCompletionRequest, ChatMessage
 from openai_gateway.endpoints.chat.writer import ChatWriter
 from openai_gateway.gateway import Gateway, GatewayDependency
+from openai_gateway.parsing import BoundedRoute
 from openai_gateway.tools.calls import names_of, parser_for, tool_call
 from openai_gateway.tools.parser import parse
 from openai_gateway.tools.request import tool_inputs
 
-router = APIRouter()
+router = APIRouter(route_class=BoundedRoute)
 
 
 @router.post("/v1/chat/completions", response_model=ChatCompletion, responses=STREAMED)

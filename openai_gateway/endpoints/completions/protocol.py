@@ -14,8 +14,10 @@ from openai_gateway.protocol.response_format import ResponseFormat
 DEFAULT_COMPLETION_TOKENS = 16
 COMPLETION_TOKENS_OF_NULL = 512  # and of 0: LMDeploy's
 
+_MAX_ECHOED = 2**22
+
 TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]
-TokenPrompt = Annotated[list[TokenId], Field(min_length=1)]
+TokenPrompt = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 
 
 class CompletionRequest(GenerationFields):
@@ -25,9 +27,9 @@ class CompletionRequest(GenerationFields):
 
     prompt: (
         AnyText
-        | Annotated[list[AnyText], Field(min_length=1, max_length=256)]
+        | Annotated[list[AnyText], Field(min_length=1, max_length=256, fail_fast=True)]
         | TokenPrompt
-        | Annotated[list[TokenPrompt], Field(min_length=1, max_length=256)]
+        | Annotated[list[TokenPrompt], Field(min_length=1, max_length=256, fail_fast=True)]
     )
     max_tokens: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
@@ -41,7 +43,14 @@ class CompletionRequest(GenerationFields):
             raise FieldError("best_of", "best_of is not supported by this server beyond n; leave it out")
         if self.only_scores and self.choices > 1:
             raise FieldError("n", "n must be 1 when echo is true and max_tokens is 0: there is one answer")
+        if self.echo and self.choices > 1 and self._told_by_echo() > _MAX_ECHOED:
+            raise FieldError("n", "n must be lower: with echo, its answers would repeat too much of the prompt")
         return self
+
+    def _told_by_echo(self) -> int:
+        """Return about how many characters, or values beside tokens of four, the prompt takes in all answers."""
+        values = 1 if self.logprobs is None else 4 * (2 + self.logprobs)
+        return sum(map(len, self.prompts)) * self.choices * values
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:

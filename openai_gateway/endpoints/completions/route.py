@@ -17,8 +17,9 @@ from openai_gateway.endpoints.completions.protocol import Completion, Completion
 from openai_gateway.endpoints.completions.writer import CompletionWriter
 from openai_gateway.errors import ApiError
 from openai_gateway.gateway import Gateway, GatewayDependency
+from openai_gateway.parsing import BoundedRoute
 
-router = APIRouter()
+router = APIRouter(route_class=BoundedRoute)
 
 _MAX_CHOICES = 512  # of all prompts together
 

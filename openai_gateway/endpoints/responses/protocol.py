@@ -5,11 +5,22 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from openai_gateway.protocol.fields import AnyText, FieldError, JsonObject, NotImplementedFields, Strict, Text, Tokens
+from openai_gateway.protocol.fields import (
+    MAX_ITEMS,
+    AnyText,
+    FieldError,
+    JsonObject,
+    NotImplementedFields,
+    Strict,
+    Text,
+    Tokens,
+    at_most,
+    small,
+)
 from openai_gateway.protocol.generation import ALL_THAT_IS_LEFT, MAX_TOP_LOGPROBS, SamplingFields
-from openai_gateway.protocol.tools import Function, FunctionName, Tool
+from openai_gateway.protocol.tools import MAX_TOOLS, Function, FunctionName, Tool
 
 
 class ContentPart(Strict):
@@ -24,7 +35,7 @@ class InputMessage(Strict):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: AnyText | Annotated[list[ContentPart], Field(min_length=1)]
+    content: AnyText | Annotated[list[ContentPart], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
 
     @property
     def text(self) -> str:
@@ -46,7 +57,7 @@ class InputCallOutput(Strict):
 
     type: Literal["function_call_output"]
     call_id: AnyText
-    output: AnyText | Annotated[list[ContentPart], Field(min_length=1)]
+    output: AnyText | Annotated[list[ContentPart], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
 
     @property
     def text(self) -> str:
@@ -65,6 +76,9 @@ class ResponsesTool(Function):
     def as_tool(self) -> Tool:
         """Return the tool in the form of chat completions."""
         return Tool(type="function", function=Function(**self.model_dump(exclude={"type"})))
+
+
+ResponsesTools = Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS, fail_fast=True), BeforeValidator(small)]
 
 
 class NamedChoice(Strict):
@@ -110,16 +124,16 @@ class ResponsesRequest(SamplingFields):
     }
 
     model: Text
-    input: Text | Annotated[list[InputItem], Field(min_length=1)]
+    input: Text | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
     instructions: AnyText | None = None
     max_output_tokens: Tokens | None = None
-    tools: Annotated[list[ResponsesTool], Field(max_length=128)] | None = None
+    tools: ResponsesTools | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextSettings | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
-    include: list[AnyText] | None = None
-    metadata: dict[AnyText, AnyText] | None = None
+    include: Annotated[list[AnyText], Field(max_length=32, fail_fast=True)] | None = None
+    metadata: Annotated[dict[AnyText, AnyText], BeforeValidator(at_most(64)), Field(max_length=64)] | None = None
 
     @model_validator(mode="after")
     def _fields_fit_together(self) -> ResponsesRequest:

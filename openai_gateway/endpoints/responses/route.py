@@ -14,9 +14,10 @@ from openai_gateway.answering.streaming import STREAMED, EventResponse, event_st
 from openai_gateway.endpoints.responses.protocol import ResponsesRequest
 from openai_gateway.endpoints.responses.writer import ResponseWriter
 from openai_gateway.gateway import GatewayDependency
+from openai_gateway.parsing import BoundedRoute
 from openai_gateway.tools.request import tool_inputs
 
-router = APIRouter()
+router = APIRouter(route_class=BoundedRoute)
 
 
 @router.post("/v1/responses", response_model=dict[str, Any], responses=STREAMED)

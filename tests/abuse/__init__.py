@@ -1,0 +1,1 @@
+"""What somebody who means harm would send, and what it may cost."""
