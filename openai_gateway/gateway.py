@@ -10,14 +10,17 @@ from fastapi import Depends, Request
 
 from lmdeploy.serve.client import GenerateRequest, TritonClient
 from openai_gateway.answering.token_texts import TokenTexts
-from openai_gateway.endpoints.interactive.sessions import Sessions
+from openai_gateway.endpoints.interactive.sessions import Sessions, engine_session
 from openai_gateway.errors import ApiError
+from openai_gateway.escaping import one_line
+from openai_gateway.middleware.api_keys import key_of
 from openai_gateway.qos import Qos
 from openai_gateway.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 _UNKNOWN = -1  # no token
+_SHOWN_NAME = 200  # characters of a name that is refused
 
 
 class Gateway:
@@ -54,7 +57,9 @@ class Gateway:
     async def check_model(self, requested: str) -> str:
         """Return `requested` if it is served; a 404 error otherwise."""
         if requested != await self.model_name():
-            raise ApiError(404, f"The model `{requested}` does not exist.", param="model", code="model_not_found")
+            raise ApiError(
+                404, f"The model `{requested[:_SHOWN_NAME]}` does not exist.", param="model", code="model_not_found"
+            )
         return requested
 
     def admit(
@@ -67,7 +72,7 @@ class Gateway:
         ApiError
             The user has too many requests open, or the session belongs to an interactive conversation.
         """
-        if session_id is not None and session_id in self.sessions:
+        if session_id is not None and engine_session(session_id, key_of(request.scope)) in self.sessions:
             raise ApiError(400, f"The session_id `{session_id}` is occupied.", param="session_id")
         if self._qos is not None:
             admission = self._qos.admit(user)
@@ -77,7 +82,7 @@ class Gateway:
         logger.info("request %s is %s in the engine", request_id, generate.request_id)
         if length := self.settings.max_log_len:
             prompt = generate.text_input if generate.messages is None else repr(generate.messages)
-            logger.info("request %s asks %.*s", request_id, length, prompt or generate.input_ids)
+            logger.info("request %s asks %s", request_id, one_line(prompt or repr(generate.input_ids), length))
 
 
 async def _gateway(request: Request) -> Gateway:

@@ -12,6 +12,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openai_gateway.errors import ApiError
+from openai_gateway.escaping import one_line
 from openai_gateway.metrics import GatewayMetrics
 
 logger = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ class Access:
                 "request=%s method=%s path=%s status=%d ms=%.1f",
                 request_id,
                 scope["method"],
-                path,
+                one_line(path),
                 status,
                 seconds * 1000,
             )

@@ -16,6 +16,8 @@ _OPEN_PATHS = frozenset({"/health", "/", "/openapi.json", "/docs/oauth2-redirect
 class ApiKeys:
     """ASGI middleware that answers 401 to a request without ``Authorization: Bearer KEY``.
 
+    It puts the key into the request's scope, for `key_of`.
+
     Parameters
     ----------
     keys : sequence of str
@@ -29,15 +31,24 @@ class ApiKeys:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
         guarded = scope["type"] == "http" and scope["path"] not in _OPEN_PATHS and scope["method"] != "OPTIONS"
-        if guarded and not self._has_key(Headers(scope=scope).get("authorization", "")):
+        key = self._key(Headers(scope=scope).get("authorization", "")) if guarded else None
+        if guarded and key is None:
             refusal = ApiError(401, "Please request with valid api key!", code="invalid_api_key")
             await refusal.response()(scope, receive, send)
             return
+        scope["lmdeploy.key"] = key
         await self._app(scope, receive, send)
 
-    def _has_key(self, authorization: str) -> bool:
+    def _key(self, authorization: str) -> str | None:
+        """Return the key that was given, if it is one of ours."""
         scheme, _, key = authorization.partition(" ")
         given = key.strip().encode("latin-1", errors="replace")
         # Every key is compared, each in a time that does not depend on where it differs.
         matches = [hmac.compare_digest(given, known) for known in self._keys]
-        return scheme.lower() == "bearer" and any(matches)
+        return given.decode() if scheme.lower() == "bearer" and any(matches) else None
+
+
+def key_of(scope: Scope) -> str | None:
+    """Return the key a request came with; None where no keys are set."""
+    key: str | None = scope.get("lmdeploy.key")
+    return key

@@ -13,10 +13,13 @@ from openai_gateway.answering.cancellation import run_unless_disconnected
 from openai_gateway.answering.collecting import collect, finish_reason
 from openai_gateway.answering.streaming import STREAMED, EventResponse, event_stream
 from openai_gateway.endpoints.interactive.protocol import InteractiveRequest, InteractiveResponse
+from openai_gateway.endpoints.interactive.sessions import engine_session
 from openai_gateway.gateway import Gateway, GatewayDependency
+from openai_gateway.middleware.api_keys import key_of
+from openai_gateway.parsing import BoundedRoute
 from openai_gateway.protocol.outputs import Usage
 
-router = APIRouter()
+router = APIRouter(route_class=BoundedRoute)
 
 # The engine's words, and preprocessing's.
 _TOO_LONG = ("shorter than the session length", "bytes to fit the model")
@@ -28,14 +31,15 @@ async def chat_interactive(
     body: InteractiveRequest, request: Request, gateway: GatewayDependency
 ) -> InteractiveResponse | Response:
     """Answer the next turn of a conversation; stop it, or forget it."""
-    if body.session is not None and body.cancel:
-        await gateway.client.cancel_session(body.session)
+    session = None if body.session is None else engine_session(body.session, key_of(request.scope))
+    if session is not None and body.cancel:
+        await gateway.client.cancel_session(session)
         return _at_once(body)
-    if body.session is not None and body.ends_session:
-        await gateway.client.end_session(body.session)
-        gateway.sessions.drop(body.session)
+    if session is not None and body.ends_session:
+        await gateway.client.end_session(session)
+        gateway.sessions.drop(session)
         return _at_once(body)
-    chunks = _nothing_if_too_long(_turn(body, request, gateway))
+    chunks = _nothing_if_too_long(_turn(body, session, request, gateway))
     if body.stream:
         return EventResponse(event_stream([chunks], [_LineWriter()], _nothing_more), frame_error=_line)
     answers = await run_unless_disconnected(request.receive, collect([chunks]))
@@ -50,16 +54,21 @@ async def chat_interactive(
     )
 
 
-def _turn(body: InteractiveRequest, request: Request, gateway: Gateway) -> AsyncGenerator[GenerateChunk, None]:
-    """Return the engine's stream for one turn."""
-    inputs, session = body.generation_inputs(), body.session
-    if session is None and body.interactive_mode:
-        session = gateway.sessions.new_id()
+def _turn(
+    body: InteractiveRequest, session: int | None, request: Request, gateway: Gateway
+) -> AsyncGenerator[GenerateChunk, None]:
+    """Return the engine's stream for one turn; `session` is the engine's, None: the caller named none."""
+    inputs = body.generation_inputs()
     alone = GenerateRequest(**inputs)
     gateway.admit(request, alone, user=body.user)
-    if session is None:
+    if session is None and not body.interactive_mode:
         return gateway.client.generate(alone)
+    is_new = session is None
+    session = gateway.sessions.new_id() if session is None else session
     inputs |= {"session_id": session, "priority": alone.priority}
+    if is_new:
+        gateway.sessions.hold(session)
+        return gateway.client.generate(GenerateRequest(**inputs, sequence_start=True, sequence_end=False))
     going_on = GenerateRequest(**inputs, sequence_start=False, sequence_end=not body.interactive_mode)
     if body.interactive_mode:
         gateway.sessions.hold(session)

@@ -1,0 +1,117 @@
+"""Whose a conversation is: nobody goes on with, cancels or ends what another key began."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from openai_gateway.escaping import one_line
+from openai_gateway.settings import Settings
+from tests.gateway.conftest import MODEL
+from tests.support.fake_triton import FakeTriton, Script
+from tests.support.gateways import running_gateway
+from tests.support.waiting import eventually
+
+TURN = {"prompt": "Hello", "interactive_mode": True}
+END = {"prompt": "", "request_output_len": 0, "interactive_mode": False}
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeTriton]:
+    made = FakeTriton(MODEL)
+    yield made
+    made.stop()
+
+
+def turn(url: str, key: str | None = None, **fields: Any) -> httpx.Response:
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    answer = httpx.post(f"{url}/v1/chat/interactive", json=TURN | fields, headers=headers, timeout=20, trust_env=False)
+    assert answer.status_code == 200, answer.text
+    return answer
+
+
+def keyed(fake: FakeTriton) -> Settings:
+    return Settings(triton_address=fake.address, api_keys=("ann's", "bob's"))
+
+
+def test_a_fresh_conversation_goes_on_with_nobody_s(fake: FakeTriton) -> None:
+    fake.sessions |= set(range(1000))  # as other gateways, or this one before it was restarted, have begun
+    for _ in range(2):
+        with running_gateway(Settings(triton_address=fake.address)) as url:
+            turn(url)
+            turn(url)
+    begun = [request.inputs for request in fake.requests]
+    assert [inputs["sequence_start"] for inputs in begun] == [True] * 4
+    ids = [inputs["session_id"] for inputs in begun]
+    assert len({*ids, *range(1000)}) == 1004
+    assert all(0 < session < 2**53 for session in ids)
+    assert max(ids) > 2**40  # 53 random bits: one in 10**15 runs fails
+
+
+def test_the_same_id_of_two_keys_is_two_conversations(fake: FakeTriton) -> None:
+    with running_gateway(keyed(fake)) as url:
+        turn(url, "ann's", session_id=5)
+        turn(url, "bob's", session_id=5)
+        assert len(fake.sessions) == 2
+        started = [request.inputs["session_id"] for request in fake.requests if request.inputs["sequence_start"]]
+        assert set(started) == fake.sessions
+        turn(url, "bob's", session_id=5, **END)
+        assert fake.sessions == {started[0]}
+        turn(url, "ann's", session_id=5)
+        assert fake.requests[-1].inputs["session_id"] == started[0]
+        assert fake.requests[-1].inputs["sequence_start"] is False
+
+
+def test_a_key_finds_its_conversation_again_in_another_process(fake: FakeTriton) -> None:
+    for _ in range(2):
+        with running_gateway(keyed(fake)) as url:
+            turn(url, "ann's", session_id=5)
+    assert len(fake.sessions) == 1
+    assert fake.requests[-1].inputs["sequence_start"] is False
+
+
+async def test_no_key_cancels_what_another_runs(fake: FakeTriton) -> None:
+    fake.script = Script(hold_after=1)
+    with running_gateway(keyed(fake)) as url:
+        body, headers = TURN | {"session_id": 5}, {"authorization": "Bearer ann's"}
+        http = httpx.AsyncClient(base_url=url, headers=headers, timeout=20, trust_env=False)
+        running = asyncio.create_task(http.post("/v1/chat/interactive", json=body))
+        await eventually(lambda: len(fake.requests) == 2)
+        await asyncio.to_thread(turn, url, "bob's", session_id=5, cancel=True)
+        await asyncio.to_thread(turn, url, "ann's", session_id=5, cancel=True)
+        theirs, own = [control["CORRID"] for control in fake.controls]
+        assert own == fake.requests[-1].inputs["session_id"] != theirs
+        await running
+        await http.aclose()
+
+
+def test_a_session_is_occupied_for_the_key_that_has_it(fake: FakeTriton) -> None:
+    body = {"model": MODEL, "messages": "a", "session_id": 5}
+    with running_gateway(keyed(fake)) as url:
+        turn(url, "ann's", session_id=5)
+        for key, status in (("ann's", 400), ("bob's", 200)):
+            headers = {"authorization": f"Bearer {key}"}
+            answer = httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, trust_env=False)
+            assert answer.status_code == status
+
+
+def test_what_a_caller_sends_never_begins_a_line_of_the_log(fake: FakeTriton, caplog: pytest.LogCaptureFixture) -> None:
+    forged = "\nINFO access: request=forged status=200\x1b[2J\u2028"
+    settings = Settings(triton_address=fake.address, max_log_len=100)
+    with caplog.at_level(logging.INFO), running_gateway(settings) as url:
+        httpx.get(url + "/v1/none%0AINFO%20forged%1b", trust_env=False)
+        body = {"model": MODEL, "prompt": forged}
+        assert httpx.post(f"{url}/v1/completions", json=body, trust_env=False).status_code == 200
+    ours = [record.getMessage() for record in caplog.records if record.name.startswith("openai_gateway")]
+    assert sum("forged" in line for line in ours) == 2
+    assert all(line.isprintable() for line in ours)
+
+
+def test_a_line_shows_what_it_escapes() -> None:
+    assert one_line("a\nb\\\x00é中\u2028") == "a\\nb\\\\\\x00é中\\u2028"
+    assert one_line("a" * 300) == "a" * 200 + "..."
