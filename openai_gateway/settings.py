@@ -47,6 +47,8 @@ class Settings:
         Characters of a prompt that may be logged.
     proxy_url : str, optional
         A ``lmdeploy serve proxy`` to register at, as `public_url`.
+    proxy_key : str, optional
+        One of the proxy's ``--admin-keys``.
     public_url : str
         Where the proxy reaches this server.
     heartbeat_seconds : float
@@ -70,6 +72,7 @@ class Settings:
     disable_docs: bool = False
     max_log_len: int = 0
     proxy_url: str | None = None
+    proxy_key: str | None = None
     public_url: str = ""
     heartbeat_seconds: float = DEFAULT_HEARTBEAT_SECONDS
     drain_seconds: float = DEFAULT_DRAIN_SECONDS

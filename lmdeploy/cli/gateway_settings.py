@@ -30,6 +30,7 @@ def gateway_settings(args: argparse.Namespace, base: Settings) -> Settings:
         disable_docs=args.disable_fastapi_docs,
         drain_seconds=args.drain_seconds,
         proxy_url=args.proxy_url,
+        proxy_key=args.proxy_key,
     )
     return replace(settings, public_url=f"{scheme(args)}://{args.server_name}:{args.server_port}")
 

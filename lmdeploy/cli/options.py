@@ -111,6 +111,7 @@ def add_gateway_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("HTTP server")
     group.add_argument("--workers", type=positive, default=1, metavar="INT", help="processes (default: %(default)s)")
     group.add_argument("--proxy-url", help="of a `lmdeploy serve proxy` to register at")
+    group.add_argument("--proxy-key", metavar="KEY", help="one of that proxy's --admin-keys")
     group.add_argument("--qos-config-path", default="", metavar="FILE", help="users, priorities and quotas (JSON)")
     group.add_argument(
         "--max-requests",

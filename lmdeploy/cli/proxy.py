@@ -27,6 +27,9 @@ def run(args: argparse.Namespace) -> int:
         strategy=args.strategy,
         state_file=Path(args.state_file) if args.state_file else default_state,
         api_keys=api_keys(args.api_keys),
+        admin_keys=api_keys(args.admin_keys),
+        node_key=args.node_key,
+        allow_private_nodes=args.allow_private_nodes,
         check_seconds=heartbeat_seconds(),
     )
     try:

@@ -80,6 +80,17 @@ def _add_proxy(subparsers: Subparsers) -> None:
     options.add_server_options(parser, DEFAULT_PROXY_PORT)
     parser.add_argument("--strategy", choices=STRATEGIES, default=STRATEGIES[1], help="default: %(default)s")
     parser.add_argument("--state-file", default="", metavar="FILE", help="where the nodes are kept over a restart")
+    parser.add_argument(
+        "--admin-keys",
+        nargs="*",
+        default=[],
+        metavar="KEY",
+        help="keys, one of which is needed to register and remove nodes (default: only this machine may)",
+    )
+    parser.add_argument("--node-key", metavar="KEY", help="shown to nodes that ask for a key")
+    parser.add_argument(
+        "--allow-private-nodes", action="store_true", help="nodes may have addresses of private networks"
+    )
     options.add_security_options(parser)
     parser.set_defaults(run=_run_of("proxy"))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -26,12 +26,12 @@ class ApiKeys:
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self._app = app
-        self._keys = [key.encode() for key in keys]
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
         guarded = scope["type"] == "http" and scope["path"] not in _OPEN_PATHS and scope["method"] != "OPTIONS"
-        key = self._key(Headers(scope=scope).get("authorization", "")) if guarded else None
+        key = matching_key(Headers(scope=scope), self._keys) if guarded else None
         if guarded and key is None:
             refusal = ApiError(401, "Please request with valid api key!", code="invalid_api_key")
             await refusal.response()(scope, receive, send)
@@ -39,13 +39,14 @@ class ApiKeys:
         scope["lmdeploy.key"] = key
         await self._app(scope, receive, send)
 
-    def _key(self, authorization: str) -> str | None:
-        """Return the key that was given, if it is one of ours."""
-        scheme, _, key = authorization.partition(" ")
-        given = key.strip().encode("latin-1", errors="replace")
-        # Every key is compared, each in a time that does not depend on where it differs.
-        matches = [hmac.compare_digest(given, known) for known in self._keys]
-        return given.decode() if scheme.lower() == "bearer" and any(matches) else None
+
+def matching_key(headers: Headers, keys: Iterable[str]) -> str | None:
+    """Return the key of ``Authorization: Bearer KEY``, if it is one of `keys`."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    given = key.strip().encode("latin-1", errors="replace")
+    # Every key is compared, each in a time that does not depend on where it differs.
+    matches = [known for known in keys if hmac.compare_digest(given, known.encode())]
+    return matches[0] if matches and scheme.lower() == "bearer" else None
 
 
 def key_of(scope: Scope) -> str | None:

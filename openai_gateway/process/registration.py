@@ -42,8 +42,11 @@ class Registration:
                 await http.post("/nodes/remove", params={"node_url": self._gateway.settings.public_url})
 
     def _connect(self) -> httpx.AsyncClient:
-        url = self._gateway.settings.proxy_url or ""
-        return httpx.AsyncClient(base_url=url, headers=_HEADERS, timeout=_TIMEOUT, trust_env=False)
+        settings = self._gateway.settings
+        key = {} if settings.proxy_key is None else {"authorization": f"Bearer {settings.proxy_key}"}
+        return httpx.AsyncClient(
+            base_url=settings.proxy_url or "", headers=_HEADERS | key, timeout=_TIMEOUT, trust_env=False
+        )
 
     async def _keep_registered(self) -> None:
         settings = self._gateway.settings

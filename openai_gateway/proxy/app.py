@@ -22,7 +22,10 @@ from openai_gateway.metrics import GatewayMetrics
 from openai_gateway.middleware.access import Access
 from openai_gateway.middleware.api_keys import ApiKeys
 from openai_gateway.middleware.body_limit import BodyLimit
-from openai_gateway.proxy.forward import TIMEOUT, Forwarder
+from openai_gateway.parsing import BoundedRoute
+from openai_gateway.proxy.addresses import CheckedResolver, checked_url
+from openai_gateway.proxy.administration import check_administrator, is_here
+from openai_gateway.proxy.forward import TIMEOUT, Forwarder, node_headers
 from openai_gateway.proxy.health import check, look_after
 from openai_gateway.proxy.node import NodeStatus
 from openai_gateway.proxy.nodes import NodeTable
@@ -30,13 +33,14 @@ from openai_gateway.proxy.settings import ProxySettings
 from openai_gateway.proxy.strategies import STRATEGIES
 
 _FORWARDED = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+_LONGEST_LIST = 2**20  # bytes
 _ASK_TIMEOUT = aiohttp.ClientTimeout(total=5)
 
 
 class NewNode(BaseModel):
     """Body of ``POST /nodes/add``."""
 
-    url: Annotated[str, Field(pattern=r"^https?://[^\s/]+/?$")]
+    url: Annotated[str, Field(max_length=2048)]
     status: NodeStatus | None = None
 
 
@@ -46,7 +50,8 @@ def create_proxy(settings: ProxySettings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         table = NodeTable(STRATEGIES[settings.strategy], settings.state_file)
-        connector = aiohttp.TCPConnector(limit=0)
+        resolver = CheckedResolver(allow_private=settings.allow_private_nodes)
+        connector = aiohttp.TCPConnector(limit=0, resolver=resolver)
         async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as http:
             app.state.table, app.state.http = table, http
             app.state.forwarder = Forwarder(table, http, settings)
@@ -63,17 +68,18 @@ def create_proxy(settings: ProxySettings) -> FastAPI:
     app = FastAPI(
         title="LMDeploy proxy", version=__version__, docs_url="/", redoc_url=None, lifespan=lifespan, responses=failures
     )
-    _add_node_routes(app)
+    app.router.route_class = BoundedRoute
+    _add_node_routes(app, settings)
     _add_model_routes(app)
     install_error_handlers(app)
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     if settings.api_keys:
-        app.add_middleware(ApiKeys, keys=settings.api_keys)
+        app.add_middleware(ApiKeys, keys=[*settings.api_keys, *settings.admin_keys])
     app.add_middleware(Access, metrics=GatewayMetrics(), max_requests=settings.max_requests)
     return app
 
 
-def _add_node_routes(app: FastAPI) -> None:
+def _add_node_routes(app: FastAPI, settings: ProxySettings) -> None:
     @app.get("/nodes/status")
     async def nodes_status(request: Request) -> dict[str, NodeStatus]:
         """Return the nodes in service."""
@@ -84,11 +90,14 @@ def _add_node_routes(app: FastAPI) -> None:
     async def add_node(node: NewNode, request: Request) -> str:
         """Take a node into service; one that does not tell its models is asked for them."""
         table: NodeTable = request.app.state.table
-        url, status = node.url.rstrip("/"), node.status or NodeStatus(unfinished=0, speed=None)
+        check_administrator(request, settings)
+        here = is_here(request)
+        url = checked_url(node.url, allow_private=settings.allow_private_nodes, from_this_machine=here)
+        status = node.status or NodeStatus(unfinished=0, speed=None)
         models = status.models
         if not models:
             try:
-                models = await _ask_models(request.app.state.http, url)
+                models = await _ask_models(request.app.state.http, url, node_headers(settings))
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError, LookupError, TypeError) as error:
                 return json.dumps({"error_code": TIMEOUT, "text": f"{url} does not tell its models: {error!r}"})
         table.add(url, models, status.speed)
@@ -97,6 +106,7 @@ def _add_node_routes(app: FastAPI) -> None:
     @app.post("/nodes/remove")
     async def remove_node(node_url: str, request: Request) -> str:
         """Forget a node; an unknown one is ignored."""
+        check_administrator(request, settings)
         table: NodeTable = request.app.state.table
         table.remove(node_url.rstrip("/"))
         return "Deleted successfully"
@@ -130,7 +140,9 @@ async def _forward(request: Request, body: Annotated[dict[str, Any], Body()]) ->
     return await run_unless_disconnected(request.receive, work)
 
 
-async def _ask_models(http: aiohttp.ClientSession, url: str) -> list[str]:
-    async with http.get(f"{url}/v1/models", timeout=_ASK_TIMEOUT) as answer:
+async def _ask_models(http: aiohttp.ClientSession, url: str, headers: dict[str, str]) -> list[str]:
+    asked = http.get(f"{url}/v1/models", timeout=_ASK_TIMEOUT, headers=headers, allow_redirects=False)
+    async with asked as answer:
         answer.raise_for_status()
-        return [str(card["id"]) for card in orjson.loads(await answer.read())["data"]]
+        told = await answer.content.read(_LONGEST_LIST)
+        return [str(card["id"]) for card in orjson.loads(told)["data"]]

@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from openai_gateway.answering.cancellation import ClientDisconnected, run_unless_disconnected
 from openai_gateway.answering.streaming import event
 from openai_gateway.errors import ApiError
+from openai_gateway.proxy.health import check
 from openai_gateway.proxy.node import Node, Work
 from openai_gateway.proxy.nodes import NodeTable
 from openai_gateway.proxy.settings import ProxySettings
@@ -35,12 +36,18 @@ class NodeFailed(Exception):
     """A node gave no answer, or not all of one."""
 
 
+def node_headers(settings: ProxySettings) -> dict[str, str]:
+    """Return what a node is told about who asks: the proxy's key, never the caller's."""
+    return {} if settings.node_key is None else {"authorization": f"Bearer {settings.node_key}"}
+
+
 class Forwarder:
     """Sends requests to the nodes of a table."""
 
     def __init__(self, table: NodeTable, http: aiohttp.ClientSession, settings: ProxySettings) -> None:
         self._table = table
         self._http = http
+        self._key = node_headers(settings)
         self._patience = settings.patience_seconds
         self._timeout = aiohttp.ClientTimeout(sock_connect=settings.connect_seconds, sock_read=settings.read_seconds)
 
@@ -55,7 +62,7 @@ class Forwarder:
         if not self._table.is_served(model):
             message = f"The model `{model[:_SHOWN_NAME]}` does not exist."
             raise ApiError(404, message, param="model", code="model_not_found")
-        sent_on = {name: headers[name] for name in _SENT_ON if name in headers}
+        sent_on = {name: headers[name] for name in _SENT_ON if name in headers} | self._key
         deadline = time.monotonic() + self._patience
         refusal: Response | None = None
         refused_by: set[str] = set()
@@ -76,8 +83,8 @@ class Forwarder:
                 return answer
             refusal = answer
             refused_by.add(node.url)
-            if answer.status_code != 429:
-                self._table.mark_down(node, f"it answered {answer.status_code}")
+            if answer.status_code != 429:  # about the node, or about the request: the node knows
+                await check(self._table, self._http, node)
         return (
             refusal
             or ApiError(502, f"No server for `{model[:_SHOWN_NAME]}` gave a proper answer ({UNAVAILABLE}).").response()
@@ -87,7 +94,7 @@ class Forwarder:
         """Return a node's answer, of which everything is here, or the beginning of a stream."""
         async with AsyncExitStack() as open_:
             try:
-                open_.enter_context(Work(node))
+                work = open_.enter_context(Work(node))
                 url = f"{node.url}{path}"
                 asked = self._http.post(url, data=body, headers=headers, timeout=self._timeout, allow_redirects=False)
                 answer = await open_.enter_async_context(asked)
@@ -96,6 +103,7 @@ class Forwarder:
                     whole = await answer.read()
                     if answer.status == 200:
                         orjson.loads(whole)
+                        work.is_success = True
                     return Response(whole, answer.status, back)
                 pieces = answer.content.iter_any()
                 first = await anext(aiter(pieces))
@@ -103,7 +111,7 @@ class Forwarder:
                 raise ApiError(504, f"The server at {node.url} took too long ({TIMEOUT}).") from None
             except (*_FAILURES, StopAsyncIteration, orjson.JSONDecodeError) as error:
                 raise NodeFailed(repr(error)) from None
-            return _PassedOn(first, aiter(pieces), back, open_.pop_all(), self._table, node)
+            return _PassedOn(first, aiter(pieces), back, open_.pop_all(), self._table, node, work)
 
 
 class _PassedOn(Response):
@@ -117,6 +125,7 @@ class _PassedOn(Response):
         open_: AsyncExitStack,
         table: NodeTable,
         node: Node,
+        work: Work,
     ) -> None:
         super().__init__(headers=headers)
         del self.headers["content-length"]
@@ -125,6 +134,7 @@ class _PassedOn(Response):
         self._open = open_
         self._table = table
         self._node = node
+        self._work = work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -139,6 +149,7 @@ class _PassedOn(Response):
             try:
                 async for piece in self._pieces:
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
+                self._work.is_success = True
             except (*_FAILURES, TimeoutError) as error:
                 self._table.mark_down(self._node, error)
                 last = event(ApiError(502, f"The server failed within its answer ({UNAVAILABLE}).").body())

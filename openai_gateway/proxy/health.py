@@ -33,7 +33,7 @@ async def look_after(table: NodeTable, http: aiohttp.ClientSession, settings: Pr
 async def check(table: NodeTable, http: aiohttp.ClientSession, node: Node) -> None:
     """Take a node into service if it says it is healthy, else out of it."""
     try:
-        async with http.get(f"{node.url}/health", timeout=_TIMEOUT) as answer:
+        async with http.get(f"{node.url}/health", timeout=_TIMEOUT, allow_redirects=False) as answer:
             if answer.status == 200:
                 table.mark_up(node)
             else:

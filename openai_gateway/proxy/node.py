@@ -53,17 +53,24 @@ class Node:
 
 
 class Work:
-    """Context manager around one request to a node: counts it, and times it when it ends well."""
+    """Context manager around one request to a node: counts it, and times it if it is a success.
+
+    Attributes
+    ----------
+    is_success : bool
+        To be set: what a node refuses, it refuses quickly.
+    """
 
     def __init__(self, node: Node) -> None:
         self._node = node
+        self.is_success = False
 
-    def __enter__(self) -> Node:
+    def __enter__(self) -> Work:
         self._begin = time.monotonic()
         self._node.unfinished += 1
-        return self._node
+        return self
 
     def __exit__(self, kind: object, *_: object) -> None:
         self._node.unfinished -= 1
-        if kind is None:
+        if kind is None and self.is_success:
             self._node.latency.append(time.monotonic() - self._begin)

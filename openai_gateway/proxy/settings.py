@@ -31,6 +31,12 @@ class ProxySettings:
         Where the nodes are kept over a restart; None: nowhere.
     api_keys : tuple of str
         One of them is needed; empty: none is.
+    admin_keys : tuple of str
+        One of them is needed to register and remove nodes; empty: that is for callers on this machine.
+    node_key : str, optional
+        Shown to nodes, which may ask for a key too.
+    allow_private_nodes : bool
+        Whether nodes may have private addresses (`openai_gateway.proxy.addresses`).
     check_seconds : float
         Between two looks at a node that is in service.
     return_seconds : float
@@ -50,6 +56,9 @@ class ProxySettings:
     strategy: str = STRATEGIES[1]
     state_file: Path | None = None
     api_keys: tuple[str, ...] = ()
+    admin_keys: tuple[str, ...] = ()
+    node_key: str | None = None
+    allow_private_nodes: bool = False
     check_seconds: float = _DEFAULT_HEARTBEAT
     return_seconds: float = 1.0
     connect_seconds: float = 5.0

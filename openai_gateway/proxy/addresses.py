@@ -1,0 +1,119 @@
+"""Which addresses nodes may have: a proxy sends its callers' requests there, from where it stands in the network."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from urllib.parse import urlsplit
+
+from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.resolver import ThreadedResolver
+
+from openai_gateway.errors import ApiError
+
+_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?")
+_THIS_MACHINE = "localhost"
+_EXPECTED = "url must be http(s)://HOST:PORT, without a user, a path or a query"
+
+IP = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+def checked_url(url: str, *, allow_private: bool, from_this_machine: bool) -> str:
+    """Return a node's base URL, without a slash at the end.
+
+    Parameters
+    ----------
+    allow_private : bool
+        Whether it may have a private address.
+    from_this_machine : bool
+        Whether it is named by somebody on this machine, who may name this machine.
+
+    Raises
+    ------
+    ApiError
+        It is no base URL, or nodes may not have this address.
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise _refusal(_EXPECTED) from None
+    is_bare = parts.path in ("", "/") and not any(mark in url for mark in "?#@\\")
+    if parts.scheme not in ("http", "https") or not host or not is_bare or port == 0 or not url.isprintable():
+        raise _refusal(_EXPECTED)
+    address = address_of(host)
+    if address is None:
+        if not _NAME.fullmatch(host):
+            raise _refusal("url must name a host")
+        is_allowed = from_this_machine or allow_private or host.lower() != _THIS_MACHINE
+    else:
+        is_here = address.is_loopback or address.is_unspecified
+        is_allowed = (is_here and from_this_machine) or is_allowed_address(address, allow_private=allow_private)
+    if not is_allowed:
+        raise _refusal("url must not have a private address; a proxy started with --allow-private-nodes takes them")
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def address_of(host: str) -> IP | None:
+    """Return the address that a host is written as; None when it is a name."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address
+
+
+def is_allowed_address(address: IP, *, allow_private: bool) -> bool:
+    """Return whether nodes may have an address; those of a link or a group, where clouds keep secrets, never."""
+    if address.is_link_local or address.is_multicast:
+        return False
+    return allow_private or address.is_global
+
+
+class CheckedResolver(AbstractResolver):
+    """Resolves names to addresses that nodes may have, each time one is connected to: a name may change.
+
+    Parameters
+    ----------
+    allow_private : bool
+        Whether nodes may have private addresses.
+    resolver : AbstractResolver, optional
+        What knows names; None: the system.
+    """
+
+    def __init__(self, *, allow_private: bool, resolver: AbstractResolver | None = None) -> None:
+        self._allow_private = allow_private
+        self._resolver = resolver or ThreadedResolver()
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        """Return the addresses of a name that may be connected to.
+
+        Raises
+        ------
+        OSError
+            There is none.
+        """
+        found = await self._resolver.resolve(host, port, family)
+        allowed = [one for one in found if self._allows(host, one["host"])]
+        if not allowed:
+            raise OSError(None, f"{host} has no address that a node may have")
+        return allowed
+
+    async def close(self) -> None:
+        """Let go of the resolver."""
+        await self._resolver.close()
+
+    def _allows(self, host: str, found: str) -> bool:
+        address = address_of(found)
+        if address is None:
+            return False
+        is_here = host.lower() == _THIS_MACHINE and address.is_loopback
+        return is_here or is_allowed_address(address, allow_private=self._allow_private)
+
+
+def _refusal(message: str) -> ApiError:
+    return ApiError(400, message, param="url", code="invalid_value")
