@@ -3,8 +3,9 @@
 The conversation is kept by Gradio a browser session at a time (``gr.State``), so every browser tab has its own.
 """
 
+import hmac
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -22,6 +23,7 @@ from webui.theme import CSS, theme
 
 STATUS_SECONDS = 3.0
 PLACEHOLDER = "### Ask anything"
+LOGIN = "Any name will do; the password is an API key of this server."
 
 
 def build(triton_address: str, model_name: str | None = None) -> Any:
@@ -138,8 +140,16 @@ def build(triton_address: str, model_name: str | None = None) -> Any:
     return blocks
 
 
-def create_app(triton_address: str, model_name: str | None = None) -> FastAPI:
-    """Return the page as an ASGI application that stops its running answers when it shuts down."""
+def create_app(triton_address: str, model_name: str | None = None, api_keys: Sequence[str] = ()) -> FastAPI:
+    """Return the page as an ASGI application that stops its running answers when it shuts down.
+
+    Parameters
+    ----------
+    triton_address, model_name
+        Of `build`.
+    api_keys
+        The page is for those who know one of them; empty: for everybody.
+    """
     blocks = build(triton_address, model_name)
     page: Page = blocks.page
 
@@ -152,12 +162,38 @@ def create_app(triton_address: str, model_name: str | None = None) -> FastAPI:
 
     app = FastAPI(lifespan=lifespan, openapi_url=None)
     mounted: FastAPI = gr.mount_gradio_app(
-        app, blocks, path="", theme=theme(), css=CSS, ssr_mode=False, footer_links=[], show_error=True
+        app,
+        blocks,
+        path="",
+        theme=theme(),
+        css=CSS,
+        ssr_mode=False,
+        footer_links=[],
+        show_error=True,
+        auth=_knows_one_of(api_keys) if api_keys else None,
+        auth_message=LOGIN if api_keys else None,
     )
     return mounted
 
 
-def launch(triton_address: str, server_name: str, server_port: int, model_name: str | None = None) -> None:
+def _knows_one_of(api_keys: Sequence[str]) -> Callable[[str, str], bool]:
+    """Return what lets a user in, whose password is a key."""
+
+    def is_let_in(_: str, password: str) -> bool:
+        # Every key is compared, each in a time that does not depend on where it differs.
+        matches = [hmac.compare_digest(password.encode(), key.encode()) for key in api_keys]
+        return any(matches)
+
+    return is_let_in
+
+
+def launch(
+    triton_address: str,
+    server_name: str,
+    server_port: int,
+    model_name: str | None = None,
+    api_keys: Sequence[str] = (),
+) -> None:
     """Serve the page until the process is told to stop.
 
     Parameters
@@ -168,6 +204,8 @@ def launch(triton_address: str, server_name: str, server_port: int, model_name: 
         Where to listen.
     model_name
         Title of the page; ``None`` asks the server.
+    api_keys
+        Of `create_app`.
     """
-    app = create_app(triton_address, model_name)
+    app = create_app(triton_address, model_name, api_keys)
     uvicorn.run(app, host=server_name, port=server_port, log_level="warning", timeout_graceful_shutdown=3)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lmdeploy.cli.gateway_settings import base_url, check_qos, gateway_settings, listening
+from lmdeploy.cli.gateway_settings import api_keys, base_url, check_qos, gateway_settings, listening
 from lmdeploy.cli.triton import CommandError, ServedModel, served_model, stop_on_sigterm
 from lmdeploy.serve.child import ChildProcess
 from lmdeploy.serve.errors import PortInUseError
@@ -63,6 +63,7 @@ def _webui(args: argparse.Namespace, served: ServedModel) -> Iterator[None]:
         return
     where = ["--server-name", args.server_name, "--server-port", str(args.webui_port)]
     command = [sys.executable, "-m", "lmdeploy", "serve", "gradio", served.server.grpc_address, *where]
+    command += ["--api-keys", *keys] if (keys := api_keys(args.api_keys)) else []
     page = ChildProcess(command, env=os.environ, log=logging.getLogger("webui").info)
     try:
         deadline = time.monotonic() + _WEBUI_START

@@ -8,6 +8,7 @@ import re
 import sys
 from pathlib import Path
 
+from lmdeploy.cli.gateway_settings import api_keys
 from lmdeploy.cli.triton import CommandError, served_model, stop_on_sigterm
 from lmdeploy.serve.errors import PortInUseError
 from lmdeploy.serve.ports import require_free
@@ -37,4 +38,4 @@ def run(args: argparse.Namespace) -> int:
 def _launch(triton_address: str, args: argparse.Namespace) -> None:
     from webui.app import launch  # gradio takes seconds to import
 
-    launch(triton_address, args.server_name, args.server_port)
+    launch(triton_address, args.server_name, args.server_port, api_keys=api_keys(args.api_keys))

@@ -148,11 +148,16 @@ def add_gateway_options(parser: argparse.ArgumentParser) -> None:
 def add_security_options(parser: argparse.ArgumentParser) -> None:
     """Add who may call, and how."""
     group = parser.add_argument_group("security")
-    group.add_argument("--api-keys", nargs="*", default=[], metavar="KEY", help="keys, one of which is needed")
+    add_api_keys(group)
     group.add_argument(
         "--ssl", action="store_true", help="serve HTTPS; SSL_KEYFILE and SSL_CERTFILE in the environment name the files"
     )
     add_patience_options(parser)
+
+
+def add_api_keys(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Add the keys of those who may call."""
+    parser.add_argument("--api-keys", nargs="*", default=[], metavar="KEY", help="keys, one of which is needed")
 
 
 def add_patience_options(parser: argparse.ArgumentParser) -> None:

@@ -119,6 +119,7 @@ def _add_gradio(subparsers: Subparsers) -> None:
         help="HOST:PORT of Triton's gRPC service, or a model as for api_server",
     )
     options.add_server_options(parser, options.DEFAULT_WEBUI_PORT)
+    options.add_api_keys(parser)
     options.add_engine_options(parser)
     options.add_triton_options(parser)
     parser.set_defaults(run=_run_of("gradio"))

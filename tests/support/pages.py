@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import uvicorn
@@ -12,11 +12,11 @@ from tests.support.waiting import eventually_sync
 
 
 @contextmanager
-def running_page(triton_address: str) -> Iterator[str]:
+def running_page(triton_address: str, api_keys: Sequence[str] = ()) -> Iterator[str]:
     """Serve the page for a Triton on a free port; the value is its URL."""
     from webui.app import create_app
 
-    app = create_app(triton_address)
+    app = create_app(triton_address, api_keys=api_keys)
     config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, name="webui")
