@@ -14,6 +14,7 @@ import pytest
 
 from lmdeploy.messages import PytorchEngineConfig
 from lmdeploy.serve.openai.api_client import APIClient, get_model_list, get_streaming_response
+from openai_gateway.endpoints.interactive.sessions import engine_session
 from openai_gateway.settings import Settings
 from tests.support.fake_triton import FakeTriton, Script, token_ids
 from tests.support.gateways import running_gateway
@@ -75,7 +76,7 @@ def test_a_conversation_is_remembered_and_ended(api: APIClient, triton: FakeTrit
     pieces = list(api.chat("hi", 5, stream=True))
     assert "".join(text for text, _, _ in pieces) == ANSWER
     assert [reason for _, _, reason in pieces] == [None, None, None, "stop"]
-    assert triton.sessions == {5}
+    assert triton.sessions == {engine_session(5, "k")}
     (said,) = api.chat_interactive_v1("again", session_id=5, interactive_mode=True)
     assert said["text"] == ANSWER
     api.end_session(5)
@@ -91,7 +92,7 @@ def test_the_functions_of_older_clients_work_without_a_client_object(url: str, t
     pieces = list(get_streaming_response("hi", where, 5, interactive_mode=True, temperature=0.5, api_key="k"))
     assert "".join(text for text, _, _ in pieces) == ANSWER
     assert [reason for _, _, reason in pieces] == [None, None, None, "stop"]
-    assert triton.sessions == {5}
+    assert triton.sessions == {engine_session(5, "k")}
     assert triton.requests[-1].inputs["temperature"] == 0.5
     with pytest.raises(RuntimeError, match="valid api key"):
         next(get_streaming_response("hi", where, 5))
@@ -112,7 +113,7 @@ def test_the_terminal_streams_answers_starts_anew_and_leaves(url: str, triton: F
     begins = [request.inputs["sequence_start"] for request in triton.requests]
     assert begins == [False, True, False, False, True]  # the engine did not know the session at first, and after `end`
     assert triton.sessions == set()
-    assert {request.inputs["session_id"] for request in triton.requests} == {7}
+    assert {request.inputs["session_id"] for request in triton.requests} == {engine_session(7, "k")}
 
 
 def test_the_terminal_tells_errors_and_goes_on(url: str, triton: FakeTriton) -> None:
