@@ -39,9 +39,10 @@ LINKED  := $(STAMPS)/linked-$(call digest,tools/link_checkout.py)
 CONFIGURED := $(BUILD)/.configured-$(call digest,requirements/torch.txt requirements/runtime.txt)$(if $(strip $(CUDA)),-cuda)
 
 CXX_SOURCES = $(shell find backend_cpp -name '*.h' -o -name '*.cc' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
+QUICK_TESTS := tests/repository tests/unit  # of make check
 PY_SOURCES  := lmdeploy openai_gateway python_backend webui tools tests
 
-.PHONY: help serve test build build-tests bench peers bench-peers lint format typecheck sanitize screenshot lock model setup dev browser clients clean
+.PHONY: help serve test test-all build build-tests bench peers bench-peers lint format typecheck sanitize check screenshot lock model setup dev browser clients clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -106,10 +107,13 @@ serve: build model ## Set everything up, then serve Triton, the OpenAI API and t
 browser:
 	@tools/install_browser.sh
 
-test: build-tests dev model browser ## Set everything up, then run every test
+test: build-tests dev model browser ## Set everything up, then run every test; of cases that are much alike, a sample
 	$(say) 'running the tests (about 15 minutes on 2 cores)'
 	@$(CTEST) --test-dir $(BUILD) --output-on-failure
 	@$(PY) -m pytest $(strip $(TESTS)) $(strip $(PYTEST_ARGS))
+
+test-all: ## `make test` with all cases of tests whose cases are much alike, which it runs samples of
+	@$(MAKE) test PYTEST_ARGS="--all-cases $(strip $(PYTEST_ARGS))"
 
 clients: ## Install the real clients that tests/clients runs beside ours: litellm, langchain-openai, openai of npm
 	$(say) 'installing other clients into the cache (about 1 minute the first time)'
@@ -141,6 +145,12 @@ screenshot: build dev model browser ## Rewrite docs/images/chat.png
 	@CHAT_SCREENSHOT=docs/images/chat.png $(PY) -m pytest -q tests/e2e/test_chat_page.py -k real_model
 
 # ---- checks -------------------------------------------------------------------------------------------------------
+
+check: build-tests dev model ## What comes before the other tests: lint, imports, folders, recipes, unit tests (under 3 minutes)
+	@$(MAKE) lint
+	$(say) 'running the quick tests, with the coverage of the code they are about (about 1 minute on 2 cores)'
+	@$(PY) -m pytest -q $(QUICK_TESTS) --cov --cov-report= $(strip $(PYTEST_ARGS))
+	@$(PY) -m coverage report --skip-covered --skip-empty | tail -n 1
 
 lint: dev ## ruff, mypy --strict, clang-format
 	$(VENV)/bin/ruff check $(PY_SOURCES)

@@ -5,10 +5,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.samples import OPTION, leave_out_alike
 from tools.default_model import make
 
 # Every engine, also one inside a server that a test starts, checks itself whenever it goes idle.
 os.environ["LMDEPLOY_CHECK_INVARIANTS"] = "1"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(OPTION, action="store_true", help="run all cases of tests marked `alike`, not a sample")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    leave_out_alike(config, items, [item for item in items if item.get_closest_marker("alike")])
 
 
 @pytest.fixture(scope="session")

@@ -102,7 +102,7 @@ if stage "build" 180 bash -c compile; then
   stage "engine" 60 "${pytest[@]}" "${side_by_side[@]}" -k "gpu" tests/engine/test_cuda_engine.py
   if command -v compute-sanitizer > /dev/null; then
     stage "memcheck" 40 compute-sanitizer --tool memcheck --error-exitcode 1 \
-        "${pytest[@]}" -x -k "gpu and (larger_shape or split_over)" tests/kernels/test_cuda_attention.py
+        "${pytest[@]}" -x -k "gpu and (decode_together or split_over)" tests/kernels/test_attention.py
   else
     finish_stage "memcheck" "left out: there is no compute-sanitizer" 0
   fi

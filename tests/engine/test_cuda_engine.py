@@ -14,7 +14,7 @@ import torch
 import lmdeploy.turbomind.engine as engine_module
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from tests.engine.test_model_families import PROMPT, check_logits
-from tests.kernels.cuda_device import built_devices, load_device
+from tests.kernels.device import cuda_devices, load_module
 from tests.support.scaled_checkpoints import FLOAT8, Form, quantize_checkpoint
 from tests.support.tiny_models import make_small, make_tiny
 from tests.support.token_engine import TokenEngine, relative_error
@@ -23,12 +23,12 @@ from tests.support.token_engine import TokenEngine, relative_error
 VARIED = ["Llama", "Gemma 2", "Falcon RW", "GPT-OSS", "DeepSeek-V2"]
 
 
-@pytest.fixture(params=built_devices() or ["none"])
+@pytest.fixture(params=cuda_devices() or ["none"])
 def on_cuda(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Engines that are made meanwhile can use CUDA; returns the number of GPUs."""
     if request.param == "none":
         pytest.skip("CUDA is not built for the tests, neither emulated nor for a GPU: run `make build-tests`")
-    module = load_device(request.param)
+    module = load_module(request.param)
     monkeypatch.setattr(engine_module, "_turbomind", module)
     count: int = module.device_count()
     return count

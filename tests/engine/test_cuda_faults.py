@@ -15,7 +15,7 @@ import lmdeploy.turbomind.engine as engine_module
 from lmdeploy import GenerationConfig
 from lmdeploy.turbomind.engine import EngineOutput
 from tests.engine.test_model_families import CASES
-from tests.kernels.cuda_device import CudaModule, built_devices, load_device
+from tests.kernels.device import NativeModule, built_modules, load_module
 from tests.support.tiny_models import make_small
 from tests.support.token_engine import TIMEOUT, TokenEngine
 
@@ -26,11 +26,11 @@ PROMPT = list(range(100, 130))
 
 
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaModule]:
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[NativeModule]:
     """Engines that are made meanwhile use the emulation, which comes back with functions that make it fail."""
-    if "emulated" not in built_devices():
+    if "emulated" not in built_modules():
         pytest.skip("CUDA is not emulated in this build: run `make build-tests`")
-    module = load_device("emulated")
+    module = load_module("emulated")
     monkeypatch.setattr(engine_module, "_turbomind", module)
     yield module
     module.clear_faults()
@@ -59,7 +59,7 @@ def model(tmp_path: Path) -> Path:
     ],
 )
 def test_no_room_at_start_is_told_with_what_took_it_and_what_lowers_it(
-    memory: int, settings: dict[str, Any], told: str, model: Path, cuda: CudaModule
+    memory: int, settings: dict[str, Any], told: str, model: Path, cuda: NativeModule
 ) -> None:
     cuda.set_device_memory(memory * MIB + 100_000)
     with pytest.raises(RuntimeError, match=told):
@@ -78,7 +78,7 @@ def test_no_room_at_start_is_told_with_what_took_it_and_what_lowers_it(
     ids=str,
 )
 def test_no_step_takes_more_memory_than_was_taken_at_start(
-    name: str, settings: dict[str, Any], tmp_path: Path, cuda: CudaModule
+    name: str, settings: dict[str, Any], tmp_path: Path, cuda: NativeModule
 ) -> None:
     case = CASES[name]
     directory = make_small(tmp_path / "model", case.architecture, **case.overrides)
@@ -97,7 +97,7 @@ def test_no_step_takes_more_memory_than_was_taken_at_start(
 @pytest.mark.parametrize(
     "call", ["cudaStreamBeginCapture", "cudaStreamEndCapture", "cudaGraphInstantiate", "cudaGraphLaunch"]
 )
-def test_a_step_that_cannot_be_captured_runs_as_it_is(call: str, model: Path, cuda: CudaModule) -> None:
+def test_a_step_that_cannot_be_captured_runs_as_it_is(call: str, model: Path, cuda: NativeModule) -> None:
     with TokenEngine(model, device="cuda") as engine:
         cuda.inject_fault(call, 0, NO_MEMORY, False)
         without, _ = engine.answer(PROMPT, 8, "generation")
@@ -108,7 +108,7 @@ def test_a_step_that_cannot_be_captured_runs_as_it_is(call: str, model: Path, cu
 
 @pytest.mark.parametrize("calls", [0, 1, 2, 7, 30, 100, 300])
 def test_a_device_that_is_lost_ends_open_requests_and_refuses_new_ones(
-    calls: int, model: Path, cuda: CudaModule
+    calls: int, model: Path, cuda: NativeModule
 ) -> None:
     with TokenEngine(model, device="cuda") as engine:
         pending = [submit(engine, PROMPT[i:], 200) for i in range(3)]
@@ -122,7 +122,9 @@ def test_a_device_that_is_lost_ends_open_requests_and_refuses_new_ones(
 
 
 @pytest.mark.parametrize("calls", [0, 1, 5, 40, 200])
-def test_one_of_two_devices_that_fails_ends_the_waiting_of_the_other(calls: int, model: Path, cuda: CudaModule) -> None:
+def test_one_of_two_devices_that_fails_ends_the_waiting_of_the_other(
+    calls: int, model: Path, cuda: NativeModule
+) -> None:
     with TokenEngine(model, device="cuda", tp=2) as engine:
         pending = submit(engine, PROMPT, 200)
         cuda.inject_fault("cudaMemcpyAsync", calls, LOST, False)  # of one rank, before it meets the other
@@ -140,7 +142,7 @@ def test_one_of_two_devices_that_fails_ends_the_waiting_of_the_other(calls: int,
     ],
 )
 def test_a_device_that_cannot_be_used_is_refused_at_start(
-    call: str, error: int, told: str, model: Path, cuda: CudaModule
+    call: str, error: int, told: str, model: Path, cuda: NativeModule
 ) -> None:
     cuda.inject_fault(call, 0, error, True)
     with pytest.raises(RuntimeError, match=told):

@@ -2,7 +2,7 @@
 
 import torch
 
-from lmdeploy.turbomind.ops import AttentionRule
+from tests.kernels.arguments import AttentionRule
 
 
 def rotate(x: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
@@ -35,18 +35,9 @@ def round_heads(x: torch.Tensor, bits: int) -> torch.Tensor:
     return (codes.double() - zero.double()) * scale.double()
 
 
-def attention_reference(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: AttentionRule, cache_bits: int = 64
-) -> torch.Tensor:
-    """Return causal attention of one sequence, ``[rows, heads, value_dim]``; arguments as in ``ops.PagedAttention``.
-
-    ``cache_bits`` says what keys and values are rounded to first: 64 (not at all), 16 (bfloat16), 8 or 4.
-    """
+def attention_reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: AttentionRule) -> torch.Tensor:
+    """Return causal attention of one sequence; queries, keys, values and the result are ``[rows, heads, dim]``."""
     rows, heads = q.shape[:2]
-    if cache_bits == 16:
-        k, v = k.bfloat16(), v.bfloat16()
-    elif cache_bits < 16:
-        k, v = round_heads(k, cache_bits), round_heads(v, cache_bits)
     q, k, v = q.double(), k.double(), v.double()
     k, v = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (k, v))
     scores = torch.einsum("ihd,jhd->hij", q, k) * rule.scale

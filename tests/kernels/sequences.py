@@ -1,52 +1,45 @@
 """Sequences that run through a paged cache in steps, and what they must come to."""
 
-from collections.abc import Callable
-
 import torch
 
-from lmdeploy.turbomind.ops import AttentionRule, HeadSizes, PagedAttention, Span
-from tests.kernels.reference import attention_reference
+from tests.kernels.arguments import AttentionRule, HeadSizes, Span
+from tests.kernels.device import Attention, Device
+from tests.kernels.reference import attention_reference, round_heads
 
 # (sequence, first position, tokens) of one step.
 Chunk = tuple[int, int, int]
-# Takes what ``PagedAttention`` takes and returns what can be called as it can.
-MakeAttention = Callable[..., Callable[[torch.Tensor, torch.Tensor, torch.Tensor, list[Span]], torch.Tensor]]
+
+# Of CUDA's bound: sums in float32, and 2^x within 2^-22, of scores up to about 20, whose own error is 20 2^-24 of a
+# weight; with caps and slopes scores are larger.
+SUMS = {True: 4e-5, False: 2e-5}
 
 
 class Sequences:
-    """Random queries, keys and values of some sequences, and the blocks each lives in, shuffled."""
+    """Random queries, keys and values of some sequences on a device, and the blocks each lives in, shuffled.
+
+    Queries are bfloat16 numbers: with a scale that is a power of two the scaled ones are so too, and rounding them
+    changes nothing.
+    """
 
     def __init__(
-        self,
-        lengths: list[int],
-        sizes: HeadSizes,
-        block_len: int,
-        bits: int,
-        rule: AttentionRule,
-        make: MakeAttention = PagedAttention,
+        self, device: Device, lengths: list[int], sizes: HeadSizes, block_len: int, bits: int, rule: AttentionRule
     ) -> None:
-        self.sizes, self.block_len, self.bits, self.rule, self.make = sizes, block_len, bits, rule, make
-        self.q = [torch.randn(n, sizes.num_heads, sizes.key_dim) for n in lengths]
+        self.device, self.sizes, self.block_len, self.bits, self.rule = device, sizes, block_len, bits, rule
+        self.q = [torch.randn(n, sizes.num_heads, sizes.key_dim).bfloat16().float() for n in lengths]
         self.k = [torch.randn(n, sizes.num_kv_heads, sizes.key_dim) for n in lengths]
         self.v = [torch.randn(n, sizes.num_kv_heads, sizes.value_dim) for n in lengths]
         counts = [-(-n // block_len) for n in lengths]
         free = torch.randperm(sum(counts)).tolist()
         self.blocks = [[free.pop() for _ in range(count)] for count in counts]
 
-    def exact(self, sequence: int) -> torch.Tensor:
-        """Return the float64 result for a sequence, over keys and values rounded as the cache rounds them."""
-        bits = 64 if self.bits == 32 else self.bits
-        return attention_reference(self.q[sequence], self.k[sequence], self.v[sequence], self.rule, bits)
+    def new_cache(self) -> Attention:
+        """Return attention over a cache of its own."""
+        blocks = sum(map(len, self.blocks))
+        return Attention(self.device, blocks, self.sizes, self.block_len, self.bits, self.rule)
 
     def run(self, steps: list[list[Chunk]]) -> dict[int, torch.Tensor]:
         """Run steps through one new cache; return each sequence's rows."""
-        attend = self.make(
-            sum(map(len, self.blocks)),
-            self.sizes,
-            self.block_len,
-            self.bits,
-            self.rule,
-        )
+        attend = self.new_cache()
         pieces: dict[int, list[torch.Tensor]] = {}
         for step in steps:
             spans: list[Span] = []
@@ -59,3 +52,25 @@ class Sequences:
             for (sequence, _, _), part in zip(step, out.split([n for _, _, n in step]), strict=True):
                 pieces.setdefault(sequence, []).append(part)
         return {sequence: torch.cat(parts) for sequence, parts in pieces.items()}
+
+    def check(self, sequence: int, out: torch.Tensor) -> None:
+        """Compare a sequence's first rows with float64 over keys and values rounded as the cache rounds them.
+
+        Where matrix instructions multiply (CUDA, and avx512bf16 over a bfloat16 cache), softmax weights are rounded to
+        bfloat16, so that a result is off by at most 2^-8 sum weight |value|.
+        """
+        q = self.q[sequence]
+        k, v = (cached(x[sequence], self.bits) for x in (self.k, self.v))
+        both = attention_reference(q, k, torch.cat([v, v.abs()], -1), self.rule)[: len(out)]
+        exact, magnitude = both.chunk(2, -1)
+        is_rounded = self.bits < 32 if self.device.is_cuda else self.bits == 16 and self.device.isa == "avx512bf16"
+        bound = SUMS[self.device.is_cuda] * (1 + magnitude) + (2**-8 * magnitude if is_rounded else 0)
+        error = (out.double() - exact).abs()
+        assert (error <= bound).all(), f"{(error / bound).max():.2f} of the bound"
+
+
+def cached(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return what a cache of ``bits`` bits holds for keys or values ``[rows, heads, dim]``."""
+    if bits == 32:
+        return x
+    return x.bfloat16() if bits == 16 else round_heads(x, bits)

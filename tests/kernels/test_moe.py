@@ -1,14 +1,16 @@
-"""Routing and expert kernels against float64."""
+"""Routing and experts against float64."""
 
 import pytest
 import torch
 
-from lmdeploy.turbomind import ops
+from tests.kernels.arguments import Router
+from tests.kernels.device import Device
+from tests.kernels.weights import SCALED, Weight, group_codes_weight, make_weight, scaled_weight
 
 EPS = 2.0**-24
 
 
-def brute_force_route(logits: torch.Tensor, router: ops.Router) -> tuple[torch.Tensor, torch.Tensor]:
+def brute_force_route(logits: torch.Tensor, router: Router) -> tuple[torch.Tensor, torch.Tensor]:
     """Choose and weigh the experts of each row in float64, the obvious way, one row at a time."""
     rows = []
     for row in logits.double():
@@ -31,7 +33,7 @@ def brute_force_route(logits: torch.Tensor, router: ops.Router) -> tuple[torch.T
     return torch.tensor([chosen for chosen, _ in rows]), torch.stack([weights for _, weights in rows])
 
 
-def sparse_mixer(row: torch.Tensor, router: ops.Router) -> tuple[list[int], torch.Tensor]:
+def sparse_mixer(row: torch.Tensor, router: Router) -> tuple[list[int], torch.Tensor]:
     chosen: list[int] = []
     weights = []
     for _ in range(router.top_k):
@@ -46,55 +48,59 @@ def sparse_mixer(row: torch.Tensor, router: ops.Router) -> tuple[list[int], torc
 
 BIAS = torch.linspace(-0.4, 0.4, 16)[torch.randperm(16, generator=torch.Generator().manual_seed(3))]
 ROUTERS = {
-    "two of eight": ops.Router(8, 2, normalize=True),
-    "one expert": ops.Router(1, 1),
-    "all experts": ops.Router(5, 5, normalize=True),
-    "not normalised, scaled": ops.Router(60, 4, scale=2.5),
-    "groups by their best": ops.Router(16, 3, num_groups=4, top_groups=2, scale=16.0),
-    "sigmoid": ops.Router(16, 4, score="sigmoid", normalize=True),
-    "sigmoid with bias and groups": ops.Router(
-        16,
-        4,
+    "two of eight": Router(8, 2, normalize=True),
+    "one expert": Router(1, 1),
+    "all experts": Router(5, 5, normalize=True),
+    "not normalised, scaled": Router(60, 4, scale=2.5),
+    "groups by their best": Router(16, 3, num_groups=4, top_groups=2, scale=16.0),
+    "sigmoid": Router(16, 4, score="sigmoid", normalize=True),
+    "sigmoid with bias and groups": Router(
+        16, 4, "sigmoid", num_groups=4, top_groups=2, group_score="top2", choice_bias=BIAS, normalize=True, scale=2.5
+    ),
+    "sparse mixer": Router(16, 2, score="sparsemixer", mixer_jitter=0.01),
+    "sparse mixer, wide": Router(16, 2, score="sparsemixer", mixer_jitter=0.3),
+    "eight of 128": Router(128, 8, normalize=True),
+    "DeepSeek-V3": Router(
+        256,
+        8,
         "sigmoid",
-        num_groups=4,
-        top_groups=2,
+        num_groups=8,
+        top_groups=4,
         group_score="top2",
-        choice_bias=BIAS,
+        choice_bias=torch.linspace(-0.2, 0.2, 256),
         normalize=True,
         scale=2.5,
     ),
-    "sparse mixer": ops.Router(16, 2, score="sparsemixer", mixer_jitter=0.01),
-    "sparse mixer, wide": ops.Router(16, 2, score="sparsemixer", mixer_jitter=0.3),
 }
 
 
 @pytest.mark.parametrize("name", ROUTERS)
-def test_rows_go_where_float64_sends_them(name: str) -> None:
+def test_rows_go_where_float64_sends_them(device: Device, name: str) -> None:
     router = ROUTERS[name]
     torch.manual_seed(1)
     logits = torch.randn(133, router.num_experts) * 2
-    experts, weights = router(logits)
+    experts, weights = device.route(router, logits)
     expected, exact = brute_force_route(logits, router)
     assert torch.equal(experts.long(), expected)
     torch.testing.assert_close(weights.double(), exact, rtol=64 * EPS, atol=0)
 
 
-def test_equal_scores_go_to_the_lowest_experts() -> None:
-    experts, weights = ops.Router(6, 3, normalize=True)(torch.zeros(2, 6))
+def test_equal_scores_go_to_the_lowest_experts(device: Device) -> None:
+    experts, weights = device.route(Router(6, 3, normalize=True), torch.zeros(2, 6))
     assert experts.tolist() == [[0, 1, 2]] * 2
     torch.testing.assert_close(weights, torch.full((2, 3), 1 / 3))
 
 
 @pytest.mark.parametrize("name", ROUTERS)
-def test_a_broken_row_gets_different_valid_experts_and_spoils_no_other(name: str) -> None:
+def test_a_broken_row_gets_different_valid_experts_and_spoils_no_other(device: Device, name: str) -> None:
     router = ROUTERS[name]
     torch.manual_seed(2)
     logits = torch.randn(40, router.num_experts)
-    clean_experts, clean_weights = router(logits)
+    clean_experts, clean_weights = device.route(router, logits)
     broken = logits.clone()
     broken[7] = float("nan")
     broken[20, 0] = float("inf")
-    experts, weights = router(broken)
+    experts, weights = device.route(router, broken)
     others = [i for i in range(40) if i not in (7, 20)]
     assert torch.equal(experts[others], clean_experts[others])
     assert torch.equal(weights[others], clean_weights[others])
@@ -102,74 +108,133 @@ def test_a_broken_row_gets_different_valid_experts_and_spoils_no_other(name: str
     assert 0 <= experts.min() <= experts.max() < router.num_experts
 
 
-def layer(count: int, size: int, hidden: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.randn(count, 2 * size, hidden) / hidden**0.5, torch.randn(count, hidden, size) / size**0.5
+@pytest.mark.parametrize("name", ROUTERS)
+@pytest.mark.parametrize("step", [0.0, 0.25])
+def test_rows_go_where_the_cpu_sends_them(cuda: Device, name: str, step: float) -> None:
+    router = ROUTERS[name]
+    torch.manual_seed(1)
+    logits = torch.randn(37, router.num_experts) * 2
+    if step:  # many equal scores
+        logits = (logits / step).round() * step
+    logits[3] = float("nan")
+    logits[5, -1] = float("nan")
+    logits[6, 0] = float("inf")
+    logits[7] = float("-inf")
+    experts, weights = cuda.route(router, logits)
+    expected, expected_weights = Device("cpu").route(router, logits)
+    assert torch.equal(experts, expected)
+    # An exponential of the C library may be another rounding than ours of its float64 value.
+    torch.testing.assert_close(weights, expected_weights, rtol=8 * EPS, atol=0, equal_nan=True)
 
 
+def make_experts(device: Device, kind: str, count: int, shape: tuple[int, int]) -> list[Weight]:
+    if kind.startswith("codes"):
+        is_shuffled = kind == "codes, shuffled"
+        return [group_codes_weight(device, shape, 4, 8, shuffles_inputs=is_shuffled) for _ in range(count)]
+    made = []
+    for _ in range(count):
+        values, bias = torch.randn(shape) * shape[1] ** -0.5, torch.randn(shape[0]) * 0.1
+        scaled = kind in SCALED
+        made.append(
+            scaled_weight(device, values, kind, bias) if scaled else make_weight(device, values, kind, 32, bias)
+        )
+    return made
+
+
+def act(gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
+    function = torch.nn.functional.silu if activation == "silu" else torch.nn.functional.gelu
+    return function(gate) * up
+
+
+# What is left of the precision, twice over: on CUDA by 16-bit activations and products, on the CPU by activations of 8
+# bits, or, with float8, of bfloat16.
+CUDA_LIMITS = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3, "int8": 2e-3, "int4": 2e-3}
+KINDS = [*CUDA_LIMITS, "codes", "codes, shuffled", *SCALED]
+
+
+def limit_of(device: Device, kind: str) -> float:
+    """Return the relative error that the sum may have."""
+    if device.is_cuda:
+        return CUDA_LIMITS.get(kind, 2e-3)
+    if kind in ("float32", "bfloat16", "float16"):
+        return 1e-5
+    return 1e-2 if kind.startswith("float8") else 2e-2
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("rows", "count", "top_k", "size", "hidden"), [(1, 4, 2, 32, 48), (7, 8, 3, 20, 33), (130, 6, 6, 40, 64)]
+    ("rows", "count", "top_k", "size", "hidden"),
+    [(1, 4, 2, 32, 48), (7, 8, 3, 24, 40), (12, 5, 5, 40, 64), (50, 6, 2, 40, 64), (200, 3, 2, 16, 24)],
 )
-def test_experts_give_the_weighted_sum_of_float64(rows: int, count: int, top_k: int, size: int, hidden: int) -> None:
+def test_experts_give_the_weighted_sum_of_float64(
+    device: Device, rows: int, count: int, top_k: int, size: int, hidden: int, kind: str
+) -> None:
     torch.manual_seed(rows)
-    gate_up, down = layer(count, size, hidden)
-    x = torch.randn(rows, hidden)
-    chosen, weights = ops.Router(count, top_k, normalize=True)(torch.randn(rows, count))
-    y = ops.experts(x, gate_up, down, chosen, weights, "gelu")
-    gate, up = torch.einsum("rh,eih->rei", x.double(), gate_up.double()).chunk(2, -1)
-    each = torch.einsum("rei,ehi->reh", torch.nn.functional.gelu(gate) * up, down.double())
-    exact = (each.gather(1, chosen.long()[..., None].expand(-1, -1, hidden)) * weights.double()[..., None]).sum(1)
-    torch.testing.assert_close(y.double(), exact, rtol=1e-5, atol=1e-5)
+    gate_up = make_experts(device, kind, count, (2 * size, hidden))
+    down = make_experts(device, kind, count, (hidden, size))
+    x, before = torch.randn(rows, hidden), torch.randn(rows, hidden)
+    logits = torch.randn(rows, count)
+    if rows == 50:
+        logits[:, 4] = -100.0  # an expert nobody goes to
+    activation = "silu" if rows % 2 else "gelu"
+    chosen, weights = device.route(Router(count, top_k, normalize=True), logits)
+    y = device.add_experts(gate_up, down, activation, x, (chosen, weights), before)
+    exact = before.double()
+    for e in range(count):
+        row, rank = (chosen == e).nonzero(as_tuple=True)
+        gate, up = (x[row].double() @ gate_up[e].exact.T + gate_up[e].bias).chunk(2, -1)
+        out = act(gate, up, activation) @ down[e].exact.T + down[e].bias
+        exact[row] += weights[row, rank].double()[:, None] * out
+    error = (y.double() - exact).norm() / (exact - before).norm()
+    assert error < limit_of(device, kind)
 
 
-@pytest.mark.parametrize("bits", [0, 8, 4])
-def test_each_expert_is_the_linear_kernel_on_its_rows_and_sums_go_by_expert(bits: int) -> None:
-    torch.manual_seed(bits)
-    gate_up, down = layer(5, 32, 64)
+@pytest.mark.parametrize("kind", ["float32", "int8", "int4"])
+def test_the_same_rows_give_the_same_result_whatever_was_computed_before(device: Device, kind: str) -> None:
+    torch.manual_seed(0)
+    gate_up, down = make_experts(device, kind, 6, (64, 64)), make_experts(device, kind, 6, (64, 32))
+    x, before = torch.randn(20, 64), torch.zeros(20, 64)
+    routed = device.route(Router(6, 3), torch.randn(20, 6))
+    first = device.add_experts(gate_up, down, "silu", x, routed, before)
+    assert torch.equal(device.add_experts(gate_up, down, "silu", x, routed, before), first)
+
+
+def test_too_many_experts_of_a_row_are_refused(cuda: Device) -> None:
+    gate_up, down = make_experts(cuda, "float32", 40, (16, 8)), make_experts(cuda, "float32", 40, (8, 8))
+    routed = torch.arange(40, dtype=torch.int32)[None], torch.ones(1, 40)
+    with pytest.raises(RuntimeError, match="at most 32 experts"):
+        cuda.add_experts(gate_up, down, "silu", torch.zeros(1, 8), routed, torch.zeros(1, 8))
+
+
+# ---- what the CPU promises beyond ----
+
+
+@pytest.mark.parametrize("kind", ["float32", "int8", "int4"])
+def test_each_expert_is_the_linear_operator_on_its_rows_and_sums_go_by_expert(cpu: Device, kind: str) -> None:
+    torch.manual_seed(len(kind))
+    gate_up, down = make_experts(cpu, kind, 5, (64, 64)), make_experts(cpu, kind, 5, (64, 32))
     x = torch.randn(23, 64)
-    chosen, weights = ops.Router(5, 3)(torch.randn(23, 5))
-
-    def product(value: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return ops.linear(value, weight) if bits == 0 else ops.rounded_linear(value, weight, bits, 32)
-
+    chosen, weights = cpu.route(Router(5, 3), torch.randn(23, 5))
     expected = torch.zeros_like(x)
     for e in range(5):
         rows, ranks = (chosen == e).nonzero(as_tuple=True)
-        out = product(ops.activate(product(x[rows], gate_up[e]), "silu", True), down[e])
+        activated = cpu.activate(cpu.linear(gate_up[e], x[rows]), "silu", is_gated=True)
+        out = cpu.linear(down[e], activated)
         expected[rows] = torch.addcmul(expected[rows], weights[rows, ranks][:, None], out)
-    y = ops.experts(x, gate_up, down, chosen, weights, bits=bits)
+    y = cpu.add_experts(gate_up, down, "silu", x, (chosen, weights), torch.zeros_like(x))
     torch.testing.assert_close(y, expected, rtol=4 * EPS, atol=1e-6)
 
 
-@pytest.mark.parametrize("bits", [0, 8])
-def test_a_row_is_bitwise_the_same_alone_and_among_others(bits: int) -> None:
+@pytest.mark.parametrize("kind", ["float32", "int8"])
+def test_a_row_is_bitwise_the_same_alone_and_among_others(cpu: Device, kind: str) -> None:
     torch.manual_seed(4)
-    gate_up, down = layer(8, 24, 40)
+    gate_up, down = make_experts(cpu, kind, 8, (48, 40)), make_experts(cpu, kind, 8, (40, 24))
     x, logits = torch.randn(101, 40), torch.randn(101, 8)
-    router = ops.Router(8, 3, normalize=True)
-    together = ops.experts(x, gate_up, down, *router(logits), bits=bits)
+
+    def run(first: int, last: int) -> torch.Tensor:
+        routed = cpu.route(Router(8, 3, normalize=True), logits[first:last])
+        return cpu.add_experts(gate_up, down, "silu", x[first:last], routed, torch.zeros(last - first, 40))
+
+    together = run(0, 101)
     for first, last in [(0, 1), (1, 3), (3, 10), (10, 60), (60, 101)]:
-        part = ops.experts(
-            x[first:last].contiguous(), gate_up, down, *router(logits[first:last].contiguous()), bits=bits
-        )
-        assert torch.equal(part, together[first:last])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("rows", "heads", "out_features", "in_features"), [(1, 3, 20, 17), (60, 4, 33, 64)])
-def test_head_linear_is_each_heads_own_linear(
-    rows: int, heads: int, out_features: int, in_features: int, dtype: torch.dtype
-) -> None:
-    torch.manual_seed(rows)
-    x = torch.randn(rows, heads, in_features)
-    weight = torch.randn(heads, out_features, in_features).to(dtype)
-    y = ops.head_linear(x, weight)
-    for head in range(heads):
-        assert torch.equal(y[:, head], ops.linear(x[:, head].contiguous(), weight[head]))
-    exact = torch.einsum("rhi,hoi->rho", x.double(), weight.double())
-    torch.testing.assert_close(y.double(), exact, rtol=1e-5, atol=1e-4)
-
-
-def test_bad_choices_are_refused() -> None:
-    gate_up, down = layer(2, 8, 8)
-    with pytest.raises(ValueError, match="chosen must lie in"):
-        ops.experts(torch.zeros(1, 8), gate_up, down, torch.tensor([[2]], dtype=torch.int32), torch.ones(1, 1))
+        assert torch.equal(run(first, last), together[first:last])

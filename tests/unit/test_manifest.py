@@ -6,7 +6,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from lmdeploy import _turbomind
 from lmdeploy.turbomind.manifest import (
     Expression,
     Load,
@@ -19,6 +18,7 @@ from lmdeploy.turbomind.manifest import (
     transpose,
 )
 from lmdeploy.turbomind.safetensors_index import read_checkpoint
+from tests.kernels import device
 from tests.support.manifest_weights import execute
 
 STACKED = Load("stacked", (3, 4, 10))
@@ -52,8 +52,7 @@ def test_the_engine_reads_what_torch_computes(name: str, dtype: torch.dtype, tmp
     (tmp_path / "manifest.json").write_text(manifest.to_json())
     expected = execute(manifest)["x"]
     assert expected.shape == CASES[name].shape
-    found = torch.empty(expected.shape)
-    _turbomind.read_tensor(str(tmp_path), "x", list(expected.shape), found.data_ptr())
+    found = device.read_tensor(tmp_path, "x", list(expected.shape))
     assert torch.equal(found, expected)
 
 
@@ -70,7 +69,7 @@ def test_what_does_not_fit_is_refused_by_name(case: str, tmp_path: Path) -> None
     save_file({"matrix": torch.zeros(6, 4)}, tmp_path / "model.safetensors")
     (tmp_path / "manifest.json").write_text(Manifest.build({"x": expression}, read_checkpoint(tmp_path)).to_json())
     with pytest.raises(ValueError, match=reason):
-        _turbomind.read_tensor(str(tmp_path), "x", list(expression.shape), torch.empty(100).data_ptr())
+        device.read_tensor(tmp_path, "x", list(expression.shape))
 
 
 def test_gates_and_ups_are_taken_apart() -> None:

@@ -7,11 +7,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from lmdeploy import _turbomind
 from lmdeploy.errors import CheckpointError
 from lmdeploy.turbomind.engine_dir import resolve
 from lmdeploy.turbomind.manifest import Load, Manifest, Mxfp4
 from lmdeploy.turbomind.safetensors_index import read_checkpoint
+from tests.kernels import device
 from tests.support import published
 from tests.support.expert_models import GPT_OSS
 from tests.support.tiny_models import make_tiny
@@ -30,8 +30,7 @@ def test_every_code_with_every_scale(tmp_path: Path) -> None:
     codes = torch.arange(256, dtype=torch.uint8).view(1, 16, 16).expand(256, 16, 16).contiguous()
     scales = torch.arange(256, dtype=torch.uint8)[:, None].expand(256, 16).contiguous()
     write_manifest(tmp_path, codes, scales)
-    found = torch.empty(256, 512)
-    _turbomind.read_tensor(str(tmp_path), "x", [256, 512], found.data_ptr())
+    found = device.read_tensor(tmp_path, "x", [256, 512])
     lut = torch.tensor([*MAGNITUDES, *(-m for m in MAGNITUDES)], dtype=torch.float64)
     values = torch.stack([lut[codes.long() & 15], lut[codes.long() >> 4]], -1).view(256, 512)
     exact = values * 2.0 ** (torch.arange(256, dtype=torch.float64)[:, None] - 127)
@@ -42,7 +41,7 @@ def test_every_code_with_every_scale(tmp_path: Path) -> None:
 def test_scales_of_another_shape_are_refused(tmp_path: Path) -> None:
     write_manifest(tmp_path, torch.zeros(2, 3, 16, dtype=torch.uint8), torch.zeros(3, 2, dtype=torch.uint8))
     with pytest.raises(ValueError, match="mxfp4 needs U8 codes"):
-        _turbomind.read_tensor(str(tmp_path), "x", [3, 64], torch.empty(3, 64).data_ptr())
+        device.read_tensor(tmp_path, "x", [3, 64])
 
 
 def test_missing_scales_are_named(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from lmdeploy import _turbomind
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.turbomind.convert import convert
 from lmdeploy.turbomind.engine_dir import resolve
@@ -27,6 +26,7 @@ from lmdeploy.turbomind.manifest import (
 )
 from lmdeploy.turbomind.quantized import Quantization, with_codes
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex, read_checkpoint
+from tests.kernels import device
 from tests.kernels.reference import round_activations
 from tests.support.quantized_checkpoints import (
     AWQ_ORDER,
@@ -121,9 +121,7 @@ def write_manifest(
 
 def read_tensor(directory: Path, shape: torch.Size) -> torch.Tensor:
     """Return the engine tensor ``x`` as the engine reads it."""
-    found = torch.empty(shape)
-    _turbomind.read_tensor(str(directory), "x", list(shape), found.data_ptr())
-    return found
+    return device.read_tensor(directory, "x", list(shape))
 
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
@@ -139,10 +137,10 @@ def test_the_engine_reads_the_numbers_that_codes_stand_for(scheme: str, name: st
 def test_codes_are_multiplied_without_loss(scheme: str, name: str, tmp_path: Path) -> None:
     numbers = write_codes(tmp_path, SCHEMES[scheme], EXPRESSIONS[name])
     weight = values_of(EXPRESSIONS[name], numbers)
-    x, found = torch.randn(3, weight.shape[1]), torch.empty(3, weight.shape[0])
-    is_packed = _turbomind.multiply_codes(str(tmp_path), "x", list(weight.shape), x.data_ptr(), 3, found.data_ptr())
-    assert is_packed == (name in STAYS_CODES)
-    if is_packed:
+    x = torch.randn(3, weight.shape[1])
+    found = device.multiply_codes(tmp_path, "x", list(weight.shape), x)
+    assert (found is not None) == (name in STAYS_CODES)
+    if found is not None:
         if SCHEMES[scheme].desc_act:  # inputs are rounded with those of their group
             order = np.argsort(quantize(weight, SCHEMES[scheme]).groups, kind="stable")
             x, weight = x[:, order], weight[:, order]
@@ -262,9 +260,7 @@ def test_spoiled_numbers_are_refused_when_they_are_read(case: str, plain_model: 
     scheme, change, reason = SPOILED[case]
     directory = resolve(damaged(plain_model, tmp_path / "model", scheme, change)).path
     with pytest.raises(ValueError, match=f"tensor layers.0.attention.qkv.weight: .*{reason}"):
-        _turbomind.read_tensor(
-            str(directory), "layers.0.attention.qkv.weight", [64, 32], torch.empty(64, 32).data_ptr()
-        )
+        device.read_tensor(directory, "layers.0.attention.qkv.weight", [64, 32])
 
 
 def test_all_problems_are_reported_at_once(plain_model: Path, tmp_path: Path) -> None:

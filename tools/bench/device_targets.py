@@ -145,7 +145,7 @@ class Bench:
 
     def attention_share(self, bits: int) -> float:
         """Return the share of the bandwidth that attention alone takes, of decoding sequences."""
-        kernels = importlib.import_module(_KERNELS[self._device])
+        kernels = importlib.import_module(_KERNELS[self._device]).Device("cuda")
         heads = (self._spec.num_heads, self._spec.num_kv_heads, self._spec.head_dim, self._spec.head_dim, 64)
         seconds, moved = kernels.time_attention(bits, heads, self._sizes.batch, self._sizes.batch_context, 20)
         return float(moved / seconds / self._limits.bandwidth)

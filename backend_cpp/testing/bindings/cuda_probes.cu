@@ -1,5 +1,5 @@
 // Kernels that show what the instructions and barriers of kernels/cuda/device.h do; the same on a GPU and emulated.
-#include "testing/bindings/cuda_bindings.h"
+#include "testing/bindings/cuda_internals.h"
 
 namespace py = pybind11;
 
@@ -69,34 +69,40 @@ __global__ void misbehave(bool at_block) {
 
 }  // namespace
 
-void bind_probes(py::module_& m) {
-  m.def("multiply_tile", [](bool is_bf16, const Array<uint16_t>& a, const Array<uint16_t>& b, const Array<float>& d) {
-    const OnDevice<uint16_t> left(a);
-    const OnDevice<uint16_t> right(b);
-    const OnDevice<float> product(d);
-    launch(is_bf16 ? multiply_tile<true> : multiply_tile<false>, dim3(1), dim3(kWarp), (16 * 16 + 16 * 8) * 2, nullptr,
-           left.data(), right.data(), product.data());
-    return product.fetch(d);
+void bind_probes(DeviceClass& device) {
+  device.def("multiply_tile",
+             [](Device& d, bool is_bf16, const Array<uint16_t>& a, const Array<uint16_t>& b, const Array<float>& like) {
+               CudaOperators& ops = operators_of(d);
+               const OnDevice<uint16_t> left(ops, a);
+               const OnDevice<uint16_t> right(ops, b);
+               const OnDevice<float> product(ops, like);
+               launch(is_bf16 ? multiply_tile<true> : multiply_tile<false>, dim3(1), dim3(kWarp),
+                      (16 * 16 + 16 * 8) * 2, ops.stream(), left.data(), right.data(), product.data());
+               return product.fetch(like);
+             });
+  device.def("talk", [](Device& d, const Array<float>& x, int delta, int block, const Array<uint32_t>& votes,
+                        const Array<int32_t>& above) {
+    CudaOperators& ops = operators_of(d);
+    const OnDevice<float> values(ops, x);
+    const OnDevice<float> shifted(ops, x);
+    const OnDevice<uint32_t> ballots(ops, votes);
+    const OnDevice<int32_t> counts(ops, above);
+    launch(talk, dim3(static_cast<unsigned>(x.size() / block)), dim3(block), 0, ops.stream(), values.data(), delta,
+           shifted.data(), ballots.data(), counts.data());
+    return py::make_tuple(shifted.fetch(x), ballots.fetch(votes), counts.fetch(above));
   });
-  m.def("talk",
-        [](const Array<float>& x, int delta, int block, const Array<uint32_t>& votes, const Array<int32_t>& above) {
-          const OnDevice<float> values(x);
-          const OnDevice<float> shifted(x);
-          const OnDevice<uint32_t> ballots(votes);
-          const OnDevice<int32_t> counts(above);
-          launch(talk, dim3(static_cast<unsigned>(x.size() / block)), dim3(block), 0, nullptr, values.data(), delta,
-                 shifted.data(), ballots.data(), counts.data());
-          return py::make_tuple(shifted.fetch(x), ballots.fetch(votes), counts.fetch(above));
-        });
-  m.def("reverse", [](const Array<int32_t>& x, bool has_barrier) {
-    const OnDevice<int32_t> values(x);
-    const OnDevice<int32_t> reversed(x);
-    launch(reverse, dim3(static_cast<unsigned>(x.size() / 64)), dim3(64), 64 * 4, nullptr, values.data(),
+  device.def("reverse", [](Device& d, const Array<int32_t>& x, bool has_barrier) {
+    CudaOperators& ops = operators_of(d);
+    const OnDevice<int32_t> values(ops, x);
+    const OnDevice<int32_t> reversed(ops, x);
+    launch(reverse, dim3(static_cast<unsigned>(x.size() / 64)), dim3(64), 64 * 4, ops.stream(), values.data(),
            reversed.data(), has_barrier);
     return reversed.fetch(x);
   });
 #ifdef TM_CUDA_EMULATED
-  m.def("misbehave", [](bool at_block) { launch(misbehave, dim3(1), dim3(64), 0, nullptr, at_block); });
+  device.def("misbehave", [](Device& d, bool at_block) {
+    launch(misbehave, dim3(1), dim3(64), 0, operators_of(d).stream(), at_block);
+  });
 #endif
 }
 

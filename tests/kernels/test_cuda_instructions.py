@@ -4,25 +4,25 @@ import numpy as np
 import pytest
 import torch
 
-from tests.kernels.cuda_device import CudaModule
+from tests.kernels.device import Device
 
 
 @pytest.mark.parametrize("is_bf16", [True, False])
-def test_a_tile_is_multiplied_as_the_product_of_its_matrices(cuda: CudaModule, is_bf16: bool) -> None:
+def test_a_tile_is_multiplied_as_the_product_of_its_matrices(cuda: Device, is_bf16: bool) -> None:
     torch.manual_seed(0)
     kind = torch.bfloat16 if is_bf16 else torch.float16
     a, b = torch.randn(16, 16).to(kind), torch.randn(16, 8).to(kind)
     bits = [x.view(torch.int16).numpy().view(np.uint16) for x in (a, b)]
-    out = cuda.multiply_tile(is_bf16, *bits, np.empty((16, 8), np.float32))
+    out = cuda.native.multiply_tile(is_bf16, *bits, np.empty((16, 8), np.float32))
     exact = a.double() @ b.double()
     # Products of 16-bit floats are exact in float32; 16 of about 1 are summed, by hardware perhaps truncating.
     torch.testing.assert_close(torch.from_numpy(out).double(), exact, rtol=0, atol=16 * 2.0**-22)
 
 
 @pytest.mark.parametrize("delta", [0, 1, 7, 31])
-def test_lanes_and_threads_see_each_other(cuda: CudaModule, delta: int) -> None:
+def test_lanes_and_threads_see_each_other(cuda: Device, delta: int) -> None:
     x = np.random.default_rng(delta).standard_normal(6 * 32, np.float32)
-    shifted, votes, above = cuda.talk(x, delta, 96, np.empty(6, np.uint32), np.empty(6 * 32, np.int32))
+    shifted, votes, above = cuda.native.talk(x, delta, 96, np.empty(6, np.uint32), np.empty(6 * 32, np.int32))
     lanes = x.reshape(6, 32)
     expected = np.concatenate([lanes[:, delta:], lanes[:, 32 - delta :]], axis=1)
     assert (shifted.reshape(6, 32) == expected).all()
@@ -31,20 +31,18 @@ def test_lanes_and_threads_see_each_other(cuda: CudaModule, delta: int) -> None:
     assert (above.reshape(2, 96) == (x.reshape(2, 96) > 0).sum(1, keepdims=True)).all()
 
 
-def test_a_barrier_is_needed_and_does_its_work(cuda: CudaModule, request: pytest.FixtureRequest) -> None:
+def test_a_barrier_is_needed_and_does_its_work(cuda: Device) -> None:
     x = np.arange(64 * 5, dtype=np.int32)
     expected = x.reshape(5, 64)[:, ::-1].ravel()
-    assert (cuda.reverse(x, True) == expected).all()
-    if request.node.callspec.params["cuda"] == "emulated":  # a GPU may happen to be right
-        assert (cuda.reverse(x, False) != expected).any()
+    assert (cuda.native.reverse(x, True) == expected).all()
+    if cuda.name == "emulated":  # a GPU may happen to be right
+        assert (cuda.native.reverse(x, False) != expected).any()
 
 
 @pytest.mark.parametrize(("at_block", "message"), [(True, "__syncthreads.*left the kernel"), (False, "__syncwarp")])
-def test_the_emulation_reports_who_stays_away_from_a_barrier(
-    cuda: CudaModule, request: pytest.FixtureRequest, at_block: bool, message: str
-) -> None:
-    if request.node.callspec.params["cuda"] != "emulated":
+def test_the_emulation_reports_who_stays_away_from_a_barrier(cuda: Device, at_block: bool, message: str) -> None:
+    if cuda.name != "emulated":
         pytest.skip("undefined on a GPU: only the emulation can be asked")
     with pytest.raises(RuntimeError, match=message):
-        cuda.misbehave(at_block)
-    test_a_barrier_is_needed_and_does_its_work(cuda, request)  # the next launch is not disturbed
+        cuda.native.misbehave(at_block)
+    test_a_barrier_is_needed_and_does_its_work(cuda)  # the next launch is not disturbed

@@ -1,6 +1,6 @@
 // Faults of the emulated runtime, for tests.
-#include "testing/bindings/cuda_bindings.h"
 #include "testing/cuda_emulated/faults.h"
+#include "testing/bindings/cuda_internals.h"
 
 namespace turbomind::cuda {
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.kernels.cuda_device import CudaModule
+from tests.kernels.device import Device
 
 BORDER = 2e-6
 Floats = np.ndarray[Any, np.dtype[np.float32]]
@@ -69,8 +69,8 @@ def draw(logits: Floats, rule: Rule, u: float) -> tuple[int, bool]:
     return int(kept[(sums <= target).sum()]), is_sure
 
 
-def sample(cuda: CudaModule, logits: Floats, rows: list[dict[str, Any]]) -> tuple[list[int], Floats]:
-    tokens, changed = cuda.sample(rows, logits, np.full(len(rows), -7, np.int32))
+def sample(cuda: Device, logits: Floats, rows: list[dict[str, Any]]) -> tuple[list[int], Floats]:
+    tokens, changed = cuda.native.sample(rows, logits, np.full(len(rows), -7, np.int32))
     return tokens.tolist(), changed
 
 
@@ -93,7 +93,7 @@ RULES = [
 
 @pytest.mark.parametrize("vocab", [50, 2048, 7001])
 @pytest.mark.parametrize("step", [0.0, 0.5])
-def test_draws_follow_the_rules_in_float64(cuda: CudaModule, vocab: int, step: float) -> None:
+def test_draws_follow_the_rules_in_float64(cuda: Device, vocab: int, step: float) -> None:
     random = np.random.default_rng(vocab)
     logits = (random.standard_normal((2 * len(RULES), vocab)) * 3).astype(np.float32)
     if step:  # many equal ones
@@ -113,7 +113,7 @@ def test_draws_follow_the_rules_in_float64(cuda: CudaModule, vocab: int, step: f
 @pytest.mark.parametrize(
     "rule", [Rule(top_k=3000), Rule(top_p=0.95), Rule(top_k=4000, top_p=0.9), Rule(top_p=0.9, min_p=0.3)]
 )
-def test_rows_whose_candidates_are_many_are_drawn_from_too(cuda: CudaModule, rule: Rule) -> None:
+def test_rows_whose_candidates_are_many_are_drawn_from_too(cuda: Device, rule: Rule) -> None:
     # Nearly flat: a nucleus of thousands of tokens.
     logits = np.random.default_rng(1).uniform(0, 1, (3, 5000)).astype(np.float32)
     logits[2] = 0.5  # flat
@@ -125,7 +125,7 @@ def test_rows_whose_candidates_are_many_are_drawn_from_too(cuda: CudaModule, rul
 
 
 @pytest.mark.parametrize("rule", [Rule(), Rule(top_k=8), Rule(top_p=0.7), Rule(min_p=0.2)])
-def test_tokens_come_as_often_as_their_weights_say(cuda: CudaModule, rule: Rule) -> None:
+def test_tokens_come_as_often_as_their_weights_say(cuda: Device, rule: Rule) -> None:
     row = np.log(np.array([0.4, 0.3, 0.15, 0.1, 0.05], np.float32))
     tokens, _ = sample(cuda, np.tile(row, (200, 1)), [asdict(rule) | {"seed": 5, "draw": i} for i in range(200)])
     allowed = {(1.0, 0.0): 5, (0.7, 0.0): 2, (1.0, 0.2): 4}[rule.top_p, rule.min_p]
@@ -136,7 +136,7 @@ def test_tokens_come_as_often_as_their_weights_say(cuda: CudaModule, rule: Rule)
     assert (np.abs(counts[:allowed] - 200 * weights) < 5 * np.sqrt(200 * weights)).all()
 
 
-def test_greedy_takes_the_first_of_the_largest(cuda: CudaModule) -> None:
+def test_greedy_takes_the_first_of_the_largest(cuda: Device) -> None:
     logits = np.random.default_rng(0).standard_normal((8, 5000)).astype(np.float32)
     logits[0, [4000, 77, 2048]] = 9
     logits[1, 4999] = 9
@@ -157,7 +157,7 @@ def bits_of(allowed: np.ndarray[Any, np.dtype[np.bool_]]) -> np.ndarray[Any, np.
     return np.packbits(padded, bitorder="little").view(np.uint32)
 
 
-def test_penalties_biases_and_masks_change_logits_as_float32_does(cuda: CudaModule) -> None:
+def test_penalties_biases_and_masks_change_logits_as_float32_does(cuda: Device) -> None:
     random = np.random.default_rng(2)
     vocab = 4500
     logits = random.standard_normal((3, vocab)).astype(np.float32)
@@ -186,7 +186,7 @@ def test_penalties_biases_and_masks_change_logits_as_float32_does(cuda: CudaModu
 
 
 @pytest.mark.parametrize("rule", [Rule(), Rule(top_k=20), Rule(top_p=0.9), Rule(is_greedy=True)])
-def test_what_a_mask_hides_may_be_not_a_number(cuda: CudaModule, rule: Rule) -> None:
+def test_what_a_mask_hides_may_be_not_a_number(cuda: Device, rule: Rule) -> None:
     logits = np.zeros((1, 100), np.float32)
     logits[0, 40] = np.nan
     allowed = np.zeros(100, bool)
@@ -197,16 +197,16 @@ def test_what_a_mask_hides_may_be_not_a_number(cuda: CudaModule, rule: Rule) -> 
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_row_draws_the_same_alone_and_among_others(cuda: CudaModule, rule: Rule) -> None:
+def test_a_row_draws_the_same_alone_and_among_others(cuda: Device, rule: Rule) -> None:
     logits = np.random.default_rng(4).standard_normal((4, 3000)).astype(np.float32)
     rows = [asdict(other) | {"seed": 1, "draw": 2} for other in [RULES[0], rule, RULES[5], RULES[8]]]
     together, _ = sample(cuda, logits, rows)
     assert sample(cuda, logits[1:2].copy(), rows[1:2])[0] == together[1:2]
 
 
-def test_tokens_are_noted(cuda: CudaModule) -> None:
+def test_tokens_are_noted(cuda: Device) -> None:
     tokens = np.array([3, 64, 3, -1, 99], np.int32)
-    seen, counts = cuda.note_tokens(np.zeros(4, np.uint32), np.zeros(100, np.int32), tokens)
+    seen, counts = cuda.native.note_tokens(np.zeros(4, np.uint32), np.zeros(100, np.int32), tokens)
     noted = np.unpackbits(seen.view(np.uint8), bitorder="little").nonzero()[0]
     assert noted.tolist() == [3, 64, 99]
     assert counts.nonzero()[0].tolist() == [3, 64, 99]
@@ -215,14 +215,14 @@ def test_tokens_are_noted(cuda: CudaModule) -> None:
 
 @pytest.mark.parametrize("vocab", [40, 5000])
 @pytest.mark.parametrize("top", [0, 1, 20])
-def test_log_probabilities_are_those_of_float64(cuda: CudaModule, vocab: int, top: int) -> None:
+def test_log_probabilities_are_those_of_float64(cuda: Device, vocab: int, top: int) -> None:
     random = np.random.default_rng(top)
     logits = (random.standard_normal((4, vocab)) * 4).astype(np.float32)
     logits[1] = logits[1].round()  # equal ones
     logits[2, ::2] = -np.inf
     logits[3] = 0
     tokens = np.array([0, vocab - 1, 1, 5], np.int32)
-    chosen, ids, logprobs = cuda.log_probabilities(
+    chosen, ids, logprobs = cuda.native.log_probabilities(
         logits, tokens, np.empty(4, np.float32), np.empty((4, top), np.int32), np.empty((4, top), np.float32)
     )
     wide = logits.astype(np.float64)
@@ -233,9 +233,25 @@ def test_log_probabilities_are_those_of_float64(cuda: CudaModule, vocab: int, to
     assert np.allclose(logprobs, np.take_along_axis(exact, expected, 1), rtol=2.0**-23, atol=1e-12)
 
 
-def test_more_log_probabilities_than_there_are_tokens_are_refused(cuda: CudaModule) -> None:
+def test_more_log_probabilities_than_there_are_tokens_are_refused(cuda: Device) -> None:
     with pytest.raises(RuntimeError, match="a vocabulary of 10"):
-        cuda.log_probabilities(
+        cuda.native.log_probabilities(
             np.zeros((1, 10), np.float32), np.zeros(1, np.int32), np.empty(1, np.float32),
             np.empty((1, 11), np.int32), np.empty((1, 11), np.float32),
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [1, 7, 16, 49152])
+def test_the_cpu_takes_the_first_of_the_largest(cpu: Device, size: int) -> None:
+    logits = np.random.default_rng(size).normal(0, 4, size).round().astype(np.float32)
+    assert cpu.module.argmax(logits) == int((logits == logits.max()).nonzero()[0][0])
+    logits[size // 2] = np.inf
+    assert cpu.module.argmax(logits) == size // 2
+
+
+def test_the_cpu_refuses_nan_and_a_row_that_allows_nothing(cpu: Device) -> None:
+    logits = np.zeros(100, np.float32)
+    logits[63] = np.nan
+    assert cpu.module.argmax(logits) == -1
+    logits[:] = -np.inf
+    assert cpu.module.argmax(logits) == -1

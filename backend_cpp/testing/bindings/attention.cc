@@ -1,0 +1,86 @@
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "testing/bindings/device.h"
+
+namespace py = pybind11;
+
+namespace turbomind {
+
+namespace {
+
+// First row, rows, position of the first, ids of the blocks.
+using Span = std::tuple<int, int, int, std::vector<int32_t>>;
+
+// The cache of one layer.
+class Cache {
+ public:
+  Cache(Device& device, int blocks, int bits, const CacheSizes& sizes)
+      : ops_(*device.ops), layout_(cache_layout(bits, sizes)), num_heads_(std::get<0>(sizes)) {
+    // Poison, not zeros: what was never written must never be read.
+    const std::vector<uint8_t> poison(static_cast<size_t>(blocks) * layout_.block_bytes(), 0xFF);
+    pool_ = ops_.allocate(poison.size());
+    ops_.upload(poison.data(), poison.size(), pool_.as<void>());
+  }
+
+  // A step: writes keys and values, and attends. q, k, v and what is returned: [rows, heads, dim].
+  Array<float> attend(const Array<float>& q, const Array<float>& k, const Array<float>& v,
+                      const std::vector<Span>& spans, float softcap, int window,
+                      const OptionalArray<float>& alibi_slopes, const OptionalArray<float>& sinks,
+                      const Array<float>& like) {
+    const OnDevice<float> queries(ops_, q);
+    const OnDevice<float> keys(ops_, k);
+    const OnDevice<float> values(ops_, v);
+    const OnDevice<float> slopes(ops_, alibi_slopes);
+    const OnDevice<float> sink_logits(ops_, sinks);
+    const OnDevice<float> out(ops_, like);
+    AttentionParams params;
+    params.layout = layout_;
+    params.pool = pool_.as<std::byte>();
+    params.num_heads = num_heads_;
+    params.softcap = softcap;
+    params.alibi_slopes = slopes.data();
+    params.window = window;
+    params.sinks = sink_logits.data();
+    std::vector<AttentionSpan> views;
+    for (const auto& [first_row, count, first_position, blocks] : spans) {
+      views.push_back({first_row, count, first_position, blocks.data()});
+    }
+    ops_.set_spans(std::move(views), layout_.block_len);
+    const auto view = [](const OnDevice<float>& x, const Array<float>& shape) {
+      return heads_view(x.data(), size_of(shape, 0), static_cast<size_t>(shape.shape(1) * shape.shape(2)), 0,
+                        size_of(shape, 1), size_of(shape, 2));
+    };
+    ops_.write_cache(params, view(keys, k), view(values, v));
+    ops_.paged_attention(params, view(queries, q), out.data());
+    return out.fetch(like);
+  }
+
+  Array<uint8_t> bytes() const {
+    Array<uint8_t> copy(static_cast<py::ssize_t>(pool_.size()));
+    ops_.download(pool_.as<void>(), pool_.size(), copy.mutable_data());
+    return copy;
+  }
+
+ private:
+  Operators& ops_;
+  CacheLayout layout_;
+  int num_heads_;
+  AlignedBuffer pool_;
+};
+
+}  // namespace
+
+void bind_attention(py::module_& m) {
+  py::class_<Cache>(m, "Cache", py::module_local())
+      .def(py::init<Device&, int, int, const CacheSizes&>(), py::keep_alive<1, 2>())
+      .def("attend", &Cache::attend)
+      .def("bytes", &Cache::bytes);
+  m.def("cache_block_bytes", [](int bits, const CacheSizes& sizes) { return cache_layout(bits, sizes).block_bytes(); });
+}
+
+}  // namespace turbomind

@@ -1,0 +1,115 @@
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "testing/bindings/device.h"
+#include "testing/bindings/weight.h"
+#include "weights/w8a8.h"
+#include "weights/weight_reader.h"
+
+namespace py = pybind11;
+
+namespace turbomind {
+
+namespace {
+
+template <class T>
+Array<T> array_of(const AlignedBuffer& buffer) {
+  return Array<T>(static_cast<py::ssize_t>(buffer.size() / sizeof(T)), buffer.as<T>());
+}
+
+// Rounds w [out_features, in_features] and packs it, as the engine does while it loads; returns codes and scales.
+py::tuple pack_rounded(const Array<float>& w, int bits, int group) {
+  const LinearStorage storage = round_matrix(w.data(), size_of(w, 0), size_of(w, 1), bits, group, in_order);
+  return py::make_tuple(array_of<uint8_t>(storage.data), array_of<uint16_t>(storage.scales));
+}
+
+// Packs codes [out_features, in_features], one in a byte.
+Array<uint8_t> pack_codes(const Array<uint8_t>& codes, int bits, int group) {
+  const PackedShape shape{size_of(codes, 0), size_of(codes, 1), bits, group};
+  Array<uint8_t> packed(static_cast<py::ssize_t>(shape.code_bytes()));
+  const size_t tile_bytes = shape.group_bytes() * static_cast<size_t>(shape.groups());
+  for (int tile = 0; tile < shape.tiles(); ++tile) {
+    const int first = tile * kTileOutputs;
+    pack_tile(shape, codes.data() + static_cast<size_t>(first) * shape.in_features,
+              std::min(kTileOutputs, shape.out_features - first),
+              packed.mutable_data() + static_cast<size_t>(tile) * tile_bytes);
+  }
+  return packed;
+}
+
+// Packs codes of int8 or float8 [out_features, in_features] with a float32 scale for each block of outputs and inputs,
+// as the engine does with a checkpoint's; returns codes, the group, scales of blocks (or None) and of outputs.
+py::tuple pack_scaled(const Array<uint8_t>& codes, bool is_float8, const Array<float>& scales, int block_outputs,
+                      int block_inputs) {
+  const auto tensor = [](const char* dtype, const py::array& array) {
+    return CheckpointTensor{dtype,
+                            {array.shape(0), array.shape(1)},
+                            static_cast<const std::byte*>(array.data()),
+                            static_cast<size_t>(array.nbytes()),
+                            nullptr};
+  };
+  const W8A8Matrix matrix(tensor(is_float8 ? "F8_E4M3" : "I8", codes), tensor("F32", scales),
+                          {block_outputs, block_inputs});
+  std::vector<QuantizedRow> outputs;
+  for (int output = 0; output < matrix.out_features(); ++output) outputs.push_back({&matrix, output});
+  const LinearStorage storage = matrix.pack(outputs, in_order);
+  const auto floats = [](const AlignedBuffer& buffer) -> py::object {
+    if (buffer.size() == 0) return py::none();
+    return array_of<float>(buffer);
+  };
+  return py::make_tuple(array_of<uint8_t>(storage.data), storage.view.group, floats(storage.block_scales),
+                        floats(storage.output_scales));
+}
+
+}  // namespace
+
+void bind_linear(py::module_& m, DeviceClass& device) {
+  m.def("pack_rounded", &pack_rounded);
+  m.def("pack_codes", &pack_codes);
+  m.def("pack_scaled", &pack_scaled);
+  // Local, since the emulation's and the GPU's modules are loaded together.
+  py::class_<WeightOnDevice>(m, "Weight", py::module_local());
+  // Fields of LinearWeight; `data` row-major or packed.
+  device.def(
+      "weight",
+      [](Device& d, const py::array& data, int format, int out_features, int in_features,
+         const OptionalArray<float>& bias, int group, const OptionalArray<uint16_t>& scales,
+         const OptionalArray<uint8_t>& zeros, const OptionalArray<int32_t>& input_order,
+         const OptionalArray<float>& block_scales, const OptionalArray<float>& output_scales) {
+        return std::make_unique<WeightOnDevice>(*d.ops, data, static_cast<WeightFormat>(format), out_features,
+                                                in_features, bias, group, scales, zeros, input_order, block_scales,
+                                                output_scales);
+      },
+      py::arg("data"), py::arg("format"), py::arg("out_features"), py::arg("in_features"), py::arg("bias") = py::none(),
+      py::arg("group") = 0, py::arg("scales") = py::none(), py::arg("zeros") = py::none(),
+      py::arg("input_order") = py::none(), py::arg("block_scales") = py::none(), py::arg("output_scales") = py::none(),
+      py::keep_alive<0, 1>());
+  // x [rows, in_features], y [rows, out_features]
+  device.def("linear", [](Device& d, const WeightOnDevice& weight, const Array<float>& x, const Array<float>& y,
+                          bool accumulate) {
+    const OnDevice<float> inputs(*d.ops, x);
+    const OnDevice<float> outputs(*d.ops, y);
+    // Twice where nothing is added: a call leaves its working memory fit for the next.
+    for (int repeat = 0; repeat < (accumulate ? 1 : 2); ++repeat) {
+      d.ops->linear(weight.view(), inputs.data(), size_of(x, 0), outputs.data(), accumulate);
+    }
+    return outputs.fetch(y);
+  });
+  // x [rows, heads, in_features + gap], whose last `gap` are not inputs; like [rows, heads, out_features]
+  device.def("head_linear",
+             [](Device& d, const WeightOnDevice& weight, const Array<float>& x, int gap, const Array<float>& like) {
+               const int rows = size_of(x, 0);
+               const int heads = size_of(x, 1);
+               const auto in = static_cast<size_t>(x.shape(2));
+               const auto out = static_cast<size_t>(like.shape(2));
+               const OnDevice<float> inputs(*d.ops, x);
+               const OnDevice<float> outputs(*d.ops, like);
+               d.ops->head_linear(weight.view(), {inputs.data(), rows, heads * in, heads, in, size_of(x, 2) - gap},
+                                  {outputs.data(), rows, heads * out, heads, out, size_of(like, 2)});
+               return outputs.fetch(like);
+             });
+}
+
+}  // namespace turbomind

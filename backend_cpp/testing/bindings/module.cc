@@ -1,0 +1,96 @@
+// The engine and its operators for tests, on the CPU and on CUDA: compiled against the emulation of CUDA as
+// tests/kernels/_cuda_emulated, and against CUDA as tests/kernels/_cuda_device.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "base/thread_team.h"
+#include "device/rank_group.h"
+#include "kernels/cpu/isa.h"
+#include "kernels/sampling.h"
+#include "python/engine_bindings.h"
+#include "testing/bindings/cuda_internals.h"
+#include "testing/bindings/device.h"
+#include "weights/checkpoint.h"
+#include "weights/pack_quantized.h"
+
+namespace py = pybind11;
+
+namespace turbomind {
+
+namespace {
+
+// Tensor `name` of an engine directory as float32.
+Array<float> read_tensor(const std::string& directory, const std::string& name, const std::vector<int64_t>& shape) {
+  Array<float> values(std::vector<py::ssize_t>(shape.begin(), shape.end()));
+  Checkpoint(directory).read<float>(name, {shape.begin(), shape.end()}, values.mutable_data());
+  return values;
+}
+
+// x [rows, in_features] W^T for a matrix stored as codes, multiplied as the engine would; None where it would multiply
+// with the numbers.
+py::object multiply_codes(const std::string& directory, const std::string& name, const std::vector<int64_t>& shape,
+                          const Array<float>& x) {
+  const Checkpoint checkpoint(directory);
+  const std::vector<ManifestValue> parts = checkpoint.parts(name, {shape.begin(), shape.end()});
+  if (!can_pack(parts)) return py::none();
+  const LinearStorage weight = pack_quantized(parts, in_order);
+  Array<float> y({x.shape(0), static_cast<py::ssize_t>(weight.view.out_features)});
+  make_operators("cpu", 1)->linear(weight.view, x.data(), size_of(x, 0), y.mutable_data(), false);
+  return y;
+}
+
+// parts [ranks, steps, n] -> what each rank of a device has after each step's sum. Steps are repeatable: on a GPU the
+// second is captured as a graph, which the later ones launch.
+Array<float> sum_over_ranks(const std::string& device, const Array<float>& parts) {
+  const int ranks = size_of(parts, 0);
+  const auto steps = static_cast<size_t>(parts.shape(1));
+  const auto count = static_cast<size_t>(parts.shape(2));
+  const size_t bytes = count * sizeof(float);
+  Array<float> sums({parts.shape(0), parts.shape(1), parts.shape(2)});
+  float* results = sums.mutable_data();
+  const std::unique_ptr<RankGroup> group = make_rank_group(device, ranks, 0);
+  ThreadTeam team(ranks, [&] { group->fail(); });
+  team.run([&](int rank) {
+    const auto ops = group->make_operators(rank);
+    const AlignedBuffer x = ops->allocate(bytes);
+    for (size_t step = 0; step < steps; ++step) {
+      const size_t first = (static_cast<size_t>(rank) * steps + step) * count;
+      ops->upload(parts.data() + first, bytes, x.as<void>());
+      ops->run_step(1, true, [&] { ops->all_reduce(x.as<float>(), count); });
+      ops->download(x.as<void>(), bytes, results + first);
+    }
+  });
+  return sums;
+}
+
+}  // namespace
+
+}  // namespace turbomind
+
+PYBIND11_MODULE(TM_TEST_MODULE, m) {
+  using namespace turbomind;
+  bind_engine(m);
+  m.def("supported_isas", &supported_isas);
+  m.def("select_isa", &select_isa);
+  m.def("current_isa", [] { return kernels().name; });
+  m.def("read_tensor", &read_tensor);
+  m.def("multiply_codes", &multiply_codes);
+  m.def("sum_over_ranks", &sum_over_ranks);
+  m.def("argmax", [](const Array<float>& logits) { return argmax(logits.data(), size_of(logits, 0)); });
+
+  // Local, since the emulation's and the GPU's modules are loaded together.
+  DeviceClass device(m, "Device", py::module_local());
+  device.def(py::init([](const std::string& name) { return Device{make_operators(name, 0), {}}; }));
+  bind_linear(m, device);
+  bind_attention(m);
+  bind_elementwise(device);
+  bind_moe(device);
+
+  m.def("device_count", &cuda_device_count);
+  cuda::bind_attention_internals(device);
+  cuda::bind_sampling(device);
+  cuda::bind_probes(device);
+#ifdef TM_CUDA_EMULATED
+  cuda::bind_faults(m);
+#endif
+}

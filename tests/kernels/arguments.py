@@ -1,0 +1,48 @@
+"""What operators are told, besides tensors; named as in ``backend_cpp/kernels``."""
+
+from dataclasses import dataclass
+
+import torch
+
+# Rows of one sequence in a step: first row, how many, position of the first, ids of the cache's blocks.
+Span = tuple[int, int, int, list[int]]
+
+
+@dataclass(frozen=True)
+class HeadSizes:
+    """Query heads, key/value heads, and the length of a key and of a value."""
+
+    num_heads: int
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True)
+class AttentionRule:
+    """What a score goes through: the product of query and key times ``scale``; 0 means no cap and no window.
+
+    ``alibi_slopes`` and ``sinks`` are ``[num_heads]`` float32.
+    """
+
+    scale: float
+    softcap: float = 0.0
+    window: int = 0
+    alibi_slopes: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Router:
+    """How rows choose their experts; ``choice_bias`` is ``[num_experts]`` float32."""
+
+    num_experts: int
+    top_k: int
+    score: str = "softmax"
+    mixer_jitter: float = 0.0
+    num_groups: int = 1
+    top_groups: int = 1
+    group_score: str = "max"
+    choice_bias: torch.Tensor | None = None
+    normalize: bool = False
+    scale: float = 1.0

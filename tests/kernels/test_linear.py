@@ -1,0 +1,159 @@
+"""Linear operators against float64, over shapes that do and do not fill vectors, slabs, tiles and splits."""
+
+import pytest
+import torch
+
+from tests.kernels.device import Device
+from tests.kernels.linear_bounds import EPS, STEPS, check, check_broken_rows, check_rows_are_alone
+from tests.kernels.reference import round_activations, round_weight
+from tests.kernels.weights import Weight, group_codes_weight, make_weight
+
+KINDS = list(STEPS)
+FLOATS = ["float32", "bfloat16", "float16"]
+SHAPES = [
+    (1, 7, 8),
+    (1, 33, 2208),  # on CUDA in splits, as 33 x 520 is
+    (3, 130, 40),
+    (9, 64, 520),
+    (16, 40, 64),
+    (17, 50, 96),
+    (33, 150, 520),
+    (53, 96, 576),
+    (70, 34, 48),
+]
+ODD_SHAPES = [(1, 7, 5), (6, 129, 100), (20, 33, 31), (200, 33, 31)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("rows", "out_features", "in_features"), SHAPES)
+def test_linear_is_within_the_stated_bound_of_float64(
+    device: Device, rows: int, out_features: int, in_features: int, kind: str
+) -> None:
+    torch.manual_seed(rows)
+    x, bias = torch.randn(rows, in_features), torch.randn(out_features)
+    weight = make_weight(device, torch.randn(out_features, in_features), kind, 32, bias)
+    check(device, device.linear(weight, x), x, weight, kind)
+
+
+@pytest.mark.parametrize("kind", FLOATS)
+@pytest.mark.parametrize(("rows", "out_features", "in_features"), ODD_SHAPES)
+def test_inputs_need_not_be_a_multiple_of_eight(
+    device: Device, rows: int, out_features: int, in_features: int, kind: str
+) -> None:
+    torch.manual_seed(rows)
+    x, bias = torch.randn(rows, in_features), torch.randn(out_features)
+    weight = make_weight(device, torch.randn(out_features, in_features), kind, bias=bias)
+    check(device, device.linear(weight, x), x, weight, kind)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("group", [8, 24, 32, 64, 128])
+@pytest.mark.parametrize(
+    ("rows", "out_features", "in_features"), [(1, 16, 32), (2, 7, 33), (12, 70, 300), (40, 33, 100), (200, 40, 130)]
+)
+def test_codes_with_zero_points_of_any_group_stand_for_their_numbers(
+    device: Device, rows: int, out_features: int, in_features: int, group: int, bits: int
+) -> None:
+    torch.manual_seed(rows + group)
+    x = torch.randn(rows, in_features)
+    weight = group_codes_weight(device, (out_features, in_features), bits, group, shuffles_inputs=False)
+    check(device, device.linear(weight, x), x, weight, f"int{bits}")
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("rows", [3, 20, 200])
+def test_codes_in_an_order_of_their_own_meet_their_inputs(device: Device, rows: int, bits: int) -> None:
+    torch.manual_seed(rows)
+    x = torch.randn(rows, 96)
+    weight = group_codes_weight(device, (24, 96), bits, 32, shuffles_inputs=True)
+    check(device, device.linear(weight, x), x, weight, f"int{bits}")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", [1, 12, 30, 200])
+def test_a_result_can_be_added(device: Device, rows: int, kind: str) -> None:
+    torch.manual_seed(rows)
+    x, before, bias = torch.randn(rows, 64), torch.randn(rows, 20), torch.randn(20)
+    weight = make_weight(device, torch.randn(20, 64), kind, 32, bias)
+    check(device, device.linear(weight, x, before), x, weight, kind, before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [1e-3, 1e5])
+@pytest.mark.parametrize("rows", [2, 30, 200])
+def test_small_and_large_inputs_keep_their_precision(device: Device, rows: int, size: float, kind: str) -> None:
+    torch.manual_seed(rows)
+    x = torch.randn(rows, 64) * size
+    weight = make_weight(device, torch.randn(20, 64), kind, 32)
+    y = device.linear(weight, x)
+    check(device, y, x, weight, kind)
+    exact = x.double() @ weight.exact.T
+    rounds_to_bytes = not device.is_cuda and kind.startswith("int")
+    assert (y.double() - exact).norm() / exact.norm() < (2.0**-7 if rounds_to_bytes else 2.0**-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", [9, 40])
+def test_not_a_number_stays_in_its_own_row(device: Device, rows: int, kind: str) -> None:
+    torch.manual_seed(rows)
+    weight = make_weight(device, torch.randn(12, 40), kind, 8)
+    check_broken_rows(device, weight, torch.randn(rows, 40))
+
+
+@pytest.mark.parametrize("kind", FLOATS)
+@pytest.mark.parametrize(
+    ("rows", "heads", "out_features", "in_features"), [(1, 3, 20, 40), (9, 2, 33, 17), (60, 4, 33, 64)]
+)
+@pytest.mark.parametrize("gap", [0, 3, 4])
+def test_each_head_has_a_map_of_its_own(
+    device: Device, rows: int, heads: int, out_features: int, in_features: int, gap: int, kind: str
+) -> None:
+    torch.manual_seed(rows)
+    x = torch.randn(rows, heads, in_features + gap)
+    values = torch.randn(heads, out_features, in_features)
+    weight = make_weight(device, values.flatten(0, 1), kind)
+    y = device.head_linear(weight, x, gap)
+    for head in range(heads):
+        own = slice(head * out_features, (head + 1) * out_features)
+        inputs = x[:, head, :in_features].contiguous()
+        check(device, y[:, head], inputs, Weight(None, weight.exact[own], weight.bias[own]), kind)
+        if not device.is_cuda:
+            assert torch.equal(y[:, head], device.linear(make_weight(device, values[head], kind), inputs))
+
+
+# ---- what the CPU promises beyond ----
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_is_bitwise_the_same_alone_and_among_others(cpu: Device, kind: str) -> None:
+    torch.manual_seed(0)
+    check_rows_are_alone(cpu, make_weight(cpu, torch.randn(70, 600), kind, 32), torch.randn(101, 600))
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize(
+    ("rows", "out_features", "in_features"), [(1, 16, 32), (2, 7, 40), (9, 40, 576), (50, 33, 100), (3, 130, 1536)]
+)
+@pytest.mark.parametrize("group", [24, 32, 64, 256])
+def test_a_rounded_linear_is_the_product_of_the_rounded_values(
+    cpu: Device, rows: int, out_features: int, in_features: int, group: int, bits: int
+) -> None:
+    torch.manual_seed(rows + bits)
+    x, weight = torch.randn(rows, in_features) * torch.rand(rows, 1), torch.randn(out_features, in_features)
+    y = cpu.linear(make_weight(cpu, weight, f"int{bits}", group), x).double()
+    rounded_x, rounded_weight = round_activations(x, group), round_weight(weight, bits, group)
+    exact = rounded_x @ rounded_weight.T
+    # Exact inside a group; the sum over groups is float32. A value on the edge between two codes may fall either way.
+    edge = rounded_x.abs().amax() / 127 * rounded_weight.abs().amax() * 2
+    bound = 8 * EPS * (rounded_x.abs() @ rounded_weight.abs().T) + 1e-6
+    assert ((y - exact).abs() <= bound + edge).all()
+    assert ((y - exact).abs() <= bound).double().mean() > 0.98
+
+
+@pytest.mark.parametrize(("bits", "limit"), [(8, 0.008), (4, 0.09)])
+def test_rounding_keeps_the_product_close_to_the_exact_one(cpu: Device, bits: int, limit: float) -> None:
+    torch.manual_seed(1)
+    x, weight = torch.randn(20, 1024), torch.randn(200, 1024)
+    exact = x.double() @ weight.double().T
+    y = cpu.linear(make_weight(cpu, weight, f"int{bits}", 32), x).double()
+    assert (y - exact).pow(2).mean().sqrt() / exact.pow(2).mean().sqrt() < limit

@@ -1,0 +1,131 @@
+"""Weights for tests of operators: what lies on the device, and the float64 numbers that it stands for."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from tests.kernels.device import Device
+from tests.kernels.reference import round_weight, scaled_values
+
+FORMATS = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3, "int4": 4, "float8": 5}  # WeightFormat
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A weight on a device.
+
+    Attributes
+    ----------
+    native
+        The compiled module's.
+    exact, bias
+        ``[out_features, in_features]`` and ``[out_features]`` float64: what it stands for.
+    group, order
+        Of codes: inputs that share a scale, and which input each code is for, or None.
+    """
+
+    native: Any
+    exact: torch.Tensor
+    bias: torch.Tensor
+    group: int = 0
+    order: torch.Tensor | None = None
+
+
+def _exact_bias(bias: torch.Tensor | None, out_features: int) -> torch.Tensor:
+    return torch.zeros(out_features).double() if bias is None else bias.double()
+
+
+def make_weight(
+    device: Device, weight: torch.Tensor, kind: str, group: int = 0, bias: torch.Tensor | None = None
+) -> Weight:
+    """Return ``weight`` ``[out_features, in_features]`` float32 in the format ``kind``, rounded for each ``group``."""
+    bias_array = None if bias is None else bias.numpy()
+    exact_bias = _exact_bias(bias, weight.shape[0])
+    if kind in _DTYPES:
+        stored = weight.to(_DTYPES[kind])
+        bits = stored.view(torch.int32 if kind == "float32" else torch.int16).numpy()
+        native = device.native.weight(bits, FORMATS[kind], *weight.shape, bias=bias_array)
+        return Weight(native, stored.double(), exact_bias)
+    bits_per_code = int(kind.removeprefix("int"))
+    codes, scales = device.module.pack_rounded(weight.contiguous().numpy(), bits_per_code, group)
+    native = device.native.weight(codes, FORMATS[kind], *weight.shape, bias=bias_array, group=group, scales=scales)
+    return Weight(native, round_weight(weight, bits_per_code, group), exact_bias, group)
+
+
+# How 8-bit weights of checkpoints are scaled: the type of their codes, and outputs and inputs that share a scale.
+SCALED = {
+    "int8 by output": (torch.int8, (1, 1 << 20)),
+    "int8 by tensor": (torch.int8, (1 << 20, 1 << 20)),
+    "float8 by output": (torch.float8_e4m3fn, (1, 1 << 20)),
+    "float8 by tensor": (torch.float8_e4m3fn, (1 << 20, 1 << 20)),
+    "float8 by block": (torch.float8_e4m3fn, (32, 40)),
+    "float8 by wide block": (torch.float8_e4m3fn, (128, 128)),
+}
+
+
+def scaled_codes(weight: torch.Tensor, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return codes of ``weight`` ``[out_features, in_features]`` as one of :data:`SCALED`, and their scales."""
+    dtype, block = SCALED[kind]
+    is_float8 = dtype == torch.float8_e4m3fn
+    rows, columns = (min(size, limit) for size, limit in zip(block, weight.shape, strict=True))
+    grid = torch.nn.functional.pad(weight, (0, -weight.shape[1] % columns, 0, -weight.shape[0] % rows))
+    tops = grid.view(grid.shape[0] // rows, rows, -1, columns).abs().amax((1, 3))
+    scales = tops / (448 if is_float8 else 127)
+    steps = weight.double() / scaled_values(torch.ones_like(weight), scales, block)
+    return steps.float().to(dtype) if is_float8 else steps.round().clamp(-127, 127).to(dtype), scales
+
+
+def codes_weight(
+    device: Device,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    block: tuple[int, int],
+    bias: torch.Tensor | None = None,
+) -> Weight:
+    """Return codes ``[out_features, in_features]`` of int8 or float8 with a scale for each block, as a weight."""
+    is_float8 = codes.dtype == torch.float8_e4m3fn
+    packed, group, block_scales, output_scales = device.module.pack_scaled(
+        codes.contiguous().view(torch.uint8).numpy(), is_float8, scales.contiguous().numpy(), *block
+    )
+    native = device.native.weight(
+        packed, FORMATS["float8" if is_float8 else "int8"], *codes.shape, bias=None if bias is None else bias.numpy(),
+        group=group, block_scales=block_scales, output_scales=output_scales,
+    )  # fmt: skip
+    return Weight(native, scaled_values(codes, scales, block), _exact_bias(bias, codes.shape[0]), group)
+
+
+def scaled_weight(device: Device, weight: torch.Tensor, kind: str, bias: torch.Tensor | None = None) -> Weight:
+    """Return ``weight`` ``[out_features, in_features]`` float32 rounded to codes as one of :data:`SCALED` says."""
+    return codes_weight(device, *scaled_codes(weight, kind), SCALED[kind][1], bias)
+
+
+def group_codes_weight(
+    device: Device, shape: tuple[int, int], bits: int, group: int, *, shuffles_inputs: bool
+) -> Weight:
+    """Return random codes with a scale and a zero point for each group, as AWQ and GPTQ checkpoints hold them."""
+    out_features, in_features = shape
+    groups, tiles = -(-in_features // group), -(-out_features // 16)
+    codes = torch.randint(0, 2**bits, shape, dtype=torch.uint8)
+    scales = (torch.rand(tiles, groups, 16) * 0.02 + 0.001).half()
+    # GPTQ's zero points go up to 2^bits, which is 16 for 4 bits.
+    zeros = torch.randint(0, min(2**bits + 1, 256), (tiles, groups, 16), dtype=torch.uint8)
+    order = torch.randperm(in_features).int() if shuffles_inputs else None
+    native = device.native.weight(
+        device.module.pack_codes(codes.numpy(), bits, group), FORMATS[f"int{bits}"], *shape, group=group,
+        scales=scales.view(torch.int16).numpy().view(np.uint16), zeros=zeros.numpy(),
+        input_order=None if order is None else order.numpy(),
+    )  # fmt: skip
+
+    def of_each_code(x: torch.Tensor) -> torch.Tensor:
+        by_output = x.permute(0, 2, 1).reshape(tiles * 16, groups)[:out_features]
+        return by_output.double().repeat_interleave(group, dim=1)[:, :in_features]
+
+    exact = (codes.double() - of_each_code(zeros)) * of_each_code(scales)
+    if order is not None:
+        in_place = torch.empty_like(exact)
+        in_place[:, order.long()] = exact
+        exact = in_place
+    return Weight(native, exact, torch.zeros(out_features).double(), group, order)

@@ -1,0 +1,51 @@
+"""Samples of cases that are much alike.
+
+`make test` runs a sample of the cases of a test that is marked ``alike``, such that each value of each parameter
+occurs, on each device; `make test-all` (``--all-cases``) runs all of them.
+"""
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+
+import pytest
+
+OPTION = "--all-cases"
+# Parameters with a sample for each value.
+SETTINGS = ("device", "cuda")
+
+
+def covering(cases: Sequence[Mapping[str, Hashable]]) -> list[int]:
+    """Return numbers of cases in which every value of every parameter occurs; few, and always the same ones.
+
+    Each next case is the one that brings the most values that did not occur yet, of equal ones the first.
+    """
+    missing = {pair for case in cases for pair in case.items()}
+    chosen = []
+    while missing:
+        best = max(range(len(cases)), key=lambda number: (len(missing & set(cases[number].items())), -number))
+        chosen.append(best)
+        missing -= set(cases[best].items())
+    return sorted(chosen)
+
+
+def values_of(item: pytest.Item) -> dict[str, Hashable]:
+    """Return the value of each parameter of a test, as text."""
+    callspec = getattr(item, "callspec", None)
+    return {name: repr(value) for name, value in callspec.params.items()} if callspec else {}
+
+
+def leave_out_alike(config: pytest.Config, items: list[pytest.Item], alike: Iterable[pytest.Item]) -> None:
+    """Take out of ``items`` what the samples of ``alike`` leave out, and have it counted as deselected."""
+    if config.getoption(OPTION):
+        return
+    groups: dict[tuple[Hashable, ...], list[pytest.Item]] = {}
+    for item in alike:
+        values = values_of(item)
+        key = (item.nodeid.partition("[")[0], *(values.get(name) for name in SETTINGS))
+        groups.setdefault(key, []).append(item)
+    left_out: set[pytest.Item] = set()
+    for group in groups.values():
+        kept = set(covering([values_of(item) for item in group]))
+        left_out.update(item for number, item in enumerate(group) if number not in kept)
+    if left_out:
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=list(left_out))

@@ -1,0 +1,25 @@
+"""Samples of cases that are much alike."""
+
+from itertools import product
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.samples import covering
+
+
+def test_a_sample_is_as_small_as_the_parameter_of_most_values() -> None:
+    cases = [{"rows": rows, "kind": kind} for rows, kind in product(range(9), range(5))]
+    assert len(covering(cases)) == 9
+
+
+def test_a_parameter_alone_has_every_case_in_the_sample() -> None:
+    assert covering([{"name": name} for name in "abc"]) == [0, 1, 2]
+    assert covering([]) == []
+
+
+@given(st.lists(st.fixed_dictionaries({"a": st.integers(0, 5), "b": st.integers(0, 3), "c": st.booleans()})))
+def test_every_value_of_every_parameter_occurs_in_the_sample(cases: list[dict[str, int]]) -> None:
+    chosen = covering(cases)
+    assert chosen == sorted(set(chosen))
+    assert {pair for number in chosen for pair in cases[number].items()} == {p for case in cases for p in case.items()}
