@@ -15,6 +15,7 @@ from safetensors import safe_open
 from lmdeploy.messages import TurbomindEngineConfig
 from lmdeploy.paths import default_model_dir
 from lmdeploy.turbomind.engine_dir import resolve
+from tests.kernels.device import host_module
 from tests.support import fake_peers
 from tests.support.tiny_models import make_tiny_llama
 from tools.bench.arguments import peer_names
@@ -132,6 +133,17 @@ def test_a_step_reads_the_checkpoint_s_matrices_once(default_model_dir: Path) ->
     # 4 bits and a 16th of a float16 scale for each weight; the output layer has 8.
     assert rounded.weight_bytes == (elements - embedding) * (4 + 0.5) / 8 + embedding * (8 + 0.5) / 8
     assert rounded.operations == 2 * (elements - embedding)
+
+
+@pytest.mark.parametrize(("quant_policy", "bits"), [(0, 16), (8, 8), (4, 4)])
+def test_a_token_takes_as_much_of_the_cache_as_the_engine_keeps_for_it(
+    quant_policy: int, bits: int, default_model_dir: Path
+) -> None:
+    spec = resolve(str(default_model_dir)).spec
+    sizes = (spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.head_dim, 64)
+    block = host_module().cache_block_bytes(bits, sizes)
+    cost = model_cost(spec, TurbomindEngineConfig(quant_policy=quant_policy))
+    assert cost.cache_bytes == spec.num_layers * block / 64
 
 
 def test_padding_is_read_too() -> None:

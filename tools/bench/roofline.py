@@ -17,7 +17,7 @@ from lmdeploy.turbomind.spec import ModelSpec
 _BUFFER = 1 << 29  # bytes, far more than any cache
 _SIZE = 2048  # of the square matrices that are multiplied
 _PASSES = 6
-_TILE, _GROUP = 16, 32  # of rounded weights (backend_cpp/kernels/packed_weight.h, backend_cpp/model/weights.h)
+_TILE, _GROUP = 16, 32  # of rounded weights (backend_cpp/kernels/packed_weight.h, backend_cpp/weights/weight_reader.h)
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,6 @@ class ModelCost:
 
 def model_cost(spec: ModelSpec, config: TurbomindEngineConfig) -> ModelCost:
     """Return the cost of a model with dense gated MLPs under an engine config."""
-    import lmdeploy._turbomind as _turbomind
-
     heads = spec.num_heads * spec.head_dim
     matrices = [
         (heads + 2 * spec.num_kv_heads * spec.head_dim, spec.hidden_size),
@@ -98,12 +96,10 @@ def model_cost(spec: ModelSpec, config: TurbomindEngineConfig) -> ModelCost:
     layers = spec.num_layers * sum(matrix_bytes(out, inner, bits) for out, inner in matrices)
     # The output layer is rounded to 8 bits wherever the others are to 8 or 4.
     output = matrix_bytes(spec.vocab_size, spec.hidden_size, 8 if config.weight_bits else plain)
-    block_len = config.cache_block_seq_len
-    block = _turbomind.cache_block_bytes(
-        config.quant_policy or plain, spec.num_layers, spec.num_kv_heads, spec.head_dim, block_len
-    )
+    cached_heads = 2 * spec.num_layers * spec.num_kv_heads
+    cache_bytes = cached_heads * head_bytes(spec.head_dim, config.quant_policy or plain)
     operations = 2 * spec.num_layers * sum(out * inner for out, inner in matrices)
-    return ModelCost(layers + output, block // block_len, operations)
+    return ModelCost(layers + output, cache_bytes, operations)
 
 
 def matrix_bytes(out_features: int, in_features: int, bits: int) -> int:
@@ -113,6 +109,11 @@ def matrix_bytes(out_features: int, in_features: int, bits: int) -> int:
     outputs = -(-out_features // _TILE) * _TILE
     groups = -(-in_features // _GROUP)
     return outputs * groups * (_GROUP * bits // 8 + 2)
+
+
+def head_bytes(head_dim: int, bits: int) -> int:
+    """Return the bytes of a key or value of one head in the cache; below 16 bits with float16 scale and zero point."""
+    return head_dim * bits // 8 + (3 if bits < 16 else 0)
 
 
 def measure_limits() -> Limits:
@@ -132,8 +133,6 @@ def measure_limits() -> Limits:
 def _measure() -> Limits:
     import torch
 
-    from lmdeploy.turbomind import ops
-
     def best(run: Callable[[], object]) -> float:
         seconds = []
         for _ in range(_PASSES):
@@ -144,9 +143,9 @@ def _measure() -> Limits:
 
     buffer = torch.ones(_BUFFER // 4)
     wide = buffer.view(-1, 4096)
-    row = torch.ones(1, 4096)
+    row = torch.ones(4096)
     # Several ways to read it all: which one comes nearest to the memory's limit depends on the processor.
-    readers = (buffer.sum, buffer.amax, lambda: wide @ row[0], lambda: ops.linear(row, wide))
+    readers = (buffer.sum, buffer.amax, lambda: wide @ row)
     bandwidth = _BUFFER / min(best(reader) for reader in readers)
     x = torch.randn(_SIZE, _SIZE)
     codes = torch.randint(-100, 100, (_SIZE, _SIZE), dtype=torch.int8)
