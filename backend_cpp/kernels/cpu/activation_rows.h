@@ -35,11 +35,12 @@ inline Vec gelu(Vec v) {
   return fma(mul(magnitude, tail), broadcast(-0.5f), max(v, zero()));
 }
 
+// The second operand of max and min is the one whose NaN stays.
 inline Vec clamped_swiglu(Vec gate, Vec up) {
   constexpr float kLimit = 7.0f;
   constexpr float kSlope = 1.702f;
-  const Vec low = min(gate, broadcast(kLimit));
-  const Vec bounded = max(min(up, broadcast(kLimit)), broadcast(-kLimit));
+  const Vec low = min(broadcast(kLimit), gate);
+  const Vec bounded = max(broadcast(-kLimit), min(broadcast(kLimit), up));
   return mul(sigmoid_linear(low, broadcast(kSlope)), add(bounded, broadcast(1.0f)));
 }
 
@@ -65,9 +66,9 @@ inline void activate_row(Activation activation, const float* gate, const float* 
     case Activation::kGeluTanh:
       return map_row(gate, up, size, y, [](Vec g, Vec u) { return mul(gelu_tanh(g), u); });
     case Activation::kRelu:
-      return map_row(gate, up, size, y, [](Vec g, Vec u) { return mul(max(g, zero()), u); });
+      return map_row(gate, up, size, y, [](Vec g, Vec u) { return mul(max(zero(), g), u); });
     case Activation::kRelu2:
-      return map_row(gate, up, size, y, [](Vec g, Vec u) { return mul(mul(max(g, zero()), max(g, zero())), u); });
+      return map_row(gate, up, size, y, [](Vec g, Vec u) { return mul(mul(max(zero(), g), max(zero(), g)), u); });
     case Activation::kClampedSwiglu:
       return map_row(gate, up, size, y, [](Vec g, Vec u) { return clamped_swiglu(g, u); });
   }
