@@ -170,9 +170,9 @@ def chat_template_for(
 
     directory = locate_model(model_path)
     tokenizer = tokenizer or Tokenizer(str(directory))
-    if tokenizer.hf_tokenizer.chat_template:
+    if tokenizer.chat_template:
         logger.info("chat template of %s: its own, from %s", model_path, tokenizer_dir(directory))
-        return JinjaChatTemplate(tokenizer.hf_tokenizer, tokenizer.end_tokens())
+        return JinjaChatTemplate(tokenizer.chat_template, tokenizer.special_tokens, tokenizer.end_tokens())
     name = best_match_model(str(directory))
     logger.info("chat template of %s: built-in %s, chosen by the model's name", model_path, name)
     return MODELS.get(name)()

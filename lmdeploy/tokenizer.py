@@ -1,14 +1,17 @@
 """The tokenizer of a checkpoint: text to token ids and back."""
 
+import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from lmdeploy.errors import CheckpointError
 from lmdeploy.paths import locate_model, tokenizer_dir
 from lmdeploy.token_bytes import TokenBytes, token_bytes_of
 from lmdeploy.tokenizer_readers import read_tokenizer
+from lmdeploy.tokenizer_readers.resolved import is_resolved, read_resolved, write_resolved
 
 
 @dataclass(frozen=True)
@@ -44,17 +47,29 @@ class Tokenizer:
         directory = tokenizer_dir(locate_model(path))
         self._directory = directory
         try:
-            self._tokenizer: Any = read_tokenizer(directory)
+            self._tokenizer: Any = read_resolved(directory) if is_resolved(directory) else self.hf_tokenizer
             bos = self.bos_token_id
             self._beginnings: list[list[int]] = [self._tokenizer.encode(""), [] if bos is None else [bos]]
         except Exception as error:  # a broken tokenizer.json surfaces as a bare Exception of the Rust library
             reason = " ".join(str(error).split())[:300]
             raise CheckpointError(directory, [f"its tokenizer cannot be loaded ({reason})"]) from error
 
-    @property
+    @functools.cached_property
     def hf_tokenizer(self) -> Any:
-        """The ``transformers`` tokenizer behind this one."""
-        return self._tokenizer
+        """The same tokenizer as ``transformers`` has it, read when it is first asked for."""
+        return read_tokenizer(self._directory)
+
+    @property
+    def chat_template(self) -> str | dict[str, str] | None:
+        """The Jinja template the checkpoint brings along, or several by name; None: it has none."""
+        template: str | dict[str, str] | None = self._tokenizer.chat_template
+        return template
+
+    @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """The texts of the tokens that have a role, such as ``bos_token``."""
+        tokens: dict[str, str] = self._tokenizer.special_tokens_map
+        return tokens
 
     @property
     def vocab_size(self) -> int:
@@ -125,6 +140,10 @@ class Tokenizer:
         )
         assert isinstance(text, str)
         return text
+
+    def store(self, directory: Path) -> None:
+        """Write into a directory what a later ``Tokenizer`` of it needs to do without ``transformers``, if it can."""
+        write_resolved(self.hf_tokenizer, directory)
 
     def token_bytes(self, vocab_size: int | None = None) -> TokenBytes:
         """Return the token -> bytes table.

@@ -4,5 +4,5 @@ import datetime
 
 
 def today(layout: str) -> str:
-    """Return the local date in a layout of ``strftime``."""
-    return datetime.date.today().strftime(layout)
+    """Return the local date and time in a layout of ``strftime``."""
+    return datetime.datetime.now().strftime(layout)

@@ -1,13 +1,24 @@
-"""The Jinja chat template a checkpoint brings along, rendered by ``transformers``."""
+"""The Jinja chat template a checkpoint brings along, rendered as ``transformers`` renders it, without importing it."""
 
-from collections.abc import Sequence
-from typing import Any
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, ClassVar, Never
 
 import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
+from lmdeploy.templates import dates
 from lmdeploy.templates.base import ChatTemplate
 from lmdeploy.templates.conversation import Message
 from lmdeploy.templates.tool_calling import parsed_arguments
+
+# What a message's reasoning may be called; templates read the first name, gpt-oss's the second.
+_REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 class JinjaChatTemplate(ChatTemplate):
@@ -15,16 +26,24 @@ class JinjaChatTemplate(ChatTemplate):
 
     Parameters
     ----------
-    hf_tokenizer
-        A ``transformers`` tokenizer that has a chat template.
+    template
+        The template; or several by name, of which ``tool_use`` is for tools and ``default`` for everything else.
+    special_tokens
+        Role to text, such as ``bos_token``; templates read them as variables.
     end_of_sequence
         The model's tokens that end an answer, one of which the template may write after the assistant's turn.
     """
 
     add_bos = False
 
-    def __init__(self, hf_tokenizer: Any, end_of_sequence: Sequence[str] = ()) -> None:
-        self._tokenizer = hf_tokenizer
+    def __init__(
+        self,
+        template: str | Mapping[str, str],
+        special_tokens: Mapping[str, str] | None = None,
+        end_of_sequence: Sequence[str] = (),
+    ) -> None:
+        self._templates = {"default": template} if isinstance(template, str) else dict(template)
+        self._special_tokens = dict(special_tokens or {})
         self.stop_words = []
         self._end_of_sequence = tuple(end_of_sequence)
 
@@ -34,12 +53,102 @@ class JinjaChatTemplate(ChatTemplate):
         return self._end_of_sequence
 
     def _render(self, messages: list[Message], tools: list[dict[str, Any]] | None, add_generation_prompt: bool) -> str:
-        if tools and "tools" not in self._tokenizer.get_chat_template(tools=tools):
+        template = self._template_for(tools)
+        if tools and "tools" not in template:
             raise ValueError("tools are not supported by this model's chat template")
+        shown = [_as_templates_read(message) for message in parsed_arguments(messages)]
         try:
-            prompt: str = self._tokenizer.apply_chat_template(
-                parsed_arguments(messages), tools=tools, add_generation_prompt=add_generation_prompt, tokenize=False
+            return _compiled(template).render(
+                **self._special_tokens,
+                messages=shown,
+                tools=tools,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
             )
         except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise ValueError(f"messages are refused by the model's chat template: {error}") from error
-        return prompt
+
+    def _template_for(self, tools: list[dict[str, Any]] | None) -> str:
+        names = ("tool_use", "default") if tools is not None else ("default",)
+        template = next((self._templates[name] for name in names if name in self._templates), None)
+        if template is None:
+            raise ValueError(f"this model's chat templates have no default, only {', '.join(sorted(self._templates))}")
+        return template
+
+
+def _as_templates_read(message: Message) -> Message:
+    """Return a message without keys that hold nothing, and with its reasoning under every name templates know."""
+    given = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((given[name] for name in _REASONING if name in given), None)
+    return given if reasoning is None else {"thinking": reasoning, **given, "reasoning_content": reasoning}
+
+
+@lru_cache(maxsize=16)
+def _compiled(template: str) -> jinja2.Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals |= {
+        "raise_exception": _refuse,
+        "strftime_now": lambda form: dates.today(form),
+        "dict": _Dict(),
+        "namespace": _Namespace,
+    }
+    return environment.from_string(template)
+
+
+class _Generation(Extension):
+    """``{% generation %}``, which marks the assistant's text for training; what it encloses is written as it is."""
+
+    tags: ClassVar[set[str]] = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+class _Dict:
+    """``dict`` for templates: makes dictionaries, and leads to nothing else of Python."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+class _Namespace(Namespace):
+    """``namespace`` for templates: its attributes are no way into Python's own."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:  # as Jinja's: `self` may be an attribute's name
+        own, *given = args
+        attributes = dict(*given, **kwargs)
+        for name in attributes:
+            _refuse_private(name)
+        Namespace.__init__(own, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _refuse_private(name)
+        super().__setitem__(name, value)
+
+
+def _refuse_private(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"an attribute of a namespace must not begin with _, got {name!r}")
+
+
+def _refuse(message: str) -> Never:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Return JSON text with every character as it is; Jinja's own filter writes some for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

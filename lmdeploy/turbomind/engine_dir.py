@@ -94,6 +94,7 @@ def write_engine_dir(model_dir: Path, model_name: str, target: Path) -> EngineDi
         for file in model_dir.glob(pattern):
             if file.is_file():
                 shutil.copyfile(file, copies / file.name)
+    tokenizer.store(copies)
     tokenizer.token_bytes(description.spec.vocab_size).write(target / "token_bytes.bin")
     (target / "manifest.json").write_text(description.manifest.to_json(), encoding="utf-8")
     (target / "spec.json").write_text(description.spec.to_json(), encoding="utf-8")

@@ -170,8 +170,8 @@ def test_the_empty_old_text_has_a_token_that_the_client_takes_off(model: Any, de
 
 
 def test_without_bos_the_empty_old_text_is_eos_and_bos_is_unknown(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = model._encoder._preparer.tokenizer.hf_tokenizer
-    monkeypatch.setitem(tokenizer._special_tokens_map, "bos_token", None)
+    tokenizer = model._encoder._preparer.tokenizer
+    monkeypatch.setattr(tokenizer._tokenizer, "bos_token_id", None)
     responses = model.execute([Request(QUERY=""), Request(QUERY="<BOS>")])
     assert [r.array("INPUT_ID").tolist() for r in responses] == [[[tokenizer.eos_token_id]], [[2**32 - 1]]]
 

@@ -1,0 +1,126 @@
+"""What ``transformers`` makes of a checkpoint's tokenizer files, kept so that ``tokenizers`` alone can read it.
+
+``transformers`` may build another tokenizer than ``tokenizer.json`` describes: it looks at the class that the settings
+name, at the tokens they add, at ``add_bos_token``. An engine directory therefore keeps what came out of it. A server
+then starts without ``transformers``, whose import takes seconds, and reads text exactly as it would.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+_TOKENIZER = "resolved_tokenizer.json"
+_SETTINGS = "resolved_settings.json"
+_METHODS = ("__call__", "encode", "decode", "_encode_plus", "_decode", "convert_ids_to_tokens", "get_vocab")
+
+
+@dataclass(frozen=True)
+class ResolvedSettings:
+    """What ``transformers`` says of a tokenizer beside how it reads text; named as there.
+
+    Attributes
+    ----------
+    bos_token_id, eos_token_id
+        Token ids, or None.
+    all_special_ids
+        The tokens that have a role.
+    special_tokens_map
+        Role to text, such as ``{"bos_token": "<s>"}``.
+    chat_template
+        A Jinja template, several by name, or None.
+    """
+
+    bos_token_id: int | None
+    eos_token_id: int | None
+    all_special_ids: list[int]
+    special_tokens_map: dict[str, str]
+    chat_template: str | dict[str, str] | None
+
+
+class ResolvedTokenizer:
+    """A tokenizer with the methods of ``transformers`` that we use.
+
+    Parameters
+    ----------
+    backend_tokenizer
+        Reads text.
+    settings
+        The rest.
+    """
+
+    def __init__(self, backend_tokenizer: Tokenizer, settings: ResolvedSettings) -> None:
+        self.backend_tokenizer = backend_tokenizer
+        self.bos_token_id = settings.bos_token_id
+        self.eos_token_id = settings.eos_token_id
+        self.all_special_ids = settings.all_special_ids
+        self.special_tokens_map = settings.special_tokens_map
+        self.chat_template = settings.chat_template
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of a text."""
+        ids: list[int] = self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(
+        self, ids: Sequence[int], skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool = False
+    ) -> str:
+        """Return the text of token ids; spaces are as they are."""
+        text: str = self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def get_vocab(self) -> dict[str, int]:
+        """Return the id of each token, added ones included."""
+        vocab: dict[str, int] = self.backend_tokenizer.get_vocab(with_added_tokens=True)
+        return vocab
+
+    def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
+        """Return the text of each token by itself."""
+        return [self.backend_tokenizer.id_to_token(token) for token in ids]
+
+
+def is_resolved(directory: Path) -> bool:
+    """Return whether a tokenizer was written into a directory by :func:`write_resolved`."""
+    return (directory / _SETTINGS).is_file()
+
+
+def read_resolved(directory: Path) -> ResolvedTokenizer:
+    """Return the tokenizer that :func:`write_resolved` wrote."""
+    settings = ResolvedSettings(**json.loads((directory / _SETTINGS).read_text(encoding="utf-8")))
+    return ResolvedTokenizer(Tokenizer.from_file(str(directory / _TOKENIZER)), settings)
+
+
+def write_resolved(tokenizer: Any, directory: Path) -> None:
+    """Write a ``transformers`` tokenizer into a directory, unless it does more than ``tokenizers`` does.
+
+    Those are the classes that are not backed by that library, and the few that change texts by themselves.
+    """
+    if not _is_plain(tokenizer):
+        return
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.no_truncation()
+    backend.no_padding()
+    backend.save(str(directory / _TOKENIZER), pretty=False)
+    settings = ResolvedSettings(
+        tokenizer.bos_token_id,
+        tokenizer.eos_token_id,
+        list(tokenizer.all_special_ids),
+        {role: str(token) for role, token in tokenizer.special_tokens_map.items()},
+        tokenizer.chat_template,
+    )
+    (directory / _SETTINGS).write_text(json.dumps(asdict(settings), ensure_ascii=False), encoding="utf-8")
+
+
+def _is_plain(tokenizer: Any) -> bool:
+    """Return whether a tokenizer hands every text to ``tokenizers`` as it is."""
+    from transformers import PreTrainedTokenizerFast
+
+    kind = type(tokenizer)
+    return (
+        isinstance(tokenizer, PreTrainedTokenizerFast)
+        and not tokenizer.split_special_tokens
+        and all(getattr(kind, name) is getattr(PreTrainedTokenizerFast, name) for name in _METHODS)
+    )
