@@ -8,7 +8,6 @@ import re
 import sys
 from pathlib import Path
 
-from lmdeploy.cli.gateway_settings import api_keys
 from lmdeploy.cli.triton import CommandError, served_model, stop_on_sigterm
 from lmdeploy.serve.errors import PortInUseError
 from lmdeploy.serve.ports import require_free
@@ -28,6 +27,9 @@ def run(args: argparse.Namespace) -> int:
         if args.target.startswith(("http://", "https://")):
             raise CommandError(f"expected HOST:PORT of Triton's gRPC service or a model, got {args.target}")
         with served_model(args.target, args) as served:
+            import webui.app  # noqa: F401 (takes seconds, in which the model is loaded)
+
+            served.wait_ready()
             _launch(served.server.grpc_address, args)
     except (CommandError, PortInUseError) as error:
         print(f"lmdeploy serve gradio: {error}", file=sys.stderr)
@@ -36,6 +38,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _launch(triton_address: str, args: argparse.Namespace) -> None:
+    from lmdeploy.cli.gateway_settings import api_keys
     from webui.app import launch  # gradio takes seconds to import
 
     launch(triton_address, args.server_name, args.server_port, api_keys=api_keys(args.api_keys))

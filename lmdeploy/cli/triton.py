@@ -34,12 +34,25 @@ class CommandError(Exception):
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model in a ready tritonserver."""
+    """A model in a tritonserver that was started."""
 
     name: str
     server: TritonServer
     log_file: Path
     engine_dir: Path
+    supervisor: Supervisor
+
+    def wait_ready(self) -> None:
+        """Return once the model can be used; from then on the server is started again when it dies.
+
+        Raises
+        ------
+        TritonStartError
+            It could not be loaded.
+        """
+        with _progress(f"loading {self.name} into tritonserver") as progress:
+            self.server.wait_ready(progress=progress)
+        self.supervisor.start()
 
 
 def stop_on_sigterm() -> None:
@@ -53,7 +66,7 @@ def stop_on_sigterm() -> None:
 
 @contextmanager
 def served_model(model: str, args: argparse.Namespace) -> Iterator[ServedModel]:
-    """Serve `model` from a tritonserver that is started again when it dies, and stopped in the end.
+    """Start a tritonserver with `model`, which is loaded while the caller goes on, and stop it in the end.
 
     Parameters
     ----------
@@ -93,10 +106,7 @@ def served_model(model: str, args: argparse.Namespace) -> Iterator[ServedModel]:
     supervisor = Supervisor(server)
     try:
         server.start()
-        with _progress(f"loading {name} into tritonserver") as progress:
-            server.wait_ready(progress=progress)
-        supervisor.start()
-        yield ServedModel(name, server, log_file, engine_dir.path)
+        yield ServedModel(name, server, log_file, engine_dir.path, supervisor)
     except TritonStartError as error:
         raise CommandError(f"{error}\n(whole log: {log_file})" if server.pid else str(error)) from None
     finally:

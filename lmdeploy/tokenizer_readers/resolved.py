@@ -77,8 +77,8 @@ class ResolvedTokenizer:
         vocab: dict[str, int] = self.backend_tokenizer.get_vocab(with_added_tokens=True)
         return vocab
 
-    def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
-        """Return the text of each token by itself."""
+    def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str | None]:
+        """Return the text of each token by itself; None where there is no such token."""
         return [self.backend_tokenizer.id_to_token(token) for token in ids]
 
 

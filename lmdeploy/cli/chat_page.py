@@ -1,0 +1,80 @@
+"""The chat page beside ``lmdeploy serve api_server``, in a process of its own."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Sequence
+
+from lmdeploy.serve.child import ChildProcess
+from lmdeploy.serve.ports import reachable_host
+
+_START = 60.0  # seconds
+_POLL = 0.1
+
+
+class ChatPage:
+    """The page of a running Triton. It starts when the API is served, which it would slow down before.
+
+    Parameters
+    ----------
+    triton_address, server_name, server_port, api_keys
+        As for ``lmdeploy serve gradio``.
+    on_ready
+        Called, in a thread, once the page can be opened.
+    """
+
+    def __init__(
+        self,
+        triton_address: str,
+        server_name: str,
+        server_port: int,
+        api_keys: Sequence[str],
+        on_ready: Callable[[], None],
+    ) -> None:
+        where = ["--server-name", server_name, "--server-port", str(server_port)]
+        self._command = [sys.executable, "-m", "lmdeploy", "serve", "gradio", triton_address, *where]
+        self._command += ["--api-keys", *api_keys] if api_keys else []
+        self._address = (reachable_host(server_name), server_port)
+        self._on_ready = on_ready
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.failure = ""
+
+    def start(self) -> None:
+        """Start it; return at once."""
+        self._thread = threading.Thread(target=self._run, name="chat page", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop it."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        page = ChildProcess(self._command, env=os.environ, log=logging.getLogger("webui").info)
+        try:
+            if self._wait_accepting(page):
+                self._on_ready()
+                self._stopping.wait()
+            elif not self._stopping.is_set():
+                self.failure = "the chat page did not start:\n" + "\n".join(page.tail()[-20:])
+                os.kill(os.getpid(), signal.SIGTERM)  # it was asked for: without it the command has failed
+        finally:
+            page.stop(grace=5)
+
+    def _wait_accepting(self, page: ChildProcess) -> bool:
+        for _ in range(int(_START / _POLL)):
+            try:
+                socket.create_connection(self._address, timeout=1).close()
+            except OSError:
+                if page.returncode is not None or self._stopping.wait(_POLL):
+                    return False
+            else:
+                return True
+        return False
