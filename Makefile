@@ -99,7 +99,7 @@ model: setup ## Make the default model, once, offline
 # ---- run ----------------------------------------------------------------------------------------------------------
 
 serve: build model ## Set everything up, then serve Triton, the OpenAI API and the chat page
-	$(say) 'starting Triton, the OpenAI API and the chat page (about 10 s); Ctrl-C stops all of them'
+	$(say) 'starting Triton, the OpenAI API and the chat page (about 3 s, the page follows); Ctrl-C stops all of them'
 	@exec $(VENV)/bin/lmdeploy serve api_server $(strip $(MODEL)) --server-port $(strip $(PORT)) \
 	    --webui --webui-port $(strip $(WEBUI_PORT)) --triton-http-port $(strip $(HTTP_PORT)) \
 	    --triton-grpc-port $(strip $(GRPC_PORT)) --triton-metrics-port $(strip $(METRICS_PORT)) $(strip $(SERVE_ARGS))

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from lmdeploy.paths import locate_model, model_name_of, tokenizer_dir
 from lmdeploy.templates.base import ChatTemplate
+from lmdeploy.templates.chosen import ChosenTemplates
 from lmdeploy.templates.families import MODELS
 from lmdeploy.templates.matching import builtin_for
+from lmdeploy.templates.older_clients import older_client_template
 from lmdeploy.templates.strings import BaseChatTemplate, Capability
 from lmdeploy.templates.tool_calling import ToolChatTemplate
 
@@ -173,9 +175,37 @@ def chat_template_for(
     if tokenizer.chat_template:
         logger.info("chat template of %s: its own, from %s", model_path, tokenizer_dir(directory))
         return JinjaChatTemplate(tokenizer.chat_template, tokenizer.special_tokens, tokenizer.end_tokens())
-    name = best_match_model(str(directory))
+    chosen = ChosenTemplates.read(tokenizer_dir(directory))
+    name = MODELS.match(str(directory)) or (chosen.builtin if chosen else builtin_for(model_name_of(directory)))
     logger.info("chat template of %s: built-in %s, chosen by the model's name", model_path, name)
     return MODELS.get(name)()
+
+
+def choose_templates(model_dir: Path, tokenizer: "Tokenizer") -> ChosenTemplates:
+    """Return what an engine directory shall remember of a checkpoint's chat templates."""
+    template = chat_template_for(str(model_dir), tokenizer=tokenizer)
+    return ChosenTemplates(builtin_for(model_name_of(model_dir)), older_client_template(template))
+
+
+def name_for_older_clients(given_name: str | None, model_path: str, name_or_file: str = "") -> str:
+    """Return the model's name for the Triton clients of LMDeploy up to 0.5.1, which take it for a template's.
+
+    Parameters
+    ----------
+    given_name
+        The model's name as the user gave it, if he did; that of a template is what these clients shall use.
+    model_path, name_or_file
+        As ``chat_template_for`` takes them.
+
+    Raises
+    ------
+    ValueError
+        As ``chat_template_for``.
+    """
+    if given_name in MODELS:
+        return str(given_name)
+    chosen = None if name_or_file else ChosenTemplates.read(tokenizer_dir(locate_model(model_path)))
+    return chosen.older_clients if chosen else older_client_template(chat_template_for(model_path, name_or_file))
 
 
 def _named(name_or_file: str) -> ChatTemplate:

@@ -93,7 +93,8 @@ ModelState::ModelState(TRITONBACKEND_Model* model)
   const std::string settings = parameter(config, "engine_config");
   LoadedEngine loaded = load_engine(directory, Json::parse(settings.empty() ? "{}" : settings));
   engine_ = std::move(loaded.engine);
-  const std::string given_name = parameter(config, "model_name");
+  const std::string own_name = parameter(config, "served_model_name");
+  const std::string given_name = own_name.empty() ? parameter(config, "model_name") : own_name;
   const std::string& name = given_name.empty() ? loaded.spec.model_name : given_name;
   const EngineConfig& engine_config = engine_->config();
   log_message(TRITONSERVER_LOG_INFO, "serving " + name + " from " + directory + ": session length " +

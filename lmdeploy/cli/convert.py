@@ -1,7 +1,9 @@
 """`lmdeploy convert`: write a Triton model repository for a checkpoint."""
 
 import argparse
+import shlex
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmdeploy.cli.options import MODEL_FORMATS, add_tp
@@ -67,5 +69,17 @@ def run(args: argparse.Namespace) -> int:
     except (OSError, ValueError) as error:
         print(f"lmdeploy convert: {error}", file=sys.stderr)
         return 1
-    print(f"wrote {target}; serve it with: tritonserver --model-repository {target}")
+    print(f"wrote {target}; serve it with: lmdeploy serve api_server {shlex.quote(str(target))}, or Triton alone with:")
+    print(_triton_command(target))
     return 0
+
+
+def _triton_command(repository: Path) -> str:
+    from lmdeploy.serve.errors import TritonStartError
+    from lmdeploy.serve.installation import OUR_BACKEND, backend_directory, find_tritonserver, shell_command
+
+    try:
+        found = find_tritonserver()
+        return shell_command(found, backend_directory(found, [OUR_BACKEND]), repository)
+    except TritonStartError as error:
+        return f"(not here: {error})"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import logging.handlers
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -12,17 +14,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from lmdeploy.cli.options import engine_config
 from lmdeploy.messages import TurbomindEngineConfig
-from lmdeploy.paths import cache_root
+from lmdeploy.model import name_for_older_clients
+from lmdeploy.paths import cache_root, locate_model
 from lmdeploy.serve.errors import TritonStartError
 from lmdeploy.serve.ports import Ports
 from lmdeploy.serve.supervisor import Supervisor
 from lmdeploy.serve.tritonserver import TritonServer
 from lmdeploy.turbomind.engine_dir import resolve
-from lmdeploy.turbomind.repository import copy_models
+from lmdeploy.turbomind.repository import copy_models, stored_parameters
 
 _LOG_BYTES = 10 * 1024 * 1024
 _TALKATIVE = ("INFO", "DEBUG")  # log levels
@@ -81,13 +84,19 @@ def served_model(model: str, args: argparse.Namespace) -> Iterator[ServedModel]:
         The model, an option or tritonserver is not fit to start with.
     """
     try:
-        config = engine_config(args)
+        given = _environment_config() | engine_config(args)
+        directory = locate_model(model, given.get("revision"), given.get("download_dir"))
+        stored = stored_parameters(directory)
+        config = {**stored.engine_config, **given}
         TurbomindEngineConfig(**config)
-        engine_dir = resolve(model)
-        name = args.model_name or engine_dir.spec.model_name
-        # Clients read the name in the model's config, which knows nothing of our environment.
+        engine_dir = resolve(directory)
+        name = args.model_name or stored.model_name or engine_dir.spec.model_name
+        chat_template = args.chat_template or stored.chat_template
+        # Clients read the names in the model's config, which knows nothing of our environment.
+        older_name = name_for_older_clients(args.model_name, str(engine_dir.path), chat_template)
         repository = TemporaryDirectory(prefix="lmdeploy-models-")
-        copy_models(Path(repository.name), {"turbomind": {"model_name": name}})
+        names = {"model_name": older_name, "served_model_name": name}
+        copy_models(Path(repository.name), {"turbomind": names})
     except (ValueError, OSError) as error:
         raise CommandError(str(error)) from None
     log_file = cache_root() / "logs" / f"tritonserver-{args.triton_grpc_port}.log"
@@ -95,7 +104,7 @@ def served_model(model: str, args: argparse.Namespace) -> Iterator[ServedModel]:
         Path(repository.name),
         model_path=str(engine_dir.path),
         model_name=name,
-        chat_template=args.chat_template,
+        chat_template=chat_template,
         engine_config=config,
         ports=Ports(args.triton_http_port, args.triton_grpc_port, args.triton_metrics_port),
         host=args.triton_server_name,
@@ -112,6 +121,18 @@ def served_model(model: str, args: argparse.Namespace) -> Iterator[ServedModel]:
     finally:
         supervisor.stop()
         repository.cleanup()
+
+
+def _environment_config() -> dict[str, Any]:
+    """Return the engine's settings in the environment, which those of a workspace must not hide."""
+    text = os.environ.get("LMDEPLOY_ENGINE_CONFIG") or "{}"
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"LMDEPLOY_ENGINE_CONFIG must be a JSON object ({error})") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"LMDEPLOY_ENGINE_CONFIG must be a JSON object, got {text}")
+    return config
 
 
 def _open_log(path: Path, level: str) -> logging.Logger:

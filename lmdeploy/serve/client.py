@@ -217,7 +217,8 @@ class TritonClient:
         except grpc.aio.AioRpcError as error:
             raise TritonUnavailable(self._unavailable(error.details())) from None
         parameters = answer.config.parameters
-        name: str = parameters["model_name"].string_value
+        names = (parameters[key].string_value for key in ("served_model_name", "model_name"))
+        name: str = next(filter(None, names), "")
         path: str = parameters["model_path"].string_value
         return name or (PurePath(path).name if path else DEFAULT_MODEL_NAME)
 

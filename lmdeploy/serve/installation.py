@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import shlex
 import shutil
 import sys
 import sysconfig
@@ -121,17 +122,44 @@ def _make_links(directory: Path, links: Mapping[str, Path]) -> None:
 def server_environment(installation: TritonInstallation) -> dict[str, str]:
     """Return the environment in which that server finds its libraries, and its Python models ours."""
     env = dict(os.environ)
-    libpython = sysconfig.get_config_var("LIBDIR")
-    last = [] if libpython is None or libpython in _SYSTEM_LIBRARY_DIRS else [libpython]
-    _prepend(env, "LD_LIBRARY_PATH", [str(folder) for folder in installation.library_dirs], last)
-    # The Python backend embeds the interpreter whose `python3` is first on PATH: ours, with its virtual environment.
-    _prepend(env, "PATH", [str(Path(sys.executable).parent)])
-    _prepend(env, "PYTHONPATH", [str(PACKAGE.parent)])
+    for name, (first, last) in _search_paths(installation).items():
+        value = os.pathsep.join(filter(None, [*first, env.get(name, ""), *last]))
+        if value:
+            env[name] = value
     env["LMDEPLOY_PYTHON"] = sys.executable
     return env
 
 
-def _prepend(env: dict[str, str], name: str, first: list[str], last: list[str] | None = None) -> None:
-    value = os.pathsep.join(filter(None, [*first, env.get(name, ""), *(last or [])]))
-    if value:
-        env[name] = value
+def shell_command(installation: TritonInstallation, backends: Path, repository: Path) -> str:
+    """Return the line for a shell, whatever its environment, that serves a model repository.
+
+    Parameters
+    ----------
+    installation, backends
+        As ``find_tritonserver`` and ``backend_directory`` return them.
+    repository
+        The model repository.
+    """
+    words = []
+    for name, (first, last) in _search_paths(installation).items():
+        before, after = (shlex.quote(os.pathsep.join(folders)) if folders else "" for folders in (first, last))
+        # The shell's own value goes between, where it has one: an empty part would be the current directory.
+        if before:
+            words.append(f'{name}={before}"${{{name}:+:${name}}}"' + (f":{after}" if after else ""))
+        elif after:
+            words.append(f'{name}="${{{name}:+${name}:}}"{after}')
+    words += [f"LMDEPLOY_PYTHON={shlex.quote(sys.executable)}", shlex.quote(str(installation.binary))]
+    words += ["--model-repository", shlex.quote(str(repository)), "--backend-directory", shlex.quote(str(backends))]
+    return " ".join(words)
+
+
+def _search_paths(installation: TritonInstallation) -> dict[str, tuple[list[str], list[str]]]:
+    """Return what must stand first and last in each variable that lists folders."""
+    libpython = sysconfig.get_config_var("LIBDIR")
+    last = [] if libpython is None or libpython in _SYSTEM_LIBRARY_DIRS else [libpython]
+    return {
+        "LD_LIBRARY_PATH": ([str(folder) for folder in installation.library_dirs], last),
+        # The Python backend embeds the interpreter whose `python3` is first on PATH: ours, in its virtual environment.
+        "PATH": ([str(Path(sys.executable).parent)], []),
+        "PYTHONPATH": ([str(PACKAGE.parent)], []),
+    }

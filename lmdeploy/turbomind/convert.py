@@ -6,12 +6,12 @@ import tempfile
 from pathlib import Path
 
 from lmdeploy.errors import CheckpointError
-from lmdeploy.model import MODELS, ChatTemplateConfig, chat_template_for
+from lmdeploy.model import MODELS, ChatTemplateConfig, chat_template_for, name_for_older_clients
 from lmdeploy.paths import locate_model, model_name_of, workspace_engine_dir
 from lmdeploy.turbomind.checkpoint import read_config
 from lmdeploy.turbomind.engine_dir import write_engine_dir
 from lmdeploy.turbomind.quantized import check_model_format, weight_format
-from lmdeploy.turbomind.repository import copy_models
+from lmdeploy.turbomind.repository import copy_models, is_workspace
 
 
 def convert(
@@ -54,35 +54,36 @@ def convert(
         If ``dst_path`` holds something else.
     """
     source = locate_model(model_path)
-    if (source / "spec.json").is_file() or _is_workspace(source):
+    if (source / "spec.json").is_file() or is_workspace(source):
         raise CheckpointError(source, ["is converted already; convert the original checkpoint"])
     target = Path(dst_path).expanduser().absolute()
-    if target.exists() and not _is_workspace(target) and (not target.is_dir() or any(target.iterdir())):
+    if target.exists() and not is_workspace(target) and (not target.is_dir() or any(target.iterdir())):
         raise FileExistsError(f"{target} exists and is no workspace of lmdeploy convert: choose another --dst-path")
+    if any(character.isspace() for character in str(target)):
+        raise ValueError(f"Triton's Python backend reads no model in a path with spaces, got --dst-path {target}")
     if model_format is not None:
         check_model_format(model_format, weight_format(read_config(source)))
     name = model_name or model_name_of(source)
-    parameters = {
-        "preprocessing": {
-            "model_path": "../../turbomind/1",
-            "chat_template": _stored_template(model_path, chat_template),
-        },
-        "postprocessing": {"model_path": "../../turbomind/1"},
-        "turbomind": {"model_path": ".", "model_name": name, "engine_config": json.dumps({"dtype": dtype, "tp": tp})},
-    }
+    template = _stored_template(model_path, chat_template)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
         made = Path(scratch) / "workspace"
+        engine = write_engine_dir(source, name, workspace_engine_dir(made))
+        parameters = {
+            "preprocessing": {"model_path": "../../turbomind/1", "chat_template": template},
+            "postprocessing": {"model_path": "../../turbomind/1"},
+            "turbomind": {
+                "model_path": ".",
+                "model_name": name_for_older_clients(model_name, str(engine.path), template),
+                "served_model_name": name,
+                "engine_config": json.dumps({"dtype": dtype, "tp": tp}),
+            },
+        }
         copy_models(made, parameters)
-        write_engine_dir(source, name, workspace_engine_dir(made))
         if target.exists():
             shutil.rmtree(target)
         made.rename(target)
     return target
-
-
-def _is_workspace(directory: Path) -> bool:
-    return (workspace_engine_dir(directory) / "spec.json").is_file()
 
 
 def _stored_template(model_path: str, chat_template: str | None) -> str:

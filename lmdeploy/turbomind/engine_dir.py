@@ -30,7 +30,10 @@ _TOKENIZER_FILES = (
 
 
 # The code that decides what an engine directory holds, in this package.
-_WRITERS = ("turbomind/**/*.py", "token_bytes.py", "tokenizer.py", "tokenizer_readers/*.py")
+_WRITERS = (
+    "turbomind/**/*.py", "token_bytes.py", "tokenizer.py", "tokenizer_readers/*.py", "templates/matching.py",
+    "templates/chosen.py", "templates/older_clients.py",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,7 @@ def write_engine_dir(model_dir: Path, model_name: str, target: Path) -> EngineDi
     UnsupportedModelError, CheckpointError
         As :func:`resolve`.
     """
+    from lmdeploy.model import choose_templates
     from lmdeploy.tokenizer import Tokenizer
     from lmdeploy.turbomind.checkpoint import describe
 
@@ -95,6 +99,7 @@ def write_engine_dir(model_dir: Path, model_name: str, target: Path) -> EngineDi
             if file.is_file():
                 shutil.copyfile(file, copies / file.name)
     tokenizer.store(copies)
+    choose_templates(model_dir, tokenizer).write(copies)
     tokenizer.token_bytes(description.spec.vocab_size).write(target / "token_bytes.bin")
     (target / "manifest.json").write_text(description.manifest.to_json(), encoding="utf-8")
     (target / "spec.json").write_text(description.spec.to_json(), encoding="utf-8")

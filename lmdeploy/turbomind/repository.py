@@ -4,9 +4,12 @@ import json
 import re
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import lmdeploy
+from lmdeploy.paths import workspace_engine_dir
 
 MODELS = ("ensemble", "preprocessing", "turbomind", "postprocessing")
 
@@ -50,6 +53,59 @@ def copy_models(target: Path, parameters: Mapping[str, Mapping[str, str]]) -> No
         config.write_text(text, encoding="utf-8")
 
 
+@dataclass(frozen=True)
+class StoredParameters:
+    """What ``lmdeploy convert`` wrote into a workspace's config files; empty where nothing was.
+
+    Attributes
+    ----------
+    model_name
+        Shown to clients.
+    chat_template
+        A name, or JSON text.
+    engine_config
+        Fields of ``TurbomindEngineConfig``.
+    """
+
+    model_name: str = ""
+    chat_template: str = ""
+    engine_config: Mapping[str, Any] = field(default_factory=dict)
+
+
+def stored_parameters(directory: Path) -> StoredParameters:
+    """Return what a workspace says of itself; nothing for any other directory.
+
+    Raises
+    ------
+    ValueError
+        If its ``engine_config`` is no JSON object.
+    """
+    if not is_workspace(directory):
+        return StoredParameters()
+    engine, prompts = (_config_text(directory / name) for name in ("turbomind", "preprocessing"))
+    text = get_parameter(engine, "engine_config") or "{}"
+    try:
+        engine_config = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{directory}: engine_config of turbomind/config.pbtxt is no JSON ({error})") from error
+    if not isinstance(engine_config, dict):
+        raise ValueError(f"{directory}: engine_config of turbomind/config.pbtxt must be a JSON object, got {text}")
+    name = get_parameter(engine, "served_model_name") or get_parameter(engine, "model_name")
+    return StoredParameters(name, get_parameter(prompts, "chat_template"), engine_config)
+
+
+def is_workspace(directory: Path) -> bool:
+    """Return whether ``lmdeploy convert`` wrote a directory."""
+    return (workspace_engine_dir(directory) / "spec.json").is_file()
+
+
+def get_parameter(config: str, key: str) -> str:
+    """Return the value of a parameter in the text of a config.pbtxt; empty if it is not there."""
+    found = re.search(_parameter_pattern(key), config)
+    value: str = json.loads(found[2]) if found else ""
+    return value
+
+
 def set_parameter(config: str, key: str, value: str) -> str:
     """Return the text of a config.pbtxt with the value of one of its parameters replaced.
 
@@ -58,10 +114,19 @@ def set_parameter(config: str, key: str, value: str) -> str:
     KeyError
         If there is no such parameter.
     """
-    pattern = re.compile(rf'(key:\s*"{re.escape(key)}"\s*value\s*{{\s*string_value:\s*)"(?:[^"\\]|\\.)*"')
     # JSON's escapes are protobuf text format's too, as long as no \u is among them.
     quoted = json.dumps(value, ensure_ascii=False)
-    changed, count = pattern.subn(lambda match: match[1] + quoted, config)
+    changed, count = re.subn(_parameter_pattern(key), lambda match: match[1] + quoted, config)
     if count != 1:
         raise KeyError(f"config.pbtxt has no parameter {key}")
     return changed
+
+
+def _config_text(model: Path) -> str:
+    file = model / "config.pbtxt"
+    return file.read_text(encoding="utf-8") if file.is_file() else ""
+
+
+def _parameter_pattern(key: str) -> str:
+    """Return what matches a parameter: what stands before its value, and the value in quotes."""
+    return rf'(key:\s*"{re.escape(key)}"\s*value\s*{{\s*string_value:\s*)("(?:[^"\\]|\\.)*")'

@@ -101,6 +101,18 @@ def test_it_prints_urls_answers_and_leaves_no_process_behind(signum: int, status
         assert not session_members(triton)
 
 
+def test_the_chat_page_follows_when_the_api_is_served() -> None:
+    (page,) = free_ports(1)
+    with api_server("--webui", "--webui-port", str(page)) as server:
+        server.wait_ready()
+        assert f"http://localhost:{page}/ is starting" in server.output
+        assert httpx.get(f"{server.url}/health", trust_env=False).status_code == 200
+        eventually_sync(lambda: f"chat page   http://localhost:{page}/\n" in server.output, timeout=START)
+        assert "gradio" in httpx.get(f"http://localhost:{page}/", trust_env=False).text
+        assert server.end(signal.SIGTERM) == 143, server.output
+        assert not session_members(server.process.pid)
+
+
 def test_tritons_own_config_has_the_name_that_older_clients_read() -> None:
     with api_server("--model-name", "internlm2-chat-7b") as server:
         server.wait_ready()

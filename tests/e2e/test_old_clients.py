@@ -1,20 +1,24 @@
 """The real ``lmdeploy serve triton_client`` of old releases, unmodified, against our server."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
+from lmdeploy.paths import DEFAULT_MODEL_NAME
 from lmdeploy.serve.ports import Ports
 from lmdeploy.serve.tritonserver import TritonServer
 from lmdeploy.turbomind.convert import convert
+from tests.e2e.test_api_server import api_server
 from tests.support.metrics import engine_metrics
 from tests.support.old_clients import OldClient
 from tests.support.servers import START
 from tests.support.waiting import eventually_sync
 
-TEMPLATE = "internlm2-chat-7b"  # one that every old release knows
+TEMPLATE = "qwen-7b"  # what is chosen for the default model; every old release knows it
 TURNS = ["What is the capital of France?", "And of Italy?\nAnswer in one sentence."]
 RENDER = """
 import json, sys
@@ -62,9 +66,9 @@ print(json.dumps([first, cancelled, [status.value, tokens], client.end(5).value]
 
 @pytest.fixture(scope="module")
 def server(default_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
-    """The default model under the name of a template that the clients know, as ``lmdeploy convert`` makes it."""
+    """The default model as ``lmdeploy convert`` makes it, without an option."""
     workspace = tmp_path_factory.mktemp("served") / "workspace"
-    convert(str(default_model_dir), workspace, model_name=TEMPLATE, dtype="float32")
+    convert(str(default_model_dir), workspace, dtype="float32")
     with TritonServer(workspace, ports=Ports.free()) as server:
         server.wait_ready(START)
         yield server
@@ -100,6 +104,18 @@ def test_two_turns_end_and_a_new_conversation(
     first, second = expected_answers(client, default_model_dir)
     shown = client.chat(server.grpc_address, *TURNS, "end", TURNS[0], options=options)
     assert shown == [first, second, "", first]
+
+
+@pytest.mark.parametrize("version", ["0.2.0", "0.5.1"])
+def test_a_plain_api_server_serves_old_clients_and_keeps_its_name_for_others(version: str) -> None:
+    with api_server() as server:
+        server.wait_ready()
+        first, ended = OldClient(version).chat(server.triton_address, TURNS[0], "end")
+        assert first
+        assert ended == ""
+        [model] = httpx.get(f"{server.url}/v1/models", trust_env=False).json()["data"]
+        assert model["id"] == DEFAULT_MODEL_NAME
+        server.end(signal.SIGINT)
 
 
 def test_the_oldest_release_samples_and_leaves_in_peace(server: TritonServer) -> None:

@@ -11,7 +11,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from lmdeploy.cli import convert as convert_command
 from lmdeploy.cli import list as list_command
-from lmdeploy.model import chat_template_for
+from lmdeploy.model import MODELS, chat_template_for
 from lmdeploy.turbomind.convert import convert
 from lmdeploy.turbomind.engine_dir import resolve
 from lmdeploy.turbomind.repository import set_parameter, template_dir
@@ -44,7 +44,8 @@ def test_the_workspace_is_a_model_repository_without_weights(tiny_llama: Path, t
     assert all((workspace / model / "1" / "model.py").is_file() for model in models if "processing" in model)
     assert sum(file.stat().st_size for file in workspace.rglob("*.safetensors")) == 0
     turbomind = parameters(workspace, "turbomind")
-    assert (turbomind["model_path"], turbomind["model_name"]) == (".", "tiny-llama")
+    assert (turbomind["model_path"], turbomind["served_model_name"]) == (".", "tiny-llama")
+    assert turbomind["model_name"] == "qwen-7b"  # for older clients: the tiny model has the default model's template
     assert json.loads(turbomind["engine_config"]) == {"dtype": "float32", "tp": 1}
     for model in ("preprocessing", "postprocessing"):
         path = parameters(workspace, model)["model_path"]
@@ -72,12 +73,18 @@ def test_a_template_file_is_stored_in_the_repository(tiny_llama: Path, tmp_path:
 
 def test_an_earlier_workspace_is_replaced_and_anything_else_is_not(tiny_llama: Path, tmp_path: Path) -> None:
     workspace = convert(str(tiny_llama), tmp_path / "workspace", model_name="one")
-    assert parameters(convert(str(tiny_llama), workspace, model_name="two"), "turbomind")["model_name"] == "two"
+    assert parameters(convert(str(tiny_llama), workspace, model_name="two"), "turbomind")["served_model_name"] == "two"
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("precious")
     with pytest.raises(FileExistsError, match="is no workspace"):
         convert(str(tiny_llama), tmp_path / "mine")
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "precious"
+
+
+def test_a_path_that_triton_cannot_serve_is_refused(tiny_llama: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"in a path with spaces, got --dst-path .*/my workspace"):
+        convert(str(tiny_llama), tmp_path / "my workspace")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_failed_conversion_leaves_nothing(tiny_llama: Path, tmp_path: Path, copy_of: CopyOf) -> None:
@@ -96,14 +103,27 @@ def test_a_bad_template_is_refused_before_anything_is_written(tiny_llama: Path, 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_workspace_remembers_the_template_that_the_checkpoints_name_suggests(
+    tiny_llama: Path, copy_of: CopyOf, tmp_path: Path
+) -> None:
+    checkpoint = copy_of(tiny_llama)
+    (checkpoint / "chat_template.jinja").unlink()
+    checkpoint = checkpoint.rename(checkpoint.with_name("vicuna-7b-tiny"))
+    workspace = convert(str(checkpoint), tmp_path / "workspace", model_name="mine")
+    messages = [{"role": "user", "content": "hi"}]
+    for directory in (workspace, workspace / "turbomind" / "1"):
+        assert chat_template_for(str(directory)).render(messages) == MODELS.get("vicuna")().render(messages)
+    assert parameters(workspace, "turbomind")["model_name"] == "vicuna"
+
+
 def test_both_forms_of_the_command_convert(
     tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     new, old = tmp_path / "new", tmp_path / "old"
     assert run_cli("convert", str(tiny_llama), "--dst-path", str(new), "--model-name", "mine") == 0
     assert run_cli("convert", "chatml", str(tiny_llama), "--dst-path", str(old)) == 0
-    assert parameters(new, "turbomind")["model_name"] == "mine"
-    assert parameters(old, "turbomind")["model_name"] == "chatml"
+    assert parameters(new, "turbomind")["served_model_name"] == "mine"
+    assert parameters(old, "turbomind")["served_model_name"] == "chatml"
     assert parameters(old, "preprocessing")["chat_template"] == "chatml"
     assert f"--model-repository {old}" in capsys.readouterr().out
 

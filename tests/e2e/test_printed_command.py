@@ -1,0 +1,70 @@
+"""The line that ``lmdeploy convert`` prints serves the model, from a shell with nothing set."""
+
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from lmdeploy.serve.errors import PortInUseError
+from lmdeploy.serve.ports import DEFAULT_TRITON_HOST, Ports, require_free
+from tests.support.processes import session_members
+from tests.support.servers import START
+from tests.support.tiny_models import make_tiny_llama
+from tests.support.waiting import eventually_sync
+
+pytestmark = pytest.mark.e2e
+
+
+def are_free(ports: Ports) -> bool:
+    try:
+        for port in (ports.http, ports.grpc, ports.metrics):
+            require_free("0.0.0.0", port, "Triton")
+    except PortInUseError:
+        return False
+    return True
+
+
+@contextmanager
+def shell_with_nothing_set(line: str, output: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with output.open("wb") as log:
+        shell = subprocess.Popen(
+            ["/bin/sh", "-c", line], env={}, cwd="/", stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        yield shell
+    finally:
+        os.killpg(shell.pid, signal.SIGKILL)
+        shell.wait()
+
+
+def test_the_printed_line_serves_the_model_from_a_shell_with_nothing_set(tmp_path: Path) -> None:
+    model, workspace, log = make_tiny_llama(tmp_path / "tiny llama"), tmp_path / "workspace", tmp_path / "log"
+    command = [sys.executable, "-m", "lmdeploy", "convert", str(model), "--dst-path", str(workspace)]
+    line = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
+    ports = Ports()  # Triton's own, which the line has; another server of this machine may still be leaving them
+    eventually_sync(lambda: are_free(ports), timeout=START)
+    url = f"http://{DEFAULT_TRITON_HOST}:{ports.http}/v2"
+
+    def is_ready() -> bool:
+        try:
+            with urllib.request.urlopen(f"{url}/health/ready", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    with shell_with_nothing_set(line, log) as shell:
+        eventually_sync(lambda: is_ready() or shell.poll() is not None, timeout=START)
+        assert shell.poll() is None, log.read_text()
+        asked = {"messages": '[{"role": "user", "content": "Hi"}]', "max_new_tokens": 4, "ignore_eos": True}
+        answer = httpx.post(f"{url}/models/ensemble/generate", json=asked, timeout=60, trust_env=False)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["generate_token_len"] == 4
+        os.killpg(shell.pid, signal.SIGTERM)
+        eventually_sync(lambda: shell.poll() is not None and not session_members(shell.pid), timeout=60)

@@ -1,0 +1,105 @@
+"""What ``lmdeploy serve`` hands to tritonserver for a model, from flags, environment and the model itself."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from lmdeploy.cli import triton
+from lmdeploy.cli.main import make_parser
+from lmdeploy.cli.triton import CommandError, served_model
+from lmdeploy.turbomind.convert import convert
+from tests.support.tiny_models import make_tiny_llama
+
+
+class Recorder:
+    """Stands in for tritonserver: notes what it was told."""
+
+    pid = None
+    is_running = True
+
+    def __init__(self, repository: Path, **settings: Any) -> None:
+        self.settings = settings
+        text = (repository / "turbomind" / "config.pbtxt").read_text()
+        parameters = text_format.Parse(text, ModelConfig()).parameters
+        self.parameters = {key: value.string_value for key, value in parameters.items()}
+
+    def start(self) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def _no_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton, "TritonServer", Recorder)
+    monkeypatch.delenv("LMDEPLOY_ENGINE_CONFIG", raising=False)
+
+
+def told(*arguments: str) -> Recorder:
+    args = make_parser().parse_args(["serve", "api_server", *arguments])
+    with served_model(args.model, args) as served:
+        server: Any = served.server
+        assert isinstance(server, Recorder)
+        return server
+
+
+@pytest.fixture(scope="module")
+def workspace(default_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("served")
+    model = make_tiny_llama(directory / "tiny-llama")
+    return convert(str(model), directory / "workspace", model_name="mine", chat_template="vicuna", dtype="float32")
+
+
+def test_a_workspace_is_served_with_its_own_settings(workspace: Path) -> None:
+    settings = told(str(workspace)).settings
+    assert settings["engine_config"] == {"dtype": "float32", "tp": 1}
+    assert (settings["chat_template"], settings["model_name"]) == ("vicuna", "mine")
+
+
+def test_flags_go_before_the_environment_and_that_before_a_workspace(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LMDEPLOY_ENGINE_CONFIG", '{"dtype": "bfloat16", "session_len": 128, "max_batch_size": 3}')
+    flags = ("--session-len", "64", "--chat-template", "llama2", "--model-name", "yours")
+    settings = told(str(workspace), *flags).settings
+    assert settings["engine_config"] == {"dtype": "bfloat16", "tp": 1, "session_len": 64, "max_batch_size": 3}
+    assert (settings["chat_template"], settings["model_name"]) == ("llama2", "yours")
+
+
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_a_broken_environment_is_refused(workspace: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("LMDEPLOY_ENGINE_CONFIG", text)
+    with pytest.raises(CommandError, match="LMDEPLOY_ENGINE_CONFIG must be a JSON object"):
+        told(str(workspace))
+
+
+def test_revision_and_download_dir_say_which_model_is_served(
+    default_model_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def locate(*where: Any) -> Path:
+        asked.append(where)
+        return default_model_dir
+
+    monkeypatch.setattr(triton, "locate_model", locate)
+    config = {"revision": "v2", "download_dir": str(tmp_path)}
+    monkeypatch.setenv("LMDEPLOY_ENGINE_CONFIG", json.dumps(config))
+    told("owner/name")
+    assert asked == [("owner/name", "v2", str(tmp_path))]
+
+
+def test_older_clients_get_a_template_they_know_and_others_the_models_name(workspace: Path) -> None:
+    own = told("").parameters
+    assert (own["model_name"], own["served_model_name"]) == ("qwen-7b", "SmolLM2-135M-Instruct")
+    converted = told(str(workspace)).parameters
+    assert (converted["model_name"], converted["served_model_name"]) == ("vicuna", "mine")
+    named = told("", "--model-name", "internlm2-chat-7b").parameters
+    assert (named["model_name"], named["served_model_name"]) == ("internlm2-chat-7b", "internlm2-chat-7b")
+    other = told("", "--chat-template", "llama2", "--model-name", "mine").parameters
+    assert (other["model_name"], other["served_model_name"]) == ("llama2", "mine")
