@@ -10,6 +10,8 @@ DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 # What a checkpoint consists of here: no weights in other formats, no code.
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.tiktoken"]
+# Fetched where there are no safetensors files.
+_PICKLED_PATTERNS = ["pytorch_model*.bin", "consolidated.*.pth"]
 
 
 def cache_root() -> Path:
@@ -75,10 +77,14 @@ def _download(name: str, revision: str | None, download_dir: str | None) -> Path
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
+    def fetch(patterns: list[str]) -> Path:
+        return Path(snapshot_download(name, revision=revision, cache_dir=download_dir, allow_patterns=patterns))
+
     try:
-        return Path(
-            snapshot_download(name, revision=revision, cache_dir=download_dir, allow_patterns=_HUB_PATTERNS)
-        ).absolute()
+        folder = fetch(_HUB_PATTERNS)
+        if not any(folder.glob("*.safetensors")):
+            folder = fetch([*_HUB_PATTERNS, *_PICKLED_PATTERNS])
+        return folder.absolute()
     except (OSError, HfHubHTTPError, HFValidationError) as error:
         reason = str(error).strip().splitlines()[0]
         raise CheckpointError(name, [f"no such directory, nor could it be had from Hugging Face ({reason})"]) from error

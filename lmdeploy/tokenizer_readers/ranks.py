@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
 
 from lmdeploy.token_bytes import byte_level_alphabet
 from lmdeploy.tokenizer_readers.settings import TokenizerSettings
@@ -76,6 +75,8 @@ def prefixed(tokenizer: Tokenizer, prefix: Sequence[str]) -> None:
 
 def as_transformers(tokenizer: Tokenizer, settings: TokenizerSettings, end: str) -> Any:
     """Return the ``transformers`` tokenizer of one; ``end`` is the token that ends a text."""
+    from transformers import PreTrainedTokenizerFast
+
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end, chat_template=settings.chat_template)
 
 

@@ -12,6 +12,7 @@ from lmdeploy.turbomind.checkpoint import read_config
 from lmdeploy.turbomind.engine_dir import write_engine_dir
 from lmdeploy.turbomind.quantized import check_model_format, weight_format
 from lmdeploy.turbomind.repository import copy_models, is_workspace
+from lmdeploy.turbomind.rewritten import readable_checkpoint
 
 
 def convert(
@@ -62,7 +63,7 @@ def convert(
     if any(character.isspace() for character in str(target)):
         raise ValueError(f"Triton's Python backend reads no model in a path with spaces, got --dst-path {target}")
     if model_format is not None:
-        check_model_format(model_format, weight_format(read_config(source)))
+        check_model_format(model_format, weight_format(read_config(readable_checkpoint(source))))
     name = model_name or model_name_of(source)
     template = _stored_template(model_path, chat_template)
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,6 @@ any number of processes may ask for it at once.
 import functools
 import hashlib
 import os
-import shutil
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -16,18 +15,14 @@ from pathlib import Path
 
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.paths import cache_root, locate_model, model_name_of, workspace_engine_dir
+from lmdeploy.turbomind.checkpoint_files import copy_texts, state_of
 from lmdeploy.turbomind.manifest import Manifest
+from lmdeploy.turbomind.rewritten import readable_checkpoint
 from lmdeploy.turbomind.safetensors_index import read_files
 from lmdeploy.turbomind.spec import ModelSpec
 from lmdeploy.version import __version__
 
 __all__ = ["CheckpointError", "EngineDir", "UnsupportedModelError", "resolve", "write_engine_dir"]
-
-_TOKENIZER_FILES = (
-    "config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json",
-    "vocab.*", "merges.txt", "chat_template*", "*.tiktoken", "*.model",
-)  # fmt: skip
-
 
 # The code that decides what an engine directory holds, in this package.
 _WRITERS = (
@@ -67,6 +62,7 @@ def resolve(model_path: str | Path, revision: str | None = None, download_dir: s
         if (candidate / "spec.json").is_file():
             return _open_checked(candidate)
     cached = cache_root() / "engines" / f"{model_name_of(directory)}-{_fingerprint(directory)}"
+    readable_checkpoint(directory)  # its copy, if it needs one, may have been removed
     if not cached.is_dir():
         _write_atomically(directory, cached)
     return _open(cached)
@@ -84,6 +80,7 @@ def write_engine_dir(model_dir: Path, model_name: str, target: Path) -> EngineDi
     from lmdeploy.tokenizer import Tokenizer
     from lmdeploy.turbomind.checkpoint import describe
 
+    model_dir = readable_checkpoint(model_dir)
     description = describe(model_dir, model_name)
     tokenizer = Tokenizer(str(model_dir))
     if tokenizer.vocab_size > description.spec.vocab_size:
@@ -93,11 +90,7 @@ def write_engine_dir(model_dir: Path, model_name: str, target: Path) -> EngineDi
             [f"the tokenizer must have at most {rows} tokens, the rows of the embedding, got {tokenizer.vocab_size}"],
         )
     copies = target / "tokenizer"
-    copies.mkdir(parents=True, exist_ok=True)
-    for pattern in _TOKENIZER_FILES:
-        for file in model_dir.glob(pattern):
-            if file.is_file():
-                shutil.copyfile(file, copies / file.name)
+    copy_texts(model_dir, copies)
     tokenizer.store(copies)
     choose_templates(model_dir, tokenizer).write(copies)
     tokenizer.token_bytes(description.spec.vocab_size).write(target / "token_bytes.bin")
@@ -108,12 +101,7 @@ def write_engine_dir(model_dir: Path, model_name: str, target: Path) -> EngineDi
 
 def _fingerprint(model_dir: Path) -> str:
     """Return a hash that changes when the checkpoint moves or any of its files changes size or time."""
-    stats = []
-    for file in sorted(model_dir.iterdir()):
-        if file.is_file() and not file.name.startswith("."):
-            status = file.stat()
-            stats.append((file.name, status.st_size, status.st_mtime_ns))
-    content = repr((_writer_hash(), __version__, str(model_dir), stats))
+    content = repr((_writer_hash(), __version__, str(model_dir), state_of(model_dir)))
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 

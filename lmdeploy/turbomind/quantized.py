@@ -94,13 +94,15 @@ def _gptq_variant(given: Mapping[str, Any]) -> str:
 def weight_format(config: Mapping[str, Any]) -> str:
     """Return what config.json describes: ``hf`` (numbers), ``awq``, ``gptq`` or a method of 8-bit weights with scales.
 
+    ``meta_llama`` is what the copy in the cache of a checkpoint in Meta's layout says of itself.
+
     Raises
     ------
     UnsupportedModelError
         As :meth:`Quantization.from_config` and :meth:`ScaledWeights.from_config`.
     """
     found = Quantization.from_config(config) or ScaledWeights.from_config(config)
-    return "hf" if found is None else found.method
+    return config.get("model_format", "hf") if found is None else found.method
 
 
 def check_model_format(wanted: str | None, found: str) -> None:

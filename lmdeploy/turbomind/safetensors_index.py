@@ -7,7 +7,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ _BYTES_PER_ELEMENT = {
     "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
 }  # fmt: skip
 _LARGEST_HEADER = 100_000_000  # the format's own limit
-_SHARD_NAME = re.compile(r"-(\d+)-of-(\d+)\.safetensors$")
+_SHARD_NAME = re.compile(r"-(\d+)-of-(\d+)\.(safetensors|bin)$")
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def read_checkpoint(model_dir: Path) -> SafetensorsIndex:
     if not index_file.is_file():
         files = sorted(model_dir.glob("*.safetensors"))
         index = read_files(files)
-        index.problems += _missing_shards(files)
+        index.problems += [f"{name} is missing" for name in missing_shards([file.name for file in files])]
         if not files:
             index.problems.append(_why_no_weights(model_dir))
             index.has_unread_files = True
@@ -144,16 +144,15 @@ def _reason(error: OSError | ValueError) -> str:
     return str(error)
 
 
-def _missing_shards(files: list[Path]) -> list[str]:
-    """Return a sentence for each shard that the names of the others promise."""
-    names = {path.name for path in files}
+def missing_shards(names: Sequence[str]) -> list[str]:
+    """Return the files that the names of the others promise."""
     promised = set()
     for name in names:
         if match := _SHARD_NAME.search(name):
             width, count = len(match[1]), int(match[2])
             stem = name[: match.start()]
-            promised |= {f"{stem}-{n:0{width}}-of-{match[2]}.safetensors" for n in range(1, min(count, 10_000) + 1)}
-    return [f"{name} is missing" for name in sorted(promised - names)]
+            promised |= {f"{stem}-{n:0{width}}-of-{match[2]}.{match[3]}" for n in range(1, min(count, 10_000) + 1)}
+    return sorted(promised - set(names))
 
 
 def _why_no_weights(model_dir: Path) -> str:

@@ -14,8 +14,6 @@ def refuse_unsupported_engine(config: TurbomindEngineConfig | PytorchEngineConfi
             "PytorchEngineConfig: there is no PyTorch engine yet; use TurbomindEngineConfig, whose fields of the same "
             "names mean the same"
         )
-    if config.model_format == "meta_llama":
-        raise ValueError("model_format='meta_llama' is not supported yet; leave it out")
 
 
 def refuse_unknown_device(name: str, device: str) -> None:

@@ -64,7 +64,7 @@ FAULTS: dict[str, tuple[Damage, str]] = {
     "no weights": (remove(WEIGHTS), r"has no \*.safetensors file"),
     "other weights": (
         lambda checkpoint: (checkpoint / WEIGHTS).rename(checkpoint / "pytorch_model.bin"),
-        "only pytorch_model.bin: save the model again",
+        "pytorch_model.bin: holds more than tensors, or is broken; nothing of it was executed",
     ),
     "empty file": (cut(WEIGHTS, 0), "model.safetensors is truncated: 0 bytes"),
     "half a header": (cut(WEIGHTS, 100), "model.safetensors is truncated: its header has"),

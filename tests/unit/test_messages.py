@@ -106,18 +106,13 @@ def test_extreme_but_legal_values_are_accepted() -> None:
     GenerationConfig(temperature=np.float32(0.5), top_k=np.int64(3))  # type: ignore[arg-type]
 
 
-def test_an_unsupported_engine_setting_is_refused_not_ignored() -> None:
-    with pytest.raises(ValueError, match=r"^model_format=.* not supported yet"):
-        refuse_unsupported_engine(TurbomindEngineConfig(model_format="meta_llama"))
-
-
 def test_the_pytorch_engine_is_refused() -> None:
     with pytest.raises(ValueError, match="there is no PyTorch engine yet"):
         refuse_unsupported_engine(PytorchEngineConfig())
 
 
 def test_defaults_are_supported() -> None:
-    refuse_unsupported_engine(TurbomindEngineConfig(model_format="hf", session_len=8, dtype="float16"))
+    refuse_unsupported_engine(TurbomindEngineConfig(model_format="meta_llama", session_len=8, dtype="float16"))
 
 
 def test_every_generation_field_is_documented() -> None:

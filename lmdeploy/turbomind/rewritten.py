@@ -1,0 +1,45 @@
+"""Checkpoints that are not in the Hugging Face layout with safetensors are rewritten, once, into the cache."""
+
+import hashlib
+import tempfile
+from pathlib import Path
+
+from lmdeploy.paths import cache_root, model_name_of
+from lmdeploy.turbomind import meta_llama, pickled_weights
+from lmdeploy.turbomind.checkpoint_files import state_of
+
+_FORMAT = 1  # of what is written; a change writes it anew
+
+
+def readable_checkpoint(model_dir: Path) -> Path:
+    """Return a directory with the checkpoint as safetensors: itself, or its copy in the cache.
+
+    Raises
+    ------
+    CheckpointError
+        If it has to be rewritten and cannot be: files are missing, broken, or hold anything but tensors.
+    """
+    if any(model_dir.glob("*.safetensors*")):
+        return model_dir
+    if meta_llama.is_meta_llama(model_dir):
+        rewrite = meta_llama.rewrite
+    elif pickled_weights.is_pickled(model_dir):
+        rewrite = pickled_weights.rewrite
+    else:
+        return model_dir
+    content = repr((_FORMAT, str(model_dir), state_of(model_dir)))
+    folder = cache_root() / "rewritten" / hashlib.sha256(content.encode()).hexdigest()[:16]
+    target = folder / model_name_of(model_dir)  # templates are chosen by this name
+    if target.is_dir():
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as scratch:
+        made = Path(scratch) / "checkpoint"
+        made.mkdir()
+        rewrite(model_dir, made)
+        try:
+            made.rename(target)
+        except OSError:
+            if not target.is_dir():  # else another process was first, with the same content
+                raise
+    return target
