@@ -10,6 +10,7 @@ import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import gt, sub
 from pathlib import Path
 from typing import Any, Self
 
@@ -70,19 +71,31 @@ class TokenBytes:
         ValueError
             If the file is not such a table, or is truncated.
         """
-        data = path.read_bytes()
-        if data[:8] != MAGIC or len(data) < 16:
-            raise ValueError(f"{path} is no token table: it must start with {MAGIC.decode()}")
-        (count,) = struct.unpack_from("<I", data, 8)
-        begin = 16 + 4 * (count + 1)
-        if len(data) < begin + count:
-            raise ValueError(f"{path} is truncated: {len(data)} bytes cannot hold {count} tokens")
-        offsets = struct.unpack_from(f"<{count + 1}I", data, 16)
-        flags, text = data[begin : begin + count], data[begin + count :]
-        if list(offsets) != sorted(offsets) or offsets[0] != 0 or offsets[-1] != len(text):
-            raise ValueError(f"{path} is truncated or damaged: its offsets do not cover its {len(text)} text bytes")
-        tokens = tuple(text[offsets[i] : offsets[i + 1]] for i in range(count))
-        return cls(tokens, tuple(bool(flag & SPECIAL) for flag in flags))
+        offsets, flags, text = _parts_of(path)
+        tokens = tuple(map(text.__getitem__, map(slice, offsets, offsets[1:])))
+        return cls(tokens, tuple(flag & SPECIAL != 0 for flag in flags))
+
+
+def longest_token(path: Path) -> int:
+    """Return the bytes of the longest token of the table in ``path``; raises as ``TokenBytes.read``."""
+    offsets, _, _ = _parts_of(path)
+    return max(map(sub, offsets[1:], offsets), default=0)
+
+
+def _parts_of(path: Path) -> tuple[tuple[int, ...], bytes, bytes]:
+    """Return the offsets, flags and text of the table in a file."""
+    data = path.read_bytes()
+    if data[:8] != MAGIC or len(data) < 16:
+        raise ValueError(f"{path} is no token table: it must start with {MAGIC.decode()}")
+    (count,) = struct.unpack_from("<I", data, 8)
+    begin = 16 + 4 * (count + 1)
+    if len(data) < begin + count:
+        raise ValueError(f"{path} is truncated: {len(data)} bytes cannot hold {count} tokens")
+    offsets = struct.unpack_from(f"<{count + 1}I", data, 16)
+    flags, text = data[begin : begin + count], data[begin + count :]
+    if any(map(gt, offsets, offsets[1:])) or offsets[0] != 0 or offsets[-1] != len(text):
+        raise ValueError(f"{path} is truncated or damaged: its offsets do not cover its {len(text)} text bytes")
+    return offsets, flags, text
 
 
 def token_bytes_of(tokenizer: Any, vocab_size: int) -> TokenBytes:

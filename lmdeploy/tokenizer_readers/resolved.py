@@ -103,7 +103,8 @@ def write_resolved(tokenizer: Any, directory: Path) -> None:
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     backend.no_truncation()
     backend.no_padding()
-    backend.save(str(directory / _TOKENIZER), pretty=False)
+    content = _quickly_read(json.loads(backend.to_str()))
+    (directory / _TOKENIZER).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
     settings = ResolvedSettings(
         tokenizer.bos_token_id,
         tokenizer.eos_token_id,
@@ -112,6 +113,15 @@ def write_resolved(tokenizer: Any, directory: Path) -> None:
         tokenizer.chat_template,
     )
     (directory / _SETTINGS).write_text(json.dumps(asdict(settings), ensure_ascii=False), encoding="utf-8")
+
+
+def _quickly_read(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the same ``tokenizer.json`` with merges in the older of their two forms, which is read in less time."""
+    model = content["model"]
+    merges = model.get("merges")
+    if not merges or any(" " in part for pair in merges for part in pair):
+        return content
+    return content | {"model": model | {"merges": [" ".join(pair) for pair in merges]}}
 
 
 def _is_plain(tokenizer: Any) -> bool:

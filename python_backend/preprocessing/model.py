@@ -8,7 +8,7 @@ import numpy as np
 
 from lmdeploy.model import chat_template_for
 from lmdeploy.prompts import PromptPreparer
-from lmdeploy.token_bytes import TokenBytes
+from lmdeploy.token_bytes import longest_token
 from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.turbomind.engine_dir import resolve
 from python_backend.answer import answer
@@ -26,12 +26,11 @@ class TritonPythonModel:
         engine = resolve(path)
         tokenizer = Tokenizer(str(engine.path))
         template = chat_template_for(path, parameter(args, "chat_template") or None, tokenizer)
-        longest_token = max(map(len, TokenBytes.read(engine.path / "token_bytes.bin").tokens))
         max_log_len = int(parameter(args, "max_log_len") or 0)
         if max_log_len:
             logging.basicConfig(level=logging.INFO)  # tritonserver's log
         # Even in the longest tokens, a longer prompt could not fit the model's context.
-        max_bytes = engine.spec.max_position_embeddings * longest_token
+        max_bytes = engine.spec.max_position_embeddings * longest_token(engine.path / "token_bytes.bin")
         self._encoder = RequestEncoder(
             PromptPreparer(tokenizer, template, max_bytes=max_bytes, max_log_len=max_log_len)
         )

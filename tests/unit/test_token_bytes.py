@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, trainers
 from tokenizers import Tokenizer as RustTokenizer
 
-from lmdeploy.token_bytes import TokenBytes
+from lmdeploy.token_bytes import TokenBytes, longest_token
 from lmdeploy.tokenizer import Tokenizer
 
 SAMPLES = [
@@ -131,6 +131,15 @@ def test_added_ordinary_tokens_are_literal_and_not_special(llama_like_tokenizer:
     token = llama_like_tokenizer.encode("<tool>", add_bos=False)[-1]
     assert (table.tokens[token], table.special[token]) == (b"<tool>", False)
     assert table.special[llama_like_tokenizer.hf_tokenizer.convert_tokens_to_ids("</s>")]
+
+
+def test_the_longest_token_of_a_table_is_found_without_reading_the_tokens(
+    default_tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    table = _table(default_tokenizer)
+    table.write(tmp_path / "table")
+    assert TokenBytes.read(tmp_path / "table") == table
+    assert longest_token(tmp_path / "table") == max(map(len, table.tokens))
 
 
 def test_ids_beyond_the_tokenizer_are_empty_and_beyond_the_embedding_absent(default_tokenizer: Tokenizer) -> None:
