@@ -1,4 +1,4 @@
-// How a sequence's next token is chosen where its logits are, and what was chosen. engine/answer.h does the same
+// How a sequence's next token is chosen where its logits are, and what was chosen. engine/answer/answer.h does the same
 // on the host.
 #pragma once
 

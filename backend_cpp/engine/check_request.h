@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "engine/answer/token_table.h"
 #include "engine/request.h"
-#include "engine/token_table.h"
 
 namespace turbomind {
 

@@ -13,6 +13,7 @@
 #include <mutex>
 #include <thread>
 
+#include "engine/answer/token_table.h"
 #include "engine/check_request.h"
 #include "engine/engine_config.h"
 #include "engine/engine_core.h"
@@ -21,7 +22,6 @@
 #include "engine/output_queue.h"
 #include "engine/request.h"
 #include "engine/stats.h"
-#include "engine/token_table.h"
 #include "model/model_runner.h"
 
 namespace turbomind {

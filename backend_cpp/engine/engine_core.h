@@ -11,18 +11,18 @@
 #include <vector>
 
 #include "base/error.h"
-#include "engine/answer_rules.h"
-#include "engine/block_cache.h"
+#include "engine/answer/answer_rules.h"
+#include "engine/answer/sampler.h"
+#include "engine/answer/token_table.h"
 #include "engine/engine_config.h"
 #include "engine/inbox.h"
 #include "engine/output_queue.h"
-#include "engine/sampler.h"
-#include "engine/scheduler.h"
-#include "engine/sequence.h"
-#include "engine/session_table.h"
+#include "engine/schedule/block_cache.h"
+#include "engine/schedule/scheduler.h"
+#include "engine/schedule/sequence.h"
+#include "engine/schedule/session_table.h"
+#include "engine/schedule/step_loop.h"
 #include "engine/stats.h"
-#include "engine/step_loop.h"
-#include "engine/token_table.h"
 #include "model/model_runner.h"
 
 namespace turbomind {

@@ -159,7 +159,7 @@ LoadedEngine load_engine(const std::string& directory, const Json& settings) {
   if (const int iterations = setting(settings, "max_prefill_iters", 1); iterations > 1) {
     step_tokens = std::max(step_tokens, (config.session_len + iterations - 1) / iterations);
   }
-  // Leaves a quarter of a full step to prompts (engine/scheduler.h).
+  // Leaves a quarter of a full step to prompts (engine/schedule/scheduler.h).
   config.max_step_tokens = std::max(step_tokens, (config.max_batch_size * 4 + 2) / 3);
   if (const Json* prefix_caching = settings.find("enable_prefix_caching"))
     config.enable_prefix_caching = prefix_caching->as_bool();

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "engine/answer/token_table.h"
 #include "engine/grammar.h"
-#include "engine/token_table.h"
 
 namespace turbomind {
 

@@ -72,7 +72,7 @@ struct GenerationParams {
   void validate(int vocab_size) const;
 };
 
-// A conversation whose tokens the engine keeps between requests (engine/session_table.h).
+// A conversation whose tokens the engine keeps between requests (engine/schedule/session_table.h).
 struct SessionParams {
   uint64_t id = 0;
   bool start = false;  // forget what the session held, if it exists

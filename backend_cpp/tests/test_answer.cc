@@ -2,7 +2,7 @@
 #include <cmath>
 #include <functional>
 
-#include "engine/answer.h"
+#include "engine/answer/answer.h"
 #include "tests/engine_helpers.h"
 #include "tests/stub_grammar.h"
 

@@ -2,7 +2,7 @@
 #include <random>
 
 #include "base/error.h"
-#include "engine/block_cache.h"
+#include "engine/schedule/block_cache.h"
 #include "tests/check.h"
 
 namespace turbomind::testing {

@@ -3,10 +3,10 @@
 #include <functional>
 #include <limits>
 
-#include "engine/answer_rules.h"
-#include "engine/log_probabilities.h"
-#include "engine/penalties.h"
-#include "engine/sampler.h"
+#include "engine/answer/answer_rules.h"
+#include "engine/answer/log_probabilities.h"
+#include "engine/answer/penalties.h"
+#include "engine/answer/sampler.h"
 #include "tests/check.h"
 
 namespace turbomind::testing {

@@ -1,7 +1,7 @@
 // The scheduler alone, driven step by step.
 #include <algorithm>
 
-#include "engine/scheduler.h"
+#include "engine/schedule/scheduler.h"
 #include "tests/engine_helpers.h"
 
 namespace turbomind::testing {

@@ -1,5 +1,5 @@
 // Conversations between requests: what a turn begins with, what is left of it, what is refused.
-#include "engine/session_table.h"
+#include "engine/schedule/session_table.h"
 #include "tests/engine_helpers.h"
 
 namespace turbomind::testing {

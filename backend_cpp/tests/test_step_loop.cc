@@ -1,5 +1,5 @@
 // Steps over a scheduler's sequences: who gets what a step brings, and when the next one begins.
-#include "engine/step_loop.h"
+#include "engine/schedule/step_loop.h"
 #include "tests/engine_helpers.h"
 
 namespace turbomind::testing {

@@ -1,7 +1,7 @@
 // Text that may be shown: stop strings, whole characters.
 #include <random>
 
-#include "engine/text_stream.h"
+#include "engine/answer/text_stream.h"
 #include "tests/check.h"
 
 namespace turbomind::testing {

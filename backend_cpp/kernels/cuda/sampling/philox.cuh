@@ -1,5 +1,5 @@
 // Random numbers that are a pure function of seed and counter (Philox 4x32-10, Salmon et al., 2011), the same as
-// engine/sampler.h's `uniform`.
+// engine/answer/sampler.h's `uniform`.
 #pragma once
 
 #include "kernels/cuda/device.h"

@@ -1,4 +1,4 @@
-// The next token of each row of logits, chosen on a GPU as engine/sampler.h says.
+// The next token of each row of logits, chosen on a GPU as engine/answer/sampler.h says.
 //
 // Three launches a batch. Blocks of kChunkTokens tokens change the logits (penalties, biases, what is forbidden) and
 // find their largest; then, where no top-k limits a row, they sum its weights; then a block a row draws. Nothing is

@@ -1,4 +1,4 @@
-#include "engine/sampler.h"
+#include "engine/answer/sampler.h"
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-#include "engine/session_table.h"
+#include "engine/schedule/session_table.h"
 
 #include <algorithm>
 #include <string>

@@ -13,8 +13,8 @@
 #include <cstddef>
 #include <functional>
 
-#include "engine/scheduler.h"
-#include "engine/sequence.h"
+#include "engine/schedule/scheduler.h"
+#include "engine/schedule/sequence.h"
 #include "engine/stats.h"
 #include "model/model_runner.h"
 

@@ -1,4 +1,4 @@
-#include "engine/log_probabilities.h"
+#include "engine/answer/log_probabilities.h"
 
 #include <algorithm>
 #include <cmath>

@@ -13,8 +13,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "engine/block_cache.h"
 #include "engine/request.h"
+#include "engine/schedule/block_cache.h"
 
 namespace turbomind {
 

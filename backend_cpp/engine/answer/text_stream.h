@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/string_pattern.h"
+#include "engine/answer/string_pattern.h"
 
 namespace turbomind {
 

@@ -1,4 +1,4 @@
-#include "engine/answer_rules.h"
+#include "engine/answer/answer_rules.h"
 
 #include <utility>
 

@@ -1,11 +1,11 @@
-#include "engine/answer.h"
+#include "engine/answer/answer.h"
 
 #include <algorithm>
 #include <limits>
 #include <utility>
 
 #include "base/error.h"
-#include "engine/log_probabilities.h"
+#include "engine/answer/log_probabilities.h"
 #include "kernels/sampling.h"
 
 namespace turbomind {

@@ -1,4 +1,4 @@
-#include "engine/token_table.h"
+#include "engine/answer/token_table.h"
 
 #include <cstring>
 

@@ -1,4 +1,4 @@
-#include "engine/block_cache.h"
+#include "engine/schedule/block_cache.h"
 
 #include <algorithm>
 #include <string>

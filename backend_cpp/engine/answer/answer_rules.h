@@ -7,12 +7,12 @@
 #include <memory>
 #include <vector>
 
-#include "engine/bad_words.h"
+#include "engine/answer/bad_words.h"
+#include "engine/answer/penalties.h"
+#include "engine/answer/string_pattern.h"
+#include "engine/answer/token_table.h"
 #include "engine/grammar.h"
-#include "engine/penalties.h"
 #include "engine/request.h"
-#include "engine/string_pattern.h"
-#include "engine/token_table.h"
 #include "kernels/sampling.h"
 
 namespace turbomind {

@@ -1,4 +1,4 @@
-#include "engine/string_pattern.h"
+#include "engine/answer/string_pattern.h"
 
 #include <utility>
 

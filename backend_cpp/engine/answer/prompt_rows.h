@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "engine/answer_rules.h"
+#include "engine/answer/answer_rules.h"
 #include "engine/request.h"
 
 namespace turbomind {

@@ -22,8 +22,8 @@
 #include <memory>
 #include <vector>
 
-#include "engine/block_cache.h"
-#include "engine/sequence.h"
+#include "engine/schedule/block_cache.h"
+#include "engine/schedule/sequence.h"
 #include "model/model_runner.h"
 
 namespace turbomind {

@@ -13,8 +13,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "engine/string_pattern.h"
-#include "engine/token_table.h"
+#include "engine/answer/string_pattern.h"
+#include "engine/answer/token_table.h"
 
 namespace turbomind {
 

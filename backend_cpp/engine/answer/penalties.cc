@@ -1,4 +1,4 @@
-#include "engine/penalties.h"
+#include "engine/answer/penalties.h"
 
 namespace turbomind {
 

@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
-#include "engine/answer.h"
-#include "engine/answer_rules.h"
+#include "engine/answer/answer.h"
+#include "engine/answer/answer_rules.h"
 #include "engine/request.h"
 
 namespace turbomind {
@@ -30,7 +30,7 @@ struct SequenceGroup {
   int priority = 0;           // lower numbers are served first
   uint64_t arrival = 0;       // order of arrival
   uint64_t seed = 0;          // of the first answer
-  uint64_t scope = 0;         // where its blocks are published (engine/block_cache.h)
+  uint64_t scope = 0;         // where its blocks are published (engine/schedule/block_cache.h)
   int history_len = 0;        // leading tokens that came from the session
   int open_answers = 1;       // answers that have not finished; those that never began are not counted
   bool may_match = true;      // published blocks can stand for its prompt

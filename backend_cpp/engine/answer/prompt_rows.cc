@@ -1,8 +1,8 @@
-#include "engine/prompt_rows.h"
+#include "engine/answer/prompt_rows.h"
 
 #include <cmath>
 
-#include "engine/log_probabilities.h"
+#include "engine/answer/log_probabilities.h"
 
 namespace turbomind {
 

@@ -1,4 +1,4 @@
-#include "engine/bad_words.h"
+#include "engine/answer/bad_words.h"
 
 #include <algorithm>
 #include <cstddef>

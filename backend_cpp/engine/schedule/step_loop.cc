@@ -1,4 +1,4 @@
-#include "engine/step_loop.h"
+#include "engine/schedule/step_loop.h"
 
 #include <utility>
 

@@ -13,12 +13,12 @@
 #include <vector>
 
 #include "device/token_choice.h"
-#include "engine/answer_rules.h"
-#include "engine/penalties.h"
-#include "engine/prompt_rows.h"
+#include "engine/answer/answer_rules.h"
+#include "engine/answer/penalties.h"
+#include "engine/answer/prompt_rows.h"
+#include "engine/answer/sampler.h"
+#include "engine/answer/text_stream.h"
 #include "engine/request.h"
-#include "engine/sampler.h"
-#include "engine/text_stream.h"
 
 namespace turbomind {
 
@@ -48,7 +48,7 @@ class Answer {
   FinishReason advance(Sampler& sampler, float* logits, const float* hidden);
   FinishReason advance(const ChosenToken& chosen);
 
-  // Takes what was computed of its prompt (engine/prompt_rows.h).
+  // Takes what was computed of its prompt (engine/answer/prompt_rows.h).
   void take_prompt_rows(int first, int count, const float* logits, const float* hidden) {
     prompt_rows_.take(tokens_, first, count, logits, hidden, unsent_);
   }
