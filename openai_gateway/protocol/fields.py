@@ -41,11 +41,14 @@ def small(value: Any) -> Any:
 
 
 def at_most(most: int) -> Callable[[object], object]:
-    """Return a check of how many keys a dictionary has, to come before its values are looked at."""
+    """Return a check of how many items a list or an object has, to come before they are looked at.
+
+    Unlike a longest length it is not part of the OpenAPI document, whose readers make examples of that length.
+    """
 
     def check(value: object) -> object:
-        if isinstance(value, dict) and len(value) > most:
-            raise PydanticCustomError("too_long", f"Input should be an object of at most {most} keys")
+        if isinstance(value, dict | list) and len(value) > most:
+            raise PydanticCustomError("too_long", f"Input should be of at most {most} items")
         return value
 
     return check

@@ -5,9 +5,17 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from openai_gateway.protocol.fields import MAX_ITEMS, AnyText, FieldError, JsonObject, NotImplementedFields, Strict
+from openai_gateway.protocol.fields import (
+    MAX_ITEMS,
+    AnyText,
+    FieldError,
+    JsonObject,
+    NotImplementedFields,
+    Strict,
+    at_most,
+)
 from openai_gateway.protocol.tools import ToolCall
 
 # As chat templates know them. Llama 3.1 calls a tool's answer `ipython`; older OpenAI clients call it `function`.
@@ -29,7 +37,7 @@ class Message(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool", "ipython", "function"]
     content: (
         AnyText
-        | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+        | Annotated[list[TextPart], Field(min_length=1, fail_fast=True), BeforeValidator(at_most(MAX_ITEMS))]
         | JsonObject
         | None
     ) = None
@@ -72,4 +80,4 @@ class Message(Strict):
         return message
 
 
-Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+Messages = Annotated[list[Message], Field(min_length=1, fail_fast=True), BeforeValidator(at_most(MAX_ITEMS))]

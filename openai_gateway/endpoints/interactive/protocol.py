@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
-from openai_gateway.protocol.fields import MAX_INT32, MAX_ITEMS, AnyText, FieldError, NotImplementedFields
+from openai_gateway.protocol.fields import MAX_INT32, MAX_ITEMS, AnyText, FieldError, NotImplementedFields, at_most
 from openai_gateway.protocol.generation import ALL_THAT_IS_LEFT, SamplingFields
 from openai_gateway.protocol.messages import Message
 
@@ -22,7 +22,7 @@ class InteractiveRequest(SamplingFields):
 
     not_implemented: ClassVar[NotImplementedFields] = {"image_url": ("", []), "adapter_name": ("",)}
 
-    prompt: AnyText | Annotated[list[Message], Field(max_length=MAX_ITEMS, fail_fast=True)]
+    prompt: AnyText | Annotated[list[Message], Field(fail_fast=True), BeforeValidator(at_most(MAX_ITEMS))]
     interactive_mode: bool | None = None
     request_output_len: int | None = Field(None, ge=0, le=MAX_INT32)
     cancel: bool | None = None

@@ -35,7 +35,9 @@ class InputMessage(Strict):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: AnyText | Annotated[list[ContentPart], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+    content: (
+        AnyText | Annotated[list[ContentPart], Field(min_length=1, fail_fast=True), BeforeValidator(at_most(MAX_ITEMS))]
+    )
 
     @property
     def text(self) -> str:
@@ -57,7 +59,9 @@ class InputCallOutput(Strict):
 
     type: Literal["function_call_output"]
     call_id: AnyText
-    output: AnyText | Annotated[list[ContentPart], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+    output: (
+        AnyText | Annotated[list[ContentPart], Field(min_length=1, fail_fast=True), BeforeValidator(at_most(MAX_ITEMS))]
+    )
 
     @property
     def text(self) -> str:
@@ -124,7 +128,7 @@ class ResponsesRequest(SamplingFields):
     }
 
     model: Text
-    input: Text | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+    input: Text | Annotated[list[InputItem], Field(min_length=1, fail_fast=True), BeforeValidator(at_most(MAX_ITEMS))]
     instructions: AnyText | None = None
     max_output_tokens: Tokens | None = None
     tools: ResponsesTools | None = None
