@@ -48,7 +48,6 @@ SessionTable::Turn SessionTable::prepare(const SessionParams& params, size_t inp
 void SessionTable::begin(const SessionParams& params, RequestId request, uint64_t scope) {
   if (params.start) erase(params.id);
   Session& session = sessions_[params.id];
-  session.tokens.resize(kept_tokens(params, session.tokens.size()));
   session.scope = scope;
   session.running = request;
   session.last_used = Clock::now();

@@ -39,7 +39,7 @@ class SessionTable {
   // kInvalidArgument for a turn without a token.
   Turn prepare(const SessionParams& params, size_t input_len, uint64_t new_scope) const;
 
-  // Begins a prepared turn: creates, replaces or rolls back the session, which is busy from now on.
+  // Begins a prepared turn: creates or replaces the session, which is busy from now on; finish() brings its new tokens.
   void begin(const SessionParams& params, RequestId request, uint64_t scope);
   // The turn has ended: the session holds `tokens`, or goes, if that was asked. Nothing, if it is not the request's.
   void finish(const SessionParams& params, RequestId request, std::vector<int32_t> tokens);
