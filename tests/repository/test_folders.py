@@ -20,7 +20,6 @@ BUILT = {".pyc", ".so"}
 MOST_FILES = 25
 # Folders whose files are all of one kind, named after what they are about.
 ONE_OF_A_KIND = {
-    "backend_cpp/engine": "a part of the engine each",
     "lmdeploy/turbomind/families": "a model family each",
     "lmdeploy/templates/families": "the templates of a family each",
     "tests/data/templates": "a chat template each",

@@ -137,11 +137,15 @@ def imported_by(tree: ast.AST, known: Iterable[str]) -> Iterator[str]:
 
 
 def folders(graph: Mapping[str, set[str]]) -> dict[str, set[str]]:
-    """Return the graph of the folders that files lie in."""
+    """Return the graph of the folders that files lie in, without what a folder and those inside of it include."""
     result: dict[str, set[str]] = {}
     for name, included in graph.items():
         folder = name.rpartition("/")[0]
-        result.setdefault(folder, set()).update({other.rpartition("/")[0] for other in included} - {folder})
+        others = {other.rpartition("/")[0] for other in included}
+        is_inside = {
+            other for other in others if f"{folder}/".startswith(f"{other}/") or other.startswith(f"{folder}/")
+        }
+        result.setdefault(folder, set()).update(others - is_inside)
     return result
 
 
