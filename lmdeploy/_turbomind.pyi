@@ -4,6 +4,7 @@ from typing import Any
 class EngineUnavailable(RuntimeError): ...
 
 class Engine:
+    notes: list[str]
     session_len: int
     vocab_size: int
     hidden_size: int

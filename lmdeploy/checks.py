@@ -3,7 +3,9 @@
 import math
 import numbers
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sized
+
+MAX_TOKEN = 2**31 - 1  # token ids are int32
 
 
 def whole(name: str, value: object, low: int, high: int | None = None) -> str | None:
@@ -48,18 +50,37 @@ def one_of(name: str, value: object, choices: Collection[object]) -> str | None:
     return f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}"
 
 
-def strings(name: str, value: object) -> str | None:
-    """Check that ``value`` is None or a list of non-empty strings."""
-    if value is None or (isinstance(value, (list, tuple)) and all(isinstance(v, str) and v for v in value)):
-        return None
-    return f"{name} must be a list of non-empty strings, got {value!r}"
+def strings(name: str, value: object, max_items: int | None = None, max_bytes: int | None = None) -> str | None:
+    """Check that ``value`` is a list of at most so many non-empty strings, each of so many bytes as UTF-8."""
+    if not isinstance(value, (list, tuple)) or not all(isinstance(v, str) and v for v in value):
+        return f"{name} must be a list of non-empty strings, got {value!r}"
+    if max_bytes is not None and any(len(v.encode(errors="surrogatepass")) > max_bytes for v in value):
+        return f"each of {name} must be at most {max_bytes} bytes long"
+    return at_most(name, value, max_items)
 
 
-def token_ids(name: str, value: object) -> str | None:
-    """Check that ``value`` is None or a list of token ids."""
-    if value is None or (isinstance(value, (list, tuple)) and all(whole(name, v, 0) is None for v in value)):
+def token_ids(name: str, value: object, max_items: int | None = None) -> str | None:
+    """Check that ``value`` is a list of at most so many token ids."""
+    if not isinstance(value, (list, tuple)) or not all(whole(name, v, 0, MAX_TOKEN) is None for v in value):
+        return f"{name} must be a list of token ids >= 0, got {value!r}"
+    return at_most(name, value, max_items)
+
+
+def token_biases(name: str, value: object, max_items: int | None = None) -> str | None:
+    """Check that ``value`` is a dict of token id to a finite number."""
+    if not isinstance(value, dict):
+        return f"{name} must be a dict of token id to number, got {value!r}"
+    problems = (
+        whole(f"{name} token", token, 0, MAX_TOKEN) or finite(f"{name}[{token}]", bias) for token, bias in value.items()
+    )
+    return next((problem for problem in problems if problem is not None), None) or at_most(name, value, max_items)
+
+
+def at_most(name: str, value: Sized, max_items: int | None) -> str | None:
+    """Check that a list is not too long."""
+    if max_items is None or len(value) <= max_items:
         return None
-    return f"{name} must be a list of token ids >= 0, got {value!r}"
+    return f"{name} must have at most {max_items} entries, got {len(value)}"
 
 
 def optional_text(name: str, value: object) -> str | None:

@@ -24,6 +24,7 @@ class Json {
   static Json parse_file(const std::string& path);
 
   bool is_null() const { return std::holds_alternative<std::nullptr_t>(value_); }
+  bool is_bool() const { return std::holds_alternative<bool>(value_); }
   bool is_number() const { return std::holds_alternative<double>(value_); }
   bool is_string() const { return std::holds_alternative<std::string>(value_); }
   bool is_object() const { return std::holds_alternative<Object>(value_); }

@@ -98,6 +98,7 @@ CudaSampler::History* CudaSampler::find(uint64_t sequence) {
 }
 
 bool CudaSampler::reserve(const TokenChoice& choice) {
+  if (choice.top_n_sigma > 0 && !choice.is_greedy) return false;
   const size_t list_bytes = reserved_list_bytes_ + bytes_of_lists(choice);
   if (list_bytes > lists_.size()) return false;
   if (choice.has_penalties() && !reserve_history(choice)) return false;

@@ -3,9 +3,10 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
-#include "base/json.h"
 #include "engine/engine.h"
+#include "engine/engine_settings.h"
 #include "model/spec/model_spec.h"
 
 namespace turbomind {
@@ -13,10 +14,11 @@ namespace turbomind {
 struct LoadedEngine {
   ModelSpec spec;
   std::unique_ptr<Engine> engine;
-  std::string no_grammar_reason;  // why response formats are refused; empty: they are not
+  std::string no_grammar_reason;   // why response formats are refused; empty: they are not
+  std::vector<std::string> notes;  // sentences about settings that were not taken as they stand
 };
 
-// `settings` holds fields of TurbomindEngineConfig; absent or null means the default. Throws Error.
-LoadedEngine load_engine(const std::string& directory, const Json& settings);
+// Throws Error.
+LoadedEngine load_engine(const std::string& directory, const EngineSettings& settings);
 
 }  // namespace turbomind

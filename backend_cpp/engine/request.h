@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "engine/generation_fields.h"
 
 namespace turbomind {
 
@@ -22,7 +23,6 @@ inline double seconds_between(Clock::time_point from, Clock::time_point to) {
 }
 
 inline constexpr int kAllThatIsLeft = -1;
-inline constexpr int kMaxTopLogprobs = 20;
 
 enum class RowsWanted { kNone, kGeneration, kAll };  // of the generated tokens; or of the prompt's too
 
@@ -30,36 +30,13 @@ enum class RowsWanted { kNone, kGeneration, kAll };  // of the generated tokens;
 // request.
 using LogitsHook = std::function<void(const std::vector<int32_t>& tokens, float* logits, int vocab_size)>;
 
-struct GenerationParams {
-  int max_new_tokens = 512;  // kAllThatIsLeft: what the prompt leaves of the session length
-  int min_new_tokens = 0;    // no stop condition holds before
-  bool ignore_eos = false;
-  std::vector<std::string> stop_words;
-  std::vector<int32_t> stop_token_ids;
-
-  bool do_sample = false;
-  float temperature = 0.8f;  // 0 is greedy
-  float top_p = 1.0f;
-  int top_k = 50;                   // 0: no limit; 1 is greedy
-  float min_p = 0.0f;               // share of the likeliest token's probability that a token needs
-  float repetition_penalty = 1.0f;  // of every token of the prompt and the answer so far
-  float presence_penalty = 0.0f;    // of every token of the answer so far
-  float frequency_penalty = 0.0f;   // the same, for each time it occurs
-  std::vector<std::pair<int32_t, float>> logit_bias;
-  std::vector<std::vector<int32_t>> bad_tokens;  // token sequences that never come about
-  std::vector<std::string> bad_words;            // strings that never come about
-  std::optional<uint64_t> random_seed;
-  int n = 1;  // answers to the same prompt
+struct GenerationParams : GenerationFields {
+  std::vector<std::vector<int32_t>> bad_tokens;  // token sequences that never come about, beside bad_token_ids
   LogitsHook logits_hook;
-  std::string response_format;  // JSON text; empty: free text (engine/grammar.h)
-
-  bool skip_special_tokens = true;
-  bool stream = true;           // false: one output an answer, when it is complete
-  std::optional<int> logprobs;  // so many likeliest tokens beside the chosen one
+  bool stream = true;  // false: one output an answer, when it is complete
   RowsWanted logits = RowsWanted::kNone;
   RowsWanted hidden_states = RowsWanted::kNone;
-  bool scores_prompt = false;          // sum of -log p of the prompt's tokens; generates nothing
-  std::optional<int> prompt_logprobs;  // of the prompt's tokens too: so many likeliest ones beside each
+  bool scores_prompt = false;  // sum of -log p of the prompt's tokens; generates nothing
 
   // Whether what the model says about each token of the prompt is wanted.
   bool looks_at_prompt() const {

@@ -13,6 +13,7 @@ struct SamplingRule {
   int top_k = 0;  // 0: no limit
   float top_p = 1;
   float min_p = 0;
+  float top_n_sigma = 0;  // 0: no limit; the host's sampler alone has it
   uint64_t seed = 0;
   uint64_t draw = 0;  // tokens of the answer so far
   float repetition_penalty = 1;

@@ -40,6 +40,7 @@ void bind_engine(py::module_& m) {
       .def("poll", &OfflineEngine::poll, py::arg("timeout"))
       .def("stats", &OfflineEngine::stats)
       .def("close", &OfflineEngine::close)
+      .def_property_readonly("notes", &OfflineEngine::notes)
       .def_property_readonly("session_len", &OfflineEngine::session_len)
       .def_property_readonly("vocab_size", &OfflineEngine::vocab_size)
       .def_property_readonly("hidden_size", &OfflineEngine::hidden_size);

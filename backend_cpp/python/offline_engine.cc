@@ -56,36 +56,9 @@ LogitsHook make_hook(const py::object& callable) {
 
 GenerationParams read_params(const py::dict& params) {
   GenerationParams result;
-  read(params, "max_new_tokens", result.max_new_tokens);
-  read(params, "min_new_tokens", result.min_new_tokens);
-  read(params, "ignore_eos", result.ignore_eos);
-  read(params, "stop_words", result.stop_words);
-  read(params, "stop_token_ids", result.stop_token_ids);
-  read(params, "do_sample", result.do_sample);
-  read(params, "temperature", result.temperature);
-  read(params, "top_p", result.top_p);
-  read(params, "top_k", result.top_k);
-  read(params, "min_p", result.min_p);
-  read(params, "repetition_penalty", result.repetition_penalty);
-  read(params, "presence_penalty", result.presence_penalty);
-  read(params, "frequency_penalty", result.frequency_penalty);
-  read(params, "logit_bias", result.logit_bias);
-  read(params, "bad_words", result.bad_words);
-  read(params, "bad_tokens", result.bad_tokens);
-  uint64_t seed = 0;
-  if (params.contains("random_seed") && !params["random_seed"].is_none()) {
-    read(params, "random_seed", seed);
-    result.random_seed = seed;
-  }
-  read(params, "n", result.n);
-  if (params.contains("logits_hook") && !params["logits_hook"].is_none())
-    result.logits_hook = make_hook(params["logits_hook"]);
-  read(params, "response_format", result.response_format);
-  read(params, "skip_special_tokens", result.skip_special_tokens);
+  visit_fields(result, [&](const char* name, auto& field, const Limits&) { read(params, name, field); });
+  if (params.contains("logits_hook")) result.logits_hook = make_hook(params["logits_hook"]);
   read(params, "stream", result.stream);
-  int logprobs = -1;
-  read(params, "logprobs", logprobs);
-  if (logprobs >= 0) result.logprobs = logprobs;
   result.logits = rows_wanted(params, "output_logits");
   result.hidden_states = rows_wanted(params, "output_last_hidden_state");
   read(params, "scores_prompt", result.scores_prompt);
@@ -117,8 +90,11 @@ py::object matrix(std::vector<float>&& values, int width) {
 }  // namespace
 
 OfflineEngine::OfflineEngine(const std::string& directory, const std::string& settings_json) {
-  LoadedEngine loaded = load_engine(directory, Json::parse(settings_json));
+  EngineSettings settings;
+  read_settings(Json::parse(settings_json), settings);
+  LoadedEngine loaded = load_engine(directory, settings);
   engine_ = std::move(loaded.engine);
+  notes_ = std::move(loaded.notes);
   session_len_ = engine_->config().session_len;
   vocab_size_ = engine_->vocab_size();
   hidden_size_ = engine_->hidden_size();

@@ -27,6 +27,8 @@ class OfflineEngine {
   // Cancels what is open and stops the engine. Outputs already made can still be polled.
   void close();
 
+  // Sentences about settings that were not taken as they stand.
+  const std::vector<std::string>& notes() const { return notes_; }
   int session_len() const { return session_len_; }
   int vocab_size() const { return vocab_size_; }
   int hidden_size() const { return hidden_size_; }
@@ -39,6 +41,7 @@ class OfflineEngine {
   std::vector<Output> outputs_;  // guarded by mu_
   bool is_closed_ = false;       // guarded by mu_; poll no longer waits
   RequestId next_id_ = 1;        // guarded by the interpreter lock
+  std::vector<std::string> notes_;
   int session_len_ = 0;
   int vocab_size_ = 0;
   int hidden_size_ = 0;

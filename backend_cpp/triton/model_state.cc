@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "base/nearest.h"
 #include "triton/engine_location.h"
 
 namespace turbomind {
@@ -19,6 +20,7 @@ constexpr auto kWatchInterval = std::chrono::milliseconds(20);
 constexpr auto kEarlyStopMemory = std::chrono::seconds(30);
 constexpr size_t kMaxEarlyStops = 4096;
 constexpr double kDefaultDrainSeconds = 20;  // Triton's own --exit-timeout-secs is 30
+const std::vector<std::string> kParameters = {"model_path", "model_name", "engine_config", "drain_seconds"};
 
 std::string model_name(TRITONBACKEND_Model* model) {
   const char* name = nullptr;
@@ -45,14 +47,50 @@ Json model_config(TRITONBACKEND_Model* model) {
   return Json::parse(std::string_view(text, bytes));
 }
 
-// parameters[key], unless the environment says otherwise.
-std::string parameter(const Json& config, const std::string& key) {
+std::string variable_of(const std::string& key) {
   std::string variable = "LMDEPLOY_" + key;
   for (char& c : variable) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
-  if (const char* value = std::getenv(variable.c_str())) return value;
+  return variable;
+}
+
+std::string from_file(const Json& config, const std::string& key) {
   const Json* parameters = config.find("parameters");
   const Json* entry = parameters != nullptr ? parameters->find(key) : nullptr;
   return entry != nullptr ? entry->at("string_value").as_string() : "";
+}
+
+// parameters[key], unless the environment says otherwise.
+std::string parameter(const Json& config, const std::string& key) {
+  const char* value = std::getenv(variable_of(key).c_str());
+  return value != nullptr ? value : from_file(config, key);
+}
+
+void refuse_unknown_parameters(const Json& config) {
+  const Json* parameters = config.find("parameters");
+  if (parameters == nullptr) return;
+  for (const auto& [key, value] : parameters->as_object()) {
+    if (std::find(kParameters.begin(), kParameters.end(), key) != kParameters.end()) continue;
+    throw invalid_argument("turbomind/config.pbtxt: there is no parameter " + key + did_you_mean(key, kParameters));
+  }
+}
+
+void read_settings(const std::string& text, const std::string& source, EngineSettings& settings) {
+  if (text.empty()) return;
+  try {
+    read_settings(Json::parse(text), settings);
+  } catch (const Error& error) {
+    throw Error(error.code(), source + ": " + error.what());
+  }
+}
+
+// The environment's settings win over those of the file, one by one.
+EngineSettings engine_settings(const Json& config) {
+  EngineSettings settings;
+  read_settings(from_file(config, "engine_config"), "engine_config of turbomind/config.pbtxt", settings);
+  const std::string variable = variable_of("engine_config");
+  const char* from_environment = std::getenv(variable.c_str());
+  read_settings(from_environment != nullptr ? from_environment : "", variable, settings);
+  return settings;
 }
 
 std::chrono::duration<double> drain_time(const Json& config) {
@@ -89,9 +127,9 @@ void EarlyStops::forget_old() {
 ModelState::ModelState(TRITONBACKEND_Model* model)
     : exit_watch_(model, drain_time(model_config(model))), metrics_(model_name(model)) {
   const Json config = model_config(model);
+  refuse_unknown_parameters(config);
   const std::string directory = find_engine_directory(parameter(config, "model_path"), version_directory(model));
-  const std::string settings = parameter(config, "engine_config");
-  LoadedEngine loaded = load_engine(directory, Json::parse(settings.empty() ? "{}" : settings));
+  LoadedEngine loaded = load_engine(directory, engine_settings(config));
   engine_ = std::move(loaded.engine);
   const std::string own_name = parameter(config, "served_model_name");
   const std::string given_name = own_name.empty() ? parameter(config, "model_name") : own_name;
@@ -102,6 +140,7 @@ ModelState::ModelState(TRITONBACKEND_Model* model)
                                          std::to_string(engine_config.max_batch_size) + ", " +
                                          std::to_string(engine_config.block_count) + " cache blocks of " +
                                          std::to_string(engine_config.block_len) + " tokens");
+  for (const std::string& note : loaded.notes) log_message(TRITONSERVER_LOG_WARN, note);
   if (!loaded.no_grammar_reason.empty()) {
     log_message(TRITONSERVER_LOG_WARN, "response_format is not available: " + loaded.no_grammar_reason);
   }

@@ -1,9 +1,79 @@
 #include "triton/request_reader.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstring>
+#include <iomanip>
+#include <iterator>
+#include <set>
+#include <sstream>
+#include <type_traits>
+
+#include "base/json.h"
 
 namespace turbomind {
+
+namespace {
+
+// What clients of the vLLM backend may ask for, and this engine does not do. Parameters unknown to both are Triton's
+// own, or headers that it was told to hand on.
+const std::set<std::string, std::less<>> kNotSupported = {
+    "best_of",        "detokenize",        "early_stopping",         "guided_decoding", "include_stop_str_in_output",
+    "length_penalty", "logits_processors", "truncate_prompt_tokens", "use_beam_search"};
+
+std::string our_name(std::string_view name) {
+  for (const auto& [theirs, ours] : kOtherNames) {
+    if (theirs == name) return std::string(ours);
+  }
+  return std::string(name);
+}
+
+std::string parameter_text(TRITONSERVER_ParameterType type, const void* value) {
+  switch (type) {
+    case TRITONSERVER_PARAMETER_STRING:
+      return static_cast<const char*>(value);
+    case TRITONSERVER_PARAMETER_INT:
+      return std::to_string(*static_cast<const int64_t*>(value));
+    case TRITONSERVER_PARAMETER_BOOL:
+      return *static_cast<const bool*>(value) ? "true" : "false";
+    case TRITONSERVER_PARAMETER_DOUBLE: {
+      std::ostringstream text;
+      text << std::setprecision(17) << *static_cast<const double*>(value);
+      return text.str();
+    }
+    default:
+      return "";
+  }
+}
+
+[[noreturn]] void refuse(std::string_view name, const char* expected, const std::string& given) {
+  throw invalid_argument("the parameter " + std::string(name) + " must be " + expected + ", got " + given);
+}
+
+// The number a parameter's text is, whole for a T that is.
+template <class T>
+T number(std::string_view name, const std::string& text) {
+  if constexpr (std::is_same_v<T, uint8_t>) {  // BOOL
+    if (text != "true" && text != "false" && text != "True" && text != "False") refuse(name, "true or false", text);
+    return text == "true" || text == "True" ? 1 : 0;
+  } else {
+    T value{};
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error != std::errc() || end != text.data() + text.size()) {
+      refuse(name, std::is_floating_point_v<T> ? "a number" : "a whole number that fits its tensor", text);
+    }
+    return value;
+  }
+}
+
+// A JSON list, or text that stands for a list of itself.
+Json::Array list(std::string_view name, const std::string& text) {
+  const Json parsed = Json::parse(text);
+  if (!parsed.is_array()) refuse(name, "a JSON list", text);
+  return parsed.as_array();
+}
+
+}  // namespace
 
 RequestReader::RequestReader(TRITONBACKEND_Request* request) : request_(request) {
   uint32_t count = 0;
@@ -28,6 +98,34 @@ RequestReader::RequestReader(TRITONBACKEND_Request* request) : request_(request)
     }
     tensors_.emplace(name, std::move(tensor));
   }
+  read_parameters();
+}
+
+void RequestReader::read_parameters() {
+  uint32_t count = 0;
+  check(TRITONBACKEND_RequestParameterCount(request_, &count));
+  for (uint32_t i = 0; i < count; ++i) {
+    const char* key = nullptr;
+    TRITONSERVER_ParameterType type = TRITONSERVER_PARAMETER_STRING;
+    const void* value = nullptr;
+    check(TRITONBACKEND_RequestParameter(request_, i, &key, &type, &value));
+    parameters_[our_name(key)] = parameter_text(type, value);
+  }
+  if (const auto all = parameters_.find("sampling_parameters"); all != parameters_.end()) {
+    const Json given = Json::parse(all->second);
+    for (const auto& [name, value] : given.as_object()) {
+      if (!value.is_null()) parameters_[our_name(name)] = value.is_string() ? value.as_string() : value.dump();
+    }
+  }
+  for (const auto& [name, value] : parameters_) {
+    if (kNotSupported.count(name) == 0) continue;
+    throw invalid_argument("the parameter " + name + " is not supported; leave it out");
+  }
+}
+
+const std::string* RequestReader::parameter(std::string_view name) const {
+  const auto it = parameters_.find(name);
+  return it != parameters_.end() ? &it->second : nullptr;
 }
 
 std::string RequestReader::id() const {
@@ -39,7 +137,14 @@ std::string RequestReader::id() const {
 template <class T>
 std::vector<T> RequestReader::values(const char* name, TRITONSERVER_DataType type) const {
   const auto it = tensors_.find(name);
-  if (it == tensors_.end()) return {};
+  if (it == tensors_.end()) {
+    std::vector<T> result;
+    if (const std::string* text = parameter(name)) {
+      if (text->empty() || text->front() != '[') return {number<T>(name, *text)};
+      for (const Json& item : list(name, *text)) result.push_back(number<T>(name, item.dump()));
+    }
+    return result;
+  }
   const Tensor& tensor = it->second;
   if (tensor.type != type || tensor.bytes.size() % sizeof(T) != 0) {
     throw invalid_argument(std::string(name) + " has the wrong datatype or size; see turbomind/config.pbtxt");
@@ -61,9 +166,15 @@ std::optional<T> RequestReader::scalar(const char* name, TRITONSERVER_DataType t
 // BYTES tensors: each element is a little-endian uint32 length and that many bytes.
 std::vector<std::string> RequestReader::strings(const char* name) const {
   const auto it = tensors_.find(name);
-  if (it == tensors_.end()) return {};
-  const std::string& bytes = it->second.bytes;
   std::vector<std::string> result;
+  if (it == tensors_.end()) {
+    const std::string* text = parameter(name);
+    if (text == nullptr) return result;
+    if (text->empty() || text->front() != '[') return {*text};
+    for (const Json& item : list(name, *text)) result.push_back(item.as_string());
+    return result;
+  }
+  const std::string& bytes = it->second.bytes;
   for (size_t position = 0; position < bytes.size();) {
     uint32_t length = 0;
     if (it->second.type != TRITONSERVER_TYPE_BYTES || position + sizeof(length) > bytes.size()) {
@@ -111,46 +222,54 @@ std::vector<int32_t> RequestReader::input_ids() const {
 GenerationParams RequestReader::params() const {
   GenerationParams params;
   params.stream = false;
-  read_limits(params);
-  read_sampling(params);
+  read("stream", params.stream);
+  params.do_sample = std::any_of(std::begin(kSamplingFields), std::end(kSamplingFields),
+                                 [this](std::string_view name) { return has(name); });
+  visit_fields(params, [this](const char* name, auto& field, const Limits&) { read(name, field); });
   if (is_legacy()) read_legacy(params);
   return params;
 }
 
-void RequestReader::read_limits(GenerationParams& params) const {
-  read_bool(params.stream, "stream");
-  read(params.max_new_tokens, "max_new_tokens", TRITONSERVER_TYPE_INT32);
-  read(params.min_new_tokens, "min_new_tokens", TRITONSERVER_TYPE_INT32);
-  read_bool(params.ignore_eos, "ignore_eos");
-  read_bool(params.skip_special_tokens, "skip_special_tokens");
-  params.stop_words = strings("stop_words");
-  params.stop_token_ids = values<int32_t>("stop_token_ids", TRITONSERVER_TYPE_INT32);
-  params.bad_words = strings("bad_words");
-  for (const int32_t token : values<int32_t>("bad_token_ids", TRITONSERVER_TYPE_INT32))
-    params.bad_tokens.push_back({token});
-  read(params.n, "n", TRITONSERVER_TYPE_INT32);
-  if (const auto logprobs = scalar<int32_t>("logprobs", TRITONSERVER_TYPE_INT32)) params.logprobs = *logprobs;
-  params.prompt_logprobs = scalar<int32_t>("prompt_logprobs", TRITONSERVER_TYPE_INT32);
-  if (const std::vector<std::string> format = strings("response_format"); !format.empty())
-    params.response_format = format[0];
+void RequestReader::read(const char* name, int& field) const {
+  if (const auto value = scalar<int32_t>(name, TRITONSERVER_TYPE_INT32)) field = *value;
+}
+void RequestReader::read(const char* name, std::optional<int>& field) const {
+  if (const auto value = scalar<int32_t>(name, TRITONSERVER_TYPE_INT32)) field = *value;
+}
+void RequestReader::read(const char* name, float& field) const {
+  if (const auto value = scalar<float>(name, TRITONSERVER_TYPE_FP32)) field = *value;
+}
+void RequestReader::read(const char* name, bool& field) const {
+  if (const auto value = scalar<uint8_t>(name, TRITONSERVER_TYPE_BOOL)) field = *value != 0;
+}
+void RequestReader::read(const char* name, std::optional<uint64_t>& field) const {
+  if (const auto value = scalar<uint64_t>(name, TRITONSERVER_TYPE_UINT64)) field = *value;
+}
+void RequestReader::read(const char* name, std::string& field) const {
+  if (std::vector<std::string> all = strings(name); !all.empty()) field = std::move(all[0]);
+}
+void RequestReader::read(const char* name, std::vector<std::string>& field) const {
+  field = strings(name);
+}
+void RequestReader::read(const char* name, std::vector<int32_t>& field) const {
+  field = values<int32_t>(name, TRITONSERVER_TYPE_INT32);
 }
 
-void RequestReader::read_sampling(GenerationParams& params) const {
-  params.do_sample = has("temperature") || has("top_p") || has("top_k") || has("min_p");
-  read_bool(params.do_sample, "do_sample");
-  read(params.temperature, "temperature", TRITONSERVER_TYPE_FP32);
-  read(params.top_p, "top_p", TRITONSERVER_TYPE_FP32);
-  read(params.top_k, "top_k", TRITONSERVER_TYPE_INT32);
-  read(params.min_p, "min_p", TRITONSERVER_TYPE_FP32);
-  read(params.repetition_penalty, "repetition_penalty", TRITONSERVER_TYPE_FP32);
-  read(params.presence_penalty, "presence_penalty", TRITONSERVER_TYPE_FP32);
-  read(params.frequency_penalty, "frequency_penalty", TRITONSERVER_TYPE_FP32);
-  params.random_seed = scalar<uint64_t>("random_seed", TRITONSERVER_TYPE_UINT64);
-  const std::vector<int32_t> ids = values<int32_t>("logit_bias_ids", TRITONSERVER_TYPE_INT32);
-  const std::vector<float> biases = values<float>("logit_bias_values", TRITONSERVER_TYPE_FP32);
-  if (ids.size() != biases.size())
-    throw invalid_argument("logit_bias_ids and logit_bias_values must be of the same length");
-  for (size_t i = 0; i < ids.size(); ++i) params.logit_bias.emplace_back(ids[i], biases[i]);
+// Two tensors, or one parameter that is a JSON object.
+void RequestReader::read(const char* name, std::vector<std::pair<int32_t, float>>& field) const {
+  if (const std::string* text = parameter(name)) {
+    const Json given = Json::parse(*text);
+    for (const auto& [token, bias] : given.as_object()) {
+      field.emplace_back(number<int32_t>(name, token), static_cast<float>(bias.as_double()));
+    }
+    return;
+  }
+  const std::string of_ids = std::string(name) + "_ids";
+  const std::string of_values = std::string(name) + "_values";
+  const std::vector<int32_t> ids = values<int32_t>(of_ids.c_str(), TRITONSERVER_TYPE_INT32);
+  const std::vector<float> biases = values<float>(of_values.c_str(), TRITONSERVER_TYPE_FP32);
+  if (ids.size() != biases.size()) throw invalid_argument(of_ids + " and " + of_values + " must be of the same length");
+  for (size_t i = 0; i < ids.size(); ++i) field.emplace_back(ids[i], biases[i]);
 }
 
 // The older clients' names and defaults. They send single tokens as stop words, and the end-of-sequence token as a bad
@@ -161,7 +280,7 @@ void RequestReader::read_legacy(GenerationParams& params) const {
   params.max_new_tokens = static_cast<int>(std::min<uint32_t>(lengths[0], 1u << 30));
   params.stream = true;
   params.top_k = static_cast<int>(scalar<uint32_t>("runtime_top_k", TRITONSERVER_TYPE_UINT32).value_or(0));
-  read(params.top_p, "runtime_top_p", TRITONSERVER_TYPE_FP32);
+  read("runtime_top_p", params.top_p);
   params.do_sample = params.top_k != 1;
   for (const std::vector<int32_t>& word : legacy_words("stop_words_list")) params.stop_token_ids.push_back(word.back());
   params.bad_tokens = legacy_words("bad_words_list");
@@ -192,13 +311,13 @@ std::optional<SessionParams> RequestReader::session() const {
     session.end = scalar<int32_t>("END", TRITONSERVER_TYPE_INT32).value_or(1) != 0;
   } else if (has("session_id")) {
     session.id = *scalar<uint64_t>("session_id", TRITONSERVER_TYPE_UINT64);
-    read_bool(session.start, "sequence_start");
-    read_bool(session.end, "sequence_end");
+    read("sequence_start", session.start);
+    read("sequence_end", session.end);
   } else {
     return std::nullopt;
   }
   session.stop = flag("STOP");
-  read(session.step, "step", TRITONSERVER_TYPE_INT32);
+  read("step", session.step);
   return session;
 }
 

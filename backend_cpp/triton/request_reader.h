@@ -1,5 +1,8 @@
 // Reads a Triton request's tensors (model_repository/turbomind/config.pbtxt) into the engine's request.
 //
+// A field may come as a parameter of the request instead, as clients of Triton's vLLM backend send them: under the
+// tensor's name or that backend's, as a number or as text; or in the JSON text of one parameter, sampling_parameters.
+//
 // Requests of LMDeploy's Triton clients up to 0.5.1 use other names for some of them; they are told by
 // request_output_len.
 #pragma once
@@ -8,6 +11,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/request.h"
@@ -38,28 +42,34 @@ class RequestReader {
     std::string bytes;
   };
 
-  bool has(const char* name) const { return tensors_.count(name) > 0; }
+  // A request parameter, as text: JSON where it was not a string.
+  using Parameters = std::map<std::string, std::string, std::less<>>;
+
+  bool has(std::string_view name) const { return tensors_.count(name) > 0 || parameter(name) != nullptr; }
+  const std::string* parameter(std::string_view name) const;
   template <class T>
   std::vector<T> values(const char* name, TRITONSERVER_DataType type) const;
   template <class T>
   std::optional<T> scalar(const char* name, TRITONSERVER_DataType type) const;
   std::vector<std::string> strings(const char* name) const;
   std::vector<std::vector<int32_t>> legacy_words(const char* name) const;
-  void read_limits(GenerationParams& params) const;
-  void read_sampling(GenerationParams& params) const;
+  void read_parameters();
   void read_legacy(GenerationParams& params) const;
   bool flag(const char* name) const;
 
-  template <class T>
-  void read(T& field, const char* name, TRITONSERVER_DataType type) const {
-    if (const auto value = scalar<T>(name, type)) field = *value;
-  }
-  void read_bool(bool& field, const char* name) const {
-    if (const auto value = scalar<uint8_t>(name, TRITONSERVER_TYPE_BOOL)) field = *value != 0;
-  }
+  void read(const char* name, int& field) const;
+  void read(const char* name, std::optional<int>& field) const;
+  void read(const char* name, float& field) const;
+  void read(const char* name, bool& field) const;
+  void read(const char* name, std::optional<uint64_t>& field) const;
+  void read(const char* name, std::string& field) const;
+  void read(const char* name, std::vector<std::string>& field) const;
+  void read(const char* name, std::vector<int32_t>& field) const;
+  void read(const char* name, std::vector<std::pair<int32_t, float>>& field) const;
 
   TRITONBACKEND_Request* request_;
   std::map<std::string, Tensor, std::less<>> tensors_;
+  Parameters parameters_;
 };
 
 }  // namespace turbomind

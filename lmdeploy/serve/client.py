@@ -102,7 +102,7 @@ class TritonClient:
         """
         message = encode_generate(request)
         call = self._stub().ModelStreamInfer()
-        unfinished = request.n or 1
+        unfinished = request.fields.get("n", 1)
         over = False  # nothing is left to cancel
         try:
             async with self._typed_errors(call):

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
+
+from lmdeploy.fields import rows
+from lmdeploy.fields.rows import MAX_INT32, Row, rows_of
+from lmdeploy.messages import MAX_TOP_LOGPROBS, GenerationConfig
 
 
 def new_request_id() -> str:
@@ -13,13 +17,62 @@ def new_request_id() -> str:
     return uuid.uuid4().hex
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
+class RequestFields:
+    """Fields of a served request beside those of `GenerationConfig`, declared as those are (`lmdeploy.fields`)."""
+
+    prompt_logprobs: int | None = rows.whole(
+        None,
+        "The log probabilities of each token of the prompt, in the outputs prompt_*; not in a session. With "
+        "max_new_tokens 0 nothing is generated.",
+        high=MAX_TOP_LOGPROBS,
+        is_tensor=True,
+        is_param=True,
+    )
+    session_id: int | None = rows.seed(
+        "A conversation whose tokens the engine keeps between requests; CORRID of the older clients.", is_tensor=True
+    )
+    sequence_start: bool | None = rows.flag(
+        None,
+        "With session_id. true: begin, an old session of that id is forgotten; false: go on.",
+        is_tensor=True,
+        tensor_default="false",
+    )
+    sequence_end: bool | None = rows.flag(
+        None,
+        "With session_id. true: forget the session after this request.",
+        is_tensor=True,
+        tensor_default="false",
+    )
+    step: int | None = rows.whole(
+        None,
+        "With session_id: keep only so many of its tokens first; negative: all.",
+        low=-MAX_INT32,
+        is_tensor=True,
+        tensor_default="-1",
+    )
+    priority: int | None = rows.whole(
+        None,
+        "Requests of a lower number are admitted first.",
+        low=-MAX_INT32,
+        is_tensor=True,
+        tensor_default="0",
+    )
+    timeout_ms: int | None = rows.whole(
+        None, "Milliseconds after which an unfinished request ends with an error.", low=1, is_tensor=True
+    )
+
+
+FIELDS: dict[str, Row] = {
+    row.name: row for row in (*rows_of(GenerationConfig), *rows_of(RequestFields)) if row.is_tensor
+}
+"""What a request can say about its answer: the optional tensors of the same names."""
+
+
 class GenerateRequest:
-    """What to generate from, and how. ``None`` leaves the default to the served model.
+    """What to generate from, and how.
 
-    What each number means stands in ``model_repository/turbomind/config.pbtxt``.
-
-    Attributes
+    Parameters
     ----------
     messages : sequence of dict, optional
         OpenAI messages; the chat template is applied. Give this, ``text_input`` or ``input_ids``.
@@ -29,70 +82,43 @@ class GenerateRequest:
         A finished prompt as tokens.
     tools : sequence of dict, optional
         OpenAI tools, handed to the chat template.
-    stop_words : sequence of str
-        Strings that end the answer, beside those of the chat template.
-    bad_words : sequence of str
-        Strings that are never generated.
-    logit_bias : mapping, optional
-        What is added to the logit of each token id.
-    n : int, optional
-        Answers to the prompt; their chunks come in any order and are told apart by ``index``.
-    logprobs : int, optional
-        Log probabilities wanted: of each token, and of so many likeliest ones.
-    prompt_logprobs : int, optional
-        The same of each token of the prompt; with ``max_new_tokens`` 0 nothing is generated.
-    response_format : mapping, optional
-        The grammar of the answer, as in config.pbtxt.
-    session_id, sequence_start, sequence_end, step
-        A conversation the engine remembers.
     stream : bool
         True: one chunk a generated step. False: one chunk a choice, with the whole answer.
     want_token_ids : bool
         Whether chunks carry token ids. They do with ``logprobs``.
     request_id : str
-        Unique among all requests the engine has at one time.
+        Unique among all requests the engine has at one time; default: a new one.
+    **fields
+        Those of `FIELDS`, as in `GenerationConfig`; None, or one left out, has the served model's default.
+
+    Raises
+    ------
+    ValueError
+        Not exactly one prompt, or a field there is not.
     """
 
-    messages: Sequence[dict[str, Any]] | None = None
-    text_input: str | None = None
-    input_ids: Sequence[int] | None = None
-    tools: Sequence[dict[str, Any]] | None = None
-    stop_words: Sequence[str] = ()
-    bad_words: Sequence[str] = ()
-    stream: bool = True
-    max_new_tokens: int | None = None
-    min_new_tokens: int | None = None
-    do_sample: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: Mapping[int, float] | None = None
-    random_seed: int | None = None
-    ignore_eos: bool | None = None
-    stop_token_ids: Sequence[int] = ()
-    bad_token_ids: Sequence[int] = ()
-    skip_special_tokens: bool | None = None
-    n: int | None = None
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    response_format: Mapping[str, Any] | None = None
-    session_id: int | None = None
-    sequence_start: bool | None = None
-    sequence_end: bool | None = None
-    step: int | None = None
-    priority: int | None = None
-    timeout_ms: int | None = None
-    want_token_ids: bool = False
-    request_id: str = field(default_factory=new_request_id)
+    __slots__ = ("fields", "input_ids", "messages", "request_id", "stream", "text_input", "tools", "want_token_ids")
 
-    def __post_init__(self) -> None:
-        """Refuse what the ensemble could only refuse later."""
-        if sum(prompt is not None for prompt in (self.messages, self.text_input, self.input_ids)) != 1:
+    def __init__(
+        self,
+        *,
+        messages: Sequence[dict[str, Any]] | None = None,
+        text_input: str | None = None,
+        input_ids: Sequence[int] | None = None,
+        tools: Sequence[dict[str, Any]] | None = None,
+        stream: bool = True,
+        want_token_ids: bool = False,
+        request_id: str | None = None,
+        **fields: Any,
+    ) -> None:
+        if sum(prompt is not None for prompt in (messages, text_input, input_ids)) != 1:
             raise ValueError("give exactly one of messages, text_input and input_ids")
+        if unknown := fields.keys() - FIELDS.keys():
+            raise ValueError(f"a request has no field {', '.join(sorted(unknown))}; there are {', '.join(FIELDS)}")
+        self.messages, self.text_input, self.input_ids, self.tools = messages, text_input, input_ids, tools
+        self.stream, self.want_token_ids = stream, want_token_ids
+        self.request_id = request_id or new_request_id()
+        self.fields: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
 
 
 @dataclass(slots=True)

@@ -9,11 +9,12 @@ import json
 import reprlib
 import struct
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tritonclient.grpc import service_pb2
 
-from lmdeploy.serve.request import GenerateChunk, GenerateRequest, new_request_id
+from lmdeploy.fields.rows import Kind, Row
+from lmdeploy.serve.request import FIELDS, GenerateChunk, GenerateRequest, new_request_id
 
 _Number = TypeVar("_Number", int, float)
 
@@ -22,34 +23,12 @@ ENGINE = "turbomind"
 PREPROCESSING = "preprocessing"
 POSTPROCESSING = "postprocessing"
 
-# field of GenerateRequest (and tensor) -> datatype, struct format
-_SCALARS = {
-    "stream": ("BOOL", "<?"),
-    "max_new_tokens": ("INT32", "<i"),
-    "min_new_tokens": ("INT32", "<i"),
-    "do_sample": ("BOOL", "<?"),
-    "temperature": ("FP32", "<f"),
-    "top_p": ("FP32", "<f"),
-    "top_k": ("INT32", "<i"),
-    "min_p": ("FP32", "<f"),
-    "repetition_penalty": ("FP32", "<f"),
-    "presence_penalty": ("FP32", "<f"),
-    "frequency_penalty": ("FP32", "<f"),
-    "random_seed": ("UINT64", "<Q"),
-    "ignore_eos": ("BOOL", "<?"),
-    "skip_special_tokens": ("BOOL", "<?"),
-    "n": ("INT32", "<i"),
-    "logprobs": ("INT32", "<i"),
-    "prompt_logprobs": ("INT32", "<i"),
-    "session_id": ("UINT64", "<Q"),
-    "sequence_start": ("BOOL", "<?"),
-    "sequence_end": ("BOOL", "<?"),
-    "step": ("INT32", "<i"),
-    "priority": ("INT32", "<i"),
-    "timeout_ms": ("INT32", "<i"),
+_TENSORS = {  # what a field holds -> datatype, struct's letter of its one number
+    Kind.FLAG: ("BOOL", "<?"),
+    Kind.WHOLE: ("INT32", "<i"),
+    Kind.NUMBER: ("FP32", "<f"),
+    Kind.SEED: ("UINT64", "<Q"),
 }
-_TEXT_LISTS = ("stop_words", "bad_words")
-_ID_LISTS = ("stop_token_ids", "bad_token_ids")
 _COUNTS = frozenset({"input_token_len", "generate_token_len", "index", "history_token_len"})
 _ALWAYS = ("text_output", "finish_reason", "input_token_len", "generate_token_len")
 _WITH_LOGPROBS = ("token_ids", "token_logprobs", "top_token_ids", "top_logprobs")
@@ -83,24 +62,31 @@ def encode_generate(request: GenerateRequest) -> service_pb2.ModelInferRequest:
         _add_numbers(message, "input_ids", "UINT32", "<I", request.input_ids)
     if request.tools is not None:
         _add_texts(message, "tools", [_json(request.tools)])
-    if request.response_format is not None:
-        _add_texts(message, "response_format", [_json(request.response_format)])
-    for name in _TEXT_LISTS:
-        if words := getattr(request, name):
-            _add_texts(message, name, words)
-    for name, (datatype, layout) in _SCALARS.items():
-        value = getattr(request, name)
-        if value is not None:
-            _add_numbers(message, name, datatype, layout, [value])
-    for name in _ID_LISTS:
-        if ids := getattr(request, name):
-            _add_numbers(message, name, "INT32", "<i", ids)
-    if request.logit_bias:
-        _add_numbers(message, "logit_bias_ids", "INT32", "<i", list(request.logit_bias))
-        _add_numbers(message, "logit_bias_values", "FP32", "<f", list(request.logit_bias.values()))
+    _add_numbers(message, "stream", "BOOL", "<?", [request.stream])
+    for name, value in request.fields.items():
+        _add_field(message, FIELDS[name], value)
     wanted = service_pb2.ModelInferRequest.InferRequestedOutputTensor
     message.outputs.extend(wanted(name=name) for name in _outputs(request))
     return message
+
+
+def _add_field(message: service_pb2.ModelInferRequest, row: Row, value: Any) -> None:
+    """Add a field as the tensor of its name; a dict of biases is two of them, and an empty list none."""
+    match row.kind:
+        case Kind.TEXTS:
+            if value:
+                _add_texts(message, row.name, value)
+        case Kind.TOKENS:
+            if value:
+                _add_numbers(message, row.name, "INT32", "<i", value)
+        case Kind.BIASES:
+            if value:
+                _add_numbers(message, f"{row.name}_ids", "INT32", "<i", list(value))
+                _add_numbers(message, f"{row.name}_values", "FP32", "<f", list(value.values()))
+        case Kind.JSON:
+            _add_texts(message, row.name, [_json(value)])
+        case _:
+            _add_numbers(message, row.name, *_TENSORS[row.kind], [value])
 
 
 def _streamed(model: str, request_id: str) -> service_pb2.ModelInferRequest:
@@ -112,16 +98,16 @@ def _streamed(model: str, request_id: str) -> service_pb2.ModelInferRequest:
 
 def _outputs(request: GenerateRequest) -> list[str]:
     """Return the outputs `request` needs; each one costs time at every token."""
-    names = list(_ALWAYS)
-    if request.n is not None and request.n > 1:
+    names, fields = list(_ALWAYS), request.fields
+    if fields.get("n", 1) > 1:
         names.append("index")
-    if request.session_id is not None:
+    if "session_id" in fields:
         names.append("history_token_len")
-    if request.logprobs is not None:
+    if "logprobs" in fields:
         names += _WITH_LOGPROBS
     elif request.want_token_ids:
         names.append("token_ids")
-    if request.prompt_logprobs is not None:
+    if "prompt_logprobs" in fields:
         names += [f"prompt_{name}" for name in _WITH_LOGPROBS]
     return names
 

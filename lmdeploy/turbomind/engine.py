@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import lmdeploy._turbomind as _turbomind
-from lmdeploy.messages import GenerationConfig, LogitsProcessor, TurbomindEngineConfig
+from lmdeploy.fields.rows import Kind, Row, rows_of
+from lmdeploy.messages import ALL_THAT_IS_LEFT, GenerationConfig, LogitsProcessor, TurbomindEngineConfig
 from lmdeploy.turbomind.engine_dir import resolve
 from lmdeploy.turbomind.supported import refuse_unsupported_engine
 
@@ -22,11 +23,7 @@ logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 1.0
 _OFFLINE_SETTINGS = {"max_waiting": 2**30}  # the caller waits; nothing is refused as overloaded
-_PARAMS = (
-    "n", "max_new_tokens", "min_new_tokens", "do_sample", "temperature", "top_p", "top_k", "min_p",
-    "repetition_penalty", "presence_penalty", "frequency_penalty", "random_seed", "ignore_eos", "bad_words",
-    "skip_special_tokens", "logprobs", "output_logits", "output_last_hidden_state",
-)  # fmt: skip
+_PARAMS = tuple(row for row in rows_of(GenerationConfig) if row.is_param)
 
 EngineUnavailable = _turbomind.EngineUnavailable
 
@@ -125,6 +122,8 @@ class Engine:
         self.directory = resolve(model_path, config.revision, config.download_dir)
         settings = {**dataclasses.asdict(config), **_OFFLINE_SETTINGS}
         self._engine = _turbomind.Engine(str(self.directory.path), json.dumps(settings))
+        for note in self._engine.notes:
+            logger.warning("%s", note)
         self.session_len: int = self._engine.session_len
         self.vocab_size: int = self._engine.vocab_size
         self._callbacks: dict[int, OutputCallback] = {}
@@ -168,13 +167,12 @@ class Engine:
         EngineUnavailable
             If the engine is closed or has failed.
         """
-        params: dict[str, Any] = {name: getattr(gen_config, name) for name in _PARAMS}
-        params["max_new_tokens"] = min(gen_config.max_new_tokens, self.session_len)
+        given = {row.name: getattr(gen_config, row.name) for row in _PARAMS}
+        params = {row.name: _for_engine(row, given[row.name]) for row in _PARAMS if given[row.name] is not None}
+        params |= {name: getattr(gen_config, name) for name in ("output_logits", "output_last_hidden_state")}
+        if gen_config.max_new_tokens is None:
+            params["max_new_tokens"] = ALL_THAT_IS_LEFT
         params["stop_words"] = [*(gen_config.stop_words or ()), *stop_words]
-        params["stop_token_ids"] = list(gen_config.stop_token_ids or ())
-        params["bad_tokens"] = [[token] for token in gen_config.bad_token_ids or ()]
-        params["logit_bias"] = list((gen_config.logit_bias or {}).items())
-        params["response_format"] = json.dumps(gen_config.response_format) if gen_config.response_format else ""
         if gen_config.logits_processors:
             params["logits_hook"] = _logits_hook(gen_config.logits_processors)
         if session is not None:
@@ -235,6 +233,13 @@ class Engine:
                     logger.exception("the callback of request %d failed", output.request)
             if is_last and not outputs:
                 return
+
+
+def _for_engine(row: Row, value: Any) -> Any:
+    """Return a field's value as the compiled module takes it."""
+    if row.kind is Kind.JSON:
+        return json.dumps(value) if value else ""
+    return list(value.items()) if row.kind is Kind.BIASES else value
 
 
 def _read_output(members: dict[str, Any]) -> EngineOutput:

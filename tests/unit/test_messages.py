@@ -64,7 +64,7 @@ BAD_ENGINE: list[tuple[str, Any]] = [
     ("cache_max_entry_count", 0.0),
     ("cache_max_entry_count", -0.5),
     ("cache_max_entry_count", math.nan),
-    ("cache_chunk_size", 0),
+    ("cache_chunk_size", -2),
     ("cache_block_seq_len", 0),
     ("enable_prefix_caching", "yes"),
     ("quant_policy", 3),

@@ -13,17 +13,25 @@ SamplingRule sampling_rule(const GenerationParams& params) {
   rule.top_k = params.top_k;
   rule.top_p = params.top_p;
   rule.min_p = params.min_p;
+  rule.top_n_sigma = params.top_n_sigma;
   rule.repetition_penalty = params.repetition_penalty;
   rule.presence_penalty = params.presence_penalty;
   rule.frequency_penalty = params.frequency_penalty;
   return rule;
 }
 
+// A token that never comes about is the shortest of such sequences.
+GenerationParams with_bad_tokens(GenerationParams params) {
+  for (const int32_t token : params.bad_token_ids) params.bad_tokens.push_back({token});
+  params.bad_token_ids.clear();
+  return params;
+}
+
 }  // namespace
 
 AnswerRules::AnswerRules(GenerationParams given, const OutputSpace& of, const std::vector<int32_t>& prompt,
                          std::shared_ptr<const Grammar> constraint)
-    : params(std::move(given)),
+    : params(with_bad_tokens(std::move(given))),
       space(of),
       prompt_len(static_cast<int>(prompt.size())),
       sampling(sampling_rule(params)),

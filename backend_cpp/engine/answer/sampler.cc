@@ -27,9 +27,32 @@ double uniform(uint64_t seed, uint64_t counter) {
   return static_cast<double>(bits) * 0x1p-53;
 }
 
-int32_t Sampler::sample(const float* logits, const SamplingRule& rule) {
+int32_t Sampler::sample(float* logits, const SamplingRule& rule) {
   const int32_t best = argmax(logits, vocab_size_);
-  return best < 0 || rule.is_greedy ? best : draw_from(logits, rule, best);
+  if (best < 0 || rule.is_greedy) return best;
+  if (rule.top_n_sigma > 0) drop_far_below(logits, rule, logits[best]);
+  return draw_from(logits, rule, best);
+}
+
+// Top-n sigma (Tang et al., 2024): logits more than n standard deviations below the largest. Tokens that are forbidden
+// already do not count.
+void Sampler::drop_far_below(float* logits, const SamplingRule& rule, float largest) const {
+  double sum = 0;
+  double squares = 0;
+  int count = 0;
+  for (int32_t token = 0; token < vocab_size_; ++token) {
+    if (!std::isfinite(logits[token])) continue;
+    const double distance = static_cast<double>(logits[token]) - largest;
+    sum += distance;
+    squares += distance * distance;
+    ++count;
+  }
+  if (count == 0) return;
+  const double deviation = std::sqrt(std::max(0.0, squares / count - (sum / count) * (sum / count)));
+  const double bound = largest - rule.top_n_sigma * deviation;
+  for (int32_t token = 0; token < vocab_size_; ++token) {
+    if (logits[token] < bound) logits[token] = -std::numeric_limits<float>::infinity();
+  }
 }
 
 // Temperature, top-k, top-p and min-p, in this order. What is not limited is never sorted.

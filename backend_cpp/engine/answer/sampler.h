@@ -18,9 +18,9 @@ class Sampler {
   explicit Sampler(int vocab_size) : vocab_size_(vocab_size) {}
 
   // The token number rule.draw of an answer, or -1 when the logits hold NaN or allow no token. Penalties, biases and
-  // what is forbidden (-infinity) are in `logits` [vocab] already. Order: temperature, top-k, top-p, min-p, that of
-  // `transformers`.
-  int32_t sample(const float* logits, const SamplingRule& rule);
+  // what is forbidden (-infinity) are in `logits` [vocab] already, to which top-n sigma adds. Order: top-n sigma,
+  // temperature, top-k, top-p, min-p, that of `transformers` where it has the step.
+  int32_t sample(float* logits, const SamplingRule& rule);
 
  private:
   struct Candidate {
@@ -29,6 +29,7 @@ class Sampler {
     double weight;  // relative to the likeliest token's
   };
 
+  void drop_far_below(float* logits, const SamplingRule& rule, float largest) const;
   int32_t draw_from(const float* logits, const SamplingRule& rule, int32_t best);
   int32_t draw_from_all(double u) const;
   int32_t draw_from_candidates(int32_t best, double u) const;

@@ -1,0 +1,90 @@
+// How a model is run: the fields of TurbomindEngineConfig.
+// Written by `make fields` from lmdeploy/messages.py; change that.
+#pragma once
+
+#include <string>
+
+#include "engine/field_limits.h"
+
+namespace turbomind {
+
+struct EngineSettings {
+  // Type of the weights and activations in memory; auto: the checkpoint's.
+  std::string dtype = "auto";
+  // Round the matrices to so many bits while loading: faster, a little less exact. What the checkpoint holds in 8
+  // or 4 bits stays as it is.
+  int weight_bits = 0;
+  // Layout of the checkpoint; without one it is found out, and a given one must agree.
+  std::string model_format;
+  // Devices one model is spread over (tensor parallelism): GPUs, or parts of the CPU's cores. Must divide the
+  // number of the model's heads.
+  int tp = 1;
+  // Most tokens of a conversation, prompt and answer; default: what the model was made for, as far as the cache
+  // holds it.
+  int session_len = 0;
+  // Most sequences in a step; default: 64 on a CPU, 256 on a GPU.
+  int max_batch_size = 0;
+  // Part of the free memory given to the KV cache; from 1 on, the number of its blocks. On a CPU the default also
+  // means at most 4 GiB.
+  double cache_max_entry_count = 0.8;
+  // Blocks the cache grows by; -1: all at once.
+  int cache_chunk_size = -1;
+  // Tokens in a block of the KV cache.
+  int cache_block_seq_len = 64;
+  // Reuse the cached blocks of equal prompt beginnings.
+  bool enable_prefix_caching = false;
+  // Bits of the KV cache; 0: not quantized.
+  int quant_policy = 0;
+  // Factor of dynamic NTK scaling beyond the trained length; 0: as the model says.
+  double rope_scaling_factor = 0.0;
+  // Scale attention by the logarithm of the position.
+  bool use_logn_attn = false;
+  // Where a model that has to be downloaded is stored.
+  std::string download_dir;
+  // Which version of it: a branch, tag or commit.
+  std::string revision;
+  // Most prompt tokens in a step. On a CPU the default means 256, which keeps running answers going.
+  int max_prefill_token_num = 8192;
+  // Tokens of a step shared by prompts and answers; 0: max_prefill_token_num says it.
+  int num_tokens_per_iter = 0;
+  // Over 1: a step is made so large that no prompt takes more of them; 1: no such bound.
+  int max_prefill_iters = 1;
+  // What to run on; auto: a GPU where the build and the machine have one, else the CPU.
+  std::string device = "auto";
+  // CPU threads that compute; 0: as many as this process may use cores.
+  int threads = 0;
+  // Requests that may wait; one more is refused as overloaded.
+  int max_waiting = 4096;
+  // A session that is not used for so long is forgotten.
+  int session_idle_seconds = 3600;
+};
+
+// Calls visit(name, field, limits) for every setting.
+template <class Settings, class Visit>
+void visit_settings(Settings& settings, Visit&& visit) {
+  visit("dtype", settings.dtype, Limits{.choices = "auto, float32, float16, bfloat16"});
+  visit("weight_bits", settings.weight_bits, Limits{.none = 0, .choices = "4, 8"});
+  visit("model_format", settings.model_format,
+        Limits{.choices = "hf, meta_llama, awq, gptq, fp8, fbgemm_fp8, compressed-tensors, smooth_quant"});
+  visit("tp", settings.tp, Limits{.low = 1});
+  visit("session_len", settings.session_len, Limits{.low = 2, .none = 0});
+  visit("max_batch_size", settings.max_batch_size, Limits{.low = 1, .none = 0});
+  visit("cache_max_entry_count", settings.cache_max_entry_count, Limits{.low = 0, .excludes_low = true, .high = 1e+09});
+  visit("cache_chunk_size", settings.cache_chunk_size, Limits{.low = -1});
+  visit("cache_block_seq_len", settings.cache_block_seq_len, Limits{.choices = "16, 32, 64, 128, 256, 512"});
+  visit("enable_prefix_caching", settings.enable_prefix_caching, Limits{});
+  visit("quant_policy", settings.quant_policy, Limits{.choices = "0, 4, 8"});
+  visit("rope_scaling_factor", settings.rope_scaling_factor, Limits{.low = 0});
+  visit("use_logn_attn", settings.use_logn_attn, Limits{});
+  visit("download_dir", settings.download_dir, Limits{});
+  visit("revision", settings.revision, Limits{});
+  visit("max_prefill_token_num", settings.max_prefill_token_num, Limits{.low = 1});
+  visit("num_tokens_per_iter", settings.num_tokens_per_iter, Limits{.low = 0});
+  visit("max_prefill_iters", settings.max_prefill_iters, Limits{.low = 1});
+  visit("device", settings.device, Limits{.choices = "auto, cpu, cuda"});
+  visit("threads", settings.threads, Limits{.low = 0, .high = 1024});
+  visit("max_waiting", settings.max_waiting, Limits{.low = 1});
+  visit("session_idle_seconds", settings.session_idle_seconds, Limits{.low = 1});
+}
+
+}  // namespace turbomind

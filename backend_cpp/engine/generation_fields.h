@@ -1,0 +1,107 @@
+// How an answer is generated, as a request says it.
+// Written by `make fields` from lmdeploy/messages.py and lmdeploy/serve/request.py; change that.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "engine/field_limits.h"
+
+namespace turbomind {
+
+struct GenerationFields {
+  // Answers to one prompt, told apart by their index.
+  int n = 1;
+  // Most tokens to generate; None, on the wire -1: all that the session length leaves, to which larger numbers are
+  // shortened.
+  int max_new_tokens = 512;
+  // False: greedy decoding, whatever the sampling fields say.
+  bool do_sample = false;
+  // Keep the likeliest tokens that together have this probability.
+  float top_p = 1.0f;
+  // Keep so many of the likeliest tokens; 0: all.
+  int top_k = 50;
+  // Keep the tokens with at least this share of the likeliest one's probability.
+  float min_p = 0.0f;
+  // Keep the tokens whose logit is within so many standard deviations (of the logits) of the largest; 0: all.
+  float top_n_sigma = 0.0f;
+  // Divides the logits; 0 is greedy.
+  float temperature = 0.8f;
+  // A value over 1 discourages tokens that are already in prompt or answer.
+  float repetition_penalty = 1.0f;
+  // The model's own end-of-sequence tokens do not end the answer.
+  bool ignore_eos = false;
+  // Seed of this request's generator; without one it is drawn at random.
+  std::optional<uint64_t> random_seed;
+  // Strings of any length that end the answer; they are not part of it.
+  std::vector<std::string> stop_words;
+  // Strings that are never generated.
+  std::vector<std::string> bad_words;
+  // Tokens that end the answer, beside the model's own; they are not part of it.
+  std::vector<int32_t> stop_token_ids;
+  // Tokens that are never generated.
+  std::vector<int32_t> bad_token_ids;
+  // Tokens during which nothing may end the answer.
+  int min_new_tokens = 0;
+  // Special tokens do not appear in the text.
+  bool skip_special_tokens = true;
+  // Return the log probability of each token, and of so many likeliest ones beside it.
+  std::optional<int> logprobs;
+  // What the answer has to match: {"type": "text" | "json_object" | "json_schema" | "regex_schema" | "grammar"}
+  // with a member named as the type: json_schema {"schema": ...}, regex_schema "...", grammar "..." (EBNF).
+  std::string response_format;
+  // Taken once from the logit of each token of the answer so far.
+  float presence_penalty = 0.0f;
+  // Taken from the logit of a token for each time it is in the answer so far.
+  float frequency_penalty = 0.0f;
+  // Token ids, and what is added to the logit of each.
+  std::vector<std::pair<int32_t, float>> logit_bias;
+  // The log probabilities of each token of the prompt, in the outputs prompt_*; not in a session. With
+  // max_new_tokens 0 nothing is generated.
+  std::optional<int> prompt_logprobs;
+};
+
+// Calls visit(name, field, limits) for every field.
+template <class Fields, class Visit>
+void visit_fields(Fields& fields, Visit&& visit) {
+  visit("n", fields.n, Limits{.low = 1, .high = 128});
+  visit("max_new_tokens", fields.max_new_tokens, Limits{.low = -1});
+  visit("do_sample", fields.do_sample, Limits{});
+  visit("top_p", fields.top_p, Limits{.low = 0, .excludes_low = true, .high = 1});
+  visit("top_k", fields.top_k, Limits{.low = 0});
+  visit("min_p", fields.min_p, Limits{.low = 0, .high = 1});
+  visit("top_n_sigma", fields.top_n_sigma, Limits{.low = 0, .high = 100});
+  visit("temperature", fields.temperature, Limits{.low = 0, .high = 2});
+  visit("repetition_penalty", fields.repetition_penalty, Limits{.low = 0, .excludes_low = true, .high = 100});
+  visit("ignore_eos", fields.ignore_eos, Limits{});
+  visit("random_seed", fields.random_seed, Limits{});
+  visit("stop_words", fields.stop_words, Limits{.max_items = 1024, .max_bytes = 16384});
+  visit("bad_words", fields.bad_words, Limits{.max_items = 64, .max_bytes = 256});
+  visit("stop_token_ids", fields.stop_token_ids, Limits{.max_items = 1024});
+  visit("bad_token_ids", fields.bad_token_ids, Limits{.max_items = 10000});
+  visit("min_new_tokens", fields.min_new_tokens, Limits{.low = 0});
+  visit("skip_special_tokens", fields.skip_special_tokens, Limits{});
+  visit("logprobs", fields.logprobs, Limits{.low = 0, .high = 20});
+  visit("response_format", fields.response_format, Limits{});
+  visit("presence_penalty", fields.presence_penalty, Limits{.low = -2, .high = 2});
+  visit("frequency_penalty", fields.frequency_penalty, Limits{.low = -2, .high = 2});
+  visit("logit_bias", fields.logit_bias, Limits{.max_items = 1024});
+  visit("prompt_logprobs", fields.prompt_logprobs, Limits{.low = 0, .high = 20});
+}
+
+// Fields a request that has one of them samples by, unless do_sample says otherwise.
+inline constexpr std::string_view kSamplingFields[] = {"top_p", "top_k", "min_p", "top_n_sigma", "temperature"};
+
+// Other names of fields among the parameters of a Triton request: {theirs, ours}.
+inline constexpr std::pair<std::string_view, std::string_view> kOtherNames[] = {
+    {"max_tokens", "max_new_tokens"},
+    {"seed", "random_seed"},
+    {"stop", "stop_words"},
+    {"min_tokens", "min_new_tokens"},
+};
+
+}  // namespace turbomind

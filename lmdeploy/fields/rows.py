@@ -1,0 +1,235 @@
+"""How a field is declared: its default, what it may hold, and one sentence about it.
+
+A dataclass declares its fields with the functions of this module, and is then a table: `rows_of` returns a row a
+field. Checks (`require_valid`), documentation (`documented`), command-line options, tensors of Triton and the C++
+structs are all made from these rows, the last two by ``make fields``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, replace
+from enum import Enum
+from functools import cache
+from typing import Any, TypeVar
+
+from lmdeploy import checks
+
+logger = logging.getLogger(__name__)
+
+MAX_INT32 = 2**31 - 1  # counts and token ids travel as int32
+MAX_SEED = 2**64 - 1
+
+_KEY = "row"
+_Class = TypeVar("_Class", bound=type)
+
+
+class Kind(Enum):
+    """What a field holds."""
+
+    FLAG = "bool"
+    WHOLE = "int"
+    NUMBER = "float"
+    SEED = "uint64"
+    TEXT = "str"
+    TEXTS = "list of str"
+    TOKENS = "list of token ids"
+    BIASES = "dict of token id to float"
+    JSON = "JSON object"
+    NAMES = "dict of str to str"
+    OTHER = "object"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One field.
+
+    Parameters
+    ----------
+    name, default
+        As in the dataclass.
+    kind
+        What it holds; None is allowed as well where it is the default or ``is_optional``.
+    sentence
+        What it does, for documentation and ``--help``.
+    low, high, above
+        Range of a number: ``low <= value <= high`` and ``value > above``.
+    wire_low
+        Where the tensor allows lower numbers than the Python field, which ``sentence`` then explains.
+    choices
+        The values allowed.
+    max_items, max_bytes
+        Of a list, and of each of its strings as UTF-8.
+    none_means
+        What the engine takes None for; the default None: the engine can tell that nothing was given.
+    also
+        Other names of it among a Triton request's parameters: those of Triton's vLLM backend.
+    is_tensor
+        A tensor of the models ``turbomind`` and ``ensemble``.
+    is_param
+        Read into the C++ struct ``GenerationFields``.
+    makes_sampling
+        A request that has its tensor samples, unless ``do_sample`` says otherwise.
+    tensor_default
+        Default told beside the tensor, where it is not `default`.
+    no_effect
+        Why the field does nothing; who sets it is told.
+    """
+
+    name: str = ""
+    default: Any = None
+    kind: Kind
+    sentence: str
+    is_optional: bool = False
+    low: float | None = None
+    high: float | None = None
+    above: float | None = None
+    wire_low: int | None = None
+    choices: tuple[Any, ...] = ()
+    max_items: int | None = None
+    max_bytes: int | None = None
+    none_means: Any = None
+    also: tuple[str, ...] = ()
+    is_tensor: bool = False
+    is_param: bool = False
+    makes_sampling: bool = False
+    tensor_default: str = ""
+    no_effect: str = ""
+
+    @property
+    def range_text(self) -> str:
+        """The range in words, e.g. ``in [0, 2]`` or ``>= 1``; empty without one."""
+        if self.choices:
+            return "one of " + ", ".join(str(choice) for choice in self.choices if choice is not None)
+        low, high = (f"{limit:g}" if limit is not None else "" for limit in (self.low, self.high))
+        if self.above is not None:
+            return f"in ({self.above:g}, {high}]" if high else f"> {self.above:g}"
+        if low and high and self.high not in (MAX_INT32, MAX_SEED):
+            return f"in [{low}, {high}]"
+        return f">= {low}" if low else ""
+
+    def problem(self, value: Any) -> str | None:
+        """Return what is wrong with `value`, a sentence that names the field; None: nothing."""
+        if value is None and (self.default is None or self.is_optional):
+            return None
+        if self.choices:
+            return checks.one_of(self.name, value, self.choices)
+        match self.kind:
+            case Kind.FLAG:
+                return checks.flag(self.name, value)
+            case Kind.WHOLE | Kind.SEED:
+                high = int(self.high) if self.high is not None else MAX_INT32
+                return checks.whole(self.name, value, int(self.low or 0), high)
+            case Kind.NUMBER:
+                bounds = {"above": self.above, "low": self.low, "high": self.high}
+                return checks.finite(self.name, value, **{k: v for k, v in bounds.items() if v is not None})
+            case Kind.TEXT:
+                return checks.optional_text(self.name, value)
+            case Kind.TEXTS:
+                return checks.strings(self.name, value, self.max_items, self.max_bytes)
+            case Kind.TOKENS:
+                return checks.token_ids(self.name, value, self.max_items)
+            case Kind.BIASES:
+                return checks.token_biases(self.name, value, self.max_items)
+            case Kind.JSON | Kind.NAMES:
+                return None if isinstance(value, Mapping) else f"{self.name} must be a dict, got {value!r}"
+        return None
+
+
+def _field(row: Row) -> Any:
+    return dataclasses.field(default=row.default, metadata={_KEY: row})
+
+
+def flag(default: bool | None, sentence: str, **more: Any) -> Any:
+    """Declare a field that is true or false."""
+    return _field(Row(default=default, kind=Kind.FLAG, sentence=sentence, **more))
+
+
+def whole(default: int | None, sentence: str, *, low: int = 0, high: int = MAX_INT32, **more: Any) -> Any:
+    """Declare a whole number in ``[low, high]``."""
+    return _field(Row(default=default, kind=Kind.WHOLE, sentence=sentence, low=low, high=high, **more))
+
+
+def seed(sentence: str, **more: Any) -> Any:
+    """Declare a number of 64 bits, None by default."""
+    return _field(Row(default=None, kind=Kind.SEED, sentence=sentence, low=0, high=MAX_SEED, **more))
+
+
+def number(default: float | None, sentence: str, **more: Any) -> Any:
+    """Declare a finite number."""
+    return _field(Row(default=default, kind=Kind.NUMBER, sentence=sentence, **more))
+
+
+def text(default: str | None, sentence: str, **more: Any) -> Any:
+    """Declare a string, free or one of ``choices``."""
+    return _field(Row(default=default, kind=Kind.TEXT, sentence=sentence, **more))
+
+
+def texts(sentence: str, **more: Any) -> Any:
+    """Declare a list of non-empty strings, None by default."""
+    return _field(Row(default=None, kind=Kind.TEXTS, sentence=sentence, **more))
+
+
+def tokens(sentence: str, **more: Any) -> Any:
+    """Declare a list of token ids, None by default."""
+    return _field(Row(default=None, kind=Kind.TOKENS, sentence=sentence, **more))
+
+
+def biases(sentence: str, **more: Any) -> Any:
+    """Declare a dict of token id to what is added to its logit, None by default."""
+    return _field(Row(default=None, kind=Kind.BIASES, sentence=sentence, **more))
+
+
+def json_object(sentence: str, **more: Any) -> Any:
+    """Declare a JSON object, None by default."""
+    return _field(Row(default=None, kind=Kind.JSON, sentence=sentence, **more))
+
+
+def names(sentence: str, **more: Any) -> Any:
+    """Declare a dict of name to path, None by default."""
+    return _field(Row(default=None, kind=Kind.NAMES, sentence=sentence, **more))
+
+
+def other(sentence: str, **more: Any) -> Any:
+    """Declare a field that is not checked by its row, None by default."""
+    return _field(Row(default=None, kind=Kind.OTHER, sentence=sentence, **more))
+
+
+@cache
+def rows_of(cls: type) -> tuple[Row, ...]:
+    """Return the rows of a dataclass, in the order of its fields; fields declared otherwise have none."""
+    return tuple(
+        replace(field.metadata[_KEY], name=field.name, default=None if field.default is MISSING else field.default)
+        for field in dataclasses.fields(cls)
+        if _KEY in field.metadata
+    )
+
+
+def require_valid(instance: object, further_problems: Sequence[str | None] = ()) -> None:
+    """Check every field of a dataclass that is a table.
+
+    Raises
+    ------
+    ValueError
+        With every problem found, each naming field, expectation and value.
+    """
+    table = rows_of(type(instance))
+    checks.require([*(row.problem(getattr(instance, row.name)) for row in table), *further_problems])
+    for row in table:
+        if row.no_effect and getattr(instance, row.name) != row.default:
+            logger.warning("%s has no effect: %s", row.name, row.no_effect)
+
+
+def documented(cls: _Class) -> _Class:
+    """Give a dataclass that is a table the documentation of its fields; a decorator."""
+    lines = [f"{row.name}\n    {describe(row)}" for row in rows_of(cls)]
+    errors = "Raises\n------\nValueError\n    If a value is of the wrong type or out of range; NaN and infinity always are."
+    cls.__doc__ = f"{cls.__doc__}\n\nParameters\n----------\n" + "\n".join(lines) + f"\n\n{errors}\n"
+    return cls
+
+
+def describe(row: Row) -> str:
+    """Return the sentence of a row with its range."""
+    return f"{row.sentence} ({row.range_text})" if row.range_text else row.sentence

@@ -1,0 +1,65 @@
+"""docs/settings.md: every field of a request and every setting of an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from lmdeploy.fields.rows import Row, rows_of
+from lmdeploy.messages import GenerationConfig, PytorchEngineConfig, TurbomindEngineConfig
+from lmdeploy.serve.request import RequestFields
+
+_PAGE = """\
+# Settings
+
+Every field of a request and every setting of an engine. Written by `make fields` from `lmdeploy/messages.py` and
+`lmdeploy/serve/request.py`, where each is declared once; `GenerationConfig`, Triton's tensors, the HTTP API's checks, the
+engine and the command line all follow them.
+
+## How to generate: `GenerationConfig`
+
+Where the column *tensor* says yes, the field is also an optional input of the models `ensemble` and `turbomind`, a member of
+the JSON body of Triton's `generate` and `generate_stream`, and a request parameter (as clients of Triton's vLLM backend send
+them, under their names where those differ).
+
+{generation}
+
+## Beside it, in a request to Triton
+
+{request}
+
+## How to run a model: `TurbomindEngineConfig`
+
+Each is an option of `lmdeploy chat`, `serve api_server`, `serve gradio` and `convert` (`--session-len`), and a member of the
+JSON in `LMDEPLOY_ENGINE_CONFIG` and in the parameter `engine_config` of `turbomind/config.pbtxt`. An option wins over the
+environment, which wins over the file.
+
+{turbomind}
+
+## `PytorchEngineConfig`
+
+The engine it belongs to is not there yet: such a configuration is refused with that reason.
+
+{pytorch}
+"""
+
+
+def settings(_: str) -> str:
+    """Return the page."""
+    return _PAGE.format(
+        generation=_table(rows_of(GenerationConfig), has_tensors=True),
+        request=_table(rows_of(RequestFields), has_tensors=True),
+        turbomind=_table(rows_of(TurbomindEngineConfig), has_tensors=False),
+        pytorch=_table(rows_of(PytorchEngineConfig), has_tensors=False),
+    )
+
+
+def _table(rows: Iterable[Row], has_tensors: bool) -> str:
+    columns = ["field", "type", "default", "range", *(["tensor", "also"] if has_tensors else []), "what it does"]
+    lines = [f"| {' | '.join(columns)} |", "| " + " | ".join("---" for _ in columns) + " |"]
+    for row in rows:
+        sentence = row.sentence + (f" No effect: {row.no_effect}." if row.no_effect else "")
+        about_tensors = ["yes" if row.is_tensor else "no", ", ".join(f"`{name}`" for name in row.also)]
+        cells = [f"`{row.name}`", row.kind.value, f"`{row.default}`", row.range_text]
+        cells += [*(about_tensors if has_tensors else []), sentence.replace("|", "\\|")]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)

@@ -1,0 +1,71 @@
+"""The inputs of the models ``turbomind`` and ``ensemble``."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from lmdeploy.fields.rows import Kind, Row, describe
+from lmdeploy.serve.request import FIELDS
+from tools.fields.marked import replaced
+
+_TYPES = {
+    Kind.FLAG: ("TYPE_BOOL", "1"),
+    Kind.WHOLE: ("TYPE_INT32", "1"),
+    Kind.NUMBER: ("TYPE_FP32", "1"),
+    Kind.SEED: ("TYPE_UINT64", "1"),
+    Kind.TEXT: ("TYPE_STRING", "1"),
+    Kind.TEXTS: ("TYPE_STRING", "-1"),
+    Kind.TOKENS: ("TYPE_INT32", "-1"),
+    Kind.JSON: ("TYPE_STRING", "1"),
+}
+# A chat template has stop words of its own, which preprocessing adds to the request's.
+_FROM_PREPROCESSING = {"stop_words": "_stop_words"}
+
+
+def tensors(row: Row) -> Iterator[tuple[str, str, str]]:
+    """Yield name, data type and dimension of a field's tensors."""
+    if row.kind is Kind.BIASES:
+        yield f"{row.name}_ids", "TYPE_INT32", "-1"
+        yield f"{row.name}_values", "TYPE_FP32", "-1"
+    else:
+        yield row.name, *_TYPES[row.kind]
+
+
+def default_text(row: Row) -> str:
+    """Return what holds where the tensor is not given."""
+    if row.tensor_default:
+        return row.tensor_default
+    if row.default is None:
+        return "none"
+    return str(row.default).lower() if isinstance(row.default, bool) else f"{row.default:g}"
+
+
+def engine(text: str) -> str:
+    """Return turbomind/config.pbtxt with the inputs of the table, each with its sentence."""
+    lines = []
+    for row in FIELDS.values():
+        sentence = f"{describe(row)} Default: {default_text(row)}."
+        lines += textwrap.wrap(sentence, width=116, initial_indent="  # ", subsequent_indent="  # ")
+        lines += _inputs(row)
+    return replaced(text, "#", "fields of a request", lines)
+
+
+def ensemble(text: str) -> str:
+    """Return ensemble/config.pbtxt with the inputs of the table, handed to turbomind."""
+    inputs = [line for row in FIELDS.values() for line in _inputs(row)]
+    maps = []
+    for row in FIELDS.values():
+        for name, _, _ in tensors(row):
+            key = f'"{name}"'
+            maps.append(f'      input_map  {{ key: {key:<22} value: "{_FROM_PREPROCESSING.get(name, name)}" }}')
+    text = replaced(text, "#", "fields of a request", inputs)
+    return replaced(text, "#", "fields of a request, handed on", maps, indent="      ")
+
+
+def _inputs(row: Row) -> list[str]:
+    lines = []
+    for name, data_type, dimension in tensors(row):
+        quoted, dims = f'"{name}"', f"[ {dimension} ]"
+        lines.append(f"  {{ name: {quoted:<21} data_type: {data_type:<11} dims: {dims:<6} optional: true }},")
+    return lines
