@@ -42,7 +42,7 @@ CXX_SOURCES = $(shell find backend_cpp -name '*.h' -o -name '*.cc' -o -name '*.c
 QUICK_TESTS := tests/repository  # of make check
 PY_SOURCES  := lmdeploy openai_gateway python_backend webui tools tests
 
-.PHONY: help serve test test-all build build-tests bench peers bench-peers lint format typecheck sanitize check screenshot lock model setup dev browser clients clean
+.PHONY: help serve test test-all build build-tests bench peers bench-peers lint format fields typecheck sanitize check screenshot lock model setup dev browser clients clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -160,6 +160,9 @@ format: dev ## Rewrite the sources in the project's layout
 	$(VENV)/bin/ruff check --fix-only --quiet $(PY_SOURCES)
 	$(VENV)/bin/ruff format $(PY_SOURCES)
 	$(VENV)/bin/clang-format -i $(CXX_SOURCES)
+
+fields: dev ## Write what is made from the tables of fields: config.pbtxt, C++ structs, docs/settings.md
+	@$(PY) -m tools.fields
 
 lock: dev ## Pin the requirements to what is installed in the virtual environment
 	$(PY) tools/lock_requirements.py

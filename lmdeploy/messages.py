@@ -24,15 +24,18 @@ MAX_ANSWERS = 128
 MAX_TOP_LOGPROBS = 20
 ALL_THAT_IS_LEFT = -1  # as max_new_tokens: what the prompt leaves of the session length
 
+# How far a field reaches: to the engine, also as a tensor; into bodies of the HTTP API; and it makes a request sample.
+_ENGINE: dict[str, Any] = {"is_tensor": True, "is_param": True}
+_IN_BODIES = {**_ENGINE, "is_in_bodies": True}
+_SAMPLING = {**_IN_BODIES, "makes_sampling": True}
+
 
 @rows.documented
 @dataclass
 class GenerationConfig:
     """How to generate an answer."""
 
-    n: int = rows.whole(
-        1, "Answers to one prompt, told apart by their index.", low=1, high=MAX_ANSWERS, is_tensor=True, is_param=True
-    )
+    n: int = rows.whole(1, "Answers to one prompt, told apart by their index.", low=1, high=MAX_ANSWERS, **_ENGINE)
     max_new_tokens: int | None = rows.whole(
         512,
         "Most tokens to generate; None, on the wire -1: all that the session length leaves, to which larger numbers "
@@ -42,14 +45,12 @@ class GenerationConfig:
         is_optional=True,
         none_means=ALL_THAT_IS_LEFT,
         also=("max_tokens",),
-        is_tensor=True,
-        is_param=True,
+        **_ENGINE,
     )
     do_sample: bool = rows.flag(
         False,
         "False: greedy decoding, whatever the sampling fields say.",
-        is_tensor=True,
-        is_param=True,
+        **_ENGINE,
         tensor_default="true if a sampling field is given, else false",
     )
     top_p: float = rows.number(
@@ -57,82 +58,78 @@ class GenerationConfig:
         "Keep the likeliest tokens that together have this probability.",
         above=0,
         high=1,
-        is_tensor=True,
-        is_param=True,
-        makes_sampling=True,
+        **_SAMPLING,
     )
     top_k: int = rows.whole(
-        50, "Keep so many of the likeliest tokens; 0: all.", is_tensor=True, is_param=True, makes_sampling=True
+        50,
+        "Keep so many of the likeliest tokens; 0: all.",
+        **_SAMPLING,
     )
     min_p: float = rows.number(
         0.0,
         "Keep the tokens with at least this share of the likeliest one's probability.",
         low=0,
         high=1,
-        is_tensor=True,
-        is_param=True,
-        makes_sampling=True,
+        **_SAMPLING,
     )
     top_n_sigma: float = rows.number(
         0.0,
         "Keep the tokens whose logit is within so many standard deviations (of the logits) of the largest; 0: all.",
         low=0,
         high=100,
-        is_tensor=True,
-        is_param=True,
-        makes_sampling=True,
+        **_SAMPLING,
     )
     temperature: float = rows.number(
-        0.8, "Divides the logits; 0 is greedy.", low=0, high=2, is_tensor=True, is_param=True, makes_sampling=True
+        0.8,
+        "Divides the logits; 0 is greedy.",
+        low=0,
+        high=2,
+        **_SAMPLING,
     )
     repetition_penalty: float = rows.number(
         1.0,
         "A value over 1 discourages tokens that are already in prompt or answer.",
         above=0,
         high=100,
-        is_tensor=True,
-        is_param=True,
+        **_IN_BODIES,
     )
     ignore_eos: bool = rows.flag(
-        False, "The model's own end-of-sequence tokens do not end the answer.", is_tensor=True, is_param=True
+        False,
+        "The model's own end-of-sequence tokens do not end the answer.",
+        **_IN_BODIES,
     )
     random_seed: int | None = rows.seed(
         "Seed of this request's generator; without one it is drawn at random.",
         also=("seed",),
-        is_tensor=True,
-        is_param=True,
+        **_ENGINE,
     )
     stop_words: list[str] | None = rows.texts(
         "Strings of any length that end the answer; they are not part of it.",
         max_items=1024,
         max_bytes=16384,
         also=("stop",),
-        is_tensor=True,
-        is_param=True,
+        **_ENGINE,
     )
     bad_words: list[str] | None = rows.texts(
-        "Strings that are never generated.", max_items=64, max_bytes=256, is_tensor=True, is_param=True
+        "Strings that are never generated.",
+        max_items=64,
+        max_bytes=256,
+        **_IN_BODIES,
     )
     stop_token_ids: list[int] | None = rows.tokens(
         "Tokens that end the answer, beside the model's own; they are not part of it.",
         max_items=1024,
-        is_tensor=True,
-        is_param=True,
+        **_IN_BODIES,
     )
-    bad_token_ids: list[int] | None = rows.tokens(
-        "Tokens that are never generated.", max_items=10000, is_tensor=True, is_param=True
-    )
+    bad_token_ids: list[int] | None = rows.tokens("Tokens that are never generated.", max_items=10000, **_ENGINE)
     min_new_tokens: int | None = rows.whole(
         None,
         "Tokens during which nothing may end the answer.",
         none_means=0,
         also=("min_tokens",),
-        is_tensor=True,
-        is_param=True,
+        **_IN_BODIES,
     )
-    skip_special_tokens: bool = rows.flag(
-        True, "Special tokens do not appear in the text.", is_tensor=True, is_param=True
-    )
+    skip_special_tokens: bool = rows.flag(True, "Special tokens do not appear in the text.", **_IN_BODIES)
     spaces_between_special_tokens: bool = rows.flag(
         True,
         "Put spaces between special tokens.",
@@ -142,14 +139,12 @@ class GenerationConfig:
         None,
         "Return the log probability of each token, and of so many likeliest ones beside it.",
         high=MAX_TOP_LOGPROBS,
-        is_tensor=True,
-        is_param=True,
+        **_ENGINE,
     )
     response_format: dict[str, Any] | None = rows.json_object(
         'What the answer has to match: {"type": "text" | "json_object" | "json_schema" | "regex_schema" | "grammar"} '
         'with a member named as the type: json_schema {"schema": ...}, regex_schema "...", grammar "..." (EBNF).',
-        is_tensor=True,
-        is_param=True,
+        **_ENGINE,
     )
     logits_processors: list[LogitsProcessor] | None = rows.other(
         "Functions (input_ids [tokens], logits [vocab]) -> logits [vocab], applied in turn before sampling."
@@ -165,19 +160,17 @@ class GenerationConfig:
         "Taken once from the logit of each token of the answer so far.",
         low=-2,
         high=2,
-        is_tensor=True,
-        is_param=True,
+        **_ENGINE,
     )
     frequency_penalty: float = rows.number(
         0.0,
         "Taken from the logit of a token for each time it is in the answer so far.",
         low=-2,
         high=2,
-        is_tensor=True,
-        is_param=True,
+        **_ENGINE,
     )
     logit_bias: dict[int, float] | None = rows.biases(
-        "Token ids, and what is added to the logit of each.", max_items=1024, is_tensor=True, is_param=True
+        "Token ids, and what is added to the logit of each.", max_items=1024, **_ENGINE
     )
 
     def __post_init__(self) -> None:
@@ -240,9 +233,7 @@ class TurbomindEngineConfig:
         low=-1,
         no_effect="the cache is sized at start, and on a CPU its blocks take no memory before they are used",
     )
-    cache_block_seq_len: int = rows.whole(
-        64, "Tokens in a block of the KV cache.", choices=(16, 32, 64, 128, 256, 512)
-    )
+    cache_block_seq_len: int = rows.whole(64, "Tokens in a block of the KV cache.", choices=(16, 32, 64, 128, 256, 512))
     enable_prefix_caching: bool = rows.flag(False, "Reuse the cached blocks of equal prompt beginnings.")
     quant_policy: int = rows.whole(0, "Bits of the KV cache; 0: not quantized.", choices=QUANT_POLICIES)
     rope_scaling_factor: float = rows.number(

@@ -77,7 +77,7 @@ class Gateway:
         if self._qos is not None:
             admission = self._qos.admit(user)
             request.scope["lmdeploy.finally"].append(admission.release)
-            generate.priority = admission.priority
+            generate.fields["priority"] = admission.priority
         request_id = request.scope["lmdeploy.request_id"]
         logger.info("request %s is %s in the engine", request_id, generate.request_id)
         if length := self.settings.max_log_len:

@@ -70,6 +70,8 @@ class Row:
         A tensor of the models ``turbomind`` and ``ensemble``.
     is_param
         Read into the C++ struct ``GenerationFields``.
+    is_in_bodies
+        A member of the JSON bodies of the HTTP API, under its own name.
     makes_sampling
         A request that has its tensor samples, unless ``do_sample`` says otherwise.
     tensor_default
@@ -94,6 +96,7 @@ class Row:
     also: tuple[str, ...] = ()
     is_tensor: bool = False
     is_param: bool = False
+    is_in_bodies: bool = False
     makes_sampling: bool = False
     tensor_default: str = ""
     no_effect: str = ""
@@ -198,7 +201,7 @@ def other(sentence: str, **more: Any) -> Any:
 
 
 @cache
-def rows_of(cls: type) -> tuple[Row, ...]:
+def rows_of(cls: type[Any]) -> tuple[Row, ...]:
     """Return the rows of a dataclass, in the order of its fields; fields declared otherwise have none."""
     return tuple(
         replace(field.metadata[_KEY], name=field.name, default=None if field.default is MISSING else field.default)
@@ -207,7 +210,7 @@ def rows_of(cls: type) -> tuple[Row, ...]:
     )
 
 
-def require_valid(instance: object, further_problems: Sequence[str | None] = ()) -> None:
+def require_valid(instance: Any, further_problems: Sequence[str | None] = ()) -> None:
     """Check every field of a dataclass that is a table.
 
     Raises
@@ -215,7 +218,7 @@ def require_valid(instance: object, further_problems: Sequence[str | None] = ())
     ValueError
         With every problem found, each naming field, expectation and value.
     """
-    table = rows_of(type(instance))
+    table = rows_of(instance.__class__)
     checks.require([*(row.problem(getattr(instance, row.name)) for row in table), *further_problems])
     for row in table:
         if row.no_effect and getattr(instance, row.name) != row.default:
@@ -225,7 +228,9 @@ def require_valid(instance: object, further_problems: Sequence[str | None] = ())
 def documented(cls: _Class) -> _Class:
     """Give a dataclass that is a table the documentation of its fields; a decorator."""
     lines = [f"{row.name}\n    {describe(row)}" for row in rows_of(cls)]
-    errors = "Raises\n------\nValueError\n    If a value is of the wrong type or out of range; NaN and infinity always are."
+    errors = (
+        "Raises\n------\nValueError\n    If a value is of the wrong type or out of range; NaN and infinity always are."
+    )
     cls.__doc__ = f"{cls.__doc__}\n\nParameters\n----------\n" + "\n".join(lines) + f"\n\n{errors}\n"
     return cls
 

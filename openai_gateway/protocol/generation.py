@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, field_validator
 
+from lmdeploy.serve.request import FIELDS
 from openai_gateway.protocol.fields import (
     MAX_INT32,
     MAX_SESSION,
@@ -17,16 +19,13 @@ from openai_gateway.protocol.fields import (
     Tokens,
     at_most,
 )
+from openai_gateway.protocol.table import OF_EVERY_BODY, body_of
 
-DEFAULT_TEMPERATURE = 0.7
-DEFAULT_TOP_P = 1.0
-DEFAULT_TOP_K = 40
-ALL_THAT_IS_LEFT = -1  # the engine's word for what the prompt leaves of the session length
-MAX_CHOICES = 128
-MAX_TOP_LOGPROBS = 20
+_OF_COMPLETIONS = ("n", "presence_penalty", "frequency_penalty")
+
+_MAX_BIASES = FIELDS["logit_bias"].max_items
 
 StopWords = StopWord | Annotated[list[StopWord], Field(max_length=64, fail_fast=True)]
-TokenIds = Annotated[list[Annotated[int, Field(ge=0, le=MAX_INT32)]], Field(max_length=1024, fail_fast=True)]
 
 
 class StreamOptions(Strict):
@@ -35,22 +34,24 @@ class StreamOptions(Strict):
     include_usage: bool | None = None
 
 
-class SamplingFields(Strict):
+if TYPE_CHECKING:
+
+    class _Sampling(Strict):
+        temperature: float | None
+        top_p: float | None
+
+else:
+    _Sampling = body_of("_Sampling", Strict, OF_EVERY_BODY)
+
+
+class SamplingFields(_Sampling):
     """How to choose tokens, and when to stop. A null field has its default."""
 
-    temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=0, le=MAX_INT32)
-    min_p: float | None = Field(None, ge=0, le=1)
-    repetition_penalty: float | None = Field(None, gt=0, le=100)
-    min_new_tokens: int | None = Field(None, ge=0, le=MAX_INT32)
+    defaults: ClassVar[Mapping[str, Any]] = {"temperature": 0.7, "top_p": 1.0, "top_k": 40}
+
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     stop: StopWords | None = None
-    stop_token_ids: TokenIds | None = None
-    bad_words: Annotated[list[StopWord], Field(max_length=64, fail_fast=True)] | None = None
     stream: bool | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
     user: AnyText | None = None
     session_id: int | None = Field(None, ge=-1, le=MAX_SESSION)
 
@@ -61,34 +62,35 @@ class SamplingFields(Strict):
 
     def generation_inputs(self) -> dict[str, Any]:
         """Return the fields of `GenerateRequest` that say how to generate, all but the token limit."""
-        return {
+        return _of_table(self, OF_EVERY_BODY) | {
             "stop_words": [self.stop] if isinstance(self.stop, str) else self.stop or (),
-            "stop_token_ids": self.stop_token_ids or (),
-            "bad_words": self.bad_words or (),
             "stream": bool(self.stream),
-            "min_new_tokens": self.min_new_tokens,
-            "temperature": DEFAULT_TEMPERATURE if self.temperature is None else self.temperature,
-            "top_p": DEFAULT_TOP_P if self.top_p is None else self.top_p,
-            "top_k": DEFAULT_TOP_K if self.top_k is None else self.top_k,
-            "min_p": self.min_p,
-            "repetition_penalty": self.repetition_penalty,
             "random_seed": None if self.seed is None else self.seed % 2**64,
-            "ignore_eos": self.ignore_eos,
-            "skip_special_tokens": self.skip_special_tokens,
         }
 
 
-class GenerationFields(SamplingFields):
+def _of_table(body: SamplingFields, names: tuple[str, ...]) -> dict[str, Any]:
+    values = {name: getattr(body, name) for name in names}
+    return {name: body.defaults.get(name) if value is None else value for name, value in values.items()}
+
+
+if TYPE_CHECKING:
+
+    class _Completions(SamplingFields):
+        n: int | None
+
+else:
+    _Completions = body_of("_Completions", SamplingFields, _OF_COMPLETIONS)
+
+
+class GenerationFields(_Completions):
     """What both kinds of OpenAI completion share."""
 
     model: Text
-    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     max_tokens: Tokens | None = None
-    presence_penalty: float | None = Field(None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: (
-        Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(at_most(1024))] | None
-    ) = Field(None, max_length=1024)
+        Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(at_most(_MAX_BIASES))] | None
+    ) = Field(None, max_length=_MAX_BIASES)
     stream_options: StreamOptions | None = None
 
     @field_validator("logit_bias")
@@ -111,9 +113,5 @@ class GenerationFields(SamplingFields):
 
     def generation_inputs(self) -> dict[str, Any]:
         """Return the fields of `GenerateRequest` that say how to generate, all but the token limit."""
-        return super().generation_inputs() | {
-            "n": self.n,
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
-            "logit_bias": {int(key): bias for key, bias in (self.logit_bias or {}).items()} or None,
-        }
+        biases = {int(key): bias for key, bias in (self.logit_bias or {}).items()} or None
+        return super().generation_inputs() | _of_table(self, _OF_COMPLETIONS) | {"logit_bias": biases}

@@ -21,7 +21,7 @@ WRITERS = {
 
 def stale(write: bool) -> list[str]:
     """Return how files differ from what the tables say, and mend them if wanted."""
-    differences = []
+    differences: list[str] = []
     for name, writer in WRITERS.items():
         path = ROOT / name
         old = path.read_text(encoding="utf-8") if path.exists() else ""

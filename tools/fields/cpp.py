@@ -103,14 +103,20 @@ def engine_settings(_: str) -> str:
     """Return backend_cpp/engine/engine_settings_fields.h."""
     rows = rows_of(TurbomindEngineConfig)
     text = _SETTINGS.format(
-        note=_NOTE.format("lmdeploy/messages.py"), members=_members(rows, number="double"), visits=_visits(rows, "settings")
+        note=_NOTE.format("lmdeploy/messages.py"),
+        members=_members(rows, number="double"),
+        visits=_visits(rows, "settings"),
     )
     return _laid_out(text)
 
 
 def _laid_out(source: str) -> str:
     """Return C++ as clang-format lays it out."""
-    command = [Path(sys.executable).parent / "clang-format", "--style=file", "--assume-filename=backend_cpp/written.h"]
+    command = [
+        str(Path(sys.executable).parent / "clang-format"),
+        "--style=file",
+        "--assume-filename=backend_cpp/written.h",
+    ]
     return subprocess.run(command, input=source, capture_output=True, text=True, check=True, cwd=ROOT).stdout
 
 

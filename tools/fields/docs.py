@@ -12,14 +12,14 @@ _PAGE = """\
 # Settings
 
 Every field of a request and every setting of an engine. Written by `make fields` from `lmdeploy/messages.py` and
-`lmdeploy/serve/request.py`, where each is declared once; `GenerationConfig`, Triton's tensors, the HTTP API's checks, the
-engine and the command line all follow them.
+`lmdeploy/serve/request.py`, where each is declared once; `GenerationConfig`, Triton's tensors, the HTTP API's checks,
+the engine and the command line all follow them.
 
 ## How to generate: `GenerationConfig`
 
-Where the column *tensor* says yes, the field is also an optional input of the models `ensemble` and `turbomind`, a member of
-the JSON body of Triton's `generate` and `generate_stream`, and a request parameter (as clients of Triton's vLLM backend send
-them, under their names where those differ).
+Where the column *tensor* says yes, the field is also an optional input of the models `ensemble` and `turbomind`, a
+member of the JSON body of Triton's `generate` and `generate_stream`, and a request parameter, as clients of Triton's
+vLLM backend send them (the column *also* has their names).
 
 {generation}
 
@@ -29,9 +29,9 @@ them, under their names where those differ).
 
 ## How to run a model: `TurbomindEngineConfig`
 
-Each is an option of `lmdeploy chat`, `serve api_server`, `serve gradio` and `convert` (`--session-len`), and a member of the
-JSON in `LMDEPLOY_ENGINE_CONFIG` and in the parameter `engine_config` of `turbomind/config.pbtxt`. An option wins over the
-environment, which wins over the file.
+Each is an option of `lmdeploy chat`, `serve api_server`, `serve gradio` and `convert` (`--session-len`), and a member
+of the JSON in `LMDEPLOY_ENGINE_CONFIG` and in the parameter `engine_config` of `turbomind/config.pbtxt`. An option wins
+over the environment, which wins over the file.
 
 {turbomind}
 

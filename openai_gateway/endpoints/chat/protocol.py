@@ -6,8 +6,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
+from lmdeploy.messages import ALL_THAT_IS_LEFT, MAX_TOP_LOGPROBS
 from openai_gateway.protocol.fields import FieldError, NotImplementedFields, Text, Tokens
-from openai_gateway.protocol.generation import ALL_THAT_IS_LEFT, MAX_TOP_LOGPROBS, GenerationFields
+from openai_gateway.protocol.generation import GenerationFields
 from openai_gateway.protocol.messages import Messages
 from openai_gateway.protocol.outputs import ChatLogprobs, Usage
 from openai_gateway.protocol.response_format import ResponseFormat

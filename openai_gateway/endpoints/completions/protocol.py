@@ -6,8 +6,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
+from lmdeploy.messages import MAX_TOP_LOGPROBS
 from openai_gateway.protocol.fields import MAX_INT32, AnyText, FieldError, NotImplementedFields
-from openai_gateway.protocol.generation import MAX_TOP_LOGPROBS, GenerationFields
+from openai_gateway.protocol.generation import GenerationFields
 from openai_gateway.protocol.outputs import CompletionLogprobs, FinishReason, Usage
 from openai_gateway.protocol.response_format import ResponseFormat
 

@@ -7,19 +7,19 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
+from lmdeploy.messages import ALL_THAT_IS_LEFT
 from openai_gateway.protocol.fields import MAX_INT32, MAX_ITEMS, AnyText, FieldError, NotImplementedFields, at_most
-from openai_gateway.protocol.generation import ALL_THAT_IS_LEFT, SamplingFields
+from openai_gateway.protocol.generation import SamplingFields
 from openai_gateway.protocol.messages import Message
 
 NO_SESSION = -1
 _OF_CANCEL = ("prompt", "session_id", "stream", "cancel")
-DEFAULT_TEMPERATURE = 0.8
-DEFAULT_TOP_P = 0.8
 
 
 class InteractiveRequest(SamplingFields):
     """Body of ``POST /v1/chat/interactive``."""
 
+    defaults: ClassVar[Mapping[str, Any]] = {**SamplingFields.defaults, "temperature": 0.8, "top_p": 0.8}
     not_implemented: ClassVar[NotImplementedFields] = {"image_url": ("", []), "adapter_name": ("",)}
 
     prompt: AnyText | Annotated[list[Message], Field(fail_fast=True), BeforeValidator(at_most(MAX_ITEMS))]
@@ -61,8 +61,6 @@ class InteractiveRequest(SamplingFields):
             messages = [message.for_template() for message in self.prompt]
         return super().generation_inputs() | {
             "messages": messages,
-            "temperature": DEFAULT_TEMPERATURE if self.temperature is None else self.temperature,
-            "top_p": DEFAULT_TOP_P if self.top_p is None else self.top_p,
             "max_new_tokens": ALL_THAT_IS_LEFT if self.request_output_len is None else self.request_output_len,
         }
 

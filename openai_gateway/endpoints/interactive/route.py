@@ -65,7 +65,7 @@ def _turn(
         return gateway.client.generate(alone)
     is_new = session is None
     session = gateway.sessions.new_id() if session is None else session
-    inputs |= {"session_id": session, "priority": alone.priority}
+    inputs |= {"session_id": session, "priority": alone.fields.get("priority")}
     if is_new:
         gateway.sessions.hold(session)
         return gateway.client.generate(GenerateRequest(**inputs, sequence_start=True, sequence_end=False))

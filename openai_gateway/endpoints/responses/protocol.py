@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from lmdeploy.messages import ALL_THAT_IS_LEFT, MAX_TOP_LOGPROBS
 from openai_gateway.protocol.fields import (
     MAX_ITEMS,
     AnyText,
@@ -19,7 +20,7 @@ from openai_gateway.protocol.fields import (
     at_most,
     small,
 )
-from openai_gateway.protocol.generation import ALL_THAT_IS_LEFT, MAX_TOP_LOGPROBS, SamplingFields
+from openai_gateway.protocol.generation import SamplingFields
 from openai_gateway.protocol.tools import MAX_TOOLS, Function, FunctionName, Tool
 
 

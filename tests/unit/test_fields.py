@@ -1,0 +1,115 @@
+"""A field declared once is what every other place says of it."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from lmdeploy.fields import rows
+from lmdeploy.fields.rows import Kind, rows_of
+from lmdeploy.messages import GenerationConfig, PytorchEngineConfig, TurbomindEngineConfig
+from lmdeploy.serve.request import FIELDS, GenerateRequest
+from tools.fields.__main__ import WRITERS, stale
+from tools.fields.pbtxt import tensors
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGS = (GenerationConfig, TurbomindEngineConfig, PytorchEngineConfig)
+
+
+def test_what_is_made_from_the_tables_is_as_they_say() -> None:
+    assert stale(write=False) == []
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_lines_that_are_missing_are_written_again(name: str) -> None:
+    written = (ROOT / name).read_text(encoding="utf-8")
+    marks = ('"top_p"', "`top_p`", "float top_p", '"tp"', "int tp")
+    damaged = "".join(line for line in written.splitlines(keepends=True) if not any(mark in line for mark in marks))
+    assert damaged != written
+    assert WRITERS[name](damaged) == written
+
+
+@pytest.mark.parametrize("model", ["turbomind", "ensemble"])
+def test_every_tensor_of_the_table_is_an_optional_input(model: str) -> None:
+    config = model_config_pb2.ModelConfig()
+    text_format.Parse((ROOT / "model_repository" / model / "config.pbtxt").read_text(encoding="utf-8"), config)
+    inputs = {tensor.name: tensor for tensor in config.input}
+    for row in FIELDS.values():
+        for name, data_type, dimension in tensors(row):
+            tensor = inputs[name]
+            assert (model_config_pb2.DataType.Name(tensor.data_type), list(tensor.dims)) == (
+                data_type,
+                [int(dimension)],
+            )
+            assert tensor.optional
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_every_field_has_a_row_with_a_sentence(config: type) -> None:
+    table = {row.name: row for row in rows_of(config)}
+    assert list(table) == [field.name for field in dataclasses.fields(config)]
+    for row in table.values():
+        assert row.sentence.endswith("."), row.name
+        assert row.sentence in (config.__doc__ or ""), row.name
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_defaults_keep_their_own_ranges(config: type) -> None:
+    config()
+
+
+def test_a_bound_is_the_last_value_allowed() -> None:
+    for row in rows_of(GenerationConfig):
+        if row.kind is Kind.NUMBER and row.high is not None:
+            GenerationConfig(**{row.name: row.high})
+            with pytest.raises(ValueError, match=rf"^{row.name} must be "):
+                GenerationConfig(**{row.name: row.high * 1.01})
+
+
+def test_a_setting_without_effect_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    TurbomindEngineConfig()
+    assert not caplog.records
+    TurbomindEngineConfig(cache_chunk_size=4)
+    assert "cache_chunk_size has no effect: the cache is sized at start" in caplog.text
+
+
+def test_a_request_refuses_a_field_that_is_in_no_table() -> None:
+    with pytest.raises(ValueError, match="a request has no field temprature; there are n, "):
+        GenerateRequest(text_input="a", temprature=0)
+
+
+READERS = {
+    TurbomindEngineConfig: ("backend_cpp/engine/load_engine.cc", "lmdeploy/turbomind/engine.py"),
+    GenerationConfig: ("backend_cpp/engine", "lmdeploy/turbomind/engine.py", "lmdeploy/offline"),
+}
+
+
+@pytest.mark.parametrize("config", READERS)
+def test_code_reads_every_field_that_has_an_effect(config: type) -> None:
+    places = [ROOT / place for place in READERS[config]]
+    files = [path for place in places for path in (place.rglob("*.*") if place.is_dir() else [place])]
+    written = {ROOT / name for name in WRITERS}
+    sources = "\n".join(
+        path.read_text(encoding="utf-8")
+        for path in files
+        if path.suffix in (".cc", ".h", ".py") and path not in written
+    )
+    unread = [
+        row.name
+        for row in rows_of(config)
+        if not row.no_effect and not re.search(rf"(\.|->|_\.|\"|\b){row.name}\b", sources)
+    ]
+    assert unread == []
+
+
+def test_a_row_says_its_range_in_words() -> None:
+    @dataclasses.dataclass
+    class Table:
+        share: float = rows.number(0.5, "A share.", above=0, high=1)
+        count: int = rows.whole(1, "A count.", low=1)
+        kind: str = rows.text("a", "A kind.", choices=("a", "b"))
+
+    assert [row.range_text for row in rows_of(Table)] == ["in (0, 1]", ">= 1", "one of a, b"]
