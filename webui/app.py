@@ -18,6 +18,7 @@ from fastapi import FastAPI
 
 from lmdeploy.serve.client import TritonClient
 from webui.conversation import Outcome, Settings, Turn
+from webui.openai_client import OpenAIClient
 from webui.page import Page, chat_view, header_html
 from webui.theme import CSS, theme
 
@@ -26,21 +27,24 @@ PLACEHOLDER = "### Ask anything"
 LOGIN = "Any name will do; the password is an API key of this server."
 
 
-def build(triton_address: str, model_name: str | None = None) -> Any:
+def build(server: str, model_name: str | None = None, api_key: str | None = None) -> Any:
     """Build the page.
 
     Parameters
     ----------
-    triton_address
-        ``host:port`` of Triton's gRPC service.
+    server
+        ``host:port`` of Triton's gRPC service, or the URL of a server with OpenAI's API.
     model_name
         Title of the page; ``None`` asks the server.
+    api_key
+        A key of the server with OpenAI's API.
 
     Returns
     -------
     gradio.Blocks
     """
-    page = Page(TritonClient(triton_address), model_name)
+    is_url = server.startswith(("http://", "https://"))
+    page = Page(OpenAIClient(server, api_key) if is_url else TritonClient(server), model_name)
 
     with gr.Blocks(title=f"{model_name or 'Chat'} · LMDeploy", analytics_enabled=False, fill_width=True) as blocks:
         turns = gr.State([])
@@ -140,17 +144,19 @@ def build(triton_address: str, model_name: str | None = None) -> Any:
     return blocks
 
 
-def create_app(triton_address: str, model_name: str | None = None, api_keys: Sequence[str] = ()) -> FastAPI:
+def create_app(
+    server: str, model_name: str | None = None, api_keys: Sequence[str] = (), api_key: str | None = None
+) -> FastAPI:
     """Return the page as an ASGI application that stops its running answers when it shuts down.
 
     Parameters
     ----------
-    triton_address, model_name
+    server, model_name, api_key
         Of `build`.
     api_keys
         The page is for those who know one of them; empty: for everybody.
     """
-    blocks = build(triton_address, model_name)
+    blocks = build(server, model_name, api_key)
     page: Page = blocks.page
 
     @asynccontextmanager
@@ -188,24 +194,27 @@ def _knows_one_of(api_keys: Sequence[str]) -> Callable[[str, str], bool]:
 
 
 def launch(
-    triton_address: str,
+    server: str,
     server_name: str,
     server_port: int,
     model_name: str | None = None,
     api_keys: Sequence[str] = (),
+    api_key: str | None = None,
 ) -> None:
     """Serve the page until the process is told to stop.
 
     Parameters
     ----------
-    triton_address
-        ``host:port`` of Triton's gRPC service. It need not be up yet.
+    server
+        ``host:port`` of Triton's gRPC service, or the URL of a server with OpenAI's API. It need not be up yet.
     server_name, server_port
         Where to listen.
     model_name
         Title of the page; ``None`` asks the server.
     api_keys
         Of `create_app`.
+    api_key
+        A key of the server with OpenAI's API.
     """
-    app = create_app(triton_address, model_name, api_keys)
+    app = create_app(server, model_name, api_keys, api_key)
     uvicorn.run(app, host=server_name, port=server_port, log_level="warning", timeout_graceful_shutdown=3)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from lmdeploy.serve.client import TritonClient, TritonUnavailable
 from webui.conversation import Outcome, Settings, Turn, answer_last
+from webui.openai_client import OpenAIClient
 
 REDRAW_SECONDS = 0.05
 
@@ -23,7 +24,7 @@ class Page:
         Tasks by Gradio session. Cancelling one cancels the request in the engine.
     """
 
-    client: TritonClient
+    client: TritonClient | OpenAIClient
     model_name: str | None
     running: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 

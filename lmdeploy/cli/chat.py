@@ -2,9 +2,11 @@
 
 import argparse
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from lmdeploy.cli.options import add_device, add_model_format, add_tp
+from lmdeploy.cli.options import NO_PYTORCH, add_engine_options, add_model_options, engine_config
+from lmdeploy.cli.parser import Mention, refuse
 from lmdeploy.cli.terminal import HELP, add_sampling_options, read_message
 
 if TYPE_CHECKING:
@@ -22,51 +24,51 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument(
         "model_path",
-        nargs="?",
-        default="",
-        help="Hugging Face directory or converted workspace (default: the default model)",
+        nargs="*",
+        action=_ModelPath,
+        metavar="MODEL",
+        help="Hugging Face directory or repository, or a converted workspace (default: the default model)",
     )
-    parser.add_argument(
-        "--backend", choices=("turbomind", "pytorch"), default="turbomind", help="engine (default: %(default)s)"
-    )
-    parser.add_argument("--chat-template", default=None, help="name of a chat template, or a JSON file")
-    parser.add_argument("--dtype", default="auto", help="auto, float32, float16 or bfloat16 (default: %(default)s)")
-    add_model_format(parser)
-    add_device(parser)
-    add_tp(parser)
-    parser.add_argument(
-        "--weight-bits", type=int, choices=(4, 8), help="round the weights while loading: faster, less exact"
-    )
-    parser.add_argument("--session-len", type=int, default=None, help="most tokens of a conversation")
-    parser.add_argument(
-        "--cache-max-entry-count",
-        type=float,
-        default=0.8,
-        help="share of free memory for the KV cache (default: %(default)s)",
-    )
+    add_engine_options(parser)
+    add_model_options(parser)
     add_sampling_options(parser)
+    mention = partial(parser.add_argument, action=Mention, help=argparse.SUPPRESS)
+    for flag in (
+        "--tokenizer-path",
+        "--accel",
+        "--max-alloc",
+        "--log-file",
+        "--adapter",
+        "--debug",
+        "--use-fast-tokenizer",
+    ):
+        mention(flag, word="has no effect: it was an option of a command that is gone")
+    mention("--max-session-len", type=int, becomes="session_len", word="is old: it is called --session-len")
+    mention("--session-id", type=int, word="has no effect: a conversation has a number of its own")
+    mention("--stream-output", word="has no effect: answers always appear as they come")
     parser.set_defaults(run=run)
+
+
+class _ModelPath(argparse.Action):
+    """MODEL; or, as up to LMDeploy 0.5.0, the engine and then MODEL."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: str | None = None) -> None:
+        """Keep the model; ``torch`` before it asks for an engine there is not."""
+        engine, model = values[:-1], values[-1] if values else ""
+        if engine == ["torch"]:
+            refuse(parser, "chat torch", NO_PYTORCH)
+        if engine not in ([], ["turbomind"]):
+            parser.error(f"expected one MODEL, got {' '.join(values)}")
+        namespace.model_path = model
 
 
 def run(args: argparse.Namespace) -> int:
     """Load the model and talk until the user leaves."""
-    from lmdeploy.messages import GenerationConfig, PytorchEngineConfig, TurbomindEngineConfig
+    from lmdeploy.messages import GenerationConfig, TurbomindEngineConfig
     from lmdeploy.offline.async_engine import AsyncEngine
 
     try:
-        if args.backend == "pytorch":
-            config: TurbomindEngineConfig | PytorchEngineConfig = PytorchEngineConfig(session_len=args.session_len)
-        else:
-            config = TurbomindEngineConfig(
-                dtype=args.dtype,
-                model_format=args.model_format,
-                weight_bits=args.weight_bits,
-                device=args.device or "auto",
-                tp=args.tp,
-                session_len=args.session_len,
-                cache_max_entry_count=args.cache_max_entry_count,
-                max_batch_size=1,
-            )
+        config = TurbomindEngineConfig(**{"max_batch_size": 1, **engine_config(args)})
         gen_config = GenerationConfig(
             max_new_tokens=args.max_new_tokens,
             do_sample=True,
@@ -77,12 +79,12 @@ def run(args: argparse.Namespace) -> int:
             random_seed=args.seed,
         )
         print("loading the model ...", file=sys.stderr)
-        pipe = AsyncEngine(args.model_path, config, args.chat_template)
+        pipe = AsyncEngine(args.model_path, config, args.chat_template or None)
     except (ValueError, OSError) as error:
         print(f"lmdeploy chat: {error}", file=sys.stderr)
         return 1
     with pipe:
-        print(f"{pipe.engine.directory.spec.model_name}: {HELP}")
+        print(f"{args.model_name or pipe.engine.directory.spec.model_name}: {HELP}")
         talk(pipe, gen_config, args.meta_instruction)
     return 0
 

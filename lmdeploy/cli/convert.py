@@ -3,10 +3,12 @@
 import argparse
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmdeploy.cli.options import MODEL_FORMATS, add_tp
+from lmdeploy.cli.options import NO_REMOTE_CODE, SETTINGS, add_setting
+from lmdeploy.cli.parser import Mention, Refuse
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -30,14 +32,15 @@ def add_parser(subparsers: "Subparsers") -> None:
         "(default: the directory's name)",
     )
     parser.add_argument("--chat-template", help="name of a built-in template (see lmdeploy list), or a JSON file")
-    parser.add_argument(
-        "--dtype",
-        default="auto",
-        choices=("auto", "float32", "float16", "bfloat16"),
-        help="of the weights in memory",
-    )
-    parser.add_argument("--model-format", choices=("llama", *MODEL_FORMATS), help="layout of the checkpoint")
-    add_tp(parser)
+    for name in ("dtype", "model_format", "tp", "revision", "download_dir"):
+        add_setting(parser, SETTINGS[name])
+    hidden = partial(parser.add_argument, help=argparse.SUPPRESS)
+    only = "the tokenizer beside the model is the one used; copy the file there"
+    hidden("--tokenizer-path", action=Refuse, reason=only)
+    found = "the size is read from the checkpoint"
+    hidden("--group-size", type=int, default=0, action=Refuse, neutral=(0, 128), reason=found)
+    hidden("--quant-path", action=Refuse, reason="quantized weights are read from the model's own directory")
+    hidden("--trust-remote-code", nargs=0, action=Mention, word=NO_REMOTE_CODE)
     parser.set_defaults(run=run)
 
 
@@ -45,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
     """Convert; return the exit status."""
     from lmdeploy.messages import TurbomindEngineConfig
     from lmdeploy.model import MODELS
+    from lmdeploy.paths import locate_model
     from lmdeploy.turbomind.convert import convert
     from lmdeploy.turbomind.supported import refuse_unsupported_engine
 
@@ -54,17 +58,17 @@ def run(args: argparse.Namespace) -> int:
     old_name = args.model[0] if len(args.model) == 2 else None
     # In the old form the name said which chat template the model has.
     old_template = old_name if old_name in MODELS else None
-    model_format = {"llama": "meta_llama"}.get(args.model_format, args.model_format)
+    dtype, tp = args.dtype or "auto", args.tp or 1
     try:
-        refuse_unsupported_engine(TurbomindEngineConfig(dtype=args.dtype, model_format=model_format, tp=args.tp))
+        refuse_unsupported_engine(TurbomindEngineConfig(dtype=dtype, model_format=args.model_format, tp=tp))
         target = convert(
-            args.model[-1],
+            str(locate_model(args.model[-1], args.revision, args.download_dir)),
             args.dst_path,
             model_name=args.model_name or old_name,
             chat_template=args.chat_template or old_template,
-            dtype=args.dtype,
-            model_format=model_format,
-            tp=args.tp,
+            dtype=dtype,
+            model_format=args.model_format,
+            tp=tp,
         )
     except (OSError, ValueError) as error:
         print(f"lmdeploy convert: {error}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""``lmdeploy serve gradio``: the chat page, for a running Triton or for a model."""
+"""``lmdeploy serve gradio``: the chat page, for a running Triton, a server with OpenAI's API, or a model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def run(args: argparse.Namespace) -> int:
             _launch(args.target, args)
             return 0
         if args.target.startswith(("http://", "https://")):
-            raise CommandError(f"expected HOST:PORT of Triton's gRPC service or a model, got {args.target}")
+            _launch(args.target, args)
+            return 0
         with served_model(args.target, args) as served:
             import webui.app  # noqa: F401 (takes seconds, in which the model is loaded)
 
@@ -37,8 +38,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _launch(triton_address: str, args: argparse.Namespace) -> None:
+def _launch(server: str, args: argparse.Namespace) -> None:
     from lmdeploy.cli.gateway_settings import api_keys
     from webui.app import launch  # gradio takes seconds to import
 
-    launch(triton_address, args.server_name, args.server_port, api_keys=api_keys(args.api_keys))
+    keys = api_keys(args.api_keys)
+    launch(server, args.server_name, args.server_port, api_keys=keys, api_key=args.api_key)

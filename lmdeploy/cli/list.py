@@ -3,6 +3,8 @@
 import argparse
 from typing import TYPE_CHECKING
 
+from lmdeploy.cli.parser import Mention
+
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -12,6 +14,8 @@ def add_parser(subparsers: "Subparsers") -> None:
     parser = subparsers.add_parser(
         "list", help="List chat templates and architectures.", description="List chat templates and architectures."
     )
+    word = "has no effect: there is one list"
+    parser.add_argument("--engine", action=Mention, word=word, help=argparse.SUPPRESS)
     parser.set_defaults(run=run)
 
 

@@ -10,17 +10,41 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmdeploy.cli.options import positive
+from lmdeploy.cli.parser import Parser, Refuse, print_help_of
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_NOT_THERE = {
+    "auto_gptq": "GPTQ checkpoints are served, but not made here yet; auto_awq makes 4-bit weights",
+    "calibrate": "auto_awq and smooth_quant calibrate by themselves",
+    "kv_qparams": "an 8- or 4-bit cache needs no parameters; serve with --quant-policy 8 or 4",
+    "get_small_sharded_hf": "checkpoints are read tensor by tensor, so large files need no splitting",
+}
 
 
 def add_parser(subparsers: Subparsers) -> None:
     """Add the subcommand, and those below it, to the command line."""
     parser = subparsers.add_parser("lite", help="Make a model smaller.", description="Make a model smaller.")
-    below = parser.add_subparsers(title="how", metavar="METHOD", required=True)
+    parser.set_defaults(run=print_help_of(parser))
+    below = parser.add_subparsers(title="how", metavar="METHOD")
     _add_auto_awq(below)
     _add_smooth_quant(below)
+    for name, reason in _NOT_THERE.items():
+        _add_refused(below, name, reason)
+
+
+def _add_refused(subparsers: Subparsers, name: str, reason: str) -> None:
+    """Add a method of LMDeploy's that is not there, which says so whatever else it is told."""
+    parser = subparsers.add_parser(name, description=f"Not there: {reason}.")
+    assert isinstance(parser, Parser)
+    parser.takes_anything = True
+
+    def run(_: argparse.Namespace) -> int:
+        print(f"lmdeploy lite {name} is not there: {reason}", file=sys.stderr)
+        return 2
+
+    parser.set_defaults(run=run)
 
 
 def _add_auto_awq(subparsers: Subparsers) -> None:
@@ -47,8 +71,22 @@ def _add_smooth_quant(subparsers: Subparsers) -> None:
         "Write a checkpoint whose linear layers are quantized to 8 bits, integers or floats, and whose activations can "
         "be (SmoothQuant).",
     )
-    parser.add_argument("--quant-dtype", choices=("int8", "fp8"), default="int8", help="type of the weights")
+    parser.add_argument(
+        "--quant-dtype", type=_quant_dtype, default="int8", metavar="{int8,fp8}", help="type of the weights"
+    )
+    reason = "smooth_quant has one factor for all layers, and searches none"
+    parser.add_argument("--search-scale", nargs=0, action=Refuse, reason=reason, help=argparse.SUPPRESS)
     parser.set_defaults(run=run_smooth_quant)
+
+
+def _quant_dtype(text: str) -> str:
+    """Return int8 or fp8; an argparse type."""
+    name = {"float8_e4m3fn": "fp8"}.get(text, text)
+    if name == "float8_e5m2":
+        raise argparse.ArgumentTypeError("float8_e5m2 is not supported: weights are written as float8_e4m3fn (fp8)")
+    if name not in ("int8", "fp8"):
+        raise argparse.ArgumentTypeError(f"must be int8 or fp8, got {text}")
+    return name
 
 
 def _add_method(subparsers: Subparsers, name: str, summary: str, description: str) -> argparse.ArgumentParser:
@@ -71,7 +109,12 @@ def _add_method(subparsers: Subparsers, name: str, summary: str, description: st
     add("--calib-samples", type=positive, default=128, metavar="INT", help="most pieces of text to calibrate with")
     add("--calib-seqlen", type=positive, default=2048, metavar="INT", help="tokens of a piece")
     add("--batch-size", type=positive, default=1, metavar="INT", help="pieces computed at a time")
-    add("--device", choices=("cuda", "cpu"), help="where to compute; without it cuda where there is one")
+    add(
+        "--device",
+        choices=("cuda", "cpu"),
+        metavar="{cuda,cpu}",
+        help="where to compute; without it cuda where there is one",
+    )
     add(
         "--dtype",
         choices=("auto", "float16", "bfloat16"),

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 
 from lmdeploy.cli import chat, check_env, convert, list, lite, serve
+from lmdeploy.cli.parser import Parser, print_help_of
 from lmdeploy.version import __version__
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> Parser:
     """Return the parser of the whole command line."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="lmdeploy", description="Serve large language models on NVIDIA Triton, or run them in this process."
     )
     parser.add_argument("-v", "--version", action="version", version=__version__)
-    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    parser.set_defaults(run=print_help_of(parser))
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
     for command in (serve, chat, convert, lite, list, check_env):
         command.add_parser(subparsers)
     return parser
@@ -24,7 +25,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
-    args = make_parser().parse_args(arguments)
+    args = make_parser().parse_everything(arguments)
     try:
         status: int = args.run(args)
     except KeyboardInterrupt:

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import json
 import os
+from collections.abc import Iterable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
+from lmdeploy.cli.parser import Mention, Refuse
+from lmdeploy.fields.rows import Kind, Row, rows_of
+from lmdeploy.messages import MODEL_FORMATS, TurbomindEngineConfig
 from lmdeploy.serve.ports import DEFAULT_TRITON_HOST, Ports
+from lmdeploy.turbomind.supported import refuse_unknown_device
 from openai_gateway.settings import (
     DEFAULT_BODY_SECONDS,
     DEFAULT_DRAIN_SECONDS,
@@ -16,71 +24,149 @@ from openai_gateway.settings import (
     DEFAULT_WRITE_SECONDS,
 )
 
-MODEL_FORMATS = ("hf", "awq", "gptq", "fp8", "fbgemm_fp8", "compressed-tensors", "smooth_quant")
-DEVICES = ("auto", "cpu", "cuda")
-LOG_LEVELS = ("CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG")
+LOG_LEVELS = ("CRITICAL", "FATAL", "ERROR", "WARN", "WARNING", "INFO", "DEBUG", "NOTSET")
 DEFAULT_WEBUI_PORT = 6006
-
-TP_HELP = "devices one model is spread over"
-
-# option -> type and help; an option that is not given leaves the default to TurbomindEngineConfig
-_ENGINE_OPTIONS: dict[str, tuple[type, str]] = {
-    "tp": (int, TP_HELP),
-    "session_len": (int, "most tokens of a conversation, prompt and answer (default: what the model was made for)"),
-    "max_batch_size": (int, "most sequences computed at a time"),
-    "cache_max_entry_count": (float, "part of the free memory given to the KV cache, between 0 and 1"),
-    "cache_block_seq_len": (int, "tokens in a block of the KV cache"),
-    "rope_scaling_factor": (
-        float,
-        "factor of dynamic NTK beyond the trained length (default: as the model says)",
-    ),
-    "max_prefill_token_num": (int, "most prompt tokens computed in one step"),
-}
+_TYPES = {Kind.WHOLE: int, Kind.NUMBER: float, Kind.TEXT: str}
+NO_PYTORCH = "the PyTorch engine is not there yet; the turbomind engine runs the models of docs/supported-models.md"
+_NO_ADAPTERS = "LoRA adapters are not there yet; merge the adapter into the model"
+NO_REMOTE_CODE = "has no effect: code of checkpoints is never run"
+_NO_VISION = "vision models are not there yet"
+SETTINGS = {row.name: row for row in rows_of(TurbomindEngineConfig)}
 
 
-def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """Add what the engine can be told."""
-    group = parser.add_argument_group("engine")
-    for name, (kind, help_text) in _ENGINE_OPTIONS.items():
-        group.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=kind.__name__.upper(), help=help_text)
-    group.add_argument("--backend", choices=("turbomind",), default="turbomind", help="default: %(default)s")
-    group.add_argument("--dtype", choices=("auto", "float32", "float16", "bfloat16"), help="of the weights in memory")
-    add_model_format(group)
-    add_device(group)
+def add_engine_options(parser: argparse.ArgumentParser, names: Iterable[str] = tuple(SETTINGS)) -> None:
+    """Add the settings of the engine, from their table, and those options of LMDeploy's that are about its engines.
+
+    Parameters
+    ----------
+    names
+        The settings wanted; default: all.
+    """
+    group = parser.add_argument_group("engine (docs/settings.md)")
+    for name in names:
+        add_setting(group, SETTINGS[name])
+    refused = partial(group.add_argument, action=Refuse, help=argparse.SUPPRESS)
     group.add_argument(
-        "--weight-bits",
-        type=int,
-        choices=(4, 8),
-        help="round the weights to so many bits while loading: faster, less exact",
-    )
-    group.add_argument(
-        "--model-name",
-        default="",
-        help="name clients use; the Triton clients of LMDeploy up to 0.5.1 take it for the name of a chat template "
-        "(default: the model directory's)",
-    )
+        "--backend", choices=("turbomind", "pytorch"), default="turbomind", action=Refuse, neutral=("turbomind",),
+        reason=NO_PYTORCH, help="the engine; only turbomind is there (default: %(default)s)",
+    )  # fmt: skip
+    refused("--adapters", nargs="*", metavar="NAME=PATH", reason=_NO_ADAPTERS, neutral=([],))
+    refused("--eager-mode", nargs=0, reason=f"it belongs to the PyTorch engine, and {NO_PYTORCH}")
+
+
+def add_setting(parser: argparse.ArgumentParser | argparse._ArgumentGroup, row: Row) -> None:
+    """Add one setting; where the option is not given, the value is None and the table's default holds."""
+    flag = f"--{row.name.replace('_', '-')}"
+    help_text = row.sentence + (f" No effect: {row.no_effect}." if row.no_effect else "")
+    if row.default is not None and row.kind is not Kind.FLAG:
+        help_text += f" (default: {row.default})"
+    help_text = help_text.replace("%", "%%")
+    if row.kind is Kind.FLAG:
+        parser.add_argument(flag, action="store_true", default=None, help=help_text)
+    elif row.name == "device":
+        parser.add_argument(flag, type=_device, metavar="{auto,cpu,cuda}", help=help_text)
+    elif row.name == "model_format":
+        parser.add_argument(
+            flag, type=_model_format, metavar="FORMAT", help=f"{help_text} One of {row.range_text[7:]}."
+        )
+    else:
+        kind = _TYPES[row.kind]
+        choices = [choice for choice in row.choices if choice is not None] or None
+        parser.add_argument(
+            flag, type=kind, choices=choices, metavar=None if choices else kind.__name__.upper(), help=help_text
+        )
+
+
+def _device(text: str) -> str:
+    """Return a device there is; an argparse type."""
+    try:
+        refuse_unknown_device("it", text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}; see docs/new-device.md") from None
+    return text
+
+
+def _model_format(text: str) -> str:
+    """Return the layout of a checkpoint; an argparse type."""
+    name = {"llama": "meta_llama"}.get(text, text)
+    if name not in MODEL_FORMATS:
+        formats = ", ".join(each for each in MODEL_FORMATS if each)
+        raise argparse.ArgumentTypeError(f"must be one of {formats}, got {text}")
+    return name
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Add what a served or loaded model is called, and how its prompts are written."""
+    group = parser.add_argument_group("model")
+    group.add_argument("--model-name", default="", help="name clients use (default: the model directory's)")
     group.add_argument("--chat-template", default="", help="a built-in template (see: lmdeploy list) or a JSON file")
+    add_old_capability(group)
+    group.add_argument("--trust-remote-code", nargs=0, action=Mention, word=NO_REMOTE_CODE, help=argparse.SUPPRESS)
 
 
-def add_model_format(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """Add how the checkpoint's weights are stored."""
-    parser.add_argument("--model-format", choices=MODEL_FORMATS, help="how the weights are stored (default: found out)")
+def add_old_capability(group: argparse._ArgumentGroup) -> None:
+    """Add how the chat template could be told to write prompts."""
+    reason = "it went with LMDeploy 0.6; write {} into the JSON file of --chat-template (docs/chat-templates.md)"
+    group.add_argument(
+        "--cap", action=Refuse, neutral=("chat",), reason=reason.format("`capability`"), help=argparse.SUPPRESS
+    )
 
 
-def add_tp(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """Add how many devices the model runs on."""
-    parser.add_argument("--tp", type=int, default=1, metavar="INT", help=f"{TP_HELP} (default: %(default)s)")
+def add_old_meta_instruction(parser: argparse.ArgumentParser) -> None:
+    """Add the system prompt that a server could be given."""
+    reason = "it went with LMDeploy 0.6; write `meta_instruction` into the JSON file of --chat-template"
+    parser.add_argument("--meta-instruction", action=Refuse, reason=reason, help=argparse.SUPPRESS)
 
 
-def add_device(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """Add what the model runs on."""
-    parser.add_argument("--device", choices=DEVICES, help="default: a GPU if this build can use one, else the CPU")
+def add_max_log_len(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Add how much of prompts the log shows."""
+    parser.add_argument(
+        "--max-log-len", type=int, default=0, metavar="INT", help="characters of prompts in the log (default: none)"
+    )
+
+
+def add_old_batch_size(parser: argparse.ArgumentParser, flag: str) -> None:
+    """Add the name that ``--max-batch-size`` had."""
+    word = "is old: it is called --max-batch-size"
+    parser.add_argument(flag, type=int, action=Mention, becomes="max_batch_size", word=word, help=argparse.SUPPRESS)
+
+
+def add_vision_options(parser: argparse.ArgumentParser) -> None:
+    """Add what LMDeploy can be told about vision models."""
+    parser.add_argument(
+        "--vision-max-batch-size",
+        type=int,
+        default=1,
+        action=Refuse,
+        neutral=(1,),
+        reason=_NO_VISION,
+        help=argparse.SUPPRESS,
+    )
 
 
 def engine_config(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the fields of ``TurbomindEngineConfig`` that were given."""
-    given = {name: getattr(args, name) for name in (*_ENGINE_OPTIONS, "dtype", "model_format", "device", "weight_bits")}
-    return {name: value for name, value in given.items() if value is not None}
+    """Return the settings of the engine that were given: options, which win, and ``LMDEPLOY_ENGINE_CONFIG``.
+
+    Raises
+    ------
+    ValueError
+        The variable holds something else than settings, or a value is out of range.
+    """
+    variable = "LMDEPLOY_ENGINE_CONFIG"
+    try:
+        from_environment = json.loads(os.environ.get(variable) or "{}")
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{variable} must hold JSON: {error}") from None
+    if not isinstance(from_environment, dict):
+        raise ValueError(f"{variable} must hold a JSON object, got {os.environ[variable]}")
+    for name in from_environment.keys() - SETTINGS.keys():
+        nearest = difflib.get_close_matches(name, SETTINGS, n=1)
+        hint = f"; did you mean {nearest[0]}?" if nearest else f"; there are {', '.join(SETTINGS)}"
+        raise ValueError(f"{variable}: the engine has no setting {name}{hint}")
+    given = {name: getattr(args, name, None) for name in SETTINGS}
+    config = from_environment | {name: value for name, value in given.items() if value is not None}
+    TurbomindEngineConfig(**config)
+    return config
 
 
 def add_triton_options(parser: argparse.ArgumentParser) -> None:
@@ -103,7 +189,7 @@ def add_server_options(parser: argparse.ArgumentParser, default_port: int) -> No
     """Add where the command's own server listens, and how much it says."""
     parser.add_argument("--server-name", default="0.0.0.0", help="address to listen on (default: %(default)s)")
     parser.add_argument("--server-port", type=port, default=default_port, metavar="PORT", help="default: %(default)s")
-    parser.add_argument("--log-level", default="WARNING", choices=LOG_LEVELS, help="default: %(default)s")
+    parser.add_argument("--log-level", default="ERROR", choices=LOG_LEVELS, help="default: %(default)s")
 
 
 def add_gateway_options(parser: argparse.ArgumentParser) -> None:
@@ -121,9 +207,7 @@ def add_gateway_options(parser: argparse.ArgumentParser) -> None:
         help="requests at a time in a process, more are refused with 429 (default: %(default)s)",
     )
     group.add_argument("--max-body-bytes", type=positive, metavar="INT", help="longest request body (default: 8 MiB)")
-    group.add_argument(
-        "--max-log-len", type=int, default=0, metavar="INT", help="characters of prompts in the log (default: none)"
-    )
+    add_max_log_len(group)
     group.add_argument(
         "--drain-seconds",
         type=float,

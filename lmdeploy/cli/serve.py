@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from lmdeploy.cli import options, terminal
+from lmdeploy.cli.parser import Mention, Refuse, print_help_of
 from openai_gateway.proxy.settings import DEFAULT_PROXY_PORT, STRATEGIES
 from openai_gateway.settings import DEFAULT_PORT, DEFAULT_TRITON_ADDRESS
 
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 def add_parser(subparsers: Subparsers) -> None:
     """Add the subcommand, and those below it, to the command line."""
     parser = subparsers.add_parser("serve", help="Serve a model.", description="Serve a model.")
-    below = parser.add_subparsers(title="what to serve", metavar="WHAT", required=True)
+    parser.set_defaults(run=print_help_of(parser))
+    below = parser.add_subparsers(title="what to serve", metavar="WHAT")
     _add_api_server(below)
     _add_gateway(below)
     _add_gradio(below)
@@ -45,6 +47,10 @@ def _add_api_server(subparsers: Subparsers) -> None:
     )
     options.add_gateway_options(parser)
     options.add_engine_options(parser)
+    options.add_model_options(parser)
+    options.add_old_meta_instruction(parser)
+    options.add_old_batch_size(parser, "--instance-num")
+    options.add_vision_options(parser)
     options.add_triton_options(parser)
     parser.set_defaults(run=_run_of("api_server"))
 
@@ -111,16 +117,32 @@ def _add_gradio(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "gradio",
         help="Serve a chat page.",
-        description="Serve a chat page for a Triton that runs already, or for a model, with a tritonserver of its own.",
+        description="Serve a chat page for a Triton or a server with OpenAI's API that runs already, or for a model, "
+        "with a tritonserver of its own.",
     )
     parser.add_argument(
         "target",
         metavar="ADDRESS_OR_MODEL",
-        help="HOST:PORT of Triton's gRPC service, or a model as for api_server",
+        help="HOST:PORT of Triton's gRPC service, http://... of an OpenAI API, or a model as for api_server",
     )
     options.add_server_options(parser, options.DEFAULT_WEBUI_PORT)
     options.add_api_keys(parser)
+    parser.add_argument("--api-key", help="a key of the server, where the target is a URL")
+    parser.add_argument(
+        "--share",
+        action=Refuse,
+        nargs=0,
+        reason="the page asks no host but its own; a tunnel such as `ssh -R` publishes it",
+        help=argparse.SUPPRESS,
+    )
+    parser.add_argument(
+        "--restful-api", action=Mention, word="has no effect: a URL says so itself", help=argparse.SUPPRESS
+    )
+    options.add_max_log_len(parser)
     options.add_engine_options(parser)
+    options.add_model_options(parser)
+    options.add_old_meta_instruction(parser)
+    options.add_old_batch_size(parser, "--batch-size")
     options.add_triton_options(parser)
     parser.set_defaults(run=_run_of("gradio"))
 
@@ -141,6 +163,9 @@ def _add_triton_client(subparsers: Subparsers) -> None:
     )
     parser.add_argument(
         "--stream-output", action="store_true", help="kept for old scripts: answers always appear as they come"
+    )
+    parser.add_argument(
+        "--cap", action=Mention, word="has no effect: the server has the chat template", help=argparse.SUPPRESS
     )
     terminal.add_sampling_options(parser)
     parser.set_defaults(run=_run_of("triton_client"))

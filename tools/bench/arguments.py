@@ -6,10 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lmdeploy.cli.options import SETTINGS, add_setting
 from lmdeploy.messages import GenerationConfig, TurbomindEngineConfig
 from lmdeploy.paths import default_model_dir
 from tools.bench.peers.places import NAMES
 from tools.bench.workload import Lengths, Request, dataset_requests, random_requests
+
+_ENGINE = ("dtype", "weight_bits", "quant_policy", "tp", "threads", "cache_max_entry_count", "max_prefill_token_num")
 
 
 def lengths(text: str) -> Lengths:
@@ -39,12 +42,9 @@ def parser(description: str) -> argparse.ArgumentParser:
 def add_engine(made: argparse.ArgumentParser) -> None:
     """Add the flags of the engine in this process."""
     group = made.add_argument_group("engine")
-    group.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="float32", help="of the weights")
-    group.add_argument("--weight-bits", type=int, choices=[4, 8], help="round the weights; default: as --dtype says")
-    group.add_argument("--quant-policy", type=int, choices=[0, 4, 8], default=0, help="bits of the KV cache; 0: plain")
-    group.add_argument("--tp", type=positive, default=1, help="devices one model is spread over")
-    group.add_argument("--cache-max-entry-count", type=float, default=0.2, help="share of free memory for the KV cache")
-    group.add_argument("--max-prefill-token-num", type=positive, default=8192, help="most prompt tokens a step")
+    for name in _ENGINE:
+        add_setting(group, SETTINGS[name])
+    made.set_defaults(dtype="float32", cache_max_entry_count=0.2)
 
 
 def add_sampling(made: argparse.ArgumentParser) -> None:
@@ -67,15 +67,8 @@ def add_workload(made: argparse.ArgumentParser) -> None:
 
 def engine_config(arguments: argparse.Namespace, batch: int) -> TurbomindEngineConfig:
     """Return the engine config the flags describe, with room for a batch of that size."""
-    return TurbomindEngineConfig(
-        dtype=arguments.dtype,
-        weight_bits=arguments.weight_bits,
-        quant_policy=arguments.quant_policy,
-        tp=arguments.tp,
-        max_batch_size=batch,
-        cache_max_entry_count=arguments.cache_max_entry_count,
-        max_prefill_token_num=arguments.max_prefill_token_num,
-    )
+    given = {name: getattr(arguments, name) for name in _ENGINE if getattr(arguments, name) is not None}
+    return TurbomindEngineConfig(**given, max_batch_size=batch)
 
 
 def peer_names(text: str) -> list[str]:

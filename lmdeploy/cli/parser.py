@@ -1,0 +1,90 @@
+"""The parser of the command line: both spellings of an option, and mistakes that are told with what was meant."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+
+class Parser(argparse.ArgumentParser):
+    """Takes ``--session_len`` for ``--session-len``, and names the option that an unknown one is nearest to."""
+
+    _innermost: argparse.ArgumentParser | None = None
+    takes_anything = False  # of a command that is not there: only --help is understood
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse what is known; called for each subcommand's parser in turn, the innermost last."""
+        Parser._innermost = self
+        given = sys.argv[1:] if args is None else args
+        if self.takes_anything and not {"-h", "--help"} & set(given):
+            given = []
+        return super().parse_known_args([_with_hyphens(text) for text in given], namespace)
+
+    def parse_everything(self, args: Sequence[str] | None = None) -> argparse.Namespace:
+        """Parse, or end the process with a sentence that says what is wrong."""
+        parsed, unknown = self.parse_known_args(args)
+        if unknown:
+            parser = Parser._innermost or self
+            parser.error("; ".join(_unknown(text, list(parser._option_string_actions)) for text in unknown))
+        namespace: argparse.Namespace = parsed
+        return namespace
+
+
+class Refuse(argparse.Action):
+    """An option of LMDeploy's that this product does not have: refused with the reason, unless it asks for nothing."""
+
+    def __init__(self, *args: Any, reason: str, neutral: tuple[Any, ...] = (), **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.reason, self.neutral = reason, neutral
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: str | None = None) -> None:
+        """Refuse, or keep a value that asks for nothing beyond what there is."""
+        if values not in self.neutral:
+            refuse(parser, option or self.dest, self.reason)
+        setattr(namespace, self.dest, values)
+
+
+class Mention(argparse.Action):
+    """An option of LMDeploy's that is accepted, and has no effect any more or another name: that is said."""
+
+    def __init__(self, *args: Any, word: str, becomes: str | None = None, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.word, self.becomes = word, becomes
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: str | None = None) -> None:
+        """Say the word; keep the value, for the option that took this one's place where there is one."""
+        print(f"{parser.prog}: {option} {self.word}", file=sys.stderr)
+        setattr(namespace, self.becomes or self.dest, values)
+
+
+def print_help_of(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
+    """Return what a command does that needs a subcommand and was given none."""
+
+    def run(_: argparse.Namespace) -> int:
+        parser.print_help()
+        return 0
+
+    return run
+
+
+def refuse(parser: argparse.ArgumentParser, option: str, reason: str) -> NoReturn:
+    """End the process: an option cannot be had."""
+    parser.error(f"{option} is refused: {reason}")
+
+
+def _with_hyphens(text: str) -> str:
+    if not text.startswith("--"):
+        return text
+    name, equals, value = text.partition("=")
+    return name.replace("_", "-") + equals + value
+
+
+def _unknown(text: str, options: list[str]) -> str:
+    name = text.partition("=")[0]
+    if not name.startswith("-"):
+        return f"unexpected {text!r}"
+    nearest = difflib.get_close_matches(name, options, n=1)
+    return f"there is no option {name}" + (f"; did you mean {nearest[0]}?" if nearest else "; see --help")
