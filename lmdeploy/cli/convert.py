@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     old_name = args.model[0] if len(args.model) == 2 else None
     # In the old form the name said which chat template the model has.
     old_template = old_name if old_name in MODELS else None
-    dtype, tp = args.dtype or "auto", args.tp or 1
+    dtype, tp = args.dtype or "auto", 1 if args.tp is None else args.tp
     try:
         refuse_unsupported_engine(TurbomindEngineConfig(dtype=dtype, model_format=args.model_format, tp=tp))
         target = convert(

@@ -29,8 +29,8 @@ vLLM backend send them (the column *also* has their names).
 
 ## How to run a model: `TurbomindEngineConfig`
 
-Each is an option of `lmdeploy chat`, `serve api_server`, `serve gradio` and `convert` (`--session-len`), and a member
-of the JSON in `LMDEPLOY_ENGINE_CONFIG` and in the parameter `engine_config` of `turbomind/config.pbtxt`. An option wins
+Each is an option of `lmdeploy chat`, `serve api_server` and `serve gradio` (`--session-len`), and a member of the JSON
+in `LMDEPLOY_ENGINE_CONFIG` and in the parameter `engine_config` of `turbomind/config.pbtxt`. An option wins
 over the environment, which wins over the file.
 
 {turbomind}
