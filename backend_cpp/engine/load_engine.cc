@@ -113,19 +113,13 @@ int step_tokens(const EngineSettings& settings, const EngineConfig& config, cons
 }
 
 // The engine shortens a session length that its cache cannot hold.
-void tell_session_length(const EngineSettings& settings, int wanted, const Engine& engine,
+void tell_session_length(const EngineSettings& settings, int wanted, const EngineConfig& config,
                          std::vector<std::string>& notes) {
-  const int held = engine.config().session_len;
-  if (held == wanted) return;
-  const std::string reason = "the cache holds " + std::to_string(engine.config().block_count) + " blocks of " +
-                             std::to_string(engine.config().block_len) + " tokens";
-  if (settings.session_len != 0) {
-    throw invalid_argument("session_len " + std::to_string(wanted) + " does not fit cache_max_entry_count: " + reason +
-                           ", enough for sequences of " + std::to_string(held) +
-                           "; lower session_len or raise cache_max_entry_count");
-  }
-  notes.push_back("session_len is " + std::to_string(held) + " instead of the model's " + std::to_string(wanted) +
-                  ": " + reason + "; raise cache_max_entry_count for more");
+  if (config.session_len == wanted) return;
+  notes.push_back("session_len is " + std::to_string(config.session_len) + " instead of " +
+                  (settings.session_len != 0 ? "" : "the model's ") + std::to_string(wanted) + ": the cache holds " +
+                  std::to_string(config.block_count) + " blocks of " + std::to_string(config.block_len) +
+                  " tokens; raise cache_max_entry_count for more");
 }
 
 }  // namespace
@@ -155,7 +149,7 @@ LoadedEngine load_engine(const std::string& directory, const EngineSettings& set
   LoadedEngine loaded;
   auto compiler = load_grammar_compiler(tokens, spec.vocab_size, spec.eos_token_ids, loaded.no_grammar_reason);
   loaded.engine = std::make_unique<Engine>(config, std::move(runner), std::move(tokens), std::move(compiler));
-  tell_session_length(settings, config.session_len, *loaded.engine, loaded.notes);
+  tell_session_length(settings, config.session_len, loaded.engine->config(), loaded.notes);
   loaded.spec = std::move(spec);
   return loaded;
 }

@@ -207,10 +207,12 @@ def test_a_server_told_to_stop_ends_its_streams_as_cancelled_and_leaves_no_proce
     assert reasons == [b"cancelled"] * 4
 
 
-def test_fields_come_as_parameters_too_under_our_names_and_those_of_the_vllm_backend(triton_server: TritonServer) -> None:
+def test_fields_come_as_parameters_too_under_our_names_and_those_of_the_vllm_backend(
+    triton_server: TritonServer,
+) -> None:
     as_tensors = {"text_input": "1, 2, 3,", "max_new_tokens": 12, "stop_words": ["7"], "temperature": 0.0}
     expected = post(triton_server, "ensemble/generate", as_tensors).json()["text_output"]
-    ours = {"max_new_tokens": 12, "stop_words": '["7"]', "temperature": 0.0}
+    ours = {"max_new_tokens": 12, "stop_words": ["7"], "temperature": 0.0}
     theirs = {"max_tokens": 12, "stop": "7", "temperature": "0"}
     as_json = {"sampling_parameters": json.dumps({"max_tokens": 12, "stop": ["7"], "temperature": 0})}
     for parameters in (ours, theirs, as_json):
@@ -224,7 +226,7 @@ def test_fields_come_as_parameters_too_under_our_names_and_those_of_the_vllm_bac
     ("parameters", "message"),
     [
         ({"use_beam_search": True}, "the parameter use_beam_search is not supported; leave it out"),
-        ({"temperature": "warm"}, "the parameter temperature must be a number, got warm"),
+        ({"seed": "warm"}, "the parameter random_seed must be a whole number that fits its tensor, got warm"),
         ({"max_tokens": "many"}, "the parameter max_new_tokens must be a whole number"),
         ({"temperature": 3.0}, "temperature must be >= 0 and <= 2, got 3"),
     ],
