@@ -105,7 +105,7 @@ class GenerationConfig:
     )
     stop_words: list[str] | None = rows.texts(
         "Strings of any length that end the answer; they are not part of it.",
-        max_items=1024,
+        max_items=64,
         max_bytes=16384,
         also=("stop",),
         **_ENGINE,

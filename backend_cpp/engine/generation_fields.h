@@ -79,7 +79,7 @@ void visit_fields(Fields& fields, Visit&& visit) {
   visit("repetition_penalty", fields.repetition_penalty, Limits{.low = 0, .excludes_low = true, .high = 100});
   visit("ignore_eos", fields.ignore_eos, Limits{});
   visit("random_seed", fields.random_seed, Limits{});
-  visit("stop_words", fields.stop_words, Limits{.max_items = 1024, .max_bytes = 16384});
+  visit("stop_words", fields.stop_words, Limits{.max_items = 64, .max_bytes = 16384});
   visit("bad_words", fields.bad_words, Limits{.max_items = 64, .max_bytes = 256});
   visit("stop_token_ids", fields.stop_token_ids, Limits{.max_items = 1024});
   visit("bad_token_ids", fields.bad_token_ids, Limits{.max_items = 10000});

@@ -80,7 +80,6 @@ def _all_encodable(value: Any) -> Any:
 AnyText = Annotated[str, AfterValidator(_encodable)]
 Text = Annotated[AnyText, Field(min_length=1)]
 JsonObject = Annotated[dict[str, Any], BeforeValidator(small), AfterValidator(_shallow), AfterValidator(_all_encodable)]
-StopWord = Annotated[AnyText, Field(min_length=1, max_length=1024)]
 
 
 NotImplementedFields = Mapping[str, tuple[object, ...]]

@@ -13,7 +13,6 @@ from openai_gateway.protocol.fields import (
     MAX_SESSION,
     AnyText,
     FieldError,
-    StopWord,
     Strict,
     Text,
     Tokens,
@@ -25,7 +24,8 @@ _OF_COMPLETIONS = ("n", "presence_penalty", "frequency_penalty")
 
 _MAX_BIASES = FIELDS["logit_bias"].max_items
 
-StopWords = StopWord | Annotated[list[StopWord], Field(max_length=64, fail_fast=True)]
+StopWord = Annotated[Text, Field(max_length=FIELDS["stop_words"].max_bytes)]
+StopWords = StopWord | Annotated[list[StopWord], Field(max_length=FIELDS["stop_words"].max_items, fail_fast=True)]
 
 
 class StreamOptions(Strict):

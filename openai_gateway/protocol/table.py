@@ -24,7 +24,9 @@ def body_member(row: Row) -> Any:
         case Kind.NUMBER:
             return Annotated[float, Field(ge=row.low, gt=row.above, le=row.high)]
         case Kind.TEXTS:
-            return Annotated[list[Annotated[Text, Field(max_length=row.max_bytes)]], Field(max_length=row.max_items, fail_fast=True)]
+            return Annotated[
+                list[Annotated[Text, Field(max_length=row.max_bytes)]], Field(max_length=row.max_items, fail_fast=True)
+            ]
         case Kind.TOKENS:
             token = Annotated[int, Field(ge=0, le=MAX_INT32)]
             return Annotated[list[token], Field(max_length=row.max_items, fail_fast=True)]
