@@ -20,7 +20,8 @@ constexpr auto kWatchInterval = std::chrono::milliseconds(20);
 constexpr auto kEarlyStopMemory = std::chrono::seconds(30);
 constexpr size_t kMaxEarlyStops = 4096;
 constexpr double kDefaultDrainSeconds = 20;  // Triton's own --exit-timeout-secs is 30
-const std::vector<std::string> kParameters = {"model_path", "model_name", "engine_config", "drain_seconds"};
+const std::vector<std::string> kParameters = {"model_path", "model_name", "engine_config", "drain_seconds",
+                                              "served_model_name"};
 
 std::string model_name(TRITONBACKEND_Model* model) {
   const char* name = nullptr;

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import logging.handlers
-import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -14,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from lmdeploy.cli.options import engine_config
 from lmdeploy.messages import TurbomindEngineConfig
@@ -84,7 +82,7 @@ def served_model(model: str, args: argparse.Namespace) -> Iterator[ServedModel]:
         The model, an option or tritonserver is not fit to start with.
     """
     try:
-        given = _environment_config() | engine_config(args)
+        given = engine_config(args)
         directory = locate_model(model, given.get("revision"), given.get("download_dir"))
         stored = stored_parameters(directory)
         config = {**stored.engine_config, **given}
@@ -121,18 +119,6 @@ def served_model(model: str, args: argparse.Namespace) -> Iterator[ServedModel]:
     finally:
         supervisor.stop()
         repository.cleanup()
-
-
-def _environment_config() -> dict[str, Any]:
-    """Return the engine's settings in the environment, which those of a workspace must not hide."""
-    text = os.environ.get("LMDEPLOY_ENGINE_CONFIG") or "{}"
-    try:
-        config = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"LMDEPLOY_ENGINE_CONFIG must be a JSON object ({error})") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"LMDEPLOY_ENGINE_CONFIG must be a JSON object, got {text}")
-    return config
 
 
 def _open_log(path: Path, level: str) -> logging.Logger:

@@ -210,7 +210,7 @@ def test_a_server_told_to_stop_ends_its_streams_as_cancelled_and_leaves_no_proce
 def test_fields_come_as_parameters_too_under_our_names_and_those_of_the_vllm_backend(
     triton_server: TritonServer,
 ) -> None:
-    as_tensors = {"text_input": "1, 2, 3,", "max_new_tokens": 12, "stop": "7", "temperature": 0.0}
+    as_tensors = {"text_input": "1, 2, 3,", "max_new_tokens": 12, "stop_words": ["7"], "temperature": 0.0}
     expected = post(triton_server, "ensemble/generate", as_tensors).json()["text_output"]
     ours = {"max_new_tokens": 12, "stop": "7", "temperature": 0.0}
     theirs = {"max_tokens": 12, "stop": "7", "temperature": "0"}
