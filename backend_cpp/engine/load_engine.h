@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "engine/engine.h"
-#include "engine/engine_settings.h"
+#include "engine/fields/engine_settings.h"
 #include "model/spec/model_spec.h"
 
 namespace turbomind {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "engine/generation_fields.h"
+#include "engine/fields/generation_fields.h"
 
 namespace turbomind {
 

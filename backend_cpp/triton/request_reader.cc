@@ -163,29 +163,31 @@ std::optional<T> RequestReader::scalar(const char* name, TRITONSERVER_DataType t
   return all[0];
 }
 
-// BYTES tensors: each element is a little-endian uint32 length and that many bytes.
+// BYTES tensors: each element is a little-endian uint32 length and that many bytes. Those of a parameter come behind
+// them: preprocessing always sends the chat template's stop words.
 std::vector<std::string> RequestReader::strings(const char* name) const {
-  const auto it = tensors_.find(name);
   std::vector<std::string> result;
-  if (it == tensors_.end()) {
-    const std::string* text = parameter(name);
-    if (text == nullptr) return result;
-    if (text->empty() || text->front() != '[') return {*text};
-    for (const Json& item : list(name, *text)) result.push_back(item.as_string());
-    return result;
-  }
-  const std::string& bytes = it->second.bytes;
-  for (size_t position = 0; position < bytes.size();) {
-    uint32_t length = 0;
-    if (it->second.type != TRITONSERVER_TYPE_BYTES || position + sizeof(length) > bytes.size()) {
-      throw invalid_argument(std::string(name) + " is not a well-formed BYTES tensor");
+  if (const auto it = tensors_.find(name); it != tensors_.end()) {
+    const std::string& bytes = it->second.bytes;
+    for (size_t position = 0; position < bytes.size();) {
+      uint32_t length = 0;
+      if (it->second.type != TRITONSERVER_TYPE_BYTES || position + sizeof(length) > bytes.size()) {
+        throw invalid_argument(std::string(name) + " is not a well-formed BYTES tensor");
+      }
+      std::memcpy(&length, bytes.data() + position, sizeof(length));
+      position += sizeof(length);
+      if (position + length > bytes.size())
+        throw invalid_argument(std::string(name) + " is not a well-formed BYTES tensor");
+      result.emplace_back(bytes, position, length);
+      position += length;
     }
-    std::memcpy(&length, bytes.data() + position, sizeof(length));
-    position += sizeof(length);
-    if (position + length > bytes.size())
-      throw invalid_argument(std::string(name) + " is not a well-formed BYTES tensor");
-    result.emplace_back(bytes, position, length);
-    position += length;
+  }
+  if (const std::string* text = parameter(name)) {
+    if (text->empty() || text->front() != '[') {
+      result.push_back(*text);
+    } else {
+      for (const Json& item : list(name, *text)) result.push_back(item.as_string());
+    }
   }
   return result;
 }

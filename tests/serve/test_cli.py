@@ -140,7 +140,7 @@ SERVER_OPTIONS: list[tuple[str, list[str], str, object, object]] = [
     ("B2 --allow-headers", ["x-a"], "allow_headers", ["*"], ["x-a"]),
     ("B2 --allow-credentials", [], "allow_credentials", False, True),
     ("B2 --proxy-url", ["http://p:8000"], "proxy_url", None, "http://p:8000"),
-    ("B2 --log-level", ["ERROR"], "log_level", "WARNING", "ERROR"),
+    ("B2 --log-level", ["INFO"], "log_level", "ERROR", "INFO"),
     ("B2 --max-log-len", ["10"], "max_log_len", 0, 10),
     ("B2 --disable-fastapi-docs", [], "disable_fastapi_docs", False, True),
     ("B2 --chat-template", ["t.json"], "chat_template", "", "t.json"),

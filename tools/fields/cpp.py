@@ -37,7 +37,7 @@ _GENERATION = """\
 #include <utility>
 #include <vector>
 
-#include "engine/field_limits.h"
+#include "engine/fields/limits.h"
 
 namespace turbomind {{
 
@@ -68,7 +68,7 @@ _SETTINGS = """\
 
 #include <string>
 
-#include "engine/field_limits.h"
+#include "engine/fields/limits.h"
 
 namespace turbomind {{
 
@@ -87,7 +87,7 @@ void visit_settings(Settings& settings, Visit&& visit) {{
 
 
 def generation_fields(_: str) -> str:
-    """Return backend_cpp/engine/generation_fields.h."""
+    """Return backend_cpp/engine/fields/generation_fields.h."""
     rows = [row for row in FIELDS.values() if row.is_param]
     text = _GENERATION.format(
         note=_NOTE.format("lmdeploy/messages.py and lmdeploy/serve/request.py"),
@@ -100,7 +100,7 @@ def generation_fields(_: str) -> str:
 
 
 def engine_settings(_: str) -> str:
-    """Return backend_cpp/engine/engine_settings_fields.h."""
+    """Return backend_cpp/engine/fields/engine_settings_fields.h."""
     rows = rows_of(TurbomindEngineConfig)
     text = _SETTINGS.format(
         note=_NOTE.format("lmdeploy/messages.py"),

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "base/json.h"
-#include "engine/engine_settings_fields.h"
+#include "engine/fields/engine_settings_fields.h"
 
 namespace turbomind {
 

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/field_limits.h"
+#include "engine/fields/limits.h"
 
 namespace turbomind {
 

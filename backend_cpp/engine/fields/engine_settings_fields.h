@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "engine/field_limits.h"
+#include "engine/fields/limits.h"
 
 namespace turbomind {
 

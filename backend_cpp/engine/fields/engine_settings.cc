@@ -1,4 +1,4 @@
-#include "engine/engine_settings.h"
+#include "engine/fields/engine_settings.h"
 
 #include <algorithm>
 #include <type_traits>

@@ -1,4 +1,4 @@
-#include "engine/field_limits.h"
+#include "engine/fields/limits.h"
 
 #include <cmath>
 #include <sstream>
