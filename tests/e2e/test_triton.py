@@ -213,7 +213,7 @@ def test_fields_come_as_parameters_too_under_our_names_and_those_of_the_vllm_bac
     as_tensors = {"text_input": "1, 2, 3,", "max_new_tokens": 12, "stop_words": ["7"], "temperature": 0.0}
     expected = post(triton_server, "ensemble/generate", as_tensors).json()["text_output"]
     ours = {"max_new_tokens": 12, "stop": "7", "temperature": 0.0}
-    theirs = {"max_tokens": 12, "stop": "7", "temperature": "0"}
+    theirs = {"max_tokens": 12, "stop": "7", "temperature": 0.0, "seed": 5}
     as_json = {"sampling_parameters": json.dumps({"max_tokens": 12, "stop": ["7"], "temperature": 0})}
     for parameters in (ours, theirs, as_json):
         body = {"text_input": "1, 2, 3,", "parameters": parameters}
@@ -238,3 +238,12 @@ def test_a_parameter_that_cannot_be_honoured_is_refused_by_name(
     refused = post(triton_server, "ensemble/generate", body)
     assert refused.status_code == 400
     assert message in refused.text
+
+
+def test_parameters_of_a_grpc_request_may_be_text(stream: Any) -> None:
+    client, answers = stream
+    client.async_stream_infer(
+        "turbomind", prompt_ids(), parameters={"max_tokens": "3", "temperature": "0.5", "seed": "7", "ignore_eos": True}
+    )
+    answer = answers.get(timeout=60)
+    assert answer.as_numpy("generate_token_len").item() == 3
