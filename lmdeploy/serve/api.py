@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import os
@@ -19,7 +18,7 @@ from lmdeploy.paths import locate_model
 from lmdeploy.serve.child import ChildProcess
 from lmdeploy.serve.openai.api_client import APIClient
 from lmdeploy.serve.ports import free_ports, reachable_host
-from lmdeploy.turbomind.engine_settings import engine_config_for
+from lmdeploy.turbomind.engine_settings import engine_config_for, given_fields
 
 if TYPE_CHECKING:
     from lmdeploy.messages import PytorchEngineConfig, TurbomindEngineConfig
@@ -123,7 +122,7 @@ def serve(
     command += ["--ssl"] if ssl else []
     command += ["--chat-template", chat_template_config.to_json()] if chat_template_config else []
     command += [*options, *(["--api-keys", *keys] if keys else [])]
-    env = {**os.environ, "LMDEPLOY_ENGINE_CONFIG": json.dumps(_engine_fields(config))}
+    env = {**os.environ, "LMDEPLOY_ENGINE_CONFIG": json.dumps(given_fields(config))}
     server = ChildProcess(command, env=env, log=logger.info)
     url = f"{'https' if ssl else 'http'}://{reachable_host(server_name)}:{server_port}"
     try:
@@ -159,17 +158,6 @@ def _options(given: Mapping[str, Any]) -> list[str]:
         elif value is not None:
             options += [flag, *([value] if isinstance(value, str) or name in _VALUES else value)]
     return [str(option) for option in options]
-
-
-def _engine_fields(config: TurbomindEngineConfig) -> dict[str, Any]:
-    """Return the fields that differ from their defaults, without those that say where the model is."""
-    fields = dataclasses.asdict(config)
-    defaults = dataclasses.asdict(type(config)())
-    return {
-        name: value
-        for name, value in fields.items()
-        if value != defaults[name] and name not in ("revision", "download_dir")
-    }
 
 
 def _wait_ready(server: ChildProcess, url: str) -> None:

@@ -56,3 +56,14 @@ def engine_config_for(
         if configured not in (value, getattr(default, name)):
             raise ValueError(f"{name}={value!r} contradicts backend_config.{name}={configured!r}: leave one out")
     return dataclasses.replace(config, **given)
+
+
+def given_fields(config: TurbomindEngineConfig) -> dict[str, Any]:
+    """Return the fields that differ from their defaults, without those that say where the model is."""
+    fields = dataclasses.asdict(config)
+    defaults = dataclasses.asdict(type(config)())
+    return {
+        name: value
+        for name, value in fields.items()
+        if value != defaults[name] and name not in ("revision", "download_dir")
+    }

@@ -265,3 +265,25 @@ def _free() -> int:
     from lmdeploy.serve.ports import free_ports
 
     return free_ports(1)[0]
+
+
+def test_run_local_hands_what_it_is_told_to_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    import lmdeploy
+    from lmdeploy.cli.main import make_parser
+    from lmdeploy.serve.gradio.turbomind_coupled import run_local
+
+    started: list[tuple[list[str], dict[str, str]]] = []
+
+    def run(command: list[str], *, env: dict[str, str], check: bool) -> subprocess.CompletedProcess[str]:
+        started.append((command, env))
+        return subprocess.CompletedProcess(command, 3)
+
+    monkeypatch.setattr("lmdeploy.serve.gradio.turbomind_coupled.subprocess.run", run)
+    config = lmdeploy.TurbomindEngineConfig(max_batch_size=8)
+    assert run_local("m", backend_config=config, server_name="huggingface-space") == 3
+    [(command, env)] = started
+    args = make_parser().parse_args(command[3:])
+    assert (args.target, args.server_name, args.server_port) == ("m", "0.0.0.0", 7860)
+    assert json.loads(env["LMDEPLOY_ENGINE_CONFIG"]) == {"max_batch_size": 8}
+    with pytest.raises(ValueError, match="backend"):
+        run_local("m", backend="magic")
