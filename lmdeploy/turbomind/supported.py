@@ -1,6 +1,6 @@
 """Documented settings this engine cannot honour yet. They are refused, never ignored; support deletes a line."""
 
-from lmdeploy.messages import PytorchEngineConfig, TurbomindEngineConfig
+from lmdeploy.messages import DEVICES, PytorchEngineConfig, TurbomindEngineConfig
 
 # What LMDeploy's documentation offers besides; docs/new-device.md says how a device is added.
 _OTHER_DEVICES = {"ascend": "Huawei's NPUs", "maca": "MetaX's GPUs", "camb": "Cambricon's MLUs"}
@@ -18,7 +18,7 @@ def refuse_unsupported_engine(config: TurbomindEngineConfig | PytorchEngineConfi
 
 def refuse_unknown_device(name: str, device: str) -> None:
     """Raise ``ValueError`` unless there is code for a kind of device; ``name`` is what the user calls the setting."""
-    if device in ("auto", "cpu", "cuda"):
+    if device in DEVICES:
         return
     owner = _OTHER_DEVICES.get(device)
     reason = f": there is no code for {owner} yet" if owner else ""
