@@ -143,7 +143,9 @@ def test_the_tokenizer_measures_a_long_prompt_and_the_prompt_is_answered(pipe: A
     assert response.input_token_len == len(pipe.prepare_inputs(prompt)["input_ids"][0])
 
 
-def test_chat_templates_from_a_file_and_from_a_registered_class(default_model_dir: Path, tmp_path: Path) -> None:
+def test_chat_templates_from_a_file_and_from_a_registered_class(
+    default_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parts = {
         "system": "<|im_start|>system\n",
         "meta_instruction": "You are a robot developed by LMDeploy.",
@@ -157,6 +159,8 @@ def test_chat_templates_from_a_file_and_from_a_registered_class(default_model_di
     described = {"model_name": "your awesome chat template name", **parts, "capability": "chat"}
     file = tmp_path / "template.json"
     file.write_text(json.dumps(described | {"stop_words": ["<|im_end|>"]}))
+
+    monkeypatch.setattr(MODELS, "_factories", dict(MODELS._factories))
 
     @MODELS.register_module(name="customized_model")
     class CustomizedModel(BaseChatTemplate):

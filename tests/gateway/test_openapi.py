@@ -32,6 +32,8 @@ def map_body(ctx, body):
 CONFIG = """
 [checks.positive_data_acceptance]
 expected-statuses = [200, 400, 401, 404, 413, 422]
+[checks.negative_data_rejection]
+expected-statuses = [400, 401, 404, 405, 406, 413, 415, 422, "5xx"]
 """
 
 

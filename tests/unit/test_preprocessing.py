@@ -236,7 +236,7 @@ def test_the_rendered_prompt_is_logged_as_far_as_asked_for(
 ) -> None:
     other = type(model)()
     other.initialize(arguments(model_path=str(default_model_dir), max_log_len=length))
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, logger="lmdeploy"):
         other.execute([Request(messages=json.dumps(MESSAGES))])
     logged = [record.getMessage() for record in caplog.records if record.getMessage().startswith("prompt: ")]
     assert len(logged) == (shown is not None)
