@@ -20,6 +20,7 @@ from lmdeploy.model import name_for_older_clients
 from lmdeploy.paths import cache_root, locate_model
 from lmdeploy.serve.errors import TritonStartError
 from lmdeploy.serve.ports import Ports
+from lmdeploy.serve.restrictions import is_loopback
 from lmdeploy.serve.supervisor import Supervisor
 from lmdeploy.serve.tritonserver import TritonServer
 from lmdeploy.turbomind.engine_dir import resolve
@@ -27,6 +28,10 @@ from lmdeploy.turbomind.repository import copy_models, stored_parameters
 
 _LOG_BYTES = 10 * 1024 * 1024
 _TALKATIVE = ("INFO", "DEBUG")  # log levels
+_OPEN_DOOR = (
+    "warning: tritonserver listens on {host}, and has neither keys nor encryption: whoever reaches its ports can use "
+    "the model. Close ports {ports} to all but trusted machines (docs/security.md), or leave out --triton-server-name."
+)
 
 
 class CommandError(Exception):
@@ -111,6 +116,9 @@ def served_model(model: str, args: argparse.Namespace) -> Iterator[ServedModel]:
         log=_open_log(log_file, args.log_level).info,
     )
     supervisor = Supervisor(server)
+    if not is_loopback(args.triton_server_name):
+        ports = ", ".join(str(port) for port in (server.ports.http, server.ports.grpc, server.ports.metrics))
+        print(_OPEN_DOOR.format(host=args.triton_server_name, ports=ports), file=sys.stderr)
     try:
         server.start()
         yield ServedModel(name, server, log_file, engine_dir.path, supervisor)

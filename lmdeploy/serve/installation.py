@@ -19,9 +19,12 @@ from pathlib import Path
 
 from lmdeploy.paths import cache_root
 from lmdeploy.serve.errors import TritonStartError
+from lmdeploy.serve.ports import DEFAULT_TRITON_HOST
+from lmdeploy.serve.restrictions import restriction_options
 
 PACKAGE = Path(__file__).resolve().parent.parent  # lmdeploy/
 OUR_BACKEND = PACKAGE / "backends" / "turbomind"
+_SHELL_KEY = "$(cat /proc/sys/kernel/random/uuid)"  # a random one each time the line is run, which is kept nowhere
 _SYSTEM_LIBRARY_DIRS = {"/lib", "/lib64", "/usr/lib", "/usr/lib64"}
 
 
@@ -131,7 +134,7 @@ def server_environment(installation: TritonInstallation) -> dict[str, str]:
 
 
 def shell_command(installation: TritonInstallation, backends: Path, repository: Path) -> str:
-    """Return the line for a shell, whatever its environment, that serves a model repository.
+    """Return the line for a shell, whatever its environment, that serves a model repository to this machine.
 
     Parameters
     ----------
@@ -150,6 +153,8 @@ def shell_command(installation: TritonInstallation, backends: Path, repository: 
             words.append(f'{name}="${{{name}:+${name}:}}"{after}')
     words += [f"LMDEPLOY_PYTHON={shlex.quote(sys.executable)}", shlex.quote(str(installation.binary))]
     words += ["--model-repository", shlex.quote(str(repository)), "--backend-directory", shlex.quote(str(backends))]
+    words += [f"--{door}-address={DEFAULT_TRITON_HOST}" for door in ("http", "grpc", "metrics")]
+    words += [f'--{name}="{value}"' for name, value in restriction_options(_SHELL_KEY).items()]
     return " ".join(words)
 
 

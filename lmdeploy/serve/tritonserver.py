@@ -14,6 +14,7 @@ from lmdeploy.serve import installation
 from lmdeploy.serve.child import ChildProcess
 from lmdeploy.serve.errors import TritonStartError
 from lmdeploy.serve.ports import DEFAULT_TRITON_HOST, Ports, require_free
+from lmdeploy.serve.restrictions import new_key, restriction_options
 
 _EXIT_TIMEOUT = 10  # seconds Triton waits for requests in flight when asked to stop
 _DRAIN_SECONDS = 5  # of them, how long these requests may go on
@@ -189,9 +190,8 @@ class TritonServer:
             "exit-on-error": "true",
             "exit-timeout-secs": _EXIT_TIMEOUT,
             "log-verbose": 0,
-            "allow-sagemaker": "false",
-            "allow-vertex-ai": "false",
             "disable-auto-complete-config": None,
+            **restriction_options(new_key()),
         }
         flags = (f"--{name}" if value is None else f"--{name}={value}" for name, value in options.items())
         return [str(binary), *flags]

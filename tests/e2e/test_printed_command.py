@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -66,5 +67,9 @@ def test_the_printed_line_serves_the_model_from_a_shell_with_nothing_set(tmp_pat
         answer = httpx.post(f"{url}/models/ensemble/generate", json=asked, timeout=60, trust_env=False)
         assert answer.status_code == 200, answer.text
         assert answer.json()["generate_token_len"] == 4
+        assert httpx.get(f"{url}/logging", trust_env=False).status_code == 403  # closed, as with `lmdeploy serve`
+        for port in (ports.http, ports.grpc, ports.metrics):
+            with pytest.raises(ConnectionRefusedError):  # another address of this machine's than the line listens on
+                socket.create_connection(("127.0.0.2", port), timeout=5)
         os.killpg(shell.pid, signal.SIGTERM)
         eventually_sync(lambda: shell.poll() is not None and not session_members(shell.pid), timeout=60)

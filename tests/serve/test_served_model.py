@@ -11,6 +11,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from lmdeploy.cli import triton
 from lmdeploy.cli.main import make_parser
 from lmdeploy.cli.triton import CommandError, served_model
+from lmdeploy.serve.ports import Ports
 from lmdeploy.turbomind.convert import convert
 from tests.support.tiny_models import make_tiny_llama
 
@@ -23,6 +24,7 @@ class Recorder:
 
     def __init__(self, repository: Path, **settings: Any) -> None:
         self.settings = settings
+        self.ports: Ports = settings["ports"]
         text = (repository / "turbomind" / "config.pbtxt").read_text()
         parameters = text_format.Parse(text, ModelConfig()).parameters
         self.parameters = {key: value.string_value for key, value in parameters.items()}
@@ -94,6 +96,15 @@ def test_revision_and_download_dir_say_which_model_is_served(
     monkeypatch.setenv("LMDEPLOY_ENGINE_CONFIG", json.dumps(config))
     told("owner/name")
     assert asked == [("owner/name", "v2", str(tmp_path))]
+
+
+def test_a_server_that_other_machines_reach_is_warned_of(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert told(str(workspace)).settings["host"] == "127.0.0.1"
+    assert capsys.readouterr().err == ""
+    assert told(str(workspace), "--triton-server-name", "0.0.0.0").settings["host"] == "0.0.0.0"
+    warning = capsys.readouterr().err
+    assert warning.startswith("warning: tritonserver listens on 0.0.0.0, ")
+    assert "ports 8000, 8001, 8002" in warning
 
 
 def test_older_clients_get_a_template_they_know_and_others_the_models_name(workspace: Path) -> None:
