@@ -23,6 +23,7 @@ from openai_gateway.metrics import GatewayMetrics
 from openai_gateway.middleware.access import Access
 from openai_gateway.middleware.api_keys import ApiKeys
 from openai_gateway.middleware.body_limit import BodyLimit
+from openai_gateway.process.ledger import Ledger
 from openai_gateway.process.registration import Registration
 from openai_gateway.settings import Settings
 
@@ -42,7 +43,8 @@ def create_app(settings: Settings) -> FastAPI:
     QosConfigError
         The policy file is unusable.
     """
-    gateway = Gateway(settings, TritonClient(settings.triton_address))
+    ledger = Ledger(settings.ledger) if settings.ledger else None
+    gateway = Gateway(settings, TritonClient(settings.triton_address, ledger))
     own_metrics, registration = GatewayMetrics(), Registration(gateway)
 
     @asynccontextmanager

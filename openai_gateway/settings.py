@@ -55,6 +55,8 @@ class Settings:
         Between two registrations.
     drain_seconds : float
         What open requests get when the server is asked to stop.
+    ledger : Path, optional
+        A file for the requests that are open in the engine (`openai_gateway.process.ledger`).
     """
 
     triton_address: str = DEFAULT_TRITON_ADDRESS
@@ -76,3 +78,4 @@ class Settings:
     public_url: str = ""
     heartbeat_seconds: float = DEFAULT_HEARTBEAT_SECONDS
     drain_seconds: float = DEFAULT_DRAIN_SECONDS
+    ledger: Path | None = None

@@ -7,17 +7,18 @@ import logging
 import logging.handlers
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import gettempdir
 from typing import NoReturn
 
 from lmdeploy.cli.options import engine_config
 from lmdeploy.messages import TurbomindEngineConfig
 from lmdeploy.model import name_for_older_clients
 from lmdeploy.paths import cache_root, locate_model
+from lmdeploy.scratch import Scratch
 from lmdeploy.serve.errors import TritonStartError
 from lmdeploy.serve.ports import Ports
 from lmdeploy.serve.restrictions import is_loopback
@@ -97,14 +98,13 @@ def served_model(model: str, args: argparse.Namespace) -> Iterator[ServedModel]:
         chat_template = args.chat_template or stored.chat_template
         # Clients read the names in the model's config, which knows nothing of our environment.
         older_name = name_for_older_clients(args.model_name, str(engine_dir.path), chat_template)
-        repository = TemporaryDirectory(prefix="lmdeploy-models-")
-        names = {"model_name": older_name, "served_model_name": name}
-        copy_models(Path(repository.name), {"turbomind": names})
+        log_file = cache_root() / "logs" / f"tritonserver-{args.triton_grpc_port}.log"
+        log = _open_log(log_file, args.log_level)
+        repository = _repository({"model_name": older_name, "served_model_name": name})
     except (ValueError, OSError) as error:
         raise CommandError(str(error)) from None
-    log_file = cache_root() / "logs" / f"tritonserver-{args.triton_grpc_port}.log"
     server = TritonServer(
-        Path(repository.name),
+        repository.path,
         model_path=str(engine_dir.path),
         model_name=name,
         chat_template=chat_template,
@@ -113,7 +113,7 @@ def served_model(model: str, args: argparse.Namespace) -> Iterator[ServedModel]:
         host=args.triton_server_name,
         # Only `api_server` has the option.
         max_log_len=max(0, getattr(args, "max_log_len", 0)) if args.log_level in _TALKATIVE else 0,
-        log=_open_log(log_file, args.log_level).info,
+        log=log.info,
     )
     supervisor = Supervisor(server)
     if not is_loopback(args.triton_server_name):
@@ -126,13 +126,37 @@ def served_model(model: str, args: argparse.Namespace) -> Iterator[ServedModel]:
         raise CommandError(f"{error}\n(whole log: {log_file})" if server.pid else str(error)) from None
     finally:
         supervisor.stop()
-        repository.cleanup()
+        repository.remove()
+
+
+def _repository(names: Mapping[str, str]) -> Scratch:
+    """Return a copy of our model repository with these parameters of the engine."""
+    made = Scratch(Path(gettempdir()), "lmdeploy-models-")
+    try:
+        copy_models(made.path, {"turbomind": dict(names)})
+    except BaseException:
+        made.remove()
+        raise
+    return made
+
+
+class _LogFile(logging.handlers.RotatingFileHandler):
+    """A log whose disk may fill up: that is told once, and costs the lines that do not fit, nothing else."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, maxBytes=_LOG_BYTES, backupCount=2, encoding="utf-8")
+        self._is_told = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not self._is_told:
+            self._is_told = True
+            print(f"warning: {self.baseFilename} cannot be written: {sys.exc_info()[1]}", file=sys.stderr, flush=True)
 
 
 def _open_log(path: Path, level: str) -> logging.Logger:
     """Return the logger of tritonserver's lines: to a file always, to ours only when we are talkative."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.handlers.RotatingFileHandler(path, maxBytes=_LOG_BYTES, backupCount=2, encoding="utf-8")
+    handler = _LogFile(path)
     handler.setFormatter(logging.Formatter("%(message)s"))
     logger = logging.getLogger("tritonserver")
     logger.setLevel(logging.INFO)

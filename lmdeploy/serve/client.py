@@ -9,7 +9,7 @@ import logging
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
@@ -47,13 +47,23 @@ _CHANNEL_OPTIONS = [
 ]
 # An error of a stream, as our models write it for a request that asks for codes.
 _CODE = re.compile("(?P<code>[A-Z_]+): (?P<message>.*)", re.DOTALL)
-# How Triton begins to say that it does not serve a model, or stops.
-_TRITON_IS_AWAY = ("Request for unknown model", "Server is stopping", "Server exiting")
+# How Triton begins to say that it does not serve a model, has lost its process, or stops.
+_TRITON_IS_AWAY = ("Request for unknown model", "Stub process", "Server is stopping", "Server exiting")
 _READY_TIMEOUT = 2.0  # seconds
 _CANCEL_TIMEOUT = 5.0  # seconds
 _CANCEL_RETRIES = (0.05, 0.1, 0.2, 0.4, 0.8)  # seconds before each
 _REFUSALS = frozenset({"INVALID_ARGUMENT", "NOT_FOUND"})
 _TOKENIZE_TIMEOUT = 30.0  # seconds
+
+
+class Ledger(Protocol):
+    """Hears of every request that the engine may be at work on."""
+
+    def begin(self, request_id: str) -> None:
+        """Hear of one that is about to be sent."""
+
+    def end(self, request_id: str) -> None:
+        """Hear of one that is over, or cancelled."""
 
 
 class TritonClient:
@@ -65,10 +75,13 @@ class TritonClient:
     ----------
     address : str
         ``host:port`` of Triton's gRPC service.
+    ledger : Ledger, optional
+        Told of the requests of `generate`.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, ledger: Ledger | None = None) -> None:
         self.address = address
+        self._ledger = ledger
         self._channel: grpc.aio.Channel | None = None
         self._cancellations: set[asyncio.Task[None]] = set()
 
@@ -104,6 +117,8 @@ class TritonClient:
         call = self._stub().ModelStreamInfer()
         unfinished = request.fields.get("n", 1)
         over = False  # nothing is left to cancel
+        if self._ledger is not None:
+            self._ledger.begin(request.request_id)
         try:
             async with self._typed_errors(call):
                 await self._send(call, message)
@@ -123,6 +138,8 @@ class TritonClient:
             if not over:
                 call.cancel()
                 self._cancel_soon(request.request_id)
+            else:
+                self._end(request.request_id)
 
     async def cancel(self, request_id: str) -> None:
         """Cancel a running request in the engine; an unknown one is ignored.
@@ -302,6 +319,11 @@ class TritonClient:
         task = asyncio.get_running_loop().create_task(self._try_cancel(request_id))
         self._cancellations.add(task)
         task.add_done_callback(self._cancellations.discard)
+        task.add_done_callback(lambda _: self._end(request_id))
+
+    def _end(self, request_id: str) -> None:
+        if self._ledger is not None:
+            self._ledger.end(request_id)
 
     async def _try_cancel(self, request_id: str) -> None:
         """Cancel, and again when that fails: a request nobody reads would run to its end."""

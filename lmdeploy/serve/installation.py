@@ -12,12 +12,12 @@ import shlex
 import shutil
 import sys
 import sysconfig
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from lmdeploy.paths import cache_root
+from lmdeploy.scratch import Scratch
 from lmdeploy.serve.errors import TritonStartError
 from lmdeploy.serve.ports import DEFAULT_TRITON_HOST
 from lmdeploy.serve.restrictions import restriction_options
@@ -109,17 +109,17 @@ def backend_directory(installation: TritonInstallation, backends: Sequence[Path]
 
 def _make_links(directory: Path, links: Mapping[str, Path]) -> None:
     directory.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(dir=directory.parent))
-    for name, target in links.items():
-        link = unfinished / name
-        link.parent.mkdir(exist_ok=True)
-        link.symlink_to(target)
-    try:
-        unfinished.rename(directory)
-    except OSError:  # another process was faster
-        shutil.rmtree(unfinished)
-        if not directory.is_dir():
-            raise
+    with Scratch(directory.parent, ".writing-") as scratch:
+        made = scratch / "backends"
+        for name, target in links.items():
+            link = made / name
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(target)
+        try:
+            made.rename(directory)
+        except OSError:  # another process was faster
+            if not directory.is_dir():
+                raise
 
 
 def server_environment(installation: TritonInstallation) -> dict[str, str]:

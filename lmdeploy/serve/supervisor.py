@@ -1,4 +1,4 @@
-"""Keep a tritonserver running: start it again when it dies or stays not ready."""
+"""Keep a tritonserver running: start it again when it dies, loses a model or stays not ready."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ class RestartPolicy:
     Attributes
     ----------
     first_delay, longest_delay
-        The wait doubles from one to the other while restarts follow each other.
+        A server that fails is started again at once; if it fails again the wait is `first_delay`, and doubles.
     stable_after
-        A server that ran this long starts again from `first_delay`.
+        A server that ran this long is started again at once.
     unready_after
         A server that is not ready for this long is killed.
     poll_interval
-        Between two looks at the server.
+        Between two questions whether it is ready.
+    look_interval
+        Between two looks whether it lives, which costs next to nothing.
     """
 
     first_delay: float = 1.0
@@ -34,6 +36,7 @@ class RestartPolicy:
     stable_after: float = 60.0
     unready_after: float = 30.0
     poll_interval: float = 1.0
+    look_interval: float = 0.05
 
 
 class Supervisor:
@@ -65,32 +68,44 @@ class Supervisor:
         self._server.stop()
 
     def _watch(self) -> None:
-        delay = self._policy.first_delay
+        failures = 0  # that followed each other
         while not self._stopping.is_set():
             begin = time.monotonic()
             self._until_it_fails()
             if self._stopping.is_set():
                 return
             self._server.stop(grace=0)
-            if time.monotonic() - begin > self._policy.stable_after:
-                delay = self._policy.first_delay
+            failures = 1 if time.monotonic() - begin > self._policy.stable_after else failures + 1
+            delay = self._delay(failures)
             logger.error("tritonserver is started again in %.0f s", delay)
             if self._stopping.wait(delay):
                 return
-            delay = min(2 * delay, self._policy.longest_delay)
             try:
                 self._server.start()
             except TritonStartError as error:
                 logger.error("tritonserver could not be started again: %s", error)
 
+    def _delay(self, failures: int) -> float:
+        """Return the wait after so many failures in a row."""
+        if failures == 1:
+            return 0.0
+        return min(self._policy.first_delay * 2.0 ** min(failures - 2, 30), self._policy.longest_delay)
+
     def _until_it_fails(self) -> None:
         """Return when the server has ended or been unready for too long, or `stop` was called."""
         last_ready = time.monotonic()
+        next_question = last_ready + self._policy.poll_interval
         was_ready = False
-        while self._server.is_running and not self._stopping.wait(self._policy.poll_interval):
+        while self._server.is_running and not self._stopping.wait(self._policy.look_interval):
+            if time.monotonic() < next_question:
+                continue
             if self._server.is_ready():
                 last_ready, was_ready = time.monotonic(), True
-            elif was_ready and time.monotonic() - last_ready > self._policy.unready_after:
+            next_question = time.monotonic() + self._policy.poll_interval
+            if self._server.has_lost_a_model():
+                logger.error("a Python model of tritonserver has ended")
+                return
+            if was_ready and time.monotonic() - last_ready > self._policy.unready_after:
                 logger.error("tritonserver has not been ready for %.0f s", self._policy.unready_after)
                 return
         if not self._stopping.is_set():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import re
@@ -15,11 +16,13 @@ from lmdeploy.serve.child import ChildProcess
 from lmdeploy.serve.errors import TritonStartError
 from lmdeploy.serve.ports import DEFAULT_TRITON_HOST, Ports, require_free
 from lmdeploy.serve.restrictions import new_key, restriction_options
+from lmdeploy.serve.shared_memory import Regions
 
 _EXIT_TIMEOUT = 10  # seconds Triton waits for requests in flight when asked to stop
 _DRAIN_SECONDS = 5  # of them, how long these requests may go on
 _POLL_INTERVAL = 0.1  # seconds
 _SHOWN_LINES = 30
+_STUB = "triton_python_backend_stub"  # runs a Python model
 _LOAD_FAILURE = re.compile(r"failed to load '(?P<model>[^']+)' version \d+: (?P<reason>.*?)\"?$")
 _MODEL_FAILED = re.compile(r"\| (?P<model>\w+) +\| \d+ +\| UNAVAILABLE: (?P<reason>.*?) *\|$")
 
@@ -75,6 +78,7 @@ class TritonServer:
         self._log = log
         self._backends = backends
         self._child: ChildProcess | None = None
+        self._regions: Regions | None = None
 
     def __enter__(self) -> TritonServer:
         self.start()
@@ -122,6 +126,8 @@ class TritonServer:
         backends = installation.backend_directory(found, self._backends)
         env = installation.server_environment(found)
         env.update({name: value for name, value in self._overrides.items() if value})
+        if self._regions is None:
+            self._regions = Regions()
         self._child = ChildProcess(self._command(found.binary, backends), env=env, log=self._log)
 
     def wait_ready(self, timeout: float = 600.0, progress: Callable[[float], None] = lambda seconds: None) -> None:
@@ -160,6 +166,16 @@ class TritonServer:
         finally:
             connection.close()
 
+    def has_lost_a_model(self) -> bool:
+        """Return whether the process of a Python model has ended. Triton stays ready, and never starts it again."""
+        if self._child is None:
+            return False
+        files = Path(f"/proc/{self._child.pid}/task").glob("*/children")
+        with contextlib.suppress(OSError):  # the server, or a thread of it, ends at this moment
+            children = [child for file in files for child in file.read_text().split()]
+            return any(_is_dead_stub(Path("/proc", child, "stat")) for child in children)
+        return False
+
     def wait(self, timeout: float | None = None) -> int | None:
         """Return its exit status, or None when it still runs after `timeout` seconds."""
         return self._child.wait(timeout) if self._child else None
@@ -172,12 +188,16 @@ class TritonServer:
         """Stop it, by force after `grace` seconds, and everything it started."""
         if self._child is not None:
             self._child.stop(grace)
+        if self._regions is not None:
+            self._regions.remove()
+            self._regions = None
 
     @property
     def _client_host(self) -> str:
         return "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host
 
     def _command(self, binary: Path, backends: Path) -> list[str]:
+        assert self._regions is not None
         options = {
             "model-repository": self._repository,
             "backend-directory": backends,
@@ -191,6 +211,7 @@ class TritonServer:
             "exit-timeout-secs": _EXIT_TIMEOUT,
             "log-verbose": 0,
             "disable-auto-complete-config": None,
+            "backend-config": f"python,shm-region-prefix-name={self._regions.prefix}",
             **restriction_options(new_key()),
         }
         flags = (f"--{name}" if value is None else f"--{name}={value}" for name, value in options.items())
@@ -201,6 +222,13 @@ class TritonServer:
         reason = load_failures(lines)
         shown = "\n".join(lines[-_SHOWN_LINES:])
         return f"{what}: {reason}" if reason else f"{what}; the end of its log:\n{shown}"
+
+
+def _is_dead_stub(stat: Path) -> bool:
+    # proc(5): pid (name) state ...; the name has 15 characters at most, and the parent has not waited for a zombie.
+    _, _, rest = stat.read_text(errors="replace").partition("(")
+    name, _, fields = rest.rpartition(")")
+    return _STUB.startswith(name) and fields.split()[0] == "Z"
 
 
 def load_failures(log: Sequence[str]) -> str:

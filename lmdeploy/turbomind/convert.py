@@ -2,12 +2,12 @@
 
 import json
 import shutil
-import tempfile
 from pathlib import Path
 
 from lmdeploy.errors import CheckpointError
 from lmdeploy.model import MODELS, ChatTemplateConfig, chat_template_for, name_for_older_clients
 from lmdeploy.paths import locate_model, model_name_of, workspace_engine_dir
+from lmdeploy.scratch import Scratch
 from lmdeploy.turbomind.checkpoint import read_config
 from lmdeploy.turbomind.engine_dir import write_engine_dir
 from lmdeploy.turbomind.quantized import check_model_format, weight_format
@@ -67,8 +67,8 @@ def convert(
     name = model_name or model_name_of(source)
     template = _stored_template(model_path, chat_template)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
-        made = Path(scratch) / "workspace"
+    with Scratch(target.parent, f".{target.name}-") as scratch:
+        made = scratch / "workspace"
         engine = write_engine_dir(source, name, workspace_engine_dir(made))
         parameters = {
             "preprocessing": {"model_path": "../../turbomind/1", "chat_template": template},

@@ -9,12 +9,12 @@ import functools
 import hashlib
 import os
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.paths import cache_root, locate_model, model_name_of, workspace_engine_dir
+from lmdeploy.scratch import Scratch
 from lmdeploy.turbomind.checkpoint_files import copy_texts, state_of
 from lmdeploy.turbomind.manifest import Manifest
 from lmdeploy.turbomind.rewritten import readable_checkpoint
@@ -118,8 +118,8 @@ def _writer_hash() -> str:
 
 def _write_atomically(model_dir: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".writing-") as scratch:
-        made = Path(scratch) / "engine"
+    with Scratch(target.parent, ".writing-") as scratch:
+        made = scratch / "engine"
         write_engine_dir(model_dir, model_name_of(model_dir), made)
         try:
             made.rename(target)

@@ -1,10 +1,10 @@
 """Checkpoints that are not in the Hugging Face layout with safetensors are rewritten, once, into the cache."""
 
 import hashlib
-import tempfile
 from pathlib import Path
 
 from lmdeploy.paths import cache_root, model_name_of
+from lmdeploy.scratch import Scratch
 from lmdeploy.turbomind import meta_llama, pickled_weights
 from lmdeploy.turbomind.checkpoint_files import state_of
 
@@ -33,8 +33,8 @@ def readable_checkpoint(model_dir: Path) -> Path:
     if target.is_dir():
         return target
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as scratch:
-        made = Path(scratch) / "checkpoint"
+    with Scratch(folder, ".writing-") as scratch:
+        made = scratch / "checkpoint"
         made.mkdir()
         rewrite(model_dir, made)
         try:

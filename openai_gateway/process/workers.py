@@ -6,14 +6,19 @@ import logging
 import os
 import pickle
 import sys
-import tempfile
 import threading
 import time
 from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from tempfile import gettempdir
 
+from prometheus_client.multiprocess import mark_process_dead
+
+from lmdeploy.scratch import Scratch
 from lmdeploy.serve.child import ChildProcess
+from openai_gateway.process.ledger import cancel_requests, open_requests
 from openai_gateway.process.server import Listening
 from openai_gateway.process.worker import ENVIRONMENT, READY, Assignment, gateway_server
 from openai_gateway.qos import Qos
@@ -78,7 +83,7 @@ class Workers:
         WorkerError
             One did not start.
         """
-        with tempfile.TemporaryDirectory(prefix="lmdeploy-metrics-") as figures:
+        with Scratch(Path(gettempdir()), "lmdeploy-metrics-") as figures:
             self._figures = figures
             try:
                 for number in range(len(self._assignments)):
@@ -92,8 +97,10 @@ class Workers:
                 self._stop()
 
     def _start(self, number: int) -> ChildProcess:
-        given = b64encode(pickle.dumps(self._assignments[number])).decode()
-        env = {**os.environ, ENVIRONMENT: given, "PROMETHEUS_MULTIPROC_DIR": self._figures}
+        given = self._assignments[number]
+        given = replace(given, settings=replace(given.settings, ledger=self._ledger(number)))
+        assignment = b64encode(pickle.dumps(given)).decode()
+        env = {**os.environ, ENVIRONMENT: assignment, "PROMETHEUS_MULTIPROC_DIR": str(self._figures)}
 
         def log(line: str) -> None:
             if line == READY:
@@ -102,6 +109,9 @@ class Workers:
                 print(line, file=sys.stderr, flush=True)
 
         return ChildProcess([sys.executable, "-m", "openai_gateway.process.worker"], env=env, log=log)
+
+    def _ledger(self, number: int) -> Path:
+        return self._figures / f"open-requests-{number}"
 
     def _wait_ready(self) -> None:
         deadline = time.monotonic() + _START
@@ -115,7 +125,11 @@ class Workers:
             if child.returncode is not None:
                 logger.error("gateway worker %d ended with status %s; starting another", number, child.returncode)
                 child.kill()
+                mark_process_dead(child.pid, str(self._figures))  # type: ignore[no-untyped-call]  # its open requests
+                left = open_requests(self._ledger(number))
+                self._ledger(number).unlink(missing_ok=True)
                 self._children[number] = self._start(number)
+                cancel_requests(self._assignments[number].settings.triton_address, left)
 
     def _stop(self) -> None:
         grace = self._assignments[0].settings.drain_seconds + _GRACE

@@ -2,12 +2,8 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -17,65 +13,12 @@ import tritonclient.grpc as grpcclient
 
 from lmdeploy.paths import DEFAULT_MODEL_NAME
 from lmdeploy.serve.ports import free_ports
+from tests.support.api_server import ApiServer, api_server
 from tests.support.processes import session_members
+from tests.support.servers import START
 from tests.support.waiting import eventually_sync
 
 pytestmark = pytest.mark.e2e
-
-READY = "Ctrl-C stops everything."
-START = 120.0
-
-
-class ApiServer:
-    """The command, running in a session of its own."""
-
-    def __init__(self, *arguments: str) -> None:
-        self.port, http, grpc, metrics = free_ports(4)
-        ports = {"server": self.port, "triton-http": http, "triton-grpc": grpc, "triton-metrics": metrics}
-        flags = [word for name, port in ports.items() for word in (f"--{name}-port", str(port))]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "lmdeploy", "serve", "api_server", *arguments, *flags],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.triton_address = f"127.0.0.1:{grpc}"
-        self.output = ""
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.output += line
-
-    def wait_ready(self) -> None:
-        eventually_sync(lambda: READY in self.output or self.process.poll() is not None, timeout=START)
-        assert READY in self.output, self.output
-
-    def triton_pid(self) -> int:
-        children = Path(f"/proc/{self.process.pid}/task").glob("*/children")
-        (pid,) = {int(word) for file in children for word in file.read_text().split()}
-        return pid
-
-    def end(self, signum: int) -> int:
-        """Send a signal and return the exit status."""
-        self.process.send_signal(signum)
-        status = self.process.wait(40)
-        self._reader.join(5)
-        return status
-
-
-@contextmanager
-def api_server(*arguments: str) -> Iterator[ApiServer]:
-    server = ApiServer(*arguments)
-    try:
-        yield server
-    finally:
-        if server.process.poll() is None:
-            server.end(signal.SIGKILL)
 
 
 def ask(server: ApiServer, model: str = DEFAULT_MODEL_NAME) -> str:

@@ -1,4 +1,4 @@
-"""Which processes are alive, read from /proc."""
+"""Which processes are alive, and what they hold, read from /proc."""
 
 from pathlib import Path
 
@@ -6,6 +6,17 @@ from pathlib import Path
 def session_members(session: int) -> set[int]:
     """Return the living processes of a session, which a process started in its own session passes to all below it."""
     return {pid for pid, (state, member_of) in _processes().items() if member_of == session and state not in "ZX"}
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes that any thread of a process started, and that nobody has waited for yet."""
+    files = Path(f"/proc/{pid}/task").glob("*/children")
+    return sorted({int(word) for file in files for word in file.read_text().split()})
+
+
+def open_files(pid: int) -> int:
+    """Return the number of file descriptors of a process."""
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
 def _processes() -> dict[int, tuple[str, int]]:

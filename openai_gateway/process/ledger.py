@@ -1,0 +1,73 @@
+"""Which requests a worker has open in the engine, in a file: if the worker is killed, somebody else can cancel them.
+
+Triton tells an ensemble's models nothing of a connection that broke, so the engine would finish these answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from pathlib import Path
+
+from lmdeploy.serve.client import TritonClient
+from lmdeploy.serve.errors import TritonRequestError, TritonUnavailable
+
+_LONGEST = 1 << 20  # bytes, before what is over is left out
+
+
+class Ledger:
+    """A worker's list. Every entry is a line, with a sign before the request's id, and written at once.
+
+    Parameters
+    ----------
+    path
+        The file; a new one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._open: set[str] = set()
+        self._length = 0
+
+    def begin(self, request_id: str) -> None:
+        """Note a request that the engine is about to get."""
+        self._open.add(request_id)
+        self._write(f"+{request_id}\n")
+
+    def end(self, request_id: str) -> None:
+        """Note that the engine is done with a request."""
+        self._open.discard(request_id)
+        self._write(f"-{request_id}\n")
+        if self._length > _LONGEST:
+            os.ftruncate(self._file, 0)
+            self._length = 0
+            self._write("".join(f"+{name}\n" for name in self._open))
+
+    def _write(self, text: str) -> None:
+        with contextlib.suppress(OSError):  # a full disk must not cost anybody an answer
+            self._length += os.write(self._file, text.encode())
+
+
+def open_requests(path: Path) -> set[str]:
+    """Return the requests that a worker had open; none where there is no such file."""
+    found: set[str] = set()
+    with contextlib.suppress(OSError):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            (found.add if line[:1] == "+" else found.discard)(line[1:])
+    return found
+
+
+def cancel_requests(triton_address: str, request_ids: set[str]) -> None:
+    """Cancel requests in the engine; those it does not know, or that cannot be told to it any more, are let be."""
+
+    async def cancel(client: TritonClient, request_id: str) -> None:
+        with contextlib.suppress(TritonUnavailable, TritonRequestError):
+            await client.cancel(request_id)
+
+    async def cancel_all() -> None:
+        async with TritonClient(triton_address) as client:
+            await asyncio.gather(*(cancel(client, request_id) for request_id in request_ids))
+
+    if request_ids:
+        asyncio.run(cancel_all())

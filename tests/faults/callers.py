@@ -1,0 +1,85 @@
+"""What callers of a server do in these tests, and what they can see of it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import httpx
+
+from tests.support.api_server import ApiServer
+from tests.support.waiting import eventually_sync
+
+STORY: dict[str, Any] = {
+    "model": "tiny",
+    "messages": [{"role": "user", "content": "Once upon a time"}],
+    "ignore_eos": True,
+    "max_tokens": 30_000,
+    "stream": True,
+}
+
+
+class Reader(threading.Thread):
+    """Reads one long streamed answer to its end, however that comes."""
+
+    def __init__(self, server: ApiServer) -> None:
+        super().__init__()
+        self._url = f"{server.url}/v1/chat/completions"
+        self.begun = threading.Event()
+        self.last = ""
+        self.broke: httpx.HTTPError | None = None
+        self.start()
+        assert self.begun.wait(60)
+
+    def run(self) -> None:
+        try:
+            with httpx.stream("POST", self._url, json=STORY, timeout=60, trust_env=False) as answer:
+                for line in filter(None, answer.iter_lines()):
+                    self.last = line
+                    self.begun.set()
+        except httpx.HTTPError as error:
+            self.broke = error
+
+    def end(self) -> str:
+        """Wait for the end; return the code of the error that the answer ended with, or how its connection broke."""
+        self.join(60)
+        assert not self.is_alive(), "an answer waits for ever"
+        if self.broke is not None:
+            return type(self.broke).__name__
+        told = json.loads(self.last.removeprefix("data: "))
+        return str(told["error"]["code"])
+
+
+def ask(server: ApiServer, **fields: Any) -> httpx.Response:
+    """Ask for a short answer."""
+    body = STORY | {"max_tokens": 4, "stream": False} | fields
+    return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60, trust_env=False)
+
+
+def is_answered(server: ApiServer) -> bool:
+    """Return whether a request is; what else may come is a refused connection or 503."""
+    try:
+        answer = ask(server)
+    except httpx.TransportError:
+        return False
+    if answer.status_code == 503:
+        assert answer.json()["error"]["code"] == "service_unavailable"
+        return False
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["completion_tokens"] == 4
+    return True
+
+
+def figure(url: str, name: str) -> float:
+    """Return one of Prometheus' figures."""
+    page = httpx.get(url, timeout=10, trust_env=False).text
+    line = next(line for line in page.splitlines() if line.startswith((f"{name} ", f"{name}{{")))
+    return float(line.rsplit(" ", 1)[1])
+
+
+def expect_nothing_held(server: ApiServer) -> None:
+    """Wait until no request is open and no cache block used; what is asked with is one itself."""
+    eventually_sync(lambda: figure(server.metrics_url, "turbomind_cache_blocks_used") == 0, timeout=30)
+    eventually_sync(lambda: figure(server.metrics_url, "turbomind_requests_running") == 0, timeout=30)
+    eventually_sync(lambda: figure(f"{server.url}/metrics", "lmdeploy_gateway_requests_open") == 1, timeout=30)

@@ -1,0 +1,109 @@
+"""SIGKILL of each process of a server: open answers end with a reason, the service comes back, nothing is left."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import gettempdir
+
+import pytest
+
+from lmdeploy.serve.shared_memory import FOLDER, Regions
+from tests.faults.callers import Reader, ask, expect_nothing_held, is_answered
+from tests.support.api_server import ApiServer, api_server
+from tests.support.processes import children, open_files, session_members
+from tests.support.servers import START
+from tests.support.waiting import eventually_sync
+
+pytestmark = pytest.mark.e2e
+
+FLAGS = ("--workers", "2", "--cache-max-entry-count", "4096")
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[ApiServer]:
+    with api_server(str(model), *FLAGS) as server:
+        server.wait_ready()
+        yield server
+        regions = regions_of(server)
+        assert regions
+        assert server.end(signal.SIGTERM) == 143, server.output
+        assert not [name for name in regions if (FOLDER / name).exists()]
+
+
+def regions_of(server: ApiServer) -> set[str]:
+    """Return the shared memory of the server's Python models, by the name that tritonserver was told."""
+    words = Path(f"/proc/{server.triton_pid()}/cmdline").read_text().split("\0")
+    found = [word.partition("shm-region-prefix-name=")[2] for word in words if "shm-region-prefix-name=" in word]
+    return {path.name for prefix in found for path in FOLDER.glob(f"{prefix}*")}
+
+
+def stub_of(server: ApiServer, name: str) -> int:
+    pids = children(server.triton_pid())
+    (pid,) = [pid for pid in pids if f"/{name}/" in Path(f"/proc/{pid}/cmdline").read_text()]
+    return pid
+
+
+def test_a_killed_tritonserver_ends_answers_with_a_reason_and_is_replaced(server: ApiServer) -> None:
+    readers = [Reader(server) for _ in range(4)]
+    first, regions = server.triton_pid(), regions_of(server)
+    assert regions
+    os.kill(first, signal.SIGKILL)
+    assert [reader.end() for reader in readers] == ["service_unavailable"] * 4
+    eventually_sync(lambda: is_answered(server), timeout=START)
+    assert not session_members(first)
+    assert not [name for name in regions if (FOLDER / name).exists()]
+    assert len(regions_of(server)) == len(regions)
+    expect_nothing_held(server)
+
+
+def test_a_killed_python_model_ends_answers_with_a_reason_and_is_replaced(server: ApiServer) -> None:
+    reader = Reader(server)
+    first, regions = server.triton_pid(), regions_of(server)
+    os.kill(stub_of(server, "preprocessing"), signal.SIGKILL)
+    # Triton says that it is ready, and would answer every further request with an error.
+    eventually_sync(lambda: is_answered(server) and not session_members(first), timeout=START)
+    assert reader.end() == "service_unavailable"
+    assert not [name for name in regions if (FOLDER / name).exists()]
+    expect_nothing_held(server)
+
+
+def test_a_killed_gateway_worker_costs_its_own_answers_only(server: ApiServer) -> None:
+    readers = [Reader(server) for _ in range(6)]  # the kernel spreads them over both workers
+    workers = server.pids("openai_gateway.process.worker")
+    assert len(workers) == 2
+    victim = max(workers, key=open_files)
+    os.kill(victim, signal.SIGKILL)
+    eventually_sync(lambda: any(not reader.is_alive() for reader in readers), timeout=START)
+    eventually_sync(lambda: is_answered(server), timeout=START)
+    eventually_sync(lambda: len(server.pids("openai_gateway.process.worker")) == 2, timeout=START)
+    broken = [reader for reader in readers if not reader.is_alive()]
+    assert {reader.end() for reader in broken} == {"RemoteProtocolError"}
+    assert victim not in server.pids("openai_gateway.process.worker")
+    # The engine finishes nobody's answer: what the worker had asked for is cancelled with its connection.
+    for survivor in server.pids("openai_gateway.process.worker"):
+        os.kill(survivor, signal.SIGKILL)
+    for reader in readers:
+        assert reader.end() == "RemoteProtocolError"
+    eventually_sync(lambda: is_answered(server), timeout=START)
+    expect_nothing_held(server)
+
+
+def test_what_a_killed_launcher_leaves_is_removed_by_the_next(model: Path) -> None:
+    with api_server(str(model), *FLAGS[2:]) as server:
+        server.wait_ready()
+        reader = Reader(server)
+        triton, regions = server.triton_pid(), regions_of(server)
+        assert regions
+        folders = set(Path(gettempdir()).glob("lmdeploy-models-*"))
+        server.end(signal.SIGKILL)
+        assert reader.end() == "RemoteProtocolError"
+        eventually_sync(lambda: not session_members(triton), timeout=START)
+    with api_server(str(model), *FLAGS[2:]) as server:
+        server.wait_ready()
+        assert ask(server).status_code == 200
+        assert not [name for name in regions if (FOLDER / name).exists()]
+        left = folders & set(Path(gettempdir()).glob("lmdeploy-models-*"))
+        assert len(left) < len(folders)
+        server.end(signal.SIGTERM)
+    Regions().remove()
