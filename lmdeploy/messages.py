@@ -256,6 +256,12 @@ class TurbomindEngineConfig:
     )
     threads: int = rows.whole(0, "CPU threads that compute; 0: as many as this process may use cores.", high=1024)
     max_waiting: int = rows.whole(4096, "Requests that may wait; one more is refused as overloaded.", low=1)
+    max_embedding_mib: int = rows.whole(
+        1024,
+        "MiB that the embeddings of pictures may take, of requests that are open and of sessions; a request beyond is "
+        "refused as overloaded.",
+        low=1,
+    )
     session_idle_seconds: int = rows.whole(3600, "A session that is not used for so long is forgotten.", low=1)
 
     def __post_init__(self) -> None:
@@ -289,6 +295,26 @@ class PytorchEngineConfig:
 
     def __post_init__(self) -> None:
         rows.require_valid(self)
+
+
+@dataclass
+class VisionConfig:
+    """How a model that sees looks at pictures.
+
+    Parameters
+    ----------
+    max_batch_size
+        Kept for compatibility: pictures are looked at one by one, so that an answer never depends on other requests'.
+    thread_safe
+        Kept for compatibility: several threads always may.
+    """
+
+    max_batch_size: int = 1
+    thread_safe: bool = False
+
+    def __post_init__(self) -> None:
+        if type(self.max_batch_size) is not int or self.max_batch_size < 1:
+            raise ValueError(f"max_batch_size must be a whole number >= 1, got {self.max_batch_size!r}")
 
 
 @dataclass

@@ -62,6 +62,11 @@ void CpuOperators::gather_rows(const float* x, const int32_t* indices, int count
   for (int i = 0; i < count; ++i) std::copy_n(x + indices[i] * width, width, y + i * width);
 }
 
+void CpuOperators::scatter_rows(const float* x, const int32_t* indices, int count, int size, float* y) {
+  const auto width = static_cast<size_t>(size);
+  for (int i = 0; i < count; ++i) std::copy_n(x + i * width, width, y + indices[i] * width);
+}
+
 void CpuOperators::copy_heads(const HeadsView& from, const HeadsView& to) {
   pool_.parallel_for(from.rows, [&](int row) {
     for (int h = 0; h < from.heads; ++h) {

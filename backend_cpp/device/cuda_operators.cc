@@ -289,6 +289,10 @@ void CudaOperators::gather_rows(const float* x, const int32_t* indices, int coun
   cuda::gather_rows(stream_, x, indices, count, size, y);
 }
 
+void CudaOperators::scatter_rows(const float* x, const int32_t* indices, int count, int size, float* y) {
+  cuda::scatter_rows(stream_, x, indices, count, size, y);
+}
+
 void CudaOperators::copy_heads(const HeadsView& from, const HeadsView& to) {
   cuda::copy_heads(stream_, from, to);
 }

@@ -18,6 +18,26 @@ void check_prompt(const Request& request, const RequestLimits& limits) {
   }
 }
 
+void check_embeddings(const Request& request, const RequestLimits& limits) {
+  if (request.embeddings.empty()) return;
+  if (limits.embedding_width == 0) throw invalid_argument("embeddings were given, but this model reads text only");
+  int free_from = 0;
+  for (const EmbeddingRange& range : request.embeddings) {
+    const std::string name = "embeddings of tokens " + std::to_string(range.begin) + " to " +
+                             std::to_string(static_cast<int64_t>(range.begin) + range.count);
+    if (range.begin < free_from || range.count < 1 ||
+        static_cast<size_t>(range.begin) + static_cast<size_t>(range.count) > request.input_ids.size()) {
+      throw invalid_argument(name + " must lie within input_ids, ascend and not overlap");
+    }
+    if (!range.rows || range.rows->width != limits.embedding_width ||
+        range.rows->count() != static_cast<size_t>(range.count)) {
+      throw invalid_argument(name + " must have a row of " + std::to_string(limits.embedding_width) +
+                             " numbers for each token");
+    }
+    free_from = range.end();
+  }
+}
+
 void check_lengths(const Request& request, int session_len) {
   const GenerationParams& params = request.params;
   if (params.max_new_tokens > session_len) {
@@ -59,6 +79,7 @@ void check_request(Request& request, const RequestLimits& limits, const TokenTab
   const bool may_generate_nothing = request.session.has_value() || params.scores_prompt || params.prompt_logprobs;
   if (params.max_new_tokens == 0 && !may_generate_nothing) throw invalid_argument("max_new_tokens must be >= 1, got 0");
   check_prompt(request, limits);
+  check_embeddings(request, limits);
   check_lengths(request, limits.session_len);
   check_combinations(request);
   if (!params.response_format.empty() && !limits.has_grammars) {

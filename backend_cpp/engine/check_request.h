@@ -12,6 +12,7 @@ namespace turbomind {
 struct RequestLimits {
   int vocab_size = 0;
   int session_len = 0;
+  int embedding_width = 0;             // of rows in place of token embeddings; 0: the model takes none
   bool has_grammars = false;           // response formats can be had
   std::vector<int32_t> eos_token_ids;  // end answers that do not ignore them
 };

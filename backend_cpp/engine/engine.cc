@@ -28,7 +28,9 @@ Engine::Engine(const EngineConfig& config, std::unique_ptr<ModelRunner> runner, 
     : config_(prepare(config, *runner)),
       runner_(std::move(runner)),
       tokens_(std::move(tokens)),
-      limits_{runner_->vocab_size(), config_.session_len, compiler != nullptr, config_.eos_token_ids},
+      limits_{runner_->vocab_size(), config_.session_len, runner_->takes_embeddings() ? runner_->hidden_size() : 0,
+              compiler != nullptr, config_.eos_token_ids},
+      embedding_memory_(config_.embedding_bytes, "the embeddings of open requests and of sessions"),
       inbox_(config_.max_waiting),
       core_(config_, *runner_, tokens_),
       stats_(core_.stats()) {
@@ -47,11 +49,26 @@ Engine::~Engine() {
 void Engine::submit(Request request) {
   check_request(request, limits_, tokens_);
   if (!is_healthy_) throw Error(ErrorCode::kUnavailable, "the engine has stopped after a device fault");
+  if (!request.embeddings.empty()) hold_embeddings(request);
   if (request.params.response_format.empty()) {
     inbox_.submit(std::move(request));
   } else {
     inbox_.expect(request);
     grammar_queue_->add(std::move(request));
+  }
+}
+
+void Engine::hold_embeddings(Request& request) const {
+  struct Held {
+    std::shared_ptr<const EmbeddingRows> rows;
+    std::shared_ptr<const void> share;
+  };
+  size_t bytes = 0;
+  for (const EmbeddingRange& range : request.embeddings) bytes += range.rows->data.size();
+  const std::shared_ptr<const void> share = embedding_memory_.take(bytes);
+  for (EmbeddingRange& range : request.embeddings) {
+    const auto held = std::make_shared<const Held>(Held{std::move(range.rows), share});
+    range.rows = {held, held->rows.get()};
   }
 }
 

@@ -19,6 +19,7 @@
 #include "engine/engine_core.h"
 #include "engine/grammar_queue.h"
 #include "engine/inbox.h"
+#include "engine/memory_budget.h"
 #include "engine/output_queue.h"
 #include "engine/request.h"
 #include "engine/stats.h"
@@ -54,12 +55,15 @@ class Engine {
   void step();
   void fail(const Error& fault);
   void check_when_idle() const;
+  // Counts a request's embeddings for as long as anything of it is kept. Throws Error(kUnavailable).
+  void hold_embeddings(Request& request) const;
   void publish();
 
   const EngineConfig config_;
   const std::unique_ptr<ModelRunner> runner_;
   const TokenTable tokens_;
   const RequestLimits limits_;
+  const MemoryBudget embedding_memory_;
   Inbox inbox_;
   // Compiled grammars live in the compiler's library: it goes when the core has let go of the last one.
   std::unique_ptr<GrammarQueue> grammar_queue_;  // null: no compiler

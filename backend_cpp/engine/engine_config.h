@@ -18,6 +18,9 @@ struct EngineConfig {
   int max_waiting = 4096;  // requests beyond are refused as "overloaded"
   std::chrono::seconds session_idle_limit{3600};
   size_t max_sessions = 4096;
+  // What rows in place of token embeddings may take, of requests until their last answer has ended, and of sessions.
+  // A request beyond is refused as "overloaded"; idle sessions may hold half of it.
+  size_t embedding_bytes = size_t{1} << 30;
   std::vector<int32_t> eos_token_ids;
   // Whether the engine checks itself whenever it goes idle, and ends the process if what it keeps does not add up. For
   // tests; LMDEPLOY_CHECK_INVARIANTS in the environment turns it on for an engine that is loaded.

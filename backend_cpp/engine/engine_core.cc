@@ -26,8 +26,8 @@ EngineCore::EngineCore(const EngineConfig& config, ModelRunner& runner, const To
       space_{tokens, runner.vocab_size(), runner.hidden_size()},
       blocks_(config.block_count, config.block_len),
       scheduler_({config.max_batch_size, config.max_step_tokens, runner.window()}, blocks_),
-      sessions_({config.session_idle_limit, config.max_sessions, config.session_len}, blocks_,
-                config.enable_prefix_caching),
+      sessions_({config.session_idle_limit, config.max_sessions, config.session_len, config.embedding_bytes / 2},
+                blocks_, config.enable_prefix_caching),
       steps_(scheduler_, runner, counts_),
       sampler_(runner.vocab_size()) {}
 
@@ -91,6 +91,11 @@ void EngineCore::begin(Submission&& submission, const std::shared_ptr<const Outp
   // Blocks are shared only by prompts that the model rotates alike.
   group->scope = turn.scope | static_cast<uint64_t>(runner_.cache_variant(prompt_len)) << 32;
   group->history_len = static_cast<int>(turn.history.size());
+  group->embeddings = std::move(turn.embeddings);
+  for (EmbeddingRange& range : request.embeddings) {
+    range.begin += group->history_len;
+    group->embeddings.push_back(std::move(range));
+  }
   group->may_match = !params.looks_at_prompt();
   group->keeps_blocks = config_.enable_prefix_caching || (request.session && !request.session->end);
   if (request.returns_prompt || params.prompt_logprobs) {
@@ -118,7 +123,7 @@ void EngineCore::finish_unanswered(SequenceGroup& group, std::vector<int32_t>&& 
   output.history_token_len = group.history_len;
   output.prompt = group.prompt;
   outputs_.push_back({group.on_output, std::move(output)});
-  sessions_.finish(*group.session, group.request, std::move(tokens));
+  sessions_.finish(*group.session, group.request, std::move(tokens), std::move(group.embeddings));
   ++counts_.completed;
 }
 
@@ -232,7 +237,7 @@ void EngineCore::end_where(const std::function<bool(const Sequence&)>& is_wanted
     ++(error != nullptr ? counts_.failed : reason == FinishReason::kCancelled ? counts_.cancelled : counts_.completed);
     if (!group.session) continue;
     if (const int32_t token = ended->answer.stop_token(); token >= 0) ended->tokens.push_back(token);
-    sessions_.finish(*group.session, group.request, std::move(ended->tokens));
+    sessions_.finish(*group.session, group.request, std::move(ended->tokens), std::move(group.embeddings));
   }
 }
 

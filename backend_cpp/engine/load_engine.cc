@@ -137,6 +137,7 @@ LoadedEngine load_engine(const std::string& directory, const EngineSettings& set
   config.enable_prefix_caching = settings.enable_prefix_caching;
   config.session_idle_limit = std::chrono::seconds(settings.session_idle_seconds);
   config.max_waiting = settings.max_waiting;
+  config.embedding_bytes = static_cast<size_t>(settings.max_embedding_mib) << 20;
   config.eos_token_ids = spec.eos_token_ids;
   config.checks_invariants = std::getenv("LMDEPLOY_CHECK_INVARIANTS") != nullptr;
 

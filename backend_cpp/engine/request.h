@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "engine/fields/generation_fields.h"
+#include "model/embedding_range.h"
 
 namespace turbomind {
 
@@ -98,6 +99,7 @@ using OutputCallback = std::function<void(Output&&)>;
 struct Request {
   RequestId id = 0;
   std::vector<int32_t> input_ids;
+  std::vector<EmbeddingRange> embeddings;  // in place of those of some of input_ids; ascending
   GenerationParams params;
   std::optional<SessionParams> session;
   int priority = 0;                           // lower numbers are admitted first

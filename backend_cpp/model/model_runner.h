@@ -3,9 +3,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "device/token_choice.h"
+#include "model/embedding_range.h"
 
 namespace turbomind {
 
@@ -21,6 +23,8 @@ struct StepSpan {
   int prompt_len = 0;                            // of the whole sequence; some models stretch positions by it
   // The token behind the last row is chosen by the runner (ModelRunner::chooses_tokens); nothing is `wanted` then.
   const TokenChoice* choice = nullptr;
+  // Rows in place of token embeddings that reach into the span, by position; only where the runner takes them.
+  std::span<const EmbeddingRange> embeddings = {};
 };
 
 // In StepInput::tokens: what the step before chooses for its span number `index`.
@@ -79,6 +83,8 @@ class ModelRunner {
     (void)prompt_len;
     return 0;
   }
+  // Whether a sequence may have rows in place of token embeddings (StepSpan::embeddings).
+  virtual bool takes_embeddings() const { return false; }
   // Called once, before the first step.
   virtual void allocate_cache(int block_count, int block_len) = 0;
   // Whether it can choose tokens (StepSpan::choice). The next step may then begin before this one is taken, with tokens

@@ -60,6 +60,10 @@ NativeRunner::NativeRunner(std::unique_ptr<Operators> ops, const Shard& shard, c
       expert_mlp_(*ops_, spec_, max_rows),
       tokens_(*ops_, static_cast<size_t>(max_rows) * sizeof(int32_t)),
       outputs_(*ops_, static_cast<size_t>(max_rows) * sizeof(int32_t)),
+      embeddings_(*ops_, spec_.takes_embeddings
+                             ? static_cast<size_t>(max_rows) * static_cast<size_t>(spec_.hidden_size) * sizeof(float)
+                             : 0),
+      embedding_rows_(*ops_, spec_.takes_embeddings ? static_cast<size_t>(max_rows) * sizeof(int32_t) : 0),
       hidden_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
       normed_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
       mlp_input_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
@@ -105,7 +109,8 @@ int NativeRunner::window() const {
 void NativeRunner::begin(const StepInput& input) {
   const int rows = static_cast<int>(input.tokens.size());
   if (rows > max_rows_) throw internal_error("a step of " + std::to_string(rows) + " rows exceeds the runner's limit");
-  const bool decodes = is_decoding(input);
+  const int embedded = stage_embeddings(input);
+  const bool decodes = embedded == 0 && is_decoding(input);
   const Outputs outputs = stage(input);
   const int computed = std::min(ops_->padded_rows(rows, decodes), max_rows_);
   const int projected = std::min(decodes ? computed : outputs.count(), logit_rows_at_once_);
@@ -113,6 +118,10 @@ void NativeRunner::begin(const StepInput& input) {
     const StepContext step{*ops_, computed};
     ops_->embed(weights_.embedding.view, tokens_.device<int32_t>(), computed, spec_.embedding_scale,
                 hidden_.as<float>());
+    if (embedded > 0) {
+      step.ops.scatter_rows(embeddings_.device<float>(), embedding_rows_.device<int32_t>(), embedded, spec_.hidden_size,
+                            hidden_.as<float>());
+    }
     attention_.fill_tables(step);
     for (int layer = 0; layer < spec_.num_layers; ++layer) run_layer(step, layer);
     gather_outputs(decodes ? computed : outputs.count());
@@ -172,6 +181,24 @@ NativeRunner::Outputs NativeRunner::stage_outputs(const StepInput& input) {
   }
   outputs_.upload(*ops_, static_cast<size_t>(outputs.count()) * sizeof(int32_t));
   return outputs;
+}
+
+int NativeRunner::stage_embeddings(const StepInput& input) {
+  const auto width = static_cast<size_t>(spec_.hidden_size);
+  int count = 0;
+  for (const StepSpan& span : input.spans) {
+    const int end = span.first_position + span.count;
+    for (const EmbeddingRange& range : span.embeddings) {
+      for (int at = std::max(span.first_position, range.begin); at < std::min(end, range.end()); ++at) {
+        range.rows->read(at - range.begin, embeddings_.host<float>() + static_cast<size_t>(count) * width);
+        embedding_rows_.host<int32_t>()[count++] = span.first_row + at - span.first_position;
+      }
+    }
+  }
+  if (count == 0) return 0;
+  embeddings_.upload(*ops_, static_cast<size_t>(count) * width * sizeof(float));
+  embedding_rows_.upload(*ops_, static_cast<size_t>(count) * sizeof(int32_t));
+  return count;
 }
 
 void NativeRunner::run_layer(const StepContext& step, int index) {

@@ -3,6 +3,7 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <chrono>
 
 #include "base/error.h"
@@ -71,6 +72,33 @@ std::optional<SessionParams> read_session(const py::dict& params) {
   return SessionParams{id, start, end, stop, step};
 }
 
+EmbeddingRange read_embedding(const py::handle& given) {
+  const auto [begin, rows, type, digest] = given.cast<std::tuple<int, py::array, std::string, std::string>>();
+  EmbeddingRange range;
+  const py::array array = py::array::ensure(rows, py::array::c_style);
+  const std::optional<DType> dtype = dtype_of(type);
+  if (!array || array.ndim() != 2 || !dtype || static_cast<size_t>(array.itemsize()) != byte_size(*dtype) ||
+      digest.size() != range.digest.size()) {
+    throw invalid_argument(
+        "embeddings must be rows [count, hidden] of float32, bfloat16 or float16, with a digest of " +
+        std::to_string(range.digest.size()) + " bytes");
+  }
+  range.begin = begin;
+  range.count = static_cast<int>(array.shape(0));
+  std::copy_n(digest.begin(), range.digest.size(), range.digest.begin());
+  const auto* bytes = static_cast<const std::byte*>(array.data());
+  range.rows = std::make_shared<const EmbeddingRows>(
+      EmbeddingRows{*dtype, static_cast<int>(array.shape(1)), std::vector<std::byte>(bytes, bytes + array.nbytes())});
+  return range;
+}
+
+std::vector<EmbeddingRange> read_embeddings(const py::dict& params) {
+  std::vector<EmbeddingRange> ranges;
+  if (!params.contains("embeddings")) return ranges;
+  for (const py::handle given : params["embeddings"]) ranges.push_back(read_embedding(given));
+  return ranges;
+}
+
 // Errors can quote bytes of a caller that are no UTF-8; one such must not cost the others their outputs.
 py::str text(const std::string& bytes) {
   PyObject* decoded = PyUnicode_DecodeUTF8(bytes.data(), static_cast<Py_ssize_t>(bytes.size()), "replace");
@@ -109,6 +137,7 @@ RequestId OfflineEngine::submit(std::vector<int32_t> input_ids, const py::dict& 
   Request request;
   request.id = next_id_++;
   request.input_ids = std::move(input_ids);
+  request.embeddings = read_embeddings(params);
   request.params = read_params(params);
   request.session = read_session(params);
   request.on_output = [this](Output&& output) {

@@ -17,7 +17,9 @@ class OfflineEngine {
  public:
   OfflineEngine(const std::string& directory, const std::string& settings_json);
 
-  // Returns the request's number. `params` holds fields of GenerationConfig, and session: (id, start, end, stop, step).
+  // Returns the request's number. `params` holds fields of GenerationConfig; session: (id, start, end, stop, step); and
+  // embeddings, in place of those of some tokens: a list of (first token, rows, name of their type, 32 bytes of
+  // digest), where rows is an array [count, hidden] of that type, or of 16-bit integers for bfloat16.
   RequestId submit(std::vector<int32_t> input_ids, const pybind11::dict& params);
   void cancel(RequestId request);
   // Outputs since the last call, as dicts (lmdeploy/turbomind/engine.py names the members); waits up to `timeout`

@@ -46,6 +46,7 @@ class StubRunner final : public ModelRunner {
     cache_.assign(static_cast<size_t>(block_count) * block_len, -1);
   }
 
+  bool takes_embeddings() const override { return true; }
   bool chooses_tokens() const override { return chooses_; }
 
   void begin(const StepInput& input) override {
@@ -63,6 +64,16 @@ class StubRunner final : public ModelRunner {
         if (token < 0) token = chosen_.at(static_cast<size_t>(span_of_unseen(token)));
         if (token < 0 && token != kNotANumber) throw std::logic_error("a token was used that nobody chose");
         slot(span, span.first_position + i) = std::max(token, 0);
+      }
+      // A row in place of a token is that token's number.
+      for (const EmbeddingRange& range : span.embeddings) {
+        for (int row = 0; row < range.count; ++row) {
+          const int position = range.begin + row;
+          if (position < span.first_position || position >= span.first_position + span.count) continue;
+          float value = 0;
+          range.rows->read(row, &value);
+          slot(span, position) = static_cast<int32_t>(value);
+        }
       }
       const bool chooses = span.choice != nullptr;
       const int wanted = span.wanted == SpanRows::kLast || chooses ? 1 : span.wanted == SpanRows::kAll ? span.count : 0;

@@ -18,11 +18,11 @@ std::vector<int32_t> range(int count, int first = 0) {
 // Allocates and publishes blocks for all full blocks of `tokens` that are not matched.
 std::vector<int32_t> fill(BlockCache& cache, uint64_t scope, const std::vector<int32_t>& tokens) {
   std::vector<int32_t> blocks;
-  cache.match(scope, tokens, static_cast<int>(tokens.size()), blocks);
+  cache.match({scope, tokens}, static_cast<int>(tokens.size()), blocks);
   for (int index = static_cast<int>(blocks.size()); (index + 1) * cache.block_len() <= static_cast<int>(tokens.size());
        ++index) {
     blocks.push_back(cache.allocate());
-    cache.publish(scope, tokens, index, blocks);
+    cache.publish({scope, tokens}, index, blocks);
   }
   return blocks;
 }
@@ -33,14 +33,14 @@ TEST(published_blocks_are_found_by_content_and_scope_alone) {
   BlockCache cache(8, 4);
   std::vector<int32_t> first = fill(cache, 0, range(12));
   std::vector<int32_t> found;
-  CHECK_EQUAL(cache.match(0, range(14), 13, found), 12);
+  CHECK_EQUAL(cache.match({0, range(14)}, 13, found), 12);
   CHECK(found == first);
   std::vector<int32_t> none;
-  CHECK_EQUAL(cache.match(7, range(14), 13, none), 0);
+  CHECK_EQUAL(cache.match({7, range(14)}, 13, none), 0);
   std::vector<int32_t> other = range(12);
   other[5] = 99;  // the second block differs, so the third must not match although its tokens are equal
   std::vector<int32_t> part;
-  CHECK_EQUAL(cache.match(0, other, 12, part), 4);
+  CHECK_EQUAL(cache.match({0, other}, 12, part), 4);
   cache.release(part);
   cache.release(found);
   cache.release(first);
@@ -54,9 +54,9 @@ TEST(colliding_hashes_never_serve_other_content) {
   std::vector<int32_t> second = fill(cache, 0, {5, 6, 3, 4});  // its second block has the tokens, not the parent
   CHECK(first[1] != second[1]);
   std::vector<int32_t> found;
-  CHECK_EQUAL(cache.match(9, {1, 2, 3, 4}, 4, found), 0);
-  CHECK_EQUAL(cache.match(0, {3, 4, 1, 2}, 4, found), 0);
-  CHECK_EQUAL(cache.match(0, {5, 6, 3, 4}, 4, found), 4);
+  CHECK_EQUAL(cache.match({9, {1, 2, 3, 4}}, 4, found), 0);
+  CHECK_EQUAL(cache.match({0, {3, 4, 1, 2}}, 4, found), 0);
+  CHECK_EQUAL(cache.match({0, {5, 6, 3, 4}}, 4, found), 4);
   CHECK(found == second);
   cache.check_invariants();
 }
@@ -69,8 +69,8 @@ TEST(the_least_recently_used_goes_first_and_the_end_of_a_chain_before_its_beginn
   cache.release(young);
   CHECK(cache.allocate() >= 0);  // takes the end of the old chain
   std::vector<int32_t> found;
-  CHECK_EQUAL(cache.match(0, range(4, 0), 4, found), 2);
-  CHECK_EQUAL(cache.match(0, range(4, 50), 4, found), 4);
+  CHECK_EQUAL(cache.match({0, range(4, 0)}, 4, found), 2);
+  CHECK_EQUAL(cache.match({0, range(4, 50)}, 4, found), 4);
   CHECK_EQUAL(cache.eviction_count(), 1);
   cache.check_invariants();
 }
@@ -79,8 +79,8 @@ TEST(equal_content_is_kept_once) {
   BlockCache cache(4, 2);
   std::vector<int32_t> a = {cache.allocate()};
   std::vector<int32_t> b = {cache.allocate()};
-  cache.publish(0, range(2), 0, a);
-  cache.publish(0, range(2), 0, b);
+  cache.publish({0, range(2)}, 0, a);
+  cache.publish({0, range(2)}, 0, b);
   CHECK(a == b);
   CHECK_EQUAL(cache.referenced_count(), 1);
   cache.release(a);
@@ -119,12 +119,12 @@ TEST(random_histories_of_the_block_cache_keep_its_invariants) {
           for (unsigned i = 0; i < 2 + random() % 8; ++i) tokens.push_back(static_cast<int32_t>(random() % 2));
           const uint64_t scope = random() % 3;
           std::vector<int32_t> blocks;
-          cache.match(scope, tokens, static_cast<int>(tokens.size()), blocks);
+          cache.match({scope, tokens}, static_cast<int>(tokens.size()), blocks);
           while ((blocks.size() + 1) * 2 <= tokens.size()) {
             const int32_t block = cache.allocate();
             if (block < 0) break;
             blocks.push_back(block);
-            cache.publish(scope, tokens, static_cast<int>(blocks.size()) - 1, blocks);
+            cache.publish({scope, tokens}, static_cast<int>(blocks.size()) - 1, blocks);
             cache.check_invariants();
           }
           tables.push_back(std::move(blocks));

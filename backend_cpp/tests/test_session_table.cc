@@ -21,7 +21,7 @@ struct Fixture {
     std::vector<int32_t> held;
     for (int index = 0; (index + 1) * 4 <= static_cast<int>(tokens.size()); ++index) {
       held.push_back(blocks.allocate());
-      blocks.publish(id, tokens, index, held);
+      blocks.publish({id, tokens}, index, held);
     }
     blocks.release(held);
     table.finish(session(id, true), request, std::move(tokens));
@@ -108,7 +108,7 @@ TEST(blocks_that_others_may_use_outlive_the_session) {
   SessionTable table({std::chrono::seconds(3600), 2, 20}, blocks, true);
   table.begin(session(7, true), 1, 0);
   std::vector<int32_t> held = {blocks.allocate()};
-  blocks.publish(0, {1, 2, 3, 4}, 0, held);
+  blocks.publish({0, {1, 2, 3, 4}}, 0, held);
   blocks.release(held);
   table.finish(session(7, true), 1, {1, 2, 3, 4});
   table.erase(7);

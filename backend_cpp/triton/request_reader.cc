@@ -221,6 +221,40 @@ std::vector<int32_t> RequestReader::input_ids() const {
   return ids;
 }
 
+std::vector<EmbeddingRange> RequestReader::embeddings(int width) const {
+  std::vector<EmbeddingRange> ranges;
+  if (!has("embedding_ranges")) return ranges;
+  const std::vector<int32_t> bounds = values<int32_t>("embedding_ranges", TRITONSERVER_TYPE_INT32);
+  const std::vector<uint8_t> digests = values<uint8_t>("embedding_digests", TRITONSERVER_TYPE_UINT8);
+  const std::vector<uint8_t> rows = values<uint8_t>("embeddings", TRITONSERVER_TYPE_UINT8);
+  const std::vector<std::string> names = strings("embedding_dtype");
+  const std::optional<DType> type = names.size() == 1 ? dtype_of(names[0]) : std::nullopt;
+  if (!type) throw invalid_argument("embedding_dtype must be float32, bfloat16 or float16");
+  const size_t row_bytes = static_cast<size_t>(width) * byte_size(*type);
+  const std::byte* next = reinterpret_cast<const std::byte*>(rows.data());
+  size_t left = rows.size() / row_bytes;
+  for (size_t i = 0; i + 1 < bounds.size(); i += 2) {
+    EmbeddingRange range;
+    range.begin = bounds[i];
+    range.count = bounds[i + 1];
+    const size_t digest_at = i / 2 * range.digest.size();
+    if (range.count < 1 || static_cast<size_t>(range.count) > left || digest_at + range.digest.size() > digests.size())
+      break;
+    std::copy_n(digests.begin() + static_cast<ptrdiff_t>(digest_at), range.digest.size(), range.digest.begin());
+    const std::byte* end = next + static_cast<size_t>(range.count) * row_bytes;
+    range.rows = std::make_shared<const EmbeddingRows>(EmbeddingRows{*type, width, {next, end}});
+    next = end;
+    left -= static_cast<size_t>(range.count);
+    ranges.push_back(std::move(range));
+  }
+  if (ranges.size() * 2 != bounds.size() || left != 0 || ranges.size() * sizeof(ContentDigest) != digests.size()) {
+    throw invalid_argument("embedding_ranges must be pairs of first token and count, with a row of " +
+                           std::to_string(width) +
+                           " numbers for each token in embeddings and 32 bytes for each pair in embedding_digests");
+  }
+  return ranges;
+}
+
 GenerationParams RequestReader::params() const {
   GenerationParams params;
   params.stream = false;

@@ -31,6 +31,8 @@ class RequestReader {
   std::optional<std::string> stop_request_id() const;
 
   std::vector<int32_t> input_ids() const;
+  // Rows of `width` numbers.
+  std::vector<EmbeddingRange> embeddings(int width) const;
   GenerationParams params() const;
   std::optional<SessionParams> session() const;
   int priority() const;

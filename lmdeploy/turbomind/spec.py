@@ -291,6 +291,8 @@ class ModelSpec:
         The rotary embeddings, and for each layer which of them it uses, -1: none. Empty: the first, if there is one.
     embedding_scale
         Factor of the token embeddings.
+    takes_embeddings
+        Whether rows that a request brings may take the place of token embeddings, unscaled: the model sees pictures.
     """
 
     architecture: str
@@ -316,6 +318,7 @@ class ModelSpec:
     layer_ropes: tuple[int, ...] = ()
     output: OutputSpec = OutputSpec()
     embedding_scale: float = 1.0
+    takes_embeddings: bool = False
 
     def __post_init__(self) -> None:
         problems = problems_of(self)

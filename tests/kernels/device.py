@@ -175,6 +175,10 @@ class Device:
         y = _unwritten(indices.shape[0], x.shape[1])
         return torch.from_numpy(self.native.gather_rows(_array(x), _array(indices), y))
 
+    def scatter_rows(self, x: torch.Tensor, indices: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Return ``y`` with the rows that ``indices``, int32, name replaced by those of ``x``."""
+        return torch.from_numpy(self.native.scatter_rows(_array(x), _array(indices), _array(y)))
+
     def copy_heads(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Return ``y`` ``[rows, heads, width]`` with the heads of ``x``, not wider, at the front of its own."""
         return torch.from_numpy(self.native.copy_heads(_array(x), _array(y)))

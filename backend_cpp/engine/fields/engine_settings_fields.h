@@ -55,6 +55,9 @@ struct EngineSettings {
   int threads = 0;
   // Requests that may wait; one more is refused as overloaded.
   int max_waiting = 4096;
+  // MiB that the embeddings of pictures may take, of requests that are open and of sessions; a request beyond is
+  // refused as overloaded.
+  int max_embedding_mib = 1024;
   // A session that is not used for so long is forgotten.
   int session_idle_seconds = 3600;
 };
@@ -84,6 +87,7 @@ void visit_settings(Settings& settings, Visit&& visit) {
   visit("device", settings.device, Limits{.choices = "auto, cpu, cuda"});
   visit("threads", settings.threads, Limits{.low = 0, .high = 1024});
   visit("max_waiting", settings.max_waiting, Limits{.low = 1});
+  visit("max_embedding_mib", settings.max_embedding_mib, Limits{.low = 1});
   visit("session_idle_seconds", settings.session_idle_seconds, Limits{.low = 1});
 }
 

@@ -1,7 +1,9 @@
 #include "engine/schedule/block_cache.h"
 
 #include <algorithm>
+#include <cstring>
 #include <string>
+#include <utility>
 
 #include "base/error.h"
 
@@ -48,11 +50,12 @@ void BlockCache::give_back(int32_t& block, bool keeps_content) {
   block = kNoBlock;
 }
 
-int BlockCache::match(uint64_t scope, const std::vector<int32_t>& tokens, int limit, std::vector<int32_t>& blocks) {
-  uint64_t parent = root(scope);
+int BlockCache::match(const PrefixKey& prefix, int limit, std::vector<int32_t>& blocks) {
+  uint64_t parent = root(prefix.scope);
   int covered = 0;
-  while (covered + block_len_ <= limit) {
-    const int32_t block = find(parent, tokens.data() + covered);
+  for (int index = 0; covered + block_len_ <= limit; ++index) {
+    const Content content = content_of(prefix, parent, index);
+    const int32_t block = find(content, key_of(content));
     if (block < 0) break;
     reference(block);
     blocks.push_back(block);
@@ -62,12 +65,13 @@ int BlockCache::match(uint64_t scope, const std::vector<int32_t>& tokens, int li
   return covered;
 }
 
-void BlockCache::publish(uint64_t scope, const std::vector<int32_t>& tokens, int index, std::vector<int32_t>& blocks) {
+void BlockCache::publish(const PrefixKey& prefix, int index, std::vector<int32_t>& blocks) {
   const auto at = static_cast<size_t>(index);
-  const uint64_t parent = index == 0 ? root(scope) : blocks_[static_cast<size_t>(blocks[at - 1])].content;
-  const int32_t* content = tokens.data() + at * static_cast<size_t>(block_len_);
+  const uint64_t parent = index == 0 ? root(prefix.scope) : blocks_[static_cast<size_t>(blocks[at - 1])].content;
   if (parent == 0) throw internal_error("a block was published before the one it follows");
-  if (const int32_t twin = find(parent, content); twin >= 0) {
+  Content content = content_of(prefix, parent, index);
+  const uint64_t key = key_of(content);
+  if (const int32_t twin = find(content, key); twin >= 0) {
     if (twin == blocks[at]) return;
     reference(twin);
     drop(blocks[at], true);
@@ -76,38 +80,64 @@ void BlockCache::publish(uint64_t scope, const std::vector<int32_t>& tokens, int
   }
   Block& block = blocks_[static_cast<size_t>(blocks[at])];
   block.content = next_content_++;
+  block.key = key;
   block.parent = parent;
-  block.tokens.assign(content, content + block_len_);
-  index_.emplace(key(parent, content), blocks[at]);
+  block.tokens.assign(content.tokens.begin(), content.tokens.end());
+  block.pictures = std::move(content.pictures);
+  index_.emplace(key, blocks[at]);
 }
 
-uint64_t BlockCache::key(uint64_t parent, const int32_t* tokens) const {
-  uint64_t hash = parent * 0x9E3779B97F4A7C15u;
-  for (int i = 0; i < block_len_; ++i) {
-    hash = (hash ^ static_cast<uint32_t>(tokens[i])) * 0xFF51AFD7ED558CCDu;
+BlockCache::Content BlockCache::content_of(const PrefixKey& prefix, uint64_t parent, int index) const {
+  const int begin = index * block_len_;
+  const int end = begin + block_len_;
+  Content content{
+      parent, std::span(prefix.tokens).subspan(static_cast<size_t>(begin), static_cast<size_t>(block_len_)), {}};
+  if (prefix.pictures.empty()) return content;
+  for (const EmbeddingRange& range : ranges_within(prefix.pictures, begin, end)) {
+    const int first = std::max(begin, range.begin);
+    content.pictures.push_back({first - begin, std::min(end, range.end()) - first, first - range.begin, range.digest});
+  }
+  return content;
+}
+
+uint64_t BlockCache::key_of(const Content& content) const {
+  uint64_t hash = content.parent * 0x9E3779B97F4A7C15u;
+  const auto mix = [&hash](uint64_t value) {
+    hash = (hash ^ value) * 0xFF51AFD7ED558CCDu;
     hash ^= hash >> 32;
+  };
+  for (const int32_t token : content.tokens) mix(static_cast<uint32_t>(token));
+  for (const PicturePart& part : content.pictures) {
+    uint64_t digest;
+    std::memcpy(&digest, part.digest.data(), sizeof(digest));
+    mix(digest ^ static_cast<uint32_t>(part.first_row));
   }
   return hash & hash_mask_;
 }
 
-int32_t BlockCache::find(uint64_t parent, const int32_t* tokens) const {
-  const auto [first, last] = index_.equal_range(key(parent, tokens));
+int32_t BlockCache::find(const Content& content, uint64_t key) const {
+  const auto [first, last] = index_.equal_range(key);
   for (auto it = first; it != last; ++it) {
     const Block& block = blocks_[static_cast<size_t>(it->second)];
-    if (block.parent == parent && std::equal(block.tokens.begin(), block.tokens.end(), tokens)) return it->second;
+    if (block.parent == content.parent &&
+        std::equal(block.tokens.begin(), block.tokens.end(), content.tokens.begin()) &&
+        block.pictures == content.pictures) {
+      return it->second;
+    }
   }
   return -1;
 }
 
 void BlockCache::unpublish(int32_t id) {
   Block& block = blocks_[static_cast<size_t>(id)];
-  const auto [first, last] = index_.equal_range(key(block.parent, block.tokens.data()));
+  const auto [first, last] = index_.equal_range(block.key);
   const auto it = std::find_if(first, last, [id](const auto& entry) { return entry.second == id; });
   if (it == last) throw internal_error("a published block is missing from the index");
   index_.erase(it);
   block.content = 0;
   block.parent = 0;
   block.tokens.clear();
+  block.pictures.clear();
 }
 
 void BlockCache::reference(int32_t id) {

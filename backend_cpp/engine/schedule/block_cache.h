@@ -24,8 +24,9 @@
 //                       5  b8..     not full      1 reference
 //
 // Content is addressed by what it is: a full block's tokens and, through its parent, all tokens before them. Entries
-// are compared token by token, so a hash collision never serves wrong content. A scope keeps content apart: blocks are
-// found only by the scope that published them (scope 0 is shared by everyone who uses it). Prefix caching,
+// are compared token by token, so a hash collision never serves wrong content; where rows stand in place of tokens,
+// their digests are compared too. A scope keeps content apart: blocks are found only by the scope that published them
+// (scope 0 is shared by everyone who uses it). Prefix caching,
 // conversations kept between requests, recomputation after preemption, and several answers to one prompt are all this
 // one mechanism.
 //
@@ -36,12 +37,22 @@
 
 #include <cstdint>
 #include <list>
+#include <span>
 #include <unordered_map>
 #include <vector>
+
+#include "model/embedding_range.h"
 
 namespace turbomind {
 
 inline constexpr int32_t kNoBlock = -1;
+
+// All that keys and values of a sequence follow from. Sequences share blocks as far as theirs are equal.
+struct PrefixKey {
+  uint64_t scope = 0;  // keeps content apart
+  const std::vector<int32_t>& tokens;
+  std::span<const EmbeddingRange> pictures = {};  // rows in place of tokens
+};
 
 class BlockCache {
  public:
@@ -69,30 +80,48 @@ class BlockCache {
   // Drops one reference of a block and puts kNoBlock in its place; forgets its content or not, as above.
   void give_back(int32_t& block, bool keeps_content);
 
-  // Appends the longest run of published blocks that holds the first tokens of `tokens` (at most `limit` of them), with
+  // Appends the longest run of published blocks that holds the first tokens of `prefix` (at most `limit` of them), with
   // a reference each, and returns how many tokens it covers.
-  int match(uint64_t scope, const std::vector<int32_t>& tokens, int limit, std::vector<int32_t>& blocks);
+  int match(const PrefixKey& prefix, int limit, std::vector<int32_t>& blocks);
 
   // Publishes that blocks[index] holds tokens [index block_len, (index + 1) block_len). The blocks before it must be
   // published. Where the same content is published already, blocks[index] is exchanged for that block.
-  void publish(uint64_t scope, const std::vector<int32_t>& tokens, int index, std::vector<int32_t>& blocks);
+  void publish(const PrefixKey& prefix, int index, std::vector<int32_t>& blocks);
 
   // Throws Error(kInternal) when counts, lists and index do not agree.
   void check_invariants() const;
 
  private:
+  // Where rows of a picture stand in a block: `count` tokens from number `at` on are its rows `first_row`, ...
+  struct PicturePart {
+    int at = 0;
+    int count = 0;
+    int first_row = 0;
+    ContentDigest digest{};
+    bool operator==(const PicturePart&) const = default;
+  };
+  // What a block holds.
+  struct Content {
+    uint64_t parent = 0;  // content of the block before it, or the scope's root
+    std::span<const int32_t> tokens;
+    std::vector<PicturePart> pictures;
+  };
   struct Block {
     int references = 0;
     uint64_t content = 0;                // unique number of the published content; 0: not published
-    uint64_t parent = 0;                 // content of the block before it, or the scope's root
+    uint64_t key = 0;                    // its place in the index, when published
+    uint64_t parent = 0;                 // as in Content, when published
     std::vector<int32_t> tokens;         // [block_len] when published
+    std::vector<PicturePart> pictures;   // of a published block
     std::list<int32_t>::iterator place;  // in idle_, when idle
     bool is_idle = false;
   };
 
   static uint64_t root(uint64_t scope) { return scope | (uint64_t{1} << 63); }
-  int32_t find(uint64_t parent, const int32_t* tokens) const;
-  uint64_t key(uint64_t parent, const int32_t* tokens) const;
+  // Of block number `index` of a sequence.
+  Content content_of(const PrefixKey& prefix, uint64_t parent, int index) const;
+  int32_t find(const Content& content, uint64_t key) const;
+  uint64_t key_of(const Content& content) const;
   void unpublish(int32_t block);
   void reference(int32_t block);
   void drop(int32_t block, bool keeps_content);
@@ -102,7 +131,7 @@ class BlockCache {
   std::vector<Block> blocks_;
   std::vector<int32_t> free_;
   std::list<int32_t> idle_;                           // least recently used first
-  std::unordered_multimap<uint64_t, int32_t> index_;  // key(parent, tokens) -> block
+  std::unordered_multimap<uint64_t, int32_t> index_;  // key_of(content) -> block
   uint64_t next_content_ = 1;
   int64_t evictions_ = 0;
 };

@@ -84,8 +84,10 @@ void Scheduler::plan(Step& step, bool may_preempt) {
     if (sequence->planned == 0) continue;
     const auto first = sequence->tokens.begin() + sequence->cached;
     const int known = sequence->planned - sequence->unseen;
-    step.input.spans.push_back({static_cast<int>(step.input.tokens.size()), sequence->planned, sequence->cached,
-                                &sequence->blocks, wanted_rows(*sequence), sequence->prompt_len()});
+    step.input.spans.push_back(
+        {static_cast<int>(step.input.tokens.size()), sequence->planned, sequence->cached, &sequence->blocks,
+         wanted_rows(*sequence), sequence->prompt_len(), nullptr,
+         ranges_within(sequence->group->embeddings, sequence->cached, sequence->cached + sequence->planned)});
     step.input.tokens.insert(step.input.tokens.end(), first, first + known);
     if (known < sequence->planned) step.input.tokens.push_back(unseen_token(sequence->unseen_span));
     step.sequences.push_back(sequence);
@@ -98,7 +100,7 @@ void Scheduler::commit(const Step& step) {
     sequence->cached += sequence->planned;
     sequence->planned = 0;
     for (; (sequence->published + 1) * blocks_.block_len() <= sequence->cached; ++sequence->published) {
-      blocks_.publish(sequence->group->scope, sequence->tokens, sequence->published, sequence->blocks);
+      blocks_.publish(sequence->prefix(), sequence->published, sequence->blocks);
     }
     free_behind_window(*sequence);
   }
@@ -168,9 +170,7 @@ void Scheduler::admit() {
 bool Scheduler::try_admit(Sequence& sequence, int& reserved) {
   const int tokens = static_cast<int>(sequence.tokens.size());
   // The last token is always computed: its logits are wanted.
-  const int covered = sequence.group->may_match
-                          ? blocks_.match(sequence.group->scope, sequence.tokens, tokens - 1, sequence.blocks)
-                          : 0;
+  const int covered = sequence.group->may_match ? blocks_.match(sequence.prefix(), tokens - 1, sequence.blocks) : 0;
   sequence.cached = covered;
   sequence.published = static_cast<int>(sequence.blocks.size());
   free_behind_window(sequence);

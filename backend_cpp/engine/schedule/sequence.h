@@ -17,6 +17,7 @@
 #include "engine/answer/answer.h"
 #include "engine/answer/answer_rules.h"
 #include "engine/request.h"
+#include "engine/schedule/block_cache.h"
 
 namespace turbomind {
 
@@ -27,14 +28,15 @@ struct SequenceGroup {
   std::optional<SessionParams> session;
   std::shared_ptr<const OutputCallback> on_output;
   std::optional<Clock::time_point> deadline;
-  int priority = 0;           // lower numbers are served first
-  uint64_t arrival = 0;       // order of arrival
-  uint64_t seed = 0;          // of the first answer
-  uint64_t scope = 0;         // where its blocks are published (engine/schedule/block_cache.h)
-  int history_len = 0;        // leading tokens that came from the session
-  int open_answers = 1;       // answers that have not finished; those that never began are not counted
-  bool may_match = true;      // published blocks can stand for its prompt
-  bool keeps_blocks = false;  // blocks stay published when it ends
+  int priority = 0;                        // lower numbers are served first
+  uint64_t arrival = 0;                    // order of arrival
+  uint64_t seed = 0;                       // of the first answer
+  uint64_t scope = 0;                      // where its blocks are published (engine/schedule/block_cache.h)
+  int history_len = 0;                     // leading tokens that came from the session
+  std::vector<EmbeddingRange> embeddings;  // of the prompt; kept until the last answer has ended
+  int open_answers = 1;                    // answers that have not finished; those that never began are not counted
+  bool may_match = true;                   // published blocks can stand for its prompt
+  bool keeps_blocks = false;               // blocks stay published when it ends
   std::shared_ptr<const std::vector<int32_t>> prompt;  // history and input, for a caller who wants it back
   Clock::time_point accepted;
 };
@@ -50,6 +52,7 @@ struct Sequence {
 
   const GenerationParams& params() const { return group->rules->params; }
   int prompt_len() const { return group->rules->prompt_len; }
+  PrefixKey prefix() const { return {group->scope, tokens, group->embeddings}; }
   // Tokens whose keys and values are not in the cache yet; a decoding sequence has one.
   int pending() const { return static_cast<int>(tokens.size()) + unseen - cached; }
   // Tokens of the answer, those that nobody has seen included.

@@ -20,6 +20,21 @@ size_t kept_tokens(const SessionParams& params, size_t have) {
   return params.step < 0 ? have : std::min(have, static_cast<size_t>(params.step));
 }
 
+size_t bytes_of(const std::vector<EmbeddingRange>& embeddings) {
+  size_t bytes = 0;
+  for (const EmbeddingRange& range : embeddings) bytes += range.rows->data.size();
+  return bytes;
+}
+
+// What of `embeddings` lies in the first `tokens` tokens.
+std::vector<EmbeddingRange> first_of(const std::vector<EmbeddingRange>& embeddings, size_t tokens) {
+  const int end = static_cast<int>(tokens);
+  const std::span<const EmbeddingRange> kept = ranges_within(embeddings, 0, end);
+  std::vector<EmbeddingRange> result(kept.begin(), kept.end());
+  if (!result.empty()) result.back().count = std::min(result.back().count, end - result.back().begin);
+  return result;
+}
+
 }  // namespace
 
 SessionTable::Turn SessionTable::prepare(const SessionParams& params, size_t input_len, uint64_t new_scope) const {
@@ -34,6 +49,7 @@ SessionTable::Turn SessionTable::prepare(const SessionParams& params, size_t inp
   turn.scope = new_scope;
   if (!params.start) {
     turn.history = std::span(session->tokens).first(kept_tokens(params, session->tokens.size()));
+    turn.embeddings = first_of(session->embeddings, turn.history.size());
     turn.scope = session->scope;
   }
   const size_t total = turn.history.size() + input_len;
@@ -53,13 +69,17 @@ void SessionTable::begin(const SessionParams& params, RequestId request, uint64_
   session.last_used = Clock::now();
 }
 
-void SessionTable::finish(const SessionParams& params, RequestId request, std::vector<int32_t> tokens) {
+void SessionTable::finish(const SessionParams& params, RequestId request, std::vector<int32_t> tokens,
+                          std::vector<EmbeddingRange> embeddings) {
   const auto it = sessions_.find(params.id);
   if (it == sessions_.end() || it->second.running != request) return;
+  embedding_bytes_ -= bytes_of(it->second.embeddings);
   if (params.end) {
     sessions_.erase(it);  // the request's blocks went with it
     return;
   }
+  embedding_bytes_ += bytes_of(embeddings);
+  it->second.embeddings = std::move(embeddings);
   it->second.running = 0;
   it->second.last_used = Clock::now();
   it->second.tokens = std::move(tokens);
@@ -81,11 +101,15 @@ void SessionTable::erase(uint64_t id) {
   const auto it = sessions_.find(id);
   if (it == sessions_.end()) return;
   release_blocks(it->second);
+  embedding_bytes_ -= bytes_of(it->second.embeddings);
   sessions_.erase(it);
 }
 
 void SessionTable::expire(Clock::time_point now) {
-  if (now < next_expiry_ && sessions_.size() <= limits_.count) return;
+  const auto is_too_much = [this] {
+    return sessions_.size() > limits_.count || embedding_bytes_ > limits_.embedding_bytes;
+  };
+  if (now < next_expiry_ && !is_too_much()) return;
   next_expiry_ = now + kExpiryInterval;
   std::vector<std::pair<Clock::time_point, uint64_t>> idle;
   for (const auto& [id, session] : sessions_) {
@@ -93,7 +117,7 @@ void SessionTable::expire(Clock::time_point now) {
   }
   std::sort(idle.begin(), idle.end());
   for (const auto& [last_used, id] : idle) {
-    if (now - last_used < limits_.idle && sessions_.size() <= limits_.count) break;
+    if (now - last_used < limits_.idle && !is_too_much()) break;
     erase(id);
   }
 }
@@ -111,7 +135,7 @@ const SessionTable::Session* SessionTable::find(uint64_t id) const {
 void SessionTable::release_blocks(const Session& session) {
   if (shares_blocks_) return;
   std::vector<int32_t> blocks;
-  blocks_.match(session.scope, session.tokens, static_cast<int>(session.tokens.size()), blocks);
+  blocks_.match({session.scope, session.tokens, session.embeddings}, static_cast<int>(session.tokens.size()), blocks);
   blocks_.release_and_forget(blocks);
 }
 

@@ -19,9 +19,10 @@
 namespace turbomind {
 
 struct SessionLimits {
-  std::chrono::seconds idle{3600};  // sessions unused for so long are forgotten
-  size_t count = 4096;              // of idle sessions beyond, the least recently used are
-  int session_len = 2048;           // tokens of history, input and one of an answer
+  std::chrono::seconds idle{3600};      // sessions unused for so long are forgotten
+  size_t count = 4096;                  // of idle sessions beyond, the least recently used are
+  int session_len = 2048;               // tokens of history, input and one of an answer
+  size_t embedding_bytes = ~size_t{0};  // of idle sessions whose embeddings take more, the least recently used go
 };
 
 class SessionTable {
@@ -32,8 +33,9 @@ class SessionTable {
 
   // What a turn would begin with. Valid until the table changes.
   struct Turn {
-    std::span<const int32_t> history;  // the session's tokens, rolled back to params.step (beyond its end: all)
-    uint64_t scope = 0;                // of its blocks
+    std::span<const int32_t> history;        // the session's tokens, rolled back to params.step (beyond its end: all)
+    std::vector<EmbeddingRange> embeddings;  // of the history
+    uint64_t scope = 0;                      // of its blocks
   };
   // `new_scope` is for a session that begins. Throws Error kUnknownSession, kSessionBusy, kTooLong, and
   // kInvalidArgument for a turn without a token.
@@ -41,8 +43,10 @@ class SessionTable {
 
   // Begins a prepared turn: creates or replaces the session, which is busy from now on; finish() brings its new tokens.
   void begin(const SessionParams& params, RequestId request, uint64_t scope);
-  // The turn has ended: the session holds `tokens`, or goes, if that was asked. Nothing, if it is not the request's.
-  void finish(const SessionParams& params, RequestId request, std::vector<int32_t> tokens);
+  // The turn has ended: the session holds `tokens`, of which some have embeddings of their own, or goes, if that was
+  // asked. Nothing, if it is not the request's.
+  void finish(const SessionParams& params, RequestId request, std::vector<int32_t> tokens,
+              std::vector<EmbeddingRange> embeddings = {});
 
   // For a request that only stops or ends a session: the running request that is to be cancelled first; 0: none.
   // Throws Error kUnknownSession, kSessionIdle (nothing to stop) or kSessionBusy (not told to stop).
@@ -58,8 +62,9 @@ class SessionTable {
  private:
   struct Session {
     std::vector<int32_t> tokens;
-    RequestId running = 0;  // the request that is using the session; 0: none
-    uint64_t scope = 0;     // of its blocks
+    std::vector<EmbeddingRange> embeddings;  // needed again when blocks are
+    RequestId running = 0;                   // the request that is using the session; 0: none
+    uint64_t scope = 0;                      // of its blocks
     Clock::time_point last_used;
   };
 
@@ -70,6 +75,7 @@ class SessionTable {
   BlockCache& blocks_;
   bool shares_blocks_;
   std::unordered_map<uint64_t, Session> sessions_;
+  size_t embedding_bytes_ = 0;  // of all sessions
   Clock::time_point next_expiry_{};
 };
 

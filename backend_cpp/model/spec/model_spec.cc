@@ -211,6 +211,7 @@ ModelSpec read(const Json& json) {
   spec.layer_ropes = for_layers(json, "layer_ropes", spec.num_layers, spec.ropes.empty() ? -1 : 0);
   spec.output = read_output(json.at("output"));
   spec.embedding_scale = real(json, "embedding_scale");
+  if (const Json* takes = json.find("takes_embeddings")) spec.takes_embeddings = takes->as_bool();
   spec.tied_embeddings = json.at("tied_embeddings").as_bool();
   spec.max_position_embeddings = positive(json, "max_position_embeddings");
   if (const Json* bos = json.find("bos_token_id")) spec.bos_token_id = static_cast<int>(bos->as_int());

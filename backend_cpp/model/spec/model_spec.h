@@ -125,6 +125,7 @@ struct ModelSpec {
   std::vector<int> layer_ropes;  // [num_layers]; index of `ropes`, -1: none
   OutputSpec output;
   float embedding_scale = 1;
+  bool takes_embeddings = false;
   bool tied_embeddings = false;
 
   int max_position_embeddings = 0;

@@ -116,6 +116,15 @@ void bind_copies(DeviceClass& device) {
                d.ops->gather_rows(source.data(), wanted.data(), size_of(indices, 0), size_of(x, 1), rows.data());
                return rows.fetch(like);
              });
+  // x [count, size], indices [count], y [.., size]: y with those rows replaced
+  device.def("scatter_rows",
+             [](Device& d, const Array<float>& x, const Array<int32_t>& indices, const Array<float>& y) {
+               const OnDevice<float> source(*d.ops, x);
+               const OnDevice<int32_t> places(*d.ops, indices);
+               const OnDevice<float> rows(*d.ops, y);
+               d.ops->scatter_rows(source.data(), places.data(), size_of(indices, 0), size_of(x, 1), rows.data());
+               return rows.fetch(y);
+             });
   // x [rows, heads, head_dim], y [rows, heads, width]: the heads come to the front of y's.
   device.def("copy_heads", [](Device& d, const Array<float>& x, const Array<float>& y) {
     const OnDevice<float> source(*d.ops, x);
