@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lmdeploy.version import __version__, version_info
 
 if TYPE_CHECKING:
-    from lmdeploy.messages import GenerationConfig, PytorchEngineConfig, Response, TurbomindEngineConfig
+    from lmdeploy.messages import GenerationConfig, PytorchEngineConfig, Response, TurbomindEngineConfig, VisionConfig
     from lmdeploy.model import ChatTemplateConfig
     from lmdeploy.offline.pipeline import pipeline
     from lmdeploy.serve.api import client
@@ -22,6 +22,7 @@ __all__ = [
     "Response",
     "Tokenizer",
     "TurbomindEngineConfig",
+    "VisionConfig",
     "__version__",
     "client",
     "pipeline",
@@ -36,6 +37,7 @@ _HOMES = {
     "Response": "lmdeploy.messages",
     "Tokenizer": "lmdeploy.tokenizer",
     "TurbomindEngineConfig": "lmdeploy.messages",
+    "VisionConfig": "lmdeploy.messages",
     "client": "lmdeploy.serve.api",
     "pipeline": "lmdeploy.offline.pipeline",
 }

@@ -2,29 +2,125 @@
 
 import logging
 import threading
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from lmdeploy.sessions import HeldSession
 from lmdeploy.templates.base import ChatTemplate
 from lmdeploy.templates.conversation import Message, rounds_of
 from lmdeploy.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    import numpy as np
+    from PIL.Image import Image
+
 logger = logging.getLogger(__name__)
 
-Prompt = str | list[Message]
+Prompt = str | list[Message] | tuple[Any, Any]
+
+
+@dataclass(frozen=True)
+class PlacedPicture:
+    """A picture of a prompt, and the tokens it takes the place of.
+
+    Parameters
+    ----------
+    image, options
+        RGB; and how its caller wants it processed.
+    digest
+        32 bytes, made of both.
+    runs
+        First token and length of each run of tokens.
+    """
+
+    image: "Image"
+    options: Mapping[str, Any]
+    digest: bytes
+    runs: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class PictureRows:
+    """What stands in place of the embeddings of a run of a prompt's tokens.
+
+    Parameters
+    ----------
+    begin
+        The first of these tokens.
+    rows
+        ``[tokens, hidden]`` of type ``dtype``; as 16-bit integers for ``bfloat16``.
+    digest
+        32 bytes, made of all that the rows were made of: prompts share cached blocks where theirs are equal.
+    dtype
+        ``float32``, ``bfloat16`` or ``float16``.
+    """
+
+    begin: int
+    rows: "np.ndarray[Any, np.dtype[Any]]"
+    digest: bytes
+    dtype: str = "float32"
 
 
 class PreparedPrompt(NamedTuple):
-    """Token ids for the engine, the strings that end its answer, and how often the user speaks in it."""
+    """Token ids for the engine, the strings that end its answer, how often the user speaks in it, and its pictures.
+
+    ``rows`` are those of the pictures, once something has looked at them.
+    """
 
     ids: list[int]
     stop_words: list[str]
     rounds: int = 1
+    pictures: tuple[PlacedPicture, ...] = ()
+    rows: tuple[PictureRows, ...] = ()
+
+
+class ShownConversation(Protocol):
+    """A conversation whose pictures were taken out, on its way to token ids."""
+
+    messages: list[Message]
+
+    def written(self, rendered: str) -> str:
+        """Return the prompt with all that stands for its pictures, of what the chat template wrote."""
+
+    def placed(self, ids: list[int]) -> tuple[list[int], tuple[PlacedPicture, ...]]:
+        """Return the prompt's tokens, and where its pictures are, of what the tokenizer made of it."""
+
+
+class PictureReader(Protocol):
+    """Takes the pictures out of conversations (`lmdeploy.vl`)."""
+
+    def read(self, messages: list[Message]) -> ShownConversation:
+        """Raise ``ValueError`` naming the part that is no picture, or may not be one."""
 
 
 def as_messages(prompt: Prompt) -> list[Message]:
-    """Return a prompt as OpenAI messages; a text is what the user says."""
-    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    """Return a prompt as OpenAI messages.
+
+    A text is what the user says; ``(text, picture)`` or ``(text, [picture, ...])`` is what the user says and shows.
+
+    Raises
+    ------
+    ValueError
+        If a tuple is neither.
+    """
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}]
+    if not isinstance(prompt, tuple):
+        return prompt
+    texts = [item for item in prompt if isinstance(item, str)]
+    if len(prompt) != 2 or not texts:
+        raise ValueError(f"a prompt with pictures must be (text, picture or list of them), got {prompt!r:.80}")
+    text, shown = (prompt[0], prompt[1]) if isinstance(prompt[0], str) else (prompt[1], prompt[0])
+    pictures = shown if isinstance(shown, list) else [shown]
+    content = [_picture_part(picture) for picture in pictures] + [{"type": "text", "text": text}]
+    return [{"role": "user", "content": content}]
+
+
+def _picture_part(picture: object) -> dict[str, Any]:
+    if isinstance(picture, str):
+        return {"type": "image_url", "image_url": {"url": picture}}
+    return {"type": "image_data", "image_data": {"data": picture}}
 
 
 class PromptPreparer:
@@ -39,6 +135,8 @@ class PromptPreparer:
         limit.
     max_log_len
         Most characters of a prompt shown in the log, at level INFO; None: all, 0: none.
+    pictures
+        For a model that sees.
     """
 
     def __init__(
@@ -48,8 +146,10 @@ class PromptPreparer:
         *,
         max_bytes: int | None = None,
         max_log_len: int | None = None,
+        pictures: PictureReader | None = None,
     ) -> None:
         self.tokenizer = tokenizer
+        self._pictures = pictures
         self._template = template
         self._max_bytes = max_bytes
         self._max_log_len = max_log_len
@@ -83,14 +183,22 @@ class PromptPreparer:
         if isinstance(prompt, str) and not do_preprocess:
             return PreparedPrompt(_not_empty(self.encode(prompt, add_bos=held is None)), [])
         messages = as_messages(prompt)
+        shown = None if self._pictures is None else self._pictures.read(messages)
+        if shown is not None:
+            messages = shown.messages
         if held is None:
             rendered = self._template.render(messages, tools)
         elif tools:
             raise ValueError("tools must come with the beginning of a session, got them in a later request")
         else:
             rendered = self._template.render_continuation(messages, held.is_turn_closed, held.rounds)
+        if shown is not None:
+            rendered = shown.written(rendered)
         ids = self.encode(rendered, add_bos=self._template.add_bos and held is None)
-        return PreparedPrompt(_not_empty(ids), self._template.stop_words, rounds_of(messages))
+        pictures: tuple[PlacedPicture, ...] = ()
+        if shown is not None:
+            ids, pictures = shown.placed(ids)
+        return PreparedPrompt(_not_empty(ids), self._template.stop_words, rounds_of(messages), pictures)
 
     def encode(self, text: str, *, add_bos: bool) -> list[int]:
         """Return the token ids of a finished prompt.

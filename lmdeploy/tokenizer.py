@@ -77,6 +77,11 @@ class Tokenizer:
         ids: dict[str, int] = self._tokenizer.get_vocab()
         return max(ids.values()) + 1
 
+    def ids_of(self, texts: Sequence[str]) -> list[int | None]:
+        """Return the token whose text each of ``texts`` is; None where there is none."""
+        ids: dict[str, int] = self._tokenizer.get_vocab()
+        return [ids.get(text) for text in texts]
+
     @property
     def bos_token_id(self) -> int | None:
         """The token that begins a text, if the model has one."""

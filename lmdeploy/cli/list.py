@@ -23,9 +23,10 @@ def run(args: argparse.Namespace) -> int:
     """Print the lists; return the exit status."""
     from lmdeploy.model import MODELS
     from lmdeploy.turbomind.families import families
+    from lmdeploy.turbomind.text_part import ARCHITECTURES
 
     print("The supported chat template names are:", *MODELS.names(), sep="\n")
     aliases = (f"{alias} = {name}" for alias, name in sorted(MODELS.aliases.items()))
     print("\nOther names of the same, accepted wherever a template is named:", *aliases, sep="\n")
-    print("\nThe supported architectures are:", *sorted(families()), sep="\n")
+    print("\nThe supported architectures are:", *sorted((*families(), *ARCHITECTURES)), sep="\n")
     return 0

@@ -13,6 +13,7 @@ from lmdeploy.offline.chat_session import Session
 from lmdeploy.offline.inputs import GenConfigs, as_batch, config_with, configs_for, refuse_adapter
 from lmdeploy.offline.outputs import Answers, AsyncOutputs, Batch, by_prompt, progress_bar, response_of, too_long
 from lmdeploy.offline.scoring import TokenIds, cross_entropies, prompt_logits
+from lmdeploy.offline.seeing import SeeingPreparer
 from lmdeploy.offline.session_generator import SessionGenerator
 from lmdeploy.offline.sessions import EngineSessions
 from lmdeploy.paths import locate_model
@@ -66,7 +67,12 @@ class AsyncEngine:
         self.tokenizer = Tokenizer(str(self.engine.directory.path))
         self.chat_template = chat_template_for(directory, chat_template_config, self.tokenizer)
         self.model_name = model_name or self.engine.directory.spec.model_name
-        self._preparer = PromptPreparer(self.tokenizer, self.chat_template, max_log_len=max_log_len)
+        checkpoint = self.engine.directory.vision_checkpoint
+        self._preparer = (
+            PromptPreparer(self.tokenizer, self.chat_template, max_log_len=max_log_len)
+            if checkpoint is None
+            else SeeingPreparer(checkpoint, self.tokenizer, self.chat_template, self.session_len, max_log_len)
+        )
         self._sessions = EngineSessions(self.engine, self._preparer)
         # Above what users choose themselves.
         self._session_ids = itertools.count(2**32)
@@ -107,7 +113,8 @@ class AsyncEngine:
         Parameters
         ----------
         prompts
-            A text; a list of texts; one conversation, a list of OpenAI messages; or a list of conversations.
+            A text; ``(text, picture)`` or ``(text, [picture, ...])``, for a model that sees, a picture being a URL, a
+            data URL, a path or a ``PIL.Image``; one conversation, a list of OpenAI messages; or a list of any of these.
         gen_config
             How to generate: one for all prompts, or one each.
         do_preprocess
@@ -346,7 +353,7 @@ class AsyncEngine:
         Parameters
         ----------
         prompt
-            What the user says; a list of OpenAI messages may begin with a system message.
+            What the user says, also with pictures; a list of OpenAI messages may begin with a system message.
         session
             What an earlier call returned, to go on with it; None begins a conversation.
         gen_config

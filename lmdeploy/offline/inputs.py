@@ -25,14 +25,14 @@ def as_batch(prompts: str | Sequence[Any]) -> tuple[Sequence[Prompt], bool]:
     Raises
     ------
     ValueError
-        If they are no text, list of texts, conversation or list of conversations.
+        If they are no text, ``(text, picture)``, conversation, or list of these.
     """
-    if isinstance(prompts, str):
+    if isinstance(prompts, (str, tuple)):
         return [prompts], True
     if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
-        raise ValueError(f"prompts must be a text, a list of texts or messages, got {type(prompts).__name__}")
-    if isinstance(prompts, tuple) or any(isinstance(prompt, tuple) for prompt in prompts):
-        raise ValueError("prompts must be texts or messages, got a tuple: images are not supported yet")
+        raise ValueError(
+            f"prompts must be a text, (text, picture), a list of these, or messages, got {type(prompts).__name__}"
+        )
     if prompts and isinstance(prompts[0], dict):
         return [list(prompts)], True
     return prompts, False

@@ -74,7 +74,12 @@ class Batch:
         if len(prompt.ids) >= self._engine.session_len:
             return [too_long(prompt, index, choice, session_id) for choice in range(config.n)]
         request = self._engine.submit(
-            prompt.ids, config, self._on_output, stop_words=prompt.stop_words, stream=self._stream
+            prompt.ids,
+            config,
+            self._on_output,
+            stop_words=prompt.stop_words,
+            stream=self._stream,
+            pictures=prompt.rows,
         )
         self._places[request] = index, session_id
         return []

@@ -3,7 +3,7 @@
 import logging
 from typing import Any, Literal
 
-from lmdeploy.messages import PytorchEngineConfig, TurbomindEngineConfig
+from lmdeploy.messages import PytorchEngineConfig, TurbomindEngineConfig, VisionConfig
 from lmdeploy.model import ChatTemplateConfig
 from lmdeploy.offline.async_engine import AsyncEngine
 from lmdeploy.turbomind.engine_settings import engine_config_for
@@ -18,7 +18,7 @@ def pipeline(
     *,
     model_name: str | None = None,
     backend: Literal["turbomind", "pytorch"] | None = None,
-    vision_config: object = None,
+    vision_config: VisionConfig | None = None,
     **fields: Any,
 ) -> AsyncEngine:
     """Load a model for offline inference.
@@ -41,7 +41,7 @@ def pipeline(
     backend
         The engine; default: as ``backend_config`` says, else ``turbomind``.
     vision_config
-        None: models that see images are not supported yet.
+        How a model that sees looks at pictures.
     fields
         Fields of ``TurbomindEngineConfig`` by name, as older releases took them (``instance_num`` for
         ``max_batch_size``); one that ``backend_config`` says otherwise is refused.
@@ -58,8 +58,8 @@ def pipeline(
     TypeError
         If there is no such setting.
     """
-    if vision_config is not None:
-        raise ValueError("vision_config must be None: models that see images are not supported yet")
+    if not isinstance(vision_config, VisionConfig | None):
+        raise ValueError(f"vision_config must be a VisionConfig, got {type(vision_config).__name__}")
     config = engine_config_for(backend_config, backend, fields)
     logging.getLogger("lmdeploy").setLevel(log_level.upper())
     return AsyncEngine(model_path, config, chat_template_config, max_log_len, model_name)

@@ -93,7 +93,13 @@ class EngineSessions:
 
         try:
             request = self.engine.submit(
-                prompt.ids, gen_config, deliver, stop_words=prompt.stop_words, stream=stream, session=options
+                prompt.ids,
+                gen_config,
+                deliver,
+                stop_words=prompt.stop_words,
+                stream=stream,
+                session=options,
+                pictures=prompt.rows,
             )
         except BaseException:
             self._finish(options.session_id, ended)

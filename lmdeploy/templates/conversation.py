@@ -7,6 +7,10 @@ Message = dict[str, Any]
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
+class Parts(list[dict[str, str]]):
+    """A content that was read already: ``{"type": "text", "text": ...}`` and ``{"type": "image"}``, for templates."""
+
+
 def read_messages(messages: object) -> list[Message]:
     """Return the conversation with plain text contents; ``developer`` becomes ``system``.
 
@@ -90,8 +94,8 @@ def _read_message(where: str, message: object) -> Message:
     return {**message, **plain}
 
 
-def _read_content(where: str, content: object) -> str:
-    if isinstance(content, str):
+def _read_content(where: str, content: object) -> str | Parts:
+    if isinstance(content, (str, Parts)):
         return content
     if content is None:
         raise ValueError(f"{where} is missing")

@@ -17,6 +17,7 @@ from lmdeploy.templates.base import ChatTemplate
 from lmdeploy.templates.conversation import Message
 from lmdeploy.templates.tool_calling import parsed_arguments
 
+_PROBE = "a text that no template writes by itself"
 # What a message's reasoning may be called; templates read the first name, gpt-oss's the second.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
@@ -57,6 +58,8 @@ class JinjaChatTemplate(ChatTemplate):
         if tools and "tools" not in template:
             raise ValueError("tools are not supported by this model's chat template")
         shown = [_as_templates_read(message) for message in parsed_arguments(messages)]
+        if _wants_parts(template):
+            shown = [_in_parts(message) for message in shown]
         try:
             return _compiled(template).render(
                 **self._special_tokens,
@@ -81,6 +84,25 @@ def _as_templates_read(message: Message) -> Message:
     given = {key: value for key, value in message.items() if value is not None}
     reasoning = next((given[name] for name in _REASONING if name in given), None)
     return given if reasoning is None else {"thinking": reasoning, **given, "reasoning_content": reasoning}
+
+
+@lru_cache(maxsize=16)
+def _wants_parts(template: str) -> bool:
+    """Return whether a template writes contents that are lists of parts, as those of vision models, and no others."""
+
+    def writes(content: object) -> bool:
+        try:
+            turn = {"role": "user", "content": content}
+            return _PROBE in _compiled(template).render(messages=[turn], add_generation_prompt=True)
+        except Exception:  # whatever a template does with what it was not made for
+            return False
+
+    return not writes(_PROBE) and writes([{"type": "text", "text": _PROBE}])
+
+
+def _in_parts(message: Message) -> Message:
+    content = message.get("content")
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
 @lru_cache(maxsize=16)

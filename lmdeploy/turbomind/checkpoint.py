@@ -18,6 +18,7 @@ from lmdeploy.turbomind.safetensors_index import SafetensorsIndex, read_checkpoi
 from lmdeploy.turbomind.scaled import ScaledWeights, is_unused, with_scales
 from lmdeploy.turbomind.spec import ModelSpec
 from lmdeploy.turbomind.spec_problems import size_problems
+from lmdeploy.turbomind.text_part import TextPart, is_of_text, spec_in, tensors_in, text_part_of
 
 logger = logging.getLogger(__name__)
 
@@ -51,17 +52,24 @@ def describe(model_dir: Path, model_name: str) -> Description:
     CheckpointError
         If the checkpoint is missing, truncated, half-written or contradicts itself; lists everything wrong.
     """
-    config = read_config(model_dir)
+    raw = read_config(model_dir)
+    text = text_part_of(model_dir, raw)  # None: the model is all text
+    config = raw if text is None else text.raw
     architecture, family = _family_of(config)
-    quantization, scaled = Quantization.from_config(config), ScaledWeights.from_config(config)
+    quantization, scaled = Quantization.from_config(raw), ScaledWeights.from_config(raw)
     index = read_checkpoint(model_dir)
     size_problems = _size_problems(config, family.sizes)
     if size_problems:
         raise CheckpointError(model_dir, size_problems + index.problems)
     bos, eos = _boundary_tokens(model_dir, config)
     checkpoint = Checkpoint(architecture, model_name, _dtype_of(index, scaled), bos, eos)
-    spec = _spec_of(model_dir, config, family, checkpoint)
-    tensors = with_mxfp4(family.tensors(spec), index)
+    spec = _spec_of(model_dir, config, family, checkpoint, text)
+    if text is not None:
+        spec = spec_in(spec, index)
+    tensors = family.tensors(spec)
+    if text is not None:
+        tensors = tensors_in(tensors, index)
+    tensors = with_mxfp4(tensors, index)
     if quantization is not None:
         tensors = with_codes(tensors, quantization, index)
     if scaled is not None:
@@ -70,8 +78,8 @@ def describe(model_dir: Path, model_name: str) -> Description:
     problems = find_problems(tensors, index) + _bias_problems(unread, tensors)
     if problems:
         raise CheckpointError(model_dir, problems)
-    _warn_of(unread, model_dir)
-    return Description(spec, Manifest.build(tensors, index, weight_format(config)))
+    _warn_of([name for name in unread if text is None or is_of_text(name)], model_dir)
+    return Description(spec, Manifest.build(tensors, index, weight_format(raw)))
 
 
 def read_config(model_dir: Path, name: str = "config.json") -> dict[str, Any]:
@@ -114,12 +122,16 @@ def _size_problems(config: dict[str, Any], required: Sequence[str]) -> list[str]
     return problems
 
 
-def _spec_of(model_dir: Path, raw: dict[str, Any], family: Family, checkpoint: Checkpoint) -> ModelSpec:
+def _spec_of(
+    model_dir: Path, raw: dict[str, Any], family: Family, checkpoint: Checkpoint, text: TextPart | None
+) -> ModelSpec:
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     try:
-        if family.config is None:
+        if text is not None:
+            config = text.config
+        elif family.config is None:
             config = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
         else:
             config = family.config(raw)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import lmdeploy._turbomind as _turbomind
 from lmdeploy.fields.rows import Kind, Row, rows_of
 from lmdeploy.messages import ALL_THAT_IS_LEFT, GenerationConfig, LogitsProcessor, TurbomindEngineConfig
+from lmdeploy.prompts import PictureRows
 from lmdeploy.turbomind.engine_dir import resolve
 from lmdeploy.turbomind.supported import refuse_unsupported_engine
 
@@ -142,6 +143,7 @@ class Engine:
         stop_words: Sequence[str] = (),
         stream: bool = True,
         session: SessionOptions | None = None,
+        pictures: Sequence[PictureRows] = (),
     ) -> int:
         """Start a request and return its number.
 
@@ -159,6 +161,8 @@ class Engine:
             False: one output with each whole answer.
         session
             The conversation it belongs to; None: none.
+        pictures
+            Rows in place of the embeddings of some tokens, in their order.
 
         Raises
         ------
@@ -177,6 +181,8 @@ class Engine:
             params["logits_hook"] = _logits_hook(gen_config.logits_processors)
         if session is not None:
             params["session"] = (session.session_id, session.start, session.end, False, session.step)
+        if pictures:
+            params["embeddings"] = [(p.begin, p.rows, p.dtype, p.digest) for p in pictures]
         params["stream"] = stream
         return self._submit(list(input_ids), params, on_output)
 

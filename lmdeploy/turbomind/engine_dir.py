@@ -7,6 +7,7 @@ any number of processes may ask for it at once.
 
 import functools
 import hashlib
+import json
 import os
 import sys
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from lmdeploy.version import __version__
 
 __all__ = ["CheckpointError", "EngineDir", "UnsupportedModelError", "resolve", "write_engine_dir"]
 
+_VISION = "vision.json"
 # The code that decides what an engine directory holds, in this package.
 _WRITERS = (
     "turbomind/**/*.py", "token_bytes.py", "tokenizer.py", "tokenizer_readers/*.py", "templates/matching.py",
@@ -37,6 +39,12 @@ class EngineDir:
 
     path: Path
     spec: ModelSpec
+
+    @property
+    def vision_checkpoint(self) -> Path | None:
+        """The checkpoint with the part of the model that sees; None: it reads text only."""
+        file = self.path / _VISION
+        return Path(json.loads(file.read_text(encoding="utf-8"))["checkpoint"]) if file.is_file() else None
 
 
 def resolve(model_path: str | Path, revision: str | None = None, download_dir: str | None = None) -> EngineDir:
@@ -95,6 +103,8 @@ def write_engine_dir(model_dir: Path, model_name: str, target: Path) -> EngineDi
     choose_templates(model_dir, tokenizer).write(copies)
     tokenizer.token_bytes(description.spec.vocab_size).write(target / "token_bytes.bin")
     (target / "manifest.json").write_text(description.manifest.to_json(), encoding="utf-8")
+    if description.spec.takes_embeddings:
+        (target / _VISION).write_text(json.dumps({"checkpoint": str(model_dir)}), encoding="utf-8")
     (target / "spec.json").write_text(description.spec.to_json(), encoding="utf-8")
     return EngineDir(target, description.spec)
 

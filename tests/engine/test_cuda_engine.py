@@ -15,8 +15,10 @@ import lmdeploy.turbomind.engine as engine_module
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from tests.engine.test_model_families import PROMPT, check_logits
 from tests.kernels.device import cuda_devices, load_module
+from tests.support.pictures import picture
 from tests.support.scaled_checkpoints import FLOAT8, Form, quantize_checkpoint
 from tests.support.tiny_models import make_small, make_tiny
+from tests.support.tiny_vision_models import make_tiny_llava
 from tests.support.token_engine import TokenEngine, relative_error
 
 # Between them: windows, soft caps, output norms; ALiBi, LayerNorm; sinks, experts; latent attention, shared experts.
@@ -213,3 +215,20 @@ def test_where_cuda_cannot_be_had_the_error_says_why(tmp_path: Path) -> None:
     # A build for GPUs on a machine without one says that.
     with pytest.raises((ValueError, RuntimeError), match=r"make build CUDA=1|no usable NVIDIA GPU"):
         TokenEngine(directory, device="cuda")
+
+
+def test_pictures_are_seen_as_on_the_cpu(tmp_path: Path, on_cuda: int) -> None:
+    directory = make_tiny_llava(tmp_path / "model")
+    prompts = [("what is it?", picture(40, 60)), "only a text", ("what is it?", [picture(40, 60, 1), picture(9, 9)])]
+    config = GenerationConfig(max_new_tokens=3, do_sample=False, output_logits="all", ignore_eos=True)
+
+    def logits(device: str) -> list[torch.Tensor]:
+        settings = TurbomindEngineConfig(
+            device=device, session_len=128, cache_max_entry_count=32, cache_block_seq_len=16, num_tokens_per_iter=20
+        )
+        with pipeline(str(directory), settings) as model:
+            return [answer.logits for answer in model(prompts, config)]
+
+    on_cpu, on_gpu = logits("cpu"), logits("cuda")
+    assert max(relative_error(*pair) for pair in zip(on_gpu, on_cpu, strict=True)) < 1e-4
+    assert relative_error(on_cpu[0][:20], on_cpu[2][:20]) > 0.01, "the picture makes no difference"

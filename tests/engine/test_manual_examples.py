@@ -251,8 +251,8 @@ async def test_generate_takes_either_messages_or_ids(pipe: AsyncEngine) -> None:
 
 
 REFUSED_CALLS = {
-    "image": (lambda pipe: pipe(("describe this image", "tiger.jpeg")), ValueError, "images are not supported yet"),
-    "images": (lambda pipe: pipe([("describe this image", "a.png")] * 2), ValueError, "images are not supported yet"),
+    "image": (lambda pipe: pipe(("describe this image", "tiger.jpeg")), ValueError, "this model reads text only"),
+    "images": (lambda pipe: pipe([("describe this image", "a.png")] * 2), ValueError, "this model reads text only"),
     "adapter": (lambda pipe: pipe("Hi", adapter_name="lora"), ValueError, "LoRA adapters are not supported yet"),
     "typo": (lambda pipe: pipe("Hi", temprature=1), TypeError, "'temprature'; did you mean 'temperature'"),
     "range": (lambda pipe: pipe("Hi", top_p=2), ValueError, "top_p"),
@@ -284,7 +284,7 @@ REFUSED_PIPELINES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         "tp=2 contradicts backend_config.tp=4",
     ),
     "typo": ({"sesion_len": 5}, TypeError, "'sesion_len'; did you mean 'session_len'"),
-    "vision": ({"vision_config": object()}, ValueError, "vision_config must be None"),
+    "vision": ({"vision_config": object()}, ValueError, "vision_config must be a VisionConfig"),
     "positional name": ({"backend_config": "internlm-chat-7b"}, TypeError, "got 'internlm-chat-7b'"),
 }
 

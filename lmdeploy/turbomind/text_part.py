@@ -1,0 +1,111 @@
+"""The text part of a checkpoint whose model also sees pictures: its config, and what its tensors are called there.
+
+The part that sees is `lmdeploy.vl`'s. The engine reads the text part from the same files, as if it stood alone.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lmdeploy.errors import CheckpointError, UnsupportedModelError
+from lmdeploy.turbomind.manifest import Expression, Load
+from lmdeploy.turbomind.safetensors_index import SafetensorsIndex
+from lmdeploy.turbomind.spec import ModelSpec
+
+ARCHITECTURES = (
+    "Idefics3ForConditionalGeneration", "InternVLForConditionalGeneration", "LlavaForConditionalGeneration",
+    "LlavaNextForConditionalGeneration", "Mistral3ForConditionalGeneration", "SmolVLMForConditionalGeneration",
+)  # fmt: skip
+"""Models whose text part is a decoder of its own that needs nothing but embeddings in place of some tokens."""
+
+_TEXT_ARCHITECTURES = {  # by the text config's model_type; published configs name none, or one that nobody knows
+    "gemma": "GemmaForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+}
+_EMBEDDING = "model.embed_tokens.weight"
+_OUTPUT = "lm_head.weight"
+# Where a decoder's ``model.*`` may stand: as published, and as the model has it in memory.
+_PLACES: tuple[Callable[[str], str], ...] = (
+    lambda name: f"language_model.{name}",
+    lambda name: "model.language_model." + name.removeprefix("model."),
+    lambda name: "model.text_model." + name.removeprefix("model."),
+)
+
+
+@dataclass(frozen=True)
+class TextPart:
+    """The text part of a checkpoint.
+
+    Attributes
+    ----------
+    config
+        As ``transformers`` has it, with what config.json leaves out.
+    raw
+        The same as the config.json of a text model would have it, ``architectures`` included.
+    """
+
+    config: Any
+    raw: dict[str, Any]
+
+
+def text_part_of(model_dir: Path, raw: Mapping[str, Any]) -> TextPart | None:
+    """Return the text part of a checkpoint with this config.json; None if the model only reads text.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If the text part is of no supported family.
+    CheckpointError
+        If config.json makes no sense.
+    """
+    named = raw.get("architectures")
+    if not isinstance(named, list) or not any(name in ARCHITECTURES for name in named):
+        return None
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(model_dir, trust_remote_code=False).get_text_config()
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, StrictDataclassError) as error:
+        raise CheckpointError(model_dir, [f"config.json makes no sense: {' '.join(str(error).split())}"]) from error
+    if config.model_type not in _TEXT_ARCHITECTURES:
+        raise UnsupportedModelError(
+            f"{', '.join(named)} with a text part of type {config.model_type} is not supported; supported: "
+            + ", ".join(_TEXT_ARCHITECTURES)
+        )
+    boundary = {key: raw[key] for key in ("bos_token_id", "eos_token_id") if raw.get(key) is not None}
+    return TextPart(config, config.to_dict() | boundary | {"architectures": [_TEXT_ARCHITECTURES[config.model_type]]})
+
+
+def spec_in(spec: ModelSpec, index: SafetensorsIndex) -> ModelSpec:
+    """Return the spec of a text part that stands in a checkpoint with these tensors."""
+    has_output = any(name.endswith(_OUTPUT) for name in index.tensors)
+    return dataclasses.replace(spec, takes_embeddings=True, tied_embeddings=not has_output)
+
+
+def tensors_in(tensors: Mapping[str, Expression], index: SafetensorsIndex) -> dict[str, Expression]:
+    """Return the expressions of a text model with the names its tensors have in a whole checkpoint."""
+    place = next((place for place in _PLACES if place(_EMBEDDING) in index.tensors), _PLACES[0])
+    output = next((name for name in (f"language_model.{_OUTPUT}", _OUTPUT) if name in index.tensors), _OUTPUT)
+
+    def renamed(expression: Expression) -> Expression:
+        if isinstance(expression, Load):
+            name = output if expression.name == _OUTPUT else place(expression.name)
+            return dataclasses.replace(expression, name=name)
+        arguments: Any = tuple(renamed(argument) for argument in expression.args)
+        return dataclasses.replace(expression, args=arguments)
+
+    return {name: renamed(expression) for name, expression in tensors.items()}
+
+
+def is_of_text(name: str) -> bool:
+    """Return whether a tensor of such a checkpoint is one of its text part."""
+    return any(part in name for part in ("language_model.", "text_model.", _OUTPUT)) and "vision" not in name

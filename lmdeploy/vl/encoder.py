@@ -1,0 +1,131 @@
+"""From pictures to embeddings, one at a time: a picture's rows do not depend on what else is looked at.
+
+Rows are kept, as long as there is room, by what they were made of.
+"""
+
+import hashlib
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from PIL.Image import Image
+
+from lmdeploy.prompts import PictureRows, PlacedPicture
+from lmdeploy.vl.families.common import Options, VisionFamily, VisionPart
+
+if TYPE_CHECKING:
+    import numpy as np
+
+CACHE_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The embeddings of a picture ``[tokens, hidden]``, of ``dtype``; as 16-bit integers for ``bfloat16``."""
+
+    values: "np.ndarray[Any, np.dtype[Any]]"
+    dtype: str
+
+
+def digest_of(picture: Image, options: Options) -> bytes:
+    """Return 32 bytes made of all that a picture's embeddings depend on, for one model."""
+    said = json.dumps([picture.mode, picture.size, dict(options)], sort_keys=True)
+    return hashlib.sha256(said.encode() + b"\0" + picture.tobytes()).digest()
+
+
+class VisionEncoder:
+    """The part of a model that sees. Safe to use from any thread.
+
+    Parameters
+    ----------
+    family, part
+        What it is.
+    cache_bytes
+        Most bytes of embeddings that are kept.
+    """
+
+    def __init__(self, family: VisionFamily, part: VisionPart, cache_bytes: int = CACHE_BYTES) -> None:
+        self._family = family
+        self._part = part
+        self._most = cache_bytes
+        self._used = 0  # guarded by _lock
+        self._lock = threading.Lock()  # one picture at a time
+        self._kept: OrderedDict[bytes, Rows] = OrderedDict()  # guarded by _lock
+        self.computed = 0  # pictures that were not kept
+
+    def rows(self, picture: Image, options: Options, digest: bytes) -> Rows:
+        """Return a picture's embeddings.
+
+        Raises
+        ------
+        ValueError
+            If the image processor refuses it.
+        """
+        with self._lock:
+            kept = self._kept.get(digest)
+            if kept is not None:
+                self._kept.move_to_end(digest)
+                return kept
+            rows = self._compute(picture, options)
+            self.computed += 1
+            self._keep(digest, rows)
+            return rows
+
+    def placed(self, pictures: Sequence[PlacedPicture]) -> list[PictureRows]:
+        """Return the embeddings of a prompt's pictures, at their places."""
+        result = []
+        for picture in pictures:
+            rows = self.rows(picture.image, picture.options, picture.digest)
+            result += cut(picture, rows)
+        return result
+
+    def _compute(self, picture: Image, options: Options) -> Rows:
+        import torch
+
+        with torch.inference_mode():
+            rows = self._family.features(self._part, picture, options).contiguous()
+        if rows.dtype is torch.bfloat16:
+            return Rows(rows.view(torch.uint16).numpy(), "bfloat16")
+        return Rows(rows.float().numpy(), "float32")
+
+    def _keep(self, digest: bytes, rows: Rows) -> None:
+        if rows.values.nbytes > self._most:
+            return
+        self._kept[digest] = rows
+        self._used += rows.values.nbytes
+        while self._used > self._most:
+            _, oldest = self._kept.popitem(last=False)
+            self._used -= oldest.values.nbytes
+
+
+def cut(picture: PlacedPicture, rows: Rows) -> list[PictureRows]:
+    """Return a picture's rows run by run, as its places are.
+
+    Raises
+    ------
+    RuntimeError
+        If there are not as many rows as places.
+    """
+    count = sum(length for _, length in picture.runs)
+    if rows.values.shape[0] != count:
+        raise RuntimeError(f"a picture has {rows.values.shape[0]} rows for {count} tokens")
+    result, first = [], 0
+    for begin, length in picture.runs:
+        digest = hashlib.sha256(picture.digest + first.to_bytes(4, "little")).digest()
+        result.append(PictureRows(begin, rows.values[first : first + length], digest, rows.dtype))
+        first += length
+    return result
+
+
+def load_encoder(checkpoint: Path) -> VisionEncoder:
+    """Return the encoder of a checkpoint that sees. Raises as :func:`lmdeploy.vl.tower.seeing_part`."""
+    from lmdeploy.vl.tower import family_in, seeing_part
+
+    part = seeing_part(checkpoint)
+    found = family_in(checkpoint)
+    assert found is not None
+    return VisionEncoder(found[1], part)

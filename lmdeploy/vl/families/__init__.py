@@ -1,0 +1,20 @@
+"""The families of models that see: one file each, every module of this package that has a ``FAMILY``."""
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from lmdeploy.vl.families.common import VisionFamily
+
+
+@functools.cache
+def vision_families() -> Mapping[str, VisionFamily]:
+    """Return the family of each supported architecture."""
+    found: dict[str, VisionFamily] = {}
+    for module in pkgutil.iter_modules(__path__):
+        family = getattr(importlib.import_module(f"{__name__}.{module.name}"), "FAMILY", None)
+        if isinstance(family, VisionFamily):
+            found |= dict.fromkeys(family.architectures, family)
+    return MappingProxyType(found)

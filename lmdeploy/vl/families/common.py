@@ -1,0 +1,64 @@
+"""What a family of vision models is, as data."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from PIL.Image import Image
+
+if TYPE_CHECKING:
+    import torch
+
+Options = Mapping[str, Any]
+"""How one picture is to be processed, as its caller says; a family reads what it knows."""
+
+
+@dataclass(frozen=True)
+class VisionPart:
+    """What the functions of a family read.
+
+    Attributes
+    ----------
+    config
+        The whole model's, as ``transformers`` has it.
+    processor
+        The image processor.
+    model
+        The model with tower and projector alone; None where only tokens are counted.
+    """
+
+    config: Any
+    processor: Any
+    model: Any = None
+
+
+@dataclass(frozen=True)
+class VisionFamily:
+    """How the models of some architectures see.
+
+    Attributes
+    ----------
+    architectures
+        Names in config.json's ``architectures``; each is the ``transformers`` class that has the tower.
+    token
+        The text of the token that embeddings take the place of. A chat template writes one a picture.
+    expansion
+        From the part, a picture's size (width, height) and its options to what stands for it in the prompt: ``token``
+        as often as it has rows, and whatever the model wants between.
+    features
+        From the part, a picture and its options to its rows ``[tokens, hidden]``.
+    written
+        A picture in a message, for chat templates that know only texts.
+    goes_first
+        Such templates get a message's pictures in front of its texts, not in the order of the message.
+    words
+        Other special tokens of an expansion.
+    """
+
+    architectures: tuple[str, ...]
+    token: str
+    expansion: Callable[[VisionPart, tuple[int, int], Options], str]
+    features: Callable[[VisionPart, Image, Options], "torch.Tensor"]
+    written: str
+    goes_first: bool = True
+    words: tuple[str, ...] = ()

@@ -1,0 +1,54 @@
+"""Idefics 3 and SmolVLM: tiles row by row, each behind a tag that says where it is, then the whole picture."""
+
+from typing import TYPE_CHECKING
+
+from PIL.Image import Image
+
+from lmdeploy.vl.families.common import Options, VisionFamily, VisionPart
+
+if TYPE_CHECKING:
+    import torch
+
+_TOKEN, _AROUND, _WHOLE = "<image>", "<fake_token_around_image>", "<global-img>"
+_MOST_TILES_A_SIDE = 10  # that there are tags for
+
+
+def _tag(row: int, column: int) -> str:
+    return f"<row_{row}_col_{column}>"
+
+
+def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
+    """Return tags and tokens."""
+    width, height = size
+    vision = part.config.vision_config
+    tile = _TOKEN * ((vision.image_size // vision.patch_size) ** 2 // part.config.scale_factor**2)
+    _, rows, columns = part.processor.get_number_of_image_patches(height, width, {})
+    whole = f"{_AROUND}{_WHOLE}{tile}{_AROUND}"
+    if rows * columns == 0:
+        return whole
+    lines = ["".join(f"{_AROUND}{_tag(r + 1, c + 1)}{tile}" for c in range(columns)) + "\n" for r in range(rows)]
+    return "".join(lines) + "\n" + whole
+
+
+def features(part: VisionPart, picture: Image, options: Options) -> "torch.Tensor":
+    """Return the rows of all tiles and of the whole."""
+    inputs = part.processor(images=[[picture]], return_tensors="pt")
+    rows: torch.Tensor = part.model.get_image_features(
+        pixel_values=inputs["pixel_values"], pixel_attention_mask=inputs["pixel_attention_mask"]
+    ).pooler_output[0]
+    return rows
+
+
+FAMILY = VisionFamily(
+    ("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"),
+    _TOKEN,
+    expansion,
+    features,
+    written=_TOKEN,
+    goes_first=False,
+    words=(
+        _AROUND,
+        _WHOLE,
+        *(_tag(r, c) for r in range(1, _MOST_TILES_A_SIDE + 1) for c in range(1, _MOST_TILES_A_SIDE + 1)),
+    ),
+)

@@ -1,0 +1,50 @@
+"""Mistral Small 3.1 and 3.2: pictures of any shape, a row of the picture at a time, with a mark behind each."""
+
+from typing import TYPE_CHECKING
+
+from PIL.Image import Image
+
+from lmdeploy.vl.families.common import Options, VisionFamily, VisionPart
+
+if TYPE_CHECKING:
+    import torch
+
+_TOKEN, _BREAK, _END = "[IMG]", "[IMG_BREAK]", "[IMG_END]"
+
+
+def _side(part: VisionPart) -> int:
+    """Return the pixels of a side of what one row of embeddings shows."""
+    return int(part.config.vision_config.patch_size * part.config.spatial_merge_size)
+
+
+def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
+    """Return the tokens of each row of the picture, once it is shrunk to the longest side the model takes."""
+    width, height = size
+    ratio = max(width, height) / part.processor.size["longest_edge"]
+    if ratio > 1:
+        width, height = int(width / ratio), int(height / ratio)
+    columns, rows = -(-width // _side(part)), -(-height // _side(part))
+    return _BREAK.join([_TOKEN * columns] * rows) + _END
+
+
+def features(part: VisionPart, picture: Image, options: Options) -> "torch.Tensor":
+    """Return the rows of embeddings, row by row of the picture."""
+    # `transformers` fails where there is one row in all.
+    pictures = [picture] * (2 if expansion(part, picture.size, options).count(_TOKEN) == 1 else 1)
+    inputs = part.processor(images=pictures, patch_size=_side(part), return_tensors="pt")
+    pixels = inputs["pixel_values"].to(part.model.dtype)
+    rows: torch.Tensor = part.model.get_image_features(
+        pixel_values=pixels, image_sizes=inputs["image_sizes"]
+    ).pooler_output[0]
+    return rows
+
+
+FAMILY = VisionFamily(
+    ("Mistral3ForConditionalGeneration",),
+    _TOKEN,
+    expansion,
+    features,
+    written=_TOKEN,
+    goes_first=False,
+    words=(_BREAK, _END),
+)

@@ -1,0 +1,190 @@
+"""Models that see compute what `transformers` computes of the same picture and text, on tiny random checkpoints.
+
+`transformers` processes the picture and looks at it itself; both sides sum in float32, in different orders.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from PIL import Image
+
+from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
+from lmdeploy.offline.async_engine import AsyncEngine
+from tests.support import tiny_vision_models as tiny
+from tests.support.pictures import picture
+from tests.support.token_engine import relative_error
+
+TOLERANCE = 1e-4
+SETTINGS = {
+    "device": "cpu",
+    "session_len": 512,
+    "cache_max_entry_count": 128,
+    "cache_block_seq_len": 16,
+    "max_batch_size": 4,
+    "num_tokens_per_iter": 20,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A family: how a checkpoint is made, and how `transformers` is given pictures."""
+
+    make: Callable[[Path], Path]
+    inputs: Callable[[Any, Any, Image.Image], dict[str, Any]] = lambda processor, config, image: processor(
+        images=image, return_tensors="pt"
+    )
+    sizes: tuple[tuple[int, int], ...] = ((40, 60), (90, 31), (28, 28))
+
+
+CASES = {
+    "LLaVA 1.5": Case(tiny.make_tiny_llava),
+    "LLaVA 1.6": Case(tiny.make_tiny_llava_next),
+    "InternVL": Case(
+        tiny.make_tiny_internvl,
+        lambda processor, config, image: processor(images=image, crop_to_patches=True, return_tensors="pt"),
+    ),
+    "Idefics 3": Case(
+        tiny.make_tiny_idefics3, lambda processor, config, image: processor(images=[[image]], return_tensors="pt")
+    ),
+    "SmolVLM": Case(
+        functools.partial(tiny.make_tiny_idefics3, kind="SmolVLM"),
+        lambda processor, config, image: processor(images=[[image]], return_tensors="pt"),
+    ),
+    "Mistral 3": Case(
+        tiny.make_tiny_mistral3,
+        lambda processor, config, image: processor(images=image, patch_size=28, return_tensors="pt"),
+        sizes=((40, 60), (90, 31), (300, 150)),
+    ),
+}
+
+
+@dataclass
+class Seeing:
+    """A model on both sides."""
+
+    directory: Path
+    theirs: Any
+    processor: Any
+    inputs: Callable[[Any, Any, Image.Image], dict[str, Any]]
+
+    def logits(self, ids: list[int], images: list[Image.Image]) -> torch.Tensor:
+        """Return what `transformers` says of each token."""
+        given = [self.inputs(self.processor, self.theirs.config, image) for image in images]
+        arguments = {name: torch.cat([one[name] for one in given]) for name in given[0] if "pixel" in name}
+        if "image_sizes" in given[0]:
+            arguments["image_sizes"] = torch.cat([torch.as_tensor(one["image_sizes"]) for one in given])
+        with torch.inference_mode():
+            return self.theirs(input_ids=torch.tensor([ids]), **arguments).logits[0]
+
+    def engine(self, **settings: Any) -> AsyncEngine:
+        return pipeline(str(self.directory), TurbomindEngineConfig(**(SETTINGS | settings)))
+
+
+@pytest.fixture(scope="module", params=list(CASES))
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Case, Seeing]:
+    case = CASES[request.param]
+    directory = case.make(tmp_path_factory.mktemp("seeing") / "model")
+    theirs = transformers.AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32)
+    processor = transformers.AutoImageProcessor.from_pretrained(directory)
+    return case, Seeing(directory, theirs, processor, case.inputs)
+
+
+@pytest.fixture(scope="module")
+def engine(model: tuple[Case, Seeing]) -> Iterator[AsyncEngine]:
+    with model[1].engine(enable_prefix_caching=True) as made:
+        yield made
+
+
+ALL = GenerationConfig(max_new_tokens=6, output_logits="all", do_sample=False, ignore_eos=True)
+GENERATED = GenerationConfig(max_new_tokens=6, output_logits="generation", do_sample=False, ignore_eos=True)
+
+
+def test_logits_equal_transformers_in_chunks_and_behind_cached_prefixes(
+    model: tuple[Case, Seeing], engine: AsyncEngine
+) -> None:
+    case, seeing = model
+    for seed, size in enumerate(case.sizes):
+        image = picture(*size, seed)
+        prompt = ("what is in this picture, and where?", image)
+        ids = engine.prepare(prompt).ids
+        whole = engine(prompt, ALL)
+        expected = seeing.logits(ids + whole.token_ids, [image])
+        assert relative_error(whole.logits[: len(ids)], expected[: len(ids)]) < TOLERANCE
+        before = engine.engine.metrics()["tokens_matched_total"]
+        engine(prompt, GENERATED)  # publishes its blocks
+        again = engine(prompt, GENERATED)
+        assert engine.engine.metrics()["tokens_matched_total"] > before
+        assert again.token_ids == whole.token_ids
+        assert relative_error(again.logits, expected[len(ids) - 1 : -1][: len(again.logits)]) < TOLERANCE
+
+
+def test_several_pictures_stand_where_the_message_has_them(model: tuple[Case, Seeing], engine: AsyncEngine) -> None:
+    _, seeing = model
+    one, two = picture(40, 60, 5), picture(40, 60, 6)
+    messages = [
+        {"role": "user", "content": [_part(one), {"type": "text", "text": "first"}]},
+        {"role": "assistant", "content": "yes"},
+        {"role": "user", "content": [_part(two), {"type": "text", "text": "and this?"}]},
+    ]
+    answer = engine(messages, ALL)
+    ids = engine.prepare(messages).ids
+    assert relative_error(answer.logits[: len(ids)], seeing.logits(ids, [one, two])) < TOLERANCE
+
+
+def _part(image: Image.Image) -> dict[str, Any]:
+    return {"type": "image_data", "image_data": {"data": image}}
+
+
+def test_answers_are_bitwise_equal_alone_and_in_a_batch_with_text_and_other_pictures(
+    model: tuple[Case, Seeing],
+) -> None:
+    config = GenerationConfig(
+        max_new_tokens=12, do_sample=True, temperature=0.9, top_k=0, random_seed=5, logprobs=3, ignore_eos=True
+    )
+    prompts: list[Any] = [
+        ("what is it?", picture(40, 60)),
+        "only a text",
+        ("what is it?", picture(40, 60, 1)),
+        ("another", [picture(90, 31), picture(28, 28)]),
+    ]
+
+    def trace(response: Any) -> tuple[Any, ...]:
+        return response.token_ids, [list(entry.items()) for entry in response.logprobs]
+
+    with model[1].engine() as plain:
+        alone = [trace(plain(prompt, config)) for prompt in prompts]
+        assert alone[0] != alone[2], "the picture makes no difference"
+        assert [trace(answer) for answer in plain(prompts, config)] == alone
+        both = plain(
+            prompts[0],
+            GenerationConfig(
+                n=2,
+                max_new_tokens=12,
+                random_seed=5,
+                top_k=0,
+                temperature=0.9,
+                do_sample=True,
+                logprobs=3,
+                ignore_eos=True,
+            ),
+        )
+        assert trace(both[0]) == alone[0]
+    with model[1].engine(cache_max_entry_count=12, session_len=160, enable_prefix_caching=True) as short:
+        for _ in range(2):
+            assert [trace(answer) for answer in short(prompts * 2, config)] == alone * 2
+
+
+def test_a_prompt_has_as_many_tokens_for_a_picture_as_the_tower_gives_rows(engine: AsyncEngine) -> None:
+    encoder = engine._preparer.encoder  # type: ignore[attr-defined]
+    writer = engine._preparer._pictures
+    for width, height in [(2, 2), (30, 29), (300, 7), (7, 300), (200, 199), (64, 48), (28, 56), (57, 113)]:
+        image = picture(width, height)
+        rows = encoder._family.features(encoder._part, image, {})
+        written = writer.family.expansion(writer.part, image.size, {})  # type: ignore[union-attr]
+        assert written.count(writer.family.token) == len(rows), (width, height)  # type: ignore[union-attr]

@@ -1,0 +1,170 @@
+"""Tiny random checkpoints of models that see pictures, with tokenizer and image processor, made by ``transformers``."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+IMAGE_SIDE = 28
+PATCH = 14
+_TEXT = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.3,
+    "vocab_size": 320,
+    "bos_token_id": 256,
+    "eos_token_id": 257,
+    "pad_token_id": 257,
+    "tie_word_embeddings": False,
+}
+_VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": IMAGE_SIDE,
+    "patch_size": PATCH,
+    "initializer_range": 0.3,
+}
+# As published ones do: pictures first, then the texts.
+_TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{{ m['role'] | upper }}: "
+    "{% if m['content'] is string %}{{ m['content'] }}{% else %}"
+    "{% for c in m['content'] if c['type'] == 'image' %}IMAGE\n{% endfor %}"
+    "{% for c in m['content'] if c['type'] == 'text' %}{{ c['text'] }}{% endfor %}{% endif %} {% endfor %}"
+    "{% if add_generation_prompt %}ASSISTANT:{% endif %}"
+)
+
+
+def make_tiny_llava(directory: Path, *, seed: int = 0, text: str = "llama") -> Path:
+    """Make a LLaVA 1.5 with a CLIP tower: 4 tokens a picture of any size."""
+    from transformers import CLIPImageProcessorPil, LlavaConfig, LlavaForConditionalGeneration
+
+    write_tokenizer(directory, ["<image>"], _TEMPLATE.replace("IMAGE", "<image>"))
+    config = LlavaConfig(
+        vision_config={"model_type": "clip_vision_model", "projection_dim": 16, **_VISION},
+        text_config={"model_type": text, **_TEXT},
+        image_token_index=token_id(directory, "<image>"),
+        tie_word_embeddings=False,
+    )
+    sides = {"height": IMAGE_SIDE, "width": IMAGE_SIDE}
+    CLIPImageProcessorPil(size={"shortest_edge": IMAGE_SIDE}, crop_size=sides).save_pretrained(directory)
+    return save_random(LlavaForConditionalGeneration, config, directory, seed)
+
+
+def make_tiny_llava_next(directory: Path, *, seed: int = 0) -> Path:
+    """Make a LLaVA 1.6 with a CLIP tower and tiles of 28 pixels."""
+    from transformers import LlavaNextConfig, LlavaNextForConditionalGeneration, LlavaNextImageProcessorPil
+
+    write_tokenizer(directory, ["<image>"], _TEMPLATE.replace("IMAGE", "<image>"))
+    grids = [[28, 56], [56, 28], [56, 56], [84, 28], [28, 84]]
+    config = LlavaNextConfig(
+        vision_config={"model_type": "clip_vision_model", "projection_dim": 16, **_VISION},
+        text_config={"model_type": "mistral", **_TEXT, "sliding_window": None},
+        image_token_index=token_id(directory, "<image>"),
+        image_grid_pinpoints=grids,
+        tie_word_embeddings=False,
+    )
+    sides = {"height": IMAGE_SIDE, "width": IMAGE_SIDE}
+    LlavaNextImageProcessorPil(
+        size={"shortest_edge": IMAGE_SIDE}, crop_size=sides, image_grid_pinpoints=grids
+    ).save_pretrained(directory)
+    return save_random(LlavaNextForConditionalGeneration, config, directory, seed)
+
+
+def make_tiny_internvl(directory: Path, *, seed: int = 0) -> Path:
+    """Make an InternVL with tiles of 28 pixels, one row each."""
+    from transformers import GotOcr2ImageProcessorPil, InternVLConfig, InternVLForConditionalGeneration
+
+    write_tokenizer(directory, ["<IMG_CONTEXT>", "<img>", "</img>"], _TEMPLATE.replace("IMAGE", "<IMG_CONTEXT>"))
+    sides = [IMAGE_SIDE, IMAGE_SIDE]
+    config = InternVLConfig(
+        vision_config={**_VISION, "image_size": sides, "patch_size": [PATCH, PATCH], "attention_bias": True},
+        text_config={"model_type": "qwen2", **_TEXT},
+        image_token_id=token_id(directory, "<IMG_CONTEXT>"),
+        image_seq_length=1,
+        tie_word_embeddings=False,
+    )
+    GotOcr2ImageProcessorPil(size={"height": IMAGE_SIDE, "width": IMAGE_SIDE}, max_patches=6).save_pretrained(directory)
+    return save_random(InternVLForConditionalGeneration, config, directory, seed)
+
+
+def make_tiny_idefics3(directory: Path, *, seed: int = 0, kind: str = "Idefics3") -> Path:
+    """Make an Idefics 3, or a SmolVLM, with tiles of 28 pixels, one row each."""
+    import transformers
+
+    tags = [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)]
+    special = ["<image>", "<fake_token_around_image>", "<global-img>", *tags]
+    write_tokenizer(directory, special, _TEMPLATE.replace("IMAGE\n", "<image>"))
+    config = getattr(transformers, f"{kind}Config")(
+        vision_config={"model_type": f"{kind.lower()}_vision", **_VISION},
+        text_config={"model_type": "llama", **_TEXT},
+        image_token_id=token_id(directory, "<image>"),
+        scale_factor=2,
+        pad_token_id=257,
+        tie_word_embeddings=False,
+    )
+    processor = getattr(transformers, f"{kind}ImageProcessorPil")
+    processor(size={"longest_edge": 84}, max_image_size={"longest_edge": IMAGE_SIDE}).save_pretrained(directory)
+    return save_random(getattr(transformers, f"{kind}ForConditionalGeneration"), config, directory, seed)
+
+
+def make_tiny_mistral3(directory: Path, *, seed: int = 0) -> Path:
+    """Make a Mistral 3 that sees squares of 28 pixels as a row."""
+    from transformers import Mistral3Config, Mistral3ForConditionalGeneration, PixtralImageProcessorPil
+
+    write_tokenizer(directory, ["[IMG]", "[IMG_BREAK]", "[IMG_END]"], _TEMPLATE.replace("IMAGE\n", "[IMG]"))
+    config = Mistral3Config(
+        vision_config={"model_type": "pixtral", **_VISION, "image_size": 112, "head_dim": 8},
+        text_config={"model_type": "mistral", **_TEXT, "sliding_window": None},
+        image_token_index=token_id(directory, "[IMG]"),
+        spatial_merge_size=2,
+        vision_feature_layer=-1,
+        tie_word_embeddings=False,
+    )
+    PixtralImageProcessorPil(size={"longest_edge": 112}, patch_size={"height": PATCH, "width": PATCH}).save_pretrained(
+        directory
+    )
+    return save_random(Mistral3ForConditionalGeneration, config, directory, seed)
+
+
+def save_random(model_class: Any, config: Any, directory: Path, seed: int) -> Path:
+    """Write a model with random weights, of which none is at a value where it cannot be seen."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = model_class(config).float()
+        for name, parameter in model.named_parameters():
+            if parameter.dim() <= 1:
+                mean = float(parameter.detach().mean()) if "norm" in name else 0.0
+                torch.nn.init.normal_(parameter, mean=mean, std=0.3)
+            elif not bool(parameter.detach().any()):
+                torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(directory)
+    return directory
+
+
+def write_tokenizer(directory: Path, special: Sequence[str], template: str) -> None:
+    """Write a tokenizer of all bytes, an end, a beginning, and special tokens from number 258 on."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(sorted(letters))}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in ("<s>", "</s>", *special)])
+    whole = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="</s>")
+    whole.chat_template = template
+    whole.save_pretrained(directory)
+
+
+def token_id(directory: Path, text: str) -> int:
+    """Return the number of a special token of the tokenizer in a directory."""
+    content = json.loads((directory / "tokenizer.json").read_text())
+    return next(int(token["id"]) for token in content["added_tokens"] if token["content"] == text)

@@ -1,0 +1,205 @@
+"""Callers get pictures from where the rules allow, and from nowhere else."""
+
+import base64
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lmdeploy.vl.fetching as fetching
+from lmdeploy.vl import IMAGE_TOKEN, encode_image_base64, load_image
+from lmdeploy.vl.decoding import Limits
+from lmdeploy.vl.fetching import FetchRules, fetch
+from lmdeploy.vl.sources import DATA_ONLY, SourceRules, load
+from lmdeploy.vl.utils import load_image_from_base64
+from tests.support.pictures import data_url, file_of, picture
+
+PNG = file_of(picture(20, 10))
+FROM_HERE = FetchRules(("127.0.0.1", "localhost"), allows_private=True, seconds=5, max_bytes=100_000)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Serves pictures, and trouble."""
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        self.server.asked.append(self.path)  # type: ignore[attr-defined]
+        if path == "/slow":
+            self.server.released.wait(20)  # type: ignore[attr-defined]
+        if path.startswith("/to"):
+            self.send_response(302)
+            self.send_header("Location", self.path.partition("?")[2])
+            self.end_headers()
+            return
+        body = {"/picture": PNG, "/slow": PNG, "/long": b"x" * 200_000, "/text": b"hello"}.get(path)
+        self.send_response(404 if body is None else 200)
+        self.end_headers()
+        with contextlib.suppress(OSError):  # nobody waits any more
+            self.wfile.write(body or b"")
+
+    def log_message(self, *arguments: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def host() -> Iterator[ThreadingHTTPServer]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.asked, server.released = [], threading.Event()  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server
+    server.released.set()  # type: ignore[attr-defined]
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def url(host: ThreadingHTTPServer, path: str) -> str:
+    return f"http://127.0.0.1:{host.server_address[1]}{path}"
+
+
+def test_users_of_the_package_load_pictures_from_everywhere(host: ThreadingHTTPServer, tmp_path: Path) -> None:
+    file = tmp_path / "a picture.png"
+    file.write_bytes(PNG)
+    expected = picture(20, 10).tobytes()
+    for source in (url(host, "/picture"), data_url(PNG), str(file), f"file://{file}", picture(20, 10)):
+        assert load_image(source).tobytes() == expected
+    assert load_image_from_base64(base64.b64encode(PNG)).tobytes() == expected
+    for named in (url(host, "/picture"), data_url(PNG), str(file)):
+        assert base64.b64decode(encode_image_base64(named)) == PNG
+    assert load_image_from_base64(encode_image_base64(picture(20, 10))).tobytes() == expected
+    assert IMAGE_TOKEN == "<IMAGE_TOKEN>"
+
+
+def test_a_redirect_is_followed_as_far_as_the_rules_allow(host: ThreadingHTTPServer) -> None:
+    assert fetch(url(host, f"/to?{url(host, '/picture')}"), FROM_HERE) == PNG
+    assert fetch(url(host, "/to?/picture"), FROM_HERE) == PNG
+    for place in ("http://example.com/x.png", "file:///etc/passwd", "ftp://127.0.0.1/x"):
+        with pytest.raises(ValueError, match=r"not among the allowed hosts|must begin with http"):
+            fetch(url(host, f"/to?{place}"), FROM_HERE)
+    with pytest.raises(ValueError, match="elsewhere more than 3 times"):
+        fetch(url(host, "/to?/to?/to?/to?/to?"), FROM_HERE)
+    assert len(host.asked) < 15  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [("/long", "at most 100000 bytes"), ("/missing", "answered 404"), ("/slow", "no answer in time")],
+)
+def test_an_answer_that_is_too_long_too_late_or_none_is_refused(
+    host: ThreadingHTTPServer, path: str, reason: str
+) -> None:
+    rules = FetchRules(FROM_HERE.hosts, allows_private=True, seconds=0.5, max_bytes=100_000)
+    begin = time.monotonic()
+    with pytest.raises(ValueError, match=reason):
+        fetch(url(host, path), rules)
+    assert time.monotonic() - begin < 15, "the time is bounded"
+
+
+def test_a_host_that_drips_is_left_in_time() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    ended = threading.Event()
+
+    def drip() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            try:
+                for letter in b"HTTP/1.1 200 OK\r\nX: " + b"y" * 10_000:
+                    connection.sendall(bytes([letter]))
+                    if ended.wait(0.02):
+                        return
+            except OSError:
+                return
+
+    thread = threading.Thread(target=drip, daemon=True)
+    thread.start()
+    rules = FetchRules(("127.0.0.1",), allows_private=True, seconds=0.5)
+    with pytest.raises(ValueError, match=r"cannot be had from 127\.0\.0\.1"):
+        fetch(f"http://127.0.0.1:{listener.getsockname()[1]}/", rules)
+    ended.set()
+    thread.join(10)
+    listener.close()
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["127.0.0.1", "10.1.2.3", "192.168.0.1", "169.254.169.254", "100.64.1.1", "0.0.0.0", "224.0.0.1", "::1", "fe80::1",
+     "fc00::1", "::ffff:127.0.0.1", "2002:7f00:1::", "64:ff9b::7f00:1"],
+)  # fmt: skip
+def test_names_of_this_network_are_not_fetched_from(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("93.184.216.34", 80)), (family, 1, 6, "", (address, 80))]
+    monkeypatch.setattr(fetching.socket, "getaddrinfo", lambda *_, **__: found)
+    monkeypatch.setattr(fetching.socket, "create_connection", lambda *_, **__: pytest.fail("connected"))
+    with pytest.raises(ValueError, match="private network"):
+        fetch("http://pictures.example/x.png", FetchRules(("pictures.example",)))
+
+
+def test_what_was_checked_is_what_is_connected_to(host: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([[(socket.AF_INET, 1, 6, "", ("127.0.0.1", 80))]])
+    monkeypatch.setattr(fetching.socket, "getaddrinfo", lambda *_, **__: next(answers))
+    connected: list[Any] = []
+    real = socket.socket.connect
+    monkeypatch.setattr(
+        fetching.socket, "create_connection", lambda where, timeout: connected.append(where) or _connect(where, real)
+    )
+    rules = FetchRules(("pictures.example",), allows_private=True)
+    address = f"http://pictures.example:{host.server_address[1]}/picture"
+    assert fetch(address, rules) == PNG
+    assert connected == [("127.0.0.1", host.server_address[1])]
+
+
+def _connect(where: tuple[str, int], connect: Any) -> socket.socket:
+    made = socket.socket()
+    made.settimeout(5)
+    connect(made, where)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("http://example.com/a.png", "not among the allowed hosts"),
+        ("https://user:secret@example.com/a.png", "without a user's name"),
+        ("http://[::1", "URL is none"),
+        ("file:///etc/passwd", "a file in the allowed folder"),
+        ("/etc/passwd", "a file in the allowed folder"),
+        ("../secret.png", "a file in the allowed folder"),
+        ("ftp://example.com/a.png", "a file in the allowed folder"),
+        ("data:image/png;base64,####", "no base64"),
+        ("data:image/png;base64,aGVsbG8=", "must be a picture"),
+        ("data:image/png,hello", "must begin with data:image"),
+        ("data:text/html;base64,aGVsbG8=", "must begin with data:image"),
+        ("", "a file in the allowed folder"),
+        (7, "must be a picture, a URL"),
+        (None, "must be a picture, a URL"),
+    ],
+    ids=str,
+)
+def test_callers_from_elsewhere_bring_their_pictures_along(source: Any, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        load(source, DATA_ONLY)
+
+
+def test_files_are_read_from_an_allowed_folder_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "allowed"
+    folder.mkdir()
+    (folder / "a.png").write_bytes(PNG)
+    (tmp_path / "b.png").write_bytes(PNG)
+    (folder / "link.png").symlink_to(tmp_path / "b.png")
+    rules = SourceRules(folder=folder, limits=Limits(max_bytes=10_000))
+    assert load(str(folder / "a.png"), rules).size == (20, 10)
+    assert load(f"file://{folder}/a.png", rules).size == (20, 10)
+    refusals = set()
+    for name in ("../b.png", "link.png", "none.png", "."):
+        with pytest.raises(ValueError, match="allowed folder") as refused:
+            load(f"{folder}/{name}", rules)
+        refusals.add(str(refused.value))
+    assert len(refusals) == 1, "what is there and what is not is told apart"
