@@ -7,6 +7,7 @@
 #include "engine/answer/log_probabilities.h"
 #include "engine/answer/penalties.h"
 #include "engine/answer/sampler.h"
+#include "kernels/philox.h"
 #include "tests/check.h"
 
 namespace turbomind::testing {

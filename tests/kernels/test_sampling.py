@@ -147,7 +147,7 @@ def test_greedy_takes_the_first_of_the_largest(cuda: Device) -> None:
     logits[5, 10], logits[5, 9] = 0.0, -0.0
     logits[6, 300] = 50
     logits[7, 0] = np.nan
-    rules = [Rule(is_greedy=True)] * 4 + [Rule(), Rule(temperature=0.0), Rule(top_k=1), Rule(top_p=0.5)]
+    rules = [Rule(is_greedy=True)] * 4 + [Rule(), Rule(is_greedy=True), Rule(top_k=1), Rule(top_p=0.5)]
     assert sample(cuda, logits, [asdict(rule) for rule in rules])[0] == [77, 4999, -1, -1, 3, 9, 300, -1]
 
 

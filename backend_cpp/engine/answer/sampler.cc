@@ -1,31 +1,16 @@
 #include "engine/answer/sampler.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstddef>
 #include <functional>
 #include <limits>
 #include <numeric>
 
+#include "kernels/philox.h"
 #include "kernels/sampling.h"
 
 namespace turbomind {
-
-double uniform(uint64_t seed, uint64_t counter) {
-  std::array<uint32_t, 4> x = {static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), 0, 0};
-  std::array<uint32_t, 2> key = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
-  for (int round = 0; round < 10; ++round) {
-    const uint64_t a = uint64_t{0xD2511F53} * x[0];
-    const uint64_t b = uint64_t{0xCD9E8D57} * x[2];
-    x = {static_cast<uint32_t>(b >> 32) ^ x[1] ^ key[0], static_cast<uint32_t>(b),
-         static_cast<uint32_t>(a >> 32) ^ x[3] ^ key[1], static_cast<uint32_t>(a)};
-    key[0] += 0x9E3779B9;
-    key[1] += 0xBB67AE85;
-  }
-  const uint64_t bits = (static_cast<uint64_t>(x[0]) << 32 | x[1]) >> 11;
-  return static_cast<double>(bits) * 0x1p-53;
-}
 
 int32_t Sampler::sample(float* logits, const SamplingRule& rule) {
   const int32_t best = argmax(logits, vocab_size_);

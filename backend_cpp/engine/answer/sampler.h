@@ -8,10 +8,6 @@
 
 namespace turbomind {
 
-// Counter-based random numbers: the n-th draw of a seed is a pure function of both (Philox 4x32-10, Salmon et al.,
-// 2011), so a request's tokens depend on its seed alone, whatever else runs, and survive recomputation.
-double uniform(uint64_t seed, uint64_t counter);  // in [0, 1)
-
 // One for all answers: it keeps nothing between two calls but room to work in. Used by the step thread only.
 class Sampler {
  public:

@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kChunkThreads)
     if (isnan(logit)) top.token = kNotANumber;
     if (top.token != kNotANumber && logit > top.logit) top = {logit, token};
   }
-  if (is_drawn(row) && is_ranked(row, vocab_size)) {
+  if (!row.is_greedy && is_ranked(row, vocab_size)) {
     uint32_t key = key_of(top.logit);
 #pragma unroll
     for (int step = 1; step < kSetTokens / kRounds; step *= 2) key = max(key, __shfl_xor_sync(kAllLanes, key, step));
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kChunkThreads)
 __global__ void __launch_bounds__(kChunkThreads)
     sum_kernel(const SamplingRow* wanted, const float* all_logits, int vocab_size, SamplingState state) {
   const SamplingRow& row = wanted[blockIdx.y];
-  if (!is_drawn(row) || has_top_k(row, vocab_size)) return;
+  if (row.is_greedy || has_top_k(row, vocab_size)) return;
   const size_t first_chunk = static_cast<size_t>(blockIdx.y) * state.chunks;
   const float largest = row_top<kChunkThreads>(state.tops + first_chunk, state.chunks).logit;
   const float* logits = all_logits + static_cast<size_t>(blockIdx.y) * vocab_size;

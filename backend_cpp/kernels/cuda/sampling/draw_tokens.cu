@@ -1,5 +1,5 @@
-#include "kernels/cuda/sampling/philox.cuh"
 #include "kernels/cuda/sampling/sampling_row.cuh"
+#include "kernels/philox.h"
 
 // A block draws one row's token.
 
@@ -223,7 +223,7 @@ __global__ void __launch_bounds__(kThreads)
   const ChunkTop top = row_top<kThreads>(state.tops + first_chunk, state.chunks);
   const SamplingRow& own = wanted[blockIdx.x];
   __shared__ int32_t token;
-  if (top.token < 0 || !is_drawn(own) || !isfinite(top.logit)) {
+  if (top.token < 0 || own.is_greedy || !isfinite(top.logit)) {
     if (threadIdx.x == 0) tokens[blockIdx.x] = max(top.token, -1);
     return;
   }

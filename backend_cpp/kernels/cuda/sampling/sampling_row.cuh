@@ -46,9 +46,6 @@ __device__ __forceinline__ int32_t token_of(uint64_t place) {
 __device__ __forceinline__ bool has_top_k(const SamplingRow& row, int vocab_size) {
   return row.top_k > 0 && row.top_k < vocab_size;
 }
-__device__ __forceinline__ bool is_drawn(const SamplingRow& row) {
-  return !row.is_greedy && row.temperature != 0 && row.top_k != 1;
-}
 // Whether tokens are drawn from in order of their logits, rather than of their ids.
 __device__ __forceinline__ bool is_ranked(const SamplingRow& row, int vocab_size) {
   return has_top_k(row, vocab_size) || row.top_p < 1;

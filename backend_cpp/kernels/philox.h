@@ -1,16 +1,21 @@
-// Random numbers that are a pure function of seed and counter (Philox 4x32-10, Salmon et al., 2011), the same as
-// engine/answer/sampler.h's `uniform`.
+// Counter-based random numbers (Philox 4x32-10, Salmon et al., 2011): the n-th draw of a seed is a pure function of
+// both, on every device, so a request's tokens depend on its seed alone, whatever else runs, and survive recomputation.
 #pragma once
 
-#include "kernels/cuda/device.h"
+#include <cstdint>
 
-namespace turbomind::cuda {
+#ifdef __CUDACC__
+#define TURBOMIND_EVERYWHERE __host__ __device__
+#else
+#define TURBOMIND_EVERYWHERE
+#endif
+
+namespace turbomind {
 
 // In [0, 1).
-__device__ inline double uniform(uint64_t seed, uint64_t counter) {
+TURBOMIND_EVERYWHERE inline double uniform(uint64_t seed, uint64_t counter) {
   uint32_t x[4] = {static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), 0, 0};
   uint32_t key[2] = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
-#pragma unroll
   for (int round = 0; round < 10; ++round) {
     const uint64_t a = uint64_t{0xD2511F53} * x[0];
     const uint64_t b = uint64_t{0xCD9E8D57} * x[2];
@@ -27,4 +32,6 @@ __device__ inline double uniform(uint64_t seed, uint64_t counter) {
   return static_cast<double>(bits) * 0x1p-53;
 }
 
-}  // namespace turbomind::cuda
+}  // namespace turbomind
+
+#undef TURBOMIND_EVERYWHERE

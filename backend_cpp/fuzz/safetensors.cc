@@ -1,0 +1,34 @@
+// The header of a safetensors file: refused, or its tensors lie within the file. Input: the header, a 0 byte, the
+// tensors' bytes.
+#include <cstring>
+
+#include "fuzz/fuzz.h"
+#include "fuzz/scratch_file.h"
+#include "weights/checkpoint.h"
+
+namespace turbomind {
+
+FUZZ_TARGET(safetensors) {
+  const std::string_view header = input.substr(0, input.find('\0'));
+  const uint64_t length = header.size();
+  std::string content(sizeof(length), '\0');
+  std::memcpy(content.data(), &length, sizeof(length));
+  content += header;
+  if (header.size() < input.size()) content += input.substr(header.size() + 1);
+  const fuzz::ScratchFile file(content);
+  fuzz::is_accepted([&] {
+    const SafetensorsFile tensors(file.path());
+    const CheckpointTensor& tensor = tensors.tensor("x");
+    unsigned sum = 0;  // reads every byte, which sanitizers watch
+    for (size_t i = 0; i < tensor.bytes; ++i) sum += std::to_integer<unsigned>(tensor.data[i]);
+    volatile unsigned sink = sum;
+    (void)sink;
+    const size_t size = type_bytes(tensor.dtype);
+    PROMISE(size == 0 || tensor.bytes == size * static_cast<size_t>(element_count(tensor.shape)));
+  });
+  // The whole input as a file, whatever length it says its header has.
+  const fuzz::ScratchFile raw(input);
+  fuzz::is_accepted([&] { SafetensorsFile(raw.path()); });
+}
+
+}  // namespace turbomind
