@@ -16,6 +16,7 @@ TESTS       ?= tests
 PYTEST_ARGS ?=
 NPM_OPENAI  ?= 6.49.0     # of make clients
 BENCH_ARGS  ?=
+FUZZ_SECONDS ?= 60
 CUDA        ?=            # 1: build for NVIDIA GPUs too; needs the CUDA toolkit
 
 SHELL := /bin/bash
@@ -42,7 +43,7 @@ CXX_SOURCES = $(shell find backend_cpp -name '*.h' -o -name '*.cc' -o -name '*.c
 QUICK_TESTS := tests/repository  # of make check
 PY_SOURCES  := lmdeploy openai_gateway python_backend webui tools tests
 
-.PHONY: help serve test test-all build build-tests bench peers bench-peers lint format fields typecheck sanitize check screenshot lock model setup dev browser clients clean
+.PHONY: help serve test test-all build build-tests bench peers bench-peers lint format fields typecheck sanitize fuzz check screenshot lock model setup dev browser clients clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -129,6 +130,10 @@ sanitize: setup ## The engine's C++ tests under AddressSanitizer and ThreadSanit
 	    $(CMAKE) --build build-$$sanitizer; \
 	    $(CTEST) --test-dir build-$$sanitizer --output-on-failure; \
 	done
+
+fuzz: setup ## libFuzzer under sanitizers, FUZZ_SECONDS (60) a target; what it finds stays in backend_cpp/fuzz/corpus
+	@tools/install_clang.sh
+	@PATH="$(abspath $(VENV)/bin):$$PATH" tools/fuzz.sh $(strip $(FUZZ_SECONDS))
 
 bench: build model ## A short standard benchmark, beside transformers and against the targets
 	$(say) 'measuring on an otherwise idle machine (about 5 minutes)'

@@ -169,6 +169,17 @@ class JsonParser {
     return code;
   }
 
+  // What follows \u: a character, or both halves of a surrogate pair.
+  uint32_t parse_code_point() {
+    const uint32_t code = parse_hex4();
+    if (code < 0xD800 || code > 0xDFFF) return code;
+    if (code > 0xDBFF || text_.substr(pos_, 2) != "\\u") fail("half a surrogate pair");
+    pos_ += 2;
+    const uint32_t low = parse_hex4();
+    if (low < 0xDC00 || low > 0xDFFF) fail("half a surrogate pair");
+    return 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00);
+  }
+
   std::string parse_string() {
     expect('"');
     std::string out;
@@ -197,15 +208,9 @@ class JsonParser {
         case 'f':
           out += '\f';
           break;
-        case 'u': {
-          uint32_t code = parse_hex4();
-          if (code >= 0xD800 && code < 0xDC00 && text_.substr(pos_, 2) == "\\u") {
-            pos_ += 2;
-            code = 0x10000 + ((code - 0xD800) << 10) + (parse_hex4() - 0xDC00);
-          }
-          append_utf8(out, code);
+        case 'u':
+          append_utf8(out, parse_code_point());
           break;
-        }
         case '"':
         case '\\':
         case '/':
@@ -301,6 +306,15 @@ const Json& Json::at(std::string_view key) const {
       std::find_if(object.rbegin(), object.rend(), [key](const auto& member) { return member.first == key; });
   if (it == object.rend()) throw invalid_argument("missing key \"" + std::string(key) + "\"");
   return it->second;
+}
+
+const Json& Json::at(size_t index) const {
+  const Array& array = as_array();
+  if (index >= array.size()) {
+    throw invalid_argument("expected at least " + std::to_string(index + 1) + " items, got " +
+                           std::to_string(array.size()));
+  }
+  return array[index];
 }
 
 const Json* Json::find(std::string_view key) const {

@@ -37,8 +37,9 @@ class Json {
   const Array& as_array() const;
   const Object& as_object() const;
 
-  // Member `key` of an object; throws when it is missing.
+  // Member `key` of an object, or item `index` of an array; throws when it is missing.
   const Json& at(std::string_view key) const;
+  const Json& at(size_t index) const;
   // Member `key`, or nullptr when missing or null.
   const Json* find(std::string_view key) const;
 

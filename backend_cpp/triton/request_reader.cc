@@ -369,8 +369,12 @@ std::optional<Clock::time_point> RequestReader::deadline() const {
   }
   uint64_t microseconds = 0;
   check(TRITONBACKEND_InferenceRequestTimeoutMicroseconds(request_, &microseconds));
-  if (microseconds > 0 && (!limit || std::chrono::microseconds(microseconds) < *limit))
-    limit = std::chrono::microseconds(microseconds);
+  if (microseconds > 0) {
+    // Longer ones than a clock can count are as good as none.
+    constexpr std::chrono::microseconds kLongest = std::chrono::hours(24 * 365);
+    const std::chrono::microseconds of_triton(std::min<uint64_t>(microseconds, kLongest.count()));
+    limit = limit ? std::min(*limit, of_triton) : of_triton;
+  }
   if (!limit) return std::nullopt;
   return Clock::now() + *limit;
 }

@@ -20,9 +20,9 @@ constexpr std::array<int, 8> kAwqPlace = {0, 4, 1, 5, 2, 6, 3, 7};
 constexpr int kLargestGroup = 128;  // inputs that share the scale of an activation
 constexpr int kBlockTiles = 8;      // decoded at a time: a cache line of AWQ's words
 
-int positive(const Json& expression, const char* key) {
-  const int64_t value = expression.at(key).as_int();
-  if (value < 1 || value > (1 << 30)) throw invalid_argument(std::string(key) + " is " + std::to_string(value));
+int positive(const Json& number, const char* what) {
+  const int64_t value = number.as_int();
+  if (value < 1 || value > (1 << 30)) throw invalid_argument(std::string(what) + " is " + std::to_string(value));
   return static_cast<int>(value);
 }
 
@@ -36,7 +36,7 @@ void expect_words(const CheckpointTensor& tensor, const char* what, int rows, in
 }  // namespace
 
 AwqGptqMatrix::AwqGptqMatrix(const Json& expression, const std::vector<CheckpointTensor>& args)
-    : bits_(positive(expression, "bits")), group_(positive(expression, "group")) {
+    : bits_(positive(expression.at("bits"), "bits")), group_(positive(expression.at("group"), "group")) {
   const std::string& layout = expression.at("layout").as_string();
   if (layout != "awq" && layout != "gptq") throw invalid_argument("unknown layout " + layout);
   layout_ = layout == "awq" ? Layout::kAwq : Layout::kGptq;
@@ -47,8 +47,8 @@ AwqGptqMatrix::AwqGptqMatrix(const Json& expression, const std::vector<Checkpoin
   const Json::Array& shape = expression.at("shape").as_array();
   if (shape.size() != 2 || args.size() < 3)
     throw invalid_argument("a quantized matrix needs a shape and three tensors");
-  out_features_ = static_cast<int>(shape[0].as_int());
-  in_features_ = static_cast<int>(shape[1].as_int());
+  out_features_ = positive(shape[0], "the number of outputs");
+  in_features_ = positive(shape[1], "the number of inputs");
   packed_codes_ = args[0];
   packed_zeros_ = args[1];
   packed_scales_ = args[2];

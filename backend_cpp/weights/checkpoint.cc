@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <numeric>
 #include <string_view>
+#include <utility>
 
 #include "base/error.h"
 #include "weights/awq_gptq.h"
@@ -16,11 +17,18 @@ namespace turbomind {
 namespace {
 
 constexpr size_t kHeaderLimit = 100u << 20;
+constexpr int64_t kGroupLimit = 1 << 30;
 
 std::string shape_text(const std::vector<int64_t>& shape) {
   std::string text = "[";
   for (size_t i = 0; i < shape.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
   return text + "]";
+}
+
+int common_group(int a, int b) {
+  const int64_t group = std::lcm(int64_t{a}, int64_t{b});
+  if (group > kGroupLimit) throw invalid_argument("groups of " + std::to_string(a) + " and " + std::to_string(b));
+  return static_cast<int>(group);
 }
 
 // What a slice keeps of parts that are joined along dimension 0.
@@ -56,12 +64,9 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path) {
     for (const auto& [name, entry] : header.as_object()) {
       if (name == "__metadata__") continue;
       CheckpointTensor tensor{entry.at("dtype").as_string(), {}, nullptr, 0, nullptr};
-      size_t elements = 1;
-      for (const Json& size : entry.at("shape").as_array()) {
-        tensor.shape.push_back(size.as_int());
-        elements *= static_cast<size_t>(size.as_int());
-      }
-      const Json::Array& offsets = entry.at("data_offsets").as_array();
+      for (const Json& size : entry.at("shape").as_array()) tensor.shape.push_back(size.as_int());
+      const auto elements = static_cast<size_t>(element_count(tensor.shape));
+      const Json& offsets = entry.at("data_offsets");
       const auto begin = static_cast<size_t>(offsets.at(0).as_int());
       const auto end = static_cast<size_t>(offsets.at(1).as_int());
       if (end < begin || end > payload_bytes)
@@ -104,14 +109,19 @@ std::vector<ManifestValue> Checkpoint::evaluate(const Json& expression) const {
   if (op == "load") {
     const auto file = static_cast<size_t>(expression.at("file").as_int());
     if (file >= files_.size()) throw invalid_argument("file index out of range");
-    return {ManifestValue(files_[file].tensor(expression.at("name").as_string()))};
+    const CheckpointTensor& tensor = files_[file].tensor(expression.at("name").as_string());
+    if (type_bytes(tensor.dtype) == 0) throw invalid_argument("weights of type " + tensor.dtype + " are not supported");
+    return {ManifestValue(tensor)};
   }
   std::vector<ManifestValue> all;
   for (const Json& argument : expression.at("args").as_array()) {
     for (ManifestValue& part : evaluate(argument)) all.push_back(std::move(part));
   }
   if (op == "concat") return all;
-  if (op == "mxfp4") return {ManifestValue(decode_mxfp4(all.at(0).numbers(), all.at(1).numbers()))};
+  if (op == "mxfp4") {
+    if (all.size() != 2) throw invalid_argument("mxfp4 needs codes and scales");
+    return {ManifestValue(decode_mxfp4(all[0].numbers(), all[1].numbers()))};
+  }
   if (op != "quantized" && op != "scaled") return {rearranged(expression, all)};
   std::vector<CheckpointTensor> tensors;
   for (const ManifestValue& part : all) tensors.push_back(part.numbers());
@@ -126,17 +136,20 @@ int Checkpoint::group_in(const Json& expression) const {
     const auto stored = static_cast<int>(expression.at("group").as_int());
     return stored > 0 && stored % 8 == 0 ? AwqGptqMatrix::kernel_group(stored) : 1;  // others are refused when read
   }
-  if (op == "scaled")
-    return W8A8Matrix::kernel_group(expression, evaluate(expression.at("args").as_array().at(0)).at(0).numbers());
+  if (op == "scaled") {
+    const std::vector<ManifestValue> codes = evaluate(expression.at("args").at(0));
+    if (codes.empty()) throw invalid_argument("a scaled matrix needs codes and scales");
+    return W8A8Matrix::kernel_group(expression, codes[0].numbers());
+  }
   int group = 1;
-  for (const Json& argument : expression.at("args").as_array()) group = std::lcm(group, group_in(argument));
+  for (const Json& argument : expression.at("args").as_array()) group = common_group(group, group_in(argument));
   return group;
 }
 
 int Checkpoint::input_group() const {
   int group = 1;
   for (const auto& [name, expression] : manifest_.at("tensors").as_object()) {
-    group = std::lcm(group, group_in(expression));
+    group = common_group(group, group_in(expression));
   }
   return group;
 }
@@ -145,13 +158,16 @@ std::vector<ManifestValue> Checkpoint::checked_parts(const std::string& name, co
   std::vector<int64_t> found;
   std::vector<ManifestValue> all = evaluate(manifest_.at("tensors").at(name));
   for (const ManifestValue& part : all) {
-    const std::vector<int64_t> sizes = part.shape();
-    if (found.empty()) {
-      found = sizes;
-    } else {
-      if (sizes.size() != found.size()) throw invalid_argument("parts differ in rank");
-      found[0] += sizes[0];
+    std::vector<int64_t> sizes = part.shape();
+    if (sizes.empty()) throw invalid_argument("a single number is no tensor");
+    if (!found.empty()) {
+      if (!std::equal(sizes.begin() + 1, sizes.end(), found.begin() + 1, found.end())) {
+        throw invalid_argument("parts of the shapes " + shape_text(found) + " and " + shape_text(sizes) +
+                               " cannot be joined");
+      }
+      sizes[0] += found[0];
     }
+    found = std::move(sizes);
   }
   std::vector<int64_t> expected;
   for (const Slice& slice : shape) expected.push_back(slice.whole());

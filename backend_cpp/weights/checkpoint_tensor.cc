@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <functional>
 #include <numeric>
 #include <type_traits>
 
@@ -11,10 +10,6 @@
 namespace turbomind {
 
 namespace {
-
-int64_t element_count(const std::vector<int64_t>& shape) {
-  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
-}
 
 size_t element_bytes(const CheckpointTensor& tensor) {
   const int64_t count = element_count(tensor.shape);
@@ -44,6 +39,20 @@ void copy_runs(const std::byte* from, size_t stride, size_t count, size_t run, s
 }
 
 }  // namespace
+
+int64_t element_count(const std::vector<int64_t>& shape) {
+  constexpr int64_t kLargest = int64_t{1} << 62;
+  // A size of 0 makes nothing of the others, which may still not be beyond all bounds.
+  int64_t count = 1;
+  bool is_empty = false;
+  for (const int64_t size : shape) {
+    if (size < 0) throw invalid_argument("a dimension has the size " + std::to_string(size));
+    is_empty = is_empty || size == 0;
+    if (size > kLargest / count) throw invalid_argument("a tensor has more than 2^62 elements");
+    count *= std::max<int64_t>(size, 1);
+  }
+  return is_empty ? 0 : count;
+}
 
 size_t type_bytes(const std::string& dtype) {
   if (dtype == "F32" || dtype == "I32") return 4;
@@ -131,9 +140,9 @@ CheckpointTensor permuted(const CheckpointTensor& source, const std::vector<size
   const size_t rank = source.shape.size();
   std::vector<size_t> sorted = dims;
   std::sort(sorted.begin(), sorted.end());
-  for (size_t i = 0; i < sorted.size(); ++i) {
-    if (sorted.size() != rank || sorted[i] != i) throw invalid_argument("permute must name every dimension once");
-  }
+  std::vector<size_t> all(rank);
+  std::iota(all.begin(), all.end(), size_t{0});
+  if (sorted != all) throw invalid_argument("permute must name every dimension once");
   std::vector<size_t> source_strides(rank, element_bytes(source));
   for (size_t i = rank; i-- > 1;) source_strides[i - 1] = source_strides[i] * static_cast<size_t>(source.shape[i]);
   std::vector<int64_t> shape(rank);
@@ -176,6 +185,7 @@ CheckpointTensor joined(const std::vector<CheckpointTensor>& parts) {
   if (parts.empty()) throw invalid_argument("concat needs an argument");
   if (parts.size() == 1) return parts.front();
   std::vector<int64_t> shape = parts.front().shape;
+  if (shape.empty()) throw invalid_argument("a single number cannot be joined with others");
   auto bytes = std::make_shared<std::vector<std::byte>>();
   shape[0] = 0;
   for (const CheckpointTensor& part : parts) {

@@ -21,6 +21,8 @@ struct CheckpointTensor {
   std::shared_ptr<const std::vector<std::byte>> owner;  // of data; null: the mapped file
 };
 
+// The number of elements. Throws Error for negative sizes and for more than 2^62.
+int64_t element_count(const std::vector<int64_t>& shape);
 // Bytes of one element; 0 for types the engine does not read.
 size_t type_bytes(const std::string& dtype);
 // Copies the values, converted to T and rounded to nearest even. Throws Error for other types than F32, BF16 and F16.

@@ -23,6 +23,11 @@ CheckpointTensor owned(std::string dtype, std::vector<int64_t> shape, const void
   return {std::move(dtype), std::move(shape), copy->data(), bytes, copy};
 }
 
+bool keeps_last(const Json& permute, size_t last) {
+  const Json& dims = permute.at("dims");
+  return dims.as_array().size() == last + 1 && dims.at(last).as_int() == static_cast<int64_t>(last);
+}
+
 CheckpointTensor applied(const Json& operation, const CheckpointTensor& source, const std::vector<int64_t>& shape) {
   const std::string& op = operation.at("op").as_string();
   if (op == "slice") {
@@ -87,7 +92,7 @@ ManifestValue rearranged(const Json& operation, const std::vector<ManifestValue>
     const ManifestValue& part = parts[0];
     const size_t last = part.tensor_.shape.size() - 1;
     const bool keeps_rows = (op == "slice" && operation.at("dim").as_int() < static_cast<int64_t>(last)) ||
-                            (op == "permute" && integers<size_t>(operation.at("dims")).back() == last) ||
+                            (op == "permute" && keeps_last(operation, last)) ||
                             (op == "reshape" && !shape.empty() && shape.back() == part.codes_->in_features());
     if (keeps_rows) {
       if (op == "reshape") shape.back() = 1;

@@ -29,7 +29,7 @@ int group_of_row(int in_features, bool is_float8) {
 }
 
 ScaleBlock block_of(const Json& expression) {
-  const Json::Array& sizes = expression.at("block").as_array();
+  const Json& sizes = expression.at("block");
   return {checked_size(sizes.at(0).as_int(), "the outputs of a block"),
           checked_size(sizes.at(1).as_int(), "the inputs of a block")};
 }

@@ -11,6 +11,7 @@ namespace turbomind {
 namespace {
 
 constexpr int kFormat = 2;
+constexpr int kMostLayers = 1 << 14;  // beyond any model; lists of a value a layer stay small
 
 int number(const Json& json, const char* key) {
   const int64_t value = json.at(key).as_int();
@@ -198,6 +199,7 @@ ModelSpec read(const Json& json) {
   spec.vocab_size = positive(json, "vocab_size");
   spec.hidden_size = positive(json, "hidden_size");
   spec.num_layers = positive(json, "num_layers");
+  if (spec.num_layers > kMostLayers) throw invalid_argument("num_layers is " + std::to_string(spec.num_layers));
   spec.intermediate_size = positive(json, "intermediate_size");
   spec.num_heads = positive(json, "num_heads");
   spec.num_kv_heads = positive(json, "num_kv_heads");
