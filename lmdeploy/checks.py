@@ -83,9 +83,14 @@ def at_most(name: str, value: Sized, max_items: int | None) -> str | None:
     return f"{name} must have at most {max_items} entries, got {len(value)}"
 
 
-def optional_text(name: str, value: object) -> str | None:
-    """Check that ``value`` is None or a string."""
-    return None if value is None or isinstance(value, str) else f"{name} must be a string, got {value!r}"
+def optional_text(name: str, value: object, max_bytes: int | None = None) -> str | None:
+    """Check that ``value`` is None or a string, of at most ``max_bytes`` bytes of UTF-8."""
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        return f"{name} must be a string, got {value!r}"
+    size = len(value.encode(errors="surrogatepass"))
+    return None if max_bytes is None or size <= max_bytes else f"{name} must have at most {max_bytes} bytes, got {size}"
 
 
 def require(problems: Iterable[str | None]) -> None:

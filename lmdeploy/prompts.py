@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from lmdeploy.plain_text import PlainText, pieces_of
 from lmdeploy.sessions import HeldSession
 from lmdeploy.templates.base import ChatTemplate
 from lmdeploy.templates.conversation import Message, rounds_of
@@ -137,6 +138,8 @@ class PromptPreparer:
         Most characters of a prompt shown in the log, at level INFO; None: all, 0: none.
     pictures
         For a model that sees.
+    split_special_tokens
+        Special tokens written in texts, messages and tools are text, as any other: only the chat template makes them.
     """
 
     def __init__(
@@ -147,12 +150,14 @@ class PromptPreparer:
         max_bytes: int | None = None,
         max_log_len: int | None = None,
         pictures: PictureReader | None = None,
+        split_special_tokens: bool = False,
     ) -> None:
         self.tokenizer = tokenizer
         self._pictures = pictures
         self._template = template
         self._max_bytes = max_bytes
         self._max_log_len = max_log_len
+        self._plain = PlainText(tokenizer.added_tokens) if split_special_tokens else None
         self._lock = threading.Lock()  # the tokenizer panics when two threads are in it
 
     def prepare(
@@ -181,8 +186,11 @@ class PromptPreparer:
             If it is malformed or too long, or there is nothing in it.
         """
         if isinstance(prompt, str) and not do_preprocess:
-            return PreparedPrompt(_not_empty(self.encode(prompt, add_bos=held is None)), [])
+            text = prompt if self._plain is None else self._plain.cut(prompt)
+            return PreparedPrompt(_not_empty(self.encode(text, add_bos=held is None)), [])
         messages = as_messages(prompt)
+        if self._plain is not None:
+            messages, tools = self._plain.cut(messages), self._plain.cut(tools)
         shown = None if self._pictures is None else self._pictures.read(messages)
         if shown is not None:
             messages = shown.messages
@@ -214,8 +222,9 @@ class PromptPreparer:
             size = len(text.encode(errors="surrogatepass"))
             if size > self._max_bytes:
                 raise ValueError(f"the prompt must have at most {self._max_bytes} bytes to fit the model, got {size}")
+        pieces = [text] if self._plain is None else pieces_of(text)
         with self._lock:
-            return self.tokenizer.encode(text, add_bos)
+            return self.tokenizer.encode_joined(pieces, add_bos)
 
 
 def _not_empty(ids: list[int]) -> list[int]:

@@ -94,6 +94,14 @@ class Tokenizer:
         token: int | None = self._tokenizer.eos_token_id
         return token
 
+    @property
+    def added_tokens(self) -> list[str]:
+        """The texts that become one token wherever they stand, special ones among them."""
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        if backend is None:  # one of `transformers` in Python
+            return list(self._tokenizer.get_added_vocab())
+        return [token.content for token in backend.get_added_tokens_decoder().values()]
+
     def end_tokens(self) -> list[str]:
         """Return the texts of the tokens that end an answer, as tokenizer and generation_config.json name them."""
         ids = {self.eos_token_id}
@@ -130,13 +138,31 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise ValueError(f"text must be valid Unicode, got a lone surrogate at character {error.start}") from error
-        bare: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         if not (add_bos and add_special_tokens):
-            return bare
-        if any(beginning and bare[: len(beginning)] == beginning for beginning in self._beginnings):
-            return bare
-        whole: list[int] = self._tokenizer.encode(text)
-        return whole
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+            return ids
+        bare, whole = self._encode_both(text)
+        has_beginning = any(beginning and bare[: len(beginning)] == beginning for beginning in self._beginnings)
+        return bare if has_beginning else whole
+
+    def _encode_both(self, text: str) -> tuple[list[int], list[int]]:
+        """Return the ids of a text without and with what the tokenizer puts around it, reading it once if possible."""
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        if backend is None:  # one of `transformers` in Python
+            return self._tokenizer.encode(text, add_special_tokens=False), self._tokenizer.encode(text)
+        encoding = backend.encode(text, add_special_tokens=False)
+        return encoding.ids, backend.post_process(encoding).ids
+
+    def encode_joined(self, pieces: Sequence[str], add_bos: bool = True) -> list[int]:
+        """Return the token ids of texts that follow each other, none of which reaches over the end of one."""
+        first, *others = pieces
+        return self.encode(first, add_bos) + [token for ids in self._encode_all(others) for token in ids]
+
+    def _encode_all(self, texts: list[str]) -> list[list[int]]:
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        if backend is None:  # one of `transformers` in Python
+            return [self.encode(text, add_bos=False) for text in texts]
+        return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int], offset: int | None = None, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids from ``offset`` on; bytes that are no whole UTF-8 character become U+FFFD."""

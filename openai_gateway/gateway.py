@@ -13,11 +13,14 @@ from openai_gateway.answering.token_texts import TokenTexts
 from openai_gateway.endpoints.interactive.sessions import Sessions, engine_session
 from openai_gateway.errors import ApiError
 from openai_gateway.escaping import one_line
-from openai_gateway.middleware.api_keys import key_of
+from openai_gateway.middleware.api_keys import key_of, salt_of_key
 from openai_gateway.qos import Qos
 from openai_gateway.settings import Settings
 
 logger = logging.getLogger(__name__)
+
+SET_BY_GATEWAY = ("priority", "cache_salt")
+"""Fields of a request that `Gateway.admit` may change."""
 
 _UNKNOWN = -1  # no token
 _SHOWN_NAME = 200  # characters of a name that is refused
@@ -65,7 +68,7 @@ class Gateway:
     def admit(
         self, request: Request, generate: GenerateRequest, *, user: str | None = None, session_id: int | None = None
     ) -> None:
-        """Let a request through to the engine with its user's priority, and log what the settings allow.
+        """Let a request through to the engine with its user's priority and key's salt, and log what the settings allow.
 
         Raises
         ------
@@ -78,6 +81,9 @@ class Gateway:
             admission = self._qos.admit(user)
             request.scope["lmdeploy.finally"].append(admission.release)
             generate.fields["priority"] = admission.priority
+        key = key_of(request.scope)
+        if self.settings.salts_by_key and key is not None:
+            generate.fields["cache_salt"] = salt_of_key(key, generate.fields.get("cache_salt"))
         request_id = request.scope["lmdeploy.request_id"]
         logger.info("request %s is %s in the engine", request_id, generate.request_id)
         if length := self.settings.max_log_len:

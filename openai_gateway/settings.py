@@ -35,6 +35,8 @@ class Settings:
         Requests beyond so many at a time are refused with 429.
     api_keys : tuple of str
         One of them is needed to use ``/v1``; empty: none is.
+    salts_by_key : bool
+        Callers with different API keys share no cached prompts.
     qos_config_path : Path, optional
         Users, priorities and quotas (`openai_gateway.qos`).
     allow_origins, allow_methods, allow_headers : tuple of str
@@ -66,6 +68,7 @@ class Settings:
     max_body_bytes: int = 8 * 1024 * 1024
     max_requests: int = DEFAULT_MAX_REQUESTS
     api_keys: tuple[str, ...] = ()
+    salts_by_key: bool = False
     qos_config_path: Path | None = None
     allow_origins: tuple[str, ...] = ("*",)
     allow_methods: tuple[str, ...] = ("*",)

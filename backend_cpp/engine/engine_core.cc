@@ -68,7 +68,7 @@ void EngineCore::begin(Submission&& submission, const std::shared_ptr<const Outp
   Request& request = submission.request;
   GenerationParams& params = request.params;
   SessionTable::Turn turn;
-  turn.scope = config_.enable_prefix_caching ? 0 : next_scope_++;
+  turn.scope = config_.enable_prefix_caching ? scopes_.of(params.cache_salt) : scopes_.fresh();
   if (request.session) turn = sessions_.prepare(*request.session, request.input_ids.size(), turn.scope);
 
   const int prompt_len = static_cast<int>(turn.history.size() + request.input_ids.size());

@@ -18,6 +18,7 @@
 #include "engine/inbox.h"
 #include "engine/output_queue.h"
 #include "engine/schedule/block_cache.h"
+#include "engine/schedule/cache_scopes.h"
 #include "engine/schedule/scheduler.h"
 #include "engine/schedule/sequence.h"
 #include "engine/schedule/session_table.h"
@@ -78,7 +79,7 @@ class EngineCore {
   Sampler sampler_;
   std::vector<Delivery> outputs_;
   uint64_t next_arrival_ = 1;
-  uint64_t next_scope_ = 1;
+  CacheScopes scopes_;
   Clock::time_point next_deadline_ = Clock::time_point::max();  // none of an open request is earlier
 };
 

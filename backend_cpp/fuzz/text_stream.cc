@@ -1,5 +1,5 @@
-// Text of an answer, however its bytes are cut into tokens. Input: a line of stop strings with tabs between them, then
-// the answer.
+// Text of an answer, however its bytes are cut into tokens. Input: a line of stop strings, in UTF-8 and
+// with tabs between them, then the answer.
 #include "engine/answer/text_stream.h"
 
 #include <algorithm>
@@ -59,7 +59,7 @@ FUZZ_TARGET(text_stream) {
   std::vector<std::string> words;
   for (size_t at = 0; at < line.size();) {
     const std::string_view word = line.substr(at, line.find('\t', at) - at);
-    if (!word.empty() && words.size() < 8) words.emplace_back(word);
+    if (!word.empty() && is_utf8(word) && words.size() < 8) words.emplace_back(word);
     at += word.size() + 1;
   }
   const std::vector<StringPattern> stops = string_patterns(words);

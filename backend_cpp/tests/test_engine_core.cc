@@ -112,6 +112,37 @@ ENGINE_TEST(every_request_of_mixed_traffic_ends_once_and_nothing_is_left) {
   }
 }
 
+ENGINE_TEST(a_cached_prompt_is_found_by_requests_with_the_same_salt_alone) {
+  EngineConfig config = small_config();
+  config.enable_prefix_caching = true;
+  Driven driven(config);
+  const std::vector<int32_t> prompt(40, 7);
+  RequestId next = 1;
+  const auto matched = [&](const std::string& salt) {
+    const int64_t before = driven.core.stats().tokens_matched;
+    Request request = request_of(next++, prompt, 2);
+    request.params.cache_salt = salt;
+    driven.add(std::move(request));
+    driven.finish();
+    CHECK(driven.answer(next - 1) == expected_answer(prompt, 2));
+    return driven.core.stats().tokens_matched - before;
+  };
+  for (const char* salt : {"", "ann", "bob"}) CHECK_EQUAL(matched(salt), 0);
+  for (const char* salt : {"bob", "", "ann"}) CHECK(matched(salt) > 0);
+}
+
+TEST(the_salt_used_last_is_forgotten_last) {
+  CacheScopes scopes(2);
+  const uint64_t a = scopes.of("a");
+  const uint64_t b = scopes.of("b");
+  CHECK(a != b && a != CacheScopes::kShared && b != CacheScopes::kShared);
+  CHECK_EQUAL(scopes.of("a"), a);
+  scopes.of("c");
+  CHECK_EQUAL(scopes.of("a"), a);
+  CHECK(scopes.of("b") != b);
+  CHECK_EQUAL(scopes.of(""), CacheScopes::kShared);
+}
+
 ENGINE_TEST(a_request_ends_at_its_deadline_and_no_other_does) {
   Driven driven(small_config());
   const auto now = Clock::now();

@@ -150,7 +150,7 @@ std::vector<T> RequestReader::values(const char* name, TRITONSERVER_DataType typ
     throw invalid_argument(std::string(name) + " has the wrong datatype or size; see turbomind/config.pbtxt");
   }
   std::vector<T> result(tensor.bytes.size() / sizeof(T));
-  std::memcpy(result.data(), tensor.bytes.data(), tensor.bytes.size());
+  if (!result.empty()) std::memcpy(result.data(), tensor.bytes.data(), tensor.bytes.size());
   return result;
 }
 

@@ -112,7 +112,7 @@ CheckpointTensor sliced(const CheckpointTensor& source, size_t dim, int64_t begi
   const std::byte* first = source.data + inner * static_cast<size_t>(begin);
   if (outer == 1) return {source.dtype, std::move(shape), first, kept, source.owner};
   auto bytes = std::make_shared<std::vector<std::byte>>(outer * kept);
-  for (size_t i = 0; i < outer; ++i) {
+  for (size_t i = 0; kept > 0 && i < outer; ++i) {
     std::memcpy(bytes->data() + i * kept, first + i * inner * static_cast<size_t>(source.shape[dim]), kept);
   }
   return with_new_bytes(source, std::move(shape), std::move(bytes));
@@ -124,7 +124,7 @@ CheckpointTensor columns(const CheckpointTensor& source, const Slice& kept) {
   const auto rows = static_cast<size_t>(source.shape[0]);
   const auto width = static_cast<size_t>(kept.size()) * element;
   auto bytes = std::make_shared<std::vector<std::byte>>(rows * width);
-  for (size_t row = 0; row < rows; ++row) {
+  for (size_t row = 0; width > 0 && row < rows; ++row) {
     const std::byte* from = source.data + row * static_cast<size_t>(kept.whole()) * element;
     std::byte* to = bytes->data() + row * width;
     for (const Slice::Range& range : kept.ranges()) {

@@ -19,6 +19,7 @@ def gateway_settings(args: argparse.Namespace, base: Settings) -> Settings:
     settings = replace(
         base,
         api_keys=api_keys(args.api_keys),
+        salts_by_key=args.cache_salt_by_key,
         max_requests=args.max_requests,
         max_body_bytes=args.max_body_bytes or base.max_body_bytes,
         max_log_len=max(0, args.max_log_len),

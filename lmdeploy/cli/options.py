@@ -209,6 +209,11 @@ def add_gateway_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--max-body-bytes", type=positive, metavar="INT", help="longest request body (default: 8 MiB)")
     add_max_log_len(group)
     group.add_argument(
+        "--cache-salt-by-key",
+        action="store_true",
+        help="callers with different API keys share no cached prompts, so that none can tell what others have asked",
+    )
+    group.add_argument(
         "--drain-seconds",
         type=float,
         default=DEFAULT_DRAIN_SECONDS,

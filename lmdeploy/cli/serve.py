@@ -46,6 +46,11 @@ def _add_api_server(subparsers: Subparsers) -> None:
         help="default: %(default)s",
     )
     options.add_gateway_options(parser)
+    parser.add_argument(
+        "--split-special-tokens",
+        action="store_true",
+        help="special tokens that callers write are text; only the chat template makes them",
+    )
     options.add_engine_options(parser)
     options.add_model_options(parser)
     options.add_old_meta_instruction(parser)

@@ -111,8 +111,9 @@ def served_model(model: str, args: argparse.Namespace) -> Iterator[ServedModel]:
         engine_config=config,
         ports=Ports(args.triton_http_port, args.triton_grpc_port, args.triton_metrics_port),
         host=args.triton_server_name,
-        # Only `api_server` has the option.
+        # Only `api_server` has these options.
         max_log_len=max(0, getattr(args, "max_log_len", 0)) if args.log_level in _TALKATIVE else 0,
+        split_special_tokens=getattr(args, "split_special_tokens", False),
         log=log.info,
     )
     supervisor = Supervisor(server)

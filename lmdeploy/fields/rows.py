@@ -61,7 +61,7 @@ class Row:
     choices
         The values allowed.
     max_items, max_bytes
-        Of a list, and of each of its strings as UTF-8.
+        Of a list, and of each string as UTF-8.
     none_means
         What the engine takes None for; the default None: the engine can tell that nothing was given.
     also
@@ -129,7 +129,7 @@ class Row:
                 bounds = {"above": self.above, "low": self.low, "high": self.high}
                 return checks.finite(self.name, value, **{k: v for k, v in bounds.items() if v is not None})
             case Kind.TEXT:
-                return checks.optional_text(self.name, value)
+                return checks.optional_text(self.name, value, self.max_bytes)
             case Kind.TEXTS:
                 return checks.strings(self.name, value, self.max_items, self.max_bytes)
             case Kind.TOKENS:

@@ -58,6 +58,15 @@ class RequestFields:
         is_tensor=True,
         tensor_default="0",
     )
+    cache_salt: str | None = rows.text(
+        None,
+        "Prompts share what the engine has cached of them only where this text is the same; null: with all that have "
+        "none. Without it, the time to a first token tells whether somebody has sent a prompt's beginning before.",
+        max_bytes=256,
+        is_tensor=True,
+        is_param=True,
+        is_in_bodies=True,
+    )
     timeout_ms: int | None = rows.whole(
         None, "Milliseconds after which an unfinished request ends with an error.", low=1, is_tensor=True
     )

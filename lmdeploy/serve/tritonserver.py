@@ -44,6 +44,8 @@ class TritonServer:
         The address it listens on.
     max_log_len : int
         Most characters of a rendered prompt it prints; 0: none.
+    split_special_tokens : bool
+        Special tokens in what callers send are text.
     log : callable
         Gets each line it prints.
     backends : sequence of Path
@@ -61,6 +63,7 @@ class TritonServer:
         ports: Ports | None = None,
         host: str = DEFAULT_TRITON_HOST,
         max_log_len: int = 0,
+        split_special_tokens: bool = False,
         log: Callable[[str], None] = lambda line: None,
         backends: Sequence[Path] = (installation.OUR_BACKEND,),
     ) -> None:
@@ -73,6 +76,7 @@ class TritonServer:
             "LMDEPLOY_CHAT_TEMPLATE": chat_template,
             "LMDEPLOY_ENGINE_CONFIG": json.dumps(dict(engine_config)) if engine_config else "",
             "LMDEPLOY_MAX_LOG_LEN": str(max_log_len) if max_log_len else "",
+            "LMDEPLOY_SPLIT_SPECIAL_TOKENS": "true" if split_special_tokens else "",
             "LMDEPLOY_DRAIN_SECONDS": str(_DRAIN_SECONDS),
         }
         self._log = log

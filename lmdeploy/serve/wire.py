@@ -83,6 +83,8 @@ def _add_field(message: service_pb2.ModelInferRequest, row: Row, value: Any) -> 
             if value:
                 _add_numbers(message, f"{row.name}_ids", "INT32", "<i", list(value))
                 _add_numbers(message, f"{row.name}_values", "FP32", "<f", list(value.values()))
+        case Kind.TEXT:
+            _add_texts(message, row.name, [value])
         case Kind.JSON:
             _add_texts(message, row.name, [_json(value)])
         case _:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 from collections.abc import Iterable, Sequence
 
@@ -53,3 +54,8 @@ def key_of(scope: Scope) -> str | None:
     """Return the key a request came with; None where no keys are set."""
     key: str | None = scope.get("lmdeploy.key")
     return key
+
+
+def salt_of_key(key: str, salt: str | None) -> str:
+    """Return a ``cache_salt`` that only requests with this key and this salt of their own have."""
+    return hmac.new(key.encode(), b"salt " + (salt or "").encode(), hashlib.sha256).hexdigest()

@@ -23,6 +23,8 @@ def body_member(row: Row) -> Any:
             return Annotated[int, Field(ge=row.low, le=MAX_INT32 if row.high is None else row.high)]
         case Kind.NUMBER:
             return Annotated[float, Field(ge=row.low, gt=row.above, le=row.high)]
+        case Kind.TEXT:
+            return Annotated[Text, Field(max_length=row.max_bytes)]
         case Kind.TEXTS:
             return Annotated[
                 list[Annotated[Text, Field(max_length=row.max_bytes)]], Field(max_length=row.max_items, fail_fast=True)

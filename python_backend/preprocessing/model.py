@@ -31,9 +31,14 @@ class TritonPythonModel:
             logging.basicConfig(level=logging.INFO)  # tritonserver's log
         # Even in the longest tokens, a longer prompt could not fit the model's context.
         max_bytes = engine.spec.max_position_embeddings * longest_token(engine.path / "token_bytes.bin")
-        self._encoder = RequestEncoder(
-            PromptPreparer(tokenizer, template, max_bytes=max_bytes, max_log_len=max_log_len)
+        preparer = PromptPreparer(
+            tokenizer,
+            template,
+            max_bytes=max_bytes,
+            max_log_len=max_log_len,
+            split_special_tokens=parameter(args, "split_special_tokens") == "true",
         )
+        self._encoder = RequestEncoder(preparer)
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Answer every request of a batch, in order."""

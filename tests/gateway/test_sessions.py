@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -115,3 +116,29 @@ def test_what_a_caller_sends_never_begins_a_line_of_the_log(fake: FakeTriton, ca
 def test_a_line_shows_what_it_escapes() -> None:
     assert one_line("a\nb\\\x00é中\u2028") == "a\\nb\\\\\\x00é中\\u2028"
     assert one_line("a" * 300) == "a" * 200 + "..."
+
+
+def test_keys_share_no_cached_prompts_where_that_is_asked_for(fake: FakeTriton) -> None:
+    def salts(settings: Settings, *asked: tuple[str | None, str | None]) -> list[str | None]:
+        fake.requests.clear()
+        with running_gateway(settings) as url:
+            for key, salt in asked:
+                turn(url, key, **({} if salt is None else {"cache_salt": salt}))
+        return [request.inputs.get("cache_salt") for request in fake.requests]
+
+    open_to_all = Settings(triton_address=fake.address)
+    assert salts(open_to_all, (None, None), (None, "mine")) == [None, "mine"]
+    assert salts(keyed(fake), ("ann's", None), ("bob's", "mine")) == [None, "mine"]
+    apart = replace(keyed(fake), salts_by_key=True)
+    made = salts(apart, ("ann's", None), ("ann's", None), ("bob's", None), ("ann's", "mine"), ("bob's", "mine"))
+    assert made[0] == made[1]
+    assert len({*made, None, "mine"}) == 6
+    assert not any("ann" in str(salt) or "bob" in str(salt) for salt in made)  # a key is in no salt
+
+
+@pytest.mark.parametrize("salt", [7, "x" * 257, ["a"]])
+def test_a_salt_is_a_short_text(fake: FakeTriton, salt: Any) -> None:
+    with running_gateway(Settings(triton_address=fake.address)) as url:
+        answer = httpx.post(f"{url}/v1/chat/interactive", json=TURN | {"cache_salt": salt}, trust_env=False)
+    assert answer.status_code in (400, 422)
+    assert "cache_salt" in answer.text

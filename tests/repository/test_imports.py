@@ -25,6 +25,7 @@ CPP_FLOORS = (
     {"grammar", "python", "triton"},
     {"testing"},
     {"tests"},
+    {"fuzz"},
 )
 
 # ---- Python ----

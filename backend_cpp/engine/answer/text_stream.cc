@@ -7,6 +7,8 @@ namespace turbomind {
 
 namespace {
 
+constexpr char kReplacement[] = "\xEF\xBF\xBD";  // U+FFFD
+
 struct Decoded {
   int bytes;  // length of the character, or of the ill-formed run
   bool is_valid;
@@ -82,15 +84,17 @@ std::string TextStream::release(size_t count, bool at_end) {
     const Decoded decoded =
         decode_one(std::string_view(pending_).substr(position, at_end ? count - position : std::string_view::npos));
     // A character that reaches into the held bytes, or beyond the end, waits.
+    if (decoded.is_unfinished && !at_end) break;
     if (decoded.is_unfinished) {
-      if (at_end) position = count;
+      if (is_stopped_) text += kReplacement;  // the stop string follows, which does not finish it
+      position = count;
       break;
     }
     if (position + static_cast<size_t>(decoded.bytes) > count) break;
     if (decoded.is_valid) {
       text.append(pending_, position, static_cast<size_t>(decoded.bytes));
     } else {
-      text += "\xEF\xBF\xBD";
+      text += kReplacement;
     }
     position += static_cast<size_t>(decoded.bytes);
   }

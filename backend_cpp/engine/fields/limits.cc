@@ -59,6 +59,10 @@ void check_limits(const char* name, double value, const Limits& limits) {
 }
 
 void check_limits(const char* name, const std::string& text, const Limits& limits) {
+  if (text.size() > limits.max_bytes) {
+    throw invalid_argument(std::string(name) + " must be at most " + std::to_string(limits.max_bytes) +
+                           " bytes long, got " + std::to_string(text.size()));
+  }
   if (limits.choices.empty() || text.empty() || is_choice(limits.choices, text)) return;
   refuse(name, "one of " + std::string(limits.choices), text);
 }

@@ -17,7 +17,7 @@ struct Limits {
   double high = std::numeric_limits<double>::infinity();
   double none = std::numeric_limits<double>::quiet_NaN();  // allowed besides: it stands for nothing given
   size_t max_items = ~size_t{0};                           // of a list
-  size_t max_bytes = ~size_t{0};                           // of each string of a list
+  size_t max_bytes = ~size_t{0};                           // of each string
   std::string_view choices = {};                           // the texts allowed, with ", " between; empty: any
 };
 

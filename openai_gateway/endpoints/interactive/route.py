@@ -14,7 +14,7 @@ from openai_gateway.answering.collecting import collect, finish_reason
 from openai_gateway.answering.streaming import STREAMED, EventResponse, event_stream
 from openai_gateway.endpoints.interactive.protocol import InteractiveRequest, InteractiveResponse
 from openai_gateway.endpoints.interactive.sessions import engine_session
-from openai_gateway.gateway import Gateway, GatewayDependency
+from openai_gateway.gateway import SET_BY_GATEWAY, Gateway, GatewayDependency
 from openai_gateway.middleware.api_keys import key_of
 from openai_gateway.parsing import BoundedRoute
 from openai_gateway.protocol.outputs import Usage
@@ -65,7 +65,7 @@ def _turn(
         return gateway.client.generate(alone)
     is_new = session is None
     session = gateway.sessions.new_id() if session is None else session
-    inputs |= {"session_id": session, "priority": alone.fields.get("priority")}
+    inputs |= {"session_id": session} | {name: alone.fields.get(name) for name in SET_BY_GATEWAY}
     if is_new:
         gateway.sessions.hold(session)
         return gateway.client.generate(GenerateRequest(**inputs, sequence_start=True, sequence_end=False))
