@@ -1,0 +1,67 @@
+"""A server under mixed traffic, hostile requests among it: everything ends, nothing grows, nothing is left."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.tiny_models import make_tiny_llama
+from tools.soaking.callers import Outcome
+from tools.soaking.corpus import read_corpus
+from tools.soaking.observe import Sample
+from tools.soaking.traffic import WEIGHTS
+from tools.soaking.verdict import Verdict
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SECONDS = 25
+MOST_GROWTH = 96  # MiB over half of so short a run, in which caches and arenas still find their size
+
+
+@pytest.mark.e2e
+def test_a_short_soak_leaves_nothing(default_model_dir: Path, tmp_path: Path) -> None:
+    model = make_tiny_llama(tmp_path / "tiny", max_position_embeddings=2048)
+    report, picture = tmp_path / "soak.json", tmp_path / "soak.svg"
+    flags = ["--seconds", str(SECONDS), "--callers", "12", "--longest", "200", "--most-growth", str(MOST_GROWTH)]
+    command = [sys.executable, str(ROOT / "tools" / "soak.py"), str(model), *flags]
+    done = subprocess.run(
+        [*command, "--json", str(report), "--plot", str(picture)], capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads(report.read_text())
+    assert told["unanswered"] == 0
+    assert told["left"] == {"blocks": 0, "running": 0, "waiting": 0}
+    kinds = {name.split(":")[0] for name in told["ends"]}
+    assert kinds == WEIGHTS.keys()
+    assert all("answered" in told["ends"][kind] for kind in kinds - {"hostile", "leave"})
+    assert not [name for name, ends in told["ends"].items() if "failed" in ends], done.stdout
+    assert {"tritonserver", "launcher and gateway", "model preprocessing"} <= told["growth"].keys()
+    assert sum(told["growth"].values()) <= MOST_GROWTH
+    assert "<svg" in picture.read_text()
+
+
+def test_every_hostile_request_has_a_twin_of_the_same_length() -> None:
+    pairs = read_corpus()
+    assert len({hostile.name for hostile, _ in pairs}) == len(pairs) > 20
+    assert {hostile.manner for hostile, _ in pairs} == {"read", "leave", "unread", "unfinished"}
+    for hostile, twin in pairs:
+        assert (twin.path, twin.manner) == (hostile.path, "read")
+        assert hostile.manner == "leave" or twin.body["max_tokens"] == hostile.body["max_tokens"]
+        assert len(json.dumps(twin.body)) < 300
+    assert all(hostile.body != twin.body or hostile.manner != "read" for hostile, twin in pairs)
+
+
+def test_what_grows_hangs_or_is_left_is_told() -> None:
+    samples = [Sample(float(second), {"a": 100.0 + second, "b": 50.0}, {"a": 10 + second}) for second in range(101)]
+    streamed = Outcome("stream", 0.0, "answered", 1.0, [0.0, 0.1, 0.2, 0.5])
+    outcomes = [streamed, Outcome("leave", 0.0, "left"), Outcome("leave", 0.0)]
+    last = Sample(101.0, figures={"blocks": 3.0, "running": 0.0})
+    verdict = Verdict.of(outcomes, samples, last)
+    assert verdict.unanswered == 1
+    assert verdict.ends == {"stream": {"answered": 1}, "leave": {"left": 1, "unanswered": 1}}
+    assert verdict.growth == {"a": 45.0, "b": 0.0}  # from the middle, 50 s, to that of the last tenth
+    assert verdict.files_growth == {"a": 45, "b": 0}
+    assert verdict.left == {"blocks": 3.0, "running": 0.0, "waiting": -1.0}
+    assert verdict.gap_p50 == pytest.approx(0.1)
+    assert "without an end: 1" in verdict.text()

@@ -1,0 +1,161 @@
+"""Callers of a server: they send one request, take its answer in their manner, and tell how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import aiohttp
+import orjson
+
+from tools.soaking.corpus import Ask
+
+ANSWER_SECONDS = 120.0  # a request without an end after so long counts as unanswered
+DATA = b"data: "
+DONE = b"data: [DONE]"
+
+
+@dataclass
+class Outcome:
+    """How a request ended.
+
+    Attributes
+    ----------
+    name
+        Of the request.
+    end
+        ``answered``; ``refused`` (4xx); ``overloaded`` (429, 503); ``failed`` (5xx, an error event, a connection that
+        broke); ``left`` by the caller; ``cut``: whoever drives the callers stopped waiting; or ``unanswered``, which
+        must never be.
+    started, ended
+        Seconds of ``time.perf_counter()``.
+    arrivals
+        When the answer's events came.
+    detail
+        What a failure said.
+    """
+
+    name: str
+    started: float
+    end: str = "unanswered"
+    ended: float = 0.0
+    arrivals: list[float] = field(default_factory=list)
+    detail: str = ""
+
+    def gaps(self) -> list[float]:
+        """Return the seconds between events; of an answer that was cut off, the last wait too."""
+        times = [*self.arrivals, *([self.ended] if self.end == "cut" and self.arrivals else [])]
+        return [now - before for before, now in pairwise(times)]
+
+
+class Caller:
+    """Sends requests to one server, each over a connection of its own.
+
+    Parameters
+    ----------
+    url
+        Of the gateway, without ``/v1``.
+    model
+        The name it is asked for.
+
+    Attributes
+    ----------
+    outcomes : list of Outcome
+        Of all requests, in the order in which they were sent.
+    """
+
+    def __init__(self, url: str, model: str) -> None:
+        self.url = url
+        self.model = model
+        self.outcomes: list[Outcome] = []
+
+    async def send(self, ask: Ask, hold: float = 5.0) -> Outcome:
+        """Send one request and return how it ended.
+
+        Parameters
+        ----------
+        ask
+            The request.
+        hold
+            Seconds for which an unread answer or an unfinished request is held.
+        """
+        outcome = Outcome(ask.name, time.perf_counter())
+        self.outcomes.append(outcome)
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                if ask.manner in ("unread", "unfinished"):
+                    await self._hold(ask, outcome, hold)
+                else:
+                    await self._read(ask, outcome)
+        except TimeoutError:
+            outcome.detail = f"no end after {ANSWER_SECONDS:.0f} s"
+        except (aiohttp.ClientError, OSError) as error:
+            outcome.end, outcome.detail = "failed", repr(error)
+        except asyncio.CancelledError:
+            outcome.end = "cut"
+            raise
+        finally:
+            outcome.ended = time.perf_counter()
+        return outcome
+
+    def _body(self, ask: Ask) -> bytes:
+        return orjson.dumps({"model": self.model} | ask.body)
+
+    async def _read(self, ask: Ask, outcome: Outcome) -> None:
+        connector = aiohttp.TCPConnector(force_close=True)
+        timeout = aiohttp.ClientTimeout(total=None)
+        headers = {"content-type": "application/json"}
+        async with (
+            aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers) as session,
+            session.post(self.url + ask.path, data=self._body(ask)) as answer,
+        ):
+            if answer.status != 200:
+                outcome.end = _refusal(answer.status)
+                outcome.detail = (await answer.text())[:300]
+                return
+            if not ask.body.get("stream"):
+                await answer.read()
+                outcome.end = "answered"
+                return
+            async for line in answer.content:
+                if not line.startswith(DATA) or line.startswith(DONE):
+                    continue
+                outcome.arrivals.append(time.perf_counter())
+                if b'"error":{' in line:
+                    outcome.end, outcome.detail = "failed", line.decode()[:300]
+                    return
+                if ask.manner == "leave":
+                    outcome.end = "left"
+                    return
+            outcome.end = "answered"
+
+    async def _hold(self, ask: Ask, outcome: Outcome, hold: float) -> None:
+        """Send the request, all of it or but the last byte, and read nothing until the connection is closed."""
+        host, _, port = self.url.removeprefix("http://").partition(":")
+        body = self._body(ask)
+        head = f"POST {ask.path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
+        sent = body[:-1] if ask.manner == "unfinished" else body
+        _, writer = await asyncio.open_connection(host, int(port), limit=1024)
+        try:
+            writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + sent)
+            await writer.drain()
+            await asyncio.sleep(hold)
+            outcome.end = "left"
+        finally:
+            writer.close()
+
+
+def _refusal(status: int) -> str:
+    if status in (429, 503):
+        return "overloaded"
+    return "refused" if status < 500 else "failed"
+
+
+async def model_of(url: str) -> str:
+    """Return the name of the first model of a server."""
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/models") as answer:
+        listed: dict[str, Any] = orjson.loads(await answer.read())
+    return str(listed["data"][0]["id"])
