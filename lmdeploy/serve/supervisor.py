@@ -109,4 +109,4 @@ class Supervisor:
                 logger.error("tritonserver has not been ready for %.0f s", self._policy.unready_after)
                 return
         if not self._stopping.is_set():
-            logger.error("tritonserver ended; the end of its log:\n%s", "\n".join(self._server.log_tail()[-20:]))
+            logger.error("%s", self._server.failure("tritonserver ended"))

@@ -153,9 +153,9 @@ class TritonServer:
         while not self.is_ready():
             waited = time.monotonic() - begin
             if not self.is_running:
-                raise TritonStartError(self._failure(f"tritonserver ended after {waited:.0f} s"))
+                raise TritonStartError(self.failure(f"tritonserver ended after {waited:.0f} s"))
             if waited > timeout:
-                raise TritonStartError(self._failure(f"tritonserver was not ready after {timeout:.0f} s"))
+                raise TritonStartError(self.failure(f"tritonserver was not ready after {timeout:.0f} s"))
             progress(waited)
             time.sleep(_POLL_INTERVAL)
 
@@ -187,6 +187,13 @@ class TritonServer:
     def log_tail(self) -> list[str]:
         """Return the last lines it printed."""
         return self._child.tail() if self._child else []
+
+    def failure(self, what: str) -> str:
+        """Return what happened, and why: which models could not be loaded, else the end of its log."""
+        lines = self.log_tail()
+        reason = load_failures(lines)
+        shown = "\n".join(lines[-_SHOWN_LINES:])
+        return f"{what}: {reason}" if reason else f"{what}; the end of its log:\n{shown}"
 
     def stop(self, grace: float = _EXIT_TIMEOUT + 5.0) -> None:
         """Stop it, by force after `grace` seconds, and everything it started."""
@@ -220,12 +227,6 @@ class TritonServer:
         }
         flags = (f"--{name}" if value is None else f"--{name}={value}" for name, value in options.items())
         return [str(binary), *flags]
-
-    def _failure(self, what: str) -> str:
-        lines = self.log_tail()
-        reason = load_failures(lines)
-        shown = "\n".join(lines[-_SHOWN_LINES:])
-        return f"{what}: {reason}" if reason else f"{what}; the end of its log:\n{shown}"
 
 
 def _is_dead_stub(stat: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -85,6 +86,7 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start listening, then tell `on_ready`."""
+        _use_all_descriptors()
         await super().startup(sockets=sockets)
         if self.started and self._on_ready is not None:
             self._on_ready()
@@ -94,3 +96,9 @@ class Server(uvicorn.Server):
         if self._on_stopping is not None:
             await self._on_stopping()
         await super().shutdown(sockets=sockets)
+
+
+def _use_all_descriptors() -> None:
+    """Raise the limit of open files, one a connection, to what we may have: the usual one is 1024, for old programs."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

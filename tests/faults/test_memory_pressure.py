@@ -1,0 +1,40 @@
+"""A tritonserver that gets no more memory, by RLIMIT_AS: what the kernel kills is in test_killed_processes.py."""
+
+import resource
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.faults.callers import ask, expect_nothing_held, is_answered
+from tests.support.api_server import api_server
+from tests.support.servers import START
+from tests.support.waiting import eventually_sync
+
+pytestmark = pytest.mark.e2e
+
+ROOM = 1 << 20
+
+
+def address_space(pid: int) -> int:
+    """Return the bytes of a process's address space."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def test_requests_without_memory_end_with_an_error_and_later_ones_are_served(model: Path) -> None:
+    with api_server(str(model), "--cache-max-entry-count", "2048") as server:
+        server.wait_ready()
+        assert is_answered(server)
+        pid = server.triton_pid()
+        limits = resource.prlimit(pid, resource.RLIMIT_AS)
+        resource.prlimit(pid, resource.RLIMIT_AS, (address_space(pid) + ROOM, limits[1]))
+        long = [{"role": "user", "content": "word " * 6000}]
+        with ThreadPoolExecutor(8) as callers:
+            statuses = set(callers.map(lambda _: ask(server, messages=long, n=4).status_code, range(8)))
+        assert statuses <= {200, 500, 503}
+        if server.pids("bin/tritonserver") == [pid]:
+            resource.prlimit(pid, resource.RLIMIT_AS, limits)
+        eventually_sync(lambda: is_answered(server), timeout=START)
+        expect_nothing_held(server)
+        assert server.end(signal.SIGTERM) == 143, server.output
