@@ -65,7 +65,7 @@ def describe(model_dir: Path, model_name: str) -> Description:
     checkpoint = Checkpoint(architecture, model_name, _dtype_of(index, scaled), bos, eos)
     spec = _spec_of(model_dir, config, family, checkpoint, text)
     if text is not None:
-        spec = spec_in(spec, index)
+        spec = spec_in(spec, text, index)
     tensors = family.tensors(spec)
     if text is not None:
         tensors = tensors_in(tensors, index)

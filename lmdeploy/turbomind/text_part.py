@@ -14,19 +14,27 @@ from lmdeploy.turbomind.manifest import Expression, Load
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex
 from lmdeploy.turbomind.spec import ModelSpec
 
-ARCHITECTURES = (
+_SEEING = (
     "Idefics3ForConditionalGeneration", "InternVLForConditionalGeneration", "LlavaForConditionalGeneration",
     "LlavaNextForConditionalGeneration", "Mistral3ForConditionalGeneration", "SmolVLMForConditionalGeneration",
 )  # fmt: skip
-"""Models whose text part is a decoder of its own that needs nothing but embeddings in place of some tokens."""
+# Pictures need more of the decoder than it has: attention in both directions, positions of three axes.
+_READING = (
+    "Gemma3ForConditionalGeneration", "Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration",
+)  # fmt: skip
+ARCHITECTURES = (*_SEEING, *_READING)
+"""Models whose text part is a decoder of its own; the first of them see, the others only read."""
 
 _TEXT_ARCHITECTURES = {  # by the text config's model_type; published configs name none, or one that nobody knows
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
+    "qwen2_5_vl_text": "Qwen2ForCausalLM",
+    "qwen2_vl_text": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
 }
@@ -37,6 +45,7 @@ _PLACES: tuple[Callable[[str], str], ...] = (
     lambda name: f"language_model.{name}",
     lambda name: "model.language_model." + name.removeprefix("model."),
     lambda name: "model.text_model." + name.removeprefix("model."),
+    lambda name: name,
 )
 
 
@@ -50,10 +59,13 @@ class TextPart:
         As ``transformers`` has it, with what config.json leaves out.
     raw
         The same as the config.json of a text model would have it, ``architectures`` included.
+    sees
+        Whether rows may take the place of token embeddings.
     """
 
     config: Any
     raw: dict[str, Any]
+    sees: bool
 
 
 def text_part_of(model_dir: Path, raw: Mapping[str, Any]) -> TextPart | None:
@@ -82,13 +94,14 @@ def text_part_of(model_dir: Path, raw: Mapping[str, Any]) -> TextPart | None:
             + ", ".join(_TEXT_ARCHITECTURES)
         )
     boundary = {key: raw[key] for key in ("bos_token_id", "eos_token_id") if raw.get(key) is not None}
-    return TextPart(config, config.to_dict() | boundary | {"architectures": [_TEXT_ARCHITECTURES[config.model_type]]})
+    alone = config.to_dict() | boundary | {"architectures": [_TEXT_ARCHITECTURES[config.model_type]]}
+    return TextPart(config, alone, any(name in _SEEING for name in named))
 
 
-def spec_in(spec: ModelSpec, index: SafetensorsIndex) -> ModelSpec:
+def spec_in(spec: ModelSpec, text: TextPart, index: SafetensorsIndex) -> ModelSpec:
     """Return the spec of a text part that stands in a checkpoint with these tensors."""
     has_output = any(name.endswith(_OUTPUT) for name in index.tensors)
-    return dataclasses.replace(spec, takes_embeddings=True, tied_embeddings=not has_output)
+    return dataclasses.replace(spec, takes_embeddings=text.sees, tied_embeddings=not has_output)
 
 
 def tensors_in(tensors: Mapping[str, Expression], index: SafetensorsIndex) -> dict[str, Expression]:

@@ -132,6 +132,22 @@ def make_tiny_mistral3(directory: Path, *, seed: int = 0) -> Path:
     return save_random(Mistral3ForConditionalGeneration, config, directory, seed)
 
 
+def make_tiny_reader(directory: Path, architecture: str, **text: Any) -> Path:
+    """Make a model that sees, of which only the text part is of interest."""
+    import transformers
+
+    write_tokenizer(directory, ["<image>"], _TEMPLATE.replace("IMAGE", "<image>"))
+    model_class = getattr(transformers, architecture)
+    config = model_class.config_class(text_config={**_TEXT, **text})
+    small = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "depth": 1}
+    small |= {"embed_dim": 32, "num_heads": 2, "out_hidden_size": 32, "image_size": IMAGE_SIDE, "patch_size": PATCH}
+    for name, value in small.items():
+        if hasattr(config.vision_config, name):
+            setattr(config.vision_config, name, value)
+    config.tie_word_embeddings = False
+    return save_random(model_class, config, directory, 0)
+
+
 def save_random(model_class: Any, config: Any, directory: Path, seed: int) -> Path:
     """Write a model with random weights, of which none is at a value where it cannot be seen."""
     import torch
