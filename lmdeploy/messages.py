@@ -317,6 +317,12 @@ class VisionConfig:
             raise ValueError(f"max_batch_size must be a whole number >= 1, got {self.max_batch_size!r}")
 
 
+def require_vision_config(given: object) -> None:
+    """Raise ``ValueError`` for what is neither a ``VisionConfig`` nor None."""
+    if not isinstance(given, VisionConfig | None):
+        raise ValueError(f"vision_config must be a VisionConfig, got {type(given).__name__}")
+
+
 @dataclass
 class Response:
     """An answer, or the newest piece of one when streaming.

@@ -14,6 +14,7 @@ from openai_gateway.endpoints.interactive.sessions import Sessions, engine_sessi
 from openai_gateway.errors import ApiError
 from openai_gateway.escaping import one_line
 from openai_gateway.middleware.api_keys import key_of, salt_of_key
+from openai_gateway.pictures import PictureDoor
 from openai_gateway.qos import Qos
 from openai_gateway.settings import Settings
 
@@ -35,6 +36,7 @@ class Gateway:
         self.started = int(time.time())
         self.token_texts = TokenTexts(client, settings.engine_dir)
         self.sessions = Sessions()
+        self._pictures = PictureDoor(settings.allowed_media_hosts, settings.allowed_media_folder)
         self._qos = Qos.load(settings.qos_config_path) if settings.qos_config_path else None
         self._model_name = settings.model_name
         self._bos: int | None = _UNKNOWN
@@ -56,6 +58,17 @@ class Gateway:
         if self._bos == _UNKNOWN:
             self._bos = await self.client.bos_token_id()
         return self._bos
+
+    async def bring_pictures(self, request: GenerateRequest) -> None:
+        """Put the pictures into a request that it names elsewhere.
+
+        Raises
+        ------
+        ApiError
+            One may not be had, or cannot be.
+        """
+        if request.has_pictures:
+            request.messages = await self._pictures.brought_along(request.messages or ())
 
     async def check_model(self, requested: str) -> str:
         """Return `requested` if it is served; a 404 error otherwise."""

@@ -57,6 +57,10 @@ class Settings:
         Between two registrations.
     drain_seconds : float
         What open requests get when the server is asked to stop.
+    allowed_media_hosts : tuple of str, optional
+        Names of hosts that pictures are fetched from, ``*`` for any; None: clients bring their pictures along.
+    allowed_media_folder : Path, optional
+        Pictures may be named by files in it.
     ledger : Path, optional
         A file for the requests that are open in the engine (`openai_gateway.process.ledger`).
     """
@@ -81,4 +85,6 @@ class Settings:
     public_url: str = ""
     heartbeat_seconds: float = DEFAULT_HEARTBEAT_SECONDS
     drain_seconds: float = DEFAULT_DRAIN_SECONDS
+    allowed_media_hosts: tuple[str, ...] | None = None
+    allowed_media_folder: Path | None = None
     ledger: Path | None = None

@@ -32,6 +32,8 @@ def gateway_settings(args: argparse.Namespace, base: Settings) -> Settings:
         drain_seconds=args.drain_seconds,
         proxy_url=args.proxy_url,
         proxy_key=args.proxy_key,
+        allowed_media_hosts=tuple(args.allowed_media_domains) if args.allowed_media_domains else None,
+        allowed_media_folder=Path(args.allowed_local_media_path) if args.allowed_local_media_path else None,
     )
     return replace(settings, public_url=f"{scheme(args)}://{args.server_name}:{args.server_port}")
 

@@ -30,7 +30,6 @@ _TYPES = {Kind.WHOLE: int, Kind.NUMBER: float, Kind.TEXT: str}
 NO_PYTORCH = "the PyTorch engine is not there yet; the turbomind engine runs the models of docs/supported-models.md"
 _NO_ADAPTERS = "LoRA adapters are not there yet; merge the adapter into the model"
 NO_REMOTE_CODE = "has no effect: code of checkpoints is never run"
-_NO_VISION = "vision models are not there yet"
 SETTINGS = {row.name: row for row in rows_of(TurbomindEngineConfig)}
 
 
@@ -137,9 +136,8 @@ def add_vision_options(parser: argparse.ArgumentParser) -> None:
         "--vision-max-batch-size",
         type=int,
         default=1,
-        action=Refuse,
-        neutral=(1,),
-        reason=_NO_VISION,
+        action=Mention,
+        word="has no effect: pictures are looked at one by one, so that no answer depends on another's",
         help=argparse.SUPPRESS,
     )
 
@@ -231,6 +229,18 @@ def add_gateway_options(parser: argparse.ArgumentParser) -> None:
             help=f"{name} that {what}, for CORS (default: *)",
         )
     group.add_argument("--allow-credentials", action="store_true", help="allow credentials, for CORS")
+    group.add_argument(
+        "--allowed-media-domains",
+        nargs="+",
+        metavar="HOST",
+        help="hosts that pictures of requests are fetched from, * for any (default: none; data URLs always work)",
+    )
+    group.add_argument(
+        "--allowed-local-media-path",
+        default="",
+        metavar="DIR",
+        help="a folder whose files requests may name as pictures",
+    )
     add_security_options(parser)
 
 

@@ -3,7 +3,7 @@
 import logging
 from typing import Any, Literal
 
-from lmdeploy.messages import PytorchEngineConfig, TurbomindEngineConfig, VisionConfig
+from lmdeploy.messages import PytorchEngineConfig, TurbomindEngineConfig, VisionConfig, require_vision_config
 from lmdeploy.model import ChatTemplateConfig
 from lmdeploy.offline.async_engine import AsyncEngine
 from lmdeploy.turbomind.engine_settings import engine_config_for
@@ -58,8 +58,7 @@ def pipeline(
     TypeError
         If there is no such setting.
     """
-    if not isinstance(vision_config, VisionConfig | None):
-        raise ValueError(f"vision_config must be a VisionConfig, got {type(vision_config).__name__}")
+    require_vision_config(vision_config)
     config = engine_config_for(backend_config, backend, fields)
     logging.getLogger("lmdeploy").setLevel(log_level.upper())
     return AsyncEngine(model_path, config, chat_template_config, max_log_len, model_name)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import httpx
 
+from lmdeploy.messages import require_vision_config
 from lmdeploy.paths import locate_model
 from lmdeploy.serve.child import ChildProcess
 from lmdeploy.serve.openai.api_client import APIClient
@@ -107,8 +108,7 @@ def serve(
         The server did not start.
     """
     options = _options({name: kwargs.pop(name) for name in (*_LISTS, *_VALUES, *_FLAGS) if name in kwargs})
-    if kwargs.pop("vision_config", None) is not None:
-        raise ValueError("vision_config must be None: models that see images are not supported yet")
+    require_vision_config(kwargs.pop("vision_config", None))
     # The default of `backend` is no contradiction to a config.
     config = engine_config_for(backend_config, None if backend == "turbomind" else backend, kwargs)
     if config.revision or config.download_dir:

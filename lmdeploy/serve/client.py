@@ -21,6 +21,7 @@ from lmdeploy.serve.request import GenerateChunk, GenerateRequest
 from lmdeploy.serve.wire import (
     ENGINE,
     ENSEMBLE,
+    ENSEMBLE_PICTURES,
     decode_chunk,
     decode_text,
     decode_token_ids,
@@ -340,4 +341,4 @@ class TritonClient:
 
 
 def _without_ensemble(message: str) -> str:
-    return message.removeprefix(f"in ensemble '{ENSEMBLE}', ")
+    return message.removeprefix(f"in ensemble '{ENSEMBLE}', ").removeprefix(f"in ensemble '{ENSEMBLE_PICTURES}', ")

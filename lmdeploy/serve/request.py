@@ -129,6 +129,17 @@ class GenerateRequest:
         self.request_id = request_id or new_request_id()
         self.fields: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
 
+    @property
+    def has_pictures(self) -> bool:
+        """Whether a message shows something."""
+        contents = (message.get("content") for message in self.messages or ())
+        return any(
+            isinstance(part, dict) and part.get("type") == "image_url"
+            for content in contents
+            if isinstance(content, list)
+            for part in content
+        )
+
 
 @dataclass(slots=True)
 class GenerateChunk:

@@ -19,6 +19,7 @@ from lmdeploy.serve.request import FIELDS, GenerateChunk, GenerateRequest, new_r
 _Number = TypeVar("_Number", int, float)
 
 ENSEMBLE = "ensemble"
+ENSEMBLE_PICTURES = "ensemble_pictures"
 ENGINE = "turbomind"
 PREPROCESSING = "preprocessing"
 POSTPROCESSING = "postprocessing"
@@ -52,7 +53,7 @@ def encode_generate(request: GenerateRequest) -> service_pb2.ModelInferRequest:
     ValueError
         A number does not fit its tensor's type.
     """
-    message = _streamed(ENSEMBLE, request.request_id)
+    message = _streamed(ENSEMBLE_PICTURES if request.has_pictures else ENSEMBLE, request.request_id)
     if request.messages is not None:
         _add_texts(message, "messages", [_json(request.messages)])
     elif request.text_input is not None:

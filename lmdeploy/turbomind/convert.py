@@ -72,6 +72,7 @@ def convert(
         engine = write_engine_dir(source, name, workspace_engine_dir(made))
         parameters = {
             "preprocessing": {"model_path": "../../turbomind/1", "chat_template": template},
+            "vision": {"model_path": "../../turbomind/1"},
             "postprocessing": {"model_path": "../../turbomind/1"},
             "turbomind": {
                 "model_path": ".",

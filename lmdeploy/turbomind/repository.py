@@ -11,7 +11,7 @@ from typing import Any
 import lmdeploy
 from lmdeploy.paths import workspace_engine_dir
 
-MODELS = ("ensemble", "preprocessing", "turbomind", "postprocessing")
+MODELS = ("ensemble", "ensemble_pictures", "preprocessing", "vision", "turbomind", "postprocessing")
 
 
 def template_dir() -> Path:

@@ -8,7 +8,7 @@ guards nobody can guess while the template writes, and become tokens of plain te
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,8 @@ class PictureWriter:
                     raise ValueError(f"{where}.content[{i}]: only the user's messages may have pictures")
                 if len(pictures) >= self.rules.max_pictures:
                     raise ValueError(f"a prompt may have at most {self.rules.max_pictures} pictures, got more")
-                pictures.append(self._read_picture(f"{where}.content[{i}]", kind, part))
+                pixels = sum(picture.image.width * picture.image.height for picture in pictures)
+                pictures.append(self._read_picture(f"{where}.content[{i}]", kind, part, pixels))
                 parts.append(None)
             elif kind == "text" and isinstance(part.get("text"), str):
                 parts.append({**part, "text": self._guard(part["text"])})
@@ -115,7 +116,7 @@ class PictureWriter:
                 raise ValueError(f"{where}.content[{i}] must be a text or an image_url, got {part!r:.80}")
         return {**message, "content": self._content(parts)}
 
-    def _read_picture(self, where: str, kind: str, part: Mapping[str, Any]) -> _Picture:
+    def _read_picture(self, where: str, kind: str, part: Mapping[str, Any], pixels: int) -> _Picture:
         given = part.get(kind)
         key = _SOURCES[kind]
         if kind == "image_url" and isinstance(given, str):
@@ -123,8 +124,10 @@ class PictureWriter:
         if not isinstance(given, Mapping) or key not in given:
             raise ValueError(f"{where}.{kind} must be an object with {key}, got {given!r:.80}")
         options = {name: value for name, value in given.items() if name != key and value is not None}
+        room = self.rules.max_total_pixels - pixels
+        limits = replace(self.rules.limits, max_pixels=min(self.rules.limits.max_pixels, room))
         try:
-            return _Picture(load(given[key], self.rules), options)
+            return _Picture(load(given[key], replace(self.rules, limits=limits)), options)
         except ValueError as error:
             raise ValueError(f"{where}.{kind}.{key}: {error}") from None
 

@@ -28,17 +28,18 @@ class SourceRules:
         Files in it may be named, by path or ``file://``; ``/``: all; None: none.
     limits
         Of every picture.
-    max_pictures
-        Most pictures of a prompt.
+    max_pictures, max_total_pixels
+        Most pictures, and most pixels of all of them, of a prompt.
     """
 
     fetch_rules: FetchRules = field(default_factory=FetchRules)
     folder: Path | None = None
     limits: Limits = field(default_factory=Limits)
     max_pictures: int = 64
+    max_total_pixels: int = 150_000_000
 
 
-ANYTHING = SourceRules(FetchRules(("*",), allows_private=True), Path("/"), Limits(10**9, 178_956_970), 10**6)
+ANYTHING = SourceRules(FetchRules(("*",), allows_private=True), Path("/"), Limits(10**9, 178_956_970), 10**6, 10**12)
 """For callers who are this process's own user."""
 DATA_ONLY = SourceRules()
 """For callers from elsewhere: what they bring along."""
@@ -69,8 +70,7 @@ def load(source: object, rules: SourceRules) -> Image:
     if scheme in ("http", "https"):
         fetched = replace(rules.fetch_rules, max_bytes=rules.limits.max_bytes, seconds=default_seconds())
         return decode(fetch(source, fetched), rules.limits)
-    path = source.removeprefix("file://") if scheme == "file" else source
-    return decode(_file(path, rules), rules.limits)
+    return decode(read_file(source, rules), rules.limits)
 
 
 def decoded_base64(text: str | bytes, limits: Limits) -> bytes:
@@ -96,7 +96,15 @@ def _data(url: str, limits: Limits) -> bytes:
     return decoded_base64(url[match.end() :], limits)
 
 
-def _file(path: str, rules: SourceRules) -> bytes:
+def read_file(path: str, rules: SourceRules) -> bytes:
+    """Return the content of a file that a caller names, by path or ``file://``.
+
+    Raises
+    ------
+    ValueError
+        If it is not there, or may not be named; which of them is not told.
+    """
+    path = path.removeprefix("file://")
     if rules.folder is None:
         raise ValueError(_NO_FILE)
     try:

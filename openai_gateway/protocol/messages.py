@@ -23,10 +23,28 @@ _ROLES = {"developer": "system", "ipython": "tool", "function": "tool"}
 
 
 class TextPart(Strict):
-    """One part of a message's content; this server's models read text only."""
+    """A text in a message's content."""
 
     type: Literal["text"]
     text: AnyText
+
+
+class ImageUrl(Strict):
+    """Where a picture is, and how it is looked at."""
+
+    url: AnyText
+    detail: Literal["auto", "low", "medium", "high"] | None = None
+    max_dynamic_patch: int | None = Field(None, ge=1, le=1024)
+
+
+class ImagePart(Strict):
+    """A picture in a message's content, for models that see."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+ContentPart = Annotated[TextPart | ImagePart, Field(discriminator="type")]
 
 
 class Message(Strict):
@@ -37,7 +55,7 @@ class Message(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool", "ipython", "function"]
     content: (
         AnyText
-        | Annotated[list[TextPart], Field(min_length=1, fail_fast=True), BeforeValidator(at_most(MAX_ITEMS))]
+        | Annotated[list[ContentPart], Field(min_length=1, fail_fast=True), BeforeValidator(at_most(MAX_ITEMS))]
         | JsonObject
         | None
     ) = None
@@ -66,11 +84,18 @@ class Message(Strict):
             case dict():  # what a tool returned
                 return json.dumps(self.content, ensure_ascii=False)
             case parts:
-                return "".join(part.text for part in parts)
+                return "".join(part.text for part in parts if isinstance(part, TextPart))
+
+    @property
+    def _shown(self) -> Any:
+        """The content as it is shown to the model: text, or parts where there are pictures."""
+        if not isinstance(self.content, list) or all(isinstance(part, TextPart) for part in self.content):
+            return self.text
+        return [part.model_dump(exclude_none=True) for part in self.content]
 
     def for_template(self) -> dict[str, Any]:
         """Return the message as chat templates read it."""
-        message: dict[str, Any] = {"role": _ROLES.get(self.role, self.role), "content": self.text}
+        message: dict[str, Any] = {"role": _ROLES.get(self.role, self.role), "content": self._shown}
         if self.name is not None:
             message["name"] = self.name
         if self.tool_calls:

@@ -2,18 +2,21 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lmdeploy.model import chat_template_for
-from lmdeploy.prompts import PromptPreparer
+from lmdeploy.prompts import PictureReader, PlacedPicture, PromptPreparer
+from lmdeploy.templates.base import ChatTemplate
 from lmdeploy.token_bytes import longest_token
 from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.turbomind.engine_dir import resolve
 from python_backend.answer import answer
 from python_backend.inputs import flag, integer, text, texts
 from python_backend.parameters import model_path, parameter
+from python_backend.pictures import packed
 from python_backend.preprocessing.prompt import RequestEncoder, SessionTurn
 
 
@@ -36,6 +39,7 @@ class TritonPythonModel:
             template,
             max_bytes=max_bytes,
             max_log_len=max_log_len,
+            pictures=_picture_reader(engine.vision_checkpoint, tokenizer, template),
             split_special_tokens=parameter(args, "split_special_tokens") == "true",
         )
         self._encoder = RequestEncoder(preparer)
@@ -45,21 +49,26 @@ class TritonPythonModel:
         return [answer(request, self._outputs) for request in requests]
 
     def _outputs(self, request: Any) -> dict[str, Any]:
-        rows, stop_words = self._encode(request)
-        return {
+        rows, stop_words, pictures = self._encode(request)
+        tensors: dict[str, Any] = {}
+        if pictures and "STOP_WORDS" in (wanted := request.requested_output_names()):  # an answer is to follow
+            if "PICTURES" not in wanted:
+                raise ValueError("prompts with pictures are for the model ensemble_pictures")
+            tensors = packed(pictures)
+        return tensors | {
             "INPUT_ID": _right_padded(rows, self._encoder.padding),
             "REQUEST_INPUT_LEN": np.array([[len(row)] for row in rows], dtype=np.uint32),
             "STOP_WORDS": np.array([word.encode() for word in stop_words], dtype=np.object_).reshape(1, -1),
         }
 
-    def _encode(self, request: Any) -> tuple[list[list[int]], list[str]]:
-        """Return the token ids of each text, one but for QUERY, and the stop words."""
+    def _encode(self, request: Any) -> tuple[list[list[int]], list[str], tuple[PlacedPicture, ...]]:
+        """Return the token ids of each text, one but for QUERY, the stop words and the pictures."""
         inputs = {name: text(request, name) for name in ("text_input", "messages", "tools")}
         queries = texts(request, "QUERY")
         if queries:
             if any(inputs.values()):
                 raise ValueError("QUERY must come alone, got text_input, messages or tools too")
-            return [self._encoder.encode_query(query) for query in queries], []
+            return [self._encoder.encode_query(query) for query in queries], [], ()
         session = integer(request, "session_id")
         prompt = self._encoder.encode(
             inputs["text_input"],
@@ -68,7 +77,17 @@ class TritonPythonModel:
             texts(request, "stop_words"),
             None if session is None else SessionTurn(session, is_first=flag(request, "sequence_start")),
         )
-        return [prompt.ids], prompt.stop_words
+        return [prompt.ids], prompt.stop_words, prompt.pictures
+
+
+def _picture_reader(checkpoint: Path | None, tokenizer: Tokenizer, template: ChatTemplate) -> PictureReader | None:
+    """Return what reads pictures, for a model that sees; nothing heavy is imported for another one."""
+    if checkpoint is None:
+        return None
+    from lmdeploy.vl.prompts import picture_writer
+    from lmdeploy.vl.sources import DATA_ONLY
+
+    return picture_writer(checkpoint, tokenizer, template, DATA_ONLY)
 
 
 def _right_padded(rows: list[list[int]], padding: int) -> np.ndarray[Any, np.dtype[np.uint32]]:

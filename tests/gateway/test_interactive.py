@@ -90,7 +90,7 @@ def test_a_whole_conversation_can_be_restored(http: httpx.Client, triton: FakeTr
     [
         ({"cancel": True, "session_id": -1}, "session_id", 400),
         ({"prompt": ""}, "prompt", 400),
-        ({"image_url": "http://x/y.png"}, "image_url", 400),
+        ({"image_url": "http://x/y.png"}, "messages[0].content[0].image_url.url", 400),
         ({"adapter_name": "a"}, "adapter_name", 400),
         ({"request_output_len": -1}, "request_output_len", 400),
         ({"session_id": "five"}, "session_id", 422),

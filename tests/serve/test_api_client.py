@@ -248,7 +248,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "pytorch": ({"backend_config": PytorchEngineConfig()}, ValueError, "PytorchEngineConfig: there is no PyTorch"),
     "backend": ({"backend": "pytorch"}, ValueError, "there is no PyTorch engine yet; use TurbomindEngineConfig"),
     "typo": ({"sesion_len": 5}, TypeError, "did you mean 'session_len'"),
-    "vision": ({"vision_config": object()}, ValueError, "vision_config must be None"),
+    "vision": ({"vision_config": object()}, ValueError, "vision_config must be a VisionConfig"),
 }
 
 

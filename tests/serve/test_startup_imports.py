@@ -14,7 +14,9 @@ IN_TRITON = """
 import json, sys
 from tests.support.fake_pb_utils import Request, loaded_model
 path = sys.argv[1]
-with loaded_model("postprocessing", model_path=path), loaded_model("preprocessing", model_path=path) as model:
+with loaded_model("postprocessing", model_path=path), loaded_model("vision", model_path=path):
+    pass
+with loaded_model("preprocessing", model_path=path) as model:
     [response] = model.execute([Request(messages=json.dumps([{"role": "user", "content": "Hi"}]))])
     assert response.error is None and response.array("INPUT_ID").size > 3, response
 """

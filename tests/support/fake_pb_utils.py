@@ -42,8 +42,13 @@ class Response:
 class Request:
     """A request: arrays as they are, texts as ``[1, n]`` tensors, as Triton hands them over for max_batch_size 1."""
 
+    wanted: list[str] = ["STOP_WORDS", "PICTURES"]  # noqa: RUF012 (set on a request, never changed in place)
+
     def __init__(self, **inputs: str | bytes | list[str] | np.ndarray[Any, Any]) -> None:
         self.tensors = {name: Tensor(name, _array(value)) for name, value in inputs.items()}
+
+    def requested_output_names(self) -> list[str]:
+        return self.wanted
 
     def request_id(self) -> str:
         return "test"

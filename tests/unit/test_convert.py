@@ -38,7 +38,7 @@ def parameters(workspace: Path, model: str) -> dict[str, str]:
 def test_the_workspace_is_a_model_repository_without_weights(tiny_llama: Path, tmp_path: Path) -> None:
     workspace = convert(str(tiny_llama), tmp_path / "out" / "workspace", dtype="float32")
     assert workspace == tmp_path / "out" / "workspace"
-    models = ["ensemble", "postprocessing", "preprocessing", "turbomind"]
+    models = ["ensemble", "ensemble_pictures", "postprocessing", "preprocessing", "turbomind", "vision"]
     assert sorted(path.name for path in workspace.iterdir()) == models
     assert all((workspace / model / "1").is_dir() for model in models)
     assert all((workspace / model / "1" / "model.py").is_file() for model in models if "processing" in model)
@@ -47,7 +47,7 @@ def test_the_workspace_is_a_model_repository_without_weights(tiny_llama: Path, t
     assert (turbomind["model_path"], turbomind["served_model_name"]) == (".", "tiny-llama")
     assert turbomind["model_name"] == "qwen-7b"  # for older clients: the tiny model has the default model's template
     assert json.loads(turbomind["engine_config"]) == {"dtype": "float32", "tp": 1}
-    for model in ("preprocessing", "postprocessing"):
+    for model in ("preprocessing", "postprocessing", "vision"):
         path = parameters(workspace, model)["model_path"]
         assert (workspace / model / "1" / path).samefile(workspace / "turbomind" / "1")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["workspace"]

@@ -32,7 +32,7 @@ def test_lines_that_are_missing_are_written_again(name: str) -> None:
     assert WRITERS[name](damaged) == written
 
 
-@pytest.mark.parametrize("model", ["turbomind", "ensemble"])
+@pytest.mark.parametrize("model", ["turbomind", "ensemble", "ensemble_pictures"])
 def test_every_tensor_of_the_table_is_an_optional_input(model: str) -> None:
     config = model_config_pb2.ModelConfig()
     text_format.Parse((ROOT / "model_repository" / model / "config.pbtxt").read_text(encoding="utf-8"), config)

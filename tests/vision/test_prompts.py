@@ -10,7 +10,7 @@ from lmdeploy.prompts import PreparedPrompt, PromptPreparer
 from lmdeploy.templates.jinja import JinjaChatTemplate
 from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.vl.prompts import picture_writer
-from lmdeploy.vl.sources import DATA_ONLY, SourceRules
+from lmdeploy.vl.sources import DATA_ONLY
 from tests.support.pictures import data_url, picture
 from tests.support.tiny_vision_models import make_tiny_idefics3, make_tiny_llava, token_id
 
@@ -22,10 +22,11 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_llava(tmp_path_factory.mktemp("llava") / "model")
 
 
-def preparer(directory: Path, template: Any = None, rules: SourceRules = DATA_ONLY) -> PromptPreparer:
+def preparer(directory: Path, template: Any = None, *, splits: bool = False) -> PromptPreparer:
     tokenizer = Tokenizer(str(directory))
     chosen = template or chat_template_for(str(directory), None, tokenizer)
-    return PromptPreparer(tokenizer, chosen, pictures=picture_writer(directory, tokenizer, chosen, rules))
+    pictures = picture_writer(directory, tokenizer, chosen, DATA_ONLY)
+    return PromptPreparer(tokenizer, chosen, pictures=pictures, split_special_tokens=splits)
 
 
 def shown(*parts: str | tuple[str, str]) -> list[dict[str, Any]]:
@@ -76,9 +77,12 @@ def test_users_may_say_where_pictures_are(directory: Path, template: Any) -> Non
     assert "is [0:4] larger than [1:4]?" in reading(preparer(directory, template).prepare(ask), directory)
 
 
+@pytest.mark.parametrize("splits", [False, True])
 @pytest.mark.parametrize("template", [None, PLAIN, LISTED])
-def test_words_that_stand_for_pictures_are_text_when_users_type_them(directory: Path, template: Any) -> None:
-    prepare = preparer(directory, template).prepare
+def test_words_that_stand_for_pictures_are_text_when_users_type_them(
+    directory: Path, template: Any, splits: bool
+) -> None:
+    prepare = preparer(directory, template, splits=splits).prepare
     image = token_id(directory, "<image>")
     texts = prepare(shown("what does <image> mean? <IMAGE_TOKEN> <image><image>"))
     assert image not in texts.ids

@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 WRITERS = {
     "model_repository/turbomind/config.pbtxt": pbtxt.engine,
     "model_repository/ensemble/config.pbtxt": pbtxt.ensemble,
+    "model_repository/ensemble_pictures/config.pbtxt": pbtxt.ensemble,
     "backend_cpp/engine/fields/generation_fields.h": cpp.generation_fields,
     "backend_cpp/engine/fields/engine_settings_fields.h": cpp.engine_settings,
     "docs/settings.md": docs.settings,

@@ -31,6 +31,7 @@ async def create_chat_completion(
     model = await gateway.check_model(body.model)
     generate = _generate_request(body)
     gateway.admit(request, generate, user=body.user, session_id=body.session_id)
+    await gateway.bring_pictures(generate)
     chunks = gateway.client.generate(generate)
     answer_id, created = f"chatcmpl-{generate.request_id}", int(time.time())
     if body.stream:

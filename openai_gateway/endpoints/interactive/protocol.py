@@ -20,9 +20,10 @@ class InteractiveRequest(SamplingFields):
     """Body of ``POST /v1/chat/interactive``."""
 
     defaults: ClassVar[Mapping[str, Any]] = {**SamplingFields.defaults, "temperature": 0.8, "top_p": 0.8}
-    not_implemented: ClassVar[NotImplementedFields] = {"image_url": ("", []), "adapter_name": ("",)}
+    not_implemented: ClassVar[NotImplementedFields] = {"adapter_name": ("",)}
 
     prompt: AnyText | Annotated[list[Message], Field(fail_fast=True), BeforeValidator(at_most(MAX_ITEMS))]
+    image_url: AnyText | Annotated[list[AnyText], BeforeValidator(at_most(MAX_ITEMS))] | None = None
     interactive_mode: bool | None = None
     request_output_len: int | None = Field(None, ge=0, le=MAX_INT32)
     cancel: bool | None = None
@@ -36,6 +37,8 @@ class InteractiveRequest(SamplingFields):
 
     @model_validator(mode="after")
     def _fields_fit_together(self) -> InteractiveRequest:
+        if self.image_url and not isinstance(self.prompt, str):
+            raise FieldError("image_url", "image_url goes with a prompt of text; messages have pictures of their own")
         if self.cancel and self.session is None:
             raise FieldError("session_id", "please set a session_id to cancel a request")
         if not self.prompt and not self.cancel and not self.ends_session:
@@ -56,7 +59,10 @@ class InteractiveRequest(SamplingFields):
 
     def generation_inputs(self) -> dict[str, Any]:
         """Return the fields of `GenerateRequest` that say how to generate, and what from."""
-        messages = [{"role": "user", "content": self.prompt}]
+        urls = [self.image_url] if isinstance(self.image_url, str) else self.image_url or []
+        parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls if url]
+        content = [*parts, {"type": "text", "text": self.prompt}] if parts else self.prompt
+        messages = [{"role": "user", "content": content}]
         if not isinstance(self.prompt, str):
             messages = [message.for_template() for message in self.prompt]
         return super().generation_inputs() | {

@@ -39,7 +39,7 @@ async def chat_interactive(
         await gateway.client.end_session(session)
         gateway.sessions.drop(session)
         return _at_once(body)
-    chunks = _nothing_if_too_long(_turn(body, session, request, gateway))
+    chunks = _nothing_if_too_long(await _turn(body, session, request, gateway))
     if body.stream:
         return EventResponse(event_stream([chunks], [_LineWriter()], _nothing_more), frame_error=_line)
     answers = await run_unless_disconnected(request.receive, collect([chunks]))
@@ -54,13 +54,15 @@ async def chat_interactive(
     )
 
 
-def _turn(
+async def _turn(
     body: InteractiveRequest, session: int | None, request: Request, gateway: Gateway
 ) -> AsyncGenerator[GenerateChunk, None]:
     """Return the engine's stream for one turn; `session` is the engine's, None: the caller named none."""
     inputs = body.generation_inputs()
     alone = GenerateRequest(**inputs)
     gateway.admit(request, alone, user=body.user)
+    await gateway.bring_pictures(alone)
+    inputs["messages"] = alone.messages
     if session is None and not body.interactive_mode:
         return gateway.client.generate(alone)
     is_new = session is None

@@ -31,19 +31,44 @@ class ContentPart(Strict):
     text: AnyText
 
 
+class ImagePart(Strict):
+    """A picture in a message, for models that see."""
+
+    type: Literal["input_image"]
+    image_url: AnyText
+    detail: Literal["auto", "low", "medium", "high"] | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """Return the part as it is in chat completions."""
+        said = {} if self.detail is None else {"detail": self.detail}
+        return {"type": "image_url", "image_url": {"url": self.image_url, **said}}
+
+
 class InputMessage(Strict):
     """A message of the conversation."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: (
-        AnyText | Annotated[list[ContentPart], Field(min_length=1, fail_fast=True), BeforeValidator(at_most(MAX_ITEMS))]
+        AnyText
+        | Annotated[
+            list[Annotated[ContentPart | ImagePart, Field(discriminator="type")]],
+            Field(min_length=1, fail_fast=True),
+            BeforeValidator(at_most(MAX_ITEMS)),
+        ]
     )
 
     @property
-    def text(self) -> str:
-        """The content as text."""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+    def shown(self) -> Any:
+        """The content as it is shown to the model: text, or parts where there are pictures."""
+        if isinstance(self.content, str):
+            return self.content
+        if all(isinstance(part, ContentPart) for part in self.content):
+            return "".join(part.text for part in self.content if isinstance(part, ContentPart))
+        return [
+            {"type": "text", "text": part.text} if isinstance(part, ContentPart) else part.for_template()
+            for part in self.content
+        ]
 
 
 class InputCall(Strict):
@@ -182,7 +207,7 @@ class ResponsesRequest(SamplingFields):
             match item:
                 case InputMessage():
                     role = "system" if item.role == "developer" else item.role
-                    messages.append({"role": role, "content": item.text})
+                    messages.append({"role": role, "content": item.shown})
                 case InputCall():
                     if not messages or "tool_calls" not in messages[-1]:
                         messages.append({"role": "assistant", "content": "", "tool_calls": []})

@@ -26,6 +26,7 @@ async def create_response(body: ResponsesRequest, request: Request, gateway: Gat
     model = await gateway.check_model(body.model)
     generate = _generate_request(body)
     gateway.admit(request, generate, user=body.user, session_id=body.session_id)
+    await gateway.bring_pictures(generate)
     writer = ResponseWriter(body, f"resp_{generate.request_id}", model, gateway.token_texts)
     chunks = gateway.client.generate(generate)
     if body.stream:

@@ -1,0 +1,5 @@
+"""The Triton model `vision`: pictures in, embeddings out. Tensors: model_repository/vision."""
+
+from python_backend.vision.model import TritonPythonModel
+
+__all__ = ["TritonPythonModel"]

@@ -1,0 +1,43 @@
+"""The model's life in Triton: initialize, execute. Each request of a batch succeeds or fails by itself."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from lmdeploy.turbomind.engine_dir import resolve
+from python_backend.answer import answer
+from python_backend.inputs import array, texts
+from python_backend.parameters import model_path
+from python_backend.pictures import NAMES, packed_rows, unpacked
+
+if TYPE_CHECKING:
+    from lmdeploy.vl.encoder import VisionEncoder
+
+_NICENESS = 10  # beside the engine, whose answers are running
+
+
+class TritonPythonModel:
+    """Tower and projector of one model; nothing for a model that reads text only."""
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        """Load them; an exception here keeps the model from becoming ready."""
+        checkpoint = resolve(model_path(args)).vision_checkpoint
+        self._encoder: VisionEncoder | None = None
+        if checkpoint is not None:
+            from lmdeploy.vl.encoder import load_encoder
+
+            os.nice(_NICENESS)
+            self._encoder = load_encoder(checkpoint)
+
+    def execute(self, requests: Sequence[Any]) -> list[Any]:
+        """Answer every request of a batch, in order."""
+        return [answer(request, self._outputs) for request in requests]
+
+    def _outputs(self, request: Any) -> dict[str, Any]:
+        given = {name: array(request, name) for name in NAMES}
+        if given["PICTURES"] is None:
+            return {}
+        if self._encoder is None:
+            raise ValueError("this model reads text only")
+        pictures = unpacked(given, texts(request, "PICTURE_OPTIONS"))
+        return packed_rows(self._encoder.placed(pictures))

@@ -1,0 +1,84 @@
+"""The Triton models that pictures go through give the engine what the offline pipeline gives it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lmdeploy.model import chat_template_for
+from lmdeploy.offline.seeing import SeeingPreparer
+from lmdeploy.tokenizer import Tokenizer
+from tests.support.fake_pb_utils import Request, loaded_model
+from tests.support.pictures import data_url, picture
+from tests.support.tiny_vision_models import make_tiny_idefics3
+
+ONE, TWO = picture(60, 40), picture(20, 50, 1)
+ASK = [
+    {
+        "role": "user",
+        "content": [
+            {"type": "image_url", "image_url": {"url": data_url(ONE)}},
+            {"type": "image_url", "image_url": {"url": data_url(TWO), "detail": "low"}},
+            {"type": "text", "text": "what?"},
+        ],
+    }
+]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_idefics3(tmp_path_factory.mktemp("idefics") / "model")
+
+
+@pytest.fixture(scope="module")
+def prepared(directory: Path) -> dict[str, Any]:
+    """What preprocessing answers."""
+    with loaded_model("preprocessing", model_path=str(directory)) as model:
+        [response] = model.execute([Request(messages=json.dumps(ASK))])
+        assert response.error is None, response.error
+        tensors = {tensor.name: tensor.array for tensor in response.output_tensors}
+        [plain] = model.execute([Request(messages=json.dumps([{"role": "user", "content": "a text"}]))])
+        assert {tensor.name for tensor in plain.output_tensors} == {"INPUT_ID", "REQUEST_INPUT_LEN", "STOP_WORDS"}
+        refused = Request(messages=json.dumps(ASK))
+        refused.wanted = ["INPUT_ID", "STOP_WORDS"]
+        [answer] = model.execute([refused])
+        assert "ensemble_pictures" in str(answer.error)
+        counted = Request(messages=json.dumps(ASK))
+        counted.wanted = ["INPUT_ID"]
+        [answer] = model.execute([counted])
+        assert answer.array("INPUT_ID").tolist() == tensors["INPUT_ID"].tolist()
+    return tensors
+
+
+def test_the_engine_gets_what_it_gets_offline(directory: Path, prepared: dict[str, Any]) -> None:
+    pictures = {name: array for name, array in prepared.items() if name.startswith("PICTURE")}
+    with loaded_model("vision", model_path=str(directory)) as model:
+        [response] = model.execute([Request(**pictures)])
+        assert response.error is None, response.error
+        [nothing] = model.execute([Request()])
+        assert nothing.output_tensors == []
+        [broken] = model.execute([Request(**{**pictures, "PICTURE_SIZES": np.array([[5, 5]], np.int32)})])
+        assert "as many bytes as PICTURE_SIZES say" in str(broken.error)
+    tokenizer = Tokenizer(str(directory))
+    template = chat_template_for(str(directory), None, tokenizer)
+    offline = SeeingPreparer(directory, tokenizer, template, 512, None).prepare(ASK)
+    assert prepared["INPUT_ID"].tolist() == [offline.ids]
+    assert response.array("EMBEDDING_RANGES").tolist() == [
+        [number for one in offline.rows for number in (one.begin, len(one.rows))]
+    ]
+    assert response.array("EMBEDDING_DTYPE").tolist() == [[b"float32"]]
+    assert response.array("EMBEDDING_DIGESTS").tobytes() == b"".join(one.digest for one in offline.rows)
+    rows = np.frombuffer(response.array("EMBEDDINGS").tobytes(), np.float32).reshape(-1, 32)
+    assert np.array_equal(rows, np.concatenate([one.rows for one in offline.rows]))
+
+
+def test_a_picture_for_a_model_of_texts_is_refused(default_model_dir: Path, prepared: dict[str, Any]) -> None:
+    with loaded_model("preprocessing", model_path=str(default_model_dir)) as model:
+        [response] = model.execute([Request(messages=json.dumps(ASK))])
+        assert "reads text only" in str(response.error)
+    pictures = {name: array for name, array in prepared.items() if name.startswith("PICTURE")}
+    with loaded_model("vision", model_path=str(default_model_dir)) as model:
+        [response] = model.execute([Request(**pictures)])
+        assert "reads text only" in str(response.error)
