@@ -2,7 +2,8 @@
 
 Honest callers stream answers without a pause. Beside them so many clients go through the corpus of hostile requests
 (tests/abuse/corpus.json), one request each a slot of time; then the same clients send the twins: the same prompts and
-lengths, without the harm. Both are done in turns. The aim is a ratio of 1.10 at most, and no honest request refused.
+lengths, without the harm. Both are done in turns, each with a server of its own. The aim is a ratio of 1.10 at most,
+and no honest request refused.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from tools.soaking.corpus import CORPUS, Ask, read_corpus
 from tools.soaking.observe import Observer
 
 IDLE_SECONDS = 60.0
+WARM_UP_SECONDS = 2.0
 
 
 def honest(generator: random.Random) -> Ask:
@@ -84,7 +86,7 @@ async def beside(url: str, others: list[Ask], streams: int, seconds: float, slot
 
 
 def wait_until_idle(url: str) -> None:
-    """Return when the engine is done with what the side before has asked for, a minute later at most."""
+    """Return when the engine has nothing to do, a minute later at most."""
     observer = Observer(None, url)
     end = time.monotonic() + IDLE_SECONDS
     while observer.look().figures.get("running", 1.0) and time.monotonic() < end:
@@ -108,14 +110,15 @@ def main() -> None:
     sides = {"harmless twins": [twin for _, twin in pairs], "hostile clients": [hostile for hostile, _ in pairs]}
     found: dict[str, list[Outcome]] = {side: [] for side in sides}
     config = TurbomindEngineConfig(cache_max_entry_count=0.2)
-    with nullcontext(given.url) if given.url else running_server(given.model_path, config) as url:
-        asyncio.run(beside(url, sides["harmless twins"][:1], given.streams, 3.0, given.slot, given.seed))  # warm-up
-        for turn in range(given.turns):
-            for side, others in sides.items():
+    for turn in range(given.turns):
+        for side, others in sides.items():
+            # A server of its own: what hostile requests keep busy, they may keep busy for long after they have gone.
+            with nullcontext(given.url) if given.url else running_server(given.model_path, config) as url:
                 wait_until_idle(url)
-                found[side] += asyncio.run(
-                    beside(url, others, given.streams, given.seconds, given.slot, given.seed + turn)
-                )
+                asyncio.run(beside(url, sides["harmless twins"][:1], given.streams, WARM_UP_SECONDS, given.slot, turn))
+                wait_until_idle(url)
+                seed = given.seed + turn
+                found[side] += asyncio.run(beside(url, others, given.streams, given.seconds, given.slot, seed))
     result = {side: Figures.of(outcomes) for side, outcomes in found.items()}
     header = ("beside", "honest answers", "refused or failed", "median", "p99", "max", "requests beside")
     print(table(header, [figures.row(side) for side, figures in result.items()]))
