@@ -262,6 +262,12 @@ class TurbomindEngineConfig:
         "refused as overloaded.",
         low=1,
     )
+    grammar_compile_seconds: float = rows.number(
+        2.0,
+        "Processor time that compiling a response format may take; one that takes more is refused.",
+        above=0,
+        high=3600,
+    )
     session_idle_seconds: int = rows.whole(3600, "A session that is not used for so long is forgotten.", low=1)
 
     def __post_init__(self) -> None:

@@ -35,10 +35,16 @@ Engine::Engine(const EngineConfig& config, std::unique_ptr<ModelRunner> runner, 
       core_(config_, *runner_, tokens_),
       stats_(core_.stats()) {
   if (compiler) {
+    compiler->notify([this] { inbox_.wake(); });
     grammar_queue_ = std::make_unique<GrammarQueue>(
         std::move(compiler), [this](Submission&& compiled) { inbox_.deliver(std::move(compiled)); });
   }
   thread_ = std::thread([this] { run(); });
+}
+
+void Engine::cancel(RequestId id) {
+  inbox_.cancel(id);
+  if (grammar_queue_) grammar_queue_->cancel(id);
 }
 
 Engine::~Engine() {
@@ -81,7 +87,7 @@ EngineStats Engine::stats() const {
 
 void Engine::run() {
   for (bool is_closed = false; !is_closed;) {
-    Inbox::Messages messages = inbox_.take(core_.has_work());
+    Inbox::Messages messages = inbox_.take(!core_.is_idle(), core_.next_deadline());
     is_closed = messages.is_closed;
     add(std::move(messages));
     if (is_closed) {

@@ -17,7 +17,7 @@
 #include "engine/check_request.h"
 #include "engine/engine_config.h"
 #include "engine/engine_core.h"
-#include "engine/grammar_queue.h"
+#include "engine/grammar/grammar_queue.h"
 #include "engine/inbox.h"
 #include "engine/memory_budget.h"
 #include "engine/output_queue.h"
@@ -41,7 +41,7 @@ class Engine {
   void submit(Request request);
   // Ends a request with FinishReason::kCancelled; its blocks are free before the next step. Unknown ids are ignored,
   // since the request may just have finished. Any thread.
-  void cancel(RequestId id) { inbox_.cancel(id); }
+  void cancel(RequestId id);
 
   bool is_healthy() const { return is_healthy_.load(); }
   EngineStats stats() const;
@@ -65,7 +65,8 @@ class Engine {
   const RequestLimits limits_;
   const MemoryBudget embedding_memory_;
   Inbox inbox_;
-  // Compiled grammars live in the compiler's library: it goes when the core has let go of the last one.
+  // Goes after the core, whose answers hold grammars of its compiler's, and before the inbox that it brings requests
+  // to.
   std::unique_ptr<GrammarQueue> grammar_queue_;  // null: no compiler
   OutputQueue output_queue_;
   EngineCore core_;  // the step thread's

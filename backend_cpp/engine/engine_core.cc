@@ -134,22 +134,49 @@ bool EngineCore::has_work() const {
 }
 
 void EngineCore::step() {
-  steps_.run([this](Sequence& sequence, const SpanOutput& output) { take(sequence, output); });
+  resume_waiting();
+  const auto on_output = [this](const std::shared_ptr<Sequence>& sequence, const SpanOutput& output) {
+    take(sequence, output);
+  };
+  is_stalled_ = !steps_.run(on_output) && !waiting_.empty();
+}
+
+void EngineCore::take(const std::shared_ptr<Sequence>& sequence, const SpanOutput& output) {
+  go_on(sequence, [&] {
+    if (output.span.wanted == SpanRows::kAll) {
+      sequence->answer.take_prompt_rows(output.span.first_position, output.rows, output.logits, output.hidden);
+      if (sequence->pending() > 0) return FinishReason::kNone;
+    }
+    return advance(*sequence, output);
+  });
+}
+
+// Goes on with the answers whose grammars' states have become known.
+void EngineCore::resume_waiting() {
+  for (const std::shared_ptr<Sequence>& sequence : std::exchange(waiting_, {})) {
+    if (!sequence->is_open) continue;
+    if (!sequence->answer.can_resume()) {
+      waiting_.push_back(sequence);
+      continue;
+    }
+    go_on(sequence, [&] { return sequence->answer.resume(sampler_); });
+  }
 }
 
 // An error belongs to the request alone.
-void EngineCore::take(Sequence& sequence, const SpanOutput& output) {
+void EngineCore::go_on(const std::shared_ptr<Sequence>& shared, const std::function<FinishReason()>& advance) {
+  Sequence& sequence = *shared;
   const RequestId id = sequence.group->request;
   const auto fail = [&](const Error& error) {
     end_where([id](const Sequence& s) { return s.group->request == id; }, FinishReason::kError, &error);
   };
   try {
-    if (output.span.wanted == SpanRows::kAll) {
-      sequence.answer.take_prompt_rows(output.span.first_position, output.rows, output.logits, output.hidden);
-      if (sequence.pending() > 0) return;
-    }
     const int generated_before = sequence.answer.generated();
-    const FinishReason finish = advance(sequence, output);
+    const FinishReason finish = advance();
+    if (sequence.answer.waits_for_grammar()) return waiting_.push_back(shared);
+    if (sequence.pending() > 0 && sequence.answer.generated() == generated_before && finish == FinishReason::kNone) {
+      return;  // more of its prompt is to come
+    }
     note_tokens(sequence, generated_before);
     if (finish == FinishReason::kNone) return emit(sequence, finish, nullptr);
     end_where([&](const Sequence& s) { return &s == &sequence; }, finish, nullptr);
@@ -223,6 +250,7 @@ void EngineCore::end_overdue(Clock::time_point now) {
 
 void EngineCore::end_all(const Error* error) {
   steps_.abort();
+  waiting_.clear();
   end_where([](const Sequence&) { return true; }, error != nullptr ? FinishReason::kError : FinishReason::kCancelled,
             error);
 }

@@ -45,6 +45,9 @@ class EngineCore {
   void end_all(const Error* error);
 
   bool has_work() const;
+  // Whether step() has nothing to do until a message comes, a grammar's state becomes known or it is next_deadline().
+  bool is_idle() const { return is_stalled_ || !has_work(); }
+  Clock::time_point next_deadline() const { return next_deadline_; }
   // Runs a step, if there is work. Throws what the model runner throws.
   void step();
 
@@ -58,7 +61,9 @@ class EngineCore {
   void begin(Submission&& submission, const std::shared_ptr<const OutputCallback>& on_output);
   void finish_unanswered(SequenceGroup& group, std::vector<int32_t>&& tokens);
 
-  void take(Sequence& sequence, const SpanOutput& output);
+  void take(const std::shared_ptr<Sequence>& sequence, const SpanOutput& output);
+  void resume_waiting();
+  void go_on(const std::shared_ptr<Sequence>& sequence, const std::function<FinishReason()>& advance);
   FinishReason advance(Sequence& sequence, const SpanOutput& output);
   void note_tokens(Sequence& sequence, int generated_before);
   void start_siblings(const Sequence& first);
@@ -78,6 +83,8 @@ class EngineCore {
   StepLoop steps_;
   Sampler sampler_;
   std::vector<Delivery> outputs_;
+  std::vector<std::shared_ptr<Sequence>> waiting_;  // for their grammars; may have ended
+  bool is_stalled_ = false;                         // all there are wait for their grammars
   uint64_t next_arrival_ = 1;
   CacheScopes scopes_;
   Clock::time_point next_deadline_ = Clock::time_point::max();  // none of an open request is earlier

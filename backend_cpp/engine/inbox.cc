@@ -8,8 +8,7 @@
 
 namespace turbomind {
 
-void Inbox::check_open() const {
-  const size_t queued = messages_.submitted.size() + expected_.size() + waiting_;
+void Inbox::check_open(size_t queued) const {
   if (messages_.is_closed) throw Error(ErrorCode::kUnavailable, "the engine is shutting down");
   if (queued >= max_waiting_) {
     throw Error(ErrorCode::kUnavailable, "overloaded: " + std::to_string(queued) + " requests are waiting already");
@@ -19,7 +18,7 @@ void Inbox::check_open() const {
 void Inbox::submit(Request&& request) {
   {
     const std::lock_guard lock(mu_);
-    check_open();
+    check_open(messages_.submitted.size() + waiting_);
     messages_.submitted.push_back({std::move(request), nullptr, std::nullopt});
   }
   changed_.notify_one();
@@ -28,7 +27,7 @@ void Inbox::submit(Request&& request) {
 void Inbox::expect(Request& request) {
   {
     const std::lock_guard lock(mu_);
-    check_open();
+    check_open(expected_.size());
     const auto on_output = std::make_shared<const OutputCallback>(request.on_output);
     const Abandoned caller{request.id, on_output, static_cast<int>(request.input_ids.size())};
     expected_.emplace(request.id, Expected{caller, request.deadline});
@@ -69,17 +68,27 @@ void Inbox::close() {
   changed_.notify_one();
 }
 
-Inbox::Messages Inbox::take(bool has_work) {
+void Inbox::wake() {
+  {
+    const std::lock_guard lock(mu_);
+    is_woken_ = true;
+  }
+  changed_.notify_one();
+}
+
+Inbox::Messages Inbox::take(bool has_work, Clock::time_point until) {
   std::unique_lock lock(mu_);
   abandon_overdue();
-  while (!has_work && is_empty()) {
-    if (next_deadline_ == Clock::time_point::max()) {
+  while (!has_work && !is_woken_ && is_empty() && Clock::now() < until) {
+    const Clock::time_point next = std::min(next_deadline_, until);
+    if (next == Clock::time_point::max()) {
       changed_.wait(lock);
     } else {
-      changed_.wait_until(lock, next_deadline_);
+      changed_.wait_until(lock, next);
     }
     abandon_overdue();
   }
+  is_woken_ = false;
   Messages taken = std::exchange(messages_, {});
   messages_.is_closed = taken.is_closed;
   waiting_ += taken.submitted.size();

@@ -12,7 +12,7 @@
 #include <optional>
 #include <vector>
 
-#include "engine/grammar_queue.h"
+#include "engine/grammar/grammar_queue.h"
 #include "engine/request.h"
 
 namespace turbomind {
@@ -26,13 +26,16 @@ class Inbox {
 
   // Takes a request for the step thread. Throws Error(kUnavailable) when too many wait, or after close().
   void submit(Request&& request);
-  // The same for a request whose grammar is compiled first; deliver() brings it.
+  // The same for a request whose grammar is compiled first; deliver() brings it. Those that wait for grammars are
+  // counted for themselves: they keep no others out.
   void expect(Request& request);
   void deliver(Submission&& compiled);
   // Unknown ids are handed on: the request may just have ended.
   void cancel(RequestId id);
   // Nothing more is taken; the step thread is to end.
   void close();
+  // The step thread is to look again.
+  void wake();
 
   // ---- the step thread ----
 
@@ -48,8 +51,9 @@ class Inbox {
     std::vector<Abandoned> abandoned;
     bool is_closed = false;
   };
-  // Takes what has come; without work of its own to do the step thread waits for the first message.
-  Messages take(bool has_work);
+  // Takes what has come; without work of its own to do the step thread waits for the first message, wake() or that
+  // time.
+  Messages take(bool has_work, Clock::time_point until = Clock::time_point::max());
   // How many requests the step thread has taken and not begun.
   void set_waiting(int count);
 
@@ -60,7 +64,7 @@ class Inbox {
   };
 
   // mu_ is held.
-  void check_open() const;
+  void check_open(size_t queued) const;
   bool is_empty() const;
   void abandon_overdue();
 
@@ -71,7 +75,8 @@ class Inbox {
   std::map<RequestId, Expected> expected_;  // guarded by mu_
   // Guarded by mu_; none of an expected request is earlier.
   Clock::time_point next_deadline_ = Clock::time_point::max();
-  size_t waiting_ = 0;  // guarded by mu_
+  size_t waiting_ = 0;     // guarded by mu_
+  bool is_woken_ = false;  // guarded by mu_
 };
 
 }  // namespace turbomind

@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "base/thread_pool.h"
 #include "device/operators.h"
-#include "engine/load_grammar.h"
+#include "engine/grammar/load_grammar.h"
 #include "kernels/paged_attention.h"
 #include "model/native_runner.h"
 #include "model/parallel_runner.h"
@@ -112,6 +112,15 @@ int step_tokens(const EngineSettings& settings, const EngineConfig& config, cons
   return std::max(tokens, (config.max_batch_size * 4 + 2) / 3);
 }
 
+// Special tokens have no text that a grammar could match.
+std::vector<std::string> grammar_vocabulary(const TokenTable& tokens, int vocab_size) {
+  std::vector<std::string> vocabulary;
+  for (int32_t token = 0; token < vocab_size; ++token) {
+    vocabulary.emplace_back(tokens.is_special(token) ? std::string_view() : tokens.bytes(token));
+  }
+  return vocabulary;
+}
+
 // The engine shortens a session length that its cache cannot hold.
 void tell_session_length(const EngineSettings& settings, int wanted, const EngineConfig& config,
                          std::vector<std::string>& notes) {
@@ -148,7 +157,8 @@ LoadedEngine load_engine(const std::string& directory, const EngineSettings& set
   runner->prepare({config.max_batch_size, config.session_len, config.block_len});
   config.block_count = cache_block_count(settings, config, *runner, defaults.cache_limit);
   LoadedEngine loaded;
-  auto compiler = load_grammar_compiler(tokens, spec.vocab_size, spec.eos_token_ids, loaded.no_grammar_reason);
+  auto compiler = load_grammar_compiler(grammar_vocabulary(tokens, spec.vocab_size), spec.eos_token_ids,
+                                        settings.grammar_compile_seconds, loaded.no_grammar_reason);
   loaded.engine = std::make_unique<Engine>(config, std::move(runner), std::move(tokens), std::move(compiler));
   tell_session_length(settings, config.session_len, loaded.engine->config(), loaded.notes);
   loaded.spec = std::move(spec);

@@ -12,7 +12,8 @@
 #include <vector>
 
 #include "base/error.h"
-#include "engine/grammar.h"
+#include "engine/grammar/grammar.h"
+#include "tests/stub_runner.h"
 
 namespace turbomind::testing {
 
@@ -28,8 +29,9 @@ class PatternGrammar final : public Grammar {
   class Matcher final : public GrammarMatcher {
    public:
     explicit Matcher(int length) : length_(length) {}
-    void fill_mask(std::vector<int32_t>& mask) override {
-      std::fill(mask.begin(), mask.end(), 0);
+    const GrammarState* state() override {
+      std::vector<int32_t>& mask = state_.mask;
+      mask.assign((kStubVocab + 31) / 32, 0);
       if (place_ == length_) {
         mask[60 / 32] |= 1 << (60 % 32);
       } else if (place_ % 2 == 1) {
@@ -37,11 +39,16 @@ class PatternGrammar final : public Grammar {
       } else {
         mask[0] |= 0x3FF;
       }
+      state_.only_token = only_token(mask);
+      return &state_;
     }
-    bool accept(int32_t token) override { return place_++ % 2 == 1 ? token == 11 : token < 10; }
-    bool is_finished() override { return false; }
+    std::optional<Error> failure() override { return std::nullopt; }
+    void accept(int32_t token) override {
+      if (place_++ % 2 == 1 ? token != 11 : token >= 10) throw internal_error("a token outside the response format");
+    }
 
    private:
+    GrammarState state_;
     int length_;
     int place_ = 0;
   };
@@ -73,7 +80,9 @@ class PatternCompiler final : public GrammarCompiler {
  public:
   static inline std::atomic<bool> hold{false};
 
-  std::shared_ptr<const Grammar> compile(const std::string& format) override {
+  void notify(std::function<void()>) override {}
+
+  std::shared_ptr<const Grammar> compile(const std::string& format, const Waiting&) override {
     while (format == "slow" && hold) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     if (format == "broken") throw invalid_argument("response_format is broken");
     if (format == "unusable") return std::make_shared<UnusableGrammar>();
@@ -97,24 +106,26 @@ class LibraryCompiler final : public GrammarCompiler {
  public:
   explicit LibraryCompiler(std::shared_ptr<GrammarLibrary> library) : library_(std::move(library)) {}
   ~LibraryCompiler() override { library_->is_loaded = false; }
-  std::shared_ptr<const Grammar> compile(const std::string&) override { return std::make_shared<Endless>(library_); }
+  void notify(std::function<void()>) override {}
+  std::shared_ptr<const Grammar> compile(const std::string&, const Waiting&) override {
+    return std::make_shared<Endless>(library_);
+  }
 
  private:
   class Matcher final : public GrammarMatcher {
    public:
     explicit Matcher(std::shared_ptr<GrammarLibrary> library) : library_(std::move(library)) {}
     ~Matcher() override { library_->use(); }
-    void fill_mask(std::vector<int32_t>& mask) override {
+    const GrammarState* state() override {
       library_->use();
-      std::fill(mask.begin(), mask.end(), -1);
+      state_.mask.assign((kStubVocab + 31) / 32, -1);
+      return &state_;
     }
-    bool accept(int32_t) override {
-      library_->use();
-      return true;
-    }
-    bool is_finished() override { return false; }
+    std::optional<Error> failure() override { return std::nullopt; }
+    void accept(int32_t) override { library_->use(); }
 
    private:
+    GrammarState state_;
     std::shared_ptr<GrammarLibrary> library_;
   };
 

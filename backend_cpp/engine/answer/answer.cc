@@ -19,18 +19,6 @@ bool contains(const std::vector<int32_t>& ids, int32_t id) {
   return std::find(ids.begin(), ids.end(), id) != ids.end();
 }
 
-// The only token that a mask allows, or -1 when there are none or several.
-int32_t only_token(const int32_t* mask, int vocab_size) {
-  int32_t only = -1;
-  for (int32_t word = 0; word < (vocab_size + 31) / 32; ++word) {
-    const auto bits = static_cast<uint32_t>(mask[word]);
-    if (bits == 0) continue;
-    if (only >= 0 || (bits & (bits - 1)) != 0) return -1;
-    only = word * 32 + __builtin_ctz(bits);
-  }
-  return only;
-}
-
 }  // namespace
 
 Answer::Answer(std::shared_ptr<const AnswerRules> rules, int index, uint64_t seed, uint64_t sequence,
@@ -58,12 +46,18 @@ bool Answer::needs_logits() const {
          params.generates_nothing();
 }
 
+bool Answer::knows_choice() {
+  if (!matcher_) return true;
+  const GrammarState* state = matcher_->state();
+  return state != nullptr && !is_complete(*state);
+}
+
 const TokenChoice& Answer::choice(int unseen) {
   const int position = generated() + unseen;
   choice_.draw = static_cast<uint64_t>(position);
   choice_.unseen = unseen;
   choice_.forbidden = forbidden_tokens(position);
-  choice_.mask = allowed_tokens();
+  choice_.mask = matcher_ ? matcher_->state()->mask.data() : nullptr;
   return choice_;
 }
 
@@ -71,6 +65,16 @@ FinishReason Answer::advance(Sampler& sampler, float* logits, const float* hidde
   const GenerationParams& params = rules_->params;
   const int vocab = rules_->space.vocab_size;
   if (params.generates_nothing()) return params.scores_prompt ? FinishReason::kStop : FinishReason::kLength;
+  if (matcher_) {
+    const GrammarState* state = matcher_->state();
+    if (state == nullptr) {
+      if (const std::optional<Error> failure = matcher_->failure()) throw Error(*failure);
+      kept_logits_.assign(logits, logits + vocab);
+      if (params.hidden_states != RowsWanted::kNone) kept_hidden_.assign(hidden, hidden + rules_->space.hidden_size);
+      return FinishReason::kNone;
+    }
+    if (is_complete(*state)) return state->is_finished ? FinishReason::kStop : FinishReason::kLength;
+  }
   std::vector<float> unchanged;  // for what is reported of the model's own distribution
   if (params.logprobs || params.logits != RowsWanted::kNone) unchanged.assign(logits, logits + vocab);
   if (params.logits_hook) params.logits_hook(tokens_, logits, vocab);
@@ -88,6 +92,16 @@ FinishReason Answer::advance(Sampler& sampler, float* logits, const float* hidde
     unsent_.hidden_states.insert(unsent_.hidden_states.end(), hidden, hidden + rules_->space.hidden_size);
   }
   return append_and_jump(token);
+}
+
+bool Answer::can_resume() {
+  return matcher_->state() != nullptr || matcher_->failure().has_value();
+}
+
+FinishReason Answer::resume(Sampler& sampler) {
+  std::vector<float> logits = std::exchange(kept_logits_, {});
+  const std::vector<float> hidden = std::exchange(kept_hidden_, {});
+  return advance(sampler, logits.data(), hidden.data());
 }
 
 FinishReason Answer::advance(const ChosenToken& chosen) {
@@ -120,13 +134,10 @@ std::vector<int32_t> Answer::forbidden_tokens(int position) const {
   return forbidden;
 }
 
-const int32_t* Answer::allowed_tokens() {
-  if (!matcher_) return nullptr;
-  if (mask_.empty()) {
-    mask_.resize(static_cast<size_t>(rules_->space.vocab_size + 31) / 32);
-    matcher_->fill_mask(mask_);
-  }
-  return mask_.data();
+// Whether nothing more may come at a place of its grammar. That an answer without stop tokens is at its end is not
+// always known when its last token comes.
+bool Answer::is_complete(const GrammarState& state) const {
+  return state.is_finished || generated() >= rules_->params.max_new_tokens;
 }
 
 bool Answer::is_ended_by(int32_t token) {
@@ -146,33 +157,36 @@ FinishReason Answer::append(int32_t token) {
   tokens_.push_back(token);
   penalties_.note(token);
   unsent_.token_ids.push_back(token);
-  if (matcher_) {
-    if (!matcher_->accept(token)) throw internal_error("a token outside the response format was chosen");
-    mask_.clear();
-  }
+  if (matcher_) matcher_->accept(token);
   rules_->bad_words.advance(bad_word_states_, table.bytes(token));
   const bool is_hidden = params.skip_special_tokens && table.is_special(token);
   const bool may_stop = generated() >= params.min_new_tokens;
   if (!is_hidden && text_.append(table.bytes(token), may_stop)) return FinishReason::kStop;
-  if (matcher_ && matcher_->is_finished()) return FinishReason::kStop;
+  if (matcher_ && params.stop_token_ids.empty()) {
+    const GrammarState* state = matcher_->state();
+    if (state == nullptr) return FinishReason::kNone;
+    if (state->is_finished) return FinishReason::kStop;
+  }
   return generated() >= params.max_new_tokens ? FinishReason::kLength : FinishReason::kNone;
 }
 
 FinishReason Answer::append_and_jump(int32_t token) {
   const FinishReason finish = append(token);
   const GenerationParams& params = rules_->params;
-  const bool wants_rows =
-      params.logprobs || params.logits != RowsWanted::kNone || params.hidden_states != RowsWanted::kNone;
+  const bool wants_rows = params.logprobs || params.logits_hook || params.logits != RowsWanted::kNone ||
+                          params.hidden_states != RowsWanted::kNone;
   return finish != FinishReason::kNone || !matcher_ || wants_rows ? finish : jump_forward();
 }
 
-// Where the grammar leaves one token only, takes it without running the model; the next step computes all of them at
-// once.
+// Where the grammar is known to leave one token only, takes it without running the model; the next step computes all of
+// them at once.
 FinishReason Answer::jump_forward() {
   FinishReason finish = FinishReason::kNone;
   while (finish == FinishReason::kNone) {
-    const int32_t token = only_token(allowed_tokens(), rules_->space.vocab_size);
-    if (token < 0 || contains(rules_->params.stop_token_ids, token)) break;
+    const GrammarState* state = matcher_->state();
+    if (state == nullptr || state->is_finished || state->only_token < 0) break;
+    const int32_t token = state->only_token;
+    if (contains(rules_->params.stop_token_ids, token) || contains(forbidden_tokens(generated()), token)) break;
     finish = append(token);
   }
   return finish;

@@ -39,6 +39,8 @@ class Answer {
   bool needs_logits() const;
   // Whether what may come next depends on which tokens came before.
   bool needs_known_tokens() const { return matcher_ != nullptr || rules_->bad_words.depends_on_tokens(); }
+  // Whether what may come next is known, so that there is a choice().
+  bool knows_choice();
   // How a runner is to choose the token behind those known and `unseen` more. Valid until the next call.
   const TokenChoice& choice(int unseen);
 
@@ -47,6 +49,12 @@ class Answer {
   // Error where no token can come; the answer is then to be ended.
   FinishReason advance(Sampler& sampler, float* logits, const float* hidden);
   FinishReason advance(const ChosenToken& chosen);
+
+  // Whether it has a row and does not know yet what its grammar allows: it sits out steps until can_resume(). resume()
+  // is then advance() with that row.
+  bool waits_for_grammar() const { return !kept_logits_.empty(); }
+  bool can_resume();
+  FinishReason resume(Sampler& sampler);
 
   // Takes what was computed of its prompt (engine/answer/prompt_rows.h).
   void take_prompt_rows(int first, int count, const float* logits, const float* hidden) {
@@ -62,7 +70,7 @@ class Answer {
 
  private:
   std::vector<int32_t> forbidden_tokens(int position) const;
-  const int32_t* allowed_tokens();
+  bool is_complete(const GrammarState& state) const;
   bool is_ended_by(int32_t token);
   FinishReason append(int32_t token);
   FinishReason append_and_jump(int32_t token);
@@ -75,7 +83,9 @@ class Answer {
   Penalties penalties_;
   BadWords::States bad_word_states_;
   std::unique_ptr<GrammarMatcher> matcher_;
-  std::vector<int32_t> mask_;  // what matcher_ allows next; empty: not asked yet
+  // The row that waits for what matcher_ allows; empty: none does.
+  std::vector<float> kept_logits_;
+  std::vector<float> kept_hidden_;
   TextStream text_;
   PromptRows prompt_rows_;
   Output unsent_;

@@ -11,7 +11,7 @@
 #include "engine/answer/penalties.h"
 #include "engine/answer/string_pattern.h"
 #include "engine/answer/token_table.h"
-#include "engine/grammar.h"
+#include "engine/grammar/grammar.h"
 #include "engine/request.h"
 #include "kernels/sampling.h"
 

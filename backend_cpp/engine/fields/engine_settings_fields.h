@@ -58,6 +58,8 @@ struct EngineSettings {
   // MiB that the embeddings of pictures may take, of requests that are open and of sessions; a request beyond is
   // refused as overloaded.
   int max_embedding_mib = 1024;
+  // Processor time that compiling a response format may take; one that takes more is refused.
+  double grammar_compile_seconds = 2.0;
   // A session that is not used for so long is forgotten.
   int session_idle_seconds = 3600;
 };
@@ -88,6 +90,8 @@ void visit_settings(Settings& settings, Visit&& visit) {
   visit("threads", settings.threads, Limits{.low = 0, .high = 1024});
   visit("max_waiting", settings.max_waiting, Limits{.low = 1});
   visit("max_embedding_mib", settings.max_embedding_mib, Limits{.low = 1});
+  visit("grammar_compile_seconds", settings.grammar_compile_seconds,
+        Limits{.low = 0, .excludes_low = true, .high = 3600});
   visit("session_idle_seconds", settings.session_idle_seconds, Limits{.low = 1});
 }
 

@@ -4,12 +4,12 @@
 
 namespace turbomind {
 
-void StepLoop::run(const OnOutput& on_output) {
+bool StepLoop::run(const OnOutput& on_output) {
   const auto start = Clock::now();
   Step& now = steps_[0];
   if (!is_in_flight_) {
     scheduler_.plan(now);
-    if (now.sequences.empty()) return;
+    if (now.sequences.empty()) return false;
     begin(now);
   }
   scheduler_.commit(now);
@@ -21,6 +21,7 @@ void StepLoop::run(const OnOutput& on_output) {
   take(now, on_output);
   std::swap(now, next);
   stats_.step_seconds += seconds_between(start, Clock::now());
+  return true;
 }
 
 void StepLoop::abort() {
@@ -34,6 +35,7 @@ void StepLoop::begin(Step& step) {
       StepSpan& span = step.input.spans[i];
       Sequence& sequence = *step.sequences[i];
       if (span.wanted != SpanRows::kLast || sequence.answer.needs_logits()) continue;
+      if (!sequence.answer.knows_choice()) continue;  // chosen here, when it is known
       const TokenChoice& choice = sequence.answer.choice(sequence.unseen);
       if (!runner_.reserve(choice)) continue;
       span.wanted = SpanRows::kNone;
@@ -67,7 +69,7 @@ void StepLoop::take(Step& step, const OnOutput& on_output) {
     const int rows = span.wanted == SpanRows::kNone ? 0 : span.wanted == SpanRows::kLast ? 1 : span.count;
     if (has_chosen) --sequence.unseen;
     if (sequence.is_open && (has_chosen || rows > 0)) {
-      on_output(sequence, {span, has_chosen ? chosen : nullptr, rows, logits, hidden});
+      on_output(step.sequences[i], {span, has_chosen ? chosen : nullptr, rows, logits, hidden});
     }
     if (has_chosen) ++chosen;
     logits += static_cast<size_t>(rows) * runner_.vocab_size();

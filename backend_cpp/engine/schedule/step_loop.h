@@ -35,15 +35,15 @@ struct SpanOutput {
 class StepLoop {
  public:
   // Called for each open sequence that a step brings something for. Must not throw; may end sequences.
-  using OnOutput = std::function<void(Sequence&, const SpanOutput&)>;
+  using OnOutput = std::function<void(const std::shared_ptr<Sequence>&, const SpanOutput&)>;
 
   // `stats`: counts steps, rows and time.
   StepLoop(Scheduler& scheduler, ModelRunner& runner, EngineStats& stats)
       : scheduler_(scheduler), runner_(runner), stats_(stats) {}
 
-  // Runs one step to its end, and begins the next where that may overlap. Without anything to do it does nothing.
+  // Runs one step to its end, and begins the next where that may overlap. False: there is nothing to do.
   // Throws what the runner throws: a device fault.
-  void run(const OnOutput& on_output);
+  bool run(const OnOutput& on_output);
   bool is_in_flight() const { return is_in_flight_; }
   // Forgets the steps in flight; after a fault.
   void abort();

@@ -1,17 +1,13 @@
-// Structured output by xgrammar's compiled core, reached through TVM-FFI out of the two packages' wheels.
-//
-// A library of its own (libturbomind_grammar.so), loaded by engine/load_grammar.cc when it is there: without the
-// packages the engine works, and refuses response formats.
+#include "grammar/xgrammar.h"
+
 #include <dlfcn.h>
 
 #include <algorithm>
 #include <filesystem>
-#include <unordered_map>
+#include <utility>
 
 #include "base/error.h"
 #include "base/json.h"
-#include "engine/grammar.h"
-#include "engine/load_grammar.h"
 #include "grammar/format_limits.h"
 #include "tvm/ffi/container/array.h"
 #include "tvm/ffi/container/tensor.h"
@@ -26,9 +22,9 @@ namespace {
 
 namespace ffi = tvm::ffi;
 
-constexpr size_t kCacheBytes = size_t{256} << 20;
-constexpr size_t kMaxRemembered = 256;
-constexpr int kCompileThreads = 1;
+constexpr int kCompileThreads = 1;      // so that it starts none
+constexpr bool kCaches = false;         // a process compiles once
+constexpr bool kAnyWhitespace = false;  // compact output ends; a model may otherwise write spaces for ever
 
 const std::string kTypePrefix = "xgrammar.tvm_ffi_binding.";
 
@@ -37,7 +33,7 @@ ffi::Function method(const std::string& type, const char* name) {
 }
 
 // Loads xgrammar's library, which lies beside TVM-FFI's package; it registers its types.
-void load_xgrammar() {
+void load_library() {
   Dl_info info{};
   if (dladdr(reinterpret_cast<void*>(&TVMFFITypeKeyToIndex), &info) == 0) throw internal_error("cannot locate TVM-FFI");
   const auto packages = std::filesystem::canonical(info.dli_fname).parent_path().parent_path().parent_path();
@@ -64,9 +60,15 @@ struct Methods {
   ffi::Function fill_mask = method("GrammarMatcher", "fill_next_token_bitmask");
   ffi::Function accept = method("GrammarMatcher", "accept_token");
   ffi::Function is_terminated = method("GrammarMatcher", "is_terminated");
+  ffi::Function memory_size = method("CompiledGrammar", "memory_size_bytes");
+  ffi::Function parse_json_schema = method("Grammar", "from_json_schema");
+  ffi::Function parse_json = method("Grammar", "builtin_json_grammar");
+  ffi::Function parse_regex = method("Grammar", "from_regex");
+  ffi::Function parse_ebnf = method("Grammar", "from_ebnf");
+  ffi::Function write = method("Grammar", "serialize_json");
 };
 
-class XgrammarMatcher final : public GrammarMatcher {
+class XgrammarMatcher final : public TokenMatcher {
  public:
   XgrammarMatcher(const Methods& methods, ffi::Any matcher) : methods_(methods), matcher_(std::move(matcher)) {}
 
@@ -88,11 +90,12 @@ class XgrammarMatcher final : public GrammarMatcher {
   ffi::Any matcher_;
 };
 
-class XgrammarGrammar final : public Grammar {
+class XgrammarFormat final : public CompiledFormat {
  public:
-  XgrammarGrammar(const Methods& methods, ffi::Any compiled) : methods_(methods), compiled_(std::move(compiled)) {}
+  XgrammarFormat(const Methods& methods, ffi::Any compiled, ffi::Any source)
+      : methods_(methods), compiled_(std::move(compiled)), source_(std::move(source)) {}
 
-  std::unique_ptr<GrammarMatcher> new_matcher(const std::vector<int32_t>& stop_token_ids) const override {
+  std::unique_ptr<TokenMatcher> new_matcher(const std::vector<int32_t>& stop_token_ids) const override {
     ffi::Array<int64_t> stops;
     for (const int32_t token : stop_token_ids) stops.push_back(token);
     // With no way to end by a token, the grammar's own end ends the answer.
@@ -102,32 +105,33 @@ class XgrammarGrammar final : public Grammar {
                                        -1, nullptr));
   }
 
+  size_t bytes() const override { return static_cast<size_t>(methods_.memory_size(compiled_).cast<int64_t>()); }
+
+  std::string source() const override { return methods_.write(source_).cast<ffi::String>(); }
+
  private:
   const Methods& methods_;
   ffi::Any compiled_;
+  ffi::Any source_;
 };
 
-class XgrammarCompiler final : public GrammarCompiler {
+class XgrammarCompiler final : public FormatCompiler {
  public:
-  XgrammarCompiler(const std::vector<std::string>& vocabulary, int vocab_size,
-                   const std::vector<int32_t>& stop_token_ids)
-      : compiler_(new_compiler(vocabulary, vocab_size, stop_token_ids)) {
+  XgrammarCompiler(const std::vector<std::string>& vocabulary, const std::vector<int32_t>& stop_token_ids)
+      : compiler_(new_compiler(vocabulary, stop_token_ids)) {
     // xgrammar lets strings of bounded length hold control characters, which JSON forbids. Compact JSON has none at
     // all, so for schemas the tokens that have one do not exist.
     std::vector<std::string> printable = vocabulary;
     for (std::string& bytes : printable) {
       if (std::any_of(bytes.begin(), bytes.end(), [](unsigned char c) { return c < 0x20; })) bytes.clear();
     }
-    schema_compiler_ = new_compiler(printable, vocab_size, stop_token_ids);
+    schema_compiler_ = new_compiler(printable, stop_token_ids);
   }
 
-  std::shared_ptr<const Grammar> compile(const std::string& response_format) override {
-    if (const auto known = known_.find(response_format); known != known_.end()) return known->second;
+  std::unique_ptr<CompiledFormat> compile(const std::string& response_format) override {
     try {
-      auto grammar = std::make_shared<XgrammarGrammar>(methods_, compile_parsed(Json::parse(response_format)));
-      if (known_.size() >= kMaxRemembered) known_.clear();
-      known_.emplace(response_format, grammar);
-      return grammar;
+      auto [compiled, source] = compile_parsed(Json::parse(response_format));
+      return std::make_unique<XgrammarFormat>(methods_, std::move(compiled), std::move(source));
     } catch (const Error&) {
       throw;
     } catch (const std::exception& error) {
@@ -136,38 +140,42 @@ class XgrammarCompiler final : public GrammarCompiler {
   }
 
  private:
-  ffi::Any new_compiler(const std::vector<std::string>& vocabulary, int vocab_size,
-                        const std::vector<int32_t>& stop_token_ids) {
+  ffi::Any new_compiler(const std::vector<std::string>& vocabulary, const std::vector<int32_t>& stop_token_ids) {
     ffi::Array<ffi::Any> tokens;
     for (const std::string& bytes : vocabulary) tokens.push_back(ffi::Bytes(bytes));
     ffi::Array<int64_t> stops;
     for (const int32_t token : stop_token_ids) stops.push_back(token);
     constexpr int kRaw = 0;  // the vocabulary's strings are the bytes themselves
-    const ffi::Any tokenizer = methods_.new_tokenizer(tokens, kRaw, vocab_size, stops, false);
-    return methods_.new_compiler(tokenizer, kCompileThreads, true, static_cast<int64_t>(kCacheBytes));
+    const ffi::Any tokenizer =
+        methods_.new_tokenizer(tokens, kRaw, static_cast<int64_t>(vocabulary.size()), stops, false);
+    return methods_.new_compiler(tokenizer, kCompileThreads, kCaches, int64_t{-1});
   }
 
-  ffi::Any compile_parsed(const Json& format) {
+  // What was compiled, and what of.
+  std::pair<ffi::Any, ffi::Any> compile_parsed(const Json& format) {
     const std::string& type = format.at("type").as_string();
-    if (type == "json_object") return methods_.compile_json(compiler_);
+    if (type == "json_object") return {methods_.compile_json(compiler_), methods_.parse_json()};
     if (type == "json_schema") {
       const Json& member = format.at("json_schema");
       const Json* schema = member.find("schema");
       const std::string text = (schema != nullptr ? *schema : member).dump();
       check_schema_limits(text);
-      constexpr bool kAnyWhitespace = false;  // compact output ends; a model may otherwise write spaces for ever
-      return methods_.compile_json_schema(schema_compiler_, ffi::String(text), kAnyWhitespace, nullptr, nullptr, true,
-                                          nullptr, false);
+      const ffi::String given(text);
+      return {
+          methods_.compile_json_schema(schema_compiler_, given, kAnyWhitespace, nullptr, nullptr, true, nullptr, false),
+          methods_.parse_json_schema(given, kAnyWhitespace, nullptr, nullptr, true, nullptr, false, false)};
     }
     if (type == "regex_schema") {
       const std::string& regex = format.at("regex_schema").as_string();
       check_regex_limits(regex);
-      return methods_.compile_regex(compiler_, ffi::String(regex));
+      return {methods_.compile_regex(compiler_, ffi::String(regex)), methods_.parse_regex(ffi::String(regex), false)};
     }
     if (type == "grammar") {
       const std::string& grammar = format.at("grammar").as_string();
       check_grammar_limits(grammar);
-      return methods_.compile_ebnf(compiler_, ffi::String(grammar), ffi::String("root"));
+      const ffi::String root("root");
+      return {methods_.compile_ebnf(compiler_, ffi::String(grammar), root),
+              methods_.parse_ebnf(ffi::String(grammar), root)};
     }
     throw invalid_argument("response_format.type must be json_object, json_schema, regex_schema or grammar, got " +
                            type);
@@ -176,15 +184,14 @@ class XgrammarCompiler final : public GrammarCompiler {
   Methods methods_;
   ffi::Any compiler_;
   ffi::Any schema_compiler_;
-  std::unordered_map<std::string, std::shared_ptr<const Grammar>> known_;
 };
 
 }  // namespace
 
-}  // namespace turbomind
-
-extern "C" __attribute__((visibility("default"))) turbomind::GrammarCompiler* turbomind_new_grammar_compiler(
-    const std::vector<std::string>& vocabulary, int vocab_size, const std::vector<int32_t>& stop_token_ids) {
-  turbomind::load_xgrammar();
-  return new turbomind::XgrammarCompiler(vocabulary, vocab_size, stop_token_ids);
+std::unique_ptr<FormatCompiler> load_xgrammar(const std::vector<std::string>& vocabulary,
+                                              const std::vector<int32_t>& stop_token_ids) {
+  load_library();
+  return std::make_unique<XgrammarCompiler>(vocabulary, stop_token_ids);
 }
+
+}  // namespace turbomind

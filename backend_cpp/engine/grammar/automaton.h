@@ -1,0 +1,97 @@
+// Names the places that answers reach in a grammar, so that equal ones are found to be equal.
+//
+// The grammar as nodes, each with what it reads and where that leads; rules call each other as functions do. Where an
+// answer has come to is a set of items: a node, and the stack of nodes to return to. Stacks are shared lists and sets
+// are kept once, so that a place is a small number and a byte that was read before at it costs one look-up. What has
+// the same items has the same future; the reverse does not hold, and need not.
+//
+//   a call in last place leaves no frame; counts of an unbounded repetition stop at its least
+//
+// A grammar whose sets get large (deep ambiguity, left recursion) is given up: its places have no names then. When what
+// is kept gets large, it is forgotten: places named before have no successors then.
+//
+// Used by the step thread.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+namespace turbomind {
+
+class Automaton {
+ public:
+  enum Kind : int32_t { kByte, kClass, kSplit, kCall, kRepeat, kReturn };
+  struct Node {
+    int32_t kind = kReturn;
+    int32_t a = 0;  // kByte: the byte; kClass: first of its pairs; kSplit: first of its nodes; kCall, kRepeat: the rule
+    int32_t b = 0;  // kClass: how many pairs; kSplit: how many nodes; kRepeat: the least count
+    int32_t c = 0;  // kClass: whether it is what the pairs leave out; kRepeat: the largest count, -1: none
+    int32_t next = 0;  // the node behind it; not of kSplit and kReturn
+  };
+  struct Program {
+    std::vector<Node> nodes;
+    std::vector<int32_t> lists;   // pairs of the classes' code points, first and last; nodes of the splits
+    std::vector<int32_t> starts;  // a node a rule; the first rule is the root
+  };
+
+  using Place = int32_t;
+  static constexpr Place kNowhere = -1;  // it has no name
+
+  // A program whose numbers point outside of it, or none at all, has no places.
+  explicit Automaton(Program program);
+
+  Place start() const { return start_; }
+  // Where `bytes` lead. kNowhere when the grammar is given up, or does not allow them.
+  Place after(Place place, std::string_view bytes);
+
+  size_t bytes() const { return bytes_; }
+
+ private:
+  struct Frame {
+    int32_t node;    // to return to
+    int32_t count;   // of a kRepeat: how often its rule was begun before
+    int32_t parent;  // -1: the grammar ends
+    bool operator==(const Frame&) const = default;
+  };
+  struct Item {
+    int32_t node;
+    int32_t frame;
+    int32_t partial;  // of a kClass: code point so far << 2 | bytes to come
+    bool operator==(const Item&) const = default;
+    auto operator<=>(const Item&) const = default;
+  };
+  using Items = std::vector<Item>;
+  struct FrameHash {
+    size_t operator()(const Frame& frame) const;
+  };
+  struct ItemsHash {
+    size_t operator()(const Items& items) const;
+  };
+
+  static bool is_sound(const Program& program);
+  Place after(Place place, uint8_t byte);
+  void read(const Item& item, uint8_t byte, Items& reached) const;
+  bool is_in_class(const Node& node, int32_t code_point) const;
+  Place close(Items&& reached);
+  bool expand(const Item& item, Items& todo);
+  void enter_repeat(int32_t node, int32_t count, int32_t frame, Items& todo);
+  int32_t frame(const Frame& frame);
+  void forget();
+  void give_up();
+
+  Program program_;
+  std::vector<Frame> frames_;
+  std::unordered_map<Frame, int32_t, FrameHash> frame_of_;
+  std::unordered_map<Items, Place, ItemsHash> place_of_;
+  std::vector<const Items*> places_;                 // keys of place_of_
+  std::unordered_map<uint64_t, Place> transitions_;  // place << 8 | byte
+  Place start_ = kNowhere;
+  Place first_ = 0;  // the first that is not forgotten
+  size_t bytes_ = 0;
+  bool is_given_up_ = false;
+};
+
+}  // namespace turbomind

@@ -1,0 +1,72 @@
+// Constrains answers to a grammar: JSON schema, regular expression or EBNF.
+//
+// What may come next is found elsewhere, in a process of the grammar's own (engine/grammar/grammar_process.h), beside
+// the model's steps. An answer asks, goes on when it is known, and sits out steps until then.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+
+namespace turbomind {
+
+// A place in a grammar, as far as what may come next. Answers at the same place share it.
+struct GrammarState {
+  // A bit a token that may come next; tokens that end the answer are allowed where the grammar may end.
+  // (vocab_size + 31) / 32 words; none when the answer is complete.
+  std::vector<int32_t> mask;
+  int32_t only_token = -1;   // the one that may come; -1: none or several
+  bool is_finished = false;  // the answer is complete; only without stop tokens, which end an answer otherwise
+};
+
+// The only token that a mask allows, or -1 when there are none or several.
+int32_t only_token(const std::vector<int32_t>& mask);
+
+// Follows one answer through its grammar. Used by the step thread.
+class GrammarMatcher {
+ public:
+  virtual ~GrammarMatcher() = default;
+
+  // What may come next, and asks for it when nobody has. Null: it is not known yet, or never will be. Valid until
+  // accept().
+  virtual const GrammarState* state() = 0;
+  // Why state() will not be known. None while it may be.
+  virtual std::optional<Error> failure() = 0;
+  // Takes the chosen token, one that state() allows.
+  virtual void accept(int32_t token) = 0;
+};
+
+// A compiled grammar, shared by answers.
+class Grammar {
+ public:
+  virtual ~Grammar() = default;
+  // The step thread. Throws Error.
+  virtual std::unique_ptr<GrammarMatcher> new_matcher(const std::vector<int32_t>& stop_token_ids) const = 0;
+};
+
+// Compiles response formats; equal ones once.
+class GrammarCompiler {
+ public:
+  // What a compilation under way asks of those who wait for it.
+  struct Waiting {
+    std::function<bool()> is_wanted;      // now and then; false ends it
+    std::function<bool()> may_take_long;  // once, when it takes long; false sets it back
+  };
+
+  virtual ~GrammarCompiler() = default;
+  // `response_format` is the JSON text of turbomind/config.pbtxt, never of type "text". Throws Error, kInvalidArgument
+  // with what is wrong with it; null: set back, or not wanted any more. May take long; any thread.
+  virtual std::shared_ptr<const Grammar> compile(const std::string& response_format, const Waiting& waiting) = 0;
+  // Ends compilations under way and to come with an error. Any thread.
+  virtual void stop() {}
+  // `on_state` is called, on a thread of the compiler's, when a state has become known or will not be. Called once,
+  // before the first compilation.
+  virtual void notify(std::function<void()> on_state) = 0;
+};
+
+}  // namespace turbomind

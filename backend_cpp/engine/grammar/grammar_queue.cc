@@ -1,0 +1,151 @@
+#include "engine/grammar/grammar_queue.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace turbomind {
+
+GrammarQueue::GrammarQueue(std::unique_ptr<GrammarCompiler> compiler, std::function<void(Submission&&)> on_ready)
+    : compiler_(std::move(compiler)), on_ready_(std::move(on_ready)) {
+  for (int i = 0; i < kQuick + kSlow; ++i) threads_.emplace_back([this] { run(); });
+}
+
+GrammarQueue::~GrammarQueue() {
+  {
+    const std::lock_guard lock(mu_);
+    is_stopping_ = true;
+  }
+  compiler_->stop();
+  changed_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void GrammarQueue::add(Request&& request) {
+  std::optional<Error> failure;
+  {
+    const std::lock_guard lock(mu_);
+    const std::string& format = request.params.response_format;
+    if (const auto known = failure_of_.find(format); known != failure_of_.end()) {
+      failures_.splice(failures_.begin(), failures_, known->second);
+      failure = known->second->second;
+    } else {
+      JobRef& job = jobs_[format];
+      if (!job) {
+        job = std::make_shared<Job>();
+        job->format = format;
+        quick_.push_back(job);
+      }
+      job->requests.push_back(std::move(request));
+    }
+  }
+  if (failure) {
+    on_ready_({std::move(request), nullptr, failure});
+  } else {
+    changed_.notify_one();
+  }
+}
+
+void GrammarQueue::cancel(RequestId id) {
+  const std::lock_guard lock(mu_);
+  for (auto it = jobs_.begin(); it != jobs_.end(); ++it) {
+    const JobRef job = it->second;
+    if (std::erase_if(job->requests, [id](const Request& request) { return request.id == id; }) == 0) continue;
+    if (job->requests.empty() && !job->is_running) {
+      std::erase(quick_, job);
+      std::erase(slow_, job);
+      jobs_.erase(it);
+    }
+    return;
+  }
+}
+
+GrammarQueue::JobRef GrammarQueue::next_job() {
+  for (auto [queue, running, most] : {std::tuple(&quick_, &quick_running_, kQuick), {&slow_, &slow_running_, kSlow}}) {
+    if (queue->empty() || *running >= most) continue;
+    JobRef job = std::move(queue->front());
+    queue->pop_front();
+    ++*running;
+    job->is_running = true;
+    return job;
+  }
+  return nullptr;
+}
+
+void GrammarQueue::run() {
+  while (true) {
+    JobRef job;
+    {
+      std::unique_lock lock(mu_);
+      changed_.wait(lock, [&] { return is_stopping_ || (job = next_job()) != nullptr; });
+      if (is_stopping_) return;
+    }
+    run(job);
+  }
+}
+
+void GrammarQueue::run(const JobRef& job) {
+  std::shared_ptr<const Grammar> grammar;
+  std::optional<Error> failure;
+  try {
+    grammar = compiler_->compile(job->format, {[&] { return is_wanted(*job); }, [&] { return promote(*job); }});
+  } catch (const Error& error) {
+    failure = error;
+  } catch (const std::exception& error) {
+    failure = invalid_argument(std::string("response_format: ") + error.what());
+  }
+  finish(job, grammar, failure);
+}
+
+bool GrammarQueue::is_wanted(const Job& job) {
+  const std::lock_guard lock(mu_);
+  return !is_stopping_ && !job.requests.empty();
+}
+
+// The job takes long: it leaves its place to quick ones, if there is one among the slow.
+bool GrammarQueue::promote(Job& job) {
+  {
+    const std::lock_guard lock(mu_);
+    if (is_stopping_ || job.requests.empty()) return false;
+    if (job.is_slow) return true;
+    if (slow_running_ >= kSlow) return false;
+    job.is_slow = true;
+    --quick_running_;
+    ++slow_running_;
+  }
+  changed_.notify_one();
+  return true;
+}
+
+void GrammarQueue::finish(const JobRef& job, const std::shared_ptr<const Grammar>& grammar,
+                          const std::optional<Error>& failure) {
+  std::vector<Request> requests;
+  {
+    const std::lock_guard lock(mu_);
+    --(job->is_slow ? slow_running_ : quick_running_);
+    job->is_running = false;
+    const bool is_set_back = !grammar && !failure && !job->requests.empty();
+    if (is_set_back) {
+      job->is_slow = true;
+      slow_.push_back(job);
+    } else {
+      requests = std::move(job->requests);
+      jobs_.erase(job->format);
+      if (failure && failure->code() == ErrorCode::kInvalidArgument) remember(job->format, *failure);
+    }
+  }
+  changed_.notify_all();
+  for (Request& request : requests) on_ready_({std::move(request), grammar, failure});
+}
+
+void GrammarQueue::remember(const std::string& format, const Error& failure) {
+  failures_.emplace_front(format, failure);
+  failure_of_[failures_.front().first] = failures_.begin();
+  failure_bytes_ += format.size();
+  while (failure_bytes_ > kFailureBytes && failures_.size() > 1) {
+    failure_bytes_ -= failures_.back().first.size();
+    failure_of_.erase(failures_.back().first);
+    failures_.pop_back();
+  }
+}
+
+}  // namespace turbomind

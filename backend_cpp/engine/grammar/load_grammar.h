@@ -1,0 +1,19 @@
+// Finds the program that runs grammars' processes, if it is installed.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/grammar/grammar.h"
+
+namespace turbomind {
+
+// turbomind_grammar lies beside this library or two folders above it (lmdeploy/). Null when it is not there or cannot
+// be started; `reason` says why. `vocabulary`: the bytes of each token, none for special ones. `seconds`: of processor
+// time that a compilation may take.
+std::unique_ptr<GrammarCompiler> load_grammar_compiler(std::vector<std::string> vocabulary,
+                                                       const std::vector<int32_t>& stop_token_ids, double seconds,
+                                                       std::string& reason);
+
+}  // namespace turbomind

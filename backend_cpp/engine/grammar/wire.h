@@ -1,0 +1,129 @@
+// What the engine and the processes of its grammars send each other: frames over a socket, on one machine.
+//
+//   frame     uint32 bytes behind it, uint8 type, payload
+//
+//   engine -> process                               process -> engine
+//   kFormat   what to compile, once and first       kReady    compiled: bytes, program (engine/grammar/automaton.h)
+//   kOpen     an answer begins                      kSlow     compiling takes long
+//   kAdvance  its tokens; what may come, if asked   kFailed   why there is nothing more; the last frame
+//   kClose    it ends                               kState    what may come
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+
+namespace turbomind::wire {
+
+enum Type : uint8_t {
+  kFormat,   // uint32 milliseconds of processor time, text
+  kOpen,     // uint32 answer, int32 stop tokens
+  kAdvance,  // uint32 answer, uint32 question (0: none), int32 tokens
+  kClose,    // uint32 answer
+  kReady,    // uint64 bytes, uint32 nodes, uint32 numbers of lists, their int32s; int32 starts
+  kSlow,
+  kFailed,  // uint8 whether the format is to blame, text
+  kState,   // uint32 question, uint8 whether the answer is complete, int32 mask
+};
+
+constexpr size_t kHeader = sizeof(uint32_t) + 1;
+constexpr size_t kMaxFrame = size_t{64} << 20;
+
+class Writer {
+ public:
+  explicit Writer(Type type) : bytes_(kHeader, '\0') { bytes_[kHeader - 1] = static_cast<char>(type); }
+
+  template <class T>
+  Writer& put(T value) {
+    return put(&value, 1);
+  }
+  template <class T>
+  Writer& put(const T* values, size_t count) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    if (count > 0) bytes_.append(reinterpret_cast<const char*>(values), count * sizeof(T));
+    return *this;
+  }
+  template <class T>
+  Writer& put(const std::vector<T>& values) {
+    return put(values.data(), values.size());
+  }
+  Writer& put(const std::string& text) { return put(text.data(), text.size()); }
+  Writer& put(std::string_view text) { return put(text.data(), text.size()); }
+
+  std::string take() {
+    const auto size = static_cast<uint32_t>(bytes_.size() - kHeader);
+    std::memcpy(bytes_.data(), &size, sizeof(size));
+    return std::move(bytes_);
+  }
+
+ private:
+  std::string bytes_;
+};
+
+// Reads a payload. Throws Error(kInternal) where it is too short.
+class Reader {
+ public:
+  explicit Reader(std::string_view payload) : left_(payload) {}
+
+  template <class T>
+  T get() {
+    T value;
+    copy(&value, sizeof(T));
+    return value;
+  }
+  template <class T>
+  std::vector<T> get(size_t count) {
+    if (count > left_.size() / sizeof(T)) throw internal_error("a frame is too short");
+    std::vector<T> values(count);
+    if (count > 0) copy(values.data(), count * sizeof(T));
+    return values;
+  }
+  template <class T>
+  std::vector<T> rest() {
+    return get<T>(left_.size() / sizeof(T));
+  }
+  std::string text() { return std::string(std::exchange(left_, {})); }
+
+ private:
+  void copy(void* to, size_t size) {
+    if (size > left_.size()) throw internal_error("a frame is too short");
+    std::memcpy(to, left_.data(), size);
+    left_.remove_prefix(size);
+  }
+
+  std::string_view left_;
+};
+
+// Takes the first whole frame off `bytes`. False: there is none yet. Throws Error(kInternal) for one of no sensible
+// size.
+inline bool take_frame(std::string& bytes, Type& type, std::string& payload) {
+  if (bytes.size() < kHeader) return false;
+  uint32_t size = 0;
+  std::memcpy(&size, bytes.data(), sizeof(size));
+  if (size > kMaxFrame) throw internal_error("a frame is too long");
+  if (bytes.size() < kHeader + size) return false;
+  type = static_cast<Type>(bytes[kHeader - 1]);
+  payload.assign(bytes, kHeader, size);
+  bytes.erase(0, kHeader + size);
+  return true;
+}
+
+// ---- of the host, a packet each ----
+
+struct HostOrder {
+  uint64_t process = 0;   // a number of the engine's
+  bool is_start = false;  // with its socket; else it is to be killed
+};
+
+// What the host finds in the file that it is given: uint32 vocab_size, uint32 stop tokens, those as int32; then for
+// each token uint32 bytes and they.
+constexpr int kControlSocket = 3;
+constexpr int kVocabularyFile = 4;
+
+}  // namespace turbomind::wire

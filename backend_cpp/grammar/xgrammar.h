@@ -1,0 +1,43 @@
+// xgrammar's compiled core, reached through TVM-FFI out of the two packages' wheels.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace turbomind {
+
+// Follows an answer.
+class TokenMatcher {
+ public:
+  virtual ~TokenMatcher() = default;
+  // False: the grammar does not allow it.
+  virtual bool accept(int32_t token) = 0;
+  // Nothing may follow; only without stop tokens.
+  virtual bool is_finished() = 0;
+  // A bit a token that may come; (vocab_size + 31) / 32 words.
+  virtual void fill_mask(std::vector<int32_t>& mask) = 0;
+};
+
+class CompiledFormat {
+ public:
+  virtual ~CompiledFormat() = default;
+  virtual std::unique_ptr<TokenMatcher> new_matcher(const std::vector<int32_t>& stop_token_ids) const = 0;
+  virtual size_t bytes() const = 0;
+  // The grammar before it was compiled, as xgrammar writes it (grammar/grammar_program.h).
+  virtual std::string source() const = 0;
+};
+
+class FormatCompiler {
+ public:
+  virtual ~FormatCompiler() = default;
+  // `response_format`: the JSON text of turbomind/config.pbtxt. Throws Error(kInvalidArgument).
+  virtual std::unique_ptr<CompiledFormat> compile(const std::string& response_format) = 0;
+};
+
+// Loads xgrammar and has it read the vocabulary. Throws Error.
+std::unique_ptr<FormatCompiler> load_xgrammar(const std::vector<std::string>& vocabulary,
+                                              const std::vector<int32_t>& stop_token_ids);
+
+}  // namespace turbomind
