@@ -30,21 +30,25 @@ int64_t largest_count(const std::string& text, size_t position) {
       largest = std::max(largest, number);
     } else if (text[position] == ',') {
       number = -1;
-    } else {
+    } else if (std::isspace(static_cast<unsigned char>(text[position])) == 0) {
       return 1;
     }
   }
   return std::max<int64_t>(largest, 1);
 }
 
-// Size of a regular expression with its counted repetitions written out: groups multiply what is in them.
-int64_t expanded_size(const std::string& regex) {
+enum class Syntax { kRegex, kEbnf };
+
+// Size of a regular expression or grammar with its counted repetitions written out: groups multiply what is in them. In
+// a grammar, blanks and comments are nothing, and what stands in quotes is one item.
+int64_t expanded_size(const std::string& regex, Syntax syntax) {
   struct Group {
     int64_t size = 0;
     int64_t last = 0;  // size of the last item, which a count multiplies
   };
   std::vector<Group> groups(1);
   bool is_in_class = false;
+  const bool is_ebnf = syntax == Syntax::kEbnf;
   const auto add = [&](int64_t size) {
     groups.back().size = std::min<int64_t>(groups.back().size + size, int64_t{1} << 40);
     groups.back().last = size;
@@ -59,8 +63,16 @@ int64_t expanded_size(const std::string& regex) {
     } else if (c == '[') {
       is_in_class = true;
       add(1);
+    } else if (is_ebnf && std::isspace(static_cast<unsigned char>(c)) != 0) {
+      continue;
+    } else if (is_ebnf && c == '#') {
+      i = std::min(regex.find('\n', i), regex.size());
+    } else if (is_ebnf && c == '"') {
+      const size_t first = i;
+      for (++i; i < regex.size() && regex[i] != '"'; ++i) i += regex[i] == '\\' ? 1 : 0;
+      add(static_cast<int64_t>(std::max<size_t>(i - first, 2)) - 1);
     } else if (c == '(') {
-      require(groups.size() < 200, "the regular expression must not be nested deeper than 200 groups");
+      require(groups.size() < 200, "it must not be nested deeper than 200 groups");
       groups.emplace_back();
     } else if (c == ')' && groups.size() > 1) {
       const int64_t size = groups.back().size;
@@ -106,7 +118,7 @@ void check_size(const std::string& text, const char* what) {
 
 void check_regex_limits(const std::string& regex) {
   check_size(regex, "the regular expression");
-  const int64_t size = expanded_size(regex);
+  const int64_t size = expanded_size(regex, Syntax::kRegex);
   require(size <= kMaxExpansion, "the regular expression must have at most " + std::to_string(kMaxExpansion) +
                                      " characters with its repetitions written out, got " + std::to_string(size));
 }
@@ -118,8 +130,9 @@ void check_schema_limits(const std::string& schema) {
 
 void check_grammar_limits(const std::string& grammar) {
   check_size(grammar, "the grammar");
-  require(expanded_size(grammar) <= kMaxExpansion, "the grammar must have at most " + std::to_string(kMaxExpansion) +
-                                                       " characters with its repetitions written out");
+  require(expanded_size(grammar, Syntax::kEbnf) <= kMaxExpansion, "the grammar must have at most " +
+                                                                      std::to_string(kMaxExpansion) +
+                                                                      " characters with its repetitions written out");
 }
 
 }  // namespace turbomind

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -54,6 +55,46 @@ class PatternGrammar final : public Grammar {
   };
 
   int length_;
+};
+
+// Allows token 7 and nothing else, `length` times and then token 60; what may come is known when it is told to be.
+class LateGrammar final : public Grammar {
+ public:
+  struct Control {
+    int places_known = 0;        // of the answer, from its beginning
+    std::optional<Error> fails;  // in place of what is not known
+  };
+
+  LateGrammar(int length, std::shared_ptr<Control> control) : length_(length), control_(std::move(control)) {}
+  std::unique_ptr<GrammarMatcher> new_matcher(const std::vector<int32_t>&) const override {
+    return std::make_unique<Matcher>(length_, control_);
+  }
+
+ private:
+  class Matcher final : public GrammarMatcher {
+   public:
+    Matcher(int length, std::shared_ptr<Control> control) : length_(length), control_(std::move(control)) {}
+    const GrammarState* state() override {
+      if (place_ >= control_->places_known) return nullptr;
+      state_.mask.assign((kStubVocab + 31) / 32, 0);
+      state_.mask[place_ == length_ ? 60 / 32 : 0] |= 1 << (place_ == length_ ? 60 % 32 : 7);
+      return &state_;
+    }
+    std::optional<Error> failure() override { return state() != nullptr ? std::nullopt : control_->fails; }
+    void accept(int32_t token) override {
+      if (token != 7) throw internal_error("a token outside the response format");
+      ++place_;
+    }
+
+   private:
+    GrammarState state_;
+    int length_;
+    std::shared_ptr<Control> control_;
+    int place_ = 0;
+  };
+
+  int length_;
+  std::shared_ptr<Control> control_;
 };
 
 class UnusableGrammar final : public Grammar {

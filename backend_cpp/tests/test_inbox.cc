@@ -35,16 +35,33 @@ TEST(a_step_thread_without_work_waits_for_a_message) {
 }
 
 TEST(requests_beyond_what_may_wait_are_refused_wherever_the_others_are) {
-  Inbox inbox(3);
+  Inbox inbox(2);
   inbox.submit(plain(1));
   inbox.take(true);  // taken, but not begun
-  Request structured = plain(2);
-  inbox.expect(structured);
   inbox.submit(plain(3));
   CHECK(error_of([&] { inbox.submit(plain(4)); }) == ErrorCode::kUnavailable);
-  CHECK(error_of([&] { inbox.expect(structured); }) == ErrorCode::kUnavailable);
   inbox.set_waiting(0);
   inbox.submit(plain(5));
+}
+
+TEST(requests_that_wait_for_grammars_keep_no_others_out) {
+  Inbox inbox(2);
+  for (const RequestId id : {1, 2}) {
+    Request structured = plain(id);
+    inbox.expect(structured);
+  }
+  Request one_more = plain(3);
+  CHECK(error_of([&] { inbox.expect(one_more); }) == ErrorCode::kUnavailable);
+  inbox.submit(plain(4));
+  inbox.submit(plain(5));
+}
+
+TEST(a_step_thread_without_work_can_be_woken_and_looks_again_at_its_time) {
+  Inbox inbox(10);
+  std::thread waker([&] { inbox.wake(); });
+  CHECK(inbox.take(false).submitted.empty());
+  waker.join();
+  CHECK(inbox.take(false, Clock::now() + std::chrono::milliseconds(1)).submitted.empty());
 }
 
 TEST(an_expected_request_comes_in_once_it_is_compiled) {

@@ -41,7 +41,7 @@ struct Fixture {
     scheduler.remove_if([id](const Sequence& s) { return s.group->request == id; });
   }
   void run() {
-    loop.run([this](Sequence& sequence, const SpanOutput& output) { take(sequence, output); });
+    loop.run([this](const std::shared_ptr<Sequence>& sequence, const SpanOutput& output) { take(*sequence, output); });
     scheduler.check_invariants();
   }
   bool has_work() const { return loop.is_in_flight() || scheduler.running_count() + scheduler.waiting_count() > 0; }

@@ -1,0 +1,150 @@
+// Compilations beside each other: fair, bounded, remembered.
+#include <algorithm>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+
+#include "engine/grammar/grammar_queue.h"
+#include "tests/engine_helpers.h"
+#include "tests/stub_grammar.h"
+
+namespace turbomind::testing {
+
+namespace {
+
+// Formats that begin with "slow" take long, until they are let go; "broken" and "busy" fail.
+class HeldCompiler final : public GrammarCompiler {
+ public:
+  struct Log {
+    std::mutex mu;
+    std::condition_variable changed;
+    std::map<std::string, int> begun;
+    std::map<std::string, int> set_back;
+    bool holds = true;
+
+    template <class Condition>
+    void wait(Condition&& holds_true) {
+      std::unique_lock lock(mu);
+      if (!changed.wait_for(lock, kDeadline, holds_true)) throw Failure("it did not come to that");
+    }
+    int count(const std::map<std::string, int>& of, const std::string& beginning) const {
+      int sum = 0;
+      for (const auto& [format, times] : of) sum += format.starts_with(beginning) ? times : 0;
+      return sum;
+    }
+  };
+
+  explicit HeldCompiler(std::shared_ptr<Log> log) : log_(std::move(log)) {}
+  void notify(std::function<void()>) override {}
+  void stop() override { let_go(); }
+  void let_go() {
+    const std::lock_guard lock(log_->mu);
+    log_->holds = false;
+    log_->changed.notify_all();
+  }
+
+  std::shared_ptr<const Grammar> compile(const std::string& format, const Waiting& waiting) override {
+    {
+      const std::lock_guard lock(log_->mu);
+      ++log_->begun[format];
+      log_->changed.notify_all();
+    }
+    if (format == "broken") throw invalid_argument("it is broken");
+    if (format == "busy") throw Error(ErrorCode::kUnavailable, "not now");
+    if (!format.starts_with("slow")) return std::make_shared<PatternGrammar>(8);
+    if (!waiting.may_take_long()) {
+      const std::lock_guard lock(log_->mu);
+      ++log_->set_back[format];
+      log_->changed.notify_all();
+      return nullptr;
+    }
+    std::unique_lock lock(log_->mu);
+    while (log_->holds) {
+      lock.unlock();
+      if (!waiting.is_wanted()) return nullptr;
+      lock.lock();
+      log_->changed.wait_for(lock, std::chrono::milliseconds(1));
+    }
+    return std::make_shared<PatternGrammar>(8);
+  }
+
+ private:
+  std::shared_ptr<Log> log_;
+};
+
+struct Queued {
+  Queued() {
+    auto owned = std::make_unique<HeldCompiler>(log);
+    compiler = owned.get();
+    queue = std::make_unique<GrammarQueue>(std::move(owned), [this](Submission&& submission) {
+      const std::lock_guard lock(log->mu);
+      const RequestId id = submission.request.id;
+      ready.emplace(id, std::move(submission));
+      log->changed.notify_all();
+    });
+  }
+  void add(RequestId id, const std::string& format) {
+    Request request = make_request(id, {1}, 4, {});
+    request.params.response_format = format;
+    queue->add(std::move(request));
+  }
+  const Submission& wait(RequestId id) {
+    log->wait([&] { return ready.contains(id); });
+    return ready.at(id);
+  }
+
+  std::shared_ptr<HeldCompiler::Log> log = std::make_shared<HeldCompiler::Log>();
+  std::map<RequestId, Submission> ready;
+  HeldCompiler* compiler = nullptr;
+  std::unique_ptr<GrammarQueue> queue;
+};
+
+}  // namespace
+
+TEST(however_many_formats_take_long_quick_ones_are_compiled) {
+  Queued queued;
+  constexpr RequestId kHostile = 20;
+  for (RequestId id = 1; id <= kHostile; ++id) queued.add(id, "slow " + std::to_string(id));
+  // Those beyond what may take long are set back; none is lost.
+  queued.log->wait([&] { return queued.log->count(queued.log->begun, "slow") == kHostile; });
+  for (RequestId id = 101; id <= 110; ++id) queued.add(id, "quick " + std::to_string(id));
+  for (RequestId id = 101; id <= 110; ++id) CHECK(queued.wait(id).grammar != nullptr);
+  queued.compiler->let_go();
+  for (RequestId id = 1; id <= kHostile; ++id) CHECK(queued.wait(id).grammar != nullptr);
+}
+
+TEST(requests_of_one_format_wait_for_one_compilation) {
+  Queued queued;
+  for (RequestId id = 1; id <= 5; ++id) queued.add(id, "slow");
+  queued.log->wait([&] { return queued.log->begun["slow"] == 1; });
+  queued.compiler->let_go();
+  for (RequestId id = 1; id <= 5; ++id) CHECK(queued.wait(id).grammar == queued.wait(1).grammar);
+  CHECK_EQUAL(queued.log->begun["slow"], 1);
+}
+
+TEST(a_format_that_failed_for_its_own_reason_is_refused_at_once_and_one_that_came_at_a_bad_time_is_not) {
+  Queued queued;
+  for (const RequestId id : {1, 2, 3}) {
+    queued.add(id, "broken");
+    CHECK_EQUAL(std::string(queued.wait(id).failure->what()), std::string("it is broken"));
+    queued.add(id + 10, "busy");
+    CHECK(queued.wait(id + 10).failure->code() == ErrorCode::kUnavailable);
+  }
+  CHECK_EQUAL(queued.log->begun["broken"], 1);
+  CHECK_EQUAL(queued.log->begun["busy"], 3);
+}
+
+TEST(a_compilation_that_nobody_waits_for_any_more_ends) {
+  Queued queued;
+  queued.add(1, "slow");
+  queued.log->wait([&] { return queued.log->begun["slow"] == 1; });
+  queued.queue->cancel(1);
+  for (RequestId id = 2; id < 2 + GrammarQueue::kSlow; ++id) queued.add(id, "slow " + std::to_string(id));
+  // They all have a place beside each other, which the first has left.
+  queued.log->wait([&] { return queued.log->count(queued.log->begun, "slow ") >= GrammarQueue::kSlow; });
+  queued.compiler->let_go();
+  for (RequestId id = 2; id < 2 + GrammarQueue::kSlow; ++id) CHECK(queued.wait(id).grammar != nullptr);
+  CHECK(!queued.ready.contains(1));
+}
+
+}  // namespace turbomind::testing

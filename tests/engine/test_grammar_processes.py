@@ -1,0 +1,215 @@
+"""Grammars run in processes of their own: what one of them costs, nobody else pays."""
+
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
+from lmdeploy.offline.async_engine import AsyncEngine
+from tests.support.tiny_models import make_tiny_llama
+
+PLAIN = GenerationConfig(max_new_tokens=24, min_new_tokens=24, random_seed=1)
+# What may come next takes a grammar of nested repetitions longest to find.
+HOSTILE = {"type": "regex_schema", "regex_schema": r"(\w+\s?){1,200}"}
+DEADLINE_S = 60
+
+
+def as_format(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "test", "schema": schema}}
+
+
+# Each pattern alone is quick to compile.
+MANY_PATTERNS = as_format(
+    {
+        "type": "object",
+        "properties": {
+            f"member {i}": {"type": "string", "pattern": f"^([a-z]{{1,40}}[{i % 10}-9]{{1,40}}){{1,3}}$"}
+            for i in range(60)
+        },
+        "required": [f"member {i}" for i in range(60)],
+    }
+)
+HONEST = as_format({"type": "array", "items": {"type": "string", "maxLength": 6}, "minItems": 2, "maxItems": 2})
+
+
+def processes() -> list[int]:
+    """Return the processes of grammars and their hosts that this one has started."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")
+            name = fields[0].partition("(")[2]
+            state, parent = fields[2].split()[:2]
+        except OSError:  # it has ended
+            continue
+        if name == "turbomind_gramm" and state != "Z" and ancestor(int(parent)):
+            found.append(int(entry.name))
+    return found
+
+
+def ancestor(pid: int) -> bool:
+    """Tell whether ``pid`` is this process or one that it has started."""
+    while pid > 1:
+        if pid == os.getpid():
+            return True
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            return False
+    return False
+
+
+def wait_until(holds: Any) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < deadline, "it did not come to that"
+        time.sleep(0.01)
+
+
+def load(directory: Path, **settings: Any) -> AsyncEngine:
+    return pipeline(str(directory), backend_config=TurbomindEngineConfig(cache_max_entry_count=512, **settings))
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_llama(tmp_path_factory.mktemp("tiny") / "model", max_position_embeddings=2048)
+
+
+@pytest.fixture
+def model(model_dir: Path) -> Iterator[AsyncEngine]:
+    with load(model_dir) as loaded:
+        yield loaded
+
+
+def structured(response_format: dict[str, Any], **changes: Any) -> GenerationConfig:
+    return GenerationConfig(
+        **{"max_new_tokens": 200, "do_sample": True, "top_k": 0, "random_seed": 3, **changes},
+        response_format=response_format,
+    )
+
+
+def test_tokens_are_the_same_alone_in_a_batch_and_whatever_is_remembered(model: AsyncEngine) -> None:
+    configs = [structured(HONEST, random_seed=seed) for seed in range(8)]
+    prompts = [f"prompt {seed}" for seed in range(8)]
+    alone = [
+        model(prompt, config, do_preprocess=False).token_ids for prompt, config in zip(prompts, configs, strict=True)
+    ]
+    together = [answer.token_ids for answer in model(prompts, configs, do_preprocess=False)]
+    again = [answer.token_ids for answer in model(prompts, configs, do_preprocess=False)]
+    assert alone == together == again
+    assert len({tuple(tokens) for tokens in alone}) > 1
+
+
+def test_what_takes_too_long_to_compile_is_refused_by_its_sum_and_then_at_once(model_dir: Path) -> None:
+    with load(model_dir, grammar_compile_seconds=0.2) as model:
+        want = model("Hello", PLAIN, do_preprocess=False).token_ids
+        with pytest.raises(ValueError, match=r"more than grammar_compile_seconds, 0\.2 s"):
+            model("Hello", structured(MANY_PATTERNS), do_preprocess=False)
+        wait_until(lambda: len(processes()) == 1)  # the host alone
+        with pytest.raises(ValueError, match=r"more than grammar_compile_seconds, 0\.2 s"):
+            model("Hello", structured(MANY_PATTERNS), do_preprocess=False)
+        assert len(processes()) == 1  # nothing was begun
+        assert model("Hello", PLAIN, do_preprocess=False).token_ids == want
+
+
+def test_honest_answers_end_beside_hostile_ones_and_are_what_they_are_alone(model: AsyncEngine) -> None:
+    want_plain = model("Hello", PLAIN, do_preprocess=False).token_ids
+    want_structured = model("Hello", structured(HONEST), do_preprocess=False).token_ids
+    outcomes: list[str] = []
+
+    def ask(number: int) -> None:
+        name = f"([ab]{{{number + 1}}})?"  # a grammar of its own
+        config = structured({"type": "regex_schema", "regex_schema": name + HOSTILE["regex_schema"]}, max_new_tokens=40)
+        try:
+            outcomes.append(model("Hello", config, do_preprocess=False).finish_reason or "")
+        except ValueError as error:
+            outcomes.append(str(error))
+
+    hostile = [threading.Thread(target=ask, args=(number,)) for number in range(6)]
+    for thread in hostile:
+        thread.start()
+    for _ in range(5):
+        assert model("Hello", PLAIN, do_preprocess=False).token_ids == want_plain
+        assert model("Hello", structured(HONEST), do_preprocess=False).token_ids == want_structured
+    for thread in hostile:
+        thread.join(timeout=DEADLINE_S * 4)
+        assert not thread.is_alive()
+    assert len(outcomes) == 6
+    assert all(outcome in ("stop", "length") or "response_format: " in outcome for outcome in outcomes), outcomes
+    assert model.engine.metrics()["cache_blocks_used"] == 0
+
+
+def kill(pids: list[int]) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_a_killed_host_ends_structured_answers_with_a_reason_and_is_started_again(model: AsyncEngine) -> None:
+    want = model("Hello", structured(HONEST), do_preprocess=False).token_ids
+    want_plain = model("Hello", PLAIN, do_preprocess=False).token_ids
+    endless = structured({"type": "regex_schema", "regex_schema": "([a-z]+ ){100,}"}, max_new_tokens=1500)
+    stream = model.stream_infer("Hello", endless, do_preprocess=False)
+    next(iter(stream))
+    host = min(processes())  # the first that was started
+    kill([host])
+    with pytest.raises((ValueError, RuntimeError), match="the process that follows the response format ended"):
+        list(stream)
+    assert model("Hello", PLAIN, do_preprocess=False).token_ids == want_plain
+    assert model("Hello", structured(HONEST, random_seed=3), do_preprocess=False).token_ids == want
+    assert host not in processes()
+
+
+def test_closing_in_the_midst_of_structured_answers_leaves_no_process_and_no_descriptor(model_dir: Path) -> None:
+    load(model_dir).close()
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    model = load(model_dir)
+    endless = structured({"type": "regex_schema", "regex_schema": "([a-z]+ ){100,}"}, max_new_tokens=1500)
+    stream = model.stream_infer("Hello", endless, do_preprocess=False)
+    next(iter(stream))
+    slow = threading.Thread(target=swallow, args=(model, structured(MANY_PATTERNS)))
+    slow.start()
+    wait_until(lambda: len(processes()) >= 3)  # the host, the answer's, and one that compiles
+    model.close()
+    slow.join(timeout=DEADLINE_S)
+    assert not slow.is_alive()
+    swallow_rest(stream)
+    del model, stream
+    assert processes() == []
+    assert len(list(Path("/proc/self/fd").iterdir())) <= descriptors
+
+
+def swallow(model: AsyncEngine, config: GenerationConfig) -> None:
+    try:
+        model("Hello", config, do_preprocess=False)
+    except (ValueError, RuntimeError):
+        return
+
+
+def swallow_rest(stream: Iterator[Any]) -> None:
+    try:
+        list(stream)
+    except (ValueError, RuntimeError):
+        return
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'root ::= "[" ("a" {1,1000}) {1,1000} "]"',
+        'root ::= ("a" # a quote: "\n {1,1000}\n ) {1,1000}',
+        'root ::= [\\]"] ("a" {1,1000}) {1,1000}',
+        "root ::= '(' ((\"a\"){ 1 , 1000 }){ 1 , 1000 }",
+    ],
+)
+def test_limits_are_not_fooled_by_blanks_quotes_and_comments(model: AsyncEngine, grammar: str) -> None:
+    with pytest.raises(ValueError, match=re.escape("written out")):
+        model("Hello", structured({"type": "grammar", "grammar": grammar}), do_preprocess=False)

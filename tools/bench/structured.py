@@ -1,0 +1,105 @@
+"""16 streams under a response format beside 16 without: ``python -m tools.bench.structured [MODEL]``.
+
+Every stream has a prompt of its own and the same number of tokens to go; both sides run in turn, so that what else the
+machine does falls on both. Answers that end early free their place for the next.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
+from lmdeploy.offline.async_engine import AsyncEngine
+from lmdeploy.paths import default_model_dir
+
+STREAMS = 16
+TOKENS = 96
+
+
+def text(longest: int) -> dict[str, Any]:
+    """Return the schema of a string."""
+    return {"type": "string", "maxLength": longest}
+
+
+def record(members: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of an object that has all of them."""
+    return {"type": "object", "properties": members, "required": list(members), "additionalProperties": False}
+
+
+def rows_of(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a list that does not end before the answer does."""
+    return {"type": "array", "items": row, "minItems": 50}
+
+
+PERSON = record({"first": text(20), "last": text(20)})
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "three members": rows_of(
+        record({"name": {"type": "string"}, "age": {"type": "integer"}, "ok": {"type": "boolean"}})
+    ),
+    "strings of bounded length": rows_of(record({f"field {i}": text(8 + 2 * i) for i in range(6)})),
+    "a long string of bounded length": rows_of(record({"body": text(100)})),
+    "enumerations and numbers": rows_of(
+        record({"kind": {"enum": ["cat", "dog", "bird"]}, "weight": {"type": "number"}, "tag": text(8)})
+    ),
+    "nested records": rows_of(record({"who": PERSON, "at": rows_of(record({"x": {"type": "integer"}}))})),
+    "patterns": rows_of(record({"id": {"type": "string", "pattern": "^[a-z]{3,12}-[0-9]{2,8}$"}, "note": text(16)})),
+}
+FORMATS: dict[str, dict[str, Any]] = {
+    **{name: {"type": "json_schema", "json_schema": {"name": "bench", "schema": s}} for name, s in SCHEMAS.items()},
+    "any JSON": {"type": "json_object"},
+    "regular expression": {"type": "regex_schema", "regex_schema": r"([A-Z][a-z]{1,12} ){200}"},
+}
+
+
+def run(engine: AsyncEngine, response_format: dict[str, Any] | None, seed: int) -> float:
+    """Return the tokens per second of 16 streams."""
+    prompts = [f"Tell me about the number {i + STREAMS * seed}." for i in range(STREAMS)]
+    config = GenerationConfig(
+        max_new_tokens=TOKENS,
+        min_new_tokens=TOKENS if response_format is None else None,
+        do_sample=True,
+        top_k=40,
+        random_seed=seed,
+        response_format=response_format,
+    )
+    start = time.perf_counter()
+    answers = engine(prompts, config)
+    tokens: int = sum(answer.generate_token_len for answer in answers)
+    return tokens / (time.perf_counter() - start)
+
+
+def rounds(engine: AsyncEngine, response_format: dict[str, Any], count: int) -> Iterator[tuple[float, float]]:
+    """Yield tokens per second, under the format and without."""
+    for seed in range(count):
+        yield run(engine, response_format, seed), run(engine, None, seed)
+
+
+def main() -> None:
+    """Measure, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", nargs="?", default=None)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--weight-bits", type=int, default=None)
+    parser.add_argument("--only", default=None, help="a format by name")
+    arguments = parser.parse_args()
+    config = TurbomindEngineConfig(
+        cache_max_entry_count=256, weight_bits=arguments.weight_bits, grammar_compile_seconds=60
+    )
+    with pipeline(arguments.model or str(default_model_dir()), backend_config=config) as engine:
+        for response_format in [None, *FORMATS.values()]:  # compiled beforehand; what may come is not known yet
+            engine("Hello", GenerationConfig(max_new_tokens=1, response_format=response_format))
+        print("| format | structured, tokens/s | plain, tokens/s | structured / plain, each round |")
+        print("| --- | --- | --- | --- |")
+        for name, response_format in FORMATS.items():
+            if arguments.only not in (None, name):
+                continue
+            found = list(rounds(engine, response_format, arguments.rounds))
+            ratios = ", ".join(f"{structured / plain:.2f}" for structured, plain in found)
+            medians = [f"{statistics.median(side):.0f}" for side in zip(*found, strict=True)]
+            print(f"| {name} | {medians[0]} | {medians[1]} | {ratios} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
