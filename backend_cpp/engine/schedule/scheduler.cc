@@ -20,8 +20,8 @@ SpanRows wanted_rows(const Sequence& sequence) {
   return sequence.planned == sequence.pending() ? SpanRows::kLast : SpanRows::kNone;
 }
 
-// Whether there is anything to compute: not while the last row waits for a grammar; behind a token that nobody has seen,
-// only if it cannot be the answer's last.
+// Whether there is anything to compute: not while the last row waits for a grammar; behind a token that nobody has
+// seen, only if it cannot be the answer's last.
 bool has_next_row(const Sequence& sequence) {
   if (sequence.answer.waits_for_grammar()) return false;
   return sequence.unseen == 0 || sequence.chosen() < sequence.params().max_new_tokens;
