@@ -61,6 +61,34 @@ TEST(colliding_hashes_never_serve_other_content) {
   cache.check_invariants();
 }
 
+TEST(colliding_hashes_never_serve_another_picture) {
+  BlockCache cache(8, 4, 0);
+  const std::vector<int32_t> tokens = range(8);
+  const auto pictures = [](int begin, int count, uint8_t digest) {
+    EmbeddingRange picture;
+    picture.begin = begin;
+    picture.count = count;
+    picture.digest[0] = digest;
+    return std::vector<EmbeddingRange>{picture};
+  };
+  const std::vector<EmbeddingRange> shown = pictures(1, 6, 1);
+  std::vector<int32_t> blocks = {cache.allocate(), cache.allocate()};
+  for (int index = 0; index < 2; ++index) cache.publish({0, tokens, shown}, index, blocks);
+  const auto covered = [&](const std::vector<EmbeddingRange>& embeddings) {
+    std::vector<int32_t> found;
+    const int count = cache.match({0, tokens, embeddings}, 8, found);
+    cache.release(found);
+    return count;
+  };
+  CHECK_EQUAL(covered(shown), 8);
+  CHECK_EQUAL(covered({}), 0);                 // the tokens alone
+  CHECK_EQUAL(covered(pictures(1, 6, 2)), 0);  // another picture
+  CHECK_EQUAL(covered(pictures(0, 6, 1)), 0);  // at another place
+  CHECK_EQUAL(covered(pictures(1, 5, 1)), 4);  // a shorter one
+  cache.release(blocks);
+  cache.check_invariants();
+}
+
 TEST(the_least_recently_used_goes_first_and_the_end_of_a_chain_before_its_beginning) {
   BlockCache cache(4, 2);
   std::vector<int32_t> old = fill(cache, 0, range(4, 0));

@@ -88,6 +88,14 @@ TEST(temperature_top_k_and_top_p_give_the_textbook_distributions) {
   check_distribution(params, softmax(kLogits, 1.0, {true, false, false, false, false, true, false, false}), kLogits);
 }
 
+TEST(of_equal_logits_the_lower_ids_are_among_the_top_k) {
+  GenerationParams params;
+  params.top_k = 3;
+  params.temperature = 1.0f;
+  const std::vector<float> logits = {0.0f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f, 0.0f, 0.0f};
+  check_distribution(params, softmax(logits, 1.0, {true, true, false, true, false, false, false, false}), logits);
+}
+
 TEST(the_repetition_penalty_divides_positive_and_multiplies_negative_logits_of_seen_tokens_once) {
   SamplingRule rule;
   rule.repetition_penalty = 2.0f;

@@ -98,7 +98,6 @@ void Scheduler::plan(Step& step, bool may_preempt) {
 
 void Scheduler::commit(const Step& step) {
   for (const std::shared_ptr<Sequence>& sequence : step.sequences) {
-    if (!sequence->is_open) continue;
     sequence->cached += sequence->planned;
     sequence->planned = 0;
     for (; (sequence->published + 1) * blocks_.block_len() <= sequence->cached; ++sequence->published) {
