@@ -263,7 +263,7 @@ class TurbomindEngineConfig:
         low=1,
     )
     grammar_compile_seconds: float = rows.number(
-        2.0,
+        10.0,
         "Processor time that compiling a response format may take; one that takes more is refused.",
         above=0,
         high=3600,

@@ -59,7 +59,7 @@ struct EngineSettings {
   // refused as overloaded.
   int max_embedding_mib = 1024;
   // Processor time that compiling a response format may take; one that takes more is refused.
-  double grammar_compile_seconds = 2.0;
+  double grammar_compile_seconds = 10.0;
   // A session that is not used for so long is forgotten.
   int session_idle_seconds = 3600;
 };
