@@ -24,6 +24,7 @@ from webui.theme import CSS, theme
 
 STATUS_SECONDS = 3.0
 PLACEHOLDER = "### Ask anything"
+_PICTURES = "Pictures"
 LOGIN = "Any name will do; the password is an API key of this server."
 
 
@@ -48,6 +49,7 @@ def build(server: str, model_name: str | None = None, api_key: str | None = None
 
     with gr.Blocks(title=f"{model_name or 'Chat'} · LMDeploy", analytics_enabled=False, fill_width=True) as blocks:
         turns = gr.State([])
+        pictures = gr.State(())  # files that go with the next question
         header = gr.HTML(header_html(model_name or "Chat", "waiting", "connecting"), elem_id="header")
         with gr.Row(equal_height=False):
             with gr.Column(scale=4, min_width=360):
@@ -68,6 +70,14 @@ def build(server: str, model_name: str | None = None, api_key: str | None = None
                         max_lines=8,
                         autofocus=True,
                         scale=8,
+                    )
+                    upload = gr.UploadButton(
+                        _PICTURES,
+                        elem_id="pictures",
+                        file_types=["image"],
+                        file_count="multiple",
+                        scale=1,
+                        min_width=90,
                     )
                     send = gr.Button("Send", elem_id="send", variant="primary", scale=1)
                     stop = gr.Button("Stop", elem_id="stop", variant="stop", scale=1, visible=False)
@@ -99,13 +109,18 @@ def build(server: str, model_name: str | None = None, api_key: str | None = None
                 gr.update(interactive=idle),
             ]
 
-        def ask(text: str, said: list[Turn], request: gr.Request) -> list[Any]:
+        def ask(text: str, said: list[Turn], shown: tuple[str, ...], request: gr.Request) -> list[Any]:
             if not text.strip() or page.is_answering(request.session_hash):
-                return [gr.skip(), gr.skip(), *[gr.skip()] * len(buttons)]
-            return ["", [*said, Turn(text.strip())], *button_states(True, True)]
+                return [gr.skip()] * (4 + len(buttons))
+            turn = Turn(text.strip(), pictures=shown)
+            return ["", [*said, turn], (), gr.update(label=_PICTURES), *button_states(True, True)]
 
         def ask_again(said: list[Turn]) -> list[Any]:
-            return [[*said[:-1], Turn(said[-1].question)], *button_states(True, True)]
+            return [[*said[:-1], Turn(said[-1].question, pictures=said[-1].pictures)], *button_states(True, True)]
+
+        def take_pictures(files: list[str] | None, shown: tuple[str, ...]) -> list[Any]:
+            taken = (*shown, *(files or ()))
+            return [taken, gr.update(label=f"{_PICTURES} ({len(taken)})")]
 
         async def answer(
             said: list[Turn], system_text: str, heat: float, nucleus: float, most: float, request: gr.Request
@@ -132,7 +147,14 @@ def build(server: str, model_name: str | None = None, api_key: str | None = None
             "show_progress": "hidden",
         }
         at_once: dict[str, Any] = {"queue": False, "show_progress": "hidden"}
-        asking = gr.on([question.submit, send.click], ask, [question, turns], [question, turns, *buttons], **at_once)
+        upload.upload(take_pictures, [upload, pictures], [pictures, upload], **at_once)
+        asking = gr.on(
+            [question.submit, send.click],
+            ask,
+            [question, turns, pictures],
+            [question, turns, pictures, upload, *buttons],
+            **at_once,
+        )
         asking.then(**answering)
         retry.click(ask_again, [turns], [turns, *buttons], **at_once).then(**answering)
         stop.click(stop_answer, **at_once)

@@ -1,12 +1,14 @@
 """What was said in one browser, and how an answer comes into it. Knows nothing of the page."""
 
 import asyncio
+import base64
 import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 from lmdeploy.serve.client import GenerateChunk, GenerateRequest, TritonRequestError, TritonUnavailable
 
@@ -29,6 +31,8 @@ class Turn:
 
     Attributes
     ----------
+    pictures
+        Files of what is shown with the question.
     error
         Why there is no whole answer, in words for the reader; empty otherwise.
     started, first_token, last_token
@@ -43,6 +47,7 @@ class Turn:
     started: float = field(default_factory=time.monotonic)
     first_token: float = 0.0
     last_token: float = 0.0
+    pictures: tuple[str, ...] = ()
 
     def take(self, chunk: GenerateChunk, now: float) -> None:
         """Add one streamed piece of the answer."""
@@ -89,16 +94,27 @@ class Generator(Protocol):
         ...
 
 
-def to_messages(system_prompt: str, turns: Sequence[Turn]) -> list[dict[str, str]]:
+def to_messages(system_prompt: str, turns: Sequence[Turn]) -> list[dict[str, Any]]:
     """Return the OpenAI messages of a conversation whose last turn is still to be answered.
 
     Earlier turns that brought no answer are left out: the model never saw a reply to them.
     """
-    messages = [{"role": "system", "content": system_prompt}] if system_prompt.strip() else []
+    messages: list[dict[str, Any]] = [{"role": "system", "content": system_prompt}] if system_prompt.strip() else []
     for turn in turns[:-1]:
         if turn.answer:
-            messages += [{"role": "user", "content": turn.question}, {"role": "assistant", "content": turn.answer}]
-    return [*messages, {"role": "user", "content": turns[-1].question}]
+            messages += [{"role": "user", "content": _said(turn)}, {"role": "assistant", "content": turn.answer}]
+    return [*messages, {"role": "user", "content": _said(turns[-1])}]
+
+
+def _said(turn: Turn) -> str | list[dict[str, Any]]:
+    """Return a question as the content of a message."""
+    if not turn.pictures:
+        return turn.question
+    urls = [
+        f"data:image/any;base64,{base64.b64encode(Path(picture).read_bytes()).decode()}" for picture in turn.pictures
+    ]
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return [*parts, {"type": "text", "text": turn.question}]
 
 
 async def answer_last(client: Generator, turns: Sequence[Turn], settings: Settings) -> None:

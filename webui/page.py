@@ -4,6 +4,7 @@ import asyncio
 import html
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from lmdeploy.serve.client import TritonClient, TritonUnavailable
 from webui.conversation import Outcome, Settings, Turn, answer_last
@@ -49,7 +50,7 @@ class Page:
         if task is not None:
             task.cancel()
 
-    async def answer(self, turns: list[Turn], settings: Settings, session: str) -> AsyncIterator[list[dict[str, str]]]:
+    async def answer(self, turns: list[Turn], settings: Settings, session: str) -> AsyncIterator[list[dict[str, Any]]]:
         """Generate the last turn's answer, and yield the chat to show whenever it has changed."""
         task = asyncio.create_task(answer_last(self.client, turns, settings))
         self.running[session] = task
@@ -73,10 +74,11 @@ def header_html(name: str, state: str, status: str) -> str:
     return f'<div class="title">{title}<span class="status {state}">{html.escape(status)}</span></div>'
 
 
-def chat_view(turns: list[Turn]) -> list[dict[str, str]]:
+def chat_view(turns: list[Turn]) -> list[dict[str, Any]]:
     """Return a conversation as Gradio shows it: under each answer its summary, or what went wrong."""
-    shown: list[dict[str, str]] = []
+    shown: list[dict[str, Any]] = []
     for turn in turns:
+        shown += [{"role": "user", "content": {"path": picture}} for picture in turn.pictures]
         shown.append({"role": "user", "content": turn.question})
         if turn.answer or turn.outcome is Outcome.RUNNING:
             shown.append({"role": "assistant", "content": turn.answer or "…"})

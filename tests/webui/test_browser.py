@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from selenium import webdriver
+from selenium.webdriver.common.by import By
 
 from tests.support.browser import requested_hosts
 from tests.support.chat_page import ChatPage
 from tests.support.fake_triton import FakeTriton, Script
+from tests.support.pictures import file_of, picture
 
 pytestmark = pytest.mark.browser
 
@@ -101,6 +105,29 @@ def test_earlier_turns_are_sent_along(page: ChatPage, fake_triton: FakeTriton) -
     page.ask("Second")
     page.wait_for_answer(2)
     assert messages(fake_triton) == [("user", "First"), ("assistant", ANSWER), ("user", "Second")]
+
+
+def test_pictures_go_with_the_next_question_and_stay_in_the_conversation(
+    page: ChatPage, driver: webdriver.Chrome, fake_triton: FakeTriton, tmp_path: Path
+) -> None:
+    files = [tmp_path / name for name in ("one.png", "two.png")]
+    for seed, file in enumerate(files):
+        file.write_bytes(file_of(picture(40, 30, seed)))
+    driver.find_element(By.CSS_SELECTOR, "input[type=file]").send_keys("\n".join(map(str, files)))
+    page.wait(lambda: "Pictures (2)" in driver.find_element(By.ID, "pictures").text)
+    page.ask("What is this?")
+    page.wait(lambda: page.answers[:1] == [ANSWER] and not page.is_answering)
+    assert fake_triton.requests[-1].model == "ensemble_pictures"
+    (said,) = json.loads(fake_triton.requests[-1].inputs["messages"])
+    sent = [part["image_url"]["url"].partition(",")[2] for part in said["content"] if part["type"] == "image_url"]
+    assert [base64.b64decode(url) for url in sent] == [file.read_bytes() for file in files]
+    assert said["content"][-1] == {"type": "text", "text": "What is this?"}
+    page.wait(lambda: len(driver.find_elements(By.CSS_SELECTOR, "#chat img")) == 2)
+    page.ask("And now?")
+    page.wait(lambda: len(fake_triton.requests) == 2 and not page.is_answering)
+    first, _, last = json.loads(fake_triton.requests[-1].inputs["messages"])
+    assert first == said
+    assert last == {"role": "user", "content": "And now?"}
 
 
 def test_retry_replaces_the_last_answer(page: ChatPage, fake_triton: FakeTriton) -> None:
