@@ -100,7 +100,13 @@ def main() -> None:
     parser.add_argument("--streams", type=flags.positive, default=8, help="honest callers, and clients beside them")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each turn")
     parser.add_argument("--turns", type=flags.positive, default=2, help="of each kind")
-    parser.add_argument("--slot", type=float, default=1.0, help="seconds between two requests of a client beside")
+    parser.add_argument(
+        "--slot",
+        type=float,
+        default=8.0,
+        help="seconds between two requests of a client beside: long enough that the twins keep up, else hostile ones, "
+        "which are refused sooner, come more often (default: %(default)s)",
+    )
     parser.add_argument("--corpus", type=Path, default=CORPUS)
     parser.add_argument("--only", help="the hostile requests whose name holds this text")
     given = parser.parse_args()

@@ -127,6 +127,8 @@ void add_record(TRITONBACKEND_Request& request, std::string_view record) {
       return tensor(TRITONSERVER_TYPE_FP32);
     case 'b':
       return tensor(TRITONSERVER_TYPE_BOOL);
+    case 'c':
+      return tensor(TRITONSERVER_TYPE_UINT8);
     case 's':
       return tensor(TRITONSERVER_TYPE_BYTES);
     case 't':
@@ -160,6 +162,11 @@ FUZZ_TARGET(request_reader) {
     reader.is_legacy();
     fuzz::is_accepted([&] { reader.stop_request_id(); });
     fuzz::is_accepted([&] { reader.input_ids(); });
+    fuzz::is_accepted([&] {
+      for (const EmbeddingRange& range : reader.embeddings(2)) {
+        PROMISE(range.count > 0 && range.rows->count() == static_cast<size_t>(range.count));
+      }
+    });
     fuzz::is_accepted([&] { reader.session(); });
     fuzz::is_accepted([&] { reader.priority(); });
     fuzz::is_accepted([&] {

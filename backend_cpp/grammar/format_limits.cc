@@ -15,6 +15,7 @@ namespace {
 constexpr size_t kMaxBytes = 64 << 10;
 constexpr int64_t kMaxExpansion = 20000;  // characters after {m,n} is written out
 constexpr int64_t kMaxLength = 100000;    // maxLength, maxItems and the like
+constexpr int64_t kEnough = 1 << 30;      // beyond all of them; counts are not counted further
 
 void require(bool holds, const std::string& what) {
   if (!holds) throw invalid_argument("response_format: " + what);
@@ -26,7 +27,7 @@ int64_t largest_count(const std::string& text, size_t position) {
   int64_t number = -1;
   for (; position < text.size() && text[position] != '}'; ++position) {
     if (std::isdigit(static_cast<unsigned char>(text[position])) != 0) {
-      number = std::min<int64_t>((number < 0 ? 0 : number) * 10 + (text[position] - '0'), int64_t{1} << 40);
+      number = std::min<int64_t>((number < 0 ? 0 : number) * 10 + (text[position] - '0'), kEnough);
       largest = std::max(largest, number);
     } else if (text[position] == ',') {
       number = -1;
@@ -50,7 +51,7 @@ int64_t expanded_size(const std::string& regex, Syntax syntax) {
   bool is_in_class = false;
   const bool is_ebnf = syntax == Syntax::kEbnf;
   const auto add = [&](int64_t size) {
-    groups.back().size = std::min<int64_t>(groups.back().size + size, int64_t{1} << 40);
+    groups.back().size = std::min(groups.back().size + size, kEnough);
     groups.back().last = size;
   };
   for (size_t i = 0; i < regex.size(); ++i) {
@@ -80,8 +81,8 @@ int64_t expanded_size(const std::string& regex, Syntax syntax) {
       add(size);
     } else if (c == '{') {
       const int64_t extra = (largest_count(regex, i + 1) - 1) * std::max<int64_t>(groups.back().last, 1);
-      groups.back().size = std::min<int64_t>(groups.back().size + extra, int64_t{1} << 40);
-      groups.back().last = std::min<int64_t>(groups.back().last + extra, int64_t{1} << 40);
+      groups.back().size = std::min(groups.back().size + extra, kEnough);
+      groups.back().last = std::min(groups.back().last + extra, kEnough);
     } else {
       add(1);
     }
