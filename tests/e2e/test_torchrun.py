@@ -49,7 +49,7 @@ def test_servers_that_torchrun_starts_register_at_one_proxy_and_leave(tmp_path: 
         try:
             eventually_sync(lambda: registered() == expected or started.poll() is not None, timeout=START)
             assert registered() == expected, (tmp_path / "log").read_text()
-            body = {"model": DEFAULT_MODEL_NAME, "prompt": "The capital of France is", "max_tokens": 4}
+            body = {"model": DEFAULT_MODEL_NAME, "prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
             with httpx.Client(base_url=url, trust_env=False, timeout=60) as http:
                 for _ in range(4 * RANKS):
                     assert http.post("/v1/completions", json=body).json()["choices"][0]["text"].startswith(" Paris")
