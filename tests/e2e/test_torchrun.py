@@ -40,27 +40,28 @@ def test_servers_that_torchrun_starts_register_at_one_proxy_and_leave(tmp_path: 
     ports = free_ports(4 * RANKS)
     expected = {f"http://127.0.0.1:{port}" for port in ports[::4]}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(RANKS)]
-    with running_proxy(ProxySettings(check_seconds=1)) as url, (tmp_path / "log").open("w") as log:
+    with (
+        running_proxy(ProxySettings(check_seconds=1)) as url,
+        (tmp_path / "log").open("w") as log,
+        httpx.Client(base_url=url, trust_env=False, timeout=60) as http,
+    ):
 
         def registered() -> set[str]:
-            return set(httpx.get(f"{url}/nodes/status", trust_env=False).json())
+            return set(http.get("/nodes/status").json())
 
         started = subprocess.Popen([*command, str(script), url, *map(str, ports)], stdout=log, stderr=log)
         try:
-            eventually_sync(lambda: registered() == expected or started.poll() is not None, timeout=START)
+            eventually_sync(lambda: registered() == expected or started.poll() is not None, timeout=RANKS * START)
             assert registered() == expected, (tmp_path / "log").read_text()
             body = {"model": DEFAULT_MODEL_NAME, "prompt": "The capital of France is", "max_tokens": 4}
-            with httpx.Client(base_url=url, trust_env=False, timeout=60) as http:
-                for _ in range(4 * RANKS):
-                    assert (
-                        http.post("/v1/completions", json={**body, "temperature": 0})
-                        .json()["choices"][0]["text"]
-                        .startswith(" Paris")
-                    )
+            for _ in range(4 * RANKS):
+                answer = http.post("/v1/completions", json={**body, "temperature": 0}).json()
+                assert answer["choices"][0]["text"].startswith(" Paris")
             started.send_signal(signal.SIGTERM)
             started.wait(60)
             assert registered() == set()
         finally:
+            print((tmp_path / "log").read_text())  # for the report of a failure
             if started.poll() is None:
                 started.terminate()  # it ends its servers; killed, it would leave them behind
                 started.wait(60)
