@@ -15,8 +15,10 @@ from lmdeploy.turbomind.safetensors_index import SafetensorsIndex
 from lmdeploy.turbomind.spec import ModelSpec
 
 _SEEING = (
+    "DeepseekVLForConditionalGeneration", "DeepseekVLHybridForConditionalGeneration",
     "Idefics3ForConditionalGeneration", "InternVLForConditionalGeneration", "LlavaForConditionalGeneration",
-    "LlavaNextForConditionalGeneration", "Mistral3ForConditionalGeneration", "SmolVLMForConditionalGeneration",
+    "LlavaNextForConditionalGeneration", "LlavaOnevisionForConditionalGeneration",
+    "Mistral3ForConditionalGeneration", "SmolVLMForConditionalGeneration",
 )  # fmt: skip
 # Pictures need more of the decoder than it has: attention in both directions, positions of three axes.
 _READING = (

@@ -166,7 +166,8 @@ class Conversation:
     def __init__(self, writer: PictureWriter, messages: list[Message], pictures: list[_Picture]) -> None:
         self.messages = messages
         self._writer = writer
-        self._pictures = pictures
+        several = {"several": len(pictures) > 1} if writer.family.minds_others else {}
+        self._pictures = [replace(picture, options={**picture.options, **several}) for picture in pictures]
         self._words: list[tuple[str, int]] = []  # those in the prompt that are tokens, and whose
 
     def written(self, rendered: str) -> str:

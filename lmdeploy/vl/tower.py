@@ -19,11 +19,12 @@ _FAST_BFLOAT16 = {"amx_bf16", "avx512_bf16"}  # flags of processors
 def family_in(checkpoint: Path) -> tuple[str, VisionFamily] | None:
     """Return architecture and family of a checkpoint; None if it sees nothing that we can show it."""
     try:
-        named = json.loads((checkpoint / "config.json").read_text(encoding="utf-8")).get("architectures") or []
+        config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+        named, tower = config.get("architectures") or [], str((config.get("vision_config") or {}).get("model_type"))
     except (OSError, ValueError, AttributeError):
         return None
     known = vision_families()
-    return next(((name, known[name]) for name in named if name in known), None)
+    return next(((name, known[key]) for name in named for key in ((name, tower), (name, "")) if key in known), None)
 
 
 def counting_part(checkpoint: Path) -> VisionPart:

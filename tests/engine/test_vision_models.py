@@ -36,15 +36,24 @@ class Case:
     """A family: how a checkpoint is made, and how `transformers` is given pictures."""
 
     make: Callable[[Path], Path]
-    inputs: Callable[[Any, Any, Image.Image], dict[str, Any]] = lambda processor, config, image: processor(
+    inputs: Callable[[Any, Any, Any], dict[str, Any]] = lambda processor, config, image: processor(
         images=image, return_tensors="pt"
     )
     sizes: tuple[tuple[int, int], ...] = ((40, 60), (90, 31), (28, 28))
+    together: bool = False  # a picture is processed as one of all in the prompt
 
 
 CASES = {
     "LLaVA 1.5": Case(tiny.make_tiny_llava),
     "LLaVA 1.6": Case(tiny.make_tiny_llava_next),
+    "LLaVA-OneVision": Case(
+        tiny.make_tiny_llava_onevision,
+        lambda processor, config, images: processor(images=[images], return_tensors="pt"),
+        together=True,
+    ),
+    "Pixtral": Case(tiny.make_tiny_pixtral),
+    "DeepSeek-VL": Case(tiny.make_tiny_deepseek_vl),
+    "DeepSeek-VL of two sizes": Case(tiny.make_tiny_deepseek_vl_hybrid),
     "InternVL": Case(
         tiny.make_tiny_internvl,
         lambda processor, config, image: processor(images=image, crop_to_patches=True, return_tensors="pt"),
@@ -71,14 +80,16 @@ class Seeing:
     directory: Path
     theirs: Any
     processor: Any
-    inputs: Callable[[Any, Any, Image.Image], dict[str, Any]]
+    case: Case
 
     def logits(self, ids: list[int], images: list[Image.Image]) -> torch.Tensor:
         """Return what `transformers` says of each token."""
-        given = [self.inputs(self.processor, self.theirs.config, image) for image in images]
+        shown: list[Any] = [images] if self.case.together else images
+        given = [self.case.inputs(self.processor, self.theirs.config, image) for image in shown]
         arguments = {name: torch.cat([one[name] for one in given]) for name in given[0] if "pixel" in name}
-        if "image_sizes" in given[0]:
-            arguments["image_sizes"] = torch.cat([torch.as_tensor(one["image_sizes"]) for one in given])
+        for name in ("image_sizes", "batch_num_images"):
+            if name in given[0]:
+                arguments[name] = torch.cat([torch.as_tensor(one[name]) for one in given])
         with torch.inference_mode():
             return self.theirs(input_ids=torch.tensor([ids]), **arguments).logits[0]
 
@@ -92,7 +103,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     directory = case.make(tmp_path_factory.mktemp("seeing") / "model")
     theirs = transformers.AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32)
     processor = transformers.AutoImageProcessor.from_pretrained(directory)
-    return case, Seeing(directory, theirs, processor, case.inputs)
+    return case, Seeing(directory, theirs, processor, case)
 
 
 @pytest.fixture(scope="module")

@@ -76,6 +76,88 @@ def make_tiny_llava_next(directory: Path, *, seed: int = 0) -> Path:
     return save_random(LlavaNextForConditionalGeneration, config, directory, seed)
 
 
+def make_tiny_llava_onevision(directory: Path, *, seed: int = 0) -> Path:
+    """Make a LLaVA-OneVision with a SigLIP tower and tiles of 28 pixels, shrunk to about two of them."""
+    from transformers import (
+        LlavaOnevisionConfig,
+        LlavaOnevisionForConditionalGeneration,
+        LlavaOnevisionImageProcessorPil,
+    )
+
+    write_tokenizer(directory, ["<image>", "<video>"], _TEMPLATE.replace("IMAGE", "<image>"))
+    grids = [[28 * rows, 28 * columns] for rows in range(1, 4) for columns in range(1, 4)]
+    config = LlavaOnevisionConfig(
+        vision_config={"model_type": "siglip_vision_model", "vision_use_head": False, **_VISION},
+        text_config={"model_type": "qwen2", **_TEXT},
+        image_token_index=token_id(directory, "<image>"),
+        video_token_index=token_id(directory, "<video>"),
+        image_grid_pinpoints=grids,
+        vision_aspect_ratio="anyres_max_2",
+        tie_word_embeddings=False,
+    )
+    sides = {"height": IMAGE_SIDE, "width": IMAGE_SIDE}
+    LlavaOnevisionImageProcessorPil(size=sides, image_grid_pinpoints=grids).save_pretrained(directory)
+    return save_random(LlavaOnevisionForConditionalGeneration, config, directory, seed)
+
+
+def make_tiny_pixtral(directory: Path, *, seed: int = 0) -> Path:
+    """Make a Pixtral that sees squares of 14 pixels as a row."""
+    from transformers import LlavaConfig, LlavaForConditionalGeneration, PixtralImageProcessorPil
+
+    write_tokenizer(directory, ["[IMG]", "[IMG_BREAK]", "[IMG_END]"], _TEMPLATE.replace("IMAGE\n", "[IMG]"))
+    config = LlavaConfig(
+        vision_config={"model_type": "pixtral", **_VISION, "image_size": 70, "head_dim": 8},
+        text_config={"model_type": "mistral", **_TEXT, "sliding_window": None},
+        image_token_index=token_id(directory, "[IMG]"),
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+        tie_word_embeddings=False,
+    )
+    PixtralImageProcessorPil(size={"longest_edge": 70}, patch_size={"height": PATCH, "width": PATCH}).save_pretrained(
+        directory
+    )
+    return save_random(LlavaForConditionalGeneration, config, directory, seed)
+
+
+def make_tiny_deepseek_vl(directory: Path, *, seed: int = 0) -> Path:
+    """Make a DeepSeek-VL with a SigLIP tower: 4 tokens a picture of any size."""
+    from transformers import DeepseekVLConfig, DeepseekVLForConditionalGeneration, DeepseekVLImageProcessorPil
+
+    write_tokenizer(directory, ["<image_placeholder>"], _TEMPLATE.replace("IMAGE\n", "<image_placeholder>"))
+    config = DeepseekVLConfig(
+        vision_config={"model_type": "siglip_vision_model", **_VISION},
+        text_config={"model_type": "llama", **_TEXT},
+        image_token_id=token_id(directory, "<image_placeholder>"),
+        tie_word_embeddings=False,
+    )
+    DeepseekVLImageProcessorPil(size={"height": IMAGE_SIDE, "width": IMAGE_SIDE}).save_pretrained(directory)
+    return save_random(DeepseekVLForConditionalGeneration, config, directory, seed)
+
+
+def make_tiny_deepseek_vl_hybrid(directory: Path, *, seed: int = 0) -> Path:
+    """Make the DeepSeek-VL that sees a picture in two sizes: 4 tokens each."""
+    from transformers import (
+        DeepseekVLHybridConfig,
+        DeepseekVLHybridForConditionalGeneration,
+        DeepseekVLHybridImageProcessorPil,
+    )
+
+    write_tokenizer(directory, ["<image_placeholder>"], _TEMPLATE.replace("IMAGE\n", "<image_placeholder>"))
+    sides, large = {"height": IMAGE_SIDE, "width": IMAGE_SIDE}, {"height": 64, "width": 64}
+    config = DeepseekVLHybridConfig(
+        vision_config={"model_type": "siglip_vision_model", **_VISION},
+        high_res_vision_config={
+            **_VISION, "image_size": 64, "patch_size": 8, "output_channels": 4, "window_size": 4, "mlp_dim": 32,
+            "global_attn_indexes": [0, 1],
+        },
+        text_config={"model_type": "llama", **_TEXT},
+        image_token_id=token_id(directory, "<image_placeholder>"),
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    DeepseekVLHybridImageProcessorPil(size=sides, high_res_size=large).save_pretrained(directory)
+    return save_random(DeepseekVLHybridForConditionalGeneration, config, directory, seed)
+
+
 def make_tiny_internvl(directory: Path, *, seed: int = 0) -> Path:
     """Make an InternVL with tiles of 28 pixels, one row each."""
     from transformers import GotOcr2ImageProcessorPil, InternVLConfig, InternVLForConditionalGeneration

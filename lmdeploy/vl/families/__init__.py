@@ -10,11 +10,11 @@ from lmdeploy.vl.families.common import VisionFamily
 
 
 @functools.cache
-def vision_families() -> Mapping[str, VisionFamily]:
-    """Return the family of each supported architecture."""
-    found: dict[str, VisionFamily] = {}
+def vision_families() -> Mapping[tuple[str, str], VisionFamily]:
+    """Return the family of each supported architecture and tower (empty: any other)."""
+    found: dict[tuple[str, str], VisionFamily] = {}
     for module in pkgutil.iter_modules(__path__):
         family = getattr(importlib.import_module(f"{__name__}.{module.name}"), "FAMILY", None)
         if isinstance(family, VisionFamily):
-            found |= dict.fromkeys(family.architectures, family)
+            found |= {(architecture, family.tower): family for architecture in family.architectures}
     return MappingProxyType(found)

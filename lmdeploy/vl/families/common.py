@@ -53,6 +53,10 @@ class VisionFamily:
         Such templates get a message's pictures in front of its texts, not in the order of the message.
     words
         Other special tokens of an expansion.
+    tower
+        Only with a ``vision_config`` of this ``model_type``; empty: with every one that no family asks for.
+    minds_others
+        A picture's rows differ where the prompt has others; the option ``several`` says whether it has.
     """
 
     architectures: tuple[str, ...]
@@ -62,3 +66,5 @@ class VisionFamily:
     written: str
     goes_first: bool = True
     words: tuple[str, ...] = ()
+    tower: str = ""
+    minds_others: bool = False

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 _TOKEN = "<image>"
 
 
-def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
-    """Return the tokens: of the whole picture, and of the canvas less its padding, with a newline each row."""
+def unpadded(part: VisionPart, size: tuple[int, int]) -> tuple[int, int]:
+    """Return rows and columns of patches that a picture has of the canvas that fits it best."""
     from transformers.image_processing_utils import select_best_resolution
 
     width, height = size
@@ -27,6 +27,12 @@ def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
         rows -= 2 * ((rows - int(round(height * (columns / width), 7))) // 2)
     else:
         columns -= 2 * ((columns - int(round(width * (rows / height), 7))) // 2)
+    return rows, columns
+
+
+def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
+    """Return the tokens: of the whole picture, and of the canvas less its padding, with a newline each row."""
+    rows, columns = unpadded(part, size)
     return _TOKEN * (rows_of_tower(part) + rows * columns + rows)
 
 

@@ -14,7 +14,7 @@ _TOKEN, _BREAK, _END = "[IMG]", "[IMG_BREAK]", "[IMG_END]"
 
 def _side(part: VisionPart) -> int:
     """Return the pixels of a side of what one row of embeddings shows."""
-    return int(part.config.vision_config.patch_size * part.config.spatial_merge_size)
+    return int(part.config.vision_config.patch_size * getattr(part.config, "spatial_merge_size", 1))
 
 
 def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:

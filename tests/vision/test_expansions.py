@@ -1,0 +1,59 @@
+"""A picture stands for as many tokens as the processors of `transformers` write, at the sizes of published models."""
+
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from transformers import (
+    DeepseekVLConfig,
+    DeepseekVLImageProcessorPil,
+    LlavaConfig,
+    LlavaOnevisionConfig,
+    LlavaOnevisionImageProcessorPil,
+    PixtralImageProcessorPil,
+    SiglipVisionConfig,
+)
+from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
+from transformers.models.pixtral.image_processing_pil_pixtral import get_resize_output_image_size
+
+from lmdeploy.vl.families import deepseek_vl, llava_onevision, pixtral
+from lmdeploy.vl.families.common import VisionPart
+
+_RANDOM = random.Random(0)
+SIZES = [
+    (1024, 1024), (1025, 1024), (384, 384), (16, 16), (17, 2000), (2, 400),
+    *((_RANDOM.randint(2, 3000), _RANDOM.randint(20, 3000)) for _ in range(60)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("most", [9, 4])
+def test_llava_onevision_counts_as_its_processor(most: int) -> None:
+    processor = LlavaOnevisionImageProcessorPil()
+    config = LlavaOnevisionConfig(vision_aspect_ratio=f"anyres_max_{most}")
+    part = VisionPart(config, processor)
+    theirs = SimpleNamespace(
+        image_processor=processor, num_image_tokens=729, vision_aspect_ratio=config.vision_aspect_ratio
+    )
+    theirs._get_unpadded_features = lambda *given: LlavaOnevisionProcessor._get_unpadded_features(theirs, *given)
+    for width, height in SIZES:
+        written = llava_onevision.expansion(part, (width, height), {"several": False})
+        expected = LlavaOnevisionProcessor._get_number_of_features(theirs, height, width, 384, 384)
+        assert written == "<image>" * expected, (width, height)
+    assert llava_onevision.expansion(part, SIZES[0], {"several": True}) == "<image>" * 730
+
+
+def test_pixtral_writes_a_token_a_patch_and_a_mark_a_row() -> None:
+    part = VisionPart(LlavaConfig(vision_config={"model_type": "pixtral"}), PixtralImageProcessorPil())
+    assert part.config.vision_config.patch_size == 16
+    for width, height in SIZES:
+        pixels = np.broadcast_to(np.uint8(0), (height, width, 3))
+        high, wide = get_resize_output_image_size(pixels, size=(1024, 1024), patch_size=(16, 16))
+        expected = "[IMG_BREAK]".join(["[IMG]" * (wide // 16)] * (high // 16)) + "[IMG_END]"
+        assert pixtral.FAMILY.expansion(part, (width, height), {}) == expected, (width, height)
+
+
+def test_deepseek_vl_writes_576_tokens() -> None:
+    tower = SiglipVisionConfig(image_size=384, patch_size=16)
+    part = VisionPart(DeepseekVLConfig(vision_config=tower), DeepseekVLImageProcessorPil())
+    assert deepseek_vl.FAMILY.expansion(part, (640, 480), {}) == "<image_placeholder>" * 576
