@@ -55,12 +55,15 @@ class PictureRows:
         32 bytes, made of all that the rows were made of: prompts share cached blocks where theirs are equal.
     dtype
         ``float32``, ``bfloat16`` or ``float16``.
+    grid
+        Frames, rows and columns that the tokens stand for, where the model's positions have three axes; else zeros.
     """
 
     begin: int
     rows: "np.ndarray[Any, np.dtype[Any]]"
     digest: bytes
     dtype: str = "float32"
+    grid: tuple[int, int, int] = (0, 0, 0)
 
 
 class PreparedPrompt(NamedTuple):

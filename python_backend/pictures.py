@@ -65,5 +65,6 @@ def packed_rows(rows: Sequence[PictureRows]) -> Tensors:
         "EMBEDDINGS": (values[0] if len(values) == 1 else np.concatenate(values)).reshape(1, -1),
         "EMBEDDING_RANGES": np.array(ranges, np.int32).reshape(1, -1),
         "EMBEDDING_DIGESTS": np.frombuffer(b"".join(one.digest for one in rows), np.uint8).reshape(1, -1),
+        "EMBEDDING_GRIDS": np.array([one.grid for one in rows], np.int32).reshape(1, -1),
         "EMBEDDING_DTYPE": np.array([[rows[0].dtype.encode()]], np.object_),
     }

@@ -62,9 +62,18 @@ void CpuOperators::gather_rows(const float* x, const int32_t* indices, int count
   for (int i = 0; i < count; ++i) std::copy_n(x + indices[i] * width, width, y + i * width);
 }
 
-void CpuOperators::scatter_rows(const float* x, const int32_t* indices, int count, int size, float* y) {
+void CpuOperators::scatter_rows(const float* x, const int32_t* indices, int count, int size, float* y,
+                                bool accumulate) {
   const auto width = static_cast<size_t>(size);
-  for (int i = 0; i < count; ++i) std::copy_n(x + i * width, width, y + indices[i] * width);
+  for (int i = 0; i < count; ++i) {
+    const float* from = x + i * width;
+    float* to = y + indices[i] * width;
+    if (accumulate) {
+      std::transform(from, from + width, to, to, std::plus<>());
+    } else {
+      std::copy_n(from, width, to);
+    }
+  }
 }
 
 void CpuOperators::copy_heads(const HeadsView& from, const HeadsView& to) {

@@ -35,7 +35,7 @@ class CpuOperators final : public Operators {
 
   void embed(const LinearWeight& table, const int32_t* tokens, int rows, float scale, float* y) override;
   void gather_rows(const float* x, const int32_t* indices, int count, int size, float* y) override;
-  void scatter_rows(const float* x, const int32_t* indices, int count, int size, float* y) override;
+  void scatter_rows(const float* x, const int32_t* indices, int count, int size, float* y, bool accumulate) override;
   void copy_heads(const HeadsView& from, const HeadsView& to) override;
   void linear(const LinearWeight& weight, const float* x, int rows, float* y, bool accumulate) override;
   void head_linear(const LinearWeight& weight, const HeadsView& x, const HeadsView& y) override;

@@ -289,8 +289,9 @@ void CudaOperators::gather_rows(const float* x, const int32_t* indices, int coun
   cuda::gather_rows(stream_, x, indices, count, size, y);
 }
 
-void CudaOperators::scatter_rows(const float* x, const int32_t* indices, int count, int size, float* y) {
-  cuda::scatter_rows(stream_, x, indices, count, size, y);
+void CudaOperators::scatter_rows(const float* x, const int32_t* indices, int count, int size, float* y,
+                                 bool accumulate) {
+  cuda::scatter_rows(stream_, x, indices, count, size, y, accumulate);
 }
 
 void CudaOperators::copy_heads(const HeadsView& from, const HeadsView& to) {

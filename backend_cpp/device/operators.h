@@ -92,8 +92,8 @@ class Operators {
   virtual void embed(const LinearWeight& table, const int32_t* tokens, int rows, float scale, float* y) = 0;
   // y[i] = x[indices[i]]. x [.., size], y [count, size]
   virtual void gather_rows(const float* x, const int32_t* indices, int count, int size, float* y) = 0;
-  // y[indices[i]] = x[i]; no index twice. x [count, size], y [.., size]
-  virtual void scatter_rows(const float* x, const int32_t* indices, int count, int size, float* y) = 0;
+  // y[indices[i]] = x[i], or, with accumulate, += x[i]; no index twice. x [count, size], y [.., size]
+  virtual void scatter_rows(const float* x, const int32_t* indices, int count, int size, float* y, bool accumulate) = 0;
   // The heads of one matrix into another's; equal in rows, heads and head_dim.
   virtual void copy_heads(const HeadsView& from, const HeadsView& to) = 0;
 

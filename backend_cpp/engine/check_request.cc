@@ -1,5 +1,6 @@
 #include "engine/check_request.h"
 
+#include <algorithm>
 #include <string>
 
 #include "base/error.h"
@@ -18,9 +19,22 @@ void check_prompt(const Request& request, const RequestLimits& limits) {
   }
 }
 
+void check_grid(const std::string& name, const EmbeddingRange& range, bool has_grid) {
+  const PictureGrid& grid = range.grid;
+  if (grid == PictureGrid{}) return;
+  if (!has_grid) throw invalid_argument(name + " have a grid, but the positions of this model have one axis");
+  const bool is_possible = grid.frames >= 1 && grid.rows >= 1 && grid.columns >= 1 &&
+                           std::max({grid.frames, grid.rows, grid.columns}) <= range.count;
+  if (!is_possible || int64_t{grid.frames} * grid.rows * grid.columns != range.count) {
+    throw invalid_argument(name + " must have a grid of as many places, got " + std::to_string(grid.frames) + " x " +
+                           std::to_string(grid.rows) + " x " + std::to_string(grid.columns));
+  }
+}
+
 void check_embeddings(const Request& request, const RequestLimits& limits) {
   if (request.embeddings.empty()) return;
-  if (limits.embedding_width == 0) throw invalid_argument("embeddings were given, but this model reads text only");
+  const PictureTraits& traits = limits.pictures;
+  if (traits.width == 0) throw invalid_argument("embeddings were given, but this model reads text only");
   int free_from = 0;
   for (const EmbeddingRange& range : request.embeddings) {
     const std::string name = "embeddings of tokens " + std::to_string(range.begin) + " to " +
@@ -29,10 +43,13 @@ void check_embeddings(const Request& request, const RequestLimits& limits) {
         static_cast<size_t>(range.begin) + static_cast<size_t>(range.count) > request.input_ids.size()) {
       throw invalid_argument(name + " must lie within input_ids, ascend and not overlap");
     }
-    if (!range.rows || range.rows->width != limits.embedding_width ||
-        range.rows->count() != static_cast<size_t>(range.count)) {
-      throw invalid_argument(name + " must have a row of " + std::to_string(limits.embedding_width) +
-                             " numbers for each token");
+    if (!range.rows || range.rows->width != traits.width || range.rows->count() != static_cast<size_t>(range.count)) {
+      throw invalid_argument(name + " must have a row of " + std::to_string(traits.width) + " numbers for each token");
+    }
+    check_grid(name, range, traits.has_grid);
+    if (traits.needs_whole && range.count > limits.most_whole_rows) {
+      throw invalid_argument(name + " must be at most " + std::to_string(limits.most_whole_rows) +
+                             ": they see each other, and a step holds no more; raise max_prefill_token_num");
     }
     free_from = range.end();
   }

@@ -6,13 +6,15 @@
 
 #include "engine/answer/token_table.h"
 #include "engine/request.h"
+#include "model/model_runner.h"
 
 namespace turbomind {
 
 struct RequestLimits {
   int vocab_size = 0;
   int session_len = 0;
-  int embedding_width = 0;             // of rows in place of token embeddings; 0: the model takes none
+  PictureTraits pictures{};            // of rows in place of token embeddings
+  int most_whole_rows = 0;             // that one step can hold
   bool has_grammars = false;           // response formats can be had
   std::vector<int32_t> eos_token_ids;  // end answers that do not ignore them
 };

@@ -13,7 +13,8 @@ namespace {
 // Allocates the runner's cache. A sequence that fits alone always completes, so none may be longer than the whole
 // cache; where a window bounds what a sequence holds, every length fits.
 EngineConfig prepare(EngineConfig config, ModelRunner& runner) {
-  const SchedulerConfig limits{config.max_batch_size, config.max_step_tokens, runner.window()};
+  const SchedulerConfig limits{config.max_batch_size, config.max_step_tokens, runner.window(),
+                               runner.pictures().needs_whole};
   if (most_blocks(config.session_len, config.block_len, limits) > config.block_count) {
     config.session_len = std::min(config.session_len, config.block_count * config.block_len);
   }
@@ -28,8 +29,9 @@ Engine::Engine(const EngineConfig& config, std::unique_ptr<ModelRunner> runner, 
     : config_(prepare(config, *runner)),
       runner_(std::move(runner)),
       tokens_(std::move(tokens)),
-      limits_{runner_->vocab_size(), config_.session_len, runner_->takes_embeddings() ? runner_->hidden_size() : 0,
-              compiler != nullptr, config_.eos_token_ids},
+      limits_{runner_->vocab_size(), config_.session_len,
+              runner_->pictures(),   config_.max_step_tokens - config_.max_batch_size,
+              compiler != nullptr,   config_.eos_token_ids},
       embedding_memory_(config_.embedding_bytes, "the embeddings of open requests and of sessions"),
       inbox_(config_.max_waiting),
       core_(config_, *runner_, tokens_),

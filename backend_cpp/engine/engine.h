@@ -48,6 +48,8 @@ class Engine {
   const EngineConfig& config() const { return config_; }
   int vocab_size() const { return runner_->vocab_size(); }
   int hidden_size() const { return runner_->hidden_size(); }
+  // Numbers of a row in place of a token embedding; 0: it takes none.
+  int embedding_width() const { return runner_->pictures().width; }
 
  private:
   void run();

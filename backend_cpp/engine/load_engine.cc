@@ -131,6 +131,21 @@ void tell_session_length(const EngineSettings& settings, int wanted, const Engin
                   " tokens; raise cache_max_entry_count for more");
 }
 
+// A picture whose tokens see each other comes in one step, beside all decoding sequences.
+void make_room_for_pictures(const PicturesSpec& pictures, const EngineSettings& settings, EngineConfig& config,
+                            std::vector<std::string>& notes) {
+  const int needed = pictures.whole_rows + config.max_batch_size;
+  if (pictures.whole_rows == 0 || config.max_step_tokens >= needed) return;
+  const bool is_set =
+      settings.num_tokens_per_iter != 0 || settings.max_prefill_token_num != EngineSettings{}.max_prefill_token_num;
+  if (is_set) {
+    notes.push_back("a step holds " + std::to_string(needed) + " tokens instead of " +
+                    std::to_string(config.max_step_tokens) + ": a picture of this model comes in one step, beside " +
+                    "the " + std::to_string(config.max_batch_size) + " sequences of max_batch_size");
+  }
+  config.max_step_tokens = needed;
+}
+
 }  // namespace
 
 LoadedEngine load_engine(const std::string& directory, const EngineSettings& settings) {
@@ -143,6 +158,8 @@ LoadedEngine load_engine(const std::string& directory, const EngineSettings& set
   config.max_batch_size = settings.max_batch_size != 0 ? settings.max_batch_size : defaults.batch_size;
   config.block_len = settings.cache_block_seq_len;
   config.max_step_tokens = step_tokens(settings, config, defaults);
+  LoadedEngine loaded;
+  if (spec.pictures) make_room_for_pictures(*spec.pictures, settings, config, loaded.notes);
   config.enable_prefix_caching = settings.enable_prefix_caching;
   config.session_idle_limit = std::chrono::seconds(settings.session_idle_seconds);
   config.max_waiting = settings.max_waiting;
@@ -156,7 +173,6 @@ LoadedEngine load_engine(const std::string& directory, const EngineSettings& set
   std::unique_ptr<ModelRunner> runner = make_runner(spec, settings, device, checkpoint, config.max_step_tokens);
   runner->prepare({config.max_batch_size, config.session_len, config.block_len});
   config.block_count = cache_block_count(settings, config, *runner, defaults.cache_limit);
-  LoadedEngine loaded;
   auto compiler = load_grammar_compiler(grammar_vocabulary(tokens, spec.vocab_size), spec.eos_token_ids,
                                         settings.grammar_compile_seconds, loaded.no_grammar_reason);
   loaded.engine = std::make_unique<Engine>(config, std::move(runner), std::move(tokens), std::move(compiler));

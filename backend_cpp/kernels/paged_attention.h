@@ -94,6 +94,9 @@ struct AttentionParams {
   float softcap = 0;                    // 0: none
   const float* alibi_slopes = nullptr;  // [num_heads] or null (Press et al., 2022)
   int window = 0;                       // only keys with i - j < window are seen; 0: all
+  // [rows] or null: keys before this position are seen, ascending in a span and behind i, where not only those up to i
+  // are. All of them are in the cache.
+  const int32_t* sights = nullptr;
   // [num_heads] or null: a logit that takes part in the softmax and has no value.
   const float* sinks = nullptr;
 };
@@ -102,7 +105,7 @@ struct AttentionParams {
 //   k [rows, num_kv_heads, key_dim], v [rows, num_kv_heads, value_dim], float32; keys are rotated already
 void write_cache(ThreadPool& pool, const AttentionParams& params, const HeadsView& k, const HeadsView& v);
 
-// Attends with the rows' queries to what the cache holds up to each row's own position.
+// Attends with the rows' queries to what the cache holds up to each row's own position, or as far as it sees.
 //   q [rows, num_heads, key_dim] float32, rotated and multiplied by the factor of q.k already
 //   out [rows, num_heads, value_dim] float32
 //   workspace: at least attention_workspace_floats(...) floats

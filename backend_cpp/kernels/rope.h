@@ -20,11 +20,13 @@ struct RopeTable {
 
 // By which angles the rows are rotated: position times frequency, in float32.
 struct RopeAngles {
-  const int32_t* positions = nullptr;  // [rows]
+  const int32_t* positions = nullptr;  // [rows, axes]
   const int32_t* sets = nullptr;       // [rows]; which set of frequencies; null: the first
   const float* frequencies = nullptr;  // [sets, pairs]
   int pairs = 0;
-  float scale = 1;  // multiplies cosines and sines
+  float scale = 1;                        // multiplies cosines and sines
+  int axes = 1;                           // numbers that a position has
+  const int32_t* axis_of_pair = nullptr;  // [pairs]; which of them turns a pair; null: the first
 };
 
 // cosine, sine [rows, pairs]

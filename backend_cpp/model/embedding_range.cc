@@ -7,8 +7,8 @@ namespace turbomind {
 namespace {
 
 template <class T>
-void widen(const std::byte* from, int width, float* to) {
-  for (int i = 0; i < width; ++i) {
+void widen(const std::byte* from, int count, float* to) {
+  for (int i = 0; i < count; ++i) {
     T value;
     std::memcpy(&value, from + static_cast<size_t>(i) * sizeof(T), sizeof(T));
     to[i] = to_float(value);
@@ -28,15 +28,16 @@ size_t EmbeddingRows::count() const {
   return width > 0 && data.size() % row_bytes() == 0 ? data.size() / row_bytes() : 0;
 }
 
-void EmbeddingRows::read(int row, float* to) const {
-  const std::byte* from = data.data() + static_cast<size_t>(row) * row_bytes();
+void EmbeddingRows::read(int row, int first, int count, float* to) const {
+  const std::byte* from =
+      data.data() + static_cast<size_t>(row) * row_bytes() + static_cast<size_t>(first) * byte_size(type);
   switch (type) {
     case DType::kFloat32:
-      return widen<float>(from, width, to);
+      return widen<float>(from, count, to);
     case DType::kBFloat16:
-      return widen<bf16>(from, width, to);
+      return widen<bf16>(from, count, to);
     case DType::kFloat16:
-      return widen<half>(from, width, to);
+      return widen<half>(from, count, to);
   }
 }
 
@@ -46,6 +47,15 @@ std::span<const EmbeddingRange> ranges_within(std::span<const EmbeddingRange> ra
   const auto last =
       std::partition_point(first, ranges.end(), [end](const EmbeddingRange& range) { return range.begin < end; });
   return {first, last};
+}
+
+int position_shift(std::span<const EmbeddingRange> ranges, int token) {
+  int shift = 0;
+  for (const EmbeddingRange& range : ranges) {
+    if (range.end() > token) break;
+    shift += range.shift();
+  }
+  return shift;
 }
 
 }  // namespace turbomind

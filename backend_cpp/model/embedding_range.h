@@ -1,6 +1,7 @@
 // Rows that stand in place of token embeddings: those of pictures.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -20,6 +21,19 @@ std::optional<DType> dtype_of(std::string_view name);
 // A digest of what rows were made of: equal digests mean equal rows.
 using ContentDigest = std::array<uint8_t, 32>;
 
+// Where the tokens of a picture stand for a model whose positions have three axes (M-RoPE; Wang et al., 2024): on a
+// grid of frames, rows and columns, the columns of a row following each other. What comes behind the picture goes on
+// behind the grid's longest side.
+struct PictureGrid {
+  int frames = 0;  // 0: none; tokens follow each other as those of text do
+  int rows = 0;
+  int columns = 0;
+
+  bool is_given() const { return frames > 0; }
+  int longest_side() const { return std::max({frames, rows, columns}); }
+  bool operator==(const PictureGrid&) const = default;
+};
+
 // [rows, width], as the caller has them.
 struct EmbeddingRows {
   DType type = DType::kFloat32;
@@ -29,8 +43,8 @@ struct EmbeddingRows {
   size_t row_bytes() const { return static_cast<size_t>(width) * byte_size(type); }
   // 0 where the data is no whole number of rows.
   size_t count() const;
-  // The row as float32 [width].
-  void read(int row, float* to) const;
+  // `count` numbers of a row, from number `first` on, as float32.
+  void read(int row, int first, int count, float* to) const;
 };
 
 // The embeddings of `count` tokens from number `begin` on are rows 0, 1, ... What those tokens are called does not
@@ -40,11 +54,17 @@ struct EmbeddingRange {
   int count = 0;
   ContentDigest digest{};
   std::shared_ptr<const EmbeddingRows> rows;
+  PictureGrid grid{};
 
   int end() const { return begin + count; }
+  // By how much the positions behind it lie further on than its tokens' number says; mostly negative.
+  int shift() const { return grid.is_given() ? grid.longest_side() - count : 0; }
 };
 
 // The part of `ranges`, which ascend and do not overlap, that reaches into tokens [begin, end).
 std::span<const EmbeddingRange> ranges_within(std::span<const EmbeddingRange> ranges, int begin, int end);
+
+// The sum of shift() over those of `ranges` that end at `token` or before.
+int position_shift(std::span<const EmbeddingRange> ranges, int token);
 
 }  // namespace turbomind

@@ -25,6 +25,14 @@ struct StepSpan {
   const TokenChoice* choice = nullptr;
   // Rows in place of token embeddings that reach into the span, by position; only where the runner takes them.
   std::span<const EmbeddingRange> embeddings = {};
+  int position_shift = 0;  // of the ranges that end at or before first_position
+};
+
+// What a model that sees takes.
+struct PictureTraits {
+  int width = 0;             // numbers of a row: an embedding, then what is added behind each of the first layers
+  bool has_grid = false;     // positions have three axes: a range may have a grid
+  bool needs_whole = false;  // the tokens of a range see each other: all that are not cached come in one step
 };
 
 // In StepInput::tokens: what the step before chooses for its span number `index`.
@@ -83,8 +91,8 @@ class ModelRunner {
     (void)prompt_len;
     return 0;
   }
-  // Whether a sequence may have rows in place of token embeddings (StepSpan::embeddings).
-  virtual bool takes_embeddings() const { return false; }
+  // Of rows in place of token embeddings (StepSpan::embeddings); without a width, it takes none.
+  virtual PictureTraits pictures() const { return {}; }
   // Called once, before the first step.
   virtual void allocate_cache(int block_count, int block_len) = 0;
   // Whether it can choose tokens (StepSpan::choice). The next step may then begin before this one is taken, with tokens

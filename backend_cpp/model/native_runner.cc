@@ -60,10 +60,8 @@ NativeRunner::NativeRunner(std::unique_ptr<Operators> ops, const Shard& shard, c
       expert_mlp_(*ops_, spec_, max_rows),
       tokens_(*ops_, static_cast<size_t>(max_rows) * sizeof(int32_t)),
       outputs_(*ops_, static_cast<size_t>(max_rows) * sizeof(int32_t)),
-      embeddings_(*ops_, spec_.takes_embeddings
-                             ? static_cast<size_t>(max_rows) * static_cast<size_t>(spec_.hidden_size) * sizeof(float)
-                             : 0),
-      embedding_rows_(*ops_, spec_.takes_embeddings ? static_cast<size_t>(max_rows) * sizeof(int32_t) : 0),
+      embeddings_(*ops_, static_cast<size_t>(max_rows) * static_cast<size_t>(pictures().width) * sizeof(float)),
+      embedding_rows_(*ops_, spec_.pictures ? static_cast<size_t>(max_rows) * sizeof(int32_t) : 0),
       hidden_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
       normed_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
       mlp_input_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
@@ -100,6 +98,13 @@ void NativeRunner::prepare(const StepLimits& limits) {
   attention_.allocate_cache(*ops_, 0, limits.block_len);
 }
 
+PictureTraits NativeRunner::pictures() const {
+  if (!spec_.pictures) return {};
+  const bool has_grid =
+      std::any_of(spec_.ropes.begin(), spec_.ropes.end(), [](const RopeSpec& rope) { return !rope.axes.empty(); });
+  return {spec_.hidden_size * (1 + spec_.pictures->deepstack_layers), has_grid, spec_.pictures->whole_rows > 0};
+}
+
 int NativeRunner::window() const {
   const std::vector<int>& windows = spec_.attention.windows;
   const auto [narrowest, widest] = std::minmax_element(windows.begin(), windows.end());
@@ -120,10 +125,13 @@ void NativeRunner::begin(const StepInput& input) {
                 hidden_.as<float>());
     if (embedded > 0) {
       step.ops.scatter_rows(embeddings_.device<float>(), embedding_rows_.device<int32_t>(), embedded, spec_.hidden_size,
-                            hidden_.as<float>());
+                            hidden_.as<float>(), false);
     }
     attention_.fill_tables(step);
-    for (int layer = 0; layer < spec_.num_layers; ++layer) run_layer(step, layer);
+    for (int layer = 0; layer < spec_.num_layers; ++layer) {
+      run_layer(step, layer);
+      if (embedded > 0 && layer < spec_.pictures->deepstack_layers) add_deepstack(step, layer, embedded);
+    }
     gather_outputs(decodes ? computed : outputs.count());
     project(0, projected);
   });
@@ -184,21 +192,38 @@ NativeRunner::Outputs NativeRunner::stage_outputs(const StepInput& input) {
 }
 
 int NativeRunner::stage_embeddings(const StepInput& input) {
-  const auto width = static_cast<size_t>(spec_.hidden_size);
-  int count = 0;
+  struct Source {
+    const EmbeddingRows* rows;
+    int row;
+  };
+  std::vector<Source> sources;
   for (const StepSpan& span : input.spans) {
     const int end = span.first_position + span.count;
     for (const EmbeddingRange& range : span.embeddings) {
       for (int at = std::max(span.first_position, range.begin); at < std::min(end, range.end()); ++at) {
-        range.rows->read(at - range.begin, embeddings_.host<float>() + static_cast<size_t>(count) * width);
-        embedding_rows_.host<int32_t>()[count++] = span.first_row + at - span.first_position;
+        embedding_rows_.host<int32_t>()[sources.size()] = span.first_row + at - span.first_position;
+        sources.push_back({range.rows.get(), at - range.begin});
       }
     }
   }
-  if (count == 0) return 0;
-  embeddings_.upload(*ops_, static_cast<size_t>(count) * width * sizeof(float));
-  embedding_rows_.upload(*ops_, static_cast<size_t>(count) * sizeof(int32_t));
-  return count;
+  if (sources.empty()) return 0;
+  auto* to = embeddings_.host<float>();
+  const int parts = 1 + spec_.pictures->deepstack_layers;
+  for (int part = 0; part < parts; ++part) {
+    for (const Source& source : sources) {
+      source.rows->read(source.row, part * spec_.hidden_size, spec_.hidden_size, to);
+      to += spec_.hidden_size;
+    }
+  }
+  embeddings_.upload(*ops_, static_cast<size_t>(to - embeddings_.host<float>()) * sizeof(float));
+  embedding_rows_.upload(*ops_, sources.size() * sizeof(int32_t));
+  return static_cast<int>(sources.size());
+}
+
+void NativeRunner::add_deepstack(const StepContext& step, int layer, int count) {
+  const size_t part = static_cast<size_t>(count) * static_cast<size_t>(spec_.hidden_size);
+  step.ops.scatter_rows(embeddings_.device<float>() + static_cast<size_t>(1 + layer) * part,
+                        embedding_rows_.device<int32_t>(), count, spec_.hidden_size, hidden_.as<float>(), true);
 }
 
 void NativeRunner::run_layer(const StepContext& step, int index) {

@@ -28,7 +28,7 @@ class NativeRunner final : public ModelRunner {
   size_t free_cache_memory() override { return ops_->free_memory(); }
   int window() const override;
   int cache_variant(int prompt_len) const override { return attention_.cache_variant(prompt_len); }
-  bool takes_embeddings() const override { return spec_.takes_embeddings; }
+  PictureTraits pictures() const override;
   void allocate_cache(int block_count, int block_len) override {
     attention_.allocate_cache(*ops_, block_count, block_len);
   }
@@ -51,6 +51,8 @@ class NativeRunner final : public ModelRunner {
   Outputs stage_outputs(const StepInput& input);
   // Returns how many rows of the step take the place of token embeddings.
   int stage_embeddings(const StepInput& input);
+  // What `count` such rows add behind a layer.
+  void add_deepstack(const StepContext& step, int layer, int count);
   void run_layer(const StepContext& step, int index);
   // Adds what a half of the layer made, or both, in branch_, to the residual stream.
   void add_branch(const StepContext& step, const NormStorage& output_norm);
@@ -84,7 +86,7 @@ class NativeRunner final : public ModelRunner {
 
   Staged tokens_;                          // int32 [max_rows]
   Staged outputs_;                         // int32 [max_rows]; the rows whose logits are computed
-  Staged embeddings_;                      // float32 [max_rows, hidden_size], where the model takes them
+  Staged embeddings_;                      // float32 [1 + deepstack layers, rows, hidden_size], where it takes them
   Staged embedding_rows_;                  // int32 [max_rows]; their places in the step
   std::unique_ptr<TokenSampler> sampler_;  // null: the host chooses
   std::vector<int> choice_of_span_;        // of the step begun last

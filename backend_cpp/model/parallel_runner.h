@@ -31,7 +31,7 @@ class ParallelRunner final : public ModelRunner {
   size_t free_cache_memory() override;
   int window() const override { return ranks_.front()->window(); }
   int cache_variant(int prompt_len) const override { return ranks_.front()->cache_variant(prompt_len); }
-  bool takes_embeddings() const override { return ranks_.front()->takes_embeddings(); }
+  PictureTraits pictures() const override { return ranks_.front()->pictures(); }
   void allocate_cache(int block_count, int block_len) override;
   bool chooses_tokens() const override { return ranks_.front()->chooses_tokens(); }
   bool reserve(const TokenChoice& choice) override;

@@ -49,13 +49,38 @@ std::vector<float> stretched_frequencies(const RopeSpec& rope, int variant) {
   return rope.inv_freq;
 }
 
+// Positions of a span's rows [count, 3]: of text three times the same number, of pictures their places on the grid.
+void fill_grid_positions(const StepSpan& span, int32_t* positions) {
+  int shift = span.position_shift;
+  auto range = span.embeddings.begin();
+  for (int token = span.first_position; token < span.first_position + span.count; ++token, positions += 3) {
+    while (range != span.embeddings.end() && range->end() <= token) shift += (range++)->shift();
+    const bool is_on_grid = range != span.embeddings.end() && token >= range->begin && range->grid.is_given();
+    if (!is_on_grid) {
+      std::fill_n(positions, 3, token + shift);
+      continue;
+    }
+    const PictureGrid& grid = range->grid;
+    const int place = token - range->begin;
+    positions[0] = range->begin + shift + place / (grid.rows * grid.columns);
+    positions[1] = range->begin + shift + place / grid.columns % grid.rows;
+    positions[2] = range->begin + shift + place % grid.columns;
+  }
+}
+
+int axes_of(const std::vector<RopeSpec>& ropes) {
+  return std::any_of(ropes.begin(), ropes.end(), [](const RopeSpec& rope) { return !rope.axes.empty(); }) ? 3 : 1;
+}
+
 }  // namespace
 
 RopeTables::RopeTables(Operators& ops, std::vector<RopeSpec> ropes, int max_rows)
-    : ropes_(std::move(ropes)), positions_(ops, static_cast<size_t>(max_rows) * sizeof(int32_t)) {
+    : ropes_(std::move(ropes)),
+      axes_(axes_of(ropes_)),
+      positions_(ops, static_cast<size_t>(max_rows) * static_cast<size_t>(axes_) * sizeof(int32_t)) {
   for (const RopeSpec& rope : ropes_) {
     const int pairs = static_cast<int>(rope.inv_freq.size());
-    Buffers buffers{float_buffer(ops, max_rows, pairs), float_buffer(ops, max_rows, pairs), {}, {}, {}, 0};
+    Buffers buffers{float_buffer(ops, max_rows, pairs), float_buffer(ops, max_rows, pairs), {}, {}, {}, {}, 0};
     const bool is_stretched = rope.stretch.kind != StretchKind::kNone;
     const size_t set_bytes = static_cast<size_t>(pairs) * sizeof(float);
     buffers.frequencies = Staged(ops, set_bytes * static_cast<size_t>(is_stretched ? max_rows : 1));
@@ -64,6 +89,12 @@ RopeTables::RopeTables(Operators& ops, std::vector<RopeSpec> ropes, int max_rows
     } else {
       std::copy(rope.inv_freq.begin(), rope.inv_freq.end(), buffers.frequencies.host<float>());
       buffers.frequencies.upload(ops, set_bytes);
+    }
+    if (!rope.axes.empty()) {
+      const size_t bytes = rope.axes.size() * sizeof(int32_t);
+      buffers.axes = Staged(ops, bytes);
+      std::copy(rope.axes.begin(), rope.axes.end(), buffers.axes.host<int32_t>());
+      buffers.axes.upload(ops, bytes);
     }
     buffers_.push_back(std::move(buffers));
   }
@@ -76,14 +107,22 @@ int RopeTables::variant(int prompt_len) const {
 }
 
 void RopeTables::stage(Operators& ops, const StepInput& input) {
-  for (const StepSpan& span : input.spans) {
-    int32_t* positions = positions_.host<int32_t>() + span.first_row;
-    std::iota(positions, positions + span.count, span.first_position);
-  }
-  positions_.upload(ops, input.tokens.size() * sizeof(int32_t));
+  stage_positions(ops, input);
   for (size_t index = 0; index < ropes_.size(); ++index) {
     if (ropes_[index].stretch.kind != StretchKind::kNone) stage_sets(ops, index, input);
   }
+}
+
+void RopeTables::stage_positions(Operators& ops, const StepInput& input) {
+  for (const StepSpan& span : input.spans) {
+    int32_t* positions = positions_.host<int32_t>() + span.first_row * axes_;
+    if (axes_ == 1) {
+      std::iota(positions, positions + span.count, span.first_position);
+    } else {
+      fill_grid_positions(span, positions);
+    }
+  }
+  positions_.upload(ops, input.tokens.size() * static_cast<size_t>(axes_) * sizeof(int32_t));
 }
 
 const std::vector<float>& RopeTables::frequencies(size_t index, int variant) {
@@ -118,9 +157,10 @@ void RopeTables::stage_sets(Operators& ops, size_t index, const StepInput& input
 void RopeTables::fill(Operators& ops, int rows) {
   for (size_t index = 0; index < ropes_.size(); ++index) {
     const Buffers& buffers = buffers_[index];
-    const RopeAngles angles{positions_.device<int32_t>(), buffers.sets.device<int32_t>(),
+    const RopeAngles angles{positions_.device<int32_t>(),        buffers.sets.device<int32_t>(),
                             buffers.frequencies.device<float>(), static_cast<int>(ropes_[index].inv_freq.size()),
-                            ropes_[index].attention_scaling};
+                            ropes_[index].attention_scaling,     axes_,
+                            buffers.axes.device<int32_t>()};
     ops.rope_table(angles, rows, buffers.cosine.as<float>(), buffers.sine.as<float>());
   }
 }

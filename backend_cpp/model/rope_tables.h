@@ -34,15 +34,18 @@ class RopeTables {
     AlignedBuffer sine;
     Staged frequencies;            // float32 [sets, pairs]; of a step, or, without a stretch, of all
     Staged sets;                   // int32 [max_rows]; which set a row has. Empty without a stretch
+    Staged axes;                   // int32 [pairs]; empty where positions have one
     std::vector<float> stretched;  // the set of the variant last used
     int variant = 0;
   };
   const std::vector<float>& frequencies(size_t index, int variant);
+  void stage_positions(Operators& ops, const StepInput& input);
   void stage_sets(Operators& ops, size_t index, const StepInput& input);
 
   std::vector<RopeSpec> ropes_;
   std::vector<Buffers> buffers_;
-  Staged positions_;  // int32 [max_rows]
+  int axes_;          // numbers of a position
+  Staged positions_;  // int32 [max_rows, axes_]
 };
 
 }  // namespace turbomind

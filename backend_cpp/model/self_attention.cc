@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <utility>
 
 namespace turbomind {
@@ -25,7 +26,9 @@ SelfAttention::SelfAttention(Operators& ops, const ModelSpec& spec, CacheType ca
                  (spec.attention.mla ? 0 : shape_.num_kv_heads * shape_.value_dim)),
       qkv_(float_buffer(ops, max_rows, row_width_)),
       attended_(float_buffer(ops, max_rows, spec.num_heads * shape_.value_dim)),
-      query_factors_(ops, static_cast<size_t>(max_rows) * sizeof(float)) {
+      query_factors_(ops, static_cast<size_t>(max_rows) * sizeof(float)),
+      sights_(ops,
+              spec.pictures && spec.pictures->whole_rows > 0 ? static_cast<size_t>(max_rows) * sizeof(int32_t) : 0) {
   if (const auto& mla = spec.attention.mla) {
     latent_.emplace(ops, spec, max_rows);
     expanded_ = float_buffer(ops, max_rows, spec.num_heads * mla->value_dim);
@@ -62,6 +65,10 @@ void SelfAttention::begin_step(Operators& ops, const StepInput& input) {
   params_.num_heads = spec_.num_heads;
   params_.softcap = spec_.attention.softcap;
   params_.alibi_slopes = alibi_slopes_.as<float>();
+  if (sights_.size() > 0) {
+    fill_sights(ops, input);
+    params_.sights = sights_.device<int32_t>();
+  }
 }
 
 void SelfAttention::fill_query_factors(Operators& ops, const StepInput& input) {
@@ -74,6 +81,19 @@ void SelfAttention::fill_query_factors(Operators& ops, const StepInput& input) {
     }
   }
   query_factors_.upload(ops, input.tokens.size() * sizeof(float));
+}
+
+// The tokens of a picture see all of it, others up to themselves.
+void SelfAttention::fill_sights(Operators& ops, const StepInput& input) {
+  for (const StepSpan& span : input.spans) {
+    int32_t* sights = sights_.host<int32_t>() + span.first_row;
+    std::iota(sights, sights + span.count, span.first_position + 1);
+    for (const EmbeddingRange& range : span.embeddings) {
+      const int begin = std::max(range.begin, span.first_position);
+      std::fill_n(sights + begin - span.first_position, range.end() - begin, range.end());
+    }
+  }
+  sights_.upload(ops, input.tokens.size() * sizeof(int32_t));
 }
 
 SelfAttention::Heads SelfAttention::heads(int rows) const {

@@ -39,6 +39,7 @@ class SelfAttention {
   Heads heads(int rows) const;
   void project(const StepContext& step, const AttentionWeights& weights, const float* x, const Heads& heads);
   void fill_query_factors(Operators& ops, const StepInput& input);
+  void fill_sights(Operators& ops, const StepInput& input);
 
   ModelSpec spec_;
   std::optional<LatentAttention> latent_;
@@ -53,6 +54,7 @@ class SelfAttention {
   AlignedBuffer expanded_;      // [max_rows, heads mla.value_dim], of latent attention
   AlignedBuffer alibi_slopes_;  // [heads], or empty
   Staged query_factors_;        // float32 [max_rows]
+  Staged sights_;               // int32 [max_rows], where pictures see ahead
 };
 
 }  // namespace turbomind

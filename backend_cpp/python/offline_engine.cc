@@ -73,7 +73,8 @@ std::optional<SessionParams> read_session(const py::dict& params) {
 }
 
 EmbeddingRange read_embedding(const py::handle& given) {
-  const auto [begin, rows, type, digest] = given.cast<std::tuple<int, py::array, std::string, std::string>>();
+  using Given = std::tuple<int, py::array, std::string, std::string, std::array<int, 3>>;
+  const auto [begin, rows, type, digest, grid] = given.cast<Given>();
   EmbeddingRange range;
   const py::array array = py::array::ensure(rows, py::array::c_style);
   const std::optional<DType> dtype = dtype_of(type);
@@ -85,6 +86,7 @@ EmbeddingRange read_embedding(const py::handle& given) {
   }
   range.begin = begin;
   range.count = static_cast<int>(array.shape(0));
+  range.grid = {grid[0], grid[1], grid[2]};
   std::copy_n(digest.begin(), range.digest.size(), range.digest.begin());
   const auto* bytes = static_cast<const std::byte*>(array.data());
   range.rows = std::make_shared<const EmbeddingRows>(

@@ -34,6 +34,7 @@ class StubRunner final : public ModelRunner {
   std::function<void(int)> on_step = [](int) {};
   // Token whose prediction gives NaN logits; -1: none.
   int32_t poison = -1;
+  PictureTraits traits{.width = 1};
   // Steps that began before the one before was taken.
   std::atomic<int> steps_ahead{0};
 
@@ -46,7 +47,7 @@ class StubRunner final : public ModelRunner {
     cache_.assign(static_cast<size_t>(block_count) * block_len, -1);
   }
 
-  bool takes_embeddings() const override { return true; }
+  PictureTraits pictures() const override { return traits; }
   bool chooses_tokens() const override { return chooses_; }
 
   void begin(const StepInput& input) override {
@@ -67,11 +68,13 @@ class StubRunner final : public ModelRunner {
       }
       // A row in place of a token is that token's number.
       for (const EmbeddingRange& range : span.embeddings) {
+        if (traits.needs_whole && range.end() > span.first_position + span.count)
+          throw std::logic_error("a cut picture");
         for (int row = 0; row < range.count; ++row) {
           const int position = range.begin + row;
           if (position < span.first_position || position >= span.first_position + span.count) continue;
           float value = 0;
-          range.rows->read(row, &value);
+          range.rows->read(row, 0, 1, &value);
           slot(span, position) = static_cast<int32_t>(value);
         }
       }

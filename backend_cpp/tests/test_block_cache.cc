@@ -84,7 +84,7 @@ TEST(colliding_hashes_never_serve_another_picture) {
   CHECK_EQUAL(covered({}), 0);                 // the tokens alone
   CHECK_EQUAL(covered(pictures(1, 6, 2)), 0);  // another picture
   CHECK_EQUAL(covered(pictures(0, 6, 1)), 0);  // at another place
-  CHECK_EQUAL(covered(pictures(1, 5, 1)), 4);  // a shorter one
+  CHECK_EQUAL(covered(pictures(1, 5, 1)), 0);  // a shorter one: its rows may have seen each other
   cache.release(blocks);
   cache.check_invariants();
 }

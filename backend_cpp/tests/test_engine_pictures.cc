@@ -48,6 +48,12 @@ struct Shown {
   std::vector<int32_t> meant;
 };
 
+std::unique_ptr<StubRunner> stub_with(PictureTraits traits) {
+  auto runner = std::make_unique<StubRunner>();
+  runner->traits = traits;
+  return runner;
+}
+
 }  // namespace
 
 ENGINE_TEST(rows_take_the_place_of_tokens_in_chunks_and_beside_text) {
@@ -72,6 +78,73 @@ ENGINE_TEST(rows_take_the_place_of_tokens_in_chunks_and_beside_text) {
       CHECK(collector.wait(id, index).tokens == expected_answer(meant[id - 1], 9));
     }
   }
+}
+
+ENGINE_TEST(a_picture_whose_tokens_see_each_other_comes_in_one_step) {
+  EngineConfig config = small_config();
+  config.max_step_tokens = 13;
+  config.max_batch_size = 4;
+  config.block_count = 24;  // some are preempted
+  config.session_len = 64;
+  config.enable_prefix_caching = true;
+  Collector collector;
+  Engine engine(config, stub_with({.width = 1, .needs_whole = true}), letters());
+  std::mt19937 random(8);
+  std::vector<std::vector<int32_t>> meant;
+  for (RequestId id = 1; id <= 24; ++id) {
+    // Every other prompt begins as the one before, so that blocks end within a picture that is not cached whole.
+    if (id % 2 == 1) random.seed(id);
+    std::vector<int32_t> before = random_prompt(random, static_cast<int>(id / 2 % 7));
+    const std::vector<int32_t> rows = random_prompt(random, 9);
+    if (id % 2 == 0) random.seed(id);
+    const Shown shown(std::move(before), rows, random_prompt(random, static_cast<int>(id % 9)));
+    meant.push_back(shown.meant);
+    engine.submit(shown.request(id, 15, collector.callback()));
+  }
+  for (RequestId id = 1; id <= 24; ++id) CHECK(collector.wait(id).tokens == expected_answer(meant[id - 1], 15));
+  CHECK(engine.stats().tokens_matched > 0);
+  Request large = make_request(99, std::vector<int32_t>(12, 2), 2, collector.callback());
+  large.embeddings = {picture(1, std::vector<int32_t>(10, 3))};  // beside 4 decoding sequences there are 9 rows
+  CHECK(error_of([&] { engine.submit(std::move(large)); }) == ErrorCode::kInvalidArgument);
+}
+
+ENGINE_TEST(blocks_are_shared_only_by_pictures_on_the_same_grid) {
+  EngineConfig config = small_config();
+  config.enable_prefix_caching = true;
+  Collector collector;
+  Engine engine(config, stub_with({.width = 1, .has_grid = true}), letters());
+  const Shown shown({1, 2, 3, 4}, {7, 8, 9, 10, 11, 12, 13, 14}, {5, 6});
+  RequestId id = 0;
+  const auto matched = [&](PictureGrid grid) {
+    const int64_t before = engine.stats().tokens_matched;
+    Request request = shown.request(++id, 4, collector.callback());
+    request.embeddings[0].grid = grid;
+    engine.submit(std::move(request));
+    CHECK(collector.wait(id).tokens == expected_answer(shown.meant, 4));
+    return engine.stats().tokens_matched - before;
+  };
+  CHECK_EQUAL(matched({1, 2, 4}), 0);
+  CHECK_EQUAL(matched({1, 2, 4}), 12);
+  CHECK_EQUAL(matched({1, 4, 2}), 4);
+  CHECK_EQUAL(matched({}), 4);
+}
+
+ENGINE_TEST(grids_that_do_not_fit_are_refused) {
+  Collector collector;
+  Engine with_grid(small_config(), stub_with({.width = 1, .has_grid = true}), letters());
+  Engine without(small_config(), std::make_unique<StubRunner>(), letters());
+  const auto refused = [&](Engine& engine, PictureGrid grid) {
+    Request request = make_request(1, std::vector<int32_t>(8, 2), 2, {});
+    request.embeddings = {picture(1, {3, 4, 5, 6})};
+    request.embeddings[0].grid = grid;
+    return error_of([&] { engine.submit(std::move(request)); }) == ErrorCode::kInvalidArgument;
+  };
+  CHECK(refused(without, {1, 2, 2}));
+  CHECK(refused(with_grid, {1, 2, 3}));
+  CHECK(refused(with_grid, {0, 2, 2}));
+  CHECK(refused(with_grid, {-1, -2, 2}));
+  CHECK(refused(with_grid, {1 << 30, 1 << 30, 4}));
+  CHECK(refused(with_grid, {0, 0, 4}));
 }
 
 ENGINE_TEST(a_preempted_picture_is_computed_again) {

@@ -190,7 +190,7 @@ void ModelState::start(const RequestReader& reader, const std::shared_ptr<Respon
   }
   Request request;
   request.input_ids = reader.input_ids();
-  request.embeddings = reader.embeddings(engine_->hidden_size());
+  request.embeddings = reader.embeddings(engine_->embedding_width());
   request.params = reader.params();
   request.session = reader.session();
   request.priority = reader.priority();

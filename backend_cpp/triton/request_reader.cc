@@ -228,6 +228,8 @@ std::vector<EmbeddingRange> RequestReader::embeddings(int width) const {
   const std::vector<uint8_t> digests = values<uint8_t>("embedding_digests", TRITONSERVER_TYPE_UINT8);
   const std::vector<uint8_t> rows = values<uint8_t>("embeddings", TRITONSERVER_TYPE_UINT8);
   const std::vector<std::string> names = strings("embedding_dtype");
+  const std::vector<int32_t> grids =
+      has("embedding_grids") ? values<int32_t>("embedding_grids", TRITONSERVER_TYPE_INT32) : std::vector<int32_t>();
   const std::optional<DType> type = names.size() == 1 ? dtype_of(names[0]) : std::nullopt;
   if (!type) throw invalid_argument("embedding_dtype must be float32, bfloat16 or float16");
   const size_t row_bytes = static_cast<size_t>(width) * byte_size(*type);
@@ -237,6 +239,9 @@ std::vector<EmbeddingRange> RequestReader::embeddings(int width) const {
     EmbeddingRange range;
     range.begin = bounds[i];
     range.count = bounds[i + 1];
+    if (const size_t grid_at = i / 2 * 3; grid_at + 3 <= grids.size()) {
+      range.grid = {grids[grid_at], grids[grid_at + 1], grids[grid_at + 2]};
+    }
     const size_t digest_at = i / 2 * range.digest.size();
     if (range.count < 1 || static_cast<size_t>(range.count) > left || digest_at + range.digest.size() > digests.size())
       break;
@@ -251,6 +256,9 @@ std::vector<EmbeddingRange> RequestReader::embeddings(int width) const {
     throw invalid_argument("embedding_ranges must be pairs of first token and count, with a row of " +
                            std::to_string(width) +
                            " numbers for each token in embeddings and 32 bytes for each pair in embedding_digests");
+  }
+  if (!grids.empty() && grids.size() != ranges.size() * 3) {
+    throw invalid_argument("embedding_grids must have frames, rows and columns for each of embedding_ranges");
   }
   return ranges;
 }

@@ -182,7 +182,7 @@ class Engine:
         if session is not None:
             params["session"] = (session.session_id, session.start, session.end, False, session.step)
         if pictures:
-            params["embeddings"] = [(p.begin, p.rows, p.dtype, p.digest) for p in pictures]
+            params["embeddings"] = [(p.begin, p.rows, p.dtype, p.digest, p.grid) for p in pictures]
         params["stream"] = stream
         return self._submit(list(input_ids), params, on_output)
 

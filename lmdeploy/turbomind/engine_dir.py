@@ -103,7 +103,7 @@ def write_engine_dir(model_dir: Path, model_name: str, target: Path) -> EngineDi
     choose_templates(model_dir, tokenizer).write(copies)
     tokenizer.token_bytes(description.spec.vocab_size).write(target / "token_bytes.bin")
     (target / "manifest.json").write_text(description.manifest.to_json(), encoding="utf-8")
-    if description.spec.takes_embeddings:
+    if description.spec.pictures is not None:
         (target / _VISION).write_text(json.dumps({"checkpoint": str(model_dir)}), encoding="utf-8")
     (target / "spec.json").write_text(description.spec.to_json(), encoding="utf-8")
     return EngineDir(target, description.spec)

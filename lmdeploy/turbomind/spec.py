@@ -248,6 +248,9 @@ class RopeSpec:
         Factor of cos and sin (YaRN, longrope).
     is_interleaved
         Pairs are neighbours, 2 i and 2 i + 1; otherwise i and i + len(inv_freq).
+    axes
+        Which of a position's three numbers (frame, row, column) turns each pair (M-RoPE; Wang et al., 2024,
+        arXiv 2409.12191); empty: positions have one number.
     stretch
         What changes with the prompt's length.
     """
@@ -257,6 +260,24 @@ class RopeSpec:
     attention_scaling: float = 1.0
     is_interleaved: bool = False
     stretch: StretchSpec | None = None
+    axes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class PicturesSpec:
+    """A model that sees: rows that a request brings may take the place of token embeddings, unscaled.
+
+    Parameters
+    ----------
+    deepstack_layers
+        Behind each of so many first layers, further numbers of a picture's rows are added to the residual stream
+        (DeepStack; Meng et al., 2024, arXiv 2406.04334): a row is ``(1 + deepstack_layers) hidden_size`` wide.
+    whole_rows
+        Tokens of a picture, where these see all of it; 0: they see what is before them, as those of text do.
+    """
+
+    deepstack_layers: int = 0
+    whole_rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -291,8 +312,8 @@ class ModelSpec:
         The rotary embeddings, and for each layer which of them it uses, -1: none. Empty: the first, if there is one.
     embedding_scale
         Factor of the token embeddings.
-    takes_embeddings
-        Whether rows that a request brings may take the place of token embeddings, unscaled: the model sees pictures.
+    pictures
+        How the model sees; None: it reads text only.
     """
 
     architecture: str
@@ -318,7 +339,7 @@ class ModelSpec:
     layer_ropes: tuple[int, ...] = ()
     output: OutputSpec = OutputSpec()
     embedding_scale: float = 1.0
-    takes_embeddings: bool = False
+    pictures: PicturesSpec | None = None
 
     def __post_init__(self) -> None:
         problems = problems_of(self)

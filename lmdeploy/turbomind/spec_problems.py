@@ -106,6 +106,12 @@ def _parts(spec: "ModelSpec") -> Iterator[str]:
         yield from _rope_problems(rope, rotated)
     if spec.attention.mla:
         yield from _mla_problems(spec.attention.mla)
+    if spec.pictures and not 0 <= spec.pictures.deepstack_layers <= spec.num_layers:
+        yield f"pictures.deepstack_layers must be 0 to num_layers, got {spec.pictures.deepstack_layers}"
+    if spec.pictures and spec.pictures.whole_rows:
+        yield from size_problems({"pictures.whole_rows": spec.pictures.whole_rows})
+        if spec.attention.alibi_slopes:
+            yield "pictures.whole_rows cannot be had with attention.alibi_slopes"
     if spec.moe and not spec.mlp.is_gated:
         yield "moe needs mlp.is_gated"
     if spec.moe:
@@ -120,6 +126,8 @@ def _rope_problems(rope: "RopeSpec", head_dim: int) -> Iterator[str]:
     stretched = rope.stretch.inv_freq if rope.stretch else ()
     if not all(0 < frequency < math.inf for frequency in (*rope.inv_freq, *stretched)):
         yield "rope.inv_freq must be finite and > 0"
+    if rope.axes and (len(rope.axes) != len(rope.inv_freq) or not set(rope.axes) <= {0, 1, 2} or rope.stretch):
+        yield f"rope.axes must have {len(rope.inv_freq)} values from 0 to 2, without a stretch, got {rope.axes}"
     if rope.stretch is None:
         return
     yield from _choice("rope.stretch.kind", rope.stretch.kind, STRETCHES)

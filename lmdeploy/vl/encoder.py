@@ -80,7 +80,7 @@ class VisionEncoder:
         result = []
         for picture in pictures:
             rows = self.rows(picture.image, picture.options, picture.digest)
-            result += cut(picture, rows)
+            result += cut(picture, rows, self._family.grid(self._part, picture.image.size, picture.options))
         return result
 
     def _compute(self, picture: Image, options: Options) -> Rows:
@@ -102,8 +102,8 @@ class VisionEncoder:
             self._used -= oldest.values.nbytes
 
 
-def cut(picture: PlacedPicture, rows: Rows) -> list[PictureRows]:
-    """Return a picture's rows run by run, as its places are.
+def cut(picture: PlacedPicture, rows: Rows, grid: tuple[int, int, int]) -> list[PictureRows]:
+    """Return a picture's rows run by run, as its places are; with a grid it has one.
 
     Raises
     ------
@@ -116,7 +116,7 @@ def cut(picture: PlacedPicture, rows: Rows) -> list[PictureRows]:
     result, first = [], 0
     for begin, length in picture.runs:
         digest = hashlib.sha256(picture.digest + first.to_bytes(4, "little")).digest()
-        result.append(PictureRows(begin, rows.values[first : first + length], digest, rows.dtype))
+        result.append(PictureRows(begin, rows.values[first : first + length], digest, rows.dtype, grid))
         first += length
     return result
 

@@ -57,6 +57,7 @@ class PictureWriter:
         rules: SourceRules,
     ) -> None:
         self.family, self.part, self.rules = family, part, rules
+        self.mark = family.mark or family.token
         ids = tokenizer.ids_of((family.token, *family.words))
         if ids[0] is None:
             raise ValueError(f"the tokenizer has no token {family.token}, which stands for pictures")
@@ -67,7 +68,7 @@ class PictureWriter:
             word: tokenizer.encode(word[0], add_bos=False) + tokenizer.encode(word[1:], add_bos=False)
             for word in self.words
         }
-        self._writes_pictures = _writes_pictures(template, family.token)
+        self._writes_pictures = _writes_pictures(template, self.mark)
         # Characters of the private use area, and what nobody can guess.
         nonce = secrets.token_hex(8)
         self._guards = {word: f"\ue0f0{nonce}.{i}\ue0f1" for i, word in enumerate(self.words)}
@@ -188,7 +189,7 @@ class Conversation:
             if word is not None:
                 pieces.append(word)
                 self._words.append((word, _USERS))
-            elif match[0] == writer.family.token and seen < len(self._pictures):
+            elif match[0] == writer.mark and seen < len(self._pictures):
                 expansion = self._expansion(self._pictures[seen])
                 pieces.append(expansion)
                 self._words += [(found[0], seen) for found in writer.any_word.finditer(expansion)]
@@ -251,11 +252,11 @@ def _runs(places: Sequence[int]) -> Iterator[tuple[int, int]]:
             begin = i
 
 
-def _writes_pictures(template: ChatTemplate, token: str) -> bool:
-    """Return whether a template writes pictures itself, each as one token."""
+def _writes_pictures(template: ChatTemplate, mark: str) -> bool:
+    """Return whether a template writes pictures itself, each as one mark."""
     turn = {"role": "user", "content": Parts([{"type": "image"}, {"type": "text", "text": "-"}])}
     try:
-        return template.render([turn]).count(token) == 1
+        return template.render([turn]).count(mark) == 1
     except (ValueError, TypeError):
         return False
 

@@ -21,7 +21,7 @@ from tests.support.gateways import running_gateway
 from tests.support.metrics import engine_metrics
 from tests.support.pictures import data_url, file_of, picture
 from tests.support.servers import running_triton
-from tests.support.tiny_vision_models import make_tiny_llava_next
+from tests.support.tiny_vision_models import make_tiny_llava_next, make_tiny_qwen_vl
 from tests.support.waiting import eventually_sync
 
 pytestmark = pytest.mark.e2e
@@ -120,6 +120,23 @@ def test_openais_client_gets_the_answers_of_the_offline_pipeline(
     assert ask(client, content("what?", data_url(TWO))) == offline["two"]
     assert ask(client, content("what?", data_url(ONE), data_url(TWO))) == offline["both"]
     assert ask(client, [{"role": "user", "content": "only a text"}]) == offline["text"]
+
+
+def test_positions_of_three_axes_and_deeper_features_reach_the_engine(tmp_path: Path) -> None:
+    model = make_tiny_qwen_vl(tmp_path / "tiny-qwen", kind="Qwen3VL")
+    config = GenerationConfig(max_new_tokens=TOKENS, do_sample=False, ignore_eos=True)
+    with pipeline(str(model), TurbomindEngineConfig(dtype="float32", **ENGINE)) as pipe:
+        expected = [pipe(("what?", one), config).text for one in (ONE, TWO)]
+    assert expected[0] != expected[1], "the picture makes no difference"
+    with running_triton(model, **ENGINE) as server:
+        for one, text in zip((ONE, TWO), expected, strict=True):
+            body = {
+                "messages": json.dumps(content("what?", data_url(one))),
+                "max_new_tokens": TOKENS,
+                "ignore_eos": True,
+            }
+            url = f"http://{server.http_address}/v2/models/ensemble_pictures/generate"
+            assert httpx.post(url, json=body, timeout=60, trust_env=False).json()["text_output"] == text
 
 
 def test_an_answer_is_streamed_and_counts_the_pictures_tokens(client: openai.OpenAI, offline: dict[str, str]) -> None:

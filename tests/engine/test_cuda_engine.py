@@ -5,6 +5,8 @@ CPU, which tests/engine holds against `transformers`.
 """
 
 import ctypes
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from tests.kernels.device import cuda_devices, load_module
 from tests.support.pictures import picture
 from tests.support.scaled_checkpoints import FLOAT8, Form, quantize_checkpoint
 from tests.support.tiny_models import make_small, make_tiny
-from tests.support.tiny_vision_models import make_tiny_llava
+from tests.support.tiny_vision_models import make_tiny_gemma3, make_tiny_llava, make_tiny_qwen_vl
 from tests.support.token_engine import TokenEngine, relative_error
 
 # Between them: windows, soft caps, output norms; ALiBi, LayerNorm; sinks, experts; latent attention, shared experts.
@@ -217,8 +219,13 @@ def test_where_cuda_cannot_be_had_the_error_says_why(tmp_path: Path) -> None:
         TokenEngine(directory, device="cuda")
 
 
-def test_pictures_are_seen_as_on_the_cpu(tmp_path: Path, on_cuda: int) -> None:
-    directory = make_tiny_llava(tmp_path / "model")
+@pytest.mark.parametrize(
+    "make",
+    [make_tiny_llava, partial(make_tiny_qwen_vl, kind="Qwen3VL"), make_tiny_gemma3],
+    ids=["plain", "grid", "ahead"],
+)
+def test_pictures_are_seen_as_on_the_cpu(tmp_path: Path, on_cuda: int, make: Callable[[Path], Path]) -> None:
+    directory = make(tmp_path / "model")
     prompts = [("what is it?", picture(40, 60)), "only a text", ("what is it?", [picture(40, 60, 1), picture(9, 9)])]
     config = GenerationConfig(max_new_tokens=3, do_sample=False, output_logits="all", ignore_eos=True)
 

@@ -16,7 +16,6 @@ from PIL import Image
 
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from lmdeploy.offline.async_engine import AsyncEngine
-from tests.support import tiny_own_layouts as own
 from tests.support import tiny_vision_models as tiny
 from tests.support.pictures import picture
 from tests.support.token_engine import relative_error
@@ -42,11 +41,7 @@ class Case:
     )
     sizes: tuple[tuple[int, int], ...] = ((40, 60), (90, 31), (28, 28))
     together: bool = False  # a picture is processed as one of all in the prompt
-
-
-def _cropped(processor: Any, config: Any, image: Image.Image) -> dict[str, Any]:
-    inputs: dict[str, Any] = processor(images=image, crop_to_patches=True, return_tensors="pt")
-    return inputs
+    types: str = ""  # the argument by which `transformers` is told which tokens are of pictures, if it has to be
 
 
 CASES = {
@@ -60,15 +55,9 @@ CASES = {
     "Pixtral": Case(tiny.make_tiny_pixtral),
     "DeepSeek-VL": Case(tiny.make_tiny_deepseek_vl),
     "DeepSeek-VL of two sizes": Case(tiny.make_tiny_deepseek_vl_hybrid),
-    "InternVL": Case(tiny.make_tiny_internvl, _cropped),
-    "InternVL as its authors publish it": Case(own.make_tiny_internvl_chat, _cropped),
-    "InternVL with InternLM2 and a tower of 6B's kind": Case(
-        functools.partial(own.make_tiny_internvl_chat, text="internlm2", normed=True), _cropped
-    ),
-    "LLaVA 1.5 as its authors publish it": Case(own.make_tiny_llava_original),
-    "LLaVA 1.6 as its authors publish it": Case(functools.partial(own.make_tiny_llava_original, tiles=True)),
-    "LLaVA 1.6 on Mistral as its authors publish it": Case(
-        functools.partial(own.make_tiny_llava_original, kind="mistral", tiles=True)
+    "InternVL": Case(
+        tiny.make_tiny_internvl,
+        lambda processor, config, image: processor(images=image, crop_to_patches=True, return_tensors="pt"),
     ),
     "Idefics 3": Case(
         tiny.make_tiny_idefics3, lambda processor, config, image: processor(images=[[image]], return_tensors="pt")
@@ -81,6 +70,21 @@ CASES = {
         tiny.make_tiny_mistral3,
         lambda processor, config, image: processor(images=image, patch_size=28, return_tensors="pt"),
         sizes=((40, 60), (90, 31), (300, 150)),
+    ),
+    "Qwen2-VL": Case(tiny.make_tiny_qwen_vl, sizes=((40, 60), (90, 31), (300, 150)), types="mm_token_type_ids"),
+    "Qwen2.5-VL": Case(
+        functools.partial(tiny.make_tiny_qwen_vl, kind="Qwen2_5_VL"),
+        sizes=((40, 60), (90, 31), (300, 150)),
+        types="mm_token_type_ids",
+    ),
+    "Qwen3-VL": Case(
+        functools.partial(tiny.make_tiny_qwen_vl, kind="Qwen3VL"),
+        sizes=((40, 60), (90, 31), (300, 150)),
+        types="mm_token_type_ids",
+    ),
+    "Gemma 3": Case(tiny.make_tiny_gemma3, types="token_type_ids"),
+    "Gemma 3, pictures longer than the window": Case(
+        functools.partial(tiny.make_tiny_gemma3, window=9), types="token_type_ids"
     ),
 }
 
@@ -96,14 +100,18 @@ class Seeing:
 
     def logits(self, ids: list[int], images: list[Image.Image]) -> torch.Tensor:
         """Return what `transformers` says of each token."""
-        shown: list[Any] = [images] if self.case.together else images
+        shown: list[Any] = [images] if self.case.together and images else images
         given = [self.case.inputs(self.processor, self.theirs.config, image) for image in shown]
-        arguments = {name: torch.cat([one[name] for one in given]) for name in given[0] if "pixel" in name}
-        for name in ("image_sizes", "batch_num_images"):
-            if name in given[0]:
-                arguments[name] = torch.cat([torch.as_tensor(one[name]) for one in given])
+        arguments = {
+            name: torch.cat([torch.as_tensor(one[name]) for one in given])
+            for name in (given[0] if given else {})
+            if "pixel" in name or name in ("image_sizes", "image_grid_thw", "batch_num_images")
+        }
+        tokens = torch.tensor([ids])
+        if self.case.types:
+            arguments[self.case.types] = (tokens == self.theirs.config.image_token_id).int()
         with torch.inference_mode():
-            return self.theirs(input_ids=torch.tensor([ids]), **arguments).logits[0]
+            return self.theirs(input_ids=tokens, **arguments).logits[0]
 
     def engine(self, **settings: Any) -> AsyncEngine:
         return pipeline(str(self.directory), TurbomindEngineConfig(**(SETTINGS | settings)))
@@ -113,9 +121,8 @@ class Seeing:
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Case, Seeing]:
     case = CASES[request.param]
     directory = case.make(tmp_path_factory.mktemp("seeing") / "model")
-    native = own.native_of(directory) if own.native_of(directory).is_dir() else directory
-    theirs = transformers.AutoModelForImageTextToText.from_pretrained(native, dtype=torch.float32)
-    processor = transformers.AutoImageProcessor.from_pretrained(native)
+    theirs = transformers.AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32)
+    processor = transformers.AutoImageProcessor.from_pretrained(directory)
     return case, Seeing(directory, theirs, processor, case)
 
 
@@ -146,6 +153,13 @@ def test_logits_equal_transformers_in_chunks_and_behind_cached_prefixes(
         assert engine.engine.metrics()["tokens_matched_total"] > before
         assert again.token_ids == whole.token_ids
         assert relative_error(again.logits, expected[len(ids) - 1 : -1][: len(again.logits)]) < TOLERANCE
+
+
+def test_texts_alone_are_computed_as_by_transformers(model: tuple[Case, Seeing], engine: AsyncEngine) -> None:
+    prompt = "what can be seen where nothing is shown? " * 2
+    answer = engine(prompt, ALL)
+    ids = engine.prepare(prompt).ids
+    assert relative_error(answer.logits[: len(ids)], model[1].logits(ids, [])[: len(ids)]) < TOLERANCE
 
 
 def test_several_pictures_stand_where_the_message_has_them(model: tuple[Case, Seeing], engine: AsyncEngine) -> None:
@@ -202,6 +216,18 @@ def test_answers_are_bitwise_equal_alone_and_in_a_batch_with_text_and_other_pict
     with model[1].engine(cache_max_entry_count=12, session_len=160, enable_prefix_caching=True) as short:
         for _ in range(2):
             assert [trace(answer) for answer in short(prompts * 2, config)] == alone * 2
+
+
+def test_steps_hold_a_picture_whose_tokens_see_each_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    directory = tiny.make_tiny_gemma3(tmp_path / "model")
+    prompt = ("what is it?", picture(40, 60))
+    answers = []
+    for tokens in (8, 64):
+        settings = TurbomindEngineConfig(**(SETTINGS | {"num_tokens_per_iter": tokens}))
+        with pipeline(str(directory), settings) as pipe:
+            answers.append(pipe(prompt, ALL))
+    assert f"a step holds {tiny.GEMMA3_ROWS + 4} tokens instead of 8" in caplog.text
+    assert torch.equal(*(answer.logits for answer in answers))
 
 
 def test_a_prompt_has_as_many_tokens_for_a_picture_as_the_tower_gives_rows(engine: AsyncEngine) -> None:

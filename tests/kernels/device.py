@@ -145,11 +145,20 @@ class Device:
         return torch.from_numpy(self.native.add_scaled(scale, _array(x), _array(y)))
 
     def rope_table(
-        self, positions: torch.Tensor, sets: torch.Tensor | None, frequencies: torch.Tensor, scale: float
+        self,
+        positions: torch.Tensor,
+        sets: torch.Tensor | None,
+        frequencies: torch.Tensor,
+        scale: float,
+        axis_of_pair: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cosines and sines ``[rows, pairs]`` of position times frequency, times ``scale``."""
+        """Return cosines and sines ``[rows, pairs]`` of position times frequency, times ``scale``.
+
+        ``positions`` are ``[rows]``, or ``[rows, axes]`` of which ``axis_of_pair`` names one for each pair.
+        """
         like = _unwritten(positions.shape[0], frequencies.shape[1])
-        tables = self.native.rope_table(_array(positions), _array(sets), _array(frequencies), scale, like)
+        arrays = (_array(positions.view(len(positions), -1)), _array(sets), _array(frequencies))
+        tables = self.native.rope_table(*arrays, scale, _array(axis_of_pair), like)
         return torch.from_numpy(tables[0]), torch.from_numpy(tables[1])
 
     def rope(
@@ -175,9 +184,11 @@ class Device:
         y = _unwritten(indices.shape[0], x.shape[1])
         return torch.from_numpy(self.native.gather_rows(_array(x), _array(indices), y))
 
-    def scatter_rows(self, x: torch.Tensor, indices: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Return ``y`` with the rows that ``indices``, int32, name replaced by those of ``x``."""
-        return torch.from_numpy(self.native.scatter_rows(_array(x), _array(indices), _array(y)))
+    def scatter_rows(
+        self, x: torch.Tensor, indices: torch.Tensor, y: torch.Tensor, *, accumulate: bool = False
+    ) -> torch.Tensor:
+        """Return ``y`` with the rows that ``indices``, int32, name replaced by those of ``x``, or these added."""
+        return torch.from_numpy(self.native.scatter_rows(_array(x), _array(indices), _array(y), accumulate))
 
     def copy_heads(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Return ``y`` ``[rows, heads, width]`` with the heads of ``x``, not wider, at the front of its own."""
@@ -248,9 +259,12 @@ class Attention:
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spans: list[Span]) -> torch.Tensor:
         """Write keys and values, and attend: ``[rows, heads, dim]`` each, as the result is."""
         rule = self._rule
+        sights = [rule.sight(first + i) for _, count, first, _ in spans for i in range(count)]
+        seen = torch.tensor(sights, dtype=torch.int32) if rule.pictures else None
         out = self._cache.attend(
             _array(q * rule.scale), _array(k), _array(v), spans, rule.softcap, rule.window, _array(rule.alibi_slopes),
-            _array(rule.sinks), _unwritten(q.shape[0], self._sizes.num_heads, self._sizes.value_dim),
+            _array(rule.sinks), _array(seen),
+            _unwritten(q.shape[0], self._sizes.num_heads, self._sizes.value_dim),
         )  # fmt: skip
         return torch.from_numpy(out)
 

@@ -97,6 +97,26 @@ def test_windows_caps_slopes_and_sinks_agree_with_float64(device: Device, name: 
         assert torch.equal(whole, pieces)
 
 
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("window", [0, 30])
+def test_rows_of_a_picture_see_all_of_it(device: Device, window: int, bits: int) -> None:
+    torch.manual_seed(2)
+    length = 640  # on the CPU the last picture reaches into a second partition
+    rule = AttentionRule(SCALE, window=window, pictures=((3, 20), (20, 84), (130, 131), (500, 632)))
+    batch = Sequences(device, [length], HeadSizes(6, 2, 64, 64), 32, bits, rule)
+    whole = batch.run([[(0, 0, length)]])[0]
+    # The last step begins within a picture, whose first rows are cached.
+    pieces = batch.run([[(0, 0, 84)], [(0, 84, 46)], [(0, 130, 1)], [(0, 131, 501)], [(0, 632, 8)]])[0]
+    batch.check(0, whole)
+    batch.check(0, pieces)
+    attend = batch.new_cache()
+    q, k, v = (x[0] for x in (batch.q, batch.k, batch.v))
+    attend(q[:632], k[:632], v[:632], [(0, 632, 0, batch.blocks[0])])
+    again = attend(q[629:632], k[629:632], v[629:632], [(0, 3, 629, batch.blocks[0])])  # all but 3 rows were cached
+    batch.check(0, torch.cat([whole[:629], again]))
+    assert device.is_cuda or torch.equal(again, whole[629:632])
+
+
 @pytest.mark.parametrize("group", range(1, 9))
 def test_any_number_of_query_heads_share_a_key_head(device: Device, group: int) -> None:
     torch.manual_seed(group)

@@ -125,6 +125,16 @@ def test_tables_of_rotations_are_exact_at_far_positions_too(device: Device, sets
     torch.testing.assert_close(sine.double(), 1.5 * angles.sin(), rtol=0, atol=5e-7)
 
 
+def test_a_position_of_several_numbers_turns_each_pair_by_its_own(device: Device) -> None:
+    positions = torch.tensor([[0, 0, 0], [7, 900, 3], [131071, 5, 1 << 20]], dtype=torch.int32)
+    axes = torch.tensor([0, 1, 2, 0, 1, 2, 0], dtype=torch.int32)
+    frequencies = (10000.0 ** -torch.linspace(0, 1, 7).double()).float()
+    angles = (positions[:, axes.long()].float() * frequencies).double()
+    cosine, sine = device.rope_table(positions, None, frequencies[None], 1.0, axes)
+    torch.testing.assert_close(cosine.double(), angles.cos(), rtol=0, atol=5e-7)
+    torch.testing.assert_close(sine.double(), angles.sin(), rtol=0, atol=5e-7)
+
+
 @pytest.mark.parametrize(("scale", "softcap"), [(0.25, 0.0), (1.0, 30.0), (0.5, 5.0)])
 @pytest.mark.parametrize("size", [1000, 1001])
 def test_logits_are_scaled_and_capped(device: Device, size: int, scale: float, softcap: float) -> None:
@@ -160,6 +170,8 @@ def test_rows_and_heads_are_copied(device: Device) -> None:
     places = torch.tensor([5, 0, 8], dtype=torch.int32)
     scattered = device.scatter_rows(x[:3], places, torch.zeros(9, 270))
     assert torch.equal(scattered, torch.zeros(9, 270).index_copy(0, places.long(), x[:3]))
+    added = device.scatter_rows(x[:3], places, x, accumulate=True)
+    assert torch.equal(added, x.index_add(0, places.long(), x[:3]))
     heads = x.view(9, 3, 90)
     y = device.copy_heads(heads, torch.zeros(9, 3, 100))
     assert torch.equal(y[..., :90], heads)

@@ -1,13 +1,13 @@
 """Tiny random checkpoints of models that see pictures, with tokenizer and image processor, made by ``transformers``."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 IMAGE_SIDE = 28
 PATCH = 14
+GEMMA3_ROWS = 16  # of a picture
 _TEXT = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -41,40 +41,32 @@ _TEMPLATE = (
 )
 
 
-def make_tiny_llava(
-    directory: Path, *, seed: int = 0, text: str = "llama", token: str = "<image>", pads: bool = False
-) -> Path:
-    """Make a LLaVA 1.5 with a CLIP tower: 4 tokens a picture of any size; its middle, or all of it padded."""
-    from transformers import (
-        CLIPImageProcessorPil,
-        LlavaConfig,
-        LlavaForConditionalGeneration,
-        LlavaImageProcessorPil,
-    )
+def make_tiny_llava(directory: Path, *, seed: int = 0, text: str = "llama") -> Path:
+    """Make a LLaVA 1.5 with a CLIP tower: 4 tokens a picture of any size."""
+    from transformers import CLIPImageProcessorPil, LlavaConfig, LlavaForConditionalGeneration
 
-    write_tokenizer(directory, [token], _TEMPLATE.replace("IMAGE", token))
+    write_tokenizer(directory, ["<image>"], _TEMPLATE.replace("IMAGE", "<image>"))
     config = LlavaConfig(
         vision_config={"model_type": "clip_vision_model", "projection_dim": 16, **_VISION},
         text_config={"model_type": text, **_TEXT},
-        image_token_index=token_id(directory, token),
+        image_token_index=token_id(directory, "<image>"),
         tie_word_embeddings=False,
     )
-    sizes = {"size": {"shortest_edge": IMAGE_SIDE}, "crop_size": {"height": IMAGE_SIDE, "width": IMAGE_SIDE}}
-    processor = LlavaImageProcessorPil(do_pad=True, **sizes) if pads else CLIPImageProcessorPil(**sizes)
-    processor.save_pretrained(directory)
+    sides = {"height": IMAGE_SIDE, "width": IMAGE_SIDE}
+    CLIPImageProcessorPil(size={"shortest_edge": IMAGE_SIDE}, crop_size=sides).save_pretrained(directory)
     return save_random(LlavaForConditionalGeneration, config, directory, seed)
 
 
-def make_tiny_llava_next(directory: Path, *, seed: int = 0, text: str = "mistral", token: str = "<image>") -> Path:
+def make_tiny_llava_next(directory: Path, *, seed: int = 0) -> Path:
     """Make a LLaVA 1.6 with a CLIP tower and tiles of 28 pixels."""
     from transformers import LlavaNextConfig, LlavaNextForConditionalGeneration, LlavaNextImageProcessorPil
 
-    write_tokenizer(directory, [token], _TEMPLATE.replace("IMAGE", token))
+    write_tokenizer(directory, ["<image>"], _TEMPLATE.replace("IMAGE", "<image>"))
     grids = [[28, 56], [56, 28], [56, 56], [84, 28], [28, 84]]
     config = LlavaNextConfig(
         vision_config={"model_type": "clip_vision_model", "projection_dim": 16, **_VISION},
-        text_config={"model_type": text, **_TEXT} | ({"sliding_window": None} if text == "mistral" else {}),
-        image_token_index=token_id(directory, token),
+        text_config={"model_type": "mistral", **_TEXT, "sliding_window": None},
+        image_token_index=token_id(directory, "<image>"),
         image_grid_pinpoints=grids,
         tie_word_embeddings=False,
     )
@@ -167,33 +159,20 @@ def make_tiny_deepseek_vl_hybrid(directory: Path, *, seed: int = 0) -> Path:
     return save_random(DeepseekVLHybridForConditionalGeneration, config, directory, seed)
 
 
-def make_tiny_internvl(
-    directory: Path,
-    *,
-    seed: int = 0,
-    text: str = "qwen2",
-    rope_theta: float = 1e4,
-    vision: Mapping[str, Any] = MappingProxyType({}),
-    **pixels: Any,
-) -> Path:
+def make_tiny_internvl(directory: Path, *, seed: int = 0) -> Path:
     """Make an InternVL with tiles of 28 pixels, one row each."""
     from transformers import GotOcr2ImageProcessorPil, InternVLConfig, InternVLForConditionalGeneration
 
     write_tokenizer(directory, ["<IMG_CONTEXT>", "<img>", "</img>"], _TEMPLATE.replace("IMAGE", "<IMG_CONTEXT>"))
     sides = [IMAGE_SIDE, IMAGE_SIDE]
     config = InternVLConfig(
-        vision_config={**_VISION, "image_size": sides, "patch_size": [PATCH, PATCH], "attention_bias": True, **vision},
-        text_config={
-            "model_type": text,
-            "rope_parameters": {"rope_type": "default", "rope_theta": rope_theta},
-            **_TEXT,
-        },
+        vision_config={**_VISION, "image_size": sides, "patch_size": [PATCH, PATCH], "attention_bias": True},
+        text_config={"model_type": "qwen2", **_TEXT},
         image_token_id=token_id(directory, "<IMG_CONTEXT>"),
         image_seq_length=1,
         tie_word_embeddings=False,
     )
-    size = {"height": IMAGE_SIDE, "width": IMAGE_SIDE}
-    GotOcr2ImageProcessorPil(size=size, max_patches=6, **pixels).save_pretrained(directory)
+    GotOcr2ImageProcessorPil(size={"height": IMAGE_SIDE, "width": IMAGE_SIDE}, max_patches=6).save_pretrained(directory)
     return save_random(InternVLForConditionalGeneration, config, directory, seed)
 
 
@@ -236,20 +215,57 @@ def make_tiny_mistral3(directory: Path, *, seed: int = 0) -> Path:
     return save_random(Mistral3ForConditionalGeneration, config, directory, seed)
 
 
-def make_tiny_reader(directory: Path, architecture: str, **text: Any) -> Path:
-    """Make a model that sees, of which only the text part is of interest."""
+def make_tiny_qwen_vl(directory: Path, *, seed: int = 0, kind: str = "Qwen2VL") -> Path:
+    """Make a Qwen2-VL, Qwen2.5-VL or Qwen3-VL that sees squares of 28 pixels, in rows and columns."""
     import transformers
 
-    write_tokenizer(directory, ["<image>"], _TEMPLATE.replace("IMAGE", "<image>"))
-    model_class = getattr(transformers, architecture)
-    config = model_class.config_class(text_config={**_TEXT, **text})
-    small = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "depth": 1}
-    small |= {"embed_dim": 32, "num_heads": 2, "out_hidden_size": 32, "image_size": IMAGE_SIDE, "patch_size": PATCH}
-    for name, value in small.items():
-        if hasattr(config.vision_config, name):
-            setattr(config.vision_config, name, value)
-    config.tie_word_embeddings = False
-    return save_random(model_class, config, directory, 0)
+    marks = ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"]
+    write_tokenizer(directory, marks, _TEMPLATE.replace("IMAGE\n", "<|vision_start|><|image_pad|><|vision_end|>"))
+    is_third = kind == "Qwen3VL"
+    sections = {"mrope_section": [2, 1, 1], "mrope_interleaved": True} if is_third else {"mrope_section": [1, 1, 2]}
+    text = {**_TEXT, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, **sections}}
+    text |= {"head_dim": 8, "num_hidden_layers": 3} if is_third else {}
+    vision: dict[str, Any] = {"depth": 2, "num_heads": 2, "patch_size": PATCH, "spatial_merge_size": 2}
+    if kind == "Qwen2VL":
+        vision |= {"embed_dim": 16, "hidden_size": 32, "mlp_ratio": 2}
+    else:
+        vision |= {"hidden_size": 16, "intermediate_size": 32, "out_hidden_size": 32}
+    vision |= {"deepstack_visual_indexes": [0, 1], "num_position_embeddings": 16} if is_third else {}
+    vision |= {"window_size": 56, "fullatt_block_indexes": [1]} if kind == "Qwen2_5_VL" else {}
+    config = getattr(transformers, f"{kind}Config")(
+        vision_config=vision,
+        text_config=text,
+        image_token_id=token_id(directory, "<|image_pad|>"),
+        video_token_id=token_id(directory, "<|video_pad|>"),
+        vision_start_token_id=token_id(directory, "<|vision_start|>"),
+        vision_end_token_id=token_id(directory, "<|vision_end|>"),
+        tie_word_embeddings=False,
+    )
+    transformers.Qwen2VLImageProcessorPil(
+        patch_size=PATCH, merge_size=2, size={"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 12}
+    ).save_pretrained(directory)
+    return save_random(getattr(transformers, f"{kind}ForConditionalGeneration"), config, directory, seed)
+
+
+def make_tiny_gemma3(directory: Path, *, seed: int = 0, window: int = 16) -> Path:
+    """Make a Gemma 3 whose pictures are 16 tokens; the first of its two layers looks back ``window`` tokens."""
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma3ImageProcessorPil
+
+    marks = ["<image_soft_token>", "<start_of_image>", "<end_of_image>"]
+    write_tokenizer(directory, marks, _TEMPLATE.replace("IMAGE\n", "<start_of_image>"))
+    text = {"head_dim": 16, "sliding_window": window, "query_pre_attn_scalar": 16}
+    config = Gemma3Config(
+        vision_config={"model_type": "siglip_vision_model", **_VISION, "image_size": 56, "vision_use_head": False},
+        text_config={**_TEXT, **text, "layer_types": ["sliding_attention", "full_attention"]},
+        image_token_index=token_id(directory, "<image_soft_token>"),
+        image_token_id=token_id(directory, "<image_soft_token>"),
+        boi_token_index=token_id(directory, "<start_of_image>"),
+        eoi_token_index=token_id(directory, "<end_of_image>"),
+        mm_tokens_per_image=GEMMA3_ROWS,
+        tie_word_embeddings=False,
+    )
+    Gemma3ImageProcessorPil(size={"height": 56, "width": 56}).save_pretrained(directory)
+    return save_random(Gemma3ForConditionalGeneration, config, directory, seed)
 
 
 def save_random(model_class: Any, config: Any, directory: Path, seed: int) -> Path:

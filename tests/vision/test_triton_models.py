@@ -1,6 +1,7 @@
 """The Triton models that pictures go through give the engine what the offline pipeline gives it."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from lmdeploy.offline.seeing import SeeingPreparer
 from lmdeploy.tokenizer import Tokenizer
 from tests.support.fake_pb_utils import Request, loaded_model
 from tests.support.pictures import data_url, picture
-from tests.support.tiny_vision_models import make_tiny_idefics3
+from tests.support.tiny_vision_models import make_tiny_idefics3, make_tiny_qwen_vl
 
 ONE, TWO = picture(60, 40), picture(20, 50, 1)
 ASK = [
@@ -27,9 +28,12 @@ ASK = [
 ]
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_idefics3(tmp_path_factory.mktemp("idefics") / "model")
+@pytest.fixture(
+    scope="module", params=[make_tiny_idefics3, partial(make_tiny_qwen_vl, kind="Qwen3VL")], ids=["idefics", "qwen"]
+)
+def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made: Path = request.param(tmp_path_factory.mktemp("seeing") / "model")
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +74,9 @@ def test_the_engine_gets_what_it_gets_offline(directory: Path, prepared: dict[st
     ]
     assert response.array("EMBEDDING_DTYPE").tolist() == [[b"float32"]]
     assert response.array("EMBEDDING_DIGESTS").tobytes() == b"".join(one.digest for one in offline.rows)
-    rows = np.frombuffer(response.array("EMBEDDINGS").tobytes(), np.float32).reshape(-1, 32)
+    assert response.array("EMBEDDING_GRIDS").tolist() == [[side for one in offline.rows for side in one.grid]]
+    width = offline.rows[0].rows.shape[1]
+    rows = np.frombuffer(response.array("EMBEDDINGS").tobytes(), np.float32).reshape(-1, width)
     assert np.array_equal(rows, np.concatenate([one.rows for one in offline.rows]))
 
 

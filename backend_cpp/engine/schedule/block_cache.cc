@@ -95,7 +95,8 @@ BlockCache::Content BlockCache::content_of(const PrefixKey& prefix, uint64_t par
   if (prefix.pictures.empty()) return content;
   for (const EmbeddingRange& range : ranges_within(prefix.pictures, begin, end)) {
     const int first = std::max(begin, range.begin);
-    content.pictures.push_back({first - begin, std::min(end, range.end()) - first, first - range.begin, range.digest});
+    content.pictures.push_back({first - begin, std::min(end, range.end()) - first, first - range.begin, range.count,
+                                range.grid, range.digest});
   }
   return content;
 }

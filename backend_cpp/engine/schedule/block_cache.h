@@ -92,11 +92,14 @@ class BlockCache {
   void check_invariants() const;
 
  private:
-  // Where rows of a picture stand in a block: `count` tokens from number `at` on are its rows `first_row`, ...
+  // Where rows of a picture stand in a block: `count` tokens from number `at` on are its rows `first_row`, ... of
+  // `rows`.
   struct PicturePart {
     int at = 0;
     int count = 0;
     int first_row = 0;
+    int rows = 0;
+    PictureGrid grid{};
     ContentDigest digest{};
     bool operator==(const PicturePart&) const = default;
   };

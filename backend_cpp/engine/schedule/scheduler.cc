@@ -78,7 +78,8 @@ void Scheduler::plan(Step& step, bool may_preempt) {
   for (size_t i = 0; i < running_.size() && budget > 0; ++i) {
     Sequence& sequence = *running_[i];
     if (sequence.planned > 0 || !has_next_row(sequence)) continue;
-    if (!take(sequence, std::min(sequence.pending(), budget))) is_short = true;
+    const int chunk = chunk_of(sequence, budget);
+    if (chunk > 0 && !take(sequence, chunk)) is_short = true;
   }
   step.was_short_of_blocks = is_short && !may_preempt;
 
@@ -89,11 +90,23 @@ void Scheduler::plan(Step& step, bool may_preempt) {
     step.input.spans.push_back(
         {static_cast<int>(step.input.tokens.size()), sequence->planned, sequence->cached, &sequence->blocks,
          wanted_rows(*sequence), sequence->prompt_len(), nullptr,
-         ranges_within(sequence->group->embeddings, sequence->cached, sequence->cached + sequence->planned)});
+         ranges_within(sequence->group->embeddings, sequence->cached, sequence->cached + sequence->planned),
+         position_shift(sequence->group->embeddings, sequence->cached)});
     step.input.tokens.insert(step.input.tokens.end(), first, first + known);
     if (known < sequence->planned) step.input.tokens.push_back(unseen_token(sequence->unseen_span));
     step.sequences.push_back(sequence);
   }
+}
+
+// How many of its tokens run next, at most `budget`; none where a picture does not fit any more.
+int Scheduler::chunk_of(const Sequence& sequence, int budget) const {
+  const int tokens = std::min(sequence.pending(), budget);
+  if (!config_.keeps_pictures_whole) return tokens;
+  const int end = sequence.cached + tokens;
+  for (const EmbeddingRange& range : ranges_within(sequence.group->embeddings, end - 1, end + 1)) {
+    if (range.begin < end && end < range.end()) return std::max(0, range.begin - sequence.cached);
+  }
+  return tokens;
 }
 
 void Scheduler::commit(const Step& step) {

@@ -12,6 +12,9 @@
 // the running sequence served last, which waits again with its tokens and is recomputed, as far as its blocks were
 // taken meanwhile. The sequence served first is never preempted, so work always completes.
 //
+// Pictures. Where the tokens of a picture see each other, a chunk does not end within one; a request's pictures are
+// small enough to fit into a step beside all decoding sequences.
+//
 // Windows. Where no layer looks further back than `window` positions, blocks that lie wholly behind it are given back
 // after each step, so a sequence holds a bounded number of blocks however long it gets.
 //
@@ -40,6 +43,7 @@ struct SchedulerConfig {
   int max_batch_size = 1;
   int max_step_tokens = 1;
   int window = 0;  // no layer looks further back than so many positions, a token's own included; 0: some look at all
+  bool keeps_pictures_whole = false;  // the tokens of a picture see each other
 };
 
 // Blocks of `block_len` tokens that a sequence of so many tokens holds at once, at most.
@@ -72,6 +76,7 @@ class Scheduler {
 
  private:
   void plan(Step& step, bool may_preempt);
+  int chunk_of(const Sequence& sequence, int budget) const;
   void free_behind_window(Sequence& sequence);
   int blocks_for(int tokens) const;
   int missing_blocks(const Sequence& sequence) const;

@@ -21,6 +21,11 @@ int first_seen(const AttentionParams& params, int position) {
   return params.window > 0 ? std::max(0, position + 1 - params.window) : 0;
 }
 
+// One behind the last key that a row of a span sees.
+int sight_of(const AttentionParams& params, const AttentionSpan& span, int row) {
+  return params.sights != nullptr ? params.sights[span.first_row + row] : span.first_position + row + 1;
+}
+
 int group_size(const AttentionParams& params) {
   return params.num_heads / params.layout.num_kv_heads;
 }
@@ -32,6 +37,7 @@ struct Run {
   int row_count;
 
   int position(int row) const { return span->first_position + first_row + row; }
+  int sight(const AttentionParams& params, int row) const { return sight_of(params, *span, first_row + row); }
 };
 
 // Runs begin at positions that are multiples of `rows` (or with the span), so what they are does not depend on chunks,
@@ -62,13 +68,13 @@ int first_partition(const AttentionParams& params, int position) {
   return first_seen(params, position) / kPartitionTokens;
 }
 
-int last_partition(int position) {
-  return position / kPartitionTokens;
+int last_partition(int sight) {
+  return (sight - 1) / kPartitionTokens;
 }
 
 bool is_split(const AttentionParams& params, const AttentionSpan& span) {
-  const int last = span.first_position + span.count - 1;
-  return span.count <= kSplitRows && first_partition(params, span.first_position) < last_partition(last);
+  const int sight = sight_of(params, span, span.count - 1);
+  return span.count <= kSplitRows && first_partition(params, span.first_position) < last_partition(sight);
 }
 
 // out, maximum and sum of one partition lie together in the workspace: [group, value_dim], [group], [group].
@@ -88,7 +94,7 @@ std::vector<Task> plan(const AttentionParams& params) {
       }
       for (int row = 0; row < run.row_count; ++row) {
         const int position = run.position(row);
-        for (int p = first_partition(params, position); p <= last_partition(position); ++p) {
+        for (int p = first_partition(params, position); p <= last_partition(run.sight(params, row)); ++p) {
           tasks.push_back({{run.span, run.first_row + row, 1}, head, p, workspace});
           workspace += partial_floats(params);
         }
@@ -157,7 +163,7 @@ class Attention {
     const float* partial = workspace_ + first.workspace;
     Running running(out_row(first.run, 0, first.kv_head), group_);
     std::fill_n(running.out, static_cast<size_t>(group_) * value_dim_, 0.0f);
-    for (int p = first_partition(params_, position); p <= last_partition(position); ++p) {
+    for (int p = first_partition(params_, position); p <= last_partition(first.run.sight(params_, 0)); ++p) {
       const float* maximum = partial + static_cast<size_t>(group_) * value_dim_;
       for (int n = 0; n < group_; ++n) {
         running.merge(n, value_dim_, partial + static_cast<size_t>(n) * value_dim_, maximum[n], maximum[group_ + n]);
@@ -176,7 +182,7 @@ class Attention {
       for (int row = 0; row < run.row_count; ++row) {
         for (int n = 0; n < attention.group_; ++n) {
           begins_.push_back(first_seen(attention.params_, run.position(row)));
-          ends_.push_back(run.position(row) + 1);
+          ends_.push_back(run.sight(attention.params_, row));
           if (attention.params_.alibi_slopes != nullptr) {
             slopes_.push_back(attention.params_.alibi_slopes[kv_head * attention.group_ + n]);
           }
@@ -222,7 +228,7 @@ class Attention {
     std::vector<float> merged(static_cast<size_t>(count) * value_dim_);
     Running running(merged.data(), count);
     const int first = first_partition(params_, run.position(0));
-    const int last = last_partition(run.position(run.row_count - 1));
+    const int last = last_partition(run.sight(params_, run.row_count - 1));
     queries.attend(first, running.out, running.maximum.data(), running.sum.data());
     std::vector<float> partial(first < last ? static_cast<size_t>(count) * (value_dim_ + 2) : 0);
     for (int p = first + 1; p <= last; ++p) {
@@ -262,8 +268,9 @@ size_t attention_workspace_floats(const AttentionParams& params) {
   for (int s = 0; s < params.span_count; ++s) {
     const AttentionSpan& span = params.spans[s];
     if (!is_split(params, span)) continue;
-    for (int position = span.first_position; position < span.first_position + span.count; ++position) {
-      partials += static_cast<size_t>(last_partition(position) - first_partition(params, position) + 1);
+    for (int row = 0; row < span.count; ++row) {
+      const int first = first_partition(params, span.first_position + row);
+      partials += static_cast<size_t>(last_partition(sight_of(params, span, row)) - first + 1);
     }
   }
   return partials * params.layout.num_kv_heads * partial_floats(params);

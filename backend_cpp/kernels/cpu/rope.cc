@@ -29,11 +29,12 @@ void rope_table(ThreadPool& pool, const RopeAngles& angles, int rows, float* cos
   constexpr int kWork = 16;  // a pair takes as long as so many elements of other loops
   const auto pairs = static_cast<size_t>(angles.pairs);
   for_rows(pool, rows, kWork * angles.pairs, [&](size_t row) {
-    const auto position = static_cast<float>(angles.positions[row]);
+    const int32_t* position = angles.positions + row * static_cast<size_t>(angles.axes);
     const auto set = static_cast<size_t>(angles.sets != nullptr ? angles.sets[row] : 0);
     const float* frequencies = angles.frequencies + set * pairs;
     for (size_t i = 0; i < pairs; ++i) {
-      const float angle = position * frequencies[i];
+      const int32_t axis = angles.axis_of_pair != nullptr ? angles.axis_of_pair[i] : 0;
+      const float angle = static_cast<float>(position[axis]) * frequencies[i];
       cosine[row * pairs + i] = std::cos(angle) * angles.scale;
       sine[row * pairs + i] = std::sin(angle) * angles.scale;
     }

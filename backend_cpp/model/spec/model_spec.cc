@@ -1,5 +1,6 @@
 #include "model/spec/model_spec.h"
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -150,8 +151,15 @@ RopeSpec read_rope(const Json& json) {
   rope.inv_freq = reals(json, "inv_freq");
   rope.attention_scaling = real(json, "attention_scaling");
   rope.is_interleaved = json.at("is_interleaved").as_bool();
+  if (const Json* axes = json.find("axes")) {
+    for (const Json& axis : axes->as_array()) rope.axes.push_back(static_cast<int32_t>(axis.as_int()));
+  }
   if (const Json* stretch = json.find("stretch")) rope.stretch = read_stretch(*stretch);
   return rope;
+}
+
+PicturesSpec read_pictures(const Json& json) {
+  return {number(json, "deepstack_layers"), number(json, "whole_rows")};
 }
 
 OutputSpec read_output(const Json& json) {
@@ -169,11 +177,22 @@ void check(const MoeSpec& moe) {
 
 void check(const ModelSpec& spec) {
   if (spec.moe) check(*spec.moe);
+  if (spec.pictures && spec.pictures->deepstack_layers > spec.num_layers) {
+    throw invalid_argument("pictures.deepstack_layers must be at most num_layers");
+  }
+  if (spec.pictures && spec.pictures->whole_rows > 0 && !spec.attention.alibi_slopes.empty()) {
+    throw invalid_argument("pictures.whole_rows cannot be had with attention.alibi_slopes");
+  }
   if (spec.num_heads % spec.num_kv_heads != 0) throw invalid_argument("num_heads must be a multiple of num_kv_heads");
   const int rotated = spec.attention.mla ? spec.attention.mla->rope_dim : spec.head_dim;
   for (const RopeSpec& rope : spec.ropes) {
     if (rope.inv_freq.empty() || 2 * rope.inv_freq.size() > static_cast<size_t>(rotated)) {
       throw invalid_argument("rope.inv_freq must have 1 to head_dim / 2 values");
+    }
+    if (!rope.axes.empty() &&
+        (rope.axes.size() != rope.inv_freq.size() || rope.stretch.kind != StretchKind::kNone ||
+         std::any_of(rope.axes.begin(), rope.axes.end(), [](int axis) { return axis < 0 || axis > 2; }))) {
+      throw invalid_argument("rope.axes must have as many values from 0 to 2 as rope.inv_freq, without a stretch");
     }
     if (rope.stretch.kind == StretchKind::kLong && rope.stretch.inv_freq.size() != rope.inv_freq.size()) {
       throw invalid_argument("rope.stretch.inv_freq must have as many values as rope.inv_freq");
@@ -213,7 +232,7 @@ ModelSpec read(const Json& json) {
   spec.layer_ropes = for_layers(json, "layer_ropes", spec.num_layers, spec.ropes.empty() ? -1 : 0);
   spec.output = read_output(json.at("output"));
   spec.embedding_scale = real(json, "embedding_scale");
-  if (const Json* takes = json.find("takes_embeddings")) spec.takes_embeddings = takes->as_bool();
+  if (const Json* pictures = json.find("pictures")) spec.pictures = read_pictures(*pictures);
   spec.tied_embeddings = json.at("tied_embeddings").as_bool();
   spec.max_position_embeddings = positive(json, "max_position_embeddings");
   if (const Json* bos = json.find("bos_token_id")) spec.bos_token_id = static_cast<int>(bos->as_int());

@@ -93,7 +93,14 @@ struct RopeSpec {
   std::vector<float> inv_freq;  // [rotated dimensions / 2], static scaling applied
   float attention_scaling = 1;  // multiplies cos and sin
   bool is_interleaved = false;
+  std::vector<int32_t> axes;  // [inv_freq]; which of a position's three numbers turns a pair; empty: it has one
   StretchSpec stretch;
+};
+
+// Of a model that sees.
+struct PicturesSpec {
+  int deepstack_layers = 0;
+  int whole_rows = 0;  // of a picture whose tokens see each other; 0: they see what is before them
 };
 
 struct OutputSpec {
@@ -125,7 +132,7 @@ struct ModelSpec {
   std::vector<int> layer_ropes;  // [num_layers]; index of `ropes`, -1: none
   OutputSpec output;
   float embedding_scale = 1;
-  bool takes_embeddings = false;
+  std::optional<PicturesSpec> pictures;  // rows may take the place of token embeddings
   bool tied_embeddings = false;
 
   int max_position_embeddings = 0;

@@ -31,12 +31,13 @@ class Cache {
   Array<float> attend(const Array<float>& q, const Array<float>& k, const Array<float>& v,
                       const std::vector<Span>& spans, float softcap, int window,
                       const OptionalArray<float>& alibi_slopes, const OptionalArray<float>& sinks,
-                      const Array<float>& like) {
+                      const OptionalArray<int32_t>& sights, const Array<float>& like) {
     const OnDevice<float> queries(ops_, q);
     const OnDevice<float> keys(ops_, k);
     const OnDevice<float> values(ops_, v);
     const OnDevice<float> slopes(ops_, alibi_slopes);
     const OnDevice<float> sink_logits(ops_, sinks);
+    const OnDevice<int32_t> seen(ops_, sights);
     const OnDevice<float> out(ops_, like);
     AttentionParams params;
     params.layout = layout_;
@@ -46,6 +47,7 @@ class Cache {
     params.alibi_slopes = slopes.data();
     params.window = window;
     params.sinks = sink_logits.data();
+    params.sights = seen.data();
     std::vector<AttentionSpan> views;
     for (const auto& [first_row, count, first_position, blocks] : spans) {
       views.push_back({first_row, count, first_position, blocks.data()});

@@ -73,16 +73,20 @@ void bind_activations(DeviceClass& device) {
 }
 
 void bind_rotations(DeviceClass& device) {
-  // positions [rows], sets [rows] or none, frequencies [sets, pairs]; cosine, sine [rows, pairs] as like is
+  // positions [rows, axes], sets [rows] or none, frequencies [sets, pairs], axis_of_pair [pairs] or none;
+  // cosine, sine [rows, pairs] as like is
   device.def("rope_table", [](Device& d, const Array<int32_t>& positions, const OptionalArray<int32_t>& sets,
-                              const Array<float>& frequencies, float scale, const Array<float>& like) {
+                              const Array<float>& frequencies, float scale, const OptionalArray<int32_t>& axis_of_pair,
+                              const Array<float>& like) {
     const OnDevice<int32_t> at(*d.ops, positions);
     const OnDevice<int32_t> set_of(*d.ops, sets);
     const OnDevice<float> speeds(*d.ops, frequencies);
+    const OnDevice<int32_t> axes(*d.ops, axis_of_pair);
     const OnDevice<float> cosine(*d.ops, like);
     const OnDevice<float> sine(*d.ops, like);
-    d.ops->rope_table({at.data(), set_of.data(), speeds.data(), size_of(frequencies, 1), scale}, size_of(positions, 0),
-                      cosine.data(), sine.data());
+    d.ops->rope_table(
+        {at.data(), set_of.data(), speeds.data(), size_of(frequencies, 1), scale, size_of(positions, 1), axes.data()},
+        size_of(positions, 0), cosine.data(), sine.data());
     return py::make_tuple(cosine.fetch(like), sine.fetch(like));
   });
   // x [rows, heads, head_dim]; cosine, sine [rows, pairs]; factors [rows] or none
@@ -116,15 +120,15 @@ void bind_copies(DeviceClass& device) {
                d.ops->gather_rows(source.data(), wanted.data(), size_of(indices, 0), size_of(x, 1), rows.data());
                return rows.fetch(like);
              });
-  // x [count, size], indices [count], y [.., size]: y with those rows replaced
-  device.def("scatter_rows",
-             [](Device& d, const Array<float>& x, const Array<int32_t>& indices, const Array<float>& y) {
-               const OnDevice<float> source(*d.ops, x);
-               const OnDevice<int32_t> places(*d.ops, indices);
-               const OnDevice<float> rows(*d.ops, y);
-               d.ops->scatter_rows(source.data(), places.data(), size_of(indices, 0), size_of(x, 1), rows.data());
-               return rows.fetch(y);
-             });
+  // x [count, size], indices [count], y [.., size]: y with those rows replaced, or with x added to them
+  device.def("scatter_rows", [](Device& d, const Array<float>& x, const Array<int32_t>& indices, const Array<float>& y,
+                                bool accumulate) {
+    const OnDevice<float> source(*d.ops, x);
+    const OnDevice<int32_t> places(*d.ops, indices);
+    const OnDevice<float> rows(*d.ops, y);
+    d.ops->scatter_rows(source.data(), places.data(), size_of(indices, 0), size_of(x, 1), rows.data(), accumulate);
+    return rows.fetch(y);
+  });
   // x [rows, heads, head_dim], y [rows, heads, width]: the heads come to the front of y's.
   device.def("copy_heads", [](Device& d, const Array<float>& x, const Array<float>& y) {
     const OnDevice<float> source(*d.ops, x);

@@ -1,8 +1,7 @@
 """What a family of vision models is, as data."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from PIL.Image import Image
@@ -33,29 +32,6 @@ class VisionPart:
     model: Any = None
 
 
-Checkpoint = tuple[Path, Mapping[str, Any]]
-"""Folder and config.json."""
-
-
-@dataclass(frozen=True)
-class NativeForm:
-    """What a checkpoint in its authors' own layout is to ``transformers``; ``ValueError`` for what is not supported.
-
-    Attributes
-    ----------
-    config
-        The whole model's, with the class that has the tower in ``architectures``.
-    processor
-        The image processor.
-    tensors
-        Name and values of each tensor of the part that sees.
-    """
-
-    config: Callable[[Checkpoint], Any]
-    processor: Callable[[Checkpoint], Any]
-    tensors: Callable[[Checkpoint], "Iterable[tuple[str, torch.Tensor]]"]
-
-
 @dataclass(frozen=True)
 class VisionFamily:
     """How the models of some architectures see.
@@ -63,10 +39,9 @@ class VisionFamily:
     Attributes
     ----------
     architectures
-        Names in config.json's ``architectures``; each is the ``transformers`` class that has the tower, unless there is
-        a ``native`` form.
+        Names in config.json's ``architectures``; each is the ``transformers`` class that has the tower.
     token
-        The text of the token that embeddings take the place of. A chat template writes one a picture.
+        The text of the token that embeddings take the place of.
     expansion
         From the part, a picture's size (width, height) and its options to what stands for it in the prompt: ``token``
         as often as it has rows, and whatever the model wants between.
@@ -80,10 +55,13 @@ class VisionFamily:
         Other special tokens of an expansion.
     tower
         Only with a ``vision_config`` of this ``model_type``; empty: with every one that no family asks for.
-    native
-        For checkpoints in their authors' own layout.
     minds_others
         A picture's rows differ where the prompt has others; the option ``several`` says whether it has.
+    mark
+        What a chat template writes for a picture, if that is not ``token``; one of ``words``.
+    grid
+        From the part, a picture's size (width, height) and its options to the frames, rows and columns that its tokens
+        stand for, where the model's positions have three axes; else zeros.
     """
 
     architectures: tuple[str, ...]
@@ -94,5 +72,6 @@ class VisionFamily:
     goes_first: bool = True
     words: tuple[str, ...] = ()
     tower: str = ""
-    native: NativeForm | None = None
     minds_others: bool = False
+    mark: str = ""
+    grid: Callable[[VisionPart, tuple[int, int], Options], tuple[int, int, int]] = lambda part, size, options: (0, 0, 0)

@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) plain_kernel(AttentionTask task
   const int position = position_of(task, span, row);
   const int head = head_of(task, kv_head, row);
   const float slope = params.alibi_slopes != nullptr ? params.alibi_slopes[head] : 0.0f;
-  const KeyRange range = key_range<kWarp>(task, position, position, split);
+  const KeyRange range = key_range<kWarp>(task, position, sight_of(task, span, row), split);
 
   float maximum = -INFINITY;
   float total = 0;

@@ -55,7 +55,7 @@ class TileAttention {
     const int last_row = min(first_row + Shape::kRows, rows_) - 1;
     first_position_ = position_of(task_, span_, first_row);
     const int last_position = position_of(task_, span_, last_row);
-    const KeyRange range = key_range<Shape::kKeys>(task_, first_position_, last_position, split);
+    const KeyRange range = key_range<Shape::kKeys>(task_, first_position_, sight_of(task_, span_, last_row), split);
     const CacheArea keys(task_, task_.keys, span_, kv_head_);
     const CacheArea values(task_, task_.values, span_, kv_head_);
     const auto copy = [&](int unit) {
@@ -175,21 +175,24 @@ class TileAttention {
   // Caps, slopes, and -infinity for keys that a row does not see; the first key is token `first`.
   __device__ __forceinline__ void apply_rule(int first, float (&scores)[kKeyTiles][4]) const {
     int positions[2];
+    int sights[2];
     float slopes[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = min(packed_row(i), rows_ - 1);
       const float* all = task_.params.alibi_slopes;
       positions[i] = position_of(task_, span_, row);
+      sights[i] = sight_of(task_, span_, row);
       slopes[i] = all != nullptr ? all[head_of(task_, kv_head_, row)] : 0.0f;
     }
 #pragma unroll
     for (int tile = 0; tile < kKeyTiles; ++tile) {
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
-        const int behind = positions[c / 2] - (first + tile * 8 + lane_ % 4 * 2 + c % 2);
+        const int key = first + tile * 8 + lane_ % 4 * 2 + c % 2;
+        const int behind = positions[c / 2] - key;
         const float score = final_score(task_.params, scores[tile][c], slopes[c / 2], behind);
-        scores[tile][c] = is_seen(task_.params, behind) ? score : -INFINITY;
+        scores[tile][c] = is_seen(task_.params, behind, sights[c / 2] - key) ? score : -INFINITY;
       }
     }
   }

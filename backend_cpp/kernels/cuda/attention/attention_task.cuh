@@ -50,6 +50,12 @@ __device__ __forceinline__ int position_of(const AttentionTask& task, const Devi
   return span.first_position + packed_row / task.group;
 }
 
+// One behind the last key that a packed row sees.
+__device__ __forceinline__ int sight_of(const AttentionTask& task, const DeviceSpan& span, int packed_row) {
+  const int row = packed_row / task.group;
+  return task.params.sights != nullptr ? task.params.sights[span.first_row + row] : span.first_position + row + 1;
+}
+
 __device__ __forceinline__ int head_of(const AttentionTask& task, int kv_head, int packed_row) {
   return kv_head * task.group + packed_row % task.group;
 }
@@ -94,7 +100,7 @@ struct CacheArea {
   }
 };
 
-// Keys [begin, end) that rows at positions [first, last] may see, and of them those of a split, in units of kKeys.
+// Keys [begin, end) that rows from position `first` on may see, and of them those of a split, in units of kKeys.
 struct KeyRange {
   int begin;
   int end;
@@ -103,10 +109,9 @@ struct KeyRange {
 };
 
 template <int kKeys>
-__device__ __forceinline__ KeyRange key_range(const AttentionTask& task, int first, int last, int split) {
+__device__ __forceinline__ KeyRange key_range(const AttentionTask& task, int first, int end, int split) {
   const int window = task.params.window;
   const int begin = window > 0 ? max(0, first - window + 1) : 0;
-  const int end = last + 1;
   const int base = begin / kKeys;
   const int units = divide_up(end, kKeys) - base;
   const auto cut = [&](int s) { return base + static_cast<int>(static_cast<int64_t>(units) * s / task.splits); };
@@ -121,8 +126,9 @@ __device__ __forceinline__ float final_score(const AttentionParams& params, floa
   return product - slope * static_cast<float>(behind);
 }
 
-__device__ __forceinline__ bool is_seen(const AttentionParams& params, int behind) {
-  return behind >= 0 && (params.window <= 0 || behind < params.window);
+// Whether a row sees the key `behind` tokens before it, which is `left` tokens before the end of its sight.
+__device__ __forceinline__ bool is_seen(const AttentionParams& params, int behind, int left) {
+  return left > 0 && (params.window <= 0 || behind < params.window);
 }
 
 // exp(score - maximum), where a maximum of -infinity says that there was nothing yet.

@@ -19,11 +19,13 @@ __global__ void __launch_bounds__(kThreads)
   y[row * size + i] = scale * widen(table[static_cast<size_t>(indices[row]) * size + i]);
 }
 
-__global__ void __launch_bounds__(kThreads) scatter_kernel(const float* x, const int32_t* indices, int size, float* y) {
+__global__ void __launch_bounds__(kThreads)
+    scatter_kernel(const float* x, const int32_t* indices, int size, float* y, bool accumulate) {
   const int i = blockIdx.x * kThreads + threadIdx.x;
   if (i >= size) return;
   const size_t row = blockIdx.y;
-  y[static_cast<size_t>(indices[row]) * size + i] = x[row * size + i];
+  float& to = y[static_cast<size_t>(indices[row]) * size + i];
+  to = (accumulate ? to : 0.0f) + x[row * size + i];
 }
 
 __global__ void __launch_bounds__(kThreads) copy_heads_kernel(HeadsView from, HeadsView to) {
@@ -63,9 +65,11 @@ void gather_rows(cudaStream_t stream, const float* x, const int32_t* indices, in
   launch_gather<float>(stream, x, indices, count, size, 1.0f, y);
 }
 
-void scatter_rows(cudaStream_t stream, const float* x, const int32_t* indices, int count, int size, float* y) {
+void scatter_rows(cudaStream_t stream, const float* x, const int32_t* indices, int count, int size, float* y,
+                  bool accumulate) {
   if (count == 0) return;
-  launch(scatter_kernel, dim3(divide_up(size, kThreads), count), dim3(kThreads), 0, stream, x, indices, size, y);
+  launch(scatter_kernel, dim3(divide_up(size, kThreads), count), dim3(kThreads), 0, stream, x, indices, size, y,
+         accumulate);
 }
 
 void copy_heads(cudaStream_t stream, const HeadsView& from, const HeadsView& to) {

@@ -12,8 +12,10 @@ __global__ void __launch_bounds__(kThreads) table_kernel(RopeAngles angles, size
   if (index >= count) return;
   const size_t row = index / angles.pairs;
   const size_t set = angles.sets != nullptr ? angles.sets[row] : 0;
-  const float frequency = angles.frequencies[set * angles.pairs + index % angles.pairs];
-  const float angle = static_cast<float>(angles.positions[row]) * frequency;
+  const size_t pair = index % angles.pairs;
+  const int axis = angles.axis_of_pair != nullptr ? angles.axis_of_pair[pair] : 0;
+  const float angle =
+      static_cast<float>(angles.positions[row * angles.axes + axis]) * angles.frequencies[set * angles.pairs + pair];
   cosine[index] = cosf(angle) * angles.scale;
   sine[index] = sinf(angle) * angles.scale;
 }
