@@ -19,6 +19,7 @@ from lmdeploy.turbomind.scaled import ScaledWeights, is_unused, with_scales
 from lmdeploy.turbomind.spec import ModelSpec
 from lmdeploy.turbomind.spec_problems import size_problems
 from lmdeploy.turbomind.text_part import TextPart, is_of_text, spec_in, tensors_in, text_part_of
+from lmdeploy.turbomind.unserved import refuse_unserved
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ def describe(model_dir: Path, model_name: str) -> Description:
         If the checkpoint is missing, truncated, half-written or contradicts itself; lists everything wrong.
     """
     raw = read_config(model_dir)
+    refuse_unserved(raw)
     text = text_part_of(model_dir, raw)  # None: the model is all text
     config = raw if text is None else text.raw
     architecture, family = _family_of(config)

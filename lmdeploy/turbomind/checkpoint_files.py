@@ -4,8 +4,8 @@ import shutil
 from pathlib import Path
 
 _TEXTS = (
-    "config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json",
-    "vocab.*", "merges.txt", "chat_template*", "*.tiktoken", "*.model",
+    "config.json", "generation_config.json", "*processor_config.json", "tokenizer*", "special_tokens_map.json",
+    "added_tokens.json", "vocab.*", "merges.txt", "chat_template*", "*.tiktoken", "*.model",
 )  # fmt: skip
 
 

@@ -10,17 +10,25 @@ from pathlib import Path
 from typing import Any
 
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
-from lmdeploy.turbomind.manifest import Expression, Load
+from lmdeploy.turbomind.families import family_of
+from lmdeploy.turbomind.manifest import Expression, Load, walk
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex
 from lmdeploy.turbomind.spec import ModelSpec, PicturesSpec
 
-ARCHITECTURES = (
+_NATIVE = (
     "DeepseekVLForConditionalGeneration", "DeepseekVLHybridForConditionalGeneration",
     "Gemma3ForConditionalGeneration", "Idefics3ForConditionalGeneration", "InternVLForConditionalGeneration",
     "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration", "LlavaOnevisionForConditionalGeneration",
     "Mistral3ForConditionalGeneration", "Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration",
     "Qwen3VLForConditionalGeneration", "SmolVLMForConditionalGeneration",
 )  # fmt: skip
+# In their authors' own layout: the key of the text part's config in config.json (empty: all of it), and what it is.
+_OWN = {
+    "InternVLChatModel": ("llm_config", ""),
+    "LlavaLlamaForCausalLM": ("", "LlamaForCausalLM"),
+    "LlavaMistralForCausalLM": ("", "MistralForCausalLM"),
+}
+ARCHITECTURES = (*_NATIVE, *_OWN)
 """Models whose text part is a decoder of its own."""
 
 _TEXT_ARCHITECTURES = {  # by the text config's model_type; published configs name none, or one that nobody knows
@@ -37,8 +45,7 @@ _TEXT_ARCHITECTURES = {  # by the text config's model_type; published configs na
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "qwen3_vl_text": "Qwen3ForCausalLM",
 }
-_EMBEDDING = "model.embed_tokens.weight"
-_OUTPUT = "lm_head.weight"
+_OUTPUTS = ("lm_head.weight", "language_model.output.weight")
 # Where a decoder's ``model.*`` may stand: as published, and as the model has it in memory.
 _PLACES: tuple[Callable[[str], str], ...] = (
     lambda name: f"language_model.{name}",
@@ -80,6 +87,9 @@ def text_part_of(model_dir: Path, raw: Mapping[str, Any]) -> TextPart | None:
     named = raw.get("architectures")
     if not isinstance(named, list) or not any(name in ARCHITECTURES for name in named):
         return None
+    own = next((_OWN[name] for name in named if name in _OWN), None)
+    if own is not None:
+        return _own_text_part(model_dir, raw, *own)
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
@@ -93,16 +103,40 @@ def text_part_of(model_dir: Path, raw: Mapping[str, Any]) -> TextPart | None:
             f"{', '.join(named)} with a text part of type {config.model_type} is not supported; supported: "
             + ", ".join(_TEXT_ARCHITECTURES)
         )
-    boundary = {key: raw[key] for key in ("bos_token_id", "eos_token_id") if raw.get(key) is not None}
-    alone = config.to_dict() | boundary | {"architectures": [_TEXT_ARCHITECTURES[config.model_type]]}
+    alone = config.to_dict() | _boundary(raw) | {"architectures": [_TEXT_ARCHITECTURES[config.model_type]]}
     deepstack = len(getattr(whole.vision_config, "deepstack_visual_indexes", None) or ())
     whole_rows = whole.mm_tokens_per_image if "Gemma3ForConditionalGeneration" in named else 0
     return TextPart(config, alone, PicturesSpec(deepstack, whole_rows))
 
 
+def _own_text_part(model_dir: Path, raw: Mapping[str, Any], key: str, architecture: str) -> TextPart:
+    """Return the text part of a checkpoint in its authors' own layout; as :func:`text_part_of`."""
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig
+
+    alone = raw.get(key) if key else raw
+    if not isinstance(alone, Mapping):
+        raise CheckpointError(model_dir, [f"config.json: {key} must be an object, got {alone!r:.80}"])
+    name, family = family_of([architecture] if architecture else alone.get("architectures"))
+    alone = dict(alone) | _boundary(raw) | {"architectures": [name]}
+    try:
+        if family.config is not None:
+            return TextPart(family.config(alone), alone, PicturesSpec())
+        kinds = (kind for kind, text in _TEXT_ARCHITECTURES.items() if text == name)
+        kind = next(kinds, alone.get("model_type"))
+        config = type(AutoConfig.for_model(kind)).from_dict(alone | {"model_type": kind})
+        return TextPart(config, alone, PicturesSpec())
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, StrictDataclassError) as error:
+        raise CheckpointError(model_dir, [f"config.json makes no sense: {' '.join(str(error).split())}"]) from error
+
+
+def _boundary(raw: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: raw[key] for key in ("bos_token_id", "eos_token_id") if raw.get(key) is not None}
+
+
 def spec_in(spec: ModelSpec, text: TextPart, index: SafetensorsIndex) -> ModelSpec:
     """Return the spec of a text part that stands in a checkpoint with these tensors."""
-    has_output = any(name.endswith(_OUTPUT) for name in index.tensors)
+    has_output = any(name.endswith(_OUTPUTS) for name in index.tensors)
     parameters = getattr(text.config, "rope_parameters", None) or {}
     axes = _axes(parameters.get("mrope_section"), is_interleaved=bool(parameters.get("mrope_interleaved")))
     ropes = tuple(dataclasses.replace(rope, axes=axes) for rope in spec.ropes)
@@ -124,12 +158,13 @@ def _axes(sections: Sequence[int] | None, *, is_interleaved: bool) -> tuple[int,
 
 def tensors_in(tensors: Mapping[str, Expression], index: SafetensorsIndex) -> dict[str, Expression]:
     """Return the expressions of a text model with the names its tensors have in a whole checkpoint."""
-    place = next((place for place in _PLACES if place(_EMBEDDING) in index.tensors), _PLACES[0])
-    output = next((name for name in (f"language_model.{_OUTPUT}", _OUTPUT) if name in index.tensors), _OUTPUT)
+    embedding, head = (_loaded(tensors.get(name)) for name in ("token_embedding", "lm_head.weight"))
+    place = next((place for place in _PLACES if place(embedding) in index.tensors), _PLACES[0])
+    output = next((name for name in (f"language_model.{head}", head) if name in index.tensors), head)
 
     def renamed(expression: Expression) -> Expression:
         if isinstance(expression, Load):
-            name = output if expression.name == _OUTPUT else place(expression.name)
+            name = output if expression.name == head else place(expression.name)
             return dataclasses.replace(expression, name=name)
         arguments: Any = tuple(renamed(argument) for argument in expression.args)
         return dataclasses.replace(expression, args=arguments)
@@ -137,8 +172,13 @@ def tensors_in(tensors: Mapping[str, Expression], index: SafetensorsIndex) -> di
     return {name: renamed(expression) for name, expression in tensors.items()}
 
 
+def _loaded(expression: Expression | None) -> str:
+    """Return the first tensor that an expression reads."""
+    return next((part.name for part in walk(expression) if isinstance(part, Load)), "") if expression else ""
+
+
 def is_of_text(name: str) -> bool:
     """Return whether a tensor of such a checkpoint is one of its text part."""
     if name.startswith(("model.embed_tokens.", "model.layers.", "model.norm.")):
         return True
-    return any(part in name for part in ("language_model.", "text_model.", _OUTPUT)) and "vision" not in name
+    return any(part in name for part in ("language_model.", "text_model.", "lm_head.weight")) and "vision" not in name

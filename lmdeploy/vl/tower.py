@@ -8,20 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
-from lmdeploy.turbomind.safetensors_index import read_checkpoint
 from lmdeploy.turbomind.text_part import is_of_text
 from lmdeploy.vl.families import vision_families
 from lmdeploy.vl.families.common import VisionFamily, VisionPart
+from lmdeploy.vl.tensors import seeing_tensors
 
 _FAST_BFLOAT16 = {"amx_bf16", "avx512_bf16"}  # flags of processors
 
 
 def family_in(checkpoint: Path) -> tuple[str, VisionFamily] | None:
     """Return architecture and family of a checkpoint; None if it sees nothing that we can show it."""
+    raw = _config_json(checkpoint)
     try:
-        config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
-        named, tower = config.get("architectures") or [], str((config.get("vision_config") or {}).get("model_type"))
-    except (OSError, ValueError, AttributeError):
+        named, tower = raw.get("architectures") or [], str((raw.get("vision_config") or {}).get("model_type"))
+    except AttributeError:
         return None
     known = vision_families()
     return next(((name, known[key]) for name in named for key in ((name, tower), (name, "")) if key in known), None)
@@ -32,18 +32,26 @@ def counting_part(checkpoint: Path) -> VisionPart:
 
     Raises
     ------
+    UnsupportedModelError
+        If it needs something to see that is not there.
     CheckpointError
         If the checkpoint lacks what it takes to read pictures.
     """
     from transformers import AutoConfig, AutoImageProcessor
 
+    found = family_in(checkpoint)
+    native = found[1].native if found else None
     try:
+        if native is not None:
+            given = checkpoint, _config_json(checkpoint)
+            return VisionPart(native.config(given), native.processor(given))
         config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
-        processor = AutoImageProcessor.from_pretrained(checkpoint, trust_remote_code=False)
-    except (OSError, ValueError, ImportError, TypeError, KeyError) as error:
-        reason = " ".join(str(error).split())[:300]
+        return VisionPart(config, AutoImageProcessor.from_pretrained(checkpoint, trust_remote_code=False))
+    except (CheckpointError, UnsupportedModelError):
+        raise
+    except (OSError, ValueError, ImportError, TypeError, KeyError, AttributeError) as error:
+        reason = f"config.json lacks {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:300]
         raise CheckpointError(checkpoint, [f"its image processor cannot be read ({reason})"]) from error
-    return VisionPart(config, processor)
 
 
 def seeing_part(checkpoint: Path) -> VisionPart:
@@ -62,17 +70,21 @@ def seeing_part(checkpoint: Path) -> VisionPart:
     found = family_in(checkpoint)
     if found is None:
         raise UnsupportedModelError(f"{checkpoint}: the model reads text only")
+    name, native = found[0], found[1].native
     part = counting_part(checkpoint)
-    tensors = dict(_tensors(checkpoint))
+    config = part.config
+    if native is None:
+        tensors = dict(seeing_tensors(checkpoint))
+    else:
+        tensors, name = dict(native.tensors((checkpoint, _config_json(checkpoint)))), config.architectures[0]
     is_narrow = all(tensor.dtype in (torch.bfloat16, torch.float16) for tensor in tensors.values())
     dtype = torch.bfloat16 if is_narrow and _is_fast_at_bfloat16() else torch.float32
-    config = part.config
     text = config.get_text_config()
     text.num_hidden_layers, text.vocab_size, text.pad_token_id = 0, 1, None
     if getattr(text, "layer_types", None):
         text.layer_types = []
     with _quiet():
-        model, report = getattr(transformers, found[0]).from_pretrained(
+        model, report = getattr(transformers, name).from_pretrained(
             None, config=config, state_dict=tensors, dtype=dtype, output_loading_info=True
         )
     missing = sorted(name for name in report["missing_keys"] if not is_of_text(name))
@@ -81,15 +93,12 @@ def seeing_part(checkpoint: Path) -> VisionPart:
     return VisionPart(config, part.processor, model.eval().requires_grad_(False))
 
 
-def _tensors(checkpoint: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the tensors of the seeing part, as ``transformers`` of today calls them."""
-    from safetensors import safe_open
-
-    for file in read_checkpoint(checkpoint).files:
-        with safe_open(file, framework="pt") as content:
-            for name in content.keys():  # noqa: SIM118 (the file is no mapping)
-                if not is_of_text(name):
-                    yield name, content.get_tensor(name)
+def _config_json(checkpoint: Path) -> dict[str, Any]:
+    try:
+        content = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 @functools.cache

@@ -16,6 +16,7 @@ from PIL import Image
 
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from lmdeploy.offline.async_engine import AsyncEngine
+from tests.support import tiny_own_layouts as own
 from tests.support import tiny_vision_models as tiny
 from tests.support.pictures import picture
 from tests.support.token_engine import relative_error
@@ -44,6 +45,11 @@ class Case:
     types: str = ""  # the argument by which `transformers` is told which tokens are of pictures, if it has to be
 
 
+def _cropped(processor: Any, config: Any, image: Image.Image) -> dict[str, Any]:
+    inputs: dict[str, Any] = processor(images=image, crop_to_patches=True, return_tensors="pt")
+    return inputs
+
+
 CASES = {
     "LLaVA 1.5": Case(tiny.make_tiny_llava),
     "LLaVA 1.6": Case(tiny.make_tiny_llava_next),
@@ -55,9 +61,15 @@ CASES = {
     "Pixtral": Case(tiny.make_tiny_pixtral),
     "DeepSeek-VL": Case(tiny.make_tiny_deepseek_vl),
     "DeepSeek-VL of two sizes": Case(tiny.make_tiny_deepseek_vl_hybrid),
-    "InternVL": Case(
-        tiny.make_tiny_internvl,
-        lambda processor, config, image: processor(images=image, crop_to_patches=True, return_tensors="pt"),
+    "InternVL": Case(tiny.make_tiny_internvl, _cropped),
+    "InternVL as its authors publish it": Case(own.make_tiny_internvl_chat, _cropped),
+    "InternVL with InternLM2 and a tower of 6B's kind": Case(
+        functools.partial(own.make_tiny_internvl_chat, text="internlm2", normed=True), _cropped
+    ),
+    "LLaVA 1.5 as its authors publish it": Case(own.make_tiny_llava_original),
+    "LLaVA 1.6 as its authors publish it": Case(functools.partial(own.make_tiny_llava_original, tiles=True)),
+    "LLaVA 1.6 on Mistral as its authors publish it": Case(
+        functools.partial(own.make_tiny_llava_original, kind="mistral", tiles=True)
     ),
     "Idefics 3": Case(
         tiny.make_tiny_idefics3, lambda processor, config, image: processor(images=[[image]], return_tensors="pt")
@@ -121,8 +133,9 @@ class Seeing:
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Case, Seeing]:
     case = CASES[request.param]
     directory = case.make(tmp_path_factory.mktemp("seeing") / "model")
-    theirs = transformers.AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32)
-    processor = transformers.AutoImageProcessor.from_pretrained(directory)
+    native = own.native_of(directory) if own.native_of(directory).is_dir() else directory
+    theirs = transformers.AutoModelForImageTextToText.from_pretrained(native, dtype=torch.float32)
+    processor = transformers.AutoImageProcessor.from_pretrained(native)
     return case, Seeing(directory, theirs, processor, case)
 
 

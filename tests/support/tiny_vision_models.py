@@ -1,8 +1,9 @@
 """Tiny random checkpoints of models that see pictures, with tokenizer and image processor, made by ``transformers``."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 IMAGE_SIDE = 28
@@ -41,32 +42,40 @@ _TEMPLATE = (
 )
 
 
-def make_tiny_llava(directory: Path, *, seed: int = 0, text: str = "llama") -> Path:
-    """Make a LLaVA 1.5 with a CLIP tower: 4 tokens a picture of any size."""
-    from transformers import CLIPImageProcessorPil, LlavaConfig, LlavaForConditionalGeneration
+def make_tiny_llava(
+    directory: Path, *, seed: int = 0, text: str = "llama", token: str = "<image>", pads: bool = False
+) -> Path:
+    """Make a LLaVA 1.5 with a CLIP tower: 4 tokens a picture of any size; its middle, or all of it padded."""
+    from transformers import (
+        CLIPImageProcessorPil,
+        LlavaConfig,
+        LlavaForConditionalGeneration,
+        LlavaImageProcessorPil,
+    )
 
-    write_tokenizer(directory, ["<image>"], _TEMPLATE.replace("IMAGE", "<image>"))
+    write_tokenizer(directory, [token], _TEMPLATE.replace("IMAGE", token))
     config = LlavaConfig(
         vision_config={"model_type": "clip_vision_model", "projection_dim": 16, **_VISION},
         text_config={"model_type": text, **_TEXT},
-        image_token_index=token_id(directory, "<image>"),
+        image_token_index=token_id(directory, token),
         tie_word_embeddings=False,
     )
-    sides = {"height": IMAGE_SIDE, "width": IMAGE_SIDE}
-    CLIPImageProcessorPil(size={"shortest_edge": IMAGE_SIDE}, crop_size=sides).save_pretrained(directory)
+    sizes = {"size": {"shortest_edge": IMAGE_SIDE}, "crop_size": {"height": IMAGE_SIDE, "width": IMAGE_SIDE}}
+    processor = LlavaImageProcessorPil(do_pad=True, **sizes) if pads else CLIPImageProcessorPil(**sizes)
+    processor.save_pretrained(directory)
     return save_random(LlavaForConditionalGeneration, config, directory, seed)
 
 
-def make_tiny_llava_next(directory: Path, *, seed: int = 0) -> Path:
+def make_tiny_llava_next(directory: Path, *, seed: int = 0, text: str = "mistral", token: str = "<image>") -> Path:
     """Make a LLaVA 1.6 with a CLIP tower and tiles of 28 pixels."""
     from transformers import LlavaNextConfig, LlavaNextForConditionalGeneration, LlavaNextImageProcessorPil
 
-    write_tokenizer(directory, ["<image>"], _TEMPLATE.replace("IMAGE", "<image>"))
+    write_tokenizer(directory, [token], _TEMPLATE.replace("IMAGE", token))
     grids = [[28, 56], [56, 28], [56, 56], [84, 28], [28, 84]]
     config = LlavaNextConfig(
         vision_config={"model_type": "clip_vision_model", "projection_dim": 16, **_VISION},
-        text_config={"model_type": "mistral", **_TEXT, "sliding_window": None},
-        image_token_index=token_id(directory, "<image>"),
+        text_config={"model_type": text, **_TEXT} | ({"sliding_window": None} if text == "mistral" else {}),
+        image_token_index=token_id(directory, token),
         image_grid_pinpoints=grids,
         tie_word_embeddings=False,
     )
@@ -159,20 +168,33 @@ def make_tiny_deepseek_vl_hybrid(directory: Path, *, seed: int = 0) -> Path:
     return save_random(DeepseekVLHybridForConditionalGeneration, config, directory, seed)
 
 
-def make_tiny_internvl(directory: Path, *, seed: int = 0) -> Path:
+def make_tiny_internvl(
+    directory: Path,
+    *,
+    seed: int = 0,
+    text: str = "qwen2",
+    rope_theta: float = 1e4,
+    vision: Mapping[str, Any] = MappingProxyType({}),
+    **pixels: Any,
+) -> Path:
     """Make an InternVL with tiles of 28 pixels, one row each."""
     from transformers import GotOcr2ImageProcessorPil, InternVLConfig, InternVLForConditionalGeneration
 
     write_tokenizer(directory, ["<IMG_CONTEXT>", "<img>", "</img>"], _TEMPLATE.replace("IMAGE", "<IMG_CONTEXT>"))
     sides = [IMAGE_SIDE, IMAGE_SIDE]
     config = InternVLConfig(
-        vision_config={**_VISION, "image_size": sides, "patch_size": [PATCH, PATCH], "attention_bias": True},
-        text_config={"model_type": "qwen2", **_TEXT},
+        vision_config={**_VISION, "image_size": sides, "patch_size": [PATCH, PATCH], "attention_bias": True, **vision},
+        text_config={
+            "model_type": text,
+            "rope_parameters": {"rope_type": "default", "rope_theta": rope_theta},
+            **_TEXT,
+        },
         image_token_id=token_id(directory, "<IMG_CONTEXT>"),
         image_seq_length=1,
         tie_word_embeddings=False,
     )
-    GotOcr2ImageProcessorPil(size={"height": IMAGE_SIDE, "width": IMAGE_SIDE}, max_patches=6).save_pretrained(directory)
+    size = {"height": IMAGE_SIDE, "width": IMAGE_SIDE}
+    GotOcr2ImageProcessorPil(size=size, max_patches=6, **pixels).save_pretrained(directory)
     return save_random(InternVLForConditionalGeneration, config, directory, seed)
 
 

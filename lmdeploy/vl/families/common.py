@@ -1,7 +1,8 @@
 """What a family of vision models is, as data."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from PIL.Image import Image
@@ -32,6 +33,29 @@ class VisionPart:
     model: Any = None
 
 
+Checkpoint = tuple[Path, Mapping[str, Any]]
+"""Folder and config.json."""
+
+
+@dataclass(frozen=True)
+class NativeForm:
+    """What a checkpoint in its authors' own layout is to ``transformers``; ``ValueError`` for what is not supported.
+
+    Attributes
+    ----------
+    config
+        The whole model's, with the class that has the tower in ``architectures``.
+    processor
+        The image processor.
+    tensors
+        Name and values of each tensor of the part that sees.
+    """
+
+    config: Callable[[Checkpoint], Any]
+    processor: Callable[[Checkpoint], Any]
+    tensors: Callable[[Checkpoint], "Iterable[tuple[str, torch.Tensor]]"]
+
+
 @dataclass(frozen=True)
 class VisionFamily:
     """How the models of some architectures see.
@@ -39,7 +63,8 @@ class VisionFamily:
     Attributes
     ----------
     architectures
-        Names in config.json's ``architectures``; each is the ``transformers`` class that has the tower.
+        Names in config.json's ``architectures``; each is the ``transformers`` class that has the tower, unless there is
+        a ``native`` form.
     token
         The text of the token that embeddings take the place of.
     expansion
@@ -55,6 +80,8 @@ class VisionFamily:
         Other special tokens of an expansion.
     tower
         Only with a ``vision_config`` of this ``model_type``; empty: with every one that no family asks for.
+    native
+        For checkpoints in their authors' own layout.
     minds_others
         A picture's rows differ where the prompt has others; the option ``several`` says whether it has.
     mark
@@ -72,6 +99,7 @@ class VisionFamily:
     goes_first: bool = True
     words: tuple[str, ...] = ()
     tower: str = ""
+    native: NativeForm | None = None
     minds_others: bool = False
     mark: str = ""
     grid: Callable[[VisionPart, tuple[int, int], Options], tuple[int, int, int]] = lambda part, size, options: (0, 0, 0)

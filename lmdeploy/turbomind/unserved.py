@@ -1,0 +1,185 @@
+"""Models that see and are not served: each by name, with the reason and what to use instead.
+
+Support of one deletes its line.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lmdeploy.errors import UnsupportedModelError
+
+Config = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Unserved:
+    """Checkpoints that are refused.
+
+    Attributes
+    ----------
+    architectures
+        Names in config.json's ``architectures`` or ``auto_map``.
+    models
+        What people call them.
+    lacks
+        What the server lacks for them.
+    instead
+        What answers nearly the same questions.
+    when
+        Whether a config.json is one of them, for architectures that others have too.
+    """
+
+    architectures: tuple[str, ...]
+    models: str
+    lacks: str
+    instead: str = "the models of docs/vision.md"
+    when: Callable[[Config], bool] = lambda raw: True
+
+
+def refuse_unserved(raw: Config) -> None:
+    """Raise ``UnsupportedModelError`` for a checkpoint with this config.json that is one of these."""
+    named = raw.get("architectures")
+    code = raw.get("auto_map")
+    names = [*(named if isinstance(named, list) else ()), *(code.values() if isinstance(code, Mapping) else ())]
+    found = {str(name).rpartition(".")[2] for name in names}
+    for row in UNSERVED:
+        name = next((name for name in row.architectures if name in found), None)
+        if name is not None and row.when(raw):
+            raise UnsupportedModelError(
+                f"{row.models} ({name}) cannot be served: what is lacking is {row.lacks}; use {row.instead}"
+            )
+
+
+def _has(key: str) -> Callable[[Config], bool]:
+    return lambda raw: raw.get(key) is not None
+
+
+def _decoder_is(architecture: str) -> Callable[[Config], bool]:
+    return lambda raw: architecture in ((raw.get("llm_config") or {}).get("architectures") or ())
+
+
+_LLAVA = ("LlavaLlamaForCausalLM", "LlavaMistralForCausalLM")
+_LLAVA_HF = "the models as converted for transformers (llava-hf/...)"
+_INTERNVL = "InternVL2, 2.5, 3 or 3.5"
+_OWN_CODE = "known by the checkpoint's own code alone"
+UNSERVED = (
+    Unserved(
+        ("MllamaForConditionalGeneration",),
+        "Llama 3.2 Vision",
+        "cross-attention from the text to pictures",
+        "Llama 3.1 for texts, which has the same decoder",
+    ),
+    Unserved(
+        ("Llama4ForConditionalGeneration",),
+        "Llama 4",
+        "a decoder with attention in chunks, layers without positions and queries that grow with them",
+    ),
+    Unserved(
+        ("ChatGLMModel", "ChatGLMForConditionalGeneration"),
+        "GLM-4V 9B",
+        f"one position for a whole picture, and a tower {_OWN_CODE}",
+        "glm-4-9b-chat for texts, the models of docs/vision.md for pictures",
+        when=_has("vision_config"),
+    ),
+    Unserved(
+        ("Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration", "Glm46VForConditionalGeneration"),
+        "GLM-4.1V, 4.5V, 4.6V",
+        "positions of three axes in neighbouring pairs",
+    ),
+    Unserved(("CogVLMForCausalLM",), "CogVLM, CogVLM2", "experts of their own for the rows of pictures"),
+    Unserved(
+        ("InternVLChatModel",),
+        "Mono-InternVL",
+        "an MLP of its own for the rows of pictures",
+        _INTERNVL,
+        when=_decoder_is("InternLM2VEForCausalLM"),
+    ),
+    Unserved(
+        ("InternVLChatModel",),
+        "InternVL 1.1, 1.2",
+        "pictures in one tile (dynamic_image_size, use_thumbnail), its rows in an older order (ps_version)",
+        _INTERNVL,
+        when=lambda raw: (
+            raw.get("ps_version") != "v2" or not raw.get("dynamic_image_size") or not raw.get("use_thumbnail")
+        ),
+    ),
+    Unserved(
+        ("InternLMXComposer2ForCausalLM",),
+        "InternLM-XComposer2, 2.5",
+        "low-rank matrices that are added for the rows of pictures alone",
+        _INTERNVL,
+    ),
+    Unserved(
+        ("QWenLMHeadModel",),
+        "Qwen-VL",
+        f"a tower {_OWN_CODE}",
+        "Qwen-7B-Chat for texts, the models of docs/vision.md for pictures",
+        when=_has("visual"),
+    ),
+    Unserved(("MolmoForCausalLM",), "Molmo", f"a tower {_OWN_CODE}, whose rows are added to those of tokens"),
+    Unserved(("Molmo2ForConditionalGeneration",), "Molmo2", "attention in both directions among a prompt's pictures"),
+    Unserved(
+        ("MiniGeminiLlamaForCausalLM", "MGMLlamaForCausalLM"),
+        "Mini-Gemini",
+        "a second tower, known by its authors' package alone",
+        "LLaVA 1.6",
+    ),
+    Unserved(
+        ("Phi4MMForCausalLM", "Phi4MultimodalForCausalLM"),
+        "Phi-4-multimodal",
+        "low-rank matrices that are added in prompts with pictures",
+        "Phi-4-mini-instruct for texts, the models of docs/vision.md for pictures",
+    ),
+    Unserved(
+        ("Phi3VForCausalLM",),
+        "Phi-3-vision, Phi-3.5-vision",
+        f"a cut into tiles and a projector {_OWN_CODE}",
+        "Phi-3.5-mini-instruct for texts, the models of docs/vision.md for pictures",
+    ),
+    Unserved(("MiniCPMV",), "MiniCPM-V", f"a tower and a resampler {_OWN_CODE}"),
+    Unserved(("MiniCPMV4_6ForConditionalGeneration",), "MiniCPM-V 4.6", "a decoder with linear attention"),
+    Unserved(
+        ("MultiModalityCausalLM",),
+        "DeepSeek-VL and Janus in their authors' layout",
+        "a way to read it",
+        "DeepSeek-VL as converted for transformers (deepseek-community/deepseek-vl-...)",
+    ),
+    Unserved(
+        _LLAVA,
+        "Yi-VL",
+        "a projector with norms",
+        _LLAVA_HF,
+        when=lambda raw: str(raw.get("mm_projector_type")).endswith("_Norm"),
+    ),
+    Unserved(
+        _LLAVA,
+        "InternVL built on LLaVA",
+        "a tower of another kind than CLIP's",
+        _INTERNVL,
+        when=lambda raw: "internvit" in str(raw.get("mm_vision_tower")).lower(),
+    ),
+    Unserved(
+        _LLAVA,
+        "LLaVA before 1.5",
+        "a projector of another kind (mm_projector_type mlp2x_gelu is known), or marks around pictures",
+        _LLAVA_HF,
+        when=lambda raw: raw.get("mm_projector_type") != "mlp2x_gelu" or bool(raw.get("mm_use_im_start_end")),
+    ),
+    Unserved(
+        _LLAVA,
+        "LLaVA with tiles of another kind",
+        "image_aspect_ratio other than square, pad and anyres, the last with mm_patch_merge_type spatial_unpad",
+        _LLAVA_HF,
+        when=lambda raw: (
+            raw.get("image_aspect_ratio", "square") not in ("square", "pad", "anyres")
+            or (raw.get("image_aspect_ratio") == "anyres" and raw.get("mm_patch_merge_type") != "spatial_unpad")
+        ),
+    ),
+    Unserved(
+        ("LlavaQwenForCausalLM",),
+        "LLaVA-OneVision in its authors' layout",
+        "a way to read it",
+        "the same as converted for transformers (llava-hf/llava-onevision-...)",
+    ),
+)

@@ -1,0 +1,89 @@
+"""InternVL 1.5 to 3.5 in its authors' own layout: other names for what ``transformers`` calls InternVL."""
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from lmdeploy.vl.families import internvl
+from lmdeploy.vl.families.common import Checkpoint, NativeForm
+from lmdeploy.vl.tensors import seeing_tensors
+
+if TYPE_CHECKING:
+    import torch
+
+_NAMES = (
+    (r"^vision_model\.encoder\.layers\.", "vision_tower.encoder.layer."),
+    (r"^vision_model\.", "vision_tower."),
+    (r"\bclass_embedding$", "cls_token"),
+    (r"\bpatch_embedding\.", "patch_embeddings.projection."),
+    (r"\bposition_embedding$", "position_embeddings"),
+    (r"\.ls(\d)$", r".lambda_\1"),
+    (r"\.attn\.proj\.", ".attention.projection_layer."),
+    (r"\.attn\.", ".attention."),
+    (r"\.norm1\.", ".layernorm_before."),
+    (r"\.norm2\.", ".layernorm_after."),
+    (r"^mlp1\.0\.", "multi_modal_projector.layer_norm."),
+    (r"^mlp1\.1\.", "multi_modal_projector.linear_1."),
+    (r"^mlp1\.3\.", "multi_modal_projector.linear_2."),
+)
+
+
+def config(checkpoint: Checkpoint) -> Any:
+    """Return the ``InternVLConfig``."""
+    from transformers import InternVLConfig
+
+    _, raw = checkpoint
+    given = raw["vision_config"]
+    same = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "image_size", "patch_size")
+    optional = ("hidden_act", "layer_norm_eps", "norm_type")
+    vision = {name: given[name] for name in same} | {name: given[name] for name in optional if name in given}
+    vision |= {"attention_bias": given["qkv_bias"], "use_qk_norm": given["qk_normalization"]}
+    ratio = raw["downsample_ratio"]
+    hidden = raw["llm_config"]["hidden_size"]
+    return InternVLConfig(
+        architectures=["InternVLForConditionalGeneration"],
+        vision_config=vision,
+        text_config={"model_type": "llama", "hidden_size": hidden, "num_attention_heads": 1, "num_key_value_heads": 1},
+        downsample_ratio=ratio,
+        vision_feature_layer=raw.get("select_layer", -1),
+        image_seq_length=int((_side(checkpoint) // given["patch_size"] * ratio) ** 2),
+    )
+
+
+def processor(checkpoint: Checkpoint) -> Any:
+    """Return what cuts pictures into tiles, as config.json says."""
+    from transformers import GotOcr2ImageProcessorPil
+    from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+
+    _, raw = checkpoint
+    return GotOcr2ImageProcessorPil(
+        size={"height": _side(checkpoint), "width": _side(checkpoint)},
+        image_mean=IMAGENET_DEFAULT_MEAN,
+        image_std=IMAGENET_DEFAULT_STD,
+        min_patches=raw["min_dynamic_patch"],
+        max_patches=raw["max_dynamic_patch"],
+    )
+
+
+def tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, "torch.Tensor"]]:
+    """Yield the tensors by their native names; queries, keys and values lie in one on disk."""
+    for name, values in seeing_tensors(checkpoint[0]):
+        for pattern, native in _NAMES:
+            name = re.sub(pattern, native, name)
+        if ".qkv." in name:
+            for part, rows in zip("qkv", values.chunk(3), strict=True):
+                yield name.replace(".qkv.", f".{part}_proj."), rows
+        else:
+            yield name, values
+
+
+def _side(checkpoint: Checkpoint) -> int:
+    """Return the pixels of a tile's side."""
+    _, raw = checkpoint
+    return int(raw.get("force_image_size") or raw["vision_config"]["image_size"])
+
+
+FAMILY = dataclasses.replace(
+    internvl.FAMILY, architectures=("InternVLChatModel",), native=NativeForm(config, processor, tensors)
+)

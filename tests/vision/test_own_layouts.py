@@ -1,0 +1,89 @@
+"""Checkpoints in their authors' own layout: where the tower is, and how pictures stand in their chat templates."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmdeploy.errors import CheckpointError, UnsupportedModelError
+from lmdeploy.model import MODELS
+from lmdeploy.prompts import PromptPreparer
+from lmdeploy.tokenizer import Tokenizer
+from lmdeploy.vl.prompts import picture_writer
+from lmdeploy.vl.sources import ANYTHING
+from lmdeploy.vl.tower import counting_part
+from tests.support.pictures import picture
+from tests.support.tiny_own_layouts import make_tiny_internvl_chat, make_tiny_llava_original
+from tests.support.tiny_vision_models import token_id
+
+CLIP_LARGE = "openai/clip-vit-large-patch14-336"
+
+
+def change(directory: Path, **values: Any) -> Path:
+    config = json.loads((directory / "config.json").read_text()) | values
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+def test_a_tower_that_is_elsewhere_is_asked_for_by_name(tmp_path: Path) -> None:
+    directory = change(make_tiny_llava_original(tmp_path / "model"), mm_vision_tower=CLIP_LARGE)
+    with pytest.raises(UnsupportedModelError, match=rf"another repository, {CLIP_LARGE}; name a folder.*llava-hf"):
+        counting_part(directory)
+
+
+def test_a_published_tower_in_the_checkpoint_needs_no_folder(tmp_path: Path) -> None:
+    directory = change(make_tiny_llava_original(tmp_path / "model", tiles=True), mm_vision_tower=CLIP_LARGE)
+    part = counting_part(directory)
+    vision = part.config.vision_config
+    sizes = (vision.hidden_size, vision.intermediate_size, vision.num_hidden_layers, vision.num_attention_heads)
+    assert sizes == (1024, 4096, 24, 16)
+    assert (vision.image_size, vision.patch_size, vision.hidden_act) == (336, 14, "quick_gelu")
+    assert part.processor.crop_size["height"] == 336
+
+
+def test_a_tower_of_another_kind_is_refused(tmp_path: Path) -> None:
+    directory = make_tiny_llava_original(tmp_path / "model")
+    (tmp_path / "clip" / "config.json").write_text('{"model_type": "siglip_vision_model"}')
+    with pytest.raises(UnsupportedModelError, match=r"the tower must be CLIP's, got siglip_vision_model"):
+        counting_part(directory)
+
+
+@pytest.mark.parametrize("lacking", ["vision_config", "downsample_ratio", "max_dynamic_patch"])
+def test_a_config_that_lacks_something_is_refused_by_its_name(lacking: str, tmp_path: Path) -> None:
+    directory = make_tiny_internvl_chat(tmp_path / "model")
+    config = json.loads((directory / "config.json").read_text())
+    del config[lacking]
+    (directory / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=rf"config\.json lacks '{lacking}'"):
+        counting_part(directory)
+
+
+@pytest.mark.parametrize(
+    ("make", "template", "token", "expected"),
+    [
+        (
+            make_tiny_internvl_chat,
+            "internvl2_5",
+            "<IMG_CONTEXT>",
+            "<|im_start|>user\n<img>[4]</img>\nwhat?<|im_end|>\n<|im_start|>assistant\n",
+        ),
+        (make_tiny_llava_original, "llava-v1", "<unk>", "USER: [4]\nwhat? ASSISTANT:"),
+    ],
+)
+def test_pictures_stand_in_front_of_the_text(
+    make: Callable[[Path], Path], template: str, token: str, expected: str, tmp_path: Path
+) -> None:
+    directory = make(tmp_path / "model")
+    tokenizer, chosen = Tokenizer(str(directory)), MODELS.get(template)()
+    preparer = PromptPreparer(tokenizer, chosen, pictures=picture_writer(directory, tokenizer, chosen, ANYTHING))
+    prepared = preparer.prepare(("what?", picture(60, 40)))
+    ((begin, length),) = prepared.pictures[0].runs
+    assert set(prepared.ids[begin : begin + length]) == {token_id(directory, token)}
+    before, behind = prepared.ids[:begin], prepared.ids[begin + length :]
+    written = [tokenizer.decode(ids, skip_special_tokens=False) for ids in (before, behind)]
+    assert f"{written[0]}[{length}]{written[1]}".endswith(expected.replace("[4]", f"[{length}]"))
+    assert length >= 4
+    typed = preparer.prepare(f"{token} {token}")
+    assert token_id(directory, token) not in typed.ids
