@@ -71,6 +71,12 @@ UNSERVED = (
         "Llama 3.1 for texts, which has the same decoder",
     ),
     Unserved(
+        ("Qwen3VLMoeForConditionalGeneration",),
+        "Qwen3-VL with experts",
+        "a way to read experts that are stored in one tensor and transposed",
+        "Qwen3-VL without experts",
+    ),
+    Unserved(
         ("Llama4ForConditionalGeneration",),
         "Llama 4",
         "a decoder with attention in chunks, layers without positions and queries that grow with them",
@@ -130,12 +136,6 @@ UNSERVED = (
         "Phi-4-multimodal",
         "low-rank matrices that are added in prompts with pictures",
         "Phi-4-mini-instruct for texts, the models of docs/vision.md for pictures",
-    ),
-    Unserved(
-        ("Phi3VForCausalLM",),
-        "Phi-3-vision, Phi-3.5-vision",
-        f"a cut into tiles and a projector {_OWN_CODE}",
-        "Phi-3.5-mini-instruct for texts, the models of docs/vision.md for pictures",
     ),
     Unserved(("MiniCPMV",), "MiniCPM-V", f"a tower and a resampler {_OWN_CODE}"),
     Unserved(("MiniCPMV4_6ForConditionalGeneration",), "MiniCPM-V 4.6", "a decoder with linear attention"),

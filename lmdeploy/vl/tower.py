@@ -74,9 +74,10 @@ def seeing_part(checkpoint: Path) -> VisionPart:
     part = counting_part(checkpoint)
     config = part.config
     if native is None:
-        tensors = dict(seeing_tensors(checkpoint))
+        model_class, tensors = getattr(transformers, name), dict(seeing_tensors(checkpoint))
     else:
-        tensors, name = dict(native.tensors((checkpoint, _config_json(checkpoint)))), config.architectures[0]
+        model_class = native.model() if native.model else getattr(transformers, config.architectures[0])
+        tensors = dict(native.tensors((checkpoint, _config_json(checkpoint))))
     is_narrow = all(tensor.dtype in (torch.bfloat16, torch.float16) for tensor in tensors.values())
     dtype = torch.bfloat16 if is_narrow and _is_fast_at_bfloat16() else torch.float32
     text = config.get_text_config()
@@ -84,7 +85,7 @@ def seeing_part(checkpoint: Path) -> VisionPart:
     if getattr(text, "layer_types", None):
         text.layer_types = []
     with _quiet():
-        model, report = getattr(transformers, name).from_pretrained(
+        model, report = model_class.from_pretrained(
             None, config=config, state_dict=tensors, dtype=dtype, output_loading_info=True
         )
     missing = sorted(name for name in report["missing_keys"] if not is_of_text(name))

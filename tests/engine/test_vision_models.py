@@ -18,6 +18,7 @@ from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from lmdeploy.offline.async_engine import AsyncEngine
 from tests.support import tiny_own_layouts as own
 from tests.support import tiny_vision_models as tiny
+from tests.support.phi3_vision_reference import Phi3VisionReference, make_tiny_phi3_vision
 from tests.support.pictures import picture
 from tests.support.token_engine import relative_error
 
@@ -43,6 +44,7 @@ class Case:
     sizes: tuple[tuple[int, int], ...] = ((40, 60), (90, 31), (28, 28))
     together: bool = False  # a picture is processed as one of all in the prompt
     types: str = ""  # the argument by which `transformers` is told which tokens are of pictures, if it has to be
+    reference: Callable[[Path], Any] | None = None  # in place of `transformers`, which does not have it
 
 
 def _cropped(processor: Any, config: Any, image: Image.Image) -> dict[str, Any]:
@@ -71,6 +73,7 @@ CASES = {
     "LLaVA 1.6 on Mistral as its authors publish it": Case(
         functools.partial(own.make_tiny_llava_original, kind="mistral", tiles=True)
     ),
+    "Phi-3-vision": Case(make_tiny_phi3_vision, reference=Phi3VisionReference),
     "Idefics 3": Case(
         tiny.make_tiny_idefics3, lambda processor, config, image: processor(images=[[image]], return_tensors="pt")
     ),
@@ -111,7 +114,10 @@ class Seeing:
     case: Case
 
     def logits(self, ids: list[int], images: list[Image.Image]) -> torch.Tensor:
-        """Return what `transformers` says of each token."""
+        """Return what `transformers`, or the reference, says of each token."""
+        if self.case.reference is not None:
+            whole: torch.Tensor = self.theirs(ids, images).float()
+            return whole
         shown: list[Any] = [images] if self.case.together and images else images
         given = [self.case.inputs(self.processor, self.theirs.config, image) for image in shown]
         arguments = {
@@ -133,6 +139,8 @@ class Seeing:
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Case, Seeing]:
     case = CASES[request.param]
     directory = case.make(tmp_path_factory.mktemp("seeing") / "model")
+    if case.reference is not None:
+        return case, Seeing(directory, case.reference(directory), None, case)
     native = own.native_of(directory) if own.native_of(directory).is_dir() else directory
     theirs = transformers.AutoModelForImageTextToText.from_pretrained(native, dtype=torch.float32)
     processor = transformers.AutoImageProcessor.from_pretrained(native)

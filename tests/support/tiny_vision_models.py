@@ -9,7 +9,7 @@ from typing import Any
 IMAGE_SIDE = 28
 PATCH = 14
 GEMMA3_ROWS = 16  # of a picture
-_TEXT = {
+TEXT = {
     "hidden_size": 32,
     "intermediate_size": 64,
     "num_hidden_layers": 2,
@@ -42,6 +42,13 @@ _TEMPLATE = (
 )
 
 
+# As those that know texts alone.
+TEXT_TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{{ m['role'] | upper }}: {{ m['content'] + ' ' }}{% endfor %}"
+    "{% if add_generation_prompt %}ASSISTANT:{% endif %}"
+)
+
+
 def make_tiny_llava(
     directory: Path, *, seed: int = 0, text: str = "llama", token: str = "<image>", pads: bool = False
 ) -> Path:
@@ -56,7 +63,7 @@ def make_tiny_llava(
     write_tokenizer(directory, [token], _TEMPLATE.replace("IMAGE", token))
     config = LlavaConfig(
         vision_config={"model_type": "clip_vision_model", "projection_dim": 16, **_VISION},
-        text_config={"model_type": text, **_TEXT},
+        text_config={"model_type": text, **TEXT},
         image_token_index=token_id(directory, token),
         tie_word_embeddings=False,
     )
@@ -74,7 +81,7 @@ def make_tiny_llava_next(directory: Path, *, seed: int = 0, text: str = "mistral
     grids = [[28, 56], [56, 28], [56, 56], [84, 28], [28, 84]]
     config = LlavaNextConfig(
         vision_config={"model_type": "clip_vision_model", "projection_dim": 16, **_VISION},
-        text_config={"model_type": text, **_TEXT} | ({"sliding_window": None} if text == "mistral" else {}),
+        text_config={"model_type": text, **TEXT} | ({"sliding_window": None} if text == "mistral" else {}),
         image_token_index=token_id(directory, token),
         image_grid_pinpoints=grids,
         tie_word_embeddings=False,
@@ -98,7 +105,7 @@ def make_tiny_llava_onevision(directory: Path, *, seed: int = 0) -> Path:
     grids = [[28 * rows, 28 * columns] for rows in range(1, 4) for columns in range(1, 4)]
     config = LlavaOnevisionConfig(
         vision_config={"model_type": "siglip_vision_model", "vision_use_head": False, **_VISION},
-        text_config={"model_type": "qwen2", **_TEXT},
+        text_config={"model_type": "qwen2", **TEXT},
         image_token_index=token_id(directory, "<image>"),
         video_token_index=token_id(directory, "<video>"),
         image_grid_pinpoints=grids,
@@ -117,7 +124,7 @@ def make_tiny_pixtral(directory: Path, *, seed: int = 0) -> Path:
     write_tokenizer(directory, ["[IMG]", "[IMG_BREAK]", "[IMG_END]"], _TEMPLATE.replace("IMAGE\n", "[IMG]"))
     config = LlavaConfig(
         vision_config={"model_type": "pixtral", **_VISION, "image_size": 70, "head_dim": 8},
-        text_config={"model_type": "mistral", **_TEXT, "sliding_window": None},
+        text_config={"model_type": "mistral", **TEXT, "sliding_window": None},
         image_token_index=token_id(directory, "[IMG]"),
         vision_feature_layer=-1,
         vision_feature_select_strategy="full",
@@ -136,7 +143,7 @@ def make_tiny_deepseek_vl(directory: Path, *, seed: int = 0) -> Path:
     write_tokenizer(directory, ["<image_placeholder>"], _TEMPLATE.replace("IMAGE\n", "<image_placeholder>"))
     config = DeepseekVLConfig(
         vision_config={"model_type": "siglip_vision_model", **_VISION},
-        text_config={"model_type": "llama", **_TEXT},
+        text_config={"model_type": "llama", **TEXT},
         image_token_id=token_id(directory, "<image_placeholder>"),
         tie_word_embeddings=False,
     )
@@ -160,7 +167,7 @@ def make_tiny_deepseek_vl_hybrid(directory: Path, *, seed: int = 0) -> Path:
             **_VISION, "image_size": 64, "patch_size": 8, "output_channels": 4, "window_size": 4, "mlp_dim": 32,
             "global_attn_indexes": [0, 1],
         },
-        text_config={"model_type": "llama", **_TEXT},
+        text_config={"model_type": "llama", **TEXT},
         image_token_id=token_id(directory, "<image_placeholder>"),
         tie_word_embeddings=False,
     )  # fmt: skip
@@ -187,7 +194,7 @@ def make_tiny_internvl(
         text_config={
             "model_type": text,
             "rope_parameters": {"rope_type": "default", "rope_theta": rope_theta},
-            **_TEXT,
+            **TEXT,
         },
         image_token_id=token_id(directory, "<IMG_CONTEXT>"),
         image_seq_length=1,
@@ -207,7 +214,7 @@ def make_tiny_idefics3(directory: Path, *, seed: int = 0, kind: str = "Idefics3"
     write_tokenizer(directory, special, _TEMPLATE.replace("IMAGE\n", "<image>"))
     config = getattr(transformers, f"{kind}Config")(
         vision_config={"model_type": f"{kind.lower()}_vision", **_VISION},
-        text_config={"model_type": "llama", **_TEXT},
+        text_config={"model_type": "llama", **TEXT},
         image_token_id=token_id(directory, "<image>"),
         scale_factor=2,
         pad_token_id=257,
@@ -225,7 +232,7 @@ def make_tiny_mistral3(directory: Path, *, seed: int = 0) -> Path:
     write_tokenizer(directory, ["[IMG]", "[IMG_BREAK]", "[IMG_END]"], _TEMPLATE.replace("IMAGE\n", "[IMG]"))
     config = Mistral3Config(
         vision_config={"model_type": "pixtral", **_VISION, "image_size": 112, "head_dim": 8},
-        text_config={"model_type": "mistral", **_TEXT, "sliding_window": None},
+        text_config={"model_type": "mistral", **TEXT, "sliding_window": None},
         image_token_index=token_id(directory, "[IMG]"),
         spatial_merge_size=2,
         vision_feature_layer=-1,
@@ -245,7 +252,7 @@ def make_tiny_qwen_vl(directory: Path, *, seed: int = 0, kind: str = "Qwen2VL") 
     write_tokenizer(directory, marks, _TEMPLATE.replace("IMAGE\n", "<|vision_start|><|image_pad|><|vision_end|>"))
     is_third = kind == "Qwen3VL"
     sections = {"mrope_section": [2, 1, 1], "mrope_interleaved": True} if is_third else {"mrope_section": [1, 1, 2]}
-    text = {**_TEXT, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, **sections}}
+    text = {**TEXT, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, **sections}}
     text |= {"head_dim": 8, "num_hidden_layers": 3} if is_third else {}
     vision: dict[str, Any] = {"depth": 2, "num_heads": 2, "patch_size": PATCH, "spatial_merge_size": 2}
     if kind == "Qwen2VL":
@@ -278,7 +285,7 @@ def make_tiny_gemma3(directory: Path, *, seed: int = 0, window: int = 16) -> Pat
     text = {"head_dim": 16, "sliding_window": window, "query_pre_attn_scalar": 16}
     config = Gemma3Config(
         vision_config={"model_type": "siglip_vision_model", **_VISION, "image_size": 56, "vision_use_head": False},
-        text_config={**_TEXT, **text, "layer_types": ["sliding_attention", "full_attention"]},
+        text_config={**TEXT, **text, "layer_types": ["sliding_attention", "full_attention"]},
         image_token_index=token_id(directory, "<image_soft_token>"),
         image_token_id=token_id(directory, "<image_soft_token>"),
         boi_token_index=token_id(directory, "<start_of_image>"),

@@ -17,7 +17,7 @@ from transformers import (
 from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
 from transformers.models.pixtral.image_processing_pil_pixtral import get_resize_output_image_size
 
-from lmdeploy.vl.families import deepseek_vl, llava_onevision, pixtral
+from lmdeploy.vl.families import deepseek_vl, llava_onevision, phi3_vision, pixtral
 from lmdeploy.vl.families.common import VisionPart
 
 _RANDOM = random.Random(0)
@@ -51,6 +51,16 @@ def test_pixtral_writes_a_token_a_patch_and_a_mark_a_row() -> None:
         high, wide = get_resize_output_image_size(pixels, size=(1024, 1024), patch_size=(16, 16))
         expected = "[IMG_BREAK]".join(["[IMG]" * (wide // 16)] * (high // 16)) + "[IMG_END]"
         assert pixtral.FAMILY.expansion(part, (width, height), {}) == expected, (width, height)
+
+
+@pytest.mark.parametrize(
+    ("most", "size", "rows", "columns"),
+    [(4, (1000, 1000), 2, 2), (16, (1024, 768), 3, 4), (16, (300, 1000), 6, 2), (4, (30, 4000), 4, 1)],
+)
+def test_phi3_vision_writes_tiles_and_the_whole(most: int, size: tuple[int, int], rows: int, columns: int) -> None:
+    part = VisionPart(LlavaConfig(), phi3_vision.Tiler(336, most, (0, 0, 0), (1, 1, 1)))
+    expected = (rows * columns + 1) * 144 + 1 + (rows + 1) * 12  # the published formula: 757 for the first
+    assert phi3_vision.expansion(part, size, {}) == "<|image|>" * expected
 
 
 def test_deepseek_vl_writes_576_tokens() -> None:

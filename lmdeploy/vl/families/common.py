@@ -49,11 +49,14 @@ class NativeForm:
         The image processor.
     tensors
         Name and values of each tensor of the part that sees.
+    model
+        The class that has the tower, where ``transformers`` has none that ``architectures`` could name.
     """
 
     config: Callable[[Checkpoint], Any]
     processor: Callable[[Checkpoint], Any]
     tensors: Callable[[Checkpoint], "Iterable[tuple[str, torch.Tensor]]"]
+    model: Callable[[], type] | None = None
 
 
 @dataclass(frozen=True)

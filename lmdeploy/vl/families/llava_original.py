@@ -4,15 +4,14 @@ The tokenizer has no token for pictures, so that the one for what is unknown sta
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from PIL.Image import Image
 
-from lmdeploy.errors import UnsupportedModelError
 from lmdeploy.turbomind.rewritten import readable_checkpoint
 from lmdeploy.turbomind.safetensors_index import read_checkpoint
 from lmdeploy.vl.families import llava, llava_next
+from lmdeploy.vl.families.clip import tower_config, tower_folder
 from lmdeploy.vl.families.common import Checkpoint, NativeForm, Options, VisionFamily, VisionPart
 from lmdeploy.vl.tensors import seeing_tensors
 
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     import torch
 
 _TOKEN = "<unk>"
-_PUBLISHED_TOWERS = {"openai/clip-vit-large-patch14-336": 336, "openai/clip-vit-large-patch14": 224}  # CLIP-L, by side
 _TOWER = "model.vision_tower.vision_tower."
 _NAMES = (
     (_TOWER, "vision_tower."),
@@ -36,7 +34,7 @@ def config(checkpoint: Checkpoint) -> Any:
 
     _, raw = checkpoint
     fields = {
-        "vision_config": _tower(checkpoint),
+        "vision_config": _tower(checkpoint).to_dict(),
         "text_config": {"model_type": "llama", "hidden_size": raw["hidden_size"], "num_attention_heads": 1},
         "vision_feature_layer": raw.get("mm_vision_select_layer", -2),
         "vision_feature_select_strategy": {"patch": "default", "cls_patch": "full"}[
@@ -54,7 +52,7 @@ def processor(checkpoint: Checkpoint) -> Any:
     """Return what makes pictures square, or cuts them into tiles, as config.json says."""
     from transformers import LlavaImageProcessorPil, LlavaNextImageProcessorPil
 
-    side = _tower(checkpoint)["image_size"]
+    side = _tower(checkpoint).image_size
     sizes = {"size": {"shortest_edge": side}, "crop_size": {"height": side, "width": side}}
     if _has_tiles(checkpoint):
         return LlavaNextImageProcessorPil(image_grid_pinpoints=_canvases(checkpoint), **sizes)
@@ -67,7 +65,7 @@ def tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, "torch.Tensor"]]:
         for own, native in _NAMES:
             name = name.replace(own, native)
         yield name, values
-    folder = _tower_folder(checkpoint)
+    folder = tower_folder(checkpoint[0], checkpoint[1]["mm_vision_tower"])
     if folder is not None and not _brings_tower(checkpoint):
         for name, values in seeing_tensors(readable_checkpoint(folder)):
             if name.startswith("vision_model."):
@@ -87,35 +85,10 @@ def _brings_tower(checkpoint: Checkpoint) -> bool:
     return any(name.startswith(_TOWER) for name in read_checkpoint(checkpoint[0]).tensors)
 
 
-def _tower_folder(checkpoint: Checkpoint) -> Path | None:
-    """Return the folder that config.json names as the tower's, if it is one of this machine's."""
-    folder, raw = checkpoint
-    named = raw["mm_vision_tower"]
-    if not isinstance(named, str) or not named:
-        raise ValueError(f"mm_vision_tower must name the tower, got {named!r}")
-    return next((place for place in (folder / named, Path(named).expanduser()) if place.is_dir()), None)
-
-
-def _tower(checkpoint: Checkpoint) -> dict[str, Any]:
+def _tower(checkpoint: Checkpoint) -> Any:
     """Return the config of the tower."""
-    from transformers import AutoConfig, CLIPVisionConfig, LlavaConfig
-
-    folder = _tower_folder(checkpoint)
-    if folder is not None:
-        whole = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        vision = getattr(whole, "vision_config", whole)
-    else:
-        named = checkpoint[1]["mm_vision_tower"]
-        if named not in _PUBLISHED_TOWERS or not _brings_tower(checkpoint):
-            raise UnsupportedModelError(
-                f"{checkpoint[0]}: the tower is in another repository, {named}; name a folder with a copy of that in "
-                "config.json as mm_vision_tower, or use the model as converted for transformers (llava-hf/...)"
-            )
-        vision = LlavaConfig().vision_config  # CLIP-L
-        vision.image_size = _PUBLISHED_TOWERS[named]
-    if not isinstance(vision, CLIPVisionConfig):
-        raise UnsupportedModelError(f"{folder}: the tower must be CLIP's, got {vision.model_type}")
-    return dict(vision.to_dict())
+    folder, raw = checkpoint
+    return tower_config(folder, raw["mm_vision_tower"], is_here=_brings_tower(checkpoint))
 
 
 def _form(part: VisionPart) -> VisionFamily:

@@ -1,0 +1,138 @@
+"""Phi-3-vision and Phi-3.5-vision: tiles as many as fit the picture's shape, white around it, then the whole."""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from PIL import Image
+
+from lmdeploy.vl.families.clip import tower_config
+from lmdeploy.vl.families.common import Checkpoint, NativeForm, Options, VisionFamily, VisionPart
+from lmdeploy.vl.tensors import seeing_tensors
+
+if TYPE_CHECKING:
+    import torch
+
+_TOKEN = "<|image|>"
+_OWN = "model.vision_embed_tokens."
+_NAMES = {
+    "img_processor.vision_model.": "vision_tower.",
+    "img_projection.": "projection.",
+    "glb_GN": "separator",
+    "sub_GN": "line_end",
+}
+
+
+@dataclass(frozen=True)
+class Tiler:
+    """How pictures are cut.
+
+    Attributes
+    ----------
+    side
+        Of a tile, in pixels.
+    most
+        Tiles of a picture.
+    mean, std
+        Of each colour.
+    """
+
+    side: int
+    most: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def lying(self, width: int, height: int) -> tuple[int, int]:
+        """Return tiles along a picture that is not higher than wide, and its height once it is as wide as they are."""
+        ratio = width / height
+        tiles = 1
+        while (tiles + 1) * math.ceil((tiles + 1) / ratio) <= self.most:
+            tiles += 1
+        return tiles, max(1, int(tiles * self.side / ratio))
+
+    def grid(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Return rows and columns of tiles."""
+        tiles, breadth = self.lying(max(size), min(size))
+        across = math.ceil(breadth / self.side)
+        return (across, tiles) if size[0] >= size[1] else (tiles, across)
+
+    def cut(self, picture: Image.Image) -> "tuple[torch.Tensor, torch.Tensor]":
+        """Return the whole ``[3, side, side]`` and the tiles ``[rows, columns, 3, side, side]``."""
+        import numpy as np
+        import torch
+
+        is_upright = picture.width < picture.height
+        lying = picture.transpose(Image.Transpose.TRANSPOSE) if is_upright else picture
+        tiles, breadth = self.lying(*lying.size)
+        canvas = Image.new("RGB", (tiles * self.side, math.ceil(breadth / self.side) * self.side), "white")
+        resized = lying.resize((canvas.width, breadth), Image.Resampling.BILINEAR)
+        canvas.paste(resized, (0, (canvas.height - breadth) // 2))
+        if is_upright:
+            canvas = canvas.transpose(Image.Transpose.TRANSPOSE)
+        rows, columns = canvas.height // self.side, canvas.width // self.side
+        pixels = torch.from_numpy(np.asarray(canvas, dtype=np.float32) / 255)
+        pixels = ((pixels - torch.tensor(self.mean)) / torch.tensor(self.std)).permute(2, 0, 1)
+        whole = torch.nn.functional.interpolate(pixels[None], size=(self.side, self.side), mode="bicubic")[0]
+        return whole, pixels.view(3, rows, self.side, columns, self.side).permute(1, 3, 0, 2, 4)
+
+
+def config(checkpoint: Checkpoint) -> Any:
+    """Return a ``LlavaConfig`` with CLIP's, and the width of the rows."""
+    from transformers import LlavaConfig
+
+    folder, raw = checkpoint
+    return LlavaConfig(
+        vision_config=tower_config(folder, raw["img_processor"]["model_name"], is_here=True).to_dict(),
+        text_config={"model_type": "llama", "hidden_size": raw["hidden_size"], "num_attention_heads": 1},
+    )
+
+
+def processor(checkpoint: Checkpoint) -> Tiler:
+    """Return what cuts pictures into tiles, as preprocessor_config.json says."""
+    from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
+
+    said = json.loads((checkpoint[0] / "preprocessor_config.json").read_text(encoding="utf-8"))
+    mean, std = said.get("image_mean") or OPENAI_CLIP_MEAN, said.get("image_std") or OPENAI_CLIP_STD
+    return Tiler(config(checkpoint).vision_config.image_size, int(said["num_crops"]), tuple(mean), tuple(std))
+
+
+def tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, "torch.Tensor"]]:
+    """Yield the tensors by the names of :class:`lmdeploy.vl.phi3_tower.Phi3Tower`."""
+    for name, values in seeing_tensors(checkpoint[0]):
+        for own, ours in _NAMES.items():
+            if name.startswith(_OWN + own):
+                is_vector = own.endswith("_GN")
+                yield name.replace(_OWN + own, ours), values.flatten() if is_vector else values
+
+
+def model() -> type:
+    """Return the class of the tower."""
+    from lmdeploy.vl.phi3_tower import Phi3Tower
+
+    return Phi3Tower
+
+
+def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
+    """Return the tokens: of the tiles' lines, of what separates them from the whole's, and of these."""
+    tiler: Tiler = part.processor
+    rows, columns = tiler.grid(size)
+    side = int(part.config.vision_config.image_size // part.config.vision_config.patch_size) // 2
+    return _TOKEN * (rows * side * (columns * side + 1) + 1 + side * (side + 1))
+
+
+def features(part: VisionPart, picture: Image.Image, options: Options) -> "torch.Tensor":
+    """Return the rows."""
+    rows: torch.Tensor = part.model(*part.processor.cut(picture))
+    return rows
+
+
+FAMILY = VisionFamily(
+    ("Phi3VForCausalLM",),
+    _TOKEN,
+    expansion,
+    features,
+    written=f"{_TOKEN}\n",
+    native=NativeForm(config, processor, tensors, model),
+)
