@@ -127,6 +127,20 @@ def _picture_part(picture: object) -> dict[str, Any]:
     return {"type": "image_data", "image_data": {"data": picture}}
 
 
+# Texts of few bytes a token, as most are, are tokenized at once; of longer ones the tokens are counted in slices first.
+_USUAL_BYTES = 8
+_SLICE = 16_384  # characters
+_CUT_TOKENS = 16  # at most, that cutting a text makes more of it
+
+
+@dataclass(frozen=True)
+class PromptBound:
+    """What fits a model: tokens of its context, and the bytes of the longest token."""
+
+    tokens: int
+    longest_token: int
+
+
 class PromptPreparer:
     """Chat template and tokenizer of one model. Safe to use from any thread.
 
@@ -134,9 +148,8 @@ class PromptPreparer:
     ----------
     tokenizer, template
         The model's.
-    max_bytes
-        Longest prompt in UTF-8 bytes. A longer one is refused before it keeps the tokenizer busy for seconds. None: no
-        limit.
+    bound
+        A text that cannot fit is refused before it keeps the tokenizer busy for seconds. None: none is.
     max_log_len
         Most characters of a prompt shown in the log, at level INFO; None: all, 0: none.
     pictures
@@ -150,7 +163,7 @@ class PromptPreparer:
         tokenizer: Tokenizer,
         template: ChatTemplate,
         *,
-        max_bytes: int | None = None,
+        bound: PromptBound | None = None,
         max_log_len: int | None = None,
         pictures: PictureReader | None = None,
         split_special_tokens: bool = False,
@@ -158,7 +171,7 @@ class PromptPreparer:
         self.tokenizer = tokenizer
         self._pictures = pictures
         self._template = template
-        self._max_bytes = max_bytes
+        self._bound = bound
         self._max_log_len = max_log_len
         self._plain = PlainText(tokenizer.added_tokens) if split_special_tokens else None
         self._lock = threading.Lock()  # the tokenizer panics when two threads are in it
@@ -221,13 +234,27 @@ class PromptPreparer:
         """
         if self._max_log_len != 0:
             logger.info("prompt: %r", text[: self._max_log_len])
-        if self._max_bytes is not None:
-            size = len(text.encode(errors="surrogatepass"))
-            if size > self._max_bytes:
-                raise ValueError(f"the prompt must have at most {self._max_bytes} bytes to fit the model, got {size}")
+        if self._bound is not None:
+            self._check_length(text, self._bound)
         pieces = [text] if self._plain is None else pieces_of(text)
         with self._lock:
             return self.tokenizer.encode_joined(pieces, add_bos)
+
+    def _check_length(self, text: str, bound: PromptBound) -> None:
+        """Refuse a text that has more tokens than fit, after about as much work as one that fits takes."""
+        size = len(text.encode(errors="surrogatepass"))
+        if size > bound.tokens * bound.longest_token:
+            most = bound.tokens * bound.longest_token
+            raise ValueError(f"the prompt must have at most {most} bytes to fit the model, got {size}")
+        if size <= _USUAL_BYTES * bound.tokens:
+            return
+        counted = 0
+        for begin in range(0, len(text), _SLICE):
+            with self._lock:
+                ids = self.tokenizer.encode(text[begin : begin + _SLICE], add_bos=False)
+            counted += max(0, len(ids) - _CUT_TOKENS)
+            if counted > bound.tokens:
+                raise ValueError(f"the prompt must have at most {bound.tokens} tokens to fit the model, got more")
 
 
 def _not_empty(ids: list[int]) -> list[int]:

@@ -1,5 +1,6 @@
 """The model's life in Triton: initialize, execute. Each request of a batch succeeds or fails by itself."""
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lmdeploy.model import chat_template_for
-from lmdeploy.prompts import PictureReader, PlacedPicture, PromptPreparer
+from lmdeploy.prompts import PictureReader, PlacedPicture, PromptBound, PromptPreparer
 from lmdeploy.templates.base import ChatTemplate
 from lmdeploy.token_bytes import longest_token
 from lmdeploy.tokenizer import Tokenizer
@@ -32,12 +33,14 @@ class TritonPythonModel:
         max_log_len = int(parameter(args, "max_log_len") or 0)
         if max_log_len:
             logging.basicConfig(level=logging.INFO)  # tritonserver's log
-        # Even in the longest tokens, a longer prompt could not fit the model's context.
-        max_bytes = engine.spec.max_position_embeddings * longest_token(engine.path / "token_bytes.bin")
+        session_len = json.loads(parameter(args, "engine_config") or "{}").get("session_len")
+        bound = PromptBound(
+            session_len or engine.spec.max_position_embeddings, longest_token(engine.path / "token_bytes.bin")
+        )
         preparer = PromptPreparer(
             tokenizer,
             template,
-            max_bytes=max_bytes,
+            bound=bound,
             max_log_len=max_log_len,
             pictures=_picture_reader(engine.vision_checkpoint, tokenizer, template),
             split_special_tokens=parameter(args, "split_special_tokens") == "true",

@@ -214,6 +214,8 @@ BAD_REQUESTS: dict[str, tuple[dict[str, Any], str]] = {
         "tools must come with the beginning of a session",
     ),
     "empty stop word": ({"text_input": "x", "stop_words": [""]}, "stop_words must be non-empty strings"),
+    # Of fewer bytes than 8,192 of the longest token, and of more tokens.
+    "too many tokens": ({"text_input": "🙂x" * 100_000}, "at most 8192 tokens to fit the model, got more"),
     "ten megabytes": ({"text_input": "x" * 10_000_000}, "at most 663552 bytes to fit the model, got 10000000"),
 }
 
@@ -226,6 +228,24 @@ def test_a_bad_request_is_refused_and_its_neighbours_are_answered(model: Any, ca
     assert bad.error.code == TritonError.INVALID_ARG
     assert first.error is None
     assert last.error is None
+
+
+def test_a_text_of_many_bytes_that_fits_is_answered(model: Any, default_model_dir: Path) -> None:
+    text = "internationalization " * 4000
+    [answer] = model.execute([Request(text_input=text)])
+    tokens = AutoTokenizer.from_pretrained(default_model_dir)(text)["input_ids"]
+    assert len(text) > 8 * 8192
+    assert len(tokens) <= 8192
+    assert answer.array("INPUT_ID").tolist() == [tokens]
+
+
+def test_prompts_are_as_long_as_the_session_length_allows(model: Any, default_model_dir: Path) -> None:
+    for session_len, is_refused in ((100, True), (100_000, False)):
+        other = type(model)()
+        config = json.dumps({"session_len": session_len})
+        other.initialize(arguments(model_path=str(default_model_dir), engine_config=config))
+        [answer] = other.execute([Request(text_input="🙂x" * 1000)])
+        assert ("at most 100 tokens" in str(answer.error)) == is_refused
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from openai_gateway.protocol.outputs import Usage
 router = APIRouter(route_class=BoundedRoute)
 
 # The engine's words, and preprocessing's.
-_TOO_LONG = ("shorter than the session length", "bytes to fit the model")
+_TOO_LONG = ("shorter than the session length", "to fit the model")
 _NOTHING = InteractiveResponse(text="", tokens=0, input_tokens=0, history_tokens=0, finish_reason="stop")
 
 
