@@ -27,6 +27,7 @@ _OWN = {
     "InternVLChatModel": ("llm_config", ""),
     "LlavaLlamaForCausalLM": ("", "LlamaForCausalLM"),
     "LlavaMistralForCausalLM": ("", "MistralForCausalLM"),
+    "MiniCPMV": ("", "Qwen2ForCausalLM"),
     "Phi3VForCausalLM": ("", "Phi3ForCausalLM"),
 }
 ARCHITECTURES = (*_NATIVE, *_OWN)
@@ -51,6 +52,7 @@ _OUTPUTS = ("lm_head.weight", "language_model.output.weight")
 _PLACES: tuple[Callable[[str], str], ...] = (
     lambda name: f"language_model.{name}",
     lambda name: "model.language_model." + name.removeprefix("model."),
+    lambda name: f"llm.{name}",
     lambda name: "model.text_model." + name.removeprefix("model."),
     lambda name: name,
 )
@@ -169,7 +171,7 @@ def tensors_in(tensors: Mapping[str, Expression], index: SafetensorsIndex) -> di
     """Return the expressions of a text model with the names its tensors have in a whole checkpoint."""
     embedding, head = (_loaded(tensors.get(name)) for name in ("token_embedding", "lm_head.weight"))
     place = next((place for place in _PLACES if place(embedding) in index.tensors), _PLACES[0])
-    output = next((name for name in (f"language_model.{head}", head) if name in index.tensors), head)
+    output = next((name for name in (f"language_model.{head}", f"llm.{head}", head) if name in index.tensors), head)
 
     def renamed(expression: Expression) -> Expression:
         if isinstance(expression, Load):
@@ -188,6 +190,6 @@ def _loaded(expression: Expression | None) -> str:
 
 def is_of_text(name: str) -> bool:
     """Return whether a tensor of such a checkpoint is one of its text part."""
-    if name.startswith(("model.embed_tokens.", "model.layers.", "model.norm.")):
+    if name.startswith(("llm.", "model.embed_tokens.", "model.layers.", "model.norm.")):
         return True
     return any(part in name for part in ("language_model.", "text_model.", "lm_head.weight")) and "vision" not in name

@@ -137,7 +137,13 @@ UNSERVED = (
         "low-rank matrices that are added in prompts with pictures",
         "Phi-4-mini-instruct for texts, the models of docs/vision.md for pictures",
     ),
-    Unserved(("MiniCPMV",), "MiniCPM-V", f"a tower and a resampler {_OWN_CODE}"),
+    Unserved(
+        ("MiniCPMV",),
+        "MiniCPM-V but 2.6",
+        "its text part and marks around pictures",
+        "MiniCPM-V 2.6",
+        when=lambda raw: str(raw.get("version")) != "2.6",
+    ),
     Unserved(("MiniCPMV4_6ForConditionalGeneration",), "MiniCPM-V 4.6", "a decoder with linear attention"),
     Unserved(
         ("MultiModalityCausalLM",),

@@ -190,7 +190,7 @@ class Conversation:
                 pieces.append(word)
                 self._words.append((word, _USERS))
             elif match[0] == writer.mark and seen < len(self._pictures):
-                expansion = self._expansion(self._pictures[seen])
+                expansion = self._expansion(seen)
                 pieces.append(expansion)
                 self._words += [(found[0], seen) for found in writer.any_word.finditer(expansion)]
                 seen += 1
@@ -234,8 +234,9 @@ class Conversation:
         )
         return tokens + ids[end:], tuple(placed)
 
-    def _expansion(self, picture: _Picture) -> str:
-        return self._writer.family.expansion(self._writer.part, picture.image.size, picture.options)
+    def _expansion(self, place: int) -> str:
+        picture, family, part = self._pictures[place], self._writer.family, self._writer.part
+        return family.number(part, place, picture.options) + family.expansion(part, picture.image.size, picture.options)
 
 
 def _text(part: object) -> str | None:

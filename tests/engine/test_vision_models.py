@@ -18,6 +18,7 @@ from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from lmdeploy.offline.async_engine import AsyncEngine
 from tests.support import tiny_own_layouts as own
 from tests.support import tiny_vision_models as tiny
+from tests.support.minicpmv_reference import MiniCpmReference, make_tiny_minicpmv
 from tests.support.phi3_vision_reference import Phi3VisionReference, make_tiny_phi3_vision
 from tests.support.pictures import picture
 from tests.support.token_engine import relative_error
@@ -74,6 +75,7 @@ CASES = {
         functools.partial(own.make_tiny_llava_original, kind="mistral", tiles=True)
     ),
     "Phi-3-vision": Case(make_tiny_phi3_vision, reference=Phi3VisionReference),
+    "MiniCPM-V 2.6": Case(make_tiny_minicpmv, reference=MiniCpmReference),
     "Idefics 3": Case(
         tiny.make_tiny_idefics3, lambda processor, config, image: processor(images=[[image]], return_tensors="pt")
     ),

@@ -17,6 +17,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "GLM-4V 9B": {"vision_config": {"image_size": 1120}},
     "Mono-InternVL": _INTERNVL | {"llm_config": {"architectures": ["InternLM2VEForCausalLM"]}},
     "InternVL 1.1, 1.2": _INTERNVL | {"dynamic_image_size": False},
+    "MiniCPM-V but 2.6": {"version": 2.5},
     "Qwen-VL": {"visual": {"image_size": 448}},
     "Yi-VL": _LLAVA | {"mm_projector_type": "mlp2x_gelu_Norm"},
     "InternVL built on LLaVA": _LLAVA | {"mm_vision_tower": "OpenGVLab/InternViT-6B-224px"},
@@ -27,6 +28,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 SERVED: dict[str, dict[str, Any]] = {
     "ChatGLMModel": {},
     "InternVLChatModel": _INTERNVL | {"llm_config": {"architectures": ["Qwen2ForCausalLM"]}},
+    "MiniCPMV": {"version": 2.6},
     "QWenLMHeadModel": {},
     "LlavaLlamaForCausalLM": _LLAVA | {"image_aspect_ratio": "pad"},
     "LlavaMistralForCausalLM": _LLAVA | {"image_aspect_ratio": "anyres", "mm_patch_merge_type": "spatial_unpad"},

@@ -17,7 +17,7 @@ from transformers import (
 from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
 from transformers.models.pixtral.image_processing_pil_pixtral import get_resize_output_image_size
 
-from lmdeploy.vl.families import deepseek_vl, llava_onevision, phi3_vision, pixtral
+from lmdeploy.vl.families import deepseek_vl, llava_onevision, minicpmv, phi3_vision, pixtral
 from lmdeploy.vl.families.common import VisionPart
 
 _RANDOM = random.Random(0)
@@ -61,6 +61,37 @@ def test_phi3_vision_writes_tiles_and_the_whole(most: int, size: tuple[int, int]
     part = VisionPart(LlavaConfig(), phi3_vision.Tiler(336, most, (0, 0, 0), (1, 1, 1)))
     expected = (rows * columns + 1) * 144 + 1 + (rows + 1) * 12  # the published formula: 757 for the first
     assert phi3_vision.expansion(part, size, {}) == "<|image|>" * expected
+
+
+@pytest.mark.parametrize(
+    ("size", "options", "columns", "rows"),
+    [
+        ((448, 448), {}, 0, 0),
+        ((449, 448), {}, 2, 1),
+        ((1344, 1344), {}, 3, 3),
+        ((4000, 500), {}, 8, 1),
+        ((1344, 1344), {"max_slice_nums": 4}, 2, 2),
+        ((1344, 1344), {"max_slice_nums": 400}, 3, 3),
+        ((1344, 1344), {"max_slice_nums": 1}, 0, 0),
+    ],
+)
+def test_minicpmv_writes_64_tokens_a_view(
+    size: tuple[int, int], options: dict[str, int], columns: int, rows: int
+) -> None:
+    slicer = minicpmv.Slicer(448, 14, 9, True, (0, 0, 0), (1, 1, 1))
+    part = VisionPart(LlavaConfig(image_seq_length=64), slicer)
+    one = "<unk>" * 64
+    lines = [f"<slice>{one}</slice>" * columns for _ in range(rows)]
+    assert minicpmv.expansion(part, size, options) == f"<image>{one}</image>" + "\n".join(lines)
+    assert minicpmv.number(part, 3, {}) == "<image_id>3</image_id>"
+    assert minicpmv.number(part, 3, {"use_image_id": False}) == ""
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 2.5, "9", True])
+def test_numbers_of_slices_that_are_none_are_refused(wrong: object) -> None:
+    slicer = minicpmv.Slicer(448, 14, 9, True, (0, 0, 0), (1, 1, 1))
+    with pytest.raises(ValueError, match="max_slice_nums must be a whole number >= 1"):
+        slicer.grid((500, 500), {"max_slice_nums": wrong})
 
 
 def test_deepseek_vl_writes_576_tokens() -> None:

@@ -14,6 +14,7 @@ from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.vl.prompts import picture_writer
 from lmdeploy.vl.sources import ANYTHING
 from lmdeploy.vl.tower import counting_part
+from tests.support.minicpmv_reference import make_tiny_minicpmv
 from tests.support.pictures import picture
 from tests.support.tiny_own_layouts import make_tiny_internvl_chat, make_tiny_llava_original
 from tests.support.tiny_vision_models import token_id
@@ -58,6 +59,17 @@ def test_a_config_that_lacks_something_is_refused_by_its_name(lacking: str, tmp_
     (directory / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=rf"config\.json lacks '{lacking}'"):
         counting_part(directory)
+
+
+def test_pictures_have_numbers_where_the_model_wants_them(tmp_path: Path) -> None:
+    directory = make_tiny_minicpmv(tmp_path / "model")
+    tokenizer, chosen = Tokenizer(str(directory)), MODELS.get("minicpmv-2d6")()
+    preparer = PromptPreparer(tokenizer, chosen, pictures=picture_writer(directory, tokenizer, chosen, ANYTHING))
+    ids = preparer.prepare(("which <image_id>?", [picture(20, 20), picture(20, 20, 1)])).ids
+    view = "<image>" + "<unk>" * 4 + "</image>"
+    expected = f"<image_id>0</image_id>{view}\n<image_id>1</image_id>{view}\nwhich <image_id>?<|im_end|>"
+    assert expected in tokenizer.decode(ids, skip_special_tokens=False)
+    assert ids.count(token_id(directory, "<image_id>")) == 2
 
 
 @pytest.mark.parametrize(

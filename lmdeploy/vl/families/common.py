@@ -87,6 +87,9 @@ class VisionFamily:
         For checkpoints in their authors' own layout.
     minds_others
         A picture's rows differ where the prompt has others; the option ``several`` says whether it has.
+    number
+        From the part, a picture's place among those of the prompt (from 0) and its options to what stands before its
+        expansion.
     mark
         What a chat template writes for a picture, if that is not ``token``; one of ``words``.
     grid
@@ -104,5 +107,6 @@ class VisionFamily:
     tower: str = ""
     native: NativeForm | None = None
     minds_others: bool = False
+    number: Callable[[VisionPart, int, Options], str] = lambda part, place, options: ""
     mark: str = ""
     grid: Callable[[VisionPart, tuple[int, int], Options], tuple[int, int, int]] = lambda part, size, options: (0, 0, 0)

@@ -1,0 +1,173 @@
+"""MiniCPM-V 2.6: the whole picture, then slices of it as its shape and size ask for, each a fixed number of rows."""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from PIL.Image import Image, Resampling
+
+from lmdeploy.vl.families.common import Checkpoint, NativeForm, Options, VisionFamily, VisionPart
+from lmdeploy.vl.tensors import seeing_tensors
+
+if TYPE_CHECKING:
+    import torch
+
+_TOKEN, _WHOLE, _SLICE, _NUMBER = (
+    "<unk>",
+    ("<image>", "</image>"),
+    ("<slice>", "</slice>"),
+    ("<image_id>", "</image_id>"),
+)
+
+
+@dataclass(frozen=True)
+class Slicer:
+    """How pictures are cut.
+
+    Attributes
+    ----------
+    side
+        Of a square with as many pixels as a view has.
+    patch
+        Of which a view's sides are multiples.
+    most
+        Slices of a picture.
+    is_numbered
+        Whether pictures have numbers in the prompt.
+    mean, std
+        Of each colour.
+    """
+
+    side: int
+    patch: int
+    most: int
+    is_numbered: bool
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def grid(self, size: tuple[int, int], options: Options) -> tuple[int, int]:
+        """Return columns and rows of slices; zeros for a picture that is small enough as a whole.
+
+        Raises
+        ------
+        ValueError
+            If ``max_slice_nums`` is no number of slices.
+        """
+        wanted = options.get("max_slice_nums", self.most)
+        if type(wanted) is not int or wanted < 1:
+            raise ValueError(f"max_slice_nums must be a whole number >= 1, got {wanted!r}")
+        most = min(wanted, self.most)
+        width, height = size
+        count = min(math.ceil(width * height / self.side**2), most)
+        if count < 2:
+            return 0, 0
+        counts = [n for n in (count - 1, count, count + 1) if 1 < n <= most]
+        grids = [(columns, n // columns) for n in counts for columns in range(1, n + 1) if n % columns == 0]
+        shape = math.log(width / height)
+        return min(grids, key=lambda grid: abs(shape - math.log(grid[0] / grid[1])))
+
+    def view(self, width: float, height: float, *, grows: bool) -> tuple[int, int]:
+        """Return the size of a view of something of this size: made larger or smaller, or smaller alone."""
+        if grows or width * height > self.side**2:
+            ratio = width / height
+            height = int(self.side / math.sqrt(ratio))
+            width = int(height * ratio)
+        return _multiple(width, self.patch), _multiple(height, self.patch)
+
+    def cut(self, picture: Image, options: Options) -> "Iterator[torch.Tensor]":
+        """Yield views of one size each ``[views, 3, height, width]``: the whole picture's, that of all slices."""
+        import numpy as np
+        import torch
+
+        def pixels(views: list[Image]) -> torch.Tensor:
+            values = torch.from_numpy(np.stack([np.asarray(view, dtype=np.float32) for view in views]) / 255)
+            return ((values - torch.tensor(self.mean)) / torch.tensor(self.std)).permute(0, 3, 1, 2)
+
+        columns, rows = self.grid(picture.size, options)
+        yield pixels([picture.resize(self.view(*picture.size, grows=columns == 0), Resampling.BICUBIC)])
+        if columns == 0:
+            return
+        wide, high = (_multiple(side, n) / n for side, n in zip(picture.size, (columns, rows), strict=True))
+        width, height = self.view(wide, high, grows=True)
+        whole = picture.resize((width * columns, height * rows), Resampling.BICUBIC)
+        corners = [(column * width, row * height) for row in range(rows) for column in range(columns)]
+        yield pixels([whole.crop((left, top, left + width, top + height)) for left, top in corners])
+
+
+def _multiple(length: float, unit: int) -> int:
+    """Return the nearest multiple of ``unit``, at least one."""
+    return max(round(length / unit), 1) * unit
+
+
+def config(checkpoint: Checkpoint) -> Any:
+    """Return a ``LlavaConfig`` with SigLIP's of any shape, the width of the rows and their number."""
+    from transformers import LlavaConfig
+
+    _, raw = checkpoint
+    names = ("hidden_size", "image_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "patch_size")
+    vision = {"model_type": "idefics2_vision", **{name: raw["vision_config"][name] for name in names}}
+    return LlavaConfig(
+        vision_config=vision,
+        text_config={"model_type": "llama", "hidden_size": raw["hidden_size"], "num_attention_heads": 1},
+        image_seq_length=raw["query_num"],
+    )
+
+
+def processor(checkpoint: Checkpoint) -> Slicer:
+    """Return what cuts pictures into slices, as preprocessor_config.json says."""
+    said = json.loads((checkpoint[0] / "preprocessor_config.json").read_text(encoding="utf-8"))
+    return Slicer(
+        side=int(said["scale_resolution"]),
+        patch=int(said["patch_size"]),
+        most=int(said["max_slice_nums"]) if said.get("slice_mode", True) else 1,
+        is_numbered=bool(said.get("use_image_id", False)),
+        mean=tuple(said["norm_mean"]),
+        std=tuple(said["norm_std"]),
+    )
+
+
+def tensors(checkpoint: Checkpoint) -> "Iterator[tuple[str, torch.Tensor]]":
+    """Yield the tensors; :class:`lmdeploy.vl.minicpmv_tower.MiniCpmTower` calls them so too."""
+    return seeing_tensors(checkpoint[0])
+
+
+def model() -> type:
+    """Return the class of the tower."""
+    from lmdeploy.vl.minicpmv_tower import MiniCpmTower
+
+    return MiniCpmTower
+
+
+def number(part: VisionPart, place: int, options: Options) -> str:
+    """Return the number of a picture between its marks, where pictures have one."""
+    is_numbered = bool(options.get("use_image_id", part.processor.is_numbered))
+    return str(place).join(_NUMBER) if is_numbered else ""
+
+
+def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
+    """Return the tokens of each view between its marks, slices in lines."""
+    rows_of_view = _TOKEN * int(part.config.image_seq_length)
+    columns, rows = part.processor.grid(size, options)
+    line = rows_of_view.join(_SLICE) * columns
+    return rows_of_view.join(_WHOLE) + "\n".join([line] * rows)
+
+
+def features(part: VisionPart, picture: Image, options: Options) -> "torch.Tensor":
+    """Return the rows of all views."""
+    import torch
+
+    return torch.cat([part.model(views) for views in part.processor.cut(picture, options)])
+
+
+FAMILY = VisionFamily(
+    ("MiniCPMV",),
+    _TOKEN,
+    expansion,
+    features,
+    written=f"{_TOKEN}\n",
+    words=(*_WHOLE, *_SLICE, *_NUMBER),
+    native=NativeForm(config, processor, tensors, model),
+    number=number,
+)

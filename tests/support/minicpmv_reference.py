@@ -1,0 +1,216 @@
+"""MiniCPM-V 2.6 in float64 and plain matrix products, and tiny random checkpoints of it."""
+
+import json
+import math
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from tests.support import tiny_vision_models as tiny
+
+_SIDE, _PATCH, _MOST, _QUERIES, _TABLE = 28, 7, 4, 4, 10
+_HIDDEN, _HEADS, _TOWER, _TOWER_HEADS, _TOWER_MLP, _TOWER_LAYERS = 256, 2, 16, 2, 32, 2
+_SPECIAL = ["<unk>", "<image>", "</image>", "<slice>", "</slice>", "<image_id>", "</image_id>"]
+
+
+def make_tiny_minicpmv(directory: Path) -> Path:
+    """Make a MiniCPM-V 2.6 with up to 4 slices of some 28 by 28 pixels, 4 rows a view."""
+    tiny.write_tokenizer(directory, _SPECIAL, tiny.TEXT_TEMPLATE)
+    text = tiny.save_random(Qwen2ForCausalLM, _text_config(), directory.with_name("text"), 0)
+    random = torch.Generator().manual_seed(1)
+    tensors = {}
+    for name, shape in _shapes().items():
+        mean = 1.0 if "norm" in name or "ln_" in name else 0.0
+        scale = 0.05 if name in ("resampler.proj", "resampler.attn.in_proj_weight") else 0.3
+        tensors[name] = mean * name.endswith("weight") + torch.randn(shape, generator=random) * scale
+    tensors |= {f"llm.{name}": values for name, values in load_file(text / "model.safetensors").items()}
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    config = json.loads((text / "config.json").read_text())
+    config |= {
+        "architectures": ["MiniCPMV"],
+        "model_type": "minicpmv",
+        "version": 2.6,
+        "auto_map": {"AutoModel": "modeling_minicpmv.MiniCPMV"},
+        "image_size": 448,
+        "query_num": _QUERIES,
+        "slice_mode": True,
+        "use_image_id": True,
+        "vision_config": {
+            "hidden_size": _TOWER,
+            "image_size": _TABLE * _PATCH,
+            "intermediate_size": _TOWER_MLP,
+            "model_type": "siglip",
+            "num_attention_heads": _TOWER_HEADS,
+            "num_hidden_layers": _TOWER_LAYERS,
+            "patch_size": _PATCH,
+        },
+    }
+    (directory / "config.json").write_text(json.dumps(config))
+    said = {"image_processor_type": "MiniCPMVImageProcessor", "image_feature_size": _QUERIES, "max_slice_nums": _MOST}
+    said |= {"norm_mean": [0.5, 0.5, 0.5], "norm_std": [0.5, 0.5, 0.5], "patch_size": _PATCH, "version": 2.6}
+    said |= {"scale_resolution": _SIDE, "slice_mode": True, "use_image_id": True}
+    (directory / "preprocessor_config.json").write_text(json.dumps(said))
+    shutil.rmtree(text)
+    return directory
+
+
+class MiniCpmReference:
+    """What a checkpoint says of each token."""
+
+    def __init__(self, directory: Path) -> None:
+        self.token = tiny.token_id(directory, "<unk>")
+        self.tensors = {name: values.double() for name, values in load_file(directory / "model.safetensors").items()}
+        self.text = Qwen2ForCausalLM(_text_config()).double()
+        own = {name[4:]: values for name, values in self.tensors.items() if name.startswith("llm.")}
+        self.text.load_state_dict(own)
+
+    def __call__(self, ids: Sequence[int], images: Sequence[Image.Image]) -> torch.Tensor:
+        embeddings = self.text.model.embed_tokens.weight[torch.tensor(ids)].clone()
+        places = [position for position, token in enumerate(ids) if token == self.token]
+        with torch.inference_mode():
+            rows = [row for image in images for view in _views(image) for row in self.rows(view)]
+            for place, row in zip(places, rows, strict=True):
+                embeddings[place] = row
+            logits: torch.Tensor = self.text(inputs_embeds=embeddings[None]).logits[0]
+            return logits
+
+    def rows(self, view: np.ndarray) -> torch.Tensor:
+        """Return the rows of one view: line, column, colour."""
+        high, wide = view.shape[0] // _PATCH, view.shape[1] // _PATCH
+        grid = [(row, column) for row in range(high) for column in range(wide)]
+        squares = [
+            view[row * _PATCH : (row + 1) * _PATCH, column * _PATCH : (column + 1) * _PATCH].transpose(2, 0, 1)
+            for row, column in grid
+        ]
+        states = torch.from_numpy(np.stack(squares)).flatten(1) @ self._t("patch_embedding.weight").flatten(1).T
+        states = states + self._t("patch_embedding.bias")
+        table = [_place(row, high) * _TABLE + _place(column, wide) for row, column in grid]
+        states = states + self._t("position_embedding.weight")[table]
+        for layer in range(_TOWER_LAYERS):
+            at = f"vpm.encoder.layers.{layer}."
+            normed = self._norm(states, f"{at}layer_norm1")
+            q, k, v = (self._linear(normed, f"{at}self_attn.{name}_proj") for name in "qkv")
+            states = states + self._linear(_attention(q, k, v, _TOWER_HEADS), f"{at}self_attn.out_proj")
+            inner = self._linear(self._norm(states, f"{at}layer_norm2"), f"{at}mlp.fc1")
+            inner = 0.5 * inner * (1 + torch.tanh(math.sqrt(2 / math.pi) * (inner + 0.044715 * inner**3)))
+            states = states + self._linear(inner, f"{at}mlp.fc2")
+        states = self._norm(states, "vpm.post_layernorm")
+
+        values = self._norm(states @ self.tensors["resampler.kv_proj.weight"].T, "resampler.ln_kv")
+        keys = values + torch.tensor([_wave(column) + _wave(row) for row, column in grid], dtype=torch.float64)
+        queries = self._norm(self.tensors["resampler.query"], "resampler.ln_q")
+        weights = self.tensors["resampler.attn.in_proj_weight"].chunk(3)
+        biases = self.tensors["resampler.attn.in_proj_bias"].chunk(3)
+        q, k, v = (x @ w.T + b for x, w, b in zip((queries, keys, values), weights, biases, strict=True))
+        found = self._linear(_attention(q, k, v, _HEADS), "resampler.attn.out_proj")
+        return self._norm(found, "resampler.ln_post") @ self.tensors["resampler.proj"]
+
+    def _t(self, name: str) -> torch.Tensor:
+        return self.tensors[f"vpm.embeddings.{name}"]
+
+    def _linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        return x @ self.tensors[f"{name}.weight"].T + self.tensors[f"{name}.bias"]
+
+    def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        centred = x - x.mean(-1, keepdim=True)
+        scaled = centred / torch.sqrt((centred**2).mean(-1, keepdim=True) + 1e-6)
+        return scaled * self.tensors[f"{name}.weight"] + self.tensors[f"{name}.bias"]
+
+
+def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int) -> torch.Tensor:
+    size = q.shape[-1] // heads
+    found = []
+    for head in range(heads):
+        part = slice(head * size, (head + 1) * size)
+        found.append(torch.softmax(q[:, part] @ k[:, part].T / math.sqrt(size), dim=-1) @ v[:, part])
+    return torch.cat(found, dim=-1)
+
+
+def _place(index: int, count: int) -> int:
+    """Return the line of the table that the upper edge of one of ``count`` patches lies in, in single precision."""
+    bounds = [np.float32(line / _TABLE) for line in range(1, _TABLE)]
+    return sum(bool(bound <= np.float32(index / count)) for bound in bounds)
+
+
+def _wave(position: int) -> list[float]:
+    """Return sines, then cosines, of a position: half of a row."""
+    count = _HIDDEN // 4
+    angles = [position * 10000 ** (-i / count) for i in range(count)]
+    return [math.sin(angle) for angle in angles] + [math.cos(angle) for angle in angles]
+
+
+def _views(image: Image.Image) -> list[np.ndarray]:
+    """Return the views of a picture: the whole, then its slices in reading order."""
+    width, height = image.size
+    wanted = min(math.ceil(width * height / _SIDE**2), _MOST)
+    if wanted <= 1:
+        return [_pixels(image.resize(_fitting(width, height), Image.Resampling.BICUBIC))]
+    best, error = (1, 1), math.inf
+    for count in (wanted - 1, wanted, wanted + 1):
+        if count == 1 or count > _MOST:
+            continue
+        for columns in range(1, count + 1):
+            if count % columns == 0:
+                off = abs(math.log(width / height) - math.log(columns / (count // columns)))
+                if off < error:
+                    best, error = (columns, count // columns), off
+    is_large = width * height > _SIDE**2
+    size = _fitting(width, height) if is_large else (_rounded(width, _PATCH), _rounded(height, _PATCH))
+    views = [_pixels(image.resize(size, Image.Resampling.BICUBIC))]
+    columns, rows = best
+    wide, high = _fitting(_rounded(width, columns) / columns, _rounded(height, rows) / rows)
+    pixels = _pixels(image.resize((wide * columns, high * rows), Image.Resampling.BICUBIC))
+    for row in range(rows):
+        views += [pixels[row * high : (row + 1) * high, i * wide : (i + 1) * wide] for i in range(columns)]
+    return views
+
+
+def _fitting(width: float, height: float) -> tuple[int, int]:
+    """Return a size of the same shape with the pixels of a square, in whole patches."""
+    tall = int(_SIDE / math.sqrt(width / height))
+    return _rounded(int(tall * (width / height)), _PATCH), _rounded(tall, _PATCH)
+
+
+def _rounded(length: float, unit: int) -> int:
+    return max(round(length / unit) * unit, unit)
+
+
+def _pixels(image: Image.Image) -> np.ndarray:
+    return (np.asarray(image) / 255.0 - 0.5) / 0.5
+
+
+def _shapes() -> dict[str, list[int]]:
+    """Return the shapes of the tensors of the part that sees."""
+    shapes = {
+        "vpm.embeddings.patch_embedding.weight": [_TOWER, 3, _PATCH, _PATCH],
+        "vpm.embeddings.patch_embedding.bias": [_TOWER],
+        "vpm.embeddings.position_embedding.weight": [_TABLE * _TABLE, _TOWER],
+        "resampler.query": [_QUERIES, _HIDDEN],
+        "resampler.kv_proj.weight": [_HIDDEN, _TOWER],
+        "resampler.attn.in_proj_weight": [3 * _HIDDEN, _HIDDEN],
+        "resampler.attn.in_proj_bias": [3 * _HIDDEN],
+        "resampler.attn.out_proj.weight": [_HIDDEN, _HIDDEN],
+        "resampler.attn.out_proj.bias": [_HIDDEN],
+        "resampler.proj": [_HIDDEN, _HIDDEN],
+    }
+    norms = {"vpm.post_layernorm": _TOWER, **{f"resampler.ln_{name}": _HIDDEN for name in ("q", "kv", "post")}}
+    for layer in range(_TOWER_LAYERS):
+        at = f"vpm.encoder.layers.{layer}."
+        norms |= {f"{at}layer_norm1": _TOWER, f"{at}layer_norm2": _TOWER}
+        sizes = {f"self_attn.{name}": [_TOWER, _TOWER] for name in ("q_proj", "k_proj", "v_proj", "out_proj")}
+        sizes |= {"mlp.fc1": [_TOWER_MLP, _TOWER], "mlp.fc2": [_TOWER, _TOWER_MLP]}
+        shapes |= {f"{at}{name}.weight": size for name, size in sizes.items()}
+        shapes |= {f"{at}{name}.bias": size[:1] for name, size in sizes.items()}
+    return shapes | {f"{name}.{kind}": [size] for name, size in norms.items() for kind in ("weight", "bias")}
+
+
+def _text_config() -> Qwen2Config:
+    sizes: dict[str, Any] = tiny.TEXT | {"hidden_size": _HIDDEN, "initializer_range": 0.1}
+    return Qwen2Config(**sizes)
