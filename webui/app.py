@@ -24,7 +24,7 @@ from webui.theme import CSS, theme
 
 STATUS_SECONDS = 3.0
 PLACEHOLDER = "### Ask anything"
-_PICTURES = "Pictures"
+_LONGEST_PASTED_TEXT = 1 << 24  # longer ones become files, which only pictures may be
 LOGIN = "Any name will do; the password is an API key of this server."
 
 
@@ -49,7 +49,6 @@ def build(server: str, model_name: str | None = None, api_key: str | None = None
 
     with gr.Blocks(title=f"{model_name or 'Chat'} · LMDeploy", analytics_enabled=False, fill_width=True) as blocks:
         turns = gr.State([])
-        pictures = gr.State(())  # files that go with the next question
         header = gr.HTML(header_html(model_name or "Chat", "waiting", "connecting"), elem_id="header")
         with gr.Row(equal_height=False):
             with gr.Column(scale=4, min_width=360):
@@ -62,22 +61,18 @@ def build(server: str, model_name: str | None = None, api_key: str | None = None
                     feedback_options=None,
                 )
                 with gr.Row(equal_height=True):
-                    question = gr.Textbox(
+                    question = gr.MultimodalTextbox(
                         elem_id="question",
-                        placeholder="Message the model",
+                        placeholder="Message the model; paste or drop pictures",
                         show_label=False,
                         lines=1,
                         max_lines=8,
                         autofocus=True,
-                        scale=8,
-                    )
-                    upload = gr.UploadButton(
-                        _PICTURES,
-                        elem_id="pictures",
                         file_types=["image"],
                         file_count="multiple",
-                        scale=1,
-                        min_width=90,
+                        submit_btn=False,
+                        max_plain_text_length=_LONGEST_PASTED_TEXT,
+                        scale=8,
                     )
                     send = gr.Button("Send", elem_id="send", variant="primary", scale=1)
                     stop = gr.Button("Stop", elem_id="stop", variant="stop", scale=1, visible=False)
@@ -109,18 +104,15 @@ def build(server: str, model_name: str | None = None, api_key: str | None = None
                 gr.update(interactive=idle),
             ]
 
-        def ask(text: str, said: list[Turn], shown: tuple[str, ...], request: gr.Request) -> list[Any]:
-            if not text.strip() or page.is_answering(request.session_hash):
-                return [gr.skip()] * (4 + len(buttons))
-            turn = Turn(text.strip(), pictures=shown)
-            return ["", [*said, turn], (), gr.update(label=_PICTURES), *button_states(True, True)]
+        def ask(asked: dict[str, Any], said: list[Turn], request: gr.Request) -> list[Any]:
+            text = asked["text"].strip()
+            if not text or page.is_answering(request.session_hash):
+                return [gr.skip()] * (2 + len(buttons))
+            turn = Turn(text, pictures=tuple(asked["files"]))
+            return [None, [*said, turn], *button_states(True, True)]
 
         def ask_again(said: list[Turn]) -> list[Any]:
             return [[*said[:-1], Turn(said[-1].question, pictures=said[-1].pictures)], *button_states(True, True)]
-
-        def take_pictures(files: list[str] | None, shown: tuple[str, ...]) -> list[Any]:
-            taken = (*shown, *(files or ()))
-            return [taken, gr.update(label=f"{_PICTURES} ({len(taken)})")]
 
         async def answer(
             said: list[Turn], system_text: str, heat: float, nucleus: float, most: float, request: gr.Request
@@ -147,12 +139,11 @@ def build(server: str, model_name: str | None = None, api_key: str | None = None
             "show_progress": "hidden",
         }
         at_once: dict[str, Any] = {"queue": False, "show_progress": "hidden"}
-        upload.upload(take_pictures, [upload, pictures], [pictures, upload], **at_once)
         asking = gr.on(
             [question.submit, send.click],
             ask,
-            [question, turns, pictures],
-            [question, turns, pictures, upload, *buttons],
+            [question, turns],
+            [question, turns, *buttons],
             **at_once,
         )
         asking.then(**answering)

@@ -34,8 +34,13 @@ footer { display: none !important; }
 #chat small { color: var(--body-text-color-subdued); font-size: 0.78rem; font-variant-numeric: tabular-nums; }
 #chat .notice { color: #dc2626; }
 
-#question { padding: 0; border: 1px solid var(--border-color-primary) !important; border-radius: 14px; }
-#question textarea { border-radius: 14px; font-size: 0.96rem; border: 0; box-shadow: none; padding: 13px 16px; }
+#question { padding: 0; border: 1px solid var(--border-color-primary) !important; border-radius: 14px !important; }
+.form:has(> #question) { background: transparent; border: 0; box-shadow: none; }
+#question .full-container { padding: 0 8px; border: 0; }
+#question .input-wrapper { padding: 3px 0; }
+#question .input-row { align-items: center; }
+#question .textarea-wrapper { display: flex; }
+#question textarea { font-size: 0.96rem; border: 0; box-shadow: none; padding: 9px 8px; }
 #send, #stop { min-width: 96px; border-radius: 14px; font-size: 0.96rem; box-shadow: none; }
 
 #stop { border: 1px solid #fca5a5; color: #dc2626; background: transparent; }

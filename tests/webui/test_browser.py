@@ -114,7 +114,7 @@ def test_pictures_go_with_the_next_question_and_stay_in_the_conversation(
     for seed, file in enumerate(files):
         file.write_bytes(file_of(picture(40, 30, seed)))
     driver.find_element(By.CSS_SELECTOR, "input[type=file]").send_keys("\n".join(map(str, files)))
-    page.wait(lambda: "Pictures (2)" in driver.find_element(By.ID, "pictures").text)
+    page.wait(lambda: len(driver.find_elements(By.CSS_SELECTOR, "#question img")) == 2)
     page.ask("What is this?")
     page.wait(lambda: page.answers[:1] == [ANSWER] and not page.is_answering)
     assert fake_triton.requests[-1].model == "ensemble_pictures"
@@ -128,6 +128,42 @@ def test_pictures_go_with_the_next_question_and_stay_in_the_conversation(
     first, _, last = json.loads(fake_triton.requests[-1].inputs["messages"])
     assert first == said
     assert last == {"role": "user", "content": "And now?"}
+
+
+# Hands the page a file as a browser does when its user pastes or drops one.
+_HAND_OVER = """
+const [target, kind, content] = arguments;
+const bytes = Uint8Array.from(atob(content), letter => letter.charCodeAt(0));
+const data = new DataTransfer();
+data.items.add(new File([bytes], "shown.png", {type: "image/png"}));
+const how = {bubbles: true, cancelable: true};
+const pasted = () => new ClipboardEvent(kind, {clipboardData: data, ...how});
+const dropped = () => new DragEvent(kind, {dataTransfer: data, ...how});
+target.dispatchEvent(kind === "paste" ? pasted() : dropped());
+"""
+
+
+@pytest.mark.parametrize("kind", ["paste", "drop"])
+def test_pictures_may_be_pasted_and_dropped(
+    kind: str, page: ChatPage, driver: webdriver.Chrome, fake_triton: FakeTriton
+) -> None:
+    content = file_of(picture(40, 30))
+    field = driver.find_element(By.CSS_SELECTOR, "#question textarea")
+    driver.execute_script(_HAND_OVER, field, kind, base64.b64encode(content).decode())
+    page.wait(lambda: len(driver.find_elements(By.CSS_SELECTOR, "#question img")) == 1)
+    page.ask("What is this?")
+    page.wait(lambda: page.answers[:1] == [ANSWER] and not page.is_answering)
+    (said,) = json.loads(fake_triton.requests[-1].inputs["messages"])
+    assert base64.b64decode(said["content"][0]["image_url"]["url"].partition(",")[2]) == content
+    assert driver.find_elements(By.CSS_SELECTOR, "#question img") == []
+
+
+def test_a_long_text_that_is_pasted_is_the_question(page: ChatPage, fake_triton: FakeTriton) -> None:
+    text = "All of it. " * 400
+    page.type(text)
+    page.press("send")
+    page.wait_for_answer(1)
+    assert messages(fake_triton) == [("user", text.strip())]
 
 
 def test_retry_replaces_the_last_answer(page: ChatPage, fake_triton: FakeTriton) -> None:
