@@ -28,6 +28,7 @@ _OWN = {
     "LlavaLlamaForCausalLM": ("", "LlamaForCausalLM"),
     "LlavaMistralForCausalLM": ("", "MistralForCausalLM"),
     "MiniCPMV": ("", "Qwen2ForCausalLM"),
+    "MultiModalityCausalLM": ("language_config", "LlamaForCausalLM"),
     "Phi3VForCausalLM": ("", "Phi3ForCausalLM"),
 }
 ARCHITECTURES = (*_NATIVE, *_OWN)
@@ -47,6 +48,7 @@ _TEXT_ARCHITECTURES = {  # by the text config's model_type; published configs na
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "qwen3_vl_text": "Qwen3ForCausalLM",
 }
+_BOUNDARY = ("bos_token_id", "eos_token_id")
 _OUTPUTS = ("lm_head.weight", "language_model.output.weight")
 # Where a decoder's ``model.*`` may stand: as published, and as the model has it in memory.
 _PLACES: tuple[Callable[[str], str], ...] = (
@@ -128,7 +130,8 @@ def _own_text_part(model_dir: Path, raw: Mapping[str, Any], key: str, architectu
         kinds = (kind for kind, text in _TEXT_ARCHITECTURES.items() if text == name)
         kind = next(kinds, alone.get("model_type"))
         config = type(AutoConfig.for_model(kind)).from_dict(_of_today(alone) | {"model_type": kind})
-        return TextPart(config, alone, PicturesSpec())
+        defaults = {key: value for key, value in config.to_dict().items() if key not in _BOUNDARY}
+        return TextPart(config, defaults | alone, PicturesSpec())
     except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, StrictDataclassError) as error:
         raise CheckpointError(model_dir, [f"config.json makes no sense: {' '.join(str(error).split())}"]) from error
 
@@ -142,7 +145,7 @@ def _of_today(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _boundary(raw: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: raw[key] for key in ("bos_token_id", "eos_token_id") if raw.get(key) is not None}
+    return {key: raw[key] for key in _BOUNDARY if raw.get(key) is not None}
 
 
 def spec_in(spec: ModelSpec, text: TextPart, index: SafetensorsIndex) -> ModelSpec:

@@ -147,9 +147,10 @@ UNSERVED = (
     Unserved(("MiniCPMV4_6ForConditionalGeneration",), "MiniCPM-V 4.6", "a decoder with linear attention"),
     Unserved(
         ("MultiModalityCausalLM",),
-        "DeepSeek-VL and Janus in their authors' layout",
-        "a way to read it",
-        "DeepSeek-VL as converted for transformers (deepseek-community/deepseek-vl-...)",
+        "Janus",
+        "a tower of another kind, and one that draws",
+        "DeepSeek-VL",
+        when=lambda raw: "gen_vision_config" in raw or "vision_gen_enc_config" in raw,
     ),
     Unserved(
         _LLAVA,

@@ -74,6 +74,10 @@ CASES = {
     "LLaVA 1.6 on Mistral as its authors publish it": Case(
         functools.partial(own.make_tiny_llava_original, kind="mistral", tiles=True)
     ),
+    "DeepSeek-VL as its authors publish it": Case(own.make_tiny_deepseek_vl_original),
+    "DeepSeek-VL of two sizes as its authors publish it": Case(
+        functools.partial(own.make_tiny_deepseek_vl_original, has_two=True)
+    ),
     "Phi-3-vision": Case(make_tiny_phi3_vision, reference=Phi3VisionReference),
     "MiniCPM-V 2.6": Case(make_tiny_minicpmv, reference=MiniCpmReference),
     "Idefics 3": Case(

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import CLIPVisionModel
+from transformers.image_utils import PILImageResampling
 
 from tests.support import published
 from tests.support import tiny_vision_models as tiny
@@ -132,6 +133,81 @@ def make_tiny_llava_original(directory: Path, *, kind: str = "llama", tiles: boo
         r"^image_newline": "model.image_newline",
     }
     return _write(directory, native, own, _renamed(kept, names))
+
+
+def make_tiny_deepseek_vl_original(directory: Path, *, has_two: bool = False) -> Path:
+    """Make a DeepSeek-VL in its authors' layout, with one tower as the 1.3B or two as the 7B."""
+    vision = {"hidden_size": 64, "num_attention_heads": 1, "hidden_act": "gelu", "vision_use_head": False}
+    plain: dict[str, Any] = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
+    large = {"image_mean": [0.48, 0.46, 0.41], "image_std": [0.27, 0.26, 0.28]}
+    if has_two:
+        native = tiny.make_tiny_deepseek_vl_hybrid(
+            native_of(directory),
+            vision=vision,
+            large_vision={"hidden_size": 64, "num_attention_heads": 1, "global_attn_indexes": [1]},
+            high_res_image_mean=large["image_mean"],
+            high_res_image_std=large["image_std"],
+            resample=PILImageResampling.BILINEAR,
+            **plain,
+        )
+    else:
+        native = tiny.make_tiny_deepseek_vl(native_of(directory), vision=vision, **plain)
+    tensors = load_file(native / "model.safetensors")
+    config = json.loads((native / "config.json").read_text())
+    low = "vision_model.vision_tower_low.vision_tower." if has_two else "vision_model.vision_tower."
+    high = "vision_model.vision_tower_high.vision_tower."
+    side = config["high_res_vision_config" if has_two else "vision_config"]["image_size"]
+    low_config = {"model_name": "siglip_large_patch16_384", "image_size": config["vision_config"]["image_size"]}
+    low_config |= {"pixel_mean": plain["image_mean"], "pixel_std": plain["image_std"]} if has_two else {}
+    params = {"high_res_cfg": {"model_name": "sam_b_downsample", "image_size": side}, "low_res_cfg": low_config}
+    own = {
+        "architectures": ["MultiModalityCausalLM"],
+        "model_type": "multi_modality",
+        "language_config": config["text_config"],
+        "vision_config": {
+            "cls": "HybridVisionTower" if has_two else "CLIPVisionTower",
+            "params": params if has_two else low_config,
+        },
+    }
+    for layer in range(config["vision_config"]["num_hidden_layers"]):
+        block = f"model.vision_model.encoder.layers.{layer}.self_attn."
+        for kind in ("weight", "bias"):
+            parts = [tensors.pop(f"{block}{part}_proj.{kind}") for part in "qkv"]
+            tensors[f"{block}qkv.{kind}"] = torch.cat(parts)
+    place = "model.vision_model.embeddings.position_embedding.weight"
+    tensors[place] = tensors[place][None]
+    names = {
+        r"^model\.vision_model\.embeddings\.position_embedding\.weight": f"{low}pos_embed",
+        r"^model\.vision_model\.embeddings\.patch_embedding": f"{low}patch_embed.proj",
+        r"^model\.vision_model\.encoder\.layers": f"{low}blocks",
+        r"^model\.vision_model\.post_layernorm": f"{low}norm",
+        r"self_attn\.out_proj": "attn.proj",
+        r"self_attn\.qkv": "attn.qkv",
+        r"(blocks\.\d+|layers\.\d+)\.layer_norm": r"\1.norm",
+        r"^model\.high_res_vision_model\.vision_encoder\.layers": f"{high}blocks",
+        r"^model\.high_res_vision_model\.vision_encoder\.patch_embed\.projection": f"{high}patch_embed.proj",
+        r"^model\.high_res_vision_model\.vision_encoder\.": high,
+        r"^model\.high_res_vision_neck\.": f"{high}neck_hd.",
+        r"^model\.high_res_vision_proj\.conv1": f"{high}downsamples.0",
+        r"^model\.high_res_vision_proj\.conv2": f"{high}downsamples.1",
+        r"^model\.high_res_vision_alpha": f"{high}hd_alpha_downsamples",
+        r"(neck|neck_hd)\.conv1": r"\1.0",
+        r"(neck|neck_hd)\.layer_norm1": r"\1.1",
+        r"(neck|neck_hd)\.conv2": r"\1.2",
+        r"(neck|neck_hd)\.layer_norm2": r"\1.3",
+        r"^model\.aligner\.linear1": "aligner.layers.0",
+        r"^model\.aligner\.linear2": "aligner.layers.2",
+        r"^model\.aligner\.proj": "aligner.layers.1",
+        r"^model\.aligner\.vision_proj": "aligner.low_up_proj",
+        r"^model\.aligner\.high_res_vision_proj": "aligner.high_up_proj",
+        r"^model\.language_model": "language_model.model",
+        r"^lm_head": "language_model.lm_head",
+    }
+    _write(directory, native, own, _renamed(tensors, names))
+    said = {"image_processor_type": "VLMImageProcessor", "image_size": side, "min_size": 14}
+    said |= large if has_two else plain
+    (directory / "preprocessor_config.json").write_text(json.dumps(said))
+    return directory
 
 
 def _text_alone(

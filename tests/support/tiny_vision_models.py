@@ -136,22 +136,32 @@ def make_tiny_pixtral(directory: Path, *, seed: int = 0) -> Path:
     return save_random(LlavaForConditionalGeneration, config, directory, seed)
 
 
-def make_tiny_deepseek_vl(directory: Path, *, seed: int = 0) -> Path:
+def make_tiny_deepseek_vl(
+    directory: Path, *, seed: int = 0, vision: Mapping[str, Any] = MappingProxyType({}), **pixels: Any
+) -> Path:
     """Make a DeepSeek-VL with a SigLIP tower: 4 tokens a picture of any size."""
     from transformers import DeepseekVLConfig, DeepseekVLForConditionalGeneration, DeepseekVLImageProcessorPil
 
     write_tokenizer(directory, ["<image_placeholder>"], _TEMPLATE.replace("IMAGE\n", "<image_placeholder>"))
     config = DeepseekVLConfig(
-        vision_config={"model_type": "siglip_vision_model", **_VISION},
+        vision_config={"model_type": "siglip_vision_model", **_VISION, **vision},
         text_config={"model_type": "llama", **TEXT},
         image_token_id=token_id(directory, "<image_placeholder>"),
         tie_word_embeddings=False,
     )
-    DeepseekVLImageProcessorPil(size={"height": IMAGE_SIDE, "width": IMAGE_SIDE}).save_pretrained(directory)
+    sides = {"height": IMAGE_SIDE, "width": IMAGE_SIDE}
+    DeepseekVLImageProcessorPil(size=sides, **pixels).save_pretrained(directory)
     return save_random(DeepseekVLForConditionalGeneration, config, directory, seed)
 
 
-def make_tiny_deepseek_vl_hybrid(directory: Path, *, seed: int = 0) -> Path:
+def make_tiny_deepseek_vl_hybrid(
+    directory: Path,
+    *,
+    seed: int = 0,
+    vision: Mapping[str, Any] = MappingProxyType({}),
+    large_vision: Mapping[str, Any] = MappingProxyType({}),
+    **pixels: Any,
+) -> Path:
     """Make the DeepSeek-VL that sees a picture in two sizes: 4 tokens each."""
     from transformers import (
         DeepseekVLHybridConfig,
@@ -162,16 +172,16 @@ def make_tiny_deepseek_vl_hybrid(directory: Path, *, seed: int = 0) -> Path:
     write_tokenizer(directory, ["<image_placeholder>"], _TEMPLATE.replace("IMAGE\n", "<image_placeholder>"))
     sides, large = {"height": IMAGE_SIDE, "width": IMAGE_SIDE}, {"height": 64, "width": 64}
     config = DeepseekVLHybridConfig(
-        vision_config={"model_type": "siglip_vision_model", **_VISION},
+        vision_config={"model_type": "siglip_vision_model", **_VISION, **vision},
         high_res_vision_config={
             **_VISION, "image_size": 64, "patch_size": 8, "output_channels": 4, "window_size": 4, "mlp_dim": 32,
-            "global_attn_indexes": [0, 1],
+            "global_attn_indexes": [0, 1], **large_vision,
         },
         text_config={"model_type": "llama", **TEXT},
         image_token_id=token_id(directory, "<image_placeholder>"),
         tie_word_embeddings=False,
     )  # fmt: skip
-    DeepseekVLHybridImageProcessorPil(size=sides, high_res_size=large).save_pretrained(directory)
+    DeepseekVLHybridImageProcessorPil(size=sides, high_res_size=large, **pixels).save_pretrained(directory)
     return save_random(DeepseekVLHybridForConditionalGeneration, config, directory, seed)
 
 
