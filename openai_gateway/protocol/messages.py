@@ -20,6 +20,7 @@ from openai_gateway.protocol.tools import ToolCall
 
 # As chat templates know them. Llama 3.1 calls a tool's answer `ipython`; older OpenAI clients call it `function`.
 _ROLES = {"developer": "system", "ipython": "tool", "function": "tool"}
+_MOST_PIXELS = 1 << 30
 
 
 class TextPart(Strict):
@@ -30,11 +31,15 @@ class TextPart(Strict):
 
 
 class ImageUrl(Strict):
-    """Where a picture is, and how it is looked at."""
+    """Where a picture is, and how it is looked at: each family of models reads what it knows."""
 
     url: AnyText
     detail: Literal["auto", "low", "medium", "high"] | None = None
     max_dynamic_patch: int | None = Field(None, ge=1, le=1024)
+    max_slice_nums: int | None = Field(None, ge=1, le=1024)
+    use_image_id: bool | None = None
+    min_pixels: int | None = Field(None, ge=1, le=_MOST_PIXELS)
+    max_pixels: int | None = Field(None, ge=1, le=_MOST_PIXELS)
 
 
 class ImagePart(Strict):

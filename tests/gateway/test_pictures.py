@@ -38,7 +38,8 @@ def sent(triton: FakeTriton) -> list[dict[str, Any]]:
 
 
 def test_pictures_of_a_chat_go_to_the_ensemble_that_sees(http: httpx.Client, triton: FakeTriton, model: str) -> None:
-    image = {"url": URL, "detail": "low", "max_dynamic_patch": 2}
+    image = {"url": URL, "detail": "low", "max_dynamic_patch": 2, "max_slice_nums": 3, "use_image_id": False}
+    image |= {"min_pixels": 784, "max_pixels": 100352}
     content = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": image}, {"type": "text", "text": "b"}]
     body = {"model": model, "messages": [{"role": "user", "content": content}]}
     assert http.post("/v1/chat/completions", json=body).status_code == 200
@@ -95,6 +96,8 @@ def test_what_may_not_be_had_is_refused_by_name_and_triton_never_asked(
         ({"type": "image_url"}, 422),
         ({"type": "image_url", "image_url": {"url": 5}}, 422),
         ({"type": "image_url", "image_url": {"url": URL, "max_dynamic_patch": 0}}, 400),
+        ({"type": "image_url", "image_url": {"url": URL, "max_slice_nums": 0}}, 400),
+        ({"type": "image_url", "image_url": {"url": URL, "max_pixels": 1 << 40}}, 400),
         ({"type": "image_url", "image_url": {"url": URL, "detail": "huge"}}, 400),
     ],
 )
