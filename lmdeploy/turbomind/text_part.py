@@ -129,19 +129,11 @@ def _own_text_part(model_dir: Path, raw: Mapping[str, Any], key: str, architectu
             return TextPart(family.config(alone), alone, PicturesSpec())
         kinds = (kind for kind, text in _TEXT_ARCHITECTURES.items() if text == name)
         kind = next(kinds, alone.get("model_type"))
-        config = type(AutoConfig.for_model(kind)).from_dict(_of_today(alone) | {"model_type": kind})
+        config = type(AutoConfig.for_model(kind)).from_dict(alone | {"model_type": kind})
         defaults = {key: value for key, value in config.to_dict().items() if key not in _BOUNDARY}
         return TextPart(config, defaults | alone, PicturesSpec())
     except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, StrictDataclassError) as error:
         raise CheckpointError(model_dir, [f"config.json makes no sense: {' '.join(str(error).split())}"]) from error
-
-
-def _of_today(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a config without the first name of longrope."""
-    scaling = config.get("rope_scaling")
-    if not isinstance(scaling, Mapping) or scaling.get("type") != "su":
-        return config
-    return config | {"rope_scaling": {**scaling, "type": "longrope"}}
 
 
 def _boundary(raw: Mapping[str, Any]) -> dict[str, Any]:
