@@ -122,14 +122,15 @@ clients: ## Install the real clients that tests/clients runs beside ours: litell
 	    && "$$root/bin/python" -m pip --disable-pip-version-check --no-input install -qq -r requirements/clients.txt \
 	    && if command -v npm > /dev/null; then npm install --silent --no-audit --no-fund --prefix "$$root/node" openai@$(strip $(NPM_OPENAI)); fi
 
-sanitize: setup ## The engine's C++ tests under AddressSanitizer and ThreadSanitizer
+sanitize: build-tests dev model ## The engine's C++ tests under AddressSanitizer and ThreadSanitizer; the grammar program under the first
 	@for sanitizer in address thread; do \
 	    echo "-- building and testing with the $$sanitizer sanitizer (about 2 minutes on 2 cores)"; \
 	    $(CMAKE) -S . -B build-$$sanitizer -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DTURBOMIND_SANITIZER=$$sanitizer \
-	        -DTURBOMIND_PYTHON=OFF -DTURBOMIND_TRITON=OFF -DTURBOMIND_GRAMMAR=OFF -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV)/bin/ninja) > /dev/null; \
+	        -DTURBOMIND_PYTHON=OFF -DTURBOMIND_TRITON=OFF -DPython_EXECUTABLE=$(abspath $(PY)) -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV)/bin/ninja) > /dev/null; \
 	    $(CMAKE) --build build-$$sanitizer; \
 	    $(CTEST) --test-dir build-$$sanitizer --output-on-failure; \
 	done
+	@tools/sanitized_grammars.sh build-address/turbomind_grammar
 
 fuzz: setup ## libFuzzer under sanitizers, FUZZ_SECONDS (60) a target; what it finds stays in backend_cpp/fuzz/corpus
 	@tools/install_clang.sh
