@@ -87,7 +87,7 @@ stand_in() {
 }
 
 # The project's pytest settings name plugins that need not be here.
-pytest=("$python" -m pytest -q -c /dev/null --rootdir=. --import-mode=importlib -p no:cacheprovider)
+pytest=("$python" -m pytest -q --all-cases -c /dev/null --rootdir=. --import-mode=importlib -p no:cacheprovider)
 side_by_side=()
 "$python" -c 'import xdist' 2> /dev/null && side_by_side=(-n 4)
 

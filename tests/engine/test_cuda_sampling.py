@@ -59,6 +59,7 @@ def answers(directory: Path, device: str, requests: list[tuple[str, GenerationCo
     return responses
 
 
+@pytest.mark.alike(most=4)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_tokens_are_those_that_the_cpu_chooses(name: str, tiny: Path, on_cuda: None) -> None:
     requests = [(prompt, wanted(name, seed)) for seed, prompt in enumerate(PROMPTS)]

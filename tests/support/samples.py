@@ -1,7 +1,8 @@
 """Samples of cases that are much alike.
 
 `make test` runs a sample of the cases of a test that is marked ``alike``, such that each value of each parameter
-occurs, on each device; `make test-all` (``--all-cases``) runs all of them.
+occurs, on each device, or, marked ``alike(most=n)``, at most n of such a sample; `make test-all` (``--all-cases``) runs
+all of them.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -27,6 +28,12 @@ def covering(cases: Sequence[Mapping[str, Hashable]]) -> list[int]:
     return sorted(chosen)
 
 
+def spread(sample: Sequence[int], most: int) -> list[int]:
+    """Return at most so many of a sample, from all over it."""
+    count = min(most, len(sample))
+    return [sample[number * len(sample) // count] for number in range(count)]
+
+
 def values_of(item: pytest.Item) -> dict[str, Hashable]:
     """Return the value of each parameter of a test, as text."""
     callspec = getattr(item, "callspec", None)
@@ -44,7 +51,10 @@ def leave_out_alike(config: pytest.Config, items: list[pytest.Item], alike: Iter
         groups.setdefault(key, []).append(item)
     left_out: set[pytest.Item] = set()
     for group in groups.values():
-        kept = set(covering([values_of(item) for item in group]))
+        sample = covering([values_of(item) for item in group])
+        mark = group[0].get_closest_marker("alike")
+        most = len(sample) if mark is None else mark.kwargs.get("most", len(sample))
+        kept = set(spread(sample, most))
         left_out.update(item for number, item in enumerate(group) if number not in kept)
     if left_out:
         items[:] = [item for item in items if item not in left_out]

@@ -13,7 +13,7 @@ import pytest
 from lmdeploy.messages import TurbomindEngineConfig
 from tests.support import fake_peers
 from tests.support.tiny_models import make_tiny_llama
-from tools.bench import matches, quiet
+from tools.bench import quiet
 from tools.bench.compare import PARTS, part_names
 from tools.bench.inprocess import in_process
 from tools.bench.matches import MATCHES, Match
@@ -22,11 +22,6 @@ from tools.bench.report import busy_share
 from tools.bench.stats import Record
 from tools.bench.targets import LIMIT, OURS, TARGETS, rows, unmeasured
 from tools.bench.workload import GREEDY, TokenRequest
-
-
-@pytest.fixture(autouse=True)
-def do_not_wait_for_a_quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matches, "wait_until_quiet", lambda: None)
 
 
 def test_every_target_about_the_engines_alone_has_its_match() -> None:
@@ -88,7 +83,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def compare(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tools.bench.compare", *arguments]
+    command = [sys.executable, "-m", "tools.bench.compare", "--patience", "0", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=280)
 
 
@@ -154,6 +149,5 @@ def test_a_machine_that_stays_disturbed_is_named(
 ) -> None:
     monkeypatch.setattr(quiet, "available_cpu_count", lambda: 2)
     monkeypatch.setattr(quiet, "scaling", lambda processors: 1.1)
-    monkeypatch.setattr(quiet, "_PATIENCE", 0.0)
-    quiet.wait_until_quiet()
+    quiet.wait_until_quiet(1e-9)
     assert "2 threads do only 1.1 times the work of one" in capsys.readouterr().out

@@ -5,7 +5,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.samples import covering
+from tests.support.samples import covering, spread
 
 
 def test_a_sample_is_as_small_as_the_parameter_of_most_values() -> None:
@@ -16,6 +16,12 @@ def test_a_sample_is_as_small_as_the_parameter_of_most_values() -> None:
 def test_a_parameter_alone_has_every_case_in_the_sample() -> None:
     assert covering([{"name": name} for name in "abc"]) == [0, 1, 2]
     assert covering([]) == []
+
+
+def test_a_sample_of_a_sample_is_from_all_over_it() -> None:
+    assert spread(range(12), 4) == [0, 3, 6, 9]
+    assert spread([5, 7], 4) == [5, 7]
+    assert spread([], 4) == []
 
 
 @given(st.lists(st.fixed_dictionaries({"a": st.integers(0, 5), "b": st.integers(0, 3), "c": st.booleans()})))

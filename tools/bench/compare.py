@@ -8,12 +8,14 @@ other by spinning, so it slows down many times where anything else runs, far mor
 import argparse
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from tools.bench import arguments as flags
-from tools.bench.matches import MATCHES, full_cache, over_http, play
+from tools.bench.matches import MATCHES, Rounds, full_cache, over_http, play
 from tools.bench.peers.places import thread_count, why_missing
 from tools.bench.plot import Bar, draw_bars
+from tools.bench.quiet import PATIENCE, wait_until_quiet
 from tools.bench.report import busy_share, machine, table, write_report
 from tools.bench.roofline import measure_limits
 from tools.bench.targets import HEADER, Row, rows, unmeasured
@@ -35,10 +37,17 @@ def main() -> None:
     parser = flags.parser("Measure the engine beside llama.cpp and OpenVINO GenAI, against the project's targets.")
     parser.add_argument("--only", type=part_names, default=list(PARTS), metavar="PART,...", help=", ".join(PARTS))
     parser.add_argument("--rounds", type=flags.positive, default=3)
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=PATIENCE,
+        help="seconds to wait, before each measurement, for processors that are the machine's own; 0: none",
+    )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the ratios (PNG, needs matplotlib)")
     parser.add_argument("--strict", action="store_true", help="exit with 1 if a target is missed or not measured")
     arguments = parser.parse_args()
     model_path = Path(arguments.model_path)
+    rounds = Rounds(arguments.rounds, partial(wait_until_quiet, arguments.patience))
 
     busy = busy_share()
     limits = measure_limits()
@@ -52,14 +61,14 @@ def main() -> None:
     rates: dict[str, dict[str, list[float]]] = {}
     shares: dict[str, float] = {}
     matches = [match for match in MATCHES if match.part in arguments.only]
-    for name, sides, share in play(matches, model_path, arguments.rounds, limits):
+    for name, sides, share in play(matches, model_path, rounds, limits):
         rates[name] = sides
         if share is not None:
             shares[name] = share
     if "http" in arguments.only:
-        rates |= over_http(model_path, arguments.rounds)
+        rates |= over_http(model_path, rounds)
     if "cache" in arguments.only:
-        rates |= full_cache(model_path, arguments.rounds)
+        rates |= full_cache(model_path, rounds)
 
     found = rows(rates, shares)
     missing = unmeasured(found, list(rates))

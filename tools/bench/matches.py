@@ -19,7 +19,6 @@ from tools.bench.over_http import run_over_http
 from tools.bench.peers import llama_cpp
 from tools.bench.peers.genai import genai
 from tools.bench.peers.places import GGUF_TYPES, gguf, why_missing
-from tools.bench.quiet import wait_until_quiet
 from tools.bench.roofline import Limits, ModelCost, model_cost
 from tools.bench.server import running_server
 from tools.bench.stats import Record, median, steady_rate
@@ -109,8 +108,16 @@ def engine_config(bits: int) -> TurbomindEngineConfig:
     )
 
 
+@dataclass(frozen=True)
+class Rounds:
+    """How often each side is measured, and what is waited for before it is."""
+
+    count: int
+    pause: Callable[[], None]
+
+
 def play(
-    matches: Sequence[Match], model_path: Path, rounds: int, limits: Limits
+    matches: Sequence[Match], model_path: Path, rounds: Rounds, limits: Limits
 ) -> Iterator[tuple[str, dict[str, list[float]], float | None]]:
     """Play matches, and yield each one's name, the rates of its sides, and our share of the machine's limit."""
     for bits in GGUF_TYPES:
@@ -122,7 +129,7 @@ def play(
 
 
 def _play(
-    match: Match, model_path: Path, rounds: int, answers: dict[str, Answer], cost: ModelCost, limits: Limits
+    match: Match, model_path: Path, rounds: Rounds, answers: dict[str, Answer], cost: ModelCost, limits: Limits
 ) -> tuple[dict[str, list[float]], float | None]:
     sides: dict[str, Callable[[], float]] = {}
     for name, answer in answers.items():
@@ -132,7 +139,7 @@ def _play(
     if why_missing("llama.cpp", model_path, match.llama_bits) is None:
         sides[f"llama.cpp {GGUF_TYPES[match.llama_bits]}"] = lambda: match.llama_rate(model)
     print(f"-- {match}", flush=True)
-    rates = take_turns(sides, rounds, "{:.1f} tokens/s".format, wait_until_quiet)
+    rates = take_turns(sides, rounds.count, "{:.1f} tokens/s".format, rounds.pause)
     return rates, match.share(cost, limits, median(rates[OURS]))
 
 
@@ -149,7 +156,7 @@ def _answers(model_path: Path, bits: int) -> Iterator[tuple[dict[str, Answer], M
         yield answers, model_cost(ours.spec, config)
 
 
-def over_http(model_path: Path, rounds: int) -> Measured:
+def over_http(model_path: Path, rounds: Rounds) -> Measured:
     """Return the tokens/s of whole requests through HTTP, 16 at a time: gateway and Triton, and llama-server."""
     config = replace(engine_config(4), max_batch_size=HTTP_STREAMS)
     requests = random_requests(2 * HTTP_STREAMS, Lengths(32, 256), Lengths(32, 192), seed=1)
@@ -170,10 +177,10 @@ def over_http(model_path: Path, rounds: int) -> Measured:
         name = f"HTTP, {HTTP_STREAMS} streams, 4-bit"
         print(f"-- {name}", flush=True)
         sides = {side: (lambda url=url: ask(url)) for side, url in urls.items()}
-        return {name: take_turns(sides, rounds, "{:.1f} tokens/s".format, wait_until_quiet)}
+        return {name: take_turns(sides, rounds.count, "{:.1f} tokens/s".format, rounds.pause)}
 
 
-def full_cache(model_path: Path, rounds: int) -> Measured:
+def full_cache(model_path: Path, rounds: Rounds) -> Measured:
     """Return the requests a minute that a cache of fixed memory allows with values of 16, 8 and 4 bits.
 
     All requests wait at once for the room that ``FULL_BLOCKS`` blocks of 16-bit values take; weights have
@@ -193,6 +200,6 @@ def full_cache(model_path: Path, rounds: int) -> Measured:
 
         sides = {f"{bits}-bit cache": side(policy) for bits, policy in ((16, 0), (8, 8), (4, 4))}
         print("-- full cache", flush=True)
-        rates = take_turns(sides, rounds, "{:.1f} requests a minute".format, wait_until_quiet)
+        rates = take_turns(sides, rounds.count, "{:.1f} requests a minute".format, rounds.pause)
     unrounded = rates.pop("16-bit cache")
     return {f"full cache, {name}": {OURS: values, "16-bit cache": unrounded} for name, values in rates.items()}

@@ -15,7 +15,7 @@ from lmdeploy._turbomind import available_cpu_count
 _ELEMENTS = 1 << 17  # of float32: in a core's own cache, and long enough a call to forget the lock
 _SECONDS = 0.15
 ENOUGH = 0.85  # of what so many cores would do
-_PATIENCE = 60.0  # seconds
+PATIENCE = 60.0  # seconds
 
 
 def scaling(processors: int) -> float:
@@ -24,10 +24,12 @@ def scaling(processors: int) -> float:
     return _rate(processors) / one
 
 
-def wait_until_quiet() -> None:
-    """Wait until every processor has a core, and say so when that takes longer than a minute."""
+def wait_until_quiet(patience: float = PATIENCE) -> None:
+    """Wait until every processor has a core, and say so when that takes longer than ``patience`` seconds."""
+    if patience == 0:
+        return
     processors = available_cpu_count()
-    end = time.monotonic() + _PATIENCE
+    end = time.monotonic() + patience
     while processors > 1 and (found := scaling(processors)) < ENOUGH * processors:
         if time.monotonic() > end:
             print(f"   (measured although {processors} threads do only {found:.1f} times the work of one)", flush=True)
