@@ -222,6 +222,9 @@ class PromptPreparer:
         pictures: tuple[PlacedPicture, ...] = ()
         if shown is not None:
             ids, pictures = shown.placed(ids)
+        if pictures and self._bound is not None and len(ids) > self._bound.tokens:  # before anything looks at them
+            most = self._bound.tokens
+            raise ValueError(f"the prompt must have at most {most} tokens to fit the model, got {len(ids)}")
         return PreparedPrompt(_not_empty(ids), self._template.stop_words, rounds_of(messages), pictures)
 
     def encode(self, text: str, *, add_bos: bool) -> list[int]:

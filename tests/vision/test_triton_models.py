@@ -80,6 +80,18 @@ def test_the_engine_gets_what_it_gets_offline(directory: Path, prepared: dict[st
     assert np.array_equal(rows, np.concatenate([one.rows for one in offline.rows]))
 
 
+def test_a_prompt_that_pictures_make_too_long_is_refused_before_they_are_looked_at(
+    directory: Path, prepared: dict[str, Any]
+) -> None:
+    tokens = prepared["INPUT_ID"].shape[1]
+    for session_len in (tokens - 1, tokens):
+        config = json.dumps({"session_len": session_len})
+        with loaded_model("preprocessing", model_path=str(directory), engine_config=config) as model:
+            [response] = model.execute([Request(messages=json.dumps(ASK))])
+        expected = f"at most {tokens - 1} tokens to fit the model, got {tokens}"
+        assert (expected in str(response.error)) == (session_len < tokens)
+
+
 def test_a_picture_for_a_model_of_texts_is_refused(default_model_dir: Path, prepared: dict[str, Any]) -> None:
     with loaded_model("preprocessing", model_path=str(default_model_dir)) as model:
         [response] = model.execute([Request(messages=json.dumps(ASK))])
