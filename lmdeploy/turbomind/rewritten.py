@@ -8,7 +8,7 @@ from lmdeploy.scratch import Scratch
 from lmdeploy.turbomind import meta_llama, pickled_weights
 from lmdeploy.turbomind.checkpoint_files import state_of
 
-_FORMAT = 1  # of what is written; a change writes it anew
+_FORMAT = 2  # of what is written; a change writes it anew
 
 
 def readable_checkpoint(model_dir: Path) -> Path:

@@ -6,18 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.model import MODELS
 from lmdeploy.prompts import PromptPreparer
 from lmdeploy.tokenizer import Tokenizer
+from lmdeploy.turbomind.rewritten import readable_checkpoint
 from lmdeploy.vl.prompts import picture_writer
 from lmdeploy.vl.sources import ANYTHING
-from lmdeploy.vl.tower import counting_part
+from lmdeploy.vl.tower import counting_part, family_in, seeing_part
 from tests.support.minicpmv_reference import make_tiny_minicpmv
 from tests.support.pictures import picture
 from tests.support.tiny_own_layouts import make_tiny_internvl_chat, make_tiny_llava_original
-from tests.support.tiny_vision_models import token_id
+from tests.support.tiny_vision_models import make_tiny_llava, token_id
 
 CLIP_LARGE = "openai/clip-vit-large-patch14-336"
 
@@ -49,6 +52,27 @@ def test_a_tower_of_another_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "clip" / "config.json").write_text('{"model_type": "siglip_vision_model"}')
     with pytest.raises(UnsupportedModelError, match=r"the tower must be CLIP's, got siglip_vision_model"):
         counting_part(directory)
+
+
+@pytest.mark.parametrize("make", [make_tiny_llava, make_tiny_llava_original, make_tiny_minicpmv])
+def test_a_checkpoint_in_pickled_files_sees_the_same(
+    make: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LMDEPLOY_CACHE", str(tmp_path / "cache"))
+    directory = make(tmp_path / "model")
+    image = picture(60, 40)
+
+    def rows(checkpoint: Path) -> torch.Tensor:
+        found = family_in(checkpoint)
+        assert found is not None
+        return found[1].features(seeing_part(checkpoint), image, {})
+
+    expected = rows(directory)
+    torch.save(load_file(directory / "model.safetensors"), directory / "pytorch_model.bin")
+    (directory / "model.safetensors").unlink()
+    readable = readable_checkpoint(directory)
+    assert readable != directory
+    assert torch.equal(rows(readable), expected)
 
 
 @pytest.mark.parametrize("lacking", ["vision_config", "downsample_ratio", "max_dynamic_patch"])
