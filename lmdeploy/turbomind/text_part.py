@@ -17,7 +17,8 @@ from lmdeploy.turbomind.spec import ModelSpec, PicturesSpec
 
 _NATIVE = (
     "DeepseekVLForConditionalGeneration", "DeepseekVLHybridForConditionalGeneration",
-    "Gemma3ForConditionalGeneration", "Idefics3ForConditionalGeneration", "InternVLForConditionalGeneration",
+    "Gemma3ForConditionalGeneration", "Glm4vForConditionalGeneration",
+    "Idefics3ForConditionalGeneration", "InternVLForConditionalGeneration",
     "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration", "LlavaOnevisionForConditionalGeneration",
     "Mistral3ForConditionalGeneration", "Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration",
     "Qwen3VLForConditionalGeneration", "SmolVLMForConditionalGeneration",
@@ -38,6 +39,7 @@ _TEXT_ARCHITECTURES = {  # by the text config's model_type; published configs na
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
+    "glm4v_text": "Glm4ForCausalLM",
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
     "phi3": "Phi3ForCausalLM",

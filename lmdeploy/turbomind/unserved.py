@@ -89,9 +89,10 @@ UNSERVED = (
         when=_has("vision_config"),
     ),
     Unserved(
-        ("Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration", "Glm46VForConditionalGeneration"),
-        "GLM-4.1V, 4.5V, 4.6V",
-        "positions of three axes in neighbouring pairs",
+        ("Glm4vMoeForConditionalGeneration", "Glm46VForConditionalGeneration"),
+        "GLM-4.5V, 4.6V",
+        "a way to read their decoders",
+        "GLM-4.1V",
     ),
     Unserved(("CogVLMForCausalLM",), "CogVLM, CogVLM2", "experts of their own for the rows of pictures"),
     Unserved(

@@ -103,6 +103,7 @@ CASES = {
         sizes=((40, 60), (90, 31), (300, 150)),
         types="mm_token_type_ids",
     ),
+    "GLM-4.1V": Case(tiny.make_tiny_glm4v, sizes=((40, 60), (90, 31), (300, 150)), types="mm_token_type_ids"),
     "Gemma 3": Case(tiny.make_tiny_gemma3, types="token_type_ids"),
     "Gemma 3, pictures longer than the window": Case(
         functools.partial(tiny.make_tiny_gemma3, window=9), types="token_type_ids"

@@ -286,6 +286,31 @@ def make_tiny_qwen_vl(directory: Path, *, seed: int = 0, kind: str = "Qwen2VL") 
     return save_random(getattr(transformers, f"{kind}ForConditionalGeneration"), config, directory, seed)
 
 
+def make_tiny_glm4v(directory: Path, *, seed: int = 0) -> Path:
+    """Make a GLM-4.1V that sees squares of 28 pixels, in rows and columns, and rotates half of each head."""
+    from transformers import Glm4vConfig, Glm4vForConditionalGeneration, Glm4vImageProcessorPil
+
+    marks = ["<|image|>", "<|begin_of_image|>", "<|end_of_image|>", "<|video|>"]
+    write_tokenizer(directory, marks, _TEMPLATE.replace("IMAGE\n", "<|begin_of_image|><|image|><|end_of_image|>"))
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [1, 2, 1]}
+    config = Glm4vConfig(
+        vision_config={
+            "depth": 2, "hidden_size": 32, "num_heads": 2, "image_size": 56, "patch_size": PATCH,
+            "out_hidden_size": 64, "intermediate_size": 48, "spatial_merge_size": 2, "initializer_range": 0.3,
+        },
+        text_config={**TEXT, "hidden_size": 64, "rope_parameters": rope},
+        image_token_id=token_id(directory, "<|image|>"),
+        image_start_token_id=token_id(directory, "<|begin_of_image|>"),
+        image_end_token_id=token_id(directory, "<|end_of_image|>"),
+        video_token_id=token_id(directory, "<|video|>"),
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    Glm4vImageProcessorPil(
+        patch_size=PATCH, merge_size=2, size={"shortest_edge": 2 * 28 * 28, "longest_edge": 2 * 28 * 28 * 12}
+    ).save_pretrained(directory)
+    return save_random(Glm4vForConditionalGeneration, config, directory, seed)
+
+
 def make_tiny_gemma3(directory: Path, *, seed: int = 0, window: int = 16) -> Path:
     """Make a Gemma 3 whose pictures are 16 tokens; the first of its two layers looks back ``window`` tokens."""
     from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma3ImageProcessorPil

@@ -1,4 +1,7 @@
-"""GLM-4 as ``transformers`` publishes it: GLM-4-9B (Glm) and the 0414 releases (Glm4), which norm outputs too."""
+"""GLM-4 as ``transformers`` publishes it: GLM-4-9B (Glm) and the 0414 releases (Glm4), which norm outputs too.
+
+The text part of GLM-4.1V is a 0414 that always has biases, so that its config does not say so.
+"""
 
 from typing import Any
 
@@ -20,7 +23,7 @@ def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     return decoder_spec(
         config,
         checkpoint,
-        attention=attention_spec(config, qkv_bias=config.attention_bias),
+        attention=attention_spec(config, qkv_bias=getattr(config, "attention_bias", True)),
         block=BlockSpec(has_output_norms=checkpoint.architecture == "Glm4ForCausalLM"),
         ropes=(rope_of(config, is_interleaved=True),),
     )
