@@ -17,11 +17,11 @@ from lmdeploy.turbomind.spec import ModelSpec, PicturesSpec
 
 _NATIVE = (
     "DeepseekVLForConditionalGeneration", "DeepseekVLHybridForConditionalGeneration",
-    "Gemma3ForConditionalGeneration", "Glm4vForConditionalGeneration",
-    "Idefics3ForConditionalGeneration", "InternVLForConditionalGeneration",
-    "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration", "LlavaOnevisionForConditionalGeneration",
-    "Mistral3ForConditionalGeneration", "Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration",
-    "Qwen3VLForConditionalGeneration", "SmolVLMForConditionalGeneration",
+    "Gemma3ForConditionalGeneration", "Glm4vForConditionalGeneration", "Idefics3ForConditionalGeneration",
+    "InternVLForConditionalGeneration", "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration",
+    "LlavaOnevisionForConditionalGeneration", "Mistral3ForConditionalGeneration", "Qwen2VLForConditionalGeneration",
+    "Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration",
+    "SmolVLMForConditionalGeneration",
 )  # fmt: skip
 # In their authors' own layout: the key of the text part's config in config.json (empty: all of it), and what it is.
 _OWN = {
@@ -48,6 +48,7 @@ _TEXT_ARCHITECTURES = {  # by the text config's model_type; published configs na
     "qwen2_vl_text": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
+    "qwen3_vl_moe_text": "Qwen3VLMoeTextModel",
     "qwen3_vl_text": "Qwen3ForCausalLM",
 }
 _BOUNDARY = ("bos_token_id", "eos_token_id")

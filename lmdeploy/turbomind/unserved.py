@@ -71,12 +71,6 @@ UNSERVED = (
         "Llama 3.1 for texts, which has the same decoder",
     ),
     Unserved(
-        ("Qwen3VLMoeForConditionalGeneration",),
-        "Qwen3-VL with experts",
-        "a way to read experts that are stored in one tensor and transposed",
-        "Qwen3-VL without experts",
-    ),
-    Unserved(
         ("Llama4ForConditionalGeneration",),
         "Llama 4",
         "a decoder with attention in chunks, layers without positions and queries that grow with them",

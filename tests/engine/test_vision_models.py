@@ -103,6 +103,11 @@ CASES = {
         sizes=((40, 60), (90, 31), (300, 150)),
         types="mm_token_type_ids",
     ),
+    "Qwen3-VL, experts": Case(
+        functools.partial(tiny.make_tiny_qwen_vl, kind="Qwen3VLMoe"),
+        sizes=((40, 60), (90, 31)),
+        types="mm_token_type_ids",
+    ),
     "GLM-4.1V": Case(tiny.make_tiny_glm4v, sizes=((40, 60), (90, 31), (300, 150)), types="mm_token_type_ids"),
     "Gemma 3": Case(tiny.make_tiny_gemma3, types="token_type_ids"),
     "Gemma 3, pictures longer than the window": Case(

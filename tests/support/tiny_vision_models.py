@@ -255,15 +255,20 @@ def make_tiny_mistral3(directory: Path, *, seed: int = 0) -> Path:
 
 
 def make_tiny_qwen_vl(directory: Path, *, seed: int = 0, kind: str = "Qwen2VL") -> Path:
-    """Make a Qwen2-VL, Qwen2.5-VL or Qwen3-VL that sees squares of 28 pixels, in rows and columns."""
+    """Make a Qwen2-VL, Qwen2.5-VL or Qwen3-VL that sees squares of 28 pixels, in rows and columns.
+
+    Qwen3VLMoe has experts in two of three layers.
+    """
     import transformers
 
     marks = ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"]
     write_tokenizer(directory, marks, _TEMPLATE.replace("IMAGE\n", "<|vision_start|><|image_pad|><|vision_end|>"))
-    is_third = kind == "Qwen3VL"
+    is_third = kind.startswith("Qwen3VL")
     sections = {"mrope_section": [2, 1, 1], "mrope_interleaved": True} if is_third else {"mrope_section": [1, 1, 2]}
     text = {**TEXT, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, **sections}}
     text |= {"head_dim": 8, "num_hidden_layers": 3} if is_third else {}
+    if kind == "Qwen3VLMoe":
+        text |= {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "mlp_only_layers": [1]}
     vision: dict[str, Any] = {"depth": 2, "num_heads": 2, "patch_size": PATCH, "spatial_merge_size": 2}
     if kind == "Qwen2VL":
         vision |= {"embed_dim": 16, "hidden_size": 32, "mlp_ratio": 2}
@@ -283,7 +288,21 @@ def make_tiny_qwen_vl(directory: Path, *, seed: int = 0, kind: str = "Qwen2VL") 
     transformers.Qwen2VLImageProcessorPil(
         patch_size=PATCH, merge_size=2, size={"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 12}
     ).save_pretrained(directory)
-    return save_random(getattr(transformers, f"{kind}ForConditionalGeneration"), config, directory, seed)
+    save_random(getattr(transformers, f"{kind}ForConditionalGeneration"), config, directory, seed)
+    if kind == "Qwen3VLMoe":
+        _transpose_experts(directory / "model.safetensors")
+    return directory
+
+
+def _transpose_experts(file: Path) -> None:
+    """Lay experts out as published: [experts, in, out]; ``transformers`` writes [experts, out, in] and reads both."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = {
+        name: tensor.transpose(1, 2).contiguous() if ".experts." in name else tensor
+        for name, tensor in load_file(file).items()
+    }
+    save_file(tensors, file, metadata={"format": "pt"})
 
 
 def make_tiny_glm4v(directory: Path, *, seed: int = 0) -> Path:

@@ -9,14 +9,17 @@ from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.spec import ModelSpec, MoeSpec, RouterSpec
 
 
-def moe_spec(config: Any) -> MoeSpec:
-    """Return the experts of a config with Qwen's names, without a shared one."""
+def moe_spec(config: Any, *, normalizes: bool | None = None) -> MoeSpec:
+    """Return the experts of a config with Qwen's names, without a shared one.
+
+    ``normalizes`` stands in for ``norm_topk_prob``, where configs have none.
+    """
     step, dense = config.decoder_sparse_step, config.mlp_only_layers
     return MoeSpec(
         num_experts=config.num_experts,
         experts_per_token=config.num_experts_per_tok,
         intermediate_size=config.moe_intermediate_size,
-        router=RouterSpec(normalizes=config.norm_topk_prob),
+        router=RouterSpec(normalizes=config.norm_topk_prob if normalizes is None else normalizes),
         layers=tuple(i not in dense and (i + 1) % step == 0 for i in range(config.num_hidden_layers)),
     )
 

@@ -73,6 +73,7 @@ FAMILY = VisionFamily(
         "Qwen2VLForConditionalGeneration",
         "Qwen2_5_VLForConditionalGeneration",
         "Qwen3VLForConditionalGeneration",
+        "Qwen3VLMoeForConditionalGeneration",
     ),
     _TOKEN,
     expansion,
