@@ -51,10 +51,6 @@ def refuse_unserved(raw: Config) -> None:
             )
 
 
-def _has(key: str) -> Callable[[Config], bool]:
-    return lambda raw: raw.get(key) is not None
-
-
 def _decoder_is(architecture: str) -> Callable[[Config], bool]:
     return lambda raw: architecture in ((raw.get("llm_config") or {}).get("architectures") or ())
 
@@ -74,13 +70,6 @@ UNSERVED = (
         ("Llama4ForConditionalGeneration",),
         "Llama 4",
         "a decoder with attention in chunks, layers without positions and queries that grow with them",
-    ),
-    Unserved(
-        ("ChatGLMModel", "ChatGLMForConditionalGeneration"),
-        "GLM-4V 9B",
-        f"one position for a whole picture, and a tower {_OWN_CODE}",
-        "glm-4-9b-chat for texts, the models of docs/vision.md for pictures",
-        when=_has("vision_config"),
     ),
     Unserved(
         ("Glm4vMoeForConditionalGeneration", "Glm46VForConditionalGeneration"),
@@ -110,13 +99,6 @@ UNSERVED = (
         "InternLM-XComposer2, 2.5",
         "low-rank matrices that are added for the rows of pictures alone",
         _INTERNVL,
-    ),
-    Unserved(
-        ("QWenLMHeadModel",),
-        "Qwen-VL",
-        f"a tower {_OWN_CODE}",
-        "Qwen-7B-Chat for texts, the models of docs/vision.md for pictures",
-        when=_has("visual"),
     ),
     Unserved(("MolmoForCausalLM",), "Molmo", f"a tower {_OWN_CODE}, whose rows are added to those of tokens"),
     Unserved(("Molmo2ForConditionalGeneration",), "Molmo2", "attention in both directions among a prompt's pictures"),

@@ -14,12 +14,10 @@ _INTERNVL = {"ps_version": "v2", "dynamic_image_size": True, "use_thumbnail": Tr
 _LLAVA = {"mm_projector_type": "mlp2x_gelu", "mm_vision_tower": "openai/clip-vit-large-patch14-336"}
 # What config.json of such a model has besides, where others share the architecture.
 EXAMPLES: dict[str, dict[str, Any]] = {
-    "GLM-4V 9B": {"vision_config": {"image_size": 1120}},
     "Mono-InternVL": _INTERNVL | {"llm_config": {"architectures": ["InternLM2VEForCausalLM"]}},
     "InternVL 1.1, 1.2": _INTERNVL | {"dynamic_image_size": False},
     "MiniCPM-V but 2.6": {"version": 2.5},
     "Janus": {"gen_vision_config": {"cls": "VQ-16"}},
-    "Qwen-VL": {"visual": {"image_size": 448}},
     "Yi-VL": _LLAVA | {"mm_projector_type": "mlp2x_gelu_Norm"},
     "InternVL built on LLaVA": _LLAVA | {"mm_vision_tower": "OpenGVLab/InternViT-6B-224px"},
     "LLaVA before 1.5": _LLAVA | {"mm_projector_type": "linear"},
@@ -27,11 +25,9 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 }
 # Served models of the same architectures.
 SERVED: dict[str, dict[str, Any]] = {
-    "ChatGLMModel": {},
     "InternVLChatModel": _INTERNVL | {"llm_config": {"architectures": ["Qwen2ForCausalLM"]}},
     "MiniCPMV": {"version": 2.6},
     "MultiModalityCausalLM": {"vision_config": {"cls": "CLIPVisionTower"}},
-    "QWenLMHeadModel": {},
     "LlavaLlamaForCausalLM": _LLAVA | {"image_aspect_ratio": "pad"},
     "LlavaMistralForCausalLM": _LLAVA | {"image_aspect_ratio": "anyres", "mm_patch_merge_type": "spatial_unpad"},
 }
