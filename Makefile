@@ -109,7 +109,7 @@ browser:
 	@tools/install_browser.sh
 
 test: build-tests dev model browser ## Set everything up, then run every test; of cases that are much alike, a sample
-	$(say) 'running the tests (about 15 minutes on 2 cores)'
+	$(say) 'running the tests (about 45 minutes on 2 cores)'
 	@$(CTEST) --test-dir $(BUILD) --output-on-failure
 	@$(PY) -m pytest $(strip $(TESTS)) $(strip $(PYTEST_ARGS))
 
