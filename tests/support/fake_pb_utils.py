@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import sys
 import types
 from collections.abc import Iterator
@@ -77,6 +78,7 @@ def loaded_model(name: str, **parameters: str) -> Iterator[Any]:
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, fake.__name__, fake)
+        patch.setattr(os, "nice", lambda increment: increment)  # a model in a server has a process of its own
         for module in [module for module in sys.modules if module.startswith("python_backend.")]:
             patch.delitem(sys.modules, module)
         instance = importlib.import_module(f"python_backend.{name}").TritonPythonModel()
