@@ -223,8 +223,7 @@ class PromptPreparer:
         if shown is not None:
             ids, pictures = shown.placed(ids)
         if pictures and self._bound is not None and len(ids) > self._bound.tokens:  # before anything looks at them
-            most = self._bound.tokens
-            raise ValueError(f"the prompt must have at most {most} tokens to fit the model, got {len(ids)}")
+            raise ValueError(_too_long(self._bound, len(ids)))
         return PreparedPrompt(_not_empty(ids), self._template.stop_words, rounds_of(messages), pictures)
 
     def encode(self, text: str, *, add_bos: bool) -> list[int]:
@@ -247,8 +246,7 @@ class PromptPreparer:
         """Refuse a text that has more tokens than fit, after about as much work as one that fits takes."""
         size = len(text.encode(errors="surrogatepass"))
         if size > bound.tokens * bound.longest_token:
-            most = bound.tokens * bound.longest_token
-            raise ValueError(f"the prompt must have at most {most} bytes to fit the model, got {size}")
+            raise ValueError(_too_long(bound, f"{size} bytes"))
         if size <= _USUAL_BYTES * bound.tokens:
             return
         counted = 0
@@ -257,7 +255,12 @@ class PromptPreparer:
                 ids = self.tokenizer.encode(text[begin : begin + _SLICE], add_bos=False)
             counted += max(0, len(ids) - _CUT_TOKENS)
             if counted > bound.tokens:
-                raise ValueError(f"the prompt must have at most {bound.tokens} tokens to fit the model, got more")
+                raise ValueError(_too_long(bound, "more"))
+
+
+def _too_long(bound: PromptBound, tokens: int | str) -> str:
+    """Return the engine's words for a prompt of so many tokens, or so many bytes that these cannot be few enough."""
+    return f"the prompt must be shorter than the session length of {bound.tokens} tokens, got {tokens}"
 
 
 def _not_empty(ids: list[int]) -> list[int]:

@@ -208,15 +208,15 @@ BAD_REQUESTS: dict[str, tuple[dict[str, Any], str]] = {
     "no utf-8": ({"text_input": b"ab\xff"}, "text_input must be UTF-8 text (invalid start byte at byte 2)"),
     "surrogate": ({"messages": r'[{"role": "user", "content": "\ud800"}]'}, "lone surrogate"),
     "old and new": ({"QUERY": "x", "text_input": "y"}, "QUERY must come alone"),
-    "long old text": ({"QUERY": "x" * 10_000_000}, "at most 663552 bytes"),
+    "long old text": ({"QUERY": "x" * 10_000_000}, "session length of 8192 tokens, got 10000000 bytes"),
     "tools later": (
         {"messages": json.dumps(MESSAGES), "tools": '[{"type": "function"}]', "session_id": np.ones((1, 1), np.uint64)},
         "tools must come with the beginning of a session",
     ),
     "empty stop word": ({"text_input": "x", "stop_words": [""]}, "stop_words must be non-empty strings"),
     # Of fewer bytes than 8,192 of the longest token, and of more tokens.
-    "too many tokens": ({"text_input": "🙂x" * 100_000}, "at most 8192 tokens to fit the model, got more"),
-    "ten megabytes": ({"text_input": "x" * 10_000_000}, "at most 663552 bytes to fit the model, got 10000000"),
+    "too many tokens": ({"text_input": "🙂x" * 100_000}, "shorter than the session length of 8192 tokens, got more"),
+    "ten megabytes": ({"text_input": "x" * 10_000_000}, "session length of 8192 tokens, got 10000000 bytes"),
 }
 
 
@@ -245,7 +245,7 @@ def test_prompts_are_as_long_as_the_session_length_allows(model: Any, default_mo
         config = json.dumps({"session_len": session_len})
         other.initialize(arguments(model_path=str(default_model_dir), engine_config=config))
         [answer] = other.execute([Request(text_input="🙂x" * 1000)])
-        assert ("at most 100 tokens" in str(answer.error)) == is_refused
+        assert ("session length of 100 tokens" in str(answer.error)) == is_refused
 
 
 @pytest.mark.parametrize(

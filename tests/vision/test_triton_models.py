@@ -88,7 +88,7 @@ def test_a_prompt_that_pictures_make_too_long_is_refused_before_they_are_looked_
         config = json.dumps({"session_len": session_len})
         with loaded_model("preprocessing", model_path=str(directory), engine_config=config) as model:
             [response] = model.execute([Request(messages=json.dumps(ASK))])
-        expected = f"at most {tokens - 1} tokens to fit the model, got {tokens}"
+        expected = f"session length of {tokens - 1} tokens, got {tokens}"
         assert (expected in str(response.error)) == (session_len < tokens)
 
 

@@ -21,8 +21,7 @@ from openai_gateway.protocol.outputs import Usage
 
 router = APIRouter(route_class=BoundedRoute)
 
-# The engine's words, and preprocessing's.
-_TOO_LONG = ("shorter than the session length", "to fit the model")
+_TOO_LONG = "shorter than the session length"  # the engine's words, and preprocessing's
 _NOTHING = InteractiveResponse(text="", tokens=0, input_tokens=0, history_tokens=0, finish_reason="stop")
 
 
@@ -109,7 +108,7 @@ async def _nothing_if_too_long(chunks: AsyncGenerator[GenerateChunk, None]) -> A
             async for chunk in chunks:
                 yield chunk
     except TritonRequestError as error:
-        if not any(words in error.message for words in _TOO_LONG):
+        if _TOO_LONG not in error.message:
             raise
         yield GenerateChunk(finish_reason="length")
 
