@@ -236,9 +236,9 @@ class PromptPreparer:
         """
         if self._max_log_len != 0:
             logger.info("prompt: %r", text[: self._max_log_len])
-        if self._bound is not None:
-            self._check_length(text, self._bound)
         pieces = [text] if self._plain is None else pieces_of(text)
+        if self._bound is not None:
+            self._check_length("".join(pieces), self._bound)
         with self._lock:
             return self.tokenizer.encode_joined(pieces, add_bos)
 

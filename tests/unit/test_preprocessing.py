@@ -239,6 +239,16 @@ def test_a_text_of_many_bytes_that_fits_is_answered(model: Any, default_model_di
     assert answer.array("INPUT_ID").tolist() == [tokens]
 
 
+def test_where_special_tokens_are_cut_does_not_count(model: Any, default_model_dir: Path) -> None:
+    other = type(model)()
+    other.initialize(arguments(model_path=str(default_model_dir), split_special_tokens="true"))
+    text = "internationalization " * 3400 + "<|im_end|>" * 200
+    [answer] = other.execute([Request(text_input=text)])
+    assert len(text) > 8 * 8192
+    assert answer.error is None
+    assert 8192 - 4 * 200 < answer.array("INPUT_ID").shape[1] <= 8192  # cuts, four bytes each, would not fit
+
+
 def test_prompts_are_as_long_as_the_session_length_allows(model: Any, default_model_dir: Path) -> None:
     for session_len, is_refused in ((100, True), (100_000, False)):
         other = type(model)()
