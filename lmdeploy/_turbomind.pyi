@@ -1,6 +1,8 @@
 # Types of the compiled module (backend_cpp/python/module.cc).
 from typing import Any
 
+import numpy as np
+
 class EngineUnavailable(RuntimeError): ...
 
 class Engine:
@@ -11,9 +13,81 @@ class Engine:
     def __init__(self, directory: str, settings_json: str) -> None: ...
     def submit(self, input_ids: list[int], params: dict[str, Any]) -> int: ...
     def cancel(self, request: int) -> None: ...
+    def load_adapter(self, name: str, directory: str) -> None: ...
+    def unload_adapter(self, name: str) -> None: ...
+    def adapters(self) -> list[str]: ...
     def poll(self, timeout: float) -> list[dict[str, Any]]: ...
     def stats(self) -> dict[str, float]: ...
     def close(self) -> None: ...
 
 def available_devices() -> list[str]: ...
 def available_cpu_count() -> int: ...
+
+# ---- for processes that run a model (backend_cpp/python/worker_bindings.h) ----
+
+class OrderKind:
+    LOAD: OrderKind
+    ALLOCATE: OrderKind
+    STEP: OrderKind
+    PLACE_ADAPTER: OrderKind
+    DROP_ADAPTER: OrderKind
+    MOVE_BLOCKS: OrderKind
+
+class Order:
+    kind: OrderKind
+    block_count: int
+    block_len: int
+    host_block_count: int
+    moves: int
+    rows: int
+    spans: int
+    wanted: int
+    slot: int
+    directory: str
+
+def read_adapter(
+    directory: str,
+) -> dict[str, tuple[np.ndarray[Any, np.dtype[np.float32]], np.ndarray[Any, np.dtype[np.float32]], float]]: ...
+
+class WorkerChannel:
+    tokens: np.ndarray[Any, np.dtype[np.int32]]
+    spans: np.ndarray[Any, np.dtype[np.int32]]
+    blocks: np.ndarray[Any, np.dtype[np.int32]]
+    logits: np.ndarray[Any, np.dtype[np.float32]]
+    hidden: np.ndarray[Any, np.dtype[np.float32]]
+    def __init__(self, fd: int, rank: int) -> None: ...
+    def wait(self, seconds: float) -> Order | None: ...
+    def finish(self, has_failed: bool, text: str) -> None: ...
+
+_Heads = tuple[int, int, int, int, int, int]
+
+class LinearWeight:
+    def __init__(self, data: int, type: str, out_features: int, in_features: int, bias: int) -> None: ...
+
+class LayerCache:
+    def __init__(
+        self, type: str, heads: int, key_dim: int, value_dim: int, block_len: int, block_count: int
+    ) -> None: ...
+    def move(self, moves: np.ndarray[Any, np.dtype[np.int32]]) -> None: ...
+
+def cache_block_bytes(type: str, heads: int, key_dim: int, value_dim: int, block_len: int) -> int: ...
+
+class CpuKernels:
+    def __init__(self, threads: int) -> None: ...
+    def set_spans(
+        self, spans: np.ndarray[Any, np.dtype[np.int32]], blocks: np.ndarray[Any, np.dtype[np.int32]], block_len: int
+    ) -> None: ...
+    def attend(
+        self,
+        cache: LayerCache,
+        q: _Heads,
+        k: _Heads,
+        v: _Heads,
+        out: int,
+        softcap: float,
+        window: int,
+        sinks: int,
+    ) -> None: ...
+    def linear(self, weight: LinearWeight, x: int, rows: int, y: int) -> None: ...
+    def rms_norm(self, weight: int, eps: float, x: int, rows: int, size: int, y: int) -> None: ...
+    def embed(self, table: LinearWeight, tokens: int, rows: int, y: int) -> None: ...

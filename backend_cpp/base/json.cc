@@ -33,6 +33,8 @@ void append_utf8(std::string& out, uint32_t code) {
   }
 }
 
+}  // namespace
+
 std::string quoted(const std::string& text) {
   std::string out = "\"";
   for (const char c : text) {
@@ -49,8 +51,6 @@ std::string quoted(const std::string& text) {
   }
   return out + '"';
 }
-
-}  // namespace
 
 class JsonParser {
  public:

@@ -51,4 +51,7 @@ class Json {
   std::variant<std::nullptr_t, bool, double, std::string, Array, Object> value_ = nullptr;
 };
 
+// The text as JSON.
+std::string quoted(const std::string& text);
+
 }  // namespace turbomind

@@ -92,6 +92,14 @@ void CpuOperators::head_linear(const LinearWeight& weight, const HeadsView& x, c
   turbomind::head_linear(pool_, weight, x, y);
 }
 
+void CpuOperators::lora_shrink(const LoraRows& adapters, const float* x, int in_features, float* shrunk) {
+  turbomind::lora_shrink(pool_, lora_scratch_, adapters, x, in_features, shrunk);
+}
+
+void CpuOperators::lora_expand(const LoraRows& adapters, const float* shrunk, int out_features, float* y) {
+  turbomind::lora_expand(pool_, lora_scratch_, adapters, shrunk, out_features, y);
+}
+
 void CpuOperators::norm(const NormWeight& weight, const float* x, int rows, int size, float* y) {
   turbomind::norm(pool_, weight, x, rows, size, y);
 }

@@ -29,6 +29,9 @@ class CpuOperators final : public Operators {
   size_t free_memory() const override;
   void upload(const void* source, size_t bytes, void* destination) override;
   void download(const void* source, size_t bytes, void* destination) override;
+  void download_later(const void* source, size_t bytes, void* destination) override {
+    download(source, bytes, destination);
+  }
   void fill_zero(void* data, size_t bytes) override;
 
   void set_spans(std::vector<AttentionSpan> spans, int) override { spans_ = std::move(spans); }
@@ -39,6 +42,8 @@ class CpuOperators final : public Operators {
   void copy_heads(const HeadsView& from, const HeadsView& to) override;
   void linear(const LinearWeight& weight, const float* x, int rows, float* y, bool accumulate) override;
   void head_linear(const LinearWeight& weight, const HeadsView& x, const HeadsView& y) override;
+  void lora_shrink(const LoraRows& adapters, const float* x, int in_features, float* shrunk) override;
+  void lora_expand(const LoraRows& adapters, const float* shrunk, int out_features, float* y) override;
   void norm(const NormWeight& weight, const float* x, int rows, int size, float* y) override;
   void norm_heads(const NormWeight& weight, const HeadsView& heads) override;
   void rope_table(const RopeAngles& angles, int rows, float* cosine, float* sine) override;
@@ -62,6 +67,7 @@ class CpuOperators final : public Operators {
   RankPlace place_;
   ThreadPool pool_;
   LinearScratch linear_scratch_;
+  LoraScratch lora_scratch_;
   ExpertScratch expert_scratch_;
   std::vector<AttentionSpan> spans_;
   AlignedBuffer attention_workspace_;  // grows

@@ -11,6 +11,7 @@
 #include "kernels/cuda/elementwise/embedding.h"
 #include "kernels/cuda/elementwise/norm.h"
 #include "kernels/cuda/elementwise/rope.h"
+#include "kernels/cuda/lora/lora.h"
 
 namespace turbomind {
 
@@ -305,6 +306,14 @@ void CudaOperators::linear(const LinearWeight& weight, const float* x, int rows,
 void CudaOperators::head_linear(const LinearWeight& weight, const HeadsView& x, const HeadsView& y) {
   const size_t bytes = cuda::head_linear_scratch_bytes(weight, x.heads, x.rows);
   cuda::head_linear(stream_, linear_scratch(bytes), weight, x, y);
+}
+
+void CudaOperators::lora_shrink(const LoraRows& adapters, const float* x, int in_features, float* shrunk) {
+  cuda::lora_shrink(stream_, adapters, x, in_features, shrunk);
+}
+
+void CudaOperators::lora_expand(const LoraRows& adapters, const float* shrunk, int out_features, float* y) {
+  cuda::lora_expand(stream_, adapters, shrunk, out_features, y);
 }
 
 void CudaOperators::norm(const NormWeight& weight, const float* x, int rows, int size, float* y) {

@@ -43,6 +43,7 @@ class CudaOperators final : public Operators {
   size_t free_memory() const override;
   void upload(const void* source, size_t bytes, void* destination) override;
   void download(const void* source, size_t bytes, void* destination) override;
+  void download_later(const void* source, size_t bytes, void* destination) override;
   void fill_zero(void* data, size_t bytes) override;
   std::unique_ptr<TokenSampler> make_sampler(int vocab_size, int max_choices) override;
 
@@ -57,6 +58,8 @@ class CudaOperators final : public Operators {
   void copy_heads(const HeadsView& from, const HeadsView& to) override;
   void linear(const LinearWeight& weight, const float* x, int rows, float* y, bool accumulate) override;
   void head_linear(const LinearWeight& weight, const HeadsView& x, const HeadsView& y) override;
+  void lora_shrink(const LoraRows& adapters, const float* x, int in_features, float* shrunk) override;
+  void lora_expand(const LoraRows& adapters, const float* shrunk, int out_features, float* y) override;
   void norm(const NormWeight& weight, const float* x, int rows, int size, float* y) override;
   void norm_heads(const NormWeight& weight, const HeadsView& heads) override;
   void rope_table(const RopeAngles& angles, int rows, float* cosine, float* sine) override;
@@ -79,8 +82,6 @@ class CudaOperators final : public Operators {
   cudaStream_t stream() const { return stream_; }
   // Scratch memory of at least `bytes`; larger memory makes every captured graph void.
   cuda::Scratch scratch(size_t bytes);
-  // Like download, but does not wait; `destination` is staging memory.
-  void download_later(const void* source, size_t bytes, void* destination);
   void wait_for(cudaEvent_t event);
 
  private:

@@ -21,6 +21,7 @@
 #include "kernels/activation.h"
 #include "kernels/heads_view.h"
 #include "kernels/linear.h"
+#include "kernels/lora.h"
 #include "kernels/moe.h"
 #include "kernels/norm.h"
 #include "kernels/paged_attention.h"
@@ -54,6 +55,8 @@ class Operators {
   virtual void upload(const void* source, size_t bytes, void* destination) = 0;
   // `destination` is the host's. Waits until it is filled.
   virtual void download(const void* source, size_t bytes, void* destination) = 0;
+  // The same without waiting: `destination`, staging memory, is read by later uploads alone.
+  virtual void download_later(const void* source, size_t bytes, void* destination) = 0;
   virtual void fill_zero(void* data, size_t bytes) = 0;
 
   // ---- a step ----
@@ -99,6 +102,8 @@ class Operators {
 
   virtual void linear(const LinearWeight& weight, const float* x, int rows, float* y, bool accumulate) = 0;
   virtual void head_linear(const LinearWeight& weight, const HeadsView& x, const HeadsView& y) = 0;
+  virtual void lora_shrink(const LoraRows& adapters, const float* x, int in_features, float* shrunk) = 0;
+  virtual void lora_expand(const LoraRows& adapters, const float* shrunk, int out_features, float* y) = 0;
   virtual void norm(const NormWeight& weight, const float* x, int rows, int size, float* y) = 0;
   virtual void norm_heads(const NormWeight& weight, const HeadsView& heads) = 0;
   virtual void rope_table(const RopeAngles& angles, int rows, float* cosine, float* sine) = 0;

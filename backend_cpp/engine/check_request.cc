@@ -19,6 +19,9 @@ void check_prompt(const Request& request, const RequestLimits& limits) {
   }
 }
 
+// Keeps the positions of any prompt far from the end of their type.
+constexpr int kLargestFrameStep = 1000;
+
 void check_grid(const std::string& name, const EmbeddingRange& range, bool has_grid) {
   const PictureGrid& grid = range.grid;
   if (grid == PictureGrid{}) return;
@@ -28,6 +31,10 @@ void check_grid(const std::string& name, const EmbeddingRange& range, bool has_g
   if (!is_possible || int64_t{grid.frames} * grid.rows * grid.columns != range.count) {
     throw invalid_argument(name + " must have a grid of as many places, got " + std::to_string(grid.frames) + " x " +
                            std::to_string(grid.rows) + " x " + std::to_string(grid.columns));
+  }
+  if (!(grid.frame_step >= 0 && grid.frame_step <= kLargestFrameStep)) {
+    throw invalid_argument(name + " must have frames at most " + std::to_string(kLargestFrameStep) +
+                           " positions apart, got " + std::to_string(grid.frame_step));
   }
 }
 

@@ -10,6 +10,10 @@ namespace turbomind {
 
 namespace {
 
+// Between two attempts to start a runner again.
+constexpr std::chrono::milliseconds kFirstDelay{500};
+constexpr std::chrono::milliseconds kLongestDelay{30'000};
+
 // Allocates the runner's cache. A sequence that fits alone always completes, so none may be longer than the whole
 // cache; where a window bounds what a sequence holds, every length fits.
 EngineConfig prepare(EngineConfig config, ModelRunner& runner) {
@@ -18,14 +22,14 @@ EngineConfig prepare(EngineConfig config, ModelRunner& runner) {
   if (most_blocks(config.session_len, config.block_len, limits) > config.block_count) {
     config.session_len = std::min(config.session_len, config.block_count * config.block_len);
   }
-  runner.allocate_cache(config.block_count, config.block_len);
+  runner.allocate_cache({config.block_count, config.block_len, config.host_block_count});
   return config;
 }
 
 }  // namespace
 
 Engine::Engine(const EngineConfig& config, std::unique_ptr<ModelRunner> runner, TokenTable tokens,
-               std::unique_ptr<GrammarCompiler> compiler)
+               std::unique_ptr<GrammarCompiler> compiler, std::unique_ptr<EventPublisher> events)
     : config_(prepare(config, *runner)),
       runner_(std::move(runner)),
       tokens_(std::move(tokens)),
@@ -33,15 +37,31 @@ Engine::Engine(const EngineConfig& config, std::unique_ptr<ModelRunner> runner, 
               runner_->pictures(),   config_.max_step_tokens - config_.max_batch_size,
               compiler != nullptr,   config_.eos_token_ids},
       embedding_memory_(config_.embedding_bytes, "the embeddings of open requests and of sessions"),
+      adapters_(
+          *runner_, config_.adapter_bytes, [this](Submission&& ready) { inbox_.deliver(std::move(ready)); },
+          [this] { inbox_.wake(); }),
       inbox_(config_.max_waiting),
-      core_(config_, *runner_, tokens_),
+      events_(std::move(events)),
+      core_(config_, *runner_, tokens_, events_.get()),
       stats_(core_.stats()) {
   if (compiler) {
     compiler->notify([this] { inbox_.wake(); });
-    grammar_queue_ = std::make_unique<GrammarQueue>(
-        std::move(compiler), [this](Submission&& compiled) { inbox_.deliver(std::move(compiled)); });
+    grammar_queue_ = std::make_unique<GrammarQueue>(std::move(compiler), [this](Submission&& compiled) {
+      if (compiled.request.adapter) {
+        adapters_.fetch(std::move(compiled));
+      } else {
+        inbox_.deliver(std::move(compiled));
+      }
+    });
   }
+  runner_->on_loss([this] { inbox_.wake(); });
+  if (events_) events_->notify([this] { inbox_.wake(); });
   thread_ = std::thread([this] { run(); });
+}
+
+Error Engine::stopped() const {
+  return {ErrorCode::kUnavailable, runner_->can_restart() ? "the engine is being started again; try again later"
+                                                          : "the engine has stopped after a device fault"};
 }
 
 void Engine::cancel(RequestId id) {
@@ -52,17 +72,23 @@ void Engine::cancel(RequestId id) {
 Engine::~Engine() {
   inbox_.close();
   thread_.join();
+  adapters_.stop();
+  runner_->on_loss({});
 }
 
 void Engine::submit(Request request) {
   check_request(request, limits_, tokens_);
-  if (!is_healthy_) throw Error(ErrorCode::kUnavailable, "the engine has stopped after a device fault");
+  if (!is_healthy_) throw stopped();
   if (!request.embeddings.empty()) hold_embeddings(request);
-  if (request.params.response_format.empty()) {
-    inbox_.submit(std::move(request));
-  } else {
+  if (!request.params.lora_name.empty()) request.adapter = adapters_.find(request.params.lora_name);
+  if (!request.params.response_format.empty()) {
     inbox_.expect(request);
     grammar_queue_->add(std::move(request));
+  } else if (request.adapter && !adapters_.pin(request)) {
+    inbox_.expect(request);
+    adapters_.fetch({std::move(request), nullptr, std::nullopt});
+  } else {
+    inbox_.submit(std::move(request));
   }
 }
 
@@ -89,8 +115,9 @@ EngineStats Engine::stats() const {
 
 void Engine::run() {
   for (bool is_closed = false; !is_closed;) {
-    Inbox::Messages messages = inbox_.take(!core_.is_idle(), core_.next_deadline());
+    Inbox::Messages messages = inbox_.take(!core_.is_idle(), std::min(core_.next_deadline(), next_restart_));
     is_closed = messages.is_closed;
+    settle_adapters();
     add(std::move(messages));
     if (is_closed) {
       core_.end_all(nullptr);
@@ -99,6 +126,7 @@ void Engine::run() {
     }
     if (config_.checks_invariants) check_when_idle();
     publish();
+    if (!is_closed && Clock::now() >= next_restart_) restart_runner();
   }
 }
 
@@ -107,11 +135,21 @@ void Engine::add(Inbox::Messages&& messages) {
   for (const RequestId id : messages.cancelled) core_.cancel(id);
   for (const Inbox::Abandoned& request : messages.abandoned) core_.answer_abandoned(request);
   core_.end_overdue(Clock::now());
-  if (!is_healthy_) fail(Error(ErrorCode::kUnavailable, "the engine has stopped after a device fault"));
+  if (!is_healthy_) fail(stopped());
+}
+
+void Engine::settle_adapters() {
+  if (!is_healthy_) return;
+  try {
+    adapters_.settle();
+  } catch (const std::exception& error) {
+    fail(Error(ErrorCode::kUnavailable, std::string("the engine stopped: ") + error.what()));
+  }
 }
 
 void Engine::step() {
   try {
+    if (is_healthy_ && runner_->is_lost()) throw Error(ErrorCode::kUnavailable, "a worker has ended");
     core_.step();
   } catch (const std::exception& error) {
     fail(Error(ErrorCode::kUnavailable, std::string("the engine stopped: ") + error.what()));
@@ -119,8 +157,24 @@ void Engine::step() {
 }
 
 void Engine::fail(const Error& fault) {
+  if (is_healthy_ && runner_->can_restart()) next_restart_ = Clock::now() + restart_delay_;
   is_healthy_ = false;
   core_.end_all(&fault);
+}
+
+// Open requests have been answered; those that come meanwhile are refused.
+void Engine::restart_runner() {
+  try {
+    runner_->restart();
+    core_.forget_cache();
+    next_restart_ = Clock::time_point::max();
+    restart_delay_ = {};
+    is_healthy_ = true;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "the engine could not be started again: %s\n", error.what());
+    restart_delay_ = std::clamp<std::chrono::milliseconds>(2 * restart_delay_, kFirstDelay, kLongestDelay);
+    next_restart_ = Clock::now() + restart_delay_;
+  }
 }
 
 // A broken invariant is a bug, and whatever comes after it may be wrong: nothing goes on.
@@ -135,7 +189,20 @@ void Engine::check_when_idle() const {
 }
 
 void Engine::publish() {
+  core_.announce();
   EngineStats stats = core_.stats();
+  if (events_) {
+    const EventPublisher::Counts counts = events_->counts();
+    stats.event_batches = counts.batches;
+    stats.event_losses = counts.losses;
+  }
+  if (grammar_queue_) {
+    const GrammarQueue::Counts counts = grammar_queue_->counts();
+    stats.grammar_requests = counts.requests;
+    stats.grammar_compilations = counts.compilations;
+    stats.grammar_hits = counts.hits;
+    stats.grammar_failures = counts.failures;
+  }
   inbox_.set_waiting(stats.waiting);
   {
     const std::lock_guard lock(mu_);

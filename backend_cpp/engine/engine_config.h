@@ -14,6 +14,7 @@ struct EngineConfig {
   int max_step_tokens = 512;  // rows of one step
   int block_len = 64;
   int block_count = 1;
+  int host_block_count = 0;  // of the cache's second tier, in the host's memory
   bool enable_prefix_caching = false;
   int max_waiting = 4096;  // requests beyond are refused as "overloaded"
   std::chrono::seconds session_idle_limit{3600};
@@ -21,6 +22,7 @@ struct EngineConfig {
   // What rows in place of token embeddings may take, of requests until their last answer has ended, and of sessions.
   // A request beyond is refused as "overloaded"; idle sessions may hold half of it.
   size_t embedding_bytes = size_t{1} << 30;
+  size_t adapter_bytes = size_t{1} << 30;  // what low-rank adapters in memory may take
   std::vector<int32_t> eos_token_ids;
   // Whether the engine checks itself whenever it goes idle, and ends the process if what it keeps does not add up. For
   // tests; LMDEPLOY_CHECK_INVARIANTS in the environment turns it on for an engine that is loaded.

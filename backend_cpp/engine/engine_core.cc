@@ -20,17 +20,20 @@ const Error& overdue() {
 
 }  // namespace
 
-EngineCore::EngineCore(const EngineConfig& config, ModelRunner& runner, const TokenTable& tokens)
+EngineCore::EngineCore(const EngineConfig& config, ModelRunner& runner, const TokenTable& tokens,
+                       CacheEventSink* events)
     : config_(config),
       runner_(runner),
       space_{tokens, runner.vocab_size(), runner.hidden_size()},
-      blocks_(config.block_count, config.block_len),
+      blocks_({config.block_count, config.block_len, config.host_block_count}),
       scheduler_({config.max_batch_size, config.max_step_tokens, runner.window(), runner.pictures().needs_whole},
                  blocks_),
       sessions_({config.session_idle_limit, config.max_sessions, config.session_len, config.embedding_bytes / 2},
                 blocks_, config.enable_prefix_caching),
       steps_(scheduler_, runner, counts_),
-      sampler_(runner.vocab_size()) {}
+      sampler_(runner.vocab_size()) {
+  if (events != nullptr) blocks_.observe(announcer_.emplace(config.block_len, *events));
+}
 
 // ---- requests come ----
 
@@ -69,8 +72,11 @@ void EngineCore::begin(Submission&& submission, const std::shared_ptr<const Outp
   Request& request = submission.request;
   GenerationParams& params = request.params;
   SessionTable::Turn turn;
-  turn.scope = config_.enable_prefix_caching ? scopes_.of(params.cache_salt) : scopes_.fresh();
-  if (request.session) turn = sessions_.prepare(*request.session, request.input_ids.size(), turn.scope);
+  SessionOwner owner;
+  if (request.adapter) owner = {request.adapter->id, request.adapter->name};
+  if (request.adapter && request.adapter->failure) throw Error(*request.adapter->failure);
+  turn.scope = config_.enable_prefix_caching ? scopes_.of(params.cache_salt, owner.adapter) : scopes_.fresh();
+  if (request.session) turn = sessions_.prepare(*request.session, request.input_ids.size(), turn.scope, owner);
 
   const int prompt_len = static_cast<int>(turn.history.size() + request.input_ids.size());
   const int left = config_.session_len - prompt_len;
@@ -84,6 +90,7 @@ void EngineCore::begin(Submission&& submission, const std::shared_ptr<const Outp
   auto group = std::make_shared<SequenceGroup>();
   group->request = request.id;
   group->session = request.session;
+  group->adapter = std::move(request.adapter);
   group->on_output = on_output;
   group->deadline = request.deadline;
   group->priority = request.priority;
@@ -103,11 +110,12 @@ void EngineCore::begin(Submission&& submission, const std::shared_ptr<const Outp
     group->prompt = std::make_shared<const std::vector<int32_t>>(tokens);
   }
   group->accepted = Clock::now();
+  group->grammar_seconds = request.grammar_seconds;
   const bool has_rows = params.max_new_tokens > 0 || params.scores_prompt || params.prompt_logprobs;
   group->rules = std::make_shared<const AnswerRules>(std::move(params), space_, tokens, std::move(submission.grammar));
   const auto first = has_rows ? std::make_shared<Sequence>(group, 0, std::move(tokens)) : nullptr;
 
-  if (group->session) sessions_.begin(*group->session, group->request, turn.scope);
+  if (group->session) sessions_.begin(*group->session, group->request, turn.scope, owner);
   if (!first) return finish_unanswered(*group, std::move(tokens));
   counts_.tokens_in += prompt_len;
   if (group->deadline) next_deadline_ = std::min(next_deadline_, *group->deadline);
@@ -199,6 +207,7 @@ void EngineCore::note_tokens(Sequence& sequence, int generated_before) {
   counts_.tokens_out += sequence.answer.generated() - generated_before;
   const auto now = Clock::now();
   if (generated_before == 0) {
+    sequence.first_token = now;
     ++counts_.first_tokens;
     counts_.first_token_seconds += seconds_between(sequence.group->accepted, now);
     if (sequence.index == 0) start_siblings(sequence);
@@ -270,6 +279,22 @@ void EngineCore::end_where(const std::function<bool(const Sequence&)>& is_wanted
   }
 }
 
+namespace {
+
+EngineTimes times_of(const Sequence& sequence) {
+  const SequenceGroup& group = *sequence.group;
+  EngineTimes times;
+  times.grammar = group.grammar_seconds;
+  if (!group.admitted) return times;
+  times.queue = static_cast<float>(seconds_between(group.accepted, *group.admitted));
+  if (!sequence.first_token) return times;
+  times.prompt = static_cast<float>(seconds_between(*group.admitted, *sequence.first_token));
+  times.answer = static_cast<float>(seconds_between(*sequence.first_token, Clock::now()));
+  return times;
+}
+
+}  // namespace
+
 // Sends off what can be sent of an answer.
 void EngineCore::emit(Sequence& sequence, FinishReason finish, const Error* error) {
   std::optional<Output> output = sequence.answer.take_output(finish);
@@ -280,6 +305,7 @@ void EngineCore::emit(Sequence& sequence, FinishReason finish, const Error* erro
   output->input_token_len = sequence.prompt_len() - group.history_len;
   output->history_token_len = group.history_len;
   output->prompt = group.prompt;
+  if (finish != FinishReason::kNone) output->times = times_of(sequence);
   if (error != nullptr) {
     output->error_code = error->code();
     output->error = error->what();
@@ -312,8 +338,15 @@ EngineStats EngineCore::stats() const {
   stats.blocks_used = blocks_.referenced_count();
   stats.blocks_idle = blocks_.idle_count();
   stats.evictions = blocks_.eviction_count();
+  stats.host_blocks_total = blocks_.host_count();
+  stats.host_blocks_used = blocks_.host_used_count();
+  stats.swapped_out = blocks_.swapped_out_count();
+  stats.swapped_in = blocks_.swapped_in_count();
   stats.preemptions = scheduler_.preemption_count();
+  stats.tokens_sought = scheduler_.sought_token_count();
   stats.tokens_matched = scheduler_.matched_token_count();
+  stats.admitted = scheduler_.admitted_count();
+  stats.queue_seconds = scheduler_.queue_seconds();
   return stats;
 }
 

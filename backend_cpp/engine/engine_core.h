@@ -7,6 +7,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "engine/answer/sampler.h"
 #include "engine/answer/token_table.h"
 #include "engine/engine_config.h"
+#include "engine/events/cache_announcer.h"
 #include "engine/inbox.h"
 #include "engine/output_queue.h"
 #include "engine/schedule/block_cache.h"
@@ -30,8 +32,10 @@ namespace turbomind {
 
 class EngineCore {
  public:
-  // `config` is what the runner's cache was allocated for. Runner and table must outlive the core.
-  EngineCore(const EngineConfig& config, ModelRunner& runner, const TokenTable& tokens);
+  // `config` is what the runner's cache was allocated for. Runner and table must outlive the core, as must `events`,
+  // which is told of what the cache holds; null: nobody is.
+  EngineCore(const EngineConfig& config, ModelRunner& runner, const TokenTable& tokens,
+             CacheEventSink* events = nullptr);
 
   // Takes a checked request, or answers why it cannot be taken; its session is then as it was.
   void add(Submission&& submission);
@@ -43,6 +47,8 @@ class EngineCore {
   void end_overdue(Clock::time_point now);
   // Ends everything, as cancelled or, with an error, as failed; steps in flight are forgotten.
   void end_all(const Error* error);
+  // What the cache held is lost; nothing is open.
+  void forget_cache() { blocks_.forget_all(); }
 
   bool has_work() const;
   // Whether step() has nothing to do until a message comes, a grammar's state becomes known or it is next_deadline().
@@ -51,8 +57,13 @@ class EngineCore {
   // Runs a step, if there is work. Throws what the model runner throws.
   void step();
 
+  // Tells of what happened in the cache since the last call.
+  void announce() {
+    if (announcer_) announcer_->end_step(blocks_);
+  }
   std::vector<Delivery> take_outputs() { return std::exchange(outputs_, {}); }
   EngineStats stats() const;
+  const BlockCache& cache() const { return blocks_; }
   // Throws Error(kInternal) when what is kept does not add up, or, without work, when anything is still in use.
   void check_invariants() const;
 
@@ -77,6 +88,7 @@ class EngineCore {
   ModelRunner& runner_;
   const OutputSpace space_;
   EngineStats counts_;  // counters alone
+  std::optional<CacheAnnouncer> announcer_;
   BlockCache blocks_;
   Scheduler scheduler_;
   SessionTable sessions_;

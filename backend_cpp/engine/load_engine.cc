@@ -8,8 +8,10 @@
 
 #include "base/error.h"
 #include "base/thread_pool.h"
+#include "device/cpu_operators.h"
 #include "device/operators.h"
 #include "engine/grammar/load_grammar.h"
+#include "engine/load_worker.h"
 #include "kernels/paged_attention.h"
 #include "model/native_runner.h"
 #include "model/parallel_runner.h"
@@ -81,6 +83,14 @@ std::unique_ptr<ModelRunner> make_runner(const ModelSpec& spec, const EngineSett
   return std::make_unique<ParallelRunner>(devices, make, device == "cpu");
 }
 
+std::unique_ptr<ModelRunner> make_native_runner(const std::string& directory, const ModelSpec& spec,
+                                                const EngineSettings& settings, const std::string& device,
+                                                int max_rows) {
+  const Checkpoint checkpoint(directory);
+  check_model_format(settings, checkpoint);
+  return make_runner(spec, settings, device, checkpoint, max_rows);
+}
+
 // cache_max_entry_count below 1 is a share of the free memory; from 1 on, a number of blocks.
 int cache_block_count(const EngineSettings& settings, const EngineConfig& config, ModelRunner& runner, size_t limit) {
   const double wanted = settings.cache_max_entry_count;
@@ -97,6 +107,17 @@ int cache_block_count(const EngineSettings& settings, const EngineConfig& config
                            " MiB may be used; raise cache_max_entry_count or lower cache_block_seq_len");
   }
   return static_cast<int>(std::min(affordable, useful));
+}
+
+// Throws Error when the host has no room for so many blocks.
+int host_block_count(const EngineSettings& settings, const EngineConfig& config, const ModelRunner& runner) {
+  const size_t bytes = static_cast<size_t>(settings.num_cpu_blocks) * runner.block_bytes(config.block_len);
+  if (const size_t available = available_memory(); bytes > available) {
+    throw invalid_argument("num_cpu_blocks: " + std::to_string(settings.num_cpu_blocks) + " blocks take " +
+                           std::to_string(bytes >> 20) + " MiB, the host has " + std::to_string(available >> 20) +
+                           " MiB left");
+  }
+  return settings.num_cpu_blocks;
 }
 
 int step_tokens(const EngineSettings& settings, const EngineConfig& config, const DeviceDefaults& defaults) {
@@ -146,9 +167,24 @@ void make_room_for_pictures(const PicturesSpec& pictures, const EngineSettings& 
   config.max_step_tokens = needed;
 }
 
+// Null where nobody asks for events. Started first, so that an endpoint in use is told before a model is loaded.
+std::unique_ptr<EventPublisher> start_event_publisher(const EngineSettings& settings, const std::string& python) {
+  const Json& config = settings.kv_events_config;
+  const Json* enabled = config.is_object() ? config.find("enable_kv_cache_events") : nullptr;
+  const Json* publisher = config.is_object() ? config.find("publisher") : nullptr;
+  if (enabled == nullptr || !enabled->as_bool()) return nullptr;
+  if (publisher != nullptr && publisher->as_string() == "null") return nullptr;
+  if (!settings.enable_prefix_caching) {
+    throw invalid_argument(
+        "kv_events_config needs enable_prefix_caching: without it no request finds what others left in the cache");
+  }
+  std::vector<std::string> command = {python, "-m", "lmdeploy.kv_events.publisher", config.dump()};
+  return std::make_unique<EventPublisher>(std::move(command), settings.cache_block_seq_len);
+}
+
 }  // namespace
 
-LoadedEngine load_engine(const std::string& directory, const EngineSettings& settings) {
+LoadedEngine load_engine(const std::string& directory, const EngineSettings& settings, const std::string& python) {
   ModelSpec spec = ModelSpec::from_file(directory + "/spec.json");
   extend_context(spec, {static_cast<float>(settings.rope_scaling_factor), settings.use_logn_attn});
   const std::string device = device_of(settings);
@@ -164,18 +200,24 @@ LoadedEngine load_engine(const std::string& directory, const EngineSettings& set
   config.session_idle_limit = std::chrono::seconds(settings.session_idle_seconds);
   config.max_waiting = settings.max_waiting;
   config.embedding_bytes = static_cast<size_t>(settings.max_embedding_mib) << 20;
+  config.adapter_bytes = static_cast<size_t>(settings.max_adapter_mib) << 20;
   config.eos_token_ids = spec.eos_token_ids;
   config.checks_invariants = std::getenv("LMDEPLOY_CHECK_INVARIANTS") != nullptr;
 
+  std::unique_ptr<EventPublisher> events = start_event_publisher(settings, python);
   TokenTable tokens = TokenTable::from_file(directory + "/token_bytes.bin");
-  const Checkpoint checkpoint(directory);
-  check_model_format(settings, checkpoint);
-  std::unique_ptr<ModelRunner> runner = make_runner(spec, settings, device, checkpoint, config.max_step_tokens);
-  runner->prepare({config.max_batch_size, config.session_len, config.block_len});
+  const StepLimits limits{config.max_batch_size, config.session_len, config.block_len};
+  std::unique_ptr<ModelRunner> runner =
+      has_worker(directory) ? make_worker_runner(directory, spec, settings, config.max_step_tokens, limits)
+                            : make_native_runner(directory, spec, settings, device, config.max_step_tokens);
+  runner->prepare(limits);
   config.block_count = cache_block_count(settings, config, *runner, defaults.cache_limit);
+  config.host_block_count = host_block_count(settings, config, *runner);
   auto compiler = load_grammar_compiler(grammar_vocabulary(tokens, spec.vocab_size), spec.eos_token_ids,
                                         settings.grammar_compile_seconds, loaded.no_grammar_reason);
-  loaded.engine = std::make_unique<Engine>(config, std::move(runner), std::move(tokens), std::move(compiler));
+  loaded.engine =
+      std::make_unique<Engine>(config, std::move(runner), std::move(tokens), std::move(compiler), std::move(events));
+  for (const auto& [name, path] : settings.adapters) loaded.engine->load_adapter(name, path);
   tell_session_length(settings, config.session_len, loaded.engine->config(), loaded.notes);
   loaded.spec = std::move(spec);
   return loaded;

@@ -18,7 +18,7 @@ struct LoadedEngine {
   std::vector<std::string> notes;  // sentences about settings that were not taken as they stand
 };
 
-// Throws Error.
-LoadedEngine load_engine(const std::string& directory, const EngineSettings& settings);
+// `python`: the interpreter of this installation, for what the engine leaves to programs of its own. Throws Error.
+LoadedEngine load_engine(const std::string& directory, const EngineSettings& settings, const std::string& python);
 
 }  // namespace turbomind

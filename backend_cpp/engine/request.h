@@ -69,6 +69,14 @@ struct TokenLogprobs {
   std::vector<std::pair<int32_t, float>> top;  // likeliest first
 };
 
+// Where an answer's time went, by the engine's clock, in seconds; negative: it did not come so far.
+struct EngineTimes {
+  float queue = -1;    // from acceptance into the batch; of the request's first answer
+  float prompt = -1;   // from there to the answer's first token
+  float answer = -1;   // from there to its end
+  float grammar = -1;  // before all that, until its grammar was compiled
+};
+
 struct Output {
   RequestId request = 0;
   int index = 0;                   // which of the n answers
@@ -79,6 +87,7 @@ struct Output {
   int input_token_len = 0;
   int history_token_len = 0;  // tokens of the session before this request
   int generate_token_len = 0;
+  EngineTimes times;                    // with the last output of an answer
   int32_t stop_token = -1;              // the token that ended the answer, if one did
   std::vector<TokenLogprobs> logprobs;  // of token_ids
   // With prompt_logprobs, once: of each token of `prompt`. The first one has none: NaN, and tokens of -1.
@@ -96,16 +105,29 @@ struct Output {
 // and must not throw.
 using OutputCallback = std::function<void(Output&&)>;
 
+// A low-rank adapter that a request may name (engine/adapters/adapter_pool.h).
+struct LoadedAdapter {
+  std::string name;
+  uint64_t id = 0;  // of this loading of it: what is loaded under the name later has another
+  // What follows is for the step thread, once the request has been delivered.
+  int slot = 0;                  // of ModelRunner::place_adapter
+  std::optional<Error> failure;  // the device had no room for it
+};
+
 struct Request {
   RequestId id = 0;
   std::vector<int32_t> input_ids;
   std::vector<EmbeddingRange> embeddings;  // in place of those of some of input_ids; ascending
   GenerationParams params;
   std::optional<SessionParams> session;
-  int priority = 0;                           // lower numbers are admitted first
-  std::optional<Clock::time_point> deadline;  // unfinished then: ends with an error
-  bool returns_prompt = false;                // Output::prompt is wanted; with prompt_logprobs it comes anyway
+  std::shared_ptr<const LoadedAdapter> adapter;  // that params.lora_name names; filled in by the engine
+  int priority = 0;                              // lower numbers are admitted first
+  std::optional<Clock::time_point> deadline;     // unfinished then: ends with an error
+  bool returns_prompt = false;                   // Output::prompt is wanted; with prompt_logprobs it comes anyway
   OutputCallback on_output;
+  // With a response format, filled in by the engine.
+  Clock::time_point submitted;
+  float grammar_seconds = -1;  // from then until its grammar was compiled
 };
 
 }  // namespace turbomind

@@ -10,14 +10,14 @@ DenseMlp::DenseMlp(Operators& ops, const ModelSpec& spec, int max_rows)
 void DenseMlp::run(const StepContext& step, const MlpWeights& weights, const float* x, float* y, bool accumulate) {
   auto* projected = projected_.as<float>();
   auto* activated = activated_.as<float>();
-  step.ops.linear(weights.up.view, x, step.rows, projected, false);
+  step.linear(weights.up, x, projected, false);
   const int size = weights.down.view.in_features;
   if (spec_.is_gated) {
     step.ops.activate_gated(spec_.activation, projected, step.rows, size, activated);
   } else {
     step.ops.activate(spec_.activation, projected, step.rows, size, activated);
   }
-  step.ops.linear(weights.down.view, activated, step.rows, y, accumulate);
+  step.linear(weights.down, activated, y, accumulate);
 }
 
 }  // namespace turbomind

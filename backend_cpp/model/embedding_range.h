@@ -21,16 +21,18 @@ std::optional<DType> dtype_of(std::string_view name);
 // A digest of what rows were made of: equal digests mean equal rows.
 using ContentDigest = std::array<uint8_t, 32>;
 
-// Where the tokens of a picture stand for a model whose positions have three axes (M-RoPE; Wang et al., 2024): on a
-// grid of frames, rows and columns, the columns of a row following each other. What comes behind the picture goes on
-// behind the grid's longest side.
+// Where the tokens of a picture or video stand for a model whose positions have three axes (M-RoPE; Wang et al., 2024):
+// on a grid of frames, rows and columns, the columns of a row following each other. Frame i is at i * frame_step, less
+// its fraction. What comes behind goes on behind the grid's longest side.
 struct PictureGrid {
   int frames = 0;  // 0: none; tokens follow each other as those of text do
   int rows = 0;
   int columns = 0;
+  float frame_step = 1;
 
   bool is_given() const { return frames > 0; }
-  int longest_side() const { return std::max({frames, rows, columns}); }
+  int position_of_frame(int frame) const { return static_cast<int>(static_cast<float>(frame) * frame_step); }
+  int longest_side() const { return std::max({position_of_frame(frames - 1) + 1, rows, columns}); }
   bool operator==(const PictureGrid&) const = default;
 };
 

@@ -3,10 +3,15 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "device/token_choice.h"
+#include "model/block_cache_size.h"
 #include "model/embedding_range.h"
 
 namespace turbomind {
@@ -26,6 +31,7 @@ struct StepSpan {
   // Rows in place of token embeddings that reach into the span, by position; only where the runner takes them.
   std::span<const EmbeddingRange> embeddings = {};
   int position_shift = 0;  // of the ranges that end at or before first_position
+  int adapter = 0;         // slot of the low-rank adapter of its rows (ModelRunner::place_adapter); 0: none
 };
 
 // What a model that sees takes.
@@ -46,10 +52,12 @@ constexpr int span_of_unseen(int32_t token) {
 struct StepInput {
   std::vector<int32_t> tokens;  // [rows], spans lie one behind the other; negative: unseen_token
   std::vector<StepSpan> spans;
+  std::vector<BlockMove> moves;  // of cache blocks, one after the other, before the step
 
   void clear() {
     tokens.clear();
     spans.clear();
+    moves.clear();
   }
 };
 
@@ -64,6 +72,20 @@ struct StepOutput {
   double device_seconds = 0;
 };
 
+// A low-rank adapter that has been read, and is not yet where it is used.
+class Adapter {
+ public:
+  virtual ~Adapter() = default;
+};
+
+// A low-rank adapter on disk that fits the model. Any thread.
+class AdapterFile {
+ public:
+  virtual ~AdapterFile() = default;
+  virtual size_t bytes() const = 0;  // that it takes in memory
+  virtual std::unique_ptr<Adapter> read() const = 0;
+};
+
 // What a step may hold at most.
 struct StepLimits {
   int spans = 0;
@@ -71,7 +93,7 @@ struct StepLimits {
   int block_len = 0;
 };
 
-// Called by the step thread only.
+// Called by the step thread only, but for open_adapter.
 class ModelRunner {
  public:
   virtual ~ModelRunner() = default;
@@ -94,7 +116,7 @@ class ModelRunner {
   // Of rows in place of token embeddings (StepSpan::embeddings); without a width, it takes none.
   virtual PictureTraits pictures() const { return {}; }
   // Called once, before the first step.
-  virtual void allocate_cache(int block_count, int block_len) = 0;
+  virtual void allocate_cache(const CacheSize& size) = 0;
   // Whether it can choose tokens (StepSpan::choice). The next step may then begin before this one is taken, with tokens
   // that nobody has seen yet, if no rows were wanted of this one.
   virtual bool chooses_tokens() const { return false; }
@@ -103,6 +125,27 @@ class ModelRunner {
     (void)choice;
     return chooses_tokens();
   }
+
+  // Opens an adapter's directory; the file must not outlive the runner. Any thread, also during steps. Throws Error
+  // that says what does not fit.
+  virtual std::unique_ptr<AdapterFile> open_adapter(const std::string& directory) const {
+    throw invalid_argument("this engine takes no adapters: " + directory);
+  }
+  // Makes an adapter usable by the steps that begin later, under a number from 1 on that is free. Throws
+  // Error(kUnavailable), and has changed nothing, where the device has no room.
+  virtual void place_adapter(int slot, std::unique_ptr<Adapter> adapter) {
+    (void)slot;
+    (void)adapter;
+  }
+  // No step that begins later names it.
+  virtual void drop_adapter(int slot) { (void)slot; }
+  // Whether a fault can be mended: restart() then brings everything back but the cache's content, which is lost.
+  virtual bool can_restart() const { return false; }
+  // Whether what runs the model is known to be gone; `told` is called, by any thread, when that is first known.
+  virtual bool is_lost() const { return false; }
+  virtual void on_loss(std::function<void()> told) { (void)told; }
+  // Throws Error when that does not succeed; it may be tried again.
+  virtual void restart() {}
 
   // Begins a step; writes the keys and values of every row. A throw means the device failed, not a request.
   virtual void begin(const StepInput& input) = 0;

@@ -58,6 +58,8 @@ NativeRunner::NativeRunner(std::unique_ptr<Operators> ops, const Shard& shard, c
       attention_(*ops_, spec_, cache_type, max_rows),
       mlp_(*ops_, spec_, max_rows),
       expert_mlp_(*ops_, spec_, max_rows),
+      adapters_(*ops_, max_rows),
+      adapter_type_(options.dtype),
       tokens_(*ops_, static_cast<size_t>(max_rows) * sizeof(int32_t)),
       outputs_(*ops_, static_cast<size_t>(max_rows) * sizeof(int32_t)),
       embeddings_(*ops_, static_cast<size_t>(max_rows) * static_cast<size_t>(pictures().width) * sizeof(float)),
@@ -84,7 +86,7 @@ void NativeRunner::prepare(const StepLimits& limits) {
   // looks at what they answer.
   std::vector<int32_t> blocks(blocks_of_one);
   std::iota(blocks.begin(), blocks.end(), 0);
-  attention_.allocate_cache(*ops_, static_cast<int>(blocks.size()), limits.block_len);
+  attention_.allocate_cache(*ops_, {static_cast<int>(blocks.size()), limits.block_len});
   StepInput input;
   input.tokens.assign(static_cast<size_t>(max_rows_), 0);
   for (int row = 0; row < max_rows_; row += limits.context) {
@@ -95,7 +97,7 @@ void NativeRunner::prepare(const StepLimits& limits) {
   forward(input);
   project(0, logit_rows_at_once_);
   is_rehearsing_ = false;
-  attention_.allocate_cache(*ops_, 0, limits.block_len);
+  attention_.allocate_cache(*ops_, {0, limits.block_len});
 }
 
 PictureTraits NativeRunner::pictures() const {
@@ -114,13 +116,16 @@ int NativeRunner::window() const {
 void NativeRunner::begin(const StepInput& input) {
   const int rows = static_cast<int>(input.tokens.size());
   if (rows > max_rows_) throw internal_error("a step of " + std::to_string(rows) + " rows exceeds the runner's limit");
+  attention_.move_blocks(*ops_, input.moves);
   const int embedded = stage_embeddings(input);
   const bool decodes = embedded == 0 && is_decoding(input);
   const Outputs outputs = stage(input);
   const int computed = std::min(ops_->padded_rows(rows, decodes), max_rows_);
+  const bool has_adapters = adapters_.begin_step(*ops_, input, computed);
   const int projected = std::min(decodes ? computed : outputs.count(), logit_rows_at_once_);
-  ops_->run_step(computed, decodes, [&] {
-    const StepContext step{*ops_, computed};
+  // Which layers adapters add to differs from step to step.
+  ops_->run_step(computed, decodes && !has_adapters, [&] {
+    const StepContext step{*ops_, computed, has_adapters ? &adapters_ : nullptr};
     ops_->embed(weights_.embedding.view, tokens_.device<int32_t>(), computed, spec_.embedding_scale,
                 hidden_.as<float>());
     if (embedded > 0) {
@@ -136,6 +141,17 @@ void NativeRunner::begin(const StepInput& input) {
     project(0, projected);
   });
   give_out(outputs, projected);
+}
+
+std::unique_ptr<AdapterFile> NativeRunner::open_adapter(const std::string& directory) const {
+  return std::make_unique<AdapterPlan>(directory, weights_.adapted_layers, adapter_type_);
+}
+
+void NativeRunner::place_adapter(int slot, std::unique_ptr<Adapter> adapter) {
+  auto* weights = dynamic_cast<AdapterWeights*>(adapter.get());
+  if (weights == nullptr) throw internal_error("an adapter was read by another runner");
+  adapter.release();
+  adapters_.place(*ops_, slot, std::unique_ptr<AdapterWeights>(weights));
 }
 
 StepOutput NativeRunner::take() {

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "device/operators.h"
+#include "model/adapters/adapter_table.h"
 #include "model/dense_mlp.h"
 #include "model/expert_mlp.h"
 #include "model/model_runner.h"
@@ -29,11 +30,12 @@ class NativeRunner final : public ModelRunner {
   int window() const override;
   int cache_variant(int prompt_len) const override { return attention_.cache_variant(prompt_len); }
   PictureTraits pictures() const override;
-  void allocate_cache(int block_count, int block_len) override {
-    attention_.allocate_cache(*ops_, block_count, block_len);
-  }
+  void allocate_cache(const CacheSize& size) override { attention_.allocate_cache(*ops_, size); }
   bool chooses_tokens() const override { return sampler_ != nullptr; }
   bool reserve(const TokenChoice& choice) override { return sampler_ && sampler_->reserve(choice); }
+  std::unique_ptr<AdapterFile> open_adapter(const std::string& directory) const override;
+  void place_adapter(int slot, std::unique_ptr<Adapter> adapter) override;
+  void drop_adapter(int slot) override { adapters_.drop(slot); }
   void begin(const StepInput& input) override;
   StepOutput take() override;
 
@@ -83,6 +85,8 @@ class NativeRunner final : public ModelRunner {
   SelfAttention attention_;
   DenseMlp mlp_;
   ExpertMlp expert_mlp_;
+  AdapterTable adapters_;
+  DType adapter_type_;
 
   Staged tokens_;                          // int32 [max_rows]
   Staged outputs_;                         // int32 [max_rows]; the rows whose logits are computed

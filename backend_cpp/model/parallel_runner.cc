@@ -1,9 +1,34 @@
 #include "model/parallel_runner.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 namespace turbomind {
+
+namespace {
+
+// An adapter's part for each rank.
+struct RankAdapters final : Adapter {
+  std::vector<std::unique_ptr<Adapter>> ranks;
+};
+
+struct RankAdapterFiles final : AdapterFile {
+  std::vector<std::unique_ptr<AdapterFile>> ranks;
+
+  size_t bytes() const override {
+    size_t bytes = 0;
+    for (const auto& file : ranks) bytes += file->bytes();
+    return bytes;
+  }
+  std::unique_ptr<Adapter> read() const override {
+    auto adapter = std::make_unique<RankAdapters>();
+    for (const auto& file : ranks) adapter->ranks.push_back(file->read());
+    return adapter;
+  }
+};
+
+}  // namespace
 
 ParallelRunner::ParallelRunner(std::shared_ptr<RankGroup> group, const MakeRunner& make, bool shares_memory)
     : group_(std::move(group)),
@@ -39,14 +64,42 @@ size_t ParallelRunner::free_cache_memory() {
   return shares_memory_ ? least : least * ranks_.size();
 }
 
-void ParallelRunner::allocate_cache(int block_count, int block_len) {
-  run([&](ModelRunner& runner, int) { runner.allocate_cache(block_count, block_len); });
+void ParallelRunner::allocate_cache(const CacheSize& size) {
+  run([&](ModelRunner& runner, int) { runner.allocate_cache(size); });
 }
 
 bool ParallelRunner::reserve(const TokenChoice& choice) {
   bool is_reserved = true;
   for (const auto& runner : ranks_) is_reserved = runner->reserve(choice) && is_reserved;
   return is_reserved;
+}
+
+std::unique_ptr<AdapterFile> ParallelRunner::open_adapter(const std::string& directory) const {
+  auto files = std::make_unique<RankAdapterFiles>();
+  for (const auto& runner : ranks_) files->ranks.push_back(runner->open_adapter(directory));
+  return files;
+}
+
+void ParallelRunner::place_adapter(int slot, std::unique_ptr<Adapter> adapter) {
+  auto& parts = dynamic_cast<RankAdapters&>(*adapter).ranks;
+  std::vector<std::optional<Error>> failures(ranks_.size());
+  run([&](ModelRunner& runner, int rank) {
+    const auto index = static_cast<size_t>(rank);
+    try {
+      runner.place_adapter(slot, std::move(parts[index]));
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kUnavailable) throw;
+      failures[index] = error;  // the rank goes on
+    }
+  });
+  const auto failed = std::find_if(failures.begin(), failures.end(), [](const auto& failure) { return !!failure; });
+  if (failed == failures.end()) return;
+  drop_adapter(slot);
+  throw Error(**failed);
+}
+
+void ParallelRunner::drop_adapter(int slot) {
+  run([&](ModelRunner& runner, int) { runner.drop_adapter(slot); });
 }
 
 void ParallelRunner::begin(const StepInput& input) {

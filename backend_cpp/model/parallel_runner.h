@@ -32,9 +32,12 @@ class ParallelRunner final : public ModelRunner {
   int window() const override { return ranks_.front()->window(); }
   int cache_variant(int prompt_len) const override { return ranks_.front()->cache_variant(prompt_len); }
   PictureTraits pictures() const override { return ranks_.front()->pictures(); }
-  void allocate_cache(int block_count, int block_len) override;
+  void allocate_cache(const CacheSize& size) override;
   bool chooses_tokens() const override { return ranks_.front()->chooses_tokens(); }
   bool reserve(const TokenChoice& choice) override;
+  std::unique_ptr<AdapterFile> open_adapter(const std::string& directory) const override;
+  void place_adapter(int slot, std::unique_ptr<Adapter> adapter) override;
+  void drop_adapter(int slot) override;
   void begin(const StepInput& input) override;
   StepOutput take() override;
 

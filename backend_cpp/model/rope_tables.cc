@@ -62,7 +62,7 @@ void fill_grid_positions(const StepSpan& span, int32_t* positions) {
     }
     const PictureGrid& grid = range->grid;
     const int place = token - range->begin;
-    positions[0] = range->begin + shift + place / (grid.rows * grid.columns);
+    positions[0] = range->begin + shift + grid.position_of_frame(place / (grid.rows * grid.columns));
     positions[1] = range->begin + shift + place / grid.columns % grid.rows;
     positions[2] = range->begin + shift + place % grid.columns;
   }

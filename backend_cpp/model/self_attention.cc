@@ -45,9 +45,26 @@ CacheLayout SelfAttention::layout(int block_len) const {
   return layout;
 }
 
-void SelfAttention::allocate_cache(Operators& ops, int block_count, int block_len) {
-  layout_ = layout(block_len);
-  cache_ = ops.allocate(layout_.block_bytes() * static_cast<size_t>(block_count), MemoryUse::kCache);
+void SelfAttention::allocate_cache(Operators& ops, const CacheSize& size) {
+  layout_ = layout(size.block_len);
+  cache_ = ops.allocate(layout_.block_bytes() * static_cast<size_t>(size.block_count), MemoryUse::kCache);
+  host_cache_ = ops.allocate_staging(layout_.block_bytes() * static_cast<size_t>(size.host_block_count));
+}
+
+void SelfAttention::move_blocks(Operators& ops, const std::vector<BlockMove>& moves) {
+  const size_t bytes = layout_.block_bytes();
+  const auto own_count = static_cast<int32_t>(cache_.size() / bytes);
+  const auto own = [&](int32_t block) { return cache_.as<std::byte>() + static_cast<size_t>(block) * bytes; };
+  const auto of_host = [&](int32_t block) {
+    return host_cache_.as<std::byte>() + static_cast<size_t>(block - own_count) * bytes;
+  };
+  for (const auto [from, to] : moves) {
+    if (to >= own_count) {
+      ops.download_later(own(from), bytes, of_host(to));
+    } else {
+      ops.upload(of_host(from), bytes, own(to));
+    }
+  }
 }
 
 void SelfAttention::begin_step(Operators& ops, const StepInput& input) {
@@ -111,7 +128,7 @@ SelfAttention::Heads SelfAttention::heads(int rows) const {
 void SelfAttention::project(const StepContext& step, const AttentionWeights& weights, const float* x,
                             const Heads& heads) {
   auto* qkv = qkv_.as<float>();
-  step.ops.linear(weights.qkv.view, x, step.rows, qkv, false);
+  step.linear(weights.qkv, x, qkv, false);
   if (const float clip = spec_.attention.qkv_clip; clip > 0) step.ops.clamp(clip, step.rows, row_width_, qkv);
   if (spec_.attention.qk_norm == QkNorm::kNone) return;
   const bool is_per_head = spec_.attention.qk_norm == QkNorm::kHead;
@@ -142,7 +159,7 @@ void SelfAttention::run(const StepContext& step, int layer, const AttentionWeigh
     latent_->expand(step, *weights.latent, attended, expanded_.as<float>());
     attended = expanded_.as<float>();
   }
-  step.ops.linear(weights.o.view, attended, step.rows, y, accumulate);
+  step.linear(weights.o, attended, y, accumulate);
 }
 
 }  // namespace turbomind

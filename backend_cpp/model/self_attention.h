@@ -20,7 +20,8 @@ class SelfAttention {
   SelfAttention(Operators& ops, const ModelSpec& spec, CacheType cache_type, int max_rows);
 
   CacheLayout layout(int block_len) const;
-  void allocate_cache(Operators& ops, int block_count, int block_len);
+  void allocate_cache(Operators& ops, const CacheSize& size);
+  void move_blocks(Operators& ops, const std::vector<BlockMove>& moves);
   int cache_variant(int prompt_len) const { return ropes_.variant(prompt_len); }
   // Prepares what all layers share: positions, cache blocks; then, on the device, rotations.
   void begin_step(Operators& ops, const StepInput& input);
@@ -45,6 +46,7 @@ class SelfAttention {
   std::optional<LatentAttention> latent_;
   CacheLayout shape_;  // without a block's length
   AlignedBuffer cache_;
+  AlignedBuffer host_cache_;
   CacheLayout layout_;
   RopeTables ropes_;
   AttentionParams params_;  // of the step

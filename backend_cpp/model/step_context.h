@@ -2,12 +2,19 @@
 #pragma once
 
 #include "device/operators.h"
+#include "weights/linear_storage.h"
 
 namespace turbomind {
+
+class AdapterTable;
 
 struct StepContext {
   Operators& ops;
   int rows;
+  const AdapterTable* adapters = nullptr;  // null: no row has one
+
+  // y = x W^T + b, or with accumulate y +=, of the layer with what the rows' adapters add to it.
+  void linear(const LinearStorage& layer, const float* x, float* y, bool accumulate) const;
 };
 
 }  // namespace turbomind

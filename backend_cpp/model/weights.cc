@@ -115,6 +115,21 @@ LinearStorage read_output_layer(const Shard& shard, const Checkpoint& checkpoint
   return round_matrix(exact.data.as<float>(), shard.vocab.size(), spec.hidden_size, 8, options.group, on_pool);
 }
 
+// Adapters add to the dense layers of attention and MLPs that are made of whole rows.
+std::vector<AdaptedLayer> find_adapted_layers(std::vector<LayerWeights>& layers, const Checkpoint& checkpoint) {
+  std::vector<AdaptedLayer> adapted;
+  for (LayerWeights& layer : layers) {
+    for (LinearStorage* linear : {&layer.attention.qkv, &layer.attention.o, &layer.mlp.up, &layer.mlp.down}) {
+      if (linear->name.empty()) continue;
+      RowSources rows = checkpoint.row_sources(linear->name + ".weight");
+      if (rows.runs.empty()) continue;
+      linear->adapted_layer = static_cast<int>(adapted.size());
+      adapted.push_back({linear->outputs, linear->inputs, std::move(rows)});
+    }
+  }
+  return adapted;
+}
+
 }  // namespace
 
 LinearWeight Weights::output_layer() const {
@@ -145,6 +160,7 @@ Weights Weights::load(const Shard& shard, const Checkpoint& checkpoint, const We
   });
   weights.vocab = shard.vocab.ranges().at(0);
   weights.lm_head = read_output_layer(shard, checkpoint, read, pool);
+  weights.adapted_layers = find_adapted_layers(weights.layers, checkpoint);
   if (spec.output.bias) weights.output_bias = read.vector("lm_head.bias", shard.vocab);
   return weights;
 }

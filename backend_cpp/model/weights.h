@@ -38,6 +38,13 @@ struct LayerWeights {
   NormStorage mlp_output_norm;
 };
 
+// A linear layer that adapters add to: what a shard holds of it, and what its rows are in the checkpoint.
+struct AdaptedLayer {
+  Slice outputs = 0;
+  Slice inputs = 0;
+  RowSources rows;
+};
+
 struct Weights {
   LinearStorage embedding;  // [vocab, hidden], never rounded; also the output layer when that is not apart
   std::vector<LayerWeights> layers;
@@ -46,6 +53,7 @@ struct Weights {
   LinearStorage lm_head;      // empty when embeddings are tied and not rounded; of 8 bits when rounded
   AlignedBuffer output_bias;  // float32, or empty
   Slice::Range vocab;
+  std::vector<AdaptedLayer> adapted_layers;  // by LinearStorage::adapted_layer
 
   // Valid as long as this lives.
   LinearWeight output_layer() const;

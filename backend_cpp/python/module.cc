@@ -3,8 +3,11 @@
 
 #include "base/thread_pool.h"
 #include "python/engine_bindings.h"
+#include "python/worker_bindings.h"
 
 PYBIND11_MODULE(_turbomind, m) {
   turbomind::bind_engine(m);
+  turbomind::bind_worker(m);
+  turbomind::bind_kernels(m);
   m.def("available_cpu_count", &turbomind::available_cpu_count);
 }

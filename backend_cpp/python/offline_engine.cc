@@ -73,8 +73,8 @@ std::optional<SessionParams> read_session(const py::dict& params) {
 }
 
 EmbeddingRange read_embedding(const py::handle& given) {
-  using Given = std::tuple<int, py::array, std::string, std::string, std::array<int, 3>>;
-  const auto [begin, rows, type, digest, grid] = given.cast<Given>();
+  using Given = std::tuple<int, py::array, std::string, std::string, std::array<int, 3>, float>;
+  const auto [begin, rows, type, digest, grid, frame_step] = given.cast<Given>();
   EmbeddingRange range;
   const py::array array = py::array::ensure(rows, py::array::c_style);
   const std::optional<DType> dtype = dtype_of(type);
@@ -86,7 +86,7 @@ EmbeddingRange read_embedding(const py::handle& given) {
   }
   range.begin = begin;
   range.count = static_cast<int>(array.shape(0));
-  range.grid = {grid[0], grid[1], grid[2]};
+  range.grid = {grid[0], grid[1], grid[2], frame_step};
   std::copy_n(digest.begin(), range.digest.size(), range.digest.begin());
   const auto* bytes = static_cast<const std::byte*>(array.data());
   range.rows = std::make_shared<const EmbeddingRows>(
@@ -119,10 +119,19 @@ py::object matrix(std::vector<float>&& values, int width) {
 
 }  // namespace
 
+namespace {
+
+std::string running_interpreter() {
+  const py::gil_scoped_acquire locked;
+  return py::module_::import("sys").attr("executable").cast<std::string>();
+}
+
+}  // namespace
+
 OfflineEngine::OfflineEngine(const std::string& directory, const std::string& settings_json) {
   EngineSettings settings;
   read_settings(Json::parse(settings_json), settings);
-  LoadedEngine loaded = load_engine(directory, settings);
+  LoadedEngine loaded = load_engine(directory, settings, running_interpreter());
   engine_ = std::move(loaded.engine);
   notes_ = std::move(loaded.notes);
   session_len_ = engine_->config().session_len;
@@ -156,6 +165,22 @@ RequestId OfflineEngine::submit(std::vector<int32_t> input_ids, const py::dict& 
 
 void OfflineEngine::cancel(RequestId request) {
   engine().cancel(request);
+}
+
+void OfflineEngine::load_adapter(const std::string& name, const std::string& directory) {
+  const py::gil_scoped_release unlocked;
+  engine().load_adapter(name, directory);
+}
+
+void OfflineEngine::unload_adapter(const std::string& name) {
+  const py::gil_scoped_release unlocked;
+  engine().unload_adapter(name);
+}
+
+std::vector<std::string> OfflineEngine::adapters() const {
+  std::vector<std::string> names;
+  for (AdapterInfo& adapter : engine().adapters()) names.push_back(std::move(adapter.name));
+  return names;
 }
 
 py::list OfflineEngine::poll(double timeout) {
@@ -206,10 +231,23 @@ py::dict OfflineEngine::stats() const {
   result["requests_failed_total"] = stats.failed;
   result["tokens_in_total"] = stats.tokens_in;
   result["tokens_computed_total"] = stats.tokens_computed;
+  result["tokens_sought_total"] = stats.tokens_sought;
   result["tokens_matched_total"] = stats.tokens_matched;
   result["tokens_out_total"] = stats.tokens_out;
   result["evictions_total"] = stats.evictions;
+  result["host_blocks_total"] = stats.host_blocks_total;
+  result["host_blocks_used"] = stats.host_blocks_used;
+  result["swapped_out_total"] = stats.swapped_out;
+  result["swapped_in_total"] = stats.swapped_in;
   result["preemptions_total"] = stats.preemptions;
+  result["kv_event_batches_total"] = stats.event_batches;
+  result["kv_event_losses_total"] = stats.event_losses;
+  result["grammar_requests_total"] = stats.grammar_requests;
+  result["grammar_compilations_total"] = stats.grammar_compilations;
+  result["grammar_hits_total"] = stats.grammar_hits;
+  result["grammar_failures_total"] = stats.grammar_failures;
+  result["requests_admitted_total"] = stats.admitted;
+  result["queue_seconds_total"] = stats.queue_seconds;
   result["steps_total"] = stats.steps;
   result["step_seconds_total"] = stats.step_seconds;
   result["forward_seconds_total"] = stats.forward_seconds;

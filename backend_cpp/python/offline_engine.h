@@ -22,6 +22,10 @@ class OfflineEngine {
   // digest), where rows is an array [count, hidden] of that type, or of 16-bit integers for bfloat16.
   RequestId submit(std::vector<int32_t> input_ids, const pybind11::dict& params);
   void cancel(RequestId request);
+  // Low-rank adapters, which requests name with `lora_name`.
+  void load_adapter(const std::string& name, const std::string& directory);
+  void unload_adapter(const std::string& name);
+  std::vector<std::string> adapters() const;
   // Outputs since the last call, as dicts (lmdeploy/turbomind/engine.py names the members); waits up to `timeout`
   // seconds for the first, without the interpreter lock. One poller at a time.
   pybind11::list poll(double timeout);

@@ -35,6 +35,10 @@ class StubRunner final : public ModelRunner {
   // Token whose prediction gives NaN logits; -1: none.
   int32_t poison = -1;
   PictureTraits traits{.width = 1};
+  // Whether a fault can be mended, what restarting does, and whether what runs the model is gone.
+  bool restarts = false;
+  std::function<void()> on_restart = [] {};
+  std::atomic<bool> lost{false};
   // Steps that began before the one before was taken.
   std::atomic<int> steps_ahead{0};
 
@@ -42,9 +46,18 @@ class StubRunner final : public ModelRunner {
   int hidden_size() const override { return 1; }
   size_t block_bytes(int block_len) const override { return static_cast<size_t>(block_len) * sizeof(int32_t); }
   size_t free_cache_memory() override { return size_t{1} << 20; }
-  void allocate_cache(int block_count, int block_len) override {
-    block_len_ = block_len;
-    cache_.assign(static_cast<size_t>(block_count) * block_len, -1);
+  void allocate_cache(const CacheSize& size) override {
+    block_len_ = size.block_len;
+    cache_.assign(static_cast<size_t>(size.block_count + size.host_block_count) * size.block_len, -1);
+  }
+
+  bool can_restart() const override { return restarts; }
+  bool is_lost() const override { return lost; }
+  void restart() override {
+    on_restart();
+    lost = false;
+    begun_.clear();
+    std::fill(cache_.begin(), cache_.end(), -1);
   }
 
   PictureTraits pictures() const override { return traits; }
@@ -57,6 +70,10 @@ class StubRunner final : public ModelRunner {
     if (!begun_.empty()) ++steps_ahead;
     logits_.clear();
     hidden_.clear();
+    for (const auto [from, to] : input.moves) {
+      std::copy_n(cache_.begin() + from * block_len_, block_len_, cache_.begin() + to * block_len_);
+      std::fill_n(cache_.begin() + from * block_len_, block_len_, -1);
+    }
     std::vector<int32_t> chosen(input.spans.size(), kNotChosen);
     for (size_t s = 0; s < input.spans.size(); ++s) {
       const StepSpan& span = input.spans[s];

@@ -30,7 +30,7 @@ std::vector<int32_t> fill(BlockCache& cache, uint64_t scope, const std::vector<i
 }  // namespace
 
 TEST(published_blocks_are_found_by_content_and_scope_alone) {
-  BlockCache cache(8, 4);
+  BlockCache cache({8, 4});
   std::vector<int32_t> first = fill(cache, 0, range(12));
   std::vector<int32_t> found;
   CHECK_EQUAL(cache.match({0, range(14)}, 13, found), 12);
@@ -49,7 +49,7 @@ TEST(published_blocks_are_found_by_content_and_scope_alone) {
 }
 
 TEST(colliding_hashes_never_serve_other_content) {
-  BlockCache cache(8, 2, 0);
+  BlockCache cache({8, 2}, 0);
   std::vector<int32_t> first = fill(cache, 0, {1, 2, 3, 4});
   std::vector<int32_t> second = fill(cache, 0, {5, 6, 3, 4});  // its second block has the tokens, not the parent
   CHECK(first[1] != second[1]);
@@ -62,7 +62,7 @@ TEST(colliding_hashes_never_serve_other_content) {
 }
 
 TEST(colliding_hashes_never_serve_another_picture) {
-  BlockCache cache(8, 4, 0);
+  BlockCache cache({8, 4}, 0);
   const std::vector<int32_t> tokens = range(8);
   const auto pictures = [](int begin, int count, uint8_t digest) {
     EmbeddingRange picture;
@@ -90,7 +90,7 @@ TEST(colliding_hashes_never_serve_another_picture) {
 }
 
 TEST(the_least_recently_used_goes_first_and_the_end_of_a_chain_before_its_beginning) {
-  BlockCache cache(4, 2);
+  BlockCache cache({4, 2});
   std::vector<int32_t> old = fill(cache, 0, range(4, 0));
   cache.release(old);
   std::vector<int32_t> young = fill(cache, 0, range(4, 50));
@@ -104,7 +104,7 @@ TEST(the_least_recently_used_goes_first_and_the_end_of_a_chain_before_its_beginn
 }
 
 TEST(equal_content_is_kept_once) {
-  BlockCache cache(4, 2);
+  BlockCache cache({4, 2});
   std::vector<int32_t> a = {cache.allocate()};
   std::vector<int32_t> b = {cache.allocate()};
   cache.publish({0, range(2)}, 0, a);
@@ -119,7 +119,7 @@ TEST(equal_content_is_kept_once) {
 }
 
 TEST(a_block_goes_back_once) {
-  BlockCache cache(3, 4);
+  BlockCache cache({3, 4});
   std::vector<int32_t> taken = {cache.allocate(), cache.allocate(), cache.allocate()};
   CHECK_EQUAL(cache.allocate(), -1);
   std::vector<int32_t> copy = taken;
@@ -134,10 +134,104 @@ TEST(a_block_goes_back_once) {
   CHECK(refused);
 }
 
+TEST(what_leaves_for_the_host_comes_back_whole) {
+  BlockCache cache({2, 2, 3});
+  std::vector<int32_t> old = fill(cache, 0, range(4));
+  const std::vector<int32_t> places = old;
+  cache.release(old);
+  std::vector<int32_t> young = fill(cache, 0, range(4, 50));  // takes both blocks
+  CHECK_EQUAL(cache.host_used_count(), 2);
+  CHECK_EQUAL(cache.eviction_count(), 0);
+  std::vector<int32_t> found;
+  CHECK_EQUAL(cache.match({0, range(4)}, 4, found), 0);  // every block is referenced
+  cache.release(young);
+  cache.take_moves();
+  CHECK_EQUAL(cache.match({0, range(4)}, 4, found), 4);
+  CHECK_EQUAL(cache.swapped_in_count(), 2);
+  CHECK_EQUAL(cache.host_used_count(), 2);  // the young ones, now
+  cache.check_invariants();
+  const std::vector<BlockMove> moves = cache.take_moves();
+  CHECK_EQUAL(moves.size(), 4u);
+  for (size_t i = 0; i < moves.size(); i += 2) {  // a place is left before it is filled
+    CHECK(moves[i].to >= 2);
+    CHECK(moves[i + 1].from >= 2);
+    CHECK_EQUAL(moves[i].from, moves[i + 1].to);
+  }
+  CHECK(cache.take_moves().empty());
+}
+
+TEST(the_host_gives_up_what_was_used_longest_ago) {
+  BlockCache cache({1, 2, 2});
+  for (int i = 0; i < 4; ++i) {
+    std::vector<int32_t> blocks = fill(cache, 0, range(2, 10 * i));
+    cache.release(blocks);
+  }
+  CHECK_EQUAL(cache.eviction_count(), 1);
+  std::vector<int32_t> found;
+  CHECK_EQUAL(cache.match({0, range(2, 0)}, 2, found), 0);
+  CHECK_EQUAL(cache.match({0, range(2, 10)}, 2, found), 2);
+  cache.check_invariants();
+  cache.release(found);
+  cache.forget_all();
+  CHECK_EQUAL(cache.host_used_count(), 0);
+  CHECK_EQUAL(cache.free_count(), 1);
+  cache.check_invariants();
+}
+
+TEST(what_was_computed_again_takes_the_place_of_the_host_s) {
+  BlockCache cache({2, 2, 2});
+  std::vector<int32_t> first = fill(cache, 0, range(2));
+  cache.release(first);
+  std::vector<int32_t> both = {cache.allocate(), cache.allocate()};
+  CHECK_EQUAL(cache.host_used_count(), 1);
+  cache.publish({0, range(2)}, 0, both);
+  CHECK_EQUAL(cache.host_used_count(), 0);
+  cache.check_invariants();
+  std::vector<int32_t> found;
+  CHECK_EQUAL(cache.match({0, range(2)}, 2, found), 2);
+  CHECK_EQUAL(found[0], both[0]);
+}
+
+// What each block holds after its moves is what the cache says of it.
+TEST(moved_blocks_hold_what_is_found_in_them) {
+  std::mt19937 random(7);
+  for (int history = 0; history < 200; ++history) {
+    const int host_blocks = 1 + history % 9;
+    BlockCache cache({6, 2, host_blocks});
+    std::vector<std::vector<int32_t>> held(static_cast<size_t>(6 + host_blocks));
+    int64_t came_back = 0;
+    for (int event = 0; event < 60; ++event) {
+      std::vector<int32_t> tokens;
+      for (unsigned i = 0; i < 2 + random() % 9; ++i) tokens.push_back(static_cast<int32_t>(random() % 3));
+      std::vector<int32_t> blocks;
+      const int covered = cache.match({0, tokens}, static_cast<int>(tokens.size()), blocks);
+      std::vector<int32_t> fresh;
+      while ((blocks.size() + fresh.size() + 1) * 2 <= tokens.size()) fresh.push_back(cache.allocate());
+      for (const auto [from, to] : cache.take_moves()) {
+        held[static_cast<size_t>(to)] = std::exchange(held[static_cast<size_t>(from)], {});
+      }
+      for (int index = 0; index < covered / 2; ++index) {
+        const std::vector<int32_t> all(tokens.begin(), tokens.begin() + 2 * (index + 1));
+        CHECK(held[static_cast<size_t>(blocks[static_cast<size_t>(index)])] == all);
+      }
+      for (const int32_t block : fresh) {
+        blocks.push_back(block);
+        held[static_cast<size_t>(block)].assign(tokens.begin(), tokens.begin() + 2 * std::ssize(blocks));
+        cache.publish({0, tokens}, static_cast<int>(blocks.size()) - 1, blocks);
+      }
+      cache.check_invariants();
+      cache.release(blocks);
+      cache.check_invariants();
+      came_back = cache.swapped_in_count();
+    }
+    CHECK(came_back > 0);
+  }
+}
+
 TEST(random_histories_of_the_block_cache_keep_its_invariants) {
   std::mt19937 random(3);
   for (int history = 0; history < 200; ++history) {
-    BlockCache cache(12, 2);
+    BlockCache cache({12, 2, history % 3 * 4});
     std::vector<std::vector<int32_t>> tables;
     for (int event = 0; event < 120; ++event) {
       switch (random() % 4) {

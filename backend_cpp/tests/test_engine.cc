@@ -49,17 +49,21 @@ ENGINE_TEST(random_traffic_through_a_small_cache_answers_as_if_alone) {
 }
 
 ENGINE_TEST(a_cache_that_is_too_small_for_all_preempts_and_loses_nothing) {
-  Collector collector;
-  EngineConfig config = small_config();
-  config.block_count = 12;  // 48 tokens; each answer grows to 40
-  Engine engine(config, std::make_unique<StubRunner>(), letters());
-  for (RequestId id = 1; id <= 6; ++id)
-    engine.submit(make_request(id, {static_cast<int32_t>(id), 2, 3}, 37, collector.callback()));
-  for (RequestId id = 1; id <= 6; ++id) {
-    CHECK(collector.wait(id).tokens == expected_answer({static_cast<int32_t>(id), 2, 3}, 37));
+  for (const int host_blocks : {0, 3, 40}) {
+    Collector collector;
+    EngineConfig config = small_config();
+    config.block_count = 12;  // 48 tokens; each answer grows to 40
+    config.host_block_count = host_blocks;
+    Engine engine(config, std::make_unique<StubRunner>(), letters());
+    for (RequestId id = 1; id <= 6; ++id)
+      engine.submit(make_request(id, {static_cast<int32_t>(id), 2, 3}, 37, collector.callback()));
+    for (RequestId id = 1; id <= 6; ++id) {
+      CHECK(collector.wait(id).tokens == expected_answer({static_cast<int32_t>(id), 2, 3}, 37));
+    }
+    CHECK(engine.stats().preemptions > 0);
+    CHECK_EQUAL(engine.stats().swapped_in > 0, host_blocks > 0);
+    CHECK_EQUAL(engine.stats().blocks_used, 0);
   }
-  CHECK(engine.stats().preemptions > 0);
-  CHECK_EQUAL(engine.stats().blocks_used, 0);
 }
 
 TEST(steps_begin_ahead_except_where_a_request_must_see_each_token) {
@@ -176,6 +180,45 @@ ENGINE_TEST(destroying_the_engine_ends_open_requests_as_cancelled) {
     collector.wait_started(1);
   }
   for (RequestId id = 1; id <= 20; ++id) CHECK(collector.wait(id).finish != FinishReason::kNone);
+}
+
+ENGINE_TEST(a_runner_that_can_be_started_again_is_and_has_forgotten_what_it_cached) {
+  Collector collector;
+  EngineConfig config = small_config();
+  config.enable_prefix_caching = true;
+  auto runner = std::make_unique<StubRunner>();
+  runner->restarts = true;
+  std::atomic<bool> fails{false};
+  std::atomic<int> restarts{0};
+  runner->on_step = [&](int) {
+    if (fails.exchange(false)) throw Error(ErrorCode::kUnavailable, "the worker was killed by signal 9");
+  };
+  runner->on_restart = [&] {
+    if (++restarts == 1) throw Error(ErrorCode::kUnavailable, "no memory");
+  };
+  Engine engine(config, std::move(runner), letters());
+  const std::vector<int32_t> prompt = {1, 2, 3, 4, 5, 6, 7, 8, 9};
+  engine.submit(make_request(1, prompt, 5, collector.callback()));
+  CHECK(collector.wait(1).tokens == expected_answer(prompt, 5));
+  fails = true;
+  engine.submit(make_request(2, prompt, 5, collector.callback()));
+  const Collector::Answer lost = collector.wait(2);
+  CHECK(lost.finish == FinishReason::kError);
+  CHECK(lost.error.find("signal 9") != std::string::npos);
+  RequestId id = 3;
+  for (bool is_taken = false; !is_taken; ++id) {
+    try {
+      engine.submit(make_request(id, prompt, 5, collector.callback()));
+      is_taken = collector.wait(id).finish == FinishReason::kLength;
+    } catch (const Error& error) {
+      CHECK(error.code() == ErrorCode::kUnavailable);
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+  }
+  // The stub throws for what is not in its cache: nothing of the time before was matched.
+  CHECK(collector.wait(id - 1).tokens == expected_answer(prompt, 5));
+  CHECK_EQUAL(restarts.load(), 2);
+  CHECK(!engine.has_failed());
 }
 
 ENGINE_TEST(bad_requests_are_refused_and_disturb_nothing) {

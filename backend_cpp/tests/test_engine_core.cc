@@ -14,7 +14,7 @@ struct Driven {
 
   StubRunner& runner() {
     stub = std::make_unique<StubRunner>();
-    stub->allocate_cache(config.block_count, config.block_len);
+    stub->allocate_cache({config.block_count, config.block_len, config.host_block_count});
     return *stub;
   }
 
@@ -130,6 +130,38 @@ ENGINE_TEST(a_cached_prompt_is_found_by_requests_with_the_same_salt_alone) {
   };
   for (const char* salt : {"", "ann", "bob"}) CHECK_EQUAL(matched(salt), 0);
   for (const char* salt : {"bob", "", "ann"}) CHECK(matched(salt) > 0);
+}
+
+ENGINE_TEST(all_answers_to_a_prompt_look_for_it_and_no_more_is_found_than_looked_for) {
+  EngineConfig config = small_config();
+  config.enable_prefix_caching = true;
+  Driven driven(config);
+  const std::vector<int32_t> prompt(40, 7);
+  Request request = request_of(1, prompt, 2);
+  request.params.n = 3;
+  driven.add(std::move(request));
+  driven.finish();
+  const EngineStats stats = driven.core.stats();
+  CHECK_EQUAL(stats.tokens_in, 40);
+  CHECK_EQUAL(stats.tokens_sought, 3 * 40);
+  CHECK(stats.tokens_matched > 40);  // two of the three find nearly all of it
+  CHECK(stats.tokens_matched < stats.tokens_sought);
+}
+
+ENGINE_TEST(the_time_before_the_batch_is_counted_once_a_request) {
+  EngineConfig config = small_config();
+  config.max_batch_size = 1;
+  Driven driven(config);
+  for (RequestId id = 1; id <= 3; ++id) driven.add(request_of(id, {1, 2, 3}, 4));
+  driven.step();
+  CHECK_EQUAL(driven.core.stats().admitted, 1);
+  const double first = driven.core.stats().queue_seconds;
+  CHECK(first >= 0);
+  driven.finish();
+  const EngineStats stats = driven.core.stats();
+  CHECK_EQUAL(stats.admitted, 3);
+  CHECK(stats.queue_seconds > first);
+  CHECK(stats.queue_seconds < stats.first_token_seconds);
 }
 
 TEST(the_salt_used_last_is_forgotten_last) {

@@ -1,6 +1,7 @@
 // Requests with rows in place of token embeddings. To the stub such a row is a token: whatever it says, the answer is
 // that to the tokens it stands for.
 
+#include <cmath>
 #include <thread>
 
 #include "tests/engine_helpers.h"
@@ -126,6 +127,9 @@ ENGINE_TEST(blocks_are_shared_only_by_pictures_on_the_same_grid) {
   CHECK_EQUAL(matched({1, 2, 4}), 0);
   CHECK_EQUAL(matched({1, 2, 4}), 12);
   CHECK_EQUAL(matched({1, 4, 2}), 4);
+  CHECK_EQUAL(matched({2, 2, 2, 1.5f}), 4);
+  CHECK_EQUAL(matched({2, 2, 2, 1.5f}), 12);
+  CHECK_EQUAL(matched({2, 2, 2, 2.0f}), 4);
   CHECK_EQUAL(matched({}), 4);
 }
 
@@ -145,6 +149,9 @@ ENGINE_TEST(grids_that_do_not_fit_are_refused) {
   CHECK(refused(with_grid, {-1, -2, 2}));
   CHECK(refused(with_grid, {1 << 30, 1 << 30, 4}));
   CHECK(refused(with_grid, {0, 0, 4}));
+  CHECK(refused(with_grid, {2, 1, 2, -1.0f}));
+  CHECK(refused(with_grid, {2, 1, 2, 1001.0f}));
+  CHECK(refused(with_grid, {2, 1, 2, std::nanf("")}));
 }
 
 ENGINE_TEST(a_preempted_picture_is_computed_again) {

@@ -38,6 +38,39 @@ ENGINE_TEST(twenty_blocks_serve_64_sessions_of_8_turns_as_if_they_had_all_the_me
   CHECK_EQUAL(engine.stats().sessions, 64);
 }
 
+ENGINE_TEST(what_the_host_keeps_is_not_computed_again) {
+  const auto computed = [](int host_blocks) {
+    Collector collector;
+    EngineConfig config = small_config();
+    config.block_count = 20;  // 80 tokens
+    config.host_block_count = host_blocks;
+    config.session_len = 80;
+    Engine engine(config, std::make_unique<StubRunner>(), letters());
+    std::mt19937 random(1);
+    std::map<uint64_t, std::vector<int32_t>> histories;
+    RequestId id = 1;
+    for (int round = 0; round < 6; ++round) {
+      for (uint64_t session = 0; session < 10; ++session) {  // one after the other: each finds the cache full of others
+        const std::vector<int32_t> input = random_prompt(random, 8);
+        std::vector<int32_t>& history = histories[session];
+        history.insert(history.end(), input.begin(), input.end());
+        engine.submit(session_request(id, session, round == 0, input, 3, collector.callback()));
+        const std::vector<int32_t> want = expected_answer(history, 3);
+        CHECK(collector.wait(id++).tokens == want);
+        history.insert(history.end(), want.begin(), want.end());
+      }
+    }
+    const EngineStats stats = engine.stats();
+    CHECK_EQUAL(stats.swapped_in > 0, host_blocks > 0);
+    CHECK_EQUAL(stats.evictions == 0, host_blocks > 0);
+    return stats.tokens_computed;
+  };
+  const int64_t without = computed(0);
+  const int64_t with = computed(200);
+  CHECK(with < 6 * 10 * (8 + 3 + 4 + 2));  // a turn's own tokens, and an unfinished block
+  CHECK(without > 2 * with);
+}
+
 ENGINE_TEST(a_turn_that_goes_on_computes_only_what_is_new) {
   Collector collector;
   EngineConfig config = small_config();

@@ -49,6 +49,7 @@ class HeldCompiler final : public GrammarCompiler {
       ++log_->begun[format];
       log_->changed.notify_all();
     }
+    if (!format.starts_with("known")) waiting.on_begin();
     if (format == "broken") throw invalid_argument("it is broken");
     if (format == "busy") throw Error(ErrorCode::kUnavailable, "not now");
     if (!format.starts_with("slow")) return std::make_shared<PatternGrammar>(8);
@@ -120,6 +121,25 @@ TEST(requests_of_one_format_wait_for_one_compilation) {
   queued.compiler->let_go();
   for (RequestId id = 1; id <= 5; ++id) CHECK(queued.wait(id).grammar == queued.wait(1).grammar);
   CHECK_EQUAL(queued.log->begun["slow"], 1);
+}
+
+TEST(requests_are_counted_by_what_became_of_their_formats) {
+  Queued queued;
+  for (RequestId id = 1; id <= 3; ++id) queued.add(id, "slow");
+  queued.log->wait([&] { return queued.log->begun["slow"] == 1; });
+  queued.compiler->let_go();
+  for (RequestId id = 1; id <= 3; ++id) CHECK(queued.wait(id).request.grammar_seconds >= 0);
+  queued.add(4, "known");
+  CHECK(queued.wait(4).grammar != nullptr);
+  for (const RequestId id : {5, 6}) {
+    queued.add(id, "broken");
+    CHECK(queued.wait(id).failure.has_value());
+  }
+  const GrammarQueue::Counts counts = queued.queue->counts();
+  CHECK_EQUAL(counts.requests, int64_t{6});
+  CHECK_EQUAL(counts.compilations, int64_t{1});
+  CHECK_EQUAL(counts.hits, int64_t{3});  // two beside the first, and the one that was there
+  CHECK_EQUAL(counts.failures, int64_t{2});
 }
 
 TEST(a_format_that_failed_for_its_own_reason_is_refused_at_once_and_one_that_came_at_a_bad_time_is_not) {

@@ -57,7 +57,7 @@ class SummingRunner final : public ModelRunner {
   int hidden_size() const override { return 1; }
   size_t block_bytes(int) const override { return 100; }
   size_t free_cache_memory() override { return static_cast<size_t>(1000 + rank_); }
-  void allocate_cache(int, int) override {}
+  void allocate_cache(const CacheSize&) override {}
   void begin(const StepInput&) override {
     for (int half = 0; half < 4; ++half) {
       if (half == 2 && step_ == failing_step_) throw internal_error("rank " + std::to_string(rank_) + " broke");

@@ -29,7 +29,7 @@ TEST(scheduler_invariants_hold_after_every_event) {
   std::mt19937 random(5);
   for (int history = 0; history < 600; ++history) {
     const int window = history % 2 == 0 ? 0 : 1 + history / 2 % 20;
-    BlockCache blocks(16, 4);
+    BlockCache blocks({16, 4, history % 3 * 5});
     Scheduler scheduler({4, 12, window}, blocks);
     Step step;
     RequestId next = 1;
@@ -83,7 +83,7 @@ TEST(scheduler_invariants_hold_after_every_event) {
 }
 
 TEST(a_long_prompt_does_not_delay_running_answers_and_is_not_starved_by_them) {
-  BlockCache blocks(1000, 4);
+  BlockCache blocks({1000, 4});
   Scheduler scheduler({8, 12}, blocks);
   Step step;
   for (RequestId id = 1; id <= 6; ++id) scheduler.add(make_sequence(id, {1}, 0, id));
@@ -105,7 +105,7 @@ TEST(a_long_prompt_does_not_delay_running_answers_and_is_not_starved_by_them) {
 }
 
 TEST(a_sequence_with_windows_holds_a_bounded_number_of_blocks) {
-  BlockCache blocks(40, 4);
+  BlockCache blocks({40, 4});
   Scheduler scheduler({2, 12, 10}, blocks);
   Step step;
   const int bound = most_blocks(1 << 20, 4, {2, 12, 10});
@@ -123,7 +123,7 @@ TEST(a_sequence_with_windows_holds_a_bounded_number_of_blocks) {
 }
 
 TEST(a_lower_priority_number_is_admitted_first) {
-  BlockCache blocks(100, 4);
+  BlockCache blocks({100, 4});
   Scheduler scheduler({1, 12}, blocks);
   Step step;
   scheduler.add(make_sequence(1, {1, 2}, 5));

@@ -7,12 +7,13 @@ namespace turbomind::testing {
 namespace {
 
 struct Fixture {
-  explicit Fixture(bool chooses) : blocks(40, 4), scheduler({8, 24}, blocks), loop(scheduler, runner(chooses), stats) {}
+  explicit Fixture(bool chooses)
+      : blocks({40, 4}), scheduler({8, 24}, blocks), loop(scheduler, runner(chooses), stats) {}
 
   StubRunner& runner(bool chooses) {
     stubs_choose_tokens = chooses;
     stub = std::make_unique<StubRunner>();
-    stub->allocate_cache(40, 4);
+    stub->allocate_cache({40, 4});
     return *stub;
   }
 

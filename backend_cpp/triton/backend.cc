@@ -1,4 +1,6 @@
 // The entry points Triton calls. Each catches everything and hands on to ModelState.
+#include <malloc.h>
+
 #include <memory>
 
 #include "triton/handles.h"
@@ -36,6 +38,7 @@ TRITONSERVER_Error* TRITONBACKEND_ModelFinalize(TRITONBACKEND_Model* model) {
     void* state = nullptr;
     check(TRITONBACKEND_ModelState(model, &state));
     delete static_cast<ModelState*>(state);
+    malloc_trim(0);  // the C library would keep the memory for this process
   });
 }
 

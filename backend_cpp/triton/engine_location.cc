@@ -60,6 +60,11 @@ std::string last_line(std::string text) {
 
 }  // namespace
 
+std::string python_interpreter() {
+  const char* python = std::getenv("LMDEPLOY_PYTHON");
+  return python != nullptr ? python : "python3";
+}
+
 std::string find_engine_directory(const std::string& model_path, const std::string& version_directory) {
   namespace fs = std::filesystem;
   std::string path = model_path;
@@ -68,9 +73,7 @@ std::string find_engine_directory(const std::string& model_path, const std::stri
     if (fs::path(path).is_relative() && fs::exists(beside)) path = beside.string();
     if (fs::exists(fs::path(path) / "spec.json")) return path;
   }
-  const char* python = std::getenv("LMDEPLOY_PYTHON");
-  const CommandResult result =
-      run_command({python != nullptr ? python : "python3", "-m", "lmdeploy.turbomind.engine_dir", path});
+  const CommandResult result = run_command({python_interpreter(), "-m", "lmdeploy.turbomind.engine_dir", path});
   const std::string line = last_line(result.output);
   if (result.status != 0) throw invalid_argument("cannot load model '" + path + "': " + line);
   if (!fs::exists(fs::path(line) / "spec.json"))

@@ -5,9 +5,11 @@
 
 namespace turbomind {
 
+// The interpreter that has our package: $LMDEPLOY_PYTHON, else python3.
+std::string python_interpreter();
+
 // `model_path` as in config.pbtxt; relative paths start at `version_directory`. A directory without spec.json is handed
-// to `python -m lmdeploy.turbomind.engine_dir` (interpreter: $LMDEPLOY_PYTHON, else python3). Throws Error with its
-// message.
+// to `python -m lmdeploy.turbomind.engine_dir`. Throws Error with its message.
 std::string find_engine_directory(const std::string& model_path, const std::string& version_directory);
 
 }  // namespace turbomind

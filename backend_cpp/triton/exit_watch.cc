@@ -4,19 +4,37 @@
 
 namespace turbomind {
 
-ExitWatch::ExitWatch(TRITONBACKEND_Model* model, std::chrono::duration<double> drain) : drain_(drain) {
+ExitWatch::ExitWatch(TRITONBACKEND_Model* model, const Grace& grace) : grace_(grace) {
   check(TRITONBACKEND_ModelServer(model, &server_));
+  const char* name = nullptr;
+  uint64_t version = 0;
+  check(TRITONBACKEND_ModelName(model, &name));
+  check(TRITONBACKEND_ModelVersion(model, &version));
+  model_ = name;
+  version_ = static_cast<int64_t>(version);
 }
 
-bool ExitWatch::is_time_up() {
-  if (!told_) {
-    bool is_live = true;
-    TRITONSERVER_Error* exiting = TRITONSERVER_ServerIsLive(server_, &is_live);
-    if (exiting == nullptr) return false;  // a server that still starts is not live, but no error either
-    TRITONSERVER_ErrorDelete(exiting);
-    told_ = Clock::now();
-  }
-  return Clock::now() - *told_ >= drain_;
+ExitWatch::End ExitWatch::time_up() {
+  const Clock::time_point now = Clock::now();
+  if (!stop_told_ && is_server_stopping()) stop_told_ = now;
+  if (stop_told_) return now - *stop_told_ >= grace_.drain ? End::kServerStops : End::kNotYet;
+  if (!grace_.unload) return End::kNotYet;
+  if (!unload_told_ && is_unloading()) unload_told_ = now;
+  return unload_told_ && now - *unload_told_ >= *grace_.unload ? End::kModelUnloads : End::kNotYet;
+}
+
+bool ExitWatch::is_server_stopping() const {
+  bool is_live = true;
+  TRITONSERVER_Error* exiting = TRITONSERVER_ServerIsLive(server_, &is_live);
+  if (exiting == nullptr) return false;  // a server that still starts is not live, but no error either
+  TRITONSERVER_ErrorDelete(exiting);
+  return true;
+}
+
+bool ExitWatch::is_unloading() const {
+  bool is_ready = false;
+  ignore(TRITONSERVER_ServerModelIsReady(server_, model_.c_str(), version_, &is_ready));
+  return !is_ready;
 }
 
 }  // namespace turbomind

@@ -1,29 +1,46 @@
-// Notices that the server was told to stop.
+// Notices that the server was told to stop, or to unload the model.
 //
-// Triton then waits for open requests, up to its --exit-timeout-secs, and unloads the models. Past that time it exits
-// while they still run, and may crash doing so. So the backend itself must end its requests in time.
+// Triton then waits for open requests: a server that stops up to its --exit-timeout-secs, past which it exits while
+// they still run and may crash doing so; a model that is unloaded for ever. So the backend itself must end its requests
+// in time.
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <optional>
+#include <string>
 
 #include "triton/core/tritonbackend.h"
 
 namespace turbomind {
 
+// How long open requests may go on. No `unload`: the model is never unloaded while the server runs.
+struct Grace {
+  std::chrono::duration<double> drain;
+  std::optional<std::chrono::duration<double>> unload;
+};
+
 class ExitWatch {
  public:
-  // Open requests may go on for `drain` after the server was told to stop.
-  ExitWatch(TRITONBACKEND_Model* model, std::chrono::duration<double> drain);
+  enum class End { kNotYet, kServerStops, kModelUnloads };
 
-  // Whether open requests must end now.
-  bool is_time_up();
+  ExitWatch(TRITONBACKEND_Model* model, const Grace& grace);
+
+  // Why open requests must end now, if they must. To be asked once the model was ready.
+  End time_up();
 
  private:
   using Clock = std::chrono::steady_clock;
+
+  bool is_server_stopping() const;
+  bool is_unloading() const;
+
   TRITONSERVER_Server* server_ = nullptr;
-  std::chrono::duration<double> drain_;
-  std::optional<Clock::time_point> told_;
+  std::string model_;
+  int64_t version_ = 0;
+  Grace grace_;
+  std::optional<Clock::time_point> stop_told_;
+  std::optional<Clock::time_point> unload_told_;
 };
 
 }  // namespace turbomind

@@ -81,6 +81,10 @@ using MetricFamilyHandle = std::unique_ptr<TRITONSERVER_MetricFamily, MetricFami
 struct MetricDeleter {
   void operator()(TRITONSERVER_Metric* metric) const { ignore(TRITONSERVER_MetricDelete(metric)); }
 };
+struct MetricArgsDeleter {
+  void operator()(TRITONSERVER_MetricArgs* args) const { ignore(TRITONSERVER_MetricArgsDelete(args)); }
+};
+using MetricArgsHandle = std::unique_ptr<TRITONSERVER_MetricArgs, MetricArgsDeleter>;
 using MetricHandle = std::unique_ptr<TRITONSERVER_Metric, MetricDeleter>;
 
 struct ParameterDeleter {

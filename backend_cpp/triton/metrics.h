@@ -1,7 +1,11 @@
-// The engine's figures on Triton's metrics port (names: docs/interfaces.md).
+// The engine's figures on Triton's metrics port (names: docs/operations.md).
 #pragma once
 
+#include <functional>
+#include <map>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/engine.h"
@@ -9,23 +13,46 @@
 
 namespace turbomind {
 
+// What the figures of one model are told apart by.
+struct MetricLabels {
+  std::string model;    // in Triton
+  std::string version;  // in Triton
+  std::string served_name;
+};
+
 class EngineMetrics {
  public:
+  using Labels = std::vector<std::pair<std::string, std::string>>;
+
   // Without effect when the server runs with metrics off.
-  explicit EngineMetrics(const std::string& model_name);
+  EngineMetrics(const MetricLabels& labels, const EngineConfig& config);
   // Not thread-safe.
   void publish(const EngineStats& stats);
+  // Counts a request that has ended. From any thread.
+  void observe(const Output& last);
 
  private:
+  using Read = std::function<double(const EngineStats&)>;
+
   struct Metric {
-    MetricFamilyHandle family;
     MetricHandle metric;
     bool is_gauge;
-    double (*read)(const EngineStats&);
+    Read read;
     double published = 0;
   };
 
-  std::vector<Metric> metrics_;
+  // The family, made when it is first asked for; null when the server runs with metrics off.
+  TRITONSERVER_MetricFamily* family_of(const std::string& name, const char* description, TRITONSERVER_MetricKind kind);
+  void add_seconds(std::vector<MetricHandle>& to, const std::string& family, const char* description,
+                   std::span<const double> bounds, const Labels& labels);
+  void add(const std::string& family, const char* description, bool is_gauge, const Labels& labels, Read read);
+
+  bool is_off_ = false;
+  std::map<std::string, MetricFamilyHandle> families_;
+  std::vector<Metric> metrics_;  // go before their families
+  // Histograms.
+  std::vector<MetricHandle> queue_seconds_;
+  std::vector<MetricHandle> grammar_seconds_;
 };
 
 }  // namespace turbomind

@@ -17,11 +17,16 @@ namespace turbomind {
 namespace {
 
 constexpr auto kWatchInterval = std::chrono::milliseconds(20);
+// An answer may be out before the engine has counted it: so often, and so far apart, metrics are looked at once more.
+constexpr int kLastLooks = 10;
+constexpr auto kLastLookInterval = std::chrono::milliseconds(100);
 constexpr auto kEarlyStopMemory = std::chrono::seconds(30);
 constexpr size_t kMaxEarlyStops = 4096;
+constexpr const char* kControlKey = "LMDEPLOY_CONTROL_KEY";
 constexpr double kDefaultDrainSeconds = 20;  // Triton's own --exit-timeout-secs is 30
-const std::vector<std::string> kParameters = {"model_path", "model_name", "engine_config", "drain_seconds",
-                                              "served_model_name"};
+constexpr const char* kUnloaded = "the model was unloaded before the answer had ended";
+const std::vector<std::string> kParameters = {"model_path",    "model_name",     "engine_config",
+                                              "drain_seconds", "unload_seconds", "served_model_name"};
 
 std::string model_name(TRITONBACKEND_Model* model) {
   const char* name = nullptr;
@@ -29,13 +34,17 @@ std::string model_name(TRITONBACKEND_Model* model) {
   return name;
 }
 
+uint64_t model_version(TRITONBACKEND_Model* model) {
+  uint64_t version = 0;
+  check(TRITONBACKEND_ModelVersion(model, &version));
+  return version;
+}
+
 std::string version_directory(TRITONBACKEND_Model* model) {
   TRITONBACKEND_ArtifactType type = TRITONBACKEND_ARTIFACT_FILESYSTEM;
   const char* location = nullptr;
-  uint64_t version = 0;
   check(TRITONBACKEND_ModelRepository(model, &type, &location));
-  check(TRITONBACKEND_ModelVersion(model, &version));
-  return std::string(location) + "/" + std::to_string(version);
+  return std::string(location) + "/" + std::to_string(model_version(model));
 }
 
 Json model_config(TRITONBACKEND_Model* model) {
@@ -94,15 +103,20 @@ EngineSettings engine_settings(const Json& config) {
   return settings;
 }
 
-std::chrono::duration<double> drain_time(const Json& config) {
-  const std::string given = parameter(config, "drain_seconds");
-  if (given.empty()) return std::chrono::duration<double>(kDefaultDrainSeconds);
+std::optional<std::chrono::duration<double>> seconds(const Json& config, const std::string& key) {
+  const std::string given = parameter(config, key);
+  if (given.empty()) return std::nullopt;
   char* end = nullptr;
-  const double seconds = std::strtod(given.c_str(), &end);
-  if (*end != '\0' || !(seconds >= 0)) {
-    throw invalid_argument("drain_seconds must be a number of seconds >= 0, got " + given);
+  const double number = std::strtod(given.c_str(), &end);
+  if (*end != '\0' || !(number >= 0)) {
+    throw invalid_argument(key + " must be a number of seconds >= 0, got " + given);
   }
-  return std::chrono::duration<double>(seconds);
+  return std::chrono::duration<double>(number);
+}
+
+Grace grace(const Json& config) {
+  const std::chrono::duration<double> usual(kDefaultDrainSeconds);
+  return {seconds(config, "drain_seconds").value_or(usual), seconds(config, "unload_seconds")};
 }
 
 }  // namespace
@@ -125,12 +139,11 @@ void EarlyStops::forget_old() {
   while (!names_.empty() && (names_.front().first < horizon || names_.size() >= kMaxEarlyStops)) names_.pop_front();
 }
 
-ModelState::ModelState(TRITONBACKEND_Model* model)
-    : exit_watch_(model, drain_time(model_config(model))), metrics_(model_name(model)) {
+ModelState::ModelState(TRITONBACKEND_Model* model) : exit_watch_(model, grace(model_config(model))) {
   const Json config = model_config(model);
   refuse_unknown_parameters(config);
   const std::string directory = find_engine_directory(parameter(config, "model_path"), version_directory(model));
-  LoadedEngine loaded = load_engine(directory, engine_settings(config));
+  LoadedEngine loaded = load_engine(directory, engine_settings(config), python_interpreter());
   engine_ = std::move(loaded.engine);
   const std::string own_name = parameter(config, "served_model_name");
   const std::string given_name = own_name.empty() ? parameter(config, "model_name") : own_name;
@@ -145,7 +158,8 @@ ModelState::ModelState(TRITONBACKEND_Model* model)
   if (!loaded.no_grammar_reason.empty()) {
     log_message(TRITONSERVER_LOG_WARN, "response_format is not available: " + loaded.no_grammar_reason);
   }
-  metrics_.publish(engine_->stats());
+  metrics_.emplace(MetricLabels{model_name(model), std::to_string(model_version(model)), name}, engine_config);
+  metrics_->publish(engine_->stats());
   watcher_ = std::thread([this] { watch(); });
 }
 
@@ -188,6 +202,15 @@ void ModelState::start(const RequestReader& reader, const std::shared_ptr<Respon
     stream->send_final();
     return;
   }
+  if (const auto control = reader.adapter_control()) {
+    if (!engine_->is_healthy()) throw Error(ErrorCode::kUnavailable, "the engine takes no requests now");
+    Output answer;
+    answer.text = control_adapters(*control);
+    answer.finish = FinishReason::kStop;
+    answer.is_final = true;
+    stream->send(answer);
+    return;
+  }
   Request request;
   request.input_ids = reader.input_ids();
   request.embeddings = reader.embeddings(engine_->embedding_width());
@@ -198,8 +221,15 @@ void ModelState::start(const RequestReader& reader, const std::shared_ptr<Respon
   request.returns_prompt = stream->wants_prompt();
   if (reader.is_legacy()) adapt_to_older_client(request);
   request.on_output = [this, stream](Output&& output) {
+    if (ends_unloaded_ && output.finish == FinishReason::kCancelled) {
+      output.finish = FinishReason::kError;
+      output.error_code = ErrorCode::kNotFound;
+      output.error = kUnloaded;
+    }
     stream->send(output);
-    if (output.is_final) close(output.request);
+    if (!output.is_final) return;
+    metrics_->observe(output);
+    close(output.request);
   };
   const std::string name = reader.id();
   {
@@ -234,6 +264,26 @@ void ModelState::adapt_to_older_client(Request& request) const {
   if (only_stops_or_ends && params.max_new_tokens == 0) request.input_ids.clear();
 }
 
+// Returns the adapters there are then, as JSON: [[name, note], ...].
+std::string ModelState::control_adapters(const RequestReader::AdapterControl& control) {
+  const char* key = std::getenv(kControlKey);
+  if (key != nullptr && *key != '\0' && control.key != key) {
+    throw invalid_argument("lora_control needs the control_key that the server was started with");
+  }
+  if (control.action == "load") {
+    engine_->load_adapter(control.name, control.path, control.note);
+    log_message(TRITONSERVER_LOG_INFO, "adapter " + control.name + " was loaded from " + control.path);
+  } else if (control.action == "unload") {
+    engine_->unload_adapter(control.name);
+    log_message(TRITONSERVER_LOG_INFO, "adapter " + control.name + " was unloaded");
+  }
+  std::string list;
+  for (const AdapterInfo& adapter : engine_->adapters()) {
+    list += (list.empty() ? "[" : ", [") + quoted(adapter.name) + ", " + quoted(adapter.note) + "]";
+  }
+  return "[" + list + "]";
+}
+
 void ModelState::stop(const std::string& name) {
   std::vector<RequestId> ids;
   {
@@ -260,20 +310,27 @@ void ModelState::end_server() {
 
 void ModelState::watch() {
   std::unique_lock lock(mu_);
+  int looks_left = 0;
   while (!is_stopping_) {
-    if (open_.empty()) {
-      // A request that fails at once may be gone again when this thread wakes up.
-      changed_.wait(lock, [this] { return is_stopping_ || !open_.empty() || !engine_->is_healthy(); });
-      if (!is_stopping_ && open_.empty()) return end_server();
-    } else {
+    if (!open_.empty()) {
+      looks_left = kLastLooks;
       changed_.wait_for(lock, kWatchInterval, [this] { return is_stopping_; });
+    } else if (looks_left-- > 0) {
+      changed_.wait_for(lock, kLastLookInterval, [this] { return is_stopping_ || !open_.empty(); });
+    } else {
+      // A request that fails at once may be gone again when this thread wakes up.
+      changed_.wait(lock, [this] { return is_stopping_ || !open_.empty() || engine_->has_failed(); });
+      if (!is_stopping_ && open_.empty()) return end_server();
+      looks_left = kLastLooks;
     }
     if (is_stopping_) return;
-    const bool ends_all = exit_watch_.is_time_up();
+    const ExitWatch::End end = exit_watch_.time_up();
+    const bool ends_all = end != ExitWatch::End::kNotYet;
+    if (end == ExitWatch::End::kModelUnloads) ends_unloaded_ = true;
     for (const auto& [id, open] : open_) {
       if (ends_all || open.stream->is_cancelled()) engine_->cancel(id);
     }
-    metrics_.publish(engine_->stats());
+    metrics_->publish(engine_->stats());
   }
 }
 

@@ -1,11 +1,13 @@
 // One loaded model: the engine, its open streams and its metrics.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -55,13 +57,15 @@ class ModelState {
   void refuse(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request* request,
               std::shared_ptr<ResponseStream>& stream, const Error& error) noexcept;
   void adapt_to_older_client(Request& request) const;
+  std::string control_adapters(const RequestReader::AdapterControl& control);
   void stop(const std::string& name);
   void close(RequestId id);
   void watch();
   void end_server();
 
-  ExitWatch exit_watch_;   // the watcher's
-  EngineMetrics metrics_;  // used by the watcher, and by the destructor after it
+  ExitWatch exit_watch_;                     // the watcher's
+  std::atomic<bool> ends_unloaded_ = false;  // what is cancelled now had no more time to end
+  std::optional<EngineMetrics> metrics_;     // used by the watcher, and by the destructor after it
 
   std::mutex mu_;
   std::condition_variable changed_;

@@ -206,6 +206,23 @@ std::optional<std::string> RequestReader::stop_request_id() const {
   return ids[0];
 }
 
+std::optional<RequestReader::AdapterControl> RequestReader::adapter_control() const {
+  if (!has("lora_control")) return std::nullopt;
+  AdapterControl control;
+  read("lora_control", control.action);
+  read("lora_name", control.name);
+  read("lora_path", control.path);
+  read("lora_note", control.note);
+  read("control_key", control.key);
+  const bool loads = control.action == "load";
+  if (!loads && control.action != "unload" && control.action != "list") {
+    throw invalid_argument("lora_control must be load, unload or list, got " + control.action);
+  }
+  if (control.action != "list" && control.name.empty()) throw invalid_argument("lora_control needs lora_name");
+  if (loads && control.path.empty()) throw invalid_argument("lora_control load needs lora_path: the adapter's folder");
+  return control;
+}
+
 std::vector<int32_t> RequestReader::input_ids() const {
   const std::vector<uint32_t> wide = values<uint32_t>("input_ids", TRITONSERVER_TYPE_UINT32);
   std::vector<int32_t> ids(wide.size());
@@ -230,6 +247,9 @@ std::vector<EmbeddingRange> RequestReader::embeddings(int width) const {
   const std::vector<std::string> names = strings("embedding_dtype");
   const std::vector<int32_t> grids =
       has("embedding_grids") ? values<int32_t>("embedding_grids", TRITONSERVER_TYPE_INT32) : std::vector<int32_t>();
+  const std::vector<float> frame_steps = has("embedding_frame_steps")
+                                             ? values<float>("embedding_frame_steps", TRITONSERVER_TYPE_FP32)
+                                             : std::vector<float>();
   const std::optional<DType> type = names.size() == 1 ? dtype_of(names[0]) : std::nullopt;
   if (!type) throw invalid_argument("embedding_dtype must be float32, bfloat16 or float16");
   const size_t row_bytes = static_cast<size_t>(width) * byte_size(*type);
@@ -241,6 +261,7 @@ std::vector<EmbeddingRange> RequestReader::embeddings(int width) const {
     range.count = bounds[i + 1];
     if (const size_t grid_at = i / 2 * 3; grid_at + 3 <= grids.size()) {
       range.grid = {grids[grid_at], grids[grid_at + 1], grids[grid_at + 2]};
+      if (i / 2 < frame_steps.size()) range.grid.frame_step = frame_steps[i / 2];
     }
     const size_t digest_at = i / 2 * range.digest.size();
     if (range.count < 1 || static_cast<size_t>(range.count) > left || digest_at + range.digest.size() > digests.size())
@@ -259,6 +280,9 @@ std::vector<EmbeddingRange> RequestReader::embeddings(int width) const {
   }
   if (!grids.empty() && grids.size() != ranges.size() * 3) {
     throw invalid_argument("embedding_grids must have frames, rows and columns for each of embedding_ranges");
+  }
+  if (!frame_steps.empty() && frame_steps.size() * 3 != grids.size()) {
+    throw invalid_argument("embedding_frame_steps must have a number for each of embedding_grids");
   }
   return ranges;
 }

@@ -30,6 +30,16 @@ class RequestReader {
   // The id of the request to cancel, if this asks for that.
   std::optional<std::string> stop_request_id() const;
 
+  // What is to be done with the engine's low-rank adapters, if this asks for that.
+  struct AdapterControl {
+    std::string action;  // load, unload or list
+    std::string name;
+    std::string path;
+    std::string note;
+    std::string key;
+  };
+  std::optional<AdapterControl> adapter_control() const;
+
   std::vector<int32_t> input_ids() const;
   // Rows of `width` numbers.
   std::vector<EmbeddingRange> embeddings(int width) const;

@@ -135,6 +135,9 @@ void add_named_output(TRITONBACKEND_Response* response, const std::string& name,
     add_int(response, name, output.history_token_len);
   } else if (name == "index") {
     add_int(response, name, output.index);
+  } else if (name == "engine_seconds") {
+    const EngineTimes& times = output.times;
+    add_values<float>(response, name, TRITONSERVER_TYPE_FP32, {3}, {times.queue, times.prompt, times.answer});
   } else if (name == "output_ids") {
     add_values(response, name, TRITONSERVER_TYPE_UINT32, {1, length}, sequence);
   } else if (name == "sequence_length") {

@@ -11,6 +11,7 @@
 #include "kernels/types.h"
 #include "weights/checkpoint_tensor.h"
 #include "weights/manifest_value.h"
+#include "weights/row_sources.h"
 #include "weights/slice.h"
 
 namespace turbomind {
@@ -20,6 +21,8 @@ class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::string& path);  // throws Error for a missing, truncated or malformed file
   const CheckpointTensor& tensor(const std::string& name) const;
+  const std::map<std::string, CheckpointTensor, std::less<>>& tensors() const { return tensors_; }
+  const std::string& path() const { return file_.path(); }
 
  private:
   MappedFile file_;
@@ -45,7 +48,11 @@ class Checkpoint {
   // the second of matrices. Throws Error when the tensor's shape is not `shape`.
   std::vector<ManifestValue> parts(const std::string& name, const std::vector<Slice>& shape) const;
 
+  // Where the rows of tensor `name` come from; without runs where it is not made of whole rows.
+  RowSources row_sources(const std::string& name) const;
+
  private:
+  std::vector<ManifestValue> evaluate_rows(const Json& expression) const;
   std::vector<ManifestValue> evaluate(const Json& expression) const;
   // The least common multiple of the groups that the kernels give the codes in an expression.
   int group_in(const Json& expression) const;

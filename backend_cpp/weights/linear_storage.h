@@ -2,9 +2,11 @@
 #pragma once
 
 #include <functional>
+#include <string>
 
 #include "base/aligned_buffer.h"
 #include "kernels/packed_weight.h"
+#include "weights/slice.h"
 
 namespace turbomind {
 
@@ -18,6 +20,12 @@ struct LinearStorage {
   AlignedBuffer output_scales;
   AlignedBuffer bias;
   LinearWeight view;
+
+  // What it holds of which engine tensor; without a name where it was not read by WeightReader::linear.
+  std::string name;
+  Slice outputs = 0;
+  Slice inputs = 0;
+  int adapted_layer = -1;  // its number among those that adapters add to (model/weights.h); -1: none do
 
   // Makes the view point at all of the above, for a weight packed in this shape.
   void set_view(const PackedShape& shape) {

@@ -41,6 +41,9 @@ LinearStorage WeightReader::linear(const std::string& name, const Slice& out_fea
     storage = round_matrix(exact.data.as<float>(), exact.view.out_features, exact.view.in_features, options_.bits,
                            options_.group, in_order);
   }
+  storage.name = name;
+  storage.outputs = out_features;
+  storage.inputs = in_features;
   if (has_bias && in_features.holds(0)) {
     storage.bias = vector(name + ".bias", out_features);
     storage.view.bias = storage.bias.as<float>();

@@ -42,6 +42,17 @@ void read(const Json& value, const char* name, int& field) {
   if (field != number) throw invalid_argument(std::string(name) + " must be a whole number, got " + value.dump());
 }
 
+void read(const Json& value, const char* name, Json& field) {
+  if (!value.is_object()) throw invalid_argument(std::string(name) + " must be a JSON object, got " + value.dump());
+  field = value;
+}
+
+void read(const Json& value, const char* name, std::map<std::string, std::string>& field) {
+  if (!value.is_object()) throw invalid_argument(std::string(name) + " must be a JSON object, got " + value.dump());
+  field.clear();
+  for (const auto& [key, text] : value.as_object()) read(text, name, field[key]);
+}
+
 }  // namespace
 
 void read_settings(const Json& given, EngineSettings& settings) {

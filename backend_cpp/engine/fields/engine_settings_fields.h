@@ -1,9 +1,11 @@
-// How a model is run: the fields of TurbomindEngineConfig.
-// Written by `make fields` from lmdeploy/messages.py; change that.
+// How a model is run: the fields of TurbomindEngineConfig and of WorkerSettings.
+// Written by `make fields` from lmdeploy/messages.py and lmdeploy/pytorch/settings.py; change that.
 #pragma once
 
+#include <map>
 #include <string>
 
+#include "base/json.h"
 #include "engine/fields/limits.h"
 
 namespace turbomind {
@@ -31,8 +33,14 @@ struct EngineSettings {
   int cache_chunk_size = -1;
   // Tokens in a block of the KV cache.
   int cache_block_seq_len = 64;
+  // Further blocks of the KV cache, in the host's memory: what those of the device have no room for goes there, and
+  // is copied back instead of computed again; 0: none.
+  int num_cpu_blocks = 0;
   // Reuse the cached blocks of equal prompt beginnings.
   bool enable_prefix_caching = false;
+  // Tell routers, over ZMQ and as vLLM does, which blocks are in the cache: a JSON object with
+  // "enable_kv_cache_events": true and what docs/operations.md lists. Needs enable_prefix_caching.
+  Json kv_events_config;
   // Bits of the KV cache; 0: not quantized.
   int quant_policy = 0;
   // Factor of dynamic NTK scaling beyond the trained length; 0: as the model says.
@@ -58,10 +66,20 @@ struct EngineSettings {
   // MiB that the embeddings of pictures may take, of requests that are open and of sessions; a request beyond is
   // refused as overloaded.
   int max_embedding_mib = 1024;
+  // LoRA adapters: name to path. More can be loaded later.
+  std::map<std::string, std::string> adapters;
+  // MiB that LoRA adapters in memory may take. Those that no answer uses leave when another is asked for.
+  int max_adapter_mib = 1024;
   // Processor time that compiling a response format may take; one that takes more is refused.
   double grammar_compile_seconds = 10.0;
   // A session that is not used for so long is forgotten.
   int session_idle_seconds = 3600;
+  // Run a model's modules as they are, without captured graphs.
+  bool eager_mode = false;
+  // Classes that run a model in place of those known: a Python file, or a JSON object of name to class.
+  std::string custom_module_map;
+  // A step of the PyTorch engine that takes longer counts as lost, and its processes are started again.
+  double worker_step_seconds = 600.0;
 };
 
 // Calls visit(name, field, limits) for every setting.
@@ -77,7 +95,9 @@ void visit_settings(Settings& settings, Visit&& visit) {
   visit("cache_max_entry_count", settings.cache_max_entry_count, Limits{.low = 0, .excludes_low = true, .high = 1e+09});
   visit("cache_chunk_size", settings.cache_chunk_size, Limits{.low = -1});
   visit("cache_block_seq_len", settings.cache_block_seq_len, Limits{.choices = "16, 32, 64, 128, 256, 512"});
+  visit("num_cpu_blocks", settings.num_cpu_blocks, Limits{.low = 0});
   visit("enable_prefix_caching", settings.enable_prefix_caching, Limits{});
+  visit("kv_events_config", settings.kv_events_config, Limits{});
   visit("quant_policy", settings.quant_policy, Limits{.choices = "0, 4, 8"});
   visit("rope_scaling_factor", settings.rope_scaling_factor, Limits{.low = 0});
   visit("use_logn_attn", settings.use_logn_attn, Limits{});
@@ -90,9 +110,14 @@ void visit_settings(Settings& settings, Visit&& visit) {
   visit("threads", settings.threads, Limits{.low = 0, .high = 1024});
   visit("max_waiting", settings.max_waiting, Limits{.low = 1});
   visit("max_embedding_mib", settings.max_embedding_mib, Limits{.low = 1});
+  visit("adapters", settings.adapters, Limits{});
+  visit("max_adapter_mib", settings.max_adapter_mib, Limits{.low = 1});
   visit("grammar_compile_seconds", settings.grammar_compile_seconds,
         Limits{.low = 0, .excludes_low = true, .high = 3600});
   visit("session_idle_seconds", settings.session_idle_seconds, Limits{.low = 1});
+  visit("eager_mode", settings.eager_mode, Limits{});
+  visit("custom_module_map", settings.custom_module_map, Limits{});
+  visit("worker_step_seconds", settings.worker_step_seconds, Limits{.low = 0, .excludes_low = true});
 }
 
 }  // namespace turbomind

@@ -66,6 +66,8 @@ struct GenerationFields {
   // Prompts share what the engine has cached of them only where this text is the same; null: with all that have
   // none. Without it, the time to a first token tells whether somebody has sent a prompt's beginning before.
   std::string cache_salt;
+  // The LoRA adapter that answers; null: none.
+  std::string lora_name;
 };
 
 // Calls visit(name, field, limits) for every field.
@@ -95,6 +97,7 @@ void visit_fields(Fields& fields, Visit&& visit) {
   visit("logit_bias", fields.logit_bias, Limits{.max_items = 1024});
   visit("prompt_logprobs", fields.prompt_logprobs, Limits{.low = 0, .high = 20});
   visit("cache_salt", fields.cache_salt, Limits{.max_bytes = 256});
+  visit("lora_name", fields.lora_name, Limits{.max_bytes = 256});
 }
 
 // Fields a request that has one of them samples by, unless do_sample says otherwise.

@@ -3,11 +3,14 @@
 
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include "base/json.h"
 
 namespace turbomind {
 
@@ -29,6 +32,8 @@ void check_limits(const char* name, const std::vector<int32_t>& tokens, const Li
 void check_limits(const char* name, const std::vector<std::pair<int32_t, float>>& biases, const Limits& limits);
 
 inline void check_limits(const char*, bool, const Limits&) {}
+inline void check_limits(const char*, const Json&, const Limits&) {}
+inline void check_limits(const char*, const std::map<std::string, std::string>&, const Limits&) {}
 // Every number of so many bits will do.
 inline void check_limits(const char*, const std::optional<uint64_t>&, const Limits&) {}
 inline void check_limits(const char* name, int value, const Limits& limits) {

@@ -54,8 +54,9 @@ class GrammarCompiler {
  public:
   // What a compilation under way asks of those who wait for it.
   struct Waiting {
-    std::function<bool()> is_wanted;      // now and then; false ends it
-    std::function<bool()> may_take_long;  // once, when it takes long; false sets it back
+    std::function<bool()> is_wanted;         // now and then; false ends it
+    std::function<bool()> may_take_long;     // once, when it takes long; false sets it back
+    std::function<void()> on_begin = [] {};  // once, unless the grammar is there already
   };
 
   virtual ~GrammarCompiler() = default;

@@ -53,19 +53,6 @@ FileDescriptor vocabulary_file(const std::vector<std::string>& vocabulary, const
 
 }  // namespace
 
-FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
-  std::swap(fd_, other.fd_);
-  return *this;
-}
-
-FileDescriptor::~FileDescriptor() {
-  if (fd_ >= 0) close(fd_);
-}
-
-int FileDescriptor::release() {
-  return std::exchange(fd_, -1);
-}
-
 GrammarHost::GrammarHost(std::string program, const std::vector<std::string>& vocabulary,
                          const std::vector<int32_t>& stop_token_ids)
     : program_(std::move(program)), vocabulary_(vocabulary_file(vocabulary, stop_token_ids)) {

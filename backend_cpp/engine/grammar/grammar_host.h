@@ -12,23 +12,9 @@
 #include <string>
 #include <vector>
 
+#include "base/file_descriptor.h"
+
 namespace turbomind {
-
-// A file descriptor, closed at the end.
-class FileDescriptor {
- public:
-  explicit FileDescriptor(int fd = -1) : fd_(fd) {}
-  FileDescriptor(FileDescriptor&& other) noexcept : fd_(other.release()) {}
-  FileDescriptor& operator=(FileDescriptor&& other) noexcept;
-  ~FileDescriptor();
-
-  int get() const { return fd_; }
-  explicit operator bool() const { return fd_ >= 0; }
-  int release();
-
- private:
-  int fd_;
-};
 
 class GrammarHost {
  public:

@@ -25,9 +25,12 @@ void GrammarQueue::add(Request&& request) {
   {
     const std::lock_guard lock(mu_);
     const std::string& format = request.params.response_format;
+    ++counts_.requests;
+    request.submitted = Clock::now();
     if (const auto known = failure_of_.find(format); known != failure_of_.end()) {
       failures_.splice(failures_.begin(), failures_, known->second);
       failure = known->second->second;
+      ++counts_.failures;
     } else {
       JobRef& job = jobs_[format];
       if (!job) {
@@ -43,6 +46,11 @@ void GrammarQueue::add(Request&& request) {
   } else {
     changed_.notify_one();
   }
+}
+
+GrammarQueue::Counts GrammarQueue::counts() const {
+  const std::lock_guard lock(mu_);
+  return counts_;
 }
 
 void GrammarQueue::cancel(RequestId id) {
@@ -87,7 +95,8 @@ void GrammarQueue::run(const JobRef& job) {
   std::shared_ptr<const Grammar> grammar;
   std::optional<Error> failure;
   try {
-    grammar = compiler_->compile(job->format, {[&] { return is_wanted(*job); }, [&] { return promote(*job); }});
+    grammar = compiler_->compile(
+        job->format, {[&] { return is_wanted(*job); }, [&] { return promote(*job); }, [&] { job->is_new = true; }});
   } catch (const Error& error) {
     failure = error;
   } catch (const std::exception& error) {
@@ -130,11 +139,26 @@ void GrammarQueue::finish(const JobRef& job, const std::shared_ptr<const Grammar
     } else {
       requests = std::move(job->requests);
       jobs_.erase(job->format);
+      count(*job, requests.size(), grammar != nullptr);
       if (failure && failure->code() == ErrorCode::kInvalidArgument) remember(job->format, *failure);
     }
   }
   changed_.notify_all();
-  for (Request& request : requests) on_ready_({std::move(request), grammar, failure});
+  const auto now = Clock::now();
+  for (Request& request : requests) {
+    request.grammar_seconds = static_cast<float>(seconds_between(request.submitted, now));
+    on_ready_({std::move(request), grammar, failure});
+  }
+}
+
+void GrammarQueue::count(const Job& job, size_t requests, bool is_compiled) {
+  const auto number = static_cast<int64_t>(requests);
+  if (!is_compiled) {
+    counts_.failures += number;
+    return;
+  }
+  counts_.compilations += job.is_new;
+  counts_.hits += std::max<int64_t>(0, number - job.is_new);
 }
 
 void GrammarQueue::remember(const std::string& format, const Error& failure) {

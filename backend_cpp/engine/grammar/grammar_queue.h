@@ -26,7 +26,7 @@ namespace turbomind {
 struct Submission {
   Request request;
   std::shared_ptr<const Grammar> grammar;  // null: none
-  std::optional<Error> failure;            // the grammar could not be compiled
+  std::optional<Error> failure;            // its grammar could not be compiled, or its adapter not be read
 };
 
 class GrammarQueue {
@@ -44,10 +44,20 @@ class GrammarQueue {
   // The request is not waited for any more; a compilation that nobody waits for ends.
   void cancel(RequestId id);
 
+  // Of requests, but for compilations.
+  struct Counts {
+    int64_t requests = 0;
+    int64_t compilations = 0;  // that succeeded
+    int64_t hits = 0;          // whose grammar was there, or compiled for another
+    int64_t failures = 0;      // whose grammar could not be compiled
+  };
+  Counts counts() const;
+
  private:
   struct Job {
     std::string format;
     std::vector<Request> requests;
+    bool is_new = false;  // compiled for these requests
     bool is_slow = false;
     bool is_running = false;
   };
@@ -59,11 +69,12 @@ class GrammarQueue {
   bool is_wanted(const Job& job);
   bool promote(Job& job);
   void finish(const JobRef& job, const std::shared_ptr<const Grammar>& grammar, const std::optional<Error>& failure);
+  void count(const Job& job, size_t requests, bool is_compiled);   // mu_ is held
   void remember(const std::string& format, const Error& failure);  // mu_ is held
 
   std::unique_ptr<GrammarCompiler> compiler_;
   std::function<void(Submission&&)> on_ready_;
-  std::mutex mu_;
+  mutable std::mutex mu_;
   std::condition_variable changed_;
   // All below is guarded by mu_.
   std::unordered_map<std::string, JobRef> jobs_;  // by format
@@ -72,6 +83,7 @@ class GrammarQueue {
   std::list<std::pair<std::string, Error>> failures_;  // latest first
   std::unordered_map<std::string_view, decltype(failures_)::iterator> failure_of_;
   size_t failure_bytes_ = 0;
+  Counts counts_;
   bool is_stopping_ = false;
   std::vector<std::thread> threads_;
 };

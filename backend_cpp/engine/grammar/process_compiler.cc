@@ -42,6 +42,7 @@ ProcessCompiler::~ProcessCompiler() {
 
 std::shared_ptr<const Grammar> ProcessCompiler::compile(const std::string& response_format, const Waiting& waiting) {
   if (std::shared_ptr<const ProcessGrammar> known = find(response_format)) return known;
+  waiting.on_begin();
   uint64_t number = 0;
   {
     const std::lock_guard lock(mu_);

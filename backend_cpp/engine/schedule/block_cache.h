@@ -32,15 +32,24 @@
 //
 // Idle blocks are taken again least recently used first; within a chain the last block goes first.
 //
+// Where the host has blocks too (numbers from block_count() on), what an idle block holds goes there before the block
+// is taken, and comes back when it is found: that is cheaper than to compute it again. The host's blocks are in no
+// table: they are empty, or hold content that can be found, and lose it least recently used first. Moves are collected,
+// and are to be done in their order before the next step.
+//
 // Used by the step thread only.
 #pragma once
 
 #include <cstdint>
 #include <list>
 #include <span>
+#include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
+#include "engine/schedule/cache_observer.h"
+#include "model/block_cache_size.h"
 #include "model/embedding_range.h"
 
 namespace turbomind {
@@ -52,24 +61,34 @@ struct PrefixKey {
   uint64_t scope = 0;  // keeps content apart
   const std::vector<int32_t>& tokens;
   std::span<const EmbeddingRange> pictures = {};  // rows in place of tokens
+  // What the scope was made from, for those who are told of the cache.
+  std::string_view lora_name = {};
+  std::string_view salt = {};
 };
 
 class BlockCache {
  public:
   // `hash_mask` is for tests, which make hashes collide with it.
-  BlockCache(int block_count, int block_len, uint64_t hash_mask = ~uint64_t{0});
+  explicit BlockCache(const CacheSize& size, uint64_t hash_mask = ~uint64_t{0});
 
-  int block_count() const { return static_cast<int>(blocks_.size()); }
+  int block_count() const { return block_count_; }
   int block_len() const { return block_len_; }
   int free_count() const { return static_cast<int>(free_.size()); }
   int idle_count() const { return static_cast<int>(idle_.size()); }
   int referenced_count() const { return block_count() - free_count() - idle_count(); }
   // Blocks that allocate() could give out.
   int available_count() const { return free_count() + idle_count(); }
+  int host_count() const { return static_cast<int>(blocks_.size()) - block_count_; }
+  int host_used_count() const { return static_cast<int>(host_used_.size()); }
+  // Contents that were given up for space, that went to the host, and that came back.
   int64_t eviction_count() const { return evictions_; }
+  int64_t swapped_out_count() const { return swapped_out_; }
+  int64_t swapped_in_count() const { return swapped_in_; }
 
   // A block for new content, with one reference; -1 when every block is referenced.
   int32_t allocate();
+  // The moves since the last call, to be done one after the other before anything is written that was planned since.
+  std::vector<BlockMove> take_moves() { return std::exchange(moves_, {}); }
 
   // Drops one reference of each block but kNoBlock and empties the list. What nobody references becomes idle if its
   // content is published, else free. Throws Error(kInternal) for a block that is not referenced.
@@ -80,6 +99,9 @@ class BlockCache {
   // Drops one reference of a block and puts kNoBlock in its place; forgets its content or not, as above.
   void give_back(int32_t& block, bool keeps_content);
 
+  // Forgets what idle blocks and those of the host hold.
+  void forget_all();
+
   // Appends the longest run of published blocks that holds the first tokens of `prefix` (at most `limit` of them), with
   // a reference each, and returns how many tokens it covers.
   int match(const PrefixKey& prefix, int limit, std::vector<int32_t>& blocks);
@@ -87,6 +109,17 @@ class BlockCache {
   // Publishes that blocks[index] holds tokens [index block_len, (index + 1) block_len). The blocks before it must be
   // published. Where the same content is published already, blocks[index] is exchanged for that block.
   void publish(const PrefixKey& prefix, int index, std::vector<int32_t>& blocks);
+
+  // Tells of what can be found from now on; `observer` must outlive the cache.
+  void observe(CacheObserver& observer) { observer_ = &observer; }
+  struct Held {
+    uint64_t content = 0;
+    uint64_t parent = 0;
+    bool is_in_host = false;
+    std::span<const int32_t> tokens;
+  };
+  // What is published, each content behind its parent.
+  std::vector<Held> contents() const;
 
   // Throws Error(kInternal) when counts, lists and index do not agree.
   void check_invariants() const;
@@ -116,7 +149,7 @@ class BlockCache {
     uint64_t parent = 0;                 // as in Content, when published
     std::vector<int32_t> tokens;         // [block_len] when published
     std::vector<PicturePart> pictures;   // of a published block
-    std::list<int32_t>::iterator place;  // in idle_, when idle
+    std::list<int32_t>::iterator place;  // in idle_, when idle; in host_used_, if the host's
     bool is_idle = false;
   };
 
@@ -126,17 +159,32 @@ class BlockCache {
   int32_t find(const Content& content, uint64_t key) const;
   uint64_t key_of(const Content& content) const;
   void unpublish(int32_t block);
+  // Makes `to`, which holds nothing, the block that holds what `from` did.
+  void hand_over(int32_t from, int32_t to);
+  bool is_of_host(int32_t block) const { return block >= block_count_; }
+  // What an idle block holds goes to the host, or is forgotten where the host has no blocks.
+  void move_out(int32_t block);
+  // A block with one reference that gets what a block of the host holds; -1 when every block is referenced.
+  int32_t move_in(int32_t host_block);
+  void empty_host_block(int32_t host_block);
   void reference(int32_t block);
   void drop(int32_t block, bool keeps_content);
 
+  int block_count_;
   int block_len_;
   uint64_t hash_mask_;
-  std::vector<Block> blocks_;
+  std::vector<Block> blocks_;  // the host's are the last ones
   std::vector<int32_t> free_;
-  std::list<int32_t> idle_;                           // least recently used first
+  std::list<int32_t> idle_;  // least recently used first
+  std::vector<int32_t> host_free_;
+  std::list<int32_t> host_used_;  // least recently used first
+  std::vector<BlockMove> moves_;
   std::unordered_multimap<uint64_t, int32_t> index_;  // key_of(content) -> block
   uint64_t next_content_ = 1;
+  CacheObserver* observer_ = nullptr;  // may be null
   int64_t evictions_ = 0;
+  int64_t swapped_out_ = 0;
+  int64_t swapped_in_ = 0;
 };
 
 }  // namespace turbomind

@@ -1,6 +1,7 @@
 #include "engine/schedule/scheduler.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/error.h"
 
@@ -91,11 +92,13 @@ void Scheduler::plan(Step& step, bool may_preempt) {
         {static_cast<int>(step.input.tokens.size()), sequence->planned, sequence->cached, &sequence->blocks,
          wanted_rows(*sequence), sequence->prompt_len(), nullptr,
          ranges_within(sequence->group->embeddings, sequence->cached, sequence->cached + sequence->planned),
-         position_shift(sequence->group->embeddings, sequence->cached)});
+         position_shift(sequence->group->embeddings, sequence->cached),
+         sequence->group->adapter ? sequence->group->adapter->slot : 0});
     step.input.tokens.insert(step.input.tokens.end(), first, first + known);
     if (known < sequence->planned) step.input.tokens.push_back(unseen_token(sequence->unseen_span));
     step.sequences.push_back(sequence);
   }
+  if (!step.sequences.empty()) step.input.moves = blocks_.take_moves();
 }
 
 // How many of its tokens run next, at most `budget`; none where a picture does not fit any more.
@@ -176,6 +179,11 @@ void Scheduler::admit() {
   while (!waiting_.empty() && running_count() < config_.max_batch_size && try_admit(*waiting_.front(), reserved)) {
     std::shared_ptr<Sequence> sequence = std::move(waiting_.front());
     waiting_.erase(waiting_.begin());
+    if (SequenceGroup& group = *sequence->group; !group.admitted) {
+      group.admitted = Clock::now();
+      ++admitted_;
+      queue_seconds_ += seconds_between(group.accepted, *group.admitted);
+    }
     insert_in_order(running_, std::move(sequence));
   }
 }
@@ -194,6 +202,7 @@ bool Scheduler::try_admit(Sequence& sequence, int& reserved) {
     return false;
   }
   reserved += missing;
+  sought_tokens_ += sequence.group->may_match ? tokens : 0;
   matched_tokens_ += covered;
   return true;
 }

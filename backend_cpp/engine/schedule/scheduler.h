@@ -69,7 +69,10 @@ class Scheduler {
   int running_count() const { return static_cast<int>(running_.size()); }
   int waiting_count() const { return static_cast<int>(waiting_.size()); }
   int64_t preemption_count() const { return preemptions_; }
+  int64_t sought_token_count() const { return sought_tokens_; }
   int64_t matched_token_count() const { return matched_tokens_; }
+  int64_t admitted_count() const { return admitted_; }
+  double queue_seconds() const { return queue_seconds_; }
 
   // Throws Error(kInternal) when blocks and sequences do not add up.
   void check_invariants() const;
@@ -91,7 +94,10 @@ class Scheduler {
   std::vector<std::shared_ptr<Sequence>> waiting_;  // in order of service
   std::vector<std::shared_ptr<Sequence>> running_;  // in order of service
   int64_t preemptions_ = 0;
+  int64_t sought_tokens_ = 0;
   int64_t matched_tokens_ = 0;
+  int64_t admitted_ = 0;
+  double queue_seconds_ = 0;
 };
 
 }  // namespace turbomind

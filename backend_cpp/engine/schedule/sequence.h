@@ -26,6 +26,7 @@ struct SequenceGroup {
   RequestId request = 0;
   std::shared_ptr<const AnswerRules> rules;
   std::optional<SessionParams> session;
+  std::shared_ptr<const LoadedAdapter> adapter;  // null: none
   std::shared_ptr<const OutputCallback> on_output;
   std::optional<Clock::time_point> deadline;
   int priority = 0;                        // lower numbers are served first
@@ -38,7 +39,9 @@ struct SequenceGroup {
   bool may_match = true;                   // published blocks can stand for its prompt
   bool keeps_blocks = false;               // blocks stay published when it ends
   std::shared_ptr<const std::vector<int32_t>> prompt;  // history and input, for a caller who wants it back
+  float grammar_seconds = -1;                          // as in Request
   Clock::time_point accepted;
+  std::optional<Clock::time_point> admitted;  // when the first answer came into the batch
 };
 
 struct Sequence {
@@ -52,7 +55,10 @@ struct Sequence {
 
   const GenerationParams& params() const { return group->rules->params; }
   int prompt_len() const { return group->rules->prompt_len; }
-  PrefixKey prefix() const { return {group->scope, tokens, group->embeddings}; }
+  PrefixKey prefix() const {
+    return {group->scope, tokens, group->embeddings,
+            group->adapter ? std::string_view(group->adapter->name) : std::string_view(), params().cache_salt};
+  }
   // Tokens whose keys and values are not in the cache yet; a decoding sequence has one.
   int pending() const { return static_cast<int>(tokens.size()) + unseen - cached; }
   // Tokens of the answer, those that nobody has seen included.
@@ -77,6 +83,7 @@ struct Sequence {
   int unseen = 0;               // tokens behind `tokens` that steps under way choose; when one is planned, 0 or 1
   int unseen_span = 0;          // the span that chooses the last of them
   bool is_open = true;          // false: the answer has ended, and only a step under way still knows of it
+  std::optional<Clock::time_point> first_token;
   Clock::time_point last_token;
 };
 

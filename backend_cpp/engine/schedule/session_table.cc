@@ -16,6 +16,10 @@ std::string name_of(uint64_t id) {
   return "session " + std::to_string(id);
 }
 
+std::string described(const SessionOwner& owner) {
+  return owner.adapter == 0 ? "no adapter" : "the adapter " + owner.name;
+}
+
 size_t kept_tokens(const SessionParams& params, size_t have) {
   return params.step < 0 ? have : std::min(have, static_cast<size_t>(params.step));
 }
@@ -37,7 +41,8 @@ std::vector<EmbeddingRange> first_of(const std::vector<EmbeddingRange>& embeddin
 
 }  // namespace
 
-SessionTable::Turn SessionTable::prepare(const SessionParams& params, size_t input_len, uint64_t new_scope) const {
+SessionTable::Turn SessionTable::prepare(const SessionParams& params, size_t input_len, uint64_t new_scope,
+                                         const SessionOwner& owner) const {
   const Session* session = find(params.id);
   if (session != nullptr && session->running != 0) {
     throw Error(ErrorCode::kSessionBusy, name_of(params.id) + " has a running request; wait for it or stop it");
@@ -45,12 +50,16 @@ SessionTable::Turn SessionTable::prepare(const SessionParams& params, size_t inp
   if (session == nullptr && !params.start) {
     throw Error(ErrorCode::kUnknownSession, name_of(params.id) + " does not exist; begin it with sequence_start");
   }
+  if (!params.start && session->owner.name != owner.name) {
+    throw invalid_argument(name_of(params.id) + " began with " + described(session->owner) + ", got a turn with " +
+                           described(owner) + "; name the same in each turn, or begin it anew with sequence_start");
+  }
   Turn turn;
   turn.scope = new_scope;
   if (!params.start) {
     turn.history = std::span(session->tokens).first(kept_tokens(params, session->tokens.size()));
     turn.embeddings = first_of(session->embeddings, turn.history.size());
-    turn.scope = session->scope;
+    if (session->owner.adapter == owner.adapter) turn.scope = session->scope;
   }
   const size_t total = turn.history.size() + input_len;
   if (total == 0) throw invalid_argument("input_ids must hold at least one token");
@@ -61,10 +70,11 @@ SessionTable::Turn SessionTable::prepare(const SessionParams& params, size_t inp
   return turn;
 }
 
-void SessionTable::begin(const SessionParams& params, RequestId request, uint64_t scope) {
+void SessionTable::begin(const SessionParams& params, RequestId request, uint64_t scope, const SessionOwner& owner) {
   if (params.start) erase(params.id);
   Session& session = sessions_[params.id];
   session.scope = scope;
+  session.owner = owner;
   session.running = request;
   session.last_used = Clock::now();
 }

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -25,6 +26,12 @@ struct SessionLimits {
   size_t embedding_bytes = ~size_t{0};  // of idle sessions whose embeddings take more, the least recently used go
 };
 
+// The low-rank adapter that a session belongs to: that of its first turn.
+struct SessionOwner {
+  uint64_t adapter = 0;  // 0: none
+  std::string name;
+};
+
 class SessionTable {
  public:
   // A session that goes gives up its blocks, unless others may use them (`shares_blocks`).
@@ -37,12 +44,12 @@ class SessionTable {
     std::vector<EmbeddingRange> embeddings;  // of the history
     uint64_t scope = 0;                      // of its blocks
   };
-  // `new_scope` is for a session that begins. Throws Error kUnknownSession, kSessionBusy, kTooLong, and
-  // kInvalidArgument for a turn without a token.
-  Turn prepare(const SessionParams& params, size_t input_len, uint64_t new_scope) const;
+  // `new_scope` is for a session that begins, or whose adapter was loaded anew. Throws Error kUnknownSession,
+  // kSessionBusy, kTooLong, and kInvalidArgument for a turn without a token and for one with another adapter.
+  Turn prepare(const SessionParams& params, size_t input_len, uint64_t new_scope, const SessionOwner& owner = {}) const;
 
   // Begins a prepared turn: creates or replaces the session, which is busy from now on; finish() brings its new tokens.
-  void begin(const SessionParams& params, RequestId request, uint64_t scope);
+  void begin(const SessionParams& params, RequestId request, uint64_t scope, const SessionOwner& owner = {});
   // The turn has ended: the session holds `tokens`, of which some have embeddings of their own, or goes, if that was
   // asked. Nothing, if it is not the request's.
   void finish(const SessionParams& params, RequestId request, std::vector<int32_t> tokens,
@@ -65,6 +72,7 @@ class SessionTable {
     std::vector<EmbeddingRange> embeddings;  // needed again when blocks are
     RequestId running = 0;                   // the request that is using the session; 0: none
     uint64_t scope = 0;                      // of its blocks
+    SessionOwner owner;
     Clock::time_point last_used;
   };
 

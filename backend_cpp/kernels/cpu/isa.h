@@ -9,6 +9,7 @@
 
 #include "kernels/activation.h"
 #include "kernels/linear.h"
+#include "kernels/lora.h"
 #include "kernels/norm.h"
 #include "kernels/paged_attention.h"
 
@@ -44,6 +45,9 @@ struct KernelTable {
   void (*widen_row)(const float* x, int in_features, int row, const WideRows& wide);
   void (*float8_block)(const LinearWeight& weight, const WideRows& x, int first_row, int rows, int first_tile,
                        int last_tile, float* y, bool accumulate);
+  // y += scale shrunk B^T for outputs [first, last) of a part; shrunk and y begin where the part does.
+  void (*lora_expand_block)(const LoraPart& part, WeightFormat format, const float* shrunk, int first, int last,
+                            float* y);
   void (*norm_row)(const NormWeight& weight, const float* x, int size, float* y);
   // y = act(gate) * up; up may be null: y = act(gate).
   void (*activate_row)(Activation activation, const float* gate, const float* up, int size, float* y);

@@ -8,6 +8,7 @@
 #include "kernels/cpu/float8_block.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/linear_block.h"
+#include "kernels/cpu/lora_block.h"
 #include "kernels/cpu/norm_rows.h"
 #include "kernels/cpu/packed_block.h"
 #include "kernels/cpu/simd.h"
@@ -80,8 +81,8 @@ void exp_weights(const float* logits, int size, float maximum, float factor, flo
 
 }  // namespace
 
-const KernelTable kTable = {TM_STRING(TM_ISA), linear_block, quantize_row,      packed_block, widen_row, float8_block,
-                            norm_row,          activate_row, scale_and_cap_row, attend,       argmax,    chunk_maxima,
-                            exp_weights};
+const KernelTable kTable = {TM_STRING(TM_ISA), linear_block, quantize_row, packed_block,      widen_row, float8_block,
+                            lora_expand_block, norm_row,     activate_row, scale_and_cap_row, attend,    argmax,
+                            chunk_maxima,      exp_weights};
 
 }  // namespace turbomind::TM_ISA

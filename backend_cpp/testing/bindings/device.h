@@ -35,6 +35,7 @@ using DeviceClass = pybind11::class_<Device>;
 void bind_attention(pybind11::module_& m);
 void bind_elementwise(DeviceClass& device);
 void bind_linear(pybind11::module_& m, DeviceClass& device);
+void bind_lora(DeviceClass& device);
 void bind_moe(DeviceClass& device);
 
 }  // namespace turbomind

@@ -84,6 +84,7 @@ PYBIND11_MODULE(TM_TEST_MODULE, m) {
   bind_linear(m, device);
   bind_attention(m);
   bind_elementwise(device);
+  bind_lora(device);
   bind_moe(device);
 
   m.def("device_count", &cuda_device_count);

@@ -1,0 +1,71 @@
+// Makes events of what happens in a block cache.
+//
+// A block is told by its hash: FNV-1a (64 bits; Fowler, Noll and Vo) of
+//
+//   the hash of the block before it, 8 bytes, 0 for the first | its tokens, 4 bytes each | its extra keys, if it has
+//   any
+//
+// numbers with the lowest byte first, extra keys as compact JSON. So equal content has equal hashes in all replicas.
+// Where a cache holds a content twice, since an adapter was loaded anew or positions are scaled otherwise, it is told
+// once, and is gone with the last of them.
+//
+// Used by the step thread only.
+#pragma once
+
+#include <array>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/events/cache_event.h"
+#include "engine/schedule/block_cache.h"
+
+namespace turbomind {
+
+class CacheAnnouncer final : public CacheObserver {
+ public:
+  // `sink` must outlive the announcer.
+  CacheAnnouncer(int block_len, CacheEventSink& sink) : block_len_(block_len), sink_(sink) {}
+
+  void stored(uint64_t content, uint64_t parent, const PrefixKey& prefix, int index) override;
+  void moved(uint64_t content, std::span<const int32_t> tokens, CacheTier to) override;
+  void removed(uint64_t content) override;
+  void cleared() override;
+
+  // Hands over the events since the last call; where the sink asks for it, all that the observed cache holds.
+  void end_step(const BlockCache& cache);
+
+ private:
+  // A content of the cache. Those that follow one are a list, by their numbers; 0 ends it.
+  struct Node {
+    uint64_t hash = 0;
+    uint64_t parent = 0;
+    uint64_t parent_hash = 0;
+    bool has_parent = false;
+    uint64_t first_child = 0;
+    uint64_t next = 0;
+    uint64_t previous = 0;
+    CacheTier tier = CacheTier::kDevice;
+    bool can_be_found = true;
+    std::string lora_name;
+    std::string extra_keys;
+  };
+  using Tiers = std::array<int, 2>;
+
+  void link(uint64_t content, Node& node);
+  void unlink(const Node& node);
+  void tell_stored(const Node& node, std::span<const int32_t> tokens);
+  void tell_removed(const Node& node);
+  void hold(const Node& node, std::span<const int32_t> tokens);
+  void let_go(const Node& node);
+  void lose(uint64_t content);
+  void tell_everything(const BlockCache& cache);
+
+  const int block_len_;
+  CacheEventSink& sink_;
+  std::unordered_map<uint64_t, Node> nodes_;     // by content
+  std::unordered_map<uint64_t, Tiers> holders_;  // contents that can be found, by hash and tier
+  std::vector<CacheEvent> events_;
+};
+
+}  // namespace turbomind

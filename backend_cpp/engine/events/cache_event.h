@@ -1,0 +1,41 @@
+// What is told of the block cache to those who route requests: the events of vLLM's KV-cache stream.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/schedule/cache_observer.h"
+
+namespace turbomind {
+
+enum class CacheEventKind { kStored, kRemoved, kCleared };
+
+struct CacheEvent {
+  CacheEventKind kind = CacheEventKind::kCleared;
+  CacheTier tier = CacheTier::kDevice;
+  std::vector<uint64_t> hashes;  // of blocks; stored ones follow each other
+
+  // Of stored blocks.
+  std::optional<uint64_t> parent;       // hash of the block before the first
+  std::vector<int32_t> tokens;          // of these blocks
+  std::string lora_name;                // empty: none
+  std::vector<std::string> extra_keys;  // of each block, a JSON list of what tells it apart beside its tokens, or empty
+};
+
+class CacheEventSink {
+ public:
+  enum class State {
+    kFollows,  // takes events
+    kLost,     // has lost some, and takes none
+    kAsks,     // has lost some, and takes everything anew
+  };
+
+  virtual ~CacheEventSink() = default;
+  virtual State state() const = 0;
+  // Takes what has happened in a step; in kAsks, what makes the whole content of a cache. Never waits.
+  virtual void push(std::vector<CacheEvent>&& events) = 0;
+};
+
+}  // namespace turbomind

@@ -1,0 +1,75 @@
+// Hands cache events to the process that publishes them (lmdeploy/kv_events/publisher.py).
+//
+//   step thread: push --> queue --> a thread of its own: lines --> socket --> the process --> ZMQ
+//
+// The step thread never waits. When the queue is full or the process has ended, what is queued is dropped, the process
+// is started again if need be, and then everything that the cache holds is told anew. Batches are numbered, so readers
+// see that some are missing.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/file_descriptor.h"
+#include "engine/events/event_line.h"
+#include "model/worker/worker_process.h"
+
+namespace turbomind {
+
+class EventPublisher final : public CacheEventSink {
+ public:
+  static constexpr size_t kMostBytes = size_t{64} << 20;  // of queued events
+
+  // Starts `command` and waits until it can publish. Throws Error with what keeps it from that.
+  EventPublisher(std::vector<std::string> command, int block_len, size_t most_bytes = kMostBytes);
+  // Gives the process a moment to publish what is queued, and ends it.
+  ~EventPublisher() override;
+
+  // `wake` is called when everything is to be told, on a thread of the publisher's. Called once, before the first push.
+  void notify(std::function<void()> wake) { wake_ = std::move(wake); }
+
+  State state() const override;
+  void push(std::vector<CacheEvent>&& events) override;
+
+  struct Counts {
+    int64_t batches = 0;  // that were pushed
+    int64_t losses = 0;   // times that everything had to be told anew
+  };
+  Counts counts() const;
+
+ private:
+  void start();
+  void run();
+  bool send(const std::string& line);
+  void start_again(std::unique_lock<std::mutex>& lock);
+  void lose();  // mu_ is held
+
+  const std::vector<std::string> command_;
+  const int block_len_;
+  const size_t most_bytes_;
+  std::function<void()> wake_ = [] {};
+  // The thread's, but for the destructor.
+  FileDescriptor socket_;
+  std::unique_ptr<WorkerProcess> process_;
+
+  mutable std::mutex mu_;
+  std::condition_variable changed_;
+  // Guarded by mu_.
+  std::deque<CacheEventBatch> queue_;
+  size_t queued_bytes_ = 0;
+  State state_ = State::kFollows;
+  Counts counts_;
+  bool has_ended_ = false;  // the thread
+
+  std::atomic<bool> is_stopping_{false};
+  std::thread thread_;
+};
+
+}  // namespace turbomind

@@ -1,0 +1,82 @@
+#include "kernels/lora.h"
+
+#include <algorithm>
+
+#include "kernels/cpu/isa.h"
+
+namespace turbomind {
+
+namespace {
+
+// Weight bytes that one thread takes at a time: a small adapter is not worth a hand-over.
+constexpr size_t kTaskBytes = 48 << 10;
+
+size_t element_bytes(const LoraWeight& weight) {
+  return weight.format == WeightFormat::kFloat32 ? 4 : 2;
+}
+
+// Calls visit(weight, first row, rows) for each run of neighbouring rows that have the same adapter.
+template <class Visit>
+void for_runs(const LoraRows& rows, Visit&& visit) {
+  for (int row = 0; row < rows.rows;) {
+    const LoraWeight* const adapter = rows.adapters[row];
+    int end = row + 1;
+    while (end < rows.rows && rows.adapters[end] == adapter && end - row < kLinearRowBlock) ++end;
+    if (adapter != nullptr && adapter[rows.layer].rank > 0) visit(adapter[rows.layer], row, end - row);
+    row = end;
+  }
+}
+
+// Cuts `count` units of `unit_bytes` into tasks of whole `multiple`s.
+template <class Add>
+void cut(int count, size_t unit_bytes, int multiple, Add&& add) {
+  const int wanted = static_cast<int>(kTaskBytes / unit_bytes) / multiple * multiple;
+  const int step = std::max(multiple, wanted);
+  for (int first = 0; first < count; first += step) add(first, std::min(first + step, count));
+}
+
+}  // namespace
+
+void lora_shrink(ThreadPool& pool, LoraScratch& scratch, const LoraRows& rows, const float* x, int in_features,
+                 float* shrunk) {
+  scratch.clear();
+  for_runs(rows, [&](const LoraWeight& weight, int row, int count) {
+    cut(weight.rank, static_cast<size_t>(in_features) * element_bytes(weight), 4,
+        [&](int first, int last) { scratch.push_back({&weight, row, count, 0, first, last}); });
+  });
+  const KernelTable& table = kernels();
+  pool.parallel_for(static_cast<int>(scratch.size()), [&](int index) {
+    const LoraTask& task = scratch[static_cast<size_t>(index)];
+    LinearWeight down;
+    down.data = task.weight->down;
+    down.format = task.weight->format;
+    down.out_features = rows.max_rank;
+    down.in_features = in_features;
+    const auto row = static_cast<size_t>(task.row);
+    table.linear_block(down, x + row * in_features, task.rows, task.first, task.last, shrunk + row * rows.max_rank,
+                       false);
+  });
+}
+
+void lora_expand(ThreadPool& pool, LoraScratch& scratch, const LoraRows& rows, const float* shrunk, int out_features,
+                 float* y) {
+  scratch.clear();
+  for_runs(rows, [&](const LoraWeight& weight, int row, int count) {
+    for (int part = 0; part < weight.part_count; ++part) {
+      const LoraPart& own = weight.parts[part];
+      cut(own.out_features, static_cast<size_t>(own.rank) * element_bytes(weight), 64,
+          [&](int first, int last) { scratch.push_back({&weight, row, count, part, first, last}); });
+    }
+  });
+  const KernelTable& table = kernels();
+  pool.parallel_for(static_cast<int>(scratch.size()), [&](int index) {
+    const LoraTask& task = scratch[static_cast<size_t>(index)];
+    const LoraPart& part = task.weight->parts[task.part];
+    for (size_t row = static_cast<size_t>(task.row); row < static_cast<size_t>(task.row + task.rows); ++row) {
+      table.lora_expand_block(part, task.weight->format, shrunk + row * rows.max_rank + part.first_rank, task.first,
+                              task.last, y + row * out_features + part.first_out);
+    }
+  });
+}
+
+}  // namespace turbomind

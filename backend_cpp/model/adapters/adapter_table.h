@@ -1,0 +1,40 @@
+// The adapters a runner has, and those of a step's rows.
+//
+// Used by the step thread only.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "device/operators.h"
+#include "model/adapters/adapter_weights.h"
+#include "model/model_runner.h"
+#include "weights/linear_storage.h"
+
+namespace turbomind {
+
+class AdapterTable {
+ public:
+  AdapterTable(Operators& ops, int max_rows) : max_rows_(max_rows), rows_(ops, max_rows * sizeof(const LoraWeight*)) {}
+
+  // `slot` is free. Takes device memory, and then throws Error(kUnavailable) where there is none.
+  void place(Operators& ops, int slot, std::unique_ptr<AdapterWeights> adapter);
+  void drop(int slot) { adapters_.erase(slot); }
+
+  // Prepares a step of which `computed` rows are computed; false: no row has an adapter.
+  bool begin_step(Operators& ops, const StepInput& input, int computed);
+  // y += what the rows' adapters add to a layer whose inputs are x.
+  void add(Operators& ops, const LinearStorage& layer, const float* x, float* y) const;
+
+ private:
+  int max_rows_;
+  std::map<int, std::unique_ptr<AdapterWeights>> adapters_;
+  Staged rows_;                 // [max_rows] pointers to layers, or null
+  std::vector<int> max_ranks_;  // of each adapted layer, over the step's adapters
+  int computed_ = 0;
+  AlignedBuffer shrunk_;  // float32 [max_rows, the largest rank of a layer]; grows
+  int widest_ = 0;
+};
+
+}  // namespace turbomind

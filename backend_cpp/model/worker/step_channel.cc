@@ -1,0 +1,143 @@
+#include "model/worker/step_channel.h"
+
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <new>
+
+#include "base/error.h"
+#include "base/futex.h"
+
+namespace turbomind {
+
+namespace {
+
+constexpr uint32_t kVersion = 1;
+constexpr size_t kPage = 4096;
+
+Error unavailable(const std::string& what) {
+  return {ErrorCode::kUnavailable, "memory shared with workers: " + what + ": " + std::strerror(errno)};
+}
+
+}  // namespace
+
+struct StepChannel::Rank {
+  alignas(64) std::atomic<uint32_t> done{0};
+  int32_t has_failed = 0;
+  uint32_t text_bytes = 0;
+  char text[kTextBytes];
+};
+
+struct StepChannel::Header {
+  uint32_t version = kVersion;
+  ChannelShape shape;
+  Order order;
+  alignas(64) std::atomic<uint32_t> given{1};  // the first order, to load the model, is given from the start
+  Rank ranks[kMostRanks];
+};
+
+StepChannel::StepChannel(const ChannelShape& shape) {
+  lay_out(shape);
+  fd_ = FileDescriptor(memfd_create("lmdeploy-steps", MFD_CLOEXEC));
+  if (!fd_ || ftruncate(fd(), static_cast<off_t>(bytes_)) != 0) throw unavailable("it cannot be made");
+  map();
+  (new (memory_.get()) Header())->shape = shape;
+}
+
+StepChannel::StepChannel(int fd) : fd_(fd) {
+  struct stat file{};
+  if (fstat(fd, &file) != 0 || static_cast<size_t>(file.st_size) < sizeof(Header)) {
+    throw invalid_argument("file descriptor " + std::to_string(fd) + " is no memory of an engine");
+  }
+  bytes_ = static_cast<size_t>(file.st_size);
+  map();
+  lay_out(shape());
+  if (header().version != kVersion || bytes_ != static_cast<size_t>(file.st_size)) {
+    throw invalid_argument("the engine is of another version than its worker");
+  }
+}
+
+void StepChannel::Unmap::operator()(std::byte* memory) const {
+  munmap(memory, bytes);
+}
+
+void StepChannel::lay_out(const ChannelShape& shape) {
+  size_t end = sizeof(Header);
+  const auto room = [&](size_t count, size_t size) {
+    const size_t begin = (end + kPage - 1) / kPage * kPage;
+    end = begin + count * size;
+    return begin;
+  };
+  const auto rows = static_cast<size_t>(shape.rows);
+  tokens_ = room(rows, sizeof(int32_t));
+  spans_ = room(static_cast<size_t>(shape.spans), sizeof(ChannelSpan));
+  blocks_ = room(static_cast<size_t>(shape.blocks), sizeof(int32_t));
+  logits_ = room(rows * static_cast<size_t>(shape.vocab_size), sizeof(float));
+  hidden_ = room(rows * static_cast<size_t>(shape.hidden_size), sizeof(float));
+  bytes_ = end;
+}
+
+void StepChannel::map() {
+  void* memory = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd(), 0);
+  if (memory == MAP_FAILED) throw unavailable("it cannot be mapped");
+  memory_ = {static_cast<std::byte*>(memory), Unmap{bytes_}};
+}
+
+StepChannel::Header& StepChannel::header() const {
+  return *at<Header>(0);
+}
+StepChannel::Rank& StepChannel::rank(int index) const {
+  return header().ranks[index];
+}
+const ChannelShape& StepChannel::shape() const {
+  return header().shape;
+}
+Order& StepChannel::order() const {
+  return header().order;
+}
+
+void StepChannel::give() {
+  header().given.fetch_add(1, std::memory_order_release);
+  futex_wake(header().given);
+}
+
+bool StepChannel::wait_done(int index, std::chrono::nanoseconds patience) const {
+  const uint32_t given = header().given.load(std::memory_order_relaxed);
+  const std::atomic<uint32_t>& done = rank(index).done;
+  const uint32_t seen = done.load(std::memory_order_acquire);
+  if (seen == given) return true;
+  futex_wait(done, seen, patience);
+  return done.load(std::memory_order_acquire) == given;
+}
+
+bool StepChannel::has_failed(int index) const {
+  return rank(index).has_failed != 0;
+}
+
+std::string StepChannel::text(int index) const {
+  const Rank& said = rank(index);
+  return {said.text, std::min<size_t>(said.text_bytes, kTextBytes)};
+}
+
+bool StepChannel::wait_order(int index, std::chrono::nanoseconds patience) const {
+  const uint32_t done = rank(index).done.load(std::memory_order_relaxed);
+  const std::atomic<uint32_t>& given = header().given;
+  if (given.load(std::memory_order_acquire) != done) return true;
+  futex_wait(given, done, patience);
+  return given.load(std::memory_order_acquire) != done;
+}
+
+void StepChannel::finish(int index, bool has_failed, std::string_view text) {
+  Rank& own = rank(index);
+  own.has_failed = has_failed ? 1 : 0;
+  own.text_bytes = static_cast<uint32_t>(std::min(text.size(), kTextBytes));
+  std::memcpy(own.text, text.data(), own.text_bytes);
+  own.done.store(header().given.load(std::memory_order_relaxed), std::memory_order_release);
+  futex_wake(own.done);
+}
+
+}  // namespace turbomind

@@ -1,0 +1,247 @@
+#include "model/worker/worker_runner.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <utility>
+
+#include "base/error.h"
+#include "base/json.h"
+#include "device/cpu_operators.h"
+
+namespace turbomind {
+
+namespace {
+
+constexpr auto kLook = std::chrono::milliseconds(50);  // how often a wait asks whether the worker still runs
+
+ChannelShape shape_of(const WorkerOptions& options, const StepLimits& limits) {
+  ChannelShape shape;
+  shape.ranks = options.ranks;
+  shape.vocab_size = options.vocab_size;
+  shape.hidden_size = options.hidden_size;
+  shape.rows = options.max_rows;
+  shape.spans = options.max_rows;
+  shape.blocks = limits.spans * ((limits.context + limits.block_len - 1) / limits.block_len + 1);
+  return shape;
+}
+
+// The name of a file, which is not there, where the ranks of a start meet.
+std::string meeting_file() {
+  static std::atomic<int> starts{0};
+  const std::string name = "lmdeploy-ranks-" + std::to_string(getpid()) + "-" + std::to_string(++starts);
+  const std::filesystem::path file = std::filesystem::temp_directory_path() / name;
+  std::filesystem::remove(file);
+  return file.string();
+}
+
+}  // namespace
+
+WorkerRunner::WorkerRunner(WorkerOptions options, const StepLimits& limits)
+    : options_(std::move(options)), shape_(shape_of(options_, limits)) {
+  if (options_.ranks > kMostRanks) {
+    throw invalid_argument("tp must be at most " + std::to_string(kMostRanks) + " with workers, got " +
+                           std::to_string(options_.ranks));
+  }
+  start();
+}
+
+WorkerRunner::~WorkerRunner() {
+  stop();
+}
+
+void WorkerRunner::start() {
+  channel_ = std::make_unique<StepChannel>(shape_);
+  const std::string meeting_place = meeting_file();
+  for (int rank = 0; rank < options_.ranks; ++rank) {
+    std::vector<std::string> command = options_.command;
+    command.push_back("--meeting-place=" + meeting_place);
+    command.push_back(std::to_string(rank));
+    workers_.push_back(std::make_unique<WorkerProcess>(command, channel_->fd()));
+  }
+  try {
+    wait();
+  } catch (const Error&) {
+    std::filesystem::remove(meeting_place);
+    stop();
+    throw;
+  }
+  std::filesystem::remove(meeting_place);
+  const Json said = Json::parse(channel_->text(0));
+  facts_.token_bytes = static_cast<size_t>(said.at("token_bytes").as_int());
+  facts_.free_memory = static_cast<size_t>(said.at("free_memory").as_int());
+  facts_.window = static_cast<int>(said.at("window").as_int());
+  facts_.layers = AdaptableLayers(said.at("layers"));
+  end_of_watch_ = eventfd(0, EFD_CLOEXEC);
+  watcher_ = std::thread([this] { watch(); });
+}
+
+void WorkerRunner::stop() {
+  if (watcher_.joinable()) {
+    const uint64_t one = 1;
+    if (write(end_of_watch_, &one, sizeof(one)) < 0) std::terminate();
+    watcher_.join();
+    close(end_of_watch_);
+  }
+  workers_.clear();
+  channel_.reset();
+}
+
+void WorkerRunner::watch() {
+  std::vector<pollfd> watched{{end_of_watch_, POLLIN, 0}};
+  for (const auto& worker : workers_) watched.push_back({worker->watched_fd(), POLLIN, 0});
+  while (poll(watched.data(), watched.size(), -1) < 0) continue;
+  if (watched[0].revents != 0) return;
+  is_lost_ = true;
+  const std::lock_guard lock(mu_);
+  if (on_loss_) on_loss_();
+}
+
+void WorkerRunner::on_loss(std::function<void()> told) {
+  const std::lock_guard lock(mu_);
+  on_loss_ = std::move(told);
+  if (on_loss_ && is_lost_) on_loss_();
+}
+
+void WorkerRunner::restart() {
+  stop();
+  is_lost_ = false;
+  start();
+  if (cache_.block_count > 0) allocate_cache(cache_);
+  for (const auto& [slot, directory] : adapters_) order_adapter(OrderKind::kPlaceAdapter, slot, directory);
+}
+
+void WorkerRunner::lose(const std::string& reason) {
+  is_lost_ = true;
+  throw Error(ErrorCode::kUnavailable, reason);
+}
+
+void WorkerRunner::wait() {
+  const auto begin = std::chrono::steady_clock::now();
+  for (int rank = 0; rank < options_.ranks; ++rank) {
+    while (!channel_->wait_done(rank, kLook)) {
+      // One that failed or ended may be what the others wait for.
+      for (int other = 0; other < options_.ranks; ++other) check(other);
+      const bool may_take_long = channel_->order().kind != OrderKind::kStep;
+      if (!may_take_long && std::chrono::steady_clock::now() - begin > options_.step_patience) {
+        lose(name_of(rank) + " did not finish a step in " +
+             std::to_string(static_cast<int>(options_.step_patience.count())) + " s");
+      }
+    }
+    check(rank);
+  }
+}
+
+void WorkerRunner::check(int rank) {
+  const std::string end = workers_[static_cast<size_t>(rank)]->how_it_ended();
+  const bool is_done = channel_->wait_done(rank, {});
+  if (is_done && channel_->has_failed(rank)) {
+    const OrderKind kind = channel_->order().kind;
+    if (kind == OrderKind::kLoad || kind == OrderKind::kAllocate) throw invalid_argument(channel_->text(rank));
+    lose(name_of(rank) + " failed: " + channel_->text(rank));
+  }
+  if (!is_done && !end.empty()) lose(name_of(rank) + " " + end);
+}
+
+std::string WorkerRunner::name_of(int rank) const {
+  return options_.ranks > 1 ? "worker " + std::to_string(rank) : "the worker";
+}
+
+size_t WorkerRunner::block_bytes(int block_len) const {
+  return facts_.token_bytes * static_cast<size_t>(block_len) * static_cast<size_t>(options_.ranks);
+}
+
+size_t WorkerRunner::free_cache_memory() {
+  return facts_.free_memory != 0 ? facts_.free_memory * static_cast<size_t>(options_.ranks) : available_memory();
+}
+
+void WorkerRunner::allocate_cache(const CacheSize& size) {
+  cache_ = size;
+  Order& order = channel_->order();
+  order = {};
+  order.kind = OrderKind::kAllocate;
+  order.block_count = size.block_count;
+  order.block_len = size.block_len;
+  order.host_block_count = size.host_block_count;
+  channel_->give();
+  wait();
+}
+
+std::unique_ptr<AdapterFile> WorkerRunner::open_adapter(const std::string& directory) const {
+  if (directory.size() > kLongestPath) throw invalid_argument("its path is too long");
+  return facts_.layers.open(directory);
+}
+
+void WorkerRunner::place_adapter(int slot, std::unique_ptr<Adapter> adapter) {
+  adapters_[slot] = directory_of(*adapter);
+  order_adapter(OrderKind::kPlaceAdapter, slot, adapters_[slot]);
+}
+
+void WorkerRunner::drop_adapter(int slot) {
+  adapters_.erase(slot);
+  order_adapter(OrderKind::kDropAdapter, slot, "");
+}
+
+void WorkerRunner::order_adapter(OrderKind kind, int slot, const std::string& directory) {
+  Order& order = channel_->order();
+  order = {};
+  order.kind = kind;
+  order.slot = slot;
+  order.directory_bytes = static_cast<int32_t>(directory.size());
+  std::copy(directory.begin(), directory.end(), order.directory);
+  channel_->give();
+  wait();
+}
+
+void WorkerRunner::move_blocks(const std::vector<BlockMove>& moves) {
+  const auto at_once = static_cast<size_t>(shape_.blocks / 2);
+  for (size_t first = 0; first < moves.size(); first += at_once) {
+    const size_t count = std::min(at_once, moves.size() - first);
+    Order& order = channel_->order();
+    order = {};
+    order.kind = OrderKind::kMoveBlocks;
+    order.moves = static_cast<int32_t>(count);
+    std::memcpy(channel_->blocks(), moves.data() + first, count * sizeof(BlockMove));
+    channel_->give();
+    wait();
+  }
+}
+
+void WorkerRunner::begin(const StepInput& input) {
+  if (is_lost_) lose("a worker has ended");
+  move_blocks(input.moves);
+  Order& order = channel_->order();
+  order = {};
+  order.kind = OrderKind::kStep;
+  order.rows = static_cast<int32_t>(input.tokens.size());
+  order.spans = static_cast<int32_t>(input.spans.size());
+  std::copy(input.tokens.begin(), input.tokens.end(), channel_->tokens());
+  ChannelSpan* to = channel_->spans();
+  int32_t* blocks = channel_->blocks();
+  int32_t used = 0;
+  for (const StepSpan& span : input.spans) {
+    const int needed = (span.first_position + span.count + cache_.block_len - 1) / cache_.block_len;
+    if (used + needed > shape_.blocks) throw internal_error("a step has more blocks than fit into shared memory");
+    std::copy_n(span.blocks->begin(), needed, blocks + used);
+    const int wanted = span.wanted == SpanRows::kAll ? span.count : span.wanted == SpanRows::kLast ? 1 : 0;
+    *to++ = {span.first_row, span.count, span.first_position, span.prompt_len,
+             used,           needed,     span.count - wanted, span.adapter};
+    used += needed;
+    order.wanted += wanted;
+  }
+  channel_->give();
+}
+
+StepOutput WorkerRunner::take() {
+  wait();
+  StepOutput output;
+  output.logits = channel_->logits();
+  output.hidden = channel_->hidden();
+  return output;
+}
+
+}  // namespace turbomind

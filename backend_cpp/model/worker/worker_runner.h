@@ -1,0 +1,93 @@
+// Runs a model in other processes, one a rank: the steps travel through shared memory (model/worker/step_channel.h).
+//
+// A worker that ends, or takes longer over a step than it may, is a fault of the device: the step throws, and restart()
+// brings all workers back with an empty cache.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "model/model_runner.h"
+#include "model/worker/step_channel.h"
+#include "model/worker/worker_adapters.h"
+#include "model/worker/worker_process.h"
+
+namespace turbomind {
+
+struct WorkerOptions {
+  // Starts a worker; its rank follows as the last argument.
+  std::vector<std::string> command;
+  int ranks = 1;
+  int vocab_size = 0;
+  int hidden_size = 0;
+  int max_rows = 0;
+  std::chrono::duration<double> step_patience{600};
+};
+
+class WorkerRunner final : public ModelRunner {
+ public:
+  // Starts the workers and waits until they have loaded the model. Throws Error with what they say.
+  WorkerRunner(WorkerOptions options, const StepLimits& limits);
+  ~WorkerRunner() override;
+
+  int vocab_size() const override { return options_.vocab_size; }
+  int hidden_size() const override { return options_.hidden_size; }
+  size_t block_bytes(int block_len) const override;
+  size_t free_cache_memory() override;
+  int window() const override { return facts_.window; }
+  void allocate_cache(const CacheSize& size) override;
+  void begin(const StepInput& input) override;
+  StepOutput take() override;
+
+  std::unique_ptr<AdapterFile> open_adapter(const std::string& directory) const override;
+  void place_adapter(int slot, std::unique_ptr<Adapter> adapter) override;
+  void drop_adapter(int slot) override;
+
+  bool can_restart() const override { return true; }
+  void on_loss(std::function<void()> told) override;
+  bool is_lost() const override { return is_lost_; }
+  void restart() override;
+
+ private:
+  // What the first rank says of the model.
+  struct Facts {
+    size_t token_bytes = 0;  // of a rank's cache, a token
+    size_t free_memory = 0;  // 0: the host's counts
+    int window = 0;
+    AdaptableLayers layers;
+  };
+
+  void start();
+  void stop();
+  void watch();
+  // Until all ranks have done the order. Throws Error with what one of them says, or how it ended.
+  void wait();
+  void move_blocks(const std::vector<BlockMove>& moves);
+  void order_adapter(OrderKind kind, int slot, const std::string& directory);
+  void check(int rank);
+  std::string name_of(int rank) const;
+  [[noreturn]] void lose(const std::string& reason);
+
+  const WorkerOptions options_;
+  const ChannelShape shape_;
+  Facts facts_;
+  CacheSize cache_;
+  std::map<int, std::string> adapters_;  // directories, by slot
+
+  std::unique_ptr<StepChannel> channel_;
+  std::vector<std::unique_ptr<WorkerProcess>> workers_;
+  std::mutex mu_;
+  std::function<void()> on_loss_;  // guarded by mu_
+  std::atomic<bool> is_lost_{false};
+  int end_of_watch_ = -1;  // an eventfd
+  std::thread watcher_;    // tells of a worker that ends while nobody waits for it
+};
+
+}  // namespace turbomind

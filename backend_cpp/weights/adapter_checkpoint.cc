@@ -1,0 +1,176 @@
+#include "weights/adapter_checkpoint.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <limits>
+#include <regex>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+
+namespace turbomind {
+
+namespace {
+
+constexpr std::string_view kPrefix = "base_model.model.";
+constexpr std::string_view kDown = ".lora_A.weight";
+constexpr std::string_view kUp = ".lora_B.weight";
+constexpr int64_t kMostRanks = 4096;
+constexpr size_t kLongestName = 512;  // std::regex recurses by the character
+
+// Fields that say how the adapter was trained, or that are read below. Any other must be null, false or empty.
+constexpr std::string_view kKnownFields[] = {"alpha_pattern",
+                                             "arrow_config",
+                                             "auto_mapping",
+                                             "base_model_name_or_path",
+                                             "bias",
+                                             "eva_config",
+                                             "exclude_modules",
+                                             "inference_mode",
+                                             "init_lora_weights",
+                                             "layers_pattern",
+                                             "layers_to_transform",
+                                             "lora_alpha",
+                                             "lora_dropout",
+                                             "megatron_core",
+                                             "modules_to_save",
+                                             "parent_library",
+                                             "peft_type",
+                                             "peft_version",
+                                             "qalora_group_size",
+                                             "r",
+                                             "rank_pattern",
+                                             "revision",
+                                             "runtime_config",
+                                             "target_modules",
+                                             "task_type",
+                                             "use_dora",
+                                             "use_rslora"};
+
+bool is_unset(const Json& value) {
+  return value.is_null() || (value.is_bool() && !value.as_bool()) || (value.is_string() && value.as_string().empty()) ||
+         (value.is_array() && value.as_array().empty()) || (value.is_object() && value.as_object().empty());
+}
+
+void refuse_if_set(const Json& config, std::string_view field, const std::string& reason) {
+  const Json* value = config.find(field);
+  if (value == nullptr || is_unset(*value)) return;
+  throw invalid_argument("adapter_config.json: " + std::string(field) + " is " + value->dump() + ": " + reason);
+}
+
+void refuse_what_is_not_plain(const Json& config) {
+  const Json* type = config.find("peft_type");
+  if (type == nullptr || !type->is_string() || type->as_string() != "LORA") {
+    throw invalid_argument("adapter_config.json: peft_type must be LORA, got " +
+                           (type == nullptr ? std::string("nothing") : type->dump()));
+  }
+  refuse_if_set(config, "modules_to_save",
+                "whole layers cannot be served beside the base's; train without them, or merge the adapter");
+  refuse_if_set(config, "use_dora", "DoRA is not supported; merge the adapter into the model");
+  if (const Json* bias = config.find("bias"); bias != nullptr && bias->dump() != "\"none\"") {
+    throw invalid_argument("adapter_config.json: bias is " + bias->dump() +
+                           ": trained biases cannot be served beside the base's; only none is supported");
+  }
+  if (const Json* start = config.find("init_lora_weights"); start != nullptr && start->is_string()) {
+    for (const char* method : {"pissa", "olora", "corda", "loftq"}) {
+      if (!start->as_string().starts_with(method)) continue;
+      throw invalid_argument("adapter_config.json: init_lora_weights is " + start->dump() +
+                             ": such an adapter changes the base's own weights; convert it to a plain one when saving");
+    }
+  }
+  for (const auto& [field, value] : config.as_object()) {
+    if (is_unset(value) || std::ranges::find(kKnownFields, field) != std::end(kKnownFields)) continue;
+    throw invalid_argument("adapter_config.json: " + field + " is " + value.dump() +
+                           ", which is not supported; merge the adapter into the model");
+  }
+}
+
+// The number for a layer: that of the first pattern which matches the end of its name, as PEFT looks them up.
+double number_for(const Json& config, const char* patterns, const char* otherwise, const std::string& layer) {
+  if (const Json* given = config.find(patterns)) {
+    for (const auto& [pattern, number] : given->as_object()) {
+      try {
+        if (std::regex_match(layer, std::regex("(.*\\.)?(" + pattern + ")"))) return number.as_double();
+      } catch (const std::regex_error& error) {
+        throw invalid_argument("adapter_config.json: " + std::string(patterns) + " has the bad pattern " + pattern +
+                               ": " + error.what());
+      }
+    }
+  }
+  return config.at(otherwise).as_double();
+}
+
+SafetensorsFile tensors_in(const std::string& directory) {
+  const std::string path = directory + "/adapter_model.safetensors";
+  if (!std::filesystem::exists(path) && std::filesystem::exists(directory + "/adapter_model.bin")) {
+    throw invalid_argument(directory + " holds adapter_model.bin alone; save the adapter with safe_serialization=True");
+  }
+  return SafetensorsFile(path);
+}
+
+}  // namespace
+
+AdapterCheckpoint AdapterCheckpoint::open(const std::string& directory) {
+  return {tensors_in(directory), Json::parse_file(directory + "/adapter_config.json")};
+}
+
+AdapterCheckpoint::AdapterCheckpoint(SafetensorsFile file, const Json& config) : file_(std::move(file)) {
+  refuse_what_is_not_plain(config);
+  read_tensors();
+  set_scales(config);
+}
+
+void AdapterCheckpoint::read_tensors() {
+  for (const auto& [name, tensor] : file_.tensors()) {
+    const std::string_view text = name;
+    const bool is_down = text.ends_with(kDown);
+    if (text.size() <= kPrefix.size() + kDown.size() || !text.starts_with(kPrefix) ||
+        !(is_down || text.ends_with(kUp))) {
+      throw invalid_argument(file_.path() + ": tensor " + name +
+                             " is no lora_A or lora_B of a linear layer; nothing else can be served beside the base");
+    }
+    const std::string layer(text.substr(kPrefix.size(), text.size() - kPrefix.size() - kDown.size()));
+    if (layer.size() > kLongestName) throw invalid_argument(file_.path() + " has a tensor with too long a name");
+    if (tensor.shape.size() != 2 || type_bytes(tensor.dtype) == 0) {
+      throw invalid_argument(file_.path() + ": tensor " + name + " is no matrix of F32, BF16 or F16");
+    }
+    AdapterModule& module = modules_[layer];
+    (is_down ? module.down : module.up) = &tensor;
+  }
+  if (modules_.empty()) throw invalid_argument(file_.path() + " holds no tensor");
+  for (auto& [layer, module] : modules_) {
+    if (module.down == nullptr || module.up == nullptr) {
+      throw invalid_argument(file_.path() + ": " + layer + " has no " + (module.down == nullptr ? "lora_A" : "lora_B"));
+    }
+    const int64_t rank = module.down->shape[0];
+    if (rank != module.up->shape[1] || rank < 1 || rank > kMostRanks) {
+      throw invalid_argument(file_.path() + ": " + layer + " has " + std::to_string(rank) + " rows of lora_A and " +
+                             std::to_string(module.up->shape[1]) + " columns of lora_B; expected the same rank, 1 to " +
+                             std::to_string(kMostRanks));
+    }
+    module.rank = static_cast<int>(rank);
+  }
+}
+
+void AdapterCheckpoint::set_scales(const Json& config) {
+  const Json* root = config.find("use_rslora");
+  const bool divides_by_root = root != nullptr && root->as_bool();
+  for (auto& [layer, module] : modules_) {
+    const double rank = number_for(config, "rank_pattern", "r", layer);
+    if (rank != module.rank) {
+      throw invalid_argument("adapter_config.json gives " + layer + " a rank of " + std::to_string(rank) +
+                             ", but its tensors have " + std::to_string(module.rank));
+    }
+    const double alpha = number_for(config, "alpha_pattern", "lora_alpha", layer);
+    const double scale = alpha / (divides_by_root ? std::sqrt(rank) : rank);
+    if (!(std::abs(scale) <= std::numeric_limits<float>::max())) {
+      throw invalid_argument("adapter_config.json gives " + layer + " a scale that is no number of 32 bits");
+    }
+    module.scale = static_cast<float>(scale);
+  }
+}
+
+}  // namespace turbomind

@@ -1,0 +1,37 @@
+// A low-rank adapter as PEFT saves one: adapter_config.json and adapter_model.safetensors.
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "weights/checkpoint.h"
+
+namespace turbomind {
+
+// What the adapter adds to one layer of the model: scale up down.
+struct AdapterModule {
+  const CheckpointTensor* down = nullptr;  // lora_A [rank, in_features]
+  const CheckpointTensor* up = nullptr;    // lora_B [out_features, rank]
+  int rank = 0;
+  float scale = 0;
+};
+
+class AdapterCheckpoint {
+ public:
+  // Throws Error that names what is wrong with the directory.
+  static AdapterCheckpoint open(const std::string& directory);
+  // Throws Error that names what of it is not a plain low-rank adapter. `config`: adapter_config.json.
+  AdapterCheckpoint(SafetensorsFile file, const Json& config);
+
+  // By the name of the layer, as the base's checkpoint has it. Valid as long as this lives.
+  const std::map<std::string, AdapterModule>& modules() const { return modules_; }
+
+ private:
+  void read_tensors();
+  void set_scales(const Json& config);
+
+  SafetensorsFile file_;
+  std::map<std::string, AdapterModule> modules_;
+};
+
+}  // namespace turbomind
