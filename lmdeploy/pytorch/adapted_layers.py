@@ -1,0 +1,166 @@
+"""Which layers of a checkpoint a model's linear layers are made of: adapters trained for those add to these.
+
+A model says so by loading: its ``load_weights`` hands each tensor, or parts of it, to the layers. `let_adapt` has it do
+that again with a column of numbers in the place of each matrix; where a number arrives is where that output goes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from lmdeploy.pytorch.adapters import AdapterTable
+
+_WEIGHT = ".weight"
+Shape = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class AdaptedPart:
+    """Outputs of a linear layer that are outputs of a layer of the checkpoint.
+
+    Parameters
+    ----------
+    source
+        The checkpoint's layer.
+    name
+        What the table of adapters calls the part.
+    outputs
+        Which of the linear layer's own outputs.
+    """
+
+    source: str
+    name: str
+    outputs: slice
+
+
+class SourceTrace:
+    """Follows the tensors of a checkpoint into linear layers.
+
+    Parameters
+    ----------
+    adapters
+        None: values are loaded, and the shapes of matrices noted. Else their outputs' numbers come in their place.
+
+    Attributes
+    ----------
+    shapes
+        ``[outputs, inputs]`` of the matrices that went to linear layers, by the tensor's name.
+    """
+
+    def __init__(self, adapters: AdapterTable | None = None) -> None:
+        self.shapes: dict[str, Shape] = {}
+        self.adapters = adapters
+        self._name = ""
+        self._shape: Shape | None = None
+
+    def begin(self, name: str, tensor: torch.Tensor) -> None:
+        """Say which tensor is loaded next."""
+        self._name = name
+        self._shape = (tensor.shape[0], tensor.shape[1]) if tensor.dim() == 2 else None
+
+    def see(self) -> None:
+        """Note that this tensor goes to the weight of a linear layer."""
+        if self._name.endswith(_WEIGHT) and self._shape is not None:
+            self.shapes[self._name] = self._shape
+
+    def take(self, outputs: slice, numbers: torch.Tensor, inputs: slice) -> AdaptedPart:
+        """Return what adapters add to for this tensor.
+
+        Parameters
+        ----------
+        outputs
+            Of the linear layer: where they arrive.
+        numbers
+            ``[outputs, 1]``: which outputs of the checkpoint's layer they are.
+        inputs
+            Which of its inputs this rank has.
+
+        Raises
+        ------
+        ValueError
+            If it is not outputs that arrived.
+        """
+        assert self.adapters is not None
+        if numbers.dtype != torch.int64 or numbers.shape != (outputs.stop - outputs.start, 1):
+            raise ValueError(f"{self._name} is changed while it is loaded")
+        source = self._name.removesuffix(_WEIGHT)
+        return AdaptedPart(source, self.adapters.divide(source, numbers[:, 0].clone(), inputs), outputs)
+
+
+_current: ContextVar[SourceTrace | None] = ContextVar("source_trace", default=None)
+
+
+def current_trace() -> SourceTrace | None:
+    """Return what follows tensors; None: nothing does."""
+    return _current.get()
+
+
+@contextmanager
+def tracing(trace: SourceTrace) -> Iterator[SourceTrace]:
+    """Have ``trace`` follow what is loaded as long as the block runs."""
+    token = _current.set(trace)
+    try:
+        yield trace
+    finally:
+        _current.reset(token)
+
+
+def let_adapt(
+    model: Any, layers: Sequence[nn.Module], shapes: dict[str, Shape], adapters: AdapterTable
+) -> dict[str, Shape]:
+    """Let adapters add to linear layers of a model.
+
+    Parameters
+    ----------
+    model
+        Its weights are loaded.
+    layers
+        Those of its linear layers that compute all rows of a step, and so may take adapters.
+    shapes
+        `SourceTrace.shapes` of the loading.
+    adapters
+        What the layers ask.
+
+    Returns
+    -------
+    dict
+        For the layers of the checkpoint, in whose names ``*`` stands for a number: the shape of the weight.
+
+    Raises
+    ------
+    ValueError
+        If the model cannot load numbers in the place of weights.
+    """
+
+    def numbers(trace: SourceTrace) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, (outputs, _) in shapes.items():
+            column = torch.arange(outputs)[:, None]
+            trace.begin(name, column)
+            yield name, column
+
+    try:
+        with tracing(SourceTrace(adapters)) as trace:
+            model.load_weights(numbers(trace))
+    except (KeyError, ValueError, TypeError, RuntimeError, AttributeError, IndexError) as error:
+        raise ValueError(f"{type(model).__name__}.load_weights: {type(error).__name__}: {error}") from error
+    sources = {part.source for module in layers for part in _parts_of(module)}
+    unfit = {part.source for module in set(model.modules()) - set(layers) for part in _parts_of(module)}
+    return {pattern_of(source): shapes[source + _WEIGHT] for source in sources - unfit}
+
+
+def pattern_of(name: str) -> str:
+    """Return a layer's name with ``*`` in the place of numbers."""
+    return re.sub(r"\.\d+(?=\.|$)", ".*", name)
+
+
+def _parts_of(module: nn.Module) -> Sequence[AdaptedPart]:
+    parts: Sequence[AdaptedPart] = getattr(module, "adapted", ())
+    return parts

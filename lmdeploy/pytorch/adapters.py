@@ -1,0 +1,125 @@
+"""Low-rank adapters of a model on PyTorch: which rows of a step have which, and what that adds to a layer.
+
+``y += scale B A x`` (Hu et al., 2021, arXiv 2106.09685), for the rows of a step that name the adapter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+import lmdeploy._turbomind as _turbomind
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """What an adapter adds to this rank's part of a layer.
+
+    Attributes
+    ----------
+    down
+        lora_A, ``[rank, in_features]`` float32.
+    up
+        lora_B times the adapter's scale, ``[out_features, rank]`` float32.
+    """
+
+    down: torch.Tensor
+    up: torch.Tensor
+
+
+@dataclass(frozen=True)
+class LayerPart:
+    """What this rank has of a layer of the checkpoint, or a part of that; see `AdapterTable.divide`."""
+
+    name: str
+    outputs: slice | torch.Tensor
+    inputs: slice
+
+
+class AdapterTable:
+    """The adapters in memory, and the rows of the step that runs."""
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self._device = device
+        self._parts: dict[str, list[LayerPart]] = {}
+        self._placed: dict[int, dict[str, LowRank]] = {}
+        self._rows: list[tuple[dict[str, LowRank], torch.Tensor]] = []
+        self._row_count = 0
+
+    def divide(self, layer: str, outputs: slice | torch.Tensor, inputs: slice) -> str:
+        """Say which part of a layer this rank has, before adapters are placed.
+
+        Parameters
+        ----------
+        layer
+            Its name in the checkpoint. It may be said several times, of a layer that is several in the model.
+        outputs, inputs
+            Which of its outputs and inputs.
+
+        Returns
+        -------
+        str
+            What `add` calls the part: as the layer, where there is one.
+        """
+        parts = self._parts.setdefault(layer, [])
+        parts.append(LayerPart(f"{layer}[{len(parts)}]" if parts else layer, outputs, inputs))
+        return parts[-1].name
+
+    def place(self, slot: int, directory: str) -> None:
+        """Read an adapter; steps name it by a number from 1 on."""
+        placed = {}
+        for name, (down, up, scale) in _turbomind.read_adapter(directory).items():
+            if name not in self._parts:
+                raise ValueError(f"{directory}: this model takes no adapter in its layer {name}")
+            for part in self._parts[name]:
+                placed[part.name] = LowRank(
+                    torch.from_numpy(down)[:, part.inputs].contiguous().to(self._device),
+                    (torch.from_numpy(up)[part.outputs].contiguous() * scale).to(self._device),
+                )
+        self._placed[slot] = placed
+
+    def drop(self, slot: int) -> None:
+        """Forget an adapter."""
+        self._placed.pop(slot, None)
+
+    def begin_step(self, adapters: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> None:
+        """Say which adapter each row of the next step has; 0: none."""
+        self._rows, self._row_count = [], len(adapters)
+        if self._placed:
+            self._rows = [
+                (self._placed[int(slot)], torch.from_numpy(np.flatnonzero(adapters == slot)).to(self._device))
+                for slot in np.unique(adapters)
+                if slot
+            ]
+
+    @property
+    def is_used(self) -> bool:
+        """Whether a row of the step has an adapter."""
+        return bool(self._rows)
+
+    def add(self, layer: str, x: torch.Tensor, y: torch.Tensor) -> None:
+        """Add what the step's adapters say for a layer.
+
+        Parameters
+        ----------
+        layer
+            Its name in the checkpoint, or that of its part (`divide`).
+        x, y
+            Of this rank's part: ``[1, rows, in_features]`` and, changed, ``[1, rows, out_features]``; both also without
+            the first axis.
+
+        Raises
+        ------
+        ValueError
+            If these are not all rows of the step.
+        """
+        if self._rows and x.shape[-2] != self._row_count:
+            raise ValueError(f"{layer} takes no adapter: it computes {x.shape[-2]} of {self._row_count} rows")
+        for layers, rows in self._rows:
+            found = layers.get(layer)
+            if found is None:
+                continue
+            added = (x.reshape(self._row_count, -1)[rows].float() @ found.down.t()) @ found.up.t()
+            (y[0] if y.dim() == 3 else y).index_add_(0, rows, added.to(y.dtype))

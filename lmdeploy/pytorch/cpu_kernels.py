@@ -1,0 +1,143 @@
+"""The C++ engine's kernels for CPUs, on tensors."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import lmdeploy._turbomind as _turbomind
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Ints = np.ndarray[Any, np.dtype[np.int32]]
+
+_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
+def type_name(dtype: torch.dtype) -> str:
+    """Return the name of a type of weights.
+
+    Raises
+    ------
+    ValueError
+        If the kernels do not know it.
+    """
+    if dtype not in _NAMES:
+        raise ValueError(f"weights must be float32, bfloat16 or float16, got {dtype}")
+    return _NAMES[dtype]
+
+
+class Kernels:
+    """The kernels, on a pool of threads. One thread uses them at a time.
+
+    Parameters
+    ----------
+    threads
+        How many compute, the caller's included.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self.native = _turbomind.CpuKernels(threads)
+
+    def linear(self, weight: Any, out_features: int, x: torch.Tensor) -> torch.Tensor:
+        """Return ``x W^T + b`` as float32; x ``[..., in_features]``."""
+        x = _dense(x)
+        y = torch.empty((*x.shape[:-1], out_features), dtype=torch.float32)
+        rows = x.numel() // x.shape[-1]
+        if rows:
+            self.native.linear(weight, x.data_ptr(), rows, y.data_ptr())
+        return y
+
+    def rms_norm(self, weight: torch.Tensor, eps: float, x: torch.Tensor) -> torch.Tensor:
+        """Return ``x / sqrt(mean(x^2) + eps) * weight`` as float32; x ``[..., size]``, weight float32."""
+        x = _dense(x)
+        y = torch.empty_like(x)
+        size = x.shape[-1]
+        self.native.rms_norm(weight.data_ptr(), eps, x.data_ptr(), x.numel() // size, size, y.data_ptr())
+        return y
+
+    def embed(self, table: Any, width: int, tokens: torch.Tensor) -> torch.Tensor:
+        """Return rows of an embedding table as float32; tokens ``[...]``."""
+        tokens = tokens.to(torch.int32).contiguous()
+        y = torch.empty((*tokens.shape, width), dtype=torch.float32)
+        self.native.embed(table, tokens.data_ptr(), tokens.numel(), y.data_ptr())
+        return y
+
+    def set_spans(self, spans: Ints, blocks: Ints, block_len: int) -> None:
+        """Say which rows the calls of ``attend`` have; ``blocks`` stays as it is until the step has ended."""
+        self.native.set_spans(spans, blocks, block_len)
+
+    def attend(
+        self,
+        cache: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        softcap: float = 0.0,
+        window: int = 0,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Write keys and values to the cache and attend; all float32.
+
+        Parameters
+        ----------
+        query, key, value
+            ``[rows, heads, size]``; queries are multiplied by the scale of q.k already. The last axis is dense.
+        softcap, window, sinks
+            As in backend_cpp/kernels/paged_attention.h; 0 and None: none.
+
+        Returns
+        -------
+        torch.Tensor
+            ``[rows, heads, value size]``.
+        """
+        out = torch.empty((query.shape[0], query.shape[1], value.shape[2]), dtype=torch.float32)
+        self.native.attend(
+            cache, _heads(query), _heads(key), _heads(value), out.data_ptr(), softcap, window,
+            0 if sinks is None else sinks.data_ptr(),
+        )  # fmt: skip
+        return out
+
+
+@functools.cache
+def kernels(threads: int = 0) -> Kernels:
+    """Return this process's kernels; the first call says with how many threads (0: as many as there are cores)."""
+    return Kernels(threads)
+
+
+def _dense(x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor as dense float32."""
+    if x.dtype != torch.float32:
+        x = x.to(torch.float32)
+    return x if x.is_contiguous() else x.contiguous()
+
+
+def _heads(tensor: torch.Tensor) -> tuple[int, int, int, int, int, int]:
+    rows, heads, size = tensor.shape
+    row_stride, head_stride, _ = tensor.stride()
+    return tensor.data_ptr(), rows, row_stride, heads, head_stride, size
+
+
+class Matrix:
+    """A weight ``[out_features, in_features]`` as the kernels take it.
+
+    Parameters
+    ----------
+    weight
+        Dense, of 32 or 16 bits; kept as long as this object.
+    bias
+        ``[out_features]`` or None.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self.weight = weight.detach().contiguous()
+        self.bias = None if bias is None else bias.detach().to(torch.float32).contiguous()
+        self.out_features, self.in_features = self.weight.shape
+        self.native = _turbomind.LinearWeight(
+            self.weight.data_ptr(), type_name(self.weight.dtype), self.out_features, self.in_features,
+            0 if self.bias is None else self.bias.data_ptr(),
+        )  # fmt: skip

@@ -1,0 +1,174 @@
+"""Decoding steps as captured CUDA graphs: one launch in place of hundreds.
+
+A graph is of one size: so many rows, and block tables so wide. Steps are padded up to the next size; rows that fill up
+are of no sequence, write nothing to the cache, and are thrown away. All graphs share one pool of memory.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from lmdeploy.pytorch.step_context import StepContext
+
+logger = logging.getLogger(__name__)
+
+MOST_ROWS = 256
+_LEAST_BLOCKS = 8
+
+Outputs = tuple[torch.Tensor, torch.Tensor]
+
+
+class Captured(Protocol):
+    """What was captured of a function without arguments.
+
+    Attributes
+    ----------
+    outputs
+        What it returned; each replay puts its results there.
+    """
+
+    outputs: Outputs
+
+    def replay(self) -> None:
+        """Do again what the function did."""
+
+
+class CapturableModel(Protocol):
+    """A model whose steps of decoding may be captured."""
+
+    def forward(self, step: StepContext) -> Outputs:
+        """Run a step."""
+
+    def can_capture(self, step: StepContext) -> bool:
+        """Return whether a step of decoding may run as a CUDA graph."""
+
+
+class CudaGraph:
+    """A captured function.
+
+    Parameters
+    ----------
+    run
+        The function. It is run once before: kernels are compiled, and libraries take their memory.
+    pool
+        Where its memory is, shared with other graphs, which do not run at the same time.
+    """
+
+    def __init__(self, run: Callable[[], Outputs], pool: tuple[int, int]) -> None:
+        beside = torch.cuda.Stream()
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):
+            run()
+        torch.cuda.current_stream().wait_stream(beside)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, pool=pool):
+            self.outputs = run()
+
+    def replay(self) -> None:
+        """Do it again."""
+        self._graph.replay()
+
+
+def cuda_capture() -> Callable[[Callable[[], Outputs]], Captured]:
+    """Return what captures functions of this process's GPU."""
+    pool = torch.cuda.graph_pool_handle()
+    return lambda run: CudaGraph(run, pool)
+
+
+class DecodingGraphs:
+    """Runs a model's steps, those that decode as graphs.
+
+    Parameters
+    ----------
+    model
+        Runs steps: logits and hidden states of the rows that are wanted.
+    capture
+        Captures a function.
+    """
+
+    def __init__(self, model: CapturableModel, capture: Callable[[Callable[[], Outputs]], Captured]) -> None:
+        self._model = model
+        self._capture = capture
+        self._graphs: dict[tuple[int, int], _Graph | None] = {}  # None: the model does not want it
+        self._has_failed = False
+
+    def forward(self, step: StepContext) -> Outputs:
+        """Return what ``forward`` of the model does."""
+        spans, blocks = step.block_offsets.shape
+        if not step.is_decoding or spans > MOST_ROWS or self._has_failed:
+            return self._model.forward(step)
+        size = rows_for(spans), blocks_for(blocks)
+        if size not in self._graphs:
+            self._graphs[size] = self._make(size, step)
+        graph = self._graphs[size]
+        return self._model.forward(step) if graph is None else graph.run(step)
+
+    def _make(self, size: tuple[int, int], step: StepContext) -> _Graph | None:
+        graph = _Graph(*size, step)
+        try:
+            if not self._model.can_capture(step):
+                return None
+            graph.capture(self._model.forward, self._capture)
+        except Exception as error:  # of any library that the model's code uses
+            logger.warning("decoding runs without captured graphs: %s: %s", type(error).__name__, error)
+            self._has_failed = True
+            return None
+        return graph
+
+
+def rows_for(rows: int) -> int:
+    """Return the rows of the graph that takes so many: powers of two up to 8, then multiples of 8."""
+    return 1 << (rows - 1).bit_length() if rows <= 8 else -(-rows // 8) * 8
+
+
+def blocks_for(blocks: int) -> int:
+    """Return the width of the block tables of the graph that takes tables so wide: powers of two."""
+    return max(_LEAST_BLOCKS, 1 << (blocks - 1).bit_length())
+
+
+class _Graph:
+    """A graph of one size, and the tensors that it reads."""
+
+    def __init__(self, rows: int, blocks: int, like: StepContext) -> None:
+        device = like.input_ids.device
+        everything = torch.arange(rows, device=device)
+        self._cache = like.kv_caches
+        self._rows = everything
+        self._tokens = torch.zeros(1, rows, dtype=torch.int64, device=device)
+        self._positions = torch.zeros_like(self._tokens)
+        self._counts = torch.zeros_like(everything)  # 0: a row that fills up
+        self._contexts = torch.ones_like(everything)
+        self._blocks = torch.zeros(rows, blocks, dtype=torch.int64, device=device)
+        self._fill(like)
+        self._captured: Captured
+
+    def capture(
+        self, forward: Callable[[StepContext], Outputs], capture: Callable[[Callable[[], Outputs]], Captured]
+    ) -> None:
+        self._captured = capture(lambda: forward(self._step()))
+
+    def run(self, step: StepContext) -> Outputs:
+        self._fill(step)
+        self._captured.replay()
+        logits, hidden = self._captured.outputs
+        return logits[step.wanted], hidden[step.wanted]
+
+    def _step(self) -> StepContext:
+        """Return the step, a new one each time: layers keep in it what they find out."""
+        return StepContext(
+            input_ids=self._tokens, position_ids=self._positions, q_start_loc=self._rows, q_seqlens=self._counts,
+            kv_seqlens=self._contexts, block_offsets=self._blocks, kv_caches=self._cache, is_decoding=True,
+            wanted=self._rows,
+        )  # fmt: skip
+
+    def _fill(self, step: StepContext) -> None:
+        spans, blocks = step.block_offsets.shape
+        self._tokens[:, :spans] = step.input_ids
+        self._positions[:, :spans] = step.position_ids
+        self._counts[:spans], self._counts[spans:] = 1, 0
+        self._contexts[:spans], self._contexts[spans:] = step.kv_seqlens, 1
+        self._blocks[:spans, :blocks] = step.block_offsets

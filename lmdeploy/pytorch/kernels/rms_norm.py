@@ -1,0 +1,86 @@
+"""RMS norm of rows, with the addition of the residual stream before it.
+
+Mapping: a program a row, all of it in registers. Moves a row in (two with a residual) and out (two); the sum goes back
+into the residual in its own type and is normalised as stored, as two separate operators would do it.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _rms_norm_kernel(
+    x,
+    residual,
+    weight,
+    out,
+    width,
+    eps,
+    offset,
+    x_stride,
+    residual_stride,
+    out_stride,
+    HAS_RESIDUAL: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    channels = tl.arange(0, BLOCK)
+    mask = channels < width
+    values = tl.load(x + row * x_stride + channels, mask, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        place = residual + row * residual_stride + channels
+        values += tl.load(place, mask, other=0.0).to(tl.float32)
+        stored = values.to(residual.dtype.element_ty)
+        tl.store(place, stored, mask)
+        values = stored.to(tl.float32)
+    factor = tl.rsqrt(tl.sum(values * values, 0) / width + eps)
+    weights = tl.load(weight + channels, mask, other=0.0).to(tl.float32) + offset
+    tl.store(out + row * out_stride + channels, (values * factor * weights).to(out.dtype.element_ty), mask)
+
+
+def rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    residual: torch.Tensor | None = None,
+    offset: float = 0.0,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return ``x / rms(x) * (weight + offset)``.
+
+    Parameters
+    ----------
+    x
+        ``[rows, width]``, channels adjacent.
+    weight
+        ``[width]``.
+    residual
+        ``[rows, width]``: ``x`` is added to it in place, and the norm is of the sum.
+    offset
+        1 where weights are stored as their distance from 1 (Gemma).
+    out
+        Where the result goes; may be ``x``.
+    """
+    rows, width = x.shape
+    if out is None:
+        out = torch.empty_like(x)
+    _rms_norm_kernel[(rows,)](
+        x,
+        residual,
+        weight,
+        out,
+        width,
+        eps,
+        offset,
+        x.stride(0),
+        residual.stride(0) if residual is not None else 0,
+        out.stride(0),
+        HAS_RESIDUAL=residual is not None,
+        BLOCK=triton.next_power_of_2(width),
+        num_warps=8 if width >= 4096 else 4,
+    )
+    return out

@@ -1,0 +1,48 @@
+"""Reads a model's configuration, also of architectures that are published with code of their own: that is never run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lmdeploy.errors import CheckpointError
+from lmdeploy.turbomind.checkpoint import read_config
+
+
+def read_hf_config(model_dir: Path) -> Any:
+    """Return the configuration of a Hugging Face directory.
+
+    Fields that newer versions of ``transformers`` renamed are there under both names, since models are written with
+    either.
+
+    Raises
+    ------
+    CheckpointError
+        If config.json is missing or makes no sense.
+    """
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import CONFIG_MAPPING, PretrainedConfig
+
+    raw = read_config(model_dir)
+    try:
+        model_type = raw.get("model_type")
+        # Its `get` sees only what was looked up before.
+        kind = CONFIG_MAPPING[model_type] if model_type in CONFIG_MAPPING else PretrainedConfig  # noqa: SIM401
+        config = kind.from_dict(raw)
+    except (KeyError, TypeError, ValueError, AttributeError, StrictDataclassError) as error:
+        raise CheckpointError(model_dir, [f"config.json makes no sense: {' '.join(str(error).split())}"]) from error
+    if kind is PretrainedConfig:
+        config.model_type = str(raw.get("model_type"))
+    return _with_older_names(config)
+
+
+def _with_older_names(config: Any) -> Any:
+    """Add what is now part of ``rope_parameters`` where models of the manual look for it."""
+    rope = getattr(config, "rope_parameters", None)
+    if not isinstance(rope, dict) or "rope_type" not in rope:
+        return config
+    if getattr(config, "rope_theta", None) is None and "rope_theta" in rope:
+        config.rope_theta = rope["rope_theta"]
+    if getattr(config, "rope_scaling", None) is None and rope["rope_type"] != "default":
+        config.rope_scaling = {name: value for name, value in rope.items() if name != "rope_theta"}
+    return config

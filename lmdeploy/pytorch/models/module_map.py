@@ -1,0 +1,35 @@
+"""Which class runs an architecture, by the name that config.json has for it."""
+
+from typing import Any
+
+LMDEPLOY_PYTORCH_MODEL_PATH = "lmdeploy.pytorch.models"
+
+# Architecture to class, or to its full name.
+MODULE_MAP: dict[str, Any] = {}
+
+MODULE_MAP.update(
+    {
+        "LlamaForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.llama.LlamaForCausalLM",
+        "MistralForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.llama.LlamaForCausalLM",
+        "Qwen2ForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.qwen2.Qwen2ForCausalLM",
+        "Qwen2MoeForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.qwen2_moe.Qwen2MoeForCausalLM",
+        "Qwen3ForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.qwen3.Qwen3ForCausalLM",
+        "Qwen3MoeForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.qwen3_moe.Qwen3MoeForCausalLM",
+        "InternLM2ForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.internlm2.InternLM2ForCausalLM",
+        "ChatGLMModel": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.chatglm.ChatGLMForConditionalGeneration",
+        "ChatGLMForConditionalGeneration": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.chatglm.ChatGLMForConditionalGeneration",
+        "Gemma2ForCausalLM": f"{LMDEPLOY_PYTORCH_MODEL_PATH}.gemma2.Gemma2ForCausalLM",
+    }
+)
+
+_ACTIVATIONS = ("silu", "swish")  # of the MLPs of our classes; Gemma 2's looks at its own field
+
+
+def may_run(architecture: str, config: Any) -> bool:
+    """Return whether the class that ``MODULE_MAP`` names computes what a configuration says.
+
+    A class of ours leaves checkpoints with another activation to ``transformers``; one of the user's is asked nothing.
+    """
+    if not str(MODULE_MAP[architecture]).startswith(f"{LMDEPLOY_PYTORCH_MODEL_PATH}."):
+        return True
+    return getattr(config, "hidden_act", None) in (None, *_ACTIVATIONS) or hasattr(config, "hidden_activation")

@@ -1,0 +1,1 @@
+"""What classes of models share."""

@@ -1,0 +1,106 @@
+"""Layers of ``torch.nn`` on the C++ engine's kernels, for CPUs: weights stay of 16 bits, activations are float32."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from lmdeploy.pytorch.adapters import AdapterTable
+from lmdeploy.pytorch.cpu_kernels import Kernels, Matrix
+from lmdeploy.pytorch.ranks import Ranks
+
+
+class NativeLinear(nn.Module):
+    """``y = x W^T + b``.
+
+    Parameters
+    ----------
+    weight, bias
+        ``[out_features, in_features]``, and ``[out_features]`` or None.
+    kernels
+        What computes; None: plain PyTorch, where the model lies.
+    ranks
+        Where the weight is a slice of the inputs: who has the others, with whom the results are summed.
+    gathers
+        Where the weight is a slice of the outputs that everybody needs whole: who has the others.
+    """
+
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        kernels: Kernels | None,
+        ranks: Ranks | None = None,
+        gathers: Ranks | None = None,
+    ) -> None:
+        super().__init__()
+        self._kernels = kernels
+        if kernels is None:
+            self.weight = nn.Parameter(weight, requires_grad=False)
+            self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        else:
+            self._matrix = Matrix(weight, bias)
+        self._ranks, self._gathers = ranks, gathers
+        self.out_features, self.in_features = weight.shape
+        self._adapters: AdapterTable | None = None
+
+    def adapt(self, adapters: AdapterTable, name: str) -> None:
+        """Let adapters add to what the layer computes; ``name`` is the layer's in the checkpoint."""
+        self._adapters, self._name = adapters, name
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return ``[..., out_features]`` for ``[..., in_features]``; float32 from the kernels."""
+        if self._kernels is None:
+            y = functional.linear(x, self.weight, self.bias)
+        else:
+            y = self._kernels.linear(self._matrix.native, self.out_features, x)
+        if self._adapters is not None:
+            self._adapters.add(self._name, x, y)
+        if self._ranks is not None:
+            y = self._ranks.sum(y)
+        return y if self._gathers is None else self._gathers.gather(y)
+
+
+class NativeRmsNorm(nn.Module):
+    """``x / sqrt(mean(x^2) + eps) * weight``, over the last axis."""
+
+    def __init__(self, weight: torch.Tensor, eps: float, kernels: Kernels) -> None:
+        super().__init__()
+        self._weight = weight.detach().to(torch.float32).contiguous()
+        self._eps, self._kernels = eps, kernels
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return float32 of the shape of ``x``."""
+        return self._kernels.rms_norm(self._weight, self._eps, x)
+
+
+def rms_norm_of(module: nn.Module, kernels: Kernels) -> NativeRmsNorm | None:
+    """Return our norm in the place of a module, if what it computes is one: that is tried."""
+    weight = getattr(module, "weight", None)
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    if not type(module).__name__.endswith("RMSNorm") or not isinstance(eps, float):
+        return None
+    if not isinstance(weight, torch.Tensor) or weight.dim() != 1:
+        return None
+    x = torch.linspace(-3, 2, 3 * len(weight)).reshape(1, 3, -1)
+    with torch.inference_mode():
+        theirs = module.float()(x)
+        for offset in (0.0, 1.0):
+            made = NativeRmsNorm(weight.float() + offset, eps, kernels)
+            if torch.allclose(made(x), theirs, rtol=1e-5, atol=1e-6):
+                return made
+    return None
+
+
+class NativeEmbedding(nn.Module):
+    """Rows of a table ``[count, size]``."""
+
+    def __init__(self, weight: torch.Tensor, kernels: Kernels) -> None:
+        super().__init__()
+        self._matrix = Matrix(weight)
+        self._kernels = kernels
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return float32 ``[..., size]`` for ``[...]``."""
+        return self._kernels.embed(self._matrix.native, self._matrix.in_features, tokens)

@@ -1,0 +1,145 @@
+"""Mixtures of experts: the router's choice, and the experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from lmdeploy.pytorch.nn import device as on
+from lmdeploy.pytorch.nn.build_context import build_context
+from lmdeploy.pytorch.nn.linear import copy_into, refuse_quantized
+
+
+class SoftmaxTopK(nn.Module):
+    """The largest probabilities of a router.
+
+    Parameters
+    ----------
+    top_k
+        How many.
+    dim
+        Of the experts.
+    """
+
+    def __init__(self, top_k: int, dim: int = -1) -> None:
+        super().__init__()
+        self._top_k, self._dim = top_k, dim
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return float32 probabilities and the experts' numbers, ``[rows, top_k]``, for logits ``[rows, experts]``."""
+        weights, ids = x.float().softmax(self._dim).topk(self._top_k, self._dim)
+        return weights, ids
+
+
+class ExpertWeights(nn.Module):
+    """A matrix an expert, ``[experts, outputs, inputs]``; each rank has its part of every expert.
+
+    Parameters
+    ----------
+    shards
+        What the layers that lie one behind the other are called as a ``shard_id``.
+    is_colwise
+        Whether ranks divide the outputs (of each shard), or the inputs.
+    """
+
+    def __init__(
+        self,
+        experts: int,
+        outputs: int,
+        inputs: int,
+        shards: tuple[str, ...],
+        is_colwise: bool,
+        dtype: torch.dtype | None,
+        device: torch.device | str | None,
+    ) -> None:
+        super().__init__()
+        self._ranks = build_context().ranks
+        self._shards, self._is_colwise = shards, is_colwise
+        part = self._ranks.slice_of(outputs if is_colwise else inputs, "the channels of an expert")
+        size = part.stop - part.start
+        shape = (experts, size * len(shards), inputs) if is_colwise else (experts, outputs, size)
+        self.weight = nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
+        self.weight.weight_loader = self.weight_loader
+
+    def weight_loader(self, param: nn.Parameter, loaded_weight: torch.Tensor, expert_id: int, shard_id: str) -> None:
+        """Copy this rank's part of a layer of an expert."""
+        target = param.data[expert_id].chunk(len(self._shards))[self._shards.index(shard_id)]
+        axis = 0 if self._is_colwise else 1
+        own = self._ranks.slice_of(loaded_weight.shape[axis], "the channels of an expert")
+        copy_into(target, loaded_weight[own] if self._is_colwise else loaded_weight[:, own])
+
+
+class FusedMoE(nn.Module):
+    """The experts of a layer; submodules ``gate_up`` (shards ``gate`` and ``up``) and ``down``."""
+
+    def __init__(
+        self,
+        hidden_dim: int,
+        ffn_dim: int,
+        num_experts: int,
+        top_k: int,
+        renormalize: bool = False,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        all_reduce: bool = True,
+    ) -> None:
+        super().__init__()
+        self._ranks = build_context().ranks
+        self.top_k, self._renormalize, self._all_reduce = top_k, renormalize, all_reduce
+        self.gate_up = ExpertWeights(num_experts, ffn_dim, hidden_dim, ("gate", "up"), True, dtype, device)
+        self.down = ExpertWeights(num_experts, hidden_dim, ffn_dim, ("down",), False, dtype, device)
+
+    def forward(self, hidden_states: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor) -> torch.Tensor:
+        """Return ``[rows, hidden]``: each row's sum over its experts, times their weights."""
+        if self._renormalize:
+            topk_weights = topk_weights / topk_weights.sum(-1, keepdim=True)
+        if on.runs_kernels(hidden_states):
+            from lmdeploy.pytorch.kernels.fused_moe import fused_moe
+
+            out = fused_moe(hidden_states, self.gate_up.weight, self.down.weight, topk_weights, topk_ids)
+        else:
+            out = self._forward_by_expert(hidden_states, topk_weights, topk_ids)
+        return self._ranks.sum(out) if self._all_reduce else out
+
+    def _forward_by_expert(
+        self, hidden_states: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
+    ) -> torch.Tensor:
+        # A row's experts are summed in the order of its choice, whatever else is in the step.
+        parts = hidden_states.new_zeros(*topk_ids.shape, hidden_states.shape[-1])
+        for expert in topk_ids.unique().tolist():
+            row, place = (topk_ids == expert).nonzero(as_tuple=True)
+            x = hidden_states[row]
+            gate, up = functional.linear(x, self.gate_up.weight[expert].to(x.dtype)).chunk(2, -1)
+            parts[row, place] = functional.linear(functional.silu(gate) * up, self.down.weight[expert].to(x.dtype))
+        return (parts * topk_weights[..., None].to(parts.dtype)).sum(1)
+
+
+def build_fused_moe(
+    hidden_dim: int,
+    ffn_dim: int,
+    num_experts: int,
+    top_k: int,
+    renormalize: bool = False,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    quant_config: Any = None,
+    all_reduce: bool = True,
+) -> FusedMoE:
+    """Build the experts of a layer.
+
+    Parameters
+    ----------
+    hidden_dim, ffn_dim
+        Channels of the residual stream, and between an expert's halves.
+    num_experts, top_k
+        How many there are, and how many a row chooses.
+    renormalize
+        Whether a row's weights are made to sum to 1.
+    all_reduce
+        Whether the ranks' results are summed here.
+    """
+    refuse_quantized(quant_config)
+    return FusedMoE(hidden_dim, ffn_dim, num_experts, top_k, renormalize, dtype, device, all_reduce)

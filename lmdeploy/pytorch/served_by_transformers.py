@@ -1,0 +1,53 @@
+"""Which models of ``transformers`` this engine runs, as far as a configuration tells."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lmdeploy.errors import UnsupportedModelError
+
+# Ropes whose angles depend on the longest sequence of a batch.
+_BATCH_ROPES = ("dynamic", "longrope")
+_LAYERS = {"full_attention", "sliding_attention"}
+
+
+def refuse_unsupported(checkpoint: Path, config: Any) -> None:
+    """Raise ``UnsupportedModelError`` for what can be seen without the weights."""
+    text = config.get_text_config()
+    if getattr(config, "quantization_config", None) is not None:
+        raise UnsupportedModelError(
+            f"{checkpoint}: the PyTorch engine reads no quantized weights of this architecture; the TurboMind engine "
+            "reads those of the models in docs/supported-models.md"
+        )
+    ropes = getattr(text, "rope_parameters", None) or {}
+    for rope in [ropes, *(part for part in ropes.values() if isinstance(part, dict))]:
+        if rope.get("rope_type") in _BATCH_ROPES:
+            raise UnsupportedModelError(
+                f"{checkpoint}: {rope['rope_type']} positions stretch with the longest sequence of a batch, so that "
+                "an answer would depend on others"
+            )
+    other = sorted(set(getattr(text, "layer_types", None) or ()) - _LAYERS)
+    if other:
+        raise UnsupportedModelError(f"{checkpoint}: layers of {', '.join(other)} are not supported")
+
+
+def model_class_of(config: Any) -> Any:
+    """Return the class that ``transformers`` runs a configuration with.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If there is none, it is another than config.json names, or it does not take our attention.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    names = ", ".join(getattr(config, "architectures", None) or [type(config).__name__])
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise UnsupportedModelError(f"{names}: transformers has no class that writes text with it")
+    found: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if found.__name__ not in (getattr(config, "architectures", None) or ()):
+        raise UnsupportedModelError(f"config.json names {names}, but its model_type is that of {found.__name__}")
+    if not getattr(found, "_supports_attention_backend", False):
+        raise UnsupportedModelError(f"{names}: its code in transformers takes no other attention than its own")
+    return found

@@ -1,0 +1,97 @@
+"""The step that a model runs: which tokens, at which positions, over which blocks of the cache.
+
+A step holds rows of several sequences one behind the other, in one batch entry: ``[1, rows, ...]``. While a model's
+``forward`` runs, its step is the current one (`get_step_ctx_manager`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+
+@dataclass
+class StepContext:
+    """One step of a model.
+
+    Parameters
+    ----------
+    input_ids, position_ids
+        ``[1, rows]`` int64.
+    q_start_loc, q_seqlens, kv_seqlens
+        ``[spans]`` int64: for each sequence its first row, how many rows it has, and how many tokens it has with these
+        rows.
+    block_offsets
+        ``[spans, most blocks]`` int64: the blocks of the cache with the keys and values of each sequence.
+    kv_caches
+        What each layer's attention writes to and reads from (`lmdeploy.pytorch.paged.PagedCache`).
+    is_decoding
+        Whether every sequence has one row.
+    wanted
+        ``[wanted]`` int64: the rows whose logits are asked for.
+    input_embeddings, input_embedding_indexing
+        ``[count, hidden]``, and ``[1, rows]`` bool: rows in place of the embeddings of some tokens; None: none.
+    """
+
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor
+    q_start_loc: torch.Tensor
+    q_seqlens: torch.Tensor
+    kv_seqlens: torch.Tensor
+    block_offsets: torch.Tensor
+    kv_caches: Any
+    is_decoding: bool
+    wanted: torch.Tensor
+    input_embeddings: torch.Tensor | None = None
+    input_embedding_indexing: torch.Tensor | None = None
+    extras: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def attn_metadata(self) -> StepContext:
+        """The step itself: what models hand on to their attention."""
+        return self
+
+    @property
+    def attention_mask(self) -> None:
+        """None: who sees whom follows from the sequences."""
+        return None
+
+
+class StepContextManager:
+    """Holds the step that runs."""
+
+    def __init__(self) -> None:
+        self._current: StepContext | None = None
+
+    def current_context(self) -> StepContext:
+        """Return the step that runs.
+
+        Raises
+        ------
+        RuntimeError
+            If none does.
+        """
+        if self._current is None:
+            raise RuntimeError("no step runs: attention works only while the engine runs the model")
+        return self._current
+
+    @contextmanager
+    def context(self, step: StepContext) -> Iterator[StepContext]:
+        """Make ``step`` the current one as long as the block runs."""
+        before, self._current = self._current, step
+        try:
+            yield step
+        finally:
+            self._current = before
+
+
+_manager = StepContextManager()
+
+
+def get_step_ctx_manager() -> StepContextManager:
+    """Return what knows the step that runs in this process."""
+    return _manager

@@ -1,0 +1,121 @@
+"""What differs between devices when steps are run: the cache, where tensors lie, and how block tables get there."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from lmdeploy.extras import require
+from lmdeploy.pytorch.cpu_kernels import Kernels
+from lmdeploy.pytorch.paged import LayerShape, PagedCache
+
+# Columns of the channel's spans (backend_cpp/model/worker/step_channel.h).
+FIRST_ROW, COUNT, POSITION, PROMPT_LEN, FIRST_BLOCK, BLOCKS, WANTED_FROM, ADAPTER = range(8)
+
+Ints = np.ndarray[Any, Any]  # of a step, as the channel has them
+
+
+class StepDevice(Protocol):
+    """A device that runs steps.
+
+    Attributes
+    ----------
+    device
+        Where tensors lie.
+    kernels
+        The engine's operators for CPUs; None: they are not for this device.
+    """
+
+    device: torch.device
+    kernels: Kernels | None
+
+    def cache_of(self, shapes: dict[int, LayerShape], quant_policy: int, dtype: torch.dtype) -> Any:
+        """Return an empty cache."""
+
+    def block_offsets(self, spans: Ints, blocks: Ints, block_len: int) -> torch.Tensor:
+        """Make a step's block tables known, and return them where attention takes them from the step."""
+
+    def free_memory(self) -> int:
+        """Return how many bytes the cache and the steps may use; 0: the host's, which the engine knows."""
+
+
+class CpuSteps:
+    """Steps on the CPU, by the engine's operators."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self.device = torch.device("cpu")
+        self.kernels: Kernels | None = kernels
+        self._kernels = kernels
+
+    def cache_of(self, shapes: dict[int, LayerShape], quant_policy: int, dtype: torch.dtype) -> PagedCache:
+        """Return an empty cache."""
+        return PagedCache(shapes, quant_policy, dtype, self._kernels)
+
+    def block_offsets(self, spans: Ints, blocks: Ints, block_len: int) -> torch.Tensor:
+        """Hand the tables to the operators, and return none."""
+        self._kernels.set_spans(spans, blocks, block_len)
+        return torch.empty(0)
+
+    def free_memory(self) -> int:
+        """Return 0."""
+        return 0
+
+
+class GpuSteps:
+    """Steps on a GPU, by the kernels in the Triton language."""
+
+    kernels: Kernels | None = None
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def cache_of(self, shapes: dict[int, LayerShape], quant_policy: int, dtype: torch.dtype) -> Any:
+        """Return an empty cache."""
+        require("pytorch", "the PyTorch engine on a GPU")
+        from lmdeploy.pytorch.gpu_cache import GpuPagedCache
+
+        return GpuPagedCache(shapes, quant_policy, dtype, self.device)
+
+    def block_offsets(self, spans: Ints, blocks: Ints, block_len: int) -> torch.Tensor:
+        """Return ``[spans, most blocks]`` int64, 0 behind a sequence's last block."""
+        first, count = spans[:, FIRST_BLOCK, None], spans[:, BLOCKS, None]
+        place = np.arange(max(1, int(count.max(initial=0))))
+        table = np.where(place < count, blocks[np.minimum(first + place, len(blocks) - 1)], 0)
+        return torch.from_numpy(table.astype(np.int64)).to(self.device)
+
+    def free_memory(self) -> int:
+        """Return what the GPU has left."""
+        return int(torch.cuda.mem_get_info(self.device)[0])
+
+
+def step_device(wanted: str, rank: int, ranks: int, kernels: Kernels) -> StepDevice:
+    """Return the device that runs a model, or this rank of it: the GPU of the rank's number, or the CPU for all.
+
+    Parameters
+    ----------
+    wanted
+        ``cpu``, ``cuda``, or ``auto``: a GPU where there is one.
+    rank, ranks
+        This process among how many that run it.
+    kernels
+        The engine's operators for CPUs.
+
+    Raises
+    ------
+    ValueError
+        If it cannot run on a GPU, and that is what was asked for.
+    """
+    if wanted == "cpu":
+        return CpuSteps(kernels)
+    problem = None
+    if not torch.cuda.is_available():
+        problem = "PyTorch finds no GPU"
+    elif torch.cuda.device_count() < ranks:
+        problem = f"tp={ranks} needs a GPU for each rank, PyTorch finds {torch.cuda.device_count()}"
+    if problem is None:
+        return GpuSteps(torch.device("cuda", rank))
+    if wanted == "cuda":
+        raise ValueError(f"device_type must be cpu: {problem}")
+    return CpuSteps(kernels)

@@ -1,0 +1,297 @@
+"""Any causal language model that ``transformers`` has, on our attention and, on a CPU, our matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from lmdeploy.errors import UnsupportedModelError
+from lmdeploy.pytorch import attention_interface
+from lmdeploy.pytorch.adapted_layers import pattern_of
+from lmdeploy.pytorch.adapters import AdapterTable
+from lmdeploy.pytorch.cpu_kernels import Kernels
+from lmdeploy.pytorch.native_layers import NativeEmbedding, NativeLinear, rms_norm_of
+from lmdeploy.pytorch.paged import LayerShape
+from lmdeploy.pytorch.ranks import Ranks
+from lmdeploy.pytorch.recording import RecordingCache
+from lmdeploy.pytorch.served_by_transformers import model_class_of, refuse_unsupported
+from lmdeploy.pytorch.step_context import StepContext, get_step_ctx_manager
+from lmdeploy.quiet_transformers import without_bars
+
+_TRIED_TOKENS = 24
+# Of the largest logit. Attention written differently is off by 1e-6 in float32, by a few hundredths in 16 bits.
+_TOLERANCE, _TOLERANCE_OF_16_BITS = 1e-2, 0.1
+
+
+class TransformersModel:
+    """A model of ``transformers`` that runs steps.
+
+    Parameters
+    ----------
+    checkpoint
+        A Hugging Face directory.
+    dtype
+        Type of the weights; ``auto``: the checkpoint's.
+    kernels
+        The engine's operators for CPUs; None: plain PyTorch, in the weights' type.
+    ranks
+        This process among those that run the model.
+    device
+        Where it runs.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If the model does something that this engine cannot.
+    """
+
+    def __init__(
+        self, checkpoint: Path, dtype: str, kernels: Kernels | None, ranks: Ranks, device: torch.device | str = "cpu"
+    ) -> None:
+        attention_interface.register()
+        config = _config_of(checkpoint)
+        refuse_unsupported(checkpoint, config)
+        model = _load(checkpoint, config, dtype)
+        self.dtype: torch.dtype = model.dtype
+        self._device = torch.device(device)
+        self.adapters = AdapterTable(self._device)
+        if kernels is None and ranks.count == 1:
+            self.layers = _let_adapt(model, self.adapters)
+        else:
+            self.layers = _divide_and_swap(model, kernels, ranks, self.adapters)
+            model = model if kernels is None else model.float()
+        self._model = model.to(self._device).eval().requires_grad_(False)
+        self._last_hidden: torch.Tensor | None = None
+        head = model.get_output_embeddings()
+        head.register_forward_pre_hook(self._keep_hidden)
+        self.shapes, self.windows = self._try(checkpoint)
+
+    def forward(self, step: StepContext) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return logits ``[wanted, vocab]`` and, after the last norm, hidden states ``[wanted, hidden]``; float32."""
+        with get_step_ctx_manager().context(step):
+            output = self._model(
+                input_ids=step.input_ids,
+                position_ids=step.position_ids,
+                use_cache=False,
+                logits_to_keep=step.wanted,
+            )
+        assert self._last_hidden is not None
+        logits, hidden = output.logits[0], self._last_hidden[0]
+        if len(logits) != len(step.wanted):  # some models' code keeps all rows
+            logits, hidden = logits[step.wanted], hidden[step.wanted]
+        return logits.float(), hidden.float()
+
+    def can_capture(self, _: StepContext) -> bool:
+        """Return True: whether it succeeds is seen when it is tried."""
+        return True
+
+    def _keep_hidden(self, _: nn.Module, given: tuple[torch.Tensor, ...]) -> None:
+        self._last_hidden = given[0]
+
+    def _try(self, checkpoint: Path) -> tuple[dict[int, LayerShape], dict[int, int]]:
+        """Run some tokens with our attention and with the model's own, and return what the layers keep."""
+        vocab = self._model.config.get_text_config().vocab_size
+        everything = torch.arange(_TRIED_TOKENS, device=self._device)
+        tokens, wanted = (everything * 7919 + 11) % vocab, everything[1::2]
+        recording = RecordingCache()
+        one = torch.tensor([_TRIED_TOKENS], device=self._device)
+        step = StepContext(
+            input_ids=tokens[None], position_ids=everything[None], q_start_loc=torch.zeros_like(one), q_seqlens=one,
+            kv_seqlens=one, block_offsets=torch.zeros_like(one)[None], kv_caches=recording,
+            is_decoding=False, wanted=wanted,
+        )  # fmt: skip
+        try:
+            with torch.inference_mode():
+                ours, _ = self.forward(step)
+                with _own_attention(self._model):
+                    theirs = self._model(input_ids=tokens[None], use_cache=False).logits[0, wanted].float()
+        except UnsupportedModelError:
+            raise
+        except Exception as error:
+            raise UnsupportedModelError(f"{checkpoint}: {_sentence(error)}") from error
+        layers = self._model.config.get_text_config().num_hidden_layers
+        if len(recording.shapes) != layers:
+            raise UnsupportedModelError(
+                f"{checkpoint}: {layers - len(recording.shapes)} of its {layers} layers keep something else than keys "
+                "and values"
+            )
+        off = float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-30))
+        is_wide = self._device.type == "cpu" or self.dtype == torch.float32
+        if not off <= (_TOLERANCE if is_wide else _TOLERANCE_OF_16_BITS):
+            raise UnsupportedModelError(
+                f"{checkpoint}: its attention does more than its code tells ours: logits are off by {off:.1%}"
+            )
+        return recording.shapes, recording.windows
+
+
+def _config_of(checkpoint: Path) -> Any:
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
+
+
+def _load(checkpoint: Path, config: Any, dtype: str) -> Any:
+    found: Any = model_class_of(config)
+    with without_bars():
+        return found.from_pretrained(
+            checkpoint,
+            config=config,
+            dtype=dtype if dtype == "auto" else getattr(torch, dtype),
+            attn_implementation=attention_interface.NAME,
+        )
+
+
+def _sentence(error: Exception) -> str:
+    """Return what an error of modelling code says, in a line."""
+    return f"it cannot run here: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+@contextmanager
+def _own_attention(model: Any) -> Iterator[None]:
+    """Let a model attend as its authors wrote it."""
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(attention_interface.NAME)
+
+
+# ---- matrices ----
+
+
+def _divide_and_swap(
+    model: Any, kernels: Kernels | None, ranks: Ranks, adapters: AdapterTable
+) -> dict[str, tuple[int, int]]:
+    """Put our layers in the place of ``torch.nn``'s, each rank's part of them; without kernels, linear ones alone.
+
+    Returns
+    -------
+    dict
+        For the linear layers of the decoder, in whose names ``*`` stands for a number: the shape of the weight.
+    """
+    shapes: dict[str, tuple[int, int]] = {}
+    head = model.get_output_embeddings()
+    plan = _Plan(model, ranks)
+    from transformers.pytorch_utils import Conv1D
+
+    for name, module in list(model.named_modules()):
+        if type(module) is nn.Linear:
+            made: nn.Module = plan.linear(name, module.weight, module.bias, kernels)
+            assert isinstance(made, NativeLinear)
+            if module is not head:
+                plan.adapt(name, made, module.weight.shape, adapters)
+                shapes[pattern_of(name)] = (module.weight.shape[0], module.weight.shape[1])
+        elif type(module) is Conv1D:
+            made = plan.linear(name, module.weight.t(), module.bias, kernels)
+        elif kernels is None:
+            continue
+        elif type(module) is nn.Embedding and module.weight.dtype in (torch.float32, torch.bfloat16, torch.float16):
+            made = NativeEmbedding(module.weight, kernels)
+        elif norm := rms_norm_of(module, kernels):
+            made = norm
+        else:
+            continue
+        parent, _, own = name.rpartition(".")
+        setattr(model.get_submodule(parent), own, made)
+    plan.require_all_used()
+    return shapes
+
+
+def _let_adapt(model: Any, adapters: AdapterTable) -> dict[str, tuple[int, int]]:
+    """Let adapters add to the layers of ``torch.nn``; return the shapes that `_divide_and_swap` does."""
+    shapes: dict[str, tuple[int, int]] = {}
+    head = model.get_output_embeddings()
+    for name, module in model.named_modules():
+        if type(module) is nn.Linear and module is not head:
+            adapters.divide(name, slice(None), slice(None))
+            module.register_forward_hook(partial(_add_adapters, adapters, name))
+            shapes[pattern_of(name)] = (module.out_features, module.in_features)
+    return shapes
+
+
+def _add_adapters(
+    adapters: AdapterTable, name: str, _: nn.Module, given: tuple[torch.Tensor, ...], output: torch.Tensor
+) -> None:
+    adapters.add(name, given[0], output)
+
+
+class _Plan:
+    """How a model is divided: the plan that its authors wrote for ``transformers``."""
+
+    def __init__(self, model: Any, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._styles: dict[str, str] = dict(model.tp_plan or {}) if ranks.count > 1 else {}
+        self._unused = {name for name, style in self._styles.items() if style not in _WHOLE}
+        if ranks.count > 1 and not self._unused:
+            raise UnsupportedModelError(f"{type(model).__name__}: transformers has no plan for more than one device")
+        text = model.config.get_text_config()
+        heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+        ranks.slice_of(heads, "the number of key and value heads")
+        unknown = sorted({style for style in self._styles.values() if style not in (*_WHOLE, *_DIVIDED)})
+        if unknown:
+            raise UnsupportedModelError(f"{type(model).__name__}: tp is not supported with {', '.join(unknown)}")
+
+    def linear(
+        self, name: str, weight: torch.Tensor, bias: torch.Tensor | None, kernels: Kernels | None
+    ) -> NativeLinear:
+        """Return this rank's part of a layer."""
+        pattern = pattern_of(name)
+        style = self._styles.get(pattern, "")
+        self._unused.discard(pattern)
+        divide: Callable[..., NativeLinear] | None = _DIVIDED.get(style)
+        if divide is None:
+            return NativeLinear(weight, bias, kernels)
+        return divide(name, weight, bias, kernels, self._ranks)
+
+    def adapt(self, name: str, layer: NativeLinear, shape: tuple[int, ...], adapters: AdapterTable) -> None:
+        """Let adapters add to a layer."""
+        outputs, inputs = slice(None), slice(None)
+        divide = _DIVIDED.get(self._styles.get(pattern_of(name), ""))
+        if divide is _by_inputs:
+            inputs = self._ranks.slice_of(shape[1], name)
+        elif divide is not None:
+            outputs = self._ranks.slice_of(shape[0], name)
+        layer.adapt(adapters, name)
+        adapters.divide(name, outputs, inputs)
+
+    def require_all_used(self) -> None:
+        """Raise ``UnsupportedModelError`` if the plan names layers that are not there."""
+        if self._unused:
+            raise UnsupportedModelError(f"tp is not supported for layers {', '.join(sorted(self._unused))}")
+
+
+def _by_outputs(
+    name: str,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    kernels: Kernels | None,
+    ranks: Ranks,
+    gathers: bool = False,
+) -> NativeLinear:
+    part = ranks.slice_of(weight.shape[0], f"the outputs of {name}")
+    own_bias = None if bias is None else bias[part].clone()
+    return NativeLinear(weight[part].clone(), own_bias, kernels, gathers=ranks if gathers else None)
+
+
+def _by_inputs(
+    name: str, weight: torch.Tensor, bias: torch.Tensor | None, kernels: Kernels | None, ranks: Ranks
+) -> NativeLinear:
+    part = ranks.slice_of(weight.shape[1], f"the inputs of {name}")
+    own_bias = bias if ranks.rank == 0 else None  # summed with the others
+    return NativeLinear(weight[:, part].clone(), own_bias, kernels, ranks=ranks)
+
+
+# Embeddings stay whole on every rank.
+_WHOLE = ("", "replicate", "replicated_with_grad_allreduce", "embedding_rowwise", "embedding_colwise")
+_DIVIDED: dict[str, Callable[..., NativeLinear]] = {
+    "colwise": _by_outputs,
+    "rowwise": _by_inputs,
+    "colwise_rep": partial(_by_outputs, gathers=True),
+    "colwise_gather_output": partial(_by_outputs, gathers=True),
+}

@@ -1,0 +1,131 @@
+"""Loads tensors into parameters: what a model's ``load_weights`` calls, and what calls it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from lmdeploy.errors import CheckpointError
+from lmdeploy.pytorch.adapted_layers import current_trace
+
+_INDEX = "model.safetensors.index.json"
+
+
+def load_weight(param: nn.Parameter, loaded_weight: torch.Tensor, **shard: Any) -> None:
+    """Copy a tensor of the checkpoint into a parameter, or the part of it that this rank has.
+
+    Parameters
+    ----------
+    param
+        With a ``weight_loader`` of its own (``weight_loader(param, loaded_weight, **shard)``), as the layers of
+        `lmdeploy.pytorch.nn` have it, or without.
+    loaded_weight
+        The tensor.
+    shard
+        Which part of a joined parameter it is: ``shard_id``, and ``expert_id`` of experts.
+
+    Raises
+    ------
+    ValueError
+        If the shapes differ.
+    """
+    loader = getattr(param, "weight_loader", None)
+    if loader is not None:
+        loader(param, loaded_weight, **shard)
+    else:
+        default_weight_loader(param, loaded_weight, **shard)
+
+
+def default_weight_loader(param: nn.Parameter, loaded_weight: torch.Tensor) -> None:
+    """Copy a tensor as it is."""
+    if param.shape != loaded_weight.shape:
+        raise ValueError(f"the checkpoint has {list(loaded_weight.shape)} where the model has {list(param.shape)}")
+    param.data.copy_(loaded_weight)
+
+
+def tensors_of(checkpoint: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the checkpoint's tensors, one at a time, file by file.
+
+    Raises
+    ------
+    CheckpointError
+        If there are no safetensors files, or one cannot be read.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    for file in _files_of(checkpoint):
+        try:
+            with safe_open(file, "pt") as tensors:
+                for name in tensors.keys():  # noqa: SIM118 (not a mapping)
+                    yield name, tensors.get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(file, [f"it cannot be read ({error})"]) from error
+
+
+def load_model_weights(model: nn.Module, checkpoint: Path) -> None:
+    """Fill a model's parameters from a checkpoint with its own ``load_weights``.
+
+    Raises
+    ------
+    CheckpointError
+        If tensors and parameters do not fit each other, or a parameter is left empty.
+    """
+    for parameter in model.parameters():
+        parameter.data.fill_(float("nan"))
+    tracked = _Tracked(checkpoint)
+    try:
+        model.load_weights(tracked)
+    except KeyError as error:
+        problem = f"tensor {tracked.name} would go to parameter {error}, which the model does not have"
+        raise CheckpointError(checkpoint, [problem]) from error
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise CheckpointError(checkpoint, [f"{tracked.name}: {' '.join(str(error).split())}"]) from error
+    _tie(model)
+    empty = [name for name, parameter in model.named_parameters() if parameter.isnan().any()]
+    if empty:
+        raise CheckpointError(checkpoint, [f"{name} is not in the checkpoint, or not a number" for name in empty])
+
+
+class _Tracked:
+    """The tensors of a checkpoint, and which was handed out last."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self._checkpoint = checkpoint
+        self.name = "(none)"
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        trace = current_trace()
+        for name, tensor in tensors_of(self._checkpoint):
+            self.name = name
+            if trace is not None:
+                trace.begin(name, tensor)
+            yield name, tensor
+
+
+def _tie(model: nn.Module) -> None:
+    """Let the head have the embedding's weights, where the configuration says so."""
+    if hasattr(model, "update_weights"):
+        model.update_weights()
+    elif getattr(model.config, "tie_word_embeddings", False) and hasattr(model, "get_input_embeddings"):
+        model.lm_head.weight = model.get_input_embeddings().weight
+
+
+def _files_of(checkpoint: Path) -> list[Path]:
+    index = checkpoint / _INDEX
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(index, ["it holds no weight_map of tensors to files"]) from error
+        return [checkpoint / Path(name).name for name in names]
+    whole = checkpoint / "model.safetensors"
+    # Some publishers put the same weights beside it, under other names.
+    files = [whole] if whole.is_file() else sorted(checkpoint.glob("*.safetensors"))
+    if not files:
+        raise CheckpointError(checkpoint, ["there are no safetensors files"])
+    return files

@@ -1,0 +1,96 @@
+"""The process that runs a model, or a rank of it, for the C++ engine: ``python -m lmdeploy.pytorch.worker``.
+
+The engine starts it with two open files: the memory in which steps travel (backend_cpp/model/worker/step_channel.h),
+and one that ends when the engine is gone, whatever it died of; the worker then ends as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Any
+
+from lmdeploy import _turbomind
+
+CHANNEL_FILE, LIFELINE_FILE = 3, 4  # as in backend_cpp/model/worker/worker_process.h
+_PATIENCE = 3600.0  # seconds between two looks at nothing
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Serve steps until the engine goes."""
+    args = _parser().parse_args(arguments)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the engine's to act on
+    threading.Thread(target=_end_with_engine, name="lifeline", daemon=True).start()
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # the kernels' threads need the cores
+    channel = _turbomind.WorkerChannel(CHANNEL_FILE, args.rank)
+    runner: Any = None
+    while True:
+        order = channel.wait(_PATIENCE)
+        if order is None:
+            continue
+        try:
+            text = ""
+            if order.kind == _turbomind.OrderKind.LOAD:
+                runner = _load(args, channel)
+                text = json.dumps(runner.facts())
+            elif order.kind == _turbomind.OrderKind.ALLOCATE:
+                runner.allocate(order.block_count, order.block_len, order.host_block_count)
+            elif order.kind == _turbomind.OrderKind.STEP:
+                runner.step(order)
+            elif order.kind == _turbomind.OrderKind.MOVE_BLOCKS:
+                runner.move_blocks(order.moves)
+            elif order.kind == _turbomind.OrderKind.PLACE_ADAPTER:
+                runner.place_adapter(order.slot, order.directory)
+            else:
+                runner.drop_adapter(order.slot)
+        except (ValueError, OSError) as error:  # what the user can do something about
+            if order.kind == _turbomind.OrderKind.STEP:
+                traceback.print_exc()
+            channel.finish(True, " ".join(str(error).split()))
+        except Exception as error:
+            traceback.print_exc()
+            channel.finish(True, f"{type(error).__name__}: {' '.join(str(error).split())}")
+        else:
+            channel.finish(False, text)
+
+
+def _load(args: argparse.Namespace, channel: Any) -> Any:
+    from lmdeploy.pytorch.step_runner import StepRunner, WorkerArguments
+
+    given = WorkerArguments(
+        checkpoint=args.checkpoint, dtype=args.dtype, device=args.device, rank=args.rank, ranks=args.ranks,
+        meeting_place=args.meeting_place, threads=args.threads, quant_policy=args.quant_policy,
+        custom_module_map=args.custom_module_map, eager_mode=args.eager_mode == 1,
+    )  # fmt: skip
+    return StepRunner(given, channel)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m lmdeploy.pytorch.worker", description=__doc__)
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("rank", type=int)
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--meeting-place", default="")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--quant-policy", type=int, default=0)
+    parser.add_argument("--custom-module-map", default="")
+    parser.add_argument("--eager-mode", type=int, default=0)
+    return parser
+
+
+def _end_with_engine() -> None:
+    os.read(LIFELINE_FILE, 1)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
