@@ -2,6 +2,8 @@
 
 import io
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -38,18 +40,33 @@ def decode(content: bytes, limits: Limits) -> Image.Image:
     ValueError
         If it is no picture of a known format, broken, or beyond a limit.
     """
+    with open_picture(content, limits, "a picture") as picture:
+        check_size(picture, limits)
+        picture.load()
+        return upright(picture)
+
+
+@contextmanager
+def open_picture(content: bytes, limits: Limits, what: str) -> Iterator[Image.Image]:
+    """Open a file's bytes, of which nothing is unpacked yet; what Pillow raises meanwhile becomes ``ValueError``.
+
+    Parameters
+    ----------
+    content, limits
+        The file, and how many bytes it may have.
+    what
+        What it must be, for the error.
+    """
     if len(content) > limits.max_bytes:
         raise ValueError(f"a picture's file must have at most {limits.max_bytes} bytes, got {len(content)}")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit here is ours
             picture = Image.open(io.BytesIO(content), formats=FORMATS)
-        check_size(picture, limits)
-        picture.load()
-        return upright(picture)
+        yield picture
     except UnidentifiedImageError:
         known = ", ".join(FORMATS)
-        raise ValueError(f"must be a picture ({known}), got {len(content)} bytes of something else") from None
+        raise ValueError(f"must be {what} ({known}), got {len(content)} bytes of something else") from None
     except Image.DecompressionBombError:
         raise ValueError(f"a picture must have at most {limits.max_pixels} pixels, got far more") from None
     except ValueError:

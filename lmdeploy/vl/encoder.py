@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 from PIL.Image import Image
 
 from lmdeploy.prompts import PictureRows, PlacedPicture
-from lmdeploy.vl.families.common import Options, VisionFamily, VisionPart
+from lmdeploy.vl.families.common import Options, VideoForm, VisionFamily, VisionPart
+from lmdeploy.vl.videos import frame_size, times_of
 
 if TYPE_CHECKING:
     import numpy as np
 
 CACHE_BYTES = 256 << 20
+_NO_GRID = (0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -80,17 +82,26 @@ class VisionEncoder:
         result = []
         for picture in pictures:
             rows = self.rows(picture.image, picture.options, picture.digest)
-            result += cut(picture, rows, self._family.grid(self._part, picture.image.size, picture.options))
+            size, step = frame_size(picture.image.size, picture.options), 1.0
+            video = self._video(picture.options)
+            if video is not None:
+                step = video.frame_step(self._part, picture.options)
+            grid = (video or self._family).grid(self._part, size, picture.options)
+            result += cut(picture, rows, grid, step, is_one_place=self._family.is_one_place)
         return result
 
     def _compute(self, picture: Image, options: Options) -> Rows:
         import torch
 
         with torch.inference_mode():
-            rows = self._family.features(self._part, picture, options).contiguous()
+            form = self._video(options) or self._family
+            rows = form.features(self._part, picture, options).contiguous()
         if rows.dtype is torch.bfloat16:
             return Rows(rows.view(torch.uint16).numpy(), "bfloat16")
         return Rows(rows.float().numpy(), "float32")
+
+    def _video(self, options: Options) -> VideoForm | None:
+        return self._family.video if times_of(options) else None
 
     def _keep(self, digest: bytes, rows: Rows) -> None:
         if rows.values.nbytes > self._most:
@@ -102,8 +113,17 @@ class VisionEncoder:
             self._used -= oldest.values.nbytes
 
 
-def cut(picture: PlacedPicture, rows: Rows, grid: tuple[int, int, int]) -> list[PictureRows]:
-    """Return a picture's rows run by run, as its places are; with a grid it has one.
+def cut(
+    picture: PlacedPicture,
+    rows: Rows,
+    grid: tuple[int, int, int] = _NO_GRID,
+    frame_step: float = 1.0,
+    *,
+    is_one_place: bool = False,
+) -> list[PictureRows]:
+    """Return a picture's rows run by run, as its places are.
+
+    A grid is each run's; with ``is_one_place`` all tokens of a run but the first and the last stand at one position.
 
     Raises
     ------
@@ -115,9 +135,14 @@ def cut(picture: PlacedPicture, rows: Rows, grid: tuple[int, int, int]) -> list[
         raise RuntimeError(f"a picture has {rows.values.shape[0]} rows for {count} tokens")
     result, first = [], 0
     for begin, length in picture.runs:
-        digest = hashlib.sha256(picture.digest + first.to_bytes(4, "little")).digest()
-        result.append(PictureRows(begin, rows.values[first : first + length], digest, rows.dtype, grid))
-        first += length
+        pieces = [(length, grid, frame_step)]
+        if is_one_place:  # as frames that are shown at once
+            pieces = [(1, _NO_GRID, 1.0), (length - 2, (length - 2, 1, 1), 0.0), (1, _NO_GRID, 1.0)]
+        for tokens, places, step in pieces:
+            digest = hashlib.sha256(picture.digest + first.to_bytes(4, "little")).digest()
+            part = rows.values[first : first + tokens]
+            result.append(PictureRows(begin, part, digest, rows.dtype, places, step))
+            begin, first = begin + tokens, first + tokens
     return result
 
 

@@ -1,4 +1,4 @@
-"""The tower and resampler of MiniCPM-V 2.6, which ``transformers`` does not have.
+"""The tower and resampler of MiniCPM-V 2.5 to 4.5, which ``transformers`` does not have.
 
 A SigLIP with patches of any number and shape, whose positions are read off a square table (NaViT; Dehghani et al.,
 2023, arXiv 2307.06304), then a fixed number of learned queries that attend to its patches.
@@ -19,7 +19,8 @@ class MiniCpmTower(PreTrainedModel):  # type: ignore[misc]
     Parameters
     ----------
     config
-        With SigLIP's as ``vision_config``, and the width of the rows in ``text_config``.
+        With SigLIP's as ``vision_config``, and the width of the rows in ``text_config``; ``values_have_places`` says
+        whether the places of patches are added to their values, not to their keys (4.5).
     """
 
     config_class = LlavaConfig
@@ -28,20 +29,41 @@ class MiniCpmTower(PreTrainedModel):  # type: ignore[misc]
         super().__init__(config)
         self.vpm = Idefics2VisionTransformer(config.vision_config)
         self.resampler = _Resampler(
-            config.image_seq_length, config.vision_config.hidden_size, config.text_config.hidden_size
+            config.image_seq_length,
+            config.vision_config.hidden_size,
+            config.text_config.hidden_size,
+            values_have_places=bool(getattr(config, "values_have_places", False)),
         )
         self.post_init()
 
-    def forward(self, views: Tensor) -> Tensor:
-        """Return the rows ``[views * queries, hidden]`` of views of one size ``[views, 3, height, width]``."""
+    def forward(self, views: Tensor, line: int = 0) -> Tensor:
+        """Return the rows of views.
+
+        Parameters
+        ----------
+        views
+            Of one size ``[views, 3, height, width]``.
+        line
+            0, or in how many places along a table's first line all patches stand, in reading order; where there are
+            more places than patches, grey ones follow (2.5, as trained).
+
+        Returns
+        -------
+        Tensor
+            ``[views * queries, hidden]``.
+        """
         embeddings = self.vpm.embeddings
         patches = embeddings.patch_embedding(views.to(self.dtype))
         rows, columns = patches.shape[2:]
         side = embeddings.num_patches_per_side
-        places = _places(rows, side)[:, None] * side + _places(columns, side)
-        states = patches.flatten(2).transpose(1, 2) + embeddings.position_embedding(places.flatten())
+        states = patches.flatten(2).transpose(1, 2)
+        places = (_places(rows, side)[:, None] * side + _places(columns, side)).flatten()
+        if line:
+            grey = embeddings.patch_embedding.bias.expand(len(views), line - states.shape[1], -1)
+            states, places = torch.cat([states, grey], dim=1), _places(line, side)
+        states = states + embeddings.position_embedding(places)
         states = self.vpm.post_layernorm(self.vpm.encoder(inputs_embeds=states).last_hidden_state)
-        found: Tensor = self.resampler(states, rows, columns)
+        found: Tensor = self.resampler(states[:, : rows * columns], rows, columns)
         return found.flatten(0, 1)
 
 
@@ -52,8 +74,9 @@ def _places(count: int, side: int) -> Tensor:
 
 
 class _Resampler(nn.Module):  # type: ignore[misc]
-    def __init__(self, queries: int, inputs: int, hidden: int) -> None:
+    def __init__(self, queries: int, inputs: int, hidden: int, *, values_have_places: bool) -> None:
         super().__init__()
+        self.values_have_places = values_have_places
         self.query = nn.Parameter(torch.zeros(queries, hidden))
         self.kv_proj = nn.Linear(inputs, hidden, bias=False) if inputs != hidden else nn.Identity()
         self.attn = nn.MultiheadAttention(hidden, hidden // _HEAD_DIM, batch_first=True)
@@ -62,8 +85,9 @@ class _Resampler(nn.Module):  # type: ignore[misc]
 
     def forward(self, patches: Tensor, rows: int, columns: int) -> Tensor:
         """Return what the queries find ``[views, queries, hidden]`` in ``rows * columns`` patches each."""
-        values = self.ln_kv(self.kv_proj(patches))
-        keys = values + _positions(rows, columns, values.shape[-1]).to(values)
+        plain = self.ln_kv(self.kv_proj(patches))
+        placed = plain + _positions(rows, columns, plain.shape[-1]).to(plain)
+        keys, values = (plain, placed) if self.values_have_places else (placed, plain)
         queries = self.ln_q(self.query).expand(len(values), -1, -1)
         found, _ = self.attn(queries, keys, values, need_weights=False)
         result: Tensor = self.ln_post(found) @ self.proj

@@ -1,4 +1,4 @@
-"""Pictures in conversations: taken out of the messages, put into the prompt.
+"""Pictures and videos in conversations: taken out of the messages, put into the prompt.
 
 A picture is written by the chat template, where that knows pictures, else in front of the message's texts or where the
 message has it. What users type is text, also if it reads like what stands for a picture: such words are replaced by
@@ -7,7 +7,7 @@ guards nobody can guess while the template writes, and become tokens of plain te
 
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,19 +20,31 @@ from lmdeploy.templates.conversation import Message, Parts
 from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.vl.constants import IMAGE_TOKEN
 from lmdeploy.vl.encoder import digest_of
-from lmdeploy.vl.families.common import Options, VisionFamily, VisionPart
-from lmdeploy.vl.sources import SourceRules, load
+from lmdeploy.vl.families.common import Options, VideoForm, VisionFamily, VisionPart
+from lmdeploy.vl.sources import SourceRules, load, load_frames
 from lmdeploy.vl.tower import counting_part, family_in
+from lmdeploy.vl.videos import Sampling, frame_size
 
 _SOURCES = {"image_url": "url", "image_data": "data"}  # type of a part -> key of what it is of
+_VIDEOS = {"video_url": "url", "video_data": "data"}
 # In place of a picture's number: a user typed the word, or the template wrote it.
 _USERS, _TEMPLATES = -1, -2
 
 
 @dataclass(frozen=True)
 class _Picture:
+    """A picture, or, with the video form, the frames of a video below each other."""
+
     image: Image
     options: Options
+    form: VisionFamily | VideoForm
+
+    @property
+    def mark(self) -> str:
+        return self.form.mark or self.form.token
+
+    def expansion(self, part: VisionPart) -> str:
+        return self.form.expansion(part, frame_size(self.image.size, self.options), self.options)
 
 
 class PictureWriter:
@@ -57,23 +69,28 @@ class PictureWriter:
         rules: SourceRules,
     ) -> None:
         self.family, self.part, self.rules = family, part, rules
-        self.mark = family.mark or family.token
-        ids = tokenizer.ids_of((family.token, *family.words))
-        if ids[0] is None:
+        forms: list[VisionFamily | VideoForm] = [family] if family.video is None else [family, family.video]
+        words = list(dict.fromkeys(word for form in forms for word in (form.token, *form.words)))
+        self.token_ids = {word: i for word, i in zip(words, tokenizer.ids_of(words), strict=True) if i is not None}
+        if family.token not in self.token_ids:
             raise ValueError(f"the tokenizer has no token {family.token}, which stands for pictures")
-        self.token_ids = {word: i for word, i in zip((family.token, *family.words), ids, strict=True) if i is not None}
-        self.words = tuple(self.token_ids)
-        self.any_word = re.compile("|".join(map(re.escape, sorted(self.words, key=len, reverse=True))))
+        self._video = family.video if family.video and family.video.token in self.token_ids else None
+        self.any_token = _any_of(self.token_ids)
         self.plain_ids = {
             word: tokenizer.encode(word[0], add_bos=False) + tokenizer.encode(word[1:], add_bos=False)
-            for word in self.words
+            for word in self.token_ids
         }
-        self._writes_pictures = _writes_pictures(template, self.mark)
+        self._writes_pictures = _writes(template, "image", family.mark or family.token)
+        self._writes_videos = self._video is not None and _writes(
+            template, "video", self._video.mark or self._video.token
+        )
         # Characters of the private use area, and what nobody can guess.
         nonce = secrets.token_hex(8)
-        self._guards = {word: f"\ue0f0{nonce}.{i}\ue0f1" for i, word in enumerate(self.words)}
-        self.guarded = {guard: word for word, guard in self._guards.items()}
-        self.any_mark = re.compile(f"{self.any_word.pattern}|\ue0f0{nonce}\\.\\d+\ue0f1")
+        texts = list(dict.fromkeys([*self.token_ids, *(form.mark for form in forms if form.mark)]))
+        self._any_text = _any_of(texts)
+        self._guards = {text: f"\ue0f0{nonce}.{i}\ue0f1" for i, text in enumerate(texts)}
+        self.guarded = {guard: text for text, guard in self._guards.items()}
+        self.any_mark = re.compile(f"{self._any_text.pattern}|\ue0f0{nonce}\\.\\d+\ue0f1")
 
     def read(self, messages: list[Message]) -> "Conversation":
         """Return a conversation without its pictures, and these.
@@ -98,59 +115,73 @@ class PictureWriter:
         parts: list[Any] = []
         for i, part in enumerate(content):
             kind = part.get("type") if isinstance(part, Mapping) else None
-            if kind in _SOURCES:
+            if kind in _SOURCES or kind in _VIDEOS:
                 if message.get("role") != "user":
                     raise ValueError(f"{where}.content[{i}]: only the user's messages may have pictures")
                 if len(pictures) >= self.rules.max_pictures:
                     raise ValueError(f"a prompt may have at most {self.rules.max_pictures} pictures, got more")
                 pixels = sum(picture.image.width * picture.image.height for picture in pictures)
                 pictures.append(self._read_picture(f"{where}.content[{i}]", kind, part, pixels))
-                parts.append(None)
+                parts.append(pictures[-1])
             elif kind == "text" and isinstance(part.get("text"), str):
                 parts.append({**part, "text": self._guard(part["text"])})
             else:
                 parts.append(part)
-        if None not in parts:
+        if not any(isinstance(part, _Picture) for part in parts):
             return {**message, "content": parts}
         for i, part in enumerate(parts):
-            if part is not None and _text(part) is None:
+            if not isinstance(part, _Picture) and _text(part) is None:
                 raise ValueError(f"{where}.content[{i}] must be a text or an image_url, got {part!r:.80}")
         return {**message, "content": self._content(parts)}
 
     def _read_picture(self, where: str, kind: str, part: Mapping[str, Any], pixels: int) -> _Picture:
         given = part.get(kind)
-        key = _SOURCES[kind]
-        if kind == "image_url" and isinstance(given, str):
+        key = (_SOURCES | _VIDEOS)[kind]
+        if kind in _VIDEOS and self._video is None:
+            raise ValueError(f"{where}: this model sees pictures, not videos; frames can be sent as pictures")
+        if key == "url" and isinstance(given, str):
             given = {"url": given}
         if not isinstance(given, Mapping) or key not in given:
             raise ValueError(f"{where}.{kind} must be an object with {key}, got {given!r:.80}")
-        options = {name: value for name, value in given.items() if name != key and value is not None}
+        options = {name: value for name, value in given.items() if name not in (key, "times") and value is not None}
         room = self.rules.max_total_pixels - pixels
         limits = replace(self.rules.limits, max_pixels=min(self.rules.limits.max_pixels, room))
+        rules = replace(self.rules, limits=limits, max_total_pixels=room)
         try:
-            return _Picture(load(given[key], replace(self.rules, limits=limits)), options)
+            if kind in _SOURCES or self._video is None:
+                return _Picture(load(given[key], rules), options, self.family)
+            sampling = Sampling(**{name: options.pop(name) for name in ("num_frames", "fps") if name in options})
+            video = load_frames(given[key], sampling, rules)
+            return _Picture(video.stacked(), {**options, "times": list(video.times)}, self._video)
         except ValueError as error:
             raise ValueError(f"{where}.{kind}.{key}: {error}") from None
 
     def _content(self, parts: Sequence[Any]) -> Any:
-        """Return what the template gets for a message with pictures, which are None."""
-        token, count = self.family.token, sum(part is None for part in parts)
-        texts = [part for part in parts if part is not None]
-        if sum(part["text"].count(IMAGE_TOKEN) for part in texts) == count:  # the message says where
-            placed = [{**part, "text": part["text"].replace(IMAGE_TOKEN, token)} for part in texts]
+        """Return what the template gets for a message with pictures."""
+        shown = [part for part in parts if isinstance(part, _Picture)]
+        texts = [part for part in parts if not isinstance(part, _Picture)]
+        if sum(part["text"].count(IMAGE_TOKEN) for part in texts) == len(shown):  # the message says where
+            written = iter([picture.form.written.rstrip("\n") for picture in shown])
+            placed = [{**part, "text": re.sub(IMAGE_TOKEN, lambda _: next(written), part["text"])} for part in texts]
             return Parts(placed) if self._writes_pictures else placed
         if self._writes_pictures:
-            return Parts({"type": "image"} if part is None else part for part in parts)
+            return Parts(self._for_template(part) if isinstance(part, _Picture) else part for part in parts)
         if self.family.goes_first:
-            parts = [None] * count + texts
+            parts = [*shown, *texts]
         content, was_text = "", False
         for part in parts:
-            content += self.family.written if part is None else ("\n" if was_text else "") + part["text"]
-            was_text = part is not None
+            is_text = not isinstance(part, _Picture)
+            content += ("\n" if was_text else "") + part["text"] if is_text else part.form.written
+            was_text = is_text
         return content
 
+    def _for_template(self, picture: _Picture) -> dict[str, str]:
+        if picture.form is self.family:
+            return {"type": "image"}
+        return {"type": "video"} if self._writes_videos else {"type": "text", "text": picture.form.written}
+
     def _guard(self, text: str) -> str:
-        return self.any_word.sub(lambda match: self._guards[match[0]], text)
+        return self._any_text.sub(lambda match: self._guards[match[0]], text)
 
 
 class Conversation:
@@ -167,7 +198,8 @@ class Conversation:
     def __init__(self, writer: PictureWriter, messages: list[Message], pictures: list[_Picture]) -> None:
         self.messages = messages
         self._writer = writer
-        several = {"several": len(pictures) > 1} if writer.family.minds_others else {}
+        seen = sum(picture.form is writer.family for picture in pictures)
+        several = {"several": seen > 1} if writer.family.minds_others else {}
         self._pictures = [replace(picture, options={**picture.options, **several}) for picture in pictures]
         self._words: list[tuple[str, int]] = []  # those in the prompt that are tokens, and whose
 
@@ -179,26 +211,23 @@ class Conversation:
         ValueError
             If the chat template has lost pictures.
         """
-        writer, seen = self._writer, 0
+        writer, left = self._writer, list(range(len(self._pictures)))
         pieces: list[str] = []
         end = 0
         for match in writer.any_mark.finditer(rendered):
             pieces.append(rendered[end : match.start()])
             end = match.end()
-            word = writer.guarded.get(match[0])
-            if word is not None:
-                pieces.append(word)
-                self._words.append((word, _USERS))
-            elif match[0] == writer.mark and seen < len(self._pictures):
-                expansion = self._expansion(seen)
-                pieces.append(expansion)
-                self._words += [(found[0], seen) for found in writer.any_word.finditer(expansion)]
-                seen += 1
-            else:
-                pieces.append(match[0])
-                self._words.append((match[0], _TEMPLATES))
-        if seen < len(self._pictures):
-            raise ValueError(f"the model's chat template shows {seen} of {len(self._pictures)} pictures")
+            piece, whose = writer.guarded.get(match[0]), _USERS
+            if piece is None:
+                whose = next((place for place in left if self._pictures[place].mark == match[0]), _TEMPLATES)
+                piece = match[0] if whose == _TEMPLATES else self._expansion(whose, rendered[: match.start()])
+            if whose >= 0:
+                left.remove(whose)
+            pieces.append(piece)
+            self._words += [(found[0], whose) for found in writer.any_token.finditer(piece)]
+        if left:
+            count = len(self._pictures)
+            raise ValueError(f"the model's chat template shows {count - len(left)} of {count} pictures")
         return "".join(pieces) + rendered[end:]
 
     def placed(self, ids: list[int]) -> tuple[list[int], tuple[PlacedPicture, ...]]:
@@ -224,7 +253,7 @@ class Conversation:
             if picture == _USERS:
                 tokens += writer.plain_ids[word]
             else:
-                if picture != _TEMPLATES and word == writer.family.token:
+                if picture != _TEMPLATES and word == self._pictures[picture].form.token:
                     places[picture].append(len(tokens))
                 tokens.append(ids[position])
             end = position + 1
@@ -234,9 +263,12 @@ class Conversation:
         )
         return tokens + ids[end:], tuple(placed)
 
-    def _expansion(self, place: int) -> str:
-        picture, family, part = self._pictures[place], self._writer.family, self._writer.part
-        return family.number(part, place, picture.options) + family.expansion(part, picture.image.size, picture.options)
+    def _expansion(self, place: int, before: str) -> str:
+        picture, part = self._pictures[place], self._writer.part
+        form = picture.form
+        number = form.number(part, place, picture.options) if isinstance(form, VisionFamily) else ""
+        is_numbered = bool(number) and before.rstrip().endswith(number.rstrip())  # by who wrote the text
+        return ("" if is_numbered else number) + picture.expansion(part)
 
 
 def _text(part: object) -> str | None:
@@ -253,9 +285,14 @@ def _runs(places: Sequence[int]) -> Iterator[tuple[int, int]]:
             begin = i
 
 
-def _writes_pictures(template: ChatTemplate, mark: str) -> bool:
-    """Return whether a template writes pictures itself, each as one mark."""
-    turn = {"role": "user", "content": Parts([{"type": "image"}, {"type": "text", "text": "-"}])}
+def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """Return what finds the longest of some texts."""
+    return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))))
+
+
+def _writes(template: ChatTemplate, kind: str, mark: str) -> bool:
+    """Return whether a template writes pictures, or videos, itself, each as one mark."""
+    turn = {"role": "user", "content": Parts([{"type": kind}, {"type": "text", "text": "-"}])}
     try:
         return template.render([turn]).count(mark) == 1
     except (ValueError, TypeError):

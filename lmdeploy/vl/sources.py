@@ -3,6 +3,7 @@
 import base64
 import binascii
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -10,9 +11,12 @@ from PIL.Image import Image
 
 from lmdeploy.vl.decoding import Limits, check_size, decode, upright
 from lmdeploy.vl.fetching import FetchRules, default_seconds, fetch
+from lmdeploy.vl.videos import MOST_FRAMES, Sampling, Video, check_all, from_file, from_frames
 
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*):")
 _DATA_URL = re.compile(r"data:(image/[\w.+-]+)?;base64,", re.ASCII | re.IGNORECASE)
+_VIDEO_URL = re.compile(r"data:((?:image|video)/[\w.+-]+)?;base64,", re.ASCII | re.IGNORECASE)
+_FRAMES_URL = re.compile(r"data:video/(jpeg|png|webp);base64,", re.ASCII | re.IGNORECASE)  # one behind another
 _NO_FILE = "must be a picture's URL that is allowed, a data URL, or a file in the allowed folder"
 
 
@@ -29,7 +33,7 @@ class SourceRules:
     limits
         Of every picture.
     max_pictures, max_total_pixels
-        Most pictures, and most pixels of all of them, of a prompt.
+        Most pictures and videos, and most pixels of all of them, of a prompt.
     """
 
     fetch_rules: FetchRules = field(default_factory=FetchRules)
@@ -64,13 +68,41 @@ def load(source: object, rules: SourceRules) -> Image:
         return upright(source)
     if not isinstance(source, str):
         raise ValueError(f"must be a picture, a URL, a data URL or a path, got {type(source).__name__}")
+    return decode(_content(source, rules, _DATA_URL), rules.limits)
+
+
+def load_frames(source: object, sampling: Sampling, rules: SourceRules) -> Video:
+    """Return a video from what a caller names: an animated picture, its frames one by one, or a video.
+
+    Raises
+    ------
+    ValueError
+        If it is nothing a video comes from, is not allowed, or is none.
+    """
+    if isinstance(source, Video):
+        check_size(source.frames[0], rules.limits)
+        check_all(len(source.frames), source.frames[0].size, rules.max_total_pixels)
+        if len(source.frames) > MOST_FRAMES:
+            raise ValueError(f"a video must have at most {MOST_FRAMES} frames, got {len(source.frames)}")
+        return Video(tuple(upright(frame) for frame in source.frames), source.times)
+    frames: Sequence[object] | None = source if isinstance(source, (list, tuple)) else None
+    if isinstance(source, str) and (match := _FRAMES_URL.match(source)):
+        frames = [f"data:image/{match[1]};base64,{frame}" for frame in source[match.end() :].split(",")]
+    if frames is not None:
+        return from_frames(frames, lambda frame: load(frame, rules), sampling, rules.max_total_pixels)
+    if not isinstance(source, str):
+        raise ValueError(f"must be a video, frames, a URL, a data URL or a path, got {type(source).__name__}")
+    return from_file(_content(source, rules, _VIDEO_URL), sampling, rules.limits, rules.max_total_pixels)
+
+
+def _content(source: str, rules: SourceRules, data_url: re.Pattern[str]) -> bytes:
+    """Return the bytes of the file that a caller names."""
     scheme = url_scheme(source)
     if scheme == "data":
-        return decode(_data(source, rules.limits), rules.limits)
+        return _data(source, rules.limits, data_url)
     if scheme in ("http", "https"):
-        fetched = replace(rules.fetch_rules, max_bytes=rules.limits.max_bytes, seconds=default_seconds())
-        return decode(fetch(source, fetched), rules.limits)
-    return decode(read_file(source, rules), rules.limits)
+        return fetch(source, replace(rules.fetch_rules, max_bytes=rules.limits.max_bytes, seconds=default_seconds()))
+    return read_file(source, rules)
 
 
 def decoded_base64(text: str | bytes, limits: Limits) -> bytes:
@@ -89,8 +121,8 @@ def decoded_base64(text: str | bytes, limits: Limits) -> bytes:
         raise ValueError(f"the picture is no base64 ({error})") from None
 
 
-def _data(url: str, limits: Limits) -> bytes:
-    match = _DATA_URL.match(url)
+def _data(url: str, limits: Limits, data_url: re.Pattern[str]) -> bytes:
+    match = data_url.match(url)
     if match is None:
         raise ValueError("a data URL must begin with data:image/...;base64,")
     return decoded_base64(url[match.end() :], limits)

@@ -1,5 +1,6 @@
 """The part of a checkpoint that sees, loaded by ``transformers`` without the part that reads."""
 
+import dataclasses
 import functools
 import json
 from collections.abc import Iterator
@@ -8,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
-from lmdeploy.turbomind.text_part import is_of_text
+from lmdeploy.quiet_transformers import without_bars
+from lmdeploy.turbomind.text_part import is_of_text, sees
 from lmdeploy.vl.families import vision_families
 from lmdeploy.vl.families.common import VisionFamily, VisionPart
 from lmdeploy.vl.tensors import seeing_tensors
@@ -22,6 +24,8 @@ def family_in(checkpoint: Path) -> tuple[str, VisionFamily] | None:
     try:
         named, tower = raw.get("architectures") or [], str((raw.get("vision_config") or {}).get("model_type"))
     except AttributeError:
+        return None
+    if not sees(raw):
         return None
     known = vision_families()
     return next(((name, known[key]) for name in named for key in ((name, tower), (name, "")) if key in known), None)
@@ -46,7 +50,8 @@ def counting_part(checkpoint: Path) -> VisionPart:
             given = checkpoint, _config_json(checkpoint)
             return VisionPart(native.config(given), native.processor(given))
         config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
-        return VisionPart(config, AutoImageProcessor.from_pretrained(checkpoint, trust_remote_code=False))
+        processor = AutoImageProcessor.from_pretrained(checkpoint, trust_remote_code=False)
+        return VisionPart(config, processor, video=_video_settings(checkpoint))
     except (CheckpointError, UnsupportedModelError):
         raise
     except (OSError, ValueError, ImportError, TypeError, KeyError, AttributeError) as error:
@@ -76,7 +81,7 @@ def seeing_part(checkpoint: Path) -> VisionPart:
     if native is None:
         model_class, tensors = getattr(transformers, name), dict(seeing_tensors(checkpoint))
     else:
-        model_class = native.model() if native.model else getattr(transformers, config.architectures[0])
+        model_class = native.model(config) if native.model else getattr(transformers, config.architectures[0])
         tensors = dict(native.tensors((checkpoint, _config_json(checkpoint))))
     is_narrow = all(tensor.dtype in (torch.bfloat16, torch.float16) for tensor in tensors.values())
     dtype = torch.bfloat16 if is_narrow and _is_fast_at_bfloat16() else torch.float32
@@ -91,12 +96,24 @@ def seeing_part(checkpoint: Path) -> VisionPart:
     missing = sorted(name for name in report["missing_keys"] if not is_of_text(name))
     if missing:
         raise CheckpointError(checkpoint, [f"tensor {name} is missing" for name in missing])
-    return VisionPart(config, part.processor, model.eval().requires_grad_(False))
+    return dataclasses.replace(part, model=model.eval().requires_grad_(False))
+
+
+def _video_settings(checkpoint: Path) -> dict[str, Any]:
+    """Return the settings of the video processor, from where ``transformers`` looks: at last, those for pictures."""
+    nested = _json(checkpoint / "processor_config.json").get("video_processor")
+    if isinstance(nested, dict):
+        return nested
+    return _json(checkpoint / "video_preprocessor_config.json") or _json(checkpoint / "preprocessor_config.json")
 
 
 def _config_json(checkpoint: Path) -> dict[str, Any]:
+    return _json(checkpoint / "config.json")
+
+
+def _json(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
@@ -117,12 +134,9 @@ def _quiet() -> Iterator[None]:
     from transformers.utils import logging
 
     before = logging.get_verbosity()
-    had_bar = logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
-    logging.disable_progress_bar()
     try:
-        yield
+        with without_bars():
+            yield
     finally:
         logging.set_verbosity(before)
-        if had_bar:
-            logging.enable_progress_bar()

@@ -2,15 +2,17 @@
 
 import base64
 import io
+from collections.abc import Sequence
 from pathlib import Path
 
 from PIL.Image import Image
 
 from lmdeploy.vl.decoding import decode, upright
 from lmdeploy.vl.fetching import fetch
-from lmdeploy.vl.sources import ANYTHING, decoded_base64, load, url_scheme
+from lmdeploy.vl.sources import ANYTHING, decoded_base64, load, load_frames, url_scheme
+from lmdeploy.vl.videos import DEFAULT_FRAMES, DEFAULT_RATE, Sampling, Video
 
-__all__ = ["encode_image_base64", "load_image", "load_image_from_base64"]
+__all__ = ["encode_image_base64", "load_image", "load_image_from_base64", "load_video"]
 
 
 def load_image(image_url: str | Image) -> Image:
@@ -27,6 +29,28 @@ def load_image(image_url: str | Image) -> Image:
         If there is no such picture within reach.
     """
     return load(image_url, ANYTHING)
+
+
+def load_video(
+    video: str | Sequence[str | Image], num_frames: int = DEFAULT_FRAMES, fps: float = DEFAULT_RATE
+) -> Video:
+    """Return some frames of a video, for prompts: ``(text, load_video(...))``.
+
+    Parameters
+    ----------
+    video
+        URL, data URL or path of an animated GIF, WebP or PNG; or frames, each as :func:`load_image` takes it.
+    num_frames
+        At most so many, spread evenly.
+    fps
+        Frames a second, of what comes as frames alone; animated pictures have times of their own.
+
+    Raises
+    ------
+    ValueError
+        If there is no such video within reach, or it is in a format that needs a decoder, such as MP4.
+    """
+    return load_frames(video, Sampling(num_frames, fps), ANYTHING)
 
 
 def encode_image_base64(image: str | Image) -> str:

@@ -17,6 +17,8 @@ class Layout:
     ----------
     layer
         Beginning of the names of a layer's tensors; ``{}`` is its number.
+    number
+        The number that a layer of the engine's has in the checkpoint.
     qkv
         One matrix for q, k and v instead of three.
     is_grouped
@@ -31,6 +33,7 @@ class Layout:
     final_norm: str = "model.norm"
     lm_head: str = "lm_head"
     layer: str = "model.layers.{}."
+    number: Callable[[int], int] = lambda layer: layer
     attention_norm: str = "input_layernorm"
     attention_output_norm: str = ""
     mlp_norm: str = "post_attention_layernorm"
@@ -54,7 +57,7 @@ class Layout:
         """Return the expression of each engine tensor of a model."""
         engine = model_tensors(spec, self)
         for i in range(spec.num_layers):
-            prefix = self.layer.format(i)
+            prefix = self.layer.format(self.number(i))
             parts = norm_tensors(spec, self, prefix)
             parts |= latent_tensors(spec, prefix) if spec.attention.mla else attention_tensors(spec, self, prefix)
             parts |= self.experts(spec, prefix) if has_experts(spec, i) else mlp_tensors(spec, self, prefix)

@@ -1,7 +1,7 @@
 """What a family of vision models is, as data."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,11 +26,14 @@ class VisionPart:
         The image processor.
     model
         The model with tower and projector alone; None where only tokens are counted.
+    video
+        Settings of the video processor, as the checkpoint's files say them.
     """
 
     config: Any
     processor: Any
     model: Any = None
+    video: Mapping[str, Any] = field(default_factory=dict)
 
 
 Checkpoint = tuple[Path, Mapping[str, Any]]
@@ -50,13 +53,41 @@ class NativeForm:
     tensors
         Name and values of each tensor of the part that sees.
     model
-        The class that has the tower, where ``transformers`` has none that ``architectures`` could name.
+        From that config to the class that has the tower; without, the one that its ``architectures`` name.
     """
 
     config: Callable[[Checkpoint], Any]
     processor: Callable[[Checkpoint], Any]
     tensors: Callable[[Checkpoint], "Iterable[tuple[str, torch.Tensor]]"]
-    model: Callable[[], type] | None = None
+    model: Callable[[Any], type] | None = None
+
+
+Expansion = Callable[[VisionPart, tuple[int, int], Options], str]
+Features = Callable[[VisionPart, Image, Options], "torch.Tensor"]
+Grid = Callable[[VisionPart, tuple[int, int], Options], tuple[int, int, int]]
+
+
+@dataclass(frozen=True)
+class VideoForm:
+    """How the models of a family see videos: as the same attributes of :class:`VisionFamily` say of pictures.
+
+    A picture is the frames below each other, a size that of one of them, and ``times`` among the options has the second
+    of each. ``mark`` may be several tokens.
+
+    Attributes
+    ----------
+    frame_step
+        From the part and the options to how many positions the frames of the grid lie apart.
+    """
+
+    token: str
+    expansion: Expansion
+    features: Features
+    written: str
+    mark: str = ""
+    words: tuple[str, ...] = ()
+    grid: Grid = lambda part, size, options: (0, 0, 0)
+    frame_step: Callable[[VisionPart, Options], float] = lambda part, options: 1.0
 
 
 @dataclass(frozen=True)
@@ -95,12 +126,16 @@ class VisionFamily:
     grid
         From the part, a picture's size (width, height) and its options to the frames, rows and columns that its tokens
         stand for, where the model's positions have three axes; else zeros.
+    video
+        How videos are seen; None: not at all.
+    is_one_place
+        A picture's tokens, but the first and the last, stand at one position.
     """
 
     architectures: tuple[str, ...]
     token: str
-    expansion: Callable[[VisionPart, tuple[int, int], Options], str]
-    features: Callable[[VisionPart, Image, Options], "torch.Tensor"]
+    expansion: Expansion
+    features: Features
     written: str
     goes_first: bool = True
     words: tuple[str, ...] = ()
@@ -109,4 +144,6 @@ class VisionFamily:
     minds_others: bool = False
     number: Callable[[VisionPart, int, Options], str] = lambda part, place, options: ""
     mark: str = ""
-    grid: Callable[[VisionPart, tuple[int, int], Options], tuple[int, int, int]] = lambda part, size, options: (0, 0, 0)
+    grid: Grid = lambda part, size, options: (0, 0, 0)
+    video: VideoForm | None = None
+    is_one_place: bool = False

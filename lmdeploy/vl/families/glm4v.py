@@ -2,10 +2,12 @@
 
 import dataclasses
 
-from lmdeploy.vl.families import qwen2_vl
+from lmdeploy.vl.families import qwen2_vl, qwen_video
 from lmdeploy.vl.families.common import Options, VisionPart
+from lmdeploy.vl.videos import times_of
 
 _TOKEN, _BEGIN, _END = "<|image|>", "<|begin_of_image|>", "<|end_of_image|>"
+_VIDEO = "<|video|>"
 
 
 def grid(part: VisionPart, size: tuple[int, int], options: Options) -> tuple[int, int, int]:
@@ -26,6 +28,13 @@ def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
     return _TOKEN * (rows * columns)
 
 
+def video_expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
+    """Return the tokens of every two frames, between marks, each before the second of the first."""
+    _, rows, columns = qwen_video.grid(part, size, options)
+    run = _BEGIN + _TOKEN * (rows * columns) + _END
+    return "".join(f"{run}{int(time)}" for time in times_of(options)[::2])
+
+
 FAMILY = dataclasses.replace(
     qwen2_vl.FAMILY,
     architectures=("Glm4vForConditionalGeneration",),
@@ -35,4 +44,12 @@ FAMILY = dataclasses.replace(
     goes_first=False,
     words=(_BEGIN, _END),
     grid=grid,
+    video=dataclasses.replace(
+        qwen_video.FORM,
+        token=_TOKEN,
+        expansion=video_expansion,
+        written=f"<|begin_of_video|>{_VIDEO}<|end_of_video|>",
+        mark=_VIDEO,
+        words=(_BEGIN, _END, "<|begin_of_video|>", "<|end_of_video|>"),
+    ),
 )

@@ -1,4 +1,4 @@
-"""Idefics 3 and SmolVLM: tiles row by row, each behind a tag that says where it is, then the whole picture."""
+"""Idefics 3: tiles row by row, each behind a tag that says where it is, then the whole picture."""
 
 from typing import TYPE_CHECKING
 
@@ -17,13 +17,22 @@ def _tag(row: int, column: int) -> str:
     return f"<row_{row}_col_{column}>"
 
 
+def _tile(part: VisionPart) -> str:
+    vision = part.config.vision_config
+    return _TOKEN * int((vision.image_size // vision.patch_size) ** 2 // part.config.scale_factor**2)
+
+
+def whole_view(part: VisionPart) -> str:
+    """Return the tokens of a picture that is not cut, between marks."""
+    return f"{_AROUND}{_WHOLE}{_tile(part)}{_AROUND}"
+
+
 def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
     """Return tags and tokens."""
     width, height = size
-    vision = part.config.vision_config
-    tile = _TOKEN * ((vision.image_size // vision.patch_size) ** 2 // part.config.scale_factor**2)
+    tile = _tile(part)
     _, rows, columns = part.processor.get_number_of_image_patches(height, width, {})
-    whole = f"{_AROUND}{_WHOLE}{tile}{_AROUND}"
+    whole = whole_view(part)
     if rows * columns == 0:
         return whole
     lines = ["".join(f"{_AROUND}{_tag(r + 1, c + 1)}{tile}" for c in range(columns)) + "\n" for r in range(rows)]
@@ -40,7 +49,7 @@ def features(part: VisionPart, picture: Image, options: Options) -> "torch.Tenso
 
 
 FAMILY = VisionFamily(
-    ("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"),
+    ("Idefics3ForConditionalGeneration",),
     _TOKEN,
     expansion,
     features,

@@ -4,12 +4,14 @@ from typing import TYPE_CHECKING, Any
 
 from PIL.Image import Image
 
-from lmdeploy.vl.families.common import Options, VisionFamily, VisionPart
+from lmdeploy.vl.families.common import Options, VideoForm, VisionFamily, VisionPart
+from lmdeploy.vl.videos import frames_in, times_of
 
 if TYPE_CHECKING:
     import torch
 
 _TOKEN, _BEGIN, _END = "<IMG_CONTEXT>", "<img>", "</img>"
+_VIDEO = "<video>"
 _TILES_OF_DETAIL = {"low": 6, "medium": 12, "high": 24}
 
 
@@ -42,6 +44,20 @@ def features(part: VisionPart, picture: Image, options: Options) -> "torch.Tenso
     return rows.flatten(0, 1)
 
 
+def video_expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
+    """Return the tokens of each frame, between marks and behind its number."""
+    frame = _BEGIN + _TOKEN * int(part.config.image_seq_length) + _END
+    return "\n".join(f"Frame{number}: {frame}" for number in range(1, len(times_of(options)) + 1))
+
+
+def video_features(part: VisionPart, stacked: Image, options: Options) -> "torch.Tensor":
+    """Return the rows of all frames, each of which is a tile."""
+    frames = frames_in(stacked, len(times_of(options)))
+    pixels = part.processor(images=frames, return_tensors="pt", crop_to_patches=False)["pixel_values"]
+    rows: torch.Tensor = part.model.get_image_features(pixel_values=pixels.to(part.model.dtype)).pooler_output
+    return rows.flatten(0, 1)
+
+
 FAMILY = VisionFamily(
     ("InternVLForConditionalGeneration",),
     _TOKEN,
@@ -49,4 +65,5 @@ FAMILY = VisionFamily(
     features,
     written=f"{_TOKEN}\n",
     words=(_BEGIN, _END),
+    video=VideoForm(_TOKEN, video_expansion, video_features, written=f"{_VIDEO}\n", mark=_VIDEO, words=(_BEGIN, _END)),
 )

@@ -5,14 +5,15 @@ from typing import TYPE_CHECKING
 
 from PIL.Image import Image
 
-from lmdeploy.vl.families.common import Options, VisionFamily, VisionPart
+from lmdeploy.vl.families.common import Options, VideoForm, VisionFamily, VisionPart
 from lmdeploy.vl.families.llava import rows_of_tower
 from lmdeploy.vl.families.llava_next import unpadded
+from lmdeploy.vl.videos import frames_in, times_of
 
 if TYPE_CHECKING:
     import torch
 
-_TOKEN = "<image>"
+_TOKEN, _VIDEO = "<image>", "<video>"
 _SHRUNK_ABOVE = 1.1  # times the side that the most tiles have
 
 
@@ -42,6 +43,33 @@ def features(part: VisionPart, picture: Image, options: Options) -> "torch.Tenso
     return rows
 
 
+def video_expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
+    """Return the tokens of all frames, a quarter of a view's each, and of one newline."""
+    vision = part.config.vision_config
+    side: int = math.ceil(vision.image_size // vision.patch_size / 2)
+    return _VIDEO * (len(times_of(options)) * side**2 + 1)
+
+
+def video_features(part: VisionPart, stacked: Image, options: Options) -> "torch.Tensor":
+    """Return the rows, the newline included."""
+    import torch
+
+    side = part.config.vision_config.image_size
+    frames = frames_in(stacked, len(times_of(options)))
+    seen = [part.processor(images=[[one]], image_grid_pinpoints=[[side, side]], return_tensors="pt") for one in frames]
+    views = [one["pixel_values"][0, :1] for one in seen]  # the whole comes first
+    rows: torch.Tensor = part.model.get_video_features(
+        pixel_values_videos=torch.stack(views, dim=1).to(part.model.dtype)
+    ).pooler_output[0]
+    return rows
+
+
 FAMILY = VisionFamily(
-    ("LlavaOnevisionForConditionalGeneration",), _TOKEN, expansion, features, written=f"{_TOKEN}\n", minds_others=True
+    ("LlavaOnevisionForConditionalGeneration",),
+    _TOKEN,
+    expansion,
+    features,
+    written=f"{_TOKEN}\n",
+    minds_others=True,
+    video=VideoForm(_VIDEO, video_expansion, video_features, written=f"{_VIDEO}\n"),
 )

@@ -1,4 +1,4 @@
-"""LLaVA 1.5 and 1.6 in their authors' own layout: a Llama or Mistral with tensors and settings of a tower added.
+"""LLaVA 1.5 and 1.6 and Yi-VL in their authors' own layout: a Llama or Mistral with tensors and settings of a tower.
 
 The tokenizer has no token for pictures, so that the one for what is unknown stands for them.
 """
@@ -22,10 +22,21 @@ _TOKEN = "<unk>"
 _TOWER = "model.vision_tower.vision_tower."
 _NAMES = (
     (_TOWER, "vision_tower."),
-    ("model.mm_projector.0.", "multi_modal_projector.linear_1."),
-    ("model.mm_projector.2.", "multi_modal_projector.linear_2."),
     ("model.image_newline", "image_newline"),
 )
+# Of the projector, by its kind.
+_PROJECTORS = {
+    "mlp2x_gelu": (
+        ("model.mm_projector.0.", "multi_modal_projector.linear_1."),
+        ("model.mm_projector.2.", "multi_modal_projector.linear_2."),
+    ),
+    "mlp2x_gelu_Norm": (
+        ("model.mm_projector.0.", "multi_modal_projector.linear_1."),
+        ("model.mm_projector.1.", "multi_modal_projector.norm_1."),
+        ("model.mm_projector.3.", "multi_modal_projector.linear_2."),
+        ("model.mm_projector.4.", "multi_modal_projector.norm_2."),
+    ),
+}
 
 
 def config(checkpoint: Checkpoint) -> Any:
@@ -42,7 +53,8 @@ def config(checkpoint: Checkpoint) -> Any:
         ],
     }
     if not _has_tiles(checkpoint):
-        return LlavaConfig(architectures=["LlavaForConditionalGeneration"], **fields)
+        normed = raw["mm_projector_type"].endswith("_Norm")
+        return LlavaConfig(architectures=["LlavaForConditionalGeneration"], projector_is_normed=normed, **fields)
     return LlavaNextConfig(
         architectures=["LlavaNextForConditionalGeneration"], image_grid_pinpoints=_canvases(checkpoint), **fields
     )
@@ -62,7 +74,7 @@ def processor(checkpoint: Checkpoint) -> Any:
 def tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, "torch.Tensor"]]:
     """Yield the tensors by their native names, those of the tower from its own folder if they are not here."""
     for name, values in seeing_tensors(checkpoint[0]):
-        for own, native in _NAMES:
+        for own, native in (*_NAMES, *_PROJECTORS[checkpoint[1]["mm_projector_type"]]):
             name = name.replace(own, native)
         yield name, values
     folder = tower_folder(checkpoint[0], checkpoint[1]["mm_vision_tower"])
@@ -70,6 +82,18 @@ def tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, "torch.Tensor"]]:
         for name, values in seeing_tensors(readable_checkpoint(folder)):
             if name.startswith("vision_model."):
                 yield f"vision_tower.{name}", values
+
+
+def model(config: Any) -> type:
+    """Return the class of the tower and projector."""
+    import transformers
+
+    if getattr(config, "projector_is_normed", False):
+        from lmdeploy.vl.normed_llava import NormedLlava
+
+        return NormedLlava
+    found: type = getattr(transformers, config.architectures[0])
+    return found
 
 
 def _has_tiles(checkpoint: Checkpoint) -> bool:
@@ -112,5 +136,5 @@ FAMILY = VisionFamily(
     expansion,
     features,
     written=f"{_TOKEN}\n",
-    native=NativeForm(config, processor, tensors),
+    native=NativeForm(config, processor, tensors, model),
 )

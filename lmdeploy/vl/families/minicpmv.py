@@ -1,4 +1,7 @@
-"""MiniCPM-V 2.6: the whole picture, then slices of it as its shape and size ask for, each a fixed number of rows."""
+"""MiniCPM-V: the whole picture, then slices of it as its shape and size ask for, each a fixed number of rows.
+
+In 2.5 the marks of slices stand around all of them, each between those of a picture; later, around each.
+"""
 
 import json
 import math
@@ -8,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL.Image import Image, Resampling
 
+from lmdeploy.turbomind.text_part import minicpm_version
 from lmdeploy.vl.families.common import Checkpoint, NativeForm, Options, VisionFamily, VisionPart
 from lmdeploy.vl.tensors import seeing_tensors
 
@@ -108,10 +112,14 @@ def config(checkpoint: Checkpoint) -> Any:
     _, raw = checkpoint
     names = ("hidden_size", "image_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "patch_size")
     vision = {"model_type": "idefics2_vision", **{name: raw["vision_config"][name] for name in names}}
+    vision["num_hidden_layers"] -= bool(raw.get("drop_vision_last_layer"))
+    version = minicpm_version(raw)
     return LlavaConfig(
         vision_config=vision,
         text_config={"model_type": "llama", "hidden_size": raw["hidden_size"], "num_attention_heads": 1},
         image_seq_length=raw["query_num"],
+        is_in_line=version == "2.5",
+        values_have_places=version == "4.5",
     )
 
 
@@ -133,7 +141,7 @@ def tensors(checkpoint: Checkpoint) -> "Iterator[tuple[str, torch.Tensor]]":
     return seeing_tensors(checkpoint[0])
 
 
-def model() -> type:
+def model(config: Any) -> type:
     """Return the class of the tower."""
     from lmdeploy.vl.minicpmv_tower import MiniCpmTower
 
@@ -150,15 +158,20 @@ def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
     """Return the tokens of each view between its marks, slices in lines."""
     rows_of_view = _TOKEN * int(part.config.image_seq_length)
     columns, rows = part.processor.grid(size, options)
-    line = rows_of_view.join(_SLICE) * columns
-    return rows_of_view.join(_WHOLE) + "\n".join([line] * rows)
+    whole = rows_of_view.join(_WHOLE)
+    if part.config.is_in_line:
+        return whole + ("\n".join([whole * columns] * rows).join(_SLICE) if rows else "")
+    return whole + "\n".join([rows_of_view.join(_SLICE) * columns] * rows)
 
 
 def features(part: VisionPart, picture: Image, options: Options) -> "torch.Tensor":
     """Return the rows of all views."""
     import torch
 
-    return torch.cat([part.model(views) for views in part.processor.cut(picture, options)])
+    cut = list(part.processor.cut(picture, options))
+    patches = [views.shape[2] * views.shape[3] // part.config.vision_config.patch_size**2 for views in cut]
+    line = max(patches) if part.config.is_in_line else 0
+    return torch.cat([part.model(views, line) for views in cut])
 
 
 FAMILY = VisionFamily(

@@ -107,7 +107,7 @@ def tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, "torch.Tensor"]]:
                 yield name.replace(_OWN + own, ours), values.flatten() if is_vector else values
 
 
-def model() -> type:
+def model(config: Any) -> type:
     """Return the class of the tower."""
     from lmdeploy.vl.phi3_tower import Phi3Tower
 

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL.Image import Image
 
+from lmdeploy.vl.families import qwen_video
 from lmdeploy.vl.families.common import Options, VisionFamily, VisionPart
 
 if TYPE_CHECKING:
@@ -81,4 +82,5 @@ FAMILY = VisionFamily(
     written=f"{_BEGIN}{_TOKEN}{_END}",
     words=(_BEGIN, _END),
     grid=grid,
+    video=qwen_video.FORM,
 )

@@ -1,0 +1,76 @@
+"""Molmo 7B-D and 72B: Qwen2 in OLMo's names, with 128 further embeddings that only pictures are written with."""
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from lmdeploy.turbomind.families.common import Checkpoint, Family, attention_spec, decoder_spec
+from lmdeploy.turbomind.families.layout import Layout
+from lmdeploy.turbomind.families.rope import plain_rope
+from lmdeploy.turbomind.manifest import Expression, Load, concat, rows_of
+from lmdeploy.turbomind.spec import MlpSpec, ModelSpec, NormSpec
+
+_EMBEDDING = "model.transformer.wte.embedding"
+LAYOUT = Layout(
+    final_norm="model.transformer.ln_f",
+    lm_head="model.transformer.ff_out",
+    layer="model.transformer.blocks.{}.",
+    attention_norm="attn_norm",
+    mlp_norm="ff_norm",
+    qkv="att_proj",
+    o="attn_out",
+    gate_up="ff_proj",
+    down="ff_out",
+)
+
+
+def read_config(raw: Mapping[str, Any]) -> SimpleNamespace:
+    """Return the config in the names that most architectures use."""
+    return SimpleNamespace(
+        raw=raw,
+        vocab_size=raw.get("embedding_size") or raw["vocab_size"],
+        hidden_size=raw["hidden_size"],
+        intermediate_size=raw["intermediate_size"] // 2,  # of gate and up together
+        num_hidden_layers=raw["num_hidden_layers"],
+        num_attention_heads=raw["num_attention_heads"],
+        num_key_value_heads=raw.get("num_key_value_heads") or raw["num_attention_heads"],
+        max_position_embeddings=raw["max_position_embeddings"],
+        tie_word_embeddings=raw.get("weight_tying", False),
+    )
+
+
+def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec."""
+    raw = config.raw
+    head_dim = config.hidden_size // config.num_attention_heads
+    return decoder_spec(
+        config,
+        checkpoint,
+        norm=NormSpec(raw["layer_norm_eps"]),
+        mlp=MlpSpec("silu"),
+        attention=attention_spec(config, qkv_bias=raw["qkv_bias"]),
+        ropes=(plain_rope(raw["rope_theta"], head_dim),),
+    )
+
+
+def tensors(spec: ModelSpec) -> dict[str, Expression]:
+    """Return the expression of each engine tensor; what is up comes before the gate on disk."""
+    engine = LAYOUT.tensors(spec)
+    engine["token_embedding"] = Load(_EMBEDDING, (spec.vocab_size, spec.hidden_size))
+    size = spec.intermediate_size
+    for layer in range(spec.num_layers):
+        name = f"layers.{layer}.mlp.gate_up.weight"
+        engine[name] = concat(rows_of(engine[name], size, 2 * size), rows_of(engine[name], 0, size))
+    return engine
+
+
+FAMILY = Family(
+    ("MolmoForCausalLM",),
+    spec,
+    tensors,
+    config=read_config,
+    sizes=(
+        "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+        "max_position_embeddings",
+    ),
+)  # fmt: skip

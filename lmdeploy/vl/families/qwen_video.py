@@ -1,0 +1,142 @@
+"""Videos of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and GLM-4.1V: two frames at a time, on a grid of times, rows and columns.
+
+Qwen2-VL and Qwen2.5-VL have all of them in one run, the latter at positions as far apart as the frames are in time; the
+others write the time beside every two, which then stand as a picture does.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from PIL.Image import Image
+
+from lmdeploy.vl.families.common import Options, VideoForm, VisionPart
+from lmdeploy.vl.videos import frames_in, times_of
+
+if TYPE_CHECKING:
+    import torch
+
+TOKEN, _BEGIN, _END = "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"
+# Of the classes, for checkpoints that say nothing: pixels of a frame; and of all frames, where times are written.
+_OF_FRAME = {"shortest_edge": 128 * 28 * 28, "longest_edge": 28 * 28 * 768}
+_OF_VIDEO = {
+    "qwen3_vl": {"shortest_edge": 128 * 32 * 32, "longest_edge": 32 * 32 * 768},
+    "qwen3_vl_moe": {"shortest_edge": 128 * 32 * 32, "longest_edge": 32 * 32 * 768},
+    "glm4v": {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 60000},
+}
+_LARGEST_STEP = 1000.0  # positions between frames that the engine takes
+
+
+def _writes_times(part: VisionPart) -> bool:
+    return part.config.model_type in _OF_VIDEO
+
+
+def pixel_bounds(part: VisionPart, options: Options) -> tuple[int, int]:
+    """Return how few and how many pixels the model was made for, within which a caller may choose.
+
+    Raises
+    ------
+    ValueError
+        If ``min_pixels`` or ``max_pixels`` is no number of pixels.
+    """
+    said = part.video.get("size") or {}
+    own = _OF_VIDEO.get(part.config.model_type, _OF_FRAME)
+    least = int(said.get("shortest_edge") or part.video.get("min_pixels") or own["shortest_edge"])
+    most = int(said.get("longest_edge") or part.video.get("max_pixels") or own["longest_edge"])
+    bounds = []
+    for name, default in (("min_pixels", least), ("max_pixels", most)):
+        wanted = options.get(name, default)
+        if type(wanted) is not int or wanted < 1:
+            raise ValueError(f"{name} must be a whole number >= 1, got {wanted!r}")
+        bounds.append(min(max(wanted, least), most))
+    if bounds[0] > bounds[1]:
+        raise ValueError(f"min_pixels must be at most max_pixels, got {bounds[0]} and {bounds[1]}")
+    return bounds[0], bounds[1]
+
+
+def scaled_size(part: VisionPart, size: tuple[int, int], options: Options) -> tuple[int, int]:
+    """Return height and width that each frame gets."""
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as of_frame
+    from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as of_video
+
+    width, height = size
+    unit = int(part.processor.patch_size * part.processor.merge_size)
+    least, most = pixel_bounds(part, options)
+    if _writes_times(part):
+        count = max(2, len(times_of(options)))
+        rows, columns = of_video(count, height, width, factor=unit, min_pixels=least, max_pixels=most)
+    else:
+        rows, columns = of_frame(height, width, factor=unit, min_pixels=least, max_pixels=most)
+    return rows, columns
+
+
+def grid(part: VisionPart, size: tuple[int, int], options: Options) -> tuple[int, int, int]:
+    """Return pairs of frames in a run, rows and columns."""
+    height, width = scaled_size(part, size, options)
+    unit = int(part.processor.patch_size * part.processor.merge_size)
+    return 1 if _writes_times(part) else _pairs(times_of(options)), height // unit, width // unit
+
+
+def _pairs(times: Sequence[float]) -> int:
+    return (len(times) + 1) // 2
+
+
+def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
+    """Return the tokens and the marks around them; behind the time, of every two frames alone."""
+    times = times_of(options)
+    frames, rows, columns = grid(part, size, options)
+    frame_step(part, options)  # refuses before anything is looked at
+    run = _BEGIN + TOKEN * (frames * rows * columns) + _END
+    if not _writes_times(part):
+        return run
+    firsts, seconds = times[::2], [*times[1::2], *times[-1:]]  # an odd one is its own second
+    return "".join(f"<{(a + b) / 2:.1f} seconds>{run}" for a, b in zip(firsts, seconds, strict=False))
+
+
+def frame_step(part: VisionPart, options: Options) -> float:
+    """Return how many positions two frames lie behind the two before.
+
+    Raises
+    ------
+    ValueError
+        If they are too far apart.
+    """
+    times = times_of(options)
+    a_second = getattr(part.config.vision_config, "tokens_per_second", None)
+    if a_second is None or len(times) < 2 or _writes_times(part):
+        return 1.0
+    step = float(a_second) * 2 * (times[-1] - times[0]) / (len(times) - 1)
+    if step > _LARGEST_STEP:
+        raise ValueError(f"a video's frames must be at most {_LARGEST_STEP / 2 / a_second:.0f} seconds apart")
+    return step
+
+
+def features(part: VisionPart, stacked: Image, options: Options) -> "torch.Tensor":
+    """Return the rows; behind the embedding, what is added behind the first layers, where the model does so."""
+    import torch
+
+    times = times_of(options)
+    frames = frames_in(stacked, len(times))
+    frames += frames[-1:] * (len(frames) % 2)
+    height, width = scaled_size(part, frames[0].size, options)
+    frames = [frame.resize((width, height), part.processor.resample) for frame in frames]
+    inputs = part.processor(images=frames, do_resize=False, return_tensors="pt")
+    # Of a picture each patch is there twice, as two frames; here they differ.
+    once = inputs["pixel_values"].unflatten(-1, (3, 2, -1))[:, :, 0].unflatten(0, (len(frames) // 2, 2, -1))
+    patches = torch.stack([once[:, 0], once[:, 1]], dim=3).flatten(0, 1).flatten(1)
+    whole = inputs["image_grid_thw"][:1].clone()
+    whole[0, 0] = len(frames) // 2
+    seen = part.model.get_video_features(pixel_values_videos=patches.to(part.model.dtype), video_grid_thw=whole)
+    deeper = getattr(seen, "deepstack_features", None) or ()
+    return torch.cat([seen.pooler_output[0], *(one[0] for one in deeper)], dim=-1)
+
+
+FORM = VideoForm(
+    TOKEN,
+    expansion,
+    features,
+    written=f"{_BEGIN}{TOKEN}{_END}",
+    mark=f"{_BEGIN}{TOKEN}{_END}",
+    words=(_BEGIN, _END),
+    grid=grid,
+    frame_step=frame_step,
+)

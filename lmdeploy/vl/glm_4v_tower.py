@@ -1,0 +1,119 @@
+"""The tower of GLM-4V 9B, which ``transformers`` does not have: EVA-CLIP with norms behind its halves.
+
+Four patches are one row, by a convolution and a gated MLP (Sun et al., 2023, arXiv 2303.15389; Wang et al., 2023,
+arXiv 2311.03079).
+"""
+
+import torch
+from torch import Tensor, nn
+from transformers import LlavaConfig, PreTrainedModel
+from transformers.activations import ACT2FN
+
+
+class Glm4vTower(PreTrainedModel):  # type: ignore[misc]
+    """Makes the rows of a picture.
+
+    Parameters
+    ----------
+    config
+        With the tower's sizes in ``vision_config``, those of the rows and of the MLP that makes them in
+        ``text_config``, and ``scaling_factor``, by which they are divided.
+    """
+
+    config_class = LlavaConfig
+
+    def __init__(self, config: LlavaConfig) -> None:
+        super().__init__(config)
+        vision, hidden = config.vision_config, config.text_config.hidden_size
+        self.patch_embedding = _PatchEmbedding(vision)
+        self.layers = nn.ModuleList(_Layer(vision) for _ in range(vision.num_hidden_layers))
+        self.conv = nn.Conv2d(vision.hidden_size, hidden, kernel_size=2, stride=2)
+        self.linear_proj = _Projector(hidden, config.text_config.intermediate_size)
+        self.boi = nn.Parameter(torch.zeros(1, 1, hidden))
+        self.eoi = nn.Parameter(torch.zeros(1, 1, hidden))
+        self.post_init()
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Return the rows ``[tokens, hidden]`` of a picture ``[3, side, side]``."""
+        states = self.patch_embedding(pixels[None].to(self.dtype))
+        for layer in self.layers:
+            states = layer(states)
+        side = int((states.shape[1] - 1) ** 0.5)
+        patches = states[:, 1:].transpose(1, 2).unflatten(2, (side, side))
+        rows = self.linear_proj(self.conv(patches).flatten(2).transpose(1, 2))
+        whole: Tensor = torch.cat([self.boi, rows, self.eoi], dim=1)[0] / self.config.scaling_factor
+        return whole
+
+
+class _PatchEmbedding(nn.Module):  # type: ignore[misc]
+    def __init__(self, config: LlavaConfig) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(3, config.hidden_size, kernel_size=config.patch_size, stride=config.patch_size)
+        self.cls_embedding = nn.Parameter(torch.zeros(1, config.hidden_size))
+        self.position_embedding = nn.Embedding((config.image_size // config.patch_size) ** 2 + 1, config.hidden_size)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Return the picture's own state and its patches' ``[1, 1 + patches, hidden]``."""
+        patches = self.proj(pixels).flatten(2).transpose(1, 2)
+        states: Tensor = torch.cat([self.cls_embedding[None], patches], dim=1) + self.position_embedding.weight
+        return states
+
+
+class _Layer(nn.Module):  # type: ignore[misc]
+    def __init__(self, config: LlavaConfig) -> None:
+        super().__init__()
+        self.attention = _Attention(config.hidden_size, config.num_attention_heads)
+        self.input_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.mlp = _Mlp(config)
+        self.post_attention_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Return the states behind this layer."""
+        states = states + self.input_layernorm(self.attention(states))
+        result: Tensor = states + self.post_attention_layernorm(self.mlp(states))
+        return result
+
+
+class _Attention(nn.Module):  # type: ignore[misc]
+    def __init__(self, hidden: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query_key_value = nn.Linear(hidden, 3 * hidden)
+        self.dense = nn.Linear(hidden, hidden)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Return what each state finds in all of them."""
+        joined = self.query_key_value(states).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        found = nn.functional.scaled_dot_product_attention(*joined.unbind())
+        result: Tensor = self.dense(found.transpose(1, 2).flatten(2))
+        return result
+
+
+class _Mlp(nn.Module):  # type: ignore[misc]
+    def __init__(self, config: LlavaConfig) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.activation = ACT2FN[config.hidden_act]
+        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Return what is added to the states."""
+        result: Tensor = self.fc2(self.activation(self.fc1(states)))
+        return result
+
+
+class _Projector(nn.Module):  # type: ignore[misc]
+    def __init__(self, hidden: int, inner: int) -> None:
+        super().__init__()
+        self.linear_proj = nn.Linear(hidden, hidden, bias=False)
+        self.norm1 = nn.LayerNorm(hidden)
+        self.gate_proj = nn.Linear(hidden, inner, bias=False)
+        self.dense_h_to_4h = nn.Linear(hidden, inner, bias=False)
+        self.dense_4h_to_h = nn.Linear(inner, hidden, bias=False)
+
+    def forward(self, merged: Tensor) -> Tensor:
+        """Return the rows of merged patches."""
+        normed = nn.functional.gelu(self.norm1(self.linear_proj(merged)))
+        gated = nn.functional.silu(self.gate_proj(normed)) * self.dense_h_to_4h(normed)
+        rows: Tensor = self.dense_4h_to_h(gated)
+        return rows

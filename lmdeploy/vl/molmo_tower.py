@@ -1,0 +1,138 @@
+"""The tower and pooling of Molmo, which ``transformers`` does not have (Deitke et al., 2024, arXiv 2409.17146).
+
+A CLIP of which two layers are seen; two by two patches become one by attention from their mean.
+"""
+
+import torch
+from torch import Tensor, nn
+from transformers import LlavaConfig, PreTrainedModel
+
+_SEEN = (-2, -9)  # layers
+_WRITTEN = 128  # embeddings that only pictures are written with
+
+
+class MolmoTower(PreTrainedModel):  # type: ignore[misc]
+    """Makes a row of four patches.
+
+    Parameters
+    ----------
+    config
+        With CLIP's as ``vision_config``; the width of the rows and the size of their MLP in ``text_config``.
+    """
+
+    config_class = LlavaConfig
+
+    def __init__(self, config: LlavaConfig) -> None:
+        super().__init__(config)
+        vision, text = config.vision_config, config.text_config
+        width, seen = vision.hidden_size, len(_SEEN) * vision.hidden_size
+        self.image_vit = _Vit(vision)
+        self.pad_embed = nn.Parameter(torch.zeros(2, seen))
+        self.image_pooling_2d = _Attention(seen, width, vision.num_attention_heads)
+        self.image_projector = _Projector(width, text.intermediate_size, text.hidden_size)
+        self.new_embedding = nn.Parameter(torch.zeros(_WRITTEN, text.hidden_size))
+        self.post_init()
+
+    def forward(self, crops: Tensor, masks: Tensor) -> Tensor:
+        """Return the rows of crops.
+
+        Parameters
+        ----------
+        crops
+            Their patches ``[crops, patches, numbers]``.
+        masks
+            What part of a patch is of the picture, 0 to 1, or -1 where that was not looked at ``[crops, patches]``.
+
+        Returns
+        -------
+        Tensor
+            ``[crops, rows, columns, hidden]``, half as many as patches.
+        """
+        states = self.image_vit(crops.to(self.dtype))
+        is_empty = masks == 0
+        is_partial = (masks < 1) & ~is_empty
+        states = states + self.pad_embed[0] * is_empty[..., None] + self.pad_embed[1] * is_partial[..., None]
+        side = int(crops.shape[1] ** 0.5) // 2
+        squares = states.view(len(crops), side, 2, side, 2, -1).permute(0, 1, 3, 2, 4, 5).flatten(3, 4).flatten(0, 2)
+        pooled = self.image_pooling_2d(squares.mean(dim=1, keepdim=True), squares)
+        rows: Tensor = self.image_projector(pooled).view(len(crops), side, side, -1)
+        return rows
+
+
+class _Vit(nn.Module):  # type: ignore[misc]
+    def __init__(self, config: LlavaConfig) -> None:
+        super().__init__()
+        width, eps = config.hidden_size, config.layer_norm_eps
+        places = (config.image_size // config.patch_size) ** 2
+        self.class_embedding = nn.Parameter(torch.zeros(width))
+        self.positional_embedding = nn.Parameter(torch.zeros(places + 1, width))
+        self.patch_embedding = nn.Linear(3 * config.patch_size**2, width, bias=False)
+        self.pre_ln = nn.LayerNorm(width, eps=eps)
+        self.resblocks = nn.ModuleList(_Layer(config) for _ in range(config.num_hidden_layers))
+
+    def forward(self, crops: Tensor) -> Tensor:
+        """Return what the seen layers say of each patch, side by side ``[crops, patches, 2 width]``."""
+        patches = self.patch_embedding(crops)
+        whole = self.class_embedding.expand(len(crops), 1, -1)
+        states = self.pre_ln(torch.cat([whole, patches], dim=1) + self.positional_embedding)
+        behind = []
+        for layer in self.resblocks:
+            states = layer(states)
+            behind.append(states)
+        return torch.cat([behind[layer][:, 1:] for layer in _SEEN], dim=-1)
+
+
+class _Layer(nn.Module):  # type: ignore[misc]
+    def __init__(self, config: LlavaConfig) -> None:
+        super().__init__()
+        width, eps = config.hidden_size, config.layer_norm_eps
+        self.attention = _Attention(width, width, config.num_attention_heads)
+        self.feed_forward = _Mlp(width, config.intermediate_size)
+        self.attention_norm, self.ffn_norm = nn.LayerNorm(width, eps=eps), nn.LayerNorm(width, eps=eps)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Return the states behind this layer."""
+        normed = self.attention_norm(states)
+        states = states + self.attention(normed, normed)
+        result: Tensor = states + self.feed_forward(self.ffn_norm(states))
+        return result
+
+
+class _Attention(nn.Module):  # type: ignore[misc]
+    def __init__(self, inputs: int, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.wq, self.wk, self.wv = nn.Linear(inputs, width), nn.Linear(inputs, width), nn.Linear(inputs, width)
+        self.wo = nn.Linear(width, width)
+
+    def forward(self, queries: Tensor, states: Tensor) -> Tensor:
+        """Return what queries find in states, both ``[batch, rows, inputs]``."""
+        joined = (self.wq(queries), self.wk(states), self.wv(states))
+        parts = [part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in joined]
+        found = nn.functional.scaled_dot_product_attention(*parts)
+        result: Tensor = self.wo(found.transpose(1, 2).flatten(2))
+        return result
+
+
+class _Mlp(nn.Module):  # type: ignore[misc]
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.w1, self.w2 = nn.Linear(width, inner), nn.Linear(inner, width)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Return what is added to the states."""
+        inner = self.w1(states)
+        result: Tensor = self.w2(inner * torch.sigmoid(1.702 * inner))
+        return result
+
+
+class _Projector(nn.Module):  # type: ignore[misc]
+    def __init__(self, width: int, inner: int, hidden: int) -> None:
+        super().__init__()
+        self.w1, self.w3 = nn.Linear(width, inner, bias=False), nn.Linear(width, inner, bias=False)
+        self.w2 = nn.Linear(inner, hidden, bias=False)
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        """Return the rows of pooled patches."""
+        rows: Tensor = self.w2(nn.functional.silu(self.w1(pooled)) * self.w3(pooled))
+        return rows
