@@ -1,0 +1,127 @@
+"""``lmdeploy serve ray``: replicas of a model on Ray Serve, on a cluster or on this machine alone."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from lmdeploy.cli.options import given_options
+from lmdeploy.cli.triton import CommandError, stop_on_sigterm
+from lmdeploy.serve.errors import PortInUseError
+from lmdeploy.serve.ports import reachable_host, require_free
+from lmdeploy.serve.ray.settings import FAILED
+from lmdeploy.turbomind.engine_dir import resolve
+
+if TYPE_CHECKING:
+    from lmdeploy.serve.ray.settings import RaySettings
+
+_APPLICATION = "lmdeploy"
+_MISSING = "Ray Serve is not installed; run: pip install 'lmdeploy[ray]'"
+# What the command's own options are called in `RaySettings`.
+_OWN = {
+    "replicas": "replicas",
+    "max_replicas": "max_replicas",
+    "waiting_per_replica": "waiting_per_replica",
+    "cpus_per_replica": "cpus",
+    "gpus_per_replica": "gpus",
+    "drain_seconds": "drain_seconds",
+}
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until SIGINT or SIGTERM; return the exit status."""
+    logging.basicConfig(level=args.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    stop_on_sigterm()
+    try:
+        try:
+            import ray  # noqa: F401
+            from ray import serve  # noqa: F401
+        except ImportError:
+            raise CommandError(_MISSING) from None
+        _serve(args)
+    except (CommandError, PortInUseError) as error:
+        print(f"lmdeploy serve ray: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _serve(args: argparse.Namespace) -> None:
+    settings = _settings(args)
+    import ray
+    from ray import serve
+
+    from lmdeploy.serve.ray import app
+
+    is_ours = not (args.ray_address or os.environ.get("RAY_ADDRESS"))
+    if is_ours:
+        try:  # here once, not in each replica
+            resolve(args.model, args.revision, args.download_dir, "pytorch" if args.backend == "pytorch" else None)
+        except (ValueError, OSError) as error:
+            raise CommandError(str(error)) from None
+        require_free(args.server_name, args.server_port, "the OpenAI API (--server-port)")
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would tell another host
+    try:
+        ray.init(
+            address=args.ray_address or ("local" if is_ours else None),
+            include_dashboard=False if is_ours else None,
+            logging_level=args.log_level,
+            log_to_driver=args.log_level in ("INFO", "DEBUG"),
+        )
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise CommandError(f"no cluster of Ray can be used: {error}") from None
+    logging.getLogger("ray.serve").setLevel(args.log_level)
+    stop_on_sigterm()  # Ray's own handler would end this process at once
+    try:
+        if is_ours:
+            _require_room(settings, ray.cluster_resources())
+        serve.start(http_options={"host": args.server_name, "port": args.server_port})
+        try:
+            serve.run(app(settings), name=_APPLICATION, route_prefix="/")
+        except RuntimeError as error:
+            raise CommandError(_reason() or str(error)) from None
+        url = f"http://{reachable_host(args.server_name)}:{args.server_port}"
+        print(f"serving on Ray\n  OpenAI API  {url}/v1   (documentation: {url}/)\nCtrl-C stops everything.", flush=True)
+        threading.Event().wait()
+    finally:
+        serve.shutdown() if is_ours else serve.delete(_APPLICATION)
+        ray.shutdown()
+
+
+def _settings(args: argparse.Namespace) -> RaySettings:
+    from pydantic import ValidationError
+
+    from lmdeploy.serve.ray.settings import RaySettings
+
+    own = {field: getattr(args, name) for name, field in _OWN.items()}
+    try:
+        return RaySettings(model=args.model, options=given_options(args.of_replicas, args), **own)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise CommandError(f"{where + ': ' if where else ''}{first['msg']}") from None
+
+
+def _require_room(settings: RaySettings, there: Mapping[str, float]) -> None:
+    """Check that the replicas fit on this machine: Ray would wait for another one, for ever."""
+    for name, each in (("CPU", settings.cpus), ("GPU", settings.gpus)):
+        wanted, has = each * (settings.max_replicas or settings.replicas), there.get(name, 0)
+        if wanted > has:
+            raise CommandError(
+                f"the replicas need {wanted:g} {name}s and this machine has {has:g}; ask for fewer with "
+                f"--{name.lower()}s-per-replica, or name a cluster with --ray-address"
+            )
+
+
+def _reason() -> str:
+    """Return what a replica said when it could not start, out of all that Ray says about it."""
+    from ray import serve
+
+    application = serve.status().applications.get(_APPLICATION)
+    told = application.deployments["replica"].message if application and "replica" in application.deployments else ""
+    _, found, reason = told.rpartition(FAILED)
+    return (FAILED + reason).strip() if found else told.strip()

@@ -1,0 +1,71 @@
+"""The application: what Ray Serve deploys, built from `RaySettings`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray import serve
+from ray.serve import Application
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+
+from lmdeploy.serve.ray.autoscaling import QueuePolicy
+from lmdeploy.serve.ray.ingress import Ingress
+from lmdeploy.serve.ray.replica import Replica
+from lmdeploy.serve.ray.router import AffinityRouter
+from lmdeploy.serve.ray.settings import RaySettings
+from openai_gateway.settings import Settings
+
+_MANY = 100_000  # requests of an ingress: it holds none back
+_STARTS = 3  # of a replica that cannot start, until the deployment fails
+_STOPPING_SECONDS = 20  # what tritonserver gets after the requests
+
+
+def app(settings: RaySettings) -> Application:
+    """Return the application.
+
+    Parameters
+    ----------
+    settings
+        The ``args`` of the configuration file, or ``NAME=VALUE`` words behind ``serve run lmdeploy.serve.ray:app``.
+    """
+    scale: dict[str, Any] = {"num_replicas": settings.replicas}
+    if settings.max_replicas is not None and settings.max_replicas > settings.replicas:
+        policy = AutoscalingPolicy(
+            policy_function=f"{QueuePolicy.__module__}:{QueuePolicy.__name__}",
+            policy_kwargs={"waiting_per_replica": settings.waiting_per_replica},
+        )
+        scale = {
+            "autoscaling_config": AutoscalingConfig(
+                min_replicas=settings.replicas,
+                max_replicas=settings.max_replicas,
+                target_ongoing_requests=settings.target_requests,
+                upscale_delay_s=settings.upscale_seconds,
+                downscale_delay_s=settings.downscale_seconds,
+                look_back_period_s=settings.look_back_seconds,
+                policy=policy,
+            )
+        }
+    router = RequestRouterConfig(request_router_class=f"{AffinityRouter.__module__}:{AffinityRouter.__name__}")
+    replicas = serve.deployment(
+        name="replica",
+        ray_actor_options={"num_cpus": settings.cpus, "num_gpus": settings.gpus},
+        max_ongoing_requests=settings.max_requests,
+        max_queued_requests=settings.max_queued,
+        health_check_period_s=settings.health_seconds,
+        graceful_shutdown_wait_loop_s=0.5,
+        graceful_shutdown_timeout_s=settings.drain_seconds + _STOPPING_SECONDS,
+        request_router_config=router,
+        max_constructor_retry_count=_STARTS,
+        **scale,
+    )(Replica)
+    ingress = serve.deployment(
+        name="ingress",
+        num_replicas=settings.ingresses,
+        ray_actor_options={"num_cpus": 0},
+        max_ongoing_requests=_MANY,
+        graceful_shutdown_wait_loop_s=0.5,
+        graceful_shutdown_timeout_s=settings.drain_seconds,
+    )(Ingress)
+    max_body_bytes = int(settings.options.get("max-body-bytes") or Settings().max_body_bytes)
+    application: Application = ingress.bind(replicas.bind(settings), settings.adapters, max_body_bytes)
+    return application

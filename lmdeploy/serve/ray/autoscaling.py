@@ -1,0 +1,58 @@
+"""How many replicas there should be."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ray.serve.config import AutoscalingContext
+
+
+class QueuePolicy:
+    """Ray Serve's policy for this application.
+
+    One replica more when requests wait before the engines' batches; none less while any does; else what open requests
+    call for. Bounds and delays are Ray's, as configured.
+
+    Parameters
+    ----------
+    waiting_per_replica
+        Requests that may wait, on average.
+    """
+
+    def __init__(self, waiting_per_replica: float) -> None:
+        self._bound = waiting_per_replica
+
+    def __call__(self, context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
+        """Return the number of replicas wanted, and no state."""
+        waiting = sum((context.aggregated_metrics or {}).get("waiting", {}).values())
+        wanted = wanted_replicas(
+            context.current_num_replicas,
+            context.total_num_requests,
+            waiting,
+            target_requests=context.config.get_target_ongoing_requests(),
+            waiting_per_replica=self._bound,
+        )
+        return wanted, {}
+
+
+def wanted_replicas(
+    current: int, requests: float, waiting: float, *, target_requests: float, waiting_per_replica: float
+) -> int:
+    """Return the number of replicas wanted.
+
+    Parameters
+    ----------
+    current
+        Replicas there are.
+    requests
+        Open requests of all of them, and those that wait outside.
+    waiting
+        Requests that wait before the engines' batches.
+    target_requests, waiting_per_replica
+        See `RaySettings`.
+    """
+    by_requests = math.ceil(requests / target_requests)
+    if waiting > waiting_per_replica * current:
+        return max(by_requests, current + 1)
+    return max(by_requests, current if waiting > 0 else 0)

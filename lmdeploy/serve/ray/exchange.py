@@ -1,0 +1,101 @@
+"""What goes between ingress and replicas, pickled by Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+
+from lmdeploy.serve.affinity import prefix_keys, session_key
+
+SESSION_HEADER = "x-session-id"
+REPLICA_HEADER = "x-replica"
+UNAVAILABLE = 503  # the status of a replica that another one can stand in for
+_PROMPTS = ("messages", "prompt", "input")  # the field that holds it, of any endpoint
+
+
+@dataclass(frozen=True)
+class Asked:
+    """An HTTP request, and what the router goes by.
+
+    Attributes
+    ----------
+    method, target, headers, body
+        The request; `target` is path and query.
+    model
+        What the body names.
+    session
+        Key of its session.
+    keys
+        Of its prompt's prefixes.
+    avoided
+        Replicas that could not answer it.
+    """
+
+    method: str
+    target: str
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+    model: str = ""
+    session: int | None = None
+    keys: tuple[int, ...] = ()
+    avoided: frozenset[str] = frozenset()
+
+    def avoiding(self, replica: str) -> Asked:
+        """Return the same request for another replica."""
+        return replace(self, avoided=self.avoided | {replica})
+
+
+@dataclass(frozen=True)
+class Head:
+    """The beginning of an answer; bytes of its body follow.
+
+    Attributes
+    ----------
+    replica
+        Who answers.
+    status, headers
+        As its server says.
+    """
+
+    replica: str
+    status: int
+    headers: Mapping[str, str]
+
+
+def asked_of(
+    method: str, target: str, headers: tuple[tuple[str, str], ...], body: bytes, session_header: str | None
+) -> Asked:
+    """Return a request with what the router goes by; what is wrong with a body is for the replica to tell."""
+    fields: Any = None
+    if body and method == "POST":
+        try:
+            fields = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            fields = None
+    if not isinstance(fields, dict):
+        fields = {}
+    model = fields.get("model")
+    model = model if isinstance(model, str) else ""
+    session = session_header or fields.get("session_id")
+    is_session = isinstance(session, str) or (isinstance(session, int) and session >= 0)
+    prompt = next((fields[name] for name in _PROMPTS if name in fields), None)
+    return Asked(
+        method=method,
+        target=target,
+        headers=headers,
+        body=body,
+        model=model,
+        session=session_key(str(session)) if is_session else None,
+        keys=prefix_keys(_written(prompt, fields.get("tools")), model),
+    )
+
+
+def _written(prompt: object, tools: object) -> bytes:
+    """Return a prompt as bytes of which a longer conversation's begin alike: tools come first, as in templates."""
+    head = orjson.dumps(tools) if tools else b""
+    if prompt is None:
+        return head
+    return head + (prompt.encode(errors="replace") if isinstance(prompt, str) else orjson.dumps(prompt)[:-1])

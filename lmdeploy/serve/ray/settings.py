@@ -1,0 +1,128 @@
+"""What a deployment on Ray Serve can be told: the ``args`` of its configuration file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+FAILED = "lmdeploy serve api_server ended:"
+"""What the error of a replica that could not start begins with."""
+
+# Options of `lmdeploy serve api_server` that a replica sets itself, or that Ray does the work of.
+_NOT_FOR_REPLICAS = {
+    "server-name": "Ray Serve's HTTP options say where it listens",
+    "server-port": "Ray Serve's HTTP options say where it listens",
+    "ssl": "Ray Serve's HTTP options have the certificate",
+    "proxy-url": "Ray Serve is the proxy",
+    "proxy-key": "Ray Serve is the proxy",
+    "admin-keys": "adapters are those of `adapters`, the same in each replica",
+    "models-file": "each replica has one model",
+    "webui": "lmdeploy serve gradio http://... serves a chat page for it",
+    "webui-port": "lmdeploy serve gradio http://... serves a chat page for it",
+    "triton-server-name": "each replica has a tritonserver of its own",
+    "triton-http-port": "each replica has a tritonserver of its own",
+    "triton-grpc-port": "each replica has a tritonserver of its own",
+    "triton-metrics-port": "each replica has a tritonserver of its own",
+}
+
+
+class RaySettings(BaseModel):
+    """Settings of the application.
+
+    Attributes
+    ----------
+    model
+        As for ``lmdeploy serve api_server``; a path must be there on each machine.
+    options
+        Further options of ``lmdeploy serve api_server`` for each replica, by name: a value, a list, a mapping for
+        what is written ``NAME=VALUE``, or true.
+    replicas
+        At least so many.
+    max_replicas
+        At most so many; None: as many as `replicas`, always.
+    waiting_per_replica
+        Requests waiting before the batch, on average, from which on there should be one replica more.
+    target_requests
+        Open requests that a replica should have.
+    upscale_seconds, downscale_seconds
+        How long there must be too few or too many replicas before anything is done.
+    look_back_seconds
+        The time that figures are averaged over.
+    max_requests
+        Open requests of a replica; more wait outside.
+    max_queued
+        Requests that may wait outside; more are refused with 503.
+    cpus, gpus
+        What Ray reserves for a replica. With 0 GPUs a replica sees none.
+    ingresses
+        Processes that take requests from Ray's proxies.
+    health_seconds
+        Between two questions whether a replica is healthy; one that is not three times in a row is replaced.
+    drain_seconds
+        What open requests get when a replica is taken away.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str = ""
+    options: dict[str, Any] = {}
+    replicas: int = Field(1, ge=1)
+    max_replicas: int | None = Field(None, ge=1)
+    waiting_per_replica: float = Field(4, gt=0)
+    target_requests: float = Field(48, gt=0)
+    upscale_seconds: float = Field(30, ge=0)
+    downscale_seconds: float = Field(600, ge=0)
+    look_back_seconds: float = Field(30, gt=0)
+    max_requests: int = Field(384, ge=1)
+    max_queued: int = Field(4096, ge=-1)
+    cpus: float = Field(1, ge=0)
+    gpus: float = Field(0, ge=0)
+    ingresses: int = Field(1, ge=1)
+    health_seconds: float = Field(5, gt=0)
+    drain_seconds: float = Field(60, gt=0)
+
+    @field_validator("options")
+    @classmethod
+    def _check_options(cls, options: dict[str, Any]) -> dict[str, Any]:
+        named = {name.replace("_", "-"): value for name, value in options.items()}
+        for name, why in _NOT_FOR_REPLICAS.items():
+            if name in named:
+                raise ValueError(f"{name} is no option of a replica: {why}")
+        return named
+
+    @model_validator(mode="after")
+    def _check_replicas(self) -> RaySettings:
+        if self.max_replicas is not None and self.max_replicas < self.replicas:
+            raise ValueError(f"max_replicas must be at least replicas ({self.replicas}), got {self.max_replicas}")
+        return self
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the LoRA adapters."""
+        given = self.options.get("adapters") or {}
+        if isinstance(given, Mapping):
+            return tuple(given)
+        words = [given] if isinstance(given, str) else [str(word) for word in given]
+        return tuple(word.partition("=")[0] if "=" in word else "default" for word in words)
+
+    def arguments(self) -> list[str]:
+        """Return what a replica's command gets."""
+        return [self.model, *flags(self.options)] if self.model else flags(self.options)
+
+
+def flags(options: Mapping[str, Any]) -> list[str]:
+    """Return options by name as words of a command line."""
+    words: list[str] = []
+    for name, value in options.items():
+        if value is None or value is False:
+            continue
+        words.append(f"--{name}")
+        if isinstance(value, Mapping):
+            words += [f"{key}={item}" for key, item in value.items()]
+        elif isinstance(value, (list, tuple)):
+            words += [str(item) for item in value]
+        elif value is not True:
+            words.append(str(value))
+    return words
