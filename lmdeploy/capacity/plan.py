@@ -1,0 +1,224 @@
+"""From sizes, a device and a load to memory, rates and replicas, by the roofline.
+
+A step takes as long as reading its bytes, or as computing its products, whichever is longer (Williams et al., 2009).
+With b sequences of context c, a step that generates reads the weights once and b c cached tokens, and gives b tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from lmdeploy.capacity.devices import Device
+from lmdeploy.capacity.sizes import Sizes
+
+# Below 16 bits each 32 weights have a scale of 16 bits, the output layer has 8 bits, and the table of embeddings 16.
+_GROUP, _SCALE = 32, 16
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How numbers are kept.
+
+    Attributes
+    ----------
+    weight_bits, cache_bits
+        Bits of a weight, and of a key's or value's number.
+    cache_share
+        Of the memory that weights leave, for the cache (``cache_max_entry_count``).
+    """
+
+    weight_bits: int = 16
+    cache_bits: int = 16
+    cache_share: float = 0.8
+
+    @property
+    def weight_bytes(self) -> float:
+        """Of a weight in the layers."""
+        return _bytes(self.weight_bits)
+
+    @property
+    def output_bytes(self) -> float:
+        """Of a weight in the output layer."""
+        return _bytes(max(self.weight_bits, 8))
+
+    def total(self, sizes: Sizes) -> float:
+        """Return the bytes of all weights."""
+        layers = (sizes.dense + sizes.experts * sizes.expert) * self.weight_bytes
+        is_one_table = sizes.is_tied and self.weight_bits >= 16
+        table = 0.0 if is_one_table else sizes.embedding * max(self.weight_bits, 16) / 8
+        return layers + table + sizes.output * self.output_bytes
+
+
+def _bytes(bits: int) -> float:
+    return (bits if bits >= 16 else bits + _SCALE / _GROUP) / 8
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is asked for.
+
+    Attributes
+    ----------
+    prompt, answer
+        Mean tokens of a request.
+    rate
+        Requests a second of all callers.
+    prefix
+        Share of the prompts' tokens that is found in the cache.
+    token_seconds
+        Most time from token to token of an answer.
+    use
+        Share of a replica's rate that is planned with, so that queues stay short.
+    """
+
+    prompt: float
+    answer: float
+    rate: float = 0.0
+    prefix: float = 0.0
+    token_seconds: float = math.inf
+    use: float = 0.8
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """Shares of bandwidth and operations that a real engine reaches."""
+
+    bandwidth: float = 0.75
+    operations: float = 0.5
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one replica can do, and how many are needed.
+
+    Attributes
+    ----------
+    weights
+        Bytes.
+    cache_token
+        Bytes of the cache a token.
+    cache_tokens
+        Tokens that the cache holds.
+    sequences
+        Requests that it holds whole.
+    batch
+        Sequences that a step has, under the load's bounds.
+    prompt_seconds
+        To compute a prompt alone.
+    token_seconds
+        From token to token of an answer, prompts of others in between.
+    single_rate
+        Tokens a second of an answer alone.
+    answer_rate
+        Tokens a second of all answers.
+    request_rate
+        Requests a second of a replica, at its best.
+    replicas
+        For the load; 0 where it has no rate.
+    """
+
+    weights: float
+    cache_token: float
+    cache_tokens: int
+    sequences: int
+    batch: int
+    prompt_seconds: float
+    token_seconds: float
+    single_rate: float
+    answer_rate: float
+    request_rate: float
+    replicas: int
+
+
+class Roofline:
+    """Times of steps of a model on a device."""
+
+    def __init__(self, sizes: Sizes, device: Device, storage: Storage, efficiency: Efficiency) -> None:
+        self._sizes = sizes
+        self._bandwidth = device.bandwidth * efficiency.bandwidth
+        self._operations = device.operations * efficiency.operations
+        self._storage = storage
+        self.cache_token = sizes.cached * storage.cache_bits / 8
+
+    def token_step(self, batch: float, context: float) -> float:
+        """Return the seconds of a step in which each of `batch` sequences gets a token."""
+        read = self._weights(batch) + batch * context * self.cache_token
+        products = batch * (self._sizes.active + context * self._sizes.attention)
+        return max(read / self._bandwidth, 2 * products / self._operations)
+
+    def prompt_step(self, tokens: float, found: float = 0.0) -> float:
+        """Return the seconds to compute a prompt of which `found` tokens are in the cache."""
+        new = tokens - found
+        layers = self._sizes.active - self._sizes.output  # of a prompt, the last row alone has an output
+        seen = new * (found + new / 2)
+        products = new * layers + seen * self._sizes.attention + self._sizes.output
+        read = self._weights(new) + found * self.cache_token
+        return max(read / self._bandwidth, 2 * products / self._operations)
+
+    def _weights(self, rows: float) -> float:
+        """Return the bytes of weights that a step of so many rows reads."""
+        layers = self._sizes.touched(rows) - self._sizes.output
+        return layers * self._storage.weight_bytes + self._sizes.output * self._storage.output_bytes
+
+
+def plan(
+    sizes: Sizes, device: Device, storage: Storage, load: Load, efficiency: Efficiency | None = None, most: int = 256
+) -> Plan:
+    """Return the plan.
+
+    Parameters
+    ----------
+    most
+        Sequences in a step (``max_batch_size``).
+
+    Raises
+    ------
+    ValueError
+        The model does not fit, or not with one request, or one alone is slower than the load allows.
+    """
+    roofline = Roofline(sizes, device, storage, efficiency or Efficiency())
+    weights = storage.total(sizes)
+    if weights > device.memory:
+        raise ValueError(
+            f"the weights take {weights / 1e9:.1f} GB and {device.name} has {device.memory / 1e9:.0f} GB; "
+            "take more devices (--tp) or fewer bits (--weight-bits)"
+        )
+    cache_tokens = int((device.memory - weights) * storage.cache_share / roofline.cache_token)
+    sequences = int(cache_tokens // (load.prompt + load.answer))
+    if not sequences:
+        raise ValueError(
+            f"the cache holds {cache_tokens} tokens beside the weights, a request needs "
+            f"{load.prompt + load.answer:.0f}; take more devices (--tp) or fewer bits (--weight-bits, --quant-policy)"
+        )
+    context = load.prompt + load.answer / 2
+    prompt_seconds = roofline.prompt_step(load.prompt, load.prompt * load.prefix)
+
+    def request_rate(batch: int) -> float:
+        """Return requests a second: each takes its prompt's time, and its share of its tokens' steps."""
+        return 1 / (prompt_seconds + load.answer * roofline.token_step(batch, context) / batch)
+
+    def token_seconds(batch: int) -> float:
+        return batch / (request_rate(batch) * load.answer)  # Little's law
+
+    fit = [batch for batch in range(1, min(sequences, most) + 1) if token_seconds(batch) <= load.token_seconds]
+    if not fit:
+        raise ValueError(
+            f"one answer alone gets a token every {token_seconds(1) * 1e3:.1f} ms, and "
+            f"{load.token_seconds * 1e3:.1f} ms are asked for"
+        )
+    batch = max(fit, key=request_rate)
+    rate = request_rate(batch)
+    return Plan(
+        weights=weights,
+        cache_token=roofline.cache_token,
+        cache_tokens=cache_tokens,
+        sequences=sequences,
+        batch=batch,
+        prompt_seconds=prompt_seconds,
+        token_seconds=token_seconds(batch),
+        single_rate=1 / roofline.token_step(1, context),
+        answer_rate=rate * load.answer,
+        request_rate=rate,
+        replicas=math.ceil(load.rate / (rate * load.use) - 1e-9),
+    )

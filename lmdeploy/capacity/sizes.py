@@ -1,0 +1,163 @@
+"""What a decoder weighs and caches, read from its config.json: no weights are needed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lmdeploy.errors import CheckpointError
+
+# What configurations call the same thing.
+_NAMES = {
+    "hidden_size": ("hidden_size", "n_embd", "d_model"),
+    "layers": ("num_hidden_layers", "num_layers", "n_layer", "n_layers"),
+    "heads": ("num_attention_heads", "n_head", "n_heads"),
+    "kv_heads": ("num_key_value_heads", "multi_query_group_num", "num_kv_heads"),
+    "intermediate_size": ("intermediate_size", "ffn_hidden_size", "n_inner"),
+    "experts": ("num_local_experts", "n_routed_experts", "num_experts"),
+    "experts_per_token": ("num_experts_per_tok", "num_experts_per_token", "moe_topk"),
+    "expert_size": ("moe_intermediate_size", "intermediate_size"),
+}
+_MATRICES = 3  # of an MLP: gate, up and down
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of a decoder, all in numbers, not bytes.
+
+    Attributes
+    ----------
+    embedding
+        In the table of token embeddings.
+    output
+        In the output layer, also where it is the embeddings'.
+    is_tied
+        Whether these are one.
+    dense
+        In the matrices that every token uses, those two apart.
+    expert
+        In one expert, summed over layers.
+    experts, experts_per_token
+        How many there are in a layer, and how many answer for a token; 0: no experts.
+    cached
+        Keys and values of a token, summed over layers.
+    attention
+        Multiplications of a token with one token before it, summed over layers: scores and values.
+    """
+
+    embedding: int
+    output: int
+    is_tied: bool
+    dense: int
+    expert: int
+    experts: int
+    experts_per_token: int
+    cached: int
+    attention: int
+
+    @property
+    def parameters(self) -> int:
+        """All of them."""
+        return self.embedding + (0 if self.is_tied else self.output) + self.dense + self.experts * self.expert
+
+    @property
+    def active(self) -> int:
+        """Those that a token is multiplied with."""
+        return self.output + self.dense + self.experts_per_token * self.expert
+
+    def touched(self, rows: float) -> float:
+        """Return the parameters that a step of so many rows reads; each chooses its experts evenly."""
+        if not self.experts:
+            return float(self.output + self.dense)
+        share: float = 1 - (1 - self.experts_per_token / self.experts) ** rows
+        return self.output + self.dense + share * self.experts * self.expert
+
+    @classmethod
+    def read(cls, model: str | Path) -> Sizes:
+        """Return the sizes of a model, from its directory or its config.json.
+
+        Raises
+        ------
+        CheckpointError
+            There is no config.json, or a size is missing in it.
+        """
+        path = Path(model).expanduser()
+        file = path / "config.json" if path.is_dir() else path
+        try:
+            config = json.loads(file.read_text(encoding="utf-8"))
+        except OSError:
+            raise CheckpointError(file, ["cannot be read; a model is a directory with a config.json"]) from None
+        except ValueError as error:
+            raise CheckpointError(file, [f"is not JSON: {error}"]) from None
+        if not isinstance(config, dict):
+            raise CheckpointError(file, ["must hold a JSON object"])
+        try:
+            return cls.of_config(config)
+        except ValueError as error:
+            raise CheckpointError(file, [str(error)]) from None
+
+    @classmethod
+    def of_config(cls, config: Mapping[str, Any]) -> Sizes:
+        """Return the sizes of a model, from the fields of its config.json.
+
+        Raises
+        ------
+        ValueError
+            A size is missing.
+        """
+        config = config.get("text_config") or config.get("llm_config") or config
+        hidden, layers = _whole(config, "hidden_size"), _whole(config, "layers")
+        heads = _whole(config, "heads")
+        kv_heads = _whole(config, "kv_heads", heads)
+        head = int(config.get("head_dim") or hidden // heads)
+        vocabulary = int(config.get("vocab_size") or _missing("vocab_size"))
+        inner = _whole(config, "intermediate_size", 4 * hidden)
+        if rank := int(config.get("kv_lora_rank") or 0):
+            attention, cached, products = _latent_attention(config, hidden, heads, rank)
+        else:
+            attention = hidden * head * (2 * heads + 2 * kv_heads)
+            cached, products = 2 * kv_heads * head, 2 * heads * head
+        experts = _whole(config, "experts", 0)
+        experts = experts if experts > 1 else 0
+        first_dense = int(config.get("first_k_dense_replace") or 0) if experts else layers
+        sparse = layers - first_dense
+        expert = _MATRICES * hidden * _whole(config, "expert_size", inner)
+        shared = int(config.get("n_shared_experts") or 0) * expert
+        shared += _MATRICES * hidden * int(config.get("shared_expert_intermediate_size") or 0)
+        dense = layers * attention + first_dense * _MATRICES * hidden * inner
+        dense += sparse * (shared + hidden * experts)  # the router is a matrix of this shape
+        return cls(
+            embedding=vocabulary * hidden,
+            output=vocabulary * hidden,
+            is_tied=bool(config.get("tie_word_embeddings", False)),
+            dense=dense,
+            expert=sparse * expert if experts else 0,
+            experts=experts,
+            experts_per_token=_whole(config, "experts_per_token", 1) if experts else 0,
+            cached=layers * cached,
+            attention=layers * products,
+        )
+
+
+def _latent_attention(config: Mapping[str, Any], hidden: int, heads: int, rank: int) -> tuple[int, int, int]:
+    """Return parameters, cached numbers and products of a layer of latent attention (DeepSeek-V2, arXiv:2405.04434)."""
+    rope, nope = int(config["qk_rope_head_dim"]), int(config["qk_nope_head_dim"])
+    value, query_rank = int(config["v_head_dim"]), int(config.get("q_lora_rank") or 0)
+    query = heads * (rope + nope)
+    queries = query_rank * (hidden + query) if query_rank else hidden * query
+    parameters = queries + hidden * (rank + rope) + rank * heads * (nope + value) + heads * value * hidden
+    return parameters, rank + rope, heads * (2 * rank + rope)
+
+
+def _whole(config: Mapping[str, Any], what: str, default: int | None = None) -> int:
+    for name in _NAMES[what]:
+        if isinstance(value := config.get(name), int) and value > 0:
+            return value
+    return _missing(" or ".join(_NAMES[what])) if default is None else default
+
+
+def _missing(name: str) -> int:
+    raise ValueError(f"has no {name}, from which the model's size follows")

@@ -1,0 +1,140 @@
+"""``lmdeploy plan``: what a machine can serve of a model, and how many are needed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from lmdeploy.capacity.devices import DEVICES, Device, device_of
+from lmdeploy.capacity.plan import Efficiency, Load, Plan, Storage, plan
+from lmdeploy.capacity.sizes import Sizes
+from lmdeploy.cli import options
+from lmdeploy.errors import CheckpointError
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add the subcommand to the command line."""
+    parser = subparsers.add_parser(
+        "plan",
+        help="Estimate memory, speed and replicas for a model and a load.",
+        description="Estimate memory, speed and replicas for a model and a load, from its config.json alone "
+        "(docs/capacity.md says how).",
+    )
+    parser.add_argument("model", metavar="MODEL", help="a directory with a config.json, or that file")
+    machine = parser.add_argument_group("machine")
+    machine.add_argument("--gpu", metavar="NAME", help=f"one of {', '.join(DEVICES)}")
+    machine.add_argument("--memory", type=_above_0, metavar="GB", help="in place of --gpu, or of what it has")
+    machine.add_argument("--bandwidth", type=_above_0, metavar="GB/S", help="of the memory, likewise")
+    machine.add_argument("--tflops", type=_above_0, metavar="TFLOP/S", help="in matrix products, likewise")
+    machine.add_argument("--tp", type=options.positive, default=1, metavar="INT", help="devices a replica has (1)")
+    machine.add_argument("--reached-bandwidth", type=_share, default=Efficiency.bandwidth, metavar="SHARE",
+                         help="that the engine reaches (default: %(default)s)")  # fmt: skip
+    machine.add_argument("--reached-tflops", type=_share, default=Efficiency.operations, metavar="SHARE",
+                         help="likewise (default: %(default)s)")  # fmt: skip
+    engine = parser.add_argument_group("engine")
+    engine.add_argument("--weight-bits", type=int, choices=(4, 8, 16, 32), default=16, help="default: %(default)s")
+    engine.add_argument("--quant-policy", type=int, choices=(0, 4, 8), default=0, help="bits of the KV cache; 0: 16")
+    engine.add_argument("--cache-max-entry-count", type=_share, default=Storage.cache_share, metavar="SHARE",
+                        help="of the memory that the weights leave (default: %(default)s)")  # fmt: skip
+    engine.add_argument("--max-batch-size", type=options.positive, default=256, metavar="INT",
+                        help="default: %(default)s")  # fmt: skip
+    load = parser.add_argument_group("load")
+    load.add_argument("--prompt", type=_above_0, default=1024.0, metavar="TOKENS", help="mean (default: 1024)")
+    load.add_argument("--answer", type=_above_0, default=256.0, metavar="TOKENS", help="mean (default: 256)")
+    load.add_argument("--prefix", type=_part, default=0.0, metavar="SHARE", help="of prompts, found in the cache (0)")
+    load.add_argument("--rate", type=_above_0, default=0.0, metavar="REQUESTS/S", help="of all callers")
+    load.add_argument("--token-ms", type=_above_0, default=float("inf"), metavar="MS", help="most between two tokens")
+    load.add_argument("--use", type=_share, default=Load.use, metavar="SHARE",
+                      help="of a replica's best rate to plan with (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="figures in seconds and bytes")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the plan; return the exit status."""
+    load = Load(args.prompt, args.answer, args.rate, args.prefix, args.token_ms / 1e3, args.use)
+    try:
+        device = _device(args).times(args.tp)
+        sizes = Sizes.read(args.model)
+        storage = Storage(args.weight_bits, args.quant_policy or 16, args.cache_max_entry_count)
+        reached = Efficiency(args.reached_bandwidth, args.reached_tflops)
+        made = plan(sizes, device, storage, load, reached, args.max_batch_size)
+    except (CheckpointError, ValueError) as error:
+        print(f"lmdeploy plan: {error}", file=sys.stderr)
+        return 1
+    if args.json:
+        print(json.dumps({"parameters": sizes.parameters, "active": sizes.active, **asdict(made)}))
+    else:
+        print("\n".join(_lines(sizes, device, load, made)))
+    return 0
+
+
+def _lines(sizes: Sizes, device: Device, load: Load, made: Plan) -> list[str]:
+    active = f", {sizes.active / 1e9:.2f} of them used by a token" if sizes.experts else ""
+    lines = [
+        f"on {device.name}: {device.memory / 1e9:.0f} GB, {device.bandwidth / 1e9:.0f} GB/s, "
+        f"{device.operations / 1e12:.3g} TFLOP/s",
+        f"  weights      {made.weights / 1e9:.2f} GB ({sizes.parameters / 1e9:.2f} billion parameters{active})",
+        f"  KV cache     {made.cache_token / 1024:.1f} KiB a token, {made.cache_tokens:,} tokens",
+        f"  sequences    {made.sequences:,} of {load.prompt:.0f} + {load.answer:.0f} tokens; {made.batch} in a step",
+        f"  prompt       {made.prompt_seconds * 1e3:.1f} ms alone",
+        f"  answer       {made.single_rate:.0f} tokens/s alone, one every {made.token_seconds * 1e3:.1f} ms under load",
+        f"  a replica    {made.answer_rate:.0f} tokens/s, {made.request_rate:.2f} requests/s at best",
+    ]
+    if load.rate:
+        lines.append(f"  replicas     {made.replicas} for {load.rate:g} requests/s, used to {load.use:.0%}")
+    return lines
+
+
+def _device(args: argparse.Namespace) -> Device:
+    """Return the device asked for.
+
+    Raises
+    ------
+    ValueError
+        There is no such GPU, or too little is said of another device.
+    """
+    given = {name: getattr(args, name) for name in ("memory", "bandwidth", "tflops")}
+    if args.gpu is None:
+        missing = [f"--{name}" for name, value in given.items() if value is None]
+        if missing:
+            raise ValueError(f"name a device with --gpu, or describe one: {', '.join(missing)} is missing")
+        known = Device("this device", 0, 0, 0)
+    else:
+        known = device_of(args.gpu)
+    return Device(
+        known.name,
+        known.memory if given["memory"] is None else given["memory"] * 1e9,
+        known.bandwidth if given["bandwidth"] is None else given["bandwidth"] * 1e9,
+        known.operations if given["tflops"] is None else given["tflops"] * 1e12,
+    )
+
+
+def _above_0(text: str) -> float:
+    """Return a number above 0; an argparse type."""
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
+    return number
+
+
+def _share(text: str) -> float:
+    """Return a share above 0; an argparse type."""
+    number = float(text)
+    if not 0 < number <= 1:
+        raise argparse.ArgumentTypeError(f"must be above 0 and at most 1, got {text}")
+    return number
+
+
+def _part(text: str) -> float:
+    """Return a share below 1; an argparse type."""
+    number = float(text)
+    if not 0 <= number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 0 and below 1, got {text}")
+    return number
