@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from lmdeploy.fields import rows
+from lmdeploy.kv_events.config import kv_events_problems
 
 if TYPE_CHECKING:
     import torch
@@ -17,6 +18,14 @@ if TYPE_CHECKING:
 LogitsProcessor = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 EXTRA_OUTPUTS = (None, "all", "generation")
 QUANT_POLICIES = (0, 4, 8)
+NUM_CPU_BLOCKS = (
+    "Further blocks of the KV cache, in the host's memory: what those of the device have no room for goes there, and "
+    "is copied back instead of computed again; 0: none."
+)
+KV_EVENTS_CONFIG = (
+    "Tell routers, over ZMQ and as vLLM does, which blocks are in the cache: a JSON object with "
+    '"enable_kv_cache_events": true and what docs/operations.md lists. Needs enable_prefix_caching.'
+)
 MODEL_FORMATS = (None, "hf", "meta_llama", "awq", "gptq", "fp8", "fbgemm_fp8", "compressed-tensors", "smooth_quant")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 DEVICES = ("auto", "cpu", "cuda")
@@ -234,7 +243,9 @@ class TurbomindEngineConfig:
         no_effect="the cache is sized at start, and on a CPU its blocks take no memory before they are used",
     )
     cache_block_seq_len: int = rows.whole(64, "Tokens in a block of the KV cache.", choices=(16, 32, 64, 128, 256, 512))
+    num_cpu_blocks: int = rows.whole(0, NUM_CPU_BLOCKS)
     enable_prefix_caching: bool = rows.flag(False, "Reuse the cached blocks of equal prompt beginnings.")
+    kv_events_config: dict[str, Any] | None = rows.json_object(KV_EVENTS_CONFIG)
     quant_policy: int = rows.whole(0, "Bits of the KV cache; 0: not quantized.", choices=QUANT_POLICIES)
     rope_scaling_factor: float = rows.number(
         0.0, "Factor of dynamic NTK scaling beyond the trained length; 0: as the model says.", low=0
@@ -262,6 +273,12 @@ class TurbomindEngineConfig:
         "refused as overloaded.",
         low=1,
     )
+    adapters: dict[str, str] | None = rows.names("LoRA adapters: name to path. More can be loaded later.")
+    max_adapter_mib: int = rows.whole(
+        1024,
+        "MiB that LoRA adapters in memory may take. Those that no answer uses leave when another is asked for.",
+        low=1,
+    )
     grammar_compile_seconds: float = rows.number(
         10.0,
         "Processor time that compiling a response format may take; one that takes more is refused.",
@@ -271,7 +288,7 @@ class TurbomindEngineConfig:
     session_idle_seconds: int = rows.whole(3600, "A session that is not used for so long is forgotten.", low=1)
 
     def __post_init__(self) -> None:
-        rows.require_valid(self)
+        rows.require_valid(self, kv_events_problems(self.kv_events_config, self.enable_prefix_caching))
 
 
 @rows.documented
@@ -279,28 +296,46 @@ class TurbomindEngineConfig:
 class PytorchEngineConfig:
     """How the PyTorch engine runs a model. Fields shared with ``TurbomindEngineConfig`` mean the same."""
 
-    dtype: str = rows.text("auto", "Type of the weights and activations.", choices=("auto", "float16", "bfloat16"))
-    tp: int = rows.whole(1, "Devices one model is spread over.", low=1)
+    dtype: str = rows.text("auto", "Type of the weights in memory; auto: the checkpoint's.", choices=DTYPES)
+    tp: int = rows.whole(1, "Devices one model is spread over, a process each.", low=1)
     session_len: int | None = rows.whole(None, "Most tokens of a conversation, prompt and answer.", low=2)
     max_batch_size: int | None = rows.whole(None, "Most sequences in a step.", low=1)
-    cache_max_entry_count: float = rows.number(0.8, "Part of the free memory given to the KV cache.", above=0)
-    prefill_interval: int = rows.whole(16, "Steps between two prefills.", low=1)
-    block_size: int = rows.whole(64, "Tokens in a block of the KV cache.", low=1)
-    num_cpu_blocks: int = rows.whole(0, "Blocks of the KV cache on the host; 0: none.")
-    num_gpu_blocks: int = rows.whole(0, "Blocks of the KV cache; 0: as many as fit.")
+    cache_max_entry_count: float = rows.number(
+        0.8, "Part of the free memory given to the KV cache; from 1 on, the number of its blocks.", above=0, high=1e9
+    )
+    prefill_interval: int = rows.whole(
+        16,
+        "Steps between two prefills.",
+        low=1,
+        no_effect="a step holds prompts and answers together, so neither waits for the other",
+    )
+    block_size: int = rows.whole(64, "Tokens in a block of the KV cache.", choices=(16, 32, 64, 128, 256, 512))
+    num_cpu_blocks: int = rows.whole(0, NUM_CPU_BLOCKS)
+    num_gpu_blocks: int = rows.whole(0, "Blocks of the KV cache; 0: as many as cache_max_entry_count says.")
     adapters: dict[str, str] | None = rows.names("LoRA adapters: name to path.")
-    max_prefill_token_num: int = rows.whole(4096, "Most prompt tokens in a step.", low=1)
-    thread_safe: bool = rows.flag(False, "Several threads may use the engine.")
+    max_prefill_token_num: int = rows.whole(
+        8192, "Most prompt tokens in a step. On a CPU the default means 256, which keeps running answers going.", low=1
+    )
+    thread_safe: bool = rows.flag(
+        False, "Several threads may use the engine.", no_effect="several threads always may use an engine"
+    )
     enable_prefix_caching: bool = rows.flag(False, "Reuse the cached blocks of equal prompt beginnings.")
-    device_type: str = rows.text("cuda", "Kind of device.")
+    kv_events_config: dict[str, Any] | None = rows.json_object(KV_EVENTS_CONFIG)
+    device_type: str = rows.text("auto", "What to run on; auto: a GPU where PyTorch finds one, else the CPU.")
     eager_mode: bool = rows.flag(False, "Do not capture graphs.")
-    custom_module_map: dict[str, str] | None = rows.names("Modules that replace the model's own: name to path.")
+    custom_module_map: dict[str, str] | str | None = rows.other(
+        "Classes that run a model in place of those known: a Python file, or a dict of architecture to class."
+    )
     download_dir: str | None = rows.text(None, "Where a model that has to be downloaded is stored.")
     revision: str | None = rows.text(None, "Which version of it: a branch, tag or commit.")
     quant_policy: Literal[0, 4, 8] = rows.whole(0, "Bits of the KV cache; 0: not quantized.", choices=QUANT_POLICIES)
+    threads: int = rows.whole(0, "CPU threads that compute; 0: as many as this process may use cores.", high=1024)
+    worker_step_seconds: float = rows.number(
+        600.0, "A step that takes longer counts as lost, and the processes are started again.", above=0
+    )
 
     def __post_init__(self) -> None:
-        rows.require_valid(self)
+        rows.require_valid(self, kv_events_problems(self.kv_events_config, self.enable_prefix_caching))
 
 
 @dataclass

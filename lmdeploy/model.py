@@ -5,7 +5,7 @@ import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from lmdeploy.paths import locate_model, model_name_of, tokenizer_dir
 from lmdeploy.templates.base import ChatTemplate
@@ -17,6 +17,8 @@ from lmdeploy.templates.strings import BaseChatTemplate, Capability
 from lmdeploy.templates.tool_calling import ToolChatTemplate
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from lmdeploy.tokenizer import Tokenizer
 
 __all__ = [
@@ -86,7 +88,7 @@ class ChatTemplateConfig:
             raise ValueError(f"chat template {self.model_name!r}: {error}") from error
 
     @classmethod
-    def from_json(cls, file_or_string: str) -> Self:
+    def from_json(cls, file_or_string: str) -> "Self":
         """Return the config in a JSON file, or in JSON text.
 
         Raises

@@ -10,6 +10,7 @@ from lmdeploy.plain_text import PlainText, pieces_of
 from lmdeploy.sessions import HeldSession
 from lmdeploy.templates.base import ChatTemplate
 from lmdeploy.templates.conversation import Message, rounds_of
+from lmdeploy.templates.of_adapters import AdapterTemplates
 from lmdeploy.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -23,12 +24,12 @@ Prompt = str | list[Message] | tuple[Any, Any]
 
 @dataclass(frozen=True)
 class PlacedPicture:
-    """A picture of a prompt, and the tokens it takes the place of.
+    """A picture or video of a prompt, and the tokens it takes the place of.
 
     Parameters
     ----------
     image, options
-        RGB; and how its caller wants it processed.
+        RGB, of a video the frames below each other; and how its caller wants it processed.
     digest
         32 bytes, made of both.
     runs
@@ -57,6 +58,8 @@ class PictureRows:
         ``float32``, ``bfloat16`` or ``float16``.
     grid
         Frames, rows and columns that the tokens stand for, where the model's positions have three axes; else zeros.
+    frame_step
+        How many positions these frames lie apart.
     """
 
     begin: int
@@ -64,6 +67,7 @@ class PictureRows:
     digest: bytes
     dtype: str = "float32"
     grid: tuple[int, int, int] = (0, 0, 0)
+    frame_step: float = 1.0
 
 
 class PreparedPrompt(NamedTuple):
@@ -101,7 +105,8 @@ class PictureReader(Protocol):
 def as_messages(prompt: Prompt) -> list[Message]:
     """Return a prompt as OpenAI messages.
 
-    A text is what the user says; ``(text, picture)`` or ``(text, [picture, ...])`` is what the user says and shows.
+    A text is what the user says; ``(text, picture)`` or ``(text, [picture, ...])`` is what the user says and shows, a
+    picture also being a video.
 
     Raises
     ------
@@ -124,7 +129,8 @@ def as_messages(prompt: Prompt) -> list[Message]:
 def _picture_part(picture: object) -> dict[str, Any]:
     if isinstance(picture, str):
         return {"type": "image_url", "image_url": {"url": picture}}
-    return {"type": "image_data", "image_data": {"data": picture}}
+    kind = "video_data" if hasattr(picture, "times") else "image_data"  # a Video of lmdeploy.vl
+    return {"type": kind, kind: {"data": picture}}
 
 
 # Texts of few bytes a token, as most are, are tokenized at once; of longer ones the tokens are counted in slices first.
@@ -156,6 +162,11 @@ class PromptPreparer:
         For a model that sees.
     split_special_tokens
         Special tokens written in texts, messages and tools are text, as any other: only the chat template makes them.
+
+    Attributes
+    ----------
+    adapter_templates
+        Those that go before ``template`` in prompts for their adapters.
     """
 
     def __init__(
@@ -169,6 +180,7 @@ class PromptPreparer:
         split_special_tokens: bool = False,
     ) -> None:
         self.tokenizer = tokenizer
+        self.adapter_templates = AdapterTemplates(tokenizer)
         self._pictures = pictures
         self._template = template
         self._bound = bound
@@ -182,6 +194,8 @@ class PromptPreparer:
         do_preprocess: bool = True,
         tools: list[dict[str, Any]] | None = None,
         held: HeldSession | None = None,
+        template_options: Mapping[str, Any] | None = None,
+        adapter_name: str | None = None,
     ) -> PreparedPrompt:
         """Return what the engine gets for a prompt.
 
@@ -195,6 +209,10 @@ class PromptPreparer:
             OpenAI tool descriptions for the chat template.
         held
             What the engine holds of the conversation already; ``prompt`` is only what follows. None: nothing.
+        template_options
+            Variables for the chat template (``chat_template_kwargs``).
+        adapter_name
+            The LoRA adapter that answers, whose own chat template is applied if it has one.
 
         Raises
         ------
@@ -210,21 +228,24 @@ class PromptPreparer:
         shown = None if self._pictures is None else self._pictures.read(messages)
         if shown is not None:
             messages = shown.messages
+        template = self.adapter_templates.get(adapter_name) or self._template
+        if template_options:
+            template = template.with_options(template_options)
         if held is None:
-            rendered = self._template.render(messages, tools)
+            rendered = template.render(messages, tools)
         elif tools:
             raise ValueError("tools must come with the beginning of a session, got them in a later request")
         else:
-            rendered = self._template.render_continuation(messages, held.is_turn_closed, held.rounds)
+            rendered = template.render_continuation(messages, held.is_turn_closed, held.rounds)
         if shown is not None:
             rendered = shown.written(rendered)
-        ids = self.encode(rendered, add_bos=self._template.add_bos and held is None)
+        ids = self.encode(rendered, add_bos=template.add_bos and held is None)
         pictures: tuple[PlacedPicture, ...] = ()
         if shown is not None:
             ids, pictures = shown.placed(ids)
         if pictures and self._bound is not None and len(ids) > self._bound.tokens:  # before anything looks at them
             raise ValueError(_too_long(self._bound, len(ids)))
-        return PreparedPrompt(_not_empty(ids), self._template.stop_words, rounds_of(messages), pictures)
+        return PreparedPrompt(_not_empty(ids), template.stop_words, rounds_of(messages), pictures)
 
     def encode(self, text: str, *, add_bos: bool) -> list[int]:
         """Return the token ids of a finished prompt.

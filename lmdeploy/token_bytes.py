@@ -12,7 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import gt, sub
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 MAGIC = b"TMTOK001"
 SPECIAL = 1
@@ -63,7 +66,7 @@ class TokenBytes:
         path.write_bytes(b"".join(parts))
 
     @classmethod
-    def read(cls, path: Path) -> Self:
+    def read(cls, path: Path) -> "Self":
         """Return the table in ``path``.
 
         Raises

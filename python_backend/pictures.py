@@ -66,5 +66,6 @@ def packed_rows(rows: Sequence[PictureRows]) -> Tensors:
         "EMBEDDING_RANGES": np.array(ranges, np.int32).reshape(1, -1),
         "EMBEDDING_DIGESTS": np.frombuffer(b"".join(one.digest for one in rows), np.uint8).reshape(1, -1),
         "EMBEDDING_GRIDS": np.array([one.grid for one in rows], np.int32).reshape(1, -1),
+        "EMBEDDING_FRAME_STEPS": np.array([one.frame_step for one in rows], np.float32).reshape(1, -1),
         "EMBEDDING_DTYPE": np.array([[rows[0].dtype.encode()]], np.object_),
     }

@@ -7,18 +7,22 @@ chat page starts when both serve.
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
+from contextlib import AbstractContextManager
 
 from lmdeploy.cli.chat_page import ChatPage
 from lmdeploy.cli.triton import CommandError, ServedModel, served_model, stop_on_sigterm
+from lmdeploy.extras import require
+from lmdeploy.logs import configure
 from lmdeploy.serve.errors import PortInUseError
 from lmdeploy.serve.ports import reachable_host, require_free
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM; return the exit status."""
-    logging.basicConfig(level=args.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    configure(args.log_level, args.log_format)
+    if args.webui:
+        require("webui", "--webui")
     stop_on_sigterm()
     try:
         require_free(args.server_name, args.server_port, "the OpenAI API (--server-port)")
@@ -28,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
             from lmdeploy.cli.served_gateway import check_files
 
             check_files(args)
-        with served_model(args.model, args) as served:
+        with _served(args) as served:
             _serve(args, served)
     except (CommandError, PortInUseError) as error:
         print(f"lmdeploy serve api_server: {error}", file=sys.stderr)
@@ -36,12 +40,21 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _served(args: argparse.Namespace) -> AbstractContextManager[ServedModel]:
+    if args.more_models or args.models_file:
+        from lmdeploy.cli.several import served_models
+
+        return served_models(args)
+    return served_model(args.model, args)
+
+
 def _serve(args: argparse.Namespace, served: ServedModel) -> None:
     from lmdeploy.cli.served_gateway import api_keys, base_url, serve
 
     url = f"http://{reachable_host(args.server_name)}:{args.webui_port}/"
     page = ChatPage(
-        served.server.grpc_address,
+        served.server.grpc_address if served.models_dir is None else base_url(args),
+        served.server.control_key,
         args.server_name,
         args.webui_port,
         api_keys(args.api_keys),

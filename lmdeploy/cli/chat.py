@@ -5,8 +5,8 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from lmdeploy.cli.options import NO_PYTORCH, add_engine_options, add_model_options, engine_config
-from lmdeploy.cli.parser import Mention, refuse
+from lmdeploy.cli.options import add_engine_options, add_model_options, engine_config
+from lmdeploy.cli.parser import Mention
 from lmdeploy.cli.terminal import HELP, add_sampling_options, read_message
 
 if TYPE_CHECKING:
@@ -53,22 +53,23 @@ class _ModelPath(argparse.Action):
     """MODEL; or, as up to LMDeploy 0.5.0, the engine and then MODEL."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: str | None = None) -> None:
-        """Keep the model; ``torch`` before it asks for an engine there is not."""
+        """Keep the model; ``torch`` before it asks for the PyTorch engine."""
         engine, model = values[:-1], values[-1] if values else ""
         if engine == ["torch"]:
-            refuse(parser, "chat torch", NO_PYTORCH)
-        if engine not in ([], ["turbomind"]):
+            namespace.backend = "pytorch"
+        elif engine not in ([], ["turbomind"]):
             parser.error(f"expected one MODEL, got {' '.join(values)}")
         namespace.model_path = model
 
 
 def run(args: argparse.Namespace) -> int:
     """Load the model and talk until the user leaves."""
-    from lmdeploy.messages import GenerationConfig, TurbomindEngineConfig
+    from lmdeploy.messages import GenerationConfig
     from lmdeploy.offline.async_engine import AsyncEngine
 
     try:
-        config = TurbomindEngineConfig(**{"max_batch_size": 1, **engine_config(args)})
+        backend = "pytorch" if args.backend == "pytorch" else None
+        config = {"max_batch_size": 1, **engine_config(args)}
         gen_config = GenerationConfig(
             max_new_tokens=args.max_new_tokens,
             do_sample=True,
@@ -79,23 +80,25 @@ def run(args: argparse.Namespace) -> int:
             random_seed=args.seed,
         )
         print("loading the model ...", file=sys.stderr)
-        pipe = AsyncEngine(args.model_path, config, args.chat_template or None)
+        pipe = AsyncEngine(args.model_path, config, args.chat_template or None, backend=backend)
     except (ValueError, OSError) as error:
         print(f"lmdeploy chat: {error}", file=sys.stderr)
         return 1
     with pipe:
         print(f"{args.model_name or pipe.engine.directory.spec.model_name}: {HELP}")
-        talk(pipe, gen_config, args.meta_instruction)
+        talk(pipe, gen_config, args.meta_instruction, next(iter(config.get("adapters") or ()), None))
     return 0
 
 
-def talk(pipe: "AsyncEngine", gen_config: "GenerationConfig", system: str | None) -> None:
+def talk(
+    pipe: "AsyncEngine", gen_config: "GenerationConfig", system: str | None, adapter_name: str | None = None
+) -> None:
     """Answer what the user types, turn by turn in a session of the engine: no turn is computed again."""
-    session = pipe.session(gen_config)
+    session = pipe.session(gen_config, adapter_name)
     while (text := read_message()) is not None:
         if text == "end":
             session.close()
-            session = pipe.session(gen_config)
+            session = pipe.session(gen_config, adapter_name)
             print("(new conversation)")
             continue
         prompt: Prompt = text

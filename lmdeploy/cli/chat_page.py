@@ -18,11 +18,15 @@ _POLL = 0.1
 
 
 class ChatPage:
-    """The page of a running Triton. It starts when the API is served, which it would slow down before.
+    """The page of a running server. It starts when the API is served, which it would slow down before.
 
     Parameters
     ----------
-    triton_address, server_name, server_port, api_keys
+    control_key
+        What Triton tells its adapters for.
+    server
+        Triton's address, or the URL of an API; the page shows that one of `api_keys`.
+    server_name, server_port, api_keys
         As for ``lmdeploy serve gradio``.
     on_ready
         Called, in a thread, once the page can be opened.
@@ -30,15 +34,18 @@ class ChatPage:
 
     def __init__(
         self,
-        triton_address: str,
+        server: str,
+        control_key: str,
         server_name: str,
         server_port: int,
         api_keys: Sequence[str],
         on_ready: Callable[[], None],
     ) -> None:
         where = ["--server-name", server_name, "--server-port", str(server_port)]
-        self._command = [sys.executable, "-m", "lmdeploy", "serve", "gradio", triton_address, *where]
+        self._command = [sys.executable, "-m", "lmdeploy", "serve", "gradio", server, *where]
         self._command += ["--api-keys", *api_keys] if api_keys else []
+        self._command += ["--api-key", api_keys[0]] if api_keys and "://" in server else []
+        self._env = {**os.environ, "LMDEPLOY_CONTROL_KEY": control_key}
         self._address = (reachable_host(server_name), server_port)
         self._on_ready = on_ready
         self._stopping = threading.Event()
@@ -57,7 +64,7 @@ class ChatPage:
             self._thread.join()
 
     def _run(self) -> None:
-        page = ChildProcess(self._command, env=os.environ, log=logging.getLogger("webui").info)
+        page = ChildProcess(self._command, env=self._env, log=logging.getLogger("webui").info)
         try:
             if self._wait_accepting(page):
                 self._on_ready()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import logging
+import os
 import sys
 from pathlib import Path
 
 from lmdeploy.cli.gateway_settings import base_url, check_qos, gateway_settings, listening
 from lmdeploy.cli.triton import stop_on_sigterm
+from lmdeploy.logs import configure
 from lmdeploy.serve.errors import PortInUseError
 from lmdeploy.serve.ports import require_free
 from openai_gateway.process.tls import TlsError
@@ -19,13 +20,14 @@ from openai_gateway.settings import Settings
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM; return the exit status."""
-    logging.basicConfig(level=args.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    configure(args.log_level, args.log_format)
     stop_on_sigterm()
     try:
         where = listening(args)
         check_qos(args)
         require_free(args.server_name, args.server_port, "the OpenAI API (--server-port)")
         base = Settings(
+            control_key=os.environ.get("LMDEPLOY_CONTROL_KEY", ""),
             triton_address=args.triton_address,
             triton_metrics_url=args.triton_metrics_url,
             model_name=args.model_name or None,

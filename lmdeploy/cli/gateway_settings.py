@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from lmdeploy.serve.ports import reachable_host
+from lmdeploy.templates.base import ChatTemplate
+from lmdeploy.templates.thinking import thinking_of
 from openai_gateway.process.connection import Patience
 from openai_gateway.process.server import Listening
 from openai_gateway.process.tls import tls_files
@@ -14,16 +16,23 @@ from openai_gateway.qos import Qos
 from openai_gateway.settings import Settings
 
 
-def gateway_settings(args: argparse.Namespace, base: Settings) -> Settings:
-    """Return `base` with what the options of ``add_gateway_options`` and ``add_server_options`` say."""
+def gateway_settings(args: argparse.Namespace, base: Settings, template: ChatTemplate | None = None) -> Settings:
+    """Return `base` with what the options of ``add_gateway_options`` and ``add_server_options`` say.
+
+    `template` is the model's chat template, if it is at hand: it shows where the model thinks.
+    """
     settings = replace(
         base,
+        thinking=thinking_of(args.reasoning_parser, template),
+        reasoning_parser=args.reasoning_parser,
         api_keys=api_keys(args.api_keys),
+        admin_keys=api_keys(args.admin_keys),
         salts_by_key=args.cache_salt_by_key,
         max_requests=args.max_requests,
         max_body_bytes=args.max_body_bytes or base.max_body_bytes,
         max_log_len=max(0, args.max_log_len),
         qos_config_path=Path(args.qos_config_path) if args.qos_config_path else None,
+        trace_endpoint=args.trace_endpoint or "",
         allow_origins=tuple(args.allow_origins),
         allow_methods=tuple(args.allow_methods),
         allow_headers=tuple(args.allow_headers),
@@ -51,8 +60,9 @@ def listening(args: argparse.Namespace) -> Listening:
     TlsError
         The files for HTTPS are unusable.
     """
-    patience = Patience(args.head_timeout, args.body_timeout, args.write_timeout)
-    return Listening(args.server_name, args.server_port, args.log_level, tls_files() if args.ssl else None, patience)
+    patience = Patience(args.head_timeout, args.body_timeout, args.write_timeout, args.idle_timeout)
+    tls = tls_files() if args.ssl else None
+    return Listening(args.server_name, args.server_port, args.log_level, tls, patience, args.log_format)
 
 
 def check_qos(args: argparse.Namespace) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import re
 import sys
 from pathlib import Path
@@ -22,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         require_free(args.server_name, args.server_port, "the chat page (--server-port)")
         if _ADDRESS.fullmatch(args.target) and not Path(args.target).exists():
-            _launch(args.target, args)
+            _launch(args.target, args, os.environ.get("LMDEPLOY_CONTROL_KEY", ""))
             return 0
         if args.target.startswith(("http://", "https://")):
             _launch(args.target, args)
@@ -31,16 +32,16 @@ def run(args: argparse.Namespace) -> int:
             import webui.app  # noqa: F401 (takes seconds, in which the model is loaded)
 
             served.wait_ready()
-            _launch(served.server.grpc_address, args)
+            _launch(served.server.grpc_address, args, served.server.control_key)
     except (CommandError, PortInUseError) as error:
         print(f"lmdeploy serve gradio: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def _launch(server: str, args: argparse.Namespace) -> None:
+def _launch(server: str, args: argparse.Namespace, control_key: str = "") -> None:
     from lmdeploy.cli.gateway_settings import api_keys
     from webui.app import launch  # gradio takes seconds to import
 
     keys = api_keys(args.api_keys)
-    launch(server, args.server_name, args.server_port, api_keys=keys, api_key=args.api_key)
+    launch(server, args.server_name, args.server_port, api_keys=keys, api_key=args.api_key, control_key=control_key)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from lmdeploy.cli import chat, check_env, convert, list, lite, serve
+from lmdeploy.cli import chat, check_env, convert, list, lite, plan, serve
 from lmdeploy.cli.parser import Parser, print_help_of
+from lmdeploy.extras import MissingExtraError
 from lmdeploy.version import __version__
 
 
@@ -18,7 +19,7 @@ def make_parser() -> Parser:
     parser.add_argument("-v", "--version", action="version", version=__version__)
     parser.set_defaults(run=print_help_of(parser))
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for command in (serve, chat, convert, lite, list, check_env):
+    for command in (serve, chat, convert, lite, plan, list, check_env):
         command.add_parser(subparsers)
     return parser
 
@@ -28,6 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = make_parser().parse_everything(arguments)
     try:
         status: int = args.run(args)
+    except MissingExtraError as error:
+        print(f"lmdeploy: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130  # as shells report SIGINT

@@ -8,18 +8,22 @@ import json
 import os
 from collections.abc import Iterable
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 from lmdeploy.cli.parser import Mention, Refuse
+from lmdeploy.extras import MissingExtraError
 from lmdeploy.fields.rows import Kind, Row, rows_of
+from lmdeploy.logs import FORMATS
 from lmdeploy.messages import MODEL_FORMATS, TurbomindEngineConfig
+from lmdeploy.pytorch.settings import WorkerSettings, require_valid_settings
 from lmdeploy.serve.ports import DEFAULT_TRITON_HOST, Ports
+from lmdeploy.templates.thinking import PARSERS
 from lmdeploy.turbomind.supported import refuse_unknown_device
 from openai_gateway.settings import (
     DEFAULT_BODY_SECONDS,
     DEFAULT_DRAIN_SECONDS,
     DEFAULT_HEAD_SECONDS,
+    DEFAULT_IDLE_SECONDS,
     DEFAULT_MAX_REQUESTS,
     DEFAULT_WRITE_SECONDS,
 )
@@ -27,10 +31,8 @@ from openai_gateway.settings import (
 LOG_LEVELS = ("CRITICAL", "FATAL", "ERROR", "WARN", "WARNING", "INFO", "DEBUG", "NOTSET")
 DEFAULT_WEBUI_PORT = 6006
 _TYPES = {Kind.WHOLE: int, Kind.NUMBER: float, Kind.TEXT: str}
-NO_PYTORCH = "the PyTorch engine is not there yet; the turbomind engine runs the models of docs/supported-models.md"
-_NO_ADAPTERS = "LoRA adapters are not there yet; merge the adapter into the model"
 NO_REMOTE_CODE = "has no effect: code of checkpoints is never run"
-SETTINGS = {row.name: row for row in rows_of(TurbomindEngineConfig)}
+SETTINGS = {row.name: row for row in (*rows_of(TurbomindEngineConfig), *rows_of(WorkerSettings))}
 
 
 def add_engine_options(parser: argparse.ArgumentParser, names: Iterable[str] = tuple(SETTINGS)) -> None:
@@ -44,13 +46,10 @@ def add_engine_options(parser: argparse.ArgumentParser, names: Iterable[str] = t
     group = parser.add_argument_group("engine (docs/settings.md)")
     for name in names:
         add_setting(group, SETTINGS[name])
-    refused = partial(group.add_argument, action=Refuse, help=argparse.SUPPRESS)
     group.add_argument(
-        "--backend", choices=("turbomind", "pytorch"), default="turbomind", action=Refuse, neutral=("turbomind",),
-        reason=NO_PYTORCH, help="the engine; only turbomind is there (default: %(default)s)",
+        "--backend", choices=("turbomind", "pytorch"), default="turbomind",
+        help="the engine; models that turbomind does not know run on pytorch (default: %(default)s)",
     )  # fmt: skip
-    refused("--adapters", nargs="*", metavar="NAME=PATH", reason=_NO_ADAPTERS, neutral=([],))
-    refused("--eager-mode", nargs=0, reason=f"it belongs to the PyTorch engine, and {NO_PYTORCH}")
 
 
 def add_setting(parser: argparse.ArgumentParser | argparse._ArgumentGroup, row: Row) -> None:
@@ -68,12 +67,51 @@ def add_setting(parser: argparse.ArgumentParser | argparse._ArgumentGroup, row: 
         parser.add_argument(
             flag, type=_model_format, metavar="FORMAT", help=f"{help_text} One of {row.range_text[7:]}."
         )
+    elif row.kind is Kind.NAMES:
+        parser.add_argument(
+            flag,
+            nargs="*",
+            action=_Names,
+            metavar="NAME=PATH",
+            help=f"{help_text} A path alone is called default.",
+        )
+    elif row.kind is Kind.JSON:
+        parser.add_argument(flag, type=_json_object, metavar="JSON", help=help_text)
     else:
         kind = _TYPES[row.kind]
         choices = [choice for choice in row.choices if choice is not None] or None
         parser.add_argument(
             flag, type=kind, choices=choices, metavar=None if choices else kind.__name__.upper(), help=help_text
         )
+
+
+class _Names(argparse.Action):
+    """Paths by name; or one path alone, which is called ``default``."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: str | None = None) -> None:
+        """Keep them as a dict."""
+        names: dict[str, str] = {}
+        for text in values:
+            name, equals, path = text.partition("=")
+            if not equals and len(values) == 1:
+                name, path = "default", text
+            if not name or not path:
+                parser.error(f"{option}: expected NAME=PATH, or one path alone, got {text}")
+            if name in names:
+                parser.error(f"{option}: two are called {name}")
+            names[name] = path
+        setattr(namespace, self.dest, names or None)
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    """Return a JSON object; an argparse type."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"must be a JSON object: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"must be a JSON object, got {text}")
+    return value
 
 
 def _device(text: str) -> str:
@@ -163,8 +201,19 @@ def engine_config(args: argparse.Namespace) -> dict[str, Any]:
         raise ValueError(f"{variable}: the engine has no setting {name}{hint}")
     given = {name: getattr(args, name, None) for name in SETTINGS}
     config = from_environment | {name: value for name, value in given.items() if value is not None}
-    TurbomindEngineConfig(**config)
+    require_valid_settings(config)
     return config
+
+
+def given_options(actions: Iterable[argparse.Action], args: argparse.Namespace) -> dict[str, Any]:
+    """Return those options that were given another value than their default, by name without hyphens in front."""
+    given: dict[str, Any] = {}
+    for action in actions:
+        flag = next((name for name in action.option_strings if name.startswith("--")), None)
+        value = getattr(args, action.dest, None)
+        if flag is not None and value != action.default:
+            given[flag.removeprefix("--")] = value
+    return given
 
 
 def add_triton_options(parser: argparse.ArgumentParser) -> None:
@@ -207,6 +256,21 @@ def add_gateway_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--max-body-bytes", type=positive, metavar="INT", help="longest request body (default: 8 MiB)")
     add_max_log_len(group)
     group.add_argument(
+        "--reasoning-parser",
+        type=_parser_name,
+        choices=PARSERS,
+        default="auto",
+        help="how the model marks what it thinks, which chat answers have as reasoning_content; auto: as its chat "
+        "template shows (default: %(default)s)",
+    )
+    group.add_argument(
+        "--admin-keys",
+        nargs="*",
+        default=[],
+        metavar="KEY",
+        help="keys, one of which may load and unload LoRA adapters, and models where there are several",
+    )
+    group.add_argument(
         "--cache-salt-by-key",
         action="store_true",
         help="callers with different API keys share no cached prompts, so that none can tell what others have asked",
@@ -217,6 +281,15 @@ def add_gateway_options(parser: argparse.ArgumentParser) -> None:
         default=DEFAULT_DRAIN_SECONDS,
         metavar="FLOAT",
         help="what open requests get when the server is asked to stop (default: %(default)s)",
+    )
+    group.add_argument(
+        "--trace-endpoint",
+        type=trace_endpoint,
+        metavar="URL",
+        help="where spans of requests go: http://HOST:4318 (OTLP), or file:PATH",
+    )
+    group.add_argument(
+        "--log-format", choices=FORMATS, default=FORMATS[0], help="json: an object a line (default: %(default)s)"
     )
     group.add_argument("--disable-fastapi-docs", action="store_true", help="no documentation at / and /openapi.json")
     everything = {"origins": "may call", "methods": "are allowed", "headers": "are allowed"}
@@ -266,6 +339,7 @@ def add_patience_options(parser: argparse.ArgumentParser) -> None:
         ("head", DEFAULT_HEAD_SECONDS, "from connecting to the end of a request's head"),
         ("body", DEFAULT_BODY_SECONDS, "from there to the end of its body"),
         ("write", DEFAULT_WRITE_SECONDS, "to take what waits for it of an answer, before it is cut off"),
+        ("idle", DEFAULT_IDLE_SECONDS, "to begin a further request on a connection"),
     ):
         group.add_argument(
             f"--{name}-timeout",
@@ -276,12 +350,26 @@ def add_patience_options(parser: argparse.ArgumentParser) -> None:
         )
 
 
+def trace_endpoint(text: str) -> str:
+    """Return where spans go; an argparse type."""
+    from openai_gateway.tracing.endpoints import TraceEndpointError, checked_endpoint
+
+    try:
+        return checked_endpoint(text)
+    except (TraceEndpointError, MissingExtraError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def seconds(text: str) -> float:
     """Return a time above 0; an argparse type."""
     number = float(text)
     if not 0 < number < float("inf"):
         raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
     return number
+
+
+def _parser_name(text: str) -> str:
+    return text.lower().replace("_", "-")
 
 
 def positive(text: str) -> int:

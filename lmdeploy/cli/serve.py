@@ -1,4 +1,4 @@
-"""``lmdeploy serve``: an OpenAI API, a gateway or a proxy alone, a chat page, or a chat in the terminal."""
+"""``lmdeploy serve``: an OpenAI API, a gateway or a proxy alone, replicas on Ray, a chat page, or a terminal chat."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from lmdeploy.cli import options, terminal
 from lmdeploy.cli.parser import Mention, Refuse, print_help_of
+from lmdeploy.extras import require
 from openai_gateway.proxy.settings import DEFAULT_PROXY_PORT, STRATEGIES
 from openai_gateway.settings import DEFAULT_PORT, DEFAULT_TRITON_ADDRESS
 
@@ -25,6 +26,7 @@ def add_parser(subparsers: Subparsers) -> None:
     _add_gateway(below)
     _add_gradio(below)
     _add_proxy(below)
+    _add_ray(below)
     _add_api_client(below)
     _add_triton_client(below)
 
@@ -32,10 +34,22 @@ def add_parser(subparsers: Subparsers) -> None:
 def _add_api_server(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "api_server",
-        help="Start tritonserver with a model, and the OpenAI API in front of it.",
-        description="Start tritonserver with a model, and the OpenAI API in front of it. Ctrl-C stops both.",
+        help="Start tritonserver with a model, or several, and the OpenAI API in front of it.",
+        description="Start tritonserver with a model, or several, and the OpenAI API in front. Ctrl-C stops both.",
     )
     _add_model(parser)
+    parser.add_argument(
+        "more_models",
+        nargs="*",
+        metavar="MODEL",
+        help="more models on one tritonserver, each PATH or NAME=PATH, as is the first then (docs/several-models.md)",
+    )
+    parser.add_argument(
+        "--models-file",
+        default="",
+        metavar="FILE",
+        help="several models, or one and room for more: JSON or YAML with name, path and engine settings of each",
+    )
     options.add_server_options(parser, DEFAULT_PORT)
     parser.add_argument("--webui", action="store_true", help="serve a chat page too")
     parser.add_argument(
@@ -45,17 +59,7 @@ def _add_api_server(subparsers: Subparsers) -> None:
         metavar="PORT",
         help="default: %(default)s",
     )
-    options.add_gateway_options(parser)
-    parser.add_argument(
-        "--split-special-tokens",
-        action="store_true",
-        help="special tokens that callers write are text; only the chat template makes them",
-    )
-    options.add_engine_options(parser)
-    options.add_model_options(parser)
-    options.add_old_meta_instruction(parser)
-    options.add_old_batch_size(parser, "--instance-num")
-    options.add_vision_options(parser)
+    _add_answering_options(parser)
     options.add_triton_options(parser)
     parser.set_defaults(run=_run_of("api_server"))
 
@@ -106,6 +110,44 @@ def _add_proxy(subparsers: Subparsers) -> None:
     parser.set_defaults(run=_run_of("proxy"))
 
 
+def _add_ray(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "ray",
+        help="Serve replicas of a model on Ray.",
+        description="Serve replicas of a model on Ray Serve: on the cluster of --ray-address or RAY_ADDRESS, else on "
+        "this machine alone. Each replica is an api_server of its own. Ctrl-C stops them.",
+    )
+    _add_model(parser)
+    group = parser.add_argument_group("Ray")
+    group.add_argument("--replicas", type=options.positive, default=1, metavar="INT", help="default: %(default)s")
+    group.add_argument(
+        "--max-replicas", type=options.positive, metavar="INT", help="most replicas under load (default: --replicas)"
+    )
+    group.add_argument(
+        "--waiting-per-replica",
+        type=options.seconds,
+        default=4.0,
+        metavar="FLOAT",
+        help="requests that may wait before a batch until there is one replica more (default: %(default)s)",
+    )
+    group.add_argument(
+        "--cpus-per-replica", type=float, default=1.0, metavar="FLOAT", help="that Ray reserves (default: %(default)s)"
+    )
+    group.add_argument(
+        "--gpus-per-replica",
+        type=float,
+        default=0.0,
+        metavar="FLOAT",
+        help="that Ray reserves, and a replica sees (default: %(default)s)",
+    )
+    group.add_argument("--ray-address", default="", metavar="ADDRESS", help="of a cluster, or auto")
+    options.add_server_options(parser, DEFAULT_PORT)
+    own = {*parser._actions}
+    _add_answering_options(parser)
+    of_replicas = [action for action in parser._actions if action not in own and action.dest != "drain_seconds"]
+    parser.set_defaults(run=_run_of("ray", extra="ray"), of_replicas=of_replicas)
+
+
 def _add_api_client(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "api_client",
@@ -115,7 +157,7 @@ def _add_api_client(subparsers: Subparsers) -> None:
     parser.add_argument("api_server_url", metavar="URL", help="of the API server")
     parser.add_argument("--api-key", help="a key of the server, if it has any")
     parser.add_argument("--session-id", type=int, default=1, metavar="INT", help="default: %(default)s")
-    parser.set_defaults(run=_run_of("api_client"))
+    parser.set_defaults(run=_run_of("api_client", extra=""))
 
 
 def _add_gradio(subparsers: Subparsers) -> None:
@@ -149,7 +191,7 @@ def _add_gradio(subparsers: Subparsers) -> None:
     options.add_old_meta_instruction(parser)
     options.add_old_batch_size(parser, "--batch-size")
     options.add_triton_options(parser)
-    parser.set_defaults(run=_run_of("gradio"))
+    parser.set_defaults(run=_run_of("gradio", extra="webui"))
 
 
 def _add_triton_client(subparsers: Subparsers) -> None:
@@ -176,6 +218,21 @@ def _add_triton_client(subparsers: Subparsers) -> None:
     parser.set_defaults(run=_run_of("triton_client"))
 
 
+def _add_answering_options(parser: argparse.ArgumentParser) -> None:
+    """Add what a server of a model can be told, but for where it listens."""
+    options.add_gateway_options(parser)
+    parser.add_argument(
+        "--split-special-tokens",
+        action="store_true",
+        help="special tokens that callers write are text; only the chat template makes them",
+    )
+    options.add_engine_options(parser)
+    options.add_model_options(parser)
+    options.add_old_meta_instruction(parser)
+    options.add_old_batch_size(parser, "--instance-num")
+    options.add_vision_options(parser)
+
+
 def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
@@ -186,10 +243,12 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _run_of(module: str) -> Callable[[argparse.Namespace], int]:
+def _run_of(module: str, extra: str = "serve") -> Callable[[argparse.Namespace], int]:
     """Return ``run`` of a module of this package, which is imported when it is called: some import much."""
 
     def run(args: argparse.Namespace) -> int:
+        if extra:
+            require(extra, f"`lmdeploy serve {module}`")
         status: int = import_module(f"lmdeploy.cli.{module}").run(args)
         return status
 

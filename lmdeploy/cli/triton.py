@@ -12,12 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import gettempdir
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from lmdeploy.cli.options import engine_config
-from lmdeploy.messages import TurbomindEngineConfig
+from lmdeploy.extras import require
 from lmdeploy.model import name_for_older_clients
 from lmdeploy.paths import cache_root, locate_model
+from lmdeploy.pytorch.settings import require_valid_settings
 from lmdeploy.scratch import Scratch
 from lmdeploy.serve.errors import TritonStartError
 from lmdeploy.serve.ports import Ports
@@ -41,13 +42,27 @@ class CommandError(Exception):
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model in a tritonserver that was started."""
+    """A model, or several, in a tritonserver that was started.
+
+    Attributes
+    ----------
+    name
+        What it is called, for people too.
+    chat_template
+        Of one model, as asked for; empty: its own.
+    engine_dir
+        Of one model.
+    models_dir
+        The registry's folder of several.
+    """
 
     name: str
     server: TritonServer
     log_file: Path
-    engine_dir: Path
     supervisor: Supervisor
+    chat_template: str = ""
+    engine_dir: Path | None = None
+    models_dir: Path | None = None
 
     def wait_ready(self) -> None:
         """Return once the model can be used; from then on the server is started again when it dies.
@@ -92,14 +107,16 @@ def served_model(model: str, args: argparse.Namespace) -> Iterator[ServedModel]:
         directory = locate_model(model, given.get("revision"), given.get("download_dir"))
         stored = stored_parameters(directory)
         config = {**stored.engine_config, **given}
-        TurbomindEngineConfig(**config)
-        engine_dir = resolve(directory)
+        require_valid_settings(config)
+        backend = "pytorch" if args.backend == "pytorch" else None
+        engine_dir = resolve(directory, backend=backend, custom_module_map=str(config.get("custom_module_map") or ""))
+        if engine_dir.vision_checkpoint is not None:
+            require("vision", f"{directory}, a model that sees,")
         name = args.model_name or stored.model_name or engine_dir.spec.model_name
         chat_template = args.chat_template or stored.chat_template
         # Clients read the names in the model's config, which knows nothing of our environment.
         older_name = name_for_older_clients(args.model_name, str(engine_dir.path), chat_template)
-        log_file = cache_root() / "logs" / f"tritonserver-{args.triton_grpc_port}.log"
-        log = _open_log(log_file, args.log_level)
+        log_file, log = open_log(args)
         repository = _repository({"model_name": older_name, "served_model_name": name})
     except (ValueError, OSError) as error:
         raise CommandError(str(error)) from None
@@ -109,25 +126,52 @@ def served_model(model: str, args: argparse.Namespace) -> Iterator[ServedModel]:
         model_name=name,
         chat_template=chat_template,
         engine_config=config,
-        ports=Ports(args.triton_http_port, args.triton_grpc_port, args.triton_metrics_port),
-        host=args.triton_server_name,
-        # Only `api_server` has these options.
-        max_log_len=max(0, getattr(args, "max_log_len", 0)) if args.log_level in _TALKATIVE else 0,
-        split_special_tokens=getattr(args, "split_special_tokens", False),
         log=log.info,
+        **server_settings(args),
     )
-    supervisor = Supervisor(server)
     if not is_loopback(args.triton_server_name):
         ports = ", ".join(str(port) for port in (server.ports.http, server.ports.grpc, server.ports.metrics))
         print(_OPEN_DOOR.format(host=args.triton_server_name, ports=ports), file=sys.stderr)
+    with started(server, log_file, repository) as supervisor:
+        yield ServedModel(name, server, log_file, supervisor, chat_template, engine_dir=engine_dir.path)
+
+
+@contextmanager
+def started(server: TritonServer, log_file: Path, scratch: Scratch) -> Iterator[Supervisor]:
+    """Start a server, and stop it in the end; `scratch` is removed then.
+
+    Raises
+    ------
+    CommandError
+        It cannot be started, or a model not be loaded.
+    """
+    supervisor = Supervisor(server)
     try:
         server.start()
-        yield ServedModel(name, server, log_file, engine_dir.path, supervisor)
+        yield supervisor
     except TritonStartError as error:
         raise CommandError(f"{error}\n(whole log: {log_file})" if server.pid else str(error)) from None
     finally:
         supervisor.stop()
-        repository.remove()
+        scratch.remove()
+
+
+def server_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Return what tritonserver is told that does not depend on the model."""
+    return {
+        "ports": Ports(args.triton_http_port, args.triton_grpc_port, args.triton_metrics_port),
+        "host": args.triton_server_name,
+        # Only `api_server` has these options.
+        "max_log_len": max(0, getattr(args, "max_log_len", 0)) if args.log_level in _TALKATIVE else 0,
+        "split_special_tokens": getattr(args, "split_special_tokens", False),
+        "trace_url": _trace_url(args),
+    }
+
+
+def _trace_url(args: argparse.Namespace) -> str:
+    """Return where tritonserver sends its spans: it writes no file of the gateway's kind. Some commands have none."""
+    endpoint: str = getattr(args, "trace_endpoint", None) or ""
+    return endpoint if endpoint.startswith("http") else ""
 
 
 def _repository(names: Mapping[str, str]) -> Scratch:
@@ -154,16 +198,17 @@ class _LogFile(logging.handlers.RotatingFileHandler):
             print(f"warning: {self.baseFilename} cannot be written: {sys.exc_info()[1]}", file=sys.stderr, flush=True)
 
 
-def _open_log(path: Path, level: str) -> logging.Logger:
-    """Return the logger of tritonserver's lines: to a file always, to ours only when we are talkative."""
+def open_log(args: argparse.Namespace) -> tuple[Path, logging.Logger]:
+    """Return the file and the logger of tritonserver's lines: to a file always, to ours only when we are talkative."""
+    path = cache_root() / "logs" / f"tritonserver-{args.triton_grpc_port}.log"
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = _LogFile(path)
     handler.setFormatter(logging.Formatter("%(message)s"))
     logger = logging.getLogger("tritonserver")
     logger.setLevel(logging.INFO)
     logger.addHandler(handler)
-    logger.propagate = level in _TALKATIVE
-    return logger
+    logger.propagate = args.log_level in _TALKATIVE
+    return path, logger
 
 
 class _Progress:

@@ -16,25 +16,29 @@ from lmdeploy.serve.client import GenerateRequest, TritonClient, TritonRequestEr
 
 def run(args: argparse.Namespace) -> int:
     """Talk until the user leaves; return the exit status."""
-    with asyncio.Runner() as runner:
-        client = TritonClient(args.address)
-        try:
-            name = runner.run(client.model_name())
-            print(f"{name}: {HELP}")
-            conversation = Conversation(client, args)
-            while (text := read_message()) is not None:
-                if text == "end":
-                    runner.run(conversation.end())
-                    print("(new conversation)")
-                else:
-                    runner.run(conversation.answer(text))
-            with contextlib.suppress(TritonUnavailable):
-                runner.run(conversation.end())
-        except TritonUnavailable as error:
-            print(f"lmdeploy serve triton_client: {error}", file=sys.stderr)
-            return 1
-        finally:
-            runner.run(client.close())
+    loop = asyncio.new_event_loop()  # it stands still while the user types
+    asyncio.set_event_loop(loop)
+    finish = loop.run_until_complete
+    client = TritonClient(args.address)
+    try:
+        name = finish(client.model_name())
+        print(f"{name}: {HELP}")
+        conversation = Conversation(client, args)
+        while (text := read_message()) is not None:
+            if text == "end":
+                finish(conversation.end())
+                print("(new conversation)")
+            else:
+                finish(conversation.answer(text))
+        with contextlib.suppress(TritonUnavailable):
+            finish(conversation.end())
+    except TritonUnavailable as error:
+        print(f"lmdeploy serve triton_client: {error}", file=sys.stderr)
+        return 1
+    finally:
+        finish(client.close())
+        finish(loop.shutdown_asyncgens())
+        loop.close()
     return 0
 
 

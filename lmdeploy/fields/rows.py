@@ -136,8 +136,13 @@ class Row:
                 return checks.token_ids(self.name, value, self.max_items)
             case Kind.BIASES:
                 return checks.token_biases(self.name, value, self.max_items)
-            case Kind.JSON | Kind.NAMES:
+            case Kind.JSON:
                 return None if isinstance(value, Mapping) else f"{self.name} must be a dict, got {value!r}"
+            case Kind.NAMES:
+                is_fine = isinstance(value, Mapping) and all(
+                    isinstance(text, str) and text for item in value.items() for text in item
+                )
+                return None if is_fine else f"{self.name} must be a dict of non-empty texts, got {value!r}"
         return None
 
 

@@ -96,7 +96,10 @@ def _load_data_set(name: str) -> str:
     try:
         datasets = importlib.import_module("datasets")
     except ImportError as error:
-        raise ValueError("needs the package `datasets`, which is not installed; give a text file instead") from error
+        raise ValueError(
+            "needs the package `datasets`, which is not installed; give a text file instead, or run: "
+            "pip install 'lmdeploy[lite]'"
+        ) from error
     arguments, column = _DATA_SETS[name]
     try:
         rows = datasets.load_dataset(**arguments)

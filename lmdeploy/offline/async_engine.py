@@ -3,14 +3,14 @@
 import asyncio
 import itertools
 import queue
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
-from lmdeploy.messages import GenerationConfig, PytorchEngineConfig, Response, TurbomindEngineConfig
+from lmdeploy.messages import GenerationConfig, Response
 from lmdeploy.model import ChatTemplateConfig, chat_template_for
 from lmdeploy.offline.chat_session import Session
-from lmdeploy.offline.inputs import GenConfigs, as_batch, config_with, configs_for, refuse_adapter
+from lmdeploy.offline.inputs import GenConfigs, as_batch, config_with, configs_for
 from lmdeploy.offline.outputs import Answers, AsyncOutputs, Batch, by_prompt, progress_bar, response_of, too_long
 from lmdeploy.offline.scoring import TokenIds, cross_entropies, prompt_logits
 from lmdeploy.offline.seeing import SeeingPreparer
@@ -19,11 +19,13 @@ from lmdeploy.offline.sessions import EngineSessions
 from lmdeploy.paths import locate_model
 from lmdeploy.prompts import PreparedPrompt, Prompt, PromptPreparer
 from lmdeploy.tokenizer import Tokenizer
+from lmdeploy.turbomind.adapters import locate_adapter, located_adapters
 from lmdeploy.turbomind.engine import Engine, EngineOutput, SessionOptions
-from lmdeploy.turbomind.supported import refuse_unsupported_engine
+from lmdeploy.turbomind.engine_settings import EngineConfig, settings_of
 
 if TYPE_CHECKING:
     import torch
+    from typing_extensions import Self
 
 
 class AsyncEngine:
@@ -48,22 +50,22 @@ class AsyncEngine:
         What the model is called, the most tokens of a conversation, and what ends its turn.
     """
 
-    backend = "turbomind"
+    backend: str
 
     def __init__(
         self,
         model_path: str = "",
-        backend_config: TurbomindEngineConfig | PytorchEngineConfig | None = None,
+        backend_config: EngineConfig | Mapping[str, Any] | None = None,
         chat_template_config: ChatTemplateConfig | None = None,
         max_log_len: int | None = None,
         model_name: str | None = None,
+        backend: str | None = None,
     ) -> None:
-        config = backend_config or TurbomindEngineConfig()
-        refuse_unsupported_engine(config)
-        assert isinstance(config, TurbomindEngineConfig)
-        directory = str(locate_model(model_path, config.revision, config.download_dir))
-        self.backend_config = config
-        self.engine = Engine(directory, config)
+        settings = settings_of(backend_config)
+        directory = str(locate_model(model_path, settings.get("revision"), settings.get("download_dir")))
+        self.backend_config = backend_config
+        self.engine = Engine(directory, backend_config, backend)
+        self.backend = self.engine.directory.backend
         self.tokenizer = Tokenizer(str(self.engine.directory.path))
         self.chat_template = chat_template_for(directory, chat_template_config, self.tokenizer)
         self.model_name = model_name or self.engine.directory.spec.model_name
@@ -73,11 +75,12 @@ class AsyncEngine:
             if checkpoint is None
             else SeeingPreparer(checkpoint, self.tokenizer, self.chat_template, self.session_len, max_log_len)
         )
+        self._preparer.adapter_templates.add_all(located_adapters(settings.get("adapters")))
         self._sessions = EngineSessions(self.engine, self._preparer)
         # Above what users choose themselves.
         self._session_ids = itertools.count(2**32)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Self":
         return self
 
     def __exit__(
@@ -120,7 +123,7 @@ class AsyncEngine:
         do_preprocess
             False: texts are finished prompts, and no chat template is applied.
         adapter_name
-            None: LoRA adapters are not supported yet.
+            The LoRA adapter that answers; None: none.
         use_tqdm
             Show a progress bar.
         fields
@@ -141,12 +144,12 @@ class AsyncEngine:
         RuntimeError
             If the engine failed on a request.
         """
-        refuse_adapter(adapter_name)
+        self._check_adapter(adapter_name)
         batch, is_single = as_batch(prompts)
         configs = configs_for(gen_config, len(batch), fields)
         answers = Answers(configs)
         with progress_bar(len(batch), use_tqdm) as advance:
-            for response in self._run(batch, configs, do_preprocess, stream=False):
+            for response in self._run(batch, configs, do_preprocess, stream=False, adapter_name=adapter_name):
                 advance(answers.add(response))
         return answers.ordered(is_single)
 
@@ -161,13 +164,13 @@ class AsyncEngine:
         **fields: Any,
     ) -> Any:
         """Answer a prompt or a batch like calling the engine, without blocking the event loop."""
-        refuse_adapter(adapter_name)
+        self._check_adapter(adapter_name)
         batch, is_single = as_batch(prompts)
         configs = configs_for(gen_config, len(batch), fields)
         answers = Answers(configs)
-        prepared = await asyncio.to_thread(lambda: [self._preparer.prepare(prompt, do_preprocess) for prompt in batch])
+        prepared = await asyncio.to_thread(lambda: self._prepared(batch, do_preprocess, adapter_name))
         outputs = AsyncOutputs()
-        requests = Batch(self.engine, outputs.put, self._session_ids, stream=False)
+        requests = Batch(self.engine, outputs.put, self._session_ids, stream=False, adapter_name=adapter_name)
         try:
             for index, (prompt, config) in enumerate(zip(prepared, configs, strict=True)):
                 answers.add(*requests.submit(index, prompt, config))
@@ -192,9 +195,10 @@ class AsyncEngine:
         piece is a whole answer. Other arguments and errors are those of calling the engine. Leaving the iterator early
         cancels what still runs.
         """
-        refuse_adapter(adapter_name)
+        self._check_adapter(adapter_name)
         batch, _ = as_batch(prompts)
-        return self._run(batch, configs_for(gen_config, len(batch), fields), do_preprocess, stream_response)
+        configs = configs_for(gen_config, len(batch), fields)
+        return self._run(batch, configs, do_preprocess, stream_response, adapter_name)
 
     def infer(
         self,
@@ -214,10 +218,10 @@ class AsyncEngine:
         pbar
             A progress bar of ``tqdm``, which moves on with each prompt that is answered.
         """
-        refuse_adapter(adapter_name)
+        self._check_adapter(adapter_name)
         batch, _ = as_batch(prompts)
         configs = configs_for(gen_config, len(batch), fields)
-        responses = self._run(batch, configs, do_preprocess, stream_response)
+        responses = self._run(batch, configs, do_preprocess, stream_response, adapter_name)
         return by_prompt(responses, [config.n for config in configs], multiplex, pbar.update if pbar else None)
 
     async def generate(
@@ -258,7 +262,7 @@ class AsyncEngine:
         do_preprocess
             False: a text is used as it is, without a chat template.
         adapter_name
-            None: LoRA adapters are not supported yet.
+            The LoRA adapter that answers; None: none.
         skip_stop_tokens, rewind_stop_tokens
             True and False: the token that ends an answer is not part of it, and stays in the session.
         input_ids
@@ -279,7 +283,7 @@ class AsyncEngine:
         RuntimeError
             If the engine failed on the request.
         """
-        refuse_adapter(adapter_name)
+        self._check_adapter(adapter_name)
         if not skip_stop_tokens or rewind_stop_tokens:
             raise ValueError(
                 "skip_stop_tokens must be True and rewind_stop_tokens False: the token that ends an answer is not part "
@@ -292,13 +296,15 @@ class AsyncEngine:
             prompt = PreparedPrompt(list(input_ids), [])
         else:
             prompt = await asyncio.to_thread(
-                self._sessions.prepare, session_id, messages or "", sequence_start, do_preprocess, tools
+                self._sessions.prepare, session_id, messages or "", sequence_start, do_preprocess, tools, adapter_name
             )
         if len(prompt.ids) >= self.session_len:
             yield too_long(prompt, session_id=session_id)
             return
         options = SessionOptions(session_id, sequence_start, sequence_end, step or -1)
-        outputs = SessionGenerator(self._sessions, session_id).answer(prompt, config, options, stream=stream_response)
+        outputs = SessionGenerator(self._sessions, session_id).answer(
+            prompt, config, options, stream=stream_response, adapter_name=adapter_name
+        )
         try:
             async for output in outputs:
                 yield response_of(output, session_id=session_id)
@@ -328,15 +334,18 @@ class AsyncEngine:
         """Make the engine forget a session, after its running answer if there is one."""
         await (await self.get_generator(True, session_id)).async_end()
 
-    def session(self, gen_config: GenerationConfig | None = None) -> Session:
+    def session(self, gen_config: GenerationConfig | None = None, adapter_name: str | None = None) -> Session:
         """Return a new conversation: call it for each turn, and close it, or use it as a context manager.
 
         Parameters
         ----------
         gen_config
             How to generate where a turn does not say.
+        adapter_name
+            The LoRA adapter that answers; None: none.
         """
-        return Session(self._sessions, next(self._session_ids), gen_config)
+        self._check_adapter(adapter_name)
+        return Session(self._sessions, next(self._session_ids), gen_config, adapter_name)
 
     def chat(
         self,
@@ -428,12 +437,44 @@ class AsyncEngine:
         """
         return prompt_logits(self.engine, input_ids)
 
+    def load_adapter(self, name: str, path: str) -> None:
+        """Load a LoRA adapter; see :meth:`lmdeploy.turbomind.engine.Engine.load_adapter`.
+
+        A chat template in its directory is that of prompts for it.
+        """
+        self.engine.load_adapter(name, path)
+        try:
+            self._preparer.adapter_templates.add(name, locate_adapter(path))
+        except ValueError:
+            self.engine.unload_adapter(name)
+            raise
+
+    def unload_adapter(self, name: str) -> None:
+        """Refuse later requests for an adapter; open ones end as they would have."""
+        self.engine.unload_adapter(name)
+        self._preparer.adapter_templates.drop(name)
+
+    def _check_adapter(self, adapter_name: str | None) -> None:
+        known = self.engine.adapters()
+        if adapter_name is not None and adapter_name not in known:
+            raise ValueError(
+                f"adapter_name must be one of adapters ({', '.join(known) or 'none'}), got {adapter_name!r}"
+            )
+
+    def _prepared(self, batch: Sequence[Prompt], do_preprocess: bool, adapter_name: str | None) -> list[PreparedPrompt]:
+        return [self._preparer.prepare(prompt, do_preprocess, adapter_name=adapter_name) for prompt in batch]
+
     def _run(
-        self, batch: Sequence[Prompt], configs: list[GenerationConfig], do_preprocess: bool, stream: bool
+        self,
+        batch: Sequence[Prompt],
+        configs: list[GenerationConfig],
+        do_preprocess: bool,
+        stream: bool,
+        adapter_name: str | None = None,
     ) -> Iterator[Response]:
-        prepared = [self._preparer.prepare(prompt, do_preprocess) for prompt in batch]
+        prepared = self._prepared(batch, do_preprocess, adapter_name)
         outputs: queue.SimpleQueue[EngineOutput] = queue.SimpleQueue()
-        requests = Batch(self.engine, outputs.put, self._session_ids, stream)
+        requests = Batch(self.engine, outputs.put, self._session_ids, stream, adapter_name)
         try:
             for index, (prompt, config) in enumerate(zip(prepared, configs, strict=True)):
                 yield from requests.submit(index, prompt, config)

@@ -4,13 +4,16 @@ import contextlib
 import queue
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 from lmdeploy.messages import GenerationConfig, Response
 from lmdeploy.offline.outputs import joined, response_of
 from lmdeploy.offline.sessions import EngineSessions
 from lmdeploy.prompts import Prompt, as_messages
 from lmdeploy.turbomind.engine import EngineOutput, EngineUnavailable, SessionOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Session:
@@ -26,6 +29,8 @@ class Session:
         The engine's name for it.
     gen_config
         How to generate where a turn does not say; default: ``GenerationConfig()``.
+    adapter_name
+        The LoRA adapter that answers; None: none.
 
     Attributes
     ----------
@@ -37,16 +42,23 @@ class Session:
         What the user said and what was answered, turn by turn.
     """
 
-    def __init__(self, sessions: EngineSessions, session_id: int, gen_config: GenerationConfig | None = None) -> None:
+    def __init__(
+        self,
+        sessions: EngineSessions,
+        session_id: int,
+        gen_config: GenerationConfig | None = None,
+        adapter_name: str | None = None,
+    ) -> None:
         self.session_id = session_id
         self.response: Response | None = None
         self.generator: Iterator[Response] | None = None
+        self.adapter_name = adapter_name
         self.history: list[tuple[Prompt, str]] = []
         self._sessions = sessions
         self._gen_config = gen_config or GenerationConfig()
         self._is_held = False  # by the engine
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Self":
         return self
 
     def __exit__(
@@ -132,14 +144,18 @@ class Session:
     ) -> Iterator[Response]:
         """Run what was said as a prompt that begins the session, or goes on in it."""
         engine = self._sessions.engine
-        prepared = self._sessions.prepare(self.session_id, prompt, is_first, do_preprocess)
+        prepared = self._sessions.prepare(
+            self.session_id, prompt, is_first, do_preprocess, adapter_name=self.adapter_name
+        )
         if len(prepared.ids) >= engine.session_len:
             self.response = Response("", 0, len(prepared.ids), "length", session_id=self.session_id)
             yield self.response
             return
         outputs: queue.SimpleQueue[EngineOutput] = queue.SimpleQueue()
         options = SessionOptions(self.session_id, start=is_first)
-        turn = self._sessions.start(options, prepared, gen_config, outputs.put, stream=stream)
+        turn = self._sessions.start(
+            options, prepared, gen_config, outputs.put, stream=stream, adapter_name=self.adapter_name
+        )
         pieces: list[Response] = []
         is_open = True
         try:

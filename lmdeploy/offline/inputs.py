@@ -78,12 +78,6 @@ def config_with(gen_config: GenerationConfig | None, keywords: Mapping[str, Any]
     return config
 
 
-def refuse_adapter(adapter_name: str | None) -> None:
-    """Raise ``ValueError`` if there is one."""
-    if adapter_name is not None:
-        raise ValueError(f"adapter_name must be None: LoRA adapters are not supported yet, got {adapter_name!r}")
-
-
 _DEFAULT = GenerationConfig()
 
 

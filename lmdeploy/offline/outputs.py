@@ -46,15 +46,23 @@ class Batch:
         Gives each prompt an id of its own.
     stream
         Whether answers come in pieces.
+    adapter_name
+        The LoRA adapter that answers; None: none.
     """
 
     def __init__(
-        self, engine: Engine, on_output: Callable[[EngineOutput], None], session_ids: Iterator[int], stream: bool
+        self,
+        engine: Engine,
+        on_output: Callable[[EngineOutput], None],
+        session_ids: Iterator[int],
+        stream: bool,
+        adapter_name: str | None = None,
     ) -> None:
         self._engine = engine
         self._on_output = on_output
         self._session_ids = session_ids
         self._stream = stream
+        self._adapter_name = adapter_name
         self._places: dict[int, tuple[int, int]] = {}  # of a request: index of the prompt, its session id
 
     @property
@@ -80,6 +88,7 @@ class Batch:
             stop_words=prompt.stop_words,
             stream=self._stream,
             pictures=prompt.rows,
+            adapter_name=self._adapter_name,
         )
         self._places[request] = index, session_id
         return []

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from lmdeploy.messages import PytorchEngineConfig, TurbomindEngineConfig, VisionConfig, require_vision_config
 from lmdeploy.model import ChatTemplateConfig
 from lmdeploy.offline.async_engine import AsyncEngine
-from lmdeploy.turbomind.engine_settings import engine_config_for
+from lmdeploy.turbomind.engine_settings import backend_of, engine_config_for
 
 
 def pipeline(
@@ -29,7 +29,8 @@ def pipeline(
         A Hugging Face directory, a workspace of ``lmdeploy convert``, the name of a Hugging Face repository, or ``""``
         for the default model.
     backend_config
-        Engine settings; default: ``TurbomindEngineConfig()``.
+        Engine settings; default: ``TurbomindEngineConfig()``, or, for a model that the TurboMind engine does not know,
+        what they mean for the PyTorch engine.
     chat_template_config
         Replaces the model's own chat template.
     log_level
@@ -39,7 +40,8 @@ def pipeline(
     model_name
         The name shown to users; default: that of the checkpoint's folder.
     backend
-        The engine; default: as ``backend_config`` says, else ``turbomind``.
+        The engine; default: as ``backend_config`` says, else ``turbomind`` if it knows the model, and ``pytorch`` if
+        not.
     vision_config
         How a model that sees looks at pictures.
     fields
@@ -61,4 +63,5 @@ def pipeline(
     require_vision_config(vision_config)
     config = engine_config_for(backend_config, backend, fields)
     logging.getLogger("lmdeploy").setLevel(log_level.upper())
-    return AsyncEngine(model_path, config, chat_template_config, max_log_len, model_name)
+    chosen = backend if backend_config is None else backend_of(config)  # fields by name alone leave the choice open
+    return AsyncEngine(model_path, config, chat_template_config, max_log_len, model_name, chosen or "auto")

@@ -1,9 +1,11 @@
 """Prompts with pictures, in this process."""
 
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lmdeploy.extras import require
 from lmdeploy.prompts import PreparedPrompt, Prompt, PromptPreparer
 from lmdeploy.sessions import HeldSession
 from lmdeploy.templates.base import ChatTemplate
@@ -29,6 +31,7 @@ class SeeingPreparer(PromptPreparer):
     def __init__(
         self, checkpoint: Path, tokenizer: Tokenizer, template: ChatTemplate, session_len: int, max_log_len: int | None
     ) -> None:
+        require("vision", "a model that sees")
         from lmdeploy.vl.prompts import picture_writer
         from lmdeploy.vl.sources import ANYTHING
 
@@ -55,9 +58,11 @@ class SeeingPreparer(PromptPreparer):
         do_preprocess: bool = True,
         tools: list[dict[str, Any]] | None = None,
         held: HeldSession | None = None,
+        template_options: Mapping[str, Any] | None = None,
+        adapter_name: str | None = None,
     ) -> PreparedPrompt:
         """Return what the engine gets for a prompt; as :meth:`PromptPreparer.prepare`."""
-        prepared = super().prepare(prompt, do_preprocess, tools, held)
+        prepared = super().prepare(prompt, do_preprocess, tools, held, template_options, adapter_name)
         if not prepared.pictures or len(prepared.ids) >= self._session_len:
             return prepared
         return prepared._replace(rows=tuple(self.encoder.placed(prepared.pictures)))

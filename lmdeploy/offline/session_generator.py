@@ -67,11 +67,17 @@ class SessionGenerator:
                 yield output
 
     async def answer(
-        self, prompt: PreparedPrompt, gen_config: GenerationConfig, options: SessionOptions, *, stream: bool
+        self,
+        prompt: PreparedPrompt,
+        gen_config: GenerationConfig,
+        options: SessionOptions,
+        *,
+        stream: bool,
+        adapter_name: str | None = None,
     ) -> AsyncGenerator[EngineOutput, None]:
         """Run one turn and yield its outputs; as ``async_stream_infer``, of a prompt that knows its rounds."""
         outputs = AsyncOutputs()
-        turn = self._sessions.start(options, prompt, gen_config, outputs.put, stream=stream)
+        turn = self._sessions.start(options, prompt, gen_config, outputs.put, stream=stream, adapter_name=adapter_name)
         is_final = False
         try:
             while not is_final:

@@ -45,6 +45,7 @@ class EngineSessions:
         is_first: bool,
         do_preprocess: bool = True,
         tools: list[dict[str, Any]] | None = None,
+        adapter_name: str | None = None,
     ) -> PreparedPrompt:
         """Return what the engine gets for a turn; if it is not the first, for what is new in it.
 
@@ -54,7 +55,7 @@ class EngineSessions:
             If the prompt is malformed.
         """
         held = None if is_first else self._held.get(session_id)
-        return self._preparer.prepare(prompt, do_preprocess, tools, held)
+        return self._preparer.prepare(prompt, do_preprocess, tools, held, adapter_name=adapter_name)
 
     def start(
         self,
@@ -64,6 +65,7 @@ class EngineSessions:
         on_output: Callable[[EngineOutput], None],
         *,
         stream: bool,
+        adapter_name: str | None = None,
     ) -> Turn:
         """Start a turn.
 
@@ -75,6 +77,8 @@ class EngineSessions:
             What to generate from, and how.
         on_output
             Gets the outputs, on the engine's delivery thread.
+        adapter_name
+            The LoRA adapter that answers: the same in each turn of a session; None: none.
 
         Raises
         ------
@@ -100,6 +104,7 @@ class EngineSessions:
                 stream=stream,
                 session=options,
                 pictures=prompt.rows,
+                adapter_name=adapter_name,
             )
         except BaseException:
             self._finish(options.session_id, ended)

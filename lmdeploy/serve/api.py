@@ -19,7 +19,7 @@ from lmdeploy.paths import locate_model
 from lmdeploy.serve.child import ChildProcess
 from lmdeploy.serve.openai.api_client import APIClient
 from lmdeploy.serve.ports import free_ports, reachable_host
-from lmdeploy.turbomind.engine_settings import engine_config_for, given_fields
+from lmdeploy.turbomind.engine_settings import backend_of, engine_config_for, given_settings
 
 if TYPE_CHECKING:
     from lmdeploy.messages import PytorchEngineConfig, TurbomindEngineConfig
@@ -119,10 +119,11 @@ def serve(
     for name, port in zip(("http", "grpc", "metrics"), free_ports(3), strict=True):
         command += [f"--triton-{name}-port", str(port)]
     command += ["--model-name", model_name] if model_name else []
+    command += ["--backend", "pytorch"] if backend_of(config) == "pytorch" else []
     command += ["--ssl"] if ssl else []
     command += ["--chat-template", chat_template_config.to_json()] if chat_template_config else []
     command += [*options, *(["--api-keys", *keys] if keys else [])]
-    env = {**os.environ, "LMDEPLOY_ENGINE_CONFIG": json.dumps(given_fields(config))}
+    env = {**os.environ, "LMDEPLOY_ENGINE_CONFIG": json.dumps(given_settings(config))}
     server = ChildProcess(command, env=env, log=logger.info)
     url = f"{'https' if ssl else 'http'}://{reachable_host(server_name)}:{server_port}"
     try:

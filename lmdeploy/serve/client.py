@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import json
 import logging
 import re
@@ -13,18 +14,21 @@ from typing import Any, Protocol
 
 import grpc
 import grpc.aio
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.grpc import service_pb2
 
 from lmdeploy.paths import DEFAULT_MODEL_NAME
+from lmdeploy.serve.channel import Channel
 from lmdeploy.serve.errors import TritonRequestError, TritonUnavailable
 from lmdeploy.serve.request import GenerateChunk, GenerateRequest
 from lmdeploy.serve.wire import (
     ENGINE,
-    ENSEMBLE,
-    ENSEMBLE_PICTURES,
+    conversation_json,
+    decode_adapters,
     decode_chunk,
     decode_text,
     decode_token_ids,
+    encode_adapter_control,
+    encode_adapter_template,
     encode_detokenize,
     encode_end_session,
     encode_generate,
@@ -37,17 +41,10 @@ __all__ = ["GenerateChunk", "GenerateRequest", "TritonClient", "TritonRequestErr
 
 logger = logging.getLogger(__name__)
 
-_CHANNEL_OPTIONS = [
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
-    # A restarted server is found within a second.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.primary_user_agent", "lmdeploy"),
-]
 # An error of a stream, as our models write it for a request that asks for codes.
 _CODE = re.compile("(?P<code>[A-Z_]+): (?P<message>.*)", re.DOTALL)
+# What Triton puts before an error of an ensemble's model.
+_IN_ENSEMBLE = re.compile(r"in ensemble 'ensemble(?:_pictures)?(?:\.[^']*)?', ")
 # How Triton begins to say that it does not serve a model, has lost its process, or stops.
 _TRITON_IS_AWAY = ("Request for unknown model", "Stub process", "Server is stopping", "Server exiting")
 _READY_TIMEOUT = 2.0  # seconds
@@ -67,6 +64,34 @@ class Ledger(Protocol):
         """Hear of one that is over, or cancelled."""
 
 
+class RequestTrace(Protocol):
+    """Follows one request of `TritonClient.generate`.
+
+    Attributes
+    ----------
+    traceparent : str
+        What Triton continues the trace from; empty: none.
+    """
+
+    traceparent: str
+
+    def see(self, chunk: GenerateChunk) -> None:
+        """Look at the last chunk of a choice."""
+
+    def fail(self, error: Exception) -> None:
+        """Hear of an error."""
+
+    def end(self) -> None:
+        """Hear that it is over, or left."""
+
+
+class RequestTracer(Protocol):
+    """Follows requests."""
+
+    def begin(self, request: GenerateRequest) -> RequestTrace:
+        """Follow one that is about to be sent."""
+
+
 class TritonClient:
     """One gRPC channel to a Triton that serves our model repository.
 
@@ -78,12 +103,25 @@ class TritonClient:
         ``host:port`` of Triton's gRPC service.
     ledger : Ledger, optional
         Told of the requests of `generate`.
+    control_key : str
+        What the server lets adapters be loaded with; empty: it was started without one.
+    tracer : RequestTracer, optional
+        Follows the requests of `generate`, whose last chunks then say how long the engine took.
     """
 
-    def __init__(self, address: str, ledger: Ledger | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        ledger: Ledger | None = None,
+        control_key: str = "",
+        tracer: RequestTracer | None = None,
+    ) -> None:
+        self._tracer = tracer
+        self._control_key = control_key
         self.address = address
         self._ledger = ledger
-        self._channel: grpc.aio.Channel | None = None
+        self._suffix = ""
+        self._channel = Channel(address)
         self._cancellations: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> TritonClient:
@@ -91,6 +129,20 @@ class TritonClient:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    def of_model(self, suffix: str, tracer: RequestTracer | None = None) -> TritonClient:
+        """Return a client of one of several models, over the same channel, which it does not close.
+
+        Parameters
+        ----------
+        suffix
+            What the model's names in Triton end with, as ``.small``.
+        tracer
+            As above.
+        """
+        other = copy.copy(self)
+        other._suffix, other._tracer = suffix, tracer
+        return other
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateChunk, None]:
         """Run one request and yield its responses as they come.
@@ -114,8 +166,13 @@ class TritonClient:
         TritonRequestError
             The server refused or failed this request.
         """
-        message = encode_generate(request)
-        call = self._stub().ModelStreamInfer()
+        trace = None if self._tracer is None else self._tracer.begin(request)
+        if trace is None:
+            message, call = encode_generate(request), self._stub().ModelStreamInfer()
+        else:
+            message = encode_generate(request, wants_engine_seconds=True)
+            metadata = (("traceparent", trace.traceparent),) if trace.traceparent else None
+            call = self._stub().ModelStreamInfer(metadata=metadata)
         unfinished = request.fields.get("n", 1)
         over = False  # nothing is left to cancel
         if self._ledger is not None:
@@ -128,14 +185,24 @@ class TritonClient:
                     if chunk.finish_reason is not None:
                         unfinished -= 1
                         over = unfinished == 0
+                        if trace is not None:
+                            trace.see(chunk)
                     yield chunk
             if not over:
                 raise TritonRequestError("INTERNAL", "the answer ended without a finish reason")
         except TritonRequestError as error:
             # Refused, so it does not run. After any other error it may, although we no longer hear of it.
             over = error.code in _REFUSALS
+            if trace is not None:
+                trace.fail(error)
+            raise
+        except TritonUnavailable as error:
+            if trace is not None:
+                trace.fail(error)
             raise
         finally:
+            if trace is not None:
+                trace.end()
             if not over:
                 call.cancel()
                 self._cancel_soon(request.request_id)
@@ -174,8 +241,59 @@ class TritonClient:
         with contextlib.suppress(TritonRequestError):
             await self._control(encode_end_session(session_id))
 
-    async def tokenize(self, *, text: str | None = None, messages: Sequence[dict[str, Any]] | None = None) -> list[int]:
+    async def adapters(self) -> dict[str, str]:
+        """Return the LoRA adapters that requests may name, with the note that each was loaded with.
+
+        Raises
+        ------
+        TritonUnavailable
+            The server cannot be reached.
+        """
+        return await self._adapters(encode_adapter_control("list", key=self._control_key))
+
+    async def load_adapter(self, name: str, path: str, note: str = "") -> None:
+        """Load a LoRA adapter from a folder of the server's machine; a chat template in it is that of its prompts.
+
+        Raises
+        ------
+        TritonUnavailable
+            The server cannot be reached.
+        TritonRequestError
+            The name is taken, or the adapter does not fit the model; the text says why.
+        """
+        await self._adapters(encode_adapter_control("load", name, path, note, self._control_key))
+        try:
+            await self._infer(encode_adapter_template("load", name, path, self._control_key))
+        except TritonRequestError:
+            await self._adapters(encode_adapter_control("unload", name, key=self._control_key))
+            raise
+
+    async def unload_adapter(self, name: str) -> None:
+        """Refuse later requests for a LoRA adapter; open ones end as they would have.
+
+        Raises
+        ------
+        TritonUnavailable
+            The server cannot be reached.
+        TritonRequestError
+            There is none of that name.
+        """
+        await self._adapters(encode_adapter_control("unload", name, key=self._control_key))
+        await self._infer(encode_adapter_template("unload", name, key=self._control_key))
+
+    async def tokenize(
+        self,
+        *,
+        text: str | None = None,
+        messages: Sequence[dict[str, Any]] | None = None,
+        tools: Sequence[dict[str, Any]] = (),
+        template_options: dict[str, Any] | None = None,
+        adapter: str | None = None,
+    ) -> list[int]:
         """Return the token ids of a text, or of a conversation with the chat template applied; bos as the model has it.
+
+        ``tools`` are those of the conversation, in OpenAI's format; ``template_options`` are further variables for its
+        template; ``adapter`` is the LoRA adapter it is for.
 
         Raises
         ------
@@ -185,7 +303,8 @@ class TritonClient:
             The prompt was refused.
         """
         if messages is not None:
-            message = encode_tokenize("messages", json.dumps(list(messages), ensure_ascii=False))
+            told = json.dumps(list(tools), ensure_ascii=False) if tools else ""
+            message = encode_tokenize("messages", conversation_json(messages, template_options), told, adapter or "")
         else:
             message = encode_tokenize("text_input", text or "")
         return decode_token_ids(await self._infer(message))
@@ -214,12 +333,22 @@ class TritonClient:
         return decode_text(await self._infer(encode_detokenize(token_ids, skip_special_tokens)))
 
     async def is_ready(self) -> bool:
-        """Return whether the server answers and every model is ready."""
+        """Return whether the server answers, every model is ready, and the engine takes requests.
+
+        Triton keeps calling a model ready whose engine is starting its workers again, so the engine is asked itself;
+        it alone where there are several models, as Triton answers nothing else while one is being loaded.
+        """
         try:
-            answer = await self._stub().ServerReady(service_pb2.ServerReadyRequest(), timeout=_READY_TIMEOUT)
-        except grpc.aio.AioRpcError:
+            if not self._suffix:
+                answer = await self._stub().ServerReady(service_pb2.ServerReadyRequest(), timeout=_READY_TIMEOUT)
+                if not answer.ready:
+                    return False
+            await self._adapters(encode_adapter_control("list", key=self._control_key), _READY_TIMEOUT)
+        except (grpc.aio.AioRpcError, TritonUnavailable):
             return False
-        return bool(answer.ready)
+        except TritonRequestError:  # it answers, but shows its adapters to nobody, or has none
+            return True
+        return True
 
     async def model_name(self) -> str:
         """Return the name of the served model: its configured name, else its directory's.
@@ -244,15 +373,10 @@ class TritonClient:
         """Finish cancelling what was left early, and close the channel."""
         while self._cancellations:
             await asyncio.gather(*self._cancellations, return_exceptions=True)
-        if self._channel is not None:
-            await self._channel.close()
-            self._channel = None
+        await self._channel.close()
 
     def _stub(self) -> Any:
-        if self._channel is None:
-            self._channel = grpc.aio.insecure_channel(self.address, options=_CHANNEL_OPTIONS)
-            self._grpc_stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-        return self._grpc_stub
+        return self._channel.stub()
 
     async def _control(self, message: service_pb2.ModelInferRequest) -> None:
         """Send one request to the engine, which answers it with nothing of interest."""
@@ -262,8 +386,24 @@ class TritonClient:
             while await self._next(call) is not None:
                 pass
 
+    async def _adapters(
+        self, message: service_pb2.ModelInferRequest, timeout: float = _TOKENIZE_TIMEOUT
+    ) -> dict[str, str]:
+        """Send a control request about adapters, and return those that there are then."""
+        call = self._stub().ModelStreamInfer(timeout=timeout)
+        async with self._typed_errors(call):
+            await self._send(call, message)
+            response = await self._next(call)
+            # To its end: Triton can crash where a stream is left while it ends it.
+            while await self._next(call) is not None:
+                pass
+        if response is None:
+            raise TritonRequestError("INTERNAL", "the engine did not tell its adapters")
+        return decode_adapters(response)
+
     async def _send(self, call: Any, message: service_pb2.ModelInferRequest) -> None:
         """Send the one request of a stream."""
+        message.model_name += self._suffix
         await call.write(message)
         await call.done_writing()
 
@@ -279,6 +419,7 @@ class TritonClient:
         raise self._told_error(response.error_message)
 
     async def _infer(self, message: service_pb2.ModelInferRequest) -> service_pb2.ModelInferResponse:
+        message.model_name += self._suffix
         try:
             return await self._stub().ModelInfer(message, timeout=_TOKENIZE_TIMEOUT)
         except grpc.aio.AioRpcError as error:
@@ -341,4 +482,5 @@ class TritonClient:
 
 
 def _without_ensemble(message: str) -> str:
-    return message.removeprefix(f"in ensemble '{ENSEMBLE}', ").removeprefix(f"in ensemble '{ENSEMBLE_PICTURES}', ")
+    found = _IN_ENSEMBLE.match(message)
+    return message[found.end() :] if found else message

@@ -65,7 +65,10 @@ def find_tritonserver() -> TritonInstallation:
         return TritonInstallation(binary, backends / "python", None, ())
     wheel = importlib.util.find_spec("pytriton")
     if wheel is None or wheel.origin is None:
-        raise TritonStartError("there is no tritonserver, on PATH or installed; run: pip install nvidia-pytriton")
+        raise TritonStartError(
+            "there is no tritonserver, on PATH or installed; run: pip install 'lmdeploy[serve]', which has one for "
+            "Python 3.10 to 3.12"
+        )
     package = Path(wheel.origin).parent
     root = package / "tritonserver"
     version = f"{sys.version_info.major}.{sys.version_info.minor}"

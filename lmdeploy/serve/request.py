@@ -67,6 +67,13 @@ class RequestFields:
         is_param=True,
         is_in_bodies=True,
     )
+    lora_name: str | None = rows.text(
+        None,
+        "The LoRA adapter that answers; null: none.",
+        max_bytes=256,
+        is_tensor=True,
+        is_param=True,
+    )
     timeout_ms: int | None = rows.whole(
         None, "Milliseconds after which an unfinished request ends with an error.", low=1, is_tensor=True
     )
@@ -91,6 +98,8 @@ class GenerateRequest:
         A finished prompt as tokens.
     tools : sequence of dict, optional
         OpenAI tools, handed to the chat template.
+    template_options : dict, optional
+        Further variables for the chat template, with ``messages``.
     stream : bool
         True: one chunk a generated step. False: one chunk a choice, with the whole answer.
     want_token_ids : bool
@@ -106,7 +115,17 @@ class GenerateRequest:
         Not exactly one prompt, or a field there is not.
     """
 
-    __slots__ = ("fields", "input_ids", "messages", "request_id", "stream", "text_input", "tools", "want_token_ids")
+    __slots__ = (
+        "fields",
+        "input_ids",
+        "messages",
+        "request_id",
+        "stream",
+        "template_options",
+        "text_input",
+        "tools",
+        "want_token_ids",
+    )
 
     def __init__(
         self,
@@ -115,6 +134,7 @@ class GenerateRequest:
         text_input: str | None = None,
         input_ids: Sequence[int] | None = None,
         tools: Sequence[dict[str, Any]] | None = None,
+        template_options: dict[str, Any] | None = None,
         stream: bool = True,
         want_token_ids: bool = False,
         request_id: str | None = None,
@@ -125,6 +145,7 @@ class GenerateRequest:
         if unknown := fields.keys() - FIELDS.keys():
             raise ValueError(f"a request has no field {', '.join(sorted(unknown))}; there are {', '.join(FIELDS)}")
         self.messages, self.text_input, self.input_ids, self.tools = messages, text_input, input_ids, tools
+        self.template_options = template_options
         self.stream, self.want_token_ids = stream, want_token_ids
         self.request_id = request_id or new_request_id()
         self.fields: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
@@ -134,7 +155,7 @@ class GenerateRequest:
         """Whether a message shows something."""
         contents = (message.get("content") for message in self.messages or ())
         return any(
-            isinstance(part, dict) and part.get("type") == "image_url"
+            isinstance(part, dict) and part.get("type") in ("image_url", "video_url")
             for content in contents
             if isinstance(content, list)
             for part in content
@@ -159,6 +180,9 @@ class GenerateChunk:
         Which of the n choices this belongs to.
     history_token_len : int
         Tokens the session held before.
+    engine_seconds : tuple of float
+        Of a request that is traced, in a choice's last chunk: seconds before the batch, to the first token and to the
+        end, each from the one before; negative: it did not come to that.
     token_logprobs : tuple of float
         Log probability of each of ``token_ids``.
     top_token_ids : tuple of tuple of int
@@ -177,6 +201,7 @@ class GenerateChunk:
     generate_token_len: int = 0
     index: int = 0
     history_token_len: int = 0
+    engine_seconds: tuple[float, ...] = ()
     token_logprobs: tuple[float, ...] = ()
     top_token_ids: tuple[tuple[int, ...], ...] = ()
     top_logprobs: tuple[tuple[float, ...], ...] = ()

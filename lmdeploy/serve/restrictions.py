@@ -2,7 +2,7 @@
 
 Inference, health, metadata, configuration and statistics stay open: clients use them. The others administer the server,
 and the known ways into it lead through them (docs/security.md). Triton opens them to whoever shows a key, which is made
-for each start and told to nobody.
+for each start and told to nobody. Where models come and go, one more key opens the model repository to our gateway.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ import ipaddress
 import secrets
 
 CLOSED = ("shared-memory", "model-repository", "trace", "logging")
-_HEADER = "lmdeploy-admin"  # gRPC metadata: triton-grpc-protocol-lmdeploy-admin
+_REPOSITORY = "model-repository"
+_HEADER = "lmdeploy-admin"
+GRPC_KEY_HEADER = f"triton-grpc-protocol-{_HEADER}"
+"""The metadata that a key goes into."""
 
 
 def new_key() -> str:
@@ -19,16 +22,27 @@ def new_key() -> str:
     return secrets.token_hex(32)
 
 
-def restriction_options(key: str) -> dict[str, str]:
-    """Return the options of tritonserver, without ``--``, that close protocols to all who lack `key`."""
-    closed = f"{','.join(CLOSED)}:{_HEADER}={key}"
+def restriction_options(key: str, *, but_repository_over_grpc: bool = False) -> dict[str, str]:
+    """Return the options of tritonserver, without ``--``, that close protocols to all who lack `key`.
+
+    Parameters
+    ----------
+    but_repository_over_grpc
+        The model repository has a key of its own over gRPC, see `repository_option`.
+    """
+    others = [name for name in CLOSED if name != _REPOSITORY] if but_repository_over_grpc else CLOSED
     return {
-        "http-restricted-api": closed,
-        "grpc-restricted-protocol": closed,
+        "http-restricted-api": f"{','.join(CLOSED)}:{_HEADER}={key}",
+        "grpc-restricted-protocol": f"{','.join(others)}:{_HEADER}={key}",
         # Doors of two clouds, to which these restrictions do not apply before server 2.67.
         "allow-sagemaker": "false",
         "allow-vertex-ai": "false",
     }
+
+
+def repository_option(key: str) -> str:
+    """Return the option of tritonserver that opens the model repository over gRPC to who has `key`."""
+    return f"--grpc-restricted-protocol={_REPOSITORY}:{_HEADER}={key}"
 
 
 def is_loopback(host: str) -> bool:

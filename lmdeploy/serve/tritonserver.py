@@ -15,16 +15,28 @@ from lmdeploy.serve import installation
 from lmdeploy.serve.child import ChildProcess
 from lmdeploy.serve.errors import TritonStartError
 from lmdeploy.serve.ports import DEFAULT_TRITON_HOST, Ports, require_free
-from lmdeploy.serve.restrictions import new_key, restriction_options
+from lmdeploy.serve.restrictions import new_key, repository_option, restriction_options
+from lmdeploy.serve.several.registry import Registry
 from lmdeploy.serve.shared_memory import Regions
+from lmdeploy.turbomind.adapters import located_adapters
 
 _EXIT_TIMEOUT = 10  # seconds Triton waits for requests in flight when asked to stop
 _DRAIN_SECONDS = 5  # of them, how long these requests may go on
 _POLL_INTERVAL = 0.1  # seconds
 _SHOWN_LINES = 30
+_UNLOADED_WITHIN = 5.0  # seconds that Triton may take to see the end of a Python model that it unloads
+_OF_ONE_MODEL = frozenset(f"LMDEPLOY_{name}" for name in ("MODEL_PATH", "MODEL_NAME", "CHAT_TEMPLATE", "ENGINE_CONFIG"))
 _STUB = "triton_python_backend_stub"  # runs a Python model
 _LOAD_FAILURE = re.compile(r"failed to load '(?P<model>[^']+)' version \d+: (?P<reason>.*?)\"?$")
-_MODEL_FAILED = re.compile(r"\| (?P<model>\w+) +\| \d+ +\| UNAVAILABLE: (?P<reason>.*?) *\|$")
+_MODEL_FAILED = re.compile(r"\| (?P<model>[\w.-]+) +\| \d+ +\| UNAVAILABLE: (?P<reason>.*?) *\|$")
+
+
+def _located(engine_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return engine settings whose adapters are named by directories."""
+    config = dict(engine_config)
+    if config.get("adapters"):
+        config["adapters"] = located_adapters(config["adapters"])
+    return config
 
 
 class TritonServer:
@@ -46,10 +58,21 @@ class TritonServer:
         Most characters of a rendered prompt it prints; 0: none.
     split_special_tokens : bool
         Special tokens in what callers send are text.
+    trace_url : str
+        Where its own spans of requests that bring a ``traceparent`` go, by OTLP over HTTP; empty: nowhere.
     log : callable
         Gets each line it prints.
     backends : sequence of Path
         Folders of the backends the repository needs beside the Python one.
+    models : Registry, optional
+        The models that it serves, which may change while it runs; None: all of `repository`, for good.
+
+    Attributes
+    ----------
+    control_key
+        What engines tell and change their adapters for.
+    repository_key
+        What opens the model repository over gRPC; empty: nothing does.
     """
 
     def __init__(
@@ -64,21 +87,30 @@ class TritonServer:
         host: str = DEFAULT_TRITON_HOST,
         max_log_len: int = 0,
         split_special_tokens: bool = False,
+        trace_url: str = "",
         log: Callable[[str], None] = lambda line: None,
         backends: Sequence[Path] = (installation.OUR_BACKEND,),
+        models: Registry | None = None,
     ) -> None:
         self.ports = ports or Ports()
         self.host = host
+        self.control_key = new_key()
+        self.repository_key = "" if models is None else new_key()
+        self._models = models
+        self._has_started = False
+        self._dead_since: dict[str, float] = {}  # processes of Python models
         self._repository = repository
         self._overrides = {
             "LMDEPLOY_MODEL_PATH": model_path,
             "LMDEPLOY_MODEL_NAME": model_name,
             "LMDEPLOY_CHAT_TEMPLATE": chat_template,
-            "LMDEPLOY_ENGINE_CONFIG": json.dumps(dict(engine_config)) if engine_config else "",
+            "LMDEPLOY_ENGINE_CONFIG": json.dumps(_located(engine_config)) if engine_config else "",
             "LMDEPLOY_MAX_LOG_LEN": str(max_log_len) if max_log_len else "",
             "LMDEPLOY_SPLIT_SPECIAL_TOKENS": "true" if split_special_tokens else "",
             "LMDEPLOY_DRAIN_SECONDS": str(_DRAIN_SECONDS),
+            "LMDEPLOY_CONTROL_KEY": self.control_key,
         }
+        self._trace_url = trace_url
         self._log = log
         self._backends = backends
         self._child: ChildProcess | None = None
@@ -129,10 +161,13 @@ class TritonServer:
             require_free(self.host, port, f"Triton (--triton-{name}-port)")
         backends = installation.backend_directory(found, self._backends)
         env = installation.server_environment(found)
+        if self._models is not None:  # each model has its own in its folders
+            env = {name: value for name, value in env.items() if name not in _OF_ONE_MODEL}
         env.update({name: value for name, value in self._overrides.items() if value})
         if self._regions is None:
             self._regions = Regions()
         self._child = ChildProcess(self._command(found.binary, backends), env=env, log=self._log)
+        self._has_started = True
 
     def wait_ready(self, timeout: float = 600.0, progress: Callable[[float], None] = lambda seconds: None) -> None:
         """Return once every model is ready.
@@ -177,7 +212,11 @@ class TritonServer:
         files = Path(f"/proc/{self._child.pid}/task").glob("*/children")
         with contextlib.suppress(OSError):  # the server, or a thread of it, ends at this moment
             children = [child for file in files for child in file.read_text().split()]
-            return any(_is_dead_stub(Path("/proc", child, "stat")) for child in children)
+            dead = {child for child in children if _is_dead_stub(Path("/proc", child, "stat"))}
+            now = time.monotonic()
+            self._dead_since = {child: self._dead_since.get(child, now) for child in dead}
+            patience = 0.0 if self._models is None else _UNLOADED_WITHIN
+            return any(now - since >= patience for since in self._dead_since.values())
         return False
 
     def wait(self, timeout: float | None = None) -> int | None:
@@ -218,15 +257,36 @@ class TritonServer:
             "grpc-port": self.ports.grpc,
             "metrics-address": self.host,
             "metrics-port": self.ports.metrics,
-            "exit-on-error": "true",
             "exit-timeout-secs": _EXIT_TIMEOUT,
             "log-verbose": 0,
             "disable-auto-complete-config": None,
             "backend-config": f"python,shm-region-prefix-name={self._regions.prefix}",
-            **restriction_options(new_key()),
+            **restriction_options(new_key(), but_repository_over_grpc=self._models is not None),
         }
         flags = (f"--{name}" if value is None else f"--{name}={value}" for name, value in options.items())
-        return [str(binary), *flags]
+        return [str(binary), *flags, *self._model_options(), *_trace_options(self._trace_url)]
+
+    def _model_options(self) -> list[str]:
+        """Return the options that let models come and go; a server of one model has none."""
+        if self._models is None:
+            return ["--exit-on-error=true"]
+        loaded = [f"--load-model={name}" for model in self._models.models() for name in model.triton_models]
+        return [
+            "--model-control-mode=explicit",
+            repository_option(self.repository_key),
+            # A model that is being loaded, or could not be loaded again after a restart, does not concern the others.
+            "--strict-readiness=false",
+            f"--exit-on-error={'false' if self._has_started else 'true'}",
+            *loaded,
+        ]
+
+
+def _trace_options(url: str) -> list[str]:
+    """Return the options of Triton's own trace mode, of requests whose caller traces them alone."""
+    if not url:
+        return []
+    telling = ["mode=opentelemetry", f"opentelemetry,url={url}", "opentelemetry,resource=service.name=tritonserver"]
+    return [f"--trace-config={option}" for option in (*telling, "level=TIMESTAMPS", "rate=0", "count=-1")]
 
 
 def _is_dead_stub(stat: Path) -> bool:

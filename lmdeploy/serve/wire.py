@@ -45,7 +45,12 @@ _LISTS = {  # name -> struct's letter of its numbers, whether it has a row a tok
 }
 
 
-def encode_generate(request: GenerateRequest) -> service_pb2.ModelInferRequest:
+def conversation_json(messages: Sequence[dict[str, Any]], options: dict[str, Any] | None) -> str:
+    """Return the input ``messages``: a conversation, or an object with it and variables for the chat template."""
+    return _json(list(messages) if not options else {"messages": list(messages), "chat_template_kwargs": options})
+
+
+def encode_generate(request: GenerateRequest, *, wants_engine_seconds: bool = False) -> service_pb2.ModelInferRequest:
     """Return `request` as one request for the ensemble, or for the engine when its prompt is tokens.
 
     Raises
@@ -55,7 +60,7 @@ def encode_generate(request: GenerateRequest) -> service_pb2.ModelInferRequest:
     """
     message = _streamed(ENSEMBLE_PICTURES if request.has_pictures else ENSEMBLE, request.request_id)
     if request.messages is not None:
-        _add_texts(message, "messages", [_json(request.messages)])
+        _add_texts(message, "messages", [conversation_json(request.messages, request.template_options)])
     elif request.text_input is not None:
         _add_texts(message, "text_input", [request.text_input])
     elif request.input_ids is not None:
@@ -68,6 +73,8 @@ def encode_generate(request: GenerateRequest) -> service_pb2.ModelInferRequest:
         _add_field(message, FIELDS[name], value)
     wanted = service_pb2.ModelInferRequest.InferRequestedOutputTensor
     message.outputs.extend(wanted(name=name) for name in _outputs(request))
+    if wants_engine_seconds:
+        message.outputs.add(name="engine_seconds")
     return message
 
 
@@ -143,10 +150,42 @@ def encode_end_session(session_id: int) -> service_pb2.ModelInferRequest:
     return message
 
 
-def encode_tokenize(name: str, text: str) -> service_pb2.ModelInferRequest:
-    """Return the request for token ids; `name` is ``text_input``, ``messages`` (JSON text) or ``QUERY``."""
+def encode_adapter_control(
+    action: str, name: str = "", path: str = "", note: str = "", key: str = ""
+) -> service_pb2.ModelInferRequest:
+    """Return the control request that loads, unloads or lists (``action``) the engine's LoRA adapters."""
+    message = _streamed(ENGINE, new_request_id())
+    message.parameters["control_key"].string_param = key
+    texts = {"lora_control": action, "lora_name": name, "lora_path": path, "lora_note": note}
+    for tensor, text in texts.items():
+        if text:
+            _add_texts(message, tensor, [text])
+    message.outputs.extend(service_pb2.ModelInferRequest.InferRequestedOutputTensor(name=name) for name in _ALWAYS)
+    return message
+
+
+def decode_adapters(response: service_pb2.ModelInferResponse) -> dict[str, str]:
+    """Return the answer to `encode_adapter_control`: the note of each adapter by its name."""
+    return dict(json.loads(decode_chunk(response).text))
+
+
+def encode_adapter_template(action: str, name: str, path: str = "", key: str = "") -> service_pb2.ModelInferRequest:
+    """Return the request that tells the chat templates of an adapter, which is loaded or unloaded (``action``)."""
     message = service_pb2.ModelInferRequest(model_name=PREPROCESSING, id=new_request_id())
-    _add_texts(message, name, [text])
+    message.parameters["control_key"].string_param = key
+    for tensor, text in {"lora_control": action, "lora_name": name, "lora_path": path}.items():
+        if text:
+            _add_texts(message, tensor, [text])
+    message.outputs.add(name="INPUT_ID")
+    return message
+
+
+def encode_tokenize(name: str, text: str, tools: str = "", adapter: str = "") -> service_pb2.ModelInferRequest:
+    """Return the request for token ids; `name` is ``text_input``, ``messages`` (JSON text, as `tools`) or ``QUERY``."""
+    message = service_pb2.ModelInferRequest(model_name=PREPROCESSING, id=new_request_id())
+    for tensor, content in {name: text, "tools": tools, "lora_name": adapter}.items():
+        if content or tensor == name:
+            _add_texts(message, tensor, [content])
     message.outputs.add(name="INPUT_ID")
     return message
 
@@ -186,6 +225,8 @@ def decode_chunk(response: service_pb2.ModelInferResponse) -> GenerateChunk:
             chunk.finish_reason = raw[4:].decode() or None
         elif name in _COUNTS:
             setattr(chunk, name, int.from_bytes(raw, "little", signed=True))
+        elif name == "engine_seconds":
+            chunk.engine_seconds = struct.unpack("<3f", raw)
         elif name in _LISTS:
             letter, has_rows = _LISTS[name]
             values = struct.unpack(f"<{len(raw) // 4}{letter}", raw)

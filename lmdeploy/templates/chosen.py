@@ -6,7 +6,10 @@ The choice depends on the name of the checkpoint's directory, which an engine di
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _FILE = "chosen_templates.json"
 
@@ -31,7 +34,7 @@ class ChosenTemplates:
         (directory / _FILE).write_text(json.dumps(asdict(self)), encoding="utf-8")
 
     @classmethod
-    def read(cls, directory: Path) -> Self | None:
+    def read(cls, directory: Path) -> "Self | None":
         """Return the names in a folder of tokenizer files; None if there are none."""
         file = directory / _FILE
         return cls(**json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None

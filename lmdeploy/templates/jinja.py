@@ -1,9 +1,10 @@
 """The Jinja chat template a checkpoint brings along, rendered as ``transformers`` renders it, without importing it."""
 
+import copy
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Never
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jinja2
 from jinja2 import nodes
@@ -17,7 +18,11 @@ from lmdeploy.templates.base import ChatTemplate
 from lmdeploy.templates.conversation import Message
 from lmdeploy.templates.tool_calling import parsed_arguments
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 _PROBE = "a text that no template writes by itself"
+_OWN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
 # What a message's reasoning may be called; templates read the first name, gpt-oss's the second.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
@@ -47,11 +52,32 @@ class JinjaChatTemplate(ChatTemplate):
         self._special_tokens = dict(special_tokens or {})
         self.stop_words = []
         self._end_of_sequence = tuple(end_of_sequence)
+        self._options: dict[str, Any] = {}
+
+    def require_valid(self) -> None:
+        """Raise ``ValueError`` if a template cannot be read."""
+        for template in self._templates.values():
+            try:
+                _compiled(template)
+            except jinja2.TemplateSyntaxError as error:
+                raise ValueError(f"line {error.lineno}: {error.message}") from error
 
     @property
     def end_of_turn(self) -> Sequence[str]:
         """The model's tokens that end an answer."""
         return self._end_of_sequence
+
+    def with_options(self, options: Mapping[str, Any]) -> "Self":
+        """Return the template with variables of the caller's."""
+        if taken := [name for name in options if name in _OWN_VARIABLES or name in self._special_tokens]:
+            raise ValueError(f"chat_template_kwargs must not set {', '.join(taken)}")
+        other = copy.copy(self)
+        other._options = {**self._options, **options}
+        return other
+
+    def mentions(self, text: str) -> bool:
+        """Return whether it stands in a template."""
+        return any(text in template for template in self._templates.values())
 
     def _render(self, messages: list[Message], tools: list[dict[str, Any]] | None, add_generation_prompt: bool) -> str:
         template = self._template_for(tools)
@@ -63,6 +89,7 @@ class JinjaChatTemplate(ChatTemplate):
         try:
             return _compiled(template).render(
                 **self._special_tokens,
+                **self._options,
                 messages=shown,
                 tools=tools,
                 documents=None,
@@ -161,7 +188,7 @@ def _refuse_private(name: object) -> None:
         raise jinja2.exceptions.SecurityError(f"an attribute of a namespace must not begin with _, got {name!r}")
 
 
-def _refuse(message: str) -> Never:
+def _refuse(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
 
 

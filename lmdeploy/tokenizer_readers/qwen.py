@@ -1,5 +1,6 @@
 """Qwen 1, ``QWenTokenizer``: ranks in ``qwen.tiktoken``, special tokens whose texts and ids its code holds."""
 
+import json
 from typing import Any
 
 from tokenizers import AddedToken, normalizers
@@ -13,11 +14,24 @@ _WORDS = (
 _END = "<|endoftext|>"
 _SPECIAL = (_END, "<|im_start|>", "<|im_end|>", *(f"<|extra_{number}|>" for number in range(205)))
 _FIRST_SPECIAL = 151643
+# Of Qwen-VL, behind those: what it says of places in a picture, and what stands for pictures.
+_PLACES = ("<ref>", "</ref>", "<box>", "</box>", "<quad>", "</quad>")
+_PICTURES = ("<img>", "</img>", "<imgpad>")
 
 
 def read(settings: TokenizerSettings) -> Any:
     """Return the tokenizer; texts are brought into Unicode's form NFC."""
-    added = {_FIRST_SPECIAL + i: AddedToken(text, special=True, normalized=False) for i, text in enumerate(_SPECIAL)}
+    texts = _SPECIAL + (_PLACES + _PICTURES if _sees(settings) else ())
+    added = {
+        _FIRST_SPECIAL + i: AddedToken(text, special=text not in _PLACES, normalized=False)
+        for i, text in enumerate(texts)
+    }
     tokenizer = byte_pair_encoding(read_ranks(settings.file("qwen.tiktoken")), _WORDS, added)
     tokenizer.normalizer = normalizers.NFC()
     return as_transformers(tokenizer, settings, _END)
+
+
+def _sees(settings: TokenizerSettings) -> bool:
+    """Return whether the model beside the tokenizer is a Qwen-VL, whose tokenizer has the same name."""
+    file = settings.directory / "config.json"
+    return file.is_file() and "visual" in json.loads(file.read_text(encoding="utf-8"))

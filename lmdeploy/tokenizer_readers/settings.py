@@ -3,10 +3,11 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken
+    from typing_extensions import Self
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class TokenizerSettings:
     content: dict[str, Any]
 
     @classmethod
-    def read(cls, directory: Path) -> Self:
+    def read(cls, directory: Path) -> "Self":
         """Return the settings of the tokenizer in ``directory``."""
         file = directory / "tokenizer_config.json"
         return cls(directory, json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {})

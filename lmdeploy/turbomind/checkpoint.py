@@ -37,10 +37,14 @@ _SHOWN_EXTRA = 8
 
 @dataclass(frozen=True)
 class Description:
-    """A checkpoint in the engine's terms."""
+    """A checkpoint in the engine's terms.
+
+    ``picture_tokens`` of its tokenizer are behind the vocabulary: only pictures are written with them.
+    """
 
     spec: ModelSpec
     manifest: Manifest
+    picture_tokens: int = 0
 
 
 def describe(model_dir: Path, model_name: str) -> Description:
@@ -63,7 +67,7 @@ def describe(model_dir: Path, model_name: str) -> Description:
     size_problems = _size_problems(config, family.sizes)
     if size_problems:
         raise CheckpointError(model_dir, size_problems + index.problems)
-    bos, eos = _boundary_tokens(model_dir, config)
+    bos, eos = boundary_tokens(model_dir, config)
     checkpoint = Checkpoint(architecture, model_name, _dtype_of(index, scaled), bos, eos)
     spec = _spec_of(model_dir, config, family, checkpoint, text)
     if text is not None:
@@ -81,7 +85,8 @@ def describe(model_dir: Path, model_name: str) -> Description:
     if problems:
         raise CheckpointError(model_dir, problems)
     _warn_of([name for name in unread if text is None or is_of_text(name)], model_dir)
-    return Description(spec, Manifest.build(tensors, index, weight_format(raw)))
+    manifest = Manifest.build(tensors, index, weight_format(raw))
+    return Description(spec, manifest, 0 if text is None else text.picture_tokens)
 
 
 def read_config(model_dir: Path, name: str = "config.json") -> dict[str, Any]:
@@ -188,7 +193,7 @@ def _dtype_of(index: SafetensorsIndex, scaled: ScaledWeights | None) -> str:
     return max(sorted(set(types)), key=types.count) if types else "float32"
 
 
-def _boundary_tokens(model_dir: Path, config: dict[str, Any]) -> tuple[int | None, tuple[int, ...]]:
+def boundary_tokens(model_dir: Path, config: dict[str, Any]) -> tuple[int | None, tuple[int, ...]]:
     """Return the bos token and the tokens that end an answer; generation_config.json goes before config.json."""
     generation = {}
     if (model_dir / "generation_config.json").is_file():

@@ -1,21 +1,25 @@
 """The C++ engine in this process: submit a prompt, get its outputs by callback."""
 
 import atexit
-import dataclasses
 import json
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import lmdeploy._turbomind as _turbomind
 from lmdeploy.fields.rows import Kind, Row, rows_of
-from lmdeploy.messages import ALL_THAT_IS_LEFT, GenerationConfig, LogitsProcessor, TurbomindEngineConfig
+from lmdeploy.messages import (
+    ALL_THAT_IS_LEFT,
+    GenerationConfig,
+    LogitsProcessor,
+)
 from lmdeploy.prompts import PictureRows
+from lmdeploy.turbomind.adapters import locate_adapter, located_adapters
 from lmdeploy.turbomind.engine_dir import resolve
-from lmdeploy.turbomind.supported import refuse_unsupported_engine
+from lmdeploy.turbomind.engine_settings import EngineConfig, backend_of, settings_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -109,7 +113,9 @@ class Engine:
     model_path
         As in :func:`lmdeploy.turbomind.engine_dir.resolve`.
     config
-        Engine settings.
+        Engine settings; or such by name, which say nothing about which engine.
+    backend
+        ``turbomind``, ``pytorch``, ``auto``: whichever can run the model, or None: as the config says, else ``auto``.
 
     Raises
     ------
@@ -117,11 +123,22 @@ class Engine:
         If the checkpoint cannot be used (``CheckpointError``, ``UnsupportedModelError``) or a setting is bad.
     """
 
-    def __init__(self, model_path: str, config: TurbomindEngineConfig | None = None) -> None:
-        config = config or TurbomindEngineConfig()
-        refuse_unsupported_engine(config)
-        self.directory = resolve(model_path, config.revision, config.download_dir)
-        settings = {**dataclasses.asdict(config), **_OFFLINE_SETTINGS}
+    def __init__(
+        self,
+        model_path: str,
+        config: EngineConfig | Mapping[str, Any] | None = None,
+        backend: str | None = None,
+    ) -> None:
+        settings = {**settings_of(config), **_OFFLINE_SETTINGS}
+        backend = backend or backend_of(config)
+        self.directory = resolve(
+            model_path,
+            settings.get("revision"),
+            settings.get("download_dir"),
+            None if backend == "auto" else backend,
+            settings.get("custom_module_map", ""),
+        )
+        settings["adapters"] = located_adapters(settings.get("adapters"))
         self._engine = _turbomind.Engine(str(self.directory.path), json.dumps(settings))
         for note in self._engine.notes:
             logger.warning("%s", note)
@@ -144,6 +161,7 @@ class Engine:
         stream: bool = True,
         session: SessionOptions | None = None,
         pictures: Sequence[PictureRows] = (),
+        adapter_name: str | None = None,
     ) -> int:
         """Start a request and return its number.
 
@@ -163,6 +181,8 @@ class Engine:
             The conversation it belongs to; None: none.
         pictures
             Rows in place of the embeddings of some tokens, in their order.
+        adapter_name
+            The LoRA adapter that answers; None: none.
 
         Raises
         ------
@@ -182,7 +202,9 @@ class Engine:
         if session is not None:
             params["session"] = (session.session_id, session.start, session.end, False, session.step)
         if pictures:
-            params["embeddings"] = [(p.begin, p.rows, p.dtype, p.digest, p.grid) for p in pictures]
+            params["embeddings"] = [(p.begin, p.rows, p.dtype, p.digest, p.grid, p.frame_step) for p in pictures]
+        if adapter_name is not None:
+            params["lora_name"] = adapter_name
         params["stream"] = stream
         return self._submit(list(input_ids), params, on_output)
 
@@ -199,6 +221,41 @@ class Engine:
         """Forget a session, after cancelling its running request."""
         params = {"max_new_tokens": 0, "session": (session_id, False, True, True, -1)}
         return self._submit([], params, on_output)
+
+    def load_adapter(self, name: str, path: str) -> None:
+        """Load a LoRA adapter, which requests then name; its weights are read when the first one does.
+
+        Parameters
+        ----------
+        name
+            What requests call it.
+        path
+            A directory as PEFT saves it, or the name of a Hugging Face repository.
+
+        Raises
+        ------
+        ValueError
+            If the name is taken, or the adapter does not fit the model; the text says why.
+        OSError
+            If it cannot be read.
+        """
+        self._engine.load_adapter(name, str(locate_adapter(path)))
+
+    def unload_adapter(self, name: str) -> None:
+        """Refuse later requests for an adapter; open ones end as they would have.
+
+        Raises
+        ------
+        ValueError
+            If there is none of that name.
+        """
+        if name not in self.adapters():
+            raise ValueError(f"there is no adapter {name}")
+        self._engine.unload_adapter(name)
+
+    def adapters(self) -> list[str]:
+        """Return the names of the adapters that requests may use."""
+        return self._engine.adapters()
 
     def cancel(self, request: int) -> None:
         """End a request; its last output has the finish reason ``cancelled``. Unknown and ended ones are ignored."""

@@ -8,6 +8,7 @@ any number of processes may ask for it at once.
 import functools
 import hashlib
 import json
+import logging
 import os
 import sys
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.paths import cache_root, locate_model, model_name_of, workspace_engine_dir
+from lmdeploy.pytorch.description import WORKER_FILE, describe_for_worker, write_worker_file
 from lmdeploy.scratch import Scratch
 from lmdeploy.turbomind.checkpoint_files import copy_texts, state_of
 from lmdeploy.turbomind.manifest import Manifest
@@ -25,10 +27,13 @@ from lmdeploy.version import __version__
 
 __all__ = ["CheckpointError", "EngineDir", "UnsupportedModelError", "resolve", "write_engine_dir"]
 
+logger = logging.getLogger(__name__)
+
 _VISION = "vision.json"
 # The code that decides what an engine directory holds, in this package.
 _WRITERS = (
-    "turbomind/**/*.py", "token_bytes.py", "tokenizer.py", "tokenizer_readers/*.py", "templates/matching.py",
+    "turbomind/**/*.py", "pytorch/description.py", "pytorch/served_by_transformers.py", "pytorch/configurations/*.py",
+    "pytorch/models/*.py", "token_bytes.py", "tokenizer.py", "tokenizer_readers/*.py", "templates/matching.py",
     "templates/chosen.py", "templates/older_clients.py",
 )  # fmt: skip
 
@@ -41,13 +46,24 @@ class EngineDir:
     spec: ModelSpec
 
     @property
+    def backend(self) -> str:
+        """The engine that runs it: ``turbomind`` or ``pytorch``."""
+        return "pytorch" if (self.path / WORKER_FILE).is_file() else "turbomind"
+
+    @property
     def vision_checkpoint(self) -> Path | None:
         """The checkpoint with the part of the model that sees; None: it reads text only."""
         file = self.path / _VISION
         return Path(json.loads(file.read_text(encoding="utf-8"))["checkpoint"]) if file.is_file() else None
 
 
-def resolve(model_path: str | Path, revision: str | None = None, download_dir: str | None = None) -> EngineDir:
+def resolve(
+    model_path: str | Path,
+    revision: str | None = None,
+    download_dir: str | None = None,
+    backend: str | None = None,
+    custom_module_map: str = "",
+) -> EngineDir:
     """Return the engine directory of a model, writing it into the cache when it is not there.
 
     Parameters
@@ -57,6 +73,10 @@ def resolve(model_path: str | Path, revision: str | None = None, download_dir: s
         repository, or ``""`` for the default model.
     revision, download_dir
         Version and cache folder, for a Hugging Face repository only.
+    backend
+        The engine that is to run it: ``turbomind``, ``pytorch``, or None: TurboMind if it can, else PyTorch.
+    custom_module_map
+        Classes that run models in the PyTorch engine, as settings have them.
 
     Raises
     ------
@@ -68,15 +88,24 @@ def resolve(model_path: str | Path, revision: str | None = None, download_dir: s
     directory = locate_model(str(model_path), revision, download_dir)
     for candidate in (directory, workspace_engine_dir(directory)):
         if (candidate / "spec.json").is_file():
-            return _open_checked(candidate)
-    cached = cache_root() / "engines" / f"{model_name_of(directory)}-{_fingerprint(directory)}"
+            return _require_backend(_open_checked(candidate), backend)
     readable_checkpoint(directory)  # its copy, if it needs one, may have been removed
-    if not cached.is_dir():
-        _write_atomically(directory, cached)
-    return _open(cached)
+    if backend is not None:
+        return _cached(directory, backend, custom_module_map)
+    try:
+        return _cached(directory, "turbomind")
+    except UnsupportedModelError as refused:
+        try:
+            engine = _cached(directory, "pytorch", custom_module_map)
+        except (UnsupportedModelError, CheckpointError):
+            raise refused from None
+        logger.warning("%s; the PyTorch engine runs it", refused)
+        return engine
 
 
-def write_engine_dir(model_dir: Path, model_name: str, target: Path) -> EngineDir:
+def write_engine_dir(
+    model_dir: Path, model_name: str, target: Path, backend: str = "turbomind", custom_module_map: str = ""
+) -> EngineDir:
     """Write the engine directory of a checkpoint into the empty or missing folder ``target``.
 
     Raises
@@ -89,10 +118,15 @@ def write_engine_dir(model_dir: Path, model_name: str, target: Path) -> EngineDi
     from lmdeploy.turbomind.checkpoint import describe
 
     model_dir = readable_checkpoint(model_dir)
-    description = describe(model_dir, model_name)
+    manifest, picture_tokens = None, 0
+    if backend == "pytorch":
+        spec = describe_for_worker(model_dir, model_name, custom_module_map)
+    else:
+        description = describe(model_dir, model_name)
+        spec, manifest, picture_tokens = description.spec, description.manifest, description.picture_tokens
     tokenizer = Tokenizer(str(model_dir))
-    if tokenizer.vocab_size > description.spec.vocab_size:
-        rows = description.spec.vocab_size
+    rows = spec.vocab_size + picture_tokens
+    if tokenizer.vocab_size > rows:
         raise CheckpointError(
             model_dir,
             [f"the tokenizer must have at most {rows} tokens, the rows of the embedding, got {tokenizer.vocab_size}"],
@@ -101,18 +135,44 @@ def write_engine_dir(model_dir: Path, model_name: str, target: Path) -> EngineDi
     copy_texts(model_dir, copies)
     tokenizer.store(copies)
     choose_templates(model_dir, tokenizer).write(copies)
-    tokenizer.token_bytes(description.spec.vocab_size).write(target / "token_bytes.bin")
-    (target / "manifest.json").write_text(description.manifest.to_json(), encoding="utf-8")
-    if description.spec.pictures is not None:
+    tokenizer.token_bytes(spec.vocab_size).write(target / "token_bytes.bin")
+    if manifest is None:
+        write_worker_file(model_dir, target)
+    else:
+        (target / "manifest.json").write_text(manifest.to_json(), encoding="utf-8")
+    if spec.pictures is not None:
         (target / _VISION).write_text(json.dumps({"checkpoint": str(model_dir)}), encoding="utf-8")
-    (target / "spec.json").write_text(description.spec.to_json(), encoding="utf-8")
-    return EngineDir(target, description.spec)
+    (target / "spec.json").write_text(spec.to_json(), encoding="utf-8")
+    return EngineDir(target, spec)
 
 
-def _fingerprint(model_dir: Path) -> str:
+def _cached(model_dir: Path, backend: str, custom_module_map: str = "") -> EngineDir:
+    """Return an engine directory in the cache, writing it when it is not there."""
+    fingerprint = _fingerprint(model_dir, backend, custom_module_map)
+    cached = cache_root() / "engines" / f"{model_name_of(model_dir)}-{fingerprint}"
+    if not cached.is_dir():
+        _write_atomically(model_dir, cached, backend, custom_module_map)
+    return _open(cached)
+
+
+def _require_backend(engine: EngineDir, backend: str | None) -> EngineDir:
+    if backend is not None and engine.backend != backend:
+        raise CheckpointError(engine.path, [f"it was made for the engine {engine.backend}, not for {backend}"])
+    return engine
+
+
+def _fingerprint(model_dir: Path, backend: str, custom_module_map: str) -> str:
     """Return a hash that changes when the checkpoint moves or any of its files changes size or time."""
-    content = repr((_writer_hash(), __version__, str(model_dir), state_of(model_dir)))
+    runs_in = (sys.executable, _map_state(custom_module_map)) if backend == "pytorch" else ""  # workers start with it
+    content = repr((_writer_hash(), __version__, str(model_dir), state_of(model_dir), backend, runs_in))
     return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def _map_state(custom_module_map: str) -> object:
+    """Return what changes when the user's classes, or how they read a configuration, may have changed."""
+    file = Path(custom_module_map)
+    is_file = bool(custom_module_map) and not custom_module_map.lstrip().startswith("{") and file.is_file()
+    return (str(file.resolve()), state_of(file.resolve().parent)) if is_file else custom_module_map
 
 
 @functools.cache
@@ -126,11 +186,11 @@ def _writer_hash() -> str:
     return digest.hexdigest()
 
 
-def _write_atomically(model_dir: Path, target: Path) -> None:
+def _write_atomically(model_dir: Path, target: Path, backend: str, custom_module_map: str) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with Scratch(target.parent, ".writing-") as scratch:
         made = scratch / "engine"
-        write_engine_dir(model_dir, model_name_of(model_dir), made)
+        write_engine_dir(model_dir, model_name_of(model_dir), made, backend, custom_module_map)
         try:
             made.rename(target)
         except OSError:
@@ -148,9 +208,12 @@ def _open(directory: Path) -> EngineDir:
 def _open_checked(directory: Path) -> EngineDir:
     """Open an engine directory that was written some time ago, and check that its files and weights are still there."""
     engine = _open(directory)
-    missing = [name for name in ("manifest.json", "token_bytes.bin", "tokenizer") if not (directory / name).exists()]
+    needed = ["token_bytes.bin", "tokenizer", *(["manifest.json"] if engine.backend == "turbomind" else [])]
+    missing = [name for name in needed if not (directory / name).exists()]
     if missing:
         raise CheckpointError(directory, [f"{name} is missing" for name in missing])
+    if engine.backend == "pytorch":
+        return engine
     try:
         manifest = Manifest.from_json((directory / "manifest.json").read_text(encoding="utf-8"), directory)
         loads = set(manifest.loads())

@@ -7,19 +7,19 @@ from typing import Any
 from lmdeploy import checks
 from lmdeploy.errors import unknown_keyword
 from lmdeploy.messages import PytorchEngineConfig, TurbomindEngineConfig
+from lmdeploy.pytorch.settings import engine_settings, require_valid_settings
 from lmdeploy.turbomind.supported import refuse_unsupported_engine
 
-_FIELDS = [field.name for field in dataclasses.fields(TurbomindEngineConfig)]
+EngineConfig = TurbomindEngineConfig | PytorchEngineConfig
+
 _OLDER_NAMES = {"instance_num": "max_batch_size"}
-_BACKENDS: dict[str, type[TurbomindEngineConfig | PytorchEngineConfig]] = {
+_BACKENDS: dict[str, type[EngineConfig]] = {
     "turbomind": TurbomindEngineConfig,
     "pytorch": PytorchEngineConfig,
 }
 
 
-def engine_config_for(
-    config: TurbomindEngineConfig | PytorchEngineConfig | None, backend: str | None, keywords: Mapping[str, Any]
-) -> TurbomindEngineConfig:
+def engine_config_for(config: EngineConfig | None, backend: str | None, keywords: Mapping[str, Any]) -> EngineConfig:
     """Return the engine settings of a call.
 
     Parameters
@@ -29,7 +29,7 @@ def engine_config_for(
     backend
         ``turbomind``, ``pytorch``, or None: as the config says.
     keywords
-        Fields of ``TurbomindEngineConfig`` by name.
+        Fields of the configuration by name.
 
     Raises
     ------
@@ -46,24 +46,45 @@ def engine_config_for(
         raise ValueError(f"backend={backend!r} contradicts backend_config, a {type(config).__name__}: leave one out")
     config = config or _BACKENDS[backend or "turbomind"]()
     refuse_unsupported_engine(config)
-    assert isinstance(config, TurbomindEngineConfig)
+    fields = [field.name for field in dataclasses.fields(config)]
     given = {_OLDER_NAMES.get(name, name): value for name, value in keywords.items()}
-    default = TurbomindEngineConfig()
+    default = type(config)()
     for name, value in given.items():
-        if name not in _FIELDS:
-            raise TypeError(unknown_keyword(name, _FIELDS))
+        if name not in fields:
+            raise TypeError(unknown_keyword(name, fields))
         configured = getattr(config, name)
         if configured not in (value, getattr(default, name)):
             raise ValueError(f"{name}={value!r} contradicts backend_config.{name}={configured!r}: leave one out")
     return dataclasses.replace(config, **given)
 
 
-def given_fields(config: TurbomindEngineConfig) -> dict[str, Any]:
-    """Return the fields that differ from their defaults, without those that say where the model is."""
-    fields = dataclasses.asdict(config)
-    defaults = dataclasses.asdict(type(config)())
+def backend_of(config: object) -> str | None:
+    """Return the engine that a configuration is of; None for anything else."""
+    return next((name for name, kind in _BACKENDS.items() if isinstance(config, kind)), None)
+
+
+def settings_of(config: EngineConfig | Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return settings as the C++ engine takes them, by name.
+
+    Raises
+    ------
+    ValueError
+        If one is out of range or not supported.
+    """
+    if config is None:
+        return {}
+    if isinstance(config, Mapping):
+        require_valid_settings(config)
+        return dict(config)
+    refuse_unsupported_engine(config)
+    return engine_settings(config) if isinstance(config, PytorchEngineConfig) else dataclasses.asdict(config)
+
+
+def given_settings(config: EngineConfig) -> dict[str, Any]:
+    """Return what a configuration says beyond the defaults, as the C++ engine takes it; not where the model is."""
+    defaults = settings_of(type(config)())
     return {
         name: value
-        for name, value in fields.items()
+        for name, value in settings_of(config).items()
         if value != defaults[name] and name not in ("revision", "download_dir")
     }

@@ -7,9 +7,12 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 FORMAT = 1
 WEIGHT_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -181,7 +184,7 @@ class Manifest:
     weight_format: str = "hf"
 
     @classmethod
-    def build(cls, tensors: Mapping[str, Expression], index: SafetensorsIndex, weight_format: str = "hf") -> Self:
+    def build(cls, tensors: Mapping[str, Expression], index: SafetensorsIndex, weight_format: str = "hf") -> "Self":
         """Return the manifest of ``tensors``, all of which must be in ``index`` (see :func:`find_problems`)."""
 
         def tree(expression: Expression) -> dict[str, Any]:
@@ -203,7 +206,7 @@ class Manifest:
         return json.dumps(content, indent=1)
 
     @classmethod
-    def from_json(cls, text: str, base: Path) -> Self:
+    def from_json(cls, text: str, base: Path) -> "Self":
         """Return the manifest in ``text``; relative files start at ``base``, the manifest's folder."""
         content = json.loads(text)
         if not isinstance(content, dict) or content.get("format") != FORMAT:

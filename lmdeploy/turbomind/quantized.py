@@ -8,7 +8,7 @@ instead, :func:`with_codes` puts the codes in that weight's place. How they are 
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 from lmdeploy.errors import UnsupportedModelError
 from lmdeploy.turbomind.manifest import Expression, Load, Quantized
@@ -16,6 +16,9 @@ from lmdeploy.turbomind.mxfp4 import METHOD as MXFP4
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex
 from lmdeploy.turbomind.scaled import METHODS as SCALED_METHODS
 from lmdeploy.turbomind.scaled import ScaledWeights
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _SUPPORTED = f"supported: awq (version gemm, 4 bits), gptq (4 and 8 bits), mxfp4, {', '.join(SCALED_METHODS)}"
 
@@ -42,7 +45,7 @@ class Quantization:
     zeros_less_one: bool
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self | None:
+    def from_config(cls, config: Mapping[str, Any]) -> "Self | None":
         """Return what ``quantization_config`` of config.json says; None if it says nothing of AWQ or GPTQ codes.
 
         Raises

@@ -11,6 +11,8 @@ from typing import Any
 import lmdeploy
 from lmdeploy.paths import workspace_engine_dir
 
+# The name of a model in its own config.pbtxt, and in the ensembles.
+_NAME = re.compile(r'^(name: |\s+model_name: )"(\w+)"', re.MULTILINE)
 MODELS = ("ensemble", "ensemble_pictures", "preprocessing", "vision", "turbomind", "postprocessing")
 
 
@@ -30,7 +32,7 @@ def template_dir() -> Path:
     raise FileNotFoundError(f"no model repository at {' or '.join(map(str, candidates))}: install lmdeploy again")
 
 
-def copy_models(target: Path, parameters: Mapping[str, Mapping[str, str]]) -> None:
+def copy_models(target: Path, parameters: Mapping[str, Mapping[str, str]], suffix: str = "") -> None:
     """Copy the model repository to ``target`` with parameters of some models set.
 
     Parameters
@@ -39,17 +41,24 @@ def copy_models(target: Path, parameters: Mapping[str, Mapping[str, str]]) -> No
         An empty or missing folder.
     parameters
         Model name to parameter name to value. The parameter must stand in that model's config.pbtxt.
+    suffix
+        Put behind the name of each model, so that a repository can hold several copies.
     """
     source = template_dir()
     for name in MODELS:
         shutil.copytree(
-            source / name, target / name, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", ".gitkeep")
+            source / name,
+            target / f"{name}{suffix}",
+            dirs_exist_ok=True,
+            ignore=shutil.ignore_patterns("__pycache__", ".gitkeep"),
         )
-        (target / name / "1").mkdir(exist_ok=True)  # Triton wants a version directory even where nothing is in it
-        config = target / name / "config.pbtxt"
+        folder = target / f"{name}{suffix}"
+        (folder / "1").mkdir(exist_ok=True)  # Triton wants a version directory even where nothing is in it
+        config = folder / "config.pbtxt"
         text = config.read_text(encoding="utf-8")
         for key, value in parameters.get(name, {}).items():
             text = set_parameter(text, key, value)
+        text = _NAME.sub(lambda match: f'{match[1]}"{match[2]}{suffix}"', text)
         config.write_text(text, encoding="utf-8")
 
 

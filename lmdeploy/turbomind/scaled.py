@@ -20,11 +20,14 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 from lmdeploy.errors import UnsupportedModelError
 from lmdeploy.turbomind.manifest import Expression, Load, Scaled
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 METHODS = ("fp8", "fbgemm_fp8", "compressed-tensors", "smooth_quant")
 _CODES = ("I8", "F8_E4M3")
@@ -56,7 +59,7 @@ class ScaledWeights:
     block: tuple[int, int] | None = None
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self | None:
+    def from_config(cls, config: Mapping[str, Any]) -> "Self | None":
         """Return what ``quantization_config`` of config.json says; None if it names none of :data:`METHODS`.
 
         Raises

@@ -7,10 +7,13 @@ and one place in the decoder; a field left at its default is absent from the mod
 import dataclasses
 import json
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 from lmdeploy.turbomind.json_dataclass import from_fields
 from lmdeploy.turbomind.spec_problems import problems_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 FORMAT = 2
 
@@ -351,7 +354,7 @@ class ModelSpec:
         return json.dumps({"format": FORMAT} | dataclasses.asdict(self), indent=1)
 
     @classmethod
-    def from_json(cls, text: str) -> Self:
+    def from_json(cls, text: str) -> "Self":
         """Return the spec in the text of a ``spec.json``.
 
         Raises

@@ -10,10 +10,6 @@ def refuse_unsupported_engine(config: TurbomindEngineConfig | PytorchEngineConfi
     """Raise ``ValueError`` for an engine, a device, or a setting of one, that is not supported yet."""
     if isinstance(config, PytorchEngineConfig):
         refuse_unknown_device("device_type", config.device_type)
-        raise ValueError(
-            "PytorchEngineConfig: there is no PyTorch engine yet; use TurbomindEngineConfig, whose fields of the same "
-            "names mean the same"
-        )
 
 
 def refuse_unknown_device(name: str, device: str) -> None:

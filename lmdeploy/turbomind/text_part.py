@@ -23,14 +23,67 @@ _NATIVE = (
     "Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration",
     "SmolVLMForConditionalGeneration",
 )  # fmt: skip
-# In their authors' own layout: the key of the text part's config in config.json (empty: all of it), and what it is.
+
+
+@dataclass(frozen=True)
+class _OwnForm:
+    """A model in its authors' own layout.
+
+    Attributes
+    ----------
+    architecture
+        What the text part is, from config.json; empty: as its config names it.
+    key
+        Where the text part's config is in config.json; empty: it is all of that.
+    sees
+        From config.json whether the model sees, for architectures that others have too.
+    is_one_place
+        A picture's tokens, but the first and the last, stand at one position.
+    picture_tokens
+        Tokens behind the decoder's vocabulary, which only pictures are written with.
+    """
+
+    architecture: Callable[[Mapping[str, Any]], str]
+    key: str = ""
+    sees: Callable[[Mapping[str, Any]], bool] = lambda raw: True
+    is_one_place: bool = False
+    picture_tokens: int = 0
+
+
+def _always(architecture: str) -> Callable[[Mapping[str, Any]], str]:
+    return lambda raw: architecture
+
+
+MINICPM_TEXTS = {
+    "2.5": "LlamaForCausalLM",
+    "2.6": "Qwen2ForCausalLM",
+    "4": "LlamaForCausalLM",
+    "4.0": "LlamaForCausalLM",
+    "4.5": "Qwen3ForCausalLM",
+}
+"""The text parts of MiniCPM-V, by version."""
+
+
+def minicpm_version(raw: Mapping[str, Any]) -> str:
+    """Return the version of a MiniCPM-V; the first releases of 2.0 and 2.5 do not say it."""
+    said = raw.get("version")
+    if said is not None:
+        return str(said)
+    return "2.0" if raw.get("query_num") == 64 else "2.5"
+
+
+_GLM_4V = _OwnForm(_always("ChatGLMModel"), sees=lambda raw: bool(raw.get("vision_config")), is_one_place=True)
 _OWN = {
-    "InternVLChatModel": ("llm_config", ""),
-    "LlavaLlamaForCausalLM": ("", "LlamaForCausalLM"),
-    "LlavaMistralForCausalLM": ("", "MistralForCausalLM"),
-    "MiniCPMV": ("", "Qwen2ForCausalLM"),
-    "MultiModalityCausalLM": ("language_config", "LlamaForCausalLM"),
-    "Phi3VForCausalLM": ("", "Phi3ForCausalLM"),
+    "ChatGLMForConditionalGeneration": _GLM_4V,
+    "ChatGLMModel": _GLM_4V,
+    "InternVLChatModel": _OwnForm(_always(""), "llm_config"),
+    "LlavaLlamaForCausalLM": _OwnForm(_always("LlamaForCausalLM")),
+    "LlavaMistralForCausalLM": _OwnForm(_always("MistralForCausalLM")),
+    "MiniCPMV": _OwnForm(lambda raw: MINICPM_TEXTS[minicpm_version(raw)]),
+    "MolmoForCausalLM": _OwnForm(_always("MolmoForCausalLM"), picture_tokens=128),
+    "MultiModalityCausalLM": _OwnForm(_always("LlamaForCausalLM"), "language_config"),
+    "Phi3VForCausalLM": _OwnForm(_always("Phi3ForCausalLM")),
+    "QWenLMHeadModel": _OwnForm(_always("QWenLMHeadModel"), sees=lambda raw: bool(raw.get("visual"))),
 }
 ARCHITECTURES = (*_NATIVE, *_OWN)
 """Models whose text part is a decoder of its own."""
@@ -52,7 +105,12 @@ _TEXT_ARCHITECTURES = {  # by the text config's model_type; published configs na
     "qwen3_vl_text": "Qwen3ForCausalLM",
 }
 _BOUNDARY = ("bos_token_id", "eos_token_id")
-_OUTPUTS = ("lm_head.weight", "language_model.output.weight")
+_OUTPUTS = (
+    "lm_head.weight",
+    "language_model.output.weight",
+    "transformer.output_layer.weight",
+    "model.transformer.ff_out.weight",
+)
 # Where a decoder's ``model.*`` may stand: as published, and as the model has it in memory.
 _PLACES: tuple[Callable[[str], str], ...] = (
     lambda name: f"language_model.{name}",
@@ -75,11 +133,25 @@ class TextPart:
         The same as the config.json of a text model would have it, ``architectures`` included.
     pictures
         How the model sees.
+    is_one_place
+        A picture's tokens, but the first and the last, stand at one position.
+    picture_tokens
+        Tokens behind the vocabulary, which only pictures are written with.
     """
 
     config: Any
     raw: dict[str, Any]
     pictures: PicturesSpec
+    is_one_place: bool = False
+    picture_tokens: int = 0
+
+
+def sees(raw: Mapping[str, Any]) -> bool:
+    """Return whether a config.json is of a model that sees and is known."""
+    named = raw.get("architectures")
+    if not isinstance(named, list) or not any(name in ARCHITECTURES for name in named):
+        return False
+    return all(_OWN[name].sees(raw) for name in named if name in _OWN)
 
 
 def text_part_of(model_dir: Path, raw: Mapping[str, Any]) -> TextPart | None:
@@ -92,12 +164,12 @@ def text_part_of(model_dir: Path, raw: Mapping[str, Any]) -> TextPart | None:
     CheckpointError
         If config.json makes no sense.
     """
-    named = raw.get("architectures")
-    if not isinstance(named, list) or not any(name in ARCHITECTURES for name in named):
+    if not sees(raw):
         return None
+    named = raw["architectures"]
     own = next((_OWN[name] for name in named if name in _OWN), None)
     if own is not None:
-        return _own_text_part(model_dir, raw, *own)
+        return _own_text_part(model_dir, raw, own)
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
@@ -117,24 +189,25 @@ def text_part_of(model_dir: Path, raw: Mapping[str, Any]) -> TextPart | None:
     return TextPart(config, alone, PicturesSpec(deepstack, whole_rows))
 
 
-def _own_text_part(model_dir: Path, raw: Mapping[str, Any], key: str, architecture: str) -> TextPart:
+def _own_text_part(model_dir: Path, raw: Mapping[str, Any], own: _OwnForm) -> TextPart:
     """Return the text part of a checkpoint in its authors' own layout; as :func:`text_part_of`."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
-    alone = raw.get(key) if key else raw
+    alone = raw.get(own.key) if own.key else raw
     if not isinstance(alone, Mapping):
-        raise CheckpointError(model_dir, [f"config.json: {key} must be an object, got {alone!r:.80}"])
+        raise CheckpointError(model_dir, [f"config.json: {own.key} must be an object, got {alone!r:.80}"])
+    architecture = own.architecture(raw)
     name, family = family_of([architecture] if architecture else alone.get("architectures"))
     alone = dict(alone) | _boundary(raw) | {"architectures": [name]}
     try:
         if family.config is not None:
-            return TextPart(family.config(alone), alone, PicturesSpec())
+            return TextPart(family.config(alone), alone, PicturesSpec(), own.is_one_place, own.picture_tokens)
         kinds = (kind for kind, text in _TEXT_ARCHITECTURES.items() if text == name)
         kind = next(kinds, alone.get("model_type"))
         config = type(AutoConfig.for_model(kind)).from_dict(alone | {"model_type": kind})
         defaults = {key: value for key, value in config.to_dict().items() if key not in _BOUNDARY}
-        return TextPart(config, defaults | alone, PicturesSpec())
+        return TextPart(config, defaults | alone, PicturesSpec(), own.is_one_place, own.picture_tokens)
     except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, StrictDataclassError) as error:
         raise CheckpointError(model_dir, [f"config.json makes no sense: {' '.join(str(error).split())}"]) from error
 
@@ -148,7 +221,10 @@ def spec_in(spec: ModelSpec, text: TextPart, index: SafetensorsIndex) -> ModelSp
     has_output = any(name.endswith(_OUTPUTS) for name in index.tensors)
     parameters = getattr(text.config, "rope_parameters", None) or {}
     axes = _axes(parameters.get("mrope_section"), is_interleaved=bool(parameters.get("mrope_interleaved")))
-    ropes = tuple(dataclasses.replace(rope, axes=axes) for rope in spec.ropes)
+    # One number is enough for pictures at one position, but that of a token no longer says it.
+    ropes = tuple(
+        dataclasses.replace(rope, axes=(0,) * len(rope.inv_freq) if text.is_one_place else axes) for rope in spec.ropes
+    )
     return dataclasses.replace(spec, ropes=ropes, pictures=text.pictures, tied_embeddings=not has_output)
 
 
@@ -190,4 +266,6 @@ def is_of_text(name: str) -> bool:
     """Return whether a tensor of such a checkpoint is one of its text part."""
     if name.startswith(("llm.", "model.embed_tokens.", "model.layers.", "model.norm.")):
         return True
+    if name.startswith(("transformer.", "model.transformer.")):
+        return not name.startswith(("transformer.vis", "model.transformer.wte.new_"))
     return any(part in name for part in ("language_model.", "text_model.", "lm_head.weight")) and "vision" not in name

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmdeploy.errors import UnsupportedModelError
+from lmdeploy.turbomind.text_part import MINICPM_TEXTS, minicpm_version
 
 Config = Mapping[str, Any]
 
@@ -56,16 +57,10 @@ def _decoder_is(architecture: str) -> Callable[[Config], bool]:
 
 
 _LLAVA = ("LlavaLlamaForCausalLM", "LlavaMistralForCausalLM")
+_PROJECTORS = ("mlp2x_gelu", "mlp2x_gelu_Norm")
 _LLAVA_HF = "the models as converted for transformers (llava-hf/...)"
 _INTERNVL = "InternVL2, 2.5, 3 or 3.5"
-_OWN_CODE = "known by the checkpoint's own code alone"
 UNSERVED = (
-    Unserved(
-        ("MllamaForConditionalGeneration",),
-        "Llama 3.2 Vision",
-        "cross-attention from the text to pictures",
-        "Llama 3.1 for texts, which has the same decoder",
-    ),
     Unserved(
         ("Llama4ForConditionalGeneration",),
         "Llama 4",
@@ -100,7 +95,16 @@ UNSERVED = (
         "low-rank matrices that are added for the rows of pictures alone",
         _INTERNVL,
     ),
-    Unserved(("MolmoForCausalLM",), "Molmo", f"a tower {_OWN_CODE}, whose rows are added to those of tokens"),
+    Unserved(
+        ("MolmoForCausalLM",),
+        "Molmo 7B-O, MolmoE",
+        "OLMo's decoder with norms behind its halves and of queries and keys, or with experts",
+        "Molmo 7B-D or 72B",
+        when=lambda raw: (
+            bool(raw.get("norm_after") or raw.get("attention_layer_norm") or raw.get("moe_num_experts"))
+            or raw.get("layer_norm_type", "rms") != "rms"
+        ),
+    ),
     Unserved(("Molmo2ForConditionalGeneration",), "Molmo2", "attention in both directions among a prompt's pictures"),
     Unserved(
         ("MiniGeminiLlamaForCausalLM", "MGMLlamaForCausalLM"),
@@ -116,10 +120,10 @@ UNSERVED = (
     ),
     Unserved(
         ("MiniCPMV",),
-        "MiniCPM-V but 2.6",
-        "its text part and marks around pictures",
-        "MiniCPM-V 2.6",
-        when=lambda raw: str(raw.get("version")) != "2.6",
+        "MiniCPM-V before 2.5",
+        "its tower, and a decoder with scaled embeddings",
+        "MiniCPM-V 2.6 or 4.5",
+        when=lambda raw: minicpm_version(raw) not in MINICPM_TEXTS or raw.get("scale_emb", 1) != 1,
     ),
     Unserved(("MiniCPMV4_6ForConditionalGeneration",), "MiniCPM-V 4.6", "a decoder with linear attention"),
     Unserved(
@@ -131,13 +135,6 @@ UNSERVED = (
     ),
     Unserved(
         _LLAVA,
-        "Yi-VL",
-        "a projector with norms",
-        _LLAVA_HF,
-        when=lambda raw: str(raw.get("mm_projector_type")).endswith("_Norm"),
-    ),
-    Unserved(
-        _LLAVA,
         "InternVL built on LLaVA",
         "a tower of another kind than CLIP's",
         _INTERNVL,
@@ -146,9 +143,9 @@ UNSERVED = (
     Unserved(
         _LLAVA,
         "LLaVA before 1.5",
-        "a projector of another kind (mm_projector_type mlp2x_gelu is known), or marks around pictures",
+        f"a projector (mm_projector_type) other than {' and '.join(_PROJECTORS)}, or marks around pictures",
         _LLAVA_HF,
-        when=lambda raw: raw.get("mm_projector_type") != "mlp2x_gelu" or bool(raw.get("mm_use_im_start_end")),
+        when=lambda raw: raw.get("mm_projector_type") not in _PROJECTORS or bool(raw.get("mm_use_im_start_end")),
     ),
     Unserved(
         _LLAVA,

@@ -15,9 +15,10 @@ from lmdeploy.token_bytes import longest_token
 from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.turbomind.engine_dir import resolve
 from python_backend.answer import answer
-from python_backend.inputs import flag, integer, text, texts
+from python_backend.inputs import flag, has, integer, text, texts
 from python_backend.parameters import model_path, parameter
 from python_backend.pictures import packed
+from python_backend.preprocessing.adapters import adapter_of, control
 from python_backend.preprocessing.prompt import RequestEncoder, SessionTurn
 
 
@@ -33,9 +34,10 @@ class TritonPythonModel:
         max_log_len = int(parameter(args, "max_log_len") or 0)
         if max_log_len:
             logging.basicConfig(level=logging.INFO)  # tritonserver's log
-        session_len = json.loads(parameter(args, "engine_config") or "{}").get("session_len")
+        settings = json.loads(parameter(args, "engine_config") or "{}")
         bound = PromptBound(
-            session_len or engine.spec.max_position_embeddings, longest_token(engine.path / "token_bytes.bin")
+            settings.get("session_len") or engine.spec.max_position_embeddings,
+            longest_token(engine.path / "token_bytes.bin"),
         )
         preparer = PromptPreparer(
             tokenizer,
@@ -45,6 +47,8 @@ class TritonPythonModel:
             pictures=_picture_reader(engine.vision_checkpoint, tokenizer, template),
             split_special_tokens=parameter(args, "split_special_tokens") == "true",
         )
+        self._adapters = preparer.adapter_templates
+        self._adapters.add_all(settings.get("adapters") or {})
         self._encoder = RequestEncoder(preparer)
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
@@ -52,6 +56,8 @@ class TritonPythonModel:
         return [answer(request, self._outputs) for request in requests]
 
     def _outputs(self, request: Any) -> dict[str, Any]:
+        if has(request, "lora_control"):
+            return control(request, self._adapters)
         rows, stop_words, pictures = self._encode(request)
         tensors: dict[str, Any] = {}
         if pictures and "STOP_WORDS" in (wanted := request.requested_output_names()):  # an answer is to follow
@@ -79,6 +85,7 @@ class TritonPythonModel:
             inputs["tools"],
             texts(request, "stop_words"),
             None if session is None else SessionTurn(session, is_first=flag(request, "sequence_start")),
+            None if self._adapters.is_empty else adapter_of(request),
         )
         return [prompt.ids], prompt.stop_words, prompt.pictures
 

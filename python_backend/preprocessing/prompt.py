@@ -38,6 +38,7 @@ class RequestEncoder:
         tools: str | None,
         stop_words: list[str],
         turn: SessionTurn | None = None,
+        adapter: str | None = None,
     ) -> PreparedPrompt:
         """Return the prompt of a request.
 
@@ -46,12 +47,15 @@ class RequestEncoder:
         text
             A finished prompt, used as it is; or None.
         messages, tools
-            A conversation and tools in OpenAI's format, as JSON text; or None. Empty text is the same as None.
+            A conversation and tools in OpenAI's format, as JSON text; or None. Empty text is the same as None. In place
+            of a conversation an object may hold it as ``messages``, beside ``chat_template_kwargs``.
         stop_words
             The caller's; for a conversation the template's own are added.
         turn
             Its place in a session, if it is of one. Unless it begins the session the engine holds what comes before:
             the prompt gets no beginning of its own.
+        adapter
+            The LoRA adapter that a conversation is for.
 
         Raises
         ------
@@ -64,8 +68,14 @@ class RequestEncoder:
         if messages:
             if text:
                 raise ValueError("text_input and messages must not both be given")
-            conversation = _json_list("messages", messages)
-            prompt = self._preparer.prepare(conversation, tools=_json_list("tools", tools or "[]"), held=held)
+            conversation, options = _conversation(messages)
+            prompt = self._preparer.prepare(
+                conversation,
+                tools=_json_list("tools", tools or "[]"),
+                held=held,
+                template_options=options,
+                adapter_name=adapter,
+            )
         elif text is None:
             raise ValueError("one of text_input and messages must be given, got neither")
         elif tools:
@@ -102,11 +112,29 @@ class RequestEncoder:
         return 0 if eos is None else eos
 
 
+def _conversation(text: str) -> tuple[list[Any], dict[str, Any]]:
+    """Return the messages, and the variables for the chat template."""
+    value = _json("messages", text)
+    options: Any = {}
+    if isinstance(value, dict) and value.keys() == {"messages", "chat_template_kwargs"}:
+        value, options = value["messages"], value["chat_template_kwargs"]
+    if not isinstance(options, dict):
+        raise ValueError(f"chat_template_kwargs must be an object, got {type(options).__name__}")
+    return _listed("messages", value), options
+
+
 def _json_list(name: str, text: str) -> list[Any]:
+    return _listed(name, _json(name, text))
+
+
+def _json(name: str, text: str) -> Any:
     try:
-        value = json.loads(text)
+        return json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{name} must be JSON ({error})") from error
+
+
+def _listed(name: str, value: object) -> list[Any]:
     if not isinstance(value, list):
         raise ValueError(f"{name} must be a list, got {type(value).__name__}")
     return value

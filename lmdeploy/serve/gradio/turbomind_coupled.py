@@ -11,7 +11,7 @@ from lmdeploy.messages import PytorchEngineConfig, TurbomindEngineConfig
 from lmdeploy.model import ChatTemplateConfig
 from lmdeploy.paths import locate_model
 from lmdeploy.serve.ports import free_ports
-from lmdeploy.turbomind.engine_settings import engine_config_for, given_fields
+from lmdeploy.turbomind.engine_settings import backend_of, engine_config_for, given_settings
 
 _HOSTED_DEMO = "huggingface-space"
 _HOSTED_PORT = 7860  # where such a place looks for its app
@@ -65,6 +65,7 @@ def run_local(
     for name, port in zip(("http", "grpc", "metrics"), free_ports(3), strict=True):
         command += [f"--triton-{name}-port", str(port)]
     command += ["--model-name", model_name] if model_name else []
+    command += ["--backend", "pytorch"] if backend_of(config) == "pytorch" else []
     command += ["--chat-template", chat_template_config.to_json()] if chat_template_config else []
-    env = {**os.environ, "LMDEPLOY_ENGINE_CONFIG": json.dumps(given_fields(config))}
+    env = {**os.environ, "LMDEPLOY_ENGINE_CONFIG": json.dumps(given_settings(config))}
     return subprocess.run(command, env=env, check=False).returncode

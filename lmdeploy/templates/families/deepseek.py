@@ -12,6 +12,10 @@ _END = "<｜end▁of▁sentence｜>"
 class DeepSeekV3ChatTemplate(BaseChatTemplate):
     """DeepSeek V2.5, V3 and R1: answers are written without their reasoning."""
 
+    def mentions(self, text: str) -> bool:
+        """Return whether it is one of the marks around reasoning."""
+        return text in ("<think>", "</think>")
+
     def _arranged(self, messages: list[Message]) -> list[Message]:
         return [
             {**message, "content": message["content"].rpartition("</think>")[2]}

@@ -1,12 +1,21 @@
 """Qwen of all generations."""
 
+import copy
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
 from lmdeploy.templates.conversation import Message
 from lmdeploy.templates.families.chatml import CHATML
 from lmdeploy.templates.families.registration import builtin
 from lmdeploy.templates.notations import QWEN
 from lmdeploy.templates.tool_calling import Call, Tool, ToolChatTemplate, as_json
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_BEGIN_OF_REASONING = "<think>"
 _END_OF_REASONING = "</think>"
+_NO_REASONING = f"{_BEGIN_OF_REASONING}\n\n{_END_OF_REASONING}\n\n"
 
 
 class Qwen25ChatTemplate(ToolChatTemplate):
@@ -45,7 +54,26 @@ class Qwen25ChatTemplate(ToolChatTemplate):
 
 
 class Qwen3ChatTemplate(Qwen25ChatTemplate):
-    """Qwen3: as Qwen2.5, but answers before the user's last question are written without their reasoning."""
+    """Qwen3: as Qwen2.5, but answers before the user's last question are written without their reasoning.
+
+    With ``enable_thinking`` false the model finds its reasoning done.
+    """
+
+    _thinks = True
+
+    def with_options(self, options: Mapping[str, Any]) -> "Self":
+        """Return the template with or without reasoning."""
+        other = copy.copy(self)
+        other._thinks = options.get("enable_thinking") is not False
+        return other
+
+    def mentions(self, text: str) -> bool:
+        """Return whether it is one of the marks around reasoning."""
+        return text in (_BEGIN_OF_REASONING, _END_OF_REASONING)
+
+    def _render(self, messages: list[Message], tools: list[Tool] | None, add_generation_prompt: bool) -> str:
+        prompt = super()._render(messages, tools, add_generation_prompt)
+        return prompt if self._thinks or not add_generation_prompt else prompt + _NO_REASONING
 
     def _arranged(self, messages: list[Message]) -> list[Message]:
         arranged = super()._arranged(messages)

@@ -1,0 +1,68 @@
+"""The extras of this package: what each is recognized by, and one sentence where it is missing."""
+
+from importlib.util import find_spec
+
+# Of each extra in pyproject.toml: the modules that code imports of it, beside those of the extras it includes.
+MODULES = {
+    "serve": (
+        "aiohttp",
+        "fastapi",
+        "grpc",
+        "httptools",
+        "orjson",
+        "prometheus_client",
+        "pydantic",
+        "starlette",
+        "tritonclient",
+        "uvicorn",
+        "uvloop",
+        "yaml",
+    ),
+    "webui": ("gradio", "openai"),
+    "lite": ("datasets",),
+    "vision": ("PIL",),
+    "pytorch": ("triton",),
+    "ray": ("ray",),
+    "events": ("msgspec", "zmq"),
+    "trace": ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http"),
+}
+INCLUDED = {"serve": ("vision",), "webui": ("serve",), "ray": ("serve",)}
+
+
+class MissingExtraError(ImportError):
+    """What is wanted needs an extra that is not installed; the text names it."""
+
+
+def require(extra: str, purpose: str) -> None:
+    """Make sure that an extra is installed, without importing any of it.
+
+    Parameters
+    ----------
+    extra
+        Its name in pyproject.toml.
+    purpose
+        What needs it: the subject of the sentence for the user.
+
+    Raises
+    ------
+    MissingExtraError
+        It is not, or not all of it.
+    """
+    missing = [name for name in _modules(extra) if not _is_there(name)]
+    if missing:
+        raise MissingExtraError(
+            f"{purpose} needs packages that are not installed ({', '.join(missing)}); "
+            f"run: pip install 'lmdeploy[{extra}]'"
+        )
+
+
+def _modules(extra: str) -> list[str]:
+    included = [name for part in INCLUDED.get(extra, ()) for name in _modules(part)]
+    return [*MODULES[extra], *included]
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # the package it would be in
+        return False

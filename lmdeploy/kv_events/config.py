@@ -1,0 +1,86 @@
+"""What ``kv_events_config`` may hold: the fields of vLLM's ``--kv-events-config``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from typing import Any
+
+from lmdeploy.extras import MissingExtraError, require
+from lmdeploy.fields import rows
+
+SCHEMES = ("tcp://", "ipc://")
+
+
+@rows.documented
+@dataclass
+class KvEventsConfig:
+    """Where and how the events of the block cache are published."""
+
+    enable_kv_cache_events: bool = rows.flag(False, "Publish them.")
+    publisher: str = rows.text("zmq", "How; null: not.", choices=("zmq", "null"))
+    endpoint: str = rows.text(
+        "tcp://*:5557",
+        "Of the PUB socket. With a `*` or `::`, and with ipc://, it is bound, else connected to.",
+    )
+    replay_endpoint: str | None = rows.text(
+        None, "Of a ROUTER socket that sends batches once more, for readers that missed some; default: none."
+    )
+    topic: str = rows.text("", "First frame of each message; llm-d's router wants kv@POD@MODEL.")
+    hwm: int = rows.whole(100_000, "Messages kept for a reader that is slow; more are dropped. 0: all are kept.")
+    buffer_steps: int = rows.whole(10_000, "Batches kept for replay.")
+    event_format: str = rows.text(
+        "map", "Events as maps, or as arrays, as vLLM sent them up to 0.23.", choices=("map", "array")
+    )
+    max_queue_size: int = rows.whole(
+        100_000, "Of vLLM's queue.", no_effect="what waits to be published is bounded by its bytes"
+    )
+
+    def __post_init__(self) -> None:
+        rows.require_valid(self, [_endpoint_problem(name, getattr(self, name)) for name in _ENDPOINTS])
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> KvEventsConfig:
+        """Return the configuration that a JSON object holds.
+
+        Raises
+        ------
+        ValueError
+            If it holds another field, or a value that is none of a field's.
+        """
+        known = [field.name for field in fields(cls)]
+        for name in given.keys() - set(known):
+            nearest = get_close_matches(name, known, n=1)
+            hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(known)}"
+            raise ValueError(f"there is no field {name}; {hint}")
+        return cls(**given)
+
+    @property
+    def publishes(self) -> bool:
+        """Whether anything is published."""
+        return self.enable_kv_cache_events and self.publisher != "null"
+
+
+_ENDPOINTS = ("endpoint", "replay_endpoint")
+
+
+def _endpoint_problem(name: str, value: object) -> str | None:
+    if isinstance(value, str) and not value.startswith(SCHEMES):
+        return f"{name} must begin with {' or '.join(SCHEMES)}, got {value!r}"
+    return None
+
+
+def kv_events_problems(given: object, enable_prefix_caching: bool) -> list[str | None]:
+    """Return what is wrong with an engine's ``kv_events_config``."""
+    if not isinstance(given, Mapping):
+        return []
+    try:
+        config = KvEventsConfig.of(given)
+        if config.publishes:
+            require("events", "it")
+    except (ValueError, MissingExtraError) as error:
+        return [f"kv_events_config: {error}"]
+    if config.publishes and not enable_prefix_caching:
+        return ["kv_events_config needs enable_prefix_caching: without it no request finds what others left"]
+    return []

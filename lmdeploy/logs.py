@@ -1,0 +1,59 @@
+"""How processes write their logs: lines of text, or a JSON object a line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from contextvars import ContextVar
+from datetime import datetime, timezone
+
+FORMATS = ("text", "json")
+REQUEST_ID: ContextVar[str] = ContextVar("lmdeploy_request_id", default="")
+"""The request that is being handled; empty outside of one."""
+
+_TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def configure(level: str, log_format: str = "text") -> None:
+    """Set up this process's root logger, unless it is set up.
+
+    Parameters
+    ----------
+    level
+        One of Python's logging levels.
+    log_format
+        One of `FORMATS`.
+    """
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(_TEXT))
+    logging.basicConfig(level=level, handlers=[handler])
+
+
+class JsonFormatter(logging.Formatter):
+    """A record as one line of JSON, with the ids of the request and of the trace that it belongs to."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        line: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "process": record.process,
+            "message": record.getMessage(),
+        }
+        if request_id := REQUEST_ID.get():
+            line["request_id"] = request_id
+        line |= _trace_ids()
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+def _trace_ids() -> dict[str, str]:
+    """Return the ids of the span that is open here; empty where nothing is traced."""
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None:
+        return {}
+    context = trace.get_current_span().get_span_context()
+    return {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"} if context.is_valid else {}
