@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,14 +13,15 @@ from starlette.middleware.cors import CORSMiddleware
 
 from lmdeploy.serve.client import TritonClient
 from lmdeploy.version import __version__
-from openai_gateway.endpoints import metrics, models, tokens
+from openai_gateway.endpoints import adapters, loading, metrics, models, render, tokens
 from openai_gateway.endpoints.chat import route as chat
 from openai_gateway.endpoints.completions import route as completions
 from openai_gateway.endpoints.interactive import route as interactive
+from openai_gateway.endpoints.messages import route as messages
 from openai_gateway.endpoints.responses import route as responses
 from openai_gateway.errors import ErrorResponse, install_error_handlers
 from openai_gateway.gateway import Gateway
-from openai_gateway.metrics import GatewayMetrics
+from openai_gateway.metrics.page import GatewayMetrics
 from openai_gateway.middleware.access import Access
 from openai_gateway.middleware.api_keys import ApiKeys
 from openai_gateway.middleware.body_limit import BodyLimit
@@ -27,7 +29,7 @@ from openai_gateway.process.ledger import Ledger
 from openai_gateway.process.registration import Registration
 from openai_gateway.settings import Settings
 
-_WITH_MODEL = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
+_WITH_MODEL = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -44,8 +46,16 @@ def create_app(settings: Settings) -> FastAPI:
         The policy file is unusable.
     """
     ledger = Ledger(settings.ledger) if settings.ledger else None
-    gateway = Gateway(settings, TritonClient(settings.triton_address, ledger))
-    own_metrics, registration = GatewayMetrics(), Registration(gateway)
+    figures = GatewayMetrics()
+    tracing = None
+    if settings.trace_endpoint:
+        from openai_gateway.tracing.spans import TraceRequests, Tracing
+
+        tracing = Tracing(settings.trace_endpoint, figures.spans_lost.inc)
+    gateway = Gateway(
+        settings, TritonClient(settings.triton_address, ledger, settings.control_key, tracing), figures, tracing
+    )
+    registration = Registration(gateway)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -55,6 +65,9 @@ def create_app(settings: Settings) -> FastAPI:
                 yield
             finally:
                 await registration.stop()
+                await gateway.engine_page.close()
+                if tracing is not None:
+                    await asyncio.to_thread(tracing.close)
 
     failures: dict[int | str, dict[str, Any]] = {
         "4XX": {"model": ErrorResponse, "description": "The request was refused."},
@@ -69,8 +82,11 @@ def create_app(settings: Settings) -> FastAPI:
         lifespan=lifespan,
         responses=failures,
     )
-    app.state.gateway, app.state.metrics, app.state.registration = gateway, own_metrics, registration
-    for routes in (models, chat, completions, responses, tokens, interactive, metrics):
+    app.state.gateway, app.state.registration = gateway, registration
+    for routes in (
+        *(models, loading, adapters, chat, completions, responses, messages),
+        *(render, tokens, interactive, metrics),
+    ):
         app.include_router(routes.router)
     install_error_handlers(app, _check_model)
     # The last one added is the first one reached.
@@ -86,7 +102,9 @@ def create_app(settings: Settings) -> FastAPI:
             allow_credentials=settings.allow_credentials,
             expose_headers=["x-request-id"],
         )
-    app.add_middleware(Access, metrics=own_metrics, max_requests=settings.max_requests)
+    if tracing is not None:
+        app.add_middleware(TraceRequests, tracing=tracing)
+    app.add_middleware(Access, metrics=gateway.metrics.requests, max_requests=settings.max_requests)
     return app
 
 
@@ -95,4 +113,4 @@ async def _check_model(request: Request, error: RequestValidationError) -> None:
     model = error.body.get("model") if request.url.path in _WITH_MODEL and isinstance(error.body, dict) else None
     if isinstance(model, str):
         gateway: Gateway = request.app.state.gateway
-        await gateway.check_model(model)
+        await gateway.choose(model, request)

@@ -20,9 +20,18 @@ from openai_gateway.protocol.fields import FieldError
 
 logger = logging.getLogger(__name__)
 
-_STATUS_OF_GRPC = {"INVALID_ARGUMENT": 400, "NOT_FOUND": 404, "UNAVAILABLE": 503}
+_STATUS_OF_GRPC = {"INVALID_ARGUMENT": 400, "NOT_FOUND": 404, "ABORTED": 409, "UNAVAILABLE": 503}
 _MISTYPED, _BAD_VALUE = 422, 400  # LMDeploy tells wrong types from wrong values
 _HEADERS = {401: {"www-authenticate": "Bearer"}, 429: {"retry-after": "1"}, 503: {"retry-after": "1"}}
+_ANTHROPIC_PATH = "/v1/messages"
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 _SHOWN_INPUT = 60  # characters of a refused value
 _LOGGED = 1000  # characters of what the engine says
 _SHOWN_PATH = 200  # characters of where it stands
@@ -58,6 +67,20 @@ class ErrorResponse(BaseModel):
     code: int
 
 
+class AnthropicErrorDetail(BaseModel):
+    """The inside of an error answer in the form of Anthropic's API."""
+
+    type: str
+    message: str
+
+
+class AnthropicErrorResponse(BaseModel):
+    """An error answer in the form of Anthropic's API."""
+
+    type: Literal["error"] = "error"
+    error: AnthropicErrorDetail
+
+
 class ApiError(Exception):
     """A failure with the HTTP status and the words its client gets."""
 
@@ -89,9 +112,16 @@ class ApiError(Exception):
             body["detail"] = self.detail
         return orjson.dumps(body)
 
-    def response(self) -> Response:
-        """Return the whole answer."""
-        return Response(self.body(), self.status, self.headers, "application/json")
+    def response(self, path: str = "") -> Response:
+        """Return the whole answer to a request for a path: Anthropic's clients read theirs in another form."""
+        body = self.anthropic_body() if path.startswith(_ANTHROPIC_PATH) else self.body()
+        return Response(body, self.status, self.headers, "application/json")
+
+    def anthropic_body(self) -> bytes:
+        """Return the JSON text of the answer as Anthropic's API words it."""
+        usual = "api_error" if self.status >= 500 else "invalid_request_error"
+        error = {"type": _ANTHROPIC_TYPES.get(self.status, usual), "message": self.message}
+        return orjson.dumps({"type": "error", "error": error})
 
     @property
     def _type(self) -> str:
@@ -144,7 +174,7 @@ def install_error_handlers(
                 await check_first(request, error)
             except Exception as earlier:
                 told = as_api_error(earlier)
-        return told.response()
+        return told.response(request.url.path)
 
     async def nobody_listens(request: Request, error: Exception) -> Response:
         return Response(status_code=499)

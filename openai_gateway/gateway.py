@@ -1,63 +1,90 @@
-"""What every route works with: the client of Triton and the model it serves."""
+"""What every route works with: the models behind this gateway, its settings and its figures."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from typing import Annotated
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Request
 
-from lmdeploy.serve.client import GenerateRequest, TritonClient
-from openai_gateway.answering.token_texts import TokenTexts
+from lmdeploy.serve.client import GenerateChunk, GenerateRequest, TritonClient
+from lmdeploy.serve.several.administration import Administration
+from lmdeploy.serve.several.registry import Registry
+from openai_gateway.adapters import LONGEST_NAME
+from openai_gateway.answering.watching import watched
 from openai_gateway.endpoints.interactive.sessions import Sessions, engine_session
 from openai_gateway.errors import ApiError
 from openai_gateway.escaping import one_line
-from openai_gateway.middleware.api_keys import key_of, salt_of_key
+from openai_gateway.metrics.answers import Watch
+from openai_gateway.metrics.engine import EnginePage
+from openai_gateway.metrics.page import GatewayMetrics
+from openai_gateway.middleware.api_keys import key_of, matching_key, salt_of_key
+from openai_gateway.models import Chosen, Models, OneModel, ServedModel, SeveralModels
 from openai_gateway.pictures import PictureDoor
 from openai_gateway.qos import Qos
 from openai_gateway.settings import Settings
 
+if TYPE_CHECKING:
+    from openai_gateway.tracing.spans import Tracing
+
 logger = logging.getLogger(__name__)
 
-SET_BY_GATEWAY = ("priority", "cache_salt")
+SET_BY_GATEWAY = ("priority", "cache_salt", "lora_name")
 """Fields of a request that `Gateway.admit` may change."""
 
-_UNKNOWN = -1  # no token
 _SHOWN_NAME = 200  # characters of a name that is refused
 
 
 class Gateway:
-    """State of one application: its settings, its client and, once known, the served model's name."""
+    """State of one application: its settings, its client, its figures and the served models."""
 
-    def __init__(self, settings: Settings, client: TritonClient) -> None:
+    def __init__(
+        self, settings: Settings, client: TritonClient, metrics: GatewayMetrics, tracing: Tracing | None = None
+    ) -> None:
         self.settings = settings
         self.client = client
+        self.models: Models
+        self.administration: Administration | None = None
+        if settings.models_dir is None:
+            self.models = OneModel(settings, client, tracing)
+        else:
+            registry = Registry(settings.models_dir)
+            self.models = SeveralModels(registry, client, settings.reasoning_parser, tracing)
+            self.administration = Administration(
+                registry, settings.triton_address, settings.repository_key, settings.drain_seconds
+            )
+        self.metrics = metrics
+        self.tracing = tracing
+        self.engine_page = EnginePage(settings.triton_metrics_url)
         self.started = int(time.time())
-        self.token_texts = TokenTexts(client, settings.engine_dir)
         self.sessions = Sessions()
         self._pictures = PictureDoor(settings.allowed_media_hosts, settings.allowed_media_folder)
         self._qos = Qos.load(settings.qos_config_path) if settings.qos_config_path else None
-        self._model_name = settings.model_name
-        self._bos: int | None = _UNKNOWN
 
-    async def model_name(self) -> str:
-        """Return the id of the served model.
+    async def default_model(self) -> ServedModel:
+        """Return the model that is asked where a request names none.
 
         Raises
         ------
         TritonUnavailable
-            No name is set and the engine cannot be asked.
+            Nobody knows yet what it is called.
+        ApiError
+            There is none.
         """
-        if self._model_name is None:
-            self._model_name = await self.client.model_name()
-        return self._model_name
+        models = await self.models.all()
+        if not models:
+            raise ApiError(404, "No model is loaded.", code="model_not_found")
+        return models[0]
 
-    async def bos_token_id(self) -> int | None:
-        """Return the token that begins a sequence, asked for once; None when the model has none."""
-        if self._bos == _UNKNOWN:
-            self._bos = await self.client.bos_token_id()
-        return self._bos
+    async def is_ready(self) -> bool:
+        """Return whether a model, any of several, takes requests."""
+        if self.administration is None:
+            return await self.client.is_ready()
+        models = await self.models.all()
+        return any(await asyncio.gather(*(model.client.is_ready() for model in models)))
 
     async def bring_pictures(self, request: GenerateRequest) -> None:
         """Put the pictures into a request that it names elsewhere.
@@ -70,24 +97,79 @@ class Gateway:
         if request.has_pictures:
             request.messages = await self._pictures.brought_along(request.messages or ())
 
-    async def check_model(self, requested: str) -> str:
-        """Return `requested` if it is served; a 404 error otherwise."""
-        if requested != await self.model_name():
-            raise ApiError(
-                404, f"The model `{requested[:_SHOWN_NAME]}` does not exist.", param="model", code="model_not_found"
-            )
-        return requested
+    async def choose(self, requested: str | None, request: Request) -> Chosen:
+        """Return the model, or the adapter that the caller may use, of a name; an error 404 where there is none.
+
+        Parameters
+        ----------
+        requested
+            The name; None: the model that is asked where a request names none.
+        """
+        if requested is None:
+            model = await self.default_model()
+            return Chosen(model, model.name)
+        models = await self.models.all()
+        found = (await self.models.newest() | {model.name: model for model in models}).get(requested)
+        if found is not None:
+            return Chosen(found, requested)
+        if len(requested) <= LONGEST_NAME:  # no engine is asked about what no adapter is called
+            for model in models:
+                if requested in await model.adapters.visible(key_of(request.scope)):
+                    return Chosen(model, requested, is_adapter=True)
+        raise ApiError(
+            404, f"The model `{requested[:_SHOWN_NAME]}` does not exist.", param="model", code="model_not_found"
+        )
+
+    def require_administrator(self, request: Request, what: str) -> None:
+        """Refuse a request that does not come with one of the administrators' keys.
+
+        Parameters
+        ----------
+        what
+            What is loaded and unloaded with them, for the message.
+        """
+        if not self.settings.admin_keys:
+            message = f"{what} are loaded and unloaded by administrators; start the server with --admin-keys."
+            raise ApiError(403, message, code="forbidden")
+        if matching_key(request.headers, self.settings.admin_keys) is None:
+            message = f"{what} are loaded and unloaded with one of the --admin-keys."
+            raise ApiError(401, message, code="invalid_api_key")
+
+    def watched(
+        self,
+        request: Request,
+        model: ServedModel,
+        chunks: AsyncGenerator[GenerateChunk, None],
+        choices: int = 1,
+    ) -> AsyncGenerator[GenerateChunk, None]:
+        """Return the engine's stream for one prompt, counted and timed from the moment that `request` came."""
+        figures = self.metrics.answers.of(model.name)
+        return watched(chunks, Watch(figures, request.scope["lmdeploy.begin"], choices))
 
     def admit(
-        self, request: Request, generate: GenerateRequest, *, user: str | None = None, session_id: int | None = None
+        self,
+        request: Request,
+        generate: GenerateRequest,
+        *,
+        chosen: Chosen | None = None,
+        user: str | None = None,
+        session_id: int | None = None,
     ) -> None:
         """Let a request through to the engine with its user's priority and key's salt, and log what the settings allow.
+
+        Parameters
+        ----------
+        chosen
+            What `choose` returned.
 
         Raises
         ------
         ApiError
             The user has too many requests open, or the session belongs to an interactive conversation.
         """
+        adapter = None if chosen is None else chosen.adapter
+        if adapter is not None:
+            generate.fields["lora_name"] = adapter
         if session_id is not None and engine_session(session_id, key_of(request.scope)) in self.sessions:
             raise ApiError(400, f"The session_id `{session_id}` is occupied.", param="session_id")
         if self._qos is not None:

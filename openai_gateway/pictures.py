@@ -14,7 +14,8 @@ from lmdeploy.vl.sources import SourceRules, read_file, url_scheme
 from openai_gateway.errors import ApiError
 
 _THREADS = 8  # pictures fetched at a time; others wait
-_MOST = 64  # pictures of a request
+_MOST = 64  # pictures and videos of a request
+_KINDS = ("image_url", "video_url")  # type of a part, and the key of what it is of
 
 
 class PictureDoor:
@@ -46,7 +47,7 @@ class PictureDoor:
             for i, message in enumerate(messages)
             if isinstance(message.get("content"), list)
             for j, part in enumerate(message["content"])
-            if part["type"] == "image_url"
+            if part["type"] in _KINDS
         ]
         if len(places) > _MOST:
             raise ApiError(400, f"A request may have at most {_MOST} pictures, got {len(places)}.", param="messages")
@@ -57,18 +58,20 @@ class PictureDoor:
         contents = await asyncio.gather(*(self._url(messages[i]["content"][j], i, j) for i, j in places))
         for (i, j), url in zip(places, contents, strict=True):
             part = messages[i]["content"][j]
-            brought[i]["content"][j] = {**part, "image_url": {**part["image_url"], "url": url}}
+            kind = part["type"]
+            brought[i]["content"][j] = {**part, kind: {**part[kind], "url": url}}
         return brought
 
     async def _url(self, part: Mapping[str, Any], i: int, j: int) -> str:
-        url: str = part["image_url"]["url"]
+        kind = part["type"]
+        url: str = part[kind]["url"]
         if url_scheme(url) == "data":
             return url
         try:
             content = await asyncio.get_running_loop().run_in_executor(self._fetchers, self._read, url)
         except ValueError as error:
-            where = f"messages[{i}].content[{j}].image_url.url"
-            raise ApiError(400, f"{where}: {error}", param=where, code="invalid_image_url") from None
+            where = f"messages[{i}].content[{j}].{kind}.url"
+            raise ApiError(400, f"{where}: {error}", param=where, code=f"invalid_{kind}") from None
         return f"data:image/any;base64,{base64.b64encode(content).decode()}"
 
     def _read(self, url: str) -> bytes:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from lmdeploy.templates.thinking import Thinking
+
 DEFAULT_PORT = 23333
 DEFAULT_TRITON_ADDRESS = "localhost:8001"
 DEFAULT_MAX_REQUESTS = 1024
@@ -13,6 +15,7 @@ DEFAULT_HEARTBEAT_SECONDS = 30.0
 DEFAULT_HEAD_SECONDS = 30.0
 DEFAULT_BODY_SECONDS = 60.0
 DEFAULT_WRITE_SECONDS = 60.0
+DEFAULT_IDLE_SECONDS = 75.0  # longer than clients keep a connection: who closes first must not be us
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,12 +32,21 @@ class Settings:
         The id clients use; None: the name the engine reports.
     engine_dir : Path, optional
         The engine directory, for its table of token texts; None: texts are asked for.
+    models_dir : Path, optional
+        The folder of a server with several models (`lmdeploy.serve.several.registry`); it takes the place of
+        `model_name` and `engine_dir`.
+    repository_key : str
+        What such a server's model repository is opened with (`TritonServer.repository_key`).
     max_body_bytes : int
         A longer request body is refused with 413.
     max_requests : int
         Requests beyond so many at a time are refused with 429.
     api_keys : tuple of str
         One of them is needed to use ``/v1``; empty: none is.
+    admin_keys : tuple of str
+        One of them is needed to load and unload models and adapters; empty: nobody may.
+    control_key : str
+        What the engine lets adapters be listed and loaded with (`TritonServer.control_key`).
     salts_by_key : bool
         Callers with different API keys share no cached prompts.
     qos_config_path : Path, optional
@@ -61,6 +73,12 @@ class Settings:
         Names of hosts that pictures are fetched from, ``*`` for any; None: clients bring their pictures along.
     allowed_media_folder : Path, optional
         Pictures may be named by files in it.
+    trace_endpoint : str
+        Where spans of requests go (`openai_gateway.tracing`); empty: there are none.
+    thinking : Thinking, optional
+        Where the model's thoughts are in its answers; None: answers have none.
+    reasoning_parser : str
+        What tells that of each of several models (`lmdeploy.templates.thinking.PARSERS`).
     ledger : Path, optional
         A file for the requests that are open in the engine (`openai_gateway.process.ledger`).
     """
@@ -69,9 +87,13 @@ class Settings:
     triton_metrics_url: str | None = None
     model_name: str | None = None
     engine_dir: Path | None = None
+    models_dir: Path | None = None
+    repository_key: str = ""
     max_body_bytes: int = 8 * 1024 * 1024
     max_requests: int = DEFAULT_MAX_REQUESTS
     api_keys: tuple[str, ...] = ()
+    admin_keys: tuple[str, ...] = ()
+    control_key: str = ""
     salts_by_key: bool = False
     qos_config_path: Path | None = None
     allow_origins: tuple[str, ...] = ("*",)
@@ -87,4 +109,7 @@ class Settings:
     drain_seconds: float = DEFAULT_DRAIN_SECONDS
     allowed_media_hosts: tuple[str, ...] | None = None
     allowed_media_folder: Path | None = None
+    trace_endpoint: str = ""
+    thinking: Thinking | None = None
+    reasoning_parser: str = "auto"
     ledger: Path | None = None

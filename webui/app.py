@@ -16,11 +16,11 @@ import gradio as gr
 import uvicorn
 from fastapi import FastAPI
 
-from lmdeploy.serve.client import TritonClient
 from webui.conversation import Outcome, Settings, Turn
 from webui.openai_client import OpenAIClient
 from webui.page import Page, chat_view, header_html
 from webui.theme import CSS, theme
+from webui.triton import TritonServer
 
 STATUS_SECONDS = 3.0
 PLACEHOLDER = "### Ask anything"
@@ -28,7 +28,7 @@ _LONGEST_PASTED_TEXT = 1 << 24  # longer ones become files, which only pictures 
 LOGIN = "Any name will do; the password is an API key of this server."
 
 
-def build(server: str, model_name: str | None = None, api_key: str | None = None) -> Any:
+def build(server: str, model_name: str | None = None, api_key: str | None = None, control_key: str = "") -> Any:
     """Build the page.
 
     Parameters
@@ -39,16 +39,19 @@ def build(server: str, model_name: str | None = None, api_key: str | None = None
         Title of the page; ``None`` asks the server.
     api_key
         A key of the server with OpenAI's API.
+    control_key
+        What Triton tells its adapters for.
 
     Returns
     -------
     gradio.Blocks
     """
     is_url = server.startswith(("http://", "https://"))
-    page = Page(OpenAIClient(server, api_key) if is_url else TritonClient(server), model_name)
+    page = Page(OpenAIClient(server, api_key) if is_url else TritonServer(server, control_key=control_key), model_name)
 
     with gr.Blocks(title=f"{model_name or 'Chat'} · LMDeploy", analytics_enabled=False, fill_width=True) as blocks:
         turns = gr.State([])
+        offered = gr.State([])  # the model, and its adapters
         header = gr.HTML(header_html(model_name or "Chat", "waiting", "connecting"), elem_id="header")
         with gr.Row(equal_height=False):
             with gr.Column(scale=4, min_width=360):
@@ -77,6 +80,7 @@ def build(server: str, model_name: str | None = None, api_key: str | None = None
                     send = gr.Button("Send", elem_id="send", variant="primary", scale=1)
                     stop = gr.Button("Stop", elem_id="stop", variant="stop", scale=1, visible=False)
             with gr.Column(scale=1, min_width=250, elem_id="settings"):
+                model = gr.Dropdown([], label="Model", elem_id="model", visible=False)
                 system = gr.Textbox(
                     label="System prompt",
                     elem_id="system",
@@ -91,7 +95,7 @@ def build(server: str, model_name: str | None = None, api_key: str | None = None
                     retry = gr.Button("Retry", elem_id="retry", size="sm", interactive=False, min_width=80)
                     clear = gr.Button("Clear", elem_id="clear", size="sm", min_width=80)
 
-        controls = [system, temperature, top_p, max_new_tokens]
+        controls = [offered, model, system, temperature, top_p, max_new_tokens]
         # What changes while an answer runs: send, stop, retry, clear.
         buttons = [send, stop, retry, clear]
 
@@ -115,15 +119,29 @@ def build(server: str, model_name: str | None = None, api_key: str | None = None
             return [[*said[:-1], Turn(said[-1].question, pictures=said[-1].pictures)], *button_states(True, True)]
 
         async def answer(
-            said: list[Turn], system_text: str, heat: float, nucleus: float, most: float, request: gr.Request
+            said: list[Turn],
+            names: list[str],
+            chosen: str | None,
+            system_text: str,
+            heat: float,
+            nucleus: float,
+            most: float,
+            request: gr.Request,
         ) -> AsyncIterator[list[Any]]:
             session = request.session_hash or ""
             if not said or said[-1].outcome is not Outcome.RUNNING or page.is_answering(session):
                 return
-            settings = Settings(system_text, heat, nucleus, int(most))
+            settings = Settings(system_text, heat, nucleus, int(most), chosen if chosen in names[1:] else None)
             async for shown in page.answer(said, settings, session):
                 yield [shown, gr.skip(), *[gr.skip()] * len(buttons)]
             yield [chat_view(said), said, *button_states(False, True)]
+
+        async def look(names: list[str], chosen: str | None) -> list[Any]:
+            header_now, names_now = await page.header(), await page.models()
+            if not names_now or names_now == names:
+                return [header_now, gr.skip(), gr.skip()]
+            kept = chosen if chosen in names_now else names_now[0]
+            return [header_now, names_now, gr.update(choices=names_now, value=kept, visible=len(names_now) > 1)]
 
         def clear_all() -> list[Any]:
             return [[], [], *button_states(False, False)]
@@ -151,25 +169,30 @@ def build(server: str, model_name: str | None = None, api_key: str | None = None
         stop.click(stop_answer, **at_once)
         clear.click(clear_all, None, [chat, turns, *buttons], **at_once)
         blocks.unload(stop_answer)
-        blocks.load(page.header, None, header, **at_once)
-        gr.Timer(STATUS_SECONDS).tick(page.header, None, header, **at_once)
+        looking: dict[str, Any] = {"fn": look, "inputs": [offered, model], "outputs": [header, offered, model]}
+        blocks.load(**looking, **at_once)
+        gr.Timer(STATUS_SECONDS).tick(**looking, **at_once)
     blocks.page = page
     return blocks
 
 
 def create_app(
-    server: str, model_name: str | None = None, api_keys: Sequence[str] = (), api_key: str | None = None
+    server: str,
+    model_name: str | None = None,
+    api_keys: Sequence[str] = (),
+    api_key: str | None = None,
+    control_key: str = "",
 ) -> FastAPI:
     """Return the page as an ASGI application that stops its running answers when it shuts down.
 
     Parameters
     ----------
-    server, model_name, api_key
+    server, model_name, api_key, control_key
         Of `build`.
     api_keys
         The page is for those who know one of them; empty: for everybody.
     """
-    blocks = build(server, model_name, api_key)
+    blocks = build(server, model_name, api_key, control_key)
     page: Page = blocks.page
 
     @asynccontextmanager
@@ -213,6 +236,7 @@ def launch(
     model_name: str | None = None,
     api_keys: Sequence[str] = (),
     api_key: str | None = None,
+    control_key: str = "",
 ) -> None:
     """Serve the page until the process is told to stop.
 
@@ -226,8 +250,8 @@ def launch(
         Title of the page; ``None`` asks the server.
     api_keys
         Of `create_app`.
-    api_key
-        A key of the server with OpenAI's API.
+    api_key, control_key
+        Of `build`.
     """
-    app = create_app(server, model_name, api_keys, api_key)
+    app = create_app(server, model_name, api_keys, api_key, control_key)
     uvicorn.run(app, host=server_name, port=server_port, log_level="warning", timeout_graceful_shutdown=3)

@@ -84,6 +84,7 @@ class Settings:
     temperature: float
     top_p: float
     max_new_tokens: int
+    adapter: str | None = None
 
 
 class Generator(Protocol):
@@ -129,6 +130,7 @@ async def answer_last(client: Generator, turns: Sequence[Turn], settings: Settin
         max_new_tokens=settings.max_new_tokens,
         temperature=settings.temperature,
         top_p=settings.top_p,
+        lora_name=settings.adapter,
     )
     try:
         async for chunk in client.generate(request):

@@ -38,7 +38,7 @@ class OpenAIClient:
         fields = request.fields
         try:
             stream: openai.AsyncStream[ChatCompletionChunk] = await self._client.chat.completions.create(
-                model=self._model or await self.model_name(),
+                model=fields.get("lora_name") or self._model or await self.model_name(),
                 messages=cast(Any, request.messages),
                 max_tokens=fields.get("max_new_tokens"),
                 temperature=fields.get("temperature"),
@@ -67,8 +67,8 @@ class OpenAIClient:
             return False
         return True
 
-    async def model_name(self) -> str:
-        """Return the first model the server has.
+    async def models(self) -> list[str]:
+        """Return the names of the server's models.
 
         Raises
         ------
@@ -81,7 +81,17 @@ class OpenAIClient:
             raise TritonUnavailable(str(error)) from None
         if not models:
             raise TritonUnavailable("the server has no model")
-        self._model = models[0].id
+        return [model.id for model in models]
+
+    async def model_name(self) -> str:
+        """Return the first model the server has.
+
+        Raises
+        ------
+        TritonUnavailable
+            It cannot be reached, or has none.
+        """
+        self._model = (await self.models())[0]
         return self._model
 
     async def close(self) -> None:

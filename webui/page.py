@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from lmdeploy.serve.client import TritonClient, TritonUnavailable
+from lmdeploy.serve.client import TritonRequestError, TritonUnavailable
 from webui.conversation import Outcome, Settings, Turn, answer_last
 from webui.openai_client import OpenAIClient
+from webui.triton import TritonServer
 
 REDRAW_SECONDS = 0.05
 
@@ -25,7 +26,7 @@ class Page:
         Tasks by Gradio session. Cancelling one cancels the request in the engine.
     """
 
-    client: TritonClient | OpenAIClient
+    client: TritonServer | OpenAIClient
     model_name: str | None
     running: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
@@ -39,6 +40,13 @@ class Page:
                 ready = False
         shown = (name or "Chat", "ready", "ready") if ready else (name or "Chat", "away", "The model server is away")
         return header_html(*shown)
+
+    async def models(self) -> list[str]:
+        """Return what may answer, the model itself first, then its adapters; empty while the server is away."""
+        try:
+            return await self.client.models()
+        except (TritonUnavailable, TritonRequestError):
+            return []
 
     def is_answering(self, session: str | None) -> bool:
         """Return whether an answer is running in a browser session."""

@@ -15,7 +15,7 @@ from lmdeploy.serve.client import GenerateChunk
 from openai_gateway.answering.cancellation import ClientDisconnected, run_unless_disconnected
 from openai_gateway.answering.collecting import total
 from openai_gateway.answering.merging import merge
-from openai_gateway.errors import as_api_error
+from openai_gateway.errors import ApiError, as_api_error
 from openai_gateway.protocol.outputs import Usage
 
 logger = logging.getLogger(__name__)
@@ -123,16 +123,18 @@ class EventResponse(Response):
     events : async generator of bytes
         Whole events.
     frame_error : callable
-        Returns the last event of a stream that fails, given the error's JSON body.
+        Returns the last event of a stream that fails, given the error.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], *, frame_error: Callable[[bytes], bytes] = event) -> None:
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], *, frame_error: Callable[[ApiError], bytes] | None = None
+    ) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._events = events
-        self._frame_error = frame_error
+        self._frame_error = frame_error or (lambda error: event(error.body()))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the whole stream over ASGI."""
@@ -150,6 +152,6 @@ class EventResponse(Response):
                 async for events in self._events:
                     await send({"type": "http.response.body", "body": events, "more_body": True})
             except Exception as error:
-                last = self._frame_error(as_api_error(error).body())
+                last = self._frame_error(as_api_error(error))
                 await send({"type": "http.response.body", "body": last, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Literal
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
+from lmdeploy.serve.client import TritonUnavailable
 from openai_gateway.errors import ApiError
-from openai_gateway.gateway import GatewayDependency
+from openai_gateway.gateway import Gateway, GatewayDependency
+from openai_gateway.middleware.api_keys import key_of
 
 router = APIRouter()
 
@@ -50,27 +53,38 @@ class ModelList(BaseModel):
 
 
 @router.get("/v1/models")
-async def list_models(gateway: GatewayDependency) -> ModelList:
-    """List the served model."""
-    return ModelList(data=[await _card(gateway)])
+async def list_models(request: Request, gateway: GatewayDependency) -> ModelList:
+    """List the served models, and the LoRA adapters that the caller may use, which have theirs as their parent.
+
+    A name without a version has the newest one as its root.
+    """
+    cards = []
+    for model in await gateway.models.all():
+        cards.append(_card(gateway, model.name))
+        with suppress(TritonUnavailable):  # the model's name is known without it
+            adapters = await model.adapters.visible(key_of(request.scope))
+            cards += [_card(gateway, name, parent=model.name) for name in adapters]
+    cards += [_card(gateway, name, root=model.name) for name, model in (await gateway.models.newest()).items()]
+    return ModelList(data=cards)
 
 
 @router.get("/v1/models/{model:path}")
-async def get_model(model: str, gateway: GatewayDependency) -> ModelCard:
+async def get_model(model: str, request: Request, gateway: GatewayDependency) -> ModelCard:
     """Describe one model."""
-    await gateway.check_model(model)
-    return await _card(gateway)
+    chosen = await gateway.choose(model, request)
+    if chosen.is_adapter:
+        return _card(gateway, chosen.name, parent=chosen.model.name)
+    return _card(gateway, chosen.name, root=chosen.model.name)
 
 
 @router.get("/health", response_class=Response)
 async def health(gateway: GatewayDependency) -> Response:
     """Answer 200, empty, when requests can be served; 503 otherwise."""
-    if await gateway.client.is_ready():
+    if await gateway.is_ready():
         return Response()
     raise ApiError(503, "The model is not ready.", code="service_unavailable")
 
 
-async def _card(gateway: GatewayDependency) -> ModelCard:
-    name = await gateway.model_name()
+def _card(gateway: Gateway, name: str, *, parent: str | None = None, root: str | None = None) -> ModelCard:
     permission = ModelPermission(id=f"modelperm-{name}", created=gateway.started)
-    return ModelCard(id=name, root=name, created=gateway.started, permission=[permission])
+    return ModelCard(id=name, root=root or name, parent=parent, created=gateway.started, permission=[permission])

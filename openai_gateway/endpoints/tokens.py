@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field, model_validator
 
 from openai_gateway.errors import ApiError, ErrorResponse
-from openai_gateway.gateway import Gateway, GatewayDependency
+from openai_gateway.gateway import GatewayDependency
+from openai_gateway.models import ServedModel
 from openai_gateway.parsing import BoundedRoute
 from openai_gateway.protocol.fields import MAX_INT32, AnyText, FieldError, Strict, Text
 from openai_gateway.protocol.messages import Messages
@@ -74,37 +75,38 @@ class DetokenizeResponse(BaseModel):
 async def encode(body: EncodeRequest, gateway: GatewayDependency) -> EncodeResponse:
     """Return the token ids of one or several texts."""
     add_bos = body.add_bos is not False
+    model = await gateway.default_model()
     if isinstance(body.input, str):
-        ids = await _encode(gateway, body.input, bool(body.do_preprocess), add_bos)
+        ids = await _encode(model, body.input, bool(body.do_preprocess), add_bos)
         return EncodeResponse(input_ids=ids, length=len(ids))
     some = asyncio.Semaphore(_AT_A_TIME)
 
     async def one(text: str) -> list[int]:
         async with some:
-            return await _encode(gateway, text, bool(body.do_preprocess), add_bos)
+            return await _encode(model, text, bool(body.do_preprocess), add_bos)
 
     many = await asyncio.gather(*(one(text) for text in body.input))
     return EncodeResponse(input_ids=list(many), length=[len(ids) for ids in many])
 
 
 @router.post("/tokenize")
-async def tokenize(body: TokenizeRequest, gateway: GatewayDependency) -> TokenizeResponse:
+async def tokenize(body: TokenizeRequest, request: Request, gateway: GatewayDependency) -> TokenizeResponse:
     """Return the tokens of a prompt, or of a conversation with the chat template applied."""
-    if body.model is not None:
-        await gateway.check_model(body.model)
+    chosen = await gateway.choose(body.model, request)
+    model = chosen.model
     if body.messages is not None:
-        ids = await gateway.client.tokenize(messages=[message.for_template() for message in body.messages])
+        messages = [message.for_template() for message in body.messages]
+        ids = await model.client.tokenize(messages=messages, adapter=chosen.adapter)
     else:
-        ids = await _encode(gateway, body.prompt or "", False, body.add_special_tokens is not False)
+        ids = await _encode(model, body.prompt or "", False, body.add_special_tokens is not False)
     return TokenizeResponse(tokens=ids, count=len(ids))
 
 
 @router.post("/detokenize")
-async def detokenize(body: DetokenizeRequest, gateway: GatewayDependency) -> DetokenizeResponse:
+async def detokenize(body: DetokenizeRequest, request: Request, gateway: GatewayDependency) -> DetokenizeResponse:
     """Return the text of tokens."""
-    if body.model is not None:
-        await gateway.check_model(body.model)
-    text = await gateway.token_texts.join(body.tokens, bool(body.skip_special_tokens)) if body.tokens else ""
+    model = (await gateway.choose(body.model, request)).model
+    text = await model.token_texts.join(body.tokens, bool(body.skip_special_tokens)) if body.tokens else ""
     return DetokenizeResponse(prompt=text)
 
 
@@ -114,10 +116,10 @@ async def embeddings() -> None:
     raise ApiError(400, "Unsupported by turbomind.")
 
 
-async def _encode(gateway: Gateway, text: str, do_preprocess: bool, add_bos: bool) -> list[int]:
+async def _encode(model: ServedModel, text: str, do_preprocess: bool, add_bos: bool) -> list[int]:
     if do_preprocess:
-        return await gateway.client.tokenize(messages=[{"role": "user", "content": text}])
+        return await model.client.tokenize(messages=[{"role": "user", "content": text}])
     if not text:
-        return [bos] if add_bos and (bos := await gateway.bos_token_id()) is not None else []
-    ids = await gateway.client.tokenize(text=text)
-    return ids[1:] if not add_bos and ids[:1] == [await gateway.bos_token_id()] else ids
+        return [bos] if add_bos and (bos := await model.bos_token_id()) is not None else []
+    ids = await model.client.tokenize(text=text)
+    return ids[1:] if not add_bos and ids[:1] == [await model.bos_token_id()] else ids

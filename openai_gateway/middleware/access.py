@@ -11,9 +11,10 @@ from collections.abc import Callable
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from lmdeploy.logs import REQUEST_ID
 from openai_gateway.errors import ApiError
 from openai_gateway.escaping import one_line
-from openai_gateway.metrics import GatewayMetrics
+from openai_gateway.metrics.requests import RequestMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -25,11 +26,11 @@ _LEFT = 499  # the client did not wait for its answer
 class Access:
     """ASGI middleware.
 
-    It puts ``lmdeploy.request_id`` and ``lmdeploy.finally``, a list of what to call when the request is over, into the
-    request's scope.
+    It puts ``lmdeploy.request_id``, ``lmdeploy.begin`` (when the request came, by ``time.perf_counter``) and
+    ``lmdeploy.finally``, a list of what to call when the request is over, into the request's scope.
     """
 
-    def __init__(self, app: ASGIApp, *, metrics: GatewayMetrics, max_requests: int) -> None:
+    def __init__(self, app: ASGIApp, *, metrics: RequestMetrics, max_requests: int) -> None:
         self._app = app
         self._metrics = metrics
         self._max_requests = max_requests
@@ -43,8 +44,10 @@ class Access:
         begin = time.perf_counter()
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _GIVEN_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+        REQUEST_ID.set(request_id)
         finally_: list[Callable[[], None]] = []
-        scope["lmdeploy.request_id"], scope["lmdeploy.finally"] = request_id, finally_
+        scope["lmdeploy.request_id"], scope["lmdeploy.begin"] = request_id, begin
+        scope["lmdeploy.finally"] = finally_
         status = _LEFT
 
         async def with_id(message: Message) -> None:
@@ -60,7 +63,7 @@ class Access:
         try:
             if self._open > self._max_requests and path not in _ALWAYS_SERVED:
                 refusal = ApiError(429, "The server has too many requests open; try again later.", code="overloaded")
-                await refusal.response()(scope, receive, with_id)
+                await refusal.response(scope["path"])(scope, receive, with_id)
             else:
                 await self._app(scope, receive, with_id)
         finally:

@@ -11,11 +11,26 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openai_gateway.errors import ApiError
 
-_OPEN_PATHS = frozenset({"/health", "/", "/openapi.json", "/docs/oauth2-redirect", "/metrics", "/v1/embeddings"})
+ADAPTER_PATHS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+MODEL_PATHS = ("/v1/load_model", "/v1/unload_model")
+"""These, and those of adapters, ask for an administrator's key themselves."""
+
+_OPEN_PATHS = frozenset(
+    {
+        "/health",
+        "/",
+        "/openapi.json",
+        "/docs/oauth2-redirect",
+        "/metrics",
+        "/v1/embeddings",
+        *ADAPTER_PATHS,
+        *MODEL_PATHS,
+    }
+)
 
 
 class ApiKeys:
-    """ASGI middleware that answers 401 to a request without ``Authorization: Bearer KEY``.
+    """ASGI middleware that answers 401 to a request without ``Authorization: Bearer KEY`` or ``x-api-key: KEY``.
 
     It puts the key into the request's scope, for `key_of`.
 
@@ -35,15 +50,15 @@ class ApiKeys:
         key = matching_key(Headers(scope=scope), self._keys) if guarded else None
         if guarded and key is None:
             refusal = ApiError(401, "Please request with valid api key!", code="invalid_api_key")
-            await refusal.response()(scope, receive, send)
+            await refusal.response(scope["path"])(scope, receive, send)
             return
         scope["lmdeploy.key"] = key
         await self._app(scope, receive, send)
 
 
 def matching_key(headers: Headers, keys: Iterable[str]) -> str | None:
-    """Return the key of ``Authorization: Bearer KEY``, if it is one of `keys`."""
-    scheme, _, key = headers.get("authorization", "").partition(" ")
+    """Return the key of ``Authorization: Bearer KEY``, else of ``x-api-key: KEY``, if it is one of `keys`."""
+    scheme, _, key = headers.get("authorization", f"Bearer {headers.get('x-api-key', '')}").partition(" ")
     given = key.strip().encode("latin-1", errors="replace")
     # Every key is compared, each in a time that does not depend on where it differs.
     matches = [known for known in keys if hmac.compare_digest(given, known.encode())]

@@ -28,7 +28,7 @@ class BodyLimit:
         declared = Headers(scope=scope).get("content-length", "")
         if declared.isdigit() and int(declared) > self._max_bytes:
             await self._drain(receive)
-            await self._error().response()(scope, receive, send)
+            await self._error().response(scope["path"])(scope, receive, send)
             return
         received = 0
 

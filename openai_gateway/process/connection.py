@@ -10,7 +10,12 @@ from typing import ClassVar
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from openai_gateway.errors import ApiError
-from openai_gateway.settings import DEFAULT_BODY_SECONDS, DEFAULT_HEAD_SECONDS, DEFAULT_WRITE_SECONDS
+from openai_gateway.settings import (
+    DEFAULT_BODY_SECONDS,
+    DEFAULT_HEAD_SECONDS,
+    DEFAULT_IDLE_SECONDS,
+    DEFAULT_WRITE_SECONDS,
+)
 
 MAX_HEAD = 64 * 1024  # bytes; one read of the socket may come on top
 
@@ -27,11 +32,15 @@ class Patience:
         From there to the end of its body.
     write : float
         To take what has been written for it, once so much is waiting that no more is written.
+    idle : float
+        To begin a further request. A request that is sent at the moment we close is lost to its client, which cannot
+        know whether it ran: so longer than clients and proxies keep what they do not use (5 to 60).
     """
 
     head: float = DEFAULT_HEAD_SECONDS
     body: float = DEFAULT_BODY_SECONDS
     write: float = DEFAULT_WRITE_SECONDS
+    idle: float = DEFAULT_IDLE_SECONDS
 
 
 USUAL_PATIENCE = Patience()

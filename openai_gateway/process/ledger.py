@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from lmdeploy.serve.client import TritonClient
@@ -58,8 +59,14 @@ def open_requests(path: Path) -> set[str]:
     return found
 
 
-def cancel_requests(triton_address: str, request_ids: set[str]) -> None:
-    """Cancel requests in the engine; those it does not know, or that cannot be told to it any more, are let be."""
+def cancel_requests(triton_address: str, request_ids: set[str], suffixes: Sequence[str] = ("",)) -> None:
+    """Cancel requests in the engine; those it does not know, or that cannot be told to it any more, are let be.
+
+    Parameters
+    ----------
+    suffixes
+        Of the engines, where there are several: one of them has a request.
+    """
 
     async def cancel(client: TritonClient, request_id: str) -> None:
         with contextlib.suppress(TritonUnavailable, TritonRequestError):
@@ -67,7 +74,8 @@ def cancel_requests(triton_address: str, request_ids: set[str]) -> None:
 
     async def cancel_all() -> None:
         async with TritonClient(triton_address) as client:
-            await asyncio.gather(*(cancel(client, request_id) for request_id in request_ids))
+            engines = [client.of_model(suffix) for suffix in suffixes]
+            await asyncio.gather(*(cancel(engine, request_id) for engine in engines for request_id in request_ids))
 
     if request_ids:
         asyncio.run(cancel_all())

@@ -66,8 +66,8 @@ class Registration:
 
     async def _register(self, http: httpx.AsyncClient) -> None:
         # The engine may not be up yet: a server that cannot answer is not offered.
-        models = [await self._gateway.model_name()]
-        if not await self._gateway.client.is_ready():
+        models = [model.name for model in await self._gateway.models.all()] + [*(await self._gateway.models.newest())]
+        if not await self._gateway.is_ready():
             raise ConnectionError("the model is not ready")
         node = {"url": self._gateway.settings.public_url, "status": {"models": models}}
         answer = await http.post("/nodes/add", json=node)

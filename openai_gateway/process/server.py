@@ -28,6 +28,8 @@ class Listening:
         Serve HTTPS.
     patience : Patience
         How long clients may take.
+    log_format : str
+        As for ``lmdeploy.logs.configure``.
     """
 
     server_name: str
@@ -35,6 +37,7 @@ class Listening:
     log_level: str = "WARNING"
     tls: TlsFiles | None = None
     patience: Patience = USUAL_PATIENCE
+    log_format: str = "text"
 
 
 class Server(uvicorn.Server):
@@ -68,8 +71,10 @@ class Server(uvicorn.Server):
             host=listening.server_name,
             port=listening.server_port,
             log_level=listening.log_level.lower(),
+            log_config=uvicorn.config.LOGGING_CONFIG if listening.log_format == "text" else None,
             access_log=False,
             http=patient(listening.patience),
+            timeout_keep_alive=listening.patience.idle,  # type: ignore[arg-type]  # any number of seconds
             timeout_graceful_shutdown=max(1, round(drain_seconds)),
             ssl_keyfile=tls.key if tls else None,
             ssl_certfile=tls.certificate if tls else None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import pickle
 import socket
@@ -11,6 +10,7 @@ from base64 import b64decode
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from lmdeploy.logs import configure
 from openai_gateway.app import create_app
 from openai_gateway.process.server import Listening, Server
 from openai_gateway.settings import Settings
@@ -49,7 +49,7 @@ def main() -> None:
     # The environment is our parent's, who wrote it a moment ago.
     given: Assignment = pickle.loads(b64decode(os.environ.pop(ENVIRONMENT)))
     listening = given.listening
-    logging.basicConfig(level=listening.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    configure(listening.log_level, listening.log_format)
     server = gateway_server(given.settings, listening, on_ready=lambda: print(READY, flush=True))
     server.run(sockets=[shared_socket(listening.server_name, listening.server_port)])
     sys.exit(0)

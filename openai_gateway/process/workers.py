@@ -18,6 +18,7 @@ from prometheus_client.multiprocess import mark_process_dead
 
 from lmdeploy.scratch import Scratch
 from lmdeploy.serve.child import ChildProcess
+from lmdeploy.serve.several.registry import Registry
 from openai_gateway.process.ledger import cancel_requests, open_requests
 from openai_gateway.process.server import Listening
 from openai_gateway.process.worker import ENVIRONMENT, READY, Assignment, gateway_server
@@ -106,7 +107,8 @@ class Workers:
             if line == READY:
                 self._ready[number].set()
             else:
-                print(line, file=sys.stderr, flush=True)
+                sys.stderr.write(f"{line}\n")  # at once: other workers' lines come in other threads
+                sys.stderr.flush()
 
         return ChildProcess([sys.executable, "-m", "openai_gateway.process.worker"], env=env, log=log)
 
@@ -129,7 +131,8 @@ class Workers:
                 left = open_requests(self._ledger(number))
                 self._ledger(number).unlink(missing_ok=True)
                 self._children[number] = self._start(number)
-                cancel_requests(self._assignments[number].settings.triton_address, left)
+                settings = self._assignments[number].settings
+                cancel_requests(settings.triton_address, left, _engines(settings))
 
     def _stop(self) -> None:
         grace = self._assignments[0].settings.drain_seconds + _GRACE
@@ -138,3 +141,10 @@ class Workers:
             thread.start()
         for thread in threads:
             thread.join()
+
+
+def _engines(settings: Settings) -> list[str]:
+    """Return the suffixes of the engines behind a gateway."""
+    if settings.models_dir is None:
+        return [""]
+    return [model.suffix for model in Registry(settings.models_dir).models()]

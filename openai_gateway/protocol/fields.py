@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -91,6 +91,19 @@ class FieldError(ValueError):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
         self.field = field
+
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high"]
+
+
+def thinking_options(effort: str | None, is_enabled: bool | None) -> dict[str, Any]:
+    """Return the variables for the chat template that say whether, and how much, a model is to think.
+
+    What they are called differs from family to family.
+    """
+    options: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
+    thinks = False if effort == "none" else is_enabled
+    return options if thinks is None else options | {"enable_thinking": thinks, "thinking": thinks}
 
 
 class Strict(BaseModel):

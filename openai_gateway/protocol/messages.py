@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from lmdeploy.vl.videos import MOST_FRAMES
 from openai_gateway.protocol.fields import (
     MAX_ITEMS,
     AnyText,
@@ -49,7 +50,24 @@ class ImagePart(Strict):
     image_url: ImageUrl
 
 
-ContentPart = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+class VideoUrl(Strict):
+    """Where a video is, and how it is looked at: at most ``num_frames`` frames; ``fps`` a second of frames alone."""
+
+    url: AnyText
+    num_frames: int | None = Field(None, ge=1, le=MOST_FRAMES)
+    fps: float | None = Field(None, gt=0, le=1000)
+    min_pixels: int | None = Field(None, ge=1, le=_MOST_PIXELS)
+    max_pixels: int | None = Field(None, ge=1, le=_MOST_PIXELS)
+
+
+class VideoPart(Strict):
+    """A video in a message's content, for models that see videos."""
+
+    type: Literal["video_url"]
+    video_url: VideoUrl
+
+
+ContentPart = Annotated[TextPart | ImagePart | VideoPart, Field(discriminator="type")]
 
 
 class Message(Strict):
@@ -67,6 +85,8 @@ class Message(Strict):
     name: AnyText | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=128, fail_fast=True)] | None = None
     tool_call_id: AnyText | None = None
+    reasoning_content: AnyText | None = None
+    reasoning: AnyText | None = None
 
     @model_validator(mode="after")
     def _has_content(self) -> Message:
@@ -107,6 +127,8 @@ class Message(Strict):
             message["tool_calls"] = [call.model_dump() for call in self.tool_calls]
         if self.tool_call_id is not None:
             message["tool_call_id"] = self.tool_call_id
+        if reasoning := self.reasoning_content or self.reasoning:
+            message["reasoning_content"] = reasoning
         return message
 
 

@@ -12,13 +12,14 @@ from typing import Annotated, Any
 import aiohttp
 import orjson
 from fastapi import Body, FastAPI, Request, Response
+from prometheus_client import CollectorRegistry
 from pydantic import BaseModel, Field
 
 from lmdeploy.version import __version__
 from openai_gateway.answering.cancellation import run_unless_disconnected
 from openai_gateway.endpoints.models import ModelCard, ModelList, ModelPermission
 from openai_gateway.errors import ApiError, ErrorResponse, install_error_handlers
-from openai_gateway.metrics import GatewayMetrics
+from openai_gateway.metrics.requests import RequestMetrics
 from openai_gateway.middleware.access import Access
 from openai_gateway.middleware.api_keys import ApiKeys
 from openai_gateway.middleware.body_limit import BodyLimit
@@ -32,7 +33,7 @@ from openai_gateway.proxy.nodes import NodeTable
 from openai_gateway.proxy.settings import ProxySettings
 from openai_gateway.proxy.strategies import STRATEGIES
 
-_FORWARDED = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+_FORWARDED = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
 _LONGEST_LIST = 2**20  # bytes
 _ASK_TIMEOUT = aiohttp.ClientTimeout(total=5)
 
@@ -75,7 +76,7 @@ def create_proxy(settings: ProxySettings) -> FastAPI:
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     if settings.api_keys:
         app.add_middleware(ApiKeys, keys=[*settings.api_keys, *settings.admin_keys])
-    app.add_middleware(Access, metrics=GatewayMetrics(), max_requests=settings.max_requests)
+    app.add_middleware(Access, metrics=RequestMetrics(CollectorRegistry()), max_requests=settings.max_requests)
     return app
 
 

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
 from lmdeploy.messages import ALL_THAT_IS_LEFT, MAX_TOP_LOGPROBS
-from openai_gateway.protocol.fields import FieldError, NotImplementedFields, Text, Tokens
+from openai_gateway.protocol.fields import (
+    FieldError,
+    JsonObject,
+    NotImplementedFields,
+    ReasoningEffort,
+    Text,
+    Tokens,
+    thinking_options,
+)
 from openai_gateway.protocol.generation import GenerationFields
 from openai_gateway.protocol.messages import Messages
 from openai_gateway.protocol.outputs import ChatLogprobs, Usage
 from openai_gateway.protocol.response_format import ResponseFormat
 from openai_gateway.protocol.tools import NamedToolChoice, Tool, ToolCall, ToolChoice, Tools
+
+# A template may do anything with them, in a sandbox: they are few.
+TemplateOptions = Annotated[JsonObject, Field(max_length=32)]
 
 
 class ChatCompletionRequest(GenerationFields):
@@ -35,6 +46,10 @@ class ChatCompletionRequest(GenerationFields):
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    enable_thinking: bool | None = None
+    chat_template_kwargs: TemplateOptions | None = None
+    include_reasoning: bool | None = None
 
     @model_validator(mode="after")
     def _fields_fit_together(self) -> ChatCompletionRequest:
@@ -58,6 +73,18 @@ class ChatCompletionRequest(GenerationFields):
                 "response_format", "response_format cannot be combined with a tool_choice that forces a call"
             )
         return self
+
+    @property
+    def template_options(self) -> dict[str, Any]:
+        """Variables for the chat template."""
+        return thinking_options(self.reasoning_effort, self.enable_thinking) | (self.chat_template_kwargs or {})
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether a grammar says what the whole answer looks like: it leaves no room for thoughts."""
+        return bool(self.forced_tools) or (
+            self.response_format is not None and self.response_format.for_engine() is not None
+        )
 
     @property
     def token_limit(self) -> int:
@@ -89,6 +116,7 @@ class ChatMessage(BaseModel):
 
     role: Literal["assistant"] = "assistant"
     content: str | None
+    reasoning_content: str | None = None
     refusal: None = None
     tool_calls: list[ToolCall] | None = None
 

@@ -8,14 +8,17 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from lmdeploy.serve.client import GenerateRequest
+from lmdeploy.templates.thinking import Thinking
 from openai_gateway.answering.cancellation import run_unless_disconnected
 from openai_gateway.answering.collecting import Answer, collect
 from openai_gateway.answering.logprobs import chat_logprobs
 from openai_gateway.answering.streaming import SLOT, STREAMED, EventResponse, EventTemplate, done, event_stream
 from openai_gateway.endpoints.chat.protocol import ChatChoice, ChatCompletion, ChatCompletionRequest, ChatMessage
 from openai_gateway.endpoints.chat.writer import ChatWriter
-from openai_gateway.gateway import Gateway, GatewayDependency
+from openai_gateway.gateway import GatewayDependency
+from openai_gateway.models import ServedModel
 from openai_gateway.parsing import BoundedRoute
+from openai_gateway.reasoning import ReasoningParser, Told, asked_for_marks, reasoning_parser
 from openai_gateway.tools.calls import names_of, parser_for, tool_call
 from openai_gateway.tools.parser import parse
 from openai_gateway.tools.request import tool_inputs
@@ -28,48 +31,78 @@ async def create_chat_completion(
     body: ChatCompletionRequest, request: Request, gateway: GatewayDependency
 ) -> ChatCompletion | Response:
     """Answer a conversation."""
-    model = await gateway.check_model(body.model)
-    generate = _generate_request(body)
-    gateway.admit(request, generate, user=body.user, session_id=body.session_id)
+    chosen = await gateway.choose(body.model, request)
+    thinking = None if body.is_constrained else chosen.model.thinking
+    generate = _generate_request(body, thinking)
+    gateway.admit(request, generate, chosen=chosen, user=body.user, session_id=body.session_id)
     await gateway.bring_pictures(generate)
-    chunks = gateway.client.generate(generate)
+    chunks = gateway.watched(request, chosen.model, chosen.model.client.generate(generate), body.choices)
     answer_id, created = f"chatcmpl-{generate.request_id}", int(time.time())
     if body.stream:
-        frame: dict[str, Any] = {"id": answer_id, "object": "chat.completion.chunk", "created": created, "model": model}
+        frame: dict[str, Any] = {
+            "id": answer_id,
+            "object": "chat.completion.chunk",
+            "created": created,
+            "model": chosen.name,
+        }
         usage_event = EventTemplate({**frame, "choices": [], "usage": SLOT}) if body.includes_usage else None
         if body.includes_usage:
             frame["usage"] = None  # as OpenAI: null in every chunk but the last
-        writers = [_writer(body, gateway, frame, index) for index in range(body.choices)]
+        writers = [_writer(body, chosen.model, frame, index, thinking) for index in range(body.choices)]
         return EventResponse(event_stream([chunks], writers, done(usage_event)))
     answers = await run_unless_disconnected(request.receive, collect([chunks], body.choices))
-    choices = [await _choice(body, gateway, index, answer) for index, answer in enumerate(answers.choices)]
-    return ChatCompletion(id=answer_id, created=created, model=model, choices=choices, usage=answers.usage)
+    choices = [
+        await _choice(body, chosen.model, index, answer, thinking) for index, answer in enumerate(answers.choices)
+    ]
+    return ChatCompletion(id=answer_id, created=created, model=chosen.name, choices=choices, usage=answers.usage)
 
 
-def _generate_request(body: ChatCompletionRequest) -> GenerateRequest:
+def _generate_request(body: ChatCompletionRequest, thinking: Thinking | None) -> GenerateRequest:
     inputs = body.generation_inputs() | {"max_new_tokens": body.token_limit}
     if isinstance(body.messages, str):  # LMDeploy completes a plain string without a chat template
         return GenerateRequest(text_input=body.messages, **inputs)
     inputs |= tool_inputs(body.usable_tools, body.forced_tools, inputs)
-    return GenerateRequest(messages=[message.for_template() for message in body.messages], **inputs)
+    inputs["skip_special_tokens"] = asked_for_marks(thinking, inputs["skip_special_tokens"])
+    messages = [message.for_template() for message in body.messages]
+    return GenerateRequest(messages=messages, template_options=body.template_options, **inputs)
+
+
+def _reasoning_parser(body: ChatCompletionRequest, thinking: Thinking | None) -> ReasoningParser | None:
+    return None if isinstance(body.messages, str) else reasoning_parser(thinking, body.template_options)
 
 
 def _max_calls(body: ChatCompletionRequest) -> int | None:
     return 1 if body.parallel_tool_calls is False else None
 
 
-def _writer(body: ChatCompletionRequest, gateway: Gateway, frame: dict[str, Any], index: int) -> ChatWriter:
-    texts = gateway.token_texts if body.logprobs else None
+def _writer(
+    body: ChatCompletionRequest, model: ServedModel, frame: dict[str, Any], index: int, thinking: Thinking | None
+) -> ChatWriter:
+    texts = model.token_texts if body.logprobs else None
     parser = parser_for(body.usable_tools, is_forced=bool(body.forced_tools))
-    return ChatWriter(frame, index, texts=texts, parser=parser, max_calls=_max_calls(body))
+    return ChatWriter(
+        frame,
+        index,
+        texts=texts,
+        thoughts=_reasoning_parser(body, thinking),
+        tells_thoughts=body.include_reasoning is not False,
+        parser=parser,
+        max_calls=_max_calls(body),
+    )
 
 
-async def _choice(body: ChatCompletionRequest, gateway: Gateway, index: int, answer: Answer) -> ChatChoice:
-    message, reason = ChatMessage(content=answer.text), answer.finish_reason
-    logprobs = await chat_logprobs(answer.chunks, gateway.token_texts) if body.logprobs else None
-    if (tools := body.usable_tools) and (found := parse(answer.text, names_of(tools))).calls:
+async def _choice(
+    body: ChatCompletionRequest, model: ServedModel, index: int, answer: Answer, thinking: Thinking | None
+) -> ChatChoice:
+    told = Told(content=answer.text)
+    if (thoughts := _reasoning_parser(body, thinking)) is not None:
+        told = thoughts.whole(answer.text)
+    reasoning = told.reasoning if told.reasoning and body.include_reasoning is not False else None
+    message, reason = ChatMessage(content=told.content, reasoning_content=reasoning), answer.finish_reason
+    logprobs = await chat_logprobs(answer.chunks, model.token_texts) if body.logprobs else None
+    if (tools := body.usable_tools) and (found := parse(told.content, names_of(tools))).calls:
         calls = [tool_call(call) for call in found.calls[: _max_calls(body)]]
-        message = ChatMessage(content=found.text or None, tool_calls=calls)
+        message = ChatMessage(content=found.text or None, reasoning_content=reasoning, tool_calls=calls)
         if reason == "stop":
             return ChatChoice(index=index, message=message, logprobs=logprobs, finish_reason="tool_calls")
     return ChatChoice(index=index, message=message, logprobs=logprobs, finish_reason=reason)

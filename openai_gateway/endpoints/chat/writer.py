@@ -10,6 +10,7 @@ from openai_gateway.answering.collecting import finish_reason
 from openai_gateway.answering.logprobs import chat_logprobs
 from openai_gateway.answering.streaming import SLOT, EventTemplate
 from openai_gateway.answering.token_texts import TokenTexts
+from openai_gateway.reasoning import ReasoningParser, Told
 from openai_gateway.tools.calls import call_id
 from openai_gateway.tools.events import ArgumentsFound, CallBegun, CallBroken, Event, TextFound
 from openai_gateway.tools.parser import ToolCallParser
@@ -26,6 +27,10 @@ class ChatWriter:
         Of the choice.
     texts : TokenTexts, optional
         Log probabilities are written with them; None: not written.
+    thoughts : ReasoningParser, optional
+        Finds them in the answer; None: there are none.
+    tells_thoughts : bool
+        Whether they are written.
     parser : ToolCallParser, optional
         Finds the calls in the answer; None: all of it is text.
     max_calls : int, optional
@@ -38,17 +43,22 @@ class ChatWriter:
         index: int,
         *,
         texts: TokenTexts | None = None,
+        thoughts: ReasoningParser | None = None,
+        tells_thoughts: bool = True,
         parser: ToolCallParser | None = None,
         max_calls: int | None = None,
     ) -> None:
         self._frame = frame
         self._index = index
         self._texts = texts
+        self._thoughts = thoughts
+        self._tells_thoughts = tells_thoughts
         self._parser = parser
         self._max_calls = max_calls
         self._calls: set[int] = set()
         self._opening = self._event({"role": SLOT, "content": ""}).fill("assistant")
         self._content = self._event({"content": SLOT})
+        self._reasoning = self._event({"reasoning_content": SLOT})
         self._finish = self._event({}, finish_reason=SLOT)
 
     async def write(self, chunks: Sequence[GenerateChunk]) -> bytes:
@@ -58,12 +68,12 @@ class ChatWriter:
         last = chunks[-1]
         if self._texts is not None:
             events += await self._with_logprobs(text, chunks, self._texts)
-        elif self._parser is not None:
-            events += self._with_calls(self._parser.feed(text))
         elif text:
-            events += self._content.fill(text)
+            events += self._with_text(text)
         if last.finish_reason is None:
             return events
+        if self._thoughts is not None:
+            events += self._with_told(self._thoughts.finish())
         if self._parser is not None:
             events += self._with_calls(self._parser.finish())
         reason: str = finish_reason(last)
@@ -73,10 +83,21 @@ class ChatWriter:
         if not text and not any(chunk.token_ids for chunk in chunks):
             return b""
         logprobs = (await chat_logprobs(chunks, texts)).model_dump()
-        if self._parser is None:
+        if self._parser is None and self._thoughts is None:
             return self._event({"content": SLOT}, logprobs=logprobs).fill(text)
-        events = self._event({"content": SLOT}, logprobs=logprobs).fill("")
-        return events + self._with_calls(self._parser.feed(text))
+        return self._event({"content": SLOT}, logprobs=logprobs).fill("") + self._with_text(text)
+
+    def _with_text(self, text: str) -> bytes:
+        return self._with_content(text) if self._thoughts is None else self._with_told(self._thoughts.feed(text))
+
+    def _with_told(self, told: Told) -> bytes:
+        events = self._reasoning.fill(told.reasoning) if told.reasoning and self._tells_thoughts else b""
+        return events + self._with_content(told.content)
+
+    def _with_content(self, text: str) -> bytes:
+        if self._parser is not None:
+            return self._with_calls(self._parser.feed(text))
+        return self._content.fill(text) if text else b""
 
     def _with_calls(self, found: Sequence[Event]) -> bytes:
         return b"".join(self._found(event) for event in found)

@@ -16,7 +16,8 @@ from openai_gateway.endpoints.completions.echo import Echo
 from openai_gateway.endpoints.completions.protocol import Completion, CompletionChoice, CompletionRequest
 from openai_gateway.endpoints.completions.writer import CompletionWriter
 from openai_gateway.errors import ApiError
-from openai_gateway.gateway import Gateway, GatewayDependency
+from openai_gateway.gateway import GatewayDependency
+from openai_gateway.models import ServedModel
 from openai_gateway.parsing import BoundedRoute
 
 router = APIRouter(route_class=BoundedRoute)
@@ -29,29 +30,30 @@ async def create_completion(
     body: CompletionRequest, request: Request, gateway: GatewayDependency
 ) -> Completion | Response:
     """Continue one or several prompts, `n` choices each."""
-    model = await gateway.check_model(body.model)
+    chosen = await gateway.choose(body.model, request)
+    model = chosen.model
     prompts, choices = body.prompts, body.choices
     if len(prompts) * choices > _MAX_CHOICES:
         raise ApiError(400, f"n times the prompts must be at most {_MAX_CHOICES}", param="n", code="invalid_value")
     generates = [_generate_request(body, prompt) for prompt in prompts]
     for generate in generates:
-        gateway.admit(request, generate, user=body.user, session_id=body.session_id)
-    echoes = [echo for prompt in prompts for echo in [await _echo(body, gateway, prompt)] * choices]
-    streams = [gateway.client.generate(generate) for generate in generates]
+        gateway.admit(request, generate, chosen=chosen, user=body.user, session_id=body.session_id)
+    echoes = [echo for prompt in prompts for echo in [await _echo(body, model, prompt)] * choices]
+    streams = [gateway.watched(request, model, model.client.generate(generate), choices) for generate in generates]
     answer_id, created = f"cmpl-{generates[0].request_id}", int(time.time())
     if body.stream:
-        frame: dict[str, Any] = {"id": answer_id, "object": "text_completion", "created": created, "model": model}
+        frame: dict[str, Any] = {"id": answer_id, "object": "text_completion", "created": created, "model": chosen.name}
         usage_event = EventTemplate({**frame, "choices": [], "usage": SLOT}) if body.includes_usage else None
         if body.includes_usage:
             frame["usage"] = None
-        writers = [_writer(body, gateway, frame, index, echo) for index, echo in enumerate(echoes)]
+        writers = [_writer(body, model, frame, index, echo) for index, echo in enumerate(echoes)]
         return EventResponse(event_stream(streams, writers, done(usage_event)))
     answers = await run_unless_disconnected(request.receive, collect(streams, choices))
     made = [
-        await _choice(body, gateway, index, echo, answer)
+        await _choice(body, model, index, echo, answer)
         for index, (echo, answer) in enumerate(zip(echoes, answers.choices, strict=True))
     ]
-    return Completion(id=answer_id, created=created, model=model, choices=made, usage=answers.usage)
+    return Completion(id=answer_id, created=created, model=chosen.name, choices=made, usage=answers.usage)
 
 
 def _generate_request(body: CompletionRequest, prompt: str | list[int]) -> GenerateRequest:
@@ -61,27 +63,27 @@ def _generate_request(body: CompletionRequest, prompt: str | list[int]) -> Gener
     return GenerateRequest(input_ids=prompt, **inputs)
 
 
-async def _echo(body: CompletionRequest, gateway: Gateway, prompt: str | list[int]) -> Echo:
+async def _echo(body: CompletionRequest, model: ServedModel, prompt: str | list[int]) -> Echo:
     if not body.echo:
         return Echo("", [])
-    return Echo(prompt if isinstance(prompt, str) else await gateway.token_texts.join(prompt, False), [])
+    return Echo(prompt if isinstance(prompt, str) else await model.token_texts.join(prompt, False), [])
 
 
 def _writer(
-    body: CompletionRequest, gateway: Gateway, frame: dict[str, Any], index: int, echo: Echo
+    body: CompletionRequest, model: ServedModel, frame: dict[str, Any], index: int, echo: Echo
 ) -> CompletionWriter:
-    texts = gateway.token_texts if body.logprobs is not None else None
+    texts = model.token_texts if body.logprobs is not None else None
     return CompletionWriter(frame, index, echo=echo, texts=texts, wanted=body.logprobs or 0)
 
 
 async def _choice(
-    body: CompletionRequest, gateway: Gateway, index: int, echo: Echo, answer: Answer
+    body: CompletionRequest, model: ServedModel, index: int, echo: Echo, answer: Answer
 ) -> CompletionChoice:
     logprobs = None
     echo.look_at(answer.chunks)
     if body.logprobs is not None:
         scored = [*echo.scored, *scored_tokens(answer.chunks)]
-        texts = gateway.token_texts
+        texts = model.token_texts
         logprobs, _ = await completion_logprobs(scored, texts, body.logprobs, await echo.offset(texts))
     return CompletionChoice(
         index=index, text=echo.text + answer.text, logprobs=logprobs, finish_reason=answer.finish_reason

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from lmdeploy.messages import ALL_THAT_IS_LEFT
-from openai_gateway.protocol.fields import MAX_INT32, MAX_ITEMS, AnyText, FieldError, NotImplementedFields, at_most
+from openai_gateway.protocol.fields import MAX_INT32, MAX_ITEMS, AnyText, FieldError, at_most
 from openai_gateway.protocol.generation import SamplingFields
 from openai_gateway.protocol.messages import Message
 
@@ -20,10 +20,10 @@ class InteractiveRequest(SamplingFields):
     """Body of ``POST /v1/chat/interactive``."""
 
     defaults: ClassVar[Mapping[str, Any]] = {**SamplingFields.defaults, "temperature": 0.8, "top_p": 0.8}
-    not_implemented: ClassVar[NotImplementedFields] = {"adapter_name": ("",)}
 
     prompt: AnyText | Annotated[list[Message], Field(fail_fast=True), BeforeValidator(at_most(MAX_ITEMS))]
     image_url: AnyText | Annotated[list[AnyText], BeforeValidator(at_most(MAX_ITEMS))] | None = None
+    adapter_name: AnyText | None = None
     interactive_mode: bool | None = None
     request_output_len: int | None = Field(None, ge=0, le=MAX_INT32)
     cancel: bool | None = None

@@ -14,8 +14,10 @@ from openai_gateway.answering.collecting import collect, finish_reason
 from openai_gateway.answering.streaming import STREAMED, EventResponse, event_stream
 from openai_gateway.endpoints.interactive.protocol import InteractiveRequest, InteractiveResponse
 from openai_gateway.endpoints.interactive.sessions import engine_session
+from openai_gateway.errors import ApiError
 from openai_gateway.gateway import SET_BY_GATEWAY, Gateway, GatewayDependency
 from openai_gateway.middleware.api_keys import key_of
+from openai_gateway.models import Chosen, ServedModel
 from openai_gateway.parsing import BoundedRoute
 from openai_gateway.protocol.outputs import Usage
 
@@ -30,17 +32,19 @@ async def chat_interactive(
     body: InteractiveRequest, request: Request, gateway: GatewayDependency
 ) -> InteractiveResponse | Response:
     """Answer the next turn of a conversation; stop it, or forget it."""
+    model = await gateway.default_model()
     session = None if body.session is None else engine_session(body.session, key_of(request.scope))
     if session is not None and body.cancel:
-        await gateway.client.cancel_session(session)
+        await model.client.cancel_session(session)
         return _at_once(body)
     if session is not None and body.ends_session:
-        await gateway.client.end_session(session)
+        await model.client.end_session(session)
         gateway.sessions.drop(session)
         return _at_once(body)
-    chunks = _nothing_if_too_long(await _turn(body, session, request, gateway))
+    turn = await _turn(body, session, request, gateway, model)
+    chunks = _nothing_if_too_long(gateway.watched(request, model, turn))
     if body.stream:
-        return EventResponse(event_stream([chunks], [_LineWriter()], _nothing_more), frame_error=_line)
+        return EventResponse(event_stream([chunks], [_LineWriter()], _nothing_more), frame_error=_error_line)
     answers = await run_unless_disconnected(request.receive, collect([chunks]))
     (answer,) = answers.choices
     last = answer.chunks[-1]
@@ -54,28 +58,33 @@ async def chat_interactive(
 
 
 async def _turn(
-    body: InteractiveRequest, session: int | None, request: Request, gateway: Gateway
+    body: InteractiveRequest, session: int | None, request: Request, gateway: Gateway, model: ServedModel
 ) -> AsyncGenerator[GenerateChunk, None]:
     """Return the engine's stream for one turn; `session` is the engine's, None: the caller named none."""
     inputs = body.generation_inputs()
     alone = GenerateRequest(**inputs)
-    gateway.admit(request, alone, user=body.user)
+    chosen = None
+    if body.adapter_name:
+        if body.adapter_name not in await model.adapters.visible(key_of(request.scope)):
+            raise ApiError(400, "There is no adapter of that name.", param="adapter_name")
+        chosen = Chosen(model, body.adapter_name, is_adapter=True)
+    gateway.admit(request, alone, chosen=chosen, user=body.user)
     await gateway.bring_pictures(alone)
     inputs["messages"] = alone.messages
     if session is None and not body.interactive_mode:
-        return gateway.client.generate(alone)
+        return model.client.generate(alone)
     is_new = session is None
     session = gateway.sessions.new_id() if session is None else session
     inputs |= {"session_id": session} | {name: alone.fields.get(name) for name in SET_BY_GATEWAY}
     if is_new:
         gateway.sessions.hold(session)
-        return gateway.client.generate(GenerateRequest(**inputs, sequence_start=True, sequence_end=False))
+        return model.client.generate(GenerateRequest(**inputs, sequence_start=True, sequence_end=False))
     going_on = GenerateRequest(**inputs, sequence_start=False, sequence_end=not body.interactive_mode)
     if body.interactive_mode:
         gateway.sessions.hold(session)
-        return _go_on(gateway.client, going_on, GenerateRequest(**inputs, sequence_start=True, sequence_end=False))
+        return _go_on(model.client, going_on, GenerateRequest(**inputs, sequence_start=True, sequence_end=False))
     gateway.sessions.drop(session)
-    return _go_on(gateway.client, going_on, alone)
+    return _go_on(model.client, going_on, alone)
 
 
 async def _go_on(
@@ -125,6 +134,10 @@ class _LineWriter:
         if last.finish_reason is not None:
             lines += _line(orjson.dumps({"text": "", **said, "finish_reason": finish_reason(last)}))
         return lines
+
+
+def _error_line(error: ApiError) -> bytes:
+    return _line(error.body())
 
 
 def _line(payload: bytes) -> bytes:

@@ -14,11 +14,13 @@ from openai_gateway.protocol.fields import (
     FieldError,
     JsonObject,
     NotImplementedFields,
+    ReasoningEffort,
     Strict,
     Text,
     Tokens,
     at_most,
     small,
+    thinking_options,
 )
 from openai_gateway.protocol.generation import SamplingFields
 from openai_gateway.protocol.tools import MAX_TOOLS, Function, FunctionName, Tool
@@ -95,7 +97,26 @@ class InputCallOutput(Strict):
         return self.output if isinstance(self.output, str) else "".join(part.text for part in self.output)
 
 
-InputItem = InputMessage | InputCall | InputCallOutput
+class ReasoningText(Strict):
+    """A piece of what the model thought."""
+
+    type: Literal["reasoning_text"]
+    text: AnyText
+
+
+class InputReasoning(Strict):
+    """What the model thought earlier."""
+
+    type: Literal["reasoning"]
+    content: Annotated[list[ReasoningText], Field(fail_fast=True), BeforeValidator(at_most(MAX_ITEMS))] | None = None
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return "".join(part.text for part in self.content or ())
+
+
+InputItem = InputMessage | InputCall | InputCallOutput | InputReasoning
 
 
 class ResponsesTool(Function):
@@ -142,6 +163,12 @@ class TextSettings(Strict):
     format: TextFormat | None = None
 
 
+class ReasoningSettings(Strict):
+    """``reasoning`` of a request."""
+
+    effort: ReasoningEffort | None = None
+
+
 class ResponsesRequest(SamplingFields):
     """Body of ``POST /v1/responses``. Nothing is stored."""
 
@@ -161,6 +188,7 @@ class ResponsesRequest(SamplingFields):
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextSettings | None = None
+    reasoning: ReasoningSettings | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     include: Annotated[list[AnyText], Field(max_length=32, fail_fast=True)] | None = None
     metadata: Annotated[dict[AnyText, AnyText], BeforeValidator(at_most(64)), Field(max_length=64)] | None = None
@@ -191,6 +219,16 @@ class ResponsesRequest(SamplingFields):
         return self.text.format.for_engine() if self.text and self.text.format else None
 
     @property
+    def template_options(self) -> dict[str, Any]:
+        """Variables for the chat template."""
+        return thinking_options(self.reasoning.effort if self.reasoning else None, None)
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether a grammar says what the whole answer looks like: it leaves no room for thoughts."""
+        return self.grammar is not None or bool(self.forced_tools)
+
+    @property
     def wants_logprobs(self) -> bool:
         """Whether log probabilities are part of the answer."""
         return "message.output_text.logprobs" in (self.include or ())
@@ -203,14 +241,19 @@ class ResponsesRequest(SamplingFields):
             messages.append({"role": "system", "content": self.instructions})
         if isinstance(self.input, str):
             return [*messages, {"role": "user", "content": self.input}]
+        thought: dict[str, Any] = {}  # before the assistant's next message
         for item in self.input:
             match item:
+                case InputReasoning():
+                    thought = {"reasoning_content": item.text} if item.text else {}
                 case InputMessage():
                     role = "system" if item.role == "developer" else item.role
-                    messages.append({"role": role, "content": item.shown})
+                    messages.append({"role": role, "content": item.shown} | (thought if role == "assistant" else {}))
+                    thought = {}
                 case InputCall():
                     if not messages or "tool_calls" not in messages[-1]:
-                        messages.append({"role": "assistant", "content": "", "tool_calls": []})
+                        messages.append({"role": "assistant", "content": "", "tool_calls": []} | thought)
+                        thought = {}
                     function = {"name": item.name, "arguments": item.arguments}
                     messages[-1]["tool_calls"].append({"id": item.call_id, "type": "function", "function": function})
                 case InputCallOutput():
@@ -221,6 +264,7 @@ class ResponsesRequest(SamplingFields):
         """Return the fields of `GenerateRequest` that say how to generate, and what from."""
         return super().generation_inputs() | {
             "messages": self.messages,
+            "template_options": self.template_options,
             "max_new_tokens": self.max_output_tokens or ALL_THAT_IS_LEFT,
             "response_format": self.grammar,
             "logprobs": (self.top_logprobs or 0) if self.wants_logprobs else None,
@@ -235,6 +279,7 @@ class ResponsesRequest(SamplingFields):
             "metadata": self.metadata or {},
             "parallel_tool_calls": self.parallel_tool_calls is not False,
             "previous_response_id": None,
+            "reasoning": {"effort": self.reasoning.effort if self.reasoning else None, "summary": None},
             "store": False,
             "temperature": self.temperature,
             "text": {"format": self._echoed_format()},

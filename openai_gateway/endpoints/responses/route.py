@@ -8,6 +8,7 @@ import orjson
 from fastapi import APIRouter, Request, Response
 
 from lmdeploy.serve.client import GenerateRequest
+from lmdeploy.templates.thinking import Thinking
 from openai_gateway.answering.cancellation import run_unless_disconnected
 from openai_gateway.answering.collecting import collect
 from openai_gateway.answering.streaming import STREAMED, EventResponse, event_stream
@@ -15,6 +16,7 @@ from openai_gateway.endpoints.responses.protocol import ResponsesRequest
 from openai_gateway.endpoints.responses.writer import ResponseWriter
 from openai_gateway.gateway import GatewayDependency
 from openai_gateway.parsing import BoundedRoute
+from openai_gateway.reasoning import asked_for_marks, reasoning_parser
 from openai_gateway.tools.request import tool_inputs
 
 router = APIRouter(route_class=BoundedRoute)
@@ -23,12 +25,14 @@ router = APIRouter(route_class=BoundedRoute)
 @router.post("/v1/responses", response_model=dict[str, Any], responses=STREAMED)
 async def create_response(body: ResponsesRequest, request: Request, gateway: GatewayDependency) -> Response:
     """Answer, in the form of OpenAI's newer API. Nothing is stored."""
-    model = await gateway.check_model(body.model)
-    generate = _generate_request(body)
-    gateway.admit(request, generate, user=body.user, session_id=body.session_id)
+    chosen = await gateway.choose(body.model, request)
+    thinking = None if body.is_constrained else chosen.model.thinking
+    generate = _generate_request(body, thinking)
+    gateway.admit(request, generate, chosen=chosen, user=body.user, session_id=body.session_id)
     await gateway.bring_pictures(generate)
-    writer = ResponseWriter(body, f"resp_{generate.request_id}", model, gateway.token_texts)
-    chunks = gateway.client.generate(generate)
+    thoughts = reasoning_parser(thinking, body.template_options)
+    writer = ResponseWriter(body, f"resp_{generate.request_id}", chosen.name, chosen.model.token_texts, thoughts)
+    chunks = gateway.watched(request, chosen.model, chosen.model.client.generate(generate))
     if body.stream:
         return EventResponse(event_stream([chunks], [writer], writer.end), frame_error=writer.error)
     answers = await run_unless_disconnected(request.receive, collect([chunks]))
@@ -37,6 +41,8 @@ async def create_response(body: ResponsesRequest, request: Request, gateway: Gat
     return Response(orjson.dumps(writer.response), media_type="application/json")
 
 
-def _generate_request(body: ResponsesRequest) -> GenerateRequest:
+def _generate_request(body: ResponsesRequest, thinking: Thinking | None) -> GenerateRequest:
     inputs = body.generation_inputs()
-    return GenerateRequest(**inputs | tool_inputs(body.usable_tools, body.forced_tools, inputs))
+    inputs |= tool_inputs(body.usable_tools, body.forced_tools, inputs)
+    inputs["skip_special_tokens"] = asked_for_marks(thinking, inputs["skip_special_tokens"])
+    return GenerateRequest(**inputs)

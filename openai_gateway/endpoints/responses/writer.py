@@ -14,7 +14,9 @@ from openai_gateway.answering.collecting import finish_reason
 from openai_gateway.answering.logprobs import chat_logprobs
 from openai_gateway.answering.token_texts import TokenTexts
 from openai_gateway.endpoints.responses.protocol import ResponsesRequest
+from openai_gateway.errors import ApiError
 from openai_gateway.protocol.outputs import Usage
+from openai_gateway.reasoning import ReasoningParser, Told
 from openai_gateway.tools.calls import call_id, parser_for
 from openai_gateway.tools.events import ArgumentsFound, CallBegun, CallBroken, Event, TextFound
 
@@ -30,9 +32,19 @@ class ResponseWriter:
         Of the response.
     texts : TokenTexts
         For log probabilities, when they were asked for.
+    thoughts : ReasoningParser, optional
+        Finds them in the answer; None: there are none.
     """
 
-    def __init__(self, body: ResponsesRequest, response_id: str, model: str, texts: TokenTexts) -> None:
+    def __init__(
+        self,
+        body: ResponsesRequest,
+        response_id: str,
+        model: str,
+        texts: TokenTexts,
+        thoughts: ReasoningParser | None = None,
+    ) -> None:
+        self._thoughts = thoughts
         self._parser = parser_for(body.usable_tools, is_forced=bool(body.forced_tools))
         self._texts = texts if body.wants_logprobs else None
         self._max_calls = 1 if body.parallel_tool_calls is False else None
@@ -65,9 +77,10 @@ class ResponseWriter:
         text = "".join(chunk.text for chunk in chunks)
         if self._texts is not None:
             self._logprobs = (await chat_logprobs(chunks, self._texts)).model_dump()["content"]
-        events += self._found(self._parser.feed(text) if self._parser else [TextFound(text)] if text else [])
+        events += self._told(self._thoughts.feed(text) if self._thoughts else Told(content=text))
         last = chunks[-1]
         if last.finish_reason is not None:
+            events += self._told(self._thoughts.finish() if self._thoughts else Told())
             events += self._found(self._parser.finish() if self._parser else [])
             self._reason = finish_reason(last)
             events += self._close("incomplete" if self._reason == "length" else "completed")
@@ -88,10 +101,29 @@ class ResponseWriter:
         self.response |= {"status": "completed", "completed_at": int(time.time())}
         return self._event("response.completed", response=self.response)
 
-    def error(self, body: bytes) -> bytes:
-        """Return the last event of a response that failed, given the error's JSON body."""
-        error = orjson.loads(body)["error"]
-        return self._event("error", code=error["code"], message=error["message"], param=error["param"])
+    def error(self, error: ApiError) -> bytes:
+        """Return the last event of a response that failed."""
+        return self._event("error", code=error.code, message=error.message, param=error.param)
+
+    def _told(self, told: Told) -> bytes:
+        events = self._reasoning(told.reasoning) if told.reasoning else b""
+        text = told.content
+        return events + self._found(self._parser.feed(text) if self._parser else [TextFound(text)] if text else [])
+
+    def _reasoning(self, text: str) -> bytes:
+        events = b""
+        if not self._in("reasoning"):
+            item: dict[str, Any] = {
+                "id": _id("rs"),
+                "type": "reasoning",
+                "summary": [],
+                "content": [],
+                "status": "in_progress",
+            }
+            events = self._open(item)
+            item["content"] = [{"type": "reasoning_text", "text": ""}]
+        self._part["text"] += text
+        return events + self._event("response.reasoning_text.delta", **self._place, content_index=0, delta=text)
 
     def _found(self, found: Sequence[Event]) -> bytes:
         return b"".join(self._one(event) for event in found)
@@ -154,6 +186,9 @@ class ResponseWriter:
             part, where = self._part, {**self._place, "content_index": 0}
             events = self._event("response.output_text.done", **where, text=part["text"], logprobs=part["logprobs"])
             events += self._event("response.content_part.done", **where, part=part)
+        elif item["type"] == "reasoning":
+            where = {**self._place, "content_index": 0}
+            events = self._event("response.reasoning_text.done", **where, text=self._part["text"])
         else:
             said = {"name": item["name"], "arguments": item["arguments"]}
             events = self._event("response.function_call_arguments.done", **self._place, **said)

@@ -1,0 +1,64 @@
+"""The engine's LoRA adapters as this server's callers see them: models of their own names, some with an owner."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+
+from lmdeploy.serve.client import TritonClient, TritonRequestError
+
+LONGEST_NAME = 256  # bytes (backend_cpp/engine/adapters/adapter_pool.cc)
+
+
+class Adapters:
+    """Asks the engine each time: other gateways load and unload adapters too.
+
+    An adapter may be bound to API keys; who has none of them neither sees nor uses it. The engine keeps digests of
+    these keys as the adapter's note.
+
+    Parameters
+    ----------
+    client
+        Of the engine.
+    """
+
+    def __init__(self, client: TritonClient) -> None:
+        self._client = client
+
+    async def visible(self, key: str | None) -> list[str]:
+        """Return the names of the adapters that the holder of an API key may use; none where the engine tells none."""
+        try:
+            adapters = await self._client.adapters()
+        except TritonRequestError:  # an older engine, or one that was started with another control key
+            return []
+        return [name for name, note in adapters.items() if _may_use(note, key)]
+
+    async def load(self, name: str, path: str, keys: Sequence[str]) -> None:
+        """Load an adapter, for the holders of some API keys; without any, for everybody.
+
+        Raises
+        ------
+        TritonRequestError
+            The engine refused.
+        """
+        note = json.dumps([_digest(key) for key in keys]) if keys else ""
+        await self._client.load_adapter(name, path, note)
+
+    async def unload(self, name: str) -> None:
+        """Refuse later requests for an adapter.
+
+        Raises
+        ------
+        TritonRequestError
+            There is none of that name.
+        """
+        await self._client.unload_adapter(name)
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(b"adapter of " + key.encode()).hexdigest()
+
+
+def _may_use(note: str, key: str | None) -> bool:
+    return not note or (key is not None and _digest(key) in json.loads(note))

@@ -1,0 +1,74 @@
+"""``POST /v1/load_lora_adapter`` and ``POST /v1/unload_lora_adapter``, for administrators, with vLLM's bodies."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import Annotated
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+
+from openai_gateway.errors import ApiError
+from openai_gateway.gateway import Gateway, GatewayDependency
+from openai_gateway.middleware.api_keys import ADAPTER_PATHS
+from openai_gateway.models import ServedModel
+from openai_gateway.parsing import BoundedRoute
+from openai_gateway.protocol.fields import AnyText, Strict, Text
+
+router = APIRouter(route_class=BoundedRoute)
+_LOAD, _UNLOAD = ADAPTER_PATHS
+
+
+class LoadAdapter(Strict):
+    """Body of ``POST /v1/load_lora_adapter``: a folder of the engine's machine, and whose adapter it is."""
+
+    lora_name: Text
+    lora_path: AnyText
+    api_keys: Annotated[list[AnyText], Field(max_length=1000, fail_fast=True)] | None = None
+    base_model_name: Text | None = None
+
+
+class UnloadAdapter(Strict):
+    """Body of ``POST /v1/unload_lora_adapter``."""
+
+    lora_name: Text
+    base_model_name: Text | None = None
+
+
+@router.post(_LOAD)
+async def load_adapter(body: LoadAdapter, request: Request, gateway: GatewayDependency) -> str:
+    """Load a LoRA adapter, which is a model of its name from then on."""
+    gateway.require_administrator(request, "Adapters")
+    model = await _base_model(body.base_model_name, gateway)
+    if body.lora_name in {each.name for each in await gateway.models.all()} | (await gateway.models.newest()).keys():
+        raise ApiError(400, f"`{body.lora_name}` is the served model itself.", param="lora_name")
+    if not PurePath(body.lora_path).is_absolute():
+        raise ApiError(400, "lora_path must be the absolute path of a folder on the server.", param="lora_path")
+    keys = body.api_keys or []
+    if set(keys) - set(gateway.settings.api_keys):
+        raise ApiError(400, "api_keys must be keys that this server was started with.", param="api_keys")
+    await model.adapters.load(body.lora_name, body.lora_path, keys)
+    return f"Success: LoRA adapter '{body.lora_name}' added successfully."
+
+
+@router.post(_UNLOAD)
+async def unload_adapter(body: UnloadAdapter, request: Request, gateway: GatewayDependency) -> str:
+    """Refuse later requests for a LoRA adapter; open ones end as they would have."""
+    gateway.require_administrator(request, "Adapters")
+    model = await _base_model(body.base_model_name, gateway)
+    await model.adapters.unload(body.lora_name)
+    return f"Success: LoRA adapter '{body.lora_name}' removed successfully."
+
+
+async def _base_model(name: str | None, gateway: Gateway) -> ServedModel:
+    """Return the model that an adapter is for; it has to be named where there are several."""
+    models = {model.name: model for model in await gateway.models.all()}
+    if name is None and len(models) > 1:
+        raise ApiError(
+            400, f"base_model_name must be one of {', '.join(models)}: there are several.", param="base_model_name"
+        )
+    if name is None:
+        return await gateway.default_model()
+    if found := models.get(name) or (await gateway.models.newest()).get(name):
+        return found
+    raise ApiError(404, f"The model `{name}` does not exist.", param="base_model_name", code="model_not_found")

@@ -1,0 +1,68 @@
+"""``POST /v1/load_model`` and ``POST /v1/unload_model``, for administrators of a server with several models."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request
+
+from lmdeploy.serve.several.administration import Administration
+from lmdeploy.serve.several.wanted import WantedModel
+from openai_gateway.errors import ApiError
+from openai_gateway.gateway import Gateway, GatewayDependency
+from openai_gateway.middleware.api_keys import MODEL_PATHS
+from openai_gateway.parsing import BoundedRoute
+from openai_gateway.protocol.fields import AnyText, JsonObject, Strict, Text
+
+router = APIRouter(route_class=BoundedRoute)
+_LOAD, _UNLOAD = MODEL_PATHS
+
+
+class LoadModel(Strict):
+    """Body of ``POST /v1/load_model``: a folder of the server's machine, what it is called, and how it is run."""
+
+    model_name: Text
+    model_path: AnyText
+    chat_template: AnyText | None = None
+    backend: Literal["turbomind", "pytorch"] | None = None
+    engine: JsonObject | None = None
+
+
+class UnloadModel(Strict):
+    """Body of ``POST /v1/unload_model``."""
+
+    model_name: Text
+
+
+@router.post(_LOAD)
+async def load_model(body: LoadModel, request: Request, gateway: GatewayDependency) -> str:
+    """Load one more model. Answers when it can be used; where it cannot be, nothing has changed."""
+    administration = _administration(request, gateway)
+    if not PurePath(body.model_path).is_absolute():
+        raise ApiError(400, "model_path must be the absolute path of a folder on the server.", param="model_path")
+    if body.chat_template and "/" in body.chat_template and not PurePath(body.chat_template).is_absolute():
+        raise ApiError(400, "chat_template must be a template's name or an absolute path.", param="chat_template")
+    given: dict[str, Any] = {"chat_template": body.chat_template, "backend": body.backend, "engine": body.engine}
+    try:
+        given = {name: value for name, value in given.items() if value}
+        wanted = WantedModel(name=body.model_name, path=body.model_path, **given)
+    except ValueError as error:
+        raise ApiError(400, str(error)) from None
+    await administration.load(wanted)
+    return f"Success: model '{body.model_name}' added successfully."
+
+
+@router.post(_UNLOAD)
+async def unload_model(body: UnloadModel, request: Request, gateway: GatewayDependency) -> str:
+    """Refuse later requests for a model. Answers when open ones have ended, and its memory is free."""
+    await _administration(request, gateway).unload(body.model_name)
+    return f"Success: model '{body.model_name}' removed successfully."
+
+
+def _administration(request: Request, gateway: Gateway) -> Administration:
+    gateway.require_administrator(request, "Models")
+    if gateway.administration is None:
+        message = "This server has one model for good; start it with several models, or with --models-file."
+        raise ApiError(400, message, code="not_supported")
+    return gateway.administration

@@ -1,0 +1,80 @@
+"""``POST /v1/messages`` and ``/v1/messages/count_tokens``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel
+
+from lmdeploy.serve.client import GenerateRequest
+from lmdeploy.templates.thinking import Thinking
+from openai_gateway.answering.cancellation import run_unless_disconnected
+from openai_gateway.answering.collecting import collect
+from openai_gateway.answering.streaming import STREAMED, EventResponse, event_stream
+from openai_gateway.endpoints.messages.protocol import MessagesRequest, Prompted
+from openai_gateway.endpoints.messages.writer import MessageWriter
+from openai_gateway.errors import AnthropicErrorResponse, ApiError
+from openai_gateway.gateway import GatewayDependency
+from openai_gateway.parsing import BoundedRoute
+from openai_gateway.reasoning import asked_for_marks, reasoning_parser
+from openai_gateway.tools.request import tool_inputs
+
+_FAILURES: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": AnthropicErrorResponse, "description": "The request was refused."},
+    "5XX": {"model": AnthropicErrorResponse, "description": "The request failed."},
+}
+router = APIRouter(route_class=BoundedRoute, responses=_FAILURES)
+
+
+class TokenCount(BaseModel):
+    """Answer of ``POST /v1/messages/count_tokens``."""
+
+    input_tokens: int
+
+
+@router.post("/v1/messages", response_model=dict[str, Any], responses=STREAMED)
+async def create_message(body: MessagesRequest, request: Request, gateway: GatewayDependency) -> Response:
+    """Answer a conversation, in the form of Anthropic's API."""
+    chosen = await gateway.choose(body.model, request)
+    thinking = None if body.forced_tools else chosen.model.thinking
+    generate = _generate_request(body, thinking)
+    user = body.metadata.user_id if body.metadata else None
+    gateway.admit(request, generate, chosen=chosen, user=user or body.user, session_id=body.session_id)
+    await gateway.bring_pictures(generate)
+    thoughts = reasoning_parser(thinking, body.template_options)
+    writer = MessageWriter(body, f"msg_{generate.request_id}", chosen.name, thoughts)
+    chunks = gateway.watched(request, chosen.model, chosen.model.client.generate(generate))
+    if body.stream:
+        return EventResponse(event_stream([chunks], [writer], writer.end), frame_error=_error_event)
+    answers = await run_unless_disconnected(request.receive, collect([chunks]))
+    await writer.write(answers.choices[0].chunks)
+    writer.end(answers.usage)
+    return Response(orjson.dumps(writer.message), media_type="application/json")
+
+
+@router.post("/v1/messages/count_tokens")
+async def count_tokens(body: Prompted, request: Request, gateway: GatewayDependency) -> TokenCount:
+    """Return how many tokens a prompt has, with the chat template and the tools applied. Nothing is generated."""
+    chosen = await gateway.choose(body.model, request)
+    messages = body.for_template
+    if GenerateRequest(messages=messages).has_pictures:
+        raise ApiError(400, "The tokens of prompts with pictures are not counted.", param="messages")
+    tools = [tool.for_template() for tool in body.usable_tools]
+    ids = await chosen.model.client.tokenize(
+        messages=messages, tools=tools, template_options=body.template_options, adapter=chosen.adapter
+    )
+    return TokenCount(input_tokens=len(ids))
+
+
+def _generate_request(body: MessagesRequest, thinking: Thinking | None) -> GenerateRequest:
+    inputs = body.generation_inputs()
+    inputs |= tool_inputs(body.usable_tools, body.forced_tools, inputs)
+    inputs["skip_special_tokens"] = asked_for_marks(thinking, inputs["skip_special_tokens"])
+    return GenerateRequest(**inputs)
+
+
+def _error_event(error: ApiError) -> bytes:
+    """Return the last event of a message that failed."""
+    return b"event: error\ndata: " + error.anthropic_body() + b"\n\n"

@@ -1,0 +1,70 @@
+"""``/v1/chat/completions/render``, ``/v1/completions/render``: the tokens that a body would ask the engine with.
+
+Routers that know which replica has computed which prefix ask for them.
+"""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel
+
+from lmdeploy.serve.client import GenerateRequest
+from openai_gateway.endpoints.chat.protocol import ChatCompletionRequest
+from openai_gateway.endpoints.completions.protocol import CompletionRequest
+from openai_gateway.errors import ApiError
+from openai_gateway.gateway import GatewayDependency
+from openai_gateway.models import ServedModel
+from openai_gateway.parsing import BoundedRoute
+
+router = APIRouter(route_class=BoundedRoute)
+
+
+class RenderedPrompt(BaseModel):
+    """A prompt as the engine gets it."""
+
+    request_id: str
+    model: str
+    token_ids: list[int]
+
+
+@router.post("/v1/chat/completions/render")
+async def render_chat(body: ChatCompletionRequest, request: Request, gateway: GatewayDependency) -> RenderedPrompt:
+    """Return the tokens of a conversation, with the chat template and the tools applied. Nothing is generated."""
+    chosen = await gateway.choose(body.model, request)
+    if isinstance(body.messages, str):
+        ids = await _of_text(chosen.model, body.messages)
+    else:
+        messages = [message.for_template() for message in body.messages]
+        if GenerateRequest(messages=messages).has_pictures:
+            raise ApiError(400, "The tokens of prompts with pictures are not told.", param="messages")
+        tools = [tool.for_template() for tool in body.usable_tools]
+        ids = await chosen.model.client.tokenize(
+            messages=messages,
+            tools=tools,
+            template_options=body.template_options,
+            adapter=chosen.adapter,
+        )
+    return RenderedPrompt(request_id=request.scope["lmdeploy.request_id"], model=chosen.name, token_ids=ids)
+
+
+@router.post("/v1/completions/render")
+async def render_completion(
+    body: CompletionRequest, request: Request, gateway: GatewayDependency
+) -> list[RenderedPrompt]:
+    """Return the tokens of each prompt. Nothing is generated."""
+    chosen = await gateway.choose(body.model, request)
+    return [
+        RenderedPrompt(
+            request_id=request.scope["lmdeploy.request_id"],
+            model=chosen.name,
+            token_ids=await _of_text(chosen.model, prompt) if isinstance(prompt, str) else prompt,
+        )
+        for prompt in body.prompts
+    ]
+
+
+async def _of_text(model: ServedModel, text: str) -> list[int]:
+    if text:
+        return await model.client.tokenize(text=text)
+    bos = await model.bos_token_id()
+    return [] if bos is None else [bos]

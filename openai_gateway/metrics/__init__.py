@@ -1,0 +1,1 @@
+"""The gateway's own figures, for Prometheus."""

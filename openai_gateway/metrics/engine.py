@@ -1,0 +1,45 @@
+"""The engine's figures, which Triton tells on a port of its own."""
+
+from __future__ import annotations
+
+import logging
+
+import httpx
+
+logger = logging.getLogger(__name__)
+
+_TIMEOUT = 3.0  # seconds
+
+
+class EnginePage:
+    """Reads Triton's page. Routers ask for it many times a second, so connections are kept.
+
+    Parameters
+    ----------
+    url : str, optional
+        Where the page is; None: there is none.
+    """
+
+    def __init__(self, url: str | None) -> None:
+        self._url = url
+        self._http: httpx.AsyncClient | None = None
+
+    async def text(self) -> bytes:
+        """Return the page; nothing while Triton does not answer."""
+        if self._url is None:
+            return b""
+        if self._http is None:
+            self._http = httpx.AsyncClient(verify=False, trust_env=False, timeout=_TIMEOUT)
+        try:
+            answer = await self._http.get(self._url)
+            answer.raise_for_status()
+        except httpx.HTTPError as error:
+            logger.warning("the engine's metrics at %s could not be had: %r", self._url, error)
+            return b""
+        return answer.content
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._http is not None:
+            await self._http.aclose()
+            self._http = None

@@ -1,0 +1,184 @@
+"""The models behind one gateway: one for good, or several that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from lmdeploy.serve.client import TritonClient
+from lmdeploy.serve.several.registry import Registry, ServedEntry
+from lmdeploy.serve.several.wanted import newest_versions
+from lmdeploy.templates.thinking import Thinking, thinking_of
+from openai_gateway.adapters import Adapters
+from openai_gateway.answering.token_texts import TokenTexts
+from openai_gateway.settings import Settings
+
+if TYPE_CHECKING:
+    from openai_gateway.tracing.spans import Tracing
+
+_UNKNOWN = -1  # no token
+
+
+class ServedModel:
+    """One model, and what is asked of it.
+
+    Parameters
+    ----------
+    name
+        What callers call it.
+    client
+        Of its engine.
+    engine_dir
+        As `TokenTexts` takes it.
+    thinking
+        Where its thoughts are in its answers; None: answers have none.
+    """
+
+    def __init__(
+        self, name: str, client: TritonClient, engine_dir: Path | None, thinking: Thinking | None = None
+    ) -> None:
+        self.name = name
+        self.thinking = thinking
+        self.client = client
+        self.adapters = Adapters(client)
+        self.token_texts = TokenTexts(client, engine_dir)
+        self._bos: int | None = _UNKNOWN
+
+    async def bos_token_id(self) -> int | None:
+        """Return the token that begins a sequence, asked for once; None when the model has none."""
+        if self._bos == _UNKNOWN:
+            self._bos = await self.client.bos_token_id()
+        return self._bos
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What a request asked for.
+
+    Attributes
+    ----------
+    model
+        Answers it.
+    name
+        What the caller called it: the model, an adapter of it, or a name without a version.
+    is_adapter
+        Whether it is an adapter.
+    """
+
+    model: ServedModel
+    name: str
+    is_adapter: bool = False
+
+    @property
+    def adapter(self) -> str | None:
+        """The adapter that answers; None: the model itself."""
+        return self.name if self.is_adapter else None
+
+
+class Models(Protocol):
+    """The models that are served now."""
+
+    async def all(self) -> list[ServedModel]:
+        """Return them, the one that is asked where a request names none first.
+
+        Raises
+        ------
+        TritonUnavailable
+            Nobody knows yet what the only model is called.
+        """
+
+    async def newest(self) -> dict[str, ServedModel]:
+        """Return which version each name without one stands for."""
+
+
+class OneModel:
+    """The only model of a Triton.
+
+    Parameters
+    ----------
+    settings
+        Its name, or None: what Triton says; its engine directory; where it thinks.
+    client
+        Of the tritonserver.
+    tracing
+        Told the name.
+    """
+
+    def __init__(self, settings: Settings, client: TritonClient, tracing: Tracing | None = None) -> None:
+        self._model = ServedModel(settings.model_name or "", client, settings.engine_dir, settings.thinking)
+        self._tracing = tracing
+
+    async def all(self) -> list[ServedModel]:
+        """Return it; as `Models.all`."""
+        if not self._model.name:
+            self._model.name = await self._model.client.model_name()
+        if self._tracing is not None:
+            self._tracing.model = self._model.name
+        return [self._model]
+
+    async def newest(self) -> dict[str, ServedModel]:
+        """Return nothing: it has one name."""
+        return {}
+
+
+class SeveralModels:
+    """The models of a registry, whoever changes it.
+
+    Parameters
+    ----------
+    registry
+        Looked at again for each request.
+    client
+        Of the tritonserver.
+    reasoning_parser
+        One of `lmdeploy.templates.thinking.PARSERS`.
+    tracing
+        Makes spans of their answers.
+    """
+
+    def __init__(
+        self, registry: Registry, client: TritonClient, reasoning_parser: str, tracing: Tracing | None = None
+    ) -> None:
+        self._registry = registry
+        self._client = client
+        self._reasoning_parser = reasoning_parser
+        self._tracing = tracing
+        self._entries: tuple[ServedEntry, ...] = ()
+        self._models: dict[ServedEntry, ServedModel] = {}
+        self._newest: dict[str, ServedModel] = {}
+
+    async def all(self) -> list[ServedModel]:
+        """Return them; as `Models.all`."""
+        await self._look()
+        return list(self._models.values())
+
+    async def newest(self) -> dict[str, ServedModel]:
+        """Return which version each name without one stands for."""
+        await self._look()
+        return self._newest
+
+    async def _look(self) -> None:
+        entries = self._registry.models()
+        if entries == self._entries:
+            return
+        models = {entry: self._models.get(entry) or await self._model(entry) for entry in entries}
+        by_name = {model.name: model for model in models.values()}
+        self._newest = {name: by_name[version] for name, version in newest_versions(by_name).items()}
+        self._entries, self._models = entries, models
+
+    async def _model(self, entry: ServedEntry) -> ServedModel:
+        tracer = None if self._tracing is None else self._tracing.of_model(entry.name)
+        client, engine_dir = self._client.of_model(entry.suffix, tracer), Path(entry.engine_dir)
+        thinking = await asyncio.to_thread(_thinking, entry, self._reasoning_parser)
+        return ServedModel(entry.name, client, engine_dir, thinking)
+
+
+def _thinking(entry: ServedEntry, parser: str) -> Thinking | None:
+    from lmdeploy.model import chat_template_for
+
+    try:
+        return thinking_of(parser, chat_template_for(entry.engine_dir, entry.chat_template))
+    except (ValueError, OSError):  # the model's own processes tell it
+        return None
