@@ -6,16 +6,41 @@ environment.
 """
 
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
-# Pinned in requirements/torch.txt.
-SEPARATE = {"torch"}
+# Pinned in requirements/torch.txt and requirements/no-deps.txt, the latter without what they depend on.
+SEPARATE = {"torch", "apache-tvm-ffi", "xgrammar"}
+ALONE = {"xgrammar"}
+# Extras that a checkout has without its tests.
+RUNTIME = ("serve", "webui", "vision", "build")
+
+
+def requirements_of(project: Mapping[str, Any], extras: Iterable[str]) -> list[str]:
+    """Return the requirements of a project's extras, of the extras that these include too, and its own.
+
+    Parameters
+    ----------
+    project
+        The table ``[project]`` of ``pyproject.toml``.
+    extras
+        Names of extras.
+    """
+    found: list[str] = list(project["dependencies"])
+    for extra in extras:
+        for text in project["optional-dependencies"][extra]:
+            requirement = Requirement(text)
+            if requirement.name == project["name"]:
+                found += requirements_of(project, sorted(requirement.extras))
+            else:
+                found.append(text)
+    return list(dict.fromkeys(found))
 
 
 def closure(requirements: Iterable[str]) -> dict[str, str]:
@@ -50,6 +75,8 @@ def closure(requirements: Iterable[str]) -> dict[str, str]:
             if (name, wanted_extra) in seen:
                 continue
             seen.add((name, wanted_extra))
+            if name in ALONE:
+                continue
             queue.extend((Requirement(text), wanted_extra) for text in distribution.requires or [])
     return {name: version for name, version in pins.items() if name not in SEPARATE}
 
@@ -64,9 +91,8 @@ def write(path: Path, title: str, pins: dict[str, str]) -> None:
 def main() -> None:
     """Write both files."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras = project["optional-dependencies"]
-    runtime = closure([*project["dependencies"], *extras["build"]])
-    dev = closure(extras["dev"])
+    runtime = closure(requirements_of(project, RUNTIME))
+    dev = closure(requirements_of(project, ["dev"]))
     write(ROOT / "requirements" / "runtime.txt", "What building and serving needs, torch apart.", runtime)
     dev_only = {name: version for name, version in dev.items() if name not in runtime}
     write(ROOT / "requirements" / "dev.txt", "What tests and checks need beside runtime.txt.", dev_only)

@@ -5,9 +5,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from lmdeploy.messages import GenerationConfig, TurbomindEngineConfig
+from lmdeploy.messages import GenerationConfig
 from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.turbomind.engine import Engine, EngineOutput, OutputCallback
+from lmdeploy.turbomind.engine_settings import EngineConfig
 from lmdeploy.turbomind.spec import ModelSpec
 from tools.bench.stats import Record, Summary, duration, summarize
 from tools.bench.workload import Request, TokenRequest
@@ -24,7 +25,7 @@ class InProcess:
         How the engine runs.
     """
 
-    def __init__(self, model_path: str, config: TurbomindEngineConfig) -> None:
+    def __init__(self, model_path: str, config: EngineConfig) -> None:
         self._engine = Engine(model_path, config)
         self._outputs: queue.SimpleQueue[EngineOutput] = queue.SimpleQueue()
         self._tokenizer = Tokenizer(str(self._engine.directory.path))
@@ -114,7 +115,7 @@ def fixed_length(sampling: GenerationConfig, output_len: int) -> GenerationConfi
 
 
 @contextmanager
-def in_process(model_path: str, config: TurbomindEngineConfig) -> Iterator[InProcess]:
+def in_process(model_path: str, config: EngineConfig) -> Iterator[InProcess]:
     """Run an engine for as long as the block lasts."""
     engine = InProcess(model_path, config)
     try:

@@ -120,13 +120,17 @@ def write(shape: str, directory: Path, device: str = "cpu") -> Path:
     return directory
 
 
-def write_tokenizer(directory: Path) -> None:
-    """Write a tokenizer of 258 tokens, bytes and a begin and end, and a chat template."""
+def write_tokenizer(directory: Path, words: int = 0) -> None:
+    """Write a tokenizer of 258 tokens, bytes and a begin and end, and a chat template.
+
+    With ``words`` more tokens, which no text is read as, whatever a model of random weights says is text.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
+    tokens = [*letters, *(f"Ġw{number}" for number in range(words))]
+    tokenizer = Tokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     PreTrainedTokenizerFast(

@@ -6,11 +6,12 @@ import math
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from lmdeploy.fields.rows import MAX_INT32, MAX_SEED, Kind, Row, rows_of
 from lmdeploy.messages import TurbomindEngineConfig
+from lmdeploy.pytorch.settings import WorkerSettings
 from lmdeploy.serve.request import FIELDS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,7 +25,10 @@ _TYPES = {
     Kind.TOKENS: "std::vector<int32_t>",
     Kind.BIASES: "std::vector<std::pair<int32_t, float>>",
     Kind.JSON: "std::string",
+    Kind.NAMES: "std::map<std::string, std::string>",
 }
+_SETTING_TYPES = {**_TYPES, Kind.NUMBER: "double", Kind.JSON: "Json"}
+_FIELD_TYPES = {**_TYPES, Kind.NUMBER: "float"}
 _GENERATION = """\
 // How an answer is generated, as a request says it.
 {note}
@@ -62,12 +66,14 @@ inline constexpr std::pair<std::string_view, std::string_view> kOtherNames[] = {
 }}  // namespace turbomind
 """
 _SETTINGS = """\
-// How a model is run: the fields of TurbomindEngineConfig.
+// How a model is run: the fields of TurbomindEngineConfig and of WorkerSettings.
 {note}
 #pragma once
 
+#include <map>
 #include <string>
 
+#include "base/json.h"
 #include "engine/fields/limits.h"
 
 namespace turbomind {{
@@ -91,7 +97,7 @@ def generation_fields(_: str) -> str:
     rows = [row for row in FIELDS.values() if row.is_param]
     text = _GENERATION.format(
         note=_NOTE.format("lmdeploy/messages.py and lmdeploy/serve/request.py"),
-        members=_members(rows, number="float"),
+        members=_members(rows, _FIELD_TYPES),
         visits=_visits(rows, "fields"),
         sampling=", ".join(f'"{row.name}"' for row in rows if row.makes_sampling),
         others="\n".join(f'    {{"{name}", "{row.name}"}},' for row in rows for name in row.also),
@@ -101,10 +107,10 @@ def generation_fields(_: str) -> str:
 
 def engine_settings(_: str) -> str:
     """Return backend_cpp/engine/fields/engine_settings_fields.h."""
-    rows = rows_of(TurbomindEngineConfig)
+    rows = rows_of(TurbomindEngineConfig) + rows_of(WorkerSettings)
     text = _SETTINGS.format(
-        note=_NOTE.format("lmdeploy/messages.py"),
-        members=_members(rows, number="double"),
+        note=_NOTE.format("lmdeploy/messages.py and lmdeploy/pytorch/settings.py"),
+        members=_members(rows, _SETTING_TYPES),
         visits=_visits(rows, "settings"),
     )
     return _laid_out(text)
@@ -120,11 +126,11 @@ def _laid_out(source: str) -> str:
     return subprocess.run(command, input=source, capture_output=True, text=True, check=True, cwd=ROOT).stdout
 
 
-def _members(rows: Iterable[Row], number: str) -> str:
+def _members(rows: Iterable[Row], types: Mapping[Kind, str]) -> str:
     lines = []
     for row in rows:
         lines += textwrap.wrap(row.sentence, width=116, initial_indent="  // ", subsequent_indent="  // ")
-        lines.append(f"  {_declaration(row, number if row.kind is Kind.NUMBER else _TYPES[row.kind])};")
+        lines.append(f"  {_declaration(row, types[row.kind])};")
     return "\n".join(lines)
 
 

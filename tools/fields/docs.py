@@ -37,7 +37,8 @@ over the environment, which wins over the file.
 
 ## `PytorchEngineConfig`
 
-The engine it belongs to is not there yet: such a configuration is refused with that reason.
+Of the [PyTorch engine](pytorch-engine.md). `eager_mode`, `custom_module_map` and `worker_step_seconds` are options of
+the command line and members of that JSON as well.
 
 {pytorch}
 """

@@ -1,4 +1,4 @@
-"""``transformers`` generate, float32, on the same requests."""
+"""``transformers`` generate on the same requests."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -10,22 +10,24 @@ from tools.bench.workload import Request
 
 
 class Transformers:
-    """A model loaded by ``transformers`` in float32; greedy, and as long as each request says.
+    """A model loaded by ``transformers``; greedy, and as long as each request says.
 
     Parameters
     ----------
     model_path
         A Hugging Face directory.
+    dtype
+        Type of weights and activations.
     """
 
-    def __init__(self, model_path: Path) -> None:
+    def __init__(self, model_path: Path, dtype: str = "float32") -> None:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer, logging
 
         logging.disable_progress_bar()
         self._torch = torch
         self._tokenizer = AutoTokenizer.from_pretrained(str(model_path), padding_side="left")
-        self._model = AutoModelForCausalLM.from_pretrained(str(model_path), dtype=torch.float32).eval()
+        self._model = AutoModelForCausalLM.from_pretrained(str(model_path), dtype=getattr(torch, dtype)).eval()
         if self._tokenizer.pad_token is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token
 
