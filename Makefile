@@ -13,7 +13,10 @@ GRPC_PORT   ?= 8001
 METRICS_PORT ?= 8002
 SERVE_ARGS  ?=          # further flags of `lmdeploy serve api_server`
 TESTS       ?= tests
+COVERAGE     = $(if $(filter tests,$(strip $(TESTS))),--cov --cov-report=)  # of all tests; its floor is in pyproject.toml
 PYTEST_ARGS ?=
+WORKERS     ?= 2  # tests at a time; those of a file are one after the other
+AGAIN        = --reruns 1  # what starts servers depends on the machine too; the report names what ran twice
 NPM_OPENAI  ?= 6.49.0     # of make clients
 BENCH_ARGS  ?=
 FUZZ_SECONDS ?= 60
@@ -47,7 +50,7 @@ PY_SOURCES  := lmdeploy openai_gateway python_backend webui tools tests
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  Variables: MODEL, PORT, WEBUI_PORT, HTTP_PORT, GRPC_PORT, METRICS_PORT, SERVE_ARGS, TESTS, PYTEST_ARGS, BENCH_ARGS, CUDA, PYTHON"
+	@echo "  Variables: MODEL, PORT, WEBUI_PORT, HTTP_PORT, GRPC_PORT, METRICS_PORT, SERVE_ARGS, TESTS, WORKERS, PYTEST_ARGS, BENCH_ARGS, CUDA, PYTHON"
 
 # ---- set-up -------------------------------------------------------------------------------------------------------
 
@@ -109,9 +112,9 @@ browser:
 	@tools/install_browser.sh
 
 test: build-tests dev model browser ## Set everything up, then run every test; of cases that are much alike, a sample
-	$(say) 'running the tests (about 45 minutes on 2 cores)'
+	$(say) 'running the tests (about 55 minutes on 2 cores)'
 	@$(CTEST) --test-dir $(BUILD) --output-on-failure
-	@$(PY) -m pytest $(strip $(TESTS)) $(strip $(PYTEST_ARGS))
+	@$(PY) -m pytest --numprocesses $(strip $(WORKERS)) --dist loadfile $(strip $(AGAIN)) $(strip $(TESTS)) $(strip $(COVERAGE)) $(strip $(PYTEST_ARGS))
 
 test-all: ## `make test` with all cases of tests whose cases are much alike, which it runs samples of
 	@$(MAKE) test PYTEST_ARGS="--all-cases $(strip $(PYTEST_ARGS))"
@@ -160,6 +163,7 @@ lint: dev ## ruff, mypy --strict, clang-format
 	$(VENV)/bin/ruff check $(PY_SOURCES)
 	$(VENV)/bin/ruff format --check $(PY_SOURCES)
 	$(VENV)/bin/mypy --strict
+	$(VENV)/bin/mypy --strict --python-version 3.10 lmdeploy openai_gateway python_backend webui
 	@$(VENV)/bin/clang-format --dry-run -Werror $(CXX_SOURCES) && echo "clang-format: nothing to change"
 
 format: dev ## Rewrite the sources in the project's layout

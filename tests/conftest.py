@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.samples import OPTION, leave_out_alike
+from tests.support.samples import OPTION, leave_out
 from tools.default_model import make
 
 # Every engine, also one inside a server that a test starts, checks itself whenever it goes idle.
@@ -13,11 +13,12 @@ os.environ["LMDEPLOY_CHECK_INVARIANTS"] = "1"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(OPTION, action="store_true", help="run all cases of tests marked `alike`, not a sample")
+    more = "run all cases of tests marked `alike`, not a sample, and those marked `thorough`"
+    parser.addoption(OPTION, action="store_true", help=more)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    leave_out_alike(config, items, [item for item in items if item.get_closest_marker("alike")])
+    leave_out(config, items)
 
 
 @pytest.fixture(scope="session")

@@ -10,15 +10,17 @@ import time
 import tracemalloc
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from fastapi import FastAPI
 
+from lmdeploy.serve.client import TritonClient
 from lmdeploy.serve.request import GenerateChunk, GenerateRequest
 from lmdeploy.serve.wire import encode_generate
 from openai_gateway import parsing
 from openai_gateway.app import create_app
+from openai_gateway.models import OneModel
 from openai_gateway.settings import Settings
 from tests.abuse.bodies import BODIES, CHAT, LONGEST, MODEL, Hostile
 from tests.support.fake_triton import TOKEN_BYTES
@@ -42,8 +44,9 @@ class Engine:
 def app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
     engine_dir = tmp_path_factory.mktemp("engine")
     TOKEN_BYTES.write(engine_dir / "token_bytes.bin")
-    made = create_app(Settings(model_name=MODEL, engine_dir=engine_dir))
-    made.state.gateway.client = Engine()
+    settings = Settings(model_name=MODEL, engine_dir=engine_dir)
+    made = create_app(settings)
+    made.state.gateway.models = OneModel(settings, cast(TritonClient, Engine()))
     return made
 
 

@@ -12,11 +12,12 @@ from lmdeploy.serve.errors import TritonUnavailable
 from lmdeploy.serve.ports import Ports
 from lmdeploy.serve.supervisor import RestartPolicy, Supervisor
 from lmdeploy.serve.tritonserver import TritonServer
+from lmdeploy.turbomind.engine_dir import resolve
 from lmdeploy.turbomind.repository import template_dir
 from openai_gateway.settings import Settings
 from tests.support.gateways import running_gateway
 from tests.support.servers import START
-from tests.support.tiny_models import make_tiny
+from tests.support.tiny_models import make_small
 from tests.support.waiting import eventually_sync
 
 pytestmark = pytest.mark.e2e
@@ -36,9 +37,11 @@ def lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def server(tmp_path: Path, lost: Path) -> Iterator[TritonServer]:
     if not (EMULATED_BACKEND / "libtriton_turbomind.so").is_file():
         pytest.skip("the Triton backend with an emulated CUDA is not built: run `make build-tests`")
+    model = make_small(tmp_path / "model", "LlamaForCausalLM")
+    resolve(model)  # here, where transformers is loaded
     server = TritonServer(
         template_dir(),
-        model_path=str(make_tiny(tmp_path / "model", "LlamaForCausalLM")),
+        model_path=str(model),
         model_name="tiny",
         engine_config={"device": "cuda", "dtype": "float32", "session_len": 128, "max_prefill_token_num": 64},
         ports=Ports.free(),

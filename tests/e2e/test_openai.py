@@ -15,7 +15,7 @@ from tests.support.prompts import CONVERSATIONS
 from tests.support.waiting import eventually_sync
 
 CAPITAL: Any = [{"role": "user", "content": "What is the capital of France?"}]
-STREAMS = 32
+STREAMS = 16
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ import lmdeploy.vl.fetching as fetching
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from lmdeploy.serve.tritonserver import TritonServer
 from lmdeploy.turbomind.engine_dir import resolve
+from lmdeploy.vl import load_video
 from openai_gateway.settings import Settings
 from tests.support.gateways import running_gateway
 from tests.support.metrics import engine_metrics
@@ -137,6 +138,34 @@ def test_positions_of_three_axes_and_deeper_features_reach_the_engine(tmp_path: 
             }
             url = f"http://{server.http_address}/v2/models/ensemble_pictures/generate"
             assert httpx.post(url, json=body, timeout=60, trust_env=False).json()["text_output"] == text
+
+
+def test_a_video_and_the_times_of_its_frames_reach_the_engine(tmp_path: Path) -> None:
+    model = make_tiny_qwen_vl(tmp_path / "tiny-qwen", kind="Qwen2_5_VL")
+    frames = [picture(56, 84, seed) for seed in range(6)]
+    config = GenerationConfig(max_new_tokens=TOKENS, do_sample=False, ignore_eos=True)
+    with pipeline(str(model), TurbomindEngineConfig(dtype="float32", **ENGINE)) as pipe:
+        expected = {fps: pipe(("what?", load_video(frames, fps=fps)), config).text for fps in (2, 0.5)}
+    assert expected[2] != expected[0.5], "the times make no difference"
+    stills = ",".join(data_url(frame).partition(",")[2] for frame in frames)
+    animation = file_of(frames[0], "PNG", save_all=True, append_images=frames[1:], duration=2000)
+    urls = {2: f"data:video/png;base64,{stills}", 0.5: data_url(animation)}
+
+    def answer(gateway: str, url: str) -> httpx.Response:
+        parts = [{"type": "video_url", "video_url": {"url": url}}, {"type": "text", "text": "what?"}]
+        body = {"messages": [{"role": "user", "content": parts}], "max_tokens": TOKENS, "temperature": 0}
+        body |= {"model": "tiny-qwen", "ignore_eos": True}
+        return httpx.post(f"{gateway}/v1/chat/completions", json=body, timeout=60, trust_env=False)
+
+    with (
+        running_triton(model, **ENGINE) as server,
+        running_gateway(Settings(triton_address=server.grpc_address, model_name="tiny-qwen")) as gateway,
+    ):
+        for fps, url in urls.items():
+            assert answer(gateway, url).json()["choices"][0]["message"]["content"] == expected[fps]
+        refused = answer(gateway, data_url(b"\0\0\0\x18ftypmp42", "video/mp4"))
+        assert refused.status_code == 400
+        assert "MP4 or QuickTime files need a decoder" in refused.json()["error"]["message"]
 
 
 def test_an_answer_is_streamed_and_counts_the_pictures_tokens(client: openai.OpenAI, offline: dict[str, str]) -> None:

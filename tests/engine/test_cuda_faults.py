@@ -66,6 +66,7 @@ def test_no_room_at_start_is_told_with_what_took_it_and_what_lowers_it(
         TokenEngine(model, device="cuda", **settings)
 
 
+@pytest.mark.alike(most=2)
 @pytest.mark.parametrize(
     ("name", "settings"),
     [

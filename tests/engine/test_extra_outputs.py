@@ -11,8 +11,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
+from lmdeploy import GenerationConfig, pipeline
 from lmdeploy.offline.async_engine import AsyncEngine
+from tests.support.both_engines import BACKENDS, config_for
 from tests.support.prompts import CONVERSATIONS
 
 TOLERANCE = 1e-4
@@ -24,11 +25,11 @@ def reference(default_model_dir: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(default_model_dir, dtype=torch.float32).eval()
 
 
-@pytest.fixture(scope="module")
-def pipe(default_model_dir: Path) -> Iterator[AsyncEngine]:
+@pytest.fixture(scope="module", params=BACKENDS)
+def pipe(request: pytest.FixtureRequest, default_model_dir: Path) -> Iterator[AsyncEngine]:
     # Prompts are computed in several chunks.
-    config = TurbomindEngineConfig(
-        dtype="float32", session_len=2048, cache_max_entry_count=64, max_prefill_token_num=128
+    config = config_for(
+        request.param, dtype="float32", session_len=2048, cache_max_entry_count=64, max_prefill_token_num=128
     )
     with pipeline(str(default_model_dir), backend_config=config) as loaded:
         yield loaded

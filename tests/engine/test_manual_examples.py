@@ -16,7 +16,6 @@ from transformers import AutoTokenizer
 from lmdeploy import (
     ChatTemplateConfig,
     GenerationConfig,
-    PytorchEngineConfig,
     Response,
     TurbomindEngineConfig,
     pipeline,
@@ -253,7 +252,7 @@ async def test_generate_takes_either_messages_or_ids(pipe: AsyncEngine) -> None:
 REFUSED_CALLS = {
     "image": (lambda pipe: pipe(("describe this image", "tiger.jpeg")), ValueError, "this model reads text only"),
     "images": (lambda pipe: pipe([("describe this image", "a.png")] * 2), ValueError, "this model reads text only"),
-    "adapter": (lambda pipe: pipe("Hi", adapter_name="lora"), ValueError, "LoRA adapters are not supported yet"),
+    "adapter": (lambda pipe: pipe("Hi", adapter_name="lora"), ValueError, r"one of adapters \(none\), got 'lora'"),
     "typo": (lambda pipe: pipe("Hi", temprature=1), TypeError, "'temprature'; did you mean 'temperature'"),
     "range": (lambda pipe: pipe("Hi", top_p=2), ValueError, "top_p"),
     "config": (lambda pipe: pipe("Hi", {"top_p": 1}), ValueError, "gen_config must be a GenerationConfig"),
@@ -269,9 +268,7 @@ def test_a_call_that_cannot_be_served_is_refused_with_the_reason(pipe: AsyncEngi
 
 
 REFUSED_PIPELINES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "pytorch": ({"backend_config": PytorchEngineConfig(session_len=2048)}, ValueError, "PytorchEngineConfig"),
-    "before 0.2.0": ({"backend": "pytorch", "backend_config": PytorchSettings()}, ValueError, "Pytorch"),
-    "backend": ({"backend": "pytorch"}, ValueError, "PyTorch engine"),
+    "device": ({"backend": "pytorch", "backend_config": PytorchSettings(device_type="maca")}, ValueError, "MetaX"),
     "unknown backend": ({"backend": "magic"}, ValueError, "backend must be one of"),
     "two backends": (
         {"backend": "pytorch", "backend_config": TurbomindEngineConfig()},

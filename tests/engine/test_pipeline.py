@@ -5,16 +5,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from lmdeploy import GenerationConfig, PytorchEngineConfig, TurbomindEngineConfig, pipeline
+from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
+from tests.support.both_engines import BACKENDS, config_for
 from tests.support.waiting import eventually_sync
 
 QUESTION = "What is the capital of France?"
 SHORT = GenerationConfig(max_new_tokens=12)
 
 
-@pytest.fixture(scope="module")
-def pipe(default_model_dir):
-    config = TurbomindEngineConfig(session_len=512, cache_max_entry_count=64)
+@pytest.fixture(scope="module", params=BACKENDS)
+def pipe(request: pytest.FixtureRequest, default_model_dir):
+    config = config_for(request.param, session_len=512, cache_max_entry_count=64)
     with pipeline(str(default_model_dir), backend_config=config) as loaded:
         yield loaded
 
@@ -127,8 +128,6 @@ def test_settings_that_cannot_be_honoured_are_refused_by_name(pipe, default_mode
         pipe([QUESTION, QUESTION], [SHORT])
     with pytest.raises(ValueError, match="rope_scaling_factor"):
         pipeline(str(default_model_dir), backend_config=TurbomindEngineConfig(rope_scaling_factor=0.5))
-    with pytest.raises(ValueError, match="there is no PyTorch engine yet"):
-        pipeline(str(default_model_dir), backend_config=PytorchEngineConfig())
     with pytest.raises(ValueError, match="cache_block_seq_len"):
         pipeline(str(default_model_dir), backend_config=TurbomindEngineConfig(cache_block_seq_len=48))
 

@@ -12,6 +12,7 @@ import pytest
 
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from lmdeploy.offline.async_engine import AsyncEngine
+from tests.support.both_engines import BACKENDS, config_for
 from tests.support.tiny_models import make_tiny_llama
 
 # The example of the LMDeploy manual's guide to structured output.
@@ -39,11 +40,11 @@ def model(default_model_dir: Path) -> Iterator[AsyncEngine]:
         yield loaded
 
 
-@pytest.fixture(scope="module")
-def babbler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AsyncEngine]:
+@pytest.fixture(scope="module", params=BACKENDS)
+def babbler(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AsyncEngine]:
     """A model with random weights, which keeps to no format of its own accord."""
     directory = make_tiny_llama(tmp_path_factory.mktemp("babbler") / "model", max_position_embeddings=2048)
-    with pipeline(str(directory), backend_config=TurbomindEngineConfig(cache_max_entry_count=1024)) as loaded:
+    with pipeline(str(directory), backend_config=config_for(request.param, cache_max_entry_count=1024)) as loaded:
         yield loaded
 
 
@@ -116,14 +117,14 @@ def test_the_manuals_schema_works(model: AsyncEngine) -> None:
 
 
 @pytest.mark.parametrize("pattern", [r"call me [A-Za-z]{1,10}", r"\d{4}-(0[1-9]|1[0-2])-[0-3]\d", r"(yes|no)\."])
-def test_a_regular_expression_is_matched_from_end_to_end(model: AsyncEngine, pattern: str) -> None:
+def test_a_regular_expression_is_matched_from_end_to_end(babbler: AsyncEngine, pattern: str) -> None:
     config = GenerationConfig(
         max_new_tokens=40,
         do_sample=True,
         temperature=1.0,
         response_format={"type": "regex_schema", "regex_schema": pattern},
     )
-    for answer in model(["Who are you?", "When?", "Really?"], config):
+    for answer in babbler(["Who are you?", "When?", "Really?"], config):
         assert re.fullmatch(pattern, answer.text), answer.text
 
 
@@ -144,26 +145,26 @@ def test_json_object_and_grammar(model: AsyncEngine) -> None:
     assert answer.text.lstrip()[0] in '{["-0123456789tfn'
 
 
-def test_an_answer_without_stop_tokens_ends_where_its_format_ends(model: AsyncEngine) -> None:
+def test_an_answer_without_stop_tokens_ends_where_its_format_ends(babbler: AsyncEngine) -> None:
     config = GenerationConfig(
         max_new_tokens=40, ignore_eos=True, response_format={"type": "regex_schema", "regex_schema": "[0-9]{4}"}
     )
-    answer = model("A year", config, do_preprocess=False)
+    answer = babbler("A year", config, do_preprocess=False)
     assert re.fullmatch("[0-9]{4}", answer.text)
     assert answer.finish_reason == "stop"
 
 
-def test_forced_text_costs_no_steps_and_streams_like_any_other(model: AsyncEngine) -> None:
+def test_forced_text_costs_no_steps_and_streams_like_any_other(babbler: AsyncEngine) -> None:
     text = "The quick brown fox jumps over the lazy dog. " * 4
     config = GenerationConfig(
         max_new_tokens=200, response_format={"type": "grammar", "grammar": f'root ::= "{text}" [0-9]'}
     )
-    whole = model("Say it", config)
+    whole = babbler("Say it", config)
     assert whole.text.startswith(text)
     assert whole.text[len(text) :].isdigit()
-    before = model.engine.metrics()
-    pieces = list(model.stream_infer("Say it", config))
-    after = model.engine.metrics()
+    before = babbler.engine.metrics()
+    pieces = list(babbler.stream_infer("Say it", config))
+    after = babbler.engine.metrics()
     assert "".join(piece.text for piece in pieces) == whole.text
     # Where one spelling of the text is left in tokens the engine runs them together; it must save most of the steps.
     assert after["steps_total"] - before["steps_total"] < whole.generate_token_len
@@ -182,11 +183,11 @@ def test_forced_text_costs_no_steps_and_streams_like_any_other(model: AsyncEngin
     ],
 )
 def test_a_format_that_cannot_be_compiled_fails_its_request_alone(
-    model: AsyncEngine, response_format: dict[str, Any], message: str
+    babbler: AsyncEngine, response_format: dict[str, Any], message: str
 ) -> None:
     good = GenerationConfig(max_new_tokens=8)
-    want = model("Hello", good).text
+    want = babbler("Hello", good).text
     with pytest.raises((ValueError, RuntimeError), match=re.escape(message)):
-        model("Hello", GenerationConfig(max_new_tokens=8, response_format=response_format))
-    assert model("Hello", good).text == want
-    assert model.engine.metrics()["cache_blocks_used"] == 0
+        babbler("Hello", GenerationConfig(max_new_tokens=8, response_format=response_format))
+    assert babbler("Hello", good).text == want
+    assert babbler.engine.metrics()["cache_blocks_used"] == 0

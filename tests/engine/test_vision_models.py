@@ -18,10 +18,14 @@ from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from lmdeploy.offline.async_engine import AsyncEngine
 from tests.support import tiny_own_layouts as own
 from tests.support import tiny_vision_models as tiny
+from tests.support.glm_4v_reference import Glm4vReference, make_tiny_glm_4v
 from tests.support.minicpmv_reference import MiniCpmReference, make_tiny_minicpmv
+from tests.support.molmo_reference import MolmoReference, make_tiny_molmo
 from tests.support.phi3_vision_reference import Phi3VisionReference, make_tiny_phi3_vision
 from tests.support.pictures import picture
+from tests.support.qwen_vl_reference import QwenVlReference, make_tiny_qwen_vl_chat
 from tests.support.token_engine import relative_error
+from tests.support.yi_vl_reference import YiVlReference, make_tiny_yi_vl
 
 TOLERANCE = 1e-4
 SETTINGS = {
@@ -79,7 +83,14 @@ CASES = {
         functools.partial(own.make_tiny_deepseek_vl_original, has_two=True)
     ),
     "Phi-3-vision": Case(make_tiny_phi3_vision, reference=Phi3VisionReference),
+    "Yi-VL": Case(make_tiny_yi_vl, reference=YiVlReference),
+    "Molmo": Case(make_tiny_molmo, reference=MolmoReference),
+    "Qwen-VL": Case(make_tiny_qwen_vl_chat, reference=QwenVlReference),
+    "GLM-4V": Case(make_tiny_glm_4v, reference=Glm4vReference),
+    "MiniCPM-V 2.5": Case(functools.partial(make_tiny_minicpmv, version=2.5), reference=MiniCpmReference),
     "MiniCPM-V 2.6": Case(make_tiny_minicpmv, reference=MiniCpmReference),
+    "MiniCPM-V 4": Case(functools.partial(make_tiny_minicpmv, version=4.0), reference=MiniCpmReference),
+    "MiniCPM-V 4.5": Case(functools.partial(make_tiny_minicpmv, version=4.5), reference=MiniCpmReference),
     "Idefics 3": Case(
         tiny.make_tiny_idefics3, lambda processor, config, image: processor(images=[[image]], return_tensors="pt")
     ),

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tests.support.both_engines import BACKENDS
 from tests.support.tiny_models import make_tiny
 from tests.support.token_engine import TokenEngine, relative_error
 
@@ -23,11 +24,13 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny(target, "MistralForCausalLM", sliding_window=WINDOW, max_position_embeddings=131072)
 
 
-def test_answers_beyond_the_cache_are_those_of_transformers(directory: Path) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_answers_beyond_the_cache_are_those_of_transformers(directory: Path, backend: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
     prompt = prompt_of(60 * WINDOW // 2)
     assert len(prompt) > BLOCKS * 16
-    with TokenEngine(directory, session_len=4096, cache_max_entry_count=BLOCKS) as engine, torch.no_grad():
+    settings = {"session_len": 4096, "cache_max_entry_count": BLOCKS}
+    with TokenEngine(directory, backend=backend, **settings) as engine, torch.no_grad():
         answer, logits = engine.answer(prompt, 50, "generation")
         expected = model(torch.tensor([prompt + answer[:-1]])).logits[0, len(prompt) - 1 :]
         assert relative_error(logits, expected) < 1e-4
@@ -41,9 +44,10 @@ def test_100k_tokens_fit_into_a_dozen_blocks(directory: Path) -> None:
         assert engine.engine.metrics()["preemptions_total"] == 0
 
 
-def test_one_full_layer_needs_all_blocks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_one_full_layer_needs_all_blocks(tmp_path: Path, backend: str) -> None:
     directory = make_tiny(
         tmp_path / "model", "Gemma2ForCausalLM", head_dim=16, sliding_window=WINDOW, max_position_embeddings=4096
     )
-    with TokenEngine(directory, session_len=4096, cache_max_entry_count=BLOCKS) as engine:
+    with TokenEngine(directory, backend=backend, session_len=4096, cache_max_entry_count=BLOCKS) as engine:
         assert engine.engine.session_len == BLOCKS * 16

@@ -18,11 +18,13 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 WALL_CLOCK = re.compile(r"\btime\.time(_ns)?\(|datetime\.(datetime\.)?(now|utcnow|today)\(")
 # A time told to somebody, who reads it as a date.
 DATES = {
+    "lmdeploy/kv_events/stream.py",
     "lmdeploy/templates/dates.py",
     "openai_gateway/endpoints/chat/route.py",
     "openai_gateway/endpoints/completions/route.py",
     "openai_gateway/endpoints/responses/writer.py",
     "openai_gateway/gateway.py",
+    "openai_gateway/tracing/spans.py",
 }
 BODY = {"model": "fake-model", "messages": [{"role": "user", "content": "Hello"}], "stream": True}
 DAY = 86_400.0

@@ -37,7 +37,11 @@ BAD_VALUES: list[tuple[str, Any]] = [
     ("messages[0].role", [{"role": "wizard", "content": "a"}]),
     ("messages[1].content", [*HELLO, {"role": "user"}]),
     ("messages[0].content", [{"role": "user", "content": None}]),
-    ("messages[0].content[0]", [{"role": "user", "content": [{"type": "video_url", "video_url": {"url": "u"}}]}]),
+    ("messages[0].content[0]", [{"role": "user", "content": [{"type": "sound_url", "sound_url": {"url": "u"}}]}]),
+    (
+        "messages[0].content[0].video_url.url",
+        [{"role": "user", "content": [{"type": "video_url", "video_url": {"url": "u"}}]}],
+    ),
     (
         "messages[0].content[0].image_url.url",
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]}],

@@ -46,6 +46,14 @@ def test_pictures_of_a_chat_go_to_the_ensemble_that_sees(http: httpx.Client, tri
     assert sent(triton) == [{"role": "user", "content": content}]
 
 
+def test_videos_of_a_chat_go_to_the_ensemble_that_sees(http: httpx.Client, triton: FakeTriton, model: str) -> None:
+    video = {"url": URL, "num_frames": 8, "fps": 1.5, "min_pixels": 784, "max_pixels": 100352}
+    content = [{"type": "video_url", "video_url": video}, {"type": "text", "text": "b"}]
+    body = {"model": model, "messages": [{"role": "user", "content": content}]}
+    assert http.post("/v1/chat/completions", json=body).status_code == 200
+    assert sent(triton) == [{"role": "user", "content": content}]
+
+
 def test_texts_in_parts_stay_with_the_ensemble_of_texts(http: httpx.Client, triton: FakeTriton, model: str) -> None:
     body = {"model": model, "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}
     assert http.post("/v1/chat/completions", json=body).status_code == 200
@@ -78,15 +86,16 @@ def test_pictures_of_an_interactive_prompt(http: httpx.Client, triton: FakeTrito
 def test_what_may_not_be_had_is_refused_by_name_and_triton_never_asked(
     small: httpx.Client, triton: FakeTriton, model: str, url: str, reason: str
 ) -> None:
-    parts = [*SHOWN, {"type": "image_url", "image_url": {"url": url}}]
-    body = {"model": model, "messages": [{"role": "system", "content": "x"}, {"role": "user", "content": parts}]}
-    before = len(triton.requests)
-    answer = small.post("/v1/chat/completions", json=body)
-    assert answer.status_code == 400
-    error = answer.json()["error"]
-    assert error["param"] == "messages[1].content[2].image_url.url"
-    assert reason in error["message"]
-    assert len(triton.requests) == before
+    for kind in ("image_url", "video_url"):
+        parts = [*SHOWN, {"type": kind, kind: {"url": url}}]
+        body = {"model": model, "messages": [{"role": "system", "content": "x"}, {"role": "user", "content": parts}]}
+        before = len(triton.requests)
+        answer = small.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert error["param"] == f"messages[1].content[2].{kind}.url"
+        assert reason in error["message"]
+        assert len(triton.requests) == before
 
 
 @pytest.mark.parametrize(
@@ -99,6 +108,8 @@ def test_what_may_not_be_had_is_refused_by_name_and_triton_never_asked(
         ({"type": "image_url", "image_url": {"url": URL, "max_slice_nums": 0}}, 400),
         ({"type": "image_url", "image_url": {"url": URL, "max_pixels": 1 << 40}}, 400),
         ({"type": "image_url", "image_url": {"url": URL, "detail": "huge"}}, 400),
+        ({"type": "video_url", "video_url": {"url": URL, "num_frames": 129}}, 400),
+        ({"type": "video_url", "video_url": {"url": URL, "fps": 0}}, 400),
     ],
 )
 def test_a_part_of_another_form_is_refused(http: httpx.Client, model: str, part: dict[str, Any], status: int) -> None:

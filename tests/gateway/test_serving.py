@@ -19,6 +19,8 @@ from tests.gateway.conftest import MODEL
 from tests.support.certificates import make_certificate
 from tests.support.commands import Command
 from tests.support.fake_triton import FakeTriton, Script
+from tests.support.metrics import figures_of
+from tests.support.processes import children, command_line
 from tests.support.waiting import eventually_sync
 
 BODY: Any = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]}
@@ -83,7 +85,11 @@ def test_workers_share_the_port_and_their_figures(fake: FakeTriton) -> None:
         with ThreadPoolExecutor(4) as threads:
             assert set(threads.map(ask, range(40))) == {200}
         count = 'lmdeploy_gateway_requests_total{method="POST",path="/v1/chat/completions",status="200"} 40.0'
-        assert count in httpx.get(f"{url}/metrics", trust_env=False).text
+        page = httpx.get(f"{url}/metrics", trust_env=False).text
+        assert count in page
+        said = figures_of(page)
+        assert said.one("vllm:e2e_request_latency_seconds_count", model_name=MODEL, engine="0") == 40
+        assert said.one("vllm:request_success_total", finished_reason="stop") == 40
         first, second = workers_of(command.process.pid)
         os.kill(first, signal.SIGKILL)
         eventually_sync(lambda: len(set(workers_of(command.process.pid)) - {first}) == 2, timeout=20)
@@ -92,10 +98,7 @@ def test_workers_share_the_port_and_their_figures(fake: FakeTriton) -> None:
 
 
 def workers_of(pid: int) -> list[int]:
-    children = [int(word) for file in Path(f"/proc/{pid}/task").glob("*/children") for word in file.read_text().split()]
-    return [
-        child for child in children if b"openai_gateway.process.worker" in Path(f"/proc/{child}/cmdline").read_bytes()
-    ]
+    return [child for child in children(pid) if "openai_gateway.process.worker" in command_line(child)]
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])

@@ -8,7 +8,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import aiohttp
 import httpx
+import openai
 import pytest
 
 from openai_gateway.process.connection import MAX_HEAD, Patience
@@ -73,6 +75,21 @@ def test_a_connection_that_falls_silent_after_a_request_is_closed(fake: FakeTrit
                 client.sendall(further)
                 rest = all_of(client)
                 assert rest == b"" if further == b"\r\n" else rest.startswith(b"HTTP/1.1 408")
+
+
+def test_a_connection_without_a_request_is_closed(fake: FakeTriton) -> None:
+    patience = Patience(idle=SHORT)
+    with running_gateway(Settings(triton_address=fake.address), patience=patience) as url, connected(url) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert all_of(client).startswith(b"HTTP/1.1 200")
+
+
+async def test_clients_close_their_idle_connections_before_the_gateway_does() -> None:
+    """Else a request crosses with the closing, and is lost."""
+    client = openai.AsyncOpenAI(base_url="http://localhost", api_key="none")
+    pool = client._client._transport._pool  # type: ignore[attr-defined]
+    async with client, aiohttp.TCPConnector() as proxy:
+        assert max(pool._keepalive_expiry, proxy._keepalive_timeout) < Patience().idle
 
 
 def test_a_head_that_never_ends_is_refused(fake: FakeTriton) -> None:

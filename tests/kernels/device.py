@@ -7,7 +7,7 @@ modules take.
 
 import importlib
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -107,6 +107,18 @@ class Device:
         rows, heads = x.shape[:2]
         y = _unwritten(rows, heads, weight.exact.shape[0] // heads)
         return torch.from_numpy(self.native.head_linear(weight.native, _array(x), gap, y))
+
+    def lora(
+        self, x: torch.Tensor, y: torch.Tensor, adapters: Sequence[Any], adapter_of_row: Sequence[int]
+    ) -> torch.Tensor:
+        """Return ``y`` ``[rows, out]`` with what the adapter of each row of ``x`` ``[rows, in]`` adds; -1: none.
+
+        ``adapters`` are :class:`~tests.kernels.adapters.Adapter`, all of one type.
+        """
+        native = [adapter.native for adapter in adapters]
+        return torch.from_numpy(
+            self.native.lora(_array(x), _array(y), native, list(adapter_of_row), adapters[0].native_format)
+        )
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Return RMSNorm of the rows of ``x`` ``[rows, size]``, times ``weight`` ``[size]``."""

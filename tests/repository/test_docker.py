@@ -7,14 +7,17 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from lmdeploy.cli.main import make_parser
 from lmdeploy.paths import DEFAULT_MODEL_NAME
 from lmdeploy.serve.restrictions import is_loopback
+from openai_gateway.settings import DEFAULT_PORT
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 # Of NVIDIA's bulletins up to September 2026, the last is fixed in this release.
 FIRST_FIXED = (26, 7)
+EXIT_SECONDS = 15  # what tritonserver gets to end: lmdeploy/serve/tritonserver.py
 
 Instruction = tuple[str, str]
 
@@ -68,6 +71,23 @@ def test_compilers_stay_behind(image: list[list[Instruction]]) -> None:
     _, build, final = image
     assert any("g++" in line for line in given(build, "RUN"))
     assert not any("apt-get" in line for line in given(final, "RUN"))
+
+
+@pytest.mark.parametrize("file", ["compose.yml", "compose.model.yml"])
+def test_compose_gives_it_commands_of_ours(file: str) -> None:
+    server = yaml.safe_load((ROOT / "docker" / file).read_text(encoding="utf-8"))["services"]["server"]
+    parsed = make_parser().parse_args(server["command"])
+    assert is_loopback(parsed.triton_server_name)
+    assert parsed.server_port == DEFAULT_PORT
+
+
+def test_compose_runs_it_with_a_root_that_nobody_writes(image: list[list[Instruction]]) -> None:
+    server = yaml.safe_load((ROOT / "docker" / "compose.yml").read_text(encoding="utf-8"))["services"]["server"]
+    assert server["read_only"]
+    written = {volume.split(":")[1] for volume in server["volumes"]} | set(server["tmpfs"])
+    assert written == set(json.loads(given(image[-1], "VOLUME")[0]))
+    drained = make_parser().parse_args(server["command"]).drain_seconds
+    assert float(server["stop_grace_period"].removesuffix("s")) >= drained + EXIT_SECONDS
 
 
 def test_its_command_is_one_of_ours_and_leaves_tritons_ports_closed(image: list[list[Instruction]]) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 FOLDERS = (
     "backend_cpp",
+    "deploy",
     "docs",
     "lmdeploy",
     "model_repository",
@@ -20,6 +21,7 @@ BUILT = {".pyc", ".so"}
 MOST_FILES = 25
 # Folders whose files are all of one kind, named after what they are about.
 ONE_OF_A_KIND = {
+    "docs": "a subject each",
     "lmdeploy/turbomind/families": "a model family each",
     "lmdeploy/templates/families": "the templates of a family each",
     "tests/data/templates": "a chat template each",

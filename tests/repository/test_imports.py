@@ -34,6 +34,7 @@ CPP_FLOORS = (
 PYTHON_FLOORS = (
     {"lmdeploy"},
     {"openai_gateway", "python_backend", "webui"},
+    {"lmdeploy.serve.ray"},
     {"lmdeploy.cli"},
     {"lmdeploy.__main__", "tools"},
     {"tests"},

@@ -245,8 +245,7 @@ def test_serve_hands_what_it_is_told_to_the_command(monkeypatch: pytest.MonkeyPa
 
 
 REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "pytorch": ({"backend_config": PytorchEngineConfig()}, ValueError, "PytorchEngineConfig: there is no PyTorch"),
-    "backend": ({"backend": "pytorch"}, ValueError, "there is no PyTorch engine yet; use TurbomindEngineConfig"),
+    "pytorch": ({"backend_config": PytorchEngineConfig(device_type="maca")}, ValueError, "MetaX"),
     "typo": ({"sesion_len": 5}, TypeError, "did you mean 'session_len'"),
     "vision": ({"vision_config": object()}, ValueError, "vision_config must be a VisionConfig"),
 }

@@ -21,7 +21,7 @@ def test_a_page_that_cannot_start_ends_the_command_with_its_reason(monkeypatch: 
 
     monkeypatch.setattr(chat_page.os, "kill", note)
     page = ChatPage(
-        "localhost:1", "no address", free_ports(1)[0], ["key"], on_ready=lambda: pytest.fail("it is not ready")
+        "localhost:1", "", "no address", free_ports(1)[0], ["key"], on_ready=lambda: pytest.fail("it is not ready")
     )
     page.start()
     assert ended.wait(60)
@@ -32,6 +32,6 @@ def test_a_page_that_cannot_start_ends_the_command_with_its_reason(monkeypatch: 
 
 
 def test_a_page_that_is_not_wanted_is_not_started() -> None:
-    page = ChatPage("localhost:1", "localhost", free_ports(1)[0], (), on_ready=lambda: None)
+    page = ChatPage("localhost:1", "", "localhost", free_ports(1)[0], (), on_ready=lambda: None)
     page.stop()
     assert page.failure == ""

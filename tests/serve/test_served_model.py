@@ -8,8 +8,9 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from lmdeploy.cli import triton
+from lmdeploy.cli import several, triton
 from lmdeploy.cli.main import make_parser
+from lmdeploy.cli.several import served_models
 from lmdeploy.cli.triton import CommandError, served_model
 from lmdeploy.serve.ports import Ports
 from lmdeploy.turbomind.convert import convert
@@ -116,3 +117,48 @@ def test_older_clients_get_a_template_they_know_and_others_the_models_name(works
     assert (named["model_name"], named["served_model_name"]) == ("internlm2-chat-7b", "internlm2-chat-7b")
     other = told("", "--chat-template", "llama2", "--model-name", "mine").parameters
     assert (other["model_name"], other["served_model_name"]) == ("llama2", "mine")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--cache-max-entry-count", "100000000"), "the models do not fit together into the"),
+        (("--model-name", "mine"), "--model-name is for one model"),
+        (("--triton-server-name", "0.0.0.0"), "listens on this machine only"),
+        (("--models-file", "/nowhere.json"), "/nowhere.json cannot be read"),
+    ],
+)
+def test_several_models_that_cannot_be_served_so_are_refused(
+    workspace: Path, arguments: tuple[str, ...], sentence: str
+) -> None:
+    models = [str(workspace), f"other={workspace}"]
+    args = make_parser().parse_args(["serve", "api_server", *models, *arguments])
+    with pytest.raises(CommandError) as caught, served_models(args):
+        pass
+    assert sentence in str(caught.value)
+
+
+def test_several_models_have_folders_and_settings_of_their_own(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[dict[str, Any]] = []
+
+    class Several(Recorder):
+        repository_key = "key"
+
+        def __init__(self, repository: Path, **settings: Any) -> None:
+            made.append(settings | {"folders": {path.name for path in repository.iterdir()}})
+
+    monkeypatch.setattr(several, "TritonServer", Several)
+    args = make_parser().parse_args(
+        ["serve", "api_server", f"a={workspace}", f"b@2={workspace}", "--session-len", "64", "--drain-seconds", "3"]
+    )
+    with served_models(args) as served:
+        entries = made[0]["models"].models()
+        assert (served.name, served.models_dir) == ("a, b@2", made[0]["models"].folder)
+    assert [(entry.name, entry.suffix, entry.chat_template) for entry in entries] == [
+        ("a", ".a", "vicuna"),
+        ("b@2", ".b_2", "vicuna"),
+    ]
+    assert {"turbomind.a", "ensemble.b_2"} < made[0]["folders"]
+    assert "engine_config" not in made[0]

@@ -28,13 +28,14 @@ class ApiServer:
         env: Mapping[str, str] | None = None,
         before: Callable[[], None] | None = None,
         triton_grpc_port: int | None = None,
+        python: str = sys.executable,
     ) -> None:
         self.port, http, grpc, metrics = free_ports(4)
         grpc = triton_grpc_port or grpc
         ports = {"server": self.port, "triton-http": http, "triton-grpc": grpc, "triton-metrics": metrics}
         flags = [word for name, port in ports.items() for word in (f"--{name}-port", str(port))]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "lmdeploy", "serve", "api_server", *arguments, *flags],
+            [python, "-m", "lmdeploy", "serve", "api_server", *arguments, *flags],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -44,6 +45,7 @@ class ApiServer:
         )
         self.url = f"http://127.0.0.1:{self.port}"
         self.triton_address = f"127.0.0.1:{grpc}"
+        self.triton_http_port = http
         self.metrics_url = f"http://127.0.0.1:{metrics}/metrics"
         self.output = ""
         self._reader = threading.Thread(target=self._read)

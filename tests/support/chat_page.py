@@ -65,6 +65,22 @@ class ChatPage:
         return self._one("#header h1").text
 
     @property
+    def models(self) -> list[str]:
+        """What can be chosen to answer; empty where there is no choice."""
+        if not any(field.is_displayed() for field in self._driver.find_elements(By.CSS_SELECTOR, "#model input")):
+            return []
+        self._one("#model input").click()
+        self.wait(lambda: bool(self._texts('#model [role="option"]')))
+        names = [text.lstrip("✓ ").strip() for text in self._texts('#model [role="option"]')]
+        self._one("#model input").send_keys(Keys.ESCAPE)
+        return names
+
+    def choose_model(self, name: str) -> None:
+        """Choose what is to answer."""
+        self.wait(lambda: self._shown("#model input"))
+        self.type(name + Keys.ENTER, into="#model input")
+
+    @property
     def browser_title(self) -> str:
         return self._driver.title
 
@@ -91,6 +107,11 @@ class ChatPage:
         field = self._one(into)
         field.send_keys(Keys.CONTROL + "a")
         field.send_keys(text)
+
+    def paste(self, text: str) -> None:
+        """Put a text into the question's field at once, as the clipboard does."""
+        self._one("#question textarea").click()
+        self._driver.execute_cdp_cmd("Input.insertText", {"text": text})
 
     def ask(self, question: str) -> None:
         """Type a question and send it with Enter."""

@@ -53,6 +53,7 @@ class Script:
     fail_after : responses after which the request fails with `error`
     hold_after : responses after which the engine waits until it is cancelled (or `release` is set)
     resume : whether it goes on to a proper end after it was released
+    engine_seconds : before the batch, to the first token, to the end
     """
 
     texts: Sequence[str] = ("The capital", " of France", " is Paris.")
@@ -64,16 +65,18 @@ class Script:
     error: tuple[grpc.StatusCode, str] = (grpc.StatusCode.INTERNAL, "scripted failure")
     hold_after: int | None = None
     resume: bool = False
+    engine_seconds: tuple[float, float, float] = (0.25, 0.5, 1.0)
 
 
 @dataclass
 class Received:
-    """One request as it arrived: model, id, and decoded tensors by name (single values unpacked)."""
+    """One request as it arrived: model, id, decoded tensors by name (single values unpacked), the stream's metadata."""
 
     model: str
     id: str
     inputs: dict[str, Any]
     outputs: list[str]
+    metadata: dict[str, str] = field(default_factory=dict)
     cancelled: threading.Event = field(default_factory=threading.Event)
     released: threading.Event = field(default_factory=threading.Event)
 
@@ -89,6 +92,11 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.stops: queue.Queue[str] = queue.Queue()
         self.controls: list[dict[str, Any]] = []
         self.sessions: set[int] = set()
+        self.adapters: dict[str, str] = {}  # notes by name
+        self.adapters_of: dict[str, dict[str, str]] = {}  # where there are several models: of each engine
+        self.repository_key = "key of the repository"
+        self.loaded: list[str] = []  # models
+        self.broken: dict[str, str] = {}  # how the names of models end that cannot be loaded, and why
         self.release = threading.Event()
         self.port = 0
         self._server: grpc.Server | None = None
@@ -116,7 +124,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
     def reset(self) -> None:
         """Forget what arrived and answer as at first."""
         self.script, self.ready, self.requests, self.stops = Script(), True, [], queue.Queue()
-        self.controls, self.sessions = [], set()
+        self.controls, self.sessions, self.adapters = [], set(), {}
         self.release.set()
         self.release = threading.Event()
 
@@ -129,17 +137,47 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
             config.parameters[key].string_value = value
         return service_pb2.ModelConfigResponse(config=config)
 
+    def RepositoryModelLoad(self, request: Any, context: Any) -> Any:
+        self._require_key(context)
+        if reason := next((why for name, why in self.broken.items() if request.model_name.endswith(name)), ""):
+            name = request.model_name
+            context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"load failed for model '{name}': version 1 is at UNAVAILABLE state: Invalid argument: {reason};\n",
+            )
+        self.loaded.append(request.model_name)
+        return service_pb2.RepositoryModelLoadResponse()
+
+    def RepositoryModelUnload(self, request: Any, context: Any) -> Any:
+        self._require_key(context)
+        if request.model_name in self.loaded:
+            self.loaded.remove(request.model_name)
+        return service_pb2.RepositoryModelUnloadResponse()
+
+    def RepositoryIndex(self, request: Any, context: Any) -> Any:
+        self._require_key(context)
+        answer = service_pb2.RepositoryIndexResponse()
+        for name in self.loaded:
+            answer.models.add(name=name, version="1", state="READY")
+        return answer
+
+    def _require_key(self, context: Any) -> None:
+        given = dict(context.invocation_metadata()).get("triton-grpc-protocol-lmdeploy-admin")
+        if given != self.repository_key:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "This protocol is restricted")
+
     def ModelInfer(self, request: Any, context: Any) -> Any:
         received = _received(request)
         answer = service_pb2.ModelInferResponse(model_name=request.model_name)
-        if request.model_name == "preprocessing":
+        kind = request.model_name.partition(".")[0]  # with several models, their names follow
+        if kind == "preprocessing":
             try:
                 ids = _prompt(received.inputs)
             except ValueError as error:
                 context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             answer.outputs.add(name="INPUT_ID", datatype="UINT32", shape=[1, len(ids)])
             answer.raw_output_contents.append(struct.pack(f"<{len(ids)}I", *ids))
-        elif request.model_name == "postprocessing":
+        elif kind == "postprocessing":
             text = TOKEN_BYTES.join(received.inputs["TOKENS_BATCH"]).decode(errors="replace")
             answer.outputs.add(name="OUTPUT", datatype="BYTES", shape=[1])
             answer.raw_output_contents.append(_bytes(text))
@@ -153,8 +191,12 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
             if "STOP" in received.inputs:
                 self._control(received.inputs)
                 continue
+            if "lora_control" in received.inputs:
+                yield self._adapter_control(received)
+                continue
             context.add_callback(received.cancelled.set)
             received.released = self.release  # before a control request can know of it
+            received.metadata = {key: str(value) for key, value in context.invocation_metadata()}
             self.requests.append(received)
             try:
                 self._session(received.inputs)
@@ -164,6 +206,23 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
                 if request.parameters["error_codes"].bool_param:
                     text = f"{code.name}: {text}"
                 yield service_pb2.ModelStreamInferResponse(error_message=f"in ensemble '{received.model}', {text}")
+
+    def _adapter_control(self, received: Received) -> Any:
+        name, action = received.inputs.get("lora_name", ""), received.inputs["lora_control"]
+        adapters = self.adapters
+        if received.model != "turbomind":
+            adapters = self.adapters_of.setdefault(received.model, {})
+        is_there = name in adapters
+        if action == "load" and not is_there:
+            adapters[name] = received.inputs.get("lora_note", "")
+        elif action == "unload" and is_there:
+            del adapters[name]
+        elif action != "list":
+            text = (
+                f"NOT_FOUND: there is no adapter {name}" if action == "unload" else f"INVALID_ARGUMENT: {name} is there"
+            )
+            return service_pb2.ModelStreamInferResponse(error_message=text)
+        return _response(received, Script(), 0, json.dumps(list(adapters.items())), 0, True)
 
     def _control(self, inputs: dict[str, Any]) -> None:
         if "stop_request_id" in inputs:
@@ -222,11 +281,15 @@ def _received(request: Any) -> Received:
 
 
 def _prompt(inputs: dict[str, Any]) -> list[int]:
+    if "lora_control" in inputs:
+        return []
     if "QUERY" in inputs:
         return [BOS] if inputs["QUERY"] == "<BOS>" else token_ids(inputs["QUERY"])
     if "messages" in inputs:
-        messages = json.loads(inputs["messages"])
-        return token_ids("".join(f"<{message['role']}>{message['content']}" for message in messages))
+        given = json.loads(inputs["messages"])
+        messages = given["messages"] if isinstance(given, dict) else given
+        written = "".join(f"<{message['role']}>{message['content']}" for message in messages)
+        return token_ids(f"[{inputs['lora_name']}]{written}" if "lora_name" in inputs else written)
     if "bad" in inputs["text_input"]:
         raise ValueError("text_input must not be bad")
     return token_ids(inputs["text_input"])
@@ -263,6 +326,7 @@ def _response(received: Received, script: Script, index: int, text: str, done: i
         "generate_token_len": ("INT32", [1, 1], struct.pack("<i", 2 * (done + 1))),
         "index": ("INT32", [1, 1], struct.pack("<i", index)),
         "history_token_len": ("INT32", [1, 1], struct.pack("<i", script.history_token_len)),
+        "engine_seconds": ("FP32", [1, 3], struct.pack("<3f", *(script.engine_seconds if last else (-1, -1, -1)))),
         "token_logprobs": ("FP32", [1, 2], struct.pack("<2f", -0.5, -0.25)),
         "top_token_ids": ("INT32", [1, 2, top], struct.pack(f"<{2 * top}i", *chain(*likeliest))),
         "top_logprobs": ("FP32", [1, 2, top], struct.pack(f"<{2 * top}f", *chain(*values))),

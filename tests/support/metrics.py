@@ -2,7 +2,11 @@
 
 import urllib.request
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from lmdeploy.serve.tritonserver import TritonServer
+
+Labels = frozenset[tuple[str, str]]
 
 
 def engine_metrics(server: TritonServer) -> dict[str, float]:
@@ -12,3 +16,43 @@ def engine_metrics(server: TritonServer) -> dict[str, float]:
     prefix = "turbomind_"
     pairs = (line.rsplit(" ", 1) for line in lines if line.startswith(prefix))
     return {name.split("{")[0].removeprefix(prefix): float(value) for name, value in pairs}
+
+
+class Figures:
+    """A page of figures.
+
+    Parameters
+    ----------
+    values : dict
+        By the sample's name and labels.
+    """
+
+    def __init__(self, values: dict[tuple[str, Labels], float]) -> None:
+        self.values = values
+
+    @property
+    def names(self) -> set[str]:
+        """Names of samples."""
+        return {name for name, _ in self.values}
+
+    def one(self, name: str, **labels: str) -> float:
+        """Return the value of the one sample that has these labels, among others."""
+        (value,) = (value for (found, had), value in self.values.items() if found == name and labels.items() <= had)
+        return value
+
+    def of_family(self, family: str) -> dict[tuple[str, Labels], float]:
+        """Return the samples of a histogram, a counter or a gauge."""
+        names = {family + ending for ending in ("", "_total", "_bucket", "_count", "_sum")}
+        return {key: value for key, value in self.values.items() if key[0] in names}
+
+    def drop(self, name: str) -> None:
+        """Forget the samples of a name."""
+        self.values = {key: value for key, value in self.values.items() if key[0] != name}
+
+
+def figures_of(text: str) -> Figures:
+    """Return what a page in Prometheus' text format says, read by Prometheus' own reader."""
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    values = {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
+    assert len(values) == len(samples), "a series is told twice"
+    return Figures(values)

@@ -1,4 +1,4 @@
-"""MiniCPM-V 2.6 in float64 and plain matrix products, and tiny random checkpoints of it."""
+"""MiniCPM-V in float64 and plain matrix products, and tiny random checkpoints of it."""
 
 import json
 import math
@@ -11,19 +11,35 @@ import numpy as np
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from tests.support import tiny_vision_models as tiny
 
 _SIDE, _PATCH, _MOST, _QUERIES, _TABLE = 28, 7, 4, 4, 10
 _HIDDEN, _HEADS, _TOWER, _TOWER_HEADS, _TOWER_MLP, _TOWER_LAYERS = 256, 2, 16, 2, 32, 2
 _SPECIAL = ["<unk>", "<image>", "</image>", "<slice>", "</slice>", "<image_id>", "</image_id>"]
+_TEXTS: dict[float, tuple[type[PreTrainedModel], type[PretrainedConfig]]] = {
+    2.5: (LlamaForCausalLM, LlamaConfig),
+    2.6: (Qwen2ForCausalLM, Qwen2Config),
+    4.0: (LlamaForCausalLM, LlamaConfig),
+    4.5: (Qwen3ForCausalLM, Qwen3Config),
+}
 
 
-def make_tiny_minicpmv(directory: Path) -> Path:
-    """Make a MiniCPM-V 2.6 with up to 4 slices of some 28 by 28 pixels, 4 rows a view."""
+def make_tiny_minicpmv(directory: Path, version: float = 2.6) -> Path:
+    """Make a MiniCPM-V with up to 4 slices of some 28 by 28 pixels, 4 rows a view; 2.5 says not its last layer."""
     tiny.write_tokenizer(directory, _SPECIAL, tiny.TEXT_TEMPLATE)
-    text = tiny.save_random(Qwen2ForCausalLM, _text_config(), directory.with_name("text"), 0)
+    text_class = _TEXTS[version][0]
+    text = tiny.save_random(text_class, _text_config(version), directory.with_name("text"), 0)
     random = torch.Generator().manual_seed(1)
     tensors = {}
     for name, shape in _shapes().items():
@@ -36,26 +52,27 @@ def make_tiny_minicpmv(directory: Path) -> Path:
     config |= {
         "architectures": ["MiniCPMV"],
         "model_type": "minicpmv",
-        "version": 2.6,
+        "version": version,
+        "drop_vision_last_layer": version == 2.5,
         "auto_map": {"AutoModel": "modeling_minicpmv.MiniCPMV"},
         "image_size": 448,
         "query_num": _QUERIES,
         "slice_mode": True,
-        "use_image_id": True,
+        "use_image_id": version > 2.5,
         "vision_config": {
             "hidden_size": _TOWER,
             "image_size": _TABLE * _PATCH,
             "intermediate_size": _TOWER_MLP,
             "model_type": "siglip",
             "num_attention_heads": _TOWER_HEADS,
-            "num_hidden_layers": _TOWER_LAYERS,
+            "num_hidden_layers": _TOWER_LAYERS + (version == 2.5),
             "patch_size": _PATCH,
         },
     }
     (directory / "config.json").write_text(json.dumps(config))
     said = {"image_processor_type": "MiniCPMVImageProcessor", "image_feature_size": _QUERIES, "max_slice_nums": _MOST}
-    said |= {"norm_mean": [0.5, 0.5, 0.5], "norm_std": [0.5, 0.5, 0.5], "patch_size": _PATCH, "version": 2.6}
-    said |= {"scale_resolution": _SIDE, "slice_mode": True, "use_image_id": True}
+    said |= {"norm_mean": [0.5, 0.5, 0.5], "norm_std": [0.5, 0.5, 0.5], "patch_size": _PATCH, "version": version}
+    said |= {"scale_resolution": _SIDE, "slice_mode": True, "use_image_id": version > 2.5}
     (directory / "preprocessor_config.json").write_text(json.dumps(said))
     shutil.rmtree(text)
     return directory
@@ -67,7 +84,8 @@ class MiniCpmReference:
     def __init__(self, directory: Path) -> None:
         self.token = tiny.token_id(directory, "<unk>")
         self.tensors = {name: values.double() for name, values in load_file(directory / "model.safetensors").items()}
-        self.text = Qwen2ForCausalLM(_text_config()).double()
+        self.version = json.loads((directory / "config.json").read_text())["version"]
+        self.text = _TEXTS[self.version][0](_text_config(self.version)).double()
         own = {name[4:]: values for name, values in self.tensors.items() if name.startswith("llm.")}
         self.text.load_state_dict(own)
 
@@ -75,23 +93,33 @@ class MiniCpmReference:
         embeddings = self.text.model.embed_tokens.weight[torch.tensor(ids)].clone()
         places = [position for position, token in enumerate(ids) if token == self.token]
         with torch.inference_mode():
-            rows = [row for image in images for view in _views(image) for row in self.rows(view)]
+            rows = [row for image in images for view in self.views(image) for row in view]
             for place, row in zip(places, rows, strict=True):
                 embeddings[place] = row
             logits: torch.Tensor = self.text(inputs_embeds=embeddings[None]).logits[0]
             return logits
 
-    def rows(self, view: np.ndarray) -> torch.Tensor:
-        """Return the rows of one view: line, column, colour."""
+    def views(self, image: Image.Image) -> list[torch.Tensor]:
+        """Return the rows of each view of a picture."""
+        views = _views(image)
+        longest = max(view.shape[0] * view.shape[1] for view in views) // _PATCH**2
+        return [self.rows(view, longest) for view in views]
+
+    def rows(self, view: np.ndarray, longest: int) -> torch.Tensor:
+        """Return the rows of one view, line, column, colour, of a picture whose largest has ``longest`` patches."""
         high, wide = view.shape[0] // _PATCH, view.shape[1] // _PATCH
         grid = [(row, column) for row in range(high) for column in range(wide)]
         squares = [
             view[row * _PATCH : (row + 1) * _PATCH, column * _PATCH : (column + 1) * _PATCH].transpose(2, 0, 1)
             for row, column in grid
         ]
+        if self.version == 2.5:  # the published code does not mask what fills up the shorter views of a picture
+            squares += [np.zeros((3, _PATCH, _PATCH))] * (longest - len(squares))
         states = torch.from_numpy(np.stack(squares)).flatten(1) @ self._t("patch_embedding.weight").flatten(1).T
         states = states + self._t("patch_embedding.bias")
         table = [_place(row, high) * _TABLE + _place(column, wide) for row, column in grid]
+        if self.version == 2.5:  # nor does it tell the tower where lines end
+            table = [_place(i, longest) for i in range(longest)]
         states = states + self._t("position_embedding.weight")[table]
         for layer in range(_TOWER_LAYERS):
             at = f"vpm.encoder.layers.{layer}."
@@ -101,10 +129,14 @@ class MiniCpmReference:
             inner = self._linear(self._norm(states, f"{at}layer_norm2"), f"{at}mlp.fc1")
             inner = 0.5 * inner * (1 + torch.tanh(math.sqrt(2 / math.pi) * (inner + 0.044715 * inner**3)))
             states = states + self._linear(inner, f"{at}mlp.fc2")
-        states = self._norm(states, "vpm.post_layernorm")
+        states = self._norm(states, "vpm.post_layernorm")[: len(grid)]
 
-        values = self._norm(states @ self.tensors["resampler.kv_proj.weight"].T, "resampler.ln_kv")
-        keys = values + torch.tensor([_wave(column) + _wave(row) for row, column in grid], dtype=torch.float64)
+        keys = values = self._norm(states @ self.tensors["resampler.kv_proj.weight"].T, "resampler.ln_kv")
+        waves = torch.tensor([_wave(column) + _wave(row) for row, column in grid], dtype=torch.float64)
+        if self.version == 4.5:
+            values = values + waves
+        else:
+            keys = keys + waves
         queries = self._norm(self.tensors["resampler.query"], "resampler.ln_q")
         weights = self.tensors["resampler.attn.in_proj_weight"].chunk(3)
         biases = self.tensors["resampler.attn.in_proj_bias"].chunk(3)
@@ -211,6 +243,8 @@ def _shapes() -> dict[str, list[int]]:
     return shapes | {f"{name}.{kind}": [size] for name, size in norms.items() for kind in ("weight", "bias")}
 
 
-def _text_config() -> Qwen2Config:
+def _text_config(version: float) -> PretrainedConfig:
     sizes: dict[str, Any] = tiny.TEXT | {"hidden_size": _HIDDEN, "initializer_range": 0.1}
-    return Qwen2Config(**sizes)
+    if version == 4.5:
+        sizes["head_dim"] = 32
+    return _TEXTS[version][1](**sizes)

@@ -1,5 +1,6 @@
 """Which processes are alive, and what they hold, read from /proc."""
 
+import contextlib
 from pathlib import Path
 
 
@@ -10,8 +11,24 @@ def session_members(session: int) -> set[int]:
 
 def children(pid: int) -> list[int]:
     """Return the processes that any thread of a process started, and that nobody has waited for yet."""
-    files = Path(f"/proc/{pid}/task").glob("*/children")
-    return sorted({int(word) for file in files for word in file.read_text().split()})
+    found: set[int] = set()
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # the thread ended meanwhile
+            found.update(int(word) for word in file.read_text().split())
+    return sorted(found)
+
+
+def command_line(pid: int) -> str:
+    """Return the words a process was started with, spaces between; nothing once it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ").strip()
+    except OSError:
+        return ""
+
+
+def threads(pid: int) -> list[int]:
+    """Return the ids of a process's threads."""
+    return [int(entry.name) for entry in Path(f"/proc/{pid}/task").iterdir()]
 
 
 def open_files(pid: int) -> int:

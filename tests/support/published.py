@@ -155,6 +155,40 @@ def qwen(directory: Path, trained_length: int = 256) -> None:
     rewrite(directory, config, change)
 
 
+def molmo(directory: Path) -> None:
+    """Molmo from a Qwen2."""
+    old = old_config(directory)
+
+    def change(tensors: Tensors, _: dict[str, Any]) -> Tensors:
+        joined = fused(tensors, ("mlp.up_proj", "mlp.gate_proj"), "ff_proj", stacked)
+        return renamed(
+            fused(joined, _QKV, "att_proj", stacked),
+            (r"^model\.layers\.", "model.transformer.blocks."),
+            (r"^model\.norm", "model.transformer.ln_f"),
+            (r"^lm_head", "model.transformer.ff_out"),
+            (r"^model\.embed_tokens\.weight", "model.transformer.wte.embedding"),
+            (r"self_attn\.o_proj", "attn_out"),
+            (r"input_layernorm", "attn_norm"),
+            (r"post_attention_layernorm", "ff_norm"),
+            (r"mlp\.down_proj", "ff_out"),
+        )
+
+    config = llama_sizes(old, "max_position_embeddings", "num_key_value_heads") | {
+        "architectures": ["MolmoForCausalLM"],
+        "model_type": "molmo",
+        "attention_layer_norm": False,
+        "embedding_size": old["vocab_size"],
+        "intermediate_size": 2 * old["intermediate_size"],
+        "layer_norm_eps": old["rms_norm_eps"],
+        "layer_norm_type": "rms",
+        "norm_after": False,
+        "qkv_bias": True,
+        "rope_theta": 10000.0,
+        "weight_tying": False,
+    }
+    rewrite(directory, config, change)
+
+
 def baichuan(directory: Path) -> None:
     """Baichuan 7B from a Llama without grouping."""
     _baichuan(directory, {"max_position_embeddings": old_config(directory)["max_position_embeddings"]})

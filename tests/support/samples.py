@@ -1,8 +1,8 @@
 """Samples of cases that are much alike.
 
 `make test` runs a sample of the cases of a test that is marked ``alike``, such that each value of each parameter
-occurs, on each device, or, marked ``alike(most=n)``, at most n of such a sample; `make test-all` (``--all-cases``) runs
-all of them.
+occurs, on each device, or, marked ``alike(most=n)``, at most n of such a sample, and nothing that is marked
+``thorough``; `make test-all` (``--all-cases``) runs all of them.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -40,10 +40,19 @@ def values_of(item: pytest.Item) -> dict[str, Hashable]:
     return {name: repr(value) for name, value in callspec.params.items()} if callspec else {}
 
 
-def leave_out_alike(config: pytest.Config, items: list[pytest.Item], alike: Iterable[pytest.Item]) -> None:
-    """Take out of ``items`` what the samples of ``alike`` leave out, and have it counted as deselected."""
+def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Take out of ``items`` what is not for `make test`, and have it counted as deselected."""
     if config.getoption(OPTION):
         return
+    left_out = left_out_alike([item for item in items if item.get_closest_marker("alike")])
+    left_out.update(item for item in items if item.get_closest_marker("thorough"))
+    if left_out:
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=list(left_out))
+
+
+def left_out_alike(alike: Iterable[pytest.Item]) -> set[pytest.Item]:
+    """Return what the samples of tests that are much alike leave out."""
     groups: dict[tuple[Hashable, ...], list[pytest.Item]] = {}
     for item in alike:
         values = values_of(item)
@@ -56,6 +65,4 @@ def leave_out_alike(config: pytest.Config, items: list[pytest.Item], alike: Iter
         most = len(sample) if mark is None else mark.kwargs.get("most", len(sample))
         kept = set(spread(sample, most))
         left_out.update(item for number, item in enumerate(group) if number not in kept)
-    if left_out:
-        items[:] = [item for item in items if item not in left_out]
-        config.hook.pytest_deselected(items=list(left_out))
+    return left_out

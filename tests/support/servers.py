@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Any
 from lmdeploy.paths import DEFAULT_MODEL_NAME, default_model_dir
 from lmdeploy.serve.ports import Ports
 from lmdeploy.serve.tritonserver import TritonServer
+from lmdeploy.turbomind.engine_dir import resolve
 from lmdeploy.turbomind.repository import template_dir
 
-START = 120.0  # seconds a server gets to be ready on a busy machine
+START = 180.0  # seconds a server gets to be ready on a busy machine
 
 
 @contextmanager
@@ -22,6 +24,8 @@ def running_triton(
     """Serve a model (default: the default model, float32) with our backend on free ports."""
     path = model_path or default_model_dir()
     assert path.is_dir(), f"{path} is missing; run: make model"
+    with contextlib.suppress(ValueError):  # which the server is to tell
+        resolve(path)  # here, where transformers is loaded: each of the server's processes would load it too
     server = TritonServer(
         template_dir(),
         model_path=str(path),

@@ -92,8 +92,10 @@ def make_tiny_internvl_chat(directory: Path, *, text: str = "qwen2", normed: boo
     return _write(directory, native, own, _renamed(tower, names) | decoder)
 
 
-def make_tiny_llava_original(directory: Path, *, kind: str = "llama", tiles: bool = False) -> Path:
-    """Make a LLaVA in its authors' layout: 1.6 with tiles, else 1.5, whose tower is in a folder beside it."""
+def make_tiny_llava_original(
+    directory: Path, *, kind: str = "llama", tiles: bool = False, normed: bool = False
+) -> Path:
+    """Make a LLaVA in its authors' layout: 1.6 with tiles, else 1.5 or Yi-VL, whose tower is in a folder beside it."""
     native = native_of(directory)
     if tiles:
         tiny.make_tiny_llava_next(native, token="<unk>", text=kind)
@@ -112,7 +114,7 @@ def make_tiny_llava_original(directory: Path, *, kind: str = "llama", tiles: boo
         "image_aspect_ratio": "anyres" if tiles else "pad",
         "mm_hidden_size": 16,
         "mm_patch_merge_type": "spatial_unpad" if tiles else "flat",
-        "mm_projector_type": "mlp2x_gelu",
+        "mm_projector_type": "mlp2x_gelu_Norm" if normed else "mlp2x_gelu",
         "mm_use_im_patch_token": False,
         "mm_use_im_start_end": False,
         "mm_vision_select_feature": "patch",
@@ -129,9 +131,15 @@ def make_tiny_llava_original(directory: Path, *, kind: str = "llama", tiles: boo
     names = {
         r"^language_model\.": "",
         r"^multi_modal_projector\.linear_1": "model.mm_projector.0",
-        r"^multi_modal_projector\.linear_2": "model.mm_projector.2",
+        r"^multi_modal_projector\.linear_2": f"model.mm_projector.{3 if normed else 2}",
         r"^image_newline": "model.image_newline",
     }
+    if normed:
+        random = torch.Generator().manual_seed(3)
+        for place in (1, 4):
+            for part, middle in (("weight", 1.0), ("bias", 0.0)):
+                noise = torch.randn(config["text_config"]["hidden_size"], generator=random)
+                kept[f"model.mm_projector.{place}.{part}"] = middle + 0.3 * noise
     return _write(directory, native, own, _renamed(kept, names))
 
 

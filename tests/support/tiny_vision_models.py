@@ -288,6 +288,9 @@ def make_tiny_qwen_vl(directory: Path, *, seed: int = 0, kind: str = "Qwen2VL") 
     transformers.Qwen2VLImageProcessorPil(
         patch_size=PATCH, merge_size=2, size={"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 12}
     ).save_pretrained(directory)
+    most = 28 * 28 * (40 if is_third else 6)  # of all frames, or of one
+    settings = {"size": {"shortest_edge": 28 * 28, "longest_edge": most}}
+    (directory / "video_preprocessor_config.json").write_text(json.dumps(settings))
     save_random(getattr(transformers, f"{kind}ForConditionalGeneration"), config, directory, seed)
     if kind == "Qwen3VLMoe":
         _transpose_experts(directory / "model.safetensors")
@@ -310,6 +313,7 @@ def make_tiny_glm4v(directory: Path, *, seed: int = 0) -> Path:
     from transformers import Glm4vConfig, Glm4vForConditionalGeneration, Glm4vImageProcessorPil
 
     marks = ["<|image|>", "<|begin_of_image|>", "<|end_of_image|>", "<|video|>"]
+    marks += ["<|begin_of_video|>", "<|end_of_video|>"]
     write_tokenizer(directory, marks, _TEMPLATE.replace("IMAGE\n", "<|begin_of_image|><|image|><|end_of_image|>"))
     rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [1, 2, 1]}
     config = Glm4vConfig(
@@ -322,8 +326,12 @@ def make_tiny_glm4v(directory: Path, *, seed: int = 0) -> Path:
         image_start_token_id=token_id(directory, "<|begin_of_image|>"),
         image_end_token_id=token_id(directory, "<|end_of_image|>"),
         video_token_id=token_id(directory, "<|video|>"),
+        video_start_token_id=token_id(directory, "<|begin_of_video|>"),
+        video_end_token_id=token_id(directory, "<|end_of_video|>"),
         tie_word_embeddings=False,
     )  # fmt: skip
+    settings = {"size": {"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 40}}
+    (directory / "video_preprocessor_config.json").write_text(json.dumps(settings))
     Glm4vImageProcessorPil(
         patch_size=PATCH, merge_size=2, size={"shortest_edge": 2 * 28 * 28, "longest_edge": 2 * 28 * 28 * 12}
     ).save_pretrained(directory)

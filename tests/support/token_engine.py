@@ -7,16 +7,19 @@ from typing import Any
 
 import torch
 
-from lmdeploy import GenerationConfig, TurbomindEngineConfig
+from lmdeploy import GenerationConfig, PytorchEngineConfig
 from lmdeploy.turbomind.engine import Engine, EngineOutput
+from tests.support.both_engines import config_for
 
 TIMEOUT = 120.0
 
 
 class TokenEngine:
-    """An engine in float32 that cuts prompts into chunks and keeps prefixes; a context manager."""
+    """An engine in float32 that cuts prompts and keeps prefixes, or as ``config`` says; a context manager."""
 
-    def __init__(self, directory: Path, **settings: Any) -> None:
+    def __init__(
+        self, directory: Path, config: PytorchEngineConfig | None = None, backend: str = "turbomind", **settings: Any
+    ) -> None:
         defaults = {
             "dtype": "float32",
             "session_len": 512,
@@ -26,7 +29,7 @@ class TokenEngine:
             "num_tokens_per_iter": 20,
             "enable_prefix_caching": True,
         }
-        self.engine = Engine(str(directory), TurbomindEngineConfig(**(defaults | settings)))
+        self.engine = Engine(str(directory), config or config_for(backend, **(defaults | settings)))
 
     def __enter__(self) -> "TokenEngine":
         return self
@@ -34,7 +37,9 @@ class TokenEngine:
     def __exit__(self, *exception: object) -> None:
         self.engine.close()
 
-    def answer(self, ids: Sequence[int], tokens: int, rows: str = "all") -> tuple[list[int], torch.Tensor]:
+    def answer(
+        self, ids: Sequence[int], tokens: int, rows: str = "all", adapter: str | None = None
+    ) -> tuple[list[int], torch.Tensor]:
         """Return the greedy answer of ``tokens`` tokens, and the logits of ``rows`` (``all`` or ``generation``)."""
         config = GenerationConfig(max_new_tokens=tokens, ignore_eos=True, output_logits=rows)
         done = threading.Event()
@@ -45,7 +50,7 @@ class TokenEngine:
             if output.is_final:
                 done.set()
 
-        self.engine.submit(list(ids), config, receive, stream=False)
+        self.engine.submit(list(ids), config, receive, stream=False, adapter_name=adapter)
         assert done.wait(TIMEOUT), "no answer"
         assert not outputs[-1].error, outputs[-1].error
         logits = [torch.from_numpy(output.logits) for output in outputs if output.logits is not None]

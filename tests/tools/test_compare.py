@@ -114,6 +114,7 @@ def test_peers_take_turns_with_our_engine(model: Path, tmp_path: Path, monkeypat
     assert one_stream == ["openvino", "openvino", "llama-bench", "openvino", "llama-bench"]  # the first one warms up
 
 
+@pytest.mark.thorough
 def test_without_peers_their_targets_are_not_measured(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +125,7 @@ def test_without_peers_their_targets_are_not_measured(
     assert "not measured: decode, 1 stream, 16-bit / llama.cpp F16" in done.stdout
 
 
+@pytest.mark.thorough
 def test_a_cache_of_fewer_bits_holds_more_of_the_same_requests(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

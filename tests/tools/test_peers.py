@@ -190,6 +190,7 @@ def test_profile_generation_runs_who_is_there_beside_ours(log: Path, tiny_model:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.thorough
 def test_profile_throughput_compares_with_transformers(log: Path, tiny_model: Path) -> None:
     sizes = ["--num-prompts", "3", "--concurrency", "2", "--prompt-tokens", "4:8", "--completion-tokens", "3"]
     printed = profile("profile_throughput", str(tiny_model), *sizes, "--compare", "transformers,openvino")

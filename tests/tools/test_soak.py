@@ -19,6 +19,7 @@ SECONDS = 25
 MOST_GROWTH = 96  # MiB over half of so short a run, in which caches and arenas still find their size
 
 
+@pytest.mark.thorough
 @pytest.mark.e2e
 def test_a_short_soak_leaves_nothing(default_model_dir: Path, tmp_path: Path) -> None:
     model = make_tiny_llama(tmp_path / "tiny", max_position_embeddings=2048)

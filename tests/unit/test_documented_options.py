@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import csv
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,22 @@ def test_environment_and_options_are_merged_and_options_win(monkeypatch: pytest.
     monkeypatch.setenv("LMDEPLOY_ENGINE_CONFIG", '{"session_len": 100, "quant_policy": 4}')
     args = parse(["serve", "api_server", "m", "--session-len", "200", "--enable-prefix-caching"])
     assert engine_config(args) == {"session_len": 200, "quant_policy": 4, "enable_prefix_caching": True}
+
+
+def test_an_option_that_is_an_object_is_checked_member_by_member(capsys: pytest.CaptureFixture[str]) -> None:
+    from lmdeploy.cli.options import engine_config
+
+    def given(text: str) -> list[str]:
+        return ["serve", "api_server", "m", "--enable-prefix-caching", "--kv-events-config", text]
+
+    events = {"enable_kv_cache_events": True, "endpoint": "ipc:///run/events"}
+    assert engine_config(parse(given(json.dumps(events))))["kv_events_config"] == events
+    with pytest.raises(ValueError, match="kv_events_config: there is no field endpont; did you mean endpoint"):
+        engine_config(parse(given('{"endpont": "ipc:///run/events"}')))
+    for text in ("{", "[1]"):
+        with pytest.raises(SystemExit):
+            parse(given(text))
+        assert "--kv-events-config: must be a JSON object" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,10 +16,10 @@ from lmdeploy.paths import cache_root, locate_model, model_name_of
 from lmdeploy.token_bytes import TokenBytes
 from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.turbomind import engine_dir
-from lmdeploy.turbomind.engine_dir import CheckpointError, resolve
+from lmdeploy.turbomind.engine_dir import CheckpointError, UnsupportedModelError, resolve
 from lmdeploy.turbomind.spec import ModelSpec
 from tests.support.manifest_weights import load_weights
-from tests.support.tiny_models import make_tiny_llama
+from tests.support.tiny_models import make_tiny, make_tiny_llama
 
 CopyOf = Callable[[Path], Path]
 
@@ -192,3 +193,35 @@ def test_what_is_cached_depends_on_all_code_that_decides_it(monkeypatch: pytest.
     monkeypatch.setattr(Path, "read_bytes", noted)
     engine_dir._writer_hash.__wrapped__()
     assert {"manifest.py", "llama.py", "token_bytes.py", "tokenizer.py", "qwen.py", "ranks.py"} <= set(read)
+
+
+def test_a_model_that_turbomind_does_not_know_is_the_pytorch_engines_and_said_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = make_tiny(tmp_path / "model", "Olmo2ForCausalLM")
+    engine = resolve(directory)
+    assert engine.backend == "pytorch"
+    assert "Olmo2ForCausalLM is not supported" in caplog.text
+    assert resolve(engine.path).path == engine.path
+    with pytest.raises(UnsupportedModelError, match="Olmo2ForCausalLM is not supported"):
+        resolve(directory, backend="turbomind")
+    with pytest.raises(CheckpointError, match="it was made for the engine pytorch, not for turbomind"):
+        resolve(engine.path, backend="turbomind")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "weights of method 'bitsandbytes'"),
+        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM is not supported"),
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel is not supported"),  # its model_type is Llama's
+    ],
+)
+def test_what_neither_engine_runs_is_refused_in_turbominds_words(
+    tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
+    directory = make_tiny(tmp_path / "model", "LlamaForCausalLM")
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(UnsupportedModelError, match=reason):
+        resolve(directory)

@@ -73,4 +73,4 @@ UNSUPPORTED: dict[str, tuple[str, dict[str, Any], str]] = {
 def test_what_the_engine_cannot_do_is_named(case: str, tmp_path: Path) -> None:
     name, changes, reason = UNSUPPORTED[case]
     with pytest.raises(UnsupportedModelError, match=reason):
-        resolve(changed(tmp_path / "model", name, changes))
+        resolve(changed(tmp_path / "model", name, changes), backend="turbomind")

@@ -58,7 +58,7 @@ def test_what_the_engine_cannot_do_is_named(case: str, tiny_llama: Path, copy_of
     config = json.loads((checkpoint / "config.json").read_text())
     (checkpoint / "config.json").write_text(json.dumps(config | changes))
     with pytest.raises(UnsupportedModelError, match=reason):
-        resolve(checkpoint)
+        resolve(checkpoint, backend="turbomind")
 
 
 def test_the_documents_table_names_every_architecture() -> None:

@@ -1,6 +1,7 @@
 """Configs check themselves, and unsupported settings are refused."""
 
 import dataclasses
+import json
 import math
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from lmdeploy.messages import GenerationConfig, PytorchEngineConfig, TurbomindEngineConfig
+from lmdeploy.pytorch.settings import engine_settings
 from lmdeploy.turbomind.supported import refuse_unsupported_engine
 
 BAD_GENERATION: list[tuple[str, Any]] = [
@@ -106,9 +108,18 @@ def test_extreme_but_legal_values_are_accepted() -> None:
     GenerationConfig(temperature=np.float32(0.5), top_k=np.int64(3))  # type: ignore[arg-type]
 
 
-def test_the_pytorch_engine_is_refused() -> None:
-    with pytest.raises(ValueError, match="there is no PyTorch engine yet"):
-        refuse_unsupported_engine(PytorchEngineConfig())
+def test_the_engine_is_told_the_pytorch_engines_settings_by_its_own_names() -> None:
+    config = PytorchEngineConfig(
+        block_size=32, num_gpu_blocks=7, num_cpu_blocks=9, device_type="cpu", custom_module_map={"A": "b.C"},
+        eager_mode=True,
+    )  # fmt: skip
+    told = engine_settings(config)
+    want = {
+        "cache_block_seq_len": 32, "cache_max_entry_count": 7, "num_cpu_blocks": 9, "device": "cpu", "eager_mode": True,
+    }  # fmt: skip
+    assert {name: told[name] for name in want} == want
+    assert json.loads(told["custom_module_map"]) == {"A": "b.C"}
+    assert engine_settings(PytorchEngineConfig(custom_module_map="/a/map.py"))["custom_module_map"] == "/a/map.py"
 
 
 def test_defaults_are_supported() -> None:

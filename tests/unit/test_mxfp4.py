@@ -59,4 +59,4 @@ def test_another_method_is_refused(tmp_path: Path) -> None:
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "quark"}}))
     with pytest.raises(ValueError, match=r"method 'quark' are not supported; supported: .*mxfp4"):
-        resolve(directory)
+        resolve(directory, backend="turbomind")

@@ -148,6 +148,16 @@ def test_glm4_encodes_as_tiktoken_does_behind_its_prefix(glm4: Tokenizer, ranks:
         assert glm4.encode(text, add_bos=False) == reference.encode(text, allowed_special="all")
 
 
+def test_qwen_vl_has_marks_of_pictures_and_shows_those_of_places(ranks: dict[bytes, int], tmp_path: Path) -> None:
+    write_qwen(tmp_path, ranks)
+    assert "<img>" not in Tokenizer(str(tmp_path)).added_tokens
+    (tmp_path / "config.json").write_text('{"visual": {"image_start_id": 151857}}')
+    tokenizer = Tokenizer(str(tmp_path))
+    assert tokenizer.ids_of(["<ref>", "<img>", "</img>", "<imgpad>"]) == [151851, 151857, 151858, 151859]
+    ids = tokenizer.encode("<img></img><box>(1,2)</box>", add_bos=False)
+    assert tokenizer.decode(ids) == "<box>(1,2)</box>"
+
+
 @pytest.mark.parametrize("generation", ["chatglm2", "chatglm3"])
 def test_chatglm_encodes_as_sentencepiece_does_behind_its_prefix(
     request: pytest.FixtureRequest, generation: str

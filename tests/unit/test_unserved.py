@@ -8,7 +8,11 @@ import pytest
 
 from lmdeploy.errors import UnsupportedModelError
 from lmdeploy.turbomind.checkpoint import describe
+from lmdeploy.turbomind.families import family_of
+from lmdeploy.turbomind.text_part import sees
 from lmdeploy.turbomind.unserved import UNSERVED, Unserved, refuse_unserved
+from lmdeploy.vl.families import vision_families
+from lmdeploy.vl.tools import merge_xcomposer2d5_task
 
 _INTERNVL = {"ps_version": "v2", "dynamic_image_size": True, "use_thumbnail": True}
 _LLAVA = {"mm_projector_type": "mlp2x_gelu", "mm_vision_tower": "openai/clip-vit-large-patch14-336"}
@@ -16,9 +20,9 @@ _LLAVA = {"mm_projector_type": "mlp2x_gelu", "mm_vision_tower": "openai/clip-vit
 EXAMPLES: dict[str, dict[str, Any]] = {
     "Mono-InternVL": _INTERNVL | {"llm_config": {"architectures": ["InternLM2VEForCausalLM"]}},
     "InternVL 1.1, 1.2": _INTERNVL | {"dynamic_image_size": False},
-    "MiniCPM-V but 2.6": {"version": 2.5},
+    "MiniCPM-V before 2.5": {"version": 2.0},
+    "Molmo 7B-O, MolmoE": {"norm_after": True},
     "Janus": {"gen_vision_config": {"cls": "VQ-16"}},
-    "Yi-VL": _LLAVA | {"mm_projector_type": "mlp2x_gelu_Norm"},
     "InternVL built on LLaVA": _LLAVA | {"mm_vision_tower": "OpenGVLab/InternViT-6B-224px"},
     "LLaVA before 1.5": _LLAVA | {"mm_projector_type": "linear"},
     "LLaVA with tiles of another kind": _LLAVA | {"image_aspect_ratio": "anyres_max_9"},
@@ -26,7 +30,8 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 # Served models of the same architectures.
 SERVED: dict[str, dict[str, Any]] = {
     "InternVLChatModel": _INTERNVL | {"llm_config": {"architectures": ["Qwen2ForCausalLM"]}},
-    "MiniCPMV": {"version": 2.6},
+    "MiniCPMV": {"version": 4.5},
+    "MolmoForCausalLM": {"norm_after": False, "attention_layer_norm": False, "layer_norm_type": "rms"},
     "MultiModalityCausalLM": {"vision_config": {"cls": "CLIPVisionTower"}},
     "LlavaLlamaForCausalLM": _LLAVA | {"image_aspect_ratio": "pad"},
     "LlavaMistralForCausalLM": _LLAVA | {"image_aspect_ratio": "anyres", "mm_patch_merge_type": "spatial_unpad"},
@@ -51,9 +56,53 @@ def test_a_name_in_auto_map_is_enough() -> None:
         refuse_unserved({"architectures": ["InternLM2ForCausalLM"], "auto_map": code})
 
 
+@pytest.mark.parametrize("task", ["web", "write"])
+def test_merging_a_task_for_xcomposer_is_refused_as_the_model_is(
+    task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "merged"
+    output.mkdir()
+    (output / "kept").touch()
+    assert merge_xcomposer2d5_task.main(["internlm/internlm-xcomposer2d5-7b", str(output), "--task", task]) == 1
+    refused = capsys.readouterr().err
+    assert "nothing was merged: InternLM-XComposer2, 2.5" in refused
+    assert "low-rank matrices that are added for the rows of pictures alone; use InternVL2" in refused
+    assert (output / "kept").exists()
+
+
 @pytest.mark.parametrize("architecture", SERVED)
 def test_others_of_the_same_architecture_are_not_refused(architecture: str) -> None:
     shared = [row for row in UNSERVED if architecture in row.architectures]
     assert shared, "no row has this architecture"
     assert all(row.models in EXAMPLES for row in shared), "a row refuses all of them"
     refuse_unserved({"architectures": [architecture], **SERVED[architecture]})
+
+
+# Every model that sees in LMDeploy's manual or, since, in its list of architectures.
+SEEN = (
+    "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration", "LlavaLlamaForCausalLM",
+    "LlavaMistralForCausalLM", "LlavaOnevisionForConditionalGeneration", "InternVLChatModel",
+    "InternVLForConditionalGeneration", "Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration",
+    "Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration", "Glm4vForConditionalGeneration",
+    "Gemma3ForConditionalGeneration", "Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration",
+    "Mistral3ForConditionalGeneration", "MultiModalityCausalLM", "DeepseekVLForConditionalGeneration",
+    "DeepseekVLHybridForConditionalGeneration", "MiniCPMV", "Phi3VForCausalLM", "ChatGLMModel",
+    "ChatGLMForConditionalGeneration", "QWenLMHeadModel", "MolmoForCausalLM",
+)  # fmt: skip
+REFUSED = (
+    "Glm4vMoeForConditionalGeneration", "Glm46VForConditionalGeneration", "MiniCPMV4_6ForConditionalGeneration",
+    "Phi4MMForCausalLM", "Phi4MultimodalForCausalLM",
+    "Llama4ForConditionalGeneration", "Molmo2ForConditionalGeneration",
+    "InternLMXComposer2ForCausalLM", "CogVLMForCausalLM", "MiniGeminiLlamaForCausalLM", "MGMLlamaForCausalLM",
+)  # fmt: skip
+# Of these names there are models of texts alone, or served as such: pictures in their prompts are refused.
+READ = ("ChatGLMModel", "ChatGLMForConditionalGeneration", "QWenLMHeadModel", "MllamaForConditionalGeneration")
+
+
+def test_every_model_that_sees_is_served_or_refused_by_name() -> None:
+    served = {architecture for architecture, _ in vision_families()}
+    assert served == set(SEEN)
+    assert {name for row in UNSERVED for name in row.architectures} - served == {*REFUSED, "LlavaQwenForCausalLM"}
+    for name in READ:
+        assert family_of([name])[0] == name
+        assert not sees({"architectures": [name]})

@@ -17,7 +17,7 @@ from transformers import (
 from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
 from transformers.models.pixtral.image_processing_pil_pixtral import get_resize_output_image_size
 
-from lmdeploy.vl.families import deepseek_vl, llava_onevision, minicpmv, phi3_vision, pixtral
+from lmdeploy.vl.families import deepseek_vl, glm_4v_9b, llava_onevision, minicpmv, molmo, phi3_vision, pixtral
 from lmdeploy.vl.families.common import VisionPart
 
 _RANDOM = random.Random(0)
@@ -79,12 +79,21 @@ def test_minicpmv_writes_64_tokens_a_view(
     size: tuple[int, int], options: dict[str, int], columns: int, rows: int
 ) -> None:
     slicer = minicpmv.Slicer(448, 14, 9, True, (0, 0, 0), (1, 1, 1))
-    part = VisionPart(LlavaConfig(image_seq_length=64), slicer)
+    part = VisionPart(LlavaConfig(image_seq_length=64, is_in_line=False), slicer)
     one = "<unk>" * 64
     lines = [f"<slice>{one}</slice>" * columns for _ in range(rows)]
     assert minicpmv.expansion(part, size, options) == f"<image>{one}</image>" + "\n".join(lines)
     assert minicpmv.number(part, 3, {}) == "<image_id>3</image_id>"
     assert minicpmv.number(part, 3, {"use_image_id": False}) == ""
+
+
+def test_minicpmv_2_5_writes_96_tokens_a_view_and_one_pair_of_marks_around_all_slices() -> None:
+    slicer = minicpmv.Slicer(448, 14, 9, False, (0, 0, 0), (1, 1, 1))
+    part = VisionPart(LlavaConfig(image_seq_length=96, is_in_line=True), slicer)
+    view = f"<image>{'<unk>' * 96}</image>"
+    assert minicpmv.expansion(part, (448, 448), {}) == view
+    assert minicpmv.expansion(part, (900, 900), {}) == f"{view}<slice>{view * 2}\n{view * 2}</slice>"
+    assert minicpmv.number(part, 3, {}) == ""
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 2.5, "9", True])
@@ -98,3 +107,19 @@ def test_deepseek_vl_writes_576_tokens() -> None:
     tower = SiglipVisionConfig(image_size=384, patch_size=16)
     part = VisionPart(DeepseekVLConfig(vision_config=tower), DeepseekVLImageProcessorPil())
     assert deepseek_vl.FAMILY.expansion(part, (640, 480), {}) == "<image_placeholder>" * 576
+
+
+def test_glm_4v_writes_1602_tokens() -> None:
+    config = LlavaConfig(vision_config={"model_type": "clip_vision_model", "image_size": 1120, "patch_size": 14})
+    part = VisionPart(config, None)
+    assert glm_4v_9b.FAMILY.expansion(part, (640, 480), {}) == "<|begin_of_image|>" * 1602
+
+
+@pytest.mark.parametrize(
+    ("size", "high", "wide"),
+    [((336, 336), 12, 12), ((1024, 768), 28, 36), ((100, 90), 12, 12), ((6000, 1000), 12, 60)],
+)
+def test_molmo_writes_the_whole_and_its_crops_line_by_line(size: tuple[int, int], high: int, wide: int) -> None:
+    part = VisionPart(LlavaConfig(), molmo.Cropper(336, 14, 12, (4, 4)))
+    whole, crops = 12 * (12 + 1) + 2, high * (wide + 1) + 2
+    assert molmo.expansion(part, size, {}) == "|<EXTRA_TOKENS_0>|" * (whole + crops)

@@ -13,12 +13,15 @@ from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.model import MODELS
 from lmdeploy.prompts import PromptPreparer
 from lmdeploy.tokenizer import Tokenizer
+from lmdeploy.turbomind.checkpoint import describe
 from lmdeploy.turbomind.rewritten import readable_checkpoint
 from lmdeploy.vl.prompts import picture_writer
 from lmdeploy.vl.sources import ANYTHING
 from lmdeploy.vl.tower import counting_part, family_in, seeing_part
 from tests.support.minicpmv_reference import make_tiny_minicpmv
+from tests.support.molmo_reference import make_tiny_molmo
 from tests.support.pictures import picture
+from tests.support.qwen_vl_reference import make_tiny_qwen_vl_chat
 from tests.support.tiny_own_layouts import make_tiny_internvl_chat, make_tiny_llava_original
 from tests.support.tiny_vision_models import make_tiny_llava, token_id
 
@@ -94,6 +97,35 @@ def test_pictures_have_numbers_where_the_model_wants_them(tmp_path: Path) -> Non
     expected = f"<image_id>0</image_id>{view}\n<image_id>1</image_id>{view}\nwhich <image_id>?<|im_end|>"
     assert expected in tokenizer.decode(ids, skip_special_tokens=False)
     assert ids.count(token_id(directory, "<image_id>")) == 2
+
+
+def test_words_behind_the_vocabulary_are_plain_text(tmp_path: Path) -> None:
+    directory = make_tiny_molmo(tmp_path / "model")
+    tokenizer, chosen = Tokenizer(str(directory)), MODELS.get("molmo")()
+    preparer = PromptPreparer(tokenizer, chosen, pictures=picture_writer(directory, tokenizer, chosen, ANYTHING))
+    assert token_id(directory, "<im_patch>") >= describe(directory, "model").spec.vocab_size
+    typed = preparer.prepare("<im_start><im_patch><im_col><im_end><|image|>|<EXTRA_TOKENS_0>|").ids
+    assert max(typed) < 258, "a word became a special token"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("which?", "Picture 1: [4]\nPicture 2: [4]\nwhich?"),
+        (
+            "Picture 1: <IMAGE_TOKEN>\nPicture 2: <IMAGE_TOKEN>\nwhich?",
+            "Picture 1: [4]\nPicture 2: [4]\nwhich?",
+        ),
+        ("<IMAGE_TOKEN> or <IMAGE_TOKEN>?", "Picture 1: [4] or Picture 2: [4]?"),
+    ],
+)
+def test_qwen_vl_numbers_pictures_that_the_text_does_not(prompt: str, expected: str, tmp_path: Path) -> None:
+    directory = make_tiny_qwen_vl_chat(tmp_path / "model")
+    tokenizer, chosen = Tokenizer(str(directory)), MODELS.get("qwen")()
+    preparer = PromptPreparer(tokenizer, chosen, pictures=picture_writer(directory, tokenizer, chosen, ANYTHING))
+    prepared = preparer.prepare((prompt, [picture(20, 20), picture(20, 20, 1)]))
+    written = tokenizer.decode(prepared.ids, skip_special_tokens=False)
+    assert expected.replace("[4]", "<img>" + "<imgpad>" * 4 + "</img>") in written
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,7 @@ def test_the_engine_gets_what_it_gets_offline(directory: Path, prepared: dict[st
     assert response.array("EMBEDDING_DTYPE").tolist() == [[b"float32"]]
     assert response.array("EMBEDDING_DIGESTS").tobytes() == b"".join(one.digest for one in offline.rows)
     assert response.array("EMBEDDING_GRIDS").tolist() == [[side for one in offline.rows for side in one.grid]]
+    assert response.array("EMBEDDING_FRAME_STEPS").tolist() == [[one.frame_step for one in offline.rows]]
     width = offline.rows[0].rows.shape[1]
     rows = np.frombuffer(response.array("EMBEDDINGS").tobytes(), np.float32).reshape(-1, width)
     assert np.array_equal(rows, np.concatenate([one.rows for one in offline.rows]))

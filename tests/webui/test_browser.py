@@ -160,7 +160,7 @@ def test_pictures_may_be_pasted_and_dropped(
 
 def test_a_long_text_that_is_pasted_is_the_question(page: ChatPage, fake_triton: FakeTriton) -> None:
     text = "All of it. " * 400
-    page.type(text)
+    page.paste(text)
     page.press("send")
     page.wait_for_answer(1)
     assert messages(fake_triton) == [("user", text.strip())]
@@ -255,3 +255,16 @@ def test_page_asks_no_other_host(page: ChatPage, driver: webdriver.Chrome) -> No
     page.ask("Hello")
     page.wait_for_answer(1)
     assert requested_hosts(driver) <= {"127.0.0.1"}
+
+
+def test_an_adapter_is_chosen_where_there_are_some(page: ChatPage, fake_triton: FakeTriton) -> None:
+    assert page.models == []
+    fake_triton.adapters |= {"pirate": "", "secret": '["digest of a key"]'}
+    page.wait(lambda: page.models == ["fake-model", "pirate"])  # the page looks every few seconds
+    page.ask("Who are you?")
+    page.wait_for_answer(1)
+    assert "lora_name" not in fake_triton.requests[-1].inputs
+    page.choose_model("pirate")
+    page.ask("And now?")
+    page.wait_for_answer(2)
+    assert fake_triton.requests[-1].inputs["lora_name"] == "pirate"

@@ -47,6 +47,13 @@ async def test_the_server_says_its_model_and_that_it_is_there(client: OpenAIClie
     assert await client.model_name() == "fake-model"
 
 
+async def test_an_adapter_answers_who_asks_for_it(client: OpenAIClient, fake_triton: FakeTriton) -> None:
+    fake_triton.adapters["pirate"] = ""
+    assert await client.models() == ["fake-model", "pirate"]
+    await answer_last(client, [Turn("Hello")], PageSettings("", 0.7, 0.95, 64, "pirate"))
+    assert fake_triton.requests[-1].inputs["lora_name"] == "pirate"
+
+
 async def test_a_wrong_key_and_a_server_that_is_away_are_told(url: str) -> None:
     for address, key in ((url, "wrong"), ("http://127.0.0.1:9", "right")):
         client = OpenAIClient(address, key)

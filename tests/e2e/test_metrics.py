@@ -1,0 +1,107 @@
+"""The page that Prometheus reads, of a gateway in front of a real engine."""
+
+import httpx
+import pytest
+
+from lmdeploy.paths import DEFAULT_MODEL_NAME
+from lmdeploy.serve.tritonserver import TritonServer
+from openai_gateway.settings import Settings
+from tests.repository.test_dashboards import engine_names
+from tests.support.gateways import running_gateway
+from tests.support.metrics import Figures, engine_metrics, figures_of
+from tests.support.queries import SCRAPED, SCRAPER, all_queries
+from tests.support.waiting import eventually_sync
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def page(triton_server: TritonServer) -> Figures:
+    """What is told after one answer of eight tokens."""
+    settings = Settings(triton_address=triton_server.grpc_address, triton_metrics_url=triton_server.metrics_url)
+    body = {"model": DEFAULT_MODEL_NAME, "prompt": "One, two,", "max_tokens": 8, "ignore_eos": True, "stream": True}
+    with running_gateway(settings) as url, httpx.Client(base_url=url, trust_env=False, timeout=60) as http:
+        assert http.post("/v1/completions", json=body).status_code == 200
+
+        def scrape() -> Figures:
+            return figures_of(http.get("/metrics").text)
+
+        eventually_sync(lambda: scrape().one("turbomind_requests_running") == 0)
+        return scrape()
+
+
+def test_every_metric_that_is_asked_for_is_there(page: Figures) -> None:
+    labels = {name: {key for key, _ in found} for name, found in page.values}
+    for where, metrics in all_queries().items():
+        for name, selected in metrics:
+            assert name in labels or name == SCRAPED, f"{where} asks for {name}"
+            assert selected - SCRAPER <= labels.get(name, set()), f"{where} selects {name} by {selected}"
+
+
+def test_the_engine_tells_all_that_the_backend_names(page: Figures) -> None:
+    assert engine_names() - page.names == set()
+
+
+def test_other_servers_names_say_what_ours_say(page: Figures) -> None:
+    served = {"model_name": DEFAULT_MODEL_NAME, "engine": "0"}
+    for ours, theirs in (
+        ("turbomind_requests_running", "vllm:num_requests_running"),
+        ("turbomind_requests_waiting", "vllm:num_requests_waiting"),
+        ("turbomind_tokens_in_total", "vllm:prompt_tokens_total"),
+        ("turbomind_tokens_out_total", "vllm:generation_tokens_total"),
+        ("turbomind_preemptions_total", "vllm:num_preemptions_total"),
+        ("turbomind_requests_waiting", "lmdeploy:num_requests_waiting"),
+        ("turbomind_tokens_out_total", "lmdeploy:generation_tokens_total"),
+    ):
+        assert page.one(theirs, **served) == page.one(ours, model="turbomind")
+    assert page.one("vllm:generation_tokens_total") >= 8
+    assert page.one("vllm:kv_cache_usage_perc", **served) == 0
+    blocks = page.one("turbomind_cache_blocks_total")
+    assert page.one("vllm:cache_config_info", num_gpu_blocks=f"{blocks:.0f}", **served) == 1
+    ours_too = {"model": "turbomind", "version": "1"}
+    assert page.one("nv_trt_llm_request_metrics", request_type="waiting", **ours_too) == 0
+    assert page.one("nv_trt_llm_kv_cache_block_metrics", kv_cache_block_type="max", **ours_too) == blocks
+    assert page.one("nv_trt_llm_kv_cache_block_metrics", kv_cache_block_type="fraction", **ours_too) == 0
+
+
+def test_the_gateway_has_timed_the_answer(page: Figures) -> None:
+    served = {"model_name": DEFAULT_MODEL_NAME, "engine": "0"}
+    assert page.one("vllm:time_to_first_token_seconds_count", **served) == 1
+    assert page.one("vllm:inter_token_latency_seconds_count", **served) == 7
+    assert page.one("vllm:request_generation_tokens_sum", **served) == 8
+    first = page.one("vllm:time_to_first_token_seconds_sum", **served)
+    assert 0 < first < page.one("vllm:e2e_request_latency_seconds_sum", **served)
+
+
+def test_the_engine_has_timed_the_queue(page: Figures) -> None:
+    served = {"model_name": DEFAULT_MODEL_NAME, "engine": "0"}
+    for family, labels in (
+        ("turbomind_request_queue_seconds", {"model": "turbomind"}),
+        ("vllm:request_queue_time_seconds", served),
+        ("lmdeploy:request_queue_time_seconds", served),
+    ):
+        assert page.one(f"{family}_count", **labels) == page.one("turbomind_requests_admitted_total")
+        assert page.one(f"{family}_sum", **labels) == pytest.approx(page.one("turbomind_queue_seconds_total"), rel=1e-4)
+        assert page.one(f"{family}_bucket", le="7680", **labels) == page.one(f"{family}_count", **labels)
+
+
+def test_response_formats_are_counted_and_timed(triton_server: TritonServer) -> None:
+    settings = Settings(triton_address=triton_server.grpc_address)
+    before = engine_metrics(triton_server)
+    with running_gateway(settings) as url, httpx.Client(base_url=url, trust_env=False, timeout=60) as http:
+
+        def status(regex: str) -> int:
+            form = {"type": "regex_schema", "regex_schema": regex}
+            body = {"model": DEFAULT_MODEL_NAME, "prompt": "A", "max_tokens": 4, "response_format": form}
+            return http.post("/v1/completions", json=body).status_code
+
+        assert [status("[0-9]{3}"), status("[0-9]{3}"), status("[0-9")] == [200, 200, 400]
+
+    def grown(name: str) -> float:
+        return engine_metrics(triton_server)[name] - before[name]
+
+    eventually_sync(lambda: grown("grammar_failures_total") == 1)
+    assert grown("grammar_requests_total") == 3
+    assert grown("grammar_compilations_total") == grown("grammar_hits_total") == 1
+    assert grown("request_grammar_seconds_count") == 2
+    assert 0 < grown("request_grammar_seconds_sum") < 60

@@ -1,0 +1,75 @@
+"""Adapters that PEFT itself made and saved: both engines compute what its model computes."""
+
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from lmdeploy import PytorchEngineConfig
+from tests.engine.test_model_families import PROMPT
+from tests.support.tiny_models import make_tiny_llama
+from tests.support.token_engine import TokenEngine, relative_error
+
+TOLERANCE = 1e-4
+CONFIGS: dict[str, dict[str, Any]] = {
+    "attention": {"r": 16, "lora_alpha": 32, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]},
+    "every layer": {"r": 8, "lora_alpha": 8, "target_modules": "all-linear"},
+    "by the root of the rank": {"r": 4, "lora_alpha": 2, "target_modules": ["o_proj", "up_proj"], "use_rslora": True},
+    "ranks of their own": {
+        "r": 4,
+        "lora_alpha": 8,
+        "target_modules": ["q_proj", "down_proj"],
+        "rank_pattern": {"q_proj": 6},
+        "alpha_pattern": {"layers.0.mlp.down_proj": 3},
+    },
+    "by an expression": {"r": 3, "lora_alpha": 6, "target_modules": r".*\.1\.(self_attn\.v_proj|mlp\.gate_proj)"},
+}
+
+
+def train_nothing(directory: Path, adapter: Path, name: str) -> torch.nn.Module:
+    """Save an adapter with random weights, and return PEFT's model with it."""
+    torch.manual_seed(len(name))
+    base = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
+    model = peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", **CONFIGS[name]))
+    for parameter_name, parameter in model.named_parameters():
+        if "lora_B" in parameter_name:  # zeros before training
+            torch.nn.init.normal_(parameter, std=0.2)
+    model.save_pretrained(adapter)
+    return model.eval()
+
+
+def logits_of(model: torch.nn.Module, ids: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        logits: torch.Tensor = model(torch.tensor([ids])).logits[0]
+    return logits
+
+
+def check(config: Any, directory: Path, models: dict[str, torch.nn.Module], **settings: Any) -> None:
+    with TokenEngine(directory, config=config, **settings) as engine:
+        plain = engine.answer(PROMPT, 1)[1]
+        for name, model in models.items():
+            answer, logits = engine.answer(PROMPT, 8, adapter=name)
+            assert relative_error(logits, logits_of(model, PROMPT + answer[:-1])) < TOLERANCE
+            assert relative_error(logits[: len(PROMPT)], plain) > 0.01
+
+
+def test_logits_are_those_of_pefts_model(tmp_path: Path) -> None:
+    directory = make_tiny_llama(tmp_path / "model")
+    models = {name: train_nothing(directory, tmp_path / name, name) for name in CONFIGS}
+    paths = {name: str(tmp_path / name) for name in CONFIGS}
+    check(None, directory, models, adapters=paths)
+    pytorch = PytorchEngineConfig(dtype="float32", block_size=16, num_gpu_blocks=64, session_len=256, adapters=paths)
+    check(pytorch, directory, models)
+
+
+@pytest.mark.parametrize("changes", [{"modules_to_save": ["lm_head"]}, {"use_dora": True}, {"bias": "lora_only"}])
+def test_what_an_adapter_of_pefts_may_hold_besides_is_refused_by_name(changes: dict[str, Any], tmp_path: Path) -> None:
+    directory = make_tiny_llama(tmp_path / "model")
+    base = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj"], **changes)
+    peft.get_peft_model(base, config).save_pretrained(tmp_path / "adapter")
+    with pytest.raises(ValueError, match=next(iter(changes))):
+        TokenEngine(directory, adapters={"own": str(tmp_path / "adapter")})

@@ -1,0 +1,183 @@
+"""Anthropic's own client works unmodified: answers, streams, tools, thoughts, pictures, errors."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import httpx
+import pytest
+
+from lmdeploy.templates.thinking import THINK, Thinking
+from openai_gateway.settings import Settings
+from tests.gateway.conftest import MODEL
+from tests.support.fake_triton import FakeTriton, Script
+from tests.support.gateways import running_gateway
+
+ASKED: Any = [{"role": "user", "content": "What is the weather in Boston?"}]
+SCHEMA = {"type": "object", "properties": {"location": {"type": "string"}}, "required": ["location"]}
+WEATHER: Any = {"name": "get_weather", "description": "Now.", "input_schema": SCHEMA}
+CALL = 'Let me see.<tool_call>\n{"name": "get_weather", "arguments": {"location": "Boston"}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[FakeTriton, str]]:
+    """A gateway whose model marks its thoughts, and which wants a key."""
+    fake = FakeTriton(MODEL)
+    settings = Settings(triton_address=fake.address, thinking=Thinking(THINK), api_keys=("secret",))
+    with running_gateway(settings) as url:
+        yield fake, url
+    fake.stop()
+
+
+@pytest.fixture
+def claude(triton: FakeTriton, url: str) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=url, api_key="secret", max_retries=0, timeout=10) as client:
+        yield client
+
+
+def sent(triton: FakeTriton) -> Any:
+    return json.loads(triton.requests[-1].inputs["messages"])
+
+
+def test_an_answer_with_a_system_prompt(claude: anthropic.Anthropic, triton: FakeTriton) -> None:
+    more = {"temperature": 0.5, "top_k": 3}
+    asked: Any = {"model": MODEL, "max_tokens": 33, "system": "Be brief.", "messages": ASKED}
+    answer = claude.messages.create(**asked, stop_sequences=["END"], extra_body=more)
+    (text,) = answer.content
+    assert (text.type, answer.stop_reason, answer.role) == ("text", "end_turn", "assistant")
+    assert text.type == "text"
+    assert text.text == "The capital of France is Paris."
+    assert (answer.usage.input_tokens, answer.usage.output_tokens) == (7, 2)  # as the engine tells
+    assert sent(triton) == [{"role": "system", "content": "Be brief."}, *ASKED]
+    inputs = triton.requests[-1].inputs
+    assert (inputs["max_new_tokens"], inputs["top_k"], inputs["stop_words"]) == (33, 3, ["END"])
+    assert inputs["temperature"] == pytest.approx(0.5)
+
+
+def test_a_stream_builds_the_same_message(claude: anthropic.Anthropic, triton: FakeTriton) -> None:
+    whole = claude.messages.create(model=MODEL, max_tokens=9, messages=ASKED)
+    with claude.messages.stream(model=MODEL, max_tokens=9, messages=ASKED) as stream:
+        texts = list(stream.text_stream)
+        final = stream.get_final_message()
+    assert len(texts) == 3
+    for message in (whole, final):
+        assert [block.text for block in message.content if block.type == "text"] == ["".join(texts)]
+    assert (final.stop_reason, final.usage.input_tokens) == (whole.stop_reason, whole.usage.input_tokens)
+
+
+def test_an_answer_that_is_cut_off_says_so(claude: anthropic.Anthropic, triton: FakeTriton) -> None:
+    triton.script = Script(finish_reason="length")
+    assert claude.messages.create(model=MODEL, max_tokens=3, messages=ASKED).stop_reason == "max_tokens"
+
+
+@pytest.mark.parametrize("size", [3, 1000])
+def test_a_call_and_its_result(claude: anthropic.Anthropic, triton: FakeTriton, size: int) -> None:
+    triton.script = Script(texts=[CALL[i : i + size] for i in range(0, len(CALL), size)])
+    with claude.messages.stream(model=MODEL, max_tokens=99, messages=ASKED, tools=[WEATHER]) as stream:
+        first = stream.get_final_message()
+    assert first.stop_reason == "tool_use"
+    text, call = first.content
+    assert text.type == "text"
+    assert text.text == "Let me see."
+    assert call.type == "tool_use"
+    assert (call.name, call.input) == ("get_weather", {"location": "Boston"})
+    assert json.loads(triton.requests[-1].inputs["tools"])[0]["function"]["parameters"] == SCHEMA
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "Rain."}]}
+    said: Any = [*ASKED, {"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
+    triton.script = Script()
+    claude.messages.create(model=MODEL, max_tokens=99, messages=said, tools=[WEATHER])
+    _, answered, returned = sent(triton)
+    assert json.loads(answered["tool_calls"][0]["function"]["arguments"]) == {"location": "Boston"}
+    assert returned == {"role": "tool", "tool_call_id": call.id, "content": "Rain."}
+
+
+def test_a_call_that_is_forced_is_held_to_its_schema(claude: anthropic.Anthropic, triton: FakeTriton) -> None:
+    triton.script = Script(texts=('{"name": "get_weather", "arguments": {"location": "Boston"}}',))
+    forced: Any = {"type": "tool", "name": "get_weather"}
+    answer = claude.messages.create(model=MODEL, max_tokens=99, messages=ASKED, tools=[WEATHER], tool_choice=forced)
+    assert [block.type for block in answer.content] == ["tool_use"]
+    form = json.loads(triton.requests[-1].inputs["response_format"])
+    assert form["json_schema"]["schema"]["properties"]["name"] == {"const": "get_weather"}
+
+
+def test_thoughts_are_blocks_of_their_own_and_can_be_left_out(claude: anthropic.Anthropic, triton: FakeTriton) -> None:
+    triton.script = Script(texts=("<think>Two", " and two.</th", "ink>\n\nFour."))
+    enabled: Any = {"type": "enabled", "budget_tokens": 1024}
+    with claude.messages.stream(model=MODEL, max_tokens=9, messages=ASKED, thinking=enabled) as stream:
+        thoughts, text = stream.get_final_message().content
+    assert thoughts.type == "thinking"
+    assert (thoughts.thinking, text.type) == ("Two and two.", "text")
+    assert sent(triton)["chat_template_kwargs"] == {"enable_thinking": True, "thinking": True}
+    answer = claude.messages.create(model=MODEL, max_tokens=9, messages=ASKED, thinking={"type": "disabled"})
+    assert [block.type for block in answer.content] == ["text"]
+    said: Any = [*ASKED, {"role": "assistant", "content": [thoughts, text]}, *ASKED]
+    claude.messages.create(model=MODEL, max_tokens=9, messages=said)
+    assert sent(triton)[1] == {"role": "assistant", "content": "Four.", "reasoning_content": "Two and two."}
+
+
+def test_pictures_are_those_of_chat_completions(claude: anthropic.Anthropic, triton: FakeTriton) -> None:
+    source = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
+    content: Any = [{"type": "image", "source": source}, {"type": "text", "text": "What is it?"}]
+    claude.messages.create(model=MODEL, max_tokens=9, messages=[{"role": "user", "content": content}])
+    shown = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    assert sent(triton)[0]["content"] == [shown, {"type": "text", "text": "What is it?"}]
+
+
+def test_tokens_are_counted_without_an_answer(claude: anthropic.Anthropic, triton: FakeTriton) -> None:
+    count = claude.messages.count_tokens(model=MODEL, messages=ASKED, tools=[WEATHER]).input_tokens
+    assert count > 0
+    assert triton.requests == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "kind", "told"),
+    [
+        ({"model": "nobody"}, anthropic.NotFoundError, "not_found_error", "does not exist"),
+        ({"max_tokens": 0}, anthropic.BadRequestError, "invalid_request_error", "max_tokens"),
+        ({"messages": []}, anthropic.BadRequestError, "invalid_request_error", "messages"),
+        (
+            {"messages": [*ASKED, {"role": "assistant", "content": "It"}]},
+            anthropic.BadRequestError,
+            "invalid_request_error",
+            "end with the user's",
+        ),
+        ({"tool_choice": {"type": "any"}}, anthropic.BadRequestError, "invalid_request_error", "one of tools"),
+    ],
+)
+def test_what_cannot_be_answered_is_an_error_of_the_clients_kind(
+    claude: anthropic.Anthropic, changes: dict[str, Any], error: type[anthropic.APIStatusError], kind: str, told: str
+) -> None:
+    asked: Any = {"model": MODEL, "max_tokens": 9, "messages": ASKED} | changes
+    with pytest.raises(error, match=told) as refused:
+        claude.messages.create(**asked)
+    body: Any = refused.value.body
+    assert (body["type"], body["error"]["type"]) == ("error", kind)
+
+
+def test_a_wrong_key_is_an_authentication_error(triton: FakeTriton, url: str) -> None:
+    with (
+        anthropic.Anthropic(base_url=url, api_key="wrong", max_retries=0) as client,
+        pytest.raises(anthropic.AuthenticationError),
+    ):
+        client.messages.create(model=MODEL, max_tokens=9, messages=ASKED)
+
+
+def test_a_stream_that_fails_ends_with_an_error_event(claude: anthropic.Anthropic, triton: FakeTriton) -> None:
+    triton.script = Script(fail_after=1)
+    with (
+        pytest.raises(anthropic.APIError, match="scripted failure"),
+        claude.messages.stream(model=MODEL, max_tokens=9, messages=ASKED) as stream,
+    ):
+        list(stream)
+
+
+def test_events_are_those_of_the_published_protocol(triton: FakeTriton, url: str) -> None:
+    body = {"model": MODEL, "max_tokens": 9, "messages": ASKED, "stream": True}
+    headers = {"x-api-key": "secret", "anthropic-version": "2023-06-01"}
+    told = httpx.post(f"{url}/v1/messages", json=body, headers=headers, trust_env=False).text
+    kinds = [line.removeprefix("event: ") for line in told.splitlines() if line.startswith("event: ")]
+    deltas = ["content_block_delta"] * 3
+    assert kinds == [
+        "message_start", "content_block_start", *deltas, "content_block_stop", "message_delta", "message_stop",
+    ]  # fmt: skip

@@ -1,0 +1,214 @@
+"""What a model thinks comes apart from what it answers, whole and streamed, however the answer is cut."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmdeploy.model import MODELS
+from lmdeploy.templates.jinja import JinjaChatTemplate
+from lmdeploy.templates.thinking import GRANITE, HARMONY, MAGISTRAL, THINK, Thinking, ThinkingMarks, thinking_of
+from openai_gateway.reasoning import ReasoningParser, Told
+from openai_gateway.settings import Settings
+from tests.support.fake_triton import FakeTriton, Script
+from tests.support.gateways import running_gateway
+
+# As Qwen3's: thinking is on unless it is switched off, and then found done. With `always` prompts end with the mark.
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: "
+    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n"
+    "{% elif always %}<think>\n{% endif %}{% endif %}"
+)
+ASKED: Any = [{"role": "user", "content": "2 + 2?"}]
+THOUGHT = ("<thi", "nk>\nTwo ", "and two", ".\n</", "think>\n\n", "Four", ".")
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[FakeTriton, str]]:
+    """A gateway whose model marks its thoughts, in place of the module's usual one."""
+    fake = FakeTriton("fake-model")
+    thinking = thinking_of("auto", JinjaChatTemplate(TEMPLATE))
+    with running_gateway(Settings(triton_address=fake.address, thinking=thinking)) as url:
+        yield fake, url
+    fake.stop()
+
+
+def streamed(client: openai.OpenAI, **more: Any) -> tuple[str, str, list[Any]]:
+    reasoning = content = ""
+    events = list(client.chat.completions.create(model="fake-model", messages=ASKED, stream=True, **more))
+    for event in events:
+        delta = event.choices[0].delta
+        reasoning += getattr(delta, "reasoning_content", None) or ""
+        content += delta.content or ""
+    return reasoning, content, events
+
+
+def test_thoughts_come_apart_whole_and_streamed(client: openai.OpenAI, triton: FakeTriton) -> None:
+    triton.script = Script(texts=THOUGHT)
+    message: Any = client.chat.completions.create(model="fake-model", messages=ASKED).choices[0].message
+    assert (message.reasoning_content, message.content) == ("Two and two.", "Four.")
+    assert streamed(client)[:2] == ("Two and two.", "Four.")
+
+
+def test_an_answer_without_thoughts_is_as_it_is(client: openai.OpenAI, triton: FakeTriton) -> None:
+    triton.script = Script(texts=(" Four", " < five."))
+    message = client.chat.completions.create(model="fake-model", messages=ASKED).choices[0].message
+    assert message.content == " Four < five."
+    assert "reasoning_content" not in message.model_dump(exclude_none=True)
+    assert streamed(client)[:2] == ("", " Four < five.")
+
+
+def test_where_the_prompt_opens_the_thoughts_the_answer_begins_with_them(
+    client: openai.OpenAI, triton: FakeTriton
+) -> None:
+    triton.script = Script(texts=("Two.", "</think>", "Four."))
+    always: Any = {"chat_template_kwargs": {"always": True}}
+    assert streamed(client, extra_body=always)[:2] == ("Two.", "Four.")
+    off = {"chat_template_kwargs": {"always": True, "enable_thinking": False}}
+    assert streamed(client, extra_body=off)[:2] == ("", "Two.</think>Four.")
+
+
+def test_options_reach_the_template_with_the_conversation(client: openai.OpenAI, triton: FakeTriton) -> None:
+    triton.script = Script(texts=("Four.",))
+    more = {"enable_thinking": False, "reasoning_effort": "low", "chat_template_kwargs": {"colour": "red"}}
+    client.chat.completions.create(model="fake-model", messages=ASKED, extra_body=more)
+    sent = json.loads(triton.requests[-1].inputs["messages"])
+    options = {"enable_thinking": False, "thinking": False, "reasoning_effort": "low", "colour": "red"}
+    assert sent == {"messages": ASKED, "chat_template_kwargs": options}
+    client.chat.completions.create(model="fake-model", messages=ASKED)
+    assert json.loads(triton.requests[-1].inputs["messages"]) == ASKED
+
+
+def test_thoughts_of_earlier_answers_reach_the_template(client: openai.OpenAI, triton: FakeTriton) -> None:
+    triton.script = Script(texts=("Four.",))
+    said: Any = [*ASKED, {"role": "assistant", "content": "4", "reasoning_content": "Two."}, *ASKED]
+    client.chat.completions.create(model="fake-model", messages=said)
+    assert json.loads(triton.requests[-1].inputs["messages"])[1]["reasoning_content"] == "Two."
+
+
+def test_who_does_not_want_thoughts_gets_the_answer_alone(client: openai.OpenAI, triton: FakeTriton) -> None:
+    triton.script = Script(texts=THOUGHT)
+    unwanted = {"include_reasoning": False}
+    message: Any = client.chat.completions.create(model="fake-model", messages=ASKED, extra_body=unwanted)
+    assert message.choices[0].message.content == "Four."
+    assert "reasoning_content" not in message.choices[0].message.model_dump(exclude_none=True)
+    assert streamed(client, extra_body=unwanted)[:2] == ("", "Four.")
+
+
+def test_calls_of_tools_behind_thoughts_are_found(client: openai.OpenAI, triton: FakeTriton) -> None:
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
+    triton.script = Script(texts=(*THOUGHT[:5], call))
+    tools: Any = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+    answer: Any = client.chat.completions.create(model="fake-model", messages=ASKED, tools=tools).choices[0]
+    assert answer.message.reasoning_content == "Two and two."
+    assert answer.message.tool_calls[0].function.arguments == '{"a": 2}'
+    reasoning, content, events = streamed(client, tools=tools)
+    assert (reasoning, content) == ("Two and two.", "")
+    assert [event.choices[0].finish_reason for event in events][-1] == "tool_calls"
+
+
+def test_a_grammar_leaves_no_room_for_thoughts(client: openai.OpenAI, triton: FakeTriton) -> None:
+    triton.script = Script(texts=('{"a": 1}',))
+    always: Any = {"chat_template_kwargs": {"always": True}}
+    form: Any = {"type": "json_object"}
+    assert streamed(client, response_format=form, extra_body=always)[:2] == ("", '{"a": 1}')
+
+
+def test_an_effort_there_is_not_is_refused(client: openai.OpenAI, triton: FakeTriton) -> None:
+    wrong: Any = "immense"
+    with pytest.raises(openai.BadRequestError, match="reasoning_effort"):
+        client.chat.completions.create(model="fake-model", messages=ASKED, reasoning_effort=wrong)
+
+
+def test_responses_have_thoughts_as_an_item_of_their_own(client: openai.OpenAI, triton: FakeTriton) -> None:
+    triton.script = Script(texts=THOUGHT)
+    asked: Any = {"model": "fake-model", "input": "2 + 2?", "reasoning": {"effort": "low"}}
+    thoughts, message = client.responses.create(**asked).output
+    assert thoughts.type == "reasoning"
+    assert [part.text for part in thoughts.content or ()] == ["Two and two."]
+    assert message.type == "message"
+    with client.responses.stream(**asked) as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    assert "".join(event.delta for event in events if event.type == "response.reasoning_text.delta") == "Two and two."
+    assert [event.text for event in events if event.type == "response.reasoning_text.done"] == ["Two and two."]
+    assert final.output_text == "Four."
+    sent = json.loads(triton.requests[-1].inputs["messages"])
+    assert sent["chat_template_kwargs"] == {"reasoning_effort": "low"}
+
+
+def test_thoughts_of_an_earlier_response_are_those_of_its_message(client: openai.OpenAI, triton: FakeTriton) -> None:
+    triton.script = Script(texts=THOUGHT)
+    first = client.responses.create(model="fake-model", input="2 + 2?")
+    said: Any = [*ASKED, *(item.model_dump(exclude_none=True) for item in first.output), *ASKED]
+    client.responses.create(model="fake-model", input=said)
+    answered = {"role": "assistant", "content": "Four.", "reasoning_content": "Two and two."}
+    assert json.loads(triton.requests[-1].inputs["messages"]) == [*ASKED, answered, *ASKED]
+
+
+MARKED = [
+    (THINK, False, "<think>\na b\n</think>\n\nc <think> d", Told("a b", "c <think> d")),
+    (THINK, True, "a b\n</think>c", Told("a b", "c")),
+    (THINK, True, "<think>a</think>c", Told("a", "c")),
+    (THINK, True, "cut off", Told("cut off", "")),
+    (THINK, False, "no thoughts </think>", Told("", "no thoughts </think>")),
+    (THINK, False, "<think></think>\n\nc", Told("", "c")),
+    (THINK, False, "<thi", Told("", "<thi")),
+    (MAGISTRAL, False, "[THINK]a[/THINK]c", Told("a", "c")),
+    (GRANITE, False, "Here is my thought process: a. Here is my response: c", Told("a.", "c")),
+    (
+        HARMONY,
+        False,
+        "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>c",
+        Told("a", "c"),
+    ),
+    (HARMONY, False, "<|channel|>final<|message|>c", Told("", "c")),
+]
+
+
+@pytest.mark.parametrize(("marks", "begins_inside", "text", "expected"), MARKED)
+def test_parts_are_those_of_the_whole_wherever_it_is_cut(
+    marks: ThinkingMarks, begins_inside: bool, text: str, expected: Told
+) -> None:
+    for first in range(len(text) + 1):
+        for second in range(first, len(text) + 1):
+            parser = ReasoningParser(marks, begins_inside=begins_inside)
+            told = [*map(parser.feed, (text[:first], text[first:second], text[second:])), parser.finish()]
+            assert ("".join(part.reasoning for part in told), "".join(part.content for part in told)) == expected
+
+
+@given(st.lists(st.sampled_from(["<think>", "</think>", "<", "think>", "a", " ", "\n"])), st.booleans())
+def test_nothing_but_marks_and_blanks_around_them_is_lost(pieces: list[str], begins_inside: bool) -> None:
+    parser = ReasoningParser(THINK, begins_inside=begins_inside)
+    told = [*map(parser.feed, pieces), parser.finish()]
+    whole = ReasoningParser(THINK, begins_inside=begins_inside).whole("".join(pieces))
+    assert whole == ("".join(part.reasoning for part in told), "".join(part.content for part in told))
+    assert (whole.reasoning + whole.content).count("a") == pieces.count("a")
+
+
+def test_marks_are_those_that_the_template_knows() -> None:
+    assert thinking_of("auto", JinjaChatTemplate(TEMPLATE)).marks is THINK  # type: ignore[union-attr]
+    assert thinking_of("auto", JinjaChatTemplate("{{ messages }}<|end|>")) is None
+    assert thinking_of("auto", MODELS.get("qwen3")()).marks is THINK  # type: ignore[union-attr]
+    assert thinking_of("auto", MODELS.get("qwen2d5")()) is None
+    assert thinking_of("auto", None) is None
+    assert thinking_of("none", JinjaChatTemplate(TEMPLATE)) is None
+    assert thinking_of("deepseek-r1", None) == Thinking(THINK, begins=True)
+
+
+def test_built_in_qwen3_finds_its_thoughts_done_where_they_are_not_wanted() -> None:
+    template = MODELS.get("qwen3")()
+    plain = template.render(ASKED)
+    assert template.with_options({"enable_thinking": True}).render(ASKED) == plain
+    assert template.with_options({"enable_thinking": False}).render(ASKED) == plain + "<think>\n\n</think>\n\n"
+    assert template.render(ASKED) == plain
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "bos_token"])
+def test_options_do_not_take_the_place_of_what_the_template_reads(name: str) -> None:
+    with pytest.raises(ValueError, match=f"chat_template_kwargs must not set {name}"):
+        JinjaChatTemplate(TEMPLATE, {"bos_token": "<s>"}).with_options({name: "x"})

@@ -1,0 +1,106 @@
+"""Models of users and of ours behind the engine: in worker processes, as a user starts them."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmdeploy import PytorchEngineConfig, pipeline
+from lmdeploy.messages import GenerationConfig
+from lmdeploy.turbomind.engine import Engine, EngineOutput
+from tests.support import published
+from tests.support.tiny_models import make_tiny
+from tests.support.token_engine import TIMEOUT, TokenEngine
+
+OWN = Path(__file__).parents[2] / "data/own_llama"
+PROMPT = [(37 * i * i + 11 * i) % 40000 + 100 for i in range(45)]
+SMALL = {"dtype": "float32", "session_len": 256, "num_gpu_blocks": 32, "block_size": 16, "threads": 2}
+# Greedy, to the same length on both engines.
+CONFIG = GenerationConfig(max_new_tokens=12, ignore_eos=True)
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 8}
+HALF_ROPE = {"rope_type": "default", "rope_theta": 500000.0, "partial_rotary_factor": 0.5}
+
+
+def native_tokens(directory: Path) -> list[int]:
+    """Return what the TurboMind engine answers."""
+    with TokenEngine(directory) as native:
+        tokens: list[int] = native.answer(PROMPT, CONFIG.max_new_tokens)[0]
+        return tokens
+
+
+def tokens_of(directory: Path, **settings: Any) -> list[int]:
+    """Return what the PyTorch engine answers."""
+    tokens: list[int] = []
+    done = threading.Event()
+    errors: list[str] = []
+
+    def receive(output: EngineOutput) -> None:
+        tokens.extend(output.token_ids)
+        if output.is_final:
+            errors.append(output.error)
+            done.set()
+
+    engine = Engine(str(directory), PytorchEngineConfig(**SMALL | settings))
+    try:
+        engine.submit(PROMPT, CONFIG, receive)
+        assert done.wait(TIMEOUT), "no answer"
+    finally:
+        engine.close()
+    assert errors == [""]
+    return tokens
+
+
+def test_the_manuals_llama_serves_from_a_file_of_the_users(tmp_path: Path) -> None:
+    model = make_tiny(tmp_path / "model", "LlamaForCausalLM", tie_word_embeddings=False)
+    marker = tmp_path / "it ran"
+    module_map = tmp_path / "module_map.py"
+    module_map.write_text(
+        "import sys\n"
+        "from pathlib import Path\n"
+        f"sys.path.append({str(OWN)!r})\n"
+        "import own_llama\n"
+        "class Marked(own_llama.LlamaForCausalLM):\n"
+        "    def load_weights(self, weights):\n"
+        f"        Path({str(marker)!r}).touch()\n"
+        "        super().load_weights(weights)\n"
+        "MODULE_MAP = {'LlamaForCausalLM': Marked}\n"
+    )
+    config = PytorchEngineConfig(custom_module_map=str(module_map), **SMALL)
+    with pipeline(str(model), backend_config=config) as pipe:
+        assert marker.exists()
+        assert pipe.backend == "pytorch"
+        answers = pipe(["What is a llama?", "And an alpaca?"], gen_config=CONFIG, do_preprocess=False)
+    with pipeline(str(model)) as pipe:
+        expected = pipe(["What is a llama?", "And an alpaca?"], gen_config=CONFIG, do_preprocess=False)
+    assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
+
+
+@pytest.mark.alike(most=1)
+@pytest.mark.parametrize(
+    ("architecture", "overrides", "publish"),
+    [
+        ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, published.internlm2),
+        ("GlmForCausalLM", {"head_dim": 16, "pad_token_id": 0, "rope_parameters": HALF_ROPE}, published.chatglm),
+    ],
+    ids=["InternLM2", "ChatGLM"],
+)
+def test_architectures_that_transformers_lacks_are_served_by_classes_of_ours(
+    architecture: str, overrides: dict[str, Any], publish: published.Publisher, tmp_path: Path
+) -> None:
+    make_tiny(tmp_path, architecture, tie_word_embeddings=False, **overrides)
+    publish(tmp_path)
+    assert tokens_of(tmp_path) == native_tokens(tmp_path)
+
+
+def test_two_ranks_of_experts_answer_as_one(tmp_path: Path) -> None:
+    make_tiny(tmp_path, "Qwen3MoeForCausalLM", **EXPERTS)
+    assert tokens_of(tmp_path, tp=2) == native_tokens(tmp_path)
+
+
+def test_a_module_map_that_cannot_be_read_is_refused_before_a_process_is_started(tmp_path: Path) -> None:
+    model = make_tiny(tmp_path / "model", "LlamaForCausalLM")
+    module_map = tmp_path / "module_map.py"
+    module_map.write_text("MODULE_MAP = {'LlamaForCausalLM': \n")
+    with pytest.raises(ValueError, match=r"module_map\.py, line 1"):
+        Engine(str(model), PytorchEngineConfig(custom_module_map=str(module_map), **SMALL))

@@ -1,0 +1,136 @@
+"""The process that runs a model: what callers see of its end, and what comes back."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lmdeploy import GenerationConfig, PytorchEngineConfig
+from lmdeploy.turbomind.engine import Engine, EngineOutput, EngineUnavailable
+from tests.support.processes import children, command_line
+from tests.support.tiny_models import make_tiny_llama
+from tests.support.token_engine import TokenEngine
+from tests.support.waiting import eventually_sync
+
+PROMPT = list(range(100, 140))
+RESTART = 60.0  # seconds; Python and PyTorch are loaded again
+TIMEOUT = 60.0
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_llama(tmp_path_factory.mktemp("tiny") / "model", max_position_embeddings=4096)
+
+
+@pytest.fixture(scope="module")
+def engine(directory: Path) -> Iterator[Engine]:
+    config = PytorchEngineConfig(
+        dtype="float32", block_size=16, num_gpu_blocks=300, session_len=4096, worker_step_seconds=2,
+        enable_prefix_caching=True,
+    )  # fmt: skip
+    engine = Engine(str(directory), config)
+    yield engine
+    engine.close()
+
+
+class Answer:
+    """A request's answer, as it comes."""
+
+    def __init__(self, engine: Engine, tokens: int) -> None:
+        self.tokens: list[int] = []
+        self.started, self.ended = threading.Event(), threading.Event()
+        self.error = ""
+        config = GenerationConfig(max_new_tokens=tokens, ignore_eos=True)
+        engine.submit(PROMPT, config, self._take)
+
+    def _take(self, output: EngineOutput) -> None:
+        self.tokens += output.token_ids
+        self.started.set()
+        if output.is_final:
+            self.error = output.error
+            self.ended.set()
+
+    def wait(self) -> "Answer":
+        assert self.ended.wait(TIMEOUT), "no answer"
+        return self
+
+
+def worker() -> int:
+    """Return the process that runs the model."""
+    found = [pid for pid in children(os.getpid()) if "lmdeploy.pytorch.worker" in command_line(pid)]
+    assert len(found) == 1, found
+    return found[0]
+
+
+def takes_requests(engine: Engine) -> bool:
+    try:
+        return not Answer(engine, 1).wait().error
+    except EngineUnavailable:
+        return False
+
+
+def test_its_answers_are_the_turbomind_engines(engine: Engine, directory: Path) -> None:
+    with TokenEngine(directory) as native:
+        tokens, _ = native.answer(PROMPT, 20)
+    assert Answer(engine, 20).wait().tokens == tokens
+
+
+@pytest.mark.parametrize(
+    ("sign", "reason"),
+    [(signal.SIGKILL, "the worker was killed by signal 9"), (signal.SIGSTOP, "did not finish a step in 2 s")],
+)
+def test_one_that_dies_or_hangs_ends_open_requests_with_the_reason_and_comes_back(
+    engine: Engine, sign: signal.Signals, reason: str
+) -> None:
+    before = Answer(engine, 20).wait().tokens
+    lost = Answer(engine, 4000)
+    assert lost.started.wait(TIMEOUT)
+    os.kill(worker(), sign)
+    assert reason in lost.wait().error
+    eventually_sync(lambda: takes_requests(engine), timeout=RESTART)
+    assert Answer(engine, 20).wait().tokens == before  # nothing of the lost cache is used
+
+
+def test_one_that_dies_while_nothing_runs_is_started_again_before_anybody_asks(engine: Engine) -> None:
+    first = worker()
+    os.kill(first, signal.SIGKILL)
+
+    def is_back() -> bool:
+        return any(pid != first and "pytorch.worker" in command_line(pid) for pid in children(os.getpid()))
+
+    eventually_sync(is_back, timeout=RESTART)
+    eventually_sync(lambda: takes_requests(engine), timeout=RESTART)
+
+
+def test_it_ends_with_an_engine_that_is_killed(directory: Path) -> None:
+    script = (
+        "import sys, time\n"
+        "from lmdeploy import PytorchEngineConfig\n"
+        "from lmdeploy.turbomind.engine import Engine\n"
+        "engine = Engine(sys.argv[1], PytorchEngineConfig(session_len=64, num_gpu_blocks=16))\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script, str(directory)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "ready\n"
+        started = [pid for pid in children(parent.pid) if "pytorch.worker" in command_line(pid)]
+        assert len(started) == 1
+        parent.kill()
+        eventually_sync(lambda: not command_line(started[0]))
+    finally:
+        parent.kill()
+        parent.wait()
+
+
+def test_a_model_that_cannot_be_loaded_is_refused_with_the_workers_reason(tmp_path: Path) -> None:
+    directory = make_tiny_llama(tmp_path / "model")
+    (directory / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(ValueError, match="header"):
+        Engine(str(directory), PytorchEngineConfig(session_len=64, num_gpu_blocks=16))

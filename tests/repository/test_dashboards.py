@@ -1,0 +1,127 @@
+"""Dashboard, alerts and autoscalers ask for figures that there are. With a real engine: tests/e2e/test_metrics.py."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lmdeploy.serve.client import GenerateChunk
+from openai_gateway.metrics.answers import Watch
+from openai_gateway.metrics.page import GatewayMetrics
+from openai_gateway.settings import DEFAULT_PORT
+from tests.support.metrics import figures_of
+from tests.support.queries import DEPLOY, SCRAPED, SCRAPER, all_queries, dashboard, metrics_of
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+ENGINE = re.compile(r'"((?:turbomind_|vllm:|lmdeploy:|nv_trt_llm_)\w+)"')
+
+
+def gateway_samples() -> dict[str, set[str]]:
+    """Return the labels of each sample on a gateway's page."""
+    metrics = GatewayMetrics()
+    metrics.requests.observe("/v1/models", "GET", 200, 0.1)
+    Watch(metrics.answers.of("m"), 0.0, 1).see(GenerateChunk(generate_token_len=1, finish_reason="stop"))
+    return {name: {key for key, _ in labels} for name, labels in figures_of(metrics.text().decode()).values}
+
+
+def engine_names() -> set[str]:
+    """Return the names that the backend gives its figures."""
+    names = set(ENGINE.findall((ROOT / "backend_cpp" / "triton" / "metrics.cc").read_text(encoding="utf-8")))
+    histograms = {name for name in names if name.endswith("_seconds")}  # a counter's name ends in _total
+    return names - histograms | {f"{name}_{part}" for name in histograms for part in ("bucket", "count", "sum")}
+
+
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [
+        ("up == 1 unless on (instance) a_total", ["up", "a_total"]),
+        ('sum by (le, path) (rate(a_bucket{x="b{c}", y=~"d"}[5m])) / b > 5', ["a_bucket", "b"]),
+        ("histogram_quantile(0.9, sum(vllm:x))", ["vllm:x"]),
+    ],
+)
+def test_names_are_found_in_queries(query: str, names: list[str]) -> None:
+    assert [name for name, _ in metrics_of(query)] == names
+
+
+def test_every_metric_asked_for_exists_and_has_the_labels_it_is_selected_by() -> None:
+    gateway, engine = gateway_samples(), engine_names()
+    assert len(engine) > 30
+    queries = all_queries()
+    assert len(queries) > 40
+    for where, metrics in queries.items():
+        assert metrics, f"{where} asks for nothing"
+        for name, labels in metrics:
+            assert name in gateway or name in engine or name == SCRAPED, f"{where} asks for {name}"
+            assert labels - SCRAPER <= gateway.get(name, {"model"}), f"{where} selects {name} by {labels}"
+
+
+def test_every_figure_of_the_engine_is_documented() -> None:
+    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    told = re.sub(r"`\.\.\._(\w+)`", r"`turbomind_requests_\1`", text)
+    assert {name for name in families(engine_names()) | gateway_families() if not is_named(name, told)} == set()
+
+
+def gateway_families() -> set[str]:
+    return families({name for name in gateway_samples() if not name.endswith("_created")})
+
+
+def families(samples: set[str]) -> set[str]:
+    return {re.sub(r"_(bucket|count|sum)$", "", name) for name in samples}
+
+
+def is_named(name: str, text: str) -> bool:
+    """Return whether a document names a figure, possibly under the heading of a prefix and with labels."""
+    names = {name, name.removeprefix("lmdeploy_gateway_")}
+    marked = f"`{name.replace('lmdeploy:', 'vllm:')}`*"  # a star says that LMDeploy's has the same ending
+    if name.startswith("lmdeploy:") and marked in text:
+        return True
+    # gpu_prefix_cache_...: the older names of what stands beside them.
+    return any(re.search(rf"`{re.escape(one)}[`{{]", text) for one in names) or "gpu_prefix_cache" in name
+
+
+def test_panels_have_places_and_ids_of_their_own() -> None:
+    panels = dashboard()["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels) > 15
+    cells = [
+        (x, y)
+        for panel in panels
+        for place in [panel["gridPos"]]
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
+    assert len(set(cells)) == len(cells)
+    assert max(x for x, _ in cells) < 24
+    assert all(panel["description"] for panel in panels if panel["type"] != "row")
+
+
+def test_alerts_say_how_urgent_they_are_and_what_has_happened() -> None:
+    (group,) = yaml.safe_load((DEPLOY / "prometheus" / "rules" / "lmdeploy.yml").read_text("utf-8"))["groups"]
+    assert len({rule["alert"] for rule in group["rules"]}) == len(group["rules"])
+    for rule in group["rules"]:
+        assert rule["labels"]["severity"] in ("critical", "warning")
+        assert rule["annotations"]["summary"]
+        assert re.fullmatch(r"\d+m", rule["for"])
+
+
+def test_compose_starts_all_three_and_hands_them_their_files() -> None:
+    folder = ROOT / "docker"
+    services = yaml.safe_load((folder / "compose.yml").read_text("utf-8"))["services"]
+    assert set(services) == {"server", "prometheus", "grafana"}
+    for service in services.values():
+        assert service["cap_drop"] == ["ALL"]
+        assert all(port.startswith("127.0.0.1:") for port in service["ports"])
+        for volume in service["volumes"]:
+            source = volume.split(":")[0]
+            assert not source.startswith(".") or (folder / source).exists()
+    (scraped,) = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text("utf-8"))["scrape_configs"]
+    assert scraped["job_name"] == "lmdeploy"  # what queries select by
+    assert scraped["static_configs"] == [{"targets": [f"server:{DEFAULT_PORT}"]}]
+    mounted = dict(volume.split(":")[1::-1] for volume in services["grafana"]["volumes"])
+    provided = DEPLOY / "grafana" / "provisioning"
+    (provider,) = yaml.safe_load((provided / "dashboards" / "lmdeploy.yml").read_text("utf-8"))["providers"]
+    assert mounted[provider["options"]["path"]] == "../deploy/grafana/dashboards"
+    (source,) = yaml.safe_load((provided / "datasources" / "prometheus.yml").read_text("utf-8"))["datasources"]
+    assert source["url"] == "http://prometheus:9090"

@@ -1,0 +1,251 @@
+"""The manifests are what Kubernetes takes, belong together, and keep what the documentation promises.
+
+Kubernetes' own kinds are held against its published schemas (the package kubernetes-validate), those of other projects
+against schemas written by hand (`kubernetes_schemas.py`). No cluster is asked.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from lmdeploy.cli.main import make_parser
+from lmdeploy.serve.restrictions import is_loopback
+from openai_gateway.settings import DEFAULT_PORT
+from tests.repository.kubernetes_schemas import SCHEMAS
+from tests.repository.test_docker import EXIT_SECONDS, given, stages
+from tests.support.queries import metrics_of
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+FOLDER = ROOT / "deploy" / "kubernetes"
+VERSION = "1.35"
+
+Document = dict[str, Any]
+
+
+def read(path: Path) -> Document:
+    found: Document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return found
+
+
+KUSTOMIZATIONS = sorted(FOLDER.rglob("kustomization.yaml"))
+RESOURCES = sorted(
+    (file.parent / name).resolve()
+    for file in KUSTOMIZATIONS
+    for name in read(file).get("resources", ())
+    if name.endswith(".yaml")
+)
+
+
+def manifest(name: str) -> Document:
+    return read(FOLDER / f"{name}.yaml")
+
+
+def pods() -> dict[str, Document]:
+    """Return the two pods there are, as Kubernetes would be told of them."""
+    service, runtime = manifest("kserve/inferenceservice")["spec"], manifest("kserve/servingruntime")["spec"]
+    not_of_pods = ("model", "minReplicas", "maxReplicas")
+    ours = {key: value for key, value in service["predictor"].items() if key not in not_of_pods}
+    return {
+        "base": manifest("base/deployment")["spec"]["template"]["spec"],
+        "kserve": {**ours, "containers": runtime["containers"], "volumes": runtime["volumes"]},
+    }
+
+
+def validate(document: Document) -> None:
+    """Raise where a document is none of Kubernetes'."""
+    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="`make dev` installs kubernetes-validate")
+    kubernetes_validate.validate(document, VERSION, strict=True)
+
+
+def short(path: Path) -> str:
+    return path.relative_to(FOLDER).as_posix()
+
+
+def test_every_file_is_used() -> None:
+    used = {file.resolve() for file in KUSTOMIZATIONS} | set(RESOURCES)
+    for file in KUSTOMIZATIONS:
+        said = read(file)
+        patches = [patch["path"] for patch in said.get("patches", ()) if "path" in patch]
+        used |= {(file.parent / name).resolve() for name in patches}
+        folders = [name for name in (*said.get("resources", ()), *said.get("components", ())) if ".yaml" not in name]
+        assert all((file.parent / name / "kustomization.yaml").is_file() for name in folders)
+    assert used == set(FOLDER.rglob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", RESOURCES, ids=short)
+def test_a_manifest_is_what_its_kind_takes(path: Path) -> None:
+    document = read(path)
+    schema = SCHEMAS.get((document["apiVersion"], document["kind"]))
+    if schema is None:
+        assert re.fullmatch(r"v1|(\w+|[\w.]+\.k8s\.io)/v\d", document["apiVersion"]), "write a schema for it"
+        validate(document)
+    else:
+        jsonschema.validate(document, schema)
+
+
+def test_parts_that_other_kinds_borrow_are_kubernetes_own() -> None:
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": pods()["kserve"]}
+    validate(pod)
+    scaler = manifest("base/autoscaler")
+    scaled = manifest("components/keda/scaledobject")["spec"]["advanced"]["horizontalPodAutoscalerConfig"]
+    validate({**scaler, "spec": {**scaler["spec"], **scaled}})
+
+
+@pytest.mark.parametrize("wrong", [{"replica": 1}, {"replicas": "many"}])
+def test_what_kubernetes_does_not_know_is_refused(wrong: Document) -> None:
+    document = manifest("base/deployment")
+    validate(document)
+    document["spec"] |= wrong
+    with pytest.raises(Exception, match="replica"):
+        validate(document)
+
+
+def test_a_schema_of_ours_refuses_what_it_does_not_know() -> None:
+    document = manifest("components/monitoring/servicemonitor")
+    document["spec"]["endpoints"][0]["intervall"] = "15s"
+    with pytest.raises(jsonschema.ValidationError, match="intervall"):
+        jsonschema.validate(document, SCHEMAS[document["apiVersion"], document["kind"]])
+
+
+@pytest.mark.parametrize("which", ["base", "kserve"])
+def test_a_pod_runs_without_rights_and_writes_where_the_image_says(which: str) -> None:
+    pod = pods()[which]
+    (container,) = pod["containers"]
+    security = {**pod.get("securityContext", {}), **container["securityContext"]}
+    assert security["runAsNonRoot"]
+    assert security["runAsUser"] > 0
+    assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert security["readOnlyRootFilesystem"]
+    assert not security["allowPrivilegeEscalation"]
+    assert security["capabilities"] == {"drop": ["ALL"]}
+    (volumes,) = given(stages((ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8"))[-1], "VOLUME")
+    writable = {mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")}
+    assert writable == {*yaml.safe_load(volumes), "/dev/shm"}
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+
+
+@pytest.mark.parametrize("which", ["base", "kserve"])
+def test_a_pod_starts_our_server_and_asks_its_health(which: str) -> None:
+    (container,) = pods()[which]["containers"]
+    parsed = make_parser().parse_args(container["args"])
+    assert is_loopback(parsed.triton_server_name)
+    (port,) = container["ports"]
+    assert port["containerPort"] == parsed.server_port
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        asked = container[probe]["httpGet"]
+        assert asked["path"] == "/health"
+        assert asked["port"] in (port["name"], port["containerPort"])
+
+
+@pytest.mark.parametrize("which", ["base", "kserve"])
+def test_probes_give_a_model_time_to_load_at_first_and_when_triton_is_started_again(which: str) -> None:
+    (container,) = pods()[which]["containers"]
+    probes = {name: probe for name, probe in container.items() if name.endswith("Probe")}
+    patience = {name: probe["periodSeconds"] * probe["failureThreshold"] for name, probe in probes.items()}
+    assert patience["startupProbe"] >= 600
+    assert patience["livenessProbe"] >= 600
+    assert patience["readinessProbe"] <= 15
+
+
+@pytest.mark.parametrize("which", ["base", "kserve"])
+def test_a_pod_that_ends_may_finish_its_answers(which: str) -> None:
+    pod = pods()[which]
+    (container,) = pod["containers"]
+    command, pause = container["lifecycle"]["preStop"]["exec"]["command"]
+    assert command == "sleep"
+    drained = make_parser().parse_args(container["args"]).drain_seconds
+    assert pod["terminationGracePeriodSeconds"] >= float(pause) + drained + EXIT_SECONDS
+
+
+def test_the_parts_name_each_other() -> None:
+    deployment = manifest("base/deployment")
+    name, labels = deployment["metadata"]["name"], deployment["spec"]["template"]["metadata"]["labels"]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    (port,) = container["ports"]
+    assert port["containerPort"] == DEFAULT_PORT
+    selectors = [
+        deployment["spec"]["selector"]["matchLabels"],
+        manifest("base/service")["spec"]["selector"],
+        manifest("base/disruption-budget")["spec"]["selector"]["matchLabels"],
+        manifest("base/network-policy")["spec"]["podSelector"]["matchLabels"],
+    ]
+    assert all(selector.items() <= labels.items() for selector in selectors)
+    service = manifest("base/service")
+    assert service["spec"]["ports"][0]["targetPort"] == port["name"]
+    models, *_ = deployment["spec"]["template"]["spec"]["volumes"]
+    assert models["persistentVolumeClaim"]["claimName"] == manifest("base/models")["metadata"]["name"]
+    (allowed,) = manifest("base/network-policy")["spec"]["ingress"][0]["ports"]
+    assert allowed["port"] == port["name"]
+
+    monitor = manifest("components/monitoring/servicemonitor")["spec"]
+    assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert [endpoint["port"] for endpoint in monitor["endpoints"]] == [service["spec"]["ports"][0]["name"]]
+    assert service["metadata"]["labels"][monitor["jobLabel"]] == "lmdeploy"  # what queries select by
+    pool = manifest("components/llm-d/inferencepool")["spec"]
+    labelled = manifest("components/llm-d/deployment")["spec"]["template"]["metadata"]["labels"]
+    assert pool["selector"]["matchLabels"].items() <= {**labels, **labelled}.items()
+    assert [target["number"] for target in pool["targetPorts"]] == [port["containerPort"]]
+    runtime, predictor = manifest("kserve/servingruntime"), manifest("kserve/inferenceservice")["spec"]["predictor"]
+    assert predictor["model"]["runtime"] == runtime["metadata"]["name"]
+    (known,) = runtime["spec"]["supportedModelFormats"]
+    assert predictor["model"]["modelFormat"]["name"] == known["name"]
+    scaled = [manifest("base/autoscaler")["spec"], manifest("components/keda/scaledobject")["spec"]]
+    assert [spec["scaleTargetRef"]["name"] for spec in scaled] == [name, name]
+
+
+def test_autoscalers_go_by_the_queue() -> None:
+    (metric,) = manifest("base/autoscaler")["spec"]["metrics"]
+    (rule,) = yaml.safe_load((ROOT / "deploy" / "prometheus" / "adapter.yml").read_text("utf-8"))["rules"]["custom"]
+    assert metric["pods"]["metric"]["name"] == rule["name"]["as"]
+    queue = "turbomind_requests_waiting"
+    assert metrics_of(rule["seriesQuery"])[0][0] == queue
+    first, *_ = manifest("components/keda/scaledobject")["spec"]["triggers"]
+    assert metrics_of(first["metadata"]["query"])[0][0] == queue
+
+
+KUBECTL = shutil.which("kubectl")
+
+
+@pytest.mark.skipif(KUBECTL is None, reason="kubectl, which has kustomize built in, is not installed")
+def test_overlays_are_put_together_to_manifests_that_kubernetes_takes(tmp_path: Path) -> None:
+    built = {document["kind"]: document for document in build(FOLDER / "overlays" / "autoscaled")}
+    assert built.keys() == {
+        *("Deployment", "Service", "PersistentVolumeClaim", "PodDisruptionBudget", "NetworkPolicy"),
+        *("ScaledObject", "ServiceMonitor", "InferencePool"),
+    }
+    deployment = built["Deployment"]
+    validate(deployment)
+    template = deployment["spec"]["template"]
+    assert template["metadata"]["labels"]["llm-d.ai/inference-serving"] == "true"
+    (container,) = template["spec"]["containers"]
+    assert re.fullmatch(r"lmdeploy:\d+\.\d+\.\d+", container["image"])
+    assert make_parser().parse_args(container["args"]).model_name == "my-model"
+
+    own = tmp_path / "kustomization.yaml"
+    parts = {"resources": [path_from(tmp_path, "base")], "components": [path_from(tmp_path, "components/gpu")]}
+    own.write_text(yaml.safe_dump({"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", **parts}))
+    (with_gpu,) = (document for document in build(tmp_path) if document["kind"] == "Deployment")
+    validate(with_gpu)
+    (container,) = with_gpu["spec"]["template"]["spec"]["containers"]
+    assert container["resources"]["limits"] == {"memory": "16Gi", "nvidia.com/gpu": "1"}
+    assert container["args"][:2] == ["serve", "api_server"]
+
+
+def path_from(folder: Path, name: str) -> str:
+    return os.path.relpath(FOLDER / name, folder)
+
+
+def build(folder: Path) -> list[Document]:
+    assert KUBECTL is not None
+    done = subprocess.run([KUBECTL, "kustomize", str(folder)], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))

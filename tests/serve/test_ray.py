@@ -1,0 +1,131 @@
+"""What the application on Ray is told, and makes of it. What it does stands in tests/e2e/test_ray.py."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from lmdeploy.cli.main import main, make_parser
+from lmdeploy.cli.options import given_options
+from lmdeploy.serve.ray.settings import RaySettings, flags
+from tests.support.commands import Command
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def of_replicas(*words: str) -> dict[str, Any]:
+    args = make_parser().parse_everything(["serve", "ray", "m", *words])
+    return given_options(args.of_replicas, args)
+
+
+def test_options_of_replicas_are_those_of_an_api_server() -> None:
+    words = ["--dtype", "float32", "--adapters", "sql=/a", "law=/b", "--api-keys", "k", "l", "--split-special-tokens"]
+    given = of_replicas(*words, "--replicas", "2", "--server-port", "1")
+    parser = make_parser()
+    read = parser.parse_everything(["serve", "api_server", "m", *flags(RaySettings(options=given).options)])
+    meant = parser.parse_everything(["serve", "api_server", "m", *words])
+    assert vars(read) == vars(meant)
+    assert RaySettings(options=given).adapters == ("sql", "law")
+
+
+def test_nothing_is_handed_on_that_was_not_given() -> None:
+    assert of_replicas("--replicas", "3", "--max-replicas", "5") == {}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"options": {"server_port": 1}}, "server-port is no option of a replica"),
+        ({"options": {"triton-grpc-port": 1}}, "a tritonserver of its own"),
+        ({"options": {"admin-keys": ["k"]}}, "the same in each replica"),
+        ({"replicas": 3, "max_replicas": 2}, "max_replicas must be at least replicas (3), got 2"),
+        ({"replicas": 0}, "greater than or equal to 1"),
+        ({"replcas": 1}, "Extra inputs are not permitted"),
+    ],
+)
+def test_bad_settings_are_refused_with_what_is_wrong(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        RaySettings(**wrong)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("requests", "waiting", "wanted"),
+    [
+        (0, 0, 0),  # Ray's lower bound holds
+        (10, 0, 1),
+        (11, 0, 2),
+        (10, 1, 2),  # something waits: none less
+        (10, 8, 2),
+        (10, 9, 3),  # more than four each: one more
+        (100, 0, 10),
+        (100, 50, 10),
+    ],
+)
+def test_replicas_are_wanted_for_open_requests_and_for_queues(requests: float, waiting: float, wanted: int) -> None:
+    pytest.importorskip("ray", reason="needs the extra [ray]")
+    from lmdeploy.serve.ray.autoscaling import wanted_replicas
+
+    assert wanted_replicas(2, requests, waiting, target_requests=10, waiting_per_replica=4) == wanted
+
+
+def test_the_example_of_a_configuration_file_is_what_ray_and_the_application_take() -> None:
+    pytest.importorskip("ray", reason="needs the extra [ray]")
+    from ray.serve.schema import ServeDeploySchema
+
+    config = yaml.safe_load((ROOT / "deploy" / "ray" / "serve.yaml").read_text(encoding="utf-8"))
+    (application,) = ServeDeploySchema.model_validate(config).applications
+    assert application.import_path == "lmdeploy.serve.ray:app"
+    settings = RaySettings(**application.args)
+    make_parser().parse_everything(["serve", "api_server", *settings.arguments()])
+
+
+def test_without_ray_one_sentence_says_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ray.py").write_text("raise ImportError('Ray without Serve')\n")
+    with Command("ray", "m", env={"PYTHONPATH": str(tmp_path)}) as command:
+        assert command.process.wait(30) == 1
+    assert command.output == "lmdeploy serve ray: Ray Serve is not installed; run: pip install 'lmdeploy[ray]'\n"
+    monkeypatch.setattr("lmdeploy.extras._is_there", lambda module: module != "ray")
+    assert main(["serve", "ray", "m"]) == 1
+    said = capsys.readouterr().err
+    assert said.endswith("needs packages that are not installed (ray); run: pip install 'lmdeploy[ray]'\n")
+
+
+def test_a_port_that_is_taken_and_a_bad_option_are_told_before_ray_starts(default_model_dir: Path) -> None:
+    pytest.importorskip("ray", reason="needs the extra [ray]")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        where = ["--server-name", "127.0.0.1", "--server-port", str(taken.getsockname()[1])]
+        with Command("ray", str(default_model_dir), *where) as command:
+            assert command.process.wait(60) == 1
+    assert command.output.startswith("lmdeploy serve ray: port ")
+    assert "(--server-port)" in command.output
+    with Command("ray", "m", "--proxy-url", "http://x") as command:
+        assert command.process.wait(60) == 1
+    assert "proxy-url is no option of a replica: Ray Serve is the proxy" in command.output
+    assert "Traceback" not in command.output
+
+
+def test_a_model_that_cannot_be_served_is_told_before_ray_starts(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="needs the extra [ray]")
+    (tmp_path / "config.json").write_text('{"architectures": ["Nobody"]}')
+    for model, said in (
+        (tmp_path / "nowhere", "no such directory"),
+        (tmp_path, "architecture Nobody is not supported"),
+    ):
+        with Command("ray", str(model)) as command:
+            assert command.process.wait(60) == 1
+        assert command.output.startswith("lmdeploy serve ray: ")
+        assert said in command.output
+        assert "Traceback" not in command.output
+
+
+def test_the_command_line_does_not_import_ray() -> None:
+    script = "import sys, lmdeploy.cli.main as m; m.make_parser(); sys.exit('ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

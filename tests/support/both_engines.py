@@ -1,0 +1,15 @@
+"""Settings for either engine, for tests of what both of them promise."""
+
+from typing import Any
+
+from lmdeploy import PytorchEngineConfig, TurbomindEngineConfig
+
+BACKENDS = ("turbomind", "pytorch")
+_NAMES_OF_PYTORCH = {"cache_block_seq_len": "block_size", "num_tokens_per_iter": "max_prefill_token_num"}
+
+
+def config_for(backend: str, **fields: Any) -> TurbomindEngineConfig | PytorchEngineConfig:
+    """Return a configuration; ``fields`` are such that both have, under TurboMind's names."""
+    if backend == "turbomind":
+        return TurbomindEngineConfig(**fields)
+    return PytorchEngineConfig(**{_NAMES_OF_PYTORCH.get(name, name): value for name, value in fields.items()})

@@ -1,0 +1,160 @@
+"""A chat template in an adapter's folder is that of prompts for the adapter, and of nothing else."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from lmdeploy import GenerationConfig, pipeline
+from lmdeploy.offline.async_engine import AsyncEngine
+from tests.support.adapters import OWN_TEMPLATE, make_adapter
+from tests.support.fake_pb_utils import Request, loaded_model
+from tests.support.tiny_models import make_tiny_llama
+
+MESSAGES = [{"role": "user", "content": "Hi, 你好 🙂"}]
+GREEDY = GenerationConfig(max_new_tokens=6, ignore_eos=True)
+
+
+def written(directory: Path, template: str | None = None) -> str:
+    """Return the conversation as `transformers` writes it."""
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    text: str = tokenizer.apply_chat_template(
+        MESSAGES, chat_template=template, add_generation_prompt=True, tokenize=False
+    )
+    return text
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_llama(tmp_path_factory.mktemp("tiny") / "base")
+
+
+@pytest.fixture(scope="module")
+def adapters(directory: Path) -> dict[str, str]:
+    """One with a template in a file, one with it among the tokenizer's settings, and one without."""
+    paths = {
+        name: make_adapter(directory.parent / name, directory, seed=seed)
+        for seed, name in enumerate(("file", "settings", "plain"))
+    }
+    (paths["file"] / "chat_template.jinja").write_text(OWN_TEMPLATE)
+    (paths["settings"] / "tokenizer_config.json").write_text(json.dumps({"chat_template": OWN_TEMPLATE}))
+    return {name: str(path) for name, path in paths.items()}
+
+
+@pytest.fixture(scope="module")
+def broken(directory: Path) -> Path:
+    path = make_adapter(directory.parent / "broken", directory)
+    (path / "chat_template.jinja").write_text("line 1\n{% for message in %}")
+    return path
+
+
+@pytest.fixture(scope="module")
+def pipe(directory: Path, adapters: dict[str, str]) -> Iterator[AsyncEngine]:
+    given = {name: adapters[name] for name in ("file", "plain")}
+    with pipeline(str(directory), dtype="float32", adapters=given, cache_max_entry_count=64) as loaded:
+        yield loaded
+
+
+def as_written(pipe: AsyncEngine, text: str, adapter: str | None) -> str:
+    answer: str = pipe(text, GREEDY, do_preprocess=False, adapter_name=adapter).text
+    return answer
+
+
+def test_each_adapter_is_asked_in_its_own_words(pipe: AsyncEngine, directory: Path) -> None:
+    base, own = written(directory), written(directory, OWN_TEMPLATE)
+    for adapter, text in ((None, base), ("plain", base), ("file", own)):
+        assert pipe(MESSAGES, GREEDY, adapter_name=adapter).text == as_written(pipe, text, adapter)
+    assert as_written(pipe, base, "file") != as_written(pipe, own, "file")
+
+
+def test_sessions_are_asked_so_too(pipe: AsyncEngine, directory: Path) -> None:
+    with pipe.session(GREEDY, adapter_name="file") as session:
+        answer = session(MESSAGES[0]["content"], stream_response=False)
+        assert answer.text == as_written(pipe, written(directory, OWN_TEMPLATE), "file")
+
+
+def test_an_adapter_that_is_loaded_later_brings_its_own_and_takes_it_along(
+    pipe: AsyncEngine, directory: Path, adapters: dict[str, str]
+) -> None:
+    pipe.load_adapter("late", adapters["settings"])
+    own = written(directory, OWN_TEMPLATE)
+    assert pipe(MESSAGES, GREEDY, adapter_name="late").text == as_written(pipe, own, "late")
+    pipe.unload_adapter("late")
+    pipe.load_adapter("late", adapters["plain"])
+    assert pipe(MESSAGES, GREEDY, adapter_name="late").text == as_written(pipe, written(directory), "plain")
+    pipe.unload_adapter("late")
+
+
+def test_a_template_that_cannot_be_read_is_refused_with_its_adapter(
+    pipe: AsyncEngine, directory: Path, broken: Path
+) -> None:
+    with pytest.raises(ValueError, match=r"adapter bad: its chat template cannot be read \(line 2: "):
+        pipe.load_adapter("bad", str(broken))
+    with pytest.raises(ValueError, match="adapter_name must be one of adapters"):
+        pipe(MESSAGES, GREEDY, adapter_name="bad")
+    with pytest.raises(ValueError, match="adapter bad: its chat template"):
+        pipeline(str(directory), adapters={"bad": str(broken)})
+
+
+@pytest.fixture
+def model(directory: Path, adapters: dict[str, str]) -> Iterator[Any]:
+    """The model `preprocessing` of a server that was started with one adapter."""
+    engine_config = json.dumps({"adapters": {"file": adapters["file"]}})
+    with loaded_model("preprocessing", model_path=str(directory), engine_config=engine_config) as instance:
+        yield instance
+
+
+def ids_of(model: Any, **inputs: str) -> list[int]:
+    [response] = model.execute([Request(messages=json.dumps(MESSAGES), **inputs)])
+    assert response.error is None
+    ids: list[int] = response.array("INPUT_ID")[0].tolist()
+    return ids
+
+
+def control(model: Any, key: str, **inputs: str) -> str:
+    """Send a control request and return why it was refused, if it was."""
+    request = Request(**inputs)
+    request.told = {"control_key": key}
+    [response] = model.execute([request])
+    return "" if response.error is None else str(response.error)
+
+
+def test_a_server_writes_messages_for_the_adapter_that_they_name(model: Any, directory: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    base, own = tokenizer.encode(written(directory)), tokenizer.encode(written(directory, OWN_TEMPLATE))
+    assert ids_of(model) == ids_of(model, lora_name="unknown") == base
+    assert ids_of(model, lora_name="file") == own
+    by_parameter = Request(messages=json.dumps(MESSAGES))
+    by_parameter.told = {"lora_name": "file"}
+    [response] = model.execute([by_parameter])
+    assert response.array("INPUT_ID")[0].tolist() == own
+
+
+def test_a_server_is_told_of_adapters_with_its_key_alone(
+    model: Any, directory: Path, adapters: dict[str, str], broken: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LMDEPLOY_CONTROL_KEY", "secret")
+    base, own = ids_of(model), ids_of(model, lora_name="file")
+    load = {"lora_control": "load", "lora_name": "late", "lora_path": adapters["settings"]}
+    assert "control_key" in control(model, "guessed", **load)
+    assert ids_of(model, lora_name="late") == base
+    assert control(model, "secret", **load) == ""
+    assert ids_of(model, lora_name="late") == own
+    assert control(model, "secret", lora_control="unload", lora_name="late") == ""
+    assert ids_of(model, lora_name="late") == base
+    assert "line 2: " in control(model, "secret", **load | {"lora_path": str(broken)})
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"lora_control": "list", "lora_name": "late"}, "lora_control must be load or unload, got list"),
+        ({"lora_control": "unload"}, "lora_control needs lora_name"),
+        ({"lora_control": "load", "lora_name": "late"}, "lora_control load needs lora_path"),
+    ],
+)
+def test_malformed_control_requests_are_refused(model: Any, inputs: dict[str, str], message: str) -> None:
+    assert message in control(model, "", **inputs)

@@ -1,0 +1,209 @@
+"""Sizes, rooflines and plans, against counting, against hand-computed numbers and against each other."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmdeploy.capacity.devices import DEVICES, Device, device_of
+from lmdeploy.capacity.plan import Efficiency, Load, Plan, Roofline, Storage, plan
+from lmdeploy.capacity.sizes import Sizes
+from lmdeploy.cli.main import main
+from lmdeploy.errors import CheckpointError
+
+LLAMA_3_8B = {
+    "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "intermediate_size": 14336, "vocab_size": 128256, "tie_word_embeddings": False,
+}  # fmt: skip
+PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama-3-8b": ("LlamaConfig", LLAMA_3_8B),
+    "qwen2-0.5b": (
+        "Qwen2Config",
+        {"hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2,
+         "intermediate_size": 4864, "vocab_size": 151936, "tie_word_embeddings": True},
+    ),
+    "mixtral-8x7b": (
+        "MixtralConfig",
+        {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+         "intermediate_size": 14336, "vocab_size": 32000, "num_local_experts": 8, "num_experts_per_tok": 2},
+    ),
+    "qwen3-30b-a3b": (
+        "Qwen3MoeConfig",
+        {"hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4,
+         "head_dim": 128, "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 128,
+         "num_experts_per_tok": 8, "vocab_size": 151936},
+    ),
+    "deepseek-v2-lite": (
+        "DeepseekV2Config",
+        {"hidden_size": 2048, "num_hidden_layers": 27, "num_attention_heads": 16, "num_key_value_heads": 16,
+         "intermediate_size": 10944, "moe_intermediate_size": 1408, "n_routed_experts": 64, "n_shared_experts": 2,
+         "num_experts_per_tok": 6, "first_k_dense_replace": 1, "kv_lora_rank": 512, "q_lora_rank": None,
+         "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "vocab_size": 102400},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_are_those_that_transformers_makes(name: str) -> None:
+    import torch
+    import transformers
+
+    kind, fields = PUBLISHED[name]
+    config = getattr(transformers, kind)(**fields)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    counted = sum(parameter.numel() for parameter in model.parameters())
+    # Norms and biases are left out.
+    assert Sizes.of_config(config.to_dict()).parameters == pytest.approx(counted, rel=1e-3)
+
+
+def test_a_token_of_llama_3_8b_caches_128_kib_and_one_of_deepseek_v2_lite_30() -> None:
+    assert Sizes.of_config(LLAMA_3_8B).cached * 2 == 2 * 32 * 8 * 128 * 2 == 128 * 1024
+    assert Sizes.of_config(PUBLISHED["deepseek-v2-lite"][1]).cached * 2 == 27 * (512 + 64) * 2
+
+
+def test_a_step_reads_the_experts_that_its_rows_choose() -> None:
+    sizes = Sizes.of_config(PUBLISHED["mixtral-8x7b"][1])
+    assert sizes.touched(1) == pytest.approx(sizes.active)
+    assert sizes.touched(2) == pytest.approx(sizes.output + sizes.dense + (1 - (6 / 8) ** 2) * 8 * sizes.expert)
+    assert sizes.touched(1000) == pytest.approx(sizes.output + sizes.dense + 8 * sizes.expert)
+
+
+# 1 billion parameters in two layers' worth of matrices; numbers that can be checked in one's head.
+SIZES = Sizes(
+    embedding=10**8, output=10**8, is_tied=False, dense=8 * 10**8, expert=0, experts=0, experts_per_token=0,
+    cached=50_000, attention=100_000,
+)  # fmt: skip
+DEVICE = Device("a device", memory=12e9, bandwidth=1e12, operations=100e12)
+PERFECT = Efficiency(1.0, 1.0)
+
+
+def test_a_step_takes_what_reading_or_computing_takes() -> None:
+    roofline = Roofline(SIZES, DEVICE, Storage(), PERFECT)
+    # 0.9 billion weights of 2 bytes at 1 TB/s; the cache of one token is 100,000 bytes.
+    assert roofline.token_step(1, 0) == pytest.approx(1.8e-3)
+    assert roofline.token_step(10, 1000) == pytest.approx(1.8e-3 + 10 * 1000 * 100_000 / 1e12)
+    # 1000 rows of 2 x 0.9 billion operations at 100 TFLOP/s.
+    assert roofline.token_step(1000, 0) == pytest.approx(1000 * 1.8e9 / 100e12)
+    # The layers alone for each token of a prompt, attention to those before it, the output once.
+    assert roofline.prompt_step(1000) == pytest.approx(
+        2 * (1000 * 0.8e9 + 1000 * 1000 / 2 * 1e5 + 0.1e9) / 100e12, rel=1e-6
+    )
+    assert roofline.prompt_step(1000, 900) == pytest.approx((1.8e9 + 900 * 1e5) / 1e12)  # so few are read, not computed
+
+
+def test_rounded_weights_have_scales_and_leave_the_tables_larger() -> None:
+    assert Storage().total(SIZES) == 2 * SIZES.parameters
+    assert Storage(weight_bits=8).total(SIZES) == pytest.approx(0.9e9 * 8.5 / 8 + 1e8 * 2)
+    assert Storage(weight_bits=4).total(SIZES) == pytest.approx(0.8e9 * 4.5 / 8 + 1e8 * 8.5 / 8 + 1e8 * 2)
+    four = Roofline(SIZES, DEVICE, Storage(weight_bits=4), PERFECT)
+    assert four.token_step(1, 0) == pytest.approx((0.8e9 * 4.5 / 8 + 1e8 * 8.5 / 8) / 1e12)
+
+
+@pytest.mark.parametrize(("bits", "measured"), [(16, 99), (8, 199), (4, 284)])
+def test_the_estimate_of_a_processor_is_near_what_was_measured_there(bits: int, measured: float) -> None:
+    # docs/performance.md: SmolLM2-135M on 2 virtual cores of an AMD EPYC, 35 GB/s, one stream.
+    fields = {
+        "hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3,
+        "intermediate_size": 1536, "vocab_size": 49152, "tie_word_embeddings": True,
+    }  # fmt: skip
+    processor = Device("EPYC", 16e9, 35e9, 0.843e12)
+    rate = plan(Sizes.of_config(fields), processor, Storage(bits), Load(64, 128)).single_rate
+    assert rate == pytest.approx(measured, rel=0.12)
+
+
+def made(**load: Any) -> Plan:
+    return plan(SIZES, DEVICE, Storage(), Load(**{"prompt": 1000, "answer": 100, **load}), PERFECT)
+
+
+def test_a_plan_is_what_a_pencil_gets() -> None:
+    result = made(rate=100.0)
+    assert result.weights == 2e9
+    assert result.cache_tokens == int(10e9 * 0.8 / 1e5) == 80_000
+    assert result.sequences == 80_000 // 1100 == 72
+    assert result.batch == 72
+    step = (1.8e9 + 72 * 1050 * 1e5) / 1e12
+    prompt = 2 * (1000 * 0.8e9 + 5e5 * 1e5 + 0.1e9) / 100e12
+    rate = 1 / (prompt + 100 * step / 72)
+    assert result.request_rate == pytest.approx(rate)
+    assert result.answer_rate == pytest.approx(100 * rate)
+    assert result.replicas == -int(-100 // (0.8 * rate))
+    assert made().replicas == 0
+
+
+def test_a_bound_on_the_time_between_tokens_is_kept_and_costs_replicas() -> None:
+    free, bound = made(rate=1000.0), made(rate=1000.0, token_seconds=0.01)
+    assert bound.token_seconds <= 0.01 < free.token_seconds
+    assert bound.batch < free.batch
+    assert bound.replicas > free.replicas
+
+
+@given(st.floats(1, 5000), st.floats(1, 500), st.floats(0, 0.9), st.floats(0.1, 1000))
+def test_found_prefixes_and_better_devices_never_need_more_replicas(
+    prompt: float, answer: float, prefix: float, rate: float
+) -> None:
+    load = {"prompt": prompt, "answer": answer, "rate": rate}
+    assert made(**load, prefix=prefix).replicas <= made(**load).replicas
+    twice = plan(SIZES, DEVICE.times(2), Storage(), Load(**load), PERFECT)
+    assert twice.replicas <= made(**load).replicas
+
+
+@pytest.mark.parametrize(
+    ("load", "device", "said"),
+    [
+        ({}, Device("small", 1e9, 1e12, 1e14), "the weights take 2.0 GB and small has 1 GB"),
+        ({}, Device("full", 2.05e9, 1e12, 1e14), "the cache holds 400 tokens beside the weights, a request needs 1100"),
+        ({"token_seconds": 1e-4}, DEVICE, "one answer alone gets a token every"),
+    ],
+)
+def test_what_does_not_fit_is_told(load: dict[str, Any], device: Device, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        plan(SIZES, device, Storage(), Load(1000, 100, **load), PERFECT)
+
+
+def test_devices_are_found_in_any_case_and_others_named() -> None:
+    assert device_of("h100") is DEVICES["H100"]
+    with pytest.raises(ValueError, match="did you mean H100"):
+        device_of("H10")
+
+
+def test_the_command_plans_from_a_config_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_3_8B))
+    assert main(["plan", str(tmp_path), "--gpu", "H100", "--rate", "50"]) == 0
+    said = capsys.readouterr().out
+    assert "16.06 GB (8.03 billion parameters)" in said
+    assert "128.0 KiB a token" in said
+    assert main(["plan", str(tmp_path / "config.json"), "--gpu", "H100", "--json", "--quant-policy", "8"]) == 0
+    assert json.loads(capsys.readouterr().out)["cache_token"] == 64 * 1024
+    assert main(["plan", str(tmp_path), "--memory", "64", "--bandwidth", "40", "--tflops", "1"]) == 0  # a CPU
+
+
+@pytest.mark.parametrize(
+    ("config", "words", "said"),
+    [
+        (None, ["--gpu", "H100"], "cannot be read; a model is a directory with a config.json"),
+        ("{", ["--gpu", "H100"], "is not JSON"),
+        ("[]", ["--gpu", "H100"], "must hold a JSON object"),
+        ("{}", ["--gpu", "H100"], "has no hidden_size or n_embd or d_model"),
+        (json.dumps(LLAMA_3_8B), [], "name a device with --gpu, or describe one: --memory, --bandwidth, --tflops"),
+        (json.dumps(LLAMA_3_8B), ["--gpu", "Z9000"], "no figures of Z9000 are known"),
+        (json.dumps(LLAMA_3_8B), ["--gpu", "L4", "--weight-bits", "32"], "the weights take 32.1 GB"),
+    ],
+)
+def test_a_bad_question_is_answered_with_a_sentence(
+    config: str | None, words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    assert main(["plan", str(tmp_path), *words]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("lmdeploy plan: ")
+    assert said in error
+
+
+def test_a_missing_size_names_the_file(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        Sizes.read(tmp_path)

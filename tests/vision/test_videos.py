@@ -1,0 +1,211 @@
+"""Videos: which frames are looked at, when they are, where they stand in a prompt, and what is refused."""
+
+import io
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers.models.glm4v.processing_glm4v import Glm4vProcessor
+from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
+from transformers.models.smolvlm import processing_smolvlm
+
+from lmdeploy.prompts import PromptPreparer
+from lmdeploy.templates.jinja import JinjaChatTemplate
+from lmdeploy.tokenizer import Tokenizer
+from lmdeploy.vl import Video, load_video
+from lmdeploy.vl.families import smolvlm
+from lmdeploy.vl.prompts import picture_writer
+from lmdeploy.vl.sources import ANYTHING, DATA_ONLY, SourceRules, load_frames
+from lmdeploy.vl.videos import Sampling
+from tests.support import tiny_vision_models as tiny
+from tests.support.pictures import data_url, file_of, picture
+
+FRAMES = [picture(56, 28, seed) for seed in range(6)]
+LISTED = JinjaChatTemplate(
+    "{% for m in messages %}{% for c in m.content %}{% if c.type == 'image' %}<|image_pad|>"
+    "{% elif c.type == 'video' %}<|vision_start|><|video_pad|><|vision_end|>{% else %}{{ c.text }}{% endif %}"
+    "{% endfor %}{% endfor %}"
+)
+
+
+def animated(kind: str, frames: list[Image.Image], milliseconds: int = 500, **options: Any) -> bytes:
+    file = io.BytesIO()
+    frames[0].save(file, kind, save_all=True, append_images=frames[1:], duration=milliseconds, **options)
+    return file.getvalue()
+
+
+def part(url: str, **options: Any) -> dict[str, Any]:
+    return {"type": "video_url", "video_url": {"url": url, **options}}
+
+
+def asked(*parts: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": "x"}]}]
+
+
+def preparer(directory: Path, template: Any = LISTED) -> PromptPreparer:
+    tokenizer = Tokenizer(str(directory))
+    return PromptPreparer(tokenizer, template, pictures=picture_writer(directory, tokenizer, template, DATA_ONLY))
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.make_tiny_qwen_vl(tmp_path_factory.mktemp("qwen") / "model")
+
+
+@pytest.mark.parametrize(("kind", "options"), [("WEBP", {"lossless": True}), ("PNG", {}), ("GIF", {})])
+def test_frames_of_an_animated_picture_come_with_their_times(tmp_path: Path, kind: str, options: Any) -> None:
+    file = tmp_path / "clip"
+    file.write_bytes(animated(kind, FRAMES, **options))
+    video = load_video(str(file), num_frames=3)
+    assert video.times == (0.0, 1.0, 2.5)
+    if kind != "GIF":  # which has few colours
+        assert all(np.array_equal(*pair) for pair in zip(video.frames, (FRAMES[0], FRAMES[2], FRAMES[5]), strict=True))
+    assert load_video(str(file)).times == (0.0, 0.5, 1.0, 1.5, 2.0, 2.5)
+
+
+def test_frames_come_one_by_one(tmp_path: Path) -> None:
+    listed = load_video([*FRAMES[:2]], fps=4)
+    assert listed.times == (0.0, 0.25)
+    jpegs = ",".join(data_url(file_of(frame, "JPEG")).partition(",")[2] for frame in FRAMES)
+    video = load_frames(f"data:video/jpeg;base64,{jpegs}", Sampling(num_frames=2, fps=2), DATA_ONLY)
+    assert video.times == (0.0, 2.5)
+    assert video.frames[0].size == (56, 28)
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (data_url(b"\0\0\0\x18ftypmp42" + bytes(40), "video/mp4"), "MP4 or QuickTime files need a decoder.*animated"),
+        (data_url(b"\x1a\x45\xdf\xa3" + bytes(40), "video/webm"), "WebM or Matroska files need a decoder"),
+        (data_url(b"RIFF\0\0\0\0AVI LIST" + bytes(40), "video/x-msvideo"), "AVI files need a decoder"),
+        (data_url(b"hello", "video/mp4"), "must be an animated picture"),
+        (data_url(animated("GIF", FRAMES)[:-300], "image/gif"), "broken|at least"),
+        ("data:text/plain;base64,aGk=", "a data URL must begin with"),
+        ("http://127.0.0.1/x.gif", "not among the allowed hosts"),
+        ("/etc/passwd", "a file in the allowed folder"),
+        ("data:video/jpeg;base64,", "must be a picture"),
+        ([], "must have frames"),
+        ([FRAMES[0], picture(28, 28)], r"must have one size, got \(56, 28\) and \(28, 28\)"),
+        (7, "must be a video, frames, a URL"),
+    ],
+)
+def test_what_is_no_video_is_refused_with_the_reason(source: object, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        load_frames(source, Sampling(), DATA_ONLY)
+
+
+def test_videos_are_bounded_before_they_are_unpacked() -> None:
+    rules = SourceRules(max_total_pixels=56 * 28 * 3)
+    file = data_url(animated("PNG", FRAMES))
+    assert len(load_frames(FRAMES, Sampling(3), rules).frames) == 3
+    with pytest.raises(ValueError, match="at most 4704 pixels together, got 4 of 56 x 28; num_frames"):
+        load_frames(FRAMES, Sampling(4), rules)
+    with pytest.raises(ValueError, match=r"4096 frames, and 4704 pixels in all of them, got more \(56 x 28 each\)"):
+        load_frames(file, Sampling(3), rules)
+    many = data_url(animated("GIF", [Image.new("P", (2, 2), i % 2) for i in range(4200)], optimize=False))
+    with pytest.raises(ValueError, match="at most 4096 frames"):
+        load_frames(many, Sampling(), ANYTHING)
+    for wrong in ({"num_frames": 0}, {"num_frames": 129}, {"num_frames": 2.0}, {"fps": 0}, {"fps": "2"}):
+        with pytest.raises(ValueError, match=r"num_frames must be|fps must be"):
+            Sampling(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="must rise"):
+        Video(tuple(FRAMES[:2]), (1.0, 0.5))
+
+
+def test_videos_and_pictures_stand_where_the_message_has_them(qwen: Path) -> None:
+    clip = data_url(animated("PNG", FRAMES[:4]))
+    image = {"type": "image_url", "image_url": {"url": data_url(FRAMES[0])}}
+    prepared = preparer(qwen).prepare(asked(part(clip), image, part(clip, num_frames=2)))
+    lengths = [sum(length for _, length in one.runs) for one in prepared.pictures]
+    assert lengths == [2 * 2, 2, 1 * 2]
+    begins = [one.runs[0][0] for one in prepared.pictures]
+    assert begins == sorted(begins)
+    assert prepared.ids.count(tiny.token_id(qwen, "<|video_pad|>")) == 6
+    digests = {one.digest for one in prepared.pictures}
+    assert len(digests) == 3
+
+
+def test_words_that_stand_for_videos_are_text_when_users_type_them(qwen: Path) -> None:
+    typed = "<|vision_start|><|video_pad|><|vision_end|>"
+    message = [
+        {"role": "user", "content": [part(data_url(animated("PNG", FRAMES[:2]))), {"type": "text", "text": typed}]}
+    ]
+    ids = preparer(qwen).prepare(message).ids
+    assert ids.count(tiny.token_id(qwen, "<|video_pad|>")) == 2
+    assert Tokenizer(str(qwen)).decode(ids, skip_special_tokens=False).endswith(typed)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (part("data:video/mp4;base64,AAAAGGZ0eXBtcDQyAAAAAA=="), r"content\[0\]\.video_url\.url: MP4"),
+        (part(data_url(FRAMES[0]), num_frames=0), r"video_url\.url: num_frames must be"),
+        (part(data_url(FRAMES[0]), max_pixels=-1), "max_pixels must be"),
+        ({"type": "video_url"}, "video_url must be an object with url"),
+    ],
+)
+def test_a_bad_video_is_named(qwen: Path, given: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        preparer(qwen).prepare(asked(given))
+
+
+def test_a_model_that_sees_pictures_alone_refuses_videos(tmp_path: Path) -> None:
+    directory = tiny.make_tiny_llava(tmp_path / "model")
+    with pytest.raises(ValueError, match=r"messages\[0\]\.content\[0\]: this model sees pictures, not videos"):
+        preparer(directory).prepare(asked(part(data_url(FRAMES[0]))))
+
+
+def test_nobody_else_says_when_frames_are_shown(qwen: Path) -> None:
+    image = {"type": "image_url", "image_url": {"url": data_url(FRAMES[0]), "times": [0, 1]}}
+    assert sum(length for _, length in preparer(qwen).prepare(asked(image)).pictures[0].runs) == 2
+
+
+def test_qwen3_writes_times_as_its_processor_does(tmp_path: Path) -> None:
+    directory = tiny.make_tiny_qwen_vl(tmp_path / "model", kind="Qwen3VL")
+    for count in (1, 4, 5):
+        message = [
+            {"role": "user", "content": [{"type": "video_data", "video_data": {"data": FRAMES[:count], "fps": 3}}]}
+        ]
+        text = Tokenizer(str(directory)).decode(preparer(directory).prepare(message).ids, skip_special_tokens=False)
+        seconds = Qwen3VLProcessor._calculate_timestamps(SimpleNamespace(), list(range(count)), 3.0, 2)
+        runs = [f"<{second:.1f} seconds><|vision_start|>{'<|video_pad|>' * 2}<|vision_end|>" for second in seconds]
+        assert text == "".join(runs)
+
+
+def test_glm_writes_times_as_its_processor_does(tmp_path: Path) -> None:
+    directory = tiny.make_tiny_glm4v(tmp_path / "model")
+    template = JinjaChatTemplate("{% for c in messages[0].content if c.type != 'text' %}<|{{ c.type }}|>{% endfor %}")
+    data = {"data": FRAMES[:5], "fps": 0.5}
+    message = [{"role": "user", "content": [{"type": "video_data", "video_data": data}]}]
+    ids = preparer(directory, template).prepare(message).ids
+    theirs = SimpleNamespace(video_processor=SimpleNamespace(merge_size=2), image_token="<|image|>")
+    theirs.replace_frame_token_id = lambda *given, **more: Glm4vProcessor.replace_frame_token_id(theirs, *given, **more)
+    metadata = SimpleNamespace(fps=0.5, timestamps=[0.0, 2.0, 4.0, 6.0, 8.0])
+    inputs = {"video_grid_thw": torch.tensor([[3, 2, 4]]), "video_metadata": [metadata]}
+    expected = Glm4vProcessor.replace_video_token(theirs, inputs, 0)
+    assert Tokenizer(str(directory)).decode(ids, skip_special_tokens=False) == expected
+
+
+def test_smolvlm_introduces_videos_as_its_processor_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = tiny.make_tiny_idefics3(tmp_path / "model", kind="SmolVLM")
+    times = [0.0, 59.6, 61.2]
+    template = "{% for c in messages[0].content if c.type != 'text' %}<{{ c.type }}>{% endfor %}"
+    ours = preparer(directory, JinjaChatTemplate(template))
+    data = {"data": Video(tuple(FRAMES[:3]), tuple(times))}
+    ids = ours.prepare([{"role": "user", "content": [{"type": "video_data", "video_data": data}]}]).ids
+    monkeypatch.setattr(processing_smolvlm, "num2words", {3: "three"}.__getitem__)
+    theirs = SimpleNamespace(
+        image_seq_len=1, image_token="<image>", fake_image_token="<fake_token_around_image>",
+        global_image_token="<global-img>",
+    )  # fmt: skip
+    metadata = SimpleNamespace(fps=1, timestamps=times, duration=61.2)
+    inputs = {"pixel_values": np.zeros((1, 3)), "video_metadata": [metadata]}
+    expected = processing_smolvlm.SmolVLMProcessor.replace_video_token(theirs, inputs, 0)
+    assert Tokenizer(str(directory)).decode(ids, skip_special_tokens=False) == expected
+    assert [smolvlm.in_words(n) for n in (0, 11, 32, 64, 100, 128)] == [
+        "zero", "eleven", "thirty-two", "sixty-four", "one hundred", "one hundred and twenty-eight",
+    ]  # fmt: skip
