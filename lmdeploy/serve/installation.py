@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lmdeploy.made_once import made_once
 from lmdeploy.paths import cache_root
-from lmdeploy.scratch import Scratch
 from lmdeploy.serve.errors import TritonStartError
 from lmdeploy.serve.ports import DEFAULT_TRITON_HOST
 from lmdeploy.serve.restrictions import restriction_options
@@ -105,24 +105,14 @@ def backend_directory(installation: TritonInstallation, backends: Sequence[Path]
     links |= {folder.name: folder for folder in backends}
     digest = hashlib.sha256(repr(sorted(links.items())).encode()).hexdigest()[:16]
     directory = cache_root() / "triton-backends" / digest
-    if not directory.is_dir():
-        _make_links(directory, links)
-    return directory
+    return made_once(directory, lambda made: _make_links(made, links))
 
 
-def _make_links(directory: Path, links: Mapping[str, Path]) -> None:
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    with Scratch(directory.parent, ".writing-") as scratch:
-        made = scratch / "backends"
-        for name, target in links.items():
-            link = made / name
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(target)
-        try:
-            made.rename(directory)
-        except OSError:  # another process was faster
-            if not directory.is_dir():
-                raise
+def _make_links(folder: Path, links: Mapping[str, Path]) -> None:
+    for name, target in links.items():
+        link = folder / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(target)
 
 
 def server_environment(installation: TritonInstallation) -> dict[str, str]:

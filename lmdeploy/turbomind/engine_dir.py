@@ -1,8 +1,8 @@
 """The engine directory: what the C++ engine reads of a model, besides the checkpoint's own safetensors files.
 
 ``python -m lmdeploy.turbomind.engine_dir PATH`` prints the engine directory of a model. docs/interfaces.md describes
-the files. A directory in the cache is written beside its place and renamed, so it is either whole or absent, and
-any number of processes may ask for it at once.
+the files. A directory in the cache is either whole or absent, and any number of processes may ask for it at once: one
+writes it, the others wait.
 """
 
 import functools
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
+from lmdeploy.made_once import made_once
 from lmdeploy.paths import cache_root, locate_model, model_name_of, workspace_engine_dir
 from lmdeploy.pytorch.description import WORKER_FILE, describe_for_worker, write_worker_file
-from lmdeploy.scratch import Scratch
 from lmdeploy.turbomind.checkpoint_files import copy_texts, state_of
 from lmdeploy.turbomind.manifest import Manifest
 from lmdeploy.turbomind.rewritten import readable_checkpoint
@@ -149,9 +149,9 @@ def write_engine_dir(
 def _cached(model_dir: Path, backend: str, custom_module_map: str = "") -> EngineDir:
     """Return an engine directory in the cache, writing it when it is not there."""
     fingerprint = _fingerprint(model_dir, backend, custom_module_map)
-    cached = cache_root() / "engines" / f"{model_name_of(model_dir)}-{fingerprint}"
-    if not cached.is_dir():
-        _write_atomically(model_dir, cached, backend, custom_module_map)
+    name = model_name_of(model_dir)
+    cached = cache_root() / "engines" / f"{name}-{fingerprint}"
+    made_once(cached, lambda made: write_engine_dir(model_dir, name, made, backend, custom_module_map))
     return _open(cached)
 
 
@@ -184,18 +184,6 @@ def _writer_hash() -> str:
         for file in sorted(package.glob(place)):
             digest.update(file.read_bytes())
     return digest.hexdigest()
-
-
-def _write_atomically(model_dir: Path, target: Path, backend: str, custom_module_map: str) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with Scratch(target.parent, ".writing-") as scratch:
-        made = scratch / "engine"
-        write_engine_dir(model_dir, model_name_of(model_dir), made, backend, custom_module_map)
-        try:
-            made.rename(target)
-        except OSError:
-            if not target.is_dir():  # else another process was first, with the same content
-                raise
 
 
 def _open(directory: Path) -> EngineDir:

@@ -3,8 +3,8 @@
 import hashlib
 from pathlib import Path
 
+from lmdeploy.made_once import made_once
 from lmdeploy.paths import cache_root, model_name_of
-from lmdeploy.scratch import Scratch
 from lmdeploy.turbomind import meta_llama, pickled_weights
 from lmdeploy.turbomind.checkpoint_files import state_of
 
@@ -29,17 +29,5 @@ def readable_checkpoint(model_dir: Path) -> Path:
         return model_dir
     content = repr((_FORMAT, str(model_dir), state_of(model_dir)))
     folder = cache_root() / "rewritten" / hashlib.sha256(content.encode()).hexdigest()[:16]
-    target = folder / model_name_of(model_dir)  # templates are chosen by this name
-    if target.is_dir():
-        return target
-    folder.mkdir(parents=True, exist_ok=True)
-    with Scratch(folder, ".writing-") as scratch:
-        made = scratch / "checkpoint"
-        made.mkdir()
-        rewrite(model_dir, made)
-        try:
-            made.rename(target)
-        except OSError:
-            if not target.is_dir():  # else another process was first, with the same content
-                raise
-    return target
+    # Templates are chosen by the folder's name.
+    return made_once(folder / model_name_of(model_dir), lambda made: rewrite(model_dir, made))
