@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lmdeploy.templates.conversation import Message, read_messages, read_tools
+from lmdeploy.templates.generic_tools import with_generic_tools
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -46,6 +47,23 @@ class ChatTemplate(ABC):
         """Return whether the template knows of a text that its model writes."""
         return False
 
+    def lists_tools(self) -> bool:
+        """Return whether the template has a place for tools; else they are told in words."""
+        return False
+
+    def writes_calls(self) -> bool:
+        """Return whether it has one for calls and what they return, even where no tools are told."""
+        return self.lists_tools()
+
+    def takes_system_prompts(self) -> bool:
+        """Return whether it writes system prompts."""
+        return True
+
+    @property
+    def default_system_prompt(self) -> str:
+        """The system prompt of conversations that bring none, where it is known."""
+        return ""
+
     def render(
         self,
         messages: list[Message],
@@ -59,7 +77,8 @@ class ChatTemplate(ABC):
         messages
             OpenAI messages, see :func:`lmdeploy.templates.conversation.read_messages`.
         tools
-            OpenAI tool descriptions.
+            OpenAI tool descriptions. Where the template has no place for them they are told in the system prompt, and
+            calls and results are written in a notation that many models know (``generic_tools``).
         add_generation_prompt
             End with the opening of the assistant's turn.
 
@@ -68,7 +87,9 @@ class ChatTemplate(ABC):
         ValueError
             If the conversation is malformed, or the template has no place for something in it.
         """
-        return self._render(read_messages(messages), read_tools(tools), add_generation_prompt)
+        return self._render(
+            *self._with_tools_in_place(read_messages(messages), read_tools(tools)), add_generation_prompt
+        )
 
     def render_continuation(self, messages: list[Message], is_turn_closed: bool = True, rounds_held: int = 1) -> str:
         """Return what follows the assistant's last turn, for an engine that holds the conversation up to there.
@@ -90,10 +111,21 @@ class ChatTemplate(ABC):
         """
         beginning = [{"role": "user", "content": "-"}, {"role": "assistant", "content": "-"}] * (rounds_held - 1)
         beginning += [{"role": "user", "content": "-"}, {"role": "assistant", "content": _LAST_ANSWER}]
-        whole = self._render([*beginning, *read_messages(messages)], None, True)
+        following, _ = self._with_tools_in_place(read_messages(messages), None)
+        whole = self._render([*beginning, *following], None, True)
         continuation = whole.partition(_LAST_ANSWER)[2]
         end = max((end for end in self.end_of_turn if continuation.startswith(end)), key=len, default="")
         return continuation.removeprefix(end) if is_turn_closed else continuation
+
+    def _with_tools_in_place(
+        self, messages: list[Message], tools: list[dict[str, Any]] | None
+    ) -> tuple[list[Message], list[dict[str, Any]] | None]:
+        """Return messages and tools as this template can write them."""
+        has_calls = any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
+        if self.lists_tools() if tools else (not has_calls or self.writes_calls()):
+            return messages, tools
+        default, takes_system = self.default_system_prompt, self.takes_system_prompts()
+        return with_generic_tools(messages, tools, default_system=default, takes_system=takes_system), None
 
     @abstractmethod
     def _render(self, messages: list[Message], tools: list[dict[str, Any]] | None, add_generation_prompt: bool) -> str:

@@ -15,8 +15,8 @@ from jinja2.utils import Namespace
 
 from lmdeploy.templates import dates
 from lmdeploy.templates.base import ChatTemplate
+from lmdeploy.templates.calls import parsed_arguments
 from lmdeploy.templates.conversation import Message
-from lmdeploy.templates.tool_calling import parsed_arguments
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -79,10 +79,21 @@ class JinjaChatTemplate(ChatTemplate):
         """Return whether it stands in a template."""
         return any(text in template for template in self._templates.values())
 
+    def lists_tools(self) -> bool:
+        """Return whether the template for tools writes them."""
+        template = self._template_for([])
+        return "tools" in template and not _leaves_out_tools(template)
+
+    def writes_calls(self) -> bool:
+        """Return whether the usual template reads anything of tools."""
+        return "tool" in self._template_for(None)
+
+    def takes_system_prompts(self) -> bool:
+        """Return whether the template writes a system prompt; some refuse them, or leave them out."""
+        return _takes_system(self._template_for(None))
+
     def _render(self, messages: list[Message], tools: list[dict[str, Any]] | None, add_generation_prompt: bool) -> str:
         template = self._template_for(tools)
-        if tools and "tools" not in template:
-            raise ValueError("tools are not supported by this model's chat template")
         shown = [_as_templates_read(message) for message in parsed_arguments(messages)]
         if _wants_parts(template):
             shown = [_in_parts(message) for message in shown]
@@ -116,15 +127,30 @@ def _as_templates_read(message: Message) -> Message:
 @lru_cache(maxsize=16)
 def _wants_parts(template: str) -> bool:
     """Return whether a template writes contents that are lists of parts, as those of vision models, and no others."""
+    text, parts = ({"role": "user", "content": content} for content in (_PROBE, [{"type": "text", "text": _PROBE}]))
+    return not _writes_probe(template, [text]) and bool(_writes_probe(template, [parts]))
 
-    def writes(content: object) -> bool:
-        try:
-            turn = {"role": "user", "content": content}
-            return _PROBE in _compiled(template).render(messages=[turn], add_generation_prompt=True)
-        except Exception:  # whatever a template does with what it was not made for
-            return False
 
-    return not writes(_PROBE) and writes([{"type": "text", "text": _PROBE}])
+@lru_cache(maxsize=16)
+def _takes_system(template: str) -> bool:
+    turns = [{"role": "system", "content": _PROBE}, {"role": "user", "content": "-"}]
+    return bool(_writes_probe(template, [_in_parts(turn) for turn in turns] if _wants_parts(template) else turns))
+
+
+@lru_cache(maxsize=16)
+def _leaves_out_tools(template: str) -> bool:
+    turn = {"role": "user", "content": "-"}
+    function = {"name": "f", "description": _PROBE, "parameters": {"type": "object", "properties": {}}}
+    tools = [{"type": "function", "function": function}]
+    return _writes_probe(template, [_in_parts(turn) if _wants_parts(template) else turn], tools) is False
+
+
+def _writes_probe(template: str, messages: list[Message], tools: list[dict[str, Any]] | None = None) -> bool | None:
+    """Return whether a template writes the probe; None: it refuses the messages."""
+    try:
+        return _PROBE in _compiled(template).render(messages=messages, tools=tools, add_generation_prompt=True)
+    except Exception:  # whatever a template does with what it was not made for
+        return None
 
 
 def _in_parts(message: Message) -> Message:

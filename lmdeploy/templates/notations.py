@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lmdeploy.templates.tool_calling import Call, as_json
+from lmdeploy.templates.calls import Call, as_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +99,8 @@ class NamedArguments:
 
 
 QWEN = MarkedObjects("<tool_call>", "</tool_call>")
+# For models whose templates have none of their own: the most widespread one.
+GENERIC = QWEN
 INTERNLM2 = MarkedObjects(
     "<|action_start|><|plugin|>",
     "<|action_end|>",

@@ -104,9 +104,9 @@ class BaseChatTemplate(ChatTemplate):
             self.stop_words += self.layout.infilling_stop_words
 
     def _render(self, messages: list[Message], tools: list[dict[str, Any]] | None, add_generation_prompt: bool) -> str:
-        if tools:
-            raise ValueError("tools are not supported by this chat template")
         if self.capability == "infilling":
+            if tools:
+                raise ValueError("tools are not supported with capability 'infilling'")
             return self._infilling_prompt("".join(message["content"] for message in messages))
         if self.capability != "chat":
             return "".join(message["content"] for message in messages)
@@ -120,6 +120,19 @@ class BaseChatTemplate(ChatTemplate):
                 "messages must begin a conversation: with capability 'infilling' there is nothing to continue"
             )
         return super().render_continuation(messages, is_turn_closed, rounds_held)
+
+    def lists_tools(self) -> bool:
+        """Return whether tools must come to this class, if only to be refused."""
+        return self.capability == "infilling"
+
+    def writes_calls(self) -> bool:
+        """Return whether there is a turn for what tools return."""
+        return self.tool is not None
+
+    @property
+    def default_system_prompt(self) -> str:
+        """The system prompt of conversations that bring none."""
+        return self.meta_instruction or ""
 
     @property
     def generation_prompt(self) -> str:
@@ -154,8 +167,7 @@ class BaseChatTemplate(ChatTemplate):
     def _turn(self, message: Message) -> str:
         """Return one message with what stands around it."""
         if message["role"] == "tool":
-            if self.tool is None:
-                raise ValueError("messages with role tool are not supported by this chat template")
+            assert self.tool is not None  # else it was rewritten
             return f"{self.tool}{message['content']}{self.eotool or ''}"
         before, after = {
             "system": (self.system, self.eosys),

@@ -1,33 +1,22 @@
-"""Templates of models that were trained to call tools: what their formats have in common."""
+"""Templates of models that were trained to call tools."""
 
-import json
 from abc import abstractmethod
-from typing import Any
 
+from lmdeploy.templates.calls import Call, Tool, parsed_arguments
 from lmdeploy.templates.conversation import Message
 from lmdeploy.templates.strings import BaseChatTemplate
-
-Tool = dict[str, Any]
-Call = dict[str, Any]
-
-
-def parsed_arguments(messages: list[Message]) -> list[Message]:
-    """Return messages whose calls have their arguments as objects, as templates read them, not as JSON text."""
-    return [
-        {**message, "tool_calls": [_parsed(call) for call in message["tool_calls"]]}
-        if message.get("tool_calls")
-        else message
-        for message in messages
-    ]
-
-
-def as_json(value: object, indent: int | None = None) -> str:
-    """Return JSON text as the published templates write it: characters beyond ASCII as they are."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
 class ToolChatTemplate(BaseChatTemplate):
     """A template of plain strings that also writes tools, calls and what they return."""
+
+    def lists_tools(self) -> bool:
+        """Return whether turns are written at all."""
+        return self.capability == "chat" or super().lists_tools()
+
+    def writes_calls(self) -> bool:
+        """Return the same."""
+        return self.lists_tools()
 
     def _render(self, messages: list[Message], tools: list[Tool] | None, add_generation_prompt: bool) -> str:
         messages = parsed_arguments(messages)
@@ -56,14 +45,3 @@ class ToolChatTemplate(BaseChatTemplate):
     @abstractmethod
     def _call_turn(self, content: str, calls: list[Call]) -> str:
         """Return an answer that made calls, with what stands around it."""
-
-
-def _parsed(call: dict[str, Any]) -> dict[str, Any]:
-    function = call.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        arguments = json.loads(function["arguments"] or "{}")
-    except (ValueError, RecursionError):
-        return call  # the model's own words, which were no JSON
-    return {**call, "function": {**function, "arguments": arguments}}

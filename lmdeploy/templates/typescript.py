@@ -6,7 +6,7 @@ White space and all is that of the published template, whose quirks the model kn
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lmdeploy.templates.tool_calling import Tool, as_json
+from lmdeploy.templates.calls import Tool, as_json
 
 _SCALARS = {"number": "number", "integer": "number", "boolean": "boolean"}
 _LONGEST_ITEM = 50  # characters of an array's item type; a longer one is written `any`

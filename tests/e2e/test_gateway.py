@@ -19,7 +19,6 @@ from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.turbomind.engine_dir import resolve
 from openai_gateway.settings import Settings
 from tests.support.gateways import running_gateway
-from tests.support.servers import running_triton
 
 pytestmark = pytest.mark.e2e
 
@@ -117,37 +116,51 @@ def test_parse_gives_an_object_of_the_schema(client: openai.OpenAI) -> None:
     assert isinstance(answer.choices[0].message.parsed, City)
 
 
-@pytest.fixture(scope="module")
-def tool_client() -> Iterator[openai.OpenAI]:
-    """A client of a server whose chat template writes tools; the default model's own does not."""
-    with (
-        running_triton(chat_template="qwen2d5") as server,
-        running_gateway(Settings(triton_address=server.grpc_address)) as url,
-        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120) as made,
-    ):
-        yield made
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 20}, "unit": {"enum": ["celsius", "fahrenheit"]}},
+            "required": ["city", "unit"],
+            "additionalProperties": False,
+        },
+    },
+}
+TIME: Any = {"type": "function", "function": {"name": "get_time"}}
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_forced_call_has_arguments_of_the_tool_s_schema(tool_client: openai.OpenAI, stream: bool) -> None:
-    parameters = {
-        "type": "object",
-        "properties": {"city": {"type": "string", "maxLength": 20}, "unit": {"enum": ["celsius", "fahrenheit"]}},
-        "required": ["city", "unit"],
-        "additionalProperties": False,
-    }
-    tool: Any = {"type": "function", "function": {"name": "get_weather", "parameters": parameters}}
-    options: Any = {"model": MODEL, "messages": CAPITAL, "tools": [tool], "tool_choice": "required", "temperature": 0}
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
+def test_a_forced_call_has_arguments_of_the_tool_s_schema(client: openai.OpenAI, stream: bool, choice: Any) -> None:
+    tools = [WEATHER] if choice == "required" else [TIME, WEATHER]
+    options: Any = {"model": MODEL, "messages": CAPITAL, "tools": tools, "tool_choice": choice, "temperature": 0}
     if stream:
-        with tool_client.chat.completions.stream(**options, max_tokens=200) as chunks:
-            choice: Any = chunks.get_final_completion().choices[0]
+        with client.chat.completions.stream(**options, max_tokens=200) as chunks:
+            made: Any = chunks.get_final_completion().choices[0]
     else:
-        choice = tool_client.chat.completions.create(**options, max_tokens=200).choices[0]
-    assert choice.finish_reason == "tool_calls", choice
-    (call,) = choice.message.tool_calls
+        made = client.chat.completions.create(**options, max_tokens=200).choices[0]
+    assert made.finish_reason == "tool_calls", made
+    (call,) = made.message.tool_calls
+    assert call.function.name == "get_weather"
     arguments = json.loads(call.function.arguments)
     assert set(arguments) == {"city", "unit"}
     assert arguments["unit"] in ("celsius", "fahrenheit")
+
+
+def test_a_model_that_knows_no_tools_is_told_of_them_and_of_what_they_returned(client: openai.OpenAI) -> None:
+    asked: Any = {"model": MODEL, "tools": [WEATHER], "temperature": 0, "max_tokens": 8}
+    plain = client.chat.completions.create(model=MODEL, messages=CAPITAL, temperature=0, max_tokens=8).usage
+    told = client.chat.completions.create(messages=CAPITAL, **asked).usage
+    function = {"name": "get_weather", "arguments": '{"city": "Paris"}'}
+    called: Any = {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": function}]}
+    returned: Any = [*CAPITAL, called, {"role": "tool", "tool_call_id": "1", "content": "Rain."}]
+    answered = client.chat.completions.create(messages=returned, **asked).usage
+    assert plain is not None
+    assert told is not None
+    assert answered is not None
+    assert plain.prompt_tokens + 50 < told.prompt_tokens < answered.prompt_tokens
 
 
 def test_text_and_tokens_are_those_of_the_tokenizer(url: str, api: APIClient, tokenizer: Tokenizer) -> None:

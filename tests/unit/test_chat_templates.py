@@ -156,11 +156,10 @@ def test_malformed_calls_are_refused_by_name(default_model_dir: Path, template: 
         chat_template_for(str(default_model_dir), template).render(messages)
 
 
-@pytest.mark.parametrize("template", ["", "chatml", "llama2"])
-def test_tools_are_refused_where_the_template_has_no_place_for_them(default_model_dir: Path, template: str) -> None:
-    tools = [{"type": "function", "function": {"name": "f"}}]
-    with pytest.raises(ValueError, match="tools are not supported"):
-        chat_template_for(str(default_model_dir), template).render([USER], tools=tools)
+def test_tools_are_refused_where_a_text_is_to_be_filled_in() -> None:
+    template = MODELS.get("codellama")(capability="infilling")
+    with pytest.raises(ValueError, match="tools are not supported with capability 'infilling'"):
+        template.render([{"role": "user", "content": "a<FILL>b"}], tools=[{"function": {"name": "f"}}])
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from lmdeploy.model import MODELS
-from lmdeploy.templates.tool_calling import parsed_arguments
+from lmdeploy.templates.calls import parsed_arguments
+from lmdeploy.templates.jinja import JinjaChatTemplate
 from openai_gateway.tools.parser import parse
 
 TOOL = {"type": "function", "function": {"name": "add", "description": "Add.", "parameters": {"type": "object"}}}
@@ -45,7 +46,50 @@ def test_internlm2_writes_tools_calls_and_results_as_in_training() -> None:
     assert MODELS.get("internlm2")().render(ONE_CALL, [TOOL]) == INTERNLM2
 
 
-READ = ["qwen2d5", "internlm2", "llama3_1", "mistral-v3", "mistral-nemo", "glm4", "smollm3"]
+# Nobody trained chatml for tools, nor llama2, which has a system prompt in the first turn of the user.
+GENERIC = (
+    "<|im_start|>system\nBe brief.\n\nYou can call functions. Here they are, a JSON object a line:\n"
+    f"<tools>\n{FUNCTION}\n</tools>\n"
+    "To call one, write its name and its arguments like this, once for each call, and then stop:\n"
+    '<tool_call>\n{"name": "the function\'s name", "arguments": {"an argument": "its value"}}\n</tool_call>\n'
+    "What it returns is told to you between <tool_response> and </tool_response>. Where no function is of use, "
+    "answer in words.<|im_end|>\n"
+    "<|im_start|>user\n1+2, 3+4?<|im_end|>\n<|im_start|>assistant\n"
+    '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "add", "arguments": {"a": 3}}\n</tool_call><|im_end|>\n'
+    "<|im_start|>user\n<tool_response>\n3\n</tool_response>\n<tool_response>\n7\n</tool_response>\n\nAnd 5+6?"
+    "<|im_end|>\n<|im_start|>assistant\n"
+)
+NEXT = {"role": "user", "content": "And 5+6?"}
+# Templates as some models bring along, and what is wrong with system prompts and two turns of the user in a row there.
+ALTERNATING = (
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
+
+
+def test_a_template_without_tools_tells_of_them_in_words() -> None:
+    assert MODELS.get("chatml")().render([*CONVERSATION, NEXT], [TOOL]) == GENERIC
+
+
+def test_where_system_prompts_are_refused_tools_begin_the_first_turn() -> None:
+    prompt = JinjaChatTemplate(ALTERNATING).render([*CONVERSATION[1:], NEXT], [TOOL])
+    told = GENERIC[GENERIC.index("You can call") : GENERIC.index("<|im_end|>")]
+    assert prompt.startswith(f"[user]{told}\n\n1+2, 3+4?[assistant]<tool_call>")
+    assert prompt.endswith("\n</tool_response>\n\nAnd 5+6?")
+
+
+def test_calls_stay_in_the_conversation_when_no_tools_may_be_used_any_more() -> None:
+    prompt = MODELS.get("chatml")().render([*CONVERSATION, NEXT])
+    assert prompt == "<|im_start|>system\nBe brief.<|im_end|>\n" + GENERIC[GENERIC.index("<|im_start|>user") :]
+
+
+def test_the_usual_system_prompt_stays_before_tools() -> None:
+    prompt = MODELS.get("smollm2")().render(CONVERSATION[1:2], [TOOL])
+    assert "You are a helpful AI assistant named SmolLM, trained by Hugging Face\n\nYou can call" in prompt
+
+
+READ = ["qwen2d5", "internlm2", "llama3_1", "mistral-v3", "mistral-nemo", "glm4", "smollm3", "chatml", "llama2"]
 
 
 @pytest.mark.parametrize("name", READ)
@@ -55,7 +99,7 @@ def test_what_a_template_writes_the_parser_reads(name: str) -> None:
     asked = template.render(CONVERSATION[:2], [TOOL])
     assert whole.startswith(asked)
     answer = whole.removeprefix(asked)
-    for end in ("<|im_end|>\n", "<|eot_id|>", "</s>"):
+    for end in ("<|im_end|>\n", "<|eot_id|>", "</s>", " "):
         answer = answer.removesuffix(end)
     found = parse(answer, frozenset({"add"}))
     assert [(made.name, json.loads(made.arguments)) for made in found.calls] == [

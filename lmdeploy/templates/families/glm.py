@@ -3,11 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
+from lmdeploy.templates.calls import Call, Tool, as_json
 from lmdeploy.templates.conversation import Message
 from lmdeploy.templates.families.registration import builtin
 from lmdeploy.templates.notations import GLM4
 from lmdeploy.templates.strings import BaseChatTemplate, Layout
-from lmdeploy.templates.tool_calling import Call, Tool, ToolChatTemplate, as_json
+from lmdeploy.templates.tool_calling import ToolChatTemplate
 
 
 class ChatGLM2ChatTemplate(BaseChatTemplate):

@@ -1,9 +1,10 @@
 """gpt-oss: OpenAI's harmony format, in which an answer has channels: ``analysis``, ``commentary`` and ``final``."""
 
 from lmdeploy.templates import dates
+from lmdeploy.templates.calls import Call, Tool, as_json
 from lmdeploy.templates.conversation import Message
 from lmdeploy.templates.families.registration import builtin
-from lmdeploy.templates.tool_calling import Call, Tool, ToolChatTemplate, as_json
+from lmdeploy.templates.tool_calling import ToolChatTemplate
 from lmdeploy.templates.typescript import namespace_of
 
 _ANSWER = "<|start|>assistant"

@@ -2,12 +2,13 @@
 
 from typing import Any
 
+from lmdeploy.templates.calls import Call, Tool, as_json
 from lmdeploy.templates.conversation import Message
 from lmdeploy.templates.families.chatml import CHATML, TIGHT_CHATML
 from lmdeploy.templates.families.registration import builtin
 from lmdeploy.templates.notations import INTERNLM2
 from lmdeploy.templates.strings import Layout
-from lmdeploy.templates.tool_calling import Call, Tool, ToolChatTemplate, as_json
+from lmdeploy.templates.tool_calling import ToolChatTemplate
 
 
 class InternLM2ChatTemplate(ToolChatTemplate):

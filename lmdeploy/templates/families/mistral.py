@@ -7,11 +7,12 @@ which would change what an engine already holds of a conversation.
 import json
 from typing import Any
 
+from lmdeploy.templates.calls import Call, Tool, as_json
 from lmdeploy.templates.conversation import Message
 from lmdeploy.templates.families.registration import builtin
 from lmdeploy.templates.notations import MISTRAL
 from lmdeploy.templates.strings import Layout
-from lmdeploy.templates.tool_calling import Call, Tool, ToolChatTemplate, as_json
+from lmdeploy.templates.tool_calling import ToolChatTemplate
 
 
 class MistralV3ChatTemplate(ToolChatTemplate):

@@ -4,11 +4,12 @@ import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from lmdeploy.templates.calls import Call, Tool, as_json, results_as_user_turns
 from lmdeploy.templates.conversation import Message
 from lmdeploy.templates.families.chatml import CHATML
 from lmdeploy.templates.families.registration import builtin
 from lmdeploy.templates.notations import QWEN
-from lmdeploy.templates.tool_calling import Call, Tool, ToolChatTemplate, as_json
+from lmdeploy.templates.tool_calling import ToolChatTemplate
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -40,17 +41,7 @@ class Qwen25ChatTemplate(ToolChatTemplate):
 
     def _arranged(self, messages: list[Message]) -> list[Message]:
         """Return the messages with what several tools returned in one turn of the user."""
-        merged: list[Message] = []
-        for message in super()._arranged(messages):
-            if message["role"] != "tool":
-                merged.append(message)
-                continue
-            text = f"<tool_response>\n{message['content']}\n</tool_response>"
-            if merged and merged[-1].get("is_response"):
-                merged[-1]["content"] += f"\n{text}"
-            else:
-                merged.append({"role": "user", "content": text, "is_response": True})
-        return merged
+        return results_as_user_turns(super()._arranged(messages))
 
 
 class Qwen3ChatTemplate(Qwen25ChatTemplate):

@@ -1,11 +1,12 @@
 """SmolLM3: ChatML with a header that tells of dates, and a mode that lets it think or not."""
 
 from lmdeploy.templates import dates
+from lmdeploy.templates.calls import Call, Tool
 from lmdeploy.templates.conversation import Message
 from lmdeploy.templates.families.chatml import CHATML
 from lmdeploy.templates.families.registration import builtin
 from lmdeploy.templates.notations import QWEN
-from lmdeploy.templates.tool_calling import Call, Tool, ToolChatTemplate
+from lmdeploy.templates.tool_calling import ToolChatTemplate
 
 _NAME = "You are a helpful AI assistant named SmolLM, trained by Hugging Face."
 _THINKING = (
