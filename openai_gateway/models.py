@@ -99,7 +99,7 @@ class OneModel:
     Parameters
     ----------
     settings
-        Its name, or None: what Triton says; its engine directory; where it thinks.
+        Its name, or None: what Triton says; its engine directory; what tells where it thinks.
     client
         Of the tritonserver.
     tracing
@@ -107,7 +107,8 @@ class OneModel:
     """
 
     def __init__(self, settings: Settings, client: TritonClient, tracing: Tracing | None = None) -> None:
-        self._model = ServedModel(settings.model_name or "", client, settings.engine_dir, settings.thinking)
+        thinking = _thinking(settings.reasoning_parser, settings.engine_dir, settings.chat_template)
+        self._model = ServedModel(settings.model_name or "", client, settings.engine_dir, thinking)
         self._tracing = tracing
 
     async def all(self) -> list[ServedModel]:
@@ -171,14 +172,17 @@ class SeveralModels:
     async def _model(self, entry: ServedEntry) -> ServedModel:
         tracer = None if self._tracing is None else self._tracing.of_model(entry.name)
         client, engine_dir = self._client.of_model(entry.suffix, tracer), Path(entry.engine_dir)
-        thinking = await asyncio.to_thread(_thinking, entry, self._reasoning_parser)
+        thinking = await asyncio.to_thread(_thinking, self._reasoning_parser, engine_dir, entry.chat_template)
         return ServedModel(entry.name, client, engine_dir, thinking)
 
 
-def _thinking(entry: ServedEntry, parser: str) -> Thinking | None:
+def _thinking(parser: str, engine_dir: Path | None, chat_template: str) -> Thinking | None:
+    """Return where a model's thoughts are; its template is looked at if it has to be, which takes its tokenizer."""
+    if parser != "auto" or not (engine_dir or chat_template):
+        return thinking_of(parser, None)
     from lmdeploy.model import chat_template_for
 
     try:
-        return thinking_of(parser, chat_template_for(entry.engine_dir, entry.chat_template))
+        return thinking_of(parser, chat_template_for(str(engine_dir), chat_template))
     except (ValueError, OSError):  # the model's own processes tell it
         return None

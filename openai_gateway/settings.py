@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from lmdeploy.templates.thinking import Thinking
-
 DEFAULT_PORT = 23333
 DEFAULT_TRITON_ADDRESS = "localhost:8001"
 DEFAULT_MAX_REQUESTS = 1024
@@ -32,9 +30,11 @@ class Settings:
         The id clients use; None: the name the engine reports.
     engine_dir : Path, optional
         The engine directory, for its table of token texts; None: texts are asked for.
+    chat_template : str
+        The model's, as asked for; empty: its own.
     models_dir : Path, optional
         The folder of a server with several models (`lmdeploy.serve.several.registry`); it takes the place of
-        `model_name` and `engine_dir`.
+        `model_name`, `engine_dir` and `chat_template`.
     repository_key : str
         What such a server's model repository is opened with (`TritonServer.repository_key`).
     max_body_bytes : int
@@ -75,10 +75,8 @@ class Settings:
         Pictures may be named by files in it.
     trace_endpoint : str
         Where spans of requests go (`openai_gateway.tracing`); empty: there are none.
-    thinking : Thinking, optional
-        Where the model's thoughts are in its answers; None: answers have none.
     reasoning_parser : str
-        What tells that of each of several models (`lmdeploy.templates.thinking.PARSERS`).
+        What tells where a model's thoughts are in its answers (`lmdeploy.templates.thinking.PARSERS`).
     ledger : Path, optional
         A file for the requests that are open in the engine (`openai_gateway.process.ledger`).
     """
@@ -87,6 +85,7 @@ class Settings:
     triton_metrics_url: str | None = None
     model_name: str | None = None
     engine_dir: Path | None = None
+    chat_template: str = ""
     models_dir: Path | None = None
     repository_key: str = ""
     max_body_bytes: int = 8 * 1024 * 1024
@@ -110,6 +109,5 @@ class Settings:
     allowed_media_hosts: tuple[str, ...] | None = None
     allowed_media_folder: Path | None = None
     trace_endpoint: str = ""
-    thinking: Thinking | None = None
     reasoning_parser: str = "auto"
     ledger: Path | None = None

@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from lmdeploy.serve.ports import reachable_host
-from lmdeploy.templates.base import ChatTemplate
-from lmdeploy.templates.thinking import thinking_of
 from openai_gateway.process.connection import Patience
 from openai_gateway.process.server import Listening
 from openai_gateway.process.tls import tls_files
@@ -16,14 +14,10 @@ from openai_gateway.qos import Qos
 from openai_gateway.settings import Settings
 
 
-def gateway_settings(args: argparse.Namespace, base: Settings, template: ChatTemplate | None = None) -> Settings:
-    """Return `base` with what the options of ``add_gateway_options`` and ``add_server_options`` say.
-
-    `template` is the model's chat template, if it is at hand: it shows where the model thinks.
-    """
+def gateway_settings(args: argparse.Namespace, base: Settings) -> Settings:
+    """Return `base` with what the options of ``add_gateway_options`` and ``add_server_options`` say."""
     settings = replace(
         base,
-        thinking=thinking_of(args.reasoning_parser, template),
         reasoning_parser=args.reasoning_parser,
         api_keys=api_keys(args.api_keys),
         admin_keys=api_keys(args.admin_keys),

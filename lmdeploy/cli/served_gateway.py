@@ -9,7 +9,6 @@ from contextlib import contextmanager
 import openai_gateway.app  # noqa: F401 (so that it is there when the model is)
 from lmdeploy.cli.gateway_settings import api_keys, base_url, check_qos, gateway_settings, listening
 from lmdeploy.cli.triton import CommandError, ServedModel
-from lmdeploy.model import chat_template_for
 from openai_gateway.process.tls import TlsError
 from openai_gateway.process.workers import WorkerError, serve_until_stopped
 from openai_gateway.qos import QosConfigError
@@ -39,25 +38,23 @@ def serve(args: argparse.Namespace, served: ServedModel, on_ready: Callable[[], 
     CommandError
         The gateway cannot start.
     """
-    template = None
-    if served.engine_dir is not None:
-        try:
-            template = chat_template_for(str(served.engine_dir), served.chat_template)
-        except ValueError as error:
-            raise CommandError(str(error)) from None
     base = Settings(
         triton_address=served.server.grpc_address,
         triton_metrics_url=served.server.metrics_url,
         model_name=None if served.models_dir else served.name,
         engine_dir=served.engine_dir,
+        chat_template=served.chat_template,
         models_dir=served.models_dir,
         repository_key=served.server.repository_key,
         control_key=served.server.control_key,
     )
-    served.wait_ready()
     with _explained():
         serve_until_stopped(
-            gateway_settings(args, base, template), listening(args), workers=args.workers, on_ready=on_ready
+            gateway_settings(args, base),
+            listening(args),
+            workers=args.workers,
+            wait_for_model=served.wait_ready,
+            on_ready=on_ready,
         )
 
 

@@ -37,9 +37,25 @@ class WorkerError(Exception):
 
 
 def serve_until_stopped(
-    settings: Settings, listening: Listening, *, workers: int, on_ready: Callable[[], None]
+    settings: Settings,
+    listening: Listening,
+    *,
+    workers: int,
+    on_ready: Callable[[], None],
+    wait_for_model: Callable[[], None] = lambda: None,
 ) -> None:
     """Block until SIGINT, or whatever signal the caller turned into an exception.
+
+    Parameters
+    ----------
+    settings, listening
+        What is served, and where.
+    workers
+        Processes.
+    on_ready
+        Called once when connections are accepted.
+    wait_for_model
+        Called before; a gateway in this process is made first, while the model is loaded.
 
     Raises
     ------
@@ -49,10 +65,13 @@ def serve_until_stopped(
         The policy file is unusable.
     """
     if workers == 1:
-        gateway_server(settings, listening, on_ready).run()
+        server = gateway_server(settings, listening, on_ready)
+        wait_for_model()
+        server.run()
         return
     if settings.qos_config_path is not None:
         Qos.load(settings.qos_config_path)  # say what is wrong once, here
+    wait_for_model()
     Workers(Assignment(settings, listening), workers, on_ready).run()
 
 

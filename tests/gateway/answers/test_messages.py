@@ -8,7 +8,6 @@ import anthropic
 import httpx
 import pytest
 
-from lmdeploy.templates.thinking import THINK, Thinking
 from openai_gateway.settings import Settings
 from tests.gateway.conftest import MODEL
 from tests.support.fake_triton import FakeTriton, Script
@@ -24,7 +23,7 @@ CALL = 'Let me see.<tool_call>\n{"name": "get_weather", "arguments": {"location"
 def served() -> Iterator[tuple[FakeTriton, str]]:
     """A gateway whose model marks its thoughts, and which wants a key."""
     fake = FakeTriton(MODEL)
-    settings = Settings(triton_address=fake.address, thinking=Thinking(THINK), api_keys=("secret",))
+    settings = Settings(triton_address=fake.address, reasoning_parser="qwen3", api_keys=("secret",))
     with running_gateway(settings) as url:
         yield fake, url
     fake.stop()

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -12,9 +13,10 @@ from hypothesis import strategies as st
 from lmdeploy.model import MODELS
 from lmdeploy.templates.jinja import JinjaChatTemplate
 from lmdeploy.templates.thinking import GRANITE, HARMONY, MAGISTRAL, THINK, Thinking, ThinkingMarks, thinking_of
+from lmdeploy.turbomind.checkpoint_files import copy_texts
 from openai_gateway.reasoning import ReasoningParser, Told
 from openai_gateway.settings import Settings
-from tests.support.fake_triton import FakeTriton, Script
+from tests.support.fake_triton import TOKEN_BYTES, FakeTriton, Script
 from tests.support.gateways import running_gateway
 
 # As Qwen3's: thinking is on unless it is switched off, and then found done. With `always` prompts end with the mark.
@@ -28,11 +30,14 @@ THOUGHT = ("<thi", "nk>\nTwo ", "and two", ".\n</", "think>\n\n", "Four", ".")
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[tuple[FakeTriton, str]]:
+def served(default_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FakeTriton, str]]:
     """A gateway whose model marks its thoughts, in place of the module's usual one."""
     fake = FakeTriton("fake-model")
-    thinking = thinking_of("auto", JinjaChatTemplate(TEMPLATE))
-    with running_gateway(Settings(triton_address=fake.address, thinking=thinking)) as url:
+    engine_dir = tmp_path_factory.mktemp("engine")
+    TOKEN_BYTES.write(engine_dir / "token_bytes.bin")
+    copy_texts(default_model_dir, engine_dir)
+    (engine_dir / "chat_template.jinja").write_text(TEMPLATE)
+    with running_gateway(Settings(triton_address=fake.address, engine_dir=engine_dir)) as url:
         yield fake, url
     fake.stop()
 
