@@ -12,6 +12,7 @@ MODULES = {
         "orjson",
         "prometheus_client",
         "pydantic",
+        "python_multipart",
         "starlette",
         "tritonclient",
         "uvicorn",

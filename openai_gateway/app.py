@@ -13,9 +13,16 @@ from starlette.middleware.cors import CORSMiddleware
 
 from lmdeploy.serve.client import TritonClient
 from lmdeploy.version import __version__
+from openai_gateway.batches.asking import Answer, ask
+from openai_gateway.batches.rows import Row
+from openai_gateway.batches.runner import BatchRunner
+from openai_gateway.batches.slots import Slots
+from openai_gateway.batches.work import Ask
 from openai_gateway.endpoints import adapters, loading, metrics, models, render, tokens
+from openai_gateway.endpoints.batches import route as batches
 from openai_gateway.endpoints.chat import route as chat
 from openai_gateway.endpoints.completions import route as completions
+from openai_gateway.endpoints.files import route as files
 from openai_gateway.endpoints.interactive import route as interactive
 from openai_gateway.endpoints.messages import route as messages
 from openai_gateway.endpoints.responses import route as responses
@@ -61,10 +68,14 @@ def create_app(settings: Settings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with gateway.client:
             registration.start()
+            if gateway.batch_runner is not None:
+                gateway.batch_runner.start()
             try:
                 yield
             finally:
                 await registration.stop()
+                if gateway.batch_runner is not None:
+                    await gateway.batch_runner.stop()
                 await gateway.engine_page.close()
                 if tracing is not None:
                     await asyncio.to_thread(tracing.close)
@@ -85,12 +96,13 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.gateway, app.state.registration = gateway, registration
     for routes in (
         *(models, loading, adapters, chat, completions, responses, messages),
-        *(render, tokens, interactive, metrics),
+        *(files, batches, render, tokens, interactive, metrics),
     ):
         app.include_router(routes.router)
     install_error_handlers(app, _check_model)
     # The last one added is the first one reached.
-    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    file_bytes = None if settings.files_dir is None else settings.max_file_bytes
+    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, max_file_bytes=file_bytes)
     if settings.api_keys:
         app.add_middleware(ApiKeys, keys=settings.api_keys)
     if settings.allow_origins:
@@ -104,8 +116,27 @@ def create_app(settings: Settings) -> FastAPI:
         )
     if tracing is not None:
         app.add_middleware(TraceRequests, tracing=tracing)
-    app.add_middleware(Access, metrics=gateway.metrics.requests, max_requests=settings.max_requests)
+    app.add_middleware(
+        Access,
+        metrics=gateway.metrics.requests,
+        max_requests=settings.max_requests,
+        open_requests=gateway.open_requests,
+    )
+    if gateway.store is not None:
+        slots = Slots(settings.batch_rows, gateway.open_requests)
+        gateway.batch_runner = BatchRunner(
+            gateway.store, settings.api_keys, slots, lambda key: _asking(app, key), settings.max_body_bytes
+        )
     return app
+
+
+def _asking(app: FastAPI, key: str | None) -> Ask:
+    """Return what asks this application as the holder of a key."""
+
+    async def ask_row(row: Row) -> Answer:
+        return await ask(app, row.url, row.body, key)
+
+    return ask_row
 
 
 async def _check_model(request: Request, error: RequestValidationError) -> None:

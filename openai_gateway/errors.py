@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from lmdeploy.serve.client import TritonRequestError, TritonUnavailable
 from openai_gateway.answering.cancellation import ClientDisconnected
@@ -34,6 +35,7 @@ _ANTHROPIC_TYPES = {
 }
 _SHOWN_INPUT = 60  # characters of a refused value
 _LOGGED = 1000  # characters of what the engine says
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 _SHOWN_PATH = 200  # characters of where it stands
 
 # What LMDeploy checks, in its order and in its words, for values out of range: field -> pydantic's names of what is
@@ -190,7 +192,17 @@ def _no_such_route(request: Request, error: HTTPException) -> ApiError:
     if error.status_code == 404:
         return ApiError(404, f"Invalid URL ({asked})", code="unknown_url", detail=error.detail)
     message = f"Method not allowed ({asked})"
-    return ApiError(405, message, code="method_not_allowed", headers=error.headers, detail=error.detail)
+    headers = {"allow": ", ".join(_allowed_methods(request))}
+    return ApiError(405, message, code="method_not_allowed", headers=headers, detail=error.detail)
+
+
+def _allowed_methods(request: Request) -> list[str]:
+    """Return the methods that a path takes, from whichever routes: the first one of a path knows its own alone."""
+    scopes = {method: {**request.scope, "method": method} for method in _METHODS}
+    routes = request.app.routes
+    return [
+        method for method, scope in scopes.items() if any(route.matches(scope)[0] is Match.FULL for route in routes)
+    ]
 
 
 def _validation_error(errors: Sequence[Any]) -> ApiError:

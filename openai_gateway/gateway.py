@@ -15,6 +15,9 @@ from lmdeploy.serve.several.administration import Administration
 from lmdeploy.serve.several.registry import Registry
 from openai_gateway.adapters import LONGEST_NAME
 from openai_gateway.answering.watching import watched
+from openai_gateway.batches.files import Limits
+from openai_gateway.batches.runner import BatchRunner
+from openai_gateway.batches.store import Store
 from openai_gateway.endpoints.interactive.sessions import Sessions, engine_session
 from openai_gateway.errors import ApiError
 from openai_gateway.escaping import one_line
@@ -22,6 +25,7 @@ from openai_gateway.metrics.answers import Watch
 from openai_gateway.metrics.engine import EnginePage
 from openai_gateway.metrics.page import GatewayMetrics
 from openai_gateway.middleware.api_keys import key_of, matching_key, salt_of_key
+from openai_gateway.middleware.own_requests import OpenRequests, is_own
 from openai_gateway.models import Chosen, Models, OneModel, ServedModel, SeveralModels
 from openai_gateway.pictures import PictureDoor
 from openai_gateway.qos import Qos
@@ -34,6 +38,9 @@ logger = logging.getLogger(__name__)
 
 SET_BY_GATEWAY = ("priority", "cache_salt", "lora_name")
 """Fields of a request that `Gateway.admit` may change."""
+
+BATCH_PRIORITY = 1_000_000
+"""Added to the priority of rows of batches: every other request is admitted before them."""
 
 _SHOWN_NAME = 200  # characters of a name that is refused
 
@@ -60,6 +67,12 @@ class Gateway:
         self.tracing = tracing
         self.engine_page = EnginePage(settings.triton_metrics_url)
         self.started = int(time.time())
+        self.open_requests = OpenRequests()
+        self.store: Store | None = None
+        if settings.files_dir is not None:
+            limits = Limits(settings.max_file_bytes, settings.max_key_bytes, settings.max_key_files)
+            self.store = Store(settings.files_dir, limits)
+        self.batch_runner: BatchRunner | None = None
         self.sessions = Sessions()
         self._pictures = PictureDoor(settings.allowed_media_hosts, settings.allowed_media_folder)
         self._qos = Qos.load(settings.qos_config_path) if settings.qos_config_path else None
@@ -172,10 +185,13 @@ class Gateway:
             generate.fields["lora_name"] = adapter
         if session_id is not None and engine_session(session_id, key_of(request.scope)) in self.sessions:
             raise ApiError(400, f"The session_id `{session_id}` is occupied.", param="session_id")
+        of_batch = is_own(request.scope)
         if self._qos is not None:
-            admission = self._qos.admit(user)
+            admission = self._qos.admit(user, counts=not of_batch)
             request.scope["lmdeploy.finally"].append(admission.release)
             generate.fields["priority"] = admission.priority
+        if of_batch:
+            generate.fields["priority"] = BATCH_PRIORITY + generate.fields.get("priority", 0)
         key = key_of(request.scope)
         if self.settings.salts_by_key and key is not None:
             generate.fields["cache_salt"] = salt_of_key(key, generate.fields.get("cache_salt"))

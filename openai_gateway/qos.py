@@ -102,8 +102,8 @@ class Qos:
             raise QosConfigError(f"QoS policy {path}: user_group_map has groups not in user_groups: {sorted(unknown)}")
         return cls(policy)
 
-    def admit(self, user: str | None) -> Admission:
-        """Count a request of `user` as open.
+    def admit(self, user: str | None, *, counts: bool = True) -> Admission:
+        """Count a request of `user` as open; one that does not count is let through beside the quota.
 
         Raises
         ------
@@ -116,6 +116,8 @@ class Qos:
         limit = self._limits.get(name)
         if limit is None or limit.most_open == 0:
             raise ApiError(403, "This server only serves users of its QoS policy; set user.", param="user")
+        if not counts:
+            return Admission(limit.priority, lambda: None)
         if self._open[name] >= limit.most_open:
             message = f"The user has {limit.most_open} requests open, which is all its quota allows; try again later."
             raise ApiError(429, message, param="user", code="rate_limit_exceeded")

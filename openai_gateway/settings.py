@@ -13,6 +13,10 @@ DEFAULT_HEARTBEAT_SECONDS = 30.0
 DEFAULT_HEAD_SECONDS = 30.0
 DEFAULT_BODY_SECONDS = 60.0
 DEFAULT_WRITE_SECONDS = 60.0
+DEFAULT_FILE_BYTES = 200 * 1024 * 1024  # as OpenAI's batches take
+DEFAULT_KEY_BYTES = 1024 * 1024 * 1024
+DEFAULT_KEY_FILES = 1000
+DEFAULT_BATCH_ROWS = 16
 DEFAULT_IDLE_SECONDS = 75.0  # longer than clients keep a connection: who closes first must not be us
 
 
@@ -79,6 +83,12 @@ class Settings:
         What tells where a model's thoughts are in its answers (`lmdeploy.templates.thinking.PARSERS`).
     ledger : Path, optional
         A file for the requests that are open in the engine (`openai_gateway.process.ledger`).
+    files_dir : Path, optional
+        Where files and batches are kept (`openai_gateway.batches`); None: there are none.
+    max_file_bytes, max_key_bytes, max_key_files : int
+        Of a file; of all files and results of an API key; files, and batches, of an API key.
+    batch_rows : int
+        Rows of batches that are asked at a time, while no client asks.
     """
 
     triton_address: str = DEFAULT_TRITON_ADDRESS
@@ -111,3 +121,8 @@ class Settings:
     trace_endpoint: str = ""
     reasoning_parser: str = "auto"
     ledger: Path | None = None
+    files_dir: Path | None = None
+    max_file_bytes: int = DEFAULT_FILE_BYTES
+    max_key_bytes: int = DEFAULT_KEY_BYTES
+    max_key_files: int = DEFAULT_KEY_FILES
+    batch_rows: int = DEFAULT_BATCH_ROWS

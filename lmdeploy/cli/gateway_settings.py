@@ -37,6 +37,11 @@ def gateway_settings(args: argparse.Namespace, base: Settings) -> Settings:
         proxy_key=args.proxy_key,
         allowed_media_hosts=tuple(args.allowed_media_domains) if args.allowed_media_domains else None,
         allowed_media_folder=Path(args.allowed_local_media_path) if args.allowed_local_media_path else None,
+        files_dir=Path(args.files_dir).expanduser().absolute() if args.files_dir else None,
+        max_file_bytes=args.max_file_bytes,
+        max_key_bytes=args.max_key_bytes,
+        max_key_files=args.max_key_files,
+        batch_rows=args.batch_rows,
     )
     return replace(settings, public_url=f"{scheme(args)}://{args.server_name}:{args.server_port}")
 

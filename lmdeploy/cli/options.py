@@ -20,10 +20,14 @@ from lmdeploy.serve.ports import DEFAULT_TRITON_HOST, Ports
 from lmdeploy.templates.thinking import PARSERS
 from lmdeploy.turbomind.supported import refuse_unknown_device
 from openai_gateway.settings import (
+    DEFAULT_BATCH_ROWS,
     DEFAULT_BODY_SECONDS,
     DEFAULT_DRAIN_SECONDS,
+    DEFAULT_FILE_BYTES,
     DEFAULT_HEAD_SECONDS,
     DEFAULT_IDLE_SECONDS,
+    DEFAULT_KEY_BYTES,
+    DEFAULT_KEY_FILES,
     DEFAULT_MAX_REQUESTS,
     DEFAULT_WRITE_SECONDS,
 )
@@ -314,7 +318,31 @@ def add_gateway_options(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="a folder whose files requests may name as pictures",
     )
+    add_files_options(parser)
     add_security_options(parser)
+
+
+def add_files_options(parser: argparse.ArgumentParser) -> None:
+    """Add whether files and batches are kept, and how many."""
+    group = parser.add_argument_group("files and batches (docs/batches.md)")
+    group.add_argument(
+        "--files-dir", default="", metavar="DIR", help="where they are kept, over restarts too (default: nowhere)"
+    )
+    for name, default, what in (
+        ("file-bytes", DEFAULT_FILE_BYTES, "longest file"),
+        ("key-bytes", DEFAULT_KEY_BYTES, "most bytes that the files and results of an API key may have together"),
+        ("key-files", DEFAULT_KEY_FILES, "most files, and most batches, that are kept for an API key"),
+    ):
+        group.add_argument(
+            f"--max-{name}", type=positive, default=default, metavar="INT", help=f"{what} (default: %(default)s)"
+        )
+    group.add_argument(
+        "--batch-rows",
+        type=positive,
+        default=DEFAULT_BATCH_ROWS,
+        metavar="INT",
+        help="rows of batches that are answered at a time while no caller waits (default: %(default)s)",
+    )
 
 
 def add_security_options(parser: argparse.ArgumentParser) -> None:

@@ -15,6 +15,7 @@ from lmdeploy.logs import REQUEST_ID
 from openai_gateway.errors import ApiError
 from openai_gateway.escaping import one_line
 from openai_gateway.metrics.requests import RequestMetrics
+from openai_gateway.middleware.own_requests import OpenRequests, is_own
 
 logger = logging.getLogger(__name__)
 
@@ -28,13 +29,29 @@ class Access:
 
     It puts ``lmdeploy.request_id``, ``lmdeploy.begin`` (when the request came, by ``time.perf_counter``) and
     ``lmdeploy.finally``, a list of what to call when the request is over, into the request's scope.
+
+    Parameters
+    ----------
+    metrics
+        The figures.
+    max_requests
+        Requests of clients beyond so many at a time are refused.
+    open_requests
+        Counts them; default: for this alone.
     """
 
-    def __init__(self, app: ASGIApp, *, metrics: RequestMetrics, max_requests: int) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        metrics: RequestMetrics,
+        max_requests: int,
+        open_requests: OpenRequests | None = None,
+    ) -> None:
         self._app = app
         self._metrics = metrics
         self._max_requests = max_requests
-        self._open = 0
+        self._open = open_requests or OpenRequests()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
@@ -57,17 +74,17 @@ class Access:
                 MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
-        path = scope["path"]
-        self._open += 1
+        path, counts = scope["path"], not is_own(scope)
+        self._open.count += counts
         self._metrics.open.inc()
         try:
-            if self._open > self._max_requests and path not in _ALWAYS_SERVED:
+            if counts and self._open.count > self._max_requests and path not in _ALWAYS_SERVED:
                 refusal = ApiError(429, "The server has too many requests open; try again later.", code="overloaded")
                 await refusal.response(scope["path"])(scope, receive, with_id)
             else:
                 await self._app(scope, receive, with_id)
         finally:
-            self._open -= 1
+            self._open.count -= counts
             self._metrics.open.dec()
             for release in finally_:
                 release()

@@ -10,6 +10,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openai_gateway.errors import ApiError
+from openai_gateway.middleware.own_requests import is_own
 
 ADAPTER_PATHS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 MODEL_PATHS = ("/v1/load_model", "/v1/unload_model")
@@ -46,6 +47,9 @@ class ApiKeys:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
+        if is_own(scope):  # has a key already, of who made the batch
+            await self._app(scope, receive, send)
+            return
         guarded = scope["type"] == "http" and scope["path"] not in _OPEN_PATHS and scope["method"] != "OPTIONS"
         key = matching_key(Headers(scope=scope), self._keys) if guarded else None
         if guarded and key is None:

@@ -8,27 +8,35 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openai_gateway.errors import ApiError
 
+FILES_PATH = "/v1/files"
+_BESIDE_A_FILE = 64 * 1024  # bytes of a form's other fields and its boundaries
+
 _DRAINED = (
     8  # a refused body is read, and dropped, up to this many times the limit, so that the client reads our answer
 )
 
 
 class BodyLimit:
-    """ASGI middleware that answers 413 to a body longer than `max_bytes`."""
+    """ASGI middleware that answers 413 to a body longer than `max_bytes`; one that is a file has its own limit."""
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, max_bytes: int, max_file_bytes: int | None = None) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._max_file_bytes = max_file_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        most, what = self._max_bytes, "request body"
+        if self._max_file_bytes is not None and scope["path"] == FILES_PATH:
+            most, what = self._max_file_bytes + _BESIDE_A_FILE, "form with a file"
+        error = ApiError(413, f"The {what} is longer than {most} bytes.")
         declared = Headers(scope=scope).get("content-length", "")
-        if declared.isdigit() and int(declared) > self._max_bytes:
-            await self._drain(receive)
-            await self._error().response(scope["path"])(scope, receive, send)
+        if declared.isdigit() and int(declared) > most:
+            await _drain(receive, most)
+            await error.response(scope["path"])(scope, receive, send)
             return
         received = 0
 
@@ -36,21 +44,19 @@ class BodyLimit:
             nonlocal received
             message = await receive()
             received += len(message.get("body", b""))
-            if received > self._max_bytes:
+            if received > most:
                 if message.get("more_body", False):
-                    await self._drain(receive)
-                raise HTTPException(413, self._error().message)  # the kind FastAPI lets through
+                    await _drain(receive, most)
+                raise HTTPException(413, error.message)  # the kind FastAPI lets through
             return message
 
         await self._app(scope, counted, send)
 
-    async def _drain(self, receive: Receive) -> None:
-        dropped = 0
-        while dropped <= _DRAINED * self._max_bytes:
-            message = await receive()
-            dropped += len(message.get("body", b""))
-            if not message.get("more_body", False):
-                return
 
-    def _error(self) -> ApiError:
-        return ApiError(413, f"The request body is longer than {self._max_bytes} bytes.")
+async def _drain(receive: Receive, most: int) -> None:
+    dropped = 0
+    while dropped <= _DRAINED * most:
+        message = await receive()
+        dropped += len(message.get("body", b""))
+        if not message.get("more_body", False):
+            return

@@ -17,7 +17,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FakeTrito
     fake = FakeTriton(MODEL)
     engine_dir = tmp_path_factory.mktemp("engine")
     TOKEN_BYTES.write(engine_dir / "token_bytes.bin")
-    settings = Settings(triton_address=fake.address, max_body_bytes=MAX_BODY, engine_dir=engine_dir)
+    settings = Settings(
+        triton_address=fake.address,
+        max_body_bytes=MAX_BODY,
+        engine_dir=engine_dir,
+        files_dir=tmp_path_factory.mktemp("files"),
+    )
     with running_gateway(settings) as url:
         yield fake, url
     fake.stop()

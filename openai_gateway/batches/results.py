@@ -1,0 +1,147 @@
+"""The results of a batch, appended as they come: what is whole survives whatever ends the process."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from openai_gateway.batches.rows import line_of
+
+
+class ResultsError(ValueError):
+    """A file is not what results can be added to; the text says why."""
+
+
+@dataclass(slots=True)
+class _File:
+    """One file of results, open at its end.
+
+    Attributes
+    ----------
+    path
+        Where it is.
+    descriptor
+        Of the open file.
+    size
+        Bytes of whole results.
+    lines
+        Whose results it holds.
+    """
+
+    path: Path
+    descriptor: int
+    size: int = 0
+    lines: set[int] = field(default_factory=set)
+
+    def append(self, result: bytes) -> None:
+        """Add a result, all of it or nothing."""
+        written = 0
+        try:
+            while written < len(result):
+                written += os.write(self.descriptor, result[written:])
+        except OSError:
+            os.ftruncate(self.descriptor, self.size)
+            raise
+        self.size += len(result)
+
+
+class Results:
+    """Two files, of answers and of errors; a request is in one of them, once.
+
+    Parameters
+    ----------
+    output, errors
+        The files. Where they are there already, what is whole in them counts as done, and half a line that a killed
+        process left is cut off.
+
+    Raises
+    ------
+    ResultsError
+        One of them holds something else.
+    OSError
+        One cannot be written.
+
+    Attributes
+    ----------
+    done
+        The lines of the input that have a result.
+    """
+
+    def __init__(self, output: Path, errors: Path) -> None:
+        self.done: set[int] = set()
+        self._files: list[_File] = []
+        try:
+            for path in (output, errors):
+                self._files.append(_opened(path, self.done))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def completed(self) -> int:
+        """Requests that were answered."""
+        return len(self._files[0].lines)
+
+    @property
+    def failed(self) -> int:
+        """Requests that were refused or failed."""
+        return len(self._files[1].lines)
+
+    @property
+    def size(self) -> int:
+        """Bytes of both files."""
+        return sum(file.size for file in self._files)
+
+    def add(self, line: int, result: bytes, *, is_error: bool) -> None:
+        """Write down the result of a line of the input.
+
+        Raises
+        ------
+        OSError
+            It cannot be written, for example because the disk is full; the files are as before.
+        """
+        file = self._files[is_error]
+        file.append(result)
+        file.lines.add(line)
+        self.done.add(line)
+
+    def sync(self) -> None:
+        """Bring everything to the disk itself, where a loss of power leaves it."""
+        for file in self._files:
+            os.fsync(file.descriptor)
+
+    def close(self) -> None:
+        """Close the files."""
+        while self._files:
+            os.close(self._files.pop().descriptor)
+
+
+def _opened(path: Path, done: set[int]) -> _File:
+    """Open a file of results, and note whose it holds; cut off what follows the last whole one."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        opened = _File(path, descriptor)
+        with path.open("rb") as file:
+            for text in file:
+                line = line_of(text)
+                if line is None:
+                    _require_torn(path, text, opened.size)
+                    break
+                if line in done:
+                    raise ResultsError(f"{path} has a second result of line {line}")
+                opened.size += len(text)
+                opened.lines.add(line)
+                done.add(line)
+        os.ftruncate(descriptor, opened.size)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return opened
+
+
+def _require_torn(path: Path, text: bytes, size: int) -> None:
+    """Check that a line that is no result is half of one, or what a loss of power left behind some whole ones."""
+    begin = b'{"id":"batch_req'
+    if size == 0 and not text.startswith(begin) and not begin.startswith(text) and text.strip(b"\0"):
+        raise ResultsError(f"{path} holds something else than results of a batch; name another file, or remove it")

@@ -1,0 +1,179 @@
+"""The lines of batches: a request to be made, and what came of it.
+
+Both have the form of OpenAI's batch API (platform.openai.com/docs/api-reference/batch): a request is a JSON object with
+``custom_id``, ``method``, ``url`` and ``body``; a result has ``id``, ``custom_id``, ``response`` (``status_code``,
+``request_id``, ``body``) and ``error``. Here the ``id`` of a result ends in the number of its request's line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import orjson
+
+from openai_gateway.batches.asking import Answer
+from openai_gateway.errors import ApiError
+from openai_gateway.parsing import check_size
+
+URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
+MAX_ID = 512  # characters of a custom_id
+_SHOWN = 60
+_OK = 200
+_ID = re.compile(rb'{"id":"(batch_req[\w]*)-(\d+)","custom_id":')
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A request of a batch.
+
+    Attributes
+    ----------
+    line
+        Its number in the file, from 1.
+    body
+        JSON.
+    """
+
+    line: int
+    custom_id: str
+    url: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A line that is no request; `message` says why."""
+
+    line: int
+    custom_id: str | None
+    message: str
+    code: str = "invalid_request"
+
+
+class Rows:
+    """The requests of a file, each line for itself: one that is wrong costs no other its answer.
+
+    Parameters
+    ----------
+    path
+        The file.
+    url
+        Where all requests have to go; None: each to one of `URLS`.
+    max_bytes
+        Of a line.
+    """
+
+    def __init__(self, path: Path, url: str | None, max_bytes: int) -> None:
+        self._path = path
+        self._url = url
+        self._max_bytes = max_bytes
+
+    def __iter__(self) -> Iterator[Row | BadRow]:
+        """Yield what each line holds; blank ones hold nothing."""
+        seen: dict[str, int] = {}
+        with self._path.open("rb") as file:
+            for number, text in _lines(file, self._max_bytes):
+                row = self._read(number, text)
+                if isinstance(row, Row):
+                    first = seen.setdefault(row.custom_id, number)
+                    if first != number:
+                        row = BadRow(number, row.custom_id, f"custom_id must be unique, and line {first} has it too")
+                yield row
+
+    def _read(self, number: int, text: bytes | None) -> Row | BadRow:
+        if text is None:
+            return BadRow(number, None, f"a line must be at most {self._max_bytes} bytes long")
+        try:
+            check_size(text)
+            row = orjson.loads(text)
+        except ApiError as error:
+            return BadRow(number, None, error.message)
+        except orjson.JSONDecodeError as error:
+            return BadRow(number, None, f"a line must be a JSON object: {error.msg}", "invalid_json")
+        if not isinstance(row, dict):
+            return BadRow(number, None, f"a line must be a JSON object, got {_shown(row)}", "invalid_json")
+        custom_id = row.get("custom_id")
+        if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_ID:
+            message = f"custom_id must be a text of 1 to {MAX_ID} characters, got {_shown(custom_id)}"
+            return BadRow(number, None, message)
+        if problem := self._problem(row):
+            return BadRow(number, custom_id, problem)
+        return Row(number, custom_id, row["url"], orjson.dumps(row["body"]))
+
+    def _problem(self, row: dict[str, Any]) -> str | None:
+        method, url, body = (row.get(name) for name in ("method", "url", "body"))
+        if method != "POST":
+            return f"method must be POST, got {_shown(method)}"
+        if url not in URLS:
+            return f"url must be one of {', '.join(URLS)}, got {_shown(url)}"
+        if self._url is not None and url != self._url:
+            return f"url must be the endpoint of the batch, {self._url}, got {_shown(url)}"
+        if not isinstance(body, dict):
+            return f"body must be an object, got {_shown(body)}"
+        if body.get("stream"):
+            return "body.stream must not be true: a batch has whole answers"
+        return None
+
+
+def count_rows(path: Path, most: int) -> int:
+    """Return how many lines hold something; one more than `most` is enough to know."""
+    count = 0
+    with path.open("rb") as file:
+        for _ in _lines(file, 1 << 16):
+            count += 1
+            if count > most:
+                break
+    return count
+
+
+def answered(name: str, row: Row, answer: Answer) -> tuple[bytes, bool]:
+    """Return the result of a request that was answered, and whether it belongs among the errors.
+
+    Parameters
+    ----------
+    name
+        How ids of results begin, as ``batch_req``.
+    """
+    body: Any = orjson.Fragment(answer.body) if answer.body else None
+    response = {"status_code": answer.status, "request_id": answer.request_id, "body": body}
+    return _result(name, row.line, row.custom_id, response, None), answer.status != _OK
+
+
+def unanswered(name: str, row: Row | BadRow, code: str, message: str) -> bytes:
+    """Return the result of a request that was not made."""
+    return _result(name, row.line, row.custom_id, None, {"code": code, "message": f"line {row.line}: {message}"})
+
+
+def line_of(result: bytes) -> int | None:
+    """Return the line whose result this is; None where it is no whole result."""
+    found = _ID.match(result)
+    return int(found[2]) if found and result.endswith(b"}\n") else None
+
+
+def _result(name: str, line: int, custom_id: str | None, response: Any, error: Any) -> bytes:
+    result = {"id": f"{name}-{line}", "custom_id": custom_id, "response": response, "error": error}
+    return orjson.dumps(result, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _lines(file: BinaryIO, max_bytes: int) -> Iterator[tuple[int, bytes | None]]:
+    """Yield number and text of each line that is not blank; None in place of a text that is too long."""
+    number = 0
+    while text := file.readline(max_bytes + 1):
+        number += 1
+        is_long = len(text) > max_bytes and not text.endswith(b"\n")
+        while is_long and not text.endswith(b"\n"):  # the rest of it
+            if not (text := file.readline(max_bytes + 1)):
+                break
+        if is_long:
+            yield number, None
+        elif text.strip():
+            yield number, text
+
+
+def _shown(value: object) -> str:
+    text = "nothing" if value is None else repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -1,0 +1,93 @@
+"""Answer the rows of a file, several at a time, and write down what comes of each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from itertools import chain, islice, repeat
+
+from openai_gateway.batches.asking import Answer
+from openai_gateway.batches.results import Results
+from openai_gateway.batches.rows import BadRow, Row, answered, unanswered
+from openai_gateway.batches.slots import Slots
+
+Ask = Callable[[Row], Awaitable[Answer]]
+_AT_A_TIME = 32  # lines that are read
+_LATER = (429, 503)  # full, or away: neither says anything about the row
+_PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0)  # seconds before asking again, the last one for good
+
+
+async def work_through(rows: Iterable[Row | BadRow], results: Results, slots: Slots, ask: Ask, name: str) -> None:
+    """Ask every row that has no result yet.
+
+    Parameters
+    ----------
+    rows
+        Read in another thread.
+    results
+        Get an entry a row.
+    slots
+        How many at a time.
+    ask
+        What answers a row. While it answers that the server is full or away, it is asked again.
+    name
+        How ids of results begin.
+
+    Raises
+    ------
+    OSError
+        The rows cannot be read, or a result not be written. Rows that were being asked have no result then, nor have
+        they where this task is cancelled.
+    """
+    tasks: set[asyncio.Task[None]] = set()
+    broken: list[BaseException] = []
+
+    def ended(task: asyncio.Task[None]) -> None:
+        tasks.discard(task)
+        slots.free()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            broken.append(error)
+
+    async def work(row: Row) -> None:
+        result, is_error = answered(name, row, await _patiently(ask, row))
+        results.add(row.line, result, is_error=is_error)
+
+    try:
+        async for row in _beside(rows):
+            if row.line in results.done:
+                continue
+            if isinstance(row, BadRow):
+                results.add(row.line, unanswered(name, row, row.code, row.message), is_error=True)
+                continue
+            await slots.take()
+            if broken:
+                slots.free()
+                break
+            task = asyncio.create_task(work(row))
+            tasks.add(task)
+            task.add_done_callback(ended)
+        while tasks and not broken:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    if broken:
+        raise broken[0]
+
+
+async def _patiently(ask: Ask, row: Row) -> Answer:
+    for pause in chain(_PAUSES, repeat(_PAUSES[-1])):
+        answer = await ask(row)
+        if answer.status not in _LATER:
+            break
+        await asyncio.sleep(pause)
+    return answer
+
+
+async def _beside(rows: Iterable[Row | BadRow]) -> AsyncIterator[Row | BadRow]:
+    """Yield rows that are read in another thread, some at a time."""
+    reading = iter(rows)
+    while some := await asyncio.to_thread(lambda: list(islice(reading, _AT_A_TIME))):
+        for row in some:
+            yield row

@@ -1,0 +1,1 @@
+"""``/v1/batches``: files of requests that are answered when there is time."""

@@ -1,0 +1,1 @@
+"""``/v1/files``: what batches read, and what came of them."""

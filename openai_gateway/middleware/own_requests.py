@@ -1,0 +1,25 @@
+"""Requests that a gateway makes of itself: the rows of batches.
+
+They pass the same middleware and routes as those of clients, as ASGI calls without a socket. What tells them apart is a
+member of the scope, which servers never set: no client can claim it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from starlette.types import Scope
+
+OWN = "lmdeploy.own"
+
+
+@dataclass
+class OpenRequests:
+    """How many requests of clients are open in this process."""
+
+    count: int = 0
+
+
+def is_own(scope: Scope) -> bool:
+    """Return whether the gateway itself asks."""
+    return OWN in scope

@@ -1,0 +1,214 @@
+"""Batches, with OpenAI's own client: every row has one result, whatever the others hold."""
+
+import json
+import time
+from pathlib import Path
+
+import openai
+import pytest
+
+from openai_gateway.batches.files import Limits
+from openai_gateway.batches.records import Batches
+from openai_gateway.batches.store import Store
+from openai_gateway.settings import Settings
+from tests.gateway.batches.conftest import LIMITS, jsonl, results, row, wait_for
+from tests.gateway.conftest import MODEL
+from tests.support.fake_triton import FakeTriton, Received, Script
+from tests.support.gateways import running_gateway
+from tests.support.waiting import eventually_sync
+
+
+def begin(client: openai.OpenAI, content: bytes, **more: object) -> openai.types.Batch:
+    file = client.files.create(file=("rows.jsonl", content), purpose="batch")
+    asked = {"endpoint": "/v1/chat/completions", "completion_window": "24h", **more}
+    return client.batches.create(input_file_id=file.id, **asked)  # type: ignore[arg-type]
+
+
+def echo(received: Received) -> Script:
+    """Answer each request with its own prompt."""
+    return Script(texts=(received.inputs["messages"],))
+
+
+def test_each_row_gets_the_answer_that_a_request_gets(ann: openai.OpenAI, triton: FakeTriton) -> None:
+    triton.script = echo
+    made = begin(ann, jsonl(*(row(f"row {n}", f"question {n}") for n in range(40))), metadata={"for": "us"})
+    assert (made.object, made.status, made.metadata) == ("batch", "validating", {"for": "us"})
+    done = wait_for(ann, made.id)
+    assert (done.status, done.error_file_id, done.errors) == ("completed", None, None)
+    assert done.request_counts is not None
+    assert done.request_counts.model_dump() == {"total": 40, "completed": 40, "failed": 0}
+    assert done.created_at <= done.in_progress_at <= done.finalizing_at <= done.completed_at < done.expires_at  # type: ignore[operator]
+    found = results(ann, done.output_file_id)
+    assert found.keys() == {f"row {n}" for n in range(40)}
+    for number in range(40):
+        line = found[f"row {number}"]
+        assert line["error"] is None
+        assert line["response"]["status_code"] == 200
+        assert line["response"]["request_id"].startswith("req_")
+        answer = openai.types.chat.ChatCompletion.model_validate(line["response"]["body"])
+        assert f"question {number}" in (answer.choices[0].message.content or "")
+        assert answer.model == MODEL
+    assert len(triton.requests) == 40
+    output = ann.files.retrieve(done.output_file_id or "")
+    assert (output.purpose, output.filename) == ("batch_output", f"{done.id}_output.jsonl")
+
+
+def test_a_row_that_is_wrong_is_an_error_of_its_own(ann: openai.OpenAI, triton: FakeTriton) -> None:
+    wrong = {
+        "no json": "{",
+        "no object": "[1]",
+        "no id": {**row("x"), "custom_id": 7},
+    }
+    named = {
+        "method": row("method", method="GET"),
+        "other url": row("other url", url="/v1/completions"),
+        "no url": row("no url", url="/v1/images"),
+        "body": row("body") | {"body": "text"},
+        "stream": row("stream", body={"stream": True}),
+        "range": row("range", body={"temperature": 9}),
+        "model": row("model", body={"model": "another"}),
+        "field": row("field", body={"messages": 3}),
+    }
+    good = [row("good"), row("also good")]
+    long = row("long", "x" * LIMITS["max_body_bytes"])
+    content = jsonl(good[0], *wrong.values(), "", *named.values(), long, good[1], row("good"))
+    done = wait_for(ann, begin(ann, content).id)
+    assert done.status == "completed"
+    assert results(ann, done.output_file_id).keys() == {"good", "also good"}
+    lines = [line for line in ann.files.content(done.error_file_id or "").text.splitlines() if line]
+    assert len(lines) == len(wrong) + len(named) + 2
+    errors = [json.loads(line) for line in lines]
+    unnamed = [line["error"]["message"] for line in errors if line["custom_id"] is None]
+    assert len(unnamed) == 4
+    for message, begins in zip(
+        unnamed,
+        (
+            "line 2: a line must be a JSON object: ",
+            "line 3: a line must be a JSON object, got [1]",
+            "line 4: custom_id must be a text of 1 to 512 characters, got 7",
+            "line 14: a line must be at most 20000 bytes long",
+        ),
+        strict=True,
+    ):
+        assert message.startswith(begins)
+    told = {line["custom_id"]: line for line in errors if line["custom_id"]}
+    assert told["method"]["error"]["message"] == "line 6: method must be POST, got 'GET'"
+    assert (
+        "url must be the endpoint of the batch, /v1/chat/completions, got '/v1/completions'"
+        in (told["other url"]["error"]["message"])
+    )
+    assert "url must be one of /v1/chat/completions, " in told["no url"]["error"]["message"]
+    assert told["body"]["error"]["message"].endswith("body must be an object, got 'text'")
+    assert "a batch has whole answers" in told["stream"]["error"]["message"]
+    assert "line 1 has it too" in told["good"]["error"]["message"]
+    for name, status in (("range", 400), ("model", 404), ("field", 422)):
+        response = told[name]["response"]
+        assert response["status_code"] == status
+        assert response["body"]["error"]["message"]
+    assert done.request_counts is not None
+    assert (done.request_counts.total, done.request_counts.completed) == (15, 2)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "kind"),
+    [
+        ("/v1/completions", {"model": MODEL, "prompt": "Say"}, "text_completion"),
+        ("/v1/responses", {"model": MODEL, "input": "Say"}, "response"),
+    ],
+)
+def test_other_endpoints_answer_rows_too(ann: openai.OpenAI, endpoint: str, body: object, kind: str) -> None:
+    content = jsonl(row("x", url=endpoint) | {"body": body})
+    done = wait_for(ann, begin(ann, content, endpoint=endpoint).id)
+    assert results(ann, done.output_file_id)["x"]["response"]["body"]["object"] == kind
+
+
+def test_what_cannot_be_embedded_is_an_error_of_each_row(ann: openai.OpenAI) -> None:
+    body = {"model": MODEL, "input": "x"}
+    content = jsonl(row("x", url="/v1/embeddings") | {"body": body})
+    done = wait_for(ann, begin(ann, content, endpoint="/v1/embeddings").id)
+    assert done.output_file_id is None
+    assert results(ann, done.error_file_id)["x"]["response"]["status_code"] == 400
+
+
+def test_a_cancelled_batch_keeps_what_was_answered_and_cancels_what_runs(
+    ann: openai.OpenAI, triton: FakeTriton
+) -> None:
+    triton.script = lambda received: Script(hold_after=0) if "hold" in received.inputs["messages"] else Script()
+    made = begin(ann, jsonl(row("a"), row("b"), *(row(f"hold {n}", "hold") for n in range(60))))
+    eventually_sync(lambda: len(triton.requests) >= 4)
+    with pytest.raises(openai.ConflictError, match=f"The batch {made.id} reads this file"):
+        ann.files.delete(made.input_file_id)
+    assert ann.batches.cancel(made.id).status == "cancelling"
+    done = wait_for(ann, made.id)
+    assert done.status == "cancelled"
+    assert done.cancelled_at is not None
+    assert results(ann, done.output_file_id).keys() == {"a", "b"}
+    assert done.request_counts is not None
+    assert (done.request_counts.completed, done.request_counts.failed) == (2, 0)
+    held = [received for received in triton.requests if "hold" in received.inputs["messages"]]
+    eventually_sync(lambda: all(received.cancelled.is_set() for received in held))
+    assert len(held) < 60
+    with pytest.raises(openai.ConflictError, match="is cancelled; there is nothing to cancel"):
+        ann.batches.cancel(made.id)
+    ann.files.delete(made.input_file_id)
+
+
+def test_batches_are_listed_newest_first_in_pages(ann: openai.OpenAI) -> None:
+    ids = [begin(ann, jsonl(row("x"))).id for _ in range(3)]
+    assert [batch.id for batch in ann.batches.list(limit=2).data] == ids[:0:-1]
+    assert [batch.id for batch in ann.batches.list(limit=1)] == ids[::-1]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"endpoint": "/v1/images"}, "endpoint must be '/v1/chat/completions', "),
+        ({"completion_window": "soon"}, "completion_window"),
+        ({"completion_window": "999h"}, "completion_window must be at most 168h, got 999h"),
+        ({"metadata": {"k": "v" * 513}}, "metadata"),
+    ],
+)
+def test_a_batch_that_cannot_be_is_refused_by_field(ann: openai.OpenAI, more: dict[str, object], message: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=message):
+        begin(ann, jsonl(row("x")), **more)
+
+
+def test_a_file_without_rows_fails_and_says_so(ann: openai.OpenAI) -> None:
+    done = wait_for(ann, begin(ann, b"\n \n").id)
+    assert done.status == "failed"
+    assert done.errors is not None
+    assert done.errors.data is not None
+    assert done.errors.data[0].message == ("The input file must have 1 to 50000 requests, a line each; it has no.")
+
+
+def test_a_batch_that_is_not_done_in_time_keeps_its_answers_and_names_the_rest(
+    triton: FakeTriton, tmp_path: Path
+) -> None:
+    settings = Settings(triton_address=triton.address, files_dir=tmp_path)
+    triton.script = lambda received: Script(hold_after=0) if "hold" in received.inputs["messages"] else Script()
+    with (
+        running_gateway(settings) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        made = begin(client, jsonl(row("a"), row("hold", "hold"), row("b")), completion_window="1h")
+        eventually_sync(lambda: client.batches.retrieve(made.id).request_counts.completed == 2)  # type: ignore[union-attr]
+    _set_expiry(Store(tmp_path, Limits(1, 1, 1)).of(None).batches, made.id)
+    triton.reset()
+    with (
+        running_gateway(settings) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        done = wait_for(client, made.id)
+        assert done.status == "expired"
+        assert results(client, done.output_file_id).keys() == {"a", "b"}
+        late = results(client, done.error_file_id)
+        assert late.keys() == {"hold"}
+        assert late["hold"]["error"]["code"] == "batch_expired"
+    assert triton.requests == []
+
+
+def _set_expiry(batches: Batches, batch_id: str) -> None:
+    record = batches.stored(batch_id)
+    assert record is not None
+    record.expires_at = int(time.time()) - 1
+    batches.save(record)
