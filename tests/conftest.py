@@ -1,15 +1,23 @@
 """Fixtures for every test."""
 
 import os
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
+from tests.support.alone import place_on_the_machine
 from tests.support.samples import OPTION, leave_out
 from tools.default_model import make
 
 # Every engine, also one inside a server that a test starts, checks itself whenever it goes idle.
 os.environ["LMDEPLOY_CHECK_INVARIANTS"] = "1"
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before a test's time is counted
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    with place_on_the_machine(item):
+        return (yield)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
