@@ -22,6 +22,7 @@ from openai_gateway.endpoints import adapters, loading, metrics, models, render,
 from openai_gateway.endpoints.batches import route as batches
 from openai_gateway.endpoints.chat import route as chat
 from openai_gateway.endpoints.completions import route as completions
+from openai_gateway.endpoints.embeddings import route as embeddings
 from openai_gateway.endpoints.files import route as files
 from openai_gateway.endpoints.interactive import route as interactive
 from openai_gateway.endpoints.messages import route as messages
@@ -96,7 +97,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.gateway, app.state.registration = gateway, registration
     for routes in (
         *(models, loading, adapters, chat, completions, responses, messages),
-        *(files, batches, render, tokens, interactive, metrics),
+        *(embeddings, files, batches, render, tokens, interactive, metrics),
     ):
         app.include_router(routes.router)
     install_error_handlers(app, _check_model)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from lmdeploy.pooling import read_pooling
 from lmdeploy.serve.client import TritonClient
 from lmdeploy.serve.several.registry import Registry, ServedEntry
 from lmdeploy.serve.several.wanted import newest_versions
@@ -41,6 +42,7 @@ class ServedModel:
     ) -> None:
         self.name = name
         self.thinking = thinking
+        self.pooling = None if engine_dir is None else read_pooling(engine_dir)
         self.client = client
         self.adapters = Adapters(client)
         self.token_texts = TokenTexts(client, engine_dir)

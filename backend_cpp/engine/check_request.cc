@@ -80,6 +80,7 @@ void check_combinations(const Request& request) {
   if (params.n > 1 && (request.session || params.generates_nothing())) {
     throw invalid_argument("n must be 1 in a session and where nothing is generated, got " + std::to_string(params.n));
   }
+  if (request.session && params.output_embedding) throw invalid_argument("output_embedding cannot be had in a session");
   if (request.session && params.prompt_logprobs) throw invalid_argument("prompt_logprobs cannot be had in a session");
 }
 
@@ -100,8 +101,7 @@ void complete_stops(GenerationParams& params, const RequestLimits& limits, const
 void check_request(Request& request, const RequestLimits& limits, const TokenTable& tokens) {
   GenerationParams& params = request.params;
   params.validate(limits.vocab_size);
-  const bool may_generate_nothing = request.session.has_value() || params.scores_prompt || params.prompt_logprobs;
-  if (params.max_new_tokens == 0 && !may_generate_nothing) throw invalid_argument("max_new_tokens must be >= 1, got 0");
+  if (!request.session && !params.runs_model()) throw invalid_argument("max_new_tokens must be >= 1, got 0");
   check_prompt(request, limits);
   check_embeddings(request, limits);
   check_lengths(request, limits.session_len);

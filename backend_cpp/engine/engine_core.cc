@@ -111,7 +111,7 @@ void EngineCore::begin(Submission&& submission, const std::shared_ptr<const Outp
   }
   group->accepted = Clock::now();
   group->grammar_seconds = request.grammar_seconds;
-  const bool has_rows = params.max_new_tokens > 0 || params.scores_prompt || params.prompt_logprobs;
+  const bool has_rows = params.runs_model();
   group->rules = std::make_shared<const AnswerRules>(std::move(params), space_, tokens, std::move(submission.grammar));
   const auto first = has_rows ? std::make_shared<Sequence>(group, 0, std::move(tokens)) : nullptr;
 

@@ -43,7 +43,9 @@ struct GenerationParams : GenerationFields {
   bool looks_at_prompt() const {
     return scores_prompt || prompt_logprobs || logits == RowsWanted::kAll || hidden_states == RowsWanted::kAll;
   }
-  bool generates_nothing() const { return scores_prompt || max_new_tokens == 0; }
+  bool generates_nothing() const { return scores_prompt || output_embedding || max_new_tokens == 0; }
+  // Whether the model has to run: else only a session takes the prompt.
+  bool runs_model() const { return max_new_tokens > 0 || scores_prompt || prompt_logprobs || output_embedding; }
   bool is_greedy() const { return !do_sample || temperature == 0 || top_k == 1; }
 
   // Throws Error(kInvalidArgument) naming the field, what was expected and what was given.
@@ -94,6 +96,7 @@ struct Output {
   std::vector<TokenLogprobs> prompt_logprobs;
   std::vector<float> logits;         // [rows, vocab]
   std::vector<float> hidden_states;  // [rows, hidden], after the final norm
+  std::vector<float> embedding;      // with output_embedding: [hidden], the same of the prompt's last token
   double score = 0;                  // with scores_prompt: sum of -log p
   int scored_tokens = 0;
   std::shared_ptr<const std::vector<int32_t>> prompt;  // all before the answer, history included; if asked for

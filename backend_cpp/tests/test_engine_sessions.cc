@@ -316,6 +316,26 @@ ENGINE_TEST(hidden_states_and_logits_come_for_the_rows_asked_for) {
   CHECK_EQUAL(output.logits.size(), 5u * kStubVocab);
 }
 
+ENGINE_TEST(an_embedding_is_the_hidden_state_of_the_prompts_last_token) {
+  Collector collector;
+  Engine engine(small_config(), std::make_unique<StubRunner>(), letters());
+  const auto ask = [&](RequestId id) {
+    Request request = make_request(id, std::vector<int32_t>(50, 2), 0, collector.callback());
+    request.params.output_embedding = true;
+    return request;
+  };
+  for (const RequestId id : {1, 2}) {  // the second finds all but the last token
+    engine.submit(ask(id));
+    const Output output = collector.wait(id).last;
+    CHECK(output.embedding == std::vector<float>{49});
+    CHECK(output.finish == FinishReason::kStop);
+    CHECK(output.token_ids.empty() && output.hidden_states.empty());
+  }
+  Request of_session = ask(3);
+  of_session.session = SessionParams{};
+  CHECK(error_of([&] { engine.submit(std::move(of_session)); }) == ErrorCode::kInvalidArgument);
+}
+
 ENGINE_TEST(a_request_that_takes_too_long_ends_with_a_timeout) {
   Collector collector;
   auto runner = std::make_unique<StubRunner>();

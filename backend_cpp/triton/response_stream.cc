@@ -135,6 +135,9 @@ void add_named_output(TRITONBACKEND_Response* response, const std::string& name,
     add_int(response, name, output.history_token_len);
   } else if (name == "index") {
     add_int(response, name, output.index);
+  } else if (name == "embedding") {
+    add_values(response, name, TRITONSERVER_TYPE_FP32, {static_cast<int64_t>(output.embedding.size())},
+               output.embedding);
   } else if (name == "engine_seconds") {
     const EngineTimes& times = output.times;
     add_values<float>(response, name, TRITONSERVER_TYPE_FP32, {3}, {times.queue, times.prompt, times.answer});

@@ -29,6 +29,13 @@ class RequestFields:
         is_tensor=True,
         is_param=True,
     )
+    output_embedding: bool = rows.flag(
+        False,
+        "Return what the model makes of the whole prompt, the hidden state of its last token after the final norm, in "
+        "the output embedding; nothing is generated.",
+        is_tensor=True,
+        is_param=True,
+    )
     session_id: int | None = rows.seed(
         "A conversation whose tokens the engine keeps between requests; CORRID of the older clients.", is_tensor=True
     )
@@ -189,6 +196,8 @@ class GenerateChunk:
         The likeliest tokens beside each of ``token_ids``.
     top_logprobs : tuple of tuple of float
         Their log probabilities.
+    embedding : bytes
+        With ``output_embedding``: float32 [hidden size], little-endian.
     prompt_token_ids, prompt_token_logprobs, prompt_top_token_ids, prompt_top_logprobs
         With ``prompt_logprobs``, in the first chunk of the first choice: the prompt's tokens, and the same of each of
         them. Nothing predicts the first one: its log probabilities are NaN, and the likeliest tokens -1.
@@ -196,6 +205,7 @@ class GenerateChunk:
 
     text: str = ""
     token_ids: tuple[int, ...] = ()
+    embedding: bytes = b""
     finish_reason: str | None = None
     input_token_len: int = 0
     generate_token_len: int = 0

@@ -117,6 +117,8 @@ def _outputs(request: GenerateRequest) -> list[str]:
         names += _WITH_LOGPROBS
     elif request.want_token_ids:
         names.append("token_ids")
+    if fields.get("output_embedding"):
+        names.append("embedding")
     if "prompt_logprobs" in fields:
         names += [f"prompt_{name}" for name in _WITH_LOGPROBS]
     return names
@@ -227,6 +229,8 @@ def decode_chunk(response: service_pb2.ModelInferResponse) -> GenerateChunk:
             setattr(chunk, name, int.from_bytes(raw, "little", signed=True))
         elif name == "engine_seconds":
             chunk.engine_seconds = struct.unpack("<3f", raw)
+        elif name == "embedding":
+            chunk.embedding = raw
         elif name in _LISTS:
             letter, has_rows = _LISTS[name]
             values = struct.unpack(f"<{len(raw) // 4}{letter}", raw)

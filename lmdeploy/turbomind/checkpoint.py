@@ -4,13 +4,14 @@ import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.turbomind.families import family_of
 from lmdeploy.turbomind.families.common import Checkpoint, Family
+from lmdeploy.turbomind.headless import as_stored, is_headless, with_whole
 from lmdeploy.turbomind.manifest import WEIGHT_DTYPES, Expression, Load, Manifest, find_problems, walk
 from lmdeploy.turbomind.mxfp4 import with_mxfp4
 from lmdeploy.turbomind.quantized import Quantization, is_zero_bias_beside_codes, weight_format, with_codes
@@ -72,9 +73,10 @@ def describe(model_dir: Path, model_name: str) -> Description:
     spec = _spec_of(model_dir, config, family, checkpoint, text)
     if text is not None:
         spec = spec_in(spec, text, index)
+    elif is_headless(raw, index):
+        spec = replace(spec, tied_embeddings=True)
     tensors = family.tensors(spec)
-    if text is not None:
-        tensors = tensors_in(tensors, index)
+    tensors = as_stored(tensors, index) if text is None else tensors_in(tensors, index)
     tensors = with_mxfp4(tensors, index)
     if quantization is not None:
         tensors = with_codes(tensors, quantization, index)
@@ -110,7 +112,7 @@ def read_config(model_dir: Path, name: str = "config.json") -> dict[str, Any]:
 
 def _family_of(config: dict[str, Any]) -> tuple[str, Family]:
     try:
-        return family_of(config.get("architectures"))
+        return family_of(with_whole(config.get("architectures")))
     except UnsupportedModelError as error:
         if not config.get("auto_map"):
             raise

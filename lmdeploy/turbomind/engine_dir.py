@@ -17,6 +17,7 @@ from pathlib import Path
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.made_once import made_once
 from lmdeploy.paths import cache_root, locate_model, model_name_of, workspace_engine_dir
+from lmdeploy.pooling import write_pooling
 from lmdeploy.pytorch.description import WORKER_FILE, describe_for_worker, write_worker_file
 from lmdeploy.turbomind.checkpoint_files import copy_texts, state_of
 from lmdeploy.turbomind.manifest import Manifest
@@ -34,7 +35,7 @@ _VISION = "vision.json"
 _WRITERS = (
     "turbomind/**/*.py", "pytorch/description.py", "pytorch/served_by_transformers.py", "pytorch/configurations/*.py",
     "pytorch/models/*.py", "token_bytes.py", "tokenizer.py", "tokenizer_readers/*.py", "templates/matching.py",
-    "templates/chosen.py", "templates/older_clients.py",
+    "templates/chosen.py", "templates/older_clients.py", "pooling.py",
 )  # fmt: skip
 
 
@@ -140,6 +141,7 @@ def write_engine_dir(
         write_worker_file(model_dir, target)
     else:
         (target / "manifest.json").write_text(manifest.to_json(), encoding="utf-8")
+    write_pooling(model_dir, target)
     if spec.pictures is not None:
         (target / _VISION).write_text(json.dumps({"checkpoint": str(model_dir)}), encoding="utf-8")
     (target / "spec.json").write_text(spec.to_json(), encoding="utf-8")

@@ -4,8 +4,8 @@ The JSON form is ``manifest.json`` of an engine directory (docs/interfaces.md). 
 """
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -169,6 +169,14 @@ def walk(expression: Expression) -> Iterator[Expression]:
     if not isinstance(expression, Load):
         for argument in expression.args:
             yield from walk(argument)
+
+
+def renamed(expression: Expression, name_of: Callable[[str], str]) -> Expression:
+    """Return an expression over tensors of other names."""
+    if isinstance(expression, Load):
+        return replace(expression, name=name_of(expression.name))
+    arguments: Any = tuple(renamed(argument, name_of) for argument in expression.args)
+    return replace(expression, args=arguments)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.turbomind.families import family_of
-from lmdeploy.turbomind.manifest import Expression, Load, walk
+from lmdeploy.turbomind.manifest import Expression, Load, renamed, walk
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex
 from lmdeploy.turbomind.spec import ModelSpec, PicturesSpec
 
@@ -247,14 +247,10 @@ def tensors_in(tensors: Mapping[str, Expression], index: SafetensorsIndex) -> di
     place = next((place for place in _PLACES if place(embedding) in index.tensors), _PLACES[0])
     output = next((name for name in (f"language_model.{head}", f"llm.{head}", head) if name in index.tensors), head)
 
-    def renamed(expression: Expression) -> Expression:
-        if isinstance(expression, Load):
-            name = output if expression.name == head else place(expression.name)
-            return dataclasses.replace(expression, name=name)
-        arguments: Any = tuple(renamed(argument) for argument in expression.args)
-        return dataclasses.replace(expression, args=arguments)
+    def name_in(stored: str) -> str:
+        return output if stored == head else place(stored)
 
-    return {name: renamed(expression) for name, expression in tensors.items()}
+    return {name: renamed(expression, name_in) for name, expression in tensors.items()}
 
 
 def _loaded(expression: Expression | None) -> str:

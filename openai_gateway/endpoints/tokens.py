@@ -1,4 +1,4 @@
-"""Text to tokens and back: ``/tokenize``, ``/detokenize``, ``/v1/encode``; and ``/v1/embeddings``, which is refused."""
+"""Text to tokens and back: ``/tokenize``, ``/detokenize``, ``/v1/encode``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Annotated
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field, model_validator
 
-from openai_gateway.errors import ApiError, ErrorResponse
 from openai_gateway.gateway import GatewayDependency
 from openai_gateway.models import ServedModel
 from openai_gateway.parsing import BoundedRoute
@@ -108,12 +107,6 @@ async def detokenize(body: DetokenizeRequest, request: Request, gateway: Gateway
     model = (await gateway.choose(body.model, request)).model
     text = await model.token_texts.join(body.tokens, bool(body.skip_special_tokens)) if body.tokens else ""
     return DetokenizeResponse(prompt=text)
-
-
-@router.post("/v1/embeddings", responses={400: {"model": ErrorResponse}})
-async def embeddings() -> None:
-    """Refuse: the served model writes text."""
-    raise ApiError(400, "Unsupported by turbomind.")
 
 
 async def _encode(model: ServedModel, text: str, do_preprocess: bool, add_bos: bool) -> list[int]:

@@ -23,7 +23,6 @@ _OPEN_PATHS = frozenset(
         "/openapi.json",
         "/docs/oauth2-redirect",
         "/metrics",
-        "/v1/embeddings",
         *ADAPTER_PATHS,
         *MODEL_PATHS,
     }

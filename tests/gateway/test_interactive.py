@@ -135,9 +135,3 @@ def test_tokenize_and_detokenize_are_inverse(http: httpx.Client) -> None:
     assert of_messages["tokens"] == token_ids("<user>a")
     unknown = http.post("/detokenize", json={"tokens": [10**6]})
     assert (unknown.status_code, unknown.json()["error"]["param"]) == (400, "tokens")
-
-
-def test_embeddings_are_refused_as_lmdeploy_does(http: httpx.Client) -> None:
-    answer = http.post("/v1/embeddings", json={"input": "a"})
-    assert answer.status_code == 400
-    assert answer.json()["message"] == "Unsupported by turbomind."

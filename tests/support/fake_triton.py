@@ -327,6 +327,7 @@ def _response(received: Received, script: Script, index: int, text: str, done: i
         "index": ("INT32", [1, 1], struct.pack("<i", index)),
         "history_token_len": ("INT32", [1, 1], struct.pack("<i", script.history_token_len)),
         "engine_seconds": ("FP32", [1, 3], struct.pack("<3f", *(script.engine_seconds if last else (-1, -1, -1)))),
+        "embedding": ("FP32", [1, 4], embedding_of(_prompt_ids(received))),
         "token_logprobs": ("FP32", [1, 2], struct.pack("<2f", -0.5, -0.25)),
         "top_token_ids": ("INT32", [1, 2, top], struct.pack(f"<{2 * top}i", *chain(*likeliest))),
         "top_logprobs": ("FP32", [1, 2, top], struct.pack(f"<{2 * top}f", *chain(*values))),
@@ -340,13 +341,22 @@ def _response(received: Received, script: Script, index: int, text: str, done: i
     return service_pb2.ModelStreamInferResponse(infer_response=answer)
 
 
+def embedding_of(ids: Sequence[int]) -> bytes:
+    """Return what the fake engine makes of a prompt's tokens: how often each of four kinds of them comes."""
+    return struct.pack("<4f", *(sum(token % 4 == kind for token in ids) for kind in range(4)))
+
+
+def _prompt_ids(received: Received) -> list[int]:
+    return received.inputs.get("input_ids") or token_ids(received.inputs.get("text_input", ""))
+
+
 def prompt_logprob(position: int) -> float:
     """Return the log probability that the fake engine gives to a token of the prompt."""
     return -position / 4
 
 
 def _prompt_tensors(received: Received, *, is_first: bool) -> dict[str, tuple[str, list[int], bytes]]:
-    ids = received.inputs.get("input_ids") or token_ids(received.inputs.get("text_input", ""))
+    ids = _prompt_ids(received)
     ids = ids if is_first and "prompt_logprobs" in received.inputs else []
     top = received.inputs.get("prompt_logprobs", 0)
     values = [math.nan, *(prompt_logprob(position) for position in range(1, len(ids)))][: len(ids)]

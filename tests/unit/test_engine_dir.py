@@ -1,5 +1,6 @@
 """An engine directory is whole or absent, belongs to one state of a checkpoint, and holds what the contract says."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from lmdeploy.paths import cache_root, locate_model, model_name_of
 from lmdeploy.token_bytes import TokenBytes
@@ -225,3 +227,21 @@ def test_what_neither_engine_runs_is_refused_in_turbominds_words(
     (directory / "config.json").write_text(json.dumps(config | changes))
     with pytest.raises(UnsupportedModelError, match=reason):
         resolve(directory)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "architecture"), [("", "LlamaForCausalLM"), ("model.", "LlamaModel"), ("", "LlamaModel")]
+)
+def test_a_body_without_an_output_layer_is_read_as_the_whole_model(
+    tmp_path: Path, prefix: str, architecture: str
+) -> None:
+    directory = make_tiny_llama(tmp_path, tie_word_embeddings=False)
+    whole = resolve(directory)
+    assert not whole.spec.tied_embeddings
+    tensors = load_file(directory / "model.safetensors")
+    kept = {prefix + name.removeprefix("model."): data for name, data in tensors.items() if name != "lm_head.weight"}
+    save_file(kept, directory / "model.safetensors", {"format": "pt"})
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"architectures": [architecture]}))
+    body = resolve(directory)
+    assert body.spec == dataclasses.replace(whole.spec, tied_embeddings=True)

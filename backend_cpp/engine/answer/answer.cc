@@ -64,7 +64,10 @@ const TokenChoice& Answer::choice(int unseen) {
 FinishReason Answer::advance(Sampler& sampler, float* logits, const float* hidden) {
   const GenerationParams& params = rules_->params;
   const int vocab = rules_->space.vocab_size;
-  if (params.generates_nothing()) return params.scores_prompt ? FinishReason::kStop : FinishReason::kLength;
+  if (params.output_embedding) unsent_.embedding.assign(hidden, hidden + rules_->space.hidden_size);
+  if (params.generates_nothing()) {
+    return params.scores_prompt || params.output_embedding ? FinishReason::kStop : FinishReason::kLength;
+  }
   if (matcher_) {
     const GrammarState* state = matcher_->state();
     if (state == nullptr) {

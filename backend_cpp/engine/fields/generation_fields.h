@@ -63,6 +63,9 @@ struct GenerationFields {
   // The log probabilities of each token of the prompt, in the outputs prompt_*; not in a session. With
   // max_new_tokens 0 nothing is generated.
   std::optional<int> prompt_logprobs;
+  // Return what the model makes of the whole prompt, the hidden state of its last token after the final norm, in
+  // the output embedding; nothing is generated.
+  bool output_embedding = false;
   // Prompts share what the engine has cached of them only where this text is the same; null: with all that have
   // none. Without it, the time to a first token tells whether somebody has sent a prompt's beginning before.
   std::string cache_salt;
@@ -96,6 +99,7 @@ void visit_fields(Fields& fields, Visit&& visit) {
   visit("frequency_penalty", fields.frequency_penalty, Limits{.low = -2, .high = 2});
   visit("logit_bias", fields.logit_bias, Limits{.max_items = 1024});
   visit("prompt_logprobs", fields.prompt_logprobs, Limits{.low = 0, .high = 20});
+  visit("output_embedding", fields.output_embedding, Limits{});
   visit("cache_salt", fields.cache_salt, Limits{.max_bytes = 256});
   visit("lora_name", fields.lora_name, Limits{.max_bytes = 256});
 }

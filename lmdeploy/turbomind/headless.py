@@ -1,0 +1,48 @@
+"""Decoders without an output layer, as models that make embeddings are published.
+
+Their architecture is that of the body alone (``Qwen3Model``), or its tensors' names are: ``layers.0...`` where a whole
+model has ``model.layers.0...``.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lmdeploy.turbomind.families import families
+from lmdeploy.turbomind.manifest import Expression, renamed
+from lmdeploy.turbomind.safetensors_index import SafetensorsIndex
+
+_BODY = "Model"
+_WHOLE = "ForCausalLM"
+_PREFIX = "model."
+
+
+def with_whole(architectures: object) -> object:
+    """Return config.json's ``architectures`` with, behind each body, the supported model it is the body of."""
+    if not isinstance(architectures, list):
+        return architectures
+    return [whole for name in architectures for whole in (name, *_wholes(name))]
+
+
+def is_headless(raw: Mapping[str, Any], index: SafetensorsIndex) -> bool:
+    """Return whether a checkpoint is of a body alone."""
+    if any(name.endswith("lm_head.weight") for name in index.tensors):
+        return False
+    return "embed_tokens.weight" in index.tensors or any(map(_wholes, _names(raw.get("architectures"))))
+
+
+def as_stored(tensors: Mapping[str, Expression], index: SafetensorsIndex) -> Mapping[str, Expression]:
+    """Return the expressions of a whole model with the names that a body's tensors have."""
+    if "embed_tokens.weight" not in index.tensors:
+        return tensors
+    return {
+        name: renamed(expression, lambda stored: stored.removeprefix(_PREFIX)) for name, expression in tensors.items()
+    }
+
+
+def _names(architectures: object) -> Sequence[object]:
+    return architectures if isinstance(architectures, list) else ()
+
+
+def _wholes(name: object) -> tuple[str, ...]:
+    whole = name.removesuffix(_BODY) + _WHOLE if isinstance(name, str) and name.endswith(_BODY) else ""
+    return (whole,) if whole in families() else ()

@@ -1,0 +1,158 @@
+"""Embeddings, ranking and scores over the fake engine, with the openai client."""
+
+import base64
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import openai
+import pytest
+
+from lmdeploy.pooling import Pooling, pooling_of, read_pooling, write_pooling
+from openai_gateway.settings import Settings
+from tests.gateway.conftest import MODEL
+from tests.support.fake_triton import FakeTriton, embedding_of, token_ids
+from tests.support.gateways import running_gateway
+
+TEXTS = ["one", "another text", "one"]
+
+
+def write_modules(
+    directory: Path, *, steps: tuple[str, ...] = ("Transformer", "Pooling", "Normalize"), **pooling: object
+) -> Path:
+    """Write what sentence-transformers has beside a model."""
+    kinds = [
+        {"idx": i, "path": f"{i}_{kind}", "type": f"sentence_transformers.models.{kind}"}
+        for i, kind in enumerate(steps)
+    ]
+    (directory / "modules.json").write_text(json.dumps(kinds))
+    (directory / "config.json").write_text("{}")
+    (directory / "1_Pooling").mkdir(exist_ok=True)
+    said = {"word_embedding_dimension": 4, "pooling_mode_cls_token": False} | (
+        pooling or {"pooling_mode_lasttoken": True}
+    )
+    (directory / "1_Pooling" / "config.json").write_text(json.dumps(said))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    directory = write_modules(tmp_path_factory.mktemp("model"))
+    write_pooling(directory, directory)
+    fake = FakeTriton(MODEL)
+    with running_gateway(Settings(triton_address=fake.address, engine_dir=directory)) as url:
+        yield url
+    fake.stop()
+
+
+@pytest.fixture
+def openai_client(embedder: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{embedder}/v1", api_key="none", max_retries=0, timeout=10) as client:
+        yield client
+
+
+def expected(text: str) -> np.ndarray:
+    vector = np.array(struct.unpack("<4f", embedding_of(token_ids(text))))
+    return vector / np.linalg.norm(vector)
+
+
+@pytest.mark.parametrize("encoding", ["float", "base64", None])
+def test_texts_become_vectors_of_length_one(openai_client: openai.OpenAI, encoding: str | None) -> None:
+    more = {} if encoding is None else {"encoding_format": encoding}
+    answer = openai_client.embeddings.create(model=MODEL, input=TEXTS, **more)  # without a format it asks for base64
+    assert [each.index for each in answer.data] == [0, 1, 2]
+    for text, each in zip(TEXTS, answer.data, strict=True):
+        vector = each.embedding if encoding != "base64" else np.frombuffer(base64.b64decode(each.embedding), "<f4")
+        np.testing.assert_allclose(vector, expected(text), rtol=1e-6)
+    assert answer.usage.prompt_tokens == answer.usage.total_tokens == 3 * 7
+    assert answer.model == MODEL
+
+
+def test_tokens_are_texts_too_and_vectors_can_be_cut(openai_client: openai.OpenAI) -> None:
+    ids = [token_ids("one"), token_ids("another text")]
+    answer = openai_client.embeddings.create(model=MODEL, input=ids, encoding_format="float", dimensions=2)
+    for text, each in zip(TEXTS, answer.data, strict=False):
+        cut = expected(text)[:2]
+        np.testing.assert_allclose(each.embedding, cut / np.linalg.norm(cut), rtol=1e-6)
+    alone = openai_client.embeddings.create(model=MODEL, input=ids[0], encoding_format="float")
+    np.testing.assert_allclose(alone.data[0].embedding, expected("one"), rtol=1e-6)
+
+
+def test_more_texts_than_run_at_once_come_in_their_order(openai_client: openai.OpenAI) -> None:
+    texts = [f"text {'abcd' * (number % 7)} {number}" for number in range(150)]
+    answer = openai_client.embeddings.create(model=MODEL, input=texts, encoding_format="float")
+    np.testing.assert_allclose([each.embedding for each in answer.data], [expected(text) for text in texts], rtol=1e-6)
+
+
+def test_documents_are_ranked_by_their_nearness_to_the_query(embedder: str) -> None:
+    documents = ["abcabc", {"text": "abab"}, "zzzzz"]
+    texts = ["abcabc", "abab", "zzzzz"]
+    scores = [float(expected("ababab") @ expected(text)) for text in texts]
+    order = sorted(range(3), key=lambda index: -scores[index])
+    for path in ("/v1/rerank", "/rerank", "/v2/rerank"):
+        answer = httpx.post(
+            f"{embedder}{path}", json={"query": "ababab", "documents": documents}, trust_env=False
+        ).json()
+        assert [result["index"] for result in answer["results"]] == order
+        assert [result["document"]["text"] for result in answer["results"]] == [texts[index] for index in order]
+        np.testing.assert_allclose(
+            [result["relevance_score"] for result in answer["results"]], sorted(scores)[::-1], rtol=1e-5
+        )
+    asked = {"query": "ababab", "documents": documents, "top_n": 1, "return_documents": False}
+    (best,) = httpx.post(f"{embedder}/v1/rerank", json=asked, trust_env=False).json()["results"]
+    assert (best["index"], best["document"]) == (order[0], None)
+
+
+def test_pairs_have_scores(embedder: str) -> None:
+    one_to_two = httpx.post(
+        f"{embedder}/v1/score", json={"text_1": "ab", "text_2": ["ab", "zz"]}, trust_env=False
+    ).json()
+    np.testing.assert_allclose(
+        [each["score"] for each in one_to_two["data"]], [1, expected("ab") @ expected("zz")], rtol=1e-5
+    )
+    wrong = httpx.post(f"{embedder}/v1/score", json={"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, trust_env=False)
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "text_1")
+
+
+def test_what_cannot_be_is_refused(embedder: str, http: httpx.Client) -> None:
+    too_long = httpx.post(f"{embedder}/v1/embeddings", json={"input": "a", "dimensions": 5}, trust_env=False)
+    assert (too_long.status_code, too_long.json()["error"]["param"]) == (400, "dimensions")
+    assert "at most 4" in too_long.json()["error"]["message"]
+    for wrong in ("", [], [""], [[]], 1):
+        assert httpx.post(f"{embedder}/v1/embeddings", json={"input": wrong}, trust_env=False).status_code in (400, 422)
+    writes = http.post("/v1/embeddings", json={"input": "a"})
+    assert (writes.status_code, writes.json()["error"]["param"]) == (400, "model")
+    assert writes.json()["message"] == f"The model `{MODEL}` makes no embeddings: its checkpoint has no modules.json."
+
+
+@pytest.mark.parametrize(
+    ("changes", "refusal"),
+    [
+        ({"pooling_mode_mean_tokens": True}, "its pooling is mean_tokens; supported: lasttoken"),
+        ({"pooling_mode": "mean"}, "its pooling is mean; supported: lasttoken"),
+        ({"steps": ("Transformer", "Pooling", "Dense")}, "its step Dense is not supported"),
+        ({"steps": ("Transformer",)}, "modules.json has no pooling"),
+    ],
+)
+def test_other_ways_to_pool_are_refused_by_name(tmp_path: Path, changes: dict[str, object], refusal: str) -> None:
+    found = pooling_of(write_modules(tmp_path, **changes))  # type: ignore[arg-type]
+    assert found is not None
+    assert found.refusal == refusal
+
+
+def test_pooling_is_read_as_published(tmp_path: Path) -> None:
+    assert pooling_of(tmp_path) is None
+    assert pooling_of(write_modules(tmp_path)) == Pooling(normalizes=True)
+    assert pooling_of(write_modules(tmp_path, steps=("Transformer", "Pooling"), pooling_mode="lasttoken")) == Pooling()
+    (tmp_path / "config.json").write_text('{"is_causal": false}')
+    write_pooling(tmp_path, tmp_path)
+    kept = read_pooling(tmp_path)
+    assert kept is not None
+    assert kept.refusal == "its tokens see those behind them, which is not supported"
+    (tmp_path / "modules.json").write_text("[{}]")
+    broken = pooling_of(tmp_path)
+    assert broken is not None
+    assert broken.refusal.startswith("modules.json and what it names cannot be read")
