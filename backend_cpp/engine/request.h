@@ -91,6 +91,7 @@ struct Output {
   int generate_token_len = 0;
   EngineTimes times;                    // with the last output of an answer
   int32_t stop_token = -1;              // the token that ended the answer, if one did
+  std::string stop_string;              // the one of stop_words that ended the answer, if one did
   std::vector<TokenLogprobs> logprobs;  // of token_ids
   // With prompt_logprobs, once: of each token of `prompt`. The first one has none: NaN, and tokens of -1.
   std::vector<TokenLogprobs> prompt_logprobs;

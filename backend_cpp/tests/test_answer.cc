@@ -55,6 +55,7 @@ TEST(an_answer_takes_tokens_until_it_is_long_enough) {
   CHECK_EQUAL(last->text, "5");
   CHECK(last->token_ids == std::vector<int32_t>{5});
   CHECK_EQUAL(last->stop_token, -1);
+  CHECK_EQUAL(last->stop_string, "");
   CHECK(asked.generated() == std::vector<int32_t>({4, 5}));
 }
 
@@ -76,7 +77,9 @@ TEST(a_stop_string_ends_an_answer_before_it_and_special_tokens_show_only_if_want
   Asked asked([](GenerationParams& params) { params.stop_words = {"56"}; });
   for (const int32_t token : {4, kStubVocab - 1, 5}) CHECK(asked.advance({token}) == FinishReason::kNone);
   CHECK(asked.advance({6}) == FinishReason::kStop);
-  CHECK_EQUAL(asked.answer.take_output(FinishReason::kStop)->text, "4");
+  const std::optional<Output> last = asked.answer.take_output(FinishReason::kStop);
+  CHECK_EQUAL(last->text, "4");
+  CHECK_EQUAL(last->stop_string, "56");
   Asked raw([](GenerationParams& params) { params.skip_special_tokens = false; });
   raw.advance({kStubVocab - 1});
   CHECK_EQUAL(raw.answer.take_output(FinishReason::kNone)->text, std::string(1, static_cast<char>('0' + 63)));

@@ -41,6 +41,19 @@ Streamed stream(const std::vector<std::string>& pieces, const std::vector<std::s
 
 }  // namespace
 
+TEST(of_stop_strings_that_end_at_one_place_the_longest_is_told) {
+  for (const std::vector<std::string>& stops :
+       {std::vector<std::string>{"bc", "abc", "c"}, std::vector<std::string>{"abc", "c", "abcd"}}) {
+    const std::vector<StringPattern> patterns = string_patterns(stops);
+    TextStream text(patterns);
+    CHECK(!text.append("xab", true));
+    CHECK(text.stopped_by() == nullptr);
+    CHECK(text.append("cd", true));
+    CHECK_EQUAL(text.stopped_by()->text(), "abc");
+    CHECK_EQUAL(text.take(), "x");
+  }
+}
+
 TEST(a_stop_string_split_over_any_pieces_never_leaks) {
   const std::string answer = "one two aabaabaac three";
   const std::vector<std::string> stops = {"aabaac", "never"};

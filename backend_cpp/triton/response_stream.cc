@@ -127,6 +127,8 @@ void add_named_output(TRITONBACKEND_Response* response, const std::string& name,
                output.token_ids);
   } else if (name == "finish_reason") {
     add_string(response, name, finish_reason_name(output.finish));
+  } else if (name == "stop_string") {
+    add_string(response, name, output.stop_string);
   } else if (name == "input_token_len") {
     add_int(response, name, output.input_token_len);
   } else if (name == "generate_token_len") {

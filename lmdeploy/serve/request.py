@@ -111,6 +111,8 @@ class GenerateRequest:
         True: one chunk a generated step. False: one chunk a choice, with the whole answer.
     want_token_ids : bool
         Whether chunks carry token ids. They do with ``logprobs``.
+    want_stop_string : bool
+        Whether a choice's last chunk says which of ``stop_words`` ended it.
     request_id : str
         Unique among all requests the engine has at one time; default: a new one.
     **fields
@@ -131,6 +133,7 @@ class GenerateRequest:
         "template_options",
         "text_input",
         "tools",
+        "want_stop_string",
         "want_token_ids",
     )
 
@@ -144,6 +147,7 @@ class GenerateRequest:
         template_options: dict[str, Any] | None = None,
         stream: bool = True,
         want_token_ids: bool = False,
+        want_stop_string: bool = False,
         request_id: str | None = None,
         **fields: Any,
     ) -> None:
@@ -153,7 +157,7 @@ class GenerateRequest:
             raise ValueError(f"a request has no field {', '.join(sorted(unknown))}; there are {', '.join(FIELDS)}")
         self.messages, self.text_input, self.input_ids, self.tools = messages, text_input, input_ids, tools
         self.template_options = template_options
-        self.stream, self.want_token_ids = stream, want_token_ids
+        self.stream, self.want_token_ids, self.want_stop_string = stream, want_token_ids, want_stop_string
         self.request_id = request_id or new_request_id()
         self.fields: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
 
@@ -181,6 +185,9 @@ class GenerateChunk:
         New token ids; empty unless the request wanted them.
     finish_reason : str or None
         None until the choice's last chunk; then ``stop``, ``length`` or ``cancelled``.
+    stop_string : str
+        With ``want_stop_string``, in a choice's last chunk: the one of ``stop_words``, or of the chat template's, that
+        ended it; empty: none did.
     input_token_len, generate_token_len : int
         Tokens in the prompt, and tokens generated so far for this choice.
     index : int
@@ -207,6 +214,7 @@ class GenerateChunk:
     token_ids: tuple[int, ...] = ()
     embedding: bytes = b""
     finish_reason: str | None = None
+    stop_string: str = ""
     input_token_len: int = 0
     generate_token_len: int = 0
     index: int = 0

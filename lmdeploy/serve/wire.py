@@ -121,6 +121,8 @@ def _outputs(request: GenerateRequest) -> list[str]:
         names.append("embedding")
     if "prompt_logprobs" in fields:
         names += [f"prompt_{name}" for name in _WITH_LOGPROBS]
+    if request.want_stop_string:
+        names.append("stop_string")
     return names
 
 
@@ -227,6 +229,8 @@ def decode_chunk(response: service_pb2.ModelInferResponse) -> GenerateChunk:
             chunk.finish_reason = raw[4:].decode() or None
         elif name in _COUNTS:
             setattr(chunk, name, int.from_bytes(raw, "little", signed=True))
+        elif name == "stop_string":
+            chunk.stop_string = raw[4:].decode()
         elif name == "engine_seconds":
             chunk.engine_seconds = struct.unpack("<3f", raw)
         elif name == "embedding":

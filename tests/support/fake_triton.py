@@ -54,6 +54,7 @@ class Script:
     hold_after : responses after which the engine waits until it is cancelled (or `release` is set)
     resume : whether it goes on to a proper end after it was released
     engine_seconds : before the batch, to the first token, to the end
+    stop_string : what of its stop words ended the answer
     """
 
     texts: Sequence[str] = ("The capital", " of France", " is Paris.")
@@ -66,6 +67,7 @@ class Script:
     hold_after: int | None = None
     resume: bool = False
     engine_seconds: tuple[float, float, float] = (0.25, 0.5, 1.0)
+    stop_string: str = ""
 
 
 @dataclass
@@ -320,6 +322,7 @@ def _response(received: Received, script: Script, index: int, text: str, done: i
     values = [[logprob, *(-1.5 - other for other in range(top - 1))][:top] for logprob in (-0.5, -0.25)]
     tensors = {
         "finish_reason": ("BYTES", [1, 1], _bytes(script.finish_reason if last else "")),
+        "stop_string": ("BYTES", [1, 1], _bytes(script.stop_string if last else "")),
         "text_output": ("BYTES", [1, 1], _bytes(text)),
         "token_ids": ("INT32", [1, 2], struct.pack("<2i", *ids)),
         "input_token_len": ("INT32", [1, 1], struct.pack("<i", script.input_token_len)),

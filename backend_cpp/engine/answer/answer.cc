@@ -126,6 +126,7 @@ std::optional<Output> Answer::take_output(FinishReason finish) {
   unsent_.finish = finish;
   unsent_.generate_token_len = generated();
   unsent_.stop_token = stop_token_;
+  if (text_.stopped_by() != nullptr) unsent_.stop_string = text_.stopped_by()->text();
   return std::exchange(unsent_, {});
 }
 

@@ -18,6 +18,7 @@ class StringPattern {
   // Bytes that may still grow into a match: the state, leaving out a complete one.
   int unfinished(int state) const { return is_complete(state) ? failure_.back() : state; }
   int length() const { return static_cast<int>(text_.size()); }
+  const std::string& text() const { return text_; }
 
  private:
   std::string text_;

@@ -45,19 +45,19 @@ TextStream::TextStream(const std::vector<StringPattern>& stop_strings)
     : stop_strings_(stop_strings), states_(stop_strings.size(), 0) {}
 
 bool TextStream::append(std::string_view bytes, bool may_stop) {
-  if (is_stopped_) return true;
+  if (stopped_by_ != nullptr) return true;
   for (const char byte : bytes) {
     pending_ += byte;
-    size_t longest_match = 0;
+    const StringPattern* longest = nullptr;
     for (size_t i = 0; i < states_.size(); ++i) {
       const StringPattern& stop = stop_strings_[i];
       states_[i] = stop.next(states_[i], byte);
-      if (stop.is_complete(states_[i])) longest_match = std::max(longest_match, static_cast<size_t>(stop.length()));
+      if (stop.is_complete(states_[i]) && (longest == nullptr || stop.length() > longest->length())) longest = &stop;
     }
     // A match may reach back into bytes already shown only if stopping was not allowed when they were; keep those.
-    if (longest_match > 0 && may_stop) {
-      pending_.resize(pending_.size() - std::min(longest_match, pending_.size()));
-      is_stopped_ = true;
+    if (longest != nullptr && may_stop) {
+      pending_.resize(pending_.size() - std::min(static_cast<size_t>(longest->length()), pending_.size()));
+      stopped_by_ = longest;
       return true;
     }
   }
@@ -65,7 +65,7 @@ bool TextStream::append(std::string_view bytes, bool may_stop) {
 }
 
 std::string TextStream::take() {
-  if (is_stopped_) return release(pending_.size(), true);
+  if (stopped_by_ != nullptr) return release(pending_.size(), true);
   size_t held = 0;
   for (size_t i = 0; i < states_.size(); ++i) {
     held = std::max(held, static_cast<size_t>(stop_strings_[i].unfinished(states_[i])));
@@ -86,7 +86,7 @@ std::string TextStream::release(size_t count, bool at_end) {
     // A character that reaches into the held bytes, or beyond the end, waits.
     if (decoded.is_unfinished && !at_end) break;
     if (decoded.is_unfinished) {
-      if (is_stopped_) text += kReplacement;  // the stop string follows, which does not finish it
+      if (stopped_by_ != nullptr) text += kReplacement;  // the stop string follows, which does not finish it
       position = count;
       break;
     }

@@ -28,13 +28,16 @@ class TextStream {
   // unfinished character is dropped. Before a stop string it becomes U+FFFD: what follows does not finish it.
   std::string take_rest();
 
+  // The stop string that ended the text, the longest of those that end there; null: none has.
+  const StringPattern* stopped_by() const { return stopped_by_; }
+
  private:
   std::string release(size_t count, bool at_end);
 
   const std::vector<StringPattern>& stop_strings_;
   std::vector<int> states_;  // of each stop string
   std::string pending_;
-  bool is_stopped_ = false;
+  const StringPattern* stopped_by_ = nullptr;
 };
 
 }  // namespace turbomind

@@ -72,7 +72,7 @@ def _generate_request(body: MessagesRequest, thinking: Thinking | None) -> Gener
     inputs = body.generation_inputs()
     inputs |= tool_inputs(body.usable_tools, body.forced_tools, inputs)
     inputs["skip_special_tokens"] = asked_for_marks(thinking, inputs["skip_special_tokens"])
-    return GenerateRequest(**inputs)
+    return GenerateRequest(**inputs, want_stop_string=bool(body.stop_sequences))
 
 
 def _error_event(error: ApiError) -> bytes:

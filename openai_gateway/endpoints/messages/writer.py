@@ -40,6 +40,7 @@ class MessageWriter:
         self._thoughts = thoughts
         self._tells_thoughts = body.tells_thoughts
         self._max_calls = body.max_calls
+        self._stop_sequences = body.stop_sequences or ()
         self._block: dict[str, Any] | None = None  # being written
         self._arguments = ""  # of the call being written
         self._opening = True
@@ -73,7 +74,7 @@ class MessageWriter:
             events += self._told(self._thoughts.finish() if self._thoughts else Told())
             events += self._found(self._parser.finish() if self._parser else [])
             events += self._close()
-            self._stop(finish_reason(last))
+            self._stop(finish_reason(last), last.stop_string)
         return events
 
     def end(self, usage: Usage) -> bytes:
@@ -83,9 +84,11 @@ class MessageWriter:
         delta = {"stop_reason": self.message["stop_reason"], "stop_sequence": self.message["stop_sequence"]}
         return _event("message_delta", delta=delta, usage=counted) + _event("message_stop")
 
-    def _stop(self, reason: str) -> None:
+    def _stop(self, reason: str, stop_string: str) -> None:
         if reason == "length":
             self.message["stop_reason"] = "max_tokens"
+        elif stop_string in self._stop_sequences:  # else the template's
+            self.message |= {"stop_reason": "stop_sequence", "stop_sequence": stop_string}
         else:
             called = any(block["type"] == "tool_use" for block in self.message["content"])
             self.message["stop_reason"] = "tool_use" if called else "end_turn"

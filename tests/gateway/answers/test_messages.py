@@ -70,6 +70,21 @@ def test_an_answer_that_is_cut_off_says_so(claude: anthropic.Anthropic, triton: 
     assert claude.messages.create(model=MODEL, max_tokens=3, messages=ASKED).stop_reason == "max_tokens"
 
 
+@pytest.mark.parametrize(("told", "expected"), [("END", ("stop_sequence", "END")), ("</s>", ("end_turn", None))])
+def test_of_stop_sequences_the_one_that_ended_the_answer_is_told_and_the_templates_own_is_not(
+    claude: anthropic.Anthropic, triton: FakeTriton, told: str, expected: tuple[str, str | None]
+) -> None:
+    triton.script = Script(stop_string=told)
+    asked: Any = {"model": MODEL, "max_tokens": 9, "messages": ASKED, "stop_sequences": ["no", "END"]}
+    whole = claude.messages.create(**asked)
+    with claude.messages.stream(**asked) as stream:
+        final = stream.get_final_message()
+    assert [(message.stop_reason, message.stop_sequence) for message in (whole, final)] == [expected] * 2
+    del asked["stop_sequences"]
+    assert claude.messages.create(**asked).stop_sequence is None
+    assert "stop_string" not in triton.requests[-1].outputs  # each output costs time at every token
+
+
 @pytest.mark.parametrize("size", [3, 1000])
 def test_a_call_and_its_result(claude: anthropic.Anthropic, triton: FakeTriton, size: int) -> None:
     triton.script = Script(texts=[CALL[i : i + size] for i in range(0, len(CALL), size)])
