@@ -12,6 +12,7 @@ import pytest
 
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from lmdeploy.offline.async_engine import AsyncEngine
+from openai_gateway.protocol.structured import choice_grammar
 from tests.support.both_engines import BACKENDS, config_for
 from tests.support.tiny_models import make_tiny_llama
 
@@ -143,6 +144,22 @@ def test_json_object_and_grammar(model: AsyncEngine) -> None:
     if answer.finish_reason == "stop":
         assert isinstance(json.loads(answer.text), dict | list | str | int | float | bool | None)
     assert answer.text.lstrip()[0] in '{["-0123456789tfn'
+
+
+def test_one_of_some_texts_comes_whatever_is_in_them(babbler: AsyncEngine) -> None:
+    choices = ['say "yes"', "back\\slash", "two\nlines", "über 🦜", "\x01"]
+    for forced in ([choice] for choice in choices):
+        config = GenerationConfig(
+            max_new_tokens=40, response_format={"type": "grammar", "grammar": choice_grammar(forced)}
+        )
+        assert [babbler("Well?", config).text] == forced
+    config = GenerationConfig(
+        max_new_tokens=40,
+        do_sample=True,
+        temperature=1.0,
+        response_format={"type": "grammar", "grammar": choice_grammar(choices)},
+    )
+    assert {answer.text for answer in babbler(["Well?"] * 12, config)} <= set(choices)
 
 
 def test_an_answer_without_stop_tokens_ends_where_its_format_ends(babbler: AsyncEngine) -> None:

@@ -127,6 +127,55 @@ def test_each_response_format_has_its_engine_form(
     assert (json.loads(got) if got else None) == sent
 
 
+SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}}
+SCHEMA_FORM = {"type": "json_schema", "json_schema": {"name": "json", "schema": SCHEMA}}
+CHOICE_FORM = {"type": "grammar", "grammar": 'root ::= "say \\"yes\\"" | "nü"'}
+
+
+@pytest.mark.parametrize(
+    ("asked", "sent"),
+    [
+        ({"guided_json": SCHEMA}, SCHEMA_FORM),
+        ({"guided_json": json.dumps(SCHEMA)}, SCHEMA_FORM),
+        ({"structured_outputs": {"json": SCHEMA}}, SCHEMA_FORM),
+        ({"guided_regex": "a+", "response_format": {"type": "text"}}, {"type": "regex_schema", "regex_schema": "a+"}),
+        ({"structured_outputs": {"regex": "a+"}}, {"type": "regex_schema", "regex_schema": "a+"}),
+        ({"guided_choice": ['say "yes"', "nü"]}, CHOICE_FORM),
+        ({"structured_outputs": {"choice": ['say "yes"', "nü"]}}, CHOICE_FORM),
+        ({"guided_grammar": 'root ::= "a"'}, {"type": "grammar", "grammar": 'root ::= "a"'}),
+        ({"structured_outputs": {"json_object": True, "disable_any_whitespace": True}}, {"type": "json_object"}),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_formats_come_in_the_words_of_vllms_clients_too(
+    http: httpx.Client, triton: FakeTriton, path: str, asked: Any, sent: Any
+) -> None:
+    prompt = {"prompt": "a"} if path == "/v1/completions" else {"messages": HELLO}
+    assert http.post(path, json={"model": MODEL, **prompt, **asked}).status_code == 200
+    assert json.loads(triton.requests[0].inputs["response_format"]) == sent
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param", "status"),
+    [
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "structured_outputs", 400),
+        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "structured_outputs", 400),
+        ({"structured_outputs": {"json": {}, "grammar": "x"}}, "structured_outputs", 400),
+        ({"guided_json": "no JSON"}, "guided_json", 422),
+        ({"guided_json": "[1]"}, "guided_json", 422),
+        ({"guided_json": "[" * 60_000}, "guided_json", 422),
+        ({"guided_json": '{"not":' * 200 + "{}" + "}" * 200}, "guided_json", 400),
+        ({"guided_json": json.dumps({"enum": ["x" * 10_000] * 7})}, "guided_json", 422),
+        ({"guided_choice": []}, "guided_choice", 400),
+    ],
+)
+def test_more_than_one_format_and_what_is_none_are_refused(
+    http: httpx.Client, wrong: Any, param: str, status: int
+) -> None:
+    answer = http.post("/v1/chat/completions", json={"model": MODEL, "messages": HELLO, **wrong})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
+
+
 def test_a_schema_nested_too_deeply_is_refused_by_name(http: httpx.Client) -> None:
     schema: dict[str, Any] = {}
     for _ in range(200):

@@ -19,14 +19,14 @@ from openai_gateway.protocol.fields import (
 from openai_gateway.protocol.generation import GenerationFields
 from openai_gateway.protocol.messages import Messages
 from openai_gateway.protocol.outputs import ChatLogprobs, Usage
-from openai_gateway.protocol.response_format import ResponseFormat
+from openai_gateway.protocol.structured import StructuredFields
 from openai_gateway.protocol.tools import NamedToolChoice, Tool, ToolCall, ToolChoice, Tools
 
 # A template may do anything with them, in a sandbox: they are few.
 TemplateOptions = Annotated[JsonObject, Field(max_length=32)]
 
 
-class ChatCompletionRequest(GenerationFields):
+class ChatCompletionRequest(GenerationFields, StructuredFields):
     """Body of ``POST /v1/chat/completions``."""
 
     not_implemented: ClassVar[NotImplementedFields] = {
@@ -42,7 +42,6 @@ class ChatCompletionRequest(GenerationFields):
     max_completion_tokens: Tokens | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
-    response_format: ResponseFormat | None = None
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -68,7 +67,7 @@ class ChatCompletionRequest(GenerationFields):
             name = self.tool_choice.function.name
             if name not in {tool.function.name for tool in self.tools}:
                 raise FieldError("tool_choice", f"tool_choice must name one of tools, got {name!r}")
-        if self.response_format is not None and self.response_format.for_engine() is not None:
+        if self.grammar is not None:
             raise FieldError(
                 "response_format", "response_format cannot be combined with a tool_choice that forces a call"
             )
@@ -82,9 +81,7 @@ class ChatCompletionRequest(GenerationFields):
     @property
     def is_constrained(self) -> bool:
         """Whether a grammar says what the whole answer looks like: it leaves no room for thoughts."""
-        return bool(self.forced_tools) or (
-            self.response_format is not None and self.response_format.for_engine() is not None
-        )
+        return bool(self.forced_tools) or self.grammar is not None
 
     @property
     def token_limit(self) -> int:
@@ -106,8 +103,7 @@ class ChatCompletionRequest(GenerationFields):
 
     def generation_inputs(self) -> dict[str, Any]:
         """Return the fields of `GenerateRequest` that say how to generate, all but the token limit."""
-        grammar = self.response_format.for_engine() if self.response_format else None
-        inputs = {"logprobs": (self.top_logprobs or 0) if self.logprobs else None, "response_format": grammar}
+        inputs = {"logprobs": (self.top_logprobs or 0) if self.logprobs else None, "response_format": self.grammar}
         return super().generation_inputs() | inputs
 
 

@@ -10,7 +10,7 @@ from lmdeploy.messages import MAX_TOP_LOGPROBS
 from openai_gateway.protocol.fields import MAX_INT32, AnyText, FieldError, NotImplementedFields
 from openai_gateway.protocol.generation import GenerationFields
 from openai_gateway.protocol.outputs import CompletionLogprobs, FinishReason, Usage
-from openai_gateway.protocol.response_format import ResponseFormat
+from openai_gateway.protocol.structured import StructuredFields
 
 DEFAULT_COMPLETION_TOKENS = 16
 COMPLETION_TOKENS_OF_NULL = 512  # and of 0: LMDeploy's
@@ -21,7 +21,7 @@ TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]
 TokenPrompt = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 
 
-class CompletionRequest(GenerationFields):
+class CompletionRequest(GenerationFields, StructuredFields):
     """Body of ``POST /v1/completions``."""
 
     not_implemented: ClassVar[NotImplementedFields] = {"suffix": ("",)}
@@ -36,7 +36,6 @@ class CompletionRequest(GenerationFields):
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     echo: bool | None = None
     best_of: int | None = Field(None, ge=1, le=MAX_TOP_LOGPROBS)
-    response_format: ResponseFormat | None = None
 
     @model_validator(mode="after")
     def _fields_fit_together(self) -> CompletionRequest:
@@ -78,8 +77,7 @@ class CompletionRequest(GenerationFields):
 
     def generation_inputs(self) -> dict[str, Any]:
         """Return the fields of `GenerateRequest` that say how to generate, all but the token limit."""
-        grammar = self.response_format.for_engine() if self.response_format else None
-        inputs = {"logprobs": self.logprobs, "response_format": grammar}
+        inputs = {"logprobs": self.logprobs, "response_format": self.grammar}
         if self.echo and (self.logprobs is not None or self.only_scores):
             inputs["prompt_logprobs"] = self.logprobs or 0
         return super().generation_inputs() | inputs

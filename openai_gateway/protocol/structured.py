@@ -1,0 +1,91 @@
+"""What an answer has to look like, in OpenAI's words (``response_format``) and in those of vLLM's clients."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
+
+from openai_gateway.protocol.fields import FieldError, JsonObject, Strict, Text
+from openai_gateway.protocol.response_format import ResponseFormat
+
+_MAX_SCHEMA_TEXT = 65536  # characters; the engine takes no larger schemas
+
+
+def _of_text(value: object) -> object:
+    """Return the value that a text spells; what is none stays a text, and is refused as one."""
+    if not isinstance(value, str) or len(value) > _MAX_SCHEMA_TEXT:
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+Schema = Annotated[JsonObject, BeforeValidator(_of_text)]
+Choices = Annotated[list[Text], Field(min_length=1, max_length=1024, fail_fast=True)]
+
+
+class StructuredOutputs(Strict):
+    """vLLM's ``structured_outputs``: one of these. Settings of its backends are ignored."""
+
+    json_: Schema | None = Field(None, alias="json")
+    regex: Text | None = None
+    choice: Choices | None = None
+    grammar: Text | None = None
+    json_object: bool | None = None
+
+
+class StructuredFields(Strict):
+    """The fields of both kinds of completion that say what an answer looks like; at most one of them."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    # The names that vLLM's clients had for the members of `structured_outputs`.
+    guided_json: Schema | None = None
+    guided_regex: Text | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: Text | None = None
+
+    _grammar: dict[str, Any] | None = PrivateAttr(None)
+
+    @model_validator(mode="after")
+    def _one_form(self) -> StructuredFields:
+        forms = _forms(self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
+        if wanted := self.structured_outputs:
+            forms += _forms(wanted.json_, wanted.regex, wanted.choice, wanted.grammar)
+            forms += [{"type": "json_object"}] if wanted.json_object else []
+        if self.response_format and (form := self.response_format.for_engine()):
+            forms.append(form)
+        if len(forms) > 1:
+            raise FieldError(
+                "structured_outputs",
+                "of response_format, the members of structured_outputs and guided_*, only one can be given",
+            )
+        self._grammar = forms[0] if forms else None
+        return self
+
+    @property
+    def grammar(self) -> dict[str, Any] | None:
+        """The engine's ``response_format``; None: free text."""
+        return self._grammar
+
+
+def choice_grammar(choices: list[str]) -> str:
+    """Return the grammar (EBNF) of an answer that is one of some texts."""
+    return "root ::= " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+
+
+def _forms(
+    schema: dict[str, Any] | None, regex: str | None, choice: list[str] | None, grammar: str | None
+) -> list[dict[str, Any]]:
+    """Return the engine's form of each that is given."""
+    forms: list[dict[str, Any]] = []
+    if schema is not None:
+        forms.append({"type": "json_schema", "json_schema": {"name": "json", "schema": schema}})
+    if regex is not None:
+        forms.append({"type": "regex_schema", "regex_schema": regex})
+    grammars = [choice_grammar(choice)] if choice is not None else []
+    grammars += [grammar] if grammar is not None else []
+    return forms + [{"type": "grammar", "grammar": each} for each in grammars]
