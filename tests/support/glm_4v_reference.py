@@ -14,7 +14,7 @@ from transformers import GlmConfig, GlmForCausalLM
 
 from tests.support import published
 from tests.support import tiny_vision_models as tiny
-from tests.support.plain_layers import PlainLayers, attention
+from tests.support.plain_layers import PlainLayers, attention, tensors_below
 
 _SIDE, _PATCH, _HIDDEN, _INNER = 28, 7, 32, 64
 _TOWER, _HEADS, _MLP, _LAYERS, _SCALE = 16, 2, 24, 2, 8
@@ -58,9 +58,7 @@ class Glm4vReference(PlainLayers):
     """What a checkpoint says of each token."""
 
     def __init__(self, directory: Path) -> None:
-        tensors = load_file(directory / "model.safetensors")
-        begin = len(_PREFIX)
-        super().__init__({name[begin:]: values for name, values in tensors.items() if name.startswith(_PREFIX)})
+        super().__init__(tensors_below(directory, _PREFIX))
         self.token = tiny.token_id(directory, "<|begin_of_image|>")
         self.text = GlmForCausalLM.from_pretrained(directory.with_name("text"), dtype=torch.float64)
 

@@ -23,9 +23,11 @@ from transformers import (
 )
 
 from tests.support import tiny_vision_models as tiny
+from tests.support.plain_layers import PlainLayers, attention, seeing_logits, tensors_below
 
 _SIDE, _PATCH, _MOST, _QUERIES, _TABLE = 28, 7, 4, 4, 10
 _HIDDEN, _HEADS, _TOWER, _TOWER_HEADS, _TOWER_MLP, _TOWER_LAYERS = 256, 2, 16, 2, 32, 2
+_EPS = 1e-6
 _SPECIAL = ["<unk>", "<image>", "</image>", "<slice>", "</slice>", "<image_id>", "</image_id>"]
 _TEXTS: dict[float, tuple[type[PreTrainedModel], type[PretrainedConfig]]] = {
     2.5: (LlamaForCausalLM, LlamaConfig),
@@ -78,26 +80,19 @@ def make_tiny_minicpmv(directory: Path, version: float = 2.6) -> Path:
     return directory
 
 
-class MiniCpmReference:
+class MiniCpmReference(PlainLayers):
     """What a checkpoint says of each token."""
 
     def __init__(self, directory: Path) -> None:
+        super().__init__(load_file(directory / "model.safetensors"))
         self.token = tiny.token_id(directory, "<unk>")
-        self.tensors = {name: values.double() for name, values in load_file(directory / "model.safetensors").items()}
         self.version = json.loads((directory / "config.json").read_text())["version"]
         self.text = _TEXTS[self.version][0](_text_config(self.version)).double()
-        own = {name[4:]: values for name, values in self.tensors.items() if name.startswith("llm.")}
-        self.text.load_state_dict(own)
+        self.text.load_state_dict(tensors_below(directory, "llm."))
 
     def __call__(self, ids: Sequence[int], images: Sequence[Image.Image]) -> torch.Tensor:
-        embeddings = self.text.model.embed_tokens.weight[torch.tensor(ids)].clone()
-        places = [position for position, token in enumerate(ids) if token == self.token]
-        with torch.inference_mode():
-            rows = [row for image in images for view in self.views(image) for row in view]
-            for place, row in zip(places, rows, strict=True):
-                embeddings[place] = row
-            logits: torch.Tensor = self.text(inputs_embeds=embeddings[None]).logits[0]
-            return logits
+        rows = (row for image in images for view in self.views(image) for row in view)
+        return seeing_logits(self.text, ids, self.token, rows)
 
     def views(self, image: Image.Image) -> list[torch.Tensor]:
         """Return the rows of each view of a picture."""
@@ -115,54 +110,33 @@ class MiniCpmReference:
         ]
         if self.version == 2.5:  # the published code does not mask what fills up the shorter views of a picture
             squares += [np.zeros((3, _PATCH, _PATCH))] * (longest - len(squares))
-        states = torch.from_numpy(np.stack(squares)).flatten(1) @ self._t("patch_embedding.weight").flatten(1).T
-        states = states + self._t("patch_embedding.bias")
+        states = self.linear(torch.from_numpy(np.stack(squares)).flatten(1), "vpm.embeddings.patch_embedding")
         table = [_place(row, high) * _TABLE + _place(column, wide) for row, column in grid]
         if self.version == 2.5:  # nor does it tell the tower where lines end
             table = [_place(i, longest) for i in range(longest)]
-        states = states + self._t("position_embedding.weight")[table]
+        states = states + self["vpm.embeddings.position_embedding.weight"][table]
         for layer in range(_TOWER_LAYERS):
             at = f"vpm.encoder.layers.{layer}."
-            normed = self._norm(states, f"{at}layer_norm1")
-            q, k, v = (self._linear(normed, f"{at}self_attn.{name}_proj") for name in "qkv")
-            states = states + self._linear(_attention(q, k, v, _TOWER_HEADS), f"{at}self_attn.out_proj")
-            inner = self._linear(self._norm(states, f"{at}layer_norm2"), f"{at}mlp.fc1")
+            normed = self.norm(states, f"{at}layer_norm1", _EPS)
+            q, k, v = (self.linear(normed, f"{at}self_attn.{name}_proj") for name in "qkv")
+            states = states + self.linear(attention(q, k, v, _TOWER_HEADS), f"{at}self_attn.out_proj")
+            inner = self.linear(self.norm(states, f"{at}layer_norm2", _EPS), f"{at}mlp.fc1")
             inner = 0.5 * inner * (1 + torch.tanh(math.sqrt(2 / math.pi) * (inner + 0.044715 * inner**3)))
-            states = states + self._linear(inner, f"{at}mlp.fc2")
-        states = self._norm(states, "vpm.post_layernorm")[: len(grid)]
+            states = states + self.linear(inner, f"{at}mlp.fc2")
+        states = self.norm(states, "vpm.post_layernorm", _EPS)[: len(grid)]
 
-        keys = values = self._norm(states @ self.tensors["resampler.kv_proj.weight"].T, "resampler.ln_kv")
+        keys = values = self.norm(self.linear(states, "resampler.kv_proj"), "resampler.ln_kv", _EPS)
         waves = torch.tensor([_wave(column) + _wave(row) for row, column in grid], dtype=torch.float64)
         if self.version == 4.5:
             values = values + waves
         else:
             keys = keys + waves
-        queries = self._norm(self.tensors["resampler.query"], "resampler.ln_q")
-        weights = self.tensors["resampler.attn.in_proj_weight"].chunk(3)
-        biases = self.tensors["resampler.attn.in_proj_bias"].chunk(3)
+        queries = self.norm(self["resampler.query"], "resampler.ln_q", _EPS)
+        weights = self["resampler.attn.in_proj_weight"].chunk(3)
+        biases = self["resampler.attn.in_proj_bias"].chunk(3)
         q, k, v = (x @ w.T + b for x, w, b in zip((queries, keys, values), weights, biases, strict=True))
-        found = self._linear(_attention(q, k, v, _HEADS), "resampler.attn.out_proj")
-        return self._norm(found, "resampler.ln_post") @ self.tensors["resampler.proj"]
-
-    def _t(self, name: str) -> torch.Tensor:
-        return self.tensors[f"vpm.embeddings.{name}"]
-
-    def _linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        return x @ self.tensors[f"{name}.weight"].T + self.tensors[f"{name}.bias"]
-
-    def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        centred = x - x.mean(-1, keepdim=True)
-        scaled = centred / torch.sqrt((centred**2).mean(-1, keepdim=True) + 1e-6)
-        return scaled * self.tensors[f"{name}.weight"] + self.tensors[f"{name}.bias"]
-
-
-def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int) -> torch.Tensor:
-    size = q.shape[-1] // heads
-    found = []
-    for head in range(heads):
-        part = slice(head * size, (head + 1) * size)
-        found.append(torch.softmax(q[:, part] @ k[:, part].T / math.sqrt(size), dim=-1) @ v[:, part])
-    return torch.cat(found, dim=-1)
+        found = self.linear(attention(q, k, v, _HEADS), "resampler.attn.out_proj")
+        return self.norm(found, "resampler.ln_post", _EPS) @ self["resampler.proj"]
 
 
 def _place(index: int, count: int) -> int:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import CLIPVisionConfig, CLIPVisionModel, Phi3Config, Phi3ForCausalLM
 
 from tests.support import tiny_vision_models as tiny
+from tests.support.plain_layers import seeing_logits
 
 _SIDE, _PATCH, _MOST, _HIDDEN, _TOWER_HIDDEN = 28, 7, 4, 32, 16
 _MEAN, _STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
@@ -82,14 +83,8 @@ class Phi3VisionReference:
         )
 
     def __call__(self, ids: Sequence[int], images: Sequence[Image.Image]) -> torch.Tensor:
-        embeddings = self.text.model.embed_tokens.weight[torch.tensor(ids)].clone()
-        places = [position for position, token in enumerate(ids) if token == self.token]
-        with torch.inference_mode():
-            rows = [row for image in images for row in self.rows(image)]
-            for place, row in zip(places, rows, strict=True):
-                embeddings[place] = row
-            logits: torch.Tensor = self.text(inputs_embeds=embeddings[None]).logits[0]
-            return logits
+        rows = (row for image in images for row in self.rows(image))
+        return seeing_logits(self.text, ids, self.token, rows)
 
     def rows(self, image: Image.Image) -> torch.Tensor:
         """Return a picture's rows."""

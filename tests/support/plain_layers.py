@@ -1,9 +1,12 @@
 """Layers as plain matrix products in float64, for references of models that `transformers` does not have."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 
@@ -27,6 +30,23 @@ class PlainLayers:
         centred = x - x.mean(-1, keepdim=True)
         scaled = centred / torch.sqrt((centred**2).mean(-1, keepdim=True) + eps)
         return scaled * self[f"{name}.weight"] + self[f"{name}.bias"]
+
+
+def tensors_below(directory: Path, prefix: str) -> dict[str, Tensor]:
+    """Return the tensors of a checkpoint whose names begin so, by the rest of their names."""
+    tensors = load_file(directory / "model.safetensors")
+    return {name.removeprefix(prefix): values for name, values in tensors.items() if name.startswith(prefix)}
+
+
+def seeing_logits(text: Any, ids: Sequence[int], token: int, rows: Iterable[Tensor]) -> Tensor:
+    """Return a text model's logits [tokens, vocab], ``rows`` in place of the embeddings of one of its tokens."""
+    embeddings = text.model.embed_tokens.weight[torch.tensor(ids)].detach().clone()
+    places = [position for position, other in enumerate(ids) if other == token]
+    with torch.inference_mode():
+        for place, row in zip(places, rows, strict=True):
+            embeddings[place] = row
+        logits: Tensor = text(inputs_embeds=embeddings[None]).logits[0]
+    return logits
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:

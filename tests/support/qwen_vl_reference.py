@@ -14,7 +14,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tests.support import published
 from tests.support import tiny_vision_models as tiny
-from tests.support.plain_layers import PlainLayers, attention
+from tests.support.plain_layers import PlainLayers, attention, seeing_logits, tensors_below
 
 _SIDE, _PATCH, _QUERIES, _TABLE = 28, 7, 4, 16
 _HIDDEN, _HEADS, _TOWER, _TOWER_HEADS, _RATIO, _LAYERS = 256, 2, 16, 2, 1.6, 2
@@ -56,21 +56,12 @@ class QwenVlReference(PlainLayers):
     """What a checkpoint says of each token."""
 
     def __init__(self, directory: Path) -> None:
-        tensors = load_file(directory / "model.safetensors")
-        begin = len(_PREFIX)
-        super().__init__({name[begin:]: values for name, values in tensors.items() if name.startswith(_PREFIX)})
+        super().__init__(tensors_below(directory, _PREFIX))
         self.token = tiny.token_id(directory, "<imgpad>")
         self.text = Qwen2ForCausalLM.from_pretrained(directory.with_name("text"), dtype=torch.float64)
 
     def __call__(self, ids: Sequence[int], images: Sequence[Image.Image]) -> torch.Tensor:
-        embeddings = self.text.model.embed_tokens.weight[torch.tensor(ids)].detach().clone()
-        places = [position for position, token in enumerate(ids) if token == self.token]
-        rows = [row for image in images for row in self.rows(image)]
-        for place, row in zip(places, rows, strict=True):
-            embeddings[place] = row
-        with torch.inference_mode():
-            logits: torch.Tensor = self.text(inputs_embeds=embeddings[None]).logits[0]
-        return logits
+        return seeing_logits(self.text, ids, self.token, (row for image in images for row in self.rows(image)))
 
     def rows(self, image: Image.Image) -> torch.Tensor:
         """Return the rows of a picture."""
