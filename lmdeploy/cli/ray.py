@@ -10,12 +10,12 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from lmdeploy.cli.options import given_options
+from lmdeploy.cli.options import engine_config, given_options
 from lmdeploy.cli.triton import CommandError, stop_on_sigterm
 from lmdeploy.serve.errors import PortInUseError
 from lmdeploy.serve.ports import reachable_host, require_free
 from lmdeploy.serve.ray.settings import FAILED
-from lmdeploy.turbomind.engine_dir import resolve
+from lmdeploy.serve.servable import servable
 
 if TYPE_CHECKING:
     from lmdeploy.serve.ray.settings import RaySettings
@@ -60,7 +60,7 @@ def _serve(args: argparse.Namespace) -> None:
     is_ours = not (args.ray_address or os.environ.get("RAY_ADDRESS"))
     if is_ours:
         try:  # here once, not in each replica
-            resolve(args.model, args.revision, args.download_dir, "pytorch" if args.backend == "pytorch" else None)
+            servable(args.model, args.backend, args.chat_template, engine_config(args))
         except (ValueError, OSError) as error:
             raise CommandError(str(error)) from None
         require_free(args.server_name, args.server_port, "the OpenAI API (--server-port)")

@@ -15,18 +15,16 @@ from tempfile import gettempdir
 from typing import Any, NoReturn
 
 from lmdeploy.cli.options import engine_config
-from lmdeploy.extras import require
 from lmdeploy.model import name_for_older_clients
-from lmdeploy.paths import cache_root, locate_model
-from lmdeploy.pytorch.settings import require_valid_settings
+from lmdeploy.paths import cache_root
 from lmdeploy.scratch import Scratch
 from lmdeploy.serve.errors import TritonStartError
 from lmdeploy.serve.ports import Ports
 from lmdeploy.serve.restrictions import is_loopback
+from lmdeploy.serve.servable import servable
 from lmdeploy.serve.supervisor import Supervisor
 from lmdeploy.serve.tritonserver import TritonServer
-from lmdeploy.turbomind.engine_dir import resolve
-from lmdeploy.turbomind.repository import copy_models, stored_parameters
+from lmdeploy.turbomind.repository import copy_models
 
 _LOG_BYTES = 10 * 1024 * 1024
 _TALKATIVE = ("INFO", "DEBUG")  # log levels
@@ -103,29 +101,20 @@ def served_model(model: str, args: argparse.Namespace) -> Iterator[ServedModel]:
         The model, an option or tritonserver is not fit to start with.
     """
     try:
-        given = engine_config(args)
-        directory = locate_model(model, given.get("revision"), given.get("download_dir"))
-        stored = stored_parameters(directory)
-        config = {**stored.engine_config, **given}
-        require_valid_settings(config)
-        backend = "pytorch" if args.backend == "pytorch" else None
-        engine_dir = resolve(directory, backend=backend, custom_module_map=str(config.get("custom_module_map") or ""))
-        if engine_dir.vision_checkpoint is not None:
-            require("vision", f"{directory}, a model that sees,")
-        name = args.model_name or stored.model_name or engine_dir.spec.model_name
-        chat_template = args.chat_template or stored.chat_template
+        made = servable(model, args.backend, args.chat_template, engine_config(args))
+        engine_dir, name = made.engine.path, args.model_name or made.name
         # Clients read the names in the model's config, which knows nothing of our environment.
-        older_name = name_for_older_clients(args.model_name, str(engine_dir.path), chat_template)
+        older_name = name_for_older_clients(args.model_name, str(engine_dir), made.chat_template)
         log_file, log = open_log(args)
         repository = _repository({"model_name": older_name, "served_model_name": name})
     except (ValueError, OSError) as error:
         raise CommandError(str(error)) from None
     server = TritonServer(
         repository.path,
-        model_path=str(engine_dir.path),
+        model_path=str(engine_dir),
         model_name=name,
-        chat_template=chat_template,
-        engine_config=config,
+        chat_template=made.chat_template,
+        engine_config=made.settings,
         log=log.info,
         **server_settings(args),
     )
@@ -133,7 +122,7 @@ def served_model(model: str, args: argparse.Namespace) -> Iterator[ServedModel]:
         ports = ", ".join(str(port) for port in (server.ports.http, server.ports.grpc, server.ports.metrics))
         print(_OPEN_DOOR.format(host=args.triton_server_name, ports=ports), file=sys.stderr)
     with started(server, log_file, repository) as supervisor:
-        yield ServedModel(name, server, log_file, supervisor, chat_template, engine_dir=engine_dir.path)
+        yield ServedModel(name, server, log_file, supervisor, made.chat_template, engine_dir=engine_dir)
 
 
 @contextmanager

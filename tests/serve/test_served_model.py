@@ -12,6 +12,7 @@ from lmdeploy.cli import several, triton
 from lmdeploy.cli.main import make_parser
 from lmdeploy.cli.several import served_models
 from lmdeploy.cli.triton import CommandError, served_model
+from lmdeploy.serve import servable
 from lmdeploy.serve.ports import Ports
 from lmdeploy.turbomind.convert import convert
 from tests.support.tiny_models import make_tiny_llama
@@ -92,7 +93,7 @@ def test_revision_and_download_dir_say_which_model_is_served(
         asked.append(where)
         return default_model_dir
 
-    monkeypatch.setattr(triton, "locate_model", locate)
+    monkeypatch.setattr(servable, "locate_model", locate)
     config = {"revision": "v2", "download_dir": str(tmp_path)}
     monkeypatch.setenv("LMDEPLOY_ENGINE_CONFIG", json.dumps(config))
     told("owner/name")

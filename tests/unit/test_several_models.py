@@ -1,6 +1,7 @@
 """What models are wanted together, how they share the memory, and what stands in the list of those that are served."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ import pytest
 from lmdeploy.serve.several import placing
 from lmdeploy.serve.several.memory import Need, divide
 from lmdeploy.serve.several.placing import place_another, place_first
+from lmdeploy.serve.several.prepare import prepare
 from lmdeploy.serve.several.prepared import PreparedModel
 from lmdeploy.serve.several.registry import Registry, RegistryBusyError, triton_models
 from lmdeploy.serve.several.wanted import WantedModel, from_arguments, newest_versions, read_models_file
+from lmdeploy.turbomind.engine_dir import resolve
 from lmdeploy.turbomind.repository import MODELS, get_parameter
 
 GB = 10**9
@@ -36,6 +39,19 @@ def test_a_model_of_a_command_line_is_called_as_said_or_as_its_folder(tmp_path: 
         ("odd=name", given[-1]),
     ]
     assert {json.dumps(model.engine) for model in models} == {'{"session_len": 64}'}
+
+
+@pytest.mark.parametrize("backend", ["turbomind", "pytorch"])
+def test_a_model_that_only_the_users_classes_can_run_is_made_ready(
+    tiny_llama: Path, copy_of: Callable[[Path], Path], backend: str
+) -> None:
+    checkpoint = copy_of(tiny_llama)
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps(config | {"architectures": ["MineForCausalLM"]}))
+    classes = {"custom_module_map": json.dumps({"MineForCausalLM": "lmdeploy.pytorch.models.llama.LlamaForCausalLM"})}
+    made = prepare(WantedModel("mine", str(checkpoint), backend=backend, engine=classes))
+    assert resolve(made.engine_dir).backend == "pytorch"
+    assert made.engine == classes
 
 
 @pytest.mark.parametrize("suffix", ["json", "yaml"])

@@ -13,15 +13,14 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
-from lmdeploy.extras import MissingExtraError, require
+from lmdeploy.extras import MissingExtraError
 from lmdeploy.messages import TurbomindEngineConfig
 from lmdeploy.model import name_for_older_clients
-from lmdeploy.paths import locate_model
+from lmdeploy.serve.servable import servable
 from lmdeploy.serve.several.prepared import PreparedModel
 from lmdeploy.serve.several.wanted import WantedModel
 from lmdeploy.turbomind.adapters import located_adapters
-from lmdeploy.turbomind.engine_dir import EngineDir, resolve
-from lmdeploy.turbomind.repository import stored_parameters
+from lmdeploy.turbomind.engine_dir import EngineDir
 
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _SCALE_BYTES = 3  # of a key or value that the cache rounds, as backend_cpp/kernels/paged_attention.h lays it out
@@ -37,15 +36,10 @@ def prepare(wanted: WantedModel) -> PreparedModel:
     ValueError, OSError, MissingExtraError
         There is no such model, or the engine cannot run it.
     """
-    directory = locate_model(wanted.path, wanted.engine.get("revision"), wanted.engine.get("download_dir"))
-    stored = stored_parameters(directory)
-    engine = {**stored.engine_config, **wanted.engine}
+    found = servable(wanted.path, wanted.backend, wanted.chat_template, wanted.engine)
+    made, engine = found.engine, found.settings
     if engine.get("adapters"):
         engine["adapters"] = located_adapters(engine["adapters"])
-    made = resolve(directory, backend="pytorch" if wanted.backend == "pytorch" else None)
-    if made.vision_checkpoint is not None:
-        require("vision", f"{directory}, a model that sees,")
-    chat_template = wanted.chat_template or stored.chat_template
     known = {field.name for field in fields(TurbomindEngineConfig)}
     config = TurbomindEngineConfig(**{name: value for name, value in engine.items() if name in known})
     device = _device(config.device)
@@ -54,8 +48,8 @@ def prepare(wanted: WantedModel) -> PreparedModel:
     return PreparedModel(
         name=wanted.name,
         engine_dir=str(made.path),
-        older_name=name_for_older_clients("", str(made.path), chat_template),
-        chat_template=chat_template,
+        older_name=name_for_older_clients("", str(made.path), found.chat_template),
+        chat_template=found.chat_template,
         engine=engine,
         device=device,
         weights=_weight_bytes(made, config) // config.tp,
