@@ -11,6 +11,7 @@ from lmdeploy.pooling import read_pooling
 from lmdeploy.serve.client import TritonClient
 from lmdeploy.serve.several.registry import Registry, ServedEntry
 from lmdeploy.serve.several.wanted import newest_versions
+from lmdeploy.templates.infilling import Infilling, infilling_of
 from lmdeploy.templates.thinking import Thinking, thinking_of
 from openai_gateway.adapters import Adapters
 from openai_gateway.answering.token_texts import TokenTexts
@@ -20,6 +21,22 @@ if TYPE_CHECKING:
     from openai_gateway.tracing.spans import Tracing
 
 _UNKNOWN = -1  # no token
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a model's template tells of it.
+
+    Attributes
+    ----------
+    thinking
+        Where its thoughts are in its answers; None: answers have none.
+    infilling
+        How it is asked for a missing middle; None: it cannot be, or nobody here knows.
+    """
+
+    thinking: Thinking | None = None
+    infilling: Infilling | None = None
 
 
 class ServedModel:
@@ -33,15 +50,14 @@ class ServedModel:
         Of its engine.
     engine_dir
         As `TokenTexts` takes it.
-    thinking
-        Where its thoughts are in its answers; None: answers have none.
+    traits
+        What its template tells.
     """
 
-    def __init__(
-        self, name: str, client: TritonClient, engine_dir: Path | None, thinking: Thinking | None = None
-    ) -> None:
+    def __init__(self, name: str, client: TritonClient, engine_dir: Path | None, traits: Traits) -> None:
         self.name = name
-        self.thinking = thinking
+        self.thinking = traits.thinking
+        self.infilling = traits.infilling
         self.pooling = None if engine_dir is None else read_pooling(engine_dir)
         self.client = client
         self.adapters = Adapters(client)
@@ -109,8 +125,8 @@ class OneModel:
     """
 
     def __init__(self, settings: Settings, client: TritonClient, tracing: Tracing | None = None) -> None:
-        thinking = _thinking(settings.reasoning_parser, settings.engine_dir, settings.chat_template)
-        self._model = ServedModel(settings.model_name or "", client, settings.engine_dir, thinking)
+        traits = _traits(settings.reasoning_parser, settings.engine_dir, settings.chat_template)
+        self._model = ServedModel(settings.model_name or "", client, settings.engine_dir, traits)
         self._tracing = tracing
 
     async def all(self) -> list[ServedModel]:
@@ -174,17 +190,21 @@ class SeveralModels:
     async def _model(self, entry: ServedEntry) -> ServedModel:
         tracer = None if self._tracing is None else self._tracing.of_model(entry.name)
         client, engine_dir = self._client.of_model(entry.suffix, tracer), Path(entry.engine_dir)
-        thinking = await asyncio.to_thread(_thinking, self._reasoning_parser, engine_dir, entry.chat_template)
-        return ServedModel(entry.name, client, engine_dir, thinking)
+        traits = await asyncio.to_thread(_traits, self._reasoning_parser, engine_dir, entry.chat_template)
+        return ServedModel(entry.name, client, engine_dir, traits)
 
 
-def _thinking(parser: str, engine_dir: Path | None, chat_template: str) -> Thinking | None:
-    """Return where a model's thoughts are; its template is looked at if it has to be, which takes its tokenizer."""
-    if parser != "auto" or not (engine_dir or chat_template):
-        return thinking_of(parser, None)
+def _traits(parser: str, engine_dir: Path | None, chat_template: str) -> Traits:
+    """Return what is known of a model here, where its tokenizer and template can be looked at or not."""
+    if engine_dir is None and not chat_template:
+        return Traits(thinking_of(parser, None))
     from lmdeploy.model import chat_template_for
+    from lmdeploy.tokenizer import Tokenizer
 
     try:
-        return thinking_of(parser, chat_template_for(str(engine_dir), chat_template))
+        tokenizer = None if engine_dir is None else Tokenizer(str(engine_dir))
+        template = chat_template_for(str(engine_dir), chat_template, tokenizer)
     except (ValueError, OSError):  # the model's own processes tell it
-        return None
+        return Traits(thinking_of(parser, None))
+    tokens = () if tokenizer is None else tokenizer.added_tokens
+    return Traits(thinking_of(parser, template), infilling_of(template, tokens))

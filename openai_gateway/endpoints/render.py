@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from lmdeploy.serve.client import GenerateRequest
 from openai_gateway.endpoints.chat.protocol import ChatCompletionRequest
+from openai_gateway.endpoints.completions.infilling import whole_prompt
 from openai_gateway.endpoints.completions.protocol import CompletionRequest
 from openai_gateway.errors import ApiError
 from openai_gateway.gateway import GatewayDependency
@@ -53,13 +54,14 @@ async def render_completion(
 ) -> list[RenderedPrompt]:
     """Return the tokens of each prompt. Nothing is generated."""
     chosen = await gateway.choose(body.model, request)
+    prompts = [whole_prompt(body, chosen.model, prompt) for prompt in body.prompts]
     return [
         RenderedPrompt(
             request_id=request.scope["lmdeploy.request_id"],
             model=chosen.name,
             token_ids=await _of_text(chosen.model, prompt) if isinstance(prompt, str) else prompt,
         )
-        for prompt in body.prompts
+        for prompt in prompts
     ]
 
 

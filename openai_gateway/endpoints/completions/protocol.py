@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
 from lmdeploy.messages import MAX_TOP_LOGPROBS
-from openai_gateway.protocol.fields import MAX_INT32, AnyText, FieldError, NotImplementedFields
+from openai_gateway.protocol.fields import MAX_INT32, AnyText, FieldError
 from openai_gateway.protocol.generation import GenerationFields
 from openai_gateway.protocol.outputs import CompletionLogprobs, FinishReason, Usage
 from openai_gateway.protocol.structured import StructuredFields
@@ -24,14 +24,13 @@ TokenPrompt = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 class CompletionRequest(GenerationFields, StructuredFields):
     """Body of ``POST /v1/completions``."""
 
-    not_implemented: ClassVar[NotImplementedFields] = {"suffix": ("",)}
-
     prompt: (
         AnyText
         | Annotated[list[AnyText], Field(min_length=1, max_length=256, fail_fast=True)]
         | TokenPrompt
         | Annotated[list[TokenPrompt], Field(min_length=1, max_length=256, fail_fast=True)]
     )
+    suffix: AnyText | None = None
     max_tokens: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     echo: bool | None = None
@@ -41,6 +40,8 @@ class CompletionRequest(GenerationFields, StructuredFields):
     def _fields_fit_together(self) -> CompletionRequest:
         if self.best_of is not None and self.best_of != self.choices:
             raise FieldError("best_of", "best_of is not supported by this server beyond n; leave it out")
+        if self.suffix and (self.echo or not isinstance(self.prompts[0], str)):
+            raise FieldError("suffix", "suffix needs prompts that are texts, and no echo")
         if self.only_scores and self.choices > 1:
             raise FieldError("n", "n must be 1 when echo is true and max_tokens is 0: there is one answer")
         if self.echo and self.choices > 1 and self._told_by_echo() > _MAX_ECHOED:

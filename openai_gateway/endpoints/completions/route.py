@@ -13,6 +13,7 @@ from openai_gateway.answering.collecting import Answer, collect
 from openai_gateway.answering.logprobs import completion_logprobs, scored_tokens
 from openai_gateway.answering.streaming import SLOT, STREAMED, EventResponse, EventTemplate, done, event_stream
 from openai_gateway.endpoints.completions.echo import Echo
+from openai_gateway.endpoints.completions.infilling import stops_of_middle, whole_prompt
 from openai_gateway.endpoints.completions.protocol import Completion, CompletionChoice, CompletionRequest
 from openai_gateway.endpoints.completions.writer import CompletionWriter
 from openai_gateway.errors import ApiError
@@ -35,7 +36,7 @@ async def create_completion(
     prompts, choices = body.prompts, body.choices
     if len(prompts) * choices > _MAX_CHOICES:
         raise ApiError(400, f"n times the prompts must be at most {_MAX_CHOICES}", param="n", code="invalid_value")
-    generates = [_generate_request(body, prompt) for prompt in prompts]
+    generates = [_generate_request(body, model, prompt) for prompt in prompts]
     for generate in generates:
         gateway.admit(request, generate, chosen=chosen, user=body.user, session_id=body.session_id)
     echoes = [echo for prompt in prompts for echo in [await _echo(body, model, prompt)] * choices]
@@ -56,11 +57,13 @@ async def create_completion(
     return Completion(id=answer_id, created=created, model=chosen.name, choices=made, usage=answers.usage)
 
 
-def _generate_request(body: CompletionRequest, prompt: str | list[int]) -> GenerateRequest:
+def _generate_request(body: CompletionRequest, model: ServedModel, prompt: str | list[int]) -> GenerateRequest:
     inputs = body.generation_inputs() | {"max_new_tokens": body.token_limit}
-    if isinstance(prompt, str):
-        return GenerateRequest(text_input=prompt, **inputs)
-    return GenerateRequest(input_ids=prompt, **inputs)
+    inputs["stop_words"] = [*inputs["stop_words"], *stops_of_middle(body, model)]
+    whole = whole_prompt(body, model, prompt)
+    if isinstance(whole, str):
+        return GenerateRequest(text_input=whole, **inputs)
+    return GenerateRequest(input_ids=whole, **inputs)
 
 
 async def _echo(body: CompletionRequest, model: ServedModel, prompt: str | list[int]) -> Echo:

@@ -1,0 +1,27 @@
+"""``suffix``: the prompt of a completion that has a text behind it too."""
+
+from __future__ import annotations
+
+from openai_gateway.endpoints.completions.protocol import CompletionRequest
+from openai_gateway.errors import ApiError
+from openai_gateway.models import ServedModel
+
+
+def whole_prompt(body: CompletionRequest, model: ServedModel, prompt: str | list[int]) -> str | list[int]:
+    """Return a prompt as the model wants it, with what is behind the gap.
+
+    Raises
+    ------
+    ApiError
+        The model cannot be asked for what is missing before a text.
+    """
+    if not body.suffix or not isinstance(prompt, str):
+        return prompt
+    if model.infilling is None:
+        raise ApiError(400, f"The model `{model.name}` fills in no middles; leave suffix out.", param="suffix")
+    return model.infilling.prompt(prompt, body.suffix)
+
+
+def stops_of_middle(body: CompletionRequest, model: ServedModel) -> list[str]:
+    """Return what ends the answer beside what the body says."""
+    return list(model.infilling.stop_words) if body.suffix and model.infilling else []
