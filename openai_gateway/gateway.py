@@ -59,7 +59,7 @@ class Gateway:
             self.models = OneModel(settings, client, tracing)
         else:
             registry = Registry(settings.models_dir)
-            self.models = SeveralModels(registry, client, settings.reasoning_parser, tracing)
+            self.models = SeveralModels(registry, client, settings, tracing)
             self.administration = Administration(
                 registry, settings.triton_address, settings.repository_key, settings.drain_seconds
             )

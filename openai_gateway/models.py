@@ -25,7 +25,7 @@ _UNKNOWN = -1  # no token
 
 @dataclass(frozen=True)
 class Traits:
-    """What a model's template tells of it.
+    """What a model's template, and who serves it, tell of it.
 
     Attributes
     ----------
@@ -33,10 +33,13 @@ class Traits:
         Where its thoughts are in its answers; None: answers have none.
     infilling
         How it is asked for a missing middle; None: it cannot be, or nobody here knows.
+    call_notation
+        How it writes calls, one of `lmdeploy.templates.notations.PARSERS`.
     """
 
     thinking: Thinking | None = None
     infilling: Infilling | None = None
+    call_notation: str = "auto"
 
 
 class ServedModel:
@@ -58,6 +61,7 @@ class ServedModel:
         self.name = name
         self.thinking = traits.thinking
         self.infilling = traits.infilling
+        self.call_notation = traits.call_notation
         self.pooling = None if engine_dir is None else read_pooling(engine_dir)
         self.client = client
         self.adapters = Adapters(client)
@@ -125,7 +129,7 @@ class OneModel:
     """
 
     def __init__(self, settings: Settings, client: TritonClient, tracing: Tracing | None = None) -> None:
-        traits = _traits(settings.reasoning_parser, settings.engine_dir, settings.chat_template)
+        traits = _traits(settings, settings.engine_dir, settings.chat_template)
         self._model = ServedModel(settings.model_name or "", client, settings.engine_dir, traits)
         self._tracing = tracing
 
@@ -151,18 +155,18 @@ class SeveralModels:
         Looked at again for each request.
     client
         Of the tritonserver.
-    reasoning_parser
-        One of `lmdeploy.templates.thinking.PARSERS`.
+    settings
+        How thoughts and calls are found in their answers.
     tracing
         Makes spans of their answers.
     """
 
     def __init__(
-        self, registry: Registry, client: TritonClient, reasoning_parser: str, tracing: Tracing | None = None
+        self, registry: Registry, client: TritonClient, settings: Settings, tracing: Tracing | None = None
     ) -> None:
         self._registry = registry
         self._client = client
-        self._reasoning_parser = reasoning_parser
+        self._settings = settings
         self._tracing = tracing
         self._entries: tuple[ServedEntry, ...] = ()
         self._models: dict[ServedEntry, ServedModel] = {}
@@ -190,14 +194,15 @@ class SeveralModels:
     async def _model(self, entry: ServedEntry) -> ServedModel:
         tracer = None if self._tracing is None else self._tracing.of_model(entry.name)
         client, engine_dir = self._client.of_model(entry.suffix, tracer), Path(entry.engine_dir)
-        traits = await asyncio.to_thread(_traits, self._reasoning_parser, engine_dir, entry.chat_template)
+        traits = await asyncio.to_thread(_traits, self._settings, engine_dir, entry.chat_template)
         return ServedModel(entry.name, client, engine_dir, traits)
 
 
-def _traits(parser: str, engine_dir: Path | None, chat_template: str) -> Traits:
+def _traits(settings: Settings, engine_dir: Path | None, chat_template: str) -> Traits:
     """Return what is known of a model here, where its tokenizer and template can be looked at or not."""
+    parser, notation = settings.reasoning_parser, settings.tool_call_parser
     if engine_dir is None and not chat_template:
-        return Traits(thinking_of(parser, None))
+        return Traits(thinking_of(parser, None), call_notation=notation)
     from lmdeploy.model import chat_template_for
     from lmdeploy.tokenizer import Tokenizer
 
@@ -205,6 +210,6 @@ def _traits(parser: str, engine_dir: Path | None, chat_template: str) -> Traits:
         tokenizer = None if engine_dir is None else Tokenizer(str(engine_dir))
         template = chat_template_for(str(engine_dir), chat_template, tokenizer)
     except (ValueError, OSError):  # the model's own processes tell it
-        return Traits(thinking_of(parser, None))
+        return Traits(thinking_of(parser, None), call_notation=notation)
     tokens = () if tokenizer is None else tokenizer.added_tokens
-    return Traits(thinking_of(parser, template), infilling_of(template, tokens))
+    return Traits(thinking_of(parser, template), infilling_of(template, tokens), notation)

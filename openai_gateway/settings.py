@@ -81,6 +81,8 @@ class Settings:
         Where spans of requests go (`openai_gateway.tracing`); empty: there are none.
     reasoning_parser : str
         What tells where a model's thoughts are in its answers (`lmdeploy.templates.thinking.PARSERS`).
+    tool_call_parser : str
+        How calls are written in answers (`lmdeploy.templates.notations.PARSERS`).
     ledger : Path, optional
         A file for the requests that are open in the engine (`openai_gateway.process.ledger`).
     files_dir : Path, optional
@@ -120,6 +122,7 @@ class Settings:
     allowed_media_folder: Path | None = None
     trace_endpoint: str = ""
     reasoning_parser: str = "auto"
+    tool_call_parser: str = "auto"
     ledger: Path | None = None
     files_dir: Path | None = None
     max_file_bytes: int = DEFAULT_FILE_BYTES

@@ -19,6 +19,7 @@ def gateway_settings(args: argparse.Namespace, base: Settings) -> Settings:
     settings = replace(
         base,
         reasoning_parser=args.reasoning_parser,
+        tool_call_parser=args.tool_call_parser,
         api_keys=api_keys(args.api_keys),
         admin_keys=api_keys(args.admin_keys),
         salts_by_key=args.cache_salt_by_key,

@@ -17,7 +17,7 @@ from lmdeploy.logs import FORMATS
 from lmdeploy.messages import MODEL_FORMATS, TurbomindEngineConfig
 from lmdeploy.pytorch.settings import WorkerSettings, require_valid_settings
 from lmdeploy.serve.ports import DEFAULT_TRITON_HOST, Ports
-from lmdeploy.templates.thinking import PARSERS
+from lmdeploy.templates import notations, thinking
 from lmdeploy.turbomind.supported import refuse_unknown_device
 from openai_gateway.settings import (
     DEFAULT_BATCH_ROWS,
@@ -262,10 +262,18 @@ def add_gateway_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--reasoning-parser",
         type=_parser_name,
-        choices=PARSERS,
+        choices=thinking.PARSERS,
         default="auto",
         help="how the model marks what it thinks, which chat answers have as reasoning_content; auto: as its chat "
         "template shows (default: %(default)s)",
+    )
+    group.add_argument(
+        "--tool-call-parser",
+        type=_parser_name,
+        choices=notations.PARSERS,
+        default="auto",
+        help="how the model writes calls of tools; auto: any of these ways, told by its marks; none: calls stay text "
+        "(default: %(default)s)",
     )
     group.add_argument(
         "--admin-keys",

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lmdeploy.templates.conversation import Message, read_messages, read_tools
-from lmdeploy.templates.generic_tools import with_generic_tools
+from lmdeploy.templates.generic_tools import description, in_generic_notation, with_description
+from lmdeploy.templates.notations import GENERIC, HeadedArguments
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -54,6 +55,11 @@ class ChatTemplate(ABC):
     def writes_calls(self) -> bool:
         """Return whether it has one for calls and what they return, even where no tools are told."""
         return self.lists_tools()
+
+    @property
+    def own_notation(self) -> HeadedArguments | None:
+        """How calls are told to be written where there is a place for them but none for tools; None: generically."""
+        return None
 
     def takes_system_prompts(self) -> bool:
         """Return whether it writes system prompts."""
@@ -124,8 +130,12 @@ class ChatTemplate(ABC):
         has_calls = any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
         if self.lists_tools() if tools else (not has_calls or self.writes_calls()):
             return messages, tools
-        default, takes_system = self.default_system_prompt, self.takes_system_prompts()
-        return with_generic_tools(messages, tools, default_system=default, takes_system=takes_system), None
+        own = self.own_notation if tools else None
+        shown = messages if own else in_generic_notation(messages)
+        if tools:
+            told = description(tools, own or GENERIC)
+            shown = with_description(shown, told, self.default_system_prompt, self.takes_system_prompts())
+        return shown, None
 
     @abstractmethod
     def _render(self, messages: list[Message], tools: list[dict[str, Any]] | None, add_generation_prompt: bool) -> str:

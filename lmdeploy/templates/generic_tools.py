@@ -4,49 +4,50 @@ from collections.abc import Sequence
 
 from lmdeploy.templates.calls import Tool, as_json, parsed_arguments, results_as_user_turns
 from lmdeploy.templates.conversation import Message, Parts
-from lmdeploy.templates.notations import GENERIC
+from lmdeploy.templates.notations import GENERIC, HeadedArguments, MarkedObjects
 
 
-def with_generic_tools(
-    messages: Sequence[Message], tools: Sequence[Tool] | None, *, default_system: str = "", takes_system: bool = True
-) -> list[Message]:
-    """Return a conversation with nothing but texts: tools, calls and results are written in the generic notation.
+def in_generic_notation(messages: list[Message]) -> list[Message]:
+    """Return messages with nothing but texts: calls and results are written in the generic notation."""
+    shown = [_in_words(message) for message in parsed_arguments(messages)]
+    return _with_answered_results(results_as_user_turns(shown))
+
+
+def description(tools: Sequence[Tool], notation: MarkedObjects | HeadedArguments) -> str:
+    """Return what a model is told of tools, and of how calls are written."""
+    functions = "\n".join(as_json(tool.get("function", tool)) for tool in tools)
+    example = {"function": {"name": "the function's name", "arguments": {"an argument": "its value"}}}
+    results = "What it returns is told to you between <tool_response> and </tool_response>. "
+    return (
+        f"You can call functions. Here they are, a JSON object a line:\n<tools>\n{functions}\n</tools>\n"
+        "To call one, write its name and its arguments like this, once for each call, and then stop:\n"
+        f"{notation.write([example])}\n{results if notation is GENERIC else ''}"
+        "Where no function is of use, answer in words."
+    )
+
+
+def with_description(messages: list[Message], told: str, default_system: str, takes_system: bool) -> list[Message]:
+    """Return a conversation with what the model is told in the system prompt.
 
     Parameters
     ----------
     messages
         As ``read_messages`` returns them.
-    tools
-        OpenAI tool descriptions; none: calls and results alone are rewritten.
+    told
+        The description.
     default_system
         The system prompt of conversations that bring none.
     takes_system
-        Whether the template writes system prompts; else tools begin the user's first turn.
+        Whether the template writes system prompts; else the description begins the user's first turn.
     """
-    shown = [_in_words(message) for message in parsed_arguments(list(messages))]
-    turns = _with_answered_results(results_as_user_turns(shown))
-    if not tools:
-        return turns
-    told = _description(tools)
-    if turns and turns[0]["role"] == "system":
-        return [{**turns[0], "content": _joined(turns[0]["content"], told)}, *turns[1:]]
+    first = messages[0]
+    if first["role"] == "system":
+        return [{**first, "content": _joined(first["content"], told)}, *messages[1:]]
     if takes_system:
-        return [{"role": "system", "content": _joined(default_system, told)}, *turns]
-    if turns and turns[0]["role"] == "user":
-        return [{**turns[0], "content": _joined(told, turns[0]["content"])}, *turns[1:]]
-    return [{"role": "user", "content": told}, *turns]
-
-
-def _description(tools: Sequence[Tool]) -> str:
-    functions = "\n".join(as_json(tool.get("function", tool)) for tool in tools)
-    opening, closing = GENERIC.opening, GENERIC.closing
-    return (
-        f"You can call functions. Here they are, a JSON object a line:\n<tools>\n{functions}\n</tools>\n"
-        "To call one, write its name and its arguments like this, once for each call, and then stop:\n"
-        f'{opening}\n{{"name": "the function\'s name", "arguments": {{"an argument": "its value"}}}}\n{closing}\n'
-        "What it returns is told to you between <tool_response> and </tool_response>. Where no function is of use, "
-        "answer in words."
-    )
+        return [{"role": "system", "content": _joined(default_system, told)}, *messages]
+    if first["role"] == "user":
+        return [{**first, "content": _joined(told, first["content"])}, *messages[1:]]
+    return [{"role": "user", "content": told}, *messages]
 
 
 def _in_words(message: Message) -> Message:

@@ -17,6 +17,7 @@ from lmdeploy.templates import dates
 from lmdeploy.templates.base import ChatTemplate
 from lmdeploy.templates.calls import parsed_arguments
 from lmdeploy.templates.conversation import Message
+from lmdeploy.templates.notations import DEEPSEEK_V3, HeadedArguments
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -88,26 +89,39 @@ class JinjaChatTemplate(ChatTemplate):
         """Return whether the usual template reads anything of tools."""
         return "tool" in self._template_for(None)
 
+    @property
+    def own_notation(self) -> HeadedArguments | None:
+        """DeepSeek's, whose templates write calls and list no tools."""
+        return DEEPSEEK_V3 if self.mentions(DEEPSEEK_V3.openings[-1]) else None
+
     def takes_system_prompts(self) -> bool:
         """Return whether the template writes a system prompt; some refuse them, or leave them out."""
         return _takes_system(self._template_for(None))
 
     def _render(self, messages: list[Message], tools: list[dict[str, Any]] | None, add_generation_prompt: bool) -> str:
         template = self._template_for(tools)
-        shown = [_as_templates_read(message) for message in parsed_arguments(messages)]
+        refusal: Exception | None = None
+        for given in (parsed_arguments(messages), messages):  # arguments as objects; DeepSeek's read JSON text
+            try:
+                return self._written(template, given, tools, add_generation_prompt)
+            except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                refusal = refusal or error
+        raise ValueError(f"messages are refused by the model's chat template: {refusal}") from refusal
+
+    def _written(
+        self, template: str, messages: list[Message], tools: list[dict[str, Any]] | None, add_generation_prompt: bool
+    ) -> str:
+        shown = [_as_templates_read(message) for message in messages]
         if _wants_parts(template):
             shown = [_in_parts(message) for message in shown]
-        try:
-            return _compiled(template).render(
-                **self._special_tokens,
-                **self._options,
-                messages=shown,
-                tools=tools,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-            )
-        except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            raise ValueError(f"messages are refused by the model's chat template: {error}") from error
+        return _compiled(template).render(
+            **self._special_tokens,
+            **self._options,
+            messages=shown,
+            tools=tools,
+            documents=None,
+            add_generation_prompt=add_generation_prompt,
+        )
 
     def _template_for(self, tools: list[dict[str, Any]] | None) -> str:
         names = ("tool_use", "default") if tools is not None else ("default",)

@@ -20,13 +20,10 @@ def tool_call(call: Call) -> ToolCall:
     return ToolCall(id=call_id(), function=FunctionCall(name=call.name, arguments=call.arguments))
 
 
-def names_of(tools: Sequence[Tool]) -> frozenset[str]:
-    """Return the names of the tools' functions."""
-    return frozenset(tool.function.name for tool in tools)
-
-
-def parser_for(tools: Sequence[Tool], *, is_forced: bool) -> ToolCallParser | None:
+def parser_for(tools: Sequence[Tool], *, is_forced: bool, notation: str = "auto") -> ToolCallParser | None:
     """Return a parser of streamed calls of `tools`; None when there are none.
+
+    A call that is forced is written by a grammar, and not in the model's `notation`.
 
     OpenAI's clients decode the arguments of strict tools themselves, and fail where they are unfinished. So such a
     call is told when it is whole, unless a grammar sees to it that it will be.
@@ -34,4 +31,8 @@ def parser_for(tools: Sequence[Tool], *, is_forced: bool) -> ToolCallParser | No
     if not tools:
         return None
     strict = [] if is_forced else [tool for tool in tools if tool.function.strict]
-    return ToolCallParser(names_of(tools), names_of(strict))
+    return ToolCallParser(_names_of(tools), _names_of(strict), "auto" if is_forced else notation)
+
+
+def _names_of(tools: Sequence[Tool]) -> frozenset[str]:
+    return frozenset(tool.function.name for tool in tools)

@@ -1,4 +1,4 @@
-"""A call written as one JSON object: ``{"name": ..., "arguments": {...}}``."""
+"""A call written as one JSON object: ``{"name": ..., "arguments": {...}}``. Families call the members differently."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from openai_gateway.tools.json_prefix import JsonObjectReader
 
 _STRING = r'"(?:[^"\\]|\\.)*"'
 _HEAD = re.compile(
-    rf'\s*\{{\s*(?:"(?:type|id)"\s*:\s*{_STRING}\s*,\s*)*"name"\s*:\s*({_STRING})\s*,\s*'
+    rf'\s*\{{\s*(?:"(?:type|id|tool_call_id)"\s*:\s*{_STRING}\s*,\s*)*"(?:tool_)?name"\s*:\s*({_STRING})\s*,\s*'
     r'"(?:arguments|parameters)"\s*:\s*(?=\{)',
     re.DOTALL,
 )
 # How a call may begin, as far as it has come: a call's first member is one of these.
-_OPENING = re.compile(r'\s*(?:\{\s*(?:"(?:[a-z]*$|(?:name|type|id|arguments|parameters|function)")|$)|$)')
+_OPENING = re.compile(
+    r'\s*(?:\{\s*(?:"(?:[a-z_]*$|(?:(?:tool_)?name|type|(?:tool_call_)?id|arguments|parameters|function)")|$)|$)'
+)
 
 
 class JsonCall:
@@ -70,7 +72,8 @@ class JsonCall:
         progress.rest = self._text[end:]
         if self._arguments is None:  # its members come in another order
             call = _object(self._text[:end]) or {}
-            name, arguments = call.get("name"), call.get("arguments", call.get("parameters"))
+            name = call.get("name", call.get("tool_name"))
+            arguments = call.get("arguments", call.get("parameters"))
             if isinstance(arguments, str):
                 arguments = _object(arguments)
             said = as_json(arguments) if isinstance(arguments, dict) else None

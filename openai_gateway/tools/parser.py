@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from lmdeploy.templates.notations import GLM4
 from openai_gateway.tools.events import (
     ArgumentsFound,
     Body,
@@ -14,19 +13,17 @@ from openai_gateway.tools.events import (
     Progress,
     TextFound,
 )
-from openai_gateway.tools.json_call import JsonCall
-from openai_gateway.tools.notations import may_begin_named, readers
+from openai_gateway.tools.notations import Readers
 
-_BARE = "{"  # begins a call without a mark, and without the name before it
 _SEPARATORS = " \t\r\n;"
 
 
 class ToolCallParser:
     """Turns pieces of text into events. However the answer is cut, the calls are the same.
 
-    A call is recognised by its mark, whichever family the model is of; an answer (or what follows a call) that begins
-    with a JSON object is a call when the object names one of the functions, or with a function's name on a line of its
-    own when a JSON object follows.
+    A call is recognised by its mark, whichever family the model is of, unless `notation` names one. An answer (or what
+    follows a call) is a call, too, that begins with a JSON object that names one of the functions; with a function's
+    name on a line of its own when a JSON object follows; or with a Python list of calls of the functions.
 
     Parameters
     ----------
@@ -34,12 +31,15 @@ class ToolCallParser:
         The functions the model may call.
     at_once : frozenset of str
         Those whose calls are told when they are whole; calls of the others are told as they come.
+    notation : str
+        How calls are written, one of `lmdeploy.templates.notations.PARSERS`.
     """
 
-    def __init__(self, names: frozenset[str], at_once: frozenset[str] = frozenset()) -> None:
-        self._names = names
+    def __init__(self, names: frozenset[str], at_once: frozenset[str] = frozenset(), notation: str = "auto") -> None:
         self._at_once = at_once
-        self._readers = readers(names)
+        self._readers = Readers(names, notation)
+        self._marks = tuple(self._readers.openings)
+        self._group_end = ""  # may stand behind the last call
         self._text = ""  # not told yet: blanks, or what may become a mark
         self._body: Body | None = None
         self._mark = ""  # of the call we are in, with blanks before a bare one
@@ -75,16 +75,26 @@ class ToolCallParser:
         """Look for a call; return what follows its mark, or None when there is none yet."""
         self._text += text
         stripped = self._text.lstrip(self._blanks)
+        if self._group_end:
+            if self._group_end.startswith(stripped) and stripped != self._group_end:
+                return None  # it may yet come
+            end, self._group_end = self._group_end, ""
+            if stripped.startswith(end):
+                self._text = ""
+                return stripped.removeprefix(end)
         if self._at_start and stripped and (body := self._bare_call(stripped)) is not None:
             self._open(self._text[: -len(stripped)], body)
             return stripped
-        found = [(self._text.find(mark), mark) for mark in self._readers if mark in self._text]
+        found = [(self._text.find(mark), mark) for mark in self._marks if mark in self._text]
         if found:
             position, mark = min(found)
             before, after = self._text[:position], self._text[position + len(mark) :]
-            if before.strip(self._blanks):
-                events.append(TextFound(before.rstrip(self._blanks)))
-            self._open(mark, self._readers[mark]())
+            shown = before.rstrip(self._blanks)
+            if shown:
+                events.append(TextFound(shown))
+            opening = self._readers.openings[mark]
+            self._group_end = opening.group_end
+            self._open(before[len(shown) :] + mark, opening.body())
             return after
         kept = self._kept_back()
         told = self._text[: len(self._text) - kept]
@@ -95,16 +105,16 @@ class ToolCallParser:
         return None
 
     def _bare_call(self, text: str) -> Body | None:
-        """Return a reader for what may be a call without a mark."""
-        if text.startswith(_BARE):
-            return JsonCall(self._names)
-        return self._readers[GLM4.opening]() if may_begin_named(text, self._names) else None
+        """Return a reader for what may be a call without a mark; None: it is none, or begins as a mark does."""
+        if any(mark.startswith(text) or text.startswith(mark) for mark in self._marks):
+            return None
+        return self._readers.bare(text)
 
     def _kept_back(self) -> int:
         """Return how many characters at the end may turn out to be blanks before a call, or a mark."""
-        longest = max(len(mark) for mark in self._readers) - 1
+        longest = max((len(mark) for mark in self._marks), default=1) - 1
         for size in range(min(longest, len(self._text)), 0, -1):
-            if any(mark.startswith(self._text[-size:]) for mark in self._readers):
+            if any(mark.startswith(self._text[-size:]) for mark in self._marks):
                 break
         else:
             size = 0
@@ -161,7 +171,7 @@ class ToolCallParser:
 
     def _give_up(self, events: list[Event]) -> str:
         """Make text of what is no call, and return the part that may hold another one."""
-        self._body = None
+        self._body, self._group_end = None, ""
         if self._name is None:
             rest = self._raw
             if not self._mark.strip(_SEPARATORS):  # a bare call must not be tried again
@@ -178,9 +188,13 @@ class ToolCallParser:
         return self._raw[end:]
 
 
-def parse(text: str, names: frozenset[str]) -> Found:
+def parse(text: str, names: frozenset[str], notation: str = "auto") -> Found:
     """Return the text and the calls of a whole answer; what is no proper call stays text."""
-    parser = ToolCallParser(names)
+    return parse_with(ToolCallParser(names, notation=notation), text)
+
+
+def parse_with(parser: ToolCallParser, text: str) -> Found:
+    """Return what a new parser finds in a whole answer."""
     found = Found()
     calls: dict[int, Call] = {}
     for event in [*parser.feed(text), *parser.finish()]:

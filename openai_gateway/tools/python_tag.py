@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import re
 
 from openai_gateway.tools.events import Progress
 from openai_gateway.tools.json_call import JsonCall, as_json
+from openai_gateway.tools.python_call import keyword_arguments
 
 _BUILT_IN = re.compile(r"(\w+)\.call\(.*\)", re.DOTALL)
 # What the code interpreter is called by those who offer it as a tool.
@@ -54,14 +54,5 @@ class PythonTag:
 def built_in_call(code: str) -> tuple[str, str] | None:
     """Return name and arguments (JSON text) of ``NAME.call(KEY=LITERAL, ...)``; None when the code is anything else."""
     match = _BUILT_IN.fullmatch(code)
-    if match is None:
-        return None
-    try:
-        expression = ast.parse(code, mode="eval").body
-        assert isinstance(expression, ast.Call)
-        if expression.args or any(keyword.arg is None for keyword in expression.keywords):
-            return None
-        arguments = as_json({str(keyword.arg): ast.literal_eval(keyword.value) for keyword in expression.keywords})
-    except (SyntaxError, ValueError, AssertionError, RecursionError, MemoryError):
-        return None
-    return None if arguments is None else (match[1], arguments)
+    arguments = None if match is None else keyword_arguments(code)
+    return None if match is None or arguments is None else (match[1], arguments)

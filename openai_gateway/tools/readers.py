@@ -1,11 +1,12 @@
-"""Readers of calls as families write them: between marks, in a list, or behind the function's name."""
+"""Readers of calls as families write them: between marks, in a list, or behind a head that names the function."""
 
 from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
-from openai_gateway.tools.events import Progress
+from openai_gateway.tools.events import Body, Progress
 from openai_gateway.tools.json_call import JsonCall
 from openai_gateway.tools.json_prefix import JsonObjectReader
 
@@ -13,23 +14,17 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _LONGEST_HEAD = 200  # characters
 
 
-class NamedCall:
-    """Reads a name, what ends it, the arguments, and the mark that closes the call, which may be missing at the end.
+class ArgumentsBehindHead(ABC):
+    """Reads a head, the arguments, and the mark that closes the call, which may be missing at the end.
 
     Parameters
     ----------
-    ending : str
-        What comes after the name.
-    closing : str
-        The mark after the arguments; empty: there is none.
-    names : frozenset of str, optional
-        The functions it may be; others are no call. None: any.
+    closings : tuple of str
+        Each may be the mark after the arguments; none: there is none.
     """
 
-    def __init__(self, ending: str, closing: str = "", names: frozenset[str] | None = None) -> None:
-        self._ending = ending
-        self._closing = closing
-        self._names = names
+    def __init__(self, closings: tuple[str, ...]) -> None:
+        self._closings = closings
         self._text = ""
         self._arguments: JsonObjectReader | None = None
         self._told = 0  # up to where in the text
@@ -39,7 +34,7 @@ class NamedCall:
         self._text += text
         progress = Progress()
         if self._arguments is None:
-            self._read_head(progress)
+            self._read_head(self._text, progress)
         if self._arguments is None:
             return progress
         self._arguments.read(self._text)
@@ -55,8 +50,46 @@ class NamedCall:
         is_complete = self._arguments is not None and self._arguments.is_complete
         return Progress(rest="") if is_complete else Progress(is_broken=True)
 
-    def _read_head(self, progress: Progress) -> None:
-        name, ending, after = self._text.partition(self._ending)
+    @abstractmethod
+    def _read_head(self, text: str, progress: Progress) -> None:
+        """Decide whether `text` begins with a head: tell the name and `_begin_arguments`, or that it is broken."""
+
+    def _begin_arguments(self, position: int) -> None:
+        self._told = position
+        self._arguments = JsonObjectReader(position)
+
+    def _close(self, progress: Progress) -> None:
+        after = self._text[self._told :]
+        stripped = after.lstrip()
+        closing = next((mark for mark in self._closings if stripped.startswith(mark)), None)
+        if not self._closings:
+            progress.rest = after
+        elif closing is not None:
+            progress.rest = stripped[len(closing) :]
+        elif not any(mark.startswith(stripped) for mark in self._closings):
+            progress.is_broken = True
+
+
+class NamedCall(ArgumentsBehindHead):
+    """Reads a name, what ends it, the arguments, and the mark that closes the call.
+
+    Parameters
+    ----------
+    ending : str
+        What comes after the name.
+    closing : str
+        The mark after the arguments; empty: there is none.
+    names : frozenset of str, optional
+        The functions it may be; others are no call. None: any.
+    """
+
+    def __init__(self, ending: str, closing: str = "", names: frozenset[str] | None = None) -> None:
+        super().__init__((closing,) if closing else ())
+        self._ending = ending
+        self._names = names
+
+    def _read_head(self, text: str, progress: Progress) -> None:
+        name, ending, after = text.partition(self._ending)
         if not ending:
             progress.is_broken = len(name) > _LONGEST_HEAD or not self._may_become_known(name)
             return
@@ -65,17 +98,7 @@ class NamedCall:
             progress.is_broken = True
         elif opening:
             progress.name = name
-            self._told = len(self._text) - len(opening)
-            self._arguments = JsonObjectReader(self._told)
-
-    def _close(self, progress: Progress) -> None:
-        after = self._text[self._told :]
-        if not self._closing:
-            progress.rest = after
-        elif after.lstrip().startswith(self._closing):
-            progress.rest = after.lstrip()[len(self._closing) :]
-        elif not self._closing.startswith(after.lstrip()):
-            progress.is_broken = True
+            self._begin_arguments(len(text) - len(opening))
 
     def _is_known(self, name: str) -> bool:
         return self._names is None or name in self._names
@@ -84,12 +107,43 @@ class NamedCall:
         return self._names is None or any(name.startswith(beginning) for name in self._names)
 
 
-class FollowedCall(ABC):
-    """Reads a JSON call and what follows it, which may be missing at the very end of an answer."""
+class HeadedCall(ArgumentsBehindHead):
+    """Reads a head that an expression describes, the arguments, and one of the marks that close the call.
 
-    def __init__(self) -> None:
-        self._call = JsonCall()
-        self._after: str | None = None  # what came after the object
+    Parameters
+    ----------
+    pattern : str
+        Matches what stands before the arguments. One of its groups is the name.
+    closings : tuple of str
+        The marks.
+    """
+
+    def __init__(self, pattern: str, closings: tuple[str, ...]) -> None:
+        super().__init__(closings)
+        self._pattern = re.compile(pattern)
+
+    def _read_head(self, text: str, progress: Progress) -> None:
+        head, opening, _ = text.partition("{")
+        match = self._pattern.fullmatch(head) if opening else None
+        if match is not None:
+            progress.name = next(name for name in match.groups() if name)
+            self._begin_arguments(len(head))
+        else:
+            progress.is_broken = bool(opening) or len(head) > _LONGEST_HEAD
+
+
+class FollowedCall(ABC):
+    """Reads a call and what follows it, which may be missing at the very end of an answer.
+
+    Parameters
+    ----------
+    call : Body
+        Reads the call itself.
+    """
+
+    def __init__(self, call: Body) -> None:
+        self._call = call
+        self._after: str | None = None  # what came after the call
 
     def feed(self, text: str) -> Progress:
         """Take more text."""
@@ -105,12 +159,12 @@ class FollowedCall(ABC):
         return progress
 
     def finish(self) -> Progress:
-        """The answer is over: a complete object will do."""
+        """The answer is over: a complete call will do."""
         return Progress(is_broken=True) if self._after is None else Progress(rest="")
 
     @abstractmethod
     def _follow(self, after: str, progress: Progress) -> None:
-        """Decide by what came after the object whether the call is over, or none."""
+        """Decide by what came after the call whether it is over, or none."""
 
 
 class MarkedCall(FollowedCall):
@@ -123,7 +177,7 @@ class MarkedCall(FollowedCall):
     """
 
     def __init__(self, closing: str) -> None:
-        super().__init__()
+        super().__init__(JsonCall())
         self._closing = closing
 
     def _follow(self, after: str, progress: Progress) -> None:
@@ -134,10 +188,19 @@ class MarkedCall(FollowedCall):
 
 
 class ListedCall(FollowedCall):
-    """A call of a list, from the bracket or comma before it to the bracket or comma behind it."""
+    """A call of a list, from the bracket or comma before it to the bracket or comma behind it.
 
-    def __init__(self, opening: str) -> None:
-        super().__init__()
+    Parameters
+    ----------
+    opening : str
+        The bracket or comma.
+    new_call : callable
+        Makes a reader for a call itself.
+    """
+
+    def __init__(self, opening: str, new_call: Callable[[], Body]) -> None:
+        super().__init__(new_call())
+        self._new_call = new_call
         self._opening = opening
         self._head: str | None = ""  # until the opening has come
 
@@ -155,6 +218,6 @@ class ListedCall(FollowedCall):
         if after.startswith("]"):
             progress.rest = after[1:]
         elif after.startswith(","):
-            progress.rest, progress.following = after, ListedCall(",")
+            progress.rest, progress.following = after, ListedCall(",", self._new_call)
         else:
             progress.is_broken = bool(after)

@@ -67,11 +67,12 @@ def by_transformers(template: Template, messages: list[dict[str, Any]], tools: A
         chat_template=template,
         **SPECIAL,
     )
-    arguments = parsed_arguments(messages)
-    try:
-        return tokenizer.apply_chat_template(arguments, tools, tokenize=False, add_generation_prompt=generation)
-    except Exception:  # whatever the template's author, or a message that it did not expect, led to
-        return ValueError
+    for given in (parsed_arguments(messages), messages):  # most read a call's arguments as an object, some as text
+        try:
+            return tokenizer.apply_chat_template(given, tools, tokenize=False, add_generation_prompt=generation)
+        except Exception:  # whatever the template's author, or a message that it did not expect, led to
+            continue
+    return ValueError
 
 
 def ours(template: Template, messages: list[dict[str, Any]], tools: Any, generation: bool) -> Any:

@@ -12,9 +12,13 @@ from lmdeploy.model import MODELS
 from lmdeploy.templates.calls import parsed_arguments
 from lmdeploy.templates.jinja import JinjaChatTemplate
 from openai_gateway.tools.parser import parse
+from tests.support.published_templates import DATA, published
 
 TOOL = {"type": "function", "function": {"name": "add", "description": "Add.", "parameters": {"type": "object"}}}
 FUNCTION = '{"name": "add", "description": "Add.", "parameters": {"type": "object"}}'
+
+
+PUBLISHED = (DATA / "deepseek-v3.jinja").read_text(encoding="utf-8")
 
 
 def call(name: str, arguments: str) -> dict[str, Any]:
@@ -84,12 +88,46 @@ def test_calls_stay_in_the_conversation_when_no_tools_may_be_used_any_more() -> 
     assert prompt == "<|im_start|>system\nBe brief.<|im_end|>\n" + GENERIC[GENERIC.index("<|im_start|>user") :]
 
 
+@pytest.mark.parametrize("with_tools", [False, True])
+def test_deepseek_s_calls_and_results_have_their_marks_whether_or_not_tools_are_told(with_tools: bool) -> None:
+    turns = [*CONVERSATION[1:], {"role": "assistant", "content": "3 and 7."}, NEXT]
+    system = []
+    for template in (MODELS.get("deepseek-v3")(), JinjaChatTemplate(PUBLISHED, {"bos_token": ""})):
+        prompt = template.render(turns, [TOOL] if with_tools else None)
+        head, opening, said = prompt.partition("<｜User｜>1+2")
+        assert opening + said == published("deepseek-v3", turns)
+        system.append(head)
+    example = (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>the function's name\n```json\n"
+        '{"an argument": "its value"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>\nWhere no function is of use'
+    )
+    assert all(example in head and FUNCTION in head and "tool_response" not in head for head in system) == with_tools
+    assert system[0] == system[1]
+
+
+def test_deepseek_goes_on_behind_what_tools_returned() -> None:
+    prompt = MODELS.get("deepseek-v3")().render(CONVERSATION)
+    assert prompt == published("deepseek-v3", CONVERSATION)
+
+
 def test_the_usual_system_prompt_stays_before_tools() -> None:
     prompt = MODELS.get("smollm2")().render(CONVERSATION[1:2], [TOOL])
     assert "You are a helpful AI assistant named SmolLM, trained by Hugging Face\n\nYou can call" in prompt
 
 
-READ = ["qwen2d5", "internlm2", "llama3_1", "mistral-v3", "mistral-nemo", "glm4", "smollm3", "chatml", "llama2"]
+READ = [
+    "deepseek-v3",
+    "gpt-oss",
+    "qwen2d5",
+    "internlm2",
+    "llama3_1",
+    "mistral-v3",
+    "mistral-nemo",
+    "glm4",
+    "smollm3",
+    "chatml",
+    "llama2",
+]
 
 
 @pytest.mark.parametrize("name", READ)
@@ -99,7 +137,7 @@ def test_what_a_template_writes_the_parser_reads(name: str) -> None:
     asked = template.render(CONVERSATION[:2], [TOOL])
     assert whole.startswith(asked)
     answer = whole.removeprefix(asked)
-    for end in ("<|im_end|>\n", "<|eot_id|>", "</s>", " "):
+    for end in ("<|im_end|>\n", "<|eot_id|>", "</s>", " ", "<｜end▁of▁sentence｜>"):
         answer = answer.removesuffix(end)
     found = parse(answer, frozenset({"add"}))
     assert [(made.name, json.loads(made.arguments)) for made in found.calls] == [

@@ -2,27 +2,61 @@
 
 from typing import Any
 
+from lmdeploy.templates.calls import Tool
 from lmdeploy.templates.conversation import Message
 from lmdeploy.templates.families.registration import builtin
+from lmdeploy.templates.notations import DEEPSEEK_V3, HeadedArguments
 from lmdeploy.templates.strings import BaseChatTemplate, Layout
 
 _END = "<｜end▁of▁sentence｜>"
 
 
 class DeepSeekV3ChatTemplate(BaseChatTemplate):
-    """DeepSeek V2.5, V3 and R1: answers are written without their reasoning."""
+    """DeepSeek V2.5, V3 and R1: answers are written without their reasoning.
+
+    Calls and what tools returned have marks of their own, of which the answer goes on without another opening. The
+    published template has no place for tools.
+    """
 
     def mentions(self, text: str) -> bool:
         """Return whether it is one of the marks around reasoning."""
         return text in ("<think>", "</think>")
 
+    def writes_calls(self) -> bool:
+        """Return that it does."""
+        return self.capability == "chat"
+
+    @property
+    def own_notation(self) -> HeadedArguments | None:
+        """How it writes calls."""
+        return DEEPSEEK_V3 if self.capability == "chat" else None
+
+    def _render(self, messages: list[Message], tools: list[Tool] | None, add_generation_prompt: bool) -> str:
+        prompt = super()._render(messages, tools, add_generation_prompt)
+        goes_on = add_generation_prompt and messages[-1]["role"] == "tool"
+        return prompt.removesuffix(self.generation_prompt) if goes_on else prompt
+
     def _arranged(self, messages: list[Message]) -> list[Message]:
-        return [
-            {**message, "content": message["content"].rpartition("</think>")[2]}
-            if message["role"] == "assistant"
-            else message
-            for message in super()._arranged(messages)
-        ]
+        arranged: list[Message] = []
+        for message in super()._arranged(messages):
+            follows_tool = bool(arranged) and arranged[-1]["role"] == "tool"
+            if message["role"] == "tool":
+                output = f"<｜tool▁output▁begin｜>{message['content']}<｜tool▁output▁end｜>"
+                said = arranged.pop()["content"] if follows_tool else ""
+                message = {"role": "tool", "content": said + output}
+            elif message["role"] == "assistant":
+                answer = message["content"].rpartition("</think>")[2]
+                message = {**message, "content": answer, "goes_on": follows_tool}
+            arranged.append(message)
+        return arranged
+
+    def _turn(self, message: Message) -> str:
+        if message["role"] == "tool":
+            return f"<｜tool▁outputs▁begin｜>{message['content']}<｜tool▁outputs▁end｜>"
+        if message["role"] != "assistant":
+            return super()._turn(message)
+        opening = "" if message["goes_on"] else self.assistant
+        return f"{opening}{message['content']}{DEEPSEEK_V3.write(message.get('tool_calls') or ())}{self.eoa}"
 
 
 _DEEPSEEK: dict[str, Any] = {

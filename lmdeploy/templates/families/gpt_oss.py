@@ -4,6 +4,8 @@ from lmdeploy.templates import dates
 from lmdeploy.templates.calls import Call, Tool, as_json
 from lmdeploy.templates.conversation import Message
 from lmdeploy.templates.families.registration import builtin
+from lmdeploy.templates.notations import GPT_OSS
+from lmdeploy.templates.thinking import HARMONY
 from lmdeploy.templates.tool_calling import ToolChatTemplate
 from lmdeploy.templates.typescript import namespace_of
 
@@ -17,6 +19,10 @@ class GptOssChatTemplate(ToolChatTemplate):
     The system prompt of a conversation and its tools are told by the ``developer``. What was thought of earlier answers
     is left out, but for that before calls whose results have not been answered yet.
     """
+
+    def mentions(self, text: str) -> bool:
+        """Return whether it is one of the marks around reasoning."""
+        return text in (HARMONY.begin, HARMONY.end)
 
     @property
     def generation_prompt(self) -> str:
@@ -45,12 +51,7 @@ class GptOssChatTemplate(ToolChatTemplate):
 
     def _call_turn(self, content: str, calls: list[Call]) -> str:
         analysis = f"{_ANSWER}<|channel|>analysis<|message|>{content}<|end|>" if content else ""
-        functions = (call["function"] for call in calls)
-        return analysis + "".join(
-            f"{_ANSWER} to=functions.{made['name']}<|channel|>commentary json<|message|>"
-            f"{as_json(made['arguments'])}<|call|>"
-            for made in functions
-        )
+        return analysis + GPT_OSS.write(calls)
 
 
 def _calls(message: Message) -> list[Call]:

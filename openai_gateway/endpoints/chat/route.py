@@ -19,8 +19,8 @@ from openai_gateway.gateway import GatewayDependency
 from openai_gateway.models import ServedModel
 from openai_gateway.parsing import BoundedRoute
 from openai_gateway.reasoning import ReasoningParser, Told, asked_for_marks, reasoning_parser
-from openai_gateway.tools.calls import names_of, parser_for, tool_call
-from openai_gateway.tools.parser import parse
+from openai_gateway.tools.calls import parser_for, tool_call
+from openai_gateway.tools.parser import ToolCallParser, parse_with
 from openai_gateway.tools.request import tool_inputs
 
 router = APIRouter(route_class=BoundedRoute)
@@ -71,6 +71,10 @@ def _reasoning_parser(body: ChatCompletionRequest, thinking: Thinking | None) ->
     return None if isinstance(body.messages, str) else reasoning_parser(thinking, body.template_options)
 
 
+def _call_parser(body: ChatCompletionRequest, model: ServedModel) -> ToolCallParser | None:
+    return parser_for(body.usable_tools, is_forced=bool(body.forced_tools), notation=model.call_notation)
+
+
 def _max_calls(body: ChatCompletionRequest) -> int | None:
     return 1 if body.parallel_tool_calls is False else None
 
@@ -79,14 +83,13 @@ def _writer(
     body: ChatCompletionRequest, model: ServedModel, frame: dict[str, Any], index: int, thinking: Thinking | None
 ) -> ChatWriter:
     texts = model.token_texts if body.logprobs else None
-    parser = parser_for(body.usable_tools, is_forced=bool(body.forced_tools))
     return ChatWriter(
         frame,
         index,
         texts=texts,
         thoughts=_reasoning_parser(body, thinking),
         tells_thoughts=body.include_reasoning is not False,
-        parser=parser,
+        parser=_call_parser(body, model),
         max_calls=_max_calls(body),
     )
 
@@ -100,7 +103,8 @@ async def _choice(
     reasoning = told.reasoning if told.reasoning and body.include_reasoning is not False else None
     message, reason = ChatMessage(content=told.content, reasoning_content=reasoning), answer.finish_reason
     logprobs = await chat_logprobs(answer.chunks, model.token_texts) if body.logprobs else None
-    if (tools := body.usable_tools) and (found := parse(told.content, names_of(tools))).calls:
+    parser = _call_parser(body, model)
+    if parser is not None and (found := parse_with(parser, told.content)).calls:
         calls = [tool_call(call) for call in found.calls[: _max_calls(body)]]
         message = ChatMessage(content=found.text or None, reasoning_content=reasoning, tool_calls=calls)
         if reason == "stop":

@@ -44,7 +44,7 @@ async def create_message(body: MessagesRequest, request: Request, gateway: Gatew
     gateway.admit(request, generate, chosen=chosen, user=user or body.user, session_id=body.session_id)
     await gateway.bring_pictures(generate)
     thoughts = reasoning_parser(thinking, body.template_options)
-    writer = MessageWriter(body, f"msg_{generate.request_id}", chosen.name, thoughts)
+    writer = MessageWriter(body, f"msg_{generate.request_id}", chosen.name, thoughts, chosen.model.call_notation)
     chunks = gateway.watched(request, chosen.model, chosen.model.client.generate(generate))
     if body.stream:
         return EventResponse(event_stream([chunks], [writer], writer.end), frame_error=_error_event)

@@ -31,12 +31,19 @@ class MessageWriter:
         Of the message.
     thoughts : ReasoningParser, optional
         Finds them in the answer; None: there are none.
+    notation : str
+        How calls are written.
     """
 
     def __init__(
-        self, body: MessagesRequest, message_id: str, model: str, thoughts: ReasoningParser | None = None
+        self,
+        body: MessagesRequest,
+        message_id: str,
+        model: str,
+        thoughts: ReasoningParser | None = None,
+        notation: str = "auto",
     ) -> None:
-        self._parser = parser_for(body.usable_tools, is_forced=bool(body.forced_tools))
+        self._parser = parser_for(body.usable_tools, is_forced=bool(body.forced_tools), notation=notation)
         self._thoughts = thoughts
         self._tells_thoughts = body.tells_thoughts
         self._max_calls = body.max_calls

@@ -31,7 +31,7 @@ async def create_response(body: ResponsesRequest, request: Request, gateway: Gat
     gateway.admit(request, generate, chosen=chosen, user=body.user, session_id=body.session_id)
     await gateway.bring_pictures(generate)
     thoughts = reasoning_parser(thinking, body.template_options)
-    writer = ResponseWriter(body, f"resp_{generate.request_id}", chosen.name, chosen.model.token_texts, thoughts)
+    writer = ResponseWriter(body, f"resp_{generate.request_id}", chosen.name, chosen.model, thoughts)
     chunks = gateway.watched(request, chosen.model, chosen.model.client.generate(generate))
     if body.stream:
         return EventResponse(event_stream([chunks], [writer], writer.end), frame_error=writer.error)

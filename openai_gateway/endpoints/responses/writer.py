@@ -12,9 +12,9 @@ import orjson
 from lmdeploy.serve.client import GenerateChunk
 from openai_gateway.answering.collecting import finish_reason
 from openai_gateway.answering.logprobs import chat_logprobs
-from openai_gateway.answering.token_texts import TokenTexts
 from openai_gateway.endpoints.responses.protocol import ResponsesRequest
 from openai_gateway.errors import ApiError
+from openai_gateway.models import ServedModel
 from openai_gateway.protocol.outputs import Usage
 from openai_gateway.reasoning import ReasoningParser, Told
 from openai_gateway.tools.calls import call_id, parser_for
@@ -30,8 +30,8 @@ class ResponseWriter:
         What was asked.
     response_id, model : str
         Of the response.
-    texts : TokenTexts
-        For log probabilities, when they were asked for.
+    served : ServedModel
+        It has the texts of tokens for log probabilities, and knows how calls are written.
     thoughts : ReasoningParser, optional
         Finds them in the answer; None: there are none.
     """
@@ -41,12 +41,12 @@ class ResponseWriter:
         body: ResponsesRequest,
         response_id: str,
         model: str,
-        texts: TokenTexts,
+        served: ServedModel,
         thoughts: ReasoningParser | None = None,
     ) -> None:
         self._thoughts = thoughts
-        self._parser = parser_for(body.usable_tools, is_forced=bool(body.forced_tools))
-        self._texts = texts if body.wants_logprobs else None
+        self._parser = parser_for(body.usable_tools, is_forced=bool(body.forced_tools), notation=served.call_notation)
+        self._texts = served.token_texts if body.wants_logprobs else None
         self._max_calls = 1 if body.parallel_tool_calls is False else None
         self._number = 0
         self._item: dict[str, Any] | None = None  # being written

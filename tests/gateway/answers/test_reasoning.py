@@ -16,6 +16,8 @@ from lmdeploy.templates.thinking import GRANITE, HARMONY, MAGISTRAL, THINK, Thin
 from lmdeploy.turbomind.checkpoint_files import copy_texts
 from openai_gateway.reasoning import ReasoningParser, Told
 from openai_gateway.settings import Settings
+from openai_gateway.tools.events import Call, Found
+from openai_gateway.tools.parser import parse
 from tests.support.fake_triton import TOKEN_BYTES, FakeTriton, Script
 from tests.support.gateways import running_gateway
 
@@ -114,6 +116,18 @@ def test_calls_of_tools_behind_thoughts_are_found(client: openai.OpenAI, triton:
     reasoning, content, events = streamed(client, tools=tools)
     assert (reasoning, content) == ("Two and two.", "")
     assert [event.choices[0].finish_reason for event in events][-1] == "tool_calls"
+
+
+def test_a_call_in_harmony_is_found_behind_its_thoughts() -> None:
+    answer = (
+        "<|channel|>analysis<|message|>Add.<|end|><|start|>assistant<|channel|>commentary to=functions.add "
+        '<|constrain|>json<|message|>{"a": 2}'
+    )
+    thinking = thinking_of("auto", MODELS.get("gpt-oss")())
+    assert thinking is not None
+    told = ReasoningParser(thinking.marks, begins_inside=False).whole(answer)
+    assert told.reasoning == "Add."
+    assert parse(told.content, frozenset({"add"})) == Found("", [Call("add", '{"a": 2}')])
 
 
 def test_a_grammar_leaves_no_room_for_thoughts(client: openai.OpenAI, triton: FakeTriton) -> None:

@@ -1,4 +1,4 @@
-"""Golden answers of the five families, whole and cut anywhere."""
+"""Golden answers of the families, whole and cut anywhere."""
 
 import json
 from typing import Any
@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic_core import from_json
 
+from lmdeploy.templates.notations import notations_of
 from openai_gateway.protocol.tools import Tool
 from openai_gateway.tools.events import ArgumentsFound, CallBegun, CallBroken, TextFound
 from openai_gateway.tools.json_prefix import MAX_DEPTH, JsonObjectReader
@@ -17,6 +18,25 @@ from openai_gateway.tools.request import call_format
 NAMES = frozenset({"add", "get_weather", "get_date", "wolfram_alpha", "code_interpreter"})
 PIECES = ["<tool_call>", "</tool_call>", '{"name": "add", "arguments": {', '"a": 1', "}}", "{", "}", '"', "\\", " "]
 PIECES += ["[TOOL_CALLS]", "[", "]", ",", "<|assistant|>", "add\n"]
+PIECES += [
+    "[add(",
+    "a=1",
+    "'",
+    ")",
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁call▁begin｜>",
+    "add<｜tool▁sep｜>",
+    "<｜tool▁call▁end｜>",
+]
+PIECES += [
+    "<｜tool▁calls▁end｜>",
+    " to=functions.add",
+    "<|message|>",
+    "<|call|>",
+    "functools",
+    "<|tool_call|>",
+    "<|/tool_call|>",
+]
 PIECES += ["<|python_tag|>", "<|action_start|><|plugin|>", "<function=add>", "</function>", "x", ";"]
 Calls = list[tuple[str, Any]]
 
@@ -114,6 +134,83 @@ GOLDEN: dict[str, tuple[str, str, Calls]] = {
     "glm4, no call": ("get_weather\nis a function.", "get_weather\nis a function.", []),
     "glm4, the beginning of a name": ("additional", "additional", []),
     "glm4, a function that is unknown": ('fly\n{"to": "moon"}', 'fly\n{"to": "moon"}', []),
+    "hermes": (
+        f'<tool_call>\n{{"arguments": {WEATHER_JSON}, "name": "get_weather"}}\n</tool_call>',
+        "",
+        [("get_weather", WEATHER)],
+    ),
+    "llama pythonic": (
+        '[get_weather(location="Zürich, \\"old\\" {town})]", days=[1, {\'a\': -2.5}], now=True, x=None), get_date()]',
+        "",
+        [
+            (
+                "get_weather",
+                {"location": 'Zürich, "old" {town})]', "days": [1, {"a": -2.5}], "now": True, "x": None},
+            ),
+            ("get_date", {}),
+        ],
+    ),
+    "llama 4": ("<|python_start|>[add(a=1, b=(2))]<|python_end|>", "", [("add", {"a": 1, "b": 2})]),
+    "pythonic, stopped before the list's end": ("[add(a=1)", "", [("add", {"a": 1})]),
+    "a list that is no call": ('["add", 1, get_weather]', '["add", 1, get_weather]', []),
+    "a list of an unknown function": ("[fly(to='moon')]", "[fly(to='moon')]", []),
+    "deepseek v3": (
+        "I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
+        f"{WEATHER_JSON}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_date\n```json\n"
+        "{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "I look.",
+        [("get_weather", WEATHER), ("get_date", {})],
+    ),
+    "deepseek v3.1": (
+        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{WEATHER_JSON}<｜tool▁call▁end｜>"
+        '<｜tool▁call▁begin｜>add<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        "",
+        [("get_weather", WEATHER), ("add", {"a": 1})],
+    ),
+    "deepseek v3, stopped before its last marks": (
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n{"a": 1}\n```',
+        "",
+        [("add", {"a": 1})],
+    ),
+    "gpt-oss, the channel first": (
+        f"<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{WEATHER_JSON}<|call|>",
+        "",
+        [("get_weather", WEATHER)],
+    ),
+    "gpt-oss, the recipient first": (
+        ' to=functions.add<|channel|>commentary <|constrain|>json<|message|>{"a": 1}',
+        "",
+        [("add", {"a": 1})],
+    ),
+    "gpt-oss, behind its thoughts": (
+        '<|start|>assistant<|channel|>commentary to=functions.add json<|message|>{"a": {"b": 1}}',
+        "",
+        [("add", {"a": {"b": 1}})],
+    ),
+    "granite": (
+        f'<|tool_call|>[{{"name": "get_weather", "arguments": {WEATHER_JSON}}}, '
+        '{"name": "get_date", "arguments": {}}]',
+        "",
+        [("get_weather", WEATHER), ("get_date", {})],
+    ),
+    "phi-4": (
+        f'<|tool_call|>[{{"name": "get_weather", "arguments": {WEATHER_JSON}}}]<|/tool_call|>',
+        "",
+        [("get_weather", WEATHER)],
+    ),
+    "phi-4 mini": ('functools[{"name": "add", "arguments": {"a": 1}}]', "", [("add", {"a": 1})]),
+    "command-r": (
+        'Action: ```json\n[\n    {\n        "tool_name": "get_weather",\n        "parameters": '
+        f'{WEATHER_JSON}\n    }},\n    {{\n        "tool_name": "get_date",\n        "parameters": {{}}\n    }}\n]```',
+        "",
+        [("get_weather", WEATHER), ("get_date", {})],
+    ),
+    "command-r7b": (
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get_weather", "parameters": '
+        f'{WEATHER_JSON}}},\n    {{"tool_call_id": "1", "tool_name": "get_date", "parameters": {{}}}}\n]<|END_ACTION|>',
+        "",
+        [("get_weather", WEATHER), ("get_date", {})],
+    ),
     "no call": ("The sum of 3 and 5 is 8; a < b, {x}, <tool", "The sum of 3 and 5 is 8; a < b, {x}, <tool", []),
     "json that is no call": ('{"answer": 8, "name": "x"}', '{"answer": 8, "name": "x"}', []),
     "json of an unknown function": (
@@ -178,6 +275,23 @@ MALFORMED = [
     "<|assistant|>\nHello",
     "get_wea",
     "<function=a b>{}</function>",
+    "I use functools.wraps and functools [1].",
+    *(
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n{bad}\n```<｜tool▁call▁end｜>"
+        for bad in BAD_ARGUMENTS[:9]
+    ),
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add a and b {",
+    f"<｜tool▁call▁begin｜>{'x' * 300}",
+    *(f"to=functions.add<|message|>{bad}<|call|>" for bad in BAD_ARGUMENTS[:9]),
+    "<|channel|>commentary to=functions.add now<|message|>{}<|call|>",
+    '<|tool_call|>[{"name": "add", "arguments": {"a": 1}} junk]<|/tool_call|>',
+    "Action: ```json\n[]```",
+    "[add(1, 2)]",
+    "[add(a=1, **b)]",
+    "[add(a=f())]",
+    "[add(a=1]",
+    "[add(a='1",
+    "[add(a=1) junk]",
     "<function=",
 ]
 
@@ -224,6 +338,27 @@ def test_a_golden_answer_cut_at_any_byte_gives_the_same_calls(kind: str) -> None
         assert (got_text, decoded(got_calls)) == (text, calls), f"cut at byte {cut}"
     got_text, got_calls = streamed(list(answer))
     assert (got_text, decoded(got_calls)) == (text, calls)
+
+
+def test_a_notation_that_is_named_is_the_only_one_that_is_read() -> None:
+    calls = {"qwen": GOLDEN["qwen"][0], "mistral": GOLDEN["mistral"][0], "llama3": GOLDEN["llama json"][0]}
+    for notation in calls:
+        for written, answer in calls.items():
+            found = parse(answer, NAMES, notation)
+            assert (len(found.calls), found.text) == ((1, "") if written == notation else (0, answer))
+    assert parse(calls["qwen"], NAMES, "none").text == calls["qwen"]
+
+
+CALLS = [{"function": {"name": "add", "arguments": {"a": [1, "x'"], "b": True}}, "id": "123456789"}] * 2
+
+
+@pytest.mark.parametrize("notation", [notation for notation in notations_of("auto") if hasattr(notation, "write")])
+def test_what_a_description_writes_is_read_by_it(notation: Any) -> None:
+    found = parse(notation.write(CALLS), NAMES)
+    assert found.text == ""
+    assert [(call.name, json.loads(call.arguments)) for call in found.calls] == [
+        ("add", {"a": [1, "x'"], "b": True})
+    ] * 2
 
 
 def test_arguments_arrive_before_the_call_is_complete() -> None:

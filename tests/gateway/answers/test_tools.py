@@ -7,8 +7,10 @@ import openai
 import pydantic
 import pytest
 
+from openai_gateway.settings import Settings
 from tests.gateway.conftest import MODEL
 from tests.support.fake_triton import FakeTriton, Script
+from tests.support.gateways import running_gateway
 
 HELLO: Any = [{"role": "user", "content": "What is the weather in Boston?"}]
 PARAMETERS = {"type": "object", "properties": {"location": {"type": "string"}}, "required": ["location"]}
@@ -179,3 +181,27 @@ def test_parse_gives_the_arguments_of_strict_tools(client: openai.OpenAI, triton
     answer = client.chat.completions.parse(model=MODEL, messages=HELLO, tools=tools)
     (call,) = answer.choices[0].message.tool_calls or []
     assert call.function.parsed_arguments == GetWeather(location="Boston")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_notation_of_the_model_may_be_named(stream: bool) -> None:
+    fake = FakeTriton(MODEL)
+    settings = Settings(triton_address=fake.address, tool_call_parser="deepseek-v3")
+    call = '<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"location": "Boston"}<｜tool▁call▁end｜>'
+    fake.script = Script(texts=["<tool_call>", call])
+    asked: Any = {"model": MODEL, "messages": HELLO, "tools": [WEATHER]}
+    with (
+        running_gateway(settings) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=10) as client,
+    ):
+        if stream:
+            with client.chat.completions.stream(**asked) as events:
+                message: Any = events.get_final_completion().choices[0].message
+        else:
+            message = client.chat.completions.create(**asked).choices[0].message
+        flat: Any = {"type": "function", **WEATHER["function"]}
+        arguments = client.responses.create(model=MODEL, input="?", tools=[flat])
+    fake.stop()
+    assert message.content == "<tool_call>"
+    assert [made.function.arguments for made in message.tool_calls] == ['{"location": "Boston"}']
+    assert [item.arguments for item in arguments.output if item.type == "function_call"] == ['{"location": "Boston"}']
