@@ -33,6 +33,12 @@ class CheckpointError(ValueError):
         return CheckpointError, (self.where, self.problems)
 
 
+def nearest_of(name: str, known: Collection[str]) -> str:
+    """Return the end of a sentence that refuses a name: the nearest of those there are, or all of them."""
+    near = get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]}?" if near else f"; there are {', '.join(known)}"
+
+
 def unknown_keyword(name: str, known: Collection[str]) -> str:
     """Return the sentence that refuses a keyword argument, with the nearest of those there are."""
     near = get_close_matches(name, known, n=1)

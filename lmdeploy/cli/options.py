@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import os
 from collections.abc import Iterable
@@ -11,6 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from lmdeploy.cli.parser import Mention, Refuse
+from lmdeploy.errors import nearest_of
 from lmdeploy.extras import MissingExtraError
 from lmdeploy.fields.rows import Kind, Row, rows_of
 from lmdeploy.logs import FORMATS
@@ -200,9 +200,7 @@ def engine_config(args: argparse.Namespace) -> dict[str, Any]:
     if not isinstance(from_environment, dict):
         raise ValueError(f"{variable} must hold a JSON object, got {os.environ[variable]}")
     for name in from_environment.keys() - SETTINGS.keys():
-        nearest = difflib.get_close_matches(name, SETTINGS, n=1)
-        hint = f"; did you mean {nearest[0]}?" if nearest else f"; there are {', '.join(SETTINGS)}"
-        raise ValueError(f"{variable}: the engine has no setting {name}{hint}")
+        raise ValueError(f"{variable}: the engine has no setting {name}{nearest_of(name, SETTINGS)}")
     given = {name: getattr(args, name, None) for name in SETTINGS}
     config = from_environment | {name: value for name, value in given.items() if value is not None}
     require_valid_settings(config)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from typing import Any
 
+from lmdeploy.errors import nearest_of
 from lmdeploy.extras import MissingExtraError, require
 from lmdeploy.fields import rows
 
@@ -51,9 +51,7 @@ class KvEventsConfig:
         """
         known = [field.name for field in fields(cls)]
         for name in given.keys() - set(known):
-            nearest = get_close_matches(name, known, n=1)
-            hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(known)}"
-            raise ValueError(f"there is no field {name}; {hint}")
+            raise ValueError(f"there is no field {name}{nearest_of(name, known)}")
         return cls(**given)
 
     @property

@@ -455,8 +455,10 @@ class AsyncEngine:
         self._preparer.adapter_templates.drop(name)
 
     def _check_adapter(self, adapter_name: str | None) -> None:
+        if adapter_name is None:
+            return
         known = self.engine.adapters()
-        if adapter_name is not None and adapter_name not in known:
+        if adapter_name not in known:
             raise ValueError(
                 f"adapter_name must be one of adapters ({', '.join(known) or 'none'}), got {adapter_name!r}"
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections import Counter
@@ -11,6 +10,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from lmdeploy.errors import nearest_of
 from lmdeploy.fields.rows import rows_of
 from lmdeploy.messages import TurbomindEngineConfig
 from lmdeploy.paths import model_name_of
@@ -64,7 +64,7 @@ class WantedModel:
             raise ValueError(f"{self.name}: backend must be one of {', '.join(_BACKENDS)}, got {self.backend!r}")
         for name in self.engine:
             if name not in _SETTINGS:
-                raise ValueError(f"{self.name}: the engine has no setting {name}{_nearest(name, _SETTINGS)}")
+                raise ValueError(f"{self.name}: the engine has no setting {name}{nearest_of(name, _SETTINGS)}")
         try:
             require_valid_settings(self.engine)
         except ValueError as error:
@@ -184,7 +184,7 @@ def _models_of(content: Any, file: Path, common: Mapping[str, Any]) -> list[Want
         if not isinstance(entry, dict):
             raise ValueError(f"model {number} must be an object with a path, got {entry!r}")
         if unknown := next((key for key in entry if key not in known), None):
-            raise ValueError(f"model {number} has an unknown member {unknown}{_nearest(str(unknown), known)}")
+            raise ValueError(f"model {number} has an unknown member {unknown}{nearest_of(str(unknown), known)}")
         models.append(_model_of(number, entry, file.parent, common))
     require_distinct([model.name for model in models])
     return models
@@ -203,8 +203,3 @@ def _model_of(number: int, entry: Mapping[str, Any], folder: Path, common: Mappi
     name = texts.get("name") or model_name_of(Path(path).expanduser().absolute())
     model = WantedModel(**{**common, **texts, "path": path, "name": name})
     return replace(model, engine={**common.get("engine", {}), **engine})
-
-
-def _nearest(name: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {near[0]}?" if near else f"; there are {', '.join(known)}"
