@@ -9,6 +9,7 @@ from typing import Any
 from lmdeploy.extras import require
 from lmdeploy.paths import locate_model
 from lmdeploy.pytorch.settings import require_valid_settings
+from lmdeploy.turbomind.adapters import located_adapters
 from lmdeploy.turbomind.engine_dir import EngineDir, resolve
 from lmdeploy.turbomind.repository import stored_parameters
 
@@ -26,7 +27,7 @@ class Servable:
     chat_template
         As asked for, or stored with it; empty: its own.
     settings
-        Of the engine: those asked for, in front of those stored with it.
+        Of the engine: those asked for, in front of those stored with it; adapters are named by directories.
     """
 
     engine: EngineDir
@@ -52,7 +53,7 @@ def servable(path: str, backend: str, chat_template: str, settings: Mapping[str,
     Raises
     ------
     ValueError, OSError
-        There is no such model, the engine cannot run it, or not with these settings.
+        There is no such model or adapter, the engine cannot run it, or not with these settings.
     MissingExtraError
         It takes packages that are not installed.
     """
@@ -60,6 +61,8 @@ def servable(path: str, backend: str, chat_template: str, settings: Mapping[str,
     stored = stored_parameters(directory)
     together = {**stored.engine_config, **settings}
     require_valid_settings(together)
+    if together.get("adapters"):
+        together["adapters"] = located_adapters(together["adapters"])
     engine = resolve(
         directory,
         backend="pytorch" if backend == "pytorch" else None,

@@ -18,7 +18,6 @@ from lmdeploy.serve.ports import DEFAULT_TRITON_HOST, Ports, require_free
 from lmdeploy.serve.restrictions import new_key, repository_option, restriction_options
 from lmdeploy.serve.several.registry import Registry
 from lmdeploy.serve.shared_memory import Regions
-from lmdeploy.turbomind.adapters import located_adapters
 
 _EXIT_TIMEOUT = 10  # seconds Triton waits for requests in flight when asked to stop
 _DRAIN_SECONDS = 5  # of them, how long these requests may go on
@@ -31,14 +30,6 @@ _LOAD_FAILURE = re.compile(r"failed to load '(?P<model>[^']+)' version \d+: (?P<
 _MODEL_FAILED = re.compile(r"\| (?P<model>[\w.-]+) +\| \d+ +\| UNAVAILABLE: (?P<reason>.*?) *\|$")
 
 
-def _located(engine_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return engine settings whose adapters are named by directories."""
-    config = dict(engine_config)
-    if config.get("adapters"):
-        config["adapters"] = located_adapters(config["adapters"])
-    return config
-
-
 class TritonServer:
     """One tritonserver process.
 
@@ -49,7 +40,7 @@ class TritonServer:
     model_path, model_name, chat_template : str
         Override the parameters of the models' config.pbtxt; empty: they stand.
     engine_config : mapping
-        Fields of ``TurbomindEngineConfig``; those not given have their defaults.
+        Fields of ``TurbomindEngineConfig``; those not given have their defaults. Adapters are named by directories.
     ports : Ports
         Where it listens.
     host : str
@@ -104,7 +95,7 @@ class TritonServer:
             "LMDEPLOY_MODEL_PATH": model_path,
             "LMDEPLOY_MODEL_NAME": model_name,
             "LMDEPLOY_CHAT_TEMPLATE": chat_template,
-            "LMDEPLOY_ENGINE_CONFIG": json.dumps(_located(engine_config)) if engine_config else "",
+            "LMDEPLOY_ENGINE_CONFIG": json.dumps(dict(engine_config)) if engine_config else "",
             "LMDEPLOY_MAX_LOG_LEN": str(max_log_len) if max_log_len else "",
             "LMDEPLOY_SPLIT_SPECIAL_TOKENS": "true" if split_special_tokens else "",
             "LMDEPLOY_DRAIN_SECONDS": str(_DRAIN_SECONDS),

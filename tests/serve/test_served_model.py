@@ -84,6 +84,12 @@ def test_a_broken_environment_is_refused(
         told(str(workspace))
 
 
+def test_an_adapter_that_is_not_there_is_refused_before_anything_is_started(workspace: Path, tmp_path: Path) -> None:
+    nowhere = tmp_path / "nowhere"
+    with pytest.raises(CommandError, match=f"^{nowhere}: no such directory$"):
+        told(str(workspace), "--adapters", f"mine={nowhere}")
+
+
 def test_revision_and_download_dir_say_which_model_is_served(
     default_model_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -19,7 +19,6 @@ from lmdeploy.model import name_for_older_clients
 from lmdeploy.serve.servable import servable
 from lmdeploy.serve.several.prepared import PreparedModel
 from lmdeploy.serve.several.wanted import WantedModel
-from lmdeploy.turbomind.adapters import located_adapters
 from lmdeploy.turbomind.engine_dir import EngineDir
 
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -38,8 +37,6 @@ def prepare(wanted: WantedModel) -> PreparedModel:
     """
     found = servable(wanted.path, wanted.backend, wanted.chat_template, wanted.engine)
     made, engine = found.engine, found.settings
-    if engine.get("adapters"):
-        engine["adapters"] = located_adapters(engine["adapters"])
     known = {field.name for field in fields(TurbomindEngineConfig)}
     config = TurbomindEngineConfig(**{name: value for name, value in engine.items() if name in known})
     device = _device(config.device)
