@@ -26,6 +26,7 @@ from openai_gateway.endpoints.embeddings import route as embeddings
 from openai_gateway.endpoints.files import route as files
 from openai_gateway.endpoints.interactive import route as interactive
 from openai_gateway.endpoints.messages import route as messages
+from openai_gateway.endpoints.ollama import route as ollama
 from openai_gateway.endpoints.responses import route as responses
 from openai_gateway.errors import ErrorResponse, install_error_handlers
 from openai_gateway.gateway import Gateway
@@ -96,7 +97,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.gateway, app.state.registration = gateway, registration
     for routes in (
-        *(models, loading, adapters, chat, completions, responses, messages),
+        *(models, loading, adapters, chat, completions, responses, messages, ollama),
         *(embeddings, files, batches, render, tokens, interactive, metrics),
     ):
         app.include_router(routes.router)

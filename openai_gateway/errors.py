@@ -25,6 +25,7 @@ _STATUS_OF_GRPC = {"INVALID_ARGUMENT": 400, "NOT_FOUND": 404, "ABORTED": 409, "U
 _MISTYPED, _BAD_VALUE = 422, 400  # LMDeploy tells wrong types from wrong values
 _HEADERS = {401: {"www-authenticate": "Bearer"}, 429: {"retry-after": "1"}, 503: {"retry-after": "1"}}
 _ANTHROPIC_PATH = "/v1/messages"
+_OLLAMA_PATH = "/api/"
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -83,6 +84,12 @@ class AnthropicErrorResponse(BaseModel):
     error: AnthropicErrorDetail
 
 
+class OllamaErrorResponse(BaseModel):
+    """An error answer in the form of Ollama's API."""
+
+    error: str
+
+
 class ApiError(Exception):
     """A failure with the HTTP status and the words its client gets."""
 
@@ -115,8 +122,9 @@ class ApiError(Exception):
         return orjson.dumps(body)
 
     def response(self, path: str = "") -> Response:
-        """Return the whole answer to a request for a path: Anthropic's clients read theirs in another form."""
-        body = self.anthropic_body() if path.startswith(_ANTHROPIC_PATH) else self.body()
+        """Return the whole answer to a request for a path: clients of other APIs read theirs in other forms."""
+        of_path = {_ANTHROPIC_PATH: self.anthropic_body, _OLLAMA_PATH: self.ollama_body}
+        body = next((form for start, form in of_path.items() if path.startswith(start)), self.body)()
         return Response(body, self.status, self.headers, "application/json")
 
     def anthropic_body(self) -> bytes:
@@ -124,6 +132,10 @@ class ApiError(Exception):
         usual = "api_error" if self.status >= 500 else "invalid_request_error"
         error = {"type": _ANTHROPIC_TYPES.get(self.status, usual), "message": self.message}
         return orjson.dumps({"type": "error", "error": error})
+
+    def ollama_body(self) -> bytes:
+        """Return the JSON text of the answer as Ollama's API words it."""
+        return orjson.dumps({"error": self.message})
 
     @property
     def _type(self) -> str:

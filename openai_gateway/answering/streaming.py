@@ -124,14 +124,18 @@ class EventResponse(Response):
         Whole events.
     frame_error : callable
         Returns the last event of a stream that fails, given the error.
+    media_type : str
+        Of the events.
     """
 
-    media_type = "text/event-stream"
-
     def __init__(
-        self, events: AsyncGenerator[bytes, None], *, frame_error: Callable[[ApiError], bytes] | None = None
+        self,
+        events: AsyncGenerator[bytes, None],
+        *,
+        frame_error: Callable[[ApiError], bytes] | None = None,
+        media_type: str = "text/event-stream",
     ) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"}, media_type=media_type)
         del self.headers["content-length"]
         self._events = events
         self._frame_error = frame_error or (lambda error: event(error.body()))

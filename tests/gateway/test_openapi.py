@@ -51,6 +51,8 @@ def test_the_document_names_every_endpoint_and_its_errors(http: httpx.Client) ->
         "/v1/files/{file_id}/content",
         "/v1/batches",
         "/v1/batches/{batch_id}/cancel",
+        "/api/chat",
+        "/api/generate",
         "/v1/rerank",
         "/v1/score",
         "/v1/chat/interactive",

@@ -33,7 +33,7 @@ async def create_chat_completion(
     """Answer a conversation."""
     chosen = await gateway.choose(body.model, request)
     thinking = None if body.is_constrained else chosen.model.thinking
-    generate = _generate_request(body, thinking)
+    generate = generate_request(body, thinking)
     gateway.admit(request, generate, chosen=chosen, user=body.user, session_id=body.session_id)
     await gateway.bring_pictures(generate)
     chunks = gateway.watched(request, chosen.model, chosen.model.client.generate(generate), body.choices)
@@ -57,7 +57,8 @@ async def create_chat_completion(
     return ChatCompletion(id=answer_id, created=created, model=chosen.name, choices=choices, usage=answers.usage)
 
 
-def _generate_request(body: ChatCompletionRequest, thinking: Thinking | None) -> GenerateRequest:
+def generate_request(body: ChatCompletionRequest, thinking: Thinking | None) -> GenerateRequest:
+    """Return what the engine is asked for a body, by a model that thinks so."""
     inputs = body.generation_inputs() | {"max_new_tokens": body.token_limit}
     if isinstance(body.messages, str):  # LMDeploy completes a plain string without a chat template
         return GenerateRequest(text_input=body.messages, **inputs)
@@ -67,7 +68,8 @@ def _generate_request(body: ChatCompletionRequest, thinking: Thinking | None) ->
     return GenerateRequest(messages=messages, template_options=body.template_options, **inputs)
 
 
-def _reasoning_parser(body: ChatCompletionRequest, thinking: Thinking | None) -> ReasoningParser | None:
+def thoughts_of(body: ChatCompletionRequest, thinking: Thinking | None) -> ReasoningParser | None:
+    """Return what finds the thoughts in an answer; None: there are none."""
     return None if isinstance(body.messages, str) else reasoning_parser(thinking, body.template_options)
 
 
@@ -87,7 +89,7 @@ def _writer(
         frame,
         index,
         texts=texts,
-        thoughts=_reasoning_parser(body, thinking),
+        thoughts=thoughts_of(body, thinking),
         tells_thoughts=body.include_reasoning is not False,
         parser=_call_parser(body, model),
         max_calls=_max_calls(body),
@@ -98,7 +100,7 @@ async def _choice(
     body: ChatCompletionRequest, model: ServedModel, index: int, answer: Answer, thinking: Thinking | None
 ) -> ChatChoice:
     told = Told(content=answer.text)
-    if (thoughts := _reasoning_parser(body, thinking)) is not None:
+    if (thoughts := thoughts_of(body, thinking)) is not None:
         told = thoughts.whole(answer.text)
     reasoning = told.reasoning if told.reasoning and body.include_reasoning is not False else None
     message, reason = ChatMessage(content=told.content, reasoning_content=reasoning), answer.finish_reason

@@ -7,19 +7,22 @@ from openai_gateway.errors import ApiError
 from openai_gateway.models import ServedModel
 
 
-def whole_prompt(body: CompletionRequest, model: ServedModel, prompt: str | list[int]) -> str | list[int]:
-    """Return a prompt as the model wants it, with what is behind the gap.
+def filled_in(model: ServedModel, prefix: str, suffix: str) -> str:
+    """Return the prompt for what is missing between two texts.
 
     Raises
     ------
     ApiError
-        The model cannot be asked for what is missing before a text.
+        The model cannot be asked so.
     """
-    if not body.suffix or not isinstance(prompt, str):
-        return prompt
     if model.infilling is None:
         raise ApiError(400, f"The model `{model.name}` fills in no middles; leave suffix out.", param="suffix")
-    return model.infilling.prompt(prompt, body.suffix)
+    return model.infilling.prompt(prefix, suffix)
+
+
+def whole_prompt(body: CompletionRequest, model: ServedModel, prompt: str | list[int]) -> str | list[int]:
+    """Return a prompt of a body as the model wants it, with what is behind the gap; raise as `filled_in`."""
+    return filled_in(model, prompt, body.suffix) if body.suffix and isinstance(prompt, str) else prompt
 
 
 def stops_of_middle(body: CompletionRequest, model: ServedModel) -> list[str]:
