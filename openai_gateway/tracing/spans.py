@@ -60,7 +60,7 @@ class Tracing:
 
     def begin(self, request: GenerateRequest) -> PromptSpan:
         """Return the span of a prompt that is about to go to the engine, below that of the request being handled."""
-        return PromptSpan(self.tracer, request, request.fields.get("lora_name") or self.model)
+        return self.of_model(self.model).begin(request)
 
     def of_model(self, name: str) -> ModelTracer:
         """Return what makes the spans of one of several models."""

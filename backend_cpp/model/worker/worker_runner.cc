@@ -76,23 +76,22 @@ void WorkerRunner::start() {
   facts_.free_memory = static_cast<size_t>(said.at("free_memory").as_int());
   facts_.window = static_cast<int>(said.at("window").as_int());
   facts_.layers = AdaptableLayers(said.at("layers"));
-  end_of_watch_ = eventfd(0, EFD_CLOEXEC);
+  end_of_watch_ = FileDescriptor(eventfd(0, EFD_CLOEXEC));
   watcher_ = std::thread([this] { watch(); });
 }
 
 void WorkerRunner::stop() {
   if (watcher_.joinable()) {
     const uint64_t one = 1;
-    if (write(end_of_watch_, &one, sizeof(one)) < 0) std::terminate();
+    if (write(end_of_watch_.get(), &one, sizeof(one)) < 0) std::terminate();
     watcher_.join();
-    close(end_of_watch_);
   }
   workers_.clear();
   channel_.reset();
 }
 
 void WorkerRunner::watch() {
-  std::vector<pollfd> watched{{end_of_watch_, POLLIN, 0}};
+  std::vector<pollfd> watched{{end_of_watch_.get(), POLLIN, 0}};
   for (const auto& worker : workers_) watched.push_back({worker->watched_fd(), POLLIN, 0});
   while (poll(watched.data(), watched.size(), -1) < 0) continue;
   if (watched[0].revents != 0) return;

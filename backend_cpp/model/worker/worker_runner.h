@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/file_descriptor.h"
 #include "model/model_runner.h"
 #include "model/worker/step_channel.h"
 #include "model/worker/worker_adapters.h"
@@ -86,8 +87,8 @@ class WorkerRunner final : public ModelRunner {
   std::mutex mu_;
   std::function<void()> on_loss_;  // guarded by mu_
   std::atomic<bool> is_lost_{false};
-  int end_of_watch_ = -1;  // an eventfd
-  std::thread watcher_;    // tells of a worker that ends while nobody waits for it
+  FileDescriptor end_of_watch_;  // an eventfd
+  std::thread watcher_;          // tells of a worker that ends while nobody waits for it
 };
 
 }  // namespace turbomind
