@@ -13,11 +13,9 @@ from starlette.middleware.cors import CORSMiddleware
 
 from lmdeploy.serve.client import TritonClient
 from lmdeploy.version import __version__
-from openai_gateway.batches.asking import Answer, ask
-from openai_gateway.batches.rows import Row
 from openai_gateway.batches.runner import BatchRunner
 from openai_gateway.batches.slots import Slots
-from openai_gateway.batches.work import Ask
+from openai_gateway.batches.work import asking
 from openai_gateway.endpoints import adapters, loading, metrics, models, render, tokens
 from openai_gateway.endpoints.batches import route as batches
 from openai_gateway.endpoints.chat import route as chat
@@ -41,13 +39,15 @@ from openai_gateway.settings import Settings
 _WITH_MODEL = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
 
 
-def create_app(settings: Settings) -> FastAPI:
+def create_app(settings: Settings, client: TritonClient | None = None) -> FastAPI:
     """Return the gateway as an ASGI application.
 
     Parameters
     ----------
     settings : Settings
         Triton need not run yet; requests get 503 until it does.
+    client : TritonClient, optional
+        Answers requests; default: one of the settings' Triton.
 
     Raises
     ------
@@ -61,9 +61,8 @@ def create_app(settings: Settings) -> FastAPI:
         from openai_gateway.tracing.spans import TraceRequests, Tracing
 
         tracing = Tracing(settings.trace_endpoint, figures.spans_lost.inc)
-    gateway = Gateway(
-        settings, TritonClient(settings.triton_address, ledger, settings.control_key, tracing), figures, tracing
-    )
+    client = client or TritonClient(settings.triton_address, ledger, settings.control_key, tracing)
+    gateway = Gateway(settings, client, figures, tracing)
     registration = Registration(gateway)
 
     @asynccontextmanager
@@ -127,18 +126,9 @@ def create_app(settings: Settings) -> FastAPI:
     if gateway.store is not None:
         slots = Slots(settings.batch_rows, gateway.open_requests)
         gateway.batch_runner = BatchRunner(
-            gateway.store, settings.api_keys, slots, lambda key: _asking(app, key), settings.max_body_bytes
+            gateway.store, settings.api_keys, slots, lambda key: asking(app, key), settings.max_body_bytes
         )
     return app
-
-
-def _asking(app: FastAPI, key: str | None) -> Ask:
-    """Return what asks this application as the holder of a key."""
-
-    async def ask_row(row: Row) -> Answer:
-        return await ask(app, row.url, row.body, key)
-
-    return ask_row
 
 
 async def _check_model(request: Request, error: RequestValidationError) -> None:

@@ -257,22 +257,7 @@ def add_gateway_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--max-body-bytes", type=positive, metavar="INT", help="longest request body (default: 8 MiB)")
     add_max_log_len(group)
-    group.add_argument(
-        "--reasoning-parser",
-        type=_parser_name,
-        choices=thinking.PARSERS,
-        default="auto",
-        help="how the model marks what it thinks, which chat answers have as reasoning_content; auto: as its chat "
-        "template shows (default: %(default)s)",
-    )
-    group.add_argument(
-        "--tool-call-parser",
-        type=_parser_name,
-        choices=notations.PARSERS,
-        default="auto",
-        help="how the model writes calls of tools; auto: any of these ways, told by its marks; none: calls stay text "
-        "(default: %(default)s)",
-    )
+    add_answer_parsers(group)
     group.add_argument(
         "--admin-keys",
         nargs="*",
@@ -312,20 +297,45 @@ def add_gateway_options(parser: argparse.ArgumentParser) -> None:
             help=f"{name} that {what}, for CORS (default: *)",
         )
     group.add_argument("--allow-credentials", action="store_true", help="allow credentials, for CORS")
-    group.add_argument(
+    add_media_options(group)
+    add_files_options(parser)
+    add_security_options(parser)
+
+
+def add_answer_parsers(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Add how thoughts and calls are found in answers."""
+    parser.add_argument(
+        "--reasoning-parser",
+        type=_parser_name,
+        choices=thinking.PARSERS,
+        default="auto",
+        help="how the model marks what it thinks, which chat answers have as reasoning_content; auto: as its chat "
+        "template shows (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--tool-call-parser",
+        type=_parser_name,
+        choices=notations.PARSERS,
+        default="auto",
+        help="how the model writes calls of tools; auto: any of these ways, told by its marks; none: calls stay text "
+        "(default: %(default)s)",
+    )
+
+
+def add_media_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Add where pictures of requests may come from."""
+    parser.add_argument(
         "--allowed-media-domains",
         nargs="+",
         metavar="HOST",
         help="hosts that pictures of requests are fetched from, * for any (default: none; data URLs always work)",
     )
-    group.add_argument(
+    parser.add_argument(
         "--allowed-local-media-path",
         default="",
         metavar="DIR",
         help="a folder whose files requests may name as pictures",
     )
-    add_files_options(parser)
-    add_security_options(parser)
 
 
 def add_files_options(parser: argparse.ArgumentParser) -> None:

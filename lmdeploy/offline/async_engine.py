@@ -390,9 +390,31 @@ class AsyncEngine:
         session(prompt, config, stream_response=stream_response, do_preprocess=do_preprocess)
         return session
 
-    def prepare(self, prompt: Prompt, do_preprocess: bool = True) -> PreparedPrompt:
-        """Return a prompt's token ids and the stop words of its chat template."""
-        return self._preparer.prepare(prompt, do_preprocess)
+    def prepare(
+        self,
+        prompt: Prompt,
+        do_preprocess: bool = True,
+        tools: list[dict[str, Any]] | None = None,
+        template_options: Mapping[str, Any] | None = None,
+        adapter_name: str | None = None,
+    ) -> PreparedPrompt:
+        """Return a prompt's token ids and the stop words of its chat template.
+
+        Parameters
+        ----------
+        prompt, do_preprocess, adapter_name
+            As in calling the engine.
+        tools, template_options
+            OpenAI tool descriptions, and further variables, for the chat template.
+
+        Raises
+        ------
+        ValueError
+            If the prompt is malformed.
+        """
+        return self._preparer.prepare(
+            prompt, do_preprocess, tools, template_options=template_options, adapter_name=adapter_name
+        )
 
     def prepare_inputs(self, prompts: str | Sequence[Any]) -> dict[str, Any]:
         """Return ``prompts`` as a list, and the ``input_ids`` of each, under these names."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import orjson
 
 from openai_gateway.batches.rows import line_of
 
@@ -58,7 +62,7 @@ class Results:
     Raises
     ------
     ResultsError
-        One of them holds something else.
+        One of them holds something else, or another process writes to it.
     OSError
         One cannot be written.
 
@@ -117,10 +121,19 @@ class Results:
             os.close(self._files.pop().descriptor)
 
 
+def custom_ids(path: Path) -> Iterator[tuple[int, str | None]]:
+    """Yield line and ``custom_id`` of each whole result in a file."""
+    with path.open("rb") as file:
+        for text in file:
+            if (line := line_of(text)) is not None:
+                yield line, orjson.loads(text)["custom_id"]
+
+
 def _opened(path: Path, done: set[int]) -> _File:
     """Open a file of results, and note whose it holds; cut off what follows the last whole one."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
+        _lock(descriptor, path)
         opened = _File(path, descriptor)
         with path.open("rb") as file:
             for text in file:
@@ -138,6 +151,13 @@ def _opened(path: Path, done: set[int]) -> _File:
         os.close(descriptor)
         raise
     return opened
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ResultsError(f"another process writes to {path}") from None
 
 
 def _require_torn(path: Path, text: bytes, size: int) -> None:

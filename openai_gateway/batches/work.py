@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from itertools import chain, islice, repeat
 
-from openai_gateway.batches.asking import Answer
+from starlette.types import ASGIApp
+
+from openai_gateway.batches.asking import Answer, ask
 from openai_gateway.batches.results import Results
 from openai_gateway.batches.rows import BadRow, Row, answered, unanswered
 from openai_gateway.batches.slots import Slots
@@ -17,7 +19,16 @@ _LATER = (429, 503)  # full, or away: neither says anything about the row
 _PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0)  # seconds before asking again, the last one for good
 
 
-async def work_through(rows: Iterable[Row | BadRow], results: Results, slots: Slots, ask: Ask, name: str) -> None:
+def asking(app: ASGIApp, key: str | None = None) -> Ask:
+    """Return what asks an application, as the holder of a key."""
+
+    async def ask_row(row: Row) -> Answer:
+        return await ask(app, row.url, row.body, key)
+
+    return ask_row
+
+
+async def work_through(rows: Iterable[Row | BadRow], results: Results, slots: Slots, ask_row: Ask, name: str) -> None:
     """Ask every row that has no result yet.
 
     Parameters
@@ -28,7 +39,7 @@ async def work_through(rows: Iterable[Row | BadRow], results: Results, slots: Sl
         Get an entry a row.
     slots
         How many at a time.
-    ask
+    ask_row
         What answers a row. While it answers that the server is full or away, it is asked again.
     name
         How ids of results begin.
@@ -49,7 +60,7 @@ async def work_through(rows: Iterable[Row | BadRow], results: Results, slots: Sl
             broken.append(error)
 
     async def work(row: Row) -> None:
-        result, is_error = answered(name, row, await _patiently(ask, row))
+        result, is_error = answered(name, row, await _patiently(ask_row, row))
         results.add(row.line, result, is_error=is_error)
 
     try:
@@ -76,9 +87,9 @@ async def work_through(rows: Iterable[Row | BadRow], results: Results, slots: Sl
         raise broken[0]
 
 
-async def _patiently(ask: Ask, row: Row) -> Answer:
+async def _patiently(ask_row: Ask, row: Row) -> Answer:
     for pause in chain(_PAUSES, repeat(_PAUSES[-1])):
-        answer = await ask(row)
+        answer = await ask_row(row)
         if answer.status not in _LATER:
             break
         await asyncio.sleep(pause)

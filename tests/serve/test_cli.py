@@ -31,6 +31,7 @@ def test_help_imports_nothing_heavy() -> None:
     [
         "serve",
         "chat",
+        "batch",
         "convert",
         "lite",
         "lite auto_awq",

@@ -3,6 +3,7 @@
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -54,11 +55,7 @@ def test_each_row_gets_the_answer_that_a_request_gets(ann: openai.OpenAI, triton
 
 
 def test_a_row_that_is_wrong_is_an_error_of_its_own(ann: openai.OpenAI, triton: FakeTriton) -> None:
-    wrong = {
-        "no json": "{",
-        "no object": "[1]",
-        "no id": {**row("x"), "custom_id": 7},
-    }
+    wrong: list[Any] = ["{", "[1]", {**row("x"), "custom_id": 7}]
     named = {
         "method": row("method", method="GET"),
         "other url": row("other url", url="/v1/completions"),
@@ -71,7 +68,7 @@ def test_a_row_that_is_wrong_is_an_error_of_its_own(ann: openai.OpenAI, triton: 
     }
     good = [row("good"), row("also good")]
     long = row("long", "x" * LIMITS["max_body_bytes"])
-    content = jsonl(good[0], *wrong.values(), "", *named.values(), long, good[1], row("good"))
+    content = jsonl(good[0], *wrong, "", *named.values(), long, good[1], row("good"))
     done = wait_for(ann, begin(ann, content).id)
     assert done.status == "completed"
     assert results(ann, done.output_file_id).keys() == {"good", "also good"}

@@ -1,0 +1,1 @@
+"""``lmdeploy batch``: a file of requests, answered in this process."""

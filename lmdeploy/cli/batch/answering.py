@@ -1,0 +1,134 @@
+"""What ``lmdeploy batch`` does: its rows go through the gateway's application to an engine in this process."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import sys
+from pathlib import Path
+from typing import cast
+
+from tqdm import tqdm
+
+from lmdeploy.cli.options import engine_config
+from lmdeploy.offline.async_engine import AsyncEngine
+from lmdeploy.offline.served_requests import LocalClient
+from lmdeploy.serve.client import TritonClient
+from openai_gateway.app import create_app
+from openai_gateway.batches.asking import Answer
+from openai_gateway.batches.results import Results, custom_ids
+from openai_gateway.batches.rows import Row, Rows, count_rows
+from openai_gateway.batches.slots import Slots
+from openai_gateway.batches.work import Ask, asking, work_through
+from openai_gateway.middleware.own_requests import OpenRequests
+from openai_gateway.settings import Settings
+
+_NAME = "batch_req"
+_LOOK = 0.5  # seconds between two looks at the progress
+_QUIET = 10.0  # seconds between two lines where there is no terminal
+_ANY_NUMBER = sys.maxsize
+_ROW_BYTES = 64 * 1024 * 1024  # of a line: pictures come in it
+_GONE = 503
+
+
+class BatchError(Exception):
+    """The batch cannot go on; the text is for the user."""
+
+
+def answer_file(args: argparse.Namespace, output: Path, errors: Path) -> tuple[int, int]:
+    """Answer the rows of a file that have no result yet; return how many were answered, and how many failed.
+
+    Parameters
+    ----------
+    args
+        The options of ``lmdeploy batch``.
+    output, errors
+        Where the results go; what they hold already stays.
+
+    Raises
+    ------
+    BatchError
+        The files are not fit for it, or the engine is gone.
+    ValueError, OSError
+        As `AsyncEngine`; a file cannot be read or written.
+    """
+    if output.resolve() == errors.resolve():
+        raise BatchError(f"--errors must be another file than {output}")
+    total = count_rows(args.input, _ANY_NUMBER)
+    if not total:
+        raise BatchError(f"{args.input} has no requests")
+    with contextlib.closing(Results(output, errors)) as results:
+        rows = Rows(args.input, None, _ROW_BYTES)
+        if results.done:
+            _require_same(args.input, rows, (output, errors))
+        if len(results.done) < total:
+            _answer(args, rows, total, results)
+        return results.completed, results.failed
+
+
+def _require_same(path: Path, rows: Rows, files: tuple[Path, ...]) -> None:
+    """Check that results are those of this input, not of another."""
+    answered = {line: (custom_id, file) for file in files for line, custom_id in custom_ids(file)}
+    for row in rows:
+        custom_id, file = answered.pop(row.line, (row.custom_id, path))
+        if custom_id != row.custom_id:
+            raise BatchError(
+                f"{file} has results of another input: its line {row.line} is {custom_id}, in {path} it is "
+                f"{row.custom_id}; name another file, or remove it"
+            )
+    for line, (_, file) in answered.items():
+        raise BatchError(f"{file} has results of another input: {path} has no line {line}")
+
+
+def _answer(args: argparse.Namespace, rows: Rows, total: int, results: Results) -> None:
+    config = engine_config(args)
+    backend = "pytorch" if args.backend == "pytorch" else None
+    print("loading the model ...", file=sys.stderr)
+    with AsyncEngine(
+        args.model_path, config, args.chat_template or None, model_name=args.model_name or None, backend=backend
+    ) as pipe:
+        settings = Settings(
+            model_name=pipe.model_name,
+            max_body_bytes=_ROW_BYTES,
+            engine_dir=pipe.engine.directory.path,
+            chat_template=args.chat_template,
+            reasoning_parser=args.reasoning_parser,
+            tool_call_parser=args.tool_call_parser,
+            allowed_media_hosts=tuple(args.allowed_media_domains) if args.allowed_media_domains else None,
+            allowed_media_folder=Path(args.allowed_local_media_path) if args.allowed_local_media_path else None,
+        )
+        asyncio.run(_work(pipe, settings, rows, results, total, args.concurrency))
+
+
+async def _work(
+    pipe: AsyncEngine, settings: Settings, rows: Rows, results: Results, total: int, concurrency: int
+) -> None:
+    client = cast(TritonClient, LocalClient(pipe))  # all that rows ask of one
+    app = create_app(settings, client)
+    slots = Slots(concurrency, OpenRequests())
+    work = asyncio.create_task(work_through(rows, results, slots, _while_it_lives(asking(app)), _NAME))
+    interval = 0.1 if sys.stderr.isatty() else _QUIET
+    try:
+        with tqdm(total=total, initial=len(results.done), unit="row", mininterval=interval) as bar:
+            while not work.done():
+                await asyncio.wait((work,), timeout=_LOOK)
+                bar.update(len(results.done) - bar.n)
+                await asyncio.to_thread(results.sync)
+        work.result()
+    finally:
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        results.sync()
+
+
+def _while_it_lives(ask_row: Ask) -> Ask:
+    """Return what asks, and fails where nobody will ever answer: an engine of our own does not come back."""
+
+    async def ask(row: Row) -> Answer:
+        answer = await ask_row(row)
+        if answer.status == _GONE:
+            raise BatchError("the engine is gone; the same command goes on from here")
+        return answer
+
+    return ask

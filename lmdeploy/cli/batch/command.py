@@ -1,0 +1,71 @@
+"""What ``lmdeploy batch`` can be told."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from lmdeploy.cli import options
+from lmdeploy.extras import require
+
+_CONCURRENCY = 256
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command to the command line."""
+    parser = subparsers.add_parser(
+        "batch",
+        help="answer a file of requests",
+        description="Answer a file of requests, a line each as OpenAI's batches have them (docs/batches.md), with a "
+        "model in this process. What has been answered stays: the same command again goes on where it was.",
+    )
+    parser.add_argument("input", type=Path, metavar="INPUT", help="the requests (.jsonl)")
+    parser.add_argument(
+        "model_path",
+        nargs="?",
+        default="",
+        metavar="MODEL",
+        help="Hugging Face directory or repository, or a converted workspace (default: the default model)",
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="FILE", help="where answers go, and are added to"
+    )
+    parser.add_argument(
+        "--errors", type=Path, metavar="FILE", help="where rows that fail go (default: OUTPUT with .errors.jsonl)"
+    )
+    parser.add_argument(
+        "--concurrency",
+        type=options.positive,
+        default=_CONCURRENCY,
+        metavar="INT",
+        help="requests in the engine at a time; it computes --max-batch-size of them together (default: %(default)s)",
+    )
+    options.add_answer_parsers(parser)
+    options.add_media_options(parser)
+    parser.add_argument("--log-level", default="ERROR", choices=options.LOG_LEVELS, help="default: %(default)s")
+    options.add_engine_options(parser)
+    options.add_model_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Answer the rows that have no answer yet; return the exit status."""
+    require("serve", "`lmdeploy batch`")
+    from lmdeploy.cli.batch.answering import BatchError, answer_file
+    from lmdeploy.logs import configure
+
+    configure(args.log_level)
+    errors = args.errors or args.output.with_name(f"{args.output.stem}.errors.jsonl")
+    try:
+        completed, failed = answer_file(args, args.output, errors)
+    except (BatchError, ValueError, OSError) as error:
+        print(f"lmdeploy batch: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nlmdeploy batch: stopped; the same command goes on from here", file=sys.stderr)
+        return 130
+    told = f"; {failed} failed, see {errors}" if failed else ""
+    print(f"{completed} of {completed + failed} rows were answered, in {args.output}{told}", file=sys.stderr)
+    return 0

@@ -1,0 +1,148 @@
+"""Requests as servers send them, answered by an engine in this process: no tritonserver in between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from lmdeploy.fields.rows import rows_of
+from lmdeploy.messages import ALL_THAT_IS_LEFT, GenerationConfig
+from lmdeploy.offline.async_engine import AsyncEngine
+from lmdeploy.offline.outputs import AsyncOutputs
+from lmdeploy.prompts import PreparedPrompt
+from lmdeploy.serve.errors import TritonRequestError, TritonUnavailable
+from lmdeploy.serve.request import GenerateChunk, GenerateRequest
+from lmdeploy.turbomind.engine import EngineOutput, EngineUnavailable
+
+_OURS = frozenset(row.name for row in rows_of(GenerationConfig))
+_SAMPLING = frozenset(row.name for row in rows_of(GenerationConfig) if row.makes_sampling)
+_NEED_A_SERVER = {"prompt_logprobs": "echo with logprobs", "output_embedding": "an embedding"}
+
+
+class LocalClient:
+    """What `lmdeploy.serve.client.TritonClient` does for requests, for an engine in this process.
+
+    Use it inside one event loop.
+
+    Parameters
+    ----------
+    pipe
+        The model; it is not closed here.
+    """
+
+    def __init__(self, pipe: AsyncEngine) -> None:
+        self._pipe = pipe
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateChunk, None]:
+        """Run one request and yield its responses; leaving early cancels it.
+
+        Raises
+        ------
+        TritonRequestError
+            The request is refused, or the engine failed on it.
+        TritonUnavailable
+            The engine is gone.
+        """
+        outputs = AsyncOutputs()
+        try:
+            config = _config(request)
+            prompt = await asyncio.to_thread(self._prepared, request)
+            number = self._pipe.engine.submit(
+                prompt.ids,
+                config,
+                outputs.put,
+                stop_words=prompt.stop_words,
+                stream=request.stream,
+                pictures=prompt.rows,
+                adapter_name=request.fields.get("lora_name"),
+            )
+        except EngineUnavailable as error:
+            raise TritonUnavailable(str(error)) from None
+        except (ValueError, OverflowError) as error:
+            raise TritonRequestError("INVALID_ARGUMENT", str(error)) from None
+        is_over = False
+        try:
+            while not is_over:
+                output = await outputs.get()
+                is_over = output.is_final
+                if output.finish_reason == "error":
+                    raise TritonRequestError("INVALID_ARGUMENT" if output.is_bad_request else "INTERNAL", output.error)
+                yield _chunk(output, config.logprobs)
+        finally:
+            if not is_over:
+                self._pipe.engine.cancel(number)
+
+    async def adapters(self) -> dict[str, str]:
+        """Return the LoRA adapters that requests may name, each with an empty note: anybody may."""
+        return dict.fromkeys(self._pipe.engine.adapters(), "")
+
+    async def bos_token_id(self) -> int | None:
+        """Return the token that begins a sequence; None when the tokenizer has none."""
+        return self._pipe.tokenizer.bos_token_id
+
+    def _prepared(self, request: GenerateRequest) -> PreparedPrompt:
+        if request.input_ids is not None:
+            return PreparedPrompt(list(request.input_ids), [])
+        if request.text_input is not None:
+            return self._pipe.prepare(request.text_input, do_preprocess=False)
+        return self._pipe.prepare(
+            list(request.messages or ()),
+            tools=list(request.tools or ()),
+            template_options=request.template_options,
+            adapter_name=request.fields.get("lora_name"),
+        )
+
+
+def _config(request: GenerateRequest) -> GenerationConfig:
+    """Return how to generate, with the defaults that a served request has.
+
+    Raises
+    ------
+    ValueError
+        A value is out of range, or needs a server.
+    """
+    for name, told in _NEED_A_SERVER.items():
+        if name in request.fields:
+            raise ValueError(f"{told} needs a server (lmdeploy serve api_server)")
+    fields: dict[str, Any] = {name: value for name, value in request.fields.items() if name in _OURS}
+    fields.setdefault("do_sample", not _SAMPLING.isdisjoint(fields))
+    if fields.get("max_new_tokens") == ALL_THAT_IS_LEFT:
+        fields["max_new_tokens"] = None
+    if "stop_words" in fields:
+        fields["stop_words"] = list(fields["stop_words"]) or None
+    return GenerationConfig(**fields)
+
+
+def _chunk(output: EngineOutput, likeliest: int | None) -> GenerateChunk:
+    """Return an output as the response to a served request.
+
+    Parameters
+    ----------
+    likeliest
+        How many of the likeliest tokens were asked for.
+    """
+    chunk = GenerateChunk(
+        text=output.text,
+        token_ids=tuple(output.token_ids),
+        finish_reason=output.finish_reason or None,
+        input_token_len=output.input_token_len,
+        generate_token_len=output.generate_token_len,
+        index=output.index,
+        history_token_len=output.history_token_len,
+    )
+    if output.logprobs is not None and likeliest is not None:
+        chunk.token_logprobs = tuple(
+            entry[token] for token, entry in zip(output.token_ids, output.logprobs, strict=True)
+        )
+        tops = [_likeliest(entry, likeliest) for entry in output.logprobs]
+        chunk.top_token_ids = tuple(tuple(token for token, _ in top) for top in tops)
+        chunk.top_logprobs = tuple(tuple(value for _, value in top) for top in tops)
+    return chunk
+
+
+def _likeliest(entry: dict[int, float], count: int) -> Sequence[tuple[int, float]]:
+    """Return the likeliest tokens in order, of a chosen one and then the likeliest, which it may be one of."""
+    items = list(entry.items())
+    top = items if len(items) == count else items[1:]
+    return sorted(top, key=lambda item: -item[1])

@@ -1,0 +1,1 @@
+"""Files of requests, over a real server and without one."""
