@@ -36,6 +36,12 @@ _ANTHROPIC_TYPES = {
 }
 _SHOWN_INPUT = 60  # characters of a refused value
 _LOGGED = 1000  # characters of what the engine says
+# What OpenAI has and models that write text cannot do: the beginning of its path, and what to say.
+_NOT_HERE = {
+    "/v1/audio": ": the models served here neither hear nor speak",
+    "/v1/images": ": the models served here make no pictures; they see those in messages",
+    "/v1/videos": ": the models served here make no videos; they see those in messages",
+}
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 _SHOWN_PATH = 200  # characters of where it stands
 
@@ -202,7 +208,8 @@ def install_error_handlers(
 def _no_such_route(request: Request, error: HTTPException) -> ApiError:
     asked = f"{request.method} {request.url.path}"
     if error.status_code == 404:
-        return ApiError(404, f"Invalid URL ({asked})", code="unknown_url", detail=error.detail)
+        why = next((why for start, why in _NOT_HERE.items() if request.url.path.startswith(start)), "")
+        return ApiError(404, f"Invalid URL ({asked}){why}", code="unknown_url", detail=error.detail)
     message = f"Method not allowed ({asked})"
     headers = {"allow": ", ".join(_allowed_methods(request))}
     return ApiError(405, message, code="method_not_allowed", headers=headers, detail=error.detail)

@@ -200,6 +200,15 @@ def test_an_unknown_model_is_a_404(client: openai.OpenAI, triton: FakeTriton) ->
     assert triton.requests == []
 
 
+@pytest.mark.parametrize(
+    ("path", "why"), [("/v1/audio/speech", "neither hear nor speak"), ("/v1/images/generations", "make no pictures")]
+)
+def test_what_no_model_here_does_is_said(http: httpx.Client, path: str, why: str) -> None:
+    answer = http.post(path, json={})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_url")
+    assert why in answer.json()["error"]["message"]
+
+
 def test_unknown_urls_and_methods_are_openai_errors(http: httpx.Client) -> None:
     assert "/v1/nothing" in error_of(http.get("/v1/nothing"), 404)["message"]
     assert "GET" in error_of(http.get("/v1/chat/completions"), 405)["message"]
