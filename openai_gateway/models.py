@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lmdeploy.pooling import read_pooling
-from lmdeploy.serve.client import TritonClient
+from lmdeploy.serve.client import GenerateRequest, TritonClient
 from lmdeploy.serve.several.registry import Registry, ServedEntry
 from lmdeploy.serve.several.wanted import newest_versions
 from lmdeploy.templates.infilling import Infilling, infilling_of
 from lmdeploy.templates.thinking import Thinking, thinking_of
 from openai_gateway.adapters import Adapters
 from openai_gateway.answering.token_texts import TokenTexts
+from openai_gateway.errors import ApiError
+from openai_gateway.protocol.tools import Tool
 from openai_gateway.settings import Settings
 
 if TYPE_CHECKING:
@@ -97,6 +100,23 @@ class Chosen:
     def adapter(self) -> str | None:
         """The adapter that answers; None: the model itself."""
         return self.name if self.is_adapter else None
+
+    async def prompt_ids(
+        self, messages: list[dict[str, Any]], tools: Sequence[Tool], template_options: dict[str, Any]
+    ) -> list[int]:
+        """Return the tokens of a conversation, with the chat template and the tools applied.
+
+        Raises
+        ------
+        ApiError
+            It has pictures, whose tokens are not told.
+        """
+        if GenerateRequest(messages=messages).has_pictures:
+            raise ApiError(400, "The tokens of prompts with pictures are not told.", param="messages")
+        shown = [tool.for_template() for tool in tools]
+        return await self.model.client.tokenize(
+            messages=messages, tools=shown, template_options=template_options, adapter=self.adapter
+        )
 
 
 class Models(Protocol):

@@ -79,7 +79,10 @@ def _add_gateway(subparsers: Subparsers) -> None:
     parser.add_argument("--model-name", default="", help="name clients use (default: what Triton says)")
     parser.add_argument("--triton-metrics-url", metavar="URL", help="Triton's metrics, passed through by /metrics")
     parser.add_argument(
-        "--engine-dir", default="", metavar="DIR", help="the model's engine directory, for the texts of tokens"
+        "--engine-dir",
+        default="",
+        metavar="DIR",
+        help="the model's engine directory, for the texts of tokens and what its template shows",
     )
     options.add_server_options(parser, DEFAULT_PORT)
     options.add_gateway_options(parser)

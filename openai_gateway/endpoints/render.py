@@ -8,11 +8,9 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
-from lmdeploy.serve.client import GenerateRequest
 from openai_gateway.endpoints.chat.protocol import ChatCompletionRequest
 from openai_gateway.endpoints.completions.infilling import whole_prompt
 from openai_gateway.endpoints.completions.protocol import CompletionRequest
-from openai_gateway.errors import ApiError
 from openai_gateway.gateway import GatewayDependency
 from openai_gateway.models import ServedModel
 from openai_gateway.parsing import BoundedRoute
@@ -36,15 +34,7 @@ async def render_chat(body: ChatCompletionRequest, request: Request, gateway: Ga
         ids = await _of_text(chosen.model, body.messages)
     else:
         messages = [message.for_template() for message in body.messages]
-        if GenerateRequest(messages=messages).has_pictures:
-            raise ApiError(400, "The tokens of prompts with pictures are not told.", param="messages")
-        tools = [tool.for_template() for tool in body.usable_tools]
-        ids = await chosen.model.client.tokenize(
-            messages=messages,
-            tools=tools,
-            template_options=body.template_options,
-            adapter=chosen.adapter,
-        )
+        ids = await chosen.prompt_ids(messages, body.usable_tools, body.template_options)
     return RenderedPrompt(request_id=request.scope["lmdeploy.request_id"], model=chosen.name, token_ids=ids)
 
 

@@ -39,11 +39,6 @@ class Sample:
     files: dict[str, int] = field(default_factory=dict)
     figures: dict[str, float] = field(default_factory=dict)
 
-    @property
-    def total_memory(self) -> float:
-        """MiB of all processes."""
-        return sum(self.memory.values())
-
 
 class Observer:
     """Looks at a server.

@@ -58,13 +58,7 @@ async def create_message(body: MessagesRequest, request: Request, gateway: Gatew
 async def count_tokens(body: Prompted, request: Request, gateway: GatewayDependency) -> TokenCount:
     """Return how many tokens a prompt has, with the chat template and the tools applied. Nothing is generated."""
     chosen = await gateway.choose(body.model, request)
-    messages = body.for_template
-    if GenerateRequest(messages=messages).has_pictures:
-        raise ApiError(400, "The tokens of prompts with pictures are not counted.", param="messages")
-    tools = [tool.for_template() for tool in body.usable_tools]
-    ids = await chosen.model.client.tokenize(
-        messages=messages, tools=tools, template_options=body.template_options, adapter=chosen.adapter
-    )
+    ids = await chosen.prompt_ids(body.for_template, body.usable_tools, body.template_options)
     return TokenCount(input_tokens=len(ids))
 
 
