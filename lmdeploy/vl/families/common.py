@@ -107,7 +107,7 @@ class VisionFamily:
     features
         From the part, a picture and its options to its rows ``[tokens, hidden]``.
     written
-        A picture in a message, for chat templates that know only texts.
+        A picture in a message, for chat templates that know only texts; empty: ``token`` on a line.
     goes_first
         Such templates get a message's pictures in front of its texts, not in the order of the message.
     words
@@ -136,7 +136,7 @@ class VisionFamily:
     token: str
     expansion: Expansion
     features: Features
-    written: str
+    written: str = ""
     goes_first: bool = True
     words: tuple[str, ...] = ()
     tower: str = ""
@@ -147,3 +147,7 @@ class VisionFamily:
     grid: Grid = lambda part, size, options: (0, 0, 0)
     video: VideoForm | None = None
     is_one_place: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.written:
+            object.__setattr__(self, "written", f"{self.token}\n")

@@ -77,7 +77,6 @@ FAMILY = VisionFamily(
     _TOKEN,
     expansion,
     features,
-    written=f"{_TOKEN}\n",
     words=(_END,),
     native=NativeForm(config, processor, tensors, model),
     is_one_place=True,

@@ -63,7 +63,6 @@ FAMILY = VisionFamily(
     _TOKEN,
     expansion,
     features,
-    written=f"{_TOKEN}\n",
     words=(_BEGIN, _END),
     video=VideoForm(_TOKEN, video_expansion, video_features, written=f"{_VIDEO}\n", mark=_VIDEO, words=(_BEGIN, _END)),
 )

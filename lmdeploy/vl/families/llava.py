@@ -32,4 +32,4 @@ def features(part: VisionPart, picture: Image, options: Options) -> "torch.Tenso
     return rows
 
 
-FAMILY = VisionFamily(("LlavaForConditionalGeneration",), _TOKEN, expansion, features, written=f"{_TOKEN}\n")
+FAMILY = VisionFamily(("LlavaForConditionalGeneration",), _TOKEN, expansion, features)

@@ -46,4 +46,4 @@ def features(part: VisionPart, picture: Image, options: Options) -> "torch.Tenso
     return rows
 
 
-FAMILY = VisionFamily(("LlavaNextForConditionalGeneration",), _TOKEN, expansion, features, written=f"{_TOKEN}\n")
+FAMILY = VisionFamily(("LlavaNextForConditionalGeneration",), _TOKEN, expansion, features)

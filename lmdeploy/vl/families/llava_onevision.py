@@ -69,7 +69,6 @@ FAMILY = VisionFamily(
     _TOKEN,
     expansion,
     features,
-    written=f"{_TOKEN}\n",
     minds_others=True,
     video=VideoForm(_VIDEO, video_expansion, video_features, written=f"{_VIDEO}\n"),
 )

@@ -135,6 +135,5 @@ FAMILY = VisionFamily(
     _TOKEN,
     expansion,
     features,
-    written=f"{_TOKEN}\n",
     native=NativeForm(config, processor, tensors, model),
 )

@@ -179,7 +179,6 @@ FAMILY = VisionFamily(
     _TOKEN,
     expansion,
     features,
-    written=f"{_TOKEN}\n",
     words=(*_WHOLE, *_SLICE, *_NUMBER),
     native=NativeForm(config, processor, tensors, model),
     number=number,

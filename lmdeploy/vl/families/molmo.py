@@ -202,7 +202,6 @@ FAMILY = VisionFamily(
     _TOKEN,
     expansion,
     features,
-    written=f"{_TOKEN}\n",
     words=(*_MARKS, *_OTHERS),
     native=NativeForm(config, processor, tensors, model),
 )

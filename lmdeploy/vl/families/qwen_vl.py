@@ -76,7 +76,6 @@ FAMILY = VisionFamily(
     _TOKEN,
     expansion,
     features,
-    written=f"{_TOKEN}\n",
     words=(_BEGIN, _END),
     native=NativeForm(config, processor, tensors, model),
     number=number,
