@@ -1,4 +1,4 @@
-"""Writing that survives whatever ends the process, names that sort by age, and the lock of a folder."""
+"""Writing that survives whatever ends the process, dates, names that sort by them, and the lock of a folder."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ from pathlib import Path
 
 PART = ".part"  # ends the name of a file that is being written
 _ABANDONED = 24 * 3600  # seconds after which nobody writes a part any more
+
+
+def now() -> int:
+    """Return the date in seconds since 1970. What is kept over restarts is dated, and expires by dates alone."""
+    return int(time.time())
 
 
 def new_id(prefix: str) -> str:
@@ -52,10 +57,9 @@ def sync_folder(folder: Path) -> None:
 
 def remove_abandoned(folder: Path) -> None:
     """Remove what processes that were killed had begun to write."""
-    now = time.time()
     for part in folder.glob(f"*{PART}"):
         with contextlib.suppress(FileNotFoundError):
-            if part.stat().st_mtime < now - _ABANDONED:
+            if part.stat().st_mtime < now() - _ABANDONED:
                 part.unlink()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,16 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from openai_gateway.batches.disk import PART, locked, make_private, new_id, remove_abandoned, sync_folder, write_whole
+from openai_gateway.batches.disk import (
+    PART,
+    locked,
+    make_private,
+    new_id,
+    now,
+    remove_abandoned,
+    sync_folder,
+    write_whole,
+)
 
 DAYS_KEPT = 30
 SECONDS_KEPT = DAYS_KEPT * 24 * 3600
@@ -174,7 +182,7 @@ class Files:
             A file of the owner's own is one too many; results are always kept.
         """
         make_private(self._folder)
-        content, now = self._folder / file_id, int(time.time())
+        content, date = self._folder / file_id, now()
         with locked(self._folder):
             if purpose == "batch":
                 self.require_room(more=False)
@@ -186,8 +194,8 @@ class Files:
             made = FileObject(
                 id=file_id,
                 bytes=size,
-                created_at=now,
-                expires_at=now + seconds,
+                created_at=date,
+                expires_at=date + seconds,
                 filename=filename,
                 purpose=purpose,
             )
@@ -203,7 +211,7 @@ class Files:
             found = FileObject.model_validate_json(self._notes(file_id).read_bytes())
         except (FileNotFoundError, ValueError):  # half deleted
             return None
-        return None if found.expires_at is not None and found.expires_at <= time.time() else found
+        return None if found.expires_at is not None and found.expires_at <= now() else found
 
     def content(self, file_id: str) -> Path:
         """Return where the content of a file is."""

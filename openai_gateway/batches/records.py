@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel
 
-from openai_gateway.batches.disk import make_private, new_id, remove_abandoned, write_whole
+from openai_gateway.batches.disk import make_private, new_id, now, remove_abandoned, write_whole
 from openai_gateway.batches.files import SECONDS_KEPT, Limits, QuotaError
 
 Status = Literal["validating", "in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"]
@@ -126,14 +125,14 @@ class Batches:
                 f"There are {count} batches, as many as may be kept for one API key; each is forgotten 30 days after "
                 "it was made."
             )
-        now = int(time.time())
+        date = now()
         record = Record(
             id=new_id("batch_"),
             endpoint=endpoint,
             input_file_id=input_file_id,
             completion_window=f"{hours}h",
-            created_at=now,
-            expires_at=now + hours * 3600,
+            created_at=date,
+            expires_at=date + hours * 3600,
             metadata=metadata,
             output_id=new_id("file-"),
             errors_id=new_id("file-"),
@@ -198,10 +197,10 @@ class Batches:
 
     def clean(self) -> None:
         """Forget batches that are older than their files, those that nobody ran in time among them."""
-        now = time.time()
+        date = now()
         for batch_id in list(self._ids()):
             record = self.stored(batch_id)
-            if record is None or max(record.created_at + SECONDS_KEPT, record.expires_at + _DAY) > now:
+            if record is None or max(record.created_at + SECONDS_KEPT, record.expires_at + _DAY) > date:
                 continue
             for path in (self._path(batch_id), *self.results(batch_id)):
                 path.unlink(missing_ok=True)

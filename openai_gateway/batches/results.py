@@ -44,8 +44,9 @@ class _File:
         try:
             while written < len(result):
                 written += os.write(self.descriptor, result[written:])
-        except OSError:
+        except OSError as error:
             os.ftruncate(self.descriptor, self.size)
+            error.filename = str(self.path)
             raise
         self.size += len(result)
 

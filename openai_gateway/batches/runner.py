@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Collection
 
+from openai_gateway.batches.disk import now
 from openai_gateway.batches.files import QuotaError
 from openai_gateway.batches.records import ENDED, BatchProblem, BatchProblems, Record, Status
 from openai_gateway.batches.results import Results, ResultsError
@@ -125,9 +126,11 @@ class BatchRunner:
         task = asyncio.create_task(self._guarded(key, batch_id))
         self._running[key] = task
 
-        def ended(_: asyncio.Task[None]) -> None:
+        def ended(ended_task: asyncio.Task[None]) -> None:
             del self._running[key]
             self._new.set()
+            if not ended_task.cancelled():
+                ended_task.exception()  # seen; what ends the process is told elsewhere
 
         task.add_done_callback(ended)
 
@@ -195,7 +198,7 @@ class _Run:
             record.ends_as, problem = "failed", BatchProblem(code="internal_error", message=str(error))
         if problem is not None:
             record.errors = BatchProblems(data=[problem])
-        record.status, record.finalizing_at = "finalizing", int(time.time())
+        record.status, record.finalizing_at = "finalizing", now()
         await asyncio.to_thread(self._owned.batches.save, record)
 
     def _require_input(self, record: Record) -> None:
@@ -212,7 +215,7 @@ class _Run:
             message = f"The input file must have 1 to {MAX_ROWS} requests, a line each; it has {count}."
             raise _EndedEarly("failed", BatchProblem(code="bad_file", message=message, param="input_file_id"))
         record.request_counts.total = total
-        record.status, record.in_progress_at = "in_progress", int(time.time())
+        record.status, record.in_progress_at = "in_progress", now()
         self._owned.batches.save(record)
 
     async def _watch(self, record: Record, results: Results) -> None:
@@ -235,7 +238,7 @@ class _Run:
         """Raise that the batch is to end."""
         if self._owned.batches.is_cancelled(self._id):
             raise _EndedEarly("cancelled")
-        if record.expires_at <= time.time():
+        if record.expires_at <= now():
             raise _EndedEarly("expired")
         try:
             self._owned.files.require_room(more=False)
@@ -262,9 +265,8 @@ class _Run:
                 setattr(record, f"{name}_file_id", file_id)
             else:
                 path.unlink(missing_ok=True)
-        now = int(time.time())
         record.status = record.ends_as
-        setattr(record, f"{record.ends_as}_at", now)
+        setattr(record, f"{record.ends_as}_at", now())
         if record.ends_as == "cancelled":
             record.cancelling_at = record.finalizing_at
         self._owned.batches.save(record)
@@ -287,7 +289,7 @@ def _give_up(owned: Owned, batch_id: str) -> None:
         record = owned.batches.stored(batch_id)
         if record is not None and record.status not in ENDED:
             problem = BatchProblem(code="internal_error", message="The server had an error while it ran this batch.")
-            record.status, record.failed_at = "failed", int(time.time())
+            record.status, record.failed_at = "failed", now()
             record.errors = BatchProblems(data=[problem])
             owned.batches.save(record)
         owned.batches.close(batch_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from itertools import chain, islice, repeat
 
 from starlette.types import ASGIApp
@@ -15,6 +15,7 @@ from openai_gateway.batches.slots import Slots
 
 Ask = Callable[[Row], Awaitable[Answer]]
 _AT_A_TIME = 32  # lines that are read
+_BYTES_AT_A_TIME = 1024 * 1024
 _LATER = (429, 503)  # full, or away: neither says anything about the row
 _PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0)  # seconds before asking again, the last one for good
 
@@ -99,6 +100,18 @@ async def _patiently(ask_row: Ask, row: Row) -> Answer:
 async def _beside(rows: Iterable[Row | BadRow]) -> AsyncIterator[Row | BadRow]:
     """Yield rows that are read in another thread, some at a time."""
     reading = iter(rows)
-    while some := await asyncio.to_thread(lambda: list(islice(reading, _AT_A_TIME))):
+    while some := await asyncio.to_thread(_some, reading):
         for row in some:
             yield row
+
+
+def _some(rows: Iterator[Row | BadRow]) -> list[Row | BadRow]:
+    """Return the next rows: so many, or fewer where they are long."""
+    some: list[Row | BadRow] = []
+    size = 0
+    for row in islice(rows, _AT_A_TIME):
+        some.append(row)
+        size += len(row.body) if isinstance(row, Row) else 0
+        if size > _BYTES_AT_A_TIME:
+            break
+    return some

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -38,10 +40,11 @@ _MAX_PAGE = 10_000
 async def create_file(request: Request, owned: OwnedDependency, gateway: GatewayDependency) -> FileObject:
     """Keep a file for batches: JSONL, a request a line."""
     form = FileForm(request.headers.get("content-type", ""), owned.files.upload, gateway.settings.max_file_bytes)
+    body = request.stream()
     try:
         with told_failures():
             piece = bytearray()
-            async for chunk in request.stream():
+            async for chunk in body:
                 piece += chunk
                 if len(piece) >= _PIECE:
                     await asyncio.to_thread(form.feed, bytes(piece))
@@ -49,9 +52,19 @@ async def create_file(request: Request, owned: OwnedDependency, gateway: Gateway
             return await asyncio.to_thread(_finished, form, bytes(piece))
     except ClientDisconnect:
         raise ClientDisconnected from None
+    except ApiError:
+        await _drop(body)
+        raise
     finally:
         if form.upload is not None:
             await asyncio.to_thread(form.upload.drop)
+
+
+async def _drop(body: AsyncIterator[bytes]) -> None:
+    """Read what is left of a body, so that its client reads our answer."""
+    with contextlib.suppress(ClientDisconnect):
+        async for _ in body:
+            continue
 
 
 def _finished(form: FileForm, rest: bytes) -> FileObject:

@@ -1,0 +1,207 @@
+"""The disk fails, or the process ends, at any step: a batch still ends with one result a row."""
+
+import asyncio
+import errno
+import json
+import os
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+
+from openai_gateway.app import create_app
+from openai_gateway.batches import files, records
+from openai_gateway.batches import runner as runner_module
+from openai_gateway.batches.asking import Answer
+from openai_gateway.batches.disk import write_whole
+from openai_gateway.batches.files import Limits, Upload
+from openai_gateway.batches.results import Results
+from openai_gateway.batches.rows import Row
+from openai_gateway.batches.runner import BatchRunner
+from openai_gateway.batches.slots import Slots
+from openai_gateway.batches.store import Owned, Store
+from openai_gateway.batches.work import Ask
+from openai_gateway.middleware.own_requests import OpenRequests
+from openai_gateway.settings import Settings
+from tests.gateway.batches.conftest import jsonl, row
+from tests.support.waiting import eventually
+
+MIB = 2**20
+ROWS = 20
+
+
+class Crash(BaseException):
+    """Ends whatever runs, as the end of a process does."""
+
+
+class Crashing:
+    """Writes files, and crashes once: before or after it has written for the nth time."""
+
+    def __init__(self, at: int, *, after: bool) -> None:
+        self._at, self._after = at, after
+        self.calls = 0
+
+    def __call__(self, path: Path, content: bytes) -> None:
+        is_it = self.calls == self._at
+        self.calls += 1
+        if is_it and not self._after:
+            raise Crash
+        write_whole(path, content)
+        if is_it:
+            raise Crash
+
+
+def owned_with_batch(store: Store) -> tuple[Owned, str]:
+    owned = store.of(None)
+    upload = owned.files.upload()
+    upload.write(jsonl(*(row(f"row {n}", **({"method": "PUT"} if n % 5 == 0 else {})) for n in range(ROWS))))
+    file = upload.finish("rows", "batch", 3600)
+    made = owned.batches.add(
+        endpoint="/v1/chat/completions", input_file_id=file.id, hours=1, metadata=None, results_seconds=3600
+    )
+    return owned, made.id
+
+
+def runner_of(store: Store, asked: Counter[str]) -> BatchRunner:
+    async def ask(row: Row) -> Answer:
+        await asyncio.sleep(0)
+        asked[row.custom_id] += 1
+        return Answer(200, "req_1", b'{"object":"chat.completion"}')
+
+    def asking(key: str | None) -> Ask:
+        return ask
+
+    return BatchRunner(store, (), Slots(4, OpenRequests()), asking, MIB)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("at", range(6))
+async def test_a_crash_at_any_write_leaves_a_batch_that_can_be_ended(
+    at: int, after: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, asked = Store(tmp_path, Limits(MIB, MIB, 10)), Counter[str]()
+    owned, batch_id = owned_with_batch(store)
+    write = Crashing(at, after=after)
+    for module in (files, records):
+        monkeypatch.setattr(module, "write_whole", write)
+    runner = runner_of(store, asked)
+    runner.start()
+    try:
+        await eventually(lambda: not owned.batches.open_ids())
+    finally:
+        await runner.stop()
+    assert write.calls > at + 1 - after  # it did crash, and then went on
+    record = owned.batches.stored(batch_id)
+    assert record is not None
+    assert record.status == "completed"
+    assert record.request_counts.model_dump() == {"total": ROWS, "completed": 16, "failed": 4}
+    found = [
+        [json.loads(line)["custom_id"] for line in owned.files.content(name or "").read_text().splitlines()]
+        for name in (record.output_file_id, record.error_file_id)
+    ]
+    assert sorted(found[0] + found[1]) == sorted(f"row {n}" for n in range(ROWS))
+    assert set(asked.values()) == {1}
+    assert {file.purpose for file in owned.files.all()} == {"batch", "batch_output"}
+    assert [path.name for path in (tmp_path / "everybody" / "batches").iterdir()] == [f"{batch_id}.json"]
+
+
+def test_a_result_that_the_disk_takes_half_of_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = Results(tmp_path / "out", tmp_path / "errors")
+    line = b'{"id":"batch_req-1","custom_id":"a","response":null,"error":null}\n'
+    written.add(1, line, is_error=False)
+    really = os.write
+    full: Iterator[Callable[[int, bytes], int]] = iter((lambda file, content: really(file, content[:20]), _full))
+    monkeypatch.setattr(os, "write", lambda file, content: next(full)(file, content))
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path / 'out'}'"):
+        written.add(2, line.replace(b"-1", b"-2"), is_error=False)
+    assert (written.done, written.size) == ({1}, len(line))
+    assert (tmp_path / "out").read_bytes() == line
+    written.close()
+
+
+def _full(*_: Any) -> int:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+async def test_a_batch_waits_for_space_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, asked = Store(tmp_path, Limits(MIB, MIB, 10)), Counter[str]()
+    owned, batch_id = owned_with_batch(store)
+    monkeypatch.setattr(runner_module, "_PAUSE", 0.01)
+    really = os.write
+    writes = iter([really, really, _full, _full])
+    monkeypatch.setattr(os, "write", lambda file, content: next(writes, really)(file, content))
+    runner = runner_of(store, asked)
+    runner.start()
+    try:
+        await eventually(lambda: not owned.batches.open_ids())
+    finally:
+        await runner.stop()
+    record = owned.batches.stored(batch_id)
+    assert record is not None
+    assert record.request_counts.model_dump() == {"total": ROWS, "completed": 16, "failed": 4}
+    assert next(writes, None) is None
+
+
+def left_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.rglob("*") if path.is_file()}
+
+
+async def post_file(app: FastAPI, size: int) -> tuple[int, dict[str, Any], int]:
+    """Upload so many bytes; return the status, the answer, and how many bytes were read."""
+    chunk = b"x" * (64 * 1024)
+    head = b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+    head += b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
+    scope: dict[str, Any] = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST"}
+    scope |= {"path": "/v1/files", "raw_path": b"/v1/files", "query_string": b"", "root_path": "", "state": {}}
+    scope |= {"headers": [(b"content-type", b"multipart/form-data; boundary=b")], "scheme": "http"}
+    scope |= {"server": ("test", 80), "client": ("test", 1)}
+    sent, status, body = 0, 0, b""
+
+    async def receive() -> Any:
+        nonlocal sent
+        first, sent = sent == 0, sent + len(chunk)
+        if sent > size:
+            return {"type": "http.request", "body": b"\r\n--b--\r\n", "more_body": False}
+        return {"type": "http.request", "body": head + chunk if first else chunk, "more_body": True}
+
+    async def send(message: Any) -> None:
+        nonlocal status, body
+        status = message.get("status", status)
+        body += message.get("body", b"")
+
+    await app(scope, receive, send)
+    return status, json.loads(body), sent
+
+
+async def test_an_upload_never_lies_in_memory_as_a_whole(tmp_path: Path) -> None:
+    app = create_app(Settings(files_dir=tmp_path))
+    await post_file(app, MIB)
+    tracemalloc.start()
+    try:
+        status, answer, _ = await post_file(app, 64 * MIB)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (status, answer["bytes"]) == (200, 64 * MIB)
+    assert peak < 8 * MIB
+
+
+async def test_an_upload_that_is_refused_is_read_to_its_end_so_that_its_client_reads_why(tmp_path: Path) -> None:
+    app = create_app(Settings(files_dir=tmp_path, max_key_bytes=MIB))
+    assert (await post_file(app, MIB))[0] == 200
+    status, answer, read = await post_file(app, 32 * MIB)
+    assert (status, answer["error"]["code"]) == (403, "quota_exceeded")
+    assert read > 32 * MIB
+    assert not {name for name in left_in(tmp_path) if name.endswith(".part")}
+
+
+async def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = create_app(Settings(files_dir=tmp_path))
+    monkeypatch.setattr(Upload, "write", _full)
+    status, answer, _ = await post_file(app, MIB)
+    assert (status, answer["error"]["message"]) == (507, "The server's disk is full.")
+    assert left_in(tmp_path) == set()
