@@ -212,7 +212,6 @@ class GenerateChunk:
 
     text: str = ""
     token_ids: tuple[int, ...] = ()
-    embedding: bytes = b""
     finish_reason: str | None = None
     stop_string: str = ""
     input_token_len: int = 0
@@ -227,3 +226,4 @@ class GenerateChunk:
     prompt_token_logprobs: tuple[float, ...] = ()
     prompt_top_token_ids: tuple[tuple[int, ...], ...] = ()
     prompt_top_logprobs: tuple[tuple[float, ...], ...] = ()
+    embedding: bytes = b""

@@ -16,7 +16,7 @@ SETTINGS = Settings(system_prompt="", temperature=0.0, top_p=1.0, max_new_tokens
 
 
 def chunk(text: str, count: int, finish_reason: str | None = None) -> GenerateChunk:
-    return GenerateChunk(text, (), finish_reason, 3, count, 0)
+    return GenerateChunk(text, finish_reason=finish_reason, input_token_len=3, generate_token_len=count)
 
 
 class Scripted:
