@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from lmdeploy.serve.client import GenerateChunk
 from lmdeploy.templates.thinking import Thinking, ThinkingMarks
 
 
@@ -26,6 +27,11 @@ class ReasoningParser:
         The model's.
     begins_inside : bool
         The prompt ended with the opening mark.
+
+    Attributes
+    ----------
+    token_count : int
+        Tokens of the thoughts and their marks, of the engine's chunks that were read: exact where each has one token.
     """
 
     def __init__(self, marks: ThinkingMarks, *, begins_inside: bool) -> None:
@@ -34,20 +40,41 @@ class ReasoningParser:
         self._text = ""  # not told yet
         self._advance = self._at_start
         self._has_told = False  # thoughts
+        self._generated = 0  # tokens so far
+        self._begun = self._ended = False  # the thoughts
+        self.token_count = 0
 
     def feed(self, text: str) -> Told:
         """Take more of the answer."""
-        self._text += text
-        return self._advance(is_over=False)
+        return self._counted(text, is_over=False)
+
+    def feed_chunks(self, chunks: Iterable[GenerateChunk]) -> Told:
+        """Take what the engine said next."""
+        told = []
+        for chunk in chunks:
+            self._generated = chunk.generate_token_len
+            told.append(self._counted(chunk.text, is_over=False))
+        return _sum(told)
 
     def finish(self) -> Told:
         """Return what the end of the answer decides."""
-        return self._advance(is_over=True)
+        return self._counted("", is_over=True)
 
     def whole(self, text: str) -> Told:
         """Return thoughts and answer of a whole text."""
-        first, last = self.feed(text), self.finish()
-        return Told(first.reasoning + last.reasoning, first.content + last.content)
+        return _sum([self.feed(text), self.finish()])
+
+    def whole_of(self, chunks: Iterable[GenerateChunk]) -> Told:
+        """Return thoughts and answer of all that the engine said."""
+        return _sum([self.feed_chunks(chunks), self.finish()])
+
+    def _counted(self, text: str, is_over: bool) -> Told:
+        has_ended = self._ended
+        self._text += text
+        told = self._advance(is_over)
+        if self._begun and not has_ended:
+            self.token_count = self._generated
+        return told
 
     def _at_start(self, is_over: bool) -> Told:
         stripped = self._text.lstrip()
@@ -65,11 +92,12 @@ class ReasoningParser:
         return self._advance(is_over)
 
     def _in_thoughts(self, is_over: bool) -> Told:
+        self._begun = True
         if not self._has_told:
             self._text = self._text.lstrip()
         thoughts, end, rest = self._text.partition(self._marks.end)
         if end:
-            self._text = rest
+            self._text, self._ended = rest, True
             self._advance = self._before_answer
             return Told(thoughts.rstrip(), self._advance(is_over).content)
         kept = 0 if is_over else _beginning_at_end(self._text, self._marks.end)
@@ -100,11 +128,20 @@ def reasoning_parser(thinking: Thinking | None, template_options: Mapping[str, A
     return ReasoningParser(thinking.marks, begins_inside=thinking.begins_inside(template_options))
 
 
-def asked_for_marks(thinking: Thinking | None, skip_special_tokens: bool | None) -> bool | None:
-    """Return ``skip_special_tokens`` such that the marks come, where a request leaves it open."""
-    if thinking is not None and thinking.marks.are_special and skip_special_tokens is None:
-        return False
-    return skip_special_tokens
+def asked_for_thoughts(
+    thinking: Thinking | None, inputs: Mapping[str, Any], *, counts_tokens: bool = True
+) -> dict[str, Any]:
+    """Return the fields of `GenerateRequest` such that thoughts can be found, and their tokens be counted."""
+    if thinking is None:
+        return {}
+    needs_marks = thinking.marks.are_special and inputs["skip_special_tokens"] is None
+    counted = {"stream": True} if counts_tokens else {}  # a whole answer does not say how many tokens a part has
+    return counted | ({"skip_special_tokens": False} if needs_marks else {})
+
+
+def _sum(parts: Iterable[Told]) -> Told:
+    reasoning, content = zip(*parts, strict=True)
+    return Told("".join(reasoning), "".join(content))
 
 
 def _beginning_at_end(text: str, mark: str) -> int:

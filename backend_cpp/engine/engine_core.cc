@@ -304,6 +304,7 @@ void EngineCore::emit(Sequence& sequence, FinishReason finish, const Error* erro
   output->is_final = finish != FinishReason::kNone && group.open_answers == 0;
   output->input_token_len = sequence.prompt_len() - group.history_len;
   output->history_token_len = group.history_len;
+  output->cached_token_len = group.cached_len;
   output->prompt = group.prompt;
   if (finish != FinishReason::kNone) output->times = times_of(sequence);
   if (error != nullptr) {

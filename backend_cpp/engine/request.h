@@ -88,6 +88,7 @@ struct Output {
   bool is_final = false;  // nothing more comes for this request
   int input_token_len = 0;
   int history_token_len = 0;  // tokens of the session before this request
+  int cached_token_len = 0;   // tokens of both that were found in the cache
   int generate_token_len = 0;
   EngineTimes times;                    // with the last output of an answer
   int32_t stop_token = -1;              // the token that ended the answer, if one did

@@ -126,7 +126,9 @@ ENGINE_TEST(a_cached_prompt_is_found_by_requests_with_the_same_salt_alone) {
     driven.add(std::move(request));
     driven.finish();
     CHECK(driven.answer(next - 1) == expected_answer(prompt, 2));
-    return driven.core.stats().tokens_matched - before;
+    const int64_t found = driven.core.stats().tokens_matched - before;
+    CHECK_EQUAL(driven.last(next - 1).cached_token_len, found);
+    return found;
   };
   for (const char* salt : {"", "ann", "bob"}) CHECK_EQUAL(matched(salt), 0);
   for (const char* salt : {"bob", "", "ann"}) CHECK(matched(salt) > 0);

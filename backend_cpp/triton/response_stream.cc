@@ -135,6 +135,8 @@ void add_named_output(TRITONBACKEND_Response* response, const std::string& name,
     add_int(response, name, output.generate_token_len);
   } else if (name == "history_token_len") {
     add_int(response, name, output.history_token_len);
+  } else if (name == "cached_token_len") {
+    add_int(response, name, output.cached_token_len);
   } else if (name == "index") {
     add_int(response, name, output.index);
   } else if (name == "embedding") {

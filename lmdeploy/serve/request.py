@@ -111,6 +111,8 @@ class GenerateRequest:
         True: one chunk a generated step. False: one chunk a choice, with the whole answer.
     want_token_ids : bool
         Whether chunks carry token ids. They do with ``logprobs``.
+    want_cached_len : bool
+        Whether chunks carry ``cached_token_len``.
     want_stop_string : bool
         Whether a choice's last chunk says which of ``stop_words`` ended it.
     request_id : str
@@ -133,6 +135,7 @@ class GenerateRequest:
         "template_options",
         "text_input",
         "tools",
+        "want_cached_len",
         "want_stop_string",
         "want_token_ids",
     )
@@ -147,6 +150,7 @@ class GenerateRequest:
         template_options: dict[str, Any] | None = None,
         stream: bool = True,
         want_token_ids: bool = False,
+        want_cached_len: bool = False,
         want_stop_string: bool = False,
         request_id: str | None = None,
         **fields: Any,
@@ -158,6 +162,7 @@ class GenerateRequest:
         self.messages, self.text_input, self.input_ids, self.tools = messages, text_input, input_ids, tools
         self.template_options = template_options
         self.stream, self.want_token_ids, self.want_stop_string = stream, want_token_ids, want_stop_string
+        self.want_cached_len = want_cached_len
         self.request_id = request_id or new_request_id()
         self.fields: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
 
@@ -194,6 +199,8 @@ class GenerateChunk:
         Which of the n choices this belongs to.
     history_token_len : int
         Tokens the session held before.
+    cached_token_len : int
+        With ``want_cached_len``: tokens of session and prompt that were found in the cache.
     engine_seconds : tuple of float
         Of a request that is traced, in a choice's last chunk: seconds before the batch, to the first token and to the
         end, each from the one before; negative: it did not come to that.
@@ -218,6 +225,7 @@ class GenerateChunk:
     generate_token_len: int = 0
     index: int = 0
     history_token_len: int = 0
+    cached_token_len: int = 0
     engine_seconds: tuple[float, ...] = ()
     token_logprobs: tuple[float, ...] = ()
     top_token_ids: tuple[tuple[int, ...], ...] = ()

@@ -30,7 +30,7 @@ _TENSORS = {  # what a field holds -> datatype, struct's letter of its one numbe
     Kind.NUMBER: ("FP32", "<f"),
     Kind.SEED: ("UINT64", "<Q"),
 }
-_COUNTS = frozenset({"input_token_len", "generate_token_len", "index", "history_token_len"})
+_COUNTS = frozenset({"input_token_len", "generate_token_len", "index", "history_token_len", "cached_token_len"})
 _ALWAYS = ("text_output", "finish_reason", "input_token_len", "generate_token_len")
 _WITH_LOGPROBS = ("token_ids", "token_logprobs", "top_token_ids", "top_logprobs")
 _LISTS = {  # name -> struct's letter of its numbers, whether it has a row a token
@@ -121,6 +121,8 @@ def _outputs(request: GenerateRequest) -> list[str]:
         names.append("embedding")
     if "prompt_logprobs" in fields:
         names += [f"prompt_{name}" for name in _WITH_LOGPROBS]
+    if request.want_cached_len:
+        names.append("cached_token_len")
     if request.want_stop_string:
         names.append("stop_string")
     return names

@@ -9,7 +9,7 @@ from typing import cast
 
 from lmdeploy.serve.client import GenerateChunk, TritonUnavailable
 from openai_gateway.answering.merging import merge
-from openai_gateway.protocol.outputs import FinishReason, Usage
+from openai_gateway.protocol.outputs import FinishReason, PromptTokens, Usage
 
 
 @dataclass(slots=True)
@@ -77,8 +77,15 @@ def finish_reason(last: GenerateChunk) -> FinishReason:
 
 def total(last: Iterable[GenerateChunk], choices: int) -> Usage:
     """Return the token counts of answers, given the last chunk of each; a prompt of several choices counts once."""
-    prompt = completion = 0
+    prompt = cached = completion = 0
     for number, chunk in enumerate(last):
-        prompt += chunk.input_token_len if number % choices == 0 else 0
+        if number % choices == 0:
+            prompt += chunk.input_token_len
+            cached += chunk.cached_token_len
         completion += chunk.generate_token_len
-    return Usage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
+    return Usage(
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        total_tokens=prompt + completion,
+        prompt_tokens_details=PromptTokens(cached_tokens=cached),
+    )

@@ -104,10 +104,11 @@ async def event_stream(
     yield end(total(last, choices))
 
 
-def done(usage_event: EventTemplate | None) -> StreamEnd:
+def done(usage_event: EventTemplate | None, reasoning_tokens: Callable[[], int] = lambda: 0) -> StreamEnd:
     """Return the end of OpenAI's completion streams, with a count of tokens if there is an event for it."""
 
     def end(usage: Usage) -> bytes:
+        usage.completion_tokens_details.reasoning_tokens = reasoning_tokens()
         return DONE if usage_event is None else usage_event.fill(usage.model_dump()) + DONE
 
     return end

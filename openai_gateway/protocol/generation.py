@@ -114,4 +114,8 @@ class GenerationFields(_Completions):
     def generation_inputs(self) -> dict[str, Any]:
         """Return the fields of `GenerateRequest` that say how to generate, all but the token limit."""
         biases = {int(key): bias for key, bias in (self.logit_bias or {}).items()} or None
-        return super().generation_inputs() | _of_table(self, _OF_COMPLETIONS) | {"logit_bias": biases}
+        return (
+            super().generation_inputs()
+            | _of_table(self, _OF_COMPLETIONS)
+            | {"logit_bias": biases, "want_cached_len": self.includes_usage or not self.stream}
+        )

@@ -4,9 +4,21 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 FinishReason = Literal["stop", "length"]
+
+
+class PromptTokens(BaseModel):
+    """What the tokens of a prompt were."""
+
+    cached_tokens: int = 0
+
+
+class CompletionTokens(BaseModel):
+    """What the tokens of an answer were."""
+
+    reasoning_tokens: int = 0
 
 
 class Usage(BaseModel):
@@ -15,6 +27,8 @@ class Usage(BaseModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokens = Field(default_factory=PromptTokens)
+    completion_tokens_details: CompletionTokens = Field(default_factory=CompletionTokens)
 
 
 class TopLogprob(BaseModel):

@@ -119,6 +119,7 @@ def test_adapters_come_answer_and_go_while_a_server_runs(tmp_path: Path) -> None
 
             eventually_sync(knows, timeout=60)
             assert index.found(tokens, BLOCK, "c") == 0
+        assert answer("base").json()["usage"]["prompt_tokens_details"] == {"cached_tokens": whole_blocks}
 
         # One with a chat template of its own: messages for it are written so, and those for others as before.
         (Path(paths["a"]) / "chat_template.jinja").write_text(OWN_TEMPLATE)

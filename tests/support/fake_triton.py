@@ -55,6 +55,7 @@ class Script:
     resume : whether it goes on to a proper end after it was released
     engine_seconds : before the batch, to the first token, to the end
     stop_string : what of its stop words ended the answer
+    cached_token_len : of the prompt, found in the cache
     """
 
     texts: Sequence[str] = ("The capital", " of France", " is Paris.")
@@ -68,6 +69,7 @@ class Script:
     resume: bool = False
     engine_seconds: tuple[float, float, float] = (0.25, 0.5, 1.0)
     stop_string: str = ""
+    cached_token_len: int = 0
 
 
 @dataclass
@@ -329,6 +331,7 @@ def _response(received: Received, script: Script, index: int, text: str, done: i
         "generate_token_len": ("INT32", [1, 1], struct.pack("<i", 2 * (done + 1))),
         "index": ("INT32", [1, 1], struct.pack("<i", index)),
         "history_token_len": ("INT32", [1, 1], struct.pack("<i", script.history_token_len)),
+        "cached_token_len": ("INT32", [1, 1], struct.pack("<i", script.cached_token_len)),
         "engine_seconds": ("FP32", [1, 3], struct.pack("<3f", *(script.engine_seconds if last else (-1, -1, -1)))),
         "embedding": ("FP32", [1, 4], embedding_of(_prompt_ids(received))),
         "token_logprobs": ("FP32", [1, 2], struct.pack("<2f", -0.5, -0.25)),

@@ -181,6 +181,7 @@ void Scheduler::admit() {
     waiting_.erase(waiting_.begin());
     if (SequenceGroup& group = *sequence->group; !group.admitted) {
       group.admitted = Clock::now();
+      group.cached_len = sequence->cached;
       ++admitted_;
       queue_seconds_ += seconds_between(group.accepted, *group.admitted);
     }

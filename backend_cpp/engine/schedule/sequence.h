@@ -42,6 +42,7 @@ struct SequenceGroup {
   float grammar_seconds = -1;                          // as in Request
   Clock::time_point accepted;
   std::optional<Clock::time_point> admitted;  // when the first answer came into the batch
+  int cached_len = 0;                         // tokens of its prompt that were found in the cache then
 };
 
 struct Sequence {

@@ -18,7 +18,7 @@ from openai_gateway.endpoints.chat.writer import ChatWriter
 from openai_gateway.gateway import GatewayDependency
 from openai_gateway.models import ServedModel
 from openai_gateway.parsing import BoundedRoute
-from openai_gateway.reasoning import ReasoningParser, Told, asked_for_marks, reasoning_parser
+from openai_gateway.reasoning import ReasoningParser, Told, asked_for_thoughts, reasoning_parser
 from openai_gateway.tools.calls import parser_for, tool_call
 from openai_gateway.tools.parser import ToolCallParser, parse_with
 from openai_gateway.tools.request import tool_inputs
@@ -49,11 +49,15 @@ async def create_chat_completion(
         if body.includes_usage:
             frame["usage"] = None  # as OpenAI: null in every chunk but the last
         writers = [_writer(body, chosen.model, frame, index, thinking) for index in range(body.choices)]
-        return EventResponse(event_stream([chunks], writers, done(usage_event)))
+        end = done(usage_event, lambda: sum(writer.reasoning_tokens for writer in writers))
+        return EventResponse(event_stream([chunks], writers, end))
     answers = await run_unless_disconnected(request.receive, collect([chunks], body.choices))
-    choices = [
-        await _choice(body, chosen.model, index, answer, thinking) for index, answer in enumerate(answers.choices)
-    ]
+    choices = []
+    for index, answer in enumerate(answers.choices):
+        thoughts = thoughts_of(body, thinking)
+        choices.append(await _choice(body, chosen.model, index, answer, thoughts))
+        if thoughts is not None:
+            answers.usage.completion_tokens_details.reasoning_tokens += thoughts.token_count
     return ChatCompletion(id=answer_id, created=created, model=chosen.name, choices=choices, usage=answers.usage)
 
 
@@ -63,7 +67,7 @@ def generate_request(body: ChatCompletionRequest, thinking: Thinking | None) -> 
     if isinstance(body.messages, str):  # LMDeploy completes a plain string without a chat template
         return GenerateRequest(text_input=body.messages, **inputs)
     inputs |= tool_inputs(body.usable_tools, body.forced_tools, inputs)
-    inputs["skip_special_tokens"] = asked_for_marks(thinking, inputs["skip_special_tokens"])
+    inputs |= asked_for_thoughts(thinking, inputs)
     messages = [message.for_template() for message in body.messages]
     return GenerateRequest(messages=messages, template_options=body.template_options, **inputs)
 
@@ -97,11 +101,9 @@ def _writer(
 
 
 async def _choice(
-    body: ChatCompletionRequest, model: ServedModel, index: int, answer: Answer, thinking: Thinking | None
+    body: ChatCompletionRequest, model: ServedModel, index: int, answer: Answer, thoughts: ReasoningParser | None
 ) -> ChatChoice:
-    told = Told(content=answer.text)
-    if (thoughts := thoughts_of(body, thinking)) is not None:
-        told = thoughts.whole(answer.text)
+    told = Told(content=answer.text) if thoughts is None else thoughts.whole_of(answer.chunks)
     reasoning = told.reasoning if told.reasoning and body.include_reasoning is not False else None
     message, reason = ChatMessage(content=told.content, reasoning_content=reasoning), answer.finish_reason
     logprobs = await chat_logprobs(answer.chunks, model.token_texts) if body.logprobs else None

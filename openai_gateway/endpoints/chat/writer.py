@@ -61,6 +61,11 @@ class ChatWriter:
         self._reasoning = self._event({"reasoning_content": SLOT})
         self._finish = self._event({}, finish_reason=SLOT)
 
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens of the thoughts so far."""
+        return 0 if self._thoughts is None else self._thoughts.token_count
+
     async def write(self, chunks: Sequence[GenerateChunk]) -> bytes:
         """Return the events for the next chunks of the choice."""
         events, self._opening = self._opening, b""
@@ -68,8 +73,8 @@ class ChatWriter:
         last = chunks[-1]
         if self._texts is not None:
             events += await self._with_logprobs(text, chunks, self._texts)
-        elif text:
-            events += self._with_text(text)
+        elif text or self._thoughts is not None:
+            events += self._with_text(text, chunks)
         if last.finish_reason is None:
             return events
         if self._thoughts is not None:
@@ -81,14 +86,16 @@ class ChatWriter:
 
     async def _with_logprobs(self, text: str, chunks: Sequence[GenerateChunk], texts: TokenTexts) -> bytes:
         if not text and not any(chunk.token_ids for chunk in chunks):
-            return b""
+            return b"" if self._thoughts is None else self._with_text(text, chunks)
         logprobs = (await chat_logprobs(chunks, texts)).model_dump()
         if self._parser is None and self._thoughts is None:
             return self._event({"content": SLOT}, logprobs=logprobs).fill(text)
-        return self._event({"content": SLOT}, logprobs=logprobs).fill("") + self._with_text(text)
+        return self._event({"content": SLOT}, logprobs=logprobs).fill("") + self._with_text(text, chunks)
 
-    def _with_text(self, text: str) -> bytes:
-        return self._with_content(text) if self._thoughts is None else self._with_told(self._thoughts.feed(text))
+    def _with_text(self, text: str, chunks: Sequence[GenerateChunk]) -> bytes:
+        if self._thoughts is None:
+            return self._with_content(text)
+        return self._with_told(self._thoughts.feed_chunks(chunks))
 
     def _with_told(self, told: Told) -> bytes:
         events = self._reasoning.fill(told.reasoning) if told.reasoning and self._tells_thoughts else b""

@@ -251,6 +251,7 @@ class MessagesRequest(Prompted, SamplingFields):
         return super().generation_inputs() | {
             "messages": self.for_template,
             "template_options": self.template_options,
+            "want_cached_len": True,
             "max_new_tokens": self.max_tokens,
             "stop_words": [*(self.stop_sequences or ())],
         }

@@ -18,7 +18,7 @@ from openai_gateway.endpoints.messages.writer import MessageWriter
 from openai_gateway.errors import AnthropicErrorResponse, ApiError
 from openai_gateway.gateway import GatewayDependency
 from openai_gateway.parsing import BoundedRoute
-from openai_gateway.reasoning import asked_for_marks, reasoning_parser
+from openai_gateway.reasoning import asked_for_thoughts, reasoning_parser
 from openai_gateway.tools.request import tool_inputs
 
 _FAILURES: dict[int | str, dict[str, Any]] = {
@@ -65,7 +65,7 @@ async def count_tokens(body: Prompted, request: Request, gateway: GatewayDepende
 def _generate_request(body: MessagesRequest, thinking: Thinking | None) -> GenerateRequest:
     inputs = body.generation_inputs()
     inputs |= tool_inputs(body.usable_tools, body.forced_tools, inputs)
-    inputs["skip_special_tokens"] = asked_for_marks(thinking, inputs["skip_special_tokens"])
+    inputs |= asked_for_thoughts(thinking, inputs, counts_tokens=False)
     return GenerateRequest(**inputs, want_stop_string=bool(body.stop_sequences))
 
 

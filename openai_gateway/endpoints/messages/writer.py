@@ -72,10 +72,10 @@ class MessageWriter:
         events = b""
         if self._opening:
             self._opening = False
-            self.message["usage"]["input_tokens"] = chunks[0].input_token_len
+            self.message["usage"] |= _prompt_usage(chunks[0].input_token_len, chunks[0].cached_token_len)
             events += _event("message_start", message=self.message)
         text = "".join(chunk.text for chunk in chunks)
-        events += self._told(self._thoughts.feed(text) if self._thoughts else Told(content=text))
+        events += self._told(self._thoughts.feed_chunks(chunks) if self._thoughts else Told(content=text))
         last = chunks[-1]
         if last.finish_reason is not None:
             events += self._told(self._thoughts.finish() if self._thoughts else Told())
@@ -86,7 +86,8 @@ class MessageWriter:
 
     def end(self, usage: Usage) -> bytes:
         """Return the last events, after which the message is complete."""
-        counted = {"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens}
+        cached = usage.prompt_tokens_details.cached_tokens
+        counted = _prompt_usage(usage.prompt_tokens, cached) | {"output_tokens": usage.completion_tokens}
         self.message["usage"] |= counted
         delta = {"stop_reason": self.message["stop_reason"], "stop_sequence": self.message["stop_sequence"]}
         return _event("message_delta", delta=delta, usage=counted) + _event("message_stop")
@@ -160,6 +161,11 @@ class MessageWriter:
     @property
     def _index(self) -> int:
         return len(self.message["content"]) - 1
+
+
+def _prompt_usage(tokens: int, cached: int) -> dict[str, int]:
+    """Return how a prompt is counted: what was found in the cache stands apart."""
+    return {"input_tokens": tokens - cached, "cache_read_input_tokens": cached}
 
 
 def _event(kind: str, **members: Any) -> bytes:

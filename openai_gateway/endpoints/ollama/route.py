@@ -109,7 +109,7 @@ async def _answer(
     gateway.admit(request, asked, chosen=chosen)
     await gateway.bring_pictures(asked)
     chunks = gateway.watched(request, chosen.model, chosen.model.client.generate(asked))
-    parser = parser_for(body.usable_tools, is_forced=False)
+    parser = parser_for(body.usable_tools, is_forced=False, notation=chosen.model.call_notation)
     begin = request.scope["lmdeploy.begin"]
     writer = LineWriter(kind, asked_model, begin, thoughts_of(body, thinking), parser)
     if streams:

@@ -265,6 +265,7 @@ class ResponsesRequest(SamplingFields):
         return super().generation_inputs() | {
             "messages": self.messages,
             "template_options": self.template_options,
+            "want_cached_len": True,
             "max_new_tokens": self.max_output_tokens or ALL_THAT_IS_LEFT,
             "response_format": self.grammar,
             "logprobs": (self.top_logprobs or 0) if self.wants_logprobs else None,

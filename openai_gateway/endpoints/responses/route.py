@@ -16,7 +16,7 @@ from openai_gateway.endpoints.responses.protocol import ResponsesRequest
 from openai_gateway.endpoints.responses.writer import ResponseWriter
 from openai_gateway.gateway import GatewayDependency
 from openai_gateway.parsing import BoundedRoute
-from openai_gateway.reasoning import asked_for_marks, reasoning_parser
+from openai_gateway.reasoning import asked_for_thoughts, reasoning_parser
 from openai_gateway.tools.request import tool_inputs
 
 router = APIRouter(route_class=BoundedRoute)
@@ -44,5 +44,5 @@ async def create_response(body: ResponsesRequest, request: Request, gateway: Gat
 def _generate_request(body: ResponsesRequest, thinking: Thinking | None) -> GenerateRequest:
     inputs = body.generation_inputs()
     inputs |= tool_inputs(body.usable_tools, body.forced_tools, inputs)
-    inputs["skip_special_tokens"] = asked_for_marks(thinking, inputs["skip_special_tokens"])
+    inputs |= asked_for_thoughts(thinking, inputs)
     return GenerateRequest(**inputs)

@@ -77,7 +77,7 @@ class ResponseWriter:
         text = "".join(chunk.text for chunk in chunks)
         if self._texts is not None:
             self._logprobs = (await chat_logprobs(chunks, self._texts)).model_dump()["content"]
-        events += self._told(self._thoughts.feed(text) if self._thoughts else Told(content=text))
+        events += self._told(self._thoughts.feed_chunks(chunks) if self._thoughts else Told(content=text))
         last = chunks[-1]
         if last.finish_reason is not None:
             events += self._told(self._thoughts.finish() if self._thoughts else Told())
@@ -90,9 +90,12 @@ class ResponseWriter:
         """Return the last event, after which the response is complete."""
         self.response["usage"] = {
             "input_tokens": usage.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "input_tokens_details": {
+                "cached_tokens": usage.prompt_tokens_details.cached_tokens,
+                "cache_write_tokens": 0,
+            },
             "output_tokens": usage.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": self._thoughts.token_count if self._thoughts else 0},
             "total_tokens": usage.total_tokens,
         }
         if self._reason == "length":

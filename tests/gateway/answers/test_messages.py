@@ -65,6 +65,18 @@ def test_a_stream_builds_the_same_message(claude: anthropic.Anthropic, triton: F
     assert (final.stop_reason, final.usage.input_tokens) == (whole.stop_reason, whole.usage.input_tokens)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_tokens_of_the_cache_are_counted_apart(claude: anthropic.Anthropic, triton: FakeTriton, stream: bool) -> None:
+    triton.script = Script(input_token_len=7, cached_token_len=4)
+    asked: Any = {"model": MODEL, "max_tokens": 9, "messages": ASKED}
+    if stream:
+        with claude.messages.stream(**asked) as events:
+            usage = events.get_final_message().usage
+    else:
+        usage = claude.messages.create(**asked).usage
+    assert (usage.input_tokens, usage.cache_read_input_tokens, usage.cache_creation_input_tokens) == (3, 4, 0)
+
+
 def test_an_answer_that_is_cut_off_says_so(claude: anthropic.Anthropic, triton: FakeTriton) -> None:
     triton.script = Script(finish_reason="length")
     assert claude.messages.create(model=MODEL, max_tokens=3, messages=ASKED).stop_reason == "max_tokens"

@@ -61,6 +61,26 @@ def test_thoughts_come_apart_whole_and_streamed(client: openai.OpenAI, triton: F
     assert streamed(client)[:2] == ("Two and two.", "Four.")
 
 
+def test_the_tokens_of_thoughts_and_of_the_cache_are_counted(client: openai.OpenAI, triton: FakeTriton) -> None:
+    # Two tokens a text; the thoughts end within the fifth.
+    triton.script = Script(texts=THOUGHT, input_token_len=7, cached_token_len=4)
+    asked: Any = {"model": "fake-model", "messages": ASKED}
+    usage: Any = client.chat.completions.create(**asked).usage
+    more: Any = {"stream": True, "stream_options": {"include_usage": True}}
+    told: Any = list(client.chat.completions.create(**asked, **more))[-1].usage
+    response: Any = client.responses.create(model="fake-model", input="2 + 2?").usage
+    assert usage == told
+    assert usage.completion_tokens == response.output_tokens == 14
+    assert usage.completion_tokens_details.reasoning_tokens == response.output_tokens_details.reasoning_tokens == 10
+    assert usage.prompt_tokens_details.cached_tokens == response.input_tokens_details.cached_tokens == 4
+    triton.script = Script(texts=("Four.",))
+    plain: Any = client.chat.completions.create(**asked).usage
+    assert (plain.completion_tokens_details.reasoning_tokens, plain.prompt_tokens_details.cached_tokens) == (0, 0)
+    triton.script = Script(texts=("<think>Tw", "o", " and"), finish_reason="length")
+    cut: Any = client.chat.completions.create(**asked).usage
+    assert cut.completion_tokens_details.reasoning_tokens == cut.completion_tokens == 6
+
+
 def test_an_answer_without_thoughts_is_as_it_is(client: openai.OpenAI, triton: FakeTriton) -> None:
     triton.script = Script(texts=(" Four", " < five."))
     message = client.chat.completions.create(model="fake-model", messages=ASKED).choices[0].message
