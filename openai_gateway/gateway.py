@@ -121,12 +121,10 @@ class Gateway:
         if requested is None:
             model = await self.default_model()
             return Chosen(model, model.name)
-        models = await self.models.all()
-        found = (await self.models.newest() | {model.name: model for model in models}).get(requested)
-        if found is not None:
+        if found := (await self.models.named()).get(requested):
             return Chosen(found, requested)
         if len(requested) <= LONGEST_NAME:  # no engine is asked about what no adapter is called
-            for model in models:
+            for model in await self.models.all():
                 if requested in await model.adapters.visible(key_of(request.scope)):
                     return Chosen(model, requested, is_adapter=True)
         raise ApiError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -131,8 +131,8 @@ class Models(Protocol):
             Nobody knows yet what the only model is called.
         """
 
-    async def newest(self) -> dict[str, ServedModel]:
-        """Return which version each name without one stands for."""
+    async def named(self) -> Mapping[str, ServedModel]:
+        """Return them by their names, and the newest of a model's versions by the name without one; as `all`."""
 
 
 class OneModel:
@@ -161,9 +161,9 @@ class OneModel:
             self._tracing.model = self._model.name
         return [self._model]
 
-    async def newest(self) -> dict[str, ServedModel]:
-        """Return nothing: it has one name."""
-        return {}
+    async def named(self) -> Mapping[str, ServedModel]:
+        """Return it by its name."""
+        return {model.name: model for model in await self.all()}
 
 
 class SeveralModels:
@@ -190,17 +190,17 @@ class SeveralModels:
         self._tracing = tracing
         self._entries: tuple[ServedEntry, ...] = ()
         self._models: dict[ServedEntry, ServedModel] = {}
-        self._newest: dict[str, ServedModel] = {}
+        self._named: dict[str, ServedModel] = {}
 
     async def all(self) -> list[ServedModel]:
         """Return them; as `Models.all`."""
         await self._look()
         return list(self._models.values())
 
-    async def newest(self) -> dict[str, ServedModel]:
-        """Return which version each name without one stands for."""
+    async def named(self) -> Mapping[str, ServedModel]:
+        """Return them by the names they are asked by; as `Models.named`."""
         await self._look()
-        return self._newest
+        return self._named
 
     async def _look(self) -> None:
         entries = self._registry.models()
@@ -208,7 +208,7 @@ class SeveralModels:
             return
         models = {entry: self._models.get(entry) or await self._model(entry) for entry in entries}
         by_name = {model.name: model for model in models.values()}
-        self._newest = {name: by_name[version] for name, version in newest_versions(by_name).items()}
+        self._named = by_name | {name: by_name[version] for name, version in newest_versions(by_name).items()}
         self._entries, self._models = entries, models
 
     async def _model(self, entry: ServedEntry) -> ServedModel:

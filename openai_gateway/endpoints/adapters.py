@@ -40,7 +40,7 @@ async def load_adapter(body: LoadAdapter, request: Request, gateway: GatewayDepe
     """Load a LoRA adapter, which is a model of its name from then on."""
     gateway.require_administrator(request, "Adapters")
     model = await _base_model(body.base_model_name, gateway)
-    if body.lora_name in {each.name for each in await gateway.models.all()} | (await gateway.models.newest()).keys():
+    if body.lora_name in await gateway.models.named():
         raise ApiError(400, f"`{body.lora_name}` is the served model itself.", param="lora_name")
     if not PurePath(body.lora_path).is_absolute():
         raise ApiError(400, "lora_path must be the absolute path of a folder on the server.", param="lora_path")
@@ -62,13 +62,13 @@ async def unload_adapter(body: UnloadAdapter, request: Request, gateway: Gateway
 
 async def _base_model(name: str | None, gateway: Gateway) -> ServedModel:
     """Return the model that an adapter is for; it has to be named where there are several."""
-    models = {model.name: model for model in await gateway.models.all()}
-    if name is None and len(models) > 1:
+    if name is not None:
+        if found := (await gateway.models.named()).get(name):
+            return found
+        raise ApiError(404, f"The model `{name}` does not exist.", param="base_model_name", code="model_not_found")
+    names = [model.name for model in await gateway.models.all()]
+    if len(names) > 1:
         raise ApiError(
-            400, f"base_model_name must be one of {', '.join(models)}: there are several.", param="base_model_name"
+            400, f"base_model_name must be one of {', '.join(names)}: there are several.", param="base_model_name"
         )
-    if name is None:
-        return await gateway.default_model()
-    if found := models.get(name) or (await gateway.models.newest()).get(name):
-        return found
-    raise ApiError(404, f"The model `{name}` does not exist.", param="base_model_name", code="model_not_found")
+    return await gateway.default_model()

@@ -64,7 +64,8 @@ async def list_models(request: Request, gateway: GatewayDependency) -> ModelList
         with suppress(TritonUnavailable):  # the model's name is known without it
             adapters = await model.adapters.visible(key_of(request.scope))
             cards += [_card(gateway, name, parent=model.name) for name in adapters]
-    cards += [_card(gateway, name, root=model.name) for name, model in (await gateway.models.newest()).items()]
+    named = await gateway.models.named()
+    cards += [_card(gateway, name, root=model.name) for name, model in named.items() if name != model.name]
     return ModelList(data=cards)
 
 

@@ -66,7 +66,7 @@ class Registration:
 
     async def _register(self, http: httpx.AsyncClient) -> None:
         # The engine may not be up yet: a server that cannot answer is not offered.
-        models = [model.name for model in await self._gateway.models.all()] + [*(await self._gateway.models.newest())]
+        models = [*(await self._gateway.models.named())]
         if not await self._gateway.is_ready():
             raise ConnectionError("the model is not ready")
         node = {"url": self._gateway.settings.public_url, "status": {"models": models}}
