@@ -10,15 +10,13 @@ from lmdeploy.messages import MAX_TOP_LOGPROBS
 from openai_gateway.protocol.fields import MAX_INT32, AnyText, FieldError
 from openai_gateway.protocol.generation import GenerationFields
 from openai_gateway.protocol.outputs import CompletionLogprobs, FinishReason, Usage
+from openai_gateway.protocol.prompts import PromptTokens, each_of
 from openai_gateway.protocol.structured import StructuredFields
 
 DEFAULT_COMPLETION_TOKENS = 16
 COMPLETION_TOKENS_OF_NULL = 512  # and of 0: LMDeploy's
 
 _MAX_ECHOED = 2**22
-
-TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]
-TokenPrompt = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 
 
 class CompletionRequest(GenerationFields, StructuredFields):
@@ -27,8 +25,8 @@ class CompletionRequest(GenerationFields, StructuredFields):
     prompt: (
         AnyText
         | Annotated[list[AnyText], Field(min_length=1, max_length=256, fail_fast=True)]
-        | TokenPrompt
-        | Annotated[list[TokenPrompt], Field(min_length=1, max_length=256, fail_fast=True)]
+        | PromptTokens
+        | Annotated[list[PromptTokens], Field(min_length=1, max_length=256, fail_fast=True)]
     )
     suffix: AnyText | None = None
     max_tokens: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None
@@ -56,11 +54,7 @@ class CompletionRequest(GenerationFields, StructuredFields):
     @property
     def prompts(self) -> list[str] | list[list[int]]:
         """The prompts, each one text or tokens."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if isinstance(self.prompt[0], int):
-            return [self.prompt]
-        return self.prompt
+        return each_of(self.prompt)
 
     @property
     def only_scores(self) -> bool:

@@ -7,11 +7,10 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field, model_validator
 
 from openai_gateway.protocol.fields import MAX_INT32, FieldError, Strict, Text
+from openai_gateway.protocol.prompts import PromptTokens, each_of
 
 MOST_TEXTS = 2048  # OpenAI's
 
-TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]
-TokenText = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 Texts = Annotated[list[Text], Field(min_length=1, max_length=MOST_TEXTS, fail_fast=True)]
 
 
@@ -19,7 +18,7 @@ class EmbeddingRequest(Strict):
     """Body of ``POST /v1/embeddings``: a text, several, or the same as tokens."""
 
     model: Text | None = None
-    input: Text | Texts | TokenText | Annotated[list[TokenText], Field(min_length=1, max_length=MOST_TEXTS)]
+    input: Text | Texts | PromptTokens | Annotated[list[PromptTokens], Field(min_length=1, max_length=MOST_TEXTS)]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(None, ge=1, le=MAX_INT32)
     user: str | None = None
@@ -27,11 +26,7 @@ class EmbeddingRequest(Strict):
     @property
     def inputs(self) -> list[str] | list[list[int]]:
         """The texts, each one text or tokens."""
-        if isinstance(self.input, str):
-            return [self.input]
-        if isinstance(self.input[0], int):
-            return [self.input]
-        return self.input
+        return each_of(self.input)
 
 
 class TokenCounts(BaseModel):
