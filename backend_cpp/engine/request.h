@@ -45,7 +45,7 @@ struct GenerationParams : GenerationFields {
   }
   bool generates_nothing() const { return scores_prompt || output_embedding || max_new_tokens == 0; }
   // Whether the model has to run: else only a session takes the prompt.
-  bool runs_model() const { return max_new_tokens > 0 || scores_prompt || prompt_logprobs || output_embedding; }
+  bool runs_model() const { return max_new_tokens != 0 || scores_prompt || prompt_logprobs || output_embedding; }
   bool is_greedy() const { return !do_sample || temperature == 0 || top_k == 1; }
 
   // Throws Error(kInvalidArgument) naming the field, what was expected and what was given.

@@ -221,6 +221,14 @@ ENGINE_TEST(a_runner_that_can_be_started_again_is_and_has_forgotten_what_it_cach
   CHECK(!engine.has_failed());
 }
 
+ENGINE_TEST(an_answer_may_take_all_that_its_prompt_leaves_of_a_conversation) {
+  Collector collector;
+  Engine engine(small_config(), std::make_unique<StubRunner>(), letters());
+  const std::vector<int32_t> prompt(28, 5);
+  engine.submit(make_request(1, prompt, kAllThatIsLeft, collector.callback()));
+  CHECK(collector.wait(1).tokens == expected_answer(prompt, 100));
+}
+
 ENGINE_TEST(bad_requests_are_refused_and_disturb_nothing) {
   Collector collector;
   EngineConfig config = small_config();
