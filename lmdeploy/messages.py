@@ -151,8 +151,9 @@ class GenerationConfig:
         **_ENGINE,
     )
     response_format: dict[str, Any] | None = rows.json_object(
-        'What the answer has to match: {"type": "text" | "json_object" | "json_schema" | "regex_schema" | "grammar"} '
-        'with a member named as the type: json_schema {"schema": ...}, regex_schema "...", grammar "..." (EBNF).',
+        'What the answer has to match: {"type": "text" | "json_object" | "json_schema" | "regex_schema" | "grammar" | '
+        '"structural_tag"} with a member named as the type: json_schema {"schema": ...}, regex_schema "...", '
+        'grammar "..." (EBNF), structural_tag {...} (a format of xgrammar\'s, such as triggered_tags).',
         **_ENGINE,
     )
     logits_processors: list[LogitsProcessor] | None = rows.other(

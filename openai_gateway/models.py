@@ -13,6 +13,7 @@ from lmdeploy.serve.client import GenerateRequest, TritonClient
 from lmdeploy.serve.several.registry import Registry, ServedEntry
 from lmdeploy.serve.several.wanted import newest_versions
 from lmdeploy.templates.infilling import Infilling, infilling_of
+from lmdeploy.templates.notations import GENERIC, NOTATIONS
 from lmdeploy.templates.thinking import Thinking, thinking_of
 from openai_gateway.adapters import Adapters
 from openai_gateway.answering.token_texts import TokenTexts
@@ -21,8 +22,11 @@ from openai_gateway.protocol.tools import Tool
 from openai_gateway.settings import Settings
 
 if TYPE_CHECKING:
+    from lmdeploy.templates.base import ChatTemplate
+    from lmdeploy.tokenizer import Tokenizer
     from openai_gateway.tracing.spans import Tracing
 
+_GENERIC = ("auto", *(name for name, described in NOTATIONS.items() if GENERIC in described))
 _UNKNOWN = -1  # no token
 
 
@@ -38,11 +42,14 @@ class Traits:
         How it is asked for a missing middle; None: it cannot be, or nobody here knows.
     call_notation
         How it writes calls, one of `lmdeploy.templates.notations.PARSERS`.
+    may_hold_calls
+        It writes them in the generic notation, whose marks are text, so that a grammar can hold on to them.
     """
 
     thinking: Thinking | None = None
     infilling: Infilling | None = None
     call_notation: str = "auto"
+    may_hold_calls: bool = False
 
 
 class ServedModel:
@@ -65,6 +72,7 @@ class ServedModel:
         self.thinking = traits.thinking
         self.infilling = traits.infilling
         self.call_notation = traits.call_notation
+        self.may_hold_calls = traits.may_hold_calls
         self.pooling = None if engine_dir is None else read_pooling(engine_dir)
         self.client = client
         self.adapters = Adapters(client)
@@ -232,4 +240,12 @@ def _traits(settings: Settings, engine_dir: Path | None, chat_template: str) -> 
     except (ValueError, OSError):  # the model's own processes tell it
         return Traits(thinking_of(parser, None), call_notation=notation)
     tokens = () if tokenizer is None else tokenizer.added_tokens
-    return Traits(thinking_of(parser, template), infilling_of(template, tokens), notation)
+    may_hold_calls = tokenizer is not None and notation in _GENERIC and _shows_generic_calls(template, tokenizer)
+    return Traits(thinking_of(parser, template), infilling_of(template, tokens), notation, may_hold_calls)
+
+
+def _shows_generic_calls(template: ChatTemplate, tokenizer: Tokenizer) -> bool:
+    """Return whether a model writes calls generically, and the mark is no special token: no grammar allows those."""
+    mark = GENERIC.opening
+    is_written = not template.lists_tools() and template.own_notation is None
+    return (is_written or template.mentions(mark)) and mark in tokenizer.decode(tokenizer.encode(mark, add_bos=False))

@@ -189,7 +189,8 @@ class Worker {
                                 seconds +
                                 " s of processor time; make it smaller, with shorter patterns and fewer repetitions");
       compiled_ = compiler_.compile(format);
-      program = grammar_program(compiled_->source());
+      const std::string source = compiled_->source();
+      if (!source.empty()) program = grammar_program(source);
     }
     write_all(socket_, wire::Writer(wire::kReady)
                            .put(static_cast<uint64_t>(compiled_->bytes()))

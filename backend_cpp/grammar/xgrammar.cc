@@ -55,6 +55,7 @@ struct Methods {
   ffi::Function compile_json_schema = method("GrammarCompiler", "compile_json_schema");
   ffi::Function compile_json = method("GrammarCompiler", "compile_builtin_json_grammar");
   ffi::Function compile_regex = method("GrammarCompiler", "compile_regex");
+  ffi::Function compile_tags = method("GrammarCompiler", "compile_structural_tag");
   ffi::Function compile_ebnf = method("GrammarCompiler", "compile_grammar_from_strings");
   ffi::Function new_matcher = method("GrammarMatcher", "__ffi_init__");
   ffi::Function fill_mask = method("GrammarMatcher", "fill_next_token_bitmask");
@@ -107,7 +108,9 @@ class XgrammarFormat final : public CompiledFormat {
 
   size_t bytes() const override { return static_cast<size_t>(methods_.memory_size(compiled_).cast<int64_t>()); }
 
-  std::string source() const override { return methods_.write(source_).cast<ffi::String>(); }
+  std::string source() const override {
+    return source_ == nullptr ? std::string() : std::string(methods_.write(source_).cast<ffi::String>());
+  }
 
  private:
   const Methods& methods_;
@@ -151,7 +154,7 @@ class XgrammarCompiler final : public FormatCompiler {
     return methods_.new_compiler(tokenizer, kCompileThreads, kCaches, int64_t{-1});
   }
 
-  // What was compiled, and what of.
+  // What was compiled, and what of; null: what may come next depends on more than the grammar shows.
   std::pair<ffi::Any, ffi::Any> compile_parsed(const Json& format) {
     const std::string& type = format.at("type").as_string();
     if (type == "json_object") return {methods_.compile_json(compiler_), methods_.parse_json()};
@@ -177,8 +180,14 @@ class XgrammarCompiler final : public FormatCompiler {
       return {methods_.compile_ebnf(compiler_, ffi::String(grammar), root),
               methods_.parse_ebnf(ffi::String(grammar), root)};
     }
-    throw invalid_argument("response_format.type must be json_object, json_schema, regex_schema or grammar, got " +
-                           type);
+    if (type == "structural_tag") {
+      const std::string text = R"({"type":"structural_tag","format":)" + format.at("structural_tag").dump() + "}";
+      check_schema_limits(text);
+      const ffi::String given(text);
+      return {methods_.compile_tags(compiler_, given), nullptr};  // it may count tokens
+    }
+    throw invalid_argument(
+        "response_format.type must be json_object, json_schema, regex_schema, grammar or structural_tag, got " + type);
   }
 
   Methods methods_;

@@ -149,6 +149,24 @@ def test_a_forced_call_has_arguments_of_the_tool_s_schema(client: openai.OpenAI,
     assert arguments["unit"] in ("celsius", "fahrenheit")
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_call_that_a_model_chooses_to_make_is_held_to_the_schema_of_a_strict_tool(
+    client: openai.OpenAI, strict: bool
+) -> None:
+    said: list[Any] = []
+    for town in ("Paris", "London", "Berlin"):  # in other words than the schema's, for the model to copy
+        function = {"name": "get_weather", "arguments": json.dumps({"town": town})}
+        called = {"role": "assistant", "tool_calls": [{"id": town, "type": "function", "function": function}]}
+        said += [{"role": "user", "content": f"The weather in {town}?"}, called]
+        said += [{"role": "tool", "tool_call_id": town, "content": "Rain."}, {"role": "assistant", "content": "Rain."}]
+    tool: Any = {"type": "function", "function": {**WEATHER["function"], "strict": strict}}
+    messages: Any = [*said, {"role": "user", "content": "The weather in Rome?"}]
+    asked: Any = {"model": MODEL, "messages": messages, "tools": [tool], "temperature": 0, "max_tokens": 100}
+    (call,) = client.chat.completions.create(**asked).choices[0].message.tool_calls or []
+    assert call.type == "function"
+    assert set(json.loads(call.function.arguments)) == ({"city", "unit"} if strict else {"town"})
+
+
 def test_a_model_that_knows_no_tools_is_told_of_them_and_of_what_they_returned(client: openai.OpenAI) -> None:
     asked: Any = {"model": MODEL, "tools": [WEATHER], "temperature": 0, "max_tokens": 8}
     plain = client.chat.completions.create(model=MODEL, messages=CAPITAL, temperature=0, max_tokens=8).usage

@@ -146,6 +146,28 @@ def test_json_object_and_grammar(model: AsyncEngine) -> None:
     assert answer.text.lstrip()[0] in '{["-0123456789tfn'
 
 
+def test_what_stands_behind_a_mark_is_held_to_its_schema(babbler: AsyncEngine) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [1, "x"]}}, "required": ["a"]}
+    call = {"type": "json_schema", "json_schema": schema | {"additionalProperties": False}, "max_whitespace_cnt": 1}
+    tag = {"type": "tag", "begin": "<call>", "content": call, "end": "</call>"}
+    tags = {"type": "triggered_tags", "triggers": ["<call>"], "tags": [tag], "stop_after_first": True}
+    configs = [
+        GenerationConfig(
+            max_new_tokens=100,
+            do_sample=True,
+            random_seed=seed,
+            response_format={"type": "structural_tag", "structural_tag": tags | {"at_least_one": seed > 0}},
+        )
+        for seed in range(4)
+    ]
+    free, *marked = babbler(["abc"] * 4, configs, do_preprocess=False)
+    assert "<call>" not in free.text
+    assert free.generate_token_len > 20
+    for answer in marked:
+        assert answer.finish_reason == "stop"
+        jsonschema.validate(json.loads(answer.text.removeprefix("<call>").removesuffix("</call>")), schema)
+
+
 def test_one_of_some_texts_comes_whatever_is_in_them(babbler: AsyncEngine) -> None:
     choices = ['say "yes"', "back\\slash", "two\nlines", "über 🦜", "\x01"]
     for forced in ([choice] for choice in choices):
@@ -196,7 +218,8 @@ def test_forced_text_costs_no_steps_and_streams_like_any_other(babbler: AsyncEng
         ({"type": "regex_schema", "regex_schema": "((a{1,100}){1,100}){1,100}"}, "written out"),
         ({"type": "regex_schema", "regex_schema": "a" * 100_000}, "bytes long"),
         ({"type": "grammar", "grammar": "root ::= missing_rule"}, "missing_rule"),
-        ({"type": "poem"}, "json_object, json_schema, regex_schema or grammar"),
+        ({"type": "structural_tag", "structural_tag": {"type": "poem"}}, "poem"),
+        ({"type": "poem"}, "json_object, json_schema, regex_schema, grammar or structural_tag"),
     ],
 )
 def test_a_format_that_cannot_be_compiled_fails_its_request_alone(

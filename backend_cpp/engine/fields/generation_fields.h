@@ -51,8 +51,9 @@ struct GenerationFields {
   bool skip_special_tokens = true;
   // Return the log probability of each token, and of so many likeliest ones beside it.
   std::optional<int> logprobs;
-  // What the answer has to match: {"type": "text" | "json_object" | "json_schema" | "regex_schema" | "grammar"}
-  // with a member named as the type: json_schema {"schema": ...}, regex_schema "...", grammar "..." (EBNF).
+  // What the answer has to match: {"type": "text" | "json_object" | "json_schema" | "regex_schema" | "grammar" |
+  // "structural_tag"} with a member named as the type: json_schema {"schema": ...}, regex_schema "...", grammar
+  // "..." (EBNF), structural_tag {...} (a format of xgrammar's, such as triggered_tags).
   std::string response_format;
   // Taken once from the logit of each token of the answer so far.
   float presence_penalty = 0.0f;

@@ -33,7 +33,7 @@ async def create_chat_completion(
     """Answer a conversation."""
     chosen = await gateway.choose(body.model, request)
     thinking = None if body.is_constrained else chosen.model.thinking
-    generate = generate_request(body, thinking)
+    generate = generate_request(body, thinking, chosen.model.may_hold_calls)
     gateway.admit(request, generate, chosen=chosen, user=body.user, session_id=body.session_id)
     await gateway.bring_pictures(generate)
     chunks = gateway.watched(request, chosen.model, chosen.model.client.generate(generate), body.choices)
@@ -61,12 +61,14 @@ async def create_chat_completion(
     return ChatCompletion(id=answer_id, created=created, model=chosen.name, choices=choices, usage=answers.usage)
 
 
-def generate_request(body: ChatCompletionRequest, thinking: Thinking | None) -> GenerateRequest:
+def generate_request(
+    body: ChatCompletionRequest, thinking: Thinking | None, may_hold_calls: bool = False
+) -> GenerateRequest:
     """Return what the engine is asked for a body, by a model that thinks so."""
     inputs = body.generation_inputs() | {"max_new_tokens": body.token_limit}
     if isinstance(body.messages, str):  # LMDeploy completes a plain string without a chat template
         return GenerateRequest(text_input=body.messages, **inputs)
-    inputs |= tool_inputs(body.usable_tools, body.forced_tools, inputs)
+    inputs |= tool_inputs(body.usable_tools, body.forced_tools, inputs, may_hold_calls=may_hold_calls)
     inputs |= asked_for_thoughts(thinking, inputs)
     messages = [message.for_template() for message in body.messages]
     return GenerateRequest(messages=messages, template_options=body.template_options, **inputs)

@@ -39,7 +39,7 @@ async def create_message(body: MessagesRequest, request: Request, gateway: Gatew
     """Answer a conversation, in the form of Anthropic's API."""
     chosen = await gateway.choose(body.model, request)
     thinking = None if body.forced_tools else chosen.model.thinking
-    generate = _generate_request(body, thinking)
+    generate = _generate_request(body, thinking, chosen.model.may_hold_calls)
     user = body.metadata.user_id if body.metadata else None
     gateway.admit(request, generate, chosen=chosen, user=user or body.user, session_id=body.session_id)
     await gateway.bring_pictures(generate)
@@ -62,9 +62,11 @@ async def count_tokens(body: Prompted, request: Request, gateway: GatewayDepende
     return TokenCount(input_tokens=len(ids))
 
 
-def _generate_request(body: MessagesRequest, thinking: Thinking | None) -> GenerateRequest:
+def _generate_request(
+    body: MessagesRequest, thinking: Thinking | None, may_hold_calls: bool = False
+) -> GenerateRequest:
     inputs = body.generation_inputs()
-    inputs |= tool_inputs(body.usable_tools, body.forced_tools, inputs)
+    inputs |= tool_inputs(body.usable_tools, body.forced_tools, inputs, may_hold_calls=may_hold_calls)
     inputs |= asked_for_thoughts(thinking, inputs, counts_tokens=False)
     return GenerateRequest(**inputs, want_stop_string=bool(body.stop_sequences))
 

@@ -27,7 +27,7 @@ async def create_response(body: ResponsesRequest, request: Request, gateway: Gat
     """Answer, in the form of OpenAI's newer API. Nothing is stored."""
     chosen = await gateway.choose(body.model, request)
     thinking = None if body.is_constrained else chosen.model.thinking
-    generate = _generate_request(body, thinking)
+    generate = _generate_request(body, thinking, chosen.model.may_hold_calls)
     gateway.admit(request, generate, chosen=chosen, user=body.user, session_id=body.session_id)
     await gateway.bring_pictures(generate)
     thoughts = reasoning_parser(thinking, body.template_options)
@@ -41,8 +41,10 @@ async def create_response(body: ResponsesRequest, request: Request, gateway: Gat
     return Response(orjson.dumps(writer.response), media_type="application/json")
 
 
-def _generate_request(body: ResponsesRequest, thinking: Thinking | None) -> GenerateRequest:
+def _generate_request(
+    body: ResponsesRequest, thinking: Thinking | None, may_hold_calls: bool = False
+) -> GenerateRequest:
     inputs = body.generation_inputs()
-    inputs |= tool_inputs(body.usable_tools, body.forced_tools, inputs)
+    inputs |= tool_inputs(body.usable_tools, body.forced_tools, inputs, may_hold_calls=may_hold_calls)
     inputs |= asked_for_thoughts(thinking, inputs)
     return GenerateRequest(**inputs)

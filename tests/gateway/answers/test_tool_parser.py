@@ -13,7 +13,7 @@ from openai_gateway.protocol.tools import Tool
 from openai_gateway.tools.events import ArgumentsFound, CallBegun, CallBroken, TextFound
 from openai_gateway.tools.json_prefix import MAX_DEPTH, JsonObjectReader
 from openai_gateway.tools.parser import ToolCallParser, parse
-from openai_gateway.tools.request import call_format
+from openai_gateway.tools.request import call_format, tool_inputs
 
 NAMES = frozenset({"add", "get_weather", "get_date", "wolfram_alpha", "code_interpreter"})
 PIECES = ["<tool_call>", "</tool_call>", '{"name": "add", "arguments": {', '"a": 1', "}}", "{", "}", '"', "\\", " "]
@@ -514,6 +514,23 @@ def test_python_that_json_cannot_say_is_code_for_the_interpreter_or_text(code: s
 
 def test_a_long_answer_full_of_marks_is_parsed_in_reasonable_time() -> None:
     assert parse("<tool_call>" * 5000, NAMES).text == "<tool_call>" * 5000
+
+
+def test_calls_of_strict_tools_are_held_to_their_schemas_behind_their_marks() -> None:
+    parameters = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+    functions = [{"name": "a", "parameters": parameters, "strict": True}, {"name": "b", "parameters": parameters}]
+    tools = [Tool.model_validate({"type": "function", "function": function}) for function in functions]
+    given = {"skip_special_tokens": None, "response_format": None}
+    (tag,) = tool_inputs(tools, [], given, may_hold_calls=True)["response_format"]["structural_tag"]["tags"]
+    strict, loose = tag["content"]["json_schema"]["anyOf"]
+    assert strict["properties"]["arguments"] == parameters
+    assert loose["properties"] == {"name": {"const": "b"}, "arguments": {"type": "object"}}
+    (call,) = parse(f'{tag["begin"]}{{"name": "a", "arguments": {{"x": 1}}}}{tag["end"]}', NAMES).calls
+    assert (call.name, call.arguments) == ("a", '{"x": 1}')
+    assert "response_format" not in tool_inputs(tools[1:], [], given, may_hold_calls=True)  # none is strict
+    assert "response_format" not in tool_inputs(tools, [], given)
+    wanted = given | {"response_format": {"type": "json_object"}}
+    assert "response_format" not in tool_inputs(tools, [], wanted, may_hold_calls=True)
 
 
 def test_a_forced_call_is_constrained_by_the_tools_schemas() -> None:
