@@ -33,7 +33,10 @@ from openai_gateway.proxy.nodes import NodeTable
 from openai_gateway.proxy.settings import ProxySettings
 from openai_gateway.proxy.strategies import STRATEGIES
 
-_FORWARDED = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
+_FORWARDED = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses"),
+    *("/v1/embeddings", "/v1/rerank", "/v1/score"),
+)
 _LONGEST_LIST = 2**20  # bytes
 _ASK_TIMEOUT = aiohttp.ClientTimeout(total=5)
 

@@ -65,6 +65,24 @@ def test_nodes_are_added_asked_for_their_models_listed_and_removed(stack: ExitSt
     assert set(proxy.get("/nodes/status").json()) == {nodes.urls[1]}
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/messages/count_tokens", {"messages": HELLO}),
+        ("/v1/embeddings", {"input": "a"}),  # which the node refuses in its words
+        ("/v1/rerank", {"query": "a", "documents": ["b"]}),
+        ("/v1/score", {"text_1": "a", "text_2": "b"}),
+    ],
+)
+def test_what_is_not_generated_is_sent_on_too(stack: ExitStack, path: str, body: dict[str, Any]) -> None:
+    nodes = Nodes(stack, "m")
+    proxy = stack.enter_context(connect(stack.enter_context(running_proxy(ProxySettings()))))
+    assert proxy.post("/nodes/add", json={"url": nodes.urls[0]}).status_code == 200
+    through, straight = (http.post(path, json={"model": "m", **body}) for http in (proxy, connect(nodes.urls[0])))
+    assert (through.status_code, through.json()) == (straight.status_code, straight.json())
+    assert through.status_code == (200 if path.endswith("count_tokens") else 400)
+
+
 def test_what_is_told_about_a_node_is_kept(stack: ExitStack) -> None:
     proxy = stack.enter_context(connect(stack.enter_context(running_proxy(ProxySettings()))))
     told = {"models": ["m"], "unfinished": 0, "latency": [], "speed": 2.5}
