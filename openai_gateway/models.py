@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -241,7 +241,10 @@ def _traits(settings: Settings, engine_dir: Path | None, chat_template: str) -> 
         return Traits(thinking_of(parser, None), call_notation=notation)
     tokens = () if tokenizer is None else tokenizer.added_tokens
     may_hold_calls = tokenizer is not None and notation in _GENERIC and _shows_generic_calls(template, tokenizer)
-    return Traits(thinking_of(parser, template), infilling_of(template, tokens), notation, may_hold_calls)
+    thinking = thinking_of(parser, template)
+    if thinking is not None and tokenizer is not None:
+        thinking = replace(thinking, end_ids=tuple(tokenizer.encode(thinking.closing, add_bos=False)))
+    return Traits(thinking, infilling_of(template, tokens), notation, may_hold_calls)
 
 
 def _shows_generic_calls(template: ChatTemplate, tokenizer: Tokenizer) -> bool:

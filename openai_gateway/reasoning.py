@@ -129,14 +129,37 @@ def reasoning_parser(thinking: Thinking | None, template_options: Mapping[str, A
 
 
 def asked_for_thoughts(
-    thinking: Thinking | None, inputs: Mapping[str, Any], *, counts_tokens: bool = True
+    thinking: Thinking | None, inputs: Mapping[str, Any], *, budget: int | None = None, counts_tokens: bool = True
 ) -> dict[str, Any]:
-    """Return the fields of `GenerateRequest` such that thoughts can be found, and their tokens be counted."""
+    """Return the fields of `GenerateRequest` such that thoughts can be found, and their tokens counted and bounded.
+
+    Parameters
+    ----------
+    thinking
+        Of the model; None: the answer has no thoughts.
+    inputs
+        The other fields.
+    budget
+        Tokens that thoughts may take; None, or where it is not known how to end them: any number.
+    counts_tokens
+        Whether it is told how many they took.
+    """
     if thinking is None:
         return {}
     needs_marks = thinking.marks.are_special and inputs["skip_special_tokens"] is None
-    counted = {"stream": True} if counts_tokens else {}  # a whole answer does not say how many tokens a part has
-    return counted | ({"skip_special_tokens": False} if needs_marks else {})
+    fields: dict[str, Any] = {"skip_special_tokens": False} if needs_marks else {}
+    if counts_tokens:
+        fields["stream"] = True  # a whole answer does not say how many tokens a part has
+    if budget is not None and thinking.end_ids:
+        begins_inside = thinking.begins_inside(inputs.get("template_options") or {})
+        fields |= {
+            "thinking_budget": budget,
+            "thinking_begin": None if begins_inside else thinking.marks.begin,
+            "thinking_end": thinking.marks.end,
+            "thinking_end_ids": thinking.end_ids,
+            "response_format": None,  # of calls that the model may choose to make
+        }
+    return fields
 
 
 def _sum(parts: Iterable[Told]) -> Told:

@@ -80,6 +80,12 @@ void check_combinations(const Request& request) {
   if (params.n > 1 && (request.session || params.generates_nothing())) {
     throw invalid_argument("n must be 1 in a session and where nothing is generated, got " + std::to_string(params.n));
   }
+  if (params.thinking_budget && (params.thinking_end.empty() || params.thinking_end_ids.empty())) {
+    throw invalid_argument("thinking_budget needs thinking_end and thinking_end_ids");
+  }
+  if (params.thinking_budget && !params.response_format.empty()) {
+    throw invalid_argument("thinking_budget cannot be had with response_format");
+  }
   if (request.session && params.output_embedding) throw invalid_argument("output_embedding cannot be had in a session");
   if (request.session && params.prompt_logprobs) throw invalid_argument("prompt_logprobs cannot be had in a session");
 }

@@ -28,6 +28,8 @@ void GenerationParams::validate(int vocab_size) const {
           "at most max_new_tokens", min_new_tokens);
   for (const int32_t id : stop_token_ids)
     require(is_token(id), "each of stop_token_ids", "a token of the vocabulary", id);
+  for (const int32_t id : thinking_end_ids)
+    require(is_token(id), "each of thinking_end_ids", "a token of the vocabulary", id);
   for (const int32_t id : bad_token_ids)
     require(is_token(id), "each of bad_token_ids", "a token of the vocabulary", id);
   require(bad_tokens.size() <= kMaxBadTokens, "bad_words_list", "at most 10000 words", bad_tokens.size());

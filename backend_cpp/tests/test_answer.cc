@@ -208,6 +208,50 @@ TEST(a_choice_says_what_the_request_said_and_where_the_answer_stands) {
   CHECK_EQUAL(output.logprobs[0].top.at(3).first, 2);
 }
 
+// Thoughts end with "23"; the tokens that end them are 9, 2 and 3.
+Asked thinking(int budget, const std::string& begin) {
+  return Asked([&](GenerationParams& params) {
+    params.thinking_budget = budget;
+    params.thinking_begin = begin;
+    params.thinking_end = "23";
+    params.thinking_end_ids = {9, 2, 3};
+  });
+}
+
+TEST(thoughts_are_ended_when_their_budget_is_spent) {
+  for (const char* begin : {"", "1"}) {
+    Asked asked = thinking(3, begin);
+    CHECK(asked.answer.needs_known_tokens());
+    for (const int32_t token : {1, 4, 5, 6, 6, 6, 7}) asked.advance({token});
+    CHECK(asked.generated() == std::vector<int32_t>({1, 4, 5, 9, 2, 3, 7}));
+    CHECK(!asked.answer.needs_known_tokens());
+  }
+  Asked at_once = thinking(0, "");
+  for (int i = 0; i < 4; ++i) at_once.advance({8});
+  CHECK(at_once.generated() == std::vector<int32_t>({9, 2, 3, 8}));
+}
+
+TEST(thoughts_that_end_in_time_and_answers_without_thoughts_are_left_alone) {
+  for (const std::vector<int32_t>& ends : {std::vector<int32_t>{1, 2, 3, 4, 5, 6}, {1, 2, 2, 3, 4, 5}}) {
+    Asked asked = thinking(4, "1");
+    for (const int32_t token : ends) asked.advance({token});
+    CHECK(asked.generated() == ends);
+  }
+  Asked without = thinking(2, "12");
+  for (const int32_t token : {1, 4, 5, 6}) without.advance({token});
+  CHECK(without.generated() == std::vector<int32_t>({1, 4, 5, 6}));
+}
+
+TEST(a_runner_is_told_the_only_token_that_ends_thoughts) {
+  Asked asked = thinking(1, "");
+  CHECK(asked.answer.choice(0).mask == nullptr);
+  asked.answer.advance(ChosenToken{4, 0, nullptr, nullptr});
+  const TokenChoice& choice = asked.answer.choice(0);
+  for (int token = 0; token < kStubVocab; ++token) {
+    CHECK_EQUAL((static_cast<uint32_t>(choice.mask[token / 32]) >> (token % 32) & 1u) != 0, token == 9);
+  }
+}
+
 TEST(answers_to_one_prompt_draw_from_streams_of_their_own) {
   const auto rules = Asked::make_rules(change_nothing, nullptr);
   std::vector<int32_t> tokens = kPrompt;

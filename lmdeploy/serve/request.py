@@ -36,6 +36,33 @@ class RequestFields:
         is_tensor=True,
         is_param=True,
     )
+    thinking_budget: int | None = rows.whole(
+        None,
+        "Tokens of an answer behind which its thoughts are ended, if they have not ended by then: those of "
+        "thinking_end_ids come. Not with response_format.",
+        is_tensor=True,
+        is_param=True,
+    )
+    thinking_begin: str | None = rows.text(
+        None,
+        "With thinking_budget. What an answer with thoughts begins with; null: the prompt ended with it.",
+        max_bytes=256,
+        is_tensor=True,
+        is_param=True,
+    )
+    thinking_end: str | None = rows.text(
+        None,
+        "With thinking_budget. What thoughts end with.",
+        max_bytes=256,
+        is_tensor=True,
+        is_param=True,
+    )
+    thinking_end_ids: list[int] | None = rows.tokens(
+        "With thinking_budget. The tokens of what thoughts are ended with.",
+        max_items=64,
+        is_tensor=True,
+        is_param=True,
+    )
     session_id: int | None = rows.seed(
         "A conversation whose tokens the engine keeps between requests; CORRID of the older clients.", is_tensor=True
     )

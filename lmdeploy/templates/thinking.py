@@ -68,11 +68,20 @@ class Thinking:
         Where there is no template: prompts end with the opening mark, and answers lack it.
     template : ChatTemplate, optional
         Knows whether prompts end so.
+    end_ids : tuple of int
+        The tokens of `closing`; empty: they are not known.
     """
 
     marks: ThinkingMarks
     begins: bool = False
     template: ChatTemplate | None = None
+    end_ids: tuple[int, ...] = ()
+
+    @property
+    def closing(self) -> str:
+        """What thoughts are ended with that have taken long enough."""
+        blank = "" if self.marks.are_special else "\n"
+        return f"{blank}{self.marks.end}{self.marks.before_answer or 2 * blank}"
 
     def begins_inside(self, options: Mapping[str, Any]) -> bool:
         """Return whether an answer begins with thoughts, its prompt made with these ``chat_template_kwargs``."""

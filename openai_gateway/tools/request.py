@@ -34,7 +34,7 @@ def tool_inputs(
             inputs["skip_special_tokens"] = False
     if forced:
         inputs["response_format"] = call_format(forced)
-    elif may_hold_calls and given["response_format"] is None and any(tool.function.strict for tool in usable):
+    elif may_hold_calls and given.get("response_format") is None and any(tool.function.strict for tool in usable):
         inputs["response_format"] = marked_calls_format(usable)
     return inputs
 

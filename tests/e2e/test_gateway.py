@@ -7,7 +7,9 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import anthropic
 import httpx
+import ollama
 import openai
 import pydantic
 import pytest
@@ -62,6 +64,39 @@ def test_greedy_choices_are_equal_and_the_prompt_counts_once(client: openai.Open
     assert three.usage is not None
     assert three.usage.prompt_tokens == one.usage.prompt_tokens
     assert three.usage.completion_tokens == 3 * one.usage.completion_tokens
+
+
+def test_other_apis_answer_as_openais_does(url: str) -> None:
+    tool: Any = {"name": "f", "input_schema": {"type": "object", "properties": {}}}
+    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, timeout=120) as claude:
+        asked: Any = {"model": MODEL, "messages": CAPITAL, "max_tokens": 32, "extra_body": {"temperature": 0}}
+        for more in ({}, {"tools": [tool], "tool_choice": {"type": "none"}}):
+            (block,) = claude.messages.create(**asked, **more).content
+            assert (block.type, getattr(block, "text", "")) == ("text", ANSWER)
+    llama = ollama.Client(url, trust_env=False)
+    assert llama.chat(MODEL, CAPITAL, options={"temperature": 0.0}).message.content == ANSWER
+    pieces = llama.generate(MODEL, CAPITAL[0]["content"], stream=True, options={"temperature": 0.0})
+    assert "".join(piece.response for piece in pieces) == ANSWER
+
+
+def test_thoughts_end_when_their_budget_is_spent(triton_server: TritonServer, tokenizer: Tokenizer) -> None:
+    engine_dir = resolve("").path
+    settings = Settings(
+        triton_address=triton_server.grpc_address, engine_dir=engine_dir, reasoning_parser="deepseek-r1"
+    )
+    story: Any = [{"role": "user", "content": "Tell me a story."}]
+    with (
+        running_gateway(settings) as address,
+        openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=120) as own,
+    ):
+        asked: Any = {"model": MODEL, "messages": story, "temperature": 0, "max_tokens": 40}
+        whole: Any = own.chat.completions.create(**asked).choices[0].message
+        cut = own.chat.completions.create(**asked, extra_body={"thinking_budget": 8})
+    message: Any = cut.choices[0].message
+    assert message.reasoning_content == tokenizer.decode(tokenizer.encode(whole.reasoning_content)[:8]).strip()
+    assert (whole.content, bool(message.content)) == ("", True)
+    assert cut.usage is not None
+    assert cut.usage.completion_tokens == 40
 
 
 def test_streamed_choices_differ_and_repeat_with_their_seed(client: openai.OpenAI) -> None:

@@ -24,6 +24,7 @@ _LISTS = {
     "bad_words",
     "stop_token_ids",
     "bad_token_ids",
+    "thinking_end_ids",
     "logit_bias_ids",
     "logit_bias_values",
     "input_ids",

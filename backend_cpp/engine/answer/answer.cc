@@ -28,6 +28,7 @@ Answer::Answer(std::shared_ptr<const AnswerRules> rules, int index, uint64_t see
       index_(index),
       penalties_(rules_->sampling, rules_->prompt_tokens, rules_->params.logit_bias),
       bad_word_states_(rules_->bad_words.begin()),
+      thinking_(rules_->params),
       text_(rules_->stop_strings),
       prompt_rows_(*rules_, index) {
   static_cast<SamplingRule&>(choice_) = rules_->sampling;
@@ -58,6 +59,10 @@ const TokenChoice& Answer::choice(int unseen) {
   choice_.unseen = unseen;
   choice_.forbidden = forbidden_tokens(position);
   choice_.mask = matcher_ ? matcher_->state()->mask.data() : nullptr;
+  if (const int32_t token = thinking_.forced(); token >= 0) {
+    choice_.forbidden.clear();
+    choice_.mask = mask_of_only(token);
+  }
   return choice_;
 }
 
@@ -138,6 +143,12 @@ std::vector<int32_t> Answer::forbidden_tokens(int position) const {
   return forbidden;
 }
 
+const int32_t* Answer::mask_of_only(int32_t token) {
+  only_.assign((static_cast<size_t>(rules_->space.vocab_size) + 31) / 32, 0);
+  only_[static_cast<size_t>(token) / 32] = static_cast<int32_t>(uint32_t{1} << (token % 32));
+  return only_.data();
+}
+
 // Whether nothing more may come at a place of its grammar. That an answer without stop tokens is at its end is not
 // always known when its last token comes.
 bool Answer::is_complete(const GrammarState& state) const {
@@ -163,6 +174,7 @@ FinishReason Answer::append(int32_t token) {
   unsent_.token_ids.push_back(token);
   if (matcher_) matcher_->accept(token);
   rules_->bad_words.advance(bad_word_states_, table.bytes(token));
+  thinking_.advance(table.bytes(token));
   const bool is_hidden = params.skip_special_tokens && table.is_special(token);
   const bool may_stop = generated() >= params.min_new_tokens;
   if (!is_hidden && text_.append(table.bytes(token), may_stop)) return FinishReason::kStop;

@@ -18,6 +18,7 @@
 #include "engine/answer/prompt_rows.h"
 #include "engine/answer/sampler.h"
 #include "engine/answer/text_stream.h"
+#include "engine/answer/thinking_budget.h"
 #include "engine/request.h"
 
 namespace turbomind {
@@ -38,7 +39,9 @@ class Answer {
   // Whether only this class can choose it: somebody looks at its logits.
   bool needs_logits() const;
   // Whether what may come next depends on which tokens came before.
-  bool needs_known_tokens() const { return matcher_ != nullptr || rules_->bad_words.depends_on_tokens(); }
+  bool needs_known_tokens() const {
+    return matcher_ != nullptr || thinking_.is_open() || rules_->bad_words.depends_on_tokens();
+  }
   // Whether what may come next is known, so that there is a choice().
   bool knows_choice();
   // How a runner is to choose the token behind those known and `unseen` more. Valid until the next call.
@@ -70,6 +73,7 @@ class Answer {
 
  private:
   std::vector<int32_t> forbidden_tokens(int position) const;
+  const int32_t* mask_of_only(int32_t token);
   bool is_complete(const GrammarState& state) const;
   bool is_ended_by(int32_t token);
   FinishReason append(int32_t token);
@@ -82,6 +86,8 @@ class Answer {
   TokenChoice choice_;
   Penalties penalties_;
   BadWords::States bad_word_states_;
+  ThinkingBudget thinking_;
+  std::vector<int32_t> only_;  // the mask that leaves the token that has to come
   std::unique_ptr<GrammarMatcher> matcher_;
   // The row that waits for what matcher_ allows; empty: none does.
   std::vector<float> kept_logits_;

@@ -67,6 +67,15 @@ struct GenerationFields {
   // Return what the model makes of the whole prompt, the hidden state of its last token after the final norm, in
   // the output embedding; nothing is generated.
   bool output_embedding = false;
+  // Tokens of an answer behind which its thoughts are ended, if they have not ended by then: those of
+  // thinking_end_ids come. Not with response_format.
+  std::optional<int> thinking_budget;
+  // With thinking_budget. What an answer with thoughts begins with; null: the prompt ended with it.
+  std::string thinking_begin;
+  // With thinking_budget. What thoughts end with.
+  std::string thinking_end;
+  // With thinking_budget. The tokens of what thoughts are ended with.
+  std::vector<int32_t> thinking_end_ids;
   // Prompts share what the engine has cached of them only where this text is the same; null: with all that have
   // none. Without it, the time to a first token tells whether somebody has sent a prompt's beginning before.
   std::string cache_salt;
@@ -101,6 +110,10 @@ void visit_fields(Fields& fields, Visit&& visit) {
   visit("logit_bias", fields.logit_bias, Limits{.max_items = 1024});
   visit("prompt_logprobs", fields.prompt_logprobs, Limits{.low = 0, .high = 20});
   visit("output_embedding", fields.output_embedding, Limits{});
+  visit("thinking_budget", fields.thinking_budget, Limits{.low = 0});
+  visit("thinking_begin", fields.thinking_begin, Limits{.max_bytes = 256});
+  visit("thinking_end", fields.thinking_end, Limits{.max_bytes = 256});
+  visit("thinking_end_ids", fields.thinking_end_ids, Limits{.max_items = 64});
   visit("cache_salt", fields.cache_salt, Limits{.max_bytes = 256});
   visit("lora_name", fields.lora_name, Limits{.max_bytes = 256});
 }

@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from lmdeploy.messages import ALL_THAT_IS_LEFT, MAX_TOP_LOGPROBS
 from openai_gateway.protocol.fields import (
+    MAX_INT32,
     FieldError,
     JsonObject,
     NotImplementedFields,
@@ -47,6 +48,7 @@ class ChatCompletionRequest(GenerationFields, StructuredFields):
     parallel_tool_calls: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
     enable_thinking: bool | None = None
+    thinking_budget: int | None = Field(None, ge=0, le=MAX_INT32)
     chat_template_kwargs: TemplateOptions | None = None
     include_reasoning: bool | None = None
 

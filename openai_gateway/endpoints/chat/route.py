@@ -15,6 +15,7 @@ from openai_gateway.answering.logprobs import chat_logprobs
 from openai_gateway.answering.streaming import SLOT, STREAMED, EventResponse, EventTemplate, done, event_stream
 from openai_gateway.endpoints.chat.protocol import ChatChoice, ChatCompletion, ChatCompletionRequest, ChatMessage
 from openai_gateway.endpoints.chat.writer import ChatWriter
+from openai_gateway.errors import ApiError
 from openai_gateway.gateway import GatewayDependency
 from openai_gateway.models import ServedModel
 from openai_gateway.parsing import BoundedRoute
@@ -32,6 +33,9 @@ async def create_chat_completion(
 ) -> ChatCompletion | Response:
     """Answer a conversation."""
     chosen = await gateway.choose(body.model, request)
+    if body.thinking_budget is not None and not (chosen.model.thinking and chosen.model.thinking.end_ids):
+        message = f"It is not known how the model `{chosen.name}` ends its thoughts; leave thinking_budget out."
+        raise ApiError(400, message, param="thinking_budget")
     thinking = None if body.is_constrained else chosen.model.thinking
     generate = generate_request(body, thinking, chosen.model.may_hold_calls)
     gateway.admit(request, generate, chosen=chosen, user=body.user, session_id=body.session_id)
@@ -69,9 +73,9 @@ def generate_request(
     if isinstance(body.messages, str):  # LMDeploy completes a plain string without a chat template
         return GenerateRequest(text_input=body.messages, **inputs)
     inputs |= tool_inputs(body.usable_tools, body.forced_tools, inputs, may_hold_calls=may_hold_calls)
-    inputs |= asked_for_thoughts(thinking, inputs)
-    messages = [message.for_template() for message in body.messages]
-    return GenerateRequest(messages=messages, template_options=body.template_options, **inputs)
+    inputs["template_options"] = body.template_options
+    inputs |= asked_for_thoughts(thinking, inputs, budget=body.thinking_budget)
+    return GenerateRequest(messages=[message.for_template() for message in body.messages], **inputs)
 
 
 def thoughts_of(body: ChatCompletionRequest, thinking: Thinking | None) -> ReasoningParser | None:

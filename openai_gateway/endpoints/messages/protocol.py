@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from openai_gateway.protocol.fields import (
+    MAX_INT32,
     MAX_ITEMS,
     AnyText,
     FieldError,
@@ -174,9 +175,10 @@ class Metadata(Strict):
 
 
 class ThinkingConfig(Strict):
-    """Whether the model is to think. A budget is not kept to."""
+    """Whether the model is to think, and how many tokens it may take for that."""
 
     type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = Field(None, ge=0, le=MAX_INT32)
 
 
 class Prompted(Strict):

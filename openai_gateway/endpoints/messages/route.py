@@ -67,7 +67,8 @@ def _generate_request(
 ) -> GenerateRequest:
     inputs = body.generation_inputs()
     inputs |= tool_inputs(body.usable_tools, body.forced_tools, inputs, may_hold_calls=may_hold_calls)
-    inputs |= asked_for_thoughts(thinking, inputs, counts_tokens=False)
+    budget = body.thinking.budget_tokens if body.thinking else None
+    inputs |= asked_for_thoughts(thinking, inputs, budget=budget, counts_tokens=False)
     return GenerateRequest(**inputs, want_stop_string=bool(body.stop_sequences))
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -140,6 +141,17 @@ def test_thoughts_are_blocks_of_their_own_and_can_be_left_out(claude: anthropic.
     said: Any = [*ASKED, {"role": "assistant", "content": [thoughts, text]}, *ASKED]
     claude.messages.create(model=MODEL, max_tokens=9, messages=said)
     assert sent(triton)[1] == {"role": "assistant", "content": "Four.", "reasoning_content": "Two and two."}
+
+
+def test_a_budget_of_thinking_reaches_the_engine(triton: FakeTriton, default_model_dir: Path) -> None:
+    settings = Settings(triton_address=triton.address, engine_dir=default_model_dir, reasoning_parser="qwen3")
+    with running_gateway(settings) as url:
+        own = anthropic.Anthropic(base_url=url, api_key="none", max_retries=0)
+        own.messages.create(
+            model=MODEL, max_tokens=2048, messages=ASKED, thinking={"type": "enabled", "budget_tokens": 1024}
+        )
+    inputs = triton.requests[0].inputs
+    assert (inputs["thinking_budget"], inputs["thinking_begin"]) == (1024, "<think>")
 
 
 def test_pictures_are_those_of_chat_completions(claude: anthropic.Anthropic, triton: FakeTriton) -> None:

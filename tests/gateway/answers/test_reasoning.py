@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from lmdeploy.model import MODELS
 from lmdeploy.templates.jinja import JinjaChatTemplate
 from lmdeploy.templates.thinking import GRANITE, HARMONY, MAGISTRAL, THINK, Thinking, ThinkingMarks, thinking_of
+from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.turbomind.checkpoint_files import copy_texts
 from openai_gateway.reasoning import ReasoningParser, Told
 from openai_gateway.settings import Settings
@@ -155,6 +156,28 @@ def test_a_grammar_leaves_no_room_for_thoughts(client: openai.OpenAI, triton: Fa
     always: Any = {"chat_template_kwargs": {"always": True}}
     form: Any = {"type": "json_object"}
     assert streamed(client, response_format=form, extra_body=always)[:2] == ("", '{"a": 1}')
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_a_budget_reaches_the_engine_with_what_ends_thoughts(
+    client: openai.OpenAI, triton: FakeTriton, default_model_dir: Path, always: bool
+) -> None:
+    triton.script = Script(texts=THOUGHT[1:] if always else THOUGHT)
+    tool: Any = {"type": "function", "function": {"name": "f", "strict": True, "parameters": {"type": "object"}}}
+    extra = {"thinking_budget": 40, "chat_template_kwargs": {"always": always}}
+    client.chat.completions.create(model="fake-model", messages=ASKED, extra_body=extra, tools=[tool])
+    inputs = triton.requests[0].inputs
+    assert (inputs["thinking_budget"], inputs["thinking_end"]) == (40, "</think>")
+    assert inputs.get("thinking_begin") == (None if always else "<think>")
+    assert Tokenizer(str(default_model_dir)).decode(inputs["thinking_end_ids"]) == "\n</think>\n\n"
+    assert "response_format" not in inputs  # both at once cannot be had
+    client.chat.completions.create(model="fake-model", messages=ASKED)
+    assert not any(name.startswith("thinking") for name in triton.requests[1].inputs)
+
+
+def test_a_budget_is_refused_where_nobody_knows_how_thoughts_end(asking_client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="leave thinking_budget out"):
+        asking_client.chat.completions.create(model="fake-model", messages=ASKED, extra_body={"thinking_budget": 4})
 
 
 def test_an_effort_there_is_not_is_refused(client: openai.OpenAI, triton: FakeTriton) -> None:
