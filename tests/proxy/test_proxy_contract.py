@@ -70,7 +70,7 @@ def test_b8_an_unknown_model_is_a_404_in_lmdeploy_s_words(proxy: httpx.Client, p
     assert (body["message"], body["code"], body["object"]) == ("The model `X` does not exist.", 404, "error")
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/interactive", "/v1/encode", "/v1/embeddings"])
+@pytest.mark.parametrize("path", ["/v1/chat/interactive", "/v1/encode"])
 def test_b8_what_is_not_proxied_is_a_404(proxy: httpx.Client, path: str) -> None:
     assert proxy.post(path, json={}).status_code == 404
 
