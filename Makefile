@@ -112,7 +112,7 @@ browser:
 	@tools/install_browser.sh
 
 test: build-tests dev model browser ## Set everything up, then run every test; of cases that are much alike, a sample
-	$(say) 'running the tests (about 55 minutes on 2 cores)'
+	$(say) 'running the tests (half an hour to an hour on 2 cores)'
 	@$(CTEST) --test-dir $(BUILD) --output-on-failure
 	@$(PY) -m pytest --numprocesses $(strip $(WORKERS)) --dist loadfile $(strip $(AGAIN)) $(strip $(TESTS)) $(strip $(COVERAGE)) $(strip $(PYTEST_ARGS))
 
