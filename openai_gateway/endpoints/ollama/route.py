@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ from openai_gateway.answering.collecting import collect
 from openai_gateway.answering.streaming import EventResponse, event_stream
 from openai_gateway.endpoints.chat.protocol import ChatCompletionRequest
 from openai_gateway.endpoints.chat.route import generate_request, thoughts_of
-from openai_gateway.endpoints.completions.infilling import filled_in
+from openai_gateway.endpoints.completions.infilling import infilling_by
 from openai_gateway.endpoints.embeddings.vectors import vectors_of
 from openai_gateway.endpoints.ollama.protocol import ChatRequest, EmbedRequest, GenerateRequest, ShowRequest, name_of
 from openai_gateway.endpoints.ollama.writer import LineWriter
@@ -46,10 +47,12 @@ async def chat(body: ChatRequest, request: Request, gateway: GatewayDependency) 
 async def generate(body: GenerateRequest, request: Request, gateway: GatewayDependency) -> Response:
     """Answer a question; go on with a text, with `raw`; fill in a middle, with `suffix`."""
     chosen = await gateway.choose(name_of(body.model), request)
-    plain = body.prompt if body.raw else None
+    plain, stops = body.prompt if body.raw else None, list[str]()
     if body.suffix:
-        plain = filled_in(chosen.model, body.prompt, body.suffix)
-    return await _answer("generate", body.as_openai(plain), body.streams, body.model, chosen, request, gateway)
+        infilling = infilling_by(chosen.model)
+        plain, stops = infilling.prompt(body.prompt, body.suffix), list(infilling.stop_words)
+    asked = body.as_openai(plain)
+    return await _answer("generate", asked, body.streams, body.model, chosen, request, gateway, stops)
 
 
 @router.post("/api/embed")
@@ -102,10 +105,12 @@ async def _answer(
     chosen: Chosen,
     request: Request,
     gateway: Gateway,
+    stops: Sequence[str] = (),
 ) -> Response:
     thinking = None if body.is_constrained else chosen.model.thinking
     asked = generate_request(body, thinking)
     asked.stream = streams
+    asked.fields["stop_words"] = [*asked.fields.get("stop_words", ()), *stops]
     gateway.admit(request, asked, chosen=chosen)
     await gateway.bring_pictures(asked)
     chunks = gateway.watched(request, chosen.model, chosen.model.client.generate(asked))

@@ -119,6 +119,14 @@ def test_generate_asks_a_question_or_goes_on(client: ollama.Client, triton: Fake
         client.generate(MODEL, "def f():", suffix="return 1")
 
 
+def test_a_middle_is_asked_for_and_ended_as_the_model_does_it(triton: FakeTriton) -> None:
+    with running_gateway(Settings(triton_address=triton.address, chat_template="codellama")) as url:
+        own = ollama.Client(url, trust_env=False)
+        own.generate(MODEL, "def f():", suffix="return 1", options={"stop": ["x"]})
+    inputs = triton.requests[0].inputs
+    assert (inputs["text_input"], inputs["stop_words"]) == ("<PRE> def f(): <SUF>return 1 <MID>", ["x", "<EOT>"])
+
+
 def test_what_there_is(client: ollama.Client, url: str) -> None:
     assert [model.model for model in client.list().models] == [MODEL]
     assert [model.model for model in client.ps().models] == [MODEL]
