@@ -1,18 +1,13 @@
-"""What was said in one browser, and how an answer comes into it. Knows nothing of the page."""
+"""What was said in one browser. Knows neither the page nor the servers."""
 
-import asyncio
+from __future__ import annotations
+
 import base64
-import logging
-import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol
-
-from lmdeploy.serve.client import GenerateChunk, GenerateRequest, TritonRequestError, TritonUnavailable
-
-logger = logging.getLogger(__name__)
+from typing import Any
 
 
 class Outcome(Enum):
@@ -25,86 +20,183 @@ class Outcome(Enum):
     FAILED = "failed"
 
 
+_OUTCOMES = {"length": Outcome.LENGTH, "cancelled": Outcome.STOPPED}
+
+
+@dataclass
+class Call:
+    """A tool that the model calls; ``arguments`` is JSON text."""
+
+    name: str = ""
+    arguments: str = ""
+    id: str = ""
+
+
+@dataclass
+class Piece:
+    """A piece of an answer, as a server streams it.
+
+    Attributes
+    ----------
+    thoughts, text
+        What is new of each.
+    calls
+        What is new of each call, by its place among them.
+    finish_reason
+        As OpenAI's, or ``cancelled``; None until the last piece.
+    token_count, prompt_count, cached_count
+        Tokens generated so far, of the prompt, and of those found in the cache; None: not told here.
+    """
+
+    text: str = ""
+    thoughts: str = ""
+    calls: dict[int, Call] = field(default_factory=dict)
+    finish_reason: str | None = None
+    token_count: int | None = None
+    prompt_count: int | None = None
+    cached_count: int | None = None
+
+
+@dataclass
+class Answer:
+    """One answer to a question, which grows while it is generated.
+
+    Attributes
+    ----------
+    error
+        Why there is no whole answer, in words for the reader; empty otherwise.
+    waited, thought, decoded
+        Seconds to the first token, until thoughts were over, and from the first to the last token.
+    """
+
+    text: str = ""
+    thoughts: str = ""
+    calls: list[Call] = field(default_factory=list)
+    outcome: Outcome = Outcome.RUNNING
+    error: str = ""
+    token_count: int = 0
+    prompt_count: int | None = None
+    cached_count: int | None = None
+    waited: float = 0.0
+    thought: float = 0.0
+    decoded: float = 0.0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was said."""
+        return not (self.text or self.thoughts or self.calls)
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        """Something that changes when more is said."""
+        return len(self.text), len(self.thoughts), sum(1 + len(call.arguments) for call in self.calls)
+
+    def take(self, piece: Piece, elapsed: float) -> None:
+        """Add one streamed piece, ``elapsed`` seconds after the question."""
+        self.text += piece.text
+        self.thoughts += piece.thoughts
+        for index, new in sorted(piece.calls.items()):
+            while len(self.calls) <= index:
+                self.calls.append(Call())
+            call = self.calls[index]
+            call.name, call.arguments, call.id = call.name + new.name, call.arguments + new.arguments, call.id or new.id
+        if self.thoughts and not self.thought and (piece.text or piece.calls):
+            self.thought = elapsed
+        if piece.token_count is not None and piece.token_count > self.token_count:
+            if self.token_count:
+                self.decoded = elapsed - self.waited
+            else:
+                self.waited = elapsed
+            self.token_count = piece.token_count
+        if piece.prompt_count is not None:
+            self.prompt_count = piece.prompt_count
+        if piece.cached_count is not None:
+            self.cached_count = piece.cached_count
+        if piece.finish_reason:
+            self.outcome = _OUTCOMES.get(piece.finish_reason, Outcome.COMPLETE)
+
+    def figures(self) -> list[str]:
+        """Return what stands under the answer: counts, speed, and why it ended early, if it did."""
+        parts = []
+        if self.token_count:
+            parts.append(f"{self.token_count:,} token{'' if self.token_count == 1 else 's'}")
+        if self.token_count > 1 and self.decoded > 0:
+            parts.append(f"{(self.token_count - 1) / self.decoded:.1f} tokens/s")
+        if self.waited:
+            parts.append(f"first after {self.waited:.2f} s")
+        if self.prompt_count:
+            cached = f", {self.cached_count:,} cached" if self.cached_count else ""
+            parts.append(f"prompt {self.prompt_count:,}{cached}")
+        endings = {Outcome.LENGTH: "ended at the most tokens allowed", Outcome.STOPPED: "stopped"}
+        if self.outcome in endings:
+            parts.append(endings[self.outcome])
+        return parts
+
+
 @dataclass
 class Turn:
-    """One question and its answer, which grows while it is generated.
+    """A question and its answers, of which one is shown and sent with later questions.
 
     Attributes
     ----------
     pictures
         Files of what is shown with the question.
-    error
-        Why there is no whole answer, in words for the reader; empty otherwise.
-    started, first_token, last_token
-        Times of ``time.monotonic()`` in seconds; 0 while not reached.
+    shown
+        Which of the answers.
     """
 
     question: str
-    answer: str = ""
-    outcome: Outcome = Outcome.RUNNING
-    error: str = ""
-    token_count: int = 0
-    started: float = field(default_factory=time.monotonic)
-    first_token: float = 0.0
-    last_token: float = 0.0
     pictures: tuple[str, ...] = ()
+    answers: list[Answer] = field(default_factory=lambda: [Answer()])
+    shown: int = 0
 
-    def take(self, chunk: GenerateChunk, now: float) -> None:
-        """Add one streamed piece of the answer."""
-        self.answer += chunk.text
-        if chunk.generate_token_len > self.token_count:
-            self.token_count = chunk.generate_token_len
-            self.first_token = self.first_token or now
-            self.last_token = now
-        if chunk.finish_reason:
-            reasons = {"length": Outcome.LENGTH, "cancelled": Outcome.STOPPED}
-            self.outcome = reasons.get(chunk.finish_reason, Outcome.COMPLETE)
+    @property
+    def answer(self) -> Answer:
+        """The answer that is shown."""
+        return self.answers[self.shown]
 
-    def summary(self) -> str:
-        """Return the line under the answer: token count, speed, and why it ended early, if it did."""
-        parts = []
-        if self.token_count:
-            parts.append(f"{self.token_count} token{'' if self.token_count == 1 else 's'}")
-        decoding = self.last_token - self.first_token
-        if self.token_count > 1 and decoding > 0:
-            parts.append(f"{(self.token_count - 1) / decoding:.1f} tokens/s")
-        if self.first_token:
-            parts.append(f"first after {self.first_token - self.started:.2f} s")
-        endings = {Outcome.LENGTH: "ended at the most tokens allowed", Outcome.STOPPED: "stopped"}
-        if self.outcome in endings:
-            parts.append(endings[self.outcome])
-        return " · ".join(parts)
+    def ask_again(self) -> None:
+        """Begin another answer. Those in which nothing was said are forgotten."""
+        self.answers = [*(answer for answer in self.answers if not answer.is_empty), Answer()]
+        self.shown = len(self.answers) - 1
 
-
-@dataclass(frozen=True)
-class Settings:
-    """What the page's controls say about the next answer."""
-
-    system_prompt: str
-    temperature: float
-    top_p: float
-    max_new_tokens: int
-    adapter: str | None = None
-
-
-class Generator(Protocol):
-    """The part of ``TritonClient`` used here."""
-
-    def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
-        """Stream the answer to a request."""
-        ...
+    def show(self, step: int) -> None:
+        """Show an answer beside the shown one, if there is one."""
+        self.shown = min(max(self.shown + step, 0), len(self.answers) - 1)
 
 
 def to_messages(system_prompt: str, turns: Sequence[Turn]) -> list[dict[str, Any]]:
     """Return the OpenAI messages of a conversation whose last turn is still to be answered.
 
-    Earlier turns that brought no answer are left out: the model never saw a reply to them.
+    Earlier turns that brought no answer are left out: the model never saw a reply to them. What is said after a call
+    is its result. Thoughts are left out, as models expect it.
     """
     messages: list[dict[str, Any]] = [{"role": "system", "content": system_prompt}] if system_prompt.strip() else []
+    calls: list[Call] = []
     for turn in turns[:-1]:
-        if turn.answer:
-            messages += [{"role": "user", "content": _said(turn)}, {"role": "assistant", "content": turn.answer}]
-    return [*messages, {"role": "user", "content": _said(turns[-1])}]
+        answer = turn.answer
+        if answer.text or answer.calls:
+            messages += _asked(turn, calls)
+            messages.append({"role": "assistant", "content": answer.text} | _called(answer.calls))
+            calls = answer.calls
+    return [*messages, *_asked(turns[-1], calls)]
+
+
+def _asked(turn: Turn, calls: Sequence[Call]) -> list[dict[str, Any]]:
+    """Return what a reader wrote, as messages; behind calls it is what each of them returned."""
+    if calls:
+        return [{"role": "tool", "tool_call_id": call.id, "content": turn.question} for call in calls]
+    return [{"role": "user", "content": _said(turn)}]
+
+
+def _called(calls: Sequence[Call]) -> dict[str, Any]:
+    if not calls:
+        return {}
+    told = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in calls
+    ]
+    return {"tool_calls": told}
 
 
 def _said(turn: Turn) -> str | list[dict[str, Any]]:
@@ -116,38 +208,3 @@ def _said(turn: Turn) -> str | list[dict[str, Any]]:
     ]
     parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
     return [*parts, {"type": "text", "text": turn.question}]
-
-
-async def answer_last(client: Generator, turns: Sequence[Turn], settings: Settings) -> None:
-    """Generate the answer of the last turn into it. Never raises; how it ended is in the turn.
-
-    Cancelling the task that runs this leaves the client's stream, which cancels the request in the engine.
-    """
-    turn = turns[-1]
-    request = GenerateRequest(
-        messages=to_messages(settings.system_prompt, turns),
-        stream=True,
-        max_new_tokens=settings.max_new_tokens,
-        temperature=settings.temperature,
-        top_p=settings.top_p,
-        lora_name=settings.adapter,
-    )
-    try:
-        async for chunk in client.generate(request):
-            turn.take(chunk, time.monotonic())
-        if turn.outcome is Outcome.RUNNING:
-            turn.outcome, turn.error = Outcome.FAILED, "The server ended the answer early."
-    except asyncio.CancelledError:
-        turn.outcome = Outcome.STOPPED
-    except Exception as error:
-        if not isinstance(error, TritonUnavailable | TritonRequestError):
-            logger.exception("an answer failed")
-        turn.outcome, turn.error = Outcome.FAILED, readable(error)
-
-
-def readable(error: Exception) -> str:
-    """Return what a reader of the page should be told about an error."""
-    if isinstance(error, TritonUnavailable):
-        return "The model server is away. Press Retry when it is back."
-    text = error.message if isinstance(error, TritonRequestError) else str(error)
-    return f"The model server refused or failed this: {text or type(error).__name__}"

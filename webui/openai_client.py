@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, cast
 
 import openai
 from openai.types.chat import ChatCompletionChunk
 
-from lmdeploy.serve.client import GenerateChunk, GenerateRequest, TritonRequestError, TritonUnavailable
+from lmdeploy.serve.client import TritonRequestError, TritonUnavailable
+from webui.conversation import Call, Piece
+from webui.settings import Settings
+
+# Settings beyond OpenAI's: a server that is not ours may refuse them, so they are sent when they were changed.
+_FURTHER = ("top_k", "min_p", "repetition_penalty", "thinking_budget")
 
 
 class OpenAIClient:
-    """Has the methods of ``TritonClient`` that the page uses.
+    """A server with OpenAI's API as the page sees it (`webui.answering.Server`).
 
     Parameters
     ----------
@@ -27,33 +32,33 @@ class OpenAIClient:
         self._client = openai.AsyncOpenAI(base_url=f"{root}/v1", api_key=api_key or "none", max_retries=0)
         self._model = ""
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
+    async def answer(self, messages: Sequence[dict[str, Any]], settings: Settings) -> AsyncIterator[Piece]:
         """Stream the answer to messages.
 
         Raises
         ------
         TritonUnavailable, TritonRequestError
-            As the Triton client's: the server is away, or refuses the request.
+            The server is away, or refuses the request.
+        ValueError
+            The settings cannot be used.
         """
-        fields = request.fields
+        fields = _fields(settings)
         try:
             stream: openai.AsyncStream[ChatCompletionChunk] = await self._client.chat.completions.create(
-                model=fields.get("lora_name") or self._model or await self.model_name(),
-                messages=cast(Any, request.messages),
-                max_tokens=fields.get("max_new_tokens"),
-                temperature=fields.get("temperature"),
-                top_p=fields.get("top_p"),
+                model=settings.model or self._model or await self.model_name(),
+                messages=cast(Any, messages),
                 stream=True,
+                stream_options={"include_usage": True},
+                **fields,
             )
             count = 0
             async with stream:
                 async for part in stream:
-                    for choice in part.choices:
-                        text = choice.delta.content or ""
-                        count += 1 if text else 0
-                        yield GenerateChunk(
-                            text=text, finish_reason=choice.finish_reason, generate_token_len=count, index=choice.index
-                        )
+                    piece = _piece(part)
+                    count += bool(piece.text or piece.thoughts or piece.calls)
+                    if piece.token_count is None:
+                        piece.token_count = count
+                    yield piece
         except openai.APIStatusError as error:
             raise TritonRequestError(str(error.status_code), error.message) from None
         except openai.APIConnectionError as error:
@@ -97,3 +102,46 @@ class OpenAIClient:
     async def close(self) -> None:
         """Close the connections."""
         await self._client.close()
+
+
+def _fields(settings: Settings) -> dict[str, Any]:
+    """Return settings as fields of a chat completion."""
+    default = Settings()
+    changed = {name: getattr(settings, name) for name in _FURTHER}
+    further = {name: value for name, value in changed.items() if value != getattr(default, name)}
+    if settings.enable_thinking is not None:
+        further["enable_thinking"] = settings.enable_thinking
+        further["chat_template_kwargs"] = {"enable_thinking": settings.enable_thinking}
+    fields = {
+        "max_tokens": settings.max_new_tokens,
+        "temperature": settings.temperature,
+        "top_p": settings.top_p,
+        "presence_penalty": settings.presence_penalty or None,
+        "frequency_penalty": settings.frequency_penalty or None,
+        "seed": settings.seed,
+        "stop": list(settings.stop_words) or None,
+        "response_format": settings.response_format,
+        "tools": settings.tool_list,
+        "extra_body": further or None,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _piece(part: ChatCompletionChunk) -> Piece:
+    """Return a streamed part as the page takes it."""
+    piece = Piece()
+    for choice in part.choices:
+        delta = choice.delta
+        told = delta.model_extra or {}
+        piece.text += delta.content or ""
+        piece.thoughts += told.get("reasoning_content") or told.get("reasoning") or ""
+        for call in delta.tool_calls or ():
+            function = call.function
+            name, arguments = (function.name or "", function.arguments or "") if function else ("", "")
+            piece.calls[call.index] = Call(name, arguments, call.id or "")
+        piece.finish_reason = choice.finish_reason or piece.finish_reason
+    if part.usage is not None:
+        details = part.usage.prompt_tokens_details
+        piece.token_count, piece.prompt_count = part.usage.completion_tokens, part.usage.prompt_tokens
+        piece.cached_count = details.cached_tokens if details else None
+    return piece

@@ -1,15 +1,15 @@
-"""What stands behind the page: the connection to the server, the running answers, and how a conversation is shown."""
+"""What stands behind the page: the connection to the server, and the running answers."""
 
 import asyncio
-import html
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from lmdeploy.serve.client import TritonRequestError, TritonUnavailable
-from webui.conversation import Outcome, Settings, Turn, answer_last
-from webui.openai_client import OpenAIClient
-from webui.triton import TritonServer
+from lmdeploy.serve.client import TritonUnavailable
+from webui.answering import Server, answer_last
+from webui.conversation import Turn
+from webui.settings import Settings
+from webui.view import chat_view, header_html
 
 REDRAW_SECONDS = 0.05
 
@@ -26,27 +26,23 @@ class Page:
         Tasks by Gradio session. Cancelling one cancels the request in the engine.
     """
 
-    client: TritonServer | OpenAIClient
+    server: Server
     model_name: str | None
     running: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
-    async def header(self) -> str:
-        """Return the title line: model name, and whether the server answers."""
-        name, ready = self.model_name, await self.client.is_ready()
-        if ready and name is None:
-            try:
-                name = await self.client.model_name()
-            except TritonUnavailable:
-                ready = False
-        shown = (name or "Chat", "ready", "ready") if ready else (name or "Chat", "away", "The model server is away")
-        return header_html(*shown)
+    async def header(self) -> tuple[str, list[str]]:
+        """Return the title line, and what may answer: the model itself first, then its adapters.
 
-    async def models(self) -> list[str]:
-        """Return what may answer, the model itself first, then its adapters; empty while the server is away."""
+        The latter is empty while the server is away.
+        """
+        is_ready = await self.server.is_ready()
         try:
-            return await self.client.models()
-        except (TritonUnavailable, TritonRequestError):
-            return []
+            names = await self.server.models() if is_ready else []
+        except TritonUnavailable:
+            names, is_ready = [], False
+        name = self.model_name or (names[0] if names else "Chat")
+        shown = ("ready", "ready") if is_ready else ("away", "The model server is away")
+        return header_html(name, *shown), names
 
     def is_answering(self, session: str | None) -> bool:
         """Return whether an answer is running in a browser session."""
@@ -60,13 +56,13 @@ class Page:
 
     async def answer(self, turns: list[Turn], settings: Settings, session: str) -> AsyncIterator[list[dict[str, Any]]]:
         """Generate the last turn's answer, and yield the chat to show whenever it has changed."""
-        task = asyncio.create_task(answer_last(self.client, turns, settings))
+        task = asyncio.create_task(answer_last(self.server, turns, settings))
         self.running[session] = task
         try:
             shown = None
             while not task.done():
-                if (shown_now := len(turns[-1].answer)) != shown:
-                    shown = shown_now
+                if (size := turns[-1].answer.size) != shown:
+                    shown = size
                     yield chat_view(turns)
                 await asyncio.wait({task}, timeout=REDRAW_SECONDS)
             yield chat_view(turns)
@@ -74,24 +70,3 @@ class Page:
             task.cancel()
             if self.running.get(session) is task:
                 del self.running[session]
-
-
-def header_html(name: str, state: str, status: str) -> str:
-    """Return the title line as HTML; ``state`` is ``ready``, ``away`` or ``waiting``."""
-    title = f"<h1>{html.escape(name)}</h1>"
-    return f'<div class="title">{title}<span class="status {state}">{html.escape(status)}</span></div>'
-
-
-def chat_view(turns: list[Turn]) -> list[dict[str, Any]]:
-    """Return a conversation as Gradio shows it: under each answer its summary, or what went wrong."""
-    shown: list[dict[str, Any]] = []
-    for turn in turns:
-        shown += [{"role": "user", "content": {"path": picture}} for picture in turn.pictures]
-        shown.append({"role": "user", "content": turn.question})
-        if turn.answer or turn.outcome is Outcome.RUNNING:
-            shown.append({"role": "assistant", "content": turn.answer or "…"})
-        if turn.error:
-            shown.append({"role": "assistant", "content": f'<span class="notice">{html.escape(turn.error)}</span>'})
-        elif turn.outcome is not Outcome.RUNNING:
-            shown.append({"role": "assistant", "content": f"<small>{html.escape(turn.summary())}</small>"})
-    return shown

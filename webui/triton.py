@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from lmdeploy.serve.client import TritonClient
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from lmdeploy.serve.client import GenerateRequest, TritonClient, TritonRequestError
+from webui.conversation import Piece
+from webui.settings import Settings
+from webui.thoughts import ThoughtSplitter
 
 
 class TritonServer(TritonClient):
-    """A client that also tells what a reader of the page may choose from."""
+    """A client that takes the page's settings, and tells what its reader may choose from."""
 
     async def models(self) -> list[str]:
         """Return the model's name, then those of its LoRA adapters.
@@ -17,8 +23,50 @@ class TritonServer(TritonClient):
         ------
         TritonUnavailable
             The server cannot be reached.
-        TritonRequestError
-            It tells its adapters to those alone who know its control key.
         """
         name = await self.model_name()
-        return [name, *sorted(adapter for adapter, note in (await self.adapters()).items() if not note)]
+        try:
+            adapters = await self.adapters()
+        except TritonRequestError:  # told to those alone who know the control key
+            return [name]
+        return [name, *sorted(adapter for adapter, note in adapters.items() if not note)]
+
+    async def answer(self, messages: Sequence[dict[str, Any]], settings: Settings) -> AsyncIterator[Piece]:
+        """Stream the answer to messages (`webui.answering.Server`)."""
+        if settings.tools.strip():
+            raise ValueError("Calls of tools need a server with OpenAI's API, and this page asks Triton itself")
+        thinks = settings.enable_thinking
+        is_adapter = bool(settings.model) and settings.model != await self.model_name()
+        request = GenerateRequest(
+            messages=messages,
+            stream=True,
+            want_cached_len=True,
+            template_options=None if thinks is None else {"enable_thinking": thinks, "thinking": thinks},
+            max_new_tokens=settings.max_new_tokens,
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            top_k=settings.top_k,
+            min_p=settings.min_p or None,
+            repetition_penalty=_unless(1.0, settings.repetition_penalty),
+            presence_penalty=settings.presence_penalty or None,
+            frequency_penalty=settings.frequency_penalty or None,
+            random_seed=settings.seed,
+            stop_words=list(settings.stop_words) or None,
+            response_format=settings.response_format,
+            lora_name=settings.model if is_adapter else None,
+        )
+        splitter = ThoughtSplitter()
+        async for chunk in self.generate(request):
+            thoughts, text = splitter.feed(chunk.text, is_over=chunk.finish_reason is not None)
+            yield Piece(
+                text=text,
+                thoughts=thoughts,
+                finish_reason=chunk.finish_reason,
+                token_count=chunk.generate_token_len,
+                prompt_count=chunk.input_token_len or None,
+                cached_count=chunk.cached_token_len,
+            )
+
+
+def _unless(neutral: float, value: float) -> float | None:
+    return None if value == neutral else value

@@ -37,7 +37,8 @@ def url(triton_server: TritonServer) -> Iterator[str]:
 @pytest.fixture
 def page(driver: webdriver.Chrome, url: str) -> Iterator[ChatPage]:
     opened = ChatPage(driver, url)
-    opened.type("0", into="#temperature input[type=number]")
+    opened.open_settings()
+    opened.set(temperature=0)
     yield opened
     opened.close()
 

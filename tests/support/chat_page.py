@@ -10,6 +10,12 @@ from selenium.webdriver.remote.webelement import WebElement
 
 from tests.support.waiting import eventually_sync
 
+_BUTTONS = {
+    "send": "#question .submit-button",
+    "stop": "#question .stop-button",
+    "retry": '#chat button[aria-label="Retry"]',
+}
+
 
 class ChatPage:
     """A chat page open in a browser window of its own.
@@ -27,7 +33,7 @@ class ChatPage:
         driver.switch_to.new_window("tab")
         self._window = driver.current_window_handle
         driver.get(url)
-        self.wait(lambda: self._shown("#send"))
+        self.wait(lambda: self._shown(_BUTTONS["send"]))
         self.wait(lambda: self.status != "connecting")
 
     def focus(self) -> None:
@@ -100,7 +106,7 @@ class ChatPage:
     @property
     def is_answering(self) -> bool:
         """Whether the Stop button is offered."""
-        return any(button.is_displayed() for button in self._driver.find_elements(By.CSS_SELECTOR, "#stop"))
+        return any(button.is_displayed() for button in self._driver.find_elements(By.CSS_SELECTOR, _BUTTONS["stop"]))
 
     def type(self, text: str, into: str = "#question textarea") -> None:
         """Type into a field, in place of what it holds."""
@@ -119,9 +125,45 @@ class ChatPage:
 
     def wait_for_answer(self, count: int, timeout: float = 20.0) -> None:
         """Wait until so many questions stand there and nothing runs any more."""
-        self.wait(lambda: len(self.questions) == count and self._shown("#send") and not self.is_answering, timeout)
+
+        def is_answered() -> bool:
+            return len(self.questions) == count and self._shown(_BUTTONS["send"]) and not self.is_answering
+
+        self.wait(is_answered, timeout)
 
     def press(self, name: str) -> None:
-        """Press a button (``send``, ``stop``, ``retry``, ``clear``) as soon as it can be pressed."""
-        self.wait(lambda: self._shown(f"#{name}") and self._one(f"#{name}").is_enabled())
-        self._one(f"#{name}").click()
+        """Press a button (``send``, ``stop``, ``retry``, or an id) as soon as it can be pressed."""
+        selector = _BUTTONS.get(name, f"#{name}")
+        self.wait(lambda: self._shown(selector) and self._one(selector).is_enabled())
+        self._one(selector).click()
+
+    def open_settings(self) -> None:
+        """Unfold the panel of settings, and all of its parts."""
+        if "open" not in (self._one("#settings").get_attribute("class") or "").split():
+            self._one("#settings .toggle-button").click()
+        for fold in self._driver.find_elements(By.CSS_SELECTOR, "#settings button.label-wrap:not(.open)"):
+            self._driver.execute_script("arguments[0].click()", fold)
+        self.wait(lambda: self._shown("#max-new-tokens input[type=number]"))
+
+    def set(self, **values: object) -> None:
+        """Write values into the settings, by name."""
+        for name, value in values.items():
+            part = self._one(f"#{name.replace('_', '-')}")
+            field = part.find_element(By.CSS_SELECTOR, "input[type=number], textarea, input[type=text], .cm-content")
+            self._driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", field)
+            field.send_keys(Keys.CONTROL + "a")
+            field.send_keys(f"{value}" + Keys.TAB)
+
+    def choose(self, name: str, choice: str) -> None:
+        """Choose one of a few in the settings, as a preset."""
+        label = self._one(f'#{name} input[value="{choice}"]')
+        self._driver.execute_script("arguments[0].click()", label)
+
+    def value(self, name: str) -> str:
+        """Return what a number of the settings is."""
+        return self._one(f"#{name.replace('_', '-')} input[type=number]").get_attribute("value") or ""
+
+    def chosen(self, name: str) -> str | None:
+        """Return which of a few is chosen."""
+        found = self._driver.find_elements(By.CSS_SELECTOR, f"#{name} input:checked")
+        return found[0].get_attribute("value") if found else None

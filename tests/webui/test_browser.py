@@ -186,18 +186,6 @@ def test_clear_starts_a_new_conversation(page: ChatPage, fake_triton: FakeTriton
     assert messages(fake_triton) == [("user", "After")]
 
 
-def test_settings_reach_the_engine(page: ChatPage, fake_triton: FakeTriton) -> None:
-    page.type("Answer in verse.", into="#system textarea")
-    page.type("33", into="#max-tokens input[type=number]")
-    page.ask("Hello")
-    page.wait_for_answer(1)
-    assert messages(fake_triton)[0] == ("system", "Answer in verse.")
-    inputs = fake_triton.requests[0].inputs
-    assert inputs["max_new_tokens"] == 33
-    assert inputs["temperature"] == pytest.approx(0.7)
-    assert inputs["top_p"] == pytest.approx(0.95)
-
-
 def test_every_browser_has_its_own_history(open_page: Callable[[], ChatPage], fake_triton: FakeTriton) -> None:
     fake_triton.script = lambda received: Script(texts=[f"seen {len(json.loads(received.inputs['messages']))}"])
     one, other = open_page(), open_page()

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import pytest
 
-from lmdeploy.serve.client import GenerateChunk, GenerateRequest, TritonUnavailable
+from lmdeploy.serve.client import TritonUnavailable
 from tests.support.waiting import eventually
-from webui.conversation import Outcome, Settings, Turn, answer_last, to_messages
-from webui.page import chat_view
+from webui.answering import answer_last
+from webui.conversation import Answer, Call, Outcome, Piece, Turn, to_messages
+from webui.settings import Settings
+from webui.view import chat_view, turn_at
 
-SETTINGS = Settings(system_prompt="", temperature=0.0, top_p=1.0, max_new_tokens=8)
+SETTINGS = Settings(temperature=0.0, top_p=1.0, max_new_tokens=8)
 
 
-def chunk(text: str, count: int, finish_reason: str | None = None) -> GenerateChunk:
-    return GenerateChunk(text, finish_reason=finish_reason, input_token_len=3, generate_token_len=count)
+def piece(text: str, count: int, finish_reason: str | None = None) -> Piece:
+    return Piece(text, finish_reason=finish_reason, prompt_count=3, token_count=count)
 
 
 class Scripted:
-    """Stands in for TritonClient: yields chunks, raises errors, and waits for ever at None."""
+    """Stands in for a server: yields pieces, raises errors, and waits for ever at None."""
 
-    def __init__(self, *steps: GenerateChunk | Exception | None) -> None:
+    def __init__(self, *steps: Piece | Exception | None) -> None:
         self.steps = steps
         self.left = False
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
+    async def answer(self, messages: Sequence[dict[str, Any]], settings: Settings) -> AsyncIterator[Piece]:
         try:
             for step in self.steps:
                 if step is None:
@@ -39,51 +42,84 @@ class Scripted:
             self.left = True
 
 
+async def answered(*steps: Piece | Exception | None) -> Answer:
+    turn = Turn("Hi")
+    await answer_last(Scripted(*steps), [turn], SETTINGS)
+    return turn.answer
+
+
 async def test_answer_grows_and_counts_tokens() -> None:
-    turns = [Turn("Hi")]
-    await answer_last(Scripted(chunk("Hel", 1), chunk("", 2), chunk("lo", 3, "stop")), turns, SETTINGS)
-    assert (turns[0].answer, turns[0].token_count, turns[0].outcome) == ("Hello", 3, Outcome.COMPLETE)
+    answer = await answered(piece("Hel", 1), piece("", 2), piece("lo", 3, "stop"))
+    assert (answer.text, answer.token_count, answer.outcome) == ("Hello", 3, Outcome.COMPLETE)
 
 
 @pytest.mark.parametrize(
-    ("reason", "ending"), [("stop", ""), ("length", "most tokens allowed"), ("cancelled", "stopped")]
+    ("reason", "ending"), [("stop", "prompt 3"), ("length", "most tokens allowed"), ("cancelled", "stopped")]
 )
-async def test_summary_says_why_an_answer_ended_early(reason: str, ending: str) -> None:
-    turns = [Turn("Hi")]
-    await answer_last(Scripted(chunk("Hello", 1, reason)), turns, SETTINGS)
-    assert turns[0].summary().startswith("1 token · ")
-    assert turns[0].summary().endswith(ending)
+async def test_figures_say_why_an_answer_ended_early(reason: str, ending: str) -> None:
+    figures = (await answered(piece("Hello", 1, reason))).figures()
+    assert figures[0] == "1 token"
+    assert figures[-1].endswith(ending)
 
 
 async def test_cancelled_task_leaves_the_stream_and_keeps_the_text() -> None:
-    turns, client = [Turn("Hi")], Scripted(chunk("Hel", 1), None)
+    turns, client = [Turn("Hi")], Scripted(piece("Hel", 1), None)
     task = asyncio.create_task(answer_last(client, turns, SETTINGS))
-    await eventually(lambda: turns[0].answer != "")
+    await eventually(lambda: turns[0].answer.text != "")
     task.cancel()
     await task
     assert client.left
-    assert (turns[0].answer, turns[0].outcome) == ("Hel", Outcome.STOPPED)
+    assert (turns[0].answer.text, turns[0].answer.outcome) == ("Hel", Outcome.STOPPED)
 
 
 async def test_error_midway_keeps_the_text_and_is_said() -> None:
     turns = [Turn("Hi")]
-    await answer_last(Scripted(chunk("Hel", 1), TritonUnavailable("gone")), turns, SETTINGS)
-    assert turns[0].outcome is Outcome.FAILED
+    await answer_last(Scripted(piece("Hel", 1), TritonUnavailable("gone")), turns, SETTINGS)
+    assert turns[0].answer.outcome is Outcome.FAILED
     assert [message["content"] for message in chat_view(turns)][1] == "Hel"
     assert "server is away" in chat_view(turns)[2]["content"]
 
 
 async def test_stream_without_an_end_is_a_failure() -> None:
-    turns = [Turn("Hi")]
-    await answer_last(Scripted(chunk("Hel", 1)), turns, SETTINGS)
-    assert turns[0].outcome is Outcome.FAILED
+    assert (await answered(piece("Hel", 1))).outcome is Outcome.FAILED
+
+
+async def test_thoughts_and_calls_come_apart_from_the_answer() -> None:
+    parts = [Piece(thoughts="Let me "), Piece(thoughts="look."), Piece(calls={0: Call("find", "{", "c1")})]
+    answer = await answered(*parts, Piece(calls={0: Call("", "}"), 1: Call("ask", "{}", "c2")}, finish_reason="stop"))
+    assert (answer.thoughts, answer.calls) == ("Let me look.", [Call("find", "{}", "c1"), Call("ask", "{}", "c2")])
+    assert answer.thought > 0
+
+
+def said(question: str, text: str) -> Turn:
+    return Turn(question, answers=[Answer(text, outcome=Outcome.COMPLETE, token_count=1)])
 
 
 def test_turns_without_an_answer_are_not_sent() -> None:
-    turns = [Turn("one", answer="1"), Turn("two", outcome=Outcome.FAILED), Turn("three")]
+    turns = [said("one", "1"), Turn("two", answers=[Answer(outcome=Outcome.FAILED)]), Turn("three")]
     assert [message["content"] for message in to_messages("", turns)] == ["one", "1", "three"]
 
 
-def test_blank_system_prompt_leaves_the_models_own() -> None:
-    assert to_messages("  ", [Turn("x")]) == [{"role": "user", "content": "x"}]
-    assert to_messages("Be brief.", [Turn("x")])[0] == {"role": "system", "content": "Be brief."}
+def test_what_is_said_after_a_call_is_its_result() -> None:
+    turn = Turn("Weather?", answers=[Answer(calls=[Call("look", '{"a": 1}', "c1")], outcome=Outcome.COMPLETE)])
+    _, call, result = to_messages("", [turn, Turn("Sunny")])
+    assert call["tool_calls"][0]["function"] == {"name": "look", "arguments": '{"a": 1}'}
+    assert result == {"role": "tool", "tool_call_id": "c1", "content": "Sunny"}
+
+
+def test_another_answer_stands_beside_the_first_and_the_shown_one_is_sent() -> None:
+    turns = [said("one", "1"), Turn("two")]
+    turns[0].ask_again()
+    turns[0].answer.text = "uno"
+    assert to_messages("", turns)[1]["content"] == "uno"
+    turns[0].show(-1)
+    assert to_messages("", turns)[1]["content"] == "1"
+    turns[0].show(-1)
+    assert turns[0].shown == 0
+
+
+def test_every_message_that_is_shown_belongs_to_its_turn() -> None:
+    turns = [said("one", "1"), said("two", "2")]
+    turns[1].answer.thoughts = "hm"
+    found = [turn_at(turns, index) for index in range(len(chat_view(turns)))]
+    assert found == [0] * 3 + [1] * 4

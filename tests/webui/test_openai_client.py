@@ -4,13 +4,14 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from lmdeploy.serve.client import GenerateRequest, TritonRequestError, TritonUnavailable
+from lmdeploy.serve.client import TritonRequestError, TritonUnavailable
 from openai_gateway.settings import Settings
 from tests.support.fake_triton import FakeTriton
 from tests.support.gateways import running_gateway
-from webui.conversation import Outcome, Turn, answer_last
-from webui.conversation import Settings as PageSettings
+from webui.answering import answer_last
+from webui.conversation import Outcome, Turn
 from webui.openai_client import OpenAIClient
+from webui.settings import Settings as PageSettings
 
 ANSWER = "The capital of France is Paris."
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -30,16 +31,16 @@ async def client(url: str) -> AsyncIterator[OpenAIClient]:
 
 
 async def test_an_answer_is_streamed_to_its_end(client: OpenAIClient) -> None:
-    request = GenerateRequest(messages=HELLO, max_new_tokens=9, temperature=0.5, top_p=0.9)
-    chunks = [chunk async for chunk in client.generate(request)]
-    assert "".join(chunk.text for chunk in chunks) == ANSWER
-    assert chunks[-1].finish_reason == "stop"
+    pieces = [piece async for piece in client.answer(HELLO, PageSettings())]
+    assert "".join(piece.text for piece in pieces) == ANSWER
+    assert [piece.finish_reason for piece in pieces if piece.finish_reason] == ["stop"]
+    assert pieces[-1].prompt_count == 7
 
 
 async def test_the_page_takes_its_turns(client: OpenAIClient) -> None:
     turn = Turn("Hello")
-    await answer_last(client, [turn], PageSettings("", 0.7, 0.95, 64))
-    assert (turn.outcome, turn.answer) == (Outcome.COMPLETE, ANSWER)
+    await answer_last(client, [turn], PageSettings())
+    assert (turn.answer.outcome, turn.answer.text) == (Outcome.COMPLETE, ANSWER)
 
 
 async def test_the_server_says_its_model_and_that_it_is_there(client: OpenAIClient) -> None:
@@ -50,7 +51,7 @@ async def test_the_server_says_its_model_and_that_it_is_there(client: OpenAIClie
 async def test_an_adapter_answers_who_asks_for_it(client: OpenAIClient, fake_triton: FakeTriton) -> None:
     fake_triton.adapters["pirate"] = ""
     assert await client.models() == ["fake-model", "pirate"]
-    await answer_last(client, [Turn("Hello")], PageSettings("", 0.7, 0.95, 64, "pirate"))
+    await answer_last(client, [Turn("Hello")], PageSettings(model="pirate"))
     assert fake_triton.requests[-1].inputs["lora_name"] == "pirate"
 
 
@@ -65,5 +66,17 @@ async def test_a_wrong_key_and_a_server_that_is_away_are_told(url: str) -> None:
 
 async def test_a_refused_request_names_what_is_wrong(client: OpenAIClient) -> None:
     with pytest.raises(TritonRequestError, match="temperature"):
-        async for _ in client.generate(GenerateRequest(messages=HELLO, temperature=9.0)):
+        async for _ in client.answer(HELLO, PageSettings(temperature=9.0)):
             pass
+
+
+async def test_every_setting_is_understood(client: OpenAIClient, fake_triton: FakeTriton) -> None:
+    settings = PageSettings("", "", 0.5, 0.9, 3, 0.1, 9, 1.5, 0.5, 0.25, 7, ("END",), '{"type": "object"}', "off")
+    async for _ in client.answer(HELLO, settings):
+        pass
+    inputs = fake_triton.requests[-1].inputs
+    told = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens", "repetition_penalty", "presence_penalty")
+    assert [inputs[name] for name in told] == pytest.approx([0.5, 0.9, 3, 0.1, 9, 1.5, 0.5])
+    assert (inputs["frequency_penalty"], inputs["random_seed"], inputs["stop_words"]) == (0.25, 7, ["END"])
+    assert '"type": "object"' in inputs["response_format"]
+    assert '"enable_thinking": false' in inputs["messages"]

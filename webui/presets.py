@@ -1,0 +1,60 @@
+"""Named settings: those that everybody has, and those that a reader keeps in the browser."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from webui.settings import PENALTIES, SAMPLING, Settings, settings_of
+
+NAMES = tuple(number.name for number in (*SAMPLING, *PENALTIES))
+"""The settings that a preset has."""
+
+BUILT_IN: dict[str, Settings] = {
+    "Precise": Settings(temperature=0.2, top_p=0.9, top_k=20),
+    "Balanced": Settings(),
+    "Creative": Settings(temperature=1.1, top_p=0.98, top_k=100, min_p=0.02, presence_penalty=0.2),
+}
+USUAL = "Balanced"
+_MOST = 20  # own ones
+_LONGEST_NAME = 40
+
+
+def own_presets(told: object) -> dict[str, Settings]:
+    """Return the presets that a browser tells; what cannot be one is left out."""
+    if not isinstance(told, Mapping):
+        return {}
+    names = [name for name in told if isinstance(name, str) and name.strip() and name not in BUILT_IN][:_MOST]
+    return {name[:_LONGEST_NAME]: settings_of(told[name]) for name in names}
+
+
+def with_preset(own: object, name: str, settings: Settings) -> dict[str, Any]:
+    """Return what a browser keeps once a preset of that name is added, or replaced.
+
+    Raises
+    ------
+    ValueError
+        The name is empty or one of those that everybody has, or there are too many; the text is for the reader.
+    """
+    kept = {each: _told(its) for each, its in own_presets(own).items()}
+    name = name.strip()[:_LONGEST_NAME]
+    if not name or name in BUILT_IN:
+        raise ValueError("A preset of your own needs a name of its own")
+    if name not in kept and len(kept) >= _MOST:
+        raise ValueError(f"There are {_MOST} presets of your own already; delete one first")
+    return {**kept, name: _told(settings)}
+
+
+def without_preset(own: object, name: str) -> dict[str, Any]:
+    """Return what a browser keeps once a preset is deleted."""
+    return {each: _told(its) for each, its in own_presets(own).items() if each != name}
+
+
+def values_of(name: str, own: object) -> list[Any] | None:
+    """Return the values of `NAMES` of a preset; None: there is none of that name."""
+    preset = {**own_presets(own), **BUILT_IN}.get(name)
+    return None if preset is None else [getattr(preset, each) for each in NAMES]
+
+
+def _told(settings: Settings) -> dict[str, Any]:
+    return {name: getattr(settings, name) for name in NAMES}

@@ -1,0 +1,164 @@
+"""What the controls of the page say about the next answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Number:
+    """A setting that is a number, as a slider shows it.
+
+    Attributes
+    ----------
+    name
+        Of `Settings`.
+    """
+
+    name: str
+    label: str
+    low: float
+    high: float
+    step: float
+    info: str = ""
+
+
+SAMPLING = (
+    Number("temperature", "Temperature", 0.0, 2.0, 0.05, "0: always the likeliest token"),
+    Number("top_p", "Top-p", 0.05, 1.0, 0.01, "share of the likeliest tokens"),
+    Number("top_k", "Top-k", 0, 200, 1, "so many tokens; 0: all"),
+    Number("min_p", "Min-p", 0.0, 1.0, 0.01, "of the likeliest token"),
+)
+PENALTIES = (
+    Number("repetition_penalty", "Repetition penalty", 0.5, 2.0, 0.01),
+    Number("presence_penalty", "Presence penalty", -2.0, 2.0, 0.05),
+    Number("frequency_penalty", "Frequency penalty", -2.0, 2.0, 0.05),
+)
+LENGTH = Number("max_new_tokens", "Longest answer", 1, 8192, 1, "tokens, thoughts included")
+NUMBERS = {number.name: number for number in (*SAMPLING, *PENALTIES, LENGTH)}
+_MOST_DIGITS = 16  # of a number that JavaScript keeps as it is
+THINKING = ("as the model likes", "on", "off")
+"""What `Settings.thinking` may be."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the next answer is to be generated.
+
+    Attributes
+    ----------
+    model
+        Model or adapter that answers; empty: the server's first.
+    seed
+        None: every answer is drawn anew.
+    json_schema
+        JSON text of what the answer must look like; empty: free.
+    thinking
+        One of `THINKING`.
+    thinking_budget
+        Tokens after which thoughts are ended; None: they may take what the answer may.
+    tools
+        JSON text of OpenAI's list of tools; empty: none.
+    """
+
+    system_prompt: str = ""
+    model: str = ""
+    temperature: float = 0.7
+    top_p: float = 0.95
+    top_k: int = 40
+    min_p: float = 0.0
+    max_new_tokens: int = 1024
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    stop_words: tuple[str, ...] = ()
+    json_schema: str = ""
+    thinking: str = THINKING[0]
+    thinking_budget: int | None = None
+    tools: str = ""
+
+    @property
+    def response_format(self) -> dict[str, Any] | None:
+        """What the answer must look like, as OpenAI's field of that name.
+
+        Raises
+        ------
+        ValueError
+            The schema is no JSON object; the text is for the reader of the page.
+        """
+        schema = _json_of("JSON schema", self.json_schema, dict)
+        return schema and {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+
+    @property
+    def tool_list(self) -> list[dict[str, Any]] | None:
+        """The tools that may be called.
+
+        Raises
+        ------
+        ValueError
+            They are no JSON list; the text is for the reader of the page.
+        """
+        tools: list[dict[str, Any]] | None = _json_of("list of tools", self.tools, list)
+        return tools
+
+    @property
+    def enable_thinking(self) -> bool | None:
+        """What the chat template is told about thoughts; None: nothing."""
+        return {"on": True, "off": False}.get(self.thinking)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what differs from the defaults."""
+        default = asdict(Settings())
+        return {name: value for name, value in asdict(self).items() if value != default[name]}
+
+
+def settings_of(told: object) -> Settings:
+    """Return the settings that a browser or a file tells; what cannot be has its default.
+
+    Parameters
+    ----------
+    told
+        Values by names of `Settings`, of any types.
+    """
+    if not isinstance(told, Mapping):
+        return Settings()
+    default = Settings()
+    good = {
+        field.name: _checked(field.name, told[field.name], getattr(default, field.name))
+        for field in fields(Settings)
+        if field.name in told
+    }
+    return Settings(**good)
+
+
+def _checked(name: str, value: object, default: Any) -> Any:
+    if name in NUMBERS:
+        number = NUMBERS[name]
+        if not isinstance(value, int | float) or isinstance(value, bool) or value != value:
+            return default
+        return type(default)(min(max(value, number.low), number.high))
+    if name in ("seed", "thinking_budget"):
+        text = str(value).strip()
+        return int(text) if text.isascii() and text.isdigit() and len(text) < _MOST_DIGITS else None
+    if name == "stop_words":
+        words = value if isinstance(value, Sequence) and not isinstance(value, str) else ()
+        return tuple(word for word in words if isinstance(word, str) and word)
+    if name == "thinking":
+        return value if value in THINKING else default
+    return value if isinstance(value, str) else default
+
+
+def _json_of(what: str, text: str, kind: type) -> Any:
+    if not text.strip():
+        return None
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"The {what} in the settings is not JSON: {error}") from None
+    if not isinstance(value, kind):
+        raise ValueError(f"The {what} in the settings must be a JSON {'object' if kind is dict else 'list'}")
+    return value

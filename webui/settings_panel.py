@@ -1,0 +1,135 @@
+"""The panel of settings, folded at the page's right side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import gradio as gr
+
+from webui import presets
+from webui.settings import LENGTH, PENALTIES, SAMPLING, THINKING, Number, Settings, settings_of
+
+_STORAGE = "lmdeploy-chat-presets"
+_NOT_SHOWN = "model"  # stands in the page's head
+
+
+@dataclass
+class SettingsPanel:
+    """Its parts.
+
+    Attributes
+    ----------
+    controls
+        By name of `Settings`.
+    """
+
+    controls: dict[str, Any]
+
+    @property
+    def inputs(self) -> list[Any]:
+        """What `settings_from` reads."""
+        return [self.controls[field.name] for field in fields(Settings)]
+
+
+def settings_from(values: Sequence[Any]) -> Settings:
+    """Return what the controls say, in the order of `SettingsPanel.inputs`."""
+    told = dict(zip((field.name for field in fields(Settings)), values, strict=True))
+    words = (line.strip("\r") for line in (told["stop_words"] or "").split("\n"))
+    return settings_of({**told, "stop_words": [word for word in words if word]})
+
+
+def updates_for(settings: Settings) -> list[Any]:
+    """Return what makes the controls show settings, in the order of `SettingsPanel.inputs`; but for the model."""
+    shown = [getattr(settings, field.name) for field in fields(Settings)]
+    texts = ["\n".join(value) if isinstance(value, tuple) else "" if value is None else value for value in shown]
+    names = [field.name for field in fields(Settings)]
+    return [
+        gr.skip() if name == _NOT_SHOWN else gr.update(value=value) for name, value in zip(names, texts, strict=True)
+    ]
+
+
+def settings_panel(model: Any) -> SettingsPanel:
+    """Build the panel; call it where it is to stand. ``model`` is the control that chooses the model."""
+    usual = Settings()
+    controls: dict[str, Any] = {_NOT_SHOWN: model}
+
+    def slider(number: Number) -> None:
+        controls[number.name] = gr.Slider(
+            number.low,
+            number.high,
+            value=getattr(usual, number.name),
+            step=number.step,
+            label=number.label,
+            info=number.info or None,
+            elem_id=number.name.replace("_", "-"),
+            buttons=[],
+        )
+
+    controls["system_prompt"] = gr.Textbox(
+        label="System prompt",
+        elem_id="system",
+        lines=3,
+        max_lines=10,
+        placeholder="The model's own",
+    )
+    own = gr.BrowserState({}, storage_key=_STORAGE, secret="presets")  # no secret: another browser has other ones
+    preset = gr.Radio(list(presets.BUILT_IN), value=presets.USUAL, label="Preset", elem_id="preset")
+    with gr.Accordion("Choice of tokens", open=False, elem_id="fold-sampling"):
+        for number in (*SAMPLING, *PENALTIES):
+            slider(number)
+        controls["seed"] = gr.Textbox(label="Seed", placeholder="another answer each time", elem_id="seed")
+        with gr.Row(elem_id="own-presets"):
+            name = gr.Textbox(show_label=False, placeholder="Name of a preset", elem_id="preset-name", max_length=40)
+            keep = gr.Button("Keep", elem_id="preset-keep", size="sm", min_width=64)
+            drop = gr.Button("Delete", elem_id="preset-drop", size="sm", min_width=64, visible=False)
+    with gr.Accordion("Length", open=False, elem_id="fold-length"):
+        slider(LENGTH)
+        controls["stop_words"] = gr.Textbox(
+            label="Stop words", placeholder="a line each", elem_id="stop-words", lines=2, max_lines=6
+        )
+    with gr.Accordion("Thoughts", open=False, elem_id="fold-thoughts"):
+        controls["thinking"] = gr.Radio(list(THINKING), value=THINKING[0], label="Thinking", elem_id="thinking")
+        controls["thinking_budget"] = gr.Textbox(
+            label="Budget", placeholder="tokens; empty: as the answer has", elem_id="thinking-budget"
+        )
+    with gr.Accordion("Form and tools", open=False, elem_id="fold-form"):
+        controls["json_schema"] = gr.Code(
+            label="JSON schema of the answer", language="json", elem_id="json-schema", lines=4, max_lines=14
+        )
+        controls["tools"] = gr.Code(
+            label="Tools, as OpenAI's list", language="json", elem_id="tools", lines=4, max_lines=14
+        )
+
+    numbers = [controls[each] for each in presets.NAMES]
+    at_once: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
+
+    def choices(told: object, **value: Any) -> Any:
+        return gr.update(choices=[*presets.BUILT_IN, *presets.own_presets(told)], **value)
+
+    def choose(chosen: str | None, told: object) -> list[Any]:
+        values = presets.values_of(chosen or "", told)
+        is_own = chosen in presets.own_presets(told)
+        return [*(values or [gr.skip()] * len(numbers)), gr.update(visible=is_own)]
+
+    def keep_it(given: str, told: object, *values: Any) -> list[Any]:
+        settings = settings_of(dict(zip(presets.NAMES, values, strict=True)))
+        try:
+            kept = presets.with_preset(told, given, settings)
+        except ValueError as error:
+            gr.Warning(f"{error}.")
+            return [gr.skip()] * 4
+        return [kept, choices(kept, value=given.strip()), "", gr.update(visible=True)]
+
+    def drop_it(chosen: str, told: object) -> list[Any]:
+        kept = presets.without_preset(told, chosen)
+        return [kept, choices(kept, value=None), gr.update(visible=False)]
+
+    preset.input(choose, [preset, own], [*numbers, drop], **at_once)
+    gr.on([name.submit, keep.click], keep_it, [name, own, *numbers], [own, preset, name, drop], **at_once)
+    drop.click(drop_it, [preset, own], [own, preset, drop], **at_once)
+    own.change(choices, own, preset, **at_once)
+    for number in numbers:  # what was changed is no preset any more; told by the browser alone
+        number.input(None, None, preset, js="() => null", queue=False)
+    return SettingsPanel(controls)
