@@ -43,7 +43,11 @@ LINKED  := $(STAMPS)/linked-$(call digest,tools/link_checkout.py)
 CONFIGURED := $(BUILD)/.configured-$(call digest,requirements/torch.txt requirements/runtime.txt)$(if $(strip $(CUDA)),-cuda)
 
 CXX_SOURCES = $(shell find backend_cpp -name '*.h' -o -name '*.cc' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
-QUICK_TESTS := tests/repository  # of make check
+# Of make check: what needs no build and no checkpoint but the default model's tokenizer. Unit tests that write checkpoints,
+# convert them or load the default model's weights take three times as long as all others together; make test has them.
+CHECKPOINT_TESTS := auto_awq checkpoint_faults convert default_model engine_dir expert_families families meta_llama mxfp4 \
+    pickled_weights plain_text quantized_weights resolved_tokenizer scaled_weights several_models smooth_quant
+QUICK_TESTS := tests/repository $(filter-out $(CHECKPOINT_TESTS:%=tests/unit/test_%.py),$(sort $(wildcard tests/unit/test_*.py)))
 PY_SOURCES  := lmdeploy openai_gateway python_backend webui tools tests
 
 .PHONY: help serve test test-all build build-tests bench peers bench-peers lint format fields typecheck sanitize fuzz check screenshot lock model setup dev browser clients clean
@@ -129,7 +133,8 @@ sanitize: build-tests dev model ## The engine's C++ tests under AddressSanitizer
 	@for sanitizer in address thread; do \
 	    echo "-- building and testing with the $$sanitizer sanitizer (about 2 minutes on 2 cores)"; \
 	    $(CMAKE) -S . -B build-$$sanitizer -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DTURBOMIND_SANITIZER=$$sanitizer \
-	        -DTURBOMIND_PYTHON=OFF -DTURBOMIND_TRITON=OFF -DPython_EXECUTABLE=$(abspath $(PY)) -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV)/bin/ninja) > /dev/null; \
+	        -DTURBOMIND_PYTHON=OFF -DTURBOMIND_TRITON=OFF -DTURBOMIND_GRAMMAR=$$([ $$sanitizer = thread ] && echo OFF || echo ON) \
+	        -DPython_EXECUTABLE=$(abspath $(PY)) -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV)/bin/ninja) > /dev/null; \
 	    $(CMAKE) --build build-$$sanitizer; \
 	    $(CTEST) --test-dir build-$$sanitizer --output-on-failure; \
 	done
@@ -155,9 +160,9 @@ screenshot: build dev model browser ## Rewrite docs/images/chat.png
 
 # ---- checks -------------------------------------------------------------------------------------------------------
 
-check: dev ## What comes before the other tests: lint, types, imports, folders, documents, recipes (1 minute)
+check: dev model ## What comes before the other tests: lint, types, imports, folders, documents, recipes, quick unit tests (2 minutes)
 	@$(MAKE) lint
-	@$(PY) -m pytest -q $(QUICK_TESTS)
+	@$(PY) -m pytest -q --numprocesses $(strip $(WORKERS)) --dist loadfile $(QUICK_TESTS)
 
 lint: dev ## ruff, mypy --strict, clang-format
 	$(VENV)/bin/ruff check $(PY_SOURCES)

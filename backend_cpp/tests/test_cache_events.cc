@@ -275,11 +275,11 @@ TEST(a_publisher_that_ends_is_started_again_and_everything_is_asked_for) {
 
 TEST(a_publisher_that_takes_nothing_keeps_nobody_waiting) {
   Published one("echo '{}' >&3; exec sleep 600", 4000);
-  while (one.publisher.state() == CacheEventSink::State::kFollows) one.push(1);
-  CHECK_EQUAL(one.publisher.counts().losses, int64_t{1});
-  const int64_t batches = one.publisher.counts().batches;
-  one.push(1);
-  CHECK_EQUAL(one.publisher.counts().batches, batches);
+  constexpr int64_t kPushed = 20'000;  // more than a socket holds
+  for (int64_t i = 0; i < kPushed; ++i) one.push(1);
+  const EventPublisher::Counts counts = one.publisher.counts();
+  CHECK(counts.losses >= 1);
+  CHECK(counts.batches < kPushed);
 }
 
 TEST(a_publisher_that_cannot_publish_says_why) {
