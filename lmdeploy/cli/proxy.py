@@ -11,6 +11,7 @@ from lmdeploy.cli.gateway_settings import api_keys, base_url, listening
 from lmdeploy.cli.triton import stop_on_sigterm
 from lmdeploy.paths import cache_root
 from lmdeploy.serve.errors import PortInUseError
+from lmdeploy.serve.heap import give_back_what_is_freed
 from lmdeploy.serve.ports import require_free
 from openai_gateway.process.server import Server
 from openai_gateway.process.tls import TlsError
@@ -22,6 +23,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM; return the exit status."""
     logging.basicConfig(level=args.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     stop_on_sigterm()
+    give_back_what_is_freed()
     default_state = cache_root() / "proxy" / f"nodes-{args.server_port}.json"
     settings = ProxySettings(
         strategy=args.strategy,

@@ -18,6 +18,7 @@ from prometheus_client.multiprocess import mark_process_dead
 
 from lmdeploy.scratch import Scratch
 from lmdeploy.serve.child import ChildProcess
+from lmdeploy.serve.heap import give_back_what_is_freed
 from lmdeploy.serve.several.registry import Registry
 from openai_gateway.process.ledger import cancel_requests, open_requests
 from openai_gateway.process.server import Listening
@@ -64,6 +65,7 @@ def serve_until_stopped(
     QosConfigError
         The policy file is unusable.
     """
+    give_back_what_is_freed()
     if workers == 1:
         server = gateway_server(settings, listening, on_ready)
         wait_for_model()
