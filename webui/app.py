@@ -16,6 +16,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from webui.blocks import build
+from webui.conversation_list import BROWSER
 from webui.page import Page
 from webui.theme import CSS, theme
 
@@ -56,6 +57,7 @@ def create_app(
         path="",
         theme=theme(),
         css=CSS,
+        head=BROWSER,
         ssr_mode=False,
         footer_links=[],
         show_error=True,

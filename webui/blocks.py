@@ -1,21 +1,18 @@
-"""The chat page: its parts, and what happens when they are used.
-
-The conversation is kept by Gradio a browser session at a time (``gr.State``), so every browser tab has its own.
-"""
+"""The chat page: its parts, and what is called when they are used."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import gradio as gr
 
-from webui.conversation import Outcome, Turn
+from webui.asking import Asking
+from webui.conversation_list import CHOSEN, CURRENT, LEAVE, STEP, conversation_list
 from webui.openai_client import OpenAIClient
 from webui.page import Page
-from webui.settings_panel import settings_from, settings_panel
+from webui.settings_panel import settings_panel
 from webui.triton import TritonServer
-from webui.view import chat_view, header_html, turn_at
+from webui.view import header_html
 
 STATUS_SECONDS = 3.0
 PLACEHOLDER = (
@@ -53,8 +50,10 @@ def build(server: str, model_name: str | None = None, api_key: str | None = None
     page = Page(OpenAIClient(server, api_key) if is_url else TritonServer(server, control_key=control_key), model_name)
 
     with gr.Blocks(title=f"{model_name or 'Chat'} · LMDeploy", analytics_enabled=False, fill_width=True) as blocks:
-        turns = gr.State([])
+        conversation = gr.State(None)  # a Conversation, as soon as there is one
         offered = gr.State([])  # the model, and its adapters
+        with gr.Sidebar(position="left", open=False, width=270, elem_id="conversations"):
+            kept = conversation_list()
         with gr.Row(elem_id="head", equal_height=True):
             header = gr.HTML(header_html(model_name or "Chat", "waiting", "connecting"), elem_id="header")
             model = gr.Dropdown(
@@ -66,6 +65,7 @@ def build(server: str, model_name: str | None = None, api_key: str | None = None
             show_label=False,
             height="100%",
             buttons=["copy"],
+            editable="user",
             placeholder=PLACEHOLDER,
             feedback_options=None,
             latex_delimiters=_LATEX,
@@ -85,62 +85,47 @@ def build(server: str, model_name: str | None = None, api_key: str | None = None
         with gr.Sidebar(position="right", open=False, width=330, elem_id="settings"):
             panel = settings_panel(model)
 
+        asks = Asking(page)
         controls = [offered, *panel.inputs]
-
-        def question_while(is_running: bool, **further: Any) -> Any:
-            return gr.update(submit_btn=not is_running, stop_btn=is_running, **further)
-
-        def ask(asked: dict[str, Any], said: list[Turn], request: gr.Request) -> list[Any]:
-            text = asked["text"].strip()
-            if not text or page.is_answering(request.session_hash):
-                return [gr.skip(), gr.skip()]
-            return [question_while(True, value=None), [*said, Turn(text, pictures=tuple(asked["files"]))]]
-
-        def ask_again(said: list[Turn], request: gr.Request, data: gr.RetryData) -> list[Any]:
-            if page.is_answering(request.session_hash):
-                return [gr.skip(), gr.skip()]
-            kept = said[: turn_at(said, data.index) + 1]
-            kept[-1].ask_again()
-            return [question_while(True), kept]
-
-        async def answer(said: list[Turn], names: list[str], request: gr.Request, *values: Any) -> AsyncIterator[Any]:
-            session = request.session_hash or ""
-            if not said or said[-1].answer.outcome is not Outcome.RUNNING or page.is_answering(session):
-                return
-            settings = settings_from(values)
-            async for shown in page.answer(said, settings, session):
-                yield [shown, gr.skip(), gr.skip()]
-            yield [chat_view(said), said, question_while(False)]
+        shown = [conversation, chat, question, *panel.inputs]
 
         async def look(names: list[str], chosen: str | None) -> list[Any]:
             header_now, names_now = await page.header()
             if not names_now or names_now == names:
                 return [header_now, gr.skip(), gr.skip()]
-            kept = chosen if chosen in names_now else names_now[0]
-            return [header_now, names_now, gr.update(choices=names_now, value=kept, visible=len(names_now) > 1)]
+            choice = chosen if chosen in names_now else names_now[0]
+            return [header_now, names_now, gr.update(choices=names_now, value=choice, visible=len(names_now) > 1)]
 
-        def clear_all(request: gr.Request) -> list[Any]:
-            page.stop(request.session_hash)
-            return [[], [], question_while(False, value=None)]
-
-        def stop_answer(request: gr.Request) -> None:
-            page.stop(request.session_hash)
-
+        at_once: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
         answering: dict[str, Any] = {
-            "fn": answer,
-            "inputs": [turns, *controls],
-            "outputs": [chat, turns, question],
+            "fn": asks.answer,
+            "inputs": [conversation, *controls],
+            "outputs": [chat, conversation, question, kept.kept],
             "concurrency_limit": None,
             "show_progress": "hidden",
+            "api_visibility": "private",
         }
-        at_once: dict[str, Any] = {"queue": False, "show_progress": "hidden"}
-        question.submit(ask, [question, turns], [question, turns], **at_once).then(**answering)
-        chat.retry(ask_again, [turns], [question, turns], **at_once).then(**answering)
-        question.stop(stop_answer, **at_once)
-        clear.click(clear_all, None, [chat, turns, question], **at_once)
-        blocks.unload(stop_answer)
+        asked = [question, conversation, kept.kept]
+        settings = panel.inputs
+        question.submit(asks.ask, [question, conversation, *settings], asked, **at_once).then(**answering)
+        chat.retry(asks.ask_again, [conversation, *settings], asked, **at_once).then(**answering)
+        chat.edit(asks.ask_otherwise, [conversation, *settings], [chat, *asked], **at_once).then(**answering)
+        question.stop(asks.stop, **at_once)
+        blocks.unload(asks.leave)
+
+        showing: dict[str, Any] = {"fn": asks.show, "inputs": kept.kept, "outputs": shown, "js": CHOSEN}
+        kept.entries.select(**showing, **at_once)
+        gr.on([clear.click, kept.entries.clear], asks.show_new, panel.inputs, shown, js=LEAVE, **at_once)
+        kept.entries.apply(
+            asks.show_answer, [conversation, kept.step], [conversation, chat, kept.kept], js=STEP, **at_once
+        )
+        kept.load.upload(asks.take_file, kept.load, [*shown, kept.kept], **at_once)
+        kept.export_json.click(asks.as_json, kept.kept, kept.file, js=CURRENT, **at_once)
+        kept.export_markdown.click(asks.as_markdown, kept.kept, kept.file, js=CURRENT, **at_once)
+
         looking: dict[str, Any] = {"fn": look, "inputs": [offered, model], "outputs": [header, offered, model]}
         blocks.load(**looking, **at_once)
+        blocks.load(**showing, **at_once)
         gr.Timer(STATUS_SECONDS).tick(**looking, **at_once)
     blocks.page = page
     return blocks

@@ -24,11 +24,14 @@ class Page:
         Shown as title; ``None`` asks the server.
     running
         Tasks by Gradio session. Cancelling one cancels the request in the engine.
+    shown
+        Ids of the conversations that are shown, by Gradio session.
     """
 
     server: Server
     model_name: str | None
     running: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    shown: dict[str, str] = field(default_factory=dict)
 
     async def header(self) -> tuple[str, list[str]]:
         """Return the title line, and what may answer: the model itself first, then its adapters.
@@ -53,6 +56,17 @@ class Page:
         task = self.running.get(session or "")
         if task is not None:
             task.cancel()
+
+    def show(self, session: str | None, conversation: str) -> None:
+        """Hear which conversation a browser session shows from now on. An answer in another one is stopped."""
+        if self.shown.get(session or "") != conversation:
+            self.stop(session)
+        self.shown[session or ""] = conversation
+
+    def leave(self, session: str | None) -> None:
+        """Forget a browser session."""
+        self.stop(session)
+        self.shown.pop(session or "", None)
 
     async def answer(self, turns: list[Turn], settings: Settings, session: str) -> AsyncIterator[list[dict[str, Any]]]:
         """Generate the last turn's answer, and yield the chat to show whenever it has changed."""

@@ -14,13 +14,13 @@ WAITING = "…"
 
 def chat_view(turns: Sequence[Turn]) -> list[dict[str, Any]]:
     """Return a conversation as Gradio shows it: under each answer its figures, or what went wrong."""
-    return [message for turn in turns for message in [*_asked(turn), *_answered(turn)]]
+    return [message for number, turn in enumerate(turns) for message in [*_asked(turn), *_answered(turn, number)]]
 
 
 def turn_at(turns: Sequence[Turn], index: int) -> int:
     """Return which turn a message of `chat_view` belongs to."""
     for number, turn in enumerate(turns):
-        index -= len(_asked(turn)) + len(_answered(turn))
+        index -= len(_asked(turn)) + len(_answered(turn, number))
         if index < 0:
             return number
     return len(turns) - 1
@@ -37,7 +37,7 @@ def _asked(turn: Turn) -> list[dict[str, Any]]:
     return [*pictures, {"role": "user", "content": turn.question}]
 
 
-def _answered(turn: Turn) -> list[dict[str, Any]]:
+def _answered(turn: Turn, number: int) -> list[dict[str, Any]]:
     answer = turn.answer
     shown = []
     if answer.thoughts:
@@ -48,7 +48,7 @@ def _answered(turn: Turn) -> list[dict[str, Any]]:
     if answer.error:
         shown.append({"role": "assistant", "content": f'<span class="notice">{html.escape(answer.error)}</span>'})
     if answer.outcome is not Outcome.RUNNING and (answer.figures() or len(turn.answers) > 1):
-        shown.append({"role": "assistant", "content": _under(turn)})
+        shown.append({"role": "assistant", "content": _under(turn, number)})
     return shown
 
 
@@ -71,10 +71,16 @@ def _call(call: Call, is_running: bool) -> dict[str, Any]:
     }
 
 
-def _under(turn: Turn) -> str:
-    """Return the line under an answer."""
+def _under(turn: Turn, number: int) -> str:
+    """Return the line under an answer; `browser.js` hears of its buttons."""
     figures = html.escape(" · ".join(turn.answer.figures()))
-    if len(turn.answers) == 1:
+    count = len(turn.answers)
+    if count == 1:
         return f"<small>{figures}</small>"
-    place = f"{turn.shown + 1} of {len(turn.answers)}"
-    return f'<small>{figures} <span class="place">{place}</span></small>'
+
+    def button(kind: str, mark: str, label: str) -> str:  # of attributes Gradio leaves few
+        return f'<button class="{kind} turn-{number}" title="{label}">{mark}</button>'
+
+    place = f"{turn.shown + 1} of {count}"
+    steps = button("back", "‹", "The answer before"), button("forth", "›", "The next answer")
+    return f'<small><span class="place">{steps[0]}{place}{steps[1]}</span>{figures}</small>'

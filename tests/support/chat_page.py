@@ -145,6 +145,35 @@ class ChatPage:
             self._driver.execute_script("arguments[0].click()", fold)
         self.wait(lambda: self._shown("#max-new-tokens input[type=number]"))
 
+    @property
+    def conversations(self) -> list[str]:
+        """Titles in the list, the latest first."""
+        return [title.get_attribute("title") or "" for title in self._list(".title")]
+
+    def open_list(self) -> None:
+        """Unfold the list of conversations."""
+        if "open" not in (self._one("#conversations").get_attribute("class") or "").split():
+            self._one("#conversations .toggle-button").click()
+        self.wait(lambda: self._shown("#chats"))
+
+    def in_list(self, number: int, part: str = "title") -> WebElement:
+        """Return a part (``title``, ``rename``, ``delete``) of an entry of the list."""
+        return self._list(f"li .{part}")[number]
+
+    def _list(self, selector: str) -> list[WebElement]:
+        return self._driver.find_elements(By.CSS_SELECTOR, f"#chats {selector}")
+
+    def click(self, element: WebElement) -> None:
+        """Click on something, whether or not the mouse is over it."""
+        self._driver.execute_script("arguments[0].click()", element)
+
+    def rewrite(self, number: int, question: str) -> None:
+        """Put a question in other words, and send it again."""
+        self.click(self._driver.find_elements(By.CSS_SELECTOR, '#chat button[aria-label="Edit"]')[number])
+        self.wait(lambda: self._shown("#chat .edit-textarea"))
+        self.type(question, into="#chat .edit-textarea")
+        self.click(self._one('#chat button[aria-label="Submit"]'))
+
     def set(self, **values: object) -> None:
         """Write values into the settings, by name."""
         for name, value in values.items():

@@ -113,7 +113,7 @@ def test_pictures_go_with_the_next_question_and_stay_in_the_conversation(
     files = [tmp_path / name for name in ("one.png", "two.png")]
     for seed, file in enumerate(files):
         file.write_bytes(file_of(picture(40, 30, seed)))
-    driver.find_element(By.CSS_SELECTOR, "input[type=file]").send_keys("\n".join(map(str, files)))
+    driver.find_element(By.CSS_SELECTOR, "#question input[type=file]").send_keys("\n".join(map(str, files)))
     page.wait(lambda: len(driver.find_elements(By.CSS_SELECTOR, "#question img")) == 2)
     page.ask("What is this?")
     page.wait(lambda: page.answers[:1] == [ANSWER] and not page.is_answering)

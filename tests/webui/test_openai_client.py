@@ -1,5 +1,6 @@
 """The page's client for servers with OpenAI's API, against our own gateway."""
 
+import json
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -78,5 +79,5 @@ async def test_every_setting_is_understood(client: OpenAIClient, fake_triton: Fa
     told = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens", "repetition_penalty", "presence_penalty")
     assert [inputs[name] for name in told] == pytest.approx([0.5, 0.9, 3, 0.1, 9, 1.5, 0.5])
     assert (inputs["frequency_penalty"], inputs["random_seed"], inputs["stop_words"]) == (0.25, 7, ["END"])
-    assert '"type": "object"' in inputs["response_format"]
-    assert '"enable_thinking": false' in inputs["messages"]
+    assert json.loads(inputs["response_format"])["json_schema"]["schema"] == {"type": "object"}
+    assert json.loads(inputs["messages"])["chat_template_kwargs"]["enable_thinking"] is False

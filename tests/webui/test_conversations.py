@@ -1,0 +1,90 @@
+"""Conversations as the browser keeps them and as files hold them, without a page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from webui.conversation import Answer, Call, Outcome, Turn
+from webui.conversations import Conversation, conversation_of, imported
+from webui.export import as_json, as_markdown, file_name
+from webui.settings import Settings
+
+
+def a_conversation() -> Conversation:
+    answers = [
+        Answer("First", "Hm\nwell", [Call("look", '{"a": 1}', "c")], Outcome.COMPLETE, "", 3, 7, 5, 0.5, 1.0, 2.0),
+        Answer("Other", outcome=Outcome.FAILED, error="broke"),
+    ]
+    return Conversation("x", "", Settings(system_prompt="Be brief."), [Turn("What\nis it?", (), answers, 1)])
+
+
+def test_a_conversation_comes_back_as_it_was_kept() -> None:
+    said = a_conversation()
+    assert conversation_of(json.loads(json.dumps(said.to_json()))) == said
+
+
+def test_a_file_is_read_as_a_conversation_of_its_own() -> None:
+    said = a_conversation()
+    again = imported(as_json(said))
+    assert again.id != said.id
+    assert (again.turns, again.settings) == (said.turns, said.settings)
+
+
+def test_messages_of_the_api_are_a_conversation() -> None:
+    parts = [{"type": "text", "text": "Hi"}, {"type": "image_url"}]
+    messages = [{"role": "system", "content": "S"}, {"role": "user", "content": parts}]
+    said = imported(json.dumps({"messages": [*messages, {"role": "assistant", "content": "Yes"}]}))
+    assert (said.settings.system_prompt, said.turns[0].question.strip(), said.turns[0].answer.text) == (
+        "S",
+        "Hi",
+        "Yes",
+    )
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "7", '"x"', "{}", '{"turns": 5}', '{"turns": [5]}', "[" * 100_000])
+def test_a_file_without_a_conversation_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="This file"):
+        imported(text)
+
+
+def test_what_a_browser_tells_is_not_trusted() -> None:
+    wild = {
+        "id": 5,
+        "turns": [{"question": [], "answers": [{"text": 1, "token_count": -1, "calls": [7]}], "shown": 1e9}],
+    }
+    turn = conversation_of(wild).turns[0]
+    assert (turn.question, turn.answer) == ("", Answer(outcome=Outcome.STOPPED))
+
+
+def test_a_browser_can_name_no_file_but_uploads(tmp_path: Path) -> None:
+    uploads = tmp_path / "uploads"
+    uploads.mkdir()
+    own, secret = uploads / "a.png", tmp_path / "secret"
+    own.touch()
+    secret.touch()
+    (uploads / "link").symlink_to(secret)
+    named = [str(own), str(secret), f"{uploads}/../secret", f"{uploads}/link", f"{uploads}/gone", "\0", 5]
+    told = {"turns": [{"question": "?", "pictures": named}]}
+    assert conversation_of(told, uploads).turns[0].pictures == (str(own),)
+    assert conversation_of(told).turns[0].pictures == ()
+
+
+def test_an_answer_whose_page_was_closed_was_stopped() -> None:
+    kept = Conversation(turns=[Turn("Hi")]).to_json()
+    assert conversation_of(kept).turns[0].answer.outcome is Outcome.STOPPED
+
+
+def test_a_document_has_questions_thoughts_calls_and_the_shown_answer() -> None:
+    said = a_conversation()
+    assert "*broke*" in as_markdown(said)
+    said.turns[0].shown = 0
+    text = as_markdown(said)
+    assert text.startswith(
+        "# What is it?\n\n> System prompt: Be brief.\n\n## You\n\nWhat\nis it?\n\n## Model\n\n> Hm\n> well"
+    )
+    assert 'Calls `look`:\n\n```json\n{"a": 1}\n```' in text
+    assert file_name(said, "md") == "What-is-it.md"
+    assert file_name(Conversation(name="../../\0"), "md") == "conversation.md"

@@ -1,0 +1,140 @@
+"""What happens when the page is used: questions, answers, and which conversation is shown.
+
+The shown conversation is kept by Gradio a browser session at a time (``gr.State``), so every browser tab has its own;
+all of them are kept by the browser (`browser.js`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+from gradio.utils import get_upload_folder
+
+from webui.conversation import Turn
+from webui.conversations import Conversation, conversation_of, imported
+from webui.export import as_json, as_markdown, file_name
+from webui.page import Page
+from webui.settings import Settings
+from webui.settings_panel import settings_from, updates_for
+from webui.view import chat_view, turn_at
+
+_LARGEST_FILE = 1 << 24  # bytes of an imported conversation
+
+
+class Asking:
+    """The page's handlers. What they take and return stands where they are bound (`webui.blocks`)."""
+
+    def __init__(self, page: Page) -> None:
+        self._page = page
+
+    def ask(self, asked: dict[str, Any], said: Conversation | None, request: gr.Request, *values: Any) -> list[Any]:
+        """Take what was written as a question."""
+        text = asked["text"].strip()
+        if not text or self._page.is_answering(request.session_hash):
+            return [gr.skip()] * 3
+        said = said or Conversation()
+        said.turns.append(Turn(text, pictures=tuple(asked["files"])))
+        return self._begin(said, request, values, value=None)
+
+    def ask_again(self, said: Conversation | None, data: gr.RetryData, request: gr.Request, *values: Any) -> list[Any]:
+        """Want another answer to the last question."""
+        if said is None or self._page.is_answering(request.session_hash):
+            return [gr.skip()] * 3
+        said.turns[-1].ask_again()
+        return self._begin(said, request, values)
+
+    def ask_otherwise(
+        self, said: Conversation | None, data: gr.EditData, request: gr.Request, *values: Any
+    ) -> list[Any]:
+        """Take a question in other words; what was said after it is forgotten."""
+        if said is None:
+            return [gr.skip()] * 4
+        text = data.value.strip() if isinstance(data.value, str) else ""
+        if not text or self._page.is_answering(request.session_hash) or not isinstance(data.index, int):
+            return [chat_view(said.turns), *[gr.skip()] * 3]
+        number = turn_at(said.turns, data.index)
+        said.turns[number:] = [Turn(text, pictures=said.turns[number].pictures)]
+        return [chat_view(said.turns), *self._begin(said, request, values)]
+
+    def _begin(self, said: Conversation, request: gr.Request, values: Any, **question: Any) -> list[Any]:
+        said.settings = settings_from(values)
+        self._page.show(request.session_hash, said.id)
+        return [_question(True, **question), said, said.to_json()]
+
+    async def answer(
+        self, said: Conversation | None, names: list[str], request: gr.Request, *values: Any
+    ) -> AsyncIterator[list[Any]]:
+        """Answer the last question, if it waits for an answer."""
+        session = request.session_hash or ""
+        if said is None or not said.is_running or self._page.is_answering(session):
+            return
+        settings = settings_from(values)
+        async for view in self._page.answer(said.turns, settings, session):
+            if self._page.shown.get(session) == said.id:
+                yield [view, gr.skip(), gr.skip(), gr.skip()]
+        if self._page.shown.get(session) == said.id:
+            yield [chat_view(said.turns), said, _question(False), said.to_json()]
+        else:  # another conversation stands there by now
+            yield [gr.skip(), gr.skip(), gr.skip(), said.to_json()]
+
+    def stop(self, request: gr.Request) -> None:
+        """Stop the running answer."""
+        self._page.stop(request.session_hash)
+
+    def leave(self, request: gr.Request) -> None:
+        """Hear that a browser's page was closed."""
+        self._page.leave(request.session_hash)
+
+    def show(self, told: Any, request: gr.Request) -> list[Any]:
+        """Show a conversation that the browser kept."""
+        if not told:
+            return [gr.skip()] * (3 + len(updates_for(Settings())))
+        return self._show(conversation_of(told, Path(get_upload_folder())), request)
+
+    def show_new(self, request: gr.Request, *values: Any) -> list[Any]:
+        """Begin a conversation, with the settings as they are but without a system prompt."""
+        settings = settings_from(values)
+        return self._show(Conversation(settings=Settings(**{**vars(settings), "system_prompt": ""})), request)
+
+    def show_answer(self, said: Conversation | None, step: Any, request: gr.Request) -> list[Any]:
+        """Show another answer to a question."""
+        if said is None:
+            return [gr.skip()] * 3
+        if isinstance(step, list) and len(step) == 2 and not self._page.is_answering(request.session_hash):
+            number, steps = step
+            if isinstance(number, int) and 0 <= number < len(said.turns) and steps in (-1, 1):
+                said.turns[number].show(steps)
+        return [said, chat_view(said.turns), said.to_json()]
+
+    def take_file(self, file: str, request: gr.Request) -> list[Any]:
+        """Show a conversation that was exported, and keep it."""
+        try:
+            if Path(file).stat().st_size > _LARGEST_FILE:
+                raise ValueError("This file is too large for a conversation")
+            said = imported(Path(file).read_text(encoding="utf-8", errors="replace"))
+        except ValueError as error:
+            gr.Warning(f"{error}.")
+            return [gr.skip()] * (4 + len(updates_for(Settings())))
+        return [*self._show(said, request), said.to_json()]
+
+    def as_json(self, told: Any) -> dict[str, str] | None:
+        """Export the shown conversation."""
+        said = conversation_of(told)
+        return {"name": file_name(said, "json"), "text": as_json(said)} if said.turns else None
+
+    def as_markdown(self, told: Any) -> dict[str, str] | None:
+        """Export the shown conversation as a document."""
+        said = conversation_of(told)
+        return {"name": file_name(said, "md"), "text": as_markdown(said)} if said.turns else None
+
+    def _show(self, said: Conversation, request: gr.Request) -> list[Any]:
+        self._page.show(request.session_hash, said.id)
+        return [said, chat_view(said.turns), _question(False, value=None), *updates_for(said.settings)]
+
+
+def _question(is_running: bool, **further: Any) -> Any:
+    """Return what the field for questions becomes while an answer runs, or when none does."""
+    return gr.update(submit_btn=not is_running, stop_btn=is_running, **further)

@@ -1,0 +1,165 @@
+// What the page does in the browser itself: it keeps conversations there, a key each, so that open tabs do not
+// overwrite each other's, draws their list, and listens to the keyboard. It asks no host for anything.
+window.chats = (() => {
+  const PREFIX = "lmdeploy-chat:";
+  const OPEN = "lmdeploy-chat-open"; // of this tab
+  const ICONS = {
+    rename: "M4 20h4L19 9l-4-4L4 16zM13.5 6.5l4 4",
+    delete: "M5 7h14M10 11v6M14 11v6M7 7l1 13h8l1-13M9 7V4h6v3",
+  };
+  const SURE_MS = 3000;
+  let list = null; // where the list is drawn
+  let tell = () => {}; // the server, of what was chosen
+  let wanted = null;
+
+  const read = (id) => {
+    try {
+      return JSON.parse(localStorage.getItem(PREFIX + id));
+    } catch {
+      return null;
+    }
+  };
+  const write = (chat) => {
+    try {
+      localStorage.setItem(PREFIX + chat.id, JSON.stringify(chat));
+      list?.classList.remove("full");
+    } catch {
+      list?.classList.add("full"); // said by the style sheet
+    }
+    draw();
+  };
+  const all = () =>
+    Object.keys(localStorage)
+      .filter((key) => key.startsWith(PREFIX))
+      .map((key) => read(key.slice(PREFIX.length)))
+      .filter((chat) => chat?.id)
+      .sort((one, other) => (other.changed ?? 0) - (one.changed ?? 0));
+
+  const element = (name, attributes = {}, ...children) => {
+    const made = document.createElement(name);
+    for (const [key, value] of Object.entries(attributes)) {
+      if (typeof value === "function") made.addEventListener(key, value);
+      else made.setAttribute(key, value);
+    }
+    made.append(...children);
+    return made;
+  };
+  const icon = (kind, label, onClick) => {
+    const button = element("button", { class: kind, title: label, "aria-label": label, click: onClick });
+    button.innerHTML = `<svg viewBox="0 0 24 24" aria-hidden="true"><path d="${ICONS[kind]}"/></svg>`;
+    return button;
+  };
+
+  const open = (id) => {
+    wanted = read(id);
+    if (!wanted) return draw();
+    sessionStorage.setItem(OPEN, id);
+    draw();
+    tell("select");
+    if (innerWidth < 768) fold("#conversations", false);
+  };
+  const rename = (chat, entry) => {
+    const field = element("input", { type: "text", maxlength: "60", "aria-label": "Name of the chat" });
+    field.value = chat.name || chat.title;
+    let isOver = false;
+    const done = (keep) => {
+      if (isOver) return;
+      isOver = true;
+      const name = field.value.trim();
+      field.remove(); // nothing is drawn anew over a field that is written in
+      if (keep && name) write({ ...read(chat.id), name });
+      else draw();
+    };
+    field.addEventListener("keydown", (event) => {
+      event.stopPropagation();
+      if (event.key === "Enter") done(true);
+      if (event.key === "Escape") done(false);
+    });
+    field.addEventListener("blur", () => done(true));
+    entry.replaceChildren(field);
+    field.select();
+  };
+  const remove = (chat, button) => {
+    if (!button.classList.contains("sure")) {
+      button.classList.add("sure");
+      button.textContent = "Delete?";
+      setTimeout(draw, SURE_MS);
+      return;
+    }
+    localStorage.removeItem(PREFIX + chat.id);
+    if (sessionStorage.getItem(OPEN) === chat.id) {
+      leave();
+      tell("clear");
+    }
+    draw();
+  };
+
+  const draw = () => {
+    if (!list || list.contains(document.activeElement?.closest("input"))) return;
+    const current = sessionStorage.getItem(OPEN);
+    const entries = all().map((chat) => {
+      const entry = element("li", chat.id === current ? { class: "current" } : {});
+      const title = element("button", { class: "title", click: () => open(chat.id) }, chat.name || chat.title);
+      title.title = chat.name || chat.title;
+      if (chat.id === current) title.setAttribute("aria-current", "true");
+      const bin = icon("delete", "Delete", () => remove(chat, bin));
+      entry.append(title, icon("rename", "Rename", () => rename(chat, entry)), bin);
+      return entry;
+    });
+    list.replaceChildren(element("ul", {}, ...entries));
+  };
+
+  const mount = (where, trigger) => {
+    list = where;
+    tell = trigger;
+    draw();
+    label("#conversations", "Chats");
+    label("#settings", "Settings");
+    if (innerWidth >= 1100 && all().length) fold("#conversations", true);
+  };
+  const label = (sidebar, text) => {
+    const button = document.querySelector(`${sidebar} .toggle-button`);
+    button?.setAttribute("aria-label", text);
+    button?.setAttribute("title", text);
+  };
+  const fold = (sidebar, shouldBeOpen) => {
+    const found = document.querySelector(sidebar);
+    if (found && found.classList.contains("open") !== shouldBeOpen) found.querySelector(".toggle-button").click();
+  };
+  const save = (chat) => {
+    if (!chat?.id || !chat.turns?.length) return;
+    sessionStorage.setItem(OPEN, chat.id);
+    write({ ...chat, name: read(chat.id)?.name || chat.name || "", changed: Date.now() });
+  };
+  const leave = () => {
+    sessionStorage.removeItem(OPEN);
+    draw();
+  };
+  // The conversation to show: the one chosen in the list, or at first the one that this tab had.
+  const chosen = () => {
+    const chat = wanted ?? read(sessionStorage.getItem(OPEN));
+    wanted = null;
+    return chat;
+  };
+  const download = (file) => {
+    if (!file?.text) return;
+    const url = URL.createObjectURL(new Blob([file.text], { type: "text/plain" }));
+    element("a", { href: url, download: file.name }).click();
+    setTimeout(() => URL.revokeObjectURL(url), 10000);
+  };
+
+  let step = null; // to another answer
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest?.("#chat .place button");
+    const turn = button?.className.match(/turn-(\d+)/);
+    if (!turn) return;
+    step = [Number(turn[1]), button.classList.contains("back") ? -1 : 1];
+    tell("apply");
+  });
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && !event.defaultPrevented) document.querySelector("#question .stop-button")?.click();
+  });
+  addEventListener("storage", draw); // another tab's
+
+  return { mount, save, leave, chosen, download, current: () => read(sessionStorage.getItem(OPEN)), step: () => step };
+})();

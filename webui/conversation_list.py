@@ -1,0 +1,63 @@
+"""The list of conversations that the browser keeps, folded at the page's left side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+BROWSER = f"<script>{(Path(__file__).parent / 'browser.js').read_text(encoding='utf-8')}</script>"
+"""For the page's head: what keeps the conversations, and draws their list."""
+
+SAVE = "(conversation) => { chats.save(conversation); return [] }"
+CHOSEN = "() => [chats.chosen()]"
+CURRENT = "() => [chats.current()]"
+STEP = "(conversation, step) => [conversation, chats.step()]"
+LEAVE = "(...settings) => { chats.leave(); return settings }"
+DOWNLOAD = "(file) => { chats.download(file); return [] }"
+
+
+@dataclass
+class ConversationList:
+    """Its parts.
+
+    Attributes
+    ----------
+    entries
+        Tells ``select`` when a conversation is chosen, ``clear`` when the shown one is deleted, and ``apply`` when
+        another answer is to be shown.
+    kept
+        What the browser is to keep, or has kept.
+    step
+        Number of a turn, and where the answer stands that it is to show, seen from the shown one.
+    file
+        What is exported, ``name`` and ``text``.
+    """
+
+    entries: Any
+    kept: Any
+    step: Any
+    file: Any
+    export_json: Any
+    export_markdown: Any
+    load: Any
+
+
+def conversation_list() -> ConversationList:
+    """Build the list; call it where it is to stand."""
+    entries = gr.HTML(
+        elem_id="chats",
+        html_template="",
+        js_on_load="chats.mount(element, (event) => trigger(event))",
+        apply_default_css=False,
+    )
+    with gr.Row(elem_id="files"):
+        load = gr.UploadButton("Import", elem_id="import", size="sm", file_types=[".json"], min_width=60)
+        export_json = gr.Button("Save .json", elem_id="export-json", size="sm", min_width=60)
+        export_markdown = gr.Button("Save .md", elem_id="export-markdown", size="sm", min_width=60)
+    kept, step, file = gr.JSON(visible=False), gr.JSON(visible=False), gr.JSON(visible=False)
+    kept.change(None, kept, None, js=SAVE)
+    file.change(None, file, None, js=DOWNLOAD)
+    return ConversationList(entries, kept, step, file, export_json, export_markdown, load)

@@ -1,0 +1,47 @@
+"""Conversations as files to keep."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from webui.conversation import Turn
+from webui.conversations import Conversation
+
+
+def as_json(conversation: Conversation) -> str:
+    """Return a file that `webui.conversations.imported` reads; pictures are left out."""
+    return json.dumps(conversation.to_json(with_pictures=False), ensure_ascii=False, indent=2) + "\n"
+
+
+def as_markdown(conversation: Conversation) -> str:
+    """Return a document to read: the shown answers, thoughts as quotations."""
+    parts = [f"# {conversation.title}"]
+    if prompt := conversation.settings.system_prompt.strip():
+        parts.append(f"> System prompt: {_quoted(prompt)}")
+    for turn in conversation.turns:
+        parts += _turn(turn)
+    return "\n\n".join(parts) + "\n"
+
+
+def file_name(conversation: Conversation, ending: str) -> str:
+    """Return what a file of a conversation is called, safe on every system."""
+    words = re.sub(r"[^\w]+", "-", conversation.title).strip("-_")[:50]
+    return f"{words or 'conversation'}.{ending}"
+
+
+def _turn(turn: Turn) -> list[str]:
+    pictures = len(turn.pictures)
+    shown = [f"*{pictures} picture{'' if pictures == 1 else 's'}*"] if pictures else []
+    parts = ["## You", *shown, turn.question, "## Model"]
+    answer = turn.answer
+    if answer.thoughts.strip():
+        parts.append(f"> {_quoted(answer.thoughts.strip())}")
+    parts += [answer.text.strip()] if answer.text.strip() else []
+    parts += [f"Calls `{call.name}`:\n\n```json\n{call.arguments}\n```" for call in answer.calls]
+    parts += [f"*{answer.error}*"] if answer.error else []
+    return parts
+
+
+def _quoted(text: str) -> str:
+    return text.replace("\n", "\n> ")
