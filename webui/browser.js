@@ -77,6 +77,7 @@ window.chats = (() => {
     });
     field.addEventListener("blur", () => done(true));
     entry.replaceChildren(field);
+    field.focus();
     field.select();
   };
   const remove = (chat, button) => {

@@ -156,6 +156,11 @@ class ChatPage:
             self._one("#conversations .toggle-button").click()
         self.wait(lambda: self._shown("#chats"))
 
+    def close_list(self) -> None:
+        """Fold the list of conversations."""
+        if "open" in (self._one("#conversations").get_attribute("class") or "").split():
+            self._one("#conversations .toggle-button").click()
+
     def in_list(self, number: int, part: str = "title") -> WebElement:
         """Return a part (``title``, ``rename``, ``delete``) of an entry of the list."""
         return self._list(f"li .{part}")[number]

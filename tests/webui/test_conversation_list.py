@@ -66,7 +66,7 @@ def test_a_conversation_is_renamed_and_deleted(page: ChatPage, driver: webdriver
     page.wait_for_answer(1)
     page.wait(lambda: page.conversations == ["First"])
     page.click(page.in_list(0, "rename"))
-    driver.switch_to.active_element.send_keys(Keys.CONTROL + "a", "Capitals", Keys.ENTER)
+    driver.switch_to.active_element.send_keys(Keys.CONTROL + "a" + Keys.NULL + "Capitals" + Keys.ENTER)
     page.wait(lambda: page.conversations == ["Capitals"])
     page.ask("More")
     page.wait_for_answer(2)

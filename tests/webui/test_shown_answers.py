@@ -1,0 +1,145 @@
+"""How answers of a server with OpenAI's API look in a real Chromium."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+
+from openai_gateway.settings import Settings
+from tests.support.browser import requested_hosts
+from tests.support.chat_page import ChatPage
+from tests.support.fake_triton import FakeTriton, Script
+from tests.support.gateways import running_gateway
+from tests.support.pages import running_page
+
+pytestmark = pytest.mark.browser
+
+TEXT = r"""A formula $e^{i\pi}$ and another \(a^2\):
+
+| Name | Value |
+|---|---|
+| alpha | 1.5 |
+
+```python
+very_long_name = "a line that is wider than any telephone that was ever held in a hand, and wider still"
+```
+"""
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+
+
+@pytest.fixture(scope="module")
+def url(fake_triton_server: FakeTriton) -> Iterator[str]:
+    settings = Settings(triton_address=fake_triton_server.address, reasoning_parser="qwen3")
+    with running_gateway(settings) as address, running_page(address) as url:
+        yield url
+
+
+@pytest.fixture
+def page(driver: webdriver.Chrome, url: str, fake_triton: FakeTriton) -> Iterator[ChatPage]:
+    opened = ChatPage(driver, url)
+    yield opened
+    opened.close()
+
+
+def shown(driver: webdriver.Chrome, selector: str) -> list[str]:
+    return [each.text for each in driver.find_elements(By.CSS_SELECTOR, selector) if each.is_displayed()]
+
+
+def test_thoughts_are_open_while_they_come_and_folded_then(
+    page: ChatPage, driver: webdriver.Chrome, fake_triton: FakeTriton
+) -> None:
+    texts = ["<think>", "Let me look.", "</think>", "Yes."]
+    fake_triton.script = Script(texts=texts, hold_after=2, resume=True, input_token_len=40, cached_token_len=32)
+    page.ask("Well?")
+    page.wait(lambda: "Let me look." in " ".join(page.answers))
+    fake_triton.release.set()
+    page.wait_for_answer(1)
+    page.wait(lambda: page.answers[1:2] == ["Yes."])
+    assert page.answers[0].startswith("Thought for")
+    assert "prompt 40, 32 cached" in page.answers[2]
+    driver.find_element(By.CSS_SELECTOR, "#chat .thought-group .title").click()
+    page.wait(lambda: "Let me look." in " ".join(page.answers))
+    page.ask("And?")
+    page.wait_for_answer(2)
+    sent = json.loads(fake_triton.requests[-1].inputs["messages"])
+    assert [message["content"] for message in sent] == ["Well?", "Yes.", "And?"]
+
+
+def test_a_call_is_shown_and_answered_by_what_is_said_next(page: ChatPage, fake_triton: FakeTriton) -> None:
+    fake_triton.script = Script(texts=['<tool_call>\n{"name": "look", ', '"arguments": {"at": "sea"}}\n</tool_call>'])
+    page.open_settings()
+    page.set(tools=json.dumps(TOOLS))
+    page.ask("Well?")
+    page.wait_for_answer(1)
+    page.wait(lambda: "Calls look" in " ".join(page.answers))
+    fake_triton.script = Script()
+    page.ask("Waves")
+    page.wait_for_answer(2)
+    *_, call, result = json.loads(fake_triton.requests[-1].inputs["messages"])
+    assert call["tool_calls"][0]["function"]["name"] == "look"
+    assert (result["role"], result["content"]) == ("tool", "Waves")
+
+
+def test_formulas_tables_and_code_are_set_and_nothing_is_fetched(
+    page: ChatPage, driver: webdriver.Chrome, fake_triton: FakeTriton
+) -> None:
+    fake_triton.script = Script(texts=[TEXT])
+    page.ask("Show me")
+    page.wait_for_answer(1)
+    page.wait(lambda: len(driver.find_elements(By.CSS_SELECTOR, "#chat .katex")) == 2)
+    assert shown(driver, "#chat td") == ["alpha", "1.5"]
+    assert len(driver.find_elements(By.CSS_SELECTOR, "#chat .copy_code_button")) == 1
+    assert requested_hosts(driver) <= {"127.0.0.1"}
+
+
+def test_a_telephone_scrolls_in_one_direction(driver: webdriver.Chrome, url: str, fake_triton: FakeTriton) -> None:
+    fake_triton.script = Script(texts=[TEXT])
+    page = ChatPage(driver, url)
+    size = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+    try:
+        page.close_list()
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        page.ask("Show me " + "a-very-long-word" * 20)
+        page.wait_for_answer(1)
+        page.wait(lambda: len(driver.find_elements(By.CSS_SELECTOR, "#chat .katex")) == 2)
+        wide = "return [...document.querySelectorAll('html, body, #chat .bubble-wrap')].map(e => e.scrollWidth)"
+        assert max(driver.execute_script(wide)) <= 390
+    finally:
+        page.close()
+
+
+def test_a_dark_page_is_readable(page: ChatPage, driver: webdriver.Chrome) -> None:
+    page.ask("Hello")
+    page.wait_for_answer(1)
+    driver.execute_script("document.body.classList.add('dark')")
+    try:
+        for selector in ('[data-testid="bot"] p', '[data-testid="user"] p', "small"):
+            colours = driver.execute_script(_COLOURS, driver.find_element(By.CSS_SELECTOR, f"#chat {selector}"))
+            assert contrast(*colours) > 4.5, selector  # WCAG 2.1, 1.4.3
+    finally:
+        driver.execute_script("document.body.classList.remove('dark')")
+
+
+# The colour of a text and of what is behind it, as numbers.
+_COLOURS = """
+const behind = (e) => {
+  const colour = getComputedStyle(e).backgroundColor.match(/[\\d.]+/g).map(Number);
+  return colour.length === 3 || colour[3] === 1 ? colour : behind(e.parentElement);
+};
+return [getComputedStyle(arguments[0]).color.match(/[\\d.]+/g).map(Number), behind(arguments[0])];
+"""
+
+
+def contrast(one: list[float], other: list[float]) -> float:
+    """Return the contrast of two colours as WCAG 2.1 defines it."""
+
+    def luminance(colour: list[float]) -> float:
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (v / 255 for v in colour[:3])]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
