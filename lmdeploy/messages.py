@@ -26,7 +26,18 @@ KV_EVENTS_CONFIG = (
     "Tell routers, over ZMQ and as vLLM does, which blocks are in the cache: a JSON object with "
     '"enable_kv_cache_events": true and what docs/operations.md lists. Needs enable_prefix_caching.'
 )
-MODEL_FORMATS = (None, "hf", "meta_llama", "awq", "gptq", "fp8", "fbgemm_fp8", "compressed-tensors", "smooth_quant")
+MODEL_FORMATS = (
+    None,
+    "hf",
+    "meta_llama",
+    "awq",
+    "gptq",
+    "fp8",
+    "fbgemm_fp8",
+    "compressed-tensors",
+    "smooth_quant",
+    "gguf",
+)
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 DEVICES = ("auto", "cpu", "cuda")
 MAX_ANSWERS = 128

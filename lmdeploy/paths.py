@@ -31,25 +31,42 @@ def locate_model(model_path: str, revision: str | None = None, download_dir: str
     Parameters
     ----------
     model_path
-        A directory, or the name of a Hugging Face repository (``owner/name``), or ``""`` for the default model.
+        A directory, a GGUF file or the folder it lies in, or the name of a Hugging Face repository (``owner/name``), or
+        ``""`` for the default model. A GGUF file's directory is made, in the cache, when it is first asked for.
     revision, download_dir
         Version and cache folder, for a Hugging Face repository only.
 
     Raises
     ------
     CheckpointError
-        If there is no such directory and no such repository within reach.
+        If there is no such directory and no such repository within reach, or a GGUF file that cannot be used.
+    UnsupportedModelError
+        If a GGUF file is of an architecture that is not read.
     """
     directory = Path(model_path).expanduser() if model_path else default_model_dir()
+    gguf = _gguf_file(directory)
+    if gguf is not None:
+        from lmdeploy.turbomind.gguf.unpacked import unpacked
+
+        return unpacked(gguf, cache_root() / "gguf")
     if directory.is_dir():
         return directory.resolve()
     if not model_path:
         raise CheckpointError(directory, ["the default model is not there: run `python tools/default_model.py`"])
     if directory.exists():
-        raise CheckpointError(directory, ["is a file; a model is a directory"])
+        raise CheckpointError(directory, ["is a file; a model is a directory or a GGUF file"])
     if not _HUB_NAME.fullmatch(model_path) or model_path.startswith("."):
         raise CheckpointError(model_path, ["no such directory"])
     return _download(model_path, revision, download_dir)
+
+
+def _gguf_file(path: Path) -> Path | None:
+    """Return the GGUF file that a path names, or the one in the folder it names; None where there is none."""
+    from lmdeploy.turbomind.gguf.parts import SUFFIX, file_in
+
+    if path.is_dir():
+        return file_in(path)
+    return path if path.suffix == SUFFIX and path.is_file() else None
 
 
 def model_name_of(directory: Path) -> str:

@@ -42,10 +42,11 @@ DType weight_type(const EngineSettings& settings, const ModelSpec& spec) {
   return name == "float16" ? DType::kFloat16 : DType::kFloat32;
 }
 
-WeightOptions weight_options(const EngineSettings& settings, const ModelSpec& spec) {
+WeightOptions weight_options(const EngineSettings& settings, const ModelSpec& spec, const std::string& device) {
   WeightOptions options;
   options.dtype = weight_type(settings, spec);
   options.bits = settings.weight_bits;
+  options.takes_mins = device == "cpu";
   return options;
 }
 
@@ -63,7 +64,7 @@ CacheType cache_type(const EngineSettings& settings, DType dtype) {
 // The model whole, or spread over `tp` ranks.
 std::unique_ptr<ModelRunner> make_runner(const ModelSpec& spec, const EngineSettings& settings,
                                          const std::string& device, const Checkpoint& checkpoint, int max_rows) {
-  const WeightOptions options = weight_options(settings, spec);
+  const WeightOptions options = weight_options(settings, spec, device);
   const CacheType cache = cache_type(settings, options.dtype);
   const int threads = settings.threads;
   const int ranks = settings.tp;

@@ -9,7 +9,8 @@
 //                       [out_features, in_features], row-major. Products and sums are float32 (16 bits are widened
 //                       exactly), so y is within in_features 2^-24 sum |x w| of the exact result.
 //   int8, int4          w = scale (code - zero), a scale and a zero point for each group of `group` neighbouring inputs
-//                       of an output (kernels/packed_weight.h), or a scale for all of an output. x is rounded to 8
+//                       of an output (kernels/packed_weight.h), or a scale for all of an output; on the CPU also
+//                       w = scale code + min, with a minimum for each group. x is rounded to 8
 //                       bits for each row and group, with its own scale; products and sums inside a group are exact
 //                       integers, sums over groups float32. So beyond the rounding of the weight, y is off by at most
 //                       sum over groups of (max |x| / 254) sum |w|.
@@ -65,6 +66,7 @@ struct LinearWeight {
   const int32_t* input_order = nullptr;  // [in_features]: which input of x each input of the codes is; null: the same
   const float* block_scales = nullptr;   // of float8, for each group; null: 1
   const float* output_scales = nullptr;  // [out_features padded to whole tiles], besides those of groups; null: 1
+  const half* mins = nullptr;            // of int8 and int4, as many as scales, instead of zeros; CPU only
 
   bool is_packed() const { return format >= WeightFormat::kInt8; }
 };
@@ -74,7 +76,7 @@ struct RoundedRows {
   int rows;
   int interleave;    // rows that lie together: 1, 2, 4 or 8
   int groups;        // of the weight
-  int zero_factor;   // minus the weight's zero code, or -1 if it varies
+  int zero_factor;   // minus the weight's zero code, or -1 if it varies or there are minima
   size_t features;   // in_features padded to whole groups
   int8_t* codes;     // [blocks of `interleave` rows, features / 4, interleave, 4]
   float* scales;     // [groups, rows]

@@ -64,8 +64,8 @@ class Mover {
   }
 
   void move(LinearStorage& linear) {
-    for (AlignedBuffer* part : {&linear.data, &linear.scales, &linear.zeros, &linear.input_order, &linear.block_scales,
-                                &linear.output_scales, &linear.bias}) {
+    for (AlignedBuffer* part : {&linear.data, &linear.scales, &linear.zeros, &linear.mins, &linear.input_order,
+                                &linear.block_scales, &linear.output_scales, &linear.bias}) {
       move(*part);
     }
     linear.set_pointers();

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "weights/awq_gptq.h"
+#include "weights/gguf/matrix.h"
 #include "weights/mxfp4.h"
 #include "weights/w8a8.h"
 
@@ -18,6 +19,7 @@ namespace {
 
 constexpr size_t kHeaderLimit = 100u << 20;
 constexpr int64_t kGroupLimit = 1 << 30;
+constexpr int kDecodedRows = 256;
 
 std::string shape_text(const std::vector<int64_t>& shape) {
   std::string text = "[";
@@ -92,8 +94,20 @@ const CheckpointTensor& SafetensorsFile::tensor(const std::string& name) const {
 
 Checkpoint::Checkpoint(const std::string& directory) : manifest_(Json::parse_file(directory + "/manifest.json")) {
   for (const Json& file : manifest_.at("files").as_array()) {
-    files_.emplace_back((std::filesystem::path(directory) / file.as_string()).string());
+    const std::string path = (std::filesystem::path(directory) / file.as_string()).string();
+    if (GgufFile::is_one(path)) {
+      files_.emplace_back(std::in_place_type<GgufFile>, path);
+    } else {
+      files_.emplace_back(std::in_place_type<SafetensorsFile>, path);
+    }
   }
+}
+
+CheckpointTensor Checkpoint::loaded(const Json& expression) const {
+  const auto number = static_cast<size_t>(expression.at("file").as_int());
+  if (number >= files_.size()) throw invalid_argument("file index out of range");
+  if (const auto* gguf = std::get_if<GgufFile>(&files_[number])) return gguf->tensor(expression);
+  return std::get<SafetensorsFile>(files_[number]).tensor(expression.at("name").as_string());
 }
 
 bool Checkpoint::has(const std::string& name) const {
@@ -107,11 +121,12 @@ std::string Checkpoint::weight_format() const {
 std::vector<ManifestValue> Checkpoint::evaluate(const Json& expression) const {
   const std::string& op = expression.at("op").as_string();
   if (op == "load") {
-    const auto file = static_cast<size_t>(expression.at("file").as_int());
-    if (file >= files_.size()) throw invalid_argument("file index out of range");
-    const CheckpointTensor& tensor = files_[file].tensor(expression.at("name").as_string());
+    CheckpointTensor tensor = loaded(expression);
+    if (gguf_blocks(tensor.dtype) != nullptr) {
+      return {ManifestValue(std::make_shared<const GgufMatrix>(std::move(tensor)))};
+    }
     if (type_bytes(tensor.dtype) == 0) throw invalid_argument("weights of type " + tensor.dtype + " are not supported");
-    return {ManifestValue(tensor)};
+    return {ManifestValue(std::move(tensor))};
   }
   std::vector<ManifestValue> all;
   for (const Json& argument : expression.at("args").as_array()) {
@@ -131,7 +146,9 @@ std::vector<ManifestValue> Checkpoint::evaluate(const Json& expression) const {
 
 int Checkpoint::group_in(const Json& expression) const {
   const std::string& op = expression.at("op").as_string();
-  if (op == "load") return 1;
+  if (op == "load") {
+    return gguf_blocks(loaded(expression).dtype) != nullptr ? GgufMatrix::kInputGroup : 1;
+  }
   if (op == "quantized") {
     const auto stored = static_cast<int>(expression.at("group").as_int());
     return stored > 0 && stored % 8 == 0 ? AwqGptqMatrix::kernel_group(stored) : 1;  // others are refused when read
@@ -192,9 +209,14 @@ template <class T>
 void Checkpoint::read(const std::string& name, const std::vector<Slice>& shape, T* destination) const {
   try {
     for (const ManifestValue& part : checked_parts(name, shape)) {
-      const CheckpointTensor numbers = part.numbers();
-      copy_values(numbers, destination);
-      destination += numbers.bytes / type_bytes(numbers.dtype);
+      // Codes are decoded some rows at a time, which takes less memory.
+      const auto rows = static_cast<int>(part.shape()[0]);
+      const int step = part.codes() != nullptr ? kDecodedRows : std::max(rows, 1);
+      for (int first = 0; first < rows; first += step) {
+        const CheckpointTensor numbers = part.rows({first, std::min(first + step, rows)}).numbers();
+        copy_values(numbers, destination);
+        destination += numbers.bytes / type_bytes(numbers.dtype);
+      }
     }
   } catch (const Error& error) {
     throw invalid_argument("tensor " + name + ": " + error.what());

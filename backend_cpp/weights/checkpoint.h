@@ -4,12 +4,14 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "base/json.h"
 #include "base/mapped_file.h"
 #include "kernels/types.h"
 #include "weights/checkpoint_tensor.h"
+#include "weights/gguf/file.h"
 #include "weights/manifest_value.h"
 #include "weights/row_sources.h"
 #include "weights/slice.h"
@@ -54,12 +56,15 @@ class Checkpoint {
  private:
   std::vector<ManifestValue> evaluate_rows(const Json& expression) const;
   std::vector<ManifestValue> evaluate(const Json& expression) const;
+  // The tensor that the operation "load" names. One of a GGUF file has its type (weights/gguf/blocks.h), shape and
+  // place in the expression.
+  CheckpointTensor loaded(const Json& expression) const;
   // The least common multiple of the groups that the kernels give the codes in an expression.
   int group_in(const Json& expression) const;
   std::vector<ManifestValue> checked_parts(const std::string& name, const std::vector<Slice>& shape) const;
 
   Json manifest_;
-  std::vector<SafetensorsFile> files_;
+  std::vector<std::variant<SafetensorsFile, GgufFile>> files_;
 };
 
 }  // namespace turbomind

@@ -15,6 +15,7 @@ struct LinearStorage {
   AlignedBuffer data;
   AlignedBuffer scales;
   AlignedBuffer zeros;
+  AlignedBuffer mins;
   AlignedBuffer input_order;
   AlignedBuffer block_scales;
   AlignedBuffer output_scales;
@@ -37,6 +38,7 @@ struct LinearStorage {
     view.bias = bias.as<float>();
     view.scales = scales.as<half>();
     view.zeros = zeros.as<uint8_t>();
+    view.mins = mins.as<half>();
     view.input_order = input_order.as<int32_t>();
     view.block_scales = block_scales.as<float>();
     view.output_scales = output_scales.as<float>();

@@ -4,10 +4,11 @@
 
 namespace turbomind {
 
-bool can_pack(const std::vector<ManifestValue>& parts) {
+bool can_pack(const std::vector<ManifestValue>& parts, bool takes_mins) {
   const QuantizedMatrix* front = parts[0].codes();
   return front != nullptr && std::all_of(parts.begin(), parts.end(), [&](const ManifestValue& part) {
-           return part.codes() != nullptr && front->packs_with(*part.codes());
+           return part.codes() != nullptr && front->packs_with(*part.codes()) &&
+                  (takes_mins || !part.codes()->has_mins());
          });
 }
 

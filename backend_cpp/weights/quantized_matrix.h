@@ -32,6 +32,8 @@ class QuantizedMatrix {
   // not.
   virtual std::shared_ptr<const QuantizedMatrix> inputs(const Slice& kept) const = 0;
 
+  // Whether groups have minima, which not every device multiplies with.
+  virtual bool has_mins() const { return false; }
   // Whether the kernels can multiply with outputs of both as one weight.
   virtual bool packs_with(const QuantizedMatrix& other) const = 0;
   // These outputs, all of matrices that pack with this one, in the order that kernels read (kernels/packed_weight.h),

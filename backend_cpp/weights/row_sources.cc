@@ -57,9 +57,7 @@ std::vector<ManifestValue> Checkpoint::evaluate_rows(const Json& expression) con
   const std::string& op = expression.at("op").as_string();
   if (op == "load") {
     const std::string& name = expression.at("name").as_string();
-    const auto file = static_cast<size_t>(expression.at("file").as_int());
-    if (file >= files_.size()) throw invalid_argument("file index out of range");
-    const CheckpointTensor& tensor = files_[file].tensor(name);
+    const CheckpointTensor tensor = loaded(expression);
     if (tensor.shape.size() != 2) throw invalid_argument("tensor " + name + " is no matrix");
     return {rows_of(name, tensor.shape[0], tensor.shape[1])};
   }

@@ -19,6 +19,7 @@ LinearWeight WeightArena::add(const LinearStorage& storage) {
   view.data = copy(storage.data);
   view.scales = static_cast<const half*>(copy(storage.scales));
   view.zeros = static_cast<const uint8_t*>(copy(storage.zeros));
+  view.mins = static_cast<const half*>(copy(storage.mins));
   view.input_order = static_cast<const int32_t*>(copy(storage.input_order));
   view.block_scales = static_cast<const float*>(copy(storage.block_scales));
   view.output_scales = static_cast<const float*>(copy(storage.output_scales));
@@ -51,6 +52,7 @@ void WeightArena::move(const std::function<void(AlignedBuffer& chunk)>& move, co
     rebase(view->data);
     rebase(view->scales);
     rebase(view->zeros);
+    rebase(view->mins);
     rebase(view->input_order);
     rebase(view->block_scales);
     rebase(view->output_scales);

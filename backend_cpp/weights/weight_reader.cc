@@ -32,7 +32,7 @@ LinearStorage WeightReader::linear(const std::string& name, const Slice& out_fea
                                    bool has_bias) const {
   LinearStorage storage;
   const std::vector<ManifestValue> parts = checkpoint_.parts(name + ".weight", {out_features, in_features});
-  if (can_pack(parts)) {
+  if (can_pack(parts, options_.takes_mins)) {
     storage = pack_quantized(parts, in_order);
   } else if (options_.bits == 0) {
     storage = matrix(name + ".weight", out_features, in_features, options_.dtype);

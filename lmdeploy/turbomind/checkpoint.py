@@ -11,6 +11,7 @@ from typing import Any
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.turbomind.families import family_of
 from lmdeploy.turbomind.families.common import Checkpoint, Family
+from lmdeploy.turbomind.gguf.stored import stored_architecture, stored_dtype, stored_spec, stored_tensors
 from lmdeploy.turbomind.headless import as_stored, is_headless, with_whole
 from lmdeploy.turbomind.manifest import WEIGHT_DTYPES, Expression, Load, Manifest, find_problems, walk
 from lmdeploy.turbomind.mxfp4 import with_mxfp4
@@ -31,7 +32,7 @@ _OPTIONAL_SIZES = (
 )  # fmt: skip
 # Buffers that some versions of some models save and every engine computes.
 _COMPUTED_BUFFER = re.compile(
-    r"(^|\.)(rotary_emb\.(inv_freq|cos_cached|sin_cached)|rotary_pos_emb\.inv_freq|attn\.(masked_)?bias|future_mask)$"
+    r"^rope_(freqs|factors_long|factors_short)\.weight$|(^|\.)(rotary_emb\.(inv_freq|cos_cached|sin_cached)|rotary_pos_emb\.inv_freq|attn\.(masked_)?bias|future_mask)$"
 )
 _SHOWN_EXTRA = 8
 
@@ -69,13 +70,17 @@ def describe(model_dir: Path, model_name: str) -> Description:
     if size_problems:
         raise CheckpointError(model_dir, size_problems + index.problems)
     bos, eos = boundary_tokens(model_dir, config)
-    checkpoint = Checkpoint(architecture, model_name, _dtype_of(index, scaled), bos, eos)
+    gguf = stored_architecture(raw)  # None: the weights are no GGUF file's
+    dtype = _dtype_of(index, scaled) if gguf is None else stored_dtype(index)
+    checkpoint = Checkpoint(architecture, model_name, dtype, bos, eos)
     spec = _spec_of(model_dir, config, family, checkpoint, text)
     if text is not None:
         spec = spec_in(spec, text, index)
     elif is_headless(raw, index):
         spec = replace(spec, tied_embeddings=True)
-    tensors = family.tensors(spec)
+    if gguf is not None:
+        spec = stored_spec(spec, gguf, raw)
+    tensors = family.tensors(spec) if gguf is None else stored_tensors(spec, gguf, index)
     tensors = as_stored(tensors, index) if text is None else tensors_in(tensors, index)
     tensors = with_mxfp4(tensors, index)
     if quantization is not None:

@@ -212,8 +212,12 @@ def _open_checked(directory: Path) -> EngineDir:
     index = read_files(manifest.files)
     problems = list(index.problems)
     if not index.has_unread_files:
-        found = {(info.file, name) for name, info in index.tensors.items()}
-        problems += [f"tensor {name} is missing" for _, name in sorted(loads - found)]
+        found = {(info.file, name, info.offset) for name, info in index.tensors.items()}
+        names = sorted({name for _, name, _ in loads - found})
+        problems += [
+            f"tensor {name} {'lies elsewhere now: convert the model again' if name in index.tensors else 'is missing'}"
+            for name in names
+        ]
     if problems:
         raise CheckpointError(directory, problems)
     return engine

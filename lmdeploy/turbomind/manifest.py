@@ -197,7 +197,11 @@ class Manifest:
 
         def tree(expression: Expression) -> dict[str, Any]:
             if isinstance(expression, Load):
-                return {"op": "load", "file": index.tensors[expression.name].file, "name": expression.name}
+                info = index.tensors[expression.name]
+                load = {"op": "load", "file": info.file, "name": expression.name}
+                if info.offset is None:
+                    return load
+                return load | {"type": info.dtype, "shape": list(info.shape), "offset": info.offset}
             return _operation(expression) | {"args": [tree(argument) for argument in expression.args]}
 
         files = tuple(path.absolute() for path in index.files)
@@ -222,12 +226,12 @@ class Manifest:
         files = tuple(base / name for name in content["files"])
         return cls(files, content["tensors"], content["weight_format"])
 
-    def loads(self) -> Iterator[tuple[int, str]]:
-        """Yield file number and name of every checkpoint tensor the manifest reads."""
+    def loads(self) -> Iterator[tuple[int, str, int | None]]:
+        """Yield file number and name of every checkpoint tensor the manifest reads, and its place in a GGUF file."""
 
-        def loads_in(tree: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
+        def loads_in(tree: Mapping[str, Any]) -> Iterator[tuple[int, str, int | None]]:
             if tree["op"] == "load":
-                yield tree["file"], tree["name"]
+                yield tree["file"], tree["name"], tree.get("offset")
             for argument in tree.get("args", ()):
                 yield from loads_in(argument)
 

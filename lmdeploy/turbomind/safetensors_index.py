@@ -1,4 +1,4 @@
-"""Which tensors a checkpoint holds, read from the headers of its safetensors files alone.
+"""Which tensors a checkpoint holds, read from the headers of its safetensors or GGUF files alone.
 
 A safetensors file is: uint64 little-endian header size, JSON header, tensor bytes. Nothing here reads tensor bytes.
 """
@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lmdeploy.turbomind.gguf.header import read_header
+
 INDEX_NAME = "model.safetensors.index.json"
 _BYTES_PER_ELEMENT = {
     "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
@@ -23,11 +25,15 @@ _SHARD_NAME = re.compile(r"-(\d+)-of-(\d+)\.(safetensors|bin)$")
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Type and shape of one tensor, and the number of its file in :attr:`SafetensorsIndex.files`."""
+    """Type and shape of one tensor, and the number of its file in :attr:`SafetensorsIndex.files`.
+
+    ``offset`` is where it begins in a GGUF file; None in a safetensors file.
+    """
 
     dtype: str
     shape: tuple[int, ...]
     file: int
+    offset: int | None = None
 
 
 @dataclass
@@ -56,7 +62,7 @@ def read_checkpoint(model_dir: Path) -> SafetensorsIndex:
     """Return the index of a Hugging Face directory, sharded or not; problems are collected, not raised."""
     index_file = model_dir / INDEX_NAME
     if not index_file.is_file():
-        files = sorted(model_dir.glob("*.safetensors"))
+        files = sorted(model_dir.glob("*.safetensors")) or linked_gguf_files(model_dir)
         index = read_files(files)
         index.problems += [f"{name} is missing" for name in missing_shards([file.name for file in files])]
         if not files:
@@ -76,23 +82,41 @@ def read_checkpoint(model_dir: Path) -> SafetensorsIndex:
 
 
 def read_files(files: Iterable[Path]) -> SafetensorsIndex:
-    """Return the index of the given safetensors files; problems are collected, not raised."""
+    """Return the index of the given safetensors or GGUF files; problems are collected, not raised."""
     index = SafetensorsIndex(list(files))
     for number, path in enumerate(index.files):
         try:
-            entries, problems = _read_header(path)
+            entries, problems = _read_gguf_header(path) if path.suffix == ".gguf" else _read_header(path)
         except (OSError, ValueError) as error:
             index.problems.append(f"{path.name} {_reason(error)}")
             index.has_unread_files = True
             continue
         index.problems += [f"{path.name} {problem}" for problem in problems]
-        for name, (dtype, shape) in entries.items():
-            index.tensors[name] = TensorInfo(dtype, shape, number)
+        for name, (dtype, shape, offset) in entries.items():
+            index.tensors[name] = TensorInfo(dtype, shape, number, offset)
     return index
 
 
-def _read_header(path: Path) -> tuple[dict[str, tuple[str, tuple[int, ...]]], list[str]]:
-    """Return each tensor's dtype and shape, and what is wrong with the file although its header can be read."""
+def linked_gguf_files(model_dir: Path) -> list[Path]:
+    """Return the GGUF files that a directory made for them links to (``lmdeploy.turbomind.gguf.unpacked``)."""
+    return [link.resolve() for link in sorted(model_dir.glob("weights-*.gguf"))]
+
+
+_Entry = tuple[str, tuple[int, ...], int | None]
+
+
+def _read_gguf_header(path: Path) -> tuple[dict[str, _Entry], list[str]]:
+    """Return what :func:`_read_header` does, of a GGUF file."""
+    header = read_header(path)
+    entries: dict[str, _Entry] = {name: (t.dtype, t.shape, t.offset) for name, t in header.tensors.items()}
+    return entries, list(header.problems)
+
+
+def _read_header(path: Path) -> tuple[dict[str, _Entry], list[str]]:
+    """Return each tensor's dtype and shape, and what is wrong with the file although its header can be read.
+
+    The third of a tensor's entries is its place, of GGUF files alone.
+    """
     size = path.stat().st_size
     with path.open("rb") as file:
         prefix = file.read(8)
@@ -109,7 +133,8 @@ def _read_header(path: Path) -> tuple[dict[str, tuple[str, tuple[int, ...]]], li
     if not isinstance(header, dict):
         raise ValueError("is no safetensors file: its header is no JSON object")
     header.pop("__metadata__", None)
-    entries, problems, data_end = {}, [], 0
+    entries: dict[str, _Entry] = {}
+    problems, data_end = [], 0
     for name, entry in header.items():
         dtype, shape, begin, end = _read_entry(name, entry)
         expected = math.prod(shape) * _BYTES_PER_ELEMENT[dtype]
@@ -117,7 +142,7 @@ def _read_header(path: Path) -> tuple[dict[str, tuple[str, tuple[int, ...]]], li
             problems.append(
                 f"has tensor {name} {dtype}{list(shape)} at bytes {begin}..{end}, expected {expected} bytes"
             )
-        entries[name] = (dtype, shape)
+        entries[name] = (dtype, shape, None)
         data_end = max(data_end, end)
     if 8 + header_size + data_end > size:
         problems.append(f"is truncated: expected {8 + header_size + data_end} bytes, got {size}")
@@ -158,5 +183,6 @@ def missing_shards(names: Sequence[str]) -> list[str]:
 def _why_no_weights(model_dir: Path) -> str:
     others = sorted(path.name for path in model_dir.iterdir() if path.suffix in {".bin", ".pth", ".pt", ".gguf"})
     if others:
-        return f"has no *.safetensors file, only {', '.join(others[:4])}: save the model again as safetensors"
+        advice = "name the GGUF file itself" if others[0].endswith(".gguf") else "save the model again as safetensors"
+        return f"has no *.safetensors file, only {', '.join(others[:4])}: {advice}"
     return "has no *.safetensors file"

@@ -91,7 +91,7 @@ RoundedRows LinearScratch::reserve_rounded(const LinearWeight& weight, int rows)
   view.rows = rows;
   view.interleave = interleave_of(rows);
   view.groups = shape.groups();
-  view.zero_factor = weight.zeros == nullptr ? -shape.zero_code() : -1;
+  view.zero_factor = weight.zeros == nullptr && weight.mins == nullptr ? -shape.zero_code() : -1;
   view.features = static_cast<size_t>(shape.padded_features());
   const size_t blocks = (static_cast<size_t>(rows) + view.interleave - 1) / view.interleave;
   const size_t codes = blocks * view.interleave * view.features;

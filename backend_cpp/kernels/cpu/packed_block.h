@@ -47,11 +47,12 @@ struct PackedTile {
   const uint8_t* codes;
   const half* scales;    // [groups, 16] or null
   const uint8_t* zeros;  // [groups, 16] or null
+  const half* mins;      // [groups, 16] or null
 };
 
 // sum (code - zero) x = sum code x - zero sum x: where the sums over a group start.
 inline IVec start_of_group(const PackedTile& tile, int group, int vec, int32_t offset) {
-  const IVec start = broadcast_int(offset);
+  const IVec start = broadcast_int(tile.mins == nullptr ? offset : 0);
   if (tile.zeros == nullptr) return start;
   return multiply(start, widen_bytes(tile.zeros + group * kTileOutputs + vec * kLanes));
 }
@@ -63,7 +64,8 @@ inline void packed_rows(const LinearWeight& weight, const PackedShape& shape, in
   const size_t first_group = static_cast<size_t>(tile_index) * shape.groups();
   const PackedTile tile{static_cast<const uint8_t*>(weight.data) + first_group * shape.group_bytes(),
                         weight.scales == nullptr ? nullptr : weight.scales + first_group * kTileOutputs,
-                        weight.zeros == nullptr ? nullptr : weight.zeros + first_group * kTileOutputs};
+                        weight.zeros == nullptr ? nullptr : weight.zeros + first_group * kTileOutputs,
+                        weight.mins == nullptr ? nullptr : weight.mins + first_group * kTileOutputs};
   const uint8_t* codes = tile.codes;
   const int8_t* input = x.row(static_cast<size_t>(first_row));
   const size_t input_step = static_cast<size_t>(x.interleave) * 4;
@@ -111,6 +113,13 @@ inline void packed_rows(const LinearWeight& weight, const PackedShape& shape, in
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
         sums[r][v] = fma(to_floats(group_sums[r][v]), mul(scale, broadcast(scales[r])), sums[r][v]);
+      }
+      if (tile.mins == nullptr) continue;
+      // sum (scale code + min) x: the offsets are minus the sums of x's codes.
+      const Vec min = load(tile.mins + g * kTileOutputs + v * kLanes);
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        sums[r][v] = fma(min, broadcast(-scales[r] * static_cast<float>(offsets[r])), sums[r][v]);
       }
     }
   }

@@ -32,7 +32,7 @@ py::object multiply_codes(const std::string& directory, const std::string& name,
                           const Array<float>& x) {
   const Checkpoint checkpoint(directory);
   const std::vector<ManifestValue> parts = checkpoint.parts(name, {shape.begin(), shape.end()});
-  if (!can_pack(parts)) return py::none();
+  if (!can_pack(parts, true)) return py::none();
   const LinearStorage weight = pack_quantized(parts, in_order);
   Array<float> y({x.shape(0), static_cast<py::ssize_t>(weight.view.out_features)});
   make_operators("cpu", 1)->linear(weight.view, x.data(), size_of(x, 0), y.mutable_data(), false);

@@ -1,0 +1,180 @@
+#include "weights/gguf/blocks.h"
+
+#include <array>
+#include <cstring>
+
+#include "kernels/types.h"
+
+namespace turbomind {
+
+namespace {
+
+float half_at(const std::byte* bytes) {
+  half value;
+  std::memcpy(&value, bytes, sizeof(value));
+  return to_float(value);
+}
+
+const uint8_t* unsigned_at(const std::byte* bytes) {
+  return reinterpret_cast<const uint8_t*>(bytes);
+}
+
+// 32 codes in the halves of 16 bytes: the first 16 in the low ones.
+void split_halves(const uint8_t* bytes, uint8_t* codes) {
+  for (int i = 0; i < 16; ++i) {
+    codes[i] = bytes[i] & 15u;
+    codes[16 + i] = bytes[i] >> 4;
+  }
+}
+
+// Bit i of a little-endian word is the fifth bit of code i.
+void add_fifth_bits(const uint8_t* word, uint8_t* codes) {
+  for (int i = 0; i < 32; ++i) codes[i] |= static_cast<uint8_t>((word[i / 8] >> (i % 8) & 1u) << 4);
+}
+
+void q4_0(const std::byte* block, uint8_t* codes, float* scales, float*) {
+  scales[0] = half_at(block);
+  split_halves(unsigned_at(block + 2), codes);
+}
+
+void q4_1(const std::byte* block, uint8_t* codes, float* scales, float* mins) {
+  scales[0] = half_at(block);
+  mins[0] = half_at(block + 2);
+  split_halves(unsigned_at(block + 4), codes);
+}
+
+void q5_0(const std::byte* block, uint8_t* codes, float* scales, float*) {
+  scales[0] = half_at(block);
+  split_halves(unsigned_at(block + 6), codes);
+  add_fifth_bits(unsigned_at(block + 2), codes);
+}
+
+void q5_1(const std::byte* block, uint8_t* codes, float* scales, float* mins) {
+  scales[0] = half_at(block);
+  mins[0] = half_at(block + 2);
+  split_halves(unsigned_at(block + 8), codes);
+  add_fifth_bits(unsigned_at(block + 4), codes);
+}
+
+void q8_0(const std::byte* block, uint8_t* codes, float* scales, float*) {
+  scales[0] = half_at(block);
+  for (int i = 0; i < 32; ++i) codes[i] = unsigned_at(block + 2)[i] ^ 128u;
+}
+
+// Two bits of each of 256 codes in 64 bytes: byte 32 n + i holds those of codes 128 n + 32 j + i, j = 0..3.
+uint8_t two_bits(const uint8_t* bytes, int code) {
+  return bytes[code / 128 * 32 + code % 32] >> (code % 128 / 32 * 2) & 3u;
+}
+
+void q2_k(const std::byte* block, uint8_t* codes, float* scales, float* mins) {
+  const uint8_t* steps = unsigned_at(block);
+  const float scale = half_at(block + 80);
+  const float min = half_at(block + 82);
+  for (int g = 0; g < 16; ++g) {
+    scales[g] = scale * static_cast<float>(steps[g] & 15u);
+    mins[g] = -(min * static_cast<float>(steps[g] >> 4));
+  }
+  for (int i = 0; i < 256; ++i) codes[i] = two_bits(unsigned_at(block + 16), i);
+}
+
+void q3_k(const std::byte* block, uint8_t* codes, float* scales, float*) {
+  const uint8_t* high = unsigned_at(block);
+  const uint8_t* steps = unsigned_at(block + 96);
+  const float scale = half_at(block + 108);
+  for (int g = 0; g < 16; ++g) {
+    const int low = g < 8 ? steps[g] & 15 : steps[g - 8] >> 4;
+    scales[g] = scale * static_cast<float>((low | (steps[8 + g % 4] >> (g / 4 * 2) & 3) << 4) - 32);
+  }
+  for (int i = 0; i < 256; ++i) {
+    codes[i] = static_cast<uint8_t>(two_bits(unsigned_at(block + 32), i) | (high[i % 32] >> (i / 32) & 1u) << 2);
+  }
+}
+
+// Scales and minima of eight groups of Q4_K and Q5_K, six bits each, in twelve bytes.
+void split_steps(const std::byte* block, float* scales, float* mins) {
+  const float scale = half_at(block);
+  const float min = half_at(block + 2);
+  const uint8_t* steps = unsigned_at(block + 4);
+  for (int g = 0; g < 8; ++g) {
+    const int s = g < 4 ? steps[g] & 63 : (steps[g + 4] & 15) | steps[g - 4] >> 6 << 4;
+    const int m = g < 4 ? steps[g + 4] & 63 : steps[g + 4] >> 4 | steps[g] >> 6 << 4;
+    scales[g] = scale * static_cast<float>(s);
+    mins[g] = -(min * static_cast<float>(m));
+  }
+}
+
+// 256 codes in the halves of 128 bytes: of each 64 the first 32 in the low ones.
+uint8_t half_of_64(const uint8_t* bytes, int code) {
+  return bytes[code / 64 * 32 + code % 32] >> (code % 64 / 32 * 4) & 15u;
+}
+
+void q4_k(const std::byte* block, uint8_t* codes, float* scales, float* mins) {
+  split_steps(block, scales, mins);
+  for (int i = 0; i < 256; ++i) codes[i] = half_of_64(unsigned_at(block + 16), i);
+}
+
+void q5_k(const std::byte* block, uint8_t* codes, float* scales, float* mins) {
+  split_steps(block, scales, mins);
+  const uint8_t* high = unsigned_at(block + 16);
+  for (int i = 0; i < 256; ++i) {
+    codes[i] = static_cast<uint8_t>(half_of_64(unsigned_at(block + 48), i) | (high[i % 32] >> (i / 32) & 1u) << 4);
+  }
+}
+
+void q6_k(const std::byte* block, uint8_t* codes, float* scales, float*) {
+  const uint8_t* low = unsigned_at(block);
+  const auto* steps = reinterpret_cast<const int8_t*>(block + 192);
+  const float scale = half_at(block + 208);
+  for (int g = 0; g < 16; ++g) scales[g] = scale * static_cast<float>(steps[g]);
+  for (int i = 0; i < 256; ++i) {
+    const int four = low[i / 128 * 64 + i % 64] >> (i % 128 / 64 * 4) & 15;
+    codes[i] = static_cast<uint8_t>(four | two_bits(unsigned_at(block + 128), i) << 4);
+  }
+}
+
+// What the 16 codes of IQ4_NL and IQ4_XS stand for.
+constexpr std::array<int8_t, 16> kUnequalSteps = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                                  1,    13,   25,  38,  53,  69,  89,  113};
+
+void to_unequal_steps(uint8_t* codes) {
+  for (int i = 0; i < 32; ++i) codes[i] = static_cast<uint8_t>(128 + kUnequalSteps[codes[i]]);
+}
+
+void iq4_nl(const std::byte* block, uint8_t* codes, float* scales, float*) {
+  scales[0] = half_at(block);
+  split_halves(unsigned_at(block + 2), codes);
+  to_unequal_steps(codes);
+}
+
+void iq4_xs(const std::byte* block, uint8_t* codes, float* scales, float*) {
+  const float scale = half_at(block);
+  const uint8_t* high = unsigned_at(block + 2);
+  const uint8_t* low = unsigned_at(block + 4);
+  for (int g = 0; g < 8; ++g) {
+    const int step = (low[g / 2] >> (g % 2 * 4) & 15) | (high[g / 4] >> (g % 4 * 2) & 3) << 4;
+    scales[g] = scale * static_cast<float>(step - 32);
+    split_halves(unsigned_at(block + 8 + static_cast<std::ptrdiff_t>(16) * g),
+                 codes + static_cast<std::ptrdiff_t>(32) * g);
+    to_unequal_steps(codes + static_cast<std::ptrdiff_t>(32) * g);
+  }
+}
+
+constexpr GgufBlocks kBlocks[] = {
+    {"Q4_0", 32, 18, 4, 32, 8, q4_0},       {"Q4_1", 32, 20, 4, 32, -1, q4_1},
+    {"Q5_0", 32, 22, 8, 32, 16, q5_0},      {"Q5_1", 32, 24, 8, 32, -1, q5_1},
+    {"Q8_0", 32, 34, 8, 32, 128, q8_0},     {"Q2_K", 256, 84, 4, 16, -1, q2_k},
+    {"Q3_K", 256, 110, 4, 16, 4, q3_k},     {"Q4_K", 256, 144, 4, 32, -1, q4_k},
+    {"Q5_K", 256, 176, 8, 32, -1, q5_k},    {"Q6_K", 256, 210, 8, 16, 32, q6_k},
+    {"IQ4_NL", 32, 18, 8, 32, 128, iq4_nl}, {"IQ4_XS", 256, 136, 8, 32, 128, iq4_xs},
+};
+
+}  // namespace
+
+const GgufBlocks* gguf_blocks(const std::string& dtype) {
+  for (const GgufBlocks& blocks : kBlocks) {
+    if (dtype == blocks.name) return &blocks;
+  }
+  return nullptr;
+}
+
+}  // namespace turbomind

@@ -1,0 +1,138 @@
+#include "weights/gguf/matrix.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "base/error.h"
+#include "kernels/packed_weight.h"
+
+namespace turbomind {
+
+namespace {
+
+int matrix_size(int64_t size) {
+  if (size < 1 || size > std::numeric_limits<int>::max()) {
+    throw invalid_argument("a matrix has the size " + std::to_string(size));
+  }
+  return static_cast<int>(size);
+}
+
+half finite_half(float value, int output) {
+  const half rounded = to_half(value);
+  if (!std::isfinite(to_float(rounded))) {
+    throw invalid_argument("scales and minima must be finite halves, found " + std::to_string(value) + " in output " +
+                           std::to_string(output));
+  }
+  return rounded;
+}
+
+}  // namespace
+
+GgufMatrix::GgufMatrix(CheckpointTensor blocks) : blocks_(std::move(blocks)), format_(gguf_blocks(blocks_.dtype)) {
+  if (format_ == nullptr) throw invalid_argument("weights of type " + blocks_.dtype + " are not supported");
+  if (blocks_.shape.size() != 2 || blocks_.shape[1] % format_->inputs != 0) {
+    throw invalid_argument(blocks_.dtype + " needs a matrix whose inputs are a multiple of " +
+                           std::to_string(format_->inputs));
+  }
+  out_features_ = matrix_size(blocks_.shape[0]);
+  in_features_ = stored_inputs_ = matrix_size(blocks_.shape[1]);
+}
+
+GgufMatrix::Row GgufMatrix::decode(int output) const {
+  const int first_block = first_input_ / format_->inputs;
+  const int last_block = (first_input_ + in_features_ + format_->inputs - 1) / format_->inputs;
+  const auto groups = static_cast<size_t>(format_->inputs / format_->group);
+  const auto inputs = static_cast<size_t>(format_->inputs);
+  const auto count = static_cast<size_t>(last_block - first_block);
+  Row row{std::vector<uint8_t>(count * inputs), std::vector<float>(count * groups),
+          std::vector<float>(format_->has_mins() ? count * groups : 0)};
+  const std::byte* block = blocks_.data + (static_cast<size_t>(output) * (stored_inputs_ / format_->inputs) +
+                                           static_cast<size_t>(first_block)) *
+                                              static_cast<size_t>(format_->bytes);
+  for (size_t i = 0; i < count; ++i, block += format_->bytes) {
+    format_->decode(block, row.codes.data() + i * inputs, row.scales.data() + i * groups,
+                    row.mins.empty() ? nullptr : row.mins.data() + i * groups);
+  }
+  // Parts of blocks at both ends.
+  const int before = first_input_ - first_block * format_->inputs;
+  const auto keep = [](auto& values, int begin, int size) {
+    values.erase(values.begin(), values.begin() + begin);
+    values.resize(static_cast<size_t>(size));
+  };
+  keep(row.codes, before, in_features_);
+  keep(row.scales, before / format_->group, in_features_ / format_->group);
+  if (!row.mins.empty()) keep(row.mins, before / format_->group, in_features_ / format_->group);
+  return row;
+}
+
+void GgufMatrix::dequantize(int output, float* destination) const {
+  const Row row = decode(output);
+  for (size_t i = 0; i < row.codes.size(); ++i) {
+    const size_t group = i / static_cast<size_t>(format_->group);
+    destination[i] = format_->has_mins() ? row.scales[group] * static_cast<float>(row.codes[i]) + row.mins[group]
+                                         : row.scales[group] * static_cast<float>(row.codes[i] - format_->zero);
+  }
+}
+
+std::shared_ptr<const QuantizedMatrix> GgufMatrix::inputs(const Slice& kept) const {
+  if (kept.ranges().size() != 1) return nullptr;
+  const Slice::Range range = kept.ranges().front();
+  if (range.begin % kInputGroup != 0 || range.end % kInputGroup != 0 || range.begin >= range.end) return nullptr;
+  auto result = std::make_shared<GgufMatrix>(*this);
+  result->first_input_ = first_input_ + range.begin;
+  result->in_features_ = range.end - range.begin;
+  return result;
+}
+
+bool GgufMatrix::packs_with(const QuantizedMatrix& other) const {
+  const auto* blocks = dynamic_cast<const GgufMatrix*>(&other);
+  return blocks != nullptr && blocks->in_features_ == in_features_;
+}
+
+LinearStorage GgufMatrix::pack(const std::vector<QuantizedRow>& rows, const Loop& loop) const {
+  PackedShape shape{static_cast<int>(rows.size()), in_features_, format_->bits, format_->group};
+  bool needs_mins = false;
+  for (const QuantizedRow& row : rows) {
+    const GgufBlocks& format = *static_cast<const GgufMatrix&>(*row.matrix).format_;
+    shape.bits = std::max(shape.bits, format.bits);
+    shape.group = std::min(shape.group, format.group);
+    needs_mins = needs_mins || format.has_mins();
+  }
+  LinearStorage storage;
+  storage.data = AlignedBuffer(shape.code_bytes());
+  storage.scales = AlignedBuffer(shape.scale_count() * sizeof(half));
+  storage.mins = AlignedBuffer(needs_mins ? shape.scale_count() * sizeof(half) : 0);
+  loop(shape.tiles(), [&](int tile) {
+    const int first = tile * kTileOutputs;
+    const int count = std::min(kTileOutputs, shape.out_features - first);
+    const auto width = static_cast<size_t>(in_features_);
+    const size_t groups = static_cast<size_t>(tile) * shape.groups();
+    std::vector<uint8_t> codes(static_cast<size_t>(count) * width);
+    for (int r = 0; r < count; ++r) {
+      const QuantizedRow& source = rows[static_cast<size_t>(first + r)];
+      const auto& matrix = static_cast<const GgufMatrix&>(*source.matrix);
+      const Row row = matrix.decode(source.output);
+      const int zero = matrix.format_->zero;
+      // Without minima the code of 0 is the kernels' own.
+      const int shift = needs_mins ? 0 : shape.zero_code() - zero;
+      for (size_t i = 0; i < width; ++i) {
+        codes[static_cast<size_t>(r) * width + i] = static_cast<uint8_t>(row.codes[i] + shift);
+      }
+      for (int g = 0; g < shape.groups(); ++g) {
+        const auto stored = static_cast<size_t>(g * shape.group / matrix.format_->group);
+        const size_t entry = (groups + static_cast<size_t>(g)) * kTileOutputs + static_cast<size_t>(r);
+        const half scale = finite_half(row.scales[stored], source.output);
+        storage.scales.as<half>()[entry] = scale;
+        if (!needs_mins) continue;
+        const float min = row.mins.empty() ? to_float(scale) * static_cast<float>(-zero) : row.mins[stored];
+        storage.mins.as<half>()[entry] = finite_half(min, source.output);
+      }
+    }
+    pack_tile(shape, codes.data(), count, storage.data.as<uint8_t>() + groups * shape.group_bytes());
+  });
+  storage.set_view(shape);
+  return storage;
+}
+
+}  // namespace turbomind

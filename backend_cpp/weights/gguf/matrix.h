@@ -1,0 +1,50 @@
+// A matrix of a GGUF file: [out, in], each row a run of blocks (weights/gguf/blocks.h).
+//
+// Kernels get the codes as they are. They have scales as halves: exact for formats with a scale a block (Q4_0, Q4_1,
+// Q5_0, Q5_1, Q8_0, IQ4_NL), rounded to 11 bits for those whose scale is a product. Where outputs of several formats
+// make one weight (q, k and v of Q4_K and Q6_K, say), it has the widest codes and the smallest groups of them, and
+// minima if any has.
+#pragma once
+
+#include "weights/checkpoint_tensor.h"
+#include "weights/gguf/blocks.h"
+#include "weights/quantized_matrix.h"
+
+namespace turbomind {
+
+class GgufMatrix final : public QuantizedMatrix {
+ public:
+  static constexpr int kInputGroup = 32;  // inputs that are never divided
+
+  // `blocks` are of a type that gguf_blocks() knows; the mapped file must outlive this object. Throws Error for what is
+  // no matrix of whole blocks.
+  explicit GgufMatrix(CheckpointTensor blocks);
+
+  int out_features() const override { return out_features_; }
+  int in_features() const override { return in_features_; }
+  void dequantize(int output, float* destination) const override;
+  std::shared_ptr<const QuantizedMatrix> inputs(const Slice& kept) const override;
+  bool has_mins() const override { return format_->has_mins(); }
+  // Any other of GGUF.
+  bool packs_with(const QuantizedMatrix& other) const override;
+  // Throws Error for a scale or minimum that is no finite half.
+  LinearStorage pack(const std::vector<QuantizedRow>& rows, const Loop& loop) const override;
+
+ private:
+  struct Row {
+    std::vector<uint8_t> codes;  // [in]
+    std::vector<float> scales;   // [in / group of the format]
+    std::vector<float> mins;     // as many, or none
+  };
+
+  Row decode(int output) const;
+
+  CheckpointTensor blocks_;
+  const GgufBlocks* format_;
+  int out_features_;
+  int in_features_;
+  int first_input_ = 0;  // of those stored
+  int stored_inputs_;
+};
+
+}  // namespace turbomind

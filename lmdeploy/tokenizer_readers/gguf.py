@@ -1,0 +1,182 @@
+"""The tokenizer in a GGUF file's metadata (github.com/ggml-org/ggml, docs/gguf.md, "Tokenizer") as tokenizer files.
+
+``gpt2`` is byte-level byte-pair encoding with merges in order; ``llama`` is SentencePiece's, which joins the
+neighbours whose joined piece has the highest score and writes what no piece has as bytes.
+"""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
+
+from lmdeploy.tokenizer_readers.gguf_words import WORDS
+
+logger = logging.getLogger(__name__)
+
+_KEY = "tokenizer.ggml."
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # token_type
+_SPACE = "\u2581"
+_ROLES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+# Texts that end an answer where a chat template writes them and metadata name only the end of a document.
+_ENDS_OF_TURN = (
+    "<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|end_of_turn|>", "<|endofturn|>", "<|eom_id|>",
+)  # fmt: skip
+
+
+def write_tokenizer(metadata: Mapping[str, Any], target: Path) -> dict[str, Any]:
+    """Write ``tokenizer.json``, ``tokenizer_config.json`` and, where there is one, ``chat_template.jinja``.
+
+    Parameters
+    ----------
+    metadata
+        Of the file.
+    target
+        An existing folder.
+
+    Returns
+    -------
+    dict[str, Any]
+        Content for ``generation_config.json``: the tokens that begin a text and end an answer.
+
+    Raises
+    ------
+    ValueError
+        If there is no tokenizer, or one of a kind that is not read, or it contradicts itself.
+    """
+    kind = metadata.get(f"{_KEY}model")
+    if kind not in {"gpt2", "llama"}:
+        raise ValueError(f"its tokenizer is of the kind {kind!r}; those read are gpt2 and llama")
+    texts = _list(metadata, "tokens", str)
+    types = _list(metadata, "token_type", int) if f"{_KEY}token_type" in metadata else [1] * len(texts)
+    if len(types) != len(texts):
+        raise ValueError(f"its tokenizer has {len(texts)} tokens and {len(types)} types of tokens")
+    roles = _roles(metadata, texts)
+    if kind == "gpt2":
+        tokenizer, adds_bos = _byte_level(metadata, texts)
+    else:
+        tokenizer, adds_bos = _sentencepiece(metadata, texts, roles.get("unk_token")), True
+    _add_tokens(tokenizer, texts, types, strips=metadata.get("general.architecture") == "phi3")
+    _add_ends(tokenizer, metadata, roles, adds_bos)
+    tokenizer.save(str(target / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **roles}
+    (target / "tokenizer_config.json").write_text(json.dumps(settings, indent=1), encoding="utf-8")
+    template = metadata.get("tokenizer.chat_template")
+    if template:
+        (target / "chat_template.jinja").write_text(template, encoding="utf-8")
+    return _generation(metadata, texts, types, str(template or ""))
+
+
+def _list(metadata: Mapping[str, Any], name: str, kind: type) -> list[Any]:
+    values = metadata.get(_KEY + name)
+    if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
+        raise ValueError(f"{_KEY}{name} must be a list of {kind.__name__}, got {type(values).__name__}")
+    return values
+
+
+def _roles(metadata: Mapping[str, Any], texts: Sequence[str]) -> dict[str, str]:
+    """Return the texts of the tokens that have a role."""
+    ids = {role: metadata.get(f"{_KEY}{name}_token_id") for name, role in _ROLES.items()}
+    return {role: texts[token] for role, token in ids.items() if isinstance(token, int) and 0 <= token < len(texts)}
+
+
+def _vocabulary(texts: Sequence[str]) -> dict[str, int]:
+    vocabulary: dict[str, int] = {}
+    for token, text in enumerate(texts):
+        vocabulary.setdefault(text, token)
+    return vocabulary
+
+
+def _byte_level(metadata: Mapping[str, Any], texts: Sequence[str]) -> tuple[Tokenizer, bool]:
+    name = metadata.get(f"{_KEY}pre")
+    if name is None:
+        logger.warning("the GGUF file does not say how its tokenizer cuts words (%spre): as GPT-2's is assumed", _KEY)
+        name = "default"
+    if name not in WORDS:
+        raise ValueError(f"its tokenizer cuts words as {name!r} ({_KEY}pre); those read are {', '.join(WORDS)}")
+    words = WORDS[name]
+    vocabulary = _vocabulary(texts)
+    merges = _list(metadata, "merges", str) if f"{_KEY}merges" in metadata else []
+    pairs = [tuple(merge.split(" ", 1)) for merge in merges]
+    broken = next((pair for pair in pairs if len(pair) != 2 or not {*pair, "".join(pair)} <= vocabulary.keys()), None)
+    if broken is not None:
+        raise ValueError(f"its tokenizer joins {' '.join(broken)!r}, which are not tokens or do not make one")
+    tokenizer = Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=words.keeps_whole))
+    if words.is_composed:
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = words.pre_tokenizer
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer, words.adds_bos
+
+
+def _sentencepiece(metadata: Mapping[str, Any], texts: Sequence[str], unknown: str | None) -> Tokenizer:
+    scores = _list(metadata, "scores", float)
+    if len(scores) != len(texts):
+        raise ValueError(f"its tokenizer has {len(texts)} tokens and {len(scores)} scores")
+    vocabulary = _vocabulary(texts)
+    tokenizer = Tokenizer(
+        models.BPE(vocabulary, _pairs(vocabulary, scores), unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    )
+    spaces = normalizers.Replace(" ", _SPACE)
+    as_text = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if metadata.get(f"{_KEY}add_space_prefix", True):
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces])
+        as_text.append(decoders.Strip(" ", 1, 0))
+    else:
+        tokenizer.normalizer = spaces
+    tokenizer.decoder = decoders.Sequence(as_text)
+    return tokenizer
+
+
+def _pairs(vocabulary: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
+    """Return the pairs of pieces that make a piece, in the order in which they are joined."""
+    pairs = [
+        (-scores[token], token, text[:cut], text[cut:])
+        for text, token in vocabulary.items()
+        for cut in range(1, len(text))
+        if text[:cut] in vocabulary and text[cut:] in vocabulary
+    ]
+    return [(left, right) for _, _, left, right in sorted(pairs)]
+
+
+def _add_tokens(tokenizer: Tokenizer, texts: Sequence[str], types: Sequence[int], *, strips: bool) -> None:
+    """Let the tokens that are no pieces of text be found where they are written.
+
+    Phi-3's control tokens take the white space behind them, where a model's settings say so (``strips``).
+    """
+    for text, kind in zip(texts, types, strict=True):
+        if not text:
+            continue
+        if kind in {_CONTROL, _UNKNOWN}:
+            rstrip = strips and text.startswith("<|") and text != "<|endoftext|>"
+            tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False, rstrip=rstrip)])
+        elif kind == _USER_DEFINED:
+            tokenizer.add_tokens([AddedToken(text, normalized=False)])
+
+
+def _add_ends(tokenizer: Tokenizer, metadata: Mapping[str, Any], roles: Mapping[str, str], adds_bos: bool) -> None:
+    """Put the tokens before and behind every text that is encoded with special tokens."""
+    before = [roles["bos_token"]] if metadata.get(f"{_KEY}add_bos_token", adds_bos) and "bos_token" in roles else []
+    behind = [roles["eos_token"]] if metadata.get(f"{_KEY}add_eos_token", False) and "eos_token" in roles else []
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=[*before, "$A", *behind],
+        pair=[*before, "$A", *behind, *(f"{token}:1" for token in before), "$B:1", *(f"{t}:1" for t in behind)],
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in dict.fromkeys([*before, *behind])],
+    )
+
+
+def _generation(
+    metadata: Mapping[str, Any], texts: Sequence[str], types: Sequence[int], template: str
+) -> dict[str, Any]:
+    ends = [metadata.get(f"{_KEY}{name}_token_id") for name in ("eos", "eot", "eom")]
+    ends += [
+        token
+        for token, (text, kind) in enumerate(zip(texts, types, strict=True))
+        if text in _ENDS_OF_TURN and kind in {_CONTROL, _USER_DEFINED} and text in template
+    ]
+    known = [token for token in dict.fromkeys(ends) if isinstance(token, int) and 0 <= token < len(texts)]
+    generation: dict[str, Any] = {"eos_token_id": known[0] if len(known) == 1 else known} if known else {}
+    bos = metadata.get(f"{_KEY}bos_token_id")
+    return generation | ({"bos_token_id": bos} if isinstance(bos, int) else {})

@@ -1,0 +1,83 @@
+"""How byte-level tokenizers of GGUF files cut a text into words, by ``tokenizer.ggml.pre``.
+
+Each is what the ``tokenizer.json`` of the models has that llama.cpp gives the name to (``convert_hf_to_gguf_update.py``
+lists them).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import Regex, pre_tokenizers
+
+_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_CL100K = _ENDINGS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_ONE_DIGIT = _CL100K.replace(r"\p{N}{1,3}", r"\p{N}")
+_BEGINNING = r"[^\r\n\p{L}\p{N}]?"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = (f"{_BEGINNING}{_UPPER}*{_LOWER}+", f"{_BEGINNING}{_UPPER}+{_LOWER}*")
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_TEKKEN = "|".join([*_CASED, r"\p{N}"]) + _REST
+_O200K = "|".join([*(f"{word}{_ENDINGS}?" for word in _CASED), r"\p{N}{1,3}"]) + _REST
+
+
+@dataclass(frozen=True)
+class Words:
+    """How a text becomes words.
+
+    Attributes
+    ----------
+    pattern
+        Regular expression of the words; empty: GPT-2's.
+    before
+        What cuts the text before that.
+    behind
+        What cuts the words further.
+    is_composed
+        Whether characters are composed first (Unicode NFC).
+    keeps_whole
+        A word that is a token is that token, whether or not merges lead there.
+    adds_bos
+        Whether texts begin with a bos token where metadata do not say.
+    """
+
+    pattern: str = ""
+    before: tuple[Any, ...] = ()
+    behind: tuple[Any, ...] = ()
+    is_composed: bool = False
+    keeps_whole: bool = False
+    adds_bos: bool = False
+
+    @property
+    def pre_tokenizer(self) -> Any:
+        """The steps of the ``tokenizers`` library."""
+        if not self.pattern:
+            steps = [*self.before, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True), *self.behind]
+        else:
+            split = pre_tokenizers.Split(Regex(self.pattern), "isolated")
+            steps = [*self.before, split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        return steps[0] if len(steps) == 1 else pre_tokenizers.Sequence(steps)
+
+
+_GPT2 = Words()
+_DIGITS = Words(before=(pre_tokenizers.Digits(individual_digits=True),))
+_LLAMA3 = Words(_CL100K, keeps_whole=True, adds_bos=True)
+_QWEN2 = Words(_ONE_DIGIT, is_composed=True)
+_FALCON = Words(
+    before=(pre_tokenizers.Punctuation("contiguous"),),
+    behind=(
+        pre_tokenizers.Digits(individual_digits=False),
+        pre_tokenizers.Split(Regex("[0-9][0-9][0-9]"), "isolated"),
+    ),
+)
+_NAMES: Sequence[tuple[Words, str]] = (
+    (_GPT2, "default gpt-2 gpt2 phi-2 mpt olmo jais gigachat"),
+    (_DIGITS, "smollm starcoder refact codeshell command-r exaone"),
+    (_LLAMA3, "llama3 llama-v3 llama-bpe falcon3 falcon-h1"),
+    (Words(_CL100K), "dbrx smaug-bpe"),
+    (_QWEN2, "qwen2 deepseek-r1-qwen stablelm2 megrez hunyuan"),
+    (_FALCON, "falcon"),
+    (Words(_TEKKEN, keeps_whole=True, adds_bos=True), "tekken"),
+    (Words(_O200K), "gpt-4o"),
+)
+WORDS = {name: words for words, names in _NAMES for name in names.split()}

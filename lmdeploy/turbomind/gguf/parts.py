@@ -1,0 +1,51 @@
+"""The files that one GGUF model consists of: one, or the parts ``NAME-00001-of-0000N.gguf`` of one."""
+
+import re
+from pathlib import Path
+
+from lmdeploy.errors import CheckpointError
+
+SUFFIX = ".gguf"
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+
+
+def model_name(path: Path) -> str:
+    """Return the name of the model in a file: the file's, without what numbers its parts."""
+    part = _PART.fullmatch(path.name)
+    return part[1] if part else path.stem
+
+
+def parts_of(path: Path) -> list[Path]:
+    """Return all parts of the model that a file belongs to, in order.
+
+    Raises
+    ------
+    CheckpointError
+        If some are missing; names them.
+    """
+    part = _PART.fullmatch(path.name)
+    if part is None:
+        return [path]
+    names = [f"{part[1]}-{number:05}-of-{part[3]}.gguf" for number in range(1, int(part[3]) + 1)]
+    missing = [name for name in names if not (path.parent / name).is_file()]
+    if missing or not names:
+        problems = [f"{name} is missing: all {len(names)} parts must lie in one folder" for name in missing]
+        raise CheckpointError(path, problems or ["has a number of parts that makes no sense"])
+    return [path.parent / name for name in names]
+
+
+def file_in(directory: Path) -> Path | None:
+    """Return the first file of the only GGUF model in a folder that is no other checkpoint; None for other folders.
+
+    Raises
+    ------
+    CheckpointError
+        If there are several.
+    """
+    if (directory / "config.json").exists() or any(directory.glob("*.safetensors")):
+        return None
+    models = {model_name(file): file for file in sorted(directory.glob(f"*{SUFFIX}"), reverse=True)}
+    if len(models) > 1:
+        shown = ", ".join(sorted(file.name for file in models.values()))
+        raise CheckpointError(directory, [f"holds several GGUF models; name the file: {shown}"])
+    return next(iter(models.values()), None)

@@ -1,0 +1,63 @@
+"""The engine tensors and the spec of a model whose weights are in a GGUF file."""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from lmdeploy.turbomind.gguf.architectures import architecture_of
+from lmdeploy.turbomind.gguf.header import BLOCK_TYPES, PLAIN_TYPES
+from lmdeploy.turbomind.manifest import WEIGHT_DTYPES, Expression, Load, permute, reshape
+from lmdeploy.turbomind.safetensors_index import SafetensorsIndex
+from lmdeploy.turbomind.spec import ModelSpec
+
+FORMAT = "gguf"  # in config.json's model_format
+_TURNED = re.compile(r"blk\.\d+\.attn_(q|k)\.(weight|bias)")
+
+
+def stored_architecture(config: Mapping[str, Any]) -> str | None:
+    """Return GGUF's name of the architecture that a config.json was written for; None: for no GGUF file."""
+    return config["gguf_architecture"] if config.get("model_format") == FORMAT else None
+
+
+def stored_dtype(index: SafetensorsIndex) -> str:
+    """Return the type of most matrices; of codes bfloat16, in which the embedding's numbers then are."""
+    types = [WEIGHT_DTYPES.get(info.dtype, "bfloat16") for info in index.tensors.values() if len(info.shape) > 1]
+    return max(sorted(set(types)), key=types.count) if types else "float32"
+
+
+def stored_spec(spec: ModelSpec, name: str, config: Mapping[str, Any]) -> ModelSpec:
+    """Return the spec for the numbers as they are stored."""
+    if architecture_of(name).has_whole_norms:
+        spec = dataclasses.replace(spec, norm=dataclasses.replace(spec.norm, offset=0.0))
+    factors = config.get("gguf_rope_factors")
+    if factors:  # Llama 3.1: what each frequency is divided by
+        (rope,) = spec.ropes
+        slower = tuple(f / factor for f, factor in zip(rope.inv_freq, factors, strict=True))
+        spec = dataclasses.replace(spec, ropes=(dataclasses.replace(rope, inv_freq=slower),))
+    return spec
+
+
+def stored_tensors(spec: ModelSpec, name: str, index: SafetensorsIndex) -> dict[str, Expression]:
+    """Return the expression of each engine tensor over GGUF's names."""
+    architecture = architecture_of(name)
+
+    def replaced(expression: Expression) -> Expression:
+        if not isinstance(expression, Load):
+            arguments: Any = tuple(map(replaced, expression.args))
+            return dataclasses.replace(expression, args=arguments)
+        load = expression
+        if len(load.shape) == 2:
+            load = dataclasses.replace(load, dtypes=(*PLAIN_TYPES, *BLOCK_TYPES))
+        turned = _TURNED.fullmatch(load.name) if architecture.is_turned else None
+        return load if turned is None else _in_halves(load, spec.num_heads if turned[1] == "q" else spec.num_kv_heads)
+
+    tensors = architecture.layout_of(index.tensors).tensors(spec)
+    return {engine_name: replaced(expression) for engine_name, expression in tensors.items()}
+
+
+def _in_halves(load: Load, heads: int) -> Expression:
+    """Return rows in pairs that turn together with each head's first halves of pairs before the second ones."""
+    rows, *inputs = load.shape
+    pairs = reshape(load, heads, rows // heads // 2, 2, *inputs)
+    return reshape(permute(pairs, 0, 2, 1, *range(3, 3 + len(inputs))), rows, *inputs)

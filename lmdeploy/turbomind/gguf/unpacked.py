@@ -1,0 +1,123 @@
+"""A GGUF file becomes an ordinary checkpoint directory in the cache, once: its texts, and links to the file's parts."""
+
+import hashlib
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+from lmdeploy.errors import CheckpointError
+from lmdeploy.made_once import made_once
+from lmdeploy.tokenizer_readers.gguf import write_tokenizer
+from lmdeploy.turbomind.gguf.architectures import architecture_of
+from lmdeploy.turbomind.gguf.header import GgufHeader, GgufTensor, read_header
+from lmdeploy.turbomind.gguf.metadata import Metadata
+from lmdeploy.turbomind.gguf.parts import model_name, parts_of
+from lmdeploy.turbomind.gguf.stored import FORMAT
+
+_WRITTEN = 1  # of what is written; a change writes it anew
+# Small tensors that belong to the configuration: what rotary frequencies are divided by.
+_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+
+
+def unpacked(path: Path, cache: Path) -> Path:
+    """Return the checkpoint directory of a GGUF file, or of any part of a split one.
+
+    Parameters
+    ----------
+    path
+        The file.
+    cache
+        Where directories are kept.
+
+    Raises
+    ------
+    CheckpointError
+        If the file is no GGUF file, ends within its header, lacks parts or metadata.
+    UnsupportedModelError
+        If its architecture is not read.
+    """
+    parts = [part.resolve() for part in parts_of(path.absolute())]
+    states = [(str(part), part.stat().st_size, part.stat().st_mtime_ns) for part in parts]
+    digest = hashlib.sha256(repr((_WRITTEN, states)).encode()).hexdigest()[:16]
+    # Templates are chosen by the folder's name.
+    return made_once(cache / digest / model_name(path), lambda made: _write(path, parts, made))
+
+
+def read_metadata(path: Path, parts: list[Path]) -> Metadata:
+    """Return metadata and tensors of all parts.
+
+    Raises
+    ------
+    CheckpointError
+        As :func:`unpacked`.
+    """
+    headers = [_header(part) for part in parts]
+    first = headers[0].metadata
+    promised = first.get("split.count", 1) or 1
+    if promised != len(parts):
+        raise CheckpointError(
+            path, [f"is one of {promised} parts: the others, NAME-00001-of-{promised:05}.gguf, must lie beside it"]
+        )
+    tensors = {name: tensor for header in headers for name, tensor in header.tensors.items()}
+    places = {name: part for header, part in zip(headers, parts, strict=True) for name in header.tensors}
+    try:
+        numbers = {name: _numbers(places[name], tensors[name]) for name in _FACTORS if name in tensors}
+    except (OSError, ValueError, struct.error) as error:
+        raise CheckpointError(path, [f"its factors of rotary frequencies cannot be read ({error})"]) from error
+    return Metadata(first, tensors, numbers)
+
+
+def _header(path: Path) -> GgufHeader:
+    try:
+        return read_header(path)
+    except ValueError as error:
+        raise CheckpointError(path, [str(error)]) from error
+    except OSError as error:
+        raise CheckpointError(path, [f"cannot be read: {error.strerror}"]) from error
+
+
+def _numbers(path: Path, tensor: GgufTensor) -> list[float]:
+    if tensor.dtype != "F32" or len(tensor.shape) != 1:
+        raise ValueError(f"expected F32 of one dimension, got {tensor.dtype}{list(tensor.shape)}")
+    with path.open("rb") as file:
+        file.seek(tensor.offset)
+        return list(struct.unpack(f"<{tensor.shape[0]}f", file.read(4 * tensor.shape[0])))
+
+
+def _write(path: Path, parts: list[Path], target: Path) -> None:
+    metadata = read_metadata(path, parts)
+    try:
+        config = config_of(metadata)
+        generation = write_tokenizer(metadata.values, target)
+    except (TypeError, AttributeError, ArithmeticError) as error:
+        raise CheckpointError(path, [f"its metadata make no sense: {error}"]) from error
+    except CheckpointError:
+        raise
+    except ValueError as error:
+        if type(error) is not ValueError:  # UnsupportedModelError
+            raise
+        raise CheckpointError(path, [str(error)]) from error
+    (target / "config.json").write_text(json.dumps(config | generation, indent=1), encoding="utf-8")
+    (target / "generation_config.json").write_text(json.dumps(generation, indent=1), encoding="utf-8")
+    for number, part in enumerate(parts):
+        (target / f"weights-{number + 1:05}.gguf").symlink_to(part)
+
+
+def config_of(metadata: Metadata) -> dict[str, Any]:
+    """Return what config.json says of the model.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If its architecture is not read.
+    """
+    architecture = architecture_of(metadata.architecture)
+    config = architecture.config(metadata) | {
+        "architectures": [architecture.published],
+        "model_format": FORMAT,
+        "gguf_architecture": metadata.architecture,
+    }
+    if "rope_freqs.weight" in metadata.numbers:
+        config["gguf_rope_factors"] = metadata.numbers["rope_freqs.weight"]
+    return config

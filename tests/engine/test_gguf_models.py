@@ -1,0 +1,159 @@
+"""Models in GGUF files against `transformers` run on the numbers that the files hold.
+
+Numbers are summed in float32 on both sides, in different orders: logits agree to 1e-4 of the largest of their row.
+Where matrices stay codes, activations are rounded to 8 bits: that costs these models about one percent.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
+from tests.engine.test_model_families import FALCON, LINEAR_ROPE, LONG_ROPE, SMALL_HEADS, SOFT_CAPS, UNTIED, YARN_ROPE
+from tests.support.gguf_files import Tensors, Type, TypeOf, matrices_in, write_gguf
+from tests.support.tiny_models import LLAMA3_ROPE, make_small
+from tests.support.token_engine import TokenEngine, relative_error
+
+PROMPT = [(37 * i * i + 11 * i) % 900 + 100 for i in range(45)]
+TOLERANCE = 1e-4
+LIMIT = 0.02
+PHI3 = {"pad_token_id": 0, "sliding_window": None}
+GEMMA3_ROPE = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+}
+GEMMA3_LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
+# GGUF's architecture, that of `transformers`, fields of its config, further metadata.
+CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
+    "Llama": ("llama", "LlamaForCausalLM", {}, {}),
+    "Llama, untied, its own heads": ("llama", "LlamaForCausalLM", UNTIED | {"head_dim": 24}, {}),
+    "Llama with biases": ("llama", "LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}, {}),
+    "Llama 3.1": ("llama", "LlamaForCausalLM", {"rope_parameters": LLAMA3_ROPE}, {}),
+    "Llama with linear rope": ("llama", "LlamaForCausalLM", {"rope_parameters": LINEAR_ROPE}, {}),
+    "Llama with YaRN": ("llama", "LlamaForCausalLM", {"rope_parameters": YARN_ROPE}, {}),
+    "Mistral": ("llama", "MistralForCausalLM", {"sliding_window": None}, {}),
+    "InternLM2": ("internlm2", "LlamaForCausalLM", UNTIED, {}),
+    "Qwen2": ("qwen2", "Qwen2ForCausalLM", {}, {}),
+    "Qwen3": ("qwen3", "Qwen3ForCausalLM", SMALL_HEADS, {}),
+    "Gemma": ("gemma", "GemmaForCausalLM", SMALL_HEADS, {}),
+    "Gemma 2": (
+        "gemma2",
+        "Gemma2ForCausalLM",
+        SMALL_HEADS | SOFT_CAPS | {"sliding_window": 24, "query_pre_attn_scalar": 16},
+        {},
+    ),
+    "Gemma 3": (
+        "gemma3",
+        "Gemma3ForCausalLM",
+        SMALL_HEADS
+        | {
+            "sliding_window": 24,
+            "query_pre_attn_scalar": 16,
+            "num_hidden_layers": 3,
+            "layer_types": GEMMA3_LAYERS,
+            "rope_parameters": GEMMA3_ROPE,
+        },
+        {"attention.sliding_window_pattern": 2},
+    ),
+    "Phi-3": ("phi3", "Phi3ForCausalLM", PHI3 | UNTIED, {}),
+    "Phi-4-mini": (
+        "phi3",
+        "Phi3ForCausalLM",
+        PHI3
+        | {
+            "head_dim": 16,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.75},
+        },
+        {},
+    ),
+    "Phi-3.5": ("phi3", "Phi3ForCausalLM", PHI3 | {"sliding_window": 30, "rope_parameters": LONG_ROPE}, {}),
+    "StarCoder2": ("starcoder2", "Starcoder2ForCausalLM", {"sliding_window": None, "use_bias": True}, {}),
+    "Falcon 7B": ("falcon", "FalconForCausalLM", FALCON | {"multi_query": True, "parallel_attn": True}, {}),
+    "Falcon 40B": ("falcon", "FalconForCausalLM", FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2}, {}),
+    "Falcon 11B": (
+        "falcon",
+        "FalconForCausalLM",
+        FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+        {},
+    ),
+}
+
+
+def logits_of_transformers(directory: Path, ids: list[int], values: Tensors | None = None) -> torch.Tensor:
+    """Return the logits of each token, with other weights where they are given."""
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
+    if values is not None:
+        model.load_state_dict(values, strict=False)
+        model.tie_weights()
+    with torch.no_grad():
+        logits: torch.Tensor = model(torch.tensor([ids])).logits[0]
+    return logits
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_equal_those_of_the_checkpoint_a_file_was_written_from(name: str, tmp_path: Path) -> None:
+    architecture, published, overrides, extra = CASES[name]
+    source = make_small(tmp_path / "source", published, **overrides)
+    write_gguf(source, tmp_path / "model.gguf", architecture, extra=extra)
+    with TokenEngine(tmp_path / "model.gguf") as engine:
+        answer, logits = engine.answer(PROMPT, 4, "all")
+    assert relative_error(logits, logits_of_transformers(source, PROMPT + answer[:-1])) < TOLERANCE
+
+
+def mixed(name: str, shape: tuple[int, ...]) -> Type:
+    """As files of mixed types have it: parts of what is one matrix here differ."""
+    if len(shape) == 1:
+        return Type.F32
+    if "attn_v" in name:
+        return Type.Q8_0
+    return Type.Q5_1 if "ffn_gate" in name or "attn_output" in name else Type.Q4_0
+
+
+QUANTIZED: dict[str, TypeOf] = {
+    "Q4_0": matrices_in(Type.Q4_0),
+    "Q4_1": matrices_in(Type.Q4_1),
+    "Q8_0": matrices_in(Type.Q8_0),
+    "mixed": mixed,
+}
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_logits_are_those_of_the_numbers_that_codes_stand_for(name: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 128, "intermediate_size": 384, "initializer_range": 0.05}
+    source = make_small(tmp_path / "source", "LlamaForCausalLM", attention_bias=True, **sizes)
+    values = write_gguf(source, tmp_path / "model.gguf", "llama", QUANTIZED[name])
+    expected = logits_of_transformers(source, PROMPT, values)
+    with TokenEngine(tmp_path / "model.gguf") as engine:
+        _, logits = engine.answer(PROMPT, 1, "all")
+    assert float((logits - expected).square().mean().sqrt() / expected.square().mean().sqrt()) < LIMIT
+
+
+def test_a_split_file_on_two_ranks_answers_as_the_whole_one(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 128, "intermediate_size": 384, "initializer_range": 0.05}
+    source = make_small(tmp_path / "source", "LlamaForCausalLM", **sizes)
+    write_gguf(source, tmp_path / "model.gguf", "llama", mixed)
+    write_gguf(source, tmp_path / "parts.gguf", "llama", mixed, parts=3)
+    found = []
+    for path, ranks in ((tmp_path / "model.gguf", 1), (tmp_path / "parts-00002-of-00003.gguf", 2)):
+        with TokenEngine(path, tp=ranks) as engine:
+            found.append(engine.answer(PROMPT, 1, "all")[1])
+    # Each rank rounds activations in the same groups: only sums are in another order.
+    assert relative_error(found[1], found[0]) < LIMIT
+
+
+def test_a_pipeline_chats_with_a_file(tmp_path: Path) -> None:
+    source = make_small(tmp_path / "source", "LlamaForCausalLM")
+    write_gguf(source, tmp_path / "some-model.gguf", "llama")
+    config = TurbomindEngineConfig(session_len=128, cache_max_entry_count=8, dtype="float32", model_format="gguf")
+    asked = GenerationConfig(max_new_tokens=6, do_sample=False)
+    answers = []
+    for path, backend in (
+        (source, TurbomindEngineConfig(**vars(config) | {"model_format": None})),
+        (tmp_path / "some-model.gguf", config),
+    ):
+        with pipeline(str(path), backend_config=backend) as model:
+            answers.append(model("What are the 12 months?", asked).token_ids)
+    assert answers[0] == answers[1]

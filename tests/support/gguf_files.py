@@ -1,0 +1,214 @@
+"""GGUF files of checkpoints that ``transformers`` made, written with the ``gguf`` package as llama.cpp converts them.
+
+Names come from the package's own tables; what is done to tensors follows ``convert_hf_to_gguf.py``.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf.quants import dequantize, quantize
+from safetensors.torch import load_file
+from transformers import AutoConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+Type = gguf.GGMLQuantizationType
+Tensors = dict[str, torch.Tensor]
+TypeOf = Callable[[str, tuple[int, ...]], Type]
+TURNED = ("llama", "internlm2")
+
+
+def in_float32(name: str, shape: tuple[int, ...]) -> Type:
+    """Keep every number."""
+    return Type.F32
+
+
+def matrices_in(kind: Type) -> TypeOf:
+    """Return a choice that stores matrices in one type and the rest in float32."""
+    return lambda name, shape: kind if len(shape) > 1 else Type.F32
+
+
+def write_gguf(
+    directory: Path,
+    path: Path,
+    architecture: str,
+    type_of: TypeOf = in_float32,
+    *,
+    tokenizer: Mapping[str, Any] | None = None,
+    extra: Mapping[str, Any] | None = None,
+    parts: int = 0,
+) -> Tensors:
+    """Write a checkpoint as a GGUF file.
+
+    Parameters
+    ----------
+    directory
+        The checkpoint.
+    path
+        The file; with ``parts``, the parts lie beside it, ``NAME-00001-of-...``.
+    architecture
+        GGUF's name.
+    type_of
+        From GGUF's name and the shape of a tensor to its type.
+    tokenizer
+        Metadata of the tokenizer; None: the checkpoint's, which is byte-level.
+    extra
+        More metadata, keys without the architecture's name.
+    parts
+        Number of files; 0: one.
+
+    Returns
+    -------
+    Tensors
+        By the checkpoint's names what the file's numbers stand for, in float32.
+    """
+    config = AutoConfig.from_pretrained(directory)
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=0)
+    tensors = {name: tensor.float() for name, tensor in load_file(directory / "model.safetensors").items()}
+    if parts:
+        writer = gguf.GGUFWriter(path, architecture, split_max_tensors=-(-len(tensors) // parts))
+    _add_sizes(writer, config, extra or {})
+    _add(writer, tokenizer if tokenizer is not None else byte_level_metadata(directory))
+    stored = {}
+    for name, tensor in tensors.items():
+        gguf_name, values, back = _as_converted(name, tensor, architecture, config)
+        kind = type_of(gguf_name, tuple(values.shape))
+        data = quantize(values.numpy(), kind)
+        writer.add_tensor(gguf_name, data, raw_dtype=kind)
+        stored[name] = back(torch.from_numpy(dequantize(data, kind).reshape(values.shape).copy()))
+    for name, factors in _factors(config).items():
+        writer.add_tensor(name, np.asarray(factors, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return stored
+
+
+def byte_level_metadata(directory: Path, pre: str = "gpt-2") -> dict[str, Any]:
+    """Return the metadata of a checkpoint's byte-level tokenizer."""
+    content = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
+    vocabulary = content["model"]["vocab"]
+    special = {token["content"]: token["id"] for token in content["added_tokens"]}
+    texts = {token: text for text, token in (vocabulary | special).items()}
+    boundary = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    template = directory / "chat_template.jinja"
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in content["model"]["merges"]]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": [texts[token] for token in range(len(texts))],
+        "tokenizer.ggml.token_type": [3 if texts[token] in special else 1 for token in range(len(texts))],
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.bos_token_id": boundary["bos_token_id"],
+        "tokenizer.ggml.eos_token_id": boundary["eos_token_id"],
+        **({"tokenizer.chat_template": template.read_text(encoding="utf-8")} if template.is_file() else {}),
+    }
+
+
+def write_metadata(path: Path, architecture: str, metadata: Mapping[str, Any]) -> Path:
+    """Write a file of metadata with a tensor that is no model's."""
+    writer = gguf.GGUFWriter(path, architecture)
+    _add(writer, metadata)
+    writer.add_tensor("token_embd.weight", np.zeros((4, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _add(writer: gguf.GGUFWriter, values: Mapping[str, Any]) -> None:
+    for key, value in values.items():
+        if isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif isinstance(value, int):
+            writer.add_uint32(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
+        elif isinstance(value, str):
+            writer.add_string(key, value)
+        else:
+            writer.add_array(key, value)
+
+
+def _add_sizes(writer: gguf.GGUFWriter, config: Any, extra: Mapping[str, Any]) -> None:
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(getattr(config, "ffn_hidden_size", None) or config.intermediate_size)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(_kv_heads(config))
+    if head_dim != config.hidden_size // heads:
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+    rope = config.rope_parameters
+    rope = rope.get("full_attention", rope)
+    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] in {"linear", "yarn"}:
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+        writer.add_rope_scaling_factor(rope["factor"])
+    if "original_max_position_embeddings" in rope:
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if hasattr(config, "rms_norm_eps"):
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    else:
+        writer.add_layer_norm_eps(getattr(config, "norm_epsilon", None) or config.layer_norm_epsilon)
+    if getattr(config, "sliding_window", None):
+        writer.add_sliding_window(config.sliding_window)
+    if getattr(config, "attn_logit_softcapping", None):
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    _add(writer, {f"{writer.arch}.{key}": value for key, value in extra.items()})
+
+
+def _kv_heads(config: Any) -> int:
+    if config.model_type != "falcon":
+        return int(config.num_key_value_heads)
+    return int(config.num_kv_heads) if config.new_decoder_architecture else 1
+
+
+def _factors(config: Any) -> dict[str, Sequence[float]]:
+    """Return the tensors of rotary factors: Llama 3.1's, by which frequencies are divided, and longrope's."""
+    rope = config.rope_parameters
+    if rope.get("rope_type") == "llama3":
+        slowed, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
+        plain = rope["rope_theta"] ** -(torch.arange(0, 2 * len(slowed), 2).double() / (2 * len(slowed)))
+        return {"rope_freqs.weight": (plain / slowed.double()).tolist()}
+    if rope.get("rope_type") == "longrope":
+        return {f"rope_factors_{kind}.weight": rope[f"{kind}_factor"] for kind in ("long", "short")}
+    return {}
+
+
+def _as_converted(
+    name: str, tensor: torch.Tensor, architecture: str, config: Any
+) -> tuple[str, torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
+    """Return GGUF's name, what the converter makes of a tensor, and what undoes that."""
+    arch = next(arch for arch, text in gguf.MODEL_ARCH_NAMES.items() if text == architecture)
+    names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+    gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    assert gguf_name is not None, name
+    if architecture in TURNED and (".q_proj." in name or ".k_proj." in name):
+        heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
+        return gguf_name, _swapped(tensor, heads, 2), lambda stored: _swapped(stored, heads, -1)
+    if architecture.startswith("gemma") and name.endswith("norm.weight"):
+        return gguf_name, tensor + 1, lambda stored: stored - 1
+    if architecture == "falcon" and "query_key_value" in name:
+        group = config.num_attention_heads // _kv_heads(config)
+        heads = tensor.view(_kv_heads(config), group + 2, -1, *tensor.shape[1:])
+        parts = torch.cat([heads[:, :-2].flatten(0, 2), heads[:, -2].flatten(0, 1), heads[:, -1].flatten(0, 1)])
+        return gguf_name, parts, lambda stored: tensor
+    return gguf_name, tensor, lambda stored: stored
+
+
+def _swapped(tensor: torch.Tensor, heads: int, halves: int) -> torch.Tensor:
+    """Return rows ``[heads, 2, n]`` as ``[heads, n, 2]`` (``halves`` 2), or back (-1)."""
+    middle = (2, -1) if halves == 2 else (-1, 2)
+    return tensor.reshape(heads, *middle, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape).contiguous()

@@ -1,0 +1,140 @@
+"""Tokenizers out of GGUF metadata read texts as the originals: SentencePiece itself, and classes of `transformers`."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece
+from transformers import AutoTokenizer, Qwen2Tokenizer
+
+from lmdeploy.errors import CheckpointError
+from lmdeploy.paths import default_model_dir
+from lmdeploy.tokenizer import Tokenizer
+from lmdeploy.tokenizer_readers.gguf import write_tokenizer
+from tests.support.gguf_files import byte_level_metadata, write_metadata
+
+TEXTS = [
+    "Hello, world!  How are  you?",
+    "\n\n\tdef f(x):\n        return x ** 2  # 12345 + 67\r\n",
+    "Größe, naïve café, Ångström, İstanbul",
+    "日本語のテキスト、한국어, العربية, हिन्दी",
+    "emoji 👩‍👩‍👧‍👦 🇩🇪 and \u200b zero width, e\u0301 composed",
+    "I'll we've DON'T can't 1,234,567.89 ... --- ___",
+    "   leading and trailing   ",
+    "",
+]
+
+
+@pytest.fixture(scope="module")
+def pieces() -> sentencepiece.SentencePieceProcessor:
+    """A SentencePiece model of 600 pieces, trained on the licences and guides of this repository."""
+    root = Path(__file__).parents[2]
+    lines = [line for name in ("README.md", "CONTRIBUTING.md") for line in (root / name).read_text().splitlines()]
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=600,
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        user_defined_symbols=["<tool>"],
+        minloglevel=2,
+    )
+    return sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+
+
+def metadata_of(pieces: sentencepiece.SentencePieceProcessor) -> dict[str, Any]:
+    def kind(token: int) -> int:
+        if pieces.is_unknown(token):
+            return 2
+        if pieces.is_control(token):
+            return 3
+        if pieces.is_byte(token):
+            return 6
+        return 4 if pieces.id_to_piece(token) == "<tool>" else 1
+
+    count = pieces.get_piece_size()
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": [pieces.id_to_piece(token) for token in range(count)],
+        "tokenizer.ggml.scores": [pieces.get_score(token) for token in range(count)],
+        "tokenizer.ggml.token_type": [kind(token) for token in range(count)],
+        "tokenizer.ggml.unknown_token_id": pieces.unk_id(),
+        "tokenizer.ggml.bos_token_id": pieces.bos_id(),
+        "tokenizer.ggml.eos_token_id": pieces.eos_id(),
+    }
+
+
+def test_sentencepiece_is_read_as_sentencepiece_does(
+    pieces: sentencepiece.SentencePieceProcessor, tmp_path: Path
+) -> None:
+    write_tokenizer(metadata_of(pieces), tmp_path)
+    tokenizer = Tokenizer(str(tmp_path))
+    for text in TEXTS:
+        assert tokenizer.encode(text, add_bos=False) == pieces.encode(text), text
+        assert tokenizer.encode(text, add_bos=True)[0] == pieces.bos_id()
+        assert tokenizer.decode(pieces.encode(text)) == text
+    assert pieces.piece_to_id("<tool>") in tokenizer.encode("call <tool> now", add_bos=False)
+
+
+def test_words_are_cut_as_qwen2_cuts_them(tmp_path: Path) -> None:
+    metadata = byte_level_metadata(default_model_dir(), "qwen2")
+    write_tokenizer(metadata, tmp_path)
+    content = json.loads((default_model_dir() / "tokenizer.json").read_text())["model"]
+    original = Qwen2Tokenizer(vocab=content["vocab"], merges=[tuple(merge) for merge in content["merges"]])
+    found = Tokenizer(str(tmp_path))
+    for text in TEXTS:
+        assert found.encode(text, add_bos=False) == original.encode(text, add_special_tokens=False), text
+
+
+def test_words_are_cut_as_gpt2_cuts_them(tmp_path: Path) -> None:
+    write_tokenizer(byte_level_metadata(default_model_dir(), "gpt-2"), tmp_path)
+    original = AutoTokenizer.from_pretrained(default_model_dir())
+    found = Tokenizer(str(tmp_path))
+    for text in [*TEXTS, "<|im_start|>user\nHi<|im_end|>\n"]:
+        ids = original.encode(text, add_special_tokens=False)
+        assert found.encode(text, add_bos=False) == ids
+        assert found.decode(ids, skip_special_tokens=False) == original.decode(ids, clean_up_tokenization_spaces=False)
+
+
+def test_smollm_cuts_digits_off_before_spaces_are_words(tmp_path: Path) -> None:
+    found = []
+    for pre in ("smollm", "gpt-2"):
+        write_tokenizer(byte_level_metadata(default_model_dir(), pre), tmp_path)
+        tokenizer = Tokenizer(str(tmp_path))
+        found.append([tokenizer.decode([token]) for token in tokenizer.encode("x    2024", add_bos=False)])
+    assert found == [["x", "    ", *"2024"], ["x", "   ", " ", *"2024"]]
+
+
+def test_what_ends_an_answer_is_found_in_metadata_and_template(tmp_path: Path) -> None:
+    metadata = byte_level_metadata(default_model_dir()) | {"tokenizer.ggml.eos_token_id": 0}
+    assert write_tokenizer(metadata, tmp_path)["eos_token_id"] == [0, 2]  # <|endoftext|>, <|im_end|> of the template
+    del metadata["tokenizer.chat_template"]
+    assert write_tokenizer(metadata, tmp_path)["eos_token_id"] == 0
+    assert write_tokenizer(metadata | {"tokenizer.ggml.eot_token_id": 7}, tmp_path)["eos_token_id"] == [0, 7]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"tokenizer.ggml.model": "t5"}, "its tokenizer is of the kind 't5'; those read are gpt2 and llama"),
+        ({"tokenizer.ggml.pre": "bloom"}, "cuts words as 'bloom' .tokenizer.ggml.pre.; those read are default, gpt-2"),
+        ({"tokenizer.ggml.merges": ["a zz"]}, "its tokenizer joins 'a zz', which are not tokens or do not make one"),
+        ({"tokenizer.ggml.token_type": [1]}, "its tokenizer has 3 tokens and 1 types of tokens"),
+        ({"tokenizer.ggml.tokens": [1, 2]}, "tokenizer.ggml.tokens must be a list of str"),
+    ],
+)
+def test_tokenizers_that_are_not_read_are_named(change: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": ["a", "b", "ab"],
+        "tokenizer.ggml.merges": ["a b"],
+    }
+    path = write_metadata(tmp_path / "m.gguf", "llama", metadata | change)
+    with pytest.raises(CheckpointError, match=reason):
+        Tokenizer(str(path))
