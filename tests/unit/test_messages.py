@@ -59,7 +59,7 @@ BAD_GENERATION: list[tuple[str, Any]] = [
 
 BAD_ENGINE: list[tuple[str, Any]] = [
     ("dtype", "int8"),
-    ("model_format", "gguf"),
+    ("model_format", "ggml"),
     ("tp", 0),
     ("session_len", 0),
     ("max_batch_size", 0),
