@@ -44,14 +44,14 @@ class PlacedPicture:
 
 @dataclass(frozen=True)
 class PictureRows:
-    """What stands in place of the embeddings of a run of a prompt's tokens.
+    """What stands in place of the embeddings of a run of a prompt's tokens, and what the text looks at from there on.
 
     Parameters
     ----------
     begin
         The first of these tokens.
     rows
-        ``[tokens, hidden]`` of type ``dtype``; as 16-bit integers for ``bfloat16``.
+        ``[tokens + looked_at, hidden]`` of type ``dtype``; as 16-bit integers for ``bfloat16``.
     digest
         32 bytes, made of all that the rows were made of: prompts share cached blocks where theirs are equal.
     dtype
@@ -60,6 +60,8 @@ class PictureRows:
         Frames, rows and columns that the tokens stand for, where the model's positions have three axes; else zeros.
     frame_step
         How many positions these frames lie apart.
+    looked_at
+        How many rows stand for no token: for models whose text looks at pictures by cross-attention.
     """
 
     begin: int
@@ -68,6 +70,12 @@ class PictureRows:
     dtype: str = "float32"
     grid: tuple[int, int, int] = (0, 0, 0)
     frame_step: float = 1.0
+    looked_at: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """How many there are."""
+        return int(self.rows.shape[0]) - self.looked_at
 
 
 class PreparedPrompt(NamedTuple):

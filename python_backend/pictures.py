@@ -60,10 +60,11 @@ def unpacked(tensors: Mapping[str, np.ndarray[Any, Any] | None], options: Sequen
 def packed_rows(rows: Sequence[PictureRows]) -> Tensors:
     """Return embeddings as tensors of model_repository/turbomind."""
     values = [np.ascontiguousarray(one.rows).reshape(-1).view(np.uint8) for one in rows]
-    ranges = [(one.begin, one.rows.shape[0]) for one in rows]
+    ranges = [(one.begin, one.tokens) for one in rows]
     return {
         "EMBEDDINGS": (values[0] if len(values) == 1 else np.concatenate(values)).reshape(1, -1),
         "EMBEDDING_RANGES": np.array(ranges, np.int32).reshape(1, -1),
+        "EMBEDDING_ROW_COUNTS": np.array([one.rows.shape[0] for one in rows], np.int32).reshape(1, -1),
         "EMBEDDING_DIGESTS": np.frombuffer(b"".join(one.digest for one in rows), np.uint8).reshape(1, -1),
         "EMBEDDING_GRIDS": np.array([one.grid for one in rows], np.int32).reshape(1, -1),
         "EMBEDDING_FRAME_STEPS": np.array([one.frame_step for one in rows], np.float32).reshape(1, -1),

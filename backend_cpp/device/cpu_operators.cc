@@ -146,8 +146,9 @@ void CpuOperators::all_reduce(float* x, size_t count) {
 }
 
 AttentionParams CpuOperators::with_spans(AttentionParams params) const {
-  params.spans = spans_.data();
-  params.span_count = static_cast<int>(spans_.size());
+  const std::vector<AttentionSpan>& spans = spans_[static_cast<size_t>(params.set)];
+  params.spans = spans.data();
+  params.span_count = static_cast<int>(spans.size());
   return params;
 }
 

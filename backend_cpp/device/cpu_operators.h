@@ -1,6 +1,7 @@
 // The operators on the CPU: kernels/cpu on a pool of threads.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -34,7 +35,9 @@ class CpuOperators final : public Operators {
   }
   void fill_zero(void* data, size_t bytes) override;
 
-  void set_spans(std::vector<AttentionSpan> spans, int) override { spans_ = std::move(spans); }
+  void set_spans(SpanSet set, std::vector<AttentionSpan> spans, int) override {
+    spans_[static_cast<size_t>(set)] = std::move(spans);
+  }
 
   void embed(const LinearWeight& table, const int32_t* tokens, int rows, float scale, float* y) override;
   void gather_rows(const float* x, const int32_t* indices, int count, int size, float* y) override;
@@ -69,8 +72,8 @@ class CpuOperators final : public Operators {
   LinearScratch linear_scratch_;
   LoraScratch lora_scratch_;
   ExpertScratch expert_scratch_;
-  std::vector<AttentionSpan> spans_;
-  AlignedBuffer attention_workspace_;  // grows
+  std::array<std::vector<AttentionSpan>, kSpanSets> spans_;  // by SpanSet
+  AlignedBuffer attention_workspace_;                        // grows
 };
 
 // Memory this process may still use, in bytes: what the system has available, within the cgroup's limit.

@@ -194,12 +194,14 @@ int CudaOperators::padded_rows(int rows, bool is_decoding) const {
 }
 
 void CudaOperators::reserve_spans(int span_count, size_t block_count) {
-  blocks_ = Staged(*this, block_count * sizeof(int32_t));
+  auto& [single, several, blocks] = spans_of(SpanSet::kTokens);
+  blocks = Staged(*this, block_count * sizeof(int32_t));
   const auto padded = static_cast<size_t>(rounded_up_rows(span_count));
-  for (SpanGroup* group : {&single_, &several_}) group->spans = Staged(*this, padded * sizeof(cuda::DeviceSpan));
+  for (SpanGroup* group : {&single, &several}) group->spans = Staged(*this, padded * sizeof(cuda::DeviceSpan));
 }
 
-void CudaOperators::set_spans(std::vector<AttentionSpan> spans, int block_len) {
+void CudaOperators::set_spans(SpanSet set, std::vector<AttentionSpan> spans, int block_len) {
+  auto& [single, several, blocks] = spans_of(set);
   const auto blocks_of = [block_len](const AttentionSpan& span) {
     return static_cast<size_t>((span.first_position + span.count + block_len - 1) / block_len);
   };
@@ -211,27 +213,28 @@ void CudaOperators::set_spans(std::vector<AttentionSpan> spans, int block_len) {
     longest = std::max(longest, span.first_position + span.count);
     most_rows = std::max(most_rows, span.count);
   }
-  if (blocks_.size() < block_count * sizeof(int32_t)) {
+  if (blocks.size() < block_count * sizeof(int32_t)) {
     graphs_.clear();  // they hold the old address
-    blocks_ = Staged(*this, std::bit_ceil(block_count) * 2 * sizeof(int32_t));
+    blocks = Staged(*this, std::bit_ceil(block_count) * 2 * sizeof(int32_t));
   }
-  single_.filled.clear();
-  several_.filled.clear();
+  single.filled.clear();
+  several.filled.clear();
   int32_t next = 0;
   for (const AttentionSpan& span : spans) {
-    SpanGroup& group = span.count == 1 ? single_ : several_;
+    SpanGroup& group = span.count == 1 ? single : several;
     group.filled.push_back({span.first_row, span.count, span.first_position, next});
-    std::copy_n(span.blocks, blocks_of(span), blocks_.host<int32_t>() + next);
+    std::copy_n(span.blocks, blocks_of(span), blocks.host<int32_t>() + next);
     next += static_cast<int32_t>(blocks_of(span));
   }
-  blocks_.upload(*this, block_count * sizeof(int32_t));
+  blocks.upload(*this, block_count * sizeof(int32_t));
   const int context = rounded_up_context(longest);
-  const bool is_decoding = several_.filled.empty();
-  upload_group(single_, padded_rows(static_cast<int>(single_.filled.size()), is_decoding), 1, context);
-  upload_group(several_, static_cast<int>(several_.filled.size()), most_rows, context);
+  const bool is_decoding = set == SpanSet::kTokens && several.filled.empty();
+  upload_group(single, blocks, padded_rows(static_cast<int>(single.filled.size()), is_decoding), 1, context);
+  upload_group(several, blocks, static_cast<int>(several.filled.size()), most_rows, context);
 }
 
-void CudaOperators::upload_group(SpanGroup& group, int span_count, int max_rows, int max_context) {
+void CudaOperators::upload_group(SpanGroup& group, const Staged& blocks, int span_count, int max_rows,
+                                 int max_context) {
   const size_t bytes = static_cast<size_t>(span_count) * sizeof(cuda::DeviceSpan);
   if (group.spans.size() < bytes) {
     graphs_.clear();
@@ -240,12 +243,12 @@ void CudaOperators::upload_group(SpanGroup& group, int span_count, int max_rows,
   group.filled.resize(static_cast<size_t>(span_count));  // what this adds is empty
   std::copy(group.filled.begin(), group.filled.end(), group.spans.host<cuda::DeviceSpan>());
   group.spans.upload(*this, bytes);
-  group.view = {group.spans.device<cuda::DeviceSpan>(), blocks_.device<int32_t>(), span_count, max_rows, max_context};
+  group.view = {group.spans.device<cuda::DeviceSpan>(), blocks.device<int32_t>(), span_count, max_rows, max_context};
 }
 
 void CudaOperators::run_step(int rows, bool is_repeatable, const std::function<void()>& body) {
   if (!is_repeatable || rows > kMostRepeatedRows) return body();
-  const Shape shape{rows, single_.view.max_context};
+  const Shape shape{rows, spans_of(SpanSet::kTokens).single.view.max_context};
   const auto known = graphs_.find(shape);
   if (known != graphs_.end()) {
     if (rank_.group) rank_.group->check();  // a graph goes around all_reduce
@@ -361,13 +364,15 @@ void CudaOperators::all_reduce(float* x, size_t count) {
 }
 
 void CudaOperators::write_cache(const AttentionParams& params, const HeadsView& k, const HeadsView& v) {
-  for (const SpanGroup* group : {&single_, &several_}) {
+  const Spans& spans = spans_of(params.set);
+  for (const SpanGroup* group : {&spans.single, &spans.several}) {
     if (group->view.span_count > 0) cuda::write_cache(stream_, params, group->view, k, v);
   }
 }
 
 void CudaOperators::paged_attention(const AttentionParams& params, const HeadsView& q, float* out) {
-  for (const SpanGroup* group : {&single_, &several_}) {
+  const Spans& spans = spans_of(params.set);
+  for (const SpanGroup* group : {&spans.single, &spans.several}) {
     if (group->view.span_count == 0) continue;
     const size_t floats = cuda::most_attention_workspace_floats(params);  // one size, so that it never grows
     auto* workspace = scratch(cuda::scratch_bytes<float>(floats)).take<float>(floats);

@@ -49,7 +49,7 @@ class CudaOperators final : public Operators {
 
   int padded_rows(int rows, bool is_decoding) const override;
   void reserve_spans(int span_count, size_t block_count) override;
-  void set_spans(std::vector<AttentionSpan> spans, int block_len) override;
+  void set_spans(SpanSet set, std::vector<AttentionSpan> spans, int block_len) override;
   void run_step(int rows, bool is_repeatable, const std::function<void()>& body) override;
 
   void embed(const LinearWeight& table, const int32_t* tokens, int rows, float scale, float* y) override;
@@ -91,6 +91,11 @@ class CudaOperators final : public Operators {
     Staged spans;
     cuda::DeviceSpans view;
   };
+  struct Spans {
+    SpanGroup single;   // sequences of one row
+    SpanGroup several;  // sequences of more
+    Staged blocks;      // int32
+  };
   struct GraphDeleter {
     void operator()(cudaGraphExec_t graph) const { cudaGraphExecDestroy(graph); }
   };
@@ -99,7 +104,8 @@ class CudaOperators final : public Operators {
   // What `body` launches, as a graph; null where it cannot be captured, for want of memory for example.
   Graph captured(const std::function<void()>& body);
   // Brings the group's spans to the device, in a shape for `span_count` spans, of which some may be empty.
-  void upload_group(SpanGroup& group, int span_count, int max_rows, int max_context);
+  void upload_group(SpanGroup& group, const Staged& blocks, int span_count, int max_rows, int max_context);
+  Spans& spans_of(SpanSet set) { return spans_[static_cast<size_t>(set)]; }
   const cuda::ExpertTable& table_of(const std::vector<ExpertWeight>& experts);
   cuda::LinearScratch linear_scratch(size_t bytes);
 
@@ -112,9 +118,7 @@ class CudaOperators final : public Operators {
   std::unique_ptr<cuda::SplitCounters> counters_;
   AlignedBuffer scratch_;
 
-  SpanGroup single_;   // sequences of one row
-  SpanGroup several_;  // sequences of more
-  Staged blocks_;      // int32
+  std::array<Spans, kSpanSets> spans_;  // by SpanSet
 
   using Shape = std::pair<int, int>;  // rows, context bound
   std::set<Shape> seen_;

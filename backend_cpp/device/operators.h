@@ -67,13 +67,13 @@ class Operators {
     (void)is_decoding;
     return rows;
   }
-  // Takes the memory that set_spans needs for so many spans, which have so many blocks together.
+  // Takes the memory that set_spans needs for so many spans of tokens, which have so many blocks together.
   virtual void reserve_spans(int span_count, size_t block_count) {
     (void)span_count;
     (void)block_count;
   }
-  // The spans (host) of the step that follows, over cache blocks of so many tokens.
-  virtual void set_spans(std::vector<AttentionSpan> spans, int block_len) = 0;
+  // The spans (host) of the step that follows, over cache blocks of so many tokens; each set at most once a step.
+  virtual void set_spans(SpanSet set, std::vector<AttentionSpan> spans, int block_len) = 0;
   // Runs `body`, the operators of a step of `rows` rows; where it is repeatable, maybe by doing again what it did for
   // an earlier step of so many rows. Whatever differs between repeatable steps lies in memory uploaded before.
   virtual void run_step(int rows, bool is_repeatable, const std::function<void()>& body) {
@@ -123,7 +123,7 @@ class Operators {
     (void)count;
   }
 
-  // Of params.spans, what set_spans got is used.
+  // Of the spans in `params`, what set_spans got for the set is used.
   virtual void write_cache(const AttentionParams& params, const HeadsView& k, const HeadsView& v) = 0;
   virtual void paged_attention(const AttentionParams& params, const HeadsView& q, float* out) = 0;
 

@@ -19,6 +19,9 @@ void check_prompt(const Request& request, const RequestLimits& limits) {
   }
 }
 
+// Keeps sums over the pictures of any prompt far from the end of their type.
+constexpr size_t kMostRowsOfPicture = 1 << 16;
+
 // Keeps the positions of any prompt far from the end of their type.
 constexpr int kLargestFrameStep = 1000;
 
@@ -38,6 +41,18 @@ void check_grid(const std::string& name, const EmbeddingRange& range, bool has_g
   }
 }
 
+void check_rows(const std::string& name, const EmbeddingRange& range, const PictureTraits& traits) {
+  const size_t rows = range.rows && range.rows->width == traits.width ? range.rows->count() : 0;
+  const auto tokens = static_cast<size_t>(range.count);
+  if (!traits.looks && rows != tokens) {
+    throw invalid_argument(name + " must have a row of " + std::to_string(traits.width) + " numbers for each token");
+  }
+  if (traits.looks && (tokens != 1 || rows < 2 || rows > kMostRowsOfPicture)) {
+    throw invalid_argument(name + " must be one token, with rows of " + std::to_string(traits.width) +
+                           " numbers for it and for what is looked at");
+  }
+}
+
 void check_embeddings(const Request& request, const RequestLimits& limits) {
   if (request.embeddings.empty()) return;
   const PictureTraits& traits = limits.pictures;
@@ -50,9 +65,7 @@ void check_embeddings(const Request& request, const RequestLimits& limits) {
         static_cast<size_t>(range.begin) + static_cast<size_t>(range.count) > request.input_ids.size()) {
       throw invalid_argument(name + " must lie within input_ids, ascend and not overlap");
     }
-    if (!range.rows || range.rows->width != traits.width || range.rows->count() != static_cast<size_t>(range.count)) {
-      throw invalid_argument(name + " must have a row of " + std::to_string(traits.width) + " numbers for each token");
-    }
+    check_rows(name, range, traits);
     check_grid(name, range, traits.has_grid);
     if (traits.needs_whole && range.count > limits.most_whole_rows) {
       throw invalid_argument(name + " must be at most " + std::to_string(limits.most_whole_rows) +

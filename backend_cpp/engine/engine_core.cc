@@ -13,6 +13,11 @@ uint64_t draw_seed() {
   return static_cast<uint64_t>(device()) << 32 | device();
 }
 
+Error no_room_for_pictures(int prompt_len) {
+  return {ErrorCode::kTooLong, "the pictures leave no room in the cache for a prompt of " + std::to_string(prompt_len) +
+                                   " tokens and an answer; ask about fewer, or raise cache_max_entry_count"};
+}
+
 const Error& overdue() {
   static const Error error(ErrorCode::kTimeout, "the request did not finish in the time it was given");
   return error;
@@ -26,7 +31,8 @@ EngineCore::EngineCore(const EngineConfig& config, ModelRunner& runner, const To
       runner_(runner),
       space_{tokens, runner.vocab_size(), runner.hidden_size()},
       blocks_({config.block_count, config.block_len, config.host_block_count}),
-      scheduler_({config.max_batch_size, config.max_step_tokens, runner.window(), runner.pictures().needs_whole},
+      scheduler_({config.max_batch_size, config.max_step_tokens, runner.window(), runner.pictures().needs_whole,
+                  runner.picture_rows_of_block(config.block_len)},
                  blocks_),
       sessions_({config.session_idle_limit, config.max_sessions, config.session_len, config.embedding_bytes / 2},
                 blocks_, config.enable_prefix_caching),
@@ -78,8 +84,19 @@ void EngineCore::begin(Submission&& submission, const std::shared_ptr<const Outp
   turn.scope = config_.enable_prefix_caching ? scopes_.of(params.cache_salt, owner.adapter) : scopes_.fresh();
   if (request.session) turn = sessions_.prepare(*request.session, request.input_ids.size(), turn.scope, owner);
 
-  const int prompt_len = static_cast<int>(turn.history.size() + request.input_ids.size());
-  const int left = config_.session_len - prompt_len;
+  const int history_len = static_cast<int>(turn.history.size());
+  const int prompt_len = history_len + static_cast<int>(request.input_ids.size());
+  std::vector<EmbeddingRange> embeddings = std::move(turn.embeddings);
+  for (EmbeddingRange& range : request.embeddings) {
+    range.begin += history_len;
+    embeddings.push_back(std::move(range));
+  }
+  std::vector<PictureGroup> looked_at;
+  if (runner_.pictures().looks) {
+    looked_at = group_pictures(embeddings, runner_.picture_rows_of_block(config_.block_len), config_.block_len);
+  }
+  const int left = room_beside(looked_at) - prompt_len;
+  if (!looked_at.empty() && left < (params.generates_nothing() ? 0 : 1)) throw no_room_for_pictures(prompt_len);
   params.max_new_tokens = params.max_new_tokens == kAllThatIsLeft ? left : std::min(params.max_new_tokens, left);
   params.min_new_tokens = std::min(params.min_new_tokens, params.max_new_tokens);
   std::vector<int32_t> tokens;
@@ -98,12 +115,9 @@ void EngineCore::begin(Submission&& submission, const std::shared_ptr<const Outp
   group->seed = params.random_seed ? *params.random_seed : draw_seed();
   // Blocks are shared only by prompts that the model rotates alike.
   group->scope = turn.scope | static_cast<uint64_t>(runner_.cache_variant(prompt_len)) << 32;
-  group->history_len = static_cast<int>(turn.history.size());
-  group->embeddings = std::move(turn.embeddings);
-  for (EmbeddingRange& range : request.embeddings) {
-    range.begin += group->history_len;
-    group->embeddings.push_back(std::move(range));
-  }
+  group->history_len = history_len;
+  group->embeddings = std::move(embeddings);
+  group->looked_at = std::move(looked_at);
   group->may_match = !params.looks_at_prompt();
   group->keeps_blocks = config_.enable_prefix_caching || (request.session && !request.session->end);
   if (request.returns_prompt || params.prompt_logprobs) {
@@ -120,6 +134,14 @@ void EngineCore::begin(Submission&& submission, const std::shared_ptr<const Outp
   counts_.tokens_in += prompt_len;
   if (group->deadline) next_deadline_ = std::min(next_deadline_, *group->deadline);
   scheduler_.add(first);
+}
+
+// Tokens that a sequence may have beside pictures that lie in the cache as well.
+int EngineCore::room_beside(const std::vector<PictureGroup>& looked_at) const {
+  if (looked_at.empty()) return config_.session_len;
+  int blocks = config_.block_count;
+  for (const PictureGroup& group : looked_at) blocks -= group.block_count();
+  return std::min(config_.session_len, blocks * config_.block_len);
 }
 
 // Nothing to generate: the session takes the tokens, and computes them when it goes on.

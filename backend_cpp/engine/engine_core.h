@@ -70,6 +70,7 @@ class EngineCore {
  private:
   bool control_session(const Request& request, const std::shared_ptr<const OutputCallback>& on_output);
   void begin(Submission&& submission, const std::shared_ptr<const OutputCallback>& on_output);
+  int room_beside(const std::vector<PictureGroup>& looked_at) const;
   void finish_unanswered(SequenceGroup& group, std::vector<int32_t>&& tokens);
 
   void take(const std::shared_ptr<Sequence>& sequence, const SpanOutput& output);

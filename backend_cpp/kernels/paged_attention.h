@@ -82,12 +82,17 @@ struct AttentionSpan {
   const int32_t* blocks = nullptr;
 };
 
+// Which rows attend: those of a step's tokens, those of them that look at pictures, or rows of pictures.
+enum class SpanSet : uint8_t { kTokens, kLooks, kFills };
+inline constexpr int kSpanSets = 3;
+
 struct AttentionParams {
   CacheLayout layout;
   std::byte* pool = nullptr;
   int layer = 0;
   int num_heads = 0;  // query heads, a multiple of layout.num_kv_heads
-  const AttentionSpan* spans = nullptr;
+  SpanSet set = SpanSet::kTokens;
+  const AttentionSpan* spans = nullptr;  // of the set
   int span_count = 0;
 
   // Score of query i and key j <= i: q.k, then softcap tanh(score / softcap), then minus slope (i - j).

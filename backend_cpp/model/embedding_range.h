@@ -50,7 +50,8 @@ struct EmbeddingRows {
 };
 
 // The embeddings of `count` tokens from number `begin` on are rows 0, 1, ... What those tokens are called does not
-// matter to the model.
+// matter to the model. Rows behind these stand for no token: tokens look at them by cross-attention
+// (model/picture_group.h).
 struct EmbeddingRange {
   int begin = 0;
   int count = 0;
@@ -59,6 +60,7 @@ struct EmbeddingRange {
   PictureGrid grid{};
 
   int end() const { return begin + count; }
+  int looked_at_rows() const { return rows ? static_cast<int>(rows->count()) - count : 0; }
   // By how much the positions behind it lie further on than its tokens' number says; mostly negative.
   int shift() const { return grid.is_given() ? grid.longest_side() - count : 0; }
 };

@@ -13,6 +13,7 @@
 #include "device/token_choice.h"
 #include "model/block_cache_size.h"
 #include "model/embedding_range.h"
+#include "model/picture_group.h"
 
 namespace turbomind {
 
@@ -34,11 +35,28 @@ struct StepSpan {
   int adapter = 0;         // slot of the low-rank adapter of its rows (ModelRunner::place_adapter); 0: none
 };
 
+// Rows of pictures whose keys and values a step writes before its tokens' rows run: `count` from `first` on.
+struct PictureFill {
+  const PictureGroup* group = nullptr;
+  int first = 0;
+  int count = 0;
+  const std::vector<int32_t>* blocks = nullptr;  // [group->block_count()]
+};
+
+// Rows of a step, of one sequence, that look at the first `seen` rows of pictures, which have been written.
+struct PictureLook {
+  int first_row = 0;
+  int count = 0;
+  int seen = 0;
+  const std::vector<int32_t>* blocks = nullptr;
+};
+
 // What a model that sees takes.
 struct PictureTraits {
   int width = 0;             // numbers of a row: an embedding, then what is added behind each of the first layers
   bool has_grid = false;     // positions have three axes: a range may have a grid
   bool needs_whole = false;  // the tokens of a range see each other: all that are not cached come in one step
+  bool looks = false;        // tokens look at further rows of a range, whose own token is one
 };
 
 // In StepInput::tokens: what the step before chooses for its span number `index`.
@@ -52,12 +70,16 @@ constexpr int span_of_unseen(int32_t token) {
 struct StepInput {
   std::vector<int32_t> tokens;  // [rows], spans lie one behind the other; negative: unseen_token
   std::vector<StepSpan> spans;
-  std::vector<BlockMove> moves;  // of cache blocks, one after the other, before the step
+  std::vector<BlockMove> moves;    // of cache blocks, one after the other, before the step
+  std::vector<PictureFill> fills;  // of at most as many rows as a step has; there may be no tokens beside them
+  std::vector<PictureLook> looks;  // in the order of their rows
 
   void clear() {
     tokens.clear();
     spans.clear();
     moves.clear();
+    fills.clear();
+    looks.clear();
   }
 };
 
@@ -108,13 +130,15 @@ class ModelRunner {
   virtual size_t free_cache_memory() = 0;
   // No token looks at more than so many positions, its own included; 0: at all before it.
   virtual int window() const { return 0; }
-  // Sequences of equal tokens may share cache blocks where their prompts' variants are equal; 0 to 2^30.
+  // Sequences of equal tokens may share cache blocks where their prompts' variants are equal; 0 to 2^30 - 1.
   virtual int cache_variant(int prompt_len) const {
     (void)prompt_len;
     return 0;
   }
   // Of rows in place of token embeddings (StepSpan::embeddings); without a width, it takes none.
   virtual PictureTraits pictures() const { return {}; }
+  // How many rows of pictures that tokens look at a cache block holds.
+  virtual int picture_rows_of_block(int block_len) const { return block_len; }
   // Called once, before the first step.
   virtual void allocate_cache(const CacheSize& size) = 0;
   // Whether it can choose tokens (StepSpan::choice). The next step may then begin before this one is taken, with tokens

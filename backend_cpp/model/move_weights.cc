@@ -16,6 +16,7 @@ class Mover {
   void move(Weights& weights) {
     move(weights.embedding);
     for (LayerWeights& layer : weights.layers) move(layer);
+    for (CrossLayerWeights& layer : weights.cross_layers) move(layer);
     move(weights.final_norm);
     move(weights.lm_head);
     move(weights.output_bias);
@@ -36,6 +37,11 @@ class Mover {
     move(layer.mlp.down);
     if (layer.experts) move(*layer.experts);
     move(layer.mlp_output_norm);
+  }
+
+  void move(CrossLayerWeights& layer) {
+    for (NormStorage* norm : {&layer.attention_norm, &layer.q_norm, &layer.k_norm, &layer.mlp_norm}) move(*norm);
+    for (LinearStorage* linear : {&layer.q, &layer.kv, &layer.o, &layer.mlp.up, &layer.mlp.down}) move(*linear);
   }
 
   void move(LatentWeights& latent) {

@@ -71,6 +71,7 @@ NativeRunner::NativeRunner(std::unique_ptr<Operators> ops, const Shard& shard, c
       output_rows_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
       logits_(float_buffer(*ops_, logit_rows_at_once_, spec_.vocab_size)),
       own_logits_(float_buffer(*ops_, is_divided_ ? logit_rows_at_once_ : 0, shard.vocab.size())) {
+  if (pictures().looks) cross_.emplace(*ops_, spec_, max_rows, is_divided_);
   if (ops_->shares_host_memory()) return;
   sampler_ = ops_->make_sampler(spec_.vocab_size, max_rows);
   if (!brings_output_) return;
@@ -104,7 +105,13 @@ PictureTraits NativeRunner::pictures() const {
   if (!spec_.pictures) return {};
   const bool has_grid =
       std::any_of(spec_.ropes.begin(), spec_.ropes.end(), [](const RopeSpec& rope) { return !rope.axes.empty(); });
-  return {spec_.hidden_size * (1 + spec_.pictures->deepstack_layers), has_grid, spec_.pictures->whole_rows > 0};
+  return {spec_.hidden_size * (1 + spec_.pictures->deepstack_layers), has_grid, spec_.pictures->whole_rows > 0,
+          !spec_.pictures->cross_layers.empty()};
+}
+
+void NativeRunner::allocate_cache(const CacheSize& size) {
+  attention_.allocate_cache(*ops_, size);
+  if (cross_) cross_->use_cache(attention_.layout(size.block_len), attention_.cache());
 }
 
 int NativeRunner::window() const {
@@ -117,14 +124,17 @@ void NativeRunner::begin(const StepInput& input) {
   const int rows = static_cast<int>(input.tokens.size());
   if (rows > max_rows_) throw internal_error("a step of " + std::to_string(rows) + " rows exceeds the runner's limit");
   attention_.move_blocks(*ops_, input.moves);
+  if (cross_) cross_->fill(*ops_, input, weights_.cross_layers);
+  if (rows == 0) return begin_without_rows();
   const int embedded = stage_embeddings(input);
+  const bool looks = cross_ && cross_->begin_step(*ops_, input);
   const bool decodes = embedded == 0 && is_decoding(input);
   const Outputs outputs = stage(input);
   const int computed = std::min(ops_->padded_rows(rows, decodes), max_rows_);
   const bool has_adapters = adapters_.begin_step(*ops_, input, computed);
   const int projected = std::min(decodes ? computed : outputs.count(), logit_rows_at_once_);
-  // Which layers adapters add to differs from step to step.
-  ops_->run_step(computed, decodes && !has_adapters, [&] {
+  // Which layers adapters add to, and how many rows look at pictures, differs from step to step.
+  ops_->run_step(computed, decodes && !has_adapters && !looks, [&] {
     const StepContext step{*ops_, computed, has_adapters ? &adapters_ : nullptr};
     ops_->embed(weights_.embedding.view, tokens_.device<int32_t>(), computed, spec_.embedding_scale,
                 hidden_.as<float>());
@@ -133,14 +143,19 @@ void NativeRunner::begin(const StepInput& input) {
                             hidden_.as<float>(), false);
     }
     attention_.fill_tables(step);
-    for (int layer = 0; layer < spec_.num_layers; ++layer) {
-      run_layer(step, layer);
-      if (embedded > 0 && layer < spec_.pictures->deepstack_layers) add_deepstack(step, layer, embedded);
-    }
+    run_layers(step, embedded, looks);
     gather_outputs(decodes ? computed : outputs.count());
     project(0, projected);
   });
   give_out(outputs, projected);
+}
+
+void NativeRunner::begin_without_rows() {
+  if (sampler_) {
+    sampler_->begin({});
+    sampler_->end();
+  }
+  output_ = {};
 }
 
 std::unique_ptr<AdapterFile> NativeRunner::open_adapter(const std::string& directory) const {
@@ -240,6 +255,17 @@ void NativeRunner::add_deepstack(const StepContext& step, int layer, int count) 
   const size_t part = static_cast<size_t>(count) * static_cast<size_t>(spec_.hidden_size);
   step.ops.scatter_rows(embeddings_.device<float>() + static_cast<size_t>(1 + layer) * part,
                         embedding_rows_.device<int32_t>(), count, spec_.hidden_size, hidden_.as<float>(), true);
+}
+
+void NativeRunner::run_layers(const StepContext& step, int embedded, bool looks) {
+  int cross = 0;
+  for (int layer = 0; layer < spec_.num_layers; ++layer) {
+    for (; looks && cross < spec_.cross_layer_count() && spec_.pictures->cross_layers[cross] == layer; ++cross) {
+      cross_->run(step.ops, cross, weights_.cross_layers[cross], mlp_, hidden_.as<float>());
+    }
+    run_layer(step, layer);
+    if (embedded > 0 && layer < spec_.pictures->deepstack_layers) add_deepstack(step, layer, embedded);
+  }
 }
 
 void NativeRunner::run_layer(const StepContext& step, int index) {

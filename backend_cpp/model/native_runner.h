@@ -2,13 +2,15 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "device/operators.h"
 #include "model/adapters/adapter_table.h"
+#include "model/attention/cross_layers.h"
+#include "model/attention/self_attention.h"
 #include "model/dense_mlp.h"
 #include "model/expert_mlp.h"
 #include "model/model_runner.h"
-#include "model/self_attention.h"
 #include "model/spec/model_spec.h"
 #include "model/weights.h"
 
@@ -30,7 +32,10 @@ class NativeRunner final : public ModelRunner {
   int window() const override;
   int cache_variant(int prompt_len) const override { return attention_.cache_variant(prompt_len); }
   PictureTraits pictures() const override;
-  void allocate_cache(const CacheSize& size) override { attention_.allocate_cache(*ops_, size); }
+  int picture_rows_of_block(int block_len) const override {
+    return cross_ ? cross_->rows_of_block(attention_.layout(block_len)) : block_len;
+  }
+  void allocate_cache(const CacheSize& size) override;
   bool chooses_tokens() const override { return sampler_ != nullptr; }
   bool reserve(const TokenChoice& choice) override { return sampler_ && sampler_->reserve(choice); }
   std::unique_ptr<AdapterFile> open_adapter(const std::string& directory) const override;
@@ -47,6 +52,8 @@ class NativeRunner final : public ModelRunner {
     int count() const { return choices + rows; }
   };
 
+  // Of a step that fills pictures alone.
+  void begin_without_rows();
   // Prepares what the step's operators read.
   Outputs stage(const StepInput& input);
   void stage_tokens(const StepInput& input);
@@ -55,6 +62,7 @@ class NativeRunner final : public ModelRunner {
   int stage_embeddings(const StepInput& input);
   // What `count` such rows add behind a layer.
   void add_deepstack(const StepContext& step, int layer, int count);
+  void run_layers(const StepContext& step, int embedded, bool looks);
   void run_layer(const StepContext& step, int index);
   // Adds what a half of the layer made, or both, in branch_, to the residual stream.
   void add_branch(const StepContext& step, const NormStorage& output_norm);
@@ -83,6 +91,7 @@ class NativeRunner final : public ModelRunner {
   bool adds_directly_;  // the halves of a layer add to the residual stream themselves
   bool joins_halves_;   // both halves of a layer add to branch_, which is added once
   SelfAttention attention_;
+  std::optional<CrossLayers> cross_;
   DenseMlp mlp_;
   ExpertMlp expert_mlp_;
   AdapterTable adapters_;

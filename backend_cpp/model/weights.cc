@@ -68,6 +68,30 @@ LayerWeights read_layer(const Shard& shard, const WeightReader& read, int index)
   return layer;
 }
 
+CrossLayerWeights read_cross_layer(const Shard& shard, const WeightReader& read, int index) {
+  const ModelSpec& spec = shard.spec;
+  const std::string prefix = "cross_layers." + std::to_string(index) + ".";
+  const Slice queries = shard.heads.times(spec.head_dim);
+  const Slice keys = shard.kv_heads.times(spec.head_dim);
+  const auto norm = [&](const char* name, int size) {
+    return NormStorage::load(read, prefix + name, size, spec.norm, false);
+  };
+  // Gates are stored in front of the tanh they go through.
+  const auto gate = [&](const char* name) { return std::tanh(*read.vector(prefix + name, 1).as<float>()); };
+  CrossLayerWeights layer;
+  layer.attention_norm = norm("attention_norm", spec.hidden_size);
+  layer.q = read.linear(prefix + "attention.q", queries, spec.hidden_size, false);
+  layer.kv = read.linear(prefix + "attention.kv", Slice::joined({keys, keys}), spec.hidden_size, false);
+  layer.q_norm = norm("attention.q_norm", spec.head_dim);
+  layer.k_norm = norm("attention.k_norm", spec.head_dim);
+  layer.o = read.linear(prefix + "attention.o", spec.hidden_size, queries, false);
+  layer.attention_gate = gate("attention.gate");
+  layer.mlp_norm = norm("mlp_norm", spec.hidden_size);
+  layer.mlp = read_mlp(shard, read, prefix + "mlp.");
+  layer.mlp_gate = gate("mlp.gate");
+  return layer;
+}
+
 // Divides each row of a float32 matrix by its length, as torch.nn.functional.normalize does.
 void normalize_rows(const LinearStorage& matrix) {
   const int size = matrix.view.in_features;
@@ -151,9 +175,14 @@ Weights Weights::load(const Shard& shard, const Checkpoint& checkpoint, const We
   Weights weights;
   weights.final_norm = NormStorage::load(read, "final_norm", spec.hidden_size, spec.norm, spec.norm.bias);
   weights.layers.resize(static_cast<size_t>(spec.num_layers));
-  parallel_for_throwing(pool, spec.num_layers + 1, [&](int index) {
+  const int cross_layers = spec.cross_layer_count();
+  weights.cross_layers.resize(static_cast<size_t>(cross_layers));
+  parallel_for_throwing(pool, spec.num_layers + cross_layers + 1, [&](int index) {
     if (index < spec.num_layers) {
       weights.layers[static_cast<size_t>(index)] = read_layer(shard, read, index);
+    } else if (index < spec.num_layers + cross_layers) {
+      const int number = index - spec.num_layers;
+      weights.cross_layers[static_cast<size_t>(number)] = read_cross_layer(shard, read, number);
     } else {
       weights.embedding = read.matrix("token_embedding", spec.vocab_size, spec.hidden_size, options.dtype);
     }

@@ -6,8 +6,8 @@
 
 #include "base/aligned_buffer.h"
 #include "base/thread_pool.h"
+#include "model/attention/latent_attention.h"
 #include "model/expert_mlp.h"
-#include "model/latent_attention.h"
 #include "model/norm_storage.h"
 #include "model/spec/shard.h"
 #include "weights/weight_reader.h"
@@ -38,6 +38,20 @@ struct LayerWeights {
   NormStorage mlp_output_norm;
 };
 
+// A layer that looks at pictures: gated cross-attention, then a gated MLP. Adapters add nothing to it.
+struct CrossLayerWeights {
+  NormStorage attention_norm;
+  LinearStorage q;
+  LinearStorage kv;  // keys above values
+  NormStorage q_norm;
+  NormStorage k_norm;
+  LinearStorage o;
+  float attention_gate = 0;  // a factor
+  NormStorage mlp_norm;
+  MlpWeights mlp;
+  float mlp_gate = 0;
+};
+
 // A linear layer that adapters add to: what a shard holds of it, and what its rows are in the checkpoint.
 struct AdaptedLayer {
   Slice outputs = 0;
@@ -48,6 +62,7 @@ struct AdaptedLayer {
 struct Weights {
   LinearStorage embedding;  // [vocab, hidden], never rounded; also the output layer when that is not apart
   std::vector<LayerWeights> layers;
+  std::vector<CrossLayerWeights> cross_layers;
   NormStorage final_norm;
   // The output layer, of the shard's part of the vocabulary.
   LinearStorage lm_head;      // empty when embeddings are tied and not rounded; of 8 bits when rounded

@@ -73,8 +73,8 @@ std::optional<SessionParams> read_session(const py::dict& params) {
 }
 
 EmbeddingRange read_embedding(const py::handle& given) {
-  using Given = std::tuple<int, py::array, std::string, std::string, std::array<int, 3>, float>;
-  const auto [begin, rows, type, digest, grid, frame_step] = given.cast<Given>();
+  using Given = std::tuple<int, int, py::array, std::string, std::string, std::array<int, 3>, float>;
+  const auto [begin, count, rows, type, digest, grid, frame_step] = given.cast<Given>();
   EmbeddingRange range;
   const py::array array = py::array::ensure(rows, py::array::c_style);
   const std::optional<DType> dtype = dtype_of(type);
@@ -85,7 +85,7 @@ EmbeddingRange read_embedding(const py::handle& given) {
         std::to_string(range.digest.size()) + " bytes");
   }
   range.begin = begin;
-  range.count = static_cast<int>(array.shape(0));
+  range.count = count;
   range.grid = {grid[0], grid[1], grid[2], frame_step};
   std::copy_n(digest.begin(), range.digest.size(), range.digest.begin());
   const auto* bytes = static_cast<const std::byte*>(array.data());

@@ -250,6 +250,9 @@ std::vector<EmbeddingRange> RequestReader::embeddings(int width) const {
   const std::vector<float> frame_steps = has("embedding_frame_steps")
                                              ? values<float>("embedding_frame_steps", TRITONSERVER_TYPE_FP32)
                                              : std::vector<float>();
+  const std::vector<int32_t> row_counts = has("embedding_row_counts")
+                                              ? values<int32_t>("embedding_row_counts", TRITONSERVER_TYPE_INT32)
+                                              : std::vector<int32_t>();
   const std::optional<DType> type = names.size() == 1 ? dtype_of(names[0]) : std::nullopt;
   if (!type) throw invalid_argument("embedding_dtype must be float32, bfloat16 or float16");
   const size_t row_bytes = static_cast<size_t>(width) * byte_size(*type);
@@ -264,19 +267,25 @@ std::vector<EmbeddingRange> RequestReader::embeddings(int width) const {
       if (i / 2 < frame_steps.size()) range.grid.frame_step = frame_steps[i / 2];
     }
     const size_t digest_at = i / 2 * range.digest.size();
-    if (range.count < 1 || static_cast<size_t>(range.count) > left || digest_at + range.digest.size() > digests.size())
+    const int32_t row_count = i / 2 < row_counts.size() ? row_counts[i / 2] : range.count;
+    if (range.count < 1 || row_count < range.count || static_cast<size_t>(row_count) > left ||
+        digest_at + range.digest.size() > digests.size()) {
       break;
+    }
     std::copy_n(digests.begin() + static_cast<ptrdiff_t>(digest_at), range.digest.size(), range.digest.begin());
-    const std::byte* end = next + static_cast<size_t>(range.count) * row_bytes;
+    const std::byte* end = next + static_cast<size_t>(row_count) * row_bytes;
     range.rows = std::make_shared<const EmbeddingRows>(EmbeddingRows{*type, width, {next, end}});
     next = end;
-    left -= static_cast<size_t>(range.count);
+    left -= static_cast<size_t>(row_count);
     ranges.push_back(std::move(range));
   }
   if (ranges.size() * 2 != bounds.size() || left != 0 || ranges.size() * sizeof(ContentDigest) != digests.size()) {
     throw invalid_argument("embedding_ranges must be pairs of first token and count, with a row of " +
                            std::to_string(width) +
                            " numbers for each token in embeddings and 32 bytes for each pair in embedding_digests");
+  }
+  if (!row_counts.empty() && row_counts.size() != ranges.size()) {
+    throw invalid_argument("embedding_row_counts must have a number for each of embedding_ranges");
   }
   if (!grids.empty() && grids.size() != ranges.size() * 3) {
     throw invalid_argument("embedding_grids must have frames, rows and columns for each of embedding_ranges");

@@ -202,7 +202,9 @@ class Engine:
         if session is not None:
             params["session"] = (session.session_id, session.start, session.end, False, session.step)
         if pictures:
-            params["embeddings"] = [(p.begin, p.rows, p.dtype, p.digest, p.grid, p.frame_step) for p in pictures]
+            params["embeddings"] = [
+                (p.begin, p.tokens, p.rows, p.dtype, p.digest, p.grid, p.frame_step) for p in pictures
+            ]
         if adapter_name is not None:
             params["lora_name"] = adapter_name
         params["stream"] = stream

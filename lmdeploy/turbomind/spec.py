@@ -277,10 +277,15 @@ class PicturesSpec:
         (DeepStack; Meng et al., 2024, arXiv 2406.04334): a row is ``(1 + deepstack_layers) hidden_size`` wide.
     whole_rows
         Tokens of a picture, where these see all of it; 0: they see what is before them, as those of text do.
+    cross_layers
+        In front of which layers stand those that look at pictures by gated cross-attention, with a gated MLP (Alayrac
+        et al., 2022, arXiv 2204.14198; Llama 3.2 Vision), ascending; ``num_layers`` does not count them. A picture has
+        one token then. Empty: pictures stand among the tokens.
     """
 
     deepstack_layers: int = 0
     whole_rows: int = 0
+    cross_layers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

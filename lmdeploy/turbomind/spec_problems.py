@@ -112,10 +112,25 @@ def _parts(spec: "ModelSpec") -> Iterator[str]:
         yield from size_problems({"pictures.whole_rows": spec.pictures.whole_rows})
         if spec.attention.alibi_slopes:
             yield "pictures.whole_rows cannot be had with attention.alibi_slopes"
+    if spec.pictures and spec.pictures.cross_layers:
+        yield from _cross_layer_problems(spec, spec.pictures.cross_layers)
     if spec.moe and not spec.mlp.is_gated:
         yield "moe needs mlp.is_gated"
     if spec.moe:
         yield from _moe_problems(spec.moe, spec.num_layers)
+
+
+def _cross_layer_problems(spec: "ModelSpec", layers: tuple[int, ...]) -> Iterator[str]:
+    if list(layers) != sorted(layers) or not all(0 <= layer < spec.num_layers for layer in layers):
+        yield f"pictures.cross_layers must be layers, ascending, got {layers}"
+    if len(layers) > spec.num_layers:
+        yield f"pictures.cross_layers must be at most num_layers, got {len(layers)}"
+    block, pictures = spec.block, spec.pictures
+    is_plain = not block.is_parallel and not block.has_output_norms and block.residual_scale == 1
+    if not is_plain or spec.moe or spec.attention.mla or any(spec.attention.windows):
+        yield "pictures.cross_layers cannot be had with attention.mla, attention.windows, moe, or other blocks"
+    if pictures and (pictures.deepstack_layers or pictures.whole_rows):
+        yield "pictures.cross_layers cannot be had with pictures.deepstack_layers or pictures.whole_rows"
 
 
 def _rope_problems(rope: "RopeSpec", head_dim: int) -> Iterator[str]:

@@ -77,6 +77,7 @@ _OWN = {
     "ChatGLMForConditionalGeneration": _GLM_4V,
     "ChatGLMModel": _GLM_4V,
     "InternVLChatModel": _OwnForm(_always(""), "llm_config"),
+    "MllamaForConditionalGeneration": _OwnForm(_always("MllamaForConditionalGeneration"), picture_tokens=8),
     "LlavaLlamaForCausalLM": _OwnForm(_always("LlamaForCausalLM")),
     "LlavaMistralForCausalLM": _OwnForm(_always("MistralForCausalLM")),
     "MiniCPMV": _OwnForm(lambda raw: MINICPM_TEXTS[minicpm_version(raw)]),
@@ -225,7 +226,8 @@ def spec_in(spec: ModelSpec, text: TextPart, index: SafetensorsIndex) -> ModelSp
     ropes = tuple(
         dataclasses.replace(rope, axes=(0,) * len(rope.inv_freq) if text.is_one_place else axes) for rope in spec.ropes
     )
-    return dataclasses.replace(spec, ropes=ropes, pictures=text.pictures, tied_embeddings=not has_output)
+    pictures = spec.pictures or text.pictures
+    return dataclasses.replace(spec, ropes=ropes, pictures=pictures, tied_embeddings=not has_output)
 
 
 def _axes(sections: Sequence[int] | None, *, is_interleaved: bool) -> tuple[int, ...]:

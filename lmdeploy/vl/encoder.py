@@ -82,6 +82,9 @@ class VisionEncoder:
         result = []
         for picture in pictures:
             rows = self.rows(picture.image, picture.options, picture.digest)
+            if self._family.is_looked_at:
+                result += [looked_at(picture, rows)]
+                continue
             size, step = frame_size(picture.image.size, picture.options), 1.0
             video = self._video(picture.options)
             if video is not None:
@@ -144,6 +147,12 @@ def cut(
             result.append(PictureRows(begin, part, digest, rows.dtype, places, step))
             begin, first = begin + tokens, first + tokens
     return result
+
+
+def looked_at(picture: PlacedPicture, rows: Rows) -> PictureRows:
+    """Return the rows of a picture that the text looks at from its token on."""
+    ((begin, tokens),) = picture.runs
+    return PictureRows(begin, rows.values, picture.digest, rows.dtype, looked_at=rows.values.shape[0] - tokens)
 
 
 def load_encoder(checkpoint: Path) -> VisionEncoder:

@@ -2,8 +2,9 @@
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from lmdeploy.vl import load_video
 from openai_gateway.settings import Settings
 from tests.support.gateways import running_gateway
 from tests.support.metrics import engine_metrics
+from tests.support.mllama_reference import make_tiny_mllama
 from tests.support.pictures import data_url, file_of, picture
 from tests.support.servers import running_triton
 from tests.support.tiny_vision_models import make_tiny_llava_next, make_tiny_qwen_vl
@@ -123,8 +125,11 @@ def test_openais_client_gets_the_answers_of_the_offline_pipeline(
     assert ask(client, [{"role": "user", "content": "only a text"}]) == offline["text"]
 
 
-def test_positions_of_three_axes_and_deeper_features_reach_the_engine(tmp_path: Path) -> None:
-    model = make_tiny_qwen_vl(tmp_path / "tiny-qwen", kind="Qwen3VL")
+@pytest.mark.parametrize("make", [partial(make_tiny_qwen_vl, kind="Qwen3VL"), make_tiny_mllama], ids=["grid", "looks"])
+def test_positions_of_three_axes_deeper_features_and_rows_that_are_looked_at_reach_the_engine(
+    tmp_path: Path, make: Callable[[Path], Path]
+) -> None:
+    model = make(tmp_path / "tiny-seeing")
     config = GenerationConfig(max_new_tokens=TOKENS, do_sample=False, ignore_eos=True)
     with pipeline(str(model), TurbomindEngineConfig(dtype="float32", **ENGINE)) as pipe:
         expected = [pipe(("what?", one), config).text for one in (ONE, TWO)]

@@ -19,6 +19,7 @@ from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from tests.engine.test_model_families import PROMPT, check_logits
 from tests.kernels.device import cuda_devices, load_module
 from tests.support.adapters import make_adapter
+from tests.support.mllama_reference import make_tiny_mllama
 from tests.support.pictures import picture
 from tests.support.scaled_checkpoints import FLOAT8, Form, quantize_checkpoint
 from tests.support.tiny_models import make_small, make_tiny
@@ -229,8 +230,8 @@ def test_where_cuda_cannot_be_had_the_error_says_why(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "make",
-    [make_tiny_llava, partial(make_tiny_qwen_vl, kind="Qwen3VL"), make_tiny_gemma3],
-    ids=["plain", "grid", "ahead"],
+    [make_tiny_llava, partial(make_tiny_qwen_vl, kind="Qwen3VL"), make_tiny_gemma3, make_tiny_mllama],
+    ids=["plain", "grid", "ahead", "looked at"],
 )
 def test_pictures_are_seen_as_on_the_cpu(tmp_path: Path, on_cuda: int, make: Callable[[Path], Path]) -> None:
     directory = make(tmp_path / "model")

@@ -1,73 +1,134 @@
-"""Llama 3.2 Vision answers texts as `transformers` does, and refuses what it does not see."""
+"""Llama 3.2 Vision: what is its own. What all models that see promise is in `test_vision_models.py`."""
 
-import json
+import dataclasses
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import MllamaConfig, MllamaForConditionalGeneration
+from peft import LoraConfig, get_peft_model
+from PIL import Image
+from transformers import MllamaForConditionalGeneration
 
-from lmdeploy import TurbomindEngineConfig, pipeline
-from lmdeploy.errors import UnsupportedModelError
-from lmdeploy.turbomind.checkpoint import describe
-from tests.engine.test_model_families import FURTHER, PROMPT, TOLERANCE
-from tests.support.tiny_models import make_tiny
-from tests.support.token_engine import TokenEngine, relative_error
+from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
+from lmdeploy.offline.async_engine import AsyncEngine
+from tests.support.mllama_reference import MllamaReference, make_tiny_mllama
+from tests.support.pictures import picture
+from tests.support.token_engine import relative_error
 
-
-def make_mllama(directory: Path, **text: Any) -> Path:
-    """Make a tiny checkpoint: seven layers, of which the fourth looks at pictures, beside a tokenizer."""
-    make_tiny(directory, "LlamaForCausalLM")
-    for file in directory.glob("*.safetensors*"):
-        file.unlink()
-    config = MllamaConfig(
-        vision_config={
-            "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_global_layers": 1,
-            "attention_heads": 2, "image_size": 28, "patch_size": 14, "max_num_tiles": 1,
-            "intermediate_layers_indices": [0], "supported_aspect_ratios": [[1, 1]], "vision_output_dim": 64,
-        },
-        text_config={
-            "vocab_size": 49152, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 7,
-            "num_attention_heads": 4, "num_key_value_heads": 2, "cross_attention_layers": [3], "pad_token_id": 0,
-            "max_position_embeddings": 512, "bos_token_id": 1, "eos_token_id": 2,
-            **text,
-        },
-        image_token_index=49152,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = MllamaForConditionalGeneration(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn_like(parameter) * 0.1)
-    model.save_pretrained(directory)
-    return directory
+TOLERANCE = 1e-4
+SETTINGS = {
+    "device": "cpu", "session_len": 256, "cache_max_entry_count": 96, "cache_block_seq_len": 16, "max_batch_size": 4,
+    "num_tokens_per_iter": 20,
+}  # fmt: skip
+ALL = GenerationConfig(max_new_tokens=6, output_logits="all", do_sample=False, ignore_eos=True)
+GREEDY = GenerationConfig(max_new_tokens=8, do_sample=False, ignore_eos=True)
 
 
-def test_logits_of_texts_are_those_of_transformers(tmp_path: Path) -> None:
-    directory = make_mllama(tmp_path / "model")
-    model = MllamaForConditionalGeneration.from_pretrained(directory, dtype=torch.float32).eval()
-    with TokenEngine(directory) as engine, torch.no_grad():
-        answer, logits = engine.answer(PROMPT, 8, "all")
-        asked = PROMPT + answer[:-1]
-        assert relative_error(logits, model(torch.tensor([asked])).logits[0]) < TOLERANCE
-        longer = PROMPT + answer + FURTHER
-        again, logits = engine.answer(longer, 4, "generation")
-        want = model(torch.tensor([longer + again[:-1]])).logits[0]
-        assert relative_error(logits, want[len(longer) - 1 :]) < TOLERANCE
+def engine_of(directory: Path, **settings: Any) -> AsyncEngine:
+    return pipeline(str(directory), TurbomindEngineConfig(**(SETTINGS | settings)))
 
 
-def test_pictures_are_refused(tmp_path: Path) -> None:
-    directory = make_mllama(tmp_path / "model")
-    config = TurbomindEngineConfig(session_len=128, cache_max_entry_count=8)
-    with pipeline(str(directory), backend_config=config) as pipe, pytest.raises(ValueError, match="reads text only"):
-        pipe([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}]}])
+def turn(*content: Image.Image | str) -> list[dict[str, Any]]:
+    def part(one: Image.Image | str) -> dict[str, Any]:
+        return {"type": "text", "text": one} if isinstance(one, str) else image_data(one)
+
+    return [{"role": "user", "content": [part(one) for one in content]}]
 
 
-def test_another_order_of_layers_is_refused(tmp_path: Path) -> None:
-    directory = make_mllama(tmp_path / "model")
-    raw = json.loads((directory / "config.json").read_text())
-    raw["text_config"]["cross_attention_layers"] = [2]
-    (directory / "config.json").write_text(json.dumps(raw))
-    with pytest.raises(UnsupportedModelError, match=r"every fifth layer from layer 3 on .*, got \[2\]"):
-        describe(directory, "model")
+def image_data(image: Image.Image) -> dict[str, Any]:
+    return {"type": "image_data", "image_data": {"data": image}}
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_mllama(tmp_path_factory.mktemp("mllama") / "model")
+
+
+@pytest.mark.parametrize(("looking", "layers"), [([3], 5), ([0, 1, 3], 8), ([3, 8], 10)], ids=str)
+def test_layers_that_look_may_stand_anywhere(tmp_path: Path, looking: Sequence[int], layers: int) -> None:
+    made = make_tiny_mllama(tmp_path / "model", looking=looking, layers=layers)
+    messages = turn(picture(60, 40), "what is it?")
+    with engine_of(made) as pipe:
+        answer, ids = pipe(messages, ALL), pipe.prepare(messages).ids
+    expected = MllamaReference(made)(ids, [picture(60, 40)])
+    assert relative_error(answer.logits[: len(ids)], expected) < TOLERANCE
+
+
+def test_pictures_that_follow_each_other_are_looked_at_together(directory: Path) -> None:
+    shown = [picture(60, 40, seed) for seed in range(3)]
+    messages = [*turn(shown[0], shown[1], "alike?"), {"role": "assistant", "content": "no"}, *turn(shown[2], "now?")]
+    with engine_of(directory, enable_prefix_caching=True) as pipe:
+        ids = pipe.prepare(messages).ids
+        whole = pipe(messages, ALL)
+        assert relative_error(whole.logits[: len(ids)], MllamaReference(directory)(ids, shown)) < TOLERANCE
+        others = pipe([*turn(shown[1], shown[0], "alike?"), *messages[1:]], ALL)
+        assert not torch.equal(others.logits, whole.logits), "their order makes no difference"
+        assert torch.equal(pipe(messages, ALL).logits, whole.logits)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"tp": 2},
+        {"dtype": "bfloat16"},
+        {"quant_policy": 8},
+        {"quant_policy": 4},
+        {"weight_bits": 8},
+        {"weight_bits": 4},
+    ],
+    ids=str,
+)
+def test_settings_lose_no_more_of_pictures_than_of_texts(directory: Path, settings: dict[str, Any]) -> None:
+    reference = MllamaReference(directory)
+    errors = []
+    with engine_of(directory, **({"dtype": "float32"} | settings)) as pipe:
+        for shown in ([], [picture(60, 40)]):
+            messages = turn(*shown, "what is it? " * 2)
+            ids, logits = pipe.prepare(messages).ids, pipe(messages, ALL).logits
+            errors.append(relative_error(logits[: len(ids)], reference(ids, shown)))
+    assert errors[1] < 2 * errors[0] + TOLERANCE
+
+
+def test_a_session_goes_on_looking_at_its_picture(directory: Path) -> None:
+    shown = picture(60, 40)
+    config = dataclasses.replace(GREEDY, output_logits="generation")
+    with engine_of(directory) as pipe:
+        session = pipe.chat(("what is it?", shown), gen_config=config)
+        ids = [*pipe.prepare(("what is it?", shown)).ids, *session.response.token_ids]
+        session = pipe.chat("and where?", session=session, gen_config=config)
+        asked = pipe.tokenizer.encode(" USER: and where? ASSISTANT:", add_bos=False)
+    answer = session.response
+    assert (answer.history_token_len, answer.input_token_len) == (len(ids), len(asked))
+    ids += asked
+    expected = MllamaReference(directory)([*ids, *answer.token_ids], [shown])[len(ids) - 1 : -1]
+    assert relative_error(answer.logits, expected[: len(answer.logits)]) < TOLERANCE
+
+
+def test_pictures_swapped_to_the_host_come_back(directory: Path) -> None:
+    asked = [turn(picture(60, 40, seed), "what is it?") for seed in range(6)]
+    with engine_of(directory) as plenty:
+        expected = [plenty(messages, GREEDY).token_ids for messages in asked]
+    short = {"session_len": 96, "cache_max_entry_count": 10, "num_cpu_blocks": 64, "enable_prefix_caching": True}
+    with engine_of(directory, **short) as pipe:
+        for _ in range(2):
+            assert [pipe(messages, GREEDY).token_ids for messages in asked] == expected
+        assert pipe.engine.metrics()["swapped_in_total"] > 0
+
+
+def test_pictures_that_leave_no_room_are_refused_and_disturb_nobody(directory: Path) -> None:
+    with engine_of(directory, session_len=64, cache_max_entry_count=5) as pipe:
+        many = [message for seed in range(4) for message in turn(picture(28, 28, seed), "and?")]
+        with pytest.raises(ValueError, match=r"the pictures leave no room in the cache for a prompt of 59 tokens"):
+            pipe(many, GREEDY)
+        assert pipe(turn(picture(28, 28), "?"), GREEDY).generate_token_len == 8
+
+
+def test_an_adapter_for_the_layers_that_look_is_refused_by_name(directory: Path, tmp_path: Path) -> None:
+    model = MllamaForConditionalGeneration.from_pretrained(directory)
+    config = LoraConfig(r=2, target_modules=r".*language_model.*\.(q_proj|v_proj)")
+    get_peft_model(model, config).save_pretrained(tmp_path / "adapter")
+    with pytest.raises(ValueError, match=re.compile("cross_attn|adapt", re.IGNORECASE)):
+        engine_of(directory, adapters={"all": str(tmp_path / "adapter")})

@@ -24,6 +24,7 @@ ONE_OF_A_KIND = {
     "docs": "a subject each",
     "lmdeploy/turbomind/families": "a model family each",
     "lmdeploy/templates/families": "the templates of a family each",
+    "lmdeploy/vl/families": "a family that sees each",
     "tests/data/templates": "a chat template each",
     "tests/engine": "what is promised of the running engine each",
     "tests/support": "a helper each",

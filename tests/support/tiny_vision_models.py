@@ -33,7 +33,7 @@ _VISION = {
     "initializer_range": 0.3,
 }
 # As published ones do: pictures first, then the texts.
-_TEMPLATE = (
+TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{{ m['role'] | upper }}: "
     "{% if m['content'] is string %}{{ m['content'] }}{% else %}"
     "{% for c in m['content'] if c['type'] == 'image' %}IMAGE\n{% endfor %}"
@@ -60,7 +60,7 @@ def make_tiny_llava(
         LlavaImageProcessorPil,
     )
 
-    write_tokenizer(directory, [token], _TEMPLATE.replace("IMAGE", token))
+    write_tokenizer(directory, [token], TEMPLATE.replace("IMAGE", token))
     config = LlavaConfig(
         vision_config={"model_type": "clip_vision_model", "projection_dim": 16, **_VISION},
         text_config={"model_type": text, **TEXT},
@@ -77,7 +77,7 @@ def make_tiny_llava_next(directory: Path, *, seed: int = 0, text: str = "mistral
     """Make a LLaVA 1.6 with a CLIP tower and tiles of 28 pixels."""
     from transformers import LlavaNextConfig, LlavaNextForConditionalGeneration, LlavaNextImageProcessorPil
 
-    write_tokenizer(directory, [token], _TEMPLATE.replace("IMAGE", token))
+    write_tokenizer(directory, [token], TEMPLATE.replace("IMAGE", token))
     grids = [[28, 56], [56, 28], [56, 56], [84, 28], [28, 84]]
     config = LlavaNextConfig(
         vision_config={"model_type": "clip_vision_model", "projection_dim": 16, **_VISION},
@@ -101,7 +101,7 @@ def make_tiny_llava_onevision(directory: Path, *, seed: int = 0) -> Path:
         LlavaOnevisionImageProcessorPil,
     )
 
-    write_tokenizer(directory, ["<image>", "<video>"], _TEMPLATE.replace("IMAGE", "<image>"))
+    write_tokenizer(directory, ["<image>", "<video>"], TEMPLATE.replace("IMAGE", "<image>"))
     grids = [[28 * rows, 28 * columns] for rows in range(1, 4) for columns in range(1, 4)]
     config = LlavaOnevisionConfig(
         vision_config={"model_type": "siglip_vision_model", "vision_use_head": False, **_VISION},
@@ -121,7 +121,7 @@ def make_tiny_pixtral(directory: Path, *, seed: int = 0) -> Path:
     """Make a Pixtral that sees squares of 14 pixels as a row."""
     from transformers import LlavaConfig, LlavaForConditionalGeneration, PixtralImageProcessorPil
 
-    write_tokenizer(directory, ["[IMG]", "[IMG_BREAK]", "[IMG_END]"], _TEMPLATE.replace("IMAGE\n", "[IMG]"))
+    write_tokenizer(directory, ["[IMG]", "[IMG_BREAK]", "[IMG_END]"], TEMPLATE.replace("IMAGE\n", "[IMG]"))
     config = LlavaConfig(
         vision_config={"model_type": "pixtral", **_VISION, "image_size": 70, "head_dim": 8},
         text_config={"model_type": "mistral", **TEXT, "sliding_window": None},
@@ -142,7 +142,7 @@ def make_tiny_deepseek_vl(
     """Make a DeepSeek-VL with a SigLIP tower: 4 tokens a picture of any size."""
     from transformers import DeepseekVLConfig, DeepseekVLForConditionalGeneration, DeepseekVLImageProcessorPil
 
-    write_tokenizer(directory, ["<image_placeholder>"], _TEMPLATE.replace("IMAGE\n", "<image_placeholder>"))
+    write_tokenizer(directory, ["<image_placeholder>"], TEMPLATE.replace("IMAGE\n", "<image_placeholder>"))
     config = DeepseekVLConfig(
         vision_config={"model_type": "siglip_vision_model", **_VISION, **vision},
         text_config={"model_type": "llama", **TEXT},
@@ -169,7 +169,7 @@ def make_tiny_deepseek_vl_hybrid(
         DeepseekVLHybridImageProcessorPil,
     )
 
-    write_tokenizer(directory, ["<image_placeholder>"], _TEMPLATE.replace("IMAGE\n", "<image_placeholder>"))
+    write_tokenizer(directory, ["<image_placeholder>"], TEMPLATE.replace("IMAGE\n", "<image_placeholder>"))
     sides, large = {"height": IMAGE_SIDE, "width": IMAGE_SIDE}, {"height": 64, "width": 64}
     config = DeepseekVLHybridConfig(
         vision_config={"model_type": "siglip_vision_model", **_VISION, **vision},
@@ -197,7 +197,7 @@ def make_tiny_internvl(
     """Make an InternVL with tiles of 28 pixels, one row each."""
     from transformers import GotOcr2ImageProcessorPil, InternVLConfig, InternVLForConditionalGeneration
 
-    write_tokenizer(directory, ["<IMG_CONTEXT>", "<img>", "</img>"], _TEMPLATE.replace("IMAGE", "<IMG_CONTEXT>"))
+    write_tokenizer(directory, ["<IMG_CONTEXT>", "<img>", "</img>"], TEMPLATE.replace("IMAGE", "<IMG_CONTEXT>"))
     sides = [IMAGE_SIDE, IMAGE_SIDE]
     config = InternVLConfig(
         vision_config={**_VISION, "image_size": sides, "patch_size": [PATCH, PATCH], "attention_bias": True, **vision},
@@ -221,7 +221,7 @@ def make_tiny_idefics3(directory: Path, *, seed: int = 0, kind: str = "Idefics3"
 
     tags = [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)]
     special = ["<image>", "<fake_token_around_image>", "<global-img>", *tags]
-    write_tokenizer(directory, special, _TEMPLATE.replace("IMAGE\n", "<image>"))
+    write_tokenizer(directory, special, TEMPLATE.replace("IMAGE\n", "<image>"))
     config = getattr(transformers, f"{kind}Config")(
         vision_config={"model_type": f"{kind.lower()}_vision", **_VISION},
         text_config={"model_type": "llama", **TEXT},
@@ -239,7 +239,7 @@ def make_tiny_mistral3(directory: Path, *, seed: int = 0) -> Path:
     """Make a Mistral 3 that sees squares of 28 pixels as a row."""
     from transformers import Mistral3Config, Mistral3ForConditionalGeneration, PixtralImageProcessorPil
 
-    write_tokenizer(directory, ["[IMG]", "[IMG_BREAK]", "[IMG_END]"], _TEMPLATE.replace("IMAGE\n", "[IMG]"))
+    write_tokenizer(directory, ["[IMG]", "[IMG_BREAK]", "[IMG_END]"], TEMPLATE.replace("IMAGE\n", "[IMG]"))
     config = Mistral3Config(
         vision_config={"model_type": "pixtral", **_VISION, "image_size": 112, "head_dim": 8},
         text_config={"model_type": "mistral", **TEXT, "sliding_window": None},
@@ -262,7 +262,7 @@ def make_tiny_qwen_vl(directory: Path, *, seed: int = 0, kind: str = "Qwen2VL") 
     import transformers
 
     marks = ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"]
-    write_tokenizer(directory, marks, _TEMPLATE.replace("IMAGE\n", "<|vision_start|><|image_pad|><|vision_end|>"))
+    write_tokenizer(directory, marks, TEMPLATE.replace("IMAGE\n", "<|vision_start|><|image_pad|><|vision_end|>"))
     is_third = kind.startswith("Qwen3VL")
     sections = {"mrope_section": [2, 1, 1], "mrope_interleaved": True} if is_third else {"mrope_section": [1, 1, 2]}
     text = {**TEXT, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, **sections}}
@@ -314,7 +314,7 @@ def make_tiny_glm4v(directory: Path, *, seed: int = 0) -> Path:
 
     marks = ["<|image|>", "<|begin_of_image|>", "<|end_of_image|>", "<|video|>"]
     marks += ["<|begin_of_video|>", "<|end_of_video|>"]
-    write_tokenizer(directory, marks, _TEMPLATE.replace("IMAGE\n", "<|begin_of_image|><|image|><|end_of_image|>"))
+    write_tokenizer(directory, marks, TEMPLATE.replace("IMAGE\n", "<|begin_of_image|><|image|><|end_of_image|>"))
     rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [1, 2, 1]}
     config = Glm4vConfig(
         vision_config={
@@ -343,7 +343,7 @@ def make_tiny_gemma3(directory: Path, *, seed: int = 0, window: int = 16) -> Pat
     from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma3ImageProcessorPil
 
     marks = ["<image_soft_token>", "<start_of_image>", "<end_of_image>"]
-    write_tokenizer(directory, marks, _TEMPLATE.replace("IMAGE\n", "<start_of_image>"))
+    write_tokenizer(directory, marks, TEMPLATE.replace("IMAGE\n", "<start_of_image>"))
     text = {"head_dim": 16, "sliding_window": window, "query_pre_attn_scalar": 16}
     config = Gemma3Config(
         vision_config={"model_type": "siglip_vision_model", **_VISION, "image_size": 56, "vision_use_head": False},

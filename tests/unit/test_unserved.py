@@ -87,7 +87,7 @@ SEEN = (
     "Gemma3ForConditionalGeneration", "Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration",
     "Mistral3ForConditionalGeneration", "MultiModalityCausalLM", "DeepseekVLForConditionalGeneration",
     "DeepseekVLHybridForConditionalGeneration", "MiniCPMV", "Phi3VForCausalLM", "ChatGLMModel",
-    "ChatGLMForConditionalGeneration", "QWenLMHeadModel", "MolmoForCausalLM",
+    "ChatGLMForConditionalGeneration", "QWenLMHeadModel", "MolmoForCausalLM", "MllamaForConditionalGeneration",
 )  # fmt: skip
 REFUSED = (
     "Glm4vMoeForConditionalGeneration", "Glm46VForConditionalGeneration", "MiniCPMV4_6ForConditionalGeneration",
@@ -96,7 +96,7 @@ REFUSED = (
     "InternLMXComposer2ForCausalLM", "CogVLMForCausalLM", "MiniGeminiLlamaForCausalLM", "MGMLlamaForCausalLM",
 )  # fmt: skip
 # Of these names there are models of texts alone, or served as such: pictures in their prompts are refused.
-READ = ("ChatGLMModel", "ChatGLMForConditionalGeneration", "QWenLMHeadModel", "MllamaForConditionalGeneration")
+READ = ("ChatGLMModel", "ChatGLMForConditionalGeneration", "QWenLMHeadModel")
 
 
 def test_every_model_that_sees_is_served_or_refused_by_name() -> None:

@@ -70,8 +70,9 @@ def test_the_engine_gets_what_it_gets_offline(directory: Path, prepared: dict[st
     offline = SeeingPreparer(directory, tokenizer, template, 512, None).prepare(ASK)
     assert prepared["INPUT_ID"].tolist() == [offline.ids]
     assert response.array("EMBEDDING_RANGES").tolist() == [
-        [number for one in offline.rows for number in (one.begin, len(one.rows))]
+        [number for one in offline.rows for number in (one.begin, one.tokens)]
     ]
+    assert response.array("EMBEDDING_ROW_COUNTS").tolist() == [[len(one.rows) for one in offline.rows]]
     assert response.array("EMBEDDING_DTYPE").tolist() == [[b"float32"]]
     assert response.array("EMBEDDING_DIGESTS").tobytes() == b"".join(one.digest for one in offline.rows)
     assert response.array("EMBEDDING_GRIDS").tolist() == [[side for one in offline.rows for side in one.grid]]

@@ -60,6 +60,7 @@ void CacheAnnouncer::stored(uint64_t content, uint64_t parent, const PrefixKey& 
   Node node;
   node.lora_name = prefix.lora_name;
   node.extra_keys = extra_keys_of(prefix, index, block_len_);
+  node.can_be_found = !prefix.is_looked_at;  // by the tokens of a prompt
   if (index > 0) {
     const auto before = nodes_.find(parent);
     node.has_parent = true;

@@ -68,7 +68,7 @@ void BlockCache::forget_all() {
 }
 
 int BlockCache::match(const PrefixKey& prefix, int limit, std::vector<int32_t>& blocks) {
-  uint64_t parent = root(prefix.scope);
+  uint64_t parent = root(prefix);
   int covered = 0;
   for (int index = 0; covered + block_len_ <= limit; ++index) {
     const Content content = content_of(prefix, parent, index);
@@ -89,7 +89,7 @@ int BlockCache::match(const PrefixKey& prefix, int limit, std::vector<int32_t>& 
 
 void BlockCache::publish(const PrefixKey& prefix, int index, std::vector<int32_t>& blocks) {
   const auto at = static_cast<size_t>(index);
-  const uint64_t parent = index == 0 ? root(prefix.scope) : blocks_[static_cast<size_t>(blocks[at - 1])].content;
+  const uint64_t parent = index == 0 ? root(prefix) : blocks_[static_cast<size_t>(blocks[at - 1])].content;
   if (parent == 0) throw internal_error("a block was published before the one it follows");
   Content content = content_of(prefix, parent, index);
   const uint64_t key = key_of(content);

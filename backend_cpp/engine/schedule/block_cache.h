@@ -64,6 +64,7 @@ struct PrefixKey {
   // What the scope was made from, for those who are told of the cache.
   std::string_view lora_name = {};
   std::string_view salt = {};
+  bool is_looked_at = false;  // these are the rows of pictures (model/picture_group.h), which no sequence begins with
 };
 
 class BlockCache {
@@ -153,7 +154,7 @@ class BlockCache {
     bool is_idle = false;
   };
 
-  static uint64_t root(uint64_t scope) { return scope | (uint64_t{1} << 63); }
+  static uint64_t root(const PrefixKey& prefix) { return prefix.scope | uint64_t{prefix.is_looked_at ? 3u : 2u} << 62; }
   // Of block number `index` of a sequence.
   Content content_of(const PrefixKey& prefix, uint64_t parent, int index) const;
   int32_t find(const Content& content, uint64_t key) const;

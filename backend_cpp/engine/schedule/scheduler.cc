@@ -28,6 +28,17 @@ bool has_next_row(const Sequence& sequence) {
   return sequence.unseen == 0 || sequence.chosen() < sequence.params().max_new_tokens;
 }
 
+// Whether one row is left to compute, for the next token of an answer.
+bool is_decoding(Sequence& sequence) {
+  return sequence.pending() == 1 && sequence.chosen() > 0 && has_next_row(sequence) &&
+         sequence.pictures.unwritten(sequence.cached, sequence.cached + 1).empty();
+}
+
+// Whether what a sequence gives back can be of use to others, or to itself.
+bool keeps_blocks(const Sequence& sequence) {
+  return sequence.group->keeps_blocks || sequence.params().n > 1;
+}
+
 int blocks_of(int tokens, int block_len) {
   return (tokens + block_len - 1) / block_len;
 }
@@ -48,7 +59,8 @@ int Scheduler::blocks_for(int tokens) const {
 // Blocks that a sequence will need for the tokens it has, beside those it holds.
 int Scheduler::missing_blocks(const Sequence& sequence) const {
   const int tokens = static_cast<int>(sequence.tokens.size());
-  return std::max(0, most_blocks(tokens, blocks_.block_len(), config_) - sequence.held_blocks());
+  return std::max(0, most_blocks(tokens, blocks_.block_len(), config_) - sequence.held_blocks()) +
+         sequence.pictures.missing_blocks();
 }
 
 void Scheduler::add(std::shared_ptr<Sequence> sequence) {
@@ -58,8 +70,10 @@ void Scheduler::add(std::shared_ptr<Sequence> sequence) {
 void Scheduler::plan(Step& step, bool may_preempt) {
   step.input.clear();
   step.sequences.clear();
+  step.looking.clear();
   for (auto& sequence : running_) sequence->planned = 0;
   int budget = config_.max_step_tokens;
+  int fills = 0;
   const auto take = [&](Sequence& sequence, int tokens) {
     if (!reserve(sequence, tokens, may_preempt)) return false;
     sequence.planned = tokens;
@@ -72,20 +86,26 @@ void Scheduler::plan(Step& step, bool may_preempt) {
   bool is_short = false;
   for (size_t i = 0; i < running_.size(); ++i) {
     Sequence& sequence = *running_[i];
-    if (sequence.pending() == 1 && sequence.chosen() > 0 && has_next_row(sequence) && !take(sequence, 1))
-      is_short = true;
+    if (is_decoding(sequence) && !take(sequence, 1)) is_short = true;
   }
   admit();
   for (size_t i = 0; i < running_.size() && budget > 0; ++i) {
     Sequence& sequence = *running_[i];
     if (sequence.planned > 0 || !has_next_row(sequence)) continue;
-    const int chunk = chunk_of(sequence, budget);
-    if (chunk > 0 && !take(sequence, chunk)) is_short = true;
+    const int fills_before = fills;
+    const int chunk = plan_pictures(sequence, chunk_of(sequence, budget), fills, may_preempt);
+    budget -= (fills - fills_before + kFillsOfARow - 1) / kFillsOfARow;
+    if (chunk < 0 || (chunk > 0 && budget > 0 && !take(sequence, std::min(chunk, budget)))) is_short = true;
   }
   step.was_short_of_blocks = is_short && !may_preempt;
 
   for (auto& sequence : running_) {
+    const size_t fills_before = step.input.fills.size();
+    sequence->pictures.add_fills(step.input.fills);
+    if (step.input.fills.size() > fills_before) step.looking.push_back(sequence);
     if (sequence->planned == 0) continue;
+    sequence->pictures.add_looks(sequence->cached, sequence->cached + sequence->planned,
+                                 static_cast<int>(step.input.tokens.size()), step.input.looks);
     const auto first = sequence->tokens.begin() + sequence->cached;
     const int known = sequence->planned - sequence->unseen;
     step.input.spans.push_back(
@@ -98,7 +118,7 @@ void Scheduler::plan(Step& step, bool may_preempt) {
     if (known < sequence->planned) step.input.tokens.push_back(unseen_token(sequence->unseen_span));
     step.sequences.push_back(sequence);
   }
-  if (!step.sequences.empty()) step.input.moves = blocks_.take_moves();
+  if (!step.is_empty()) step.input.moves = blocks_.take_moves();
 }
 
 // How many of its tokens run next, at most `budget`; none where a picture does not fit any more.
@@ -112,7 +132,23 @@ int Scheduler::chunk_of(const Sequence& sequence, int budget) const {
   return tokens;
 }
 
+// Plans to write the pictures that the next `tokens` of a sequence look at, as far as a step has room. Returns how many
+// of these tokens can run in it; negative: the sequence was preempted, or has no place for a picture.
+int Scheduler::plan_pictures(Sequence& sequence, int tokens, int& fills, bool may_preempt) {
+  if (tokens == 0) return 0;
+  for (PictureBlocks::Held* held : sequence.pictures.unwritten(sequence.cached, sequence.cached + tokens)) {
+    const auto blocks = static_cast<size_t>(held->group->block_count());
+    if (!take_blocks(sequence, held->blocks, blocks, may_preempt)) return -1;
+    const int left = held->group->rows() - held->written;
+    held->planned = std::min(left, config_.max_step_tokens - fills);
+    fills += held->planned;
+    if (held->planned < left) return std::max(0, held->group->begin() - sequence.cached);
+  }
+  return tokens;
+}
+
 void Scheduler::commit(const Step& step) {
+  for (const std::shared_ptr<Sequence>& sequence : step.looking) sequence->pictures.commit(blocks_, sequence->prefix());
   for (const std::shared_ptr<Sequence>& sequence : step.sequences) {
     sequence->cached += sequence->planned;
     sequence->planned = 0;
@@ -120,6 +156,7 @@ void Scheduler::commit(const Step& step) {
       blocks_.publish(sequence->prefix(), sequence->published, sequence->blocks);
     }
     free_behind_window(*sequence);
+    sequence->pictures.pass(blocks_, sequence->cached, keeps_blocks(*sequence));
   }
 }
 
@@ -128,9 +165,8 @@ void Scheduler::free_behind_window(Sequence& sequence) {
   const int first_seen = sequence.cached - config_.window + 1;  // by the next row
   // What follows the last published block will be published as its successor.
   const int behind = std::min(first_seen / blocks_.block_len(), sequence.published - 1);
-  const bool keeps_content = sequence.group->keeps_blocks || sequence.params().n > 1;
   for (; sequence.freed_blocks < behind; ++sequence.freed_blocks) {
-    blocks_.give_back(sequence.blocks[static_cast<size_t>(sequence.freed_blocks)], keeps_content);
+    blocks_.give_back(sequence.blocks[static_cast<size_t>(sequence.freed_blocks)], keeps_blocks(sequence));
   }
 }
 
@@ -138,10 +174,15 @@ void Scheduler::free_behind_window(Sequence& sequence) {
 // itself was preempted, if it may.
 bool Scheduler::reserve(Sequence& sequence, int tokens, bool may_preempt) {
   const auto needed = static_cast<size_t>(blocks_for(sequence.cached + tokens));
-  while (sequence.blocks.size() < needed) {
+  return take_blocks(sequence, sequence.blocks, needed, may_preempt);
+}
+
+// Makes a list of a sequence's blocks as long as `count`. False as above.
+bool Scheduler::take_blocks(Sequence& sequence, std::vector<int32_t>& blocks, size_t count, bool may_preempt) {
+  while (blocks.size() < count) {
     const int32_t block = blocks_.allocate();
     if (block >= 0) {
-      sequence.blocks.push_back(block);
+      blocks.push_back(block);
       continue;
     }
     if (!may_preempt) return false;
@@ -167,6 +208,7 @@ void Scheduler::give_up_blocks(Sequence& sequence, bool keeps_content) {
   } else {
     blocks_.release_and_forget(sequence.blocks);
   }
+  sequence.pictures.give_up(blocks_, keeps_content);
   sequence.cached = 0;
   sequence.published = 0;
   sequence.freed_blocks = 0;
@@ -197,6 +239,7 @@ bool Scheduler::try_admit(Sequence& sequence, int& reserved) {
   sequence.cached = covered;
   sequence.published = static_cast<int>(sequence.blocks.size());
   free_behind_window(sequence);
+  sequence.pictures.match(blocks_, sequence.prefix(), config_.picture_rows_of_block, covered);
   const int missing = missing_blocks(sequence);
   if (!running_.empty() && missing + 1 > blocks_.available_count() - reserved) {
     give_up_blocks(sequence, true);
@@ -231,6 +274,7 @@ void Scheduler::check_invariants() const {
     if (std::any_of(sequence->blocks.begin(), held, [](int32_t block) { return block != kNoBlock; }))
       throw internal_error("a block behind the window is still there");
     referenced.insert(referenced.end(), held, sequence->blocks.end());
+    sequence->pictures.add_blocks(referenced);
     if (sequence->cached > static_cast<int>(sequence->tokens.size()))
       throw internal_error("more tokens cached than there are");
     if (blocks_for(sequence->cached) > static_cast<int>(sequence->blocks.size()))
@@ -239,7 +283,9 @@ void Scheduler::check_invariants() const {
       throw internal_error("a block was published before it was full");
   }
   for (const auto& sequence : waiting_) {
-    if (!sequence->blocks.empty() || sequence->cached != 0) throw internal_error("a waiting sequence holds blocks");
+    if (!sequence->blocks.empty() || sequence->cached != 0 || sequence->pictures.holds_any()) {
+      throw internal_error("a waiting sequence holds blocks");
+    }
   }
   std::sort(referenced.begin(), referenced.end());
   referenced.erase(std::unique(referenced.begin(), referenced.end()), referenced.end());

@@ -13,7 +13,8 @@
 // taken meanwhile. The sequence served first is never preempted, so work always completes.
 //
 // Pictures. Where the tokens of a picture see each other, a chunk does not end within one; a request's pictures are
-// small enough to fit into a step beside all decoding sequences.
+// small enough to fit into a step beside all decoding sequences. Where tokens look at pictures by cross-attention,
+// these are written before the first token that looks runs: some rows a step, which count as kFillsOfARow a row.
 //
 // Windows. Where no layer looks further back than `window` positions, blocks that lie wholly behind it are given back
 // after each step, so a sequence holds a bounded number of blocks however long it gets.
@@ -35,15 +36,22 @@ namespace turbomind {
 struct Step {
   StepInput input;
   std::vector<std::shared_ptr<Sequence>> sequences;
-  bool was_short_of_blocks = false;  // a sequence had to be left out
-  double begin_seconds = 0;          // that beginning it took
+  std::vector<std::shared_ptr<Sequence>> looking;  // that have input.fills
+  bool was_short_of_blocks = false;                // a sequence had to be left out
+  double begin_seconds = 0;                        // that beginning it took
+
+  bool is_empty() const { return sequences.empty() && looking.empty(); }
 };
+
+// Of a picture's row, a few layers' keys and values alone are computed.
+inline constexpr int kFillsOfARow = 16;
 
 struct SchedulerConfig {
   int max_batch_size = 1;
   int max_step_tokens = 1;
   int window = 0;  // no layer looks further back than so many positions, a token's own included; 0: some look at all
   bool keeps_pictures_whole = false;  // the tokens of a picture see each other
+  int picture_rows_of_block = 0;      // ModelRunner::picture_rows_of_block
 };
 
 // Blocks of `block_len` tokens that a sequence of so many tokens holds at once, at most.
@@ -55,7 +63,7 @@ class Scheduler {
 
   void add(std::shared_ptr<Sequence> sequence);
 
-  // Fills `step`; without sequences: nothing to do.
+  // Fills `step`; an empty one: nothing to do.
   void plan(Step& step) { plan(step, true); }
   // The same while the step before is under way, whose choices nobody has seen: preempts nobody.
   void plan_ahead(Step& step) { plan(step, false); }
@@ -80,10 +88,12 @@ class Scheduler {
  private:
   void plan(Step& step, bool may_preempt);
   int chunk_of(const Sequence& sequence, int budget) const;
+  int plan_pictures(Sequence& sequence, int tokens, int& fills, bool may_preempt);
   void free_behind_window(Sequence& sequence);
   int blocks_for(int tokens) const;
   int missing_blocks(const Sequence& sequence) const;
   bool reserve(Sequence& sequence, int tokens, bool may_preempt);
+  bool take_blocks(Sequence& sequence, std::vector<int32_t>& blocks, size_t count, bool may_preempt);
   void preempt_last();
   void admit();
   bool try_admit(Sequence& sequence, int& reserved);

@@ -18,6 +18,7 @@
 #include "engine/answer/answer_rules.h"
 #include "engine/request.h"
 #include "engine/schedule/block_cache.h"
+#include "engine/schedule/picture_blocks.h"
 
 namespace turbomind {
 
@@ -35,6 +36,7 @@ struct SequenceGroup {
   uint64_t scope = 0;                      // where its blocks are published (engine/schedule/block_cache.h)
   int history_len = 0;                     // leading tokens that came from the session
   std::vector<EmbeddingRange> embeddings;  // of the prompt; kept until the last answer has ended
+  std::vector<PictureGroup> looked_at;     // the same, where tokens look at them
   int open_answers = 1;                    // answers that have not finished; those that never began are not counted
   bool may_match = true;                   // published blocks can stand for its prompt
   bool keeps_blocks = false;               // blocks stay published when it ends
@@ -51,7 +53,8 @@ struct Sequence {
       : group(std::move(of)),
         index(which),
         tokens(std::move(all_tokens)),
-        answer(group->rules, index, group->seed, group->arrival << 24 | static_cast<uint64_t>(index), tokens) {}
+        answer(group->rules, index, group->seed, group->arrival << 24 | static_cast<uint64_t>(index), tokens),
+        pictures(group->looked_at) {}
   Sequence(const Sequence&) = delete;
 
   const GenerationParams& params() const { return group->rules->params; }
@@ -83,6 +86,7 @@ struct Sequence {
   int planned = 0;              // tokens of this sequence in the step being built or run
   int unseen = 0;               // tokens behind `tokens` that steps under way choose; when one is planned, 0 or 1
   int unseen_span = 0;          // the span that chooses the last of them
+  PictureBlocks pictures;       // that its tokens look at
   bool is_open = true;          // false: the answer has ended, and only a step under way still knows of it
   std::optional<Clock::time_point> first_token;
   Clock::time_point last_token;

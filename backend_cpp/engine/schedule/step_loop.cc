@@ -9,14 +9,14 @@ bool StepLoop::run(const OnOutput& on_output) {
   Step& now = steps_[0];
   if (!is_in_flight_) {
     scheduler_.plan(now);
-    if (now.sequences.empty()) return false;
+    if (now.is_empty()) return false;
     begin(now);
   }
   scheduler_.commit(now);
   Step& next = steps_[1];
   const bool overlaps = can_overlap(now);
   if (overlaps) scheduler_.plan_ahead(next);
-  is_in_flight_ = overlaps && !next.sequences.empty();
+  is_in_flight_ = overlaps && !next.is_empty();
   if (is_in_flight_) begin(next);
   take(now, on_output);
   std::swap(now, next);
@@ -26,7 +26,10 @@ bool StepLoop::run(const OnOutput& on_output) {
 
 void StepLoop::abort() {
   is_in_flight_ = false;
-  for (Step& step : steps_) step.sequences.clear();
+  for (Step& step : steps_) {
+    step.sequences.clear();
+    step.looking.clear();
+  }
 }
 
 void StepLoop::begin(Step& step) {
@@ -76,6 +79,7 @@ void StepLoop::take(Step& step, const OnOutput& on_output) {
     hidden += static_cast<size_t>(rows) * runner_.hidden_size();
   }
   step.sequences.clear();  // ended ones hold their callers' callbacks
+  step.looking.clear();
 }
 
 // Whether what follows the step can be planned before its tokens are known.

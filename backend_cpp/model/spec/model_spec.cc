@@ -159,7 +159,11 @@ RopeSpec read_rope(const Json& json) {
 }
 
 PicturesSpec read_pictures(const Json& json) {
-  return {number(json, "deepstack_layers"), number(json, "whole_rows")};
+  PicturesSpec pictures{number(json, "deepstack_layers"), number(json, "whole_rows"), {}};
+  if (const Json* layers = json.find("cross_layers")) {
+    for (const Json& layer : layers->as_array()) pictures.cross_layers.push_back(static_cast<int>(layer.as_int()));
+  }
+  return pictures;
 }
 
 OutputSpec read_output(const Json& json) {
@@ -175,8 +179,26 @@ void check(const MoeSpec& moe) {
   }
 }
 
+// Layers that look at pictures are plain ones, whose keys and values fit into the blocks of the others.
+void check_cross_layers(const ModelSpec& spec) {
+  const std::vector<int>& layers = spec.pictures->cross_layers;
+  if (layers.empty()) return;
+  if (!std::ranges::is_sorted(layers) || layers.front() < 0 || layers.back() >= spec.num_layers ||
+      static_cast<int>(layers.size()) > spec.num_layers) {
+    throw invalid_argument("pictures.cross_layers must be layers, ascending, and at most num_layers");
+  }
+  if (spec.attention.mla || spec.moe || spec.block.is_parallel || spec.block.has_output_norms ||
+      spec.block.residual_scale != 1 || spec.pictures->deepstack_layers > 0 || spec.pictures->whole_rows > 0 ||
+      std::ranges::any_of(spec.attention.windows, [](int window) { return window > 0; })) {
+    throw invalid_argument(
+        "pictures.cross_layers cannot be had with attention.mla, attention.windows, moe, other blocks than sequential "
+        "ones, or other pictures.*");
+  }
+}
+
 void check(const ModelSpec& spec) {
   if (spec.moe) check(*spec.moe);
+  if (spec.pictures) check_cross_layers(spec);
   if (spec.pictures && spec.pictures->deepstack_layers > spec.num_layers) {
     throw invalid_argument("pictures.deepstack_layers must be at most num_layers");
   }

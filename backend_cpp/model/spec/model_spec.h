@@ -101,6 +101,9 @@ struct RopeSpec {
 struct PicturesSpec {
   int deepstack_layers = 0;
   int whole_rows = 0;  // of a picture whose tokens see each other; 0: they see what is before them
+  // In front of which layers stand those that look at pictures by cross-attention, ascending; they are not counted in
+  // num_layers. Empty: pictures stand among the tokens.
+  std::vector<int> cross_layers;
 };
 
 struct OutputSpec {
@@ -138,6 +141,8 @@ struct ModelSpec {
   int max_position_embeddings = 0;
   int bos_token_id = -1;  // -1: none
   std::vector<int32_t> eos_token_ids;
+
+  int cross_layer_count() const { return pictures ? static_cast<int>(pictures->cross_layers.size()) : 0; }
 
   // Throws Error naming the file and the first thing wrong in it.
   static ModelSpec from_file(const std::string& path);

@@ -52,7 +52,7 @@ class Cache {
     for (const auto& [first_row, count, first_position, blocks] : spans) {
       views.push_back({first_row, count, first_position, blocks.data()});
     }
-    ops_.set_spans(std::move(views), layout_.block_len);
+    ops_.set_spans(SpanSet::kTokens, std::move(views), layout_.block_len);
     const auto view = [](const OnDevice<float>& x, const Array<float>& shape) {
       return heads_view(x.data(), size_of(shape, 0), static_cast<size_t>(shape.shape(1) * shape.shape(2)), 0,
                         size_of(shape, 1), size_of(shape, 2));

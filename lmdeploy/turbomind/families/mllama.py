@@ -1,15 +1,13 @@
-"""Llama 3.2 Vision as a model of texts: a prompt without pictures skips the layers that look at them."""
+"""Llama 3.2 Vision: a Llama with layers between that look at pictures; a prompt without pictures passes them by."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from lmdeploy.errors import UnsupportedModelError
 from lmdeploy.turbomind.families.common import Checkpoint, Family, decoder_spec
 from lmdeploy.turbomind.families.layout import Layout
-from lmdeploy.turbomind.manifest import Expression, Load, rows_of
-from lmdeploy.turbomind.spec import ModelSpec
+from lmdeploy.turbomind.manifest import Expression, Load, concat, rows_of
+from lmdeploy.turbomind.spec import ModelSpec, PicturesSpec
 
-_EVERY, _FIRST = 5, 3  # layers of the checkpoint that look at pictures: 3, 8, 13, ...
 _BEHIND_VOCABULARY = 8  # embeddings of what only pictures are written with
 _PREFIX = "language_model."
 
@@ -22,28 +20,57 @@ def read_config(raw: Mapping[str, Any]) -> Any:
 
 
 def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec, of the layers that are left."""
-    looking = list(config.cross_attention_layers)
-    if looking != list(range(_FIRST, config.num_hidden_layers, _EVERY)):
-        raise UnsupportedModelError(
-            f"Llama 3.2 Vision is supported with every fifth layer from layer 3 on looking at pictures, got {looking}"
-        )
+    """Return the spec, which counts layers without those that look at pictures."""
+    looking = sorted(config.cross_attention_layers)
     config.num_hidden_layers -= len(looking)
-    return decoder_spec(config, checkpoint)
+    in_front_of = tuple(layer - before for before, layer in enumerate(looking))
+    return decoder_spec(config, checkpoint, pictures=PicturesSpec(cross_layers=in_front_of))
 
 
 def tensors(spec: ModelSpec) -> dict[str, Expression]:
     """Return the expression of each engine tensor."""
+    assert spec.pictures is not None
+    in_front_of = spec.pictures.cross_layers
     layout = Layout(
         embedding=f"{_PREFIX}model.embed_tokens",
         final_norm=f"{_PREFIX}model.norm",
         lm_head=f"{_PREFIX}lm_head",
         layer=f"{_PREFIX}model.layers.{{}}.",
-        number=lambda layer: layer + (layer + _EVERY - 1 - _FIRST) // (_EVERY - 1),
+        number=lambda layer: layer + sum(place <= layer for place in in_front_of),
     )
     engine = layout.tensors(spec)
     rows = Load(f"{layout.embedding}.weight", (spec.vocab_size + _BEHIND_VOCABULARY, spec.hidden_size))
-    return engine | {"token_embedding": rows_of(rows, 0, spec.vocab_size)}
+    engine["token_embedding"] = rows_of(rows, 0, spec.vocab_size)
+    for index, place in enumerate(in_front_of):
+        stored = _cross_layer(spec, layout.layer.format(place + index))
+        engine |= {f"cross_layers.{index}.{name}": expression for name, expression in stored.items()}
+    return engine
+
+
+def _cross_layer(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
+    hidden, size = spec.hidden_size, spec.intermediate_size
+    queries, keys = (heads * spec.head_dim for heads in (spec.num_heads, spec.num_kv_heads))
+
+    def load(name: str, *shape: int) -> Load:
+        return Load(prefix + name, shape)
+
+    gate, up = (load(f"mlp.{name}_proj.weight", size, hidden) for name in ("gate", "up"))
+
+    return {
+        "attention_norm.weight": load("input_layernorm.weight", hidden),
+        "attention.q.weight": load("cross_attn.q_proj.weight", queries, hidden),
+        "attention.kv.weight": concat(
+            load("cross_attn.k_proj.weight", keys, hidden), load("cross_attn.v_proj.weight", keys, hidden)
+        ),
+        "attention.q_norm.weight": load("cross_attn.q_norm.weight", spec.head_dim),
+        "attention.k_norm.weight": load("cross_attn.k_norm.weight", spec.head_dim),
+        "attention.o.weight": load("cross_attn.o_proj.weight", hidden, queries),
+        "attention.gate": load("cross_attn_attn_gate", 1),
+        "mlp_norm.weight": load("post_attention_layernorm.weight", hidden),
+        "mlp.gate_up.weight": concat(gate, up),
+        "mlp.down.weight": load("mlp.down_proj.weight", hidden, size),
+        "mlp.gate": load("cross_attn_mlp_gate", 1),
+    }
 
 
 FAMILY = Family(("MllamaForConditionalGeneration",), spec, tensors, config=read_config, sizes=())

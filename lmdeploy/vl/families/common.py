@@ -130,6 +130,8 @@ class VisionFamily:
         How videos are seen; None: not at all.
     is_one_place
         A picture's tokens, but the first and the last, stand at one position.
+    is_looked_at
+        A picture is one token, of which the first row is the embedding; the text looks at the others.
     """
 
     architectures: tuple[str, ...]
@@ -147,6 +149,7 @@ class VisionFamily:
     grid: Grid = lambda part, size, options: (0, 0, 0)
     video: VideoForm | None = None
     is_one_place: bool = False
+    is_looked_at: bool = False
 
     def __post_init__(self) -> None:
         if not self.written:

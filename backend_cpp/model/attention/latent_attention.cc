@@ -1,4 +1,4 @@
-#include "model/latent_attention.h"
+#include "model/attention/latent_attention.h"
 
 #include <algorithm>
 

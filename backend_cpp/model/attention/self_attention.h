@@ -6,9 +6,9 @@
 
 #include "kernels/heads_view.h"
 #include "kernels/paged_attention.h"
-#include "model/latent_attention.h"
+#include "model/attention/latent_attention.h"
+#include "model/attention/rope_tables.h"
 #include "model/model_runner.h"
-#include "model/rope_tables.h"
 #include "model/spec/model_spec.h"
 #include "model/step_context.h"
 #include "model/weights.h"
@@ -21,6 +21,7 @@ class SelfAttention {
 
   CacheLayout layout(int block_len) const;
   void allocate_cache(Operators& ops, const CacheSize& size);
+  std::byte* cache() const { return cache_.as<std::byte>(); }
   void move_blocks(Operators& ops, const std::vector<BlockMove>& moves);
   int cache_variant(int prompt_len) const { return ropes_.variant(prompt_len); }
   // Prepares what all layers share: positions, cache blocks; then, on the device, rotations.

@@ -1,4 +1,4 @@
-#include "model/rope_tables.h"
+#include "model/attention/rope_tables.h"
 
 #include <algorithm>
 #include <cmath>

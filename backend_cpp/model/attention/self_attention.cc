@@ -1,4 +1,4 @@
-#include "model/self_attention.h"
+#include "model/attention/self_attention.h"
 
 #include <algorithm>
 #include <cmath>
@@ -75,7 +75,7 @@ void SelfAttention::begin_step(Operators& ops, const StepInput& input) {
   for (const StepSpan& span : input.spans) {
     spans.push_back({span.first_row, span.count, span.first_position, span.blocks->data()});
   }
-  ops.set_spans(std::move(spans), layout_.block_len);
+  ops.set_spans(SpanSet::kTokens, std::move(spans), layout_.block_len);
   params_ = {};
   params_.layout = layout_;
   params_.pool = cache_.as<std::byte>();

@@ -1,0 +1,83 @@
+"""Llama 3.2 Vision: one token, behind which the text looks at tiles of the picture by cross-attention.
+
+Tiles make one of a few canvases; what is not covered by the picture is not looked at. A picture's token is embedded by
+a row behind the text's vocabulary, so that its embedding comes from here, and a reserved token stands for it.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from PIL.Image import Image
+
+from lmdeploy.turbomind.safetensors_index import read_checkpoint
+from lmdeploy.vl.families.common import Checkpoint, NativeForm, Options, VisionFamily, VisionPart
+from lmdeploy.vl.tensors import seeing_tensors
+
+if TYPE_CHECKING:
+    import torch
+
+_TOKEN, _MARK = "<|reserved_special_token_0|>", "<|image|>"
+_EMBEDDING = "language_model.model.embed_tokens.weight"
+_BEHIND_VOCABULARY = 8  # rows of the embedding
+
+
+def config(checkpoint: Checkpoint) -> Any:
+    """Return the config."""
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(checkpoint[0], trust_remote_code=False)
+
+
+def processor(checkpoint: Checkpoint) -> Any:
+    """Return what cuts pictures into tiles."""
+    from transformers import AutoImageProcessor
+
+    return AutoImageProcessor.from_pretrained(checkpoint[0], trust_remote_code=False)
+
+
+def tensors(checkpoint: Checkpoint) -> "Iterator[tuple[str, torch.Tensor]]":
+    """Yield the tensors of the part that sees, and an embedding of one token: the picture's."""
+    import torch
+    from safetensors import safe_open
+
+    folder, raw = checkpoint
+    yield from seeing_tensors(folder)
+    for file in read_checkpoint(folder).files:
+        with safe_open(file, framework="pt") as content:
+            if _EMBEDDING in content.keys():  # noqa: SIM118 (the file is no mapping)
+                row = content.get_slice(_EMBEDDING)[raw["image_token_index"] : raw["image_token_index"] + 1]
+                yield _EMBEDDING, torch.cat([row, row.new_zeros(_BEHIND_VOCABULARY, row.shape[1])])
+
+
+def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
+    """Return the token."""
+    return _TOKEN
+
+
+def features(part: VisionPart, picture: Image, options: Options) -> "torch.Tensor":
+    """Return the token's row, then those of the tiles that the picture covers, a tile behind the other."""
+    import torch
+
+    model = part.model.model
+    given = part.processor(images=picture, return_tensors="pt")
+    tiles = int(given["num_tiles"][0][0])
+    states = model.vision_model(
+        pixel_values=given["pixel_values"].to(part.model.dtype),
+        aspect_ratio_ids=given["aspect_ratio_ids"],
+        aspect_ratio_mask=given["aspect_ratio_mask"],
+    ).last_hidden_state[0, 0]
+    rows = model.multi_modal_projector(states[:tiles]).flatten(0, 1)
+    return torch.cat([part.model.get_input_embeddings().weight[:1], rows])
+
+
+FAMILY = VisionFamily(
+    ("MllamaForConditionalGeneration",),
+    _TOKEN,
+    expansion,
+    features,
+    written=_MARK,
+    words=(_MARK,),
+    native=NativeForm(config, processor, tensors),
+    mark=_MARK,
+    is_looked_at=True,
+)
