@@ -30,17 +30,18 @@ def create_app(
     api_keys: Sequence[str] = (),
     api_key: str | None = None,
     control_key: str = "",
+    figures_url: str = "",
 ) -> FastAPI:
     """Return the page as an ASGI application that stops its running answers when it shuts down.
 
     Parameters
     ----------
-    server, model_name, api_key, control_key
+    server, model_name, api_key, control_key, figures_url
         Of `build`.
     api_keys
         The page is for those who know one of them; empty: for everybody.
     """
-    blocks = build(server, model_name, api_key, control_key)
+    blocks = build(server, model_name, api_key, control_key, figures_url)
     page: Page = blocks.page
 
     @asynccontextmanager
@@ -49,6 +50,7 @@ def create_app(
         for session in list(page.running):
             page.stop(session)
         await page.server.close()
+        await page.watch.close()
 
     app = FastAPI(lifespan=lifespan, openapi_url=None)
     mounted: FastAPI = gr.mount_gradio_app(
@@ -97,6 +99,7 @@ def launch(
     api_keys: Sequence[str] = (),
     api_key: str | None = None,
     control_key: str = "",
+    figures_url: str = "",
 ) -> None:
     """Serve the page until the process is told to stop.
 
@@ -110,8 +113,8 @@ def launch(
         Title of the page; ``None`` asks the server.
     api_keys
         Of `create_app`.
-    api_key, control_key
+    api_key, control_key, figures_url
         Of `build`.
     """
-    app = create_app(server, model_name, api_keys, api_key, control_key)
+    app = create_app(server, model_name, api_keys, api_key, control_key, figures_url)
     uvicorn.run(app, host=server_name, port=server_port, log_level="warning", timeout_graceful_shutdown=3)

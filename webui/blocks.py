@@ -8,9 +8,11 @@ import gradio as gr
 
 from webui.asking import Asking
 from webui.conversation_list import CHOSEN, CURRENT, LEAVE, STEP, conversation_list
+from webui.metrics import Watch, metrics_url
 from webui.openai_client import OpenAIClient
 from webui.page import Page
 from webui.settings_panel import settings_panel
+from webui.status import LOOK_SECONDS, status_html
 from webui.triton import TritonServer
 from webui.view import header_html
 
@@ -28,7 +30,13 @@ _LATEX = [
 ]
 
 
-def build(server: str, model_name: str | None = None, api_key: str | None = None, control_key: str = "") -> Any:
+def build(
+    server: str,
+    model_name: str | None = None,
+    api_key: str | None = None,
+    control_key: str = "",
+    figures_url: str = "",
+) -> Any:
     """Build the page.
 
     Parameters
@@ -41,13 +49,16 @@ def build(server: str, model_name: str | None = None, api_key: str | None = None
         A key of the server with OpenAI's API.
     control_key
         What Triton tells its adapters for.
+    figures_url
+        The server's page of metrics; empty: where it usually is.
 
     Returns
     -------
     gradio.Blocks
     """
     is_url = server.startswith(("http://", "https://"))
-    page = Page(OpenAIClient(server, api_key) if is_url else TritonServer(server, control_key=control_key), model_name)
+    served = OpenAIClient(server, api_key) if is_url else TritonServer(server, control_key=control_key)
+    page = Page(served, model_name, Watch(figures_url or metrics_url(server)))
 
     with gr.Blocks(title=f"{model_name or 'Chat'} · LMDeploy", analytics_enabled=False, fill_width=True) as blocks:
         conversation = gr.State(None)  # a Conversation, as soon as there is one
@@ -60,28 +71,32 @@ def build(server: str, model_name: str | None = None, api_key: str | None = None
                 [], elem_id="model", visible=False, show_label=False, container=False, min_width=160, scale=0
             )
             clear = gr.Button("New chat", elem_id="clear", size="sm", min_width=96, scale=0)
-        chat = gr.Chatbot(
-            elem_id="chat",
-            show_label=False,
-            height="100%",
-            buttons=["copy"],
-            editable="user",
-            placeholder=PLACEHOLDER,
-            feedback_options=None,
-            latex_delimiters=_LATEX,
-            layout="bubble",
-        )
-        question = gr.MultimodalTextbox(
-            elem_id="question",
-            placeholder="Message the model",
-            show_label=False,
-            lines=1,
-            max_lines=8,
-            autofocus=True,
-            file_types=["image"],
-            file_count="multiple",
-            max_plain_text_length=_LONGEST_PASTED_TEXT,
-        )
+        with gr.Tabs(elem_id="tabs"):
+            with gr.Tab("Chat", id="chat-tab") as chat_tab:
+                chat = gr.Chatbot(
+                    elem_id="chat",
+                    show_label=False,
+                    height="100%",
+                    buttons=["copy"],
+                    editable="user",
+                    placeholder=PLACEHOLDER,
+                    feedback_options=None,
+                    latex_delimiters=_LATEX,
+                    layout="bubble",
+                )
+                question = gr.MultimodalTextbox(
+                    elem_id="question",
+                    placeholder="Message the model",
+                    show_label=False,
+                    lines=1,
+                    max_lines=8,
+                    autofocus=True,
+                    file_types=["image"],
+                    file_count="multiple",
+                    max_plain_text_length=_LONGEST_PASTED_TEXT,
+                )
+            with gr.Tab("Status", id="status-tab") as status_tab:
+                status = gr.HTML("", elem_id="status", apply_default_css=False)
         with gr.Sidebar(position="right", open=False, width=330, elem_id="settings"):
             panel = settings_panel(model)
 
@@ -126,6 +141,24 @@ def build(server: str, model_name: str | None = None, api_key: str | None = None
         looking: dict[str, Any] = {"fn": look, "inputs": [offered, model], "outputs": [header, offered, model]}
         blocks.load(**looking, **at_once)
         blocks.load(**showing, **at_once)
-        gr.Timer(STATUS_SECONDS).tick(**looking, **at_once)
+        looks = gr.Timer(STATUS_SECONDS)
+        looks.tick(**looking, **at_once)
+
+        # Only who looks at the figures asks for them, and who does not look at the page asks for nothing.
+        watches = gr.Timer(LOOK_SECONDS, active=False)
+        is_watched = gr.State(False)
+        at_figures: dict[str, Any] = {"outputs": [is_watched, watches], **at_once}
+
+        async def figures() -> str:
+            return await status_html(page.watch)
+
+        gr.on([status_tab.select, watches.tick], figures, None, status, **at_once)
+        status_tab.select(lambda: [True, gr.update(active=True)], None, **at_figures)
+        chat_tab.select(lambda: [False, gr.update(active=False)], None, **at_figures)
+        timers = [looks, watches]
+        kept.entries.blur(lambda: [gr.update(active=False)] * 2, None, timers, **at_once)
+        kept.entries.focus(
+            lambda is_it: [gr.update(active=True), gr.update(active=is_it)], is_watched, timers, **at_once
+        )
     blocks.page = page
     return blocks

@@ -160,6 +160,7 @@ window.chats = (() => {
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape" && !event.defaultPrevented) document.querySelector("#question .stop-button")?.click();
   });
+  document.addEventListener("visibilitychange", () => tell(document.hidden ? "blur" : "focus"));
   addEventListener("storage", draw); // another tab's
 
   return { mount, save, leave, chosen, download, current: () => read(sessionStorage.getItem(OPEN)), step: () => step };

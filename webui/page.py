@@ -8,6 +8,7 @@ from typing import Any
 from lmdeploy.serve.client import TritonUnavailable
 from webui.answering import Server, answer_last
 from webui.conversation import Turn
+from webui.metrics import Watch
 from webui.settings import Settings
 from webui.view import chat_view, header_html
 
@@ -22,6 +23,8 @@ class Page:
     ----------
     model_name
         Shown as title; ``None`` asks the server.
+    watch
+        Its figures.
     running
         Tasks by Gradio session. Cancelling one cancels the request in the engine.
     shown
@@ -30,6 +33,7 @@ class Page:
 
     server: Server
     model_name: str | None
+    watch: Watch
     running: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     shown: dict[str, str] = field(default_factory=dict)
 

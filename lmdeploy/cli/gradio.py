@@ -32,16 +32,24 @@ def run(args: argparse.Namespace) -> int:
             import webui.app  # noqa: F401 (takes seconds, in which the model is loaded)
 
             served.wait_ready()
-            _launch(served.server.grpc_address, args, served.server.control_key)
+            _launch(served.server.grpc_address, args, served.server.control_key, served.server.metrics_url)
     except (CommandError, PortInUseError) as error:
         print(f"lmdeploy serve gradio: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def _launch(server: str, args: argparse.Namespace, control_key: str = "") -> None:
+def _launch(server: str, args: argparse.Namespace, control_key: str = "", figures_url: str = "") -> None:
     from lmdeploy.cli.gateway_settings import api_keys
     from webui.app import launch  # gradio takes seconds to import
 
     keys = api_keys(args.api_keys)
-    launch(server, args.server_name, args.server_port, api_keys=keys, api_key=args.api_key, control_key=control_key)
+    launch(
+        server,
+        args.server_name,
+        args.server_port,
+        api_keys=keys,
+        api_key=args.api_key,
+        control_key=control_key,
+        figures_url=figures_url,
+    )

@@ -1,0 +1,130 @@
+"""The server's figures, as they are read and shown."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+
+from tests.support.chat_page import ChatPage
+from tests.support.pages import running_page
+from webui.metrics import Sample, Watch, figures_of, metrics_url
+from webui.plots import plot
+from webui.status import LOOK_SECONDS, NONE, status_html
+
+PAGE = """# HELP turbomind_requests_running Requests in the batch.
+turbomind_requests_running{model="a"} 2
+turbomind_requests_running{model="b} c"} 1
+turbomind_requests_waiting 0
+turbomind_cache_blocks_used 5
+turbomind_cache_blocks_total 20
+turbomind_tokens_out_total 1.5e+03
+broken line
+"""
+MODELS = {"object": "list", "data": [{"id": "m", "object": "model", "created": 0, "owned_by": "x"}]}
+
+
+def test_figures_of_several_models_are_added_up() -> None:
+    figures = figures_of(PAGE)
+    assert (figures["running"], figures["waiting"], figures["generated"]) == (3, 0, 1500)
+    assert figures["cache"] == 5 / 20
+    assert figures_of("vllm:kv_cache_usage_perc 0.5\nvllm:num_requests_running 1") == {"cache": 0.5, "running": 1}
+    assert figures_of("<html>") == {}
+
+
+def test_rates_are_what_counters_grew_by_in_a_second() -> None:
+    watch = Watch("")
+    watch.samples.extend(Sample(at, {"generated": count}) for at, count in ((0, 10), (2, 30), (3, 0), (4, 7)))
+    assert watch.rates("generated") == [10, 0, 7]
+    assert watch.rates("prompt") == [None] * 3
+
+
+def test_figures_stand_beside_the_api_or_on_tritons_port() -> None:
+    assert metrics_url("https://host:1/v1/") == "https://host:1/metrics"
+    assert metrics_url("host:8001") == "http://host:8002/metrics"
+    assert metrics_url("[::1]:8001") == "http://[::1]:8002/metrics"
+
+
+def test_a_plot_ends_at_the_right_and_begins_at_the_bottom() -> None:
+    drawn = plot([0.0, None, 2.0], room=5, highest=4.0)
+    assert 'polyline points="160.0,84.0 320.0,44.0"' in drawn
+    assert "points" in plot([], 5)
+
+
+class Server(ThreadingHTTPServer):
+    """A server with models and figures, that counts who asks for the latter."""
+
+    asked = 0
+    told = PAGE
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        if is_figures := self.path == "/metrics":
+            self.server.asked += 1
+        body = (self.server.told if is_figures else json.dumps(MODELS)).encode()
+        self.send_response(200)
+        self.send_header("content-type", "text/plain" if is_figures else "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server(("127.0.0.1", 0), Handler) as started:
+        thread = threading.Thread(target=started.serve_forever)
+        thread.start()
+        yield started
+        started.shutdown()
+        thread.join()
+
+
+async def test_the_server_is_asked_once_for_all_who_look(server: Server) -> None:
+    watch = Watch(f"http://127.0.0.1:{server.server_port}/metrics", every=60)
+    assert "Requests answered now" in await status_html(watch)
+    assert "5 of 20 blocks" in await status_html(watch)
+    assert server.asked == 1
+    await watch.close()
+
+
+async def test_a_server_without_figures_is_told(server: Server) -> None:
+    server.told = "<html>"
+    for url in (f"http://127.0.0.1:{server.server_port}/metrics", "http://127.0.0.1:9/metrics"):
+        watch = Watch(url)
+        assert await status_html(watch) == NONE
+        await watch.close()
+
+
+@pytest.mark.browser
+def test_figures_are_asked_for_while_their_tab_is_open(server: Server, driver: webdriver.Chrome) -> None:
+    with running_page(f"http://127.0.0.1:{server.server_port}") as url:
+        page = ChatPage(driver, url)
+        try:
+            assert server.asked == 0
+            page.open_tab("Status")
+            page.wait(lambda: len(driver.find_elements(By.CSS_SELECTOR, "#status svg")) == 6)
+            page.wait(lambda: server.asked >= 3)
+            now = [each.text for each in driver.find_elements(By.CSS_SELECTOR, "#status .now")]
+            assert (now[0], now[4]) == ("3", "25.0%")
+            page.open_tab("Chat")
+            settled = -1
+            for _ in range(5):  # what was under way comes to its end; then nobody asks
+                settled, before = server.asked, settled
+                if settled == before:
+                    break
+                time.sleep(2 * LOOK_SECONDS)
+            assert server.asked == before
+        finally:
+            page.close()
