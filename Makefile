@@ -109,7 +109,7 @@ model: setup ## Make the default model, once, offline
 serve: build model ## Set everything up, then serve Triton, the OpenAI API and the chat page
 	$(say) 'starting Triton, the OpenAI API and the chat page (about 3 s, the page follows); Ctrl-C stops all of them'
 	@exec $(VENV)/bin/lmdeploy serve api_server $(strip $(MODEL)) --server-port $(strip $(PORT)) \
-	    --webui --webui-port $(strip $(WEBUI_PORT)) --triton-http-port $(strip $(HTTP_PORT)) \
+	    --enable-prefix-caching --webui --webui-port $(strip $(WEBUI_PORT)) --triton-http-port $(strip $(HTTP_PORT)) \
 	    --triton-grpc-port $(strip $(GRPC_PORT)) --triton-metrics-port $(strip $(METRICS_PORT)) $(strip $(SERVE_ARGS))
 
 browser:
@@ -155,8 +155,8 @@ bench-peers: build dev model peers ## The engine beside llama.cpp and OpenVINO G
 	$(say) 'measuring on an otherwise idle machine (about 10 minutes)'
 	@$(PY) -m tools.bench.compare $(strip $(BENCH_ARGS))
 
-screenshot: build dev model browser ## Rewrite docs/images/chat.png
-	@CHAT_SCREENSHOT=docs/images/chat.png $(PY) -m pytest -q tests/e2e/test_chat_page.py -k real_model
+screenshot: build dev model browser ## Rewrite docs/images/chat*.png
+	@CHAT_SCREENSHOTS=docs/images $(PY) -m pytest -q tests/e2e/test_chat_page.py -k real_model
 
 # ---- checks -------------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 import openai
 from openai.types.chat import ChatCompletionChunk
@@ -29,7 +30,10 @@ class OpenAIClient:
 
     def __init__(self, base_url: str, api_key: str | None = None) -> None:
         root = base_url.rstrip("/").removesuffix("/v1")
-        self._client = openai.AsyncOpenAI(base_url=f"{root}/v1", api_key=api_key or "none", max_retries=0)
+        is_here = urlsplit(root).hostname in ("localhost", "127.0.0.1", "::1")  # no proxy knows the way to it
+        http = openai.DefaultAsyncHttpxClient(trust_env=not is_here)
+        url = f"{root}/v1"
+        self._client = openai.AsyncOpenAI(base_url=url, api_key=api_key or "none", max_retries=0, http_client=http)
         self._model = ""
 
     async def answer(self, messages: Sequence[dict[str, Any]], settings: Settings) -> AsyncIterator[Piece]:

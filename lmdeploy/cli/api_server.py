@@ -52,8 +52,11 @@ def _serve(args: argparse.Namespace, served: ServedModel) -> None:
     from lmdeploy.cli.served_gateway import api_keys, base_url, serve
 
     url = f"http://{reachable_host(args.server_name)}:{args.webui_port}/"
+    # The API tells thoughts and calls apart. But a certificate may be for another name than the one the page would use,
+    # and with the key that the page would show, its readers would have the adapters of that key.
+    asks_triton = served.models_dir is None and bool(args.ssl or args.api_keys)
     page = ChatPage(
-        served.server.grpc_address if served.models_dir is None else base_url(args),
+        served.server.grpc_address if asks_triton else base_url(args),
         served.server.control_key,
         args.server_name,
         args.webui_port,

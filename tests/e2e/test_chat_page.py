@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,11 +56,31 @@ def test_real_model_answers_in_the_browser(page: ChatPage, driver: webdriver.Chr
     page.wait_for_answer(1, ANSWER_SECONDS)
     assert "Paris" in page.answers[0]
     assert "tokens/s" in page.answers[1]
-    if picture := os.environ.get("CHAT_SCREENSHOT"):
+    if folder := os.environ.get("CHAT_SCREENSHOTS"):
         page.ask("Name three things to pack for a rainy day, as a list.")
         page.wait_for_answer(2, ANSWER_SECONDS)
-        Path(picture).parent.mkdir(parents=True, exist_ok=True)
-        driver.save_screenshot(picture)
+        take_pictures(page, driver, Path(folder))
+
+
+def take_pictures(page: ChatPage, driver: webdriver.Chrome, folder: Path) -> None:
+    """Write what the page looks like: light, dark, with its sides unfolded, and on a telephone."""
+    folder.mkdir(parents=True, exist_ok=True)
+    page.open_list()
+    page.close_settings()
+    time.sleep(1)  # until the sides have moved
+    driver.save_screenshot(folder / "chat.png")
+    page.open_settings()
+    driver.execute_script("document.body.classList.add('dark')")
+    time.sleep(1)
+    driver.save_screenshot(folder / "chat-dark.png")
+    driver.execute_script("document.body.classList.remove('dark')")
+    page.close_settings()
+    page.close_list()
+    size = {"width": 390, "height": 760, "deviceScaleFactor": 1, "mobile": True}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    time.sleep(1)
+    driver.save_screenshot(folder / "chat-phone.png")
+    driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def test_stop_frees_the_requests_blocks(page: ChatPage, triton_server: TritonServer) -> None:

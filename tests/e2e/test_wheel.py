@@ -71,6 +71,8 @@ def test_the_wheel_holds_engine_backend_programs_and_model_repository_and_no_tes
         "python_backend/preprocessing/model.py",
         "openai_gateway/app.py",
         "webui/app.py",
+        "webui/browser.js",
+        "webui/style.css",
     ):
         assert wanted in names
     assert any(name.startswith("lmdeploy/_turbomind.") for name in names)

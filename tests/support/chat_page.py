@@ -162,8 +162,15 @@ class ChatPage:
 
     def close_list(self) -> None:
         """Fold the list of conversations."""
-        if "open" in (self._one("#conversations").get_attribute("class") or "").split():
-            self._one("#conversations .toggle-button").click()
+        self._fold("#conversations")
+
+    def close_settings(self) -> None:
+        """Fold the panel of settings."""
+        self._fold("#settings")
+
+    def _fold(self, side: str) -> None:
+        if "open" in (self._one(side).get_attribute("class") or "").split():
+            self._one(f"{side} .toggle-button").click()
 
     def in_list(self, number: int, part: str = "title") -> WebElement:
         """Return a part (``title``, ``rename``, ``delete``) of an entry of the list."""
