@@ -11,7 +11,7 @@ from lmdeploy.errors import CheckpointError
 from lmdeploy.paths import locate_model, tokenizer_dir
 from lmdeploy.token_bytes import TokenBytes, token_bytes_of
 from lmdeploy.tokenizer_readers import read_tokenizer
-from lmdeploy.tokenizer_readers.resolved import is_resolved, read_resolved, write_resolved
+from lmdeploy.tokenizer_readers.resolved import copy_resolved, is_resolved, read_resolved, write_resolved
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,10 @@ class Tokenizer:
 
     def store(self, directory: Path) -> None:
         """Write into a directory what a later ``Tokenizer`` of it needs to do without ``transformers``, if it can."""
-        write_resolved(self.hf_tokenizer, directory)
+        if is_resolved(self._directory):
+            copy_resolved(self._directory, directory)
+        else:
+            write_resolved(self.hf_tokenizer, directory)
 
     def token_bytes(self, vocab_size: int | None = None) -> TokenBytes:
         """Return the token -> bytes table.

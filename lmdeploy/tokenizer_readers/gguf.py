@@ -13,6 +13,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
 from lmdeploy.tokenizer_readers.gguf_words import WORDS
+from lmdeploy.tokenizer_readers.resolved import ResolvedSettings, write_plain
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +29,8 @@ _ENDS_OF_TURN = (
 
 def write_tokenizer(metadata: Mapping[str, Any], target: Path) -> dict[str, Any]:
     """Write ``tokenizer.json``, ``tokenizer_config.json`` and, where there is one, ``chat_template.jinja``.
+
+    And the same for readers without ``transformers`` (``resolved.py``).
 
     Parameters
     ----------
@@ -64,6 +67,10 @@ def write_tokenizer(metadata: Mapping[str, Any], target: Path) -> dict[str, Any]
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **roles}
     (target / "tokenizer_config.json").write_text(json.dumps(settings, indent=1), encoding="utf-8")
     template = metadata.get("tokenizer.chat_template")
+    ids = {role: tokenizer.token_to_id(text) for role, text in roles.items()}
+    special = sorted({token for token in ids.values() if token is not None})
+    resolved = ResolvedSettings(ids.get("bos_token"), ids.get("eos_token"), special, roles, template or None)
+    write_plain(tokenizer, resolved, target)
     if template:
         (target / "chat_template.jinja").write_text(template, encoding="utf-8")
     return _generation(metadata, texts, types, str(template or ""))

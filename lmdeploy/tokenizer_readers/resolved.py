@@ -6,6 +6,7 @@ then starts without ``transformers``, whose import takes seconds, and reads text
 """
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -103,8 +104,6 @@ def write_resolved(tokenizer: Any, directory: Path) -> None:
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     backend.no_truncation()
     backend.no_padding()
-    content = _quickly_read(json.loads(backend.to_str()))
-    (directory / _TOKENIZER).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
     settings = ResolvedSettings(
         tokenizer.bos_token_id,
         tokenizer.eos_token_id,
@@ -112,6 +111,19 @@ def write_resolved(tokenizer: Any, directory: Path) -> None:
         {role: str(token) for role, token in tokenizer.special_tokens_map.items()},
         tokenizer.chat_template,
     )
+    write_plain(backend, settings, directory)
+
+
+def copy_resolved(source: Path, target: Path) -> None:
+    """Copy what :func:`write_resolved` wrote."""
+    for name in (_TOKENIZER, _SETTINGS):
+        shutil.copyfile(source / name, target / name)
+
+
+def write_plain(backend: Tokenizer, settings: ResolvedSettings, directory: Path) -> None:
+    """Write a tokenizer that was made without ``transformers``, for :func:`read_resolved`."""
+    content = _quickly_read(json.loads(backend.to_str()))
+    (directory / _TOKENIZER).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
     (directory / _SETTINGS).write_text(json.dumps(asdict(settings), ensure_ascii=False), encoding="utf-8")
 
 

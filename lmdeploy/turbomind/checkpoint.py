@@ -6,12 +6,19 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.turbomind.families import family_of
 from lmdeploy.turbomind.families.common import Checkpoint, Family
-from lmdeploy.turbomind.gguf.stored import stored_architecture, stored_dtype, stored_spec, stored_tensors
+from lmdeploy.turbomind.gguf.stored import (
+    is_plain_config,
+    stored_architecture,
+    stored_dtype,
+    stored_spec,
+    stored_tensors,
+)
 from lmdeploy.turbomind.headless import as_stored, is_headless, with_whole
 from lmdeploy.turbomind.manifest import WEIGHT_DTYPES, Expression, Load, Manifest, find_problems, walk
 from lmdeploy.turbomind.mxfp4 import with_mxfp4
@@ -139,6 +146,8 @@ def _size_problems(config: dict[str, Any], required: Sequence[str]) -> list[str]
 def _spec_of(
     model_dir: Path, raw: dict[str, Any], family: Family, checkpoint: Checkpoint, text: TextPart | None
 ) -> ModelSpec:
+    if is_plain_config(raw):  # needs no `transformers`, whose import takes seconds
+        return family.spec(SimpleNamespace(**raw), checkpoint)
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 

@@ -16,9 +16,11 @@ import torch
 
 import lmdeploy.turbomind.engine as engine_module
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
+from tests.engine import test_gguf_models as gguf_models
 from tests.engine.test_model_families import PROMPT, check_logits
 from tests.kernels.device import cuda_devices, load_module
 from tests.support.adapters import make_adapter
+from tests.support.gguf_files import write_gguf
 from tests.support.mllama_reference import make_tiny_mllama
 from tests.support.pictures import picture
 from tests.support.scaled_checkpoints import FLOAT8, Form, quantize_checkpoint
@@ -263,3 +265,12 @@ def test_adapters_add_what_they_add_on_the_cpu(tmp_path: Path, on_cuda: int) -> 
         assert ours[0] == theirs[0]
         assert relative_error(ours[1], theirs[1]) < 1e-4
     assert relative_error(found["cuda"][1][1][: len(prompt)], found["cuda"][0][1][: len(prompt)]) > 0.01
+
+
+def test_codes_of_gguf_files_are_multiplied_and_those_with_minima_become_numbers(tmp_path: Path, on_cuda: int) -> None:
+    source = make_small(tmp_path / "source", "LlamaForCausalLM", hidden_size=64, intermediate_size=96)
+    values = write_gguf(source, tmp_path / "model.gguf", "llama", gguf_models.mixed)
+    with TokenEngine(tmp_path / "model.gguf", device="cuda", session_len=96) as engine:
+        _, logits = engine.answer(gguf_models.PROMPT, 1, "all")
+    expected = gguf_models.logits_of_transformers(source, gguf_models.PROMPT, values)
+    assert relative_error(logits, expected) < gguf_models.LIMIT

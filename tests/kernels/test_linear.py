@@ -6,7 +6,7 @@ import torch
 from tests.kernels.device import Device
 from tests.kernels.linear_bounds import EPS, STEPS, check, check_broken_rows, check_rows_are_alone
 from tests.kernels.reference import round_activations, round_weight
-from tests.kernels.weights import Weight, group_codes_weight, make_weight
+from tests.kernels.weights import Weight, group_codes_weight, group_minima_weight, make_weight
 
 KINDS = list(STEPS)
 FLOATS = ["float32", "bfloat16", "float16"]
@@ -157,3 +157,22 @@ def test_rounding_keeps_the_product_close_to_the_exact_one(cpu: Device, bits: in
     exact = x.double() @ weight.double().T
     y = cpu.linear(make_weight(cpu, weight, f"int{bits}", 32), x).double()
     assert (y - exact).pow(2).mean().sqrt() / exact.pow(2).mean().sqrt() < limit
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("group", [16, 32])
+@pytest.mark.parametrize(
+    ("rows", "out_features", "in_features"), [(1, 16, 64), (2, 7, 96), (9, 40, 576), (50, 33, 160)]
+)
+def test_codes_with_minima_are_multiplied_as_the_numbers_they_stand_for(
+    cpu: Device, rows: int, out_features: int, in_features: int, group: int, bits: int
+) -> None:
+    torch.manual_seed(rows + group)
+    x = torch.randn(rows, in_features)
+    weight, sizes = group_minima_weight(cpu, (out_features, in_features), bits, group)
+    rounded = round_activations(x, group)
+    difference = (cpu.linear(weight, x).double() - rounded @ weight.exact.T).abs()
+    # As above: sums over groups are float32, and values on an edge between two codes may fall either way.
+    bound = 8 * EPS * (rounded.abs() @ sizes.T) + 1e-6
+    assert (difference <= bound + rounded.abs().amax() / 127 * sizes.amax() * 2).all()
+    assert (difference <= bound).double().mean() > 0.98

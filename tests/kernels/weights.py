@@ -129,3 +129,26 @@ def group_codes_weight(
         in_place[:, order.long()] = exact
         exact = in_place
     return Weight(native, exact, torch.zeros(out_features).double(), group, order)
+
+
+def group_minima_weight(device: Device, shape: tuple[int, int], bits: int, group: int) -> tuple[Weight, torch.Tensor]:
+    """Return random codes with a scale and a minimum for each group, as GGUF files hold them.
+
+    Also the sizes of what is added up, ``scale code + |minimum|``, of which the numbers are differences.
+    """
+    out_features, in_features = shape
+    groups, tiles = in_features // group, -(-out_features // 16)
+    codes = torch.randint(0, 2**bits, shape, dtype=torch.uint8)
+    scales = (torch.rand(tiles, groups, 16) * 0.02 + 0.001).half()
+    mins = (-scales * 2 ** (bits - 1) * (0.5 + torch.rand(scales.shape))).half()
+    native = device.native.weight(
+        device.module.pack_codes(codes.numpy(), bits, group), FORMATS[f"int{bits}"], *shape, group=group,
+        scales=scales.view(torch.int16).numpy().view(np.uint16), mins=mins.view(torch.int16).numpy().view(np.uint16),
+    )  # fmt: skip
+
+    def of_each_code(x: torch.Tensor) -> torch.Tensor:
+        by_output = x.permute(0, 2, 1).reshape(tiles * 16, groups)[:out_features]
+        return by_output.double().repeat_interleave(group, dim=1)
+
+    large, small = codes.double() * of_each_code(scales), of_each_code(mins)
+    return Weight(native, large + small, torch.zeros(out_features).double(), group), large + small.abs()

@@ -11,14 +11,16 @@ class WeightOnDevice {
   WeightOnDevice(Operators& ops, const pybind11::array& data, WeightFormat format, int out_features, int in_features,
                  const OptionalArray<float>& bias, int group, const OptionalArray<uint16_t>& scales,
                  const OptionalArray<uint8_t>& zeros, const OptionalArray<int32_t>& input_order,
-                 const OptionalArray<float>& block_scales, const OptionalArray<float>& output_scales)
+                 const OptionalArray<float>& block_scales, const OptionalArray<float>& output_scales,
+                 const OptionalArray<uint16_t>& mins)
       : data_(ops, static_cast<const std::byte*>(data.data()), static_cast<size_t>(data.nbytes())),
         bias_(ops, bias),
         scales_(ops, scales),
         zeros_(ops, zeros),
         input_order_(ops, input_order),
         block_scales_(ops, block_scales),
-        output_scales_(ops, output_scales) {
+        output_scales_(ops, output_scales),
+        mins_(ops, mins) {
     view_ = {data_.data(),
              format,
              out_features,
@@ -29,7 +31,8 @@ class WeightOnDevice {
              zeros_.data(),
              input_order_.data(),
              block_scales_.data(),
-             output_scales_.data()};
+             output_scales_.data(),
+             reinterpret_cast<const half*>(mins_.data())};
   }
   const LinearWeight& view() const { return view_; }
 
@@ -41,6 +44,7 @@ class WeightOnDevice {
   OnDevice<int32_t> input_order_;
   OnDevice<float> block_scales_;
   OnDevice<float> output_scales_;
+  OnDevice<uint16_t> mins_;
   LinearWeight view_;
 };
 

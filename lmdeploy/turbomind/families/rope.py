@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import struct
 from typing import Any
 
 from lmdeploy.errors import UnsupportedModelError
@@ -18,8 +19,6 @@ def rope_of(config: Any, layer_type: str | None = None, *, is_interleaved: bool 
     UnsupportedModelError
         If the engine does not have this kind of scaling.
     """
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
     parameters = getattr(config, "rope_parameters", None) or {}
     if layer_type is not None:
         parameters = parameters[layer_type]
@@ -29,8 +28,12 @@ def rope_of(config: Any, layer_type: str | None = None, *, is_interleaved: bool 
     theta = float(parameters["rope_theta"])
     if kind == "default":
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        plain = plain_rope(theta, int(head_dim * parameters.get("partial_rotary_factor", 1.0)))
+        dimensions = int(head_dim * parameters.get("partial_rotary_factor", 1.0))
+        # Of a GGUF file no published buffer is met, and the import of torch takes longer than all the rest.
+        plain = (exact_rope if getattr(config, "model_format", "") == "gguf" else plain_rope)(theta, dimensions)
         return dataclasses.replace(plain, is_interleaved=is_interleaved)
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
     compute = ROPE_INIT_FUNCTIONS[kind]
     inv_freq, scaling = compute(config, "cpu", layer_type=layer_type)
     stretch = None
@@ -47,10 +50,22 @@ def plain_rope(theta: float, dimensions: int) -> RopeSpec:
     """Return the rotation of the first ``dimensions`` of a head by ``theta ** (-2 i / dimensions)`` a position."""
     import torch
 
-    if not 0 < theta < math.inf:
-        raise ValueError(f"rope_theta must be a finite number > 0, got {theta}")
+    _check(theta)
     exponents = torch.arange(0, dimensions, 2, dtype=torch.int64).float() / dimensions
     return RopeSpec(theta, _frequencies(1.0 / (theta**exponents)))
+
+
+def exact_rope(theta: float, dimensions: int) -> RopeSpec:
+    """Return what :func:`plain_rope` does with each frequency rounded once: a last bit may differ."""
+    _check(theta)
+    count = (dimensions + 1) // 2
+    exact = [theta ** (-2 * i / dimensions) for i in range(count)]
+    return RopeSpec(theta, struct.unpack(f"{count}f", struct.pack(f"{count}f", *exact)))
+
+
+def _check(theta: float) -> None:
+    if not 0 < theta < math.inf:
+        raise ValueError(f"rope_theta must be a finite number > 0, got {theta}")
 
 
 def _frequencies(inv_freq: Any) -> tuple[float, ...]:

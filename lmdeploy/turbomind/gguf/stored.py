@@ -20,6 +20,18 @@ def stored_architecture(config: Mapping[str, Any]) -> str | None:
     return config["gguf_architecture"] if config.get("model_format") == FORMAT else None
 
 
+def is_plain_config(config: Mapping[str, Any]) -> bool:
+    """Return whether a config.json was written for a GGUF file and has all that a family asks of one.
+
+    Otherwise ``transformers`` reads it: for frequencies that it computes.
+    """
+    if config.get("model_format") != FORMAT:
+        return False
+    rope = config["rope_parameters"]
+    kinds = {rope.get("rope_type", "")} if "rope_type" in rope else {part["rope_type"] for part in rope.values()}
+    return kinds == {"default"}
+
+
 def stored_dtype(index: SafetensorsIndex) -> str:
     """Return the type of most matrices; of codes bfloat16, in which the embedding's numbers then are."""
     types = [WEIGHT_DTYPES.get(info.dtype, "bfloat16") for info in index.tensors.values() if len(info.shape) > 1]
