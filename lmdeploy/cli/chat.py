@@ -27,7 +27,7 @@ def add_parser(subparsers: Any) -> None:
         nargs="*",
         action=_ModelPath,
         metavar="MODEL",
-        help="Hugging Face directory or repository, or a converted workspace (default: the default model)",
+        help="Hugging Face directory or repository, GGUF file, or converted workspace (default: the default model)",
     )
     add_engine_options(parser)
     add_model_options(parser)

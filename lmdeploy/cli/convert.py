@@ -23,7 +23,10 @@ def add_parser(subparsers: "Subparsers") -> None:
         "they are. Old form: lmdeploy convert MODEL_NAME MODEL_PATH.",
     )
     parser.add_argument(
-        "model", nargs="+", metavar="MODEL", help="[MODEL_NAME] MODEL_PATH: a Hugging Face directory or repository"
+        "model",
+        nargs="+",
+        metavar="MODEL",
+        help="[MODEL_NAME] MODEL_PATH: a Hugging Face directory or repository, or a GGUF file",
     )
     parser.add_argument("--dst-path", default="workspace", help="folder to write (default: %(default)s)")
     parser.add_argument(

@@ -242,7 +242,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         default="",
         metavar="MODEL",
-        help="a Hugging Face directory, or one written by lmdeploy convert (default: the default model)",
+        help="a Hugging Face directory, a GGUF file, or what lmdeploy convert wrote (default: the default model)",
     )
 
 

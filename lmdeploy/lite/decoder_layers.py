@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.turbomind.checkpoint import read_config
-from lmdeploy.turbomind.safetensors_index import SafetensorsIndex, read_checkpoint
+from lmdeploy.turbomind.safetensors_index import SafetensorsIndex, linked_gguf_files, read_checkpoint
 
 PREFIX = "model.layers."
 
@@ -22,12 +22,16 @@ class WeightFiles:
     ------
     CheckpointError
         If files are missing or broken.
+    UnsupportedModelError
+        If the weights are a GGUF file.
     """
 
     def __init__(self, directory: Path) -> None:
         self.index: SafetensorsIndex = read_checkpoint(directory)
         if self.index.problems:
             raise CheckpointError(directory, self.index.problems)
+        if linked_gguf_files(directory):
+            raise UnsupportedModelError("GGUF files are not made smaller: take the model as safetensors")
         self._files: dict[int, Any] = {}
 
     def tensor(self, name: str) -> Tensor:

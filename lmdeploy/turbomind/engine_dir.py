@@ -22,7 +22,7 @@ from lmdeploy.pytorch.description import WORKER_FILE, describe_for_worker, write
 from lmdeploy.turbomind.checkpoint_files import copy_texts, state_of
 from lmdeploy.turbomind.manifest import Manifest
 from lmdeploy.turbomind.rewritten import readable_checkpoint
-from lmdeploy.turbomind.safetensors_index import read_files
+from lmdeploy.turbomind.safetensors_index import linked_gguf_files, read_files
 from lmdeploy.turbomind.spec import ModelSpec
 from lmdeploy.version import __version__
 
@@ -121,6 +121,8 @@ def write_engine_dir(
     model_dir = readable_checkpoint(model_dir)
     manifest, picture_tokens = None, 0
     if backend == "pytorch":
+        if linked_gguf_files(model_dir):
+            raise UnsupportedModelError("GGUF files run on the engine turbomind alone")
         spec = describe_for_worker(model_dir, model_name, custom_module_map)
     else:
         description = describe(model_dir, model_name)

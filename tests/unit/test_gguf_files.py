@@ -13,6 +13,7 @@ from gguf import GGUFReader, GGUFWriter
 from safetensors import safe_open
 
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
+from lmdeploy.lite.decoder_layers import WeightFiles
 from lmdeploy.paths import locate_model, workspace_engine_dir
 from lmdeploy.turbomind.convert import convert
 from lmdeploy.turbomind.engine_dir import resolve
@@ -173,3 +174,10 @@ def test_other_versions_and_byte_orders_are_named(version: int, file: Path) -> N
     file.write_bytes(content)
     with pytest.raises(CheckpointError, match=f"has GGUF version {version}; those read are 2, 3 .little-endian."):
         resolve(file)
+
+
+def test_what_has_no_use_for_a_file_says_so(file: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="GGUF files run on the engine turbomind alone"):
+        resolve(file, backend="pytorch")
+    with pytest.raises(UnsupportedModelError, match="GGUF files are not made smaller: take the model as safetensors"):
+        WeightFiles(locate_model(str(file)))

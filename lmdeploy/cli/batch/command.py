@@ -27,7 +27,7 @@ def add_parser(subparsers: Any) -> None:
         nargs="?",
         default="",
         metavar="MODEL",
-        help="Hugging Face directory or repository, or a converted workspace (default: the default model)",
+        help="Hugging Face directory or repository, GGUF file, or converted workspace (default: the default model)",
     )
     parser.add_argument(
         "-o", "--output", type=Path, required=True, metavar="FILE", help="where answers go, and are added to"
