@@ -3,6 +3,8 @@
 import json
 import os
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -181,3 +183,12 @@ def test_what_has_no_use_for_a_file_says_so(file: Path) -> None:
         resolve(file, backend="pytorch")
     with pytest.raises(UnsupportedModelError, match="GGUF files are not made smaller: take the model as safetensors"):
         WeightFiles(locate_model(str(file)))
+
+
+def test_a_file_is_described_without_transformers_and_torch(file: Path) -> None:
+    program = (
+        "import sys\nfrom lmdeploy.turbomind.engine_dir import resolve\nresolve(sys.argv[1])\n"
+        "print(*sorted({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program, file], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "\n", "")
