@@ -24,7 +24,7 @@ from openai_gateway.escaping import one_line
 from openai_gateway.metrics.answers import Watch
 from openai_gateway.metrics.engine import EnginePage
 from openai_gateway.metrics.page import GatewayMetrics
-from openai_gateway.middleware.api_keys import key_of, matching_key, salt_of_key
+from openai_gateway.middleware.api_keys import caller_of_key, key_of, matching_key, salt_of_key
 from openai_gateway.middleware.own_requests import OpenRequests, is_own
 from openai_gateway.models import Chosen, Models, OneModel, ServedModel, SeveralModels
 from openai_gateway.pictures import PictureDoor
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SET_BY_GATEWAY = ("priority", "cache_salt", "lora_name")
+SET_BY_GATEWAY = ("priority", "cache_salt", "caller", "lora_name")
 """Fields of a request that `Gateway.admit` may change."""
 
 BATCH_PRIORITY = 1_000_000
@@ -191,6 +191,8 @@ class Gateway:
         if of_batch:
             generate.fields["priority"] = BATCH_PRIORITY + generate.fields.get("priority", 0)
         key = key_of(request.scope)
+        if key is not None:
+            generate.fields["caller"] = caller_of_key(key)
         if self.settings.salts_by_key and key is not None:
             generate.fields["cache_salt"] = salt_of_key(key, generate.fields.get("cache_salt"))
         request_id = request.scope["lmdeploy.request_id"]

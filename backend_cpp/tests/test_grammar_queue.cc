@@ -3,6 +3,7 @@
 #include <condition_variable>
 #include <map>
 #include <mutex>
+#include <set>
 
 #include "engine/grammar/grammar_queue.h"
 #include "tests/engine_helpers.h"
@@ -12,7 +13,8 @@ namespace turbomind::testing {
 
 namespace {
 
-// Formats that begin with "slow" take long, until they are let go; "broken" and "busy" fail.
+// Formats that begin with "slow" take long, until they are let go; those that begin with "held" have a quick one's
+// place until then; "broken" and "busy" fail.
 class HeldCompiler final : public GrammarCompiler {
  public:
   struct Log {
@@ -20,6 +22,9 @@ class HeldCompiler final : public GrammarCompiler {
     std::condition_variable changed;
     std::map<std::string, int> begun;
     std::map<std::string, int> set_back;
+    std::map<std::string, int> slow;  // that have a slow one's place
+    std::vector<std::string> order;   // in which they were begun
+    std::set<std::string> let_go;
     bool holds = true;
 
     template <class Condition>
@@ -47,20 +52,24 @@ class HeldCompiler final : public GrammarCompiler {
     {
       const std::lock_guard lock(log_->mu);
       ++log_->begun[format];
+      log_->order.push_back(format);
       log_->changed.notify_all();
     }
     if (!format.starts_with("known")) waiting.on_begin();
     if (format == "broken") throw invalid_argument("it is broken");
     if (format == "busy") throw Error(ErrorCode::kUnavailable, "not now");
-    if (!format.starts_with("slow")) return std::make_shared<PatternGrammar>(8);
-    if (!waiting.may_take_long()) {
+    const bool is_held = format.starts_with("held");
+    if (!is_held && !format.starts_with("slow")) return std::make_shared<PatternGrammar>(8);
+    if (!is_held && !waiting.may_take_long()) {
       const std::lock_guard lock(log_->mu);
       ++log_->set_back[format];
       log_->changed.notify_all();
       return nullptr;
     }
     std::unique_lock lock(log_->mu);
-    while (log_->holds) {
+    if (!is_held) ++log_->slow[format];
+    log_->changed.notify_all();
+    while (log_->holds && !log_->let_go.contains(format)) {
       lock.unlock();
       if (!waiting.is_wanted()) return nullptr;
       lock.lock();
@@ -84,9 +93,10 @@ struct Queued {
       log->changed.notify_all();
     });
   }
-  void add(RequestId id, const std::string& format) {
+  void add(RequestId id, const std::string& format, const std::string& caller = {}) {
     Request request = make_request(id, {1}, 4, {});
     request.params.response_format = format;
+    request.params.caller = caller;
     queue->add(std::move(request));
   }
   const Submission& wait(RequestId id) {
@@ -112,6 +122,35 @@ TEST(however_many_formats_take_long_quick_ones_are_compiled) {
   for (RequestId id = 101; id <= 110; ++id) CHECK(queued.wait(id).grammar != nullptr);
   queued.compiler->let_go();
   for (RequestId id = 1; id <= kHostile; ++id) CHECK(queued.wait(id).grammar != nullptr);
+}
+
+TEST(callers_take_turns_however_many_formats_one_of_them_has) {
+  Queued queued;
+  for (const RequestId id : {1, 2}) queued.add(id, "held " + std::to_string(id), "many");
+  queued.log->wait([&] { return queued.log->count(queued.log->begun, "held") == GrammarQueue::kQuick; });
+  for (RequestId id = 11; id <= 20; ++id) queued.add(id, "many's " + std::to_string(id), "many");
+  queued.add(21, "few's", "few");
+  queued.add(22, "many's 20", "other");  // it waits for what another waits for too
+  {
+    const std::lock_guard lock(queued.log->mu);
+    queued.log->let_go.insert("held 1");  // one place, so that there is an order
+  }
+  for (RequestId id = 11; id <= 22; ++id) CHECK(queued.wait(id).grammar != nullptr);
+  const std::vector<std::string> order(queued.log->order.begin() + GrammarQueue::kQuick, queued.log->order.end());
+  CHECK((std::vector(order.begin(), order.begin() + 4) ==
+         std::vector<std::string>{"many's 11", "few's", "many's 20", "many's 12"}));
+  CHECK_EQUAL(order.size(), size_t{11});
+}
+
+TEST(a_caller_of_many_slow_formats_leaves_a_place_to_others) {
+  Queued queued;
+  for (RequestId id = 1; id <= 8; ++id) queued.add(id, "slow many " + std::to_string(id), "many");
+  queued.log->wait([&] { return queued.log->count(queued.log->begun, "slow many") == 8; });
+  queued.add(9, "slow few", "few");
+  queued.log->wait([&] { return queued.log->slow["slow few"] == 1; });
+  CHECK_EQUAL(queued.log->count(queued.log->slow, "slow many"), GrammarQueue::kSlow - 1);
+  queued.compiler->let_go();
+  for (RequestId id = 1; id <= 9; ++id) CHECK(queued.wait(id).grammar != nullptr);
 }
 
 TEST(requests_of_one_format_wait_for_one_compilation) {

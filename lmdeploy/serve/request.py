@@ -101,6 +101,13 @@ class RequestFields:
         is_param=True,
         is_in_bodies=True,
     )
+    caller: str | None = rows.text(
+        None,
+        "Who asks: callers take turns when formats of answers are compiled. The gateway makes it of the API key.",
+        max_bytes=256,
+        is_tensor=True,
+        is_param=True,
+    )
     lora_name: str | None = rows.text(
         None,
         "The LoRA adapter that answers; null: none.",

@@ -74,6 +74,11 @@ def key_of(scope: Scope) -> str | None:
     return key
 
 
+def caller_of_key(key: str) -> str:
+    """Return a name that tells requests with this key from all others, and not the key."""
+    return hmac.new(key.encode(), b"caller", hashlib.sha256).hexdigest()[:16]
+
+
 def salt_of_key(key: str, salt: str | None) -> str:
     """Return a ``cache_salt`` that only requests with this key and this salt of their own have."""
     return hmac.new(key.encode(), b"salt " + (salt or "").encode(), hashlib.sha256).hexdigest()

@@ -136,6 +136,20 @@ def test_keys_share_no_cached_prompts_where_that_is_asked_for(fake: FakeTriton) 
     assert not any("ann" in str(salt) or "bob" in str(salt) for salt in made)  # a key is in no salt
 
 
+def test_the_engine_is_told_callers_apart_by_their_keys(fake: FakeTriton) -> None:
+    with running_gateway(keyed(fake)) as url:
+        for key in ("ann's", "ann's", "bob's"):
+            turn(url, key)
+    callers = [request.inputs.get("caller") for request in fake.requests]
+    assert callers[0] == callers[1] != callers[2]
+    assert all(callers)
+    assert not any("ann" in str(caller) or "bob" in str(caller) for caller in callers)
+    fake.requests.clear()
+    with running_gateway(Settings(triton_address=fake.address)) as url:
+        turn(url, None)
+    assert [request.inputs.get("caller") for request in fake.requests] == [None]
+
+
 @pytest.mark.parametrize("salt", [7, "x" * 257, ["a"]])
 def test_a_salt_is_a_short_text(fake: FakeTriton, salt: Any) -> None:
     with running_gateway(Settings(triton_address=fake.address)) as url:

@@ -79,6 +79,8 @@ struct GenerationFields {
   // Prompts share what the engine has cached of them only where this text is the same; null: with all that have
   // none. Without it, the time to a first token tells whether somebody has sent a prompt's beginning before.
   std::string cache_salt;
+  // Who asks: callers take turns when formats of answers are compiled. The gateway makes it of the API key.
+  std::string caller;
   // The LoRA adapter that answers; null: none.
   std::string lora_name;
 };
@@ -115,6 +117,7 @@ void visit_fields(Fields& fields, Visit&& visit) {
   visit("thinking_end", fields.thinking_end, Limits{.max_bytes = 256});
   visit("thinking_end_ids", fields.thinking_end_ids, Limits{.max_items = 64});
   visit("cache_salt", fields.cache_salt, Limits{.max_bytes = 256});
+  visit("caller", fields.caller, Limits{.max_bytes = 256});
   visit("lora_name", fields.lora_name, Limits{.max_bytes = 256});
 }
 

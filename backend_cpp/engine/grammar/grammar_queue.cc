@@ -36,8 +36,8 @@ void GrammarQueue::add(Request&& request) {
       if (!job) {
         job = std::make_shared<Job>();
         job->format = format;
-        quick_.push_back(job);
       }
+      if (!job->is_running) (job->is_slow ? slow_ : quick_).push(request.params.caller, job);
       job->requests.push_back(std::move(request));
     }
   }
@@ -59,24 +59,54 @@ void GrammarQueue::cancel(RequestId id) {
     const JobRef job = it->second;
     if (std::erase_if(job->requests, [id](const Request& request) { return request.id == id; }) == 0) continue;
     if (job->requests.empty() && !job->is_running) {
-      std::erase(quick_, job);
-      std::erase(slow_, job);
+      quick_.erase(job);
+      slow_.erase(job);
       jobs_.erase(it);
     }
     return;
   }
 }
 
+void GrammarQueue::Turns::push(const std::string& caller, const JobRef& job) {
+  auto known = std::ranges::find(callers_, caller, &decltype(callers_)::value_type::first);
+  if (known == callers_.end()) known = callers_.insert(known, {caller, {}});
+  if (std::ranges::find(known->second, job) == known->second.end()) known->second.push_back(job);
+}
+
+GrammarQueue::JobRef GrammarQueue::Turns::pop(const std::function<bool(const std::string& caller)>& may_have) {
+  const auto next = std::ranges::find_if(callers_, [&](const auto& entry) { return may_have(entry.first); });
+  if (next == callers_.end()) return nullptr;
+  JobRef job = next->second.front();
+  job->caller = next->first;
+  callers_.splice(callers_.end(), callers_, next);
+  erase(job);
+  return job;
+}
+
+// Several callers may wait for it.
+void GrammarQueue::Turns::erase(const JobRef& job) {
+  std::erase_if(callers_, [&](auto& entry) { return std::erase(entry.second, job) > 0 && entry.second.empty(); });
+}
+
 GrammarQueue::JobRef GrammarQueue::next_job() {
-  for (auto [queue, running, most] : {std::tuple(&quick_, &quick_running_, kQuick), {&slow_, &slow_running_, kSlow}}) {
-    if (queue->empty() || *running >= most) continue;
-    JobRef job = std::move(queue->front());
-    queue->pop_front();
-    ++*running;
-    job->is_running = true;
-    return job;
+  JobRef job;
+  if (quick_running_ < kQuick) job = quick_.pop([](const std::string&) { return true; });
+  if (job) {
+    ++quick_running_;
+  } else {
+    job = slow_.pop([this](const std::string& caller) { return may_be_slow(caller); });
+    if (!job) return nullptr;
+    ++slow_running_;
+    ++slow_of_[job->caller];
   }
-  return nullptr;
+  job->is_running = true;
+  return job;
+}
+
+bool GrammarQueue::may_be_slow(const std::string& caller) const {
+  if (slow_running_ >= kSlow) return false;
+  const auto known = slow_of_.find(caller);
+  return caller.empty() || known == slow_of_.end() || known->second < kSlow - 1;
 }
 
 void GrammarQueue::run() {
@@ -116,10 +146,11 @@ bool GrammarQueue::promote(Job& job) {
     const std::lock_guard lock(mu_);
     if (is_stopping_ || job.requests.empty()) return false;
     if (job.is_slow) return true;
-    if (slow_running_ >= kSlow) return false;
+    if (!may_be_slow(job.caller)) return false;
     job.is_slow = true;
     --quick_running_;
     ++slow_running_;
+    ++slow_of_[job.caller];
   }
   changed_.notify_one();
   return true;
@@ -131,11 +162,12 @@ void GrammarQueue::finish(const JobRef& job, const std::shared_ptr<const Grammar
   {
     const std::lock_guard lock(mu_);
     --(job->is_slow ? slow_running_ : quick_running_);
+    if (job->is_slow && --slow_of_[job->caller] == 0) slow_of_.erase(job->caller);
     job->is_running = false;
     const bool is_set_back = !grammar && !failure && !job->requests.empty();
     if (is_set_back) {
       job->is_slow = true;
-      slow_.push_back(job);
+      for (const Request& request : job->requests) slow_.push(request.params.caller, job);
     } else {
       requests = std::move(job->requests);
       jobs_.erase(job->format);

@@ -2,7 +2,8 @@
 //
 // Requests of one format wait for one compilation. Few run at once, and one that takes long makes room: what is quick
 // to compile passes it, however many slow ones are there. The latter are bounded too; one more is set back until there
-// is room. A format that failed for a reason of its own is refused at once when it comes again.
+// is room. Callers that are told apart (GenerationParams::caller) take turns, and none has all places of slow ones. A
+// format that failed for a reason of its own is refused at once when it comes again.
 #pragma once
 
 #include <condition_variable>
@@ -32,7 +33,7 @@ struct Submission {
 class GrammarQueue {
  public:
   static constexpr int kQuick = 2;  // compilations that run at once, without those that take long
-  static constexpr int kSlow = 4;   // those that take long
+  static constexpr int kSlow = 4;   // those that take long; of one caller one less
   static constexpr size_t kFailureBytes = size_t{4} << 20;  // of formats whose failure is remembered
 
   // `on_ready` gets each request back, on a thread of the queue's.
@@ -56,6 +57,7 @@ class GrammarQueue {
  private:
   struct Job {
     std::string format;
+    std::string caller;  // in whose turn it runs
     std::vector<Request> requests;
     bool is_new = false;  // compiled for these requests
     bool is_slow = false;
@@ -63,9 +65,22 @@ class GrammarQueue {
   };
   using JobRef = std::shared_ptr<Job>;
 
+  // Jobs that do not run, in turns of their callers.
+  class Turns {
+   public:
+    void push(const std::string& caller, const JobRef& job);
+    // The next one of a caller who may have one; its caller is then set. Null: there is none.
+    JobRef pop(const std::function<bool(const std::string& caller)>& may_have);
+    void erase(const JobRef& job);
+
+   private:
+    std::list<std::pair<std::string, std::deque<JobRef>>> callers_;  // the next one first
+  };
+
   void run();
   JobRef next_job();  // mu_ is held; null: none may run now
   void run(const JobRef& job);
+  bool may_be_slow(const std::string& caller) const;  // mu_ is held
   bool is_wanted(const Job& job);
   bool promote(Job& job);
   void finish(const JobRef& job, const std::shared_ptr<const Grammar>& grammar, const std::optional<Error>& failure);
@@ -78,8 +93,9 @@ class GrammarQueue {
   std::condition_variable changed_;
   // All below is guarded by mu_.
   std::unordered_map<std::string, JobRef> jobs_;  // by format
-  std::deque<JobRef> quick_, slow_;               // not running
+  Turns quick_, slow_;
   int quick_running_ = 0, slow_running_ = 0;
+  std::unordered_map<std::string, int> slow_of_;       // those of slow_running_ by caller
   std::list<std::pair<std::string, Error>> failures_;  // latest first
   std::unordered_map<std::string_view, decltype(failures_)::iterator> failure_of_;
   size_t failure_bytes_ = 0;
