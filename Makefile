@@ -50,7 +50,7 @@ CHECKPOINT_TESTS := auto_awq checkpoint_faults convert default_model engine_dir 
 QUICK_TESTS := tests/repository $(filter-out $(CHECKPOINT_TESTS:%=tests/unit/test_%.py),$(sort $(wildcard tests/unit/test_*.py)))
 PY_SOURCES  := lmdeploy openai_gateway python_backend webui tools tests
 
-.PHONY: help serve test test-all build build-tests bench peers bench-peers lint format fields typecheck sanitize fuzz check screenshot lock model setup dev browser clients clean
+.PHONY: help serve test test-all build build-tests bench peers bench-peers lint format fields typecheck sanitize mutations fuzz check screenshot lock model setup dev browser clients clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -139,6 +139,9 @@ sanitize: build-tests dev model ## The engine's C++ tests under AddressSanitizer
 	    $(CTEST) --test-dir build-$$sanitizer --output-on-failure; \
 	done
 	@tools/sanitized_grammars.sh build-address/turbomind_grammar
+
+mutations: dev ## Break the engine a line at a time, and see that its C++ tests notice (half an hour on 2 cores)
+	@$(PY) -m tools.mutations
 
 fuzz: setup ## libFuzzer under sanitizers, FUZZ_SECONDS (60) a target; what it finds stays in backend_cpp/fuzz/corpus
 	@tools/install_clang.sh
