@@ -193,6 +193,7 @@ class Worker {
       if (!source.empty()) program = grammar_program(source);
     }
     write_all(socket_, wire::Writer(wire::kReady)
+                           .put(static_cast<uint8_t>(compiled_->is_printable()))
                            .put(static_cast<uint64_t>(compiled_->bytes()))
                            .put(static_cast<uint32_t>(program.nodes.size()))
                            .put(static_cast<uint32_t>(program.lists.size()))

@@ -93,8 +93,8 @@ class XgrammarMatcher final : public TokenMatcher {
 
 class XgrammarFormat final : public CompiledFormat {
  public:
-  XgrammarFormat(const Methods& methods, ffi::Any compiled, ffi::Any source)
-      : methods_(methods), compiled_(std::move(compiled)), source_(std::move(source)) {}
+  XgrammarFormat(const Methods& methods, ffi::Any compiled, ffi::Any source, bool is_printable)
+      : methods_(methods), compiled_(std::move(compiled)), source_(std::move(source)), is_printable_(is_printable) {}
 
   std::unique_ptr<TokenMatcher> new_matcher(const std::vector<int32_t>& stop_token_ids) const override {
     ffi::Array<int64_t> stops;
@@ -108,6 +108,8 @@ class XgrammarFormat final : public CompiledFormat {
 
   size_t bytes() const override { return static_cast<size_t>(methods_.memory_size(compiled_).cast<int64_t>()); }
 
+  bool is_printable() const override { return is_printable_; }
+
   std::string source() const override {
     return source_ == nullptr ? std::string() : std::string(methods_.write(source_).cast<ffi::String>());
   }
@@ -116,6 +118,7 @@ class XgrammarFormat final : public CompiledFormat {
   const Methods& methods_;
   ffi::Any compiled_;
   ffi::Any source_;
+  bool is_printable_;
 };
 
 class XgrammarCompiler final : public FormatCompiler {
@@ -133,8 +136,10 @@ class XgrammarCompiler final : public FormatCompiler {
 
   std::unique_ptr<CompiledFormat> compile(const std::string& response_format) override {
     try {
-      auto [compiled, source] = compile_parsed(Json::parse(response_format));
-      return std::make_unique<XgrammarFormat>(methods_, std::move(compiled), std::move(source));
+      const Json format = Json::parse(response_format);
+      auto [compiled, source] = compile_parsed(format);
+      const bool is_printable = format.at("type").as_string() == "json_schema";  // schema_compiler_'s
+      return std::make_unique<XgrammarFormat>(methods_, std::move(compiled), std::move(source), is_printable);
     } catch (const Error&) {
       throw;
     } catch (const std::exception& error) {

@@ -25,6 +25,8 @@ class CompiledFormat {
   virtual ~CompiledFormat() = default;
   virtual std::unique_ptr<TokenMatcher> new_matcher(const std::vector<int32_t>& stop_token_ids) const = 0;
   virtual size_t bytes() const = 0;
+  // Whether no token with a control character may come, also where source() has them.
+  virtual bool is_printable() const = 0;
   // The grammar before it was compiled, as xgrammar writes it (grammar/grammar_program.h); empty: it does not show all
   // that decides what may come next.
   virtual std::string source() const = 0;

@@ -73,6 +73,63 @@ TEST(what_a_grammar_does_not_allow_leads_nowhere) {
   }
 }
 
+TEST(what_is_tried_says_what_following_it_says) {
+  std::mt19937 random(5);
+  for (int run = 0; run < 200; ++run) {
+    Automaton followed(list_program());
+    Automaton tried(list_program());
+    Automaton::Place place = tried.start();
+    std::string so_far;
+    for (int step = 0; step < 6; ++step) {
+      std::string allowed;
+      tried.begin_trial();
+      for (const char* text : {"a", "bc", ",", ";", "a,b", "\xE4\xB8\xAD", "zzzz", ";a"}) {
+        const bool may_come = tried.after(place, text) != Automaton::kNowhere;
+        CHECK_EQUAL(may_come, followed.after(followed.start(), so_far + text) != Automaton::kNowhere);
+        if (may_come && (allowed.empty() || random() % 2 == 0)) allowed = text;
+      }
+      tried.end_trial();
+      if (allowed.empty()) break;
+      so_far += allowed;
+      place = tried.after(place, allowed);
+      CHECK_EQUAL(tried.may_end(place), so_far.back() == ';');
+    }
+  }
+}
+
+TEST(what_is_tried_leaves_nothing_behind_where_room_is_short) {
+  // root ::= [a-z]{0,...}: a place a length.
+  Automaton::Program program;
+  program.nodes = {{Kind::kReturn, 0, 0, 0, 0}, {Kind::kRepeat, 1, 0, 1 << 20, 0}, {Kind::kClass, 0, 1, 0, 0}};
+  program.lists = {'a', 'z'};
+  program.starts = {1, 2};
+  Automaton automaton(program);
+  const auto tried_bytes = [&](Automaton::Place place) {
+    const size_t before = automaton.bytes();
+    automaton.begin_trial();
+    CHECK(automaton.after(place, "qwertzuiopasdfghjklyxcvbnm") != Automaton::kNowhere);
+    CHECK_EQUAL(automaton.after(place, "A"), Automaton::kNowhere);
+    automaton.end_trial();
+    return automaton.bytes() - before;
+  };
+  CHECK(tried_bytes(automaton.start()) > 0);
+  Automaton::Place place = automaton.start();
+  while (automaton.bytes() < size_t{5} << 20) place = automaton.after(place, "abcdefgh");
+  CHECK_EQUAL(tried_bytes(place), size_t{0});
+  CHECK_EQUAL(tried_bytes(place), size_t{0});
+  const Automaton::Place next = automaton.after(place, "ab");
+  CHECK(next != place && next != Automaton::kNowhere);
+  CHECK_EQUAL(automaton.after(automaton.after(place, "x"), "y"), next);
+}
+
+TEST(a_place_knows_about_how_many_characters_may_come) {
+  Automaton automaton(list_program());
+  CHECK_EQUAL(automaton.characters(automaton.start()), int64_t{0x4E2D - 'a' + 1});
+  CHECK_EQUAL(automaton.characters(automaton.after(automaton.start(), "abc")), int64_t{2});
+  CHECK(automaton.is_inside_character(automaton.after(automaton.start(), "\xE4")));
+  CHECK(!automaton.is_inside_character(automaton.start()));
+}
+
 TEST(the_places_of_a_long_random_text_are_few) {
   Automaton automaton(list_program());
   std::mt19937 random(3);

@@ -117,6 +117,50 @@ def test_the_manuals_schema_works(model: AsyncEngine) -> None:
         assert list(value) == ["name", "skills", "work history"]  # in the schema's order
 
 
+# What may come is found for all tokens, or, where few decide, for these alone.
+_SAME_EITHER_WAY: dict[str, dict[str, Any]] = {
+    "schema": as_format(GUIDE),
+    "patterns": as_format(
+        {"type": "array", "minItems": 9, "items": {"type": "string", "pattern": "^[a-z]{3,12}-[0-9]+$"}}
+    ),
+    "any JSON": {"type": "json_object"},
+    "repetitions": {"type": "regex_schema", "regex_schema": r"([A-Z][a-z]{1,12} ){60}"},
+    "any text": {"type": "regex_schema", "regex_schema": r"(.|\n){5,30}(né|日本|🙂)*"},
+    "all but": {"type": "regex_schema", "regex_schema": r"[^a-z\u00e9]{1,60}!?"},
+    "grammar": {"type": "grammar", "grammar": 'root ::= (word " "?)+ "."\nword ::= [a-zA-Zé]+ | "<" root ">"'},
+    "tag": {
+        "type": "structural_tag",
+        "structural_tag": {"type": "tag", "begin": "<a>", "content": {"type": "any_text"}, "end": "</a>"},
+    },
+}
+
+
+@pytest.mark.parametrize("top_k", [1, 40])
+def test_an_answer_is_the_same_whichever_way_is_found_what_may_come(
+    babbler: AsyncEngine, model: AsyncEngine, top_k: int
+) -> None:
+    def config(response_format: dict[str, Any], seed: int, sigma: float) -> GenerationConfig:
+        return GenerationConfig(
+            max_new_tokens=60,
+            do_sample=True,
+            top_k=top_k,
+            temperature=1.2,
+            top_n_sigma=sigma,  # so large that it drops nothing; but all tokens have to be known for it
+            random_seed=seed,
+            response_format=response_format,
+        )
+
+    cases = [(response_format, seed) for response_format in _SAME_EITHER_WAY.values() for seed in range(2)]
+    for engine in (babbler, model) if top_k > 1 else (babbler,):
+        prompts = [f"Number {seed}: tell me about names." for _, seed in cases]
+        few, every = (
+            [answer.token_ids for answer in engine(prompts, [config(*case, sigma) for case in cases])]
+            for sigma in (0.0, 100.0)
+        )
+        for case, one, other in zip(cases, few, every, strict=True):
+            assert one == other, case
+
+
 @pytest.mark.parametrize("pattern", [r"call me [A-Za-z]{1,10}", r"\d{4}-(0[1-9]|1[0-2])-[0-3]\d", r"(yes|no)\."])
 def test_a_regular_expression_is_matched_from_end_to_end(babbler: AsyncEngine, pattern: str) -> None:
     config = GenerationConfig(

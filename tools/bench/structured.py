@@ -1,13 +1,13 @@
 """16 streams under a response format beside 16 without: ``python -m tools.bench.structured [MODEL]``.
 
-Every stream has a prompt of its own and the same number of tokens to go; both sides run in turn, so that what else the
-machine does falls on both. Answers that end early free their place for the next.
+Every stream has a prompt of its own. A format may end an answer early; its twin without a format then has as many
+tokens, so that both sides compute the same. They run in turn, so that what else the machine does falls on both.
 """
 
 import argparse
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
@@ -53,27 +53,32 @@ FORMATS: dict[str, dict[str, Any]] = {
 }
 
 
-def run(engine: AsyncEngine, response_format: dict[str, Any] | None, seed: int) -> float:
-    """Return the tokens per second of 16 streams."""
+def run(
+    engine: AsyncEngine, response_format: dict[str, Any] | None, seed: int, lengths: Sequence[int]
+) -> tuple[float, list[int]]:
+    """Return the tokens per second of 16 streams, and how many each has; without a format, those of `lengths`."""
     prompts = [f"Tell me about the number {i + STREAMS * seed}." for i in range(STREAMS)]
-    config = GenerationConfig(
-        max_new_tokens=TOKENS,
-        min_new_tokens=TOKENS if response_format is None else None,
-        do_sample=True,
-        top_k=40,
-        random_seed=seed,
-        response_format=response_format,
-    )
+    configs = [
+        GenerationConfig(
+            max_new_tokens=length,
+            min_new_tokens=length if response_format is None else None,
+            do_sample=True,
+            top_k=40,
+            random_seed=seed,
+            response_format=response_format,
+        )
+        for length in lengths
+    ]
     start = time.perf_counter()
-    answers = engine(prompts, config)
-    tokens: int = sum(answer.generate_token_len for answer in answers)
-    return tokens / (time.perf_counter() - start)
+    found = [answer.generate_token_len for answer in engine(prompts, configs)]
+    return sum(found) / (time.perf_counter() - start), found
 
 
 def rounds(engine: AsyncEngine, response_format: dict[str, Any], count: int) -> Iterator[tuple[float, float]]:
     """Yield tokens per second, under the format and without."""
     for seed in range(count):
-        yield run(engine, response_format, seed), run(engine, None, seed)
+        structured, lengths = run(engine, response_format, seed, [TOKENS] * STREAMS)
+        yield structured, run(engine, None, seed, [max(1, length) for length in lengths])[0]
 
 
 def main() -> None:

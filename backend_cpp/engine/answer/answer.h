@@ -74,6 +74,9 @@ class Answer {
  private:
   std::vector<int32_t> forbidden_tokens(int position) const;
   const int32_t* mask_of_only(int32_t token);
+  const GrammarState* known_state();
+  FinishReason wait_for_grammar(const float* logits, const float* hidden);
+  bool forbid_likeliest(Sampler& sampler, float* logits);
   bool is_complete(const GrammarState& state) const;
   bool is_ended_by(int32_t token);
   FinishReason append(int32_t token);
@@ -89,6 +92,7 @@ class Answer {
   ThinkingBudget thinking_;
   std::vector<int32_t> only_;  // the mask that leaves the token that has to come
   std::unique_ptr<GrammarMatcher> matcher_;
+  bool needs_few_verdicts_ = false;  // the grammar's, on the likeliest tokens; else all of them
   // The row that waits for what matcher_ allows; empty: none does.
   std::vector<float> kept_logits_;
   std::vector<float> kept_hidden_;

@@ -18,6 +18,12 @@ class Sampler {
   // temperature, top-k, top-p, min-p, that of `transformers` where it has the step.
   int32_t sample(float* logits, const SamplingRule& rule);
 
+  // How many tokens, the likeliest of those that may come, alone decide what sample() returns; 0: all may.
+  static int deciding(const SamplingRule& rule);
+  // So many of the tokens that are not forbidden, the likeliest first, as sample() orders them. None: the logits hold
+  // NaN or allow no token.
+  std::vector<int32_t> likeliest(const float* logits, int count);
+
  private:
   struct Candidate {
     float logit;

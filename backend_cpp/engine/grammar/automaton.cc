@@ -1,6 +1,7 @@
 #include "engine/grammar/automaton.h"
 
 #include <algorithm>
+#include <limits>
 #include <set>
 #include <utility>
 
@@ -8,8 +9,10 @@ namespace turbomind {
 
 namespace {
 
-constexpr size_t kMaxItems = 256;              // of a place, and nodes looked at on the way to it
-constexpr size_t kMaxBytes = size_t{8} << 20;  // of an automaton
+constexpr size_t kMaxItems = 256;                 // of a place, and nodes looked at on the way to it
+constexpr size_t kMaxBytes = size_t{8} << 20;     // of an automaton
+constexpr size_t kMaxTriedBytes = kMaxBytes / 2;  // from here on nothing is kept of a trial
+constexpr size_t kFewItems = 32;                  // are looked through faster than a set
 
 uint64_t mix(uint64_t hash, uint64_t value) {
   return (hash ^ value) * 0x9E3779B97F4A7C15u ^ (hash >> 29);
@@ -78,7 +81,7 @@ void Automaton::give_up() {
 
 Automaton::Place Automaton::after(Place place, std::string_view bytes) {
   for (size_t i = 0; i < bytes.size() && place != kNowhere; ++i) place = after(place, static_cast<uint8_t>(bytes[i]));
-  if (bytes_ > kMaxBytes) {
+  if (bytes_ > kMaxBytes && !trial_) {
     forget();
     start_ = close({{program_.starts[0], -1, 0}});
     return kNowhere;
@@ -95,8 +98,48 @@ Automaton::Place Automaton::after(Place place, uint8_t byte) {
   const Place next = reached.empty() ? kNowhere : close(std::move(reached));
   if (is_given_up_) return kNowhere;
   transitions_.emplace(key, next);
+  if (trial_) trial_->transitions.push_back(key);
   bytes_ += 48;
   return next;
+}
+
+void Automaton::begin_trial() {
+  trial_ = Trial{frames_.size(), places_.size(), bytes_, {}};
+}
+
+void Automaton::end_trial() {
+  const Trial trial = std::move(*trial_);
+  trial_.reset();
+  if (bytes_ <= kMaxTriedBytes || is_given_up_) return;
+  for (const uint64_t key : trial.transitions) transitions_.erase(key);
+  for (; places_.size() > trial.places; places_.pop_back()) place_of_.erase(place_of_.find(*places_.back()));
+  for (; frames_.size() > trial.frames; frames_.pop_back()) frame_of_.erase(frames_.back());
+  bytes_ = trial.bytes;
+}
+
+bool Automaton::may_end(Place place) const {
+  return std::ranges::any_of(items(place), [this](const Item& item) {
+    return program_.nodes[static_cast<size_t>(item.node)].kind == kReturn && item.frame < 0;
+  });
+}
+
+bool Automaton::is_inside_character(Place place) const {
+  return std::ranges::any_of(items(place), [](const Item& item) { return item.partial != 0; });
+}
+
+int64_t Automaton::characters(Place place) const {
+  int64_t count = 0;
+  for (const Item& item : items(place)) {
+    const Node& node = program_.nodes[static_cast<size_t>(item.node)];
+    if (node.kind == kByte) ++count;
+    if (node.kind != kClass) continue;
+    if (node.c != 0) return std::numeric_limits<int32_t>::max();
+    for (int32_t i = 0; i < node.b; ++i) {
+      const auto pair = static_cast<size_t>(node.a) + 2 * static_cast<size_t>(i);
+      count += int64_t{program_.lists[pair + 1]} - program_.lists[pair] + 1;
+    }
+  }
+  return count;
 }
 
 // Adds where an item gets by reading a byte. UTF-8 is trusted: what is not valid is not allowed to come.
@@ -143,14 +186,20 @@ bool Automaton::is_in_class(const Node& node, int32_t code_point) const {
 // Follows everything that reads nothing, and names the set of what is left.
 Automaton::Place Automaton::close(Items&& reached) {
   Items todo = std::move(reached);
-  std::set<Item> seen(todo.begin(), todo.end());
+  std::set<Item> seen;  // all of todo, once they are many
+  const auto is_new = [&](const Item& item) {
+    if (todo.size() <= kFewItems) return std::ranges::find(todo, item) == todo.end();
+    if (seen.empty()) seen.insert(todo.begin(), todo.end());
+    return seen.insert(item).second;
+  };
   Items items;
+  Items next;
   for (size_t i = 0; i < todo.size(); ++i) {
     const Item item = todo[i];
-    Items next;
+    next.clear();
     if (expand(item, next)) items.push_back(item);
     for (const Item& other : next) {
-      if (seen.insert(other).second) todo.push_back(other);
+      if (is_new(other)) todo.push_back(other);
     }
     if (todo.size() > kMaxItems) {
       give_up();
@@ -159,8 +208,8 @@ Automaton::Place Automaton::close(Items&& reached) {
   }
   std::sort(items.begin(), items.end());
   items.erase(std::unique(items.begin(), items.end()), items.end());
-  const auto [known, is_new] = place_of_.try_emplace(std::move(items), first_ + static_cast<Place>(places_.size()));
-  if (is_new) {
+  const auto [known, is_unnamed] = place_of_.try_emplace(std::move(items), first_ + static_cast<Place>(places_.size()));
+  if (is_unnamed) {
     places_.push_back(&known->first);
     bytes_ += 96 + known->first.size() * sizeof(Item);
   }

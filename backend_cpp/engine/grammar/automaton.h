@@ -8,7 +8,8 @@
 //   a call in last place leaves no frame; counts of an unbounded repetition stop at its least
 //
 // A grammar whose sets get large (deep ambiguity, left recursion) is given up: its places have no names then. When what
-// is kept gets large, it is forgotten: places named before have no successors then.
+// is kept gets large, it is forgotten: places named before have no successors then. What texts lead to that are only
+// tried is not kept where there is not much room left.
 //
 // Used by the step thread.
 #pragma once
@@ -47,6 +48,16 @@ class Automaton {
   // Where `bytes` lead. kNowhere when the grammar is given up, or does not allow them.
   Place after(Place place, std::string_view bytes);
 
+  // The same for texts that are tried, between these two; what they lead to has no name afterwards.
+  void begin_trial();
+  void end_trial();
+
+  // Of a place that has a name and was not forgotten:
+  bool is_known(Place place) const { return place >= first_ && !is_given_up_; }
+  bool may_end(Place place) const;              // the grammar
+  bool is_inside_character(Place place) const;  // one of several bytes
+  int64_t characters(Place place) const;        // how many may come, those of several kinds more than once
+
   size_t bytes() const { return bytes_; }
 
  private:
@@ -79,6 +90,7 @@ class Automaton {
   bool expand(const Item& item, Items& todo);
   void enter_repeat(int32_t node, int32_t count, int32_t frame, Items& todo);
   int32_t frame(const Frame& frame);
+  const Items& items(Place place) const { return *places_[static_cast<size_t>(place - first_)]; }
   void forget();
   void give_up();
 
@@ -92,6 +104,12 @@ class Automaton {
   Place first_ = 0;  // the first that is not forgotten
   size_t bytes_ = 0;
   bool is_given_up_ = false;
+  // Of a trial: what there was before, and the keys of transitions_ that have come since.
+  struct Trial {
+    size_t frames, places, bytes;
+    std::vector<uint64_t> transitions;
+  };
+  std::optional<Trial> trial_;
 };
 
 }  // namespace turbomind

@@ -35,6 +35,14 @@ class GrammarMatcher {
   // What may come next, and asks for it when nobody has. Null: it is not known yet, or never will be. Valid until
   // accept().
   virtual const GrammarState* state() = 0;
+  // The same, but does not ask where it may not be worth it: where answers come for the first time, and much may come.
+  virtual const GrammarState* peek() { return state(); }
+  // Finds here and now which of `tokens` may come next, in their order: exactly those that state() allows. False: that
+  // can only be found by asking.
+  virtual bool check(const std::vector<int32_t>& tokens, std::vector<bool>& may_come) {
+    static_cast<void>(tokens), static_cast<void>(may_come);
+    return false;
+  }
   // Why state() will not be known. None while it may be.
   virtual std::optional<Error> failure() = 0;
   // Takes the chosen token, one that state() allows.

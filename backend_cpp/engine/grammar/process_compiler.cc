@@ -114,6 +114,7 @@ std::shared_ptr<const ProcessGrammar> ProcessCompiler::wait(const std::shared_pt
 std::shared_ptr<const ProcessGrammar> ProcessCompiler::read_compiled(
     const std::shared_ptr<GrammarConnection>& connection, const std::string& payload) const {
   wire::Reader reader(payload);
+  const bool is_printable = reader.get<uint8_t>() != 0;
   const auto bytes = reader.get<uint64_t>();
   const auto nodes = reader.get<uint32_t>();
   const auto lists = reader.get<uint32_t>();
@@ -121,7 +122,7 @@ std::shared_ptr<const ProcessGrammar> ProcessCompiler::read_compiled(
   program.nodes = reader.get<Automaton::Node>(nodes);
   program.lists = reader.get<int32_t>(lists);
   program.starts = reader.rest<int32_t>();
-  return std::make_shared<const ProcessGrammar>(connection, vocabulary_, std::move(program), bytes);
+  return std::make_shared<const ProcessGrammar>(connection, vocabulary_, std::move(program), is_printable, bytes);
 }
 
 void ProcessCompiler::keep(const std::string& response_format, const std::shared_ptr<const ProcessGrammar>& grammar) {

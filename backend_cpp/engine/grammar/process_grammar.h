@@ -5,6 +5,10 @@
 //
 //   accept(token) -> place -> known here?  yes: its state
 //                                          no:  the process gets the tokens that it has not seen, and the question
+//
+// At a place where nobody was before and much may come, the process is only asked when somebody cannot do without: an
+// answer that looks at its likeliest tokens alone can ask the automaton about these, and most such places are never
+// come to again.
 #pragma once
 
 #include <map>
@@ -22,9 +26,10 @@ using Vocabulary = std::vector<std::string>;  // the bytes of each token
 
 class ProcessGrammar final : public Grammar, public std::enable_shared_from_this<ProcessGrammar> {
  public:
-  // `compiled_bytes`: what the process keeps. The connection's process has compiled it.
+  // `is_printable`: no token with a control character comes. `compiled_bytes`: what the process keeps. The
+  // connection's process has compiled it.
   ProcessGrammar(std::shared_ptr<GrammarConnection> connection, std::shared_ptr<const Vocabulary> vocabulary,
-                 Automaton::Program program, size_t compiled_bytes);
+                 Automaton::Program program, bool is_printable, size_t compiled_bytes);
 
   std::unique_ptr<GrammarMatcher> new_matcher(const std::vector<int32_t>& stop_token_ids) const override;
 
@@ -35,13 +40,14 @@ class ProcessGrammar final : public Grammar, public std::enable_shared_from_this
  private:
   class Matcher;
 
-  // States by place. What may come also depends on what ends an answer.
+  // States by place; null: somebody was there, and nobody has asked. What may come also depends on what ends an answer.
   using States = std::unordered_map<Automaton::Place, std::shared_ptr<AskedState>>;
 
   void count_bytes() const;
 
   const std::shared_ptr<GrammarConnection> connection_;
   const std::shared_ptr<const Vocabulary> vocabulary_;
+  const bool is_printable_;
   const size_t compiled_bytes_;
   // Matchers of the step thread change what is learned, and nobody else looks at it.
   mutable Automaton automaton_;

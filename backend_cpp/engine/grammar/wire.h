@@ -26,7 +26,8 @@ enum Type : uint8_t {
   kOpen,     // uint32 answer, int32 stop tokens
   kAdvance,  // uint32 answer, uint32 question (0: none), int32 tokens
   kClose,    // uint32 answer
-  kReady,    // uint64 bytes, uint32 nodes, uint32 numbers of lists, their int32s; int32 starts
+  kReady,    // uint8 whether no control characters come, uint64 bytes, uint32 nodes, uint32 numbers of lists, their
+             // int32s; int32 starts
   kSlow,
   kFailed,  // uint8 whether the format is to blame, text
   kState,   // uint32 question, uint8 whether the answer is complete, int32 mask
