@@ -122,6 +122,60 @@ TEST(what_is_tried_leaves_nothing_behind_where_room_is_short) {
   CHECK_EQUAL(automaton.after(automaton.after(place, "x"), "y"), next);
 }
 
+TEST(places_far_from_the_bounds_of_repetitions_share_one_where_the_same_short_texts_may_come) {
+  // root ::= (letter{1,3} ","){6,20} ";"
+  Automaton::Program program;
+  program.nodes = {
+      {Kind::kReturn, 0, 0, 0, 0},   // 0
+      {Kind::kByte, ';', 0, 0, 0},   // 1
+      {Kind::kRepeat, 1, 6, 20, 1},  // 2: root
+      {Kind::kByte, ',', 0, 0, 0},   // 3
+      {Kind::kRepeat, 2, 1, 3, 3},   // 4: word
+      {Kind::kClass, 0, 1, 0, 0},    // 5: letter
+  };
+  program.lists = {'a', 'b'};
+  program.starts = {2, 4, 5};
+  constexpr int kHorizon = 4;
+  Automaton automaton(program, kHorizon);
+  std::vector<std::string> texts = {""};
+  for (size_t i = 0; i < texts.size() && texts[i].size() < kHorizon; ++i) {
+    for (const char c : {'a', ',', ';'}) texts.push_back(texts[i] + c);
+  }
+  std::set<Automaton::Place> places, shared;
+  std::string so_far;
+  for (int word = 0; word < 20; ++word) {
+    for (const char* part : {"", "a", "ab", "aba"}) {
+      const Automaton::Place place = automaton.after(automaton.start(), so_far + part);
+      const Automaton::Place near = automaton.nearby(place);
+      for (const std::string& text : texts) {
+        CHECK_EQUAL(automaton.after(place, text) != Automaton::kNowhere,
+                    automaton.after(near, text) != Automaton::kNowhere);
+      }
+      CHECK_EQUAL(automaton.may_end(place), automaton.may_end(near));
+      places.insert(place);
+      shared.insert(near);
+    }
+    so_far += "ab,";
+  }
+  CHECK_EQUAL(places.size(), size_t{80});
+  CHECK(shared.size() < 60);
+}
+
+TEST(a_repetition_of_what_may_be_nothing_keeps_its_counts) {
+  // root ::= (letter?){0,9} ";"
+  Automaton::Program program;
+  program.nodes = {{Kind::kReturn, 0, 0, 0, 0},
+                   {Kind::kByte, ';', 0, 0, 0},
+                   {Kind::kRepeat, 1, 0, 9, 1},
+                   {Kind::kClass, 0, 1, 0, 0},
+                   {Kind::kSplit, 2, 2, 0, 0}};
+  program.lists = {'a', 'b', 3, 0};
+  program.starts = {2, 4};
+  Automaton automaton(program, 2);
+  const Automaton::Place place = automaton.after(automaton.start(), "ab");
+  CHECK_EQUAL(automaton.nearby(place), place);
+}
+
 TEST(a_place_knows_about_how_many_characters_may_come) {
   Automaton automaton(list_program());
   CHECK_EQUAL(automaton.characters(automaton.start()), int64_t{0x4E2D - 'a' + 1});

@@ -34,8 +34,9 @@ size_t Automaton::ItemsHash::operator()(const Items& items) const {
   return hash;
 }
 
-Automaton::Automaton(Program program) : program_(std::move(program)) {
+Automaton::Automaton(Program program, size_t horizon) : program_(std::move(program)), horizon_(horizon) {
   if (is_sound(program_)) {
+    if (horizon_ > 0) find_least_lengths();
     start_ = close({{program_.starts[0], -1, 0}});
   } else {
     give_up();
@@ -69,6 +70,7 @@ void Automaton::forget() {
   places_ = {};
   place_of_ = {};
   transitions_ = {};
+  nearby_ = {};
   bytes_ = 0;
 }
 
@@ -206,6 +208,10 @@ Automaton::Place Automaton::close(Items&& reached) {
       return kNowhere;
     }
   }
+  return name(std::move(items));
+}
+
+Automaton::Place Automaton::name(Items&& items) {
   std::sort(items.begin(), items.end());
   items.erase(std::unique(items.begin(), items.end()), items.end());
   const auto [known, is_unnamed] = place_of_.try_emplace(std::move(items), first_ + static_cast<Place>(places_.size()));
@@ -214,6 +220,76 @@ Automaton::Place Automaton::close(Items&& reached) {
     bytes_ += 96 + known->first.size() * sizeof(Item);
   }
   return known->second;
+}
+
+// The least that can be read from each node to the end of its rule, until nothing gets less. Rules that take too many
+// rounds count as reading nothing.
+void Automaton::find_least_lengths() {
+  constexpr int64_t kNone = int64_t{1} << 40;
+  constexpr int kMostRounds = 32;
+  std::vector<int64_t> left(program_.nodes.size(), kNone);
+  const auto of_rule = [&](int32_t rule) {
+    return left[static_cast<size_t>(program_.starts[static_cast<size_t>(rule)])];
+  };
+  const auto from = [&](const Node& node) {
+    if (node.kind == kReturn) return int64_t{0};
+    if (node.kind == kSplit) {
+      int64_t least = kNone;
+      for (int32_t i = 0; i < node.b; ++i) {
+        least = std::min(least, left[static_cast<size_t>(program_.lists[static_cast<size_t>(node.a + i)])]);
+      }
+      return least;
+    }
+    const int64_t next = left[static_cast<size_t>(node.next)];
+    if (node.kind == kCall) return std::min(kNone, next + of_rule(node.a));
+    if (node.kind == kRepeat) return std::min(kNone, next + (node.b > 0 ? node.b * of_rule(node.a) : 0));
+    return std::min(kNone, next + 1);
+  };
+  bool is_stable = false;
+  for (int round = 0; round < kMostRounds && !is_stable; ++round) {
+    is_stable = true;
+    for (size_t i = 0; i < left.size(); ++i) {
+      const int64_t least = from(program_.nodes[i]);
+      is_stable = is_stable && least >= left[i];
+      left[i] = std::min(left[i], least);
+    }
+  }
+  for (int32_t rule = 0; rule < static_cast<int32_t>(program_.starts.size()); ++rule) {
+    least_.push_back(is_stable ? of_rule(rule) : 0);
+  }
+}
+
+Automaton::Place Automaton::nearby(Place place) {
+  if (horizon_ == 0 || !is_known(place)) return place;
+  if (const auto known = nearby_.find(place); known != nearby_.end()) return known->second;
+  Items moved = items(place);
+  for (Item& item : moved) item.frame = far_from_bounds(item.frame);
+  const Place found = name(std::move(moved));
+  nearby_.emplace(place, found);
+  bytes_ += 48;
+  return found;
+}
+
+// The frame with counts that stand for all that no text of the horizon's length takes to a bound.
+int32_t Automaton::far_from_bounds(int32_t number) {
+  std::vector<Frame> stack;  // the innermost first
+  for (; number >= 0; number = stack.back().parent) stack.push_back(frames_[static_cast<size_t>(number)]);
+  int32_t outer = -1;
+  for (auto it = stack.rbegin(); it != stack.rend(); ++it) {
+    int32_t count = it->count;
+    const Node& node = program_.nodes[static_cast<size_t>(it->node)];
+    if (count >= 0 && least_[static_cast<size_t>(node.a)] > 0) {
+      // The one that is open, those that the text reads, and the one that then begins.
+      const int64_t reached = count + static_cast<int64_t>(horizon_) / least_[static_cast<size_t>(node.a)] + 2;
+      if (reached < node.b) {
+        count = 0;
+      } else if (count >= node.b && (node.c < 0 || reached < node.c)) {
+        count = node.b;
+      }
+    }
+    outer = frame({it->node, count, outer});
+  }
+  return outer;
 }
 
 // Adds to `todo` where an item leads without reading. True for one that reads, or is the end of the grammar.

@@ -41,8 +41,8 @@ class Automaton {
   using Place = int32_t;
   static constexpr Place kNowhere = -1;  // it has no name
 
-  // A program whose numbers point outside of it, or none at all, has no places.
-  explicit Automaton(Program program);
+  // A program whose numbers point outside of it, or none at all, has no places. `horizon`: see nearby().
+  explicit Automaton(Program program, size_t horizon = 0);
 
   Place start() const { return start_; }
   // Where `bytes` lead. kNowhere when the grammar is given up, or does not allow them.
@@ -57,6 +57,11 @@ class Automaton {
   bool may_end(Place place) const;              // the grammar
   bool is_inside_character(Place place) const;  // one of several bytes
   int64_t characters(Place place) const;        // how many may come, those of several kinds more than once
+
+  // A place where the same texts of at most `horizon` bytes may come. Places share it that differ only in how often
+  // something was repeated, and are so far from the least and the largest number that no such text reaches them. With a
+  // horizon of 0, the place itself.
+  Place nearby(Place place);
 
   size_t bytes() const { return bytes_; }
 
@@ -87,6 +92,9 @@ class Automaton {
   void read(const Item& item, uint8_t byte, Items& reached) const;
   bool is_in_class(const Node& node, int32_t code_point) const;
   Place close(Items&& reached);
+  Place name(Items&& items);
+  void find_least_lengths();
+  int32_t far_from_bounds(int32_t frame);
   bool expand(const Item& item, Items& todo);
   void enter_repeat(int32_t node, int32_t count, int32_t frame, Items& todo);
   int32_t frame(const Frame& frame);
@@ -95,6 +103,9 @@ class Automaton {
   void give_up();
 
   Program program_;
+  const size_t horizon_;
+  std::vector<int64_t> least_;  // bytes that a rule reads
+  std::unordered_map<Place, Place> nearby_;
   std::vector<Frame> frames_;
   std::unordered_map<Frame, int32_t, FrameHash> frame_of_;
   std::unordered_map<Items, Place, ItemsHash> place_of_;

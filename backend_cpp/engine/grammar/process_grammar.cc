@@ -33,6 +33,12 @@ bool is_whole_text(std::string_view bytes) {
   return true;
 }
 
+size_t longest(const Vocabulary& vocabulary) {
+  size_t bytes = 0;
+  for (const std::string& token : vocabulary) bytes = std::max(bytes, token.size());
+  return bytes;
+}
+
 bool has_control_character(std::string_view bytes) {
   return std::ranges::any_of(bytes, [](unsigned char c) { return c < 0x20; });
 }
@@ -94,7 +100,7 @@ class ProcessGrammar::Matcher final : public GrammarMatcher {
     has_looked_ = true;
     Automaton& automaton = grammar_->automaton_;
     if (automaton.is_known(place_) && automaton.characters(place_) > kFewCharacters) {
-      const auto [known, is_first] = grammar_->states_[stop_token_ids_].try_emplace(place_);
+      const auto [known, is_first] = grammar_->states_[stop_token_ids_].try_emplace(automaton.nearby(place_));
       if (is_first) {
         grammar_->state_bytes_ += 64;
         return;
@@ -118,15 +124,17 @@ class ProcessGrammar::Matcher final : public GrammarMatcher {
   }
 
   std::shared_ptr<AskedState> find_state() {
-    if (place_ == Automaton::kNowhere) return ask();
+    // The same may come at all places nearby: a token is no longer than the horizon.
+    const Automaton::Place place = grammar_->automaton_.nearby(place_);
+    if (place == Automaton::kNowhere) return ask();
     States& states = grammar_->states_[stop_token_ids_];
-    if (const auto known = states.find(place_); known != states.end() && known->second) return known->second;
+    if (const auto known = states.find(place); known != states.end() && known->second) return known->second;
     if (grammar_->state_bytes_ > kStateBytes) {
       grammar_->states_.clear();
       grammar_->state_bytes_ = 0;
     }
     std::shared_ptr<AskedState> asked = ask();
-    grammar_->states_[stop_token_ids_][place_] = asked;
+    grammar_->states_[stop_token_ids_][place] = asked;
     grammar_->state_bytes_ += 128 + grammar_->vocabulary_->size() / 8;
     grammar_->count_bytes();
     return asked;
@@ -163,7 +171,7 @@ ProcessGrammar::ProcessGrammar(std::shared_ptr<GrammarConnection> connection,
       vocabulary_(std::move(vocabulary)),
       is_printable_(is_printable),
       compiled_bytes_(compiled_bytes),
-      automaton_(std::move(program)),
+      automaton_(std::move(program), longest(*vocabulary_)),
       bytes_(compiled_bytes) {}
 
 void ProcessGrammar::count_bytes() const {
