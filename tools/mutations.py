@@ -211,7 +211,7 @@ MUTATIONS = (
 def _prepare() -> None:
     """Copy the sources and build the tests."""
     for folder in ("backend_cpp", "CMakeLists.txt"):
-        source, target = ROOT / folder, BUILD / "tree" / folder
+        source, target = ROOT / folder, BUILD / folder
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_file():
             shutil.copy2(source, target)
@@ -224,7 +224,7 @@ def _prepare() -> None:
                 shutil.copyfile(file, copy)
     tools = Path(sys.executable).parent
     options = [f"-DTURBOMIND_{part}=OFF" for part in ("PYTHON", "TRITON", "GRAMMAR")]
-    command = [str(tools / "cmake"), "-S", str(BUILD / "tree"), "-B", str(BUILD / "out"), "-G", "Ninja", *options]
+    command = [str(tools / "cmake"), "-S", str(BUILD), "-B", str(BUILD / "build"), "-G", "Ninja", *options]
     command += [f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}", f"-DPython_EXECUTABLE={sys.executable}"]
     command += ["-DCMAKE_BUILD_TYPE=Release"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -233,7 +233,7 @@ def _prepare() -> None:
 def _build() -> str:
     """Build the tests; return what the compiler says where they do not build."""
     cmake = str(Path(sys.executable).parent / "cmake")
-    command = [cmake, "--build", str(BUILD / "out"), "--target", "engine_tests"]
+    command = [cmake, "--build", str(BUILD / "build"), "--target", "engine_tests"]
     done = subprocess.run(command, capture_output=True, text=True)
     return done.stdout[-2000:] if done.returncode else ""
 
@@ -241,7 +241,7 @@ def _build() -> str:
 def _failed() -> list[str]:
     """Run the tests; return the names of those that fail."""
     try:
-        done = subprocess.run([BUILD / "out" / "engine_tests"], capture_output=True, text=True, timeout=SECONDS)
+        done = subprocess.run([BUILD / "build" / "engine_tests"], capture_output=True, text=True, timeout=SECONDS)
     except subprocess.TimeoutExpired:
         return ["(they do not end)"]
     failed = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("FAILED")]
@@ -250,7 +250,7 @@ def _failed() -> list[str]:
 
 def _try(mutation: Mutation) -> list[str]:
     """Return the names of the tests that notice a mutation."""
-    path = BUILD / "tree" / mutation.file
+    path = BUILD / mutation.file
     source = path.read_text(encoding="utf-8")
     if source.count(mutation.old) != 1:
         raise RuntimeError(f"{mutation.file} has not once: {mutation.old!r}")
