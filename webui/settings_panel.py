@@ -95,11 +95,21 @@ def settings_panel(model: Any) -> SettingsPanel:
             label="Budget", placeholder="tokens; empty: as the answer has", elem_id="thinking-budget"
         )
     with gr.Accordion("Form and tools", open=False, elem_id="fold-form"):
-        controls["json_schema"] = gr.Code(
-            label="JSON schema of the answer", language="json", elem_id="json-schema", lines=4, max_lines=14
+        controls["json_schema"] = gr.Textbox(
+            label="JSON schema of the answer",
+            placeholder='{"type": "object", "properties": {}}',
+            elem_id="json-schema",
+            elem_classes="code",
+            lines=4,
+            max_lines=16,
         )
-        controls["tools"] = gr.Code(
-            label="Tools, as OpenAI's list", language="json", elem_id="tools", lines=4, max_lines=14
+        controls["tools"] = gr.Textbox(
+            label="Tools, as OpenAI's list",
+            placeholder='[{"type": "function", "function": {}}]',
+            elem_id="tools",
+            elem_classes="code",
+            lines=4,
+            max_lines=16,
         )
 
     numbers = [controls[each] for each in presets.NAMES]

@@ -194,7 +194,7 @@ class ChatPage:
         """Write values into the settings, by name."""
         for name, value in values.items():
             part = self._one(f"#{name.replace('_', '-')}")
-            field = part.find_element(By.CSS_SELECTOR, "input[type=number], textarea, input[type=text], .cm-content")
+            field = part.find_element(By.CSS_SELECTOR, "input[type=number], textarea, input[type=text]")
             self._driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", field)
             field.send_keys(Keys.CONTROL + "a")
             field.send_keys(f"{value}" + Keys.TAB)

@@ -25,7 +25,7 @@ def page(driver: webdriver.Chrome, page_url: str, fake_triton: FakeTriton) -> It
 def test_settings_reach_the_engine(page: ChatPage, fake_triton: FakeTriton) -> None:
     told = {"temperature": 0.25, "top_p": 0.5, "top_k": 7, "min_p": 0.1, "max_new_tokens": 33}
     told |= {"repetition_penalty": 1.25, "presence_penalty": 0.5, "frequency_penalty": -0.5}
-    page.set(**told, seed=11, system="Answer in verse.", stop_words="END", json_schema='{"type": "object"')
+    page.set(**told, seed=11, system="Answer in verse.", stop_words="END", json_schema='{"type": "object"}')
     page.choose("thinking", "off")
     page.ask("Hello")
     page.wait_for_answer(1)
