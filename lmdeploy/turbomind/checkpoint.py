@@ -146,15 +146,16 @@ def _size_problems(config: dict[str, Any], required: Sequence[str]) -> list[str]
 def _spec_of(
     model_dir: Path, raw: dict[str, Any], family: Family, checkpoint: Checkpoint, text: TextPart | None
 ) -> ModelSpec:
-    if is_plain_config(raw):  # needs no `transformers`, whose import takes seconds
-        return family.spec(SimpleNamespace(**raw), checkpoint)
     from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig
 
     try:
-        if text is not None:
+        if is_plain_config(raw):  # needs no `transformers`, whose import takes seconds
+            config: Any = SimpleNamespace(**raw)
+        elif text is not None:
             config = text.config
         elif family.config is None:
+            from transformers import AutoConfig
+
             config = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
         else:
             config = family.config(raw)

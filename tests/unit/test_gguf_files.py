@@ -142,6 +142,10 @@ def test_a_mixture_of_experts_is_named(tmp_path: Path) -> None:
 
 def test_missing_sizes_are_all_named(tmp_path: Path) -> None:
     path = write_metadata(tmp_path / "m.gguf", "llama", {"llama.block_count": 2} | TOKENIZER)
+    with pytest.raises(CheckpointError, match=r"its metadata lack llama\.context_length"):
+        resolve(path)
+    norms = {"llama.context_length": 8, "llama.attention.layer_norm_rms_epsilon": 1e-5}
+    path = write_metadata(path, "llama", {"llama.block_count": 2} | TOKENIZER | norms)
     with pytest.raises(
         CheckpointError, match=r"hidden_size must be a whole number >= 1, got None.*num_attention_heads"
     ):

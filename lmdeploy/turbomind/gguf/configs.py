@@ -19,6 +19,8 @@ def common(metadata: Metadata, model_type: str, eps: str = "rms_norm_eps") -> di
     ------
     UnsupportedModelError
         For mixtures of experts and unknown rotary scalings.
+    ValueError
+        If there is no context length or no epsilon of norms.
     """
     if metadata.get("expert_count"):
         raise UnsupportedModelError(
@@ -34,10 +36,10 @@ def common(metadata: Metadata, model_type: str, eps: str = "rms_norm_eps") -> di
         "num_attention_heads": metadata.get("attention.head_count"),
         "num_key_value_heads": metadata.get("attention.head_count_kv", metadata.get("attention.head_count")),
         "head_dim": metadata.head_dim,
-        "max_position_embeddings": metadata.get("context_length"),
+        "max_position_embeddings": metadata.need("context_length"),
         "tie_word_embeddings": not metadata.has("output.weight"),
         "rope_parameters": _rope(metadata),
-        eps: metadata.get(f"attention.{stored_eps}"),
+        eps: metadata.need(f"attention.{stored_eps}"),
     }
 
 

@@ -82,7 +82,7 @@ def read_header(path: Path) -> GgufHeader:
             raise ValueError("is no GGUF file: it does not begin with GGUF")
         try:
             return _Reader(content).header(size)
-        except (struct.error, IndexError) as error:
+        except (struct.error, IndexError, RecursionError) as error:
             raise ValueError("is truncated: it ends within its header; download it again") from error
 
 

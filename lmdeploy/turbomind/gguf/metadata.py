@@ -34,6 +34,13 @@ class Metadata:
         """Return the value of a key of the architecture, given without its name."""
         return self.values.get(f"{self.architecture}.{key}", default)
 
+    def need(self, key: str) -> Any:
+        """Return the value of a key of the architecture; ``ValueError`` where it is missing."""
+        value = self.get(key)
+        if value is None:
+            raise ValueError(f"its metadata lack {self.architecture}.{key}")
+        return value
+
     def has(self, tensor: str) -> bool:
         """Return whether there is a tensor."""
         return tensor in self.tensors
