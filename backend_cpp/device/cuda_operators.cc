@@ -90,7 +90,7 @@ int cuda_device_count() {
 CudaOperators::CudaOperators(CudaRank rank) : rank_(std::move(rank)) {
   cuda::check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream");
   gemm_ = cuda::make_gemm();
-  counters_ = std::make_unique<cuda::SplitCounters>();
+  counters_ = std::make_unique<cuda::SplitCounters>(stream_);
 }
 
 CudaOperators::~CudaOperators() {

@@ -62,7 +62,17 @@ __host__ __device__ constexpr Integer divide_up(Integer a, std::type_identity_t<
   return (a + b - 1) / b;
 }
 
+// A grid with rows in x: there may be 2^31 - 1 of them, in y and z 65,535.
+inline dim3 rows_and(int rows, int others) {
+  return {static_cast<unsigned>(rows), static_cast<unsigned>(others), 1};
+}
+
 #ifdef TM_CUDA_EMULATED
+
+// Of a block, in bytes.
+inline size_t most_shared_memory() {
+  return emulated::shared_memory();
+}
 
 inline int multiprocessor_count() {
   return 4;  // few, so that small tests fill them
@@ -77,23 +87,34 @@ template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t,
             Arguments&&... arguments) {
   check(emulated::begin_call("cudaLaunchKernel"), "launching a kernel");
+  check(emulated::check_launch(grid, block, shared_bytes), "launching a kernel");
+  if (emulated::only_checks_launches()) return;
   const std::tuple<Parameters...> values(std::forward<Arguments>(arguments)...);
   emulated::submit([=] { emulated::run_grid(grid, block, shared_bytes, [&] { std::apply(kernel, values); }); });
 }
 
 #else
 
-// Of the current device.
-inline int multiprocessor_count() {
+// An attribute of the current device.
+template <cudaDeviceAttr kAttribute>
+int device_attribute() {
   thread_local int known_device = -1;
-  thread_local int count = 0;
+  thread_local int value = 0;
   int device = 0;
   check(cudaGetDevice(&device), "asking for the current device");
   if (device != known_device) {
-    check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "counting multiprocessors");
+    check(cudaDeviceGetAttribute(&value, kAttribute, device), "asking what the device has");
     known_device = device;
   }
-  return count;
+  return value;
+}
+
+inline int multiprocessor_count() {
+  return device_attribute<cudaDevAttrMultiProcessorCount>();
+}
+
+inline size_t most_shared_memory() {
+  return static_cast<size_t>(device_attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>());
 }
 
 #ifdef __CUDACC__

@@ -1,13 +1,16 @@
 // NCCL on the CPU: ranks are threads, and what they sum lies in memory that all of them reach.
 #include "kernels/cuda/comm/nccl_api.h"
 
+#include <chrono>
 #include <memory>
+#include <thread>
 
 #include "device/host_exchange.h"
 
 struct ncclComm {
   std::shared_ptr<turbomind::HostExchange> exchange;
   int rank;
+  std::shared_ptr<const int> use = std::make_shared<const int>(0);  // each call that may run yet has one
 };
 
 namespace turbomind::cuda {
@@ -15,12 +18,13 @@ namespace turbomind::cuda {
 namespace {
 
 constexpr int kInvalidArgument = 4;
+constexpr auto kPause = std::chrono::milliseconds(1);
 
 int comm_init_all(ncclComm** comms, int count, const int* devices) {
   const auto exchange = std::make_shared<HostExchange>(count);
   for (int rank = 0; rank < count; ++rank) {
     if (devices[rank] != rank) return kInvalidArgument;
-    comms[rank] = new ncclComm{exchange, rank};
+    comms[rank] = new ncclComm{exchange, rank, std::make_shared<const int>(0)};
   }
   return NcclApi::kSuccess;
 }
@@ -30,7 +34,7 @@ int all_reduce(const void* from, void* to, size_t count, int type, int operation
   int device = -1;
   cudaGetDevice(&device);
   if (device != comm->rank) return kInvalidArgument;
-  emulated::submit([exchange = comm->exchange, rank = comm->rank, to, count] {
+  emulated::submit([exchange = comm->exchange, rank = comm->rank, use = comm->use, to, count] {
     exchange->all_reduce(rank, static_cast<float*>(to), count);
   });
   return NcclApi::kSuccess;
@@ -41,8 +45,10 @@ int comm_destroy(ncclComm* comm) {
   return NcclApi::kSuccess;
 }
 
+// As NCCL does, waits for graphs that its calls were captured in.
 int comm_abort(ncclComm* comm) {
   comm->exchange->fail();
+  while (comm->use.use_count() > 1) std::this_thread::sleep_for(kPause);
   return comm_destroy(comm);
 }
 

@@ -1,10 +1,13 @@
 #include <cstring>
+#include <string>
 
 #include "kernels/cuda/linear/gemm.h"
 
 namespace turbomind::cuda {
 
 namespace {
+
+constexpr int kMostRefusedRows = 16;  // of int8, by cuBLASLt
 
 // Elements as float32; products of int8 stay exact in it, sums do in `Sum`.
 inline float element(int8_t value) {
@@ -51,6 +54,9 @@ class PlainGemm : public Gemm {
   bool has_float8() const override { return true; }
 
   void multiply(cudaStream_t, Scratch scratch, const GemmCall& call) override {
+    if (call.type == GemmType::kInt8 && call.rows <= kMostRefusedRows) {
+      throw internal_error("cuBLASLt multiplies no " + std::to_string(call.rows) + " rows of int8");
+    }
     scratch.take<std::byte>(kGemmScratchBytes);
     emulated::submit([call] { multiply_now(call); });
   }

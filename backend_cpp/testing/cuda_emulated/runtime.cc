@@ -117,12 +117,6 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
   return cudaSuccess;
 }
 
-cudaError_t cudaMemset(void* memory, int value, size_t bytes) {
-  if (const cudaError_t error = begin_call("cudaMemset")) return error;
-  fill(memory, value, bytes);
-  return cudaSuccess;
-}
-
 cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t) {
   if (const cudaError_t error = begin_call("cudaMemsetAsync")) return error;
   turbomind::emulated::submit([=] { fill(memory, value, bytes); });
@@ -259,6 +253,8 @@ const char* cudaGetErrorString(cudaError_t error) {
       return "invalid argument";
     case cudaErrorMemoryAllocation:
       return "out of memory";
+    case cudaErrorInvalidConfiguration:
+      return "invalid configuration argument";
     case cudaErrorInsufficientDriver:
       return "CUDA driver version is insufficient for CUDA runtime version";
     case cudaErrorDeviceUnavailable:

@@ -11,6 +11,7 @@ enum cudaError_t {
   cudaSuccess = 0,
   cudaErrorInvalidValue = 1,
   cudaErrorMemoryAllocation = 2,
+  cudaErrorInvalidConfiguration = 9,
   cudaErrorInsufficientDriver = 35,
   cudaErrorDeviceUnavailable = 46,
   cudaErrorNoDevice = 100,
@@ -42,7 +43,6 @@ cudaError_t cudaMallocHost(void** memory, size_t bytes);
 cudaError_t cudaFreeHost(void* memory);
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind);
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream);
-cudaError_t cudaMemset(void* memory, int value, size_t bytes);
 cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t stream);
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes);
 

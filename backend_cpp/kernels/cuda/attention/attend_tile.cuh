@@ -16,6 +16,7 @@
 #include "kernels/cuda/attention/attention_task.cuh"
 #include "kernels/cuda/attention/cache_operand.cuh"
 #include "kernels/cuda/attention/cache_tile.cuh"
+#include "kernels/cuda/attention/tile_dims.cuh"
 
 namespace turbomind::cuda {
 
@@ -389,16 +390,9 @@ void launch_tiles(cudaStream_t stream, const AttentionTask& task, bool is_split_
   }
 }
 
-// Heads are padded to the next dimension there is a kernel for.
 template <CacheType kType>
 void attend_tiles(cudaStream_t stream, const AttentionTask& task, bool is_split_keys) {
-  const int dim = max(task.params.layout.key_dim, task.params.layout.value_dim);
-  constexpr int kEighty = kType == CacheType::kInt4 ? 96 : 80;  // int4 is read 32 dimensions at a time
-  if (dim <= 64) return launch_tiles<kType, 64>(stream, task, is_split_keys);
-  if (dim <= 80) return launch_tiles<kType, kEighty>(stream, task, is_split_keys);
-  if (dim <= 96) return launch_tiles<kType, 96>(stream, task, is_split_keys);
-  if (dim <= 128) return launch_tiles<kType, 128>(stream, task, is_split_keys);
-  launch_tiles<kType, 256>(stream, task, is_split_keys);
+  with_tile_dim<kType>(task.params.layout, [&](auto dim) { launch_tiles<kType, dim>(stream, task, is_split_keys); });
 }
 
 }  // namespace turbomind::cuda

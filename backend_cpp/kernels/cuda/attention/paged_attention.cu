@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "kernels/cuda/attention/attention_task.cuh"
+#include "kernels/cuda/attention/tile_dims.cuh"
 
 namespace turbomind::cuda {
 
@@ -29,7 +30,13 @@ struct Plan {
 bool has_tile_kernel(const CacheLayout& layout) {
   const int bits = bits_of(layout.type);
   return layout.type != CacheType::kFloat32 && std::max(layout.key_dim, layout.value_dim) <= 256 &&
-         layout.key_dim * bits % 32 == 0 && layout.value_dim * bits % 32 == 0;
+         layout.key_dim * bits % 32 == 0 && layout.value_dim * bits % 32 == 0 &&
+         tile_shared_bytes(layout, false) <= most_shared_memory();
+}
+
+// Some devices have less shared memory than the longest heads take whose keys are split.
+bool can_split_keys(const CacheLayout& layout) {
+  return tile_shared_bytes(layout, true) <= most_shared_memory();
 }
 
 Plan plan_of(const AttentionParams& params, const DeviceSpans& spans) {
@@ -37,7 +44,7 @@ Plan plan_of(const AttentionParams& params, const DeviceSpans& spans) {
   const int rows = spans.max_rows * (params.num_heads / layout.num_kv_heads);
   Plan plan{};
   plan.is_plain = !has_tile_kernel(layout);
-  plan.is_split_keys = !plan.is_plain && rows <= kNarrowTile;
+  plan.is_split_keys = !plan.is_plain && rows <= kNarrowTile && can_split_keys(layout);
   plan.tile_rows = plan.is_plain || plan.is_split_keys ? kNarrowTile : kWideTile;
   plan.tiles = divide_up(rows, plan.tile_rows);
   const int blocks = std::max(1, spans.span_count * layout.num_kv_heads * plan.tiles);

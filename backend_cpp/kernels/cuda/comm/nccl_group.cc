@@ -29,6 +29,7 @@ NcclGroup::NcclGroup(int ranks) : api_(nccl_api()) {
 }
 
 NcclGroup::~NcclGroup() {
+  for (std::thread& abort : aborts_) abort.join();
   for (const auto& rank : ranks_) {
     if (rank->comm != nullptr) api_.comm_destroy(rank->comm);
   }
@@ -48,8 +49,10 @@ void NcclGroup::all_reduce(int rank, float* x, size_t count, cudaStream_t stream
 void NcclGroup::fail() noexcept {
   if (has_failed_.exchange(true)) return;
   for (const auto& rank : ranks_) {
-    const std::unique_lock lock(rank->mu, kAbortDelay);
-    api_.comm_abort(std::exchange(rank->comm, nullptr));
+    aborts_.emplace_back([this, &rank] {
+      const std::unique_lock lock(rank->mu, kAbortDelay);
+      api_.comm_abort(std::exchange(rank->comm, nullptr));
+    });
   }
 }
 

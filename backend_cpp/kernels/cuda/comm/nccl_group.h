@@ -4,6 +4,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 #include "kernels/cuda/comm/nccl_api.h"
@@ -24,7 +25,7 @@ class NcclGroup {
   // (kInternal) after fail().
   void all_reduce(int rank, float* x, size_t count, cudaStream_t stream);
   // For a rank that cannot go on: GPUs that wait for it stop waiting, with nothing of use in their memory. From any
-  // thread.
+  // thread. NCCL itself ends when all graphs are gone that its calls were captured in, at last before this does.
   void fail() noexcept;
   // Throws Error (kInternal) after fail(); to be called before a result is used.
   void check() const;
@@ -38,6 +39,7 @@ class NcclGroup {
   const NcclApi& api_;
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::atomic<bool> has_failed_{false};
+  std::vector<std::thread> aborts_;  // of fail()
 };
 
 }  // namespace turbomind::cuda

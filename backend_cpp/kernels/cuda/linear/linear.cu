@@ -46,9 +46,9 @@ LinearTask task_of(const LinearScratch& scratch, const LinearWeight& weight, con
 
 // y = bias, or y +=, so that a product can be added.
 __global__ void add_bias_kernel(const float* bias, int outputs, float* y, bool accumulate) {
-  const int output = blockIdx.x * blockDim.x + threadIdx.x;
+  const int output = blockIdx.y * blockDim.x + threadIdx.x;
   if (output >= outputs) return;
-  float* target = y + static_cast<size_t>(blockIdx.y) * outputs + output;
+  float* target = y + static_cast<size_t>(blockIdx.x) * outputs + output;
   *target = accumulate ? *target + bias[output] : bias[output];
 }
 
@@ -56,7 +56,7 @@ void many_rows(cudaStream_t stream, const LinearScratch& scratch, const LinearWe
                float* y, bool accumulate) {
   if (weight.bias != nullptr) {
     constexpr int kThreads = 256;
-    launch(add_bias_kernel, dim3(divide_up(weight.out_features, kThreads), rows), dim3(kThreads), 0, stream,
+    launch(add_bias_kernel, rows_and(rows, divide_up(weight.out_features, kThreads)), dim3(kThreads), 0, stream,
            weight.bias, weight.out_features, y, accumulate);
     accumulate = true;
   }
@@ -97,8 +97,8 @@ void many_rows(cudaStream_t stream, const LinearScratch& scratch, const LinearWe
 
 }  // namespace
 
-SplitCounters::SplitCounters() : buffer_(allocate(kSplitCounters * sizeof(int32_t))) {
-  check(cudaMemset(data(), 0, buffer_.size()), "zeroing counters");
+SplitCounters::SplitCounters(cudaStream_t stream) : buffer_(allocate(kSplitCounters * sizeof(int32_t))) {
+  check(cudaMemsetAsync(data(), 0, buffer_.size(), stream), "zeroing counters");
 }
 
 size_t linear_scratch_bytes(const LinearWeight& weight, int rows) {

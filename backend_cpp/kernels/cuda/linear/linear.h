@@ -34,7 +34,8 @@ struct LinearScratch {
 // Counters that blocks which share a sum meet at: zero between calls.
 class SplitCounters {
  public:
-  SplitCounters();
+  // Its users launch on `stream`.
+  explicit SplitCounters(cudaStream_t stream);
   int32_t* data() const { return buffer_.as<int32_t>(); }
 
  private:

@@ -3,7 +3,7 @@
 #include "kernels/cuda/widen.cuh"
 
 // Float32 arithmetic, for float32 weights and for those of 16 bits that are not made of whole chunks. A warp has one
-// output and a part's rows; x comes out of the caches.
+// output and a part's rows; blockIdx.x is the part. x comes out of the caches.
 
 namespace turbomind::cuda {
 
@@ -13,8 +13,8 @@ constexpr int kWarps = 8;
 
 template <class Weight, int kRows, int kWidth>
 __global__ void __launch_bounds__(kWarps* kWarp) plain_linear_kernel(LinearTask task) {
-  const LinearPart part = part_of<kRows, float>(task, blockIdx.z);
-  const int output = blockIdx.x * kWarps + threadIdx.x / kWarp;
+  const LinearPart part = part_of<kRows, float>(task, blockIdx.x);
+  const int output = blockIdx.y * kWarps + threadIdx.x / kWarp;
   if (part.rows == 0 || output >= part.weight.out_features) return;
   const int inputs = part.weight.in_features;
   const auto* w = static_cast<const Weight*>(part.weight.data) + static_cast<size_t>(output) * inputs;
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) plain_linear_kernel(LinearTask 
 
 template <class Weight, int kRows, int kWidth>
 void launch_rows(cudaStream_t stream, const LinearTask& task, int parts) {
-  launch(plain_linear_kernel<Weight, kRows, kWidth>, dim3(divide_up(task.weight.out_features, kWarps), 1, parts),
+  launch(plain_linear_kernel<Weight, kRows, kWidth>, rows_and(parts, divide_up(task.weight.out_features, kWarps)),
          dim3(kWarps * kWarp), 0, stream, task);
 }
 

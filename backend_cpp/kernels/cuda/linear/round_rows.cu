@@ -3,7 +3,7 @@
 #include "kernels/cuda/linear/weight_slab.cuh"
 #include "kernels/cuda/reduce.cuh"
 
-// To 16 bits: a thread takes eight neighbouring inputs, it reads 32 bytes and writes 16 or 32; blockIdx.y is the row.
+// To 16 bits: a thread takes eight neighbouring inputs, it reads 32 bytes and writes 16 or 32; blockIdx.x is the row.
 // To 8 bits: a block takes a row and reads it twice, for its scale and for its codes.
 
 namespace turbomind::cuda {
@@ -34,12 +34,12 @@ __device__ __forceinline__ void read_chunk(const RowsToRound& from, const float*
 template <class Visit>
 __device__ __forceinline__ void for_chunk(const RowsToRound& from, int padded_inputs, Visit&& visit) {
   const int chunks = padded_inputs / kChunk;
-  const int index = blockIdx.x * kThreads + threadIdx.x;
+  const int index = blockIdx.y * kThreads + threadIdx.x;
   if (index >= chunks * from.heads) return;
-  const float* head = from.x + blockIdx.y * from.stride + index / chunks * from.head_stride;
+  const float* head = from.x + blockIdx.x * from.stride + index / chunks * from.head_stride;
   float values[kChunk];
   read_chunk(from, head, index % chunks * kChunk, values);
-  visit(static_cast<size_t>(blockIdx.y) * chunks * from.heads + index, values);
+  visit(static_cast<size_t>(blockIdx.x) * chunks * from.heads + index, values);
 }
 
 template <WeightFormat kFormat>
@@ -95,8 +95,7 @@ __global__ void __launch_bounds__(kByteThreads)
 }
 
 dim3 grid_of(const RowsToRound& from, int padded_inputs) {
-  return {static_cast<unsigned>(divide_up(padded_inputs / kChunk * from.heads, kThreads)),
-          static_cast<unsigned>(from.rows), 1};
+  return rows_and(from.rows, divide_up(padded_inputs / kChunk * from.heads, kThreads));
 }
 
 }  // namespace

@@ -93,9 +93,11 @@ void scaled_product(cudaStream_t stream, const LinearScratch& scratch, const Lin
     }
     call.outputs = is_bytes ? divide_up(outputs, kTileOutputs) * kTileOutputs : outputs;
     call.y_stride = static_cast<size_t>(call.outputs);
-    for (int row = 0; row < x.rows; row += kPieceRows) {
+    // Pieces of even size: cuBLASLt multiplies no int8 rows fewer than 17, which a last piece could have.
+    const int piece_rows = divide_up(x.rows, divide_up(x.rows, kPieceRows));
+    for (int row = 0; row < x.rows; row += piece_rows) {
       call.x = rounded + row * row_bytes;
-      call.rows = std::min(kPieceRows, x.rows - row);
+      call.rows = std::min(piece_rows, x.rows - row);
       scratch.gemm->multiply(stream, memory, call);
       constexpr int kThreads = 256;
       const dim3 grid(divide_up(outputs, kThreads), call.rows);

@@ -3,7 +3,7 @@
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/widen.cuh"
 
-// Shrinking: a warp has one number of one row; blockIdx.y is the row. Expanding: a thread has one output of one row.
+// Shrinking: a warp has one number of one row; blockIdx.x is the row. Expanding: a thread has one output of one row.
 // Each row reads its adapter by itself, from the caches where rows share one: while decoding, the bytes of the rows'
 // adapters must move, rank (in + out) numbers a layer. Which rows have one is read from device memory.
 
@@ -30,8 +30,8 @@ __device__ __forceinline__ float dot(const void* matrix, int index, const float*
 
 __global__ void __launch_bounds__(kWarps* kWarp)
     shrink_kernel(LoraRows rows, const float* x, int in_features, float* shrunk) {
-  const int row = blockIdx.y;
-  const int index = blockIdx.x * kWarps + threadIdx.x / kWarp;
+  const int row = blockIdx.x;
+  const int index = blockIdx.y * kWarps + threadIdx.x / kWarp;
   const LoraWeight* weight = weight_of(rows, row);
   if (weight == nullptr || index >= weight->rank) return;
   const float* own = x + static_cast<size_t>(row) * in_features;
@@ -59,8 +59,8 @@ __device__ __forceinline__ float expanded(const LoraPart& part, int output, cons
 
 __global__ void __launch_bounds__(kThreads)
     expand_kernel(LoraRows rows, const float* shrunk, int out_features, float* y) {
-  const int row = blockIdx.y;
-  const int output = blockIdx.x * kThreads + threadIdx.x;
+  const int row = blockIdx.x;
+  const int output = blockIdx.y * kThreads + threadIdx.x;
   const LoraWeight* weight = weight_of(rows, row);
   if (weight == nullptr || weight->rank == 0 || output >= out_features) return;
   const float* own = shrunk + static_cast<size_t>(row) * rows.max_rank;
@@ -86,13 +86,13 @@ __global__ void __launch_bounds__(kThreads)
 
 void lora_shrink(cudaStream_t stream, const LoraRows& rows, const float* x, int in_features, float* shrunk) {
   if (rows.rows == 0 || rows.max_rank == 0) return;
-  launch(shrink_kernel, dim3(divide_up(rows.max_rank, kWarps), rows.rows), dim3(kWarps * kWarp), 0, stream, rows, x,
+  launch(shrink_kernel, rows_and(rows.rows, divide_up(rows.max_rank, kWarps)), dim3(kWarps * kWarp), 0, stream, rows, x,
          in_features, shrunk);
 }
 
 void lora_expand(cudaStream_t stream, const LoraRows& rows, const float* shrunk, int out_features, float* y) {
   if (rows.rows == 0 || rows.max_rank == 0) return;
-  launch(expand_kernel, dim3(divide_up(out_features, kThreads), rows.rows), dim3(kThreads), 0, stream, rows, shrunk,
+  launch(expand_kernel, rows_and(rows.rows, divide_up(out_features, kThreads)), dim3(kThreads), 0, stream, rows, shrunk,
          out_features, y);
 }
 

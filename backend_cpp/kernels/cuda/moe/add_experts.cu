@@ -17,12 +17,12 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kMostExpertsOfRow = 32;
 
-// Blocks of kThreads outputs; blockIdx.y is the row.
+// Blocks of kThreads outputs; blockIdx.x is the row.
 __global__ void __launch_bounds__(kThreads)
     add_shares_kernel(const float* outputs, const int32_t* slots, const int32_t* chosen, const float* weights,
                       int top_k, int hidden, float* y) {
   __shared__ int32_t order[kMostExpertsOfRow];  // the row's pairs, by ascending expert
-  const int first_pair = blockIdx.y * top_k;
+  const int first_pair = blockIdx.x * top_k;
   if (static_cast<int>(threadIdx.x) < top_k) {
     const int own = chosen[first_pair + threadIdx.x];
     int rank = 0;
@@ -30,9 +30,9 @@ __global__ void __launch_bounds__(kThreads)
     order[rank] = first_pair + threadIdx.x;
   }
   __syncthreads();
-  const int i = blockIdx.x * kThreads + threadIdx.x;
+  const int i = blockIdx.y * kThreads + threadIdx.x;
   if (i >= hidden) return;
-  float* target = y + static_cast<size_t>(blockIdx.y) * hidden + i;
+  float* target = y + static_cast<size_t>(blockIdx.x) * hidden + i;
   float sum = *target;
   for (int k = 0; k < top_k; ++k) {
     const int pair = order[k];
@@ -51,12 +51,12 @@ struct ExpertProduct {
   float* y;  // [pairs, out_features]
 };
 
-// gathered[slot] = the inputs of a pair in the order of its expert's codes; blockIdx.y is the slot.
+// gathered[slot] = the inputs of a pair in the order of its expert's codes; blockIdx.x is the slot.
 __global__ void __launch_bounds__(kThreads)
     order_inputs_kernel(const float* x, const int32_t* sources, const int32_t* experts, const std::byte* weights,
                         int inputs, int padded_inputs, float* gathered) {
-  const int i = blockIdx.x * kThreads + threadIdx.x;
-  const int slot = blockIdx.y;
+  const int i = blockIdx.y * kThreads + threadIdx.x;
+  const int slot = blockIdx.x;
   if (i >= padded_inputs) return;
   const auto* weight = reinterpret_cast<const LinearWeight*>(weights + experts[slot] * sizeof(ExpertWeight));
   const float* row = x + static_cast<size_t>(sources != nullptr ? sources[slot] : slot) * inputs;
@@ -95,7 +95,7 @@ void multiply(cudaStream_t stream, const LinearScratch& scratch, Kernel kernel, 
 
   if (weight.input_order != nullptr) {
     auto* ordered = memory.take<float>(static_cast<size_t>(pairs) * padded);
-    launch(order_inputs_kernel, dim3(divide_up(padded, kThreads), pairs), dim3(kThreads), 0, stream, product.x,
+    launch(order_inputs_kernel, rows_and(pairs, divide_up(padded, kThreads)), dim3(kThreads), 0, stream, product.x,
            product.sources, sorted.experts, product.on_device, weight.in_features, padded, ordered);
     product.x = ordered;
     product.x_rows = pairs;
@@ -161,8 +161,8 @@ void add_experts(cudaStream_t stream, const LinearScratch& scratch, Activation a
   activate_gated(stream, activation, halves, pairs, down.in_features, activated);
   multiply(stream, inner, kernel, part_rows, pairs, sorted,
            {down, table + offsetof(ExpertWeight, down), activated, nullptr, pairs, outputs});
-  launch(add_shares_kernel, dim3(divide_up(hidden, kThreads), rows), dim3(kThreads), 0, stream, outputs, sorted.slots,
-         chosen, weights, top_k, hidden, y);
+  launch(add_shares_kernel, rows_and(rows, divide_up(hidden, kThreads)), dim3(kThreads), 0, stream, outputs,
+         sorted.slots, chosen, weights, top_k, hidden, y);
 }
 
 }  // namespace turbomind::cuda

@@ -1,6 +1,12 @@
 // Faults of the emulated runtime, for tests.
 #include "testing/cuda_emulated/faults.h"
+
+#include <pybind11/stl.h>
+
+#include <array>
+
 #include "testing/bindings/cuda_internals.h"
+#include "testing/cuda_emulated/launch_limits.h"
 
 namespace turbomind::cuda {
 
@@ -10,6 +16,11 @@ void bind_faults(pybind11::module_& m) {
   });
   m.def("set_device_memory", &emulated::set_device_memory);
   m.def("clear_faults", &emulated::clear_faults);
+  m.def("check_launch", [](std::array<unsigned, 3> grid, unsigned threads, size_t shared_bytes) {
+    return static_cast<int>(emulated::check_launch({grid[0], grid[1], grid[2]}, {threads, 1, 1}, shared_bytes));
+  });
+  m.def("set_shared_memory", &emulated::set_shared_memory);
+  m.def("set_only_checks_launches", &emulated::set_only_checks_launches);
 }
 
 }  // namespace turbomind::cuda

@@ -2,4 +2,5 @@
 #pragma once
 
 #include "testing/cuda_emulated/kernel_language.h"
+#include "testing/cuda_emulated/launch_limits.h"
 #include "testing/cuda_emulated/runtime.h"

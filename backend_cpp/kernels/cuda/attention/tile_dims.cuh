@@ -1,0 +1,46 @@
+// The dimensions there are tile kernels for, and what these take.
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "kernels/cuda/attention/cache_tile.cuh"
+#include "kernels/paged_attention.h"
+
+namespace turbomind::cuda {
+
+// Calls `visit` with the next dimension that there is a kernel for, to which heads are padded.
+template <CacheType kType, class Visit>
+auto with_tile_dim(const CacheLayout& layout, Visit&& visit) {
+  const int dim = std::max(layout.key_dim, layout.value_dim);
+  constexpr int kEighty = kType == CacheType::kInt4 ? 96 : 80;  // int4 is read 32 dimensions at a time
+  if (dim <= 64) return visit(std::integral_constant<int, 64>());
+  if (dim <= 80) return visit(std::integral_constant<int, kEighty>());
+  if (dim <= 96) return visit(std::integral_constant<int, 96>());
+  if (dim <= 128) return visit(std::integral_constant<int, 128>());
+  return visit(std::integral_constant<int, 256>());
+}
+
+template <CacheType kType>
+size_t tile_shared_bytes_of(const CacheLayout& layout, bool is_split_keys) {
+  return with_tile_dim<kType>(layout, [&](auto dim) -> size_t {
+    return is_split_keys ? TileShape<kType, dim, true>::kSharedBytes : TileShape<kType, dim, false>::kSharedBytes;
+  });
+}
+
+// Shared memory of a block of a tile kernel (attend_tile.cuh), in bytes; there is none for a float32 cache.
+inline size_t tile_shared_bytes(const CacheLayout& layout, bool is_split_keys) {
+  switch (layout.type) {
+    case CacheType::kBFloat16:
+      return tile_shared_bytes_of<CacheType::kBFloat16>(layout, is_split_keys);
+    case CacheType::kInt8:
+      return tile_shared_bytes_of<CacheType::kInt8>(layout, is_split_keys);
+    case CacheType::kInt4:
+      return tile_shared_bytes_of<CacheType::kInt4>(layout, is_split_keys);
+    case CacheType::kFloat32:
+      break;
+  }
+  return ~size_t{0};
+}
+
+}  // namespace turbomind::cuda

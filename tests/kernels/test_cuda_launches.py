@@ -1,0 +1,90 @@
+"""What a GPU refuses to launch, the emulation refuses too; nothing that a step may hold asks for it.
+
+Grids have at most 65,535 blocks in y and z; blocks at most 1,024 threads, and the shared memory of the device.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from tests.kernels.adapters import make_adapter
+from tests.kernels.arguments import AttentionRule, HeadSizes
+from tests.kernels.device import Device
+from tests.kernels.sequences import Sequences
+from tests.kernels.test_moe import make_experts
+from tests.kernels.weights import make_weight
+
+ROWS = 65_537  # one more than y holds, and one behind it
+PAIRS = 8_193  # of rows and the eight experts of each: 65,544 pairs
+ADA = 99 * 1024  # bytes of shared memory of compute capability 8.6, 8.9 and 12.0
+INVALID_VALUE, INVALID_CONFIGURATION = 1, 9
+
+
+@contextmanager
+def only_checked(device: Device) -> Iterator[None]:
+    """Have the emulation check launches without running them: these have too many rows for it."""
+    if device.name != "emulated":
+        yield
+        return
+    device.module.set_only_checks_launches(True)
+    try:
+        yield
+    finally:
+        device.module.set_only_checks_launches(False)
+
+
+@pytest.fixture
+def shared_memory(cuda: Device) -> Iterator[None]:
+    """A device with as much shared memory as consumer cards have."""
+    if cuda.name != "emulated":
+        pytest.skip("a GPU's shared memory is its own")
+    cuda.module.set_shared_memory(ADA)
+    yield
+    cuda.module.set_shared_memory(227 * 1024)
+
+
+def test_the_emulation_launches_what_a_gpu_does(cuda: Device) -> None:
+    if cuda.name != "emulated":
+        pytest.skip("this is about the emulation")
+    check = cuda.module.check_launch
+    assert check([2**31 - 1, 65_535, 65_535], 1024, 227 * 1024) == 0
+    for grid in ([0, 1, 1], [2**31, 1, 1], [1, 65_536, 1], [1, 1, 65_536]):
+        assert check(grid, 32, 0) == INVALID_CONFIGURATION
+    assert check([1, 1, 1], 1025, 0) == INVALID_CONFIGURATION
+    assert check([1, 1, 1], 32, 227 * 1024 + 1) == INVALID_VALUE
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "int4"])
+def test_any_number_of_rows_is_multiplied(cuda: Device, kind: str) -> None:
+    weight = make_weight(cuda, torch.randn(48, 32), kind, 32, torch.randn(48))
+    with only_checked(cuda):
+        cuda.linear(weight, torch.randn(ROWS, 32))
+
+
+def test_any_number_of_rows_is_embedded_moved_and_adapted(cuda: Device) -> None:
+    rows, every = torch.randn(ROWS, 8), torch.arange(ROWS, dtype=torch.int32)
+    with only_checked(cuda):
+        cuda.embed(make_weight(cuda, torch.randn(16, 8), "bfloat16"), every % 16, 1.0)
+        cuda.gather_rows(rows, every)
+        cuda.scatter_rows(rows, every, rows)
+        cuda.copy_heads(rows.view(ROWS, 2, 4), torch.randn(ROWS, 2, 6))
+        adapter = make_adapter("bfloat16", 8, 8, [(0, 8, 2, 1.0)])
+        cuda.lora(rows, rows, [adapter], [0] * ROWS)
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int4", "codes, shuffled"])
+def test_any_number_of_pairs_of_rows_and_experts_is_computed(cuda: Device, kind: str) -> None:
+    gate_up, down = (make_experts(cuda, kind, 8, shape) for shape in ((64, 32), (32, 32)))
+    chosen = torch.arange(8, dtype=torch.int32).expand(PAIRS, 8)
+    with only_checked(cuda):
+        x, shares = torch.randn(PAIRS, 32), torch.full((PAIRS, 8), 0.125)
+        cuda.add_experts(gate_up, down, "silu", x, (chosen, shares), torch.zeros(PAIRS, 32))
+
+
+@pytest.mark.parametrize("bits", [16, 8, 4])
+def test_long_heads_decode_on_devices_with_less_shared_memory(cuda: Device, shared_memory: None, bits: int) -> None:
+    torch.manual_seed(0)
+    batch = Sequences(cuda, [150], HeadSizes(4, 2, 256, 256), 64, bits, AttentionRule(2.0**-4))
+    batch.check(0, batch.run([[(0, 0, 149)], [(0, 149, 1)]])[0])
