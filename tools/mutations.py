@@ -64,6 +64,7 @@ MUTATIONS = (
         "content that nobody is to find is forgotten",
         CACHE,
         "  if (block.content != 0 && !keeps_content) unpublish(id);\n",
+        "  if (block.content != 0 && !keeps_content && id < 0) unpublish(id);\n",
     ),
     Mutation("a block that is written anew is not found by what it held", CACHE, "    move_out(block);\n"),
     Mutation(
@@ -145,7 +146,12 @@ MUTATIONS = (
     Mutation(
         "a busy session takes no second request", SESSIONS, "session != nullptr && session->running != 0", "false"
     ),
-    Mutation("a turn that was replaced leaves its session alone", SESSIONS, " || it->second.running != request", ""),
+    Mutation(
+        "a turn that was replaced leaves its session alone",
+        SESSIONS,
+        " || it->second.running != request",
+        " || request == 0",
+    ),
     Mutation(
         "step cuts a session's history",
         SESSIONS,
