@@ -176,7 +176,8 @@ MUTATIONS = (
         "the siblings of an answer that failed end with it",
         CORE,
         "[id](const Sequence& s) { return s.group->request == id; }, FinishReason::kError, &error);\n",
-        "[&](const Sequence& s) { return &s == &sequence; }, FinishReason::kError, &error);\n",
+        "[&](const Sequence& s) { return s.group->request == id && &s == &sequence; }, "
+        "FinishReason::kError, &error);\n",
     ),
     Mutation(
         "a request ends with its last answer", CORE, "    --group.open_answers;\n", "    group.open_answers = 0;\n"

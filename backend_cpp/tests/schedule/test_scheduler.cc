@@ -104,6 +104,28 @@ TEST(a_long_prompt_does_not_delay_running_answers_and_is_not_starved_by_them) {
   CHECK(step.input.spans.back().wanted == SpanRows::kLast);
 }
 
+TEST(who_is_admitted_leaves_running_sequences_the_blocks_that_they_will_need) {
+  BlockCache blocks({10, 4});
+  Scheduler scheduler({4, 8}, blocks);
+  Step step;
+  const auto run = [&] {
+    scheduler.plan(step);
+    scheduler.commit(step);
+  };
+  scheduler.add(make_sequence(1, std::vector<int32_t>(32, 1), 0, 1));  // 8 blocks, of which a step takes 2
+  run();
+  scheduler.add(make_sequence(2, std::vector<int32_t>(12, 1), 0, 2));  // 3 blocks
+  for (int more = 0; more < 3; ++more) {
+    run();
+    CHECK_EQUAL(scheduler.running_count(), 1);
+  }
+  scheduler.remove_if([](const Sequence& s) { return s.group->request == 1; });
+  run();
+  CHECK_EQUAL(scheduler.running_count(), 1);
+  CHECK_EQUAL(scheduler.waiting_count(), 0);
+  CHECK_EQUAL(scheduler.preemption_count(), 0);
+}
+
 TEST(a_sequence_with_windows_holds_a_bounded_number_of_blocks) {
   BlockCache blocks({40, 4});
   Scheduler scheduler({2, 12, 10}, blocks);
