@@ -43,7 +43,7 @@ LINKED  := $(STAMPS)/linked-$(call digest,tools/link_checkout.py)
 CONFIGURED := $(BUILD)/.configured-$(call digest,requirements/torch.txt requirements/runtime.txt)$(if $(strip $(CUDA)),-cuda)
 
 CXX_SOURCES = $(shell find backend_cpp -name '*.h' -o -name '*.cc' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
-# Of make check: what needs no build and no checkpoint but the default model's tokenizer. Unit tests that write checkpoints,
+# Of make check: what needs no checkpoint but the default model's tokenizer. Unit tests that write checkpoints,
 # convert them or load the default model's weights take three times as long as all others together; make test has them.
 CHECKPOINT_TESTS := auto_awq checkpoint_faults convert default_model engine_dir expert_families families meta_llama mxfp4 \
     pickled_weights plain_text quantized_weights resolved_tokenizer scaled_weights several_models smooth_quant
@@ -165,6 +165,7 @@ screenshot: build dev model browser ## Rewrite docs/images/chat*.png
 
 check: dev model ## What comes before the other tests: lint, types, imports, folders, documents, recipes, quick unit tests (2 minutes)
 	@$(MAKE) lint
+	@$(MAKE) build-tests
 	@$(PY) -m pytest -q --numprocesses $(strip $(WORKERS)) --dist loadfile $(QUICK_TESTS)
 
 lint: dev ## ruff, mypy --strict, clang-format
