@@ -381,9 +381,11 @@ ENGINE_TEST(an_answer_that_waits_for_its_grammar_can_be_cancelled) {
   driven.core.cancel(1);
   driven.deliver();
   control->places_known = 10;
+  driven.add(request_of(2, {3, 4}, 3));  // steps go on, and it does not
   driven.finish();
   CHECK(driven.last(1).finish == FinishReason::kCancelled);
   CHECK(driven.answer(1).empty());
+  CHECK_EQUAL(driven.core.stats().tokens_out, 3);
 }
 
 }  // namespace turbomind::testing

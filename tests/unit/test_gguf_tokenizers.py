@@ -134,6 +134,8 @@ def test_tokenizers_that_are_not_read_are_named(change: dict[str, Any], reason: 
         "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": ["a", "b", "ab"],
         "tokenizer.ggml.merges": ["a b"],
+        "llama.context_length": 64,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
     }
     path = write_metadata(tmp_path / "m.gguf", "llama", metadata | change)
     with pytest.raises(CheckpointError, match=reason):
