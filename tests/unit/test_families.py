@@ -93,7 +93,8 @@ def test_an_imaginary_family_needs_only_a_file(tmp_path: Path, tiny_llama: Path,
         engine = resolve(checkpoint)
         assert engine.spec.architecture == "ImaginaryForCausalLM"
         assert engine.spec.ropes == resolve(tiny_llama).spec.ropes
-        names = {name for _, name, _ in Manifest.from_json((engine.path / "manifest.json").read_text(), tmp_path).loads()}
+        manifest = Manifest.from_json((engine.path / "manifest.json").read_text(), tmp_path)
+        names = {name for _, name, _ in manifest.loads()}
         assert "model.blocks.1.mlp.up_proj.weight" in names
     finally:
         package.__path__.remove(str(tmp_path))
