@@ -167,6 +167,14 @@ def test_a_spec_survives_json() -> None:
         ({"attention": {"scale": 1.0, "windows": [-1] * 30}}, "attention.windows must have a number >= 0"),
         ({"attention": {"scale": 1.0, "alibi_slopes": [0.5]}}, "attention.alibi_slopes must have a finite number"),
         ({"embedding_scale": 0}, "embedding_scale must be a finite number > 0"),
+        ({"pictures": {"cross_layers": [7, 3]}}, r"pictures.cross_layers must be layers, ascending, got \(7, 3\)"),
+        ({"pictures": {"cross_layers": [30]}}, r"pictures.cross_layers must be layers, ascending, got \(30,\)"),
+        ({"pictures": {"cross_layers": [3] * 31}}, "pictures.cross_layers must be at most num_layers, got 31"),
+        ({"pictures": {"cross_layers": [3], "whole_rows": 4}}, "cannot be had with pictures.deepstack_layers or"),
+        (
+            {"pictures": {"cross_layers": [3]}, "attention": {"scale": 1.0, "windows": [9] * 30}},
+            "pictures.cross_layers cannot be had with attention.mla, attention.windows",
+        ),
     ],
 )
 def test_an_impossible_spec_is_refused(change: dict[str, object], reason: str) -> None:
