@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lmdeploy.serve.client import GenerateChunk
 from openai_gateway.answering.token_texts import TokenTexts
-from openai_gateway.protocol.outputs import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
+from openai_gateway.protocol.outputs import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    PromptLogprob,
+    PromptLogprobs,
+    TokenLogprob,
+    TopLogprob,
+)
 
 _LEAST = -9999.0  # JSON has no minus infinity
+_AT_A_TIME = 512  # places of a prompt, before others have a turn: some milliseconds
 
 
 class Scored(NamedTuple):
@@ -53,6 +62,16 @@ async def chat_logprobs(chunks: Sequence[GenerateChunk], texts: TokenTexts) -> C
     return ChatLogprobs(content=content)
 
 
+async def prompt_logprobs(scored: Sequence[Scored], texts: TokenTexts, wanted: int) -> PromptLogprobs:
+    """Return what an answer says about the tokens of a prompt, and the `wanted` likeliest in place of each."""
+    known = await texts.lookup(_all_ids(scored))
+    told: PromptLogprobs = []
+    for begin in range(0, len(scored), _AT_A_TIME):
+        told += [_at_place(one, wanted, known) for one in scored[begin : begin + _AT_A_TIME]]
+        await asyncio.sleep(0)
+    return told
+
+
 async def completion_logprobs(
     scored: Sequence[Scored], texts: TokenTexts, wanted: int, offset: int = 0
 ) -> tuple[CompletionLogprobs, int]:
@@ -70,10 +89,7 @@ async def completion_logprobs(
     for token, logprob, likeliest in scored:
         text = _text(known[token])
         top: dict[str, float] = {}
-        for (
-            other,
-            value,
-        ) in likeliest:  # likeliest first: of those with the same text, as halves of characters, it stays
+        for other, value in likeliest[:wanted]:  # likeliest first: of the same text, as halves of characters, it stays
             top.setdefault(_text(known[other]), value)
         said.tokens.append(text)
         said.token_logprobs.append(logprob)
@@ -81,6 +97,18 @@ async def completion_logprobs(
         said.text_offset.append(max(offset, 0))
         offset += len(text)
     return said, offset
+
+
+def _at_place(one: Scored, wanted: int, known: Mapping[int, bytes]) -> dict[str, PromptLogprob] | None:
+    if one.logprob is None:
+        return None
+    told = {one.token: (one.logprob, None)} | {
+        other: (value, rank) for rank, (other, value) in enumerate(one.likeliest[:wanted], 1)
+    }
+    return {
+        str(token): PromptLogprob(logprob=value, rank=rank, decoded_token=_text(known[token]))
+        for token, (value, rank) in told.items()
+    }
 
 
 def _rows(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from lmdeploy.serve.request import FIELDS
 from openai_gateway.protocol.fields import (
@@ -20,7 +20,7 @@ from openai_gateway.protocol.fields import (
 )
 from openai_gateway.protocol.table import OF_EVERY_BODY, body_of
 
-_OF_COMPLETIONS = ("n", "presence_penalty", "frequency_penalty")
+_OF_COMPLETIONS = ("n", "presence_penalty", "frequency_penalty", "prompt_logprobs")
 
 _MAX_BIASES = FIELDS["logit_bias"].max_items
 
@@ -78,6 +78,7 @@ if TYPE_CHECKING:
 
     class _Completions(SamplingFields):
         n: int | None
+        prompt_logprobs: int | None
 
 else:
     _Completions = body_of("_Completions", SamplingFields, _OF_COMPLETIONS)
@@ -100,6 +101,12 @@ class GenerationFields(_Completions):
             if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) <= MAX_INT32):
                 raise FieldError("", f"logit_bias must have token ids as keys, got {key[:60]!r}")
         return value
+
+    @model_validator(mode="after")
+    def _streams_leave_prompts_out(self) -> GenerationFields:
+        if self.stream and self.prompt_logprobs is not None:
+            raise FieldError("prompt_logprobs", "prompt_logprobs comes with whole answers only; leave stream out")
+        return self
 
     @property
     def choices(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import BaseModel, Field
@@ -50,6 +51,20 @@ class ChatLogprobs(BaseModel):
 
     content: list[TokenLogprob]
     refusal: None = None
+
+
+@dataclass(slots=True)  # there may be a hundred thousand of them
+class PromptLogprob:
+    """One token at a place of a prompt; `rank` 1 is the likeliest one, null: not among those asked for."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""Of each token of a prompt, as vLLM tells them: the token there and the likeliest ones by their ids; null: nothing
+predicted it."""
 
 
 class CompletionLogprobs(BaseModel):

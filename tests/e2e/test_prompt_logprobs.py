@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lmdeploy.paths import DEFAULT_MODEL_NAME as MODEL
 from lmdeploy.paths import default_model_dir
@@ -107,6 +107,49 @@ def test_a_stream_begins_with_the_prompt_s(
     for values in given:
         assert len(values) == 64
         assert_close(values, tokens[:60], expected)
+
+
+def assert_scored(places: list[Any], tokens: list[int], expected: torch.Tensor, top: int) -> None:
+    """Places as vLLM tells them are those of `tokens`, with the `top` likeliest in order."""
+    assert places[0] is None
+    assert_close(
+        [None, *(place[str(token)]["logprob"] for place, token in zip(places[1:], tokens[1:], strict=True))],
+        tokens,
+        expected,
+    )
+    for position, (place, token) in enumerate(zip(places[1:], tokens[1:], strict=True)):
+        ranked = sorted((entry["rank"], entry["logprob"]) for entry in place.values() if entry["rank"])
+        assert [rank for rank, _ in ranked] == list(range(1, top + 1))
+        given = torch.tensor([value for _, value in ranked]).double()
+        assert torch.allclose(given, expected[position].topk(top).values, atol=TOLERANCE)
+        assert set(place) - {str(token)} <= {str(other) for other in expected[position].topk(top + 3).indices.tolist()}
+
+
+def test_prompt_logprobs_are_those_of_transformers(
+    client: openai.OpenAI, tokens: list[int], expected: torch.Tensor
+) -> None:
+    answer = client.completions.create(
+        model=MODEL, prompt=[tokens, tokens[:9]], max_tokens=1, extra_body={"prompt_logprobs": 2}
+    )
+    for choice, length in zip(answer.choices, [len(tokens), 9], strict=True):
+        assert_scored(choice.prompt_logprobs, tokens[:length], expected, top=2)
+
+
+def test_prompt_logprobs_of_a_chat_are_those_of_its_whole_prompt(client: openai.OpenAI) -> None:
+    messages: Any = [{"role": "user", "content": "Hi Über"}]
+    reference = AutoTokenizer.from_pretrained(default_model_dir())
+    tokens = reference.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    model = AutoModelForCausalLM.from_pretrained(default_model_dir(), dtype=torch.float32).eval()
+    with torch.inference_mode():
+        expected = model(torch.tensor([tokens])).logits[0].double().log_softmax(-1)
+    answer = client.chat.completions.create(
+        model=MODEL, messages=messages, max_tokens=1, extra_body={"prompt_logprobs": 3}
+    )
+    assert_scored(answer.prompt_logprobs, tokens, expected, top=3)
+    places = answer.prompt_logprobs[1:]
+    told = "".join(place[str(token)]["decoded_token"] for place, token in zip(places, tokens[1:], strict=True))
+    assert told.startswith("system\n")
+    assert "user\nHi" in told
 
 
 def test_what_does_not_ask_for_them_finds_the_prompt_in_the_cache(client: openai.OpenAI, tokens: list[int]) -> None:

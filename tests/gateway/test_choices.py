@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from tests.gateway.conftest import MODEL
-from tests.support.fake_triton import FakeTriton, Script, prompt_logprob
+from tests.support.fake_triton import FIRST_BYTE, FakeTriton, Script, prompt_logprob
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 TWO = Script(choices=[["a", "b"], ["1", "2", "3"]])
@@ -238,6 +238,38 @@ def test_a_prompt_can_be_scored_without_an_answer(
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(model=MODEL, prompt="a", echo=True, max_tokens=0, n=2)
     assert caught.value.param == "n"
+
+
+@pytest.mark.parametrize("echo", [False, True])
+def test_prompt_logprobs_are_told_as_vllm_tells_them(client: openai.OpenAI, triton: FakeTriton, echo: bool) -> None:
+    options: Any = {"model": MODEL, "n": 2, "logprobs": 0, "echo": echo, "extra_body": {"prompt_logprobs": 1}}
+    answer = client.completions.create(prompt=["ab", "c"], **options)
+    assert [request.inputs["prompt_logprobs"] for request in triton.requests] == [1, 1]
+    for choice, prompt in zip(answer.choices, ["ab", "ab", "c", "c"], strict=True):
+        assert choice.text == (prompt if echo else "") + ANSWER
+        first, *others = choice.prompt_logprobs
+        assert first is None
+        for position, (place, letter) in enumerate(zip(others, prompt, strict=True), 1):
+            here = {"logprob": prompt_logprob(position), "rank": None, "decoded_token": letter}
+            assert place == {
+                str(FIRST_BYTE + ord(letter)): here,
+                str(FIRST_BYTE + ord("?")): here | {"rank": 1, "decoded_token": "?"},
+            }
+        assert choice.logprobs is not None
+        assert (choice.logprobs.token_logprobs or [])[:2] == ([None, prompt_logprob(1)] if echo else [-0.5, -0.25])
+        assert not any(choice.logprobs.top_logprobs or [])
+
+
+def test_prompt_logprobs_of_a_chat_stand_beside_its_choices(client: openai.OpenAI, triton: FakeTriton) -> None:
+    options: Any = {"model": MODEL, "messages": HELLO, "n": 2}
+    assert client.chat.completions.create(**options).prompt_logprobs is None
+    answer = client.chat.completions.create(**options, extra_body={"prompt_logprobs": 0})
+    assert triton.requests[1].inputs["prompt_logprobs"] == 0
+    assert answer.prompt_logprobs == [None]  # the fake has one token for every chat
+    for fields in ({"prompt_logprobs": 21}, {"prompt_logprobs": -1}, {"prompt_logprobs": 0, "stream": True}):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.chat.completions.create(**options, extra_body=fields)
+        assert caught.value.param == "prompt_logprobs"
 
 
 def test_a_prompt_of_tokens_is_continued(client: openai.OpenAI, triton: FakeTriton) -> None:

@@ -19,7 +19,7 @@ from openai_gateway.protocol.fields import (
 )
 from openai_gateway.protocol.generation import GenerationFields
 from openai_gateway.protocol.messages import Messages
-from openai_gateway.protocol.outputs import ChatLogprobs, Usage
+from openai_gateway.protocol.outputs import ChatLogprobs, PromptLogprobs, Usage
 from openai_gateway.protocol.structured import StructuredFields
 from openai_gateway.protocol.tools import NamedToolChoice, Tool, ToolCall, ToolChoice, Tools
 
@@ -137,3 +137,4 @@ class ChatCompletion(BaseModel):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: PromptLogprobs | None = None

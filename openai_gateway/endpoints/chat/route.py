@@ -11,7 +11,7 @@ from lmdeploy.serve.client import GenerateRequest
 from lmdeploy.templates.thinking import Thinking
 from openai_gateway.answering.cancellation import run_unless_disconnected
 from openai_gateway.answering.collecting import Answer, collect
-from openai_gateway.answering.logprobs import chat_logprobs
+from openai_gateway.answering.logprobs import chat_logprobs, prompt_logprobs, scored_prompt
 from openai_gateway.answering.streaming import SLOT, STREAMED, EventResponse, EventTemplate, done, event_stream
 from openai_gateway.endpoints.chat.protocol import ChatChoice, ChatCompletion, ChatCompletionRequest, ChatMessage
 from openai_gateway.endpoints.chat.writer import ChatWriter
@@ -62,7 +62,18 @@ async def create_chat_completion(
         choices.append(await _choice(body, chosen.model, index, answer, thoughts))
         if thoughts is not None:
             answers.usage.completion_tokens_details.reasoning_tokens += thoughts.token_count
-    return ChatCompletion(id=answer_id, created=created, model=chosen.name, choices=choices, usage=answers.usage)
+    scores = None
+    if body.prompt_logprobs is not None:
+        scored = scored_prompt(answers.choices[0].chunks[0])
+        scores = await prompt_logprobs(scored, chosen.model.token_texts, body.prompt_logprobs)
+    return ChatCompletion(
+        id=answer_id,
+        created=created,
+        model=chosen.name,
+        choices=choices,
+        usage=answers.usage,
+        prompt_logprobs=scores,
+    )
 
 
 def generate_request(

@@ -19,7 +19,7 @@ class Echo:
     text : str
         The prompt; empty when it is not told.
     scored : list of Scored
-        Its tokens, if their log probabilities were asked for and have come.
+        The prompt's tokens, told or not, if their log probabilities were asked for and have come.
     """
 
     text: str

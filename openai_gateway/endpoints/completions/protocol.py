@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, model_validator
 from lmdeploy.messages import MAX_TOP_LOGPROBS
 from openai_gateway.protocol.fields import MAX_INT32, AnyText, FieldError
 from openai_gateway.protocol.generation import GenerationFields
-from openai_gateway.protocol.outputs import CompletionLogprobs, FinishReason, Usage
+from openai_gateway.protocol.outputs import CompletionLogprobs, FinishReason, PromptLogprobs, Usage
 from openai_gateway.protocol.prompts import PromptTokens, each_of
 from openai_gateway.protocol.structured import StructuredFields
 
@@ -42,14 +42,15 @@ class CompletionRequest(GenerationFields, StructuredFields):
             raise FieldError("suffix", "suffix needs prompts that are texts, and no echo")
         if self.only_scores and self.choices > 1:
             raise FieldError("n", "n must be 1 when echo is true and max_tokens is 0: there is one answer")
-        if self.echo and self.choices > 1 and self._told_by_echo() > _MAX_ECHOED:
-            raise FieldError("n", "n must be lower: with echo, its answers would repeat too much of the prompt")
+        if self.choices > 1 and self._told_of_prompts() > _MAX_ECHOED:
+            raise FieldError("n", "n must be lower: its answers would repeat too much of the prompt")
         return self
 
-    def _told_by_echo(self) -> int:
+    def _told_of_prompts(self) -> int:
         """Return about how many characters, or values beside tokens of four, the prompt takes in all answers."""
-        values = 1 if self.logprobs is None else 4 * (2 + self.logprobs)
-        return sum(map(len, self.prompts)) * self.choices * values
+        echoed = 0 if not self.echo else 1 if self.logprobs is None else 4 * (2 + self.logprobs)
+        scored = 0 if self.prompt_logprobs is None else 4 * (2 + self.prompt_logprobs)
+        return sum(map(len, self.prompts)) * self.choices * (echoed + scored)
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
@@ -72,10 +73,10 @@ class CompletionRequest(GenerationFields, StructuredFields):
 
     def generation_inputs(self) -> dict[str, Any]:
         """Return the fields of `GenerateRequest` that say how to generate, all but the token limit."""
-        inputs = {"logprobs": self.logprobs, "response_format": self.grammar}
+        inputs = super().generation_inputs() | {"logprobs": self.logprobs, "response_format": self.grammar}
         if self.echo and (self.logprobs is not None or self.only_scores):
-            inputs["prompt_logprobs"] = self.logprobs or 0
-        return super().generation_inputs() | inputs
+            inputs["prompt_logprobs"] = max(self.logprobs or 0, self.prompt_logprobs or 0)
+        return inputs
 
 
 class CompletionChoice(BaseModel):
@@ -84,6 +85,7 @@ class CompletionChoice(BaseModel):
     index: int
     text: str
     logprobs: CompletionLogprobs | None = None
+    prompt_logprobs: PromptLogprobs | None = None
     finish_reason: FinishReason
 
 

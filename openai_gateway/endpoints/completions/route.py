@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from lmdeploy.serve.client import GenerateRequest
 from openai_gateway.answering.cancellation import run_unless_disconnected
 from openai_gateway.answering.collecting import Answer, collect
-from openai_gateway.answering.logprobs import completion_logprobs, scored_tokens
+from openai_gateway.answering.logprobs import completion_logprobs, prompt_logprobs, scored_tokens
 from openai_gateway.answering.streaming import SLOT, STREAMED, EventResponse, EventTemplate, done, event_stream
 from openai_gateway.endpoints.completions.echo import Echo
 from openai_gateway.endpoints.completions.infilling import stops_of_middle, whole_prompt
@@ -84,10 +84,16 @@ async def _choice(
 ) -> CompletionChoice:
     logprobs = None
     echo.look_at(answer.chunks)
+    texts, scores = model.token_texts, None
+    if body.prompt_logprobs is not None:
+        scores = await prompt_logprobs(echo.scored, texts, body.prompt_logprobs)
     if body.logprobs is not None:
-        scored = [*echo.scored, *scored_tokens(answer.chunks)]
-        texts = model.token_texts
+        scored = [*(echo.scored if body.echo else ()), *scored_tokens(answer.chunks)]
         logprobs, _ = await completion_logprobs(scored, texts, body.logprobs, await echo.offset(texts))
     return CompletionChoice(
-        index=index, text=echo.text + answer.text, logprobs=logprobs, finish_reason=answer.finish_reason
+        index=index,
+        text=echo.text + answer.text,
+        logprobs=logprobs,
+        prompt_logprobs=scores,
+        finish_reason=answer.finish_reason,
     )
