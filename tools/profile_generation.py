@@ -13,6 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from lmdeploy.messages import TurbomindEngineConfig
 from tools.bench import arguments as flags
 from tools.bench.inprocess import in_process
 from tools.bench.peers.choose import Runner, longest_request, open_peers
@@ -66,7 +67,7 @@ def main() -> None:
     config = flags.engine_config(arguments, slots)
     sizes = product(arguments.concurrency, arguments.prompt_tokens, arguments.completion_tokens)
     combinations = [Combination(*size) for size in sizes]
-    limits = measure_limits() if arguments.compare else None
+    limits = measure_limits() if arguments.compare and isinstance(config, TurbomindEngineConfig) else None
     measured: dict[Combination, dict[str, list[Summary]]] = {}
     with in_process(arguments.model_path, config) as engine:
         longest = max(
@@ -74,7 +75,7 @@ def main() -> None:
             for combination in combinations
             for turn in range(-arguments.warmup_round, 1)
         )
-        bits = config.weight_bits or 16
+        bits = flags.weight_bits(config)
         with open_peers(arguments.compare, engine, Path(arguments.model_path), bits, slots, longest) as peers:
             runners: dict[str, Runner] = {OURS: lambda requests, batch: engine.run(requests, batch, sampling), **peers}
             for combination in combinations:
@@ -84,7 +85,7 @@ def main() -> None:
                         run(combination.requests(seed + turn), combination.batch)
                 sides = {name: _answering(run, combination, seed) for name, run in runners.items()}
                 measured[combination] = take_turns(sides, arguments.test_round, throughput)
-        cost = model_cost(engine.spec, config)
+        cost = model_cost(engine.spec, config) if isinstance(config, TurbomindEngineConfig) else None
 
     runs: dict[str, Summary] = {}
     rows: list[list[str]] = []
@@ -96,7 +97,7 @@ def main() -> None:
             title, *values = comparison.row()
             rows.append([f"{combination}: {title}", *values])
             ratios[f"{combination}: {title}"] = comparison.ratio
-        if limits is not None:
+        if limits is not None and cost is not None:
             gap = median([run.token_latency["p50"] for run in sides_runs[OURS]])
             context = combination.prompt_len + combination.output_len / 2
             share = cost.bandwidth_share(limits, combination.batch / gap, context, combination.batch)
@@ -104,6 +105,7 @@ def main() -> None:
     print_summaries(runs)
     if limits is not None:
         print(f"limits of the machine: {limits}; beside its bandwidth stands the share of it that our steps take")
+    if rows:
         print(table(COMPARISON_HEADER, rows), flush=True)
     draw_bars(arguments.plot, [Bar(name, run.token_throughput) for name, run in runs.items()], "tokens/s")
     write_json(arguments.json, "profile_generation", runs, limits, ratios=ratios, **flags.engine_report(config))

@@ -1,4 +1,6 @@
-"""Measure the engine in this process on requests of random lengths.
+"""Measure an engine in this process on requests of random lengths: ``profile_throughput.py [DATASET] MODEL``.
+
+``DATASET`` is a ShareGPT-style JSON whose first questions are asked; without one prompts are random words.
 
 ``--compare llama.cpp,openvino,transformers`` answers the same requests with other engines in the same run, in turns
 with ours and greedily, and prints the ratios: llama.cpp through its server, OpenVINO GenAI with continuous batching,
@@ -11,6 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from lmdeploy.messages import TurbomindEngineConfig
 from tools.bench import arguments as flags
 from tools.bench.inprocess import in_process
 from tools.bench.peers.choose import longest_request, open_peers
@@ -25,7 +28,7 @@ OURS = "lmdeploy"
 
 def main() -> None:
     """Run the command line."""
-    parser = flags.parser("Profile request throughput of the engine in this process.")
+    parser = flags.parser("Profile request throughput of an engine in this process.", takes_dataset=True)
     parser.add_argument("--rounds", type=flags.positive, default=1, help="how often to measure every side")
     flags.add_workload(parser)
     flags.add_engine(parser)
@@ -36,11 +39,11 @@ def main() -> None:
     requests, concurrency = flags.requests(arguments), arguments.concurrency
     model_path, sampling = Path(arguments.model_path), flags.sampling(arguments)
     config = flags.engine_config(arguments, concurrency)
-    limits = measure_limits() if arguments.compare else None
+    limits = measure_limits() if arguments.compare and isinstance(config, TurbomindEngineConfig) else None
     with in_process(arguments.model_path, config) as engine:
         tokens = engine.tokenize(requests)
         peers = open_peers(
-            arguments.compare, engine, model_path, config.weight_bits or 16, concurrency, longest_request(tokens)
+            arguments.compare, engine, model_path, flags.weight_bits(config), concurrency, longest_request(tokens)
         )
         with peers as runners:
             sides: dict[str, Callable[[], Summary]] = {OURS: lambda: engine.run(requests, concurrency, sampling)}
@@ -50,11 +53,12 @@ def main() -> None:
             for run in runners.values():
                 run(requests[: min(2, concurrency)], concurrency)
             runs = take_turns(sides, arguments.rounds, throughput)
-        cost = model_cost(engine.spec, config)
+        cost = model_cost(engine.spec, config) if isinstance(config, TurbomindEngineConfig) else None
     print_summaries(numbered(runs))
     comparisons = compare(runs, OURS)
-    if limits is not None:
+    if comparisons:
         print(table(COMPARISON_HEADER, [comparison.row() for comparison in comparisons]))
+    if limits is not None and cost is not None:
         context = mean([len(request.input_ids) + request.output_len / 2 for request in tokens])
         rate = median([run.token_throughput for run in runs[OURS]])
         share = cost.bandwidth_share(limits, rate, context, concurrency)

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from lmdeploy.cli.options import SETTINGS, add_setting
-from lmdeploy.messages import GenerationConfig, TurbomindEngineConfig
+from lmdeploy.messages import GenerationConfig
 from lmdeploy.paths import default_model_dir
+from lmdeploy.turbomind.engine_settings import EngineConfig, engine_config_for
 from tools.bench.peers.places import NAMES
 from tools.bench.workload import Lengths, Request, dataset_requests, random_requests
 
@@ -30,10 +31,35 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def parser(description: str) -> argparse.ArgumentParser:
-    """Return a parser with what every profile tool takes."""
+class DatasetAndModel(argparse.Action):
+    """Reads ``MODEL`` or ``DATASET MODEL``, as LMDeploy's manual writes it."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: str | None = None) -> None:
+        """Keep the model, and the data set if there is one."""
+        if len(values) > 2:
+            parser.error(f"expected [DATASET] MODEL, got {' '.join(values)}")
+        if len(values) == 2:
+            namespace.dataset = Path(values[0])
+        if values:
+            namespace.model_path = values[-1]
+
+
+def parser(description: str, *, takes_dataset: bool = False) -> argparse.ArgumentParser:
+    """Return a parser with what every profile tool takes; ``takes_dataset``: a data set may stand before the model."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    made.add_argument("model_path", nargs="?", default=str(default_model_dir()), help="Hugging Face directory")
+    model = str(default_model_dir())
+    if takes_dataset:
+        made.add_argument(
+            "paths",
+            nargs="*",
+            action=DatasetAndModel,
+            default=[],
+            metavar="[DATASET] MODEL",
+            help="as --dataset, and a Hugging Face directory",
+        )
+        made.set_defaults(model_path=model)
+    else:
+        made.add_argument("model_path", nargs="?", default=model, help="Hugging Face directory")
     made.add_argument("--seed", type=int, default=0, help="of the random prompts and lengths")
     made.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file too")
     return made
@@ -42,6 +68,7 @@ def parser(description: str) -> argparse.ArgumentParser:
 def add_engine(made: argparse.ArgumentParser) -> None:
     """Add the flags of the engine in this process."""
     group = made.add_argument_group("engine")
+    group.add_argument("--backend", choices=["turbomind", "pytorch"], default="turbomind", help="which engine")
     for name in _ENGINE:
         add_setting(group, SETTINGS[name])
     made.set_defaults(dtype="float32", cache_max_entry_count=0.2)
@@ -65,10 +92,24 @@ def add_workload(made: argparse.ArgumentParser) -> None:
     group.add_argument("--dataset", type=Path, help="ShareGPT-style JSON whose first questions are the prompts")
 
 
-def engine_config(arguments: argparse.Namespace, batch: int) -> TurbomindEngineConfig:
-    """Return the engine config the flags describe, with room for a batch of that size."""
+def engine_config(arguments: argparse.Namespace, batch: int) -> EngineConfig:
+    """Return the engine config the flags describe, with room for a batch of that size.
+
+    Raises
+    ------
+    ValueError
+        The engine has no such setting, or not this value of it.
+    """
     given = {name: getattr(arguments, name) for name in _ENGINE if getattr(arguments, name) is not None}
-    return TurbomindEngineConfig(**given, max_batch_size=batch)
+    try:
+        return engine_config_for(None, arguments.backend, {**given, "max_batch_size": batch})
+    except TypeError as error:
+        raise ValueError(f"--backend {arguments.backend}: {error}") from error
+
+
+def weight_bits(config: EngineConfig) -> int:
+    """Return the bits of a weight while it is multiplied; 16 where it is not rounded."""
+    return getattr(config, "weight_bits", 0) or 16
 
 
 def peer_names(text: str) -> list[str]:
@@ -92,10 +133,10 @@ def add_compare(made: argparse.ArgumentParser) -> None:
     group.add_argument("--plot", type=Path, metavar="FILE", help="draw tokens/s of every side (PNG, needs matplotlib)")
 
 
-def engine_report(config: TurbomindEngineConfig) -> dict[str, Any]:
-    """Return what a report says of an engine config."""
+def engine_report(config: EngineConfig) -> dict[str, Any]:
+    """Return what a report says of an engine config; PyTorch's has no ``weight_bits``."""
     names = ("dtype", "weight_bits", "quant_policy", "tp")
-    return {name: getattr(config, name) for name in names}
+    return {name: getattr(config, name) for name in names if hasattr(config, name)}
 
 
 def sampling(arguments: argparse.Namespace) -> GenerationConfig:

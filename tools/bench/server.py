@@ -11,22 +11,24 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from lmdeploy.messages import TurbomindEngineConfig
+from lmdeploy.messages import PytorchEngineConfig
 from lmdeploy.serve.ports import free_ports
+from lmdeploy.turbomind.engine_settings import EngineConfig
 
 START_SECONDS = 120
 STOP_SECONDS = 20
 
 
-def engine_flags(config: TurbomindEngineConfig) -> list[str]:
-    """Return the flags of `lmdeploy serve` for the fields that have not their default."""
-    given, defaults = dataclasses.asdict(config), dataclasses.asdict(TurbomindEngineConfig())
+def engine_flags(config: EngineConfig) -> list[str]:
+    """Return the flags of `lmdeploy serve` for the engine, and for the fields that have not their default."""
+    given, defaults = dataclasses.asdict(config), dataclasses.asdict(type(config)())
     changed = {name: value for name, value in given.items() if value != defaults[name]}
-    return [text for name, value in changed.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    backend = ["--backend", "pytorch"] if isinstance(config, PytorchEngineConfig) else []
+    return backend + [text for name, value in changed.items() for text in (f"--{name.replace('_', '-')}", str(value))]
 
 
 @contextmanager
-def running_server(model_path: str, config: TurbomindEngineConfig) -> Iterator[str]:
+def running_server(model_path: str, config: EngineConfig) -> Iterator[str]:
     """Run Triton and the gateway for as long as the block lasts.
 
     Parameters

@@ -1,0 +1,68 @@
+"""The profile tools take the arguments that LMDeploy's manual writes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lmdeploy.messages import PytorchEngineConfig, TurbomindEngineConfig
+from tests.support.tiny_models import make_tiny_llama
+from tools.bench import arguments as flags
+from tools.bench.server import engine_flags
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.mark.parametrize(
+    ("given", "dataset", "model"),
+    [
+        (["./share_gpt.json", "internlm/internlm-7b"], Path("share_gpt.json"), "internlm/internlm-7b"),
+        (["internlm/internlm-7b"], None, "internlm/internlm-7b"),
+        (["--dataset", "a.json", "m"], Path("a.json"), "m"),
+        (["a.json", "m", "--num-prompts", "3"], Path("a.json"), "m"),
+    ],
+)
+def test_a_data_set_may_stand_before_the_model(given: list[str], dataset: Path | None, model: str) -> None:
+    parser = flags.parser("", takes_dataset=True)
+    flags.add_workload(parser)
+    read = parser.parse_args(given)
+    assert (read.dataset, read.model_path) == (dataset, model)
+
+
+def test_without_either_the_default_model_is_asked_random_words() -> None:
+    parser = flags.parser("", takes_dataset=True)
+    flags.add_workload(parser)
+    read = parser.parse_args([])
+    assert (read.dataset, Path(read.model_path).name) == (None, "SmolLM2-135M-Instruct")
+    with pytest.raises(SystemExit):
+        parser.parse_args(["a.json", "b", "c"])
+
+
+def test_each_engine_has_its_settings() -> None:
+    parser = flags.parser("")
+    flags.add_engine(parser)
+    turbomind = flags.engine_config(parser.parse_args(["--weight-bits", "8"]), 3)
+    assert isinstance(turbomind, TurbomindEngineConfig)
+    assert (turbomind.weight_bits, turbomind.max_batch_size, turbomind.dtype) == (8, 3, "float32")
+    pytorch = flags.engine_config(parser.parse_args(["--backend", "pytorch", "--quant-policy", "8"]), 3)
+    assert isinstance(pytorch, PytorchEngineConfig)
+    assert (pytorch.quant_policy, pytorch.max_batch_size) == (8, 3)
+    assert engine_flags(pytorch)[:2] == ["--backend", "pytorch"]
+    with pytest.raises(ValueError, match=r"--backend pytorch: .*weight_bits"):
+        flags.engine_config(parser.parse_args(["--backend", "pytorch", "--weight-bits", "8"]), 3)
+
+
+def test_the_manual_s_throughput_command_runs_with_either_engine(tmp_path: Path) -> None:
+    model = make_tiny_llama(tmp_path / "tiny")
+    dataset, report = tmp_path / "share_gpt.json", tmp_path / "out.json"
+    turns = [{"from": "human", "value": "hello there"}, {"from": "gpt", "value": "hi"}]
+    dataset.write_text(json.dumps([{"conversations": turns}] * 4))
+    sizes = ["--num-prompts", "3", "--concurrency", "2", "--completion-tokens", "4", "--json", str(report)]
+    for backend in ([], ["--backend", "pytorch"]):
+        command = [sys.executable, str(ROOT / "tools" / "profile_throughput.py"), str(dataset), str(model), *backend]
+        done = subprocess.run([*command, *sizes], capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stderr
+        (run,) = json.loads(report.read_text())["runs"].values()
+        assert (run["requests"], run["output_tokens"]) == (3, 12)
