@@ -1,0 +1,123 @@
+"""tools/evaluate.py measures what it says, and formats lose no more of the default model than they may."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.tiny_models import make_tiny_llama
+from tools.evaluation import command
+from tools.evaluation.agreement import compare, log_probabilities
+from tools.evaluation.formats import BUILT_IN, REFERENCE, Bound, Format
+from tools.evaluation.measuring import Evaluation
+from tools.evaluation.tasks import questions, share_right
+from tools.evaluation.texts import read_pieces
+
+
+def test_agreement_is_what_torch_computes() -> None:
+    generator = torch.Generator().manual_seed(3)
+    texts = [[1, 5, 2, 7], [4, 0, 3]]
+    reference, measured = (
+        [log_probabilities(torch.randn(len(ids) + 1, 9, generator=generator), len(ids)) for ids in texts]
+        for _ in range(2)
+    )
+    found = compare(texts, reference, measured)
+    wanted, got = torch.cat(reference).double(), torch.cat(measured).double()
+    following = torch.tensor([token for ids in texts for token in ids[1:]])
+    divergence = torch.nn.functional.kl_div(got, wanted, reduction="batchmean", log_target=True)
+    assert found.divergence == pytest.approx(divergence.item(), rel=1e-5)
+    assert found.perplexity == pytest.approx(torch.nn.functional.nll_loss(got, following).exp().item(), rel=1e-5)
+    assert found.same_top == sum(a.argmax() == b.argmax() for a, b in zip(wanted, got, strict=True)) / 5
+    assert compare(texts, reference, reference).divergence == 0
+
+
+def words(text: str) -> int:
+    return len(text.split())
+
+
+def said_as_json(prompt: str) -> str:
+    found = re.match(r"(\w+) is (\d+) years old and lives in (\w+)\.", prompt.splitlines()[-2])
+    assert found is not None
+    return f'{{"city": "{found[3]}", "name": "{found[1]}", "age": {found[2]}}}'
+
+
+# From a question's text to its answer, read again by other means.
+SOLVED = {
+    "sums": lambda prompt: str(sum(map(int, re.findall(r"\d+", prompt.splitlines()[-1])))),
+    "copying": lambda prompt: prompt.splitlines()[-2].removeprefix("Words: "),
+    "passkey": lambda prompt: re.search(r"(\d+) is the pass key", prompt)[1],
+    "JSON": said_as_json,
+}
+
+
+@pytest.mark.parametrize("task", SOLVED)
+def test_a_task_knows_its_right_answers(task: str) -> None:
+    asked = questions(task, 12, words)
+    right = [f" {SOLVED[task](one.prompt)}\nand more" for one in asked]
+    assert share_right(asked, right) == 1
+    assert share_right(asked, ["" for _ in asked]) == 0
+    shuffled = right[1:] + right[:1]
+    assert share_right(asked, shuffled) < 0.5
+    assert [one.prompt for one in questions(task, 12, words)] == [one.prompt for one in asked]
+
+
+def test_questions_differ() -> None:
+    for task in SOLVED:
+        assert len({one.prompt for one in questions(task, 12, words)}) == 12
+
+
+def test_pieces_of_text_are_divided_by_dashes(tmp_path: Path) -> None:
+    path = tmp_path / "texts.txt"
+    path.write_text("one\n----\ntwo\nlines\n")
+    assert read_pieces(path) == ["one", "two\nlines"]
+    path.write_text("\n")
+    with pytest.raises(ValueError, match="holds no text"):
+        read_pieces(path)
+    assert len(read_pieces()) > 5
+
+
+@pytest.fixture(scope="module")
+def measured(default_model_dir: Path) -> Evaluation:
+    narrative, _, code, *_, record, _, _ = read_pieces()
+    evaluation = Evaluation([narrative, code, record], questions_a_task=0)
+    evaluation.measure(str(default_model_dir), REFERENCE)
+    return evaluation
+
+
+@pytest.mark.parametrize("chosen", BUILT_IN, ids=lambda chosen: chosen.name)
+def test_a_format_loses_no_more_than_it_may(measured: Evaluation, chosen: Format, default_model_dir: Path) -> None:
+    assert chosen.bound is not None
+    assert chosen.bound.exceeded(measured.measure(str(default_model_dir), chosen).agreement, measured.reference) == []
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_llama(tmp_path_factory.mktemp("evaluated") / "tiny")
+
+
+def test_the_command_writes_a_table_and_fails_where_more_is_lost(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, report = tmp_path / "text.txt", tmp_path / "report.json"
+    text.write_text("A short text.\n----\nAnd another one.")
+    strict = Format("strict", {"dtype": "float32", "weight_bits": 4}, Bound(divergence=0.0, perplexity=9.0))
+    monkeypatch.setattr(command, "BUILT_IN", (strict,))
+    flags = ["--text", str(text), "--questions", "1", "--checkpoint", f"again={tiny_model}", "--json", str(report)]
+    with pytest.raises(SystemExit) as stopped:
+        command.main([str(tiny_model), *flags])
+    assert re.search(r"strict: KL divergence \S+ > 0", str(stopped.value))
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert [row.split(" | ")[0] for row in rows] == ["| format", "| ---", "| float32", "| strict", "| again"]
+    assert all(name in rows[0] for name in SOLVED)
+    found = json.loads(report.read_text())
+    assert found["strict"]["agreement"]["divergence"] > 0
+    assert found["again"]["right"].keys() == SOLVED.keys()
+
+
+@pytest.mark.parametrize("given", ["name", "=x", "name=nowhere"])
+def test_a_checkpoint_that_is_not_there_is_refused(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command.main(["--checkpoint", given])
+    assert re.search("expected NAME=PATH|there is no checkpoint nowhere", capsys.readouterr().err)

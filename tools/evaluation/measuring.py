@@ -1,0 +1,62 @@
+"""One format, measured: the model is loaded once, scored on the texts, and asked the tasks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
+from lmdeploy.offline.async_engine import AsyncEngine
+from tools.evaluation.agreement import Agreement, compare, log_probabilities
+from tools.evaluation.formats import Format
+from tools.evaluation.tasks import MOST_ANSWER_TOKENS, TASKS, questions, share_right
+from tools.evaluation.texts import encoded
+
+_MOST_TOKENS = 512  # of a piece of text
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured of a format; ``right`` is the share of right answers by task."""
+
+    agreement: Agreement
+    right: dict[str, float]
+
+
+class Evaluation:
+    """Formats of one model, one after the other; the first one measured is the reference.
+
+    Parameters
+    ----------
+    pieces
+        The texts.
+    questions_a_task
+        0: no tasks are asked.
+    """
+
+    def __init__(self, pieces: Sequence[str], questions_a_task: int) -> None:
+        self._pieces = list(pieces)
+        self._questions = questions_a_task
+        self._texts: list[list[int]] = []
+        self._reference: list[torch.Tensor] = []
+
+    @property
+    def reference(self) -> Agreement:
+        """What the reference says of the texts."""
+        return compare(self._texts, self._reference, self._reference)
+
+    def measure(self, model_path: str, chosen: Format) -> Measured:
+        """Load a model in a format and return what it says."""
+        config = TurbomindEngineConfig(**{"cache_max_entry_count": 0.2, "session_len": 1024, **chosen.settings})
+        with pipeline(model_path, backend_config=config) as pipe:
+            self._texts = self._texts or encoded(pipe.tokenizer, self._pieces, _MOST_TOKENS)
+            scored = [log_probabilities(pipe.get_logits(ids)[0], len(ids)) for ids in self._texts]
+            self._reference = self._reference or scored
+            right = {task: self._ask(pipe, task) for task in TASKS} if self._questions else {}
+        return Measured(compare(self._texts, self._reference, scored), right)
+
+    def _ask(self, pipe: AsyncEngine, task: str) -> float:
+        asked = questions(task, self._questions, lambda text: len(pipe.tokenizer.encode(text, add_bos=False)))
+        config = GenerationConfig(max_new_tokens=MOST_ANSWER_TOKENS, stop_words=["\n"])
+        answers = pipe([one.prompt for one in asked], config, do_preprocess=False)
+        return share_right(asked, [answer.text for answer in answers])
