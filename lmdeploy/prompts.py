@@ -2,10 +2,11 @@
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from lmdeploy.known_answers import KnownAnswer, find_answers, take_tokens
 from lmdeploy.plain_text import PlainText, pieces_of
 from lmdeploy.sessions import HeldSession
 from lmdeploy.templates.base import ChatTemplate
@@ -210,7 +211,8 @@ class PromptPreparer:
         Parameters
         ----------
         prompt
-            A text, which is what the user says, or a conversation.
+            A text, which is what the user says, or a conversation. Messages of the assistant may have ``token_ids``,
+            the tokens it wrote their content in, which then stand in the prompt where they can.
         do_preprocess
             False: a text is a finished prompt, and no chat template is applied.
         tools
@@ -230,7 +232,7 @@ class PromptPreparer:
         if isinstance(prompt, str) and not do_preprocess:
             text = prompt if self._plain is None else self._plain.cut(prompt)
             return PreparedPrompt(_not_empty(self.encode(text, add_bos=held is None)), [])
-        messages = as_messages(prompt)
+        messages, tokens_told = take_tokens(as_messages(prompt))
         if self._plain is not None:
             messages, tools = self._plain.cut(messages), self._plain.cut(tools)
         shown = None if self._pictures is None else self._pictures.read(messages)
@@ -247,7 +249,13 @@ class PromptPreparer:
             rendered = template.render_continuation(messages, held.is_turn_closed, held.rounds)
         if shown is not None:
             rendered = shown.written(rendered)
-        ids = self.encode(rendered, add_bos=template.add_bos and held is None)
+        known: list[KnownAnswer] = []
+        if tokens_told and held is None and shown is None and self._plain is None:
+            with self._lock:
+                known = find_answers(
+                    rendered, messages, tokens_told, self.tokenizer, lambda marked: template.render(marked, tools)
+                )
+        ids = self.encode(rendered, add_bos=template.add_bos and held is None, known=known)
         pictures: tuple[PlacedPicture, ...] = ()
         if shown is not None:
             ids, pictures = shown.placed(ids)
@@ -255,8 +263,8 @@ class PromptPreparer:
             raise ValueError(_too_long(self._bound, len(ids)))
         return PreparedPrompt(_not_empty(ids), template.stop_words, rounds_of(messages), pictures)
 
-    def encode(self, text: str, *, add_bos: bool) -> list[int]:
-        """Return the token ids of a finished prompt.
+    def encode(self, text: str, *, add_bos: bool, known: Sequence[KnownAnswer] = ()) -> list[int]:
+        """Return the token ids of a finished prompt, in which the tokens of some places may be known.
 
         Raises
         ------
@@ -269,7 +277,13 @@ class PromptPreparer:
         if self._bound is not None:
             self._check_length("".join(pieces), self._bound)
         with self._lock:
-            return self.tokenizer.encode_joined(pieces, add_bos)
+            if not known:
+                return self.tokenizer.encode_joined(pieces, add_bos)
+            ids, begin = [], 0
+            for answer in known:
+                ids += self.tokenizer.encode(text[begin : answer.begin], add_bos and not begin) + answer.ids
+                begin = answer.end
+            return ids + self.tokenizer.encode(text[begin:], add_bos=False)
 
     def _check_length(self, text: str, bound: PromptBound) -> None:
         """Refuse a text that has more tokens than fit, after about as much work as one that fits takes."""

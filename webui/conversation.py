@@ -46,6 +46,8 @@ class Piece:
         As OpenAI's, or ``cancelled``; None until the last piece.
     token_count, prompt_count, cached_count
         Tokens generated so far, of the prompt, and of those found in the cache; None: not told here.
+    token_ids
+        New tokens that a server may be told with the next question; empty: not told here.
     """
 
     text: str = ""
@@ -55,6 +57,7 @@ class Piece:
     token_count: int | None = None
     prompt_count: int | None = None
     cached_count: int | None = None
+    token_ids: Sequence[int] = ()
 
 
 @dataclass
@@ -67,6 +70,8 @@ class Answer:
         Why there is no whole answer, in words for the reader; empty otherwise.
     waited, thought, decoded
         Seconds to the first token, until thoughts were over, and from the first to the last token.
+    token_ids
+        What the text was written in, for the server that wrote it; kept as long as the page is open.
     """
 
     text: str = ""
@@ -80,6 +85,7 @@ class Answer:
     waited: float = 0.0
     thought: float = 0.0
     decoded: float = 0.0
+    token_ids: list[int] = field(default_factory=list)
 
     @property
     def is_empty(self) -> bool:
@@ -95,6 +101,7 @@ class Answer:
         """Add one streamed piece, ``elapsed`` seconds after the question."""
         self.text += piece.text
         self.thoughts += piece.thoughts
+        self.token_ids += piece.token_ids
         for index, new in sorted(piece.calls.items()):
             while len(self.calls) <= index:
                 self.calls.append(Call())
@@ -177,7 +184,7 @@ def to_messages(system_prompt: str, turns: Sequence[Turn]) -> list[dict[str, Any
         answer = turn.answer
         if answer.text or answer.calls:
             messages += _asked(turn, calls)
-            messages.append({"role": "assistant", "content": answer.text} | _called(answer.calls))
+            messages.append({"role": "assistant", "content": answer.text} | _called(answer.calls) | _written(answer))
             calls = answer.calls
     return [*messages, *_asked(turns[-1], calls)]
 
@@ -187,6 +194,11 @@ def _asked(turn: Turn, calls: Sequence[Call]) -> list[dict[str, Any]]:
     if calls:
         return [{"role": "tool", "tool_call_id": call.id, "content": turn.question} for call in calls]
     return [{"role": "user", "content": _said(turn)}]
+
+
+def _written(answer: Answer) -> dict[str, Any]:
+    """Return the tokens of an answer that is all text: a later turn begins with them (`lmdeploy.known_answers`)."""
+    return {"token_ids": answer.token_ids} if answer.token_ids and not (answer.thoughts or answer.calls) else {}
 
 
 def _called(calls: Sequence[Call]) -> dict[str, Any]:

@@ -109,6 +109,8 @@ def imported(text: str) -> Conversation:
 
 def _told(turn: Turn, with_pictures: bool) -> dict[str, Any]:
     answers = [asdict(answer) | {"outcome": answer.outcome.value} for answer in turn.answers]
+    for answer in answers:
+        del answer["token_ids"]  # they would take as much of the browser's room as the text
     pictures = list(turn.pictures) if with_pictures else []
     return {"question": turn.question, "pictures": pictures, "answers": answers, "shown": turn.shown}
 

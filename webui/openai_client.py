@@ -35,6 +35,7 @@ class OpenAIClient:
         url = f"{root}/v1"
         self._client = openai.AsyncOpenAI(base_url=url, api_key=api_key or "none", max_retries=0, http_client=http)
         self._model = ""
+        self._is_ours = False
 
     async def answer(self, messages: Sequence[dict[str, Any]], settings: Settings) -> AsyncIterator[Piece]:
         """Stream the answer to messages.
@@ -47,13 +48,15 @@ class OpenAIClient:
             The settings cannot be used.
         """
         fields = _fields(settings)
+        if not self._model:
+            await self.model_name()
         try:
             stream: openai.AsyncStream[ChatCompletionChunk] = await self._client.chat.completions.create(
-                model=settings.model or self._model or await self.model_name(),
+                model=settings.model or self._model,
                 messages=cast(Any, messages),
                 stream=True,
                 stream_options={"include_usage": True},
-                **fields,
+                **(fields if not self._is_ours else _with_tokens(fields)),
             )
             count = 0
             async with stream:
@@ -90,6 +93,7 @@ class OpenAIClient:
             raise TritonUnavailable(str(error)) from None
         if not models:
             raise TritonUnavailable("the server has no model")
+        self._is_ours = models[0].owned_by == "lmdeploy"
         return [model.id for model in models]
 
     async def model_name(self) -> str:
@@ -131,6 +135,11 @@ def _fields(settings: Settings) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
+def _with_tokens(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return fields of a request whose answer tells its tokens."""
+    return fields | {"extra_body": (fields.get("extra_body") or {}) | {"return_token_ids": True}}
+
+
 def _piece(part: ChatCompletionChunk) -> Piece:
     """Return a streamed part as the page takes it."""
     piece = Piece()
@@ -144,6 +153,7 @@ def _piece(part: ChatCompletionChunk) -> Piece:
             name, arguments = (function.name or "", function.arguments or "") if function else ("", "")
             piece.calls[call.index] = Call(name, arguments, call.id or "")
         piece.finish_reason = choice.finish_reason or piece.finish_reason
+        piece.token_ids = (choice.model_extra or {}).get("token_ids") or ()
     if part.usage is not None:
         details = part.usage.prompt_tokens_details
         piece.token_count, piece.prompt_count = part.usage.completion_tokens, part.usage.prompt_tokens

@@ -41,6 +41,7 @@ class TritonServer(TritonClient):
             messages=messages,
             stream=True,
             want_cached_len=True,
+            want_token_ids=True,
             template_options=None if thinks is None else {"enable_thinking": thinks, "thinking": thinks},
             max_new_tokens=settings.max_new_tokens,
             temperature=settings.temperature,
@@ -65,6 +66,7 @@ class TritonServer(TritonClient):
                 token_count=chunk.generate_token_len,
                 prompt_count=chunk.input_token_len or None,
                 cached_count=chunk.cached_token_len,
+                token_ids=chunk.token_ids,
             )
 
 

@@ -30,6 +30,11 @@ class Answer:
         return "".join(chunk.text for chunk in self.chunks)
 
     @property
+    def token_ids(self) -> list[int]:
+        """All tokens, where they were wanted."""
+        return [token for chunk in self.chunks for token in chunk.token_ids]
+
+    @property
     def finish_reason(self) -> FinishReason:
         """Why it ended."""
         return finish_reason(self.chunks[-1])

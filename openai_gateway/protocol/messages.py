@@ -17,6 +17,7 @@ from openai_gateway.protocol.fields import (
     Strict,
     at_most,
 )
+from openai_gateway.protocol.prompts import TokenId
 from openai_gateway.protocol.tools import ToolCall
 
 # As chat templates know them. Llama 3.1 calls a tool's answer `ipython`; older OpenAI clients call it `function`.
@@ -87,6 +88,12 @@ class Message(Strict):
     tool_call_id: AnyText | None = None
     reasoning_content: AnyText | None = None
     reasoning: AnyText | None = None
+    token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = Field(
+        None,
+        description="Of the assistant: the tokens its content was written in, as an answer has them with "
+        "return_token_ids. Where they write the content they stand in the prompt, so that all that was said is found "
+        "in the cache.",
+    )
 
     @model_validator(mode="after")
     def _has_content(self) -> Message:
@@ -94,8 +101,9 @@ class Message(Strict):
             raise FieldError("content", f"content is required in a message of role {self.role}")
         if isinstance(self.content, dict) and self.role not in _ROLES and self.role != "tool":
             raise FieldError("content", f"content must be text in a message of role {self.role}, got an object")
-        if self.tool_calls and self.role != "assistant":
-            raise FieldError("tool_calls", f"tool_calls belong to the assistant, got role {self.role}")
+        for field in ("tool_calls", "token_ids"):
+            if getattr(self, field) and self.role != "assistant":
+                raise FieldError(field, f"{field} belong to the assistant, got role {self.role}")
         return self
 
     @property
@@ -129,6 +137,8 @@ class Message(Strict):
             message["tool_call_id"] = self.tool_call_id
         if reasoning := self.reasoning_content or self.reasoning:
             message["reasoning_content"] = reasoning
+        if self.token_ids:
+            message["token_ids"] = self.token_ids
         return message
 
 

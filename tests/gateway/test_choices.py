@@ -272,6 +272,29 @@ def test_prompt_logprobs_of_a_chat_stand_beside_its_choices(client: openai.OpenA
         assert caught.value.param == "prompt_logprobs"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_tokens_of_answers_are_told_and_taken_where_that_is_asked_for(
+    client: openai.OpenAI, triton: FakeTriton, stream: bool
+) -> None:
+    triton.script = TWO
+    options: Any = {"model": MODEL, "messages": HELLO, "n": 2, "stream": stream}
+    given: dict[int, Any] = {}
+    answers = client.chat.completions.create(**options, extra_body={"return_token_ids": True})
+    for answer in answers if stream else [answers]:
+        given |= {choice.index: choice.token_ids for choice in answer.choices if choice.finish_reason}
+    first = [0, 100, 1, 101]
+    assert given == ({0: first, 1: [*first, 2, 102]} if stream else {0: first[:2], 1: first[:2]})
+    triton.script = Script()
+    said = {"role": "assistant", "content": "ab", "token_ids": given[0]}
+    client.chat.completions.create(model=MODEL, messages=[*HELLO, said, *HELLO])
+    assert json.loads(triton.requests[1].inputs["messages"])[1] == said
+    for role, ids, name in (("user", [1], "messages[0].token_ids"), ("assistant", [-1], "messages[0].token_ids[0]")):
+        wrong: Any = [{"role": role, "content": "a", "token_ids": ids}]
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.chat.completions.create(model=MODEL, messages=wrong)
+        assert caught.value.param == name
+
+
 def test_a_prompt_of_tokens_is_continued(client: openai.OpenAI, triton: FakeTriton) -> None:
     answer = client.completions.create(model=MODEL, prompt=[[100, 101], [102]], echo=True)
     assert [request.inputs["input_ids"] for request in triton.requests] in ([[100, 101], [102]], [[102], [100, 101]])

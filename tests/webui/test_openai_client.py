@@ -11,6 +11,7 @@ from tests.support.fake_triton import FakeTriton
 from tests.support.gateways import running_gateway
 from webui.answering import answer_last
 from webui.conversation import Outcome, Turn
+from webui.conversations import Conversation
 from webui.openai_client import OpenAIClient
 from webui.settings import Settings as PageSettings
 
@@ -42,6 +43,18 @@ async def test_the_page_takes_its_turns(client: OpenAIClient) -> None:
     turn = Turn("Hello")
     await answer_last(client, [turn], PageSettings())
     assert (turn.answer.outcome, turn.answer.text) == (Outcome.COMPLETE, ANSWER)
+
+
+async def test_a_later_question_tells_the_tokens_of_the_answers(client: OpenAIClient, fake_triton: FakeTriton) -> None:
+    turns = [Turn("Hello")]
+    await answer_last(client, turns, PageSettings())
+    turns.append(Turn("And?"))
+    await answer_last(client, turns, PageSettings())
+    answer = json.loads(fake_triton.requests[-1].inputs["messages"])[1]
+    assert answer == {"role": "assistant", "content": ANSWER, "token_ids": turns[0].answer.token_ids}
+    assert len(answer["token_ids"]) == turns[0].answer.token_count > 0
+    assert ANSWER in str(kept := Conversation(turns=turns).to_json())
+    assert "token_ids" not in str(kept)
 
 
 async def test_the_server_says_its_model_and_that_it_is_there(client: OpenAIClient) -> None:

@@ -51,6 +51,7 @@ class ChatCompletionRequest(GenerationFields, StructuredFields):
     thinking_budget: int | None = Field(None, ge=0, le=MAX_INT32)
     chat_template_kwargs: TemplateOptions | None = None
     include_reasoning: bool | None = None
+    return_token_ids: bool | None = None
 
     @model_validator(mode="after")
     def _fields_fit_together(self) -> ChatCompletionRequest:
@@ -106,7 +107,7 @@ class ChatCompletionRequest(GenerationFields, StructuredFields):
     def generation_inputs(self) -> dict[str, Any]:
         """Return the fields of `GenerateRequest` that say how to generate, all but the token limit."""
         inputs = {"logprobs": (self.top_logprobs or 0) if self.logprobs else None, "response_format": self.grammar}
-        return super().generation_inputs() | inputs
+        return super().generation_inputs() | inputs | {"want_token_ids": bool(self.return_token_ids)}
 
 
 class ChatMessage(BaseModel):
@@ -126,6 +127,7 @@ class ChatChoice(BaseModel):
     message: ChatMessage
     logprobs: ChatLogprobs | None = None
     finish_reason: Literal["stop", "length", "tool_calls"]
+    token_ids: list[int] | None = None
 
 
 class ChatCompletion(BaseModel):

@@ -59,7 +59,10 @@ async def create_chat_completion(
     choices = []
     for index, answer in enumerate(answers.choices):
         thoughts = thoughts_of(body, thinking)
-        choices.append(await _choice(body, chosen.model, index, answer, thoughts))
+        choice = await _choice(body, chosen.model, index, answer, thoughts)
+        if body.return_token_ids:
+            choice.token_ids = answer.token_ids
+        choices.append(choice)
         if thoughts is not None:
             answers.usage.completion_tokens_details.reasoning_tokens += thoughts.token_count
     scores = None
@@ -114,6 +117,7 @@ def _writer(
         tells_thoughts=body.include_reasoning is not False,
         parser=_call_parser(body, model),
         max_calls=_max_calls(body),
+        tells_tokens=bool(body.return_token_ids),
     )
 
 

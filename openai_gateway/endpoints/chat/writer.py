@@ -35,6 +35,8 @@ class ChatWriter:
         Finds the calls in the answer; None: all of it is text.
     max_calls : int, optional
         Further calls are left out.
+    tells_tokens : bool
+        Whether the last event tells the tokens of the whole answer.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class ChatWriter:
         tells_thoughts: bool = True,
         parser: ToolCallParser | None = None,
         max_calls: int | None = None,
+        tells_tokens: bool = False,
     ) -> None:
         self._frame = frame
         self._index = index
@@ -55,6 +58,7 @@ class ChatWriter:
         self._tells_thoughts = tells_thoughts
         self._parser = parser
         self._max_calls = max_calls
+        self._tokens: list[int] | None = [] if tells_tokens else None
         self._calls: set[int] = set()
         self._opening = self._event({"role": SLOT, "content": ""}).fill("assistant")
         self._content = self._event({"content": SLOT})
@@ -71,6 +75,8 @@ class ChatWriter:
         events, self._opening = self._opening, b""
         text = chunks[0].text if len(chunks) == 1 else "".join(chunk.text for chunk in chunks)
         last = chunks[-1]
+        if self._tokens is not None:
+            self._tokens += [token for chunk in chunks for token in chunk.token_ids]
         if self._texts is not None:
             events += await self._with_logprobs(text, chunks, self._texts)
         elif text or self._thoughts is not None:
@@ -82,7 +88,8 @@ class ChatWriter:
         if self._parser is not None:
             events += self._with_calls(self._parser.finish())
         reason: str = finish_reason(last)
-        return events + self._finish.fill("tool_calls" if self._calls and reason == "stop" else reason)
+        finish = self._finish if self._tokens is None else self._event({}, finish_reason=SLOT, token_ids=self._tokens)
+        return events + finish.fill("tool_calls" if self._calls and reason == "stop" else reason)
 
     async def _with_logprobs(self, text: str, chunks: Sequence[GenerateChunk], texts: TokenTexts) -> bytes:
         if not text and not any(chunk.token_ids for chunk in chunks):
@@ -129,6 +136,8 @@ class ChatWriter:
     def _is_wanted(self, call: int) -> bool:
         return self._max_calls is None or call < self._max_calls
 
-    def _event(self, delta: dict[str, Any], *, finish_reason: str | None = None, logprobs: Any = None) -> EventTemplate:
-        choice = {"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+    def _event(
+        self, delta: dict[str, Any], *, finish_reason: str | None = None, logprobs: Any = None, **further: Any
+    ) -> EventTemplate:
+        choice = {"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason, **further}
         return EventTemplate({**self._frame, "choices": [choice]})

@@ -1,0 +1,104 @@
+"""Answers of a conversation whose tokens the caller knows, so that a later turn begins with the tokens of the former.
+
+A model may write a text in other tokens than the tokenizer would. A prompt that is made of the text alone then differs
+from what the engine has cached, from that answer on.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from lmdeploy.templates.conversation import Message
+from lmdeploy.tokenizer import Tokenizer
+
+FIELD = "token_ids"
+"""Of an assistant's message: the tokens that its content was written in."""
+
+_MOST = 2**31 - 1
+_NOT_TOLD = 8  # tokens at an answer's end that its text has nothing of: what ends a turn, half of a character
+
+
+class KnownAnswer(NamedTuple):
+    """Where an answer stands in a prompt's text, and its tokens."""
+
+    begin: int
+    end: int
+    ids: list[int]
+
+
+def take_tokens(messages: object) -> tuple[Any, dict[int, list[int]]]:
+    """Return messages without the tokens of answers, and these by the message's place.
+
+    Raises
+    ------
+    ValueError
+        Some are no list of tokens.
+    """
+    if not isinstance(messages, list):
+        return messages, {}
+    known: dict[int, list[int]] = {}
+    for number, message in enumerate(messages):
+        if isinstance(message, dict) and (ids := message.get(FIELD)) is not None:
+            if not isinstance(ids, list) or not all(type(token) is int and 0 <= token <= _MOST for token in ids):
+                raise ValueError(f"messages[{number}].{FIELD} must be a list of tokens, got {ids!r:.80}")
+            known[number] = ids
+    plain = [
+        {key: message[key] for key in message if key != FIELD} if n in known else message
+        for n, message in enumerate(messages)
+    ]
+    return plain, known
+
+
+def find_answers(
+    text: str,
+    messages: Sequence[Message],
+    known: dict[int, list[int]],
+    tokenizer: Tokenizer,
+    render: Callable[[list[Message]], str],
+) -> list[KnownAnswer]:
+    """Return the answers whose tokens can stand in a prompt as they are; the others are text as any other.
+
+    Those can that write their message's content, where a token of its own follows, as one does that ends a turn: there
+    the tokenizer cuts the text anyway.
+
+    Parameters
+    ----------
+    text
+        What ``render`` makes of ``messages``.
+    known
+        Tokens by the message's place.
+    """
+    written = {
+        number: ids
+        for number, told in known.items()
+        if messages[number].get("role") == "assistant" and (ids := _writing(messages[number], told, tokenizer))
+    }
+    if not written:
+        return []
+    # No characters, so that no text has a reason to hold them.
+    marks = {number: f"\U0010ffff{number}\U0010ffff" for number in written}
+    rest = render([{**each, "content": marks.get(n, each.get("content"))} for n, each in enumerate(messages)])
+    found, rebuilt = [], ""
+    for number, mark in marks.items():
+        before, _, rest = rest.partition(mark)
+        content = messages[number]["content"]
+        begin = len(rebuilt) + len(before)
+        found.append(KnownAnswer(begin, begin + len(content), written[number]))
+        rebuilt += before + content
+    if rebuilt + rest != text:  # the template leaves some out, or looks at what they say
+        return []
+    ends = tuple(tokenizer.added_tokens)
+    return [answer for answer in found if text.startswith(ends, answer.end)]
+
+
+def _writing(message: Message, ids: list[int], tokenizer: Tokenizer) -> list[int]:
+    """Return the tokens that write a message's content, up to its end; none if these do not."""
+    content = message.get("content")
+    if not isinstance(content, str) or not content:
+        return []
+    for end in range(len(ids), max(0, len(ids) - _NOT_TOLD), -1):
+        text = tokenizer.decode(ids[:end], skip_special_tokens=False)
+        if text == content:
+            return ids[:end]
+        if not text.startswith(content):
+            return []
+    return []
