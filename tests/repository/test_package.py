@@ -20,7 +20,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 OWN = ("lmdeploy", "openai_gateway", "python_backend", "webui")
 USERS = sorted(set(PROJECT["optional-dependencies"]) - {"build", "dev", "all"})
 # Imported under a name of another distribution, which Triton or a checkpoint's own environment brings.
-ELSEWHERE = {"triton_python_backend_utils"}
+ELSEWHERE = {"lm_eval", "opencompass", "triton_python_backend_utils"}
 # Found by the first module that brings it.
 DISTRIBUTIONS = metadata.packages_distributions()
 
