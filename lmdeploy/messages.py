@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lmdeploy.fields import rows
 from lmdeploy.kv_events.config import kv_events_problems
+from lmdeploy.speculation.config import speculation_problems
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +26,10 @@ NUM_CPU_BLOCKS = (
 KV_EVENTS_CONFIG = (
     "Tell routers, over ZMQ and as vLLM does, which blocks are in the cache: a JSON object with "
     '"enable_kv_cache_events": true and what docs/operations.md lists. Needs enable_prefix_caching.'
+)
+SPECULATIVE_CONFIG = (
+    "Draft tokens and check several in a step; the answers are the same, sooner: a JSON object with what "
+    'docs/speculation.md lists, such as {"method": "ngram"}.'
 )
 MODEL_FORMATS = (
     None,
@@ -258,6 +263,7 @@ class TurbomindEngineConfig:
     num_cpu_blocks: int = rows.whole(0, NUM_CPU_BLOCKS)
     enable_prefix_caching: bool = rows.flag(False, "Reuse the cached blocks of equal prompt beginnings.")
     kv_events_config: dict[str, Any] | None = rows.json_object(KV_EVENTS_CONFIG)
+    speculative_config: dict[str, Any] | None = rows.json_object(SPECULATIVE_CONFIG)
     quant_policy: int = rows.whole(0, "Bits of the KV cache; 0: not quantized.", choices=QUANT_POLICIES)
     rope_scaling_factor: float = rows.number(
         0.0, "Factor of dynamic NTK scaling beyond the trained length; 0: as the model says.", low=0
@@ -300,7 +306,11 @@ class TurbomindEngineConfig:
     session_idle_seconds: int = rows.whole(3600, "A session that is not used for so long is forgotten.", low=1)
 
     def __post_init__(self) -> None:
-        rows.require_valid(self, kv_events_problems(self.kv_events_config, self.enable_prefix_caching))
+        rows.require_valid(
+            self,
+            kv_events_problems(self.kv_events_config, self.enable_prefix_caching)
+            + speculation_problems(self.speculative_config),
+        )
 
 
 @rows.documented
@@ -333,6 +343,7 @@ class PytorchEngineConfig:
     )
     enable_prefix_caching: bool = rows.flag(False, "Reuse the cached blocks of equal prompt beginnings.")
     kv_events_config: dict[str, Any] | None = rows.json_object(KV_EVENTS_CONFIG)
+    speculative_config: dict[str, Any] | None = rows.json_object(SPECULATIVE_CONFIG)
     device_type: str = rows.text("auto", "What to run on; auto: a GPU where PyTorch finds one, else the CPU.")
     eager_mode: bool = rows.flag(False, "Do not capture graphs.")
     custom_module_map: dict[str, str] | str | None = rows.other(
@@ -347,7 +358,11 @@ class PytorchEngineConfig:
     )
 
     def __post_init__(self) -> None:
-        rows.require_valid(self, kv_events_problems(self.kv_events_config, self.enable_prefix_caching))
+        rows.require_valid(
+            self,
+            kv_events_problems(self.kv_events_config, self.enable_prefix_caching)
+            + speculation_problems(self.speculative_config),
+        )
 
 
 @dataclass

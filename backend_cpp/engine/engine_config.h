@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "engine/speculation/speculation_config.h"
+
 namespace turbomind {
 
 struct EngineConfig {
@@ -23,6 +25,7 @@ struct EngineConfig {
   // A request beyond is refused as "overloaded"; idle sessions may hold half of it.
   size_t embedding_bytes = size_t{1} << 30;
   size_t adapter_bytes = size_t{1} << 30;  // what low-rank adapters in memory may take
+  SpeculationConfig speculation;
   std::vector<int32_t> eos_token_ids;
   // Whether the engine checks itself whenever it goes idle, and ends the process if what it keeps does not add up. For
   // tests; LMDEPLOY_CHECK_INVARIANTS in the environment turns it on for an engine that is loaded.

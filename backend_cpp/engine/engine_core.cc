@@ -31,9 +31,10 @@ EngineCore::EngineCore(const EngineConfig& config, ModelRunner& runner, const To
       runner_(runner),
       space_{tokens, runner.vocab_size(), runner.hidden_size()},
       blocks_({config.block_count, config.block_len, config.host_block_count}),
+      speculator_(config.speculation.is_on() ? std::make_optional<Speculator>(config.speculation) : std::nullopt),
       scheduler_({config.max_batch_size, config.max_step_tokens, runner.window(), runner.pictures().needs_whole,
                   runner.picture_rows_of_block(config.block_len)},
-                 blocks_),
+                 blocks_, speculator_ ? &*speculator_ : nullptr),
       sessions_({config.session_idle_limit, config.max_sessions, config.session_len, config.embedding_bytes / 2},
                 blocks_, config.enable_prefix_caching),
       steps_(scheduler_, runner, counts_),
@@ -169,7 +170,12 @@ void EngineCore::step() {
   const auto on_output = [this](const std::shared_ptr<Sequence>& sequence, const SpanOutput& output) {
     take(sequence, output);
   };
+  const EngineStats before = counts_;
   is_stalled_ = !steps_.run(on_output) && !waiting_.empty();
+  if (speculator_ && counts_.steps == before.steps + 1 && !steps_.is_in_flight()) {
+    speculator_->note_step(static_cast<int>(counts_.tokens_computed - before.tokens_computed),
+                           counts_.step_seconds - before.step_seconds);
+  }
 }
 
 void EngineCore::take(const std::shared_ptr<Sequence>& sequence, const SpanOutput& output) {
@@ -178,7 +184,7 @@ void EngineCore::take(const std::shared_ptr<Sequence>& sequence, const SpanOutpu
       sequence->answer.take_prompt_rows(output.span.first_position, output.rows, output.logits, output.hidden);
       if (sequence->pending() > 0) return FinishReason::kNone;
     }
-    return advance(*sequence, output);
+    return output.span.drafts > 0 ? advance_over_drafts(*sequence, output) : advance(*sequence, output);
   });
 }
 
@@ -220,8 +226,26 @@ void EngineCore::go_on(const std::shared_ptr<Sequence>& shared, const std::funct
 
 FinishReason EngineCore::advance(Sequence& sequence, const SpanOutput& output) {
   if (output.chosen != nullptr) return sequence.answer.advance(*output.chosen);
-  return sequence.answer.advance(sampler_, output.last_logits(space_.vocab_size),
-                                 output.last_hidden(space_.hidden_size));
+  return sequence.answer.advance(sampler_, output.logits_of(output.rows - 1), output.hidden_of(output.rows - 1));
+}
+
+// Chooses tokens from row after row, as long as the row's own token is the one that was chosen before it: then its
+// logits are what a step of its own would have brought.
+FinishReason EngineCore::advance_over_drafts(Sequence& sequence, const SpanOutput& output) {
+  const std::vector<int32_t> drafts = sequence.drafts.tokens;
+  const size_t known = sequence.tokens.size();
+  size_t right = 0;
+  FinishReason finish;
+  do {
+    const auto row = static_cast<int>(right);
+    finish = sequence.answer.advance(sampler_, output.logits_of(row), output.hidden_of(row));
+    const size_t taken = sequence.tokens.size() - known;
+    while (right < std::min(taken, drafts.size()) && sequence.tokens[known + right] == drafts[right]) ++right;
+    if (right < taken || right == static_cast<size_t>(row)) break;
+  } while (finish == FinishReason::kNone);
+  scheduler_.take_drafts(sequence, static_cast<int>(right));
+  speculator_->note_drafts(output.span.drafts, static_cast<int>(right));
+  return finish;
 }
 
 void EngineCore::note_tokens(Sequence& sequence, int generated_before) {
@@ -234,7 +258,7 @@ void EngineCore::note_tokens(Sequence& sequence, int generated_before) {
     counts_.first_token_seconds += seconds_between(sequence.group->accepted, now);
     if (sequence.index == 0) start_siblings(sequence);
   } else {
-    ++counts_.later_tokens;
+    counts_.later_tokens += sequence.answer.generated() - generated_before;
     counts_.later_token_seconds += seconds_between(sequence.last_token, now);
   }
   sequence.last_token = now;
@@ -293,6 +317,7 @@ void EngineCore::end_where(const std::function<bool(const Sequence&)>& is_wanted
     SequenceGroup& group = *ended->group;
     --group.open_answers;
     emit(*ended, reason, error);
+    if (speculator_ && config_.enable_prefix_caching) speculator_->note_end(ended->tokens, group.scope);
     if (group.open_answers > 0) continue;
     ++(error != nullptr ? counts_.failed : reason == FinishReason::kCancelled ? counts_.cancelled : counts_.completed);
     if (!group.session) continue;
@@ -369,6 +394,7 @@ EngineStats EngineCore::stats() const {
   stats.tokens_sought = scheduler_.sought_token_count();
   stats.tokens_matched = scheduler_.matched_token_count();
   stats.admitted = scheduler_.admitted_count();
+  if (speculator_) stats.speculation = speculator_->stats();
   stats.queue_seconds = scheduler_.queue_seconds();
   return stats;
 }

@@ -25,6 +25,7 @@
 #include "engine/schedule/sequence.h"
 #include "engine/schedule/session_table.h"
 #include "engine/schedule/step_loop.h"
+#include "engine/speculation/speculator.h"
 #include "engine/stats.h"
 #include "model/model_runner.h"
 
@@ -77,6 +78,7 @@ class EngineCore {
   void resume_waiting();
   void go_on(const std::shared_ptr<Sequence>& sequence, const std::function<FinishReason()>& advance);
   FinishReason advance(Sequence& sequence, const SpanOutput& output);
+  FinishReason advance_over_drafts(Sequence& sequence, const SpanOutput& output);
   void note_tokens(Sequence& sequence, int generated_before);
   void start_siblings(const Sequence& first);
 
@@ -91,6 +93,7 @@ class EngineCore {
   EngineStats counts_;  // counters alone
   std::optional<CacheAnnouncer> announcer_;
   BlockCache blocks_;
+  std::optional<Speculator> speculator_;
   Scheduler scheduler_;
   SessionTable sessions_;
   StepLoop steps_;

@@ -202,6 +202,7 @@ LoadedEngine load_engine(const std::string& directory, const EngineSettings& set
   config.max_waiting = settings.max_waiting;
   config.embedding_bytes = static_cast<size_t>(settings.max_embedding_mib) << 20;
   config.adapter_bytes = static_cast<size_t>(settings.max_adapter_mib) << 20;
+  config.speculation = SpeculationConfig::of(settings.speculative_config);
   config.eos_token_ids = spec.eos_token_ids;
   config.checks_invariants = std::getenv("LMDEPLOY_CHECK_INVARIANTS") != nullptr;
 

@@ -1,9 +1,19 @@
 // A consistent picture of the engine at the end of a step. Counters count since the start.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
+#include "engine/speculation/speculation_config.h"
+
 namespace turbomind {
+
+struct SpeculationStats {
+  int64_t spans = 0;  // of answers in steps, with drafts
+  int64_t drafted = 0;
+  int64_t accepted = 0;
+  std::array<int64_t, kMostDrafts> accepted_at{};  // drafts number 0, 1, ... of a span
+};
 
 struct EngineStats {
   int running = 0;
@@ -33,8 +43,9 @@ struct EngineStats {
   int64_t grammar_compilations = 0;  // that came to an end
   int64_t grammar_hits = 0;          // requests whose grammar was there, or compiled for another
   int64_t grammar_failures = 0;      // requests that were refused for their response format
-  int64_t admitted = 0;              // requests that came into the batch
-  double queue_seconds = 0;          // from acceptance to there, summed
+  SpeculationStats speculation;
+  int64_t admitted = 0;      // requests that came into the batch
+  double queue_seconds = 0;  // from acceptance to there, summed
   int64_t steps = 0;
   double step_seconds = 0;     // whole steps
   double forward_seconds = 0;  // of those, inside the model; on a GPU, its own time

@@ -33,6 +33,10 @@ struct StepSpan {
   std::span<const EmbeddingRange> embeddings = {};
   int position_shift = 0;  // of the ranges that end at or before first_position
   int adapter = 0;         // slot of the low-rank adapter of its rows (ModelRunner::place_adapter); 0: none
+  int drafts = 0;          // last rows that are only guessed; where the last row is wanted, they and the one before are
+
+  // The last ones, whose logits are wanted.
+  int wanted_rows() const { return wanted == SpanRows::kNone ? 0 : wanted == SpanRows::kLast ? 1 + drafts : count; }
 };
 
 // Rows of pictures whose keys and values a step writes before its tokens' rows run: `count` from `first` on.

@@ -31,14 +31,10 @@ Weights load_weights(Operators& ops, const Shard& shard, const Checkpoint& check
   return weights;
 }
 
-int wanted_rows(const StepSpan& span) {
-  return span.wanted == SpanRows::kNone ? 0 : span.wanted == SpanRows::kLast ? 1 : span.count;
-}
-
 // Whether every sequence adds one token and looks at its logits.
 bool is_decoding(const StepInput& input) {
   return std::all_of(input.spans.begin(), input.spans.end(), [](const StepSpan& span) {
-    return span.count == 1 && (span.choice != nullptr || wanted_rows(span) == 1);
+    return span.count == 1 && (span.choice != nullptr || span.wanted_rows() == 1);
   });
 }
 
@@ -215,8 +211,8 @@ NativeRunner::Outputs NativeRunner::stage_outputs(const StepInput& input) {
     ++outputs.choices;
   }
   for (const StepSpan& span : input.spans) {
-    for (int row = span.count - wanted_rows(span); row < span.count; ++row) *next++ = span.first_row + row;
-    outputs.rows += wanted_rows(span);
+    for (int row = span.count - span.wanted_rows(); row < span.count; ++row) *next++ = span.first_row + row;
+    outputs.rows += span.wanted_rows();
   }
   outputs_.upload(*ops_, static_cast<size_t>(outputs.count()) * sizeof(int32_t));
   return outputs;

@@ -246,6 +246,9 @@ py::dict OfflineEngine::stats() const {
   result["grammar_compilations_total"] = stats.grammar_compilations;
   result["grammar_hits_total"] = stats.grammar_hits;
   result["grammar_failures_total"] = stats.grammar_failures;
+  result["draft_spans_total"] = stats.speculation.spans;
+  result["draft_tokens_total"] = stats.speculation.drafted;
+  result["draft_tokens_accepted_total"] = stats.speculation.accepted;
   result["requests_admitted_total"] = stats.admitted;
   result["queue_seconds_total"] = stats.queue_seconds;
   result["steps_total"] = stats.steps;

@@ -13,18 +13,29 @@
 
 namespace turbomind::testing {
 
-// A test of the engine, which runs twice: the engine chooses tokens, and the runner does.
-#define ENGINE_TEST(name)                                                                                           \
-  static void name();                                                                                               \
-  static const ::turbomind::testing::Registration registration_##name{#name, [] {                                   \
-                                                                        ::turbomind::testing::stubs_choose_tokens = \
-                                                                            false;                                  \
-                                                                        name();                                     \
-                                                                      }};                                           \
-  static const ::turbomind::testing::Registration ahead_##name{#name "_chosen_ahead", [] {                          \
-                                                                 ::turbomind::testing::stubs_choose_tokens = true;  \
-                                                                 name();                                            \
-                                                               }};                                                  \
+// Whether engines of small_config() draft tokens.
+inline bool engines_draft = false;
+
+// Runs a test body as an engine is to be run.
+inline void run_engine_test(bool chooses, bool drafts, void (*body)()) {
+  stubs_choose_tokens = chooses;
+  engines_draft = stubs_repeat_themselves = drafts;
+  body();
+  engines_draft = stubs_repeat_themselves = false;
+}
+
+// A test of the engine, which runs four times: the engine chooses tokens, and the runner does; the engine drafts tokens
+// of a model that repeats itself, or it does not.
+#define ENGINE_TEST(name)                                                                       \
+  static void name();                                                                           \
+  static const ::turbomind::testing::Registration registration_##name{                          \
+      #name, [] { ::turbomind::testing::run_engine_test(false, false, name); }};                \
+  static const ::turbomind::testing::Registration ahead_##name{                                 \
+      #name "_chosen_ahead", [] { ::turbomind::testing::run_engine_test(true, false, name); }}; \
+  static const ::turbomind::testing::Registration drafted_##name{                               \
+      #name "_drafted", [] { ::turbomind::testing::run_engine_test(false, true, name); }};      \
+  static const ::turbomind::testing::Registration both_##name{                                  \
+      #name "_drafted_ahead", [] { ::turbomind::testing::run_engine_test(true, true, name); }}; \
   static void name()
 
 inline constexpr auto kDeadline = std::chrono::seconds(60);
@@ -127,6 +138,11 @@ inline EngineConfig small_config() {
   config.block_len = 4;
   config.block_count = 40;
   config.checks_invariants = true;
+  if (engines_draft) {
+    config.speculation.num_speculative_tokens = 5;
+    config.speculation.is_adaptive = false;
+    config.speculation.shared_tokens = 400;
+  }
   return config;
 }
 

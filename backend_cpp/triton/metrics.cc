@@ -88,6 +88,12 @@ constexpr Figure kOwn[] = {
      [](const EngineStats& s) { return double(s.grammar_hits); }},
     {"turbomind_grammar_failures_total", "Requests refused for their response format", false,
      [](const EngineStats& s) { return double(s.grammar_failures); }},
+    {"turbomind_draft_spans_total", "Times that tokens were drafted for an answer in a step", false,
+     [](const EngineStats& s) { return double(s.speculation.spans); }},
+    {"turbomind_draft_tokens_total", "Tokens that were drafted", false,
+     [](const EngineStats& s) { return double(s.speculation.drafted); }},
+    {"turbomind_draft_tokens_accepted_total", "Drafted tokens that were right", false,
+     [](const EngineStats& s) { return double(s.speculation.accepted); }},
     {"turbomind_requests_admitted_total", "Requests that came into the batch", false,
      [](const EngineStats& s) { return double(s.admitted); }},
     {"turbomind_queue_seconds_total", "Time from acceptance into the batch, summed", false,
@@ -120,6 +126,12 @@ constexpr Figure kVllm[] = {
      [](const EngineStats& s) { return double(s.tokens_sought); }},
     {"vllm:gpu_prefix_cache_hits_total", "vllm:prefix_cache_hits_total under its older name", false,
      [](const EngineStats& s) { return double(s.tokens_matched); }},
+    {"vllm:spec_decode_num_drafts_total", "Times that tokens were drafted for an answer in a step", false,
+     [](const EngineStats& s) { return double(s.speculation.spans); }},
+    {"vllm:spec_decode_num_draft_tokens_total", "Tokens that were drafted", false,
+     [](const EngineStats& s) { return double(s.speculation.drafted); }},
+    {"vllm:spec_decode_num_accepted_tokens_total", "Drafted tokens that were right", false,
+     [](const EngineStats& s) { return double(s.speculation.accepted); }},
     {"vllm:gpu_prefix_cache_hit_rate", "Share of the tokens looked for that were found", true, cache_hit_rate},
 };
 
@@ -182,6 +194,13 @@ EngineMetrics::EngineMetrics(const MetricLabels& labels, const EngineConfig& con
   }
   add_seconds(grammar_seconds_, "turbomind_request_grammar_seconds",
               "Time of a request with a response format until that was compiled", kGrammarBounds, own);
+  for (int i = 0; i < config.speculation.num_speculative_tokens; ++i) {
+    Labels place = served;
+    place.emplace_back("position", std::to_string(i));
+    add("vllm:spec_decode_num_accepted_tokens_per_pos_total", "Drafted tokens that were right, by place in their draft",
+        false, place,
+        [at = static_cast<size_t>(i)](const EngineStats& s) { return double(s.speculation.accepted_at[at]); });
+  }
   Labels cache = served;
   cache.emplace_back("block_size", std::to_string(config.block_len));
   cache.emplace_back("num_gpu_blocks", std::to_string(config.block_count));

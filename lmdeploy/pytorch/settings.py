@@ -15,7 +15,7 @@ _NAMES = {"block_size": "cache_block_seq_len", "device_type": "device"}
 _AS_THEY_ARE = (
     "dtype", "tp", "session_len", "max_batch_size", "cache_max_entry_count", "max_prefill_token_num",
     "enable_prefix_caching", "quant_policy", "download_dir", "revision", "adapters", "eager_mode",
-    "worker_step_seconds", "threads", "num_cpu_blocks", "kv_events_config",
+    "worker_step_seconds", "threads", "num_cpu_blocks", "kv_events_config", "speculative_config",
 )  # fmt: skip
 
 

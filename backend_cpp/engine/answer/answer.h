@@ -42,6 +42,10 @@ class Answer {
   bool needs_known_tokens() const {
     return matcher_ != nullptr || thinking_.is_open() || rules_->bad_words.depends_on_tokens();
   }
+  // Whether it goes on from row to row at once, so that rows behind guessed tokens can be of use.
+  bool can_take_drafts() const {
+    return generated() > 0 && !waits_for_grammar() && (matcher_ == nullptr || needs_few_verdicts_);
+  }
   // Whether what may come next is known, so that there is a choice().
   bool knows_choice();
   // How a runner is to choose the token behind those known and `unseen` more. Valid until the next call.

@@ -41,6 +41,9 @@ struct EngineSettings {
   // Tell routers, over ZMQ and as vLLM does, which blocks are in the cache: a JSON object with
   // "enable_kv_cache_events": true and what docs/operations.md lists. Needs enable_prefix_caching.
   Json kv_events_config;
+  // Draft tokens and check several in a step; the answers are the same, sooner: a JSON object with what
+  // docs/speculation.md lists, such as {"method": "ngram"}.
+  Json speculative_config;
   // Bits of the KV cache; 0: not quantized.
   int quant_policy = 0;
   // Factor of dynamic NTK scaling beyond the trained length; 0: as the model says.
@@ -98,6 +101,7 @@ void visit_settings(Settings& settings, Visit&& visit) {
   visit("num_cpu_blocks", settings.num_cpu_blocks, Limits{.low = 0});
   visit("enable_prefix_caching", settings.enable_prefix_caching, Limits{});
   visit("kv_events_config", settings.kv_events_config, Limits{});
+  visit("speculative_config", settings.speculative_config, Limits{});
   visit("quant_policy", settings.quant_policy, Limits{.choices = "0, 4, 8"});
   visit("rope_scaling_factor", settings.rope_scaling_factor, Limits{.low = 0});
   visit("use_logn_attn", settings.use_logn_attn, Limits{});

@@ -18,7 +18,7 @@ void insert_in_order(std::vector<std::shared_ptr<Sequence>>& list, std::shared_p
 SpanRows wanted_rows(const Sequence& sequence) {
   const bool wants_prompt_rows = sequence.params().looks_at_prompt() && sequence.cached < sequence.prompt_len();
   if (wants_prompt_rows) return SpanRows::kAll;
-  return sequence.planned == sequence.pending() ? SpanRows::kLast : SpanRows::kNone;
+  return sequence.planned - sequence.drafts.count() == sequence.pending() ? SpanRows::kLast : SpanRows::kNone;
 }
 
 // Whether there is anything to compute: not while the last row waits for a grammar; behind a token that nobody has
@@ -37,6 +37,11 @@ bool is_decoding(Sequence& sequence) {
 // Whether what a sequence gives back can be of use to others, or to itself.
 bool keeps_blocks(const Sequence& sequence) {
   return sequence.group->keeps_blocks || sequence.params().n > 1;
+}
+
+Speculator::Candidate candidate(Sequence& sequence) {
+  return {sequence.tokens, sequence.prompt_len(), sequence.group->scope, sequence.drafts,
+          sequence.params().max_new_tokens - sequence.chosen() - 1};
 }
 
 int blocks_of(int tokens, int block_len) {
@@ -71,7 +76,10 @@ void Scheduler::plan(Step& step, bool may_preempt) {
   step.input.clear();
   step.sequences.clear();
   step.looking.clear();
-  for (auto& sequence : running_) sequence->planned = 0;
+  for (auto& sequence : running_) {
+    sequence->planned = 0;
+    sequence->drafts.tokens.clear();
+  }
   int budget = config_.max_step_tokens;
   int fills = 0;
   const auto take = [&](Sequence& sequence, int tokens) {
@@ -98,6 +106,7 @@ void Scheduler::plan(Step& step, bool may_preempt) {
     if (chunk < 0 || (chunk > 0 && budget > 0 && !take(sequence, std::min(chunk, budget)))) is_short = true;
   }
   step.was_short_of_blocks = is_short && !may_preempt;
+  if (speculator_ != nullptr) add_drafts(budget);
 
   for (auto& sequence : running_) {
     const size_t fills_before = step.input.fills.size();
@@ -107,18 +116,51 @@ void Scheduler::plan(Step& step, bool may_preempt) {
     sequence->pictures.add_looks(sequence->cached, sequence->cached + sequence->planned,
                                  static_cast<int>(step.input.tokens.size()), step.input.looks);
     const auto first = sequence->tokens.begin() + sequence->cached;
-    const int known = sequence->planned - sequence->unseen;
+    const int known = sequence->planned - sequence->unseen - sequence->drafts.count();
     step.input.spans.push_back(
         {static_cast<int>(step.input.tokens.size()), sequence->planned, sequence->cached, &sequence->blocks,
          wanted_rows(*sequence), sequence->prompt_len(), nullptr,
          ranges_within(sequence->group->embeddings, sequence->cached, sequence->cached + sequence->planned),
          position_shift(sequence->group->embeddings, sequence->cached),
-         sequence->group->adapter ? sequence->group->adapter->slot : 0});
+         sequence->group->adapter ? sequence->group->adapter->slot : 0, sequence->drafts.count()});
     step.input.tokens.insert(step.input.tokens.end(), first, first + known);
-    if (known < sequence->planned) step.input.tokens.push_back(unseen_token(sequence->unseen_span));
+    if (sequence->unseen > 0) step.input.tokens.push_back(unseen_token(sequence->unseen_span));
+    step.input.tokens.insert(step.input.tokens.end(), sequence->drafts.tokens.begin(), sequence->drafts.tokens.end());
     step.sequences.push_back(sequence);
   }
   if (!step.is_empty()) step.input.moves = blocks_.take_moves();
+}
+
+// Drafts for the answers that go on in the step.
+void Scheduler::add_drafts(int room) {
+  std::vector<Speculator::Candidate> candidates;
+  std::vector<Sequence*> sequences;
+  int rows = 0;
+  for (const auto& sequence : running_) {
+    rows += sequence->planned;
+    const bool goes_on = sequence->planned > 0 && sequence->unseen == 0 && sequence->answer.can_take_drafts() &&
+                         wanted_rows(*sequence) == SpanRows::kLast;
+    if (!goes_on) continue;
+    candidates.push_back(candidate(*sequence));
+    sequences.push_back(sequence.get());
+  }
+  speculator_->draft(candidates, rows, room);
+  for (Sequence* sequence : sequences) {
+    const int drafted = sequence->drafts.count();
+    if (blocks_.available_count() > running_count()) reserve(*sequence, sequence->planned + drafted, false);
+    const int places = static_cast<int>(sequence->blocks.size()) * blocks_.block_len();
+    const int fitting = std::min(drafted, places - sequence->cached - sequence->planned);
+    sequence->drafts.tokens.resize(static_cast<size_t>(fitting));
+    sequence->planned += fitting;
+  }
+}
+
+bool Scheduler::would_draft(const Step& step) const {
+  const auto rows = static_cast<int>(step.input.tokens.size());
+  return speculator_ != nullptr && std::ranges::any_of(step.sequences, [&](const auto& sequence) {
+           return sequence->is_open && sequence->answer.can_take_drafts() &&
+                  speculator_->would_draft(candidate(*sequence), rows);
+         });
 }
 
 // How many of its tokens run next, at most `budget`; none where a picture does not fit any more.
@@ -150,13 +192,23 @@ int Scheduler::plan_pictures(Sequence& sequence, int tokens, int& fills, bool ma
 void Scheduler::commit(const Step& step) {
   for (const std::shared_ptr<Sequence>& sequence : step.looking) sequence->pictures.commit(blocks_, sequence->prefix());
   for (const std::shared_ptr<Sequence>& sequence : step.sequences) {
-    sequence->cached += sequence->planned;
+    sequence->cached += sequence->planned - sequence->drafts.count();
     sequence->planned = 0;
-    for (; (sequence->published + 1) * blocks_.block_len() <= sequence->cached; ++sequence->published) {
-      blocks_.publish(sequence->prefix(), sequence->published, sequence->blocks);
-    }
+    publish_full_blocks(*sequence);
     free_behind_window(*sequence);
     sequence->pictures.pass(blocks_, sequence->cached, keeps_blocks(*sequence));
+  }
+}
+
+void Scheduler::take_drafts(Sequence& sequence, int count) {
+  sequence.drafts.tokens.clear();
+  sequence.cached += count;
+  publish_full_blocks(sequence);
+}
+
+void Scheduler::publish_full_blocks(Sequence& sequence) {
+  for (; (sequence.published + 1) * blocks_.block_len() <= sequence.cached; ++sequence.published) {
+    blocks_.publish(sequence.prefix(), sequence.published, sequence.blocks);
   }
 }
 
@@ -213,6 +265,7 @@ void Scheduler::give_up_blocks(Sequence& sequence, bool keeps_content) {
   sequence.published = 0;
   sequence.freed_blocks = 0;
   sequence.planned = 0;
+  sequence.drafts.tokens.clear();
 }
 
 void Scheduler::admit() {

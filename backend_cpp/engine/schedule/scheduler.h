@@ -16,6 +16,9 @@
 // small enough to fit into a step beside all decoding sequences. Where tokens look at pictures by cross-attention,
 // these are written before the first token that looks runs: some rows a step, which count as kFillsOfARow a row.
 //
+// Drafts. Where guesses are made at how answers go on, a step that has everything above takes them as further rows of
+// their sequences, as far as blocks are free; they take nothing from anybody.
+//
 // Windows. Where no layer looks further back than `window` positions, blocks that lie wholly behind it are given back
 // after each step, so a sequence holds a bounded number of blocks however long it gets.
 //
@@ -28,6 +31,7 @@
 
 #include "engine/schedule/block_cache.h"
 #include "engine/schedule/sequence.h"
+#include "engine/speculation/speculator.h"
 #include "model/model_runner.h"
 
 namespace turbomind {
@@ -59,7 +63,9 @@ int most_blocks(int tokens, int block_len, const SchedulerConfig& config);
 
 class Scheduler {
  public:
-  Scheduler(const SchedulerConfig& config, BlockCache& blocks) : config_(config), blocks_(blocks) {}
+  // `speculator`: null where nothing is drafted; must outlive the scheduler.
+  Scheduler(const SchedulerConfig& config, BlockCache& blocks, Speculator* speculator = nullptr)
+      : config_(config), blocks_(blocks), speculator_(speculator) {}
 
   void add(std::shared_ptr<Sequence> sequence);
 
@@ -70,6 +76,11 @@ class Scheduler {
   // The step was begun, and all its tokens are known: they count as cached, and full blocks are published. A block that
   // is given up meanwhile is not written before the steps that were begun have read it.
   void commit(const Step& step);
+  // Of the drafts of a sequence in a committed step the first `count` were right, and are tokens of it now. It has
+  // none any more.
+  void take_drafts(Sequence& sequence, int count);
+  // Whether the step behind `step` had better wait for its tokens, since these say what to draft.
+  bool would_draft(const Step& step) const;
 
   // Takes out every sequence for which `is_wanted` holds, whatever its state, and gives up its blocks.
   std::vector<std::shared_ptr<Sequence>> remove_if(const std::function<bool(const Sequence&)>& is_wanted);
@@ -89,6 +100,8 @@ class Scheduler {
   void plan(Step& step, bool may_preempt);
   int chunk_of(const Sequence& sequence, int budget) const;
   int plan_pictures(Sequence& sequence, int tokens, int& fills, bool may_preempt);
+  void add_drafts(int room);
+  void publish_full_blocks(Sequence& sequence);
   void free_behind_window(Sequence& sequence);
   int blocks_for(int tokens) const;
   int missing_blocks(const Sequence& sequence) const;
@@ -101,6 +114,7 @@ class Scheduler {
 
   SchedulerConfig config_;
   BlockCache& blocks_;
+  Speculator* speculator_;
   std::vector<std::shared_ptr<Sequence>> waiting_;  // in order of service
   std::vector<std::shared_ptr<Sequence>> running_;  // in order of service
   int64_t preemptions_ = 0;

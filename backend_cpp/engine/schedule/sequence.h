@@ -19,6 +19,7 @@
 #include "engine/request.h"
 #include "engine/schedule/block_cache.h"
 #include "engine/schedule/picture_blocks.h"
+#include "engine/speculation/speculator.h"
 
 namespace turbomind {
 
@@ -83,9 +84,10 @@ struct Sequence {
   int published = 0;            // leading blocks whose content is published
   std::vector<int32_t> blocks;  // referenced in the BlockCache
   int freed_blocks = 0;         // leading entries of `blocks` that lie behind the window: kNoBlock
-  int planned = 0;              // tokens of this sequence in the step being built or run
+  int planned = 0;              // rows of this sequence in the step being built or run, drafts included
   int unseen = 0;               // tokens behind `tokens` that steps under way choose; when one is planned, 0 or 1
   int unseen_span = 0;          // the span that chooses the last of them
+  Drafts drafts;                // tokens behind `tokens`; none where any are unseen
   PictureBlocks pictures;       // that its tokens look at
   bool is_open = true;          // false: the answer has ended, and only a step under way still knows of it
   std::optional<Clock::time_point> first_token;

@@ -37,7 +37,7 @@ void StepLoop::begin(Step& step) {
     for (size_t i = 0; i < step.sequences.size(); ++i) {
       StepSpan& span = step.input.spans[i];
       Sequence& sequence = *step.sequences[i];
-      if (span.wanted != SpanRows::kLast || sequence.answer.needs_logits()) continue;
+      if (span.wanted != SpanRows::kLast || span.drafts > 0 || sequence.answer.needs_logits()) continue;
       if (!sequence.answer.knows_choice()) continue;  // chosen here, when it is known
       const TokenChoice& choice = sequence.answer.choice(sequence.unseen);
       if (!runner_.reserve(choice)) continue;
@@ -69,10 +69,11 @@ void StepLoop::take(Step& step, const OnOutput& on_output) {
     Sequence& sequence = *step.sequences[i];
     const StepSpan& span = step.input.spans[i];
     const bool has_chosen = span.choice != nullptr;
-    const int rows = span.wanted == SpanRows::kNone ? 0 : span.wanted == SpanRows::kLast ? 1 : span.count;
+    const int rows = span.wanted_rows();
     if (has_chosen) --sequence.unseen;
     if (sequence.is_open && (has_chosen || rows > 0)) {
-      on_output(step.sequences[i], {span, has_chosen ? chosen : nullptr, rows, logits, hidden});
+      on_output(step.sequences[i], {span, has_chosen ? chosen : nullptr, rows, logits, hidden, runner_.vocab_size(),
+                                    runner_.hidden_size()});
     }
     if (has_chosen) ++chosen;
     logits += static_cast<size_t>(rows) * runner_.vocab_size();
@@ -89,7 +90,7 @@ bool StepLoop::can_overlap(const Step& step) const {
     if (step.input.spans[i].wanted != SpanRows::kNone) return false;
     if (step.input.spans[i].choice != nullptr && step.sequences[i]->answer.needs_known_tokens()) return false;
   }
-  return true;
+  return !scheduler_.would_draft(step);
 }
 
 }  // namespace turbomind

@@ -4,7 +4,8 @@
 //   runner chooses tokens             plan  begin  plan' begin' take | plan'' begin'' take' | ...
 //
 // Where the runner chooses tokens, the next step begins before this one's tokens are seen (overlap scheduling), so that
-// the device never waits for the host. At most two steps are in flight.
+// the device never waits for the host; but not where the tokens would say what to draft. At most two steps are in
+// flight.
 //
 // Used by the step thread only.
 #pragma once
@@ -27,9 +28,11 @@ struct SpanOutput {
   int rows;                   // wanted rows; the last of them is the span's last
   float* logits;              // [rows, vocab], writable
   const float* hidden;        // [rows, hidden]
+  int vocab_size;
+  int hidden_size;
 
-  float* last_logits(int vocab_size) const { return logits + (rows - 1) * static_cast<ptrdiff_t>(vocab_size); }
-  const float* last_hidden(int hidden_size) const { return hidden + (rows - 1) * static_cast<ptrdiff_t>(hidden_size); }
+  float* logits_of(int row) const { return logits + static_cast<ptrdiff_t>(row) * vocab_size; }
+  const float* hidden_of(int row) const { return hidden + static_cast<ptrdiff_t>(row) * hidden_size; }
 };
 
 class StepLoop {

@@ -226,7 +226,7 @@ void WorkerRunner::begin(const StepInput& input) {
     const int needed = (span.first_position + span.count + cache_.block_len - 1) / cache_.block_len;
     if (used + needed > shape_.blocks) throw internal_error("a step has more blocks than fit into shared memory");
     std::copy_n(span.blocks->begin(), needed, blocks + used);
-    const int wanted = span.wanted == SpanRows::kAll ? span.count : span.wanted == SpanRows::kLast ? 1 : 0;
+    const int wanted = span.wanted_rows();
     *to++ = {span.first_row, span.count, span.first_position, span.prompt_len,
              used,           needed,     span.count - wanted, span.adapter};
     used += needed;

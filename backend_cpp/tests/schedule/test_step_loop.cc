@@ -35,7 +35,7 @@ struct Fixture {
     const FinishReason finish =
         output.chosen != nullptr
             ? sequence.answer.advance(*output.chosen)
-            : sequence.answer.advance(sampler, output.last_logits(kStubVocab), output.last_hidden(1));
+            : sequence.answer.advance(sampler, output.logits_of(output.rows - 1), output.hidden_of(output.rows - 1));
     if (finish != FinishReason::kNone) end(sequence.group->request);
   }
   void end(RequestId id) {

@@ -1,0 +1,37 @@
+// Texts of requests that have ended, the latest ones, in which those that come find what is said again. Each belongs to
+// a scope, as blocks of the cache do (engine/schedule/block_cache.h), and is found by that alone.
+//
+// Used by the step thread only.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "engine/speculation/ngram_index.h"
+
+namespace turbomind {
+
+class RecentTexts {
+ public:
+  struct Match {
+    const NgramIndex* texts = nullptr;  // null: there is none
+    NgramIndex::Match at;
+  };
+
+  // Keeps at least the last half of `most_tokens`, and at most all of them.
+  RecentTexts(int most_tokens, int least, int most)
+      : half_(most_tokens / 2), indices_{NgramIndex(least, most), NgramIndex(least, most)} {}
+
+  // The end of a text that is too long is left out.
+  void add(std::span<const int32_t> text, uint64_t scope);
+  // Valid until the next call of add.
+  Match find(std::span<const int32_t> text, uint64_t scope) const;
+
+ private:
+  int half_;
+  std::pair<NgramIndex, NgramIndex> indices_;  // the latest texts, and those before
+};
+
+}  // namespace turbomind

@@ -1,0 +1,45 @@
+#include "engine/speculation/speculation_config.h"
+
+#include <string>
+
+#include "base/error.h"
+
+namespace turbomind {
+
+namespace {
+
+constexpr int kDefaultDrafts = 16;
+constexpr int kDefaultSharedTokens = 1 << 16;
+
+int whole(const Json& setting, const char* name, int fallback, int low, int high) {
+  const Json* value = setting.find(name);
+  if (value == nullptr) return fallback;
+  const int64_t number = value->as_int();
+  if (number < low || number > high) {
+    throw invalid_argument(std::string("speculative_config: ") + name + " must be " + std::to_string(low) + " to " +
+                           std::to_string(high) + ", got " + std::to_string(number));
+  }
+  return static_cast<int>(number);
+}
+
+}  // namespace
+
+SpeculationConfig SpeculationConfig::of(const Json& setting) {
+  SpeculationConfig config;
+  if (setting.is_null()) return config;
+  const Json* method = setting.find("method");
+  if (method != nullptr && method->as_string() != "ngram") {
+    throw invalid_argument("speculative_config: method must be ngram, got " + method->as_string());
+  }
+  config.num_speculative_tokens = whole(setting, "num_speculative_tokens", kDefaultDrafts, 1, kMostDrafts);
+  if (const Json* adaptive = setting.find("adaptive")) config.is_adaptive = adaptive->as_bool();
+  config.prompt_lookup_min = whole(setting, "prompt_lookup_min", config.prompt_lookup_min, 1, 64);
+  config.prompt_lookup_max = whole(setting, "prompt_lookup_max", config.prompt_lookup_max, 1, 64);
+  config.shared_tokens = whole(setting, "shared_tokens", kDefaultSharedTokens, 0, 1 << 24);
+  if (config.prompt_lookup_min > config.prompt_lookup_max) {
+    throw invalid_argument("speculative_config: prompt_lookup_min is larger than prompt_lookup_max");
+  }
+  return config;
+}
+
+}  // namespace turbomind

@@ -1,0 +1,24 @@
+// How tokens are drafted that a step then runs beside the one that is due.
+#pragma once
+
+#include "base/json.h"
+
+namespace turbomind {
+
+inline constexpr int kMostDrafts = 32;  // of a sequence in a step
+
+struct SpeculationConfig {
+  int num_speculative_tokens = 0;  // of a sequence in a step, at most kMostDrafts; 0: nothing is drafted
+  bool is_adaptive = true;         // fewer are drafted where they do not pay
+  // Texts that repeat are found by so many tokens at least, and compared as far as so many.
+  int prompt_lookup_min = 2;
+  int prompt_lookup_max = 32;
+  int shared_tokens = 0;  // of recent answers, in which other requests look too
+
+  bool is_on() const { return num_speculative_tokens > 0; }
+  // Of the setting speculative_config, whose fields lmdeploy/speculation/config.py lists; null: nothing is drafted.
+  // Throws Error(kInvalidArgument).
+  static SpeculationConfig of(const Json& setting);
+};
+
+}  // namespace turbomind

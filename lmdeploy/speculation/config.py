@@ -1,0 +1,80 @@
+"""What ``speculative_config`` may hold: fields of vLLM's ``--speculative-config``, and ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from lmdeploy.errors import nearest_of
+from lmdeploy.fields import rows
+
+MOST_DRAFTS = 32
+LONGEST_RUN = 64
+
+
+@rows.documented
+@dataclass
+class SpeculationConfig:
+    """How tokens are drafted that a step then checks beside the one that is due."""
+
+    method: str = rows.text("ngram", "Where drafts come from; ngram: from what was said before.", choices=("ngram",))
+    num_speculative_tokens: int = rows.whole(
+        16, "Most drafts of an answer in a step; fewer are taken where they do not pay.", low=1, high=MOST_DRAFTS
+    )
+    adaptive: bool = rows.flag(
+        True, "Take fewer drafts, or none, where they would not pay; false: as many as are found, for measurements."
+    )
+    prompt_lookup_min: int = rows.whole(
+        2, "Tokens that have to repeat before what followed them is drafted.", low=1, high=LONGEST_RUN
+    )
+    prompt_lookup_max: int = rows.whole(
+        32, "Tokens that are compared; a longer run that repeats counts as no better.", low=1, high=LONGEST_RUN
+    )
+    shared_tokens: int = rows.whole(
+        65536,
+        "Tokens of requests that ended, in which others look too, if prefixes are shared (enable_prefix_caching); "
+        "0: none.",
+        high=1 << 24,
+    )
+
+    def __post_init__(self) -> None:
+        is_order_wrong = (
+            isinstance(self.prompt_lookup_min, int)
+            and isinstance(self.prompt_lookup_max, int)
+            and self.prompt_lookup_min > self.prompt_lookup_max
+        )
+        rows.require_valid(
+            self,
+            [
+                f"prompt_lookup_min must not be larger than prompt_lookup_max, got {self.prompt_lookup_min} and "
+                f"{self.prompt_lookup_max}"
+                if is_order_wrong
+                else None
+            ],
+        )
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> SpeculationConfig:
+        """Return the configuration that a JSON object holds.
+
+        Raises
+        ------
+        ValueError
+            If it holds another field, or a value that is none of a field's.
+        """
+        known = [field.name for field in fields(cls)]
+        for name in given.keys() - set(known):
+            raise ValueError(f"there is no field {name}{nearest_of(name, known)}")
+        return cls(**given)
+
+
+def speculation_problems(given: object) -> list[str | None]:
+    """Return what is wrong with an engine's ``speculative_config``."""
+    if not isinstance(given, Mapping):
+        return []
+    try:
+        SpeculationConfig.of(given)
+    except ValueError as error:
+        return [f"speculative_config: {error}"]
+    return []

@@ -1,0 +1,139 @@
+"""Drafted tokens change when tokens come, and nothing else: answers are bitwise those without drafts."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lmdeploy import GenerationConfig, Response, pipeline
+from lmdeploy.offline.async_engine import AsyncEngine
+from tests.support.both_engines import BACKENDS, config_for
+from tests.support.tiny_models import make_tiny_llama
+
+DRAFTS = {"num_speculative_tokens": 6, "adaptive": False, "prompt_lookup_min": 1}
+FEW = dict.fromkeys((65, 66, 67, 1000, 2000), 40.0)  # a random model that says little else repeats itself
+PROMPTS = ["la la la la la la la", "one two three one two three one", "Who baked the first bread?", "x" * 200]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_llama(tmp_path_factory.mktemp("tiny") / "model", hidden_size=48, max_position_embeddings=2048)
+
+
+def engine(directory: Path, backend: str = "turbomind", **fields: Any) -> AsyncEngine:
+    config = {
+        "dtype": "float32",
+        "cache_max_entry_count": 400,
+        "cache_block_seq_len": 16,
+        "session_len": 1024,
+        **fields,
+    }
+    return pipeline(str(directory), backend_config=config_for(backend, **config))
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def pair(request: pytest.FixtureRequest, directory: Path) -> Iterator[tuple[AsyncEngine, AsyncEngine]]:
+    """An engine that drafts nothing, and one that drafts all it can."""
+    with (
+        engine(directory, request.param) as plain,
+        engine(directory, request.param, speculative_config=DRAFTS) as drafting,
+    ):
+        yield plain, drafting
+
+
+def trace(response: Response) -> tuple[Any, ...]:
+    """Return everything that must not change, exactly."""
+    logprobs = [list(entry.items()) for entry in response.logprobs or []]
+    return response.token_ids, logprobs, response.text, response.finish_reason, response.generate_token_len
+
+
+def accepted(model: AsyncEngine) -> float:
+    return model.engine.metrics()["draft_tokens_accepted_total"]
+
+
+GENERATION = st.fixed_dictionaries(
+    {
+        "max_new_tokens": st.integers(20, 40),
+        "min_new_tokens": st.one_of(st.none(), st.integers(1, 20)),
+        "do_sample": st.booleans(),
+        "temperature": st.sampled_from([0.05, 0.3, 1.0]),
+        "top_k": st.sampled_from([0, 1, 5, 40]),
+        "top_p": st.sampled_from([0.5, 0.95, 1.0]),
+        "min_p": st.sampled_from([0.0, 0.1]),
+        "repetition_penalty": st.sampled_from([1.0, 0.8, 1.2]),
+        "random_seed": st.integers(0, 5),
+        "logprobs": st.one_of(st.none(), st.integers(1, 4)),
+        "stop_words": st.one_of(st.none(), st.lists(st.sampled_from(["la", "o", "e t", "\n", "."]), max_size=2)),
+        "bad_words": st.one_of(st.none(), st.lists(st.sampled_from(["la", "th", "x"]), max_size=2)),
+        "ignore_eos": st.booleans(),
+        "logit_bias": st.sampled_from([None, FEW]),
+    }
+)
+
+
+@given(prompts=st.lists(st.sampled_from(PROMPTS), min_size=1, max_size=4), how=GENERATION)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_request_is_answered_as_without_drafts(
+    pair: tuple[AsyncEngine, AsyncEngine], prompts: list[str], how: dict[str, Any]
+) -> None:
+    plain, drafting = pair
+    config = GenerationConfig(**how)
+    assert [trace(answer) for answer in drafting(prompts, config)] == [
+        trace(answer) for answer in plain(prompts, config)
+    ]
+
+
+def test_what_repeats_takes_fewer_steps(pair: tuple[AsyncEngine, AsyncEngine]) -> None:
+    config = GenerationConfig(max_new_tokens=120, ignore_eos=True, logit_bias=FEW)
+    figures = []
+    for model in pair:
+        before = model.engine.metrics()
+        answer = model(PROMPTS[0], config)
+        after = model.engine.metrics()
+        figures.append((trace(answer), {name: after[name] - before[name] for name in after}))
+    (plain_trace, plain), (drafted_trace, drafted) = figures
+    assert drafted_trace == plain_trace
+    assert plain["draft_tokens_total"] == 0
+    assert drafted["draft_tokens_accepted_total"] > 40
+    assert drafted["steps_total"] == plain["steps_total"] - drafted["draft_tokens_accepted_total"]
+    assert drafted["tokens_out_total"] == plain["tokens_out_total"] == 120
+
+
+@pytest.mark.parametrize("quant_policy", [0, 4, 8])
+def test_several_answers_preemption_prefixes_and_rounded_caches(directory: Path, quant_policy: int) -> None:
+    config = GenerationConfig(max_new_tokens=60, ignore_eos=True, logprobs=2, n=2, do_sample=True, temperature=0.2,
+                              random_seed=3, logit_bias=FEW)  # fmt: skip
+    traces = []
+    for drafts in (None, DRAFTS):
+        with engine(
+            directory,
+            quant_policy=quant_policy,
+            cache_max_entry_count=26,
+            enable_prefix_caching=True,
+            speculative_config=drafts,
+        ) as model:
+            first = [trace(answer) for answers in model(PROMPTS * 3, config) for answer in answers]
+            again = [trace(answer) for answers in model(PROMPTS * 3, config) for answer in answers]
+            assert first == again
+            traces.append(first)
+            assert model.engine.metrics()["preemptions_total"] > 0
+            assert (accepted(model) > 0) == (drafts is not None)
+    assert traces[0] == traces[1]
+
+
+def test_structured_answers(pair: tuple[AsyncEngine, AsyncEngine]) -> None:
+    plain, drafting = pair
+    schema = {"type": "array", "items": {"enum": ["yes", "no"]}, "minItems": 20, "maxItems": 20}
+    for sampling in ({}, {"do_sample": True, "top_k": 10, "random_seed": 4}, {"do_sample": True, "top_k": 0}):
+        config = GenerationConfig(
+            max_new_tokens=200,
+            response_format={"type": "json_schema", "json_schema": {"name": "answers", "schema": schema}},
+            **{"random_seed": 1, **sampling},
+        )
+        before = accepted(drafting)
+        assert trace(drafting(PROMPTS[2], config)) == trace(plain(PROMPTS[2], config))
+        if not sampling:
+            assert accepted(drafting) > before
