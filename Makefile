@@ -50,7 +50,7 @@ CHECKPOINT_TESTS := auto_awq checkpoint_faults convert default_model engine_dir 
 QUICK_TESTS := tests/repository $(filter-out $(CHECKPOINT_TESTS:%=tests/unit/test_%.py),$(sort $(wildcard tests/unit/test_*.py)))
 PY_SOURCES  := lmdeploy openai_gateway python_backend webui tools tests
 
-.PHONY: help serve test test-all build build-tests bench peers bench-peers lint format fields typecheck sanitize mutations fuzz check screenshot lock model setup dev browser clients clean
+.PHONY: help serve test test-all build build-tests bench peers bench-peers docs lint format fields typecheck sanitize mutations fuzz check screenshot lock model setup dev browser clients clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -182,6 +182,9 @@ format: dev ## Rewrite the sources in the project's layout
 
 fields: dev ## Write what is made from the tables of fields: config.pbtxt, C++ structs, docs/settings.md
 	@$(PY) -m tools.fields
+
+docs: dev ## Build the documentation as a site, build/site/index.html
+	@$(VENV)/bin/mkdocs build
 
 lock: dev ## Pin the requirements to what is installed in the virtual environment
 	$(PY) tools/lock_requirements.py

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from lmdeploy.paths import cache_root
+from tests.docs.blocks import commands
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PYTHON = cache_root() / "clients" / "bin" / "python"
@@ -88,3 +89,14 @@ def test_a_server_chats_with_lm_eval_as_the_pipeline_does(
     settings = {"pretrained": str(default_model_dir), "dtype": "float32", "session_len": 512}
     alone = evaluate(data_sets, "lmdeploy", settings, ["lmdeploy_words"], chat=True)
     assert served["said"] == alone["said"]
+
+
+def test_the_guide_s_commands_are_taken_by_lm_eval() -> None:
+    guide = ROOT / "docs" / "guides" / "evaluation.md"
+    asked = [command.words for command in commands(guide, "bash") if "run" in command.words[:4]]
+    assert len(asked) == 3
+    for words in asked:
+        arguments = words[words.index("run") :]
+        code = "from lm_eval._cli import HarnessCLI; HarnessCLI().parse_args()"
+        done = subprocess.run([PYTHON, "-c", code, *arguments], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr

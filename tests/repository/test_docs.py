@@ -20,7 +20,9 @@ def test_architecture_names_files_that_exist() -> None:
     assert [name for name in named if not any(f"/{file}".endswith(f"/{name}") for file in files)] == []
 
 
-@pytest.mark.parametrize("document", ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])
+@pytest.mark.parametrize(
+    "document", ["README.md", *(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md"))]
+)
 def test_links_lead_to_files_that_exist(document: str) -> None:
     path = ROOT / document
     links = LINK.findall(path.read_text(encoding="utf-8"))

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 OWN = ("lmdeploy", "openai_gateway", "python_backend", "webui")
 USERS = sorted(set(PROJECT["optional-dependencies"]) - {"build", "dev", "all"})
-# Imported under a name of another distribution, which Triton or a checkpoint's own environment brings.
+# Imported where they are: Triton's module for its Python models, and evaluation harnesses.
 ELSEWHERE = {"lm_eval", "opencompass", "triton_python_backend_utils"}
 # Found by the first module that brings it.
 DISTRIBUTIONS = metadata.packages_distributions()

@@ -45,14 +45,20 @@ def named_checkpoint(text: str) -> Format:
     name, _, path = text.partition("=")
     if not name or not path:
         raise argparse.ArgumentTypeError(f"expected NAME=PATH, got {text}")
-    if not Path(path).exists():
-        raise argparse.ArgumentTypeError(f"there is no checkpoint {path}")
     return Format(name, checkpoint=path)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; exits with 1 if a format loses more than its bound."""
+    """Run the command line; exits with 1 if a format loses more than its bound.
+
+    Raises
+    ------
+    ValueError
+        A checkpoint or text is not there.
+    """
     args = make_parser().parse_args(arguments)
+    if missing := [one.checkpoint for one in args.checkpoint if not Path(one.checkpoint).exists()]:
+        raise ValueError(f"there is no checkpoint {', '.join(missing)}")
     evaluation = Evaluation(read_pieces(args.text), args.questions)
     measured: dict[str, Measured] = {}
     failures = []
