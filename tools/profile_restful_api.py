@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import httpx
 
+from lmdeploy.cli.parser import Parser
 from tools.bench import arguments as flags
 from tools.bench.open_loop import Load, Target, run_open_loop
 from tools.bench.plot import save, subplots
@@ -28,7 +29,7 @@ from tools.bench.workload import Lengths, Request, dataset_requests, random_requ
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--backend", choices=["lmdeploy", "openai"], default="lmdeploy", help="kind of server")
     parser.add_argument("--base-url", help="of the server; default: made of host and port")
     parser.add_argument("--host", default="0.0.0.0")

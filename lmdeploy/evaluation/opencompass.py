@@ -7,12 +7,16 @@ where OpenCompass is installed. Without it, it works alone on texts.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from lmdeploy.evaluation.scored_model import ScoredModel
 from lmdeploy.messages import GenerationConfig
 
 try:
     from opencompass.models.base import BaseModel
-except ImportError:
+except ModuleNotFoundError as error:
+    if error.name != "opencompass":  # it is there, and lacks something itself
+        raise
 
     class BaseModel:  # type: ignore[no-redef]
         """What is used of OpenCompass's class."""
@@ -72,21 +76,25 @@ class PipelineModel(BaseModel):
         config = GenerationConfig(**{**self._gen_config, "max_new_tokens": max_out_len, "stop_words": stop_words})
         return self._model.generate([str(text) for text in inputs], [config] * len(inputs))
 
-    def get_ppl(self, inputs: Sequence[str], mask_length: Sequence[int] | None = None) -> list[float]:
+    def get_ppl(
+        self, inputs: Sequence[str], mask_length: Sequence[int] | None = None
+    ) -> "np.ndarray[Any, np.dtype[np.float64]]":
         """Return the mean cross-entropy of texts in nats a token, without the first ``mask_length`` tokens of each."""
         encoded = [self._model.tokenizer.encode(str(text)) for text in inputs]
         skipped = [max(1, length) for length in mask_length or [1] * len(encoded)]
         pairs = [(ids[:skip], ids[skip:]) for ids, skip in zip(encoded, skipped, strict=True)]
         scores = self._model.score(pairs)
-        return [-total / max(1, len(rest)) for (total, _), (_, rest) in zip(scores, pairs, strict=True)]
+        return np.array([-total / max(1, len(rest)) for (total, _), (_, rest) in zip(scores, pairs, strict=True)])
 
-    def get_loglikelihood(self, inputs: Sequence[str], conts: Sequence[str]) -> list[float]:
+    def get_loglikelihood(
+        self, inputs: Sequence[str], conts: Sequence[str], mask_length: Sequence[int] | None = None
+    ) -> "np.ndarray[Any, np.dtype[np.float64]]":
         """Return the log-probabilities of continuations; each input ends with its continuation, as OpenCompass does."""
         pairs = [
             self._model.pair(str(text).removesuffix(continuation), continuation)
             for text, continuation in zip(inputs, conts, strict=True)
         ]
-        return [total for total, _ in self._model.score(pairs)]
+        return np.array([total for total, _ in self._model.score(pairs)])
 
     def get_token_len(self, prompt: str) -> int:
         """Return the number of tokens of a text, without what the tokenizer puts around it."""

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from tests.support.tiny_models import make_tiny_llama
+from tools.default_model import find_gguf
 from tools.evaluation import command
 from tools.evaluation.agreement import compare, log_probabilities
-from tools.evaluation.formats import BUILT_IN, REFERENCE, Bound, Format
+from tools.evaluation.formats import BUILT_IN, MADE, REFERENCE, Bound, Format
 from tools.evaluation.measuring import Evaluation
 from tools.evaluation.tasks import questions, share_right
 from tools.evaluation.texts import read_pieces
@@ -90,6 +91,22 @@ def measured(default_model_dir: Path) -> Evaluation:
 def test_a_format_loses_no_more_than_it_may(measured: Evaluation, chosen: Format, default_model_dir: Path) -> None:
     assert chosen.bound is not None
     assert chosen.bound.exceeded(measured.measure(str(default_model_dir), chosen).agreement, measured.reference) == []
+
+
+def test_a_gguf_file_loses_no_more_than_rounding_its_activations(measured: Evaluation, tmp_path: Path) -> None:
+    # What the default model was dequantized from: the codes are exact.
+    found = measured.measure(str(find_gguf(tmp_path)), Format("GGUF, Q4_1"))
+    assert Bound(divergence=0.006, perplexity=0.01).exceeded(found.agreement, measured.reference) == []
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("chosen", MADE, ids=lambda chosen: chosen.name)
+def test_what_lite_makes_loses_no_more_than_it_may(
+    measured: Evaluation, chosen: Format, default_model_dir: Path, tmp_path: Path
+) -> None:
+    assert chosen.bound is not None
+    made = chosen.model(str(default_model_dir), tmp_path)
+    assert chosen.bound.exceeded(measured.measure(made, chosen).agreement, measured.reference) == []
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from lmdeploy.messages import PytorchEngineConfig, TurbomindEngineConfig
 from tests.support.tiny_models import make_tiny_llama
 from tools.bench import arguments as flags
 from tools.bench.server import engine_flags
+from tools.profile_restful_api import make_parser
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -38,6 +39,11 @@ def test_without_either_the_default_model_is_asked_random_words() -> None:
     assert (read.dataset, Path(read.model_path).name) == (None, "SmolLM2-135M-Instruct")
     with pytest.raises(SystemExit):
         parser.parse_args(["a.json", "b", "c"])
+
+
+def test_options_are_taken_with_underscores_as_the_manual_writes_one() -> None:
+    read = make_parser().parse_args(["--backend", "lmdeploy", "--dataset-path", "a.json", "--num_prompts", "1"])
+    assert (read.dataset_path, read.num_prompts) == (Path("a.json"), 1)
 
 
 def test_each_engine_has_its_settings() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lmdeploy.cli.options import SETTINGS, add_setting
+from lmdeploy.cli.parser import Parser
 from lmdeploy.messages import GenerationConfig
 from lmdeploy.paths import default_model_dir
 from lmdeploy.turbomind.engine_settings import EngineConfig, engine_config_for
@@ -45,8 +46,11 @@ class DatasetAndModel(argparse.Action):
 
 
 def parser(description: str, *, takes_dataset: bool = False) -> argparse.ArgumentParser:
-    """Return a parser with what every profile tool takes; ``takes_dataset``: a data set may stand before the model."""
-    made = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    """Return a parser with what every profile tool takes; options may be written with ``_`` for ``-``.
+
+    ``takes_dataset``: a data set may stand before the model.
+    """
+    made = Parser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     model = str(default_model_dir())
     if takes_dataset:
         made.add_argument(
