@@ -8,13 +8,40 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
+def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
+    # Not --quiet: warnings that are not written do not count as such either.
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--config-file",
+        str(config),
+        "--site-dir",
+        str(site),
+    ]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100)
+
+
 def test_the_site_is_built_without_a_warning_and_fetches_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=ROOT)
+    done = build(ROOT / "mkdocs.yml", tmp_path / "site")
     # A page that is new: name it under `nav` in mkdocs.yml.
-    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr
     pages = {path.relative_to(ROOT / "docs").with_suffix(".html") for path in (ROOT / "docs").rglob("*.md")}
     assert pages <= {path.relative_to(tmp_path / "site") for path in (tmp_path / "site").rglob("*.html")}
     for page in pages:
         html = (tmp_path / "site" / page).read_text(encoding="utf-8")
         assert re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=\"https?:", html) == []
+
+
+def test_a_page_without_a_place_and_a_link_without_a_target_are_noticed(tmp_path: Path) -> None:
+    pages = {"index.md": "[gone](gone.md), [nowhere](#nowhere)", "alone.md": "Alone."}
+    (tmp_path / "docs").mkdir()
+    for name, text in pages.items():
+        (tmp_path / "docs" / name).write_text(text, encoding="utf-8")
+    settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("nav:\n  - Home")[0]
+    (tmp_path / "mkdocs.yml").write_text(f"{settings}nav: [index.md]\n", encoding="utf-8")
+    done = build(tmp_path / "mkdocs.yml", tmp_path / "site")
+    assert done.returncode != 0
+    assert all(word in done.stderr for word in ("alone.md", "gone.md", "#nowhere")), done.stderr
