@@ -11,7 +11,7 @@ from tests.support.tiny_models import make_tiny_llama
 from tools.default_model import find_gguf
 from tools.evaluation import command
 from tools.evaluation.agreement import compare, log_probabilities
-from tools.evaluation.formats import BUILT_IN, MADE, REFERENCE, Bound, Format
+from tools.evaluation.formats import BUILT_IN, MADE, REFERENCE, Bound, Format, built_in
 from tools.evaluation.measuring import Evaluation
 from tools.evaluation.tasks import questions, share_right
 from tools.evaluation.texts import read_pieces
@@ -99,6 +99,21 @@ def test_a_gguf_file_loses_no_more_than_rounding_its_activations(measured: Evalu
     assert Bound(divergence=0.006, perplexity=0.01).exceeded(found.agreement, measured.reference) == []
 
 
+def test_the_pytorch_engine_is_measured_too(default_model_dir: Path) -> None:
+    chosen = {one.name: one for one in built_in("pytorch")}
+    assert list(chosen) == ["bfloat16", "float16", "`quant_policy` 8", "`quant_policy` 4"]
+    record = read_pieces()[5]
+    evaluation = Evaluation([record], questions_a_task=0, backend="pytorch")
+    evaluation.measure(str(default_model_dir), REFERENCE)
+    beside = Evaluation([record], questions_a_task=0).measure(str(default_model_dir), REFERENCE)
+    assert evaluation.reference.perplexity == pytest.approx(beside.agreement.perplexity, rel=1e-3)
+    rounded = evaluation.measure(str(default_model_dir), chosen["`quant_policy` 8"]).agreement
+    bound = chosen["`quant_policy` 8"].bound
+    assert bound is not None
+    assert bound.exceeded(rounded, evaluation.reference) == []
+    assert rounded.divergence > 0
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("chosen", MADE, ids=lambda chosen: chosen.name)
 def test_what_lite_makes_loses_no_more_than_it_may(
@@ -120,7 +135,7 @@ def test_the_command_writes_a_table_and_fails_where_more_is_lost(
     text, report = tmp_path / "text.txt", tmp_path / "report.json"
     text.write_text("A short text.\n----\nAnd another one.")
     strict = Format("strict", {"dtype": "float32", "weight_bits": 4}, Bound(divergence=0.0, perplexity=9.0))
-    monkeypatch.setattr(command, "BUILT_IN", (strict,))
+    monkeypatch.setattr(command, "built_in", lambda backend: [strict])
     flags = ["--text", str(text), "--questions", "1", "--checkpoint", f"again={tiny_model}", "--json", str(report)]
     with pytest.raises(SystemExit) as stopped:
         command.main([str(tiny_model), *flags])

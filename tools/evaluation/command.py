@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lmdeploy.paths import default_model_dir
 from tools.bench.report import machine
-from tools.evaluation.formats import BUILT_IN, MADE, REFERENCE, Format
+from tools.evaluation.formats import MADE, REFERENCE, Format, built_in
 from tools.evaluation.measuring import Evaluation, Measured
 from tools.evaluation.report import markdown
 from tools.evaluation.texts import TEXTS, read_pieces
@@ -24,6 +24,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("model_path", nargs="?", default=str(default_model_dir()), help="Hugging Face directory, not quantized")
+    add("--backend", choices=("turbomind", "pytorch"), default="turbomind", help="which engine")
     add("--text", type=Path, default=TEXTS, metavar="FILE", help="pieces of text, a line of four dashes between them")
     add("--questions", type=int, default=20, metavar="INT", help="of each task; 0: no tasks")
     add("--lite", action="store_true", help="also what `lmdeploy lite` makes of the model (takes minutes)")
@@ -59,11 +60,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = make_parser().parse_args(arguments)
     if missing := [one.checkpoint for one in args.checkpoint if not Path(one.checkpoint).exists()]:
         raise ValueError(f"there is no checkpoint {', '.join(missing)}")
-    evaluation = Evaluation(read_pieces(args.text), args.questions)
+    evaluation = Evaluation(read_pieces(args.text), args.questions, args.backend)
     measured: dict[str, Measured] = {}
     failures = []
     with tempfile.TemporaryDirectory() as scratch:
-        for chosen in (REFERENCE, *BUILT_IN, *(MADE if args.lite else ()), *args.checkpoint):
+        for chosen in (REFERENCE, *built_in(args.backend), *(MADE if args.lite else ()), *args.checkpoint):
             print(f"-- {chosen.name}", file=sys.stderr, flush=True)
             path = chosen.model(args.model_path, args.work_dir or Path(scratch))
             one = measured[chosen.name] = evaluation.measure(path, chosen)

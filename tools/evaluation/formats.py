@@ -103,3 +103,8 @@ MADE = (
     Format("AWQ, groups of 64", bound=Bound(0.22, 0.21), lite=("auto_awq", "--w-group-size", "64")),
     Format("AWQ, groups of 32", bound=Bound(0.15, 0.14), lite=("auto_awq", "--w-group-size", "32")),
 )
+
+
+def built_in(backend: str) -> list[Format]:
+    """Return what an engine makes of any checkpoint; PyTorch's rounds no weights."""
+    return [one for one in BUILT_IN if backend == "turbomind" or "weight_bits" not in one.settings]

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
-from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
+from lmdeploy import GenerationConfig, pipeline
 from lmdeploy.offline.async_engine import AsyncEngine
 from tools.evaluation.agreement import Agreement, compare, log_probabilities
 from tools.evaluation.formats import Format
@@ -32,9 +33,14 @@ class Evaluation:
         The texts.
     questions_a_task
         0: no tasks are asked.
+    backend
+        The engine: ``turbomind`` or ``pytorch``.
     """
 
-    def __init__(self, pieces: Sequence[str], questions_a_task: int) -> None:
+    def __init__(
+        self, pieces: Sequence[str], questions_a_task: int, backend: Literal["turbomind", "pytorch"] = "turbomind"
+    ) -> None:
+        self._backend = backend
         self._pieces = list(pieces)
         self._questions = questions_a_task
         self._texts: list[list[int]] = []
@@ -47,8 +53,8 @@ class Evaluation:
 
     def measure(self, model_path: str, chosen: Format) -> Measured:
         """Load a model in a format and return what it says."""
-        config = TurbomindEngineConfig(**{"cache_max_entry_count": 0.2, "session_len": 1024, **chosen.settings})
-        with pipeline(model_path, backend_config=config) as pipe:
+        settings = {"cache_max_entry_count": 0.2, "session_len": 1024, **chosen.settings}
+        with pipeline(model_path, backend=self._backend, **settings) as pipe:
             self._texts = self._texts or encoded(pipe.tokenizer, self._pieces, _MOST_TOKENS)
             scored = [log_probabilities(pipe.get_logits(ids)[0], len(ids)) for ids in self._texts]
             self._reference = self._reference or scored
