@@ -90,6 +90,7 @@ struct RoundedRows {
 
 // Activations in the order in which a float8 weight is multiplied with them.
 struct WideRows {
+  int rows;
   int interleave;   // rows that lie together, as above
   size_t features;  // in_features padded to whole groups
   // [blocks of `interleave` rows, features / 4, interleave, 4] of the type that the instruction set multiplies, float32

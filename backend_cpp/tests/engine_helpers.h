@@ -141,6 +141,7 @@ inline EngineConfig small_config() {
   if (engines_draft) {
     config.speculation.num_speculative_tokens = 5;
     config.speculation.is_adaptive = false;
+    config.speculation.prompt_lookup_min = 2;
     config.speculation.shared_tokens = 400;
   }
   return config;

@@ -26,7 +26,7 @@ class SpeculationConfig:
         True, "Take fewer drafts, or none, where they would not pay; false: as many as are found, for measurements."
     )
     prompt_lookup_min: int = rows.whole(
-        2, "Tokens that have to repeat before what followed them is drafted.", low=1, high=LONGEST_RUN
+        1, "Tokens that have to repeat before what followed them is drafted.", low=1, high=LONGEST_RUN
     )
     prompt_lookup_max: int = rows.whole(
         32, "Tokens that are compared; a longer run that repeats counts as no better.", low=1, high=LONGEST_RUN

@@ -9,13 +9,14 @@ namespace {
 
 constexpr double kPriorWeight = 4;    // of what is expected, in tokens seen
 constexpr double kForgetting = 0.97;  // of what was seen, with each token more
-constexpr std::array kGuess{0.2, 0.3, 0.45, 0.6, 0.75, 0.85, 0.9, 0.95};
+constexpr std::array kGuess{0.3, 0.2, 0.3, 0.45, 0.6, 0.75, 0.85, 0.9};
 
 }  // namespace
 
 size_t MatchChances::class_of(int length) {
-  const int bits = std::bit_width(static_cast<unsigned>(std::max(length, 1) - 1));
-  return std::min(static_cast<size_t>(bits), kClasses - 1);
+  if (length <= 0) return 0;
+  const int bits = std::bit_width(static_cast<unsigned>(length - 1));
+  return std::min(static_cast<size_t>(bits) + 1, kClasses - 1);
 }
 
 void MatchChances::note(int length, bool came) {

@@ -11,13 +11,13 @@ class MatchChances {
   // Where little is known yet, `prior` counts, which must outlive this; null: a guess.
   explicit MatchChances(const MatchChances* prior = nullptr) : prior_(prior) {}
 
-  // Behind a run of `length` tokens the same token has come again, or another one.
+  // Behind a run of `length` tokens, 0 where the last one was another, the same token has come again, or another one.
   void note(int length, bool came);
   // The chance that it comes, between 0 and 1.
   double of(int length) const { return of_class(class_of(length)); }
 
  private:
-  static constexpr size_t kClasses = 8;  // lengths 1, 2, 3 to 4, 5 to 8, 9 to 16, ...
+  static constexpr size_t kClasses = 8;  // lengths 0, 1, 2, 3 to 4, 5 to 8, 9 to 16, ...
   struct Seen {
     double came = 0;
     double all = 0;

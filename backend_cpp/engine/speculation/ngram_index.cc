@@ -36,17 +36,16 @@ NgramIndex::Match NgramIndex::find(std::span<const int32_t> text, uint64_t scope
   if (entry == latest_.end()) return best;
   int place = entry->second;
   for (int i = 0; i < kMostPlaces && place >= 0 && best.length < most_; ++i) {
-    if (const int length = common_length(text, place); length >= least_ && length > best.length) best = {place, length};
+    if (const int length = length_at(text, place); length >= least_ && length > best.length) best = {place, length};
     place = earlier_[static_cast<size_t>(place)];
   }
   return best;
 }
 
-// How many tokens before place `end` are the last of `text`.
-int NgramIndex::common_length(std::span<const int32_t> text, int end) const {
-  const int most = std::min({most_, static_cast<int>(text.size()), end});
+int NgramIndex::length_at(std::span<const int32_t> text, int place) const {
+  const int most = std::min({most_, static_cast<int>(text.size()), place});
   int length = 0;
-  while (length < most && tokens_[static_cast<size_t>(end - 1 - length)] == text[text.size() - 1 - length]) ++length;
+  while (length < most && tokens_[static_cast<size_t>(place - 1 - length)] == text[text.size() - 1 - length]) ++length;
   return length;
 }
 

@@ -31,11 +31,12 @@ class NgramIndex {
   void end_text();
   // Where `text` may go on; its last tokens may be the last that were read.
   Match find(std::span<const int32_t> text, uint64_t scope = 0) const;
+  // How many tokens before `place` are the last of `text`, at most `most`.
+  int length_at(std::span<const int32_t> text, int place) const;
   void clear();
 
  private:
   uint64_t key_of(const int32_t* run, uint64_t scope) const;
-  int common_length(std::span<const int32_t> text, int end) const;
 
   int least_;
   int most_;

@@ -4,6 +4,12 @@
 
 namespace turbomind {
 
+namespace {
+
+constexpr int kMostAstray = 3;
+
+}  // namespace
+
 void PromptLookup::read(const std::vector<int32_t>& tokens) {
   for (auto place = static_cast<size_t>(own_.size()); place < tokens.size(); ++place) {
     const bool teaches = static_cast<int>(place) >= prompt_len_;
@@ -21,13 +27,34 @@ void PromptLookup::read(const std::vector<int32_t>& tokens) {
 }
 
 void PromptLookup::look(std::span<const int32_t> text) {
+  if (text.size() == looked_) return;
+  looked_ = text.size();
+  const NgramIndex* texts_before = texts_;
+  const NgramIndex::Match before = match_;
   match_ = own_.find(text);
   texts_ = match_.place >= 0 ? &own_ : nullptr;
-  if (match_.length >= shared_.config.prompt_lookup_max) return;
-  const RecentTexts::Match other = shared_.texts.find(text, scope_);
-  if (other.at.length <= match_.length) return;
-  match_ = other.at;
-  texts_ = other.texts;
+  if (match_.length < shared_.config.prompt_lookup_max) {
+    const RecentTexts::Match other = shared_.texts.find(text, scope_);
+    if (other.at.length > match_.length) {
+      match_ = other.at;
+      texts_ = other.texts;
+    }
+  }
+  astray_ = match_.length > 0 ? 0 : astray_ + 1;
+  if (texts_before != nullptr && astray_ <= kMostAstray) go_on_behind(texts_before, before, text);
+}
+
+// Stays where the draft came from, unless a longer run is elsewhere: there are other places with as short a run, and
+// where one token has been exchanged for another, the text mostly goes on behind it.
+void PromptLookup::go_on_behind(const NgramIndex* texts, NgramIndex::Match before, std::span<const int32_t> text) {
+  const int place = before.place + 1;
+  if (place >= texts->size() || texts->token(place) < 0) return;
+  const int length = texts->length_at(text, place);
+  const bool is_better =
+      length >= match_.length || (match_.length <= 1 && chances_.of(length) > chances_.of(match_.length));
+  if (!is_better) return;
+  match_ = {place, length};
+  texts_ = texts;
 }
 
 // A draft from the sequence itself that comes to its end goes on with what it began with: the text goes in a circle.

@@ -45,6 +45,7 @@ class PromptLookup {
 
  private:
   void look(std::span<const int32_t> text);
+  void go_on_behind(const NgramIndex* texts, NgramIndex::Match before, std::span<const int32_t> text);
 
   SharedLookup& shared_;
   uint64_t scope_;
@@ -53,6 +54,8 @@ class PromptLookup {
   MatchChances chances_;
   const NgramIndex* texts_ = nullptr;  // of match_; null: there is none
   NgramIndex::Match match_;
+  size_t looked_ = 0;  // tokens of the text that match_ is for
+  int astray_ = 0;     // tokens since a run was found
 };
 
 }  // namespace turbomind

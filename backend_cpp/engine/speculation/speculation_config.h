@@ -11,7 +11,7 @@ struct SpeculationConfig {
   int num_speculative_tokens = 0;  // of a sequence in a step, at most kMostDrafts; 0: nothing is drafted
   bool is_adaptive = true;         // fewer are drafted where they do not pay
   // Texts that repeat are found by so many tokens at least, and compared as far as so many.
-  int prompt_lookup_min = 2;
+  int prompt_lookup_min = 1;
   int prompt_lookup_max = 32;
   int shared_tokens = 0;  // of recent answers, in which other requests look too
 

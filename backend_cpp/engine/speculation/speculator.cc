@@ -25,27 +25,37 @@ void Speculator::draft(std::span<const Candidate> candidates, int rows, int room
     const PromptLookup& lookup = lookup_of(candidate);
     if (lookup.has_draft()) next.push({lookup.chance(0), &candidate});
   }
+  const bool takes_all = !shared_.config.is_adaptive;
+  std::vector<Drafts*> taken;  // of which drafts, in their order
   double tokens = rows;
-  double time = cost_.of(rows);
-  for (; room > 0 && !next.empty(); --room) {
+  double best_rate = tokens / cost_.of(rows);
+  size_t best_count = 0;
+  while (static_cast<int>(taken.size()) < room && !next.empty()) {
     const auto [chance, of] = next.top();
     next.pop();
-    if (!pays(chance, tokens, time)) break;
     const PromptLookup& lookup = *of->drafts.lookup;
     const int index = of->drafts.count();
     of->drafts.tokens.push_back(lookup.token(index));
+    taken.push_back(&of->drafts);
     tokens += chance;
-    time += cost_.row();
+    const double rate = tokens / cost_.of(rows + static_cast<int>(taken.size()));
+    if (rate > best_rate || takes_all) {
+      best_rate = rate;
+      best_count = taken.size();
+    }
     if (index + 1 < std::min(of->most, shared_.config.num_speculative_tokens) && lookup.token(index + 1) >= 0) {
       next.push({chance * lookup.chance(index + 1), of});
     }
   }
+  for (; taken.size() > best_count; taken.pop_back()) taken.back()->tokens.pop_back();
 }
 
 bool Speculator::would_draft(const Candidate& candidate, int rows) {
   if (!may_pay(rows) || candidate.most <= 0) return false;
   const PromptLookup& lookup = lookup_of(candidate);
-  return lookup.has_draft() && pays(lookup.chance(0) * lookup.chance(1), rows, cost_.of(rows));
+  if (!lookup.has_draft()) return false;
+  const double chance = lookup.chance(0) * lookup.chance(1);
+  return !shared_.config.is_adaptive || (rows + chance) / cost_.of(rows + 1) > rows / cost_.of(rows);
 }
 
 const PromptLookup& Speculator::lookup_of(const Candidate& candidate) {

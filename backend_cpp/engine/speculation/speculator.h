@@ -1,10 +1,9 @@
 // Guesses how sequences go on, from what was said before. A step runs such drafts behind the rows that are due, and
 // what comes of these says how many of them were right; so a guess changes when tokens come, never which.
 //
-// How many drafts are worth their rows follows from what a row costs and the chance that a draft is right. A step of
-// time T brings N tokens. A further row takes dT and brings a token with chance q, so it pays where q / dT > N / T.
-// Drafts are taken by their chance while that holds, over all sequences: where many tokens come anyway, or a prompt
-// runs too, a row costs what it brings and nothing is drafted.
+// How many drafts are worth their rows follows from what a step costs and the chance that a draft is right: of all
+// sequences' drafts, the likeliest first, those are taken with which a step brings most tokens in its time. Where many
+// come anyway, or a prompt runs too, a row costs what it brings and nothing is drafted.
 //
 // Used by the step thread only.
 #pragma once
@@ -58,10 +57,6 @@ class Speculator {
 
  private:
   const PromptLookup& lookup_of(const Candidate& candidate);
-  // Whether a row that is right with this chance is worth what it costs beside so many tokens that take `time`.
-  bool pays(double chance, double tokens, double time) const {
-    return !shared_.config.is_adaptive || chance * time > cost_.row() * tokens;
-  }
   // Whether a step of so many rows has room for drafts that pay.
   bool may_pay(int rows) const { return !shared_.config.is_adaptive || rows < StepCost::kMostRows; }
 

@@ -1,5 +1,5 @@
 // What a step costs by its rows, learned from steps that were run: a straight line, which holds well enough for the few
-// rows of steps in which drafts can pay.
+// rows of steps in which drafts can pay. It counts rows as the kernels compute them, 1, 2, 4 or 8 at a time.
 #pragma once
 
 namespace turbomind {
@@ -10,14 +10,14 @@ class StepCost {
 
   void note(int rows, double seconds);
   // Of a step, in seconds or, before any was seen, in another unit.
-  double of(int rows) const { return base() + row() * rows; }
-  // Of one more row.
-  double row() const;
+  double of(int rows) const { return seconds_of(computed_rows(rows)); }
 
  private:
-  double base() const;
+  static int computed_rows(int rows);
+  double row() const;
+  double seconds_of(double rows) const;
 
-  // Weighted means of rows, of seconds, of their product and of the square of rows.
+  // Weighted means of computed rows, of seconds, of their product and of the square of rows.
   double weight_ = 0, rows_ = 0, seconds_ = 0, product_ = 0, square_ = 0;
 };
 

@@ -98,7 +98,7 @@ inline void float8_rows(const LinearWeight& weight, const PackedShape& shape, in
       }
     }
   }
-  write_tile(weight, tile_index, Float8Quads::kFactor, sums, first_row, y, accumulate);
+  write_tile(weight, tile_index, Float8Quads::kFactor, sums, first_row, x.rows - first_row, y, accumulate);
 }
 
 inline void float8_block(const LinearWeight& weight, const WideRows& x, int first_row, int rows, int first_tile,

@@ -1,6 +1,7 @@
 #include "kernels/linear.h"
 
 #include <algorithm>
+#include <bit>
 #include <vector>
 
 #include "kernels/cpu/isa.h"
@@ -78,9 +79,9 @@ void packed_linear(ThreadPool& pool, LinearScratch& scratch, const LinearWeight&
   });
 }
 
-// Rows that lie together.
+// Rows that lie together; the last of them may be missing.
 int interleave_of(int rows) {
-  return rows >= 8 ? 8 : rows >= 4 ? 4 : rows >= 2 ? 2 : 1;
+  return static_cast<int>(std::bit_ceil(static_cast<unsigned>(std::min(rows, kTogetherRows))));
 }
 
 }  // namespace
@@ -95,7 +96,7 @@ RoundedRows LinearScratch::reserve_rounded(const LinearWeight& weight, int rows)
   view.features = static_cast<size_t>(shape.padded_features());
   const size_t blocks = (static_cast<size_t>(rows) + view.interleave - 1) / view.interleave;
   const size_t codes = blocks * view.interleave * view.features;
-  const size_t entries = static_cast<size_t>(rows) * view.groups;
+  const size_t entries = static_cast<size_t>(rows) * view.groups + view.interleave;  // those of missing rows are read
   if (codes_.size() < codes) codes_.resize(codes);
   if (offsets_.size() < entries) {
     scales_.resize(entries);
@@ -113,7 +114,7 @@ WideRows LinearScratch::reserve_wide(const LinearWeight& weight, int rows) {
   const size_t blocks = (static_cast<size_t>(rows) + interleave - 1) / interleave;
   const size_t values = blocks * interleave * features;
   if (values_.size() < values) values_.resize(values);
-  return {interleave, features, values_.data()};
+  return {rows, interleave, features, values_.data()};
 }
 
 void linear(ThreadPool& pool, LinearScratch& scratch, const LinearWeight& weight, const float* x, int rows, float* y,

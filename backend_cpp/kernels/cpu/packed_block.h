@@ -124,7 +124,7 @@ inline void packed_rows(const LinearWeight& weight, const PackedShape& shape, in
     }
   }
 
-  write_tile(weight, tile_index, 1.0f, sums, first_row, y, accumulate);
+  write_tile(weight, tile_index, 1.0f, sums, first_row, x.rows - first_row, y, accumulate);
 }
 
 template <int kBits>

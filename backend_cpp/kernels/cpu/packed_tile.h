@@ -14,31 +14,32 @@ namespace turbomind::TM_ISA {
 inline constexpr int kTileVecs = kTileOutputs / kLanes;  // vectors that hold one value for each output of a tile
 
 // Calls multiply(count, tile, first row), count a std::integral_constant, until each tile has met each row; the first
-// row is a multiple of count, so that these rows lie together.
+// row is a multiple of count, so that these rows lie together. There may be fewer rows than that at the end: to decode
+// a tile's codes once more costs more than to multiply them with rows that nobody needs.
 template <int kMostRows, class Multiply>
 inline void for_row_groups(int first_row, int rows, int first_tile, int last_tile, Multiply&& multiply) {
   const int end = first_row + rows;
   for (int tile = first_tile; tile < last_tile; ++tile) {
-    int row = first_row;
-    for (; row + kMostRows <= end; row += kMostRows) {
-      multiply(std::integral_constant<int, kMostRows>(), tile, row);
+    for (int row = first_row; row < end; row += kMostRows) {
+      const int left = end - row;
+      if (kMostRows > 4 && left > 4) {
+        multiply(std::integral_constant<int, kMostRows>(), tile, row);
+      } else if (kMostRows > 2 && left > 2) {
+        multiply(std::integral_constant<int, std::min(kMostRows, 4)>(), tile, row);
+      } else if (kMostRows > 1 && left > 1) {
+        multiply(std::integral_constant<int, std::min(kMostRows, 2)>(), tile, row);
+      } else {
+        multiply(std::integral_constant<int, 1>(), tile, row);
+      }
     }
-    if (kMostRows > 4 && row + 4 <= end) {
-      multiply(std::integral_constant<int, 4>(), tile, row);
-      row += 4;
-    }
-    if (kMostRows > 2 && row + 2 <= end) {
-      multiply(std::integral_constant<int, 2>(), tile, row);
-      row += 2;
-    }
-    if (row < end) multiply(std::integral_constant<int, 1>(), tile, row);
   }
 }
 
-// y of rows first_row, ... and a tile: sums times the outputs' scales and `factor`, plus bias.
+// y of `rows` rows from first_row on, at most kRows, and a tile: sums times the outputs' scales and `factor`, plus
+// bias.
 template <int kRows>
 inline void write_tile(const LinearWeight& weight, int tile_index, float factor, const Vec (&sums)[kRows][kTileVecs],
-                       int first_row, float* y, bool accumulate) {
+                       int first_row, int rows, float* y, bool accumulate) {
   const int first_output = tile_index * kTileOutputs;
   const int count = std::min(kTileOutputs, weight.out_features - first_output);
   float bias[kTileOutputs] = {};
@@ -51,6 +52,7 @@ inline void write_tile(const LinearWeight& weight, int tile_index, float factor,
   }
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
+    if (r >= rows) break;
     float* out = y + static_cast<size_t>(first_row + r) * weight.out_features + first_output;
     for (int v = 0; v < kTileVecs; ++v) {
       const int lanes = std::min(kLanes, count - v * kLanes);
