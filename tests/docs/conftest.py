@@ -1,5 +1,6 @@
 """What the examples of documents run on."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +39,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_gguf(tiny, made / "some-model.Q4_K_M.gguf", "llama")
     (template,) = blocks(ROOT / "docs" / "chat-templates.md", "json")
     (made / "mine.json").write_text(template, encoding="utf-8")
+    talk = {"conversations": [{"from": "human", "value": "What is a lake?"}, {"from": "gpt", "value": "Water."}]}
+    (made / "ShareGPT.json").write_text(json.dumps([talk] * 100), encoding="utf-8")
     (made / SEEING_MODEL).parent.mkdir()
     make_tiny_llava(made / SEEING_MODEL)
     return made

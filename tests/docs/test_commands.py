@@ -71,14 +71,25 @@ def test_an_invented_option_is_noticed(text: str) -> None:
 
 
 # Beginnings of what is run on a tiny model, in order and in one folder: seconds each.
-RUN = ("lmdeploy list", "lmdeploy check_env", "lmdeploy plan", "lmdeploy lite", "lmdeploy chat", "lmdeploy convert")
-RUN_HERE = [command for command in IN_GUIDES if command.text.startswith(RUN)]
+RUN = (
+    *("lmdeploy list", "lmdeploy check_env", "lmdeploy plan", "lmdeploy lite", "lmdeploy chat", "lmdeploy convert"),
+    *("python tools/profile_generation.py", "python tools/profile_throughput.py"),
+)
+NOT_HERE = ("--compare", "--backend pytorch")  # other engines; half a minute
+RUN_HERE = [
+    command
+    for command in IN_GUIDES
+    if command.text.startswith(RUN) and not any(option in command.text for option in NOT_HERE)
+]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", RUN_HERE, ids=ids)
 def test_a_guide_s_command_runs(command: Command, folder: Path) -> None:
-    words = [sys.executable, "-m", *command.words]
+    first, *others = command.words
+    words = [sys.executable, "-m", first, *others]
+    if first == "python":
+        words = [sys.executable, str(ROOT / others[0]), *others[1:]]
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=200, input="Hello\n\nexit\n\n")
     assert done.returncode == 0, done.stderr[-2000:]
 
