@@ -16,22 +16,25 @@ constexpr std::chrono::milliseconds kLongestDelay{30'000};
 
 // Allocates the runner's cache. A sequence that fits alone always completes, so none may be longer than the whole
 // cache; where a window bounds what a sequence holds, every length fits.
-EngineConfig prepare(EngineConfig config, ModelRunner& runner) {
+EngineConfig prepare(EngineConfig config, ModelRunner& runner, ModelRunner* draft_runner) {
   const SchedulerConfig limits{config.max_batch_size, config.max_step_tokens, runner.window(),
                                runner.pictures().needs_whole};
   if (most_blocks(config.session_len, config.block_len, limits) > config.block_count) {
     config.session_len = std::min(config.session_len, config.block_count * config.block_len);
   }
   runner.allocate_cache({config.block_count, config.block_len, config.host_block_count});
+  if (draft_runner != nullptr) draft_runner->allocate_cache({config.block_count, config.block_len});
   return config;
 }
 
 }  // namespace
 
 Engine::Engine(const EngineConfig& config, std::unique_ptr<ModelRunner> runner, TokenTable tokens,
-               std::unique_ptr<GrammarCompiler> compiler, std::unique_ptr<EventPublisher> events)
-    : config_(prepare(config, *runner)),
+               std::unique_ptr<GrammarCompiler> compiler, std::unique_ptr<EventPublisher> events,
+               std::unique_ptr<ModelRunner> draft_runner)
+    : config_(prepare(config, *runner, draft_runner.get())),
       runner_(std::move(runner)),
+      draft_runner_(std::move(draft_runner)),
       tokens_(std::move(tokens)),
       limits_{runner_->vocab_size(), config_.session_len,
               runner_->pictures(),   config_.max_step_tokens - config_.max_batch_size,
@@ -42,7 +45,7 @@ Engine::Engine(const EngineConfig& config, std::unique_ptr<ModelRunner> runner, 
           [this] { inbox_.wake(); }),
       inbox_(config_.max_waiting),
       events_(std::move(events)),
-      core_(config_, *runner_, tokens_, events_.get()),
+      core_(config_, *runner_, tokens_, events_.get(), draft_runner_.get()),
       stats_(core_.stats()) {
   if (compiler) {
     compiler->notify([this] { inbox_.wake(); });

@@ -33,9 +33,10 @@ namespace turbomind {
 class Engine {
  public:
   // `compiler` may be null: requests with a response format are refused then; and `events`: nobody is told of the
-  // cache.
+  // cache; and `draft_runner`: no model guesses for `runner`.
   Engine(const EngineConfig& config, std::unique_ptr<ModelRunner> runner, TokenTable tokens,
-         std::unique_ptr<GrammarCompiler> compiler = nullptr, std::unique_ptr<EventPublisher> events = nullptr);
+         std::unique_ptr<GrammarCompiler> compiler = nullptr, std::unique_ptr<EventPublisher> events = nullptr,
+         std::unique_ptr<ModelRunner> draft_runner = nullptr);
   // Cancels what is open, requests whose grammars are being compiled included, delivers the final outputs, stops the
   // threads.
   ~Engine();
@@ -84,6 +85,7 @@ class Engine {
 
   const EngineConfig config_;
   const std::unique_ptr<ModelRunner> runner_;
+  const std::unique_ptr<ModelRunner> draft_runner_;
   const TokenTable tokens_;
   const RequestLimits limits_;
   const MemoryBudget embedding_memory_;

@@ -23,15 +23,27 @@ const Error& overdue() {
   return error;
 }
 
+std::optional<DraftModel> make_draft_model(const EngineConfig& config, ModelRunner* runner, int vocab_size) {
+  if (runner == nullptr) return std::nullopt;
+  return std::make_optional<DraftModel>(*runner, config.block_count, config.block_len, config.max_step_tokens,
+                                        vocab_size);
+}
+
+std::optional<Speculator> make_speculator(const EngineConfig& config, std::optional<DraftModel>& model) {
+  if (!config.speculation.is_on()) return std::nullopt;
+  return std::make_optional<Speculator>(config.speculation, model ? &*model : nullptr);
+}
+
 }  // namespace
 
 EngineCore::EngineCore(const EngineConfig& config, ModelRunner& runner, const TokenTable& tokens,
-                       CacheEventSink* events)
+                       CacheEventSink* events, ModelRunner* draft_runner)
     : config_(config),
       runner_(runner),
       space_{tokens, runner.vocab_size(), runner.hidden_size()},
       blocks_({config.block_count, config.block_len, config.host_block_count}),
-      speculator_(config.speculation.is_on() ? std::make_optional<Speculator>(config.speculation) : std::nullopt),
+      draft_model_(make_draft_model(config, draft_runner, runner.vocab_size())),
+      speculator_(make_speculator(config, draft_model_)),
       scheduler_({config.max_batch_size, config.max_step_tokens, runner.window(), runner.pictures().needs_whole,
                   runner.picture_rows_of_block(config.block_len)},
                  blocks_, speculator_ ? &*speculator_ : nullptr),
@@ -243,8 +255,8 @@ FinishReason EngineCore::advance_over_drafts(Sequence& sequence, const SpanOutpu
     while (right < std::min(taken, drafts.size()) && sequence.tokens[known + right] == drafts[right]) ++right;
     if (right < taken || right == static_cast<size_t>(row)) break;
   } while (finish == FinishReason::kNone);
+  speculator_->note_drafts(sequence.drafts, static_cast<int>(right));
   scheduler_.take_drafts(sequence, static_cast<int>(right));
-  speculator_->note_drafts(output.span.drafts, static_cast<int>(right));
   return finish;
 }
 

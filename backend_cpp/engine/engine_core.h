@@ -33,10 +33,10 @@ namespace turbomind {
 
 class EngineCore {
  public:
-  // `config` is what the runner's cache was allocated for. Runner and table must outlive the core, as must `events`,
-  // which is told of what the cache holds; null: nobody is.
+  // `config` is what the runners' caches were allocated for. Runners and table must outlive the core, as must `events`,
+  // which is told of what the cache holds; null: nobody is. `draft_runner` guesses for `runner`; null: there is none.
   EngineCore(const EngineConfig& config, ModelRunner& runner, const TokenTable& tokens,
-             CacheEventSink* events = nullptr);
+             CacheEventSink* events = nullptr, ModelRunner* draft_runner = nullptr);
 
   // Takes a checked request, or answers why it cannot be taken; its session is then as it was.
   void add(Submission&& submission);
@@ -93,6 +93,7 @@ class EngineCore {
   EngineStats counts_;  // counters alone
   std::optional<CacheAnnouncer> announcer_;
   BlockCache blocks_;
+  std::optional<DraftModel> draft_model_;
   std::optional<Speculator> speculator_;
   Scheduler scheduler_;
   SessionTable sessions_;

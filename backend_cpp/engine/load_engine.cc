@@ -92,12 +92,39 @@ std::unique_ptr<ModelRunner> make_native_runner(const std::string& directory, co
   return make_runner(spec, settings, device, checkpoint, max_rows);
 }
 
+// Null where no model drafts for `runner`. Throws Error that says why a model cannot.
+std::unique_ptr<ModelRunner> make_draft_runner(const SpeculationConfig& speculation, const EngineSettings& given,
+                                               const std::string& target, const TokenTable& tokens,
+                                               const ModelRunner& runner, int max_rows) {
+  if (!speculation.has_model) return nullptr;
+  const std::string& directory = speculation.model.empty() ? target : speculation.model;
+  const auto refuse = [&](const std::string& why) { throw invalid_argument("speculative_config: " + why); };
+  if (device_of(given) != "cpu") refuse("draft models run on CPUs alone so far");
+  if (has_worker(directory)) refuse("the draft model must be one that the TurboMind engine runs");
+  ModelSpec spec = ModelSpec::from_file(directory + "/spec.json");
+  extend_context(spec, {static_cast<float>(given.rope_scaling_factor), given.use_logn_attn});
+  if (!tokens.begins_like(TokenTable::from_file(directory + "/token_bytes.bin"))) {
+    refuse("the draft model must have the tokenizer of the model");
+  }
+  EngineSettings settings = given;
+  settings.weight_bits = speculation.weight_bits;
+  settings.model_format.clear();
+  settings.tp = 1;
+  auto draft = make_native_runner(directory, spec, settings, "cpu", max_rows);
+  if (runner.window() != 0 && (draft->window() == 0 || draft->window() > runner.window())) {
+    refuse("the draft model looks further back than what is kept for the model");
+  }
+  return draft;
+}
+
 // cache_max_entry_count below 1 is a share of the free memory; from 1 on, a number of blocks.
-int cache_block_count(const EngineSettings& settings, const EngineConfig& config, ModelRunner& runner, size_t limit) {
+int cache_block_count(const EngineSettings& settings, const EngineConfig& config, ModelRunner& runner,
+                      const ModelRunner* draft_runner, size_t limit) {
   const double wanted = settings.cache_max_entry_count;
   if (wanted >= 1) return static_cast<int>(wanted);
   if (wanted != EngineSettings{}.cache_max_entry_count) limit = ~size_t{0};
-  const size_t block_bytes = runner.block_bytes(config.block_len);
+  const size_t block_bytes = runner.block_bytes(config.block_len) +
+                             (draft_runner != nullptr ? draft_runner->block_bytes(config.block_len) : 0);
   const auto share = static_cast<size_t>(wanted * static_cast<double>(runner.free_cache_memory()));
   const size_t affordable = std::min(share, limit) / block_bytes;
   const size_t useful = static_cast<size_t>(config.max_batch_size) *
@@ -185,7 +212,8 @@ std::unique_ptr<EventPublisher> start_event_publisher(const EngineSettings& sett
 
 }  // namespace
 
-LoadedEngine load_engine(const std::string& directory, const EngineSettings& settings, const std::string& python) {
+LoadedEngine load_engine(const std::string& directory, const EngineSettings& settings, const std::string& python,
+                         const LocateModel& locate) {
   ModelSpec spec = ModelSpec::from_file(directory + "/spec.json");
   extend_context(spec, {static_cast<float>(settings.rope_scaling_factor), settings.use_logn_attn});
   const std::string device = device_of(settings);
@@ -203,6 +231,7 @@ LoadedEngine load_engine(const std::string& directory, const EngineSettings& set
   config.embedding_bytes = static_cast<size_t>(settings.max_embedding_mib) << 20;
   config.adapter_bytes = static_cast<size_t>(settings.max_adapter_mib) << 20;
   config.speculation = SpeculationConfig::of(settings.speculative_config);
+  if (std::string& model = config.speculation.model; locate && !model.empty()) model = locate(model);
   config.eos_token_ids = spec.eos_token_ids;
   config.checks_invariants = std::getenv("LMDEPLOY_CHECK_INVARIANTS") != nullptr;
 
@@ -213,12 +242,14 @@ LoadedEngine load_engine(const std::string& directory, const EngineSettings& set
       has_worker(directory) ? make_worker_runner(directory, spec, settings, config.max_step_tokens, limits)
                             : make_native_runner(directory, spec, settings, device, config.max_step_tokens);
   runner->prepare(limits);
-  config.block_count = cache_block_count(settings, config, *runner, defaults.cache_limit);
+  auto draft_runner =
+      make_draft_runner(config.speculation, settings, directory, tokens, *runner, config.max_step_tokens);
+  config.block_count = cache_block_count(settings, config, *runner, draft_runner.get(), defaults.cache_limit);
   config.host_block_count = host_block_count(settings, config, *runner);
   auto compiler = load_grammar_compiler(grammar_vocabulary(tokens, spec.vocab_size), spec.eos_token_ids,
                                         settings.grammar_compile_seconds, loaded.no_grammar_reason);
-  loaded.engine =
-      std::make_unique<Engine>(config, std::move(runner), std::move(tokens), std::move(compiler), std::move(events));
+  loaded.engine = std::make_unique<Engine>(config, std::move(runner), std::move(tokens), std::move(compiler),
+                                           std::move(events), std::move(draft_runner));
   for (const auto& [name, path] : settings.adapters) loaded.engine->load_adapter(name, path);
   tell_session_length(settings, config.session_len, loaded.engine->config(), loaded.notes);
   loaded.spec = std::move(spec);

@@ -1,6 +1,7 @@
 // Builds an engine from an engine directory (docs/interfaces.md) and the user's settings.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,7 +19,12 @@ struct LoadedEngine {
   std::vector<std::string> notes;  // sentences about settings that were not taken as they stand
 };
 
-// `python`: the interpreter of this installation, for what the engine leaves to programs of its own. Throws Error.
-LoadedEngine load_engine(const std::string& directory, const EngineSettings& settings, const std::string& python);
+// Where the engine directory of a model is that a setting names.
+using LocateModel = std::function<std::string(const std::string&)>;
+
+// `python`: the interpreter of this installation, for what the engine leaves to programs of its own. Without `locate`,
+// settings name engine directories themselves. Throws Error.
+LoadedEngine load_engine(const std::string& directory, const EngineSettings& settings, const std::string& python,
+                         const LocateModel& locate = nullptr);
 
 }  // namespace turbomind

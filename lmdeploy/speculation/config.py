@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -18,7 +18,16 @@ LONGEST_RUN = 64
 class SpeculationConfig:
     """How tokens are drafted that a step then checks beside the one that is due."""
 
-    method: str = rows.text("ngram", "Where drafts come from; ngram: from what was said before.", choices=("ngram",))
+    method: str | None = rows.text(
+        None,
+        "Where drafts come from; ngram: from what was said before; draft_model: from there, or from a smaller model. "
+        "Default: draft_model where a model is named, else ngram.",
+        choices=("ngram", "draft_model"),
+    )
+    model: str | None = rows.text(
+        None, "The model that drafts, with the same tokenizer, as models are named; default: the model itself."
+    )
+    weight_bits: int | None = rows.whole(None, "Round the drafting model's matrices to so many bits.", choices=(4, 8))
     num_speculative_tokens: int = rows.whole(
         16, "Most drafts of an answer in a step; fewer are taken where they do not pay.", low=1, high=MOST_DRAFTS
     )
@@ -67,6 +76,13 @@ class SpeculationConfig:
         for name in given.keys() - set(known):
             raise ValueError(f"there is no field {name}{nearest_of(name, known)}")
         return cls(**given)
+
+
+def located(given: Mapping[str, Any] | None, locate: Callable[[str], str]) -> dict[str, Any] | None:
+    """Return an engine's ``speculative_config`` with the path of its model in place of the name."""
+    if given is None or not given.get("model"):
+        return None if given is None else dict(given)
+    return {**given, "model": locate(given["model"])}
 
 
 def speculation_problems(given: object) -> list[str | None]:

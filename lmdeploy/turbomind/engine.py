@@ -17,6 +17,7 @@ from lmdeploy.messages import (
     LogitsProcessor,
 )
 from lmdeploy.prompts import PictureRows
+from lmdeploy.speculation.config import located
 from lmdeploy.turbomind.adapters import locate_adapter, located_adapters
 from lmdeploy.turbomind.engine_dir import resolve
 from lmdeploy.turbomind.engine_settings import EngineConfig, backend_of, settings_of
@@ -139,6 +140,10 @@ class Engine:
             settings.get("custom_module_map", ""),
         )
         settings["adapters"] = located_adapters(settings.get("adapters"))
+        settings["speculative_config"] = located(
+            settings.get("speculative_config"),
+            lambda model: str(resolve(model, None, settings.get("download_dir")).path),
+        )
         self._engine = _turbomind.Engine(str(self.directory.path), json.dumps(settings))
         for note in self._engine.notes:
             logger.warning("%s", note)

@@ -1,5 +1,6 @@
 """Drafted tokens change when tokens come, and nothing else: answers are bitwise those without drafts."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,10 @@ def trace(response: Response) -> tuple[Any, ...]:
 
 def accepted(model: AsyncEngine) -> float:
     return model.engine.metrics()["draft_tokens_accepted_total"]
+
+
+def drafted(model: AsyncEngine) -> float:
+    return model.engine.metrics()["draft_tokens_total"]
 
 
 GENERATION = st.fixed_dictionaries(
@@ -137,3 +142,54 @@ def test_structured_answers(pair: tuple[AsyncEngine, AsyncEngine]) -> None:
         assert trace(drafting(PROMPTS[2], config)) == trace(plain(PROMPTS[2], config))
         if not sampling:
             assert accepted(drafting) > before
+
+
+@pytest.fixture(scope="module")
+def modelled(directory: Path) -> Iterator[AsyncEngine]:
+    """An engine whose own rounded weights draft, in a small cache with prefixes."""
+    config = {"method": "draft_model", "weight_bits": 8, "adaptive": False, "num_speculative_tokens": 3}
+    with engine(directory, cache_max_entry_count=60, enable_prefix_caching=True, speculative_config=config) as model:
+        yield model
+
+
+def test_a_models_drafts_change_no_answer_and_most_are_right(directory: Path, modelled: AsyncEngine) -> None:
+    prompts = [f"{text} {i}" for text in PROMPTS for i in range(4)]
+    likeliest = GenerationConfig(max_new_tokens=40, ignore_eos=True, logprobs=2)
+    drawn = GenerationConfig(
+        max_new_tokens=40, ignore_eos=True, logprobs=2, do_sample=True, temperature=0.9, random_seed=6
+    )
+    with engine(directory) as plain:
+        # A random model's tokens are nearly all as likely, so a little rounding often has another one drawn.
+        for config, share in ((likeliest, 0.8), (drawn, 0.3)):
+            before = drafted(modelled), accepted(modelled)
+            expected = [trace(answer) for answer in plain(prompts, config)]
+            for _ in range(2):  # the second time, prompts are found in the cache
+                assert [trace(answer) for answer in modelled(prompts, config)] == expected
+            assert accepted(modelled) - before[1] > share * (drafted(modelled) - before[0]) > 0
+    assert modelled.engine.metrics()["preemptions_total"] > 0
+
+
+def test_another_model_with_the_same_tokenizer_drafts(
+    directory: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    other = make_tiny_llama(tmp_path / "small", hidden_size=32, num_hidden_layers=1)
+    config = GenerationConfig(max_new_tokens=30, ignore_eos=True, logit_bias=FEW, logprobs=1)
+    with engine(directory) as plain, engine(directory, speculative_config={"model": str(other)}) as drafting:
+        for prompt in PROMPTS:
+            assert trace(drafting(prompt, config)) == trace(plain(prompt, config))
+        assert drafted(drafting) > 0
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        ({"method": "medusa"}, "method must be one of 'ngram', 'draft_model', got 'medusa'"),
+        ({"num_speculative_tokens": 33}, "num_speculative_tokens must be"),
+        ({"num_spec_tokens": 3}, "there is no field num_spec_tokens; did you mean num_speculative_tokens"),
+        ({"prompt_lookup_min": 9, "prompt_lookup_max": 8}, "prompt_lookup_min must not be larger"),
+        ({"model": "/nowhere"}, "/nowhere"),
+    ],
+)
+def test_what_cannot_be_taken_is_named(directory: Path, config: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(problem)):
+        engine(directory, speculative_config=config)

@@ -1,5 +1,6 @@
 #include "engine/answer/token_table.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/error.h"
@@ -44,6 +45,12 @@ std::string_view TokenTable::bytes(int32_t token) const {
 
 bool TokenTable::is_special(int32_t token) const {
   return token >= 0 && token < size() && tokens_[static_cast<size_t>(token)].is_special;
+}
+
+bool TokenTable::begins_like(const TokenTable& other) const {
+  const auto count = std::min(tokens_.size(), other.tokens_.size());
+  return std::equal(tokens_.begin(), tokens_.begin() + static_cast<ptrdiff_t>(count), other.tokens_.begin(),
+                    [](const Token& a, const Token& b) { return a.bytes == b.bytes; });
 }
 
 int32_t TokenTable::find_special(std::string_view text) const {

@@ -23,6 +23,8 @@ class TokenTable {
   // Empty for ids beyond the table, which models with padded vocabularies can produce.
   std::string_view bytes(int32_t token) const;
   bool is_special(int32_t token) const;
+  // Whether the tokens that both have are the same; a model may have some that its tokenizer does not name.
+  bool begins_like(const TokenTable& other) const;
   // The special token whose literal text this is, or -1.
   int32_t find_special(std::string_view text) const;
 

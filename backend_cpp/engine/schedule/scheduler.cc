@@ -39,9 +39,21 @@ bool keeps_blocks(const Sequence& sequence) {
   return sequence.group->keeps_blocks || sequence.params().n > 1;
 }
 
-Speculator::Candidate candidate(Sequence& sequence) {
-  return {sequence.tokens, sequence.prompt_len(), sequence.group->scope, sequence.drafts,
-          sequence.params().max_new_tokens - sequence.chosen() - 1};
+Speculator::Candidate candidate(Sequence& sequence, int most) {
+  // A draft model knows nothing of pictures.
+  const bool has_pictures = !sequence.group->embeddings.empty();
+  return {sequence.tokens,
+          sequence.prompt_len(),
+          sequence.group->scope,
+          sequence.drafts,
+          most,
+          has_pictures ? nullptr : &sequence.blocks,
+          &sequence.answer};
+}
+
+// Drafts that it can take before its answer ends.
+int most_drafts(const Sequence& sequence) {
+  return sequence.params().max_new_tokens - sequence.chosen() - 1;
 }
 
 int blocks_of(int tokens, int block_len) {
@@ -141,25 +153,21 @@ void Scheduler::add_drafts(int room) {
     const bool goes_on = sequence->planned > 0 && sequence->unseen == 0 && sequence->answer.can_take_drafts() &&
                          wanted_rows(*sequence) == SpanRows::kLast;
     if (!goes_on) continue;
-    candidates.push_back(candidate(*sequence));
+    const int wanted = std::min(most_drafts(*sequence), speculator_->most_drafts());
+    if (blocks_.available_count() > running_count()) reserve(*sequence, sequence->planned + wanted, false);
+    const int places = static_cast<int>(sequence->blocks.size()) * blocks_.block_len();
+    candidates.push_back(candidate(*sequence, std::min(wanted, places - sequence->cached - sequence->planned)));
     sequences.push_back(sequence.get());
   }
   speculator_->draft(candidates, rows, room);
-  for (Sequence* sequence : sequences) {
-    const int drafted = sequence->drafts.count();
-    if (blocks_.available_count() > running_count()) reserve(*sequence, sequence->planned + drafted, false);
-    const int places = static_cast<int>(sequence->blocks.size()) * blocks_.block_len();
-    const int fitting = std::min(drafted, places - sequence->cached - sequence->planned);
-    sequence->drafts.tokens.resize(static_cast<size_t>(fitting));
-    sequence->planned += fitting;
-  }
+  for (Sequence* sequence : sequences) sequence->planned += sequence->drafts.count();
 }
 
 bool Scheduler::would_draft(const Step& step) const {
   const auto rows = static_cast<int>(step.input.tokens.size());
   return speculator_ != nullptr && std::ranges::any_of(step.sequences, [&](const auto& sequence) {
            return sequence->is_open && sequence->answer.can_take_drafts() &&
-                  speculator_->would_draft(candidate(*sequence), rows);
+                  speculator_->would_draft(candidate(*sequence, most_drafts(*sequence)), rows);
          });
 }
 

@@ -28,8 +28,16 @@ SpeculationConfig SpeculationConfig::of(const Json& setting) {
   SpeculationConfig config;
   if (setting.is_null()) return config;
   const Json* method = setting.find("method");
-  if (method != nullptr && method->as_string() != "ngram") {
-    throw invalid_argument("speculative_config: method must be ngram, got " + method->as_string());
+  const Json* model = setting.find("model");
+  if (model != nullptr) config.model = model->as_string();
+  const std::string name = method != nullptr ? method->as_string() : model != nullptr ? "draft_model" : "ngram";
+  if (name != "ngram" && name != "draft_model") {
+    throw invalid_argument("speculative_config: method must be ngram or draft_model, got " + name);
+  }
+  config.has_model = name == "draft_model";
+  config.weight_bits = whole(setting, "weight_bits", 0, 4, 8);
+  if (config.weight_bits != 0 && config.weight_bits != 4 && config.weight_bits != 8) {
+    throw invalid_argument("speculative_config: weight_bits must be 4 or 8");
   }
   config.num_speculative_tokens = whole(setting, "num_speculative_tokens", kDefaultDrafts, 1, kMostDrafts);
   if (const Json* adaptive = setting.find("adaptive")) config.is_adaptive = adaptive->as_bool();

@@ -1,6 +1,8 @@
 // How tokens are drafted that a step then runs beside the one that is due.
 #pragma once
 
+#include <string>
+
 #include "base/json.h"
 
 namespace turbomind {
@@ -14,6 +16,10 @@ struct SpeculationConfig {
   int prompt_lookup_min = 1;
   int prompt_lookup_max = 32;
   int shared_tokens = 0;  // of recent answers, in which other requests look too
+  // A model that guesses where nothing repeats.
+  bool has_model = false;
+  std::string model;    // its engine directory, or what lmdeploy.turbomind.engine_dir finds; empty: the model itself
+  int weight_bits = 0;  // as the setting of an engine
 
   bool is_on() const { return num_speculative_tokens > 0; }
   // Of the setting speculative_config, whose fields lmdeploy/speculation/config.py lists; null: nothing is drafted.

@@ -1,6 +1,7 @@
 #include "engine/speculation/speculator.h"
 
 #include <algorithm>
+#include <chrono>
 #include <queue>
 
 namespace turbomind {
@@ -15,16 +16,36 @@ struct NextDraft {
   bool operator<(const NextDraft& other) const { return chance < other.chance; }
 };
 
+constexpr int kFirstModelDrafts = 2;
+constexpr int kStepsToWin = 64;  // in which it must win back what it costs to begin with a sequence
+// Where a model does not seem to pay for so few sequences, it is tried again after so many steps.
+constexpr int kMostToTry = 2;
+constexpr int kStepsToTry = 100;
+
 }  // namespace
 
 void Speculator::draft(std::span<const Candidate> candidates, int rows, int room) {
   if (!may_pay(rows)) return;
-  std::priority_queue<NextDraft> next;
+  std::vector<Candidate> looking;
+  std::vector<Candidate> asking;
   for (const Candidate& candidate : candidates) {
     if (candidate.most <= 0) continue;
     const PromptLookup& lookup = lookup_of(candidate);
-    if (lookup.has_draft()) next.push({lookup.chance(0), &candidate});
+    const bool may_ask = model_ != nullptr && candidate.blocks != nullptr;
+    candidate.drafts.are_the_models = may_ask && !(lookup.has_draft() && lookup.chance(0) >= model_chance());
+    if (candidate.drafts.are_the_models) {
+      asking.push_back(candidate);
+    } else if (lookup.has_draft()) {
+      looking.push_back(candidate);
+    }
   }
+  const int found = look_up(looking, rows, room);
+  if (!asking.empty()) ask_model(asking, rows + found, room - found);
+}
+
+int Speculator::look_up(std::span<const Candidate> candidates, int rows, int room) {
+  std::priority_queue<NextDraft> next;
+  for (const Candidate& candidate : candidates) next.push({candidate.drafts.lookup->chance(0), &candidate});
   const bool takes_all = !shared_.config.is_adaptive;
   std::vector<Drafts*> taken;  // of which drafts, in their order
   double tokens = rows;
@@ -48,6 +69,51 @@ void Speculator::draft(std::span<const Candidate> candidates, int rows, int room
     }
   }
   for (; taken.size() > best_count; taken.pop_back()) taken.back()->tokens.pop_back();
+  return static_cast<int>(best_count);
+}
+
+void Speculator::ask_model(std::span<const Candidate> candidates, int rows, int room) {
+  std::vector<DraftModel::Work> all;
+  const auto count = static_cast<int>(candidates.size());
+  int most = std::min(shared_.config.num_speculative_tokens, room / count);
+  int missing = 0;
+  for (const Candidate& candidate : candidates) {
+    all.push_back({candidate.tokens, *candidate.blocks, candidate.drafts.cache,
+                   [answer = candidate.answer](int ahead) -> const SamplingRule& { return answer->choice(ahead); },
+                   candidate.drafts.tokens});
+    missing += model_->missing_rows(all.back());
+    most = std::min(most, candidate.most);
+  }
+  if (shared_.config.is_adaptive) most = model_drafts_that_pay(count, missing, rows, most);
+  if (most <= 0) return;
+  const auto start = std::chrono::steady_clock::now();
+  model_->draft(all, most);
+  const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
+  if (missing == count) model_cost_.note(count, spent.count() / most);
+}
+
+// The model's guesses cost steps of its own, and rows that it has to run first.
+int Speculator::model_drafts_that_pay(int sequences, int missing_rows, int rows, int most) {
+  if (!model_cost_.is_known()) return std::min(most, kFirstModelDrafts);
+  const double plain_rate = rows / cost_.of(rows);
+  double best_rate = plain_rate;
+  int best = 0;
+  double tokens = rows;
+  double chance = 1;
+  for (int count = 1; count <= most; ++count) {
+    chance *= model_chance();
+    tokens += sequences * chance;
+    const double time = cost_.of(rows + sequences * count) + count * model_cost_.of(sequences);
+    if (tokens / time <= best_rate) continue;
+    best_rate = tokens / time;
+    best = count;
+  }
+  const double won = (best_rate / plain_rate - 1) * cost_.of(rows) * kStepsToWin;
+  if (missing_rows > sequences && won < missing_rows * model_cost_.of(StepCost::kTogether) / StepCost::kTogether)
+    best = 0;
+  if (best > 0 || sequences > kMostToTry || ++steps_without_model_ < kStepsToTry) return best;
+  steps_without_model_ = 0;
+  return std::min(most, 1);
 }
 
 bool Speculator::would_draft(const Candidate& candidate, int rows) {
@@ -65,11 +131,14 @@ const PromptLookup& Speculator::lookup_of(const Candidate& candidate) {
   return *lookup;
 }
 
-void Speculator::note_drafts(int drafted, int accepted) {
+void Speculator::note_drafts(Drafts& drafts, int accepted) {
   ++stats_.spans;
-  stats_.drafted += drafted;
+  stats_.drafted += drafts.count();
   stats_.accepted += accepted;
   for (int i = 0; i < accepted; ++i) ++stats_.accepted_at[static_cast<size_t>(i)];
+  if (!drafts.are_the_models) return;
+  for (int i = 0; i < accepted; ++i) model_chances_.note(kAsGoodAsRun, true);
+  if (accepted < drafts.count()) model_chances_.note(kAsGoodAsRun, false);
 }
 
 }  // namespace turbomind

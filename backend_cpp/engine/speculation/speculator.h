@@ -1,5 +1,6 @@
-// Guesses how sequences go on, from what was said before. A step runs such drafts behind the rows that are due, and
-// what comes of these says how many of them were right; so a guess changes when tokens come, never which.
+// Guesses how sequences go on, from what was said before or by a smaller model. A step runs such drafts behind the rows
+// that are due, and what comes of these says how many of them were right; so a guess changes when tokens come, never
+// which.
 //
 // How many drafts are worth their rows follows from what a step costs and the chance that a draft is right: of all
 // sequences' drafts, the likeliest first, those are taken with which a step brings most tokens in its time. Where many
@@ -13,6 +14,8 @@
 #include <span>
 #include <vector>
 
+#include "engine/answer/answer.h"
+#include "engine/speculation/draft_model.h"
 #include "engine/speculation/prompt_lookup.h"
 #include "engine/speculation/speculation_config.h"
 #include "engine/speculation/step_cost.h"
@@ -23,7 +26,9 @@ namespace turbomind {
 // Of one sequence.
 struct Drafts {
   std::vector<int32_t> tokens;  // that are only guessed, in the step being built or run
+  bool are_the_models = false;  // they come from the draft model
   std::unique_ptr<PromptLookup> lookup;
+  DraftCache cache;  // the draft model's
 
   int count() const { return static_cast<int>(tokens.size()); }
 };
@@ -37,9 +42,16 @@ class Speculator {
     uint64_t scope;  // in which it finds the texts of others
     Drafts& drafts;  // none yet
     int most;        // that it can take
+    // What a draft model needs; null: it makes none for this sequence.
+    const std::vector<int32_t>* blocks = nullptr;  // with places for the tokens and `most` drafts
+    Answer* answer = nullptr;
   };
 
-  explicit Speculator(const SpeculationConfig& config) : shared_(config) {}
+  // `model`: null where there is none; must outlive this.
+  explicit Speculator(const SpeculationConfig& config, DraftModel* model = nullptr) : shared_(config), model_(model) {}
+
+  // The most drafts of a sequence in a step.
+  int most_drafts() const { return shared_.config.num_speculative_tokens; }
 
   // Drafts for sequences of which a step may hold `room` more rows in all, beside the `rows` it has.
   void draft(std::span<const Candidate> candidates, int rows, int room);
@@ -48,20 +60,33 @@ class Speculator {
 
   // A step of so many rows took so long.
   void note_step(int rows, double seconds) { cost_.note(rows, seconds); }
-  // Of `drafted` drafts of a sequence the first `accepted` were right.
-  void note_drafts(int drafted, int accepted);
+  // Of the drafts of a sequence the first `accepted` were right.
+  void note_drafts(Drafts& drafts, int accepted);
   // A sequence has ended that others may find.
   void note_end(std::span<const int32_t> tokens, uint64_t scope) { shared_.texts.add(tokens, scope); }
 
   const SpeculationStats& stats() const { return stats_; }
 
  private:
+  // Until it is known, a model's guesses count as those behind a run of so many tokens.
+  static constexpr int kAsGoodAsRun = 12;
+
   const PromptLookup& lookup_of(const Candidate& candidate);
   // Whether a step of so many rows has room for drafts that pay.
   bool may_pay(int rows) const { return !shared_.config.is_adaptive || rows < StepCost::kMostRows; }
 
+  double model_chance() const { return model_chances_.of(kAsGoodAsRun); }
+  // Returns how many drafts there are.
+  int look_up(std::span<const Candidate> candidates, int rows, int room);
+  void ask_model(std::span<const Candidate> candidates, int rows, int room);
+  int model_drafts_that_pay(int sequences, int missing_rows, int rows, int most);
+
   SharedLookup shared_;
   StepCost cost_;
+  DraftModel* model_;
+  MatchChances model_chances_;
+  StepCost model_cost_;
+  int steps_without_model_ = 0;  // in which it could have been asked
   SpeculationStats stats_;
 };
 

@@ -7,7 +7,6 @@ namespace turbomind {
 
 namespace {
 
-constexpr int kTogether = 8;      // rows that are computed at a time, at most
 constexpr double kNewest = 0.02;  // weight of the newest step in the means
 // Until steps of several sizes were seen: a row costs so much of a step of one row, as if steps had been seen whose
 // rows vary by so much.

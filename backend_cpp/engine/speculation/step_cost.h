@@ -6,9 +6,11 @@ namespace turbomind {
 
 class StepCost {
  public:
+  static constexpr int kTogether = 8;   // rows that are computed at a time, at most
   static constexpr int kMostRows = 64;  // steps with more are not looked at
 
   void note(int rows, double seconds);
+  bool is_known() const { return weight_ > 0; }
   // Of a step, in seconds or, before any was seen, in another unit.
   double of(int rows) const { return seconds_of(computed_rows(rows)); }
 

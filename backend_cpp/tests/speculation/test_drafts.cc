@@ -108,7 +108,7 @@ TEST(drafts_are_taken_while_they_bring_more_than_they_cost) {
     for (int token = 0; token < 48; ++token) tokens.push_back(1 + token % 9);  // ends with 3
     std::vector<Drafts> all(static_cast<size_t>(sequences));
     std::vector<Speculator::Candidate> candidates;
-    for (Drafts& drafts : all) candidates.push_back({tokens, 48, 0, drafts, 90});
+    for (Drafts& drafts : all) candidates.push_back({tokens, 48, 0, drafts, 90, nullptr, nullptr});
     speculator.draft(candidates, sequences, room);
     int count = 0;
     for (const Drafts& drafts : all) {
@@ -146,7 +146,7 @@ TEST(a_draft_ends_where_the_answer_must) {
   const std::vector<int32_t> tokens(40, 5);
   for (const int most : {0, 1, 3}) {
     Drafts drafts;
-    const Speculator::Candidate candidate{tokens, 40, 0, drafts, most};
+    const Speculator::Candidate candidate{tokens, 40, 0, drafts, most, nullptr, nullptr};
     speculator.draft({&candidate, 1}, 1, 100);
     CHECK_EQUAL(drafts.count(), most);
   }
