@@ -118,6 +118,7 @@ KINDS = {
         ("Invent six people, as JSON.", "List the members of a family of six, as JSON."),
         greedy(240, response_format=SCHEMA),
     ),
+    "free chat, the likeliest tokens": Kind(ENGLISH, greedy()),
     "free chat": Kind(ENGLISH, sampled()),
     "16 streams of free chat": Kind(
         tuple(f"{text} ({i})" for i in range(6) for text in ENGLISH)[:16], sampled(96), True

@@ -16,6 +16,8 @@ struct NextDraft {
   bool operator<(const NextDraft& other) const { return chance < other.chance; }
 };
 
+// Steps with more rows are bound by arithmetic rather than by reading weights, of which a model's guesses need more.
+constexpr int kMostRowsToAsk = 4;
 constexpr int kFirstModelDrafts = 2;
 constexpr int kStepsToWin = 64;  // in which it must win back what it costs to begin with a sequence
 // Where a model does not seem to pay for so few sequences, it is tried again after so many steps.
@@ -94,6 +96,7 @@ void Speculator::ask_model(std::span<const Candidate> candidates, int rows, int 
 
 // The model's guesses cost steps of its own, and rows that it has to run first.
 int Speculator::model_drafts_that_pay(int sequences, int missing_rows, int rows, int most) {
+  if (rows > kMostRowsToAsk) return 0;
   if (!model_cost_.is_known()) return std::min(most, kFirstModelDrafts);
   const double plain_rate = rows / cost_.of(rows);
   double best_rate = plain_rate;
