@@ -14,7 +14,7 @@ from openai_gateway.settings import Settings
 from tests.support.adapters import OWN_TEMPLATE, make_adapter
 from tests.support.event_stream import Index
 from tests.support.gateways import running_gateway
-from tests.support.metrics import engine_metrics
+from tests.support.metrics import engine_metrics, figures_of
 from tests.support.servers import running_triton
 from tests.support.tiny_models import make_tiny_llama
 from tests.support.waiting import eventually_sync
@@ -23,6 +23,7 @@ pytestmark = pytest.mark.e2e
 
 PROMPT = "Once upon a time, in a land far away, there lived a king who asked for nothing but stories."
 BLOCK = 16
+PER_PLACE = "vllm:spec_decode_num_accepted_tokens_per_pos"
 MESSAGES = [{"role": "user", "content": PROMPT}]
 ADMIN = {"Authorization": "Bearer boss"}
 
@@ -64,6 +65,7 @@ def test_adapters_come_answer_and_go_while_a_server_runs(tmp_path: Path) -> None
             cache_block_seq_len=BLOCK,
             enable_prefix_caching=True,
             kv_events_config=events,
+            speculative_config={"model": str(directory), "adaptive": False, "num_speculative_tokens": 3},
         ) as triton,
         running_gateway(
             Settings(
@@ -120,6 +122,14 @@ def test_adapters_come_answer_and_go_while_a_server_runs(tmp_path: Path) -> None
             eventually_sync(knows, timeout=60)
             assert index.found(tokens, BLOCK, "c") == 0
         assert answer("base").json()["usage"]["prompt_tokens_details"] == {"cached_tokens": whole_blocks}
+
+        # The model, found by its path, drafted for itself.
+        drafting = figures_of(httpx.get(triton.metrics_url).text)
+        accepted = drafting.one("vllm:spec_decode_num_accepted_tokens_total")
+        places = [drafting.one(f"{PER_PLACE}_total", position=str(place)) for place in range(3)]
+        assert sum(places) == accepted == drafting.one("turbomind_draft_tokens_accepted_total")
+        assert places[0] >= places[1] >= places[2] > 0
+        assert drafting.one("vllm:spec_decode_num_draft_tokens_total") >= accepted
 
         # One with a chat template of its own: messages for it are written so, and those for others as before.
         (Path(paths["a"]) / "chat_template.jinja").write_text(OWN_TEMPLATE)
