@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hmac
 import os
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 # Read when gradio is imported.
@@ -15,12 +16,16 @@ import gradio as gr
 import uvicorn
 from fastapi import FastAPI
 
+from lmdeploy.serve.quiet_server import QuietServer
 from webui.blocks import build
 from webui.conversation_list import BROWSER
 from webui.page import Page
 from webui.theme import CSS, theme
 
-_LOOK_SECONDS = 0.05
+_LOOK_SECONDS = {  # by what Gradio's queue calls it: of questions, and of progress bars, which the page has none of
+    "sleep_when_free": 0.1,
+    "progress_update_sleep_when_free": 1.0,
+}
 LOGIN = "Any name will do; the password is an API key of this server."
 
 
@@ -73,11 +78,11 @@ def create_app(
 def _look_less_often(blocks: Any) -> None:
     """Let an idle page cost nothing: Gradio's queue looks for events, and for their progress, all the time.
 
-    It looks so often on Windows; elsewhere 1,000 and 100 times a second, which takes some percent of a processor.
+    By itself it looks 1,000 and 100 times a second, which takes some percent of a processor.
     """
     queue = blocks._queue
-    for name in ("sleep_when_free", "progress_update_sleep_when_free"):
-        setattr(queue, name, max(getattr(queue, name), _LOOK_SECONDS))
+    for name, seconds in _LOOK_SECONDS.items():
+        setattr(queue, name, max(getattr(queue, name), seconds))
 
 
 def _knows_one_of(api_keys: Sequence[str]) -> Callable[[str, str], bool]:
@@ -117,4 +122,9 @@ def launch(
         Of `build`.
     """
     app = create_app(server, model_name, api_keys, api_key, control_key, figures_url)
-    uvicorn.run(app, host=server_name, port=server_port, log_level="warning", timeout_graceful_shutdown=3)
+    config = uvicorn.Config(app, host=server_name, port=server_port, log_level="warning", timeout_graceful_shutdown=3)
+    served = QuietServer(config)
+    with suppress(KeyboardInterrupt):
+        served.run()
+    if not served.started:
+        sys.exit(1)

@@ -36,7 +36,7 @@ class RestartPolicy:
     stable_after: float = 60.0
     unready_after: float = 30.0
     poll_interval: float = 1.0
-    look_interval: float = 0.05
+    look_interval: float = 0.25
 
 
 class Supervisor:

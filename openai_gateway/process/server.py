@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import uvicorn
 from starlette.types import ASGIApp
 
+from lmdeploy.serve.quiet_server import QuietServer
 from openai_gateway.process.connection import USUAL_PATIENCE, Patience, patient
 from openai_gateway.process.tls import TlsFiles
 
@@ -40,7 +41,7 @@ class Listening:
     log_format: str = "text"
 
 
-class Server(uvicorn.Server):
+class Server(QuietServer):
     """A uvicorn server for one application. ``run`` blocks until SIGINT, SIGTERM or ``should_exit``.
 
     Parameters
