@@ -35,6 +35,8 @@ class TritonServer(TritonClient):
         """Stream the answer to messages (`webui.answering.Server`)."""
         if settings.tools.strip():
             raise ValueError("Calls of tools need a server with OpenAI's API, and this page asks Triton itself")
+        if settings.thinking_budget is not None:
+            raise ValueError("A budget of thoughts needs a server with OpenAI's API, and this page asks Triton itself")
         thinks = settings.enable_thinking
         is_adapter = bool(settings.model) and settings.model != await self.model_name()
         request = GenerateRequest(

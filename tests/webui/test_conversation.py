@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
 
 from lmdeploy.serve.client import TritonUnavailable
+from tests.support.fake_triton import FakeTriton
 from tests.support.waiting import eventually
 from webui.answering import answer_last
 from webui.conversation import Answer, Call, Outcome, Piece, Turn, to_messages
 from webui.settings import Settings
+from webui.triton import TritonServer
 from webui.view import chat_view, turn_at
 
 SETTINGS = Settings(temperature=0.0, top_p=1.0, max_new_tokens=8)
@@ -123,3 +126,21 @@ def test_every_message_that_is_shown_belongs_to_its_turn() -> None:
     turns[1].answer.thoughts = "hm"
     found = [turn_at(turns, index) for index in range(len(chat_view(turns)))]
     assert found == [0] * 3 + [1] * 4
+
+
+async def test_triton_itself_is_told_the_tokens_of_answers_and_says_what_it_cannot_do(fake_triton: FakeTriton) -> None:
+    server = TritonServer(fake_triton.address)
+    turns = [Turn("one")]
+    await answer_last(server, turns, SETTINGS)
+    turns.append(Turn("two"))
+    await answer_last(server, turns, SETTINGS)
+    said = json.loads(fake_triton.requests[-1].inputs["messages"])[1]
+    assert said == {"role": "assistant", "content": turns[0].answer.text, "token_ids": turns[0].answer.token_ids}
+    assert said["token_ids"]
+    for settings in (Settings(tools="[]"), Settings(thinking_budget=9)):
+        turn = Turn("three")
+        await answer_last(server, [turn], settings)
+        assert turn.answer.outcome is Outcome.FAILED
+        assert turn.answer.error.endswith("a server with OpenAI's API, and this page asks Triton itself.")
+    assert len(fake_triton.requests) == 2
+    await server.close()
