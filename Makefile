@@ -123,7 +123,7 @@ test: build-tests dev model browser ## Set everything up, then run every test; o
 test-all: ## `make test` with all cases of tests whose cases are much alike, which it runs samples of
 	@$(MAKE) test PYTEST_ARGS="--all-cases $(strip $(PYTEST_ARGS))"
 
-clients: ## Install the real clients that tests/clients runs beside ours: litellm, langchain-openai, lm-eval, openai of npm
+clients: ## Install the real clients that tests/clients runs beside ours: litellm, langchain-openai, lm-eval, instructor, openai-agents, openai of npm
 	$(say) 'installing other clients into the cache (about 1 minute the first time)'
 	@root="$${LMDEPLOY_CACHE:-$$HOME/.cache/lmdeploy}/clients"; $(PYTHON) -m venv "$$root" \
 	    && "$$root/bin/python" -m pip --disable-pip-version-check --no-input install -qq -r requirements/clients.txt \

@@ -27,7 +27,7 @@ PERSON = '{"name": "Ann", "age": 30}'
 
 
 def script(received: Received) -> Script:
-    if "tools" in received.inputs:
+    if "tools" in received.inputs and '"tool_call_id"' not in received.inputs["messages"]:  # no result is there yet
         return Script(texts=[CALL[i : i + 9] for i in range(0, len(CALL), 9)])
     return Script(texts=[PERSON]) if "response_format" in received.inputs else Script()
 
@@ -60,6 +60,22 @@ def test_python_clients(url: str, client: str) -> None:
         pytest.skip(f"{client} is not installed; run: make clients")
     said = run(str(PYTHON), str(HERE / f"use_{client}.py"), url=url)
     assert said == EXPECTED | {"person": {"name": "Ann", "age": 30}}
+
+
+FURTHER = {
+    "instructor": {"json_schema_mode": {"name": "Ann", "age": 30}, "json_mode": {"name": "Ann", "age": 30}},
+    "openai_agents": {
+        "OpenAIChatCompletionsModel": [["Boston"], ANSWER],
+        "OpenAIResponsesModel": [["Boston"], ANSWER],
+    },
+}
+
+
+@pytest.mark.parametrize("client", FURTHER)
+def test_clients_of_structured_answers_and_agents(url: str, client: str) -> None:
+    if not PYTHON.exists():
+        pytest.skip(f"{client} is not installed; run: make clients")
+    assert run(str(PYTHON), str(HERE / f"use_{client}.py"), url=url) == FURTHER[client]
 
 
 def test_the_node_client(url: str) -> None:

@@ -1,0 +1,40 @@
+"""openai-agents, used as its documentation says, over both of OpenAI's APIs. Prints what came back as JSON."""
+
+import asyncio
+import json
+import sys
+
+from agents import (
+    Agent,
+    OpenAIChatCompletionsModel,
+    OpenAIResponsesModel,
+    Runner,
+    function_tool,
+    set_tracing_disabled,
+)
+from openai import AsyncOpenAI
+
+asked = []
+
+
+@function_tool
+def get_weather(location: str) -> str:
+    """Tell the weather."""
+    asked.append(location)
+    return "Sunny"
+
+
+async def main() -> None:
+    """Let an agent call its tool and answer."""
+    set_tracing_disabled(True)
+    client = AsyncOpenAI(base_url=sys.argv[1], api_key="k", max_retries=0)
+    said = {}
+    for kind in (OpenAIChatCompletionsModel, OpenAIResponsesModel):
+        agent = Agent(name="weather", tools=[get_weather], model=kind(model="fake-model", openai_client=client))
+        asked.clear()
+        answer = (await Runner.run(agent, "Weather?", max_turns=3)).final_output
+        said[kind.__name__] = [list(asked), answer]
+    print(json.dumps(said))
+
+
+asyncio.run(main())
