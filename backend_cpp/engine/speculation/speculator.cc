@@ -33,8 +33,7 @@ void Speculator::draft(std::span<const Candidate> candidates, int rows, int room
   for (const Candidate& candidate : candidates) {
     if (candidate.most <= 0) continue;
     const PromptLookup& lookup = lookup_of(candidate);
-    const bool may_ask = model_ != nullptr && candidate.blocks != nullptr;
-    candidate.drafts.are_the_models = may_ask && !(lookup.has_draft() && lookup.chance(0) >= model_chance());
+    candidate.drafts.are_the_models = model_ != nullptr && candidate.blocks != nullptr && is_model_better(candidate);
     if (candidate.drafts.are_the_models) {
       asking.push_back(candidate);
     } else if (lookup.has_draft()) {
@@ -43,6 +42,28 @@ void Speculator::draft(std::span<const Candidate> candidates, int rows, int room
   }
   const int found = look_up(looking, rows, room);
   if (!asking.empty()) ask_model(asking, rows + found, room - found);
+}
+
+template <class Chance>
+double Speculator::best_rate(int most, double seconds_a_draft, Chance&& chance) const {
+  double tokens = 1;
+  double all_right = 1;
+  double best = 1 / cost_.of(1);
+  for (int i = 0; i < most; ++i) {
+    all_right *= chance(i);
+    tokens += all_right;
+    best = std::max(best, tokens / (cost_.of(2 + i) + (i + 1) * seconds_a_draft));
+  }
+  return best;
+}
+
+bool Speculator::is_model_better(const Candidate& candidate) const {
+  const PromptLookup& lookup = *candidate.drafts.lookup;
+  if (!lookup.has_draft()) return true;
+  const int most = std::min(candidate.most, shared_.config.num_speculative_tokens);
+  const double found = best_rate(most, 0, [&](int i) { return lookup.chance(i); });
+  return best_rate(most, model_cost_.is_known() ? model_cost_.of(1) : 0, [this](int) { return model_chance(); }) >
+         found;
 }
 
 int Speculator::look_up(std::span<const Candidate> candidates, int rows, int room) {

@@ -76,6 +76,11 @@ class Speculator {
   bool may_pay(int rows) const { return !shared_.config.is_adaptive || rows < StepCost::kMostRows; }
 
   double model_chance() const { return model_chances_.of(kAsGoodAsRun); }
+  // Tokens in the time of a sequence alone, with as many drafts as are best. chance(i): that draft number i is right if
+  // those before it are.
+  template <class Chance>
+  double best_rate(int most, double seconds_a_draft, Chance&& chance) const;
+  bool is_model_better(const Candidate& candidate) const;
   // Returns how many drafts there are.
   int look_up(std::span<const Candidate> candidates, int rows, int room);
   void ask_model(std::span<const Candidate> candidates, int rows, int room);
