@@ -51,8 +51,8 @@ def test_a_later_prompt_begins_with_the_former_and_its_answer_in_whatever_tokens
 def test_tokens_that_stand_nowhere_change_nothing(
     preparer: PromptPreparer, tokenizer: Tokenizer, default_model_dir: Path
 ) -> None:
-    text = "12\n\n34"
-    odd = [token for part in ("1", "2", "\n\n", "3", "4") for token in tokenizer.encode(part, add_bos=False)]
+    text = "the moons"
+    odd = [token for letter in text for token in tokenizer.encode(letter, add_bos=False)]
     plain = preparer.prepare(second_turn(text)).ids
     assert preparer.prepare(second_turn(text, odd)).ids != plain
     other = tokenizer.encode("Mars", add_bos=False)

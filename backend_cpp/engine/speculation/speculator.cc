@@ -27,6 +27,7 @@ constexpr int kStepsToTry = 100;
 }  // namespace
 
 void Speculator::draft(std::span<const Candidate> candidates, int rows, int room) {
+  model_seconds_ = 0;
   if (!may_pay(rows)) return;
   std::vector<Candidate> looking;
   std::vector<Candidate> asking;
@@ -111,8 +112,8 @@ void Speculator::ask_model(std::span<const Candidate> candidates, int rows, int 
   if (most <= 0) return;
   const auto start = std::chrono::steady_clock::now();
   model_->draft(all, most);
-  const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
-  if (missing == count) model_cost_.note(count, spent.count() / most);
+  model_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (missing == count) model_cost_.note(count, model_seconds_ / most);
 }
 
 // The model's guesses cost steps of its own, and rows that it has to run first.

@@ -58,8 +58,8 @@ class Speculator {
   // Whether there would be drafts for a sequence, beside so many rows, if the step under way brought what is expected.
   bool would_draft(const Candidate& candidate, int rows);
 
-  // A step of so many rows took so long.
-  void note_step(int rows, double seconds) { cost_.note(rows, seconds); }
+  // A step of so many rows took so long, with the drafts that were made for it.
+  void note_step(int rows, double seconds) { cost_.note(rows, seconds - model_seconds_); }
   // Of the drafts of a sequence the first `accepted` were right.
   void note_drafts(Drafts& drafts, int accepted);
   // A sequence has ended that others may find.
@@ -91,6 +91,7 @@ class Speculator {
   DraftModel* model_;
   MatchChances model_chances_;
   StepCost model_cost_;
+  double model_seconds_ = 0;     // of the step being built or run
   int steps_without_model_ = 0;  // in which it could have been asked
   SpeculationStats stats_;
 };
