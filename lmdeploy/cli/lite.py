@@ -10,17 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmdeploy.cli.options import positive
-from lmdeploy.cli.parser import Parser, Refuse, print_help_of
+from lmdeploy.cli.parser import Parser, print_help_of
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
-_NOT_THERE = {
-    "auto_gptq": "GPTQ checkpoints are served, but not made here yet; auto_awq makes 4-bit weights",
-    "calibrate": "auto_awq and smooth_quant calibrate by themselves",
-    "kv_qparams": "an 8- or 4-bit cache needs no parameters; serve with --quant-policy 8 or 4",
-    "get_small_sharded_hf": "checkpoints are read tensor by tensor, so large files need no splitting",
-}
+_SHARDED = "checkpoints are read tensor by tensor, so large files need no splitting"
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -29,9 +24,11 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.set_defaults(run=print_help_of(parser))
     below = parser.add_subparsers(title="how", metavar="METHOD")
     _add_auto_awq(below)
+    _add_auto_gptq(below)
     _add_smooth_quant(below)
-    for name, reason in _NOT_THERE.items():
-        _add_refused(below, name, reason)
+    _add_calibrate(below)
+    _add_kv_qparams(below)
+    _add_refused(below, "get_small_sharded_hf", _SHARDED)
 
 
 def _add_refused(subparsers: Subparsers, name: str, reason: str) -> None:
@@ -51,16 +48,70 @@ def _add_auto_awq(subparsers: Subparsers) -> None:
     parser = _add_method(
         subparsers,
         "auto_awq",
-        "Quantize the weights to 4 bits with AWQ.",
-        "Write a checkpoint whose linear layers are quantized to 4 bits with AWQ (activation-aware weight "
-        "quantization).",
+        "Quantize the weights to 4 or 8 bits with AWQ.",
+        "Write a checkpoint whose linear layers are quantized with AWQ (activation-aware weight quantization).",
     )
     add = parser.add_argument
-    add("--w-bits", type=int, default=4, metavar="INT", help="bits of a weight; AWQ's format has 4")
-    add("--w-group-size", type=int, default=128, metavar="INT", help="inputs that share a scale; -1: a whole row")
+    add("--w-bits", type=int, default=4, metavar="{4,8}", help="bits of a weight; 8 are stored in GPTQ's format")
+    _add_group_size(parser)
     add("--w-sym", action="store_true", help="the middle code is zero, instead of a zero point for each group")
     add("--search-scale", action="store_true", help="search the factors of each layer: slower, more exact")
     parser.set_defaults(run=run_auto_awq)
+
+
+def _add_group_size(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--w-group-size",
+        type=int,
+        metavar="INT",
+        help="inputs that share a scale; -1: a whole row; without it the largest of 128, 64, 32, 16, 8 that divides "
+        "the inputs of every layer",
+    )
+
+
+def _add_auto_gptq(subparsers: Subparsers) -> None:
+    parser = _add_method(
+        subparsers,
+        "auto_gptq",
+        "Quantize the weights to 4 or 8 bits with GPTQ.",
+        "Write a checkpoint whose linear layers are quantized with GPTQ, the middle code being zero.",
+    )
+    add = parser.add_argument
+    add("--w-bits", type=int, default=4, metavar="{4,8}", help="bits of a weight")
+    _add_group_size(parser)
+    add("--act-order", action="store_true", help="round inputs that carry much first: more exact, slower to serve")
+    parser.set_defaults(run=run_auto_gptq)
+
+
+def _add_calibrate(subparsers: Subparsers) -> None:
+    parser = _add_method(
+        subparsers,
+        "calibrate",
+        "Write statistics of what linear layers are given and give.",
+        "Write inputs_stats.pth and outputs_stats.pth: largest, smallest and mean numbers of the inputs and outputs of "
+        "each linear layer on a text. The methods of quantization calibrate by themselves.",
+    )
+    parser.add_argument(
+        "--search-scale", action="store_true", help="search the ratio of AWQ's scales, instead of looking at outputs"
+    )
+    parser.set_defaults(run=run_calibrate)
+
+
+def _add_kv_qparams(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "kv_qparams",
+        help="Nothing: a smaller cache needs no scales.",
+        description="Kept for old commands. The engines find the scales of an 8- or 4-bit cache while they fill it, so "
+        "nothing is written.",
+    )
+    add = parser.add_argument
+    add("work_dir", metavar="WORK_DIR", help="folder that lmdeploy lite calibrate wrote")
+    add("turbomind_dir", metavar="TURBOMIND_DIR", help="folder that the scales once were written to")
+    add("--kv-bits", type=int, choices=(4, 8), default=8, help="bits of a number in the cache")
+    add("--kv-sym", action="store_true", help="not used")
+    add("--num-tp", type=int, metavar="INT", help="not used")
+    add("--tm-params", nargs="*", metavar="KEY=VALUE", help="not used")
+    parser.set_defaults(run=run_kv_qparams)
 
 
 def _add_smooth_quant(subparsers: Subparsers) -> None:
@@ -74,8 +125,9 @@ def _add_smooth_quant(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--quant-dtype", type=_quant_dtype, default="int8", metavar="{int8,fp8}", help="type of the weights"
     )
-    reason = "smooth_quant has one factor for all layers, and searches none"
-    parser.add_argument("--search-scale", nargs=0, action=Refuse, reason=reason, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--search-scale", action="store_true", help="search the strength of each layer: slower, more exact"
+    )
     parser.set_defaults(run=run_smooth_quant)
 
 
@@ -103,8 +155,8 @@ def _add_method(subparsers: Subparsers, name: str, summary: str, description: st
     add(
         "--calib-dataset",
         metavar="FILE_OR_NAME",
-        help="text to calibrate with: a .txt, .json or .jsonl file, or ptb, wikitext2 or c4, which need the package "
-        "`datasets`; without it a text that comes along is used",
+        help="text to calibrate with: a .txt, .json or .jsonl file, a folder of such files, or ptb, wikitext2, c4 or "
+        "pileval, which need the package `datasets`; without it texts that come along and with Python are used",
     )
     add("--calib-samples", type=positive, default=128, metavar="INT", help="most pieces of text to calibrate with")
     add("--calib-seqlen", type=positive, default=2048, metavar="INT", help="tokens of a piece")
@@ -134,11 +186,38 @@ def run_auto_awq(args: argparse.Namespace) -> int:
     return _run("auto_awq", args, AwqSettings, auto_awq, own)
 
 
+def run_auto_gptq(args: argparse.Namespace) -> int:
+    """Quantize; return the exit status."""
+    from lmdeploy.lite.auto_gptq import GptqSettings, auto_gptq
+
+    own = {name: getattr(args, name) for name in ("w_bits", "w_group_size", "act_order")}
+    return _run("auto_gptq", args, GptqSettings, auto_gptq, own)
+
+
+def run_calibrate(args: argparse.Namespace) -> int:
+    """Write statistics; return the exit status."""
+    from lmdeploy.lite.calibrate import CalibrationSettings, calibrate
+
+    return _run("calibrate", args, CalibrationSettings, calibrate, {"search_scale": args.search_scale})
+
+
+def run_kv_qparams(args: argparse.Namespace) -> int:
+    """Say that nothing is to be done; return the exit status."""
+    for name in ("work_dir", "turbomind_dir"):
+        folder = Path(getattr(args, name)).expanduser()
+        if not folder.is_dir():
+            print(f"lmdeploy lite kv_qparams: {name} {folder} is no folder", file=sys.stderr)
+            return 1
+    print(f"nothing is to be done: the engines need no scales file; serve with --quant-policy {args.kv_bits}")
+    return 0
+
+
 def run_smooth_quant(args: argparse.Namespace) -> int:
     """Quantize; return the exit status."""
     from lmdeploy.lite.smooth_quant import SmoothQuantSettings, smooth_quant
 
-    return _run("smooth_quant", args, SmoothQuantSettings, smooth_quant, {"quant_dtype": args.quant_dtype})
+    own = {"quant_dtype": args.quant_dtype, "search_scale": args.search_scale}
+    return _run("smooth_quant", args, SmoothQuantSettings, smooth_quant, own)
 
 
 def _run(
@@ -166,7 +245,7 @@ def _run(
             **own,
         )
         model_dir = locate_model(args.model, args.revision, args.download_dir)
-        with tqdm(unit="layer", desc="quantizing") as bar:
+        with tqdm(unit="layer", desc=command) as bar:
 
             def show(done: int, total: int) -> None:
                 bar.total = total
@@ -179,5 +258,6 @@ def _run(
     except KeyboardInterrupt:
         print(f"lmdeploy lite {command}: interrupted; the same command continues", file=sys.stderr)
         return 130
-    print(f"wrote {work_dir}; try it with: lmdeploy chat {work_dir}")
+    hint = f"; try it with: lmdeploy chat {work_dir}" if (work_dir / "config.json").is_file() else ""
+    print(f"wrote {work_dir}{hint}")
     return 0

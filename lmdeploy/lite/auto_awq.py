@@ -1,21 +1,29 @@
-"""`lmdeploy lite auto_awq`: from a checkpoint to one of 4-bit AWQ codes."""
+"""`lmdeploy lite auto_awq`: from a checkpoint to one of 4-bit AWQ codes, or of 8-bit codes found in the same way."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
-from lmdeploy.lite.awq_format import pack, quantization_config
-from lmdeploy.lite.awq_search import FIXED_RATIO, RATIOS, InputMoments, search_limits, search_scales
-from lmdeploy.lite.decoder_layers import PREFIX, DecoderLayers
-from lmdeploy.lite.layer_runs import Method, RunSettings, quantize
-from lmdeploy.lite.rounding import Grid, round_matrix
+from lmdeploy.lite import awq_format, gptq_format
+from lmdeploy.lite.awq_search import (
+    FIXED_RATIOS,
+    RATIOS,
+    InputMoments,
+    block_of,
+    scales_of,
+    search_limits,
+    search_ratio,
+)
+from lmdeploy.lite.group_sizes import WHOLE_ROW, check_group_size, fitting_group_size
+from lmdeploy.lite.layer_runs import quantize
+from lmdeploy.lite.method import Coded, Method
+from lmdeploy.lite.rounding import Grid, limits_of, round_matrix
+from lmdeploy.lite.run_settings import RunSettings
 from lmdeploy.lite.scaled_groups import ScaledGroup
-
-# Queries and keys meet in a product, where cutting both off adds up; the paper leaves them whole.
-_NEVER_CUT = ("q_proj", "k_proj")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,9 +33,10 @@ class AwqSettings(RunSettings):
     Parameters
     ----------
     w_bits, w_group_size, w_sym
-        Bits of a code; inputs that share a scale, -1: all of a row; whether the zero point is the middle code.
+        Bits of a code, 4 or 8; inputs that share a scale, -1: all of a row, None: the largest that fits; whether the
+        zero point is the middle code. AWQ's own format has 4 bits: 8-bit codes are stored in GPTQ's.
     search_scale
-        Search the factors of each group of layers, instead of taking the ratio 0.5 for all.
+        Search the factors of each group of layers, instead of taking the ratio 0.5 where that is better than none.
 
     Raises
     ------
@@ -36,20 +45,15 @@ class AwqSettings(RunSettings):
     """
 
     w_bits: int = 4
-    w_group_size: int = 128
+    w_group_size: int | None = None
     w_sym: bool = False
     search_scale: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.w_bits != 4:
-            raise ValueError(f"w_bits must be 4, the only size of AWQ's format, got {self.w_bits}")
-        if self.w_group_size != -1 and (self.w_group_size < 8 or self.w_group_size % 8):
-            raise ValueError(f"w_group_size must be -1 or a multiple of 8, got {self.w_group_size}")
-
-    def grid(self, in_features: int) -> Grid:
-        """Return what a weight of so many inputs is rounded to."""
-        return Grid(self.w_bits, in_features if self.w_group_size == -1 else self.w_group_size, self.w_sym)
+        if self.w_bits not in (4, 8):
+            raise ValueError(f"w_bits must be 4 or 8, got {self.w_bits}")
+        check_group_size(self.w_group_size)
 
 
 def auto_awq(
@@ -59,7 +63,7 @@ def auto_awq(
     *,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Path:
-    """Write a 4-bit AWQ checkpoint of a model; see :func:`lmdeploy.lite.layer_runs.quantize`."""
+    """Write an AWQ checkpoint of a model; see :func:`lmdeploy.lite.layer_runs.quantize`."""
     return quantize(model_dir, work_dir, _Awq(settings), progress=progress)
 
 
@@ -67,36 +71,49 @@ def auto_awq(
 class _Awq(Method[InputMoments]):
     settings: AwqSettings
     name: str = "auto_awq"
+    group_size: int = WHOLE_ROW
 
-    def check_sizes(self, layers: DecoderLayers) -> None:
-        problems = []
-        for name, info in layers.files.index.tensors.items():
-            if not name.startswith(f"{PREFIX}0.") or not name.endswith("_proj.weight") or len(info.shape) != 2:
-                continue
-            out_features, in_features = info.shape
-            if in_features % self.settings.grid(in_features).group:
-                sizes = [size for size in (128, 64, 32, 16, 8) if in_features % size == 0]
-                problems.append(
-                    f"{name.removeprefix(PREFIX + '0.')} has {in_features} inputs, no multiple of w_group_size "
-                    f"{self.settings.w_group_size}; these would do: {', '.join(map(str, [-1, *sizes]))}"
-                )
-            if out_features % 8:
-                problems.append(f"{name} has {out_features} outputs, which must be a multiple of 8")
-        if problems:
-            raise ValueError("; ".join(problems))
+    def fitted_to(self, shapes: Mapping[str, tuple[int, int]]) -> "_Awq":
+        fitting = {name: shape for name, shape in shapes.items() if self.holds(shape)}
+        return replace(self, group_size=fitting_group_size(self.settings.w_group_size, fitting))
 
-    def observe(self, consumer: nn.Linear) -> InputMoments:
-        return InputMoments.empty(consumer.in_features, consumer.weight.device)
+    def holds(self, shape: tuple[int, int]) -> bool:
+        return shape[0] % 8 == 0 and shape[1] % 8 == 0
 
-    def scales(self, group: ScaledGroup, observed: InputMoments) -> Tensor:
-        weights = [consumer.weight for _, consumer in group.consumers]
-        ratios = RATIOS if self.settings.search_scale else (FIXED_RATIO,)
-        return search_scales(weights, observed, self.settings.grid(weights[0].shape[1]), ratios, group.tie)
+    def observe(self, in_features: int, device: torch.device) -> InputMoments:
+        return InputMoments.empty(in_features, device, block_of(in_features, self._grid(in_features).group))
 
-    def codes(self, name: str, weight: Tensor, observed: InputMoments) -> dict[str, Tensor]:
-        grid = self.settings.grid(weight.shape[1])
-        limits = None if name.endswith(_NEVER_CUT) else search_limits(weight, observed, grid)
-        return pack(round_matrix(weight, grid, limits))
+    def bytes_seen(self, in_features: int) -> int:
+        return 4 * in_features * (1 + block_of(in_features, self._grid(in_features).group))
 
-    def quantization_config(self) -> dict[str, Any]:
-        return quantization_config(self.settings.grid(-1))
+    def scales(self, group: ScaledGroup, weights: Sequence[Tensor], observed: InputMoments) -> Tensor | None:
+        ratios = RATIOS if self.settings.search_scale else FIXED_RATIOS
+        ratio = search_ratio(weights, observed, self._grid(weights[0].shape[1]), ratios, group.tie)
+        return scales_of(observed, ratio, group.tie)
+
+    def codes(self, weight: Tensor, observed: InputMoments, rows_left_whole: int) -> Coded:
+        grid = self._grid(weight.shape[1])
+        low, high = limits_of(weight, grid)
+        rest = slice(rows_left_whole, None)
+        if rows_left_whole < len(weight) and observed.count:
+            low[rest], high[rest] = search_limits(weight[rest], observed, grid)
+        rounded = round_matrix(weight, grid, (low, high))
+        groups = torch.arange(weight.shape[1]) // grid.group
+        rows = {"codes": rounded.codes, "zeros": rounded.zeros, "scales": rounded.scales}
+        return Coded(rows, {} if self._is_awq else {"g_idx": groups.to(torch.int32)})
+
+    def packed(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return awq_format.pack(rows) if self._is_awq else gptq_format.pack(rows, self._grid(-1))
+
+    def quantization_config(self, left: Sequence[str]) -> dict[str, Any]:
+        if self._is_awq:
+            return awq_format.quantization_config(self._grid(-1), self.group_size, left)
+        return gptq_format.quantization_config(self._grid(-1), self.group_size)
+
+    @property
+    def _is_awq(self) -> bool:
+        return self.settings.w_bits == 4
+
+    def _grid(self, in_features: int) -> Grid:
+        size = in_features if self.group_size == WHOLE_ROW else self.group_size
+        return Grid(self.settings.w_bits, size, self.settings.w_sym)

@@ -4,7 +4,8 @@ After Lin et al., "AWQ: Activation-aware Weight Quantization for LLM Compression
 that carry much have their weights multiplied by ``s > 1`` before rounding, so that these are rounded more finely, and
 the inputs are divided by ``s`` where they are made. The paper measures errors on outputs; here they are computed from
 the inputs' second moments ``H = mean x x^T``, as ``E |(W' - W) x|^2 = sum of (W' - W) H (W' - W)^T`` over its diagonal.
-So the cost does not grow with the calibration text.
+So the cost hardly grows with the calibration text. Of H only the blocks on its diagonal are kept, a group's inputs
+each: errors of different groups are as good as independent.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,10 +16,11 @@ from torch import Tensor
 
 from lmdeploy.lite.rounding import Grid, limits_of, round_matrix
 
-FIXED_RATIO = 0.5  # of the paper's grid; near the best one for most layers
+FIXED_RATIOS = (0.0, 0.5)  # of the paper's grid; the latter is near the best one for most layers
 RATIOS = tuple(i / 20 for i in range(20))
 _SMALLEST_CUT = 0.5  # the least part of a group's range that is kept
 _CUTS = 10
+_LARGEST_BLOCK = 128
 
 
 @dataclass
@@ -28,9 +30,11 @@ class InputMoments:
     Attributes
     ----------
     second
-        Mean of ``x x^T``, ``[in, in]`` float32.
+        Means of ``x x^T`` of blocks of neighbouring inputs, ``[in / block, block, block]`` float32.
     magnitude
         Mean of ``|x|``, ``[in]`` float32.
+    count
+        Inputs seen.
     """
 
     second: Tensor
@@ -38,28 +42,49 @@ class InputMoments:
     count: int = 0
 
     @classmethod
-    def empty(cls, features: int, device: torch.device) -> "InputMoments":
-        """Return the moments of no inputs."""
-        return cls(torch.zeros(features, features, device=device), torch.zeros(features, device=device))
+    def empty(cls, features: int, device: torch.device, block: int | None = None) -> "InputMoments":
+        """Return the moments of no inputs; ``block`` divides ``features``, None: all are one block."""
+        size = block or features
+        return cls(torch.zeros(features // size, size, size, device=device), torch.zeros(features, device=device))
 
     def add(self, x: Tensor) -> None:
         """Take note of inputs ``[..., in]``."""
         rows = x.detach().reshape(-1, x.shape[-1]).float()
+        if not len(rows):
+            return
         total = self.count + len(rows)
         kept = self.count / total
-        self.second.addmm_(rows.T, rows, beta=kept, alpha=1 / total)
+        blocks = rows.view(len(rows), len(self.second), -1).permute(1, 2, 0)
+        self.second.baddbmm_(blocks, blocks.transpose(1, 2), beta=kept, alpha=1 / total)
         self.magnitude.mul_(kept).add_(rows.abs().sum(0) / total)
         self.count = total
 
     def divide_by(self, scales: Tensor) -> None:
         """Become the moments of the same inputs divided by ``scales`` ``[in]``."""
-        self.second.div_(scales[:, None]).div_(scales)
+        blocks = scales.view(len(self.second), -1)
+        self.second.div_(blocks[:, :, None]).div_(blocks[:, None, :])
         self.magnitude.div_(scales)
 
 
+def block_of(features: int, group: int) -> int:
+    """Return how many neighbouring inputs are looked at together where groups of so many share a scale."""
+    if group <= _LARGEST_BLOCK:
+        return group
+    return next((size for size in (_LARGEST_BLOCK, 64, 32, 16, 8) if features % size == 0), features)
+
+
+def _errors(change: Tensor, moments: InputMoments) -> Tensor:
+    """Return the mean square of what a change ``[out, in]`` of each block does to an output, ``[out, blocks]``."""
+    blocks = change.view(len(change), len(moments.second), -1).transpose(0, 1)
+    return ((blocks @ moments.second) * blocks).sum(-1).T
+
+
 def output_error(change: Tensor, moments: InputMoments) -> Tensor:
-    """Return the mean square of what a change ``[out, in]`` of a weight does to the outputs, summed over them."""
-    return ((change @ moments.second) * change).sum()
+    """Return the mean square of what a change ``[out, in]`` of a weight does to the outputs, summed over them.
+
+    Errors of different blocks are taken as having nothing to do with each other.
+    """
+    return _errors(change, moments).sum()
 
 
 def scales_of(moments: InputMoments, ratio: float, tie: Callable[[Tensor], Tensor]) -> Tensor:
@@ -71,14 +96,14 @@ def scales_of(moments: InputMoments, ratio: float, tie: Callable[[Tensor], Tenso
     return scales / (scales.max() * scales.min()).sqrt()
 
 
-def search_scales(
+def search_ratio(
     weights: Sequence[Tensor],
     moments: InputMoments,
     grid: Grid,
     ratios: Sequence[float],
     tie: Callable[[Tensor], Tensor] = lambda values: values,
-) -> Tensor:
-    """Return the factors ``[in]`` with the least error of layers with the same inputs.
+) -> float:
+    """Return the ratio whose factors (see :func:`scales_of`) give the least error of layers with the same inputs.
 
     Parameters
     ----------
@@ -89,35 +114,26 @@ def search_scales(
     grid
         What the weights will be rounded to.
     ratios
-        To choose from, see :func:`scales_of`.
+        To choose from.
     tie
         Makes inputs equal that must have the same factor.
     """
-    best, least = torch.ones_like(moments.magnitude), float("inf")
+    errors = []
     for ratio in ratios:
         scales = scales_of(moments, ratio, tie)
-        error = 0.0
-        for weight in weights:
-            rounded = round_matrix(weight * scales, grid).numbers() / scales
-            error += float(output_error(rounded - weight, moments))
-        if error < least:
-            best, least = scales, error
-    return best
+        changes = (round_matrix(weight * scales, grid).numbers() / scales - weight for weight in weights)
+        errors.append(sum(float(output_error(change, moments)) for change in changes))
+    return ratios[errors.index(min(errors))]
 
 
 def search_limits(weight: Tensor, moments: InputMoments, grid: Grid) -> tuple[Tensor, Tensor]:
     """Return where to cut off the groups of a weight ``[out, in]``: smallest and largest number, ``[out, groups]``."""
     low, high = limits_of(weight, grid)
-    groups = low.shape[1]
-    # [groups, group, group]: what inputs of a group have to do with each other.
-    size = grid.group
-    blocks = torch.stack([moments.second[i : i + size, i : i + size] for i in range(0, weight.shape[1], size)])
     best, least = torch.ones_like(low), torch.full_like(low, float("inf"))
     for i in range(_CUTS + 1):
         part = 1 - (1 - _SMALLEST_CUT) * i / _CUTS
         change = round_matrix(weight, grid, (low * part, high * part)).numbers() - weight
-        grouped = change.view(len(weight), groups, -1).transpose(0, 1)
-        error = ((grouped @ blocks) * grouped).sum(-1).T
+        error = _errors(change, moments).view(len(weight), low.shape[1], -1).sum(-1)
         is_better = error < least
         best, least = torch.where(is_better, part, best), torch.where(is_better, error, least)
     return low * best, high * best

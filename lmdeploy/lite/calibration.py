@@ -1,16 +1,32 @@
-"""The text that tells which inputs of a layer carry much: from a file, from a data set, or the one that comes along."""
+"""The text that tells which inputs of a layer carry much: from files, from a data set, or the one that comes along.
 
+That is the Declaration of Independence (1776) and the Constitution of the United States (1787 to 1992), in the public
+domain and part of this package, and behind them what Python itself brings: the language reference
+(``pydoc_data.topics``) and modules of its standard library, prose and code.
+"""
+
+import gzip
 import hashlib
 import importlib
+import importlib.util
 import json
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lmdeploy.tokenizer import Tokenizer
 
-# The Declaration of Independence (1776) and the Constitution of the United States (1787 to 1992), in the public domain.
 DEFAULT_TEXT = Path(__file__).parent / "calibration.txt"
+# With many words and some code; they were there in Python 3.10 and are in 3.14.
+_MODULES = (
+    "argparse", "ast", "calendar", "cmd", "codecs", "configparser", "contextlib", "csv", "datetime", "decimal",
+    "difflib", "doctest", "enum", "fractions", "functools", "gettext", "heapq", "imaplib", "inspect", "ipaddress",
+    "locale", "mailbox", "optparse", "os", "pathlib", "pickle", "pickletools", "platform", "pydoc", "random", "shutil",
+    "smtplib", "socketserver", "statistics", "string", "subprocess", "tarfile", "tempfile", "textwrap", "threading",
+    "tokenize", "trace", "turtle", "typing", "zipfile",
+)  # fmt: skip
+_SUFFIXES = (".txt", ".json", ".jsonl")
 # Arguments of `datasets.load_dataset`, and the column with the text.
 _DATA_SETS: dict[str, tuple[dict[str, Any], str]] = {
     "ptb": ({"path": "ptb_text_only", "name": "penn_treebank", "split": "train"}, "sentence"),
@@ -19,7 +35,9 @@ _DATA_SETS: dict[str, tuple[dict[str, Any], str]] = {
         {"path": "allenai/c4", "data_files": {"train": "en/c4-train.00000-of-01024.json.gz"}, "split": "train"},
         "text",
     ),
+    "pileval": ({"path": "mit-han-lab/pile-val-backup", "split": "validation"}, "text"),
 }
+_OTHER_NAMES = {"ptb-new": "ptb", "c4-new": "c4"}  # that LMDeploy takes
 _LARGEST_TEXT = 64 << 20  # characters; more than any sensible number of samples needs
 _SHORTEST_SAMPLE = 32  # tokens; a shorter rest says little
 
@@ -31,8 +49,8 @@ def load_text(source: str | None) -> str:
     ----------
     source
         A text file; a ``.json`` file with a list, or a ``.jsonl`` file with lines, of strings or of objects with a
-        ``text``; one of ``ptb``, ``wikitext2``, ``c4``, which need the package ``datasets``; None: the text that comes
-        with this package.
+        ``text``; each of these also behind ``.gz``; a folder with such files, which are read by name; one of ``ptb``,
+        ``wikitext2``, ``c4``, ``pileval``, which need the package ``datasets``; None: the texts that come along.
 
     Raises
     ------
@@ -40,21 +58,34 @@ def load_text(source: str | None) -> str:
         If there is no such file or data set, or the file holds something else; names the default.
     """
     if source is None:
-        return DEFAULT_TEXT.read_text(encoding="utf-8")
+        return own_text()
     path = Path(source).expanduser()
     try:
         if path.is_file():
             text = _read(path)
-        elif source in _DATA_SETS:
-            text = _load_data_set(source)
+        elif path.is_dir():
+            text = _read_folder(path)
+        elif (name := _OTHER_NAMES.get(source, source)) in _DATA_SETS:
+            text = _load_data_set(name)
         else:
-            raise ValueError(f"is neither a file nor one of {', '.join(_DATA_SETS)}")
+            raise ValueError(f"is neither a file, a folder nor one of {', '.join(_DATA_SETS)}")
         if not text.strip():
             raise ValueError("holds no text")
-    except (OSError, ValueError) as error:
+    except (OSError, EOFError, zlib.error, ValueError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"--calib-dataset {source}: {reason}; without it the text that comes along is used") from error
     return text[:_LARGEST_TEXT]
+
+
+def own_text() -> str:
+    """Return the text that needs no download: more than 2 million characters, the same for one release of Python."""
+    topics = importlib.import_module("pydoc_data.topics").topics
+    parts = [DEFAULT_TEXT.read_text(encoding="utf-8"), *(topics[name] for name in sorted(topics))]
+    for name in _MODULES:
+        found = importlib.util.find_spec(name)
+        if found is not None and found.origin is not None and found.origin.endswith(".py"):
+            parts.append(Path(found.origin).read_text(encoding="utf-8", errors="replace"))
+    return "\n\n".join(parts)
 
 
 def samples_of(text: str, tokenizer: "Tokenizer", count: int, length: int) -> list[list[int]]:
@@ -73,11 +104,27 @@ def digest(samples: list[list[int]]) -> str:
     return hashlib.sha256(json.dumps(samples).encode()).hexdigest()[:16]
 
 
+def _read_folder(folder: Path) -> str:
+    files = [file for file in sorted(folder.iterdir()) if Path(file.name.removesuffix(".gz")).suffix in _SUFFIXES]
+    if not files:
+        raise ValueError(f"is a folder without files that end with {', '.join(_SUFFIXES)}, maybe with .gz behind")
+    return "\n\n".join(map(_read, files))
+
+
 def _read(path: Path) -> str:
-    text = path.read_text(encoding="utf-8")
-    if path.suffix == ".jsonl":
-        return _join([json.loads(line) for line in text.splitlines() if line.strip()])
-    return _join(json.loads(text)) if path.suffix == ".json" else text
+    if path.suffix == ".gz":
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            text = file.read(_LARGEST_TEXT)
+        if len(text) == _LARGEST_TEXT:  # maybe in the middle of a line
+            text = text[: text.rfind("\n") + 1]
+    else:
+        text = path.read_text(encoding="utf-8")
+    match Path(path.name.removesuffix(".gz")).suffix:
+        case ".jsonl":
+            return _join([json.loads(line) for line in text.splitlines() if line.strip()])
+        case ".json":
+            return _join(json.loads(text))
+    return text
 
 
 def _join(entries: Any) -> str:

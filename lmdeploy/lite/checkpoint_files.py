@@ -1,19 +1,60 @@
 """The files of a checkpoint that is made a layer at a time."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from lmdeploy.lite.source_model import SourceModel
 from lmdeploy.turbomind.safetensors_index import INDEX_NAME
 
 _COPIED = (
     "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
     "chat_template*", "*.tiktoken", "*.model", "*.py", "LICENSE*",
+    "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json",
 )  # fmt: skip
+
+_SHARD = 1 << 30  # bytes of what is not in a layer
+
+
+def converted(tensors: dict[str, Tensor], dtype: str) -> dict[str, Tensor]:
+    """Return tensors as they are stored.
+
+    Raises
+    ------
+    ValueError
+        If a number is too large for the type.
+    """
+    target = getattr(torch, dtype)
+    stored = {}
+    for name, tensor in tensors.items():
+        is_number = tensor.is_floating_point()
+        stored[name] = (tensor.to(target) if is_number else tensor).contiguous().cpu()
+        if is_number and not stored[name].isfinite().all():
+            raise ValueError(f"tensor {name} has numbers that are too large for {dtype}; use --dtype bfloat16")
+    return stored
+
+
+def rest_shards(model: SourceModel) -> list[list[str]]:
+    """Return the names of the tensors that belong to no decoder layer, a file's worth at a time."""
+    in_layers = model.tensors_of_layers()
+    shards: list[list[str]] = []
+    size = _SHARD
+    for name, shape in model.shapes.items():
+        if name in in_layers:
+            continue
+        own = 4 * math.prod(shape)
+        if size + own > _SHARD:
+            shards.append([])
+            size = 0
+        shards[-1].append(name)
+        size += own
+    return shards
 
 
 def write_shard(tensors: dict[str, Tensor], path: Path) -> None:

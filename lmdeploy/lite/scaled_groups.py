@@ -1,17 +1,32 @@
 """Which linear layers of a decoder layer have the same inputs, and where these inputs can be divided."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from lmdeploy.errors import UnsupportedModelError
+from lmdeploy.lite.forward.parts import LayerWeights
+from lmdeploy.turbomind.families.experts import has_experts
+from lmdeploy.turbomind.spec import ModelSpec, MoeSpec
 
-_PATHS = (
-    "input_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
-    "post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
-)  # fmt: skip
+
+@dataclass(frozen=True)
+class Producer:
+    """A norm, or a linear layer, that makes inputs which are linear in its outputs.
+
+    Attributes
+    ----------
+    name
+        The engine's.
+    source
+        Which of its outputs each input comes from, ``[in]``; None: the one of the same number.
+    offset
+        What a norm adds to its weight.
+    """
+
+    name: str
+    source: Tensor | None = None
+    offset: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -21,67 +36,127 @@ class ScaledGroup:
     Attributes
     ----------
     consumers
-        Name and module of each layer.
+        Names of the layers that are quantized.
     producer
-        A norm, or a linear layer, whose outputs are the inputs but for factors that are linear in them.
-    source
-        Which of the producer's outputs each input comes from, ``[in]``.
+        None: the inputs cannot be divided where they are made.
+    others
+        Names of layers with the same inputs that stay numbers.
+    watched
+        The layer whose inputs are all there are; a layer with experts gives each of these only some.
+    has_own_inputs
+        Whether each consumer sees other rows.
     """
 
-    consumers: tuple[tuple[str, nn.Linear], ...]
-    producer: Any
-    source: Tensor
+    consumers: tuple[str, ...]
+    producer: Producer | None
+    others: tuple[str, ...] = ()
+    watched: str = ""
+    has_own_inputs: bool = False
+
+    @property
+    def seen_as(self) -> str:
+        """The layer whose inputs are looked at for the whole group."""
+        return self.watched or self.consumers[0]
 
     def tie(self, values: Tensor) -> Tensor:
         """Return ``[in]`` values averaged over the inputs that come from the same output of the producer."""
-        count = torch.bincount(self.source)
-        total = torch.zeros(len(count), device=values.device).index_add_(0, self.source, values)
-        return (total / count)[self.source]
+        if self.producer is None or self.producer.source is None:
+            return values
+        source = self.producer.source.to(values.device)
+        count = torch.bincount(source).clamp(min=1)
+        total = torch.zeros(len(count), device=values.device).index_add_(0, source, values)
+        return (total / count)[source]
 
-    def apply(self, scales: Tensor) -> None:
+    def apply(self, layer: LayerWeights, scales: Tensor) -> None:
         """Multiply the weights with ``scales`` ``[in]`` and divide the inputs, where they are made, by them."""
-        for _, consumer in self.consumers:
-            consumer.weight.mul_(scales)
-        divisor = torch.ones(int(self.source.max()) + 1, device=scales.device).index_copy_(0, self.source, scales)
-        weight = self.producer.weight
-        weight.div_(divisor if weight.dim() == 1 else divisor[:, None])
-        if getattr(self.producer, "bias", None) is not None:
-            self.producer.bias.div_(divisor)
+        if self.producer is None:
+            return
+        for name in (*self.consumers, *self.others):
+            layer.weight(name).mul_(scales)
+        weight, bias = layer.weight(self.producer.name), layer.bias(self.producer.name)
+        divisor = scales
+        if self.producer.source is not None:
+            divisor = torch.ones(len(weight), device=scales.device)
+            divisor = divisor.index_copy_(0, self.producer.source.to(scales.device), scales)
+        if weight.dim() == 1:
+            weight.add_(self.producer.offset).div_(divisor).sub_(self.producer.offset)
+        else:
+            weight.div_(divisor[:, None])
+        if bias is not None:
+            bias.div_(divisor)
 
 
-def groups_of(layer: nn.Module, name: str, head_dim: int) -> list[ScaledGroup]:
-    """Return the groups of a decoder layer of Llama's structure.
+def groups_of(spec: ModelSpec, layer: int) -> list[ScaledGroup]:
+    """Return the groups of a decoder layer."""
+    moe = spec.moe if has_experts(spec, layer) else None
+    attended = ["attention.qkv"]
+    if mla := spec.attention.mla:
+        attended = ["attention.q_down" if mla.q_rank else "attention.q", "attention.kv_down"]
+    inner, shared = _inner(spec, moe)
+    offset = spec.norm.offset
+    if spec.block.shares_norm:
+        joined = ScaledGroup((*attended, *inner), Producer("attention_norm", offset=offset), shared)
+        groups = [joined]
+    else:
+        groups = [
+            ScaledGroup(tuple(attended), Producer("attention_norm", offset=offset)),
+            ScaledGroup(
+                inner,
+                Producer("mlp_norm", offset=offset),
+                shared,
+                watched="moe.router" if moe else "",
+                has_own_inputs=moe is not None,
+            ),
+        ]
+    if mla and mla.q_rank:
+        groups.append(ScaledGroup(("attention.q_up",), Producer("attention.q_down_norm", offset=offset)))
+    groups.append(ScaledGroup(("attention.o",), _values(spec)))
+    return groups + _downs(spec, moe)
 
-    Raises
-    ------
-    UnsupportedModelError
-        If the layer has other parts; says which.
+
+def _inner(spec: ModelSpec, moe: MoeSpec | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the layers behind the MLP's norm, and those of them that stay numbers."""
+    if moe is None:
+        return (("mlp.gate_up" if spec.mlp.is_gated else "mlp.up"),), ()
+    experts = tuple(f"moe.experts.{number}.gate_up" for number in range(moe.num_experts))
+    shared = ("moe.shared.gate_up",) if moe.shared_intermediate_size else ()
+    return (*experts, *shared), ("moe.router", *(("moe.shared_gate",) if moe.has_shared_gate else ()))
+
+
+def _values(spec: ModelSpec) -> Producer | None:
+    """Return what makes the inputs of the layer behind attention."""
+    if spec.attention.qkv_clip:  # values are cut off on the way
+        return None
+    if mla := spec.attention.mla:
+        heads = torch.arange(spec.num_heads)[:, None] * (mla.nope_dim + mla.value_dim)
+        return Producer("attention.kv_up", (heads + mla.nope_dim + torch.arange(mla.value_dim)).flatten())
+    # A head of values serves several heads of queries.
+    first = (spec.num_heads + spec.num_kv_heads) * spec.head_dim
+    rows = first + torch.arange(spec.num_kv_heads * spec.head_dim).view(spec.num_kv_heads, 1, spec.head_dim)
+    return Producer("attention.qkv", rows.expand(-1, spec.num_heads // spec.num_kv_heads, -1).flatten())
+
+
+def _downs(spec: ModelSpec, moe: MoeSpec | None) -> list[ScaledGroup]:
+    """Return the groups of the last layer of each MLP: what is up goes linearly into its inputs, if there is a gate."""
+
+    def group(name: str, size: int) -> ScaledGroup:
+        is_linear = spec.mlp.is_gated and spec.mlp.activation != "clamped_swiglu"
+        producer = Producer(f"{name}.gate_up", size + torch.arange(size)) if is_linear else None
+        return ScaledGroup((f"{name}.down",), producer)
+
+    if moe is None:
+        return [group("mlp", spec.intermediate_size)]
+    groups = [group(f"moe.experts.{number}", moe.intermediate_size) for number in range(moe.num_experts)]
+    if moe.shared_intermediate_size:
+        groups.append(group("moe.shared", moe.shared_intermediate_size))
+    return groups
+
+
+def rows_left_whole(spec: ModelSpec, name: str) -> int:
+    """Return how many first rows of a layer make queries and keys.
+
+    These meet in a product, where cutting weights off on both sides adds up.
     """
-    parts: dict[str, Any] = {}
-    for path in _PATHS:
-        try:
-            parts[path.rpartition(".")[2]] = layer.get_submodule(path)
-        except AttributeError as error:
-            raise UnsupportedModelError(
-                f"{name} cannot be quantized: its layers have no {path} (layers like Llama's are supported)"
-            ) from error
-    linear = {key: part for key, part in parts.items() if key.endswith("_proj")}
-    strange = [key for key, part in linear.items() if not isinstance(part, nn.Linear)]
-    if strange:
-        raise UnsupportedModelError(f"{name} cannot be quantized: {', '.join(strange)} are no linear layers")
-
-    def group(producer: str, *consumers: str, source: Tensor | None = None) -> ScaledGroup:
-        named = tuple((path, linear[key]) for path in _PATHS if (key := path.rpartition(".")[2]) in consumers)
-        features, device = named[0][1].in_features, named[0][1].weight.device
-        return ScaledGroup(named, parts[producer], torch.arange(features, device=device) if source is None else source)
-
-    # A head of values serves several heads of queries, whose outputs are the inputs of o_proj.
-    value_heads = linear["v_proj"].out_features // head_dim
-    queries = linear["o_proj"].in_features // head_dim // value_heads
-    values = torch.arange(value_heads * head_dim, device=linear["v_proj"].weight.device).view(value_heads, 1, head_dim)
-    return [
-        group("input_layernorm", "q_proj", "k_proj", "v_proj"),
-        group("v_proj", "o_proj", source=values.expand(-1, queries, -1).reshape(-1)),
-        group("post_attention_layernorm", "gate_proj", "up_proj"),
-        group("up_proj", "down_proj"),
-    ]
+    if name == "attention.qkv":
+        return (spec.num_heads + spec.num_kv_heads) * spec.head_dim
+    return 1 << 30 if name.startswith(("attention.q", "attention.kv")) else 0

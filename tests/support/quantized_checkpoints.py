@@ -154,9 +154,7 @@ def damage(directory: Path, change: Change) -> Path:
 
 def decode_awq(directory: Path, group_size: int) -> dict[str, torch.Tensor]:
     """Return a checkpoint's tensors with the numbers ``X.weight`` in place of AWQ codes."""
-    tensors: dict[str, torch.Tensor] = {}
-    for file in directory.glob("*.safetensors"):
-        tensors |= load_file(file)
+    tensors = stored_tensors(directory)
     for layer in [name.removesuffix(".qweight") for name in tensors if name.endswith(".qweight")]:
         codes, zeros = (_unpack_awq(tensors.pop(f"{layer}.{part}").numpy()) for part in ("qweight", "qzeros"))
         groups = np.arange(len(codes)) // (len(codes) if group_size == -1 else group_size)
@@ -170,3 +168,60 @@ def _unpack_awq(words: np.ndarray) -> np.ndarray:
     values = np.empty_like(nibbles)
     values[..., list(AWQ_ORDER)] = nibbles
     return values.reshape(len(words), -1).astype(np.int64)
+
+
+def decode_gptq(directory: Path, bits: int = 4) -> dict[str, torch.Tensor]:
+    """Return a checkpoint's tensors with the numbers ``X.weight`` in place of GPTQ codes."""
+    quantization = json.loads((directory / "config.json").read_text())["quantization_config"]
+    tensors = stored_tensors(directory)
+    for layer in [name.removesuffix(".qweight") for name in tensors if name.endswith(".qweight")]:
+        codes = _unpack_plain(tensors.pop(f"{layer}.qweight").T.contiguous().numpy(), bits).T
+        zeros = _unpack_plain(tensors.pop(f"{layer}.qzeros").numpy(), bits)
+        if quantization["checkpoint_format"] == "gptq":
+            zeros = zeros + 1
+        stored = Codes(codes, zeros, tensors.pop(f"{layer}.scales"), tensors.pop(f"{layer}.g_idx").numpy())
+        tensors[f"{layer}.weight"] = stored.dequantized()
+    return tensors
+
+
+def _unpack_plain(words: np.ndarray, bits: int) -> np.ndarray:
+    shifts = np.arange(0, 32, bits, dtype=np.uint32)
+    values = (words.view(np.uint32)[..., None] >> shifts) & ((1 << bits) - 1)
+    return values.reshape(len(words), -1).astype(np.int64)
+
+
+def decode_smooth_quant(directory: Path) -> dict[str, torch.Tensor]:
+    """Return a checkpoint's tensors with the numbers ``X.weight`` in place of 8-bit codes with scales."""
+    tensors = stored_tensors(directory)
+    for layer in [name.removesuffix(".scale") for name in tensors if name.endswith(".scale")]:
+        tensors[f"{layer}.weight"] = tensors[f"{layer}.weight"].float() * tensors.pop(f"{layer}.scale")
+    return tensors
+
+
+def stored_tensors(directory: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of all files of a checkpoint."""
+    tensors: dict[str, torch.Tensor] = {}
+    for file in directory.glob("*.safetensors"):
+        tensors |= load_file(file)
+    return tensors
+
+
+def save_decoded(source: Path, target: Path) -> Path:
+    """Write a checkpoint of the numbers that the codes of another one stand for; return its folder."""
+    config = json.loads((source / "config.json").read_text())
+    quantization = config.pop("quantization_config")
+    match quantization["quant_method"]:
+        case "awq":
+            tensors = decode_awq(source, quantization["group_size"])
+        case "gptq":
+            tensors = decode_gptq(source, quantization["bits"])
+        case _:
+            tensors = decode_smooth_quant(source)
+    target.mkdir()
+    for file in source.iterdir():
+        if file.suffix != ".safetensors" and not file.name.endswith("index.json"):
+            shutil.copyfile(file, target / file.name)
+    (target / "config.json").write_text(json.dumps(config))
+    kept = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(kept, target / "model.safetensors", metadata={"format": "pt"})
+    return target

@@ -19,13 +19,15 @@ OPTIONS = [row for row in ROWS if row["option"].startswith("-") and "--help" not
 POSITIONALS = {
     "chat": ["m"], "chat torch": ["m"], "chat turbomind": ["m"], "convert": ["name", "m"], "serve api_server": ["m"],
     "serve gradio": ["m"], "serve api_client": ["http://x"], "serve triton_client": ["x:1"],
-    "lite auto_awq": ["m"], "lite smooth_quant": ["m"],
+    "lite auto_awq": ["m"], "lite smooth_quant": ["m"], "lite auto_gptq": ["m"], "lite calibrate": ["m"],
+    "lite kv_qparams": ["m", "t"],
 }  # fmt: skip
 # Where the default is another one than documented, and why.
 OTHER_DEFAULTS = {
     "--device": "a GPU is used where there is one, as documented; without one this product runs on the CPU",
     "--max-log-len": "prompts are not logged unless that is asked for",
     "--session-id": "two terminals must not share a conversation, so a number is drawn",
+    "--w-group-size": "128, or the largest size below that fits the model's layers",
     "--calib-dataset": "a text that comes along needs no download",
     "--model-name": "empty, which means the same",
     "--chat-template": "empty, which means the same",
@@ -123,10 +125,20 @@ def test_a_command_without_its_subcommand_shows_help(command: list[str], capsys:
 
 
 def test_methods_that_are_not_there_say_what_to_use(capsys: pytest.CaptureFixture[str]) -> None:
-    for method in ("auto_gptq", "calibrate", "kv_qparams", "get_small_sharded_hf"):
-        args = parse(["lite", method, "a", "--calib-samples", "3"])
-        assert args.run(args) == 2
-        assert f"lite {method} is not there: " in capsys.readouterr().err
+    args = parse(["lite", "get_small_sharded_hf", "a", "--calib-samples", "3"])
+    assert args.run(args) == 2
+    assert "lite get_small_sharded_hf is not there: " in capsys.readouterr().err
+
+
+def test_an_old_command_for_scales_of_the_cache_says_that_none_are_needed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = parse(["lite", "kv_qparams", str(tmp_path), str(tmp_path), "--kv-bits", "4"])
+    assert args.run(args) == 0
+    assert "the engines need no scales file; serve with --quant-policy 4" in capsys.readouterr().out
+    args = parse(["lite", "kv_qparams", str(tmp_path / "none"), str(tmp_path)])
+    assert args.run(args) == 1
+    assert "is no folder" in capsys.readouterr().err
 
 
 def test_environment_and_options_are_merged_and_options_win(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from gguf import GGUFReader, GGUFWriter
 from safetensors import safe_open
 
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
-from lmdeploy.lite.decoder_layers import WeightFiles
+from lmdeploy.lite.source_model import SourceModel
 from lmdeploy.paths import locate_model, workspace_engine_dir
 from lmdeploy.turbomind.convert import convert
 from lmdeploy.turbomind.engine_dir import resolve
@@ -186,7 +186,7 @@ def test_what_has_no_use_for_a_file_says_so(file: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="GGUF files run on the engine turbomind alone"):
         resolve(file, backend="pytorch")
     with pytest.raises(UnsupportedModelError, match="GGUF files are not made smaller: take the model as safetensors"):
-        WeightFiles(locate_model(str(file)))
+        SourceModel(locate_model(str(file)), torch.device("cpu"))
 
 
 def test_a_file_is_described_without_transformers_and_torch(file: Path) -> None:

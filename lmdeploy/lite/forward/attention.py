@@ -1,0 +1,102 @@
+"""Attention of a whole text to itself, plain or latent."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from lmdeploy.lite.forward.parts import LayerWeights
+from lmdeploy.lite.forward.rotation import rotated
+from lmdeploy.turbomind.spec import MlaSpec, ModelSpec, RopeSpec
+
+_QUERIES = 256  # whose scores are in memory at a time
+
+
+def attention(spec: ModelSpec, weights: LayerWeights, layer: int, x: Tensor) -> Tensor:
+    """Return what attention of a layer gives for its normed input ``[batch, tokens, hidden]``."""
+    rope = _rope_of(spec, layer)
+    mla = spec.attention.mla
+    q, k, v = _plain_heads(spec, weights, rope, x) if mla is None else _latent_heads(spec, mla, weights, rope, x)
+    group = q.shape[1] // k.shape[1]
+    if group > 1:
+        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    windows = spec.attention.windows
+    window = windows[layer] if windows else 0
+    found = _attend(spec, weights, q, k, v, 0 if window >= x.shape[1] else window)
+    return weights.linear("attention.o", found.transpose(1, 2).flatten(2))
+
+
+def _rope_of(spec: ModelSpec, layer: int) -> RopeSpec | None:
+    number = spec.layer_ropes[layer] if spec.layer_ropes else 0
+    return spec.ropes[number] if spec.ropes and number >= 0 else None
+
+
+def _heads(x: Tensor, count: int) -> Tensor:
+    return x.unflatten(-1, (count, -1)).transpose(1, 2)
+
+
+def _plain_heads(
+    spec: ModelSpec, weights: LayerWeights, rope: RopeSpec | None, x: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries, keys and values, ``[batch, heads, tokens, head_dim]``."""
+    joined = weights.linear("attention.qkv", x)
+    if clip := spec.attention.qkv_clip:
+        joined = joined.clamp(-clip, clip)
+    queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    q, k, v = joined.split((queries, keys, keys), dim=-1)
+    if spec.attention.qk_norm == "projection":
+        q, k = (weights.norm(f"attention.{name}_norm", part, spec.norm) for name, part in (("q", q), ("k", k)))
+    q, k, v = _heads(q, spec.num_heads), _heads(k, spec.num_kv_heads), _heads(v, spec.num_kv_heads)
+    if spec.attention.qk_norm == "head":
+        q, k = (weights.norm(f"attention.{name}_norm", part, spec.norm) for name, part in (("q", q), ("k", k)))
+    return rotated(q, rope), rotated(k, rope), v
+
+
+def _latent_heads(
+    spec: ModelSpec, mla: MlaSpec, weights: LayerWeights, rope: RopeSpec | None, x: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries, keys and values of latent attention, ``[batch, heads, tokens, ...]``."""
+    if mla.q_rank:
+        latent = weights.norm("attention.q_down_norm", weights.linear("attention.q_down", x), spec.norm, mla.norm_eps)
+        q = weights.linear("attention.q_up", latent)
+    else:
+        q = weights.linear("attention.q", x)
+    q_plain, q_turned = _heads(q, spec.num_heads).split((mla.nope_dim, mla.rope_dim), dim=-1)
+    latent, shared_key = weights.linear("attention.kv_down", x).split((mla.kv_rank, mla.rope_dim), dim=-1)
+    latent = weights.norm("attention.kv_down_norm", latent, spec.norm, mla.norm_eps)
+    k_plain, v = _heads(weights.linear("attention.kv_up", latent), spec.num_heads).split(
+        (mla.nope_dim, mla.value_dim), dim=-1
+    )
+    key = rotated(shared_key[:, None], rope).expand(-1, spec.num_heads, -1, -1)
+    return torch.cat((q_plain, rotated(q_turned, rope)), -1), torch.cat((k_plain, key), -1), v
+
+
+def _attend(spec: ModelSpec, weights: LayerWeights, q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+    """Return what each query finds among the keys up to its own position, ``[batch, heads, tokens, value_dim]``."""
+    own = spec.attention
+    sinks = weights.tensors.get("attention.sinks")
+    if not (window or own.softcap or own.alibi_slopes or sinks is not None):
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=own.scale)
+    slopes = torch.tensor(own.alibi_slopes, device=q.device)
+    found = []
+    for begin in range(0, q.shape[2], _QUERIES):
+        end = min(begin + _QUERIES, q.shape[2])
+        first = max(0, begin - window + 1) if window else 0
+        distance = (
+            torch.arange(begin, end, device=q.device)[:, None] - torch.arange(first, end, device=q.device)[None, :]
+        )
+        scores = own.scale * (q[:, :, begin:end] @ k[:, :, first:end].transpose(-1, -2))
+        if own.softcap:
+            scores = own.softcap * torch.tanh(scores / own.softcap)
+        if len(slopes):
+            scores = scores - slopes[:, None, None] * distance
+        is_hidden = distance < 0
+        if window:
+            is_hidden |= distance >= window
+        scores = scores.masked_fill(is_hidden, float("-inf"))
+        if sinks is None:
+            shares = scores.softmax(-1)
+        else:
+            sink = sinks[None, :, None, None].expand(len(q), -1, end - begin, 1)
+            shares = torch.cat((scores, sink), -1).softmax(-1)[..., :-1]
+        found.append(shares @ v[:, :, first:end])
+    return torch.cat(found, dim=2)

@@ -1,0 +1,69 @@
+"""A mixture of experts, as backend_cpp/kernels/cpu/moe.cc chooses and adds them."""
+
+import torch
+from torch import Tensor
+
+from lmdeploy.lite.forward.parts import LayerWeights, activate
+from lmdeploy.turbomind.spec import ModelSpec, MoeSpec, RouterSpec
+
+
+def mixture(spec: ModelSpec, moe: MoeSpec, weights: LayerWeights, x: Tensor) -> Tensor:
+    """Return what the experts of a layer give for its normed input ``[..., hidden]``."""
+    rows = x.flatten(0, -2)
+    logits = weights.linear("moe.router", rows)
+    chosen, shares = _route(moe, logits, weights.tensors.get("moe.router.correction"))
+    total = torch.zeros_like(rows)
+    for number in range(moe.num_experts):
+        row, rank = (chosen == number).nonzero(as_tuple=True)
+        if len(row):
+            own = _expert(spec, weights, f"moe.experts.{number}", rows[row])
+            total.index_add_(0, row, own * shares[row, rank, None])
+    if moe.shared_intermediate_size:
+        shared = _expert(spec, weights, "moe.shared", rows)
+        if moe.has_shared_gate:
+            shared = shared * torch.sigmoid(weights.linear("moe.shared_gate", rows))
+        total += shared
+    return total.view_as(x)
+
+
+def _expert(spec: ModelSpec, weights: LayerWeights, name: str, rows: Tensor) -> Tensor:
+    inner = activate(spec.mlp.activation, weights.linear(f"{name}.gate_up", rows), is_gated=True)
+    return weights.linear(f"{name}.down", inner)
+
+
+def _route(moe: MoeSpec, logits: Tensor, correction: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return numbers and shares of each row's experts, ``[rows, experts_per_token]``."""
+    router = moe.router
+    if router.score == "sparsemixer":
+        chosen, shares = _mix(router, logits, moe.experts_per_token)
+    else:
+        scores = logits.sigmoid() if router.score == "sigmoid" else logits.softmax(-1)
+        choice = scores if correction is None else scores + correction
+        if router.top_groups < router.groups:
+            choice = _of_best_groups(router, choice)
+        chosen = choice.topk(moe.experts_per_token, dim=-1).indices
+        shares = scores.gather(-1, chosen)
+    if router.normalizes:
+        shares = shares / shares.sum(-1, keepdim=True)
+    return chosen, shares * router.scale
+
+
+def _of_best_groups(router: RouterSpec, choice: Tensor) -> Tensor:
+    grouped = choice.unflatten(-1, (router.groups, -1))
+    worth = grouped.topk(2, dim=-1).values.sum(-1) if router.group_score == "top2" else grouped.amax(-1)
+    is_kept = torch.zeros_like(worth, dtype=torch.bool)
+    is_kept.scatter_(-1, worth.topk(router.top_groups, dim=-1).indices, value=True)
+    return grouped.masked_fill(~is_kept[..., None], float("-inf")).flatten(-2)
+
+
+def _mix(router: RouterSpec, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return experts one after the other, each with its share among those near it that are not taken (SparseMixer)."""
+    chosen, shares = [], []
+    left = logits
+    for _ in range(count):
+        top, best = left.max(-1, keepdim=True)
+        is_far = (top - logits) / torch.maximum(logits.abs(), top) > 2 * router.jitter
+        shares.append(left.masked_fill(is_far, float("-inf")).softmax(-1).gather(-1, best))
+        chosen.append(best)
+        left = left.scatter(-1, best, float("-inf"))
+    return torch.cat(chosen, -1), torch.cat(shares, -1)

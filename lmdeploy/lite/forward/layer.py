@@ -1,0 +1,35 @@
+"""A decoder layer."""
+
+from torch import Tensor
+
+from lmdeploy.lite.forward.attention import attention
+from lmdeploy.lite.forward.experts import mixture
+from lmdeploy.lite.forward.parts import LayerWeights, activate
+from lmdeploy.turbomind.families.experts import has_experts
+from lmdeploy.turbomind.spec import ModelSpec
+
+
+def run_layer(spec: ModelSpec, weights: LayerWeights, layer: int, hidden: Tensor) -> Tensor:
+    """Return what a layer makes of ``[batch, tokens, hidden]``."""
+    block = spec.block
+    normed = weights.norm("attention_norm", hidden, spec.norm)
+    attended = attention(spec, weights, layer, normed)
+    if block.has_output_norms:
+        attended = weights.norm("attention_output_norm", attended, spec.norm)
+    if not block.is_parallel:
+        hidden = hidden + block.residual_scale * attended
+    if not block.shares_norm:
+        normed = weights.norm("mlp_norm", hidden, spec.norm)
+    inner = _mlp(spec, weights, layer, normed)
+    if block.has_output_norms:
+        inner = weights.norm("mlp_output_norm", inner, spec.norm)
+    hidden = hidden + block.residual_scale * inner
+    return hidden + block.residual_scale * attended if block.is_parallel else hidden
+
+
+def _mlp(spec: ModelSpec, weights: LayerWeights, layer: int, x: Tensor) -> Tensor:
+    if spec.moe is not None and has_experts(spec, layer):
+        return mixture(spec, spec.moe, weights, x)
+    is_gated = spec.mlp.is_gated
+    inner = weights.linear("mlp.gate_up" if is_gated else "mlp.up", x)
+    return weights.linear("mlp.down", activate(spec.mlp.activation, inner, is_gated=is_gated))

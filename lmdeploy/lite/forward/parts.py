@@ -1,0 +1,79 @@
+"""What the halves of a decoder layer are made of: linear layers that can be watched, norms, activations."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from lmdeploy.turbomind.spec import NormSpec
+
+_GATE_LIMIT, _GATE_SLOPE = 7.0, 1.702  # of clamped_swiglu
+_PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "relu": functional.relu,
+    "relu2": lambda x: functional.relu(x).square(),
+}
+
+Watch = Callable[[str, Tensor], None]
+
+
+class LayerWeights:
+    """The tensors of a layer by the engine's names, and who looks at the inputs of its linear layers.
+
+    Attributes
+    ----------
+    tensors
+        ``attention.qkv.weight`` and so on, float32.
+    watch
+        Called with the name of each linear layer and its inputs ``[..., in]``.
+    watch_output
+        The same with its outputs ``[..., out]``.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.tensors = dict(tensors)
+        self.watch: Watch | None = None
+        self.watch_output: Watch | None = None
+
+    def __contains__(self, name: str) -> bool:
+        return f"{name}.weight" in self.tensors
+
+    def weight(self, name: str) -> Tensor:
+        """Return the weight of a linear layer ``[out, in]`` or of a norm ``[features]``."""
+        return self.tensors[f"{name}.weight"]
+
+    def bias(self, name: str) -> Tensor | None:
+        """Return the bias ``[out]`` of a linear layer or a norm, if it has one."""
+        return self.tensors.get(f"{name}.bias")
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        """Return what a linear layer makes of ``[..., in]``."""
+        if self.watch is not None:
+            self.watch(name, x)
+        y = functional.linear(x, self.weight(name), self.bias(name))
+        if self.watch_output is not None:
+            self.watch_output(name, y)
+        return y
+
+    def norm(self, name: str, x: Tensor, spec: NormSpec, eps: float | None = None) -> Tensor:
+        """Return the normed rows of ``[..., features]``; ``eps`` in place of the spec's."""
+        if spec.kind == "layer":
+            x = x - x.mean(-1, keepdim=True)
+        x = x * (x.square().mean(-1, keepdim=True) + (spec.eps if eps is None else eps)).rsqrt()
+        x = x * (self.weight(name) + spec.offset)
+        bias = self.bias(name)
+        return x if bias is None else x + bias
+
+
+def activate(kind: str, x: Tensor, *, is_gated: bool) -> Tensor:
+    """Return the activation of ``[..., size]``, or, gated, of ``[..., 2 size]``: gates first."""
+    if not is_gated:
+        return _PLAIN[kind](x)
+    gate, up = x.chunk(2, dim=-1)
+    if kind != "clamped_swiglu":
+        return _PLAIN[kind](gate) * up
+    gate = gate.clamp(max=_GATE_LIMIT)
+    return (up.clamp(-_GATE_LIMIT, _GATE_LIMIT) + 1) * gate * torch.sigmoid(_GATE_SLOPE * gate)

@@ -1,0 +1,57 @@
+"""What the decoder layers work on, in files: a text of some length takes more memory than a layer."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class HiddenStates:
+    """The inputs of each layer for batches of a text, float32, one file a layer.
+
+    Parameters
+    ----------
+    folder
+        Where the files are.
+    shapes
+        Samples and tokens of each batch.
+    hidden_size
+        Numbers of a token.
+    device
+        Where tensors are wanted.
+    """
+
+    def __init__(self, folder: Path, shapes: list[tuple[int, int]], hidden_size: int, device: torch.device) -> None:
+        self._folder = folder
+        self._shapes = shapes
+        self._hidden_size = hidden_size
+        self._device = device
+
+    def has(self, layer: int) -> bool:
+        """Return whether the inputs of a layer are there, whole."""
+        return self._path(layer).is_file()
+
+    def write(self, layer: int, batches: Iterable[Tensor]) -> None:
+        """Keep the inputs of a layer, ``[samples, tokens, hidden]`` each; they appear whole or not at all."""
+        scratch = self._path(layer).with_suffix(".part")
+        with scratch.open("wb") as file:
+            for batch in batches:
+                file.write(batch.detach().float().cpu().contiguous().numpy().tobytes())
+        scratch.replace(self._path(layer))
+
+    def read(self, layer: int) -> Iterator[Tensor]:
+        """Yield the inputs of a layer, a batch at a time."""
+        with self._path(layer).open("rb") as file:
+            for samples, tokens in self._shapes:
+                shape = (samples, tokens, self._hidden_size)
+                values = np.fromfile(file, dtype=np.float32, count=samples * tokens * self._hidden_size)
+                yield torch.from_numpy(values.reshape(shape)).to(self._device)
+
+    def drop(self, layer: int) -> None:
+        """Forget the inputs of a layer."""
+        self._path(layer).unlink(missing_ok=True)
+
+    def _path(self, layer: int) -> Path:
+        return self._folder / f"hidden-{layer:05}.bin"

@@ -1,0 +1,146 @@
+"""A checkpoint as the engine's families describe it, one decoder layer in memory at a time."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from lmdeploy.errors import CheckpointError, UnsupportedModelError
+from lmdeploy.lite.forward.layer import run_layer
+from lmdeploy.lite.forward.parts import LayerWeights
+from lmdeploy.lite.source_rows import RowMap, Tree, evaluate, loads_in, operations_in
+from lmdeploy.turbomind.checkpoint import describe, read_config
+from lmdeploy.turbomind.rewritten import readable_checkpoint
+from lmdeploy.turbomind.safetensors_index import SafetensorsIndex, linked_gguf_files, read_checkpoint
+from lmdeploy.turbomind.spec import ModelSpec
+
+_LAYER = re.compile(r"layers\.(\d+)\.(.*)")
+
+
+class WeightFiles:
+    """The tensors of a checkpoint, read when asked for."""
+
+    def __init__(self, index: SafetensorsIndex) -> None:
+        self.index = index
+        self._files: dict[int, Any] = {}
+
+    def tensor(self, name: str) -> Tensor:
+        """Return a tensor, in the type it is stored in."""
+        number = self.index.tensors[name].file
+        if number not in self._files:
+            self._files[number] = safe_open(str(self.index.files[number]), "pt")
+        tensor: Tensor = self._files[number].get_tensor(name)
+        return tensor
+
+
+class SourceModel:
+    """A model that is not quantized yet.
+
+    Parameters
+    ----------
+    directory
+        A Hugging Face directory, or one in another form that the engine reads.
+    device
+        Where to compute, in float32.
+
+    Attributes
+    ----------
+    directory
+        Where the checkpoint is as safetensors.
+    spec
+        What the engine knows of the model.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If the engine does not serve the model, or its layers are stored in a way that quantized files have no form for.
+    CheckpointError
+        If the checkpoint is incomplete, or quantized already.
+    """
+
+    def __init__(self, directory: Path, device: torch.device) -> None:
+        self.directory = readable_checkpoint(directory)
+        self.device = device
+        if given := read_config(self.directory).get("quantization_config"):
+            form = given.get("quant_method") if isinstance(given, dict) else given
+            raise CheckpointError(
+                directory, [f"is quantized already ({form}): serve it as it is, or give the original model"]
+            )
+        if linked_gguf_files(self.directory):
+            raise UnsupportedModelError("GGUF files are not made smaller: take the model as safetensors")
+        description = describe(self.directory, directory.name)
+        self.spec: ModelSpec = description.spec
+        self.name = self.spec.architecture
+        self.files = WeightFiles(read_checkpoint(self.directory))
+        self.shapes = {name: info.shape for name, info in self.files.index.tensors.items()}
+        self._outside: dict[str, Tree] = {}
+        self._layers: list[dict[str, Tree]] = [{} for _ in range(self.spec.num_layers)]
+        for name, tree in description.manifest.tensors.items():
+            found = _LAYER.fullmatch(name)
+            if found is None:
+                self._outside[name] = tree
+            else:
+                self._layers[int(found[1])][found[2]] = tree
+        self._refuse_stacks()
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def trees(self, number: int) -> Mapping[str, Tree]:
+        """Return the expressions of a layer's tensors by the engine's names."""
+        return self._layers[number]
+
+    def layer(self, number: int) -> LayerWeights:
+        """Return a layer's tensors in float32. The caller drops them."""
+        return LayerWeights({name: self._evaluate(tree) for name, tree in self._layers[number].items()})
+
+    def run(self, number: int, weights: LayerWeights, hidden: Tensor) -> Tensor:
+        """Return what layer ``number`` with these weights makes of ``[batch, tokens, hidden]``."""
+        return run_layer(self.spec, weights, number, hidden)
+
+    def embedded(self, batches: list[Tensor]) -> list[Tensor]:
+        """Return the first layer's inputs for batches of token ids ``[samples, tokens]``."""
+        tree = self._outside["token_embedding"]
+        table = evaluate(tree, self.files.tensor, lambda shape: shape)
+        return [table[ids].float() * self.spec.embedding_scale for ids in batches]
+
+    def longest_text(self) -> int:
+        """Return how many tokens the model reads without its positions being stretched."""
+        longest = [self.spec.max_position_embeddings, self.spec.attention.logn_length or 1 << 30]
+        return min(longest + [rope.stretch.length for rope in self.spec.ropes if rope.stretch is not None])
+
+    def tensors_of_layers(self) -> set[str]:
+        """Return the names of the checkpoint's tensors that layers are made of."""
+        return {name for layer in self._layers for tree in layer.values() for name in loads_in(tree)}
+
+    def tensors_of_decoder(self) -> set[str]:
+        """Return the names of the checkpoint's tensors that the decoder reads, in layers or not."""
+        return self.tensors_of_layers() | {name for tree in self._outside.values() for name in loads_in(tree)}
+
+    def row_map(self, number: int, name: str) -> RowMap:
+        """Return where the rows of a layer's tensor lie in the checkpoint."""
+        return RowMap(self._layers[number][name], self.shapes)
+
+    def _evaluate(self, tree: Tree) -> Tensor:
+        return evaluate(tree, lambda name: self.files.tensor(name).float(), lambda shape: shape).to(self.device)
+
+    def _refuse_stacks(self) -> None:
+        for layer in self._layers:
+            for name, tree in layer.items():
+                if "mxfp4" in operations_in(tree):
+                    raise UnsupportedModelError(
+                        f"{self.name} cannot be quantized: its experts are 4-bit floats (MXFP4) already"
+                    )
+                stacked = [
+                    load for load in loads_in(tree) if ".experts." in name and not load.endswith((".weight", ".bias"))
+                ]
+                if stacked:
+                    raise UnsupportedModelError(
+                        f"{self.name} cannot be quantized: {stacked[0]} holds all experts of a layer in one tensor, "
+                        "which AWQ, GPTQ and W8A8 files have no form for; serve it with --weight-bits 4 or 8, which "
+                        "rounds while loading"
+                    )

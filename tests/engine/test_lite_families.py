@@ -1,0 +1,168 @@
+"""Every family that the engine serves is made smaller, or refused with the reason.
+
+A tiny random checkpoint is quantized and run by the engine. Its logits must be those of the numbers that the codes
+stand for, decoded by the test, but for the rounding of activations, and near those of the model it was made from: a
+norm, bias or row scaled at the wrong place is much further off.
+"""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lmdeploy.errors import CheckpointError, UnsupportedModelError
+from lmdeploy.lite.auto_awq import AwqSettings, auto_awq
+from lmdeploy.lite.auto_gptq import GptqSettings, auto_gptq
+from lmdeploy.lite.smooth_quant import SmoothQuantSettings, smooth_quant
+from lmdeploy.turbomind.families import families
+from tests.engine.test_model_families import CASES, Case
+from tests.support import published
+from tests.support.mllama_reference import make_tiny_mllama
+from tests.support.quantized_checkpoints import save_decoded
+from tests.support.tiny_models import make_small
+from tests.support.tiny_vision_models import make_tiny_gemma3, make_tiny_llava, make_tiny_qwen_vl
+from tests.support.token_engine import TokenEngine
+
+PROMPT = [(37 * i * i + 11 * i) % 250 + 2 for i in range(40)]
+TEXT = {"calib_samples": 2, "calib_seqlen": 96}
+EIGHT_HEADS = {"num_attention_heads": 8}
+# What shows a family, by architecture; names are those of test_model_families.py.
+SHOWN = {
+    "BaichuanForCausalLM": "Baichuan 13B",
+    "ChatGLMModel": "ChatGLM3",
+    "DeepseekForCausalLM": "DeepSeek-MoE",
+    "DeepseekV2ForCausalLM": "DeepSeek-V2",
+    "DeepseekV3ForCausalLM": "DeepSeek-V3",
+    "FalconForCausalLM": "Falcon 40B",
+    "Gemma2ForCausalLM": "Gemma 2",
+    "Gemma3ForCausalLM": "Gemma 3",
+    "GemmaForCausalLM": "Gemma",
+    "Glm4ForCausalLM": "GLM-4-0414",
+    "GlmForCausalLM": "GLM-4",
+    "GraniteForCausalLM": "Granite",
+    "InternLM2ForCausalLM": "InternLM2",
+    "InternLM3ForCausalLM": "InternLM3",
+    "InternLMForCausalLM": "InternLM",
+    "LlamaForCausalLM": "Llama with biases",
+    "MiniCPM3ForCausalLM": "MiniCPM3",
+    "MistralForCausalLM": "Mistral with windows",
+    "MixtralForCausalLM": "Mixtral",
+    "Phi3ForCausalLM": "Phi-3.5",
+    "PhimoeForCausalLM": "Phi-3.5-MoE with longrope",
+    "QWenLMHeadModel": "Qwen",
+    "Qwen2ForCausalLM": "Qwen2 with windows",
+    "Qwen2MoeForCausalLM": "Qwen2-MoE",
+    "Qwen3ForCausalLM": "Qwen3",
+    "Qwen3MoeForCausalLM": "Qwen3-MoE",
+    "SmolLM3ForCausalLM": "SmolLM3",
+    "Starcoder2ForCausalLM": "StarCoder2",
+}
+FURTHER = {
+    "Falcon 7B, halves that share a norm": CASES["Falcon 7B"],
+    "Falcon RW": CASES["Falcon RW"],
+    "Molmo": Case("Qwen2ForCausalLM", {"tie_word_embeddings": False}, published.molmo),
+}
+OTHER_NAMES = {"BaiChuanForCausalLM", "ChatGLMForConditionalGeneration"}
+SHOWN_ELSEWHERE = {"MolmoForCausalLM", "MllamaForConditionalGeneration"}
+STACKED = r"holds all experts of a layer in one tensor, .* serve it with --weight-bits"
+REFUSED = {
+    "DbrxForCausalLM": ("DBRX", STACKED),
+    "GptOssForCausalLM": ("GPT-OSS", STACKED),
+}
+SIZES: dict[str, dict[str, Any]] = {"Phi-3.5": EIGHT_HEADS, "Phi-3.5-MoE with longrope": EIGHT_HEADS}
+
+
+def make_case(directory: Path, name: str, case: Case) -> Path:
+    sizes = {} if name == "DBRX" else {"hidden_size": 64, "initializer_range": 0.05}
+    make_small(directory, case.architecture, **(sizes | case.overrides | SIZES.get(name, {})))
+    case.publish(directory)
+    return directory
+
+
+def logits(directory: Path) -> torch.Tensor:
+    with TokenEngine(directory) as engine:
+        return engine.answer(PROMPT, 1, "all")[1][: len(PROMPT)]
+
+
+def distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Return the median of the rows' distances: where rounding lets a token go to another expert, a row is far off."""
+    return float(((a - b).norm(dim=-1) / b.norm(dim=-1)).median())
+
+
+def check(source: Path, method: Callable[[Path, Path], object], nearness: float, folder: Path) -> None:
+    """Quantize a checkpoint, and compare with the numbers that the codes stand for and with the model."""
+    method(source, folder / "made")
+    save_decoded(folder / "made", folder / "decoded")
+    found = logits(folder / "made")
+    assert distance(found, logits(folder / "decoded")) < 0.06
+    assert 0 < distance(found, logits(source)) < nearness
+    shutil.rmtree(folder / "made")
+    shutil.rmtree(folder / "decoded")
+
+
+def awq(source: Path, target: Path) -> object:
+    return auto_awq(source, target, AwqSettings(**TEXT))
+
+
+def gptq(source: Path, target: Path) -> object:
+    return auto_gptq(source, target, GptqSettings(act_order=True, **TEXT))
+
+
+def int8(source: Path, target: Path) -> object:
+    return smooth_quant(source, target, SmoothQuantSettings(**TEXT))
+
+
+@pytest.mark.parametrize("name", [*SHOWN.values(), *FURTHER])
+def test_a_family_is_made_smaller(name: str, tmp_path: Path) -> None:
+    source = make_case(tmp_path / "model", name, FURTHER[name] if name in FURTHER else CASES[name])
+    check(source, awq, 0.5, tmp_path)
+    check(source, int8, 0.06, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["InternLM2", "Falcon 40B", "Qwen2-MoE", "DeepSeek-V2"])
+def test_gptq_in_order_of_importance_makes_a_family_smaller(name: str, tmp_path: Path) -> None:
+    check(make_case(tmp_path / "model", name, CASES[name]), gptq, 0.5, tmp_path)
+
+
+SEEING: dict[str, Callable[[Path], Path]] = {
+    "LLaVA": make_tiny_llava,
+    "Gemma 3": make_tiny_gemma3,
+    "Qwen2-VL": make_tiny_qwen_vl,
+    "Llama 3.2 Vision": make_tiny_mllama,
+}
+
+
+@pytest.mark.parametrize("name", SEEING)
+def test_the_text_part_of_a_model_that_sees_is_made_smaller(name: str, tmp_path: Path) -> None:
+    source = SEEING[name](tmp_path / "model")
+    check(source, awq, 0.8, tmp_path)
+
+
+@pytest.mark.parametrize("architecture", REFUSED)
+def test_a_family_that_no_file_has_a_form_for_is_refused_with_the_reason(architecture: str, tmp_path: Path) -> None:
+    name, reason = REFUSED[architecture]
+    source = make_case(tmp_path / "model", name, CASES[name])
+    for method in (awq, int8):
+        with pytest.raises(UnsupportedModelError, match=reason):
+            method(source, tmp_path / "made")
+    assert not (tmp_path / "made").exists()
+
+
+def test_experts_in_one_tensor_of_a_model_that_sees_are_refused(tmp_path: Path) -> None:
+    source = make_tiny_qwen_vl(tmp_path / "model", kind="Qwen3VLMoe")
+    with pytest.raises(UnsupportedModelError, match=STACKED):
+        awq(source, tmp_path / "made")
+
+
+def test_experts_of_4_bits_are_served_as_they_are(tmp_path: Path) -> None:
+    source = make_case(tmp_path / "model", "GPT-OSS as published", CASES["GPT-OSS as published"])
+    with pytest.raises(CheckpointError, match=r"is quantized already \(mxfp4\): serve it as it is"):
+        awq(source, tmp_path / "made")
+
+
+def test_every_family_is_shown() -> None:
+    elsewhere = OTHER_NAMES | SHOWN_ELSEWHERE | {"Qwen3VLMoeTextModel"}
+    assert SHOWN.keys() | REFUSED.keys() | elsewhere == families().keys()
