@@ -1,7 +1,7 @@
 """Drafted tokens change when tokens come, and nothing else: answers are bitwise those without drafts."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,14 @@ from hypothesis import strategies as st
 from lmdeploy import GenerationConfig, Response, pipeline
 from lmdeploy.offline.async_engine import AsyncEngine
 from tests.support.both_engines import BACKENDS, config_for
+from tests.support.mllama_reference import make_tiny_mllama
+from tests.support.pictures import picture
 from tests.support.tiny_models import make_tiny_llama
+from tests.support.tiny_vision_models import make_tiny_qwen_vl
 
 DRAFTS = {"num_speculative_tokens": 6, "adaptive": False, "prompt_lookup_min": 1}
 FEW = dict.fromkeys((65, 66, 67, 1000, 2000), 40.0)  # a random model that says little else repeats itself
+FEW_LETTERS = dict.fromkeys((65, 66, 67), 40.0)
 PROMPTS = ["la la la la la la la", "one two three one two three one", "Who baked the first bread?", "x" * 200]
 
 
@@ -193,3 +197,24 @@ def test_another_model_with_the_same_tokenizer_drafts(
 def test_what_cannot_be_taken_is_named(directory: Path, config: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=re.escape(problem)):
         engine(directory, speculative_config=config)
+
+
+@pytest.mark.parametrize("make", [make_tiny_mllama, make_tiny_qwen_vl], ids=["cross attention", "positions on a grid"])
+def test_answers_about_pictures(make: Callable[[Path], Path], tmp_path: Path) -> None:
+    model = make(tmp_path / "model")
+    config = GenerationConfig(max_new_tokens=40, ignore_eos=True, logprobs=2, logit_bias=FEW_LETTERS)
+    prompts = [("What is there?", picture(40, 60)), "And here?", ("And there?", picture(90, 31))]
+    with engine(model, session_len=512) as plain, engine(model, session_len=512, speculative_config=DRAFTS) as drafting:
+        assert [trace(answer) for answer in drafting(prompts, config)] == [
+            trace(answer) for answer in plain(prompts, config)
+        ]
+        assert accepted(drafting) > 20
+
+
+def test_a_model_in_two_parts(directory: Path) -> None:
+    config = GenerationConfig(max_new_tokens=60, ignore_eos=True, logprobs=2, logit_bias=FEW)
+    with engine(directory, tp=2) as plain, engine(directory, tp=2, speculative_config=DRAFTS) as drafting:
+        assert [trace(answer) for answer in drafting(PROMPTS, config)] == [
+            trace(answer) for answer in plain(PROMPTS, config)
+        ]
+        assert accepted(drafting) > 20
