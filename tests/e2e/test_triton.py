@@ -66,7 +66,7 @@ def test_generate_stream_sends_the_pieces(triton_server: TritonServer) -> None:
     events = [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if line]
     assert "".join(event["text_output"] for event in events) == ANSWER
     assert [event["finish_reason"] for event in events][-1] == "stop"
-    assert len(events) == 8  # one a token, and the end
+    assert 3 < len(events) <= 8  # one a token, where none was drafted, and the end
 
 
 @pytest.mark.parametrize(
