@@ -244,7 +244,7 @@ FinishReason EngineCore::advance(Sequence& sequence, const SpanOutput& output) {
 // Chooses tokens from row after row, as long as the row's own token is the one that was chosen before it: then its
 // logits are what a step of its own would have brought.
 FinishReason EngineCore::advance_over_drafts(Sequence& sequence, const SpanOutput& output) {
-  const std::vector<int32_t> drafts = sequence.drafts.tokens;
+  const std::vector<int32_t>& drafts = sequence.drafts.tokens;
   const size_t known = sequence.tokens.size();
   size_t right = 0;
   FinishReason finish;

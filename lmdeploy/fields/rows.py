@@ -16,6 +16,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from lmdeploy import checks
+from lmdeploy.errors import nearest_of
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +25,7 @@ MAX_SEED = 2**64 - 1
 
 _KEY = "row"
 _Class = TypeVar("_Class", bound=type)
+_Table = TypeVar("_Table")
 
 
 class Kind(Enum):
@@ -228,6 +230,21 @@ def require_valid(instance: Any, further_problems: Sequence[str | None] = ()) ->
     for row in table:
         if row.no_effect and getattr(instance, row.name) != row.default:
             logger.warning("%s has no effect: %s", row.name, row.no_effect)
+
+
+def from_object(cls: type[_Table], given: Mapping[str, Any]) -> _Table:
+    """Return the dataclass that is a table with the values of a JSON object.
+
+    Raises
+    ------
+    ValueError
+        If the object holds another field, or a value that is none of a field's.
+    """
+    table: type = cls
+    known = [row.name for row in rows_of(table)]
+    for name in given.keys() - set(known):
+        raise ValueError(f"there is no field {name}{nearest_of(name, known)}")
+    return cls(**given)
 
 
 def documented(cls: _Class) -> _Class:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-from lmdeploy.errors import nearest_of
 from lmdeploy.extras import MissingExtraError, require
 from lmdeploy.fields import rows
 
@@ -49,10 +48,7 @@ class KvEventsConfig:
         ValueError
             If it holds another field, or a value that is none of a field's.
         """
-        known = [field.name for field in fields(cls)]
-        for name in given.keys() - set(known):
-            raise ValueError(f"there is no field {name}{nearest_of(name, known)}")
-        return cls(**given)
+        return rows.from_object(cls, given)
 
     @property
     def publishes(self) -> bool:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-from lmdeploy.errors import nearest_of
 from lmdeploy.fields import rows
 
 MOST_DRAFTS = 32
@@ -72,10 +71,7 @@ class SpeculationConfig:
         ValueError
             If it holds another field, or a value that is none of a field's.
         """
-        known = [field.name for field in fields(cls)]
-        for name in given.keys() - set(known):
-            raise ValueError(f"there is no field {name}{nearest_of(name, known)}")
-        return cls(**given)
+        return rows.from_object(cls, given)
 
 
 def located(given: Mapping[str, Any] | None, locate: Callable[[str], str]) -> dict[str, Any] | None:

@@ -145,11 +145,11 @@ void Scheduler::plan(Step& step, bool may_preempt) {
 
 // Drafts for the answers that go on in the step.
 void Scheduler::add_drafts(int room) {
+  const int rows = config_.max_step_tokens - room;
+  if (!speculator_->may_pay(rows)) return;
   std::vector<Speculator::Candidate> candidates;
   std::vector<Sequence*> sequences;
-  int rows = 0;
   for (const auto& sequence : running_) {
-    rows += sequence->planned;
     const bool goes_on = sequence->planned > 0 && sequence->unseen == 0 && sequence->answer.can_take_drafts() &&
                          wanted_rows(*sequence) == SpanRows::kLast;
     if (!goes_on) continue;

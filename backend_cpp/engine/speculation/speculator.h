@@ -53,6 +53,8 @@ class Speculator {
   // The most drafts of a sequence in a step.
   int most_drafts() const { return shared_.config.num_speculative_tokens; }
 
+  // Whether drafts may be worth it beside so many rows; else draft() makes none.
+  bool may_pay(int rows) const { return !shared_.config.is_adaptive || rows < StepCost::kMostRows; }
   // Drafts for sequences of which a step may hold `room` more rows in all, beside the `rows` it has.
   void draft(std::span<const Candidate> candidates, int rows, int room);
   // Whether there would be drafts for a sequence, beside so many rows, if the step under way brought what is expected.
@@ -72,8 +74,6 @@ class Speculator {
   static constexpr int kAsGoodAsRun = 12;
 
   const PromptLookup& lookup_of(const Candidate& candidate);
-  // Whether a step of so many rows has room for drafts that pay.
-  bool may_pay(int rows) const { return !shared_.config.is_adaptive || rows < StepCost::kMostRows; }
 
   double model_chance() const { return model_chances_.of(kAsGoodAsRun); }
   // Tokens in the time of a sequence alone, with as many drafts as are best. chance(i): that draft number i is right if
