@@ -220,7 +220,8 @@ class PromptPreparer:
         held
             What the engine holds of the conversation already; ``prompt`` is only what follows. None: nothing.
         template_options
-            Variables for the chat template (``chat_template_kwargs``).
+            Variables for the chat template (``chat_template_kwargs``); with ``add_generation_prompt`` false nobody
+            is to speak after the conversation.
         adapter_name
             The LoRA adapter that answers, whose own chat template is applied if it has one.
 
@@ -239,10 +240,12 @@ class PromptPreparer:
         if shown is not None:
             messages = shown.messages
         template = self.adapter_templates.get(adapter_name) or self._template
-        if template_options:
-            template = template.with_options(template_options)
+        options = dict(template_options or ())
+        speaks = options.pop("add_generation_prompt", True) is not False
+        if options:
+            template = template.with_options(options)
         if held is None:
-            rendered = template.render(messages, tools)
+            rendered = template.render(messages, tools, speaks)
         elif tools:
             raise ValueError("tools must come with the beginning of a session, got them in a later request")
         else:
@@ -253,7 +256,11 @@ class PromptPreparer:
         if tokens_told and held is None and shown is None and self._plain is None:
             with self._lock:
                 known = find_answers(
-                    rendered, messages, tokens_told, self.tokenizer, lambda marked: template.render(marked, tools)
+                    rendered,
+                    messages,
+                    tokens_told,
+                    self.tokenizer,
+                    lambda marked: template.render(marked, tools, speaks),
                 )
         ids = self.encode(rendered, add_bos=template.add_bos and held is None, known=known)
         pictures: tuple[PlacedPicture, ...] = ()

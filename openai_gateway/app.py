@@ -26,6 +26,7 @@ from openai_gateway.endpoints.interactive import route as interactive
 from openai_gateway.endpoints.messages import route as messages
 from openai_gateway.endpoints.ollama import route as ollama
 from openai_gateway.endpoints.responses import route as responses
+from openai_gateway.endpoints.scoring import route as scoring
 from openai_gateway.errors import ErrorResponse, install_error_handlers
 from openai_gateway.gateway import Gateway
 from openai_gateway.metrics.page import GatewayMetrics
@@ -97,7 +98,7 @@ def create_app(settings: Settings, client: TritonClient | None = None) -> FastAP
     app.state.gateway, app.state.registration = gateway, registration
     for routes in (
         *(models, loading, adapters, chat, completions, responses, messages, ollama),
-        *(embeddings, files, batches, render, tokens, interactive, metrics),
+        *(embeddings, scoring, files, batches, render, tokens, interactive, metrics),
     ):
         app.include_router(routes.router)
     install_error_handlers(app, _check_model)

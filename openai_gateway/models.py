@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lmdeploy.pooling import read_pooling
+from lmdeploy.score_head import read_score_head
 from lmdeploy.serve.client import GenerateRequest, TritonClient
 from lmdeploy.serve.several.registry import Registry, ServedEntry
 from lmdeploy.serve.several.wanted import newest_versions
@@ -74,6 +75,7 @@ class ServedModel:
         self.call_notation = traits.call_notation
         self.may_hold_calls = traits.may_hold_calls
         self.pooling = None if engine_dir is None else read_pooling(engine_dir)
+        self.score_head = None if engine_dir is None else read_score_head(engine_dir)
         self.client = client
         self.adapters = Adapters(client)
         self.token_texts = TokenTexts(client, engine_dir)

@@ -19,7 +19,7 @@ from lmdeploy.turbomind.gguf.stored import (
     stored_spec,
     stored_tensors,
 )
-from lmdeploy.turbomind.headless import as_stored, is_headless, with_whole
+from lmdeploy.turbomind.headless import HEAD_TENSORS, as_stored, is_headless, with_whole
 from lmdeploy.turbomind.manifest import WEIGHT_DTYPES, Expression, Load, Manifest, find_problems, walk
 from lmdeploy.turbomind.mxfp4 import with_mxfp4
 from lmdeploy.turbomind.quantized import Quantization, is_zero_bias_beside_codes, weight_format, with_codes
@@ -173,7 +173,7 @@ def _unread_tensors(tensors: Mapping[str, Expression], index: SafetensorsIndex) 
     is_tied = "lm_head.weight" not in tensors
     return sorted(
         name
-        for name in set(index.tensors) - read
+        for name in set(index.tensors) - read - set(HEAD_TENSORS)
         if not _COMPUTED_BUFFER.search(name)
         and not (is_tied and name == "lm_head.weight")
         and not is_zero_bias_beside_codes(name, index)

@@ -19,6 +19,7 @@ from lmdeploy.made_once import made_once
 from lmdeploy.paths import cache_root, locate_model, model_name_of, workspace_engine_dir
 from lmdeploy.pooling import write_pooling
 from lmdeploy.pytorch.description import WORKER_FILE, describe_for_worker, write_worker_file
+from lmdeploy.score_head import write_score_head
 from lmdeploy.turbomind.checkpoint_files import copy_texts, state_of
 from lmdeploy.turbomind.manifest import Manifest
 from lmdeploy.turbomind.rewritten import readable_checkpoint
@@ -35,7 +36,8 @@ _VISION = "vision.json"
 _WRITERS = (
     "turbomind/**/*.py", "pytorch/description.py", "pytorch/served_by_transformers.py", "pytorch/configurations/*.py",
     "pytorch/models/*.py", "token_bytes.py", "tokenizer.py", "tokenizer_readers/*.py", "templates/matching.py",
-    "templates/chosen.py", "templates/older_clients.py", "pooling.py",
+    "templates/chosen.py", "templates/older_clients.py", "pooling.py", "score_head.py",
+    "stored_rows.py",
 )  # fmt: skip
 
 
@@ -144,6 +146,7 @@ def write_engine_dir(
     else:
         (target / "manifest.json").write_text(manifest.to_json(), encoding="utf-8")
     write_pooling(model_dir, target)
+    write_score_head(model_dir, model_name, tokenizer, target)
     if spec.pictures is not None:
         (target / _VISION).write_text(json.dumps({"checkpoint": str(model_dir)}), encoding="utf-8")
     (target / "spec.json").write_text(spec.to_json(), encoding="utf-8")

@@ -1,7 +1,8 @@
-"""Decoders without an output layer, as models that make embeddings are published.
+"""Decoders without an output layer, as models that make embeddings or classify are published.
 
-Their architecture is that of the body alone (``Qwen3Model``), or its tensors' names are: ``layers.0...`` where a whole
-model has ``model.layers.0...``.
+Their architecture is that of the body alone (``Qwen3Model``), or of one with a small head in place of the output layer
+(``Qwen3ForSequenceClassification``, read by `lmdeploy.score_head`), or its tensors' names are a body's: ``layers.0...``
+where a whole model has ``model.layers.0...``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,8 +12,11 @@ from lmdeploy.turbomind.families import families
 from lmdeploy.turbomind.manifest import Expression, renamed
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex
 
-_BODY = "Model"
+_BODIES = ("Model", "ForSequenceClassification")
 _WHOLE = "ForCausalLM"
+HEAD_TENSORS = ("score.weight", "score.bias")
+"""What a small head may have; the decoder itself does without."""
+
 _PREFIX = "model."
 
 
@@ -44,5 +48,6 @@ def _names(architectures: object) -> Sequence[object]:
 
 
 def _wholes(name: object) -> tuple[str, ...]:
-    whole = name.removesuffix(_BODY) + _WHOLE if isinstance(name, str) and name.endswith(_BODY) else ""
+    ending = next((ending for ending in _BODIES if isinstance(name, str) and name.endswith(ending)), None)
+    whole = "" if ending is None else str(name).removesuffix(ending) + _WHOLE
     return (whole,) if whole in families() else ()

@@ -1,4 +1,4 @@
-"""Models that see and are not served: each by name, with the reason and what to use instead.
+"""Models that are not served, most of which see: each by name, with the reason and what to use instead.
 
 Support of one deletes its line.
 """
@@ -56,11 +56,27 @@ def _decoder_is(architecture: str) -> Callable[[Config], bool]:
     return lambda raw: architecture in ((raw.get("llm_config") or {}).get("architectures") or ())
 
 
+# Attention in both directions: each prefix with each ending.
+ENCODERS = tuple(
+    prefix + ending
+    for prefix in (
+        *("Bert", "Roberta", "XLMRoberta", "DistilBert", "Electra", "Deberta", "DebertaV2", "Albert", "MPNet", "New"),
+        *("ModernBert", "NomicBert", "Camembert", "GteNew"),
+    )
+    for ending in ("Model", "ForSequenceClassification", "ForMaskedLM")
+)
+
 _LLAVA = ("LlavaLlamaForCausalLM", "LlavaMistralForCausalLM")
 _PROJECTORS = ("mlp2x_gelu", "mlp2x_gelu_Norm")
 _LLAVA_HF = "the models as converted for transformers (llava-hf/...)"
 _INTERNVL = "InternVL2, 2.5, 3 or 3.5"
 UNSERVED = (
+    Unserved(
+        ENCODERS,
+        "Encoders such as BERT",
+        "attention to what follows a token",
+        "decoders made for the same: Qwen3-Embedding, Qwen3-Reranker",
+    ),
     Unserved(
         ("Llama4ForConditionalGeneration",),
         "Llama 4",

@@ -55,6 +55,8 @@ def test_the_document_names_every_endpoint_and_its_errors(http: httpx.Client) ->
         "/api/generate",
         "/v1/rerank",
         "/v1/score",
+        "/v1/classify",
+        "/v1/pooling",
         "/v1/chat/interactive",
         "/v1/encode",
         "/tokenize",

@@ -72,6 +72,8 @@ def test_nodes_are_added_asked_for_their_models_listed_and_removed(stack: ExitSt
         ("/v1/embeddings", {"input": "a"}),  # which the node refuses in its words
         ("/v1/rerank", {"query": "a", "documents": ["b"]}),
         ("/v1/score", {"text_1": "a", "text_2": "b"}),
+        ("/v1/classify", {"input": "a"}),
+        ("/v1/pooling", {"input": "a"}),
     ],
 )
 def test_what_is_not_generated_is_sent_on_too(stack: ExitStack, path: str, body: dict[str, Any]) -> None:

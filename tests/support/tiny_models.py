@@ -77,7 +77,8 @@ def make_tiny(
                 torch.nn.init.normal_(
                     parameter, mean=float(parameter.detach().mean()) if "norm" in name else 0.0, std=0.3
                 )
-    model.generation_config.eos_token_id = config.eos_token_id
+    if model.can_generate():
+        model.generation_config.eos_token_id = config.eos_token_id
     model.save_pretrained(directory, max_shard_size=shard)
     for name in TOKENIZER_FILES:
         shutil.copyfile(source / name, directory / name)

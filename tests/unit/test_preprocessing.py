@@ -35,6 +35,14 @@ def test_messages_become_the_ids_transformers_gives(model: Any, default_model_di
     assert response.array("REQUEST_INPUT_LEN").tolist() == [[len(expected)]]
 
 
+def test_a_conversation_may_leave_no_room_for_an_answer(model: Any, default_model_dir: Path) -> None:
+    reference = AutoTokenizer.from_pretrained(default_model_dir)
+    expected = reference.apply_chat_template(MESSAGES, add_generation_prompt=False, return_dict=True)["input_ids"]
+    told = {"messages": MESSAGES, "chat_template_kwargs": {"add_generation_prompt": False}}
+    [response] = model.execute([Request(messages=json.dumps(told))])
+    assert response.array("INPUT_ID").tolist() == [expected]
+
+
 def test_text_is_used_as_it_is(model: Any, default_model_dir: Path) -> None:
     [response] = model.execute([Request(text_input="Once upon")])
     assert response.array("INPUT_ID").tolist() == [AutoTokenizer.from_pretrained(default_model_dir).encode("Once upon")]

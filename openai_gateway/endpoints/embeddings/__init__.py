@@ -1,1 +1,1 @@
-"""``/v1/embeddings``, ``/v1/rerank`` and ``/v1/score``: what a model makes of texts, as vectors and compared."""
+"""``/v1/embeddings``: what a model makes of texts, as vectors."""

@@ -49,24 +49,37 @@ async def vectors_of(
     if pooling is None or pooling.refusal:
         reason = pooling.refusal if pooling else "its checkpoint has no modules.json"
         raise ApiError(400, f"The model `{model.name}` makes no embeddings: {reason}.", param="model")
-    generates = [_request(each) for each in inputs]
+    vectors, usage = await states_of(gateway, request, chosen, [state_request(each) for each in inputs], user)
+    if dimensions is not None and dimensions > vectors.shape[1]:
+        message = f"dimensions must be at most {vectors.shape[1]} with the model `{model.name}`, got {dimensions}"
+        raise ApiError(400, message, param="dimensions")
+    if pooling.normalizes or dimensions is not None:
+        vectors = unit(vectors[:, :dimensions])
+    return vectors, usage
+
+
+async def states_of(
+    gateway: Gateway, request: Request, chosen: Chosen, generates: Sequence[GenerateRequest], user: str | None
+) -> tuple[NDArray[np.float32], TokenCounts]:
+    """Return the hidden state of each prompt's last token, ``[prompts, hidden size]``, and how many tokens they have.
+
+    Parameters
+    ----------
+    generates
+        As `state_request` makes them.
+    """
     for generate in generates:
         gateway.admit(request, generate, chosen=chosen, user=user)
     rows: list[bytes] = []
-    tokens = 0
+    tokens, model = 0, chosen.model
     for begin in range(0, len(generates), _AT_A_TIME):
         some = generates[begin : begin + _AT_A_TIME]
         streams = [gateway.watched(request, model, model.client.generate(generate)) for generate in some]
         answers = await run_unless_disconnected(request.receive, collect(streams))
         rows += [answer.chunks[-1].embedding for answer in answers.choices]
         tokens += answers.usage.prompt_tokens
-    vectors = np.frombuffer(b"".join(rows), dtype="<f4").reshape(len(rows), -1)
-    if dimensions is not None and dimensions > vectors.shape[1]:
-        message = f"dimensions must be at most {vectors.shape[1]} with the model `{model.name}`, got {dimensions}"
-        raise ApiError(400, message, param="dimensions")
-    if pooling.normalizes or dimensions is not None:
-        vectors = unit(vectors[:, :dimensions])
-    return vectors, TokenCounts(prompt_tokens=tokens, total_tokens=tokens)
+    states = np.frombuffer(b"".join(rows), dtype="<f4").reshape(len(rows), -1)
+    return states, TokenCounts(prompt_tokens=tokens, total_tokens=tokens)
 
 
 def unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -76,8 +89,12 @@ def unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     return units
 
 
-def _request(text: str | list[int]) -> GenerateRequest:
+def state_request(prompt: str | list[Any]) -> GenerateRequest:
+    """Return the request for what a model makes of a text, tokens, or a conversation after which nobody speaks."""
     fields: dict[str, Any] = {"stream": False, "max_new_tokens": 0, "output_embedding": True}
-    if isinstance(text, str):
-        return GenerateRequest(text_input=text, **fields)
-    return GenerateRequest(input_ids=text, **fields)
+    if isinstance(prompt, str):
+        return GenerateRequest(text_input=prompt, **fields)
+    if isinstance(prompt[0], int):
+        return GenerateRequest(input_ids=prompt, **fields)
+    told = {"add_generation_prompt": False}
+    return GenerateRequest(messages=prompt, template_options=told, **fields)

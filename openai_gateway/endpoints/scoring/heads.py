@@ -1,0 +1,122 @@
+"""Texts and pairs of texts to numbers, with a model that has a head for them or makes vectors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from fastapi import Request
+
+from lmdeploy.score_head import ScoreHead, judging_prompt
+from openai_gateway.endpoints.embeddings.protocol import TokenCounts
+from openai_gateway.endpoints.embeddings.vectors import state_request, states_of, unit, vectors_of
+from openai_gateway.endpoints.scoring.protocol import PairSettings
+from openai_gateway.errors import ApiError
+from openai_gateway.gateway import Gateway
+from openai_gateway.models import Chosen
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from lmdeploy.serve.client import GenerateRequest
+
+_AT_A_TIME = 8  # texts being tokenized for one request
+_MOST_REPEATED = 8 << 20  # characters of a query, in all prompts it is part of
+
+
+async def scores_of_pairs(
+    gateway: Gateway,
+    request: Request,
+    chosen: Chosen,
+    firsts: Sequence[str],
+    seconds: Sequence[str],
+    body: PairSettings,
+) -> tuple[NDArray[np.float32], TokenCounts]:
+    """Return a score for each pair, and how many tokens the model read.
+
+    A model with a head reads both texts; of one that makes vectors it is their cosine.
+
+    Parameters
+    ----------
+    firsts
+        Queries: one for all, or one for each of `seconds`.
+
+    Raises
+    ------
+    ApiError
+        The model is made for neither, or its head tells classes apart.
+    """
+    head = chosen.model.score_head
+    if head is None and chosen.model.pooling is None:
+        raise _cannot(chosen, "compares no texts: its checkpoint has neither a head for scores nor a modules.json")
+    if body.instruction is not None and (head is None or not head.judges):
+        message = (
+            f"The model `{chosen.model.name}` reads no instruction; it is part of the query, if it was trained so."
+        )
+        raise ApiError(400, message, param="instruction")
+    if head is None:
+        vectors, usage = await vectors_of(gateway, request, chosen, [*firsts, *seconds], body.user)
+        directions = unit(vectors)
+        scores: NDArray[np.float32] = np.sum(directions[: len(firsts)] * directions[len(firsts) :], axis=1)
+        return scores, usage
+    _require(head, chosen)
+    if len(head.labels) != 1:
+        raise _cannot(chosen, f"has no one score: its head tells {len(head.labels)} classes apart, see /v1/classify")
+    if len(firsts) == 1 and len(firsts[0]) * len(seconds) > _MOST_REPEATED:
+        message = (
+            f"a query in front of {len(seconds)} texts must have at most {_MOST_REPEATED // len(seconds)} characters"
+        )
+        raise ApiError(400, message, param="query")
+    queries = [*firsts] * (len(seconds) if len(firsts) == 1 else 1)
+    asked = await _prompts(chosen, head, queries, seconds, body.instruction)
+    states, usage = await states_of(gateway, request, chosen, asked, body.user)
+    numbers = head.numbers(states)
+    return (numbers if body.use_activation is False else head.told(numbers))[:, 0], usage
+
+
+async def head_numbers(
+    gateway: Gateway, request: Request, chosen: Chosen, prompts: Sequence[Any], user: str | None
+) -> tuple[NDArray[np.float32], ScoreHead, TokenCounts]:
+    """Return the numbers that a model's head makes of each prompt, and the head.
+
+    Raises
+    ------
+    ApiError
+        It has none.
+    """
+    head = chosen.model.score_head
+    if head is None:
+        raise _cannot(chosen, "classifies nothing: its checkpoint has no head for it")
+    _require(head, chosen)
+    requests = [state_request(prompt) for prompt in prompts]
+    for each in requests:
+        await gateway.bring_pictures(each)
+    states, usage = await states_of(gateway, request, chosen, requests, user)
+    return head.numbers(states), head, usage
+
+
+async def _prompts(
+    chosen: Chosen, head: ScoreHead, queries: Sequence[str], documents: Sequence[str], instruction: str | None
+) -> list[GenerateRequest]:
+    if head.judges:
+        pairs = zip(queries, documents, strict=True)
+        return [state_request(judging_prompt(query, document, instruction)) for query, document in pairs]
+    some, texts = asyncio.Semaphore(_AT_A_TIME), dict.fromkeys((*queries, *documents))
+
+    async def tokens(text: str) -> list[int]:
+        async with some:
+            return await chosen.model.client.tokenize(text=text)
+
+    ids = dict(zip(texts, await asyncio.gather(*map(tokens, texts)), strict=True))
+    return [state_request(ids[query] + ids[text]) for query, text in zip(queries, documents, strict=True)]
+
+
+def _require(head: ScoreHead, chosen: Chosen) -> None:
+    if head.refusal:
+        raise _cannot(chosen, f"cannot be asked for scores: {head.refusal}")
+
+
+def _cannot(chosen: Chosen, why: str) -> ApiError:
+    return ApiError(400, f"The model `{chosen.model.name}` {why}.", param="model")

@@ -1,0 +1,187 @@
+"""Bodies and answers of ``/v1/rerank``, ``/v1/score``, ``/v1/classify`` and ``/v1/pooling``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, model_validator
+
+from openai_gateway.endpoints.embeddings.protocol import MOST_TEXTS, Inputs, Texts, TokenCounts
+from openai_gateway.protocol.fields import MAX_INT32, AnyText, FieldError, Strict, Text
+from openai_gateway.protocol.messages import Messages
+from openai_gateway.protocol.prompts import each_of
+
+
+class Document(Strict):
+    """A text to be ranked."""
+
+    text: Text
+
+
+class PairSettings(Strict):
+    """What bodies about pairs of texts have in common."""
+
+    model: Text | None = None
+    instruction: AnyText | None = None
+    use_activation: bool | None = None
+    user: str | None = None
+
+
+class RerankRequest(PairSettings):
+    """Body of ``POST /v1/rerank``."""
+
+    query: Text
+    documents: Annotated[list[Text | Document], Field(min_length=1, max_length=MOST_TEXTS, fail_fast=True)]
+    top_n: int | None = Field(None, ge=0, le=MAX_INT32)
+    return_documents: bool = True
+
+    @property
+    def texts(self) -> list[str]:
+        """The documents' texts."""
+        return [document if isinstance(document, str) else document.text for document in self.documents]
+
+
+class RankedDocument(BaseModel):
+    """A document, and how much it is about the query."""
+
+    index: int
+    document: dict[str, str] | None = None
+    relevance_score: float
+
+
+class Ranking(BaseModel):
+    """Answer of ``POST /v1/rerank``, the best document first."""
+
+    id: str
+    model: str
+    results: list[RankedDocument]
+    usage: TokenCounts
+
+
+class ScoreRequest(PairSettings):
+    """Body of ``POST /v1/score``: one text and others, or as many as there are others."""
+
+    text_1: Text | Texts | None = None
+    text_2: Text | Texts | None = None
+    queries: Text | Texts | None = None
+    documents: Text | Texts | None = None
+
+    @model_validator(mode="after")
+    def _make_pairs(self) -> ScoreRequest:
+        one, other = ("text_1", "text_2") if self.queries is None and self.documents is None else _NAMED
+        if any(getattr(self, name) is None for name in (one, other)):
+            raise FieldError(one, "text_1 and text_2, or queries and documents, are required")
+        if one == "queries" and (self.text_1 is not None or self.text_2 is not None):
+            raise FieldError("text_1", "text_1 and text_2 cannot be combined with queries and documents")
+        if len(self.firsts) not in (1, len(self.seconds)):
+            raise FieldError(one, f"{one} must be one text, or as many as {other}")
+        return self
+
+    @property
+    def firsts(self) -> list[str]:
+        """The texts of ``text_1`` or ``queries``."""
+        return _listed(self.text_1 if self.queries is None else self.queries)
+
+    @property
+    def seconds(self) -> list[str]:
+        """The texts of ``text_2`` or ``documents``."""
+        return _listed(self.text_2 if self.documents is None else self.documents)
+
+
+_NAMED = ("queries", "documents")
+
+
+def _listed(texts: str | list[str] | None) -> list[str]:
+    return [texts] if isinstance(texts, str) else texts or []
+
+
+class Score(BaseModel):
+    """How much the texts of a pair are about the same."""
+
+    index: int
+    object: Literal["score"] = "score"
+    score: float
+
+
+class ScoreList(BaseModel):
+    """Answer of ``POST /v1/score``."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[Score]
+    usage: TokenCounts
+
+
+class TextsOrConversation(Strict):
+    """Texts, as for embeddings, or one conversation after which nobody speaks."""
+
+    model: Text | None = None
+    input: Inputs | None = None
+    messages: Messages | None = None
+    user: str | None = None
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> TextsOrConversation:
+        if (self.input is None) == (self.messages is None):
+            raise FieldError("input", "input or messages is required, and not both")
+        return self
+
+    @property
+    def prompts(self) -> list[Any]:
+        """Texts, tokens of texts, or the conversation."""
+        if self.messages is not None:
+            return [[message.for_template() for message in self.messages]]
+        return [] if self.input is None else [*each_of(self.input)]
+
+
+class ClassifyRequest(TextsOrConversation):
+    """Body of ``POST /v1/classify``."""
+
+    use_activation: bool | None = None
+
+
+class Classified(BaseModel):
+    """What a text is, and how likely each class is."""
+
+    index: int
+    label: str
+    probs: list[float]
+    num_classes: int
+
+
+class ClassifiedList(BaseModel):
+    """Answer of ``POST /v1/classify``."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[Classified]
+    usage: TokenCounts
+
+
+class PoolingRequest(TextsOrConversation):
+    """Body of ``POST /v1/pooling``."""
+
+    encoding_format: Literal["float", "base64"] = "float"
+
+
+class Pooled(BaseModel):
+    """The numbers of a text; in base64, its float32 numbers, little-endian."""
+
+    index: int
+    object: Literal["pooling"] = "pooling"
+    data: list[float] | str
+
+
+class PooledList(BaseModel):
+    """Answer of ``POST /v1/pooling``."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[Pooled]
+    usage: TokenCounts

@@ -1,0 +1,96 @@
+"""``POST /v1/rerank``, ``/v1/score``, ``/v1/classify`` and ``/v1/pooling``."""
+
+from __future__ import annotations
+
+import base64
+import time
+
+import numpy as np
+from fastapi import APIRouter, Request
+
+from openai_gateway.endpoints.embeddings.vectors import vectors_of
+from openai_gateway.endpoints.scoring.heads import head_numbers, scores_of_pairs
+from openai_gateway.endpoints.scoring.protocol import (
+    Classified,
+    ClassifiedList,
+    ClassifyRequest,
+    Pooled,
+    PooledList,
+    PoolingRequest,
+    RankedDocument,
+    Ranking,
+    RerankRequest,
+    Score,
+    ScoreList,
+    ScoreRequest,
+)
+from openai_gateway.gateway import GatewayDependency
+from openai_gateway.parsing import BoundedRoute
+
+router = APIRouter(route_class=BoundedRoute)
+
+
+@router.post("/v1/rerank")
+@router.post("/rerank", include_in_schema=False)
+@router.post("/v2/rerank", include_in_schema=False)
+async def rerank(body: RerankRequest, request: Request, gateway: GatewayDependency) -> Ranking:
+    """Return documents, those that are most about the query first."""
+    chosen = await gateway.choose(body.model, request)
+    texts = body.texts
+    scores, usage = await scores_of_pairs(gateway, request, chosen, [body.query], texts, body)
+    order = np.argsort(-scores, kind="stable")[: body.top_n]
+    results = [
+        RankedDocument(
+            index=index,
+            document={"text": texts[index]} if body.return_documents else None,
+            relevance_score=float(scores[index]),
+        )
+        for index in map(int, order)
+    ]
+    return Ranking(id=_id("rerank", request), model=chosen.name, results=results, usage=usage)
+
+
+@router.post("/v1/score")
+@router.post("/score", include_in_schema=False)
+async def score(body: ScoreRequest, request: Request, gateway: GatewayDependency) -> ScoreList:
+    """Return a score of each pair of texts."""
+    chosen = await gateway.choose(body.model, request)
+    scores, usage = await scores_of_pairs(gateway, request, chosen, body.firsts, body.seconds, body)
+    data = [Score(index=index, score=float(value)) for index, value in enumerate(scores)]
+    answer_id, created = _id("score", request), int(time.time())
+    return ScoreList(id=answer_id, created=created, model=chosen.name, data=data, usage=usage)
+
+
+@router.post("/v1/classify")
+@router.post("/classify", include_in_schema=False)
+async def classify(body: ClassifyRequest, request: Request, gateway: GatewayDependency) -> ClassifiedList:
+    """Return the class of each text, with a model that has a head for classes."""
+    chosen = await gateway.choose(body.model, request)
+    numbers, head, usage = await head_numbers(gateway, request, chosen, body.prompts, body.user)
+    rows = numbers if body.use_activation is False else head.told(numbers)
+    data = [
+        Classified(index=index, label=head.labels[int(row.argmax())], probs=row.tolist(), num_classes=len(head.labels))
+        for index, row in enumerate(rows)
+    ]
+    answer_id, created = _id("classify", request), int(time.time())
+    return ClassifiedList(id=answer_id, created=created, model=chosen.name, data=data, usage=usage)
+
+
+@router.post("/v1/pooling")
+@router.post("/pooling", include_in_schema=False)
+async def pool(body: PoolingRequest, request: Request, gateway: GatewayDependency) -> PooledList:
+    """Return the numbers a model's head makes of each text, as rewards are; or its vector, where it makes vectors."""
+    chosen = await gateway.choose(body.model, request)
+    if chosen.model.score_head is None and chosen.model.pooling is not None and body.messages is None:
+        rows, usage = await vectors_of(gateway, request, chosen, body.prompts, body.user)
+    else:
+        rows, _, usage = await head_numbers(gateway, request, chosen, body.prompts, body.user)
+    is_text = body.encoding_format == "base64"
+    made = [base64.b64encode(row.astype("<f4").tobytes()).decode() if is_text else row.tolist() for row in rows]
+    data = [Pooled(index=index, data=each) for index, each in enumerate(made)]
+    answer_id, created = _id("pool", request), int(time.time())
+    return PooledList(id=answer_id, created=created, model=chosen.name, data=data, usage=usage)
+
+
+def _id(kind: str, request: Request) -> str:
+    return f"{kind}-{request.scope['lmdeploy.request_id']}"
