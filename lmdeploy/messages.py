@@ -40,6 +40,8 @@ MODEL_FORMATS = (
     "fp8",
     "fbgemm_fp8",
     "compressed-tensors",
+    "modelopt",
+    "quark",
     "smooth_quant",
     "gguf",
 )

@@ -8,7 +8,8 @@
 #include <utility>
 
 #include "base/error.h"
-#include "weights/awq_gptq.h"
+#include "weights/codes/awq_gptq.h"
+#include "weights/codes/row_codes.h"
 #include "weights/gguf/matrix.h"
 #include "weights/mxfp4.h"
 #include "weights/w8a8.h"
@@ -137,10 +138,11 @@ std::vector<ManifestValue> Checkpoint::evaluate(const Json& expression) const {
     if (all.size() != 2) throw invalid_argument("mxfp4 needs codes and scales");
     return {ManifestValue(decode_mxfp4(all[0].numbers(), all[1].numbers()))};
   }
-  if (op != "quantized" && op != "scaled") return {rearranged(expression, all)};
+  if (op != "quantized" && op != "row_codes" && op != "scaled") return {rearranged(expression, all)};
   std::vector<CheckpointTensor> tensors;
   for (const ManifestValue& part : all) tensors.push_back(part.numbers());
   if (op == "scaled") return {ManifestValue(std::make_shared<const W8A8Matrix>(expression, tensors))};
+  if (op == "row_codes") return {ManifestValue(std::make_shared<const RowCodesMatrix>(expression, tensors))};
   return {ManifestValue(std::make_shared<const AwqGptqMatrix>(expression, tensors))};
 }
 
@@ -149,9 +151,9 @@ int Checkpoint::group_in(const Json& expression) const {
   if (op == "load") {
     return gguf_blocks(loaded(expression).dtype) != nullptr ? GgufMatrix::kInputGroup : 1;
   }
-  if (op == "quantized") {
+  if (op == "quantized" || op == "row_codes") {
     const auto stored = static_cast<int>(expression.at("group").as_int());
-    return stored > 0 && stored % 8 == 0 ? AwqGptqMatrix::kernel_group(stored) : 1;  // others are refused when read
+    return stored > 0 && stored % 8 == 0 ? GroupedMatrix::kernel_group(stored) : 1;  // others are refused when read
   }
   if (op == "scaled") {
     const std::vector<ManifestValue> codes = evaluate(expression.at("args").at(0));

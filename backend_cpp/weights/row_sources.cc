@@ -61,7 +61,7 @@ std::vector<ManifestValue> Checkpoint::evaluate_rows(const Json& expression) con
     if (tensor.shape.size() != 2) throw invalid_argument("tensor " + name + " is no matrix");
     return {rows_of(name, tensor.shape[0], tensor.shape[1])};
   }
-  if (op == "quantized") {
+  if (op == "quantized" || op == "row_codes") {
     const Json& shape = expression.at("shape");
     const std::string& codes = expression.at("args").at(0).at("name").as_string();
     return {rows_of(codes, shape.at(0).as_int(), shape.at(1).as_int())};

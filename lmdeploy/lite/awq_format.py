@@ -1,4 +1,4 @@
-"""AWQ codes as AutoAWQ's "gemm" version stores them (backend_cpp/weights/awq_gptq.h describes the packing)."""
+"""AWQ codes as AutoAWQ's "gemm" version stores them (backend_cpp/weights/codes/awq_gptq.h describes the packing)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Codes as GPTQ's tools store them (backend_cpp/weights/awq_gptq.h describes the packing)."""
+"""Codes as GPTQ's tools store them (backend_cpp/weights/codes/awq_gptq.h describes the packing)."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -23,6 +23,7 @@ from lmdeploy.turbomind.headless import HEAD_TENSORS, as_stored, is_headless, wi
 from lmdeploy.turbomind.manifest import WEIGHT_DTYPES, Expression, Load, Manifest, find_problems, walk
 from lmdeploy.turbomind.mxfp4 import with_mxfp4
 from lmdeploy.turbomind.quantized import Quantization, is_zero_bias_beside_codes, weight_format, with_codes
+from lmdeploy.turbomind.row_codes import row_schemes, with_row_codes
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex, read_checkpoint
 from lmdeploy.turbomind.scaled import ScaledWeights, is_unused, with_scales
 from lmdeploy.turbomind.spec import ModelSpec
@@ -42,6 +43,7 @@ _COMPUTED_BUFFER = re.compile(
     r"^rope_(freqs|factors_long|factors_short)\.weight$|(^|\.)(rotary_emb\.(inv_freq|cos_cached|sin_cached)|rotary_pos_emb\.inv_freq|attn\.(masked_)?bias|future_mask)$"
 )
 _SHOWN_EXTRA = 8
+_MODELOPT = "hf_quant_config.json"  # where Model Optimizer tells what others tell in config.json
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ def describe(model_dir: Path, model_name: str) -> Description:
     if quantization is not None:
         tensors = with_codes(tensors, quantization, index)
     if scaled is not None:
+        tensors = with_row_codes(tensors, row_schemes(raw), index)
         tensors = with_scales(tensors, scaled, index)
     unread = _unread_tensors(tensors, index)
     problems = find_problems(tensors, index) + _bias_problems(unread, tensors)
@@ -119,6 +122,9 @@ def read_config(model_dir: Path, name: str = "config.json") -> dict[str, Any]:
         raise CheckpointError(model_dir, [f"{name} cannot be read ({error})"]) from error
     if not isinstance(config, dict):
         raise CheckpointError(model_dir, [f"{name} must hold a JSON object, got {type(config).__name__}"])
+    if name == "config.json" and not config.get("quantization_config") and (model_dir / _MODELOPT).is_file():
+        given = read_config(model_dir, _MODELOPT).get("quantization")
+        config["quantization_config"] = {"quant_method": "modelopt", **(given if isinstance(given, dict) else {})}
     return config
 
 

@@ -135,7 +135,34 @@ class Scaled:
         return self.args[0].shape
 
 
-Expression = Load | Concat | Slice | Permute | Reshape | Quantized | Mxfp4 | Scaled
+@dataclass(frozen=True)
+class RowCodes:
+    """The matrix that a checkpoint stores as codes, output by output (``lmdeploy.turbomind.row_codes``).
+
+    Attributes
+    ----------
+    layout, bits, group
+        How the codes lie, what kernels get of them, and how many inputs share a scale.
+    more
+        What ``args`` has behind codes and scales: ``zeros``, ``groups`` (of inputs), ``factor`` or ``divisor``.
+    shape
+        ``[out_features, in_features]``.
+    args
+        The tensors.
+    problems
+        What is wrong with these numbers, a sentence each.
+    """
+
+    layout: str
+    bits: int
+    group: int
+    more: tuple[str, ...]
+    shape: tuple[int, ...]
+    args: tuple[Load, ...]
+    problems: tuple[str, ...] = ()
+
+
+Expression = Load | Concat | Slice | Permute | Reshape | Quantized | Mxfp4 | Scaled | RowCodes
 
 
 def concat(*args: Expression) -> Concat:
@@ -239,11 +266,16 @@ class Manifest:
             yield from loads_in(expression)
 
 
-def _operation(expression: Concat | Slice | Permute | Reshape | Quantized | Mxfp4 | Scaled) -> dict[str, Any]:
+def _operation(
+    expression: Concat | Slice | Permute | Reshape | Quantized | Mxfp4 | Scaled | RowCodes,
+) -> dict[str, Any]:
     match expression:
         case Quantized():
             names = ("layout", "bits", "group", "zeros_less_one", "shape")
             return {"op": "quantized"} | {name: getattr(expression, name) for name in names}
+        case RowCodes():
+            names = ("layout", "bits", "group", "more", "shape")
+            return {"op": "row_codes"} | {name: getattr(expression, name) for name in names}
         case Slice():
             return {"op": "slice", "dim": expression.dim, "begin": expression.begin, "end": expression.end}
         case Permute():
@@ -270,7 +302,7 @@ def find_problems(tensors: Mapping[str, Expression], index: SafetensorsIndex) ->
     """
     problems = list(index.problems)
     parts = [part for expression in tensors.values() for part in walk(expression)]
-    problems += [problem for part in parts if isinstance(part, Quantized) for problem in part.problems]
+    problems += [problem for part in parts if isinstance(part, Quantized | RowCodes) for problem in part.problems]
     needed = {part.name: part for part in parts if isinstance(part, Load)}
     for name, load in needed.items():
         found = index.tensors.get(name)

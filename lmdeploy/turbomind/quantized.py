@@ -2,7 +2,7 @@
 
 The families describe a model by the weights of its linear layers, ``X.weight``. Where a checkpoint has ``X.qweight``
 instead, :func:`with_codes` puts the codes in that weight's place. How they are packed stands in
-``backend_cpp/weights/awq_gptq.h``, which decodes them.
+``backend_cpp/weights/codes/awq_gptq.h``, which decodes them.
 """
 
 import dataclasses

@@ -11,7 +11,10 @@ Names and shapes, by source:
 * ``fbgemm_fp8`` (Llama 3.1 405B FP8): ``X.weight_scale [out, 1]``.
 * ``compressed-tensors`` (llm-compressor), formats ``int-quantized``, ``float-quantized`` and ``naive-quantized``:
   ``X.weight_scale`` ``[1]``, ``[out, 1]`` or for blocks of ``block_structure``.
+* ``modelopt`` (NVIDIA's Model Optimizer), ``quant_algo`` FP8: ``X.weight_scale``, one for all.
 * ``smooth_quant`` (``lmdeploy lite smooth_quant``): ``X.scale [out, 1]``.
+
+What compressed-tensors, ModelOpt and Quark store in other ways: ``lmdeploy.turbomind.row_codes``.
 
 Scales of activations (``X.input_scale`` and the like) are not used: activations are rounded by what they are.
 """
@@ -23,23 +26,29 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lmdeploy.errors import UnsupportedModelError
-from lmdeploy.turbomind.manifest import Expression, Load, Scaled
+from lmdeploy.turbomind.manifest import Expression, Load, RowCodes, Scaled
+from lmdeploy.turbomind.row_codes.schemes import COMPRESSED_FORMATS, config_groups, is_of_rows, require, row_schemes
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-METHODS = ("fp8", "fbgemm_fp8", "compressed-tensors", "smooth_quant")
+METHODS = ("fp8", "fbgemm_fp8", "compressed-tensors", "modelopt", "quark", "smooth_quant")
 _CODES = ("I8", "F8_E4M3")
 _NUMBERS = ("F32", "BF16", "F16")
 _SCALE_NAMES = {
     "fp8": ("weight_scale_inv", "weight_scale"),
     "fbgemm_fp8": ("weight_scale",),
     "compressed-tensors": ("weight_scale",),
+    "modelopt": ("weight_scale",),
+    "quark": ("weight_scale",),
     "smooth_quant": ("scale",),
 }
-_UNUSED = re.compile(r"\.(input_scale|input_scale_ub|input_zero_point|activation_scale|k_scale|v_scale|q_scale)$")
-_COMPRESSED_FORMATS = ("int-quantized", "float-quantized", "naive-quantized")
+_UNUSED = re.compile(
+    r"\.(input_scale|input_scale_ub|input_global_scale|input_zero_point|activation_scale|k_scale|v_scale|q_scale"
+    r"|weight_shape)$"
+)
+_SCALES_OF_SCALES = ("weight_global_scale", "weight_scale_2")
 _SMOOTH_QUANT_TYPES = ("int8", "float8_e4m3fn", "fp8")
 
 
@@ -76,30 +85,26 @@ class ScaledWeights:
                 return cls(method, _fp8_block(given))
             case "compressed-tensors":
                 return cls(method, _compressed_block(given))
+            case "modelopt" | "quark":
+                row_schemes(config)  # refuses what is unknown
             case "smooth_quant":
-                _require(method, "quant_dtype", given.get("quant_dtype", "int8"), _SMOOTH_QUANT_TYPES)
+                require(method, "quant_dtype", given.get("quant_dtype", "int8"), _SMOOTH_QUANT_TYPES)
         return cls(method)
 
     def is_scale(self, name: str) -> bool:
         """Return whether a tensor's name is that of a scale."""
-        return name.rpartition(".")[2] in _SCALE_NAMES[self.method] or is_unused(name)
+        return name.rpartition(".")[2] in (*_SCALE_NAMES[self.method], *_SCALES_OF_SCALES) or is_unused(name)
 
 
 def is_unused(name: str) -> bool:
-    """Return whether a tensor beside codes tells how to round activations or a cache, which the engine does itself."""
+    """Return whether a tensor beside codes tells what the engine finds itself: sizes, how to round activations."""
     return _UNUSED.search(name) is not None
 
 
-def _require(method: str, what: str, found: object, supported: tuple[object, ...]) -> None:
-    if found not in supported:
-        names = ", ".join(map(str, supported))
-        raise UnsupportedModelError(f"{method} weights with {what} {found!r} are not supported; supported: {names}")
-
-
 def _fp8_block(given: Mapping[str, Any]) -> tuple[int, int] | None:
-    _require("fp8", "fmt", given.get("fmt") or "e4m3", ("e4m3", "float8_e4m3fn"))
-    _require("fp8", "activation_scheme", given.get("activation_scheme") or "dynamic", ("dynamic", "static"))
-    _require("fp8", "expert_dtype", given.get("expert_dtype") or "fp8", ("fp8",))
+    require("fp8", "fmt", given.get("fmt") or "e4m3", ("e4m3", "float8_e4m3fn"))
+    require("fp8", "activation_scheme", given.get("activation_scheme") or "dynamic", ("dynamic", "static"))
+    require("fp8", "expert_dtype", given.get("expert_dtype") or "fp8", ("fp8",))
     return _block("fp8", "weight_block_size", given.get("weight_block_size"))
 
 
@@ -115,35 +120,35 @@ def _block(method: str, name: str, size: object) -> tuple[int, int] | None:
 
 def _compressed_block(given: Mapping[str, Any]) -> tuple[int, int] | None:
     method = "compressed-tensors"
-    groups = given.get("config_groups")
-    if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()) or not groups:
-        raise UnsupportedModelError(f"{method}: config_groups must describe the weights, got {groups!r}")
+    groups = config_groups(given)
     sparsity = (given.get("sparsity_config") or {}).get("format") or "dense"
-    _require(method, "sparsity_config format", sparsity, ("dense",))
-    blocks = {_group_block(group, given.get("format")) for group in groups.values()}
+    require(method, "sparsity_config format", sparsity, ("dense",))
+    row_schemes({"quantization_config": given})  # refuses what is unknown
+    scaled = [group for group in groups if not is_of_rows(group, given.get("format"))]
+    blocks = {_group_block(group, given.get("format")) for group in scaled}
     if len(blocks) > 1:
         raise UnsupportedModelError(f"{method} weights with blocks of several sizes are not supported, got {blocks}")
-    return blocks.pop()
+    return blocks.pop() if blocks else None
 
 
 def _group_block(group: Mapping[str, Any], whole_format: object) -> tuple[int, int] | None:
     """Check one group of layers; return the blocks of its scales."""
     method = "compressed-tensors"
-    _require(method, "format", group.get("format") or whole_format, _COMPRESSED_FORMATS)
+    require(method, "format", group.get("format") or whole_format, COMPRESSED_FORMATS)
     weights, activations = group.get("weights") or {}, group.get("input_activations")
     if group.get("output_activations"):
         raise UnsupportedModelError(f"{method} with output_activations is not supported")
     for what, side in (("weights", weights), ("input_activations", activations)):
         if side is None:
             continue
-        _require(method, f"{what}.num_bits", side.get("num_bits"), (8,))
-        _require(method, f"{what}.type", side.get("type") or "int", ("int", "float"))
-        _require(method, f"{what}.symmetric", side.get("symmetric", True), (True,))
+        require(method, f"{what}.num_bits", side.get("num_bits"), (8,))
+        require(method, f"{what}.type", side.get("type") or "int", ("int", "float"))
+        require(method, f"{what}.symmetric", side.get("symmetric", True), (True,))
     strategy = weights.get("strategy")
-    _require(method, "weights.strategy", strategy, ("tensor", "channel", "block"))
+    require(method, "weights.strategy", strategy, ("tensor", "channel", "block"))
     if strategy != "block":
         return None
-    _require(method, "weights.strategy block and type", weights.get("type"), ("float",))
+    require(method, "weights.strategy block and type", weights.get("type"), ("float",))
     return _block(method, "block_structure", weights.get("block_structure") or [128, 128])
 
 
@@ -153,6 +158,8 @@ def with_scales(
     """Return the engine tensors with codes and scales in place of each weight that the checkpoint stores so."""
 
     def replaced(expression: Expression) -> Expression:
+        if isinstance(expression, RowCodes):
+            return expression
         if isinstance(expression, Load):
             found = index.tensors.get(expression.name)
             is_code = found is not None and found.dtype in _CODES and expression.name.endswith(".weight")

@@ -57,6 +57,6 @@ def test_missing_scales_are_named(tmp_path: Path) -> None:
 def test_another_method_is_refused(tmp_path: Path) -> None:
     directory = make_tiny(tmp_path / "model", "GptOssForCausalLM", **GPT_OSS)
     config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "quark"}}))
-    with pytest.raises(ValueError, match=r"method 'quark' are not supported; supported: .*mxfp4"):
+    (directory / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "hqq"}}))
+    with pytest.raises(ValueError, match=r"method 'hqq' are not supported; supported: .*mxfp4"):
         resolve(directory, backend="turbomind")

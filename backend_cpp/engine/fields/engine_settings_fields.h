@@ -91,7 +91,9 @@ void visit_settings(Settings& settings, Visit&& visit) {
   visit("dtype", settings.dtype, Limits{.choices = "auto, float32, float16, bfloat16"});
   visit("weight_bits", settings.weight_bits, Limits{.none = 0, .choices = "4, 8"});
   visit("model_format", settings.model_format,
-        Limits{.choices = "hf, meta_llama, awq, gptq, fp8, fbgemm_fp8, compressed-tensors, smooth_quant, gguf"});
+        Limits{
+            .choices =
+                "hf, meta_llama, awq, gptq, fp8, fbgemm_fp8, compressed-tensors, modelopt, quark, smooth_quant, gguf"});
   visit("tp", settings.tp, Limits{.low = 1});
   visit("session_len", settings.session_len, Limits{.low = 2, .none = 0});
   visit("max_batch_size", settings.max_batch_size, Limits{.low = 1, .none = 0});

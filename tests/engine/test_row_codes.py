@@ -1,0 +1,90 @@
+"""Models as compressed-tensors, ModelOpt and Quark store them, against `transformers` run on the numbers stored."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from tests.engine.test_quantized_checkpoints import (
+    EXPERTS,
+    LIMIT,
+    SIZES,
+    WEIGHTS,
+    distance,
+    logits_of,
+    reference_of,
+    source,
+)
+from tests.support.row_codes import RowForm, quantize_checkpoint
+from tests.support.scaled_checkpoints import FLOAT8, Form
+from tests.support.scaled_checkpoints import quantize_checkpoint as scale_checkpoint
+from tests.support.tiny_models import make_tiny
+
+__all__ = ["source"]  # a fixture
+
+MX, NV = "mxfp4-pack-quantized", "nvfp4-pack-quantized"
+FORMS = {
+    "W4A16": RowForm(),
+    "W4A16 with zero points": RowForm(group=128, is_symmetric=False),
+    "W4A16 in order of importance": RowForm(is_ordered=True),
+    "W4A16 with its lm_head, without k and gate": RowForm(plain=("k_proj", "gate_proj")),
+    "W8A16": RowForm(bits=8, group=64),
+    "W4A8 in bytes": RowForm("int-quantized", has_int8_inputs=True),
+    "W8A8 with zero points": RowForm("int-quantized", bits=8, group=-1, is_symmetric=False, has_int8_inputs=True),
+    "MXFP4": RowForm(MX),
+    "NVFP4": RowForm(NV, group=16),
+    "NVFP4 of ModelOpt": RowForm(NV, group=16, tool="modelopt"),
+    "MXFP4 of Quark": RowForm(MX, tool="quark"),
+    "of several kinds": RowForm(others={"down_proj": RowForm(bits=8, group=128), "o_proj": RowForm(MX)}),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_the_logits_are_those_of_the_stored_numbers(name: str, source: Path, tmp_path: Path) -> None:
+    values = quantize_checkpoint(source, tmp_path / "model", FORMS[name])
+    assert len(values) >= 10
+    assert distance(logits_of(tmp_path / "model"), reference_of(source, values)) < LIMIT
+
+
+@pytest.mark.parametrize("name", ["W4A16 in order of importance", "W8A16", "NVFP4"])
+def test_inputs_are_divided_over_ranks(name: str, source: Path, tmp_path: Path) -> None:
+    values = quantize_checkpoint(source, tmp_path / "model", FORMS[name])
+    assert distance(logits_of(tmp_path / "model", tp=2), reference_of(source, values)) < LIMIT
+
+
+@pytest.mark.parametrize("name", ["W4A16", "MXFP4"])
+def test_fused_layers_and_experts_are_read_from_their_codes(name: str, tmp_path: Path) -> None:
+    experts = EXPERTS | {"num_experts": 4, "shared_expert_intermediate_size": 64}
+    for number, (architecture, sizes) in enumerate(
+        [("Phi3ForCausalLM", SIZES | {"initializer_range": 0.05, "pad_token_id": 0}), ("Qwen2MoeForCausalLM", experts)]
+    ):
+        folder = tmp_path / str(number)
+        tiny = make_tiny(folder / "source", architecture, **sizes)
+        values = quantize_checkpoint(tiny, folder / "model", FORMS[name])
+        plain = Path(shutil.copytree(tiny, folder / "plain"))
+        save_file(load_file(tiny / WEIGHTS) | values, plain / WEIGHTS, metadata={"format": "pt"})
+        assert distance(logits_of(folder / "model"), reference_of(plain, {})) < LIMIT
+
+
+def test_what_model_optimizer_says_in_a_file_of_its_own_is_read(source: Path, tmp_path: Path) -> None:
+    values = quantize_checkpoint(source, tmp_path / "model", FORMS["NVFP4 of ModelOpt"])
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    given = config.pop("quantization_config")
+    del given["quant_method"]
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model" / "hf_quant_config.json").write_text(
+        json.dumps({"producer": {"name": "modelopt"}, "quantization": given})
+    )
+    found = logits_of(tmp_path / "model", model_format="modelopt")
+    assert distance(found, reference_of(source, values)) < LIMIT
+
+
+def test_float8_of_model_optimizer_is_read(source: Path, tmp_path: Path) -> None:
+    form = Form("compressed-tensors", FLOAT8, "tensor", scale_shape="scalar", static_activations=True)
+    values = scale_checkpoint(source, tmp_path / "model", form)
+    path = tmp_path / "model" / "config.json"
+    given = {"quant_method": "modelopt", "quant_algo": "FP8"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": given}))
+    assert distance(logits_of(tmp_path / "model"), reference_of(source, values)) < 0.006
