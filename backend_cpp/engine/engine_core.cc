@@ -4,6 +4,9 @@
 #include <random>
 #include <string>
 
+#include "engine/speculation/draft_head.h"
+#include "engine/speculation/draft_model.h"
+
 namespace turbomind {
 
 namespace {
@@ -23,15 +26,16 @@ const Error& overdue() {
   return error;
 }
 
-std::optional<DraftModel> make_draft_model(const EngineConfig& config, ModelRunner* runner, int vocab_size) {
-  if (runner == nullptr) return std::nullopt;
-  return std::make_optional<DraftModel>(*runner, config.block_count, config.block_len, config.max_step_tokens,
-                                        vocab_size);
+std::unique_ptr<Drafter> make_drafter(const EngineConfig& config, ModelRunner* runner, int vocab_size) {
+  if (runner == nullptr) return nullptr;
+  if (runner->head() != nullptr) return std::make_unique<DraftHead>(*runner, config.max_step_tokens, vocab_size);
+  return std::make_unique<DraftModel>(*runner, config.block_count, config.block_len, config.max_step_tokens,
+                                      vocab_size);
 }
 
-std::optional<Speculator> make_speculator(const EngineConfig& config, std::optional<DraftModel>& model) {
+std::optional<Speculator> make_speculator(const EngineConfig& config, Drafter* drafter) {
   if (!config.speculation.is_on()) return std::nullopt;
-  return std::make_optional<Speculator>(config.speculation, model ? &*model : nullptr);
+  return std::make_optional<Speculator>(config.speculation, drafter);
 }
 
 }  // namespace
@@ -42,8 +46,8 @@ EngineCore::EngineCore(const EngineConfig& config, ModelRunner& runner, const To
       runner_(runner),
       space_{tokens, runner.vocab_size(), runner.hidden_size()},
       blocks_({config.block_count, config.block_len, config.host_block_count}),
-      draft_model_(make_draft_model(config, draft_runner, runner.vocab_size())),
-      speculator_(make_speculator(config, draft_model_)),
+      drafter_(make_drafter(config, draft_runner, runner.vocab_size())),
+      speculator_(make_speculator(config, drafter_.get())),
       scheduler_({config.max_batch_size, config.max_step_tokens, runner.window(), runner.pictures().needs_whole,
                   runner.picture_rows_of_block(config.block_len)},
                  blocks_, speculator_ ? &*speculator_ : nullptr),

@@ -93,7 +93,7 @@ class EngineCore {
   EngineStats counts_;  // counters alone
   std::optional<CacheAnnouncer> announcer_;
   BlockCache blocks_;
-  std::optional<DraftModel> draft_model_;
+  std::unique_ptr<Drafter> drafter_;  // null: none computes
   std::optional<Speculator> speculator_;
   Scheduler scheduler_;
   SessionTable sessions_;

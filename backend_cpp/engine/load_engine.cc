@@ -92,11 +92,34 @@ std::unique_ptr<ModelRunner> make_native_runner(const std::string& directory, co
   return make_runner(spec, settings, device, checkpoint, max_rows);
 }
 
+// A head for the model in `target`. Throws Error that says why it cannot be one.
+std::unique_ptr<ModelRunner> make_head_runner(const SpeculationConfig& speculation, const EngineSettings& given,
+                                              const std::string& target, ModelRunner& runner, int max_rows) {
+  const auto refuse = [&](const std::string& why) { throw invalid_argument("speculative_config: " + why); };
+  if (device_of(given) != "cpu") refuse("heads run on CPUs alone so far");
+  if (has_worker(target)) refuse("heads guess for models that the TurboMind engine runs");
+  if (given.num_cpu_blocks > 0) refuse("a head's rows cannot be moved to num_cpu_blocks");
+  if (runner.window() != 0) refuse("heads look further back than what is kept for the model");
+  ModelSpec spec = ModelSpec::from_file(speculation.model + "/spec.json");
+  if (!spec.head) refuse(speculation.model + " is no head");
+  if (spec.vocab_size != runner.vocab_size() || spec.head->target_hidden_size != runner.hidden_size()) {
+    refuse(speculation.model + " is a head of another model");
+  }
+  extend_context(spec, {static_cast<float>(given.rope_scaling_factor), given.use_logn_attn});
+  EngineSettings settings = given;
+  settings.weight_bits = speculation.weight_bits;
+  settings.model_format.clear();
+  settings.tp = 1;
+  runner.keep_hidden(spec.head->target_layers);
+  return make_native_runner(speculation.model, spec, settings, "cpu", max_rows);
+}
+
 // Null where no model drafts for `runner`. Throws Error that says why a model cannot.
 std::unique_ptr<ModelRunner> make_draft_runner(const SpeculationConfig& speculation, const EngineSettings& given,
-                                               const std::string& target, const TokenTable& tokens,
-                                               const ModelRunner& runner, int max_rows) {
+                                               const std::string& target, const TokenTable& tokens, ModelRunner& runner,
+                                               int max_rows) {
   if (!speculation.has_model) return nullptr;
+  if (speculation.is_head) return make_head_runner(speculation, given, target, runner, max_rows);
   const std::string& directory = speculation.model.empty() ? target : speculation.model;
   const auto refuse = [&](const std::string& why) { throw invalid_argument("speculative_config: " + why); };
   if (device_of(given) != "cpu") refuse("draft models run on CPUs alone so far");
@@ -231,7 +254,8 @@ LoadedEngine load_engine(const std::string& directory, const EngineSettings& set
   config.embedding_bytes = static_cast<size_t>(settings.max_embedding_mib) << 20;
   config.adapter_bytes = static_cast<size_t>(settings.max_adapter_mib) << 20;
   config.speculation = SpeculationConfig::of(settings.speculative_config);
-  if (std::string& model = config.speculation.model; locate && !model.empty()) model = locate(model);
+  SpeculationConfig& speculation = config.speculation;
+  if (locate && (speculation.is_head || !speculation.model.empty())) speculation.model = locate(speculation, directory);
   config.eos_token_ids = spec.eos_token_ids;
   config.checks_invariants = std::getenv("LMDEPLOY_CHECK_INVARIANTS") != nullptr;
 

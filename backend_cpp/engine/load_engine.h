@@ -19,8 +19,8 @@ struct LoadedEngine {
   std::vector<std::string> notes;  // sentences about settings that were not taken as they stand
 };
 
-// Where the engine directory of a model is that a setting names.
-using LocateModel = std::function<std::string(const std::string&)>;
+// Where the engine directory of what drafts for the model in `target` is, which a setting names.
+using LocateModel = std::function<std::string(const SpeculationConfig&, const std::string& target)>;
 
 // `python`: the interpreter of this installation, for what the engine leaves to programs of its own. Without `locate`,
 // settings name engine directories themselves. Throws Error.

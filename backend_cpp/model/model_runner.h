@@ -77,6 +77,9 @@ struct StepInput {
   std::vector<BlockMove> moves;    // of cache blocks, one after the other, before the step
   std::vector<PictureFill> fills;  // of at most as many rows as a step has; there may be no tokens beside them
   std::vector<PictureLook> looks;  // in the order of their rows
+  // What a head takes beside each token (HeadTraits): [rows, width], or [rows, hidden_size] of its own.
+  std::vector<float> beside;
+  bool is_beside_own = false;
 
   void clear() {
     tokens.clear();
@@ -84,6 +87,8 @@ struct StepInput {
     moves.clear();
     fills.clear();
     looks.clear();
+    beside.clear();
+    is_beside_own = false;
   }
 };
 
@@ -91,11 +96,20 @@ struct StepInput {
 struct StepOutput {
   // The wanted rows, in span order; valid until the next step begins.
   float* logits = nullptr;        // [wanted rows, vocab_size], writable
-  const float* hidden = nullptr;  // [wanted rows, hidden_size], after the final norm
+  const float* hidden = nullptr;  // [wanted rows, hidden_size], after the final norm; a head's: what it takes itself
   // The choices, in span order; valid until the next step is taken.
   const ChosenToken* chosen = nullptr;
   // For how long a device beside the host has worked on it; 0 where the host itself has.
   double device_seconds = 0;
+  // Where ModelRunner::keep_hidden says so: of all rows, [rows, width].
+  const float* row_hidden = nullptr;
+};
+
+// Of a head: layers that guess which token follows a token, out of what another model made of the one before it.
+struct HeadTraits {
+  int width = 0;                   // numbers of a row of that model (ModelRunner::keep_hidden)
+  std::vector<int> target_layers;  // of that model
+  std::vector<int32_t> tokens;     // of that model, by the head's logits; empty: the same
 };
 
 // A low-rank adapter that has been read, and is not yet where it is used.
@@ -141,6 +155,14 @@ class ModelRunner {
   }
   // Of rows in place of token embeddings (StepSpan::embeddings); without a width, it takes none.
   virtual PictureTraits pictures() const { return {}; }
+  // Where it is a head; else null.
+  virtual const HeadTraits* head() const { return nullptr; }
+  // From now on, steps bring StepOutput::row_hidden: the hidden states in front of these layers, joined; without
+  // layers, those behind the final norm. Throws Error that says why they cannot be had.
+  virtual void keep_hidden(const std::vector<int>& layers) {
+    (void)layers;
+    throw invalid_argument("what runs the model does not hand out the hidden states of all tokens");
+  }
   // How many rows of pictures that tokens look at a cache block holds.
   virtual int picture_rows_of_block(int block_len) const { return block_len; }
   // Called once, before the first step.

@@ -65,13 +65,17 @@ NativeRunner::NativeRunner(std::unique_ptr<Operators> ops, const Shard& shard, c
       mlp_input_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
       branch_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
       output_rows_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
-      logits_(float_buffer(*ops_, logit_rows_at_once_, spec_.vocab_size)),
+      logits_(float_buffer(*ops_, logit_rows_at_once_, spec_.logit_count())),
       own_logits_(float_buffer(*ops_, is_divided_ ? logit_rows_at_once_ : 0, shard.vocab.size())) {
   if (pictures().looks) cross_.emplace(*ops_, spec_, max_rows, is_divided_);
+  if (spec_.head) {
+    head_.emplace(*ops_, spec_, max_rows);
+    if (head_->goes_on_with_stream()) streams_ = float_buffer(*ops_, max_rows, spec_.hidden_size);
+  }
   if (ops_->shares_host_memory()) return;
-  sampler_ = ops_->make_sampler(spec_.vocab_size, max_rows);
+  sampler_ = ops_->make_sampler(spec_.logit_count(), max_rows);
   if (!brings_output_) return;
-  host_logits_ = AlignedBuffer(static_cast<size_t>(max_rows) * spec_.vocab_size * sizeof(float));
+  host_logits_ = AlignedBuffer(static_cast<size_t>(max_rows) * spec_.logit_count() * sizeof(float));
   host_rows_ = AlignedBuffer(static_cast<size_t>(max_rows) * spec_.hidden_size * sizeof(float));
 }
 
@@ -103,6 +107,16 @@ PictureTraits NativeRunner::pictures() const {
       std::any_of(spec_.ropes.begin(), spec_.ropes.end(), [](const RopeSpec& rope) { return !rope.axes.empty(); });
   return {spec_.hidden_size * (1 + spec_.pictures->deepstack_layers), has_grid, spec_.pictures->whole_rows > 0,
           !spec_.pictures->cross_layers.empty()};
+}
+
+void NativeRunner::keep_hidden(const std::vector<int>& layers) {
+  if (!ops_->shares_host_memory()) throw invalid_argument("hidden states of all tokens are handed out on CPUs alone");
+  if (std::ranges::any_of(layers, [&](int layer) { return layer < 0 || layer >= spec_.num_layers; })) {
+    throw invalid_argument("hidden states are wanted in front of a layer that " + spec_.model_name + " does not have");
+  }
+  if (!brings_output_) return;
+  kept_layers_ = layers;
+  kept_ = float_buffer(*ops_, max_rows_, spec_.hidden_size * static_cast<int>(std::max<size_t>(1, layers.size())));
 }
 
 void NativeRunner::allocate_cache(const CacheSize& size) {
@@ -138,6 +152,7 @@ void NativeRunner::begin(const StepInput& input) {
       step.ops.scatter_rows(embeddings_.device<float>(), embedding_rows_.device<int32_t>(), embedded, spec_.hidden_size,
                             hidden_.as<float>(), false);
     }
+    if (head_) head_->run(step, input, weights_, hidden_.as<float>());
     attention_.fill_tables(step);
     run_layers(step, embedded, looks);
     gather_outputs(decodes ? computed : outputs.count());
@@ -259,8 +274,25 @@ void NativeRunner::run_layers(const StepContext& step, int embedded, bool looks)
     for (; looks && cross < spec_.cross_layer_count() && spec_.pictures->cross_layers[cross] == layer; ++cross) {
       cross_->run(step.ops, cross, weights_.cross_layers[cross], mlp_, hidden_.as<float>());
     }
+    keep_stream(step, layer);
     run_layer(step, layer);
     if (embedded > 0 && layer < spec_.pictures->deepstack_layers) add_deepstack(step, layer, embedded);
+  }
+  keep_stream(step, spec_.num_layers);
+}
+
+void NativeRunner::keep_stream(const StepContext& step, int layer) {
+  if (kept_.size() == 0) return;
+  const int size = spec_.hidden_size;
+  auto* hidden = hidden_.as<float>();
+  if (kept_layers_.empty() && layer == spec_.num_layers) {
+    step.ops.norm(weights_.final_norm.view, hidden, step.rows, size, kept_.as<float>());
+  }
+  const size_t width = kept_layers_.size() * static_cast<size_t>(size);
+  for (size_t i = 0; i < kept_layers_.size(); ++i) {
+    if (kept_layers_[i] != layer) continue;
+    step.ops.copy_heads({hidden, step.rows, static_cast<size_t>(size), 1, 0, size},
+                        {kept_.as<float>() + i * static_cast<size_t>(size), step.rows, width, 1, 0, size});
   }
 }
 
@@ -271,12 +303,15 @@ void NativeRunner::run_layer(const StepContext& step, int index) {
   auto* target = adds_directly_ ? hidden : branch_.as<float>();
   const float* mlp_input = normed;
 
-  step.ops.norm(layer.attention_norm.view, hidden, step.rows, spec_.hidden_size, normed);
+  const float* heads_input = head_ && index == 0 ? head_->first_input() : nullptr;
+  if (heads_input == nullptr) {
+    step.ops.norm(layer.attention_norm.view, hidden, step.rows, spec_.hidden_size, normed);
+  }
   if (spec_.block.is_parallel && !spec_.block.shares_norm) {
     step.ops.norm(layer.mlp_norm.view, hidden, step.rows, spec_.hidden_size, mlp_input_.as<float>());
     mlp_input = mlp_input_.as<float>();
   }
-  attention_.run(step, index, layer.attention, normed, target, adds_directly_);
+  attention_.run(step, index, layer.attention, heads_input != nullptr ? heads_input : normed, target, adds_directly_);
   if (!joins_halves_) add_branch(step, layer.attention_output_norm);
   if (!spec_.block.is_parallel) step.ops.norm(layer.mlp_norm.view, hidden, step.rows, spec_.hidden_size, normed);
   if (layer.experts) {
@@ -298,6 +333,10 @@ void NativeRunner::add_branch(const StepContext& step, const NormStorage& output
 void NativeRunner::gather_outputs(int count) {
   auto* rows = output_rows_.as<float>();
   ops_->gather_rows(hidden_.as<float>(), outputs_.device<int32_t>(), count, spec_.hidden_size, rows);
+  if (spec_.head && !spec_.head->has_final_norm()) return;
+  if (streams_.size() > 0) {
+    ops_->gather_rows(hidden_.as<float>(), outputs_.device<int32_t>(), count, spec_.hidden_size, streams_.as<float>());
+  }
   ops_->norm(weights_.final_norm.view, rows, count, spec_.hidden_size, rows);
 }
 
@@ -311,14 +350,14 @@ void NativeRunner::project(int first, int count) {
     ops_->linear(weights_.output_layer(), rows, count, logits, false);
   }
   if (spec_.output.scale != 1 || spec_.output.softcap != 0) {
-    ops_->scale_and_cap(spec_.output.scale, spec_.output.softcap, count, spec_.vocab_size, logits);
+    ops_->scale_and_cap(spec_.output.scale, spec_.output.softcap, count, spec_.logit_count(), logits);
   }
 }
 
 void NativeRunner::project_together(const float* rows, int count) {
   const LinearWeight layer = weights_.output_layer();
   const auto width = static_cast<size_t>(layer.out_features);
-  const auto vocab = static_cast<size_t>(spec_.vocab_size);
+  const auto vocab = static_cast<size_t>(spec_.logit_count());
   const size_t all = static_cast<size_t>(count) * vocab;
   auto* own = own_logits_.as<float>();
   auto* logits = logits_.as<float>();
@@ -335,7 +374,10 @@ void NativeRunner::sum_over_ranks(float* x, size_t count) {
 
 void NativeRunner::give_out(const Outputs& outputs, int projected) {
   if (ops_->shares_host_memory()) {
-    output_ = {logits_.as<float>(), output_rows_.as<float>(), nullptr};
+    output_ = {};
+    output_.logits = logits_.as<float>();
+    output_.hidden = streams_.size() > 0 ? streams_.as<float>() : output_rows_.as<float>();
+    output_.row_hidden = kept_.size() > 0 ? kept_.as<float>() : nullptr;
     return;
   }
   for (int first = 0; first < outputs.count(); first += logit_rows_at_once_) {
@@ -348,14 +390,16 @@ void NativeRunner::give_out(const Outputs& outputs, int projected) {
   if (sampler_) sampler_->end();
   const auto skipped = static_cast<size_t>(outputs.choices) * static_cast<size_t>(spec_.hidden_size);
   bring(output_rows_.as<float>() + skipped, outputs.rows, spec_.hidden_size, host_rows_.as<float>());
-  output_ = {host_logits_.as<float>(), host_rows_.as<float>(), nullptr};
+  output_ = {};
+  output_.logits = host_logits_.as<float>();
+  output_.hidden = host_rows_.as<float>();
 }
 
 // `count` rows of logits from row `from` on, which are the wanted rows from `wanted` on.
 void NativeRunner::bring_logits(int from, int count, int wanted) {
   if (count == 0) return;
-  const auto vocab = static_cast<size_t>(spec_.vocab_size);
-  bring(logits_.as<float>() + static_cast<size_t>(from) * vocab, count, spec_.vocab_size,
+  const auto vocab = static_cast<size_t>(spec_.logit_count());
+  bring(logits_.as<float>() + static_cast<size_t>(from) * vocab, count, spec_.logit_count(),
         host_logits_.as<float>() + static_cast<size_t>(wanted) * vocab);
 }
 

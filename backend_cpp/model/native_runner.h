@@ -10,6 +10,7 @@
 #include "model/attention/self_attention.h"
 #include "model/dense_mlp.h"
 #include "model/expert_mlp.h"
+#include "model/head/head_input.h"
 #include "model/model_runner.h"
 #include "model/spec/model_spec.h"
 #include "model/weights.h"
@@ -23,7 +24,7 @@ class NativeRunner final : public ModelRunner {
   NativeRunner(std::unique_ptr<Operators> ops, const Shard& shard, const Checkpoint& checkpoint,
                const WeightOptions& options, CacheType cache_type, int max_rows, int threads);
 
-  int vocab_size() const override { return spec_.vocab_size; }
+  int vocab_size() const override { return spec_.logit_count(); }
   int hidden_size() const override { return spec_.hidden_size; }
   size_t block_bytes(int block_len) const override { return attention_.layout(block_len).block_bytes(); }
   // Runs a step of most rows where the device has its own memory.
@@ -35,6 +36,8 @@ class NativeRunner final : public ModelRunner {
   int picture_rows_of_block(int block_len) const override {
     return cross_ ? cross_->rows_of_block(attention_.layout(block_len)) : block_len;
   }
+  const HeadTraits* head() const override { return head_ ? &head_->traits() : nullptr; }
+  void keep_hidden(const std::vector<int>& layers) override;
   void allocate_cache(const CacheSize& size) override;
   bool chooses_tokens() const override { return sampler_ != nullptr; }
   bool reserve(const TokenChoice& choice) override { return sampler_ && sampler_->reserve(choice); }
@@ -64,6 +67,8 @@ class NativeRunner final : public ModelRunner {
   void add_deepstack(const StepContext& step, int layer, int count);
   void run_layers(const StepContext& step, int embedded, bool looks);
   void run_layer(const StepContext& step, int index);
+  // Hands out the hidden states in front of a layer, or behind the last, where they are asked for.
+  void keep_stream(const StepContext& step, int layer);
   // Adds what a half of the layer made, or both, in branch_, to the residual stream.
   void add_branch(const StepContext& step, const NormStorage& output_norm);
   // The last norm of the first `count` output rows.
@@ -92,6 +97,7 @@ class NativeRunner final : public ModelRunner {
   bool joins_halves_;   // both halves of a layer add to branch_, which is added once
   SelfAttention attention_;
   std::optional<CrossLayers> cross_;
+  std::optional<HeadInput> head_;
   DenseMlp mlp_;
   ExpertMlp expert_mlp_;
   AdapterTable adapters_;
@@ -111,7 +117,10 @@ class NativeRunner final : public ModelRunner {
   AlignedBuffer branch_;       // hidden_size; where halves do not add directly
   AlignedBuffer output_rows_;  // hidden_size; Outputs, gathered
   AlignedBuffer logits_;       // [logit_rows_at_once_, vocab_size]
-  AlignedBuffer own_logits_;   // of the rank's part of the vocabulary, where it is divided
+  AlignedBuffer streams_;      // of output rows in front of the last norm, where a head goes on with these
+  std::vector<int> kept_layers_;
+  AlignedBuffer kept_;        // StepOutput::row_hidden, where it is asked for
+  AlignedBuffer own_logits_;  // of the rank's part of the vocabulary, where it is divided
 
   // Wanted rows in the host's memory, where the device has its own. Memory is taken only when touched.
   AlignedBuffer host_logits_;  // vocab_size

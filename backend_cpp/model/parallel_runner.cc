@@ -64,6 +64,10 @@ size_t ParallelRunner::free_cache_memory() {
   return shares_memory_ ? least : least * ranks_.size();
 }
 
+void ParallelRunner::keep_hidden(const std::vector<int>& layers) {
+  run([&](ModelRunner& runner, int) { runner.keep_hidden(layers); });
+}
+
 void ParallelRunner::allocate_cache(const CacheSize& size) {
   run([&](ModelRunner& runner, int) { runner.allocate_cache(size); });
 }

@@ -32,6 +32,7 @@ class ParallelRunner final : public ModelRunner {
   int window() const override { return ranks_.front()->window(); }
   int cache_variant(int prompt_len) const override { return ranks_.front()->cache_variant(prompt_len); }
   PictureTraits pictures() const override { return ranks_.front()->pictures(); }
+  void keep_hidden(const std::vector<int>& layers) override;
   void allocate_cache(const CacheSize& size) override;
   bool chooses_tokens() const override { return ranks_.front()->chooses_tokens(); }
   bool reserve(const TokenChoice& choice) override;

@@ -13,7 +13,8 @@ namespace turbomind {
 
 namespace {
 
-AttentionWeights read_attention(const Shard& shard, const WeightReader& read, const std::string& prefix) {
+// `inputs`: of queries, keys and values.
+AttentionWeights read_attention(const Shard& shard, const WeightReader& read, const std::string& prefix, int inputs) {
   const ModelSpec& spec = shard.spec;
   AttentionWeights weights;
   if (const auto& mla = spec.attention.mla) {
@@ -23,8 +24,7 @@ AttentionWeights read_attention(const Shard& shard, const WeightReader& read, co
   }
   const Slice queries = shard.heads.times(spec.head_dim);
   const Slice keys = shard.kv_heads.times(spec.head_dim);
-  weights.qkv =
-      read.linear(prefix + "qkv", Slice::joined({queries, keys, keys}), spec.hidden_size, spec.attention.qkv_bias);
+  weights.qkv = read.linear(prefix + "qkv", Slice::joined({queries, keys, keys}), inputs, spec.attention.qkv_bias);
   if (spec.attention.qk_norm != QkNorm::kNone) {
     const bool is_per_head = spec.attention.qk_norm == QkNorm::kHead;
     weights.q_norm =
@@ -53,8 +53,10 @@ LayerWeights read_layer(const Shard& shard, const WeightReader& read, int index)
     return NormStorage::load(read, prefix + name, spec.hidden_size, spec.norm, spec.norm.bias);
   };
   LayerWeights layer;
-  layer.attention_norm = norm("attention_norm");
-  layer.attention = read_attention(shard, read, prefix + "attention.");
+  const bool is_heads_first = spec.head && index == 0;
+  const bool is_wide = is_heads_first && spec.head->kind == HeadKind::kEagle3;
+  if (!is_heads_first || spec.head->has_first_norm()) layer.attention_norm = norm("attention_norm");
+  layer.attention = read_attention(shard, read, prefix + "attention.", (is_wide ? 2 : 1) * spec.hidden_size);
   if (!spec.block.shares_norm) layer.mlp_norm = norm("mlp_norm");
   if (spec.moe && spec.moe->layers[static_cast<size_t>(index)]) {
     layer.experts = ExpertWeights::load(shard, read, prefix + "moe.");
@@ -66,6 +68,19 @@ LayerWeights read_layer(const Shard& shard, const WeightReader& read, int index)
     layer.mlp_output_norm = norm("mlp_output_norm");
   }
   return layer;
+}
+
+HeadWeights read_head(const ModelSpec& spec, const WeightReader& read) {
+  const HeadSpec& head = *spec.head;
+  const bool is_eagle3 = head.kind == HeadKind::kEagle3;
+  HeadWeights weights;
+  weights.join = read.linear("head.join", spec.hidden_size,
+                             is_eagle3 ? head.width() : spec.hidden_size + head.target_hidden_size, head.bias);
+  const auto norm = [&](const char* name, int size) { return NormStorage::load(read, name, size, spec.norm, false); };
+  if (head.kind == HeadKind::kMtp) weights.embedding_norm = norm("head.embedding_norm", spec.hidden_size);
+  if (head.kind == HeadKind::kMtp) weights.hidden_norm = norm("head.hidden_norm", head.target_hidden_size);
+  if (is_eagle3) weights.hidden_norm = norm("head.hidden_norm", spec.hidden_size);
+  return weights;
 }
 
 CrossLayerWeights read_cross_layer(const Shard& shard, const WeightReader& read, int index) {
@@ -173,7 +188,9 @@ Weights Weights::load(const Shard& shard, const Checkpoint& checkpoint, const We
   const ModelSpec& spec = shard.spec;
   const WeightReader read(checkpoint, options);
   Weights weights;
-  weights.final_norm = NormStorage::load(read, "final_norm", spec.hidden_size, spec.norm, spec.norm.bias);
+  if (spec.head) weights.head = read_head(spec, read);
+  if (!spec.head || spec.head->has_final_norm())
+    weights.final_norm = NormStorage::load(read, "final_norm", spec.hidden_size, spec.norm, spec.norm.bias);
   weights.layers.resize(static_cast<size_t>(spec.num_layers));
   const int cross_layers = spec.cross_layer_count();
   weights.cross_layers.resize(static_cast<size_t>(cross_layers));

@@ -29,7 +29,7 @@ struct MlpWeights {
 };
 
 struct LayerWeights {
-  NormStorage attention_norm;
+  NormStorage attention_norm;  // empty in front of heads without one
   AttentionWeights attention;
   NormStorage attention_output_norm;
   NormStorage mlp_norm;
@@ -59,11 +59,19 @@ struct AdaptedLayer {
   RowSources rows;
 };
 
+// What a head makes its rows with (model/head/head_input.h).
+struct HeadWeights {
+  LinearStorage join;
+  NormStorage embedding_norm;  // MTP's
+  NormStorage hidden_norm;     // MTP's and EAGLE-3's
+};
+
 struct Weights {
   LinearStorage embedding;  // [vocab, hidden], never rounded; also the output layer when that is not apart
   std::vector<LayerWeights> layers;
   std::vector<CrossLayerWeights> cross_layers;
-  NormStorage final_norm;
+  NormStorage final_norm;  // empty in heads without one
+  std::optional<HeadWeights> head;
   // The output layer, of the shard's part of the vocabulary.
   LinearStorage lm_head;      // empty when embeddings are tied and not rounded; of 8 bits when rounded
   AlignedBuffer output_bias;  // float32, or empty

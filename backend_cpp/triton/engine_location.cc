@@ -65,6 +65,21 @@ std::string python_interpreter() {
   return python != nullptr ? python : "python3";
 }
 
+namespace {
+
+// What Python prints, run with these arguments.
+std::string directory_of(const std::string& what, std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), python_interpreter());
+  const CommandResult result = run_command(arguments);
+  const std::string line = last_line(result.output);
+  if (result.status != 0) throw invalid_argument("cannot load " + what + ": " + line);
+  if (!std::filesystem::exists(std::filesystem::path(line) / "spec.json"))
+    throw internal_error("the converter named no engine directory: " + result.output);
+  return line;
+}
+
+}  // namespace
+
 std::string find_engine_directory(const std::string& model_path, const std::string& version_directory) {
   namespace fs = std::filesystem;
   std::string path = model_path;
@@ -73,12 +88,11 @@ std::string find_engine_directory(const std::string& model_path, const std::stri
     if (fs::path(path).is_relative() && fs::exists(beside)) path = beside.string();
     if (fs::exists(fs::path(path) / "spec.json")) return path;
   }
-  const CommandResult result = run_command({python_interpreter(), "-m", "lmdeploy.turbomind.engine_dir", path});
-  const std::string line = last_line(result.output);
-  if (result.status != 0) throw invalid_argument("cannot load model '" + path + "': " + line);
-  if (!fs::exists(fs::path(line) / "spec.json"))
-    throw internal_error("the converter named no engine directory: " + result.output);
-  return line;
+  return directory_of("model '" + path + "'", {"-m", "lmdeploy.turbomind.engine_dir", path});
+}
+
+std::string find_head_directory(const std::string& target, const std::string& method, const std::string& model) {
+  return directory_of("the head for " + target, {"-m", "lmdeploy.turbomind.heads", target, method, model});
 }
 
 }  // namespace turbomind

@@ -12,4 +12,7 @@ std::string python_interpreter();
 // to `python -m lmdeploy.turbomind.engine_dir`. Throws Error with its message.
 std::string find_engine_directory(const std::string& model_path, const std::string& version_directory);
 
+// The same for a head of the model in `target`: `model` is its folder, empty where it is in the model's checkpoint.
+std::string find_head_directory(const std::string& target, const std::string& method, const std::string& model);
+
 }  // namespace turbomind

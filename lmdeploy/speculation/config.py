@@ -10,6 +10,8 @@ from lmdeploy.fields import rows
 
 MOST_DRAFTS = 32
 LONGEST_RUN = 64
+MTP_METHODS = ("mtp", "deepseek_mtp")
+EAGLE_METHODS = ("eagle", "eagle3")
 
 
 @rows.documented
@@ -19,12 +21,15 @@ class SpeculationConfig:
 
     method: str | None = rows.text(
         None,
-        "Where drafts come from; ngram: from what was said before; draft_model: from there, or from a smaller model. "
+        "Where drafts come from; ngram: from what was said before; draft_model: from there, or from a smaller model; "
+        "mtp (deepseek_mtp), eagle, eagle3: from there, or from a head of the model. "
         "Default: draft_model where a model is named, else ngram.",
-        choices=("ngram", "draft_model"),
+        choices=("ngram", "draft_model", "mtp", "deepseek_mtp", "eagle", "eagle3"),
     )
     model: str | None = rows.text(
-        None, "The model that drafts, with the same tokenizer, as models are named; default: the model itself."
+        None,
+        "The model that drafts, with the same tokenizer, as models are named; default: the model itself. Of eagle and "
+        "eagle3: the head.",
     )
     weight_bits: int | None = rows.whole(None, "Round the drafting model's matrices to so many bits.", choices=(4, 8))
     num_speculative_tokens: int = rows.whole(
@@ -58,7 +63,13 @@ class SpeculationConfig:
                 f"prompt_lookup_min must not be larger than prompt_lookup_max, got {self.prompt_lookup_min} and "
                 f"{self.prompt_lookup_max}"
                 if is_order_wrong
-                else None
+                else None,
+                f"method {self.method} needs a model: the head's folder or repository"
+                if self.method in EAGLE_METHODS and not self.model
+                else None,
+                f"method {self.method} takes the head of the model's own checkpoint: leave model out"
+                if self.method in MTP_METHODS and self.model
+                else None,
             ],
         )
 
@@ -74,11 +85,26 @@ class SpeculationConfig:
         return rows.from_object(cls, given)
 
 
-def located(given: Mapping[str, Any] | None, locate: Callable[[str], str]) -> dict[str, Any] | None:
-    """Return an engine's ``speculative_config`` with the path of its model in place of the name."""
-    if given is None or not given.get("model"):
-        return None if given is None else dict(given)
-    return {**given, "model": locate(given["model"])}
+def located(
+    given: Mapping[str, Any] | None, locate: Callable[[str], str], locate_head: Callable[[str, str], str]
+) -> dict[str, Any] | None:
+    """Return an engine's ``speculative_config`` with a path in place of its model's name.
+
+    Parameters
+    ----------
+    given
+        The setting.
+    locate
+        From a model's name to its engine directory.
+    locate_head
+        From a method and a head's name, ``""`` where the model's checkpoint has it, to the head's engine directory.
+    """
+    if given is None:
+        return None
+    method, model = given.get("method"), given.get("model") or ""
+    if method in MTP_METHODS + EAGLE_METHODS:
+        return {**given, "model": locate_head(method, model)}
+    return {**given, "model": locate(model)} if model else dict(given)
 
 
 def speculation_problems(given: object) -> list[str | None]:

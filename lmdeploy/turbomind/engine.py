@@ -21,6 +21,7 @@ from lmdeploy.speculation.config import located
 from lmdeploy.turbomind.adapters import locate_adapter, located_adapters
 from lmdeploy.turbomind.engine_dir import resolve
 from lmdeploy.turbomind.engine_settings import EngineConfig, backend_of, settings_of
+from lmdeploy.turbomind.heads.directory import find_head
 
 if TYPE_CHECKING:
     import numpy as np
@@ -143,6 +144,7 @@ class Engine:
         settings["speculative_config"] = located(
             settings.get("speculative_config"),
             lambda model: str(resolve(model, None, settings.get("download_dir")).path),
+            lambda method, model: str(find_head(self.directory.path, method, model, settings.get("download_dir"))),
         )
         self._engine = _turbomind.Engine(str(self.directory.path), json.dumps(settings))
         for note in self._engine.notes:

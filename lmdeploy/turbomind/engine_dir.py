@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -171,7 +172,7 @@ def _require_backend(engine: EngineDir, backend: str | None) -> EngineDir:
 def _fingerprint(model_dir: Path, backend: str, custom_module_map: str) -> str:
     """Return a hash that changes when the checkpoint moves or any of its files changes size or time."""
     runs_in = (sys.executable, _map_state(custom_module_map)) if backend == "pytorch" else ""  # workers start with it
-    content = repr((_writer_hash(), __version__, str(model_dir), state_of(model_dir), backend, runs_in))
+    content = repr((writer_hash(), __version__, str(model_dir), state_of(model_dir), backend, runs_in))
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
@@ -183,7 +184,7 @@ def _map_state(custom_module_map: str) -> object:
 
 
 @functools.cache
-def _writer_hash() -> str:
+def writer_hash() -> str:
     """Return a hash of the code that writes engine directories, so that a change of it writes cached ones anew."""
     digest = hashlib.sha256()
     package = Path(__file__).parents[1]
@@ -233,9 +234,14 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 1:
         print("usage: python -m lmdeploy.turbomind.engine_dir PATH", file=sys.stderr)
         return 1
+    return print_directory(lambda: resolve(arguments[0]).path)
+
+
+def print_directory(find: Callable[[], Path]) -> int:
+    """Print what ``find`` returns and return 0; one line on stderr and 1 on failure."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
-        print(resolve(arguments[0]).path)
+        print(find())
     except (OSError, ValueError) as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         return 1

@@ -311,6 +311,31 @@ class OutputSpec:
 
 
 @dataclass(frozen=True)
+class HeadSpec:
+    """Layers that guess for another model, out of its hidden states (``backend_cpp/model/head/head_input.h``).
+
+    Parameters
+    ----------
+    kind
+        ``mtp`` (DeepSeek-V3), ``eagle`` or ``eagle3``.
+    target_hidden_size
+        Of the model.
+    target_layers
+        In front of which of the model's layers hidden states are taken, joined; empty: behind its last norm.
+    bias
+        Whether the linear layer that joins hidden states and embeddings has one.
+    tokens
+        Those it guesses among, in the order of its logits; empty: the whole vocabulary.
+    """
+
+    kind: str
+    target_hidden_size: int
+    target_layers: tuple[int, ...] = ()
+    bias: bool = False
+    tokens: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """One parametric decoder. Constructing one that makes no sense raises ``ValueError`` naming every reason.
 
@@ -322,6 +347,8 @@ class ModelSpec:
         Factor of the token embeddings.
     pictures
         How the model sees; None: it reads text only.
+    head
+        Whose head it is; None: it is a model.
     """
 
     architecture: str
@@ -348,6 +375,7 @@ class ModelSpec:
     output: OutputSpec = OutputSpec()
     embedding_scale: float = 1.0
     pictures: PicturesSpec | None = None
+    head: HeadSpec | None = None
 
     def __post_init__(self) -> None:
         problems = problems_of(self)

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 DTYPES = ("float32", "float16", "bfloat16")
 NORMS = ("rms", "layer")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu")
+HEADS = ("mtp", "eagle", "eagle3")
 QK_NORMS = ("none", "head", "projection")
 STRETCHES = ("dynamic", "qwen", "long")
 ROUTER_SCORES = ("softmax", "sigmoid", "sparsemixer")
@@ -114,6 +115,10 @@ def _parts(spec: "ModelSpec") -> Iterator[str]:
             yield "pictures.whole_rows cannot be had with attention.alibi_slopes"
     if spec.pictures and spec.pictures.cross_layers:
         yield from _cross_layer_problems(spec, spec.pictures.cross_layers)
+    if spec.head:
+        yield from _choice("head.kind", spec.head.kind, HEADS)
+    if spec.head and spec.head.kind != "eagle3" and spec.head.target_hidden_size != spec.hidden_size:
+        yield f"hidden_size must be the model's {spec.head.target_hidden_size}, got {spec.hidden_size}"
     if spec.moe and not spec.mlp.is_gated:
         yield "moe needs mlp.is_gated"
     if spec.moe:

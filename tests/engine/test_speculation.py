@@ -187,7 +187,10 @@ def test_another_model_with_the_same_tokenizer_drafts(
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
-        ({"method": "medusa"}, "method must be one of 'ngram', 'draft_model', got 'medusa'"),
+        (
+            {"method": "medusa"},
+            "method must be one of 'ngram', 'draft_model', 'mtp', 'deepseek_mtp', 'eagle', 'eagle3', got 'medusa'",
+        ),
         ({"num_speculative_tokens": 33}, "num_speculative_tokens must be"),
         ({"num_spec_tokens": 3}, "there is no field num_spec_tokens; did you mean num_speculative_tokens"),
         ({"prompt_lookup_min": 9, "prompt_lookup_max": 8}, "prompt_lookup_min must not be larger"),

@@ -201,7 +201,7 @@ def test_what_is_cached_depends_on_all_code_that_decides_it(monkeypatch: pytest.
         return content(path)
 
     monkeypatch.setattr(Path, "read_bytes", noted)
-    engine_dir._writer_hash.__wrapped__()
+    engine_dir.writer_hash.__wrapped__()
     assert {"manifest.py", "llama.py", "token_bytes.py", "tokenizer.py", "qwen.py", "ranks.py"} <= set(read)
 
 

@@ -163,6 +163,15 @@ void Scheduler::add_drafts(int room) {
   for (Sequence* sequence : sequences) sequence->planned += sequence->drafts.count();
 }
 
+void Scheduler::note_hidden(const Step& step, const float* row_hidden) {
+  std::vector<Drafter::Seen> seen;
+  for (size_t i = 0; i < step.sequences.size(); ++i) {
+    Sequence& sequence = *step.sequences[i];
+    if (sequence.is_open) seen.push_back({step.input.spans[i], sequence.tokens, sequence.drafts.hidden});
+  }
+  speculator_->note_hidden(seen, row_hidden);
+}
+
 bool Scheduler::would_draft(const Step& step) const {
   const auto rows = static_cast<int>(step.input.tokens.size());
   return speculator_ != nullptr && std::ranges::any_of(step.sequences, [&](const auto& sequence) {

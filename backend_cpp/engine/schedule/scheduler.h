@@ -79,6 +79,8 @@ class Scheduler {
   // Of the drafts of a sequence in a committed step the first `count` were right, and are tokens of it now. It has
   // none any more.
   void take_drafts(Sequence& sequence, int count);
+  // What the runner made of every row of a step, where it hands that out: row_hidden [rows, width].
+  void note_hidden(const Step& step, const float* row_hidden);
   // Whether the step behind `step` had better wait for its tokens, since these say what to draft.
   bool would_draft(const Step& step) const;
 

@@ -9,41 +9,22 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <vector>
 
 #include "engine/answer/sampler.h"
-#include "kernels/sampling.h"
-#include "model/model_runner.h"
+#include "engine/speculation/drafter.h"
 
 namespace turbomind {
 
-// Of one sequence: the tokens whose rows are in the draft model's cache, and the blocks they are in.
-struct DraftCache {
-  std::vector<int32_t> tokens;
-  std::vector<int32_t> blocks;
-};
-
-class DraftModel {
+class DraftModel final : public Drafter {
  public:
-  // A sequence to guess for. `blocks` has places for the tokens and all guesses but the last.
-  struct Work {
-    const std::vector<int32_t>& tokens;
-    const std::vector<int32_t>& blocks;
-    DraftCache& cache;
-    std::function<const SamplingRule&(int)> rule;  // how its next token, and those behind, are chosen
-    std::vector<int32_t>& drafts;                  // gets the guesses
-  };
-
   // `runner` has a cache of `block_count` blocks; both it and the model it guesses for are to outlive this. Guesses
   // from `vocab_size` on are none of that model's tokens.
   DraftModel(ModelRunner& runner, int block_count, int block_len, int max_rows, int vocab_size);
 
-  // Rows that it has to run before the first guess for a sequence.
-  int missing_rows(const Work& work);
-  // Guesses `count` tokens of each, or fewer where a guess is none of the model's tokens, or where blocks are missing.
-  void draft(std::span<const Work> all, int count);
+  int missing_rows(const Work& work) override;
+  void draft(std::span<const Work> all, int count) override;
 
  private:
   // A sequence in the steps of one call of draft().

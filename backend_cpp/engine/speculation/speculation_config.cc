@@ -1,6 +1,9 @@
 #include "engine/speculation/speculation_config.h"
 
+#include <algorithm>
+#include <array>
 #include <string>
+#include <string_view>
 
 #include "base/error.h"
 
@@ -9,6 +12,7 @@ namespace turbomind {
 namespace {
 
 constexpr int kDefaultDrafts = 16;
+constexpr std::array<std::string_view, 4> kHeadMethods{"mtp", "deepseek_mtp", "eagle", "eagle3"};
 constexpr int kDefaultSharedTokens = 1 << 16;
 
 int whole(const Json& setting, const char* name, int fallback, int low, int high) {
@@ -31,10 +35,12 @@ SpeculationConfig SpeculationConfig::of(const Json& setting) {
   const Json* model = setting.find("model");
   if (model != nullptr) config.model = model->as_string();
   const std::string name = method != nullptr ? method->as_string() : model != nullptr ? "draft_model" : "ngram";
-  if (name != "ngram" && name != "draft_model") {
-    throw invalid_argument("speculative_config: method must be ngram or draft_model, got " + name);
+  config.method = name;
+  config.is_head = std::ranges::find(kHeadMethods, name) != kHeadMethods.end();
+  config.has_model = config.is_head || name == "draft_model";
+  if (!config.has_model && name != "ngram") {
+    throw invalid_argument("speculative_config: there is no method " + name);
   }
-  config.has_model = name == "draft_model";
   config.weight_bits = whole(setting, "weight_bits", 0, 4, 8);
   if (config.weight_bits != 0 && config.weight_bits != 4 && config.weight_bits != 8) {
     throw invalid_argument("speculative_config: weight_bits must be 4 or 8");

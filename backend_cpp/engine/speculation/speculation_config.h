@@ -18,8 +18,10 @@ struct SpeculationConfig {
   int shared_tokens = 0;  // of recent answers, in which other requests look too
   // A model that guesses where nothing repeats.
   bool has_model = false;
-  std::string model;    // its engine directory, or what lmdeploy.turbomind.engine_dir finds; empty: the model itself
-  int weight_bits = 0;  // as the setting of an engine
+  std::string model;     // its engine directory, or what lmdeploy.turbomind.engine_dir finds; empty: the model itself
+  std::string method;    // as the setting has it
+  bool is_head = false;  // of the engine's model; `model` is then what lmdeploy.turbomind.heads made or is to make
+  int weight_bits = 0;   // as the setting of an engine
 
   bool is_on() const { return num_speculative_tokens > 0; }
   // Of the setting speculative_config, whose fields lmdeploy/speculation/config.py lists; null: nothing is drafted.

@@ -97,12 +97,12 @@ int Speculator::look_up(std::span<const Candidate> candidates, int rows, int roo
 }
 
 void Speculator::ask_model(std::span<const Candidate> candidates, int rows, int room) {
-  std::vector<DraftModel::Work> all;
+  std::vector<Drafter::Work> all;
   const auto count = static_cast<int>(candidates.size());
   int most = std::min(shared_.config.num_speculative_tokens, room / count);
   int missing = 0;
   for (const Candidate& candidate : candidates) {
-    all.push_back({candidate.tokens, *candidate.blocks, candidate.drafts.cache,
+    all.push_back({candidate.tokens, *candidate.blocks, candidate.drafts.cache, candidate.drafts.hidden,
                    [answer = candidate.answer](int ahead) -> const SamplingRule& { return answer->choice(ahead); },
                    candidate.drafts.tokens});
     missing += model_->missing_rows(all.back());
@@ -154,6 +154,10 @@ const PromptLookup& Speculator::lookup_of(const Candidate& candidate) {
   if (!lookup) lookup = std::make_unique<PromptLookup>(shared_, candidate.scope, candidate.prompt_len);
   lookup->read(candidate.tokens);
   return *lookup;
+}
+
+void Speculator::note_hidden(std::span<const Drafter::Seen> all, const float* row_hidden) {
+  if (model_ != nullptr) model_->see(all, row_hidden);
 }
 
 void Speculator::note_drafts(Drafts& drafts, int accepted) {

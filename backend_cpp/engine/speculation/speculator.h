@@ -1,6 +1,6 @@
-// Guesses how sequences go on, from what was said before or by a smaller model. A step runs such drafts behind the rows
-// that are due, and what comes of these says how many of them were right; so a guess changes when tokens come, never
-// which.
+// Guesses how sequences go on, from what was said before or by a smaller model or a head. A step runs such drafts
+// behind the rows that are due, and what comes of these says how many of them were right; so a guess changes when
+// tokens come, never which.
 //
 // How many drafts are worth their rows follows from what a step costs and the chance that a draft is right: of all
 // sequences' drafts, the likeliest first, those are taken with which a step brings most tokens in its time. Where many
@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "engine/answer/answer.h"
-#include "engine/speculation/draft_model.h"
+#include "engine/speculation/drafter.h"
 #include "engine/speculation/prompt_lookup.h"
 #include "engine/speculation/speculation_config.h"
 #include "engine/speculation/step_cost.h"
@@ -26,9 +26,10 @@ namespace turbomind {
 // Of one sequence.
 struct Drafts {
   std::vector<int32_t> tokens;  // that are only guessed, in the step being built or run
-  bool are_the_models = false;  // they come from the draft model
+  bool are_the_models = false;  // they come from the drafter
   std::unique_ptr<PromptLookup> lookup;
-  DraftCache cache;  // the draft model's
+  DraftCache cache;   // a draft model's
+  HiddenRows hidden;  // a head's
 
   int count() const { return static_cast<int>(tokens.size()); }
 };
@@ -48,7 +49,7 @@ class Speculator {
   };
 
   // `model`: null where there is none; must outlive this.
-  explicit Speculator(const SpeculationConfig& config, DraftModel* model = nullptr) : shared_(config), model_(model) {}
+  explicit Speculator(const SpeculationConfig& config, Drafter* model = nullptr) : shared_(config), model_(model) {}
 
   // The most drafts of a sequence in a step.
   int most_drafts() const { return shared_.config.num_speculative_tokens; }
@@ -60,6 +61,8 @@ class Speculator {
   // Whether there would be drafts for a sequence, beside so many rows, if the step under way brought what is expected.
   bool would_draft(const Candidate& candidate, int rows);
 
+  // A step was run, of which the runner has handed out the hidden states of all rows (Drafter::see).
+  void note_hidden(std::span<const Drafter::Seen> all, const float* row_hidden);
   // A step of so many rows took so long, with the drafts that were made for it.
   void note_step(int rows, double seconds) { cost_.note(rows, seconds - model_seconds_); }
   // Of the drafts of a sequence the first `accepted` were right.
@@ -88,7 +91,7 @@ class Speculator {
 
   SharedLookup shared_;
   StepCost cost_;
-  DraftModel* model_;
+  Drafter* model_;
   MatchChances model_chances_;
   StepCost model_cost_;
   double model_seconds_ = 0;     // of the step being built or run

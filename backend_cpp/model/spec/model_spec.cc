@@ -166,6 +166,18 @@ PicturesSpec read_pictures(const Json& json) {
   return pictures;
 }
 
+constexpr std::array<std::pair<const char*, HeadKind>, 3> kHeadKinds{
+    {{"mtp", HeadKind::kMtp}, {"eagle", HeadKind::kEagle}, {"eagle3", HeadKind::kEagle3}}};
+
+HeadSpec read_head(const Json& json) {
+  HeadSpec head{
+      choice(json, "kind", kHeadKinds), positive(json, "target_hidden_size"), {}, json.at("bias").as_bool(), {}};
+  for (const Json& layer : json.at("target_layers").as_array())
+    head.target_layers.push_back(static_cast<int>(layer.as_int()));
+  for (const Json& token : json.at("tokens").as_array()) head.tokens.push_back(static_cast<int32_t>(token.as_int()));
+  return head;
+}
+
 OutputSpec read_output(const Json& json) {
   return {real(json, "scale"), real(json, "softcap"), json.at("bias").as_bool(),
           json.at("normalizes_weight").as_bool()};
@@ -196,7 +208,20 @@ void check_cross_layers(const ModelSpec& spec) {
   }
 }
 
+void check(const HeadSpec& head, const ModelSpec& spec) {
+  if (spec.attention.mla && head.kind == HeadKind::kEagle3)
+    throw invalid_argument("head.kind eagle3 with attention.mla");
+  if (spec.block.is_parallel) throw invalid_argument("head with block.is_parallel");
+  if (head.kind != HeadKind::kEagle3 && head.width() != spec.hidden_size) {
+    throw invalid_argument("head.target_hidden_size must be hidden_size, without head.target_layers");
+  }
+  if (std::ranges::any_of(head.tokens, [&](int32_t token) { return token < 0 || token >= spec.vocab_size; })) {
+    throw invalid_argument("head.tokens must be tokens of the vocabulary");
+  }
+}
+
 void check(const ModelSpec& spec) {
+  if (spec.head) check(*spec.head, spec);
   if (spec.moe) check(*spec.moe);
   if (spec.pictures) check_cross_layers(spec);
   if (spec.pictures && spec.pictures->deepstack_layers > spec.num_layers) {
@@ -255,6 +280,7 @@ ModelSpec read(const Json& json) {
   spec.output = read_output(json.at("output"));
   spec.embedding_scale = real(json, "embedding_scale");
   if (const Json* pictures = json.find("pictures")) spec.pictures = read_pictures(*pictures);
+  if (const Json* head = json.find("head")) spec.head = read_head(*head);
   spec.tied_embeddings = json.at("tied_embeddings").as_bool();
   spec.max_position_embeddings = positive(json, "max_position_embeddings");
   if (const Json* bos = json.find("bos_token_id")) spec.bos_token_id = static_cast<int>(bos->as_int());

@@ -2,6 +2,8 @@
 // lmdeploy/turbomind/spec.py explains every field and checks them.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -15,6 +17,7 @@ namespace turbomind {
 
 enum class QkNorm : uint8_t { kNone, kHead, kProjection };
 enum class StretchKind : uint8_t { kNone, kDynamic, kQwen, kLong };
+enum class HeadKind : uint8_t { kMtp, kEagle, kEagle3 };
 
 struct NormSpec {
   float eps = 0;
@@ -113,6 +116,20 @@ struct OutputSpec {
   bool normalizes_weight = false;
 };
 
+// Of a head: layers that guess for another model, out of its hidden states.
+struct HeadSpec {
+  HeadKind kind = HeadKind::kEagle;
+  int target_hidden_size = 0;
+  std::vector<int> target_layers;  // in front of which hidden states are taken, joined; empty: behind the last norm
+  bool bias = false;               // of what joins hidden states and embeddings
+  std::vector<int32_t> tokens;     // those it guesses among, in the order of its logits; empty: all
+
+  // Numbers that it takes of a row of the model.
+  int width() const { return target_hidden_size * static_cast<int>(std::max<size_t>(1, target_layers.size())); }
+  bool has_first_norm() const { return kind != HeadKind::kEagle; }
+  bool has_final_norm() const { return kind != HeadKind::kEagle; }
+};
+
 struct ModelSpec {
   std::string architecture;
   std::string model_name;
@@ -137,12 +154,16 @@ struct ModelSpec {
   float embedding_scale = 1;
   std::optional<PicturesSpec> pictures;  // rows may take the place of token embeddings
   bool tied_embeddings = false;
+  std::optional<HeadSpec> head;  // it is one
 
   int max_position_embeddings = 0;
   int bos_token_id = -1;  // -1: none
   std::vector<int32_t> eos_token_ids;
 
   int cross_layer_count() const { return pictures ? static_cast<int>(pictures->cross_layers.size()) : 0; }
+
+  // Of a row: one a token of the vocabulary, but for some heads.
+  int logit_count() const { return head && !head->tokens.empty() ? static_cast<int>(head->tokens.size()) : vocab_size; }
 
   // Throws Error naming the file and the first thing wrong in it.
   static ModelSpec from_file(const std::string& path);

@@ -102,7 +102,7 @@ Shard Shard::of(const ModelSpec& spec, int rank, int count, int group) {
     shard.expert_channels = divider.channels("moe.intermediate_size", spec.moe->intermediate_size);
     shard.shared_channels = divider.channels("moe.shared_intermediate_size", spec.moe->shared_intermediate_size);
   }
-  shard.vocab = divider.tokens(spec.vocab_size);
+  shard.vocab = divider.tokens(spec.logit_count());
   if (spec.attention.qk_norm == QkNorm::kProjection && count > 1) {
     divider.refuse("queries and keys go through a norm over all heads (attention.qk_norm), which no rank has");
   }

@@ -34,6 +34,7 @@ using DeviceClass = pybind11::class_<Device>;
 // Each adds methods that are named as the operators are. Arrays called `like` give the shape of a result.
 void bind_attention(pybind11::module_& m);
 void bind_elementwise(DeviceClass& device);
+void bind_heads(pybind11::module_& m);  // of models, on the CPU
 void bind_linear(pybind11::module_& m, DeviceClass& device);
 void bind_lora(DeviceClass& device);
 void bind_moe(DeviceClass& device);

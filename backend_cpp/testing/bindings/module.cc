@@ -81,6 +81,7 @@ PYBIND11_MODULE(TM_TEST_MODULE, m) {
   // Local, since the emulation's and the GPU's modules are loaded together.
   DeviceClass device(m, "Device", py::module_local());
   device.def(py::init([](const std::string& name) { return Device{make_operators(name, 0), {}}; }));
+  bind_heads(m);
   bind_linear(m, device);
   bind_attention(m);
   bind_elementwise(device);

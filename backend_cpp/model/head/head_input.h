@@ -1,0 +1,47 @@
+// How a head begins a step. A head is layers that guess for another model, and a row of it stands for two neighbouring
+// tokens: the model's hidden state of the first, and the embedding of the second, which follows it; it brings the
+// logits of the third. To guess further, it takes its own hidden states in place of the model's.
+//
+//   MTP (DeepSeek-AI, 2024, arXiv 2412.19437)   x = join [norm(embedding), norm(hidden)], then a layer of the model
+//   EAGLE (Li et al., 2024, arXiv 2401.15077)   x = join [embedding, hidden], then layers, the first without its norm
+//   EAGLE-3 (Li et al., 2025, arXiv 2503.01840) x = join [three hidden states], or its own; the first layer's attention
+//                                               reads [norm(embedding), norm(x)]
+//
+// On CPUs only.
+#pragma once
+
+#include "model/model_runner.h"
+#include "model/spec/model_spec.h"
+#include "model/step_context.h"
+#include "model/weights.h"
+
+namespace turbomind {
+
+class HeadInput {
+ public:
+  // Throws Error where the device is no CPU.
+  HeadInput(Operators& ops, const ModelSpec& spec, int max_rows);
+
+  const HeadTraits& traits() const { return traits_; }
+  // Whether its own hidden states are those in front of its last norm.
+  bool goes_on_with_stream() const { return kind_ == HeadKind::kEagle3; }
+
+  // Turns the embeddings of a step's tokens, stream [rows, hidden_size], into the first layer's residual stream.
+  void run(const StepContext& step, const StepInput& input, const Weights& weights, float* stream);
+  // What the first layer's attention reads; null: the stream, through the layer's norm.
+  const float* first_input() const;
+
+ private:
+  // Puts rows [rows, size_], or what a norm makes of them, into joined_ from number `at` of each row on.
+  void put(const StepContext& step, const float* rows, int at);
+  void put_normed(const StepContext& step, const NormStorage& norm, const float* rows, int at);
+
+  HeadKind kind_;
+  int size_;  // of its hidden states
+  HeadTraits traits_;
+  AlignedBuffer joined_;  // [max_rows, 2 size_]
+  AlignedBuffer normed_;  // [max_rows, size_]
+  AlignedBuffer first_;   // [max_rows, size_], of EAGLE
+};
+
+}  // namespace turbomind

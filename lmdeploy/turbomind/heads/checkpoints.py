@@ -1,0 +1,211 @@
+"""What checkpoints of heads hold: spec and tensors of each kind.
+
+Sources of names and formulas: DeepSeek-V3's README of its weights and report (arXiv 2412.19437), the checkpoints and
+configurations published with EAGLE (arXiv 2401.15077) and EAGLE-3 (arXiv 2503.01840).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lmdeploy.errors import CheckpointError, UnsupportedModelError
+from lmdeploy.turbomind.checkpoint import read_config
+from lmdeploy.turbomind.families import family_of
+from lmdeploy.turbomind.families.common import Checkpoint, refuse_unless
+from lmdeploy.turbomind.families.layout import Layout, attention_tensors, linear_tensors
+from lmdeploy.turbomind.manifest import WEIGHT_DTYPES, Expression, Load
+from lmdeploy.turbomind.safetensors_index import SafetensorsIndex
+from lmdeploy.turbomind.spec import HeadSpec, ModelSpec, OutputSpec
+
+MTP_ARCHITECTURE = "DeepseekV3ForCausalLM"
+_SHARED = {"token_embedding": "token_embedding", "lm_head.weight": "lm_head.weight", "lm_head.bias": "lm_head.bias"}
+
+
+@dataclass(frozen=True)
+class Head:
+    """A head of some model.
+
+    Attributes
+    ----------
+    spec
+        What it is.
+    tensors
+        The expressions of its engine tensors over its own checkpoint.
+    shared
+        Engine tensors that are the model's, under these names there.
+    """
+
+    spec: ModelSpec
+    tensors: Mapping[str, Expression]
+    shared: Mapping[str, str]
+
+
+def mtp_head(target: ModelSpec, index: SafetensorsIndex) -> Head:
+    """Return the layer behind the last of DeepSeek-V3, whose checkpoint has these tensors.
+
+    With more such layers, the first guesses all tokens.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If the model is another one, or its checkpoint has no such layer.
+    """
+    refuse_unless(
+        target.architecture == MTP_ARCHITECTURE,
+        f"method mtp for {target.architecture}: {MTP_ARCHITECTURE}'s layer is read; another",
+    )
+    number = target.num_layers
+    prefix = f"model.layers.{number}."
+    if f"{prefix}eh_proj.weight" not in index.tensors:
+        raise UnsupportedModelError(
+            f"{target.model_name} has no layer that predicts further tokens: {prefix}eh_proj.weight is missing"
+        )
+    hidden, vocab = target.hidden_size, target.vocab_size
+    moe = target.moe and replace(target.moe, layers=(target.moe.layers[-1] if target.moe.layers else True,))
+    spec = replace(
+        target,
+        num_layers=1,
+        moe=moe,
+        layer_ropes=(),
+        tied_embeddings=False,
+        head=HeadSpec("mtp", hidden),
+    )
+    layout = Layout(number=lambda layer: number + layer, final_norm=f"{prefix}shared_head.norm")
+    tensors = dict(layout.tensors(spec))
+    tensors |= {
+        "head.join.weight": Load(f"{prefix}eh_proj.weight", (hidden, 2 * hidden)),
+        "head.embedding_norm.weight": Load(f"{prefix}enorm.weight", (hidden,)),
+        "head.hidden_norm.weight": Load(f"{prefix}hnorm.weight", (hidden,)),
+    }
+    own = {"token_embedding": f"{prefix}embed_tokens.weight", "lm_head.weight": f"{prefix}shared_head.head.weight"}
+    shared = _take_own(tensors, own, (vocab, hidden), index)
+    return Head(spec, tensors, shared)
+
+
+def eagle_head(target: ModelSpec, directory: Path, index: SafetensorsIndex, kind: str) -> Head:
+    """Return the head in a folder.
+
+    Parameters
+    ----------
+    target
+        The model it guesses for.
+    directory, index
+        The folder, and what tensors are there.
+    kind
+        ``eagle`` or ``eagle3``.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If it is of a form that is not read.
+    CheckpointError
+        If its config.json makes no sense.
+    """
+    raw = read_config(directory)
+    refuse_unless(not raw.get("quantization_config"), "a quantized head (quantization_config)")
+    refuse_unless(not raw.get("norm_before_residual"), "a head with norm_before_residual")
+    refuse_unless(not raw.get("norm_before_fc"), "a head with norm_before_fc")
+    has_three = kind == "eagle3"
+    first = "midlayer." if has_three and "midlayer.hidden_norm.weight" in index.tensors else "layers.0."
+    own_layer = f"{first}hidden_norm.weight" in index.tensors
+    if own_layer != has_three:
+        raise UnsupportedModelError(
+            f"{directory} is a head of the method {'eagle3' if own_layer else 'eagle'}, not {kind}"
+        )
+    spec = _llama_spec(target, directory, raw, index, f"{first}self_attn.q_proj.bias" in index.tensors)
+    hidden, vocab = spec.hidden_size, spec.vocab_size
+    refuse_unless(not has_three or spec.num_layers == 1, "a head of the method eagle3 with several layers")
+    layout = Layout(final_norm="norm", layer=first if has_three else "layers.{}.")
+    tokens = _tokens_of(directory, index, vocab) if has_three else ()
+    spec = replace(
+        spec,
+        output=OutputSpec() if has_three else target.output,
+        head=HeadSpec(
+            kind,
+            target.hidden_size,
+            target_layers=_target_layers(target, raw) if has_three else (),
+            bias="fc.bias" in index.tensors,
+            tokens=tokens,
+        ),
+    )
+    tensors = dict(layout.tensors(replace(spec, output=OutputSpec())))
+    inputs = 3 * target.hidden_size if has_three else 2 * hidden
+    tensors |= linear_tensors("head.join", {"fc": hidden}, inputs, "fc.bias" in index.tensors)
+    if has_three:
+        tensors["head.hidden_norm.weight"] = Load(f"{first}hidden_norm.weight", (hidden,))
+        wide = attention_tensors(replace(spec, hidden_size=2 * hidden), layout, first)
+        tensors |= {f"layers.0.{name}": expression for name, expression in wide.items() if ".qkv." in name}
+        tensors["lm_head.weight"] = Load("lm_head.weight", (len(tokens) or vocab, hidden))
+        shared = _take_own(tensors, {"token_embedding": "embed_tokens.weight"}, (vocab, hidden), index)
+    else:
+        del tensors["layers.0.attention_norm.weight"], tensors["final_norm.weight"], tensors["lm_head.weight"]
+        shared = _take_own(tensors, {"token_embedding": "embed_tokens.weight"}, (vocab, hidden), index)
+        shared |= {"lm_head.weight": "lm_head.weight"} | (
+            {"lm_head.bias": "lm_head.bias"} if target.output.bias else {}
+        )
+    if shared and hidden != target.hidden_size:
+        raise UnsupportedModelError(
+            f"{directory} has hidden_size {hidden}, its model {target.hidden_size}, and no embeddings of its own"
+        )
+    return Head(spec, tensors, shared)
+
+
+def _llama_spec(
+    target: ModelSpec, directory: Path, raw: Mapping[str, Any], index: SafetensorsIndex, qkv_bias: bool
+) -> ModelSpec:
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import LlamaConfig
+
+    types = [WEIGHT_DTYPES[info.dtype] for info in index.tensors.values() if info.dtype in WEIGHT_DTYPES]
+    checkpoint = Checkpoint(
+        "LlamaForCausalLM", directory.name, max(sorted(set(types)), key=types.count, default=target.dtype), None, ()
+    )
+    try:
+        config = LlamaConfig.from_dict({**raw, "model_type": "llama", "vocab_size": target.vocab_size})
+        spec = family_of(["LlamaForCausalLM"])[1].spec(config, checkpoint)
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, StrictDataclassError) as error:
+        raise CheckpointError(directory, [f"config.json makes no sense: {' '.join(str(error).split())}"]) from error
+    attention = replace(spec.attention, qkv_bias=qkv_bias)
+    return replace(spec, attention=attention, tied_embeddings=False)
+
+
+def _take_own(
+    tensors: dict[str, Expression], own: Mapping[str, str], shape: tuple[int, ...], index: SafetensorsIndex
+) -> dict[str, str]:
+    """Give engine tensors the checkpoint's own where it has them; return those of the model for the others."""
+    shared = {}
+    for name, stored in own.items():
+        if stored in index.tensors:
+            tensors[name] = Load(stored, shape)
+        else:
+            tensors.pop(name, None)
+            shared[name] = _SHARED[name]
+    return shared
+
+
+def _target_layers(target: ModelSpec, raw: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return in front of which of the model's layers hidden states are taken: low, middle and high."""
+    count = target.num_layers
+    given = (raw.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
+    layers = tuple(given) if given else (2, count // 2, count - 3)
+    if len(layers) != 3 or not all(isinstance(layer, int) and 0 <= layer < count for layer in layers):
+        raise UnsupportedModelError(f"a head reads three of the model's {count} layers, not {layers}")
+    return layers
+
+
+def _tokens_of(directory: Path, index: SafetensorsIndex, vocab: int) -> tuple[int, ...]:
+    """Return the model's tokens in the order of the head's logits; none where these are all tokens.
+
+    ``d2t`` holds how far the token lies behind the logit.
+    """
+    if "d2t" not in index.tensors:
+        return ()
+    from safetensors import safe_open
+
+    with safe_open(index.files[index.tensors["d2t"].file], framework="np") as file:
+        offsets = file.get_tensor("d2t").tolist()
+    tokens = tuple(i + int(offset) for i, offset in enumerate(offsets))
+    if len(set(tokens)) != len(tokens) or not all(0 <= token < vocab for token in tokens):
+        raise CheckpointError(directory, [f"d2t must name different tokens below {vocab}"])
+    return tokens
