@@ -40,6 +40,8 @@ _LOGGED = 1000  # characters of what the engine says
 _NOT_HERE = {
     "/v1/audio": ": the models served here neither hear nor speak",
     "/v1/images": ": the models served here make no pictures; they see those in messages",
+    "/v1/responses/": ": responses are not stored; send the whole conversation again",
+    "/v1/conversations": ": conversations are not stored; send them as input",
     "/v1/videos": ": the models served here make no videos; they see those in messages",
 }
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")

@@ -93,7 +93,8 @@ class FieldError(ValueError):
         self.field = field
 
 
-ReasoningEffort = Literal["none", "minimal", "low", "medium", "high"]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+_MOST_EFFORT = ("xhigh", "max")  # than which templates know less
 
 
 def thinking_options(effort: str | None, is_enabled: bool | None) -> dict[str, Any]:
@@ -101,7 +102,8 @@ def thinking_options(effort: str | None, is_enabled: bool | None) -> dict[str, A
 
     What they are called differs from family to family.
     """
-    options: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
+    known = "high" if effort in _MOST_EFFORT else effort
+    options: dict[str, Any] = {} if known is None else {"reasoning_effort": known}
     thinks = False if effort == "none" else is_enabled
     return options if thinks is None else options | {"enable_thinking": thinks, "thinking": thinks}
 

@@ -35,6 +35,7 @@ from openai_gateway.proxy.strategies import STRATEGIES
 
 _FORWARDED = (
     *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses"),
+    "/v1/responses/input_tokens",
     *("/v1/embeddings", "/v1/rerank", "/v1/score", "/v1/classify", "/v1/pooling"),
 )
 _LONGEST_LIST = 2**20  # bytes

@@ -46,6 +46,7 @@ def test_the_document_names_every_endpoint_and_its_errors(http: httpx.Client) ->
         "/v1/responses",
         "/v1/messages",
         "/v1/messages/count_tokens",
+        "/v1/responses/input_tokens",
         "/v1/embeddings",
         "/v1/files",
         "/v1/files/{file_id}/content",

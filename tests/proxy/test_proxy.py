@@ -73,6 +73,7 @@ def test_nodes_are_added_asked_for_their_models_listed_and_removed(stack: ExitSt
         ("/v1/rerank", {"query": "a", "documents": ["b"]}),
         ("/v1/score", {"text_1": "a", "text_2": "b"}),
         ("/v1/classify", {"input": "a"}),
+        ("/v1/responses/input_tokens", {"model": "nobody", "input": "a"}),
         ("/v1/pooling", {"input": "a"}),
     ],
 )

@@ -8,8 +8,15 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from lmdeploy.messages import ALL_THAT_IS_LEFT, MAX_TOP_LOGPROBS
+from openai_gateway.endpoints.responses.items import (
+    InputCall,
+    InputCallOutput,
+    InputItems,
+    InputMessage,
+    InputReasoning,
+    refuse_unknown_items,
+)
 from openai_gateway.protocol.fields import (
-    MAX_ITEMS,
     AnyText,
     FieldError,
     JsonObject,
@@ -26,99 +33,6 @@ from openai_gateway.protocol.generation import SamplingFields
 from openai_gateway.protocol.tools import MAX_TOOLS, Function, FunctionName, Tool
 
 
-class ContentPart(Strict):
-    """A piece of a message."""
-
-    type: Literal["input_text", "output_text", "text"]
-    text: AnyText
-
-
-class ImagePart(Strict):
-    """A picture in a message, for models that see."""
-
-    type: Literal["input_image"]
-    image_url: AnyText
-    detail: Literal["auto", "low", "medium", "high"] | None = None
-
-    def for_template(self) -> dict[str, Any]:
-        """Return the part as it is in chat completions."""
-        said = {} if self.detail is None else {"detail": self.detail}
-        return {"type": "image_url", "image_url": {"url": self.image_url, **said}}
-
-
-class InputMessage(Strict):
-    """A message of the conversation."""
-
-    type: Literal["message"] = "message"
-    role: Literal["user", "assistant", "system", "developer"]
-    content: (
-        AnyText
-        | Annotated[
-            list[Annotated[ContentPart | ImagePart, Field(discriminator="type")]],
-            Field(min_length=1, fail_fast=True),
-            BeforeValidator(at_most(MAX_ITEMS)),
-        ]
-    )
-
-    @property
-    def shown(self) -> Any:
-        """The content as it is shown to the model: text, or parts where there are pictures."""
-        if isinstance(self.content, str):
-            return self.content
-        if all(isinstance(part, ContentPart) for part in self.content):
-            return "".join(part.text for part in self.content if isinstance(part, ContentPart))
-        return [
-            {"type": "text", "text": part.text} if isinstance(part, ContentPart) else part.for_template()
-            for part in self.content
-        ]
-
-
-class InputCall(Strict):
-    """A call the model made earlier."""
-
-    type: Literal["function_call"]
-    call_id: AnyText
-    name: AnyText
-    arguments: AnyText
-
-
-class InputCallOutput(Strict):
-    """What a call returned."""
-
-    type: Literal["function_call_output"]
-    call_id: AnyText
-    output: (
-        AnyText | Annotated[list[ContentPart], Field(min_length=1, fail_fast=True), BeforeValidator(at_most(MAX_ITEMS))]
-    )
-
-    @property
-    def text(self) -> str:
-        """The output as text."""
-        return self.output if isinstance(self.output, str) else "".join(part.text for part in self.output)
-
-
-class ReasoningText(Strict):
-    """A piece of what the model thought."""
-
-    type: Literal["reasoning_text"]
-    text: AnyText
-
-
-class InputReasoning(Strict):
-    """What the model thought earlier."""
-
-    type: Literal["reasoning"]
-    content: Annotated[list[ReasoningText], Field(fail_fast=True), BeforeValidator(at_most(MAX_ITEMS))] | None = None
-
-    @property
-    def text(self) -> str:
-        """All of it."""
-        return "".join(part.text for part in self.content or ())
-
-
-InputItem = InputMessage | InputCall | InputCallOutput | InputReasoning
-
-
 class ResponsesTool(Function):
     """A function the model may call."""
 
@@ -129,7 +43,11 @@ class ResponsesTool(Function):
         return Tool(type="function", function=Function(**self.model_dump(exclude={"type"})))
 
 
-ResponsesTools = Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS, fail_fast=True), BeforeValidator(small)]
+ResponsesTools = Annotated[
+    list[ResponsesTool],
+    Field(max_length=MAX_TOOLS, fail_fast=True),
+    BeforeValidator(small),
+]
 
 
 class NamedChoice(Strict):
@@ -137,6 +55,14 @@ class NamedChoice(Strict):
 
     type: Literal["function"]
     name: FunctionName
+
+
+class AllowedTools(Strict):
+    """The functions of which the model may call one, or has to."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedChoice], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
 
 
 class TextFormat(Strict):
@@ -177,25 +103,43 @@ class ResponsesRequest(SamplingFields):
         "conversation": (),
         "prompt": (),
         "background": (False,),
-        "max_tool_calls": (),
+        "store": (False,),
+        "truncation": ("disabled",),
     }
 
     model: Text
-    input: Text | Annotated[list[InputItem], Field(min_length=1, fail_fast=True), BeforeValidator(at_most(MAX_ITEMS))]
+    input: Text | InputItems
     instructions: AnyText | None = None
     max_output_tokens: Tokens | None = None
     tools: ResponsesTools | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice | AllowedTools | None = None
+    max_tool_calls: int | None = Field(None, description="Of tools that the server runs; there are none.")
     parallel_tool_calls: bool | None = None
     text: TextSettings | None = None
     reasoning: ReasoningSettings | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     include: Annotated[list[AnyText], Field(max_length=32, fail_fast=True)] | None = None
+    prompt_cache_key: AnyText | None = Field(None, description="Repeated in the answer; caching needs none.")
+    safety_identifier: AnyText | None = Field(None, description="Repeated in the answer.")
     metadata: Annotated[dict[AnyText, AnyText], BeforeValidator(at_most(64)), Field(max_length=64)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_kinds(cls, fields: object) -> object:
+        if isinstance(fields, dict):
+            refuse_unknown_items(fields.get("input"))
+            tools = fields.get("tools")
+            for tool in tools if isinstance(tools, list) else ():
+                kind = tool.get("type") if isinstance(tool, dict) else None
+                if isinstance(kind, str) and kind != "function":
+                    raise FieldError("tools", f"tools of type {kind[:64]} are not run by this server; offer functions")
+        return fields
 
     @model_validator(mode="after")
     def _fields_fit_together(self) -> ResponsesRequest:
-        if self.tool_choice not in (None, "none", "auto") and not self.forced_tools:
+        if isinstance(self.tool_choice, AllowedTools) and not self.usable_tools:
+            raise FieldError("tool_choice", "tool_choice must be about some of tools")
+        if self._must_call and not self.forced_tools:
             raise FieldError("tool_choice", "tool_choice must be about one of tools")
         if self.forced_tools and self.grammar is not None:
             raise FieldError("text", "text.format cannot be combined with a tool_choice that forces a call")
@@ -204,14 +148,23 @@ class ResponsesRequest(SamplingFields):
     @property
     def usable_tools(self) -> list[Tool]:
         """The tools the model may call."""
-        return [] if self.tool_choice == "none" else [tool.as_tool() for tool in self.tools or ()]
+        tools = [] if self.tool_choice == "none" else [tool.as_tool() for tool in self.tools or ()]
+        if isinstance(self.tool_choice, AllowedTools):
+            allowed = {tool.name for tool in self.tool_choice.tools}
+            return [tool for tool in tools if tool.function.name in allowed]
+        return tools
+
+    @property
+    def _must_call(self) -> bool:
+        choice = self.tool_choice
+        return isinstance(choice, NamedChoice) or "required" in (choice, getattr(choice, "mode", None))
 
     @property
     def forced_tools(self) -> list[Tool]:
         """The tools of which one has to be called; none: the model decides."""
         if isinstance(self.tool_choice, NamedChoice):
             return [tool for tool in self.usable_tools if tool.function.name == self.tool_choice.name]
-        return self.usable_tools if self.tool_choice == "required" else []
+        return self.usable_tools if self._must_call else []
 
     @property
     def grammar(self) -> dict[str, Any] | None:
@@ -257,7 +210,7 @@ class ResponsesRequest(SamplingFields):
                     function = {"name": item.name, "arguments": item.arguments}
                     messages[-1]["tool_calls"].append({"id": item.call_id, "type": "function", "function": function})
                 case InputCallOutput():
-                    messages.append({"role": "tool", "content": item.text, "tool_call_id": item.call_id})
+                    messages.append({"role": "tool", "content": item.shown, "tool_call_id": item.call_id})
         return messages
 
     def generation_inputs(self) -> dict[str, Any]:
@@ -277,15 +230,20 @@ class ResponsesRequest(SamplingFields):
         return {
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
+            "max_tool_calls": self.max_tool_calls,
             "metadata": self.metadata or {},
             "parallel_tool_calls": self.parallel_tool_calls is not False,
             "previous_response_id": None,
             "reasoning": {"effort": self.reasoning.effort if self.reasoning else None, "summary": None},
+            "prompt_cache_key": self.prompt_cache_key,
+            "safety_identifier": self.safety_identifier,
+            "service_tier": "default",
             "store": False,
             "temperature": self.temperature,
             "text": {"format": self._echoed_format()},
-            "tool_choice": choice.model_dump() if isinstance(choice, NamedChoice) else choice or "auto",
+            "tool_choice": choice.model_dump() if isinstance(choice, Strict) else choice or "auto",
             "tools": [tool.model_dump() for tool in self.tools or ()],
+            "top_logprobs": self.top_logprobs or 0,
             "top_p": self.top_p,
             "truncation": "disabled",
             "user": self.user,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel
 
 from lmdeploy.serve.client import GenerateRequest
 from lmdeploy.templates.thinking import Thinking
@@ -39,6 +40,21 @@ async def create_response(body: ResponsesRequest, request: Request, gateway: Gat
     await writer.write(answers.choices[0].chunks)
     writer.end(answers.usage)
     return Response(orjson.dumps(writer.response), media_type="application/json")
+
+
+class InputTokens(BaseModel):
+    """How many tokens a prompt has."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
+@router.post("/v1/responses/input_tokens")
+async def count_input_tokens(body: ResponsesRequest, request: Request, gateway: GatewayDependency) -> InputTokens:
+    """Return how many tokens a prompt has, with the chat template and the tools applied. Nothing is generated."""
+    chosen = await gateway.choose(body.model, request)
+    ids = await chosen.prompt_ids(body.messages, body.usable_tools, body.template_options)
+    return InputTokens(input_tokens=len(ids))
 
 
 def _generate_request(

@@ -69,6 +69,8 @@ class ResponseWriter:
 
     async def write(self, chunks: Sequence[GenerateChunk]) -> bytes:
         """Return the events for the next chunks."""
+        if self._texts is not None and len(chunks) > 1:  # which tokens are of thoughts is known chunk by chunk
+            return b"".join([await self.write((chunk,)) for chunk in chunks])
         events = b""
         if self._opening:
             self._opening = False
@@ -76,7 +78,7 @@ class ResponseWriter:
             events += self._event("response.in_progress", response=self.response)
         text = "".join(chunk.text for chunk in chunks)
         if self._texts is not None:
-            self._logprobs = (await chat_logprobs(chunks, self._texts)).model_dump()["content"]
+            self._logprobs += (await chat_logprobs(chunks, self._texts)).model_dump()["content"]
         events += self._told(self._thoughts.feed_chunks(chunks) if self._thoughts else Told(content=text))
         last = chunks[-1]
         if last.finish_reason is not None:
@@ -105,12 +107,17 @@ class ResponseWriter:
         return self._event("response.completed", response=self.response)
 
     def error(self, error: ApiError) -> bytes:
-        """Return the last event of a response that failed."""
-        return self._event("error", code=error.code, message=error.message, param=error.param)
+        """Return the last events of a response that failed."""
+        events = self._close("incomplete")
+        events += self._event("error", code=error.code, message=error.message, param=error.param)
+        self.response |= {"status": "failed", "error": {"code": "server_error", "message": error.message}}
+        return events + self._event("response.failed", response=self.response)
 
     def _told(self, told: Told) -> bytes:
         events = self._reasoning(told.reasoning) if told.reasoning else b""
         text = told.content
+        if not text and self._in("reasoning"):
+            self._logprobs = []  # of thoughts none are told
         return events + self._found(self._parser.feed(text) if self._parser else [TextFound(text)] if text else [])
 
     def _reasoning(self, text: str) -> bytes:
@@ -125,6 +132,7 @@ class ResponseWriter:
             }
             events = self._open(item)
             item["content"] = [{"type": "reasoning_text", "text": ""}]
+            events += self._event("response.content_part.added", **self._place, content_index=0, part=self._part)
         self._part["text"] += text
         return events + self._event("response.reasoning_text.delta", **self._place, content_index=0, delta=text)
 
@@ -192,6 +200,7 @@ class ResponseWriter:
         elif item["type"] == "reasoning":
             where = {**self._place, "content_index": 0}
             events = self._event("response.reasoning_text.done", **where, text=self._part["text"])
+            events += self._event("response.content_part.done", **where, part=self._part)
         else:
             said = {"name": item["name"], "arguments": item["arguments"]}
             events = self._event("response.function_call_arguments.done", **self._place, **said)

@@ -1,0 +1,157 @@
+"""What ``input`` of ``POST /v1/responses`` may hold: the items of a conversation that the caller keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from openai_gateway.protocol.fields import MAX_ITEMS, AnyText, FieldError, Strict, at_most
+
+_NOT_HERE = {
+    "item_reference": "responses are not stored, so that their items have to be sent again",
+    "input_file": "files are not read; send their text",
+    "input_audio": "the models served here do not hear",
+    "compaction": "conversations are not compacted here",
+}
+
+
+_ITEMS = ("message", "function_call", "function_call_output", "reasoning")
+_PARTS = ("input_text", "output_text", "text", "refusal", "input_image", "reasoning_text")
+
+
+def refuse_unknown_items(value: object) -> None:
+    """Raise `FieldError` for an item of ``input``, or a part of one, of a kind that is not known here.
+
+    Of a list of alternatives pydantic would tell why it is none of them.
+    """
+    for item in value if isinstance(value, list) else ():
+        if not isinstance(item, dict):
+            continue
+        _refuse_kind(item, _ITEMS)
+        for name in ("content", "output"):
+            parts = item.get(name)
+            for part in parts if isinstance(parts, list) else ():
+                if isinstance(part, dict):
+                    _refuse_kind(part, _PARTS)
+
+
+def _refuse_kind(item: Mapping[str, object], known: Sequence[str]) -> None:
+    kind = item.get("type")
+    if isinstance(kind, str) and kind not in known:
+        why = _NOT_HERE.get(kind) or f"supported: {', '.join(known)}"
+        raise FieldError("input", f"{kind[:64]} is not supported by this server: {why}")
+    if kind == "input_image" and item.get("image_url") is None and item.get("file_id") is not None:
+        raise FieldError("input", "file_id of input_image is not supported by this server; give image_url")
+
+
+class ContentPart(Strict):
+    """A piece of a message."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: AnyText
+
+
+class RefusalPart(Strict):
+    """What the model said in place of an answer."""
+
+    type: Literal["refusal"]
+    refusal: AnyText
+
+    @property
+    def text(self) -> str:
+        """It."""
+        return self.refusal
+
+
+class ImagePart(Strict):
+    """A picture in a message, for models that see."""
+
+    type: Literal["input_image"]
+    image_url: AnyText
+    detail: Literal["auto", "low", "medium", "high"] | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """Return the part as it is in chat completions."""
+        said = {} if self.detail is None else {"detail": self.detail}
+        return {"type": "image_url", "image_url": {"url": self.image_url, **said}}
+
+
+Parts = Annotated[
+    list[Annotated[ContentPart | ImagePart | RefusalPart, Field(discriminator="type")]],
+    Field(min_length=1, fail_fast=True),
+    BeforeValidator(at_most(MAX_ITEMS)),
+]
+
+
+def _shown(content: str | list[Any]) -> Any:
+    """Return content as it is shown to the model: text, or parts where there are pictures."""
+    if isinstance(content, str):
+        return content
+    if not any(isinstance(part, ImagePart) for part in content):
+        return "".join(part.text for part in content)
+    return [
+        part.for_template() if isinstance(part, ImagePart) else {"type": "text", "text": part.text} for part in content
+    ]
+
+
+class InputMessage(Strict):
+    """A message of the conversation."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: AnyText | Parts
+
+    @property
+    def shown(self) -> Any:
+        """The content as it is shown to the model."""
+        return _shown(self.content)
+
+
+class InputCall(Strict):
+    """A call the model made earlier."""
+
+    type: Literal["function_call"]
+    call_id: AnyText
+    name: AnyText
+    arguments: AnyText
+
+
+class InputCallOutput(Strict):
+    """What a call returned."""
+
+    type: Literal["function_call_output"]
+    call_id: AnyText
+    output: AnyText | Parts
+
+    @property
+    def shown(self) -> Any:
+        """The output as it is shown to the model."""
+        return _shown(self.output)
+
+
+class ReasoningText(Strict):
+    """A piece of what the model thought."""
+
+    type: Literal["reasoning_text"]
+    text: AnyText
+
+
+class InputReasoning(Strict):
+    """What the model thought earlier."""
+
+    type: Literal["reasoning"]
+    content: Annotated[list[ReasoningText], Field(fail_fast=True), BeforeValidator(at_most(MAX_ITEMS))] | None = None
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return "".join(part.text for part in self.content or ())
+
+
+InputItems = Annotated[
+    list[InputMessage | InputCall | InputCallOutput | InputReasoning],
+    Field(min_length=1, fail_fast=True),
+    BeforeValidator(at_most(MAX_ITEMS)),
+]
