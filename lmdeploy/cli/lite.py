@@ -56,6 +56,7 @@ def _add_auto_awq(subparsers: Subparsers) -> None:
     _add_group_size(parser)
     add("--w-sym", action="store_true", help="the middle code is zero, instead of a zero point for each group")
     add("--search-scale", action="store_true", help="search the factors of each layer: slower, more exact")
+    _add_format(parser)
     parser.set_defaults(run=run_auto_awq)
 
 
@@ -66,6 +67,16 @@ def _add_group_size(parser: argparse.ArgumentParser) -> None:
         metavar="INT",
         help="inputs that share a scale; -1: a whole row; without it the largest of 128, 64, 32, 16, 8 that divides "
         "the inputs of every layer",
+    )
+
+
+def _add_format(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--format",
+        choices=("own", "compressed-tensors"),
+        default="own",
+        help="how the weights are stored: in the form of the method, or in that of the package compressed-tensors, "
+        "which transformers and other servers read",
     )
 
 
@@ -80,6 +91,7 @@ def _add_auto_gptq(subparsers: Subparsers) -> None:
     add("--w-bits", type=int, default=4, metavar="{4,8}", help="bits of a weight")
     _add_group_size(parser)
     add("--act-order", action="store_true", help="round inputs that carry much first: more exact, slower to serve")
+    _add_format(parser)
     parser.set_defaults(run=run_auto_gptq)
 
 
@@ -128,6 +140,7 @@ def _add_smooth_quant(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--search-scale", action="store_true", help="search the strength of each layer: slower, more exact"
     )
+    _add_format(parser)
     parser.set_defaults(run=run_smooth_quant)
 
 
@@ -182,7 +195,7 @@ def run_auto_awq(args: argparse.Namespace) -> int:
     """Quantize; return the exit status."""
     from lmdeploy.lite.auto_awq import AwqSettings, auto_awq
 
-    own = {name: getattr(args, name) for name in ("w_bits", "w_group_size", "w_sym", "search_scale")}
+    own = {name: getattr(args, name) for name in ("w_bits", "w_group_size", "w_sym", "search_scale", "format")}
     return _run("auto_awq", args, AwqSettings, auto_awq, own)
 
 
@@ -190,7 +203,7 @@ def run_auto_gptq(args: argparse.Namespace) -> int:
     """Quantize; return the exit status."""
     from lmdeploy.lite.auto_gptq import GptqSettings, auto_gptq
 
-    own = {name: getattr(args, name) for name in ("w_bits", "w_group_size", "act_order")}
+    own = {name: getattr(args, name) for name in ("w_bits", "w_group_size", "act_order", "format")}
     return _run("auto_gptq", args, GptqSettings, auto_gptq, own)
 
 
@@ -216,7 +229,7 @@ def run_smooth_quant(args: argparse.Namespace) -> int:
     """Quantize; return the exit status."""
     from lmdeploy.lite.smooth_quant import SmoothQuantSettings, smooth_quant
 
-    own = {"quant_dtype": args.quant_dtype, "search_scale": args.search_scale}
+    own = {"quant_dtype": args.quant_dtype, "search_scale": args.search_scale, "format": args.format}
     return _run("smooth_quant", args, SmoothQuantSettings, smooth_quant, own)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmdeploy.lite import awq_format, gptq_format
+from lmdeploy.lite import awq_format, compressed_format, gptq_format
 from lmdeploy.lite.awq_search import (
     FIXED_RATIOS,
     RATIOS,
@@ -22,12 +22,12 @@ from lmdeploy.lite.group_sizes import WHOLE_ROW, check_group_size, fitting_group
 from lmdeploy.lite.layer_runs import quantize
 from lmdeploy.lite.method import Coded, Method
 from lmdeploy.lite.rounding import Grid, limits_of, round_matrix
-from lmdeploy.lite.run_settings import RunSettings
+from lmdeploy.lite.run_settings import CodesSettings
 from lmdeploy.lite.scaled_groups import ScaledGroup
 
 
 @dataclass(frozen=True, kw_only=True)
-class AwqSettings(RunSettings):
+class AwqSettings(CodesSettings):
     """How to quantize.
 
     Parameters
@@ -100,19 +100,23 @@ class _Awq(Method[InputMoments]):
         rounded = round_matrix(weight, grid, (low, high))
         groups = torch.arange(weight.shape[1]) // grid.group
         rows = {"codes": rounded.codes, "zeros": rounded.zeros, "scales": rounded.scales}
-        return Coded(rows, {} if self._is_awq else {"g_idx": groups.to(torch.int32)})
+        return Coded(rows, {"g_idx": groups.to(torch.int32)} if self._is_gptq else {})
 
     def packed(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return awq_format.pack(rows) if self._is_awq else gptq_format.pack(rows, self._grid(-1))
+        if self.settings.is_compressed:
+            return compressed_format.pack(rows, self._grid(-1))
+        return gptq_format.pack(rows, self._grid(-1)) if self._is_gptq else awq_format.pack(rows)
 
     def quantization_config(self, left: Sequence[str]) -> dict[str, Any]:
-        if self._is_awq:
-            return awq_format.quantization_config(self._grid(-1), self.group_size, left)
-        return gptq_format.quantization_config(self._grid(-1), self.group_size)
+        if self.settings.is_compressed:
+            return compressed_format.packed_config(self._grid(-1), self.group_size, left)
+        if self._is_gptq:
+            return gptq_format.quantization_config(self._grid(-1), self.group_size)
+        return awq_format.quantization_config(self._grid(-1), self.group_size, left)
 
     @property
-    def _is_awq(self) -> bool:
-        return self.settings.w_bits == 4
+    def _is_gptq(self) -> bool:
+        return self.settings.w_bits == 8 and not self.settings.is_compressed
 
     def _grid(self, in_features: int) -> Grid:
         size = in_features if self.group_size == WHOLE_ROW else self.group_size

@@ -8,18 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmdeploy.lite import gptq_format
+from lmdeploy.lite import compressed_format, gptq_format
 from lmdeploy.lite.awq_search import InputMoments
 from lmdeploy.lite.gptq_search import round_compensated
 from lmdeploy.lite.group_sizes import WHOLE_ROW, check_group_size, fitting_group_size
 from lmdeploy.lite.layer_runs import quantize
 from lmdeploy.lite.method import Coded, Method
 from lmdeploy.lite.rounding import Grid
-from lmdeploy.lite.run_settings import RunSettings
+from lmdeploy.lite.run_settings import CodesSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class GptqSettings(RunSettings):
+class GptqSettings(CodesSettings):
     """How to quantize.
 
     Parameters
@@ -44,6 +44,10 @@ class GptqSettings(RunSettings):
         super().__post_init__()
         if self.w_bits not in (4, 8):
             raise ValueError(f"w_bits must be 4 or 8, got {self.w_bits}")
+        if self.act_order and self.is_compressed:
+            raise ValueError(
+                "compressed-tensors has no form for inputs in an order: leave --act-order or --format out"
+            )
         check_group_size(self.w_group_size)
 
 
@@ -84,12 +88,16 @@ class _Gptq(Method[InputMoments]):
         )
         rounded = made.rounded
         rows = {"codes": rounded.codes, "zeros": rounded.zeros, "scales": rounded.scales}
-        return Coded(rows, {"g_idx": made.groups.to(torch.int32)})
+        return Coded(rows, {} if self.settings.is_compressed else {"g_idx": made.groups.to(torch.int32)})
 
     def packed(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if self.settings.is_compressed:
+            return compressed_format.pack(rows, self._grid(-1))
         return gptq_format.pack(rows, self._grid(-1))
 
     def quantization_config(self, left: Sequence[str]) -> dict[str, Any]:
+        if self.settings.is_compressed:
+            return compressed_format.packed_config(self._grid(-1), self.group_size, left)
         return gptq_format.quantization_config(self._grid(-1), self.group_size, desc_act=self.settings.act_order)
 
     def _grid(self, in_features: int) -> Grid:

@@ -18,14 +18,14 @@ def pack(rows: Mapping[str, Tensor], grid: Grid) -> dict[str, Tensor]:
     """
     zeros = rows["zeros"] - 1 if grid.is_symmetric else rows["zeros"]
     return {
-        "qweight": _words(rows["codes"], grid.bits).T.contiguous(),
-        "qzeros": _words(zeros.T, grid.bits),
+        "qweight": words(rows["codes"], grid.bits).T.contiguous(),
+        "qzeros": words(zeros.T, grid.bits),
         "scales": rows["scales"].T.contiguous(),
     }
 
 
-def _words(codes: Tensor, bits: int) -> Tensor:
-    """Pack neighbours of ``[rows, columns]`` into int32, the first in the lowest bits."""
+def words(codes: Tensor, bits: int) -> Tensor:
+    """Pack neighbours of ``[rows, columns]``, codes of some bits, into int32, the first in the lowest bits."""
     values = codes.to(torch.int64).reshape(len(codes), -1, 32 // bits)
     words = (values << torch.arange(0, 32, bits)).sum(-1)
     return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)

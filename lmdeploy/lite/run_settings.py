@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
+FORMATS = ("own", "compressed-tensors")
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
@@ -44,3 +46,26 @@ class RunSettings:
     def stored_dtype(self) -> str:
         """Type of what is not quantized."""
         return "float16" if self.dtype == "auto" else self.dtype
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodesSettings(RunSettings):
+    """What commands that write codes have to be told besides.
+
+    Parameters
+    ----------
+    format
+        How codes are stored: ``own``, the method's own form, or ``compressed-tensors``.
+    """
+
+    format: str = "own"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.format not in FORMATS:
+            raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {self.format!r}")
+
+    @property
+    def is_compressed(self) -> bool:
+        """Whether codes are stored as the package `compressed-tensors` does."""
+        return self.format != FORMATS[0]

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmdeploy.lite import compressed_format
 from lmdeploy.lite.layer_runs import quantize
 from lmdeploy.lite.method import Coded, Method
-from lmdeploy.lite.run_settings import RunSettings
+from lmdeploy.lite.run_settings import CodesSettings
 from lmdeploy.lite.scaled_groups import ScaledGroup
 
 # Type of the codes, and the largest of them.
@@ -29,7 +30,7 @@ _SMALLEST = 1e-5  # of a range, and of a weight's: what has none is not scaled w
 
 
 @dataclass(frozen=True, kw_only=True)
-class SmoothQuantSettings(RunSettings):
+class SmoothQuantSettings(CodesSettings):
     """How to quantize.
 
     Parameters
@@ -156,9 +157,13 @@ class _SmoothQuant(Method[InputRange]):
         return Coded(round_outputs(weight, self.settings.quant_dtype))
 
     def packed(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return dict(rows)
+        if not self.settings.is_compressed:
+            return dict(rows)
+        return {"weight": rows["weight"], "weight_scale": rows["scale"]}
 
     def quantization_config(self, left: Sequence[str]) -> dict[str, Any]:
         dtype, _ = QUANT_DTYPES[self.settings.quant_dtype]
+        if self.settings.is_compressed:
+            return compressed_format.scaled_config(dtype, left)
         config: dict[str, Any] = {"quant_method": "smooth_quant", "quant_dtype": str(dtype).removeprefix("torch.")}
         return config | ({"modules_to_not_convert": list(left)} if left else {})
