@@ -45,9 +45,7 @@ class GptqSettings(CodesSettings):
         if self.w_bits not in (4, 8):
             raise ValueError(f"w_bits must be 4 or 8, got {self.w_bits}")
         if self.act_order and self.is_compressed:
-            raise ValueError(
-                "compressed-tensors has no form for inputs in an order: leave --act-order or --format out"
-            )
+            raise ValueError("compressed-tensors has no form for inputs in an order: leave --act-order or --format out")
         check_group_size(self.w_group_size)
 
 

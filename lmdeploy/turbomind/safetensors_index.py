@@ -123,12 +123,14 @@ def _read_header(path: Path) -> tuple[dict[str, _Entry], list[str]]:
         if prefix == b"version ":
             raise ValueError("is a Git LFS pointer, not the weights themselves: run `git lfs pull`")
         if len(prefix) < 8:
-            raise ValueError(f"is truncated: {size} bytes are too few for a header")
+            raise ValueError(f"is truncated: {size} bytes are too few for a header; download it again")
         (header_size,) = struct.unpack("<Q", prefix)
         if header_size > _LARGEST_HEADER:
             raise ValueError(f"is no safetensors file: its header would have {header_size} bytes")
         if 8 + header_size > size:
-            raise ValueError(f"is truncated: its header has {header_size} bytes, the whole file {size}")
+            raise ValueError(
+                f"is truncated: its header has {header_size} bytes, the whole file {size}; download it again"
+            )
         header = json.loads(file.read(header_size))
     if not isinstance(header, dict):
         raise ValueError("is no safetensors file: its header is no JSON object")
@@ -145,7 +147,7 @@ def _read_header(path: Path) -> tuple[dict[str, _Entry], list[str]]:
         entries[name] = (dtype, shape, None)
         data_end = max(data_end, end)
     if 8 + header_size + data_end > size:
-        problems.append(f"is truncated: expected {8 + header_size + data_end} bytes, got {size}")
+        problems.append(f"is truncated: expected {8 + header_size + data_end} bytes, got {size}; download it again")
     return entries, problems
 
 
@@ -185,4 +187,4 @@ def _why_no_weights(model_dir: Path) -> str:
     if others:
         advice = "name the GGUF file itself" if others[0].endswith(".gguf") else "save the model again as safetensors"
         return f"has no *.safetensors file, only {', '.join(others[:4])}: {advice}"
-    return "has no *.safetensors file"
+    return "has no *.safetensors file: download the weights too, or name the folder that holds them"

@@ -1,6 +1,7 @@
 """`lmdeploy lite auto_awq`: the checkpoint it writes, what it refuses, and that an interrupted run continues."""
 
 import json
+import shutil
 import sys
 import types
 from pathlib import Path
@@ -14,7 +15,7 @@ from lmdeploy.cli.main import main as run_cli
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.lite import scaled_groups
 from lmdeploy.lite.auto_awq import AwqSettings, auto_awq
-from lmdeploy.lite.awq_search import InputMoments, output_error
+from lmdeploy.lite.awq_search import FIXED_RATIOS, RATIOS, InputMoments, output_error, scales_of, search_ratio
 from lmdeploy.lite.calibration import DEFAULT_TEXT, load_text, samples_of
 from lmdeploy.lite.rounding import Grid, round_matrix
 from lmdeploy.tokenizer import Tokenizer
@@ -144,6 +145,25 @@ def test_the_error_of_outputs_follows_from_the_inputs_moments() -> None:
         moments.add(part)
     torch.testing.assert_close(output_error(change, moments), (x @ change.T).square().sum(-1).mean())
     torch.testing.assert_close(moments.magnitude, x.abs().mean(0))
+
+
+def test_a_search_takes_the_ratio_whose_outputs_change_least() -> None:
+    torch.manual_seed(3)
+    # Few inputs carry nearly all: the best ratio is neither of the two that are tried without a search.
+    x = torch.randn(400, 64) * torch.where(torch.arange(64) % 16 == 0, 60.0, 1.0)
+    weight, grid = torch.randn(32, 64), Grid(4, 32, False)
+    moments = InputMoments.empty(64, torch.device("cpu"), 32)
+    moments.add(x)
+
+    def cost(ratio: float) -> float:
+        scales = scales_of(moments, ratio, lambda values: values)
+        rounded = round_matrix(weight * scales, grid).numbers() / scales
+        groups = (x[:, g : g + 32] @ (rounded - weight)[:, g : g + 32].T for g in (0, 32))
+        return float(sum(part.square().sum() for part in groups))
+
+    found = search_ratio([weight], moments, grid, RATIOS)
+    assert cost(found) == pytest.approx(min(map(cost, RATIOS)), rel=1e-3)
+    assert cost(found) < min(map(cost, FIXED_RATIOS))
 
 
 def test_models_of_another_structure_are_refused_by_name(tmp_path: Path) -> None:
@@ -320,3 +340,46 @@ def test_the_command_says_what_is_wrong_in_one_line(
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("lmdeploy lite auto_awq: ")
     assert reason in error
+
+
+@pytest.mark.parametrize("method", ["auto_awq", "smooth_quant"])
+def test_the_command_searches_where_it_is_asked_to(
+    method: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def note(model_dir: Path, work_dir: Path, settings: Any, **_: Any) -> Path:
+        asked.append(settings)
+        return work_dir
+
+    monkeypatch.setattr(f"lmdeploy.lite.{method}.{method}", note)
+    for options in ([], ["--search-scale"]):
+        assert run_cli(["lite", method, str(source), "--work-dir", str(tmp_path / "out"), *options]) == 0
+    assert [settings.search_scale for settings in asked] == [False, True]
+
+
+@pytest.mark.parametrize("method", ["auto_awq", "auto_gptq", "smooth_quant", "calibrate"])
+@pytest.mark.parametrize(
+    ("kept", "reason"),
+    [
+        (0, "has no *.safetensors file: download the weights too, or name the folder that holds them"),
+        (90_000, "model.safetensors is truncated: "),
+        (50, "model.safetensors is truncated: "),
+    ],
+    ids=["no weights", "half a file", "half a header"],
+)
+def test_missing_and_broken_weights_are_named_with_what_to_do(
+    kept: int, reason: str, method: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = Path(shutil.copytree(source, tmp_path / "broken"))
+    content = (broken / "model.safetensors").read_bytes()
+    (broken / "model.safetensors").unlink()
+    if kept:
+        assert kept < len(content)
+        (broken / "model.safetensors").write_bytes(content[:kept])
+    assert run_cli(["lite", method, str(broken), "--work-dir", str(tmp_path / "out"), "--device", "cpu"]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith(f"lmdeploy lite {method}: {broken}: ")
+    assert reason in error
+    assert not kept or error.endswith("download it again")
+    assert not (tmp_path / "out" / "config.json").exists()
