@@ -7,6 +7,7 @@
 #include <limits>
 #include <string>
 
+#include "kernels/cpu/isa.h"
 #include "kernels/embedding.h"
 #include "kernels/head_linear.h"
 
@@ -35,6 +36,11 @@ size_t available_memory() {
     available = std::min(available, limit > used ? limit - used : 0);
   }
   return available;
+}
+
+CpuOperators::CpuOperators(int threads, RankPlace place)
+    : place_(std::move(place)), pool_(threads > 0 ? threads : available_cpu_count()) {
+  kernels();
 }
 
 size_t CpuOperators::free_memory() const {

@@ -20,9 +20,8 @@ struct RankPlace {
 
 class CpuOperators final : public Operators {
  public:
-  // threads 0: all CPUs.
-  explicit CpuOperators(int threads, RankPlace place = {})
-      : place_(std::move(place)), pool_(threads > 0 ? threads : available_cpu_count()) {}
+  // threads 0: all CPUs. Throws Error(kInvalidArgument) where LMDEPLOY_CPU_ISA names what this processor has not.
+  explicit CpuOperators(int threads, RankPlace place = {});
 
   bool shares_host_memory() const override { return true; }
   AlignedBuffer allocate(size_t bytes, MemoryUse) override { return AlignedBuffer(bytes); }

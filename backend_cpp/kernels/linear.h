@@ -7,7 +7,8 @@
 // Weight formats:
 //   float32, bfloat16, float16
 //                       [out_features, in_features], row-major. Products and sums are float32 (16 bits are widened
-//                       exactly), so y is within in_features 2^-24 sum |x w| of the exact result.
+//                       exactly), so y is within in_features 2^-24 sum |x w| of the exact result. On tiles (amx) x is
+//                       rounded to bfloat16 for a bfloat16 weight: (2^-8 + in_features 2^-24) sum |x w|.
 //   int8, int4          w = scale (code - zero), a scale and a zero point for each group of `group` neighbouring inputs
 //                       of an output (kernels/packed_weight.h), or a scale for all of an output; on the CPU also
 //                       w = scale code + min, with a minimum for each group. x is rounded to 8
@@ -17,9 +18,9 @@
 //   float8              w = scale code, a scale for each group or for all of an output; codes are E4M3
 //   (kernels/types.h)
 //                       and widened in registers, exactly. x is float32, or rounded to bfloat16 where the instruction
-//                       set multiplies those (avx512bf16); products are exact and sums float32, so y is off by at most
-//                       (2^-8 + in_features 2^-24) sum |x w|, or the second part of it. That is less than rounding x
-//                       to 8 bits of either kind costs.
+//                       set multiplies those (avx512bf16, amx); products are exact and sums float32, so y is off by at
+//                       most (2^-8 + in_features 2^-24) sum |x w|, or the second part of it. That is less than rounding
+//                       x to 8 bits of either kind costs.
 //
 // Each output element is summed in an order that depends only on in_features and the instruction set: not on rows, on
 // the tile or the thread that computes it. So a row's result is bitwise the same alone, in a batch, and in any chunk of
@@ -71,41 +72,55 @@ struct LinearWeight {
   bool is_packed() const { return format >= WeightFormat::kInt8; }
 };
 
+// How activations lie when they are made ready: [blocks of `interleave` rows, features / unit, interleave, unit].
+struct RowsLayout {
+  int interleave = 1;   // rows that lie together
+  int unit = 4;         // neighbouring inputs of a row that do
+  size_t features = 0;  // in_features padded
+
+  size_t blocks(int rows) const { return (static_cast<size_t>(rows) + interleave - 1) / interleave; }
+  size_t elements(int rows) const { return blocks(rows) * interleave * features; }
+  // Where the first unit of a row lies; the next one is interleave * unit elements on.
+  size_t offset(size_t row) const { return row / interleave * interleave * features + row % interleave * unit; }
+};
+
+// Rows that share what the first-level cache holds of a weight.
+inline constexpr int kLinearRowBlock = 48;
+
+// What a weight wants its activations made into, and how many rows it is best multiplied with at a time.
+struct RowsPlan {
+  enum class Kind : uint8_t { kAsTheyAre, kRounded, kWide };
+  Kind kind = Kind::kAsTheyAre;
+  RowsLayout layout;
+  int block_rows = kLinearRowBlock;  // a multiple of layout.interleave
+};
+
 // Activations rounded for a packed weight.
 struct RoundedRows {
   int rows;
-  int interleave;    // rows that lie together: 1, 2, 4 or 8
-  int groups;        // of the weight
-  int zero_factor;   // minus the weight's zero code, or -1 if it varies or there are minima
-  size_t features;   // in_features padded to whole groups
-  int8_t* codes;     // [blocks of `interleave` rows, features / 4, interleave, 4]
+  RowsLayout layout;
+  int groups;       // of the weight
+  int zero_factor;  // minus the weight's zero code, or -1 if it varies or there are minima
+  int8_t* codes;
   float* scales;     // [groups, rows]
   int32_t* offsets;  // [groups, rows]; sum of the codes times zero_factor
 
-  // Inputs 0 to 3 of a row; the next four are 4 `interleave` bytes on.
-  int8_t* row(size_t index) const {
-    return codes + index / interleave * interleave * features + index % interleave * 4;
-  }
+  int8_t* row(size_t index) const { return codes + layout.offset(index); }
 };
 
-// Activations in the order in which a float8 weight is multiplied with them.
+// Activations in the type and the order in which the instruction set multiplies a weight of float8, or of bfloat16 on
+// tiles, with them.
 struct WideRows {
   int rows;
-  int interleave;   // rows that lie together, as above
-  size_t features;  // in_features padded to whole groups
-  // [blocks of `interleave` rows, features / 4, interleave, 4] of the type that the instruction set multiplies, float32
-  // or bfloat16.
-  float* values;
-
-  // Elements before inputs 0 to 3 of a row.
-  size_t offset(size_t index) const { return index / interleave * interleave * features + index % interleave * 4; }
+  RowsLayout layout;
+  void* values;  // float32 or bfloat16
 };
 
 // Room for the activations of one call; grows to the largest seen.
 class LinearScratch {
  public:
-  RoundedRows reserve_rounded(const LinearWeight& weight, int rows);
-  WideRows reserve_wide(const LinearWeight& weight, int rows);
+  RoundedRows reserve_rounded(const LinearWeight& weight, const RowsLayout& layout, int rows);
+  WideRows reserve_wide(const RowsLayout& layout, int rows);
 
  private:
   std::vector<int8_t> codes_;

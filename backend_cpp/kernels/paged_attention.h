@@ -17,9 +17,9 @@
 //
 // Arithmetic. Scores, softmax and sums are float32; where the instruction set multiplies pairs of bfloat16
 // (avx512bf16), queries and softmax weights over a bfloat16 cache are rounded to bfloat16 too, relative error 2^-8
-// each. A row's keys are visited in partitions of kPartitionTokens, block by block, at absolute positions, and the
-// partitions are merged in order; the result is bitwise independent of the batch, of prompt chunking, and of how
-// partitions are spread over threads.
+// each; on tiles (amx) they are so over int8 and int4 caches as well. A row's keys are visited in partitions of
+// kPartitionTokens, block by block, at absolute positions, and the partitions are merged in order; the result is
+// bitwise independent of the batch, of prompt chunking, and of how partitions are spread over threads.
 #pragma once
 
 #include <cstddef>

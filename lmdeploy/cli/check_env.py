@@ -39,7 +39,7 @@ _PACKAGES = {
     "openai": "openai",
 }
 # Instruction sets the kernels have variants for, as /proc/cpuinfo spells them.
-_ISA_FLAGS = ("avx2", "fma", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
+_ISA_FLAGS = ("avx2", "fma", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_int8", "amx_bf16")
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -189,4 +189,15 @@ def _our_parts() -> dict[str, str]:
     return {
         "triton backend": str(library) if library.is_file() else not_built,
         "engine module": "built" if importlib.util.find_spec("lmdeploy._turbomind") else not_built,
+        "cpu kernels": _kernels() if importlib.util.find_spec("lmdeploy._turbomind") else not_built,
     }
+
+
+def _kernels() -> str:
+    """Return the engine's table of kernels, and those that `LMDEPLOY_CPU_ISA` may name."""
+    from lmdeploy import _turbomind
+
+    try:
+        return f"{_turbomind.cpu_isa()} (LMDEPLOY_CPU_ISA may be one of {', '.join(_turbomind.cpu_isas())})"
+    except RuntimeError as error:  # it names one that is not here
+        return str(error)

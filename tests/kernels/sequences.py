@@ -3,7 +3,7 @@
 import torch
 
 from tests.kernels.arguments import AttentionRule, HeadSizes, Span
-from tests.kernels.device import Attention, Device
+from tests.kernels.device import BF16_PRODUCTS, BF16_TILES, Attention, Device
 from tests.kernels.reference import attention_reference, round_heads
 
 # (sequence, first position, tokens) of one step.
@@ -56,14 +56,15 @@ class Sequences:
     def check(self, sequence: int, out: torch.Tensor) -> None:
         """Compare a sequence's first rows with float64 over keys and values rounded as the cache rounds them.
 
-        Where matrix instructions multiply (CUDA, and avx512bf16 over a bfloat16 cache), softmax weights are rounded to
-        bfloat16, so that a result is off by at most 2^-8 sum weight |value|.
+        Where matrix instructions multiply (CUDA, tiles, and bfloat16 products over a bfloat16 cache), softmax weights
+        are rounded to bfloat16, so that a result is off by at most 2^-8 sum weight |value|.
         """
         q = self.q[sequence]
         k, v = (cached(x[sequence], self.bits) for x in (self.k, self.v))
         both = attention_reference(q, k, torch.cat([v, v.abs()], -1), self.rule)[: len(out)]
         exact, magnitude = both.chunk(2, -1)
-        is_rounded = self.bits < 32 if self.device.is_cuda else self.bits == 16 and self.device.isa == "avx512bf16"
+        on_tiles = self.device.is_cuda or self.device.isa in BF16_TILES
+        is_rounded = self.bits < 32 if on_tiles else self.bits == 16 and self.device.isa in BF16_PRODUCTS
         bound = SUMS[self.device.is_cuda] * (1 + magnitude) + (2**-8 * magnitude if is_rounded else 0)
         error = (out.double() - exact).abs()
         assert (error <= bound).all(), f"{(error / bound).max():.2f} of the bound"

@@ -1,5 +1,7 @@
 """Tables for people, JSON for programs."""
 
+import importlib
+import importlib.util
 import json
 import os
 import platform
@@ -67,6 +69,8 @@ def machine(limits: Limits | None = None) -> dict[str, Any]:
         lines = cpuinfo.read_text(encoding="utf-8").splitlines()
         cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), cpu)
     found: dict[str, Any] = {"cpu": cpu, "cpus": len(os.sched_getaffinity(0)), "load_1min": os.getloadavg()[0]}
+    if importlib.util.find_spec("lmdeploy._turbomind"):
+        found["cpu_isa"] = importlib.import_module("lmdeploy._turbomind").cpu_isa()
     # Settings of OpenMP reach torch and llama.cpp through the environment.
     found["openmp"] = {name: value for name, value in os.environ.items() if name.startswith(("OMP_", "GOMP_"))}
     return found if limits is None else found | {"limits": asdict(limits)}

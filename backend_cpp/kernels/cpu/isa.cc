@@ -3,11 +3,24 @@
 #include <atomic>
 #include <cstdlib>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include "base/error.h"
+#include "kernels/cpu/amx/permission.h"
 
 namespace turbomind {
 
 namespace {
+
+#if defined(__x86_64__)
+// Products of bytes in 256 bits, which processors without AVX-512 may have (CPUID leaf 7, subleaf 1, EAX bit 4).
+bool has_avx_vnni() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax >> 4 & 1u) != 0;
+}
+#endif
 
 std::vector<const KernelTable*> usable_tables() {
   std::vector<const KernelTable*> tables;
@@ -16,16 +29,25 @@ std::vector<const KernelTable*> usable_tables() {
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512vl")) {
     if (__builtin_cpu_supports("avx512vnni")) {
-      if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi"))
+      if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi")) {
+        if (can_use_tiles()) tables.push_back(&amx::kTable);
         tables.push_back(&avx512bf16::kTable);
+      }
       tables.push_back(&avx512vnni::kTable);
     }
     tables.push_back(&avx512::kTable);
   }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
+    if (has_avx_vnni()) tables.push_back(&avxvnni::kTable);
     tables.push_back(&avx2::kTable);
+  }
 #endif
   tables.push_back(&scalar::kTable);
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl"))
+    tables.push_back(&amx_emulated::kTable);
+#endif
   return tables;
 }
 

@@ -1,7 +1,7 @@
 // The kernels of one instruction set, and which one this process uses.
 //
-// kernels_isa.cc is compiled once for each (namespaces avx512bf16, avx512vnni, avx512, avx2, scalar) and fills one
-// table each.
+// kernels_isa.cc is compiled once for each (namespaces amx, avx512bf16, avx512vnni, avx512, avxvnni, avx2, scalar, and
+// amx_emulated, where plain code stands for the tiles of amx) and fills one table each.
 #pragma once
 
 #include <string>
@@ -33,18 +33,21 @@ struct AttendQueries {
 struct KernelTable {
   const char* name;
 
-  // y[r, n] for r in [0, rows) and n in [first, last) of `linear`; rows is at most kLinearRowBlock.
+  // What `rows` rows are to be made into; the kind depends on the weight alone.
+  RowsPlan (*rows_plan)(const LinearWeight& weight, int rows);
+  // y[r, n] for r in [0, rows) and n in [first, last) of `linear`, from rows as they are.
   void (*linear_block)(const LinearWeight& weight, const float* x, int rows, int first, int last, float* y,
                        bool accumulate);
   // Rounds row number `row` of x for a packed weight whose groups have `group` inputs.
   void (*quantize_row)(const float* x, int in_features, int group, int row, const RoundedRows& rounded);
-  // y for rows [first_row, first_row + rows) and tiles [first_tile, last_tile); first_row is a multiple of 8.
+  // y for rows [first_row, first_row + rows) and tiles of 16 outputs [first_tile, last_tile); first_row is a multiple
+  // of the rows that lie together.
   void (*packed_block)(const LinearWeight& weight, const RoundedRows& x, int first_row, int rows, int first_tile,
                        int last_tile, float* y, bool accumulate);
-  // The same two for a float8 weight.
+  // The same two for wide rows.
   void (*widen_row)(const float* x, int in_features, int row, const WideRows& wide);
-  void (*float8_block)(const LinearWeight& weight, const WideRows& x, int first_row, int rows, int first_tile,
-                       int last_tile, float* y, bool accumulate);
+  void (*wide_block)(const LinearWeight& weight, const WideRows& x, int first_row, int rows, int first_tile,
+                     int last_tile, float* y, bool accumulate);
   // y += scale shrunk B^T for outputs [first, last) of a part; shrunk and y begin where the part does.
   void (*lora_expand_block)(const LoraPart& part, WeightFormat format, const float* shrunk, int first, int last,
                             float* y);
@@ -60,15 +63,19 @@ struct KernelTable {
   void (*exp_weights)(const float* logits, int size, float maximum, float factor, float* weights, float* sums);
 };
 
-inline constexpr int kLinearRowBlock = 48;
-
 // The table in use: the best the CPU supports, or the one named by LMDEPLOY_CPU_ISA or select_isa.
 const KernelTable& kernels();
-// Names usable on this CPU, best first.
+// Names usable on this CPU, best first; behind them the one whose instructions are emulated.
 std::vector<std::string> supported_isas();
 // Switches the table; for tests. Throws Error(kInvalidArgument) for an unknown or unsupported name.
 void select_isa(const std::string& name);
 
+namespace amx {
+extern const KernelTable kTable;
+}
+namespace amx_emulated {
+extern const KernelTable kTable;
+}
 namespace avx512bf16 {
 extern const KernelTable kTable;
 }
@@ -76,6 +83,9 @@ namespace avx512vnni {
 extern const KernelTable kTable;
 }
 namespace avx512 {
+extern const KernelTable kTable;
+}
+namespace avxvnni {
 extern const KernelTable kTable;
 }
 namespace avx2 {

@@ -1,18 +1,25 @@
-// Row kernels of one instruction set; compiled once with each of -DTM_ISA=avx512vnni, avx512, avx2 and scalar.
+// Row kernels of one instruction set; compiled once with each that kernels/cpu/isa.h names as TM_ISA. With TM_TILES,
+// linear layers and attention use tiles.
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "kernels/cpu/activation_rows.h"
 #include "kernels/cpu/attend.h"
-#include "kernels/cpu/float8_block.h"
 #include "kernels/cpu/isa.h"
-#include "kernels/cpu/linear_block.h"
+#include "kernels/cpu/linear/float8_block.h"
+#include "kernels/cpu/linear/linear_block.h"
+#include "kernels/cpu/linear/packed_block.h"
+#include "kernels/cpu/linear/rows_plan.h"
 #include "kernels/cpu/lora_block.h"
 #include "kernels/cpu/norm_rows.h"
-#include "kernels/cpu/packed_block.h"
 #include "kernels/cpu/simd.h"
 #include "kernels/sampling.h"
+
+#if defined(TM_TILES)
+#include "kernels/cpu/amx/attend_on_tiles.h"
+#include "kernels/cpu/amx/table.h"
+#endif
 
 #define TM_STRING_(name) #name
 #define TM_STRING(name) TM_STRING_(name)
@@ -81,8 +88,38 @@ void exp_weights(const float* logits, int size, float maximum, float factor, flo
 
 }  // namespace
 
-const KernelTable kTable = {TM_STRING(TM_ISA), linear_block, quantize_row, packed_block,      widen_row, float8_block,
-                            lora_expand_block, norm_row,     activate_row, scale_and_cap_row, attend,    argmax,
-                            chunk_maxima,      exp_weights};
+#if defined(TM_TILES)
+const KernelTable kTable = {.name = TM_STRING(TM_ISA),
+                            .rows_plan = rows_plan_on_tiles,
+                            .linear_block = linear_block,
+                            .quantize_row = quantize_row,
+                            .packed_block = packed_block_by_layout,
+                            .widen_row = widen_row_by_layout,
+                            .wide_block = wide_block_by_format,
+                            .lora_expand_block = lora_expand_block,
+                            .norm_row = norm_row,
+                            .activate_row = activate_row,
+                            .scale_and_cap_row = scale_and_cap_row,
+                            .attend = attend_on_tiles,
+                            .argmax = argmax,
+                            .chunk_maxima = chunk_maxima,
+                            .exp_weights = exp_weights};
+#else
+const KernelTable kTable = {.name = TM_STRING(TM_ISA),
+                            .rows_plan = rows_plan_in_vectors,
+                            .linear_block = linear_block,
+                            .quantize_row = quantize_row,
+                            .packed_block = packed_block,
+                            .widen_row = widen_row,
+                            .wide_block = float8_block,
+                            .lora_expand_block = lora_expand_block,
+                            .norm_row = norm_row,
+                            .activate_row = activate_row,
+                            .scale_and_cap_row = scale_and_cap_row,
+                            .attend = attend,
+                            .argmax = argmax,
+                            .chunk_maxima = chunk_maxima,
+                            .exp_weights = exp_weights};
+#endif
 
 }  // namespace turbomind::TM_ISA

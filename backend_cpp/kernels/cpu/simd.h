@@ -265,12 +265,18 @@ inline Vec low_bf16(IVec pairs) {
 inline Vec high_bf16(IVec pairs) {
   return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xFFFF0000u))));
 }
+#if defined(__AVXVNNI__)
+inline IVec dot4(IVec sum, IVec u, IVec s) {
+  return _mm256_dpbusd_avx_epi32(sum, u, s);
+}
+#else
 inline IVec dot4(IVec sum, IVec u, IVec s) {
   const IVec even =
       _mm256_madd_epi16(_mm256_and_si256(u, _mm256_set1_epi16(0xFF)), _mm256_srai_epi16(_mm256_slli_epi16(s, 8), 8));
   const IVec odd = _mm256_madd_epi16(_mm256_srli_epi16(u, 8), _mm256_srai_epi16(s, 8));
   return _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
 }
+#endif
 
 #else
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/cpu/packed_tile.h"
+#include "kernels/cpu/linear/packed_tile.h"
 
 namespace turbomind::TM_ISA {
 
@@ -13,6 +13,8 @@ inline constexpr int kPackedRows = kTileVecs == 1 ? 8 : kTileVecs == 2 ? 2 : 1;
 // scale = max |x| / 127 of a group, ties to even. Codes beyond in_features are 0.
 inline void quantize_row(const float* x, int in_features, int group, int row, const RoundedRows& rounded) {
   int8_t* codes = rounded.row(static_cast<size_t>(row));
+  const int unit = rounded.layout.unit;
+  int in_unit = 0;
   for (int g = 0; g < rounded.groups; ++g) {
     const float* source = x + static_cast<size_t>(g) * group;
     const int count = std::min(group, in_features - g * group);
@@ -32,8 +34,13 @@ inline void quantize_row(const float* x, int in_features, int group, int row, co
     for (int i = 0; i < group; i += kLanes) {
       int8_t lanes[kLanes];
       sum = add_ints(sum, store_codes(lanes, mul(element(i), inverse)));
-      for (int lane = 0; lane < kLanes && i + lane < group; lane += 4, codes += 4 * rounded.interleave) {
+      for (int lane = 0; lane < kLanes && i + lane < group; lane += 4) {
         std::memcpy(codes, lanes + lane, 4);
+        codes += 4;
+        if ((in_unit += 4) == unit) {
+          codes += static_cast<size_t>(unit) * (rounded.layout.interleave - 1);
+          in_unit = 0;
+        }
       }
     }
     const size_t entry = static_cast<size_t>(g) * rounded.rows + row;
@@ -50,6 +57,14 @@ struct PackedTile {
   const half* mins;      // [groups, 16] or null
 };
 
+inline PackedTile packed_tile(const LinearWeight& weight, const PackedShape& shape, int index) {
+  const size_t first_group = static_cast<size_t>(index) * shape.groups();
+  return {static_cast<const uint8_t*>(weight.data) + first_group * shape.group_bytes(),
+          weight.scales == nullptr ? nullptr : weight.scales + first_group * kTileOutputs,
+          weight.zeros == nullptr ? nullptr : weight.zeros + first_group * kTileOutputs,
+          weight.mins == nullptr ? nullptr : weight.mins + first_group * kTileOutputs};
+}
+
 // sum (code - zero) x = sum code x - zero sum x: where the sums over a group start.
 inline IVec start_of_group(const PackedTile& tile, int group, int vec, int32_t offset) {
   const IVec start = broadcast_int(tile.mins == nullptr ? offset : 0);
@@ -61,14 +76,10 @@ template <int kRows, int kBits>
 inline void packed_rows(const LinearWeight& weight, const PackedShape& shape, int tile_index, const RoundedRows& x,
                         int first_row, float* y, bool accumulate) {
   constexpr int kStep = kBits == 8 ? 4 : 8;  // inputs in one vector
-  const size_t first_group = static_cast<size_t>(tile_index) * shape.groups();
-  const PackedTile tile{static_cast<const uint8_t*>(weight.data) + first_group * shape.group_bytes(),
-                        weight.scales == nullptr ? nullptr : weight.scales + first_group * kTileOutputs,
-                        weight.zeros == nullptr ? nullptr : weight.zeros + first_group * kTileOutputs,
-                        weight.mins == nullptr ? nullptr : weight.mins + first_group * kTileOutputs};
+  const PackedTile tile = packed_tile(weight, shape, tile_index);
   const uint8_t* codes = tile.codes;
   const int8_t* input = x.row(static_cast<size_t>(first_row));
-  const size_t input_step = static_cast<size_t>(x.interleave) * 4;
+  const size_t input_step = static_cast<size_t>(x.layout.interleave) * 4;
 
   Vec sums[kRows][kTileVecs];
 #pragma GCC unroll 8

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "kernels/cpu/float8_quads.h"
-#include "kernels/cpu/packed_tile.h"
+#include "kernels/cpu/linear/float8_quads.h"
+#include "kernels/cpu/linear/packed_tile.h"
 
 namespace turbomind::TM_ISA {
 
@@ -25,8 +25,9 @@ inline void for_parts(Visit&& visit) {
 
 // Inputs beyond in_features are 0.
 inline void widen_row(const float* x, int in_features, int row, const WideRows& wide) {
-  auto* quad = reinterpret_cast<Float8Quads::Input*>(wide.values) + wide.offset(static_cast<size_t>(row));
-  for (int i = 0; i < static_cast<int>(wide.features); i += 4, quad += 4 * wide.interleave) {
+  const RowsLayout& layout = wide.layout;
+  auto* quad = static_cast<Float8Quads::Input*>(wide.values) + layout.offset(static_cast<size_t>(row));
+  for (int i = 0; i < static_cast<int>(layout.features); i += 4, quad += 4 * layout.interleave) {
     float four[4] = {};
     if (i < in_features) std::copy_n(x + i, std::min(4, in_features - i), four);
     Float8Quads::store_quad(four, quad);
@@ -38,8 +39,9 @@ inline void float8_rows(const LinearWeight& weight, const PackedShape& shape, in
                         int first_row, float* y, bool accumulate) {
   const size_t first_group = static_cast<size_t>(tile_index) * shape.groups();
   const auto* codes = static_cast<const uint8_t*>(weight.data) + first_group * shape.group_bytes();
-  const auto* input = reinterpret_cast<const Float8Quads::Input*>(x.values) + x.offset(static_cast<size_t>(first_row));
-  const size_t input_step = static_cast<size_t>(x.interleave) * 4;
+  const auto* input =
+      static_cast<const Float8Quads::Input*>(x.values) + x.layout.offset(static_cast<size_t>(first_row));
+  const size_t input_step = static_cast<size_t>(x.layout.interleave) * 4;
   // Without scales of their own, all groups are one.
   const bool has_scales = weight.block_scales != nullptr;
   const int groups = has_scales ? shape.groups() : 1;

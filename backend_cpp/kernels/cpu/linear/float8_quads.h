@@ -70,13 +70,16 @@ class Float8Quads {
     sums.pair[1] = dot2(sums.pair[1], wide_[1], x);
   }
 
+  // Outputs 0 and 1, and outputs 2 and 3, of each 128 bits.
+  const IVec (&wide() const)[2] { return wide_; }
+
   static Vec outputs_of(const QuadSums& sums) {
     const auto& [a, b] = sums.pair;
     return add(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xDD));
   }
 
  private:
-  IVec wide_[2];  // outputs 0 and 1, outputs 2 and 3 of each 128 bits; pairs of inputs
+  IVec wide_[2];
 };
 
 #else

@@ -1,0 +1,127 @@
+// Keys and values of a cache block as B tiles of bfloat16. Included by kernels_isa.cc only.
+//
+// A bfloat16 cache lies as tiles want it: keys [key_dim / 2, block_len, 2], values [block_len / 2, value_dim, 2]. Codes
+// of rounded caches are widened into that order, less their zero points: integers up to 255 are exact in bfloat16. What
+// a tile would take from beyond a matrix is 0.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "kernels/cpu/amx/bf16_rows.h"
+#include "kernels/cpu/attend.h"
+
+namespace turbomind::TM_ISA {
+
+inline int round_up(int value, int multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+// A matrix of pairs along the summed axis, [depth / 2, width, 2].
+struct PairMatrix {
+  const bf16* data;
+  int depth;
+  int width;
+
+  // Loads summed elements [k, k + 32) of columns [column, column + 16).
+  template <int kTile>
+  void load(int k, int column) const {
+    const bf16* source = data + (static_cast<size_t>(k / 2) * width + column) * 2;
+    if (k + kTileDepth <= depth && column + kTileSide <= width) {
+      tile_load<kTile>(source, static_cast<size_t>(width) * 2 * sizeof(bf16));
+      return;
+    }
+    alignas(64) bf16 own[kTileSide][kTileDepth] = {};
+    const int columns = std::min(kTileSide, width - column);
+    for (int pair = 0; 2 * pair < std::min(kTileDepth, depth - k); ++pair) {
+      std::copy_n(source + static_cast<size_t>(pair) * width * 2, 2 * columns, own[pair]);
+      if (k + 2 * pair + 1 < depth) continue;
+      for (int i = 0; i < columns; ++i) own[pair][2 * i + 1] = bf16{0};
+    }
+    tile_load<kTile>(own, kTileBytes);
+  }
+};
+
+// Exact bfloat16 of two vectors of small integers, in turns.
+inline void store_pairs_of(bf16* target, Vec even, Vec odd, int lanes) {
+  const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(even), 16);
+  const __m512i high = _mm512_and_si512(_mm512_castps_si512(odd), _mm512_set1_epi32(static_cast<int>(0xFFFF0000u)));
+  const __m512i pairs = _mm512_or_si512(low, high);
+  std::memcpy(target, &pairs, static_cast<size_t>(lanes) * 2 * sizeof(bf16));
+}
+
+inline Vec less_zeros(IVec codes, Vec zeros) {
+  return add(to_floats(codes), mul(zeros, broadcast(-1.0f)));
+}
+
+inline IVec load_codes(const uint8_t* codes, int lanes) {
+  uint8_t whole[kLanes] = {};
+  std::memcpy(whole, codes, static_cast<size_t>(lanes));
+  return widen_bytes(whole);
+}
+
+// The keys of a block's first `tokens` tokens, rounded up to whole tiles.
+inline PairMatrix widen_keys(const Code8* keys, const Rounding& rounding, int key_dim, int block_len, int tokens,
+                             bf16* room) {
+  for (int pair = 0; 2 * pair < key_dim; ++pair) {
+    const uint8_t* even = &keys[static_cast<size_t>(2 * pair) * block_len].bits;
+    for (int t = 0; t < tokens; t += kLanes) {
+      const Vec zeros = to_floats(widen_bytes(rounding.zeros + t));
+      store_pairs_of(room + (static_cast<size_t>(pair) * block_len + t) * 2, less_zeros(widen_bytes(even + t), zeros),
+                     less_zeros(widen_bytes(even + block_len + t), zeros), kLanes);
+    }
+  }
+  return {room, key_dim, block_len};
+}
+inline PairMatrix widen_keys(const Code4* keys, const Rounding& rounding, int key_dim, int block_len, int tokens,
+                             bf16* room) {
+  for (int pair = 0; 2 * pair < key_dim; ++pair) {
+    const uint8_t* both = &keys[static_cast<size_t>(pair) * block_len].bits;
+    for (int t = 0; t < tokens; t += kLanes) {
+      const Vec zeros = to_floats(widen_bytes(rounding.zeros + t));
+      const IVec codes = widen_bytes(both + t);
+      store_pairs_of(room + (static_cast<size_t>(pair) * block_len + t) * 2, less_zeros(low_halves(codes), zeros),
+                     less_zeros(high_halves(codes), zeros), kLanes);
+    }
+  }
+  return {room, key_dim, block_len};
+}
+inline PairMatrix widen_keys(const bf16* keys, const Rounding&, int key_dim, int block_len, int, bf16*) {
+  return {keys, key_dim, block_len};
+}
+
+// The values of a block's first `tokens` tokens.
+inline PairMatrix widen_values(const Code8* values, const Rounding& rounding, int value_dim, int tokens, bf16* room) {
+  for (int t = 0; t < tokens; t += 2) {
+    const uint8_t* even = &values[static_cast<size_t>(t) * value_dim].bits;
+    const bool is_last = t + 1 == tokens;
+    for (int d = 0; d < value_dim; d += kLanes) {
+      const int lanes = std::min(kLanes, value_dim - d);
+      const Vec first = less_zeros(load_codes(even + d, lanes), broadcast(rounding.zeros[t]));
+      const Vec second =
+          is_last ? zero() : less_zeros(load_codes(even + value_dim + d, lanes), broadcast(rounding.zeros[t + 1]));
+      store_pairs_of(room + (static_cast<size_t>(t / 2) * value_dim + d) * 2, first, second, lanes);
+    }
+  }
+  return {room, tokens, value_dim};
+}
+inline PairMatrix widen_values(const Code4* values, const Rounding& rounding, int value_dim, int tokens, bf16* room) {
+  for (int t = 0; t < tokens; t += 2) {
+    const uint8_t* both = &values[static_cast<size_t>(t / 2) * value_dim].bits;
+    const bool is_last = t + 1 == tokens;
+    for (int d = 0; d < value_dim; d += kLanes) {
+      const int lanes = std::min(kLanes, value_dim - d);
+      const IVec codes = load_codes(both + d, lanes);
+      const Vec first = less_zeros(low_halves(codes), broadcast(rounding.zeros[t]));
+      const Vec second = is_last ? zero() : less_zeros(high_halves(codes), broadcast(rounding.zeros[t + 1]));
+      store_pairs_of(room + (static_cast<size_t>(t / 2) * value_dim + d) * 2, first, second, lanes);
+    }
+  }
+  return {room, tokens, value_dim};
+}
+inline PairMatrix widen_values(const bf16* values, const Rounding&, int value_dim, int tokens, bf16*) {
+  return {values, tokens, value_dim};
+}
+
+}  // namespace turbomind::TM_ISA

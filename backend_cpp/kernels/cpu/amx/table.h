@@ -1,0 +1,61 @@
+// Which weights are multiplied on tiles. Included by kernels_isa.cc only.
+#pragma once
+
+#include "kernels/cpu/amx/bf16_on_tiles.h"
+#include "kernels/cpu/amx/float8_on_tiles.h"
+#include "kernels/cpu/amx/packed_on_tiles.h"
+#include "kernels/cpu/linear/float8_block.h"
+#include "kernels/cpu/linear/rows_plan.h"
+
+namespace turbomind::TM_ISA {
+
+// Up to so many rows of rounded activations cost less in vectors: the weight's bytes decide there.
+inline constexpr int kRowsInVectors = 8;
+
+inline RowsPlan rows_plan_on_tiles(const LinearWeight& weight, int rows) {
+  RowsPlan plan = rows_plan_in_vectors(weight, rows);
+  const auto use_tiles = [&](int unit) {
+    plan.layout.interleave = kTileSide;
+    plan.layout.unit = unit;
+    plan.block_rows = kTileBlockRows;
+  };
+  switch (weight.format) {
+    case WeightFormat::kInt8:
+    case WeightFormat::kInt4:
+      if (rows > kRowsInVectors && tile_unit(weight.group) != 0) use_tiles(tile_unit(weight.group));
+      break;
+    case WeightFormat::kFloat8:
+      if (is_float8_for_tiles(weight)) use_tiles(kTileDepth);
+      break;
+    case WeightFormat::kBFloat16:
+      use_tiles(2);
+      plan.kind = RowsPlan::Kind::kWide;
+      plan.layout.features = static_cast<size_t>((weight.in_features + kTileDepth - 1) / kTileDepth) * kTileDepth;
+      break;
+    case WeightFormat::kFloat16:
+    case WeightFormat::kFloat32:
+      break;
+  }
+  return plan;
+}
+
+inline void widen_row_by_layout(const float* x, int in_features, int row, const WideRows& wide) {
+  if (wide.layout.interleave == kTileSide) {
+    widen_row_for_tiles(x, in_features, row, wide);
+  } else {
+    widen_row(x, in_features, row, wide);
+  }
+}
+
+inline void wide_block_by_format(const LinearWeight& weight, const WideRows& x, int first_row, int rows, int first_tile,
+                                 int last_tile, float* y, bool accumulate) {
+  if (weight.format == WeightFormat::kBFloat16) {
+    bf16_block_on_tiles(weight, x, first_row, rows, first_tile, last_tile, y, accumulate);
+  } else if (x.layout.interleave == kTileSide) {
+    float8_block_on_tiles(weight, x, first_row, rows, first_tile, last_tile, y, accumulate);
+  } else {
+    float8_block(weight, x, first_row, rows, first_tile, last_tile, y, accumulate);
+  }
+}
+
+}  // namespace turbomind::TM_ISA

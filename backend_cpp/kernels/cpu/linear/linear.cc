@@ -1,0 +1,137 @@
+#include "kernels/linear.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "kernels/cpu/isa.h"
+#include "kernels/packed_weight.h"
+
+namespace turbomind {
+
+namespace {
+
+// Weight bytes one chunk streams: large enough to hide the cost of a claim, small enough to balance two cores.
+constexpr size_t kChunkBytes = 128 << 10;
+// Scales of so many rows fill a cache line, which threads should not share.
+constexpr int kLineRows = 16;
+constexpr size_t kCacheLine = 64;
+
+// Calls body(first row, rows, first unit, last unit) for blocks of rows and of units of the weight. Units vary fastest,
+// so that all threads work on the same rows of x.
+template <class Body>
+void for_blocks(ThreadPool& pool, int rows, int block_rows, int units, size_t unit_bytes, int unit_multiple,
+                Body&& body) {
+  const int wanted = static_cast<int>(kChunkBytes / std::max<size_t>(unit_bytes, 1)) / unit_multiple * unit_multiple;
+  const int chunk_units = std::max(unit_multiple, wanted);
+  const int unit_chunks = (units + chunk_units - 1) / chunk_units;
+  const int row_chunks = (rows + block_rows - 1) / block_rows;
+  pool.parallel_for(row_chunks * unit_chunks, [&](int chunk) {
+    const int row = chunk / unit_chunks * block_rows;
+    const int first = chunk % unit_chunks * chunk_units;
+    body(row, std::min(block_rows, rows - row), first, std::min(first + chunk_units, units));
+  });
+}
+
+// The inputs of a row in the order of the weight's codes; `room` may be filled with them.
+const float* in_code_order(const LinearWeight& weight, const float* row, std::vector<float>& room) {
+  if (weight.input_order == nullptr) return row;
+  room.resize(static_cast<size_t>(weight.in_features));
+  for (size_t i = 0; i < room.size(); ++i) room[i] = row[weight.input_order[i]];
+  return room.data();
+}
+
+// Rows that one thread prepares at a time: a part for each thread, and once more, so that a late one takes less.
+int prepared_rows(const ThreadPool& pool, int rows) {
+  if (rows <= kLineRows) return kLineRows / 2;
+  return (rows / (2 * pool.thread_count()) + kLineRows - 1) / kLineRows * kLineRows;
+}
+
+// Calls prepare(inputs in the order of the codes, row) for each row.
+template <class Prepare>
+void for_inputs(ThreadPool& pool, const LinearWeight& weight, const float* x, int rows, Prepare&& prepare) {
+  const int chunk_rows = prepared_rows(pool, rows);
+  pool.parallel_for((rows + chunk_rows - 1) / chunk_rows, [&](int chunk) {
+    const int last = std::min(rows, (chunk + 1) * chunk_rows);
+    std::vector<float> room;
+    for (int row = chunk * chunk_rows; row < last; ++row) {
+      prepare(in_code_order(weight, x + static_cast<size_t>(row) * weight.in_features, room), row);
+    }
+  });
+}
+
+// The first whole cache line of a buffer: what crosses two is read at half the speed.
+void* align_up(void* buffer) {
+  return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(buffer) + kCacheLine - 1) / kCacheLine * kCacheLine);
+}
+
+size_t row_bytes(const LinearWeight& weight) {
+  return static_cast<size_t>(weight.in_features) * (weight.format == WeightFormat::kFloat32 ? 4 : 2);
+}
+
+}  // namespace
+
+RoundedRows LinearScratch::reserve_rounded(const LinearWeight& weight, const RowsLayout& layout, int rows) {
+  const PackedShape shape = packed_shape(weight);
+  RoundedRows view{};
+  view.rows = rows;
+  view.layout = layout;
+  view.groups = shape.groups();
+  view.zero_factor = weight.zeros == nullptr && weight.mins == nullptr ? -shape.zero_code() : -1;
+  const size_t codes = layout.elements(rows) + kCacheLine;
+  const size_t entries = static_cast<size_t>(rows) * view.groups + layout.interleave;  // those of missing rows are read
+  if (codes_.size() < codes) codes_.resize(codes);
+  if (offsets_.size() < entries) {
+    scales_.resize(entries);
+    offsets_.resize(entries);
+  }
+  view.codes = reinterpret_cast<int8_t*>(align_up(codes_.data()));
+  view.scales = scales_.data();
+  view.offsets = offsets_.data();
+  return view;
+}
+
+WideRows LinearScratch::reserve_wide(const RowsLayout& layout, int rows) {
+  const size_t values = layout.elements(rows) + kCacheLine / sizeof(float);
+  if (values_.size() < values) values_.resize(values);
+  return {rows, layout, align_up(values_.data())};
+}
+
+void linear(ThreadPool& pool, LinearScratch& scratch, const LinearWeight& weight, const float* x, int rows, float* y,
+            bool accumulate) {
+  const KernelTable& table = kernels();
+  const RowsPlan plan = table.rows_plan(weight, rows);
+  const int tiles = (weight.out_features + kTileOutputs - 1) / kTileOutputs;
+  switch (plan.kind) {
+    case RowsPlan::Kind::kAsTheyAre:
+      for_blocks(pool, rows, plan.block_rows, weight.out_features, row_bytes(weight), 4,
+                 [&](int row, int count, int first, int last) {
+                   table.linear_block(weight, x + static_cast<size_t>(row) * weight.in_features, count, first, last,
+                                      y + static_cast<size_t>(row) * weight.out_features, accumulate);
+                 });
+      break;
+    case RowsPlan::Kind::kRounded: {
+      const RoundedRows rounded = scratch.reserve_rounded(weight, plan.layout, rows);
+      for_inputs(pool, weight, x, rows, [&](const float* inputs, int row) {
+        table.quantize_row(inputs, weight.in_features, weight.group, row, rounded);
+      });
+      const PackedShape shape = packed_shape(weight);
+      for_blocks(pool, rows, plan.block_rows, tiles, shape.group_bytes() * shape.groups(), 1,
+                 [&](int row, int count, int first, int last) {
+                   table.packed_block(weight, rounded, row, count, first, last, y, accumulate);
+                 });
+      break;
+    }
+    case RowsPlan::Kind::kWide: {
+      const WideRows wide = scratch.reserve_wide(plan.layout, rows);
+      for_inputs(pool, weight, x, rows,
+                 [&](const float* inputs, int row) { table.widen_row(inputs, weight.in_features, row, wide); });
+      const size_t bytes = weight.is_packed() ? plan.layout.features : row_bytes(weight);
+      for_blocks(pool, rows, plan.block_rows, tiles, bytes * kTileOutputs, weight.is_packed() ? 1 : 4,
+                 [&](int row, int count, int first, int last) {
+                   table.wide_block(weight, wide, row, count, first, last, y, accumulate);
+                 });
+    }
+  }
+}
+
+}  // namespace turbomind
