@@ -66,7 +66,7 @@ $(PY):
 $(RUNTIME): | $(PY)
 	$(say) 'installing PyTorch (about 1 minute the first time)'
 	@$(PIP) install -qq -r requirements/torch.txt
-	$(say) 'installing the runtime requirements (about 2 minutes the first time)'
+	$(say) 'installing the runtime requirements (some minutes the first time)'
 	@$(PIP) install -qq -r requirements/torch.txt -r requirements/runtime.txt
 	@$(PIP) install -qq --no-deps -r requirements/no-deps.txt
 	@mkdir -p $(STAMPS) && rm -f $(STAMPS)/runtime-* && touch $@
@@ -120,13 +120,16 @@ test: build-tests dev model browser ## Set everything up, then run every test; o
 	@$(CTEST) --test-dir $(BUILD) --output-on-failure
 	@$(PY) -m pytest --numprocesses $(strip $(WORKERS)) --dist loadfile $(strip $(AGAIN)) $(strip $(TESTS)) $(strip $(COVERAGE)) $(strip $(PYTEST_ARGS))
 
-test-all: ## `make test` with all cases of tests whose cases are much alike, which it runs samples of
+test-all: ## `make test` with all cases of tests whose cases are much alike, which it runs samples of, and with other clients
+	@$(MAKE) clients || echo "-- no further clients can be had here: tests of those that are not installed are skipped"
 	@$(MAKE) test PYTEST_ARGS="--all-cases $(strip $(PYTEST_ARGS))"
 
-clients: ## Install the real clients that tests/clients runs beside ours: litellm, langchain-openai, lm-eval, instructor, openai-agents, openai of npm
-	$(say) 'installing other clients into the cache (about 1 minute the first time)'
+clients: ## Install the real clients that tests/clients runs beside ours: litellm, langchain-openai, llama-index, llm, aider, lm-eval, instructor, openai-agents, openai of npm
+	$(say) 'installing other clients into the cache (some minutes the first time)'
 	@root="$${LMDEPLOY_CACHE:-$$HOME/.cache/lmdeploy}/clients"; $(PYTHON) -m venv "$$root" \
 	    && "$$root/bin/python" -m pip --disable-pip-version-check --no-input install -qq -r requirements/clients.txt \
+	    && $(PYTHON) -m venv "$$root/aider" \
+	    && "$$root/aider/bin/python" -m pip --disable-pip-version-check --no-input install -qq -r requirements/aider.txt \
 	    && if command -v npm > /dev/null; then npm install --silent --no-audit --no-fund --prefix "$$root/node" openai@$(strip $(NPM_OPENAI)); fi
 
 sanitize: build-tests dev model ## The engine's C++ tests under AddressSanitizer and ThreadSanitizer; the grammar program under the first

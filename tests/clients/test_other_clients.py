@@ -1,7 +1,7 @@
 """Clients that cannot share our environment, unmodified, each in a process of its own environment.
 
-``make clients`` installs them under the cache root: a virtual environment with ``requirements/clients.txt``, and the
-npm package ``openai``. What is not there is skipped by name.
+``make clients`` installs them under the cache root: a virtual environment with ``requirements/clients.txt``, one with
+``requirements/aider.txt``, and the npm package ``openai``. What is not there is skipped by name.
 """
 
 import json
@@ -20,13 +20,19 @@ from tests.support.gateways import running_gateway
 
 HERE = Path(__file__).resolve().parent
 PYTHON = cache_root() / "clients" / "bin" / "python"
+AIDER = cache_root() / "clients" / "aider" / "bin" / "python"
 NODE_MODULES = cache_root() / "clients" / "node" / "node_modules"
 ANSWER = "The capital of France is Paris."
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"location": "Boston"}}\n</tool_call>'
 PERSON = '{"name": "Ann", "age": 30}'
 
 
+FILE = "I write it.\n\ngreeting.py\n```\nprint('Hello, world')\n```\n"  # as aider wants a whole file
+
+
 def script(received: Received) -> Script:
+    if "greeting.py" in received.inputs["messages"]:
+        return Script(texts=[FILE[i : i + 9] for i in range(0, len(FILE), 9)])
     if "tools" in received.inputs and '"tool_call_id"' not in received.inputs["messages"]:  # no result is there yet
         return Script(texts=[CALL[i : i + 9] for i in range(0, len(CALL), 9)])
     return Script(texts=[PERSON]) if "response_format" in received.inputs else Script()
@@ -54,7 +60,7 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("client", ["litellm", "langchain_openai"])
+@pytest.mark.parametrize("client", ["litellm", "langchain_openai", "llama_index"])
 def test_python_clients(url: str, client: str) -> None:
     if not PYTHON.exists():
         pytest.skip(f"{client} is not installed; run: make clients")
@@ -68,6 +74,13 @@ FURTHER = {
         "OpenAIChatCompletionsModel": [["Boston"], ANSWER],
         "OpenAIResponsesModel": [["Boston"], ANSWER],
     },
+    "llm": {
+        "answer": ANSWER,
+        "stream": ANSWER,
+        "tools": [ANSWER, True],
+        "person": {"name": "Ann", "age": 30},
+        "continued": ANSWER,
+    },
 }
 
 
@@ -76,6 +89,13 @@ def test_clients_of_structured_answers_and_agents(url: str, client: str) -> None
     if not PYTHON.exists():
         pytest.skip(f"{client} is not installed; run: make clients")
     assert run(str(PYTHON), str(HERE / f"use_{client}.py"), url=url) == FURTHER[client]
+
+
+def test_a_coding_agent_edits_a_file(url: str) -> None:
+    if not AIDER.exists():
+        pytest.skip("aider is not installed; run: make clients")
+    said = run(str(AIDER), str(HERE / "use_aider.py"), url=url)
+    assert said == {"file": "print('Hello, world')\n", "applied": True}
 
 
 def test_the_node_client(url: str) -> None:
