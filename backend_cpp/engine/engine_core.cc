@@ -33,9 +33,9 @@ std::unique_ptr<Drafter> make_drafter(const EngineConfig& config, ModelRunner* r
                                       vocab_size);
 }
 
-std::optional<Speculator> make_speculator(const EngineConfig& config, Drafter* drafter) {
+std::optional<Speculator> make_speculator(const EngineConfig& config, Drafter* drafter, LikelyTokens* tokens) {
   if (!config.speculation.is_on()) return std::nullopt;
-  return std::make_optional<Speculator>(config.speculation, drafter);
+  return std::make_optional<Speculator>(config.speculation, drafter, tokens);
 }
 
 }  // namespace
@@ -46,8 +46,9 @@ EngineCore::EngineCore(const EngineConfig& config, ModelRunner& runner, const To
       runner_(runner),
       space_{tokens, runner.vocab_size(), runner.hidden_size()},
       blocks_({config.block_count, config.block_len, config.host_block_count}),
+      likely_tokens_(tokens, runner.vocab_size()),
       drafter_(make_drafter(config, draft_runner, runner.vocab_size())),
-      speculator_(make_speculator(config, drafter_.get())),
+      speculator_(make_speculator(config, drafter_.get(), &likely_tokens_)),
       scheduler_({config.max_batch_size, config.max_step_tokens, runner.window(), runner.pictures().needs_whole,
                   runner.picture_rows_of_block(config.block_len)},
                  blocks_, speculator_ ? &*speculator_ : nullptr),
@@ -226,10 +227,10 @@ void EngineCore::go_on(const std::shared_ptr<Sequence>& shared, const std::funct
   try {
     const int generated_before = sequence.answer.generated();
     const FinishReason finish = advance();
-    if (sequence.answer.waits_for_grammar()) return waiting_.push_back(shared);
-    if (sequence.pending() > 0 && sequence.answer.generated() == generated_before && finish == FinishReason::kNone) {
-      return;  // more of its prompt is to come
-    }
+    const bool waits = sequence.answer.waits_for_grammar();
+    if (waits) waiting_.push_back(shared);
+    const bool brings_none = sequence.answer.generated() == generated_before && finish == FinishReason::kNone;
+    if (brings_none && (waits || sequence.pending() > 0)) return;  // of its prompt, more is to come
     note_tokens(sequence, generated_before);
     if (finish == FinishReason::kNone) return emit(sequence, finish, nullptr);
     end_where([&](const Sequence& s) { return &s == &sequence; }, finish, nullptr);

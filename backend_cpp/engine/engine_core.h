@@ -93,6 +93,7 @@ class EngineCore {
   EngineStats counts_;  // counters alone
   std::optional<CacheAnnouncer> announcer_;
   BlockCache blocks_;
+  LikelyTokens likely_tokens_;
   std::unique_ptr<Drafter> drafter_;  // null: none computes
   std::optional<Speculator> speculator_;
   Scheduler scheduler_;

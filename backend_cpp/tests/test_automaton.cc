@@ -184,6 +184,26 @@ TEST(a_place_knows_about_how_many_characters_may_come) {
   CHECK(!automaton.is_inside_character(automaton.start()));
 }
 
+TEST(a_place_knows_the_only_byte_that_may_come) {
+  Automaton automaton(list_program());
+  const Automaton::Place start = automaton.start();
+  CHECK(!automaton.only_byte(start));                           // a letter
+  CHECK(!automaton.only_byte(automaton.after(start, "ab")));    // a letter, a comma or the end
+  CHECK(!automaton.only_byte(automaton.after(start, "abc")));   // a comma or the end
+  CHECK(!automaton.only_byte(automaton.after(start, "abc;")));  // nothing
+  CHECK(!automaton.only_byte(automaton.after(start, "\xE4")));  // one of several
+  Automaton::Program program;
+  program.nodes = {{Kind::kReturn, 0, 0, 0, 0},
+                   {Kind::kClass, 0, 1, 0, 0},    // y
+                   {Kind::kByte, 'x', 0, 0, 1}};  // root
+  program.lists = {'y', 'y'};
+  program.starts = {2};
+  Automaton forced(program);
+  CHECK(forced.only_byte(forced.start()) == 'x');
+  CHECK(forced.only_byte(forced.after(forced.start(), "x")) == 'y');
+  CHECK(!forced.only_byte(forced.after(forced.start(), "xy")));
+}
+
 TEST(the_places_of_a_long_random_text_are_few) {
   Automaton automaton(list_program());
   std::mt19937 random(3);

@@ -1,17 +1,21 @@
 """Drafted tokens change when tokens come, and nothing else: answers are bitwise those without drafts."""
 
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
 
 from lmdeploy import GenerationConfig, Response, pipeline
 from lmdeploy.offline.async_engine import AsyncEngine
 from tests.support.both_engines import BACKENDS, config_for
+from tests.support.heads import rewrite_weights, without_memory
 from tests.support.mllama_reference import make_tiny_mllama
 from tests.support.pictures import picture
 from tests.support.tiny_models import make_tiny_llama
@@ -144,8 +148,57 @@ def test_structured_answers(pair: tuple[AsyncEngine, AsyncEngine]) -> None:
         )
         before = accepted(drafting)
         assert trace(drafting(PROMPTS[2], config)) == trace(plain(PROMPTS[2], config))
-        if not sampling:
-            assert accepted(drafting) > before
+        # Without top_k, all tokens have to be asked about; what repeats is known by then.
+        assert accepted(drafting) > before
+
+
+def test_the_text_that_a_schema_forces_is_drafted(default_model_dir: Path) -> None:
+    config = GenerationConfig(
+        max_new_tokens=60,
+        logprobs=1,  # so that no token comes without a step
+        response_format={
+            "type": "json_schema",
+            "json_schema": {
+                "name": "weather",
+                "schema": {
+                    "type": "object",
+                    "properties": {"temperature_in_degrees": {"enum": [20]}, "wind_direction": {"enum": ["north"]}},
+                    "required": ["temperature_in_degrees", "wind_direction"],
+                    "additionalProperties": False,
+                },
+            },
+        },
+    )
+    alone = {"adaptive": False, "prompt_lookup_min": 64, "prompt_lookup_max": 64, "shared_tokens": 0}
+    with engine(default_model_dir) as plain, engine(default_model_dir, speculative_config=alone) as drafting:
+        expected = plain("How is the weather?", config)
+        assert trace(drafting("How is the weather?", config)) == trace(expected)
+        assert accepted(drafting) > 0.3 * expected.generate_token_len
+
+
+def test_drawn_tokens_are_distributed_as_the_model_says(tmp_path: Path) -> None:
+    model = make_tiny_llama(tmp_path / "model", hidden_size=48, max_position_embeddings=2048)
+    rewrite_weights(model, without_memory)
+    ids = [65, 66, 67, 1000, 2000]
+    # What comes next depends on the last token alone.
+    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64)
+    with torch.no_grad():
+        rows = network(torch.tensor(ids)[:, None]).logits[:, -1, ids]
+    expected = (rows / 2).softmax(-1)
+    counts = torch.zeros(5, 5, dtype=torch.float64)
+    with engine(model, speculative_config=DRAFTS) as drafting:
+        for seed in range(4):
+            config = GenerationConfig(max_new_tokens=700, ignore_eos=True, logit_bias=dict.fromkeys(ids, 90.0),
+                                      do_sample=True, temperature=2.0, top_k=0, random_seed=seed)  # fmt: skip
+            tokens = [ids.index(token) for token in drafting("la", config).token_ids]
+            for before, token in itertools.pairwise(tokens):
+                counts[before, token] += 1
+        assert accepted(drafting) > 200
+    means = counts.sum(-1, keepdim=True) * expected
+    is_seen = means > 5
+    chi_square = float(((counts - means) ** 2 / means)[is_seen].sum())
+    degrees = int(is_seen.sum()) - 5
+    assert chi_square < degrees + 5 * (2 * degrees) ** 0.5 + 10  # beyond p = 1e-5
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "device/token_choice.h"
@@ -43,9 +45,13 @@ class Answer {
     return matcher_ != nullptr || thinking_.is_open() || rules_->bad_words.depends_on_tokens();
   }
   // Whether it goes on from row to row at once, so that rows behind guessed tokens can be of use.
-  bool can_take_drafts() const {
-    return generated() > 0 && !waits_for_grammar() && (matcher_ == nullptr || needs_few_verdicts_);
+  bool can_take_drafts() const { return generated() > 0 && !waits_for_grammar(); }
+  // How many of such tokens, guesses at what comes next, it can go over without waiting for its grammar.
+  size_t can_take_of(std::span<const int32_t> drafts) {
+    return matcher_ == nullptr || needs_few_verdicts_ ? drafts.size() : matcher_->known_ahead(drafts);
   }
+  // Text that its grammar lets come alone, as far as that is known.
+  std::string forced_text() { return matcher_ ? matcher_->forced_text(kMostForcedBytes) : std::string(); }
   // Whether what may come next is known, so that there is a choice().
   bool knows_choice();
   // How a runner is to choose the token behind those known and `unseen` more. Valid until the next call.
@@ -76,6 +82,8 @@ class Answer {
   std::optional<Output> take_output(FinishReason finish);
 
  private:
+  static constexpr size_t kMostForcedBytes = 64;
+
   std::vector<int32_t> forbidden_tokens(int position) const;
   const int32_t* mask_of_only(int32_t token);
   const GrammarState* known_state();

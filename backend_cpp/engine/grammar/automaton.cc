@@ -129,6 +129,21 @@ bool Automaton::is_inside_character(Place place) const {
   return std::ranges::any_of(items(place), [](const Item& item) { return item.partial != 0; });
 }
 
+std::optional<uint8_t> Automaton::only_byte(Place place) const {
+  std::optional<uint8_t> only;
+  for (const Item& item : items(place)) {
+    const Node& node = program_.nodes[static_cast<size_t>(item.node)];
+    int32_t byte = node.kind == kByte ? node.a : -1;
+    if (node.kind == kClass && item.partial == 0 && node.b == 1 && node.c == 0) {
+      const auto pair = static_cast<size_t>(node.a);
+      if (program_.lists[pair] == program_.lists[pair + 1] && program_.lists[pair] < 0x80) byte = program_.lists[pair];
+    }
+    if (byte < 0 || (only && *only != byte)) return std::nullopt;
+    only = static_cast<uint8_t>(byte);
+  }
+  return only;
+}
+
 int64_t Automaton::characters(Place place) const {
   int64_t count = 0;
   for (const Item& item : items(place)) {

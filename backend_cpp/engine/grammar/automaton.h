@@ -54,9 +54,10 @@ class Automaton {
 
   // Of a place that has a name and was not forgotten:
   bool is_known(Place place) const { return place >= first_ && !is_given_up_; }
-  bool may_end(Place place) const;              // the grammar
-  bool is_inside_character(Place place) const;  // one of several bytes
-  int64_t characters(Place place) const;        // how many may come, those of several kinds more than once
+  bool may_end(Place place) const;                      // the grammar
+  bool is_inside_character(Place place) const;          // one of several bytes
+  std::optional<uint8_t> only_byte(Place place) const;  // the one that has to come, as far as it is seen
+  int64_t characters(Place place) const;                // how many may come, those of several kinds more than once
 
   // A place where the same texts of at most `horizon` bytes may come. Places share it that differ only in how often
   // something was repeated, and are so far from the least and the largest number that no such text reaches them. With a

@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -42,6 +43,16 @@ class GrammarMatcher {
   virtual bool check(const std::vector<int32_t>& tokens, std::vector<bool>& may_come) {
     static_cast<void>(tokens), static_cast<void>(may_come);
     return false;
+  }
+  // Text that has to come next, as far as that can be said here and now: at most `most` bytes.
+  virtual std::string forced_text(size_t most) {
+    static_cast<void>(most);
+    return {};
+  }
+  // Of tokens that may come, one behind the other: how many can be chosen with what is known here and now.
+  virtual size_t known_ahead(std::span<const int32_t> tokens) {
+    static_cast<void>(tokens);
+    return 0;
   }
   // Why state() will not be known. None while it may be.
   virtual std::optional<Error> failure() = 0;

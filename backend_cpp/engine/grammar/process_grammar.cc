@@ -82,6 +82,29 @@ class ProcessGrammar::Matcher final : public GrammarMatcher {
     return may_come.size() == tokens.size();
   }
 
+  std::string forced_text(size_t most) override {
+    std::string text;
+    Automaton& automaton = grammar_->automaton_;
+    automaton.begin_trial();
+    for (Automaton::Place place = place_; text.size() < most && automaton.is_known(place);) {
+      const std::optional<uint8_t> byte = automaton.only_byte(place);
+      if (!byte) break;
+      text.push_back(static_cast<char>(*byte));
+      place = automaton.after(place, std::string_view(text).substr(text.size() - 1));
+    }
+    automaton.end_trial();
+    return text;
+  }
+
+  size_t known_ahead(std::span<const int32_t> tokens) override {
+    Automaton::Place place = place_;
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      if (!is_known_at(place)) return i;
+      place = grammar_->automaton_.after(place, (*grammar_->vocabulary_)[static_cast<size_t>(tokens[i])]);
+    }
+    return tokens.size();
+  }
+
   std::optional<Error> failure() override {
     if (state() != nullptr) return std::nullopt;
     return grammar_->connection_->failure();
@@ -107,6 +130,15 @@ class ProcessGrammar::Matcher final : public GrammarMatcher {
       }
     }
     state_ = find_state();
+  }
+
+  // Whether what may come at a place has been asked and answered.
+  bool is_known_at(Automaton::Place place) const {
+    const auto states = grammar_->states_.find(stop_token_ids_);
+    const Automaton::Place near = grammar_->automaton_.nearby(place);
+    if (states == grammar_->states_.end() || near == Automaton::kNowhere) return false;
+    const auto found = states->second.find(near);
+    return found != states->second.end() && found->second && found->second->is_known.load(std::memory_order_acquire);
   }
 
   // Whether a token may come. None: the automaton cannot say.

@@ -160,7 +160,11 @@ void Scheduler::add_drafts(int room) {
     sequences.push_back(sequence.get());
   }
   speculator_->draft(candidates, rows, room);
-  for (Sequence* sequence : sequences) sequence->planned += sequence->drafts.count();
+  for (Sequence* sequence : sequences) {
+    std::vector<int32_t>& drafts = sequence->drafts.tokens;
+    drafts.resize(sequence->answer.can_take_of(drafts));
+    sequence->planned += sequence->drafts.count();
+  }
 }
 
 void Scheduler::note_hidden(const Step& step, const float* row_hidden) {

@@ -34,10 +34,13 @@ void Speculator::draft(std::span<const Candidate> candidates, int rows, int room
   for (const Candidate& candidate : candidates) {
     if (candidate.most <= 0) continue;
     const PromptLookup& lookup = lookup_of(candidate);
-    candidate.drafts.are_the_models = model_ != nullptr && candidate.blocks != nullptr && is_model_better(candidate);
+    find_forced(candidate, lookup);
+    const bool is_forced = !candidate.drafts.forced.empty();
+    candidate.drafts.are_the_models =
+        !is_forced && model_ != nullptr && candidate.blocks != nullptr && is_model_better(candidate);
     if (candidate.drafts.are_the_models) {
       asking.push_back(candidate);
-    } else if (lookup.has_draft()) {
+    } else if (is_forced || lookup.has_draft()) {
       looking.push_back(candidate);
     }
   }
@@ -67,9 +70,32 @@ bool Speculator::is_model_better(const Candidate& candidate) const {
          found;
 }
 
+void Speculator::find_forced(const Candidate& candidate, const PromptLookup& lookup) {
+  std::vector<int32_t>& forced = candidate.drafts.forced;
+  forced.clear();
+  if (tokens_ == nullptr || candidate.answer == nullptr) return;
+  const std::string text = candidate.answer->forced_text();
+  if (text.empty()) return;
+  forced = tokens_->of(text, kMostDrafts);
+  const auto is_found = [&](size_t i) { return lookup.has_draft() && lookup.token(static_cast<int>(i)) == forced[i]; };
+  size_t same = 0;
+  while (same < forced.size() && is_found(same)) ++same;
+  if (same == forced.size()) forced.clear();
+}
+
+int32_t Speculator::found_token(const Drafts& drafts, int index) {
+  const auto at = static_cast<size_t>(index);
+  if (drafts.forced.empty()) return drafts.lookup->token(index);
+  return at < drafts.forced.size() ? drafts.forced[at] : -1;
+}
+
+double Speculator::found_chance(const Drafts& drafts, int index) const {
+  return drafts.forced.empty() ? drafts.lookup->chance(index) : forced_chances_.of(kAsGoodAsRun);
+}
+
 int Speculator::look_up(std::span<const Candidate> candidates, int rows, int room) {
   std::priority_queue<NextDraft> next;
-  for (const Candidate& candidate : candidates) next.push({candidate.drafts.lookup->chance(0), &candidate});
+  for (const Candidate& candidate : candidates) next.push({found_chance(candidate.drafts, 0), &candidate});
   const bool takes_all = !shared_.config.is_adaptive;
   std::vector<Drafts*> taken;  // of which drafts, in their order
   double tokens = rows;
@@ -78,9 +104,8 @@ int Speculator::look_up(std::span<const Candidate> candidates, int rows, int roo
   while (static_cast<int>(taken.size()) < room && !next.empty()) {
     const auto [chance, of] = next.top();
     next.pop();
-    const PromptLookup& lookup = *of->drafts.lookup;
     const int index = of->drafts.count();
-    of->drafts.tokens.push_back(lookup.token(index));
+    of->drafts.tokens.push_back(found_token(of->drafts, index));
     taken.push_back(&of->drafts);
     tokens += chance;
     const double rate = tokens / cost_.of(rows + static_cast<int>(taken.size()));
@@ -88,8 +113,9 @@ int Speculator::look_up(std::span<const Candidate> candidates, int rows, int roo
       best_rate = rate;
       best_count = taken.size();
     }
-    if (index + 1 < std::min(of->most, shared_.config.num_speculative_tokens) && lookup.token(index + 1) >= 0) {
-      next.push({chance * lookup.chance(index + 1), of});
+    if (index + 1 < std::min(of->most, shared_.config.num_speculative_tokens) &&
+        found_token(of->drafts, index + 1) >= 0) {
+      next.push({chance * found_chance(of->drafts, index + 1), of});
     }
   }
   for (; taken.size() > best_count; taken.pop_back()) taken.back()->tokens.pop_back();
@@ -165,9 +191,10 @@ void Speculator::note_drafts(Drafts& drafts, int accepted) {
   stats_.drafted += drafts.count();
   stats_.accepted += accepted;
   for (int i = 0; i < accepted; ++i) ++stats_.accepted_at[static_cast<size_t>(i)];
-  if (!drafts.are_the_models) return;
-  for (int i = 0; i < accepted; ++i) model_chances_.note(kAsGoodAsRun, true);
-  if (accepted < drafts.count()) model_chances_.note(kAsGoodAsRun, false);
+  if (!drafts.are_the_models && drafts.forced.empty()) return;
+  MatchChances& chances = drafts.are_the_models ? model_chances_ : forced_chances_;
+  for (int i = 0; i < accepted; ++i) chances.note(kAsGoodAsRun, true);
+  if (accepted < drafts.count()) chances.note(kAsGoodAsRun, false);
 }
 
 }  // namespace turbomind

@@ -1,6 +1,6 @@
-// Guesses how sequences go on, from what was said before or by a smaller model or a head. A step runs such drafts
-// behind the rows that are due, and what comes of these says how many of them were right; so a guess changes when
-// tokens come, never which.
+// Guesses how sequences go on, from what was said before, from what a grammar lets come alone, or by a smaller model or
+// a head. A step runs such drafts behind the rows that are due, and what comes of these says how many of them were
+// right; so a guess changes when tokens come, never which.
 //
 // How many drafts are worth their rows follows from what a step costs and the chance that a draft is right: of all
 // sequences' drafts, the likeliest first, those are taken with which a step brings most tokens in its time. Where many
@@ -16,6 +16,7 @@
 
 #include "engine/answer/answer.h"
 #include "engine/speculation/drafter.h"
+#include "engine/speculation/likely_tokens.h"
 #include "engine/speculation/prompt_lookup.h"
 #include "engine/speculation/speculation_config.h"
 #include "engine/speculation/step_cost.h"
@@ -27,6 +28,7 @@ namespace turbomind {
 struct Drafts {
   std::vector<int32_t> tokens;  // that are only guessed, in the step being built or run
   bool are_the_models = false;  // they come from the drafter
+  std::vector<int32_t> forced;  // what a grammar lets come alone is likely written so; empty: another text is drafted
   std::unique_ptr<PromptLookup> lookup;
   DraftCache cache;   // a draft model's
   HiddenRows hidden;  // a head's
@@ -48,8 +50,9 @@ class Speculator {
     Answer* answer = nullptr;
   };
 
-  // `model`: null where there is none; must outlive this.
-  explicit Speculator(const SpeculationConfig& config, Drafter* model = nullptr) : shared_(config), model_(model) {}
+  // `model`: null where there is none; `tokens`: null where no answer has a grammar. Both must outlive this.
+  explicit Speculator(const SpeculationConfig& config, Drafter* model = nullptr, LikelyTokens* tokens = nullptr)
+      : shared_(config), model_(model), tokens_(tokens) {}
 
   // The most drafts of a sequence in a step.
   int most_drafts() const { return shared_.config.num_speculative_tokens; }
@@ -73,7 +76,7 @@ class Speculator {
   const SpeculationStats& stats() const { return stats_; }
 
  private:
-  // Until it is known, a model's guesses count as those behind a run of so many tokens.
+  // Until it is known, a model's guesses and forced texts count as those behind a run of so many tokens.
   static constexpr int kAsGoodAsRun = 12;
 
   const PromptLookup& lookup_of(const Candidate& candidate);
@@ -84,6 +87,12 @@ class Speculator {
   template <class Chance>
   double best_rate(int most, double seconds_a_draft, Chance&& chance) const;
   bool is_model_better(const Candidate& candidate) const;
+  // The text that a grammar forces, where nothing that was said before says more.
+  void find_forced(const Candidate& candidate, const PromptLookup& lookup);
+  // Draft number `index` of a sequence without the model, -1: there are no more; and the chance that it is right if
+  // those before it are.
+  static int32_t found_token(const Drafts& drafts, int index);
+  double found_chance(const Drafts& drafts, int index) const;
   // Returns how many drafts there are.
   int look_up(std::span<const Candidate> candidates, int rows, int room);
   void ask_model(std::span<const Candidate> candidates, int rows, int room);
@@ -92,7 +101,9 @@ class Speculator {
   SharedLookup shared_;
   StepCost cost_;
   Drafter* model_;
+  LikelyTokens* tokens_;
   MatchChances model_chances_;
+  MatchChances forced_chances_;
   StepCost model_cost_;
   double model_seconds_ = 0;     // of the step being built or run
   int steps_without_model_ = 0;  // in which it could have been asked

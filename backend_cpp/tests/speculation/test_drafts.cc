@@ -177,6 +177,17 @@ ENGINE_TEST(drafts_bring_the_same_answers_in_fewer_steps) {
   CHECK_EQUAL(steps[5] < steps[0], engines_draft);
 }
 
+TEST(a_text_is_likely_written_with_its_longest_tokens) {
+  const TokenTable table({{"a", false}, {"ab", false}, {"abc", true}, {"b", false}, {"cd", false}, {"", false}});
+  LikelyTokens tokens(table, 99);
+  CHECK(tokens.of("ababcd", 9) == std::vector<int32_t>({1, 1, 4}));
+  CHECK(tokens.of("ababcd", 2) == std::vector<int32_t>({1, 1}));
+  CHECK(tokens.of("bac", 9) == std::vector<int32_t>({3, 0}));  // nothing goes on with c
+  CHECK(tokens.of("", 9).empty());
+  LikelyTokens fewer(table, 1);
+  CHECK(fewer.of("ab", 9) == std::vector<int32_t>({0}));
+}
+
 TEST(what_a_speculative_config_may_not_hold_is_named) {
   const auto problem = [](const char* text) -> std::string {
     try {
