@@ -20,15 +20,22 @@ from tools.bench.matches import MATCHES, Match
 from tools.bench.peers.places import llama_tool
 from tools.bench.report import busy_share
 from tools.bench.stats import Record
-from tools.bench.targets import LIMIT, OURS, TARGETS, rows, unmeasured
+from tools.bench.targets import LIMIT, OURS, TARGETS, TARGETS_WITH_TILES, rows, targets_with, unmeasured
 from tools.bench.workload import GREEDY, TokenRequest
 
 
 def test_every_target_about_the_engines_alone_has_its_match() -> None:
     played = {str(match) for match in MATCHES}
-    promised = {workload for workload in TARGETS if workload.startswith(("decode", "prefill"))}
+    every = TARGETS.keys() | TARGETS_WITH_TILES.keys()
+    promised = {workload for workload in every if workload.startswith(("decode", "prefill"))}
     assert promised <= played
     assert {match.part for match in MATCHES} < set(PARTS)
+
+
+def test_more_is_promised_where_there_are_matrix_units() -> None:
+    rates = {"prefill of 512, 4-bit": {OURS: [30.0], "openvino Q4_0": [20.0]}}
+    for isa, is_missed in {"avx512bf16": False, "amx": True, "": False}.items():
+        assert rows(rates, {}, targets_with(isa))[0].is_missed is is_missed
 
 
 def test_parts_are_a_list_with_commas() -> None:

@@ -21,6 +21,7 @@ from tests.support.tiny_models import make_tiny_llama
 from tools.bench.arguments import peer_names
 from tools.bench.peers import llama_cpp
 from tools.bench.peers.genai import genai
+from tools.bench.peers.install import llama_options
 from tools.bench.peers.places import NAMES, gguf, llama_tool, openvino_python, why_missing
 from tools.bench.roofline import Limits, ModelCost, matrix_bytes, model_cost
 from tools.bench.stats import Record, steady_rate, summarize
@@ -36,6 +37,15 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("LMDEPLOY_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("FAKE_PEERS_LOG", str(tmp_path / "calls"))
     return tmp_path / "calls"
+
+
+def test_llama_cpp_is_built_without_the_matrix_units_that_it_traps_on(tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("flags : avx512f amx_tile amx_int8\n", encoding="utf-8")
+    assert "-mno-amx-int8" in llama_options(cpuinfo)["CMAKE_CXX_FLAGS"]
+    cpuinfo.write_text("flags : avx512f\n", encoding="utf-8")
+    assert "CMAKE_CXX_FLAGS" not in llama_options(cpuinfo)
+    assert llama_options(cpuinfo)["GGML_NATIVE"] == "ON"
 
 
 def test_names_are_a_list_with_commas() -> None:

@@ -18,7 +18,7 @@ from tools.bench.plot import Bar, draw_bars
 from tools.bench.quiet import PATIENCE, wait_until_quiet
 from tools.bench.report import busy_share, machine, table, write_report
 from tools.bench.roofline import measure_limits
-from tools.bench.targets import HEADER, Row, rows, unmeasured
+from tools.bench.targets import HEADER, Row, rows, targets_with, unmeasured
 
 PARTS = ("decode", "streams", "prefill", "http", "cache")
 _QUIET = 0.1  # of the processors' time
@@ -51,7 +51,10 @@ def main() -> None:
 
     busy = busy_share()
     limits = measure_limits()
-    print(f"-- machine: {machine()['cpu']}, {thread_count()} threads for every engine; {limits}", flush=True)
+    own = machine()
+    kernels = own.get("cpu_isa", "none")
+    threads = f"{thread_count()} threads for every engine"
+    print(f"-- machine: {own['cpu']}, kernels of {kernels}, {threads}; {limits}", flush=True)
     if busy > _QUIET:
         print(f"-- WARNING: others take {100 * busy:.0f} % of the processors; ratios are worth nothing", flush=True)
     for peer in ("llama.cpp", "openvino"):
@@ -70,8 +73,9 @@ def main() -> None:
     if "cache" in arguments.only:
         rates |= full_cache(model_path, rounds)
 
-    found = rows(rates, shares)
-    missing = unmeasured(found, list(rates))
+    promises = targets_with(own.get("cpu_isa", ""))
+    found = rows(rates, shares, promises)
+    missing = unmeasured(found, list(rates), promises)
     print()
     print(table(HEADER, [row.cells() for row in found]))
     print("tokens/s (full cache: requests a minute); ratio: median of the rounds, or our share of the limit")

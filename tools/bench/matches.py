@@ -86,10 +86,10 @@ class Match:
 
     def share(self, cost: ModelCost, limits: Limits, rate: float) -> float | None:
         """Return the share of the machine's limit: of bandwidth with one stream, of int8 operations for a prompt."""
+        if self.streams > 1 or (self.part == "prefill" and self.bits == 16):
+            return None  # neither limit alone, or one that is not measured
         if self.part == "prefill":
             return cost.compute_share(limits.int8, rate)
-        if self.streams > 1:
-            return None  # neither limit alone
         return cost.bandwidth_share(limits, rate, self.prompt_len + self.output_len / 2)
 
 
@@ -97,6 +97,7 @@ MATCHES = (
     *(Match("decode", bits, 1, 64, 96) for bits in (4, 8, 16)),
     *(Match("streams", 4, streams, 64, 64) for streams in (8, MOST_STREAMS)),
     *(Match("prefill", bits, 1, length, 1) for bits in (4, 8) for length in (512, 1024)),
+    Match("prefill", 16, 1, 512, 1),
 )
 
 

@@ -30,6 +30,18 @@ TARGETS: dict[str, dict[str, float]] = {
     "full cache, 8-bit cache": {"16-bit cache": 1.2},
     "full cache, 4-bit cache": {"16-bit cache": 1.35},
 }
+# Where the processor has matrix units (AMX), instead of these.
+TARGETS_WITH_TILES: dict[str, dict[str, float]] = TARGETS | {
+    "decode, 32 streams, 4-bit": {"llama.cpp Q4_0": 2.0, "openvino Q4_0": 2.5},
+    "prefill of 512, 16-bit": {"openvino F16": 1.3},
+    **{f"prefill of {n}, 4-bit": {"llama.cpp Q4_0": 2.0, "openvino Q4_0": 2.0} for n in (512, 1024)},
+    **{f"prefill of {n}, 8-bit": {"llama.cpp Q4_0": 2.0, "openvino Q8_0": 2.0} for n in (512, 1024)},
+}
+
+
+def targets_with(isa: str) -> dict[str, dict[str, float]]:
+    """Return what is promised where the engine's kernels are those of ``isa``."""
+    return TARGETS_WITH_TILES if isa == "amx" else TARGETS
 
 
 @dataclass(frozen=True)
@@ -72,7 +84,7 @@ class Row:
 HEADER = ("workload / beside", "ours", "theirs", "ratio", "target", "")
 
 
-def rows(rates: Rates, shares: Mapping[str, float]) -> list[Row]:
+def rows(rates: Rates, shares: Mapping[str, float], promises: Mapping[str, Mapping[str, float]] = TARGETS) -> list[Row]:
     """Return every comparison that was measured.
 
     Parameters
@@ -81,10 +93,12 @@ def rows(rates: Rates, shares: Mapping[str, float]) -> list[Row]:
         By workload and side.
     shares
         Of the machine's limit, by workload.
+    promises
+        As ``TARGETS``.
     """
     found = []
     for workload, sides in rates.items():
-        targets = TARGETS.get(workload, {})
+        targets = promises.get(workload, {})
         ours = median(sides[OURS])
         for side, values in sides.items():
             if side != OURS:
@@ -94,8 +108,10 @@ def rows(rates: Rates, shares: Mapping[str, float]) -> list[Row]:
     return found
 
 
-def unmeasured(found: Sequence[Row], workloads: Sequence[str]) -> list[str]:
+def unmeasured(
+    found: Sequence[Row], workloads: Sequence[str], promises: Mapping[str, Mapping[str, float]] = TARGETS
+) -> list[str]:
     """Return the promises about these workloads that nothing was measured for, for example for want of a peer."""
     measured = {(row.workload, row.beside) for row in found}
-    promised = [(workload, beside) for workload in workloads for beside in TARGETS.get(workload, {})]
+    promised = [(workload, beside) for workload in workloads for beside in promises.get(workload, {})]
     return [f"{workload} / {beside}" for workload, beside in promised if (workload, beside) not in measured]
