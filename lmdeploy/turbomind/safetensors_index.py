@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lmdeploy.turbomind.gguf.header import read_header
+from lmdeploy.turbomind.gguf.stacks import apart
 
 INDEX_NAME = "model.safetensors.index.json"
 _BYTES_PER_ELEMENT = {
@@ -108,7 +109,7 @@ _Entry = tuple[str, tuple[int, ...], int | None]
 def _read_gguf_header(path: Path) -> tuple[dict[str, _Entry], list[str]]:
     """Return what :func:`_read_header` does, of a GGUF file."""
     header = read_header(path)
-    entries: dict[str, _Entry] = {name: (t.dtype, t.shape, t.offset) for name, t in header.tensors.items()}
+    entries: dict[str, _Entry] = {name: (t.dtype, t.shape, t.offset) for name, t in apart(header.tensors).items()}
     return entries, list(header.problems)
 
 

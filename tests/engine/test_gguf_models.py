@@ -4,15 +4,18 @@ Numbers are summed in float32 on both sides, in different orders: logits agree t
 Where matrices stay codes, activations are rounded to 8 bits: that costs these models about one percent.
 """
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from tests.engine.test_model_families import FALCON, LINEAR_ROPE, LONG_ROPE, SMALL_HEADS, SOFT_CAPS, UNTIED, YARN_ROPE
+from tests.support.expert_models import EXPERTS, QWEN_EXPERTS
 from tests.support.gguf_files import Tensors, Type, TypeOf, matrices_in, write_gguf
 from tests.support.tiny_models import LLAMA3_ROPE, make_small
 from tests.support.token_engine import TokenEngine, relative_error
@@ -26,6 +29,8 @@ GEMMA3_ROPE = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
 }
 GEMMA3_LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
+EXPERT_COUNTS = {"expert_count": 6, "expert_used_count": 2}
+QWEN_COUNTS = {"expert_count": 9, "expert_used_count": 3, "expert_feed_forward_length": 24}
 # GGUF's architecture, that of `transformers`, fields of its config, further metadata.
 CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "Llama": ("llama", "LlamaForCausalLM", {}, {}),
@@ -38,6 +43,19 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "InternLM2": ("internlm2", "LlamaForCausalLM", UNTIED, {}),
     "Qwen2": ("qwen2", "Qwen2ForCausalLM", {}, {}),
     "Qwen3": ("qwen3", "Qwen3ForCausalLM", SMALL_HEADS, {}),
+    "Mixtral": ("llama", "MixtralForCausalLM", EXPERTS | {"sliding_window": None}, EXPERT_COUNTS),
+    "Qwen2-MoE": (
+        "qwen2moe",
+        "Qwen2MoeForCausalLM",
+        QWEN_EXPERTS | {"shared_expert_intermediate_size": 40},
+        QWEN_COUNTS | {"expert_shared_feed_forward_length": 40},
+    ),
+    "Qwen3-MoE": (
+        "qwen3moe",
+        "Qwen3MoeForCausalLM",
+        QWEN_EXPERTS | SMALL_HEADS | {"norm_topk_prob": True},
+        QWEN_COUNTS,
+    ),
     "Gemma": ("gemma", "GemmaForCausalLM", SMALL_HEADS, {}),
     "Gemma 2": (
         "gemma2",
@@ -128,6 +146,32 @@ def test_logits_are_those_of_the_numbers_that_codes_stand_for(name: str, tmp_pat
     expected = logits_of_transformers(source, PROMPT, values)
     with TokenEngine(tmp_path / "model.gguf") as engine:
         _, logits = engine.answer(PROMPT, 1, "all")
+    assert float((logits - expected).square().mean().sqrt() / expected.square().mean().sqrt()) < LIMIT
+
+
+EXPERTS_AS_CODES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
+    "Mixtral": ("llama", "MixtralForCausalLM", EXPERTS | {"sliding_window": None}, EXPERT_COUNTS),
+    "Qwen2-MoE": (
+        "qwen2moe",
+        "Qwen2MoeForCausalLM",
+        QWEN_EXPERTS | {"moe_intermediate_size": 96, "shared_expert_intermediate_size": 160},
+        QWEN_COUNTS | {"expert_feed_forward_length": 96, "expert_shared_feed_forward_length": 160},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EXPERTS_AS_CODES)
+def test_experts_are_multiplied_as_codes(name: str, tmp_path: Path) -> None:
+    architecture, published, overrides, extra = EXPERTS_AS_CODES[name]
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "initializer_range": 0.05}
+    source = make_small(tmp_path / "source", published, **(sizes | overrides))
+    values = write_gguf(source, tmp_path / "model.gguf", architecture, mixed, extra=extra)
+    # `transformers` keeps experts stacked, so it reads the numbers from a checkpoint.
+    plain = Path(shutil.copytree(source, tmp_path / "plain"))
+    save_file(values, plain / "model.safetensors", metadata={"format": "pt"})
+    with TokenEngine(tmp_path / "model.gguf") as engine:
+        _, logits = engine.answer(PROMPT, 1, "all")
+    expected = logits_of_transformers(plain, PROMPT)
     assert float((logits - expected).square().mean().sqrt() / expected.square().mean().sqrt()) < LIMIT
 
 

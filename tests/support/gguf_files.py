@@ -4,6 +4,7 @@ Names come from the package's own tables; what is done to tensors follows ``conv
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 Type = gguf.GGMLQuantizationType
 Tensors = dict[str, torch.Tensor]
 TypeOf = Callable[[str, tuple[int, ...]], Type]
+_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
 TURNED = ("llama", "internlm2")
 
 
@@ -68,7 +70,7 @@ def write_gguf(
     """
     config = AutoConfig.from_pretrained(directory)
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=0)
-    tensors = {name: tensor.float() for name, tensor in load_file(directory / "model.safetensors").items()}
+    tensors = _stacked({name: tensor.float() for name, tensor in load_file(directory / "model.safetensors").items()})
     if parts:
         writer = gguf.GGUFWriter(path, architecture, split_max_tensors=-(-len(tensors) // parts))
     _add_sizes(writer, config, extra or {})
@@ -80,6 +82,7 @@ def write_gguf(
         data = quantize(values.numpy(), kind)
         writer.add_tensor(gguf_name, data, raw_dtype=kind)
         stored[name] = back(torch.from_numpy(dequantize(data, kind).reshape(values.shape).copy()))
+    stored = _unstacked(stored)
     for name, factors in _factors(config).items():
         writer.add_tensor(name, np.asarray(factors, np.float32))
     writer.write_header_to_file()
@@ -193,11 +196,14 @@ def _as_converted(
     """Return GGUF's name, what the converter makes of a tensor, and what undoes that."""
     arch = next(arch for arch, text in gguf.MODEL_ARCH_NAMES.items() if text == architecture)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
-    gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    renamed = re.sub(r"^model\.(layers\.\d+)\.block_sparse_moe\.experts\.", r"\1.feed_forward.experts.", name)
+    gguf_name = names.get_name(renamed, try_suffixes=(".weight", ".bias"))
     assert gguf_name is not None, name
     if architecture in TURNED and (".q_proj." in name or ".k_proj." in name):
         heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
         return gguf_name, _swapped(tensor, heads, 2), lambda stored: _swapped(stored, heads, -1)
+    if name.endswith("shared_expert_gate.weight"):
+        return gguf_name, tensor.squeeze(), lambda stored: stored[None]
     if architecture.startswith("gemma") and name.endswith("norm.weight"):
         return gguf_name, tensor + 1, lambda stored: stored - 1
     if architecture == "falcon" and "query_key_value" in name:
@@ -206,6 +212,34 @@ def _as_converted(
         parts = torch.cat([heads[:, :-2].flatten(0, 2), heads[:, -2].flatten(0, 1), heads[:, -1].flatten(0, 1)])
         return gguf_name, parts, lambda stored: tensor
     return gguf_name, tensor, lambda stored: stored
+
+
+def _stacked(tensors: Tensors) -> Tensors:
+    """Return tensors with all experts of a layer in one, ``...experts.gate_proj.weight [experts, out, in]``."""
+    found: Tensors = {}
+    stacks: dict[str, list[torch.Tensor]] = {}
+    for name in sorted(tensors, key=_by_number):
+        expert = _EXPERT.fullmatch(name)
+        if expert is None:
+            found[name] = tensors[name]
+        else:
+            stacks.setdefault(f"{expert[1]}.{expert[3]}.weight", []).append(tensors[name])
+    return found | {name: torch.stack(parts) for name, parts in stacks.items()}
+
+
+def _unstacked(tensors: Tensors) -> Tensors:
+    found: Tensors = {}
+    for name, tensor in tensors.items():
+        stack = re.fullmatch(r"(.*\.experts)\.(\w+)\.weight", name)
+        if stack is None:
+            found[name] = tensor
+        else:
+            found |= {f"{stack[1]}.{e}.{stack[2]}.weight": part.clone() for e, part in enumerate(tensor)}
+    return found
+
+
+def _by_number(name: str) -> list[object]:
+    return [(part.isdigit(), int(part) if part.isdigit() else part) for part in name.split(".")]
 
 
 def _swapped(tensor: torch.Tensor, heads: int, halves: int) -> torch.Tensor:

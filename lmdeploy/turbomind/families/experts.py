@@ -26,7 +26,7 @@ class ExpertNames:
     gate: str = "mlp.experts.{}.gate_proj"
     up: str = "mlp.experts.{}.up_proj"
     down: str = "mlp.experts.{}.down_proj"
-    shared: str = "mlp.shared_experts"
+    shared: str = "mlp.shared_experts.{}_proj"  # gate, up, down
     shared_gate: str = "mlp.shared_expert_gate"
 
     def tensors(self, spec: ModelSpec, prefix: str) -> dict[str, Expression]:
@@ -40,7 +40,7 @@ class ExpertNames:
             own = tuple(prefix + name.format(e) for name in (self.gate, self.up, self.down))
             engine |= _gated_mlp(f"moe.experts.{e}", own, moe.intermediate_size, hidden)
         if size := moe.shared_intermediate_size:
-            shared = tuple(f"{prefix}{self.shared}.{part}_proj" for part in ("gate", "up", "down"))
+            shared = tuple(prefix + self.shared.format(part) for part in ("gate", "up", "down"))
             engine |= _gated_mlp("moe.shared", shared, size, hidden)
         if moe.has_shared_gate:
             engine["moe.shared_gate.weight"] = Load(f"{prefix}{self.shared_gate}.weight", (1, hidden))

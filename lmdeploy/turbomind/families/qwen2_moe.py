@@ -32,5 +32,5 @@ def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
     return decoder_spec(config, checkpoint, attention=attention_spec(config, qkv_bias=config.qkv_bias), moe=moe)
 
 
-LAYOUT = Layout(experts=ExpertNames(shared="mlp.shared_expert").tensors)
+LAYOUT = Layout(experts=ExpertNames(shared="mlp.shared_expert.{}_proj").tensors)
 FAMILY = Family(("Qwen2MoeForCausalLM",), spec, LAYOUT.tensors)

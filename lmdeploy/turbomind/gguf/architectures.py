@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmdeploy.errors import UnsupportedModelError
+from lmdeploy.turbomind.families.experts import ExpertNames
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.gguf import configs
 from lmdeploy.turbomind.gguf.metadata import Metadata
@@ -32,6 +33,14 @@ _LAYOUT = Layout(
     gate="ffn_gate",
     up="ffn_up",
     down="ffn_down",
+    experts=ExpertNames(
+        router="ffn_gate_inp",
+        gate="ffn_gate.{}",
+        up="ffn_up.{}",
+        down="ffn_down.{}",
+        shared="ffn_{}_shexp",
+        shared_gate="ffn_gate_inp_shexp",
+    ).tensors,
 )
 _JOINED_QKV = dataclasses.replace(_LAYOUT, qkv="attn_qkv")
 
@@ -71,7 +80,9 @@ ARCHITECTURES = {
     "llama": Architecture("LlamaForCausalLM", configs.llama, is_turned=True),
     "internlm2": Architecture("InternLM2ForCausalLM", configs.internlm2, is_turned=True),
     "qwen2": Architecture("Qwen2ForCausalLM", configs.qwen2),
+    "qwen2moe": Architecture("Qwen2MoeForCausalLM", configs.qwen2moe),
     "qwen3": Architecture("Qwen3ForCausalLM", configs.qwen3),
+    "qwen3moe": Architecture("Qwen3MoeForCausalLM", configs.qwen3moe),
     "gemma": Architecture("GemmaForCausalLM", configs.gemma, has_whole_norms=True),
     "gemma2": Architecture("Gemma2ForCausalLM", configs.gemma2, has_whole_norms=True),
     "gemma3": Architecture("Gemma3ForCausalLM", configs.gemma3, has_whole_norms=True),
@@ -79,19 +90,26 @@ ARCHITECTURES = {
     "falcon": Architecture("FalconForCausalLM", configs.falcon, _JOINED_QKV),
     "starcoder2": Architecture("Starcoder2ForCausalLM", configs.starcoder2),
 }
+MIXTRAL = "llama with experts"  # GGUF names it as it does Llama
+_ALL = {**ARCHITECTURES, MIXTRAL: Architecture("MixtralForCausalLM", configs.mixtral, is_turned=True)}
+
+
+def architecture_name(metadata: Metadata) -> str:
+    """Return the name of the architecture of a file for :func:`architecture_of`."""
+    return MIXTRAL if metadata.architecture == "llama" and metadata.get("expert_count") else metadata.architecture
 
 
 def architecture_of(name: str) -> Architecture:
-    """Return an architecture by GGUF's name.
+    """Return an architecture by GGUF's name, or :data:`MIXTRAL`.
 
     Raises
     ------
     UnsupportedModelError
         If its files are not read.
     """
-    if name not in ARCHITECTURES:
+    if name not in _ALL:
         raise UnsupportedModelError(
             f"GGUF files of architecture {name or '(none named)'} are not read; those read are "
             f"{', '.join(ARCHITECTURES)}: take the model as safetensors (docs/supported-models.md)"
         )
-    return ARCHITECTURES[name]
+    return _ALL[name]

@@ -9,6 +9,7 @@ from typing import Any
 from lmdeploy.errors import UnsupportedModelError
 from lmdeploy.turbomind.gguf.metadata import Metadata
 
+_WITH_EXPERTS = ("mixtral", "qwen2_moe", "qwen3_moe")
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
@@ -18,13 +19,14 @@ def common(metadata: Metadata, model_type: str, eps: str = "rms_norm_eps") -> di
     Raises
     ------
     UnsupportedModelError
-        For mixtures of experts and unknown rotary scalings.
+        For unknown rotary scalings, and mixtures of experts of architectures that are read without.
     ValueError
         If there is no context length or no epsilon of norms.
     """
-    if metadata.get("expert_count"):
+    if metadata.get("expert_count") and model_type not in _WITH_EXPERTS:
         raise UnsupportedModelError(
-            f"GGUF files of mixtures of experts ({metadata.architecture}) are not read: take the model as safetensors"
+            f"GGUF files of mixtures of experts of architecture {metadata.architecture} are not read; those read are "
+            "llama (Mixtral), qwen2moe and qwen3moe: take the model as safetensors"
         )
     stored_eps = "layer_norm_rms_epsilon" if eps == "rms_norm_eps" else "layer_norm_epsilon"
     return {
@@ -68,6 +70,16 @@ def llama(metadata: Metadata) -> dict[str, Any]:
     }
 
 
+def mixtral(metadata: Metadata) -> dict[str, Any]:
+    """Mixtral, whose files name Llama's architecture."""
+    return common(metadata, "mixtral") | {
+        "hidden_act": "silu",
+        "sliding_window": None,
+        "num_local_experts": metadata.need("expert_count"),
+        "num_experts_per_tok": metadata.need("expert_used_count"),
+    }
+
+
 def internlm2(metadata: Metadata) -> dict[str, Any]:
     """InternLM2 and 2.5."""
     return common(metadata, "internlm2") | {"hidden_act": "silu", "bias": metadata.has("blk.0.attn_q.bias")}
@@ -76,6 +88,39 @@ def internlm2(metadata: Metadata) -> dict[str, Any]:
 def qwen2(metadata: Metadata) -> dict[str, Any]:
     """Qwen2 and 2.5."""
     return common(metadata, "qwen2") | {"hidden_act": "silu", "use_sliding_window": False}
+
+
+def _qwen_experts(metadata: Metadata, *, normalizes: bool) -> dict[str, Any]:
+    """Return what Qwen's mixtures have; all layers have experts. Sizes that metadata lack are those of tensors."""
+    first = metadata.tensors.get("blk.0.ffn_up_exps.weight")
+    return {
+        "hidden_act": "silu",
+        "use_sliding_window": False,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "num_experts": metadata.need("expert_count"),
+        "num_experts_per_tok": metadata.need("expert_used_count"),
+        "moe_intermediate_size": metadata.get("expert_feed_forward_length", first.shape[1] if first else None),
+        "norm_topk_prob": normalizes,
+    }
+
+
+def qwen2moe(metadata: Metadata) -> dict[str, Any]:
+    """Qwen1.5-MoE and Qwen2-MoE: weights of chosen experts are left as they are."""
+    shared = metadata.tensors.get("blk.0.ffn_up_shexp.weight")
+    own = {
+        "qkv_bias": metadata.has("blk.0.attn_q.bias"),
+        "shared_expert_intermediate_size": metadata.get(
+            "expert_shared_feed_forward_length", shared.shape[0] if shared else None
+        ),
+    }
+    return common(metadata, "qwen2_moe") | _qwen_experts(metadata, normalizes=False) | own
+
+
+def qwen3moe(metadata: Metadata) -> dict[str, Any]:
+    """Qwen3-MoE: weights of chosen experts sum to one."""
+    own = {"attention_bias": metadata.has("blk.0.attn_q.bias")}
+    return common(metadata, "qwen3_moe") | _qwen_experts(metadata, normalizes=True) | own
 
 
 def qwen3(metadata: Metadata) -> dict[str, Any]:

@@ -59,6 +59,8 @@ def stored_tensors(spec: ModelSpec, name: str, index: SafetensorsIndex) -> dict[
             arguments: Any = tuple(map(replaced, expression.args))
             return dataclasses.replace(expression, args=arguments)
         load = expression
+        if load.shape[0] == 1 and len(load.shape) == 2 and _has_one_dimension(load, index):
+            return reshape(dataclasses.replace(load, shape=load.shape[1:]), *load.shape)
         if len(load.shape) == 2:
             load = dataclasses.replace(load, dtypes=(*PLAIN_TYPES, *BLOCK_TYPES))
         turned = _TURNED.fullmatch(load.name) if architecture.is_turned else None
@@ -66,6 +68,12 @@ def stored_tensors(spec: ModelSpec, name: str, index: SafetensorsIndex) -> dict[
 
     tensors = architecture.layout_of(index.tensors).tensors(spec)
     return {engine_name: replaced(expression) for engine_name, expression in tensors.items()}
+
+
+def _has_one_dimension(load: Load, index: SafetensorsIndex) -> bool:
+    """Return whether a matrix of one row, such as the gate of a shared expert, is stored as a vector."""
+    found = index.tensors.get(load.name)
+    return found is not None and found.shape == load.shape[1:]
 
 
 def _in_halves(load: Load, heads: int) -> Expression:

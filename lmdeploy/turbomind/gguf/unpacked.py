@@ -9,13 +9,13 @@ from typing import Any
 from lmdeploy.errors import CheckpointError
 from lmdeploy.made_once import made_once
 from lmdeploy.tokenizer_readers.gguf import write_tokenizer
-from lmdeploy.turbomind.gguf.architectures import architecture_of
+from lmdeploy.turbomind.gguf.architectures import architecture_name, architecture_of
 from lmdeploy.turbomind.gguf.header import GgufHeader, GgufTensor, read_header
 from lmdeploy.turbomind.gguf.metadata import Metadata
 from lmdeploy.turbomind.gguf.parts import model_name, parts_of
 from lmdeploy.turbomind.gguf.stored import FORMAT
 
-_WRITTEN = 1  # of what is written; a change writes it anew
+_WRITTEN = 2  # of what is written; a change writes it anew
 # Small tensors that belong to the configuration: what rotary frequencies are divided by.
 _FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
@@ -112,11 +112,12 @@ def config_of(metadata: Metadata) -> dict[str, Any]:
     UnsupportedModelError
         If its architecture is not read.
     """
-    architecture = architecture_of(metadata.architecture)
+    name = architecture_name(metadata)
+    architecture = architecture_of(name)
     config = architecture.config(metadata) | {
         "architectures": [architecture.published],
         "model_format": FORMAT,
-        "gguf_architecture": metadata.architecture,
+        "gguf_architecture": name,
     }
     if "rope_freqs.weight" in metadata.numbers:
         config["gguf_rope_factors"] = metadata.numbers["rope_freqs.weight"]
