@@ -100,13 +100,15 @@ class Asking:
         return self._show(Conversation(settings=Settings(**{**vars(settings), "system_prompt": ""})), request)
 
     def show_answer(self, said: Conversation | None, step: Any, request: gr.Request) -> list[Any]:
-        """Show another answer to a question."""
+        """Show another answer to a question, or all of them."""
         if said is None:
             return [gr.skip()] * 3
         if isinstance(step, list) and len(step) == 2 and not self._page.is_answering(request.session_hash):
             number, steps = step
-            if isinstance(number, int) and 0 <= number < len(said.turns) and steps in (-1, 1):
-                said.turns[number].show(steps)
+            if isinstance(number, int) and 0 <= number < len(said.turns) and isinstance(steps, int):
+                turn = said.turns[number]
+                turn.is_compared = turn.is_compared != (steps == 0)
+                turn.show(steps)
         return [said, chat_view(said.turns), said.to_json()]
 
     def take_file(self, file: str, request: gr.Request) -> list[Any]:

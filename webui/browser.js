@@ -153,8 +153,9 @@ window.chats = (() => {
   document.addEventListener("click", (event) => {
     const button = event.target.closest?.("#chat .place button");
     const turn = button?.className.match(/turn-(\d+)/);
-    if (!turn) return;
-    step = [Number(turn[1]), button.classList.contains("back") ? -1 : 1];
+    const by = button?.className.match(/by(-?\d+)/);
+    if (!turn || !by) return;
+    step = [Number(turn[1]), Number(by[1])];
     tell("apply");
   });
   document.addEventListener("keydown", (event) => {

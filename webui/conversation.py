@@ -150,12 +150,15 @@ class Turn:
         Files of what is shown with the question.
     shown
         Which of the answers.
+    is_compared
+        All of them are shown beside each other, for now.
     """
 
     question: str
     pictures: tuple[str, ...] = ()
     answers: list[Answer] = field(default_factory=lambda: [Answer()])
     shown: int = 0
+    is_compared: bool = False
 
     @property
     def answer(self) -> Answer:
@@ -166,6 +169,7 @@ class Turn:
         """Begin another answer. Those in which nothing was said are forgotten."""
         self.answers = [*(answer for answer in self.answers if not answer.is_empty), Answer()]
         self.shown = len(self.answers) - 1
+        self.is_compared = False
 
     def show(self, step: int) -> None:
         """Show an answer beside the shown one, if there is one."""

@@ -40,6 +40,9 @@ def _asked(turn: Turn) -> list[dict[str, Any]]:
 def _answered(turn: Turn, number: int) -> list[dict[str, Any]]:
     answer = turn.answer
     shown = []
+    if turn.is_compared and len(turn.answers) > 1 and answer.outcome is not Outcome.RUNNING:
+        beside = {"role": "assistant", "content": _beside(turn, number)}
+        return [beside, {"role": "assistant", "content": _under(turn, number)}]
     if answer.thoughts:
         shown.append(_thoughts(answer))
     if answer.text or (answer.outcome is Outcome.RUNNING and answer.is_empty):
@@ -78,9 +81,24 @@ def _under(turn: Turn, number: int) -> str:
     if count == 1:
         return f"<small>{figures}</small>"
 
-    def button(kind: str, mark: str, label: str) -> str:  # of attributes Gradio leaves few
-        return f'<button class="{kind} turn-{number}" title="{label}">{mark}</button>'
-
     place = f"{turn.shown + 1} of {count}"
-    steps = button("back", "‹", "The answer before"), button("forth", "›", "The next answer")
-    return f'<small><span class="place">{steps[0]}{place}{steps[1]}</span>{figures}</small>'
+    steps = _button(number, -1, "‹", "The answer before"), _button(number, 1, "›", "The next answer")
+    all_of_them = _button(number, 0, "◫", "One of them" if turn.is_compared else "All beside each other")
+    return f'<small><span class="place">{steps[0]}{place}{steps[1]}{all_of_them}</span>{figures}</small>'
+
+
+def _button(number: int, step: int, mark: str, label: str) -> str:
+    """Return a button that shows the answer so many behind the shown one; 0: all of them, or the shown one alone."""
+    return f'<button class="turn-{number} by{step}" title="{label}">{mark}</button>'  # Gradio leaves few attributes
+
+
+def _beside(turn: Turn, number: int) -> str:
+    """Return all answers of a turn as columns, each under a button that takes it."""
+    columns = []
+    for index, answer in enumerate(turn.answers):
+        taken = " taken" if index == turn.shown else ""
+        button = _button(number, index - turn.shown, f"Answer {index + 1}", "Go on with this one")
+        text = answer.text or "\n\n".join(f"Calls {call.name}" for call in answer.calls) or html.escape(answer.error)
+        text += "\n```" * (text.count("```") % 2)  # an answer that was cut leaves a block open
+        columns.append(f'<div class="column{taken}"><span class="place">{button}</span>\n\n{text}\n\n</div>')
+    return f'<div class="beside">\n{"".join(columns)}\n</div>'

@@ -103,7 +103,7 @@ def test_answers_stand_beside_each_other(page: ChatPage, fake_triton: FakeTriton
     page.press("retry")
     page.wait(lambda: page.answers[:1] == [OTHER] and not page.is_answering)
     assert "2 of 2" in page.answers[1]
-    driver.find_element(By.CSS_SELECTOR, "#chat .place .back").click()
+    driver.find_element(By.CSS_SELECTOR, "#chat .place .by-1").click()
     page.wait(lambda: page.answers[:1] == [FIRST])
     page.ask("And?")
     page.wait_for_answer(2)

@@ -84,6 +84,32 @@ def test_a_call_is_shown_and_answered_by_what_is_said_next(page: ChatPage, fake_
     assert (result["role"], result["content"]) == ("tool", "Waves")
 
 
+def test_answers_stand_beside_each_other_and_one_is_taken(
+    page: ChatPage, driver: webdriver.Chrome, fake_triton: FakeTriton
+) -> None:
+    fake_triton.script = Script(texts=["The **first**.\n```\ncut"])
+    page.ask("Well?")
+    page.wait_for_answer(1)
+    fake_triton.script = Script(texts=["The second.\n\n- a\n- b"])
+    page.press("retry")
+    page.wait(lambda: "second" in " ".join(page.answers) and not page.is_answering)
+    driver.find_element(By.CSS_SELECTOR, "#chat .place .by0").click()
+    page.wait(lambda: len(shown(driver, "#chat .beside .column")) == 2)
+    first, second = driver.find_elements(By.CSS_SELECTOR, "#chat .beside .column")
+    assert (shown(driver, "#chat .beside strong"), shown(driver, "#chat .beside li")) == (["first"], ["a", "b"])
+    assert first.location["y"] == second.location["y"]
+    assert first.location["x"] + first.size["width"] <= second.location["x"]
+    assert shown(driver, "#chat .beside .taken")[0].startswith("Answer 2")
+    first.find_element(By.CSS_SELECTOR, "button").click()
+    page.wait(lambda: shown(driver, "#chat .beside .taken")[0].startswith("Answer 1\nThe first."))
+    driver.find_element(By.CSS_SELECTOR, "#chat small .by0").click()
+    page.wait(lambda: not shown(driver, "#chat .beside") and page.answers[0].startswith("The first."))
+    page.ask("And?")
+    page.wait_for_answer(2)
+    sent = json.loads(fake_triton.requests[-1].inputs["messages"])
+    assert [message["content"] for message in sent] == ["Well?", "The **first**.\n```\ncut", "And?"]
+
+
 def test_formulas_tables_and_code_are_set_and_nothing_is_fetched(
     page: ChatPage, driver: webdriver.Chrome, fake_triton: FakeTriton
 ) -> None:
