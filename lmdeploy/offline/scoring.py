@@ -32,7 +32,7 @@ def prompt_logits(engine: Engine, input_ids: TokenIds) -> "torch.Tensor":
     import torch
 
     rows = _rows(input_ids, 1, engine.session_len - 1)
-    config = GenerationConfig(max_new_tokens=1, output_logits="all")
+    config = GenerationConfig(max_new_tokens=1, ignore_eos=True, output_logits="all")
     submit = functools.partial(engine.submit, gen_config=config, stream=False)
     logits = torch.zeros(len(rows), max(map(len, rows), default=0), engine.vocab_size)
     for index, output in enumerate(_outputs(engine, rows, lambda row, put: submit(row, on_output=put))):

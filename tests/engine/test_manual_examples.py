@@ -133,6 +133,20 @@ def test_perplexity_of_a_chat_and_of_a_text_is_that_of_the_logits(pipe: AsyncEng
     assert pipe.get_ppl(texts) == pytest.approx(expected, rel=1e-5)
 
 
+def test_a_text_behind_which_the_model_would_end_has_logits_of_all_its_tokens(
+    pipe: AsyncEngine, default_model_dir: Path
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(default_model_dir)
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    answer = pipe(messages, gen_config=GenerationConfig(max_new_tokens=64))
+    assert answer.finish_reason == "stop"
+    ids = prompt + answer.token_ids
+    logits = pipe.get_logits(ids)
+    assert logits.shape == (1, len(ids), pipe.engine.vocab_size)
+    assert int(logits[0, -1].argmax()) == tokenizer.eos_token_id
+
+
 def test_the_tokenizer_measures_a_long_prompt_and_the_prompt_is_answered(pipe: AsyncEngine) -> None:
     tok = pipe.tokenizer
     garbage = "The grass is green. The sky is blue."
