@@ -7,28 +7,12 @@
 
 #include <algorithm>
 #include <limits>
-#include <vector>
 
+#include "kernels/cpu/aligned_room.h"
 #include "kernels/cpu/amx/bf16_on_tiles.h"
 #include "kernels/cpu/amx/cache_tiles.h"
 
 namespace turbomind::TM_ISA {
-
-// Room of a thread, kept from call to call.
-template <class T>
-class AlignedRoom {
- public:
-  // Of at least `size` elements, at a cache line's begin; what it holds is anything.
-  T* reserve(size_t size) {
-    constexpr size_t kSlack = kTileBytes / sizeof(T);
-    if (held_.size() < size + kSlack) held_.resize(size + kSlack);
-    const uintptr_t past = reinterpret_cast<uintptr_t>(held_.data()) % kTileBytes;
-    return held_.data() + (past == 0 ? 0 : (kTileBytes - past) / sizeof(T));
-  }
-
- private:
-  std::vector<T> held_;
-};
 
 struct AttendRoom {
   AlignedRoom<bf16> queries;  // [tiles, key_dim / 32, 16, 32]

@@ -4,8 +4,8 @@
 #pragma once
 
 #include <array>
-#include <vector>
 
+#include "kernels/cpu/aligned_room.h"
 #include "kernels/cpu/amx/bf16_rows.h"
 #include "kernels/cpu/amx/tiles.h"
 #include "kernels/cpu/linear/float8_quads.h"
@@ -89,10 +89,8 @@ inline void float8_block_on_tiles(const LinearWeight& weight, const WideRows& x,
                                   int first_tile, int last_tile, float* y, bool accumulate) {
   const PackedShape shape = packed_shape(weight);
   const size_t tile_bytes = shape.group_bytes() * shape.groups();
-  static thread_local std::vector<bf16> wide;
-  wide.resize(tile_bytes + kTileDepth);
-  const uintptr_t past = reinterpret_cast<uintptr_t>(wide.data()) % kTileBytes;
-  bf16* const room = wide.data() + (past == 0 ? 0 : (kTileBytes - past) / sizeof(bf16));
+  static thread_local AlignedRoom<bf16> wide;
+  bf16* const room = wide.reserve(tile_bytes);
 
   const TileScope scope(
       TileShapes().set(0, kTileSide, kTileBytes).set(1, kTileSide, kTileBytes).set(2, kTileSide, kTileBytes));

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 
+#include "kernels/cpu/aligned_room.h"
 #include "kernels/cpu/amx/tiles.h"
 #include "kernels/cpu/linear/packed_block.h"
 #include "kernels/cpu/linear/rows_plan.h"
@@ -92,10 +93,8 @@ template <int kBits>
 inline void packed_block_on_tiles(const LinearWeight& weight, const RoundedRows& x, int first_row, int rows,
                                   int first_tile, int last_tile, float* y, bool accumulate) {
   const PackedShape shape = packed_shape(weight);
-  static thread_local std::vector<int8_t> wide;
-  if (kBits == 4) wide.resize(static_cast<size_t>(shape.padded_features()) * kTileOutputs + kTileBytes);
-  int8_t* const room = wide.data() + (kTileBytes - reinterpret_cast<uintptr_t>(wide.data()) % kTileBytes) % kTileBytes;
-
+  static thread_local AlignedRoom<int8_t> wide;
+  int8_t* const room = kBits == 4 ? wide.reserve(static_cast<size_t>(shape.padded_features()) * kTileOutputs) : nullptr;
   const int unit = x.layout.unit;
   const TileScope scope(
       TileShapes().set(0, kTileSide, kTileBytes).set(1, kTileSide, unit).set(2, unit / 4, kTileBytes));
