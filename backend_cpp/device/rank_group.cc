@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/topology.h"
 #include "device/cpu_operators.h"
 #include "device/host_exchange.h"
 
@@ -9,18 +10,21 @@ namespace turbomind {
 
 namespace {
 
-// Each rank has some of the cores.
+// Each rank has some of the cores, and where memory is divided among them (NUMA) those of its part of it: the thread
+// that makes a rank's operators starts the others, and loads the weights.
 class CpuRankGroup final : public RankGroup {
  public:
   CpuRankGroup(int ranks, int threads)
       : ranks_(ranks),
         threads_(threads > 0 ? threads : available_cpu_count()),
+        nodes_(read_nodes("/sys/devices/system", allowed_processors())),
         exchange_(std::make_shared<HostExchange>(ranks)) {}
 
   int size() const override { return ranks_; }
   std::unique_ptr<Operators> make_operators(int rank) override {
     const int first = threads_ * rank / ranks_;
     const int threads = threads_ * (rank + 1) / ranks_ - first;
+    keep_thread_on(processors_of_rank(nodes_, rank, ranks_));
     return std::make_unique<CpuOperators>(std::max(threads, 1), RankPlace{exchange_, rank});
   }
   void fail() noexcept override { exchange_->fail(); }
@@ -28,6 +32,7 @@ class CpuRankGroup final : public RankGroup {
  private:
   int ranks_;
   int threads_;
+  std::vector<std::vector<int>> nodes_;
   std::shared_ptr<HostExchange> exchange_;
 };
 
