@@ -32,7 +32,7 @@ class RerankRequest(PairSettings):
 
     query: Text
     documents: Annotated[list[Text | Document], Field(min_length=1, max_length=MOST_TEXTS, fail_fast=True)]
-    top_n: int | None = Field(None, ge=0, le=MAX_INT32)
+    top_n: int | None = Field(None, ge=0, le=MAX_INT32)  # 0, as vLLM's clients send it: all
     return_documents: bool = True
 
     @property

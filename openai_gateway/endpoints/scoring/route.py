@@ -38,7 +38,7 @@ async def rerank(body: RerankRequest, request: Request, gateway: GatewayDependen
     chosen = await gateway.choose(body.model, request)
     texts = body.texts
     scores, usage = await scores_of_pairs(gateway, request, chosen, [body.query], texts, body)
-    order = np.argsort(-scores, kind="stable")[: body.top_n]
+    order = np.argsort(-scores, kind="stable")[: body.top_n or None]
     results = [
         RankedDocument(
             index=index,

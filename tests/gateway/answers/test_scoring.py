@@ -142,6 +142,9 @@ def test_a_pair_is_one_text_behind_the_other(scorer: httpx.Client) -> None:
         assert [result["relevance_score"] for result in results] == pytest.approx(
             [scores[index] for index in order], rel=1e-5
         )
+    for top_n, count in {0: len(documents), 1: 1}.items():
+        body = {"query": "who", "documents": documents, "top_n": top_n}
+        assert len(scorer.post("/v1/rerank", json=body).json()["results"]) == count
     for names in (("text_1", "text_2"), ("queries", "documents")):
         asked = dict(zip(names, (["who", "what"], ["zz", "abc"]), strict=True))
         data = scorer.post("/v1/score", json=asked).json()["data"]
