@@ -124,12 +124,14 @@ test-all: ## `make test` with all cases of tests whose cases are much alike, whi
 	@$(MAKE) clients || echo "-- no further clients can be had here: tests of those that are not installed are skipped"
 	@$(MAKE) test PYTEST_ARGS="--all-cases $(strip $(PYTEST_ARGS))"
 
-clients: ## Install the real clients that tests/clients runs beside ours: litellm, langchain-openai, llama-index, llm, aider, lm-eval, instructor, openai-agents, openai of npm
+clients: ## Install the real clients that tests/clients runs beside ours: litellm, langchain-openai, llama-index, llm, aider, guidellm, lm-eval, instructor, openai-agents, openai of npm
 	$(say) 'installing other clients into the cache (some minutes the first time)'
 	@root="$${LMDEPLOY_CACHE:-$$HOME/.cache/lmdeploy}/clients"; $(PYTHON) -m venv "$$root" \
 	    && "$$root/bin/python" -m pip --disable-pip-version-check --no-input install -qq -r requirements/clients.txt \
 	    && $(PYTHON) -m venv "$$root/aider" \
 	    && "$$root/aider/bin/python" -m pip --disable-pip-version-check --no-input install -qq -r requirements/aider.txt \
+	    && $(PYTHON) -m venv "$$root/guidellm" \
+	    && for file in torch guidellm; do "$$root/guidellm/bin/python" -m pip --disable-pip-version-check --no-input install -qq -r requirements/$$file.txt || exit 1; done \
 	    && if command -v npm > /dev/null; then npm install --silent --no-audit --no-fund --prefix "$$root/node" openai@$(strip $(NPM_OPENAI)); fi
 
 sanitize: build-tests dev model ## The engine's C++ tests under AddressSanitizer and ThreadSanitizer; the grammar program under the first

@@ -1,7 +1,8 @@
 """Clients that cannot share our environment, unmodified, each in a process of its own environment.
 
-``make clients`` installs them under the cache root: a virtual environment with ``requirements/clients.txt``, one with
-``requirements/aider.txt``, and the npm package ``openai``. What is not there is skipped by name.
+``make clients`` installs them under the cache root: a virtual environment with ``requirements/clients.txt``, one each
+with ``requirements/aider.txt`` and ``requirements/guidellm.txt``, and the npm package ``openai``. What is not there is
+skipped by name.
 """
 
 import json
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from lmdeploy.paths import cache_root
+from lmdeploy.paths import cache_root, default_model_dir
 from openai_gateway.settings import Settings
 from tests.support.fake_triton import FakeTriton, Received, Script
 from tests.support.gateways import running_gateway
@@ -21,6 +22,7 @@ from tests.support.gateways import running_gateway
 HERE = Path(__file__).resolve().parent
 PYTHON = cache_root() / "clients" / "bin" / "python"
 AIDER = cache_root() / "clients" / "aider" / "bin" / "python"
+GUIDELLM = cache_root() / "clients" / "guidellm" / "bin" / "python"
 NODE_MODULES = cache_root() / "clients" / "node" / "node_modules"
 ANSWER = "The capital of France is Paris."
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"location": "Boston"}}\n</tool_call>'
@@ -96,6 +98,16 @@ def test_a_coding_agent_edits_a_file(url: str) -> None:
         pytest.skip("aider is not installed; run: make clients")
     said = run(str(AIDER), str(HERE / "use_aider.py"), url=url)
     assert said == {"file": "print('Hello, world')\n", "applied": True}
+
+
+def test_a_measuring_client_counts_what_came(url: str) -> None:
+    if not GUIDELLM.exists():
+        pytest.skip("guidellm is not installed; run: make clients")
+    said = run(str(GUIDELLM), str(HERE / "use_guidellm.py"), str(default_model_dir()), url=url)
+    tokens = said.pop("output_tokens")
+    assert said == {"answered": 4, "failed": 0, "outputs": [ANSWER]}
+    assert len(tokens) == 4
+    assert min(tokens) > 0
 
 
 def test_the_node_client(url: str) -> None:
