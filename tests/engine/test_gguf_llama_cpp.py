@@ -1,0 +1,70 @@
+"""The default model's GGUF files beside llama.cpp itself, which reads the same bytes.
+
+``make peers`` builds llama.cpp and writes the files; where it has not, these are skipped by name. llama.cpp rounds
+activations to 8 bits in groups of 32, as this engine does, and adds in another order; with 16-bit weights it computes
+in half precision. The numbers of the default model's logits spread by about 3.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lmdeploy import TurbomindEngineConfig, pipeline
+from lmdeploy.paths import default_model_dir
+from lmdeploy.tokenizer import Tokenizer
+from tools.bench.peers.install import llama_sources
+from tools.bench.peers.places import GGUF_TYPES, gguf, llama_tool, root, why_missing
+
+_SCRIPT = Path(__file__).resolve().parent.parent / "support" / "llama_cpp_logits.py"
+TEXT = (
+    "The lighthouse stood at the end of the pier. Every evening its keeper climbed 212 steps, lit the lamp and wrote "
+    "down which ships had passed: three from Lisbon, one from Oslo, and a small yacht whose name nobody could read."
+)
+
+
+@pytest.fixture(scope="module")
+def tokens() -> list[int]:
+    return Tokenizer(str(default_model_dir())).encode(TEXT)
+
+
+@pytest.fixture(params=sorted(GGUF_TYPES))
+def file(request: pytest.FixtureRequest) -> Path:
+    if reason := why_missing("llama.cpp", default_model_dir(), request.param):
+        pytest.skip(reason)
+    return gguf(default_model_dir(), request.param)
+
+
+@pytest.fixture
+def theirs(file: Path, tokens: list[int], tmp_path: Path) -> torch.Tensor:
+    out = tmp_path / "logits.npy"
+    command = [
+        sys.executable,
+        str(_SCRIPT),
+        str(llama_sources().parent.parent),
+        str(file),
+        json.dumps(tokens),
+        str(out),
+    ]
+    environment = os.environ | {"LLAMA_CPP_LIB_PATH": str(llama_tool("llama-bench").parent)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=root())
+    assert done.returncode == 0, done.stderr[-3000:]
+    return torch.from_numpy(np.load(out))
+
+
+def test_logits_are_those_of_llama_cpp(file: Path, theirs: torch.Tensor, tokens: list[int]) -> None:
+    with pipeline(str(file), backend_config=TurbomindEngineConfig(cache_max_entry_count=64)) as model:
+        (ours,) = model.get_logits([tokens])
+    ours, theirs = (x.float() - x.float().mean(-1, keepdim=True) for x in (torch.as_tensor(ours), theirs))
+    error = (ours - theirs).pow(2).mean().sqrt() / theirs.pow(2).mean().sqrt()
+    kl = torch.nn.functional.kl_div(ours.log_softmax(-1), theirs.log_softmax(-1), log_target=True, reduction="none")
+    agreement = (ours.argmax(-1) == theirs.argmax(-1)).float().mean()
+    print(f"{file.name}: error {error:.4f}, KL {kl.sum(-1).mean():.2e}, first choices {agreement:.2f}")
+    assert error < 0.05
+    assert kl.sum(-1).mean() < 0.02
+    assert agreement > 0.9
