@@ -23,7 +23,7 @@ DATES = {
     "openai_gateway/batches/disk.py",  # what is kept over restarts expires on a day, as its owner was told
     "openai_gateway/endpoints/chat/route.py",
     "openai_gateway/endpoints/completions/route.py",
-    "openai_gateway/endpoints/embeddings/route.py",
+    "openai_gateway/endpoints/scoring/route.py",
     "openai_gateway/endpoints/ollama/writer.py",
     "openai_gateway/endpoints/responses/writer.py",
     "openai_gateway/gateway.py",
