@@ -1,7 +1,7 @@
 """What `lmdeploy lite` writes is read by `transformers` and the package `compressed-tensors`, which are not ours.
 
 The forms of AWQ and GPTQ themselves are read by readers of the tests' own (tests/support/quantized_checkpoints.py, in
-test_lite_families.py): `transformers` reads them by the package `gptqmodel` alone, whose kernels are built for GPUs.
+test_lite_families.py): `transformers` reads them by the package `gptqmodel` alone, which is not installed here.
 """
 
 from collections.abc import Callable
