@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "kernels/cpu/amx/permission.h"
+#include "kernels/cpu/amx/self_check.h"
 
 namespace turbomind {
 
@@ -30,7 +31,8 @@ std::vector<const KernelTable*> usable_tables() {
       __builtin_cpu_supports("avx512vl")) {
     if (__builtin_cpu_supports("avx512vnni")) {
       if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi")) {
-        if (can_use_tiles()) tables.push_back(&amx::kTable);
+        static const bool has_tiles = can_use_tiles() && has_same_products(amx::kTable, amx_emulated::kTable);
+        if (has_tiles) tables.push_back(&amx::kTable);
         tables.push_back(&avx512bf16::kTable);
       }
       tables.push_back(&avx512vnni::kTable);

@@ -1,0 +1,77 @@
+#include "kernels/cpu/amx/self_check.h"
+
+#include <cstring>
+#include <vector>
+
+#include "kernels/packed_weight.h"
+
+namespace turbomind {
+
+namespace {
+
+constexpr int kRows = 20;     // a tile, and a part of one
+constexpr int kOutputs = 32;  // two tiles
+constexpr int kInputs = 128;  // two products of bytes, four of bfloat16
+constexpr int kGroup = 32;
+
+// Numbers without a pattern that tiles could share (Knuth, "Seminumerical Algorithms", 3.3.4).
+class Numbers {
+ public:
+  uint32_t next() { return (state_ = state_ * 1664525u + 1013904223u) >> 8; }
+  float next_float() { return static_cast<float>(next() & 0xFFFFu) / 32768.0f - 1.0f; }
+
+ private:
+  uint32_t state_ = 1;
+};
+
+std::vector<float> product(const KernelTable& table, const LinearWeight& weight, const std::vector<float>& x) {
+  std::vector<float> y(static_cast<size_t>(kRows) * kOutputs);
+  const RowsPlan plan = table.rows_plan(weight, kRows);
+  LinearScratch scratch;
+  const auto row_of = [&](int row) { return x.data() + static_cast<size_t>(row) * kInputs; };
+  constexpr int kTiles = kOutputs / kTileOutputs;
+  if (plan.kind == RowsPlan::Kind::kRounded) {
+    const RoundedRows rounded = scratch.reserve_rounded(weight, plan.layout, kRows);
+    for (int row = 0; row < kRows; ++row) table.quantize_row(row_of(row), kInputs, kGroup, row, rounded);
+    table.packed_block(weight, rounded, 0, kRows, 0, kTiles, y.data(), false);
+  } else if (plan.kind == RowsPlan::Kind::kWide) {
+    const WideRows wide = scratch.reserve_wide(plan.layout, kRows);
+    for (int row = 0; row < kRows; ++row) table.widen_row(row_of(row), kInputs, row, wide);
+    table.wide_block(weight, wide, 0, kRows, 0, kTiles, y.data(), false);
+  } else {
+    table.linear_block(weight, x.data(), kRows, 0, kOutputs, y.data(), false);
+  }
+  return y;
+}
+
+}  // namespace
+
+bool has_same_products(const KernelTable& table, const KernelTable& reference) {
+  Numbers numbers;
+  std::vector<float> x(static_cast<size_t>(kRows) * kInputs);
+  for (float& value : x) value = numbers.next_float();
+  std::vector<uint8_t> codes(static_cast<size_t>(kOutputs) * kInputs);
+  for (uint8_t& code : codes) code = static_cast<uint8_t>(numbers.next());
+  std::vector<half> scales(static_cast<size_t>(kOutputs) * kInputs / kGroup);
+  for (half& scale : scales) scale = to_half(0.02f + numbers.next_float() / 64.0f);
+  std::vector<bf16> plain(static_cast<size_t>(kOutputs) * kInputs);
+  for (bf16& value : plain) value = to_bf16(numbers.next_float());
+
+  for (const WeightFormat format : {WeightFormat::kInt8, WeightFormat::kInt4, WeightFormat::kBFloat16}) {
+    LinearWeight weight;
+    weight.format = format;
+    weight.out_features = kOutputs;
+    weight.in_features = kInputs;
+    weight.data = format == WeightFormat::kBFloat16 ? static_cast<const void*>(plain.data()) : codes.data();
+    if (weight.is_packed()) {
+      weight.group = kGroup;
+      weight.scales = scales.data();
+    }
+    const std::vector<float> mine = product(table, weight, x);
+    const std::vector<float> theirs = product(reference, weight, x);
+    if (std::memcmp(mine.data(), theirs.data(), mine.size() * sizeof(float)) != 0) return false;
+  }
+  return true;
+}
+
+}  // namespace turbomind
