@@ -284,21 +284,26 @@ void attend_typed(const AttentionParams& params, int kv_head, const int32_t* blo
   }
 }
 
+// Calls visit(std::type_identity) of what a cache of a type holds.
+template <class Visit>
+inline void with_element_of(CacheType type, Visit&& visit) {
+  switch (type) {
+    case CacheType::kFloat32:
+      return visit(std::type_identity<float>());
+    case CacheType::kBFloat16:
+      return visit(std::type_identity<bf16>());
+    case CacheType::kInt8:
+      return visit(std::type_identity<Code8>());
+    case CacheType::kInt4:
+      return visit(std::type_identity<Code4>());
+  }
+}
+
 inline void attend(const AttentionParams& params, int kv_head, const int32_t* blocks, int begin, int end,
                    const AttendQueries& queries) {
-  switch (params.layout.type) {
-    case CacheType::kFloat32:
-      attend_typed<float>(params, kv_head, blocks, begin, end, queries);
-      break;
-    case CacheType::kBFloat16:
-      attend_typed<bf16>(params, kv_head, blocks, begin, end, queries);
-      break;
-    case CacheType::kInt8:
-      attend_typed<Code8>(params, kv_head, blocks, begin, end, queries);
-      break;
-    case CacheType::kInt4:
-      attend_typed<Code4>(params, kv_head, blocks, begin, end, queries);
-  }
+  with_element_of(params.layout.type, [&]<class T>(std::type_identity<T>) {
+    attend_typed<T>(params, kv_head, blocks, begin, end, queries);
+  });
 }
 
 }  // namespace turbomind::TM_ISA

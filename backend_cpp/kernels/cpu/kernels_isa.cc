@@ -88,38 +88,30 @@ void exp_weights(const float* logits, int size, float maximum, float factor, flo
 
 }  // namespace
 
+constinit const KernelTable kTable = [] {
+  KernelTable table = {.name = TM_STRING(TM_ISA),
+                       .rows_plan = rows_plan_in_vectors,
+                       .linear_block = linear_block,
+                       .quantize_row = quantize_row,
+                       .packed_block = packed_block,
+                       .widen_row = widen_row,
+                       .wide_block = float8_block,
+                       .lora_expand_block = lora_expand_block,
+                       .norm_row = norm_row,
+                       .activate_row = activate_row,
+                       .scale_and_cap_row = scale_and_cap_row,
+                       .attend = attend,
+                       .argmax = argmax,
+                       .chunk_maxima = chunk_maxima,
+                       .exp_weights = exp_weights};
 #if defined(TM_TILES)
-const KernelTable kTable = {.name = TM_STRING(TM_ISA),
-                            .rows_plan = rows_plan_on_tiles,
-                            .linear_block = linear_block,
-                            .quantize_row = quantize_row,
-                            .packed_block = packed_block_by_layout,
-                            .widen_row = widen_row_by_layout,
-                            .wide_block = wide_block_by_format,
-                            .lora_expand_block = lora_expand_block,
-                            .norm_row = norm_row,
-                            .activate_row = activate_row,
-                            .scale_and_cap_row = scale_and_cap_row,
-                            .attend = attend_on_tiles,
-                            .argmax = argmax,
-                            .chunk_maxima = chunk_maxima,
-                            .exp_weights = exp_weights};
-#else
-const KernelTable kTable = {.name = TM_STRING(TM_ISA),
-                            .rows_plan = rows_plan_in_vectors,
-                            .linear_block = linear_block,
-                            .quantize_row = quantize_row,
-                            .packed_block = packed_block,
-                            .widen_row = widen_row,
-                            .wide_block = float8_block,
-                            .lora_expand_block = lora_expand_block,
-                            .norm_row = norm_row,
-                            .activate_row = activate_row,
-                            .scale_and_cap_row = scale_and_cap_row,
-                            .attend = attend,
-                            .argmax = argmax,
-                            .chunk_maxima = chunk_maxima,
-                            .exp_weights = exp_weights};
+  table.rows_plan = rows_plan_on_tiles;
+  table.packed_block = packed_block_by_layout;
+  table.widen_row = widen_row_by_layout;
+  table.wide_block = wide_block_by_format;
+  table.attend = attend_on_tiles;
 #endif
+  return table;
+}();
 
 }  // namespace turbomind::TM_ISA

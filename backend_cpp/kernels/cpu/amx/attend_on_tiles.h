@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <type_traits>
 
 #include "kernels/cpu/aligned_room.h"
 #include "kernels/cpu/amx/bf16_on_tiles.h"
@@ -245,19 +246,13 @@ void attend_on_tiles_typed(const AttentionParams& params, int kv_head, const int
 
 inline void attend_on_tiles(const AttentionParams& params, int kv_head, const int32_t* blocks, int begin, int end,
                             const AttendQueries& queries) {
-  switch (params.layout.type) {
-    case CacheType::kFloat32:
-      attend_typed<float>(params, kv_head, blocks, begin, end, queries);
-      break;
-    case CacheType::kBFloat16:
-      attend_on_tiles_typed<bf16>(params, kv_head, blocks, begin, end, queries);
-      break;
-    case CacheType::kInt8:
-      attend_on_tiles_typed<Code8>(params, kv_head, blocks, begin, end, queries);
-      break;
-    case CacheType::kInt4:
-      attend_on_tiles_typed<Code4>(params, kv_head, blocks, begin, end, queries);
-  }
+  with_element_of(params.layout.type, [&]<class T>(std::type_identity<T>) {
+    if constexpr (std::is_same_v<T, float>) {
+      attend_typed<T>(params, kv_head, blocks, begin, end, queries);
+    } else {
+      attend_on_tiles_typed<T>(params, kv_head, blocks, begin, end, queries);
+    }
+  });
 }
 
 }  // namespace turbomind::TM_ISA

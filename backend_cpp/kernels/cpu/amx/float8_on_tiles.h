@@ -33,18 +33,10 @@ inline void widen_float8_quads(const uint8_t* codes, bf16* rows) {
   _mm512_store_si512(rows + kTileDepth, pairs(std::integral_constant<int, 0xDD>()));
 }
 #else
-// Codes that are no numbers count as 480 here, as their scale says that they are none.
 inline constexpr std::array<uint16_t, 256> kFloat8AsBf16 = [] {
   std::array<uint16_t, 256> table{};
   for (unsigned code = 0; code < 256; ++code) {
-    unsigned exponent = code >> 3 & 15u;
-    unsigned mantissa = code & 7u;
-    if (exponent == 0 && mantissa != 0) {
-      for (exponent = 1; mantissa < 8; --exponent) mantissa <<= 1;
-      mantissa &= 7u;
-    }
-    const unsigned magnitude = (code & 127u) == 0 ? 0 : (exponent + 120u) << 7 | mantissa << 4;
-    table[code] = static_cast<uint16_t>((code & 128u) << 8 | magnitude);
+    table[code] = static_cast<uint16_t>((code & 128u) << 8 | float8_as_bf16(code & 127u));
   }
   return table;
 }();
@@ -58,7 +50,6 @@ inline void widen_float8_quads(const uint8_t* codes, bf16* rows) {
 }
 #endif
 
-template <int kRows>
 inline void float8_rows_on_tiles(const LinearWeight& weight, const PackedShape& shape, int tile_index,
                                  const bf16* weights, const WideRows& x, int first_row, float* y, bool accumulate) {
   const bool has_scales = weight.block_scales != nullptr;
@@ -67,7 +58,7 @@ inline void float8_rows_on_tiles(const LinearWeight& weight, const PackedShape& 
   const auto* input = static_cast<const bf16*>(x.values) + x.layout.offset(static_cast<size_t>(first_row));
   constexpr size_t kTileElements = static_cast<size_t>(kTileSide) * kTileDepth;
 
-  Vec sums[kRows][1];
+  Vec sums[kTileSide][1];
   for (auto& sum : sums) sum[0] = zero();
   for (int g = 0; g < groups; ++g) {
     tile_zero<0>();
@@ -80,7 +71,7 @@ inline void float8_rows_on_tiles(const LinearWeight& weight, const PackedShape& 
     tile_store<0>(products, kTileBytes);
     const size_t entry = (static_cast<size_t>(tile_index) * shape.groups() + g) * kTileOutputs;
     const Vec scale = has_scales ? load(weight.block_scales + entry) : broadcast(1.0f);
-    for (int r = 0; r < kRows; ++r) sums[r][0] = fma(load(products[r]), scale, sums[r][0]);
+    for (int r = 0; r < kTileSide; ++r) sums[r][0] = fma(load(products[r]), scale, sums[r][0]);
   }
   write_tile(weight, tile_index, 1.0f, sums, first_row, x.rows - first_row, y, accumulate);
 }
@@ -98,7 +89,7 @@ inline void float8_block_on_tiles(const LinearWeight& weight, const WideRows& x,
     const uint8_t* codes = static_cast<const uint8_t*>(weight.data) + index * tile_bytes;
     for (size_t i = 0; i < tile_bytes; i += 4 * kTileOutputs) widen_float8_quads(codes + i, room + i);
     for (int row = first_row; row < first_row + rows; row += kTileSide) {
-      float8_rows_on_tiles<kTileSide>(weight, shape, index, room, x, row, y, accumulate);
+      float8_rows_on_tiles(weight, shape, index, room, x, row, y, accumulate);
     }
   }
 }

@@ -16,6 +16,18 @@ struct QuadSums {
   Vec pair[2];
 };
 
+// The bfloat16 that a code without sign stands for, exactly; those that are no numbers count as 480, as their scale
+// says that they are none.
+constexpr unsigned float8_as_bf16(unsigned code) {
+  unsigned exponent = code >> 3;
+  unsigned mantissa = code & 7;
+  if (exponent == 0 && mantissa != 0) {  // subnormal: shifted until its first bit is the implied one
+    for (exponent = 1; mantissa < 8; --exponent) mantissa <<= 1;
+    mantissa &= 7;
+  }
+  return code == 0 ? 0 : (exponent + 120) << 7 | mantissa << 4;
+}
+
 #if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
 
 // The upper and the lower bytes of the bfloat16 that the 128 codes without sign stand for.
@@ -27,13 +39,7 @@ struct Float8Tables {
 inline constexpr Float8Tables kFloat8Tables = [] {
   Float8Tables tables{};
   for (unsigned code = 0; code < 128; ++code) {
-    unsigned exponent = code >> 3;
-    unsigned mantissa = code & 7;
-    if (exponent == 0 && mantissa != 0) {  // subnormal: shifted until its first bit is the implied one
-      for (exponent = 1; mantissa < 8; --exponent) mantissa <<= 1;
-      mantissa &= 7;
-    }
-    const unsigned bits = code == 0 ? 0 : (exponent + 120) << 7 | mantissa << 4;
+    const unsigned bits = float8_as_bf16(code);
     tables.high[code] = static_cast<uint8_t>(bits >> 8);
     tables.low[code] = static_cast<uint8_t>(bits);
   }
