@@ -148,9 +148,22 @@ void CudaOperators::upload(const void* source, size_t bytes, void* destination) 
   cuda::check(cudaMemcpyAsync(destination, source, bytes, cudaMemcpyHostToDevice, stream_), "copying to the GPU");
 }
 
+void CudaOperators::upload_staged(const void* source, size_t bytes, void* destination) {
+  if (bytes == 0) return;
+  if (!cuda::StagedPieces::takes(source, bytes, destination)) return upload(source, bytes, destination);
+  if (staged_.is_full() || staged_.has(destination)) bring_staged();
+  staged_.add(source, bytes, destination);
+}
+
+void CudaOperators::bring_staged() {
+  if (staged_.count == 0) return;
+  cuda::bring_pieces(stream_, staged_);
+  staged_ = {};
+}
+
 void CudaOperators::download_later(const void* source, size_t bytes, void* destination) {
   if (bytes == 0) return;
-  cuda::check(cudaMemcpyAsync(destination, source, bytes, cudaMemcpyDeviceToHost, stream_), "copying from the GPU");
+  cuda::check(cudaMemcpyAsync(destination, source, bytes, cudaMemcpyDeviceToHost, stream()), "copying from the GPU");
 }
 
 void CudaOperators::download(const void* source, size_t bytes, void* destination) {
@@ -165,7 +178,7 @@ void CudaOperators::wait_for(cudaEvent_t event) {
 }
 
 void CudaOperators::fill_zero(void* data, size_t bytes) {
-  if (bytes > 0) cuda::check(cudaMemsetAsync(data, 0, bytes, stream_), "clearing memory of the GPU");
+  if (bytes > 0) cuda::check(cudaMemsetAsync(data, 0, bytes, stream()), "clearing memory of the GPU");
 }
 
 std::unique_ptr<TokenSampler> CudaOperators::make_sampler(int vocab_size, int max_choices) {
@@ -249,6 +262,7 @@ void CudaOperators::upload_group(SpanGroup& group, const Staged& blocks, int spa
 void CudaOperators::run_step(int rows, bool is_repeatable, const std::function<void()>& body) {
   if (!is_repeatable || rows > kMostRepeatedRows) return body();
   const Shape shape{rows, spans_of(SpanSet::kTokens).single.view.max_context};
+  bring_staged();  // not as a part of the graph
   const auto known = graphs_.find(shape);
   if (known != graphs_.end()) {
     if (rank_.group) rank_.group->check();  // a graph goes around all_reduce
@@ -286,87 +300,87 @@ CudaOperators::Graph CudaOperators::captured(const std::function<void()>& body) 
 // ---- operators ----
 
 void CudaOperators::embed(const LinearWeight& table, const int32_t* tokens, int rows, float scale, float* y) {
-  cuda::embed(stream_, table, tokens, rows, scale, y);
+  cuda::embed(stream(), table, tokens, rows, scale, y);
 }
 
 void CudaOperators::gather_rows(const float* x, const int32_t* indices, int count, int size, float* y) {
-  cuda::gather_rows(stream_, x, indices, count, size, y);
+  cuda::gather_rows(stream(), x, indices, count, size, y);
 }
 
 void CudaOperators::scatter_rows(const float* x, const int32_t* indices, int count, int size, float* y,
                                  bool accumulate) {
-  cuda::scatter_rows(stream_, x, indices, count, size, y, accumulate);
+  cuda::scatter_rows(stream(), x, indices, count, size, y, accumulate);
 }
 
 void CudaOperators::copy_heads(const HeadsView& from, const HeadsView& to) {
-  cuda::copy_heads(stream_, from, to);
+  cuda::copy_heads(stream(), from, to);
 }
 
 void CudaOperators::linear(const LinearWeight& weight, const float* x, int rows, float* y, bool accumulate) {
-  cuda::linear(stream_, linear_scratch(cuda::linear_scratch_bytes(weight, rows)), weight, x, rows, y, accumulate);
+  cuda::linear(stream(), linear_scratch(cuda::linear_scratch_bytes(weight, rows)), weight, x, rows, y, accumulate);
 }
 
 void CudaOperators::head_linear(const LinearWeight& weight, const HeadsView& x, const HeadsView& y) {
   const size_t bytes = cuda::head_linear_scratch_bytes(weight, x.heads, x.rows);
-  cuda::head_linear(stream_, linear_scratch(bytes), weight, x, y);
+  cuda::head_linear(stream(), linear_scratch(bytes), weight, x, y);
 }
 
 void CudaOperators::lora_shrink(const LoraRows& adapters, const float* x, int in_features, float* shrunk) {
-  cuda::lora_shrink(stream_, adapters, x, in_features, shrunk);
+  cuda::lora_shrink(stream(), adapters, x, in_features, shrunk);
 }
 
 void CudaOperators::lora_expand(const LoraRows& adapters, const float* shrunk, int out_features, float* y) {
-  cuda::lora_expand(stream_, adapters, shrunk, out_features, y);
+  cuda::lora_expand(stream(), adapters, shrunk, out_features, y);
 }
 
 void CudaOperators::norm(const NormWeight& weight, const float* x, int rows, int size, float* y) {
-  cuda::norm(stream_, weight, x, rows, size, y);
+  cuda::norm(stream(), weight, x, rows, size, y);
 }
 
 void CudaOperators::norm_heads(const NormWeight& weight, const HeadsView& heads) {
-  cuda::norm_heads(stream_, weight, heads);
+  cuda::norm_heads(stream(), weight, heads);
 }
 
 void CudaOperators::rope_table(const RopeAngles& angles, int rows, float* cosine, float* sine) {
-  cuda::rope_table(stream_, angles, rows, cosine, sine);
+  cuda::rope_table(stream(), angles, rows, cosine, sine);
 }
 
 void CudaOperators::rope(const RopeTable& table, const HeadsView& heads, const float* factors) {
-  cuda::rope(stream_, table, heads, factors);
+  cuda::rope(stream(), table, heads, factors);
 }
 
 void CudaOperators::activate_gated(Activation activation, const float* gate_up, int rows, int size, float* y) {
-  cuda::activate_gated(stream_, activation, gate_up, rows, size, y);
+  cuda::activate_gated(stream(), activation, gate_up, rows, size, y);
 }
 
 void CudaOperators::activate(Activation activation, const float* x, int rows, int size, float* y) {
-  cuda::activate(stream_, activation, x, rows, size, y);
+  cuda::activate(stream(), activation, x, rows, size, y);
 }
 
 void CudaOperators::sigmoid(int count, float* x) {
-  cuda::sigmoid(stream_, count, x);
+  cuda::sigmoid(stream(), count, x);
 }
 
 void CudaOperators::clamp(float limit, int rows, int size, float* x) {
-  cuda::clamp(stream_, limit, rows, size, x);
+  cuda::clamp(stream(), limit, rows, size, x);
 }
 
 void CudaOperators::scale_and_cap(float scale, float softcap, int rows, int size, float* x) {
-  cuda::scale_and_cap(stream_, scale, softcap, rows, size, x);
+  cuda::scale_and_cap(stream(), scale, softcap, rows, size, x);
 }
 
 void CudaOperators::add_scaled(float scale, const float* x, int rows, int size, float* y) {
-  cuda::add_scaled(stream_, scale, x, rows, size, y);
+  cuda::add_scaled(stream(), scale, x, rows, size, y);
 }
 
 void CudaOperators::all_reduce(float* x, size_t count) {
-  if (rank_.group) rank_.group->all_reduce(rank_.rank, x, count, stream_);
+  if (rank_.group) rank_.group->all_reduce(rank_.rank, x, count, stream());
 }
 
 void CudaOperators::write_cache(const AttentionParams& params, const HeadsView& k, const HeadsView& v) {
   const Spans& spans = spans_of(params.set);
   for (const SpanGroup* group : {&spans.single, &spans.several}) {
-    if (group->view.span_count > 0) cuda::write_cache(stream_, params, group->view, k, v);
+    if (group->view.span_count > 0) cuda::write_cache(stream(), params, group->view, k, v);
   }
 }
 
@@ -376,12 +390,12 @@ void CudaOperators::paged_attention(const AttentionParams& params, const HeadsVi
     if (group->view.span_count == 0) continue;
     const size_t floats = cuda::most_attention_workspace_floats(params);  // one size, so that it never grows
     auto* workspace = scratch(cuda::scratch_bytes<float>(floats)).take<float>(floats);
-    cuda::paged_attention(stream_, params, group->view, q, workspace, out);
+    cuda::paged_attention(stream(), params, group->view, q, workspace, out);
   }
 }
 
 void CudaOperators::route(const RouterParams& params, const float* logits, int rows, int32_t* experts, float* weights) {
-  cuda::route(stream_, params, logits, rows, experts, weights);
+  cuda::route(stream(), params, logits, rows, experts, weights);
 }
 
 const cuda::ExpertTable& CudaOperators::table_of(const std::vector<ExpertWeight>& experts) {
@@ -399,7 +413,7 @@ void CudaOperators::add_experts(Activation activation, const std::vector<ExpertW
                                 int rows, int top_k, const int32_t* chosen, const float* weights, float* y) {
   const cuda::ExpertTable& table = table_of(experts);
   const cuda::LinearScratch memory = linear_scratch(cuda::expert_scratch_bytes(table, rows, top_k));
-  cuda::add_experts(stream_, memory, activation, table, x, rows, top_k, chosen, weights, y);
+  cuda::add_experts(stream(), memory, activation, table, x, rows, top_k, chosen, weights, y);
 }
 
 }  // namespace turbomind

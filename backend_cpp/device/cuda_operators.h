@@ -16,6 +16,7 @@
 #include "kernels/cuda/attention/paged_attention.h"
 #include "kernels/cuda/comm/nccl_group.h"
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/elementwise/bring_pieces.h"
 #include "kernels/cuda/linear/linear.h"
 #include "kernels/cuda/moe/moe.h"
 
@@ -42,6 +43,7 @@ class CudaOperators final : public Operators {
   AlignedBuffer allocate_staging(size_t bytes) override;
   size_t free_memory() const override;
   void upload(const void* source, size_t bytes, void* destination) override;
+  void upload_staged(const void* source, size_t bytes, void* destination) override;
   void download(const void* source, size_t bytes, void* destination) override;
   void download_later(const void* source, size_t bytes, void* destination) override;
   void fill_zero(void* data, size_t bytes) override;
@@ -79,7 +81,13 @@ class CudaOperators final : public Operators {
 
   // ---- for what else works on this stream ----
 
-  cudaStream_t stream() const { return stream_; }
+  // Where to launch: what was staged before is there.
+  cudaStream_t stream() {
+    bring_staged();
+    return stream_;
+  }
+  // Records when the stream has come so far.
+  void mark(cudaEvent_t event) { cuda::check(cudaEventRecord(event, stream_), "marking a place in a step"); }
   // Scratch memory of at least `bytes`; larger memory makes every captured graph void.
   cuda::Scratch scratch(size_t bytes);
   void wait_for(cudaEvent_t event);
@@ -109,6 +117,7 @@ class CudaOperators final : public Operators {
   const cuda::ExpertTable& table_of(const std::vector<ExpertWeight>& experts);
   cuda::LinearScratch linear_scratch(size_t bytes);
 
+  void bring_staged();
   Error no_room(size_t bytes, MemoryUse use) const;
 
   CudaRank rank_;
@@ -117,6 +126,7 @@ class CudaOperators final : public Operators {
   std::unique_ptr<cuda::Gemm> gemm_;
   std::unique_ptr<cuda::SplitCounters> counters_;
   AlignedBuffer scratch_;
+  cuda::StagedPieces staged_;  // not brought yet
 
   std::array<Spans, kSpanSets> spans_;  // by SpanSet
 

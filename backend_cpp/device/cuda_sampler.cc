@@ -151,7 +151,7 @@ void CudaSampler::begin(const std::vector<const TokenChoice*>& choices) {
   ++step_;
   reserved_list_bytes_ = 0;
   StepInFlight& step = steps_[static_cast<size_t>(step_ % 2)];
-  cuda::check(cudaEventRecord(step.began, ops_.stream()), "marking the beginning of a step");
+  ops_.mark(step.began);
   step.chosen.assign(choices.size(), {});
   fill_logprob_rows(choices);
   fill_rows(choices);
@@ -264,7 +264,7 @@ void CudaSampler::end() {
     chosen.top_tokens = host.top.as<int32_t>() + i * top;
     chosen.top_log_probabilities = host.of_top.as<float>() + i * top;
   }
-  cuda::check(cudaEventRecord(step.is_there, ops_.stream()), "marking the end of a step");
+  ops_.mark(step.is_there);
 }
 
 const ChosenToken* CudaSampler::take() {

@@ -53,6 +53,11 @@ class Operators {
   virtual size_t free_memory() const = 0;
   // `source` is the host's; if it is staging memory, it may be changed only when what was asked for later is there.
   virtual void upload(const void* source, size_t bytes, void* destination) = 0;
+  // Of staging memory, as `upload`, at the latest when an operator or run_step is called: what a step's parts bring may
+  // come at once.
+  virtual void upload_staged(const void* source, size_t bytes, void* destination) {
+    upload(source, bytes, destination);
+  }
   // `destination` is the host's. Waits until it is filled.
   virtual void download(const void* source, size_t bytes, void* destination) = 0;
   // The same without waiting: `destination`, staging memory, is read by later uploads alone.
@@ -164,7 +169,7 @@ class Staged {
   // Brings the first `bytes` to the device.
   void upload(Operators& ops, size_t bytes) {
     if (device_.size() == 0) return;
-    ops.upload(host<void>(), bytes, device_.as<void>());
+    ops.upload_staged(host<void>(), bytes, device_.as<void>());
     next_ = 1 - next_;
   }
 

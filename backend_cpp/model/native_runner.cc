@@ -143,6 +143,7 @@ void NativeRunner::begin(const StepInput& input) {
   const int computed = std::min(ops_->padded_rows(rows, decodes), max_rows_);
   const bool has_adapters = adapters_.begin_step(*ops_, input, computed);
   const int projected = std::min(decodes ? computed : outputs.count(), logit_rows_at_once_);
+  if (!unseen_.empty()) sampler_->place(unseen_, tokens_.device<int32_t>());
   // Which layers adapters add to, and how many rows look at pictures, differs from step to step.
   ops_->run_step(computed, decodes && !has_adapters && !looks, [&] {
     const StepContext step{*ops_, computed, has_adapters ? &adapters_ : nullptr};
@@ -203,16 +204,15 @@ NativeRunner::Outputs NativeRunner::stage(const StepInput& input) {
 
 void NativeRunner::stage_tokens(const StepInput& input) {
   auto* tokens = tokens_.host<int32_t>();
-  std::vector<UnseenToken> unseen;
+  unseen_.clear();
   for (size_t row = 0; row < input.tokens.size(); ++row) {
     const int32_t token = input.tokens[row];
     tokens[row] = std::max(token, 0);
     if (token < 0) {
-      unseen.push_back({static_cast<int>(row), choice_of_span_.at(static_cast<size_t>(span_of_unseen(token)))});
+      unseen_.push_back({static_cast<int>(row), choice_of_span_.at(static_cast<size_t>(span_of_unseen(token)))});
     }
   }
   tokens_.upload(*ops_, input.tokens.size() * sizeof(int32_t));
-  if (!unseen.empty()) sampler_->place(unseen, tokens_.device<int32_t>());
 }
 
 NativeRunner::Outputs NativeRunner::stage_outputs(const StepInput& input) {

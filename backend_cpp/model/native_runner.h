@@ -109,6 +109,7 @@ class NativeRunner final : public ModelRunner {
   Staged embedding_rows_;                  // int32 [max_rows]; their places in the step
   std::unique_ptr<TokenSampler> sampler_;  // null: the host chooses
   std::vector<int> choice_of_span_;        // of the step begun last
+  std::vector<UnseenToken> unseen_;        // of the step
 
   // Activations, float32, [max_rows, ...].
   AlignedBuffer hidden_;       // hidden_size; the residual stream

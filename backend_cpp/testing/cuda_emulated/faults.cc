@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <map>
 #include <mutex>
 
 namespace turbomind::emulated {
@@ -22,6 +23,7 @@ std::mutex mu;
 Fault fault;                        // guarded by mu
 cudaError_t lasting = cudaSuccess;  // guarded by mu
 size_t memory = kDeviceBytes;       // guarded by mu
+std::map<std::string, long> calls;  // guarded by mu
 
 }  // namespace
 
@@ -29,6 +31,7 @@ cudaError_t begin_call(const char* name) {
   static const char* const lost_file = std::getenv("EMULATED_CUDA_LOST_FILE");
   if (lost_file != nullptr && ::access(lost_file, F_OK) == 0) return cudaErrorDeviceUnavailable;
   const std::lock_guard lock(mu);
+  ++calls[name];
   if (lasting != cudaSuccess) return lasting;
   if (fault.error == cudaSuccess || (!fault.name.empty() && fault.name != name)) return cudaSuccess;
   if (fault.skipped-- > 0) return cudaSuccess;
@@ -36,6 +39,16 @@ cudaError_t begin_call(const char* name) {
   if (fault.lasts) lasting = error;
   fault = {};
   return error;
+}
+
+long calls_of(const std::string& name) {
+  const std::lock_guard lock(mu);
+  return calls[name];
+}
+
+void count_call(const char* name) {
+  const std::lock_guard lock(mu);
+  ++calls[name];
 }
 
 void inject_fault(const std::string& name, int skipped, cudaError_t error, bool lasts) {

@@ -20,6 +20,9 @@ void inject_fault(const std::string& name, int skipped, cudaError_t error, bool 
 // The device's memory in bytes, from now on.
 void set_device_memory(size_t bytes);
 size_t device_memory();
+// How often the call named `name` was made by now, by any thread; "copy to the device" is a call of cudaMemcpyAsync.
+long calls_of(const std::string& name);
+void count_call(const char* name);
 // No faults, and as much memory as at first.
 void clear_faults();
 

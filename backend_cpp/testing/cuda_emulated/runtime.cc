@@ -111,8 +111,9 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind)
   return cudaSuccess;
 }
 
-cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t) {
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t) {
   if (const cudaError_t error = begin_call("cudaMemcpyAsync")) return error;
+  if (kind == cudaMemcpyHostToDevice) turbomind::emulated::count_call("copy to the device");
   turbomind::emulated::submit([=] { copy(to, from, bytes); });
   return cudaSuccess;
 }

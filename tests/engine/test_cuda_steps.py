@@ -1,0 +1,45 @@
+"""What a decoding step asks of CUDA, as the emulation counts it (backend_cpp/testing/cuda_emulated/faults.h)."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import lmdeploy.turbomind.engine as engine_module
+from tests.engine.test_cuda_faults import submit, wait
+from tests.kernels.device import NativeModule, built_modules, load_module
+from tests.support.tiny_models import make_small
+from tests.support.token_engine import TokenEngine
+
+PROMPT = list(range(100, 130))
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[NativeModule]:
+    """Engines that are made meanwhile use the emulation, which comes back with functions that count its calls."""
+    if "emulated" not in built_modules():
+        pytest.skip("CUDA is not emulated in this build: run `make build-tests`")
+    module = load_module("emulated")
+    monkeypatch.setattr(engine_module, "_turbomind", module)
+    yield module
+    module.clear_faults()
+
+
+def calls_of_one_more_token(cuda: NativeModule, engine: TokenEngine, *names: str) -> list[float]:
+    """Return how often each call is made for a further token of an answer, where all shapes have come before."""
+
+    def count(tokens: int) -> list[int]:
+        before = [cuda.calls_of(name) for name in names]
+        wait(submit(engine, PROMPT, tokens))
+        return [cuda.calls_of(name) - known for name, known in zip(names, before, strict=True)]
+
+    count(9)
+    return [(long - short) / 8 for long, short in zip(count(12), count(4), strict=True)]
+
+
+def test_what_a_step_is_told_comes_by_one_launch(tmp_path: Path, cuda: NativeModule) -> None:
+    directory = make_small(tmp_path / "model", "LlamaForCausalLM")
+    with TokenEngine(directory, device="cuda") as engine:
+        copies, graphs = calls_of_one_more_token(cuda, engine, "copy to the device", "cudaGraphLaunch")
+    # Tokens, positions, factors of queries, outputs, spans, blocks, rows of the sampler and moves of tokens.
+    assert (copies, graphs) == (0, 1)
