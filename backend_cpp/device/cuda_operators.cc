@@ -221,10 +221,17 @@ void CudaOperators::set_spans(SpanSet set, std::vector<AttentionSpan> spans, int
   size_t block_count = 0;
   int longest = 0;
   int most_rows = 0;
+  int32_t rows = 0;
   for (const AttentionSpan& span : spans) {
     block_count += blocks_of(span);
     longest = std::max(longest, span.first_position + span.count);
     most_rows = std::max(most_rows, span.count);
+    rows += span.count;
+  }
+  if (set == SpanSet::kTokens) {
+    if (row_count_.size() == 0) row_count_ = Staged(*this, sizeof(rows));
+    *row_count_.host<int32_t>() = rows;
+    row_count_.upload(*this, sizeof(rows));
   }
   if (blocks.size() < block_count * sizeof(int32_t)) {
     graphs_.clear();  // they hold the old address
@@ -395,7 +402,8 @@ void CudaOperators::paged_attention(const AttentionParams& params, const HeadsVi
 }
 
 void CudaOperators::route(const RouterParams& params, const float* logits, int rows, int32_t* experts, float* weights) {
-  cuda::route(stream(), params, logits, rows, experts, weights);
+  const auto* row_count = row_count_.size() > 0 ? row_count_.device<int32_t>() : nullptr;
+  cuda::route(stream(), params, logits, rows, row_count, experts, weights);
 }
 
 const cuda::ExpertTable& CudaOperators::table_of(const std::vector<ExpertWeight>& experts) {

@@ -129,6 +129,7 @@ class CudaOperators final : public Operators {
   cuda::StagedPieces staged_;  // not brought yet
 
   std::array<Spans, kSpanSets> spans_;  // by SpanSet
+  Staged row_count_;                    // int32; the rows of the spans of tokens. Empty before there are any
 
   using Shape = std::pair<int, int>;  // rows, context bound
   std::set<Shape> seen_;

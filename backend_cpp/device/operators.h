@@ -132,6 +132,7 @@ class Operators {
   virtual void write_cache(const AttentionParams& params, const HeadsView& k, const HeadsView& v) = 0;
   virtual void paged_attention(const AttentionParams& params, const HeadsView& q, float* out) = 0;
 
+  // Rows beyond the step's, where padded_rows adds some, go to no expert: -1.
   virtual void route(const RouterParams& params, const float* logits, int rows, int32_t* experts, float* weights) = 0;
   // `experts` (host) stays where it is as long as it is used.
   virtual void add_experts(Activation activation, const std::vector<ExpertWeight>& experts, const float* x, int rows,

@@ -220,6 +220,10 @@ class Device:
         )  # fmt: skip
         return torch.from_numpy(experts), torch.from_numpy(weights)
 
+    def begin_step(self, rows: int) -> None:
+        """Have a step of so many rows: those behind them in what :meth:`route` gets are there to fill it up."""
+        self.native.begin_step(rows)
+
     def add_experts(
         self,
         gate_up: list[Any],

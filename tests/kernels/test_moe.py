@@ -201,6 +201,27 @@ def test_the_same_rows_give_the_same_result_whatever_was_computed_before(device:
     assert torch.equal(device.add_experts(gate_up, down, "silu", x, routed, before), first)
 
 
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int4", "codes, shuffled"])
+@pytest.mark.parametrize("rows", [9, 21])
+def test_rows_that_fill_a_step_go_to_no_expert(cuda: Device, kind: str, rows: int) -> None:
+    torch.manual_seed(rows)
+    padded, router = (rows + 7) // 8 * 8, Router(6, 3, normalize=True)
+    gate_up, down = make_experts(cuda, kind, 6, (64, 32)), make_experts(cuda, kind, 6, (32, 32))
+    x, before, logits = torch.randn(padded, 32), torch.randn(padded, 32), torch.randn(padded, 6)
+    logits[rows:, :3] = 100.0
+    logits[:rows, :3] = -100.0
+    everybody = cuda.route(router, logits)
+    expected = cuda.add_experts(gate_up, down, "silu", x, everybody, before)
+    cuda.begin_step(rows)
+    chosen, weights = cuda.route(router, logits)
+    assert (chosen[rows:] == -1).all()
+    assert (weights[rows:] == 0).all()
+    assert torch.equal(chosen[:rows], everybody[0][:rows])
+    y = cuda.add_experts(gate_up, down, "silu", x, (chosen, weights), before)
+    assert torch.equal(y[rows:], before[rows:])
+    assert torch.equal(y[:rows], expected[:rows])
+
+
 def test_too_many_experts_of_a_row_are_refused(cuda: Device) -> None:
     gate_up, down = make_experts(cuda, "float32", 40, (16, 8)), make_experts(cuda, "float32", 40, (8, 8))
     routed = torch.arange(40, dtype=torch.int32)[None], torch.ones(1, 40)

@@ -31,6 +31,11 @@ void bind_moe(DeviceClass& device) {
     d.ops->route(params, inputs.data(), size_of(logits, 0), experts.data(), weights.data());
     return py::make_tuple(experts.fetch(experts_like), weights.fetch(weights_like));
   });
+  // From now on steps have so many rows, in the front of what operators are given.
+  device.def("begin_step", [](Device& d, int rows) {
+    const int32_t block = 0;
+    d.ops->set_spans(SpanSet::kTokens, {{0, rows, 0, &block}}, rows);
+  });
   // A weight gate_up [2 size, hidden] and one down [hidden, size] for each expert; x, y [rows, hidden]; chosen, weights
   // [rows, top_k]. Returns y with the sums added.
   device.def("add_experts", [](Device& d, const std::vector<const WeightOnDevice*>& gate_up,

@@ -23,6 +23,7 @@ __global__ void __launch_bounds__(kThreads)
                       int top_k, int hidden, float* y) {
   __shared__ int32_t order[kMostExpertsOfRow];  // the row's pairs, by ascending expert
   const int first_pair = blockIdx.x * top_k;
+  if (chosen[first_pair] < 0) return;  // and so are the row's others
   if (static_cast<int>(threadIdx.x) < top_k) {
     const int own = chosen[first_pair + threadIdx.x];
     int rank = 0;
@@ -57,7 +58,7 @@ __global__ void __launch_bounds__(kThreads)
                         int inputs, int padded_inputs, float* gathered) {
   const int i = blockIdx.y * kThreads + threadIdx.x;
   const int slot = blockIdx.x;
-  if (i >= padded_inputs) return;
+  if (i >= padded_inputs || experts[slot] < 0) return;
   const auto* weight = reinterpret_cast<const LinearWeight*>(weights + experts[slot] * sizeof(ExpertWeight));
   const float* row = x + static_cast<size_t>(sources != nullptr ? sources[slot] : slot) * inputs;
   gathered[static_cast<size_t>(slot) * padded_inputs + i] = i < inputs ? row[weight->input_order[i]] : 0.0f;

@@ -7,9 +7,10 @@
 namespace turbomind::cuda {
 
 // logits [rows, num_experts] -> experts and weights [rows, top_k]. Scores are computed as the CPU does, step by step in
-// float32, so that the same experts are chosen: exponentials are rounded from float64.
-void route(cudaStream_t stream, const RouterParams& params, const float* logits, int rows, int32_t* experts,
-           float* weights);
+// float32, so that the same experts are chosen: exponentials are rounded from float64. Rows from *row_count (the
+// device's) on go to no expert, -1; null: all rows go to some.
+void route(cudaStream_t stream, const RouterParams& params, const float* logits, int rows, const int32_t* row_count,
+           int32_t* experts, float* weights);
 
 // The experts of a layer. All have the formats and sizes of the first.
 struct ExpertTable {
@@ -23,6 +24,7 @@ size_t expert_scratch_bytes(const ExpertTable& experts, int rows, int top_k);
 
 // y[row] += sum over the row's experts e, ascending, of weights[row, e] MLP_e(x[row]).
 //   x, y [rows, hidden] float32, not overlapping; chosen, weights [rows, top_k] as `route` made them; top_k at most 32
+// Rows that go to no expert add nothing, and no weight is read for them.
 // The arithmetic of the products is that of linear.h.
 void add_experts(cudaStream_t stream, const LinearScratch& scratch, Activation activation, const ExpertTable& experts,
                  const float* x, int rows, int top_k, const int32_t* chosen, const float* weights, float* y);

@@ -143,7 +143,8 @@ __device__ void mix(const RouterParams& params, const float* logits, const Row& 
 }
 
 __global__ void __launch_bounds__(kWarps* kWarp)
-    route_kernel(RouterParams params, const float* all_logits, int rows, int32_t* all_experts, float* all_weights) {
+    route_kernel(RouterParams params, const float* all_logits, int rows, const int32_t* row_count, int32_t* all_experts,
+                 float* all_weights) {
   const int index = blockIdx.x * kWarps + threadIdx.x / kWarp;
   if (index >= rows) return;
   const int lane = threadIdx.x % kWarp;
@@ -154,6 +155,13 @@ __global__ void __launch_bounds__(kWarps* kWarp)
   const float* logits = all_logits + static_cast<size_t>(index) * count;
   int32_t* experts = all_experts + static_cast<size_t>(index) * params.top_k;
   float* weights = all_weights + static_cast<size_t>(index) * params.top_k;
+  if (row_count != nullptr && index >= *row_count) {  // a whole warp
+    for (int k = lane; k < params.top_k; k += kWarp) {
+      experts[k] = -1;
+      weights[k] = 0;
+    }
+    return;
+  }
 
   for (int e = lane; e < count; e += kWarp) row.left[e] = 1;
   __syncwarp();
@@ -176,11 +184,12 @@ __global__ void __launch_bounds__(kWarps* kWarp)
 
 }  // namespace
 
-void route(cudaStream_t stream, const RouterParams& params, const float* logits, int rows, int32_t* experts,
-           float* weights) {
+void route(cudaStream_t stream, const RouterParams& params, const float* logits, int rows, const int32_t* row_count,
+           int32_t* experts, float* weights) {
   if (rows == 0) return;
   launch(route_kernel, dim3(divide_up(rows, kWarps)), dim3(kWarps * kWarp),
-         kWarps * kRowArrays * sizeof(float) * params.num_experts, stream, params, logits, rows, experts, weights);
+         kWarps * kRowArrays * sizeof(float) * params.num_experts, stream, params, logits, rows, row_count, experts,
+         weights);
 }
 
 }  // namespace turbomind::cuda

@@ -33,7 +33,9 @@ __global__ void __launch_bounds__(kThreads)
   const int warp = threadIdx.x / kWarp;
   for (int e = threadIdx.x; e < num_experts; e += kThreads) counts[e] = 0;
   __syncthreads();
-  for (int pair = threadIdx.x; pair < pairs; pair += kThreads) atomicAdd(counts + chosen[pair], 1);
+  for (int pair = threadIdx.x; pair < pairs; pair += kThreads) {
+    if (chosen[pair] >= 0) atomicAdd(counts + chosen[pair], 1);
+  }
   __syncthreads();
   if (warp == 0) {
     int2 sums = make_int2(0, 0);
@@ -50,7 +52,13 @@ __global__ void __launch_bounds__(kThreads)
   for (int i = threadIdx.x; i < parts; i += kThreads) {
     sorted.parts[before.y + i] = {expert, before.x + i * part_rows, min(part_rows, count - i * part_rows)};
   }
-  if (expert == num_experts - 1 && threadIdx.x == 0) *sorted.part_count = before.y + parts;
+  if (expert == num_experts - 1) {
+    if (threadIdx.x == 0) *sorted.part_count = before.y + parts;
+    for (int slot = before.x + count + threadIdx.x; slot < pairs; slot += kThreads) {
+      sorted.rows[slot] = 0;
+      sorted.experts[slot] = -1;
+    }
+  }
 
   int next = before.x;
   for (int first = 0; first < pairs; first += kThreads) {

@@ -6,11 +6,12 @@
 
 namespace turbomind::cuda {
 
-// Pairs of a row and one of its experts, sorted by expert and then by row. All on the device.
+// Pairs of a row and one of its experts, sorted by expert and then by row; behind them, as many as there are of rows
+// that go to no expert, which is -1. All on the device.
 struct SortedPairs {
   int32_t* rows;        // [pairs]
   int32_t* experts;     // [pairs]
-  int32_t* slots;       // [pairs]; where pair number row top_k + k is in the two above
+  int32_t* slots;       // [pairs]; where pair number row top_k + k is in the two above, if it has an expert
   ExpertRows* parts;    // [part_limit]; of an expert's pairs at most part_rows each
   int32_t* part_count;  // [1]
   int part_limit;       // no more parts can come about
