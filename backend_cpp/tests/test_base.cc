@@ -1,10 +1,11 @@
-// JSON, thread pool.
+// JSON, thread pool, a map that forgets.
 #include <atomic>
 #include <chrono>
 #include <thread>
 
 #include "base/error.h"
 #include "base/json.h"
+#include "base/recent_map.h"
 #include "base/thread_pool.h"
 #include "tests/check.h"
 
@@ -43,6 +44,30 @@ TEST(a_parallel_loop_runs_every_chunk_once) {
     if (round % 500 == 0)
       std::this_thread::sleep_for(std::chrono::milliseconds(5));  // long enough for workers to sleep
   }
+}
+
+TEST(a_recent_map_forgets_what_was_not_asked_for_the_longest) {
+  RecentMap<int, int> map(3);
+  int made = 0;
+  const auto ask = [&](int key) { return map.get(key, [&] { return ++made, 10 * key; }); };
+  for (const int key : {1, 2, 3, 1}) CHECK_EQUAL(ask(key), 10 * key);
+  CHECK_EQUAL(made, 3);
+  ask(4);  // in place of 2
+  CHECK_EQUAL(map.size(), 3u);
+  for (const int key : {1, 3, 4}) ask(key);
+  CHECK_EQUAL(made, 4);
+  ask(2);
+  CHECK_EQUAL(made, 5);
+  bool has_thrown = false;
+  try {
+    map.get(9, []() -> int { throw internal_error("cannot be made"); });
+  } catch (const Error&) {
+    has_thrown = true;
+  }
+  CHECK(has_thrown);
+  CHECK_EQUAL(map.size(), 3u);
+  ask(2);
+  CHECK_EQUAL(made, 5);
 }
 
 }  // namespace turbomind::testing

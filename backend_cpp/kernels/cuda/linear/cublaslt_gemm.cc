@@ -1,14 +1,17 @@
 #include <cublasLt.h>
 
-#include <map>
 #include <string>
 #include <tuple>
 
+#include "base/recent_map.h"
 #include "kernels/cuda/linear/gemm.h"
 
 namespace turbomind::cuda {
 
 namespace {
+
+// Prompts of any length come: each length has a plan for each shape of a weight.
+constexpr size_t kMostPlans = 1024;
 
 void check_status(cublasStatus_t status, const char* what) {
   if (status != CUBLAS_STATUS_SUCCESS) {
@@ -113,17 +116,8 @@ class CublasLtGemm : public Gemm {
   using Shape = std::tuple<GemmType, int, int, int, size_t>;
 
   const Plan& plan_of(const GemmCall& call) {
-    const auto [place, is_new] =
-        plans_.try_emplace(Shape{call.type, call.rows, call.outputs, call.inputs, call.y_stride});
-    if (is_new) {
-      try {
-        place->second = make_plan(call);
-      } catch (...) {
-        plans_.erase(place);
-        throw;
-      }
-    }
-    return place->second;
+    const Shape shape{call.type, call.rows, call.outputs, call.inputs, call.y_stride};
+    return plans_.get(shape, [&] { return make_plan(call); });
   }
 
   // cuBLAS is column-major: y^T [outputs, rows] = w^T^T x^T, where w^T [inputs, outputs] is to be transposed.
@@ -166,7 +160,7 @@ class CublasLtGemm : public Gemm {
 
   Owned<cublasLtHandle_t, cublasLtDestroy> handle_;
   bool has_float8_;
-  std::map<Shape, Plan> plans_;
+  RecentMap<Shape, Plan> plans_{kMostPlans};
 };
 
 }  // namespace
