@@ -21,6 +21,7 @@ NPM_OPENAI  ?= 6.49.0     # of make clients
 BENCH_ARGS  ?=
 FUZZ_SECONDS ?= 60
 CUDA        ?=            # 1: build for NVIDIA GPUs too; needs the CUDA toolkit
+CUDA_LIBRARIES ?= 1       # 0: with CUDA, leave out kernels of libraries, whose headers are a download of 60 MB
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -39,8 +40,10 @@ digest  = $(shell cat $(1) /dev/null | sha256sum | cut -c1-12)
 STAMPS  := $(VENV)/.stamps
 RUNTIME := $(STAMPS)/runtime-$(call digest,requirements/torch.txt requirements/runtime.txt requirements/no-deps.txt)
 DEV     := $(STAMPS)/dev-$(call digest,requirements/torch.txt requirements/runtime.txt requirements/dev.txt)
+WITH_LIBRARIES := $(and $(strip $(CUDA)),$(filter-out 0,$(strip $(CUDA_LIBRARIES))))
+LIBRARIES := $(STAMPS)/cuda-libraries-$(call digest,requirements/cuda-libraries.txt)
 LINKED  := $(STAMPS)/linked-$(call digest,tools/link_checkout.py)
-CONFIGURED := $(BUILD)/.configured-$(call digest,requirements/torch.txt requirements/runtime.txt)$(if $(strip $(CUDA)),-cuda)
+CONFIGURED := $(BUILD)/.configured-$(call digest,requirements/torch.txt requirements/runtime.txt)$(if $(strip $(CUDA)),-cuda)$(if $(WITH_LIBRARIES),-libraries)
 
 CXX_SOURCES = $(shell find backend_cpp -name '*.h' -o -name '*.cc' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 # Of make check: what needs no checkpoint but the default model's tokenizer. Unit tests that write checkpoints,
@@ -54,7 +57,7 @@ PY_SOURCES  := lmdeploy openai_gateway python_backend webui tools tests
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  Variables: MODEL, PORT, WEBUI_PORT, HTTP_PORT, GRPC_PORT, METRICS_PORT, SERVE_ARGS, TESTS, WORKERS, PYTEST_ARGS, BENCH_ARGS, CUDA, PYTHON"
+	@echo "  Variables: MODEL, PORT, WEBUI_PORT, HTTP_PORT, GRPC_PORT, METRICS_PORT, SERVE_ARGS, TESTS, WORKERS, PYTEST_ARGS, BENCH_ARGS, CUDA, CUDA_LIBRARIES, PYTHON"
 
 # ---- set-up -------------------------------------------------------------------------------------------------------
 
@@ -83,11 +86,17 @@ $(LINKED): $(RUNTIME)
 setup: $(RUNTIME) $(LINKED)
 dev: setup $(DEV)
 
-$(CONFIGURED): $(RUNTIME)
+$(LIBRARIES): $(RUNTIME)
+	$(say) 'installing headers of CUDA libraries (10 s)'
+	@$(PIP) install -qq --no-deps -r requirements/cuda-libraries.txt
+	@rm -f $(STAMPS)/cuda-libraries-* && touch $@
+
+$(CONFIGURED): $(RUNTIME) $(if $(WITH_LIBRARIES),$(LIBRARIES))
 	$(say) 'configuring the C++ build (10 s)'
 	@mkdir -p $(BUILD)
 	@$(CMAKE) -S . -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$(abspath $(PY)) \
 	    -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV)/bin/ninja) -DTURBOMIND_CUDA=$(if $(strip $(CUDA)),ON,OFF) \
+	    -DTURBOMIND_CUDA_LIBRARIES=$(if $(WITH_LIBRARIES),ON,OFF) \
 	    > $(BUILD)/configure.log 2>&1 \
 	    || { cat $(BUILD)/configure.log; exit 1; }
 	@rm -f $(BUILD)/.configured-* && touch $@

@@ -91,6 +91,7 @@ CudaOperators::CudaOperators(CudaRank rank) : rank_(std::move(rank)) {
   cuda::check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream");
   gemm_ = cuda::make_gemm();
   counters_ = std::make_unique<cuda::SplitCounters>(stream_);
+  latents_ = std::make_unique<CudaLatents>(*this);
 }
 
 CudaOperators::~CudaOperators() {
@@ -249,6 +250,12 @@ void CudaOperators::set_spans(SpanSet set, std::vector<AttentionSpan> spans, int
   blocks.upload(*this, block_count * sizeof(int32_t));
   const int context = rounded_up_context(longest);
   const bool is_decoding = set == SpanSet::kTokens && several.filled.empty();
+  if (set == SpanSet::kTokens) {
+    std::vector<cuda::DeviceSpan> all = single.filled;
+    all.insert(all.end(), several.filled.begin(), several.filled.end());
+    const int count = static_cast<int>(all.size());
+    latents_->set_spans(std::move(all), padded_rows(count, is_decoding));
+  }
   upload_group(single, blocks, padded_rows(static_cast<int>(single.filled.size()), is_decoding), 1, context);
   upload_group(several, blocks, static_cast<int>(several.filled.size()), most_rows, context);
 }
@@ -393,6 +400,7 @@ void CudaOperators::write_cache(const AttentionParams& params, const HeadsView& 
 
 void CudaOperators::paged_attention(const AttentionParams& params, const HeadsView& q, float* out) {
   const Spans& spans = spans_of(params.set);
+  if (latents_->attend(params, spans.blocks.device<int32_t>(), q, out)) return;
   for (const SpanGroup* group : {&spans.single, &spans.several}) {
     if (group->view.span_count == 0) continue;
     const size_t floats = cuda::most_attention_workspace_floats(params);  // one size, so that it never grows

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "device/cuda_latents.h"
 #include "device/operators.h"
 #include "kernels/cuda/attention/paged_attention.h"
 #include "kernels/cuda/comm/nccl_group.h"
@@ -90,6 +91,8 @@ class CudaOperators final : public Operators {
   void mark(cudaEvent_t event) { cuda::check(cudaEventRecord(event, stream_), "marking a place in a step"); }
   // Scratch memory of at least `bytes`; larger memory makes every captured graph void.
   cuda::Scratch scratch(size_t bytes);
+  // For whoever gives up memory that a captured step may use.
+  void forget_graphs() { graphs_.clear(); }
   void wait_for(cudaEvent_t event);
 
  private:
@@ -130,6 +133,7 @@ class CudaOperators final : public Operators {
 
   std::array<Spans, kSpanSets> spans_;  // by SpanSet
   Staged row_count_;                    // int32; the rows of the spans of tokens. Empty before there are any
+  std::unique_ptr<CudaLatents> latents_;
 
   using Shape = std::pair<int, int>;  // rows, context bound
   std::set<Shape> seen_;

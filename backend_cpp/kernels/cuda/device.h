@@ -78,6 +78,11 @@ inline int multiprocessor_count() {
   return 4;  // few, so that small tests fill them
 }
 
+// 10 major + minor.
+inline int compute_capability() {
+  return 90;
+}
+
 template <class T>
 T* dynamic_shared() {
   return reinterpret_cast<T*>(emulated::dynamic_shared_memory());
@@ -111,6 +116,12 @@ int device_attribute() {
 
 inline int multiprocessor_count() {
   return device_attribute<cudaDevAttrMultiProcessorCount>();
+}
+
+// 10 major + minor.
+inline int compute_capability() {
+  return 10 * device_attribute<cudaDevAttrComputeCapabilityMajor>() +
+         device_attribute<cudaDevAttrComputeCapabilityMinor>();
 }
 
 inline size_t most_shared_memory() {

@@ -14,6 +14,7 @@ inline CudaOperators& operators_of(Device& device) {
 }
 
 void bind_attention_internals(DeviceClass& device);
+void bind_latent_plan(pybind11::module_& m);
 void bind_sampling(DeviceClass& device);
 void bind_probes(DeviceClass& device);
 void bind_faults(pybind11::module_& m);  // of the emulation

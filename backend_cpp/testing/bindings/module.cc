@@ -90,6 +90,7 @@ PYBIND11_MODULE(TM_TEST_MODULE, m) {
 
   m.def("device_count", &cuda_device_count);
   cuda::bind_attention_internals(device);
+  cuda::bind_latent_plan(m);
   cuda::bind_sampling(device);
   cuda::bind_probes(device);
 #ifdef TM_CUDA_EMULATED

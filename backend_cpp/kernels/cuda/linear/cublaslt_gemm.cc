@@ -75,16 +75,6 @@ Types types_of(GemmType type) {
   return {CUDA_R_32F, CUBLAS_COMPUTE_32F, CUDA_R_32F};
 }
 
-bool device_has_float8() {
-  int device = 0;
-  int major = 0;
-  int minor = 0;
-  check(cudaGetDevice(&device), "asking for the current device");
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "asking for the compute capability");
-  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "asking for the compute capability");
-  return 10 * major + minor >= 89;
-}
-
 template <class Value>
 void prefer(const Preference& preference, cublasLtMatmulPreferenceAttributes_t attribute, Value value) {
   check_status(cublasLtMatmulPreferenceSetAttribute(preference.get(), attribute, &value, sizeof(value)),
@@ -93,7 +83,7 @@ void prefer(const Preference& preference, cublasLtMatmulPreferenceAttributes_t a
 
 class CublasLtGemm : public Gemm {
  public:
-  CublasLtGemm() : has_float8_(device_has_float8()) { check_status(cublasLtCreate(handle_.out()), "starting"); }
+  CublasLtGemm() : has_float8_(compute_capability() >= 89) { check_status(cublasLtCreate(handle_.out()), "starting"); }
 
   bool has_float8() const override { return has_float8_; }
 

@@ -6,6 +6,7 @@
 #include <array>
 
 #include "testing/bindings/cuda_internals.h"
+#include "testing/cuda_emulated/latent_kernel.h"
 #include "testing/cuda_emulated/launch_limits.h"
 
 namespace turbomind::cuda {
@@ -22,6 +23,9 @@ void bind_faults(pybind11::module_& m) {
   });
   m.def("set_shared_memory", &emulated::set_shared_memory);
   m.def("set_only_checks_launches", &emulated::set_only_checks_launches);
+  m.def("set_latent_library",
+        [](int library) { emulated::set_latent_library(static_cast<emulated::LatentLibrary>(library)); });
+  m.def("latent_launches", &emulated::latent_launches);
 }
 
 }  // namespace turbomind::cuda

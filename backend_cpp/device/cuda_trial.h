@@ -1,0 +1,36 @@
+// Libraries' kernels on probation: one is used on a device only after it came to what ours does there, on a small
+// random problem. What is found is written to stderr, once a problem.
+//
+// A kernel that breaks the device (an illegal address, say) breaks it for good: then LMDEPLOY_CUDA_LIBRARIES=0 leaves
+// the libraries out.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace turbomind {
+
+// Whether the environment lets libraries' kernels be used: LMDEPLOY_CUDA_LIBRARIES is not 0.
+bool may_use_libraries();
+
+// What the two kernels came to. A library may differ from ours by relative * magnitude + absolute, element by element;
+// what is not a number agrees with nothing.
+struct Trial {
+  std::vector<float> ours;
+  std::vector<float> theirs;
+  std::vector<float> magnitude;  // what a sum would be if nothing in it cancelled
+  float relative = 0;
+  float absolute = 0;
+};
+
+// The largest difference as a part of what it may be; infinity for one that is not a number, or without any element.
+double largest_difference(const Trial& trial);
+
+// Runs `run` and says whether the kernel, called `name` in what is written, may be used. An Error in it means no.
+bool passes_trial(const std::string& name, const std::function<Trial()>& run);
+
+// Numbers for trials, the same each time: normally distributed, each representable in bfloat16.
+std::vector<float> trial_numbers(size_t count, float deviation, unsigned seed);
+
+}  // namespace turbomind

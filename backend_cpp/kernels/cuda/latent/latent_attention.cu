@@ -1,0 +1,79 @@
+#include "kernels/cuda/latent/latent_attention.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "kernels/cuda/linear/round_rows.h"
+
+namespace turbomind::cuda {
+
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kChunk = 4;
+
+// Widens [rows, width] bfloat16, of which *filled come to something; block x is the row, y kThreads chunks of it.
+__global__ void __launch_bounds__(kThreads)
+    widen_kernel(const uint16_t* rounded, const int32_t* filled, int width, float* out) {
+  const int i = (blockIdx.y * kThreads + threadIdx.x) * kChunk;
+  if (static_cast<int>(blockIdx.x) >= *filled || i >= width) return;
+  const size_t index = static_cast<size_t>(blockIdx.x) * width + i;
+  const uint2 bits = *reinterpret_cast<const uint2*>(rounded + index);
+  *reinterpret_cast<float4*>(out + index) =
+      make_float4(__uint_as_float(bits.x << 16), __uint_as_float(bits.x & 0xFFFF0000u), __uint_as_float(bits.y << 16),
+                  __uint_as_float(bits.y & 0xFFFF0000u));
+}
+
+size_t bytes_of(const LatentPiece& piece) {
+  const size_t packed = static_cast<size_t>(piece.rows) * piece.heads;
+  return scratch_bytes<uint16_t>(packed * kLatentKey) + scratch_bytes<uint16_t>(packed * kLatentRank) +
+         scratch_bytes<uint16_t>(piece.partial_rows() * kLatentRank) + scratch_bytes<float>(piece.partial_rows());
+}
+
+}  // namespace
+
+bool is_latent_attention(const AttentionParams& params) {
+  const CacheLayout& layout = params.layout;
+  return layout.type == CacheType::kBFloat16 && layout.num_kv_heads == 1 && layout.key_dim == kLatentKey &&
+         layout.value_dim == kLatentRank && has_latent_tiles(params.num_heads) && params.set == SpanSet::kTokens &&
+         params.softcap == 0 && params.alibi_slopes == nullptr && params.window <= 0 && params.sights == nullptr &&
+         params.sinks == nullptr && layout.block_bytes() / sizeof(uint16_t) <= std::numeric_limits<uint32_t>::max();
+}
+
+size_t latent_scratch_bytes(const std::vector<LatentPiece>& pieces) {
+  size_t bytes = 0;
+  for (const LatentPiece& piece : pieces) bytes = std::max(bytes, bytes_of(piece));
+  return bytes;
+}
+
+void latent_attention(cudaStream_t stream, Scratch memory, const LatentKernel& kernel,
+                      const std::vector<LatentPiece>& pieces, const int32_t* plan, const AttentionParams& params,
+                      const int32_t* blocks, const HeadsView& q, float* out) {
+  const CacheLayout& layout = params.layout;
+  LatentCall call;
+  call.keys = reinterpret_cast<const uint16_t*>(params.pool + layout.key_offset(params.layer, 0));
+  call.block_stride = layout.block_bytes() / sizeof(uint16_t);
+  call.block_len = layout.block_len;
+  call.heads = params.num_heads;
+  call.blocks = blocks;
+  for (const LatentPiece& piece : pieces) {
+    Scratch left = memory;
+    const int rows = std::min(piece.rows, q.rows - piece.first_row);
+    const size_t packed = static_cast<size_t>(piece.rows) * piece.heads;
+    auto* queries = left.take<uint16_t>(packed * kLatentKey);
+    call.out = left.take<uint16_t>(packed * kLatentRank);
+    call.partial_out = left.take<uint16_t>(piece.partial_rows() * kLatentRank);
+    call.partial_lse = left.take<float>(piece.partial_rows());
+    call.queries = queries;
+    call.plan = view_latent_plan(piece, plan);
+    round_rows(stream, {q.head(piece.first_row, 0), rows, q.row_stride, q.heads, q.head_stride, kLatentKey, nullptr},
+               WeightFormat::kBFloat16, ChunkOrder::kPlain, kLatentKey, queries);
+    kernel.run(stream, call);
+    const int width = piece.heads * kLatentRank;
+    launch(widen_kernel, rows_and(rows, divide_up(width, kThreads * kChunk)), dim3(kThreads), 0, stream, call.out,
+           filled_rows(plan), width, out + static_cast<size_t>(piece.first_row) * width);
+    plan += piece.plan_size();
+  }
+}
+
+}  // namespace turbomind::cuda
