@@ -61,6 +61,18 @@ def test_codes_with_zero_points_of_any_group_stand_for_their_numbers(
 
 
 @pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("group", [24, 64, 128])
+@pytest.mark.parametrize("rows", [2, 9, 33])
+def test_codes_of_a_product_that_is_split_stand_for_their_numbers(
+    device: Device, rows: int, group: int, bits: int
+) -> None:
+    torch.manual_seed(group)
+    x = torch.randn(rows, 2236)  # on CUDA in splits that begin and end within groups
+    weight = group_codes_weight(device, (37, 2236), bits, group, shuffles_inputs=False)
+    check(device, device.linear(weight, x), x, weight, f"int{bits}")
+
+
+@pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("rows", [3, 20, 200])
 def test_codes_in_an_order_of_their_own_meet_their_inputs(device: Device, rows: int, bits: int) -> None:
     torch.manual_seed(rows)

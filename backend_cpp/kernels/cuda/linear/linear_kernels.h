@@ -18,6 +18,8 @@ size_t split_scratch_bytes();
 // the codes. 16-bit weights: in_features is a multiple of 8. At most kStreamRows rows.
 inline constexpr int kStreamRows = 16;
 void stream_linear(cudaStream_t stream, Scratch scratch, const LinearTask& task, int part_rows, int expert_parts = 0);
+// Its part for weights of 8 and 4 bits.
+void stream_codes(cudaStream_t stream, Scratch scratch, const LinearTask& task, int part_rows, int expert_parts);
 
 // The same weights and x as round_rows makes it. At most kTileRows rows.
 inline constexpr int kTileRows = 64;

@@ -1,0 +1,230 @@
+// Sums of codes times activations, before scales and zero points act on them: for few rows, where every instruction for
+// a byte of the weight counts.
+//
+//   sum of scale (code - zero) x = scale (sum of code x - zero sum of x)
+//
+// over the inputs that share a scale and a zero point. Codes go to the matrix instruction as the subnormal numbers of
+// half precision that they are behind a mask: code 2^-24, or code 2^-20 of the upper half of a byte of int4. Tensor
+// cores multiply those exactly (Fasi, Higham, Mikaitis and Pranesh, 2021, PeerJ Computer Science 7:e330). The sum of x
+// is a product with ones, in the same unit. float8 has no zero points, and is widened as weight_slab.cuh says.
+#pragma once
+
+#include "kernels/cuda/linear/weight_slab.cuh"
+
+namespace turbomind::cuda {
+
+template <WeightFormat kFormat>
+inline constexpr bool kHasZeros = kFormat == WeightFormat::kInt8 || kFormat == WeightFormat::kInt4;
+
+// What sums of codes are to be multiplied with.
+inline float code_range_of(WeightFormat format) {
+  constexpr float kSubnormal = 16777216.0f;
+  return format == WeightFormat::kFloat8 ? range_of(format) : kHalfRange * kSubnormal;
+}
+
+// A lane's way along its stripe in steps of kUnit slabs that never leave a group: 2 where all groups have 64 inputs or
+// a multiple of that, and else 1.
+template <int kUnit>
+class CodeWalk {
+ public:
+  static constexpr int kChunks = kUnit * kSlabChunks;
+
+  __device__ CodeWalk(const SlabShape& shape, int step, int lane)
+      : chunks_(shape.chunks),
+        steps_(steps_of_group(shape)),
+        place_(step % steps_ * kChunks + lane % kSlabChunks),
+        left_(steps_ - step % steps_) {}
+
+  __host__ __device__ static int steps_of_group(const SlabShape& shape) { return divide_up(shape.chunks, kChunks); }
+  __host__ __device__ static int steps(const SlabShape& shape) {
+    return shape.total / shape.per_group * steps_of_group(shape);
+  }
+  // The lane's first chunk of a step, of those of its stripe.
+  __device__ static int chunk(const SlabShape& shape, int step, int lane) {
+    const int of_group = steps_of_group(shape);
+    return step / of_group * shape.chunks + step % of_group * kChunks + lane % kSlabChunks;
+  }
+
+  // Chunks to the next step.
+  __device__ __forceinline__ int advance() {
+    if constexpr (kUnit == 1) place_ += kChunks;
+    if (--left_ > 0) return kChunks;
+    left_ = steps_;
+    if constexpr (kUnit == 2) return kChunks;
+    place_ -= steps_ * kChunks;
+    return kChunks + chunks_ - steps_ * kChunks;
+  }
+  // Whether a group begins here.
+  __device__ __forceinline__ bool is_first() const { return left_ == steps_; }
+  // Whether the group has the lane's chunk of the step.
+  __device__ __forceinline__ bool has_chunk() const { return kUnit == 2 || place_ < chunks_; }
+
+ private:
+  int chunks_;
+  int steps_;  // of a group
+  int place_;  // chunk within the group
+  int left_;   // steps of the group, this one too
+};
+
+// Scales and zero points of a lane's four outputs for a group.
+template <WeightFormat kFormat>
+struct GroupConstants {
+  std::conditional_t<kHasZeros<kFormat>, uint2, float4> scales;
+  uint32_t zeros;
+
+  // `entry`: number of the first output's scale.
+  __device__ __forceinline__ void load(const LinearWeight& weight, uint32_t entry) {
+    if constexpr (kHasZeros<kFormat>) {
+      constexpr uint32_t kOnes = 0x3C003C00;
+      scales = weight.scales == nullptr ? make_uint2(kOnes, kOnes)
+                                        : __ldg(reinterpret_cast<const uint2*>(weight.scales + entry));
+      zeros = weight.zeros != nullptr          ? __ldg(reinterpret_cast<const uint32_t*>(weight.zeros + entry))
+              : kFormat == WeightFormat::kInt4 ? 0x08080808u
+                                               : 0x80808080u;
+    } else {
+      scales = weight.block_scales == nullptr ? make_float4(1, 1, 1, 1)
+                                              : __ldg(reinterpret_cast<const float4*>(weight.block_scales + entry));
+    }
+  }
+  __device__ __forceinline__ void scales_of(float (&values)[4]) const {
+    if constexpr (kHasZeros<kFormat>) {
+      const float2 first = __half22float2(bits_as<__half2>(scales.x));
+      const float2 second = __half22float2(bits_as<__half2>(scales.y));
+      values[0] = first.x, values[1] = first.y, values[2] = second.x, values[3] = second.y;
+    } else {
+      values[0] = scales.x, values[1] = scales.y, values[2] = scales.z, values[3] = scales.w;
+    }
+  }
+};
+
+// The codes of a tile of a slab as operands, [step]. Of int4 step 0 has the inputs 0 .. 3 of a chunk, and step 1 the
+// others 16 times too large; of the rest step 0 has 0, 1, 4, 5.
+template <WeightFormat kFormat>
+__device__ __forceinline__ void mask_codes(const uint4 (&loads)[SlabFormat<kFormat>::kLoads], int tile,
+                                           uint32_t (&steps)[2][4]) {
+  const auto word = [&](int load, int i) {
+    return i == 0 ? loads[load].x : i == 1 ? loads[load].y : i == 2 ? loads[load].z : loads[load].w;
+  };
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int output = 2 * tile + i;
+    uint32_t pairs[4];
+    if constexpr (kFormat == WeightFormat::kInt4) {
+      const uint32_t codes = word(0, output);
+      pairs[0] = codes & 0x000F000Fu;
+      pairs[1] = codes >> 8 & 0x000F000Fu;
+      pairs[2] = codes & 0x00F000F0u;
+      pairs[3] = codes >> 8 & 0x00F000F0u;
+    } else if constexpr (kFormat == WeightFormat::kInt8) {
+#pragma unroll
+      for (int load = 0; load < 2; ++load) {
+        pairs[2 * load] = __byte_perm(word(load, output), 0u, 0x4140);
+        pairs[2 * load + 1] = __byte_perm(word(load, output), 0u, 0x4342);
+      }
+    } else {
+      widen_float8(word(0, output), pairs);
+      widen_float8(word(1, output), pairs + 2);
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) steps[j / 2][i + j % 2 * 2] = pairs[j];
+  }
+}
+
+// Eight activations as the operand that fits mask_codes: words x and y are step 0.
+template <WeightFormat kFormat>
+__device__ __forceinline__ uint4 code_chunk(const float (&x)[kChunk]) {
+  const uint4 rounded = round_chunk<kFormat>(x);
+  // Of int4 0 2, 4 6, 1 3, 5 7.
+  return kFormat == WeightFormat::kInt4 ? make_uint4(rounded.x, rounded.z, rounded.y, rounded.w) : rounded;
+}
+
+// Adds the activations themselves, in the unit of codes. x_sums[n][c]: of row 8 n + 2 t + c. Of the four words that the
+// instruction leaves, all equal in pairs, two are kept, which saves registers, or four, which saves instructions.
+template <int kRowTiles, int kKept>
+__device__ __forceinline__ void add_inputs(const uint4 (&x)[kRowTiles], float (&x_sums)[kRowTiles][kKept]) {
+  constexpr uint32_t kOnes[4] = {0x00010001, 0x00010001, 0x00010001, 0x00010001};
+#pragma unroll
+  for (int n = 0; n < kRowTiles; ++n) {
+    const uint32_t steps[2][2] = {{x[n].x, x[n].y}, {x[n].z, x[n].w}};
+    float sums[4] = {};
+#pragma unroll
+    for (int i = 0; i < kKept; ++i) sums[i] = x_sums[n][i];
+    mma_f16(sums, kOnes, steps[0]);
+    mma_f16(sums, kOnes, steps[1]);
+#pragma unroll
+    for (int i = 0; i < kKept; ++i) x_sums[n][i] = sums[i];
+  }
+}
+
+// The sums of a stripe for rows 8 n .. 8 n + 7: of a group while it lasts, and of all groups before.
+template <WeightFormat kFormat, int kRowTiles>
+class CodeSums {
+  // The steps of int4, whose units differ, gather apart; with more rows that takes too many registers.
+  static constexpr bool kIsApart = kFormat == WeightFormat::kInt4 && kRowTiles == 1;
+
+ public:
+  // [n][i][c]: output 4 g + i of the stripe, row 8 n + 2 t + c
+  float totals[kRowTiles][4][2] = {};
+
+  __device__ __forceinline__ void add(const uint4 (&loads)[SlabFormat<kFormat>::kLoads], const uint4 (&x)[kRowTiles]) {
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile) {
+      uint32_t codes[2][4];
+      mask_codes<kFormat>(loads, tile, codes);
+      if constexpr (kFormat == WeightFormat::kInt4 && !kIsApart) {
+        constexpr uint32_t kSixteenth = 0x2C002C00;
+#pragma unroll
+        for (uint32_t& pair : codes[1]) {
+          pair = bits_as<uint32_t>(__hmul2(bits_as<__half2>(pair), bits_as<__half2>(kSixteenth)));
+        }
+      }
+#pragma unroll
+      for (int n = 0; n < kRowTiles; ++n) {
+        const uint32_t steps[2][2] = {{x[n].x, x[n].y}, {x[n].z, x[n].w}};
+#pragma unroll
+        for (int step = 0; step < 2; ++step) {
+          mma_f16(group_[n][tile][kIsApart ? step : 0], codes[step], steps[step]);
+        }
+      }
+    }
+  }
+
+  // Ends a group. x_sums as add_inputs leaves them.
+  template <int kKept>
+  __device__ __forceinline__ void fold(const GroupConstants<kFormat>& constants,
+                                       const float (&x_sums)[kRowTiles][kKept]) {
+    float scales[4];
+    constants.scales_of(scales);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float zero = kHasZeros<kFormat> ? static_cast<float>(constants.zeros >> 8 * i & 255) : 0.0f;
+#pragma unroll
+      for (int n = 0; n < kRowTiles; ++n) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          const int at = i % 2 * 2 + c;
+          float sum = group_[n][i / 2][0][at];
+          if constexpr (kIsApart) sum = fmaf(group_[n][i / 2][1][at], 0.0625f, sum);
+          if constexpr (kHasZeros<kFormat>) sum = fmaf(-zero, x_sums[n][c], sum);
+          totals[n][i][c] = fmaf(scales[i], sum, totals[n][i][c]);
+        }
+      }
+    }
+#pragma unroll
+    for (auto& of_rows : group_) {
+#pragma unroll
+      for (auto& of_tile : of_rows) {
+#pragma unroll
+        for (auto& of_step : of_tile) {
+#pragma unroll
+          for (float& sum : of_step) sum = 0;
+        }
+      }
+    }
+  }
+
+ private:
+  float group_[kRowTiles][2][kIsApart ? 2 : 1][4] = {};  // as mma leaves it
+};
+
+}  // namespace turbomind::cuda

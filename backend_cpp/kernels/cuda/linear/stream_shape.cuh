@@ -1,0 +1,100 @@
+// What the kernels for few rows share (stream_linear.cu, stream_codes.cu): a block of eight warps that divide the slabs
+// of its stripes between them, and how their sums become results.
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/cuda/linear/linear_kernels.h"
+#include "kernels/cuda/linear/weight_slab.cuh"
+
+namespace turbomind::cuda {
+
+inline constexpr int kWays = 8;
+inline constexpr int kStreamThreads = kWays * kWarp;
+inline constexpr int kStreamBlocks = 2;  // that a multiprocessor should hold
+inline constexpr int kMostStreamSplits = 16;
+
+// Bytes of shared memory that the ways' sums take.
+template <int kStripes, int kRowTiles>
+inline constexpr size_t kWaySumBytes = sizeof(float) * kWays * kRowTiles * 8 * kStripes * kStripe;
+
+// The steps that part `index` of `count` has of [first, last).
+struct StepRange {
+  int first;
+  int last;
+
+  __device__ __forceinline__ StepRange part(int index, int count) const {
+    const auto cut = [&](int i) { return first + static_cast<int>(static_cast<int64_t>(last - first) * i / count); };
+    return {cut(index), cut(index + 1)};
+  }
+};
+
+// Adds up the warps' sums and the splits', in order, and writes them. sums[s][n][i][c]: of stripe stripe + s, output
+// 4 g + i, row 8 n + 2 t + c. What the dynamic shared memory held is gone.
+template <int kStripes, int kRowTiles>
+__device__ __forceinline__ void write_stream(const LinearTask& task, const LinearPart& part, float range, int stripe,
+                                             const float (&sums)[kStripes][kRowTiles][4][2]) {
+  constexpr int kRows = kRowTiles * 8;
+  constexpr int kOutputs = kStripes * kStripe;
+  static_assert(kRows * kOutputs / 4 <= kStreamThreads);
+  const int lane = threadIdx.x % kWarp;
+  const int warp = threadIdx.x / kWarp;
+  __syncthreads();
+  auto* shared = dynamic_shared<float>();  // [ways, rows, outputs]
+#pragma unroll
+  for (int s = 0; s < kStripes; ++s) {
+#pragma unroll
+    for (int n = 0; n < kRowTiles; ++n) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const int row = warp * kRows + n * 8 + lane % 4 * 2 + c;
+        *reinterpret_cast<float4*>(shared + row * kOutputs + s * kStripe + lane / 4 * 4) =
+            make_float4(sums[s][n][0][c], sums[s][n][1][c], sums[s][n][2][c], sums[s][n][3][c]);
+      }
+    }
+  }
+  __syncthreads();
+  constexpr int kQuads = kOutputs / 4;
+  const int row = threadIdx.x / kQuads;
+  const int column = threadIdx.x % kQuads * 4;
+  const int output = stripe * kStripe + column;
+  const bool has_quad = row < kRows;
+  float4 sum = make_float4(0, 0, 0, 0);
+  if (has_quad) {
+    for (int way = 0; way < kWays; ++way) {
+      const auto more = *reinterpret_cast<const float4*>(shared + (way * kRows + row) * kOutputs + column);
+      sum.x += more.x;
+      sum.y += more.y;
+      sum.z += more.z;
+      sum.w += more.w;
+    }
+  }
+  if (task.splits > 1) {
+    const int padded = gridDim.x * kOutputs;
+    if (has_quad) {
+      float* partial = partial_row(task, kRows, padded, blockIdx.y, row) + output;
+      __stcg(reinterpret_cast<float4*>(partial), sum);
+    }
+    if (!is_last_split(task)) return;
+    if (has_quad) sum = sum_of_splits(task, kRows, padded, row, output);
+  }
+  if (has_quad) write_outputs(task, part, range, row, output, sum);
+}
+
+// Launches a kernel for few rows, in as many splits as fill the device, but at most so many.
+template <int kStripes, int kRowTiles>
+void launch_stream(cudaStream_t stream, Scratch scratch, LinearTask task, int expert_parts, int most_splits,
+                   void (*kernel)(LinearTask, float), size_t shared_bytes, float range) {
+  constexpr int kRows = kRowTiles * 8;
+  constexpr int kOutputs = kStripes * kStripe;
+  const int blocks = divide_up(task.weight.out_features, kOutputs);
+  const int parts = part_limit<kRows>(task, expert_parts);
+  task.splits = std::min({kMostStreamSplits, most_splits, multiprocessor_count() * kStreamBlocks / (blocks * parts)});
+  task.splits = std::max(task.splits, 1);
+  if (task.splits > 1) {
+    task.partials = scratch.take<float>(static_cast<size_t>(parts) * task.splits * kRows * blocks * kOutputs);
+  }
+  launch(kernel, dim3(blocks, task.splits, parts), dim3(kStreamThreads), shared_bytes, stream, task, range);
+}
+
+}  // namespace turbomind::cuda
