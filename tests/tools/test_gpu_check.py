@@ -1,28 +1,239 @@
-"""The script that checks a GPU machine, as far as it goes without one."""
+"""The check of a GPU machine, as far as it goes without one; with CUDA's emulation in the GPU's place it goes far."""
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+
+import pytest
+
+from tests.kernels.device import built_modules
+from tools.gpu_check import journal, machine, runner, stages
+from tools.gpu_check.journal import Journal, append, read
+from tools.gpu_check.machine import Gpu
+from tools.gpu_check.stages import Stage, all_stages
+from tools.gpu_check.table import TARGETS, Target, verdict
+from tools.gpu_check.work.profile import ncu_table
 
 SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "gpu_check.sh"
 
 
+def check(*arguments: str | Path, python: Path | str = sys.executable) -> subprocess.CompletedProcess[str]:
+    """Call the script."""
+    command = [SCRIPT, *arguments]
+    variables = os.environ | {"PYTHON": str(python)}
+    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300, check=False)
+
+
+def a_stage(name: str, program: str, **more: object) -> Stage:
+    """Return a stage that runs a line of Python."""
+    defaults: dict[str, object] = {"seconds": 20, "most": 40, "needs": (), "inputs": ()}
+    return Stage(name, (sys.executable, "-c", program), **defaults | more)  # type: ignore[arg-type]
+
+
+def run(folder: Path, these: list[Stage], seconds: float = 60, again: tuple[str, ...] = ()) -> dict[str, str]:
+    """Run stages as one call of the check; return their outcomes as the report has them."""
+    environment = os.environ | {"GPU_CHECK_FOLDER": str(folder)}
+    kept = Journal(folder / "gpu_check.jsonl")
+    runner.Runner(folder, kept, environment, {"name": "none"}, seconds, again).run(these)
+    report = json.loads((folder / "gpu_check.json").read_text())
+    return {stage["stage"]: stage["outcome"] for stage in report["stages"]}
+
+
+def times_begun(folder: Path, name: str) -> int:
+    lines = [json.loads(line) for line in (folder / "gpu_check.jsonl").read_text().splitlines()]
+    return sum(line["stage"] == name and "begun" in line for line in lines)
+
+
+# ---- before anything is begun ----
+
+
 def test_what_is_missing_is_named_before_anything_is_built(tmp_path: Path) -> None:
     bare = tmp_path / "bare-python"
-    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "$@"\n')  # without installed packages
+    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')  # without installed packages
     bare.chmod(0o755)
-    done = subprocess.run(
-        [SCRIPT, tmp_path / "out"],
-        env=os.environ | {"PYTHON": str(bare)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 2
+    done = check(tmp_path / "out", python=bare)
+    assert done.returncode == 2, done.stderr
     assert "missing: the Python module torch" in done.stdout
-    report = json.loads((tmp_path / "out" / "gpu_check.json").read_text())
-    assert [(stage["stage"], stage["outcome"]) for stage in report["stages"]] == [("needs", "FAILED: exit status 1")]
-    assert report["targets"] is None
+    assert not (tmp_path / "out" / "gpu_check.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("capability", "architecture"), [("8.0", "80-real"), ("8.9", "89-real"), ("9.0", "90a-real"), ("12.0", "120-real")]
+)
+def test_code_is_built_for_the_gpu_that_is_there(
+    capability: str, architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\necho 'NVIDIA X, {capability}, 580.1, 81559'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert machine.read_gpu() == Gpu("NVIDIA X", capability, "580.1", 81559)
+    assert machine.read_gpu().architecture == architecture
+
+
+def test_a_gpu_that_is_too_old_or_silent_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"capability 7.5: 8.0 is the oldest"):
+        _ = Gpu("T4", "7.5", "580.1", 16000).architecture
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'No devices were found'\nexit 6\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(ValueError, match="describes no GPU"):
+        machine.read_gpu()
+
+
+# ---- time ----
+
+
+def test_what_is_expected_of_all_stages_fits_into_nine_minutes() -> None:
+    each = all_stages("90a-real", is_rehearsal=False)
+    assert sum(stage.seconds for stage in each if not stage.beside) <= 540
+    assert all(stage.seconds <= stage.most for stage in each)
+    names = [stage.name for stage in each]
+    assert len(set(names)) == len(names)
+    assert {need for stage in each for need in (*stage.needs, stage.beside) if need} <= set(names)
+
+
+def test_a_stage_that_hangs_is_interrupted_then_killed_with_all_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "_LEAST_SECONDS", 0.1)
+    monkeypatch.setattr(runner, "_PATIENCE", 1.0)
+    deaf = "import signal, subprocess, time; signal.signal(2, signal.SIG_IGN); p = subprocess.Popen(['sleep', '99']); "
+    deaf += "print('child', p.pid, flush=True); time.sleep(99)"
+    polite = "import time\ntry:\n time.sleep(99)\nexcept KeyboardInterrupt:\n print('I was here')"
+    outcomes = run(tmp_path, [a_stage("deaf", deaf, most=1), a_stage("polite", polite, most=1)])
+    assert all(outcome.startswith("FAILED: not done after") for outcome in outcomes.values())
+    log = (tmp_path / "gpu_check.log").read_text()
+    assert "I was here" in log
+    child = int(log.split("child ")[1].split()[0])
+    state = Path(f"/proc/{child}/stat")
+    assert not state.exists() or state.read_text().split()[2] == "Z"
+
+
+def test_time_that_is_not_used_goes_to_later_stages_and_what_finds_none_is_said(tmp_path: Path) -> None:
+    slow = a_stage("slow", "import time; time.sleep(2)", seconds=1, most=30)
+    assert run(tmp_path, [a_stage("quick", "", seconds=20), slow])["slow"] == "ok"
+    other = a_stage("other", "")
+    assert run(tmp_path, [other], seconds=3)["other"] == "left out: no time was left; call again"
+
+
+# ---- going on ----
+
+
+def test_what_is_done_and_unchanged_is_not_repeated_unless_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done, failing = a_stage("done", "print('x')"), a_stage("failing", "raise SystemExit(3)")
+    report = run(tmp_path, [failing, done])
+    assert report == {"failing": "FAILED: exit status 3", "done": "ok"}
+    run(tmp_path, [failing, done, a_stage("new", "")])
+    assert [times_begun(tmp_path, name) for name in ("failing", "done", "new")] == [2, 1, 1]
+    lines = [json.loads(line) for line in (tmp_path / "gpu_check.jsonl").read_text().splitlines()]
+    begun = [line["stage"] for line in lines if "begun" in line]
+    assert begun == ["failing", "done", "new", "failing"]  # what failed waits for what was never tried
+    run(tmp_path, [done], again=("done",))
+    assert times_begun(tmp_path, "done") == 2
+    versions = {"source": "first"}
+    monkeypatch.setattr(journal, "_digest", versions.get)
+    for version, times in (("first", 1), ("first", 1), ("second", 2)):
+        versions["source"] = version
+        run(tmp_path, [a_stage("compiled", "", inputs=("source",))])
+        assert times_begun(tmp_path, "compiled") == times
+
+
+def test_findings_are_there_at_once_and_those_of_a_repeated_stage_are_its_last(tmp_path: Path) -> None:
+    lines = tmp_path / "gpu_check.jsonl"
+    for value in (1.0, 2.0):
+        append(lines, {"stage": "speed", "begun": "abc"})
+        append(lines, {"stage": "speed", "row": f"value {value}", "value": value})
+    with lines.open("a") as file:
+        file.write('{"stage": "speed", "row": "cut o')
+    found = read(lines)["speed"]
+    assert (found.findings, found.outcome) == ({"value 2.0": 2.0}, "")
+
+
+def test_lines_of_an_earlier_call_on_another_disk_count(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    run(first, [a_stage("done", "")])
+    Journal(second / "gpu_check.jsonl", [first / "gpu_check.jsonl"])
+    assert run(second, [a_stage("done", "")]) == {"done": "ok"}
+    assert times_begun(second, "done") == 1
+
+
+def test_a_call_that_is_ended_leaves_a_report_and_no_process(tmp_path: Path) -> None:
+    variables = os.environ | {"PYTHON": sys.executable}
+    command = [SCRIPT, tmp_path, "--rehearse", "--only", "speed of llama"]
+    with subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL) as process:
+        lines = tmp_path / "gpu_check.jsonl"
+        deadline = time.monotonic() + 60
+        while not (lines.exists() and "begun" in lines.read_text()):
+            assert time.monotonic() < deadline, "nothing began"
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 143
+    assert "speed of llama-8b" in (tmp_path / "gpu_check.txt").read_text()
+
+
+def test_what_needs_a_stage_that_went_wrong_is_left_out(tmp_path: Path) -> None:
+    broken, dependent = a_stage("build", "raise SystemExit(1)"), a_stage("tests", "", needs=("build",))
+    outcomes = run(tmp_path, [broken, a_stage("beside", "", beside="build"), dependent])
+    assert outcomes["tests"] == "left out: it needs build, which did not end well"
+    assert outcomes["beside"] == "ok"
+
+
+# ---- the table ----
+
+
+def test_a_promise_is_kept_from_its_value_on_and_what_was_not_measured_is_said() -> None:
+    promise = Target("row", "text", 0.85)
+    assert verdict(promise, 0.85) == ["text", "0.85", ">= 0.85", "met"]
+    assert verdict(promise, 0.849)[-1] == "missed"
+    assert verdict(promise, None) == ["text", "not measured", ">= 0.85", ""]
+    assert verdict(Target("row", "text"), 3.0) == ["text", "3", "", ""]
+    assert verdict(promise, 0.9, is_rehearsal=True) == ["text", "(0.9)", ">= 0.85", "rehearsed"]
+
+
+def test_a_profile_is_one_row_a_kernel() -> None:
+    lines = ["==PROF== Connected", '"Kernel Name","Metric Name","Metric Unit","Metric Value"', "some text"]
+    for name, metric, unit, value in (
+        ("short", "gpu__time_duration.sum", "ns", "500"),
+        ("long", "gpu__time_duration.sum", "us", "1,500"),
+        ("long", "gpu__time_duration.sum", "ms", "0.5"),
+        ("long", "launch__registers_per_thread", "register/thread", "96"),
+    ):
+        lines.append(f'"{name}","{metric}","{unit}","{value}"')
+    rows = [line.split() for line in ncu_table(lines).splitlines()[2:]]
+    assert rows == [["long", "2", "2000.0", "1000.0", "0.0", "0.0", "96.0"], ["short", "1", "0.5", "0.5"] + ["0.0"] * 3]
+    with pytest.raises(RuntimeError, match="saw no kernel"):
+        ncu_table(["nothing"])
+
+
+# ---- a rehearsal ----
+
+
+@pytest.mark.skipif("emulated" not in built_modules(), reason="CUDA's emulation is not built: run `make build-tests`")
+def test_a_rehearsal_goes_from_the_build_to_the_table(tmp_path: Path) -> None:
+    few = ("build", "limits", "speed of llama", "kernels alone")
+    done = check(tmp_path, "--rehearse", "--only", *few)
+    report = json.loads((tmp_path / "gpu_check.json").read_text())
+    assert done.returncode == 0, done.stdout + (tmp_path / "gpu_check.log").read_text()[-3000:]
+    assert {stage["outcome"] for stage in report["stages"]} == {"ok"}
+    rows = {target.row for target in TARGETS if target.row.startswith(("llama-8b", "attention"))}
+    assert rows <= set(report["findings"])
+    assert all(value for value in report["findings"].values())
+    assert "rehearsed" in (tmp_path / "gpu_check.txt").read_text()
+    assert "cmake -S . -B build-cuda" in (tmp_path / "gpu_check.log").read_text()
+
+
+def test_stages_of_kernels_name_files_that_are_there() -> None:
+    each = [stage for stage in all_stages("90a-real", is_rehearsal=False) if stage.name.startswith("tests/")]
+    assert len(each) > 8
+    assert all((stages.ROOT / stage.name).exists() for stage in each)

@@ -36,10 +36,10 @@ class InProcess:
         return self._engine.directory.spec
 
     @property
-    def outside_share(self) -> float:
-        """The share of all steps' time in which the model, or the GPU that runs it, had nothing to do."""
+    def step_seconds(self) -> tuple[float, float]:
+        """Of all steps until now: in which the model, or the GPU that runs it, worked, and all."""
         metrics = self._engine.metrics()
-        return 1 - metrics["forward_seconds_total"] / metrics["step_seconds_total"]
+        return metrics["forward_seconds_total"], metrics["step_seconds_total"]
 
     def close(self) -> None:
         """Stop the engine."""

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <numeric>
+#include <random>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "kernels/cuda/attention/paged_attention.h"
 #include "testing/bindings/cuda_internals.h"
+#include "testing/bindings/cuda_timing.h"
 
 namespace py = pybind11;
 
@@ -22,10 +24,21 @@ AttentionParams params_of(int bits, const CacheSizes& sizes) {
   return params;
 }
 
-// Seconds of one call, the median of `rounds`, and the bytes of the cache that it reads: so many sequences decode
-// behind `context` tokens each, in blocks of their own.
+// Bytes of which every 16 bits are a finite number of each 16-bit type, and bytes are any codes.
+void fill_random(CudaOperators& ops, const AlignedBuffer& buffer) {
+  std::minstd_rand generator(1);
+  std::vector<uint16_t> block(1 << 20);
+  for (uint16_t& word : block) word = static_cast<uint16_t>(generator() >> 8) & 0xBFFF;
+  const size_t block_bytes = block.size() * sizeof(uint16_t);
+  for (size_t done = 0; done < buffer.size(); done += block_bytes) {
+    ops.upload(block.data(), std::min(block_bytes, buffer.size() - done), buffer.as<std::byte>() + done);
+  }
+}
+
+// Seconds of one call, and the bytes of the cache that it reads: so many sequences decode behind `context` random
+// tokens each, whose blocks lie scattered.
 std::pair<double, size_t> time_attention(Device& device, int bits, const CacheSizes& sizes, int sequences, int context,
-                                         int rounds) {
+                                         int calls, int rounds) {
   CudaOperators& ops = operators_of(device);
   AttentionParams params = params_of(bits, sizes);
   const CacheLayout& layout = params.layout;
@@ -33,40 +46,26 @@ std::pair<double, size_t> time_attention(Device& device, int bits, const CacheSi
   std::vector<DeviceSpan> spans;
   std::vector<int32_t> blocks(static_cast<size_t>(sequences) * blocks_each);
   std::iota(blocks.begin(), blocks.end(), 0);
+  std::shuffle(blocks.begin(), blocks.end(), std::minstd_rand(1));
   for (int s = 0; s < sequences; ++s) spans.push_back({s, 1, context - 1, s * blocks_each});
   const OnDevice<DeviceSpan> span_table(ops, spans.data(), spans.size());
   const OnDevice<int32_t> block_table(ops, blocks.data(), blocks.size());
   const DeviceSpans shape{span_table.data(), block_table.data(), sequences, 1, context};
-  const auto zeros = [&](size_t bytes) {
-    AlignedBuffer buffer = ops.allocate(bytes);
-    ops.fill_zero(buffer.as<void>(), bytes);
-    return buffer;
-  };
-  const AlignedBuffer pool = zeros(blocks.size() * layout.block_bytes());
+  const AlignedBuffer pool = ops.allocate(blocks.size() * layout.block_bytes());
+  fill_random(ops, pool);
   params.pool = pool.as<std::byte>();
   const auto rows = static_cast<size_t>(sequences) * params.num_heads;
-  const AlignedBuffer queries = zeros(rows * layout.key_dim * sizeof(float));
+  const AlignedBuffer queries = ops.allocate(rows * layout.key_dim * sizeof(float));
+  fill_random(ops, queries);
   const AlignedBuffer out = ops.allocate(rows * layout.value_dim * sizeof(float));
   const AlignedBuffer workspace = ops.allocate(attention_workspace_floats(params, shape) * sizeof(float));
   const auto dim = static_cast<size_t>(layout.key_dim);
   const HeadsView view{queries.as<float>(), sequences, params.num_heads * dim, params.num_heads, dim, layout.key_dim};
-  cudaEvent_t begin = nullptr;
-  cudaEvent_t end = nullptr;
-  check(cudaEventCreateWithFlags(&begin, cudaEventDefault), "creating an event");
-  check(cudaEventCreateWithFlags(&end, cudaEventDefault), "creating an event");
-  std::vector<float> milliseconds;
-  for (int round = 0; round < rounds; ++round) {
-    check(cudaEventRecord(begin, ops.stream()), "timing attention");
+  const double seconds = graph_seconds(ops, calls, rounds, [&](int) {
     paged_attention(ops.stream(), params, shape, view, workspace.as<float>(), out.as<float>());
-    check(cudaEventRecord(end, ops.stream()), "timing attention");
-    check(cudaEventSynchronize(end), "running attention");
-    check(cudaEventElapsedTime(&milliseconds.emplace_back(), begin, end), "timing attention");
-  }
-  cudaEventDestroy(begin);
-  cudaEventDestroy(end);
-  std::nth_element(milliseconds.begin(), milliseconds.begin() + rounds / 2, milliseconds.end());
+  });
   const size_t bytes_of_token = layout.block_bytes() / static_cast<size_t>(layout.block_len);
-  return {milliseconds[static_cast<size_t>(rounds / 2)] * 1e-3, rows / params.num_heads * context * bytes_of_token};
+  return {seconds, static_cast<size_t>(sequences) * context * bytes_of_token};
 }
 
 }  // namespace

@@ -17,6 +17,7 @@ void bind_attention_internals(DeviceClass& device);
 void bind_latent_plan(pybind11::module_& m);
 void bind_sampling(DeviceClass& device);
 void bind_probes(DeviceClass& device);
+void bind_timing(DeviceClass& device);
 void bind_faults(pybind11::module_& m);  // of the emulation
 
 }  // namespace turbomind::cuda

@@ -93,6 +93,7 @@ PYBIND11_MODULE(TM_TEST_MODULE, m) {
   cuda::bind_latent_plan(m);
   cuda::bind_sampling(device);
   cuda::bind_probes(device);
+  cuda::bind_timing(device);
 #ifdef TM_CUDA_EMULATED
   cuda::bind_faults(m);
 #endif

@@ -1,0 +1,58 @@
+#include "testing/bindings/cuda_timing.h"
+
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "testing/bindings/cuda_internals.h"
+#include "testing/bindings/weight.h"
+
+namespace turbomind::cuda {
+
+double graph_seconds(CudaOperators& ops, int calls, int rounds, const std::function<void(int)>& body) {
+  body(0);  // takes the memory that it needs
+  cudaStream_t stream = ops.stream();
+  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capturing calls");
+  for (int call = 0; call < calls; ++call) body(call);
+  cudaGraph_t graph = nullptr;
+  check(cudaStreamEndCapture(stream, &graph), "capturing calls");
+  cudaGraphExec_t executable = nullptr;
+  const cudaError_t made = cudaGraphInstantiate(&executable, graph, 0);
+  cudaGraphDestroy(graph);
+  check(made, "making a graph of calls");
+  cudaEvent_t begin = nullptr;
+  cudaEvent_t end = nullptr;
+  check(cudaEventCreateWithFlags(&begin, cudaEventDefault), "creating an event");
+  check(cudaEventCreateWithFlags(&end, cudaEventDefault), "creating an event");
+  std::vector<float> milliseconds;
+  for (int round = 0; round < rounds; ++round) {
+    check(cudaEventRecord(begin, stream), "timing calls");
+    check(cudaGraphLaunch(executable, stream), "timing calls");
+    check(cudaEventRecord(end, stream), "timing calls");
+    check(cudaEventSynchronize(end), "running calls");
+    check(cudaEventElapsedTime(&milliseconds.emplace_back(), begin, end), "timing calls");
+  }
+  cudaEventDestroy(begin);
+  cudaEventDestroy(end);
+  cudaGraphExecDestroy(executable);
+  std::nth_element(milliseconds.begin(), milliseconds.begin() + rounds / 2, milliseconds.end());
+  return milliseconds[static_cast<size_t>(rounds / 2)] * 1e-3 / calls;
+}
+
+void bind_timing(DeviceClass& device) {
+  // Seconds of a linear layer on x [rows, in_features], of which there are several weights, equal in shape, in turn.
+  device.def("time_linear", [](Device& d, const std::vector<const WeightOnDevice*>& weights, const Array<float>& x,
+                               int calls, int rounds) {
+    CudaOperators& ops = operators_of(d);
+    const int rows = size_of(x, 0);
+    const OnDevice<float> inputs(ops, x);
+    const AlignedBuffer outputs = float_buffer(ops, rows, weights.at(0)->view().out_features);
+    return graph_seconds(ops, calls, rounds, [&](int call) {
+      const LinearWeight& weight = weights[static_cast<size_t>(call) % weights.size()]->view();
+      ops.linear(weight, inputs.data(), rows, outputs.as<float>(), false);
+    });
+  });
+}
+
+}  // namespace turbomind::cuda

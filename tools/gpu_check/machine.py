@@ -1,0 +1,96 @@
+"""What machine this is: its GPU, its tools, what of it is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+BUILD = "build-cuda"
+MODULES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "jinja2", "pybind11", "pytest")
+PROGRAMS = ("cmake", "ninja", "nvcc", "c++", "nvidia-smi")
+_FIELDS = ("name", "compute_cap", "driver_version", "memory.total")
+_OLDEST = 8.0
+_HOPPER = "9.0"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU as ``nvidia-smi`` describes it.
+
+    Attributes
+    ----------
+    capability
+        The compute capability, ``9.0`` for example.
+    memory_mib
+        All of its memory.
+    """
+
+    name: str
+    capability: str
+    driver: str
+    memory_mib: int
+
+    @property
+    def architecture(self) -> str:
+        """What CMake calls its machine code; of Hopper with the instructions that only Hopper has.
+
+        Raises
+        ------
+        ValueError
+            The GPU is older than what is supported.
+        """
+        if float(self.capability) < _OLDEST:
+            raise ValueError(f"{self.name} has compute capability {self.capability}: 8.0 is the oldest supported")
+        return f"{self.capability.replace('.', '')}{'a' if self.capability == _HOPPER else ''}-real"
+
+    def described(self) -> dict[str, Any]:
+        """Return its fields for a report."""
+        return asdict(self) | {"architecture": self.architecture}
+
+
+def read_gpu() -> Gpu:
+    """Return the first GPU of the machine.
+
+    Raises
+    ------
+    ValueError
+        There is none, or what ``nvidia-smi`` says cannot be read.
+    """
+    query = ["nvidia-smi", f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
+        name, capability, driver, memory = (word.strip() for word in done.stdout.splitlines()[0].split(","))
+        return Gpu(name, capability, driver, int(memory))
+    except (OSError, subprocess.SubprocessError, IndexError, ValueError) as error:
+        raise ValueError(f"nvidia-smi describes no GPU: {error}") from error
+
+
+def missing() -> list[str]:
+    """Return what a build or a measurement would miss here."""
+    found = [f"the Python module {name}" for name in MODULES if importlib.util.find_spec(name) is None]
+    found += [f"the program {name}" for name in PROGRAMS if shutil.which(name) is None]
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        found.append("Python.h (of the package python3-dev)")
+    return found
+
+
+def environment(folder: Path, *, is_rehearsal: bool) -> dict[str, str]:
+    """Return the environment of stages: programs beside Python and of the toolkit, libraries of NVIDIA's wheels."""
+    changed = dict(os.environ)
+    beside = str(Path(sys.executable).parent)
+    changed["PATH"] = os.pathsep.join([beside, changed.get("PATH", ""), "/usr/local/cuda/bin"])
+    libraries = [str(path) for path in sorted(Path(sysconfig.get_path("purelib")).glob("nvidia/*/lib"))]
+    changed["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, [changed.get("LD_LIBRARY_PATH", ""), *libraries]))
+    changed["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), changed.get("PYTHONPATH", "")]))
+    changed |= {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "GPU_CHECK_FOLDER": str(folder)}
+    changed.setdefault("LMDEPLOY_CACHE", str(ROOT / BUILD / "cache"))
+    changed["GPU_CHECK_REHEARSAL"] = "1" if is_rehearsal else ""
+    return changed

@@ -1,0 +1,225 @@
+"""Runs stages one after the other within a time, each in a process of its own, and keeps what came of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tools.gpu_check.journal import OK, Journal, fingerprint
+from tools.gpu_check.machine import ROOT
+from tools.gpu_check.stages import LEFT_OUT, Stage
+from tools.gpu_check.table import printed
+
+_LEAST_SECONDS = 4.0  # in which a stage may come to something
+_PATIENCE = 6.0  # seconds from the interrupt to the kill
+_TAIL_LINES = 12
+
+
+@dataclass
+class _Running:
+    stage: Stage
+    process: subprocess.Popen[bytes]
+    begin: float
+    log: Path
+    log_start: int
+
+
+class Runner:
+    """One call of the check.
+
+    Parameters
+    ----------
+    folder
+        Where ``gpu_check.json``, ``.jsonl``, ``.log`` and ``.txt`` are written.
+    journal
+        What was done before.
+    environment
+        Of the stages.
+    machine
+        The GPU's fields; results of another are not taken for this one's.
+    seconds
+        For everything.
+    again
+        Stages that are repeated though they are done.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        journal: Journal,
+        environment: Mapping[str, str],
+        machine: Mapping[str, Any],
+        seconds: float,
+        again: Sequence[str] = (),
+    ) -> None:
+        self._folder, self._journal, self._environment = folder, journal, environment
+        self._machine, self._again = machine, again
+        self._begin = time.monotonic()
+        self._deadline = self._begin + seconds
+        self._here: dict[str, str] = {}  # outcomes of this call
+        self._fingerprints: dict[str, str] = {}
+
+    def run(self, stages: Sequence[Stage]) -> bool:
+        """Run stages, first those that were never begun; return whether all that was begun here went well."""
+        self._fingerprints = {stage.name: self._fingerprint(stage) for stage in stages}
+        waiting = self._ordered(stages)
+        self.report()
+        while waiting:
+            stage = waiting.pop(0)
+            if reason := self._reason_against(stage):
+                self._end(stage, reason)
+                continue
+            if (limit := self._limit(stage, waiting)) < _LEAST_SECONDS:
+                self._end(stage, f"{LEFT_OUT}: no time was left; call again")
+                continue
+            running = self._start(stage)
+            beside = [other for other in waiting if other.beside == stage.name]
+            waiting = [other for other in waiting if other.beside != stage.name]
+            for other in beside:
+                if not self._reason_against(other):
+                    self._finish(self._start(other), self._limit(other, [stage]))
+            self._finish(running, limit)
+        return all(outcome == OK or outcome.startswith(LEFT_OUT) for outcome in self._here.values())
+
+    # ---- what is done, and for how long ----
+
+    def _fingerprint(self, stage: Stage) -> str:
+        return fingerprint(stage.inputs, stage.name, " ".join(stage.command), json.dumps(dict(self._machine)))
+
+    def _ordered(self, stages: Sequence[Stage]) -> list[Stage]:
+        """Return what is to be done: in its order, but what went wrong before and is unchanged last."""
+        known = self._journal.stages()
+        new: list[Stage] = []
+        failed: list[Stage] = []
+        for stage in stages:
+            done = known.get(stage.name)
+            is_unchanged = done is not None and done.fingerprint == self._fingerprints[stage.name]
+            is_wanted = stage.name in self._again
+            if stage.is_always_run or is_wanted or not is_unchanged or done is None:
+                new.append(stage)
+            elif done.outcome == OK:
+                print(f"   {stage.name}: done before, in {done.seconds:.0f} s", flush=True)
+            else:
+                failed.append(stage)
+        return new + failed
+
+    def _reason_against(self, stage: Stage) -> str:
+        for name in stage.needs:
+            if self._here.get(name, OK) != OK:
+                return f"{LEFT_OUT}: it needs {name}, which did not end well"
+        return ""
+
+    def _limit(self, stage: Stage, later: Sequence[Stage]) -> float:
+        """Return the seconds a stage may take: what is expected, and what others have left."""
+        remaining = self._deadline - time.monotonic()
+        if stage.is_essential:
+            return min(remaining, stage.most)
+        spare = remaining - sum(other.seconds for other in later)
+        return min(remaining, stage.most, max(stage.seconds, spare))
+
+    # ---- processes ----
+
+    def _start(self, stage: Stage) -> _Running:
+        print(f"== {stage.name}", flush=True)
+        self._journal.write(stage=stage.name, begun=self._fingerprints[stage.name])
+        log = self._folder / "gpu_check.log"
+        with log.open("ab") as file:
+            file.write(f"\n== {stage.name}: {' '.join(stage.command)}\n".encode())
+            file.flush()
+            process = subprocess.Popen(
+                stage.command,
+                cwd=ROOT,
+                env={**self._environment, **dict(stage.environment), "GPU_CHECK_STAGE": stage.name},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            return _Running(stage, process, time.monotonic(), log, file.tell())
+
+    def _finish(self, running: _Running, limit: float) -> None:
+        """Wait for a process; past its limit it is interrupted, so that it can say where it was, and then killed."""
+        process, is_late = running.process, False
+        try:
+            process.wait(max(limit - (time.monotonic() - running.begin), 0.1))
+        except subprocess.TimeoutExpired:
+            is_late = True
+            _signal_all(process, signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_PATIENCE)
+        finally:
+            _signal_all(process, signal.SIGKILL)  # and whatever it has started
+        process.wait()
+        seconds = time.monotonic() - running.begin
+        with running.log.open("rb") as file:
+            file.seek(running.log_start)
+            lines = file.read().decode(errors="replace").splitlines()
+        said = next((line for line in reversed(lines) if line.startswith(LEFT_OUT)), "")
+        if is_late:
+            outcome = f"FAILED: not done after {seconds:.0f} s"
+        elif process.returncode in running.stage.good_codes:
+            outcome = said or OK
+        else:
+            outcome = f"FAILED: exit status {process.returncode}"
+            print("\n".join(f"   | {line[:200]}" for line in lines[-_TAIL_LINES:]), flush=True)
+        self._end(running.stage, outcome, seconds)
+
+    def _end(self, stage: Stage, outcome: str, seconds: float = 0.0) -> None:
+        self._here[stage.name] = outcome
+        if seconds:
+            self._journal.write(stage=stage.name, outcome=outcome, seconds=round(seconds, 1))
+        print(f"-- {stage.name}: {outcome}, {seconds:.0f} s", flush=True)
+        self.report()
+
+    # ---- results ----
+
+    def report(self) -> str:
+        """Write ``gpu_check.json`` and ``gpu_check.txt``, each whole; return the text."""
+        known = self._journal.stages()
+        stages = [
+            {
+                "stage": name,
+                "outcome": self._here.get(name) or done.outcome or "FAILED: cut off",
+                "seconds": done.seconds,
+                "of_these_sources": done.fingerprint == self._fingerprints.get(name, done.fingerprint),
+            }
+            for name, done in known.items()
+        ]
+        stages += [
+            {"stage": name, "outcome": outcome, "seconds": 0.0, "of_these_sources": True}
+            for name, outcome in self._here.items()
+            if name not in known
+        ]
+        findings = {row: value for done in known.values() for row, value in done.findings.items()}
+        text = printed(self._machine, stages, findings)
+        content = {
+            "machine": dict(self._machine),
+            "seconds": round(time.monotonic() - self._begin, 1),
+            "stages": stages,
+            "findings": findings,
+        }
+        for name, written in (("gpu_check.json", json.dumps(content, indent=1) + "\n"), ("gpu_check.txt", text)):
+            half = self._folder / f"{name}.new"
+            half.write_text(written, encoding="utf-8")
+            half.replace(self._folder / name)
+        return text
+
+
+def _signal_all(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Send a signal to a process that was started in a session of its own, and to all that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+def stop_on_sigterm() -> None:
+    """Have a polite end of this program end its stage too, and leave a report."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

@@ -1,0 +1,63 @@
+"""Kernels alone, as graphs of 20 calls over random data: what launches cost is hidden, as in a captured step.
+
+Attention reads a cache whose blocks lie scattered; linear layers have several weights in turn, more than a cache of the
+GPU holds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tools.gpu_check.work.context import Context
+from tools.gpu_check.work.limits import COPY
+
+_CALLS, _ROUNDS = 20, 10
+_FORMATS = {"bfloat16": (1, 16), "int4": (4, 4), "float8": (5, 8)}  # number of WeightFormat, bits
+_GROUP = 128
+_WEIGHT_BYTES = 1 << 28
+
+
+def main(context: Context) -> None:
+    """Time decoding attention for each type of cache, and linear layers of 1, 16 and 64 rows, in llama-8b's shapes."""
+    device = context.native().Device("cuda")
+    bandwidth = context.found(COPY)
+    heads = (4, 2, 32, 32, 16) if context.is_rehearsal else (32, 8, 128, 128, 64)
+    shapes = ((3, 40),) if context.is_rehearsal else ((64, 2048), (1, 2048), (1, 32768))
+    rounds = 2 if context.is_rehearsal else _ROUNDS
+    for bits in (16, 8, 4):
+        for sequences, length in shapes:
+            seconds, moved = device.time_attention(bits, heads, sequences, length, _CALLS, rounds)
+            row = f"attention {bits} bits"
+            if (sequences, length) != shapes[0]:
+                row += f", {sequences} x {length}"
+            context.note(f"{row}, bandwidth", moved / seconds / bandwidth)
+    sizes = ((64, 128),) if context.is_rehearsal else ((28672, 4096), (4096, 14336), (6144, 4096))
+    for kind in _FORMATS:
+        for outputs, inputs in sizes:
+            weights, moved = _weights(device, kind, outputs, inputs, context.is_rehearsal)
+            for rows in (1, 16, 64):
+                x = np.random.default_rng(rows).standard_normal((rows, inputs), np.float32)
+                seconds = device.time_linear(weights, x, _CALLS, rounds)
+                context.note(f"linear {kind} {outputs} x {inputs}, rows {rows}, bandwidth", moved / seconds / bandwidth)
+
+
+def _weights(device: Any, kind: str, outputs: int, inputs: int, is_rehearsal: bool) -> tuple[list[Any], float]:
+    """Return weights of random data, and the bytes of one."""
+    number, bits = _FORMATS[kind]
+    moved = outputs * inputs * bits // 8
+    groups = inputs // _GROUP
+    generator = np.random.default_rng(0)
+    count = 2 if is_rehearsal else max(2, -(-_WEIGHT_BYTES // moved))
+    if kind == "bfloat16":
+        data = generator.standard_normal((outputs, inputs), np.float32).view(np.uint32) >> 16
+        return [device.weight(data.astype(np.int16), number, outputs, inputs) for _ in range(count)], moved
+    codes = generator.integers(0, 127, moved, np.uint8)  # of float8 no code that is no number
+    if kind == "int4":
+        scales = generator.uniform(0.001, 0.01, outputs * groups).astype(np.float16).view(np.uint16)
+        more: dict[str, Any] = {"group": _GROUP, "scales": scales}
+        moved += 2 * outputs * groups
+    else:
+        more = {"group": 32, "output_scales": generator.uniform(1e-4, 1e-3, outputs).astype(np.float32)}
+    return [device.weight(codes, number, outputs, inputs, **more) for _ in range(count)], moved

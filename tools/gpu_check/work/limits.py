@@ -1,0 +1,49 @@
+"""What the device reaches at best, by torch on random data: zeros take less power, and so are faster."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from tools.gpu_check.work.context import Context
+
+COPY, BFLOAT16, FLOAT8 = "copy bytes/s", "bfloat16 operations/s", "fp8 operations/s"
+_CALLS, _ROUNDS = 10, 4
+
+
+def main(context: Context) -> None:
+    """Measure the copy bandwidth and the matrix products of 16 and 8 bits."""
+    device = context.torch_device
+    count, size = (1 << 20, 256) if context.is_rehearsal else (1 << 30, 8192)
+    source = torch.randint(0, 256, (count,), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    context.note(COPY, 2 * count * _rate(lambda: target.copy_(source), device))
+    a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
+    context.note(BFLOAT16, 2 * size**3 * _rate(lambda: a @ b, device))
+    try:
+        one = torch.ones((), device=device)
+        narrow, wide = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn).t()
+        product = lambda: torch._scaled_mm(narrow, wide, one, one, out_dtype=torch.bfloat16)  # noqa: E731
+        context.note(FLOAT8, 2 * size**3 * _rate(product, device))
+    except RuntimeError as error:  # before compute capability 8.9
+        print(f"no fp8 products: {error}")
+
+
+def _rate(run: Callable[[], object], device: str) -> float:
+    """Return calls a second: the best of rounds of several calls, which the device does back to back."""
+    seconds = []
+    for _ in range(_ROUNDS):
+        _wait(device)
+        begin = time.perf_counter()
+        for _ in range(_CALLS):
+            run()
+        _wait(device)
+        seconds.append(time.perf_counter() - begin)
+    return _CALLS / min(seconds)
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()

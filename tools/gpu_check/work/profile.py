@@ -1,0 +1,142 @@
+"""Which kernel takes what of one decoding step and one prompt: a table by ``ncu``, else by ``nsys``.
+
+The profiler starts this module again with the name of what is to be profiled. The model has two layers: all kernels of
+a step, in seconds though each is run several times.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+
+from lmdeploy.messages import GenerationConfig, TurbomindEngineConfig
+from tools.bench.report import table
+from tools.gpu_check.work.context import Context, LeftOut
+
+_SHAPE = "llama-8b-2-layers"
+_TIME = "gpu__time_duration.sum"
+_METRICS = {
+    _TIME: "us",
+    "dram__throughput.avg.pct_of_peak_sustained_elapsed": "memory %",
+    "sm__throughput.avg.pct_of_peak_sustained_elapsed": "SM %",
+    "launch__registers_per_thread": "registers",
+}
+_STEPS = {"decode": 2, "prompt": 1}  # answers of so many tokens are profiled behind the first one
+_NCU = ("ncu", "--csv", "--profile-from-start", "off", "--target-processes", "all", "--clock-control", "none")
+_NSYS = ("nsys", "profile", "--capture-range", "cudaProfilerApi", "--force-overwrite", "true")
+
+
+def main(context: Context, step: str = "") -> None:
+    """Profile all steps; or, inside of the profiler, run one."""
+    if step:
+        _run(context, step)
+        return
+    for name in _STEPS:
+        command = [sys.executable, "-m", "tools.gpu_check.work", "profile", name]
+        if shutil.which("ncu"):
+            text = _output([*_NCU, "--metrics", ",".join(_METRICS), *command])
+            context.note(f"profile of one {name} step by ncu", ncu_table(text.splitlines()))
+        elif shutil.which("nsys"):
+            report = context.cache / f"{name}.nsys-rep"
+            _output([*_NSYS, "--output", str(report), *command])
+            summary = _output(["nsys", "stats", "--report", "cuda_gpu_kern_sum", str(report)])
+            context.note(f"profile of one {name} step by nsys", summary)
+        else:
+            raise LeftOut("there is neither ncu nor nsys")
+
+
+def _output(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command[:2])}: {(done.stdout + done.stderr)[-3000:]}")
+    return done.stdout
+
+
+def ncu_table(lines: Iterable[str]) -> str:
+    """Return the rows of ncu's CSV, a metric each, as one table with a row a kernel, the longest first."""
+    quoted = [line for line in lines if line.startswith('"')]  # what the program prints lies between
+    kernels: dict[str, dict[str, list[float]]] = {}
+    for row in csv.DictReader(quoted):
+        value = float(row["Metric Value"].replace(",", "") or "nan")
+        if row["Metric Name"] == _TIME:
+            value *= {"nsecond": 1e-3, "ns": 1e-3, "usecond": 1.0, "us": 1.0, "msecond": 1e3, "ms": 1e3}[
+                row["Metric Unit"]
+            ]
+        kernels.setdefault(row["Kernel Name"], {}).setdefault(row["Metric Name"], []).append(value)
+    if not kernels:
+        raise RuntimeError("ncu saw no kernel: counters may be locked")
+    rows = []
+    for name, found in sorted(kernels.items(), key=lambda item: -sum(item[1].get(_TIME, [0]))):
+        times = found.get(_TIME, [0.0])
+        means = [sum(found[metric]) / len(found[metric]) if metric in found else 0.0 for metric in _METRICS]
+        cells = [f"{sum(times):.1f}", *(f"{mean:.1f}" for mean in means)]
+        rows.append([name.replace("turbomind::cuda::", "")[:90], str(len(times)), *cells])
+    return table(["kernel", "launches", "us in all", *(f"{text} each" for text in _METRICS.values())], rows)
+
+
+def _run(context: Context, step: str) -> None:
+    """Run a step between the calls that begin and end profiling."""
+    context.native()
+    engines = importlib.import_module("lmdeploy.turbomind.engine")
+    length, batch = (24, 2) if context.is_rehearsal else (2048, 32 if step == "decode" else 1)
+    config = TurbomindEngineConfig(
+        device="cuda", dtype="bfloat16", max_batch_size=batch, session_len=length + 128,
+        cache_max_entry_count=batch * (length // 64 + 3),
+    )  # fmt: skip
+    engine = engines.Engine(str(context.model(_SHAPE)), config)
+    begin, end = _profiler(context)
+    try:
+        _answer(engine, 1, length, 8)  # memory, plans and graphs are taken
+        if step == "prompt":
+            begin()
+            _answer(engine, 1, length, 1)
+            end()
+        else:
+            _answer(engine, batch, length, 32)
+            _answer(engine, batch, length, 32, {12: begin, 12 + _STEPS[step]: end})
+    finally:
+        engine.close()
+    sys.stdout.flush()
+    os._exit(0)  # nothing of the interpreter's end is profiled
+
+
+def _answer(
+    engine: object, batch: int, length: int, answer: int, at: dict[int, Callable[[], object]] | None = None
+) -> None:
+    """Answer so many prompts; ``at`` says what to do when the first one has so many tokens."""
+    import threading
+
+    tokens = random.Random(0)
+    left, done, count = [batch], threading.Event(), [0]
+    config = GenerationConfig(max_new_tokens=answer, ignore_eos=True)
+
+    def note(number: int, output: object) -> None:
+        if number == 0 and output.token_ids:  # type: ignore[attr-defined]
+            count[0] += 1
+            if at and count[0] in at:
+                at[count[0]]()
+        if output.is_final:  # type: ignore[attr-defined]
+            left[0] -= 1
+            if left[0] == 0:
+                done.set()
+
+    for number in range(batch):
+        ids = tokens.choices(range(256), k=length)
+        engine.submit(ids, config, lambda output, number=number: note(number, output))  # type: ignore[attr-defined]
+    if not done.wait(120):
+        raise RuntimeError("no answer")
+
+
+def _profiler(context: Context) -> tuple[Callable[[], object], Callable[[], object]]:
+    if context.is_rehearsal:
+        return lambda: print("profiling begins"), lambda: print("profiling ends")
+    import torch
+
+    runtime = torch.cuda.cudart()
+    return runtime.cudaProfilerStart, runtime.cudaProfilerStop

@@ -1,0 +1,104 @@
+"""How fast one model decodes and reads prompts, with one engine: against the device's limits, or against bfloat16."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lmdeploy.messages import TurbomindEngineConfig
+from tools.bench.inprocess import InProcess, in_process
+from tools.bench.stats import median, steady_rate
+from tools.bench.workload import GREEDY, TokenRequest
+from tools.gpu_check.cost import Cost, cost_of
+from tools.gpu_check.shapes import SHAPES, tiny
+from tools.gpu_check.work.context import Context
+from tools.gpu_check.work.limits import BFLOAT16, COPY, FLOAT8
+
+_BLOCK = 64  # tokens
+_PLAIN = "llama-8b"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """In tokens.
+
+    Attributes
+    ----------
+    decoding
+        Sequences and the context behind which they decode.
+    """
+
+    answer: int = 96
+    prompt: int = 8192
+    decoding: tuple[tuple[int, int], ...] = ((1, 128), (32, 128), (64, 128), (64, 2048))
+
+
+_OWN = {"deepseek": Sizes(decoding=((1, 128), (32, 128), (64, 128), (32, 4096)))}
+_TINY = Sizes(answer=5, prompt=64, decoding=((1, 16), (2, 16), (4, 16), (4, 32)))
+
+
+def main(context: Context, name: str) -> None:
+    """Measure the shape ``name``; a rehearsal has the rows of the real sizes."""
+    context.native()
+    cost = cost_of(tiny(SHAPES[name]) if context.is_rehearsal else SHAPES[name])
+    named = _OWN.get(name, Sizes())
+    sizes = _TINY if context.is_rehearsal else named
+    with in_process(str(context.model(name)), _config(sizes)) as engine:
+        speed = _Speed(context, name, cost, sizes, engine)
+        for (batch, length), (named_batch, named_length) in zip(sizes.decoding, named.decoding, strict=True):
+            speed.decode(batch, length, f"decode {named_batch} x {named_length}")
+        speed.prompt()
+
+
+def _config(sizes: Sizes) -> TurbomindEngineConfig:
+    needs = [(1, sizes.prompt), *sizes.decoding]
+    return TurbomindEngineConfig(
+        device="cuda",
+        dtype="bfloat16",
+        max_batch_size=max(batch for batch, _ in needs),
+        session_len=max(length for _, length in needs) + sizes.answer + _BLOCK,
+        cache_block_seq_len=_BLOCK,
+        cache_max_entry_count=max(batch * (-(-(length + sizes.answer) // _BLOCK) + 1) for batch, length in needs),
+    )
+
+
+class _Speed:
+    def __init__(self, context: Context, name: str, cost: Cost, sizes: Sizes, engine: InProcess) -> None:
+        self._context, self._name, self._cost, self._sizes, self._engine = context, name, cost, sizes, engine
+        self._random = random.Random(0)
+
+    def decode(self, batch: int, length: int, what: str) -> None:
+        """Note the pace of so many sequences that decode behind so many tokens."""
+        rates, shares = [], []
+        for _ in range(3 if batch * length < 1 << 16 else 2):  # the first one captures graphs
+            worked, passed = self._engine.step_seconds
+            records = self._engine.answer(self._requests(batch, length, self._sizes.answer), batch, GREEDY)
+            after = self._engine.step_seconds
+            rates.append(steady_rate(records))
+            shares.append((after[0] - worked) / (after[1] - passed))
+        rate, row = median(rates[1:]), f"{self._name}: {what}"
+        self._context.note(f"{row}, tokens/s", rate)
+        self._context.note(f"{row}, busy", median(shares[1:]))
+        moved = self._cost.decode_bytes(batch, length + self._sizes.answer / 2)
+        self._context.note(f"{row}, bandwidth", moved * rate / batch / self._context.found(COPY))
+        if SHAPES[self._name].weights != "bfloat16":
+            plain = self._context.found(f"{_PLAIN}: {what}, tokens/s")
+            self._context.note(f"{row}, times bfloat16", rate / plain)
+
+    def prompt(self) -> None:
+        """Note the rate of one long prompt."""
+        length = self._sizes.prompt
+        seconds = [
+            self._engine.answer(self._requests(1, length, 1), 1, GREEDY)[0].first_token_latency for _ in range(4)
+        ]
+        rate = length / median(seconds[1:])
+        peak = self._context.found(FLOAT8 if SHAPES[self._name].weights == "fp8" else BFLOAT16)
+        self._context.note(f"{self._name}: prompt, tokens/s", rate)
+        self._context.note(f"{self._name}: prompt, peak", self._cost.row_operations * rate / peak)
+        attention = self._cost.attention_operations * length / 2
+        row = f"{self._name}: prompt, peak with attention's operations"
+        self._context.note(row, (self._cost.row_operations + attention) * rate / peak)
+
+    def _requests(self, count: int, length: int, answer: int) -> Sequence[TokenRequest]:
+        return [TokenRequest(tuple(self._random.choices(range(256), k=length)), answer) for _ in range(count)]
