@@ -7,8 +7,9 @@
 // Weight formats:
 //   float32, bfloat16, float16
 //                       [out_features, in_features], row-major. Products and sums are float32 (16 bits are widened
-//                       exactly), so y is within in_features 2^-24 sum |x w| of the exact result. On tiles (amx) x is
-//                       rounded to bfloat16 for a bfloat16 weight: (2^-8 + in_features 2^-24) sum |x w|.
+//                       exactly), so y is within in_features 2^-24 sum |x w| of the exact result. Where the
+//                       instruction set multiplies bfloat16 (avx512bf16, amx), x is rounded to it for a weight of
+//                       bfloat16: (2^-8 + in_features 2^-24) sum |x w|.
 //   int8, int4          w = scale (code - zero), a scale and a zero point for each group of `group` neighbouring inputs
 //                       of an output (kernels/packed_weight.h), or a scale for all of an output; on the CPU also
 //                       w = scale code + min, with a minimum for each group. x is rounded to 8
@@ -93,6 +94,7 @@ struct RowsPlan {
   Kind kind = Kind::kAsTheyAre;
   RowsLayout layout;
   int block_rows = kLinearRowBlock;  // a multiple of layout.interleave
+  int block_tiles = 1;               // tiles of outputs that a thread takes at least
 };
 
 // Activations rounded for a packed weight.
@@ -108,8 +110,8 @@ struct RoundedRows {
   int8_t* row(size_t index) const { return codes + layout.offset(index); }
 };
 
-// Activations in the type and the order in which the instruction set multiplies a weight of float8, or of bfloat16 on
-// tiles, with them.
+// Activations in the type and the order in which the instruction set multiplies a weight of float8, or of bfloat16,
+// with them.
 struct WideRows {
   int rows;
   RowsLayout layout;

@@ -19,7 +19,7 @@ import torch
 from lmdeploy.turbomind.spec_problems import ACTIVATIONS, GROUP_SCORES, ROUTER_SCORES
 from tests.kernels.arguments import AttentionRule, HeadSizes, Router, Span
 
-# Instruction sets that multiply bfloat16, and those of them that do it on tiles, also in linear layers.
+# Instruction sets that multiply bfloat16, and those of them that do it on tiles.
 BF16_TILES = ("amx", "amx_emulated")
 BF16_PRODUCTS = ("avx512bf16", *BF16_TILES)
 

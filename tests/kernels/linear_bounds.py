@@ -1,8 +1,8 @@
 """How far a linear operator's results may be from float64, as kernels/linear.h and kernels/cuda/linear/linear.h say.
 
 On the CPU: float32 sums of exact products, n 2^-24 sum |x w| for n terms in any order (Higham, 2002, 3.5); with codes
-of 8 or 4 bits x is rounded to 8 bits for each group of inputs, by at most max |x| / 254; with float8 to bfloat16, where
-the instruction set multiplies those, and with bfloat16 where it does on tiles.
+of 8 or 4 bits x is rounded to 8 bits for each group of inputs, by at most max |x| / 254; with float8 and bfloat16 to
+bfloat16, where the instruction set multiplies those.
 
 On CUDA: the rounding of x (and, widened, of the weight) to 16 bits, relative 2^-9 for bfloat16 and 2^-11 for half
 precision each, half precision's absolute step of 2^-24 / 2 times the 16 that x is divided by, and float32 sums, a
@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import torch
 
-from tests.kernels.device import BF16_PRODUCTS, BF16_TILES, Device
+from tests.kernels.device import BF16_PRODUCTS, Device
 from tests.kernels.weights import Weight
 
 EPS = 2.0**-24
@@ -36,7 +36,7 @@ def _on_cpu(device: Device, x: torch.Tensor, weight: Weight, kind: str, size: to
     sums = (x.shape[1] + 2) * EPS * size
     if kind.startswith("int"):
         return _input_steps(x, weight) + 2 * sums
-    rounding_isas = {"float8": BF16_PRODUCTS, "bfloat16": BF16_TILES}
+    rounding_isas = {"float8": BF16_PRODUCTS, "bfloat16": BF16_PRODUCTS}
     if device.isa in rounding_isas.get(kind.split()[0], ()):
         return 2.0**-8 * size + 2 * sums
     return sums

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.kernels.arguments import Router
-from tests.kernels.device import BF16_TILES, Device
+from tests.kernels.device import BF16_PRODUCTS, Device
 from tests.kernels.weights import SCALED, Weight, group_codes_weight, make_weight, scaled_weight
 
 EPS = 2.0**-24
@@ -156,7 +156,7 @@ def limit_of(device: Device, kind: str) -> float:
     """Return the relative error that the sum may have."""
     if device.is_cuda:
         return CUDA_LIMITS.get(kind, 2e-3)
-    if kind == "bfloat16" and device.isa in BF16_TILES:
+    if kind == "bfloat16" and device.isa in BF16_PRODUCTS:
         return 1e-2
     if kind in ("float32", "bfloat16", "float16"):
         return 1e-5

@@ -7,10 +7,9 @@
 #include "kernels/cpu/activation_rows.h"
 #include "kernels/cpu/attend.h"
 #include "kernels/cpu/isa.h"
-#include "kernels/cpu/linear/float8_block.h"
+#include "kernels/cpu/linear/in_vectors.h"
 #include "kernels/cpu/linear/linear_block.h"
 #include "kernels/cpu/linear/packed_block.h"
-#include "kernels/cpu/linear/rows_plan.h"
 #include "kernels/cpu/lora_block.h"
 #include "kernels/cpu/norm_rows.h"
 #include "kernels/cpu/simd.h"
@@ -94,8 +93,8 @@ constinit const KernelTable kTable = [] {
                        .linear_block = linear_block,
                        .quantize_row = quantize_row,
                        .packed_block = packed_block,
-                       .widen_row = widen_row,
-                       .wide_block = float8_block,
+                       .widen_row = widen_row_in_vectors,
+                       .wide_block = wide_block_in_vectors,
                        .lora_expand_block = lora_expand_block,
                        .norm_row = norm_row,
                        .activate_row = activate_row,

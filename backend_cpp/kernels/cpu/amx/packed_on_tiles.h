@@ -11,7 +11,6 @@
 #include "kernels/cpu/aligned_room.h"
 #include "kernels/cpu/amx/tiles.h"
 #include "kernels/cpu/linear/packed_block.h"
-#include "kernels/cpu/linear/rows_plan.h"
 
 namespace turbomind::TM_ISA {
 

@@ -4,8 +4,7 @@
 #include "kernels/cpu/amx/bf16_on_tiles.h"
 #include "kernels/cpu/amx/float8_on_tiles.h"
 #include "kernels/cpu/amx/packed_on_tiles.h"
-#include "kernels/cpu/linear/float8_block.h"
-#include "kernels/cpu/linear/rows_plan.h"
+#include "kernels/cpu/linear/in_vectors.h"
 
 namespace turbomind::TM_ISA {
 
@@ -29,6 +28,7 @@ inline RowsPlan rows_plan_on_tiles(const LinearWeight& weight, int rows) {
       break;
     case WeightFormat::kBFloat16:
       use_tiles(2);
+      plan.block_tiles = 4;
       plan.kind = RowsPlan::Kind::kWide;
       plan.layout.features = static_cast<size_t>((weight.in_features + kTileDepth - 1) / kTileDepth) * kTileDepth;
       break;
@@ -43,7 +43,7 @@ inline void widen_row_by_layout(const float* x, int in_features, int row, const 
   if (wide.layout.interleave == kTileSide) {
     widen_row_for_tiles(x, in_features, row, wide);
   } else {
-    widen_row(x, in_features, row, wide);
+    widen_row_in_vectors(x, in_features, row, wide);
   }
 }
 
@@ -54,7 +54,7 @@ inline void wide_block_by_format(const LinearWeight& weight, const WideRows& x, 
   } else if (x.layout.interleave == kTileSide) {
     float8_block_on_tiles(weight, x, first_row, rows, first_tile, last_tile, y, accumulate);
   } else {
-    float8_block(weight, x, first_row, rows, first_tile, last_tile, y, accumulate);
+    wide_block_in_vectors(weight, x, first_row, rows, first_tile, last_tile, y, accumulate);
   }
 }
 

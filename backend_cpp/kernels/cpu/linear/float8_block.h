@@ -24,7 +24,7 @@ inline void for_parts(Visit&& visit) {
 }
 
 // Inputs beyond in_features are 0.
-inline void widen_row(const float* x, int in_features, int row, const WideRows& wide) {
+inline void widen_row_to_quads(const float* x, int in_features, int row, const WideRows& wide) {
   const RowsLayout& layout = wide.layout;
   auto* quad = static_cast<Float8Quads::Input*>(wide.values) + layout.offset(static_cast<size_t>(row));
   for (int i = 0; i < static_cast<int>(layout.features); i += 4, quad += 4 * layout.interleave) {

@@ -126,7 +126,7 @@ void linear(ThreadPool& pool, LinearScratch& scratch, const LinearWeight& weight
       for_inputs(pool, weight, x, rows,
                  [&](const float* inputs, int row) { table.widen_row(inputs, weight.in_features, row, wide); });
       const size_t bytes = weight.is_packed() ? plan.layout.features : row_bytes(weight);
-      for_blocks(pool, rows, plan.block_rows, tiles, bytes * kTileOutputs, weight.is_packed() ? 1 : 4,
+      for_blocks(pool, rows, plan.block_rows, tiles, bytes * kTileOutputs, plan.block_tiles,
                  [&](int row, int count, int first, int last) {
                    table.wide_block(weight, wide, row, count, first, last, y, accumulate);
                  });

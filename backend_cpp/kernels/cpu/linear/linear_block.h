@@ -1,6 +1,8 @@
 // Register-tiled dot products of rows of x with rows of w. Included by kernels_isa.cc only.
 #pragma once
 
+#include <algorithm>
+
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/simd.h"
 
@@ -12,62 +14,99 @@ inline constexpr int kTileColumns = 4;
 // Bytes ahead in the weight stream that are asked for while one tile is computed.
 inline constexpr int kPrefetchRows = 4;
 
-template <int kRows, class W>
-inline void dot_tile(const W* w, int columns, int k, const float* x, int ldx, float sums[kTileRows][kTileColumns],
-                     bool prefetch) {
+// Products of float32 rows with a weight of W, which is widened.
+template <class W>
+struct FloatProducts {
+  using Weight = W;
+  using Input = float;
+  static constexpr int kInputs = kLanes;  // that a vector holds
+
+  template <class T>
+  static Vec load(const T* p) {
+    return TM_ISA::load(p);
+  }
+  template <class T>
+  static Vec load_partial(const T* p, int count) {
+    return TM_ISA::load_partial(p, count);
+  }
+  static Vec add(Vec sum, Vec x, Vec w) { return fma(x, w, sum); }
+};
+
+#if defined(__AVX512BF16__)
+// Products of bfloat16 rows with a weight of bfloat16, pair by pair.
+struct PairProducts {
+  using Weight = bf16;
+  using Input = bf16;
+  static constexpr int kInputs = 2 * kLanes;
+
+  static IVec load(const bf16* p) { return load_bytes(reinterpret_cast<const uint8_t*>(p)); }
+  static IVec load_partial(const bf16* p, int count) {
+    bf16 inputs[kInputs] = {};
+    std::copy_n(p, count, inputs);
+    return load(inputs);
+  }
+  static Vec add(Vec sum, IVec x, IVec w) { return dot2(sum, x, w); }
+};
+#endif
+
+template <int kRows, class Products>
+inline void dot_tile(const typename Products::Weight* w, int columns, int k, const typename Products::Input* x,
+                     size_t ldx, float sums[kTileRows][kTileColumns], bool prefetch) {
   Vec acc[kRows][kTileColumns];
   for (int r = 0; r < kRows; ++r) {
     for (int c = 0; c < kTileColumns; ++c) acc[r][c] = zero();
   }
   // Missing columns at the end of the weight repeat the last one; their sums are dropped by the caller.
-  const W* rows[kTileColumns];
+  const typename Products::Weight* rows[kTileColumns];
   for (int c = 0; c < kTileColumns; ++c) rows[c] = w + static_cast<size_t>(c < columns ? c : columns - 1) * k;
 
-  int i = 0;
-  for (; i + kLanes <= k; i += kLanes) {
-    Vec wv[kTileColumns];
-    for (int c = 0; c < kTileColumns; ++c) {
-      wv[c] = load(rows[c] + i);
-      if (prefetch) __builtin_prefetch(rows[c] + i + static_cast<size_t>(kPrefetchRows) * k, 0, 2);
-    }
+  // Adds the products of the inputs that `load` loads from where they begin.
+  const auto add_inputs = [&](int i, auto&& load) {
+    decltype(Products::load(w)) wv[kTileColumns];
+    for (int c = 0; c < kTileColumns; ++c) wv[c] = load(rows[c] + i);
     for (int r = 0; r < kRows; ++r) {
-      const Vec xv = load(x + static_cast<size_t>(r) * ldx + i);
-      for (int c = 0; c < kTileColumns; ++c) acc[r][c] = fma(xv, wv[c], acc[r][c]);
+      const auto xv = load(x + r * ldx + i);
+      for (int c = 0; c < kTileColumns; ++c) acc[r][c] = Products::add(acc[r][c], xv, wv[c]);
     }
+  };
+  int i = 0;
+  for (; i + Products::kInputs <= k; i += Products::kInputs) {
+    if (prefetch) {
+      for (const auto* row : rows) __builtin_prefetch(row + i + static_cast<size_t>(kPrefetchRows) * k, 0, 2);
+    }
+    add_inputs(i, [](const auto* p) { return Products::load(p); });
   }
   if (i < k) {
-    for (int r = 0; r < kRows; ++r) {
-      const Vec xv = load_partial(x + static_cast<size_t>(r) * ldx + i, k - i);
-      for (int c = 0; c < kTileColumns; ++c) acc[r][c] = fma(xv, load_partial(rows[c] + i, k - i), acc[r][c]);
-    }
+    add_inputs(i, [&](const auto* p) { return Products::load_partial(p, k - i); });
   }
   for (int r = 0; r < kRows; ++r) reduce_add4(acc[r], sums[r]);
 }
 
-template <class W>
-void linear_block_typed(const LinearWeight& weight, const float* x, int rows, int first, int last, float* y,
-                        bool accumulate) {
+// y[r, n] for rows of x that begin `ldx` elements apart, and outputs [first, last).
+template <class Products>
+void dot_block(const LinearWeight& weight, const typename Products::Input* x, size_t ldx, int rows, int first, int last,
+               float* y, bool accumulate) {
   const int k = weight.in_features;
   const auto ldy = static_cast<size_t>(weight.out_features);
   float sums[kTileRows][kTileColumns];
   for (int n = first; n < last; n += kTileColumns) {
     const int columns = last - n < kTileColumns ? last - n : kTileColumns;
-    const W* w = static_cast<const W*>(weight.data) + static_cast<size_t>(n) * k;
+    const auto* w = static_cast<const typename Products::Weight*>(weight.data) + static_cast<size_t>(n) * k;
     for (int r = 0; r < rows;) {
-      const float* xr = x + static_cast<size_t>(r) * k;
+      const auto* xr = x + r * ldx;
       const bool first_tile = r == 0;
       int done;
       if (rows - r >= kTileRows) {
-        dot_tile<kTileRows>(w, columns, k, xr, k, sums, first_tile);
+        dot_tile<kTileRows, Products>(w, columns, k, xr, ldx, sums, first_tile);
         done = kTileRows;
       } else if (kTileRows > 4 && rows - r >= 4) {
-        dot_tile<4>(w, columns, k, xr, k, sums, first_tile);
+        dot_tile<4, Products>(w, columns, k, xr, ldx, sums, first_tile);
         done = 4;
       } else if (rows - r >= 2) {
-        dot_tile<2>(w, columns, k, xr, k, sums, first_tile);
+        dot_tile<2, Products>(w, columns, k, xr, ldx, sums, first_tile);
         done = 2;
       } else {
-        dot_tile<1>(w, columns, k, xr, k, sums, first_tile);
+        dot_tile<1, Products>(w, columns, k, xr, ldx, sums, first_tile);
         done = 1;
       }
       for (int d = 0; d < done; ++d) {
@@ -84,12 +123,13 @@ void linear_block_typed(const LinearWeight& weight, const float* x, int rows, in
 
 inline void linear_block(const LinearWeight& weight, const float* x, int rows, int first, int last, float* y,
                          bool accumulate) {
+  const auto ldx = static_cast<size_t>(weight.in_features);
   if (weight.format == WeightFormat::kFloat32) {
-    linear_block_typed<float>(weight, x, rows, first, last, y, accumulate);
+    dot_block<FloatProducts<float>>(weight, x, ldx, rows, first, last, y, accumulate);
   } else if (weight.format == WeightFormat::kFloat16) {
-    linear_block_typed<half>(weight, x, rows, first, last, y, accumulate);
+    dot_block<FloatProducts<half>>(weight, x, ldx, rows, first, last, y, accumulate);
   } else {
-    linear_block_typed<bf16>(weight, x, rows, first, last, y, accumulate);
+    dot_block<FloatProducts<bf16>>(weight, x, ldx, rows, first, last, y, accumulate);
   }
 }
 

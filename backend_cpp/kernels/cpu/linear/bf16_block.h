@@ -1,0 +1,37 @@
+// Products of rows with bfloat16 weights where the instruction set multiplies pairs of those. Included by
+// kernels_isa.cc only.
+#pragma once
+
+#if defined(__AVX512BF16__)
+
+#include <algorithm>
+
+#include "kernels/cpu/linear/bf16_rows.h"
+#include "kernels/cpu/linear/linear_block.h"
+#include "kernels/packed_weight.h"
+
+namespace turbomind::TM_ISA {
+
+// Inputs of a row that lie together: all do, in whole cache lines.
+inline constexpr int kBf16Unit = PairProducts::kInputs;
+
+inline RowsLayout bf16_layout(int in_features) {
+  const auto units = (static_cast<size_t>(in_features) + kBf16Unit - 1) / kBf16Unit;
+  return {.interleave = 1, .unit = kBf16Unit, .features = units * kBf16Unit};
+}
+
+inline void widen_row_to_bf16(const float* x, int in_features, int row, const WideRows& wide) {
+  round_to_bf16(x, in_features, static_cast<bf16*>(wide.values) + wide.layout.offset(static_cast<size_t>(row)));
+}
+
+inline void bf16_block(const LinearWeight& weight, const WideRows& x, int first_row, int rows, int first_tile,
+                       int last_tile, float* y, bool accumulate) {
+  const auto row = static_cast<size_t>(first_row);
+  dot_block<PairProducts>(weight, static_cast<const bf16*>(x.values) + x.layout.offset(row), x.layout.features, rows,
+                          first_tile * kTileOutputs, std::min(last_tile * kTileOutputs, weight.out_features),
+                          y + row * weight.out_features, accumulate);
+}
+
+}  // namespace turbomind::TM_ISA
+
+#endif

@@ -1,0 +1,52 @@
+// What rows are made into, and what multiplies them, where products are made in vectors. Included by kernels_isa.cc
+// only.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+
+#include "kernels/cpu/isa.h"
+#include "kernels/cpu/linear/bf16_block.h"
+#include "kernels/cpu/linear/float8_block.h"
+#include "kernels/packed_weight.h"
+
+namespace turbomind::TM_ISA {
+
+inline constexpr int kTogetherRows = 8;
+
+// Up to eight rows lie together, four inputs of each; the last rows may be missing. Rows for a bfloat16 weight, where
+// pairs of those are multiplied, lie one behind the other.
+inline RowsPlan rows_plan_in_vectors(const LinearWeight& weight, int rows) {
+  RowsPlan plan;
+#if defined(__AVX512BF16__)
+  if (weight.format == WeightFormat::kBFloat16) {
+    plan.kind = RowsPlan::Kind::kWide;
+    plan.layout = bf16_layout(weight.in_features);
+    return plan;
+  }
+#endif
+  if (!weight.is_packed()) return plan;
+  plan.kind = weight.format == WeightFormat::kFloat8 ? RowsPlan::Kind::kWide : RowsPlan::Kind::kRounded;
+  plan.layout.interleave = static_cast<int>(std::bit_ceil(static_cast<unsigned>(std::min(rows, kTogetherRows))));
+  plan.layout.features = static_cast<size_t>(packed_shape(weight).padded_features());
+  return plan;
+}
+
+inline void widen_row_in_vectors(const float* x, int in_features, int row, const WideRows& wide) {
+#if defined(__AVX512BF16__)
+  if (wide.layout.unit == kBf16Unit) return widen_row_to_bf16(x, in_features, row, wide);
+#endif
+  widen_row_to_quads(x, in_features, row, wide);
+}
+
+inline void wide_block_in_vectors(const LinearWeight& weight, const WideRows& x, int first_row, int rows,
+                                  int first_tile, int last_tile, float* y, bool accumulate) {
+#if defined(__AVX512BF16__)
+  if (weight.format == WeightFormat::kBFloat16) {
+    return bf16_block(weight, x, first_row, rows, first_tile, last_tile, y, accumulate);
+  }
+#endif
+  float8_block(weight, x, first_row, rows, first_tile, last_tile, y, accumulate);
+}
+
+}  // namespace turbomind::TM_ISA
