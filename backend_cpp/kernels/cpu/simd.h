@@ -410,22 +410,38 @@ inline IVec broadcast_bytes(const int8_t* p) {
   return broadcast_int(four);
 }
 
-// Sums of the lanes of four vectors, each in the same fixed order.
-inline void reduce_add4(const Vec v[4], float sums[4]) {
+// The sum of the lanes, in a fixed order.
+inline float reduce_add(Vec v) {
 #if defined(__AVX2__)
+  const __m128 quarters = fold(v);
+  const __m128 pairs = _mm_add_ps(quarters, _mm_shuffle_ps(quarters, quarters, 0xB1));
+  return _mm_cvtss_f32(_mm_add_ps(pairs, _mm_shuffle_ps(pairs, pairs, 0x4E)));
+#else
+  return (v.lane[0] + v.lane[1]) + (v.lane[2] + v.lane[3]);
+#endif
+}
+
+// Sums of the lanes of four vectors, each in the order of reduce_add.
+inline void reduce_add4(const Vec v[4], float sums[4]) {
+#if defined(__AVX512F__)
+  // Halves, then quarters of each lie side by side; then pairs of lanes and pairs of those are added as below.
+  const auto halves = [](Vec a, Vec b) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xEE));
+  };
+  const Vec low = halves(v[0], v[1]);
+  const Vec high = halves(v[2], v[3]);
+  const Vec quarters = _mm512_add_ps(_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xDD));
+  const Vec pairs = _mm512_add_ps(quarters, _mm512_permute_ps(quarters, 0xB1));
+  const Vec totals = _mm512_add_ps(pairs, _mm512_permute_ps(pairs, 0x4E));
+  const __m512i firsts = _mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+  _mm_storeu_ps(sums, _mm512_castps512_ps128(_mm512_permutexvar_ps(firsts, totals)));
+#elif defined(__AVX2__)
   __m128 a = fold(v[0]), b = fold(v[1]), c = fold(v[2]), d = fold(v[3]);
   _MM_TRANSPOSE4_PS(a, b, c, d);
   _mm_storeu_ps(sums, _mm_add_ps(_mm_add_ps(a, b), _mm_add_ps(c, d)));
 #else
-  for (int i = 0; i < 4; ++i) sums[i] = (v[i].lane[0] + v[i].lane[1]) + (v[i].lane[2] + v[i].lane[3]);
+  for (int i = 0; i < 4; ++i) sums[i] = reduce_add(v[i]);
 #endif
-}
-
-inline float reduce_add(Vec v) {
-  const Vec four[4] = {v, zero(), zero(), zero()};
-  float sums[4];
-  reduce_add4(four, sums);
-  return sums[0];
 }
 
 // The first `count` (< kLanes) elements, zeros behind.

@@ -82,6 +82,13 @@ inline void dot_tile(const typename Products::Weight* w, int columns, int k, con
   for (int r = 0; r < kRows; ++r) reduce_add4(acc[r], sums[r]);
 }
 
+inline void add_outputs(const float* sums, const float* bias, int columns, bool accumulate, float* out) {
+  for (int c = 0; c < columns; ++c) {
+    const float value = sums[c] + bias[c];
+    out[c] = accumulate ? out[c] + value : value;
+  }
+}
+
 // y[r, n] for rows of x that begin `ldx` elements apart, and outputs [first, last).
 template <class Products>
 void dot_block(const LinearWeight& weight, const typename Products::Input* x, size_t ldx, int rows, int first, int last,
@@ -92,6 +99,8 @@ void dot_block(const LinearWeight& weight, const typename Products::Input* x, si
   for (int n = first; n < last; n += kTileColumns) {
     const int columns = last - n < kTileColumns ? last - n : kTileColumns;
     const auto* w = static_cast<const typename Products::Weight*>(weight.data) + static_cast<size_t>(n) * k;
+    float bias[kTileColumns] = {};
+    if (weight.bias != nullptr) std::copy_n(weight.bias + n, columns, bias);
     for (int r = 0; r < rows;) {
       const auto* xr = x + r * ldx;
       const bool first_tile = r == 0;
@@ -111,9 +120,10 @@ void dot_block(const LinearWeight& weight, const typename Products::Input* x, si
       }
       for (int d = 0; d < done; ++d) {
         float* out = y + static_cast<size_t>(r + d) * ldy + n;
-        for (int c = 0; c < columns; ++c) {
-          const float value = sums[d][c] + (weight.bias != nullptr ? weight.bias[n + c] : 0.0f);
-          out[c] = accumulate ? out[c] + value : value;
+        if (columns == kTileColumns) {
+          add_outputs(sums[d], bias, kTileColumns, accumulate, out);
+        } else {
+          add_outputs(sums[d], bias, columns, accumulate, out);
         }
       }
       r += done;
