@@ -2,12 +2,6 @@
 
 #include <sched.h>
 
-#include <algorithm>
-#include <cmath>
-#include <cstdlib>
-#include <fstream>
-#include <string>
-
 namespace turbomind {
 
 namespace {
@@ -82,24 +76,6 @@ void ThreadPool::work() {
       spins = 0;
     }
   }
-}
-
-int available_cpu_count() {
-  int count = static_cast<int>(std::thread::hardware_concurrency());
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) count = CPU_COUNT(&set);
-  if (std::ifstream quota_file("/sys/fs/cgroup/cpu.max"); quota_file) {
-    std::string quota;
-    double period = 0;
-    if (quota_file >> quota >> period && quota != "max" && period > 0) {
-      count = std::min(count, static_cast<int>(std::ceil(std::stod(quota) / period)));
-    }
-  }
-  if (const char* wanted = std::getenv("OMP_NUM_THREADS")) {
-    if (const int number = std::atoi(wanted); number > 0) count = std::min(count, number);
-  }
-  return std::max(count, 1);
 }
 
 }  // namespace turbomind

@@ -57,7 +57,4 @@ class ThreadPool {
   std::vector<std::thread> workers_;
 };
 
-// Number of CPUs this process may use: affinity mask, cgroup quota and OMP_NUM_THREADS, at least 1.
-int available_cpu_count();
-
 }  // namespace turbomind

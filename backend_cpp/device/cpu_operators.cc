@@ -7,6 +7,7 @@
 #include <limits>
 #include <string>
 
+#include "base/cpu_share.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/embedding.h"
 #include "kernels/head_linear.h"

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/cpu_share.h"
 #include "base/topology.h"
 #include "device/cpu_operators.h"
 #include "device/host_exchange.h"

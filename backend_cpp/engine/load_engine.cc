@@ -6,6 +6,7 @@
 #include <numeric>
 #include <vector>
 
+#include "base/cpu_share.h"
 #include "base/error.h"
 #include "base/thread_pool.h"
 #include "device/cpu_operators.h"

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "base/cpu_share.h"
 #include "base/error.h"
 #include "base/json.h"
 #include "base/thread_pool.h"

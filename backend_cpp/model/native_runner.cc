@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/cpu_share.h"
 #include "base/error.h"
 #include "base/thread_pool.h"
 #include "model/move_weights.h"

@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "base/cpu_share.h"
 #include "base/thread_pool.h"
 #include "kernels/cpu/isa.h"
 #include "python/engine_bindings.h"

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/cpu_share.h"
 #include "base/error.h"
 #include "base/thread_pool.h"
 #include "testing/cuda_emulated/fiber.h"
