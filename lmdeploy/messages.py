@@ -285,7 +285,7 @@ class TurbomindEngineConfig:
     device: str = rows.text(
         "auto", "What to run on; auto: a GPU where the build and the machine have one, else the CPU.", choices=DEVICES
     )
-    threads: int = rows.whole(0, "CPU threads that compute; 0: one a core that this process may use, hyperthreads only where cores are fewer than four.", high=1024)
+    threads: int = rows.whole(0, "CPU threads that compute; 0: one for each core this process may use.", high=1024)
     max_waiting: int = rows.whole(4096, "Requests that may wait; one more is refused as overloaded.", low=1)
     max_embedding_mib: int = rows.whole(
         1024,
@@ -354,7 +354,7 @@ class PytorchEngineConfig:
     download_dir: str | None = rows.text(None, "Where a model that has to be downloaded is stored.")
     revision: str | None = rows.text(None, "Which version of it: a branch, tag or commit.")
     quant_policy: Literal[0, 4, 8] = rows.whole(0, "Bits of the KV cache; 0: not quantized.", choices=QUANT_POLICIES)
-    threads: int = rows.whole(0, "CPU threads that compute; 0: one a core that this process may use, hyperthreads only where cores are fewer than four.", high=1024)
+    threads: int = rows.whole(0, "CPU threads that compute; 0: one for each core this process may use.", high=1024)
     worker_step_seconds: float = rows.number(
         600.0, "A step that takes longer counts as lost, and the processes are started again.", above=0
     )

@@ -62,8 +62,7 @@ struct EngineSettings {
   int max_prefill_iters = 1;
   // What to run on; auto: a GPU where the build and the machine have one, else the CPU.
   std::string device = "auto";
-  // CPU threads that compute; 0: one a core that this process may use, hyperthreads only where cores are fewer than
-  // four.
+  // CPU threads that compute; 0: one for each core this process may use.
   int threads = 0;
   // Requests that may wait; one more is refused as overloaded.
   int max_waiting = 4096;
