@@ -8,21 +8,12 @@
 
 #include "device/cuda_operators.h"
 #include "device/cuda_trial.h"
-#include "kernels/cuda/device_memory.h"
 
 namespace turbomind {
 
 namespace {
 
 constexpr size_t kLeastPlanBytes = size_t{64} << 10;  // decodes of most models fit
-
-// Host data in device memory of its own, which is not counted: a trial gives it back.
-template <class T>
-AlignedBuffer on_device(CudaOperators& ops, const std::vector<T>& data) {
-  AlignedBuffer buffer = cuda::allocate(data.size() * sizeof(T));
-  ops.upload(data.data(), buffer.size(), buffer.as<void>());
-  return buffer;
-}
 
 // Sequences at the borders of tiles of keys, one whose keys are split, and the end of a prompt.
 class LatentProblem {

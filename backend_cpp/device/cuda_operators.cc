@@ -92,6 +92,7 @@ CudaOperators::CudaOperators(CudaRank rank) : rank_(std::move(rank)) {
   gemm_ = cuda::make_gemm();
   counters_ = std::make_unique<cuda::SplitCounters>(stream_);
   latents_ = std::make_unique<CudaLatents>(*this);
+  grouped_ = std::make_unique<CudaGrouped>(*this, *gemm_);
 }
 
 CudaOperators::~CudaOperators() {
@@ -427,7 +428,8 @@ const cuda::ExpertTable& CudaOperators::table_of(const std::vector<ExpertWeight>
 
 void CudaOperators::add_experts(Activation activation, const std::vector<ExpertWeight>& experts, const float* x,
                                 int rows, int top_k, const int32_t* chosen, const float* weights, float* y) {
-  const cuda::ExpertTable& table = table_of(experts);
+  cuda::ExpertTable table = table_of(experts);
+  table.library = grouped_->kernel_for(table, rows, top_k);
   const cuda::LinearScratch memory = linear_scratch(cuda::expert_scratch_bytes(table, rows, top_k));
   cuda::add_experts(stream(), memory, activation, table, x, rows, top_k, chosen, weights, y);
 }

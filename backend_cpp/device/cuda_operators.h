@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "device/cuda_grouped.h"
 #include "device/cuda_latents.h"
 #include "device/operators.h"
 #include "kernels/cuda/attention/paged_attention.h"
@@ -134,6 +135,7 @@ class CudaOperators final : public Operators {
   std::array<Spans, kSpanSets> spans_;  // by SpanSet
   Staged row_count_;                    // int32; the rows of the spans of tokens. Empty before there are any
   std::unique_ptr<CudaLatents> latents_;
+  std::unique_ptr<CudaGrouped> grouped_;
 
   using Shape = std::pair<int, int>;  // rows, context bound
   std::set<Shape> seen_;

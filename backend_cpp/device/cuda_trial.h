@@ -9,6 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "device/operators.h"
+#include "kernels/cuda/device_memory.h"
+
 namespace turbomind {
 
 // Whether the environment lets libraries' kernels be used: LMDEPLOY_CUDA_LIBRARIES is not 0.
@@ -32,5 +35,13 @@ bool passes_trial(const std::string& name, const std::function<Trial()>& run);
 
 // Numbers for trials, the same each time: normally distributed, each representable in bfloat16.
 std::vector<float> trial_numbers(size_t count, float deviation, unsigned seed);
+
+// Host data in device memory of its own, which is not counted: a trial gives it back.
+template <class T>
+AlignedBuffer on_device(Operators& ops, const std::vector<T>& data) {
+  AlignedBuffer buffer = cuda::allocate(data.size() * sizeof(T));
+  ops.upload(data.data(), buffer.size(), buffer.as<void>());
+  return buffer;
+}
 
 }  // namespace turbomind

@@ -93,14 +93,14 @@ def test_formats_are_about_as_exact_as_on_the_cpu(settings: dict[str, Any], tmp_
 
 def test_a_librarys_latent_attention_serves_prompts_and_captured_steps(tmp_path: Path, on_cuda: int) -> None:
     module = engine_module._turbomind
-    if not hasattr(module, "set_latent_library"):
+    if not hasattr(module, "set_library"):
         pytest.skip("on a GPU the build says which library there is")
     latents = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 16, "v_head_dim": 16}
     sizes = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "q_lora_rank": None}
     directory = make_tiny(tmp_path / "model", "DeepseekV2ForCausalLM", num_key_value_heads=4, **latents, **sizes)
 
     def logits(library: int, **more: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        module.set_latent_library(library)
+        module.set_library("latents", library)
         with TokenEngine(directory, **more) as engine:
             return engine.answer(PROMPT, 1, "all")[1], engine.answer(PROMPT, 6, "generation")[1]
 
@@ -109,9 +109,9 @@ def test_a_librarys_latent_attention_serves_prompts_and_captured_steps(tmp_path:
         ours = logits(0, device="cuda", dtype="bfloat16")
         theirs = logits(1, device="cuda", dtype="bfloat16")
         # Prompts in chunks, the first again from the cache but for its end; five steps; the trial and the rehearsal.
-        assert module.latent_launches() >= 2 * (-(-len(PROMPT) // 20) + 1 + 5)
+        assert module.library_launches("latents") >= 2 * (-(-len(PROMPT) // 20) + 1 + 5)
     finally:
-        module.set_latent_library(0)
+        module.set_library("latents", 0)
     for exactly, own, other in zip(exact, ours, theirs, strict=True):
         assert relative_error(other, exactly) < 1.5 * relative_error(own, exactly) + 0.01
 

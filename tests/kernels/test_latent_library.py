@@ -32,12 +32,12 @@ pytestmark = pytest.mark.skipif(
 def library(kernel: int) -> Iterator[Device]:
     """Yield the emulated device with a library that is right, wrong or not there."""
     module = load_module("emulated")
-    module.set_latent_library(kernel)
+    module.set_library("latents", kernel)
     try:
         with opened("emulated") as device:
             yield device
     finally:
-        module.set_latent_library(NONE)
+        module.set_library("latents", NONE)
 
 
 def random_batch(source: random.Random) -> tuple[list[tuple[int, int, int, int]], int]:
@@ -167,7 +167,7 @@ def test_a_librarys_attention_agrees_with_float64(block_len: int, capfd: pytest.
         batch = latent_batch(device, [530, 65, 1], block_len)
         steps = [[(0, 0, 150), (1, 0, 40)], [(1, 40, 24), (0, 150, 377), (2, 0, 1)], [(0, 527, 1), (1, 64, 1)]]
         out = batch.run(steps)
-        assert device.module.latent_launches() == 1 + len(steps)  # the trial, and one a step
+        assert device.module.library_launches("latents") == 1 + len(steps)  # the trial, and one a step
     for sequence in range(3):
         check_latents(batch, sequence, out[sequence])
     assert "an emulated library agrees with ours" in capfd.readouterr().err
@@ -184,8 +184,8 @@ def test_a_librarys_attention_is_left_out(
         batch.bits = 8 if reason == "the cache is int8" else 16
         steps = [[(0, 0, 66)], [(0, 66, 1)]]
         theirs = batch.run(steps)
-        tried = device.module.latent_launches()
-        device.module.set_latent_library(NONE)
+        tried = device.module.library_launches("latents")
+        device.module.set_library("latents", NONE)
         batch.device = Device("emulated")
         ours = batch.run(steps)
     assert torch.equal(theirs[0], ours[0])

@@ -1,13 +1,12 @@
-#include "testing/cuda_emulated/latent_kernel.h"
-
+// Latent attention that follows its plan as FlashInfer's kernels do.
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <limits>
 #include <vector>
 
 #include "kernels/cuda/latent/latent_kernel.h"
 #include "kernels/types.h"
+#include "testing/cuda_emulated/libraries.h"
 
 namespace turbomind::emulated {
 
@@ -18,8 +17,7 @@ using cuda::kLatentRank;
 using cuda::kLatentRope;
 using cuda::kLatentTile;
 
-std::atomic<LatentLibrary> chosen = LatentLibrary::kNone;
-std::atomic<int> launches = 0;
+constexpr const char* kName = "latents";
 
 constexpr int kKeyTile = 64;
 
@@ -108,13 +106,13 @@ void merge(const cuda::LatentCall& call, int multiprocessor) {
 }
 
 bool runs_on(int) {
-  return chosen != LatentLibrary::kNone;
+  return library(kName) != Library::kNone;
 }
 
 void run(cudaStream_t, const cuda::LatentCall& call) {
   cuda::check(begin_call("cudaLaunchCooperativeKernel"), "latent attention by an emulated library");
-  submit([call, is_wrong = chosen == LatentLibrary::kWrong] {
-    ++launches;
+  submit([call, is_wrong = library(kName) == Library::kWrong] {
+    count_library_launch(kName);
     for (int team = 0; team < call.plan.teams; ++team) {
       for (int item = call.plan.first_item[team]; item < call.plan.first_item[team + 1]; ++item) {
         for (int part = 0; part < call.plan.width; ++part) attend_part(call, item, part, is_wrong);
@@ -127,14 +125,5 @@ void run(cudaStream_t, const cuda::LatentCall& call) {
 const bool is_added = cuda::add_latent_kernel({"an emulated library", runs_on, run});
 
 }  // namespace
-
-void set_latent_library(LatentLibrary library) {
-  chosen = library;
-  launches = 0;
-}
-
-int latent_launches() {
-  return launches;
-}
 
 }  // namespace turbomind::emulated

@@ -1,9 +1,8 @@
-#include <cublasLt.h>
-
 #include <string>
 #include <tuple>
 
 #include "base/recent_map.h"
+#include "kernels/cuda/linear/cublaslt.h"
 #include "kernels/cuda/linear/gemm.h"
 
 namespace turbomind::cuda {
@@ -12,36 +11,6 @@ namespace {
 
 // Prompts of any length come: each length has a plan for each shape of a weight.
 constexpr size_t kMostPlans = 1024;
-
-void check_status(cublasStatus_t status, const char* what) {
-  if (status != CUBLAS_STATUS_SUCCESS) {
-    throw internal_error(std::string(what) + ": cuBLASLt: " + cublasLtGetStatusString(status));
-  }
-}
-
-// A descriptor of cuBLASLt, owned.
-template <class Handle, cublasStatus_t (*kDestroy)(Handle)>
-class Owned {
- public:
-  Owned() = default;
-  ~Owned() {
-    if (handle_ != nullptr) kDestroy(handle_);
-  }
-  Owned(Owned&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
-  Owned& operator=(Owned&& other) noexcept {
-    std::swap(handle_, other.handle_);
-    return *this;
-  }
-  Handle get() const { return handle_; }
-  Handle* out() { return &handle_; }
-
- private:
-  Handle handle_ = nullptr;
-};
-
-using Product = Owned<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
-using Matrix = Owned<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
-using Preference = Owned<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
 
 // Everything about a product but its pointers.
 struct Plan {
@@ -73,12 +42,6 @@ Types types_of(GemmType type) {
       break;
   }
   return {CUDA_R_32F, CUBLAS_COMPUTE_32F, CUDA_R_32F};
-}
-
-template <class Value>
-void prefer(const Preference& preference, cublasLtMatmulPreferenceAttributes_t attribute, Value value) {
-  check_status(cublasLtMatmulPreferenceSetAttribute(preference.get(), attribute, &value, sizeof(value)),
-               "stating what a product prefers");
 }
 
 class CublasLtGemm : public Gemm {
@@ -114,11 +77,8 @@ class CublasLtGemm : public Gemm {
   Plan make_plan(const GemmCall& call) const {
     Plan plan;
     const auto [type, sum, result] = types_of(call.type);
-    const cublasOperation_t transposed = CUBLAS_OP_T;
     check_status(cublasLtMatmulDescCreate(plan.product.out(), sum, result), "describing a product");
-    check_status(cublasLtMatmulDescSetAttribute(plan.product.get(), CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
-                                                sizeof(transposed)),
-                 "describing a product");
+    describe(plan.product, CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
     const auto inputs = static_cast<uint64_t>(call.inputs);
     const auto outputs = static_cast<uint64_t>(call.outputs);
     const auto rows = static_cast<uint64_t>(call.rows);
@@ -148,7 +108,7 @@ class CublasLtGemm : public Gemm {
     return plan;
   }
 
-  Owned<cublasLtHandle_t, cublasLtDestroy> handle_;
+  Library handle_;
   bool has_float8_;
   RecentMap<Shape, Plan> plans_{kMostPlans};
 };

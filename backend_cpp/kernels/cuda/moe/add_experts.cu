@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/elementwise/activation.h"
+#include "kernels/cuda/grouped/grouped_product.h"
 #include "kernels/cuda/linear/linear_kernels.h"
 #include "kernels/cuda/linear/round_rows.h"
 #include "kernels/cuda/linear/weight_slab.cuh"
@@ -64,23 +65,31 @@ __global__ void __launch_bounds__(kThreads)
   gathered[static_cast<size_t>(slot) * padded_inputs + i] = i < inputs ? row[weight->input_order[i]] : 0.0f;
 }
 
-enum class Kernel { kPlain, kStream, kTile };
+enum class Kernel { kPlain, kStream, kTile, kLibrary };
 
-Kernel kernel_for(const ExpertWeight& weight, int rows) {
+Kernel kernel_for(const ExpertTable& experts, int rows, int top_k) {
+  const ExpertWeight& weight = experts.first;
+  if (experts.library != nullptr && suits_library(experts, rows, top_k)) return Kernel::kLibrary;
   if (!has_whole_chunks(weight.gate_up) || !has_whole_chunks(weight.down)) return Kernel::kPlain;
   return rows <= kStreamRows ? Kernel::kStream : Kernel::kTile;
 }
 
 int part_rows_of(Kernel kernel, int rows, int pairs, int num_experts) {
+  if (kernel == Kernel::kLibrary) return pairs;  // an expert's are not divided
   if (kernel == Kernel::kPlain) return kPlainRows;
   if (kernel == Kernel::kStream) return rows <= kStreamRows / 2 ? kStreamRows / 2 : kStreamRows;
   return pairs / num_experts <= kTileRows / 2 ? kTileRows / 2 : kTileRows;
 }
 
-void multiply(cudaStream_t stream, const LinearScratch& scratch, Kernel kernel, int part_rows, int pairs,
-              const SortedPairs& sorted, ExpertProduct product) {
+void multiply(cudaStream_t stream, const LinearScratch& scratch, const ExpertTable& experts, Kernel kernel,
+              int part_rows, int pairs, const SortedPairs& sorted, ExpertProduct product) {
   const LinearWeight& weight = product.first;
   Scratch memory = scratch.memory;
+  if (kernel == Kernel::kLibrary) {
+    return grouped_product(stream, memory, *experts.library,
+                           {weight, product.on_device, sizeof(ExpertWeight), experts.count, sorted.parts,
+                            sorted.part_count, product.x, product.sources, sorted.experts, pairs, product.y});
+  }
   const int padded = padded_inputs(weight);
   LinearTask task;
   task.weight = weight;
@@ -128,13 +137,24 @@ void multiply(cudaStream_t stream, const LinearScratch& scratch, Kernel kernel, 
 
 }  // namespace
 
+bool suits_library(const ExpertTable& experts, int rows, int top_k) {
+  return rows * top_k >= kLeastGroupRows * experts.count && is_grouped_weight(experts.first.gate_up) &&
+         is_grouped_weight(experts.first.down);
+}
+
 size_t expert_scratch_bytes(const ExpertTable& experts, int rows, int top_k) {
   const auto& [gate_up, down] = experts.first;
   const auto pairs = static_cast<size_t>(rows) * top_k;
   const auto inputs = static_cast<size_t>(std::max(padded_inputs(gate_up), padded_inputs(down)));
+  size_t of_products =
+      scratch_bytes<float>(pairs * inputs) + scratch_bytes<uint16_t>(pairs * inputs) + split_scratch_bytes();
+  if (experts.library != nullptr) {
+    for (const LinearWeight* weight : {&gate_up, &down}) {
+      of_products = std::max(of_products, grouped_scratch_bytes(*weight, experts.count, rows * top_k));
+    }
+  }
   return sorted_pairs_bytes(rows, top_k, experts.count) + scratch_bytes<float>(pairs * gate_up.out_features) +
-         scratch_bytes<float>(pairs * down.in_features) + scratch_bytes<float>(pairs * down.out_features) +
-         scratch_bytes<float>(pairs * inputs) + scratch_bytes<uint16_t>(pairs * inputs) + split_scratch_bytes();
+         scratch_bytes<float>(pairs * down.in_features) + scratch_bytes<float>(pairs * down.out_features) + of_products;
 }
 
 void add_experts(cudaStream_t stream, const LinearScratch& scratch, Activation activation, const ExpertTable& experts,
@@ -147,7 +167,7 @@ void add_experts(cudaStream_t stream, const LinearScratch& scratch, Activation a
   const auto& [gate_up, down] = experts.first;
   const int pairs = rows * top_k;
   const int hidden = down.out_features;
-  const Kernel kernel = kernel_for(experts.first, rows);
+  const Kernel kernel = kernel_for(experts, rows, top_k);
   const int part_rows = part_rows_of(kernel, rows, pairs, experts.count);
   LinearScratch inner = scratch;
   const SortedPairs sorted = take_pairs(inner.memory, rows, top_k, experts.count, part_rows);
@@ -157,10 +177,10 @@ void add_experts(cudaStream_t stream, const LinearScratch& scratch, Activation a
   const auto* table = reinterpret_cast<const std::byte*>(experts.on_device);
 
   sort_by_expert(stream, chosen, rows, top_k, experts.count, part_rows, sorted);
-  multiply(stream, inner, kernel, part_rows, pairs, sorted,
+  multiply(stream, inner, experts, kernel, part_rows, pairs, sorted,
            {gate_up, table + offsetof(ExpertWeight, gate_up), x, sorted.rows, rows, halves});
   activate_gated(stream, activation, halves, pairs, down.in_features, activated);
-  multiply(stream, inner, kernel, part_rows, pairs, sorted,
+  multiply(stream, inner, experts, kernel, part_rows, pairs, sorted,
            {down, table + offsetof(ExpertWeight, down), activated, nullptr, pairs, outputs});
   launch(add_shares_kernel, rows_and(rows, divide_up(hidden, kThreads)), dim3(kThreads), 0, stream, outputs,
          sorted.slots, chosen, weights, top_k, hidden, y);

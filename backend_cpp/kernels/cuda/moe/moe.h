@@ -1,6 +1,7 @@
 // Mixture of experts on a GPU, as kernels/moe.h says; nothing returns to the host in between.
 #pragma once
 
+#include "kernels/cuda/grouped/grouped_kernel.h"
 #include "kernels/cuda/linear/linear.h"
 #include "kernels/moe.h"
 
@@ -17,7 +18,11 @@ struct ExpertTable {
   ExpertWeight first;                       // pointers of the first expert
   const ExpertWeight* on_device = nullptr;  // [count]; the table itself lies on the device
   int count = 0;
+  const GroupedKernel* library = nullptr;  // multiplies where experts have many rows; null: ours does
 };
+
+// Whether a library's kernel could multiply so many rows, each with top_k of the experts.
+bool suits_library(const ExpertTable& experts, int rows, int top_k);
 
 // The scratch memory that a call with up to `rows` rows takes.
 size_t expert_scratch_bytes(const ExpertTable& experts, int rows, int top_k);

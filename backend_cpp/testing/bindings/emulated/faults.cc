@@ -6,8 +6,8 @@
 #include <array>
 
 #include "testing/bindings/cuda_internals.h"
-#include "testing/cuda_emulated/latent_kernel.h"
 #include "testing/cuda_emulated/launch_limits.h"
+#include "testing/cuda_emulated/libraries.h"
 
 namespace turbomind::cuda {
 
@@ -23,9 +23,10 @@ void bind_faults(pybind11::module_& m) {
   });
   m.def("set_shared_memory", &emulated::set_shared_memory);
   m.def("set_only_checks_launches", &emulated::set_only_checks_launches);
-  m.def("set_latent_library",
-        [](int library) { emulated::set_latent_library(static_cast<emulated::LatentLibrary>(library)); });
-  m.def("latent_launches", &emulated::latent_launches);
+  m.def("set_library", [](const std::string& name, int library) {
+    emulated::set_library(name, static_cast<emulated::Library>(library));
+  });
+  m.def("library_launches", &emulated::library_launches);
 }
 
 }  // namespace turbomind::cuda

@@ -1,0 +1,30 @@
+// Experts' products by a library's kernel where there is one for the device and it has passed its trial (cuda_trial.h).
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "kernels/cuda/linear/gemm.h"
+#include "kernels/cuda/moe/moe.h"
+
+namespace turbomind {
+
+class CudaOperators;
+
+class CudaGrouped {
+ public:
+  // `gemm` multiplies what the library is compared with.
+  CudaGrouped(CudaOperators& ops, cuda::Gemm& gemm);
+
+  // The kernel for so many rows, each with top_k of the experts; null: ours. The first time that there could be one,
+  // those there are are tried, the best first.
+  const cuda::GroupedKernel* kernel_for(const cuda::ExpertTable& experts, int rows, int top_k);
+
+ private:
+  CudaOperators& ops_;
+  cuda::Gemm& gemm_;
+  std::vector<cuda::GroupedKernel> untried_;  // from the best on
+  std::optional<cuda::GroupedKernel> chosen_;
+};
+
+}  // namespace turbomind

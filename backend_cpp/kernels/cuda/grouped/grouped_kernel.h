@@ -1,0 +1,50 @@
+// Products of many groups in one launch, by a library: what is asked of its kernel, and which there are.
+//
+//   y_g [rows_g, outputs] float32 = x_g [rows_g, inputs] w_g^T      x and w bfloat16, row-major without gaps
+//
+// How many rows a group has is known on the device alone; a group may have none. Outputs and inputs are multiples of 8.
+#pragma once
+
+#include <vector>
+
+#include "kernels/cuda/device.h"
+
+namespace turbomind::cuda {
+
+// All on the device, [groups] where not said.
+struct GroupedTable {
+  int32_t* shapes = nullptr;  // [groups, 3]: rows, outputs, inputs
+  int32_t* rows = nullptr;
+  int32_t* outputs = nullptr;
+  int32_t* inputs = nullptr;
+  int64_t* x_strides = nullptr;  // elements from row to row
+  int64_t* y_strides = nullptr;
+  const uint16_t** x = nullptr;
+  const uint16_t** w = nullptr;
+  float** y = nullptr;
+};
+
+struct GroupedCall {
+  GroupedTable table;
+  int groups = 0;
+  int rows = 0;  // no more in all groups together
+  int outputs = 0;
+  int inputs = 0;
+  void* workspace = nullptr;  // kGroupedWorkspaceBytes
+};
+
+inline constexpr size_t kGroupedWorkspaceBytes = size_t{32} << 20;
+
+struct GroupedKernel {
+  const char* name;
+  // Of compute capability major.minor, 10 major + minor.
+  bool (*runs_on)(int capability);
+  void (*run)(cudaStream_t stream, const GroupedCall& call);
+};
+
+// How a unit that was built with a library tells so, before main() begins. Those with the higher rank are tried first.
+bool add_grouped_kernel(int rank, const GroupedKernel& kernel);
+// Those that run on such a device, the best first.
+std::vector<GroupedKernel> grouped_kernels_for(int capability);
+
+}  // namespace turbomind::cuda

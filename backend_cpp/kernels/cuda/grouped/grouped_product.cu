@@ -1,0 +1,88 @@
+#include "kernels/cuda/grouped/grouped_product.h"
+
+#include "kernels/cuda/linear/weight_slab.cuh"
+
+namespace turbomind::cuda {
+
+namespace {
+
+constexpr int kThreads = 128;
+
+// A thread rounds eight inputs of a pair; block x is the pair, y its inputs.
+__global__ void __launch_bounds__(kThreads) round_sorted_kernel(GroupedProduct product, uint16_t* rounded) {
+  const int pair = blockIdx.x;
+  const int inputs = product.first.in_features;
+  const int i = (blockIdx.y * kThreads + threadIdx.x) * kChunk;
+  if (i >= inputs || product.expert_of_pair[pair] < 0) return;
+  const int source = product.sources != nullptr ? product.sources[pair] : pair;
+  const auto* from = reinterpret_cast<const float4*>(product.x + static_cast<size_t>(source) * inputs + i);
+  const float4 low = from[0];
+  const float4 high = from[1];
+  const float values[kChunk] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+  *reinterpret_cast<uint4*>(rounded + static_cast<size_t>(pair) * inputs + i) =
+      round_chunk<WeightFormat::kBFloat16>(values);
+}
+
+// A thread fills in a group: an expert that has rows, or, behind these, none.
+__global__ void __launch_bounds__(kThreads)
+    fill_groups_kernel(GroupedProduct product, const uint16_t* rounded, GroupedTable table) {
+  const int group = blockIdx.x * kThreads + threadIdx.x;
+  if (group >= product.experts) return;
+  const bool is_there = group < *product.part_count;
+  const int expert = is_there ? product.parts[group].expert : 0;
+  const int first = is_there ? product.parts[group].first : 0;
+  const int rows = is_there ? product.parts[group].count : 0;
+  const int outputs = product.first.out_features;
+  const int inputs = product.first.in_features;
+  const auto* weight = reinterpret_cast<const LinearWeight*>(product.weights + expert * product.weight_stride);
+  table.shapes[3 * group] = rows;
+  table.shapes[3 * group + 1] = outputs;
+  table.shapes[3 * group + 2] = inputs;
+  table.rows[group] = rows;
+  table.outputs[group] = outputs;
+  table.inputs[group] = inputs;
+  table.x_strides[group] = inputs;
+  table.y_strides[group] = outputs;
+  table.x[group] = rounded + static_cast<size_t>(first) * inputs;
+  table.w[group] = static_cast<const uint16_t*>(weight->data);
+  table.y[group] = product.y + static_cast<size_t>(first) * outputs;
+}
+
+size_t table_bytes(size_t groups) {
+  return scratch_bytes<int32_t>(3 * groups) + 3 * scratch_bytes<int32_t>(groups) + 2 * scratch_bytes<int64_t>(groups) +
+         3 * scratch_bytes<void*>(groups);
+}
+
+}  // namespace
+
+bool is_grouped_weight(const LinearWeight& weight) {
+  return weight.format == WeightFormat::kBFloat16 && weight.bias == nullptr && weight.input_order == nullptr &&
+         weight.in_features % kChunk == 0 && weight.out_features % kChunk == 0;
+}
+
+size_t grouped_scratch_bytes(const LinearWeight& weight, int experts, int pairs) {
+  return table_bytes(static_cast<size_t>(experts)) + scratch_bytes<std::byte>(kGroupedWorkspaceBytes) +
+         scratch_bytes<uint16_t>(static_cast<size_t>(pairs) * weight.in_features);
+}
+
+void grouped_product(cudaStream_t stream, Scratch memory, const GroupedKernel& kernel, const GroupedProduct& product) {
+  const auto groups = static_cast<size_t>(product.experts);
+  GroupedCall call;
+  call.groups = product.experts;
+  call.rows = product.pairs;
+  call.outputs = product.first.out_features;
+  call.inputs = product.first.in_features;
+  call.table = {
+      memory.take<int32_t>(3 * groups),     memory.take<int32_t>(groups),         memory.take<int32_t>(groups),
+      memory.take<int32_t>(groups),         memory.take<int64_t>(groups),         memory.take<int64_t>(groups),
+      memory.take<const uint16_t*>(groups), memory.take<const uint16_t*>(groups), memory.take<float*>(groups)};
+  auto* rounded = memory.take<uint16_t>(static_cast<size_t>(product.pairs) * call.inputs);
+  call.workspace = memory.take<std::byte>(kGroupedWorkspaceBytes);
+  launch(round_sorted_kernel, rows_and(product.pairs, divide_up(call.inputs, kThreads * kChunk)), dim3(kThreads), 0,
+         stream, product, rounded);
+  launch(fill_groups_kernel, dim3(divide_up(product.experts, kThreads)), dim3(kThreads), 0, stream, product, rounded,
+         call.table);
+  kernel.run(stream, call);
+}
+
+}  // namespace turbomind::cuda
