@@ -2,9 +2,10 @@
 // keys after tile of keys, with a running maximum and sum in the way of FlashAttention-2 (Dao, 2023, arXiv 2307.08691).
 //
 //   rows split   tile_rows 64; warp w has rows 16 w .. 16 w + 15 and all keys of a tile: for prompts
-//   keys split   tile_rows 16; every warp has all rows, and keys 16 w .. of each tile; at the end they are added up:
-//   for
-//                few rows, where reading the cache once, as fast as it comes, is all
+//   keys split   tile_rows 16; every warp has all rows, and a quarter of each tile's keys; at the end they are added
+//   up:
+//                for few rows, where reading the cache once, as fast as it comes, is all. docs/cuda.md counts the
+//                instructions for a byte.
 //
 // Keys and values of the next tile come into shared memory (cp.async, two stages) while one is computed. Queries stay
 // in registers or, where those are short, in shared memory in the order a lane wants them. Of rounded caches scales and
@@ -59,14 +60,17 @@ class TileAttention {
     const KeyRange range = key_range<Shape::kKeys>(task_, first_position_, sight_of(task_, span_, last_row), split);
     const CacheArea keys(task_, task_.keys, span_, kv_head_);
     const CacheArea values(task_, task_.values, span_, kv_head_);
+    TileBlocks<Shape::kKeys> blocks;
     const auto copy = [&](int unit) {
       if (unit < range.last_unit) {
         std::byte* stage = stage_of(unit - range.first_unit);
-        copy_part<Shape>(stage, keys, unit * Shape::kKeys, range);
-        copy_part<Shape>(stage + Shape::kTileBytes + Shape::kScaleBytes, values, unit * Shape::kKeys, range);
+        copy_part<Shape>(stage, keys, blocks, unit * Shape::kKeys, range);
+        copy_part<Shape>(stage + Shape::kTileBytes + Shape::kScaleBytes, values, blocks, unit * Shape::kKeys, range);
+        blocks.read(keys, (unit + 1) * Shape::kKeys, range);
       }
       cp_async_commit();
     };
+    blocks.read(keys, range.first_unit * Shape::kKeys, range);
     copy(range.first_unit);
     load_query();
     for (int unit = range.first_unit; unit < range.last_unit; ++unit) {
@@ -235,13 +239,14 @@ class TileAttention {
     if constexpr (Shape::kIsRounded) {
 #pragma unroll
       for (int tile = 0; tile < kKeyTiles; ++tile) {
+        const int key = first_key + tile * 8 + lane_ % 4 * 2;
+        const float2 scale = keys.scales(key);
+        const float2 zero = keys.template zeros<Operand::kCentre>(key);
 #pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          const int key = first_key + tile * 8 + lane_ % 4 * 2 + c;
-          const float scale = keys.scale(key);
-          const float zero = keys.zero(key) - Operand::kCentre;
-          scores[tile][c] = scale * (scores[tile][c] - zero * query_sum_[0]);
-          scores[tile][c + 2] = scale * (scores[tile][c + 2] - zero * query_sum_[1]);
+        for (int i = 0; i < 2; ++i) {
+          float (&own)[4] = scores[tile];
+          own[2 * i] = scale.x * fmaf(-zero.x, query_sum_[i], own[2 * i]);
+          own[2 * i + 1] = scale.y * fmaf(-zero.y, query_sum_[i], own[2 * i + 1]);
         }
       }
     }
@@ -256,20 +261,29 @@ class TileAttention {
     for (int pair = 0; pair < kKeyTiles / 2; ++pair) {
       uint32_t weights[4];
 #pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        const int tile = 2 * pair + w / 2;
+      for (int half = 0; half < 2; ++half) {
+        const int tile = 2 * pair + half;
         const int key = first_key + tile * 8 + lane_ % 4 * 2;
-        float low = fast_exp2(fmaf(scores[tile][w % 2 * 2], kLog2E, offsets[w % 2]));
-        float high = fast_exp2(fmaf(scores[tile][w % 2 * 2 + 1], kLog2E, offsets[w % 2]));
-        total_[w % 2] += low + high;
+        float2 scale;
+        float2 zero;
         if constexpr (Shape::kIsRounded) {
-          low = low == 0 ? 0 : low * values.scale(key);
-          high = high == 0 ? 0 : high * values.scale(key + 1);
+          scale = values.scales(key);
+          zero = values.template zeros<Operand::kCentre>(key);
         }
-        weights[w] = pack_bf16(low, high);
-        if constexpr (Shape::kIsRounded) {
-          zero_sum_[w % 2] += __uint_as_float(weights[w] << 16) * (values.zero(key) - Operand::kCentre) +
-                              __uint_as_float(weights[w] & 0xFFFF0000u) * (values.zero(key + 1) - Operand::kCentre);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float low = fast_exp2(fmaf(scores[tile][2 * i], kLog2E, offsets[i]));
+          float high = fast_exp2(fmaf(scores[tile][2 * i + 1], kLog2E, offsets[i]));
+          total_[i] += low + high;
+          if constexpr (Shape::kIsRounded) {
+            low = low == 0 ? 0 : low * scale.x;
+            high = high == 0 ? 0 : high * scale.y;
+          }
+          const uint32_t word = pack_bf16(low, high);
+          weights[2 * half + i] = word;
+          if constexpr (Shape::kIsRounded) {
+            zero_sum_[i] += __uint_as_float(word << 16) * zero.x + __uint_as_float(word & 0xFFFF0000u) * zero.y;
+          }
         }
       }
 #pragma unroll

@@ -50,13 +50,19 @@ struct CacheOperand<CacheType::kBFloat16, kStride> {
   }
 };
 
-// Bytes i and j of a word, less 128, as bfloat16: each is put behind the exponent of 2^23, where the float is 2^23 +
-// byte.
-__device__ __forceinline__ uint32_t centred_bytes(uint32_t word, int i, int j) {
-  constexpr float kOffset = 8388608.0f + 128.0f;
-  const float low = __uint_as_float(__byte_perm(word, 0x4B000000u, 0x7440u + i)) - kOffset;
-  const float high = __uint_as_float(__byte_perm(word, 0x4B000000u, 0x7440u + j)) - kOffset;
-  return __byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632u);
+// Bytes 0 and 2 of a word, less 128, as bfloat16. The lower seven bits behind the exponent of 2^7 are 128 + these; less
+// 256 where the upper bit is not set, less 128 where it is.
+__device__ __forceinline__ uint32_t centred_bytes(uint32_t word) {
+  const uint32_t lower = lop3<0xEA>(word, 0x007F007Fu, 0x43004300u);  // (a & b) | c
+  const uint32_t upper = lop3<0x6A>(word, 0x00800080u, 0x43804380u);  // (a & b) ^ c
+  __nv_bfloat162 pair;
+  __nv_bfloat162 less;
+  memcpy(&pair, &lower, sizeof(pair));
+  memcpy(&less, &upper, sizeof(less));
+  pair = __hsub2(pair, less);
+  uint32_t result;
+  memcpy(&result, &pair, sizeof(result));
+  return result;
 }
 
 template <int kStride>
@@ -65,8 +71,10 @@ struct CacheOperand<CacheType::kInt8, kStride> {
   static constexpr int kKeyUnit = 1;
   static constexpr int kValueUnit = 2;
 
-  // A lane's word of a key: four neighbours.
-  __device__ static constexpr int key_dim(int step, int place, int i) { return 16 * step + 4 * place + i; }
+  // A lane's word of a key: four neighbours, the first and the third before the others.
+  __device__ static constexpr int key_dim(int step, int place, int i) {
+    return 16 * step + 4 * place + (i & 1) * 2 + (i >> 1);
+  }
   // Even dimensions are one tile, odd ones the next.
   __device__ static constexpr int value_dim(int tile, int column) { return tile / 2 * 16 + 2 * column + tile % 2; }
 
@@ -75,8 +83,8 @@ struct CacheOperand<CacheType::kInt8, kStride> {
     for (int j = 0; j < 2; ++j) {
       const uint32_t word =
           *reinterpret_cast<const uint32_t*>(tile + (8 * j + lane / 4) * kStride + unit * 16 + lane % 4 * 4);
-      b[0][j][0] = centred_bytes(word, 0, 1);
-      b[0][j][1] = centred_bytes(word, 2, 3);
+      b[0][j][0] = centred_bytes(word);
+      b[0][j][1] = centred_bytes(word >> 8);
     }
   }
 
@@ -85,8 +93,8 @@ struct CacheOperand<CacheType::kInt8, kStride> {
     ldmatrix_x2_transposed(words, tile + (lane & 15) * kStride + unit * 16);
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      b[0][j] = centred_bytes(words[j], 0, 2);
-      b[1][j] = centred_bytes(words[j], 1, 3);
+      b[0][j] = centred_bytes(words[j]);
+      b[1][j] = centred_bytes(words[j] >> 8);
     }
   }
 };

@@ -14,7 +14,7 @@ struct TileShape {
   static constexpr int kBlocks = kDim > 128 ? 1 : !kSplitKeys && (kDim > 64 || kIsRounded) ? 2 : 3;
   static constexpr bool kQueryInShared = kDim > (kSplitKeys ? 96 : 128);
   static constexpr int kRows = kSplitKeys ? 16 : 64;
-  static constexpr int kKeys = !kSplitKeys && kDim > 128 ? 32 : 64;
+  static constexpr int kKeys = kDim > 128 ? (kSplitKeys ? 64 : 32) : kSplitKeys && kIsRounded ? 128 : 64;
   static constexpr int kWarpKeys = kSplitKeys ? kKeys / kWarps : kKeys;
   static constexpr int kRowBytes = kDim * bits_of(kType) / 8;
   static constexpr int kStride = (kRowBytes / 16 | 1) * 16;  // odd: rows begin in different banks
@@ -34,57 +34,101 @@ template <class Shape>
 struct TilePart {
   std::byte* codes;
 
-  __device__ __forceinline__ float scale(int key) const {
-    return __half2float(reinterpret_cast<const __half*>(codes + Shape::kTileBytes)[key]);
+  // Of keys `key` and key + 1; key is even.
+  __device__ __forceinline__ float2 scales(int key) const {
+    return __half22float2(*reinterpret_cast<const __half2*>(codes + Shape::kTileBytes + key * 2));
   }
-  __device__ __forceinline__ float zero(int key) const {
-    return static_cast<float>(reinterpret_cast<const uint8_t*>(codes + Shape::kTileBytes + Shape::kKeys * 2)[key]);
+  // Less kCentre.
+  template <int kCentre>
+  __device__ __forceinline__ float2 zeros(int key) const {
+    const int both = *reinterpret_cast<const uint16_t*>(codes + Shape::kTileBytes + Shape::kKeys * 2 + key);
+    return make_float2(static_cast<float>((both & 255) - kCentre), static_cast<float>((both >> 8) - kCentre));
   }
 };
 
-// Starts copying rows of up to kRowBytes, kBytes at a time; what is not valid becomes zeros.
+// The ids of the blocks that the keys of a tile lie in, each with a lane of every warp; tiles begin at a multiple of
+// kKeys. Read a tile ahead, so that copies need not wait for them.
+template <int kKeys>
+class TileBlocks {
+ public:
+  // `first`: the tile's first token.
+  __device__ __forceinline__ void read(const CacheArea& area, int first, const KeyRange& range) {
+    const int log = area.task.log_block_len;
+    const int lane = threadIdx.x % kWarp;
+    const int block = (first >> log) + lane;
+    const bool is_seen = (lane << log) < kKeys && (block + 1) << log > range.begin && block << log < range.end;
+    id_ = is_seen ? area.blocks[block] : 0;
+  }
+  // Of the block that key 0 .. kKeys - 1 of the tile lies in. All lanes call this.
+  __device__ __forceinline__ int of(const CacheArea& area, int key) const {
+    return __shfl_sync(kAllLanes, id_, key >> area.task.log_block_len);
+  }
+
+ private:
+  int id_;
+};
+
+// Starts copying rows of up to kRowBytes, kBytes at a time; what is not valid becomes zeros. A thread copies the same
+// piece of every kStep-th key.
 template <class Shape, int kBytes>
-__device__ __forceinline__ void copy_codes(std::byte* to, const CacheArea& area, int first, const KeyRange& range) {
+__device__ __forceinline__ void copy_codes(std::byte* to, const CacheArea& area, const TileBlocks<Shape::kKeys>& blocks,
+                                           int first, const KeyRange& range) {
   constexpr int kPieces = Shape::kRowBytes / kBytes;
-#pragma unroll 2
-  for (int i = threadIdx.x; i < Shape::kKeys * kPieces; i += Shape::kThreads) {
-    const int key = i / kPieces;
-    const int at = i % kPieces * kBytes;
+  constexpr int kStep = Shape::kThreads / kPieces;
+  constexpr int kRounds = divide_up(Shape::kKeys, kStep);
+  const int own = threadIdx.x / kPieces;
+  const int at = threadIdx.x % kPieces * kBytes;
+  const int row_bytes = static_cast<int>(area.place.row_bytes);
+  const bool has_piece = at < row_bytes;
+  std::byte* place = to + own * Shape::kStride + at;
+  const std::byte* from = area.first + at;
+#pragma unroll(kBytes != 16 ? 1 : Shape::kBlocks == 1 ? 2 : 4)
+  for (int i = 0; i < kRounds; ++i) {
+    const int key = own + i * kStep;
     const int token = first + key;
-    const bool is_valid = token >= range.begin && token < range.end && at < static_cast<int>(area.place.row_bytes);
-    const std::byte* from = is_valid ? area.codes(token) + at : area.first;
-    std::byte* place = to + key * Shape::kStride + at;
-    if constexpr (kBytes == 16) cp_async_16(place, from, is_valid);
-    if constexpr (kBytes == 8) cp_async_8(place, from, is_valid);
-    if constexpr (kBytes == 4) cp_async_4(place, from, is_valid);
+    const int id = blocks.of(area, min(key, Shape::kKeys - 1));
+    const bool is_valid = has_piece && token >= range.begin && token < range.end;
+    const std::byte* row =
+        from + static_cast<int64_t>(id) * static_cast<int64_t>(area.task.block_bytes) + area.slot(token) * row_bytes;
+    if (Shape::kThreads % kPieces != 0 && own >= kStep) continue;
+    if (Shape::kKeys % kStep != 0 && key >= Shape::kKeys) continue;
+    std::byte* target = place + i * (kStep * Shape::kStride);
+    if constexpr (kBytes == 16) cp_async_16(target, row, is_valid);
+    if constexpr (kBytes == 8) cp_async_8(target, row, is_valid);
+    if constexpr (kBytes == 4) cp_async_4(target, row, is_valid);
   }
 }
 
-// Scales two and zeros four at a time; groups of four tokens never cross a block. Of a group that is valid in part all
-// is read, so scales of tokens that no row sees may be anything.
+// Scales two and zeros four at a time, a piece a thread; groups of four tokens never cross a block. Of a group that is
+// valid in part all is read, so scales of tokens that no row sees may be anything.
 template <class Shape>
-__device__ __forceinline__ void copy_scales(std::byte* to, const CacheArea& area, int first, const KeyRange& range) {
+__device__ __forceinline__ void copy_scales(std::byte* to, const CacheArea& area,
+                                            const TileBlocks<Shape::kKeys>& blocks, int first, const KeyRange& range) {
   constexpr int kPieces = 3;  // of four tokens
-  for (int i = threadIdx.x; i < Shape::kKeys / 4 * kPieces; i += Shape::kThreads) {
-    const int key = i / kPieces * 4;
-    const int token = first + key;
-    const int piece = i % kPieces;
-    const bool is_valid = token + 4 > range.begin && token < range.end;
-    const std::byte* from = !is_valid ? area.first : piece < 2 ? area.scale(token) + piece * 4 : area.zero(token);
-    cp_async_4(piece < 2 ? to + key * 2 + piece * 4 : to + Shape::kKeys * 2 + key, from, is_valid);
-  }
+  static_assert(Shape::kKeys / 4 * kPieces <= Shape::kThreads);
+  const int key = static_cast<int>(threadIdx.x) / kPieces * 4;
+  const int piece = static_cast<int>(threadIdx.x) % kPieces;
+  const int token = first + key;
+  const int id = blocks.of(area, min(key, Shape::kKeys - 1));
+  if (key >= Shape::kKeys) return;
+  const int offset = piece < 2 ? area.slot(token) * 2 + piece * 4 : (2 << area.task.log_block_len) + area.slot(token);
+  const std::byte* from = area.first + static_cast<int64_t>(id) * static_cast<int64_t>(area.task.block_bytes) +
+                          area.place.code_bytes + offset;
+  const bool is_valid = token + 4 > range.begin && token < range.end;
+  cp_async_4(piece < 2 ? to + key * 2 + piece * 4 : to + Shape::kKeys * 2 + key, from, is_valid);
 }
 
 template <class Shape>
-__device__ __forceinline__ void copy_part(std::byte* to, const CacheArea& area, int first, const KeyRange& range) {
+__device__ __forceinline__ void copy_part(std::byte* to, const CacheArea& area, const TileBlocks<Shape::kKeys>& blocks,
+                                          int first, const KeyRange& range) {
   if (area.place.row_bytes % 16 == 0) {
-    copy_codes<Shape, 16>(to, area, first, range);
+    copy_codes<Shape, 16>(to, area, blocks, first, range);
   } else if (area.place.row_bytes % 8 == 0) {
-    copy_codes<Shape, 8>(to, area, first, range);
+    copy_codes<Shape, 8>(to, area, blocks, first, range);
   } else {
-    copy_codes<Shape, 4>(to, area, first, range);
+    copy_codes<Shape, 4>(to, area, blocks, first, range);
   }
-  if constexpr (Shape::kIsRounded) copy_scales<Shape>(to + Shape::kTileBytes, area, first, range);
+  if constexpr (Shape::kIsRounded) copy_scales<Shape>(to + Shape::kTileBytes, area, blocks, first, range);
 }
 
 }  // namespace turbomind::cuda

@@ -5,14 +5,16 @@
 
 #include "kernels/cuda/attention/attention_task.cuh"
 #include "kernels/cuda/attention/tile_dims.cuh"
+#include "kernels/cuda/reduce.cuh"
 
 namespace turbomind::cuda {
 
 namespace {
 
-constexpr int kMergeWarps = 4;
+constexpr int kMostMergeWarps = 8;
 constexpr int kBlocksPerMultiprocessor = 8;  // that a launch should have: about three run at a time, in a few rounds
-constexpr int kLeastSplit = 256;             // keys; fewer are not worth a block of their own
+constexpr int kLeastSplit = 256;             // keys; fewer are not worth a block of their own ...
+constexpr int kFewBlocks = 2;                // ... of a multiprocessor: with fewer, a split is as short as a tile
 constexpr int kMostSplits = 64;
 constexpr int kNarrowTile = 16;  // rows
 constexpr int kWideTile = 64;
@@ -50,7 +52,9 @@ Plan plan_of(const AttentionParams& params, const DeviceSpans& spans) {
   const int blocks = std::max(1, spans.span_count * layout.num_kv_heads * plan.tiles);
   const int seen = params.window > 0 ? std::min(spans.max_context, params.window + spans.max_rows) : spans.max_context;
   const int wanted = divide_up(kBlocksPerMultiprocessor * multiprocessor_count(), blocks);
-  plan.splits = std::max(1, std::min({wanted, seen / kLeastSplit, kMostSplits}));
+  const int least = plan.is_split_keys ? tile_keys(layout) : kLeastSplit;
+  const int few = std::min(divide_up(kFewBlocks * multiprocessor_count(), blocks), seen / least);
+  plan.splits = std::max(1, std::min({wanted, std::max(few, seen / kLeastSplit), kMostSplits}));
   return plan;
 }
 
@@ -66,31 +70,58 @@ CachePlace place_of(const CacheLayout& layout, int layer, bool is_key) {
           code_bytes / static_cast<size_t>(layout.block_len), code_bytes};
 }
 
-// A warp puts the splits of one packed row together; block x is packed rows, y the key head, z the span.
-__global__ void __launch_bounds__(kMergeWarps* kWarp) merge_kernel(AttentionTask task) {
+// A block puts the splits of one packed row together: its warps take turns with the splits, and add up in the end, in
+// order. Block x is the packed row, y the key head, z the span.
+__global__ void __launch_bounds__(kMostMergeWarps* kWarp) merge_kernel(AttentionTask task) {
   const DeviceSpan span = task.spans.spans[blockIdx.z];
-  const int row = blockIdx.x * kMergeWarps + threadIdx.x / kWarp;
+  const int row = blockIdx.x;
   if (row >= span.count * task.group) return;
   const int kv_head = blockIdx.y;
   const int value_dim = task.params.layout.value_dim;
+  const int lane = threadIdx.x % kWarp;
+  const int warp = threadIdx.x / kWarp;
+  const int warps = blockDim.x / kWarp;
   const size_t first = split_row(task, blockIdx.z, kv_head, row / task.tile_rows, 0, row % task.tile_rows);
-  const auto stats_of = [&](int split) {
-    return task.split_stats + (first + static_cast<size_t>(split) * task.tile_rows) * 2;
-  };
+  const auto index_of = [&](int split) { return first + static_cast<size_t>(split) * task.tile_rows; };
+
+  // Every warp works out the factors of all splits, two a lane, and reads those of others by shuffles.
+  static_assert(kMostSplits <= 2 * kWarp);
   const float sink = task.params.sinks != nullptr ? task.params.sinks[head_of(task, kv_head, row)] : -INFINITY;
+  float2 stats[2];
   float maximum = sink;
-  for (int split = 0; split < task.splits; ++split) maximum = fmaxf(maximum, stats_of(split)[0]);
-  float total = weight_below(sink, maximum);
-  for (int split = 0; split < task.splits; ++split) {
-    total += weight_below(stats_of(split)[0], maximum) * stats_of(split)[1];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    stats[i] = make_float2(-INFINITY, 0);
+    const int split = lane + i * kWarp;
+    if (split < task.splits) stats[i] = *reinterpret_cast<const float2*>(task.split_stats + index_of(split) * 2);
+    maximum = fmaxf(maximum, stats[i].x);
   }
-  float* out = output_of(task, span, kv_head, row);
-  for (int d = threadIdx.x % kWarp; d < value_dim; d += kWarp) {
+  maximum = warp_max(maximum);
+  float factors[2];
+  float total = 0;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    factors[i] = weight_below(stats[i].x, maximum);
+    total += factors[i] * stats[i].y;
+  }
+  total = warp_sum(total) + weight_below(sink, maximum);
+
+  auto* sums = dynamic_shared<float>();  // [warps, value_dim]
+  for (int d = lane; d < divide_up(value_dim, kWarp) * kWarp; d += kWarp) {
     float sum = 0;
-    for (int split = 0; split < task.splits; ++split) {
-      const size_t index = first + static_cast<size_t>(split) * task.tile_rows;
-      sum += weight_below(stats_of(split)[0], maximum) * task.split_sums[index * value_dim + d];
+#pragma unroll 4
+    for (int split = warp; split < task.splits; split += warps) {
+      const float low = __shfl_sync(kAllLanes, factors[0], split % kWarp);
+      const float high = __shfl_sync(kAllLanes, factors[1], split % kWarp);
+      if (d < value_dim) sum += (split < kWarp ? low : high) * task.split_sums[index_of(split) * value_dim + d];
     }
+    if (d < value_dim) sums[warp * value_dim + d] = sum;
+  }
+  __syncthreads();
+  float* out = output_of(task, span, kv_head, row);
+  for (int d = threadIdx.x; d < value_dim; d += blockDim.x) {
+    float sum = 0;
+    for (int w = 0; w < warps; ++w) sum += sums[w * value_dim + d];
     out[d] = sum / total;
   }
 }
@@ -147,8 +178,9 @@ void paged_attention(cudaStream_t stream, const AttentionParams& params, const D
     attend_int4(stream, task, plan.is_split_keys);
   }
   if (plan.splits == 1) return;
-  launch(merge_kernel, dim3(divide_up(spans.max_rows * task.group, kMergeWarps), layout.num_kv_heads, spans.span_count),
-         dim3(kMergeWarps * kWarp), 0, stream, task);
+  const int warps = std::min(plan.splits, kMostMergeWarps);
+  launch(merge_kernel, dim3(spans.max_rows * task.group, layout.num_kv_heads, spans.span_count), dim3(warps * kWarp),
+         sizeof(float) * warps * layout.value_dim, stream, task);
 }
 
 }  // namespace turbomind::cuda

@@ -21,6 +21,24 @@ auto with_tile_dim(const CacheLayout& layout, Visit&& visit) {
   return visit(std::integral_constant<int, 256>());
 }
 
+// Keys of a tile where keys are split; 0 for a float32 cache, which has no tile kernel.
+inline int tile_keys(const CacheLayout& layout) {
+  const auto keys_of = [&]<CacheType kType>(std::integral_constant<CacheType, kType>) {
+    return with_tile_dim<kType>(layout, [](auto dim) { return int{TileShape<kType, dim, true>::kKeys}; });
+  };
+  switch (layout.type) {
+    case CacheType::kBFloat16:
+      return keys_of(std::integral_constant<CacheType, CacheType::kBFloat16>());
+    case CacheType::kInt8:
+      return keys_of(std::integral_constant<CacheType, CacheType::kInt8>());
+    case CacheType::kInt4:
+      return keys_of(std::integral_constant<CacheType, CacheType::kInt4>());
+    case CacheType::kFloat32:
+      break;
+  }
+  return 0;
+}
+
 template <CacheType kType>
 size_t tile_shared_bytes_of(const CacheLayout& layout, bool is_split_keys) {
   return with_tile_dim<kType>(layout, [&](auto dim) -> size_t {
