@@ -16,12 +16,9 @@ import torch
 
 import lmdeploy.turbomind.engine as engine_module
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
-from tests.engine import test_gguf_models as gguf_models
 from tests.engine.test_model_families import PROMPT, check_logits
 from tests.kernels.device import cuda_devices, load_module
-from tests.support import row_codes
 from tests.support.adapters import make_adapter
-from tests.support.gguf_files import write_gguf
 from tests.support.mllama_reference import make_tiny_mllama
 from tests.support.pictures import picture
 from tests.support.scaled_checkpoints import FLOAT8, Form, quantize_checkpoint
@@ -140,26 +137,6 @@ def test_codes_with_scales_are_multiplied_as_on_the_cpu(
 
     # int8 costs 1 % on the CPU, which rounds activations to 8 bits; float8 what rounding them to bfloat16 does.
     assert relative_error(logits("cuda"), logits("cpu")) < (0.03 if form.dtype == torch.int8 else 0.01)
-
-
-@pytest.mark.alike(most=1)
-@pytest.mark.parametrize(
-    "form",
-    [row_codes.RowForm(is_symmetric=False, is_ordered=True), row_codes.RowForm("nvfp4-pack-quantized", group=16)],
-    ids=["W4A16", "NVFP4"],
-)
-def test_codes_stored_by_output_are_multiplied_as_on_the_cpu(
-    form: row_codes.RowForm, tmp_path: Path, on_cuda: int
-) -> None:
-    sizes = {"hidden_size": 64, "num_attention_heads": 2, "initializer_range": 0.05, "num_hidden_layers": 1}
-    source = make_tiny(tmp_path / "source", "LlamaForCausalLM", **sizes)
-    row_codes.quantize_checkpoint(source, tmp_path / "model", form)
-
-    def logits(device: str) -> torch.Tensor:
-        with TokenEngine(tmp_path / "model", device=device, dtype="float32") as engine:
-            return engine.answer(PROMPT, 1, "all")[1]
-
-    assert relative_error(logits("cuda"), logits("cpu")) < 0.03  # of 8-bit activations on the CPU
 
 
 @pytest.mark.alike(most=1)
@@ -311,12 +288,3 @@ def test_adapters_add_what_they_add_on_the_cpu(tmp_path: Path, on_cuda: int) -> 
         assert ours[0] == theirs[0]
         assert relative_error(ours[1], theirs[1]) < 1e-4
     assert relative_error(found["cuda"][1][1][: len(prompt)], found["cuda"][0][1][: len(prompt)]) > 0.01
-
-
-def test_codes_of_gguf_files_are_multiplied_and_those_with_minima_become_numbers(tmp_path: Path, on_cuda: int) -> None:
-    source = make_small(tmp_path / "source", "LlamaForCausalLM", hidden_size=64, intermediate_size=96)
-    values = write_gguf(source, tmp_path / "model.gguf", "llama", gguf_models.mixed)
-    with TokenEngine(tmp_path / "model.gguf", device="cuda", session_len=96) as engine:
-        _, logits = engine.answer(gguf_models.PROMPT, 1, "all")
-    expected = gguf_models.logits_of_transformers(source, gguf_models.PROMPT, values)
-    assert relative_error(logits, expected) < gguf_models.LIMIT

@@ -116,7 +116,7 @@ def test_a_stage_that_hangs_is_interrupted_then_killed_with_all_it_started(
 
 
 def test_time_that_is_not_used_goes_to_later_stages_and_what_finds_none_is_said(tmp_path: Path) -> None:
-    slow = a_stage("slow", "import time; time.sleep(2)", seconds=1, most=30)
+    slow = a_stage("slow", "import time; time.sleep(2)", seconds=0.4, most=30)
     assert run(tmp_path, [a_stage("quick", "", seconds=20), slow])["slow"] == "ok"
     other = a_stage("other", "")
     assert run(tmp_path, [other], seconds=3)["other"] == "left out: no time was left; call again"

@@ -12,7 +12,7 @@ from tools.gpu_check import machine
 from tools.gpu_check.journal import Journal
 from tools.gpu_check.rehearsal import stand_ins
 from tools.gpu_check.runner import Runner, stop_on_sigterm
-from tools.gpu_check.stages import all_stages
+from tools.gpu_check.stages import REHEARSAL_FACTOR, all_stages
 from tools.gpu_check.work.context import JOURNAL
 
 _SECONDS = 540.0
@@ -26,7 +26,7 @@ def arguments() -> argparse.Namespace:
         "done and unchanged is not repeated.",
     )
     parser.add_argument("folder", nargs="?", type=Path, default=Path("bench-results"), help="results (bench-results)")
-    parser.add_argument("--seconds", type=float, default=_SECONDS, help="for everything (default: 540)")
+    parser.add_argument("--seconds", type=float, help="for everything (default: 540; a rehearsal: 3240)")
     parser.add_argument("--only", nargs="+", metavar="STAGE", help="nothing else; a beginning of the name is enough")
     parser.add_argument("--again", nargs="*", metavar="STAGE", default=None, help="repeat these though done; none: all")
     parser.add_argument(
@@ -67,7 +67,8 @@ def main() -> int:
         again = given.again if given.again is None or given.again else [stage.name for stage in stages]
         stop_on_sigterm()
         journal = Journal(folder / JOURNAL, given.earlier)
-        runner = Runner(folder, journal, environment, described, given.seconds, again or ())
+        seconds = given.seconds or _SECONDS * (REHEARSAL_FACTOR if given.rehearse else 1)
+        runner = Runner(folder, journal, environment, described, seconds, again or ())
         is_well = False
         try:
             is_well = runner.run(stages)

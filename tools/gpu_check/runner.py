@@ -20,6 +20,7 @@ from tools.gpu_check.stages import LEFT_OUT, Stage
 from tools.gpu_check.table import printed
 
 _LEAST_SECONDS = 4.0  # in which a stage may come to something
+_TOLERANCE = 3  # times the expected seconds that a stage may take where others leave it nothing
 _PATIENCE = 6.0  # seconds from the interrupt to the kill
 _TAIL_LINES = 12
 
@@ -119,12 +120,12 @@ class Runner:
         return ""
 
     def _limit(self, stage: Stage, later: Sequence[Stage]) -> float:
-        """Return the seconds a stage may take: what is expected, and what others have left."""
+        """Return the seconds a stage may take; what it keeps others from is done by the next call."""
         remaining = self._deadline - time.monotonic()
         if stage.is_essential:
             return min(remaining, stage.most)
         spare = remaining - sum(other.seconds for other in later)
-        return min(remaining, stage.most, max(stage.seconds, spare))
+        return min(remaining, stage.most, max(_TOLERANCE * stage.seconds, spare))
 
     # ---- processes ----
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import importlib
-import os
 import random
 import shutil
 import subprocess
@@ -27,8 +26,12 @@ _METRICS = {
     "sm__throughput.avg.pct_of_peak_sustained_elapsed": "SM %",
     "launch__registers_per_thread": "registers",
 }
+_MICROSECONDS = {"nsecond": 1e-3, "ns": 1e-3, "usecond": 1.0, "us": 1.0, "msecond": 1e3, "ms": 1e3, "s": 1e6}
 _STEPS = {"decode": 2, "prompt": 1}  # answers of so many tokens are profiled behind the first one
-_NCU = ("ncu", "--csv", "--profile-from-start", "off", "--target-processes", "all", "--clock-control", "none")
+_NCU = (
+    *("ncu", "--csv", "--profile-from-start", "off", "--target-processes", "all"),
+    *("--clock-control", "none", "--print-units", "base"),
+)
 _NSYS = ("nsys", "profile", "--capture-range", "cudaProfilerApi", "--force-overwrite", "true")
 
 
@@ -37,18 +40,31 @@ def main(context: Context, step: str = "") -> None:
     if step:
         _run(context, step)
         return
+    ways = [way for program, way in (("ncu", _by_ncu), ("nsys", _by_nsys)) if shutil.which(program)]
+    if not ways:
+        raise LeftOut("there is neither ncu nor nsys")
     for name in _STEPS:
         command = [sys.executable, "-m", "tools.gpu_check.work", "profile", name]
-        if shutil.which("ncu"):
-            text = _output([*_NCU, "--metrics", ",".join(_METRICS), *command])
-            context.note(f"profile of one {name} step by ncu", ncu_table(text.splitlines()))
-        elif shutil.which("nsys"):
-            report = context.cache / f"{name}.nsys-rep"
-            _output([*_NSYS, "--output", str(report), *command])
-            summary = _output(["nsys", "stats", "--report", "cuda_gpu_kern_sum", str(report)])
-            context.note(f"profile of one {name} step by nsys", summary)
-        else:
-            raise LeftOut("there is neither ncu nor nsys")
+        for way in ways:
+            try:
+                way(context, name, command)
+                break
+            except RuntimeError as error:
+                print(error, flush=True)
+                if way is ways[-1]:
+                    raise
+
+
+def _by_ncu(context: Context, name: str, command: list[str]) -> None:
+    text = _output([*_NCU, "--metrics", ",".join(_METRICS), *command])
+    context.note(f"profile of one {name} step by ncu", ncu_table(text.splitlines()))
+
+
+def _by_nsys(context: Context, name: str, command: list[str]) -> None:
+    report = context.cache / f"{name}.nsys-rep"
+    _output([*_NSYS, "--output", str(report), *command])
+    summary = _output(["nsys", "stats", "--report", "cuda_gpu_kern_sum", "--force-export", "true", str(report)])
+    context.note(f"profile of one {name} step by nsys", summary)
 
 
 def _output(command: list[str]) -> str:
@@ -65,9 +81,7 @@ def ncu_table(lines: Iterable[str]) -> str:
     for row in csv.DictReader(quoted):
         value = float(row["Metric Value"].replace(",", "") or "nan")
         if row["Metric Name"] == _TIME:
-            value *= {"nsecond": 1e-3, "ns": 1e-3, "usecond": 1.0, "us": 1.0, "msecond": 1e3, "ms": 1e3}[
-                row["Metric Unit"]
-            ]
+            value *= _MICROSECONDS[row["Metric Unit"]]
         kernels.setdefault(row["Kernel Name"], {}).setdefault(row["Metric Name"], []).append(value)
     if not kernels:
         raise RuntimeError("ncu saw no kernel: counters may be locked")
@@ -102,8 +116,6 @@ def _run(context: Context, step: str) -> None:
             _answer(engine, batch, length, 32, {12: begin, 12 + _STEPS[step]: end})
     finally:
         engine.close()
-    sys.stdout.flush()
-    os._exit(0)  # nothing of the interpreter's end is profiled
 
 
 def _answer(
