@@ -14,6 +14,7 @@ _ENGINE = ("CMakeLists.txt", "backend_cpp", "lmdeploy/turbomind", "lmdeploy/mess
 _CHECK = ("tools/gpu_check/shapes.py", "tools/gpu_check/checkpoints.py", "tools/gpu_check/cost.py")
 _NO_TESTS = 5  # pytest's exit status where it found none
 _WORKERS = 4
+_KERNEL_TESTS_SECONDS = 58  # of all files together
 _SANITIZED = {
     "memcheck": ("tests/kernels/test_attention.py", "decode_together or split_over"),
     "racecheck": ("tests/kernels/test_attention.py", "split_over"),
@@ -71,6 +72,7 @@ def all_stages(architecture: str, *, is_rehearsal: bool) -> list[Stage]:
         Tests run on the emulation.
     """
     device = "emulated" if is_rehearsal else "gpu"
+    operators = _kernel_tests()
     each = [
         Stage(
             "build",
@@ -84,7 +86,7 @@ def all_stages(architecture: str, *, is_rehearsal: bool) -> list[Stage]:
         _work("limits", 15, 40, "limits", beside="build", inputs=("tools/gpu_check/work/limits.py",)),
         _work("stand-in model", 12, 40, "stand_in", beside="build", is_always_run=True, inputs=()),
         _work("first light", 12, 40, "first_light"),
-        *[_tests(name, device, 6, 60) for name in _kernel_tests()],
+        *[_tests(name, device, _KERNEL_TESTS_SECONDS / len(operators), 60) for name in operators],
         _work("speed of llama-8b", 45, 120, "speed", "llama-8b"),
         _work("kernels alone", 15, 60, "kernels"),
         _tests("tests/engine/test_cuda_engine.py", device, 20, 120),
