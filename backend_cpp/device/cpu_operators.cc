@@ -92,7 +92,12 @@ void CpuOperators::copy_heads(const HeadsView& from, const HeadsView& to) {
 }
 
 void CpuOperators::linear(const LinearWeight& weight, const float* x, int rows, float* y, bool accumulate) {
-  turbomind::linear(pool_, linear_scratch_, weight, x, rows, y, accumulate);
+  linear_of(weight, x, rows, y, accumulate);
+}
+
+void CpuOperators::linear_of(const LinearWeight& weight, const LinearInput& input, int rows, float* y,
+                             bool accumulate) {
+  turbomind::linear(pool_, linear_scratch_, weight, input, rows, y, accumulate);
 }
 
 void CpuOperators::head_linear(const LinearWeight& weight, const HeadsView& x, const HeadsView& y) {

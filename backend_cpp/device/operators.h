@@ -106,6 +106,20 @@ class Operators {
   virtual void copy_heads(const HeadsView& from, const HeadsView& to) = 0;
 
   virtual void linear(const LinearWeight& weight, const float* x, int rows, float* y, bool accumulate) = 0;
+  // The same of rows that are made of x: as if they had been made first, but a device may make them as it reads them.
+  virtual void linear_of(const LinearWeight& weight, const LinearInput& input, int rows, float* y, bool accumulate) {
+    linear(weight, make_rows(input, rows, weight.in_features), rows, y, accumulate);
+  }
+  // An input's rows: its own, or those that its room is filled with.
+  const float* make_rows(const LinearInput& input, int rows, int size) {
+    if (!input.is_made()) return input.x;
+    if (input.norm != nullptr) {
+      norm(*input.norm, input.x, rows, size, input.room);
+    } else {
+      activate_gated(*input.gate, input.x, rows, size, input.room);
+    }
+    return input.room;
+  }
   virtual void head_linear(const LinearWeight& weight, const HeadsView& x, const HeadsView& y) = 0;
   virtual void lora_shrink(const LoraRows& adapters, const float* x, int in_features, float* shrunk) = 0;
   virtual void lora_expand(const LoraRows& adapters, const float* shrunk, int out_features, float* y) = 0;

@@ -1,6 +1,6 @@
 // y = x W^T + b for weights of 32, 16, 8 or 4 bits.
 //
-//   x [rows, in_features]              float32, row-major, densely packed
+//   x [rows, in_features]              float32, row-major, densely packed, or what LinearInput makes of such rows
 //   bias [out_features]                float32, may be null
 //   y [rows, out_features]             float32, row-major; with accumulate, y += instead of y =
 //
@@ -36,6 +36,7 @@
 #include <vector>
 
 #include "base/thread_pool.h"
+#include "kernels/linear_input.h"
 #include "kernels/types.h"
 
 namespace turbomind {
@@ -131,7 +132,7 @@ class LinearScratch {
   std::vector<float> values_;
 };
 
-void linear(ThreadPool& pool, LinearScratch& scratch, const LinearWeight& weight, const float* x, int rows, float* y,
-            bool accumulate);
+void linear(ThreadPool& pool, LinearScratch& scratch, const LinearWeight& weight, const LinearInput& input, int rows,
+            float* y, bool accumulate);
 
 }  // namespace turbomind

@@ -7,17 +7,17 @@ DenseMlp::DenseMlp(Operators& ops, const ModelSpec& spec, int max_rows)
       projected_(float_buffer(ops, max_rows, (spec.mlp.is_gated ? 2 : 1) * spec.intermediate_size)),
       activated_(float_buffer(ops, max_rows, spec.intermediate_size)) {}
 
-void DenseMlp::run(const StepContext& step, const MlpWeights& weights, const float* x, float* y, bool accumulate) {
+void DenseMlp::run(const StepContext& step, const MlpWeights& weights, const LinearInput& x, float* y,
+                   bool accumulate) {
   auto* projected = projected_.as<float>();
   auto* activated = activated_.as<float>();
   step.linear(weights.up, x, projected, false);
-  const int size = weights.down.view.in_features;
   if (spec_.is_gated) {
-    step.ops.activate_gated(spec_.activation, projected, step.rows, size, activated);
+    step.linear(weights.down, LinearInput::gated(spec_.activation, projected, activated), y, accumulate);
   } else {
-    step.ops.activate(spec_.activation, projected, step.rows, size, activated);
+    step.ops.activate(spec_.activation, projected, step.rows, weights.down.view.in_features, activated);
+    step.linear(weights.down, activated, y, accumulate);
   }
-  step.linear(weights.down, activated, y, accumulate);
 }
 
 }  // namespace turbomind

@@ -11,8 +11,8 @@ class DenseMlp {
  public:
   DenseMlp(Operators& ops, const ModelSpec& spec, int max_rows);
 
-  // x, y [rows, hidden], not overlapping; with accumulate, y += instead of y =
-  void run(const StepContext& step, const MlpWeights& weights, const float* x, float* y, bool accumulate);
+  // x, y [rows, hidden], not overlapping but that y may be what x is made of; with accumulate, y += instead of y =
+  void run(const StepContext& step, const MlpWeights& weights, const LinearInput& x, float* y, bool accumulate);
 
  private:
   MlpSpec spec_;

@@ -302,21 +302,23 @@ void NativeRunner::run_layer(const StepContext& step, int index) {
   auto* hidden = hidden_.as<float>();
   auto* normed = normed_.as<float>();
   auto* target = adds_directly_ ? hidden : branch_.as<float>();
-  const float* mlp_input = normed;
-
   const float* heads_input = head_ && index == 0 ? head_->first_input() : nullptr;
-  if (heads_input == nullptr) {
-    step.ops.norm(layer.attention_norm.view, hidden, step.rows, spec_.hidden_size, normed);
+  LinearInput input = heads_input != nullptr ? LinearInput(heads_input)
+                                             : LinearInput::normed(layer.attention_norm.view, hidden, normed);
+  LinearInput mlp_input = LinearInput::normed(layer.mlp_norm.view, hidden, normed);
+  if (spec_.block.is_parallel) {  // both halves read the stream as it is now
+    if (spec_.block.shares_norm) {
+      mlp_input = input = step.ops.make_rows(input, step.rows, spec_.hidden_size);
+    } else {
+      mlp_input.room = mlp_input_.as<float>();
+      mlp_input = step.ops.make_rows(mlp_input, step.rows, spec_.hidden_size);
+    }
   }
-  if (spec_.block.is_parallel && !spec_.block.shares_norm) {
-    step.ops.norm(layer.mlp_norm.view, hidden, step.rows, spec_.hidden_size, mlp_input_.as<float>());
-    mlp_input = mlp_input_.as<float>();
-  }
-  attention_.run(step, index, layer.attention, heads_input != nullptr ? heads_input : normed, target, adds_directly_);
+  attention_.run(step, index, layer.attention, input, target, adds_directly_);
   if (!joins_halves_) add_branch(step, layer.attention_output_norm);
-  if (!spec_.block.is_parallel) step.ops.norm(layer.mlp_norm.view, hidden, step.rows, spec_.hidden_size, normed);
   if (layer.experts) {
-    expert_mlp_.run(step, *layer.experts, mlp_input, target, adds_directly_ || joins_halves_);
+    const float* rows = step.ops.make_rows(mlp_input, step.rows, spec_.hidden_size);
+    expert_mlp_.run(step, *layer.experts, rows, target, adds_directly_ || joins_halves_);
   } else {
     mlp_.run(step, layer.mlp, mlp_input, target, adds_directly_ || joins_halves_);
   }

@@ -4,9 +4,14 @@
 
 namespace turbomind {
 
-void StepContext::linear(const LinearStorage& layer, const float* x, float* y, bool accumulate) const {
+void StepContext::linear(const LinearStorage& layer, const LinearInput& input, float* y, bool accumulate) const {
+  if (adapters == nullptr) {
+    ops.linear_of(layer.view, input, rows, y, accumulate);
+    return;
+  }
+  const float* x = ops.make_rows(input, rows, layer.view.in_features);
   ops.linear(layer.view, x, rows, y, accumulate);
-  if (adapters != nullptr) adapters->add(ops, layer, x, y);
+  adapters->add(ops, layer, x, y);
 }
 
 }  // namespace turbomind

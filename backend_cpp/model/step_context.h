@@ -14,7 +14,7 @@ struct StepContext {
   const AdapterTable* adapters = nullptr;  // null: no row has one
 
   // y = x W^T + b, or with accumulate y +=, of the layer with what the rows' adapters add to it.
-  void linear(const LinearStorage& layer, const float* x, float* y, bool accumulate) const;
+  void linear(const LinearStorage& layer, const LinearInput& input, float* y, bool accumulate) const;
 };
 
 }  // namespace turbomind

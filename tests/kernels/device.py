@@ -106,6 +106,16 @@ class Device:
         y = _unwritten(x.shape[0], weight.exact.shape[0]) if before is None else _array(before)
         return torch.from_numpy(self.native.linear(weight.native, _array(x), y, before is not None))
 
+    def linear_of_norms(self, weight: Any, x: torch.Tensor, scale: torch.Tensor, eps: float) -> torch.Tensor:
+        """Return the RMSNorm of ``x``'s rows with ``scale`` ``[in]``, times the weight."""
+        y = _unwritten(x.shape[0], weight.exact.shape[0])
+        return torch.from_numpy(self.native.linear_of_norms(weight.native, _array(x), _array(scale), eps, y))
+
+    def linear_of_gates(self, weight: Any, x: torch.Tensor, activation: str) -> torch.Tensor:
+        """Return the gated activation of ``x`` ``[rows, 2 in]``, times the weight."""
+        y = _unwritten(x.shape[0], weight.exact.shape[0])
+        return torch.from_numpy(self.native.linear_of_gates(weight.native, _array(x), ACTIVATIONS.index(activation), y))
+
     def head_linear(self, weight: Any, x: torch.Tensor, gap: int = 0) -> torch.Tensor:
         """Return each head's own product: ``x`` ``[rows, heads, in + gap]``, of which ``gap`` are no inputs."""
         rows, heads = x.shape[:2]

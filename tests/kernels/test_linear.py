@@ -188,3 +188,37 @@ def test_codes_with_minima_are_multiplied_as_the_numbers_they_stand_for(
     bound = 8 * EPS * (rounded.abs() @ sizes.T) + 1e-6
     assert (difference <= bound + rounded.abs().amax() / 127 * sizes.amax() * 2).all()
     assert (difference <= bound).double().mean() > 0.98
+
+
+# What rows are made into: nothing, pairs of bfloat16 or tiles, codes, or codes of reordered inputs.
+MADE = ["float32", "bfloat16", "int8", "codes, shuffled"]
+
+
+def _of_kind(device: Device, shape: tuple[int, int], kind: str) -> Weight:
+    if kind == "codes, shuffled":
+        return group_codes_weight(device, shape, 4, 32, shuffles_inputs=True)
+    return make_weight(device, torch.randn(shape), kind, 32)
+
+
+@pytest.mark.parametrize("kind", MADE)
+@pytest.mark.parametrize("rows", [1, 9, 70])
+def test_rows_normed_while_they_are_read_come_to_the_bits_of_those_normed_before(
+    device: Device, rows: int, kind: str
+) -> None:
+    torch.manual_seed(rows)
+    x, scale = torch.randn(rows, 96), torch.randn(96)
+    weight = _of_kind(device, (40, 96), kind)
+    expected = device.linear(weight, device.rms_norm(x, scale, 1e-5))
+    assert torch.equal(device.linear_of_norms(weight, x, scale, 1e-5), expected)
+
+
+@pytest.mark.parametrize("kind", MADE)
+@pytest.mark.parametrize("rows", [1, 9, 70])
+def test_gated_rows_made_while_they_are_read_come_to_the_bits_of_those_made_before(
+    device: Device, rows: int, kind: str
+) -> None:
+    torch.manual_seed(rows)
+    x = torch.randn(rows, 2 * 96)
+    weight = _of_kind(device, (40, 96), kind)
+    expected = device.linear(weight, device.activate(x, "silu", is_gated=True))
+    assert torch.equal(device.linear_of_gates(weight, x, "silu"), expected)

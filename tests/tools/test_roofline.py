@@ -7,6 +7,7 @@ import pytest
 from tools.bench.matches import Match
 from tools.bench.roofline import Limits, ModelCost
 from tools.bench.roofline_picture import Point, draw, point
+from tools.bench.step_shares import NAMES, shares
 
 LIMITS = Limits(bandwidth=100.0, float32=500.0, int8=2000.0)
 COST = ModelCost(weight_bytes=1000, cache_bytes=10, operations=4000)
@@ -32,3 +33,23 @@ def test_the_picture_is_drawn(tmp_path: Path) -> None:
     path = tmp_path / "roof.png"
     draw(path, [Point("prefill of 512, 4-bit", 4, 30.0, 900.0), Point("1 stream", 16, 1.0, 50.0)], LIMITS, "a machine")
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_samples_are_added_up_by_operator() -> None:
+    report = """
+    40.00%  [.] turbomind::avx512bf16::packed_rows<8, 4>(turbomind::LinearWeight const&, int)
+    10.00%  [.] turbomind::avx512bf16::dot_tile<6, turbomind::avx512bf16::PairProducts>
+     5.00%  [.] turbomind::avx512bf16::quantize_row
+    20.00%  [.] turbomind::avx512bf16::attend_tile<6, turbomind::bf16>
+    15.00%  [.] turbomind::ThreadPool::work
+     4.00%  [.] turbomind::StepLoop::begin
+     6.00%  [.] _PyEval_EvalFrameDefault
+    """
+    found = shares(report.splitlines())
+    assert list(found) == list(NAMES)
+    assert found["linear layers"] == pytest.approx(0.5)
+    assert found["rounding of activations"] == pytest.approx(0.05)
+    assert found["attention"] == pytest.approx(0.2)
+    assert found["waiting for the other threads"] == pytest.approx(0.15)
+    assert found["the rest of the engine"] == pytest.approx(0.04)
+    assert sum(found.values()) == pytest.approx(1)

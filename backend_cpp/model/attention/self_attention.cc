@@ -125,7 +125,7 @@ SelfAttention::Heads SelfAttention::heads(int rows) const {
           {values, rows, width, kv_heads, value_dim, shape_.value_dim}};
 }
 
-void SelfAttention::project(const StepContext& step, const AttentionWeights& weights, const float* x,
+void SelfAttention::project(const StepContext& step, const AttentionWeights& weights, const LinearInput& x,
                             const Heads& heads) {
   auto* qkv = qkv_.as<float>();
   step.linear(weights.qkv, x, qkv, false);
@@ -138,11 +138,11 @@ void SelfAttention::project(const StepContext& step, const AttentionWeights& wei
   }
 }
 
-void SelfAttention::run(const StepContext& step, int layer, const AttentionWeights& weights, const float* x, float* y,
-                        bool accumulate) {
+void SelfAttention::run(const StepContext& step, int layer, const AttentionWeights& weights, const LinearInput& x,
+                        float* y, bool accumulate) {
   const Heads own = heads(step.rows);
   if (latent_) {
-    latent_->project(step, *weights.latent, x, qkv_.as<float>());
+    latent_->project(step, *weights.latent, step.ops.make_rows(x, step.rows, spec_.hidden_size), qkv_.as<float>());
   } else {
     project(step, weights, x, own);
   }

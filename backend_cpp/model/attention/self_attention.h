@@ -28,7 +28,7 @@ class SelfAttention {
   void begin_step(Operators& ops, const StepInput& input);
   void fill_tables(const StepContext& step) { ropes_.fill(step.ops, step.rows); }
   // x, y [rows, hidden], not overlapping; with accumulate, y += instead of y =. Writes the rows' keys and values.
-  void run(const StepContext& step, int layer, const AttentionWeights& weights, const float* x, float* y,
+  void run(const StepContext& step, int layer, const AttentionWeights& weights, const LinearInput& x, float* y,
            bool accumulate);
 
  private:
@@ -39,7 +39,7 @@ class SelfAttention {
     HeadsView values;
   };
   Heads heads(int rows) const;
-  void project(const StepContext& step, const AttentionWeights& weights, const float* x, const Heads& heads);
+  void project(const StepContext& step, const AttentionWeights& weights, const LinearInput& x, const Heads& heads);
   void fill_query_factors(Operators& ops, const StepInput& input);
   void fill_sights(Operators& ops, const StepInput& input);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "kernels/cpu/for_rows.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/packed_weight.h"
 
@@ -32,13 +33,42 @@ void for_blocks(ThreadPool& pool, int rows, int block_rows, int units, size_t un
   });
 }
 
-// The inputs of a row in the order of the weight's codes; `room` may be filled with them.
-const float* in_code_order(const LinearWeight& weight, const float* row, std::vector<float>& room) {
-  if (weight.input_order == nullptr) return row;
-  room.resize(static_cast<size_t>(weight.in_features));
-  for (size_t i = 0; i < room.size(); ++i) room[i] = row[weight.input_order[i]];
-  return room.data();
+// A row of an input that is made, put into `row`.
+void make_row(const LinearInput& input, size_t index, int size, float* row) {
+  const KernelTable& table = kernels();
+  if (input.norm != nullptr) {
+    table.norm_row(*input.norm, input.x + index * size, size, row);
+  } else {
+    const float* gate = input.x + index * 2 * size;
+    table.activate_row(*input.gate, gate, gate + size, size, row);
+  }
 }
+
+// Reads an input's rows in the order of the weight's codes; holds the working space of a thread.
+class RowReader {
+ public:
+  RowReader(const LinearWeight& weight, const LinearInput& input) : weight_(weight), input_(input) {}
+
+  const float* read(size_t index) {
+    const auto size = static_cast<size_t>(weight_.in_features);
+    const float* row = input_.x + index * size;
+    if (input_.is_made()) {
+      made_.resize(size);
+      make_row(input_, index, weight_.in_features, made_.data());
+      row = made_.data();
+    }
+    if (weight_.input_order == nullptr) return row;
+    ordered_.resize(size);
+    for (size_t i = 0; i < size; ++i) ordered_[i] = row[weight_.input_order[i]];
+    return ordered_.data();
+  }
+
+ private:
+  const LinearWeight& weight_;
+  const LinearInput& input_;
+  std::vector<float> made_;
+  std::vector<float> ordered_;
+};
 
 // Rows that one thread prepares at a time: a part for each thread, and once more, so that a late one takes less.
 int prepared_rows(const ThreadPool& pool, int rows) {
@@ -48,14 +78,12 @@ int prepared_rows(const ThreadPool& pool, int rows) {
 
 // Calls prepare(inputs in the order of the codes, row) for each row.
 template <class Prepare>
-void for_inputs(ThreadPool& pool, const LinearWeight& weight, const float* x, int rows, Prepare&& prepare) {
+void for_inputs(ThreadPool& pool, const LinearWeight& weight, const LinearInput& input, int rows, Prepare&& prepare) {
   const int chunk_rows = prepared_rows(pool, rows);
   pool.parallel_for((rows + chunk_rows - 1) / chunk_rows, [&](int chunk) {
     const int last = std::min(rows, (chunk + 1) * chunk_rows);
-    std::vector<float> room;
-    for (int row = chunk * chunk_rows; row < last; ++row) {
-      prepare(in_code_order(weight, x + static_cast<size_t>(row) * weight.in_features, room), row);
-    }
+    RowReader reader(weight, input);
+    for (int row = chunk * chunk_rows; row < last; ++row) prepare(reader.read(static_cast<size_t>(row)), row);
   });
 }
 
@@ -96,22 +124,29 @@ WideRows LinearScratch::reserve_wide(const RowsLayout& layout, int rows) {
   return {rows, layout, align_up(values_.data())};
 }
 
-void linear(ThreadPool& pool, LinearScratch& scratch, const LinearWeight& weight, const float* x, int rows, float* y,
-            bool accumulate) {
+void linear(ThreadPool& pool, LinearScratch& scratch, const LinearWeight& weight, const LinearInput& input, int rows,
+            float* y, bool accumulate) {
   const KernelTable& table = kernels();
   const RowsPlan plan = table.rows_plan(weight, rows);
   const int tiles = (weight.out_features + kTileOutputs - 1) / kTileOutputs;
   switch (plan.kind) {
-    case RowsPlan::Kind::kAsTheyAre:
+    case RowsPlan::Kind::kAsTheyAre: {
+      const float* x = input.x;
+      if (input.is_made()) {
+        const int size = weight.in_features;
+        for_rows(pool, rows, 4 * size, [&](size_t row) { make_row(input, row, size, input.room + row * size); });
+        x = input.room;
+      }
       for_blocks(pool, rows, plan.block_rows, weight.out_features, row_bytes(weight), 4,
                  [&](int row, int count, int first, int last) {
                    table.linear_block(weight, x + static_cast<size_t>(row) * weight.in_features, count, first, last,
                                       y + static_cast<size_t>(row) * weight.out_features, accumulate);
                  });
       break;
+    }
     case RowsPlan::Kind::kRounded: {
       const RoundedRows rounded = scratch.reserve_rounded(weight, plan.layout, rows);
-      for_inputs(pool, weight, x, rows, [&](const float* inputs, int row) {
+      for_inputs(pool, weight, input, rows, [&](const float* inputs, int row) {
         table.quantize_row(inputs, weight.in_features, weight.group, row, rounded);
       });
       const PackedShape shape = packed_shape(weight);
@@ -123,7 +158,7 @@ void linear(ThreadPool& pool, LinearScratch& scratch, const LinearWeight& weight
     }
     case RowsPlan::Kind::kWide: {
       const WideRows wide = scratch.reserve_wide(plan.layout, rows);
-      for_inputs(pool, weight, x, rows,
+      for_inputs(pool, weight, input, rows,
                  [&](const float* inputs, int row) { table.widen_row(inputs, weight.in_features, row, wide); });
       const size_t bytes = weight.is_packed() ? plan.layout.features : row_bytes(weight);
       for_blocks(pool, rows, plan.block_rows, tiles, bytes * kTileOutputs, plan.block_tiles,
