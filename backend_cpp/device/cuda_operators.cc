@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstdlib>
 #include <string>
 
 #include "device/cuda_sampler.h"
@@ -19,6 +20,10 @@ namespace {
 
 constexpr int kMostRepeatedRows = 512;
 constexpr int kLeastContextBound = 512;
+
+// Of graphs that are captured before the first step; each takes one or two MiB and some hundredths of a second.
+constexpr size_t kMostPrepared = 128;
+constexpr size_t kLeastFreeMemory = size_t{256} << 20;  // that they leave
 
 void require_a_gpu() {
   int count = 0;
@@ -64,12 +69,19 @@ std::unique_ptr<RankGroup> make_cuda_group(int ranks) {
   return std::make_unique<CudaRankGroup>(ranks);
 }
 
-const bool is_added = add_cuda({cuda_device_count, make_cuda, make_cuda_group});
+// While one rank waits for another inside of a sum, nothing can be loaded into its GPU, and a thread that tries holds
+// what the other needs. CUDA reads this when it is first called.
+void load_kernels_at_start() {
+  ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+}
 
-// Few sizes, near to each other where rows are cheap to have too many of.
+const bool is_added = add_cuda({cuda_device_count, make_cuda, make_cuda_group, load_kernels_at_start});
+
+// Few sizes, near to each other where few rows too many cost the most.
 int rounded_up_rows(int rows) {
   if (rows <= 8) return static_cast<int>(std::bit_ceil(static_cast<unsigned>(rows)));
-  return (rows + 7) / 8 * 8;
+  const int step = rows <= 64 ? 8 : rows <= 128 ? 16 : 32;
+  return (rows + step - 1) / step * step;
 }
 
 int rounded_up_context(int context) {
@@ -230,11 +242,7 @@ void CudaOperators::set_spans(SpanSet set, std::vector<AttentionSpan> spans, int
     most_rows = std::max(most_rows, span.count);
     rows += span.count;
   }
-  if (set == SpanSet::kTokens) {
-    if (row_count_.size() == 0) row_count_ = Staged(*this, sizeof(rows));
-    *row_count_.host<int32_t>() = rows;
-    row_count_.upload(*this, sizeof(rows));
-  }
+  if (set == SpanSet::kTokens) set_row_count(rows);
   if (blocks.size() < block_count * sizeof(int32_t)) {
     graphs_.clear();  // they hold the old address
     blocks = Staged(*this, std::bit_ceil(block_count) * 2 * sizeof(int32_t));
@@ -261,6 +269,21 @@ void CudaOperators::set_spans(SpanSet set, std::vector<AttentionSpan> spans, int
   upload_group(several, blocks, static_cast<int>(several.filled.size()), most_rows, context);
 }
 
+void CudaOperators::set_row_count(int32_t rows) {
+  if (row_count_.size() == 0) row_count_ = Staged(*this, sizeof(rows));
+  *row_count_.host<int32_t>() = rows;
+  row_count_.upload(*this, sizeof(rows));
+}
+
+void CudaOperators::set_empty_spans(const DecodingShape& shape) {
+  auto& [single, several, blocks] = spans_of(SpanSet::kTokens);
+  single.filled.clear();
+  several.filled.clear();
+  set_row_count(0);
+  upload_group(single, blocks, shape.rows, 1, shape.context);
+  upload_group(several, blocks, 0, 0, shape.context);
+}
+
 void CudaOperators::upload_group(SpanGroup& group, const Staged& blocks, int span_count, int max_rows,
                                  int max_context) {
   const size_t bytes = static_cast<size_t>(span_count) * sizeof(cuda::DeviceSpan);
@@ -276,15 +299,20 @@ void CudaOperators::upload_group(SpanGroup& group, const Staged& blocks, int spa
 
 void CudaOperators::run_step(int rows, bool is_repeatable, const std::function<void()>& body) {
   if (!is_repeatable || rows > kMostRepeatedRows) return body();
-  const Shape shape{rows, spans_of(SpanSet::kTokens).single.view.max_context};
+  const Shape shape = shape_of(rows);
   bring_staged();  // not as a part of the graph
   const auto known = graphs_.find(shape);
   if (known != graphs_.end()) {
     if (rank_.group) rank_.group->check();  // a graph goes around all_reduce
     if (!known->second) return body();
-    cuda::check(cudaGraphLaunch(known->second.get(), stream_), "launching a step");
-    return;
+    const cudaError_t launched = cudaGraphLaunch(known->second.get(), stream_);
+    if (launched == cudaSuccess) return;
+    if (rank_.group) cuda::check(launched, "launching a step");  // the other ranks launch theirs
+    cudaGetLastError();
+    known->second.reset();
+    return body();
   }
+  if (rank_.group) return body();
   // The first step of a shape runs as it is, which gives scratch memory and libraries what they need.
   if (seen_.insert(shape).second) return body();
   Graph graph = captured(body);
@@ -294,6 +322,44 @@ void CudaOperators::run_step(int rows, bool is_repeatable, const std::function<v
     body();
   }
   graphs_[shape] = std::move(graph);
+}
+
+std::vector<DecodingShape> CudaOperators::decoding_shapes(int most_rows, int most_context) const {
+  struct Ranked {
+    int rank;
+    DecodingShape shape;
+  };
+  std::vector<Ranked> all;
+  const int last_rows = rounded_up_rows(std::min(most_rows, kMostRepeatedRows));
+  const int last_context = rounded_up_context(most_context);
+  int rank_of_context = 0;
+  for (int context = kLeastContextBound; context <= last_context; context *= 2, rank_of_context += 2) {
+    int rank = rank_of_context;
+    for (int rows = 1; rows <= last_rows; rows = rounded_up_rows(rows + 1)) all.push_back({rank++, {rows, context}});
+  }
+  std::stable_sort(all.begin(), all.end(), [](const Ranked& a, const Ranked& b) { return a.rank < b.rank; });
+  std::vector<DecodingShape> shapes;
+  for (const Ranked& each : all) shapes.push_back(each.shape);
+  shapes.resize(std::min(shapes.size(), kMostPrepared));
+  return shapes;
+}
+
+void CudaOperators::rehearse(const std::function<void()>& body) {
+  const cuda::Rehearsal rehearsal;
+  body();
+}
+
+bool CudaOperators::prepare_step(int rows, const std::function<void()>& body) {
+  bring_staged();
+  if (free_memory() < kLeastFreeMemory) return false;
+  Graph graph = captured(body);
+  if (graph && cudaGraphUpload(graph.get(), stream_) != cudaSuccess) graph.reset();
+  if (!graph) {
+    cudaGetLastError();
+    return false;
+  }
+  graphs_[shape_of(rows)] = std::move(graph);
+  return true;
 }
 
 CudaOperators::Graph CudaOperators::captured(const std::function<void()>& body) {

@@ -1,8 +1,9 @@
 // The operators on a GPU: kernels/cuda on one stream.
 //
-// A step that only decodes is captured as a graph when its shape comes the second time, and launched as one from the
-// third time on. A shape is a number of rows and a bound of the context, both rounded up. Where it cannot be captured,
-// it always runs as it is.
+// A step that only decodes is launched as a graph. Graphs of the shapes that come most often are captured before the
+// first step; others when their shape comes the second time, but for models that are spread over GPUs, where one rank
+// would wait inside of a sum for another that is still capturing. A shape is a number of rows and a bound of the
+// context, both rounded up. Where it cannot be captured, it always runs as it is.
 #pragma once
 
 #include <array>
@@ -55,6 +56,11 @@ class CudaOperators final : public Operators {
   void reserve_spans(int span_count, size_t block_count) override;
   void set_spans(SpanSet set, std::vector<AttentionSpan> spans, int block_len) override;
   void run_step(int rows, bool is_repeatable, const std::function<void()>& body) override;
+  std::vector<DecodingShape> decoding_shapes(int most_rows, int most_context) const override;
+  void set_empty_spans(const DecodingShape& shape) override;
+  void rehearse(const std::function<void()>& body) override;
+  bool prepare_step(int rows, const std::function<void()>& body) override;
+  void forget_step(int rows) override { graphs_.erase(shape_of(rows)); }
 
   void embed(const LinearWeight& table, const int32_t* tokens, int rows, float scale, float* y) override;
   void gather_rows(const float* x, const int32_t* indices, int count, int size, float* y) override;
@@ -113,6 +119,11 @@ class CudaOperators final : public Operators {
   };
   using Graph = std::unique_ptr<CUgraphExec_st, GraphDeleter>;
 
+  using Shape = std::pair<int, int>;  // rows, context bound
+  Shape shape_of(int rows) const {
+    return {rows, spans_[static_cast<size_t>(SpanSet::kTokens)].single.view.max_context};
+  }
+  void set_row_count(int32_t rows);
   // What `body` launches, as a graph; null where it cannot be captured, for want of memory for example.
   Graph captured(const std::function<void()>& body);
   // Brings the group's spans to the device, in a shape for `span_count` spans, of which some may be empty.
@@ -137,7 +148,6 @@ class CudaOperators final : public Operators {
   std::unique_ptr<CudaLatents> latents_;
   std::unique_ptr<CudaGrouped> grouped_;
 
-  using Shape = std::pair<int, int>;  // rows, context bound
   std::set<Shape> seen_;
   std::map<Shape, Graph> graphs_;
   // The experts of a layer, by the address of the host's list.

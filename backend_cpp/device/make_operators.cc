@@ -34,6 +34,10 @@ std::vector<std::string> available_devices() {
   return names;
 }
 
+void expect_ranks() {
+  if (added_cuda()) added_cuda()->expect_ranks();
+}
+
 std::unique_ptr<Operators> make_operators(const std::string& device, int threads) {
   if (device == "cpu") return std::make_unique<CpuOperators>(threads);
   return cuda_build(device).make();

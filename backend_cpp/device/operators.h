@@ -29,6 +29,12 @@
 
 namespace turbomind {
 
+// Of steps that only decode, padded: rows, and the bound of the context of all of them.
+struct DecodingShape {
+  int rows = 0;
+  int context = 0;
+};
+
 // What memory of a device is for.
 enum class MemoryUse { kWeights, kSteps, kCache };
 
@@ -86,6 +92,27 @@ class Operators {
     (void)is_repeatable;
     body();
   }
+
+  // The shapes that steps of at most `most_rows` sequences, none longer than `most_context` tokens, take and that can
+  // be prepared for: what comes most often comes first. None where nothing can be prepared.
+  virtual std::vector<DecodingShape> decoding_shapes(int most_rows, int most_context) const {
+    (void)most_rows;
+    (void)most_context;
+    return {};
+  }
+  // In place of set_spans for tokens: those of a step of that shape, which has no rows of its own.
+  virtual void set_empty_spans(const DecodingShape& shape) { (void)shape; }
+  // Runs `body`, the operators of such a step, for what comes about on the way: kernels are loaded, memory is taken.
+  virtual void rehearse(const std::function<void()>& body) { body(); }
+  // Makes ready what run_step does with the repeatable `body` of `rows` rows, for the spans that were set, and does
+  // none of it. Returns whether there was room.
+  virtual bool prepare_step(int rows, const std::function<void()>& body) {
+    (void)rows;
+    (void)body;
+    return false;
+  }
+  // Forgets what was made ready for the spans that were set.
+  virtual void forget_step(int rows) { (void)rows; }
 
   // Chooses the tokens of at most `max_choices` sequences a step; null where the host does that as well.
   virtual std::unique_ptr<TokenSampler> make_sampler(int vocab_size, int max_choices) {
@@ -197,6 +224,9 @@ class Staged {
 // The names of the devices of this build that the machine has: "cpu", and "cuda".
 std::vector<std::string> available_devices();
 
+// To be called before anything else of this file where a model will be spread over devices.
+void expect_ranks();
+
 // Makes the operators of a device. threads: of the CPU; 0: all. Throws Error that names what there is.
 std::unique_ptr<Operators> make_operators(const std::string& device, int threads);
 
@@ -207,6 +237,7 @@ struct CudaBuild {
   int (*device_count)();
   std::unique_ptr<Operators> (*make)();
   std::unique_ptr<RankGroup> (*make_group)(int ranks);
+  void (*expect_ranks)();
 };
 bool add_cuda(const CudaBuild& build);
 // What was added. Throws Error for a `device` that is not "cuda", and in a build without CUDA.

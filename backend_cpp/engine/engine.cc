@@ -24,6 +24,7 @@ EngineConfig prepare(EngineConfig config, ModelRunner& runner, ModelRunner* draf
   }
   runner.allocate_cache({config.block_count, config.block_len, config.host_block_count});
   if (draft_runner != nullptr) draft_runner->allocate_cache({config.block_count, config.block_len});
+  runner.prepare_decoding({config.max_batch_size, config.session_len, config.block_len});
   return config;
 }
 

@@ -240,6 +240,7 @@ LoadedEngine load_engine(const std::string& directory, const EngineSettings& set
                          const LocateModel& locate) {
   ModelSpec spec = ModelSpec::from_file(directory + "/spec.json");
   extend_context(spec, {static_cast<float>(settings.rope_scaling_factor), settings.use_logn_attn});
+  if (settings.tp > 1) expect_ranks();
   const std::string device = device_of(settings);
   const DeviceDefaults& defaults = device == "cuda" ? kCudaDefaults : kCpuDefaults;
   EngineConfig config;

@@ -167,6 +167,14 @@ class ModelRunner {
   virtual int picture_rows_of_block(int block_len) const { return block_len; }
   // Called once, before the first step.
   virtual void allocate_cache(const CacheSize& size) = 0;
+  // Called once, when the cache is there: does now what steps that only decode would do when they come first, for as
+  // many shapes of steps as it returns. Whatever it does, every step is right without it.
+  virtual size_t prepare_decoding(const StepLimits& limits) {
+    (void)limits;
+    return 0;
+  }
+  // Forgets what it did for others than the first `count` shapes.
+  virtual void keep_prepared(size_t count) { (void)count; }
   // Whether it can choose tokens (StepSpan::choice). The next step may then begin before this one is taken, with tokens
   // that nobody has seen yet, if no rows were wanted of this one.
   virtual bool chooses_tokens() const { return false; }

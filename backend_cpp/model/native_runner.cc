@@ -1,6 +1,8 @@
 #include "model/native_runner.h"
 
 #include <algorithm>
+#include <chrono>
+#include <cstdio>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -18,6 +20,10 @@ namespace {
 
 // Logits at once on a device with its own memory: a chunk of 256 rows of a large vocabulary is 128 MiB.
 constexpr int kDeviceLogitRows = 256;
+
+// How long the preparation of steps may take, and how often is told how far it has come.
+constexpr std::chrono::seconds kLongestPreparation{60};
+constexpr std::chrono::seconds kTellEvery{2};
 
 ModelSpec checked(const ModelSpec& spec) {
   refuse_what_the_decoder_lacks(spec);
@@ -125,6 +131,52 @@ void NativeRunner::allocate_cache(const CacheSize& size) {
   if (cross_) cross_->use_cache(attention_.layout(size.block_len), attention_.cache());
 }
 
+size_t NativeRunner::prepare_decoding(const StepLimits& limits) {
+  using Clock = std::chrono::steady_clock;
+  const auto begin = Clock::now();
+  shapes_ = ops_->decoding_shapes(limits.spans, limits.context);
+  if (shapes_.empty()) return 0;
+  connect_ranks();
+  attention_.begin_step(*ops_, {});
+  is_rehearsing_ = true;
+  for (const DecodingShape& shape : shapes_) {
+    const bool has_outer_context = shape.context == shapes_.front().context || shape.context >= limits.context;
+    if (!has_outer_context) continue;
+    ops_->set_empty_spans(shape);
+    ops_->rehearse([&] { run_empty_rows(shape); });
+  }
+  is_rehearsing_ = false;
+  auto told = begin;
+  size_t prepared = 0;
+  for (const DecodingShape& shape : shapes_) {
+    ops_->set_empty_spans(shape);
+    if (!ops_->prepare_step(computed_rows(shape), [&] { run_empty_rows(shape); })) break;
+    ++prepared;
+    const auto now = Clock::now();
+    if (now - begin > kLongestPreparation) break;
+    if (!brings_output_ || now - told < kTellEvery) continue;
+    told = now;
+    std::fprintf(stderr, "preparing steps that decode: %zu of %zu shapes\n", prepared, shapes_.size());
+  }
+  return prepared;
+}
+
+void NativeRunner::keep_prepared(size_t count) {
+  for (size_t i = count; i < shapes_.size(); ++i) {
+    ops_->set_empty_spans(shapes_[i]);
+    ops_->forget_step(computed_rows(shapes_[i]));
+  }
+}
+
+void NativeRunner::connect_ranks() {
+  if (!is_divided_) return;
+  float first = 0;
+  for (const size_t rows : {size_t{1}, static_cast<size_t>(max_rows_)}) {
+    sum_over_ranks(branch_.as<float>(), rows * static_cast<size_t>(spec_.hidden_size));
+    ops_->download(branch_.as<void>(), sizeof(first), &first);
+  }
+}
+
 int NativeRunner::window() const {
   const std::vector<int>& windows = spec_.attention.windows;
   const auto [narrowest, widest] = std::minmax_element(windows.begin(), windows.end());
@@ -147,20 +199,30 @@ void NativeRunner::begin(const StepInput& input) {
   if (!unseen_.empty()) sampler_->place(unseen_, tokens_.device<int32_t>());
   // Which layers adapters add to, and how many rows look at pictures, differs from step to step.
   ops_->run_step(computed, decodes && !has_adapters && !looks, [&] {
-    const StepContext step{*ops_, computed, has_adapters ? &adapters_ : nullptr};
-    ops_->embed(weights_.embedding.view, tokens_.device<int32_t>(), computed, spec_.embedding_scale,
-                hidden_.as<float>());
-    if (embedded > 0) {
-      step.ops.scatter_rows(embeddings_.device<float>(), embedding_rows_.device<int32_t>(), embedded, spec_.hidden_size,
-                            hidden_.as<float>(), false);
-    }
-    if (head_) head_->run(step, input, weights_, hidden_.as<float>());
-    attention_.fill_tables(step);
-    run_layers(step, embedded, looks);
-    gather_outputs(decodes ? computed : outputs.count());
-    project(0, projected);
+    run_rows({*ops_, computed, has_adapters ? &adapters_ : nullptr}, input, embedded, looks,
+             decodes ? computed : outputs.count(), projected);
   });
   give_out(outputs, projected);
+}
+
+void NativeRunner::run_rows(const StepContext& step, const StepInput& input, int embedded, bool looks, int outputs,
+                            int projected) {
+  auto* hidden = hidden_.as<float>();
+  step.ops.embed(weights_.embedding.view, tokens_.device<int32_t>(), step.rows, spec_.embedding_scale, hidden);
+  if (embedded > 0) {
+    step.ops.scatter_rows(embeddings_.device<float>(), embedding_rows_.device<int32_t>(), embedded, spec_.hidden_size,
+                          hidden, false);
+  }
+  if (head_) head_->run(step, input, weights_, hidden);
+  attention_.fill_tables(step);
+  run_layers(step, embedded, looks);
+  gather_outputs(outputs);
+  project(0, projected);
+}
+
+void NativeRunner::run_empty_rows(const DecodingShape& shape) {
+  const int computed = computed_rows(shape);
+  run_rows({*ops_, computed}, {}, 0, false, computed, std::min(computed, logit_rows_at_once_));
 }
 
 void NativeRunner::begin_without_rows() {

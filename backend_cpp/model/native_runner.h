@@ -1,6 +1,7 @@
 // The parametric decoder: runs a ModelSpec on the kernels.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 
@@ -39,6 +40,8 @@ class NativeRunner final : public ModelRunner {
   const HeadTraits* head() const override { return head_ ? &head_->traits() : nullptr; }
   void keep_hidden(const std::vector<int>& layers) override;
   void allocate_cache(const CacheSize& size) override;
+  size_t prepare_decoding(const StepLimits& limits) override;
+  void keep_prepared(size_t count) override;
   bool chooses_tokens() const override { return sampler_ != nullptr; }
   bool reserve(const TokenChoice& choice) override { return sampler_ && sampler_->reserve(choice); }
   std::unique_ptr<AdapterFile> open_adapter(const std::string& directory) const override;
@@ -55,6 +58,13 @@ class NativeRunner final : public ModelRunner {
     int count() const { return choices + rows; }
   };
 
+  // What the ranks do when they meet first, which is not to happen within a graph.
+  void connect_ranks();
+  int computed_rows(const DecodingShape& shape) const { return std::min(shape.rows, max_rows_); }
+  // The operators of a step. `embedded` rows take the place of token embeddings.
+  void run_rows(const StepContext& step, const StepInput& input, int embedded, bool looks, int outputs, int projected);
+  // The same of a step that only decodes, of that shape, and whose rows belong to no sequence.
+  void run_empty_rows(const DecodingShape& shape);
   // Of a step that fills pictures alone.
   void begin_without_rows();
   // Prepares what the step's operators read.
@@ -120,8 +130,9 @@ class NativeRunner final : public ModelRunner {
   AlignedBuffer logits_;       // [logit_rows_at_once_, vocab_size]
   AlignedBuffer streams_;      // of output rows in front of the last norm, where a head goes on with these
   std::vector<int> kept_layers_;
-  AlignedBuffer kept_;        // StepOutput::row_hidden, where it is asked for
-  AlignedBuffer own_logits_;  // of the rank's part of the vocabulary, where it is divided
+  AlignedBuffer kept_;                 // StepOutput::row_hidden, where it is asked for
+  std::vector<DecodingShape> shapes_;  // that steps may be prepared for
+  AlignedBuffer own_logits_;           // of the rank's part of the vocabulary, where it is divided
 
   // Wanted rows in the host's memory, where the device has its own. Memory is taken only when touched.
   AlignedBuffer host_logits_;  // vocab_size

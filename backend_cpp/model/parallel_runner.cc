@@ -72,6 +72,14 @@ void ParallelRunner::allocate_cache(const CacheSize& size) {
   run([&](ModelRunner& runner, int) { runner.allocate_cache(size); });
 }
 
+size_t ParallelRunner::prepare_decoding(const StepLimits& limits) {
+  std::vector<size_t> prepared(ranks_.size());
+  run([&](ModelRunner& runner, int rank) { prepared[static_cast<size_t>(rank)] = runner.prepare_decoding(limits); });
+  const size_t least = *std::min_element(prepared.begin(), prepared.end());
+  run([&](ModelRunner& runner, int) { runner.keep_prepared(least); });
+  return least;
+}
+
 bool ParallelRunner::reserve(const TokenChoice& choice) {
   bool is_reserved = true;
   for (const auto& runner : ranks_) is_reserved = runner->reserve(choice) && is_reserved;

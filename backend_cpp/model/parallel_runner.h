@@ -34,6 +34,8 @@ class ParallelRunner final : public ModelRunner {
   PictureTraits pictures() const override { return ranks_.front()->pictures(); }
   void keep_hidden(const std::vector<int>& layers) override;
   void allocate_cache(const CacheSize& size) override;
+  // Ranks must do alike: what not all could prepare, none keeps.
+  size_t prepare_decoding(const StepLimits& limits) override;
   bool chooses_tokens() const override { return ranks_.front()->chooses_tokens(); }
   bool reserve(const TokenChoice& choice) override;
   std::unique_ptr<AdapterFile> open_adapter(const std::string& directory) const override;

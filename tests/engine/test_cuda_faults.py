@@ -98,9 +98,16 @@ def test_no_step_takes_more_memory_than_was_taken_at_start(
 @pytest.mark.parametrize(
     "call", ["cudaStreamBeginCapture", "cudaStreamEndCapture", "cudaGraphInstantiate", "cudaGraphLaunch"]
 )
-def test_a_step_that_cannot_be_captured_runs_as_it_is(call: str, model: Path, cuda: NativeModule) -> None:
-    with TokenEngine(model, device="cuda") as engine:
+@pytest.mark.parametrize("when", ["at start", "in a step"])
+def test_a_step_that_cannot_be_captured_runs_as_it_is(call: str, when: str, model: Path, cuda: NativeModule) -> None:
+    if when == "at start":
         cuda.inject_fault(call, 0, NO_MEMORY, False)
+    else:
+        cuda.set_device_memory(250 * MIB)  # less than has to be left for steps to be prepared
+    with TokenEngine(model, device="cuda") as engine:
+        if when == "in a step":
+            cuda.clear_faults()
+            cuda.inject_fault(call, 0, NO_MEMORY, False)
         without, _ = engine.answer(PROMPT, 8, "generation")
         after, _ = engine.answer(PROMPT, 8, "generation")
     with TokenEngine(model, device="cuda") as engine:

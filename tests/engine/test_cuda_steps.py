@@ -1,5 +1,6 @@
 """What a decoding step asks of CUDA, as the emulation counts it (backend_cpp/testing/cuda_emulated/faults.h)."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,6 +36,33 @@ def calls_of_one_more_token(cuda: NativeModule, engine: TokenEngine, *names: str
 
     count(9)
     return [(long - short) / 8 for long, short in zip(count(12), count(4), strict=True)]
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_steps_that_decode_are_captured_before_the_first_request(tmp_path: Path, cuda: NativeModule, tp: int) -> None:
+    directory = make_small(tmp_path / "model", "LlamaForCausalLM")
+    counted = ("cudaStreamBeginCapture", "cudaGraphLaunch")
+    with TokenEngine(directory, device="cuda", tp=tp) as engine:
+        before = [cuda.calls_of(name) for name in counted]
+        pending = [submit(engine, PROMPT[i:], 6) for i in range(3)]
+        for answer in pending:
+            wait(answer)
+        captures, launches = (cuda.calls_of(name) - known for name, known in zip(counted, before, strict=True))
+    assert before[0] > 0
+    assert captures == 0
+    assert launches >= 5 * tp
+
+
+def test_kernels_of_a_model_on_several_gpus_are_loaded_at_start(tmp_path: Path, cuda: NativeModule) -> None:
+    directory = make_small(tmp_path / "model", "LlamaForCausalLM")
+    os.unsetenv("CUDA_MODULE_LOADING")  # as the process sees it
+    try:
+        for tp in (1, 2):
+            cuda.restart_runtime()
+            with TokenEngine(directory, device="cuda", tp=tp):
+                assert cuda.loads_eagerly() == (tp == 2)
+    finally:
+        os.unsetenv("CUDA_MODULE_LOADING")
 
 
 def test_what_a_step_is_told_comes_by_one_launch(tmp_path: Path, cuda: NativeModule) -> None:

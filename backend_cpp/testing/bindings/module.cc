@@ -40,7 +40,7 @@ py::object multiply_codes(const std::string& directory, const std::string& name,
 }
 
 // parts [ranks, steps, n] -> what each rank of a device has after each step's sum. Steps are repeatable: on a GPU the
-// second is captured as a graph, which the later ones launch.
+// later ones launch a graph, which is captured behind the first.
 Array<float> sum_over_ranks(const std::string& device, const Array<float>& parts) {
   const int ranks = size_of(parts, 0);
   const auto steps = static_cast<size_t>(parts.shape(1));
@@ -56,7 +56,9 @@ Array<float> sum_over_ranks(const std::string& device, const Array<float>& parts
     for (size_t step = 0; step < steps; ++step) {
       const size_t first = (static_cast<size_t>(rank) * steps + step) * count;
       ops->upload(parts.data() + first, bytes, x.as<void>());
-      ops->run_step(1, true, [&] { ops->all_reduce(x.as<float>(), count); });
+      const auto sum = [&] { ops->all_reduce(x.as<float>(), count); };
+      if (step == 1) ops->prepare_step(1, sum);
+      ops->run_step(1, true, sum);
       ops->download(x.as<void>(), bytes, results + first);
     }
   });

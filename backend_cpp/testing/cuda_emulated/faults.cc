@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <map>
 #include <mutex>
+#include <optional>
+#include <string_view>
 
 namespace turbomind::emulated {
 
@@ -24,6 +26,7 @@ Fault fault;                        // guarded by mu
 cudaError_t lasting = cudaSuccess;  // guarded by mu
 size_t memory = kDeviceBytes;       // guarded by mu
 std::map<std::string, long> calls;  // guarded by mu
+std::optional<bool> is_eager;       // guarded by mu
 
 }  // namespace
 
@@ -32,6 +35,10 @@ cudaError_t begin_call(const char* name) {
   if (lost_file != nullptr && ::access(lost_file, F_OK) == 0) return cudaErrorDeviceUnavailable;
   const std::lock_guard lock(mu);
   ++calls[name];
+  if (!is_eager) {
+    const char* loading = std::getenv("CUDA_MODULE_LOADING");
+    is_eager = loading != nullptr && std::string_view(loading) == "EAGER";
+  }
   if (lasting != cudaSuccess) return lasting;
   if (fault.error == cudaSuccess || (!fault.name.empty() && fault.name != name)) return cudaSuccess;
   if (fault.skipped-- > 0) return cudaSuccess;
@@ -49,6 +56,16 @@ long calls_of(const std::string& name) {
 void count_call(const char* name) {
   const std::lock_guard lock(mu);
   ++calls[name];
+}
+
+bool loads_eagerly() {
+  const std::lock_guard lock(mu);
+  return is_eager.value_or(false);
+}
+
+void restart_runtime() {
+  const std::lock_guard lock(mu);
+  is_eager.reset();
 }
 
 void inject_fault(const std::string& name, int skipped, cudaError_t error, bool lasts) {

@@ -23,6 +23,10 @@ size_t device_memory();
 // How often the call named `name` was made by now, by any thread; "copy to the device" is a call of cudaMemcpyAsync.
 long calls_of(const std::string& name);
 void count_call(const char* name);
+// Whether CUDA loads all kernels at start: what CUDA_MODULE_LOADING said when any call was made first, in this process
+// or after restart_runtime.
+bool loads_eagerly();
+void restart_runtime();
 // No faults, and as much memory as at first.
 void clear_faults();
 

@@ -13,6 +13,7 @@ constexpr unsigned kMostThreadsZ = 64;
 
 std::atomic<size_t> shared_bytes_of_block = 227 * 1024;
 std::atomic<bool> only_checks = false;
+thread_local bool thread_only_checks = false;
 
 }  // namespace
 
@@ -38,7 +39,15 @@ void set_only_checks_launches(bool only) {
 }
 
 bool only_checks_launches() {
-  return only_checks;
+  return only_checks || thread_only_checks;
+}
+
+OnlyChecking::OnlyChecking() {
+  thread_only_checks = true;
+}
+
+OnlyChecking::~OnlyChecking() {
+  thread_only_checks = false;
 }
 
 }  // namespace turbomind::emulated

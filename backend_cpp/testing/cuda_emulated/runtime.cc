@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "testing/cuda_emulated/faults.h"
+#include "testing/cuda_emulated/launch_limits.h"
 
 using turbomind::emulated::begin_call;
 
@@ -65,7 +66,7 @@ cudaError_t outside_of_capture() {
 void turbomind::emulated::submit(std::function<void()> work) {
   if (captured != nullptr) {
     captured->calls.push_back(std::move(work));
-  } else {
+  } else if (!turbomind::emulated::only_checks_launches()) {
     work();
   }
 }
@@ -172,6 +173,11 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsig
   if (const cudaError_t error = begin_call("cudaGraphInstantiate")) return error;
   *exec = new CUgraphExec_st{graph->calls};
   return cudaSuccess;
+}
+
+cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t) {
+  if (const cudaError_t error = begin_call("cudaGraphUpload")) return error;
+  return outside_of_capture();
 }
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t) {

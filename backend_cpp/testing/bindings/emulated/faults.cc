@@ -18,6 +18,8 @@ void bind_faults(pybind11::module_& m) {
   m.def("set_device_memory", &emulated::set_device_memory);
   m.def("clear_faults", &emulated::clear_faults);
   m.def("calls_of", &emulated::calls_of);
+  m.def("loads_eagerly", &emulated::loads_eagerly);
+  m.def("restart_runtime", &emulated::restart_runtime);
   m.def("check_launch", [](std::array<unsigned, 3> grid, unsigned threads, size_t shared_bytes) {
     return static_cast<int>(emulated::check_launch({grid[0], grid[1], grid[2]}, {threads, 1, 1}, shared_bytes));
   });
