@@ -280,6 +280,10 @@ void CudaOperators::set_empty_spans(const DecodingShape& shape) {
   single.filled.clear();
   several.filled.clear();
   set_row_count(0);
+  // A plan depends on how many sequences there are; these look at one key.
+  std::vector<cuda::DeviceSpan> rows;
+  for (int32_t row = 0; row < shape.rows; ++row) rows.push_back({row, 1, 0, 0});
+  latents_->set_spans(std::move(rows), shape.rows);
   upload_group(single, blocks, shape.rows, 1, shape.context);
   upload_group(several, blocks, 0, 0, shape.context);
 }
@@ -462,6 +466,15 @@ void CudaOperators::write_cache(const AttentionParams& params, const HeadsView& 
   const Spans& spans = spans_of(params.set);
   for (const SpanGroup* group : {&spans.single, &spans.several}) {
     if (group->view.span_count > 0) cuda::write_cache(stream(), params, group->view, k, v);
+  }
+}
+
+void CudaOperators::rope_and_write(const RopeTable& table, const AttentionParams& params, const HeadsView& q,
+                                   const float* factors, const HeadsView& k, const HeadsView& v) {
+  const Spans& spans = spans_of(params.set);
+  for (const SpanGroup* group : {&spans.single, &spans.several}) {
+    if (group->view.span_count == 0) continue;
+    cuda::rope_and_write(stream(), table, params, group->view, q, factors, k, v);
   }
 }
 

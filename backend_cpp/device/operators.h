@@ -171,6 +171,13 @@ class Operators {
 
   // Of the spans in `params`, what set_spans got for the set is used.
   virtual void write_cache(const AttentionParams& params, const HeadsView& k, const HeadsView& v) = 0;
+  // rope of queries and keys, and write_cache, in one. Queries and keys of rows of no span may stay as they are.
+  virtual void rope_and_write(const RopeTable& table, const AttentionParams& params, const HeadsView& q,
+                              const float* factors, const HeadsView& k, const HeadsView& v) {
+    rope(table, q, factors);
+    rope(table, k, nullptr);
+    write_cache(params, k, v);
+  }
   virtual void paged_attention(const AttentionParams& params, const HeadsView& q, float* out) = 0;
 
   // Rows beyond the step's, where padded_rows adds some, go to no expert: -1.

@@ -65,6 +65,22 @@ def test_kernels_of_a_model_on_several_gpus_are_loaded_at_start(tmp_path: Path, 
         os.unsetenv("CUDA_MODULE_LOADING")
 
 
+def test_a_layer_of_a_step_that_decodes_is_ten_launches(tmp_path: Path, cuda: NativeModule) -> None:
+    def launches(layers: int, sequences: int) -> int:
+        directory = tmp_path / f"model-{layers}"
+        if not directory.exists():
+            make_small(directory, "LlamaForCausalLM", num_hidden_layers=layers)
+        before: int = cuda.calls_of("cudaLaunchKernel")
+        with TokenEngine(directory, device="cuda", max_batch_size=sequences):
+            return cuda.calls_of("cudaLaunchKernel") - before
+
+    # A second sequence adds a shape of steps, which is rehearsed and captured.
+    of_steps = {layers: (launches(layers, 2) - launches(layers, 1)) / 2 for layers in (1, 2)}
+    # A norm and a product twice, the activation and a product after each; queries and keys are rotated where keys and
+    # values are written; attention, and what puts the parts of the context together.
+    assert of_steps[2] - of_steps[1] == 10
+
+
 def test_what_a_step_is_told_comes_by_one_launch(tmp_path: Path, cuda: NativeModule) -> None:
     directory = make_small(tmp_path / "model", "LlamaForCausalLM")
     with TokenEngine(directory, device="cuda") as engine:

@@ -147,12 +147,10 @@ void SelfAttention::run(const StepContext& step, int layer, const AttentionWeigh
     project(step, weights, x, own);
   }
   const RopeTable table = ropes_.table(spec_.layer_ropes[static_cast<size_t>(layer)]);
-  step.ops.rope(table, own.queries, query_factors_.device<float>());
-  step.ops.rope(table, own.keys, nullptr);
   params_.layer = layer;
   params_.window = spec_.attention.windows[static_cast<size_t>(layer)];
   params_.sinks = weights.sinks.as<float>();
-  step.ops.write_cache(params_, own.keys, own.values);
+  step.ops.rope_and_write(table, params_, own.queries, query_factors_.device<float>(), own.keys, own.values);
   auto* attended = attended_.as<float>();
   step.ops.paged_attention(params_, own.queries, attended);
   if (latent_) {

@@ -24,6 +24,7 @@
 
 #include "kernels/cuda/device.h"
 #include "kernels/paged_attention.h"
+#include "kernels/rope.h"
 
 namespace turbomind::cuda {
 
@@ -50,6 +51,12 @@ struct DeviceSpans {
 //   k [rows, num_kv_heads, key_dim], v [rows, num_kv_heads, value_dim], float32; keys are rotated already
 void write_cache(cudaStream_t stream, const AttentionParams& params, const DeviceSpans& spans, const HeadsView& k,
                  const HeadsView& v);
+
+// Rotates the queries and keys of the spans' rows in place (kernels/rope.h), queries times `factors`, and then writes
+// as above. Values may be a part of the keys that is not rotated.
+void rope_and_write(cudaStream_t stream, const RopeTable& table, const AttentionParams& params,
+                    const DeviceSpans& spans, const HeadsView& q, const float* factors, const HeadsView& k,
+                    const HeadsView& v);
 
 // Attends with the rows' queries to what the cache holds up to each row's own position. No dimension is above 1024.
 //   q [rows, num_heads, key_dim] float32, rotated and multiplied by the factor of q.k already

@@ -1,4 +1,5 @@
 #include "kernels/cuda/attention/paged_attention.h"
+#include "kernels/cuda/elementwise/rotate.cuh"
 #include "kernels/cuda/reduce.cuh"
 
 namespace turbomind::cuda {
@@ -12,6 +13,12 @@ struct WriteTask {
   DeviceSpans spans;
   HeadsView k;
   HeadsView v;
+  // What is rotated before; no heads and no units: nothing.
+  HeadsView q;
+  const float* factors;
+  RopeTable table;
+  int query_units;
+  int key_units;
 };
 
 template <class T>
@@ -70,16 +77,24 @@ __device__ __forceinline__ void write_rounded(const CacheLayout& layout, std::by
   }
 }
 
-// A warp writes the key or the value of one head of one row; block x is (row of the span, heads), y the span.
+// A warp rotates the query, or writes the key or the value, of one head of one row; block x is (row of the span,
+// heads), y the span.
 __global__ void __launch_bounds__(kWarps* kWarp) write_kernel(WriteTask task, int head_blocks) {
   const CacheLayout& layout = task.params.layout;
   const DeviceSpan span = task.spans.spans[blockIdx.y];
   const int row = blockIdx.x / head_blocks;
   const int unit = blockIdx.x % head_blocks * kWarps + threadIdx.x / kWarp;
-  if (row >= span.count || unit >= 2 * layout.num_kv_heads) return;
+  const int written = unit - task.q.heads;
+  if (row >= span.count || written >= 2 * layout.num_kv_heads) return;
   const int lane = threadIdx.x % kWarp;
-  const bool is_key = unit < layout.num_kv_heads;
-  const int head = is_key ? unit : unit - layout.num_kv_heads;
+  const auto step_row = static_cast<size_t>(span.first_row + row);
+  if (written < 0) {
+    float* query = task.q.head(step_row, unit);
+    for (int i = lane; i < task.query_units; i += kWarp) rotate_unit(task.table, step_row, i, task.factors, query);
+    return;
+  }
+  const bool is_key = written < layout.num_kv_heads;
+  const int head = is_key ? written : written - layout.num_kv_heads;
   const int position = span.first_position + row;
   const int slot = position % layout.block_len;
   const auto block = static_cast<size_t>(task.spans.blocks[span.first_block + position / layout.block_len]);
@@ -87,7 +102,11 @@ __global__ void __launch_bounds__(kWarps* kWarp) write_kernel(WriteTask task, in
       task.params.pool + block * layout.block_bytes() +
       (is_key ? layout.key_offset(task.params.layer, head) : layout.value_offset(task.params.layer, head));
   const int dim = is_key ? layout.key_dim : layout.value_dim;
-  const float* x = (is_key ? task.k : task.v).head(static_cast<size_t>(span.first_row + row), head);
+  float* x = (is_key ? task.k : task.v).head(step_row, head);
+  if (is_key) {
+    for (int i = lane; i < task.key_units; i += kWarp) rotate_unit(task.table, step_row, i, nullptr, x);
+    __syncwarp();
+  }
   switch (layout.type) {
     case CacheType::kFloat32:
       return write_plain<float>(area, slot, dim, lane, x);
@@ -100,19 +119,31 @@ __global__ void __launch_bounds__(kWarps* kWarp) write_kernel(WriteTask task, in
   }
 }
 
-}  // namespace
-
-void write_cache(cudaStream_t stream, const AttentionParams& params, const DeviceSpans& spans, const HeadsView& k,
-                 const HeadsView& v) {
-  const CacheLayout& layout = params.layout;
+void launch_write(cudaStream_t stream, const WriteTask& task) {
+  const CacheLayout& layout = task.params.layout;
   if (layout.type == CacheType::kInt4 && (layout.key_dim % 2 != 0 || layout.value_dim % 2 != 0)) {
     throw invalid_argument("an int4 cache on a GPU needs heads of even dimensions, got " +
                            std::to_string(layout.key_dim) + " and " + std::to_string(layout.value_dim));
   }
+  const DeviceSpans& spans = task.spans;
   if (spans.span_count == 0 || spans.max_rows == 0) return;
-  const int head_blocks = divide_up(2 * layout.num_kv_heads, kWarps);
+  const int head_blocks = divide_up(task.q.heads + 2 * layout.num_kv_heads, kWarps);
   launch(write_kernel, dim3(static_cast<unsigned>(spans.max_rows) * head_blocks, spans.span_count),
-         dim3(kWarps * kWarp), 0, stream, WriteTask{params, spans, k, v}, head_blocks);
+         dim3(kWarps * kWarp), 0, stream, task, head_blocks);
+}
+
+}  // namespace
+
+void write_cache(cudaStream_t stream, const AttentionParams& params, const DeviceSpans& spans, const HeadsView& k,
+                 const HeadsView& v) {
+  launch_write(stream, {params, spans, k, v, {}, nullptr, {}, 0, 0});
+}
+
+void rope_and_write(cudaStream_t stream, const RopeTable& table, const AttentionParams& params,
+                    const DeviceSpans& spans, const HeadsView& q, const float* factors, const HeadsView& k,
+                    const HeadsView& v) {
+  launch_write(stream, {params, spans, k, v, q, factors, table, rotated_units(table, q.head_dim, factors),
+                        rotated_units(table, k.head_dim, nullptr)});
 }
 
 }  // namespace turbomind::cuda

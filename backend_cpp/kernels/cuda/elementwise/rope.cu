@@ -1,5 +1,7 @@
 #include "kernels/cuda/elementwise/rope.h"
 
+#include "kernels/cuda/elementwise/rotate.cuh"
+
 namespace turbomind::cuda {
 
 namespace {
@@ -20,28 +22,14 @@ __global__ void __launch_bounds__(kThreads) table_kernel(RopeAngles angles, size
   sine[index] = sinf(angle) * angles.scale;
 }
 
-// A thread takes one pair of one head, or, behind the pairs, one dimension that is only multiplied. `units` of them
-// make a head.
+// A thread takes one of the `units` of one head.
 __global__ void __launch_bounds__(kThreads)
     rope_kernel(RopeTable table, HeadsView heads, const float* factors, int units, size_t count) {
   const size_t index = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (index >= count) return;
-  const int unit = static_cast<int>(index % units);
   const size_t row = index / units / heads.heads;
   float* head = heads.head(row, static_cast<int>(index / units % heads.heads));
-  const float factor = factors != nullptr ? factors[row] : 1.0f;
-  if (unit >= table.pairs) {
-    head[unit + table.pairs] *= factor;
-    return;
-  }
-  const float cosine = table.cosine[row * table.pairs + unit];
-  const float sine = table.sine[row * table.pairs + unit];
-  float& first = head[table.is_interleaved ? 2 * unit : unit];
-  float& second = head[table.is_interleaved ? 2 * unit + 1 : unit + table.pairs];
-  const float a = first;
-  const float b = second;
-  first = (a * cosine - b * sine) * factor;
-  second = (b * cosine + a * sine) * factor;
+  rotate_unit(table, row, static_cast<int>(index % units), factors, head);
 }
 
 }  // namespace
@@ -54,7 +42,7 @@ void rope_table(cudaStream_t stream, const RopeAngles& angles, int rows, float* 
 }
 
 void rope(cudaStream_t stream, const RopeTable& table, const HeadsView& heads, const float* factors) {
-  const int units = factors != nullptr ? heads.head_dim - table.pairs : table.pairs;
+  const int units = rotated_units(table, heads.head_dim, factors);
   const size_t count = static_cast<size_t>(heads.rows) * heads.heads * units;
   if (count == 0) return;
   launch(rope_kernel, dim3(static_cast<unsigned>(divide_up(count, kThreads))), dim3(kThreads), 0, stream, table, heads,
