@@ -114,6 +114,21 @@ def test_a_step_that_cannot_be_captured_runs_as_it_is(call: str, when: str, mode
         assert engine.answer(PROMPT, 8, "generation")[0] == without == after
 
 
+@pytest.mark.parametrize("call", ["cudaStreamBeginCapture", "cudaGraphUpload"])
+def test_what_one_of_two_ranks_cannot_capture_neither_launches(call: str, model: Path, cuda: NativeModule) -> None:
+    found = []
+    for error in (0, NO_MEMORY):
+        cuda.inject_fault(call, 0, error, False)  # of one rank, and the only shape
+        with TokenEngine(model, device="cuda", tp=2, max_batch_size=1) as engine:
+            before = cuda.calls_of("cudaGraphLaunch")
+            answer = wait(submit(engine, PROMPT, 8))
+            tokens = [token for output in answer for token in output.token_ids]
+            found.append((tokens, cuda.calls_of("cudaGraphLaunch") - before))
+    assert found[0][1] >= 2 * 7
+    assert found[1][1] == 0
+    assert found[0][0] == found[1][0]
+
+
 @pytest.mark.parametrize("calls", [0, 1, 2, 7, 30, 100, 300])
 def test_a_device_that_is_lost_ends_open_requests_and_refuses_new_ones(
     calls: int, model: Path, cuda: NativeModule

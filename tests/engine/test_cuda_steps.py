@@ -72,7 +72,8 @@ def test_a_layer_of_a_step_that_decodes_is_ten_launches(tmp_path: Path, cuda: Na
             make_small(directory, "LlamaForCausalLM", num_hidden_layers=layers)
         before: int = cuda.calls_of("cudaLaunchKernel")
         with TokenEngine(directory, device="cuda", max_batch_size=sequences):
-            return cuda.calls_of("cudaLaunchKernel") - before
+            after: int = cuda.calls_of("cudaLaunchKernel")
+        return after - before
 
     # A second sequence adds a shape of steps, which is rehearsed and captured.
     of_steps = {layers: (launches(layers, 2) - launches(layers, 1)) / 2 for layers in (1, 2)}
