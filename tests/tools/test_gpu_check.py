@@ -16,6 +16,8 @@ from tools.gpu_check.journal import Journal, append, read
 from tools.gpu_check.machine import Gpu
 from tools.gpu_check.stages import Stage, all_stages
 from tools.gpu_check.table import TARGETS, Target, verdict
+from tools.gpu_check.work import profile
+from tools.gpu_check.work.context import Context, LeftOut
 from tools.gpu_check.work.profile import ncu_table
 
 SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "gpu_check.sh"
@@ -214,6 +216,32 @@ def test_a_profile_is_one_row_a_kernel() -> None:
     assert rows == [["long", "2", "2000.0", "1000.0", "0.0", "0.0", "96.0"], ["short", "1", "0.5", "0.5"] + ["0.0"] * 3]
     with pytest.raises(RuntimeError, match="saw no kernel"):
         ncu_table(["nothing"])
+
+
+def test_where_counters_are_locked_the_other_profiler_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+
+    def output(command: list[str]) -> str:
+        called.append(command[0])
+        if command[0] == "ncu":
+            raise RuntimeError("ERR_NVGPUCTRPERM")
+        return "a table" if "stats" in command else ""
+
+    monkeypatch.setenv("LMDEPLOY_CACHE", str(tmp_path))
+    monkeypatch.setattr(profile, "_output", output)
+    monkeypatch.setattr(profile.shutil, "which", lambda program: program)
+    context = Context(tmp_path, "profile", is_rehearsal=True)
+    append(tmp_path / "gpu_check.jsonl", {"stage": "profile", "begun": ""})
+    profile.main(context)
+    assert called == ["ncu", "nsys", "nsys"] * 2
+    found = read(tmp_path / "gpu_check.jsonl")["profile"].findings
+    assert found == {f"profile of one {step} step by nsys": "a table" for step in ("decode", "prompt")}
+    monkeypatch.setattr(profile.shutil, "which", lambda program: program if program == "ncu" else None)
+    with pytest.raises(RuntimeError, match="NVGPUCTRPERM"):
+        profile.main(context)
+    monkeypatch.setattr(profile.shutil, "which", lambda program: None)
+    with pytest.raises(LeftOut, match="neither ncu nor nsys"):
+        profile.main(context)
 
 
 # ---- a rehearsal ----
