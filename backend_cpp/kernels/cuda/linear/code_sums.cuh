@@ -13,89 +13,11 @@
 
 namespace turbomind::cuda {
 
-template <WeightFormat kFormat>
-inline constexpr bool kHasZeros = kFormat == WeightFormat::kInt8 || kFormat == WeightFormat::kInt4;
-
 // What sums of codes are to be multiplied with.
 inline float code_range_of(WeightFormat format) {
   constexpr float kSubnormal = 16777216.0f;
   return format == WeightFormat::kFloat8 ? range_of(format) : kHalfRange * kSubnormal;
 }
-
-// A lane's way along its stripe in steps of kUnit slabs that never leave a group: 2 where all groups have 64 inputs or
-// a multiple of that, and else 1.
-template <int kUnit>
-class CodeWalk {
- public:
-  static constexpr int kChunks = kUnit * kSlabChunks;
-
-  __device__ CodeWalk(const SlabShape& shape, int step, int lane)
-      : chunks_(shape.chunks),
-        steps_(steps_of_group(shape)),
-        place_(step % steps_ * kChunks + lane % kSlabChunks),
-        left_(steps_ - step % steps_) {}
-
-  __host__ __device__ static int steps_of_group(const SlabShape& shape) { return divide_up(shape.chunks, kChunks); }
-  __host__ __device__ static int steps(const SlabShape& shape) {
-    return shape.total / shape.per_group * steps_of_group(shape);
-  }
-  // The lane's first chunk of a step, of those of its stripe.
-  __device__ static int chunk(const SlabShape& shape, int step, int lane) {
-    const int of_group = steps_of_group(shape);
-    return step / of_group * shape.chunks + step % of_group * kChunks + lane % kSlabChunks;
-  }
-
-  // Chunks to the next step.
-  __device__ __forceinline__ int advance() {
-    if constexpr (kUnit == 1) place_ += kChunks;
-    if (--left_ > 0) return kChunks;
-    left_ = steps_;
-    if constexpr (kUnit == 2) return kChunks;
-    place_ -= steps_ * kChunks;
-    return kChunks + chunks_ - steps_ * kChunks;
-  }
-  // Whether a group begins here.
-  __device__ __forceinline__ bool is_first() const { return left_ == steps_; }
-  // Whether the group has the lane's chunk of the step.
-  __device__ __forceinline__ bool has_chunk() const { return kUnit == 2 || place_ < chunks_; }
-
- private:
-  int chunks_;
-  int steps_;  // of a group
-  int place_;  // chunk within the group
-  int left_;   // steps of the group, this one too
-};
-
-// Scales and zero points of a lane's four outputs for a group.
-template <WeightFormat kFormat>
-struct GroupConstants {
-  std::conditional_t<kHasZeros<kFormat>, uint2, float4> scales;
-  uint32_t zeros;
-
-  // `entry`: number of the first output's scale.
-  __device__ __forceinline__ void load(const LinearWeight& weight, uint32_t entry) {
-    if constexpr (kHasZeros<kFormat>) {
-      constexpr uint32_t kOnes = 0x3C003C00;
-      scales = weight.scales == nullptr ? make_uint2(kOnes, kOnes)
-                                        : __ldg(reinterpret_cast<const uint2*>(weight.scales + entry));
-      zeros = weight.zeros != nullptr          ? __ldg(reinterpret_cast<const uint32_t*>(weight.zeros + entry))
-              : kFormat == WeightFormat::kInt4 ? 0x08080808u
-                                               : 0x80808080u;
-    } else {
-      scales = weight.block_scales == nullptr ? make_float4(1, 1, 1, 1)
-                                              : __ldg(reinterpret_cast<const float4*>(weight.block_scales + entry));
-    }
-  }
-  __device__ __forceinline__ void scales_of(float (&values)[4]) const {
-    if constexpr (kHasZeros<kFormat>) {
-      const float2 first = __half22float2(bits_as<__half2>(scales.x));
-      const float2 second = __half22float2(bits_as<__half2>(scales.y));
-      values[0] = first.x, values[1] = first.y, values[2] = second.x, values[3] = second.y;
-    } else {
-      values[0] = scales.x, values[1] = scales.y, values[2] = scales.z, values[3] = scales.w;
-    }
-  }
-};
 
 // The codes of a tile of a slab as operands, [step]. Of int4 step 0 has the inputs 0 .. 3 of a chunk, and step 1 the
 // others 16 times too large; of the rest step 0 has 0, 1, 4, 5.

@@ -3,11 +3,12 @@
 //   float32             float32, in any order of summation.
 //   bfloat16, float16   x is rounded to the weight's type, for float16 after a division by 16, so that it may be up to
 //                       2^20; products are exact, sums float32.
-//   int8, int4, float8  x is rounded as for float16, not to 8 bits; codes are exact. With few rows scales act on sums,
-//                       so y is off by at most 2^-11 sum |x w| and the rounding of float32 sums (up to 16 rows those of
-//                       scale |x| code and scale |x| zero, before these are subtracted); with many rows the
-//                       weight scale (code - zero) is rounded to half precision too. But with many rows and scales of
-//                       whole outputs alone x is rounded to 8 bits like the weight, a scale for each row, where the
+//   int8, int4, float8  x is rounded as for float16, not to 8 bits; codes are exact. Up to 16 rows, and of float8 up to
+//   191, scales
+//                       act on sums, so y is off by at most 2^-11 sum |x w| and the rounding of float32 sums (of int8
+//                       and int4 those of scale |x| code and scale |x| zero, before these are subtracted); with more
+//                       the weight scale (code - zero) is rounded to half precision too. But with many rows and scales
+//                       of whole outputs alone x is rounded to 8 bits like the weight, a scale for each row, where the
 //                       device multiplies such (int8: any; float8: from compute capability 8.9 on): y is then off by at
 //                       most max |x| / 254 sum |w| of int8 and 2^-4 sum |x w| of float8, and what x under 2^-16 max |x|
 //                       adds.

@@ -24,7 +24,7 @@ struct Stream {
   using Format = SlabFormat<kFormat>;
   static constexpr int kRows = kRowTiles * 8;
   static constexpr int kXSlots = 2 * kRowTiles;
-  static constexpr int kSlots = Format::kSlots + kXSlots;
+  static constexpr int kSlots = Format::kLoads + kXSlots;
   static constexpr size_t kStageBytes = sizeof(uint4) * kThreads * kSlots;
   static constexpr int kStages = kRingLimit / kStageBytes < 4 ? kRingLimit / kStageBytes : 4;
   static constexpr size_t kRingBytes = kStageBytes * kStages;
@@ -62,8 +62,8 @@ __global__ void __launch_bounds__(kThreads, kStreamBlocks) stream_linear_kernel(
   const auto copy_next = [&] {
     if (ahead_slab < last) {
       uint4* slots = slots_of(ahead_stage);
-      copy_slab<kFormat>(weight, slabs, ahead, stripe, lane, slots, kThreads);
-      uint4* x_slots = slots + Format::kSlots * kThreads;
+      copy_slab<kFormat>(weight, ahead, stripe, lane, slots, kThreads);
+      uint4* x_slots = slots + Format::kLoads * kThreads;
       const int input = ahead.input(lane);
 #pragma unroll
       for (int i = 0; i < Shape::kXSlots; ++i) {
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kThreads, kStreamBlocks) stream_linear_kernel(
     copy_next();
     cp_async_wait<Shape::kStages - 1>();
     const uint4* slots = slots_of(stage);
-    const uint4* x_slots = slots + Format::kSlots * kThreads;
+    const uint4* x_slots = slots + Format::kLoads * kThreads;
     uint4 x[kRowTiles];
 #pragma unroll
     for (int n = 0; n < kRowTiles; ++n) {
@@ -95,10 +95,10 @@ __global__ void __launch_bounds__(kThreads, kStreamBlocks) stream_linear_kernel(
       const float chunk[kChunk] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
       x[n] = round_chunk<kFormat>(chunk);
     }
-    const SlabOperands operands = read_slab<kFormat>(weight, slots, kThreads);
-    constexpr float kNoScales[4] = {};
+    constexpr GroupConstants<kFormat> kNone{};
+    const SlabOperands operands = read_slab<kFormat>(kNone, slots, kThreads);
 #pragma unroll
-    for (int n = 0; n < kRowTiles; ++n) multiply_slab<kFormat>(operands, kNoScales, x[n], sums[0][n]);
+    for (int n = 0; n < kRowTiles; ++n) multiply_slab<kFormat>(operands, kNone, x[n], sums[0][n]);
     stage = stage + 1 == Shape::kStages ? 0 : stage + 1;
   }
 

@@ -16,24 +16,28 @@ namespace {
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kWarp;
 constexpr int kOutputs = kWarps * kStripe;
-constexpr int kStages = 4;
 constexpr int kLeastSlabs = 8;  // for a split to be worth its reduction
 constexpr int kMostSplits = 8;
-constexpr int kBlocksOnMultiprocessor = 2;
+constexpr int kSplitBlocks = 2;  // of a multiprocessor, that splits are to make: more cost more in their sums
 
 template <WeightFormat kFormat, int kRowTiles>
 struct Tile {
   using Format = SlabFormat<kFormat>;
   static constexpr int kRows = kRowTiles * 8;
   static constexpr int kXChunks = kRows * kSlabChunks;
-  static constexpr int kStageChunks = Format::kSlots * kThreads + kXChunks;
+  static constexpr int kStageChunks = Format::kLoads * kThreads + kXChunks;
+  static constexpr int kStages = Format::kIsPacked ? 8 : 4;
+  // That a multiprocessor should hold.
+  static constexpr int kBlocks = !kHasZeros<kFormat> ? 2 : kRowTiles > 4 ? 3 : 4;
   static constexpr size_t kSharedBytes = sizeof(uint4) * kStageChunks * kStages;
   static_assert(kXChunks % kThreads == 0);
 };
 
 template <WeightFormat kFormat, int kRowTiles>
-__global__ void __launch_bounds__(kThreads, kBlocksOnMultiprocessor) tile_linear_kernel(LinearTask task, float range) {
+__global__ void __launch_bounds__(kThreads, Tile<kFormat, kRowTiles>::kBlocks)
+    tile_linear_kernel(LinearTask task, float range) {
   using Shape = Tile<kFormat, kRowTiles>;
+  constexpr int kStages = Shape::kStages;
   using Format = SlabFormat<kFormat>;
   const LinearPart part = part_of<Shape::kRows, uint16_t>(task, blockIdx.z);
   if (part.rows == 0) return;
@@ -53,42 +57,80 @@ __global__ void __launch_bounds__(kThreads, kBlocksOnMultiprocessor) tile_linear
     x_rows[i] = part.x_row<uint16_t>(row < part.rows ? row : 0);
   }
   auto* ring = dynamic_shared<uint4>();
-  SlabCursor ahead(slabs, first, 1);
+  // Of codes: a lane's tile, and its place there. Outputs beyond the last tile are its own, unwritten.
+  const int groups = slabs.total / slabs.per_group;
+  const int tile = min(stripe * 2 + lane / 16, divide_up(weight.out_features, kTileOutputs) - 1);
+  constexpr int kChunkBytes = Format::kLoads * 64;
+  const int first_chunk = CodeWalk<1>::chunk(slabs, first, lane);
+  const std::byte* codes = static_cast<const std::byte*>(weight.data) +
+                           (static_cast<size_t>(tile) * groups * slabs.chunks + first_chunk) * kChunkBytes +
+                           lane / 4 % 4 * 16;
+  CodeWalk<1> ahead(slabs, first, lane);
+  int input = first_chunk * kChunk;
+  SlabCursor row_place(slabs, first, 1);
   int ahead_slab = first;
   int ahead_stage = 0;
   const auto copy_next = [&] {
     if (ahead_slab < last) {
       uint4* stage = ring + ahead_stage * Shape::kStageChunks;
-      copy_slab<kFormat>(weight, slabs, ahead, stripe, lane, stage + threadIdx.x, kThreads);
-      uint4* x = stage + Format::kSlots * kThreads;
-      const int input = ahead.input(lane);
+      const bool has_chunk = ahead.has_chunk();
+      const int chunks = ahead.advance();
+      if constexpr (Format::kIsPacked) {
+#pragma unroll
+        for (int i = 0; i < Format::kLoads; ++i) {
+          cp_async_16(stage + threadIdx.x + i * kThreads, codes + i * 64, has_chunk);
+        }
+        codes += chunks * kChunkBytes;
+      } else {
+        copy_slab<kFormat>(weight, row_place, stripe, lane, stage + threadIdx.x, kThreads);
+        row_place.advance();
+      }
+      uint4* x = stage + Format::kLoads * kThreads;
 #pragma unroll
       for (int i = 0; i < kOwnChunks; ++i) {
         const int chunk = i * kThreads + threadIdx.x;
-        const bool is_valid = chunk / kSlabChunks < part.rows && ahead.has_chunk(lane);
-        cp_async_16(x + chunk, x_rows[i] + (is_valid ? input : 0), is_valid);
+        cp_async_16(x + chunk, x_rows[i] + input, chunk / kSlabChunks < part.rows && has_chunk);
       }
-      ahead.advance();
+      input += chunks * kChunk;
       ++ahead_slab;
       ahead_stage = (ahead_stage + 1) % kStages;
     }
     cp_async_commit();
   };
 
-  float sums[kRowTiles][4][2] = {};
 #pragma unroll
   for (int i = 0; i < kStages - 1; ++i) copy_next();
+  // Scales and zero points of the group, and of the next, which come meanwhile.
+  GroupConstants<kFormat> constants{};
+  GroupConstants<kFormat> next{};
+  CodeWalk<1> place(slabs, first, lane);
+  uint32_t entry = static_cast<uint32_t>(tile * groups + first / slabs.per_group) * kTileOutputs + lane / 4 % 4 * 4;
+  const uint32_t last_entry = static_cast<uint32_t>(tile * groups + groups - 1) * kTileOutputs + lane / 4 % 4 * 4;
+  const auto load_next = [&] {
+    entry = min(entry + kTileOutputs, last_entry);
+    next.load(weight, entry);
+  };
+  if constexpr (Format::kIsPacked) {
+    constants.load(weight, entry);
+    load_next();
+  }
+  float sums[kRowTiles][4][2] = {};
   for (int slab = first; slab < last; ++slab) {
     cp_async_wait<kStages - 2>();
     __syncthreads();  // everyone's copies are here, and the stage before is free
     copy_next();
     const uint4* stage = ring + (slab - first) % kStages * Shape::kStageChunks;
-    const uint4* x = stage + Format::kSlots * kThreads + lane;
-    const SlabOperands operands = read_slab<kFormat>(weight, stage + threadIdx.x, kThreads);
-    float scales[4] = {};
-    if constexpr (Format::kIsPacked) read_scales<kFormat>(weight, stage + threadIdx.x, kThreads, scales);
+    const uint4* x = stage + Format::kLoads * kThreads + lane;
+    const SlabOperands operands = read_slab<kFormat>(constants, stage + threadIdx.x, kThreads);
 #pragma unroll
-    for (int n = 0; n < kRowTiles; ++n) multiply_slab<kFormat>(operands, scales, x[n * kWarp], sums[n]);
+    for (int n = 0; n < kRowTiles; ++n) multiply_slab<kFormat>(operands, constants, x[n * kWarp], sums[n]);
+    if constexpr (Format::kIsPacked) {
+      place.advance();
+      if (place.is_first()) {
+        constants = next;
+        load_next();
+      }
+    }
   }
   cp_async_wait<0>();
 
@@ -129,8 +171,7 @@ void tile_rows(cudaStream_t stream, Scratch scratch, LinearTask task, int expert
   const int blocks = divide_up(task.weight.out_features, kOutputs);
   const int parts = part_limit<Shape::kRows>(task, expert_parts);
   const int slabs = slab_shape(task.weight, Shape::Format::kIsPacked).total;
-  task.splits =
-      std::min({kMostSplits, slabs / kLeastSlabs, multiprocessor_count() * kBlocksOnMultiprocessor / (blocks * parts)});
+  task.splits = std::min({kMostSplits, slabs / kLeastSlabs, multiprocessor_count() * kSplitBlocks / (blocks * parts)});
   task.splits = std::max(task.splits, 1);
   if (task.splits > 1) {
     task.partials = scratch.take<float>(static_cast<size_t>(parts) * task.splits * Shape::kRows * blocks * kOutputs);
@@ -166,7 +207,7 @@ void tile_linear(cudaStream_t stream, Scratch scratch, const LinearTask& task, i
 }
 
 size_t split_scratch_bytes() {
-  return sizeof(float) * kTileRows * kOutputs * kBlocksOnMultiprocessor * multiprocessor_count();
+  return sizeof(float) * kTileRows * kOutputs * kSplitBlocks * multiprocessor_count();
 }
 
 bool has_whole_chunks(const LinearWeight& weight) {

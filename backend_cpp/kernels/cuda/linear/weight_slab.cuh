@@ -8,11 +8,11 @@
 // row g. Two tiles of 16 outputs (4 g + 2 tile and the next one are its rows g and g + 8) times two steps of 16 inputs
 // make the slab.
 //
-// Codes of packed weights become half precision numbers code - zero, exactly (of float8, divided by kFloat8Range);
-// scales act on the sums of a slab, which never crosses a group: a group's last slab may be partly empty. Scales of
-// whole outputs act when y is written. Activations are rounded to half precision, divided by kHalfRange first, so that
-// they fit up to 2^20; down to 1e-4 that is no coarser than bfloat16. With a weight of bfloat16 activations are rounded
-// to bfloat16.
+// Codes of packed weights become half precision numbers: of int8 and int4 scale (code - zero), rounded once, of float8
+// code / kFloat8Range, exactly, whose scales act on the sums of a slab. No slab crosses a group: a group's last slab
+// may be partly empty. Scales of whole outputs act when y is written. Few rows meet codes otherwise (code_sums.cuh).
+// Activations are rounded to half precision, divided by kHalfRange first, so that they fit up to 2^20; down to 1e-4
+// that is no coarser than bfloat16. With a weight of bfloat16 activations are rounded to bfloat16.
 #pragma once
 
 #include "kernels/cuda/device.h"
@@ -41,9 +41,11 @@ inline float range_of(WeightFormat format) {
 template <WeightFormat kFormat>
 struct SlabFormat {
   static constexpr bool kIsPacked = kFormat >= WeightFormat::kInt8;
-  static constexpr int kLoads = !kIsPacked ? 4 : kFormat == WeightFormat::kInt4 ? 1 : 2;
-  static constexpr int kSlots = kLoads + (kIsPacked ? 1 : 0);  // 16 bytes each: loads; scales and zero points
+  static constexpr int kLoads = !kIsPacked ? 4 : kFormat == WeightFormat::kInt4 ? 1 : 2;  // of a lane, 16 bytes each
 };
+
+template <WeightFormat kFormat>
+inline constexpr bool kHasZeros = kFormat == WeightFormat::kInt8 || kFormat == WeightFormat::kInt4;
 
 // The slabs of a stripe, group by group. A weight of 16 bits is one group.
 struct SlabShape {
@@ -58,6 +60,50 @@ __host__ __device__ inline SlabShape slab_shape(const LinearWeight& weight, bool
   const int per_group = divide_up(chunks, kSlabChunks);
   return {chunks, per_group, per_group * divide_up(weight.in_features, group)};
 }
+
+// A lane's way along its stripe in steps of kUnit slabs that never leave a group: 2 where all groups have 64 inputs or
+// a multiple of that, and else 1.
+template <int kUnit>
+class CodeWalk {
+ public:
+  static constexpr int kChunks = kUnit * kSlabChunks;
+
+  __device__ CodeWalk(const SlabShape& shape, int step, int lane)
+      : chunks_(shape.chunks),
+        steps_(steps_of_group(shape)),
+        place_(step % steps_ * kChunks + lane % kSlabChunks),
+        left_(steps_ - step % steps_) {}
+
+  __host__ __device__ static int steps_of_group(const SlabShape& shape) { return divide_up(shape.chunks, kChunks); }
+  __host__ __device__ static int steps(const SlabShape& shape) {
+    return shape.total / shape.per_group * steps_of_group(shape);
+  }
+  // The lane's first chunk of a step, of those of its stripe.
+  __device__ static int chunk(const SlabShape& shape, int step, int lane) {
+    const int of_group = steps_of_group(shape);
+    return step / of_group * shape.chunks + step % of_group * kChunks + lane % kSlabChunks;
+  }
+
+  // Chunks to the next step.
+  __device__ __forceinline__ int advance() {
+    if constexpr (kUnit == 1) place_ += kChunks;
+    if (--left_ > 0) return kChunks;
+    left_ = steps_;
+    if constexpr (kUnit == 2) return kChunks;
+    place_ -= steps_ * kChunks;
+    return kChunks + chunks_ - steps_ * kChunks;
+  }
+  // Whether a group begins here.
+  __device__ __forceinline__ bool is_first() const { return left_ == steps_; }
+  // Whether the group has the lane's chunk of the step.
+  __device__ __forceinline__ bool has_chunk() const { return kUnit == 2 || place_ < chunks_; }
+
+ private:
+  int chunks_;
+  int steps_;  // of a group
+  int place_;  // chunk within the group
+  int left_;   // steps of the group, this one too
+};
 
 // One lane's place while it walks along a stripe in steps of several slabs.
 class SlabCursor {
@@ -77,7 +123,6 @@ class SlabCursor {
       ++group_;
     }
   }
-  __device__ __forceinline__ int group() const { return group_; }
   __device__ __forceinline__ int chunk(int lane) const { return slab_ * kSlabChunks + lane % 4; }  // within the group
   __device__ __forceinline__ bool has_chunk(int lane) const { return chunk(lane) < shape_.chunks; }
   // The first of the lane's inputs.
@@ -91,43 +136,20 @@ class SlabCursor {
   int step_slabs_;
 };
 
-// Starts copying what a lane needs of a slab to its slots in shared memory, `slot_stride` uint4 apart. What lies beyond
-// the weight becomes 0.
+// Starts copying what a lane needs of a slab of a weight of 16 bits to its slots in shared memory, `slot_stride` uint4
+// apart. What lies beyond the weight becomes 0.
 template <WeightFormat kFormat>
-__device__ __forceinline__ void copy_slab(const LinearWeight& weight, const SlabShape& shape, const SlabCursor& place,
-                                          int stripe, int lane, uint4* slots, int slot_stride) {
-  using Format = SlabFormat<kFormat>;
-  const int g = lane / 4;
+__device__ __forceinline__ void copy_slab(const LinearWeight& weight, const SlabCursor& place, int stripe, int lane,
+                                          uint4* slots, int slot_stride) {
+  static_assert(!SlabFormat<kFormat>::kIsPacked);
   const bool has_chunk = place.has_chunk(lane);
-  if constexpr (Format::kIsPacked) {
-    const int groups = shape.total / shape.per_group;
-    const int tile = stripe * 2 + g / 4;
-    const bool is_valid = tile < divide_up(weight.out_features, kTileOutputs);
-    const size_t group = is_valid ? static_cast<size_t>(tile) * groups + place.group() : 0;
-    constexpr int kChunkBytes = Format::kLoads * 64;
-    const auto* codes = static_cast<const std::byte*>(weight.data) +
-                        (group * shape.chunks + place.chunk(lane)) * kChunkBytes + g % 4 * 16;
+  const int row = stripe * kStripe + lane / 4 * 4;
+  const auto* inputs = static_cast<const uint16_t*>(weight.data) + place.input(lane);
 #pragma unroll
-    for (int i = 0; i < Format::kLoads; ++i) {
-      cp_async_16(slots + i * slot_stride, codes + i * 64, is_valid && has_chunk);
-    }
-    auto* constants = reinterpret_cast<std::byte*>(slots + Format::kLoads * slot_stride);
-    const size_t entry = group * kTileOutputs + g % 4 * 4;
-    if constexpr (kFormat == WeightFormat::kFloat8) {
-      if (weight.block_scales != nullptr) cp_async_16(constants, weight.block_scales + entry, is_valid);
-    } else {
-      if (weight.scales != nullptr) cp_async_8(constants, weight.scales + entry, is_valid);
-      if (weight.zeros != nullptr) cp_async_4(constants + 8, weight.zeros + entry, is_valid);
-    }
-  } else {
-    const int row = stripe * kStripe + g * 4;
-    const auto* inputs = static_cast<const uint16_t*>(weight.data) + place.input(lane);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const bool is_valid = has_chunk && row + i < weight.out_features;
-      const size_t offset = is_valid ? static_cast<size_t>(row + i) * weight.in_features : 0;
-      cp_async_16(slots + i * slot_stride, inputs + offset, is_valid);
-    }
+  for (int i = 0; i < 4; ++i) {
+    const bool is_valid = has_chunk && row + i < weight.out_features;
+    const size_t offset = is_valid ? static_cast<size_t>(row + i) * weight.in_features : 0;
+    cp_async_16(slots + i * slot_stride, inputs + offset, is_valid);
   }
 }
 
@@ -138,6 +160,37 @@ __device__ __forceinline__ To bits_as(const From& from) {
   memcpy(&to, &from, sizeof(to));
   return to;
 }
+
+// Scales and zero points of a lane's four outputs for a group.
+template <WeightFormat kFormat>
+struct GroupConstants {
+  std::conditional_t<kHasZeros<kFormat>, uint2, float4> scales;
+  uint32_t zeros;
+
+  // `entry`: number of the first output's scale.
+  __device__ __forceinline__ void load(const LinearWeight& weight, uint32_t entry) {
+    if constexpr (kHasZeros<kFormat>) {
+      constexpr uint32_t kOnes = 0x3C003C00;
+      scales = weight.scales == nullptr ? make_uint2(kOnes, kOnes)
+                                        : __ldg(reinterpret_cast<const uint2*>(weight.scales + entry));
+      zeros = weight.zeros != nullptr          ? __ldg(reinterpret_cast<const uint32_t*>(weight.zeros + entry))
+              : kFormat == WeightFormat::kInt4 ? 0x08080808u
+                                               : 0x80808080u;
+    } else {
+      scales = weight.block_scales == nullptr ? make_float4(1, 1, 1, 1)
+                                              : __ldg(reinterpret_cast<const float4*>(weight.block_scales + entry));
+    }
+  }
+  __device__ __forceinline__ void scales_of(float (&values)[4]) const {
+    if constexpr (kHasZeros<kFormat>) {
+      const float2 first = __half22float2(bits_as<__half2>(scales.x));
+      const float2 second = __half22float2(bits_as<__half2>(scales.y));
+      values[0] = first.x, values[1] = first.y, values[2] = second.x, values[3] = second.y;
+    } else {
+      values[0] = scales.x, values[1] = scales.y, values[2] = scales.z, values[3] = scales.w;
+    }
+  }
+};
 
 // Eight half precision numbers code - zero from a word of int4, in the order 0 2, 4 6, 1 3, 5 7 of the inputs.
 // 0x6400 is 1024, whose last bit is 1 and whose fifth is 16; `low` holds 1024 + zero twice, `high` -(64 + zero).
@@ -179,7 +232,8 @@ struct SlabOperands {
 };
 
 template <WeightFormat kFormat>
-__device__ __forceinline__ SlabOperands read_slab(const LinearWeight& weight, const uint4* slots, int slot_stride) {
+__device__ __forceinline__ SlabOperands read_slab(const GroupConstants<kFormat>& constants, const uint4* slots,
+                                                  int slot_stride) {
   using Format = SlabFormat<kFormat>;
   uint4 loads[Format::kLoads];
 #pragma unroll
@@ -187,22 +241,17 @@ __device__ __forceinline__ SlabOperands read_slab(const LinearWeight& weight, co
   const auto word = [&](int load, int i) {
     return i == 0 ? loads[load].x : i == 1 ? loads[load].y : i == 2 ? loads[load].z : loads[load].w;
   };
-  uint32_t zeros = 0;
-  if constexpr (kFormat == WeightFormat::kInt8 || kFormat == WeightFormat::kInt4) {
-    zeros = weight.zeros != nullptr ? slots[Format::kLoads * slot_stride].z
-                                    : (kFormat == WeightFormat::kInt4 ? 0x08080808u : 0x80808080u);
-  }
   SlabOperands operands;
 #pragma unroll
   for (int output = 0; output < 4; ++output) {
     uint32_t pairs[4];
     if constexpr (kFormat == WeightFormat::kInt4) {
       const unsigned selector = 0x4040u + output * 0x0101u;
-      const uint32_t low = __byte_perm(zeros, 0x64646464u, selector);
-      const uint32_t high = __byte_perm(zeros, 0u, selector) << 4 | 0xD400D400u;
+      const uint32_t low = __byte_perm(constants.zeros, 0x64646464u, selector);
+      const uint32_t high = __byte_perm(constants.zeros, 0u, selector) << 4 | 0xD400D400u;
       widen_int4(word(0, output), low, high, pairs);
     } else if constexpr (kFormat == WeightFormat::kInt8) {
-      const uint32_t low = __byte_perm(zeros, 0x64646464u, 0x4040u + output * 0x0101u);
+      const uint32_t low = __byte_perm(constants.zeros, 0x64646464u, 0x4040u + output * 0x0101u);
       widen_int8(word(0, output), low, pairs);
       widen_int8(word(1, output), low, pairs + 2);
     } else if constexpr (kFormat == WeightFormat::kFloat8) {
@@ -212,26 +261,16 @@ __device__ __forceinline__ SlabOperands read_slab(const LinearWeight& weight, co
 #pragma unroll
       for (int i = 0; i < 4; ++i) pairs[i] = word(output, i);
     }
+    if constexpr (kHasZeros<kFormat>) {
+      const uint32_t both = output < 2 ? constants.scales.x : constants.scales.y;
+      const auto scale = bits_as<__half2>(__byte_perm(both, 0u, output % 2 == 0 ? 0x1010 : 0x3232));
+#pragma unroll
+      for (uint32_t& pair : pairs) pair = bits_as<uint32_t>(__hmul2(bits_as<__half2>(pair), scale));
+    }
 #pragma unroll
     for (int i = 0; i < 4; ++i) operands.a[output / 2][i / 2][output % 2 + i % 2 * 2] = pairs[i];
   }
   return operands;
-}
-
-// The scales of the lane's four outputs for a slab.
-template <WeightFormat kFormat>
-__device__ __forceinline__ void read_scales(const LinearWeight& weight, const uint4* slots, int slot_stride,
-                                            float (&scales)[4]) {
-  const uint4 constants = slots[SlabFormat<kFormat>::kLoads * slot_stride];
-  if constexpr (kFormat == WeightFormat::kFloat8) {
-    const auto own = weight.block_scales != nullptr ? bits_as<float4>(constants) : make_float4(1, 1, 1, 1);
-    scales[0] = own.x, scales[1] = own.y, scales[2] = own.z, scales[3] = own.w;
-  } else {
-    const bool has_scales = weight.scales != nullptr;
-    const float2 first = has_scales ? __half22float2(bits_as<__half2>(constants.x)) : make_float2(1, 1);
-    const float2 second = has_scales ? __half22float2(bits_as<__half2>(constants.y)) : make_float2(1, 1);
-    scales[0] = first.x, scales[1] = first.y, scales[2] = second.x, scales[3] = second.y;
-  }
 }
 
 // Eight activations as the operand that fits read_slab.
@@ -250,17 +289,19 @@ __device__ __forceinline__ uint4 round_chunk(const float (&x)[kChunk]) {
 
 // Adds the slab times eight rows of x. sums[i][c]: output 4 g + i of the stripe, row 2 t + c of the eight.
 template <WeightFormat kFormat>
-__device__ __forceinline__ void multiply_slab(const SlabOperands& weights, const float (&scales)[4], const uint4& x,
-                                              float (&sums)[4][2]) {
+__device__ __forceinline__ void multiply_slab(const SlabOperands& weights, const GroupConstants<kFormat>& constants,
+                                              const uint4& x, float (&sums)[4][2]) {
   const uint32_t steps[2][2] = {{x.x, x.y}, {x.z, x.w}};
 #pragma unroll
   for (int tile = 0; tile < 2; ++tile) {
     float (&first)[2] = sums[2 * tile];
     float (&second)[2] = sums[2 * tile + 1];
-    if constexpr (SlabFormat<kFormat>::kIsPacked) {
+    if constexpr (kFormat == WeightFormat::kFloat8) {
       float of_slab[4] = {0, 0, 0, 0};
       mma_f16(of_slab, weights.a[tile][0], steps[0]);
       mma_f16(of_slab, weights.a[tile][1], steps[1]);
+      float scales[4];
+      constants.scales_of(scales);
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         first[c] = fmaf(scales[2 * tile], of_slab[c], first[c]);
