@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <utility>
 
 #include "kernels/cpu/linear/packed_tile.h"
 
@@ -10,42 +12,79 @@ namespace turbomind::TM_ISA {
 
 inline constexpr int kPackedRows = kTileVecs == 1 ? 8 : kTileVecs == 2 ? 2 : 1;
 
+// Where a row's codes go: `unit` of them together, then those of other rows, then the next.
+class CodeTarget {
+ public:
+  CodeTarget(int8_t* codes, const RowsLayout& layout)
+      : codes_(codes), unit_(layout.unit), gap_(static_cast<size_t>(layout.unit) * (layout.interleave - 1)) {}
+
+  // Puts `count` codes, a multiple of four; where kUnit is not 0, it is the layout's.
+  template <int kUnit>
+  void put(const int8_t* lanes, int count) {
+    const int unit = kUnit != 0 ? kUnit : unit_;
+    for (int lane = 0; lane < count; lane += 4) {
+      std::memcpy(codes_, lanes + lane, 4);
+      codes_ += 4;
+      if ((in_unit_ += 4) == unit) {
+        codes_ += gap_;
+        in_unit_ = 0;
+      }
+    }
+  }
+
+ private:
+  int8_t* codes_;
+  int unit_;
+  size_t gap_;
+  int in_unit_ = 0;
+};
+
+// Rounds a group, of which `count` inputs are there and the others are 0; kIsWhole: all are, in whole vectors. Returns
+// the scale and the sum of the codes.
+template <bool kIsWhole, int kUnit>
+inline std::pair<float, int32_t> quantize_group(const float* source, int count, int group, CodeTarget& target) {
+  const auto element = [&](int i) {
+    return kIsWhole || count - i >= kLanes ? load(source + i) : load_partial(source + i, std::max(0, count - i));
+  };
+  Vec top = zero();
+  Vec probe = zero();  // NaN and infinity must not vanish: they make the scale, and so the row's result, not a number
+  for (int i = 0; i < (kIsWhole ? group : count); i += kLanes) {
+    const Vec v = element(i);
+    top = max(top, absolute(v));
+    probe = fma(v, zero(), probe);
+  }
+  const float scale = reduce_max(top) / 127.0f + reduce_add(probe);
+  const Vec inverse = broadcast(scale > 0 ? 1.0f / scale : 0.0f);
+  IVec sum = broadcast_int(0);
+  for (int i = 0; i < group; i += kLanes) {
+    int8_t lanes[kLanes];
+    sum = add_ints(sum, store_codes(lanes, mul(element(i), inverse)));
+    target.put<kUnit>(lanes, kIsWhole ? kLanes : std::min(kLanes, group - i));
+  }
+  return {scale, static_cast<int32_t>(reduce_add(to_floats(sum)))};
+}
+
 // scale = max |x| / 127 of a group, ties to even. Codes beyond in_features are 0.
-inline void quantize_row(const float* x, int in_features, int group, int row, const RoundedRows& rounded) {
-  int8_t* codes = rounded.row(static_cast<size_t>(row));
-  const int unit = rounded.layout.unit;
-  int in_unit = 0;
+template <int kUnit>
+inline void quantize_groups(const float* x, int in_features, int group, int row, const RoundedRows& rounded) {
+  CodeTarget target(rounded.row(static_cast<size_t>(row)), rounded.layout);
   for (int g = 0; g < rounded.groups; ++g) {
     const float* source = x + static_cast<size_t>(g) * group;
     const int count = std::min(group, in_features - g * group);
-    const auto element = [&](int i) {
-      return count - i >= kLanes ? load(source + i) : load_partial(source + i, std::max(0, count - i));
-    };
-    Vec top = zero();
-    Vec probe = zero();  // NaN and infinity must not vanish: they make the scale, and so the row's result, not a number
-    for (int i = 0; i < count; i += kLanes) {
-      const Vec v = element(i);
-      top = max(top, absolute(v));
-      probe = fma(v, zero(), probe);
-    }
-    const float scale = reduce_max(top) / 127.0f + reduce_add(probe);
-    const Vec inverse = broadcast(scale > 0 ? 1.0f / scale : 0.0f);
-    IVec sum = broadcast_int(0);
-    for (int i = 0; i < group; i += kLanes) {
-      int8_t lanes[kLanes];
-      sum = add_ints(sum, store_codes(lanes, mul(element(i), inverse)));
-      for (int lane = 0; lane < kLanes && i + lane < group; lane += 4) {
-        std::memcpy(codes, lanes + lane, 4);
-        codes += 4;
-        if ((in_unit += 4) == unit) {
-          codes += static_cast<size_t>(unit) * (rounded.layout.interleave - 1);
-          in_unit = 0;
-        }
-      }
-    }
+    const auto [scale, sum] = count == group && group % kLanes == 0
+                                  ? quantize_group<true, kUnit>(source, count, group, target)
+                                  : quantize_group<false, kUnit>(source, count, group, target);
     const size_t entry = static_cast<size_t>(g) * rounded.rows + row;
     rounded.scales[entry] = scale;
-    rounded.offsets[entry] = static_cast<int32_t>(reduce_add(to_floats(sum))) * rounded.zero_factor;
+    rounded.offsets[entry] = sum * rounded.zero_factor;
+  }
+}
+
+inline void quantize_row(const float* x, int in_features, int group, int row, const RoundedRows& rounded) {
+  if (rounded.layout.unit == 4) {
+    quantize_groups<4>(x, in_features, group, row, rounded);
+  } else {
+    quantize_groups<0>(x, in_features, group, row, rounded);
   }
 }
 
