@@ -16,7 +16,7 @@ from itertools import pairwise
 import torch
 
 from tests.kernels.device import BF16_PRODUCTS, Device
-from tests.kernels.weights import Weight
+from tests.kernels.weights import SCALED, Weight
 
 EPS = 2.0**-24
 STEPS = {"float32": 0.0, "bfloat16": 2.0**-9, "float16": 2.0**-11, "int8": 2.0**-11, "int4": 2.0**-11}  # on CUDA
@@ -51,7 +51,9 @@ def _on_cuda(x: torch.Tensor, weight: Weight, kind: str, size: torch.Tensor) -> 
     top = x.abs().amax(1, keepdim=True)
     if len(x) >= MANY_ROWS and kind.startswith("int8"):
         return top / 254 * weights * (1 + 2.0**-10) + sums
-    if len(x) >= MANY_ROWS and "block" not in kind:
+    # A block as wide as all inputs is one scale an output.
+    is_scaled_by_output = "block" not in kind or SCALED[kind][1][1] >= x.shape[1]
+    if len(x) >= MANY_ROWS and is_scaled_by_output:
         return 2.0**-4 * size + top / 448 * 2.0**-10 * weights + sums
     return 2 * 2.0**-11 * size + smallest + sums
 
