@@ -105,6 +105,7 @@ CudaOperators::CudaOperators(CudaRank rank) : rank_(std::move(rank)) {
   counters_ = std::make_unique<cuda::SplitCounters>(stream_);
   latents_ = std::make_unique<CudaLatents>(*this);
   grouped_ = std::make_unique<CudaGrouped>(*this, *gemm_);
+  scaled_ = std::make_unique<CudaScaled>(*this, *gemm_);
 }
 
 CudaOperators::~CudaOperators() {
@@ -211,7 +212,7 @@ cuda::Scratch CudaOperators::scratch(size_t bytes) {
 }
 
 cuda::LinearScratch CudaOperators::linear_scratch(size_t bytes) {
-  return {gemm_.get(), scratch(bytes), counters_->data()};
+  return {gemm_.get(), scratch(bytes), counters_->data(), cuda::GemmScales::kNone};
 }
 
 // ---- a step ----
@@ -402,7 +403,10 @@ void CudaOperators::copy_heads(const HeadsView& from, const HeadsView& to) {
 }
 
 void CudaOperators::linear(const LinearWeight& weight, const float* x, int rows, float* y, bool accumulate) {
-  cuda::linear(stream(), linear_scratch(cuda::linear_scratch_bytes(weight, rows)), weight, x, rows, y, accumulate);
+  const cuda::GemmScales scales = scaled_->scales_for(weight, rows);
+  cuda::LinearScratch memory = linear_scratch(cuda::linear_scratch_bytes(weight, rows));
+  memory.scales = scales;
+  cuda::linear(stream(), memory, weight, x, rows, y, accumulate);
 }
 
 void CudaOperators::head_linear(const LinearWeight& weight, const HeadsView& x, const HeadsView& y) {

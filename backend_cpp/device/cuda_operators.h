@@ -15,6 +15,7 @@
 
 #include "device/cuda_grouped.h"
 #include "device/cuda_latents.h"
+#include "device/cuda_scaled.h"
 #include "device/operators.h"
 #include "kernels/cuda/attention/paged_attention.h"
 #include "kernels/cuda/comm/nccl_group.h"
@@ -149,6 +150,7 @@ class CudaOperators final : public Operators {
   Staged row_count_;                    // int32; the rows of the spans of tokens. Empty before there are any
   std::unique_ptr<CudaLatents> latents_;
   std::unique_ptr<CudaGrouped> grouped_;
+  std::unique_ptr<CudaScaled> scaled_;
 
   std::set<Shape> seen_;
   std::map<Shape, Graph> graphs_;

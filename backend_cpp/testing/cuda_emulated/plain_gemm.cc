@@ -2,12 +2,14 @@
 #include <string>
 
 #include "kernels/cuda/linear/gemm.h"
+#include "testing/cuda_emulated/libraries.h"
 
 namespace turbomind::cuda {
 
 namespace {
 
-constexpr int kMostRefusedRows = 16;  // of int8, by cuBLASLt
+constexpr const char* kScales = "scales";  // the library that applies them
+constexpr int kMostRefusedRows = 16;       // of int8, by cuBLASLt
 
 // Elements as float32; products of int8 stay exact in it, sums do in `Sum`.
 inline float element(int8_t value) {
@@ -34,6 +36,28 @@ void multiply_typed(const GemmCall& call) {
   }
 }
 
+// The wrong library takes the scales of the first 128 inputs, or of the first output, for all.
+void multiply_scaled(const GemmCall& call, bool is_wrong) {
+  const bool has_blocks = call.scales == GemmScales::kBlocks;
+  const int block = has_blocks ? 128 : call.inputs;
+  for (int row = 0; row < call.rows; ++row) {
+    const auto* x = static_cast<const float8*>(call.x) + static_cast<size_t>(row) * call.inputs;
+    for (int output = 0; output < call.outputs; ++output) {
+      const auto* w = static_cast<const float8*>(call.w) + static_cast<size_t>(output) * call.inputs;
+      float sum = 0;
+      for (int first = 0; first < call.inputs; first += block) {
+        float part = 0;
+        for (int i = first; i < first + block; ++i) part += to_float(x[i]) * to_float(w[i]);
+        const int scaled_by = is_wrong || !has_blocks ? 0 : first / block;
+        const int of_output = is_wrong && !has_blocks ? 0 : output;
+        sum += part * call.x_scales[scaled_by * call.rows + row] * call.w_scales[scaled_by * call.outputs + of_output];
+      }
+      float& y = static_cast<float*>(call.y)[row * call.y_stride + output];
+      y = call.accumulates ? y + call.alpha * sum : call.alpha * sum;
+    }
+  }
+}
+
 void multiply_now(const GemmCall& call) {
   switch (call.type) {
     case GemmType::kFloat32:
@@ -52,13 +76,20 @@ void multiply_now(const GemmCall& call) {
 class PlainGemm : public Gemm {
  public:
   bool has_float8() const override { return true; }
+  bool has_scales(GemmScales scales) const override {
+    return scales == GemmScales::kNone || emulated::library(kScales) != emulated::Library::kNone;
+  }
 
   void multiply(cudaStream_t, Scratch scratch, const GemmCall& call) override {
     if (call.type == GemmType::kInt8 && call.rows <= kMostRefusedRows) {
       throw internal_error("cuBLASLt multiplies no " + std::to_string(call.rows) + " rows of int8");
     }
     scratch.take<std::byte>(kGemmScratchBytes);
-    emulated::submit([call] { multiply_now(call); });
+    if (call.scales == GemmScales::kNone) return emulated::submit([call] { multiply_now(call); });
+    emulated::submit([call, is_wrong = emulated::library(kScales) == emulated::Library::kWrong] {
+      emulated::count_library_launch(kScales);
+      multiply_scaled(call, is_wrong);
+    });
   }
 };
 

@@ -49,10 +49,21 @@ class CublasLtGemm : public Gemm {
   CublasLtGemm() : has_float8_(compute_capability() >= 89) { check_status(cublasLtCreate(handle_.out()), "starting"); }
 
   bool has_float8() const override { return has_float8_; }
+  bool has_scales(GemmScales scales) const override {
+#if CUBLAS_VERSION >= 120900
+    return scales == GemmScales::kNone || (compute_capability() == 90 && cublasLtGetVersion() >= 120900);
+#else
+    return scales == GemmScales::kNone;
+#endif
+  }
 
   void multiply(cudaStream_t stream, Scratch scratch, const GemmCall& call) override {
     auto* workspace = scratch.take<std::byte>(kGemmScratchBytes);
     const Plan& plan = plan_of(call);
+    if (call.scales != GemmScales::kNone) {
+      describe(plan.product, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, call.w_scales);
+      describe(plan.product, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, call.x_scales);
+    }
     const float beta = call.accumulates ? 1.0f : 0.0f;
     const int32_t whole_alpha = 1;
     const int32_t whole_beta = 0;
@@ -66,10 +77,10 @@ class CublasLtGemm : public Gemm {
   }
 
  private:
-  using Shape = std::tuple<GemmType, int, int, int, size_t>;
+  using Shape = std::tuple<GemmType, GemmScales, int, int, int, size_t>;
 
   const Plan& plan_of(const GemmCall& call) {
-    const Shape shape{call.type, call.rows, call.outputs, call.inputs, call.y_stride};
+    const Shape shape{call.type, call.scales, call.rows, call.outputs, call.inputs, call.y_stride};
     return plans_.get(shape, [&] { return make_plan(call); });
   }
 
@@ -79,6 +90,17 @@ class CublasLtGemm : public Gemm {
     const auto [type, sum, result] = types_of(call.type);
     check_status(cublasLtMatmulDescCreate(plan.product.out(), sum, result), "describing a product");
     describe(plan.product, CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
+#if CUBLAS_VERSION >= 120900
+    if (call.scales != GemmScales::kNone) {
+      const auto mode =
+          static_cast<int32_t>(call.scales == GemmScales::kRows ? CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F
+                                                                : CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F);
+      describe(plan.product, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, mode);
+      describe(plan.product, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, mode);
+      describe(plan.product, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, call.w_scales);
+      describe(plan.product, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, call.x_scales);
+    }
+#endif
     const auto inputs = static_cast<uint64_t>(call.inputs);
     const auto outputs = static_cast<uint64_t>(call.outputs);
     const auto rows = static_cast<uint64_t>(call.rows);

@@ -12,6 +12,13 @@ namespace turbomind::cuda {
 // Of x and w.
 enum class GemmType : uint8_t { kFloat32, kBFloat16, kFloat16, kInt8, kFloat8 };
 
+// Of float8 alone: what elements of x and w are multiplied with, besides alpha.
+//   kRows     a scale for each row of x [rows] and of w [outputs]
+//   kBlocks   a scale for each row and 128 inputs of x [inputs / 128, rows] and of w [inputs / 128, outputs]; rows are
+//   a
+//             multiple of 4, inputs of 128
+enum class GemmScales : uint8_t { kNone, kRows, kBlocks };
+
 // y = alpha x w^T, or y += where it accumulates; sums are float32, products exact (no TF32).
 //   x [rows, inputs], w [outputs, inputs]   `type`, row-major without gaps, aligned to 16 bytes
 //   y [rows, outputs]                       float32, rows `y_stride` elements apart
@@ -28,6 +35,9 @@ struct GemmCall {
   size_t y_stride = 0;
   float alpha = 1;
   bool accumulates = false;
+  GemmScales scales = GemmScales::kNone;
+  const float* x_scales = nullptr;  // aligned to 16 bytes, as w_scales is
+  const float* w_scales = nullptr;
 };
 
 // Bytes of scratch memory a product takes.
@@ -38,6 +48,8 @@ class Gemm {
   virtual ~Gemm() = default;
   // Whether the device multiplies float8: from compute capability 8.9 on.
   virtual bool has_float8() const = 0;
+  // Whether it applies such scales itself.
+  virtual bool has_scales(GemmScales scales) const = 0;
   virtual void multiply(cudaStream_t stream, Scratch scratch, const GemmCall& call) = 0;
 };
 

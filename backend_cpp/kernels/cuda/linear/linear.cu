@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/device_memory.h"
+#include "kernels/cuda/linear/library_product.h"
 #include "kernels/cuda/linear/linear_kernels.h"
 #include "kernels/cuda/linear/round_rows.h"
 #include "kernels/cuda/linear/scaled_product.h"
@@ -13,8 +14,6 @@ namespace turbomind::cuda {
 
 namespace {
 
-// From so many rows on, widening a packed weight for a large product takes less time than it saves.
-constexpr int kWidenRows = 192;
 // A packed weight is widened in pieces of this size, which stay in the second-level cache for the product.
 constexpr size_t kWideBytes = size_t{32} << 20;
 
@@ -133,6 +132,11 @@ void linear(cudaStream_t stream, const LinearScratch& scratch, const LinearWeigh
     const ChunkOrder order = weight.format == WeightFormat::kInt4 ? ChunkOrder::kInt4 : ChunkOrder::kPlain;
     round_rows(stream, rows_of(weight, x, rows), weight.format, order, padded, rounded);
     tile_linear(stream, memory, task_of(scratch, weight, rounded, padded, rows, y, accumulate), rows);
+  } else if (scratch.scales != GemmScales::kNone) {
+    const int last = rows % kLibraryRows;
+    const auto first = static_cast<size_t>(rows - last);
+    library_product(stream, scratch, weight, scratch.scales, rows_of(weight, x, rows - last), y, accumulate);
+    linear(stream, scratch, weight, x + first * weight.in_features, last, y + first * weight.out_features, accumulate);
   } else if (weight.output_scales != nullptr) {
     scaled_product(stream, scratch, weight, rows_of(weight, x, rows), y, accumulate);
   } else {

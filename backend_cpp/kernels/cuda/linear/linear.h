@@ -11,7 +11,8 @@
 //                       of whole outputs alone x is rounded to 8 bits like the weight, a scale for each row, where the
 //                       device multiplies such (int8: any; float8: from compute capability 8.9 on): y is then off by at
 //                       most max |x| / 254 sum |w| of int8 and 2^-4 sum |x w| of float8, and what x under 2^-16 max |x|
-//                       adds.
+//                       adds. float8 with scales of 128 inputs is so too where a library's product applies them
+//                       (library_product.h).
 // Activations under 1e-3 lose precision that half precision has (it is 5e-7 / 2 then, absolutely).
 //
 // The result of a call is always the same, but a row's may depend on how many there are. Pointers inside a weight are
@@ -30,8 +31,12 @@ namespace turbomind::cuda {
 struct LinearScratch {
   Gemm* gemm = nullptr;
   Scratch memory;
-  int32_t* counters = nullptr;  // of SplitCounters
+  int32_t* counters = nullptr;            // of SplitCounters
+  GemmScales scales = GemmScales::kNone;  // that `gemm` is to apply where it can
 };
+
+// From so many rows on, widening a packed weight for a large product takes less time than it saves.
+inline constexpr int kWidenRows = 192;
 
 // Counters that blocks which share a sum meet at: zero between calls.
 class SplitCounters {

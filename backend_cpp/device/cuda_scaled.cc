@@ -1,0 +1,96 @@
+#include "device/cuda_scaled.h"
+
+#include <cmath>
+#include <random>
+
+#include "device/cuda_operators.h"
+#include "device/cuda_trial.h"
+#include "kernels/cuda/linear/library_product.h"
+#include "kernels/packed_weight.h"
+
+namespace turbomind {
+
+namespace {
+
+constexpr int kRows = 208;
+constexpr int kOutputs = 272;
+constexpr int kInputs = 384;
+constexpr int kBlock = 128;
+constexpr uint8_t kSign = 0x80;
+constexpr uint8_t kNotANumber = 0x7F;
+constexpr uint8_t kLargestCode = 0x7E;
+
+// Ours is cuda::linear without the library. x is such that rounding it to float8 changes nothing: numbers of float8
+// with the largest in every block.
+Trial multiply(CudaOperators& ops, cuda::Gemm& gemm, cuda::GemmScales scales) {
+  std::mt19937 engine(1);
+  const auto random_code = [&engine] {
+    const auto code = static_cast<uint8_t>(engine() & 0xFF);
+    return (code & kNotANumber) == kNotANumber ? kSign : code;
+  };
+  const bool has_blocks = scales == cuda::GemmScales::kBlocks;
+  const PackedShape shape{kOutputs, kInputs, 8, kBlock, true};
+  std::vector<uint8_t> codes(shape.code_bytes());  // in the order of tiles: any order is as random
+  for (uint8_t& code : codes) code = random_code();
+  std::vector<float> x(size_t{kRows} * kInputs);
+  for (size_t i = 0; i < x.size(); ++i) x[i] = to_float(float8{i % kBlock == 5 ? kLargestCode : random_code()});
+  std::vector<float> output_scales(kOutputs);
+  std::vector<float> block_scales(has_blocks ? shape.scale_count() : 0);
+  for (std::vector<float>* each : {&output_scales, &block_scales}) {
+    for (float& scale : *each) scale = std::ldexp(1.0f, -static_cast<int>(engine() % 4));
+  }
+  const AlignedBuffer output_scales_on_device = on_device(ops, output_scales);
+  const AlignedBuffer block_scales_on_device = on_device(ops, block_scales);
+
+  const auto product = [&](cuda::GemmScales by_library) {
+    const AlignedBuffer inputs = on_device(ops, x);
+    const AlignedBuffer weights = on_device(ops, codes);
+    LinearWeight weight;
+    weight.data = weights.as<void>();
+    weight.format = WeightFormat::kFloat8;
+    weight.out_features = kOutputs;
+    weight.in_features = kInputs;
+    weight.group = kBlock;
+    weight.block_scales = block_scales_on_device.as<float>();
+    weight.output_scales = output_scales_on_device.as<float>();
+    const AlignedBuffer memory = cuda::allocate(cuda::linear_scratch_bytes(weight, kRows));
+    const AlignedBuffer y = on_device(ops, std::vector<float>(size_t{kRows} * kOutputs, NAN));
+    cuda::linear(ops.stream(), {&gemm, {memory.as<void>(), memory.size()}, nullptr, by_library}, weight,
+                 inputs.as<float>(), kRows, y.as<float>(), false);
+    std::vector<float> host(size_t{kRows} * kOutputs);
+    ops.download(y.as<void>(), y.size(), host.data());
+    return host;
+  };
+  Trial trial;
+  trial.theirs = product(scales);
+  trial.ours = product(cuda::GemmScales::kNone);
+  for (uint8_t& code : codes) code = static_cast<uint8_t>(code & ~kSign);
+  for (float& value : x) value = std::abs(value);
+  trial.magnitude = product(cuda::GemmScales::kNone);
+  // Both multiply exactly; tensor cores sum products of float8 in fewer bits than float32 has.
+  trial.relative = 0x1p-9f;
+  trial.absolute = 1e-6f;
+  return trial;
+}
+
+}  // namespace
+
+CudaScaled::CudaScaled(CudaOperators& ops, cuda::Gemm& gemm)
+    : ops_(ops), gemm_(gemm), may_be_used_(may_use_libraries()) {}
+
+cuda::GemmScales CudaScaled::scales_for(const LinearWeight& weight, int rows) {
+  const cuda::GemmScales scales = cuda::library_scales(weight);
+  if (!may_be_used_ || scales == cuda::GemmScales::kNone || rows < cuda::kWidenRows || !gemm_.has_scales(scales)) {
+    return cuda::GemmScales::kNone;
+  }
+  const auto [place, is_new] = passed_.try_emplace(scales, false);
+  if (is_new) {
+    const bool has_blocks = scales == cuda::GemmScales::kBlocks;
+    place->second =
+        passes_trial(std::string("float8 with scales of ") + (has_blocks ? "blocks" : "rows") + " by cuBLASLt",
+                     [&] { return multiply(ops_, gemm_, scales); });
+  }
+  return place->second ? scales : cuda::GemmScales::kNone;
+}
+
+}  // namespace turbomind

@@ -1,0 +1,28 @@
+// Products whose scales a library applies itself, where the device's library has them and they have passed their trial
+// (cuda_trial.h).
+#pragma once
+
+#include <map>
+
+#include "kernels/cuda/linear/linear.h"
+
+namespace turbomind {
+
+class CudaOperators;
+
+class CudaScaled {
+ public:
+  CudaScaled(CudaOperators& ops, cuda::Gemm& gemm);
+
+  // What cuda::linear may leave to the library for so many rows. The first time that there could be something, it is
+  // tried.
+  cuda::GemmScales scales_for(const LinearWeight& weight, int rows);
+
+ private:
+  CudaOperators& ops_;
+  cuda::Gemm& gemm_;
+  bool may_be_used_;
+  std::map<cuda::GemmScales, bool> passed_;  // what was tried
+};
+
+}  // namespace turbomind

@@ -1,0 +1,114 @@
+#include "kernels/cuda/linear/library_product.h"
+
+#include <algorithm>
+
+#include "kernels/cuda/linear/weight_slab.cuh"
+#include "kernels/cuda/linear/widen_weight.h"
+#include "kernels/cuda/reduce.cuh"
+
+namespace turbomind::cuda {
+
+namespace {
+
+constexpr int kBlock = 128;  // inputs that share a scale
+constexpr int kThreads = 128;
+constexpr int kWarps = kThreads / kWarp;
+constexpr int kLaneInputs = kBlock / kWarp;
+constexpr int kPieceBytes = 16 << 20;  // of the weight: stays in the second-level cache for its product
+constexpr int kPieceOutputs = 8192;
+constexpr float kLeastScale = 1e-37f;  // of which there is an inverse
+
+// A warp rounds 128 inputs of a row; block x is the row, y kWarps times 128 inputs. scales [inputs / 128, rows].
+__global__ void __launch_bounds__(kThreads)
+    round_blocks_kernel(RowsToRound from, int blocks, uint32_t* codes, float* scales) {
+  const int block = blockIdx.y * kWarps + threadIdx.x / kWarp;
+  if (block >= blocks) return;
+  const int lane = threadIdx.x % kWarp;
+  const float* x = from.x + blockIdx.x * from.stride;
+  float values[kLaneInputs];
+  float top = 0;
+  float probe = 0;  // NaN and infinity must not vanish: they make the scale not a number
+#pragma unroll
+  for (int i = 0; i < kLaneInputs; ++i) {
+    const int input = block * kBlock + lane * kLaneInputs + i;
+    values[i] = input >= from.inputs ? 0.0f : x[from.input_order != nullptr ? from.input_order[input] : input];
+    top = fmaxf(top, fabsf(values[i]));
+    probe += values[i] * 0.0f;
+  }
+  const float scale = warp_max(top) / kLargestFloat8 + warp_sum(probe);
+  const float inverse = scale > kLeastScale ? 1.0f / scale : 0.0f;
+  uint32_t word = 0;
+#pragma unroll
+  for (int i = 0; i < kLaneInputs; ++i) {
+    const uint32_t code = __nv_cvt_float_to_fp8(values[i] * inverse, __NV_SATFINITE, __NV_E4M3);
+    word |= code << 8 * i;
+  }
+  codes[(static_cast<size_t>(blockIdx.x) * blocks + block) * kWarp + lane] = word;
+  if (lane == 0) scales[static_cast<size_t>(block) * from.rows + blockIdx.x] = scale;
+}
+
+// scales [blocks, outputs]: of a piece of a weight, that of the block times that of the output.
+__global__ void __launch_bounds__(kThreads)
+    gather_scales_kernel(LinearWeight weight, int first_output, int outputs, int blocks, float* scales) {
+  const int output = blockIdx.x * kThreads + threadIdx.x;
+  if (output >= outputs) return;
+  const int place = first_output + output;
+  const size_t entry = static_cast<size_t>(place / kTileOutputs) * blocks + blockIdx.y;
+  scales[static_cast<size_t>(blockIdx.y) * outputs + output] =
+      weight.block_scales[entry * kTileOutputs + place % kTileOutputs] * weight.output_scales[place];
+}
+
+}  // namespace
+
+GemmScales library_scales(const LinearWeight& weight) {
+  if (weight.format != WeightFormat::kFloat8 || weight.output_scales == nullptr || weight.bias != nullptr ||
+      weight.out_features % kTileOutputs != 0 || padded_inputs(weight) % kTileOutputs != 0) {
+    return GemmScales::kNone;
+  }
+  if (weight.block_scales == nullptr) return GemmScales::kRows;
+  return weight.group == kBlock ? GemmScales::kBlocks : GemmScales::kNone;
+}
+
+void library_product(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight, GemmScales scales,
+                     const RowsToRound& x, float* y, bool accumulate) {
+  const int inputs = padded_inputs(weight);
+  const int blocks = inputs / kBlock;
+  const int wanted = std::max(kPieceBytes / inputs / kTileOutputs, 1) * kTileOutputs;
+  const int step = std::min({wanted, kPieceOutputs, weight.out_features});
+  Scratch memory = scratch.memory;
+  auto* codes = memory.take<uint8_t>(static_cast<size_t>(x.rows) * inputs);
+  auto* x_scales = memory.take<float>(static_cast<size_t>(x.rows) * (scales == GemmScales::kBlocks ? blocks : 1));
+  auto* piece = memory.take<uint8_t>(static_cast<size_t>(step) * inputs);
+  GemmCall call;
+  call.type = GemmType::kFloat8;
+  call.scales = scales;
+  call.x = codes;
+  call.x_scales = x_scales;
+  call.w = piece;
+  call.rows = x.rows;
+  call.inputs = inputs;
+  call.y_stride = static_cast<size_t>(weight.out_features);
+  call.accumulates = accumulate;
+  float* block_scales = nullptr;
+  if (scales == GemmScales::kBlocks) {
+    block_scales = memory.take<float>(static_cast<size_t>(step) * blocks);
+    launch(round_blocks_kernel, rows_and(x.rows, divide_up(blocks, kWarps)), dim3(kThreads), 0, stream, x, blocks,
+           reinterpret_cast<uint32_t*>(codes), x_scales);
+  } else {
+    round_rows_to_bytes(stream, x, weight.format, inputs, codes, x_scales);
+  }
+  for (int first = 0; first < weight.out_features; first += step) {
+    call.outputs = std::min(step, weight.out_features - first);
+    call.y = y + first;
+    call.w_scales = weight.output_scales + first;
+    unpack_weight(stream, weight, first, call.outputs, inputs, piece);
+    if (scales == GemmScales::kBlocks) {
+      launch(gather_scales_kernel, dim3(divide_up(call.outputs, kThreads), blocks), dim3(kThreads), 0, stream, weight,
+             first, call.outputs, blocks, block_scales);
+      call.w_scales = block_scales;
+    }
+    scratch.gemm->multiply(stream, memory, call);
+  }
+}
+
+}  // namespace turbomind::cuda

@@ -1,0 +1,107 @@
+"""float8 whose scales a library's product applies: what surrounds it, and that only one which agrees with ours is used.
+
+The library is emulated here: a loop that takes the scales where cuBLASLt does.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from tests.kernels.device import Device, built_modules, load_module, opened
+from tests.kernels.weights import Weight, codes_weight
+
+NONE, RIGHT, WRONG = 0, 1, 2
+ROWS, LAST = 211, 3  # the last are no multiple of 16, and ours
+OUTPUTS, INPUTS = 48, 320  # of blocks the last is not whole
+BLOCKS, WHOLE = (128, 128), (1, 1 << 20)
+LARGEST = 448
+
+pytestmark = pytest.mark.skipif(
+    "emulated" not in built_modules(), reason="the emulation of CUDA is not built: run `make build-tests`"
+)
+
+
+@contextmanager
+def library(kind: int) -> Iterator[Device]:
+    """Yield the emulated device with a library that is right, wrong or not there."""
+    module = load_module("emulated")
+    module.set_library("scales", kind)
+    try:
+        with opened("emulated") as device:
+            yield device
+    finally:
+        module.set_library("scales", NONE)
+
+
+def make_codes(device: Device, block: tuple[int, int], bias: torch.Tensor | None = None) -> Weight:
+    """Return float8 codes of all sizes with scales of several magnitudes."""
+    size = torch.exp(2 * torch.randn(OUTPUTS, INPUTS))
+    codes = (torch.randn(OUTPUTS, INPUTS) * size).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
+    scales = torch.exp(torch.randn(-(-OUTPUTS // block[0]), -(-INPUTS // block[1])) - 8)
+    return codes_weight(device, codes, scales, block, bias)
+
+
+def rounded(x: torch.Tensor, width: int) -> torch.Tensor:
+    """Return ``x`` in float8 with a scale for each row and ``width`` inputs, in float64."""
+    parts = []
+    for part in x.split(width, dim=-1):
+        scale = part.abs().amax(-1, keepdim=True) / LARGEST
+        parts.append((part / scale).to(torch.float8_e4m3fn).double() * scale.double())
+    return torch.cat(parts, -1)
+
+
+@pytest.mark.parametrize("block", [BLOCKS, WHOLE], ids=["blocks", "rows"])
+@pytest.mark.parametrize("adds", [False, True])
+def test_a_librarys_product_is_that_of_rounded_inputs(
+    block: tuple[int, int], adds: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(1)
+    x = torch.randn(ROWS, INPUTS) * torch.exp(2 * torch.randn(1, INPUTS))
+    before = torch.randn(ROWS, OUTPUTS) if adds else None
+    with library(RIGHT) as device:
+        weight = make_codes(device, block)
+        y = device.linear(weight, x, before)
+        # The trial, and, where nothing is added, two: the binding asks twice.
+        assert device.module.library_launches("scales") == (2 if adds else 3)
+    assert "agrees with ours" in capfd.readouterr().err
+    added = (y if before is None else y - before).double()
+    exact = x.double() @ weight.exact.T
+    by_library = rounded(x, 128 if block == BLOCKS else INPUTS) @ weight.exact.T
+    # The kernel multiplies with the scale's inverse, so a number next to a border may be rounded the other way.
+    assert (added - by_library)[:-LAST].norm() < 3e-3 * by_library.norm()
+    assert (added - exact)[-LAST:].norm() < 1e-3 * exact[-LAST:].norm()
+    magnitude = x.double().abs() @ weight.exact.abs().T
+    assert ((added - exact).abs() <= 2**-4 * magnitude + 1e-5).all()
+
+
+def test_a_row_that_is_no_number_spoils_no_other() -> None:
+    torch.manual_seed(2)
+    x = torch.randn(ROWS, INPUTS)
+    with library(RIGHT) as device:
+        weight = make_codes(device, BLOCKS)
+        clean = device.linear(weight, x)
+        x[7, 200] = float("nan")
+        x[9, 300] = float("inf")
+        y = device.linear(weight, x)
+    assert y[[7, 9]].isnan().all()
+    others = [row for row in range(ROWS) if row not in (7, 9)]
+    assert torch.equal(y[others], clean[others])
+
+
+@pytest.mark.parametrize("reason", ["it is wrong", "the user said so", "rows are few", "there is a bias"])
+@pytest.mark.parametrize("block", [BLOCKS, WHOLE], ids=["blocks", "rows"])
+def test_a_librarys_product_is_left_out(block: tuple[int, int], reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(3)
+    if reason == "the user said so":
+        monkeypatch.setenv("LMDEPLOY_CUDA_LIBRARIES", "0")
+    x = torch.randn(100 if reason == "rows are few" else ROWS, INPUTS)
+    with library(WRONG if reason == "it is wrong" else RIGHT) as device:
+        weight = make_codes(device, block, torch.randn(OUTPUTS) if reason == "there is a bias" else None)
+        theirs = device.linear(weight, x)
+        tried = device.module.library_launches("scales")
+        device.module.set_library("scales", NONE)
+        ours = Device("emulated").linear(weight, x)
+    assert torch.equal(theirs, ours)
+    assert tried == (1 if reason == "it is wrong" else 0)
