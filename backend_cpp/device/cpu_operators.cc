@@ -168,6 +168,11 @@ void CpuOperators::write_cache(const AttentionParams& params, const HeadsView& k
   turbomind::write_cache(pool_, with_spans(params), k, v);
 }
 
+void CpuOperators::rope_and_write(const RopeTable& table, const AttentionParams& params, const HeadsView& q,
+                                  const float* factors, const HeadsView& k, const HeadsView& v) {
+  turbomind::rope_and_write(pool_, table, with_spans(params), q, factors, k, v);
+}
+
 void CpuOperators::paged_attention(const AttentionParams& params, const HeadsView& q, float* out) {
   const AttentionParams whole = with_spans(params);
   const size_t bytes = attention_workspace_floats(whole) * sizeof(float);

@@ -59,6 +59,8 @@ class CpuOperators final : public Operators {
   void add_scaled(float scale, const float* x, int rows, int size, float* y) override;
   void all_reduce(float* x, size_t count) override;
   void write_cache(const AttentionParams& params, const HeadsView& k, const HeadsView& v) override;
+  void rope_and_write(const RopeTable& table, const AttentionParams& params, const HeadsView& q, const float* factors,
+                      const HeadsView& k, const HeadsView& v) override;
   void paged_attention(const AttentionParams& params, const HeadsView& q, float* out) override;
   void route(const RouterParams& params, const float* logits, int rows, int32_t* experts, float* weights) override;
   void add_experts(Activation activation, const std::vector<ExpertWeight>& experts, const float* x, int rows, int top_k,

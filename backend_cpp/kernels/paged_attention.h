@@ -27,6 +27,7 @@
 
 #include "base/thread_pool.h"
 #include "kernels/heads_view.h"
+#include "kernels/rope.h"
 #include "kernels/types.h"
 
 namespace turbomind {
@@ -109,6 +110,9 @@ struct AttentionParams {
 // Writes k and v of each row to the cache.
 //   k [rows, num_kv_heads, key_dim], v [rows, num_kv_heads, value_dim], float32; keys are rotated already
 void write_cache(ThreadPool& pool, const AttentionParams& params, const HeadsView& k, const HeadsView& v);
+// rope of the rows of all spans, with `factors` for queries, and write_cache, in one pass.
+void rope_and_write(ThreadPool& pool, const RopeTable& table, const AttentionParams& params, const HeadsView& q,
+                    const float* factors, const HeadsView& k, const HeadsView& v);
 
 // Attends with the rows' queries to what the cache holds up to each row's own position, or as far as it sees.
 //   q [rows, num_heads, key_dim] float32, rotated and multiplied by the factor of q.k already

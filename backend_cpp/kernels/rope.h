@@ -4,6 +4,7 @@
 // angle number i; dimensions from 2 pairs on stay. Then the whole head is multiplied by the row's factor.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "base/thread_pool.h"
@@ -33,6 +34,7 @@ struct RopeAngles {
 void rope_table(ThreadPool& pool, const RopeAngles& angles, int rows, float* cosine, float* sine);
 
 // factors [rows], or null: 1
+void rope_row(const RopeTable& table, size_t row, const HeadsView& heads, const float* factors);
 void rope(ThreadPool& pool, const RopeTable& table, const HeadsView& heads, const float* factors);
 
 }  // namespace turbomind

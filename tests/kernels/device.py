@@ -25,6 +25,8 @@ BF16_PRODUCTS = ("avx512bf16", *BF16_TILES)
 
 # A compiled module; its functions take and return arrays.
 NativeModule = Any
+# Cosines and sines [rows, pairs], what queries are multiplied by [rows], and whether pairs are neighbours.
+Rotation = tuple[torch.Tensor, torch.Tensor, torch.Tensor, bool]
 
 MODULES = {"emulated": "tests.kernels._cuda_emulated", "gpu": "tests.kernels._cuda_device"}
 NOT_BUILT = (
@@ -286,8 +288,14 @@ class Attention:
         shape = (sizes.num_heads, sizes.num_kv_heads, sizes.key_dim, sizes.value_dim, block_len)
         self._cache = device.module.Cache(device.native, blocks, bits, shape)
 
-    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spans: list[Span]) -> torch.Tensor:
-        """Write keys and values, and attend: ``[rows, heads, dim]`` each, as the result is."""
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spans: list[Span], rotation: Rotation | None = None
+    ) -> torch.Tensor:
+        """Write keys and values, and attend: ``[rows, heads, dim]`` each, as the result is.
+
+        With a rotation, queries and keys are rotated on the way.
+        """
+        cos, sin, factors, is_interleaved = rotation or (None, None, None, False)
         rule = self._rule
         sights = [rule.sight(first + i) for _, count, first, _ in spans for i in range(count)]
         seen = torch.tensor(sights, dtype=torch.int32) if rule.pictures else None
@@ -295,6 +303,7 @@ class Attention:
             _array(q * rule.scale), _array(k), _array(v), spans, rule.softcap, rule.window, _array(rule.alibi_slopes),
             _array(rule.sinks), _array(seen),
             _unwritten(q.shape[0], self._sizes.num_heads, self._sizes.value_dim),
+            _array(cos), _array(sin), is_interleaved, _array(factors),
         )  # fmt: skip
         return torch.from_numpy(out)
 

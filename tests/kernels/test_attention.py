@@ -55,6 +55,29 @@ def test_it_agrees_with_float64_whole_and_in_pieces(device: Device, sizes: HeadS
             assert torch.equal(whole[index], pieces[index])
 
 
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("is_interleaved", [False, True])
+def test_rows_rotated_as_they_are_cached_come_to_the_bits_of_those_rotated_before(
+    device: Device, bits: int, *, is_interleaved: bool
+) -> None:
+    torch.manual_seed(bits)
+    batch = Sequences(device, [40], HeadSizes(4, 2, 64, 32), 16, bits, PLAIN)
+    (q,), (k,), (v,) = batch.q, batch.k, batch.v
+    angles, factors = torch.rand(40, 24) * 6, torch.rand(40) + 0.5
+    cos, sin = angles.cos(), angles.sin()
+    attend, attend_rotated = batch.new_cache(), batch.new_cache()
+    steps = [(0, 33), (33, 6), (39, 1)]
+    for first, count in steps:
+        rows = slice(first, first + count)
+        spans = [(0, count, first, batch.blocks[0])]
+        rotation = cos[rows], sin[rows], factors[rows], is_interleaved
+        turned_q = device.rope(q[rows], cos[rows], sin[rows], factors[rows], is_interleaved=is_interleaved)
+        turned_k = device.rope(k[rows], cos[rows], sin[rows], is_interleaved=is_interleaved)
+        expected = attend(turned_q, turned_k, v[rows], spans)
+        assert torch.equal(attend_rotated(q[rows], k[rows], v[rows], spans, rotation), expected)
+    assert np.array_equal(attend_rotated.bytes(), attend.bytes())
+
+
 @pytest.mark.parametrize("block_len", [16, 64, 128])
 @pytest.mark.parametrize("bits", BITS)
 def test_a_context_split_over_blocks_is_put_together(device: Device, bits: int, block_len: int) -> None:

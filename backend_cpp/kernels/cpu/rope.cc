@@ -41,13 +41,16 @@ void rope_table(ThreadPool& pool, const RopeAngles& angles, int rows, float* cos
   });
 }
 
-void rope(ThreadPool& pool, const RopeTable& table, const HeadsView& heads, const float* factors) {
+void rope_row(const RopeTable& table, size_t row, const HeadsView& heads, const float* factors) {
   if (table.pairs == 0 && factors == nullptr) return;
   const auto rotate_head = table.is_interleaved ? rotate<true> : rotate<false>;
-  for_rows(pool, heads.rows, 2 * heads.heads * heads.head_dim, [&](size_t row) {
-    const float factor = factors != nullptr ? factors[row] : 1.0f;
-    for (int h = 0; h < heads.heads; ++h) rotate_head(table, row, heads.head_dim, factor, heads.head(row, h));
-  });
+  const float factor = factors != nullptr ? factors[row] : 1.0f;
+  for (int h = 0; h < heads.heads; ++h) rotate_head(table, row, heads.head_dim, factor, heads.head(row, h));
+}
+
+void rope(ThreadPool& pool, const RopeTable& table, const HeadsView& heads, const float* factors) {
+  for_rows(pool, heads.rows, 2 * heads.heads * heads.head_dim,
+           [&](size_t row) { rope_row(table, row, heads, factors); });
 }
 
 }  // namespace turbomind

@@ -104,28 +104,47 @@ void write_head(const CacheLayout& layout, const Place& place, const float* x) {
   }
 }
 
-}  // namespace
-
-void write_cache(ThreadPool& pool, const AttentionParams& params, const HeadsView& k, const HeadsView& v) {
+// Row number r of a span.
+void write_row(const AttentionParams& params, const AttentionSpan& span, int r, const HeadsView& k,
+               const HeadsView& v) {
   const CacheLayout& layout = params.layout;
   const int depth = layout.type == CacheType::kBFloat16 || layout.type == CacheType::kInt4 ? 2 : 1;
+  const auto row = static_cast<size_t>(span.first_row + r);
+  const int position = span.first_position + r;
+  const int slot = position % layout.block_len;
+  std::byte* block = params.pool + span.blocks[position / layout.block_len] * layout.block_bytes();
+  for (int head = 0; head < layout.num_kv_heads; ++head) {
+    const Place key{block + layout.key_offset(params.layer, head), slot, true, layout.key_dim, layout.block_len, depth};
+    write_head(layout, key, k.head(row, head));
+    const Place value{
+        block + layout.value_offset(params.layer, head), slot, false, layout.value_dim, layout.value_dim, depth};
+    write_head(layout, value, v.head(row, head));
+  }
+}
+
+// Calls body(span, number of a row in it) for every row of every span.
+template <class Body>
+void for_spanned_rows(ThreadPool& pool, const AttentionParams& params, Body&& body) {
   const std::vector<Rows> tasks = tasks_of(params);
   pool.parallel_for(static_cast<int>(tasks.size()), [&](int index) {
     const auto& [span, first, count] = tasks[index];
-    for (int r = first; r < first + count; ++r) {
-      const auto row = static_cast<size_t>(span->first_row + r);
-      const int position = span->first_position + r;
-      const int slot = position % layout.block_len;
-      std::byte* block = params.pool + span->blocks[position / layout.block_len] * layout.block_bytes();
-      for (int head = 0; head < layout.num_kv_heads; ++head) {
-        const Place key{
-            block + layout.key_offset(params.layer, head), slot, true, layout.key_dim, layout.block_len, depth};
-        write_head(layout, key, k.head(row, head));
-        const Place value{
-            block + layout.value_offset(params.layer, head), slot, false, layout.value_dim, layout.value_dim, depth};
-        write_head(layout, value, v.head(row, head));
-      }
-    }
+    for (int r = first; r < first + count; ++r) body(*span, r);
+  });
+}
+
+}  // namespace
+
+void write_cache(ThreadPool& pool, const AttentionParams& params, const HeadsView& k, const HeadsView& v) {
+  for_spanned_rows(pool, params, [&](const AttentionSpan& span, int r) { write_row(params, span, r, k, v); });
+}
+
+void rope_and_write(ThreadPool& pool, const RopeTable& table, const AttentionParams& params, const HeadsView& q,
+                    const float* factors, const HeadsView& k, const HeadsView& v) {
+  for_spanned_rows(pool, params, [&](const AttentionSpan& span, int r) {
+    const auto row = static_cast<size_t>(span.first_row + r);
+    rope_row(table, row, q, factors);
+    rope_row(table, row, k, nullptr);
+    write_row(params, span, r, k, v);
   });
 }
 

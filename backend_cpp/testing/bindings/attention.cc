@@ -27,17 +27,23 @@ class Cache {
     ops_.upload(poison.data(), poison.size(), pool_.as<void>());
   }
 
-  // A step: writes keys and values, and attends. q, k, v and what is returned: [rows, heads, dim].
+  // A step: writes keys and values, and attends. q, k, v and what is returned: [rows, heads, dim]. With cosine and
+  // sine [rows, pairs], queries and keys are rotated first, and queries multiplied by factors [rows].
   Array<float> attend(const Array<float>& q, const Array<float>& k, const Array<float>& v,
                       const std::vector<Span>& spans, float softcap, int window,
                       const OptionalArray<float>& alibi_slopes, const OptionalArray<float>& sinks,
-                      const OptionalArray<int32_t>& sights, const Array<float>& like) {
+                      const OptionalArray<int32_t>& sights, const Array<float>& like,
+                      const OptionalArray<float>& cosine, const OptionalArray<float>& sine, bool is_interleaved,
+                      const OptionalArray<float>& factors) {
     const OnDevice<float> queries(ops_, q);
     const OnDevice<float> keys(ops_, k);
     const OnDevice<float> values(ops_, v);
     const OnDevice<float> slopes(ops_, alibi_slopes);
     const OnDevice<float> sink_logits(ops_, sinks);
     const OnDevice<int32_t> seen(ops_, sights);
+    const OnDevice<float> cosines(ops_, cosine);
+    const OnDevice<float> sines(ops_, sine);
+    const OnDevice<float> query_factors(ops_, factors);
     const OnDevice<float> out(ops_, like);
     AttentionParams params;
     params.layout = layout_;
@@ -57,7 +63,12 @@ class Cache {
       return heads_view(x.data(), size_of(shape, 0), static_cast<size_t>(shape.shape(1) * shape.shape(2)), 0,
                         size_of(shape, 1), size_of(shape, 2));
     };
-    ops_.write_cache(params, view(keys, k), view(values, v));
+    if (cosine) {
+      const RopeTable table{cosines.data(), sines.data(), size_of(*cosine, 1), is_interleaved};
+      ops_.rope_and_write(table, params, view(queries, q), query_factors.data(), view(keys, k), view(values, v));
+    } else {
+      ops_.write_cache(params, view(keys, k), view(values, v));
+    }
     ops_.paged_attention(params, view(queries, q), out.data());
     return out.fetch(like);
   }
