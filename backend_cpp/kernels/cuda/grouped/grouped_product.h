@@ -5,8 +5,9 @@
 #pragma once
 
 #include "kernels/cuda/grouped/grouped_kernel.h"
-#include "kernels/cuda/linear/linear_task.cuh"
+#include "kernels/cuda/linear/expert_rows.h"
 #include "kernels/cuda/scratch.h"
+#include "kernels/linear.h"
 
 namespace turbomind::cuda {
 

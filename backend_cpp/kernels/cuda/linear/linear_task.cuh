@@ -3,16 +3,10 @@
 #pragma once
 
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/linear/expert_rows.h"
 #include "kernels/linear.h"
 
 namespace turbomind::cuda {
-
-// Rows that go to one expert, out of the list that is sorted by experts.
-struct ExpertRows {
-  int expert;
-  int first;
-  int count;
-};
 
 struct LinearTask {
   LinearWeight weight;  // of experts and heads: the shape of each
