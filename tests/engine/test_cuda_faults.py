@@ -4,20 +4,17 @@ The emulation plays them (backend_cpp/testing/cuda_emulated/faults.h).
 """
 
 import re
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import lmdeploy.turbomind.engine as engine_module
-from lmdeploy import GenerationConfig
-from lmdeploy.turbomind.engine import EngineOutput
 from tests.engine.test_model_families import CASES
-from tests.kernels.device import NativeModule, built_modules, load_module
+from tests.kernels.device import NativeModule
+from tests.support.emulated_cuda import emulated_cuda, submit, wait
 from tests.support.tiny_models import make_small
-from tests.support.token_engine import TIMEOUT, TokenEngine
+from tests.support.token_engine import TokenEngine
 
 MIB = 1 << 20
 NO_MEMORY, OLD_DRIVER, LOST, NO_CODE = 2, 35, 46, 209  # cudaError_t
@@ -26,14 +23,9 @@ PROMPT = list(range(100, 130))
 
 
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[NativeModule]:
-    """Engines that are made meanwhile use the emulation, which comes back with functions that make it fail."""
-    if "emulated" not in built_modules():
-        pytest.skip("CUDA is not emulated in this build: run `make build-tests`")
-    module = load_module("emulated")
-    monkeypatch.setattr(engine_module, "_turbomind", module)
-    yield module
-    module.clear_faults()
+def cuda() -> Iterator[NativeModule]:
+    with emulated_cuda() as module:
+        yield module
 
 
 @pytest.fixture
@@ -170,27 +162,3 @@ def test_a_device_that_cannot_be_used_is_refused_at_start(
     cuda.inject_fault(call, 0, error, True)
     with pytest.raises(RuntimeError, match=told):
         TokenEngine(model, device="cuda")
-
-
-Outputs = tuple[list[EngineOutput], threading.Event]
-
-
-def submit(engine: TokenEngine, ids: list[int], tokens: int) -> Outputs:
-    """Ask for an answer of ``tokens`` tokens."""
-    outputs: list[EngineOutput] = []
-    done = threading.Event()
-
-    def receive(output: EngineOutput) -> None:
-        outputs.append(output)
-        if output.is_final:
-            done.set()
-
-    engine.engine.submit(ids, GenerationConfig(max_new_tokens=tokens, ignore_eos=True), receive, stream=False)
-    return outputs, done
-
-
-def wait(pending: Outputs) -> list[EngineOutput]:
-    """Return what was answered."""
-    outputs, done = pending
-    assert done.wait(TIMEOUT), "no answer"
-    return outputs

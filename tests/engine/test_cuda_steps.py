@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-import lmdeploy.turbomind.engine as engine_module
-from tests.engine.test_cuda_faults import submit, wait
-from tests.kernels.device import NativeModule, built_modules, load_module
+from tests.kernels.device import NativeModule
+from tests.support.emulated_cuda import emulated_cuda, submit, wait
 from tests.support.tiny_models import make_small
 from tests.support.token_engine import TokenEngine
 
@@ -16,14 +15,9 @@ PROMPT = list(range(100, 130))
 
 
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[NativeModule]:
-    """Engines that are made meanwhile use the emulation, which comes back with functions that count its calls."""
-    if "emulated" not in built_modules():
-        pytest.skip("CUDA is not emulated in this build: run `make build-tests`")
-    module = load_module("emulated")
-    monkeypatch.setattr(engine_module, "_turbomind", module)
-    yield module
-    module.clear_faults()
+def cuda() -> Iterator[NativeModule]:
+    with emulated_cuda() as module:
+        yield module
 
 
 def calls_of_one_more_token(cuda: NativeModule, engine: TokenEngine, *names: str) -> list[float]:

@@ -3,37 +3,21 @@
 The kernel itself is emulated here: a loop over the groups that a table on the device tells of.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
 import torch
 
 from tests.kernels.arguments import Router
-from tests.kernels.device import Device, built_modules, load_module, opened
+from tests.kernels.device import Device
+from tests.kernels.emulated_library import NONE, RIGHT, WRONG, library, needs_emulation
 from tests.kernels.weights import Weight, make_weight
 
-NONE, RIGHT, WRONG = 0, 1, 2
 HIDDEN, SIZE = 64, 32
 EXPERTS, TOP_K = 5, 2
 TRIAL, PRODUCTS = 1, 2  # launches of a trial and of a layer
 
-pytestmark = pytest.mark.skipif(
-    "emulated" not in built_modules(), reason="the emulation of CUDA is not built: run `make build-tests`"
-)
-
-
-@contextmanager
-def library(kernel: int) -> Iterator[Device]:
-    """Yield the emulated device with a library that is right, wrong or not there."""
-    module = load_module("emulated")
-    module.set_library("groups", kernel)
-    try:
-        with opened("emulated") as device:
-            yield device
-    finally:
-        module.set_library("groups", NONE)
+pytestmark = needs_emulation
 
 
 @dataclass
@@ -67,7 +51,7 @@ def make_layer(device: Device, rows: int, kind: str = "bfloat16") -> Layer:
 
 
 def test_a_librarys_products_give_the_weighted_sum_of_float64(capfd: pytest.CaptureFixture[str]) -> None:
-    with library(RIGHT) as device:
+    with library("groups", RIGHT) as device:
         layer = make_layer(device, 90)
         chosen, weights, y = layer.run(device)
         assert device.module.library_launches("groups") == TRIAL + PRODUCTS
@@ -85,7 +69,7 @@ def test_a_librarys_products_give_the_weighted_sum_of_float64(capfd: pytest.Capt
 
 
 def test_rows_that_fill_a_step_are_left_alone() -> None:
-    with library(RIGHT) as device:
+    with library("groups", RIGHT) as device:
         layer = make_layer(device, 96)
         *_, whole = layer.run(device)
         device.begin_step(91)
@@ -101,7 +85,7 @@ def test_a_librarys_products_are_left_out(reason: str, monkeypatch: pytest.Monke
     if reason == "the user said so":
         monkeypatch.setenv("LMDEPLOY_CUDA_LIBRARIES", "0")
     rows = 70 if reason == "rows are few" else 90
-    with library(WRONG if reason == "it is wrong" else RIGHT) as device:
+    with library("groups", WRONG if reason == "it is wrong" else RIGHT) as device:
         layer = make_layer(device, rows, "float16" if reason == "weights are float16" else "bfloat16")
         *_, theirs = layer.run(device)
         tried = device.module.library_launches("groups")

@@ -5,39 +5,23 @@ The kernel itself is emulated here: plain loops that follow the plan as FlashInf
 
 import itertools
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 
 from tests.kernels.arguments import AttentionRule, HeadSizes
-from tests.kernels.device import Device, built_modules, load_module, opened
+from tests.kernels.device import Device, load_module
+from tests.kernels.emulated_library import NONE, RIGHT, WRONG, library, needs_emulation
 from tests.kernels.reference import attention_reference
 from tests.kernels.sequences import Sequences
 
-NONE, RIGHT, WRONG = 0, 1, 2
 ROPE = 64
 HEADS = 4
 SIZES = HeadSizes(HEADS, 1, ROPE + 512, 512)
 RULE = AttentionRule(0.125)
 
-pytestmark = pytest.mark.skipif(
-    "emulated" not in built_modules(), reason="the emulation of CUDA is not built: run `make build-tests`"
-)
-
-
-@contextmanager
-def library(kernel: int) -> Iterator[Device]:
-    """Yield the emulated device with a library that is right, wrong or not there."""
-    module = load_module("emulated")
-    module.set_library("latents", kernel)
-    try:
-        with opened("emulated") as device:
-            yield device
-    finally:
-        module.set_library("latents", NONE)
+pytestmark = needs_emulation
 
 
 def random_batch(source: random.Random) -> tuple[list[tuple[int, int, int, int]], int]:
@@ -163,7 +147,7 @@ def check_latents(batch: Sequences, sequence: int, out: torch.Tensor) -> None:
 @pytest.mark.parametrize("block_len", [16, 64])
 def test_a_librarys_attention_agrees_with_float64(block_len: int, capfd: pytest.CaptureFixture[str]) -> None:
     torch.manual_seed(block_len)
-    with library(RIGHT) as device:
+    with library("latents", RIGHT) as device:
         batch = latent_batch(device, [530, 65, 1], block_len)
         steps = [[(0, 0, 150), (1, 0, 40)], [(1, 40, 24), (0, 150, 377), (2, 0, 1)], [(0, 527, 1), (1, 64, 1)]]
         out = batch.run(steps)
@@ -179,7 +163,7 @@ def test_a_librarys_attention_is_left_out(
 ) -> None:
     if reason == "the user said so":
         monkeypatch.setenv("LMDEPLOY_CUDA_LIBRARIES", "0")
-    with library(WRONG if reason == "it is wrong" else RIGHT) as device:
+    with library("latents", WRONG if reason == "it is wrong" else RIGHT) as device:
         batch = latent_batch(device, [70], 32)
         batch.bits = 8 if reason == "the cache is int8" else 16
         steps = [[(0, 0, 66)], [(0, 66, 1)]]

@@ -3,36 +3,19 @@
 The library is emulated here: a loop that takes the scales where cuBLASLt does.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
 import torch
 
-from tests.kernels.device import Device, built_modules, load_module, opened
+from tests.kernels.device import Device
+from tests.kernels.emulated_library import NONE, RIGHT, WRONG, library, needs_emulation
 from tests.kernels.weights import Weight, codes_weight
 
-NONE, RIGHT, WRONG = 0, 1, 2
 ROWS, LAST = 211, 3  # the last are no multiple of 16, and ours
 OUTPUTS, INPUTS = 48, 320  # of blocks the last is not whole
 BLOCKS, WHOLE = (128, 128), (1, 1 << 20)
 LARGEST = 448
 
-pytestmark = pytest.mark.skipif(
-    "emulated" not in built_modules(), reason="the emulation of CUDA is not built: run `make build-tests`"
-)
-
-
-@contextmanager
-def library(kind: int) -> Iterator[Device]:
-    """Yield the emulated device with a library that is right, wrong or not there."""
-    module = load_module("emulated")
-    module.set_library("scales", kind)
-    try:
-        with opened("emulated") as device:
-            yield device
-    finally:
-        module.set_library("scales", NONE)
+pytestmark = needs_emulation
 
 
 def make_codes(device: Device, block: tuple[int, int], bias: torch.Tensor | None = None) -> Weight:
@@ -60,7 +43,7 @@ def test_a_librarys_product_is_that_of_rounded_inputs(
     torch.manual_seed(1)
     x = torch.randn(ROWS, INPUTS) * torch.exp(2 * torch.randn(1, INPUTS))
     before = torch.randn(ROWS, OUTPUTS) if adds else None
-    with library(RIGHT) as device:
+    with library("scales", RIGHT) as device:
         weight = make_codes(device, block)
         y = device.linear(weight, x, before)
         # The trial, and, where nothing is added, two: the binding asks twice.
@@ -79,7 +62,7 @@ def test_a_librarys_product_is_that_of_rounded_inputs(
 def test_a_row_that_is_no_number_spoils_no_other() -> None:
     torch.manual_seed(2)
     x = torch.randn(ROWS, INPUTS)
-    with library(RIGHT) as device:
+    with library("scales", RIGHT) as device:
         weight = make_codes(device, BLOCKS)
         clean = device.linear(weight, x)
         x[7, 200] = float("nan")
@@ -97,7 +80,7 @@ def test_a_librarys_product_is_left_out(block: tuple[int, int], reason: str, mon
     if reason == "the user said so":
         monkeypatch.setenv("LMDEPLOY_CUDA_LIBRARIES", "0")
     x = torch.randn(100 if reason == "rows are few" else ROWS, INPUTS)
-    with library(WRONG if reason == "it is wrong" else RIGHT) as device:
+    with library("scales", WRONG if reason == "it is wrong" else RIGHT) as device:
         weight = make_codes(device, block, torch.randn(OUTPUTS) if reason == "there is a bias" else None)
         theirs = device.linear(weight, x)
         tried = device.module.library_launches("scales")

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tools.bench import random_model
+
 _AWQ_GROUP = 128
 
 
@@ -173,15 +175,7 @@ _COMMON = {
     "rope_theta": 10000.0,
     "tie_word_embeddings": False,
 }
-_LLAMA_8B = _COMMON | {
-    "model_type": "llama",
-    "vocab_size": 128256,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-}
+_LLAMA_8B = _COMMON | {"model_type": "llama"} | random_model.SHAPES["llama-3.1-8b"][1]
 SHAPES = {
     "llama-8b": Shape("LlamaForCausalLM", _LLAMA_8B),
     "llama-8b-2-layers": Shape("LlamaForCausalLM", _LLAMA_8B | {"num_hidden_layers": 2}),

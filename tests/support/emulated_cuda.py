@@ -1,0 +1,51 @@
+"""Engines on the emulation of CUDA, and requests that are waited for."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+import lmdeploy.turbomind.engine as engine_module
+from lmdeploy import GenerationConfig
+from lmdeploy.turbomind.engine import EngineOutput
+from tests.kernels.device import NativeModule, built_modules, load_module
+from tests.support.token_engine import TIMEOUT, TokenEngine
+
+# What came, and whether all of it did.
+Outputs = tuple[list[EngineOutput], threading.Event]
+
+
+@contextmanager
+def emulated_cuda() -> Iterator[NativeModule]:
+    """Yield the emulation, whose functions make it fail and count its calls; engines that are made meanwhile use it."""
+    if "emulated" not in built_modules():
+        pytest.skip("CUDA is not emulated in this build: run `make build-tests`")
+    module = load_module("emulated")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_module, "_turbomind", module)
+        try:
+            yield module
+        finally:
+            module.clear_faults()
+
+
+def submit(engine: TokenEngine, ids: list[int], tokens: int) -> Outputs:
+    """Ask for an answer of ``tokens`` tokens."""
+    outputs: list[EngineOutput] = []
+    done = threading.Event()
+
+    def receive(output: EngineOutput) -> None:
+        outputs.append(output)
+        if output.is_final:
+            done.set()
+
+    engine.engine.submit(ids, GenerationConfig(max_new_tokens=tokens, ignore_eos=True), receive, stream=False)
+    return outputs, done
+
+
+def wait(pending: Outputs) -> list[EngineOutput]:
+    """Return what was answered."""
+    outputs, done = pending
+    assert done.wait(TIMEOUT), "no answer"
+    return outputs
