@@ -403,10 +403,16 @@ void CudaOperators::copy_heads(const HeadsView& from, const HeadsView& to) {
 }
 
 void CudaOperators::linear(const LinearWeight& weight, const float* x, int rows, float* y, bool accumulate) {
+  linear_of(weight, x, rows, y, accumulate);
+}
+
+void CudaOperators::linear_of(const LinearWeight& weight, const LinearInput& input, int rows, float* y,
+                              bool accumulate) {
   const cuda::GemmScales scales = scaled_->scales_for(weight, rows);
+  const LinearInput taken = cuda::makes_rows(weight, rows, scales) ? input : make_rows(input, rows, weight.in_features);
   cuda::LinearScratch memory = linear_scratch(cuda::linear_scratch_bytes(weight, rows));
   memory.scales = scales;
-  cuda::linear(stream(), memory, weight, x, rows, y, accumulate);
+  cuda::linear(stream(), memory, weight, taken, rows, y, accumulate);
 }
 
 void CudaOperators::head_linear(const LinearWeight& weight, const HeadsView& x, const HeadsView& y) {

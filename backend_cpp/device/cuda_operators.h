@@ -68,6 +68,7 @@ class CudaOperators final : public Operators {
   void scatter_rows(const float* x, const int32_t* indices, int count, int size, float* y, bool accumulate) override;
   void copy_heads(const HeadsView& from, const HeadsView& to) override;
   void linear(const LinearWeight& weight, const float* x, int rows, float* y, bool accumulate) override;
+  void linear_of(const LinearWeight& weight, const LinearInput& input, int rows, float* y, bool accumulate) override;
   void head_linear(const LinearWeight& weight, const HeadsView& x, const HeadsView& y) override;
   void lora_shrink(const LoraRows& adapters, const float* x, int in_features, float* shrunk) override;
   void lora_expand(const LoraRows& adapters, const float* shrunk, int out_features, float* y) override;

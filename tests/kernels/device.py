@@ -108,10 +108,13 @@ class Device:
         y = _unwritten(x.shape[0], weight.exact.shape[0]) if before is None else _array(before)
         return torch.from_numpy(self.native.linear(weight.native, _array(x), y, before is not None))
 
-    def linear_of_norms(self, weight: Any, x: torch.Tensor, scale: torch.Tensor, eps: float) -> torch.Tensor:
-        """Return the RMSNorm of ``x``'s rows with ``scale`` ``[in]``, times the weight."""
+    def linear_of_norms(
+        self, weight: Any, x: torch.Tensor, scale: torch.Tensor, eps: float, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return the norm of ``x``'s rows with ``scale`` ``[in]`` times the weight: RMS, or with ``bias`` layer."""
         y = _unwritten(x.shape[0], weight.exact.shape[0])
-        return torch.from_numpy(self.native.linear_of_norms(weight.native, _array(x), _array(scale), eps, y))
+        norm = (_array(scale), _array(bias), eps)
+        return torch.from_numpy(self.native.linear_of_norms(weight.native, _array(x), *norm, y))
 
     def linear_of_gates(self, weight: Any, x: torch.Tensor, activation: str) -> torch.Tensor:
         """Return the gated activation of ``x`` ``[rows, 2 in]``, times the weight."""

@@ -3,7 +3,7 @@
 Grids have at most 65,535 blocks in y and z; blocks at most 1,024 threads, and the shared memory of the device.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -88,3 +88,22 @@ def test_long_heads_decode_on_devices_with_less_shared_memory(cuda: Device, shar
     torch.manual_seed(0)
     batch = Sequences(cuda, [150], HeadSizes(4, 2, 256, 256), 64, bits, AttentionRule(2.0**-4))
     batch.check(0, batch.run([[(0, 0, 149)], [(0, 149, 1)]])[0])
+
+
+@pytest.mark.parametrize(("kind", "rows"), [("bfloat16", 17), ("float16", 200), ("int4", 17), ("int8", 200)])
+def test_rows_are_made_and_rounded_in_one_launch(cuda: Device, kind: str, rows: int) -> None:
+    if cuda.name != "emulated":
+        pytest.skip("a GPU does not count its launches")
+    weight, x = make_weight(cuda, torch.randn(40, 96), kind, 32), torch.randn(rows, 192)
+
+    def launches(run: Callable[[], torch.Tensor]) -> int:
+        before: int = cuda.module.calls_of("cudaLaunchKernel")
+        run()
+        after: int = cuda.module.calls_of("cudaLaunchKernel")
+        return after - before
+
+    rows_alone = x[:, :96].contiguous()
+    of_rows = launches(lambda: cuda.linear(weight, rows_alone)) / 2  # it is called twice
+    assert of_rows >= 1
+    assert launches(lambda: cuda.linear_of_norms(weight, rows_alone, torch.randn(96), 1e-5)) == of_rows
+    assert launches(lambda: cuda.linear_of_gates(weight, x, "silu")) == of_rows

@@ -201,7 +201,7 @@ def _of_kind(device: Device, shape: tuple[int, int], kind: str) -> Weight:
 
 
 @pytest.mark.parametrize("kind", MADE)
-@pytest.mark.parametrize("rows", [1, 9, 70])
+@pytest.mark.parametrize("rows", [1, 9, 70, 200])
 def test_rows_normed_while_they_are_read_come_to_the_bits_of_those_normed_before(
     device: Device, rows: int, kind: str
 ) -> None:
@@ -213,7 +213,7 @@ def test_rows_normed_while_they_are_read_come_to_the_bits_of_those_normed_before
 
 
 @pytest.mark.parametrize("kind", MADE)
-@pytest.mark.parametrize("rows", [1, 9, 70])
+@pytest.mark.parametrize("rows", [1, 9, 70, 200])
 def test_gated_rows_made_while_they_are_read_come_to_the_bits_of_those_made_before(
     device: Device, rows: int, kind: str
 ) -> None:
@@ -222,3 +222,18 @@ def test_gated_rows_made_while_they_are_read_come_to_the_bits_of_those_made_befo
     weight = _of_kind(device, (40, 96), kind)
     expected = device.linear(weight, device.activate(x, "silu", is_gated=True))
     assert torch.equal(device.linear_of_gates(weight, x, "silu"), expected)
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float16", "int8", "int4", "codes, shuffled"])
+@pytest.mark.parametrize(("rows", "size"), [(18, 1100), (194, 1032)])  # which are no whole groups
+def test_long_rows_made_while_they_are_rounded_come_to_the_same_bits(
+    cuda: Device, rows: int, size: int, kind: str
+) -> None:
+    torch.manual_seed(rows)
+    x, scale, bias = torch.randn(rows, 2 * size), torch.randn(size), torch.randn(size)
+    weight = _of_kind(cuda, (20, size), kind)
+    gated = cuda.linear(weight, cuda.activate(x, "gelu_tanh", is_gated=True))
+    assert torch.equal(cuda.linear_of_gates(weight, x, "gelu_tanh"), gated)
+    x = x[:, :size].contiguous()
+    normed = cuda.linear(weight, cuda.layer_norm(x, scale, bias, 1e-5))
+    assert torch.equal(cuda.linear_of_norms(weight, x, scale, 1e-5, bias), normed)

@@ -98,18 +98,21 @@ void bind_linear(py::module_& m, DeviceClass& device) {
     }
     return outputs.fetch(y);
   });
-  // Of RMS norms of x [rows, in_features], with `scale` [in_features]; like [rows, out_features]
-  device.def("linear_of_norms", [](Device& d, const WeightOnDevice& weight, const Array<float>& x,
-                                   const Array<float>& scale, float eps, const Array<float>& like) {
-    const OnDevice<float> inputs(*d.ops, x);
-    const OnDevice<float> scales(*d.ops, scale);
-    const OnDevice<float> room(*d.ops, x);
-    const OnDevice<float> outputs(*d.ops, like);
-    const NormWeight norm{.eps = eps, .weight = scales.data()};
-    d.ops->linear_of(weight.view(), LinearInput::normed(norm, inputs.data(), room.data()), size_of(x, 0),
-                     outputs.data(), false);
-    return outputs.fetch(like);
-  });
+  // Of norms of x [rows, in_features], with `scale` [in_features], and of layer norms where there is a `bias`
+  // [in_features]; like [rows, out_features]
+  device.def("linear_of_norms",
+             [](Device& d, const WeightOnDevice& weight, const Array<float>& x, const Array<float>& scale,
+                const OptionalArray<float>& bias, float eps, const Array<float>& like) {
+               const OnDevice<float> inputs(*d.ops, x);
+               const OnDevice<float> scales(*d.ops, scale);
+               const OnDevice<float> shift(*d.ops, bias);
+               const OnDevice<float> room(*d.ops, x);
+               const OnDevice<float> outputs(*d.ops, like);
+               const NormWeight norm{bias ? NormKind::kLayer : NormKind::kRms, eps, scales.data(), shift.data()};
+               d.ops->linear_of(weight.view(), LinearInput::normed(norm, inputs.data(), room.data()), size_of(x, 0),
+                                outputs.data(), false);
+               return outputs.fetch(like);
+             });
   // Of the gated activation of x [rows, 2 in_features]; like [rows, out_features]
   device.def("linear_of_gates", [](Device& d, const WeightOnDevice& weight, const Array<float>& x, int activation,
                                    const Array<float>& like) {

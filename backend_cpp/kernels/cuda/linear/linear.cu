@@ -24,9 +24,23 @@ int wide_outputs(const LinearWeight& weight) {
   return std::min(std::max(wanted, kTileOutputs), packed_shape(weight).tiles() * kTileOutputs);
 }
 
-RowsToRound rows_of(const LinearWeight& weight, const float* x, int rows) {
-  const auto inputs = static_cast<size_t>(weight.in_features);
-  return {x, rows, inputs, 1, 0, weight.in_features, weight.input_order};
+// How a call multiplies.
+enum class Way : uint8_t {
+  kPlain,    // float32 as it is
+  kStream,   // few rows, rounded while they are read
+  kTile,     // some, rounded before
+  kLibrary,  // many rows of bytes, scales applied by the library
+  kScaled,   // many rows, scales applied by us
+  kProduct,  // other products of the library
+};
+
+Way way_of(const LinearWeight& weight, int rows, GemmScales scales) {
+  const bool is_float32 = weight.format == WeightFormat::kFloat32;
+  if (is_float32 ? rows <= kPlainRows : !has_whole_chunks(weight)) return Way::kPlain;
+  if (!is_float32 && rows <= kStreamRows) return Way::kStream;
+  if (weight.is_packed() && rows < kWidenRows) return Way::kTile;
+  if (scales != GemmScales::kNone) return Way::kLibrary;
+  return weight.output_scales != nullptr ? Way::kScaled : Way::kProduct;
 }
 
 LinearTask task_of(const LinearScratch& scratch, const LinearWeight& weight, const void* x, size_t x_stride, int rows,
@@ -51,8 +65,8 @@ __global__ void add_bias_kernel(const float* bias, int outputs, float* y, bool a
   *target = accumulate ? *target + bias[output] : bias[output];
 }
 
-void many_rows(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight, const float* x, int rows,
-               float* y, bool accumulate) {
+void many_rows(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight, const LinearInput& input,
+               int rows, float* y, bool accumulate) {
   if (weight.bias != nullptr) {
     constexpr int kThreads = 256;
     launch(add_bias_kernel, rows_and(rows, divide_up(weight.out_features, kThreads)), dim3(kThreads), 0, stream,
@@ -60,7 +74,7 @@ void many_rows(cudaStream_t stream, const LinearScratch& scratch, const LinearWe
     accumulate = true;
   }
   GemmCall call;
-  call.x = x;
+  call.x = input.x;
   call.w = weight.data;
   call.y = y;
   call.rows = rows;
@@ -76,7 +90,7 @@ void many_rows(cudaStream_t stream, const LinearScratch& scratch, const LinearWe
   }
   Scratch memory = scratch.memory;
   auto* rounded = memory.take<uint16_t>(static_cast<size_t>(rows) * call.inputs);
-  round_rows(stream, rows_of(weight, x, rows), weight.format, ChunkOrder::kPlain, call.inputs, rounded);
+  round_input(stream, input, rows, weight, ChunkOrder::kPlain, call.inputs, rounded);
   call.x = rounded;
   call.type = weight.format == WeightFormat::kBFloat16 ? GemmType::kBFloat16 : GemmType::kFloat16;
   if (!weight.is_packed()) {
@@ -110,37 +124,47 @@ size_t linear_scratch_bytes(const LinearWeight& weight, int rows) {
   return bytes;
 }
 
-void linear(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight, const float* x, int rows,
-            float* y, bool accumulate) {
+bool makes_rows(const LinearWeight& weight, int rows, GemmScales scales) {
+  const Way way = way_of(weight, rows, scales);
+  return way == Way::kTile || (way == Way::kProduct && weight.format != WeightFormat::kFloat32);
+}
+
+void linear(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight, const LinearInput& input,
+            int rows, float* y, bool accumulate) {
   if (rows == 0) return;
   const int padded = padded_inputs(weight);
-  if (weight.format == WeightFormat::kFloat32 ? rows <= kPlainRows : !has_whole_chunks(weight)) {
-    plain_linear(stream, task_of(scratch, weight, x, weight.in_features, rows, y, accumulate));
-  } else if (weight.format != WeightFormat::kFloat32 && rows <= kStreamRows) {
-    Scratch memory = scratch.memory;
-    size_t stride = weight.in_features;
-    if (weight.input_order != nullptr || weight.in_features % 4 != 0) {
-      stride = padded;
-      auto* gathered = memory.take<float>(rows * stride);
-      gather_inputs(stream, rows_of(weight, x, rows), padded, gathered);
-      x = gathered;
+  const float* x = input.x;
+  Scratch memory = scratch.memory;
+  switch (way_of(weight, rows, scratch.scales)) {
+    case Way::kPlain:
+      return plain_linear(stream, task_of(scratch, weight, x, weight.in_features, rows, y, accumulate));
+    case Way::kStream: {
+      size_t stride = weight.in_features;
+      if (weight.input_order != nullptr || weight.in_features % 4 != 0) {
+        stride = padded;
+        auto* gathered = memory.take<float>(rows * stride);
+        gather_inputs(stream, rows_of(weight, x, rows), padded, gathered);
+        x = gathered;
+      }
+      return stream_linear(stream, memory, task_of(scratch, weight, x, stride, rows, y, accumulate), rows);
     }
-    stream_linear(stream, memory, task_of(scratch, weight, x, stride, rows, y, accumulate), rows);
-  } else if (weight.is_packed() && rows < kWidenRows) {
-    Scratch memory = scratch.memory;
-    auto* rounded = memory.take<uint16_t>(static_cast<size_t>(rows) * padded);
-    const ChunkOrder order = weight.format == WeightFormat::kInt4 ? ChunkOrder::kInt4 : ChunkOrder::kPlain;
-    round_rows(stream, rows_of(weight, x, rows), weight.format, order, padded, rounded);
-    tile_linear(stream, memory, task_of(scratch, weight, rounded, padded, rows, y, accumulate), rows);
-  } else if (scratch.scales != GemmScales::kNone) {
-    const int last = rows % kLibraryRows;
-    const auto first = static_cast<size_t>(rows - last);
-    library_product(stream, scratch, weight, scratch.scales, rows_of(weight, x, rows - last), y, accumulate);
-    linear(stream, scratch, weight, x + first * weight.in_features, last, y + first * weight.out_features, accumulate);
-  } else if (weight.output_scales != nullptr) {
-    scaled_product(stream, scratch, weight, rows_of(weight, x, rows), y, accumulate);
-  } else {
-    many_rows(stream, scratch, weight, x, rows, y, accumulate);
+    case Way::kTile: {
+      auto* rounded = memory.take<uint16_t>(static_cast<size_t>(rows) * padded);
+      const ChunkOrder order = weight.format == WeightFormat::kInt4 ? ChunkOrder::kInt4 : ChunkOrder::kPlain;
+      round_input(stream, input, rows, weight, order, padded, rounded);
+      return tile_linear(stream, memory, task_of(scratch, weight, rounded, padded, rows, y, accumulate), rows);
+    }
+    case Way::kLibrary: {
+      const int last = rows % kLibraryRows;
+      const auto first = static_cast<size_t>(rows - last);
+      library_product(stream, scratch, weight, scratch.scales, rows_of(weight, x, rows - last), y, accumulate);
+      return linear(stream, scratch, weight, x + first * weight.in_features, last, y + first * weight.out_features,
+                    accumulate);
+    }
+    case Way::kScaled:
+      return scaled_product(stream, scratch, weight, rows_of(weight, x, rows), y, accumulate);
+    case Way::kProduct:
+      return many_rows(stream, scratch, weight, input, rows, y, accumulate);
   }
 }
 

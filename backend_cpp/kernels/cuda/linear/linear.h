@@ -24,6 +24,7 @@
 #include "kernels/cuda/scratch.h"
 #include "kernels/heads_view.h"
 #include "kernels/linear.h"
+#include "kernels/linear_input.h"
 
 namespace turbomind::cuda {
 
@@ -52,9 +53,13 @@ class SplitCounters {
 // The scratch memory that a call with up to `rows` rows takes.
 size_t linear_scratch_bytes(const LinearWeight& weight, int rows);
 
-// x [rows, in_features], y [rows, out_features], float32
-void linear(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight, const float* x, int rows,
-            float* y, bool accumulate);
+// Whether so many rows are rounded to 16 bits in a launch of their own, which then makes them of a norm or an
+// activation as well. `scales`: those of the call.
+bool makes_rows(const LinearWeight& weight, int rows, GemmScales scales);
+
+// input [rows, in_features]: rows as they are, or, where the call makes_rows, any. y [rows, out_features], float32
+void linear(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight, const LinearInput& input,
+            int rows, float* y, bool accumulate);
 
 // A linear map of its own for each head, as kernels/head_linear.h says; the weight is not packed.
 size_t head_linear_scratch_bytes(const LinearWeight& weight, int heads, int rows);

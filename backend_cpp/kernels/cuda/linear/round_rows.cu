@@ -1,9 +1,11 @@
 #include "kernels/cuda/linear/round_rows.h"
 
+#include "kernels/cuda/elementwise/activated.cuh"
+#include "kernels/cuda/elementwise/row_norm.cuh"
 #include "kernels/cuda/linear/weight_slab.cuh"
-#include "kernels/cuda/reduce.cuh"
 
 // To 16 bits: a thread takes eight neighbouring inputs, it reads 32 bytes and writes 16 or 32; blockIdx.x is the row.
+// Of norms: as the norm alone does it (norm.cu), and then the same.
 // To 8 bits: a block takes a row and reads it twice, for its scale and for its codes.
 
 namespace turbomind::cuda {
@@ -47,6 +49,49 @@ __global__ void __launch_bounds__(kThreads) round_kernel(RowsToRound from, int p
   for_chunk(from, padded_inputs, [&](size_t chunk, const float (&values)[kChunk]) {
     *reinterpret_cast<uint4*>(rounded + chunk * kChunk) = round_chunk<kFormat>(values);
   });
+}
+
+// from: gate_up; its inputs are those of the result.
+template <WeightFormat kFormat>
+__global__ void __launch_bounds__(kThreads)
+    round_gated_kernel(Activation activation, RowsToRound from, int padded_inputs, uint16_t* rounded) {
+  const int chunk = blockIdx.y * kThreads + threadIdx.x;
+  if (chunk >= padded_inputs / kChunk) return;
+  const float* gate = from.x + blockIdx.x * from.stride;
+  float values[kChunk];
+  float up[kChunk];
+  read_chunk(from, gate, chunk * kChunk, values);
+  read_chunk(from, gate + from.inputs, chunk * kChunk, up);
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) {
+    values[i] = chunk * kChunk + i < from.inputs ? activated(activation, values[i], up[i]) : 0.0f;
+  }
+  const size_t place = static_cast<size_t>(blockIdx.x) * padded_inputs + chunk * kChunk;
+  *reinterpret_cast<uint4*>(rounded + place) = round_chunk<kFormat>(values);
+}
+
+template <WeightFormat kFormat, int kGroup, class Vector>
+__global__ void __launch_bounds__(RowGroup<kGroup>::kBlock)
+    round_normed_kernel(NormWeight norm, RowsToRound from, int padded_inputs, uint16_t* rounded) {
+  const int row = RowGroup<kGroup>::row();
+  if (row >= from.rows) return;  // as in norm_kernel
+  const float* x = from.x + row * from.stride;
+  const RowNorm own = norm_of_row<kGroup, Vector>(norm, x, from.inputs);
+  uint16_t* to = rounded + static_cast<size_t>(row) * padded_inputs;
+  for (int input = RowGroup<kGroup>::thread() * kChunk; input < padded_inputs; input += kGroup * kChunk) {
+    float values[kChunk];
+    float scales[kChunk];
+    float biases[kChunk];
+    read_chunk(from, x, input, values);
+    read_chunk(from, norm.weight, input, scales);
+    if (norm.bias != nullptr) read_chunk(from, norm.bias, input, biases);
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+      const float value = own(values[i], scales[i], norm.bias != nullptr ? biases + i : nullptr);
+      values[i] = input + i < from.inputs ? value : 0.0f;
+    }
+    *reinterpret_cast<uint4*>(to + input) = round_chunk<kFormat>(values);
+  }
 }
 
 __global__ void __launch_bounds__(kThreads) gather_kernel(RowsToRound from, int padded_inputs, float* gathered) {
@@ -98,14 +143,50 @@ dim3 grid_of(const RowsToRound& from, int padded_inputs) {
   return rows_and(from.rows, divide_up(padded_inputs / kChunk * from.heads, kThreads));
 }
 
+template <WeightFormat kFormat, int kGroup>
+void launch_normed(cudaStream_t stream, const NormWeight& norm, const RowsToRound& from, int padded_inputs,
+                   uint16_t* rounded) {
+  using Group = RowGroup<kGroup>;
+  const bool is_vector = from.inputs % 4 == 0 && is_float4(from.x) && is_float4(norm.weight);
+  launch(is_vector ? round_normed_kernel<kFormat, kGroup, float4> : round_normed_kernel<kFormat, kGroup, float>,
+         dim3(divide_up(from.rows, Group::kRows)), dim3(Group::kBlock), 0, stream, norm, from, padded_inputs, rounded);
+}
+
+template <WeightFormat kFormat>
+void launch_input(cudaStream_t stream, const LinearInput& input, RowsToRound from, int padded_inputs,
+                  uint16_t* rounded) {
+  if (input.gate.has_value()) {
+    from.stride *= 2;
+    launch(round_gated_kernel<kFormat>, grid_of(from, padded_inputs), dim3(kThreads), 0, stream, *input.gate, from,
+           padded_inputs, rounded);
+  } else if (input.norm == nullptr) {
+    launch(round_kernel<kFormat>, grid_of(from, padded_inputs), dim3(kThreads), 0, stream, from, padded_inputs,
+           rounded);
+  } else if (from.inputs <= kWarpFloats) {
+    launch_normed<kFormat, kWarp>(stream, *input.norm, from, padded_inputs, rounded);
+  } else {
+    launch_normed<kFormat, kNormThreads>(stream, *input.norm, from, padded_inputs, rounded);
+  }
+}
+
+void launch_rounding(cudaStream_t stream, const LinearInput& input, const RowsToRound& from, WeightFormat weight_format,
+                     ChunkOrder order, int padded_inputs, uint16_t* rounded) {
+  auto* launch_format = order == ChunkOrder::kInt4                 ? launch_input<WeightFormat::kInt4>
+                        : weight_format == WeightFormat::kBFloat16 ? launch_input<WeightFormat::kBFloat16>
+                                                                   : launch_input<WeightFormat::kFloat16>;
+  launch_format(stream, input, from, padded_inputs, rounded);
+}
+
 }  // namespace
 
 void round_rows(cudaStream_t stream, const RowsToRound& from, WeightFormat weight_format, ChunkOrder order,
                 int padded_inputs, uint16_t* rounded) {
-  auto* kernel = order == ChunkOrder::kInt4                 ? round_kernel<WeightFormat::kInt4>
-                 : weight_format == WeightFormat::kBFloat16 ? round_kernel<WeightFormat::kBFloat16>
-                                                            : round_kernel<WeightFormat::kFloat16>;
-  launch(kernel, grid_of(from, padded_inputs), dim3(kThreads), 0, stream, from, padded_inputs, rounded);
+  launch_rounding(stream, from.x, from, weight_format, order, padded_inputs, rounded);
+}
+
+void round_input(cudaStream_t stream, const LinearInput& input, int rows, const LinearWeight& weight, ChunkOrder order,
+                 int padded_inputs, uint16_t* rounded) {
+  launch_rounding(stream, input, rows_of(weight, input.x, rows), weight.format, order, padded_inputs, rounded);
 }
 
 void round_rows_to_bytes(cudaStream_t stream, const RowsToRound& from, WeightFormat weight_format, int padded_inputs,

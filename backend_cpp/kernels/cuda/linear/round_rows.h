@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/device.h"
 #include "kernels/linear.h"
+#include "kernels/linear_input.h"
 
 namespace turbomind::cuda {
 
@@ -17,6 +18,12 @@ struct RowsToRound {
   const int32_t* input_order = nullptr;  // [inputs], or null: as they are
 };
 
+// x [rows, in_features] in the order of the weight's codes.
+inline RowsToRound rows_of(const LinearWeight& weight, const float* x, int rows) {
+  const auto inputs = static_cast<size_t>(weight.in_features);
+  return {x, rows, inputs, 1, 0, weight.in_features, weight.input_order};
+}
+
 // In which order a chunk of eight 16-bit inputs is written: as they are, or as tile_linear takes them with a weight of
 // int4 (weight_slab.cuh).
 enum class ChunkOrder : uint8_t { kPlain, kInt4 };
@@ -25,6 +32,10 @@ enum class ChunkOrder : uint8_t { kPlain, kInt4 };
 // padded_inputs is a multiple of 8, what lies beyond `inputs` is 0.
 void round_rows(cudaStream_t stream, const RowsToRound& from, WeightFormat weight_format, ChunkOrder order,
                 int padded_inputs, uint16_t* rounded);
+
+// The same of what a linear layer is given, [rows, padded_inputs]: norms and activations are made in the same launch.
+void round_input(cudaStream_t stream, const LinearInput& input, int rows, const LinearWeight& weight, ChunkOrder order,
+                 int padded_inputs, uint16_t* rounded);
 
 // Rows (of one head) in 8 bits, each with a scale of its own, scales [rows]: int8 for a weight of int8, whose scale is
 // max |x| / 127, else float8, whose scale is max |x| / 448. codes [rows, padded_inputs]; padded_inputs is a multiple of

@@ -1,0 +1,47 @@
+// An activation of one number, in kernels; as kernels/activation.h says. NaN stays NaN.
+#pragma once
+
+#include "kernels/activation.h"
+#include "kernels/cuda/device.h"
+
+namespace turbomind::cuda {
+
+// Comparisons instead of fminf and fmaxf, which drop NaN.
+__device__ __forceinline__ float at_least(float v, float low) {
+  return v < low ? low : v;
+}
+
+__device__ __forceinline__ float at_most(float v, float high) {
+  return v > high ? high : v;
+}
+
+// v / (1 + exp(-slope v))
+__device__ __forceinline__ float sigmoid_linear(float v, float slope) {
+  return v / (1.0f + expf(-v * slope));
+}
+
+// max(v, 0) - |v| erfc(|v| / sqrt 2) / 2, so that the tail keeps its precision.
+__device__ __forceinline__ float gelu(float v) {
+  const float magnitude = fabsf(v);
+  return at_least(v, 0.0f) - 0.5f * magnitude * erfcf(magnitude * 0.70710678f);
+}
+
+__device__ __forceinline__ float activated(Activation activation, float gate, float up) {
+  switch (activation) {
+    case Activation::kSilu:
+      return sigmoid_linear(gate, 1.0f) * up;
+    case Activation::kGelu:
+      return gelu(gate) * up;
+    case Activation::kGeluTanh:  // 2 sqrt(2 / pi)
+      return sigmoid_linear(gate, (gate * gate * 0.044715f + 1.0f) * 1.5957691216f) * up;
+    case Activation::kRelu:
+      return at_least(gate, 0.0f) * up;
+    case Activation::kRelu2:
+      return at_least(gate, 0.0f) * at_least(gate, 0.0f) * up;
+    case Activation::kClampedSwiglu:
+      return sigmoid_linear(at_most(gate, 7.0f), 1.702f) * (at_least(at_most(up, 7.0f), -7.0f) + 1.0f);
+  }
+  return 0.0f;
+}
+
+}  // namespace turbomind::cuda
