@@ -157,6 +157,10 @@ void CpuOperators::all_reduce(float* x, size_t count) {
   if (place_.exchange) place_.exchange->all_reduce(place_.rank, x, count);
 }
 
+void CpuOperators::all_gather(float* x, size_t count) {
+  if (place_.exchange) place_.exchange->all_gather(place_.rank, x, count);
+}
+
 AttentionParams CpuOperators::with_spans(AttentionParams params) const {
   const std::vector<AttentionSpan>& spans = spans_[static_cast<size_t>(params.set)];
   params.spans = spans.data();

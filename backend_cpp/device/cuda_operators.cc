@@ -472,6 +472,10 @@ void CudaOperators::all_reduce(float* x, size_t count) {
   if (rank_.group) rank_.group->all_reduce(rank_.rank, x, count, stream());
 }
 
+void CudaOperators::all_gather(float* x, size_t count) {
+  if (rank_.group) rank_.group->all_gather(rank_.rank, x, count, stream());
+}
+
 void CudaOperators::write_cache(const AttentionParams& params, const HeadsView& k, const HeadsView& v) {
   const Spans& spans = spans_of(params.set);
   for (const SpanGroup* group : {&spans.single, &spans.several}) {

@@ -33,6 +33,16 @@ void HostExchange::all_reduce(int rank, float* data, size_t count) {
   meet();
 }
 
+void HostExchange::all_gather(int rank, float* data, size_t count) {
+  buffers_[static_cast<size_t>(rank)] = data;
+  meet();
+  for (size_t other = 0; other < buffers_.size(); ++other) {
+    const size_t first = other * count;
+    if (other != static_cast<size_t>(rank)) std::copy_n(buffers_[other] + first, count, data + first);
+  }
+  meet();
+}
+
 void HostExchange::meet() {
   const uint32_t meeting = meetings_.load(std::memory_order_acquire);
   check();  // a failure from here on ends the meeting that was loaded

@@ -1,4 +1,4 @@
-// Sums over ranks that are threads of this process, in memory that all of them reach.
+// What ranks bring together that are threads of this process, in memory that all of them reach.
 #pragma once
 
 #include <atomic>
@@ -16,6 +16,9 @@ class HostExchange {
   // same bits for all of them, every time. Returns when this rank's are done. Throws Error (kInternal) after fail().
   void all_reduce(int rank, float* data, size_t count);
 
+  // The same for data [ranks, count], of which each rank has filled its own part: it becomes the same on all.
+  void all_gather(int rank, float* data, size_t count);
+
   // For a rank that cannot go on: what waits for it throws, and so does every later call.
   void fail() noexcept;
 
@@ -24,7 +27,7 @@ class HostExchange {
   void meet();
   void check() const;
 
-  std::vector<float*> buffers_;  // of each rank, during a sum
+  std::vector<float*> buffers_;  // of each rank, during a call
   std::atomic<uint32_t> arrived_{0};
   std::atomic<uint32_t> meetings_{0};
   std::atomic<bool> has_failed_{false};

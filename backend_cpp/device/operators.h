@@ -169,6 +169,13 @@ class Operators {
     (void)count;
   }
 
+  // x [ranks, count], of which each rank has filled its own part, becomes the same on all of them. Otherwise as
+  // all_reduce.
+  virtual void all_gather(float* x, size_t count) {
+    (void)x;
+    (void)count;
+  }
+
   // Of the spans in `params`, what set_spans got for the set is used.
   virtual void write_cache(const AttentionParams& params, const HeadsView& k, const HeadsView& v) = 0;
   // rope of queries and keys, and write_cache, in one. Queries and keys of rows of no span may stay as they are.

@@ -54,6 +54,8 @@ NativeRunner::NativeRunner(std::unique_ptr<Operators> ops, const Shard& shard, c
       weights_(load_weights(*ops_, shard, checkpoint, options, threads)),
       max_rows_(max_rows),
       logit_rows_at_once_(ops_->shares_host_memory() ? max_rows : std::min(max_rows, kDeviceLogitRows)),
+      rank_(shard.rank),
+      vocab_part_(shard.vocab_part),
       is_divided_(shard.count > 1),
       brings_output_(shard.rank == 0),
       adds_directly_(!is_divided_ && !spec_.block.has_output_norms && spec_.block.residual_scale == 1),
@@ -73,7 +75,7 @@ NativeRunner::NativeRunner(std::unique_ptr<Operators> ops, const Shard& shard, c
       branch_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
       output_rows_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
       logits_(float_buffer(*ops_, logit_rows_at_once_, spec_.logit_count())),
-      own_logits_(float_buffer(*ops_, is_divided_ ? logit_rows_at_once_ : 0, shard.vocab.size())) {
+      logit_parts_(float_buffer(*ops_, is_divided_ ? logit_rows_at_once_ : 0, shard.count * shard.vocab_part)) {
   if (pictures().looks) cross_.emplace(*ops_, spec_, max_rows, is_divided_);
   if (spec_.head) {
     head_.emplace(*ops_, spec_, max_rows);
@@ -421,16 +423,25 @@ void NativeRunner::project(int first, int count) {
 
 void NativeRunner::project_together(const float* rows, int count) {
   const LinearWeight layer = weights_.output_layer();
-  const auto width = static_cast<size_t>(layer.out_features);
+  const auto width = static_cast<size_t>(vocab_part_);
   const auto vocab = static_cast<size_t>(spec_.logit_count());
-  const size_t all = static_cast<size_t>(count) * vocab;
-  auto* own = own_logits_.as<float>();
+  const size_t part = static_cast<size_t>(count) * width;
+  auto* parts = logit_parts_.as<float>();
+  if (layer.out_features > 0) ops_->linear(layer, rows, count, parts + static_cast<size_t>(rank_) * part, false);
+  if (!is_rehearsing_) ops_->all_gather(parts, part);
+  // Rows side by side again: those of whole parts, and those of the last one.
+  const auto whole = static_cast<int>(vocab / width);
+  const auto rest = static_cast<int>(vocab % width);
   auto* logits = logits_.as<float>();
-  ops_->linear(layer, rows, count, own, false);
-  ops_->fill_zero(logits, all * sizeof(float));
-  ops_->copy_heads({own, count, width, 1, 0, layer.out_features},
-                   {logits + weights_.vocab.begin, count, vocab, 1, 0, layer.out_features});
-  sum_over_ranks(logits, all);
+  if (whole > 0) {
+    ops_->copy_heads({parts, count, width, whole, part, vocab_part_},
+                     {logits, count, vocab, whole, width, vocab_part_});
+  }
+  if (rest > 0) {
+    const auto before = static_cast<size_t>(whole);
+    ops_->copy_heads({parts + before * part, count, static_cast<size_t>(rest), 1, 0, rest},
+                     {logits + before * width, count, vocab, 1, 0, rest});
+  }
 }
 
 void NativeRunner::sum_over_ranks(float* x, size_t count) {

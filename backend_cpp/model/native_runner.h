@@ -85,7 +85,7 @@ class NativeRunner final : public ModelRunner {
   void gather_outputs(int count);
   // Logits of output rows first, first + 1, ...
   void project(int first, int count);
-  // The same for hidden states `rows`, of which each rank has the logits of its part of the vocabulary.
+  // The same for hidden states `rows`, of which each rank computes the logits of its part of the vocabulary.
   void project_together(const float* rows, int count);
   void sum_over_ranks(float* x, size_t count);
   // Chooses tokens and brings rows to the host; of the logits, the first `projected` are computed.
@@ -98,6 +98,8 @@ class NativeRunner final : public ModelRunner {
   Weights weights_;
   int max_rows_;
   int logit_rows_at_once_;
+  int rank_;
+  int vocab_part_;   // Shard's
   bool is_divided_;  // what a half of a layer makes is a part of a sum over ranks
   // In `prepare`, ranks do not meet: nobody looks at the result, and a rank that takes memory while another GPU waits
   // for it may wait for that GPU.
@@ -132,7 +134,7 @@ class NativeRunner final : public ModelRunner {
   std::vector<int> kept_layers_;
   AlignedBuffer kept_;                 // StepOutput::row_hidden, where it is asked for
   std::vector<DecodingShape> shapes_;  // that steps may be prepared for
-  AlignedBuffer own_logits_;           // of the rank's part of the vocabulary, where it is divided
+  AlignedBuffer logit_parts_;          // [ranks, rows, vocab_part_], where the vocabulary is divided
 
   // Wanted rows in the host's memory, where the device has its own. Memory is taken only when touched.
   AlignedBuffer host_logits_;  // vocab_size

@@ -2,6 +2,7 @@
 #include <atomic>
 #include <cmath>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <set>
 #include <thread>
@@ -135,6 +136,22 @@ TEST(sums_over_ranks_are_added_in_their_order_and_equal_on_all_of_them) {
   }
 }
 
+TEST(parts_of_ranks_are_put_together_on_all_of_them) {
+  constexpr int kRanks = 3;
+  HostExchange exchange(kRanks);
+  ThreadTeam team(kRanks, do_nothing);
+  for (const size_t count : {size_t{0}, size_t{1}, size_t{577}}) {
+    std::vector<float> expected(kRanks * count);
+    std::iota(expected.begin(), expected.end(), 1.0f);
+    std::vector<std::vector<float>> held(kRanks, std::vector<float>(expected.size()));
+    for (size_t rank = 0; rank < kRanks; ++rank) {
+      std::copy_n(&expected[rank * count], count, &held[rank][rank * count]);
+    }
+    team.run([&](int rank) { exchange.all_gather(rank, held[static_cast<size_t>(rank)].data(), count); });
+    for (const auto& each : held) CHECK(each == expected);
+  }
+}
+
 TEST(sums_one_behind_another_do_not_mix) {
   constexpr int kRanks = 3;
   HostExchange exchange(kRanks);
@@ -222,8 +239,10 @@ TEST(ranks_hold_every_token_of_the_output_layer_once) {
   for (int rank = 0; rank < 4; ++rank) {
     ModelSpec spec = small_spec();
     spec.vocab_size = 1003;
-    const Slice::Range range = Shard::of(spec, rank, 4, 1).vocab.ranges().at(0);
+    const Shard shard = Shard::of(spec, rank, 4, 1);
+    const Slice::Range range = shard.vocab.ranges().at(0);
     CHECK_EQUAL(range.begin, next);
+    CHECK_EQUAL(range.begin, rank * shard.vocab_part);
     next = range.end;
   }
   CHECK_EQUAL(next, 1003);

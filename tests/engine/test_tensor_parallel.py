@@ -98,6 +98,11 @@ def difference_of_ranks(directory: Path) -> float:
     return relative_error(logits(2), logits(1))
 
 
+def test_a_vocabulary_of_any_size_is_divided(tmp_path: Path) -> None:
+    directory = make_tiny_llama(tmp_path / "model", vocab_size=49_155, num_hidden_layers=1)
+    assert difference_of_ranks(directory) < 1e-5
+
+
 # Codes are multiplied as on one rank, so sums differ in their order alone; were a layer read as numbers, its
 # activations would not be rounded, which moves these models by 1 %.
 SAME_CODES = 1e-3

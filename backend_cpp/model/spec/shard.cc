@@ -44,7 +44,15 @@ class Divider {
     return part(count, unit);
   }
 
-  Slice tokens(int count) const { return part(count, kLeastUnit); }
+  // Parts that lie behind one another where each has as much room as the first.
+  int part_of_tokens(int count) const {
+    const int units = (count + kLeastUnit - 1) / kLeastUnit;
+    return std::max((units + count_ - 1) / count_, 1) * kLeastUnit;
+  }
+  Slice tokens(int count) const {
+    const int size = part_of_tokens(count);
+    return {count, {std::min(rank_ * size, count), std::min((rank_ + 1) * size, count)}};
+  }
 
   // Inputs that come in heads, whatever lies in one group.
   void check_groups(const char* name, int inputs_of_a_rank) {
@@ -103,6 +111,7 @@ Shard Shard::of(const ModelSpec& spec, int rank, int count, int group) {
     shard.shared_channels = divider.channels("moe.shared_intermediate_size", spec.moe->shared_intermediate_size);
   }
   shard.vocab = divider.tokens(spec.logit_count());
+  shard.vocab_part = divider.part_of_tokens(spec.logit_count());
   if (spec.attention.qk_norm == QkNorm::kProjection && count > 1) {
     divider.refuse("queries and keys go through a norm over all heads (attention.qk_norm), which no rank has");
   }

@@ -21,6 +21,7 @@ struct Shard {
   Slice expert_channels = 0;
   Slice shared_channels = 0;  // of the shared expert
   Slice vocab = 0;            // of the output layer
+  int vocab_part = 0;         // tokens of a rank; fewer of the last ones
 
   static Shard whole(ModelSpec spec);
   // `group`: neighbouring inputs that a stored or rounded matrix has one scale for, and that are not divided; 1: none.

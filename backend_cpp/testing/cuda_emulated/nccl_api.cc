@@ -29,13 +29,27 @@ int comm_init_all(ncclComm** comms, int count, const int* devices) {
   return NcclApi::kSuccess;
 }
 
-int all_reduce(const void* from, void* to, size_t count, int type, int operation, ncclComm* comm, cudaStream_t) {
-  if (from != to || type != NcclApi::kFloat32 || operation != NcclApi::kSum) return kInvalidArgument;
+bool is_on_own_device(const ncclComm* comm) {
   int device = -1;
   cudaGetDevice(&device);
-  if (device != comm->rank) return kInvalidArgument;
+  return device == comm->rank;
+}
+
+int all_reduce(const void* from, void* to, size_t count, int type, int operation, ncclComm* comm, cudaStream_t) {
+  if (from != to || type != NcclApi::kFloat32 || operation != NcclApi::kSum) return kInvalidArgument;
+  if (!is_on_own_device(comm)) return kInvalidArgument;
   emulated::submit([exchange = comm->exchange, rank = comm->rank, use = comm->use, to, count] {
     exchange->all_reduce(rank, static_cast<float*>(to), count);
+  });
+  return NcclApi::kSuccess;
+}
+
+int all_gather(const void* from, void* to, size_t count, int type, ncclComm* comm, cudaStream_t) {
+  auto* x = static_cast<float*>(to);
+  if (from != x + static_cast<size_t>(comm->rank) * count || type != NcclApi::kFloat32) return kInvalidArgument;
+  if (!is_on_own_device(comm)) return kInvalidArgument;
+  emulated::submit([exchange = comm->exchange, rank = comm->rank, use = comm->use, x, count] {
+    exchange->all_gather(rank, x, count);
   });
   return NcclApi::kSuccess;
 }
@@ -59,7 +73,7 @@ const char* error_text(int) {
 }  // namespace
 
 const NcclApi& nccl_api() {
-  static const NcclApi api{comm_init_all, all_reduce, comm_destroy, comm_abort, error_text};
+  static const NcclApi api{comm_init_all, all_reduce, all_gather, comm_destroy, comm_abort, error_text};
   return api;
 }
 

@@ -28,6 +28,7 @@ NcclApi load() {
   NcclApi api{};
   find(api.comm_init_all, "ncclCommInitAll");
   find(api.all_reduce, "ncclAllReduce");
+  find(api.all_gather, "ncclAllGather");
   find(api.comm_destroy, "ncclCommDestroy");
   find(api.comm_abort, "ncclCommAbort");
   find(api.error_text, "ncclGetErrorString");

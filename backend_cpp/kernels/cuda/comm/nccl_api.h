@@ -20,6 +20,8 @@ struct NcclApi {
   // Each rank calls it with as many elements; may be captured in a graph.
   int (*all_reduce)(const void* from, void* to, size_t count, int type, int operation, ncclComm* comm,
                     cudaStream_t stream);
+  // The same: rank r's `count` elements become those from to + r count on, which is where they may be.
+  int (*all_gather)(const void* from, void* to, size_t count, int type, ncclComm* comm, cudaStream_t stream);
   int (*comm_destroy)(ncclComm* comm);
   // Ends what the rank's device waits for, and frees the rank. From any thread.
   int (*comm_abort)(ncclComm* comm);

@@ -35,15 +35,25 @@ NcclGroup::~NcclGroup() {
   }
 }
 
-void NcclGroup::all_reduce(int rank, float* x, size_t count, cudaStream_t stream) {
+template <class Call>
+void NcclGroup::launch(int rank, const char* what, Call&& call) {
   Rank& own = *ranks_[static_cast<size_t>(rank)];
   const std::lock_guard lock(own.mu);
   check();
-  const int result = api_.all_reduce(x, x, count, NcclApi::kFloat32, NcclApi::kSum, own.comm, stream);
+  const int result = call(own.comm);
   check();
-  if (result != NcclApi::kSuccess) {
-    throw internal_error(std::string("summing over GPUs: NCCL: ") + api_.error_text(result));
-  }
+  if (result != NcclApi::kSuccess) throw internal_error(std::string(what) + ": NCCL: " + api_.error_text(result));
+}
+
+void NcclGroup::all_reduce(int rank, float* x, size_t count, cudaStream_t stream) {
+  launch(rank, "summing over GPUs",
+         [&](ncclComm* comm) { return api_.all_reduce(x, x, count, NcclApi::kFloat32, NcclApi::kSum, comm, stream); });
+}
+
+void NcclGroup::all_gather(int rank, float* x, size_t count, cudaStream_t stream) {
+  launch(rank, "gathering from GPUs", [&](ncclComm* comm) {
+    return api_.all_gather(x + static_cast<size_t>(rank) * count, x, count, NcclApi::kFloat32, comm, stream);
+  });
 }
 
 void NcclGroup::fail() noexcept {

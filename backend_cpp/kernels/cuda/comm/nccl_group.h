@@ -1,4 +1,4 @@
-// Sums over GPUs of this process, by NCCL.
+// Sums over GPUs of this process, and parts of theirs put together, by NCCL.
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,7 @@ class NcclGroup {
  public:
   // Throws Error when NCCL cannot be had, or does not connect the GPUs.
   explicit NcclGroup(int ranks);
-  // Every graph that a sum was captured in must be gone.
+  // Every graph that a call was captured in must be gone.
   ~NcclGroup();
   NcclGroup(const NcclGroup&) = delete;
   NcclGroup& operator=(const NcclGroup&) = delete;
@@ -24,6 +24,8 @@ class NcclGroup {
   // Only launches: each of `count` elements becomes its sum over the ranks, the same bits on all of them. Throws Error
   // (kInternal) after fail().
   void all_reduce(int rank, float* x, size_t count, cudaStream_t stream);
+  // The same for x [ranks, count], of which each rank has filled its own part: it becomes the same on all.
+  void all_gather(int rank, float* x, size_t count, cudaStream_t stream);
   // For a rank that cannot go on: GPUs that wait for it stop waiting, with nothing of use in their memory. From any
   // thread. NCCL itself ends when all graphs are gone that its calls were captured in, at last before this does.
   void fail() noexcept;
@@ -35,6 +37,10 @@ class NcclGroup {
     std::timed_mutex mu;       // held while `comm` is used
     ncclComm* comm = nullptr;  // guarded by mu; null when freed
   };
+
+  // Launches what call(comm) does. `what` is for errors.
+  template <class Call>
+  void launch(int rank, const char* what, Call&& call);
 
   const NcclApi& api_;
   std::vector<std::unique_ptr<Rank>> ranks_;
