@@ -97,9 +97,10 @@ def _python(words: list[str]) -> str:
         return tool(words[0], words[1:])
     if words[1] == "lmdeploy":
         return lmdeploy(words[2:])
-    file = f"{words[1].replace('.', '/')}.py"
     if words[1] in _READ_ELSEWHERE:
         return ""
+    module = words[1].replace(".", "/")
+    file = f"{module}/__main__.py" if (ROOT / module).is_dir() else f"{module}.py"
     return tool(file, words[2:]) if "argparse" in (ROOT / file).read_text(encoding="utf-8") else ""
 
 

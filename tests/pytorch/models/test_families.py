@@ -7,14 +7,18 @@ from typing import Any
 import pytest
 import torch
 
+from lmdeploy import _turbomind
 from lmdeploy.pytorch.cpu_kernels import kernels
 from lmdeploy.pytorch.models.patched_model import PatchedModel
+from tests.kernels.device import BF16_PRODUCTS
 from tests.pytorch.models.stepping import run_chunks
 from tests.support import published
 from tests.support.published import Publisher, as_is
 from tests.support.tiny_models import LLAMA3_ROPE, make_tiny
 
 TOLERANCE = 1e-4  # of the largest logit: float32, summed in another order
+# The same where the operators round inputs to bfloat16, by 2^-9 each, in eight layers one behind the other.
+ROUNDED_TOLERANCE = 8 * 2.0**-8
 PROMPTS = [[(37 * i * i + 11 * i) % 900 + 50 for i in range(45)], [(53 * i * i + 7 * i) % 900 + 60 for i in range(20)]]
 # A chunk alone, both in a step, then decoding.
 CHUNKS = [[10, 0], [30, 17], [3, 1], [1, 1], [1, 1]]
@@ -69,11 +73,15 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     make_tiny(tmp_path, case.architecture, vocab_size=1000, **case.overrides)
     expected = expected_logits(tmp_path)
     case.publish(tmp_path)
+    rounds = case.overrides.get("dtype") == "bfloat16" and _turbomind.cpu_isa() in BF16_PRODUCTS
     for used in (kernels(1), None):  # the engine's operators, and plain PyTorch
+        tolerance = ROUNDED_TOLERANCE if rounds and used is not None else TOLERANCE
         got = run_chunks(PatchedModel(tmp_path, kernels=used), PROMPTS, CHUNKS)
         for ours, theirs in zip(got, expected, strict=True):
-            assert (ours - theirs).abs().max() < TOLERANCE * theirs.abs().max()
-            assert torch.equal(ours.argmax(-1), theirs.argmax(-1))
+            most = tolerance * theirs.abs().max()
+            assert (ours - theirs).abs().max() < most
+            chosen = theirs.gather(-1, ours.argmax(-1, keepdim=True)).squeeze(-1)
+            assert (chosen > theirs.amax(-1) - 2 * most).all()
 
 
 def expected_logits(directory: Path) -> list[torch.Tensor]:
