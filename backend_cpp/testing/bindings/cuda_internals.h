@@ -2,7 +2,7 @@
 #pragma once
 
 #include "base/error.h"
-#include "device/cuda_operators.h"
+#include "device/cuda/operators.h"
 #include "testing/bindings/device.h"
 
 namespace turbomind::cuda {

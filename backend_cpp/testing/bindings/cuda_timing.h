@@ -3,7 +3,7 @@
 
 #include <functional>
 
-#include "device/cuda_operators.h"
+#include "device/cuda/operators.h"
 
 namespace turbomind::cuda {
 

@@ -94,7 +94,7 @@ PYBIND11_MODULE(TM_TEST_MODULE, m) {
   bind_lora(device);
   bind_moe(device);
 
-  m.def("device_count", &cuda_device_count);
+  m.def("device_count", cuda_build("cuda").device_count);
   cuda::bind_attention_internals(device);
   cuda::bind_latent_plan(m);
   cuda::bind_sampling(device);

@@ -1,5 +1,5 @@
 // Products whose scales a library applies itself, where the device's library has them and they have passed their trial
-// (cuda_trial.h).
+// (trial.h).
 #pragma once
 
 #include <map>

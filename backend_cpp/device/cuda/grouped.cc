@@ -1,11 +1,11 @@
-#include "device/cuda_grouped.h"
+#include "device/cuda/grouped.h"
 
 #include <cmath>
 #include <string>
 #include <utility>
 
-#include "device/cuda_operators.h"
-#include "device/cuda_trial.h"
+#include "device/cuda/operators.h"
+#include "device/cuda/trial.h"
 #include "kernels/cuda/grouped/grouped_product.h"
 
 namespace turbomind {

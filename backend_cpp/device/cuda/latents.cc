@@ -1,4 +1,4 @@
-#include "device/cuda_latents.h"
+#include "device/cuda/latents.h"
 
 #include <algorithm>
 #include <bit>
@@ -6,8 +6,8 @@
 #include <limits>
 #include <utility>
 
-#include "device/cuda_operators.h"
-#include "device/cuda_trial.h"
+#include "device/cuda/operators.h"
+#include "device/cuda/trial.h"
 
 namespace turbomind {
 

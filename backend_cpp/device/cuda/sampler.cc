@@ -1,4 +1,4 @@
-#include "device/cuda_sampler.h"
+#include "device/cuda/sampler.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "device/cuda_trial.h"
+#include "device/cuda/trial.h"
 
 #include <algorithm>
 #include <cmath>

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "device/cuda_operators.h"
+#include "device/cuda/operators.h"
 #include "device/token_sampler.h"
 #include "kernels/cuda/sampling/sampling.h"
 

@@ -1,10 +1,10 @@
-#include "device/cuda_scaled.h"
+#include "device/cuda/scaled.h"
 
 #include <cmath>
 #include <random>
 
-#include "device/cuda_operators.h"
-#include "device/cuda_trial.h"
+#include "device/cuda/operators.h"
+#include "device/cuda/trial.h"
 #include "kernels/cuda/linear/library_product.h"
 #include "kernels/packed_weight.h"
 

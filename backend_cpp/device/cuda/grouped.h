@@ -1,4 +1,4 @@
-// Experts' products by a library's kernel where there is one for the device and it has passed its trial (cuda_trial.h).
+// Experts' products by a library's kernel where there is one for the device and it has passed its trial (trial.h).
 #pragma once
 
 #include <optional>

@@ -1,39 +1,25 @@
 // The operators on a GPU: kernels/cuda on one stream.
-//
-// A step that only decodes is launched as a graph. Graphs of the shapes that come most often are captured before the
-// first step; others when their shape comes the second time, but for models that are spread over GPUs, where one rank
-// would wait inside of a sum for another that is still capturing. A shape is a number of rows and a bound of the
-// context, both rounded up. Where it cannot be captured, it always runs as it is.
 #pragma once
 
 #include <array>
 #include <map>
 #include <memory>
-#include <set>
-#include <utility>
 #include <vector>
 
-#include "device/cuda_grouped.h"
-#include "device/cuda_latents.h"
-#include "device/cuda_scaled.h"
+#include "device/cuda/graphs.h"
+#include "device/cuda/grouped.h"
+#include "device/cuda/latents.h"
+#include "device/cuda/rank.h"
+#include "device/cuda/scaled.h"
+#include "device/cuda/spans.h"
 #include "device/operators.h"
 #include "kernels/cuda/attention/paged_attention.h"
-#include "kernels/cuda/comm/nccl_group.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/elementwise/bring_pieces.h"
 #include "kernels/cuda/linear/linear.h"
 #include "kernels/cuda/moe/moe.h"
 
 namespace turbomind {
-
-// Which rank of a group somebody is; of none, without a group.
-struct CudaRank {
-  std::shared_ptr<cuda::NcclGroup> group;
-  int rank = 0;
-};
-
-// GPUs that this build can use.
-int cuda_device_count();
 
 class CudaOperators final : public Operators {
  public:
@@ -53,15 +39,17 @@ class CudaOperators final : public Operators {
   void fill_zero(void* data, size_t bytes) override;
   std::unique_ptr<TokenSampler> make_sampler(int vocab_size, int max_choices) override;
 
-  int padded_rows(int rows, bool is_decoding) const override;
+  int padded_rows(int rows, bool is_decoding) const override { return CudaGraphs::padded_rows(rows, is_decoding); }
   void reserve_spans(int span_count, size_t block_count) override;
   void set_spans(SpanSet set, std::vector<AttentionSpan> spans, int block_len) override;
   void run_step(int rows, bool is_repeatable, const std::function<void()>& body) override;
-  std::vector<DecodingShape> decoding_shapes(int most_rows, int most_context) const override;
+  std::vector<DecodingShape> decoding_shapes(int most_rows, int most_context) const override {
+    return CudaGraphs::shapes(most_rows, most_context);
+  }
   void set_empty_spans(const DecodingShape& shape) override;
   void rehearse(const std::function<void()>& body) override;
   bool prepare_step(int rows, const std::function<void()>& body) override;
-  void forget_step(int rows) override { graphs_.erase(shape_of(rows)); }
+  void forget_step(int rows) override { graphs_.forget(shape_of(rows)); }
 
   void embed(const LinearWeight& table, const int32_t* tokens, int rows, float scale, float* y) override;
   void gather_rows(const float* x, const int32_t* indices, int count, int size, float* y) override;
@@ -108,32 +96,9 @@ class CudaOperators final : public Operators {
   void wait_for(cudaEvent_t event);
 
  private:
-  // The spans of one row, or those of several.
-  struct SpanGroup {
-    std::vector<cuda::DeviceSpan> filled;
-    Staged spans;
-    cuda::DeviceSpans view;
-  };
-  struct Spans {
-    SpanGroup single;   // sequences of one row
-    SpanGroup several;  // sequences of more
-    Staged blocks;      // int32
-  };
-  struct GraphDeleter {
-    void operator()(cudaGraphExec_t graph) const { cudaGraphExecDestroy(graph); }
-  };
-  using Graph = std::unique_ptr<CUgraphExec_st, GraphDeleter>;
-
-  using Shape = std::pair<int, int>;  // rows, context bound
-  Shape shape_of(int rows) const {
-    return {rows, spans_[static_cast<size_t>(SpanSet::kTokens)].single.view.max_context};
-  }
+  DecodingShape shape_of(int rows) { return {rows, spans_of(SpanSet::kTokens).max_context()}; }
   void set_row_count(int32_t rows);
-  // What `body` launches, as a graph; null where it cannot be captured, for want of memory for example.
-  Graph captured(const std::function<void()>& body);
-  // Brings the group's spans to the device, in a shape for `span_count` spans, of which some may be empty.
-  void upload_group(SpanGroup& group, const Staged& blocks, int span_count, int max_rows, int max_context);
-  Spans& spans_of(SpanSet set) { return spans_[static_cast<size_t>(set)]; }
+  CudaSpans& spans_of(SpanSet set) { return spans_[static_cast<size_t>(set)]; }
   const cuda::ExpertTable& table_of(const std::vector<ExpertWeight>& experts);
   cuda::LinearScratch linear_scratch(size_t bytes);
 
@@ -141,21 +106,20 @@ class CudaOperators final : public Operators {
   Error no_room(size_t bytes, MemoryUse use) const;
 
   CudaRank rank_;
-  cudaStream_t stream_ = nullptr;
+  cudaStream_t stream_;
+  CudaGraphs graphs_;
   std::array<size_t, 3> taken_{};  // bytes, by MemoryUse
   std::unique_ptr<cuda::Gemm> gemm_;
   std::unique_ptr<cuda::SplitCounters> counters_;
   AlignedBuffer scratch_;
   cuda::StagedPieces staged_;  // not brought yet
 
-  std::array<Spans, kSpanSets> spans_;  // by SpanSet
-  Staged row_count_;                    // int32; the rows of the spans of tokens. Empty before there are any
+  std::array<CudaSpans, kSpanSets> spans_;  // by SpanSet
+  Staged row_count_;                        // int32; the rows of the spans of tokens. Empty before there are any
   std::unique_ptr<CudaLatents> latents_;
   std::unique_ptr<CudaGrouped> grouped_;
   std::unique_ptr<CudaScaled> scaled_;
 
-  std::set<Shape> seen_;
-  std::map<Shape, Graph> graphs_;
   // The experts of a layer, by the address of the host's list.
   struct Experts {
     AlignedBuffer on_device;
