@@ -224,6 +224,15 @@ def test_no_launch_needs_a_larger_workspace_than_the_largest(cuda: Device, sizes
     assert 0.4 * most < needed <= most
 
 
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_short_context_of_codes_is_cut_as_finely_as_one_of_numbers(cuda: Device, bits: int) -> None:
+    shape = (4, 1, 128, 128, 64)
+    for context in (64, 128, 256, 500):
+        own, _ = cuda.native.attention_workspaces(bits, shape, 1, 1, context, 0)
+        assert own == cuda.native.attention_workspaces(16, shape, 1, 1, context, 0)[0]
+        assert (own > 0) == (context > 64)
+
+
 @pytest.mark.parametrize(
     ("bits", "unpack"),
     [

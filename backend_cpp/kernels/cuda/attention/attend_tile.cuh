@@ -57,7 +57,8 @@ class TileAttention {
     const int last_row = min(first_row + Shape::kRows, rows_) - 1;
     first_position_ = position_of(task_, span_, first_row);
     const int last_position = position_of(task_, span_, last_row);
-    const KeyRange range = key_range<Shape::kKeys>(task_, first_position_, sight_of(task_, span_, last_row), split);
+    const KeyRange range =
+        key_range<Shape::kKeys, Shape::kHasHalves>(task_, first_position_, sight_of(task_, span_, last_row), split);
     const CacheArea keys(task_, task_.keys, span_, kv_head_);
     const CacheArea values(task_, task_.values, span_, kv_head_);
     TileBlocks<Shape::kKeys> blocks;
@@ -80,7 +81,7 @@ class TileAttention {
       std::byte* stage = stage_of(unit - range.first_unit);
       // A prompt's last tile may leave warps without rows.
       if (kSplitKeys || tile_ * Shape::kRows + warp_ * 16 < rows_) {
-        attend({stage}, {stage + Shape::kTileBytes + Shape::kScaleBytes}, unit * Shape::kKeys, last_position);
+        attend({stage}, {stage + Shape::kTileBytes + Shape::kScaleBytes}, unit * Shape::kKeys, range, last_position);
       }
       __syncthreads();
     }
@@ -145,7 +146,7 @@ class TileAttention {
 
   // One tile of keys and values, the first of them token `first`.
   __device__ __forceinline__ void attend(const TilePart<Shape>& keys, const TilePart<Shape>& values, int first,
-                                         int last_position) {
+                                         const KeyRange& range, int last_position) {
     const int first_key = kSplitKeys ? warp_ * Shape::kWarpKeys : 0;
     float scores[kKeyTiles][4];
     multiply_keys(keys, first_key, scores);
@@ -154,7 +155,8 @@ class TileAttention {
     const bool is_whole = first + Shape::kKeys - 1 <= first_position_ &&
                           (params.window <= 0 || last_position - first < params.window) && params.softcap == 0 &&
                           params.alibi_slopes == nullptr;
-    if (!is_whole) apply_rule(first + first_key, scores);
+    const bool is_own = !Shape::kHasHalves || (first >= range.begin && first + Shape::kKeys <= range.end);
+    if (!is_whole || !is_own) apply_rule(first + first_key, range, scores);
     float larger[2] = {maximum_[0], maximum_[1]};
 #pragma unroll
     for (int tile = 0; tile < kKeyTiles; ++tile) {
@@ -177,8 +179,8 @@ class TileAttention {
     multiply_values(values, first_key, scores);
   }
 
-  // Caps, slopes, and -infinity for keys that a row does not see; the first key is token `first`.
-  __device__ __forceinline__ void apply_rule(int first, float (&scores)[kKeyTiles][4]) const {
+  // Caps, slopes, and -infinity for keys that a row does not see, or of another split; the first is `first`.
+  __device__ __forceinline__ void apply_rule(int first, const KeyRange& range, float (&scores)[kKeyTiles][4]) const {
     int positions[2];
     int sights[2];
     float slopes[2];
@@ -197,7 +199,8 @@ class TileAttention {
         const int key = first + tile * 8 + lane_ % 4 * 2 + c % 2;
         const int behind = positions[c / 2] - key;
         const float score = final_score(task_.params, scores[tile][c], slopes[c / 2], behind);
-        scores[tile][c] = is_seen(task_.params, behind, sights[c / 2] - key) ? score : -INFINITY;
+        const bool is_own = !Shape::kHasHalves || (key >= range.begin && key < range.end);
+        scores[tile][c] = is_own && is_seen(task_.params, behind, sights[c / 2] - key) ? score : -INFINITY;
       }
     }
   }

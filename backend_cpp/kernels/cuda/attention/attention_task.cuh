@@ -108,14 +108,27 @@ struct KeyRange {
   int last_unit;  // one behind
 };
 
-template <int kKeys>
+// Where kHasHalves, and there are as many splits as halves of units, splits are cut between halves, and begin and end
+// are the split's own; else splits are whole units.
+template <int kKeys, bool kHasHalves = false>
 __device__ __forceinline__ KeyRange key_range(const AttentionTask& task, int first, int end, int split) {
   const int window = task.params.window;
   const int begin = window > 0 ? max(0, first - window + 1) : 0;
-  const int base = begin / kKeys;
-  const int units = divide_up(end, kKeys) - base;
-  const auto cut = [&](int s) { return base + static_cast<int>(static_cast<int64_t>(units) * s / task.splits); };
-  return {begin, end, cut(split), cut(split + 1)};
+  const auto cut = [&](int size, int s) {
+    const int base = begin / size;
+    const int units = divide_up(end, size) - base;
+    return base + static_cast<int>(static_cast<int64_t>(units) * s / task.splits);
+  };
+  if constexpr (kHasHalves) {
+    if (task.splits >= (end - begin) / kKeys * 2) {
+      constexpr int kHalf = kKeys / 2;
+      const int from = cut(kHalf, split) * kHalf;
+      const int to = cut(kHalf, split + 1) * kHalf;
+      if (from == to) return {begin, end, 0, 0};
+      return {max(begin, from), min(end, to), from / kKeys, divide_up(to, kKeys)};
+    }
+  }
+  return {begin, end, cut(kKeys, split), cut(kKeys, split + 1)};
 }
 
 // Score of a query and a key that is `behind` tokens before it, from q.k.

@@ -5,6 +5,8 @@
 
 namespace turbomind::cuda {
 
+inline constexpr int kHalvedKeys = 64;  // half of a tile that splits may halve
+
 template <CacheType kType, int kDim, bool kSplitKeys>
 struct TileShape {
   static constexpr int kWarps = 4;
@@ -15,6 +17,7 @@ struct TileShape {
   static constexpr bool kQueryInShared = kDim > (kSplitKeys ? 96 : 128);
   static constexpr int kRows = kSplitKeys ? 16 : 64;
   static constexpr int kKeys = kDim > 128 ? (kSplitKeys ? 64 : 32) : kSplitKeys && kIsRounded ? 128 : 64;
+  static constexpr bool kHasHalves = kSplitKeys && kKeys == 2 * kHalvedKeys;  // splits may be half a tile
   static constexpr int kWarpKeys = kSplitKeys ? kKeys / kWarps : kKeys;
   static constexpr int kRowBytes = kDim * bits_of(kType) / 8;
   static constexpr int kStride = (kRowBytes / 16 | 1) * 16;  // odd: rows begin in different banks

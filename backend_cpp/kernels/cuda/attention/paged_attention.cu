@@ -14,7 +14,8 @@ namespace {
 constexpr int kMostMergeWarps = 8;
 constexpr int kBlocksPerMultiprocessor = 8;  // that a launch should have: about three run at a time, in a few rounds
 constexpr int kLeastSplit = 256;             // keys; fewer are not worth a block of their own ...
-constexpr int kFewBlocks = 2;                // ... of a multiprocessor: with fewer, a split is as short as a tile
+constexpr int kFewBlocks = 2;                // ... of a multiprocessor: with fewer, a split is as short as a tile,
+                                             // or as half of one that has such splits
 constexpr int kMostSplits = 64;
 constexpr int kNarrowTile = 16;  // rows
 constexpr int kWideTile = 64;
@@ -41,6 +42,14 @@ bool can_split_keys(const CacheLayout& layout) {
   return tile_shared_bytes(layout, true) <= most_shared_memory();
 }
 
+// Splits of `keys` keys that are as short as may be, for a launch that would like `wanted`. Halves of tiles are made
+// where there is a split for each, or not at all: a split of several would lie in more tiles than it need.
+int short_splits(const CacheLayout& layout, int keys, int wanted) {
+  const int tile = tile_keys(layout);
+  const int least = wanted >= keys / tile * 2 ? std::min(tile, kHalvedKeys) : tile;
+  return std::min(wanted, keys / least);
+}
+
 Plan plan_of(const AttentionParams& params, const DeviceSpans& spans) {
   const CacheLayout& layout = params.layout;
   const int rows = spans.max_rows * (params.num_heads / layout.num_kv_heads);
@@ -52,8 +61,8 @@ Plan plan_of(const AttentionParams& params, const DeviceSpans& spans) {
   const int blocks = std::max(1, spans.span_count * layout.num_kv_heads * plan.tiles);
   const int seen = params.window > 0 ? std::min(spans.max_context, params.window + spans.max_rows) : spans.max_context;
   const int wanted = divide_up(kBlocksPerMultiprocessor * multiprocessor_count(), blocks);
-  const int least = plan.is_split_keys ? tile_keys(layout) : kLeastSplit;
-  const int few = std::min(divide_up(kFewBlocks * multiprocessor_count(), blocks), seen / least);
+  const int many = divide_up(kFewBlocks * multiprocessor_count(), blocks);
+  const int few = plan.is_split_keys ? short_splits(layout, seen, many) : std::min(many, seen / kLeastSplit);
   plan.splits = std::max(1, std::min({wanted, std::max(few, seen / kLeastSplit), kMostSplits}));
   return plan;
 }
