@@ -71,6 +71,18 @@ def round_weight(weight: torch.Tensor, bits: int, group: int) -> torch.Tensor:
     return (steps.double() * scale.double()).reshape(out_features, -1)[:, :in_features]
 
 
+LARGEST_FLOAT8 = 448
+
+
+def round_to_float8(x: torch.Tensor, width: int) -> torch.Tensor:
+    """Return ``x`` in float8 (E4M3) with a scale for each row and ``width`` inputs, in float64."""
+    parts = []
+    for part in x.split(width, dim=-1):
+        scale = part.abs().amax(-1, keepdim=True) / LARGEST_FLOAT8
+        parts.append((part / scale).to(torch.float8_e4m3fn).double() * scale.double())
+    return torch.cat(parts, -1)
+
+
 def round_activations(x: torch.Tensor, group: int) -> torch.Tensor:
     """Return the float64 values that the kernels multiply for ``x`` ``[rows, in_features]``."""
     rows, in_features = x.shape

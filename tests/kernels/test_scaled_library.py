@@ -8,12 +8,12 @@ import torch
 
 from tests.kernels.device import Device
 from tests.kernels.emulated_library import NONE, RIGHT, WRONG, library, needs_emulation
+from tests.kernels.reference import LARGEST_FLOAT8, round_to_float8
 from tests.kernels.weights import Weight, codes_weight
 
 ROWS, LAST = 211, 3  # the last are no multiple of 16, and ours
 OUTPUTS, INPUTS = 48, 320  # of blocks the last is not whole
 BLOCKS, WHOLE = (128, 128), (1, 1 << 20)
-LARGEST = 448
 
 pytestmark = needs_emulation
 
@@ -21,18 +21,9 @@ pytestmark = needs_emulation
 def make_codes(device: Device, block: tuple[int, int], bias: torch.Tensor | None = None) -> Weight:
     """Return float8 codes of all sizes with scales of several magnitudes."""
     size = torch.exp(2 * torch.randn(OUTPUTS, INPUTS))
-    codes = (torch.randn(OUTPUTS, INPUTS) * size).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
+    codes = (torch.randn(OUTPUTS, INPUTS) * size).clamp(-LARGEST_FLOAT8, LARGEST_FLOAT8).to(torch.float8_e4m3fn)
     scales = torch.exp(torch.randn(-(-OUTPUTS // block[0]), -(-INPUTS // block[1])) - 8)
     return codes_weight(device, codes, scales, block, bias)
-
-
-def rounded(x: torch.Tensor, width: int) -> torch.Tensor:
-    """Return ``x`` in float8 with a scale for each row and ``width`` inputs, in float64."""
-    parts = []
-    for part in x.split(width, dim=-1):
-        scale = part.abs().amax(-1, keepdim=True) / LARGEST
-        parts.append((part / scale).to(torch.float8_e4m3fn).double() * scale.double())
-    return torch.cat(parts, -1)
 
 
 @pytest.mark.parametrize("block", [BLOCKS, WHOLE], ids=["blocks", "rows"])
@@ -51,7 +42,7 @@ def test_a_librarys_product_is_that_of_rounded_inputs(
     assert "agrees with ours" in capfd.readouterr().err
     added = (y if before is None else y - before).double()
     exact = x.double() @ weight.exact.T
-    by_library = rounded(x, 128 if block == BLOCKS else INPUTS) @ weight.exact.T
+    by_library = round_to_float8(x, 128 if block == BLOCKS else INPUTS) @ weight.exact.T
     # The kernel multiplies with the scale's inverse, so a number next to a border may be rounded the other way.
     assert (added - by_library)[:-LAST].norm() < 3e-3 * by_library.norm()
     assert (added - exact)[-LAST:].norm() < 1e-3 * exact[-LAST:].norm()

@@ -1,19 +1,20 @@
 #include "device/cuda/grouped.h"
 
 #include <cmath>
+#include <random>
 #include <string>
-#include <utility>
 
 #include "device/cuda/operators.h"
 #include "device/cuda/trial.h"
 #include "kernels/cuda/grouped/grouped_product.h"
+#include "kernels/packed_weight.h"
 
 namespace turbomind {
 
 namespace {
 
-constexpr int kOutputs = 200;  // not whole tiles
-constexpr int kInputs = 136;
+constexpr int kOutputs = 208;  // not whole tiles
+constexpr int kInputs = 264;
 constexpr int kExperts = 6;
 
 // Experts without rows, with one, with a tile and one more, and with several tiles; pairs of no expert behind them.
@@ -22,106 +23,175 @@ constexpr int kComputed = 494;
 constexpr int kPairs = 500;
 constexpr int kSources = 70;
 
-std::vector<uint16_t> rounded(const std::vector<float>& numbers) {
-  std::vector<uint16_t> bits;
-  for (const float number : numbers) bits.push_back(to_bf16(number).bits);
-  return bits;
+// What a trial multiplies: numbers that rounding does not change.
+struct Numbers {
+  std::vector<float> x;         // [kSources, kInputs]
+  std::vector<std::byte> data;  // of the experts' weights, one behind the other
+  LinearWeight weight;          // of each, without pointers
+  std::vector<float> block_scales;
+  std::vector<float> output_scales;
+};
+
+Numbers bfloat16_numbers() {
+  Numbers numbers;
+  numbers.x = trial_numbers(size_t{kSources} * kInputs, 1.0f, 1);
+  for (const float number : trial_numbers(size_t{kExperts} * kOutputs * kInputs, 1.0f, 2)) {
+    const uint16_t bits = to_bf16(number).bits;
+    numbers.data.insert(numbers.data.end(), {std::byte(bits & 0xFF), std::byte(bits >> 8)});
+  }
+  numbers.weight.format = WeightFormat::kBFloat16;
+  return numbers;
 }
 
-Trial multiply(CudaOperators& ops, cuda::Gemm& gemm, const cuda::GroupedKernel& kernel) {
-  std::vector<float> x = trial_numbers(size_t{kSources} * kInputs, 1.0f, 1);
-  std::vector<float> w = trial_numbers(size_t{kExperts} * kOutputs * kInputs, 1.0f, 2);
-  std::vector<int32_t> sources;
-  std::vector<int32_t> experts(kPairs, -1);
-  for (int pair = 0; pair < kPairs; ++pair) sources.push_back(pair * 37 % kSources);
-  for (const auto& [expert, first, count] : kParts) {
-    for (int i = 0; i < count; ++i) experts[static_cast<size_t>(first + i)] = expert;
+// x is of float8, with the largest number in every block.
+Numbers float8_numbers() {
+  Numbers numbers;
+  std::mt19937 engine(1);
+  const PackedShape shape{kOutputs, kInputs, 8, cuda::kGroupBlock, true};
+  numbers.x.resize(size_t{kSources} * kInputs);
+  for (size_t i = 0; i < numbers.x.size(); ++i) {
+    const bool is_largest = i % kInputs % cuda::kGroupBlock == 5;
+    numbers.x[i] = to_float(is_largest ? float8{kLargestFloat8Code} : random_float8(engine));
   }
-  const AlignedBuffer sources_on_device = on_device(ops, sources);
-  const AlignedBuffer experts_on_device = on_device(ops, experts);
-  const AlignedBuffer parts = on_device(ops, kParts);
-  const AlignedBuffer part_count = on_device(ops, std::vector<int32_t>{static_cast<int32_t>(kParts.size())});
-  const AlignedBuffer gemm_memory = cuda::allocate(cuda::kGemmScratchBytes);
-  const auto result = [&](const AlignedBuffer& y) {
+  // In the order of tiles: any order is as random.
+  for (size_t i = 0; i < kExperts * shape.code_bytes(); ++i)
+    numbers.data.push_back(std::byte(random_float8(engine).bits));
+  numbers.output_scales.resize(size_t{kExperts} * kOutputs);
+  numbers.block_scales.resize(kExperts * shape.scale_count());
+  for (std::vector<float>* each : {&numbers.output_scales, &numbers.block_scales}) {
+    for (float& scale : *each) scale = std::ldexp(1.0f, -static_cast<int>(engine() % 4));
+  }
+  numbers.weight.format = WeightFormat::kFloat8;
+  numbers.weight.group = cuda::kGroupBlock;
+  return numbers;
+}
+
+class GroupedProblem {
+ public:
+  GroupedProblem(CudaOperators& ops, cuda::Gemm& gemm, Numbers numbers)
+      : ops_(ops), gemm_(gemm), numbers_(std::move(numbers)) {
+    for (int pair = 0; pair < kPairs; ++pair) sources_.push_back(pair * 37 % kSources);
+    block_scales_ = on_device(ops, numbers_.block_scales);
+    output_scales_ = on_device(ops, numbers_.output_scales);
+  }
+
+  Trial run(const cuda::GroupedKernel& kernel) {
+    Trial trial;
+    put_weights();
+    trial.theirs = theirs(kernel);
+    trial.ours = ours();
+    for (float& number : numbers_.x) number = std::abs(number);
+    const bool is_bytes = numbers_.weight.format == WeightFormat::kFloat8;
+    for (size_t i = is_bytes ? 0 : 1; i < numbers_.data.size(); i += is_bytes ? 1 : 2) {
+      numbers_.data[i] &= std::byte{0x7F};  // the byte with the sign
+    }
+    put_weights();
+    trial.magnitude = ours();
+    // Both sum exact products, in orders of their own; wgmma keeps a few bits fewer than float32, of float8 still
+    // fewer.
+    trial.relative = is_bytes ? 0x1p-9f : 0x1p-12f;
+    trial.absolute = 1e-6f;
+    return trial;
+  }
+
+ private:
+  void put_weights() {
+    data_ = on_device(ops_, numbers_.data);
+    weights_.assign(kExperts, numbers_.weight);
+    const auto expert_bytes = numbers_.data.size() / kExperts;
+    for (size_t e = 0; e < kExperts; ++e) {
+      LinearWeight& weight = weights_[e];
+      weight.data = data_.as<std::byte>() + e * expert_bytes;
+      weight.out_features = kOutputs;
+      weight.in_features = kInputs;
+      if (numbers_.block_scales.empty()) continue;
+      weight.block_scales = block_scales_.as<float>() + e * (numbers_.block_scales.size() / kExperts);
+      weight.output_scales = output_scales_.as<float>() + e * kOutputs;
+    }
+  }
+
+  std::vector<float> fetch(const AlignedBuffer& y) {
     std::vector<float> host(size_t{kComputed} * kOutputs);
-    ops.download(y.as<void>(), host.size() * sizeof(float), host.data());
+    ops_.download(y.as<void>(), host.size() * sizeof(float), host.data());
     return host;
-  };
-  const AlignedBuffer y = on_device(ops, std::vector<float>(size_t{kPairs} * kOutputs, NAN));
+  }
+
+  AlignedBuffer no_results() { return on_device(ops_, std::vector<float>(size_t{kPairs} * kOutputs, NAN)); }
 
   // Expert by expert, with inputs gathered here.
-  const auto ours = [&] {
+  std::vector<float> ours() {
     std::vector<float> gathered;
-    for (const int32_t source : sources) {
-      const auto row = x.begin() + source * kInputs;
+    for (const int32_t source : sources_) {
+      const auto row = numbers_.x.begin() + source * kInputs;
       gathered.insert(gathered.end(), row, row + kInputs);
     }
-    const AlignedBuffer inputs = on_device(ops, rounded(gathered));
-    const AlignedBuffer weights = on_device(ops, rounded(w));
+    const AlignedBuffer inputs = on_device(ops_, gathered);
+    const AlignedBuffer memory = cuda::allocate(cuda::linear_scratch_bytes(weights_.front(), kPairs));
+    const cuda::SplitCounters counters(ops_.stream());
+    const AlignedBuffer y = no_results();
     for (const auto& [expert, first, count] : kParts) {
-      cuda::GemmCall call;
-      call.type = cuda::GemmType::kBFloat16;
-      call.x = inputs.as<uint16_t>() + first * kInputs;
-      call.w = weights.as<uint16_t>() + expert * kOutputs * kInputs;
-      call.y = y.as<float>() + first * kOutputs;
-      call.rows = count;
-      call.outputs = kOutputs;
-      call.inputs = kInputs;
-      call.y_stride = kOutputs;
-      gemm.multiply(ops.stream(), {gemm_memory.as<void>(), gemm_memory.size()}, call);
+      cuda::linear(ops_.stream(),
+                   {&gemm_, {memory.as<void>(), memory.size()}, counters.data(), cuda::GemmScales::kNone},
+                   weights_[static_cast<size_t>(expert)], inputs.as<float>() + first * kInputs, count,
+                   y.as<float>() + first * kOutputs, false);
     }
-    return result(y);
-  };
+    return fetch(y);
+  }
 
-  Trial trial;
-  trial.ours = ours();
-  {
-    const AlignedBuffer weights = on_device(ops, rounded(w));
-    std::vector<LinearWeight> views(kExperts);
-    for (size_t e = 0; e < views.size(); ++e) {
-      views[e].data = weights.as<uint16_t>() + e * kOutputs * kInputs;
-      views[e].format = WeightFormat::kBFloat16;
-      views[e].out_features = kOutputs;
-      views[e].in_features = kInputs;
+  std::vector<float> theirs(const cuda::GroupedKernel& kernel) {
+    std::vector<int32_t> experts(kPairs, -1);
+    for (const auto& [expert, first, count] : kParts) {
+      for (int i = 0; i < count; ++i) experts[static_cast<size_t>(first + i)] = expert;
     }
-    const AlignedBuffer table = on_device(ops, views);
-    const AlignedBuffer inputs = on_device(ops, x);
-    const AlignedBuffer theirs = on_device(ops, std::vector<float>(size_t{kPairs} * kOutputs, NAN));
-    const AlignedBuffer memory = cuda::allocate(cuda::grouped_scratch_bytes(views.front(), kExperts, kPairs));
-    cuda::grouped_product(
-        ops.stream(), {memory.as<void>(), memory.size()}, kernel,
-        {views.front(), table.as<std::byte>(), sizeof(LinearWeight), kExperts, parts.as<cuda::ExpertRows>(),
-         part_count.as<int32_t>(), inputs.as<float>(), sources_on_device.as<int32_t>(), experts_on_device.as<int32_t>(),
-         kPairs, theirs.as<float>()});
-    trial.theirs = result(theirs);
+    const AlignedBuffer sources = on_device(ops_, sources_);
+    const AlignedBuffer expert_of_pair = on_device(ops_, experts);
+    const AlignedBuffer parts = on_device(ops_, kParts);
+    const AlignedBuffer part_count = on_device(ops_, std::vector<int32_t>{static_cast<int32_t>(kParts.size())});
+    const AlignedBuffer table = on_device(ops_, weights_);
+    const AlignedBuffer inputs = on_device(ops_, numbers_.x);
+    const AlignedBuffer y = no_results();
+    const AlignedBuffer memory = cuda::allocate(cuda::grouped_scratch_bytes(weights_.front(), kExperts, kPairs));
+    cuda::grouped_product(ops_.stream(), {memory.as<void>(), memory.size()}, kernel,
+                          {weights_.front(), table.as<std::byte>(), sizeof(LinearWeight), kExperts,
+                           parts.as<cuda::ExpertRows>(), part_count.as<int32_t>(), inputs.as<float>(),
+                           sources.as<int32_t>(), expert_of_pair.as<int32_t>(), kPairs, y.as<float>()});
+    return fetch(y);
   }
-  for (std::vector<float>* numbers : {&x, &w}) {
-    for (float& number : *numbers) number = std::abs(number);
-  }
-  trial.magnitude = ours();
-  // Both sum exact products in float32, in orders of their own; wgmma keeps a few bits fewer than float32.
-  trial.relative = 0x1p-12f;
-  trial.absolute = 1e-6f;
-  return trial;
-}
+
+  CudaOperators& ops_;
+  cuda::Gemm& gemm_;
+  Numbers numbers_;
+  std::vector<int32_t> sources_;  // [kPairs]
+  AlignedBuffer data_;
+  AlignedBuffer block_scales_;
+  AlignedBuffer output_scales_;
+  std::vector<LinearWeight> weights_;  // on the host, of what lies on the device
+};
 
 }  // namespace
 
 CudaGrouped::CudaGrouped(CudaOperators& ops, cuda::Gemm& gemm) : ops_(ops), gemm_(gemm) {
-  if (may_use_libraries()) untried_ = cuda::grouped_kernels_for(cuda::compute_capability());
+  if (!may_use_libraries()) return;
+  for (const cuda::GroupedType type : {cuda::GroupedType::kBFloat16, cuda::GroupedType::kFloat8}) {
+    candidates_[type].untried = cuda::grouped_kernels_for(type, cuda::compute_capability());
+  }
 }
 
 const cuda::GroupedKernel* CudaGrouped::kernel_for(const cuda::ExpertTable& experts, int rows, int top_k) {
-  if ((!chosen_ && untried_.empty()) || !cuda::suits_library(experts, rows, top_k)) return nullptr;
-  while (!chosen_ && !untried_.empty()) {
-    const cuda::GroupedKernel kernel = untried_.front();
-    untried_.erase(untried_.begin());
-    if (passes_trial(std::string("products of experts by ") + kernel.name,
-                     [&] { return multiply(ops_, gemm_, kernel); })) {
-      chosen_ = kernel;
+  const cuda::GroupedType type = cuda::library_type(experts, rows, top_k);
+  auto& [untried, chosen] = candidates_[type];
+  const bool is_float8 = type == cuda::GroupedType::kFloat8;
+  while (!chosen && !untried.empty()) {
+    const cuda::GroupedKernel kernel = untried.front();
+    untried.erase(untried.begin());
+    const std::string name = std::string("products of ") + (is_float8 ? "float8 " : "") + "experts by " + kernel.name;
+    if (passes_trial(name, [&] {
+          return GroupedProblem(ops_, gemm_, is_float8 ? float8_numbers() : bfloat16_numbers()).run(kernel);
+        })) {
+      chosen = kernel;
     }
   }
-  return chosen_ ? &*chosen_ : nullptr;
+  return chosen ? &*chosen : nullptr;
 }
 
 }  // namespace turbomind

@@ -1,6 +1,7 @@
 // Experts' products by a library's kernel where there is one for the device and it has passed its trial (trial.h).
 #pragma once
 
+#include <map>
 #include <optional>
 #include <vector>
 
@@ -21,10 +22,14 @@ class CudaGrouped {
   const cuda::GroupedKernel* kernel_for(const cuda::ExpertTable& experts, int rows, int top_k);
 
  private:
+  struct Candidates {
+    std::vector<cuda::GroupedKernel> untried;  // from the best on
+    std::optional<cuda::GroupedKernel> chosen;
+  };
+
   CudaOperators& ops_;
   cuda::Gemm& gemm_;
-  std::vector<cuda::GroupedKernel> untried_;  // from the best on
-  std::optional<cuda::GroupedKernel> chosen_;
+  std::map<cuda::GroupedType, Candidates> candidates_;
 };
 
 }  // namespace turbomind

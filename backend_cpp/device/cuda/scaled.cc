@@ -17,23 +17,18 @@ constexpr int kOutputs = 272;
 constexpr int kInputs = 384;
 constexpr int kBlock = 128;
 constexpr uint8_t kSign = 0x80;
-constexpr uint8_t kNotANumber = 0x7F;
-constexpr uint8_t kLargestCode = 0x7E;
 
 // Ours is cuda::linear without the library. x is such that rounding it to float8 changes nothing: numbers of float8
 // with the largest in every block.
 Trial multiply(CudaOperators& ops, cuda::Gemm& gemm, cuda::GemmScales scales) {
   std::mt19937 engine(1);
-  const auto random_code = [&engine] {
-    const auto code = static_cast<uint8_t>(engine() & 0xFF);
-    return (code & kNotANumber) == kNotANumber ? kSign : code;
-  };
   const bool has_blocks = scales == cuda::GemmScales::kBlocks;
   const PackedShape shape{kOutputs, kInputs, 8, kBlock, true};
   std::vector<uint8_t> codes(shape.code_bytes());  // in the order of tiles: any order is as random
-  for (uint8_t& code : codes) code = random_code();
+  for (uint8_t& code : codes) code = random_float8(engine).bits;
   std::vector<float> x(size_t{kRows} * kInputs);
-  for (size_t i = 0; i < x.size(); ++i) x[i] = to_float(float8{i % kBlock == 5 ? kLargestCode : random_code()});
+  for (size_t i = 0; i < x.size(); ++i)
+    x[i] = to_float(i % kBlock == 5 ? float8{kLargestFloat8Code} : random_float8(engine));
   std::vector<float> output_scales(kOutputs);
   std::vector<float> block_scales(has_blocks ? shape.scale_count() : 0);
   for (std::vector<float>* each : {&output_scales, &block_scales}) {

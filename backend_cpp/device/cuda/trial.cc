@@ -5,11 +5,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
-#include <random>
 #include <string_view>
 
 #include "base/error.h"
-#include "kernels/types.h"
 
 namespace turbomind {
 
@@ -51,6 +49,13 @@ std::vector<float> trial_numbers(size_t count, float deviation, unsigned seed) {
   std::vector<float> numbers(count);
   for (float& number : numbers) number = to_float(to_bf16(distribution(engine)));
   return numbers;
+}
+
+float8 random_float8(std::mt19937& engine) {
+  constexpr uint8_t kNotANumber = 0x7F;
+  constexpr uint8_t kMinusZero = 0x80;
+  const auto code = static_cast<uint8_t>(engine() & 0xFF);
+  return float8{(code & kNotANumber) == kNotANumber ? kMinusZero : code};
 }
 
 }  // namespace turbomind

@@ -6,11 +6,13 @@
 #pragma once
 
 #include <functional>
+#include <random>
 #include <string>
 #include <vector>
 
 #include "device/operators.h"
 #include "kernels/cuda/device_memory.h"
+#include "kernels/types.h"
 
 namespace turbomind {
 
@@ -35,6 +37,10 @@ bool passes_trial(const std::string& name, const std::function<Trial()>& run);
 
 // Numbers for trials, the same each time: normally distributed, each representable in bfloat16.
 std::vector<float> trial_numbers(size_t count, float deviation, unsigned seed);
+
+// A random float8, each number as likely; and the code of the largest.
+float8 random_float8(std::mt19937& engine);
+inline constexpr uint8_t kLargestFloat8Code = 0x7E;
 
 // Host data in device memory of its own, which is not counted: a trial gives it back.
 template <class T>

@@ -1,6 +1,8 @@
 // Products of groups, a group after the other.
-#include "kernels/cuda/grouped/grouped_kernel.h"
+#include <algorithm>
+#include <array>
 
+#include "kernels/cuda/grouped/grouped_kernel.h"
 #include "kernels/types.h"
 #include "testing/cuda_emulated/libraries.h"
 
@@ -10,18 +12,38 @@ namespace {
 
 constexpr const char* kName = "groups";
 
-void multiply(const cuda::GroupedCall& call, int group, bool is_wrong) {
+float bfloat16_at(const void* matrix, size_t place) {
+  return to_float(static_cast<const bf16*>(matrix)[place]);
+}
+
+float float8_at(const void* matrix, size_t place) {
+  return to_float(static_cast<const float8*>(matrix)[place]);
+}
+
+void multiply(const cuda::GroupedCall& call, int group, cuda::GroupedType type, bool is_wrong) {
   const cuda::GroupedTable& table = call.table;
   const int32_t* shape = table.shapes + 3 * group;
   if (shape[0] != table.rows[group] || shape[1] != table.outputs[group] || shape[2] != table.inputs[group]) {
     throw internal_error("a table of groups contradicts itself");
   }
-  for (int row = 0; row < shape[0]; ++row) {
-    const uint16_t* x = table.x[group] + row * table.x_strides[group];
-    for (int output = 0; output < shape[1]; ++output) {
-      const uint16_t* w = table.w[group] + static_cast<size_t>(output) * shape[2];
+  const auto [rows, outputs, inputs] = std::array{shape[0], shape[1], shape[2]};
+  const bool is_float8 = type == cuda::GroupedType::kFloat8;
+  const auto at = is_float8 ? float8_at : bfloat16_at;
+  for (int row = 0; row < rows; ++row) {
+    const size_t first_x = row * static_cast<size_t>(table.x_strides[group]);
+    for (int output = 0; output < outputs; ++output) {
+      const size_t first_w = static_cast<size_t>(output) * inputs;
       float sum = 0;
-      for (int i = 0; i < shape[2] - (is_wrong ? 1 : 0); ++i) sum += to_float(bf16{x[i]}) * to_float(bf16{w[i]});
+      for (int first = 0; first < inputs; first += cuda::kGroupBlock) {
+        float part = 0;
+        const int last = std::min(inputs - (is_wrong && !is_float8 ? 1 : 0), first + cuda::kGroupBlock);
+        for (int i = first; i < last; ++i) part += at(table.x[group], first_x + i) * at(table.w[group], first_w + i);
+        // The wrong library takes the scales of the first inputs for all.
+        const int block = is_wrong ? 0 : first / cuda::kGroupBlock;
+        sum += !is_float8
+                   ? part
+                   : part * table.x_scales[group][block * rows + row] * table.w_scales[group][block * outputs + output];
+      }
       table.y[group][row * table.y_strides[group] + output] = sum;
     }
   }
@@ -31,15 +53,19 @@ bool runs_on(int) {
   return library(kName) != Library::kNone;
 }
 
+template <cuda::GroupedType kType>
 void run(cudaStream_t, const cuda::GroupedCall& call) {
   cuda::check(begin_call("cudaLaunchKernelExC"), "products of groups by an emulated library");
   submit([call, is_wrong = library(kName) == Library::kWrong] {
     count_library_launch(kName);
-    for (int group = 0; group < call.groups; ++group) multiply(call, group, is_wrong);
+    for (int group = 0; group < call.groups; ++group) multiply(call, group, kType, is_wrong);
   });
 }
 
-const bool is_added = cuda::add_grouped_kernel(0, {"an emulated library", runs_on, run});
+constexpr auto kBFloat16 = cuda::GroupedType::kBFloat16;
+constexpr auto kFloat8 = cuda::GroupedType::kFloat8;
+const bool is_added = cuda::add_grouped_kernel(0, {"an emulated library", kBFloat16, runs_on, run<kBFloat16>}) &&
+                      cuda::add_grouped_kernel(0, {"an emulated library", kFloat8, runs_on, run<kFloat8>});
 
 }  // namespace
 

@@ -98,7 +98,7 @@ void run(cudaStream_t stream, const GroupedCall& call) {
                "multiplying groups");
 }
 
-const bool is_added = add_grouped_kernel(2, {"cuBLASLt", runs_on, run});
+const bool is_added = add_grouped_kernel(2, {"cuBLASLt", GroupedType::kBFloat16, runs_on, run});
 
 }  // namespace
 

@@ -19,10 +19,10 @@ bool add_grouped_kernel(int rank, const GroupedKernel& kernel) {
   return true;
 }
 
-std::vector<GroupedKernel> grouped_kernels_for(int capability) {
+std::vector<GroupedKernel> grouped_kernels_for(GroupedType type, int capability) {
   std::vector<GroupedKernel> found;
   for (const auto& [rank, kernel] : kernels()) {
-    if (kernel.runs_on(capability)) found.push_back(kernel);
+    if (kernel.type == type && kernel.runs_on(capability)) found.push_back(kernel);
   }
   return found;
 }

@@ -1,8 +1,8 @@
 // Products of many groups in one launch, by a library: what is asked of its kernel, and which there are.
 //
-//   y_g [rows_g, outputs] float32 = x_g [rows_g, inputs] w_g^T      x and w bfloat16, row-major without gaps
+//   y_g [rows_g, outputs] float32 = x_g [rows_g, inputs] w_g^T      x and w row-major without gaps
 //
-// How many rows a group has is known on the device alone; a group may have none. Outputs and inputs are multiples of 8.
+// How many rows a group has is known on the device alone; a group may have none.
 #pragma once
 
 #include <vector>
@@ -10,6 +10,14 @@
 #include "kernels/cuda/device.h"
 
 namespace turbomind::cuda {
+
+// Of x and w.
+//   kBFloat16  outputs and inputs are multiples of 8
+//   kFloat8    with a scale for each row and kGroupBlock inputs of x [blocks, rows_g] and of w [blocks, outputs], where
+//              the last block may be shorter; outputs and inputs are multiples of 16
+enum class GroupedType : uint8_t { kNone, kBFloat16, kFloat8 };
+
+inline constexpr int kGroupBlock = 128;
 
 // All on the device, [groups] where not said.
 struct GroupedTable {
@@ -19,9 +27,11 @@ struct GroupedTable {
   int32_t* inputs = nullptr;
   int64_t* x_strides = nullptr;  // elements from row to row
   int64_t* y_strides = nullptr;
-  const uint16_t** x = nullptr;
-  const uint16_t** w = nullptr;
+  const void** x = nullptr;
+  const void** w = nullptr;
   float** y = nullptr;
+  const float** x_scales = nullptr;  // of float8 alone, as w_scales is
+  const float** w_scales = nullptr;
 };
 
 struct GroupedCall {
@@ -37,6 +47,7 @@ inline constexpr size_t kGroupedWorkspaceBytes = size_t{32} << 20;
 
 struct GroupedKernel {
   const char* name;
+  GroupedType type;
   // Of compute capability major.minor, 10 major + minor.
   bool (*runs_on)(int capability);
   void (*run)(cudaStream_t stream, const GroupedCall& call);
@@ -44,7 +55,7 @@ struct GroupedKernel {
 
 // How a unit that was built with a library tells so, before main() begins. Those with the higher rank are tried first.
 bool add_grouped_kernel(int rank, const GroupedKernel& kernel);
-// Those that run on such a device, the best first.
-std::vector<GroupedKernel> grouped_kernels_for(int capability);
+// Those for the type that run on such a device, the best first.
+std::vector<GroupedKernel> grouped_kernels_for(GroupedType type, int capability);
 
 }  // namespace turbomind::cuda

@@ -1,5 +1,8 @@
 #include "kernels/cuda/grouped/grouped_product.h"
 
+#include "kernels/cuda/grouped/float8_groups.h"
+#include "kernels/cuda/grouped/groups_table.h"
+#include "kernels/cuda/linear/library_product.h"
 #include "kernels/cuda/linear/weight_slab.cuh"
 
 namespace turbomind::cuda {
@@ -35,47 +38,38 @@ __global__ void __launch_bounds__(kThreads)
   const int outputs = product.first.out_features;
   const int inputs = product.first.in_features;
   const auto* weight = reinterpret_cast<const LinearWeight*>(product.weights + expert * product.weight_stride);
-  table.shapes[3 * group] = rows;
-  table.shapes[3 * group + 1] = outputs;
-  table.shapes[3 * group + 2] = inputs;
-  table.rows[group] = rows;
-  table.outputs[group] = outputs;
-  table.inputs[group] = inputs;
-  table.x_strides[group] = inputs;
-  table.y_strides[group] = outputs;
+  set_shape(table, group, rows, outputs, inputs);
   table.x[group] = rounded + static_cast<size_t>(first) * inputs;
-  table.w[group] = static_cast<const uint16_t*>(weight->data);
+  table.w[group] = weight->data;
   table.y[group] = product.y + static_cast<size_t>(first) * outputs;
-}
-
-size_t table_bytes(size_t groups) {
-  return scratch_bytes<int32_t>(3 * groups) + 3 * scratch_bytes<int32_t>(groups) + 2 * scratch_bytes<int64_t>(groups) +
-         3 * scratch_bytes<void*>(groups);
 }
 
 }  // namespace
 
-bool is_grouped_weight(const LinearWeight& weight) {
-  return weight.format == WeightFormat::kBFloat16 && weight.bias == nullptr && weight.input_order == nullptr &&
-         weight.in_features % kChunk == 0 && weight.out_features % kChunk == 0;
+GroupedType grouped_type(const LinearWeight& weight) {
+  if (weight.bias != nullptr || weight.input_order != nullptr) return GroupedType::kNone;
+  if (weight.format == WeightFormat::kFloat8) {
+    return library_scales(weight) != GemmScales::kNone ? GroupedType::kFloat8 : GroupedType::kNone;
+  }
+  const bool fits =
+      weight.format == WeightFormat::kBFloat16 && weight.in_features % kChunk == 0 && weight.out_features % kChunk == 0;
+  return fits ? GroupedType::kBFloat16 : GroupedType::kNone;
 }
 
 size_t grouped_scratch_bytes(const LinearWeight& weight, int experts, int pairs) {
+  if (weight.format == WeightFormat::kFloat8) return float8_groups_bytes(weight, experts, pairs);
   return table_bytes(static_cast<size_t>(experts)) + scratch_bytes<std::byte>(kGroupedWorkspaceBytes) +
          scratch_bytes<uint16_t>(static_cast<size_t>(pairs) * weight.in_features);
 }
 
 void grouped_product(cudaStream_t stream, Scratch memory, const GroupedKernel& kernel, const GroupedProduct& product) {
-  const auto groups = static_cast<size_t>(product.experts);
+  if (kernel.type == GroupedType::kFloat8) return float8_groups(stream, memory, kernel, product);
   GroupedCall call;
   call.groups = product.experts;
   call.rows = product.pairs;
   call.outputs = product.first.out_features;
   call.inputs = product.first.in_features;
-  call.table = {
-      memory.take<int32_t>(3 * groups),     memory.take<int32_t>(groups),         memory.take<int32_t>(groups),
-      memory.take<int32_t>(groups),         memory.take<int64_t>(groups),         memory.take<int64_t>(groups),
-      memory.take<const uint16_t*>(groups), memory.take<const uint16_t*>(groups), memory.take<float*>(groups)};
+  call.table = take_table(memory, static_cast<size_t>(product.experts));
   auto* rounded = memory.take<uint16_t>(static_cast<size_t>(product.pairs) * call.inputs);
   call.workspace = memory.take<std::byte>(kGroupedWorkspaceBytes);
   launch(round_sorted_kernel, rows_and(product.pairs, divide_up(call.inputs, kThreads * kChunk)), dim3(kThreads), 0,

@@ -1,7 +1,9 @@
-// A layer's products with experts' weights of bfloat16 by a library's kernel: inputs are gathered and rounded, and the
-// table of groups is filled, on the device.
+// A layer's products with experts' weights of bfloat16 or float8 by a library's kernel: inputs are gathered and
+// rounded, and the table of groups is filled, on the device.
 //
-// Arithmetic. As of linear.h: x is rounded to bfloat16, products are exact, sums float32.
+// Arithmetic. As of linear.h: x is rounded to bfloat16, products are exact, sums float32. With float8, x is rounded to
+// it with a scale for each row and 128 inputs, whatever the weight's scales are: y is off by at most 2^-4 sum |x w|,
+// and what x under 2^-16 max |x| adds.
 #pragma once
 
 #include "kernels/cuda/grouped/grouped_kernel.h"
@@ -11,8 +13,10 @@
 
 namespace turbomind::cuda {
 
-// From so many rows of an expert on, on average, a library's kernel is worth its tiles of 128 rows.
+// From so many rows of an expert on, on average, a library's kernel is worth its tiles of 128 rows, and of float8 that
+// weights are laid out for it. Not timed on a GPU yet.
 inline constexpr int kLeastGroupRows = 32;
+inline constexpr int kLeastFloat8GroupRows = 64;
 
 // What a group is multiplied with, and its rows.
 struct GroupedProduct {
@@ -29,8 +33,8 @@ struct GroupedProduct {
   float* y;  // [pairs, out_features]
 };
 
-// Whether libraries' kernels multiply such weights.
-bool is_grouped_weight(const LinearWeight& weight);
+// Kernels of which type multiply such weights.
+GroupedType grouped_type(const LinearWeight& weight);
 
 size_t grouped_scratch_bytes(const LinearWeight& weight, int experts, int pairs);
 

@@ -2,49 +2,26 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/linear/weight_slab.cuh"
+#include "kernels/cuda/linear/float8_blocks.cuh"
 #include "kernels/cuda/linear/widen_weight.h"
-#include "kernels/cuda/reduce.cuh"
 
 namespace turbomind::cuda {
 
 namespace {
 
-constexpr int kBlock = 128;  // inputs that share a scale
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / kWarp;
-constexpr int kLaneInputs = kBlock / kWarp;
 constexpr int kPieceBytes = 16 << 20;  // of the weight: stays in the second-level cache for its product
 constexpr int kPieceOutputs = 8192;
-constexpr float kLeastScale = 1e-37f;  // of which there is an inverse
 
-// A warp rounds 128 inputs of a row; block x is the row, y kWarps times 128 inputs. scales [inputs / 128, rows].
+// Block x is the row, y kWarps times 128 inputs. scales [blocks, rows].
 __global__ void __launch_bounds__(kThreads)
     round_blocks_kernel(RowsToRound from, int blocks, uint32_t* codes, float* scales) {
   const int block = blockIdx.y * kWarps + threadIdx.x / kWarp;
   if (block >= blocks) return;
-  const int lane = threadIdx.x % kWarp;
-  const float* x = from.x + blockIdx.x * from.stride;
-  float values[kLaneInputs];
-  float top = 0;
-  float probe = 0;  // NaN and infinity must not vanish: they make the scale not a number
-#pragma unroll
-  for (int i = 0; i < kLaneInputs; ++i) {
-    const int input = block * kBlock + lane * kLaneInputs + i;
-    values[i] = input >= from.inputs ? 0.0f : x[from.input_order != nullptr ? from.input_order[input] : input];
-    top = fmaxf(top, fabsf(values[i]));
-    probe += values[i] * 0.0f;
-  }
-  const float scale = warp_max(top) / kLargestFloat8 + warp_sum(probe);
-  const float inverse = scale > kLeastScale ? 1.0f / scale : 0.0f;
-  uint32_t word = 0;
-#pragma unroll
-  for (int i = 0; i < kLaneInputs; ++i) {
-    const uint32_t code = __nv_cvt_float_to_fp8(values[i] * inverse, __NV_SATFINITE, __NV_E4M3);
-    word |= code << 8 * i;
-  }
-  codes[(static_cast<size_t>(blockIdx.x) * blocks + block) * kWarp + lane] = word;
-  if (lane == 0) scales[static_cast<size_t>(block) * from.rows + blockIdx.x] = scale;
+  round_block(from, from.x + blockIdx.x * from.stride, block,
+              codes + (static_cast<size_t>(blockIdx.x) * blocks + block) * kWarp,
+              scales + static_cast<size_t>(block) * from.rows + blockIdx.x);
 }
 
 // scales [blocks, outputs]: of a piece of a weight, that of the block times that of the output.
@@ -52,10 +29,8 @@ __global__ void __launch_bounds__(kThreads)
     gather_scales_kernel(LinearWeight weight, int first_output, int outputs, int blocks, float* scales) {
   const int output = blockIdx.x * kThreads + threadIdx.x;
   if (output >= outputs) return;
-  const int place = first_output + output;
-  const size_t entry = static_cast<size_t>(place / kTileOutputs) * blocks + blockIdx.y;
   scales[static_cast<size_t>(blockIdx.y) * outputs + output] =
-      weight.block_scales[entry * kTileOutputs + place % kTileOutputs] * weight.output_scales[place];
+      float8_scale(weight, first_output + output, blockIdx.y, blocks);
 }
 
 }  // namespace
@@ -66,13 +41,13 @@ GemmScales library_scales(const LinearWeight& weight) {
     return GemmScales::kNone;
   }
   if (weight.block_scales == nullptr) return GemmScales::kRows;
-  return weight.group == kBlock ? GemmScales::kBlocks : GemmScales::kNone;
+  return weight.group == kFloat8Block ? GemmScales::kBlocks : GemmScales::kNone;
 }
 
 void library_product(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight, GemmScales scales,
                      const RowsToRound& x, float* y, bool accumulate) {
   const int inputs = padded_inputs(weight);
-  const int blocks = inputs / kBlock;
+  const int blocks = inputs / kFloat8Block;
   const int wanted = std::max(kPieceBytes / inputs / kTileOutputs, 1) * kTileOutputs;
   const int step = std::min({wanted, kPieceOutputs, weight.out_features});
   Scratch memory = scratch.memory;

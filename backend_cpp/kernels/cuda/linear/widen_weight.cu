@@ -1,5 +1,6 @@
 #include "kernels/cuda/linear/widen_weight.h"
 
+#include "kernels/cuda/linear/unpack_codes.cuh"
 #include "kernels/cuda/linear/weight_slab.cuh"
 
 // A lane takes a chunk of one output; a warp 8 neighbouring outputs of 4 neighbouring chunks, so that it reads and
@@ -62,19 +63,9 @@ __global__ void __launch_bounds__(kThreads)
       make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
 }
 
-// A lane takes four inputs of one output, a warp 8 outputs of 16 inputs.
-__global__ void __launch_bounds__(kThreads)
-    unpack_weight_kernel(LinearWeight weight, int first_output, int outputs, int quads, int padded_quads,
-                         uint32_t flipped, uint32_t* plain) {
-  const int lane = threadIdx.x % kWarp;
-  const int quad = (blockIdx.x * (kThreads / kWarp) + threadIdx.x / kWarp) * 4 + lane % 4;
-  const int row = blockIdx.y * kWarpOutputs + lane / 4;
-  if (quad >= padded_quads || row >= outputs) return;
-  const int tile = (first_output + row) / kTileOutputs;
-  const int place = (first_output + row) % kTileOutputs;
-  const auto* words = static_cast<const uint32_t*>(weight.data);
-  plain[static_cast<size_t>(row) * padded_quads + quad] =
-      quad < quads ? words[(static_cast<size_t>(tile) * quads + quad) * kTileOutputs + place] ^ flipped : 0;
+__global__ void __launch_bounds__(kUnpackThreads)
+    unpack_weight_kernel(LinearWeight weight, int first_output, int outputs, int padded_inputs, uint32_t* plain) {
+  unpack_words(weight, first_output, outputs, padded_inputs, plain);
 }
 
 }  // namespace
@@ -91,11 +82,8 @@ void widen_weight(cudaStream_t stream, const LinearWeight& weight, int first_out
 void unpack_weight(cudaStream_t stream, const LinearWeight& weight, int first_output, int outputs, int padded_inputs,
                    uint8_t* plain) {
   outputs = divide_up(outputs, kTileOutputs) * kTileOutputs;  // a tile's codes beyond the weight stand for 0
-  const int quads = packed_shape(weight).padded_features() / 4;
-  const dim3 grid(divide_up(padded_inputs / 4, kThreads / kWarp * 4), outputs / kWarpOutputs);
-  const uint32_t flipped = weight.format == WeightFormat::kInt8 ? 0x80808080u : 0;
-  launch(unpack_weight_kernel, grid, dim3(kThreads), 0, stream, weight, first_output, outputs, quads, padded_inputs / 4,
-         flipped, reinterpret_cast<uint32_t*>(plain));
+  launch(unpack_weight_kernel, unpack_grid(outputs, padded_inputs), dim3(kUnpackThreads), 0, stream, weight,
+         first_output, outputs, padded_inputs, reinterpret_cast<uint32_t*>(plain));
 }
 
 }  // namespace turbomind::cuda

@@ -69,7 +69,9 @@ enum class Kernel { kPlain, kStream, kTile, kLibrary };
 
 Kernel kernel_for(const ExpertTable& experts, int rows, int top_k) {
   const ExpertWeight& weight = experts.first;
-  if (experts.library != nullptr && suits_library(experts, rows, top_k)) return Kernel::kLibrary;
+  if (experts.library != nullptr && experts.library->type == library_type(experts, rows, top_k)) {
+    return Kernel::kLibrary;
+  }
   if (!has_whole_chunks(weight.gate_up) || !has_whole_chunks(weight.down)) return Kernel::kPlain;
   return rows <= kStreamRows ? Kernel::kStream : Kernel::kTile;
 }
@@ -137,9 +139,11 @@ void multiply(cudaStream_t stream, const LinearScratch& scratch, const ExpertTab
 
 }  // namespace
 
-bool suits_library(const ExpertTable& experts, int rows, int top_k) {
-  return rows * top_k >= kLeastGroupRows * experts.count && is_grouped_weight(experts.first.gate_up) &&
-         is_grouped_weight(experts.first.down);
+GroupedType library_type(const ExpertTable& experts, int rows, int top_k) {
+  const GroupedType type = grouped_type(experts.first.gate_up);
+  if (type == GroupedType::kNone || grouped_type(experts.first.down) != type) return GroupedType::kNone;
+  const int least = type == GroupedType::kFloat8 ? kLeastFloat8GroupRows : kLeastGroupRows;
+  return rows * top_k >= least * experts.count ? type : GroupedType::kNone;
 }
 
 size_t expert_scratch_bytes(const ExpertTable& experts, int rows, int top_k) {

@@ -21,8 +21,8 @@ struct ExpertTable {
   const GroupedKernel* library = nullptr;  // multiplies where experts have many rows; null: ours does
 };
 
-// Whether a library's kernel could multiply so many rows, each with top_k of the experts.
-bool suits_library(const ExpertTable& experts, int rows, int top_k);
+// A library's kernels of which type could multiply so many rows, each with top_k of the experts.
+GroupedType library_type(const ExpertTable& experts, int rows, int top_k);
 
 // The scratch memory that a call with up to `rows` rows takes.
 size_t expert_scratch_bytes(const ExpertTable& experts, int rows, int top_k);
