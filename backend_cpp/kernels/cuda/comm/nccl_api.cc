@@ -3,10 +3,38 @@
 #include <dlfcn.h>
 
 #include <string>
+#include <type_traits>
+
+#if __has_include(<nccl.h>)
+#include <nccl.h>
+#define TM_HAS_NCCL_HEADER
+#endif
 
 namespace turbomind::cuda {
 
 namespace {
+
+#ifdef TM_HAS_NCCL_HEADER
+// What nccl_api.h declares is what the library's own header does, whose enumerations are ints.
+template <class T>
+using AsInt = std::conditional_t<std::is_enum_v<T> && sizeof(T) == sizeof(int), int, T>;
+template <class Function>
+struct Declared;
+template <class Result, class... Arguments>
+struct Declared<Result (*)(Arguments...)> {
+  using Type = AsInt<Result> (*)(AsInt<Arguments>...);
+};
+template <class Ours, class Theirs>
+constexpr bool kAgrees = std::is_same_v<Ours, typename Declared<Theirs>::Type>;
+
+static_assert(kAgrees<decltype(NcclApi::comm_init_all), decltype(&ncclCommInitAll)>);
+static_assert(kAgrees<decltype(NcclApi::all_reduce), decltype(&ncclAllReduce)>);
+static_assert(kAgrees<decltype(NcclApi::all_gather), decltype(&ncclAllGather)>);
+static_assert(kAgrees<decltype(NcclApi::comm_destroy), decltype(&ncclCommDestroy)>);
+static_assert(kAgrees<decltype(NcclApi::comm_abort), decltype(&ncclCommAbort)>);
+static_assert(kAgrees<decltype(NcclApi::error_text), decltype(&ncclGetErrorString)>);
+static_assert(NcclApi::kSuccess == ncclSuccess && NcclApi::kFloat32 == ncclFloat32 && NcclApi::kSum == ncclSum);
+#endif
 
 constexpr const char* kLibrary = "libnccl.so.2";
 

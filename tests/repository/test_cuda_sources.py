@@ -1,0 +1,87 @@
+"""What only a GPU build compiles is accepted by compilers, though no GPU build is made here.
+
+The tests build ``kernels/cuda`` with an emulation of CUDA, which has more functions in host code than the toolkit.
+"""
+
+import os
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+SOURCES = Path(__file__).resolve().parent.parent.parent / "backend_cpp"
+# Of .cu files, all of which take minutes: vectors of every type that rows are rounded to.
+KERNELS = ("linear/round_rows.cu",)
+HOST_ONLY = ("-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-Wno-restrict")  # as in CMakeLists.txt
+
+
+def toolkits() -> list[Path]:
+    """Return the places where headers of CUDA and of its libraries may lie, the wheels' last."""
+    roots = [Path(os.environ["CUDA_HOME"])] if "CUDA_HOME" in os.environ else []
+    wheels = Path(sysconfig.get_path("purelib")) / "nvidia"
+    return [*roots, Path("/usr/local/cuda"), Path("/usr"), *sorted(wheels.glob("*"))]
+
+
+def include_of(header: str) -> Path | None:
+    """Return the folder of the first toolkit that has a header."""
+    folders = (root / "include" for root in toolkits())
+    return next((folder for folder in folders if (folder / header).is_file()), None)
+
+
+def includes() -> list[str]:
+    """Return the options by which a compiler finds CUDA's headers, and those of libraries that are there."""
+    runtime = include_of("cuda_runtime.h")
+    compiler = shutil.which(os.environ.get("CXX", "c++"))
+    if runtime is None or compiler is None:
+        pytest.skip("needs a C++ compiler and the headers of CUDA: the toolkit, or the wheels of requirements/dev.txt")
+    found = [runtime, runtime / "cccl", include_of("cublasLt.h"), include_of("nccl.h")]
+    folders = dict.fromkeys(str(folder) for folder in found if folder is not None)
+    return [compiler, f"-I{SOURCES}", *(option for folder in folders for option in ("-isystem", folder))]
+
+
+def complaint(command: Sequence[str], source: Path) -> str:
+    """Return what a compiler says of a source that it refuses; empty for one that it takes."""
+    done = subprocess.run([*command, str(source)], capture_output=True, text=True, check=False)
+    return f"{source.name}:\n{done.stderr[:3000]}" if done.returncode else ""
+
+
+def check_host_sources(*, of_cublaslt: bool) -> None:
+    """Compile the sources of a GPU build that are no kernels, those that call cuBLASLt or the others."""
+    command = [*includes(), *HOST_ONLY]
+    sources = [*SOURCES.glob("device/cuda/*.cc"), *SOURCES.glob("kernels/cuda/*/*.cc")]
+    sources = [source for source in sources if source.name.startswith("cublaslt_") == of_cublaslt]
+    assert sources
+    with ThreadPoolExecutor(max_workers=2) as compilers:
+        refused = [text for text in compilers.map(lambda source: complaint(command, source), sources) if text]
+    assert not refused, "\n".join(refused)
+
+
+def test_host_code_of_a_gpu_build_compiles() -> None:
+    check_host_sources(of_cublaslt=False)
+
+
+def test_host_code_that_calls_cublaslt_compiles() -> None:
+    if include_of("cublasLt.h") is None:
+        pytest.skip("needs cublasLt.h: of the CUDA toolkit, or of the wheel nvidia-cublas")
+    check_host_sources(of_cublaslt=True)
+
+
+def test_host_code_that_calls_device_functions_is_noticed(tmp_path: Path) -> None:
+    source = tmp_path / "bad.cc"
+    text = '#include "kernels/cuda/device.h"\nfloat twice(float x) { return __fadd_rn(x, x); }\n'
+    source.write_text(text, encoding="utf-8")
+    assert "__fadd_rn" in complaint([*includes(), *HOST_ONLY], source)
+
+
+def test_kernels_compile_for_the_architectures_of_a_build(tmp_path: Path) -> None:
+    nvcc = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+    if nvcc is None:
+        pytest.skip("needs the CUDA toolkit: nvcc")
+    target = ["-std=c++20", "-ptx", "-arch=compute_90a", "-o", str(tmp_path / "kernel.ptx"), f"-I{SOURCES}"]
+    command = [nvcc, *target, "--expt-relaxed-constexpr", "-Werror=all-warnings", "-Xcompiler=-Wall,-Wextra"]
+    refused = [text for name in KERNELS if (text := complaint(command, SOURCES / "kernels/cuda" / name))]
+    assert not refused, "\n".join(refused)
