@@ -13,7 +13,7 @@ GRPC_PORT   ?= 8001
 METRICS_PORT ?= 8002
 SERVE_ARGS  ?=          # further flags of `lmdeploy serve api_server`
 TESTS       ?= tests
-COVERAGE     = $(if $(filter tests,$(strip $(TESTS))),--cov --cov-report=)  # of all tests; its floor is in pyproject.toml
+COVERAGE    ?=          # options of pytest-cov; with it tests that are Python take three times as long, so make test-all has it
 PYTEST_ARGS ?=
 WORKERS     ?= 2  # tests at a time; those of a file are one after the other
 AGAIN        = --reruns 1  # what starts servers depends on the machine too; the report names what ran twice
@@ -129,9 +129,9 @@ test: build-tests dev model browser ## Set everything up, then run every test; o
 	@$(CTEST) --test-dir $(BUILD) --output-on-failure
 	@$(PY) -m pytest --numprocesses $(strip $(WORKERS)) --dist loadfile $(strip $(AGAIN)) $(strip $(TESTS)) $(strip $(COVERAGE)) $(strip $(PYTEST_ARGS))
 
-test-all: ## `make test` with all cases of tests whose cases are much alike, which it runs samples of, and with other clients
+test-all: ## `make test` with all cases of tests whose cases are much alike, which it runs samples of, with other clients, and with the floor of coverage
 	@$(MAKE) clients || echo "-- no further clients can be had here: tests of those that are not installed are skipped"
-	@$(MAKE) test PYTEST_ARGS="--all-cases $(strip $(PYTEST_ARGS))"
+	@$(MAKE) test COVERAGE="$(if $(filter tests,$(strip $(TESTS))),--cov --cov-report=)" PYTEST_ARGS="--all-cases $(strip $(PYTEST_ARGS))"
 
 clients: ## Install the real clients that tests/clients runs beside ours: litellm, langchain-openai, llama-index, llm, aider, guidellm, lm-eval, instructor, openai-agents, openai of npm
 	$(say) 'installing other clients into the cache (some minutes the first time)'
