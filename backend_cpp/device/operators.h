@@ -147,6 +147,11 @@ class Operators {
     }
     return input.room;
   }
+  // y = the MLP of the rows that `input` gives, or y +=. y may be what `input` is made of.
+  virtual void gated_mlp(const GatedMlp& mlp, const LinearInput& input, int rows, float* y, bool accumulate) {
+    linear_of(mlp.gate_up, input, rows, mlp.projected, false);
+    linear_of(mlp.down, mlp.between(), rows, y, accumulate);
+  }
   virtual void head_linear(const LinearWeight& weight, const HeadsView& x, const HeadsView& y) = 0;
   virtual void lora_shrink(const LoraRows& adapters, const float* x, int in_features, float* shrunk) = 0;
   virtual void lora_expand(const LoraRows& adapters, const float* shrunk, int out_features, float* y) = 0;

@@ -10,6 +10,8 @@
 
 namespace turbomind {
 
+struct LinearWeight;
+
 struct LinearInput {
   // [rows, in_features]
   LinearInput(const float* rows) : x(rows) {}
@@ -35,6 +37,18 @@ struct LinearInput {
   const NormWeight* norm = nullptr;
   std::optional<Activation> gate;
   float* room = nullptr;
+};
+
+// The linear layers of a gated MLP, down(act(gate(x)) * up(x)), and room for what passes between them, which nobody
+// else reads: a device may keep it in any form.
+struct GatedMlp {
+  const LinearWeight& gate_up;  // the first half of its outputs is gate, the second up
+  Activation activation;
+  const LinearWeight& down;
+  float* projected;  // room for [rows, gate_up.out_features]
+  float* activated;  // room for [rows, down.in_features]
+
+  LinearInput between() const { return LinearInput::gated(activation, projected, activated); }
 };
 
 }  // namespace turbomind

@@ -11,13 +11,12 @@ void DenseMlp::run(const StepContext& step, const MlpWeights& weights, const Lin
                    bool accumulate) {
   auto* projected = projected_.as<float>();
   auto* activated = activated_.as<float>();
+  const GatedMlp mlp{weights.up.view, spec_.activation, weights.down.view, projected, activated};
+  if (spec_.is_gated && step.adapters == nullptr) return step.ops.gated_mlp(mlp, x, step.rows, y, accumulate);
   step.linear(weights.up, x, projected, false);
-  if (spec_.is_gated) {
-    step.linear(weights.down, LinearInput::gated(spec_.activation, projected, activated), y, accumulate);
-  } else {
-    step.ops.activate(spec_.activation, projected, step.rows, weights.down.view.in_features, activated);
-    step.linear(weights.down, activated, y, accumulate);
-  }
+  if (spec_.is_gated) return step.linear(weights.down, mlp.between(), y, accumulate);
+  step.ops.activate(spec_.activation, projected, step.rows, weights.down.view.in_features, activated);
+  step.linear(weights.down, activated, y, accumulate);
 }
 
 }  // namespace turbomind

@@ -121,6 +121,14 @@ class Device:
         y = _unwritten(x.shape[0], weight.exact.shape[0])
         return torch.from_numpy(self.native.linear_of_gates(weight.native, _array(x), ACTIVATIONS.index(activation), y))
 
+    def gated_mlp(
+        self, gate_up: Any, activation: str, down: Any, x: torch.Tensor, before: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return ``down`` of the gated activation of ``gate_up`` of ``x`` ``[rows, in]``, added to ``before``."""
+        y = _unwritten(x.shape[0], down.exact.shape[0]) if before is None else _array(before)
+        arguments = (gate_up.native, ACTIVATIONS.index(activation), down.native, _array(x), y, before is not None)
+        return torch.from_numpy(self.native.gated_mlp(*arguments))
+
     def head_linear(self, weight: Any, x: torch.Tensor, gap: int = 0) -> torch.Tensor:
         """Return each head's own product: ``x`` ``[rows, heads, in + gap]``, of which ``gap`` are no inputs."""
         rows, heads = x.shape[:2]

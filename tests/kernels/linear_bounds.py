@@ -58,15 +58,22 @@ def _on_cuda(x: torch.Tensor, weight: Weight, kind: str, size: torch.Tensor) -> 
     return 2 * 2.0**-11 * size + smallest + sums
 
 
+def bound_of(
+    device: Device, x: torch.Tensor, weight: Weight, kind: str, before: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return how far each result for ``x``, float64, may be off; the arguments are those of :func:`check`."""
+    size = x.abs() @ weight.exact.abs().T
+    bound = _on_cuda(x, weight, kind, size) if device.is_cuda else _on_cpu(device, x, weight, kind, size)
+    return bound + 2.0**-22 * (weight.bias.abs() + (0 if before is None else before.double().abs()))
+
+
 def check(
     device: Device, y: torch.Tensor, x: torch.Tensor, weight: Weight, kind: str, before: torch.Tensor | None = None
 ) -> None:
     """Compare ``y`` with ``before`` plus ``x`` times the weight; ``kind`` is its format, or how it is scaled."""
     x = x.double()
     added = weight.bias + (0 if before is None else before.double())
-    size = x.abs() @ weight.exact.abs().T
-    bound = _on_cuda(x, weight, kind, size) if device.is_cuda else _on_cpu(device, x, weight, kind, size)
-    bound = bound + 2.0**-22 * (weight.bias.abs() + (0 if before is None else before.double().abs()))
+    bound = bound_of(device, x, weight, kind, before)
     error = (y.double() - x @ weight.exact.T - added).abs()
     assert (error <= bound).all(), f"{(error / bound).max():.2f} of the bound"
 

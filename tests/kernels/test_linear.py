@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from tests.kernels.device import Device
-from tests.kernels.linear_bounds import EPS, STEPS, check, check_broken_rows, check_rows_are_alone
+from tests.kernels.emulated_library import needs_emulation
+from tests.kernels.linear_bounds import EPS, STEPS, bound_of, check, check_broken_rows, check_rows_are_alone
 from tests.kernels.reference import round_activations, round_weight
 from tests.kernels.weights import Weight, group_codes_weight, group_minima_weight, make_weight
 
@@ -237,3 +238,65 @@ def test_long_rows_made_while_they_are_rounded_come_to_the_same_bits(
     x = x[:, :size].contiguous()
     normed = cuda.linear(weight, cuda.layer_norm(x, scale, bias, 1e-5))
     assert torch.equal(cuda.linear_of_norms(weight, x, scale, 1e-5, bias), normed)
+
+
+# ---- a gated MLP as one operator: on CUDA many rows pass between its linear layers in 16 bits ----
+
+HIDDEN = 96
+SLOPE = 1.1  # at most, of SiLU
+# Of what passes between, relative and absolute (kernels/cuda/linear/linear.h).
+NARROW = {"float32": (0.0, 0.0), "bfloat16": (2.0**-9, 0.0), "float16": (2.0**-11, 2.0**-21)}
+
+
+def make_mlp(device: Device, kind: str, size: int, *, has_bias: bool) -> tuple[Weight, Weight]:
+    """Return the weights of gate and up, and of down."""
+    shapes = [(2 * size, HIDDEN), (48, size)]
+    up, down = (
+        make_weight(
+            device, torch.randn(shape) * shape[1] ** -0.5, kind, 32, torch.randn(shape[0]) if has_bias else None
+        )
+        for shape in shapes
+    )
+    return up, down
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16", "int4"])
+@pytest.mark.parametrize(
+    ("rows", "size", "has_bias"), [(3, 128, True), (40, 128, False), (194, 128, True), (194, 100, False)]
+)
+@pytest.mark.parametrize("adds", [False, True])
+def test_a_gated_mlp_is_within_what_its_roundings_explain(
+    device: Device, rows: int, size: int, has_bias: bool, adds: bool, kind: str
+) -> None:
+    torch.manual_seed(rows)
+    up, down = make_mlp(device, kind, size, has_bias=has_bias)
+    x, before = torch.randn(rows, HIDDEN), torch.randn(rows, 48) if adds else None
+    y = device.gated_mlp(up, "silu", down, x, before).double()
+
+    sums = x.double() @ up.exact.T
+    relative, absolute = NARROW.get(kind, NARROW["float16"])
+    of_sums = bound_of(device, x.double(), up, kind) * (1 + relative) + relative * sums.abs() + absolute
+    gate, value = (sums + up.bias).chunk(2, -1)
+    of_gate, of_value = of_sums.chunk(2, -1)
+    silu = torch.nn.functional.silu(gate)
+    between = silu * value
+    of_between = SLOPE * of_gate * (value.abs() + of_value) + silu.abs() * of_value + 2.0**-21 * between.abs()
+    exact = between @ down.exact.T + down.bias + (0 if before is None else before)
+    bound = of_between @ down.exact.abs().T + bound_of(device, between.abs() + of_between, down, kind, before)
+    error = (y - exact).abs()
+    assert (error <= bound).all(), f"{(error / bound).max():.2f} of the bound"
+
+
+@needs_emulation
+@pytest.mark.parametrize(("kind", "dtype"), [("bfloat16", torch.bfloat16), ("float16", torch.float16)])
+def test_many_rows_pass_between_the_layers_in_16_bits_and_without_the_bias(
+    cuda: Device, kind: str, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(5)
+    up, down = make_mlp(cuda, kind, 128, has_bias=True)
+    x = torch.randn(20, HIDDEN)
+    alone = make_weight(cuda, up.exact.float(), kind)
+    scale = 16 if dtype == torch.float16 else 1
+    narrow = (cuda.linear(alone, x) / scale).to(dtype).float() * scale
+    expected = cuda.linear_of_gates(down, narrow + up.bias.float(), "gelu_tanh")
+    assert torch.equal(cuda.gated_mlp(up, "gelu_tanh", down, x), expected)

@@ -213,11 +213,29 @@ void CudaOperators::linear(const LinearWeight& weight, const float* x, int rows,
 
 void CudaOperators::linear_of(const LinearWeight& weight, const LinearInput& input, int rows, float* y,
                               bool accumulate) {
-  const cuda::GemmScales scales = scaled_->scales_for(weight, rows);
-  const LinearInput taken = cuda::makes_rows(weight, rows, scales) ? input : make_rows(input, rows, weight.in_features);
+  const bool makes_rows = cuda::makes_rows(weight, rows, scaled_->scales_for(weight, rows));
+  multiply(weight, makes_rows ? input : make_rows(input, rows, weight.in_features), rows, y, accumulate);
+}
+
+void CudaOperators::multiply(const LinearWeight& weight, const cuda::LinearRows& x, int rows,
+                             const cuda::LinearResult& y, bool accumulate) {
   cuda::LinearScratch memory = linear_scratch(cuda::linear_scratch_bytes(weight, rows));
-  memory.scales = scales;
-  cuda::linear(stream(), memory, weight, taken, rows, y, accumulate);
+  memory.scales = scaled_->scales_for(weight, rows);
+  cuda::linear(stream(), memory, weight, x, rows, y, accumulate);
+}
+
+void CudaOperators::gated_mlp(const GatedMlp& mlp, const LinearInput& input, int rows, float* y, bool accumulate) {
+  LinearWeight gate_up = mlp.gate_up;
+  gate_up.bias = nullptr;  // added to the sums where they are read
+  const DType between = cuda::narrow_type(gate_up, rows, scaled_->scales_for(gate_up, rows));
+  if (between == DType::kFloat32 || !cuda::makes_rows(mlp.down, rows, scaled_->scales_for(mlp.down, rows))) {
+    return Operators::gated_mlp(mlp, input, rows, y, accumulate);
+  }
+  multiply(gate_up, input, rows, {mlp.projected, between}, false);
+  cuda::LinearRows activated = mlp.between();
+  activated.type = between;
+  activated.bias = mlp.gate_up.bias;
+  multiply(mlp.down, activated, rows, y, accumulate);
 }
 
 void CudaOperators::head_linear(const LinearWeight& weight, const HeadsView& x, const HeadsView& y) {

@@ -57,6 +57,7 @@ class CudaOperators final : public Operators {
   void copy_heads(const HeadsView& from, const HeadsView& to) override;
   void linear(const LinearWeight& weight, const float* x, int rows, float* y, bool accumulate) override;
   void linear_of(const LinearWeight& weight, const LinearInput& input, int rows, float* y, bool accumulate) override;
+  void gated_mlp(const GatedMlp& mlp, const LinearInput& input, int rows, float* y, bool accumulate) override;
   void head_linear(const LinearWeight& weight, const HeadsView& x, const HeadsView& y) override;
   void lora_shrink(const LoraRows& adapters, const float* x, int in_features, float* shrunk) override;
   void lora_expand(const LoraRows& adapters, const float* shrunk, int out_features, float* y) override;
@@ -101,6 +102,8 @@ class CudaOperators final : public Operators {
   CudaSpans& spans_of(SpanSet set) { return spans_[static_cast<size_t>(set)]; }
   const cuda::ExpertTable& table_of(const std::vector<ExpertWeight>& experts);
   cuda::LinearScratch linear_scratch(size_t bytes);
+  void multiply(const LinearWeight& weight, const cuda::LinearRows& x, int rows, const cuda::LinearResult& y,
+                bool accumulate);
 
   void bring_staged();
   Error no_room(size_t bytes, MemoryUse use) const;

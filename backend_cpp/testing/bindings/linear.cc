@@ -123,6 +123,19 @@ void bind_linear(py::module_& m, DeviceClass& device) {
     d.ops->linear_of(weight.view(), input, size_of(x, 0), outputs.data(), false);
     return outputs.fetch(like);
   });
+  // x [rows, in_features of gate_up], y [rows, out_features of down]
+  device.def("gated_mlp", [](Device& d, const WeightOnDevice& gate_up, int activation, const WeightOnDevice& down,
+                             const Array<float>& x, const Array<float>& y, bool accumulate) {
+    const OnDevice<float> inputs(*d.ops, x);
+    const OnDevice<float> outputs(*d.ops, y);
+    const int rows = size_of(x, 0);
+    const AlignedBuffer projected = float_buffer(*d.ops, rows, gate_up.view().out_features);
+    const AlignedBuffer activated = float_buffer(*d.ops, rows, down.view().in_features);
+    d.ops->gated_mlp({gate_up.view(), static_cast<Activation>(activation), down.view(), projected.as<float>(),
+                      activated.as<float>()},
+                     inputs.data(), rows, outputs.data(), accumulate);
+    return outputs.fetch(y);
+  });
   // x [rows, heads, in_features + gap], whose last `gap` are not inputs; like [rows, heads, out_features]
   device.def("head_linear",
              [](Device& d, const WeightOnDevice& weight, const Array<float>& x, int gap, const Array<float>& like) {

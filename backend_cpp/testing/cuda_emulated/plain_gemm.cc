@@ -1,5 +1,6 @@
 #include <cstring>
 #include <string>
+#include <type_traits>
 
 #include "kernels/cuda/linear/gemm.h"
 #include "testing/cuda_emulated/libraries.h"
@@ -20,7 +21,17 @@ float element(T value) {
   return to_float(value);
 }
 
-template <class T, class Sum>
+template <class Result, class Sum>
+void write(const GemmCall& call, size_t place, Sum value) {
+  auto& y = static_cast<Result*>(call.y)[place];
+  if constexpr (std::is_same_v<Result, Sum>) {
+    y = call.accumulates ? y + value : value;
+  } else {
+    y = from_float<Result>(value);
+  }
+}
+
+template <class T, class Sum, class Result = Sum>
 void multiply_typed(const GemmCall& call) {
   const auto inputs = static_cast<size_t>(call.inputs);
   const auto alpha = static_cast<Sum>(call.alpha);
@@ -30,13 +41,13 @@ void multiply_typed(const GemmCall& call) {
       const T* w = static_cast<const T*>(call.w) + output * inputs;
       Sum sum = 0;
       for (size_t i = 0; i < inputs; ++i) sum += static_cast<Sum>(element(x[i]) * element(w[i]));
-      Sum& y = static_cast<Sum*>(call.y)[row * call.y_stride + output];
-      y = call.accumulates ? y + alpha * sum : alpha * sum;
+      write<Result>(call, row * call.y_stride + output, alpha * sum);
     }
   }
 }
 
 // The wrong library takes the scales of the first 128 inputs, or of the first output, for all.
+template <class Result>
 void multiply_scaled(const GemmCall& call, bool is_wrong) {
   const bool has_blocks = call.scales == GemmScales::kBlocks;
   const int block = has_blocks ? 128 : call.inputs;
@@ -52,24 +63,37 @@ void multiply_scaled(const GemmCall& call, bool is_wrong) {
         const int of_output = is_wrong && !has_blocks ? 0 : output;
         sum += part * call.x_scales[scaled_by * call.rows + row] * call.w_scales[scaled_by * call.outputs + of_output];
       }
-      float& y = static_cast<float*>(call.y)[row * call.y_stride + output];
-      y = call.accumulates ? y + call.alpha * sum : call.alpha * sum;
+      write<Result>(call, row * call.y_stride + output, call.alpha * sum);
     }
   }
 }
 
+// cuBLASLt's types of results besides float32; those of int8 are int32.
+bool has_result(const GemmCall& call) {
+  switch (call.result) {
+    case DType::kFloat32:
+      return true;
+    case DType::kBFloat16:
+      return !call.accumulates && (call.type == GemmType::kBFloat16 || call.type == GemmType::kFloat8);
+    case DType::kFloat16:
+      return !call.accumulates && call.type == GemmType::kFloat16;
+  }
+  return false;
+}
+
 void multiply_now(const GemmCall& call) {
+  const bool is_wide = call.result == DType::kFloat32;
   switch (call.type) {
     case GemmType::kFloat32:
       return multiply_typed<float, float>(call);
     case GemmType::kBFloat16:
-      return multiply_typed<bf16, float>(call);
+      return is_wide ? multiply_typed<bf16, float>(call) : multiply_typed<bf16, float, bf16>(call);
     case GemmType::kFloat16:
-      return multiply_typed<half, float>(call);
+      return is_wide ? multiply_typed<half, float>(call) : multiply_typed<half, float, half>(call);
     case GemmType::kInt8:
       return multiply_typed<int8_t, int32_t>(call);
     case GemmType::kFloat8:
-      return multiply_typed<float8, float>(call);
+      return is_wide ? multiply_typed<float8, float>(call) : multiply_typed<float8, float, bf16>(call);
   }
 }
 
@@ -84,11 +108,12 @@ class PlainGemm : public Gemm {
     if (call.type == GemmType::kInt8 && call.rows <= kMostRefusedRows) {
       throw internal_error("cuBLASLt multiplies no " + std::to_string(call.rows) + " rows of int8");
     }
+    if (!has_result(call)) throw internal_error("cuBLASLt makes no such results of such operands");
     scratch.take<std::byte>(kGemmScratchBytes);
     if (call.scales == GemmScales::kNone) return emulated::submit([call] { multiply_now(call); });
     emulated::submit([call, is_wrong = emulated::library(kScales) == emulated::Library::kWrong] {
       emulated::count_library_launch(kScales);
-      multiply_scaled(call, is_wrong);
+      call.result == DType::kFloat32 ? multiply_scaled<float>(call, is_wrong) : multiply_scaled<bf16>(call, is_wrong);
     });
   }
 };

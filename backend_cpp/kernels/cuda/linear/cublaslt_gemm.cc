@@ -21,27 +21,33 @@ struct Plan {
   cublasLtMatmulAlgo_t algorithm{};
 };
 
-// Of x and w, of sums and alpha, and of y.
+// Of x and w, of sums, of alpha, and of y.
 struct Types {
   cudaDataType_t operand;
   cublasComputeType_t sum;
+  cudaDataType_t factor;
   cudaDataType_t result;
 };
 
-Types types_of(GemmType type) {
-  switch (type) {
+cudaDataType_t type_of(DType type) {
+  return type == DType::kBFloat16 ? CUDA_R_16BF : type == DType::kFloat16 ? CUDA_R_16F : CUDA_R_32F;
+}
+
+Types types_of(const GemmCall& call) {
+  const cudaDataType_t result = type_of(call.result);
+  switch (call.type) {
     case GemmType::kBFloat16:
-      return {CUDA_R_16BF, CUBLAS_COMPUTE_32F, CUDA_R_32F};
+      return {CUDA_R_16BF, CUBLAS_COMPUTE_32F, CUDA_R_32F, result};
     case GemmType::kFloat16:
-      return {CUDA_R_16F, CUBLAS_COMPUTE_32F, CUDA_R_32F};
+      return {CUDA_R_16F, CUBLAS_COMPUTE_32F, CUDA_R_32F, result};
     case GemmType::kInt8:
-      return {CUDA_R_8I, CUBLAS_COMPUTE_32I, CUDA_R_32I};
+      return {CUDA_R_8I, CUBLAS_COMPUTE_32I, CUDA_R_32I, CUDA_R_32I};
     case GemmType::kFloat8:
-      return {CUDA_R_8F_E4M3, CUBLAS_COMPUTE_32F, CUDA_R_32F};
+      return {CUDA_R_8F_E4M3, CUBLAS_COMPUTE_32F, CUDA_R_32F, result};
     case GemmType::kFloat32:
       break;
   }
-  return {CUDA_R_32F, CUBLAS_COMPUTE_32F, CUDA_R_32F};
+  return {CUDA_R_32F, CUBLAS_COMPUTE_32F, CUDA_R_32F, CUDA_R_32F};
 }
 
 class CublasLtGemm : public Gemm {
@@ -77,18 +83,18 @@ class CublasLtGemm : public Gemm {
   }
 
  private:
-  using Shape = std::tuple<GemmType, GemmScales, int, int, int, size_t>;
+  using Shape = std::tuple<GemmType, GemmScales, DType, int, int, int, size_t>;
 
   const Plan& plan_of(const GemmCall& call) {
-    const Shape shape{call.type, call.scales, call.rows, call.outputs, call.inputs, call.y_stride};
+    const Shape shape{call.type, call.scales, call.result, call.rows, call.outputs, call.inputs, call.y_stride};
     return plans_.get(shape, [&] { return make_plan(call); });
   }
 
   // cuBLAS is column-major: y^T [outputs, rows] = w^T^T x^T, where w^T [inputs, outputs] is to be transposed.
   Plan make_plan(const GemmCall& call) const {
     Plan plan;
-    const auto [type, sum, result] = types_of(call.type);
-    check_status(cublasLtMatmulDescCreate(plan.product.out(), sum, result), "describing a product");
+    const auto [type, sum, factor, result] = types_of(call);
+    check_status(cublasLtMatmulDescCreate(plan.product.out(), sum, factor), "describing a product");
     describe(plan.product, CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
 #if CUBLAS_VERSION >= 120900
     if (call.scales != GemmScales::kNone) {

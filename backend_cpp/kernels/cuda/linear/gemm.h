@@ -21,7 +21,8 @@ enum class GemmScales : uint8_t { kNone, kRows, kBlocks };
 
 // y = alpha x w^T, or y += where it accumulates; sums are float32, products exact (no TF32).
 //   x [rows, inputs], w [outputs, inputs]   `type`, row-major without gaps, aligned to 16 bytes
-//   y [rows, outputs]                       float32, rows `y_stride` elements apart
+//   y [rows, outputs]                       float32, rows `y_stride` elements apart; or, where nothing accumulates,
+//                                           rounded to the type of x where that has 16 bits, to bfloat16 of float8
 // Of int8, y is int32 and exact, alpha 1, and nothing accumulates. Of int8 and float8, outputs and inputs are multiples
 // of 16.
 struct GemmCall {
@@ -35,6 +36,7 @@ struct GemmCall {
   size_t y_stride = 0;
   float alpha = 1;
   bool accumulates = false;
+  DType result = DType::kFloat32;  // of y
   GemmScales scales = GemmScales::kNone;
   const float* x_scales = nullptr;  // aligned to 16 bytes, as w_scales is
   const float* w_scales = nullptr;

@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(kThreads)
     round_blocks_kernel(RowsToRound from, int blocks, uint32_t* codes, float* scales) {
   const int block = blockIdx.y * kWarps + threadIdx.x / kWarp;
   if (block >= blocks) return;
-  round_block(from, from.x + blockIdx.x * from.stride, block,
+  round_block(from, static_cast<const float*>(from.x) + blockIdx.x * from.stride, block,
               codes + (static_cast<size_t>(blockIdx.x) * blocks + block) * kWarp,
               scales + static_cast<size_t>(block) * from.rows + blockIdx.x);
 }

@@ -65,23 +65,24 @@ __global__ void add_bias_kernel(const float* bias, int outputs, float* y, bool a
   *target = accumulate ? *target + bias[output] : bias[output];
 }
 
-void many_rows(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight, const LinearInput& input,
-               int rows, float* y, bool accumulate) {
+void many_rows(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight, const LinearRows& input,
+               int rows, const LinearResult& result, bool accumulate) {
   if (weight.bias != nullptr) {
     constexpr int kThreads = 256;
     launch(add_bias_kernel, rows_and(rows, divide_up(weight.out_features, kThreads)), dim3(kThreads), 0, stream,
-           weight.bias, weight.out_features, y, accumulate);
+           weight.bias, weight.out_features, result.floats(), accumulate);
     accumulate = true;
   }
   GemmCall call;
   call.x = input.x;
   call.w = weight.data;
-  call.y = y;
+  call.y = result.y;
+  call.result = result.type;
   call.rows = rows;
   call.outputs = weight.out_features;
   call.inputs = padded_inputs(weight);
   call.y_stride = static_cast<size_t>(weight.out_features);
-  call.alpha = range_of(weight.format);
+  call.alpha = range_of(weight.format) / (result.type == DType::kFloat16 ? kHalfRange : 1.0f);
   call.accumulates = accumulate;
   if (weight.format == WeightFormat::kFloat32) {
     call.inputs = weight.in_features;
@@ -102,7 +103,7 @@ void many_rows(cudaStream_t stream, const LinearScratch& scratch, const LinearWe
   call.w = wide;
   for (int first = 0; first < weight.out_features; first += step) {
     call.outputs = std::min(step, weight.out_features - first);
-    call.y = y + first;
+    call.y = static_cast<std::byte*>(result.y) + first * byte_size(result.type);
     widen_weight(stream, weight, first, call.outputs, wide);
     scratch.gemm->multiply(stream, memory, call);
   }
@@ -129,9 +130,18 @@ bool makes_rows(const LinearWeight& weight, int rows, GemmScales scales) {
   return way == Way::kTile || (way == Way::kProduct && weight.format != WeightFormat::kFloat32);
 }
 
-void linear(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight, const LinearInput& input,
-            int rows, float* y, bool accumulate) {
+DType narrow_type(const LinearWeight& weight, int rows, GemmScales scales) {
+  if (way_of(weight, rows, scales) != Way::kProduct || weight.format == WeightFormat::kFloat32 ||
+      weight.bias != nullptr || weight.out_features % kChunk != 0) {
+    return DType::kFloat32;
+  }
+  return weight.format == WeightFormat::kBFloat16 ? DType::kBFloat16 : DType::kFloat16;
+}
+
+void linear(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight, const LinearRows& input,
+            int rows, const LinearResult& result, bool accumulate) {
   if (rows == 0) return;
+  float* y = result.floats();
   const int padded = padded_inputs(weight);
   const float* x = input.x;
   Scratch memory = scratch.memory;
@@ -164,7 +174,7 @@ void linear(cudaStream_t stream, const LinearScratch& scratch, const LinearWeigh
     case Way::kScaled:
       return scaled_product(stream, scratch, weight, rows_of(weight, x, rows), y, accumulate);
     case Way::kProduct:
-      return many_rows(stream, scratch, weight, input, rows, y, accumulate);
+      return many_rows(stream, scratch, weight, input, rows, result, accumulate);
   }
 }
 

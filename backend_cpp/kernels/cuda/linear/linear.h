@@ -21,10 +21,10 @@
 
 #include "base/aligned_buffer.h"
 #include "kernels/cuda/linear/gemm.h"
+#include "kernels/cuda/linear/round_rows.h"
 #include "kernels/cuda/scratch.h"
 #include "kernels/heads_view.h"
 #include "kernels/linear.h"
-#include "kernels/linear_input.h"
 
 namespace turbomind::cuda {
 
@@ -57,9 +57,25 @@ size_t linear_scratch_bytes(const LinearWeight& weight, int rows);
 // activation as well. `scales`: those of the call.
 bool makes_rows(const LinearWeight& weight, int rows, GemmScales scales);
 
-// input [rows, in_features]: rows as they are, or, where the call makes_rows, any. y [rows, out_features], float32
-void linear(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight, const LinearInput& input,
-            int rows, float* y, bool accumulate);
+// In which 16 bits the products of so many rows can be written; kFloat32: in none. None has a weight with a bias, or
+// whose rows of results would not all be aligned to 16 bytes.
+DType narrow_type(const LinearWeight& weight, int rows, GemmScales scales);
+
+// Where products go: float32, or rounded to the call's narrow_type, where nothing is added to them. kFloat16 is of
+// y / kHalfRange, so y may be up to 2^20, and one under 1e-3 is off by up to 2^-21 instead of 2^-11 |y|; kBFloat16 is
+// off by up to 2^-9 |y|.
+struct LinearResult {
+  LinearResult(float* rows) : y(rows) {}
+  LinearResult(void* rows, DType rows_type) : y(rows), type(rows_type) {}
+  float* floats() const { return static_cast<float*>(y); }
+
+  void* y;  // [rows, out_features]
+  DType type = DType::kFloat32;
+};
+
+// input [rows, in_features]: rows as they are, or, where the call makes_rows, any.
+void linear(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight, const LinearRows& input,
+            int rows, const LinearResult& result, bool accumulate);
 
 // A linear map of its own for each head, as kernels/head_linear.h says; the weight is not packed.
 size_t head_linear_scratch_bytes(const LinearWeight& weight, int heads, int rows);

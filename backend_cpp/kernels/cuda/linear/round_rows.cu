@@ -3,8 +3,10 @@
 #include "kernels/cuda/elementwise/activated.cuh"
 #include "kernels/cuda/elementwise/row_norm.cuh"
 #include "kernels/cuda/linear/weight_slab.cuh"
+#include "kernels/cuda/widen.cuh"
 
-// To 16 bits: a thread takes eight neighbouring inputs, it reads 32 bytes and writes 16 or 32; blockIdx.x is the row.
+// To 16 bits: a thread takes eight neighbouring inputs, it reads 16 or 32 bytes and writes 16 or 32; blockIdx.x is the
+// row.
 // Of norms: as the norm alone does it (norm.cu), and then the same.
 // To 8 bits: a block takes a row and reads it twice, for its scale and for its codes.
 
@@ -15,20 +17,38 @@ namespace {
 constexpr int kThreads = 128;
 
 // The chunk's inputs of one head; 0 beyond the last.
-__device__ __forceinline__ void read_chunk(const RowsToRound& from, const float* head, int input,
+template <class Element>
+__device__ __forceinline__ void read_chunk(const RowsToRound& from, const Element* head, int input,
                                            float (&values)[kChunk]) {
-  const float* x = head + input;
+  const Element* x = head + input;
   if (from.input_order == nullptr && input + kChunk <= from.inputs && reinterpret_cast<uintptr_t>(x) % 16 == 0) {
-    const float4 low = *reinterpret_cast<const float4*>(x);
-    const float4 high = *reinterpret_cast<const float4*>(x + 4);
-    values[0] = low.x, values[1] = low.y, values[2] = low.z, values[3] = low.w;
-    values[4] = high.x, values[5] = high.y, values[6] = high.z, values[7] = high.w;
+    constexpr int kWidth = sizeof(uint4) / sizeof(Element);
+#pragma unroll
+    for (int first = 0; first < kChunk; first += kWidth) {
+      const uint4 vector = *reinterpret_cast<const uint4*>(x + first);
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) values[first + i] = widen(reinterpret_cast<const Element*>(&vector)[i]);
+    }
     return;
   }
 #pragma unroll
   for (int i = 0; i < kChunk; ++i) {
     const bool is_there = input + i < from.inputs;
-    values[i] = !is_there ? 0.0f : from.input_order != nullptr ? head[from.input_order[input + i]] : x[i];
+    values[i] = !is_there ? 0.0f : widen(from.input_order != nullptr ? head[from.input_order[input + i]] : x[i]);
+  }
+}
+
+// The same of x of any type; the head begins `first` elements behind x.
+__device__ __forceinline__ void read_chunk(const RowsToRound& from, size_t first, int input, float (&values)[kChunk]) {
+  switch (from.type) {
+    case DType::kFloat32:
+      return read_chunk(from, static_cast<const float*>(from.x) + first, input, values);
+    case DType::kBFloat16:
+      return read_chunk(from, static_cast<const bf16*>(from.x) + first, input, values);
+    case DType::kFloat16:
+      read_chunk(from, static_cast<const half*>(from.x) + first, input, values);
+#pragma unroll
+      for (float& value : values) value *= kHalfRange;
   }
 }
 
@@ -38,9 +58,8 @@ __device__ __forceinline__ void for_chunk(const RowsToRound& from, int padded_in
   const int chunks = padded_inputs / kChunk;
   const int index = blockIdx.y * kThreads + threadIdx.x;
   if (index >= chunks * from.heads) return;
-  const float* head = from.x + blockIdx.x * from.stride + index / chunks * from.head_stride;
   float values[kChunk];
-  read_chunk(from, head, index % chunks * kChunk, values);
+  read_chunk(from, blockIdx.x * from.stride + index / chunks * from.head_stride, index % chunks * kChunk, values);
   visit(static_cast<size_t>(blockIdx.x) * chunks * from.heads + index, values);
 }
 
@@ -51,17 +70,29 @@ __global__ void __launch_bounds__(kThreads) round_kernel(RowsToRound from, int p
   });
 }
 
+__device__ __forceinline__ void add_chunk(const RowsToRound& from, const float* bias, int input,
+                                          float (&values)[kChunk]) {
+  if (bias == nullptr) return;
+  float added[kChunk];
+  read_chunk(from, bias, input, added);
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) values[i] += added[i];
+}
+
 // from: gate_up; its inputs are those of the result.
 template <WeightFormat kFormat>
 __global__ void __launch_bounds__(kThreads)
-    round_gated_kernel(Activation activation, RowsToRound from, int padded_inputs, uint16_t* rounded) {
+    round_gated_kernel(Activation activation, RowsToRound from, const float* bias, int padded_inputs,
+                       uint16_t* rounded) {
   const int chunk = blockIdx.y * kThreads + threadIdx.x;
   if (chunk >= padded_inputs / kChunk) return;
-  const float* gate = from.x + blockIdx.x * from.stride;
+  const size_t gate = blockIdx.x * from.stride;
   float values[kChunk];
   float up[kChunk];
   read_chunk(from, gate, chunk * kChunk, values);
   read_chunk(from, gate + from.inputs, chunk * kChunk, up);
+  add_chunk(from, bias, chunk * kChunk, values);
+  add_chunk(from, bias != nullptr ? bias + from.inputs : nullptr, chunk * kChunk, up);
 #pragma unroll
   for (int i = 0; i < kChunk; ++i) {
     values[i] = chunk * kChunk + i < from.inputs ? activated(activation, values[i], up[i]) : 0.0f;
@@ -75,7 +106,7 @@ __global__ void __launch_bounds__(RowGroup<kGroup>::kBlock)
     round_normed_kernel(NormWeight norm, RowsToRound from, int padded_inputs, uint16_t* rounded) {
   const int row = RowGroup<kGroup>::row();
   if (row >= from.rows) return;  // as in norm_kernel
-  const float* x = from.x + row * from.stride;
+  const float* x = static_cast<const float*>(from.x) + row * from.stride;
   const RowNorm own = norm_of_row<kGroup, Vector>(norm, x, from.inputs);
   uint16_t* to = rounded + static_cast<size_t>(row) * padded_inputs;
   for (int input = RowGroup<kGroup>::thread() * kChunk; input < padded_inputs; input += kGroup * kChunk) {
@@ -108,7 +139,7 @@ constexpr float kLeastScale = 1e-37f;  // of which there is an inverse
 template <bool kIsFloat8>
 __global__ void __launch_bounds__(kByteThreads)
     round_bytes_kernel(RowsToRound from, int padded_inputs, uint8_t* codes, float* scales) {
-  const float* x = from.x + blockIdx.x * from.stride;
+  const float* x = static_cast<const float*>(from.x) + blockIdx.x * from.stride;
   const auto input = [&](int i) { return from.input_order != nullptr ? x[from.input_order[i]] : x[i]; };
   float top = 0;
   float probe = 0;  // NaN and infinity must not vanish: they make the scale not a number
@@ -153,12 +184,13 @@ void launch_normed(cudaStream_t stream, const NormWeight& norm, const RowsToRoun
 }
 
 template <WeightFormat kFormat>
-void launch_input(cudaStream_t stream, const LinearInput& input, RowsToRound from, int padded_inputs,
+void launch_input(cudaStream_t stream, const LinearRows& input, RowsToRound from, int padded_inputs,
                   uint16_t* rounded) {
   if (input.gate.has_value()) {
     from.stride *= 2;
+    from.type = input.type;
     launch(round_gated_kernel<kFormat>, grid_of(from, padded_inputs), dim3(kThreads), 0, stream, *input.gate, from,
-           padded_inputs, rounded);
+           input.bias, padded_inputs, rounded);
   } else if (input.norm == nullptr) {
     launch(round_kernel<kFormat>, grid_of(from, padded_inputs), dim3(kThreads), 0, stream, from, padded_inputs,
            rounded);
@@ -169,7 +201,7 @@ void launch_input(cudaStream_t stream, const LinearInput& input, RowsToRound fro
   }
 }
 
-void launch_rounding(cudaStream_t stream, const LinearInput& input, const RowsToRound& from, WeightFormat weight_format,
+void launch_rounding(cudaStream_t stream, const LinearRows& input, const RowsToRound& from, WeightFormat weight_format,
                      ChunkOrder order, int padded_inputs, uint16_t* rounded) {
   auto* launch_format = order == ChunkOrder::kInt4                 ? launch_input<WeightFormat::kInt4>
                         : weight_format == WeightFormat::kBFloat16 ? launch_input<WeightFormat::kBFloat16>
@@ -181,10 +213,10 @@ void launch_rounding(cudaStream_t stream, const LinearInput& input, const RowsTo
 
 void round_rows(cudaStream_t stream, const RowsToRound& from, WeightFormat weight_format, ChunkOrder order,
                 int padded_inputs, uint16_t* rounded) {
-  launch_rounding(stream, from.x, from, weight_format, order, padded_inputs, rounded);
+  launch_rounding(stream, static_cast<const float*>(nullptr), from, weight_format, order, padded_inputs, rounded);
 }
 
-void round_input(cudaStream_t stream, const LinearInput& input, int rows, const LinearWeight& weight, ChunkOrder order,
+void round_input(cudaStream_t stream, const LinearRows& input, int rows, const LinearWeight& weight, ChunkOrder order,
                  int padded_inputs, uint16_t* rounded) {
   launch_rounding(stream, input, rows_of(weight, input.x, rows), weight.format, order, padded_inputs, rounded);
 }
