@@ -1,10 +1,20 @@
-"""What kernels build on: matrix instructions, collectives, barriers; and that the emulation refuses undefined ones."""
+"""What kernels build on: matrix instructions, collectives, barriers, overlap; the emulation refuses what is undefined.
+
+``count_on`` is a graph of launches of which each adds 1 to what the one before has written. 0: it reads that after it
+has waited for that launch, 1: before, 2: it does not wait at all.
+"""
+
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
 
 from tests.kernels.device import Device
+
+LAUNCHES = 6
 
 
 @pytest.mark.parametrize("is_bf16", [True, False])
@@ -46,3 +56,39 @@ def test_the_emulation_reports_who_stays_away_from_a_barrier(cuda: Device, at_bl
     with pytest.raises(RuntimeError, match=message):
         cuda.native.misbehave(at_block)
     test_a_barrier_is_needed_and_does_its_work(cuda)  # the next launch is not disturbed
+
+
+@pytest.fixture
+def numbers() -> np.ndarray:
+    """Of five blocks."""
+    return np.arange(5 * 64, dtype=np.int32)
+
+
+def test_launches_see_what_those_before_them_wrote(cuda: Device, numbers: np.ndarray) -> None:
+    assert (cuda.native.count_on(numbers, LAUNCHES, 0) == numbers + LAUNCHES).all()
+
+
+def test_what_is_read_before_waiting_is_old(cuda: Device, numbers: np.ndarray) -> None:
+    if cuda.name != "emulated":
+        pytest.skip("a GPU may happen to be right")
+    assert (cuda.native.count_on(numbers, LAUNCHES, 1) != numbers + LAUNCHES).any()
+
+
+def test_a_kernel_that_does_not_wait_is_refused(cuda: Device, numbers: np.ndarray) -> None:
+    if cuda.name != "emulated":
+        pytest.skip("only the emulation can be asked")
+    with pytest.raises(RuntimeError, match="without await_previous"):
+        cuda.native.count_on(numbers, LAUNCHES, 2)
+    test_launches_see_what_those_before_them_wrote(cuda, numbers)
+
+
+def test_without_overlap_nobody_has_to_wait(cuda: Device, numbers: np.ndarray) -> None:
+    if cuda.name != "emulated":
+        pytest.skip("undefined on a GPU")
+    program = (
+        "import numpy as np; from tests.kernels import _cuda_emulated as module; device = module.Device('cuda');"
+        f"print((device.count_on(np.arange(320, dtype=np.int32), {LAUNCHES}, 2) - np.arange(320)).tolist())"
+    )
+    environment = {**os.environ, "LMDEPLOY_CUDA_OVERLAP": "0"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str([LAUNCHES] * numbers.size)

@@ -4,6 +4,7 @@ The tests build ``kernels/cuda`` with an emulation of CUDA, which has more funct
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sysconfig
@@ -85,3 +86,14 @@ def test_kernels_compile_for_the_architectures_of_a_build(tmp_path: Path) -> Non
     command = [nvcc, *target, "--expt-relaxed-constexpr", "-Werror=all-warnings", "-Xcompiler=-Wall,-Wextra"]
     refused = [text for name in KERNELS if (text := complaint(command, SOURCES / "kernels/cuda" / name))]
     assert not refused, "\n".join(refused)
+
+
+def test_every_kernel_waits_for_the_launch_before_it() -> None:
+    beginning = re.compile(r"__global__[^;{]*\) \{\n(.*?)\n\}", re.DOTALL)
+    sources = [path for path in SOURCES.glob("kernels/cuda/*/*.cu*") if "__global__" in path.read_text()]
+    kernels = {path.name: beginning.findall(path.read_text()) for path in sources}
+    assert {path.name: path.read_text().count("__global__") for path in sources} == {
+        name: len(found) for name, found in kernels.items()
+    }
+    assert len(sources) > 20
+    assert not [name for name, found in kernels.items() if any("await_previous();" not in body for body in found)]

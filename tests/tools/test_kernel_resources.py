@@ -10,6 +10,7 @@ import pytest
 from tools.kernel_resources.__main__ import main
 from tools.kernel_resources.cubins import kernels_in
 from tools.kernel_resources.loops import instructions_of, loops_of
+from tools.kernel_resources.waits import start_of
 
 USAGE = """
 Resource usage:
@@ -94,3 +95,13 @@ def test_loops_are_told_with_their_instructions() -> None:
     assert (outer.begin, outer.end, outer.total, outer.is_innermost) == (0x10, 0x50, 5, False)
     assert (inner.begin, inner.end, inner.is_innermost) == (0x20, 0x40, True)
     assert inner.counts == {"from shared": 1, "tensor": 1, "other": 1}
+
+
+def test_what_stands_before_a_wait_is_told() -> None:
+    never = start_of(instructions_of(LISTING)["plain"])
+    assert (never.waits, never.reads, never.writes) == (0, {"LDG": 1}, {})
+    waits = LISTING.replace("LDS.128 R4, [R8]", "ACQBULK")
+    assert start_of(instructions_of(waits)["plain"]).reads == {"LDG": 1}
+    twice = LISTING.replace("LDC R1, c[0x0][0x28]", "ACQBULK").replace("HMMA.16816.F32 R4, R4, R2, R4", "ACQBULK")
+    start = start_of(instructions_of(twice)["plain"])
+    assert (start.waits, start.reads, start.between) == (2, {}, {"LDG": 1})

@@ -5,10 +5,12 @@
     python -m tools.kernel_resources build-cuda
     python -m tools.kernel_resources build-cuda --limit 0 --limit attention/attend_tile=64
     python -m tools.kernel_resources build-cuda --loops 'stream_linear_kernel<4, 1>'
+    python -m tools.kernel_resources build-cuda --waits
 
 ``--limit [PART=]BYTES`` is the most that a thread may keep in memory for want of registers; the last limit holds whose
 PART stands in the path of the object or in the kernel's name. A kernel beyond its limit is named, and the exit status
-is 1; it is 2 where there is nothing to look at.
+is 1; it is 2 where there is nothing to look at. ``--waits`` lists what our kernels for Hopper and later read before
+they wait for the launch before them; the status is 1 where one never waits, or writes before.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from tools.kernel_resources.cubins import (
     readable,
 )
 from tools.kernel_resources.loops import KINDS, instructions_of, listing_of, loops_of
+from tools.kernel_resources.waits import start_of
 
 
 def _limit(text: str) -> tuple[str, int]:
@@ -62,6 +65,28 @@ def table(kernels: list[Kernel]) -> str:
     )
 
 
+def print_waits(cuobjdump: Path, files: list[Path]) -> int:
+    """Print how our kernels begin that can overlap with the launch before; return how many are wrong."""
+    wrong = 0
+    for file in files:
+        with cubins_of(cuobjdump, file) as cubins:
+            for cubin in (each for each in cubins if int(architecture_of(each)[3:].rstrip("af")) >= 90):
+                functions = instructions_of(listing_of(cuobjdump, cubin))
+                for symbol, name in zip(functions, readable(list(functions)), strict=True):
+                    if "9turbomind" not in symbol:
+                        continue
+                    start = start_of(functions[symbol])
+                    is_wrong = start.waits == 0 or bool(start.writes)
+                    wrong += is_wrong
+                    if start.waits != 1 or start.reads or is_wrong:
+                        found = [f"{count} {what}" for what, count in (start.reads + start.writes).items()]
+                        between = [f"{count} {what}" for what, count in start.between.items()]
+                        line = f"{name}: waits {start.waits} times, before: {', '.join(found) or 'nothing'}"
+                        line += f"; up to the last: {', '.join(between)}" if between else ""
+                        print(line + (" WRONG" if is_wrong else ""))
+    return wrong
+
+
 def print_loops(cuobjdump: Path, files: list[Path], part: str) -> None:
     """Print the innermost loops of kernels whose name has ``part`` in it."""
     print("  ".join(["instructions", *KINDS, "other", "loop of"]))
@@ -86,6 +111,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--limit", type=_limit, action="append", default=[], metavar="[PART=]BYTES")
     parser.add_argument("--json", type=Path, help="also write the list there")
     parser.add_argument("--loops", metavar="PART", help="instead: the loops of kernels whose name has PART in it")
+    parser.add_argument("--waits", action="store_true", help="instead: what kernels read before they wait")
     options = parser.parse_args(arguments)
     try:
         cuobjdump = find_cuobjdump()
@@ -96,6 +122,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.loops is not None:
         print_loops(cuobjdump, [file for _, file in files], options.loops)
         return 0
+    if options.waits:
+        return 1 if print_waits(cuobjdump, [file for _, file in files]) else 0
     kernels: list[Kernel] = []
     for path, file in files:
         source = file.name if file == path else file.relative_to(path).as_posix()

@@ -16,6 +16,21 @@
 // structs, whose pointers are device pointers, and `cudaStream_t stream` for `ThreadPool& pool`. They only launch: no
 // allocation, no synchronisation, so that a step can be captured in a graph; what varies from step to step within one
 // captured shape is read from device memory. Activations are float32.
+//
+// Kernels overlap ("programmatic dependent launch" in NVIDIA's manuals): from compute capability 9.0 on `launch` lets a
+// kernel's blocks start as soon as all blocks of the kernel before it, if that is one of ours, have started, so that
+// nothing stands still between two of a step's many small kernels. Therefore
+//   - every thread of every kernel calls `await_previous()`, as a rule first of all. It returns when the launches
+//   before
+//     have ended and what they wrote is seen. As the kernel before has waited too, that means all of them, not only
+//     one;
+//   - before that a kernel touches no memory of a step: it may read weights, which only loading writes, and its own
+//     shared memory. `start_next()`, which await_previous does as well, is for kernels that have such reads;
+//   - what an earlier kernel writes is read by plain loads: __ldg, which the compiler may move, is for weights.
+// Copies, NCCL and the kernels of libraries are launched without this: they start when everything before has ended, and
+// a kernel of ours behind them when they have. Graphs keep all of it. tools/kernel_resources lists what machine code
+// reads before it waits; the emulation refuses kernels that do not wait, and in graphs runs blocks too early, as a GPU
+// may.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -25,7 +40,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -67,6 +84,15 @@ inline dim3 rows_and(int rows, int others) {
   return {static_cast<unsigned>(rows), static_cast<unsigned>(others), 1};
 }
 
+// Whether the environment lets kernels overlap: LMDEPLOY_CUDA_OVERLAP is not 0.
+inline bool may_overlap() {
+  static const bool may = [] {
+    const char* wanted = std::getenv("LMDEPLOY_CUDA_OVERLAP");
+    return wanted == nullptr || std::string_view(wanted) != "0";
+  }();
+  return may;
+}
+
 #ifdef TM_CUDA_EMULATED
 
 // Of a block, in bytes.
@@ -98,7 +124,7 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_
   check(emulated::check_launch(grid, block, shared_bytes), "launching a kernel");
   if (emulated::only_checks_launches()) return;
   const std::tuple<Parameters...> values(std::forward<Arguments>(arguments)...);
-  emulated::submit([=] { emulated::run_grid(grid, block, shared_bytes, [&] { std::apply(kernel, values); }); });
+  emulated::submit({grid, block, shared_bytes, [=] { std::apply(kernel, values); }, may_overlap()});
 }
 
 #else
@@ -135,6 +161,22 @@ inline size_t most_shared_memory() {
   return static_cast<size_t>(device_attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>());
 }
 
+// Whether kernels on the current device wait for the launch before them: their code, of which `function` is an example,
+// was compiled for 9.0 or later. Of a build that knows no such device the driver makes code that does not.
+inline bool kernels_wait(const void* function) {
+  thread_local int known_device = -1;
+  thread_local bool wait = false;
+  int device = 0;
+  check(cudaGetDevice(&device), "asking for the current device");
+  if (device != known_device) {
+    cudaFuncAttributes attributes{};
+    check(cudaFuncGetAttributes(&attributes, function), "asking what a kernel was compiled for");
+    wait = attributes.ptxVersion >= 90;
+    known_device = device;
+  }
+  return wait;
+}
+
 #ifdef __CUDACC__
 template <class T>
 __device__ __forceinline__ T* dynamic_shared() {
@@ -152,11 +194,21 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_
     check(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
           "reserving shared memory for a kernel");
   }
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &overlap;
+  config.numAttrs = may_overlap() && kernels_wait(function) ? 1 : 0;
   std::tuple<Parameters...> values(std::forward<Arguments>(arguments)...);
   std::apply(
       [&](auto&... each) {
         void* addresses[] = {static_cast<void*>(const_cast<std::remove_cvref_t<decltype(each)>*>(&each))..., nullptr};
-        check(cudaLaunchKernel(function, grid, block, addresses, shared_bytes, stream), "launching a kernel");
+        check(cudaLaunchKernelExC(&config, function, addresses), "launching a kernel");
       },
       values);
 }

@@ -10,6 +10,8 @@
 // cp_async_16, _8, _4    16, 8 or 4 bytes from global to shared memory, both aligned to as many, or, where not valid,
 //          zeros and nothing is read. Copies up to a commit form a group; cp_async_wait<n> waits for all groups of this
 //          thread but the newest n.
+// start_next, await_previous    griddepcontrol: device.h says what kernels owe each other. No instruction before
+//          compute capability 9.0, where a launch starts when the one before it has ended.
 #pragma once
 
 #ifdef TM_CUDA_EMULATED
@@ -62,6 +64,10 @@ uint32_t lop3(uint32_t a, uint32_t b, uint32_t c) {
     if ((kTable >> i & 1) != 0) result |= (i & 4 ? a : ~a) & (i & 2 ? b : ~b) & (i & 1 ? c : ~c);
   }
   return result;
+}
+inline void start_next() {}
+inline void await_previous() {
+  emulated::await_previous();
 }
 // 2^v within 2 ulp of float32.
 inline float fast_exp2(float v) {
@@ -133,6 +139,17 @@ __device__ __forceinline__ void cp_async_commit() {
 template <int kNewestLeft>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(kNewestLeft) : "memory");
+}
+__device__ __forceinline__ void start_next() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void await_previous() {
+  start_next();
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;\n" ::: "memory");
+#endif
 }
 template <int kTable>
 __device__ __forceinline__ uint32_t lop3(uint32_t a, uint32_t b, uint32_t c) {

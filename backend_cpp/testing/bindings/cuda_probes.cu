@@ -1,5 +1,9 @@
 // Kernels that show what the instructions and barriers of kernels/cuda/device.h do; the same on a GPU and emulated.
+#include <memory>
+#include <vector>
+
 #include "testing/bindings/cuda_internals.h"
+#include "testing/bindings/cuda_timing.h"
 
 namespace py = pybind11;
 
@@ -10,6 +14,7 @@ namespace {
 // One warp: d [16, 8] = a [16, 16] b [16, 8] of 16-bit floats; a and b come through cp.async and ldmatrix.
 template <bool is_bf16>
 __global__ void multiply_tile(const uint16_t* a, const uint16_t* b, float* d) {
+  await_previous();
   auto* shared_a = dynamic_shared<uint16_t>();
   uint16_t* shared_b = shared_a + 16 * 16;
   const int lane = threadIdx.x;
@@ -36,6 +41,7 @@ __global__ void multiply_tile(const uint16_t* a, const uint16_t* b, float* d) {
 // shifted[i] = x[i + delta] within a warp, else x[i]; votes[w] = which lanes hold a positive x; above[i] = how many
 // threads of the block do.
 __global__ void talk(const float* x, int delta, float* shifted, uint32_t* votes, int32_t* above) {
+  await_previous();
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   shifted[i] = __shfl_down_sync(kAllLanes, x[i], delta);
   const unsigned mine = __ballot_sync(kAllLanes, x[i] > 0);
@@ -45,6 +51,7 @@ __global__ void talk(const float* x, int delta, float* shifted, uint32_t* votes,
 
 // Reverses each block of 64 through shared memory; is wrong where the barrier is left out.
 __global__ void reverse(const int32_t* x, int32_t* y, bool has_barrier) {
+  await_previous();
   auto* shared = dynamic_shared<int32_t>();
   const int first = blockIdx.x * blockDim.x;
   shared[threadIdx.x] = x[first + threadIdx.x];
@@ -52,9 +59,20 @@ __global__ void reverse(const int32_t* x, int32_t* y, bool has_barrier) {
   y[first + threadIdx.x] = shared[blockDim.x - 1 - threadIdx.x];
 }
 
+// y = x + 1, where x is what the launch before writes; wrong where it is read too early.
+enum class Reads : uint8_t { kAfterWaiting, kBeforeWaiting, kWithoutWaiting };
+__global__ void count_on(const int32_t* x, int32_t* y, Reads reads) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  start_next();
+  const int32_t early = reads == Reads::kAfterWaiting ? 0 : *static_cast<const volatile int32_t*>(x + i);
+  if (reads != Reads::kWithoutWaiting) await_previous();
+  y[i] = (reads == Reads::kAfterWaiting ? x[i] : early) + 1;
+}
+
 #ifdef TM_CUDA_EMULATED
 // Undefined on a GPU: thread 5 stays away from a barrier, or lane 5 from a collective.
 __global__ void misbehave(bool at_block) {
+  await_previous();
   if (at_block) {
     if (threadIdx.x == 5) return;
     __syncthreads();
@@ -98,6 +116,18 @@ void bind_probes(DeviceClass& device) {
     launch(reverse, dim3(static_cast<unsigned>(x.size() / 64)), dim3(64), 64 * 4, ops.stream(), values.data(),
            reversed.data(), has_barrier);
     return reversed.fetch(x);
+  });
+  // x + launches, one each, in a graph.
+  device.def("count_on", [](Device& d, const Array<int32_t>& x, int launches, int reads) {
+    CudaOperators& ops = operators_of(d);
+    std::vector<std::unique_ptr<OnDevice<int32_t>>> values;
+    for (int i = 0; i <= launches; ++i) values.push_back(std::make_unique<OnDevice<int32_t>>(ops, x));
+    graph_seconds(ops, launches, 1, [&](int call) {
+      const auto at = static_cast<size_t>(call);
+      launch(count_on, dim3(static_cast<unsigned>(x.size() / 64)), dim3(64), 0, ops.stream(), values[at]->data(),
+             values[at + 1]->data(), static_cast<Reads>(reads));
+    });
+    return values.back()->fetch(x);
   });
 #ifdef TM_CUDA_EMULATED
   device.def("misbehave", [](Device& d, bool at_block) {

@@ -18,7 +18,7 @@ thread_local ThreadPlace* current_place = nullptr;
 
 namespace {
 
-enum class State : uint8_t { kReady, kAtWarp, kAtBlock, kGone };
+enum class State : uint8_t { kReady, kAtWarp, kAtBlock, kAtPrevious, kGone };
 
 struct Copy {
   void* to;
@@ -31,6 +31,7 @@ struct Thread {
   ThreadPlace place;  // first, so that current_place finds the thread
   Fiber fiber;
   State state = State::kGone;
+  bool has_awaited = false;
   struct Warp* warp = nullptr;
   std::deque<std::vector<Copy>> copies;  // groups, the open one last
 };
@@ -52,15 +53,19 @@ struct Block {
   int predicates[2] = {0, 0};
   int parity = 0;
   std::vector<uint4> shared;
-  const std::function<void()>* kernel = nullptr;
+  const Launch* launch = nullptr;
+  const std::function<bool()>* wait_for_previous = nullptr;  // null: it has ended
   std::exception_ptr error;
 
   void reserve(int count, size_t shared_bytes);
-  void run(uint3 index, dim3 grid, dim3 block);
+  void run(size_t index);
   void run_warp(Warp& warp);
   void run_phase(bool is_backwards);
   bool pass_barrier();
+  bool pass_previous();
 };
+
+struct GivenUp {};
 
 thread_local Block the_block;
 
@@ -68,19 +73,22 @@ Thread& self() {
   return *reinterpret_cast<Thread*>(current_place);
 }
 
+std::string name(const Thread& thread) {
+  const uint3& at = thread.place.thread;
+  return "thread (" + std::to_string(at.x) + ", " + std::to_string(at.y) + ", " + std::to_string(at.z) + ")";
+}
+
 void thread_main() {
   try {
-    (*the_block.kernel)();
+    the_block.launch->kernel();
+    if (the_block.launch->overlaps && !self().has_awaited) {
+      fail((name(self()) + " has left the kernel without await_previous").c_str());
+    }
   } catch (...) {
     if (!the_block.error) the_block.error = std::current_exception();
   }
   self().state = State::kGone;
   self().fiber.leave_for_good();
-}
-
-std::string name(const Thread& thread) {
-  const uint3& at = thread.place.thread;
-  return "thread (" + std::to_string(at.x) + ", " + std::to_string(at.y) + ", " + std::to_string(at.z) + ")";
 }
 
 void Block::reserve(int count, size_t shared_bytes) {
@@ -103,6 +111,7 @@ void Block::reserve(int count, size_t shared_bytes) {
 void Block::run_warp(Warp& warp) {
   for (;;) {
     bool has_moved = false;
+    bool other_waits_for_previous = false;
     const Thread* waiting = nullptr;
     const Thread* other = nullptr;
     for (int lane = 0; lane < kWarpLanes; ++lane) {
@@ -114,8 +123,10 @@ void Block::run_warp(Warp& warp) {
         if (error) std::rethrow_exception(error);
         has_moved = true;
       }
+      if (thread.state == State::kAtPrevious) other_waits_for_previous = true;
       (thread.state == State::kAtWarp ? waiting : other) = &thread;
     }
+    if (other_waits_for_previous && !has_moved) return;
     if (waiting == nullptr && !has_moved) return;
     if (!has_moved) {
       throw internal_error(name(*waiting) + " waits at " + warp.collective + " for " + name(*other) + ", which " +
@@ -129,8 +140,22 @@ void Block::run_phase(bool is_backwards) {
   for (int w = 0; w < count; ++w) run_warp(warps[is_backwards ? count - 1 - w : w]);
 }
 
+// Lets threads go on that wait for the launch before. Returns whether there are any.
+bool Block::pass_previous() {
+  bool has_any = false;
+  for (int i = 0; i < thread_count; ++i) has_any |= threads[i].state == State::kAtPrevious;
+  if (!has_any) return false;
+  if (!(*wait_for_previous)()) throw GivenUp();
+  wait_for_previous = nullptr;
+  for (int i = 0; i < thread_count; ++i) {
+    if (threads[i].state == State::kAtPrevious) threads[i].state = State::kReady;
+  }
+  return true;
+}
+
 // Returns whether there is more to run.
 bool Block::pass_barrier() {
+  if (pass_previous()) return true;
   const Thread* gone = nullptr;
   const Thread* waiting = nullptr;
   for (int i = 0; i < thread_count; ++i) (threads[i].state == State::kGone ? gone : waiting) = &threads[i];
@@ -144,7 +169,12 @@ bool Block::pass_barrier() {
   return true;
 }
 
-void Block::run(uint3 index, dim3 grid, dim3 block) {
+void Block::run(size_t index) {
+  const dim3 grid = launch->grid;
+  const dim3 block = launch->block;
+  const auto number = static_cast<unsigned>(index);
+  const uint3 place = {number % grid.x, number / grid.x % grid.y, number / (grid.x * grid.y)};
+  reserve(static_cast<int>(block.x * block.y * block.z), launch->shared_bytes);
   error = nullptr;
   predicates[0] = predicates[1] = 0;
   std::memset(shared.data(), 0xFF, shared.size() * sizeof(uint4));
@@ -153,7 +183,8 @@ void Block::run(uint3 index, dim3 grid, dim3 block) {
     Thread& thread = threads[i];
     const auto at = static_cast<unsigned>(i);
     thread.place = {
-        {at % block.x, at / block.x % block.y, at / (block.x * block.y)}, index, block, grid, i % kWarpLanes};
+        {at % block.x, at / block.x % block.y, at / (block.x * block.y)}, place, block, grid, i % kWarpLanes};
+    thread.has_awaited = false;
     thread.copies.clear();
     thread.fiber.prepare(&thread_main);
     thread.state = State::kReady;
@@ -177,28 +208,42 @@ ThreadPool& host_threads() {
 
 }  // namespace
 
-void run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& kernel) {
+void run_block(const Launch& launch, size_t index, const std::function<bool()>& wait_for_previous) {
+  the_block.launch = &launch;
+  the_block.wait_for_previous = &wait_for_previous;
+  try {
+    the_block.run(index);
+  } catch (const GivenUp&) {
+    current_place = nullptr;
+  } catch (...) {
+    current_place = nullptr;
+    throw;
+  }
+}
+
+void run_grid(const Launch& launch, size_t skipped) {
+  const dim3& grid = launch.grid;
+  const dim3& block = launch.block;
   const size_t threads = static_cast<size_t>(block.x) * block.y * block.z;
   if (threads == 0 || threads > 1024 || threads % kWarpLanes != 0) {
     throw internal_error("a block must have 32 to 1024 threads, a multiple of 32, got " + std::to_string(threads));
   }
-  if (shared_bytes > 227 * 1024) {
-    throw internal_error("a block has at most 227 KiB of shared memory, got " + std::to_string(shared_bytes));
+  if (launch.shared_bytes > 227 * 1024) {
+    throw internal_error("a block has at most 227 KiB of shared memory, got " + std::to_string(launch.shared_bytes));
   }
   if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.y > 65535 || grid.z > 65535) {
     throw internal_error("a grid has at least one block, and at most 65535 along y and z");
   }
-  const size_t blocks = static_cast<size_t>(grid.x) * grid.y * grid.z;
   static std::mutex one_launch_at_a_time;
   const std::lock_guard launch_lock(one_launch_at_a_time);
   std::exception_ptr error;
   std::mutex mutex;  // guards error
-  host_threads().parallel_for(static_cast<int>(blocks), [&](int index) {
-    const auto at = static_cast<unsigned>(index);
+  host_threads().parallel_for(static_cast<int>(launch.block_count()), [&](int index) {
+    if (static_cast<size_t>(index) == skipped) return;
     try {
-      the_block.kernel = &kernel;
-      the_block.reserve(static_cast<int>(threads), shared_bytes);
-      the_block.run({at % grid.x, at / grid.x % grid.y, at / (grid.x * grid.y)}, grid, block);
+      the_block.launch = &launch;
+      the_block.wait_for_previous = nullptr;
+      the_block.run(static_cast<size_t>(index));
     } catch (...) {
       current_place = nullptr;
       const std::lock_guard lock(mutex);
@@ -206,6 +251,14 @@ void run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<vo
     }
   });
   if (error) std::rethrow_exception(error);
+}
+
+void await_previous() {
+  Thread& thread = self();
+  thread.has_awaited = true;
+  if (the_block.wait_for_previous == nullptr) return;
+  thread.state = State::kAtPrevious;
+  thread.fiber.leave();
 }
 
 std::byte* dynamic_shared_memory() {

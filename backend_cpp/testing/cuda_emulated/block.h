@@ -4,7 +4,8 @@
 // missing one shows in one of the two.
 //
 // What a GPU would leave undefined throws turbomind::Error: a thread that leaves the kernel while others wait at
-// __syncthreads, lanes of a warp that are at different collectives, a block that is not made of whole warps.
+// __syncthreads, lanes of a warp that are at different collectives, a block that is not made of whole warps, a thread
+// that leaves a kernel which overlaps with the launch before it and has not waited for that.
 #pragma once
 
 #include <cstddef>
@@ -29,8 +30,26 @@ struct ThreadPlace {
 
 extern thread_local ThreadPlace* current_place;
 
-// Runs `kernel` once for each thread and returns when all are done. Dynamic shared memory starts as NaN.
-void run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& kernel);
+struct Launch {
+  dim3 grid;
+  dim3 block;
+  size_t shared_bytes = 0;  // of dynamic shared memory; starts as NaN
+  std::function<void()> kernel;
+  bool overlaps = false;  // may start before the launch before it has ended: each thread calls await_previous
+
+  size_t block_count() const { return size_t{grid.x} * grid.y * grid.z; }
+};
+
+inline constexpr size_t kNoBlock = ~size_t{0};
+
+// Runs the kernel once for each thread of all blocks but number `skipped`, and returns when all are done.
+void run_grid(const Launch& launch, size_t skipped = kNoBlock);
+// Runs one block. When no thread of it can go on before the launch before has ended, calls `wait_for_previous`; the
+// block goes on if this returns true, else it is given up.
+void run_block(const Launch& launch, size_t index, const std::function<bool()>& wait_for_previous);
+
+// Returns when the launch before has ended.
+void await_previous();
 
 std::byte* dynamic_shared_memory();
 

@@ -12,17 +12,20 @@
 
 #include "testing/cuda_emulated/faults.h"
 #include "testing/cuda_emulated/launch_limits.h"
+#include "testing/cuda_emulated/overlap.h"
 
 using turbomind::emulated::begin_call;
 
+using turbomind::emulated::Call;
+
 struct CUgraph_st {
-  std::vector<std::function<void()>> calls;
+  std::vector<Call> calls;
 };
 struct CUevent_st {
   std::chrono::steady_clock::time_point recorded;
 };
 struct CUgraphExec_st {
-  std::vector<std::function<void()>> calls;
+  std::vector<Call> calls;
 };
 
 namespace {
@@ -65,9 +68,17 @@ cudaError_t outside_of_capture() {
 
 void turbomind::emulated::submit(std::function<void()> work) {
   if (captured != nullptr) {
-    captured->calls.push_back(std::move(work));
+    captured->calls.push_back({std::move(work), {}});
   } else if (!turbomind::emulated::only_checks_launches()) {
     work();
+  }
+}
+
+void turbomind::emulated::submit(Launch launch) {
+  if (captured != nullptr) {
+    captured->calls.push_back({{}, std::move(launch)});
+  } else if (!turbomind::emulated::only_checks_launches()) {
+    run_grid(launch);
   }
 }
 
@@ -182,7 +193,7 @@ cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t) {
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t) {
   if (const cudaError_t error = begin_call("cudaGraphLaunch")) return error;
-  for (const std::function<void()>& call : exec->calls) call();
+  turbomind::emulated::run_calls(exec->calls);
   return cudaSuccess;
 }
 

@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <functional>
 
+#include "testing/cuda_emulated/block.h"
+
 enum cudaError_t {
   cudaSuccess = 0,
   cudaErrorInvalidValue = 1,
@@ -77,5 +79,6 @@ namespace turbomind::emulated {
 cudaError_t begin_call(const char* name);
 // Does what is given to a stream, or keeps it for the graph that is being captured.
 void submit(std::function<void()> work);
+void submit(Launch launch);
 
 }  // namespace turbomind::emulated

@@ -39,6 +39,7 @@ __device__ __forceinline__ Rounding rounding_of(const CacheArea& area, int token
 // Block x is (packed rows, split), y the key head, z the span. kSteps: value dimensions of a lane.
 template <CacheType kType, int kSteps>
 __global__ void __launch_bounds__(kWarps* kWarp) plain_kernel(AttentionTask task) {
+  await_previous();
   const AttentionParams& params = task.params;
   const int key_dim = params.layout.key_dim;
   const int value_dim = params.layout.value_dim;

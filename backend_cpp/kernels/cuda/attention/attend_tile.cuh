@@ -387,6 +387,7 @@ class TileAttention {
 template <CacheType kType, int kDim, bool kSplitKeys>
 __global__ void __launch_bounds__(TileShape<kType, kDim, kSplitKeys>::kThreads,
                                   TileShape<kType, kDim, kSplitKeys>::kBlocks) tile_kernel(AttentionTask task) {
+  await_previous();
   const DeviceSpan span = task.spans.spans[blockIdx.z];
   const int tile = task.tiles - 1 - static_cast<int>(blockIdx.x) / task.splits;  // the longest contexts first
   if (tile * task.tile_rows >= span.count * task.group) return;

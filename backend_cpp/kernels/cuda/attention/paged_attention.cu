@@ -82,6 +82,7 @@ CachePlace place_of(const CacheLayout& layout, int layer, bool is_key) {
 // A block puts the splits of one packed row together: its warps take turns with the splits, and add up in the end, in
 // order. Block x is the packed row, y the key head, z the span.
 __global__ void __launch_bounds__(kMostMergeWarps* kWarp) merge_kernel(AttentionTask task) {
+  await_previous();
   const DeviceSpan span = task.spans.spans[blockIdx.z];
   const int row = blockIdx.x;
   if (row >= span.count * task.group) return;

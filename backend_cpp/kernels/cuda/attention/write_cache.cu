@@ -80,6 +80,7 @@ __device__ __forceinline__ void write_rounded(const CacheLayout& layout, std::by
 // A warp rotates the query, or writes the key or the value, of one head of one row; block x is (row of the span,
 // heads), y the span.
 __global__ void __launch_bounds__(kWarps* kWarp) write_kernel(WriteTask task, int head_blocks) {
+  await_previous();
   const CacheLayout& layout = task.params.layout;
   const DeviceSpan span = task.spans.spans[blockIdx.y];
   const int row = blockIdx.x / head_blocks;

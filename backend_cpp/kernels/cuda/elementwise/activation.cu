@@ -49,6 +49,7 @@ struct Operand {
 template <class Vector, class Function>
 __global__ void __launch_bounds__(kThreads)
     map_kernel(Function function, Operand a, Operand b, int vectors, size_t count, float* y) {
+  await_previous();
   constexpr int kWidth = sizeof(Vector) / sizeof(float);
   const size_t index = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (index >= count) return;

@@ -10,6 +10,7 @@ constexpr unsigned kThreads = 256;
 constexpr unsigned kBytes = sizeof(uint4);
 
 __global__ void __launch_bounds__(kThreads) bring_kernel(StagedPieces staged) {
+  await_previous();
   const StagedPiece piece = staged.pieces[blockIdx.x];
   const unsigned first = (blockIdx.y * kThreads + threadIdx.x) * kBytes;
   if (first + kBytes <= piece.bytes) {

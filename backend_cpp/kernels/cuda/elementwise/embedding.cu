@@ -13,6 +13,7 @@ constexpr int kThreads = 256;
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     gather_kernel(const T* table, const int32_t* indices, int size, float scale, float* y) {
+  await_previous();
   const int i = blockIdx.y * kThreads + threadIdx.x;
   if (i >= size) return;
   const size_t row = blockIdx.x;
@@ -21,6 +22,7 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void __launch_bounds__(kThreads)
     scatter_kernel(const float* x, const int32_t* indices, int size, float* y, bool accumulate) {
+  await_previous();
   const int i = blockIdx.y * kThreads + threadIdx.x;
   if (i >= size) return;
   const size_t row = blockIdx.x;
@@ -29,6 +31,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads) copy_heads_kernel(HeadsView from, HeadsView to) {
+  await_previous();
   const int i = blockIdx.y * kThreads + threadIdx.x;
   if (i >= from.heads * from.head_dim) return;
   const int head = i / from.head_dim;

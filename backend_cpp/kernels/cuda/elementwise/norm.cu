@@ -18,6 +18,7 @@ struct Rows {
 
 template <int kThreads, class Vector>
 __global__ void __launch_bounds__(RowGroup<kThreads>::kBlock) norm_kernel(NormWeight norm, Rows rows) {
+  await_previous();
   constexpr int kWidth = sizeof(Vector) / sizeof(float);
   const int index = RowGroup<kThreads>::row();
   if (index >= rows.count) return;  // whole warps, and no barrier where warps have rows

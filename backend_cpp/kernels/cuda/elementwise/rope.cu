@@ -10,6 +10,7 @@ constexpr int kThreads = 256;
 
 // A thread has one pair of one row.
 __global__ void __launch_bounds__(kThreads) table_kernel(RopeAngles angles, size_t count, float* cosine, float* sine) {
+  await_previous();
   const size_t index = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (index >= count) return;
   const size_t row = index / angles.pairs;
@@ -25,6 +26,7 @@ __global__ void __launch_bounds__(kThreads) table_kernel(RopeAngles angles, size
 // A thread takes one of the `units` of one head.
 __global__ void __launch_bounds__(kThreads)
     rope_kernel(RopeTable table, HeadsView heads, const float* factors, int units, size_t count) {
+  await_previous();
   const size_t index = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (index >= count) return;
   const size_t row = index / units / heads.heads;

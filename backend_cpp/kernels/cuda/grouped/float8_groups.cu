@@ -60,6 +60,7 @@ struct Operands {
 // A thread fills in a group: an expert that has rows, or, behind these, none.
 __global__ void __launch_bounds__(kThreads)
     fill_float8_groups_kernel(GroupedProduct product, Operands operands, GroupedTable table) {
+  await_previous();
   const int group = blockIdx.x * kThreads + threadIdx.x;
   if (group >= product.experts) return;
   const bool is_there = group < *product.part_count;
@@ -78,6 +79,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // Block x is the pair, y kWarps times 128 inputs.
 __global__ void __launch_bounds__(kThreads) round_pairs_kernel(GroupedProduct product, Operands operands) {
+  await_previous();
   const int pair = blockIdx.x;
   const int block = blockIdx.y * kWarps + threadIdx.x / kWarp;
   const int expert = product.expert_of_pair[pair];
@@ -96,6 +98,7 @@ __global__ void __launch_bounds__(kThreads) round_pairs_kernel(GroupedProduct pr
 // blockIdx.z: which group of the piece that begins with first_group.
 __global__ void __launch_bounds__(kUnpackThreads)
     unpack_experts_kernel(GroupedProduct product, Operands operands, int first_group) {
+  await_previous();
   const int group = first_group + blockIdx.z;
   if (group >= *product.part_count) return;
   const int outputs = product.first.out_features;
@@ -106,6 +109,7 @@ __global__ void __launch_bounds__(kUnpackThreads)
 // The same; blockIdx.y is the block of inputs.
 __global__ void __launch_bounds__(kThreads)
     gather_expert_scales_kernel(GroupedProduct product, Operands operands, int first_group) {
+  await_previous();
   const int group = first_group + blockIdx.z;
   const int output = blockIdx.x * kThreads + threadIdx.x;
   const int outputs = product.first.out_features;

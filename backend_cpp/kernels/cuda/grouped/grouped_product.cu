@@ -13,6 +13,7 @@ constexpr int kThreads = 128;
 
 // A thread rounds eight inputs of a pair; block x is the pair, y its inputs.
 __global__ void __launch_bounds__(kThreads) round_sorted_kernel(GroupedProduct product, uint16_t* rounded) {
+  await_previous();
   const int pair = blockIdx.x;
   const int inputs = product.first.in_features;
   const int i = (blockIdx.y * kThreads + threadIdx.x) * kChunk;
@@ -29,6 +30,7 @@ __global__ void __launch_bounds__(kThreads) round_sorted_kernel(GroupedProduct p
 // A thread fills in a group: an expert that has rows, or, behind these, none.
 __global__ void __launch_bounds__(kThreads)
     fill_groups_kernel(GroupedProduct product, const uint16_t* rounded, GroupedTable table) {
+  await_previous();
   const int group = blockIdx.x * kThreads + threadIdx.x;
   if (group >= product.experts) return;
   const bool is_there = group < *product.part_count;

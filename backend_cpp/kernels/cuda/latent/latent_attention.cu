@@ -15,6 +15,7 @@ constexpr int kChunk = 4;
 // Widens [rows, width] bfloat16, of which *filled come to something; block x is the row, y kThreads chunks of it.
 __global__ void __launch_bounds__(kThreads)
     widen_kernel(const uint16_t* rounded, const int32_t* filled, int width, float* out) {
+  await_previous();
   const int i = (blockIdx.y * kThreads + threadIdx.x) * kChunk;
   if (static_cast<int>(blockIdx.x) >= *filled || i >= width) return;
   const size_t index = static_cast<size_t>(blockIdx.x) * width + i;

@@ -17,6 +17,7 @@ constexpr int kPieceOutputs = 8192;
 // Block x is the row, y kWarps times 128 inputs. scales [blocks, rows].
 __global__ void __launch_bounds__(kThreads)
     round_blocks_kernel(RowsToRound from, int blocks, uint32_t* codes, float* scales) {
+  await_previous();
   const int block = blockIdx.y * kWarps + threadIdx.x / kWarp;
   if (block >= blocks) return;
   round_block(from, static_cast<const float*>(from.x) + blockIdx.x * from.stride, block,
@@ -27,6 +28,7 @@ __global__ void __launch_bounds__(kThreads)
 // scales [blocks, outputs]: of a piece of a weight, that of the block times that of the output.
 __global__ void __launch_bounds__(kThreads)
     gather_scales_kernel(LinearWeight weight, int first_output, int outputs, int blocks, float* scales) {
+  await_previous();
   const int output = blockIdx.x * kThreads + threadIdx.x;
   if (output >= outputs) return;
   scales[static_cast<size_t>(blockIdx.y) * outputs + output] =

@@ -59,6 +59,7 @@ LinearTask task_of(const LinearScratch& scratch, const LinearWeight& weight, con
 
 // y = bias, or y +=, so that a product can be added.
 __global__ void add_bias_kernel(const float* bias, int outputs, float* y, bool accumulate) {
+  await_previous();
   const int output = blockIdx.y * blockDim.x + threadIdx.x;
   if (output >= outputs) return;
   float* target = y + static_cast<size_t>(blockIdx.x) * outputs + output;

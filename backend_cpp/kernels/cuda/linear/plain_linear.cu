@@ -13,6 +13,7 @@ constexpr int kWarps = 8;
 
 template <class Weight, int kRows, int kWidth>
 __global__ void __launch_bounds__(kWarps* kWarp) plain_linear_kernel(LinearTask task) {
+  await_previous();
   const LinearPart part = part_of<kRows, float>(task, blockIdx.x);
   const int output = blockIdx.y * kWarps + threadIdx.x / kWarp;
   if (part.rows == 0 || output >= part.weight.out_features) return;

@@ -65,6 +65,7 @@ __device__ __forceinline__ void for_chunk(const RowsToRound& from, int padded_in
 
 template <WeightFormat kFormat>
 __global__ void __launch_bounds__(kThreads) round_kernel(RowsToRound from, int padded_inputs, uint16_t* rounded) {
+  await_previous();
   for_chunk(from, padded_inputs, [&](size_t chunk, const float (&values)[kChunk]) {
     *reinterpret_cast<uint4*>(rounded + chunk * kChunk) = round_chunk<kFormat>(values);
   });
@@ -84,6 +85,7 @@ template <WeightFormat kFormat>
 __global__ void __launch_bounds__(kThreads)
     round_gated_kernel(Activation activation, RowsToRound from, const float* bias, int padded_inputs,
                        uint16_t* rounded) {
+  await_previous();
   const int chunk = blockIdx.y * kThreads + threadIdx.x;
   if (chunk >= padded_inputs / kChunk) return;
   const size_t gate = blockIdx.x * from.stride;
@@ -104,6 +106,7 @@ __global__ void __launch_bounds__(kThreads)
 template <WeightFormat kFormat, int kGroup, class Vector>
 __global__ void __launch_bounds__(RowGroup<kGroup>::kBlock)
     round_normed_kernel(NormWeight norm, RowsToRound from, int padded_inputs, uint16_t* rounded) {
+  await_previous();
   const int row = RowGroup<kGroup>::row();
   if (row >= from.rows) return;  // as in norm_kernel
   const float* x = static_cast<const float*>(from.x) + row * from.stride;
@@ -126,6 +129,7 @@ __global__ void __launch_bounds__(RowGroup<kGroup>::kBlock)
 }
 
 __global__ void __launch_bounds__(kThreads) gather_kernel(RowsToRound from, int padded_inputs, float* gathered) {
+  await_previous();
   for_chunk(from, padded_inputs, [&](size_t chunk, const float (&values)[kChunk]) {
     auto* to = reinterpret_cast<float4*>(gathered + chunk * kChunk);
     to[0] = make_float4(values[0], values[1], values[2], values[3]);
@@ -139,6 +143,7 @@ constexpr float kLeastScale = 1e-37f;  // of which there is an inverse
 template <bool kIsFloat8>
 __global__ void __launch_bounds__(kByteThreads)
     round_bytes_kernel(RowsToRound from, int padded_inputs, uint8_t* codes, float* scales) {
+  await_previous();
   const float* x = static_cast<const float*>(from.x) + blockIdx.x * from.stride;
   const auto input = [&](int i) { return from.input_order != nullptr ? x[from.input_order[i]] : x[i]; };
   float top = 0;

@@ -43,6 +43,7 @@ template <class Sum>
 __global__ void finish_kernel(const Sum* sums, int sums_stride, const float* row_scales, float range,
                               const float* output_scales, const float* bias, int outputs, float* y, size_t y_stride,
                               bool accumulate) {
+  await_previous();
   const int output = blockIdx.x * blockDim.x + threadIdx.x;
   if (output >= outputs) return;
   const float scale = row_scales != nullptr ? row_scales[blockIdx.y] : range;

@@ -8,7 +8,8 @@
 // A block has two stripes of outputs; each of its 8 warps walks along slabs that are neighbours, so that scales and
 // zero points act once a group (code_sums.cuh). Every lane copies the codes it alone needs to its own slots of a ring
 // in shared memory, up to eight slabs ahead, so warps wait for no one until they add up their sums at the end, in
-// order. Activations and constants, which lie in caches, come into registers one slab and one group ahead.
+// order. Activations and constants, which lie in caches, come into registers one slab and one group ahead. Codes of the
+// first slabs come while the launch before ends.
 
 namespace turbomind::cuda {
 
@@ -59,7 +60,7 @@ class RowChunks {
         const int at = u * kSlabChunks * kChunk + i * 4;
         next_[u][n][i] = make_float4(0, 0, 0, 0);
         if (has_chunk && input_ + at < ends_[n]) {
-          next_[u][n][i] = __ldg(reinterpret_cast<const float4*>(rows_[n] + at));
+          next_[u][n][i] = *reinterpret_cast<const float4*>(rows_[n] + at);
         }
       }
     }
@@ -85,6 +86,7 @@ template <WeightFormat kFormat, int kRowTiles, int kUnit>
 __global__ void __launch_bounds__(kStreamThreads, kStreamBlocks) stream_codes_kernel(LinearTask task, float range) {
   using Shape = Codes<kFormat, kRowTiles, kUnit>;
   using Walk = CodeWalk<kUnit>;
+  start_weights(task);
   const LinearPart part = part_of<kRowTiles * 8, float>(task, blockIdx.z);
   if (part.rows == 0) return;
   const LinearWeight& weight = part.weight;
@@ -131,6 +133,7 @@ __global__ void __launch_bounds__(kStreamThreads, kStreamBlocks) stream_codes_ke
     if (steps.first + i < steps.last) copy(i);
     cp_async_commit();
   }
+  await_previous();
 
   Walk walk(shape, steps.first, lane);
   RowChunks<kFormat, kRowTiles, kUnit> rows(part, lane, first_chunk);

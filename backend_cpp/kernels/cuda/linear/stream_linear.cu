@@ -9,7 +9,7 @@
 // A block has a stripe of outputs and 8 warps, which take turns with the slabs along the inputs; blockIdx.y splits the
 // inputs further where there are too few stripes to fill the machine. Every lane copies what it alone needs of weights
 // and x to its own slots of a ring in shared memory, several slabs ahead, so warps wait for no one until they add up
-// their sums at the end, in order.
+// their sums at the end, in order. Weights of the first slabs come while the launch before ends.
 
 namespace turbomind::cuda {
 
@@ -37,6 +37,7 @@ template <WeightFormat kFormat, int kRowTiles>
 __global__ void __launch_bounds__(kThreads, kStreamBlocks) stream_linear_kernel(LinearTask task, float range) {
   using Shape = Stream<kFormat, kRowTiles>;
   using Format = SlabFormat<kFormat>;
+  start_weights(task);
   const LinearPart part = part_of<Shape::kRows, float>(task, blockIdx.z);
   if (part.rows == 0) return;
   const LinearWeight& weight = part.weight;
@@ -56,13 +57,21 @@ __global__ void __launch_bounds__(kThreads, kStreamBlocks) stream_linear_kernel(
     x_rows[n] = part.x_row<float>(row < part.rows ? row : 0);
   }
 
+  SlabCursor early(slabs, first + warp, kWays);
+#pragma unroll
+  for (int i = 0; i < Shape::kStages - 1; ++i) {
+    if (first + warp + i * kWays < last) copy_slab<kFormat>(weight, early, stripe, lane, slots_of(i), kThreads);
+    early.advance();
+  }
+  await_previous();
+
   SlabCursor ahead(slabs, first + warp, kWays);
   int ahead_slab = first + warp;
   int ahead_stage = 0;
-  const auto copy_next = [&] {
+  const auto copy_next = [&](bool has_weights) {
     if (ahead_slab < last) {
       uint4* slots = slots_of(ahead_stage);
-      copy_slab<kFormat>(weight, ahead, stripe, lane, slots, kThreads);
+      if (!has_weights) copy_slab<kFormat>(weight, ahead, stripe, lane, slots, kThreads);
       uint4* x_slots = slots + Format::kLoads * kThreads;
       const int input = ahead.input(lane);
 #pragma unroll
@@ -80,10 +89,10 @@ __global__ void __launch_bounds__(kThreads, kStreamBlocks) stream_linear_kernel(
 
   float sums[1][kRowTiles][4][2] = {};
 #pragma unroll
-  for (int i = 0; i < Shape::kStages - 1; ++i) copy_next();
+  for (int i = 0; i < Shape::kStages - 1; ++i) copy_next(true);
   int stage = 0;
   for (int slab = first + warp; slab < last; slab += kWays) {
-    copy_next();
+    copy_next(false);
     cp_async_wait<Shape::kStages - 1>();
     const uint4* slots = slots_of(stage);
     const uint4* x_slots = slots + Format::kLoads * kThreads;

@@ -29,6 +29,13 @@ struct StepRange {
   }
 };
 
+// Weights may be read from here on, the rest of memory after await_previous. Which experts a step needs, and of how
+// many rows, is what earlier launches found.
+__device__ __forceinline__ void start_weights(const LinearTask& task) {
+  start_next();
+  if (task.expert_weights != nullptr) await_previous();
+}
+
 // Adds up the warps' sums and the splits', in order, and writes them. sums[s][n][i][c]: of stripe stripe + s, output
 // 4 g + i, row 8 n + 2 t + c. What the dynamic shared memory held is gone.
 template <int kStripes, int kRowTiles>

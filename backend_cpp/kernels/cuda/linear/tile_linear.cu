@@ -36,6 +36,7 @@ struct Tile {
 template <WeightFormat kFormat, int kRowTiles>
 __global__ void __launch_bounds__(kThreads, Tile<kFormat, kRowTiles>::kBlocks)
     tile_linear_kernel(LinearTask task, float range) {
+  await_previous();
   using Shape = Tile<kFormat, kRowTiles>;
   constexpr int kStages = Shape::kStages;
   using Format = SlabFormat<kFormat>;

@@ -16,6 +16,7 @@ constexpr int kWarpOutputs = 8;
 template <WeightFormat kFormat>
 __global__ void __launch_bounds__(kThreads)
     widen_weight_kernel(LinearWeight weight, int first_output, int outputs, int padded_inputs, uint16_t* wide) {
+  await_previous();
   const int chunks = padded_inputs / kChunk;
   const int lane = threadIdx.x % kWarp;
   const int chunk = (blockIdx.x * (kThreads / kWarp) + threadIdx.x / kWarp) * kSlabChunks + lane % kSlabChunks;
@@ -65,6 +66,7 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void __launch_bounds__(kUnpackThreads)
     unpack_weight_kernel(LinearWeight weight, int first_output, int outputs, int padded_inputs, uint32_t* plain) {
+  await_previous();
   unpack_words(weight, first_output, outputs, padded_inputs, plain);
 }
 

@@ -30,6 +30,7 @@ __device__ __forceinline__ float dot(const void* matrix, int index, const float*
 
 __global__ void __launch_bounds__(kWarps* kWarp)
     shrink_kernel(LoraRows rows, const float* x, int in_features, float* shrunk) {
+  await_previous();
   const int row = blockIdx.x;
   const int index = blockIdx.y * kWarps + threadIdx.x / kWarp;
   const LoraWeight* weight = weight_of(rows, row);
@@ -59,6 +60,7 @@ __device__ __forceinline__ float expanded(const LoraPart& part, int output, cons
 
 __global__ void __launch_bounds__(kThreads)
     expand_kernel(LoraRows rows, const float* shrunk, int out_features, float* y) {
+  await_previous();
   const int row = blockIdx.x;
   const int output = blockIdx.y * kThreads + threadIdx.x;
   const LoraWeight* weight = weight_of(rows, row);

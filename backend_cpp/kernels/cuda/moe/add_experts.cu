@@ -22,6 +22,7 @@ constexpr int kMostExpertsOfRow = 32;
 __global__ void __launch_bounds__(kThreads)
     add_shares_kernel(const float* outputs, const int32_t* slots, const int32_t* chosen, const float* weights,
                       int top_k, int hidden, float* y) {
+  await_previous();
   __shared__ int32_t order[kMostExpertsOfRow];  // the row's pairs, by ascending expert
   const int first_pair = blockIdx.x * top_k;
   if (chosen[first_pair] < 0) return;  // and so are the row's others
@@ -57,6 +58,7 @@ struct ExpertProduct {
 __global__ void __launch_bounds__(kThreads)
     order_inputs_kernel(const float* x, const int32_t* sources, const int32_t* experts, const std::byte* weights,
                         int inputs, int padded_inputs, float* gathered) {
+  await_previous();
   const int i = blockIdx.y * kThreads + threadIdx.x;
   const int slot = blockIdx.x;
   if (i >= padded_inputs || experts[slot] < 0) return;

@@ -145,6 +145,7 @@ __device__ void mix(const RouterParams& params, const float* logits, const Row& 
 __global__ void __launch_bounds__(kWarps* kWarp)
     route_kernel(RouterParams params, const float* all_logits, int rows, const int32_t* row_count, int32_t* all_experts,
                  float* all_weights) {
+  await_previous();
   const int index = blockIdx.x * kWarps + threadIdx.x / kWarp;
   if (index >= rows) return;
   const int lane = threadIdx.x % kWarp;

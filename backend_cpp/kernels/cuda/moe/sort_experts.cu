@@ -24,6 +24,7 @@ __device__ __forceinline__ int2 warp_sums(int2 value) {
 
 __global__ void __launch_bounds__(kThreads)
     sort_kernel(const int32_t* chosen, int pairs, int top_k, int part_rows, SortedPairs sorted) {
+  await_previous();
   auto* counts = dynamic_shared<int32_t>();  // [experts]
   __shared__ int2 before;                    // pairs and parts of the experts before this one
   __shared__ int matches[kWarps];

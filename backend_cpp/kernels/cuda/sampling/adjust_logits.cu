@@ -29,6 +29,7 @@ __device__ __forceinline__ float penalised(const SamplingRow& row, int token, fl
 
 __global__ void __launch_bounds__(kChunkThreads)
     adjust_kernel(const SamplingRow* wanted, float* all_logits, int vocab_size, SamplingState state) {
+  await_previous();
   const SamplingRow& row = wanted[blockIdx.y];
   float* logits = all_logits + static_cast<size_t>(blockIdx.y) * vocab_size;
   const int first = blockIdx.x * kChunkTokens;
@@ -79,6 +80,7 @@ __global__ void __launch_bounds__(kChunkThreads)
 
 __global__ void __launch_bounds__(kChunkThreads)
     sum_kernel(const SamplingRow* wanted, const float* all_logits, int vocab_size, SamplingState state) {
+  await_previous();
   const SamplingRow& row = wanted[blockIdx.y];
   if (row.is_greedy || has_top_k(row, vocab_size)) return;
   const size_t first_chunk = static_cast<size_t>(blockIdx.y) * state.chunks;

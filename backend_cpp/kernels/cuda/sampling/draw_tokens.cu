@@ -219,6 +219,7 @@ __device__ bool draw_from_list(const Row& row, const CandidateList& list, const 
 
 __global__ void __launch_bounds__(kThreads)
     draw_kernel(const SamplingRow* wanted, const float* logits, int vocab_size, SamplingState state, int32_t* tokens) {
+  await_previous();
   const size_t first_chunk = static_cast<size_t>(blockIdx.x) * state.chunks;
   const ChunkTop top = row_top<kThreads>(state.tops + first_chunk, state.chunks);
   const SamplingRow& own = wanted[blockIdx.x];
@@ -249,6 +250,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // A thread a row.
 __global__ void note_kernel(const SamplingRow* wanted, const int32_t* tokens, int rows) {
+  await_previous();
   const int row = blockIdx.x * blockDim.x + threadIdx.x;
   if (row >= rows || tokens[row] < 0) return;
   const int32_t token = tokens[row];
@@ -260,6 +262,7 @@ __global__ void note_kernel(const SamplingRow* wanted, const int32_t* tokens, in
 
 // A thread a move.
 __global__ void move_kernel(const int32_t* from, const TokenMove* moves, int count, int32_t* to) {
+  await_previous();
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i < count) to[moves[i].to] = max(from[moves[i].from], 0);
 }

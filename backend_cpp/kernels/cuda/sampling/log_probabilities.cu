@@ -19,6 +19,7 @@ __device__ __forceinline__ uint64_t warp_greatest(uint64_t own) {
 __global__ void __launch_bounds__(kThreads, 1)
     log_probability_kernel(const float* all_logits, int vocab_size, const int32_t* tokens, int top, float* chosen,
                            int32_t* top_tokens, float* top_logprobs) {
+  await_previous();
   __shared__ double partial[kWarps];
   __shared__ uint64_t greatest[kWarps];
   const float* logits = all_logits + static_cast<size_t>(blockIdx.x) * vocab_size;
