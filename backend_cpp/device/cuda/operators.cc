@@ -30,6 +30,7 @@ CudaOperators::CudaOperators(CudaRank rank) : rank_(std::move(rank)), stream_(ne
   gemm_ = cuda::make_gemm();
   counters_ = std::make_unique<cuda::SplitCounters>(stream_);
   latents_ = std::make_unique<CudaLatents>(*this);
+  prefill_ = std::make_unique<CudaPrefill>(*this);
   grouped_ = std::make_unique<CudaGrouped>(*this, *gemm_);
   scaled_ = std::make_unique<CudaScaled>(*this, *gemm_);
 }
@@ -155,6 +156,7 @@ void CudaOperators::set_spans(SpanSet set, std::vector<AttentionSpan> spans, int
   for (const AttentionSpan& span : spans) rows += span.count;
   set_row_count(rows);
   latents_->set_spans(spans_of(set).filled(), spans_of(set).padded_count());
+  prefill_->set_spans(spans_of(set).filled());
 }
 
 void CudaOperators::set_empty_spans(const DecodingShape& shape) {
@@ -163,6 +165,7 @@ void CudaOperators::set_empty_spans(const DecodingShape& shape) {
   // A plan depends on how many sequences there are; these look at one key.
   std::vector<cuda::DeviceSpan> rows;
   for (int32_t row = 0; row < shape.rows; ++row) rows.push_back({row, 1, 0, 0});
+  prefill_->set_spans(rows);
   latents_->set_spans(std::move(rows), shape.rows);
 }
 
@@ -315,8 +318,9 @@ void CudaOperators::rope_and_write(const RopeTable& table, const AttentionParams
 void CudaOperators::paged_attention(const AttentionParams& params, const HeadsView& q, float* out) {
   const CudaSpans& spans = spans_of(params.set);
   if (latents_->attend(params, spans.blocks(), q, out)) return;
+  const bool are_prompts_done = prefill_->attend(params, spans.blocks(), q, out);
   for (const cuda::DeviceSpans& group : spans.groups()) {
-    if (group.span_count == 0) continue;
+    if (group.span_count == 0 || (group.max_rows > 1 && are_prompts_done)) continue;
     const size_t floats = cuda::most_attention_workspace_floats(params);  // one size, so that it never grows
     auto* workspace = scratch(cuda::scratch_bytes<float>(floats)).take<float>(floats);
     cuda::paged_attention(stream(), params, group, q, workspace, out);

@@ -9,6 +9,7 @@
 #include "device/cuda/graphs.h"
 #include "device/cuda/grouped.h"
 #include "device/cuda/latents.h"
+#include "device/cuda/prefill.h"
 #include "device/cuda/rank.h"
 #include "device/cuda/scaled.h"
 #include "device/cuda/spans.h"
@@ -120,6 +121,7 @@ class CudaOperators final : public Operators {
   std::array<CudaSpans, kSpanSets> spans_;  // by SpanSet
   Staged row_count_;                        // int32; the rows of the spans of tokens. Empty before there are any
   std::unique_ptr<CudaLatents> latents_;
+  std::unique_ptr<CudaPrefill> prefill_;
   std::unique_ptr<CudaGrouped> grouped_;
   std::unique_ptr<CudaScaled> scaled_;
 

@@ -15,6 +15,7 @@ inline CudaOperators& operators_of(Device& device) {
 
 void bind_attention_internals(DeviceClass& device);
 void bind_latent_plan(pybind11::module_& m);
+void bind_prefill_plan(pybind11::module_& m);
 void bind_sampling(DeviceClass& device);
 void bind_probes(DeviceClass& device);
 void bind_timing(DeviceClass& device);

@@ -97,6 +97,7 @@ PYBIND11_MODULE(TM_TEST_MODULE, m) {
   m.def("device_count", cuda_build("cuda").device_count);
   cuda::bind_attention_internals(device);
   cuda::bind_latent_plan(m);
+  cuda::bind_prefill_plan(m);
   cuda::bind_sampling(device);
   cuda::bind_probes(device);
   cuda::bind_timing(device);

@@ -5,8 +5,8 @@
 
 namespace turbomind::emulated {
 
-// What the library for an operator ("latents", "groups", "scales") does: there is none, it is right, or it computes
-// nonsense.
+// What the library for an operator ("latents", "prompts", "groups", "scales") does: there is none, it is right, or it
+// computes nonsense.
 enum class Library { kNone, kRight, kWrong };
 // From the next device on; its launches are counted anew.
 void set_library(const std::string& name, Library library);

@@ -3,27 +3,12 @@
 #include <algorithm>
 #include <limits>
 
+#include "kernels/cuda/elementwise/widen_rows.h"
 #include "kernels/cuda/linear/round_rows.h"
 
 namespace turbomind::cuda {
 
 namespace {
-
-constexpr int kThreads = 256;
-constexpr int kChunk = 4;
-
-// Widens [rows, width] bfloat16, of which *filled come to something; block x is the row, y kThreads chunks of it.
-__global__ void __launch_bounds__(kThreads)
-    widen_kernel(const uint16_t* rounded, const int32_t* filled, int width, float* out) {
-  await_previous();
-  const int i = (blockIdx.y * kThreads + threadIdx.x) * kChunk;
-  if (static_cast<int>(blockIdx.x) >= *filled || i >= width) return;
-  const size_t index = static_cast<size_t>(blockIdx.x) * width + i;
-  const uint2 bits = *reinterpret_cast<const uint2*>(rounded + index);
-  *reinterpret_cast<float4*>(out + index) =
-      make_float4(__uint_as_float(bits.x << 16), __uint_as_float(bits.x & 0xFFFF0000u), __uint_as_float(bits.y << 16),
-                  __uint_as_float(bits.y & 0xFFFF0000u));
-}
 
 size_t bytes_of(const LatentPiece& piece) {
   const size_t packed = static_cast<size_t>(piece.rows) * piece.heads;
@@ -71,8 +56,7 @@ void latent_attention(cudaStream_t stream, Scratch memory, const LatentKernel& k
                WeightFormat::kBFloat16, ChunkOrder::kPlain, kLatentKey, queries);
     kernel.run(stream, call);
     const int width = piece.heads * kLatentRank;
-    launch(widen_kernel, rows_and(rows, divide_up(width, kThreads * kChunk)), dim3(kThreads), 0, stream, call.out,
-           filled_rows(plan), width, out + static_cast<size_t>(piece.first_row) * width);
+    widen_rows(stream, call.out, rows, width, filled_rows(plan), out + static_cast<size_t>(piece.first_row) * width);
     plan += piece.plan_size();
   }
 }

@@ -2,7 +2,7 @@
 // widened.
 //
 // Arithmetic. Queries, softmax weights, parts of a split context and results are rounded to bfloat16 (relative error
-// 2^-9 each); scores, softmax and sums are float32. Values are the keys' latents.
+// 2^-8 each); scores, softmax and sums are float32. Values are the keys' latents.
 #pragma once
 
 #include <vector>

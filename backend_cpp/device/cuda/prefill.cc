@@ -1,0 +1,90 @@
+#include "device/cuda/prefill.h"
+
+#include <algorithm>
+#include <bit>
+#include <string>
+#include <utility>
+
+#include "device/cuda/attention_trial.h"
+#include "device/cuda/operators.h"
+
+namespace turbomind {
+
+namespace {
+
+constexpr size_t kLeastPlanBytes = size_t{64} << 10;
+
+// Prompts at the borders of tiles, of their rows and of their keys, and the ends of longer ones.
+const std::vector<std::pair<int, int>> kTried = {{2, 2}, {129, 129}, {20, 300}, {193, 290}};
+
+Trial try_prefill(CudaOperators& ops, const AttentionParams& like, const cuda::PrefillKernel& kernel) {
+  AttentionTrial sequences(ops, like, kTried);
+  return sequences.run([&] {
+    const HeadsView q = sequences.queries();
+    const cuda::PrefillPlan plan{sequences.spans(), like.num_heads, kernel.tile_rows, cuda::multiprocessor_count()};
+    std::vector<int32_t> filled(plan.size());
+    cuda::fill_prefill_plan(plan, filled.data());
+    const AlignedBuffer plan_on_device = on_device(ops, filled);
+    const AlignedBuffer memory = cuda::allocate(cuda::prefill_scratch_bytes(like, q.rows));
+    cuda::prefill_attention(ops.stream(), {memory.as<void>(), memory.size()}, kernel, plan,
+                            plan_on_device.as<int32_t>(), sequences.params(), sequences.blocks(), q, sequences.out());
+    return sequences.fetch();
+  });
+}
+
+}  // namespace
+
+CudaPrefill::CudaPrefill(CudaOperators& ops) : ops_(ops), may_be_used_(may_use_libraries()) {}
+
+void CudaPrefill::set_spans(const std::vector<cuda::DeviceSpan>& spans) {
+  plan_.spans.clear();
+  is_planned_ = false;
+  if (!may_be_used_) return;
+  size_t rows = 0;
+  most_keys_ = 0;
+  for (const cuda::DeviceSpan& span : spans) {
+    if (span.count <= 1) continue;
+    plan_.spans.push_back(span);
+    rows += static_cast<size_t>(span.count);
+    most_keys_ = std::max(most_keys_, span.first_position + span.count);
+  }
+  if (rows < plan_.spans.size() * cuda::kLeastPrefillRows) plan_.spans.clear();
+  if (kernel_ != nullptr) plan();
+}
+
+// Whether the kernel computes this, and may: the first time that there is one for such heads it is tried.
+bool CudaPrefill::knows(const AttentionParams& params) {
+  if (!may_be_used_ || plan_.spans.empty() || !cuda::is_prefill_attention(params, most_keys_)) return false;
+  if (kernel_ == nullptr) {
+    const auto* kernel = cuda::prefill_kernel_for(params.layout.key_dim, cuda::compute_capability());
+    if (kernel == nullptr) return false;
+    const std::string name = std::string("attention of prompts by ") + kernel->name;
+    may_be_used_ = passes_trial(name, [&] { return try_prefill(ops_, params, *kernel); });
+    if (!may_be_used_) return false;
+    kernel_ = kernel;
+    heads_ = params.num_heads;
+    plan();
+  }
+  return params.num_heads == heads_ && params.layout.key_dim == kernel_->dim;
+}
+
+void CudaPrefill::plan() {
+  if (plan_.spans.empty()) return;
+  plan_.heads = heads_;
+  plan_.tile_rows = kernel_->tile_rows;
+  plan_.multiprocessors = cuda::multiprocessor_count();
+  const size_t bytes = plan_.size() * sizeof(int32_t);
+  if (on_device_.size() < bytes) on_device_ = Staged(ops_, std::max(std::bit_ceil(bytes), kLeastPlanBytes));
+  cuda::fill_prefill_plan(plan_, on_device_.host<int32_t>());
+  on_device_.upload(ops_, bytes);
+  is_planned_ = true;
+}
+
+bool CudaPrefill::attend(const AttentionParams& params, const int32_t* blocks, const HeadsView& q, float* out) {
+  if (!knows(params) || !is_planned_) return false;
+  cuda::prefill_attention(ops_.stream(), ops_.scratch(cuda::prefill_scratch_bytes(params, q.rows)), *kernel_, plan_,
+                          on_device_.device<int32_t>(), params, blocks, q, out);
+  return true;
+}
+
+}  // namespace turbomind

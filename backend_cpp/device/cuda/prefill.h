@@ -1,0 +1,39 @@
+// Attention of prompts by a library's kernel where there is one for the device and it has passed its trial (trial.h).
+//
+// As with latents, the plan of a step is made when its spans are set, and uploaded with them; what it is for becomes
+// known with the first attention that the library can compute.
+#pragma once
+
+#include <vector>
+
+#include "device/operators.h"
+#include "kernels/cuda/prefill/prefill_attention.h"
+
+namespace turbomind {
+
+class CudaOperators;
+
+class CudaPrefill {
+ public:
+  explicit CudaPrefill(CudaOperators& ops);
+
+  // The spans of tokens of the step that follows. Those of several rows are the library's, if they have many.
+  void set_spans(const std::vector<cuda::DeviceSpan>& spans);
+  // Attends as cuda::paged_attention would, for all spans of several rows; false where it cannot.
+  bool attend(const AttentionParams& params, const int32_t* blocks, const HeadsView& q, float* out);
+
+ private:
+  bool knows(const AttentionParams& params);
+  void plan();
+
+  CudaOperators& ops_;
+  bool may_be_used_;
+  const cuda::PrefillKernel* kernel_ = nullptr;  // null: none yet
+  int heads_ = 0;                                // that the kernel was tried with
+  cuda::PrefillPlan plan_;                       // without spans: nothing for the library
+  int most_keys_ = 0;                            // of a span of plan_
+  bool is_planned_ = false;
+  Staged on_device_;
+};
+
+}  // namespace turbomind

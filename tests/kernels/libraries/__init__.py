@@ -1,0 +1,1 @@
+"""What surrounds libraries' kernels on CUDA: each is played by the emulation."""
