@@ -41,21 +41,28 @@ def test_lanes_and_threads_see_each_other(cuda: Device, delta: int) -> None:
     assert (above.reshape(2, 96) == (x.reshape(2, 96) > 0).sum(1, keepdims=True)).all()
 
 
-def test_a_barrier_is_needed_and_does_its_work(cuda: Device) -> None:
-    x = np.arange(64 * 5, dtype=np.int32)
-    expected = x.reshape(5, 64)[:, ::-1].ravel()
-    assert (cuda.native.reverse(x, True) == expected).all()
+NOBODY, BLOCK, HALF = range(3)  # whom a thread of a block meets
+
+
+@pytest.mark.parametrize("meets", [BLOCK, HALF])
+def test_a_barrier_is_needed_and_does_its_work(cuda: Device, meets: int) -> None:
+    x = np.arange(64 * 6, dtype=np.int32)
+    expected = x.reshape(6, 64)[:, ::-1].ravel()
+    assert (cuda.native.reverse(x, meets) == expected).all()
     if cuda.name == "emulated":  # a GPU may happen to be right
-        assert (cuda.native.reverse(x, False) != expected).any()
+        assert (cuda.native.reverse(x, NOBODY) != expected).any()
 
 
-@pytest.mark.parametrize(("at_block", "message"), [(True, "__syncthreads.*left the kernel"), (False, "__syncwarp")])
-def test_the_emulation_reports_who_stays_away_from_a_barrier(cuda: Device, at_block: bool, message: str) -> None:
+@pytest.mark.parametrize(
+    ("misses", "message"),
+    [(0, "__syncthreads.*left the kernel"), (1, "__syncwarp"), (2, "barrier 1 for threads that do not come")],
+)
+def test_the_emulation_reports_who_stays_away_from_a_barrier(cuda: Device, misses: int, message: str) -> None:
     if cuda.name != "emulated":
         pytest.skip("undefined on a GPU: only the emulation can be asked")
     with pytest.raises(RuntimeError, match=message):
-        cuda.native.misbehave(at_block)
-    test_a_barrier_is_needed_and_does_its_work(cuda)  # the next launch is not disturbed
+        cuda.native.misbehave(misses)
+    test_a_barrier_is_needed_and_does_its_work(cuda, BLOCK)  # the next launch is not disturbed
 
 
 @pytest.fixture

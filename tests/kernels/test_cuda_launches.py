@@ -12,9 +12,10 @@ import torch
 from tests.kernels.adapters import make_adapter
 from tests.kernels.arguments import AttentionRule, HeadSizes
 from tests.kernels.device import Device
+from tests.kernels.linear_bounds import check
 from tests.kernels.sequences import Sequences
 from tests.kernels.test_moe import make_experts
-from tests.kernels.weights import make_weight
+from tests.kernels.weights import group_codes_weight, make_weight
 
 ROWS = 65_537  # one more than y holds, and one behind it
 PAIRS = 8_193  # of rows and the eight experts of each: 65,544 pairs
@@ -88,6 +89,13 @@ def test_long_heads_decode_on_devices_with_less_shared_memory(cuda: Device, shar
     torch.manual_seed(0)
     batch = Sequences(cuda, [150], HeadSizes(4, 2, 256, 256), 64, bits, AttentionRule(2.0**-4))
     batch.check(0, batch.run([[(0, 0, 149)], [(0, 149, 1)]])[0])
+
+
+@pytest.mark.parametrize("rows", [20, 64])
+def test_tiles_of_codes_fit_devices_with_less_shared_memory(cuda: Device, shared_memory: None, rows: int) -> None:
+    torch.manual_seed(rows)
+    weight, x = group_codes_weight(cuda, (40, 1500), 4, 64, shuffles_inputs=False), torch.randn(rows, 1500)
+    check(cuda, cuda.linear(weight, x), x, weight, "int4")
 
 
 @pytest.mark.parametrize(("kind", "rows"), [("bfloat16", 17), ("float16", 200), ("int4", 17), ("int8", 200)])

@@ -63,7 +63,7 @@ def test_codes_with_zero_points_of_any_group_stand_for_their_numbers(
 
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("group", [24, 64, 128])
-@pytest.mark.parametrize("rows", [2, 9, 33])
+@pytest.mark.parametrize("rows", [2, 9, 33, 100])
 def test_codes_of_a_product_that_is_split_stand_for_their_numbers(
     device: Device, rows: int, group: int, bits: int
 ) -> None:
@@ -132,6 +132,29 @@ def test_each_head_has_a_map_of_its_own(
         check(device, y[:, head], inputs, Weight(None, weight.exact[own], weight.bias[own]), kind)
         if not device.is_cuda:
             assert torch.equal(y[:, head], device.linear(make_weight(device, values[head], kind), inputs))
+
+
+# ---- what tiles of rows on CUDA promise ----
+
+
+@pytest.mark.parametrize("rows", [17, 31, 32, 33, 64, 65, 100, 128, 191])
+@pytest.mark.parametrize(("bits", "group"), [(4, 32), (4, 64), (4, 128), (8, 32), (8, 128)])
+@pytest.mark.parametrize("shuffles_inputs", [False, True])
+def test_tiles_of_any_number_of_rows_meet_outputs_of_several_blocks(
+    cuda: Device, rows: int, bits: int, group: int, *, shuffles_inputs: bool
+) -> None:
+    torch.manual_seed(rows + group)
+    weight = group_codes_weight(cuda, (300, 256), bits, group, shuffles_inputs=shuffles_inputs)
+    x = torch.randn(rows, 256)
+    check(cuda, cuda.linear(weight, x), x, weight, f"int{bits}")
+
+
+@pytest.mark.parametrize(("rows", "bits"), [(20, 4), (40, 4), (40, 8)])
+def test_tiles_of_few_outputs_and_many_inputs_are_put_together(cuda: Device, rows: int, bits: int) -> None:
+    torch.manual_seed(rows)
+    weight = group_codes_weight(cuda, (24, 4096), bits, 64, shuffles_inputs=False)  # split, on any device
+    x = torch.randn(rows, 4096)
+    check(cuda, cuda.linear(weight, x), x, weight, f"int{bits}")
 
 
 # ---- what the CPU promises beyond ----

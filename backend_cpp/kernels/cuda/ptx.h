@@ -10,6 +10,7 @@
 // cp_async_16, _8, _4    16, 8 or 4 bytes from global to shared memory, both aligned to as many, or, where not valid,
 //          zeros and nothing is read. Copies up to a commit form a group; cp_async_wait<n> waits for all groups of this
 //          thread but the newest n.
+// barrier  meets as __syncthreads does, but only `threads` threads of the block, whole warps; id is 1 to 15.
 // start_next, await_previous    griddepcontrol: device.h says what kernels owe each other. No instruction before
 //          compute capability 9.0, where a launch starts when the one before it has ended.
 #pragma once
@@ -55,6 +56,9 @@ inline void cp_async_commit() {
 template <int kNewestLeft>
 void cp_async_wait() {
   emulated::wait_for_copies(kNewestLeft);
+}
+inline void barrier(int id, int threads) {
+  emulated::meet_part(id, threads);
 }
 // Bit i of the result is bit (a_i, b_i, c_i) of kTable: 0xF0 is a, 0xCC is b, 0xAA is c.
 template <int kTable>
@@ -150,6 +154,9 @@ __device__ __forceinline__ void await_previous() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;\n" ::: "memory");
 #endif
+}
+__device__ __forceinline__ void barrier(int id, int threads) {
+  asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
 }
 template <int kTable>
 __device__ __forceinline__ uint32_t lop3(uint32_t a, uint32_t b, uint32_t c) {

@@ -49,14 +49,16 @@ __global__ void talk(const float* x, int delta, float* shifted, uint32_t* votes,
   above[i] = __syncthreads_count(x[i] > 0);
 }
 
-// Reverses each block of 64 through shared memory; is wrong where the barrier is left out.
-__global__ void reverse(const int32_t* x, int32_t* y, bool has_barrier) {
+// Reverses each 64 through shared memory, the halves of a block; is wrong where they do not meet.
+enum class Meets : uint8_t { kNobody, kBlock, kHalf };
+__global__ void reverse(const int32_t* x, int32_t* y, Meets meets) {
   await_previous();
   auto* shared = dynamic_shared<int32_t>();
   const int first = blockIdx.x * blockDim.x;
   shared[threadIdx.x] = x[first + threadIdx.x];
-  if (has_barrier) __syncthreads();
-  y[first + threadIdx.x] = shared[blockDim.x - 1 - threadIdx.x];
+  if (meets == Meets::kBlock) __syncthreads();
+  if (meets == Meets::kHalf) barrier(1 + threadIdx.x / 64, 64);
+  y[first + threadIdx.x] = shared[threadIdx.x ^ 63];
 }
 
 // y = x + 1, where x is what the launch before writes; wrong where it is read too early.
@@ -70,10 +72,13 @@ __global__ void count_on(const int32_t* x, int32_t* y, Reads reads) {
 }
 
 #ifdef TM_CUDA_EMULATED
-// Undefined on a GPU: thread 5 stays away from a barrier, or lane 5 from a collective.
-__global__ void misbehave(bool at_block) {
+// Undefined on a GPU: thread 5 stays away from a barrier, or lane 5 from a collective; or a barrier is for more warps.
+enum class Misses : uint8_t { kBlock, kWarp, kPart };
+__global__ void misbehave(Misses misses) {
   await_previous();
-  if (at_block) {
+  if (misses == Misses::kPart) {
+    barrier(1, 96);
+  } else if (misses == Misses::kBlock) {
     if (threadIdx.x == 5) return;
     __syncthreads();
   } else if (threadIdx.x == 5) {
@@ -109,12 +114,12 @@ void bind_probes(DeviceClass& device) {
            shifted.data(), ballots.data(), counts.data());
     return py::make_tuple(shifted.fetch(x), ballots.fetch(votes), counts.fetch(above));
   });
-  device.def("reverse", [](Device& d, const Array<int32_t>& x, bool has_barrier) {
+  device.def("reverse", [](Device& d, const Array<int32_t>& x, int meets) {
     CudaOperators& ops = operators_of(d);
     const OnDevice<int32_t> values(ops, x);
     const OnDevice<int32_t> reversed(ops, x);
-    launch(reverse, dim3(static_cast<unsigned>(x.size() / 64)), dim3(64), 64 * 4, ops.stream(), values.data(),
-           reversed.data(), has_barrier);
+    launch(reverse, dim3(static_cast<unsigned>(x.size() / 128)), dim3(128), 128 * 4, ops.stream(), values.data(),
+           reversed.data(), static_cast<Meets>(meets));
     return reversed.fetch(x);
   });
   // x + launches, one each, in a graph.
@@ -130,8 +135,8 @@ void bind_probes(DeviceClass& device) {
     return values.back()->fetch(x);
   });
 #ifdef TM_CUDA_EMULATED
-  device.def("misbehave", [](Device& d, bool at_block) {
-    launch(misbehave, dim3(1), dim3(64), 0, operators_of(d).stream(), at_block);
+  device.def("misbehave", [](Device& d, int misses) {
+    launch(misbehave, dim3(1), dim3(64), 0, operators_of(d).stream(), static_cast<Misses>(misses));
   });
 #endif
 }

@@ -18,7 +18,9 @@ thread_local ThreadPlace* current_place = nullptr;
 
 namespace {
 
-enum class State : uint8_t { kReady, kAtWarp, kAtBlock, kAtPrevious, kGone };
+enum class State : uint8_t { kReady, kAtWarp, kAtPart, kAtBlock, kAtPrevious, kGone };
+
+constexpr int kParts = 16;  // ids of bar.sync; 0 is __syncthreads
 
 struct Copy {
   void* to;
@@ -32,6 +34,7 @@ struct Thread {
   Fiber fiber;
   State state = State::kGone;
   bool has_awaited = false;
+  int part = 0;  // where state is kAtPart
   struct Warp* warp = nullptr;
   std::deque<std::vector<Copy>> copies;  // groups, the open one last
 };
@@ -44,6 +47,12 @@ struct Warp {
   Thread* threads = nullptr;
 };
 
+// Threads that wait at a barrier of a part.
+struct Part {
+  int arrived = 0;
+  int threads = 0;
+};
+
 // The block that this thread of the host runs, and what it keeps from one to the next.
 struct Block {
   std::unique_ptr<Thread[]> threads;
@@ -52,6 +61,7 @@ struct Block {
   int thread_count = 0;
   int predicates[2] = {0, 0};
   int parity = 0;
+  Part parts[kParts];
   std::vector<uint4> shared;
   const Launch* launch = nullptr;
   const std::function<bool()>* wait_for_previous = nullptr;  // null: it has ended
@@ -59,7 +69,7 @@ struct Block {
 
   void reserve(int count, size_t shared_bytes);
   void run(size_t index);
-  void run_warp(Warp& warp);
+  bool run_warp(Warp& warp);
   void run_phase(bool is_backwards);
   bool pass_barrier();
   bool pass_previous();
@@ -107,8 +117,9 @@ void Block::reserve(int count, size_t shared_bytes) {
   if (shared.size() != (shared_bytes + 15) / 16) std::vector<uint4>((shared_bytes + 15) / 16).swap(shared);
 }
 
-// Until each lane waits for the block or is gone.
-void Block::run_warp(Warp& warp) {
+// Until each lane waits for others or is gone; returns whether any has run.
+bool Block::run_warp(Warp& warp) {
+  bool has_run = false;
   for (;;) {
     bool has_moved = false;
     bool other_waits_for_previous = false;
@@ -126,18 +137,31 @@ void Block::run_warp(Warp& warp) {
       if (thread.state == State::kAtPrevious) other_waits_for_previous = true;
       (thread.state == State::kAtWarp ? waiting : other) = &thread;
     }
-    if (other_waits_for_previous && !has_moved) return;
-    if (waiting == nullptr && !has_moved) return;
+    has_run |= has_moved;
+    if (other_waits_for_previous && !has_moved) return has_run;
+    if (waiting == nullptr && !has_moved) return has_run;
     if (!has_moved) {
       throw internal_error(name(*waiting) + " waits at " + warp.collective + " for " + name(*other) + ", which " +
-                           (other->state == State::kGone ? "has left the kernel" : "waits at __syncthreads"));
+                           (other->state == State::kGone ? "has left the kernel" : "waits at a barrier"));
     }
   }
 }
 
+// To the next __syncthreads, or the wait for the launch before.
 void Block::run_phase(bool is_backwards) {
   const int count = thread_count / kWarpLanes;
-  for (int w = 0; w < count; ++w) run_warp(warps[is_backwards ? count - 1 - w : w]);
+  for (bool has_run = true; has_run; is_backwards = !is_backwards) {
+    has_run = false;
+    for (int w = 0; w < count; ++w) has_run |= run_warp(warps[is_backwards ? count - 1 - w : w]);
+  }
+  const Thread* waiting = nullptr;
+  for (int i = 0; i < thread_count; ++i) {
+    if (threads[i].state == State::kAtPrevious) return;  // may come yet
+    if (threads[i].state == State::kAtPart) waiting = &threads[i];
+  }
+  if (waiting == nullptr) return;
+  throw internal_error(name(*waiting) + " waits at barrier " + std::to_string(waiting->part) +
+                       " for threads that do not come");
 }
 
 // Lets threads go on that wait for the launch before. Returns whether there are any.
@@ -177,6 +201,7 @@ void Block::run(size_t index) {
   reserve(static_cast<int>(block.x * block.y * block.z), launch->shared_bytes);
   error = nullptr;
   predicates[0] = predicates[1] = 0;
+  for (Part& part : parts) part = {};
   std::memset(shared.data(), 0xFF, shared.size() * sizeof(uint4));
   for (int w = 0; w < thread_count / kWarpLanes; ++w) warps[w].arrived = 0;
   for (int i = 0; i < thread_count; ++i) {
@@ -271,6 +296,24 @@ int meet_block(bool predicate) {
   self().state = State::kAtBlock;
   self().fiber.leave();
   return the_block.predicates[parity];
+}
+
+void meet_part(int id, int threads) {
+  if (id < 1 || id >= kParts || threads <= 0 || threads % kWarpLanes != 0) {
+    fail("a barrier has an id from 1 to 15, and whole warps");
+  }
+  Thread& thread = self();
+  Part& part = the_block.parts[id];
+  if (part.arrived > 0 && part.threads != threads) fail("threads come to one barrier with different numbers of them");
+  part.threads = threads;
+  thread.part = id;
+  thread.state = State::kAtPart;
+  if (++part.arrived < threads) return thread.fiber.leave();
+  part.arrived = 0;
+  for (int i = 0; i < the_block.thread_count; ++i) {
+    Thread& other = the_block.threads[i];
+    if (other.state == State::kAtPart && other.part == id) other.state = State::kReady;
+  }
 }
 
 Slot* meet_warp(const char* collective, uint32_t mask, const Slot& mine, void (*combine)(Slot*)) {

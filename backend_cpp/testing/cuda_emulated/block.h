@@ -1,11 +1,12 @@
 // Blocks of threads on the CPU: each thread is a fiber; the threads of a block take turns on one thread of the host,
 // and blocks are spread over the host's threads. A thread runs until it must wait for others, so what is written before
-// a barrier is seen after it; and warps take turns forwards and backwards from one __syncthreads to the next, so that a
+// a barrier is seen after it; and warps take turns forwards and backwards from one barrier to the next, so that a
 // missing one shows in one of the two.
 //
 // What a GPU would leave undefined throws turbomind::Error: a thread that leaves the kernel while others wait at
-// __syncthreads, lanes of a warp that are at different collectives, a block that is not made of whole warps, a thread
-// that leaves a kernel which overlaps with the launch before it and has not waited for that.
+// __syncthreads, threads that no one else comes to meet at a barrier of a part, lanes of a warp that are at different
+// collectives, a block that is not made of whole warps, a thread that leaves a kernel which overlaps with the launch
+// before it and has not waited for that.
 #pragma once
 
 #include <cstddef>
@@ -55,6 +56,9 @@ std::byte* dynamic_shared_memory();
 
 // __syncthreads; returns how many threads came with a predicate that holds.
 int meet_block(bool predicate);
+
+// bar.sync: as __syncthreads, of `threads` threads that name the same id.
+void meet_part(int id, int threads);
 
 // What the lanes of a warp show each other in one collective.
 struct Slot {

@@ -88,6 +88,24 @@ int part_limit(const LinearTask& task, int expert_parts) {
   return task.expert_weights != nullptr ? expert_parts : task.heads * divide_up(task.rows, kRows);
 }
 
+// The steps that part `index` of `count` has of [first, last).
+struct StepRange {
+  int first;
+  int last;
+
+  __device__ __forceinline__ StepRange part(int index, int count) const {
+    const auto cut = [&](int i) { return first + static_cast<int>(static_cast<int64_t>(last - first) * i / count); };
+    return {cut(index), cut(index + 1)};
+  }
+};
+
+// Weights may be read from here on, the rest of memory after await_previous. Which experts a step needs, and of how
+// many rows, is what earlier launches found.
+__device__ __forceinline__ void start_weights(const LinearTask& task) {
+  start_next();
+  if (task.expert_weights != nullptr) await_previous();
+}
+
 // Whether this block is the last of a product's splits to come here. All its threads call this; what other blocks wrote
 // before is then visible.
 __device__ inline bool is_last_split(const LinearTask& task) {
@@ -111,19 +129,28 @@ __device__ __forceinline__ float* partial_row(const LinearTask& task, int part_r
   return task.partials + block_row * padded_outputs;
 }
 
-// The sum over all splits, in order, of four neighbouring outputs.
-__device__ __forceinline__ float4 sum_of_splits(const LinearTask& task, int part_rows, int padded_outputs, int row,
-                                                int output) {
-  float4 sum = make_float4(0, 0, 0, 0);
+// The sums over all splits, in order, of four neighbouring outputs of kCount rows, which are fetched together.
+template <int kCount>
+__device__ __forceinline__ void add_splits(const LinearTask& task, int part_rows, int padded_outputs,
+                                           const int (&rows)[kCount], int output, float4 (&sums)[kCount]) {
+#pragma unroll
+  for (float4& sum : sums) sum = make_float4(0, 0, 0, 0);
+#pragma unroll 2
   for (int split = 0; split < task.splits; ++split) {
-    const float4 more =
-        __ldcg(reinterpret_cast<const float4*>(partial_row(task, part_rows, padded_outputs, split, row) + output));
-    sum.x += more.x;
-    sum.y += more.y;
-    sum.z += more.z;
-    sum.w += more.w;
+    float4 more[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      more[i] = __ldcg(
+          reinterpret_cast<const float4*>(partial_row(task, part_rows, padded_outputs, split, rows[i]) + output));
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      sums[i].x += more[i].x;
+      sums[i].y += more[i].y;
+      sums[i].z += more[i].z;
+      sums[i].w += more[i].w;
+    }
   }
-  return sum;
 }
 
 // Writes up to four neighbouring outputs of a row: the sum times `range` and their scales, plus bias.

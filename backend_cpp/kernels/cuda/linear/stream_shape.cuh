@@ -18,24 +18,6 @@ inline constexpr int kMostStreamSplits = 16;
 template <int kStripes, int kRowTiles>
 inline constexpr size_t kWaySumBytes = sizeof(float) * kWays * kRowTiles * 8 * kStripes * kStripe;
 
-// The steps that part `index` of `count` has of [first, last).
-struct StepRange {
-  int first;
-  int last;
-
-  __device__ __forceinline__ StepRange part(int index, int count) const {
-    const auto cut = [&](int i) { return first + static_cast<int>(static_cast<int64_t>(last - first) * i / count); };
-    return {cut(index), cut(index + 1)};
-  }
-};
-
-// Weights may be read from here on, the rest of memory after await_previous. Which experts a step needs, and of how
-// many rows, is what earlier launches found.
-__device__ __forceinline__ void start_weights(const LinearTask& task) {
-  start_next();
-  if (task.expert_weights != nullptr) await_previous();
-}
-
 // Adds up the warps' sums and the splits', in order, and writes them. sums[s][n][i][c]: of stripe stripe + s, output
 // 4 g + i, row 8 n + 2 t + c. What the dynamic shared memory held is gone.
 template <int kStripes, int kRowTiles>
@@ -83,7 +65,11 @@ __device__ __forceinline__ void write_stream(const LinearTask& task, const Linea
       __stcg(reinterpret_cast<float4*>(partial), sum);
     }
     if (!is_last_split(task)) return;
-    if (has_quad) sum = sum_of_splits(task, kRows, padded, row, output);
+    if (has_quad) {
+      float4 sums_of_row[1];
+      add_splits(task, kRows, padded, {row}, output, sums_of_row);
+      sum = sums_of_row[0];
+    }
   }
   if (has_quad) write_outputs(task, part, range, row, output, sum);
 }

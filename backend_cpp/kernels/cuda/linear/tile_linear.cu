@@ -3,212 +3,379 @@
 #include "kernels/cuda/linear/linear_kernels.h"
 #include "kernels/cuda/linear/weight_slab.cuh"
 
-// More rows: a weight is read and widened once for 32 or 64 of them. Not timed on a GPU yet.
+// More rows: a weight is read and widened once for 32 or 64 of them. docs/cuda.md counts the instructions. Not timed on
+// a GPU yet.
 //
-// A block has a stripe of outputs for each of its 4 warps and one part's rows. Each lane copies its weights to its own
-// slots of a ring in shared memory, as in stream_linear; x is shared by the warps, and lies so that a lane finds its
-// operand for rows 8 n .. 8 n + 7 at 32 n + lane: consecutive lanes read consecutive 16 bytes.
+// A block of 8 warps has one part's rows, and outputs that kWays groups of warps share by dividing the inputs; a warp
+// has two stripes of outputs (of 16 bits: one) and all rows, so every number that it widens and every activation that
+// it fetches meets all it can. What moves for one byte of int4, with 256 outputs a block: rows / 64 bytes of x from the
+// second-level cache; rows / 16 + rows / 64 + 2 through shared memory, which has 8.8 times the bandwidth of an H100's
+// memory.
+//
+// Weights and x come through a ring in shared memory, in steps of kUnit slabs. Each lane copies and reads weights of
+// its own; x is shared by a way's warps, which meet at a barrier of their own once a step. x lies so that a lane finds
+// its operand for rows 8 n .. 8 n + 7 at 32 n + lane. All these are consecutive 16 bytes for consecutive lanes, copied
+// and read, so no two lanes of a quarter warp want one bank; as the inputs of a step may be in any order
+// (weight_slab.cuh), one such load brings what ldmatrix .x4 would.
+//
+// In the end the ways add up in shared memory, in order, in rows that begin four banks apart, so that the lanes t of a
+// quarter warp, two rows apart, do not meet either; then come splits, in order.
 
 namespace turbomind::cuda {
 
 namespace {
 
-constexpr int kWarps = 4;
+constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarp;
-constexpr int kOutputs = kWarps * kStripe;
-constexpr int kLeastSlabs = 8;  // for a split to be worth its reduction
+constexpr int kMostStages = 5;
+constexpr int kLeastStages = 3;  // where there is less shared memory
+constexpr int kMostOutputs = 256;
+constexpr int kFewWays = 2;
+constexpr int kManyWays = 4;       // where outputs are few: half as many a block, and half the splits
+constexpr int kLeastWaySlabs = 8;  // for a split to be worth its reduction
 constexpr int kMostSplits = 8;
-constexpr int kSplitBlocks = 2;  // of a multiprocessor, that splits are to make: more cost more in their sums
 
-template <WeightFormat kFormat, int kRowTiles>
+template <WeightFormat kFormat, int kRowTiles, int kUnit_, int kWays_>
 struct Tile {
   using Format = SlabFormat<kFormat>;
+  static constexpr int kUnit = kUnit_;
+  static constexpr int kWays = kWays_;
   static constexpr int kRows = kRowTiles * 8;
-  static constexpr int kXChunks = kRows * kSlabChunks;
-  static constexpr int kStageChunks = Format::kLoads * kThreads + kXChunks;
-  static constexpr int kStages = Format::kIsPacked ? 8 : 4;
-  // That a multiprocessor should hold.
-  static constexpr int kBlocks = !kHasZeros<kFormat> ? 2 : kRowTiles > 4 ? 3 : 4;
-  static constexpr size_t kSharedBytes = sizeof(uint4) * kStageChunks * kStages;
-  static_assert(kXChunks % kThreads == 0);
+  static constexpr int kStripes = Format::kIsPacked ? 2 : 1;  // of a warp
+  static constexpr int kWayWarps = kWarps / kWays;
+  static constexpr int kWayThreads = kWayWarps * kWarp;
+  static constexpr int kOutputs = kWayWarps * kStripes * kStripe;
+  static constexpr int kBlocks = kStripes * kRowTiles > 4 ? 1 : 2;  // that a multiprocessor should hold
+  // In uint4, of a way.
+  static constexpr int kWeightSlots = kStripes * kUnit * Format::kLoads * kWayThreads;
+  static constexpr int kSlabSlots = kRows * kSlabChunks;  // of x
+  static constexpr int kStageSlots = kWeightSlots + kUnit * kSlabSlots;
+  static constexpr int kOwnRows = kSlabSlots / kWayThreads;  // whose chunks a thread copies
+  // Floats of a row of sums.
+  static constexpr int kSumStride = kOutputs + 4;
+
+  static constexpr size_t shared_bytes(int stages) {
+    return std::max(sizeof(uint4) * kWays * kStageSlots * stages, sizeof(float) * kRows * kSumStride);
+  }
+  static_assert(kSlabSlots % kWayThreads == 0 && kRows * kOutputs * kBlocks <= kTileRows * kMostOutputs);
 };
 
-template <WeightFormat kFormat, int kRowTiles>
-__global__ void __launch_bounds__(kThreads, Tile<kFormat, kRowTiles>::kBlocks)
-    tile_linear_kernel(LinearTask task, float range) {
-  await_previous();
-  using Shape = Tile<kFormat, kRowTiles>;
-  constexpr int kStages = Shape::kStages;
+// Whether slabs of a step cannot overlap for want of registers.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+template <class Shape>
+inline constexpr bool kIsShort = Shape::kRows == kTileRows;
+#else
+template <class Shape>
+inline constexpr bool kIsShort = Shape::kRows == kTileRows && Shape::kWays == kManyWays;
+#endif
+
+// Until the oldest of a ring's stages is here.
+__device__ __forceinline__ void wait_for_stage(int stages) {
+  if (stages == kMostStages) {
+    cp_async_wait<kMostStages - 2>();
+  } else if (stages == kMostStages - 1) {
+    cp_async_wait<kMostStages - 3>();
+  } else {
+    cp_async_wait<kLeastStages - 2>();
+  }
+}
+
+template <class Shape, WeightFormat kFormat, int kRowTiles>
+__global__ void __launch_bounds__(kThreads, Shape::kBlocks)
+    tile_linear_kernel(LinearTask task, float range, int stages) {
   using Format = SlabFormat<kFormat>;
+  constexpr int kUnit = Shape::kUnit;
+  constexpr int kStripes = Shape::kStripes;
+  using Walk = CodeWalk<kUnit>;
+  start_weights(task);
   const LinearPart part = part_of<Shape::kRows, uint16_t>(task, blockIdx.z);
   if (part.rows == 0) return;
   const LinearWeight& weight = part.weight;
   const SlabShape slabs = slab_shape(weight, Format::kIsPacked);
   const int lane = threadIdx.x % kWarp;
-  const int stripe = blockIdx.x * kWarps + threadIdx.x / kWarp;
-  const int first = static_cast<int>(static_cast<int64_t>(slabs.total) * blockIdx.y / task.splits);
-  const int last = static_cast<int>(static_cast<int64_t>(slabs.total) * (blockIdx.y + 1) / task.splits);
+  const int thread = threadIdx.x % Shape::kWayThreads;
+  const int way = threadIdx.x / Shape::kWayThreads;
+  const int stripe = (blockIdx.x * Shape::kWayWarps + thread / kWarp) * kStripes;
+  const StepRange steps = StepRange{0, Walk::steps(slabs)}.part(blockIdx.y, task.splits).part(way, Shape::kWays);
+  const int first_chunk = Walk::chunk(slabs, steps.first, lane);
+  uint4* ring = dynamic_shared<uint4>() + way * stages * Shape::kStageSlots;
+
+  // Of codes: a lane's tile in each stripe, and its place there. Outputs beyond the last tile are its own, unwritten.
+  constexpr int kChunkQuads = Format::kLoads * 4;  // of 16 bytes
+  const int groups = slabs.total / slabs.per_group;
+  const auto* codes = static_cast<const uint4*>(weight.data);
+  uint32_t code_offsets[kStripes];
+  uint32_t entries[kStripes];
+#pragma unroll
+  for (int s = 0; s < kStripes; ++s) {
+    const int tile = min((stripe + s) * 2 + lane / 16, divide_up(weight.out_features, kTileOutputs) - 1);
+    const auto first = static_cast<uint32_t>(tile * groups);
+    code_offsets[s] = (first * slabs.chunks + first_chunk) * kChunkQuads + lane / 4 % 4;
+    entries[s] = first * kTileOutputs + lane / 4 % 4 * 4;
+  }
+  Walk weights_ahead(slabs, steps.first, lane);
+  SlabCursor slab_ahead(slabs, steps.first, 1);
+  const auto copy_weights = [&](int stage) {
+    uint4* slots = ring + stage * Shape::kStageSlots + thread;
+    if constexpr (Format::kIsPacked) {
+      const bool has_chunk = weights_ahead.has_chunk();
+      const int chunks = weights_ahead.advance();
+#pragma unroll
+      for (int s = 0; s < kStripes; ++s) {
+#pragma unroll
+        for (int i = 0; i < kUnit * Format::kLoads; ++i) {
+          const int at = i / Format::kLoads * kSlabChunks * kChunkQuads + i % Format::kLoads * 4;
+          cp_async_16(slots + (s * kUnit * Format::kLoads + i) * Shape::kWayThreads, codes + code_offsets[s] + at,
+                      has_chunk);
+        }
+        code_offsets[s] += chunks * kChunkQuads;
+      }
+    } else {
+      copy_slab<kFormat>(weight, slab_ahead, stripe, lane, slots, Shape::kWayThreads);
+      slab_ahead.advance();
+    }
+  };
+#pragma unroll
+  for (int i = 0; i < kMostStages - 1; ++i) {
+    if (i < stages - 1 && steps.first + i < steps.last) copy_weights(i);
+  }
+
+  await_previous();
 
   // A thread copies chunk threadIdx.x % 4 of its rows, as its lane's place in a slab is.
-  constexpr int kOwnChunks = Shape::kXChunks / kThreads;
-  const uint16_t* x_rows[kOwnChunks];
+  const auto* x_first = static_cast<const uint16_t*>(part.x);
+  uint32_t x_offsets[Shape::kOwnRows];
 #pragma unroll
-  for (int i = 0; i < kOwnChunks; ++i) {
-    const int row = (i * kThreads + threadIdx.x) / kSlabChunks;
-    x_rows[i] = part.x_row<uint16_t>(row < part.rows ? row : 0);
+  for (int i = 0; i < Shape::kOwnRows; ++i) {
+    const int row = (i * Shape::kWayThreads + thread) / kSlabChunks;
+    const uint16_t* x_row = part.x_row<uint16_t>(row < part.rows ? row : 0);
+    x_offsets[i] = static_cast<uint32_t>(x_row - x_first) + first_chunk * kChunk;
   }
-  auto* ring = dynamic_shared<uint4>();
-  // Of codes: a lane's tile, and its place there. Outputs beyond the last tile are its own, unwritten.
-  const int groups = slabs.total / slabs.per_group;
-  const int tile = min(stripe * 2 + lane / 16, divide_up(weight.out_features, kTileOutputs) - 1);
-  constexpr int kChunkBytes = Format::kLoads * 64;
-  const int first_chunk = CodeWalk<1>::chunk(slabs, first, lane);
-  const std::byte* codes = static_cast<const std::byte*>(weight.data) +
-                           (static_cast<size_t>(tile) * groups * slabs.chunks + first_chunk) * kChunkBytes +
-                           lane / 4 % 4 * 16;
-  CodeWalk<1> ahead(slabs, first, lane);
-  int input = first_chunk * kChunk;
-  SlabCursor row_place(slabs, first, 1);
-  int ahead_slab = first;
-  int ahead_stage = 0;
-  const auto copy_next = [&] {
-    if (ahead_slab < last) {
-      uint4* stage = ring + ahead_stage * Shape::kStageChunks;
-      const bool has_chunk = ahead.has_chunk();
-      const int chunks = ahead.advance();
-      if constexpr (Format::kIsPacked) {
+  Walk x_ahead(slabs, steps.first, lane);
+  const auto copy_x = [&](int stage) {
+    uint4* slots = ring + stage * Shape::kStageSlots + Shape::kWeightSlots + thread;
+    const bool has_chunk = x_ahead.has_chunk();
 #pragma unroll
-        for (int i = 0; i < Format::kLoads; ++i) {
-          cp_async_16(stage + threadIdx.x + i * kThreads, codes + i * 64, has_chunk);
-        }
-        codes += chunks * kChunkBytes;
-      } else {
-        copy_slab<kFormat>(weight, row_place, stripe, lane, stage + threadIdx.x, kThreads);
-        row_place.advance();
-      }
-      uint4* x = stage + Format::kLoads * kThreads;
+    for (int i = 0; i < Shape::kOwnRows; ++i) {
+      const bool is_valid = (i * Shape::kWayThreads + thread) / kSlabChunks < part.rows && has_chunk;
+      const uint16_t* from = x_first + x_offsets[i];
 #pragma unroll
-      for (int i = 0; i < kOwnChunks; ++i) {
-        const int chunk = i * kThreads + threadIdx.x;
-        cp_async_16(x + chunk, x_rows[i] + input, chunk / kSlabChunks < part.rows && has_chunk);
+      for (int u = 0; u < kUnit; ++u) {
+        cp_async_16(slots + u * Shape::kSlabSlots + i * Shape::kWayThreads, from + u * kSlabChunks * kChunk, is_valid);
       }
-      input += chunks * kChunk;
-      ++ahead_slab;
-      ahead_stage = (ahead_stage + 1) % kStages;
     }
+    const int chunks = x_ahead.advance();
+#pragma unroll
+    for (uint32_t& offset : x_offsets) offset += chunks * kChunk;
+  };
+#pragma unroll
+  for (int i = 0; i < kMostStages - 1; ++i) {
+    if (i >= stages - 1) break;
+    if (steps.first + i < steps.last) copy_x(i);
     cp_async_commit();
-  };
-
-#pragma unroll
-  for (int i = 0; i < kStages - 1; ++i) copy_next();
-  // Scales and zero points of the group, and of the next, which come meanwhile.
-  GroupConstants<kFormat> constants{};
-  GroupConstants<kFormat> next{};
-  CodeWalk<1> place(slabs, first, lane);
-  uint32_t entry = static_cast<uint32_t>(tile * groups + first / slabs.per_group) * kTileOutputs + lane / 4 % 4 * 4;
-  const uint32_t last_entry = static_cast<uint32_t>(tile * groups + groups - 1) * kTileOutputs + lane / 4 % 4 * 4;
-  const auto load_next = [&] {
-    entry = min(entry + kTileOutputs, last_entry);
-    next.load(weight, entry);
-  };
-  if constexpr (Format::kIsPacked) {
-    constants.load(weight, entry);
-    load_next();
   }
-  float sums[kRowTiles][4][2] = {};
-  for (int slab = first; slab < last; ++slab) {
-    cp_async_wait<kStages - 2>();
-    __syncthreads();  // everyone's copies are here, and the stage before is free
-    copy_next();
-    const uint4* stage = ring + (slab - first) % kStages * Shape::kStageChunks;
-    const uint4* x = stage + Format::kLoads * kThreads + lane;
-    const SlabOperands operands = read_slab<kFormat>(constants, stage + threadIdx.x, kThreads);
-#pragma unroll
-    for (int n = 0; n < kRowTiles; ++n) multiply_slab<kFormat>(operands, constants, x[n * kWarp], sums[n]);
+
+  // Scales and zero points of the group, and of the next, which come meanwhile.
+  GroupConstants<kFormat> constants[kStripes] = {};
+  GroupConstants<kFormat> next[kStripes] = {};
+  const int group_steps = Walk::steps_of_group(slabs);
+  int group = steps.first / group_steps;
+  const auto load_constants = [&](GroupConstants<kFormat>(&to)[kStripes]) {
     if constexpr (Format::kIsPacked) {
-      place.advance();
-      if (place.is_first()) {
-        constants = next;
-        load_next();
+#pragma unroll
+      for (int s = 0; s < kStripes; ++s) {
+        to[s].load(weight, entries[s] + static_cast<uint32_t>(min(group, groups - 1)) * kTileOutputs);
       }
+      ++group;
     }
+  };
+  load_constants(constants);
+  float sums[kStripes][kRowTiles][4][2] = {};
+  int stage = 0;
+  int left = steps.last - steps.first;
+  for (int of_group = group_steps - steps.first % group_steps; left > 0; of_group = group_steps) {
+    load_constants(next);
+#pragma unroll 1
+    for (int end = max(left - of_group, 0); left > end; --left) {
+      wait_for_stage(stages);
+      barrier(1 + way, Shape::kWayThreads);  // the way's copies are here, and the stage before is free
+      if (left >= stages) {
+        const int before = stage == 0 ? stages - 1 : stage - 1;
+        copy_weights(before);
+        copy_x(before);
+      }
+      cp_async_commit();
+      const uint4* slots = ring + stage * Shape::kStageSlots;
+#pragma unroll(kIsShort<Shape> ? 1 : kUnit)
+      for (int u = 0; u < kUnit; ++u) {
+        const uint4* x = slots + Shape::kWeightSlots + u * Shape::kSlabSlots + lane;
+        SlabOperands operands[kStripes];
+#pragma unroll
+        for (int s = 0; s < kStripes; ++s) {
+          operands[s] = read_slab<kFormat>(
+              constants[s], slots + (s * kUnit + u) * Format::kLoads * Shape::kWayThreads + thread, Shape::kWayThreads);
+        }
+#pragma unroll
+        for (int n = 0; n < kRowTiles; ++n) {
+          const uint4 rows = x[n * kWarp];
+#pragma unroll
+          for (int s = 0; s < kStripes; ++s) multiply_slab<kFormat>(operands[s], constants[s], rows, sums[s][n]);
+        }
+      }
+      stage = stage + 1 == stages ? 0 : stage + 1;
+    }
+#pragma unroll
+    for (int s = 0; s < kStripes; ++s) constants[s] = next[s];
   }
   cp_async_wait<0>();
 
-  const int output = stripe * kStripe + lane / 4 * 4;
-  const int padded = gridDim.x * kOutputs;
-  const auto row_of = [&](int n, int c) { return n * 8 + lane % 4 * 2 + c; };
-  const auto sum_of = [&](int n, int c) {
-    return make_float4(sums[n][0][c], sums[n][1][c], sums[n][2][c], sums[n][3][c]);
-  };
-  const bool is_split = task.splits > 1;
-  if (is_split) {
+  auto* totals = dynamic_shared<float>();  // [rows, kSumStride]
+  __syncthreads();
+#pragma unroll 1
+  for (int turn = 0; turn < Shape::kWays; ++turn) {
+    if (turn == way) {
+      float* own = totals + lane % 4 * 2 * Shape::kSumStride + thread / kWarp * kStripes * kStripe + lane / 4 * 4;
 #pragma unroll
-    for (int n = 0; n < kRowTiles; ++n) {
+      for (int s = 0; s < kStripes; ++s) {
 #pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        if (row_of(n, c) >= part.rows) continue;
-        float* partial = partial_row(task, Shape::kRows, padded, blockIdx.y, row_of(n, c)) + output;
-        __stcg(reinterpret_cast<float4*>(partial), sum_of(n, c));
+        for (int n = 0; n < kRowTiles; ++n) {
+#pragma unroll
+          for (int c = 0; c < 2; ++c) {
+            auto* quad = reinterpret_cast<float4*>(own + (n * 8 + c) * Shape::kSumStride + s * kStripe);
+            float4 sum = turn == 0 ? make_float4(0, 0, 0, 0) : *quad;
+            sum.x += sums[s][n][0][c];
+            sum.y += sums[s][n][1][c];
+            sum.z += sums[s][n][2][c];
+            sum.w += sums[s][n][3][c];
+            *quad = sum;
+          }
+        }
       }
     }
-    if (!is_last_split(task)) return;
+    __syncthreads();
   }
-#pragma unroll
-  for (int n = 0; n < kRowTiles; ++n) {
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      const int row = row_of(n, c);
-      if (row >= part.rows) continue;
-      const float4 sum = is_split ? sum_of_splits(task, Shape::kRows, padded, row, output) : sum_of(n, c);
-      write_outputs(task, part, range, row, output, sum);
+
+  constexpr int kQuads = Shape::kOutputs / 4;
+  constexpr int kTurnRows = kThreads / kQuads;
+  const int column = threadIdx.x % kQuads * 4;
+  const int output = blockIdx.x * Shape::kOutputs + column;
+  const int padded = gridDim.x * Shape::kOutputs;
+  const int first_row = threadIdx.x / kQuads;
+  const auto total_of = [&](int row) {
+    return *reinterpret_cast<const float4*>(totals + row * Shape::kSumStride + column);
+  };
+  if (task.splits == 1) {
+#pragma unroll 2
+    for (int row = first_row; row < part.rows; row += kTurnRows) {
+      write_outputs(task, part, range, row, output, total_of(row));
     }
+    return;
+  }
+  for (int row = first_row; row < part.rows; row += kTurnRows) {
+    float* partial = partial_row(task, Shape::kRows, padded, blockIdx.y, row) + output;
+    __stcg(reinterpret_cast<float4*>(partial), total_of(row));
+  }
+  if (!is_last_split(task)) return;
+  // Several rows at a time, whose partial sums come together. Rows there are none of are read and not written.
+  constexpr int kTogether = 4;
+  static_assert(Shape::kRows % (kTurnRows * kTogether) == 0);
+#pragma unroll 1
+  for (int row = first_row; row < part.rows; row += kTurnRows * kTogether) {
+    int rows[kTogether];
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) rows[i] = min(row + i * kTurnRows, part.rows - 1);
+    float4 all[kTogether];
+    add_splits(task, Shape::kRows, padded, rows, output, all);
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) write_outputs(task, part, range, row + i * kTurnRows, output, all[i]);
   }
 }
 
-template <WeightFormat kFormat, int kRowTiles>
-void tile_rows(cudaStream_t stream, Scratch scratch, LinearTask task, int expert_parts) {
-  using Shape = Tile<kFormat, kRowTiles>;
-  const int blocks = divide_up(task.weight.out_features, kOutputs);
+// How a product is cut into blocks.
+struct Grid {
+  int blocks;  // along the outputs
+  int splits;
+  int parts;
+
+  int total() const { return blocks * splits * parts; }
+};
+
+template <class Shape>
+Grid grid_of(const LinearTask& task, int expert_parts) {
+  const int blocks = divide_up(task.weight.out_features, Shape::kOutputs);
   const int parts = part_limit<Shape::kRows>(task, expert_parts);
   const int slabs = slab_shape(task.weight, Shape::Format::kIsPacked).total;
-  task.splits = std::min({kMostSplits, slabs / kLeastSlabs, multiprocessor_count() * kSplitBlocks / (blocks * parts)});
-  task.splits = std::max(task.splits, 1);
-  if (task.splits > 1) {
-    task.partials = scratch.take<float>(static_cast<size_t>(parts) * task.splits * Shape::kRows * blocks * kOutputs);
-  }
-  launch(tile_linear_kernel<kFormat, kRowTiles>, dim3(blocks, task.splits, parts), dim3(kThreads), Shape::kSharedBytes,
-         stream, task, range_of(kFormat));
+  const int splits = std::min({kMostSplits * kFewWays / Shape::kWays, slabs / (Shape::kWays * kLeastWaySlabs),
+                               multiprocessor_count() * Shape::kBlocks / (blocks * parts)});
+  return {blocks, std::max(splits, 1), parts};
 }
 
-template <int kRowTiles>
-void tile_format(cudaStream_t stream, Scratch scratch, const LinearTask& task, int expert_parts) {
+template <WeightFormat kFormat, int kRowTiles, int kUnit, int kWays>
+void launch_tile(cudaStream_t stream, Scratch scratch, LinearTask task, int expert_parts) {
+  using Shape = Tile<kFormat, kRowTiles, kUnit, kWays>;
+  const Grid grid = grid_of<Shape>(task, expert_parts);
+  task.splits = grid.splits;
+  if (task.splits > 1) {
+    task.partials = scratch.take<float>(static_cast<size_t>(grid.total()) * Shape::kRows * Shape::kOutputs);
+  }
+  const int resident = std::min(divide_up(grid.total(), multiprocessor_count()), Shape::kBlocks);
+  int stages = kMostStages;
+  while (stages > kLeastStages && Shape::shared_bytes(stages) * resident > most_shared_memory()) --stages;
+  launch(tile_linear_kernel<Shape, kFormat, kRowTiles>, dim3(grid.blocks, grid.splits, grid.parts), dim3(kThreads),
+         Shape::shared_bytes(stages), stream, task, range_of(kFormat), stages);
+}
+
+// Many ways where that takes no multiprocessor's work away, for less is written and read again by splits.
+template <WeightFormat kFormat, int kRowTiles, int kUnit>
+void tile_ways(cudaStream_t stream, Scratch scratch, const LinearTask& task, int expert_parts) {
+  using Many = Tile<kFormat, kRowTiles, kUnit, kManyWays>;
+  const int many = grid_of<Many>(task, expert_parts).total();
+  const int few = grid_of<Tile<kFormat, kRowTiles, kUnit, kFewWays>>(task, expert_parts).total();
+  if (many >= few && many <= multiprocessor_count() && Many::shared_bytes(kLeastStages) <= most_shared_memory()) {
+    return launch_tile<kFormat, kRowTiles, kUnit, kManyWays>(stream, scratch, task, expert_parts);
+  }
+  launch_tile<kFormat, kRowTiles, kUnit, kFewWays>(stream, scratch, task, expert_parts);
+}
+
+template <WeightFormat kFormat>
+void tile_format(cudaStream_t stream, Scratch scratch, const LinearTask& task, int part_rows, int expert_parts) {
+  constexpr int kMost = kTileRows / 8;
+  const bool is_low = part_rows <= kTileRows / 2;
+  if constexpr (kFormat == WeightFormat::kInt4) {
+    if (task.weight.group % (2 * kSlabChunks * kChunk) == 0) {
+      if (is_low) return tile_ways<kFormat, kMost / 2, 2>(stream, scratch, task, expert_parts);
+      return tile_ways<kFormat, kMost, 2>(stream, scratch, task, expert_parts);
+    }
+  } else if constexpr (SlabFormat<kFormat>::kIsPacked) {
+    if (is_low) return tile_ways<kFormat, kMost / 2, 1>(stream, scratch, task, expert_parts);
+    return tile_ways<kFormat, kMost, 1>(stream, scratch, task, expert_parts);
+  }
+  if (is_low) return launch_tile<kFormat, kMost / 2, 1, kFewWays>(stream, scratch, task, expert_parts);
+  launch_tile<kFormat, kMost, 1, kFewWays>(stream, scratch, task, expert_parts);
+}
+
+}  // namespace
+
+void tile_linear(cudaStream_t stream, Scratch scratch, const LinearTask& task, int part_rows, int expert_parts) {
   switch (task.weight.format) {
     case WeightFormat::kBFloat16:
-      return tile_rows<WeightFormat::kBFloat16, kRowTiles>(stream, scratch, task, expert_parts);
+      return tile_format<WeightFormat::kBFloat16>(stream, scratch, task, part_rows, expert_parts);
     case WeightFormat::kFloat16:
-      return tile_rows<WeightFormat::kFloat16, kRowTiles>(stream, scratch, task, expert_parts);
+      return tile_format<WeightFormat::kFloat16>(stream, scratch, task, part_rows, expert_parts);
     case WeightFormat::kInt8:
-      return tile_rows<WeightFormat::kInt8, kRowTiles>(stream, scratch, task, expert_parts);
+      return tile_format<WeightFormat::kInt8>(stream, scratch, task, part_rows, expert_parts);
     case WeightFormat::kInt4:
-      return tile_rows<WeightFormat::kInt4, kRowTiles>(stream, scratch, task, expert_parts);
+      return tile_format<WeightFormat::kInt4>(stream, scratch, task, part_rows, expert_parts);
     case WeightFormat::kFloat8:
-      return tile_rows<WeightFormat::kFloat8, kRowTiles>(stream, scratch, task, expert_parts);
+      return tile_format<WeightFormat::kFloat8>(stream, scratch, task, part_rows, expert_parts);
     case WeightFormat::kFloat32:
       break;
   }
   throw internal_error("tile_linear has no kernel for float32 weights");
 }
 
-}  // namespace
-
-void tile_linear(cudaStream_t stream, Scratch scratch, const LinearTask& task, int part_rows, int expert_parts) {
-  if (part_rows <= kTileRows / 2) return tile_format<kTileRows / 16>(stream, scratch, task, expert_parts);
-  tile_format<kTileRows / 8>(stream, scratch, task, expert_parts);
-}
-
 size_t split_scratch_bytes() {
-  return sizeof(float) * kTileRows * kOutputs * kSplitBlocks * multiprocessor_count();
+  return sizeof(float) * kTileRows * kMostOutputs * multiprocessor_count();
 }
 
 bool has_whole_chunks(const LinearWeight& weight) {

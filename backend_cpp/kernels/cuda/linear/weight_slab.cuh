@@ -248,7 +248,8 @@ __device__ __forceinline__ SlabOperands read_slab(const GroupConstants<kFormat>&
     if constexpr (kFormat == WeightFormat::kInt4) {
       const unsigned selector = 0x4040u + output * 0x0101u;
       const uint32_t low = __byte_perm(constants.zeros, 0x64646464u, selector);
-      const uint32_t high = __byte_perm(constants.zeros, 0u, selector) << 4 | 0xD400D400u;
+      constexpr uint32_t k960 = 0x63806380;
+      const auto high = bits_as<uint32_t>(__hsub2(bits_as<__half2>(k960), bits_as<__half2>(low)));
       widen_int4(word(0, output), low, high, pairs);
     } else if constexpr (kFormat == WeightFormat::kInt8) {
       const uint32_t low = __byte_perm(constants.zeros, 0x64646464u, 0x4040u + output * 0x0101u);
