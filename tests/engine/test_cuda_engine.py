@@ -88,29 +88,42 @@ def test_formats_are_about_as_exact_as_on_the_cpu(settings: dict[str, Any], tmp_
     assert relative_error(logits(device="cuda", **settings), exact) < 1.5 * on_cpu + 0.03
 
 
-def test_a_librarys_latent_attention_serves_prompts_and_captured_steps(tmp_path: Path, on_cuda: int) -> None:
+def check_library(operator: str, directory: Path, prompt: list[int], chunk: int, launches: int) -> None:
+    """See that an engine with an emulated library answers as well as without, and launches it so often, or more."""
     module = engine_module._turbomind
     if not hasattr(module, "set_library"):
         pytest.skip("on a GPU the build says which library there is")
-    latents = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 16, "v_head_dim": 16}
-    sizes = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "q_lora_rank": None}
-    directory = make_tiny(tmp_path / "model", "DeepseekV2ForCausalLM", num_key_value_heads=4, **latents, **sizes)
 
     def logits(library: int, **more: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        module.set_library("latents", library)
-        with TokenEngine(directory, **more) as engine:
-            return engine.answer(PROMPT, 1, "all")[1], engine.answer(PROMPT, 6, "generation")[1]
+        module.set_library(operator, library)
+        with TokenEngine(directory, num_tokens_per_iter=chunk, **more) as engine:
+            return engine.answer(prompt, 1, "all")[1], engine.answer(prompt, 6, "generation")[1]
 
     try:
         exact = logits(0, device="cpu", dtype="float32")
         ours = logits(0, device="cuda", dtype="bfloat16")
         theirs = logits(1, device="cuda", dtype="bfloat16")
-        # Prompts in chunks, the first again from the cache but for its end; five steps; the trial and the rehearsal.
-        assert module.library_launches("latents") >= 2 * (-(-len(PROMPT) // 20) + 1 + 5)
+        assert module.library_launches(operator) >= launches
     finally:
-        module.set_library("latents", 0)
+        module.set_library(operator, 0)
     for exactly, own, other in zip(exact, ours, theirs, strict=True):
         assert relative_error(other, exactly) < 1.5 * relative_error(own, exactly) + 0.01
+
+
+def test_a_librarys_latent_attention_serves_prompts_and_captured_steps(tmp_path: Path, on_cuda: int) -> None:
+    latents = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 16, "v_head_dim": 16}
+    sizes = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "q_lora_rank": None}
+    directory = make_tiny(tmp_path / "model", "DeepseekV2ForCausalLM", num_key_value_heads=4, **latents, **sizes)
+    # Of two layers: prompts in chunks, the first again from the cache but for its end; five steps; the trial and the
+    # rehearsal besides.
+    check_library("latents", directory, PROMPT, 20, 2 * (-(-len(PROMPT) // 20) + 1 + 5))
+
+
+def test_a_librarys_attention_serves_long_chunks_of_prompts(tmp_path: Path, on_cuda: int) -> None:
+    directory = make_tiny(tmp_path / "model", "LlamaForCausalLM", head_dim=64)
+    # Of two layers: a chunk of 70 rows; the one behind it, and the prompt again from the cache, are of few rows. The
+    # trial besides.
+    check_library("prompts", directory, PROMPT * 2, 70, 2 + 1)
 
 
 @pytest.mark.alike(most=1)
