@@ -21,9 +21,7 @@
 // kernel's blocks start as soon as all blocks of the kernel before it, if that is one of ours, have started, so that
 // nothing stands still between two of a step's many small kernels. Therefore
 //   - every thread of every kernel calls `await_previous()`, as a rule first of all. It returns when the launches
-//   before
-//     have ended and what they wrote is seen. As the kernel before has waited too, that means all of them, not only
-//     one;
+//     before have ended and what they wrote is seen: all of them, for the kernel before has waited too;
 //   - before that a kernel touches no memory of a step: it may read weights, which only loading writes, and its own
 //     shared memory. `start_next()`, which await_previous does as well, is for kernels that have such reads;
 //   - what an earlier kernel writes is read by plain loads: __ldg, which the compiler may move, is for weights.
@@ -38,6 +36,7 @@
 #include <cuda_fp8.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -162,8 +161,10 @@ inline size_t most_shared_memory() {
 }
 
 // Whether kernels on the current device wait for the launch before them: their code, of which `function` is an example,
-// was compiled for 9.0 or later. Of a build that knows no such device the driver makes code that does not.
+// was compiled for 9.0 or later (of a build that knows no such device the driver makes code that does not wait), and
+// graphs keep launches that overlap, which they do since CUDA 12.3.
 inline bool kernels_wait(const void* function) {
+  constexpr int kGraphsSince = 12030;
   thread_local int known_device = -1;
   thread_local bool wait = false;
   int device = 0;
@@ -171,7 +172,9 @@ inline bool kernels_wait(const void* function) {
   if (device != known_device) {
     cudaFuncAttributes attributes{};
     check(cudaFuncGetAttributes(&attributes, function), "asking what a kernel was compiled for");
-    wait = attributes.ptxVersion >= 90;
+    int driver = 0;
+    check(cudaDriverGetVersion(&driver), "asking for the driver's version");
+    wait = attributes.ptxVersion >= 90 && std::min(driver, CUDART_VERSION) >= kGraphsSince;
     known_device = device;
   }
   return wait;
