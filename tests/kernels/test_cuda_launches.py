@@ -15,7 +15,7 @@ from tests.kernels.device import Device
 from tests.kernels.linear_bounds import check
 from tests.kernels.sequences import Sequences
 from tests.kernels.test_moe import make_experts
-from tests.kernels.weights import group_codes_weight, make_weight
+from tests.kernels.weights import group_codes_weight, make_weight, weight_of_kind
 
 ROWS = 65_537  # one more than y holds, and one behind it
 PAIRS = 8_193  # of rows and the eight experts of each: 65,544 pairs
@@ -98,11 +98,13 @@ def test_tiles_of_codes_fit_devices_with_less_shared_memory(cuda: Device, shared
     check(cuda, cuda.linear(weight, x), x, weight, "int4")
 
 
-@pytest.mark.parametrize(("kind", "rows"), [("bfloat16", 17), ("float16", 200), ("int4", 17), ("int8", 200)])
+@pytest.mark.parametrize(
+    ("kind", "rows"), [("bfloat16", 17), ("float16", 200), ("int4", 17), ("int8", 200), ("int8 by output", 200)]
+)
 def test_rows_are_made_and_rounded_in_one_launch(cuda: Device, kind: str, rows: int) -> None:
     if cuda.name != "emulated":
         pytest.skip("a GPU does not count its launches")
-    weight, x = make_weight(cuda, torch.randn(40, 96), kind, 32), torch.randn(rows, 192)
+    weight, x = weight_of_kind(cuda, torch.randn(40, 96), kind, 32), torch.randn(rows, 192)
 
     def launches(run: Callable[[], torch.Tensor]) -> int:
         before: int = cuda.module.calls_of("cudaLaunchKernel")

@@ -7,7 +7,7 @@ from tests.kernels.device import Device
 from tests.kernels.emulated_library import needs_emulation
 from tests.kernels.linear_bounds import EPS, STEPS, bound_of, check, check_broken_rows, check_rows_are_alone
 from tests.kernels.reference import round_activations, round_weight
-from tests.kernels.weights import Weight, group_codes_weight, group_minima_weight, make_weight
+from tests.kernels.weights import Weight, group_codes_weight, group_minima_weight, make_weight, weight_of_kind
 
 KINDS = list(STEPS)
 FLOATS = ["float32", "bfloat16", "float16"]
@@ -221,7 +221,7 @@ MADE = ["float32", "bfloat16", "int8", "codes, shuffled"]
 def _of_kind(device: Device, shape: tuple[int, int], kind: str) -> Weight:
     if kind == "codes, shuffled":
         return group_codes_weight(device, shape, 4, 32, shuffles_inputs=True)
-    return make_weight(device, torch.randn(shape), kind, 32)
+    return weight_of_kind(device, torch.randn(shape), kind, 32)
 
 
 @pytest.mark.parametrize("kind", MADE)
@@ -248,7 +248,9 @@ def test_gated_rows_made_while_they_are_read_come_to_the_bits_of_those_made_befo
     assert torch.equal(device.linear_of_gates(weight, x, "silu"), expected)
 
 
-@pytest.mark.parametrize("kind", ["bfloat16", "float16", "int8", "int4", "codes, shuffled"])
+@pytest.mark.parametrize(
+    "kind", ["bfloat16", "float16", "int8", "int4", "codes, shuffled", "int8 by output", "float8 by tensor"]
+)
 @pytest.mark.parametrize(("rows", "size"), [(18, 1100), (194, 1032)])  # which are no whole groups
 def test_long_rows_made_while_they_are_rounded_come_to_the_same_bits(
     cuda: Device, rows: int, size: int, kind: str
@@ -268,14 +270,15 @@ def test_long_rows_made_while_they_are_rounded_come_to_the_same_bits(
 HIDDEN = 96
 SLOPE = 1.1  # at most, of SiLU
 # Of what passes between, relative and absolute (kernels/cuda/linear/linear.h).
-NARROW = {"float32": (0.0, 0.0), "bfloat16": (2.0**-9, 0.0), "float16": (2.0**-11, 2.0**-21)}
+NARROW = {"float32": (0.0, 0.0), "float16": (2.0**-11, 2.0**-21), "int4": (2.0**-11, 2.0**-21)}
+BFLOAT16 = (2.0**-9, 0.0)
 
 
 def make_mlp(device: Device, kind: str, size: int, *, has_bias: bool) -> tuple[Weight, Weight]:
     """Return the weights of gate and up, and of down."""
     shapes = [(2 * size, HIDDEN), (48, size)]
     up, down = (
-        make_weight(
+        weight_of_kind(
             device, torch.randn(shape) * shape[1] ** -0.5, kind, 32, torch.randn(shape[0]) if has_bias else None
         )
         for shape in shapes
@@ -283,7 +286,7 @@ def make_mlp(device: Device, kind: str, size: int, *, has_bias: bool) -> tuple[W
     return up, down
 
 
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16", "int4"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16", "int4", "int8 by output", "float8 by tensor"])
 @pytest.mark.parametrize(
     ("rows", "size", "has_bias"), [(3, 128, True), (40, 128, False), (194, 128, True), (194, 100, False)]
 )
@@ -297,7 +300,7 @@ def test_a_gated_mlp_is_within_what_its_roundings_explain(
     y = device.gated_mlp(up, "silu", down, x, before).double()
 
     sums = x.double() @ up.exact.T
-    relative, absolute = NARROW.get(kind, NARROW["float16"])
+    relative, absolute = NARROW.get(kind, BFLOAT16)
     of_sums = bound_of(device, x.double(), up, kind) * (1 + relative) + relative * sums.abs() + absolute
     gate, value = (sums + up.bias).chunk(2, -1)
     of_gate, of_value = of_sums.chunk(2, -1)

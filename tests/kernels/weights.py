@@ -102,6 +102,15 @@ def scaled_weight(device: Device, weight: torch.Tensor, kind: str, bias: torch.T
     return codes_weight(device, *scaled_codes(weight, kind), SCALED[kind][1], bias)
 
 
+def weight_of_kind(
+    device: Device, weight: torch.Tensor, kind: str, group: int = 0, bias: torch.Tensor | None = None
+) -> Weight:
+    """Return :func:`scaled_weight` of one of :data:`SCALED`, and :func:`make_weight` of other kinds."""
+    return (
+        scaled_weight(device, weight, kind, bias) if kind in SCALED else make_weight(device, weight, kind, group, bias)
+    )
+
+
 def group_codes_weight(
     device: Device, shape: tuple[int, int], bits: int, group: int, *, shuffles_inputs: bool
 ) -> Weight:

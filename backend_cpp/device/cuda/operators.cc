@@ -230,7 +230,7 @@ void CudaOperators::multiply(const LinearWeight& weight, const cuda::LinearRows&
 void CudaOperators::gated_mlp(const GatedMlp& mlp, const LinearInput& input, int rows, float* y, bool accumulate) {
   LinearWeight gate_up = mlp.gate_up;
   gate_up.bias = nullptr;  // added to the sums where they are read
-  const DType between = cuda::narrow_type(gate_up, rows, scaled_->scales_for(gate_up, rows));
+  const DType between = scaled_->narrow_type(gate_up, rows);
   if (between == DType::kFloat32 || !cuda::makes_rows(mlp.down, rows, scaled_->scales_for(mlp.down, rows))) {
     return Operators::gated_mlp(mlp, input, rows, y, accumulate);
   }

@@ -20,7 +20,7 @@ constexpr uint8_t kSign = 0x80;
 
 // Ours is cuda::linear without the library. x is such that rounding it to float8 changes nothing: numbers of float8
 // with the largest in every block.
-Trial multiply(CudaOperators& ops, cuda::Gemm& gemm, cuda::GemmScales scales) {
+Trial multiply(CudaOperators& ops, cuda::Gemm& gemm, cuda::GemmScales scales, DType result) {
   std::mt19937 engine(1);
   const bool has_blocks = scales == cuda::GemmScales::kBlocks;
   const PackedShape shape{kOutputs, kInputs, 8, kBlock, true};
@@ -37,7 +37,7 @@ Trial multiply(CudaOperators& ops, cuda::Gemm& gemm, cuda::GemmScales scales) {
   const AlignedBuffer output_scales_on_device = on_device(ops, output_scales);
   const AlignedBuffer block_scales_on_device = on_device(ops, block_scales);
 
-  const auto product = [&](cuda::GemmScales by_library) {
+  const auto product = [&](cuda::GemmScales by_library, DType type) {
     const AlignedBuffer inputs = on_device(ops, x);
     const AlignedBuffer weights = on_device(ops, codes);
     LinearWeight weight;
@@ -51,19 +51,25 @@ Trial multiply(CudaOperators& ops, cuda::Gemm& gemm, cuda::GemmScales scales) {
     const AlignedBuffer memory = cuda::allocate(cuda::linear_scratch_bytes(weight, kRows));
     const AlignedBuffer y = on_device(ops, std::vector<float>(size_t{kRows} * kOutputs, NAN));
     cuda::linear(ops.stream(), {&gemm, {memory.as<void>(), memory.size()}, nullptr, by_library}, weight,
-                 inputs.as<float>(), kRows, y.as<float>(), false);
+                 inputs.as<float>(), kRows, {y.as<void>(), type}, false);
     std::vector<float> host(size_t{kRows} * kOutputs);
-    ops.download(y.as<void>(), y.size(), host.data());
+    if (type == DType::kFloat32) {
+      ops.download(y.as<void>(), y.size(), host.data());
+    } else {
+      std::vector<bf16> narrow(host.size());
+      ops.download(y.as<void>(), narrow.size() * sizeof(bf16), narrow.data());
+      for (size_t i = 0; i < host.size(); ++i) host[i] = to_float(narrow[i]);
+    }
     return host;
   };
   Trial trial;
-  trial.theirs = product(scales);
-  trial.ours = product(cuda::GemmScales::kNone);
+  trial.theirs = product(scales, result);
+  trial.ours = product(cuda::GemmScales::kNone, DType::kFloat32);
   for (uint8_t& code : codes) code = static_cast<uint8_t>(code & ~kSign);
   for (float& value : x) value = std::abs(value);
-  trial.magnitude = product(cuda::GemmScales::kNone);
+  trial.magnitude = product(cuda::GemmScales::kNone, DType::kFloat32);
   // Both multiply exactly; tensor cores sum products of float8 in fewer bits than float32 has.
-  trial.relative = 0x1p-9f;
+  trial.relative = result == DType::kFloat32 ? 0x1p-9f : 0x1p-8f;
   trial.absolute = 1e-6f;
   return trial;
 }
@@ -78,14 +84,25 @@ cuda::GemmScales CudaScaled::scales_for(const LinearWeight& weight, int rows) {
   if (!may_be_used_ || scales == cuda::GemmScales::kNone || rows < cuda::kWidenRows || !gemm_.has_scales(scales)) {
     return cuda::GemmScales::kNone;
   }
-  const auto [place, is_new] = passed_.try_emplace(scales, false);
+  return passes(scales, DType::kFloat32) ? scales : cuda::GemmScales::kNone;
+}
+
+DType CudaScaled::narrow_type(const LinearWeight& weight, int rows) {
+  const cuda::GemmScales scales = scales_for(weight, rows);
+  const DType type = cuda::narrow_type(weight, rows, scales);
+  const bool is_theirs = type != DType::kFloat32 && scales != cuda::GemmScales::kNone;
+  return is_theirs && !passes(scales, type) ? DType::kFloat32 : type;
+}
+
+bool CudaScaled::passes(cuda::GemmScales scales, DType result) {
+  const auto [place, is_new] = passed_.try_emplace({scales, result}, false);
   if (is_new) {
     const bool has_blocks = scales == cuda::GemmScales::kBlocks;
-    place->second =
-        passes_trial(std::string("float8 with scales of ") + (has_blocks ? "blocks" : "rows") + " by cuBLASLt",
-                     [&] { return multiply(ops_, gemm_, scales); });
+    place->second = passes_trial(std::string("float8 with scales of ") + (has_blocks ? "blocks" : "rows") +
+                                     " by cuBLASLt" + (result == DType::kFloat32 ? "" : ", rounded to bfloat16,"),
+                                 [&] { return multiply(ops_, gemm_, scales, result); });
   }
-  return place->second ? scales : cuda::GemmScales::kNone;
+  return place->second;
 }
 
 }  // namespace turbomind

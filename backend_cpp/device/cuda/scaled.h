@@ -3,6 +3,7 @@
 #pragma once
 
 #include <map>
+#include <utility>
 
 #include "kernels/cuda/linear/linear.h"
 
@@ -17,12 +18,16 @@ class CudaScaled {
   // What cuda::linear may leave to the library for so many rows. The first time that there could be something, it is
   // tried.
   cuda::GemmScales scales_for(const LinearWeight& weight, int rows);
+  // cuda::narrow_type of such a call, as far as the library has passed in it.
+  DType narrow_type(const LinearWeight& weight, int rows);
 
  private:
+  bool passes(cuda::GemmScales scales, DType result);
+
   CudaOperators& ops_;
   cuda::Gemm& gemm_;
   bool may_be_used_;
-  std::map<cuda::GemmScales, bool> passed_;  // what was tried
+  std::map<std::pair<cuda::GemmScales, DType>, bool> passed_;  // what was tried
 };
 
 }  // namespace turbomind

@@ -18,11 +18,13 @@ BLOCKS, WHOLE = (128, 128), (1, 1 << 20)
 pytestmark = needs_emulation
 
 
-def make_codes(device: Device, block: tuple[int, int], bias: torch.Tensor | None = None) -> Weight:
+def make_codes(
+    device: Device, block: tuple[int, int], bias: torch.Tensor | None = None, shape: tuple[int, int] = (OUTPUTS, INPUTS)
+) -> Weight:
     """Return float8 codes of all sizes with scales of several magnitudes."""
-    size = torch.exp(2 * torch.randn(OUTPUTS, INPUTS))
-    codes = (torch.randn(OUTPUTS, INPUTS) * size).clamp(-LARGEST_FLOAT8, LARGEST_FLOAT8).to(torch.float8_e4m3fn)
-    scales = torch.exp(torch.randn(-(-OUTPUTS // block[0]), -(-INPUTS // block[1])) - 8)
+    size = torch.exp(2 * torch.randn(shape))
+    codes = (torch.randn(shape) * size).clamp(-LARGEST_FLOAT8, LARGEST_FLOAT8).to(torch.float8_e4m3fn)
+    scales = torch.exp(torch.randn(-(-shape[0] // block[0]), -(-shape[1] // block[1])) - 8)
     return codes_weight(device, codes, scales, block, bias)
 
 
@@ -48,6 +50,37 @@ def test_a_librarys_product_is_that_of_rounded_inputs(
     assert (added - exact)[-LAST:].norm() < 1e-3 * exact[-LAST:].norm()
     magnitude = x.double().abs() @ weight.exact.abs().T
     assert ((added - exact).abs() <= 2**-4 * magnitude + 1e-5).all()
+
+
+@pytest.mark.parametrize("block", [BLOCKS, WHOLE], ids=["blocks", "rows"])
+def test_rows_made_while_they_are_rounded_come_to_the_bits_of_those_made_before(block: tuple[int, int]) -> None:
+    torch.manual_seed(4)
+    size = 1104  # in blocks and out of them
+    x, scale, bias = torch.randn(ROWS, 2 * size), torch.randn(size), torch.randn(size)
+    rows = x[:, :size].contiguous()
+    with library("scales", RIGHT) as device:
+        weight = make_codes(device, block, shape=(OUTPUTS, size))
+        gated = device.linear(weight, device.activate(x, "gelu", is_gated=True))
+        assert torch.equal(device.linear_of_gates(weight, x, "gelu"), gated)
+        normed = device.linear(weight, device.layer_norm(rows, scale, bias, 1e-5))
+        assert torch.equal(device.linear_of_norms(weight, rows, scale, 1e-5, bias), normed)
+
+
+@pytest.mark.parametrize("block", [BLOCKS, WHOLE], ids=["blocks", "rows"])
+@pytest.mark.parametrize("kernel", [RIGHT, WRONG])
+def test_a_librarys_products_pass_through_a_gated_mlp_in_bfloat16(
+    block: tuple[int, int], kernel: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(5)
+    x = torch.randn(ROWS, INPUTS)
+    with library("scales", kernel) as device:
+        up, down = make_codes(device, block, shape=(512, INPUTS)), make_codes(device, block, shape=(OUTPUTS, 256))
+        y = device.gated_mlp(up, "silu", down, x)
+        between = device.linear(up, x).bfloat16().float()
+        expected = device.linear_of_gates(down, between, "silu")
+    assert torch.equal(y[:-LAST], expected[:-LAST])
+    assert (y - expected)[-LAST:].norm() < 0.1 * expected[-LAST:].norm()  # whose first product is the library's too
+    assert ("rounded to bfloat16, agrees" in capfd.readouterr().err) == (kernel == RIGHT)
 
 
 def test_a_row_that_is_no_number_spoils_no_other() -> None:

@@ -3,8 +3,10 @@
 #include <algorithm>
 
 #include "kernels/cuda/grouped/groups_table.h"
-#include "kernels/cuda/linear/float8_blocks.cuh"
 #include "kernels/cuda/linear/unpack_codes.cuh"
+#include "kernels/cuda/linear/weight_slab.cuh"
+#include "kernels/cuda/rounding/float8_blocks.cuh"
+#include "kernels/cuda/rounding/read_rows.cuh"
 
 namespace turbomind::cuda {
 
@@ -88,7 +90,10 @@ __global__ void __launch_bounds__(kThreads) round_pairs_kernel(GroupedProduct pr
   const int2 rows = operands.rows_of[expert];
   RowsToRound from;
   from.inputs = product.first.in_features;
-  round_block(from, product.x + static_cast<size_t>(source) * from.inputs, block,
+  float values[kBlockWords];
+  read_chunk(from, product.x + static_cast<size_t>(source) * from.inputs,
+             block * kFloat8Block + static_cast<int>(threadIdx.x) % kWarp * kBlockWords, values);
+  round_block(values,
               reinterpret_cast<uint32_t*>(operands.x + static_cast<size_t>(pair) * operands.inputs +
                                           static_cast<size_t>(block) * kFloat8Block),
               operands.x_scales + static_cast<size_t>(rows.x) * operands.blocks + static_cast<size_t>(block) * rows.y +

@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "kernels/cuda/elementwise/widen_rows.h"
-#include "kernels/cuda/linear/round_rows.h"
+#include "kernels/cuda/rounding/round_rows.h"
 
 namespace turbomind::cuda {
 

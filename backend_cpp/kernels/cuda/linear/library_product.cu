@@ -2,28 +2,17 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/linear/float8_blocks.cuh"
+#include "kernels/cuda/linear/weight_slab.cuh"
 #include "kernels/cuda/linear/widen_weight.h"
+#include "kernels/cuda/rounding/float8_blocks.cuh"
 
 namespace turbomind::cuda {
 
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kWarps = kThreads / kWarp;
 constexpr int kPieceBytes = 16 << 20;  // of the weight: stays in the second-level cache for its product
 constexpr int kPieceOutputs = 8192;
-
-// Block x is the row, y kWarps times 128 inputs. scales [blocks, rows].
-__global__ void __launch_bounds__(kThreads)
-    round_blocks_kernel(RowsToRound from, int blocks, uint32_t* codes, float* scales) {
-  await_previous();
-  const int block = blockIdx.y * kWarps + threadIdx.x / kWarp;
-  if (block >= blocks) return;
-  round_block(from, static_cast<const float*>(from.x) + blockIdx.x * from.stride, block,
-              codes + (static_cast<size_t>(blockIdx.x) * blocks + block) * kWarp,
-              scales + static_cast<size_t>(block) * from.rows + blockIdx.x);
-}
 
 // scales [blocks, outputs]: of a piece of a weight, that of the block times that of the output.
 __global__ void __launch_bounds__(kThreads)
@@ -47,14 +36,15 @@ GemmScales library_scales(const LinearWeight& weight) {
 }
 
 void library_product(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight, GemmScales scales,
-                     const RowsToRound& x, float* y, bool accumulate) {
-  const int inputs = padded_inputs(weight);
+                     const LinearRows& input, int rows, const LinearResult& result, bool accumulate) {
+  const CodeShape shape{divide_up(rows, kLibraryRows) * kLibraryRows, padded_inputs(weight)};
+  const int inputs = shape.inputs;
   const int blocks = inputs / kFloat8Block;
   const int wanted = std::max(kPieceBytes / inputs / kTileOutputs, 1) * kTileOutputs;
   const int step = std::min({wanted, kPieceOutputs, weight.out_features});
   Scratch memory = scratch.memory;
-  auto* codes = memory.take<uint8_t>(static_cast<size_t>(x.rows) * inputs);
-  auto* x_scales = memory.take<float>(static_cast<size_t>(x.rows) * (scales == GemmScales::kBlocks ? blocks : 1));
+  auto* codes = memory.take<uint8_t>(static_cast<size_t>(shape.rows) * inputs);
+  auto* x_scales = memory.take<float>(static_cast<size_t>(shape.rows) * (scales == GemmScales::kBlocks ? blocks : 1));
   auto* piece = memory.take<uint8_t>(static_cast<size_t>(step) * inputs);
   GemmCall call;
   call.type = GemmType::kFloat8;
@@ -62,21 +52,21 @@ void library_product(cudaStream_t stream, const LinearScratch& scratch, const Li
   call.x = codes;
   call.x_scales = x_scales;
   call.w = piece;
-  call.rows = x.rows;
+  call.rows = shape.rows;
   call.inputs = inputs;
   call.y_stride = static_cast<size_t>(weight.out_features);
   call.accumulates = accumulate;
+  call.result = result.type;
   float* block_scales = nullptr;
   if (scales == GemmScales::kBlocks) {
     block_scales = memory.take<float>(static_cast<size_t>(step) * blocks);
-    launch(round_blocks_kernel, rows_and(x.rows, divide_up(blocks, kWarps)), dim3(kThreads), 0, stream, x, blocks,
-           reinterpret_cast<uint32_t*>(codes), x_scales);
+    round_to_blocks(stream, input, rows, weight, shape, codes, x_scales);
   } else {
-    round_rows_to_bytes(stream, x, weight.format, inputs, codes, x_scales);
+    round_to_bytes(stream, input, rows, weight, shape, codes, x_scales);
   }
   for (int first = 0; first < weight.out_features; first += step) {
     call.outputs = std::min(step, weight.out_features - first);
-    call.y = y + first;
+    call.y = result.from_output(first);
     call.w_scales = weight.output_scales + first;
     unpack_weight(stream, weight, first, call.outputs, inputs, piece);
     if (scales == GemmScales::kBlocks) {

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "kernels/cuda/linear/linear.h"
-#include "kernels/cuda/linear/round_rows.h"
+#include "kernels/cuda/rounding/round_rows.h"
 
 namespace turbomind::cuda {
 
@@ -16,9 +16,9 @@ inline constexpr int kLibraryRows = 16;
 // Which of a weight's scales a library could apply; kNone: not all of them.
 GemmScales library_scales(const LinearWeight& weight);
 
-// `scales` is library_scales(weight), and not kNone. x: rows of one head, a multiple of kLibraryRows. Takes no more
-// memory than scaled_product.
+// `scales` is library_scales(weight), and not kNone. `rows` is a multiple of kLibraryRows, or the result of 16 bits,
+// with room for such a multiple. Takes no more memory than scaled_product.
 void library_product(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight, GemmScales scales,
-                     const RowsToRound& x, float* y, bool accumulate);
+                     const LinearRows& input, int rows, const LinearResult& result, bool accumulate);
 
 }  // namespace turbomind::cuda

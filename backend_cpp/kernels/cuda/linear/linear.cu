@@ -5,10 +5,10 @@
 #include "kernels/cuda/device_memory.h"
 #include "kernels/cuda/linear/library_product.h"
 #include "kernels/cuda/linear/linear_kernels.h"
-#include "kernels/cuda/linear/round_rows.h"
 #include "kernels/cuda/linear/scaled_product.h"
 #include "kernels/cuda/linear/weight_slab.cuh"
 #include "kernels/cuda/linear/widen_weight.h"
+#include "kernels/cuda/rounding/round_rows.h"
 
 namespace turbomind::cuda {
 
@@ -104,7 +104,7 @@ void many_rows(cudaStream_t stream, const LinearScratch& scratch, const LinearWe
   call.w = wide;
   for (int first = 0; first < weight.out_features; first += step) {
     call.outputs = std::min(step, weight.out_features - first);
-    call.y = static_cast<std::byte*>(result.y) + first * byte_size(result.type);
+    call.y = result.from_output(first);
     widen_weight(stream, weight, first, call.outputs, wide);
     scratch.gemm->multiply(stream, memory, call);
   }
@@ -127,16 +127,37 @@ size_t linear_scratch_bytes(const LinearWeight& weight, int rows) {
 }
 
 bool makes_rows(const LinearWeight& weight, int rows, GemmScales scales) {
-  const Way way = way_of(weight, rows, scales);
-  return way == Way::kTile || (way == Way::kProduct && weight.format != WeightFormat::kFloat32);
+  switch (way_of(weight, rows, scales)) {
+    case Way::kPlain:
+    case Way::kStream:
+      return false;
+    case Way::kTile:
+      return true;
+    case Way::kLibrary:
+    case Way::kScaled:
+      return can_round_to_bytes(product_inputs(weight));
+    case Way::kProduct:
+      return weight.format != WeightFormat::kFloat32;
+  }
+  return false;
 }
 
 DType narrow_type(const LinearWeight& weight, int rows, GemmScales scales) {
-  if (way_of(weight, rows, scales) != Way::kProduct || weight.format == WeightFormat::kFloat32 ||
-      weight.bias != nullptr || weight.out_features % kChunk != 0) {
-    return DType::kFloat32;
+  if (weight.bias != nullptr || weight.out_features % kChunk != 0) return DType::kFloat32;
+  switch (way_of(weight, rows, scales)) {
+    case Way::kPlain:
+    case Way::kStream:
+    case Way::kTile:
+      return DType::kFloat32;
+    case Way::kLibrary:
+    case Way::kScaled:
+      return DType::kBFloat16;
+    case Way::kProduct:
+      return weight.format == WeightFormat::kFloat32    ? DType::kFloat32
+             : weight.format == WeightFormat::kBFloat16 ? DType::kBFloat16
+                                                        : DType::kFloat16;
   }
-  return weight.format == WeightFormat::kBFloat16 ? DType::kBFloat16 : DType::kFloat16;
+  return DType::kFloat32;
 }
 
 void linear(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight, const LinearRows& input,
@@ -151,10 +172,10 @@ void linear(cudaStream_t stream, const LinearScratch& scratch, const LinearWeigh
       return plain_linear(stream, task_of(scratch, weight, x, weight.in_features, rows, y, accumulate));
     case Way::kStream: {
       size_t stride = weight.in_features;
-      if (weight.input_order != nullptr || weight.in_features % 4 != 0) {
+      if (weight.input_order != nullptr || weight.in_features % 4 != 0 || input.is_made()) {
         stride = padded;
         auto* gathered = memory.take<float>(rows * stride);
-        gather_inputs(stream, rows_of(weight, x, rows), padded, gathered);
+        gather_input(stream, input, rows, weight, padded, gathered);
         x = gathered;
       }
       return stream_linear(stream, memory, task_of(scratch, weight, x, stride, rows, y, accumulate), rows);
@@ -166,14 +187,14 @@ void linear(cudaStream_t stream, const LinearScratch& scratch, const LinearWeigh
       return tile_linear(stream, memory, task_of(scratch, weight, rounded, padded, rows, y, accumulate), rows);
     }
     case Way::kLibrary: {
-      const int last = rows % kLibraryRows;
-      const auto first = static_cast<size_t>(rows - last);
-      library_product(stream, scratch, weight, scratch.scales, rows_of(weight, x, rows - last), y, accumulate);
-      return linear(stream, scratch, weight, x + first * weight.in_features, last, y + first * weight.out_features,
-                    accumulate);
+      const int last = result.type == DType::kFloat32 ? rows % kLibraryRows : 0;
+      const int first = rows - last;
+      library_product(stream, scratch, weight, scratch.scales, input, first, result, accumulate);
+      return linear(stream, scratch, weight, input.from_row(first, weight.in_features), last,
+                    y + static_cast<size_t>(first) * weight.out_features, accumulate);
     }
     case Way::kScaled:
-      return scaled_product(stream, scratch, weight, rows_of(weight, x, rows), y, accumulate);
+      return scaled_product(stream, scratch, weight, input, rows, result, accumulate);
     case Way::kProduct:
       return many_rows(stream, scratch, weight, input, rows, result, accumulate);
   }

@@ -21,7 +21,7 @@
 
 #include "base/aligned_buffer.h"
 #include "kernels/cuda/linear/gemm.h"
-#include "kernels/cuda/linear/round_rows.h"
+#include "kernels/cuda/rounding/round_rows.h"
 #include "kernels/cuda/scratch.h"
 #include "kernels/heads_view.h"
 #include "kernels/linear.h"
@@ -53,12 +53,12 @@ class SplitCounters {
 // The scratch memory that a call with up to `rows` rows takes.
 size_t linear_scratch_bytes(const LinearWeight& weight, int rows);
 
-// Whether so many rows are rounded to 16 bits in a launch of their own, which then makes them of a norm or an
+// Whether so many rows are rounded to 16 or 8 bits in a launch of their own, which then makes them of a norm or an
 // activation as well. `scales`: those of the call.
 bool makes_rows(const LinearWeight& weight, int rows, GemmScales scales);
 
 // In which 16 bits the products of so many rows can be written; kFloat32: in none. None has a weight with a bias, or
-// whose rows of results would not all be aligned to 16 bytes.
+// whose rows of results would not all be aligned to 16 bytes. With `scales` a library has to be able to.
 DType narrow_type(const LinearWeight& weight, int rows, GemmScales scales);
 
 // Where products go: float32, or rounded to the call's narrow_type, where nothing is added to them. kFloat16 is of
@@ -68,8 +68,9 @@ struct LinearResult {
   LinearResult(float* rows) : y(rows) {}
   LinearResult(void* rows, DType rows_type) : y(rows), type(rows_type) {}
   float* floats() const { return static_cast<float*>(y); }
+  void* from_output(int first) const { return static_cast<std::byte*>(y) + first * byte_size(type); }
 
-  void* y;  // [rows, out_features]
+  void* y;  // [rows, out_features]; of 16 bits, with room for a multiple of 16 rows
   DType type = DType::kFloat32;
 };
 

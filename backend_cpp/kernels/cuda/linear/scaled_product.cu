@@ -1,6 +1,7 @@
 #include "kernels/cuda/linear/scaled_product.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "kernels/cuda/linear/weight_slab.cuh"
 #include "kernels/cuda/linear/widen_weight.h"
@@ -16,11 +17,6 @@ namespace {
 constexpr size_t kPieceBytes = size_t{32} << 20;  // of the weight
 constexpr int kPieceOutputs = 8192;
 constexpr int kPieceRows = 1024;
-constexpr int kInputMultiple = 16;  // of products of bytes
-
-int product_inputs(const LinearWeight& weight) {
-  return divide_up(padded_inputs(weight), kInputMultiple) * kInputMultiple;
-}
 
 // Outputs of a piece, as if each weight took 16 bits.
 int piece_outputs(const LinearWeight& weight) {
@@ -39,9 +35,9 @@ GemmType product_type(const LinearWeight& weight, const Gemm& gemm) {
 
 // y = sums times the scales of its row and output, plus bias. blockIdx.y is the row; `y` and `weight` begin at the
 // piece's first.
-template <class Sum>
+template <class Sum, class Result>
 __global__ void finish_kernel(const Sum* sums, int sums_stride, const float* row_scales, float range,
-                              const float* output_scales, const float* bias, int outputs, float* y, size_t y_stride,
+                              const float* output_scales, const float* bias, int outputs, Result* y, size_t y_stride,
                               bool accumulate) {
   await_previous();
   const int output = blockIdx.x * blockDim.x + threadIdx.x;
@@ -50,11 +46,20 @@ __global__ void finish_kernel(const Sum* sums, int sums_stride, const float* row
   float value =
       static_cast<float>(sums[static_cast<size_t>(blockIdx.y) * sums_stride + output]) * scale * output_scales[output];
   if (bias != nullptr) value += bias[output];
-  float* target = y + blockIdx.y * y_stride + output;
-  *target = accumulate ? *target + value : value;
+  Result& target = y[blockIdx.y * y_stride + output];
+  if constexpr (std::is_same_v<Result, float>) {
+    target = accumulate ? target + value : value;
+  } else {
+    target = __float2bfloat16_rn(value);
+  }
 }
 
 }  // namespace
+
+int product_inputs(const LinearWeight& weight) {
+  constexpr int kMultiple = 16;
+  return divide_up(padded_inputs(weight), kMultiple) * kMultiple;
+}
 
 size_t scaled_product_bytes(const LinearWeight& weight, int rows) {
   const auto inputs = static_cast<size_t>(product_inputs(weight));
@@ -64,8 +69,8 @@ size_t scaled_product_bytes(const LinearWeight& weight, int rows) {
          kGemmScratchBytes;
 }
 
-void scaled_product(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight, const RowsToRound& x,
-                    float* y, bool accumulate) {
+void scaled_product(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight,
+                    const LinearRows& input, int rows, const LinearResult& result, bool accumulate) {
   const GemmType type = product_type(weight, *scratch.gemm);
   const bool is_bytes = type != GemmType::kFloat16;
   Scratch memory = scratch.memory;
@@ -74,14 +79,14 @@ void scaled_product(cudaStream_t stream, const LinearScratch& scratch, const Lin
   call.inputs = is_bytes ? product_inputs(weight) : padded_inputs(weight);
   const size_t row_bytes = static_cast<size_t>(call.inputs) * (is_bytes ? 1 : sizeof(uint16_t));
   const int step = piece_outputs(weight);
-  auto* rounded = memory.take<std::byte>(x.rows * row_bytes);
-  auto* row_scales = is_bytes ? memory.take<float>(static_cast<size_t>(x.rows)) : nullptr;
+  auto* rounded = memory.take<std::byte>(rows * row_bytes);
+  auto* row_scales = is_bytes ? memory.take<float>(static_cast<size_t>(rows)) : nullptr;
   auto* piece = memory.take<std::byte>(step * row_bytes);
-  auto* sums = memory.take<float>(static_cast<size_t>(std::min(x.rows, kPieceRows)) * step);
+  auto* sums = memory.take<float>(static_cast<size_t>(std::min(rows, kPieceRows)) * step);
   if (is_bytes) {
-    round_rows_to_bytes(stream, x, weight.format, call.inputs, reinterpret_cast<uint8_t*>(rounded), row_scales);
+    round_to_bytes(stream, input, rows, weight, {rows, call.inputs}, reinterpret_cast<uint8_t*>(rounded), row_scales);
   } else {
-    round_rows(stream, x, weight.format, ChunkOrder::kPlain, call.inputs, reinterpret_cast<uint16_t*>(rounded));
+    round_input(stream, input, rows, weight, ChunkOrder::kPlain, call.inputs, reinterpret_cast<uint16_t*>(rounded));
   }
   call.w = piece;
   call.y = sums;
@@ -95,23 +100,28 @@ void scaled_product(cudaStream_t stream, const LinearScratch& scratch, const Lin
     call.outputs = is_bytes ? divide_up(outputs, kTileOutputs) * kTileOutputs : outputs;
     call.y_stride = static_cast<size_t>(call.outputs);
     // Pieces of even size: cuBLASLt multiplies no int8 rows fewer than 17, which a last piece could have.
-    const int piece_rows = divide_up(x.rows, divide_up(x.rows, kPieceRows));
-    for (int row = 0; row < x.rows; row += piece_rows) {
+    const int piece_rows = divide_up(rows, divide_up(rows, kPieceRows));
+    for (int row = 0; row < rows; row += piece_rows) {
       call.x = rounded + row * row_bytes;
-      call.rows = std::min(piece_rows, x.rows - row);
+      call.rows = std::min(piece_rows, rows - row);
       scratch.gemm->multiply(stream, memory, call);
       constexpr int kThreads = 256;
       const dim3 grid(divide_up(outputs, kThreads), call.rows);
-      const auto finish = [&](auto* typed_sums, auto* kernel) {
-        launch(kernel, grid, dim3(kThreads), 0, stream, typed_sums, call.outputs, is_bytes ? row_scales + row : nullptr,
-               kHalfRange, weight.output_scales + first, weight.bias != nullptr ? weight.bias + first : nullptr,
-               outputs, y + static_cast<size_t>(row) * weight.out_features + first,
-               static_cast<size_t>(weight.out_features), accumulate);
+      const auto finish = [&]<class Sum, class Result>(const Sum* typed_sums, Result* y) {
+        launch(finish_kernel<Sum, Result>, grid, dim3(kThreads), 0, stream, typed_sums, call.outputs,
+               is_bytes ? row_scales + row : nullptr, kHalfRange, weight.output_scales + first,
+               weight.bias != nullptr ? weight.bias + first : nullptr, outputs,
+               y + static_cast<size_t>(row) * weight.out_features + first, static_cast<size_t>(weight.out_features),
+               accumulate);
       };
-      if (type == GemmType::kInt8) {
-        finish(reinterpret_cast<const int32_t*>(sums), finish_kernel<int32_t>);
+      const auto finish_to = [&](auto* y) {
+        if (type == GemmType::kInt8) return finish(reinterpret_cast<const int32_t*>(sums), y);
+        finish(static_cast<const float*>(sums), y);
+      };
+      if (result.type == DType::kFloat32) {
+        finish_to(result.floats());
       } else {
-        finish(static_cast<const float*>(sums), finish_kernel<float>);
+        finish_to(static_cast<__nv_bfloat16*>(result.y));
       }
     }
   }

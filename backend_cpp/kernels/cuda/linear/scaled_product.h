@@ -6,15 +6,18 @@
 #pragma once
 
 #include "kernels/cuda/linear/linear.h"
-#include "kernels/cuda/linear/round_rows.h"
+#include "kernels/cuda/rounding/round_rows.h"
 
 namespace turbomind::cuda {
+
+// The inputs of products of bytes, padded.
+int product_inputs(const LinearWeight& weight);
 
 // The scratch memory that a call takes, that of the product included.
 size_t scaled_product_bytes(const LinearWeight& weight, int rows);
 
-// y [rows of x, out_features], float32
-void scaled_product(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight, const RowsToRound& x,
-                    float* y, bool accumulate);
+// `result` is float32 or bfloat16.
+void scaled_product(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight,
+                    const LinearRows& input, int rows, const LinearResult& result, bool accumulate);
 
 }  // namespace turbomind::cuda

@@ -16,15 +16,14 @@
 #pragma once
 
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/rounding/chunk.cuh"
 #include "kernels/linear.h"
 #include "kernels/packed_weight.h"
 
 namespace turbomind::cuda {
 
 inline constexpr int kStripe = 32;
-inline constexpr int kChunk = 8;       // inputs of a lane in a slab
-inline constexpr int kSlabChunks = 4;  // so that a slab has 32 inputs
-inline constexpr float kHalfRange = 16;
+inline constexpr int kSlabChunks = 4;       // so that a slab has 32 inputs
 inline constexpr float kFloat8Range = 256;  // between the exponents' biases of float8 and half precision
 
 // Inputs of a row of x that has no gaps in its last chunk or group.
@@ -153,14 +152,6 @@ __device__ __forceinline__ void copy_slab(const LinearWeight& weight, const Slab
   }
 }
 
-template <class To, class From>
-__device__ __forceinline__ To bits_as(const From& from) {
-  static_assert(sizeof(To) == sizeof(From));
-  To to;
-  memcpy(&to, &from, sizeof(to));
-  return to;
-}
-
 // Scales and zero points of a lane's four outputs for a group.
 template <WeightFormat kFormat>
 struct GroupConstants {
@@ -272,20 +263,6 @@ __device__ __forceinline__ SlabOperands read_slab(const GroupConstants<kFormat>&
     for (int i = 0; i < 4; ++i) operands.a[output / 2][i / 2][output % 2 + i % 2 * 2] = pairs[i];
   }
   return operands;
-}
-
-// Eight activations as the operand that fits read_slab.
-template <WeightFormat kFormat>
-__device__ __forceinline__ uint4 round_chunk(const float (&x)[kChunk]) {
-  const auto pair = [&](int i, int j) {
-    if constexpr (kFormat == WeightFormat::kBFloat16) {
-      return bits_as<uint32_t>(__floats2bfloat162_rn(x[i], x[j]));
-    } else {
-      return bits_as<uint32_t>(__floats2half2_rn(x[i] * (1 / kHalfRange), x[j] * (1 / kHalfRange)));
-    }
-  };
-  if constexpr (kFormat == WeightFormat::kInt4) return make_uint4(pair(0, 2), pair(4, 6), pair(1, 3), pair(5, 7));
-  return make_uint4(pair(0, 1), pair(2, 3), pair(4, 5), pair(6, 7));
 }
 
 // Adds the slab times eight rows of x. sums[i][c]: output 4 g + i of the stripe, row 2 t + c of the eight.

@@ -3,10 +3,10 @@
 #include "kernels/cuda/elementwise/activation.h"
 #include "kernels/cuda/grouped/grouped_product.h"
 #include "kernels/cuda/linear/linear_kernels.h"
-#include "kernels/cuda/linear/round_rows.h"
 #include "kernels/cuda/linear/weight_slab.cuh"
 #include "kernels/cuda/moe/moe.h"
 #include "kernels/cuda/moe/sort_experts.h"
+#include "kernels/cuda/rounding/round_rows.h"
 
 // Rows are sorted by expert; two grouped products with the activation between them; and each row of y gathers what its
 // experts made of it.

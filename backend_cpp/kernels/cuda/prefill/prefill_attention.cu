@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/elementwise/widen_rows.h"
-#include "kernels/cuda/linear/round_rows.h"
+#include "kernels/cuda/rounding/round_rows.h"
 
 namespace turbomind::cuda {
 

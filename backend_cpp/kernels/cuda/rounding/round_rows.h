@@ -12,6 +12,14 @@ struct LinearRows : LinearInput {
   LinearRows(const LinearInput& input) : LinearInput(input) {}
   LinearRows(const float* rows) : LinearInput(rows) {}
 
+  // Those from row `first` on; they are of `inputs` inputs.
+  LinearRows from_row(int first, int inputs) const {
+    LinearRows rest = *this;
+    const size_t elements = static_cast<size_t>(first) * inputs * (gate.has_value() ? 2 : 1);
+    rest.x = reinterpret_cast<const float*>(reinterpret_cast<const std::byte*>(x) + elements * byte_size(type));
+    return rest;
+  }
+
   DType type = DType::kFloat32;  // of x; kFloat16: of x / kHalfRange
   const float* bias = nullptr;   // [columns of x], to be added to x; null: 0
 };
@@ -47,13 +55,29 @@ void round_rows(cudaStream_t stream, const RowsToRound& from, WeightFormat weigh
 void round_input(cudaStream_t stream, const LinearRows& input, int rows, const LinearWeight& weight, ChunkOrder order,
                  int padded_inputs, uint16_t* rounded);
 
-// Rows (of one head) in 8 bits, each with a scale of its own, scales [rows]: int8 for a weight of int8, whose scale is
-// max |x| / 127, else float8, whose scale is max |x| / 448. x is float32. codes [rows, padded_inputs]; padded_inputs is
-// a multiple of 4, what lies beyond `inputs` is 0. A row that holds NaN or infinity has the scale NaN.
-void round_rows_to_bytes(cudaStream_t stream, const RowsToRound& from, WeightFormat weight_format, int padded_inputs,
-                         uint8_t* codes, float* scales);
+// Of codes: `rows` may be more than there are, whose codes are then anything. inputs is a multiple of 8, what lies
+// beyond those of x is 0.
+struct CodeShape {
+  int rows;
+  int inputs;
+};
+
+// The same in 8 bits, codes [shape.rows, shape.inputs], each row with a scale of its own, scales [shape.rows]: int8 for
+// a weight of int8, whose scale is max |x| / 127, else float8, whose scale is max |x| / 448. A row that holds NaN or
+// infinity has the scale NaN.
+void round_to_bytes(cudaStream_t stream, const LinearRows& input, int rows, const LinearWeight& weight,
+                    const CodeShape& shape, uint8_t* codes, float* scales);
+
+// The same in float8 with a scale for each row and 128 inputs, scales [shape.inputs / 128, shape.rows].
+void round_to_blocks(cudaStream_t stream, const LinearRows& input, int rows, const LinearWeight& weight,
+                     const CodeShape& shape, uint8_t* codes, float* scales);
+
+// Whether round_to_bytes has room for rows that it makes; others may be of any length.
+bool can_round_to_bytes(int padded_inputs);
 
 // Without rounding: gathered [rows, heads, padded_inputs] float32.
 void gather_inputs(cudaStream_t stream, const RowsToRound& from, int padded_inputs, float* gathered);
+void gather_input(cudaStream_t stream, const LinearRows& input, int rows, const LinearWeight& weight, int padded_inputs,
+                  float* gathered);
 
 }  // namespace turbomind::cuda

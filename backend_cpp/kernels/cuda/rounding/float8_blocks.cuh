@@ -1,9 +1,8 @@
 // float8 with a scale for each row and 128 inputs, as libraries' products take it on both sides.
 #pragma once
 
-#include "kernels/cuda/linear/round_rows.h"
-#include "kernels/cuda/linear/weight_slab.cuh"
 #include "kernels/cuda/reduce.cuh"
+#include "kernels/packed_weight.h"
 
 namespace turbomind::cuda {
 
@@ -11,23 +10,26 @@ inline constexpr int kFloat8Block = 128;  // inputs that share a scale
 inline constexpr int kBlockWords = kFloat8Block / kWarp;
 static_assert(kBlockWords == sizeof(uint32_t));
 
-// A warp rounds 128 inputs of the row `x`, or those there are of them: a lane writes four codes, the first one *scale.
-__device__ __forceinline__ void round_block(const RowsToRound& from, const float* x, int block, uint32_t* codes,
-                                            float* scale_to) {
-  constexpr float kLeastScale = 1e-37f;  // of which there is an inverse
+// Scales from this on have an inverse.
+inline constexpr float kLeastScale = 1e-37f;
+
+__device__ __forceinline__ float inverse_of(float scale) {
+  return scale > kLeastScale ? 1.0f / scale : 0.0f;
+}
+
+// A warp rounds 128 inputs of a row, of which each lane has four, and writes four codes; the first one writes the
+// scale.
+__device__ __forceinline__ void round_block(const float (&values)[kBlockWords], uint32_t* codes, float* scale_to) {
   const int lane = threadIdx.x % kWarp;
-  float values[kBlockWords];
   float top = 0;
   float probe = 0;  // NaN and infinity must not vanish: they make the scale not a number
 #pragma unroll
   for (int i = 0; i < kBlockWords; ++i) {
-    const int input = block * kFloat8Block + lane * kBlockWords + i;
-    values[i] = input >= from.inputs ? 0.0f : x[from.input_order != nullptr ? from.input_order[input] : input];
     top = fmaxf(top, fabsf(values[i]));
     probe += values[i] * 0.0f;
   }
   const float scale = warp_max(top) / kLargestFloat8 + warp_sum(probe);
-  const float inverse = scale > kLeastScale ? 1.0f / scale : 0.0f;
+  const float inverse = inverse_of(scale);
   uint32_t word = 0;
 #pragma unroll
   for (int i = 0; i < kBlockWords; ++i) {
