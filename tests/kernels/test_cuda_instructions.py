@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.kernels.device import Device
+from tests.kernels.weights import make_weight
 
 LAUNCHES = 6
 
@@ -99,3 +100,13 @@ def test_without_overlap_nobody_has_to_wait(cuda: Device, numbers: np.ndarray) -
     environment = {**os.environ, "LMDEPLOY_CUDA_OVERLAP": "0"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str([LAUNCHES] * numbers.size)
+
+
+@pytest.mark.parametrize(("kind", "rows"), [("bfloat16", 3), ("bfloat16", 12), ("int4", 3), ("int8", 12), ("int4", 20)])
+def test_layers_in_a_graph_take_nothing_too_early(cuda: Device, kind: str, rows: int) -> None:
+    torch.manual_seed(0)
+    weights = [make_weight(cuda, torch.randn(256, 256) / 16, kind, 64).native for _ in range(4)]
+    x, like = torch.randn(rows, 256).numpy(), np.zeros((rows, 256), np.float32)
+    launched, in_a_graph = cuda.native.chain_linear(weights, x, like)
+    assert np.isfinite(launched).all()
+    assert (in_a_graph == launched).all()

@@ -53,6 +53,32 @@ void bind_timing(DeviceClass& device) {
       ops.linear(weight, inputs.data(), rows, outputs.as<float>(), false);
     });
   });
+  // What linear layers, each of the one before, make of x [rows, in_features]: launched as they come, and in a graph.
+  device.def("chain_linear", [](Device& d, const std::vector<const WeightOnDevice*>& weights, const Array<float>& x,
+                                const Array<float>& like) {
+    CudaOperators& ops = operators_of(d);
+    const int rows = size_of(x, 0);
+    const OnDevice<float> inputs(ops, x);
+    std::vector<AlignedBuffer> made;
+    for (const WeightOnDevice* weight : weights) made.push_back(float_buffer(ops, rows, weight->view().out_features));
+    const OnDevice<float> last(ops, like);
+    const auto run = [&](int) {
+      for (const AlignedBuffer& buffer : made) {  // nothing is left of an earlier run
+        check(cudaMemsetAsync(buffer.as<float>(), 0xFF, buffer.size(), ops.stream()), "clearing what layers made");
+      }
+      check(cudaMemsetAsync(last.data(), 0xFF, like.nbytes(), ops.stream()), "clearing what layers made");
+      const float* from = inputs.data();
+      for (size_t i = 0; i < weights.size(); ++i) {
+        float* to = i + 1 == weights.size() ? last.data() : made[i].as<float>();
+        ops.linear(weights[i]->view(), from, rows, to, false);
+        from = to;
+      }
+    };
+    run(0);
+    const auto alone = last.fetch(like);
+    graph_seconds(ops, 1, 1, run);
+    return pybind11::make_tuple(alone, last.fetch(like));
+  });
 }
 
 }  // namespace turbomind::cuda

@@ -341,7 +341,8 @@ Slot* meet_warp(const char* collective, uint32_t mask, const Slot& mine, void (*
 
 void start_copy(void* to, const void* from, int bytes, int zero_bytes) {
   Thread& thread = self();
-  if ((thread.warp - the_block.warps.get()) % 2 != 0) return run_copy({to, from, bytes, zero_bytes});
+  const bool is_early = the_block.wait_for_previous != nullptr;
+  if (is_early || (thread.warp - the_block.warps.get()) % 2 != 0) return run_copy({to, from, bytes, zero_bytes});
   if (thread.copies.empty()) thread.copies.emplace_back();
   thread.copies.back().push_back({to, from, bytes, zero_bytes});
 }

@@ -90,7 +90,8 @@ class Lanes {
 };
 
 // cp.async: copies may take place at any time until this thread waits for them. So those of odd warps do at once, and
-// those of even warps when they are waited for: what is right for only one of them shows.
+// those of even warps when they are waited for: what is right for only one of them shows. All do at once while the
+// block waits for the launch before.
 void start_copy(void* to, const void* from, int bytes, int zero_bytes);
 void close_copy_group();
 void wait_for_copies(int newest_groups_left);

@@ -9,7 +9,7 @@
 // zero points act once a group (code_sums.cuh). Every lane copies the codes it alone needs to its own slots of a ring
 // in shared memory, up to eight slabs ahead, so warps wait for no one until they add up their sums at the end, in
 // order. Activations and constants, which lie in caches, come into registers one slab and one group ahead. Codes of the
-// first slabs come while the launch before ends.
+// first slabs, and constants of the first group, come while the launch before ends.
 
 namespace turbomind::cuda {
 
@@ -133,15 +133,6 @@ __global__ void __launch_bounds__(kStreamThreads, kStreamBlocks) stream_codes_ke
     if (steps.first + i < steps.last) copy(i);
     cp_async_commit();
   }
-  await_previous();
-
-  Walk walk(shape, steps.first, lane);
-  RowChunks<kFormat, kRowTiles, kUnit> rows(part, lane, first_chunk);
-  const auto load_rows = [&] {
-#pragma unroll
-    for (int u = 0; u < kUnit; ++u) rows.load(u, walk.has_chunk());
-  };
-  if constexpr (Shape::kReadsAhead) load_rows();
   GroupConstants<kFormat> constants[kStripes];
   const auto load_constants = [&](int groups_on) {
 #pragma unroll
@@ -151,6 +142,15 @@ __global__ void __launch_bounds__(kStreamThreads, kStreamBlocks) stream_codes_ke
     }
   };
   if (steps.first < steps.last) load_constants(0);
+  await_previous();
+
+  Walk walk(shape, steps.first, lane);
+  RowChunks<kFormat, kRowTiles, kUnit> rows(part, lane, first_chunk);
+  const auto load_rows = [&] {
+#pragma unroll
+    for (int u = 0; u < kUnit; ++u) rows.load(u, walk.has_chunk());
+  };
+  if constexpr (Shape::kReadsAhead) load_rows();
   CodeSums<kFormat, kRowTiles> sums[kStripes];
   float x_sums[kRowTiles][Shape::kInputSums] = {};
   int stage = 0;
