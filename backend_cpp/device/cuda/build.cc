@@ -3,6 +3,7 @@
 #include <string>
 
 #include "device/cuda/operators.h"
+#include "device/cuda/peer_trial.h"
 #include "device/rank_group.h"
 
 namespace turbomind {
@@ -38,7 +39,7 @@ class CudaRankGroup final : public RankGroup {
       throw invalid_argument("tp=" + std::to_string(ranks) + " needs " + std::to_string(ranks) + " GPUs, found " +
                              std::to_string(found));
     }
-    group_ = std::make_shared<cuda::NcclGroup>(ranks);
+    group_ = std::make_shared<cuda::NcclGroup>(ranks, proven_peers(ranks));
   }
 
   int size() const override { return ranks_; }

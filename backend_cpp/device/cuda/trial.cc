@@ -30,12 +30,12 @@ double largest_difference(const Trial& trial) {
   return largest;
 }
 
-bool passes_trial(const std::string& name, const std::function<Trial()>& run) {
+bool passes_trial(const std::string& name, const std::function<Trial()>& run, const char* ours) {
   try {
     const double part = largest_difference(run());
     const bool passes = part <= 1;
-    std::fprintf(stderr, "turbomind: %s %s ours, by %.2f of what it may differ: it is %s\n", name.c_str(),
-                 passes ? "agrees with" : "DIFFERS from", part, passes ? "used" : "not used");
+    std::fprintf(stderr, "turbomind: %s %s %s, by %.2f of what it may differ: it is %s\n", name.c_str(),
+                 passes ? "agrees with" : "DIFFERS from", ours, part, passes ? "used" : "not used");
     return passes;
   } catch (const Error& error) {
     std::fprintf(stderr, "turbomind: %s is not used, since its trial failed: %s\n", name.c_str(), error.what());

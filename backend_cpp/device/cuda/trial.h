@@ -32,8 +32,9 @@ struct Trial {
 // The largest difference as a part of what it may be; infinity for one that is not a number, or without any element.
 double largest_difference(const Trial& trial);
 
-// Runs `run` and says whether the kernel, called `name` in what is written, may be used. An Error in it means no.
-bool passes_trial(const std::string& name, const std::function<Trial()>& run);
+// Runs `run` and says whether the kernel, called `name` in what is written, may be used beside `ours`. An Error in it
+// means no.
+bool passes_trial(const std::string& name, const std::function<Trial()>& run, const char* ours = "ours");
 
 // Numbers for trials, the same each time: normally distributed, each representable in bfloat16.
 std::vector<float> trial_numbers(size_t count, float deviation, unsigned seed);

@@ -8,8 +8,10 @@
 //   - `launch(kernel, grid, block, shared_bytes, stream, arguments...)` instead of <<<>>>; blocks are whole warps;
 //   - `dynamic_shared<T>()` instead of extern __shared__; at the start of a block it holds NaN in the emulation;
 //   - static `__shared__` arrays without initialiser; no __constant__ that the host writes;
-//   - warp collectives name all 32 lanes; no cooperative groups; no block waits for another;
-//   - PTX only in kernels/cuda/ptx.h (mma, ldmatrix, cp.async, lop3), which states the fragment layouts;
+//   - warp collectives name all 32 lanes; no cooperative groups; no block waits for another, but for those with its
+//   number
+//     in the same launch on other GPUs, by `launch_together` (comm/peer_exchange.cu says why that ends);
+//   - PTX only in kernels/cuda/ptx.h (mma, ldmatrix, cp.async, lop3, signals), which states the fragment layouts;
 //   - functions of the emulation are in testing/cuda_emulated/{kernel_language,types}.h: add what is missing there.
 //
 // Operators are free functions in turbomind::cuda, one header a group, named as on the CPU (kernels/*.h) with the same
@@ -25,10 +27,10 @@
 //   - before that a kernel touches no memory of a step: it may read weights, which only loading writes, and its own
 //     shared memory. `start_next()`, which await_previous does as well, is for kernels that have such reads;
 //   - what an earlier kernel writes is read by plain loads: __ldg, which the compiler may move, is for weights.
-// Copies, NCCL and the kernels of libraries are launched without this: they start when everything before has ended, and
-// a kernel of ours behind them when they have. Graphs keep all of it. tools/kernel_resources lists what machine code
-// reads before it waits; the emulation refuses kernels that do not wait, and in graphs runs blocks too early, as a GPU
-// may.
+// Copies, NCCL, sums over GPUs and the kernels of libraries are launched without this: they start when everything
+// before has ended, and a kernel of ours behind them when they have. Graphs keep all of it. tools/kernel_resources
+// lists what machine code reads before it waits; the emulation refuses kernels that do not wait, and in graphs runs
+// blocks too early, as a GPU may.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -126,6 +128,17 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_
   emulated::submit({grid, block, shared_bytes, [=] { std::apply(kernel, values); }, may_overlap()});
 }
 
+template <class... Parameters, class... Arguments>
+void launch_together(void (*kernel)(Parameters...), dim3 grid, dim3 block, cudaStream_t, Arguments&&... arguments) {
+  check(emulated::begin_call("cudaLaunchKernel"), "launching a kernel");
+  check(emulated::check_launch(grid, block, 0), "launching a kernel");
+  if (emulated::only_checks_launches()) return;
+  const std::tuple<Parameters...> values(std::forward<Arguments>(arguments)...);
+  emulated::submit([launch = emulated::Launch{grid, block, 0, [=] { std::apply(kernel, values); }}] {
+    emulated::run_grid_together(launch);
+  });
+}
+
 #else
 
 struct Rehearsal {
@@ -212,6 +225,21 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_
       [&](auto&... each) {
         void* addresses[] = {static_cast<void*>(const_cast<std::remove_cvref_t<decltype(each)>*>(&each))..., nullptr};
         check(cudaLaunchKernelExC(&config, function, addresses), "launching a kernel");
+      },
+      values);
+}
+
+// Of a kernel whose blocks wait for those of the same launch on other GPUs: it begins when everything before it on the
+// stream has ended.
+template <class... Parameters, class... Arguments>
+void launch_together(void (*kernel)(Parameters...), dim3 grid, dim3 block, cudaStream_t stream,
+                     Arguments&&... arguments) {
+  std::tuple<Parameters...> values(std::forward<Arguments>(arguments)...);
+  std::apply(
+      [&](auto&... each) {
+        void* addresses[] = {static_cast<void*>(const_cast<std::remove_cvref_t<decltype(each)>*>(&each))..., nullptr};
+        check(cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, block, addresses, 0, stream),
+              "launching a kernel");
       },
       values);
 }

@@ -38,5 +38,6 @@ void bind_heads(pybind11::module_& m);  // of models, on the CPU
 void bind_linear(pybind11::module_& m, DeviceClass& device);
 void bind_lora(DeviceClass& device);
 void bind_moe(DeviceClass& device);
+void bind_ranks(pybind11::module_& m);  // of groups
 
 }  // namespace turbomind

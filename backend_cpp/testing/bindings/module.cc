@@ -3,8 +3,6 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include "base/thread_team.h"
-#include "device/rank_group.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/sampling.h"
 #include "python/engine_bindings.h"
@@ -39,36 +37,6 @@ py::object multiply_codes(const std::string& directory, const std::string& name,
   return y;
 }
 
-// parts [ranks, steps, n] -> what each rank of a device has after each step's sum, [ranks, steps, n], or after the
-// parts were gathered, [ranks, steps, ranks n]. Steps are repeatable: on a GPU the later ones launch a graph, which is
-// captured behind the first.
-Array<float> join_ranks(const std::string& device, const Array<float>& parts, bool gathers) {
-  const int ranks = size_of(parts, 0);
-  const auto steps = static_cast<size_t>(parts.shape(1));
-  const auto count = static_cast<size_t>(parts.shape(2));
-  const size_t all = gathers ? count * static_cast<size_t>(ranks) : count;
-  Array<float> joined({parts.shape(0), parts.shape(1), static_cast<pybind11::ssize_t>(all)});
-  float* results = joined.mutable_data();
-  const std::unique_ptr<RankGroup> group = make_rank_group(device, ranks, 0);
-  ThreadTeam team(ranks, [&] { group->fail(); });
-  team.run([&](int rank) {
-    const auto ops = group->make_operators(rank);
-    const AlignedBuffer memory = ops->allocate(all * sizeof(float));
-    auto* x = memory.as<float>();
-    float* own = gathers ? x + static_cast<size_t>(rank) * count : x;
-    for (size_t step = 0; step < steps; ++step) {
-      const size_t place = static_cast<size_t>(rank) * steps + step;
-      ops->fill_zero(x, memory.size());
-      ops->upload(parts.data() + place * count, count * sizeof(float), own);
-      const auto join = [&] { gathers ? ops->all_gather(x, count) : ops->all_reduce(x, count); };
-      if (step == 1) ops->prepare_step(1, join);
-      ops->run_step(1, true, join);
-      ops->download(x, memory.size(), results + place * all);
-    }
-  });
-  return joined;
-}
-
 }  // namespace
 
 }  // namespace turbomind
@@ -81,13 +49,13 @@ PYBIND11_MODULE(TM_TEST_MODULE, m) {
   m.def("current_isa", [] { return kernels().name; });
   m.def("read_tensor", &read_tensor);
   m.def("multiply_codes", &multiply_codes);
-  m.def("join_ranks", &join_ranks);
   m.def("argmax", [](const Array<float>& logits) { return argmax(logits.data(), size_of(logits, 0)); });
 
   // Local, since the emulation's and the GPU's modules are loaded together.
   DeviceClass device(m, "Device", py::module_local());
   device.def(py::init([](const std::string& name) { return Device{make_operators(name, 0), {}}; }));
   bind_heads(m);
+  bind_ranks(m);
   bind_linear(m, device);
   bind_attention(m);
   bind_elementwise(device);

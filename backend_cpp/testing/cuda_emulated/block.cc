@@ -1,10 +1,14 @@
 #include "testing/cuda_emulated/block.h"
 
+#include <atomic>
+#include <chrono>
 #include <deque>
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/cpu_share.h"
@@ -17,6 +21,8 @@ namespace turbomind::emulated {
 thread_local ThreadPlace* current_place = nullptr;
 
 namespace {
+
+std::atomic<bool> has_pauses = false;
 
 enum class State : uint8_t { kReady, kAtWarp, kAtPart, kAtBlock, kAtPrevious, kGone };
 
@@ -276,6 +282,22 @@ void run_grid(const Launch& launch, size_t skipped) {
     }
   });
   if (error) std::rethrow_exception(error);
+}
+
+void run_grid_together(const Launch& launch) {
+  const auto has_ended = [] { return true; };
+  for (size_t index = 0; index < launch.block_count(); ++index) run_block(launch, index, has_ended);
+}
+
+void let_others_run() {
+  self().fiber.leave();  // the other lanes
+  std::this_thread::yield();
+  thread_local std::minstd_rand random(std::random_device{}());
+  if (has_pauses && random() % 8 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 100));
+}
+
+void set_pauses(bool pauses) {
+  has_pauses = pauses;
 }
 
 void await_previous() {

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "device/host_exchange.h"
+#include "testing/cuda_emulated/faults.h"
 
 struct ncclComm {
   std::shared_ptr<turbomind::HostExchange> exchange;
@@ -38,6 +39,7 @@ bool is_on_own_device(const ncclComm* comm) {
 int all_reduce(const void* from, void* to, size_t count, int type, int operation, ncclComm* comm, cudaStream_t) {
   if (from != to || type != NcclApi::kFloat32 || operation != NcclApi::kSum) return kInvalidArgument;
   if (!is_on_own_device(comm)) return kInvalidArgument;
+  emulated::count_call("ncclAllReduce");
   emulated::submit([exchange = comm->exchange, rank = comm->rank, use = comm->use, to, count] {
     exchange->all_reduce(rank, static_cast<float*>(to), count);
   });
@@ -48,6 +50,7 @@ int all_gather(const void* from, void* to, size_t count, int type, ncclComm* com
   auto* x = static_cast<float*>(to);
   if (from != x + static_cast<size_t>(comm->rank) * count || type != NcclApi::kFloat32) return kInvalidArgument;
   if (!is_on_own_device(comm)) return kInvalidArgument;
+  emulated::count_call("ncclAllGather");
   emulated::submit([exchange = comm->exchange, rank = comm->rank, use = comm->use, x, count] {
     exchange->all_gather(rank, x, count);
   });

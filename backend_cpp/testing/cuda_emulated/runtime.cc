@@ -7,6 +7,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -32,7 +33,7 @@ namespace {
 
 constexpr size_t kAlignment = 256;  // of what cudaMalloc returns
 
-constexpr int kDevices = 3;
+constexpr int kDevices = 4;
 
 struct Allocation {
   size_t bytes;
@@ -41,6 +42,7 @@ struct Allocation {
 std::mutex mu;
 std::map<void*, Allocation> allocated;  // guarded by mu
 std::array<size_t, kDevices> used{};    // guarded by mu; bytes of each device
+std::set<std::pair<int, int>> reached;  // guarded by mu; devices, and others whose memory they reach
 
 // Memory of any kind starts as NaN. Not rounded up, so that AddressSanitizer sees what lies behind.
 cudaError_t allocate(void** memory, size_t bytes) {
@@ -259,6 +261,19 @@ cudaError_t cudaGetDevice(int* device) {
   return cudaSuccess;
 }
 
+cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
+  if (const cudaError_t error = begin_call("cudaDeviceCanAccessPeer")) return error;
+  *can = device != peer ? 1 : 0;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
+  if (const cudaError_t error = begin_call("cudaDeviceEnablePeerAccess")) return error;
+  if (peer < 0 || peer >= kDevices || peer == current_device) return cudaErrorInvalidValue;
+  const std::lock_guard lock(mu);
+  return reached.insert({current_device, peer}).second ? cudaSuccess : cudaErrorPeerAccessAlreadyEnabled;
+}
+
 cudaError_t cudaGetLastError() {
   return cudaSuccess;
 }
@@ -281,6 +296,8 @@ const char* cudaGetErrorString(cudaError_t error) {
       return "no CUDA-capable device is detected";
     case cudaErrorNoKernelImageForDevice:
       return "no kernel image is available for execution on the device";
+    case cudaErrorPeerAccessAlreadyEnabled:
+      return "peer access is already enabled";
   }
   return "unknown error";
 }

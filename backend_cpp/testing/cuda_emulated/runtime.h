@@ -17,7 +17,8 @@ enum cudaError_t {
   cudaErrorInsufficientDriver = 35,
   cudaErrorDeviceUnavailable = 46,
   cudaErrorNoDevice = 100,
-  cudaErrorNoKernelImageForDevice = 209
+  cudaErrorNoKernelImageForDevice = 209,
+  cudaErrorPeerAccessAlreadyEnabled = 704
 };
 enum cudaMemcpyKind {
   cudaMemcpyHostToHost = 0,
@@ -70,6 +71,8 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
 cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaSetDevice(int device);
 cudaError_t cudaGetDevice(int* device);
+cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer);
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags);
 cudaError_t cudaGetLastError();
 const char* cudaGetErrorString(cudaError_t error);
 

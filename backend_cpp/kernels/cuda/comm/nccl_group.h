@@ -1,4 +1,5 @@
-// Sums over GPUs of this process, and parts of theirs put together, by NCCL.
+// Sums over GPUs of this process, and parts of theirs put together: small ones in one launch where the GPUs reach each
+// other, others by NCCL.
 #pragma once
 
 #include <atomic>
@@ -8,14 +9,15 @@
 #include <vector>
 
 #include "kernels/cuda/comm/nccl_api.h"
+#include "kernels/cuda/comm/peer_exchange.h"
 
 namespace turbomind::cuda {
 
 // Rank r is GPU r. A rank calls from the thread whose current device that is.
 class NcclGroup {
  public:
-  // Throws Error when NCCL cannot be had, or does not connect the GPUs.
-  explicit NcclGroup(int ranks);
+  // `peers` are for what they take; may be null. Throws Error when NCCL cannot be had, or does not connect the GPUs.
+  explicit NcclGroup(int ranks, std::unique_ptr<PeerExchange> peers = nullptr);
   // Every graph that a call was captured in must be gone.
   ~NcclGroup();
   NcclGroup(const NcclGroup&) = delete;
@@ -41,8 +43,10 @@ class NcclGroup {
   // Launches what call(comm) does. `what` is for errors.
   template <class Call>
   void launch(int rank, const char* what, Call&& call);
+  bool has_peers_for(size_t count) const { return peers_ != nullptr && PeerExchange::takes(count); }
 
   const NcclApi& api_;
+  const std::unique_ptr<PeerExchange> peers_;
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::atomic<bool> has_failed_{false};
   std::vector<std::thread> aborts_;  // of fail()

@@ -6,6 +6,7 @@
 #include <array>
 
 #include "testing/bindings/cuda_internals.h"
+#include "testing/cuda_emulated/block.h"
 #include "testing/cuda_emulated/launch_limits.h"
 #include "testing/cuda_emulated/libraries.h"
 
@@ -25,6 +26,7 @@ void bind_faults(pybind11::module_& m) {
   });
   m.def("set_shared_memory", &emulated::set_shared_memory);
   m.def("set_only_checks_launches", &emulated::set_only_checks_launches);
+  m.def("set_pauses", &emulated::set_pauses);
   m.def("set_library", [](const std::string& name, int library) {
     emulated::set_library(name, static_cast<emulated::Library>(library));
   });

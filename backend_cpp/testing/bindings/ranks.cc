@@ -1,0 +1,151 @@
+// Ranks of a group, each in a thread of its own.
+#include <pybind11/stl.h>
+
+#include <array>
+#include <chrono>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "base/thread_team.h"
+#include "device/rank_group.h"
+#include "testing/bindings/device.h"
+
+namespace turbomind {
+
+namespace {
+
+// parts [ranks, steps, n] -> what each rank of a device has after each step's sum, [ranks, steps, n], or after the
+// parts were gathered, [ranks, steps, ranks n]. Steps are repeatable: on a GPU the later ones launch a graph, which is
+// captured behind the first.
+Array<float> join_ranks(const std::string& device, const Array<float>& parts, bool gathers) {
+  const int ranks = size_of(parts, 0);
+  const auto steps = static_cast<size_t>(parts.shape(1));
+  const auto count = static_cast<size_t>(parts.shape(2));
+  const size_t all = gathers ? count * static_cast<size_t>(ranks) : count;
+  Array<float> joined({parts.shape(0), parts.shape(1), static_cast<pybind11::ssize_t>(all)});
+  float* results = joined.mutable_data();
+  const std::unique_ptr<RankGroup> group = make_rank_group(device, ranks, 0);
+  ThreadTeam team(ranks, [&] { group->fail(); });
+  team.run([&](int rank) {
+    const auto ops = group->make_operators(rank);
+    const AlignedBuffer memory = ops->allocate(all * sizeof(float));
+    auto* x = memory.as<float>();
+    float* own = gathers ? x + static_cast<size_t>(rank) * count : x;
+    for (size_t step = 0; step < steps; ++step) {
+      const size_t place = static_cast<size_t>(rank) * steps + step;
+      ops->fill_zero(x, memory.size());
+      ops->upload(parts.data() + place * count, count * sizeof(float), own);
+      const auto join = [&] { gathers ? ops->all_gather(x, count) : ops->all_reduce(x, count); };
+      if (step == 1) ops->prepare_step(1, join);
+      ops->run_step(1, true, join);
+      ops->download(x, memory.size(), results + place * all);
+    }
+  });
+  return joined;
+}
+
+// What ranks bring to a call, in every thread the same: element i of rank r.
+float brought(int call, int rank, size_t i) {
+  const auto mixed = static_cast<uint32_t>(call * 7919 + rank * 104729 + static_cast<int>(i) * 31) * 2654435761u;
+  return static_cast<float>(static_cast<int32_t>(mixed)) * 0x1p-20f;
+}
+
+// So many sums and gatherings one behind the other, some of them launched as graphs, by ranks that pause where chance
+// has it. Returns how many elements were not, to the bit, what the ranks brought, added in their order.
+int race_ranks(const std::string& device, int ranks, int calls) {
+  static constexpr std::array<size_t, 5> kCounts = {1, 37, 1024, 1500, 4100};
+  const std::unique_ptr<RankGroup> group = make_rank_group(device, ranks, 0);
+  ThreadTeam team(ranks, [&] { group->fail(); });
+  std::vector<int> wrong(static_cast<size_t>(ranks));
+  team.run([&](int rank) {
+    const auto ops = group->make_operators(rank);
+    std::vector<float> numbers(kCounts.back() * static_cast<size_t>(ranks));
+    const AlignedBuffer memory = ops->allocate(numbers.size() * sizeof(float));
+    auto* x = memory.as<float>();
+    std::minstd_rand same(1);                                // on all ranks
+    std::minstd_rand own(static_cast<unsigned>(rank) + 10);  // this one's
+    ops->set_empty_spans({static_cast<int>(kCounts.size()), 1});
+    for (size_t kind = 0; kind < kCounts.size(); ++kind) {
+      ops->set_empty_spans({static_cast<int>(kind) + 1, 1});
+      ops->prepare_step(static_cast<int>(kind) + 1, [&] { ops->all_reduce(x, kCounts[kind]); });
+    }
+    for (int call = 0; call < calls; ++call) {
+      const size_t kind = same() % kCounts.size();
+      const size_t count = kCounts[kind];
+      const bool gathers = same() % 4 == 0;
+      float* brings = gathers ? numbers.data() + static_cast<size_t>(rank) * count : numbers.data();
+      for (size_t i = 0; i < count; ++i) brings[i] = brought(call, rank, i);
+      ops->upload(numbers.data(), memory.size(), x);
+      if (own() % 16 == 0) std::this_thread::sleep_for(std::chrono::microseconds(own() % 200));
+      if (gathers) {
+        ops->all_gather(x, count);
+      } else if (own() % 2 == 0) {
+        ops->set_empty_spans({static_cast<int>(kind) + 1, 1});
+        ops->run_step(static_cast<int>(kind) + 1, true, [&] { ops->all_reduce(x, count); });
+      } else {
+        ops->all_reduce(x, count);
+      }
+      ops->download(x, memory.size(), numbers.data());
+      for (size_t i = 0; i < count; ++i) {
+        float sum = brought(call, 0, i);
+        for (int other = 0; other < ranks; ++other) {
+          const float part = brought(call, other, i);
+          if (gathers && numbers[static_cast<size_t>(other) * count + i] != part) ++wrong[static_cast<size_t>(rank)];
+          if (other > 0) sum += part;
+        }
+        if (!gathers && numbers[i] != sum) ++wrong[static_cast<size_t>(rank)];
+      }
+    }
+  });
+  return std::accumulate(wrong.begin(), wrong.end(), 0);
+}
+
+// What each rank throws when the last one fails while the others wait for it in a sum, maybe of a graph.
+std::vector<std::string> abandon_ranks(const std::string& device, int ranks, bool is_graph) {
+  const std::unique_ptr<RankGroup> group = make_rank_group(device, ranks, 0);
+  ThreadTeam team(ranks, [&] { group->fail(); });
+  std::vector<std::string> errors(static_cast<size_t>(ranks));
+  const auto body = [&](int rank) {
+    const auto ops = group->make_operators(rank);
+    const AlignedBuffer memory = ops->allocate(sizeof(float));
+    auto* x = memory.as<float>();
+    ops->fill_zero(x, memory.size());
+    const auto join = [&] { ops->all_reduce(x, 1); };
+    if (is_graph) ops->prepare_step(1, join);
+    if (rank == ranks - 1) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      throw internal_error("given up");
+    }
+    ops->run_step(1, true, join);
+    float sum = 0;
+    ops->download(x, memory.size(), &sum);
+  };
+  const auto noted = [&](int rank) {
+    try {
+      body(rank);
+    } catch (const Error& error) {
+      errors[static_cast<size_t>(rank)] = error.what();
+      throw;
+    }
+  };
+  try {
+    team.run(noted);
+  } catch (const Error&) {
+  }
+  return errors;
+}
+
+}  // namespace
+
+void bind_ranks(pybind11::module_& m) {
+  m.def("join_ranks", &join_ranks);
+  m.def("race_ranks", &race_ranks);
+  m.def("abandon_ranks", &abandon_ranks);
+}
+
+}  // namespace turbomind
