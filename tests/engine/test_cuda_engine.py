@@ -156,7 +156,7 @@ def test_codes_with_scales_are_multiplied_as_on_the_cpu(
 @pytest.mark.parametrize(
     ("form", "limit"),
     [
-        (Form("compressed-tensors", torch.int8, "channel"), 1e-4),
+        (Form("compressed-tensors", torch.int8, "channel"), 0.02),
         (Form("smooth_quant", FLOAT8, "channel", "scale"), 0.05),
         (Form("fp8", FLOAT8, "block", "weight_scale_inv", block=(48, 32)), 0.01),
     ],
@@ -174,7 +174,9 @@ def test_a_long_prompt_is_multiplied_in_8_bits(form: Form, limit: float, tmp_pat
             return engine.answer(ids, 1, "generation")[1]
 
     # With a scale an output x becomes int8, by row as on the CPU, where these 64 inputs are one group, or float8, whose
-    # steps are 2^-4 and which the CPU does not round x to. Blocks leave x half precision.
+    # steps are 2^-4 and which the CPU does not round x to. Blocks leave x half precision. Between the layers
+    # of the MLP rows are bfloat16, so that numbers fall to other sides of borders between codes, which are 1 / 127 of a
+    # row's largest apart.
     assert relative_error(logits("cuda"), logits("cpu")) < limit
 
 
