@@ -8,9 +8,9 @@
 //   - `launch(kernel, grid, block, shared_bytes, stream, arguments...)` instead of <<<>>>; blocks are whole warps;
 //   - `dynamic_shared<T>()` instead of extern __shared__; at the start of a block it holds NaN in the emulation;
 //   - static `__shared__` arrays without initialiser; no __constant__ that the host writes;
-//   - warp collectives name all 32 lanes; no cooperative groups; no block waits for another, but for those with its
-//   number
-//     in the same launch on other GPUs, by `launch_together` (comm/peer_exchange.cu says why that ends);
+//   - warp collectives name all 32 lanes; no cooperative groups;
+//   - no block waits for another, but for those with its number in the same launch on other GPUs, by `launch_together`
+//     (comm/peer_exchange.cu says why that ends);
 //   - PTX only in kernels/cuda/ptx.h (mma, ldmatrix, cp.async, lop3, signals), which states the fragment layouts;
 //   - functions of the emulation are in testing/cuda_emulated/{kernel_language,types}.h: add what is missing there.
 //
