@@ -44,7 +44,8 @@ QWEN_WORDS = (
 )
 GLM4_WORDS = QWEN_WORDS.replace(r"\p{N}| ", r"\p{N}{1,3}| ")
 MARKS = [text for text in [*GLM4_SPECIAL, *CHATGLM3_SPECIAL] if not text.isalpha()]
-MARKS += ["<|im_start|>", "<|im_end|>", "<s>", "</s>"]
+INTERNLM_MARKS = ["[UNUSED_TOKEN_145]", "[UNUSED_TOKEN_146]"]
+MARKS += ["<|im_start|>", "<|im_end|>", "<s>", "</s>", *INTERNLM_MARKS]
 
 
 @pytest.fixture(scope="module")
@@ -89,10 +90,10 @@ def internlm2(directory: Path, *, begins_with_space: bool) -> Tokenizer:
     train_pieces(
         directory,
         add_dummy_prefix=begins_with_space,
-        control_symbols=["[UNUSED_TOKEN_145]", "[UNUSED_TOKEN_146]"],
+        control_symbols=INTERNLM_MARKS,
     )
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(directory / "tokenizer.model"))
-    first = pieces.piece_to_id("[UNUSED_TOKEN_145]")
+    first = pieces.piece_to_id(INTERNLM_MARKS[0])
     write_tokenizer(
         directory,
         "InternLM2Tokenizer",
@@ -190,7 +191,7 @@ def test_internlm_encodes_as_sentencepiece_does_behind_bos(request: pytest.Fixtu
 
     check()
     start, end = (internlm.encode(mark, add_bos=False)[0] for mark in INTERNLM_ADDED)
-    assert (start, end) == (reference.piece_to_id("[UNUSED_TOKEN_145]"), reference.piece_to_id("[UNUSED_TOKEN_146]"))
+    assert (start, end) == tuple(reference.piece_to_id(mark) for mark in INTERNLM_MARKS)
     expected = [1, start, *reference.encode("user\nHi"), end, *reference.encode("\n"), 2]
     assert internlm.encode("<s><|im_start|>user\nHi<|im_end|>\n</s>") == expected
     assert internlm.vocab_size == reference.get_piece_size()
