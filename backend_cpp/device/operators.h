@@ -191,6 +191,13 @@ class Operators {
     write_cache(params, k, v);
   }
   virtual void paged_attention(const AttentionParams& params, const HeadsView& q, float* out) = 0;
+  // y = the linear layer of what paged_attention gives, or y +=. `room` [rows, heads, value_dim] may be filled with
+  // anything.
+  virtual void project_attention(const AttentionParams& params, const HeadsView& q, float* room,
+                                 const LinearWeight& weight, float* y, bool accumulate) {
+    paged_attention(params, q, room);
+    linear(weight, room, q.rows, y, accumulate);
+  }
 
   // Rows beyond the step's, where padded_rows adds some, go to no expert: -1.
   virtual void route(const RouterParams& params, const float* logits, int rows, int32_t* experts, float* weights) = 0;

@@ -318,6 +318,11 @@ class Attention:
         )  # fmt: skip
         return torch.from_numpy(out)
 
+    def project(self, q: torch.Tensor, spans: list[Span], weight: Any) -> torch.Tensor:
+        """Attend to what was written before, without any rule, and return the result times ``weight``."""
+        y = _unwritten(q.shape[0], weight.exact.shape[0])
+        return torch.from_numpy(self._cache.project(_array(q * self._rule.scale), spans, weight.native, y))
+
     def bytes(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Return what the cache holds."""
         held: np.ndarray[Any, np.dtype[np.uint8]] = self._cache.bytes()

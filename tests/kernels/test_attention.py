@@ -10,8 +10,10 @@ import torch
 
 from tests.kernels.arguments import AttentionRule, HeadSizes
 from tests.kernels.device import Attention, Device
+from tests.kernels.linear_bounds import MANY_ROWS
 from tests.kernels.reference import round_heads
 from tests.kernels.sequences import Chunk, Sequences
+from tests.kernels.weights import weight_of_kind
 
 Codes = npt.NDArray[np.uint8]
 
@@ -145,6 +147,25 @@ def test_any_number_of_query_heads_share_a_key_head(device: Device, group: int) 
     torch.manual_seed(group)
     batch = Sequences(device, [40], HeadSizes(2 * group, 2, 64, 64), 32, 16, PLAIN)
     batch.check(0, batch.run([[(0, 0, 33)], [(0, 33, 5)], [(0, 38, 1)], [(0, 39, 1)]])[0])
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float8 by tensor"])
+@pytest.mark.parametrize(("bits", "length"), [(32, 40), (16, 250), (8, 200)])
+def test_attention_goes_into_its_linear_layer_in_bfloat16(cuda: Device, bits: int, length: int, kind: str) -> None:
+    torch.manual_seed(bits)
+    rows, sizes = length - 1, HeadSizes(4, 2, 32, 32)
+    batch = Sequences(cuda, [length, 20], sizes, 16, bits, AttentionRule(0.25))
+    attend = batch.new_cache()
+    q, k, v = (torch.cat(parts) for parts in (batch.q, batch.k, batch.v))
+    spans = [(0, length, 0, batch.blocks[0]), (length, 20, 0, batch.blocks[1])]
+    attend(q, k, v, spans)
+    # The last row of the first sequence decodes; its prompt is a span too, as one of many rows.
+    parts = [(0, rows, 0, batch.blocks[0]), (rows, 1, rows, batch.blocks[0]), (length, 20, 0, batch.blocks[1])]
+    expected = attend(q, k, v, parts).flatten(1)
+    weight = weight_of_kind(cuda, torch.randn(48, expected.shape[1]), kind)
+    if kind == "bfloat16" or len(q) >= MANY_ROWS:
+        expected = expected.bfloat16().float()
+    assert torch.equal(attend.project(q, parts, weight), cuda.linear(weight, expected))
 
 
 @pytest.mark.parametrize("bits", BITS)

@@ -316,8 +316,21 @@ void CudaOperators::rope_and_write(const RopeTable& table, const AttentionParams
 }
 
 void CudaOperators::paged_attention(const AttentionParams& params, const HeadsView& q, float* out) {
+  if (!latents_->attend(params, spans_of(params.set).blocks(), q, out)) attend(params, q, out);
+}
+
+void CudaOperators::project_attention(const AttentionParams& params, const HeadsView& q, float* room,
+                                      const LinearWeight& weight, float* y, bool accumulate) {
+  const DType type = cuda::rows_type(weight, q.rows, scaled_->scales_for(weight, q.rows));
+  if (type == DType::kFloat32 || cuda::is_latent_attention(params)) {
+    return Operators::project_attention(params, q, room, weight, y, accumulate);
+  }
+  attend(params, q, {room, type});
+  multiply(weight, {room, type}, q.rows, y, accumulate);
+}
+
+void CudaOperators::attend(const AttentionParams& params, const HeadsView& q, const cuda::AttentionResult& out) {
   const CudaSpans& spans = spans_of(params.set);
-  if (latents_->attend(params, spans.blocks(), q, out)) return;
   const bool are_prompts_done = prefill_->attend(params, spans.blocks(), q, out);
   for (const cuda::DeviceSpans& group : spans.groups()) {
     if (group.span_count == 0 || (group.max_rows > 1 && are_prompts_done)) continue;

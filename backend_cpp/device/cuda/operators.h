@@ -78,6 +78,8 @@ class CudaOperators final : public Operators {
   void rope_and_write(const RopeTable& table, const AttentionParams& params, const HeadsView& q, const float* factors,
                       const HeadsView& k, const HeadsView& v) override;
   void paged_attention(const AttentionParams& params, const HeadsView& q, float* out) override;
+  void project_attention(const AttentionParams& params, const HeadsView& q, float* room, const LinearWeight& weight,
+                         float* y, bool accumulate) override;
   void route(const RouterParams& params, const float* logits, int rows, int32_t* experts, float* weights) override;
   void add_experts(Activation activation, const std::vector<ExpertWeight>& experts, const float* x, int rows, int top_k,
                    const int32_t* chosen, const float* weights, float* y) override;
@@ -103,6 +105,7 @@ class CudaOperators final : public Operators {
   CudaSpans& spans_of(SpanSet set) { return spans_[static_cast<size_t>(set)]; }
   const cuda::ExpertTable& table_of(const std::vector<ExpertWeight>& experts);
   cuda::LinearScratch linear_scratch(size_t bytes);
+  void attend(const AttentionParams& params, const HeadsView& q, const cuda::AttentionResult& out);
   void multiply(const LinearWeight& weight, const cuda::LinearRows& x, int rows, const cuda::LinearResult& y,
                 bool accumulate);
 

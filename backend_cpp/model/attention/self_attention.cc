@@ -152,6 +152,9 @@ void SelfAttention::run(const StepContext& step, int layer, const AttentionWeigh
   params_.sinks = weights.sinks.as<float>();
   step.ops.rope_and_write(table, params_, own.queries, query_factors_.device<float>(), own.keys, own.values);
   auto* attended = attended_.as<float>();
+  if (!latent_ && step.adapters == nullptr) {
+    return step.ops.project_attention(params_, own.queries, attended, weights.o.view, y, accumulate);
+  }
   step.ops.paged_attention(params_, own.queries, attended);
   if (latent_) {
     latent_->expand(step, *weights.latent, attended, expanded_.as<float>());

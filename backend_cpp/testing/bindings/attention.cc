@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "testing/bindings/device.h"
+#include "testing/bindings/weight.h"
 
 namespace py = pybind11;
 
@@ -73,6 +74,28 @@ class Cache {
     return out.fetch(like);
   }
 
+  // The linear layer of attention to what attend wrote: q [rows, heads, dim], like [rows, its outputs].
+  Array<float> project(const Array<float>& q, const std::vector<Span>& spans, const WeightOnDevice& weight,
+                       const Array<float>& like) {
+    const OnDevice<float> queries(ops_, q);
+    const OnDevice<float> out(ops_, like);
+    AttentionParams params;
+    params.layout = layout_;
+    params.pool = pool_.as<std::byte>();
+    params.num_heads = num_heads_;
+    std::vector<AttentionSpan> views;
+    for (const auto& [first_row, count, first_position, blocks] : spans) {
+      views.push_back({first_row, count, first_position, blocks.data()});
+    }
+    ops_.set_spans(SpanSet::kTokens, std::move(views), layout_.block_len);
+    const AlignedBuffer room = float_buffer(ops_, size_of(q, 0), num_heads_ * layout_.value_dim);
+    ops_.project_attention(params,
+                           heads_view(queries.data(), size_of(q, 0), static_cast<size_t>(q.shape(1) * q.shape(2)), 0,
+                                      size_of(q, 1), size_of(q, 2)),
+                           room.as<float>(), weight.view(), out.data(), false);
+    return out.fetch(like);
+  }
+
   Array<uint8_t> bytes() const {
     Array<uint8_t> copy(static_cast<py::ssize_t>(pool_.size()));
     ops_.download(pool_.as<void>(), pool_.size(), copy.mutable_data());
@@ -92,6 +115,7 @@ void bind_attention(py::module_& m) {
   py::class_<Cache>(m, "Cache", py::module_local())
       .def(py::init<Device&, int, int, const CacheSizes&>(), py::keep_alive<1, 2>())
       .def("attend", &Cache::attend)
+      .def("project", &Cache::project)
       .def("bytes", &Cache::bytes);
   m.def("cache_block_bytes", [](int bits, const CacheSizes& sizes) { return cache_layout(bits, sizes).block_bytes(); });
 }

@@ -27,7 +27,7 @@ struct AttentionTask {
   size_t block_bytes;
   DeviceSpans spans;
   HeadsView q;
-  float* out;
+  AttentionResult out;
   int group;           // query heads of a key head
   int tiles;           // of a span and key head
   int tile_rows;       // packed rows of a tile
@@ -65,10 +65,27 @@ __device__ __forceinline__ const float* query_of(const AttentionTask& task, cons
   return task.q.head(static_cast<size_t>(span.first_row + packed_row / task.group), head_of(task, kv_head, packed_row));
 }
 
-__device__ __forceinline__ float* output_of(const AttentionTask& task, const DeviceSpan& span, int kv_head,
-                                            int packed_row) {
+// The result of one head of one row, or what a split has of it.
+struct OutputRow {
+  void* first;
+  bool is_bfloat16;
+
+  __device__ __forceinline__ void write(int d, float value) const {
+    if (is_bfloat16) {
+      static_cast<__nv_bfloat16*>(first)[d] = __float2bfloat16_rn(value);
+    } else {
+      static_cast<float*>(first)[d] = value;
+    }
+  }
+};
+
+__device__ __forceinline__ OutputRow output_of(const AttentionTask& task, const DeviceSpan& span, int kv_head,
+                                               int packed_row) {
   const auto row = static_cast<size_t>(span.first_row + packed_row / task.group);
-  return task.out + (row * task.params.num_heads + head_of(task, kv_head, packed_row)) * task.params.layout.value_dim;
+  const size_t place =
+      (row * task.params.num_heads + head_of(task, kv_head, packed_row)) * task.params.layout.value_dim;
+  if (task.out.type == DType::kBFloat16) return {static_cast<__nv_bfloat16*>(task.out.first) + place, true};
+  return {static_cast<float*>(task.out.first) + place, false};
 }
 
 // The keys or values of one head of one sequence. What is the same for all blocks stays in constant memory.
@@ -152,7 +169,7 @@ __device__ __forceinline__ float weight_below(float score, float maximum) {
 // Where a row's weighted sums go: divided by the sum of its weights to the output, or as they are to the results of a
 // split. `total` is the sum of exp(score - maximum). One thread of those that write a row has `is_first`.
 struct RowResult {
-  float* first;
+  OutputRow to;
   float factor = 1.0f;
   int dim;
 
@@ -162,14 +179,14 @@ struct RowResult {
     if (task.splits > 1) {
       const size_t index =
           split_row(task, blockIdx.z, kv_head, packed_row / task.tile_rows, split, packed_row % task.tile_rows);
-      first = task.split_sums + index * dim;
+      to = {task.split_sums + index * dim, false};
       if (is_first) {
         task.split_stats[index * 2] = maximum;
         task.split_stats[index * 2 + 1] = total;
       }
       return;
     }
-    first = output_of(task, span, kv_head, packed_row);
+    to = output_of(task, span, kv_head, packed_row);
     if (task.params.sinks != nullptr) {
       const float sink = task.params.sinks[head_of(task, kv_head, packed_row)];
       const float larger = fmaxf(maximum, sink);
@@ -179,7 +196,7 @@ struct RowResult {
     factor /= total;
   }
   __device__ __forceinline__ void write(int d, float sum) const {
-    if (d < dim) first[d] = sum * factor;
+    if (d < dim) to.write(d, sum * factor);
   }
 };
 

@@ -128,11 +128,11 @@ __global__ void __launch_bounds__(kMostMergeWarps* kWarp) merge_kernel(Attention
     if (d < value_dim) sums[warp * value_dim + d] = sum;
   }
   __syncthreads();
-  float* out = output_of(task, span, kv_head, row);
+  const OutputRow out = output_of(task, span, kv_head, row);
   for (int d = threadIdx.x; d < value_dim; d += blockDim.x) {
     float sum = 0;
     for (int w = 0; w < warps; ++w) sum += sums[w * value_dim + d];
-    out[d] = sum / total;
+    out.write(d, sum / total);
   }
 }
 
@@ -150,7 +150,7 @@ size_t most_attention_workspace_floats(const AttentionParams& params) {
 }
 
 void paged_attention(cudaStream_t stream, const AttentionParams& params, const DeviceSpans& spans, const HeadsView& q,
-                     float* workspace, float* out) {
+                     float* workspace, const AttentionResult& out) {
   const CacheLayout& layout = params.layout;
   const auto block_len = static_cast<unsigned>(layout.block_len);
   if (block_len < 16 || !std::has_single_bit(block_len)) {

@@ -91,9 +91,11 @@ void many_rows(cudaStream_t stream, const LinearScratch& scratch, const LinearWe
     return;
   }
   Scratch memory = scratch.memory;
-  auto* rounded = memory.take<uint16_t>(static_cast<size_t>(rows) * call.inputs);
-  round_input(stream, input, rows, weight, ChunkOrder::kPlain, call.inputs, rounded);
-  call.x = rounded;
+  if (input.is_float32() || input.is_made() || weight.format != WeightFormat::kBFloat16) {
+    auto* rounded = memory.take<uint16_t>(static_cast<size_t>(rows) * call.inputs);
+    round_input(stream, input, rows, weight, ChunkOrder::kPlain, call.inputs, rounded);
+    call.x = rounded;
+  }
   call.type = weight.format == WeightFormat::kBFloat16 ? GemmType::kBFloat16 : GemmType::kFloat16;
   if (!weight.is_packed()) {
     scratch.gemm->multiply(stream, memory, call);
@@ -160,6 +162,22 @@ DType narrow_type(const LinearWeight& weight, int rows, GemmScales scales) {
   return DType::kFloat32;
 }
 
+DType rows_type(const LinearWeight& weight, int rows, GemmScales scales) {
+  switch (way_of(weight, rows, scales)) {
+    case Way::kPlain:
+    case Way::kStream:
+    case Way::kTile:
+      return DType::kFloat32;
+    case Way::kLibrary:
+    case Way::kScaled:
+      return DType::kBFloat16;
+    case Way::kProduct:
+      return weight.format == WeightFormat::kBFloat16 && weight.in_features % kChunk == 0 ? DType::kBFloat16
+                                                                                          : DType::kFloat32;
+  }
+  return DType::kFloat32;
+}
+
 void linear(cudaStream_t stream, const LinearScratch& scratch, const LinearWeight& weight, const LinearRows& input,
             int rows, const LinearResult& result, bool accumulate) {
   if (rows == 0) return;
@@ -172,7 +190,7 @@ void linear(cudaStream_t stream, const LinearScratch& scratch, const LinearWeigh
       return plain_linear(stream, task_of(scratch, weight, x, weight.in_features, rows, y, accumulate));
     case Way::kStream: {
       size_t stride = weight.in_features;
-      if (weight.input_order != nullptr || weight.in_features % 4 != 0 || input.is_made()) {
+      if (weight.input_order != nullptr || weight.in_features % 4 != 0 || !input.is_float32()) {
         stride = padded;
         auto* gathered = memory.take<float>(rows * stride);
         gather_input(stream, input, rows, weight, padded, gathered);

@@ -61,6 +61,9 @@ bool makes_rows(const LinearWeight& weight, int rows, GemmScales scales);
 // whose rows of results would not all be aligned to 16 bytes. With `scales` a library has to be able to.
 DType narrow_type(const LinearWeight& weight, int rows, GemmScales scales);
 
+// In which type so many rows that are as they are can be read: bfloat16 where they are rounded to that, or to 8 bits.
+DType rows_type(const LinearWeight& weight, int rows, GemmScales scales);
+
 // Where products go: float32, or rounded to the call's narrow_type, where nothing is added to them. kFloat16 is of
 // y / kHalfRange, so y may be up to 2^20, and one under 1e-3 is off by up to 2^-21 instead of 2^-11 |y|; kBFloat16 is
 // off by up to 2^-9 |y|.

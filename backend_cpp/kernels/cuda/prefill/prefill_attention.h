@@ -4,6 +4,7 @@
 // and sums are float32.
 #pragma once
 
+#include "kernels/cuda/attention/paged_attention.h"
 #include "kernels/cuda/prefill/prefill_plan.h"
 #include "kernels/cuda/scratch.h"
 
@@ -21,6 +22,6 @@ size_t prefill_scratch_bytes(const AttentionParams& params, int rows);
 // `on_device`: the plan. q and out as paged_attention has them; rows of other spans than the plan's are not written.
 void prefill_attention(cudaStream_t stream, Scratch memory, const PrefillKernel& kernel, const PrefillPlan& plan,
                        const int32_t* on_device, const AttentionParams& params, const int32_t* blocks,
-                       const HeadsView& q, float* out);
+                       const HeadsView& q, const AttentionResult& out);
 
 }  // namespace turbomind::cuda

@@ -152,12 +152,6 @@ dim3 grid_of(const RowsToRound& from, int padded_inputs) {
   return rows_and(from.rows, divide_up(padded_inputs / kChunk * from.heads, kThreads));
 }
 
-GatedRows gated_rows(const LinearRows& input, RowsToRound from) {
-  from.stride *= 2;
-  from.type = input.type;
-  return {*input.gate, from, input.bias};
-}
-
 template <WeightFormat kFormat, int kGroup>
 void launch_normed(cudaStream_t stream, const NormWeight& norm, const RowsToRound& from, int padded_inputs,
                    void* rounded) {
@@ -171,7 +165,7 @@ void launch_input(cudaStream_t stream, const LinearRows& input, const RowsToRoun
                   void* rounded) {
   if (input.gate.has_value()) {
     launch(round_gated_kernel<kFormat>, grid_of(from, padded_inputs), dim3(kThreads), 0, stream,
-           gated_rows(input, from), padded_inputs, rounded);
+           GatedRows{*input.gate, from, input.bias}, padded_inputs, rounded);
   } else if (input.norm == nullptr) {
     launch(round_kernel<kFormat>, grid_of(from, padded_inputs), dim3(kThreads), 0, stream, from, padded_inputs,
            rounded);
@@ -194,7 +188,7 @@ void launch_rounding(cudaStream_t stream, const LinearRows& input, const RowsToR
 template <class Visit>
 void with_rows(const LinearRows& input, const RowsToRound& from, Visit&& visit) {
   if (input.gate.has_value()) {
-    visit(gated_rows(input, from));
+    visit(GatedRows{*input.gate, from, input.bias});
   } else if (input.norm != nullptr) {
     visit(NormedRows<kByteThreads>(*input.norm, from));
   } else {
@@ -213,7 +207,7 @@ void round_rows(cudaStream_t stream, const RowsToRound& from, WeightFormat weigh
 
 void round_input(cudaStream_t stream, const LinearRows& input, int rows, const LinearWeight& weight, ChunkOrder order,
                  int padded_inputs, uint16_t* rounded) {
-  launch_rounding(stream, input, rows_of(weight, input.x, rows), weight.format, order, padded_inputs, rounded);
+  launch_rounding(stream, input, rows_of(weight, input, rows), weight.format, order, padded_inputs, rounded);
 }
 
 bool can_round_to_bytes(int padded_inputs) {
@@ -222,7 +216,7 @@ bool can_round_to_bytes(int padded_inputs) {
 
 void round_to_bytes(cudaStream_t stream, const LinearRows& input, int rows, const LinearWeight& weight,
                     const CodeShape& shape, uint8_t* codes, float* scales) {
-  with_rows(input, rows_of(weight, input.x, rows), [&]<class Rows>(const Rows& made) {
+  with_rows(input, rows_of(weight, input, rows), [&]<class Rows>(const Rows& made) {
     auto* kernel =
         weight.format == WeightFormat::kInt8 ? round_bytes_kernel<false, Rows> : round_bytes_kernel<true, Rows>;
     launch(kernel, dim3(shape.rows), dim3(kByteThreads), Rows::kIsMade ? shape.inputs * sizeof(float) : 0, stream, made,
@@ -234,7 +228,7 @@ void round_to_blocks(cudaStream_t stream, const LinearRows& input, int rows, con
                      const CodeShape& shape, uint8_t* codes, float* scales) {
   const int blocks = shape.inputs / kFloat8Block;
   const int parts = input.norm != nullptr ? 1 : divide_up(blocks, kByteThreads / kWarp);
-  with_rows(input, rows_of(weight, input.x, rows), [&]<class Rows>(const Rows& made) {
+  with_rows(input, rows_of(weight, input, rows), [&]<class Rows>(const Rows& made) {
     launch(round_blocks_kernel<Rows>, rows_and(shape.rows, parts), dim3(kByteThreads), 0, stream, made, blocks,
            reinterpret_cast<uint32_t*>(codes), scales);
   });
@@ -246,7 +240,7 @@ void gather_inputs(cudaStream_t stream, const RowsToRound& from, int padded_inpu
 
 void gather_input(cudaStream_t stream, const LinearRows& input, int rows, const LinearWeight& weight, int padded_inputs,
                   float* gathered) {
-  launch_input<WeightFormat::kFloat32>(stream, input, rows_of(weight, input.x, rows), padded_inputs, gathered);
+  launch_input<WeightFormat::kFloat32>(stream, input, rows_of(weight, input, rows), padded_inputs, gathered);
 }
 
 }  // namespace turbomind::cuda

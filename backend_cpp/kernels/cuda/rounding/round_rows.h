@@ -7,11 +7,14 @@
 
 namespace turbomind::cuda {
 
-// What a linear layer is given on this device: LinearInput, whose x may have 16 bits where it is gated.
+// What a linear layer is given on this device: LinearInput, whose x may have 16 bits where it is no norm's.
 struct LinearRows : LinearInput {
   LinearRows(const LinearInput& input) : LinearInput(input) {}
   LinearRows(const float* rows) : LinearInput(rows) {}
 
+  LinearRows(const void* rows, DType rows_type) : LinearInput(static_cast<const float*>(rows)), type(rows_type) {}
+
+  bool is_float32() const { return !is_made() && type == DType::kFloat32; }
   // Those from row `first` on; they are of `inputs` inputs.
   LinearRows from_row(int first, int inputs) const {
     LinearRows rest = *this;
@@ -21,7 +24,7 @@ struct LinearRows : LinearInput {
   }
 
   DType type = DType::kFloat32;  // of x; kFloat16: of x / kHalfRange
-  const float* bias = nullptr;   // [columns of x], to be added to x; null: 0
+  const float* bias = nullptr;   // [columns of x], to be added to x where it is gated; null: 0
 };
 
 // Rows of heads, and where their inputs come from.
@@ -36,10 +39,10 @@ struct RowsToRound {
   DType type = DType::kFloat32;          // of x; kFloat16: of x / kHalfRange
 };
 
-// x [rows, in_features], float32, in the order of the weight's codes.
-inline RowsToRound rows_of(const LinearWeight& weight, const float* x, int rows) {
-  const auto inputs = static_cast<size_t>(weight.in_features);
-  return {x, rows, inputs, 1, 0, weight.in_features, weight.input_order, DType::kFloat32};
+// What `input` holds for rows of in_features, in the order of the weight's codes; of what is gated, the first half.
+inline RowsToRound rows_of(const LinearWeight& weight, const LinearRows& input, int rows) {
+  const auto stride = static_cast<size_t>(weight.in_features) * (input.gate.has_value() ? 2 : 1);
+  return {input.x, rows, stride, 1, 0, weight.in_features, weight.input_order, input.type};
 }
 
 // In which order a chunk of eight 16-bit inputs is written: as they are, or as tile_linear takes them with a weight of
