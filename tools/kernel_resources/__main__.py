@@ -73,7 +73,7 @@ def print_waits(cuobjdump: Path, files: list[Path]) -> int:
             for cubin in (each for each in cubins if int(architecture_of(each)[3:].rstrip("af")) >= 90):
                 functions = instructions_of(listing_of(cuobjdump, cubin))
                 for symbol, name in zip(functions, readable(list(functions)), strict=True):
-                    if "9turbomind" not in symbol:
+                    if not symbol.startswith("_ZN9turbomind"):  # a library's, of our types maybe
                         continue
                     start = start_of(functions[symbol])
                     is_wrong = start.waits == 0 or bool(start.writes)
