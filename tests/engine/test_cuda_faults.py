@@ -137,14 +137,24 @@ def test_a_device_that_is_lost_ends_open_requests_and_refuses_new_ones(
             submit(engine, PROMPT, 1)
 
 
-@pytest.mark.parametrize("calls", [0, 1, 5, 40, 200])
+@pytest.mark.parametrize("by_nccl", [False, True])
+@pytest.mark.parametrize(
+    ("call", "calls"),
+    [
+        *(("cudaMemcpyAsync", calls) for calls in (0, 1, 40)),
+        *(("cudaGraphLaunch", calls) for calls in (20, 21, 22, 23)),
+    ],
+)
 def test_one_of_two_devices_that_fails_ends_the_waiting_of_the_other(
-    calls: int, model: Path, cuda: NativeModule
+    call: str, calls: int, by_nccl: bool, model: Path, cuda: NativeModule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if by_nccl:
+        monkeypatch.setenv("LMDEPLOY_CUDA_PEERS", "0")
     with TokenEngine(model, device="cuda", tp=2) as engine:
         pending = submit(engine, PROMPT, 200)
-        cuda.inject_fault("cudaMemcpyAsync", calls, LOST, False)  # of one rank, before it meets the other
-        assert re.match(r"the engine stopped: copying (to|from) the GPU: CUDA: ", wait(pending)[-1].error)
+        cuda.inject_fault(call, calls, LOST, False)  # of one rank, before it meets the other
+        told = r"the engine stopped: (copying (to|from) the GPU|launching a step): CUDA: "
+        assert re.match(told, wait(pending)[-1].error)
         with pytest.raises(RuntimeError, match=STOPPED):
             submit(engine, PROMPT, 1)
 
