@@ -19,6 +19,7 @@ from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from tests.engine.test_model_families import PROMPT, check_logits
 from tests.kernels.device import cuda_devices, load_module
 from tests.support.adapters import make_adapter
+from tests.support.expert_models import EXPERTS
 from tests.support.mllama_reference import make_tiny_mllama
 from tests.support.pictures import picture
 from tests.support.scaled_checkpoints import FLOAT8, Form, quantize_checkpoint
@@ -124,6 +125,12 @@ def test_a_librarys_attention_serves_long_chunks_of_prompts(tmp_path: Path, on_c
     # Of two layers: a chunk of 70 rows; the one behind it, and the prompt again from the cache, are of few rows. The
     # trial besides.
     check_library("prompts", directory, PROMPT * 2, 70, 2 + 1)
+
+
+def test_a_librarys_products_of_experts_serve_prompts(tmp_path: Path, on_cuda: int) -> None:
+    directory = make_tiny(tmp_path / "model", "MixtralForCausalLM", **EXPERTS, sliding_window=None)
+    # Of two layers, two products of one chunk of 100 rows; the others are of few rows. The trial besides.
+    check_library("groups", directory, PROMPT * 3, 100, 2 * 2 + 1)
 
 
 @pytest.mark.alike(most=1)

@@ -1,5 +1,6 @@
 #include "device/cuda/grouped.h"
 
+#include <algorithm>
 #include <cmath>
 #include <random>
 #include <string>
@@ -18,14 +19,14 @@ constexpr int kInputs = 264;
 constexpr int kExperts = 6;
 
 // Experts without rows, with one, with a tile and one more, and with several tiles; pairs of no expert behind them.
-const std::vector<cuda::ExpertRows> kParts = {{0, 0, 129}, {2, 129, 1}, {3, 130, 64}, {5, 194, 300}};
-constexpr int kComputed = 494;
+const std::vector<cuda::ExpertRows> kParts = {{0, 0, 129}, {2, 129, 1}, {3, 130, 64}, {5, 194, 302}};
+constexpr int kComputed = 496;
 constexpr int kPairs = 500;
-constexpr int kSources = 70;
+constexpr int kRows = 125;
 
 // What a trial multiplies: numbers that rounding does not change.
 struct Numbers {
-  std::vector<float> x;         // [kSources, kInputs]
+  std::vector<float> x;         // [kRows, kInputs]
   std::vector<std::byte> data;  // of the experts' weights, one behind the other
   LinearWeight weight;          // of each, without pointers
   std::vector<float> block_scales;
@@ -34,7 +35,7 @@ struct Numbers {
 
 Numbers bfloat16_numbers() {
   Numbers numbers;
-  numbers.x = trial_numbers(size_t{kSources} * kInputs, 1.0f, 1);
+  numbers.x = trial_numbers(size_t{kRows} * kInputs, 1.0f, 1);
   for (const float number : trial_numbers(size_t{kExperts} * kOutputs * kInputs, 1.0f, 2)) {
     const uint16_t bits = to_bf16(number).bits;
     numbers.data.insert(numbers.data.end(), {std::byte(bits & 0xFF), std::byte(bits >> 8)});
@@ -48,7 +49,7 @@ Numbers float8_numbers() {
   Numbers numbers;
   std::mt19937 engine(1);
   const PackedShape shape{kOutputs, kInputs, 8, cuda::kGroupBlock, true};
-  numbers.x.resize(size_t{kSources} * kInputs);
+  numbers.x.resize(size_t{kRows} * kInputs);
   for (size_t i = 0; i < numbers.x.size(); ++i) {
     const bool is_largest = i % kInputs % cuda::kGroupBlock == 5;
     numbers.x[i] = to_float(is_largest ? float8{kLargestFloat8Code} : random_float8(engine));
@@ -70,7 +71,7 @@ class GroupedProblem {
  public:
   GroupedProblem(CudaOperators& ops, cuda::Gemm& gemm, Numbers numbers)
       : ops_(ops), gemm_(gemm), numbers_(std::move(numbers)) {
-    for (int pair = 0; pair < kPairs; ++pair) sources_.push_back(pair * 37 % kSources);
+    for (int pair = 0; pair < kPairs; ++pair) slots_.push_back(pair < kComputed ? pair * 37 % kComputed : -1);
     block_scales_ = on_device(ops, numbers_.block_scales);
     output_scales_ = on_device(ops, numbers_.output_scales);
   }
@@ -88,9 +89,13 @@ class GroupedProblem {
     put_weights();
     trial.magnitude = ours();
     // Both sum exact products, in orders of their own; wgmma keeps a few bits fewer than float32, of float8 still
-    // fewer.
+    // fewer. Theirs are rounded to bfloat16 in the end.
     trial.relative = is_bytes ? 0x1p-9f : 0x1p-12f;
     trial.absolute = 1e-6f;
+    constexpr float kRounding = 0x1p-8f;
+    for (size_t i = 0; i < trial.ours.size(); ++i) {
+      trial.magnitude[i] += kRounding / trial.relative * std::abs(trial.ours[i]);
+    }
     return trial;
   }
 
@@ -110,20 +115,22 @@ class GroupedProblem {
     }
   }
 
-  std::vector<float> fetch(const AlignedBuffer& y) {
-    std::vector<float> host(size_t{kComputed} * kOutputs);
-    ops_.download(y.as<void>(), host.size() * sizeof(float), host.data());
+  template <class T>
+  std::vector<T> fetch(const AlignedBuffer& y) {
+    std::vector<T> host(size_t{kComputed} * kOutputs);
+    ops_.download(y.as<void>(), host.size() * sizeof(T), host.data());
     return host;
   }
 
+  // Room for float32 results; of bfloat16 it holds as little.
   AlignedBuffer no_results() { return on_device(ops_, std::vector<float>(size_t{kPairs} * kOutputs, NAN)); }
 
   // Expert by expert, with inputs gathered here.
   std::vector<float> ours() {
-    std::vector<float> gathered;
-    for (const int32_t source : sources_) {
-      const auto row = numbers_.x.begin() + source * kInputs;
-      gathered.insert(gathered.end(), row, row + kInputs);
+    std::vector<float> gathered(size_t{kPairs} * kInputs);
+    for (int pair = 0; pair < kComputed; ++pair) {
+      std::copy_n(numbers_.x.begin() + pair / (kPairs / kRows) * kInputs, kInputs,
+                  gathered.begin() + slots_[static_cast<size_t>(pair)] * kInputs);
     }
     const AlignedBuffer inputs = on_device(ops_, gathered);
     const AlignedBuffer memory = cuda::allocate(cuda::linear_scratch_bytes(weights_.front(), kPairs));
@@ -135,7 +142,7 @@ class GroupedProblem {
                    weights_[static_cast<size_t>(expert)], inputs.as<float>() + first * kInputs, count,
                    y.as<float>() + first * kOutputs, false);
     }
-    return fetch(y);
+    return fetch<float>(y);
   }
 
   std::vector<float> theirs(const cuda::GroupedKernel& kernel) {
@@ -143,7 +150,7 @@ class GroupedProblem {
     for (const auto& [expert, first, count] : kParts) {
       for (int i = 0; i < count; ++i) experts[static_cast<size_t>(first + i)] = expert;
     }
-    const AlignedBuffer sources = on_device(ops_, sources_);
+    const AlignedBuffer slots = on_device(ops_, slots_);
     const AlignedBuffer expert_of_pair = on_device(ops_, experts);
     const AlignedBuffer parts = on_device(ops_, kParts);
     const AlignedBuffer part_count = on_device(ops_, std::vector<int32_t>{static_cast<int32_t>(kParts.size())});
@@ -153,15 +160,18 @@ class GroupedProblem {
     const AlignedBuffer memory = cuda::allocate(cuda::grouped_scratch_bytes(weights_.front(), kExperts, kPairs));
     cuda::grouped_product(ops_.stream(), {memory.as<void>(), memory.size()}, kernel,
                           {weights_.front(), table.as<std::byte>(), sizeof(LinearWeight), kExperts,
-                           parts.as<cuda::ExpertRows>(), part_count.as<int32_t>(), inputs.as<float>(),
-                           sources.as<int32_t>(), expert_of_pair.as<int32_t>(), kPairs, y.as<float>()});
-    return fetch(y);
+                           parts.as<cuda::ExpertRows>(), part_count.as<int32_t>(), expert_of_pair.as<int32_t>(), kPairs,
+                           inputs.as<float>(), kRows, slots.as<int32_t>(), y.as<void>()});
+    const std::vector<bf16> rounded = fetch<bf16>(y);
+    std::vector<float> results(rounded.size());
+    std::transform(rounded.begin(), rounded.end(), results.begin(), [](bf16 number) { return to_float(number); });
+    return results;
   }
 
   CudaOperators& ops_;
   cuda::Gemm& gemm_;
   Numbers numbers_;
-  std::vector<int32_t> sources_;  // [kPairs]
+  std::vector<int32_t> slots_;  // [kPairs]
   AlignedBuffer data_;
   AlignedBuffer block_scales_;
   AlignedBuffer output_scales_;

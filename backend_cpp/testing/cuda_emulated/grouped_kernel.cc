@@ -44,7 +44,7 @@ void multiply(const cuda::GroupedCall& call, int group, cuda::GroupedType type, 
                    ? part
                    : part * table.x_scales[group][block * rows + row] * table.w_scales[group][block * outputs + output];
       }
-      table.y[group][row * table.y_strides[group] + output] = sum;
+      static_cast<bf16*>(table.y[group])[row * table.y_strides[group] + output] = to_bf16(sum);
     }
   }
 }

@@ -43,14 +43,21 @@ class Layer:
         return (*routed, y)
 
     def exact(self, routed: tuple[torch.Tensor, torch.Tensor], rounded: Callable[..., torch.Tensor]) -> torch.Tensor:
-        """Return what the experts add in float64, of activations that are ``rounded`` before each product."""
+        """Return what the experts add in float64.
+
+        Activations are ``rounded`` before each product, what it comes to is rounded to bfloat16.
+        """
         total = torch.zeros_like(self.x, dtype=torch.float64)
         for e in range(EXPERTS):
             row, rank = (routed[0] == e).nonzero(as_tuple=True)
-            gate, up = (rounded(self.x[row].double()) @ self.gate_up[e].exact.T).chunk(2, -1)
-            out = rounded(torch.nn.functional.silu(gate) * up) @ self.down[e].exact.T
+            gate, up = to_bfloat16(rounded(self.x[row].double()) @ self.gate_up[e].exact.T).chunk(2, -1)
+            out = to_bfloat16(rounded(torch.nn.functional.silu(gate) * up) @ self.down[e].exact.T)
             total[row] += routed[1][row, rank].double()[:, None] * out
         return total
+
+
+def to_bfloat16(x: torch.Tensor) -> torch.Tensor:
+    return x.bfloat16().double()
 
 
 def make_layer(device: Device, rows: int, kind: str = "bfloat16") -> Layer:
@@ -77,9 +84,9 @@ def test_a_librarys_products_give_the_weighted_sum_of_float64(capfd: pytest.Capt
         assert device.module.library_launches("groups") == TRIAL + PRODUCTS
         layer.run(device)
         assert device.module.library_launches("groups") == TRIAL + 2 * PRODUCTS
-    exact = layer.exact((chosen, weights), torch.Tensor.double)
+    exact = layer.exact((chosen, weights), to_bfloat16)
     error = (y.double() - layer.before - exact).norm() / exact.norm()
-    assert error < 1e-2  # activations are rounded to bfloat16 twice
+    assert error < 5e-4  # a number next to a border is rounded otherwise
     assert "products of experts by an emulated library agrees with ours" in capfd.readouterr().err
 
 

@@ -47,7 +47,7 @@ struct Description {
     describe(product, CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
     matrix(w, CUDA_R_16BF, table.inputs, table.outputs);
     matrix(x, CUDA_R_16BF, table.inputs, table.rows);
-    matrix(y, CUDA_R_32F, table.outputs, table.rows);
+    matrix(y, CUDA_R_16BF, table.outputs, table.rows);
   }
 };
 

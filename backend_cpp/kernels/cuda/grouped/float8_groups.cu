@@ -3,10 +3,10 @@
 #include <algorithm>
 
 #include "kernels/cuda/grouped/groups_table.h"
+#include "kernels/cuda/grouped/pair_inputs.cuh"
 #include "kernels/cuda/linear/unpack_codes.cuh"
 #include "kernels/cuda/linear/weight_slab.cuh"
 #include "kernels/cuda/rounding/float8_blocks.cuh"
-#include "kernels/cuda/rounding/read_rows.cuh"
 
 namespace turbomind::cuda {
 
@@ -74,30 +74,29 @@ __global__ void __launch_bounds__(kThreads)
   set_shape(table, group, rows, product.first.out_features, operands.inputs);
   table.x[group] = operands.x + static_cast<size_t>(first) * operands.inputs;
   table.w[group] = operands.w + place * outputs * operands.inputs;
-  table.y[group] = product.y + first * outputs;
+  table.y[group] = static_cast<bf16*>(product.y) + first * outputs;
   table.x_scales[group] = operands.x_scales + static_cast<size_t>(first) * operands.blocks;
   table.w_scales[group] = operands.w_scales + place * outputs * operands.blocks;
 }
 
-// Block x is the pair, y kWarps times 128 inputs.
-__global__ void __launch_bounds__(kThreads) round_pairs_kernel(GroupedProduct product, Operands operands) {
+// A warp rounds 128 inputs of a row, for all its pairs; block x is the row, y kWarps times 128 inputs.
+template <class Rows>
+__global__ void __launch_bounds__(kThreads) spread_blocks_kernel(Rows rows, PairPlaces places, Operands operands) {
   await_previous();
-  const int pair = blockIdx.x;
+  const int row = blockIdx.x;
   const int block = blockIdx.y * kWarps + threadIdx.x / kWarp;
-  const int expert = product.expert_of_pair[pair];
-  if (expert < 0 || block >= operands.blocks) return;
-  const int source = product.sources != nullptr ? product.sources[pair] : pair;
-  const int2 rows = operands.rows_of[expert];
-  RowsToRound from;
-  from.inputs = product.first.in_features;
+  if (block >= operands.blocks || places(row, 0) < 0) return;
   float values[kBlockWords];
-  read_chunk(from, product.x + static_cast<size_t>(source) * from.inputs,
-             block * kFloat8Block + static_cast<int>(threadIdx.x) % kWarp * kBlockWords, values);
-  round_block(values,
-              reinterpret_cast<uint32_t*>(operands.x + static_cast<size_t>(pair) * operands.inputs +
-                                          static_cast<size_t>(block) * kFloat8Block),
-              operands.x_scales + static_cast<size_t>(rows.x) * operands.blocks + static_cast<size_t>(block) * rows.y +
-                  (pair - rows.x));
+  rows.begin(row);
+  rows.read(block * kFloat8Block + static_cast<int>(threadIdx.x) % kWarp * kBlockWords, values);
+  const RoundedBlock rounded = round_block(values);
+  for (int k = 0; k < places.of_each; ++k) {
+    const int pair = places(row, k);
+    const int2 group = operands.rows_of[places.expert_of_pair[pair]];
+    rounded.write(operands.x + static_cast<size_t>(pair) * operands.inputs + static_cast<size_t>(block) * kFloat8Block,
+                  operands.x_scales + static_cast<size_t>(group.x) * operands.blocks +
+                      static_cast<size_t>(block) * group.y + (pair - group.x));
+  }
 }
 
 // blockIdx.z: which group of the piece that begins with first_group.
@@ -158,8 +157,10 @@ void float8_groups(cudaStream_t stream, Scratch memory, const GroupedKernel& ker
   call.workspace = memory.take<std::byte>(kGroupedWorkspaceBytes);
   launch(fill_float8_groups_kernel, dim3(divide_up(product.experts, kThreads)), dim3(kThreads), 0, stream, product,
          operands, table);
-  launch(round_pairs_kernel, rows_and(product.pairs, divide_up(operands.blocks, kWarps)), dim3(kThreads), 0, stream,
-         product, operands);
+  with_inputs(product, [&]<class Rows>(const Rows& rows) {
+    launch(spread_blocks_kernel<Rows>, rows_and(product.x_rows, divide_up(operands.blocks, kWarps)), dim3(kThreads), 0,
+           stream, rows, PairPlaces(product), operands);
+  });
   for (int first = 0; first < product.experts; first += operands.piece) {
     call.groups = std::min(operands.piece, product.experts - first);
     call.table = from_group(table, first);

@@ -1,8 +1,9 @@
 // Products of many groups in one launch, by a library: what is asked of its kernel, and which there are.
 //
-//   y_g [rows_g, outputs] float32 = x_g [rows_g, inputs] w_g^T      x and w row-major without gaps
+//   y_g [rows_g, outputs] bfloat16 = x_g [rows_g, inputs] w_g^T      all row-major without gaps
 //
-// How many rows a group has is known on the device alone; a group may have none.
+// Sums are float32 before they are rounded. How many rows a group has is known on the device alone; a group may have
+// none.
 #pragma once
 
 #include <vector>
@@ -29,7 +30,7 @@ struct GroupedTable {
   int64_t* y_strides = nullptr;
   const void** x = nullptr;
   const void** w = nullptr;
-  float** y = nullptr;
+  void** y = nullptr;
   const float** x_scales = nullptr;  // of float8 alone, as w_scales is
   const float** w_scales = nullptr;
 };

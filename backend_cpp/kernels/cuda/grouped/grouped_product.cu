@@ -2,6 +2,7 @@
 
 #include "kernels/cuda/grouped/float8_groups.h"
 #include "kernels/cuda/grouped/groups_table.h"
+#include "kernels/cuda/grouped/pair_inputs.cuh"
 #include "kernels/cuda/linear/library_product.h"
 #include "kernels/cuda/linear/weight_slab.cuh"
 
@@ -11,20 +12,21 @@ namespace {
 
 constexpr int kThreads = 128;
 
-// A thread rounds eight inputs of a pair; block x is the pair, y its inputs.
-__global__ void __launch_bounds__(kThreads) round_sorted_kernel(GroupedProduct product, uint16_t* rounded) {
+// A thread rounds eight inputs of a row, for all its pairs; block x is the row, y its inputs.
+template <class Rows>
+__global__ void __launch_bounds__(kThreads) spread_rows_kernel(Rows rows, PairPlaces places, uint16_t* rounded) {
   await_previous();
-  const int pair = blockIdx.x;
-  const int inputs = product.first.in_features;
+  const int row = blockIdx.x;
+  const int inputs = rows.from.inputs;
   const int i = (blockIdx.y * kThreads + threadIdx.x) * kChunk;
-  if (i >= inputs || product.expert_of_pair[pair] < 0) return;
-  const int source = product.sources != nullptr ? product.sources[pair] : pair;
-  const auto* from = reinterpret_cast<const float4*>(product.x + static_cast<size_t>(source) * inputs + i);
-  const float4 low = from[0];
-  const float4 high = from[1];
-  const float values[kChunk] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-  *reinterpret_cast<uint4*>(rounded + static_cast<size_t>(pair) * inputs + i) =
-      round_chunk<WeightFormat::kBFloat16>(values);
+  if (i >= inputs || places(row, 0) < 0) return;
+  float values[kChunk];
+  rows.begin(row);
+  rows.read(i, values);
+  const uint4 chunk = round_chunk<WeightFormat::kBFloat16>(values);
+  for (int k = 0; k < places.of_each; ++k) {
+    *reinterpret_cast<uint4*>(rounded + static_cast<size_t>(places(row, k)) * inputs + i) = chunk;
+  }
 }
 
 // A thread fills in a group: an expert that has rows, or, behind these, none.
@@ -43,7 +45,7 @@ __global__ void __launch_bounds__(kThreads)
   set_shape(table, group, rows, outputs, inputs);
   table.x[group] = rounded + static_cast<size_t>(first) * inputs;
   table.w[group] = weight->data;
-  table.y[group] = product.y + static_cast<size_t>(first) * outputs;
+  table.y[group] = static_cast<bf16*>(product.y) + static_cast<size_t>(first) * outputs;
 }
 
 }  // namespace
@@ -74,8 +76,10 @@ void grouped_product(cudaStream_t stream, Scratch memory, const GroupedKernel& k
   call.table = take_table(memory, static_cast<size_t>(product.experts));
   auto* rounded = memory.take<uint16_t>(static_cast<size_t>(product.pairs) * call.inputs);
   call.workspace = memory.take<std::byte>(kGroupedWorkspaceBytes);
-  launch(round_sorted_kernel, rows_and(product.pairs, divide_up(call.inputs, kThreads * kChunk)), dim3(kThreads), 0,
-         stream, product, rounded);
+  with_inputs(product, [&]<class Rows>(const Rows& rows) {
+    launch(spread_rows_kernel<Rows>, rows_and(product.x_rows, divide_up(call.inputs, kThreads * kChunk)),
+           dim3(kThreads), 0, stream, rows, PairPlaces(product), rounded);
+  });
   launch(fill_groups_kernel, dim3(divide_up(product.experts, kThreads)), dim3(kThreads), 0, stream, product, rounded,
          call.table);
   kernel.run(stream, call);

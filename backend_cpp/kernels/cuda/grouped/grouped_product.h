@@ -1,13 +1,15 @@
-// A layer's products with experts' weights of bfloat16 or float8 by a library's kernel: inputs are gathered and
-// rounded, and the table of groups is filled, on the device.
+// A layer's products with experts' weights of bfloat16 or float8 by a library's kernel: inputs are brought to the pairs
+// that take them and rounded, and the table of groups is filled, on the device.
 //
-// Arithmetic. As of linear.h: x is rounded to bfloat16, products are exact, sums float32. With float8, x is rounded to
+// Arithmetic. As of linear.h: x is rounded to bfloat16, products are exact, sums float32; y is rounded to bfloat16, off
+// by at most 2^-9 |y|. With float8, x is rounded to
 // it with a scale for each row and 128 inputs, whatever the weight's scales are: y is off by at most 2^-4 sum |x w|,
 // and what x under 2^-16 max |x| adds.
 #pragma once
 
 #include "kernels/cuda/grouped/grouped_kernel.h"
 #include "kernels/cuda/linear/expert_rows.h"
+#include "kernels/cuda/rounding/round_rows.h"
 #include "kernels/cuda/scratch.h"
 #include "kernels/linear.h"
 
@@ -26,11 +28,13 @@ struct GroupedProduct {
   int experts;
   const ExpertRows* parts;        // on the device; of an expert at most one
   const int32_t* part_count;      // on the device
-  const float* x;                 // [.., in_features]
-  const int32_t* sources;         // [pairs], on the device: the row of x of each pair; null: its own
   const int32_t* expert_of_pair;  // [pairs], on the device; -1: nothing is computed
   int pairs;
-  float* y;  // [pairs, out_features]
+  LinearRows x;  // as they are or gated, [x_rows, in_features]
+  int x_rows;    // of which each goes to pairs / x_rows pairs
+  const int32_t*
+      slots;  // [pairs], on the device: these, row by row; -1: none, nor have the row's others; null: its own
+  void* y;    // [pairs, out_features] bfloat16
 };
 
 // Kernels of which type multiply such weights.

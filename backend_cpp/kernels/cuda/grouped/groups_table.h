@@ -14,7 +14,7 @@ inline size_t table_bytes(size_t groups) {
 inline GroupedTable take_table(Scratch& memory, size_t groups) {
   return {memory.take<int32_t>(3 * groups),  memory.take<int32_t>(groups),     memory.take<int32_t>(groups),
           memory.take<int32_t>(groups),      memory.take<int64_t>(groups),     memory.take<int64_t>(groups),
-          memory.take<const void*>(groups),  memory.take<const void*>(groups), memory.take<float*>(groups),
+          memory.take<const void*>(groups),  memory.take<const void*>(groups), memory.take<void*>(groups),
           memory.take<const float*>(groups), memory.take<const float*>(groups)};
 }
 

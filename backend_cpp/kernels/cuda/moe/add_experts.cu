@@ -1,15 +1,18 @@
 #include <algorithm>
 
 #include "kernels/cuda/elementwise/activation.h"
+#include "kernels/cuda/elementwise/row_norm.cuh"
 #include "kernels/cuda/grouped/grouped_product.h"
 #include "kernels/cuda/linear/linear_kernels.h"
 #include "kernels/cuda/linear/weight_slab.cuh"
 #include "kernels/cuda/moe/moe.h"
 #include "kernels/cuda/moe/sort_experts.h"
 #include "kernels/cuda/rounding/round_rows.h"
+#include "kernels/cuda/widen.cuh"
 
 // Rows are sorted by expert; two grouped products with the activation between them; and each row of y gathers what its
-// experts made of it.
+// experts made of it. Where there are many rows the activation is made where the second product's inputs are rounded,
+// and a library's products are of 16 bits.
 
 namespace turbomind::cuda {
 
@@ -18,9 +21,15 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kMostExpertsOfRow = 32;
 
-// Blocks of kThreads outputs; blockIdx.x is the row.
+template <class Element, int kCount>
+struct alignas(std::min(sizeof(Element) * kCount, sizeof(uint4))) Few {
+  Element values[kCount];
+};
+
+// A thread has kCount neighbouring outputs of a row, blockIdx.x.
+template <class Element, int kCount>
 __global__ void __launch_bounds__(kThreads)
-    add_shares_kernel(const float* outputs, const int32_t* slots, const int32_t* chosen, const float* weights,
+    add_shares_kernel(const Element* outputs, const int32_t* slots, const int32_t* chosen, const float* weights,
                       int top_k, int hidden, float* y) {
   await_previous();
   __shared__ int32_t order[kMostExpertsOfRow];  // the row's pairs, by ascending expert
@@ -33,25 +42,29 @@ __global__ void __launch_bounds__(kThreads)
     order[rank] = first_pair + threadIdx.x;
   }
   __syncthreads();
-  const int i = blockIdx.y * kThreads + threadIdx.x;
+  const int i = (blockIdx.y * kThreads + threadIdx.x) * kCount;
   if (i >= hidden) return;
-  float* target = y + static_cast<size_t>(blockIdx.x) * hidden + i;
-  float sum = *target;
+  auto* target = reinterpret_cast<Few<float, kCount>*>(y + static_cast<size_t>(blockIdx.x) * hidden + i);
+  Few<float, kCount> sums = *target;
+#pragma unroll 4
   for (int k = 0; k < top_k; ++k) {
     const int pair = order[k];
-    sum += weights[pair] * outputs[static_cast<size_t>(slots[pair]) * hidden + i];
+    const auto shares =
+        *reinterpret_cast<const Few<Element, kCount>*>(outputs + static_cast<size_t>(slots[pair]) * hidden + i);
+#pragma unroll
+    for (int c = 0; c < kCount; ++c) sums.values[c] += weights[pair] * widen(shares.values[c]);
   }
-  *target = sum;
+  *target = sums;
 }
 
 // One of an expert's two products, of all pairs.
 struct ExpertProduct {
   const LinearWeight& first;   // the first expert's
   const std::byte* on_device;  // the same, on the device
-  const float* x;
-  const int32_t* sources;  // row of x of each pair; null: its own
+  LinearRows x;                // gated: only if makes_activation
   int x_rows;
-  float* y;  // [pairs, out_features]
+  const SortedPairs* sources;  // where rows of x go; null: each is that of a pair
+  void* y;                     // [pairs, out_features] of result_type
 };
 
 // gathered[slot] = the inputs of a pair in the order of its expert's codes; blockIdx.x is the slot.
@@ -85,58 +98,100 @@ int part_rows_of(Kernel kernel, int rows, int pairs, int num_experts) {
   return pairs / num_experts <= kTileRows / 2 ? kTileRows / 2 : kTileRows;
 }
 
+// Of both products.
+DType result_type(Kernel kernel) {
+  return kernel == Kernel::kLibrary ? DType::kBFloat16 : DType::kFloat32;
+}
+
+// Whether the second product's inputs are rounded in a launch that can make them.
+bool makes_activation(Kernel kernel, const LinearWeight& down) {
+  return kernel == Kernel::kLibrary || (kernel == Kernel::kTile && down.input_order == nullptr);
+}
+
 void multiply(cudaStream_t stream, const LinearScratch& scratch, const ExpertTable& experts, Kernel kernel,
               int part_rows, int pairs, const SortedPairs& sorted, ExpertProduct product) {
-  const LinearWeight& weight = product.first;
+  LinearWeight weight = product.first;
   Scratch memory = scratch.memory;
   if (kernel == Kernel::kLibrary) {
     return grouped_product(stream, memory, *experts.library,
                            {weight, product.on_device, sizeof(ExpertWeight), experts.count, sorted.parts,
-                            sorted.part_count, product.x, product.sources, sorted.experts, pairs, product.y});
+                            sorted.part_count, sorted.experts, pairs, product.x, product.x_rows,
+                            product.sources != nullptr ? product.sources->slots : nullptr, product.y});
   }
   const int padded = padded_inputs(weight);
   LinearTask task;
   task.weight = weight;
-  task.x_stride = weight.in_features;
-  task.y = product.y;
+  task.y = static_cast<float*>(product.y);
   task.y_stride = weight.out_features;
   task.rows = pairs;
   task.expert_weights = product.on_device;
   task.expert_stride = sizeof(ExpertWeight);
   task.expert_rows = sorted.parts;
   task.part_count = sorted.part_count;
+  task.sources = product.sources != nullptr ? product.sources->rows : nullptr;
   task.counters = scratch.counters;
 
   if (weight.input_order != nullptr) {
     auto* ordered = memory.take<float>(static_cast<size_t>(pairs) * padded);
-    launch(order_inputs_kernel, rows_and(pairs, divide_up(padded, kThreads)), dim3(kThreads), 0, stream, product.x,
-           product.sources, sorted.experts, product.on_device, weight.in_features, padded, ordered);
+    launch(order_inputs_kernel, rows_and(pairs, divide_up(padded, kThreads)), dim3(kThreads), 0, stream, product.x.x,
+           task.sources, sorted.experts, product.on_device, weight.in_features, padded, ordered);
     product.x = ordered;
     product.x_rows = pairs;
-    product.sources = nullptr;
-    task.x_stride = padded;
+    task.sources = nullptr;
+    weight.input_order = nullptr;
+    weight.in_features = padded;
   }
-  const RowsToRound from{
-      product.x, product.x_rows, task.x_stride, 1, 0, static_cast<int>(std::min<size_t>(task.x_stride, padded)),
-      nullptr};
-  task.x = product.x;
-  task.sources = product.sources;
+  task.x = product.x.x;
+  task.x_stride = weight.in_features;
   if (kernel == Kernel::kPlain) return plain_linear(stream, task, sorted.part_limit);
+  const auto elements = static_cast<size_t>(product.x_rows) * padded;
   if (kernel == Kernel::kStream) {
     if (task.x_stride % 4 != 0) {
-      auto* gathered = memory.take<float>(static_cast<size_t>(from.rows) * padded);
-      gather_inputs(stream, from, padded, gathered);
+      auto* gathered = memory.take<float>(elements);
+      gather_input(stream, product.x, product.x_rows, weight, padded, gathered);
       task.x = gathered;
       task.x_stride = padded;
     }
     return stream_linear(stream, memory, task, part_rows, sorted.part_limit);
   }
-  auto* rounded = memory.take<uint16_t>(static_cast<size_t>(from.rows) * padded);
+  auto* rounded = memory.take<uint16_t>(elements);
   const ChunkOrder order = weight.format == WeightFormat::kInt4 ? ChunkOrder::kInt4 : ChunkOrder::kPlain;
-  round_rows(stream, from, weight.format, order, padded, rounded);
+  round_input(stream, product.x, product.x_rows, weight, order, padded, rounded);
   task.x = rounded;
   task.x_stride = padded;
   tile_linear(stream, memory, task, part_rows, sorted.part_limit);
+}
+
+template <class Element, int kCount>
+void add_shares(cudaStream_t stream, const void* outputs, const SortedPairs& sorted, const int32_t* chosen,
+                const float* weights, int rows, int top_k, int hidden, float* y) {
+  launch(add_shares_kernel<Element, kCount>, rows_and(rows, divide_up(hidden, kCount * kThreads)), dim3(kThreads), 0,
+         stream, static_cast<const Element*>(outputs), sorted.slots, chosen, weights, top_k, hidden, y);
+}
+
+// From how many pairs on a library multiplies.
+int least_library_pairs(const ExpertTable& experts, GroupedType type) {
+  return (type == GroupedType::kFloat8 ? kLeastFloat8GroupRows : kLeastGroupRows) * experts.count;
+}
+
+size_t library_bytes(const ExpertTable& experts, int rows, int top_k) {
+  const auto& [gate_up, down] = experts.first;
+  const auto pairs = static_cast<size_t>(rows) * top_k;
+  size_t of_products = 0;
+  for (const LinearWeight* weight : {&gate_up, &down}) {
+    of_products = std::max(of_products, grouped_scratch_bytes(*weight, experts.count, rows * top_k));
+  }
+  return sorted_pairs_bytes(rows, top_k, experts.count) + scratch_bytes<bf16>(pairs * gate_up.out_features) +
+         scratch_bytes<bf16>(pairs * down.out_features) + of_products;
+}
+
+size_t own_bytes(const ExpertTable& experts, int rows, int top_k) {
+  const auto& [gate_up, down] = experts.first;
+  const auto pairs = static_cast<size_t>(rows) * top_k;
+  const auto inputs = static_cast<size_t>(std::max(padded_inputs(gate_up), padded_inputs(down)));
+  return sorted_pairs_bytes(rows, top_k, experts.count) + scratch_bytes<float>(pairs * gate_up.out_features) +
+         scratch_bytes<float>(pairs * down.in_features) + scratch_bytes<float>(pairs * down.out_features) +
+         scratch_bytes<float>(pairs * inputs) + scratch_bytes<uint16_t>(pairs * inputs) + split_scratch_bytes();
 }
 
 }  // namespace
@@ -144,23 +199,13 @@ void multiply(cudaStream_t stream, const LinearScratch& scratch, const ExpertTab
 GroupedType library_type(const ExpertTable& experts, int rows, int top_k) {
   const GroupedType type = grouped_type(experts.first.gate_up);
   if (type == GroupedType::kNone || grouped_type(experts.first.down) != type) return GroupedType::kNone;
-  const int least = type == GroupedType::kFloat8 ? kLeastFloat8GroupRows : kLeastGroupRows;
-  return rows * top_k >= least * experts.count ? type : GroupedType::kNone;
+  return rows * top_k >= least_library_pairs(experts, type) ? type : GroupedType::kNone;
 }
 
 size_t expert_scratch_bytes(const ExpertTable& experts, int rows, int top_k) {
-  const auto& [gate_up, down] = experts.first;
-  const auto pairs = static_cast<size_t>(rows) * top_k;
-  const auto inputs = static_cast<size_t>(std::max(padded_inputs(gate_up), padded_inputs(down)));
-  size_t of_products =
-      scratch_bytes<float>(pairs * inputs) + scratch_bytes<uint16_t>(pairs * inputs) + split_scratch_bytes();
-  if (experts.library != nullptr) {
-    for (const LinearWeight* weight : {&gate_up, &down}) {
-      of_products = std::max(of_products, grouped_scratch_bytes(*weight, experts.count, rows * top_k));
-    }
-  }
-  return sorted_pairs_bytes(rows, top_k, experts.count) + scratch_bytes<float>(pairs * gate_up.out_features) +
-         scratch_bytes<float>(pairs * down.in_features) + scratch_bytes<float>(pairs * down.out_features) + of_products;
+  if (experts.library == nullptr) return own_bytes(experts, rows, top_k);
+  const int own_rows = divide_up(least_library_pairs(experts, experts.library->type), top_k);
+  return std::max(library_bytes(experts, rows, top_k), own_bytes(experts, std::min(rows, own_rows), top_k));
 }
 
 void add_experts(cudaStream_t stream, const LinearScratch& scratch, Activation activation, const ExpertTable& experts,
@@ -177,19 +222,31 @@ void add_experts(cudaStream_t stream, const LinearScratch& scratch, Activation a
   const int part_rows = part_rows_of(kernel, rows, pairs, experts.count);
   LinearScratch inner = scratch;
   const SortedPairs sorted = take_pairs(inner.memory, rows, top_k, experts.count, part_rows);
-  auto* halves = inner.memory.take<float>(static_cast<size_t>(pairs) * gate_up.out_features);
-  auto* activated = inner.memory.take<float>(static_cast<size_t>(pairs) * down.in_features);
-  auto* outputs = inner.memory.take<float>(static_cast<size_t>(pairs) * hidden);
+  const DType type = result_type(kernel);
+  const auto room_for = [&](int size) -> void* {
+    return inner.memory.take<std::byte>(static_cast<size_t>(pairs) * size * byte_size(type));
+  };
+  void* halves = room_for(gate_up.out_features);
+  void* outputs = room_for(hidden);
+  LinearRows activated(halves, type);
+  activated.gate = activation;
   const auto* table = reinterpret_cast<const std::byte*>(experts.on_device);
 
   sort_by_expert(stream, chosen, rows, top_k, experts.count, part_rows, sorted);
+  auto* made = makes_activation(kernel, down) ? nullptr
+                                              : inner.memory.take<float>(static_cast<size_t>(pairs) * down.in_features);
   multiply(stream, inner, experts, kernel, part_rows, pairs, sorted,
-           {gate_up, table + offsetof(ExpertWeight, gate_up), x, sorted.rows, rows, halves});
-  activate_gated(stream, activation, halves, pairs, down.in_features, activated);
+           {gate_up, table + offsetof(ExpertWeight, gate_up), x, rows, &sorted, halves});
+  if (made != nullptr) {
+    activate_gated(stream, activation, static_cast<const float*>(halves), pairs, down.in_features, made);
+    activated = made;
+  }
   multiply(stream, inner, experts, kernel, part_rows, pairs, sorted,
-           {down, table + offsetof(ExpertWeight, down), activated, nullptr, pairs, outputs});
-  launch(add_shares_kernel, rows_and(rows, divide_up(hidden, kThreads)), dim3(kThreads), 0, stream, outputs,
-         sorted.slots, chosen, weights, top_k, hidden, y);
+           {down, table + offsetof(ExpertWeight, down), activated, pairs, nullptr, outputs});
+  auto* add = type == DType::kBFloat16          ? add_shares<bf16, 8>
+              : hidden % 4 == 0 && is_float4(y) ? add_shares<float, 4>
+                                                : add_shares<float, 1>;
+  add(stream, outputs, sorted, chosen, weights, rows, top_k, hidden, y);
 }
 
 }  // namespace turbomind::cuda

@@ -73,6 +73,7 @@ __global__ void __launch_bounds__(kThreads)
       if (w < warp) slot += matches[w];
       next += matches[w];
     }
+    if (expert == num_experts - 1 && pair < pairs && chosen[pair] < 0) sorted.slots[pair] = -1;
     if (is_mine) {
       sorted.rows[slot] = pair / top_k;
       sorted.experts[slot] = expert;

@@ -11,7 +11,7 @@ namespace turbomind::cuda {
 struct SortedPairs {
   int32_t* rows;        // [pairs]
   int32_t* experts;     // [pairs]
-  int32_t* slots;       // [pairs]; where pair number row top_k + k is in the two above, if it has an expert
+  int32_t* slots;       // [pairs]; where pair number row top_k + k is in the two above, or -1: it has no expert
   ExpertRows* parts;    // [part_limit]; of an expert's pairs at most part_rows each
   int32_t* part_count;  // [1]
   int part_limit;       // no more parts can come about

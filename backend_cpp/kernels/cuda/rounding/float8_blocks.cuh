@@ -17,10 +17,21 @@ __device__ __forceinline__ float inverse_of(float scale) {
   return scale > kLeastScale ? 1.0f / scale : 0.0f;
 }
 
-// A warp rounds 128 inputs of a row, of which each lane has four, and writes four codes; the first one writes the
-// scale.
-__device__ __forceinline__ void round_block(const float (&values)[kBlockWords], uint32_t* codes, float* scale_to) {
-  const int lane = threadIdx.x % kWarp;
+// 128 inputs of a row, of which each lane of a warp has four.
+struct RoundedBlock {
+  uint32_t word;  // the lane's codes
+  float scale;
+
+  // To the warp's 128 codes, and, by the first lane, the scale.
+  __device__ __forceinline__ void write(uint8_t* codes, float* scale_to) const {
+    const int lane = threadIdx.x % kWarp;
+    reinterpret_cast<uint32_t*>(codes)[lane] = word;
+    if (lane == 0) *scale_to = scale;
+  }
+};
+
+// By a whole warp.
+__device__ __forceinline__ RoundedBlock round_block(const float (&values)[kBlockWords]) {
   float top = 0;
   float probe = 0;  // NaN and infinity must not vanish: they make the scale not a number
 #pragma unroll
@@ -36,8 +47,7 @@ __device__ __forceinline__ void round_block(const float (&values)[kBlockWords], 
     const uint32_t code = __nv_cvt_float_to_fp8(values[i] * inverse, __NV_SATFINITE, __NV_E4M3);
     word |= code << 8 * i;
   }
-  codes[lane] = word;
-  if (lane == 0) *scale_to = scale;
+  return {word, scale};
 }
 
 // What the codes of an output and one of its `blocks` are multiplied with.

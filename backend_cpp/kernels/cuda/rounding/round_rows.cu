@@ -136,15 +136,15 @@ __global__ void __launch_bounds__(kByteThreads)
 // of it. scales [blocks, gridDim.x].
 template <class Rows>
 __global__ void __launch_bounds__(kByteThreads)
-    round_blocks_kernel(Rows rows, int blocks, uint32_t* codes, float* scales) {
+    round_blocks_kernel(Rows rows, int blocks, uint8_t* codes, float* scales) {
   await_previous();
   constexpr int kWarps = kByteThreads / kWarp;
   rows.begin(min(static_cast<int>(blockIdx.x), rows.from.rows - 1));
   for (int block = blockIdx.y * kWarps + threadIdx.x / kWarp; block < blocks; block += gridDim.y * kWarps) {
     float values[kBlockWords];
     rows.read(block * kFloat8Block + static_cast<int>(threadIdx.x) % kWarp * kBlockWords, values);
-    round_block(values, codes + (static_cast<size_t>(blockIdx.x) * blocks + block) * kWarp,
-                scales + static_cast<size_t>(block) * gridDim.x + blockIdx.x);
+    round_block(values).write(codes + (static_cast<size_t>(blockIdx.x) * blocks + block) * kFloat8Block,
+                              scales + static_cast<size_t>(block) * gridDim.x + blockIdx.x);
   }
 }
 
@@ -229,13 +229,9 @@ void round_to_blocks(cudaStream_t stream, const LinearRows& input, int rows, con
   const int blocks = shape.inputs / kFloat8Block;
   const int parts = input.norm != nullptr ? 1 : divide_up(blocks, kByteThreads / kWarp);
   with_rows(input, rows_of(weight, input, rows), [&]<class Rows>(const Rows& made) {
-    launch(round_blocks_kernel<Rows>, rows_and(shape.rows, parts), dim3(kByteThreads), 0, stream, made, blocks,
-           reinterpret_cast<uint32_t*>(codes), scales);
+    launch(round_blocks_kernel<Rows>, rows_and(shape.rows, parts), dim3(kByteThreads), 0, stream, made, blocks, codes,
+           scales);
   });
-}
-
-void gather_inputs(cudaStream_t stream, const RowsToRound& from, int padded_inputs, float* gathered) {
-  launch_input<WeightFormat::kFloat32>(stream, kNotMade, from, padded_inputs, gathered);
 }
 
 void gather_input(cudaStream_t stream, const LinearRows& input, int rows, const LinearWeight& weight, int padded_inputs,

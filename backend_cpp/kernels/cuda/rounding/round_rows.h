@@ -78,8 +78,7 @@ void round_to_blocks(cudaStream_t stream, const LinearRows& input, int rows, con
 // Whether round_to_bytes has room for rows that it makes; others may be of any length.
 bool can_round_to_bytes(int padded_inputs);
 
-// Without rounding: gathered [rows, heads, padded_inputs] float32.
-void gather_inputs(cudaStream_t stream, const RowsToRound& from, int padded_inputs, float* gathered);
+// Without rounding: gathered [rows, padded_inputs] float32.
 void gather_input(cudaStream_t stream, const LinearRows& input, int rows, const LinearWeight& weight, int padded_inputs,
                   float* gathered);
 

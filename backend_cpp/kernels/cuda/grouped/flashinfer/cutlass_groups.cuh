@@ -1,5 +1,5 @@
 // What products of groups by CUTLASS on Hopper share: one persistent launch whose blocks read shapes and pointers on
-// the device, sums float32, results written by TMA.
+// the device, sums float32, results in bfloat16 written by TMA.
 #pragma once
 
 #include "kernels/cuda/grouped/grouped_kernel.h"
@@ -18,7 +18,8 @@ using GroupShape = cute::Shape<int, int, int>;
 template <class Tile, class Cluster, class Schedule>
 using GroupEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
     cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster, cutlass::epilogue::collective::EpilogueTileAuto,
-    float, float, void, cutlass::layout::RowMajor*, 4, float, cutlass::layout::RowMajor*, 4, Schedule>::CollectiveOp;
+    float, float, void, cutlass::layout::RowMajor*, 8, cutlass::bfloat16_t, cutlass::layout::RowMajor*, 8,
+    Schedule>::CollectiveOp;
 
 template <class Mainloop, class Epilogue>
 using GroupProduct = cutlass::gemm::device::GemmUniversalAdapter<
@@ -48,11 +49,12 @@ void multiply_groups(cudaStream_t stream, const GroupedCall& call,
   cutlass::KernelHardwareInfo device;
   check(cudaGetDevice(&device.device_id), "asking for the current device");
   device.sm_count = multiprocessor_count();
+  auto* y_strides = reinterpret_cast<typename Kernel::InternalStrideD*>(table.y_strides);
   typename Product::Arguments arguments{
       cutlass::gemm::GemmUniversalMode::kGrouped,
       {call.groups, reinterpret_cast<GroupShape*>(table.shapes), nullptr},
       operands,
-      {{}, nullptr, nullptr, table.y, reinterpret_cast<typename Kernel::InternalStrideD*>(table.y_strides)},
+      {{}, nullptr, nullptr, reinterpret_cast<cutlass::bfloat16_t**>(table.y), y_strides},
       device};
   arguments.epilogue.thread.alpha = 1.0f;
   arguments.epilogue.thread.beta = 0.0f;
