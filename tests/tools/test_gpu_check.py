@@ -88,12 +88,26 @@ def test_a_gpu_that_is_too_old_or_silent_is_said(tmp_path: Path, monkeypatch: py
         machine.read_gpu()
 
 
+def test_headers_of_libraries_are_found_where_the_environment_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine.sysconfig, "get_path", lambda name: str(tmp_path / name))
+    monkeypatch.setenv("TURBOMIND_FLASHINFER_DIR", str(tmp_path / "headers"))
+    assert not machine.has_flashinfer()
+    for folder in ("headers", "purelib/flashinfer/data"):
+        header = tmp_path / folder / "include/flashinfer/attention/mla.cuh"
+        header.parent.mkdir(parents=True)
+        header.touch()
+        assert machine.has_flashinfer()
+        header.unlink()
+
+
 # ---- time ----
 
 
 def test_what_is_expected_of_all_stages_fits_into_nine_minutes() -> None:
     each = all_stages("90a-real", is_rehearsal=False)
-    assert sum(stage.seconds for stage in each if not stage.beside) <= 540
+    assert sum(stage.seconds for stage in each if not stage.beside and not stage.is_extra) <= 540
     assert all(stage.seconds <= stage.most for stage in each)
     names = [stage.name for stage in each]
     assert len(set(names)) == len(names)
@@ -122,6 +136,13 @@ def test_time_that_is_not_used_goes_to_later_stages_and_what_finds_none_is_said(
     assert run(tmp_path, [a_stage("quick", "", seconds=20), slow])["slow"] == "ok"
     other = a_stage("other", "")
     assert run(tmp_path, [other], seconds=3)["other"] == "left out: no time was left; call again"
+
+
+def test_no_time_is_kept_for_what_is_extra(tmp_path: Path) -> None:
+    slow = a_stage("slow", "import time; time.sleep(2)", seconds=0.3, most=30)
+    assert run(tmp_path, [slow, a_stage("extra", "", seconds=20, is_extra=True)], seconds=20)["slow"] == "ok"
+    kept = run(tmp_path, [slow, a_stage("needed", "", seconds=20)], seconds=20, again=("slow",))
+    assert kept["slow"] == "left out: no time was left; call again"
 
 
 # ---- going on ----
@@ -191,6 +212,20 @@ def test_what_needs_a_stage_that_went_wrong_is_left_out(tmp_path: Path) -> None:
     assert outcomes["beside"] == "ok"
 
 
+def test_a_file_of_whose_tests_none_ran_is_not_called_right(tmp_path: Path) -> None:
+    ends = {
+        "right": ("3 skipped, 12 passed in 0.1s", 0),
+        "skipped": ("12 skipped in 0.1s", 0),
+        "not found": ("12 deselected in 0.1s", 5),
+        "wrong": ("1 failed, 12 passed in 0.1s", 1),
+    }
+    each = [a_stage(name, f"print({text!r}); exit({status})", runs_tests=True) for name, (text, status) in ends.items()]
+    none = "left out: none of its tests ran"
+    assert run(tmp_path, each) == {"right": "ok", "skipped": none, "not found": none, "wrong": "FAILED: exit status 1"}
+    found = read(tmp_path / "gpu_check.jsonl")
+    assert [found[name].findings for name in ends] == [{"right: passed": 12}, {}, {}, {}]
+
+
 # ---- the table ----
 
 
@@ -216,6 +251,24 @@ def test_a_profile_is_one_row_a_kernel() -> None:
     assert rows == [["long", "2", "2000.0", "1000.0", "0.0", "0.0", "96.0"], ["short", "1", "0.5", "0.5"] + ["0.0"] * 3]
     with pytest.raises(RuntimeError, match="saw no kernel"):
         ncu_table(["nothing"])
+
+
+def test_what_was_found_of_kernels_on_trial_is_a_table(tmp_path: Path) -> None:
+    said = "DIFFERS from ours, by 7.00 of what it may differ: it is not used"
+    lines = [
+        "turbomind: some kernel, rounded, agrees with ours, by 0.50 of what it may differ: it is used",
+        f"turbomind: another {said}",
+        "turbomind: a third is not used, since its trial failed: no",
+        "turbomind: nothing of that kind",
+    ]
+    run(tmp_path, [a_stage("speed", f"print({chr(10).join(lines)!r})")])
+    text = (tmp_path / "gpu_check.txt").read_text()
+    rows = text.split("kernel on trial")[1].splitlines()[2:5]
+    assert [" ".join(row.split()) for row in rows] == [
+        "some kernel, rounded agrees with ours, by 0.50 of what it may differ: it is used",
+        f"another {said}",
+        "a third is not used, since its trial failed: no",
+    ]
 
 
 def test_where_counters_are_locked_the_other_profiler_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +302,7 @@ def test_where_counters_are_locked_the_other_profiler_is_asked(tmp_path: Path, m
 
 @pytest.mark.skipif("emulated" not in built_modules(), reason="CUDA's emulation is not built: run `make build-tests`")
 def test_a_rehearsal_goes_from_the_build_to_the_table(tmp_path: Path) -> None:
-    few = ("build", "limits", "speed of llama", "kernels alone")
+    few = ("build", "limits", "speed of llama", "kernels alone", "speed of qwen3")
     done = check(tmp_path, "--rehearse", "--only", *few)
     report = json.loads((tmp_path / "gpu_check.json").read_text())
     assert done.returncode == 0, done.stdout + (tmp_path / "gpu_check.log").read_text()[-3000:]
@@ -257,6 +310,7 @@ def test_a_rehearsal_goes_from_the_build_to_the_table(tmp_path: Path) -> None:
     rows = {target.row for target in TARGETS if target.row.startswith(("llama-8b", "attention"))}
     assert rows <= set(report["findings"])
     assert all(value for value in report["findings"].values())
+    assert "agrees with ours" in report["findings"]["trial of products of experts by an emulated library"]
     assert "rehearsed" in (tmp_path / "gpu_check.txt").read_text()
     assert "cmake -S . -B build-cuda" in (tmp_path / "gpu_check.log").read_text()
 

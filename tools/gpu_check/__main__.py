@@ -57,10 +57,12 @@ def main() -> int:
             return 2
         try:
             gpu = machine.read_gpu()
-            described = gpu.described() | {"rehearsal": given.rehearse}
+            described = gpu.described() | {"flashinfer": machine.has_flashinfer(), "rehearsal": given.rehearse}
         except ValueError as error:
             print(error)
             return 2
+        if not machine.has_flashinfer() and not given.rehearse:
+            print("without FlashInfer's kernels: its headers are not here (TURBOMIND_FLASHINFER_DIR names a folder)")
         stages = all_stages(gpu.architecture, is_rehearsal=given.rehearse)
         if given.only:
             stages = [stage for stage in stages if stage.name.startswith(tuple(given.only))]

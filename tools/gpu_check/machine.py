@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 BUILD = "build-cuda"
 MODULES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "jinja2", "pybind11", "pytest")
 PROGRAMS = ("cmake", "ninja", "nvcc", "c++", "nvidia-smi")
+_HEADERS = "include/flashinfer/attention/mla.cuh"
 _FIELDS = ("name", "compute_cap", "driver_version", "memory.total")
 _OLDEST = 8.0
 _HOPPER = "9.0"
@@ -80,6 +81,13 @@ def missing() -> list[str]:
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
         found.append("Python.h (of the package python3-dev)")
     return found
+
+
+def has_flashinfer() -> bool:
+    """Whether a build finds FlashInfer's headers: where ``TURBOMIND_FLASHINFER_DIR`` says, or in Python's packages."""
+    named = os.environ.get("TURBOMIND_FLASHINFER_DIR")
+    folders = [*([Path(named)] if named else []), Path(sysconfig.get_path("purelib"), "flashinfer", "data")]
+    return any((folder / _HEADERS).exists() for folder in folders)
 
 
 def environment(folder: Path, *, is_rehearsal: bool) -> dict[str, str]:

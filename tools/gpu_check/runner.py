@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,12 +18,15 @@ from typing import Any
 from tools.gpu_check.journal import OK, Journal, fingerprint
 from tools.gpu_check.machine import ROOT
 from tools.gpu_check.stages import LEFT_OUT, Stage
-from tools.gpu_check.table import printed
+from tools.gpu_check.table import TRIAL, printed
 
 _LEAST_SECONDS = 4.0  # in which a stage may come to something
 _TOLERANCE = 3  # times the expected seconds that a stage may take where others leave it nothing
 _PATIENCE = 6.0  # seconds from the interrupt to the kill
 _TAIL_LINES = 12
+_NO_TESTS = 5  # pytest's exit status where it found none
+_PASSED = re.compile(r"\b(\d+) passed\b")
+_TRIAL = re.compile(r"turbomind: (?P<name>.+?) (?P<verdict>(?:agrees with|DIFFERS from|is not used, since) .+)")
 
 
 @dataclass
@@ -124,7 +128,7 @@ class Runner:
         remaining = self._deadline - time.monotonic()
         if stage.is_essential:
             return min(remaining, stage.most)
-        spare = remaining - sum(other.seconds for other in later)
+        spare = remaining - sum(other.seconds for other in later if not other.is_extra)
         return min(remaining, stage.most, max(_TOLERANCE * stage.seconds, spare))
 
     # ---- processes ----
@@ -136,6 +140,7 @@ class Runner:
         with log.open("ab") as file:
             file.write(f"\n== {stage.name}: {' '.join(stage.command)}\n".encode())
             file.flush()
+            log_start = file.tell()  # before the stage writes, which moves it
             process = subprocess.Popen(
                 stage.command,
                 cwd=ROOT,
@@ -145,7 +150,7 @@ class Runner:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-            return _Running(stage, process, time.monotonic(), log, file.tell())
+            return _Running(stage, process, time.monotonic(), log, log_start)
 
     def _finish(self, running: _Running, limit: float) -> None:
         """Wait for a process; past its limit it is interrupted, so that it can say where it was, and then killed."""
@@ -164,15 +169,25 @@ class Runner:
         with running.log.open("rb") as file:
             file.seek(running.log_start)
             lines = file.read().decode(errors="replace").splitlines()
-        said = next((line for line in reversed(lines) if line.startswith(LEFT_OUT)), "")
-        if is_late:
-            outcome = f"FAILED: not done after {seconds:.0f} s"
-        elif process.returncode in running.stage.good_codes:
-            outcome = said or OK
-        else:
-            outcome = f"FAILED: exit status {process.returncode}"
-            print("\n".join(f"   | {line[:200]}" for line in lines[-_TAIL_LINES:]), flush=True)
+        for name, verdict in trials(lines).items():
+            self._journal.write(stage=running.stage.name, row=f"{TRIAL}{name}", value=verdict)
+        outcome = f"FAILED: not done after {seconds:.0f} s" if is_late else self._outcome(running, lines)
         self._end(running.stage, outcome, seconds)
+
+    def _outcome(self, running: _Running, lines: Sequence[str]) -> str:
+        """Return how a stage ended that ended by itself."""
+        stage, status = running.stage, running.process.returncode
+        if status != 0 and not (stage.runs_tests and status == _NO_TESTS):
+            print("\n".join(f"   | {line[:200]}" for line in lines[-_TAIL_LINES:]), flush=True)
+            return f"FAILED: exit status {status}"
+        said = next((line for line in reversed(lines) if line.startswith(LEFT_OUT)), "")
+        if said or not stage.runs_tests:
+            return said or OK
+        counts = [int(match[1]) for line in lines if (match := _PASSED.search(line))]
+        if not any(counts):
+            return f"{LEFT_OUT}: none of its tests ran"
+        self._journal.write(stage=stage.name, row=f"{stage.name}: passed", value=counts[-1])
+        return OK
 
     def _end(self, stage: Stage, outcome: str, seconds: float = 0.0) -> None:
         self._here[stage.name] = outcome
@@ -213,6 +228,12 @@ class Runner:
             half.write_text(written, encoding="utf-8")
             half.replace(self._folder / name)
         return text
+
+
+def trials(lines: Sequence[str]) -> dict[str, str]:
+    """Return what a stage printed of kernels on trial (``backend_cpp/device/cuda/trial.cc``), by their names."""
+    found = (_TRIAL.match(line) for line in lines)
+    return {match["name"].rstrip(","): match["verdict"] for match in found if match}
 
 
 def _signal_all(process: subprocess.Popen[bytes], number: signal.Signals) -> None:

@@ -12,7 +12,7 @@ LEFT_OUT = "left out"
 REHEARSAL_FACTOR = 6  # times the seconds of a GPU, for the emulation on few cores
 _ENGINE = ("CMakeLists.txt", "backend_cpp", "lmdeploy/turbomind", "lmdeploy/messages.py")
 _CHECK = ("tools/gpu_check/shapes.py", "tools/gpu_check/checkpoints.py", "tools/gpu_check/cost.py")
-_NO_TESTS = 5  # pytest's exit status where it found none
+_SHAPES_WITH_LIBRARIES = ("llama-8b", "fp8-8b", "qwen3-moe", "mixtral", "deepseek")
 _WORKERS = 4
 _KERNEL_TESTS_SECONDS = 58  # of all files together
 _SANITIZED = {
@@ -42,8 +42,10 @@ class Stage:
         It may take ``most`` though later ones are left out for it.
     is_always_run
         It makes something that the others need on this machine.
-    good_codes
-        Exit statuses of a good end.
+    is_extra
+        It is for time that is left: none is kept for it.
+    runs_tests
+        It calls pytest, some of whose tests have to pass.
     environment
         Variables of its own.
     """
@@ -57,7 +59,8 @@ class Stage:
     inputs: tuple[str, ...] = _ENGINE
     is_essential: bool = False
     is_always_run: bool = False
-    good_codes: tuple[int, ...] = (0,)
+    is_extra: bool = False
+    runs_tests: bool = False
     environment: tuple[tuple[str, str], ...] = ()
 
 
@@ -103,6 +106,8 @@ def all_stages(architecture: str, *, is_rehearsal: bool) -> list[Stage]:
         _work("served", 12, 60, "served"),
         _work("transformers", 16, 90, "beside_transformers"),
         _work("full cache", 25, 150, "full_cache"),
+        _without("overlap", "llama-8b", "LMDEPLOY_CUDA_OVERLAP"),
+        *[_without("libraries", shape, "LMDEPLOY_CUDA_LIBRARIES") for shape in _SHAPES_WITH_LIBRARIES],
     ]
     slower = REHEARSAL_FACTOR if is_rehearsal else 1
     return [replace(stage, seconds=slower * stage.seconds, most=slower * stage.most) for stage in each]
@@ -117,6 +122,8 @@ def _work(
     beside: str = "",
     inputs: tuple[str, ...] = (*_ENGINE, *_CHECK),
     is_always_run: bool = False,
+    is_extra: bool = False,
+    environment: tuple[tuple[str, str], ...] = (),
 ) -> Stage:
     return Stage(
         name,
@@ -127,7 +134,15 @@ def _work(
         beside=beside,
         inputs=(*inputs, f"tools/gpu_check/work/{module}.py"),
         is_always_run=is_always_run,
+        is_extra=is_extra,
+        environment=environment,
     )
+
+
+def _without(what: str, shape: str, switch: str) -> Stage:
+    """Return the speed of a shape again, with something switched off."""
+    name = f"{shape} without {what}"
+    return _work(name, 25, 120, "speed", shape, f"without {what}", is_extra=True, environment=((switch, "0"),))
 
 
 def _kernel_tests() -> list[str]:
@@ -153,7 +168,7 @@ def _tests(path: str, device: str, seconds: float, most: float) -> Stage:
         seconds,
         most,
         inputs=(*_ENGINE, "tests/kernels", path),
-        good_codes=(0, _NO_TESTS),
+        runs_tests=True,
     )
 
 
@@ -171,5 +186,5 @@ def _sanitized(tool: str, path: str, sample: str, device: str) -> Stage:
         10,
         60,
         inputs=(*_ENGINE, path),
-        good_codes=(0, _NO_TESTS),
+        runs_tests=True,
     )

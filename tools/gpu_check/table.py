@@ -11,6 +11,7 @@ from tools.bench.report import table
 _SHARE_OF_BANDWIDTH = "of the copy bandwidth"
 _SHARE_OF_PEAK = "of the peak of its matrix products"
 NOT_MEASURED = "not measured"
+TRIAL = "trial of "  # how rows of kernels on trial begin
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,10 @@ def printed(machine: Mapping[str, Any], stages: Sequence[Mapping[str, Any]], fin
     others = [[row, f"{value:.4g}"] for row, value in findings.items() if row not in named and _is_number(value)]
     if others:
         parts.append(table(["also found", "value"], others))
-    parts += [f"{row}\n{value}" for row, value in findings.items() if isinstance(value, str)]
+    texts = {row: value for row, value in findings.items() if isinstance(value, str)}
+    if tried := [[row.removeprefix(TRIAL), value] for row, value in texts.items() if row.startswith(TRIAL)]:
+        parts.append(table(["kernel on trial", "verdict"], tried))
+    parts += [f"{row}\n{value}" for row, value in texts.items() if not row.startswith(TRIAL)]
     return "\n\n".join(parts) + "\n"
 
 

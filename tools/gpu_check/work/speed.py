@@ -38,14 +38,17 @@ _OWN = {"deepseek": Sizes(decoding=((1, 128), (32, 128), (64, 128), (32, 4096)))
 _TINY = Sizes(answer=5, prompt=64, decoding=((1, 16), (2, 16), (4, 16), (4, 32)))
 
 
-def main(context: Context, name: str) -> None:
-    """Measure the shape ``name``; a rehearsal has the rows of the real sizes."""
+def main(context: Context, name: str, variant: str = "") -> None:
+    """Measure the shape ``name``; a rehearsal has the rows of the real sizes.
+
+    Where something is switched off, ``variant`` says what, and the speed with it is compared.
+    """
     context.native()
     cost = cost_of(tiny(SHAPES[name]) if context.is_rehearsal else SHAPES[name])
     named = _OWN.get(name, Sizes())
     sizes = _TINY if context.is_rehearsal else named
     with in_process(str(context.model(name)), _config(sizes)) as engine:
-        speed = _Speed(context, name, cost, sizes, engine)
+        speed = _Speed(context, name, variant, cost, sizes, engine)
         for (batch, length), (named_batch, named_length) in zip(sizes.decoding, named.decoding, strict=True):
             speed.decode(batch, length, f"decode {named_batch} x {named_length}")
         speed.prompt()
@@ -64,8 +67,9 @@ def _config(sizes: Sizes) -> TurbomindEngineConfig:
 
 
 class _Speed:
-    def __init__(self, context: Context, name: str, cost: Cost, sizes: Sizes, engine: InProcess) -> None:
+    def __init__(self, context: Context, name: str, variant: str, cost: Cost, sizes: Sizes, engine: InProcess) -> None:
         self._context, self._name, self._cost, self._sizes, self._engine = context, name, cost, sizes, engine
+        self._title = f"{name} {variant}".rstrip()
         self._random = random.Random(0)
 
     def decode(self, batch: int, length: int, what: str) -> None:
@@ -77,12 +81,12 @@ class _Speed:
             after = self._engine.step_seconds
             rates.append(steady_rate(records))
             shares.append((after[0] - worked) / (after[1] - passed))
-        rate, row = median(rates[1:]), f"{self._name}: {what}"
-        self._context.note(f"{row}, tokens/s", rate)
+        rate, row = median(rates[1:]), f"{self._title}: {what}"
+        self._note_rate(what, rate)
         self._context.note(f"{row}, busy", median(shares[1:]))
         moved = self._cost.decode_bytes(batch, length + self._sizes.answer / 2)
         self._context.note(f"{row}, bandwidth", moved * rate / batch / self._context.found(COPY))
-        if SHAPES[self._name].weights != "bfloat16":
+        if SHAPES[self._name].weights != "bfloat16" and self._title == self._name:
             plain = self._context.found(f"{_PLAIN}: {what}, tokens/s")
             self._context.note(f"{row}, times bfloat16", rate / plain)
 
@@ -94,11 +98,17 @@ class _Speed:
         ]
         rate = length / median(seconds[1:])
         peak = self._context.found(FLOAT8 if SHAPES[self._name].weights == "fp8" else BFLOAT16)
-        self._context.note(f"{self._name}: prompt, tokens/s", rate)
-        self._context.note(f"{self._name}: prompt, peak", self._cost.row_operations * rate / peak)
+        self._note_rate("prompt", rate)
+        self._context.note(f"{self._title}: prompt, peak", self._cost.row_operations * rate / peak)
         attention = self._cost.attention_operations * length / 2
-        row = f"{self._name}: prompt, peak with attention's operations"
+        row = f"{self._title}: prompt, peak with attention's operations"
         self._context.note(row, (self._cost.row_operations + attention) * rate / peak)
+
+    def _note_rate(self, what: str, rate: float) -> None:
+        self._context.note(f"{self._title}: {what}, tokens/s", rate)
+        if self._title != self._name:
+            whole = self._context.found(f"{self._name}: {what}, tokens/s")
+            self._context.note(f"{self._title}: {what}, times {self._name}", rate / whole)
 
     def _requests(self, count: int, length: int, answer: int) -> Sequence[TokenRequest]:
         return [TokenRequest(tuple(self._random.choices(range(256), k=length)), answer) for _ in range(count)]
