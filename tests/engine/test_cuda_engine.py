@@ -130,7 +130,7 @@ def test_a_librarys_attention_serves_long_chunks_of_prompts(tmp_path: Path, on_c
 def test_a_librarys_products_of_experts_serve_prompts(tmp_path: Path, on_cuda: int) -> None:
     directory = make_tiny(tmp_path / "model", "MixtralForCausalLM", **EXPERTS, sliding_window=None)
     # Of two layers, two products of one chunk of 100 rows; the others are of few rows. The trial besides.
-    check_library("groups", directory, PROMPT * 3, 100, 2 * 2 + 1)
+    check_library("experts", directory, PROMPT * 3, 100, 2 * 2 + 1)
 
 
 @pytest.mark.alike(most=1)

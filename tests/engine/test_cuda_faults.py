@@ -27,7 +27,7 @@ PROMPT = list(range(100, 130))
 def cuda() -> Iterator[NativeModule]:
     with emulated_cuda() as module:
         yield module
-        module.set_library("groups", NONE)
+        module.set_library("experts", NONE)
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_no_step_takes_more_memory_than_was_taken_at_start(
     directory = make_small(tmp_path / "model", case.architecture, **case.overrides)
     case.publish(directory)
     long = [100 + i % 1000 for i in range(470)]
-    cuda.set_library("groups", RIGHT)  # takes experts of bfloat16 in long chunks alone
+    cuda.set_library("experts", RIGHT)  # takes experts of bfloat16 in long chunks alone
     with TokenEngine(directory, device="cuda", num_tokens_per_iter=230, max_batch_size=8, **settings) as engine:
         cuda.set_device_memory(0)
         _, logits = engine.answer(long, 6, "all")  # long products, all logits, decoding far behind

@@ -16,7 +16,7 @@ needs_emulation = pytest.mark.skipif(
 
 @contextmanager
 def library(operator: str, kernel: int) -> Iterator[Device]:
-    """Yield the emulated device with such a library for ``groups``, ``latents``, ``prompts`` or ``scales``."""
+    """Yield the emulated device with such a library for ``experts``, ``latents``, ``prompts`` or ``scales``."""
     module = load_module("emulated")
     module.set_library(operator, kernel)
     try:

@@ -16,7 +16,7 @@ from tools.gpu_check.journal import Journal, append, read
 from tools.gpu_check.machine import Gpu
 from tools.gpu_check.stages import Stage, all_stages
 from tools.gpu_check.table import TARGETS, Target, verdict
-from tools.gpu_check.work import profile
+from tools.gpu_check.work import libraries, profile
 from tools.gpu_check.work.context import Context, LeftOut
 from tools.gpu_check.work.profile import ncu_table
 
@@ -226,6 +226,25 @@ def test_a_file_of_whose_tests_none_ran_is_not_called_right(tmp_path: Path) -> N
     assert [found[name].findings for name in ends] == [{"right: passed": 12}, {}, {}, {}]
 
 
+def test_libraries_that_do_harm_are_left_out_of_what_comes_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def called(command: list[str], timeout: float, check: bool) -> None:
+        assert check
+        if command[-1] == "experts":
+            raise subprocess.CalledProcessError(-11, command)
+        if command[-1] == "latents":
+            raise subprocess.TimeoutExpired(command, timeout)
+
+    append(tmp_path / "gpu_check.jsonl", {"stage": "libraries", "begun": ""})
+    monkeypatch.setattr(libraries.subprocess, "run", called)
+    libraries.main(Context(tmp_path, "libraries", is_rehearsal=True))
+    tell = "import os; print('told', os.environ.get('LMDEPLOY_CUDA_LIBRARIES'))"
+    run(tmp_path, [a_stage("later", tell), a_stage("other", tell, environment=(("LMDEPLOY_CUDA_LIBRARIES", "0"),))])
+    told = [line for line in (tmp_path / "gpu_check.log").read_text().splitlines() if line.startswith("told")]
+    assert told == ["told scales,prompts", "told 0"]
+
+
 # ---- the table ----
 
 
@@ -302,7 +321,7 @@ def test_where_counters_are_locked_the_other_profiler_is_asked(tmp_path: Path, m
 
 @pytest.mark.skipif("emulated" not in built_modules(), reason="CUDA's emulation is not built: run `make build-tests`")
 def test_a_rehearsal_goes_from_the_build_to_the_table(tmp_path: Path) -> None:
-    few = ("build", "limits", "speed of llama", "kernels alone", "speed of qwen3")
+    few = ("build", "limits", "speed of llama", "kernels alone", "libraries")
     done = check(tmp_path, "--rehearse", "--only", *few)
     report = json.loads((tmp_path / "gpu_check.json").read_text())
     assert done.returncode == 0, done.stdout + (tmp_path / "gpu_check.log").read_text()[-3000:]
@@ -311,6 +330,7 @@ def test_a_rehearsal_goes_from_the_build_to_the_table(tmp_path: Path) -> None:
     assert rows <= set(report["findings"])
     assert all(value for value in report["findings"].values())
     assert "agrees with ours" in report["findings"]["trial of products of experts by an emulated library"]
+    assert report["findings"]["libraries in use"] == "scales,experts,prompts,latents"
     assert "rehearsed" in (tmp_path / "gpu_check.txt").read_text()
     assert "cmake -S . -B build-cuda" in (tmp_path / "gpu_check.log").read_text()
 

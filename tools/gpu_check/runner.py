@@ -18,7 +18,7 @@ from typing import Any
 from tools.gpu_check.journal import OK, Journal, fingerprint
 from tools.gpu_check.machine import ROOT
 from tools.gpu_check.stages import LEFT_OUT, Stage
-from tools.gpu_check.table import TRIAL, printed
+from tools.gpu_check.table import LIBRARIES, TRIAL, printed
 
 _LEAST_SECONDS = 4.0  # in which a stage may come to something
 _TOLERANCE = 3  # times the expected seconds that a stage may take where others leave it nothing
@@ -61,7 +61,7 @@ class Runner:
         self,
         folder: Path,
         journal: Journal,
-        environment: Mapping[str, str],
+        environment: dict[str, str],
         machine: Mapping[str, Any],
         seconds: float,
         again: Sequence[str] = (),
@@ -144,13 +144,18 @@ class Runner:
             process = subprocess.Popen(
                 stage.command,
                 cwd=ROOT,
-                env={**self._environment, **dict(stage.environment), "GPU_CHECK_STAGE": stage.name},
+                env=self._environment | self._libraries() | dict(stage.environment) | {"GPU_CHECK_STAGE": stage.name},
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
             return _Running(stage, process, time.monotonic(), log, log_start)
+
+    def _libraries(self) -> dict[str, str]:
+        """Return the variable that leaves out libraries that do harm here, once that is known."""
+        known = [done.findings[LIBRARIES] for done in self._journal.stages().values() if LIBRARIES in done.findings]
+        return {"LMDEPLOY_CUDA_LIBRARIES": known[-1]} if known else {}
 
     def _finish(self, running: _Running, limit: float) -> None:
         """Wait for a process; past its limit it is interrupted, so that it can say where it was, and then killed."""

@@ -89,6 +89,7 @@ def all_stages(architecture: str, *, is_rehearsal: bool) -> list[Stage]:
         _work("limits", 15, 40, "limits", beside="build", inputs=("tools/gpu_check/work/limits.py",)),
         _work("stand-in model", 12, 40, "stand_in", beside="build", is_always_run=True, inputs=()),
         _work("first light", 12, 40, "first_light"),
+        _work("libraries", 20, 120, "libraries"),
         *[_tests(name, device, _KERNEL_TESTS_SECONDS / len(operators), 60) for name in operators],
         _work("speed of llama-8b", 45, 120, "speed", "llama-8b"),
         _work("kernels alone", 15, 60, "kernels"),
@@ -105,7 +106,7 @@ def all_stages(architecture: str, *, is_rehearsal: bool) -> list[Stage]:
         *[_sanitized(tool, *sample, device) for tool, sample in _SANITIZED.items()],
         _work("served", 12, 60, "served"),
         _work("transformers", 16, 90, "beside_transformers"),
-        _work("full cache", 25, 150, "full_cache"),
+        _work("full cache", 25, 150, "full_cache", is_extra=True),
         _without("overlap", "llama-8b", "LMDEPLOY_CUDA_OVERLAP"),
         *[_without("libraries", shape, "LMDEPLOY_CUDA_LIBRARIES") for shape in _SHAPES_WITH_LIBRARIES],
     ]

@@ -12,6 +12,7 @@ _SHARE_OF_BANDWIDTH = "of the copy bandwidth"
 _SHARE_OF_PEAK = "of the peak of its matrix products"
 NOT_MEASURED = "not measured"
 TRIAL = "trial of "  # how rows of kernels on trial begin
+LIBRARIES = "libraries in use"  # the row that says what LMDEPLOY_CUDA_LIBRARIES is from now on
 
 
 @dataclass(frozen=True)

@@ -181,7 +181,7 @@ class GroupedProblem {
 }  // namespace
 
 CudaGrouped::CudaGrouped(CudaOperators& ops, cuda::Gemm& gemm) : ops_(ops), gemm_(gemm) {
-  if (!may_use_libraries()) return;
+  if (!may_use_library(LibraryUse::kExperts)) return;
   for (const cuda::GroupedType type : {cuda::GroupedType::kBFloat16, cuda::GroupedType::kFloat8}) {
     candidates_[type].untried = cuda::grouped_kernels_for(type, cuda::compute_capability());
   }

@@ -34,7 +34,8 @@ Trial try_latents(CudaOperators& ops, const AttentionParams& like, const cuda::L
 }  // namespace
 
 CudaLatents::CudaLatents(CudaOperators& ops)
-    : ops_(ops), kernel_(may_use_libraries() ? cuda::latent_kernel_for(cuda::compute_capability()) : nullptr) {}
+    : ops_(ops),
+      kernel_(may_use_library(LibraryUse::kLatents) ? cuda::latent_kernel_for(cuda::compute_capability()) : nullptr) {}
 
 void CudaLatents::set_spans(std::vector<cuda::DeviceSpan> spans, int padded_spans) {
   if (kernel_ == nullptr) return;

@@ -34,7 +34,7 @@ Trial try_prefill(CudaOperators& ops, const AttentionParams& like, const cuda::P
 
 }  // namespace
 
-CudaPrefill::CudaPrefill(CudaOperators& ops) : ops_(ops), may_be_used_(may_use_libraries()) {}
+CudaPrefill::CudaPrefill(CudaOperators& ops) : ops_(ops), may_be_used_(may_use_library(LibraryUse::kPrompts)) {}
 
 void CudaPrefill::set_spans(const std::vector<cuda::DeviceSpan>& spans) {
   plan_.spans.clear();

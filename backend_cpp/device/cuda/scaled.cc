@@ -77,7 +77,7 @@ Trial multiply(CudaOperators& ops, cuda::Gemm& gemm, cuda::GemmScales scales, DT
 }  // namespace
 
 CudaScaled::CudaScaled(CudaOperators& ops, cuda::Gemm& gemm)
-    : ops_(ops), gemm_(gemm), may_be_used_(may_use_libraries()) {}
+    : ops_(ops), gemm_(gemm), may_be_used_(may_use_library(LibraryUse::kScales)) {}
 
 cuda::GemmScales CudaScaled::scales_for(const LinearWeight& weight, int rows) {
   const cuda::GemmScales scales = cuda::library_scales(weight);

@@ -1,8 +1,8 @@
 // Libraries' kernels on probation: one is used on a device only after it came to what ours does there, on a small
 // random problem. What is found is written to stderr, once a problem.
 //
-// A kernel that breaks the device (an illegal address, say) breaks it for good: then LMDEPLOY_CUDA_LIBRARIES=0 leaves
-// the libraries out.
+// A kernel that breaks the device (an illegal address, say) breaks it for good: then LMDEPLOY_CUDA_LIBRARIES leaves it
+// out.
 #pragma once
 
 #include <functional>
@@ -16,8 +16,12 @@
 
 namespace turbomind {
 
-// Whether the environment lets libraries' kernels be used: LMDEPLOY_CUDA_LIBRARIES is not 0.
-bool may_use_libraries();
+// What libraries' kernels are for.
+enum class LibraryUse { kExperts, kLatents, kPrompts, kScales };
+
+// Whether the environment lets a library's kernels be used: LMDEPLOY_CUDA_LIBRARIES is not set, or names what they are
+// for (experts, latents, prompts, scales) between commas; 0: none. Throws Error (kInvalidArgument) for other names.
+bool may_use_library(LibraryUse use);
 
 // What the two kernels came to. A library may differ from ours by relative * magnitude + absolute, element by element;
 // what is not a number agrees with nothing.

@@ -10,7 +10,7 @@ namespace turbomind::emulated {
 
 namespace {
 
-constexpr const char* kName = "groups";
+constexpr const char* kName = "experts";
 
 float bfloat16_at(const void* matrix, size_t place) {
   return to_float(static_cast<const bf16*>(matrix)[place]);

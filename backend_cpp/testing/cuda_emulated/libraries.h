@@ -5,7 +5,7 @@
 
 namespace turbomind::emulated {
 
-// What the library for an operator ("latents", "prompts", "groups", "scales") does: there is none, it is right, or it
+// What the library for an operator ("experts", "latents", "prompts", "scales") does: there is none, it is right, or it
 // computes nonsense.
 enum class Library { kNone, kRight, kWrong };
 // From the next device on; its launches are counted anew.

@@ -78,12 +78,12 @@ def make_layer(device: Device, rows: int, kind: str = "bfloat16") -> Layer:
 
 
 def test_a_librarys_products_give_the_weighted_sum_of_float64(capfd: pytest.CaptureFixture[str]) -> None:
-    with library("groups", RIGHT) as device:
+    with library("experts", RIGHT) as device:
         layer = make_layer(device, 90)
         chosen, weights, y = layer.run(device)
-        assert device.module.library_launches("groups") == TRIAL + PRODUCTS
+        assert device.module.library_launches("experts") == TRIAL + PRODUCTS
         layer.run(device)
-        assert device.module.library_launches("groups") == TRIAL + 2 * PRODUCTS
+        assert device.module.library_launches("experts") == TRIAL + 2 * PRODUCTS
     exact = layer.exact((chosen, weights), to_bfloat16)
     error = (y.double() - layer.before - exact).norm() / exact.norm()
     assert error < 5e-4  # a number next to a border is rounded otherwise
@@ -94,11 +94,11 @@ def test_a_librarys_products_give_the_weighted_sum_of_float64(capfd: pytest.Capt
 def test_a_librarys_products_of_float8_are_those_of_rounded_activations(
     kind: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with library("groups", RIGHT) as device:
+    with library("experts", RIGHT) as device:
         layer = make_layer(device, 170, kind)
         layer.x *= torch.exp(2 * torch.randn(1, FLOAT8_HIDDEN))
         chosen, weights, y = layer.run(device)
-        assert device.module.library_launches("groups") == TRIAL + FLOAT8_PRODUCTS
+        assert device.module.library_launches("experts") == TRIAL + FLOAT8_PRODUCTS
     assert "products of float8 experts by an emulated library agrees with ours" in capfd.readouterr().err
     added = y.double() - layer.before
     error = {
@@ -112,12 +112,12 @@ def test_a_librarys_products_of_float8_are_those_of_rounded_activations(
 
 
 def test_rows_that_fill_a_step_are_left_alone() -> None:
-    with library("groups", RIGHT) as device:
+    with library("experts", RIGHT) as device:
         layer = make_layer(device, 96)
         *_, whole = layer.run(device)
         device.begin_step(91)
         chosen, _, y = layer.run(device)
-        assert device.module.library_launches("groups") == TRIAL + 2 * PRODUCTS
+        assert device.module.library_launches("experts") == TRIAL + 2 * PRODUCTS
     assert (chosen[91:] == -1).all()
     assert torch.equal(y[91:], layer.before[91:])
     assert torch.equal(y[:91], whole[:91])
@@ -137,11 +137,27 @@ LEFT_OUT = [
 def test_a_librarys_products_are_left_out(kind: str, rows: int, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if reason == "the user said so":
         monkeypatch.setenv("LMDEPLOY_CUDA_LIBRARIES", "0")
-    with library("groups", WRONG if reason == "it is wrong" else RIGHT) as device:
+    with library("experts", WRONG if reason == "it is wrong" else RIGHT) as device:
         layer = make_layer(device, rows, kind)
         *_, theirs = layer.run(device)
-        tried = device.module.library_launches("groups")
-        device.module.set_library("groups", NONE)
+        tried = device.module.library_launches("experts")
+        device.module.set_library("experts", NONE)
         *_, ours = layer.run(Device("emulated"))
     assert torch.equal(theirs, ours)
     assert tried == (TRIAL if reason == "it is wrong" else 0)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "is_used"), [("", True), ("latents,experts", True), ("latents,prompts,scales", False)]
+)
+def test_the_user_says_what_libraries_are_for(wanted: str, is_used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LMDEPLOY_CUDA_LIBRARIES", wanted)
+    with library("experts", RIGHT) as device:
+        make_layer(device, 90).run(device)
+        assert device.module.library_launches("experts") == (TRIAL + PRODUCTS if is_used else 0)
+
+
+def test_what_no_library_is_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LMDEPLOY_CUDA_LIBRARIES", "experts,latent")
+    with pytest.raises(ValueError, match="is experts,latent: it is 0, or names some of experts, latents"):
+        Device("emulated")

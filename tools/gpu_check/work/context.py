@@ -11,7 +11,7 @@ from typing import Any
 from tools.gpu_check.journal import append, read
 
 JOURNAL = "gpu_check.jsonl"
-_PLAYED = ("groups", "latents", "prompts", "scales")
+LIBRARY_USES = ("scales", "experts", "prompts", "latents")  # as LMDEPLOY_CUDA_LIBRARIES names them
 
 
 class LeftOut(Exception):
@@ -76,8 +76,8 @@ class Context:
         """
         module = importlib.import_module(f"tests.kernels.{'_cuda_emulated' if self.is_rehearsal else '_cuda_device'}")
         if self.is_rehearsal:
-            for operator in _PLAYED:
-                module.set_library(operator, 1)
+            for use in LIBRARY_USES:
+                module.set_library(use, 1)
         importlib.import_module("lmdeploy.turbomind.engine")._turbomind = module  # type: ignore[attr-defined]
         return module
 
