@@ -12,7 +12,7 @@ from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.quiet_transformers import without_bars
 from lmdeploy.turbomind.text_part import is_of_text, sees
 from lmdeploy.vl.families import vision_families
-from lmdeploy.vl.families.common import VisionFamily, VisionPart
+from lmdeploy.vl.families.common import VisionFamily, VisionPart, image_processor
 from lmdeploy.vl.tensors import seeing_tensors
 
 _FAST_BFLOAT16 = {"amx_bf16", "avx512_bf16"}  # flags of processors
@@ -41,7 +41,7 @@ def counting_part(checkpoint: Path) -> VisionPart:
     CheckpointError
         If the checkpoint lacks what it takes to read pictures.
     """
-    from transformers import AutoConfig, AutoImageProcessor
+    from transformers import AutoConfig
 
     found = family_in(checkpoint)
     native = found[1].native if found else None
@@ -50,8 +50,7 @@ def counting_part(checkpoint: Path) -> VisionPart:
             given = checkpoint, _config_json(checkpoint)
             return VisionPart(native.config(given), native.processor(given))
         config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
-        processor = AutoImageProcessor.from_pretrained(checkpoint, trust_remote_code=False)
-        return VisionPart(config, processor, video=_video_settings(checkpoint))
+        return VisionPart(config, image_processor(checkpoint), video=_video_settings(checkpoint))
     except (CheckpointError, UnsupportedModelError):
         raise
     except (OSError, ValueError, ImportError, TypeError, KeyError, AttributeError) as error:

@@ -168,7 +168,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         return case, Seeing(directory, case.reference(directory), None, case)
     native = own.native_of(directory) if own.native_of(directory).is_dir() else directory
     theirs = transformers.AutoModelForImageTextToText.from_pretrained(native, dtype=torch.float32)
-    processor = transformers.AutoImageProcessor.from_pretrained(native)
+    processor = transformers.AutoImageProcessor.from_pretrained(native, backend="pil")
     return case, Seeing(directory, theirs, processor, case)
 
 

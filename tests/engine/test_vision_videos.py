@@ -144,7 +144,7 @@ def engine_of(directory: Path, **settings: Any) -> AsyncEngine:
 def test_logits_over_a_video_equal_transformers_in_chunks_and_behind_cached_prefixes(case: tuple[Case, Path]) -> None:
     chosen, directory = case
     theirs = transformers.AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32)
-    processor = transformers.AutoImageProcessor.from_pretrained(directory)
+    processor = transformers.AutoImageProcessor.from_pretrained(directory, backend="pil")
     with engine_of(directory, enable_prefix_caching=True) as engine:
         prompt = ("what happens here, and when?", chosen.video)
         ids = engine.prepare(prompt).ids

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
+from transformers.models.auto import image_processing_auto
 
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.model import MODELS
@@ -155,3 +157,21 @@ def test_pictures_stand_in_front_of_the_text(
     assert length >= 4
     typed = preparer.prepare(f"{token} {token}")
     assert token_id(directory, token) not in typed.ids
+
+
+def test_pictures_are_read_by_pillow_also_where_torchvision_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen: list[str] = []
+
+    def choose(*given: Any) -> str:
+        chosen.append(resolve(*given))
+        return "pil"  # which is here
+
+    resolve = image_processing_auto._resolve_backend
+    monkeypatch.setattr(image_processing_auto, "is_torchvision_available", lambda: True)
+    monkeypatch.setattr(image_processing_auto, "_resolve_backend", choose)
+    directory = make_tiny_llava(tmp_path / "model")
+    counting_part(directory)
+    transformers.AutoImageProcessor.from_pretrained(directory)
+    assert chosen == ["pil", "torchvision"]

@@ -1,6 +1,6 @@
 """What a family of vision models is, as data."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,26 @@ class VisionPart:
     processor: Any
     model: Any = None
     video: Mapping[str, Any] = field(default_factory=dict)
+
+
+def image_processor(checkpoint: Path) -> Any:
+    """Return the image processor that a checkpoint names: the one on Pillow, as models are trained with.
+
+    By itself ``transformers`` would take one on torchvision where that is installed, whose pixels differ a little.
+    """
+    from transformers import AutoImageProcessor
+
+    return AutoImageProcessor.from_pretrained(checkpoint, trust_remote_code=False, backend="pil")
+
+
+def rows_of(seen: "torch.Tensor | Sequence[torch.Tensor]") -> "torch.Tensor":
+    """Return the rows ``[tokens, hidden]`` of the one picture or video that a tower has seen.
+
+    Versions of ``transformers`` differ: it may be an item of a list, or lie in tiles ``[tiles, tokens, hidden]``.
+    """
+    import torch
+
+    return (seen if isinstance(seen, torch.Tensor) else seen[0]).flatten(0, -2)
 
 
 Checkpoint = tuple[Path, Mapping[str, Any]]

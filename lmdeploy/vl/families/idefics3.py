@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from PIL.Image import Image
 
-from lmdeploy.vl.families.common import Options, VisionFamily, VisionPart
+from lmdeploy.vl.families.common import Options, VisionFamily, VisionPart, rows_of
 
 if TYPE_CHECKING:
     import torch
@@ -42,10 +42,10 @@ def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
 def features(part: VisionPart, picture: Image, options: Options) -> "torch.Tensor":
     """Return the rows of all tiles and of the whole."""
     inputs = part.processor(images=[[picture]], return_tensors="pt")
-    rows: torch.Tensor = part.model.get_image_features(
+    seen = part.model.get_image_features(
         pixel_values=inputs["pixel_values"], pixel_attention_mask=inputs["pixel_attention_mask"]
-    ).pooler_output[0]
-    return rows
+    )
+    return rows_of(seen.pooler_output)
 
 
 FAMILY = VisionFamily(

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from PIL.Image import Image
 
-from lmdeploy.vl.families.common import Options, VideoForm, VisionFamily, VisionPart
+from lmdeploy.vl.families.common import Options, VideoForm, VisionFamily, VisionPart, rows_of
 from lmdeploy.vl.families.llava import rows_of_tower
 from lmdeploy.vl.families.llava_next import unpadded
 from lmdeploy.vl.videos import frames_in, times_of
@@ -58,10 +58,9 @@ def video_features(part: VisionPart, stacked: Image, options: Options) -> "torch
     frames = frames_in(stacked, len(times_of(options)))
     seen = [part.processor(images=[[one]], image_grid_pinpoints=[[side, side]], return_tensors="pt") for one in frames]
     views = [one["pixel_values"][0, :1] for one in seen]  # the whole comes first
-    rows: torch.Tensor = part.model.get_video_features(
-        pixel_values_videos=torch.stack(views, dim=1).to(part.model.dtype)
-    ).pooler_output[0]
-    return rows
+    # By place: the name differs between versions of transformers.
+    seen = part.model.get_video_features(torch.stack(views, dim=1).to(part.model.dtype))
+    return rows_of(seen.pooler_output)
 
 
 FAMILY = VisionFamily(

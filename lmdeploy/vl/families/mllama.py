@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from PIL.Image import Image
 
 from lmdeploy.turbomind.safetensors_index import read_checkpoint
-from lmdeploy.vl.families.common import Checkpoint, NativeForm, Options, VisionFamily, VisionPart
+from lmdeploy.vl.families.common import Checkpoint, NativeForm, Options, VisionFamily, VisionPart, image_processor
 from lmdeploy.vl.tensors import seeing_tensors
 
 if TYPE_CHECKING:
@@ -30,9 +30,7 @@ def config(checkpoint: Checkpoint) -> Any:
 
 def processor(checkpoint: Checkpoint) -> Any:
     """Return what cuts pictures into tiles."""
-    from transformers import AutoImageProcessor
-
-    return AutoImageProcessor.from_pretrained(checkpoint[0], trust_remote_code=False)
+    return image_processor(checkpoint[0])
 
 
 def tensors(checkpoint: Checkpoint) -> "Iterator[tuple[str, torch.Tensor]]":

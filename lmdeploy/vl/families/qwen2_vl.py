@@ -54,14 +54,11 @@ def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
 
 def features(part: VisionPart, picture: Image, options: Options) -> "torch.Tensor":
     """Return the rows; behind the embedding, what is added behind the first layers, where the model does so."""
-    import torch
-
     inputs = part.processor(images=picture, return_tensors="pt", **_sizes(part, options))
     seen = part.model.get_image_features(
         pixel_values=inputs["pixel_values"].to(part.model.dtype), image_grid_thw=inputs["image_grid_thw"]
     )
-    deeper = getattr(seen, "deepstack_features", None) or ()
-    return torch.cat([seen.pooler_output[0], *(one[0] for one in deeper)], dim=-1)
+    return qwen_video.all_rows(seen)
 
 
 def _sizes(part: VisionPart, options: Options) -> dict[str, Any]:

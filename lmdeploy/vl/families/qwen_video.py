@@ -5,11 +5,11 @@ others write the time beside every two, which then stand as a picture does.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from PIL.Image import Image
 
-from lmdeploy.vl.families.common import Options, VideoForm, VisionPart
+from lmdeploy.vl.families.common import Options, VideoForm, VisionPart, rows_of
 from lmdeploy.vl.videos import frames_in, times_of
 
 if TYPE_CHECKING:
@@ -126,8 +126,15 @@ def features(part: VisionPart, stacked: Image, options: Options) -> "torch.Tenso
     whole = inputs["image_grid_thw"][:1].clone()
     whole[0, 0] = len(frames) // 2
     seen = part.model.get_video_features(pixel_values_videos=patches.to(part.model.dtype), video_grid_thw=whole)
+    return all_rows(seen)
+
+
+def all_rows(seen: Any) -> "torch.Tensor":
+    """Return the rows ``[tokens, (1 + deeper layers) hidden]`` of the one picture or video that a tower has seen."""
+    import torch
+
     deeper = getattr(seen, "deepstack_features", None) or ()
-    return torch.cat([seen.pooler_output[0], *(one[0] for one in deeper)], dim=-1)
+    return torch.cat([rows_of(one) for one in (seen.pooler_output, *deeper)], dim=-1)
 
 
 FORM = VideoForm(

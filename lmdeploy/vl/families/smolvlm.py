@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from PIL.Image import Image
 
 from lmdeploy.vl.families import idefics3
-from lmdeploy.vl.families.common import Options, VideoForm, VisionPart
+from lmdeploy.vl.families.common import Options, VideoForm, VisionPart, rows_of
 from lmdeploy.vl.videos import frames_in, times_of
 
 if TYPE_CHECKING:
@@ -48,10 +48,10 @@ def features(part: VisionPart, stacked: Image, options: Options) -> "torch.Tenso
     side = int(said.get("longest_edge") or part.processor.size["longest_edge"])
     frames = frames_in(stacked, len(times_of(options)))
     inputs = part.processor(images=[frames], do_image_splitting=False, size={"longest_edge": side}, return_tensors="pt")
-    rows: torch.Tensor = part.model.get_image_features(
+    seen = part.model.get_image_features(
         pixel_values=inputs["pixel_values"], pixel_attention_mask=inputs["pixel_attention_mask"]
-    ).pooler_output[0]
-    return rows
+    )
+    return rows_of(seen.pooler_output)
 
 
 FAMILY = dataclasses.replace(
