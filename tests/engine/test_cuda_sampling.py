@@ -119,7 +119,8 @@ def test_several_answers_and_stop_words(tiny: Path, on_cuda: None) -> None:
 
 
 def test_answers_keep_to_a_response_format(tiny: Path, on_cuda: None) -> None:
-    jsonschema = pytest.importorskip("jsonschema")  # machines with a GPU need not have it
+    jsonschema = pytest.importorskip("jsonschema")  # machines with a GPU need not have it,
+    pytest.importorskip("xgrammar")  # nor what makes grammars
     schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 999}}, "required": ["n"]}
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
     chosen = GenerationConfig(max_new_tokens=60, do_sample=True, top_k=0, random_seed=3, response_format=form)
