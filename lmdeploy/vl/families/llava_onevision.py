@@ -59,8 +59,8 @@ def video_features(part: VisionPart, stacked: Image, options: Options) -> "torch
     seen = [part.processor(images=[[one]], image_grid_pinpoints=[[side, side]], return_tensors="pt") for one in frames]
     views = [one["pixel_values"][0, :1] for one in seen]  # the whole comes first
     # By place: the name differs between versions of transformers.
-    seen = part.model.get_video_features(torch.stack(views, dim=1).to(part.model.dtype))
-    return rows_of(seen.pooler_output)
+    pooled = part.model.get_video_features(torch.stack(views, dim=1).to(part.model.dtype)).pooler_output
+    return rows_of(pooled)
 
 
 FAMILY = VisionFamily(
