@@ -3,7 +3,11 @@
 from collections.abc import Callable
 
 from selenium import webdriver
-from selenium.common.exceptions import NoSuchElementException, StaleElementReferenceException
+from selenium.common.exceptions import (
+    ElementNotInteractableException,
+    NoSuchElementException,
+    StaleElementReferenceException,
+)
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
@@ -111,8 +115,20 @@ class ChatPage:
     def type(self, text: str, into: str = "#question textarea") -> None:
         """Type into a field, in place of what it holds."""
         field = self._one(into)
-        field.send_keys(Keys.CONTROL + "a")
+        self._select(field)
         field.send_keys(text)
+
+    def _select(self, field: WebElement) -> None:
+        """Select what a field holds, as soon as it can be: what slides or unfolds may have no size at first."""
+
+        def selects() -> bool:
+            try:
+                field.send_keys(Keys.CONTROL + "a")
+            except ElementNotInteractableException:
+                return False
+            return True
+
+        self.wait(selects)
 
     def paste(self, text: str) -> None:
         """Put a text into the question's field at once, as the clipboard does."""
@@ -141,9 +157,15 @@ class ChatPage:
         """Unfold the panel of settings, and all of its parts."""
         if "open" not in (self._one("#settings").get_attribute("class") or "").split():
             self._one("#settings .toggle-button").click()
-        for fold in self._driver.find_elements(By.CSS_SELECTOR, "#settings button.label-wrap:not(.open)"):
-            self._driver.execute_script("arguments[0].click()", fold)
+        self.wait(self._unfold_settings)
         self.wait(lambda: self._shown("#max-new-tokens input[type=number]"))
+
+    def _unfold_settings(self) -> bool:
+        """Press what is folded, again where the page was not ready for it; whether nothing was."""
+        folded = self._driver.find_elements(By.CSS_SELECTOR, "#settings button.label-wrap:not(.open)")
+        for fold in folded:
+            self.click(fold)
+        return not folded
 
     @property
     def conversations(self) -> list[str]:
@@ -203,7 +225,7 @@ class ChatPage:
             part = self._one(f"#{name.replace('_', '-')}")
             field = part.find_element(By.CSS_SELECTOR, "input[type=number], textarea, input[type=text]")
             self._driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", field)
-            field.send_keys(Keys.CONTROL + "a")
+            self._select(field)
             field.send_keys(f"{value}" + Keys.TAB)
 
     def choose(self, name: str, choice: str) -> None:
