@@ -2,9 +2,8 @@
 // that take them and rounded, and the table of groups is filled, on the device.
 //
 // Arithmetic. As of linear.h: x is rounded to bfloat16, products are exact, sums float32; y is rounded to bfloat16, off
-// by at most 2^-9 |y|. With float8, x is rounded to
-// it with a scale for each row and 128 inputs, whatever the weight's scales are: y is off by at most 2^-4 sum |x w|,
-// and what x under 2^-16 max |x| adds.
+// by at most 2^-9 |y|. With float8, x is rounded to it with a scale for each row and 128 inputs, whatever the weight's
+// scales are: y is off by at most 2^-4 sum |x w| more, and what x under 2^-16 max |x| adds.
 #pragma once
 
 #include "kernels/cuda/grouped/grouped_kernel.h"
