@@ -16,8 +16,6 @@ TESTS       ?= tests
 COVERAGE    ?=          # options of pytest-cov; with it tests that are Python take three times as long, so make test-all has it
 PYTEST_ARGS ?=
 WORKERS     ?= 2  # tests at a time; those of a file are one after the other
-AGAIN        = --reruns 1  # what starts servers depends on the machine too; the report names what ran twice
-NPM_OPENAI  ?= 6.49.0     # of make clients
 BENCH_ARGS  ?=
 FUZZ_SECONDS ?= 60
 CUDA        ?=            # 1: build for NVIDIA GPUs too; needs the CUDA toolkit
@@ -45,19 +43,21 @@ LIBRARIES := $(STAMPS)/cuda-libraries-$(call digest,requirements/cuda-libraries.
 LINKED  := $(STAMPS)/linked-$(call digest,tools/link_checkout.py)
 CONFIGURED := $(BUILD)/.configured-$(call digest,requirements/torch.txt requirements/runtime.txt)$(if $(strip $(CUDA)),-cuda)$(if $(WITH_LIBRARIES),-libraries)
 
+CLIENT_PINS := $(addprefix requirements/,clients.txt clients-node.txt aider.txt torch.txt guidellm.txt)
+
 CXX_SOURCES = $(shell find backend_cpp -name '*.h' -o -name '*.cc' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 # Of make check: what needs no checkpoint but the default model's tokenizer. Unit tests that write checkpoints,
 # convert them or load the default model's weights take three times as long as all others together; make test has them.
 CHECKPOINT_TESTS := auto_awq checkpoint_faults convert default_model engine_dir expert_families families meta_llama mxfp4 \
-    pickled_weights plain_text quantized_weights resolved_tokenizer row_codes scaled_weights several_models smooth_quant
+    pickled_weights plain_text quantized_weights resolved_tokenizer row_codes scaled_weights multi_model smooth_quant
 QUICK_TESTS := tests/repository $(filter-out $(CHECKPOINT_TESTS:%=tests/unit/test_%.py),$(sort $(wildcard tests/unit/test_*.py)))
 PY_SOURCES  := lmdeploy openai_gateway python_backend webui tools tests
 
-.PHONY: help serve test test-all build build-tests bench peers bench-peers docs lint format fields typecheck sanitize mutations fuzz check screenshot lock model setup dev browser clients clean
+.PHONY: help serve test test-all build build-tests bench bench-tools peers bench-peers docs lint format fields typecheck sanitize mutations fuzz abuse check screenshot lock model setup dev browser clients install-clients clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  Variables: MODEL, PORT, WEBUI_PORT, HTTP_PORT, GRPC_PORT, METRICS_PORT, SERVE_ARGS, TESTS, WORKERS, PYTEST_ARGS, BENCH_ARGS, CUDA, CUDA_LIBRARIES, PYTHON"
+	@echo "  Variables: MODEL, PORT, WEBUI_PORT, HTTP_PORT, GRPC_PORT, METRICS_PORT, SERVE_ARGS, TESTS, WORKERS, PYTEST_ARGS, BENCH_ARGS, ABUSE_ARGS, CUDA, CUDA_LIBRARIES, PYTHON"
 
 # ---- set-up -------------------------------------------------------------------------------------------------------
 
@@ -68,7 +68,7 @@ $(PY):
 
 $(RUNTIME): | $(PY)
 	$(say) 'installing PyTorch (about 1 minute the first time)'
-	@$(PIP) install -qq -r requirements/torch.txt
+	@$(PIP) install -qq -r requirements/torch.txt -c requirements/runtime.txt
 	$(say) 'installing the runtime requirements (some minutes the first time)'
 	@$(PIP) install -qq -r requirements/torch.txt -r requirements/runtime.txt
 	@$(PIP) install -qq --no-deps -r requirements/no-deps.txt
@@ -122,26 +122,30 @@ serve: build model ## Set everything up, then serve Triton, the OpenAI API and t
 	    --triton-grpc-port $(strip $(GRPC_PORT)) --triton-metrics-port $(strip $(METRICS_PORT)) $(strip $(SERVE_ARGS))
 
 browser:
-	@tools/install_browser.sh
+	@tools/install/browser.sh
 
 test: build-tests dev model browser ## Set everything up, then run every test; of cases that are much alike, a sample
-	$(say) 'running the tests (half an hour to an hour on 2 cores)'
+	$(say) 'running the tests (about 25 minutes on 2 quiet cores)'
 	@$(CTEST) --test-dir $(BUILD) --output-on-failure
-	@$(PY) -m pytest --numprocesses $(strip $(WORKERS)) --dist loadfile $(strip $(AGAIN)) $(strip $(TESTS)) $(strip $(COVERAGE)) $(strip $(PYTEST_ARGS))
+	@$(PY) -m pytest --numprocesses $(strip $(WORKERS)) --dist loadfile $(strip $(TESTS)) $(strip $(COVERAGE)) $(strip $(PYTEST_ARGS))
 
 test-all: ## `make test` with all cases of tests whose cases are much alike, which it runs samples of, with other clients, and with the floor of coverage
-	@$(MAKE) clients || echo "-- no further clients can be had here: tests of those that are not installed are skipped"
+	@$(MAKE) install-clients || echo "-- no further clients can be had here: tests of those that are not installed are skipped"
 	@$(MAKE) test COVERAGE="$(if $(filter tests,$(strip $(TESTS))),--cov --cov-report=)" PYTEST_ARGS="--all-cases $(strip $(PYTEST_ARGS))"
 
-clients: ## Install the real clients that tests/clients runs beside ours: litellm, langchain-openai, llama-index, llm, aider, guidellm, lm-eval, instructor, openai-agents, openai of npm
-	$(say) 'installing other clients into the cache (some minutes the first time)'
-	@root="$${LMDEPLOY_CACHE:-$$HOME/.cache/lmdeploy}/clients"; $(PYTHON) -m venv "$$root" \
-	    && "$$root/bin/python" -m pip --disable-pip-version-check --no-input install -qq -r requirements/clients.txt \
-	    && $(PYTHON) -m venv "$$root/aider" \
-	    && "$$root/aider/bin/python" -m pip --disable-pip-version-check --no-input install -qq -r requirements/aider.txt \
-	    && $(PYTHON) -m venv "$$root/guidellm" \
-	    && for file in torch guidellm; do "$$root/guidellm/bin/python" -m pip --disable-pip-version-check --no-input install -qq -r requirements/$$file.txt || exit 1; done \
-	    && if command -v npm > /dev/null; then npm install --silent --no-audit --no-fund --prefix "$$root/node" openai@$(strip $(NPM_OPENAI)); fi
+clients: build dev model install-clients ## Install the real clients of docs/guides/clients.md in an environment of their own, run each of them against our servers, and print which did
+	$(say) 'running the clients (about 5 minutes on 2 cores)'
+	@$(PY) -m pytest --every-client tests/clients $(strip $(PYTEST_ARGS))
+
+install-clients:
+	@root="$${LMDEPLOY_CACHE:-$$HOME/.cache/lmdeploy}/clients"; stamp="$$root/.installed-$(call digest,$(CLIENT_PINS))"; \
+	if [ -e "$$stamp" ]; then exit 0; fi; \
+	echo '-- installing other clients into the cache (some minutes the first time)'; \
+	pip() { $(PYTHON) -m venv "$$1" && "$$1/bin/python" -m pip --disable-pip-version-check --no-input install -qq -r "requirements/$$2.txt"; }; \
+	pip "$$root" clients; pip "$$root/aider" aider; pip "$$root/guidellm" torch; pip "$$root/guidellm" guidellm; \
+	command -v npm > /dev/null || { echo '-- npm is not here: install Node.js 20 or later for the clients of npm'; exit 1; }; \
+	grep -v '^#' requirements/clients-node.txt | xargs npm install --silent --no-audit --no-fund --prefix "$$root/node"; \
+	rm -f "$$root"/.installed-*; touch "$$stamp"
 
 sanitize: build-tests dev model ## The engine's C++ tests under AddressSanitizer and ThreadSanitizer; the grammar program under the first
 	@for sanitizer in address thread; do \
@@ -158,17 +162,24 @@ mutations: dev ## Break the engine a line at a time, and see that its C++ tests 
 	@$(PY) -m tools.mutations
 
 fuzz: setup ## libFuzzer under sanitizers, FUZZ_SECONDS (60) a target; what it finds stays in backend_cpp/fuzz/corpus
-	@tools/install_clang.sh
+	@tools/install/clang.sh
 	@PATH="$(abspath $(VENV)/bin):$$PATH" tools/fuzz.sh $(strip $(FUZZ_SECONDS))
 
-bench: build model ## A short standard benchmark, beside transformers and against the targets
+abuse: build dev ## Attack the gateway, the chat page, the proxy and Ray as users start them; ABUSE_ARGS="--seconds 600": for 10 minutes
+	$(say) 'attacking (some minutes)'
+	@$(PY) -m tests.abuse $(strip $(ABUSE_ARGS))
+
+bench: build model ## A short standard benchmark, alongside transformers and against the targets
 	$(say) 'measuring on an otherwise idle machine (about 5 minutes)'
 	@$(PY) -m tools.bench.standard $(strip $(BENCH_ARGS))
 
-peers: setup ## Install other engines into the cache, to measure beside them: llama.cpp, OpenVINO GenAI
+bench-tools: build model ## Which share of the default model's tool calls can be used, in every format
+	@$(PY) -m tools.tool_calls --formats all $(strip $(BENCH_ARGS))
+
+peers: setup ## Install other engines into the cache, to measure alongside them: llama.cpp, OpenVINO GenAI
 	@$(PY) -m tools.bench.peers.install
 
-bench-peers: build dev model peers ## The engine beside llama.cpp and OpenVINO GenAI, against the targets
+bench-peers: build dev model peers ## The engine alongside llama.cpp and OpenVINO GenAI, against the targets
 	$(say) 'measuring on an otherwise idle machine (about 10 minutes)'
 	@$(PY) -m tools.bench.compare $(strip $(BENCH_ARGS))
 
@@ -182,19 +193,20 @@ check: dev model ## What comes before the other tests: lint, types, imports, fol
 	@$(MAKE) build-tests
 	@$(PY) -m pytest -q --numprocesses $(strip $(WORKERS)) --dist loadfile $(QUICK_TESTS)
 
-lint: dev ## ruff, mypy --strict, clang-format
+lint: dev ## ruff, mypy --strict, clang-format, subjects of commits
 	$(VENV)/bin/ruff check $(PY_SOURCES)
 	$(VENV)/bin/ruff format --check $(PY_SOURCES)
 	$(VENV)/bin/mypy --strict
 	$(VENV)/bin/mypy --strict --python-version 3.10 lmdeploy openai_gateway python_backend webui
 	@$(VENV)/bin/clang-format --dry-run -Werror $(CXX_SOURCES) && echo "clang-format: nothing to change"
+	@$(PY) -m tools.commit_subjects
 
 format: dev ## Rewrite the sources in the project's layout
 	$(VENV)/bin/ruff check --fix-only --quiet $(PY_SOURCES)
 	$(VENV)/bin/ruff format $(PY_SOURCES)
 	$(VENV)/bin/clang-format -i $(CXX_SOURCES)
 
-fields: dev ## Write what is made from the tables of fields: config.pbtxt, C++ structs, docs/settings.md
+fields: dev ## Write what is made from tables and parsers: config.pbtxt, C++ structs, docs/reference/settings.md and cli.md
 	@$(PY) -m tools.fields
 
 docs: dev ## Build the documentation as a site, build/site/index.html

@@ -6,7 +6,11 @@ Everything public is imported on first use, so that ``import lmdeploy`` takes mi
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from lmdeploy.version import __version__, version_info
+from lmdeploy.distribution import require_unmixed
+
+require_unmixed()
+
+from lmdeploy.version import __version__, version_info  # noqa: E402 (mixed files may not be importable)
 
 if TYPE_CHECKING:
     from lmdeploy.messages import GenerationConfig, PytorchEngineConfig, Response, TurbomindEngineConfig, VisionConfig

@@ -51,7 +51,7 @@ def one_of(name: str, value: object, choices: Collection[object]) -> str | None:
 
 
 def strings(name: str, value: object, max_items: int | None = None, max_bytes: int | None = None) -> str | None:
-    """Check that ``value`` is a list of at most so many non-empty strings, each of so many bytes as UTF-8."""
+    """Check that ``value`` is a list of at most this many non-empty strings, each of this many bytes as UTF-8."""
     if not isinstance(value, (list, tuple)) or not all(isinstance(v, str) and v for v in value):
         return f"{name} must be a list of non-empty strings, got {value!r}"
     if max_bytes is not None and any(len(v.encode(errors="surrogatepass")) > max_bytes for v in value):
@@ -60,7 +60,7 @@ def strings(name: str, value: object, max_items: int | None = None, max_bytes: i
 
 
 def token_ids(name: str, value: object, max_items: int | None = None) -> str | None:
-    """Check that ``value`` is a list of at most so many token ids."""
+    """Check that ``value`` is a list of at most this many token ids."""
     if not isinstance(value, (list, tuple)) or not all(whole(name, v, 0, MAX_TOKEN) is None for v in value):
         return f"{name} must be a list of token ids >= 0, got {value!r}"
     return at_most(name, value, max_items)

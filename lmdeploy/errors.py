@@ -1,4 +1,4 @@
-"""Errors of this package that a caller may want to tell apart, and sentences that several places say."""
+"""Errors of this package that a caller may want to distinguish, and sentences that several places say."""
 
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches

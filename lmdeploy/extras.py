@@ -2,7 +2,9 @@
 
 from importlib.util import find_spec
 
-# Of each extra in pyproject.toml: the modules that code imports of it, beside those of the extras it includes.
+from lmdeploy.distribution import install_command
+
+# Of each extra in pyproject.toml: the modules that code imports of it, alongside those of the extras it includes.
 MODULES = {
     "serve": (
         "aiohttp",
@@ -18,6 +20,7 @@ MODULES = {
         "uvicorn",
         "uvloop",
         "yaml",
+        "yarl",
     ),
     "webui": ("gradio", "openai"),
     "lite": ("datasets",),
@@ -52,8 +55,7 @@ def require(extra: str, purpose: str) -> None:
     missing = [name for name in _modules(extra) if not _is_there(name)]
     if missing:
         raise MissingExtraError(
-            f"{purpose} needs packages that are not installed ({', '.join(missing)}); "
-            f"run: pip install 'lmdeploy[{extra}]'"
+            f"{purpose} needs packages that are not installed ({', '.join(missing)}); run: {install_command(extra)}"
         )
 
 

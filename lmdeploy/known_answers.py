@@ -14,7 +14,7 @@ FIELD = "token_ids"
 """Of an assistant's message: the tokens that its content was written in."""
 
 _MOST = 2**31 - 1
-_NOT_TOLD = 8  # tokens at an answer's end that its text has nothing of: what ends a turn, half of a character
+_NOT_REPORTED = 8  # tokens at an answer's end that its text has nothing of: what ends a turn, half of a character
 
 
 class KnownAnswer(NamedTuple):
@@ -69,8 +69,8 @@ def find_answers(
     """
     written = {
         number: ids
-        for number, told in known.items()
-        if messages[number].get("role") == "assistant" and (ids := _writing(messages[number], told, tokenizer))
+        for number, reported in known.items()
+        if messages[number].get("role") == "assistant" and (ids := _writing(messages[number], reported, tokenizer))
     }
     if not written:
         return []
@@ -95,7 +95,7 @@ def _writing(message: Message, ids: list[int], tokenizer: Tokenizer) -> list[int
     content = message.get("content")
     if not isinstance(content, str) or not content:
         return []
-    for end in range(len(ids), max(0, len(ids) - _NOT_TOLD), -1):
+    for end in range(len(ids), max(0, len(ids) - _NOT_REPORTED), -1):
         text = tokenizer.decode(ids[:end], skip_special_tokens=False)
         if text == content:
             return ids[:end]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lmdeploy.fields import rows
 from lmdeploy.kv_events.config import kv_events_problems
-from lmdeploy.speculation.config import speculation_problems
+from lmdeploy.speculative.config import speculation_problems
 
 if TYPE_CHECKING:
     import torch
@@ -20,16 +20,16 @@ LogitsProcessor = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 EXTRA_OUTPUTS = (None, "all", "generation")
 QUANT_POLICIES = (0, 4, 8)
 NUM_CPU_BLOCKS = (
-    "Further blocks of the KV cache, in the host's memory: what those of the device have no room for goes there, and "
-    "is copied back instead of computed again; 0: none."
+    "More blocks of the KV cache, in the host's memory: blocks evicted from the device go there, and are copied back "
+    "instead of computed again; 0: none."
 )
 KV_EVENTS_CONFIG = (
-    "Tell routers, over ZMQ and as vLLM does, which blocks are in the cache: a JSON object with "
-    '"enable_kv_cache_events": true and what docs/operations.md lists. Needs enable_prefix_caching.'
+    "Report routers, over ZMQ and as vLLM does, which blocks are in the cache: a JSON object with "
+    '"enable_kv_cache_events": true and what docs/deployment/operations.md lists. Needs enable_prefix_caching.'
 )
 SPECULATIVE_CONFIG = (
-    "Draft tokens and check several in a step; the answers are the same, sooner: a JSON object with what "
-    'docs/speculation.md lists, such as {"method": "ngram"}.'
+    "Speculative decoding: draft tokens and verify several in a step; same output, sooner: a JSON object with what "
+    'docs/guides/speculative-decoding.md lists, such as {"method": "ngram"}.'
 )
 MODEL_FORMATS = (
     None,
@@ -59,14 +59,13 @@ _SAMPLING = {**_IN_BODIES, "makes_sampling": True}
 
 @rows.documented
 @dataclass
-class GenerationConfig:
+class GenerationConfig(rows.RecordsGiven):
     """How to generate an answer."""
 
-    n: int = rows.whole(1, "Answers to one prompt, told apart by their index.", low=1, high=MAX_ANSWERS, **_ENGINE)
+    n: int = rows.whole(1, "Answers to one prompt, distinguished by their index.", low=1, high=MAX_ANSWERS, **_ENGINE)
     max_new_tokens: int | None = rows.whole(
         512,
-        "Most tokens to generate; None, on the wire -1: all that the session length leaves, to which larger numbers "
-        "are shortened.",
+        "Most tokens to generate; None, on the wire -1: up to the session length, which also bounds larger numbers.",
         low=1,
         wire_low=ALL_THAT_IS_LEFT,
         is_optional=True,
@@ -89,7 +88,7 @@ class GenerationConfig:
     )
     top_k: int = rows.whole(
         50,
-        "Keep so many of the likeliest tokens; 0: all.",
+        "Keep this many of the likeliest tokens; 0: all.",
         **_SAMPLING,
     )
     min_p: float = rows.number(
@@ -101,7 +100,7 @@ class GenerationConfig:
     )
     top_n_sigma: float = rows.number(
         0.0,
-        "Keep the tokens whose logit is within so many standard deviations (of the logits) of the largest; 0: all.",
+        "Keep the tokens whose logit is within this many standard deviations (of the logits) of the largest; 0: all.",
         low=0,
         high=100,
         **_SAMPLING,
@@ -115,23 +114,23 @@ class GenerationConfig:
     )
     repetition_penalty: float = rows.number(
         1.0,
-        "A value over 1 discourages tokens that are already in prompt or answer.",
+        "A value over 1 discourages tokens that are already in the prompt or the response.",
         above=0,
         high=100,
         **_IN_BODIES,
     )
     ignore_eos: bool = rows.flag(
         False,
-        "The model's own end-of-sequence tokens do not end the answer.",
+        "The model's own end-of-sequence tokens do not end the response.",
         **_IN_BODIES,
     )
     random_seed: int | None = rows.seed(
-        "Seed of this request's generator; without one it is drawn at random.",
+        "Seed of this request's random numbers; default: a random seed.",
         also=("seed",),
         **_ENGINE,
     )
     stop_words: list[str] | None = rows.texts(
-        "Strings of any length that end the answer; they are not part of it.",
+        "Strings of any length that end the response; they are not part of it.",
         max_items=64,
         max_bytes=16384,
         also=("stop",),
@@ -144,14 +143,14 @@ class GenerationConfig:
         **_IN_BODIES,
     )
     stop_token_ids: list[int] | None = rows.tokens(
-        "Tokens that end the answer, beside the model's own; they are not part of it.",
+        "Tokens that end the response, alongside the model's own; they are not part of it.",
         max_items=1024,
         **_IN_BODIES,
     )
     bad_token_ids: list[int] | None = rows.tokens("Tokens that are never generated.", max_items=10000, **_ENGINE)
     min_new_tokens: int | None = rows.whole(
         None,
-        "Tokens during which nothing may end the answer.",
+        "Least tokens to generate: before, nothing ends the response.",
         none_means=0,
         also=("min_tokens",),
         **_IN_BODIES,
@@ -164,14 +163,14 @@ class GenerationConfig:
     )
     logprobs: int | None = rows.whole(
         None,
-        "Return the log probability of each token, and of so many likeliest ones beside it.",
+        "Return the log probability of each token, and of this many likeliest ones alongside it.",
         high=MAX_TOP_LOGPROBS,
         **_ENGINE,
     )
     response_format: dict[str, Any] | None = rows.json_object(
         'What the answer has to match: {"type": "text" | "json_object" | "json_schema" | "regex_schema" | "grammar" | '
-        '"structural_tag"} with a member named as the type: json_schema {"schema": ...}, regex_schema "...", '
-        'grammar "..." (EBNF), structural_tag {...} (a format of xgrammar\'s, such as triggered_tags).',
+        '"lark" | "structural_tag"} with a member named as the type: json_schema {"schema": ...}, regex_schema "...", '
+        'grammar "..." (EBNF), lark "...", structural_tag {...} (a format of xgrammar\'s, such as triggered_tags).',
         **_ENGINE,
     )
     logits_processors: list[LogitsProcessor] | None = rows.other(
@@ -185,14 +184,14 @@ class GenerationConfig:
     )
     presence_penalty: float = rows.number(
         0.0,
-        "Taken once from the logit of each token of the answer so far.",
+        "Subtracted once from the logit of each token of the response so far.",
         low=-2,
         high=2,
         **_ENGINE,
     )
     frequency_penalty: float = rows.number(
         0.0,
-        "Taken from the logit of a token for each time it is in the answer so far.",
+        "Subtracted from the logit of a token for each time it is in the response so far.",
         low=-2,
         high=2,
         **_ENGINE,
@@ -221,27 +220,27 @@ class TurbomindEngineConfig:
     )
     weight_bits: int | None = rows.whole(
         None,
-        "Round the matrices to so many bits while loading: faster, a little less exact. What the checkpoint holds in "
-        "8 or 4 bits stays as it is.",
+        "Quantize the weights to this many bits while loading: faster, slightly less accurate. Weights that the "
+        "checkpoint has in 8 or 4 bits stay as they are.",
         choices=(None, 4, 8),
         none_means=0,
     )
     model_format: str | None = rows.text(
         None,
-        "Layout of the checkpoint; without one it is found out, and a given one must agree.",
+        "Layout of the checkpoint; default: detected; a given one must agree.",
         choices=MODEL_FORMATS,
         none_means="",
     )
     tp: int = rows.whole(
         1,
-        "Devices one model is spread over (tensor parallelism): GPUs, or parts of the CPU's cores. Must divide the "
+        "Tensor parallelism: the number of GPUs, or of parts of the CPU's cores, that share a model. Must divide the "
         "number of the model's heads.",
         low=1,
     )
     session_len: int | None = rows.whole(
         None,
-        "Most tokens of a conversation, prompt and answer; default: what the model was made for, as far as the cache "
-        "holds it.",
+        "Context length, prompt and response together; default: what the model was trained for, as far as it fits "
+        "the cache.",
         low=2,
         none_means=0,
     )
@@ -250,7 +249,7 @@ class TurbomindEngineConfig:
     )
     cache_max_entry_count: float = rows.number(
         0.8,
-        "Part of the free memory given to the KV cache; from 1 on, the number of its blocks. On a CPU the default also "
+        "Share of the free memory for the KV cache; from 1 on, the number of its blocks. On a CPU the default also "
         "means at most 4 GiB.",
         above=0,
         high=1e9,
@@ -259,10 +258,16 @@ class TurbomindEngineConfig:
         -1,
         "Blocks the cache grows by; -1: all at once.",
         low=-1,
-        no_effect="the cache is sized at start, and on a CPU its blocks take no memory before they are used",
+        no_effect="the cache is sized at start, and on a CPU its blocks take no memory before their first use",
     )
     cache_block_seq_len: int = rows.whole(64, "Tokens in a block of the KV cache.", choices=(16, 32, 64, 128, 256, 512))
     num_cpu_blocks: int = rows.whole(0, NUM_CPU_BLOCKS)
+    state_snapshot_interval: int = rows.whole(
+        512,
+        "Tokens of a prompt between snapshots of the state of recurrent layers, from which other prompts go on; 0: at "
+        "the ends of prompts and responses, and where prompts part, alone.",
+        high=1_000_000,
+    )
     enable_prefix_caching: bool = rows.flag(False, "Reuse the cached blocks of equal prompt beginnings.")
     kv_events_config: dict[str, Any] | None = rows.json_object(KV_EVENTS_CONFIG)
     speculative_config: dict[str, Any] | None = rows.json_object(SPECULATIVE_CONFIG)
@@ -277,7 +282,7 @@ class TurbomindEngineConfig:
         8192, "Most prompt tokens in a step. On a CPU the default means 256, which keeps running answers going.", low=1
     )
     num_tokens_per_iter: int = rows.whole(
-        0, "Tokens of a step shared by prompts and answers; 0: max_prefill_token_num says it."
+        0, "Token budget of a step, for prefill and decode together; 0: max_prefill_token_num."
     )
     max_prefill_iters: int = rows.whole(
         1, "Over 1: a step is made so large that no prompt takes more of them; 1: no such bound.", low=1
@@ -289,23 +294,28 @@ class TurbomindEngineConfig:
     max_waiting: int = rows.whole(4096, "Requests that may wait; one more is refused as overloaded.", low=1)
     max_embedding_mib: int = rows.whole(
         1024,
-        "MiB that the embeddings of pictures may take, of requests that are open and of sessions; a request beyond is "
-        "refused as overloaded.",
+        "Most MiB of image embeddings, of open requests and sessions together; a request beyond is refused as "
+        "overloaded.",
         low=1,
     )
     adapters: dict[str, str] | None = rows.names("LoRA adapters: name to path. More can be loaded later.")
     max_adapter_mib: int = rows.whole(
         1024,
-        "MiB that LoRA adapters in memory may take. Those that no answer uses leave when another is asked for.",
+        "Most MiB of LoRA adapters in memory. Unused ones are evicted when another is needed.",
         low=1,
     )
     grammar_compile_seconds: float = rows.number(
         10.0,
-        "Processor time that compiling a response format may take; one that takes more is refused.",
+        "Most processor seconds to compile a response format; one that takes longer is refused.",
         above=0,
         high=3600,
     )
     session_idle_seconds: int = rows.whole(3600, "A session that is not used for so long is forgotten.", low=1)
+    step_timeout: int = rows.whole(
+        300,
+        "Most seconds of a step. After them the engine counts as hanging: it is not ready, and the server restarts.",
+        low=1,
+    )
 
     def __post_init__(self) -> None:
         rows.require_valid(
@@ -325,13 +335,13 @@ class PytorchEngineConfig:
     session_len: int | None = rows.whole(None, "Most tokens of a conversation, prompt and answer.", low=2)
     max_batch_size: int | None = rows.whole(None, "Most sequences in a step.", low=1)
     cache_max_entry_count: float = rows.number(
-        0.8, "Part of the free memory given to the KV cache; from 1 on, the number of its blocks.", above=0, high=1e9
+        0.8, "Share of the free memory for the KV cache; from 1 on, the number of its blocks.", above=0, high=1e9
     )
     prefill_interval: int = rows.whole(
         16,
         "Steps between two prefills.",
         low=1,
-        no_effect="a step holds prompts and answers together, so neither waits for the other",
+        no_effect="a step contains prefill and decode together, so neither waits for the other",
     )
     block_size: int = rows.whole(64, "Tokens in a block of the KV cache.", choices=(16, 32, 64, 128, 256, 512))
     num_cpu_blocks: int = rows.whole(0, NUM_CPU_BLOCKS)
@@ -349,7 +359,7 @@ class PytorchEngineConfig:
     device_type: str = rows.text("auto", "What to run on; auto: a GPU where PyTorch finds one, else the CPU.")
     eager_mode: bool = rows.flag(False, "Do not capture graphs.")
     custom_module_map: dict[str, str] | str | None = rows.other(
-        "Classes that run a model in place of those known: a Python file, or a dict of architecture to class."
+        "Model classes to use instead of the built-in ones: a Python file, or a dict of architecture to class."
     )
     download_dir: str | None = rows.text(None, "Where a model that has to be downloaded is stored.")
     revision: str | None = rows.text(None, "Which version of it: a branch, tag or commit.")
@@ -369,12 +379,12 @@ class PytorchEngineConfig:
 
 @dataclass
 class VisionConfig:
-    """How a model that sees looks at pictures.
+    """How a vision-language model processes images.
 
     Parameters
     ----------
     max_batch_size
-        Kept for compatibility: pictures are looked at one by one, so that an answer never depends on other requests'.
+        Kept for compatibility: images are looked at one by one, so that an answer never depends on other requests'.
     thread_safe
         Kept for compatibility: several threads always may.
     """

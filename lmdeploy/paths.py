@@ -104,4 +104,6 @@ def _download(name: str, revision: str | None, download_dir: str | None) -> Path
         return folder.absolute()
     except (OSError, HfHubHTTPError, HFValidationError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise CheckpointError(name, [f"no such directory, nor could it be had from Hugging Face ({reason})"]) from error
+        raise CheckpointError(
+            name, [f"no such directory, and the download from Hugging Face failed ({reason})"]
+        ) from error

@@ -24,8 +24,8 @@ Prompt = str | list[Message] | tuple[Any, Any]
 
 
 @dataclass(frozen=True)
-class PlacedPicture:
-    """A picture or video of a prompt, and the tokens it takes the place of.
+class PlacedImage:
+    """An image or video of a prompt, and the tokens it takes the place of.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ class PlacedPicture:
 
 
 @dataclass(frozen=True)
-class PictureRows:
+class ImageRows:
     """What stands in place of the embeddings of a run of a prompt's tokens, and what the text looks at from there on.
 
     Parameters
@@ -62,7 +62,7 @@ class PictureRows:
     frame_step
         How many positions these frames lie apart.
     looked_at
-        How many rows stand for no token: for models whose text looks at pictures by cross-attention.
+        How many rows stand for no token: for models whose text looks at images by cross-attention.
     """
 
     begin: int
@@ -80,42 +80,42 @@ class PictureRows:
 
 
 class PreparedPrompt(NamedTuple):
-    """Token ids for the engine, the strings that end its answer, how often the user speaks in it, and its pictures.
+    """Token ids for the engine, the strings that end its answer, how often the user speaks in it, and its images.
 
-    ``rows`` are those of the pictures, once something has looked at them.
+    ``rows`` are those of the images, once something has looked at them.
     """
 
     ids: list[int]
     stop_words: list[str]
     rounds: int = 1
-    pictures: tuple[PlacedPicture, ...] = ()
-    rows: tuple[PictureRows, ...] = ()
+    images: tuple[PlacedImage, ...] = ()
+    rows: tuple[ImageRows, ...] = ()
 
 
 class ShownConversation(Protocol):
-    """A conversation whose pictures were taken out, on its way to token ids."""
+    """A conversation whose images were taken out, on its way to token ids."""
 
     messages: list[Message]
 
     def written(self, rendered: str) -> str:
-        """Return the prompt with all that stands for its pictures, of what the chat template wrote."""
+        """Return the prompt with all that stands for its images, of what the chat template wrote."""
 
-    def placed(self, ids: list[int]) -> tuple[list[int], tuple[PlacedPicture, ...]]:
-        """Return the prompt's tokens, and where its pictures are, of what the tokenizer made of it."""
+    def placed(self, ids: list[int]) -> tuple[list[int], tuple[PlacedImage, ...]]:
+        """Return the prompt's tokens, and where its images are, of what the tokenizer made of it."""
 
 
-class PictureReader(Protocol):
-    """Takes the pictures out of conversations (`lmdeploy.vl`)."""
+class ImageReader(Protocol):
+    """Takes the images out of conversations (`lmdeploy.vl`)."""
 
     def read(self, messages: list[Message]) -> ShownConversation:
-        """Raise ``ValueError`` naming the part that is no picture, or may not be one."""
+        """Raise ``ValueError`` naming the part that is no image, or may not be one."""
 
 
 def as_messages(prompt: Prompt) -> list[Message]:
     """Return a prompt as OpenAI messages.
 
-    A text is what the user says; ``(text, picture)`` or ``(text, [picture, ...])`` is what the user says and shows, a
-    picture also being a video.
+    A text is what the user says; ``(text, image)`` or ``(text, [image, ...])`` is what the user says and shows, a
+    image also being a video.
 
     Raises
     ------
@@ -128,18 +128,18 @@ def as_messages(prompt: Prompt) -> list[Message]:
         return prompt
     texts = [item for item in prompt if isinstance(item, str)]
     if len(prompt) != 2 or not texts:
-        raise ValueError(f"a prompt with pictures must be (text, picture or list of them), got {prompt!r:.80}")
+        raise ValueError(f"a prompt with images must be (text, image or list of them), got {prompt!r:.80}")
     text, shown = (prompt[0], prompt[1]) if isinstance(prompt[0], str) else (prompt[1], prompt[0])
-    pictures = shown if isinstance(shown, list) else [shown]
-    content = [_picture_part(picture) for picture in pictures] + [{"type": "text", "text": text}]
+    images = shown if isinstance(shown, list) else [shown]
+    content = [_image_part(image) for image in images] + [{"type": "text", "text": text}]
     return [{"role": "user", "content": content}]
 
 
-def _picture_part(picture: object) -> dict[str, Any]:
-    if isinstance(picture, str):
-        return {"type": "image_url", "image_url": {"url": picture}}
-    kind = "video_data" if hasattr(picture, "times") else "image_data"  # a Video of lmdeploy.vl
-    return {"type": kind, kind: {"data": picture}}
+def _image_part(image: object) -> dict[str, Any]:
+    if isinstance(image, str):
+        return {"type": "image_url", "image_url": {"url": image}}
+    kind = "video_data" if hasattr(image, "times") else "image_data"  # a Video of lmdeploy.vl
+    return {"type": kind, kind: {"data": image}}
 
 
 # Texts of few bytes a token, as most are, are tokenized at once; of longer ones the tokens are counted in slices first.
@@ -167,7 +167,7 @@ class PromptPreparer:
         A text that cannot fit is refused before it keeps the tokenizer busy for seconds. None: none is.
     max_log_len
         Most characters of a prompt shown in the log, at level INFO; None: all, 0: none.
-    pictures
+    images
         For a model that sees.
     split_special_tokens
         Special tokens written in texts, messages and tools are text, as any other: only the chat template makes them.
@@ -185,12 +185,12 @@ class PromptPreparer:
         *,
         bound: PromptBound | None = None,
         max_log_len: int | None = None,
-        pictures: PictureReader | None = None,
+        images: ImageReader | None = None,
         split_special_tokens: bool = False,
     ) -> None:
         self.tokenizer = tokenizer
         self.adapter_templates = AdapterTemplates(tokenizer)
-        self._pictures = pictures
+        self._images = images
         self._template = template
         self._bound = bound
         self._max_log_len = max_log_len
@@ -221,7 +221,8 @@ class PromptPreparer:
             What the engine holds of the conversation already; ``prompt`` is only what follows. None: nothing.
         template_options
             Variables for the chat template (``chat_template_kwargs``); with ``add_generation_prompt`` false nobody
-            is to speak after the conversation.
+            is to speak after the conversation, with ``continue_final_message`` true its last message is the beginning
+            of the response.
         adapter_name
             The LoRA adapter that answers, whose own chat template is applied if it has one.
 
@@ -233,19 +234,23 @@ class PromptPreparer:
         if isinstance(prompt, str) and not do_preprocess:
             text = prompt if self._plain is None else self._plain.cut(prompt)
             return PreparedPrompt(_not_empty(self.encode(text, add_bos=held is None)), [])
-        messages, tokens_told = take_tokens(as_messages(prompt))
+        messages, tokens_reported = take_tokens(as_messages(prompt))
         if self._plain is not None:
-            messages, tools = self._plain.cut(messages), self._plain.cut(tools)
-        shown = None if self._pictures is None else self._pictures.read(messages)
+            messages, tools = self._plain.cut_messages(messages), self._plain.cut_tools(tools)
+            template_options = self._plain.cut_options(template_options or {})
+        shown = None if self._images is None else self._images.read(messages)
         if shown is not None:
             messages = shown.messages
         template = self.adapter_templates.get(adapter_name) or self._template
         options = dict(template_options or ())
         speaks = options.pop("add_generation_prompt", True) is not False
+        continues = options.pop("continue_final_message", False) is True
         if options:
             template = template.with_options(options)
         if held is None:
-            rendered = template.render(messages, tools, speaks)
+            rendered = template.render(messages, tools, speaks, continues)
+        elif continues:
+            raise ValueError("continue_final_message is not supported in a session")
         elif tools:
             raise ValueError("tools must come with the beginning of a session, got them in a later request")
         else:
@@ -253,22 +258,22 @@ class PromptPreparer:
         if shown is not None:
             rendered = shown.written(rendered)
         known: list[KnownAnswer] = []
-        if tokens_told and held is None and shown is None and self._plain is None:
+        if tokens_reported and held is None and shown is None and self._plain is None:
             with self._lock:
                 known = find_answers(
                     rendered,
                     messages,
-                    tokens_told,
+                    tokens_reported,
                     self.tokenizer,
-                    lambda marked: template.render(marked, tools, speaks),
+                    lambda marked: template.render(marked, tools, speaks, continues),
                 )
         ids = self.encode(rendered, add_bos=template.add_bos and held is None, known=known)
-        pictures: tuple[PlacedPicture, ...] = ()
+        images: tuple[PlacedImage, ...] = ()
         if shown is not None:
-            ids, pictures = shown.placed(ids)
-        if pictures and self._bound is not None and len(ids) > self._bound.tokens:  # before anything looks at them
+            ids, images = shown.placed(ids)
+        if images and self._bound is not None and len(ids) > self._bound.tokens:  # before anything looks at them
             raise ValueError(_too_long(self._bound, len(ids)))
-        return PreparedPrompt(_not_empty(ids), template.stop_words, rounds_of(messages), pictures)
+        return PreparedPrompt(_not_empty(ids), template.stop_words, rounds_of(messages), images)
 
     def encode(self, text: str, *, add_bos: bool, known: Sequence[KnownAnswer] = ()) -> list[int]:
         """Return the token ids of a finished prompt, in which the tokens of some places may be known.
@@ -309,7 +314,7 @@ class PromptPreparer:
 
 
 def _too_long(bound: PromptBound, tokens: int | str) -> str:
-    """Return the engine's words for a prompt of so many tokens, or so many bytes that these cannot be few enough."""
+    """Return the engine's words for a prompt of this many tokens, or this many bytes which cannot be fewer tokens."""
     return f"the prompt must be shorter than the session length of {bound.tokens} tokens, got {tokens}"
 
 

@@ -1,7 +1,7 @@
 """Folders for the time of one piece of work, which outlive no process for long.
 
 Whoever fills a folder holds a lock on it, which the kernel gives back however the process ends. So a folder whose lock
-is free was left behind by a process that was killed, and whoever next works beside it removes it.
+is free was left behind by a process that was killed, and whoever next works alongside it removes it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a turn's prompt depends on beside the turn: what the engine holds of its session."""
+"""What a turn's prompt depends on alongside the turn: what the engine holds of its session."""
 
 import threading
 from collections import OrderedDict

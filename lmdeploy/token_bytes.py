@@ -2,7 +2,7 @@
 
 The engine detokenizes with this table alone. It is derived from what the tokenizer says about itself (its decoder), not
 from the model's family: byte-level BPE writes bytes in GPT-2's alphabet, SentencePiece writes ``▁`` for a space
-and ``<0xNN>`` for a byte outside its vocabulary. The file format is in docs/interfaces.md.
+and ``<0xNN>`` for a byte outside its vocabulary. The file format is in docs/internals/interfaces.md.
 """
 
 import json

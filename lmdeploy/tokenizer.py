@@ -21,7 +21,7 @@ class DetokenizeState:
     Parameters
     ----------
     context, read
-        Tokens from ``context`` to ``read`` were told last; those from ``read`` on were not told yet.
+        Tokens from ``context`` to ``read`` were reported last; those from ``read`` on were not given yet.
     """
 
     context: int = 0

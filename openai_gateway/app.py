@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.middleware.cors import CORSMiddleware
 
@@ -27,17 +27,29 @@ from openai_gateway.endpoints.messages import route as messages
 from openai_gateway.endpoints.ollama import route as ollama
 from openai_gateway.endpoints.responses import route as responses
 from openai_gateway.endpoints.scoring import route as scoring
-from openai_gateway.errors import ErrorResponse, install_error_handlers
+from openai_gateway.error_handling import install_error_handlers
+from openai_gateway.errors import ErrorResponse
 from openai_gateway.gateway import Gateway
 from openai_gateway.metrics.page import GatewayMetrics
 from openai_gateway.middleware.access import Access
+from openai_gateway.middleware.admin_keys import AdminKeys
 from openai_gateway.middleware.api_keys import ApiKeys
 from openai_gateway.middleware.body_limit import BodyLimit
+from openai_gateway.middleware.origins import Origins
 from openai_gateway.process.ledger import Ledger
 from openai_gateway.process.registration import Registration
+from openai_gateway.registry import OF_PATH
 from openai_gateway.settings import Settings
+from openai_gateway.stored_responses.folder import FolderStore
 
-_WITH_MODEL = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
+ROUTERS: tuple[APIRouter, ...] = tuple(
+    routes.router
+    for routes in (
+        *(models, loading, adapters, chat, completions, responses, messages, ollama),
+        *(embeddings, scoring, files, batches, render, tokens, interactive, metrics),
+    )
+)
+"""Routes of all endpoints of `openai_gateway.registry`."""
 
 
 def create_app(settings: Settings, client: TritonClient | None = None) -> FastAPI:
@@ -56,20 +68,22 @@ def create_app(settings: Settings, client: TritonClient | None = None) -> FastAP
         The policy file is unusable.
     """
     ledger = Ledger(settings.ledger) if settings.ledger else None
-    figures = GatewayMetrics()
+    counted = GatewayMetrics()
     tracing = None
     if settings.trace_endpoint:
         from openai_gateway.tracing.spans import TraceRequests, Tracing
 
-        tracing = Tracing(settings.trace_endpoint, figures.spans_lost.inc)
+        tracing = Tracing(settings.trace_endpoint, counted.spans_lost.inc)
     client = client or TritonClient(settings.triton_address, ledger, settings.control_key, tracing)
-    gateway = Gateway(settings, client, figures, tracing)
+    gateway = Gateway(settings, client, counted, tracing)
     registration = Registration(gateway)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with gateway.client:
             registration.start()
+            if isinstance(gateway.responses, FolderStore):
+                await gateway.responses.clean()
             if gateway.batch_runner is not None:
                 gateway.batch_runner.start()
             try:
@@ -96,17 +110,17 @@ def create_app(settings: Settings, client: TritonClient | None = None) -> FastAP
         responses=failures,
     )
     app.state.gateway, app.state.registration = gateway, registration
-    for routes in (
-        *(models, loading, adapters, chat, completions, responses, messages, ollama),
-        *(embeddings, scoring, files, batches, render, tokens, interactive, metrics),
-    ):
-        app.include_router(routes.router)
+    for router in ROUTERS:
+        app.include_router(router)
     install_error_handlers(app, _check_model)
     # The last one added is the first one reached.
     file_bytes = None if settings.files_dir is None else settings.max_file_bytes
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, max_file_bytes=file_bytes)
+    app.add_middleware(AdminKeys, keys=settings.admin_keys)
     if settings.api_keys:
         app.add_middleware(ApiKeys, keys=settings.api_keys)
+    else:
+        app.add_middleware(Origins, allowed=settings.allow_origins)
     if settings.allow_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -133,8 +147,10 @@ def create_app(settings: Settings, client: TritonClient | None = None) -> FastAP
 
 
 async def _check_model(request: Request, error: RequestValidationError) -> None:
-    """Raise that a model is not served, which LMDeploy tells before it looks at values."""
-    model = error.body.get("model") if request.url.path in _WITH_MODEL and isinstance(error.body, dict) else None
+    """Raise that a model is not served, which LMDeploy reports before it looks at values."""
+    endpoint = OF_PATH.get(request.scope["path"])
+    checks = endpoint is not None and endpoint.checks_model and isinstance(error.body, dict)
+    model = error.body.get("model") if checks else None
     if isinstance(model, str):
         gateway: Gateway = request.app.state.gateway
         await gateway.choose(model, request)

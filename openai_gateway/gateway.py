@@ -1,4 +1,4 @@
-"""What every route works with: the models behind this gateway, its settings and its figures."""
+"""What every route works with: the models behind this gateway, its settings and its metrics."""
 
 from __future__ import annotations
 
@@ -11,25 +11,28 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import Depends, Request
 
 from lmdeploy.serve.client import GenerateChunk, GenerateRequest, TritonClient
-from lmdeploy.serve.several.administration import Administration
-from lmdeploy.serve.several.registry import Registry
+from lmdeploy.serve.multi_model.administration import Administration
+from lmdeploy.serve.multi_model.registry import Registry
 from openai_gateway.adapters import LONGEST_NAME
-from openai_gateway.answering.watching import watched
 from openai_gateway.batches.files import Limits
 from openai_gateway.batches.runner import BatchRunner
 from openai_gateway.batches.store import Store
 from openai_gateway.endpoints.interactive.sessions import Sessions, engine_session
 from openai_gateway.errors import ApiError
 from openai_gateway.escaping import one_line
-from openai_gateway.metrics.answers import Watch
+from openai_gateway.generation.watching import watched
+from openai_gateway.media import MediaFetcher, RequestMedia
 from openai_gateway.metrics.engine import EnginePage
 from openai_gateway.metrics.page import GatewayMetrics
-from openai_gateway.middleware.api_keys import caller_of_key, key_of, matching_key, salt_of_key
+from openai_gateway.metrics.responses import Watch
+from openai_gateway.middleware.api_keys import caller_of_key, key_of, salt_of_key
 from openai_gateway.middleware.own_requests import OpenRequests, is_own
-from openai_gateway.models import Chosen, Models, OneModel, ServedModel, SeveralModels
-from openai_gateway.pictures import PictureDoor
+from openai_gateway.models import Chosen, Models, MultiModel, OneModel, ServedModel
 from openai_gateway.qos import Qos
 from openai_gateway.settings import Settings
+from openai_gateway.stored_responses.folder import FolderStore
+from openai_gateway.stored_responses.memory import MemoryStore
+from openai_gateway.stored_responses.record import Bounds
 
 if TYPE_CHECKING:
     from openai_gateway.tracing.spans import Tracing
@@ -42,11 +45,13 @@ SET_BY_GATEWAY = ("priority", "cache_salt", "caller", "lora_name")
 BATCH_PRIORITY = 1_000_000
 """Added to the priority of rows of batches: every other request is admitted before them."""
 
+_RESPONSES_MEMORY = 256 * 2**20  # bytes of stored responses in memory, of all API keys together
+_MOST_RESPONSES = 10_000  # of an API key
 _SHOWN_NAME = 200  # characters of a name that is refused
 
 
 class Gateway:
-    """State of one application: its settings, its client, its figures and the served models."""
+    """State of one application: its settings, its client, its metrics and the served models."""
 
     def __init__(
         self, settings: Settings, client: TritonClient, metrics: GatewayMetrics, tracing: Tracing | None = None
@@ -59,7 +64,7 @@ class Gateway:
             self.models = OneModel(settings, client, tracing)
         else:
             registry = Registry(settings.models_dir)
-            self.models = SeveralModels(registry, client, settings, tracing)
+            self.models = MultiModel(registry, client, settings, tracing)
             self.administration = Administration(
                 registry, settings.triton_address, settings.repository_key, settings.drain_seconds
             )
@@ -72,10 +77,17 @@ class Gateway:
         if settings.files_dir is not None:
             limits = Limits(settings.max_file_bytes, settings.max_key_bytes, settings.max_key_files)
             self.store = Store(settings.files_dir, limits)
+        self.responses = self._response_store()
         self.batch_runner: BatchRunner | None = None
         self.sessions = Sessions()
-        self._pictures = PictureDoor(settings.allowed_media_hosts, settings.allowed_media_folder)
-        self._qos = Qos.load(settings.qos_config_path) if settings.qos_config_path else None
+        self._media = MediaFetcher(settings.allowed_media_hosts, settings.allowed_media_folder)
+        self._qos = Qos.load(settings.qos_config_path, settings.api_keys) if settings.qos_config_path else None
+
+    def _response_store(self) -> MemoryStore | FolderStore:
+        settings = self.settings
+        if settings.responses_store is not None:
+            return FolderStore(settings.responses_store, Bounds(settings.max_key_bytes, _MOST_RESPONSES))
+        return MemoryStore(Bounds(_RESPONSES_MEMORY // max(1, len(settings.api_keys)), _MOST_RESPONSES))
 
     async def default_model(self) -> ServedModel:
         """Return the model that is asked where a request names none.
@@ -99,16 +111,24 @@ class Gateway:
         models = await self.models.all()
         return any(await asyncio.gather(*(model.client.is_ready() for model in models)))
 
-    async def bring_pictures(self, request: GenerateRequest) -> None:
-        """Put the pictures into a request that it names elsewhere.
+    async def bring_images(self, request: Request, model: ServedModel, *asked: GenerateRequest) -> None:
+        """Put the images into requests for a model that they name elsewhere.
 
         Raises
         ------
         ApiError
-            One may not be had, or cannot be.
+            One may not be had, or cannot be; or the model takes none.
         """
-        if request.has_pictures:
-            request.messages = await self._pictures.brought_along(request.messages or ())
+        with_images = [each for each in asked if each.has_images]
+        if not with_images:
+            return
+        if model.is_text_only:
+            message = f"The model `{model.name}` reads text only; leave images out."
+            raise ApiError(400, message, param="messages", code="unsupported_value")
+        media = RequestMedia(self._media)
+        request.scope["lmdeploy.finally"].append(media.release)
+        for each in with_images:
+            each.messages = await media.brought_along(each.messages or ())
 
     async def choose(self, requested: str | None, request: Request) -> Chosen:
         """Return the model, or the adapter that the caller may use, of a name; an error 404 where there is none.
@@ -131,21 +151,6 @@ class Gateway:
             404, f"The model `{requested[:_SHOWN_NAME]}` does not exist.", param="model", code="model_not_found"
         )
 
-    def require_administrator(self, request: Request, what: str) -> None:
-        """Refuse a request that does not come with one of the administrators' keys.
-
-        Parameters
-        ----------
-        what
-            What is loaded and unloaded with them, for the message.
-        """
-        if not self.settings.admin_keys:
-            message = f"{what} are loaded and unloaded by administrators; start the server with --admin-keys."
-            raise ApiError(403, message, code="forbidden")
-        if matching_key(request.headers, self.settings.admin_keys) is None:
-            message = f"{what} are loaded and unloaded with one of the --admin-keys."
-            raise ApiError(401, message, code="invalid_api_key")
-
     def watched(
         self,
         request: Request,
@@ -154,8 +159,8 @@ class Gateway:
         choices: int = 1,
     ) -> AsyncGenerator[GenerateChunk, None]:
         """Return the engine's stream for one prompt, counted and timed from the moment that `request` came."""
-        figures = self.metrics.answers.of(model.name)
-        return watched(chunks, Watch(figures, request.scope["lmdeploy.begin"], choices))
+        metrics = self.metrics.responses.of(model.name)
+        return watched(chunks, Watch(metrics, request.scope["lmdeploy.begin"], choices))
 
     def admit(
         self,
@@ -184,13 +189,13 @@ class Gateway:
         if session_id is not None and engine_session(session_id, key_of(request.scope)) in self.sessions:
             raise ApiError(400, f"The session_id `{session_id}` is occupied.", param="session_id")
         of_batch = is_own(request.scope)
+        key = key_of(request.scope)
         if self._qos is not None:
-            admission = self._qos.admit(user, counts=not of_batch)
+            admission = self._qos.admit(user, key, counts=not of_batch)
             request.scope["lmdeploy.finally"].append(admission.release)
             generate.fields["priority"] = admission.priority
         if of_batch:
             generate.fields["priority"] = BATCH_PRIORITY + generate.fields.get("priority", 0)
-        key = key_of(request.scope)
         if key is not None:
             generate.fields["caller"] = caller_of_key(key)
         if self.settings.salts_by_key and key is not None:

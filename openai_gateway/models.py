@@ -3,54 +3,56 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from lmdeploy.pooling import read_pooling
-from lmdeploy.score_head import read_score_head
-from lmdeploy.serve.client import GenerateRequest, TritonClient
-from lmdeploy.serve.several.registry import Registry, ServedEntry
-from lmdeploy.serve.several.wanted import newest_versions
+from lmdeploy.model_metadata.pooling import read_pooling
+from lmdeploy.model_metadata.sampling_defaults import AUTO, sampling_defaults
+from lmdeploy.model_metadata.score_head import read_score_head
+from lmdeploy.serve.client import GenerateRequest, TritonClient, TritonRequestError, TritonUnavailable
+from lmdeploy.serve.multi_model.registry import Registry, ServedEntry
+from lmdeploy.serve.multi_model.wanted import newest_versions
 from lmdeploy.templates.infilling import Infilling, infilling_of
-from lmdeploy.templates.notations import GENERIC, NOTATIONS
 from lmdeploy.templates.thinking import Thinking, thinking_of
+from lmdeploy.templates.tool_call_formats import ToolCallFormat, tool_call_format_of
+from lmdeploy.vl.constants import VISION_FILE
 from openai_gateway.adapters import Adapters
-from openai_gateway.answering.token_texts import TokenTexts
 from openai_gateway.errors import ApiError
+from openai_gateway.generation.token_texts import TokenTexts
 from openai_gateway.protocol.tools import Tool
 from openai_gateway.settings import Settings
 
 if TYPE_CHECKING:
-    from lmdeploy.templates.base import ChatTemplate
-    from lmdeploy.tokenizer import Tokenizer
     from openai_gateway.tracing.spans import Tracing
 
-_GENERIC = ("auto", *(name for name, described in NOTATIONS.items() if GENERIC in described))
 _UNKNOWN = -1  # no token
+_CONTEXT_KNOWN = 10.0  # seconds after which an engine may have been restarted with another length of context
 
 
 @dataclass(frozen=True)
 class Traits:
-    """What a model's template, and who serves it, tell of it.
+    """What a model's template, and who serves it, report it.
 
     Attributes
     ----------
     thinking
-        Where its thoughts are in its answers; None: answers have none.
+        How it marks reasoning; None: it has none.
     infilling
         How it is asked for a missing middle; None: it cannot be, or nobody here knows.
-    call_notation
-        How it writes calls, one of `lmdeploy.templates.notations.PARSERS`.
-    may_hold_calls
-        It writes them in the generic notation, whose marks are text, so that a grammar can hold on to them.
+    tool_call_parser
+        How calls are found, one of `lmdeploy.templates.tool_call_formats.PARSERS`.
+    tool_call_format
+        How the model writes calls, so that a grammar can hold it to them; None: it is not known.
     """
 
     thinking: Thinking | None = None
     infilling: Infilling | None = None
-    call_notation: str = "auto"
-    may_hold_calls: bool = False
+    tool_call_parser: str = "auto"
+    tool_call_format: ToolCallFormat | None = None
 
 
 class ServedModel:
@@ -65,21 +67,45 @@ class ServedModel:
     engine_dir
         As `TokenTexts` takes it.
     traits
-        What its template tells.
+        What its template reports.
+    generation_config
+        Where its sampling defaults come from (`lmdeploy.model_metadata.sampling_defaults`).
+
+    Raises
+    ------
+    ValueError
+        `generation_config` is a folder without a usable file.
     """
 
-    def __init__(self, name: str, client: TritonClient, engine_dir: Path | None, traits: Traits) -> None:
+    def __init__(
+        self, name: str, client: TritonClient, engine_dir: Path | None, traits: Traits, generation_config: str = AUTO
+    ) -> None:
         self.name = name
+        self.sampling_defaults = sampling_defaults(generation_config, engine_dir)
         self.thinking = traits.thinking
         self.infilling = traits.infilling
-        self.call_notation = traits.call_notation
-        self.may_hold_calls = traits.may_hold_calls
+        self.tool_call_parser = traits.tool_call_parser
+        self.tool_call_format = traits.tool_call_format
         self.pooling = None if engine_dir is None else read_pooling(engine_dir)
+        self.is_text_only = engine_dir is not None and not (engine_dir / VISION_FILE).is_file()
         self.score_head = None if engine_dir is None else read_score_head(engine_dir)
-        self.client = client
+        self.client, self.engine_dir = client, engine_dir
         self.adapters = Adapters(client)
         self.token_texts = TokenTexts(client, engine_dir)
         self._bos: int | None = _UNKNOWN
+        self._context_len: int | None = None
+        self._context_known_until = -math.inf
+
+    async def context_len(self) -> int | None:
+        """Return how many tokens prompt and response have together at most; None: the engine does not say now."""
+        now = time.monotonic()
+        if now >= self._context_known_until:
+            self._context_known_until = now + _CONTEXT_KNOWN
+            try:
+                self._context_len = await self.client.context_len()
+            except (TritonRequestError, TritonUnavailable):  # an older one, or one that is being started
+                self._context_len = None
+        return self._context_len
 
     async def bos_token_id(self) -> int | None:
         """Return the token that begins a sequence, asked for once; None when the model has none."""
@@ -119,10 +145,10 @@ class Chosen:
         Raises
         ------
         ApiError
-            It has pictures, whose tokens are not told.
+            It has images, whose tokens are not given.
         """
-        if GenerateRequest(messages=messages).has_pictures:
-            raise ApiError(400, "The tokens of prompts with pictures are not told.", param="messages")
+        if GenerateRequest(messages=messages).has_images:
+            raise ApiError(400, "The tokens of prompts with images are not given.", param="messages")
         shown = [tool.for_template() for tool in tools]
         return await self.model.client.tokenize(
             messages=messages, tools=shown, template_options=template_options, adapter=self.adapter
@@ -151,16 +177,18 @@ class OneModel:
     Parameters
     ----------
     settings
-        Its name, or None: what Triton says; its engine directory; what tells where it thinks.
+        Its name, or None: what Triton says; its engine directory; what says where it thinks.
     client
         Of the tritonserver.
     tracing
-        Told the name.
+        Called with the name.
     """
 
     def __init__(self, settings: Settings, client: TritonClient, tracing: Tracing | None = None) -> None:
         traits = _traits(settings, settings.engine_dir, settings.chat_template)
-        self._model = ServedModel(settings.model_name or "", client, settings.engine_dir, traits)
+        self._model = ServedModel(
+            settings.model_name or "", client, settings.engine_dir, traits, settings.generation_config
+        )
         self._tracing = tracing
 
     async def all(self) -> list[ServedModel]:
@@ -176,7 +204,7 @@ class OneModel:
         return {model.name: model for model in await self.all()}
 
 
-class SeveralModels:
+class MultiModel:
     """The models of a registry, whoever changes it.
 
     Parameters
@@ -186,7 +214,7 @@ class SeveralModels:
     client
         Of the tritonserver.
     settings
-        How thoughts and calls are found in their answers.
+        How reasoning and calls are found in their answers.
     tracing
         Makes spans of their answers.
     """
@@ -225,32 +253,29 @@ class SeveralModels:
         tracer = None if self._tracing is None else self._tracing.of_model(entry.name)
         client, engine_dir = self._client.of_model(entry.suffix, tracer), Path(entry.engine_dir)
         traits = await asyncio.to_thread(_traits, self._settings, engine_dir, entry.chat_template)
-        return ServedModel(entry.name, client, engine_dir, traits)
+        return ServedModel(entry.name, client, engine_dir, traits, self._settings.generation_config)
 
 
 def _traits(settings: Settings, engine_dir: Path | None, chat_template: str) -> Traits:
     """Return what is known of a model here, where its tokenizer and template can be looked at or not."""
-    parser, notation = settings.reasoning_parser, settings.tool_call_parser
+    parser, named = settings.reasoning_parser, settings.tool_call_parser
+    unseen = Traits(
+        thinking_of(parser, None), tool_call_parser=named, tool_call_format=tool_call_format_of(named, None)
+    )
     if engine_dir is None and not chat_template:
-        return Traits(thinking_of(parser, None), call_notation=notation)
+        return unseen
     from lmdeploy.model import chat_template_for
     from lmdeploy.tokenizer import Tokenizer
 
     try:
         tokenizer = None if engine_dir is None else Tokenizer(str(engine_dir))
         template = chat_template_for(str(engine_dir), chat_template, tokenizer)
-    except (ValueError, OSError):  # the model's own processes tell it
-        return Traits(thinking_of(parser, None), call_notation=notation)
+    except (ValueError, OSError):  # the model's own processes report it
+        return unseen
     tokens = () if tokenizer is None else tokenizer.added_tokens
-    may_hold_calls = tokenizer is not None and notation in _GENERIC and _shows_generic_calls(template, tokenizer)
     thinking = thinking_of(parser, template)
     if thinking is not None and tokenizer is not None:
         thinking = replace(thinking, end_ids=tuple(tokenizer.encode(thinking.closing, add_bos=False)))
-    return Traits(thinking, infilling_of(template, tokens), notation, may_hold_calls)
-
-
-def _shows_generic_calls(template: ChatTemplate, tokenizer: Tokenizer) -> bool:
-    """Return whether a model writes calls generically, and the mark is no special token: no grammar allows those."""
-    mark = GENERIC.opening
-    is_written = not template.lists_tools() and template.own_notation is None
-    return (is_written or template.mentions(mark)) and mark in tokenizer.decode(tokenizer.encode(mark, add_bos=False))
+    return Traits(
+        thinking, infilling_of(template, tokens), named, tool_call_format_of(named, template.tool_call_format)
+    )

@@ -1,9 +1,10 @@
-"""From the bytes of a request's body to its model, at a bounded cost, and beside the event loop when it is long."""
+"""From the bytes of a request's body to its model, at a bounded cost, and alongside the event loop when it is long."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from email.message import Message
@@ -15,15 +16,19 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
+from starlette.types import Receive, Scope
 
-from openai_gateway.errors import ApiError
+from openai_gateway.errors import BODY, ApiError, api_of
 
 # What counts is not only how long a body is: `[],` is three bytes, and 64 as an object of Python's.
 MAX_VALUES = 1_000_000  # keys among them; as many tokens as a prompt may have
 MAX_STRINGS = 262_144  # keys among them
 MAX_CONTAINERS = 32_768  # lists and objects; one that becomes a model takes a thousand bytes
 _SHORT = 128 * 1024  # bytes that are parsed at once, in two milliseconds
-_BESIDE = ThreadPoolExecutor(2, thread_name_prefix="parsing")  # more would be more memory, and no faster
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # in pairs a character, alone none; `json` takes either
+# What pydantic's parser says of bytes that are not UTF-8, and of halves of surrogate pairs.
+_NO_TEXT = ("unicode code point", "surrogate", "end of hex escape")
+_ALONGSIDE = ThreadPoolExecutor(2, thread_name_prefix="parsing")  # more would be more memory, and no faster
 
 
 class BoundedRoute(APIRoute):
@@ -38,12 +43,16 @@ class BoundedRoute(APIRoute):
 
         async def bounded(request: Request) -> Response:
             raw = await request.body()
-            if not raw or not _is_json(request.headers.get("content-type", "")):
+            # Not all of Ollama's clients say that they send JSON; OpenAI and Anthropic want it said.
+            is_json = _is_json(request.headers.get("content-type", ""))
+            if not raw or not (is_json or api_of(request.scope["path"]) == "ollama"):
                 return await handler(request)  # refuses it
             parse = partial(_parse, raw, model)
             long = len(raw) > _SHORT
-            value = await asyncio.get_running_loop().run_in_executor(_BESIDE, parse) if long else parse()
-            return await handler(_ParsedRequest(request, raw, value))
+            value = await asyncio.get_running_loop().run_in_executor(_ALONGSIDE, parse) if long else parse()
+            request.scope[BODY] = value
+            scope = request.scope if is_json else _said_to_be_json(request.scope)
+            return await handler(_ParsedRequest(scope, request.receive, raw, value))
 
         return bounded
 
@@ -51,8 +60,8 @@ class BoundedRoute(APIRoute):
 class _ParsedRequest(Request):
     """A request whose body has become a model already, which FastAPI takes as it is."""
 
-    def __init__(self, request: Request, raw: bytes, value: object) -> None:
-        super().__init__(request.scope, request.receive)
+    def __init__(self, scope: Scope, receive: Receive, raw: bytes, value: object) -> None:
+        super().__init__(scope, receive)
         self._raw = raw
         self._value = value
 
@@ -61,6 +70,11 @@ class _ParsedRequest(Request):
 
     async def json(self) -> Any:
         return self._value
+
+
+def _said_to_be_json(scope: Scope) -> Scope:
+    headers = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
+    return {**scope, "headers": [*headers, (b"content-type", b"application/json")]}
 
 
 def check_size(body: bytes) -> None:
@@ -98,21 +112,31 @@ def _problem(marks: bytes, strings: int) -> str | None:
 def _parse(raw: bytes, model: TypeAdapter[Any]) -> Any:
     check_size(raw)
     try:
-        # The second is faster and frugal, and refuses halves of surrogate pairs; the first leaves them to the fields.
-        body = json.loads(raw) if len(raw) <= _SHORT else from_json(raw, cache_strings="keys")
+        body = _json(raw)
     except RecursionError:
         raise ApiError(400, "The request body is nested too deeply.", code="invalid_json") from None
     except UnicodeDecodeError:
         raise ApiError(400, "The request body is not UTF-8.", code="invalid_json") from None
     except ValueError as error:
-        told = {"type": "json_invalid", "loc": ("body",), "msg": "JSON decode error", "input": {}}
-        raise RequestValidationError([told | {"ctx": {"error": getattr(error, "msg", str(error))}}]) from None
+        reason = getattr(error, "msg", str(error))
+        if any(sign in reason for sign in _NO_TEXT):
+            raise ApiError(400, f"The request body holds what is no text: {reason}", code="invalid_json") from None
+        reported = {"type": "json_invalid", "loc": ("body",), "msg": "JSON decode error", "input": {}}
+        raise RequestValidationError([reported | {"ctx": {"error": reason}}]) from None
     try:
         return model.validate_python(body)
     except ValidationError as error:
         errors = error.errors(include_url=False)
-        told_errors = [one | {"loc": ("body", *one["loc"])} for one in errors]
-        raise RequestValidationError(told_errors, body=body) from None
+        reported_errors = [one | {"loc": ("body", *one["loc"])} for one in errors]
+        raise RequestValidationError(reported_errors, body=body) from None
+
+
+def _json(raw: bytes) -> Any:
+    """Return the value of JSON text, all of whose strings can be written in UTF-8."""
+    if len(raw) > _SHORT:  # faster and frugal
+        return from_json(raw, cache_strings="keys")
+    text = raw.decode("utf-8-sig")
+    return from_json(text) if _SURROGATE.search(raw) else json.loads(text)
 
 
 def _is_json(content_type: str) -> bool:

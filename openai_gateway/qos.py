@@ -1,21 +1,24 @@
 """Who goes first, and how much at a time: the policy of ``--qos-config-path``.
 
 The file is LMDeploy's: groups of users from the most to the least important, and for each user the share of its group's
-requests it may have open::
+requests it may have open. On a server with API keys, each user also names the keys that may speak for it::
 
     {"enable_user_qos": true,
      "max_requests": 64,
      "user_groups": ["Platinum", "Gold"],
-     "user_group_map": {"Platinum": [{"id": "ann", "quota_pct": 100}],
-                        "Gold": [{"id": "bob", "quota_pct": 50}, {"id": "default", "quota_pct": 25}]}}
+     "user_group_map": {"Platinum": [{"id": "ann", "quota_pct": 100, "api_keys": ["sk-ann"]}],
+                        "Gold": [{"id": "bob", "quota_pct": 50, "api_keys": ["sk-bob"]},
+                                 {"id": "default", "quota_pct": 25}]}}
 
-A user is the ``user`` of a request. Unknown users share the entry ``default``; without one they are refused.
+The API key then says who the user is; of several users with one key (a front end's), the ``user`` of the request says
+which. Without API keys ``user`` alone says it, and callers are trusted to report the truth. All others share the entry
+``default``; without one they are refused.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -35,6 +38,7 @@ class QosConfigError(ValueError):
 class _User(BaseModel):
     id: str
     quota_pct: Annotated[float, Field(ge=0, le=100)]
+    api_keys: list[str] = []
 
 
 class _Policy(BaseModel):
@@ -44,6 +48,9 @@ class _Policy(BaseModel):
     max_requests: Annotated[int, Field(ge=1)] = _DEFAULT_REQUESTS
     user_groups: list[str]
     user_group_map: dict[str, list[_User]]
+
+    def users(self) -> list[_User]:
+        return [user for group in self.user_group_map.values() for user in group]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +78,7 @@ class _Limit:
 class Qos:
     """A policy, and the requests that are open under it in this process."""
 
-    def __init__(self, policy: _Policy) -> None:
+    def __init__(self, policy: _Policy, has_keys: bool) -> None:
         self._enabled = policy.enable_user_qos
         self._limits = {
             user.id: _Limit(rank, max(1, int(policy.max_requests * user.quota_pct / 100)) if user.quota_pct else 0)
@@ -79,10 +86,20 @@ class Qos:
             for user in policy.user_group_map.get(group, [])
         }
         self._open: Counter[str] = Counter()
+        self._users_of_key: dict[str, list[str]] | None = {} if has_keys else None
+        if self._users_of_key is not None:
+            for user in policy.users():
+                for key in user.api_keys:
+                    self._users_of_key.setdefault(key, []).append(user.id)
 
     @classmethod
-    def load(cls, path: Path) -> Qos:
+    def load(cls, path: Path, api_keys: Sequence[str] = ()) -> Qos:
         """Read a policy file.
+
+        Parameters
+        ----------
+        api_keys
+            Those of the server; empty: callers need none.
 
         Raises
         ------
@@ -100,10 +117,23 @@ class Qos:
         unknown = set(policy.user_group_map) - set(policy.user_groups)
         if unknown:
             raise QosConfigError(f"QoS policy {path}: user_group_map has groups not in user_groups: {sorted(unknown)}")
-        return cls(policy)
+        if policy.enable_user_qos:
+            for user in policy.users():
+                if problem := _problem_of_keys(user, api_keys):
+                    raise QosConfigError(f"QoS policy {path}: {problem}")
+        return cls(policy, bool(api_keys))
 
-    def admit(self, user: str | None, *, counts: bool = True) -> Admission:
-        """Count a request of `user` as open; one that does not count is let through beside the quota.
+    def admit(self, user: str | None, key: str | None = None, *, counts: bool = True) -> Admission:
+        """Count a request as open.
+
+        Parameters
+        ----------
+        user
+            Who the request says it is from.
+        key
+            The API key that it came with; None: the server has none.
+        counts
+            False: it is let through in addition to the quota.
 
         Raises
         ------
@@ -112,10 +142,11 @@ class Qos:
         """
         if not self._enabled:
             return Admission(0, lambda: None)
-        name = user if user in self._limits and user is not None else DEFAULT_USER
+        name = self._name(user, key)
         limit = self._limits.get(name)
         if limit is None or limit.most_open == 0:
-            raise ApiError(403, "This server only serves users of its QoS policy; set user.", param="user")
+            how = "set user" if self._users_of_key is None else "this API key speaks for none of them"
+            raise ApiError(403, f"This server only serves users of its QoS policy; {how}.", param="user")
         if not counts:
             return Admission(limit.priority, lambda: None)
         if self._open[name] >= limit.most_open:
@@ -124,5 +155,26 @@ class Qos:
         self._open[name] += 1
         return Admission(limit.priority, lambda: self._release(name))
 
+    def _name(self, user: str | None, key: str | None) -> str:
+        if self._users_of_key is None:
+            return user if user is not None and user in self._limits else DEFAULT_USER
+        own = self._users_of_key.get(key or "", [])
+        if len(own) == 1:
+            return own[0]
+        return user if user is not None and user in own else DEFAULT_USER
+
     def _release(self, name: str) -> None:
         self._open[name] -= 1
+
+
+def _problem_of_keys(user: _User, api_keys: Sequence[str]) -> str | None:
+    """Return why it would not be known who a user is."""
+    if not api_keys and user.api_keys:
+        return f"the user {user.id} has api_keys, but the server has none; start it with --api-keys"
+    if api_keys and not user.api_keys and user.id != DEFAULT_USER:
+        return (
+            f"the user {user.id} needs api_keys, those of --api-keys that speak for it: any caller could claim to be it"
+        )
+    if not set(user.api_keys) <= set(api_keys):
+        return f"the user {user.id} has api_keys that are not among --api-keys"
+    return None

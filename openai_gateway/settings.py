@@ -37,14 +37,14 @@ class Settings:
     chat_template : str
         The model's, as asked for; empty: its own.
     models_dir : Path, optional
-        The folder of a server with several models (`lmdeploy.serve.several.registry`); it takes the place of
+        The folder of a server with several models (`lmdeploy.serve.multi_model.registry`); it takes the place of
         `model_name`, `engine_dir` and `chat_template`.
     repository_key : str
         What such a server's model repository is opened with (`TritonServer.repository_key`).
     max_body_bytes : int
         A longer request body is refused with 413.
     max_requests : int
-        Requests beyond so many at a time are refused with 429.
+        Requests beyond this many at a time are refused with 429.
     api_keys : tuple of str
         One of them is needed to use ``/v1``; empty: none is.
     admin_keys : tuple of str
@@ -56,7 +56,7 @@ class Settings:
     qos_config_path : Path, optional
         Users, priorities and quotas (`openai_gateway.qos`).
     allow_origins, allow_methods, allow_headers : tuple of str
-        What browsers may call from, and how; no origins: no CORS headers.
+        Which web pages may call from a browser, and how; no origins: none may, and there are no CORS headers.
     allow_credentials : bool
         Whether browsers may send cookies.
     disable_docs : bool
@@ -74,21 +74,25 @@ class Settings:
     drain_seconds : float
         What open requests get when the server is asked to stop.
     allowed_media_hosts : tuple of str, optional
-        Names of hosts that pictures are fetched from, ``*`` for any; None: clients bring their pictures along.
+        Names of hosts that images are fetched from, ``*`` for any; None: clients bring their images along.
     allowed_media_folder : Path, optional
-        Pictures may be named by files in it.
+        Images may be named by files in it.
     trace_endpoint : str
         Where spans of requests go (`openai_gateway.tracing`); empty: there are none.
     reasoning_parser : str
-        What tells where a model's thoughts are in its answers (`lmdeploy.templates.thinking.PARSERS`).
+        How the model marks its reasoning (`lmdeploy.templates.thinking.PARSERS`).
     tool_call_parser : str
-        How calls are written in answers (`lmdeploy.templates.notations.PARSERS`).
+        How calls are written in answers (`lmdeploy.templates.tool_call_formats.PARSERS`).
+    generation_config : str
+        Where sampling defaults come from (`lmdeploy.model_metadata.sampling_defaults`): ``auto``, ``none`` or a folder.
     ledger : Path, optional
         A file for the requests that are open in the engine (`openai_gateway.process.ledger`).
     files_dir : Path, optional
         Where files and batches are kept (`openai_gateway.batches`); None: there are none.
     max_file_bytes, max_key_bytes, max_key_files : int
         Of a file; of all files and results of an API key; files, and batches, of an API key.
+    responses_store : Path, optional
+        Where responses are kept that can be continued (`openai_gateway.stored_responses`); None: in memory.
     batch_rows : int
         Rows of batches that are asked at a time, while no client asks.
     """
@@ -107,7 +111,7 @@ class Settings:
     control_key: str = ""
     salts_by_key: bool = False
     qos_config_path: Path | None = None
-    allow_origins: tuple[str, ...] = ("*",)
+    allow_origins: tuple[str, ...] = ()
     allow_methods: tuple[str, ...] = ("*",)
     allow_headers: tuple[str, ...] = ("*",)
     allow_credentials: bool = False
@@ -123,8 +127,10 @@ class Settings:
     trace_endpoint: str = ""
     reasoning_parser: str = "auto"
     tool_call_parser: str = "auto"
+    generation_config: str = "auto"
     ledger: Path | None = None
     files_dir: Path | None = None
+    responses_store: Path | None = None
     max_file_bytes: int = DEFAULT_FILE_BYTES
     max_key_bytes: int = DEFAULT_KEY_BYTES
     max_key_files: int = DEFAULT_KEY_FILES

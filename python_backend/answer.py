@@ -31,7 +31,7 @@ def answer(request: Any, outputs: Callable[[Any], dict[str, Any]]) -> Any:
 
 
 def _refusal(request: Any, code: str, message: str) -> Any:
-    if json.loads(request.parameters() or "{}").get("error_codes"):  # docs/interfaces.md
+    if json.loads(request.parameters() or "{}").get("error_codes"):  # docs/internals/interfaces.md
         message = f"{code}: {message}"
     triton_code = pb_utils.TritonError.INVALID_ARG if code == "INVALID_ARGUMENT" else pb_utils.TritonError.INTERNAL
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, triton_code))

@@ -18,5 +18,5 @@ def parameter(args: Mapping[str, str], name: str) -> str:
 def model_path(args: Mapping[str, str]) -> str:
     """Return the parameter ``model_path``; a relative one that exists there starts at the model's version directory."""
     path = parameter(args, "model_path")
-    beside = Path(args["model_repository"], args["model_version"], path)
-    return str(beside) if path and not Path(path).is_absolute() and beside.is_dir() else path
+    alongside = Path(args["model_repository"], args["model_version"], path)
+    return str(alongside) if path and not Path(path).is_absolute() and alongside.is_dir() else path

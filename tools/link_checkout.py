@@ -1,4 +1,4 @@
-"""Make this checkout importable in the running interpreter's environment, and put the ``lmdeploy`` command beside it.
+"""Make this checkout importable in the running interpreter's environment, and put the ``lmdeploy`` command next to it.
 
 What ``pip install --editable`` would do, without a build: a ``.pth`` file names the checkout, and a script calls
 ``lmdeploy.cli.main``.

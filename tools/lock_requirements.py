@@ -1,6 +1,6 @@
 """Write ``requirements/runtime.txt`` and ``requirements/dev.txt`` from what is installed.
 
-Reads the direct dependencies in ``pyproject.toml``, follows them through the metadata of the packages installed beside
+Reads the direct dependencies in ``pyproject.toml``, follows them through the metadata of the packages installed next to
 the running interpreter, and pins every package reached. Run it (``make lock``) after trying new versions in the virtual
 environment.
 """
@@ -95,7 +95,7 @@ def main() -> None:
     dev = closure(requirements_of(project, ["dev"]))
     write(ROOT / "requirements" / "runtime.txt", "What building and serving needs, torch apart.", runtime)
     dev_only = {name: version for name, version in dev.items() if name not in runtime}
-    write(ROOT / "requirements" / "dev.txt", "What tests and checks need beside runtime.txt.", dev_only)
+    write(ROOT / "requirements" / "dev.txt", "What tests and checks need alongside runtime.txt.", dev_only)
 
 
 if __name__ == "__main__":

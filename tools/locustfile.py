@@ -1,6 +1,6 @@
 """Load of many users, for locust: ``locust -f tools/locustfile.py --host http://localhost:23333``.
 
-Each user asks, reads the streamed answer, thinks, and asks again. Beside the figures of locust there are times to the
+Each user asks, reads the streamed answer, thinks, and asks again. Next to the metrics of locust there are times to the
 first token and between tokens.
 """
 
@@ -56,12 +56,12 @@ class ChatUser(HttpUser):
                     return
                 if said["choices"] and said["choices"][0]["delta"].get("content"):
                     now = time.perf_counter()
-                    _tell("first token" if tokens == 0 else "next token", now - (begin if tokens == 0 else last))
+                    _report("first token" if tokens == 0 else "next token", now - (begin if tokens == 0 else last))
                     tokens, last = tokens + 1, now
             answer.success()
 
 
-def _tell(name: str, seconds: float) -> None:
+def _report(name: str, seconds: float) -> None:
     events.request.fire(  # type: ignore[no-untyped-call]
         request_type="STREAM", name=name, response_time=seconds * 1000, response_length=0, exception=None, context={}
     )

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -18,6 +19,7 @@ from lmdeploy.serve.child import ChildProcess
 from lmdeploy.serve.ports import free_ports
 from tools.bench import arguments as flags
 from tools.bench import fake_engine
+from tools.bench.progress import progress_bar
 from tools.bench.report import table, write_report
 
 _START = 30.0  # seconds
@@ -122,12 +124,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=flags.positive, default=512, help="an answer")
     parser.add_argument("--rounds", type=flags.positive, default=8, help="answers a stream")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file too")
+    flags.add_progress(parser)
     arguments = parser.parse_args()
-    costs = [
-        measure(workers, streams, arguments.tokens, max(1, arguments.rounds * 16 // streams))
-        for workers in arguments.workers
-        for streams in arguments.streams
-    ]
+    cases = list(product(arguments.workers, arguments.streams))
+    costs = []
+    with progress_bar(len(cases), "case", is_shown=not arguments.disable_tqdm) as advance:
+        for workers, streams in cases:
+            costs.append(measure(workers, streams, arguments.tokens, max(1, arguments.rounds * 16 // streams)))
+            advance()
     rows = [
         [
             f"{cost.workers} x {cost.streams}",

@@ -57,6 +57,7 @@ def main() -> None:
     )
     group.add_argument("-tr", "--test-round", type=flags.positive, default=2, help="measured rounds of each")
     group.add_argument("-w", "--warmup-round", type=int, default=1, help="rounds before, not measured")
+    flags.add_progress(parser)
     flags.add_engine(parser)
     flags.add_sampling(parser)
     flags.add_compare(parser)
@@ -84,7 +85,9 @@ def main() -> None:
                     for run in runners.values():
                         run(combination.requests(seed + turn), combination.batch)
                 sides = {name: _answering(run, combination, seed) for name, run in runners.items()}
-                measured[combination] = take_turns(sides, arguments.test_round, throughput)
+                measured[combination] = take_turns(
+                    sides, arguments.test_round, throughput, is_shown=not arguments.disable_tqdm
+                )
         cost = model_cost(engine.spec, config) if isinstance(config, TurbomindEngineConfig) else None
 
     runs: dict[str, Summary] = {}
@@ -104,7 +107,7 @@ def main() -> None:
             rows.append([f"{combination}: the machine's bandwidth", "", "", f"{share:.2f}"])
     print_summaries(runs)
     if limits is not None:
-        print(f"limits of the machine: {limits}; beside its bandwidth stands the share of it that our steps take")
+        print(f"limits of the machine: {limits}; alongside its bandwidth stands the share of it that our steps take")
     if rows:
         print(table(COMPARISON_HEADER, rows), flush=True)
     draw_bars(arguments.plot, [Bar(name, run.token_throughput) for name, run in runs.items()], "tokens/s")

@@ -22,6 +22,7 @@ from lmdeploy.cli.parser import Parser
 from tools.bench import arguments as flags
 from tools.bench.open_loop import Load, Target, run_open_loop
 from tools.bench.plot import save, subplots
+from tools.bench.progress import progress_bar
 from tools.bench.report import machine, print_summaries
 from tools.bench.stats import percentile
 from tools.bench.workload import Lengths, Request, dataset_requests, random_requests
@@ -49,7 +50,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--output-file", type=Path, metavar="FILE", help="append each result as a line of JSON")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw latencies (needs matplotlib)")
-    parser.add_argument("--disable-tqdm", action="store_true", help="accepted; there is no progress bar")
+    flags.add_progress(parser)
     parser.add_argument("--disable-stream", action="store_true")
     parser.add_argument("--disable-ignore-eos", action="store_true")
     parser.add_argument("--extra-request-body", type=json.loads, default={}, metavar="JSON")
@@ -105,7 +106,7 @@ def result_of(rate: float, load: Load) -> dict[str, Any]:
 
 def plot(path: Path, loads: Sequence[tuple[str, Load]]) -> None:
     """Draw how long first and further tokens took, as shares of all."""
-    figure, (first, further) = subplots(2, 11, 4.5)
+    measurement, (first, further) = subplots(2, 11, 4.5)
     shares = [percent / 2 for percent in range(201)]
     for name, load in loads:
         times = [record.first_token_latency for record in load.records]
@@ -116,7 +117,7 @@ def plot(path: Path, loads: Sequence[tuple[str, Load]]) -> None:
         axes.set(title=title, xlabel="ms", ylabel="% of all", ylim=(0, 100))
         axes.grid(alpha=0.3)
         axes.legend(title="requests/s")
-    save(figure, path)
+    save(measurement, path)
 
 
 def main() -> None:
@@ -127,8 +128,10 @@ def main() -> None:
         asyncio.run(run_open_loop(target, requests[:1], math.inf, 1, 0))
     loads = []
     for rate in rates_of(arguments):
-        load = asyncio.run(run_open_loop(target, requests, rate, arguments.max_concurrency, arguments.seed))
         name = f"{rate:g}"
+        with progress_bar(len(requests), "request", is_shown=not arguments.disable_tqdm) as advance:
+            run = run_open_loop(target, requests, rate, arguments.max_concurrency, arguments.seed, advance)
+            load = asyncio.run(run)
         loads.append((name, load))
         print_summaries({f"{target.model} at {name}/s": load.summary})
         if load.failures:

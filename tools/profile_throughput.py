@@ -18,6 +18,7 @@ from tools.bench import arguments as flags
 from tools.bench.inprocess import in_process
 from tools.bench.peers.choose import longest_request, open_peers
 from tools.bench.plot import Bar, draw_bars
+from tools.bench.progress import progress_bar
 from tools.bench.report import print_summaries, table, write_json
 from tools.bench.roofline import measure_limits, model_cost
 from tools.bench.stats import Summary, mean, median
@@ -30,6 +31,7 @@ def main() -> None:
     """Run the command line."""
     parser = flags.parser("Profile request throughput of an engine in this process.", takes_dataset=True)
     parser.add_argument("--rounds", type=flags.positive, default=1, help="how often to measure every side")
+    flags.add_progress(parser)
     flags.add_workload(parser)
     flags.add_engine(parser)
     flags.add_sampling(parser)
@@ -46,7 +48,12 @@ def main() -> None:
             arguments.compare, engine, model_path, flags.weight_bits(config), concurrency, longest_request(tokens)
         )
         with peers as runners:
-            sides: dict[str, Callable[[], Summary]] = {OURS: lambda: engine.run(requests, concurrency, sampling)}
+
+            def ours() -> Summary:
+                with progress_bar(len(requests), "request", is_shown=not arguments.disable_tqdm) as advance:
+                    return engine.run(requests, concurrency, sampling, advance)
+
+            sides: dict[str, Callable[[], Summary]] = {OURS: ours}
             for name, run in runners.items():
                 sides[name] = lambda run=run: run(requests, concurrency)  # type: ignore[misc]
             engine.run(requests[:concurrency], concurrency, sampling)  # warm up

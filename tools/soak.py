@@ -59,7 +59,7 @@ def when_idle(observer: Observer) -> Sample:
     end = time.monotonic() + IDLE_SECONDS
     while True:
         sample = observer.look()
-        held = [sample.figures.get(name, 1.0) for name in ("blocks", "running", "waiting")]
+        held = [sample.measurements.get(name, 1.0) for name in ("blocks", "running", "waiting")]
         if not any(held) or time.monotonic() > end:
             return sample
         time.sleep(0.2)
@@ -109,8 +109,8 @@ def main() -> None:
     if given.plot:
         draw(given.plot, caller.outcomes, samples, begin)
     if given.json:
-        told = {**asdict(verdict), "samples": [asdict(sample) for sample in samples], "machine": machine()}
-        given.json.write_text(json.dumps(told, indent=1), encoding="utf-8")
+        reported = {**asdict(verdict), "samples": [asdict(sample) for sample in samples], "machine": machine()}
+        given.json.write_text(json.dumps(reported, indent=1), encoding="utf-8")
     if verdict.unanswered or any(verdict.left.values()) or verdict.total_growth > given.most_growth:
         raise RuntimeError("something hangs, is left, or grows")
 

@@ -1,1 +1,1 @@
-"""A chat page for a running Triton server (Gradio). Talks to it through ``lmdeploy.serve.client`` only."""
+"""A chat page (Gradio) for a running Triton or a server with OpenAI's API, behind the gateway's limits."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from lmdeploy.serve.client import TritonRequestError, TritonUnavailable
-from webui.conversation import Outcome, Piece, Turn, to_messages
+from webui.conversation import Outcome, Piece, Turn, image_bytes, to_messages
 from webui.settings import Settings
 
 logger = logging.getLogger(__name__)
+_MAX_IMAGE_BYTES = 256 * 2**20
 
 
 class Server(Protocol):
@@ -36,8 +38,12 @@ class Server(Protocol):
         Raises
         ------
         TritonUnavailable, TritonRequestError
-            The server is away, or does not tell.
+            The server is away, or does not report.
         """
+        ...
+
+    def sampling_defaults(self, model: str) -> Mapping[str, Any]:
+        """Return the sampling parameters that a model of `models` has by default; empty: they are not known."""
         ...
 
     async def is_ready(self) -> bool:
@@ -49,6 +55,32 @@ class Server(Protocol):
         ...
 
 
+class _Images:
+    """The images that stand in requests that run, which a request keeps in memory as long as it does."""
+
+    _bytes = 0
+
+    @contextmanager
+    def held(self, count: int) -> Iterator[None]:
+        """Count this many bytes of images while a request runs.
+
+        Raises
+        ------
+        ValueError
+            There are too many; the text is for the reader of the page.
+        """
+        if count and self._bytes + count > _MAX_IMAGE_BYTES:
+            raise ValueError("Too many images are being looked at now; try again later")
+        self._bytes += count
+        try:
+            yield
+        finally:
+            self._bytes -= count
+
+
+_images = _Images()
+
+
 async def answer_last(server: Server, turns: Sequence[Turn], settings: Settings) -> None:
     """Generate the answer of the last turn into it. Never raises; how it ended is in the answer.
 
@@ -56,8 +88,9 @@ async def answer_last(server: Server, turns: Sequence[Turn], settings: Settings)
     """
     answer, started = turns[-1].answer, time.monotonic()
     try:
-        async for piece in server.answer(to_messages(settings.system_prompt, turns), settings):
-            answer.take(piece, time.monotonic() - started)
+        with _images.held(image_bytes(turns)):
+            async for piece in server.answer(to_messages(settings.system_prompt, turns), settings):
+                answer.take(piece, time.monotonic() - started)
         if answer.outcome is Outcome.RUNNING:
             answer.outcome, answer.error = Outcome.FAILED, "The server ended the answer early."
     except asyncio.CancelledError:
@@ -69,7 +102,7 @@ async def answer_last(server: Server, turns: Sequence[Turn], settings: Settings)
 
 
 def readable(error: Exception) -> str:
-    """Return what a reader of the page should be told about an error."""
+    """Return what a reader of the page should be notified of an error."""
     if isinstance(error, TritonUnavailable):
         return "The model server is away. Press Retry when it is back."
     if isinstance(error, ValueError):

@@ -5,20 +5,29 @@ from __future__ import annotations
 import hmac
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
+
+from webui import uploads
 
 # Read when gradio is imported.
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+os.environ["GRADIO_TEMP_DIR"] = str(uploads.folder())
 
 import gradio as gr
-import uvicorn
 from fastapi import FastAPI
+from starlette.routing import Mount
+from starlette.types import ASGIApp
 
-from lmdeploy.serve.quiet_server import QuietServer
+from openai_gateway.process.connection import DEFAULT_CLIENT_TIMEOUTS, ClientTimeouts
+from openai_gateway.process.server import Listening, Server
 from webui.blocks import build
 from webui.conversation_list import BROWSER
+from webui.conversations import Conversation
+from webui.guard.app import guarded
+from webui.guard.sessions import Sessions
 from webui.page import Page
 from webui.theme import CSS, theme
 
@@ -35,18 +44,19 @@ def create_app(
     api_keys: Sequence[str] = (),
     api_key: str | None = None,
     control_key: str = "",
-    figures_url: str = "",
-) -> FastAPI:
+    metrics_url: str = "",
+    sampling_defaults: Mapping[str, Any] | None = None,
+) -> ASGIApp:
     """Return the page as an ASGI application that stops its running answers when it shuts down.
 
     Parameters
     ----------
-    server, model_name, api_key, control_key, figures_url
+    server, model_name, api_key, control_key, metrics_url, sampling_defaults
         Of `build`.
     api_keys
         The page is for those who know one of them; empty: for everybody.
     """
-    blocks = build(server, model_name, api_key, control_key, figures_url)
+    blocks = build(server, model_name, api_key, control_key, metrics_url, sampling_defaults)
     page: Page = blocks.page
 
     @asynccontextmanager
@@ -57,22 +67,46 @@ def create_app(
         await page.server.close()
         await page.watch.close()
 
-    app = FastAPI(lifespan=lifespan, openapi_url=None)
-    mounted: FastAPI = gr.mount_gradio_app(
-        app,
+    inner = FastAPI(lifespan=lifespan, openapi_url=None)
+    gr.mount_gradio_app(
+        inner,
         blocks,
         path="",
         theme=theme(),
         css=CSS,
-        head=BROWSER,
         ssr_mode=False,
+        mcp_server=False,
+        enable_monitoring=False,
+        pwa=False,
+        run_history=False,
         footer_links=[],
-        show_error=True,
+        show_error=False,
+        max_file_size=uploads.MAX_FILE_BYTES,
         auth=_knows_one_of(api_keys) if api_keys else None,
         auth_message=LOGIN if api_keys else None,
     )
+    blocks.has_launched = True  # else Gradio takes any file of the machine for one that was uploaded
     _look_less_often(blocks)
-    return mounted
+    mount = inner.routes[-1]
+    assert isinstance(mount, Mount)
+    sessions = Sessions(partial(_kept, blocks), partial(_forget, blocks))
+    return guarded(mount.app, blocks.fns, sessions, BROWSER, lambda _: inner.router.lifespan_context(inner))
+
+
+def _kept(blocks: Any, session: str) -> int:
+    """Return about how many bytes the conversation of a browser's session has."""
+    state = blocks.state_holder.session_data.get(session)
+    said = [value for value in state.state_data.values() if isinstance(value, Conversation)] if state else []
+    return sum(each.length for each in said)
+
+
+def _forget(blocks: Any, session: str) -> None:
+    """Let nothing of a browser's session stay in memory."""
+    blocks.page.leave(session)
+    for kept in (blocks.state_holder.session_data, blocks.state_holder.time_last_used):
+        kept.pop(session, None)
+    for waiting in (blocks._queue.pending_messages_per_session, blocks._queue.pending_event_ids_session):
+        waiting.pop(session, None)
 
 
 def _look_less_often(blocks: Any) -> None:
@@ -104,9 +138,10 @@ def launch(
     api_keys: Sequence[str] = (),
     api_key: str | None = None,
     control_key: str = "",
-    figures_url: str = "",
+    metrics_url: str = "",
+    sampling_defaults: Mapping[str, Any] | None = None,
 ) -> None:
-    """Serve the page until the process is told to stop.
+    """Serve the page until the process is asked to stop.
 
     Parameters
     ----------
@@ -118,13 +153,19 @@ def launch(
         Title of the page; ``None`` asks the server.
     api_keys
         Of `create_app`.
-    api_key, control_key, figures_url
+    api_key, control_key, metrics_url, sampling_defaults
         Of `build`.
     """
-    app = create_app(server, model_name, api_keys, api_key, control_key, figures_url)
-    config = uvicorn.Config(app, host=server_name, port=server_port, log_level="warning", timeout_graceful_shutdown=3)
-    served = QuietServer(config)
+    app = create_app(server, model_name, api_keys, api_key, control_key, metrics_url, sampling_defaults)
+    served = server_of(app, server_name, server_port)
     with suppress(KeyboardInterrupt):
         served.run()
     if not served.started:
         sys.exit(1)
+
+
+def server_of(
+    app: ASGIApp, server_name: str, server_port: int, timeouts: ClientTimeouts = DEFAULT_CLIENT_TIMEOUTS
+) -> Server:
+    """Return what serves the page, with the gateway's deadlines for clients; port 0 takes a free one."""
+    return Server(app, Listening(server_name, server_port, timeouts=timeouts), drain_seconds=3)

@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
-from gradio.utils import get_upload_folder
 
+from webui import uploads
 from webui.conversation import Turn
-from webui.conversations import Conversation, conversation_of, imported
+from webui.conversations import MOST_TURNS, Conversation, conversation_of, imported
 from webui.export import as_json, as_markdown, file_name
 from webui.page import Page
 from webui.settings import Settings
 from webui.settings_panel import settings_from, updates_for
 from webui.view import chat_view, turn_at
 
-_LARGEST_FILE = 1 << 24  # bytes of an imported conversation
+_LONGEST = 4 * 2**20  # characters of a conversation
 
 
 class Asking:
@@ -36,12 +36,14 @@ class Asking:
         if not text or self._page.is_answering(request.session_hash):
             return [gr.skip()] * 3
         said = said or Conversation()
-        said.turns.append(Turn(text, pictures=tuple(asked["files"])))
+        if _is_too_long(said, text):
+            return [gr.skip()] * 3
+        said.turns.append(Turn(text, images=tuple(each["path"] for each in asked["files"])))
         return self._begin(said, request, values, value=None)
 
     def ask_again(self, said: Conversation | None, data: gr.RetryData, request: gr.Request, *values: Any) -> list[Any]:
         """Want another answer to the last question."""
-        if said is None or self._page.is_answering(request.session_hash):
+        if said is None or not said.turns or self._page.is_answering(request.session_hash) or _is_too_long(said):
             return [gr.skip()] * 3
         said.turns[-1].ask_again()
         return self._begin(said, request, values)
@@ -50,13 +52,14 @@ class Asking:
         self, said: Conversation | None, data: gr.EditData, request: gr.Request, *values: Any
     ) -> list[Any]:
         """Take a question in other words; what was said after it is forgotten."""
-        if said is None:
+        if said is None or not said.turns:
             return [gr.skip()] * 4
         text = data.value.strip() if isinstance(data.value, str) else ""
-        if not text or self._page.is_answering(request.session_hash) or not isinstance(data.index, int):
+        is_asked = text and isinstance(data.index, int) and not self._page.is_answering(request.session_hash)
+        if not is_asked or _is_too_long(said, text):
             return [chat_view(said.turns), *[gr.skip()] * 3]
         number = turn_at(said.turns, data.index)
-        said.turns[number:] = [Turn(text, pictures=said.turns[number].pictures)]
+        said.turns[number:] = [Turn(text, images=said.turns[number].images)]
         return [chat_view(said.turns), *self._begin(said, request, values)]
 
     def _begin(self, said: Conversation, request: gr.Request, values: Any, **question: Any) -> list[Any]:
@@ -88,11 +91,11 @@ class Asking:
         """Hear that a browser's page was closed."""
         self._page.leave(request.session_hash)
 
-    def show(self, told: Any, request: gr.Request) -> list[Any]:
+    def show(self, reported: Any, request: gr.Request) -> list[Any]:
         """Show a conversation that the browser kept."""
-        if not told:
+        if not reported:
             return [gr.skip()] * (3 + len(updates_for(Settings())))
-        return self._show(conversation_of(told, Path(get_upload_folder())), request)
+        return self._show(conversation_of(reported, uploads.folder()), request)
 
     def show_new(self, request: gr.Request, *values: Any) -> list[Any]:
         """Begin a conversation, with the settings as they are but without a system prompt."""
@@ -111,30 +114,36 @@ class Asking:
                 turn.show(steps)
         return [said, chat_view(said.turns), said.to_json()]
 
-    def take_file(self, file: str, request: gr.Request) -> list[Any]:
+    def take_file(self, file: dict[str, str], request: gr.Request) -> list[Any]:
         """Show a conversation that was exported, and keep it."""
         try:
-            if Path(file).stat().st_size > _LARGEST_FILE:
-                raise ValueError("This file is too large for a conversation")
-            said = imported(Path(file).read_text(encoding="utf-8", errors="replace"))
+            said = imported(Path(file["path"]).read_text(encoding="utf-8", errors="replace"))
         except ValueError as error:
             gr.Warning(f"{error}.")
             return [gr.skip()] * (4 + len(updates_for(Settings())))
         return [*self._show(said, request), said.to_json()]
 
-    def as_json(self, told: Any) -> dict[str, str] | None:
+    def as_json(self, reported: Any) -> dict[str, str] | None:
         """Export the shown conversation."""
-        said = conversation_of(told)
+        said = conversation_of(reported)
         return {"name": file_name(said, "json"), "text": as_json(said)} if said.turns else None
 
-    def as_markdown(self, told: Any) -> dict[str, str] | None:
+    def as_markdown(self, reported: Any) -> dict[str, str] | None:
         """Export the shown conversation as a document."""
-        said = conversation_of(told)
+        said = conversation_of(reported)
         return {"name": file_name(said, "md"), "text": as_markdown(said)} if said.turns else None
 
     def _show(self, said: Conversation, request: gr.Request) -> list[Any]:
         self._page.show(request.session_hash, said.id)
         return [said, chat_view(said.turns), _question(False, value=None), *updates_for(said.settings)]
+
+
+def _is_too_long(said: Conversation, text: str = "") -> bool:
+    """Return whether no more can be said, and say so to the reader."""
+    is_it = said.length + len(text) > _LONGEST or len(said.turns) >= MOST_TURNS
+    if is_it:
+        gr.Warning("This conversation is too long to go on. Begin a new one.")
+    return is_it
 
 
 def _question(is_running: bool, **further: Any) -> Any:

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import gradio as gr
 
 from webui.asking import Asking
 from webui.conversation_list import CHOSEN, CURRENT, LEAVE, STEP, conversation_list
-from webui.metrics import Watch, metrics_url
+from webui.conversations import Conversation
+from webui.metrics import Watch, default_metrics_url
 from webui.openai_client import OpenAIClient
 from webui.page import Page
+from webui.presets import DEFAULT, values_of
 from webui.settings_panel import settings_panel
 from webui.status import LOOK_SECONDS, status_html
 from webui.triton import TritonServer
 from webui.view import header_html
 
 STATUS_SECONDS = 3.0
-PLACEHOLDER = (
-    "### Ask anything\nEnter sends, Shift+Enter begins a line, Escape stops. Pictures may be pasted or dropped."
-)
-_LONGEST_PASTED_TEXT = 1 << 24  # longer ones become files, which only pictures may be
+PLACEHOLDER = "### Ask anything\nEnter sends, Shift+Enter starts a new line, Escape stops. Paste or drop images."
+_LONGEST_PASTED_TEXT = 1 << 22  # longer ones become files, which only images may be
 # Whichever way a model marks formulas.
 _LATEX = [
     {"left": "$$", "right": "$$", "display": True},
@@ -35,7 +36,8 @@ def build(
     model_name: str | None = None,
     api_key: str | None = None,
     control_key: str = "",
-    figures_url: str = "",
+    metrics_url: str = "",
+    sampling_defaults: Mapping[str, Any] | None = None,
 ) -> Any:
     """Build the page.
 
@@ -48,17 +50,19 @@ def build(
     api_key
         A key of the server with OpenAI's API.
     control_key
-        What Triton tells its adapters for.
-    figures_url
+        What Triton reports its adapters for.
+    metrics_url
         The server's page of metrics; empty: where it usually is.
+    sampling_defaults
+        Of a Triton's model (`lmdeploy.model_metadata.sampling_defaults`).
 
     Returns
     -------
     gradio.Blocks
     """
     is_url = server.startswith(("http://", "https://"))
-    served = OpenAIClient(server, api_key) if is_url else TritonServer(server, control_key=control_key)
-    page = Page(served, model_name, Watch(figures_url or metrics_url(server)))
+    served = OpenAIClient(server, api_key) if is_url else TritonServer(server, control_key, sampling_defaults)
+    page = Page(served, model_name, Watch(metrics_url or default_metrics_url(server)))
 
     with gr.Blocks(title=f"{model_name or 'Chat'} · LMDeploy", analytics_enabled=False, fill_width=True) as blocks:
         conversation = gr.State(None)  # a Conversation, as soon as there is one
@@ -98,25 +102,41 @@ def build(
             with gr.Tab("Status", id="status-tab") as status_tab:
                 status = gr.HTML("", elem_id="status", apply_default_css=False)
         with gr.Sidebar(position="right", open=False, width=330, elem_id="settings"):
-            panel = settings_panel(model)
+            panel = settings_panel(model, page.default_settings)
 
         asks = Asking(page)
         controls = [offered, *panel.inputs]
         shown = [conversation, chat, question, *panel.inputs]
 
-        async def look(names: list[str], chosen: str | None) -> list[Any]:
+        def defaults(choice: str | None, preset: str | None, said: Conversation | None) -> list[Any]:
+            """Return the default settings of a model, for a chat that is new and has no other ones."""
+            if preset != DEFAULT or (said is not None and said.turns):
+                return [gr.skip()] * len(panel.of_preset)
+            return values_of(DEFAULT, {}, page.default_settings(choice or "")) or []
+
+        async def look(
+            names: list[str], chosen: str | None, preset: str | None, said: Conversation | None
+        ) -> list[Any]:
             header_now, names_now = await page.header()
             if not names_now or names_now == names:
-                return [header_now, gr.skip(), gr.skip()]
+                return [header_now, *[gr.skip()] * (2 + len(panel.of_preset))]
             choice = chosen if chosen in names_now else names_now[0]
-            return [header_now, names_now, gr.update(choices=names_now, value=choice, visible=len(names_now) > 1)]
+            choices = gr.update(choices=names_now, value=choice, visible=len(names_now) > 1)
+            return [header_now, names_now, choices, *defaults(choice, preset, said)]
 
-        at_once: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
+        # What is sent is checked by `webui.guard`, and values that cannot be have defaults.
+        at_once: dict[str, Any] = {
+            "queue": False,
+            "preprocess": False,
+            "show_progress": "hidden",
+            "api_visibility": "private",
+        }
         answering: dict[str, Any] = {
             "fn": asks.answer,
             "inputs": [conversation, *controls],
             "outputs": [chat, conversation, question, kept.kept],
             "concurrency_limit": None,
+            "preprocess": False,
             "show_progress": "hidden",
             "api_visibility": "private",
         }
@@ -138,23 +158,28 @@ def build(
         kept.export_json.click(asks.as_json, kept.kept, kept.file, js=CURRENT, **at_once)
         kept.export_markdown.click(asks.as_markdown, kept.kept, kept.file, js=CURRENT, **at_once)
 
-        looking: dict[str, Any] = {"fn": look, "inputs": [offered, model], "outputs": [header, offered, model]}
-        blocks.load(**looking, **at_once)
-        blocks.load(**showing, **at_once)
+        looking: dict[str, Any] = {
+            "fn": look,
+            "inputs": [offered, model, panel.preset, conversation],
+            "outputs": [header, offered, model, *panel.of_preset],
+        }
+        # One after the other: a chat that the browser kept has settings of its own.
+        blocks.load(**showing, **at_once).then(**looking, **at_once)
+        model.input(defaults, [model, panel.preset, conversation], panel.of_preset, **at_once)
         looks = gr.Timer(STATUS_SECONDS)
         looks.tick(**looking, **at_once)
 
-        # Only who looks at the figures asks for them, and who does not look at the page asks for nothing.
+        # Only who looks at the metrics asks for them, and who does not look at the page asks for nothing.
         watches = gr.Timer(LOOK_SECONDS, active=False)
         is_watched = gr.State(False)
-        at_figures: dict[str, Any] = {"outputs": [is_watched, watches], **at_once}
+        at_metrics: dict[str, Any] = {"outputs": [is_watched, watches], **at_once}
 
-        async def figures() -> str:
+        async def metrics() -> str:
             return await status_html(page.watch)
 
-        gr.on([status_tab.select, watches.tick], figures, None, status, **at_once)
-        status_tab.select(lambda: [True, gr.update(active=True)], None, **at_figures)
-        chat_tab.select(lambda: [False, gr.update(active=False)], None, **at_figures)
+        gr.on([status_tab.select, watches.tick], metrics, None, status, **at_once)
+        status_tab.select(lambda: [True, gr.update(active=True)], None, **at_metrics)
+        chat_tab.select(lambda: [False, gr.update(active=False)], None, **at_metrics)
         timers = [looks, watches]
         kept.entries.blur(lambda: [gr.update(active=False)] * 2, None, timers, **at_once)
         kept.entries.focus(

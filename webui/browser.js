@@ -9,7 +9,7 @@ window.chats = (() => {
   };
   const SURE_MS = 3000;
   let list = null; // where the list is drawn
-  let tell = () => {}; // the server, of what was chosen
+  let report = () => {}; // the server, of what was chosen
   let wanted = null;
 
   const read = (id) => {
@@ -55,7 +55,7 @@ window.chats = (() => {
     if (!wanted) return draw();
     sessionStorage.setItem(OPEN, id);
     draw();
-    tell("select");
+    report("select");
     if (innerWidth < 768) fold("#conversations", false);
   };
   const rename = (chat, entry) => {
@@ -90,7 +90,7 @@ window.chats = (() => {
     localStorage.removeItem(PREFIX + chat.id);
     if (sessionStorage.getItem(OPEN) === chat.id) {
       leave();
-      tell("clear");
+      report("clear");
     }
     draw();
   };
@@ -112,7 +112,7 @@ window.chats = (() => {
 
   const mount = (where, trigger) => {
     list = where;
-    tell = trigger;
+    report = trigger;
     draw();
     label("#conversations", "Chats");
     label("#settings", "Settings");
@@ -156,12 +156,12 @@ window.chats = (() => {
     const by = button?.className.match(/by(-?\d+)/);
     if (!turn || !by) return;
     step = [Number(turn[1]), Number(by[1])];
-    tell("apply");
+    report("apply");
   });
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape" && !event.defaultPrevented) document.querySelector("#question .stop-button")?.click();
   });
-  document.addEventListener("visibilitychange", () => tell(document.hidden ? "blur" : "focus"));
+  document.addEventListener("visibilitychange", () => report(document.hidden ? "blur" : "focus"));
   addEventListener("storage", draw); // another tab's
 
   return { mount, save, leave, chosen, download, current: () => read(sessionStorage.getItem(OPEN)), step: () => step };

@@ -20,6 +20,8 @@ class Outcome(Enum):
     FAILED = "failed"
 
 
+MOST_IMAGES = 16  # of a question
+MAX_IMAGE_BYTES = 32 * 2**20  # of a conversation
 _OUTCOMES = {"length": Outcome.LENGTH, "cancelled": Outcome.STOPPED}
 
 
@@ -38,20 +40,20 @@ class Piece:
 
     Attributes
     ----------
-    thoughts, text
+    reasoning, text
         What is new of each.
     calls
         What is new of each call, by its place among them.
     finish_reason
         As OpenAI's, or ``cancelled``; None until the last piece.
     token_count, prompt_count, cached_count
-        Tokens generated so far, of the prompt, and of those found in the cache; None: not told here.
+        Tokens generated so far, of the prompt, and of those found in the cache; None: not given here.
     token_ids
-        New tokens that a server may be told with the next question; empty: not told here.
+        New tokens that a server may be reported with the next question; empty: not given here.
     """
 
     text: str = ""
-    thoughts: str = ""
+    reasoning: str = ""
     calls: dict[int, Call] = field(default_factory=dict)
     finish_reason: str | None = None
     token_count: int | None = None
@@ -69,13 +71,13 @@ class Answer:
     error
         Why there is no whole answer, in words for the reader; empty otherwise.
     waited, thought, decoded
-        Seconds to the first token, until thoughts were over, and from the first to the last token.
+        Seconds to the first token, until the end of reasoning, and from the first to the last token.
     token_ids
         What the text was written in, for the server that wrote it; kept as long as the page is open.
     """
 
     text: str = ""
-    thoughts: str = ""
+    reasoning: str = ""
     calls: list[Call] = field(default_factory=list)
     outcome: Outcome = Outcome.RUNNING
     error: str = ""
@@ -90,24 +92,24 @@ class Answer:
     @property
     def is_empty(self) -> bool:
         """Whether nothing was said."""
-        return not (self.text or self.thoughts or self.calls)
+        return not (self.text or self.reasoning or self.calls)
 
     @property
     def size(self) -> tuple[int, int, int]:
         """Something that changes when more is said."""
-        return len(self.text), len(self.thoughts), sum(1 + len(call.arguments) for call in self.calls)
+        return len(self.text), len(self.reasoning), sum(1 + len(call.arguments) for call in self.calls)
 
     def take(self, piece: Piece, elapsed: float) -> None:
         """Add one streamed piece, ``elapsed`` seconds after the question."""
         self.text += piece.text
-        self.thoughts += piece.thoughts
+        self.reasoning += piece.reasoning
         self.token_ids += piece.token_ids
         for index, new in sorted(piece.calls.items()):
             while len(self.calls) <= index:
                 self.calls.append(Call())
             call = self.calls[index]
             call.name, call.arguments, call.id = call.name + new.name, call.arguments + new.arguments, call.id or new.id
-        if self.thoughts and not self.thought and (piece.text or piece.calls):
+        if self.reasoning and not self.thought and (piece.text or piece.calls):
             self.thought = elapsed
         if piece.token_count is not None and piece.token_count > self.token_count:
             if self.token_count:
@@ -122,7 +124,7 @@ class Answer:
         if piece.finish_reason:
             self.outcome = _OUTCOMES.get(piece.finish_reason, Outcome.COMPLETE)
 
-    def figures(self) -> list[str]:
+    def metrics(self) -> list[str]:
         """Return what stands under the answer: counts, speed, and why it ended early, if it did."""
         parts = []
         if self.token_count:
@@ -130,11 +132,11 @@ class Answer:
         if self.token_count > 1 and self.decoded > 0:
             parts.append(f"{(self.token_count - 1) / self.decoded:.1f} tokens/s")
         if self.waited:
-            parts.append(f"first after {self.waited:.2f} s")
+            parts.append(f"first token after {self.waited:.2f} s")
         if self.prompt_count:
             cached = f", {self.cached_count:,} cached" if self.cached_count else ""
             parts.append(f"prompt {self.prompt_count:,}{cached}")
-        endings = {Outcome.LENGTH: "ended at the most tokens allowed", Outcome.STOPPED: "stopped"}
+        endings = {Outcome.LENGTH: "stopped at the token limit", Outcome.STOPPED: "stopped"}
         if self.outcome in endings:
             parts.append(endings[self.outcome])
         return parts
@@ -146,16 +148,16 @@ class Turn:
 
     Attributes
     ----------
-    pictures
+    images
         Files of what is shown with the question.
     shown
         Which of the answers.
     is_compared
-        All of them are shown beside each other, for now.
+        All of them are shown side by side, for now.
     """
 
     question: str
-    pictures: tuple[str, ...] = ()
+    images: tuple[str, ...] = ()
     answers: list[Answer] = field(default_factory=lambda: [Answer()])
     shown: int = 0
     is_compared: bool = False
@@ -165,6 +167,11 @@ class Turn:
         """The answer that is shown."""
         return self.answers[self.shown]
 
+    @property
+    def length(self) -> int:
+        """Characters of the question and its answers."""
+        return len(self.question) + sum(sum(answer.size) for answer in self.answers)
+
     def ask_again(self) -> None:
         """Begin another answer. Those in which nothing was said are forgotten."""
         self.answers = [*(answer for answer in self.answers if not answer.is_empty), Answer()]
@@ -172,7 +179,7 @@ class Turn:
         self.is_compared = False
 
     def show(self, step: int) -> None:
-        """Show an answer beside the shown one, if there is one."""
+        """Show an answer alongside the shown one, if there is one."""
         self.shown = min(max(self.shown + step, 0), len(self.answers) - 1)
 
 
@@ -180,8 +187,15 @@ def to_messages(system_prompt: str, turns: Sequence[Turn]) -> list[dict[str, Any
     """Return the OpenAI messages of a conversation whose last turn is still to be answered.
 
     Earlier turns that brought no answer are left out: the model never saw a reply to them. What is said after a call
-    is its result. Thoughts are left out, as models expect it.
+    is its result. Reasoning is left out, as models expect it.
+
+    Raises
+    ------
+    ValueError
+        The images are too large, or gone; the text is for the reader of the page.
     """
+    if image_bytes(turns) > MAX_IMAGE_BYTES:
+        raise ValueError(f"The images of a conversation may have {MAX_IMAGE_BYTES >> 20} MiB together")
     messages: list[dict[str, Any]] = [{"role": "system", "content": system_prompt}] if system_prompt.strip() else []
     calls: list[Call] = []
     for turn in turns[:-1]:
@@ -193,8 +207,22 @@ def to_messages(system_prompt: str, turns: Sequence[Turn]) -> list[dict[str, Any
     return [*messages, *_asked(turns[-1], calls)]
 
 
+def image_bytes(turns: Sequence[Turn]) -> int:
+    """Return how many bytes the images of a conversation have.
+
+    Raises
+    ------
+    ValueError
+        One is gone; the text is for the reader of the page.
+    """
+    try:
+        return sum(Path(image).stat().st_size for turn in turns for image in turn.images)
+    except OSError:
+        raise ValueError("An image of this conversation is no longer there; begin a new one") from None
+
+
 def _asked(turn: Turn, calls: Sequence[Call]) -> list[dict[str, Any]]:
-    """Return what a reader wrote, as messages; behind calls it is what each of them returned."""
+    """Return what a reader wrote, as messages; after calls it is their results."""
     if calls:
         return [{"role": "tool", "tool_call_id": call.id, "content": turn.question} for call in calls]
     return [{"role": "user", "content": _said(turn)}]
@@ -202,25 +230,23 @@ def _asked(turn: Turn, calls: Sequence[Call]) -> list[dict[str, Any]]:
 
 def _written(answer: Answer) -> dict[str, Any]:
     """Return the tokens of an answer that is all text: a later turn begins with them (`lmdeploy.known_answers`)."""
-    return {"token_ids": answer.token_ids} if answer.token_ids and not (answer.thoughts or answer.calls) else {}
+    return {"token_ids": answer.token_ids} if answer.token_ids and not (answer.reasoning or answer.calls) else {}
 
 
 def _called(calls: Sequence[Call]) -> dict[str, Any]:
     if not calls:
         return {}
-    told = [
+    reported = [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for call in calls
     ]
-    return {"tool_calls": told}
+    return {"tool_calls": reported}
 
 
 def _said(turn: Turn) -> str | list[dict[str, Any]]:
     """Return a question as the content of a message."""
-    if not turn.pictures:
+    if not turn.images:
         return turn.question
-    urls = [
-        f"data:image/any;base64,{base64.b64encode(Path(picture).read_bytes()).decode()}" for picture in turn.pictures
-    ]
+    urls = [f"data:image/any;base64,{base64.b64encode(Path(image).read_bytes()).decode()}" for image in turn.images]
     parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
     return [*parts, {"type": "text", "text": turn.question}]

@@ -8,8 +8,8 @@ from typing import Any
 
 import gradio as gr
 
-BROWSER = f"<script>{(Path(__file__).parent / 'browser.js').read_text(encoding='utf-8')}</script>"
-"""For the page's head: what keeps the conversations, and draws their list."""
+BROWSER = (Path(__file__).parent / "browser.js").read_text(encoding="utf-8")
+"""JavaScript for the page's head: what keeps the conversations, and draws their list."""
 
 SAVE = "(conversation) => { chats.save(conversation); return [] }"
 CHOSEN = "() => [chats.chosen()]"
@@ -26,7 +26,7 @@ class ConversationList:
     Attributes
     ----------
     entries
-        Tells ``select`` when a conversation is chosen, ``clear`` when the shown one is deleted, and ``apply`` when
+        Reports ``select`` when a conversation is chosen, ``clear`` when the shown one is deleted, and ``apply`` when
         another answer is to be shown.
     kept
         What the browser is to keep, or has kept.

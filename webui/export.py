@@ -10,12 +10,12 @@ from webui.conversations import Conversation
 
 
 def as_json(conversation: Conversation) -> str:
-    """Return a file that `webui.conversations.imported` reads; pictures are left out."""
-    return json.dumps(conversation.to_json(with_pictures=False), ensure_ascii=False, indent=2) + "\n"
+    """Return a file that `webui.conversations.imported` reads; images are left out."""
+    return json.dumps(conversation.to_json(with_images=False), ensure_ascii=False, indent=2) + "\n"
 
 
 def as_markdown(conversation: Conversation) -> str:
-    """Return a document to read: the shown answers, thoughts as quotations."""
+    """Return a document to read: the shown answers, reasoning as quotations."""
     parts = [f"# {conversation.title}"]
     if prompt := conversation.settings.system_prompt.strip():
         parts.append(f"> System prompt: {_quoted(prompt)}")
@@ -31,12 +31,12 @@ def file_name(conversation: Conversation, ending: str) -> str:
 
 
 def _turn(turn: Turn) -> list[str]:
-    pictures = len(turn.pictures)
-    shown = [f"*{pictures} picture{'' if pictures == 1 else 's'}*"] if pictures else []
+    images = len(turn.images)
+    shown = [f"*{images} image{'' if images == 1 else 's'}*"] if images else []
     parts = ["## You", *shown, turn.question, "## Model"]
     answer = turn.answer
-    if answer.thoughts.strip():
-        parts.append(f"> {_quoted(answer.thoughts.strip())}")
+    if answer.reasoning.strip():
+        parts.append(f"> {_quoted(answer.reasoning.strip())}")
     parts += [answer.text.strip()] if answer.text.strip() else []
     parts += [f"Calls `{call.name}`:\n\n```json\n{call.arguments}\n```" for call in answer.calls]
     parts += [f"*{answer.error}*"] if answer.error else []

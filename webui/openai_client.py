@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -11,7 +11,7 @@ from openai.types.chat import ChatCompletionChunk
 
 from lmdeploy.serve.client import TritonRequestError, TritonUnavailable
 from webui.conversation import Call, Piece
-from webui.settings import Settings
+from webui.settings import Settings, settings_of
 
 # Settings beyond OpenAI's: a server that is not ours may refuse them, so they are sent when they were changed.
 _FURTHER = ("top_k", "min_p", "repetition_penalty", "thinking_budget")
@@ -36,6 +36,7 @@ class OpenAIClient:
         self._client = openai.AsyncOpenAI(base_url=url, api_key=api_key or "none", max_retries=0, http_client=http)
         self._model = ""
         self._is_ours = False
+        self._sampling_defaults: dict[str, Mapping[str, Any]] = {}
 
     async def answer(self, messages: Sequence[dict[str, Any]], settings: Settings) -> AsyncIterator[Piece]:
         """Stream the answer to messages.
@@ -47,12 +48,13 @@ class OpenAIClient:
         ValueError
             The settings cannot be used.
         """
-        fields = _fields(settings)
         if not self._model:
             await self.model_name()
+        model = settings.model or self._model
+        fields = _fields(settings, settings_of(self.sampling_defaults(model)))
         try:
             stream: openai.AsyncStream[ChatCompletionChunk] = await self._client.chat.completions.create(
-                model=settings.model or self._model,
+                model=model,
                 messages=cast(Any, messages),
                 stream=True,
                 stream_options={"include_usage": True},
@@ -62,7 +64,7 @@ class OpenAIClient:
             async with stream:
                 async for part in stream:
                     piece = _piece(part)
-                    count += bool(piece.text or piece.thoughts or piece.calls)
+                    count += bool(piece.text or piece.reasoning or piece.calls)
                     if piece.token_count is None:
                         piece.token_count = count
                     yield piece
@@ -94,7 +96,13 @@ class OpenAIClient:
         if not models:
             raise TritonUnavailable("the server has no model")
         self._is_ours = models[0].owned_by == "lmdeploy"
+        reported = {model.id: (model.model_extra or {}).get("sampling_defaults") for model in models}
+        self._sampling_defaults = {name: given for name, given in reported.items() if isinstance(given, dict)}
         return [model.id for model in models]
+
+    def sampling_defaults(self, model: str) -> Mapping[str, Any]:
+        """Return what a model has by default (`webui.answering.Server`); ours reports it with its models."""
+        return self._sampling_defaults.get(model, {})
 
     async def model_name(self) -> str:
         """Return the first model the server has.
@@ -112,9 +120,8 @@ class OpenAIClient:
         await self._client.close()
 
 
-def _fields(settings: Settings) -> dict[str, Any]:
-    """Return settings as fields of a chat completion."""
-    default = Settings()
+def _fields(settings: Settings, default: Settings) -> dict[str, Any]:
+    """Return settings as fields of a chat completion; `default` are the model's."""
     changed = {name: getattr(settings, name) for name in _FURTHER}
     further = {name: value for name, value in changed.items() if value != getattr(default, name)}
     if settings.enable_thinking is not None:
@@ -136,7 +143,7 @@ def _fields(settings: Settings) -> dict[str, Any]:
 
 
 def _with_tokens(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return fields of a request whose answer tells its tokens."""
+    """Return fields of a request whose answer reports its tokens."""
     return fields | {"extra_body": (fields.get("extra_body") or {}) | {"return_token_ids": True}}
 
 
@@ -145,9 +152,9 @@ def _piece(part: ChatCompletionChunk) -> Piece:
     piece = Piece()
     for choice in part.choices:
         delta = choice.delta
-        told = delta.model_extra or {}
+        reported = delta.model_extra or {}
         piece.text += delta.content or ""
-        piece.thoughts += told.get("reasoning_content") or told.get("reasoning") or ""
+        piece.reasoning += reported.get("reasoning_content") or reported.get("reasoning") or ""
         for call in delta.tool_calls or ():
             function = call.function
             name, arguments = (function.name or "", function.arguments or "") if function else ("", "")

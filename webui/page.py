@@ -1,4 +1,4 @@
-"""What stands behind the page: the connection to the server, and the running answers."""
+"""The page's state: the connection to the server, and the running responses."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,7 +9,7 @@ from lmdeploy.serve.client import TritonUnavailable
 from webui.answering import Server, answer_last
 from webui.conversation import Turn
 from webui.metrics import Watch
-from webui.settings import Settings
+from webui.settings import Settings, settings_of
 from webui.view import chat_view, header_html
 
 REDRAW_SECONDS = 0.05
@@ -24,7 +24,7 @@ class Page:
     model_name
         Shown as title; ``None`` asks the server.
     watch
-        Its figures.
+        Its metrics.
     running
         Tasks by Gradio session. Cancelling one cancels the request in the engine.
     shown
@@ -50,6 +50,10 @@ class Page:
         name = self.model_name or (names[0] if names else "Chat")
         shown = ("ready", "ready") if is_ready else ("away", "The model server is away")
         return header_html(name, *shown), names
+
+    def default_settings(self, model: str) -> Settings:
+        """Return the settings that a model recommends, or those of every model where the server reports none."""
+        return settings_of(self.server.sampling_defaults(model))
 
     def is_answering(self, session: str | None) -> bool:
         """Return whether an answer is running in a browser session."""

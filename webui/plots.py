@@ -36,5 +36,5 @@ def plot(values: Sequence[float | None], room: int, highest: float = 0.0) -> str
 
 def card(title: str, now: str, drawn: str, note: str = "") -> str:
     """Return a plot with its title, its latest value, and what else there is to say."""
-    told = [html.escape(text) for text in (title, now, note)]
-    return f'<section><h3>{told[0]}</h3><p class="now">{told[1]}</p>{drawn}<p class="note">{told[2]}</p></section>'
+    texts = [html.escape(text) for text in (title, now, note)]
+    return f'<section><h3>{texts[0]}</h3><p class="now">{texts[1]}</p>{drawn}<p class="note">{texts[2]}</p></section>'

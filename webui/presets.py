@@ -11,21 +11,22 @@ NAMES = tuple(number.name for number in (*SAMPLING, *PENALTIES))
 """The settings that a preset has."""
 
 BUILT_IN: dict[str, Settings] = {
+    "Default": Settings(),
     "Precise": Settings(temperature=0.2, top_p=0.9, top_k=20),
-    "Balanced": Settings(),
     "Creative": Settings(temperature=1.1, top_p=0.98, top_k=100, min_p=0.02, presence_penalty=0.2),
 }
-USUAL = "Balanced"
+DEFAULT = "Default"
+"""The model's own, where the server reports them (`values_of`)."""
 _MOST = 20  # own ones
 _LONGEST_NAME = 40
 
 
-def own_presets(told: object) -> dict[str, Settings]:
-    """Return the presets that a browser tells; what cannot be one is left out."""
-    if not isinstance(told, Mapping):
+def own_presets(reported: object) -> dict[str, Settings]:
+    """Return the presets that a browser reports; what cannot be one is left out."""
+    if not isinstance(reported, Mapping):
         return {}
-    names = [name for name in told if isinstance(name, str) and name.strip() and name not in BUILT_IN][:_MOST]
-    return {name[:_LONGEST_NAME]: settings_of(told[name]) for name in names}
+    names = [name for name in reported if isinstance(name, str) and name.strip() and name not in BUILT_IN][:_MOST]
+    return {name[:_LONGEST_NAME]: settings_of(reported[name]) for name in names}
 
 
 def with_preset(own: object, name: str, settings: Settings) -> dict[str, Any]:
@@ -36,25 +37,25 @@ def with_preset(own: object, name: str, settings: Settings) -> dict[str, Any]:
     ValueError
         The name is empty or one of those that everybody has, or there are too many; the text is for the reader.
     """
-    kept = {each: _told(its) for each, its in own_presets(own).items()}
+    kept = {each: _reported(its) for each, its in own_presets(own).items()}
     name = name.strip()[:_LONGEST_NAME]
     if not name or name in BUILT_IN:
-        raise ValueError("A preset of your own needs a name of its own")
+        raise ValueError("A preset needs a name that no built-in preset has")
     if name not in kept and len(kept) >= _MOST:
         raise ValueError(f"There are {_MOST} presets of your own already; delete one first")
-    return {**kept, name: _told(settings)}
+    return {**kept, name: _reported(settings)}
 
 
 def without_preset(own: object, name: str) -> dict[str, Any]:
     """Return what a browser keeps once a preset is deleted."""
-    return {each: _told(its) for each, its in own_presets(own).items() if each != name}
+    return {each: _reported(its) for each, its in own_presets(own).items() if each != name}
 
 
-def values_of(name: str, own: object) -> list[Any] | None:
-    """Return the values of `NAMES` of a preset; None: there is none of that name."""
-    preset = {**own_presets(own), **BUILT_IN}.get(name)
+def values_of(name: str, own: object, default: Settings) -> list[Any] | None:
+    """Return the values of `NAMES` of a preset; None: there is none of that name. `default` is the model's."""
+    preset = {**own_presets(own), **BUILT_IN, DEFAULT: default}.get(name)
     return None if preset is None else [getattr(preset, each) for each in NAMES]
 
 
-def _told(settings: Settings) -> dict[str, Any]:
+def _reported(settings: Settings) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in NAMES}

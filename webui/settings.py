@@ -27,20 +27,20 @@ class Number:
 
 
 SAMPLING = (
-    Number("temperature", "Temperature", 0.0, 2.0, 0.05, "0: always the likeliest token"),
-    Number("top_p", "Top-p", 0.05, 1.0, 0.01, "share of the likeliest tokens"),
-    Number("top_k", "Top-k", 0, 200, 1, "so many tokens; 0: all"),
-    Number("min_p", "Min-p", 0.0, 1.0, 0.01, "of the likeliest token"),
+    Number("temperature", "Temperature", 0.0, 2.0, 0.05, "0: greedy"),
+    Number("top_p", "Top-p", 0.05, 1.0, 0.01, "cumulative probability kept"),
+    Number("top_k", "Top-k", 0, 200, 1, "tokens kept; 0: all"),
+    Number("min_p", "Min-p", 0.0, 1.0, 0.01, "relative to the most likely token"),
 )
 PENALTIES = (
     Number("repetition_penalty", "Repetition penalty", 0.5, 2.0, 0.01),
     Number("presence_penalty", "Presence penalty", -2.0, 2.0, 0.05),
     Number("frequency_penalty", "Frequency penalty", -2.0, 2.0, 0.05),
 )
-LENGTH = Number("max_new_tokens", "Longest answer", 1, 8192, 1, "tokens, thoughts included")
+LENGTH = Number("max_new_tokens", "Max tokens", 1, 8192, 1, "of a response, reasoning included")
 NUMBERS = {number.name: number for number in (*SAMPLING, *PENALTIES, LENGTH)}
 _MOST_DIGITS = 16  # of a number that JavaScript keeps as it is
-THINKING = ("as the model likes", "on", "off")
+THINKING = ("default", "on", "off")
 """What `Settings.thinking` may be."""
 
 
@@ -59,7 +59,7 @@ class Settings:
     thinking
         One of `THINKING`.
     thinking_budget
-        Tokens after which thoughts are ended; None: they may take what the answer may.
+        Most tokens of reasoning; None: as many as the response may have.
     tools
         JSON text of OpenAI's list of tools; empty: none.
     """
@@ -107,7 +107,7 @@ class Settings:
 
     @property
     def enable_thinking(self) -> bool | None:
-        """What the chat template is told about thoughts; None: nothing."""
+        """What the chat template is notified of reasoning; None: nothing."""
         return {"on": True, "off": False}.get(self.thinking)
 
     def to_json(self) -> dict[str, Any]:
@@ -116,21 +116,21 @@ class Settings:
         return {name: value for name, value in asdict(self).items() if value != default[name]}
 
 
-def settings_of(told: object) -> Settings:
-    """Return the settings that a browser or a file tells; what cannot be has its default.
+def settings_of(reported: object) -> Settings:
+    """Return the settings that a browser or a file reports; what cannot be has its default.
 
     Parameters
     ----------
-    told
+    reported
         Values by names of `Settings`, of any types.
     """
-    if not isinstance(told, Mapping):
+    if not isinstance(reported, Mapping):
         return Settings()
     default = Settings()
     good = {
-        field.name: _checked(field.name, told[field.name], getattr(default, field.name))
+        field.name: _checked(field.name, reported[field.name], getattr(default, field.name))
         for field in fields(Settings)
-        if field.name in told
+        if field.name in reported
     }
     return Settings(**good)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -23,21 +23,29 @@ class SettingsPanel:
     ----------
     controls
         By name of `Settings`.
+    preset
+        Name of the preset; none: the settings are those of no preset.
     """
 
     controls: dict[str, Any]
+    preset: Any
 
     @property
     def inputs(self) -> list[Any]:
         """What `settings_from` reads."""
         return [self.controls[field.name] for field in fields(Settings)]
 
+    @property
+    def of_preset(self) -> list[Any]:
+        """The controls that a preset sets."""
+        return [self.controls[name] for name in presets.NAMES]
+
 
 def settings_from(values: Sequence[Any]) -> Settings:
     """Return what the controls say, in the order of `SettingsPanel.inputs`."""
-    told = dict(zip((field.name for field in fields(Settings)), values, strict=True))
-    words = (line.strip("\r") for line in (told["stop_words"] or "").split("\n"))
-    return settings_of({**told, "stop_words": [word for word in words if word]})
+    reported = dict(zip((field.name for field in fields(Settings)), values, strict=True))
+    words = (line.strip("\r") for line in (reported["stop_words"] or "").split("\n"))
+    return settings_of({**reported, "stop_words": [word for word in words if word]})
 
 
 def updates_for(settings: Settings) -> list[Any]:
@@ -50,8 +58,16 @@ def updates_for(settings: Settings) -> list[Any]:
     ]
 
 
-def settings_panel(model: Any) -> SettingsPanel:
-    """Build the panel; call it where it is to stand. ``model`` is the control that chooses the model."""
+def settings_panel(model: Any, default_of: Callable[[str], Settings]) -> SettingsPanel:
+    """Build the panel; call it where it is to stand.
+
+    Parameters
+    ----------
+    model
+        The control that chooses the model.
+    default_of
+        Returns the default settings of a model.
+    """
     usual = Settings()
     controls: dict[str, Any] = {_NOT_SHOWN: model}
 
@@ -75,28 +91,28 @@ def settings_panel(model: Any) -> SettingsPanel:
         placeholder="The model's own",
     )
     own = gr.BrowserState({}, storage_key=_STORAGE, secret="presets")  # no secret: another browser has other ones
-    preset = gr.Radio(list(presets.BUILT_IN), value=presets.USUAL, label="Preset", elem_id="preset")
-    with gr.Accordion("Choice of tokens", open=False, elem_id="fold-sampling"):
+    preset = gr.Radio(list(presets.BUILT_IN), value=presets.DEFAULT, label="Preset", elem_id="preset")
+    with gr.Accordion("Sampling", open=False, elem_id="fold-sampling"):
         for number in (*SAMPLING, *PENALTIES):
             slider(number)
-        controls["seed"] = gr.Textbox(label="Seed", placeholder="another answer each time", elem_id="seed")
+        controls["seed"] = gr.Textbox(label="Seed", placeholder="random", elem_id="seed")
         with gr.Row(elem_id="own-presets"):
-            name = gr.Textbox(show_label=False, placeholder="Name of a preset", elem_id="preset-name", max_length=40)
-            keep = gr.Button("Keep", elem_id="preset-keep", size="sm", min_width=64)
+            name = gr.Textbox(show_label=False, placeholder="Preset name", elem_id="preset-name", max_length=40)
+            keep = gr.Button("Save", elem_id="preset-keep", size="sm", min_width=64)
             drop = gr.Button("Delete", elem_id="preset-drop", size="sm", min_width=64, visible=False)
     with gr.Accordion("Length", open=False, elem_id="fold-length"):
         slider(LENGTH)
         controls["stop_words"] = gr.Textbox(
-            label="Stop words", placeholder="a line each", elem_id="stop-words", lines=2, max_lines=6
+            label="Stop words", placeholder="one per line", elem_id="stop-words", lines=2, max_lines=6
         )
-    with gr.Accordion("Thoughts", open=False, elem_id="fold-thoughts"):
+    with gr.Accordion("Reasoning", open=False, elem_id="fold-reasoning"):
         controls["thinking"] = gr.Radio(list(THINKING), value=THINKING[0], label="Thinking", elem_id="thinking")
         controls["thinking_budget"] = gr.Textbox(
-            label="Budget", placeholder="tokens; empty: as the answer has", elem_id="thinking-budget"
+            label="Thinking budget", placeholder="tokens; empty: no limit", elem_id="thinking-budget"
         )
-    with gr.Accordion("Form and tools", open=False, elem_id="fold-form"):
+    with gr.Accordion("Structured output and tools", open=False, elem_id="fold-form"):
         controls["json_schema"] = gr.Textbox(
-            label="JSON schema of the answer",
+            label="JSON schema",
             placeholder='{"type": "object", "properties": {}}',
             elem_id="json-schema",
             elem_classes="code",
@@ -104,7 +120,7 @@ def settings_panel(model: Any) -> SettingsPanel:
             max_lines=16,
         )
         controls["tools"] = gr.Textbox(
-            label="Tools, as OpenAI's list",
+            label="Tools (OpenAI format)",
             placeholder='[{"type": "function", "function": {}}]',
             elem_id="tools",
             elem_classes="code",
@@ -113,33 +129,39 @@ def settings_panel(model: Any) -> SettingsPanel:
         )
 
     numbers = [controls[each] for each in presets.NAMES]
-    at_once: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
+    at_once: dict[str, Any] = {
+        "queue": False,
+        "preprocess": False,
+        "show_progress": "hidden",
+        "api_visibility": "private",
+    }
 
-    def choices(told: object, **value: Any) -> Any:
-        return gr.update(choices=[*presets.BUILT_IN, *presets.own_presets(told)], **value)
+    def choices(reported: object, **value: Any) -> Any:
+        return gr.update(choices=[*presets.BUILT_IN, *presets.own_presets(reported)], **value)
 
-    def choose(chosen: str | None, told: object) -> list[Any]:
-        values = presets.values_of(chosen or "", told)
-        is_own = chosen in presets.own_presets(told)
+    def choose(chosen: str | None, reported: object, name: str | None) -> list[Any]:
+        values = presets.values_of(chosen or "", reported, default_of(name or ""))
+        is_own = chosen in presets.own_presets(reported)
         return [*(values or [gr.skip()] * len(numbers)), gr.update(visible=is_own)]
 
-    def keep_it(given: str, told: object, *values: Any) -> list[Any]:
+    def keep_it(given: str | None, reported: object, *values: Any) -> list[Any]:
+        called = (given or "").strip()
         settings = settings_of(dict(zip(presets.NAMES, values, strict=True)))
         try:
-            kept = presets.with_preset(told, given, settings)
+            kept = presets.with_preset(reported, called, settings)
         except ValueError as error:
             gr.Warning(f"{error}.")
             return [gr.skip()] * 4
-        return [kept, choices(kept, value=given.strip()), "", gr.update(visible=True)]
+        return [kept, choices(kept, value=called), "", gr.update(visible=True)]
 
-    def drop_it(chosen: str, told: object) -> list[Any]:
-        kept = presets.without_preset(told, chosen)
+    def drop_it(chosen: str | None, reported: object) -> list[Any]:
+        kept = presets.without_preset(reported, chosen or "")
         return [kept, choices(kept, value=None), gr.update(visible=False)]
 
-    preset.input(choose, [preset, own], [*numbers, drop], **at_once)
+    preset.input(choose, [preset, own, model], [*numbers, drop], **at_once)
     gr.on([name.submit, keep.click], keep_it, [name, own, *numbers], [own, preset, name, drop], **at_once)
     drop.click(drop_it, [preset, own], [own, preset, drop], **at_once)
     own.change(choices, own, preset, **at_once)
-    for number in numbers:  # what was changed is no preset any more; told by the browser alone
+    for number in numbers:  # what was changed is no preset any more; reported by the browser alone
         number.input(None, None, preset, js="() => null", queue=False)
-    return SettingsPanel(controls)
+    return SettingsPanel(controls, preset)

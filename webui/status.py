@@ -8,20 +8,26 @@ from webui.metrics import SAMPLES, Watch
 from webui.plots import card, plot
 
 LOOK_SECONDS = 1.5
-NONE = '<p class="none">This server tells no figures at <code>/metrics</code>.</p>'
+NONE = '<p class="none">This server reports no metrics at <code>/metrics</code>.</p>'
 
 
 async def status_html(watch: Watch) -> str:
-    """Ask for the server's figures, and return them as they are shown."""
+    """Ask for the server's metrics, and return them as they are shown."""
     if not await watch.look():
         return NONE
     cards = [
-        _card("Requests answered now", watch.values("running"), "{:,.0f}", highest=4),
-        _card("Requests in the queue", watch.values("waiting"), "{:,.0f}", highest=4),
-        _card("Tokens written", watch.rates("generated"), "{:,.1f} /s", highest=10, note=_total(watch, "generated")),
-        _card("Tokens of prompts", watch.rates("prompt"), "{:,.1f} /s", highest=10, note=_total(watch, "prompt")),
-        _card("Cache in use", watch.values("cache"), "{:.1%}", highest=1, note=_blocks(watch)),
-        _card("Found in the cache", _shares(watch), "{:.1%}", highest=1, note="of the tokens of prompts so far"),
+        _card("Running requests", watch.values("running"), "{:,.0f}", highest=4),
+        _card("Waiting requests", watch.values("waiting"), "{:,.0f}", highest=4),
+        _card(
+            "Generation throughput",
+            watch.rates("generated"),
+            "{:,.1f} tokens/s",
+            highest=10,
+            note=_total(watch, "generated"),
+        ),
+        _card("Prompt throughput", watch.rates("prompt"), "{:,.1f} tokens/s", highest=10, note=_total(watch, "prompt")),
+        _card("KV cache usage", watch.values("cache"), "{:.1%}", highest=1, note=_blocks(watch)),
+        _card("Prefix cache hit rate", _shares(watch), "{:.1%}", highest=1, note="of prompt tokens since the start"),
     ]
     return f'<div class="cards">{"".join(cards)}</div>'
 
@@ -31,8 +37,8 @@ def _card(title: str, values: Sequence[float | None], form: str, highest: float,
     return card(title, "–" if latest is None else form.format(latest), plot(values, SAMPLES, highest), note)
 
 
-def _total(watch: Watch, figure: str) -> str:
-    total = watch.values(figure)[-1]
+def _total(watch: Watch, metric: str) -> str:
+    total = watch.values(metric)[-1]
     return "" if total is None else f"{total:,.0f} since the start"
 
 
@@ -42,5 +48,5 @@ def _blocks(watch: Watch) -> str:
 
 
 def _shares(watch: Watch) -> list[float | None]:
-    pairs = zip(watch.values("matched"), watch.values("sought"), strict=True)
-    return [matched / sought if matched is not None and sought else None for matched, sought in pairs]
+    pairs = zip(watch.values("hits"), watch.values("queried"), strict=True)
+    return [hits / queried if hits is not None and queried else None for hits, queried in pairs]

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from lmdeploy.serve.client import GenerateRequest, TritonClient, TritonRequestError
 from webui.conversation import Piece
+from webui.reasoning import ReasoningSplitter
 from webui.settings import Settings
-from webui.thoughts import ThoughtSplitter
 
 
 class TritonServer(TritonClient):
-    """A client that takes the page's settings, and tells what its reader may choose from."""
+    """A client that takes the page's settings, and says what its reader may choose from.
+
+    Parameters
+    ----------
+    address, control_key
+        Of `TritonClient`.
+    sampling_defaults
+        The model's (`lmdeploy.model_metadata.sampling_defaults`), which a Triton does not report.
+    """
+
+    def __init__(self, address: str, control_key: str = "", sampling_defaults: Mapping[str, Any] | None = None) -> None:
+        super().__init__(address, control_key=control_key)
+        self._sampling_defaults = sampling_defaults or {}
+
+    def sampling_defaults(self, model: str) -> Mapping[str, Any]:
+        """Return what the model has by default (`webui.answering.Server`), as this process was given."""
+        return self._sampling_defaults
 
     async def models(self) -> list[str]:
         """Return the model's name, then those of its LoRA adapters.
@@ -27,7 +43,7 @@ class TritonServer(TritonClient):
         name = await self.model_name()
         try:
             adapters = await self.adapters()
-        except TritonRequestError:  # told to those alone who know the control key
+        except TritonRequestError:  # asked to those alone who know the control key
             return [name]
         return [name, *sorted(adapter for adapter, note in adapters.items() if not note)]
 
@@ -36,7 +52,7 @@ class TritonServer(TritonClient):
         if settings.tools.strip():
             raise ValueError("Calls of tools need a server with OpenAI's API, and this page asks Triton itself")
         if settings.thinking_budget is not None:
-            raise ValueError("A budget of thoughts needs a server with OpenAI's API, and this page asks Triton itself")
+            raise ValueError("A budget of reasoning needs a server with OpenAI's API, and this page asks Triton itself")
         thinks = settings.enable_thinking
         is_adapter = bool(settings.model) and settings.model != await self.model_name()
         request = GenerateRequest(
@@ -58,12 +74,12 @@ class TritonServer(TritonClient):
             response_format=settings.response_format,
             lora_name=settings.model if is_adapter else None,
         )
-        splitter = ThoughtSplitter()
+        splitter = ReasoningSplitter()
         async for chunk in self.generate(request):
-            thoughts, text = splitter.feed(chunk.text, is_over=chunk.finish_reason is not None)
+            reasoning, text = splitter.feed(chunk.text, is_over=chunk.finish_reason is not None)
             yield Piece(
                 text=text,
-                thoughts=thoughts,
+                reasoning=reasoning,
                 finish_reason=chunk.finish_reason,
                 token_count=chunk.generate_token_len,
                 prompt_count=chunk.input_token_len or None,

@@ -11,9 +11,9 @@ namespace turbomind {
 
 static_assert(std::atomic<uint32_t>::is_always_lock_free && sizeof(std::atomic<uint32_t>) == sizeof(uint32_t));
 
-void futex_wait(const std::atomic<uint32_t>& word, uint32_t value, std::chrono::nanoseconds patience) {
-  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(patience);
-  const timespec limit{seconds.count(), (patience - seconds).count()};
+void futex_wait(const std::atomic<uint32_t>& word, uint32_t value, std::chrono::nanoseconds timeout) {
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(timeout);
+  const timespec limit{seconds.count(), (timeout - seconds).count()};
   syscall(SYS_futex, &word, FUTEX_WAIT, value, &limit, nullptr, 0);
 }
 

@@ -7,8 +7,8 @@
 
 namespace turbomind {
 
-// Returns when `word` is no longer `value`, when it was woken, or after `patience`; the caller looks again.
-void futex_wait(const std::atomic<uint32_t>& word, uint32_t value, std::chrono::nanoseconds patience);
+// Returns when `word` is no longer `value`, when it was woken, or after `timeout`; the caller looks again.
+void futex_wait(const std::atomic<uint32_t>& word, uint32_t value, std::chrono::nanoseconds timeout);
 
 // Wakes all that wait for `word`, in any process.
 void futex_wake(const std::atomic<uint32_t>& word);

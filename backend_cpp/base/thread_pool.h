@@ -10,7 +10,7 @@
 
 namespace turbomind {
 
-// Workers claim chunks one by one, so a worker that the operating system has put aside delays only the chunk it holds,
+// Workers claim chunks one by one, so a worker that the operating system has preempted delays only the chunk it holds,
 // never the loop. Workers spin briefly between loops (a decoder runs hundreds of loops a step, microseconds apart) and
 // sleep when nothing comes, so an idle pool uses no CPU.
 class ThreadPool {

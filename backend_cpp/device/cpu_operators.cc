@@ -162,7 +162,8 @@ void CpuOperators::all_gather(float* x, size_t count) {
 }
 
 AttentionParams CpuOperators::with_spans(AttentionParams params) const {
-  const std::vector<AttentionSpan>& spans = spans_[static_cast<size_t>(params.set)];
+  const std::vector<AttentionSpan>& spans =
+      spans_[static_cast<size_t>(params.set.use)].at(static_cast<size_t>(params.set.table));
   params.spans = spans.data();
   params.span_count = static_cast<int>(spans.size());
   return params;
@@ -182,6 +183,24 @@ void CpuOperators::paged_attention(const AttentionParams& params, const HeadsVie
   const size_t bytes = attention_workspace_floats(whole) * sizeof(float);
   if (attention_workspace_.size() < bytes) attention_workspace_ = AlignedBuffer(bytes);
   turbomind::paged_attention(pool_, whole, q, attention_workspace_.as<float>(), out);
+}
+
+void CpuOperators::causal_conv(const ConvParams& params, const StridedRows& x, int rows, const StridedRows& y) {
+  turbomind::causal_conv(pool_, params, x, rows, y);
+}
+
+void CpuOperators::recurrence_gates(const GateParams& params, const StridedRows& a, const StridedRows& b, int rows,
+                                    float* decay, float* beta) {
+  turbomind::recurrence_gates(pool_, params, a, b, rows, decay, beta);
+}
+
+void CpuOperators::recurrence(const RecurrenceParams& params, const HeadsView& q, const HeadsView& k,
+                              const HeadsView& v, float* out) {
+  turbomind::recurrence(pool_, params, q, k, v, out);
+}
+
+void CpuOperators::gate_heads(GateKind kind, const HeadsView& gate, const HeadsView& x) {
+  turbomind::gate_heads(pool_, kind, gate, x);
 }
 
 void CpuOperators::route(const RouterParams& params, const float* logits, int rows, int32_t* experts, float* weights) {

@@ -32,10 +32,13 @@ class CpuOperators final : public Operators {
   void download_later(const void* source, size_t bytes, void* destination) override {
     download(source, bytes, destination);
   }
+  void copy(const void* source, size_t bytes, void* destination) override { download(source, bytes, destination); }
   void fill_zero(void* data, size_t bytes) override;
 
   void set_spans(SpanSet set, std::vector<AttentionSpan> spans, int) override {
-    spans_[static_cast<size_t>(set)] = std::move(spans);
+    std::vector<std::vector<AttentionSpan>>& tables = spans_[static_cast<size_t>(set.use)];
+    tables.resize(std::max(tables.size(), static_cast<size_t>(set.table) + 1));
+    tables[static_cast<size_t>(set.table)] = std::move(spans);
   }
 
   void embed(const LinearWeight& table, const int32_t* tokens, int rows, float scale, float* y) override;
@@ -63,6 +66,12 @@ class CpuOperators final : public Operators {
   void rope_and_write(const RopeTable& table, const AttentionParams& params, const HeadsView& q, const float* factors,
                       const HeadsView& k, const HeadsView& v) override;
   void paged_attention(const AttentionParams& params, const HeadsView& q, float* out) override;
+  void causal_conv(const ConvParams& params, const StridedRows& x, int rows, const StridedRows& y) override;
+  void recurrence_gates(const GateParams& params, const StridedRows& a, const StridedRows& b, int rows, float* decay,
+                        float* beta) override;
+  void recurrence(const RecurrenceParams& params, const HeadsView& q, const HeadsView& k, const HeadsView& v,
+                  float* out) override;
+  void gate_heads(GateKind kind, const HeadsView& gate, const HeadsView& x) override;
   void route(const RouterParams& params, const float* logits, int rows, int32_t* experts, float* weights) override;
   void add_experts(Activation activation, const std::vector<ExpertWeight>& experts, const float* x, int rows, int top_k,
                    const int32_t* chosen, const float* weights, float* y) override;
@@ -75,8 +84,8 @@ class CpuOperators final : public Operators {
   LinearScratch linear_scratch_;
   LoraScratch lora_scratch_;
   ExpertScratch expert_scratch_;
-  std::array<std::vector<AttentionSpan>, kSpanSets> spans_;  // by SpanSet
-  AlignedBuffer attention_workspace_;                        // grows
+  std::array<std::vector<std::vector<AttentionSpan>>, kSpanUses> spans_;  // by SpanSet
+  AlignedBuffer attention_workspace_;                                     // grows
 };
 
 // Memory this process may still use, in bytes: what the system has available, within the cgroup's limit.

@@ -1,8 +1,8 @@
 // What a device does for the decoder: the operators of kernels/, and the memory they work in.
 //
 // Every pointer in an argument is the device's, except where it says "host". Work is done in the order of the calls; on
-// a device that computes beside the host, only `download` waits for it. Shapes, layouts and rounding are those of the
-// operator's header; activations are float32.
+// a device that computes alongside the host, only `download` waits for it. Shapes, layouts and rounding are those of
+// the operator's header; activations are float32.
 //
 // One thread uses an object at a time. A call throws Error when the device fails.
 #pragma once
@@ -25,6 +25,7 @@
 #include "kernels/moe.h"
 #include "kernels/norm.h"
 #include "kernels/paged_attention.h"
+#include "kernels/recurrence.h"
 #include "kernels/rope.h"
 
 namespace turbomind {
@@ -68,25 +69,31 @@ class Operators {
   virtual void download(const void* source, size_t bytes, void* destination) = 0;
   // The same without waiting: `destination`, staging memory, is read by later uploads alone.
   virtual void download_later(const void* source, size_t bytes, void* destination) = 0;
+  // Until all that was asked for is done; staging memory may be changed then.
+  virtual void wait() {}
+  // Within the device.
+  virtual void copy(const void* source, size_t bytes, void* destination) = 0;
   virtual void fill_zero(void* data, size_t bytes) = 0;
 
   // ---- a step ----
 
-  // How many rows to compute for a step of `rows` rows, at least so many; a device may have a few sizes prepared.
+  // How many rows to compute for a step of `rows` rows, at least this many; a device may have a few sizes prepared.
   // Rows beyond the step's belong to no span and come to nothing.
   virtual int padded_rows(int rows, bool is_decoding) const {
     (void)is_decoding;
     return rows;
   }
-  // Takes the memory that set_spans needs for so many spans of tokens, which have so many blocks together.
-  virtual void reserve_spans(int span_count, size_t block_count) {
+  // Takes the memory that set_spans needs for this many spans of tokens, which have this many blocks together in each
+  // of `table_count` tables.
+  virtual void reserve_spans(int table_count, int span_count, size_t block_count) {
+    (void)table_count;
     (void)span_count;
     (void)block_count;
   }
-  // The spans (host) of the step that follows, over cache blocks of so many tokens; each set at most once a step.
+  // The spans (host) of the step that follows, over cache blocks of this many tokens; each set at most once a step.
   virtual void set_spans(SpanSet set, std::vector<AttentionSpan> spans, int block_len) = 0;
   // Runs `body`, the operators of a step of `rows` rows; where it is repeatable, maybe by doing again what it did for
-  // an earlier step of so many rows. Whatever differs between repeatable steps lies in memory uploaded before.
+  // an earlier step of this many rows. Whatever differs between repeatable steps lies in memory uploaded before.
   virtual void run_step(int rows, bool is_repeatable, const std::function<void()>& body) {
     (void)rows;
     (void)is_repeatable;
@@ -100,10 +107,11 @@ class Operators {
     (void)most_context;
     return {};
   }
-  // In place of set_spans for tokens: those of a step of that shape, which has no rows of its own.
+  // In place of set_spans for tokens, of all tables that it was called with: those of a step of that shape, which has
+  // no rows of its own.
   virtual void set_empty_spans(const DecodingShape& shape) { (void)shape; }
   // Runs `body`, the operators of such a step, for what comes about on the way: kernels are loaded, memory is taken.
-  virtual void rehearse(const std::function<void()>& body) { body(); }
+  virtual void warm_up(const std::function<void()>& body) { body(); }
   // Makes ready what run_step does with the repeatable `body` of `rows` rows, for the spans that were set, and does
   // none of it. Returns whether there was room.
   virtual bool prepare_step(int rows, const std::function<void()>& body) {
@@ -199,6 +207,13 @@ class Operators {
     linear(weight, room, q.rows, y, accumulate);
   }
 
+  virtual void causal_conv(const ConvParams& params, const StridedRows& x, int rows, const StridedRows& y) = 0;
+  virtual void recurrence_gates(const GateParams& params, const StridedRows& a, const StridedRows& b, int rows,
+                                float* decay, float* beta) = 0;
+  virtual void recurrence(const RecurrenceParams& params, const HeadsView& q, const HeadsView& k, const HeadsView& v,
+                          float* out) = 0;
+  virtual void gate_heads(GateKind kind, const HeadsView& gate, const HeadsView& x) = 0;
+
   // Rows beyond the step's, where padded_rows adds some, go to no expert: -1.
   virtual void route(const RouterParams& params, const float* logits, int rows, int32_t* experts, float* weights) = 0;
   // `experts` (host) stays where it is as long as it is used.
@@ -246,27 +261,5 @@ class Staged {
   size_t next_ = 0;
   AlignedBuffer device_;  // empty where the host's memory is the device's
 };
-
-// The names of the devices of this build that the machine has: "cpu", and "cuda".
-std::vector<std::string> available_devices();
-
-// To be called before anything else of this file where a model will be spread over devices.
-void expect_ranks();
-
-// Makes the operators of a device. threads: of the CPU; 0: all. Throws Error that names what there is.
-std::unique_ptr<Operators> make_operators(const std::string& device, int threads);
-
-class RankGroup;
-
-// How a build that has CUDA tells so, before main() begins.
-struct CudaBuild {
-  int (*device_count)();
-  std::unique_ptr<Operators> (*make)();
-  std::unique_ptr<RankGroup> (*make_group)(int ranks);
-  void (*expect_ranks)();
-};
-bool add_cuda(const CudaBuild& build);
-// What was added. Throws Error for a `device` that is not "cuda", and in a build without CUDA.
-const CudaBuild& cuda_build(const std::string& device);
 
 }  // namespace turbomind

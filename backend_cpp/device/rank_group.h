@@ -21,8 +21,4 @@ class RankGroup {
   virtual void fail() noexcept = 0;
 };
 
-// Ranks on "cpu" share the machine's cores (`threads` of them; 0: all); on "cuda" each has a GPU. Throws Error that
-// names what there is.
-std::unique_ptr<RankGroup> make_rank_group(const std::string& device, int ranks, int threads);
-
 }  // namespace turbomind

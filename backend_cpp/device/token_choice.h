@@ -1,5 +1,5 @@
-// How a sequence's next token is chosen where its logits are, and what was chosen. engine/answer/answer.h does the same
-// on the host.
+// How a sequence's next token is chosen where its logits are, and what was chosen. engine/generation/generation.h does
+// the same on the host.
 #pragma once
 
 #include <cstdint>
@@ -11,18 +11,18 @@
 namespace turbomind {
 
 // Pointers are the host's and are read when the step begins, not later.
-struct TokenChoice : SamplingRule {
+struct TokenChoice : SamplingParams {
   // What the penalties count: the tokens so far, of which the first prompt_len are no answer; behind them come
   // `unseen` tokens that were chosen by the steps before and that the host does not know yet.
   uint64_t sequence = 0;  // names the sequence; never that of another one
   const std::vector<int32_t>* tokens = nullptr;
   int prompt_len = 0;
-  int unseen = 0;
+  int in_flight = 0;
 
   const std::vector<std::pair<int32_t, float>>* biases = nullptr;  // each token once
   std::vector<int32_t> forbidden;
   const int32_t* mask = nullptr;  // [vocab / 32 rounded up]; bit 0: the token is forbidden. Null: none
-  int logprobs = -1;              // so many likeliest tokens are told too; -1: not even the chosen one's probability
+  int logprobs = -1;  // this many likeliest tokens are reported too; -1: not even the chosen one's probability
 
   bool has_penalties() const { return repetition_penalty != 1 || presence_penalty != 0 || frequency_penalty != 0; }
 };

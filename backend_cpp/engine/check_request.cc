@@ -19,15 +19,15 @@ void check_prompt(const Request& request, const RequestLimits& limits) {
   }
 }
 
-// Keeps sums over the pictures of any prompt far from the end of their type.
-constexpr size_t kMostRowsOfPicture = 1 << 16;
+// Keeps sums over the images of any prompt far from the end of their type.
+constexpr size_t kMaxRowsOfImage = 1 << 16;
 
 // Keeps the positions of any prompt far from the end of their type.
 constexpr int kLargestFrameStep = 1000;
 
 void check_grid(const std::string& name, const EmbeddingRange& range, bool has_grid) {
-  const PictureGrid& grid = range.grid;
-  if (grid == PictureGrid{}) return;
+  const ImageGrid& grid = range.grid;
+  if (grid == ImageGrid{}) return;
   if (!has_grid) throw invalid_argument(name + " have a grid, but the positions of this model have one axis");
   const bool is_possible = grid.frames >= 1 && grid.rows >= 1 && grid.columns >= 1 &&
                            std::max({grid.frames, grid.rows, grid.columns}) <= range.count;
@@ -41,13 +41,13 @@ void check_grid(const std::string& name, const EmbeddingRange& range, bool has_g
   }
 }
 
-void check_rows(const std::string& name, const EmbeddingRange& range, const PictureTraits& traits) {
+void check_rows(const std::string& name, const EmbeddingRange& range, const ImageTraits& traits) {
   const size_t rows = range.rows && range.rows->width == traits.width ? range.rows->count() : 0;
   const auto tokens = static_cast<size_t>(range.count);
   if (!traits.looks && rows != tokens) {
     throw invalid_argument(name + " must have a row of " + std::to_string(traits.width) + " numbers for each token");
   }
-  if (traits.looks && (tokens != 1 || rows < 2 || rows > kMostRowsOfPicture)) {
+  if (traits.looks && (tokens != 1 || rows < 2 || rows > kMaxRowsOfImage)) {
     throw invalid_argument(name + " must be one token, with rows of " + std::to_string(traits.width) +
                            " numbers for it and for what is looked at");
   }
@@ -55,7 +55,7 @@ void check_rows(const std::string& name, const EmbeddingRange& range, const Pict
 
 void check_embeddings(const Request& request, const RequestLimits& limits) {
   if (request.embeddings.empty()) return;
-  const PictureTraits& traits = limits.pictures;
+  const ImageTraits& traits = limits.images;
   if (traits.width == 0) throw invalid_argument("embeddings were given, but this model reads text only");
   int free_from = 0;
   for (const EmbeddingRange& range : request.embeddings) {

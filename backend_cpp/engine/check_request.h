@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "engine/answer/token_table.h"
+#include "engine/generation/token_table.h"
 #include "engine/request.h"
 #include "model/model_runner.h"
 
@@ -13,7 +13,7 @@ namespace turbomind {
 struct RequestLimits {
   int vocab_size = 0;
   int session_len = 0;
-  PictureTraits pictures{};            // of rows in place of token embeddings
+  ImageTraits images{};                // of rows in place of token embeddings
   int most_whole_rows = 0;             // that one step can hold
   bool has_grammars = false;           // response formats can be had
   std::vector<int32_t> eos_token_ids;  // end answers that do not ignore them

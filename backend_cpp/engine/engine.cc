@@ -6,6 +6,8 @@
 #include <string>
 #include <utility>
 
+#include "engine/plan_caches.h"
+
 namespace turbomind {
 
 namespace {
@@ -17,13 +19,16 @@ constexpr std::chrono::milliseconds kLongestDelay{30'000};
 // Allocates the runner's cache. A sequence that fits alone always completes, so none may be longer than the whole
 // cache; where a window bounds what a sequence holds, every length fits.
 EngineConfig prepare(EngineConfig config, ModelRunner& runner, ModelRunner* draft_runner) {
-  const SchedulerConfig limits{config.max_batch_size, config.max_step_tokens, runner.window(),
-                               runner.pictures().needs_whole};
-  if (most_blocks(config.session_len, config.block_len, limits) > config.block_count) {
-    config.session_len = std::min(config.session_len, config.block_count * config.block_len);
+  const StepLimits asked{config.max_batch_size, config.session_len, config.block_len};
+  if (config.plan.groups.empty()) config.plan = plan_caches(runner, draft_runner, asked);
+  config.session_len = config.plan.most_tokens(config.page_count, config.max_step_tokens, config.session_len);
+  const CacheSize size{config.page_count, config.host_page_count};
+  runner.allocate_cache({config.plan, size, 0});
+  if (draft_runner != nullptr) {
+    const int first = config.plan.group_of(MemoryKind::kDraft);
+    std::byte* pages = runner.traits().shares_cache ? runner.cache_pages() : nullptr;
+    draft_runner->allocate_cache({config.plan, size, first, pages});
   }
-  runner.allocate_cache({config.block_count, config.block_len, config.host_block_count});
-  if (draft_runner != nullptr) draft_runner->allocate_cache({config.block_count, config.block_len});
   runner.prepare_decoding({config.max_batch_size, config.session_len, config.block_len});
   return config;
 }
@@ -37,9 +42,9 @@ Engine::Engine(const EngineConfig& config, std::unique_ptr<ModelRunner> runner, 
       runner_(std::move(runner)),
       draft_runner_(std::move(draft_runner)),
       tokens_(std::move(tokens)),
-      limits_{runner_->vocab_size(), config_.session_len,
-              runner_->pictures(),   config_.max_step_tokens - config_.max_batch_size,
-              compiler != nullptr,   config_.eos_token_ids},
+      limits_{runner_->traits().vocab_size, config_.session_len,
+              runner_->traits().images,     config_.max_step_tokens - config_.max_batch_size,
+              compiler != nullptr,          config_.eos_token_ids},
       embedding_memory_(config_.embedding_bytes, "the embeddings of open requests and of sessions"),
       adapters_(
           *runner_, config_.adapter_bytes, [this](Submission&& ready) { inbox_.deliver(std::move(ready)); },
@@ -64,13 +69,18 @@ Engine::Engine(const EngineConfig& config, std::unique_ptr<ModelRunner> runner, 
 }
 
 Error Engine::stopped() const {
-  return {ErrorCode::kUnavailable, runner_->can_restart() ? "the engine is being started again; try again later"
-                                                          : "the engine has stopped after a device fault"};
+  return {ErrorCode::kUnavailable, runner_->traits().can_restart ? "the engine is being started again; try again later"
+                                                                 : "the engine has stopped after a device fault"};
 }
 
 void Engine::cancel(RequestId id) {
   inbox_.cancel(id);
   if (grammar_queue_) grammar_queue_->cancel(id);
+}
+
+bool Engine::is_hung() const {
+  const Clock::time_point begin = step_begin_;
+  return begin != Clock::time_point::max() && Clock::now() - begin > config_.step_timeout;
 }
 
 Engine::~Engine() {
@@ -121,6 +131,7 @@ void Engine::run() {
   for (bool is_closed = false; !is_closed;) {
     Inbox::Messages messages = inbox_.take(!core_.is_idle(), std::min(core_.next_deadline(), next_restart_));
     is_closed = messages.is_closed;
+    step_begin_ = Clock::now();
     settle_adapters();
     add(std::move(messages));
     if (is_closed) {
@@ -130,6 +141,7 @@ void Engine::run() {
     }
     if (config_.checks_invariants) check_when_idle();
     publish();
+    step_begin_ = Clock::time_point::max();
     if (!is_closed && Clock::now() >= next_restart_) restart_runner();
   }
 }
@@ -161,7 +173,7 @@ void Engine::step() {
 }
 
 void Engine::fail(const Error& fault) {
-  if (is_healthy_ && runner_->can_restart()) next_restart_ = Clock::now() + restart_delay_;
+  if (is_healthy_ && runner_->traits().can_restart) next_restart_ = Clock::now() + restart_delay_;
   is_healthy_ = false;
   core_.end_all(&fault);
 }

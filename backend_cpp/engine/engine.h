@@ -15,11 +15,11 @@
 #include <thread>
 
 #include "engine/adapters/adapter_pool.h"
-#include "engine/answer/token_table.h"
 #include "engine/check_request.h"
 #include "engine/engine_config.h"
 #include "engine/engine_core.h"
 #include "engine/events/event_publisher.h"
+#include "engine/generation/token_table.h"
 #include "engine/grammar/grammar_queue.h"
 #include "engine/inbox.h"
 #include "engine/memory_budget.h"
@@ -32,8 +32,8 @@ namespace turbomind {
 
 class Engine {
  public:
-  // `compiler` may be null: requests with a response format are refused then; and `events`: nobody is told of the
-  // cache; and `draft_runner`: no model guesses for `runner`.
+  // `compiler` may be null: requests with a response format are refused then; and `events`: nobody is notified of the
+  // cache; and `draft_runner`: no model drafts for `runner`.
   Engine(const EngineConfig& config, std::unique_ptr<ModelRunner> runner, TokenTable tokens,
          std::unique_ptr<GrammarCompiler> compiler = nullptr, std::unique_ptr<EventPublisher> events = nullptr,
          std::unique_ptr<ModelRunner> draft_runner = nullptr);
@@ -61,14 +61,16 @@ class Engine {
 
   // Whether requests are taken.
   bool is_healthy() const { return is_healthy_.load(); }
+  // Whether a step takes longer than it may.
+  bool is_hung() const;
   // Whether none will be again.
-  bool has_failed() const { return !is_healthy() && !runner_->can_restart(); }
+  bool has_failed() const { return !is_healthy() && !runner_->traits().can_restart; }
   EngineStats stats() const;
   const EngineConfig& config() const { return config_; }
-  int vocab_size() const { return runner_->vocab_size(); }
-  int hidden_size() const { return runner_->hidden_size(); }
+  int vocab_size() const { return runner_->traits().vocab_size; }
+  int hidden_size() const { return runner_->traits().hidden_size; }
   // Numbers of a row in place of a token embedding; 0: it takes none.
-  int embedding_width() const { return runner_->pictures().width; }
+  int embedding_width() const { return runner_->traits().images.width; }
 
  private:
   void run();
@@ -99,6 +101,7 @@ class Engine {
   EngineCore core_;                               // the step thread's
 
   std::atomic<bool> is_healthy_{true};
+  std::atomic<Clock::time_point> step_begin_{Clock::time_point::max()};  // max: no step runs
   // The step thread's: when a runner that was lost is started again, and how long after a failure.
   Clock::time_point next_restart_ = Clock::time_point::max();
   std::chrono::milliseconds restart_delay_{0};

@@ -6,7 +6,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "engine/speculation/speculation_config.h"
+#include "engine/speculative/speculative_config.h"
+#include "model/cache_plan.h"
 
 namespace turbomind {
 
@@ -15,17 +16,20 @@ struct EngineConfig {
   int max_batch_size = 64;
   int max_step_tokens = 512;  // rows of one step
   int block_len = 64;
-  int block_count = 1;
-  int host_block_count = 0;  // of the cache's second tier, in the host's memory
+  CachePlan plan;  // of the runners' groups; none yet: it is made of what they say
+  int page_count = 1;
+  int host_page_count = 0;    // of the cache's second tier, in the host's memory
+  int snapshot_interval = 0;  // tokens of a prompt between snapshots of its state; 0: at anchors alone
   bool enable_prefix_caching = false;
   int max_waiting = 4096;  // requests beyond are refused as "overloaded"
   std::chrono::seconds session_idle_limit{3600};
+  std::chrono::milliseconds step_timeout{300'000};  // an engine whose step takes longer hangs
   size_t max_sessions = 4096;
   // What rows in place of token embeddings may take, of requests until their last answer has ended, and of sessions.
   // A request beyond is refused as "overloaded"; idle sessions may hold half of it.
   size_t embedding_bytes = size_t{1} << 30;
   size_t adapter_bytes = size_t{1} << 30;  // what low-rank adapters in memory may take
-  SpeculationConfig speculation;
+  SpeculativeConfig speculation;
   std::vector<int32_t> eos_token_ids;
   // Whether the engine checks itself whenever it goes idle, and ends the process if what it keeps does not add up. For
   // tests; LMDEPLOY_CHECK_INVARIANTS in the environment turns it on for an engine that is loaded.

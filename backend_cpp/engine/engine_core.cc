@@ -4,8 +4,8 @@
 #include <random>
 #include <string>
 
-#include "engine/speculation/draft_head.h"
-#include "engine/speculation/draft_model.h"
+#include "engine/speculative/draft_head.h"
+#include "engine/speculative/draft_model.h"
 
 namespace turbomind {
 
@@ -16,8 +16,8 @@ uint64_t draw_seed() {
   return static_cast<uint64_t>(device()) << 32 | device();
 }
 
-Error no_room_for_pictures(int prompt_len) {
-  return {ErrorCode::kTooLong, "the pictures leave no room in the cache for a prompt of " + std::to_string(prompt_len) +
+Error no_room_for_images(int prompt_len) {
+  return {ErrorCode::kTooLong, "the images leave no room in the cache for a prompt of " + std::to_string(prompt_len) +
                                    " tokens and an answer; ask about fewer, or raise cache_max_entry_count"};
 }
 
@@ -28,9 +28,8 @@ const Error& overdue() {
 
 std::unique_ptr<Drafter> make_drafter(const EngineConfig& config, ModelRunner* runner, int vocab_size) {
   if (runner == nullptr) return nullptr;
-  if (runner->head() != nullptr) return std::make_unique<DraftHead>(*runner, config.max_step_tokens, vocab_size);
-  return std::make_unique<DraftModel>(*runner, config.block_count, config.block_len, config.max_step_tokens,
-                                      vocab_size);
+  if (runner->traits().head) return std::make_unique<DraftHead>(*runner, config.max_step_tokens, vocab_size);
+  return std::make_unique<DraftModel>(*runner, config.max_step_tokens, vocab_size);
 }
 
 std::optional<Speculator> make_speculator(const EngineConfig& config, Drafter* drafter, LikelyTokens* tokens) {
@@ -44,18 +43,21 @@ EngineCore::EngineCore(const EngineConfig& config, ModelRunner& runner, const To
                        CacheEventSink* events, ModelRunner* draft_runner)
     : config_(config),
       runner_(runner),
-      space_{tokens, runner.vocab_size(), runner.hidden_size()},
-      blocks_({config.block_count, config.block_len, config.host_block_count}),
-      likely_tokens_(tokens, runner.vocab_size()),
-      drafter_(make_drafter(config, draft_runner, runner.vocab_size())),
+      space_{tokens, runner.traits().vocab_size, runner.traits().hidden_size},
+      blocks_(config.plan, {config.page_count, config.host_page_count}),
+      likely_tokens_(tokens, runner.traits().vocab_size),
+      drafter_(make_drafter(config, draft_runner, runner.traits().vocab_size)),
       speculator_(make_speculator(config, drafter_.get(), &likely_tokens_)),
-      scheduler_({config.max_batch_size, config.max_step_tokens, runner.window(), runner.pictures().needs_whole,
-                  runner.picture_rows_of_block(config.block_len)},
-                 blocks_, speculator_ ? &*speculator_ : nullptr),
+      scheduler_({config.max_batch_size, config.max_step_tokens, runner.traits().images.needs_whole}, blocks_,
+                 speculator_ ? &*speculator_ : nullptr,
+                 [&runner](const std::vector<PageMove>& moves) {
+                   if (!moves.empty()) runner.move_pages(moves);
+                 }),
       sessions_({config.session_idle_limit, config.max_sessions, config.session_len, config.embedding_bytes / 2},
                 blocks_, config.enable_prefix_caching),
       steps_(scheduler_, runner, counts_),
-      sampler_(runner.vocab_size()) {
+      sampler_(runner.traits().vocab_size) {
+  blocks_.set_snapshot_interval(config.snapshot_interval);
   if (events != nullptr) blocks_.observe(announcer_.emplace(config.block_len, *events));
 }
 
@@ -109,12 +111,12 @@ void EngineCore::begin(Submission&& submission, const std::shared_ptr<const Outp
     range.begin += history_len;
     embeddings.push_back(std::move(range));
   }
-  std::vector<PictureGroup> looked_at;
-  if (runner_.pictures().looks) {
-    looked_at = group_pictures(embeddings, runner_.picture_rows_of_block(config_.block_len), config_.block_len);
+  std::vector<ImageGroup> looked_at;
+  if (runner_.traits().images.looks) {
+    looked_at = group_images(embeddings, blocks_.group(cross_group()).block_len, config_.block_len);
   }
-  const int left = room_beside(looked_at) - prompt_len;
-  if (!looked_at.empty() && left < (params.generates_nothing() ? 0 : 1)) throw no_room_for_pictures(prompt_len);
+  const int left = room_alongside(looked_at) - prompt_len;
+  if (!looked_at.empty() && left < (params.generates_nothing() ? 0 : 1)) throw no_room_for_images(prompt_len);
   params.max_new_tokens = params.max_new_tokens == kAllThatIsLeft ? left : std::min(params.max_new_tokens, left);
   params.min_new_tokens = std::min(params.min_new_tokens, params.max_new_tokens);
   std::vector<int32_t> tokens;
@@ -132,7 +134,11 @@ void EngineCore::begin(Submission&& submission, const std::shared_ptr<const Outp
   group->arrival = next_arrival_++;
   group->seed = params.random_seed ? *params.random_seed : draw_seed();
   // Blocks are shared only by prompts that the model rotates alike.
-  group->scope = turn.scope | static_cast<uint64_t>(runner_.cache_variant(prompt_len)) << 32;
+  group->scope = PrefixScope(turn.scope, runner_.cache_variant(prompt_len));
+  // Callers may share a prefix that both know; a draft of another caller's text would be one that only that one knows.
+  if (speculator_ && config_.enable_prefix_caching) {
+    group->draft_scope = draft_scopes_.of(params.caller, group->scope.realm);
+  }
   group->history_len = history_len;
   group->embeddings = std::move(embeddings);
   group->looked_at = std::move(looked_at);
@@ -144,7 +150,8 @@ void EngineCore::begin(Submission&& submission, const std::shared_ptr<const Outp
   group->accepted = Clock::now();
   group->grammar_seconds = request.grammar_seconds;
   const bool has_rows = params.runs_model();
-  group->rules = std::make_shared<const AnswerRules>(std::move(params), space_, tokens, std::move(submission.grammar));
+  group->rules =
+      std::make_shared<const GenerationRules>(std::move(params), space_, tokens, std::move(submission.grammar));
   const auto first = has_rows ? std::make_shared<Sequence>(group, 0, std::move(tokens)) : nullptr;
 
   if (group->session) sessions_.begin(*group->session, group->request, turn.scope, owner);
@@ -154,12 +161,12 @@ void EngineCore::begin(Submission&& submission, const std::shared_ptr<const Outp
   scheduler_.add(first);
 }
 
-// Tokens that a sequence may have beside pictures that lie in the cache as well.
-int EngineCore::room_beside(const std::vector<PictureGroup>& looked_at) const {
+// Tokens that a sequence may have alongside images that lie in the cache as well.
+int EngineCore::room_alongside(const std::vector<ImageGroup>& looked_at) const {
   if (looked_at.empty()) return config_.session_len;
-  int blocks = config_.block_count;
-  for (const PictureGroup& group : looked_at) blocks -= group.block_count();
-  return std::min(config_.session_len, blocks * config_.block_len);
+  int pages = config_.page_count;
+  for (const ImageGroup& group : looked_at) pages -= group.block_count() * blocks_.group(cross_group()).pages;
+  return blocks_.plan().most_tokens(pages, config_.max_step_tokens, config_.session_len);
 }
 
 // Nothing to generate: the session takes the tokens, and computes them when it goes on.
@@ -334,7 +341,7 @@ void EngineCore::end_where(const std::function<bool(const Sequence&)>& is_wanted
     SequenceGroup& group = *ended->group;
     --group.open_answers;
     emit(*ended, reason, error);
-    if (speculator_ && config_.enable_prefix_caching) speculator_->note_end(ended->tokens, group.scope);
+    if (speculator_ && config_.enable_prefix_caching) speculator_->note_end(ended->tokens, group.draft_scope);
     if (group.open_answers > 0) continue;
     ++(error != nullptr ? counts_.failed : reason == FinishReason::kCancelled ? counts_.cancelled : counts_.completed);
     if (!group.session) continue;
@@ -392,14 +399,14 @@ void EngineCore::answer_at_once(RequestId id, std::shared_ptr<const OutputCallba
   outputs_.push_back({std::move(on_output), std::move(output)});
 }
 
-// ---- figures and checks ----
+// ---- metrics and checks ----
 
 EngineStats EngineCore::stats() const {
   EngineStats stats = counts_;
   stats.running = scheduler_.running_count();
   stats.waiting = scheduler_.waiting_count();
   stats.sessions = static_cast<int>(sessions_.size());
-  stats.blocks_total = blocks_.block_count();
+  stats.blocks_total = blocks_.page_count();
   stats.blocks_used = blocks_.referenced_count();
   stats.blocks_idle = blocks_.idle_count();
   stats.evictions = blocks_.eviction_count();
@@ -408,8 +415,8 @@ EngineStats EngineCore::stats() const {
   stats.swapped_out = blocks_.swapped_out_count();
   stats.swapped_in = blocks_.swapped_in_count();
   stats.preemptions = scheduler_.preemption_count();
-  stats.tokens_sought = scheduler_.sought_token_count();
-  stats.tokens_matched = scheduler_.matched_token_count();
+  stats.prefix_cache_queries = scheduler_.prefix_cache_queries();
+  stats.prefix_cache_hits = scheduler_.prefix_cache_hits();
   stats.admitted = scheduler_.admitted_count();
   if (speculator_) stats.speculation = speculator_->stats();
   stats.queue_seconds = scheduler_.queue_seconds();

@@ -12,11 +12,11 @@
 #include <vector>
 
 #include "base/error.h"
-#include "engine/answer/answer_rules.h"
-#include "engine/answer/sampler.h"
-#include "engine/answer/token_table.h"
 #include "engine/engine_config.h"
 #include "engine/events/cache_announcer.h"
+#include "engine/generation/generation_rules.h"
+#include "engine/generation/sampler.h"
+#include "engine/generation/token_table.h"
 #include "engine/inbox.h"
 #include "engine/output_queue.h"
 #include "engine/schedule/block_cache.h"
@@ -25,7 +25,7 @@
 #include "engine/schedule/sequence.h"
 #include "engine/schedule/session_table.h"
 #include "engine/schedule/step_loop.h"
-#include "engine/speculation/speculator.h"
+#include "engine/speculative/speculator.h"
 #include "engine/stats.h"
 #include "model/model_runner.h"
 
@@ -34,7 +34,8 @@ namespace turbomind {
 class EngineCore {
  public:
   // `config` is what the runners' caches were allocated for. Runners and table must outlive the core, as must `events`,
-  // which is told of what the cache holds; null: nobody is. `draft_runner` guesses for `runner`; null: there is none.
+  // which is notified of what the cache holds; null: nobody is. `draft_runner` drafts for `runner`; null: there is
+  // none.
   EngineCore(const EngineConfig& config, ModelRunner& runner, const TokenTable& tokens,
              CacheEventSink* events = nullptr, ModelRunner* draft_runner = nullptr);
 
@@ -58,7 +59,7 @@ class EngineCore {
   // Runs a step, if there is work. Throws what the model runner throws.
   void step();
 
-  // Tells of what happened in the cache since the last call.
+  // Reports what happened in the cache since the last call.
   void announce() {
     if (announcer_) announcer_->end_step(blocks_);
   }
@@ -71,7 +72,8 @@ class EngineCore {
  private:
   bool control_session(const Request& request, const std::shared_ptr<const OutputCallback>& on_output);
   void begin(Submission&& submission, const std::shared_ptr<const OutputCallback>& on_output);
-  int room_beside(const std::vector<PictureGroup>& looked_at) const;
+  int cross_group() const { return blocks_.plan().group_of(MemoryKind::kCross); }
+  int room_alongside(const std::vector<ImageGroup>& looked_at) const;
   void finish_unanswered(SequenceGroup& group, std::vector<int32_t>&& tokens);
 
   void take(const std::shared_ptr<Sequence>& sequence, const SpanOutput& output);
@@ -105,6 +107,7 @@ class EngineCore {
   bool is_stalled_ = false;                         // all there are wait for their grammars
   uint64_t next_arrival_ = 1;
   CacheScopes scopes_;
+  CacheScopes draft_scopes_;                                    // the same, a caller each
   Clock::time_point next_deadline_ = Clock::time_point::max();  // none of an open request is earlier
 };
 

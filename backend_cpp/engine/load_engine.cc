@@ -10,9 +10,11 @@
 #include "base/error.h"
 #include "base/thread_pool.h"
 #include "device/cpu_operators.h"
-#include "device/operators.h"
+#include "device/device.h"
+#include "device/rank_group.h"
 #include "engine/grammar/load_grammar.h"
 #include "engine/load_worker.h"
+#include "engine/plan_caches.h"
 #include "kernels/paged_attention.h"
 #include "model/native_runner.h"
 #include "model/parallel_runner.h"
@@ -22,20 +24,8 @@ namespace turbomind {
 
 namespace {
 
-// What suits a device where the user says nothing.
-struct DeviceDefaults {
-  int batch_size;
-  int step_tokens;     // in place of the default of max_prefill_token_num
-  size_t cache_limit;  // bytes that the default share of the free memory is taken up to
-};
-// A prompt chunk of 256 tokens keeps the pause of running answers short and costs a CPU no throughput; and a CPU shares
-// its memory with everything else on the machine.
-constexpr DeviceDefaults kCpuDefaults{64, 256, size_t{4} << 30};
-constexpr DeviceDefaults kCudaDefaults{256, 8192, ~size_t{0}};
-
-std::string device_of(const EngineSettings& settings) {
-  return settings.device == "auto" ? available_devices().back() : settings.device;
-}
+// A step is reported after the bound of its worker, so that the worker's own error comes first.
+constexpr std::chrono::seconds kAfterWorker{60};
 
 DType weight_type(const EngineSettings& settings, const ModelSpec& spec) {
   const std::string& name = settings.dtype == "auto" ? spec.dtype : settings.dtype;
@@ -43,11 +33,11 @@ DType weight_type(const EngineSettings& settings, const ModelSpec& spec) {
   return name == "float16" ? DType::kFloat16 : DType::kFloat32;
 }
 
-WeightOptions weight_options(const EngineSettings& settings, const ModelSpec& spec, const std::string& device) {
+WeightOptions weight_options(const EngineSettings& settings, const ModelSpec& spec, const Device& device) {
   WeightOptions options;
   options.dtype = weight_type(settings, spec);
   options.bits = settings.weight_bits;
-  options.takes_mins = device == "cpu";
+  options.takes_mins = device.traits.takes_mins;
   return options;
 }
 
@@ -63,47 +53,45 @@ CacheType cache_type(const EngineSettings& settings, DType dtype) {
 }
 
 // The model whole, or spread over `tp` ranks.
-std::unique_ptr<ModelRunner> make_runner(const ModelSpec& spec, const EngineSettings& settings,
-                                         const std::string& device, const Checkpoint& checkpoint, int max_rows) {
+std::unique_ptr<ModelRunner> make_runner(const ModelSpec& spec, const EngineSettings& settings, const Device& device,
+                                         const Checkpoint& checkpoint, int max_rows) {
   const WeightOptions options = weight_options(settings, spec, device);
   const CacheType cache = cache_type(settings, options.dtype);
   const int threads = settings.threads;
   const int ranks = settings.tp;
   if (ranks == 1) {
-    return std::make_unique<NativeRunner>(make_operators(device, threads), Shard::whole(spec), checkpoint, options,
-                                          cache, max_rows, threads);
+    return std::make_unique<NativeRunner>(device.make(threads), Shard::whole(spec), checkpoint, options, cache,
+                                          max_rows, threads);
   }
   const int group = std::lcm(checkpoint.input_group(), options.bits != 0 ? options.group : 1);
   std::vector<Shard> shards;
   for (int rank = 0; rank < ranks; ++rank) shards.push_back(Shard::of(spec, rank, ranks, group));
-  const std::shared_ptr<RankGroup> devices = make_rank_group(device, ranks, threads);
+  const std::shared_ptr<RankGroup> devices = device.make_group(ranks, threads);
   const int loading_threads = std::max(1, (threads > 0 ? threads : available_cpu_count()) / ranks);
   const auto make = [&](int rank) {
     return std::make_unique<NativeRunner>(devices->make_operators(rank), shards[static_cast<size_t>(rank)], checkpoint,
                                           options, cache, max_rows, loading_threads);
   };
-  return std::make_unique<ParallelRunner>(devices, make, device == "cpu");
+  return std::make_unique<ParallelRunner>(devices, make, device.traits.ranks_share_memory);
 }
 
 std::unique_ptr<ModelRunner> make_native_runner(const std::string& directory, const ModelSpec& spec,
-                                                const EngineSettings& settings, const std::string& device,
-                                                int max_rows) {
+                                                const EngineSettings& settings, const Device& device, int max_rows) {
   const Checkpoint checkpoint(directory);
   check_model_format(settings, checkpoint);
   return make_runner(spec, settings, device, checkpoint, max_rows);
 }
 
 // A head for the model in `target`. Throws Error that says why it cannot be one.
-std::unique_ptr<ModelRunner> make_head_runner(const SpeculationConfig& speculation, const EngineSettings& given,
+std::unique_ptr<ModelRunner> make_head_runner(const SpeculativeConfig& speculation, const EngineSettings& given,
                                               const std::string& target, ModelRunner& runner, int max_rows) {
   const auto refuse = [&](const std::string& why) { throw invalid_argument("speculative_config: " + why); };
-  if (device_of(given) != "cpu") refuse("heads run on CPUs alone so far");
-  if (has_worker(target)) refuse("heads guess for models that the TurboMind engine runs");
-  if (given.num_cpu_blocks > 0) refuse("a head's rows cannot be moved to num_cpu_blocks");
-  if (runner.window() != 0) refuse("heads look further back than what is kept for the model");
-  ModelSpec spec = ModelSpec::from_file(speculation.model + "/spec.json");
+  const Device& device = find_device(given.device);
+  if (!device.traits.runs_drafters) refuse("heads run on CPUs alone so far");
+  if (has_worker(target)) refuse("heads draft for models that the TurboMind engine runs");
+  ModelSpec spec = read_model_spec(speculation.model + "/spec.json");
   if (!spec.head) refuse(speculation.model + " is no head");
-  if (spec.vocab_size != runner.vocab_size() || spec.head->target_hidden_size != runner.hidden_size()) {
+  if (spec.vocab_size != runner.traits().vocab_size || spec.head->target_hidden_size != runner.traits().hidden_size) {
     refuse(speculation.model + " is a head of another model");
   }
   extend_context(spec, {static_cast<float>(given.rope_scaling_factor), given.use_logn_attn});
@@ -112,20 +100,21 @@ std::unique_ptr<ModelRunner> make_head_runner(const SpeculationConfig& speculati
   settings.model_format.clear();
   settings.tp = 1;
   runner.keep_hidden(spec.head->target_layers);
-  return make_native_runner(speculation.model, spec, settings, "cpu", max_rows);
+  return make_native_runner(speculation.model, spec, settings, device, max_rows);
 }
 
 // Null where no model drafts for `runner`. Throws Error that says why a model cannot.
-std::unique_ptr<ModelRunner> make_draft_runner(const SpeculationConfig& speculation, const EngineSettings& given,
+std::unique_ptr<ModelRunner> make_draft_runner(const SpeculativeConfig& speculation, const EngineSettings& given,
                                                const std::string& target, const TokenTable& tokens, ModelRunner& runner,
                                                int max_rows) {
   if (!speculation.has_model) return nullptr;
   if (speculation.is_head) return make_head_runner(speculation, given, target, runner, max_rows);
   const std::string& directory = speculation.model.empty() ? target : speculation.model;
   const auto refuse = [&](const std::string& why) { throw invalid_argument("speculative_config: " + why); };
-  if (device_of(given) != "cpu") refuse("draft models run on CPUs alone so far");
+  const Device& device = find_device(given.device);
+  if (!device.traits.runs_drafters) refuse("draft models run on CPUs alone so far");
   if (has_worker(directory)) refuse("the draft model must be one that the TurboMind engine runs");
-  ModelSpec spec = ModelSpec::from_file(directory + "/spec.json");
+  ModelSpec spec = read_model_spec(directory + "/spec.json");
   extend_context(spec, {static_cast<float>(given.rope_scaling_factor), given.use_logn_attn});
   if (!tokens.begins_like(TokenTable::from_file(directory + "/token_bytes.bin"))) {
     refuse("the draft model must have the tokenizer of the model");
@@ -134,45 +123,62 @@ std::unique_ptr<ModelRunner> make_draft_runner(const SpeculationConfig& speculat
   settings.weight_bits = speculation.weight_bits;
   settings.model_format.clear();
   settings.tp = 1;
-  auto draft = make_native_runner(directory, spec, settings, "cpu", max_rows);
-  if (runner.window() != 0 && (draft->window() == 0 || draft->window() > runner.window())) {
-    refuse("the draft model looks further back than what is kept for the model");
-  }
-  return draft;
+  return make_native_runner(directory, spec, settings, device, max_rows);
 }
 
 // cache_max_entry_count below 1 is a share of the free memory; from 1 on, a number of blocks.
-int cache_block_count(const EngineSettings& settings, const EngineConfig& config, ModelRunner& runner,
-                      const ModelRunner* draft_runner, size_t limit) {
+int cache_page_count(const EngineSettings& settings, const EngineConfig& config, ModelRunner& runner, size_t limit) {
   const double wanted = settings.cache_max_entry_count;
-  if (wanted >= 1) return static_cast<int>(wanted);
+  const int pages_of_block = config.plan.pages_of_block();
+  // States of a fixed size come in addition: one a sequence that runs, and as many snapshots.
+  const int state = config.plan.group_of(MemoryKind::kState);
+  const int pages_of_state = state < 0 ? 0 : 2 * config.plan.groups[static_cast<size_t>(state)].pages;
+  if (wanted >= 1) {
+    const auto states = std::min(static_cast<double>(config.max_batch_size), wanted) * pages_of_state;
+    return static_cast<int>(wanted * pages_of_block + states);
+  }
   if (wanted != EngineSettings{}.cache_max_entry_count) limit = ~size_t{0};
-  const size_t block_bytes = runner.block_bytes(config.block_len) +
-                             (draft_runner != nullptr ? draft_runner->block_bytes(config.block_len) : 0);
+  const bool has_other_memory =
+      std::ranges::any_of(config.plan.groups, [](const CacheGroup& group) { return group.is_apart; });
+  const size_t page_bytes = config.plan.page_bytes * (has_other_memory ? 2 : 1);
   const auto share = static_cast<size_t>(wanted * static_cast<double>(runner.free_cache_memory()));
-  const size_t affordable = std::min(share, limit) / block_bytes;
+  const size_t affordable = std::min(share, limit / static_cast<size_t>(settings.tp)) / page_bytes;
+  const size_t blocks_of_one = (static_cast<size_t>(config.session_len) + config.block_len - 1) / config.block_len;
   const size_t useful = static_cast<size_t>(config.max_batch_size) *
-                        ((static_cast<size_t>(config.session_len) + config.block_len - 1) / config.block_len);
-  if (affordable == 0) {
-    throw invalid_argument("not enough memory for the cache: one block takes " + std::to_string(block_bytes >> 20) +
-                           " MiB, " + std::to_string(share >> 20) +
+                        (static_cast<size_t>(pages_of_block) * blocks_of_one + static_cast<size_t>(pages_of_state));
+  const auto pages = static_cast<int>(std::min(affordable, useful));
+  if (config.plan.most_tokens(pages, config.max_step_tokens, 1) == 0) {
+    const auto least = static_cast<size_t>(config.plan.pages_for(1, config.max_step_tokens));
+    throw invalid_argument("not enough memory for the cache: the shortest sequence takes " +
+                           std::to_string(least * page_bytes >> 20) + " MiB, " + std::to_string(share >> 20) +
                            " MiB may be used; raise cache_max_entry_count or lower cache_block_seq_len");
   }
-  return static_cast<int>(std::min(affordable, useful));
+  return pages;
 }
 
-// Throws Error when the host has no room for so many blocks.
-int host_block_count(const EngineSettings& settings, const EngineConfig& config, const ModelRunner& runner) {
-  const size_t bytes = static_cast<size_t>(settings.num_cpu_blocks) * runner.block_bytes(config.block_len);
+// A rejected draft would leave its trace in a state, which cannot be cut back. A model to draft with is refused; drafts
+// that were not asked for by name are left out.
+void leave_out_drafts(SpeculativeConfig& speculation, const ModelSpec& spec, std::vector<std::string>& notes) {
+  if (!spec.recurrence || !speculation.is_on()) return;
+  const std::string reason = "layers of " + spec.model_name + " keep a state that rejected draft tokens would change";
+  if (speculation.has_model) throw invalid_argument("speculative_config: " + reason);
+  speculation = {};
+  notes.push_back("speculative decoding is off: " + reason);
+}
+
+// Throws Error when the host has no room for this many blocks.
+int host_page_count(const EngineSettings& settings, const EngineConfig& config) {
+  const int pages = settings.num_cpu_blocks * config.plan.pages_of_block();
+  const size_t bytes = static_cast<size_t>(pages) * config.plan.page_bytes * static_cast<size_t>(settings.tp);
   if (const size_t available = available_memory(); bytes > available) {
     throw invalid_argument("num_cpu_blocks: " + std::to_string(settings.num_cpu_blocks) + " blocks take " +
                            std::to_string(bytes >> 20) + " MiB, the host has " + std::to_string(available >> 20) +
                            " MiB left");
   }
-  return settings.num_cpu_blocks;
+  return pages;
 }
 
-int step_tokens(const EngineSettings& settings, const EngineConfig& config, const DeviceDefaults& defaults) {
+int step_tokens(const EngineSettings& settings, const EngineConfig& config, const DeviceTraits& defaults) {
   int tokens = settings.num_tokens_per_iter;
   if (tokens == 0) {
     const bool is_default = settings.max_prefill_token_num == EngineSettings{}.max_prefill_token_num;
@@ -185,41 +191,43 @@ int step_tokens(const EngineSettings& settings, const EngineConfig& config, cons
   return std::max(tokens, (config.max_batch_size * 4 + 2) / 3);
 }
 
-// Special tokens have no text that a grammar could match.
-std::vector<std::string> grammar_vocabulary(const TokenTable& tokens, int vocab_size) {
+// Special tokens have no text that a grammar could match, but for structural tags that name them.
+std::vector<std::string> grammar_vocabulary(const TokenTable& tokens, int vocab_size, SpecialTokens& special) {
   std::vector<std::string> vocabulary;
   for (int32_t token = 0; token < vocab_size; ++token) {
-    vocabulary.emplace_back(tokens.is_special(token) ? std::string_view() : tokens.bytes(token));
+    const bool is_special = tokens.is_special(token);
+    if (is_special && !tokens.bytes(token).empty()) special.emplace_back(token, tokens.bytes(token));
+    vocabulary.emplace_back(is_special ? std::string_view() : tokens.bytes(token));
   }
   return vocabulary;
 }
 
 // The engine shortens a session length that its cache cannot hold.
-void tell_session_length(const EngineSettings& settings, int wanted, const EngineConfig& config,
-                         std::vector<std::string>& notes) {
+void report_session_length(const EngineSettings& settings, int wanted, const EngineConfig& config,
+                           std::vector<std::string>& notes) {
   if (config.session_len == wanted) return;
   notes.push_back("session_len is " + std::to_string(config.session_len) + " instead of " +
                   (settings.session_len != 0 ? "" : "the model's ") + std::to_string(wanted) + ": the cache holds " +
-                  std::to_string(config.block_count) + " blocks of " + std::to_string(config.block_len) +
-                  " tokens; raise cache_max_entry_count for more");
+                  std::to_string(config.page_count / config.plan.pages_of_block()) + " blocks of " +
+                  std::to_string(config.block_len) + " tokens; raise cache_max_entry_count for more");
 }
 
-// A picture whose tokens see each other comes in one step, beside all decoding sequences.
-void make_room_for_pictures(const PicturesSpec& pictures, const EngineSettings& settings, EngineConfig& config,
-                            std::vector<std::string>& notes) {
-  const int needed = pictures.whole_rows + config.max_batch_size;
-  if (pictures.whole_rows == 0 || config.max_step_tokens >= needed) return;
+// An image whose tokens see each other comes in one step, alongside all decoding sequences.
+void make_room_for_images(const ImagesSpec& images, const EngineSettings& settings, EngineConfig& config,
+                          std::vector<std::string>& notes) {
+  const int needed = images.whole_rows + config.max_batch_size;
+  if (images.whole_rows == 0 || config.max_step_tokens >= needed) return;
   const bool is_set =
       settings.num_tokens_per_iter != 0 || settings.max_prefill_token_num != EngineSettings{}.max_prefill_token_num;
   if (is_set) {
     notes.push_back("a step holds " + std::to_string(needed) + " tokens instead of " +
-                    std::to_string(config.max_step_tokens) + ": a picture of this model comes in one step, beside " +
+                    std::to_string(config.max_step_tokens) + ": an image of this model comes in one step, alongside " +
                     "the " + std::to_string(config.max_batch_size) + " sequences of max_batch_size");
   }
   config.max_step_tokens = needed;
 }
 
-// Null where nobody asks for events. Started first, so that an endpoint in use is told before a model is loaded.
+// Null where nobody asks for events. Started first, so that an endpoint in use is reported before a model is loaded.
 std::unique_ptr<EventPublisher> start_event_publisher(const EngineSettings& settings, const std::string& python) {
   const Json& config = settings.kv_events_config;
   const Json* enabled = config.is_object() ? config.find("enable_kv_cache_events") : nullptr;
@@ -234,29 +242,46 @@ std::unique_ptr<EventPublisher> start_event_publisher(const EngineSettings& sett
   return std::make_unique<EventPublisher>(std::move(command), settings.cache_block_seq_len);
 }
 
+// A worker's runner ends steps that take too long itself, and starts the worker again.
+std::chrono::seconds step_timeout(const EngineSettings& settings, bool has_worker) {
+  const std::chrono::seconds given(settings.step_timeout);
+  if (!has_worker) return given;
+  const std::chrono::duration<double> of_worker(settings.worker_step_seconds);
+  return std::max(given, std::chrono::ceil<std::chrono::seconds>(of_worker) + kAfterWorker);
+}
+
 }  // namespace
 
 LoadedEngine load_engine(const std::string& directory, const EngineSettings& settings, const std::string& python,
                          const LocateModel& locate) {
-  ModelSpec spec = ModelSpec::from_file(directory + "/spec.json");
+  ModelSpec spec = read_model_spec(directory + "/spec.json");
   extend_context(spec, {static_cast<float>(settings.rope_scaling_factor), settings.use_logn_attn});
-  if (settings.tp > 1) expect_ranks();
-  const std::string device = device_of(settings);
-  const DeviceDefaults& defaults = device == "cuda" ? kCudaDefaults : kCpuDefaults;
+  const Device& device = find_device(settings.device);
+  if (settings.tp > 1) device.expect_ranks();
+  const DeviceTraits& defaults = device.traits;
   EngineConfig config;
   config.session_len = settings.session_len != 0 ? settings.session_len : std::max(2, spec.max_position_embeddings);
+  if (spec.learned_positions > 0 && config.session_len > spec.learned_positions) {
+    throw invalid_argument("session_len must be at most the " + std::to_string(spec.learned_positions) +
+                           " positions that the model has learned, got " + std::to_string(config.session_len));
+  }
   config.max_batch_size = settings.max_batch_size != 0 ? settings.max_batch_size : defaults.batch_size;
   config.block_len = settings.cache_block_seq_len;
   config.max_step_tokens = step_tokens(settings, config, defaults);
   LoadedEngine loaded;
-  if (spec.pictures) make_room_for_pictures(*spec.pictures, settings, config, loaded.notes);
+  if (spec.images) make_room_for_images(*spec.images, settings, config, loaded.notes);
   config.enable_prefix_caching = settings.enable_prefix_caching;
+  // A snapshot is made where a block ends.
+  config.snapshot_interval =
+      (settings.state_snapshot_interval + config.block_len - 1) / config.block_len * config.block_len;
   config.session_idle_limit = std::chrono::seconds(settings.session_idle_seconds);
+  config.step_timeout = step_timeout(settings, has_worker(directory));
   config.max_waiting = settings.max_waiting;
   config.embedding_bytes = static_cast<size_t>(settings.max_embedding_mib) << 20;
   config.adapter_bytes = static_cast<size_t>(settings.max_adapter_mib) << 20;
-  config.speculation = SpeculationConfig::of(settings.speculative_config);
-  SpeculationConfig& speculation = config.speculation;
+  config.speculation = SpeculativeConfig::of(settings.speculative_config);
+  SpeculativeConfig& speculation = config.speculation;
+  leave_out_drafts(speculation, spec, loaded.notes);
   if (locate && (speculation.is_head || !speculation.model.empty())) speculation.model = locate(speculation, directory);
   config.eos_token_ids = spec.eos_token_ids;
   config.checks_invariants = std::getenv("LMDEPLOY_CHECK_INVARIANTS") != nullptr;
@@ -270,14 +295,17 @@ LoadedEngine load_engine(const std::string& directory, const EngineSettings& set
   runner->prepare(limits);
   auto draft_runner =
       make_draft_runner(config.speculation, settings, directory, tokens, *runner, config.max_step_tokens);
-  config.block_count = cache_block_count(settings, config, *runner, draft_runner.get(), defaults.cache_limit);
-  config.host_block_count = host_block_count(settings, config, *runner);
-  auto compiler = load_grammar_compiler(grammar_vocabulary(tokens, spec.vocab_size), spec.eos_token_ids,
+  config.plan = plan_caches(*runner, draft_runner.get(), limits);
+  config.page_count = cache_page_count(settings, config, *runner, defaults.cache_limit);
+  config.host_page_count = host_page_count(settings, config);
+  SpecialTokens special;
+  std::vector<std::string> vocabulary = grammar_vocabulary(tokens, spec.vocab_size, special);
+  auto compiler = load_grammar_compiler(std::move(vocabulary), special, spec.eos_token_ids,
                                         settings.grammar_compile_seconds, loaded.no_grammar_reason);
   loaded.engine = std::make_unique<Engine>(config, std::move(runner), std::move(tokens), std::move(compiler),
                                            std::move(events), std::move(draft_runner));
   for (const auto& [name, path] : settings.adapters) loaded.engine->load_adapter(name, path);
-  tell_session_length(settings, config.session_len, loaded.engine->config(), loaded.notes);
+  report_session_length(settings, config.session_len, loaded.engine->config(), loaded.notes);
   loaded.spec = std::move(spec);
   return loaded;
 }

@@ -1,4 +1,4 @@
-// Builds an engine from an engine directory (docs/interfaces.md) and the user's settings.
+// Builds an engine from an engine directory (docs/internals/interfaces.md) and the user's settings.
 #pragma once
 
 #include <functional>
@@ -20,7 +20,7 @@ struct LoadedEngine {
 };
 
 // Where the engine directory of what drafts for the model in `target` is, which a setting names.
-using LocateModel = std::function<std::string(const SpeculationConfig&, const std::string& target)>;
+using LocateModel = std::function<std::string(const SpeculativeConfig&, const std::string& target)>;
 
 // `python`: the interpreter of this installation, for what the engine leaves to programs of its own. Without `locate`,
 // settings name engine directories themselves. Throws Error.

@@ -39,7 +39,7 @@ std::unique_ptr<ModelRunner> make_worker_runner(const std::string& directory, co
   options.vocab_size = spec.vocab_size;
   options.hidden_size = spec.hidden_size;
   options.max_rows = max_rows;
-  options.step_patience = std::chrono::duration<double>(settings.worker_step_seconds);
+  options.step_timeout = std::chrono::duration<double>(settings.worker_step_seconds);
   options.command = {worker.at("python").as_string(),
                      "-m",
                      "lmdeploy.pytorch.worker",

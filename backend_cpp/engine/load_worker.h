@@ -1,4 +1,4 @@
-// Builds the runner of a model that runs in other processes (docs/interfaces.md: worker.json).
+// Builds the runner of a model that runs in other processes (docs/internals/interfaces.md: worker.json).
 #pragma once
 
 #include <memory>

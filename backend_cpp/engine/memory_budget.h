@@ -16,7 +16,8 @@ class MemoryBudget {
   // `what` is named when there is no room.
   MemoryBudget(size_t limit, std::string what) : limit_(limit), what_(std::move(what)) {}
 
-  // Takes so many bytes, which come back when the last copy of the share goes. Throws Error(kUnavailable). Any thread.
+  // Takes this many bytes, which come back when the last copy of the share goes. Throws Error(kUnavailable). Any
+  // thread.
   std::shared_ptr<const void> take(size_t bytes) const {
     size_t used = *used_;
     do {

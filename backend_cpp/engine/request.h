@@ -32,7 +32,7 @@ enum class RowsWanted { kNone, kGeneration, kAll };  // of the generated tokens;
 using LogitsHook = std::function<void(const std::vector<int32_t>& tokens, float* logits, int vocab_size)>;
 
 struct GenerationParams : GenerationFields {
-  std::vector<std::vector<int32_t>> bad_tokens;  // token sequences that never come about, beside bad_token_ids
+  std::vector<std::vector<int32_t>> bad_tokens;  // token sequences that never come about, alongside bad_token_ids
   LogitsHook logits_hook;
   bool stream = true;  // false: one output an answer, when it is complete
   RowsWanted logits = RowsWanted::kNone;
@@ -58,7 +58,7 @@ struct SessionParams {
   bool start = false;  // forget what the session held, if it exists
   bool end = false;    // forget it after this request
   bool stop = false;   // cancel the session's running request instead of generating
-  int step = -1;       // keep only so many of its tokens first; negative: all
+  int step = -1;       // keep only this many of its tokens first; negative: all
 };
 
 enum class FinishReason { kNone, kStop, kLength, kCancelled, kError };

@@ -1,10 +1,10 @@
-// A consistent picture of the engine at the end of a step. Counters count since the start.
+// A consistent image of the engine at the end of a step. Counters count since the start.
 #pragma once
 
 #include <array>
 #include <cstdint>
 
-#include "engine/speculation/speculation_config.h"
+#include "engine/speculative/speculative_config.h"
 
 namespace turbomind {
 
@@ -12,7 +12,7 @@ struct SpeculationStats {
   int64_t spans = 0;  // of answers in steps, with drafts
   int64_t drafted = 0;
   int64_t accepted = 0;
-  std::array<int64_t, kMostDrafts> accepted_at{};  // drafts number 0, 1, ... of a span
+  std::array<int64_t, kMaxDrafts> accepted_at{};  // drafts number 0, 1, ... of a span
 };
 
 struct EngineStats {
@@ -27,18 +27,18 @@ struct EngineStats {
 
   int64_t completed = 0;
   int64_t cancelled = 0;
-  int64_t failed = 0;           // after having been accepted
-  int64_t tokens_in = 0;        // prompts, history included
-  int64_t tokens_computed = 0;  // rows run
-  int64_t tokens_sought = 0;    // looked for in the cache, by all answers and by those that begin again
-  int64_t tokens_matched = 0;   // of those, found there
+  int64_t failed = 0;                // after having been accepted
+  int64_t tokens_in = 0;             // prompts, history included
+  int64_t tokens_computed = 0;       // rows run
+  int64_t prefix_cache_queries = 0;  // looked for in the cache, by all answers and by those that begin again
+  int64_t prefix_cache_hits = 0;     // of those, found there
   int64_t tokens_out = 0;
   int64_t evictions = 0;
   int64_t swapped_out = 0;  // blocks whose content went to the host's memory
   int64_t swapped_in = 0;   // and came back
   int64_t preemptions = 0;
   int64_t event_batches = 0;         // of cache events, a step each
-  int64_t event_losses = 0;          // times that all events had to be told anew
+  int64_t event_losses = 0;          // times that all events had to be given anew
   int64_t grammar_requests = 0;      // that had a response format
   int64_t grammar_compilations = 0;  // that came to an end
   int64_t grammar_hits = 0;          // requests whose grammar was there, or compiled for another

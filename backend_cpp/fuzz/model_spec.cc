@@ -9,7 +9,7 @@ namespace turbomind {
 FUZZ_TARGET(model_spec) {
   const fuzz::ScratchFile file(input);
   fuzz::is_accepted([&] {
-    const ModelSpec spec = ModelSpec::from_file(file.path());
+    const ModelSpec spec = read_model_spec(file.path());
     PROMISE(spec.layer_ropes.size() == static_cast<size_t>(spec.num_layers));
     for (const int rope : spec.layer_ropes) PROMISE(rope >= -1 && rope < static_cast<int>(spec.ropes.size()));
   });

@@ -1,6 +1,6 @@
 // Text of an answer, however its bytes are cut into tokens. Input: a line of stop strings, in UTF-8 and
 // with tabs between them, then the answer.
-#include "engine/answer/text_stream.h"
+#include "engine/generation/text_stream.h"
 
 #include <algorithm>
 #include <functional>

@@ -30,6 +30,7 @@ namespace {
 
 struct Vocabulary {
   std::vector<std::string> tokens;
+  SpecialTokens special;
   std::vector<int32_t> stop_token_ids;
 };
 
@@ -52,6 +53,11 @@ Vocabulary read_vocabulary() {
     const std::vector<char> text = reader.get<char>(reader.get<uint32_t>());
     vocabulary.tokens.emplace_back(text.begin(), text.end());
   }
+  for (auto left = reader.get<uint32_t>(); left > 0; --left) {
+    const auto token = reader.get<int32_t>();
+    const std::vector<char> text = reader.get<char>(reader.get<uint32_t>());
+    vocabulary.special.emplace_back(token, std::string(text.begin(), text.end()));
+  }
   return vocabulary;
 }
 
@@ -62,7 +68,7 @@ class Host {
     std::unique_ptr<FormatCompiler> compiler;
     std::string failure;
     try {
-      compiler = load_xgrammar(vocabulary.tokens, vocabulary.stop_token_ids);
+      compiler = load_xgrammar(vocabulary.tokens, vocabulary.special, vocabulary.stop_token_ids);
     } catch (const std::exception& error) {
       failure = error.what();
     }
@@ -122,7 +128,7 @@ class Host {
       refuse(socket, failure);
     }
     if (pid > 0) processes_[number] = pid;
-    close(socket);  // without a process, this tells the engine
+    close(socket);  // without a process, this reports the engine
   }
 
   [[noreturn]] static void refuse(int socket, const std::string& why) {

@@ -39,8 +39,8 @@ struct Timed {
   long left_ms = 0;          // after the time that is quick
   bool is_slow = false;      // that time is over
   bool says_so = false;      // the engine wants to know
-  std::string slow_frame;    // what it is told
-  std::string failed_frame;  // what it is told when no time is left
+  std::string slow_frame;    // what it is given
+  std::string failed_frame;  // what it is given when no time is left
 };
 Timed timed;
 

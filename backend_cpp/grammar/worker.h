@@ -8,7 +8,7 @@ namespace turbomind {
 // Serves the engine at the other end of `socket` until it closes that, and ends the process. What it does is bounded:
 //
 //   processor time   of a compilation as the engine says; of one mask, and of all masks that take long, by constants
-//   memory           by a constant, beside what it inherited
+//   memory           by a constant, alongside what it inherited
 //   priority         low; lower for good once something has taken long
 //
 // A bound that is broken ends the process, after it has said which.

@@ -32,7 +32,7 @@ ffi::Function method(const std::string& type, const char* name) {
   return ffi::reflection::GetMethod(kTypePrefix + type, name);
 }
 
-// Loads xgrammar's library, which lies beside TVM-FFI's package; it registers its types.
+// Loads xgrammar's library, which lies alongside TVM-FFI's package; it registers its types.
 void load_library() {
   Dl_info info{};
   if (dladdr(reinterpret_cast<void*>(&TVMFFITypeKeyToIndex), &info) == 0) throw internal_error("cannot locate TVM-FFI");
@@ -53,19 +53,19 @@ struct Methods {
   ffi::Function new_tokenizer = method("TokenizerInfo", "__ffi_init__");
   ffi::Function new_compiler = method("GrammarCompiler", "__ffi_init__");
   ffi::Function compile_json_schema = method("GrammarCompiler", "compile_json_schema");
-  ffi::Function compile_json = method("GrammarCompiler", "compile_builtin_json_grammar");
   ffi::Function compile_regex = method("GrammarCompiler", "compile_regex");
   ffi::Function compile_tags = method("GrammarCompiler", "compile_structural_tag");
   ffi::Function compile_ebnf = method("GrammarCompiler", "compile_grammar_from_strings");
+  ffi::Function compile_lark = method("GrammarCompiler", "compile_lark");
   ffi::Function new_matcher = method("GrammarMatcher", "__ffi_init__");
   ffi::Function fill_mask = method("GrammarMatcher", "fill_next_token_bitmask");
   ffi::Function accept = method("GrammarMatcher", "accept_token");
   ffi::Function is_terminated = method("GrammarMatcher", "is_terminated");
   ffi::Function memory_size = method("CompiledGrammar", "memory_size_bytes");
   ffi::Function parse_json_schema = method("Grammar", "from_json_schema");
-  ffi::Function parse_json = method("Grammar", "builtin_json_grammar");
   ffi::Function parse_regex = method("Grammar", "from_regex");
   ffi::Function parse_ebnf = method("Grammar", "from_ebnf");
+  ffi::Function parse_lark = method("Grammar", "from_lark");
   ffi::Function write = method("Grammar", "serialize_json");
 };
 
@@ -123,8 +123,12 @@ class XgrammarFormat final : public CompiledFormat {
 
 class XgrammarCompiler final : public FormatCompiler {
  public:
-  XgrammarCompiler(const std::vector<std::string>& vocabulary, const std::vector<int32_t>& stop_token_ids)
-      : compiler_(new_compiler(vocabulary, stop_token_ids)) {
+  XgrammarCompiler(const std::vector<std::string>& vocabulary, const SpecialTokens& special,
+                   const std::vector<int32_t>& stop_token_ids)
+      : vocabulary_(vocabulary),
+        special_(special),
+        stop_token_ids_(stop_token_ids),
+        compiler_(new_compiler(vocabulary, stop_token_ids)) {
     // xgrammar lets strings of bounded length hold control characters, which JSON forbids. Compact JSON has none at
     // all, so for schemas the tokens that have one do not exist.
     std::vector<std::string> printable = vocabulary;
@@ -138,7 +142,8 @@ class XgrammarCompiler final : public FormatCompiler {
     try {
       const Json format = Json::parse(response_format);
       auto [compiled, source] = compile_parsed(format);
-      const bool is_printable = format.at("type").as_string() == "json_schema";  // schema_compiler_'s
+      const std::string& type = format.at("type").as_string();
+      const bool is_printable = type == "json_schema" || type == "json_object";  // schema_compiler_'s
       return std::make_unique<XgrammarFormat>(methods_, std::move(compiled), std::move(source), is_printable);
     } catch (const Error&) {
       throw;
@@ -162,16 +167,11 @@ class XgrammarCompiler final : public FormatCompiler {
   // What was compiled, and what of; null: what may come next depends on more than the grammar shows.
   std::pair<ffi::Any, ffi::Any> compile_parsed(const Json& format) {
     const std::string& type = format.at("type").as_string();
-    if (type == "json_object") return {methods_.compile_json(compiler_), methods_.parse_json()};
+    if (type == "json_object") return compile_schema(R"({"type":"object"})");
     if (type == "json_schema") {
       const Json& member = format.at("json_schema");
       const Json* schema = member.find("schema");
-      const std::string text = (schema != nullptr ? *schema : member).dump();
-      check_schema_limits(text);
-      const ffi::String given(text);
-      return {
-          methods_.compile_json_schema(schema_compiler_, given, kAnyWhitespace, nullptr, nullptr, true, nullptr, false),
-          methods_.parse_json_schema(given, kAnyWhitespace, nullptr, nullptr, true, nullptr, false, false)};
+      return compile_schema((schema != nullptr ? *schema : member).dump());
     }
     if (type == "regex_schema") {
       const std::string& regex = format.at("regex_schema").as_string();
@@ -185,27 +185,66 @@ class XgrammarCompiler final : public FormatCompiler {
       return {methods_.compile_ebnf(compiler_, ffi::String(grammar), root),
               methods_.parse_ebnf(ffi::String(grammar), root)};
     }
+    if (type == "lark") {
+      const std::string& grammar = format.at("lark").as_string();
+      check_grammar_limits(grammar);
+      const ffi::Array<ffi::String> no_names, no_grammars;
+      return {methods_.compile_lark(compiler_, ffi::String(grammar), no_names, no_grammars),
+              methods_.parse_lark(ffi::String(grammar), nullptr, no_names, no_grammars)};
+    }
     if (type == "structural_tag") {
       const std::string text = R"({"type":"structural_tag","format":)" + format.at("structural_tag").dump() + "}";
       check_schema_limits(text);
       const ffi::String given(text);
-      return {methods_.compile_tags(compiler_, given), nullptr};  // it may count tokens
+      return {methods_.compile_tags(compiler_of_tags(text), given), nullptr};  // it may count tokens
     }
     throw invalid_argument(
-        "response_format.type must be json_object, json_schema, regex_schema, grammar or structural_tag, got " + type);
+        "response_format.type must be json_object, json_schema, regex_schema, grammar, lark or structural_tag, got " +
+        type);
+  }
+
+  std::pair<ffi::Any, ffi::Any> compile_schema(const std::string& text) {
+    check_schema_limits(text);
+    const ffi::String given(text);
+    return {
+        methods_.compile_json_schema(schema_compiler_, given, kAnyWhitespace, nullptr, nullptr, true, nullptr, false),
+        methods_.parse_json_schema(given, kAnyWhitespace, nullptr, nullptr, true, nullptr, false, false)};
+  }
+
+  // One whose vocabulary has the texts of those special tokens that a structural tag names. No others may come: a text
+  // in the tag could otherwise hold any of them.
+  ffi::Any compiler_of_tags(const std::string& tags) {
+    const std::string plain = without_escapes(tags);
+    std::vector<std::string> vocabulary;
+    for (const auto& [token, text] : special_) {
+      const bool is_stop = std::find(stop_token_ids_.begin(), stop_token_ids_.end(), token) != stop_token_ids_.end();
+      if (is_stop || plain.find(without_escapes(text)) == std::string::npos) continue;
+      if (vocabulary.empty()) vocabulary = vocabulary_;
+      vocabulary.at(static_cast<size_t>(token)) = text;
+    }
+    return vocabulary.empty() ? compiler_ : new_compiler(vocabulary, stop_token_ids_);
+  }
+
+  // Texts are escaped in JSON, and once more in a grammar that stands there.
+  static std::string without_escapes(std::string text) {
+    std::erase(text, '\\');
+    return text;
   }
 
   Methods methods_;
+  const std::vector<std::string> vocabulary_;
+  const SpecialTokens special_;
+  const std::vector<int32_t> stop_token_ids_;
   ffi::Any compiler_;
   ffi::Any schema_compiler_;
 };
 
 }  // namespace
 
-std::unique_ptr<FormatCompiler> load_xgrammar(const std::vector<std::string>& vocabulary,
+std::unique_ptr<FormatCompiler> load_xgrammar(const std::vector<std::string>& vocabulary, const SpecialTokens& special,
                                               const std::vector<int32_t>& stop_token_ids) {
   load_library();
-  return std::make_unique<XgrammarCompiler>(vocabulary, stop_token_ids);
+  return std::make_unique<XgrammarCompiler>(vocabulary, special, stop_token_ids);
 }
 
 }  // namespace turbomind

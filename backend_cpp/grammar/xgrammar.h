@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace turbomind {
@@ -39,8 +40,11 @@ class FormatCompiler {
   virtual std::unique_ptr<CompiledFormat> compile(const std::string& response_format) = 0;
 };
 
-// Loads xgrammar and has it read the vocabulary. Throws Error.
-std::unique_ptr<FormatCompiler> load_xgrammar(const std::vector<std::string>& vocabulary,
+// Tokens that stand for a mark, and its text.
+using SpecialTokens = std::vector<std::pair<int32_t, std::string>>;
+
+// Loads xgrammar and has it read the vocabulary, in which special tokens have no text. Throws Error.
+std::unique_ptr<FormatCompiler> load_xgrammar(const std::vector<std::string>& vocabulary, const SpecialTokens& special,
                                               const std::vector<int32_t>& stop_token_ids);
 
 }  // namespace turbomind

@@ -91,7 +91,7 @@ inline constexpr int kLinearRowBlock = 48;
 
 // What a weight wants its activations made into, and how many rows it is best multiplied with at a time.
 struct RowsPlan {
-  enum class Kind : uint8_t { kAsTheyAre, kRounded, kWide };
+  enum class Kind : uint8_t { kAsTheyAre, kQuantized, kWide };
   Kind kind = Kind::kAsTheyAre;
   RowsLayout layout;
   int block_rows = kLinearRowBlock;  // a multiple of layout.interleave
@@ -99,7 +99,7 @@ struct RowsPlan {
 };
 
 // Activations rounded for a packed weight.
-struct RoundedRows {
+struct QuantizedRows {
   int rows;
   RowsLayout layout;
   int groups;       // of the weight
@@ -122,7 +122,7 @@ struct WideRows {
 // Room for the activations of one call; grows to the largest seen.
 class LinearScratch {
  public:
-  RoundedRows reserve_rounded(const LinearWeight& weight, const RowsLayout& layout, int rows);
+  QuantizedRows reserve_quantized(const LinearWeight& weight, const RowsLayout& layout, int rows);
   WideRows reserve_wide(const RowsLayout& layout, int rows);
 
  private:

@@ -10,7 +10,7 @@
 //
 // Products and sums are float32; 16-bit weights are widened exactly. A shrunk number is summed as an output of `linear`
 // is, and an output over its part's ranks in ascending order, then scaled and added to y. So a row's result is bitwise
-// the same alone, beside rows of whatever adapters, and in any chunk of a prompt.
+// the same alone, alongside rows of whatever adapters, and in any chunk of a prompt.
 #pragma once
 
 #include <cstddef>

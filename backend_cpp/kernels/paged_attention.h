@@ -55,18 +55,19 @@ struct CacheLayout {
   CacheType type = CacheType::kFloat32;
   int num_layers = 0;
   int num_kv_heads = 0;
-  int key_dim = 0;    // even
-  int value_dim = 0;  // any
-  int block_len = 0;  // a multiple of 16 that divides kPartitionTokens
+  int key_dim = 0;        // even
+  int value_dim = 0;      // any
+  int block_len = 0;      // a multiple of 16 that divides kPartitionTokens
+  size_t page_bytes = 0;  // from one block to the next; 0: as much as its layers take
 
-  constexpr bool is_rounded() const { return type == CacheType::kInt8 || type == CacheType::kInt4; }
+  constexpr bool is_quantized() const { return type == CacheType::kInt8 || type == CacheType::kInt4; }
   // Sizes and offsets in bytes.
   constexpr size_t code_bytes(int dim) const { return static_cast<size_t>(block_len) * dim * bits_of(type) / 8; }
   constexpr size_t head_bytes(int dim) const {
-    return code_bytes(dim) + (is_rounded() ? static_cast<size_t>(block_len) * 3 : 0);
+    return code_bytes(dim) + (is_quantized() ? static_cast<size_t>(block_len) * 3 : 0);
   }
   constexpr size_t layer_bytes() const { return (head_bytes(key_dim) + head_bytes(value_dim)) * num_kv_heads; }
-  constexpr size_t block_bytes() const { return layer_bytes() * num_layers; }
+  constexpr size_t block_bytes() const { return page_bytes > 0 ? page_bytes : layer_bytes() * num_layers; }
   constexpr size_t key_offset(int layer, int head) const { return layer * layer_bytes() + head * head_bytes(key_dim); }
   constexpr size_t value_offset(int layer, int head) const {
     return key_offset(layer, num_kv_heads) + head * head_bytes(value_dim);
@@ -83,16 +84,22 @@ struct AttentionSpan {
   const int32_t* blocks = nullptr;
 };
 
-// Which rows attend: those of a step's tokens, those of them that look at pictures, or rows of pictures.
-enum class SpanSet : uint8_t { kTokens, kLooks, kFills };
-inline constexpr int kSpanSets = 3;
+// Which rows attend: those of a step's tokens, those of them that attend to images, or rows of images.
+enum class SpanUse : uint8_t { kTokens, kCrossQuery, kCrossFill };
+inline constexpr int kSpanUses = 3;
+
+// Rows of one use with the blocks of one table: layers whose memory lies in different pages have different tables.
+struct SpanSet {
+  SpanUse use = SpanUse::kTokens;
+  int table = 0;
+};
 
 struct AttentionParams {
   CacheLayout layout;
   std::byte* pool = nullptr;
   int layer = 0;
   int num_heads = 0;  // query heads, a multiple of layout.num_kv_heads
-  SpanSet set = SpanSet::kTokens;
+  SpanSet set;
   const AttentionSpan* spans = nullptr;  // of the set
   int span_count = 0;
 
@@ -102,7 +109,7 @@ struct AttentionParams {
   int window = 0;                       // only keys with i - j < window are seen; 0: all
   // [rows] or null: keys before this position are seen, ascending in a span and behind i, where not only those up to i
   // are. All of them are in the cache.
-  const int32_t* sights = nullptr;
+  const int32_t* kv_lens = nullptr;
   // [num_heads] or null: a logit that takes part in the softmax and has no value.
   const float* sinks = nullptr;
 };

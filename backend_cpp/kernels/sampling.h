@@ -7,7 +7,7 @@
 namespace turbomind {
 
 // How a token is chosen, apart from lists of tokens.
-struct SamplingRule {
+struct SamplingParams {
   bool is_greedy = true;
   float temperature = 1;
   int top_k = 0;  // 0: no limit

@@ -1,4 +1,4 @@
-// Rows that stand in place of token embeddings: those of pictures.
+// Rows that stand in place of token embeddings: those of images.
 #pragma once
 
 #include <algorithm>
@@ -21,10 +21,10 @@ std::optional<DType> dtype_of(std::string_view name);
 // A digest of what rows were made of: equal digests mean equal rows.
 using ContentDigest = std::array<uint8_t, 32>;
 
-// Where the tokens of a picture or video stand for a model whose positions have three axes (M-RoPE; Wang et al., 2024):
+// Where the tokens of an image or video stand for a model whose positions have three axes (M-RoPE; Wang et al., 2024):
 // on a grid of frames, rows and columns, the columns of a row following each other. Frame i is at i * frame_step, less
 // its fraction. What comes behind goes on behind the grid's longest side.
-struct PictureGrid {
+struct ImageGrid {
   int frames = 0;  // 0: none; tokens follow each other as those of text do
   int rows = 0;
   int columns = 0;
@@ -33,7 +33,7 @@ struct PictureGrid {
   bool is_given() const { return frames > 0; }
   int position_of_frame(int frame) const { return static_cast<int>(static_cast<float>(frame) * frame_step); }
   int longest_side() const { return std::max({position_of_frame(frames - 1) + 1, rows, columns}); }
-  bool operator==(const PictureGrid&) const = default;
+  bool operator==(const ImageGrid&) const = default;
 };
 
 // [rows, width], as the caller has them.
@@ -51,13 +51,13 @@ struct EmbeddingRows {
 
 // The embeddings of `count` tokens from number `begin` on are rows 0, 1, ... What those tokens are called does not
 // matter to the model. Rows behind these stand for no token: tokens look at them by cross-attention
-// (model/picture_group.h).
+// (model/image_group.h).
 struct EmbeddingRange {
   int begin = 0;
   int count = 0;
   ContentDigest digest{};
   std::shared_ptr<const EmbeddingRows> rows;
-  PictureGrid grid{};
+  ImageGrid grid{};
 
   int end() const { return begin + count; }
   int looked_at_rows() const { return rows ? static_cast<int>(rows->count()) - count : 0; }

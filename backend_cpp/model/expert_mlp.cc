@@ -40,11 +40,16 @@ ExpertMlp::ExpertMlp(Operators& ops, const ModelSpec& spec, int max_rows)
   logits_ = float_buffer(ops, max_rows, moe_.num_experts);
   chosen_ = float_buffer(ops, max_rows, moe_.experts_per_token);
   shares_ = float_buffer(ops, max_rows, moe_.experts_per_token);
+  const std::vector<float> ones(static_cast<size_t>(max_rows), 1.0f);
+  if (moe_.router.scales_input) {
+    scaled_ = float_buffer(ops, max_rows, spec.hidden_size);
+    ones_ = float_buffer(ops, max_rows, 1);
+    ops.upload(ones.data(), ones_.size(), ones_.as<void>());
+  }
   if (moe_.shared_intermediate_size == 0) return;
   first_expert_ = float_buffer(ops, max_rows, 1);
   ops.fill_zero(first_expert_.as<void>(), first_expert_.size());
   shared_gate_ = float_buffer(ops, max_rows, 1);
-  const std::vector<float> ones(static_cast<size_t>(max_rows), 1.0f);
   ops.upload(ones.data(), shared_gate_.size(), shared_gate_.as<void>());
 }
 
@@ -66,8 +71,17 @@ void ExpertMlp::run(const StepContext& step, const ExpertWeights& weights, const
   params.normalize = moe_.router.normalizes;
   params.scale = moe_.router.scale;
   ops.route(params, logits_.as<float>(), step.rows, chosen_.as<int32_t>(), shares_.as<float>());
-  ops.add_experts(activation_, weights.experts, x, step.rows, params.top_k, chosen_.as<int32_t>(), shares_.as<float>(),
-                  y);
+  const float* inputs = x;
+  const float* shares = shares_.as<float>();
+  if (moe_.router.scales_input) {
+    const auto size = static_cast<size_t>(weights.router.view.in_features);
+    auto* scaled = scaled_.as<float>();
+    ops.copy(x, step.rows * size * sizeof(float), scaled);
+    ops.rope({}, {scaled, step.rows, size, 1, size, static_cast<int>(size)}, shares);  // no more than the factors
+    inputs = scaled;
+    shares = ones_.as<float>();
+  }
+  ops.add_experts(activation_, weights.experts, inputs, step.rows, params.top_k, chosen_.as<int32_t>(), shares, y);
   if (weights.shared.empty()) return;
 
   if (moe_.has_shared_gate) {

@@ -38,6 +38,8 @@ class ExpertMlp {
   AlignedBuffer logits_;        // float32 [max_rows, num_experts]
   AlignedBuffer chosen_;        // int32 [max_rows, experts_per_token]
   AlignedBuffer shares_;        // float32 [max_rows, experts_per_token]
+  AlignedBuffer scaled_;        // float32 [max_rows, hidden]: inputs times shares, where the router scales these
+  AlignedBuffer ones_;          // float32 [max_rows], then
   AlignedBuffer first_expert_;  // int32 [max_rows], zeros: every row goes to the shared expert ...
   AlignedBuffer shared_gate_;   // float32 [max_rows]: ... with this weight
 };

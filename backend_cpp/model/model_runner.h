@@ -5,15 +5,17 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
 #include "device/token_choice.h"
-#include "model/block_cache_size.h"
+#include "model/cache_plan.h"
 #include "model/embedding_range.h"
-#include "model/picture_group.h"
+#include "model/image_group.h"
 
 namespace turbomind {
 
@@ -23,40 +25,40 @@ enum class SpanRows { kNone, kLast, kAll };
 struct StepSpan {
   int first_row = 0;
   int count = 0;
-  int first_position = 0;                        // position of the first of them
-  const std::vector<int32_t>* blocks = nullptr;  // covers positions 0 .. first_position + count - 1
-  SpanRows wanted = SpanRows::kNone;             // rows whose logits are wanted
-  int prompt_len = 0;                            // of the whole sequence; some models stretch positions by it
-  // The token behind the last row is chosen by the runner (ModelRunner::chooses_tokens); nothing is `wanted` then.
+  int first_position = 0;              // position of the first of them
+  const PageTables* tables = nullptr;  // each covers positions 0 .. first_position + count - 1; of a state, all
+  SpanRows wanted = SpanRows::kNone;   // rows whose logits are wanted
+  int prompt_len = 0;                  // of the whole sequence; some models stretch positions by it
+  // The token after the last row is chosen by the runner (RunnerTraits::chooses_tokens); nothing is `wanted` then.
   const TokenChoice* choice = nullptr;
   // Rows in place of token embeddings that reach into the span, by position; only where the runner takes them.
   std::span<const EmbeddingRange> embeddings = {};
   int position_shift = 0;  // of the ranges that end at or before first_position
   int adapter = 0;         // slot of the low-rank adapter of its rows (ModelRunner::place_adapter); 0: none
-  int drafts = 0;          // last rows that are only guessed; where the last row is wanted, they and the one before are
+  int drafts = 0;          // last rows that are only drafted; where the last row is wanted, they and the one before are
 
   // The last ones, whose logits are wanted.
   int wanted_rows() const { return wanted == SpanRows::kNone ? 0 : wanted == SpanRows::kLast ? 1 + drafts : count; }
 };
 
-// Rows of pictures whose keys and values a step writes before its tokens' rows run: `count` from `first` on.
-struct PictureFill {
-  const PictureGroup* group = nullptr;
+// Rows of images whose keys and values a step writes before its tokens' rows run: `count` from `first` on.
+struct ImageFill {
+  const ImageGroup* group = nullptr;
   int first = 0;
   int count = 0;
-  const std::vector<int32_t>* blocks = nullptr;  // [group->block_count()]
+  const PageTables* tables = nullptr;  // of the cache group: [pages][group->block_count()]
 };
 
-// Rows of a step, of one sequence, that look at the first `seen` rows of pictures, which have been written.
-struct PictureLook {
+// Rows of a step, of one sequence, that look at the first `seen` rows of images, which have been written.
+struct ImageLook {
   int first_row = 0;
   int count = 0;
   int seen = 0;
-  const std::vector<int32_t>* blocks = nullptr;
+  const PageTables* tables = nullptr;
 };
 
 // What a model that sees takes.
-struct PictureTraits {
+struct ImageTraits {
   int width = 0;             // numbers of a row: an embedding, then what is added behind each of the first layers
   bool has_grid = false;     // positions have three axes: a range may have a grid
   bool needs_whole = false;  // the tokens of a range see each other: all that are not cached come in one step
@@ -64,31 +66,29 @@ struct PictureTraits {
 };
 
 // In StepInput::tokens: what the step before chooses for its span number `index`.
-constexpr int32_t unseen_token(int index) {
+constexpr int32_t in_flight_token(int index) {
   return -1 - index;
 }
-constexpr int span_of_unseen(int32_t token) {
+constexpr int span_of_in_flight(int32_t token) {
   return -1 - token;
 }
 
 struct StepInput {
-  std::vector<int32_t> tokens;  // [rows], spans lie one behind the other; negative: unseen_token
+  std::vector<int32_t> tokens;  // [rows], spans lie one behind the other; negative: in_flight_token
   std::vector<StepSpan> spans;
-  std::vector<BlockMove> moves;    // of cache blocks, one after the other, before the step
-  std::vector<PictureFill> fills;  // of at most as many rows as a step has; there may be no tokens beside them
-  std::vector<PictureLook> looks;  // in the order of their rows
-  // What a head takes beside each token (HeadTraits): [rows, width], or [rows, hidden_size] of its own.
-  std::vector<float> beside;
-  bool is_beside_own = false;
+  std::vector<ImageFill> fills;  // of at most as many rows as a step has; there may be no tokens alongside them
+  std::vector<ImageLook> looks;  // in the order of their rows
+  // What a head takes alongside each token (HeadTraits): [rows, width], or [rows, hidden_size] of its own.
+  std::vector<float> alongside;
+  bool is_alongside_own = false;
 
   void clear() {
     tokens.clear();
     spans.clear();
-    moves.clear();
     fills.clear();
     looks.clear();
-    beside.clear();
-    is_beside_own = false;
+    alongside.clear();
+    is_alongside_own = false;
   }
 };
 
@@ -99,13 +99,13 @@ struct StepOutput {
   const float* hidden = nullptr;  // [wanted rows, hidden_size], after the final norm; a head's: what it takes itself
   // The choices, in span order; valid until the next step is taken.
   const ChosenToken* chosen = nullptr;
-  // For how long a device beside the host has worked on it; 0 where the host itself has.
+  // For how long a device alongside the host has worked on it; 0 where the host itself has.
   double device_seconds = 0;
   // Where ModelRunner::keep_hidden says so: of all rows, [rows, width].
   const float* row_hidden = nullptr;
 };
 
-// Of a head: layers that guess which token follows a token, out of what another model made of the one before it.
+// Of a head: layers that draft which token follows a token, out of what another model made of the one before it.
 struct HeadTraits {
   int width = 0;                   // numbers of a row of that model (ModelRunner::keep_hidden)
   std::vector<int> target_layers;  // of that model
@@ -133,40 +133,60 @@ struct StepLimits {
   int block_len = 0;
 };
 
+// A runner's part of a cache.
+struct CacheShare {
+  CachePlan plan;
+  CacheSize size;
+  int first_group = 0;         // its own, of which there are as many as cache_groups() returned
+  std::byte* pages = nullptr;  // where another runner has them already; null: this one takes the memory
+};
+
+// What holds of a runner for as long as it lives.
+struct RunnerTraits {
+  int vocab_size = 0;
+  int hidden_size = 0;
+  ImageTraits images = {};  // of rows in place of token embeddings; without a width, it takes none
+  std::optional<HeadTraits> head = std::nullopt;  // where it is one
+  // Other runners of this process can use the cache's memory too (ModelRunner::cache_pages).
+  bool shares_cache = false;
+  // It can choose tokens (StepSpan::choice). The next step may then begin before this one is taken, with tokens that
+  // nobody has seen yet, if no rows were wanted of this one.
+  bool chooses_tokens = false;
+  // A fault can be mended: restart() then brings everything back but the cache's content, which is lost.
+  bool can_restart = false;
+};
+
 // Called by the step thread only, but for open_adapter.
 class ModelRunner {
  public:
   virtual ~ModelRunner() = default;
 
-  virtual int vocab_size() const = 0;
-  virtual int hidden_size() const = 0;
-  // Memory one cache block takes, in bytes.
-  virtual size_t block_bytes(int block_len) const = 0;
+  const RunnerTraits& traits() const { return traits_; }
+  // What its layers remember, by groups. Those with a window that no sequence of `limits` is longer than see
+  // everything.
+  virtual std::vector<CacheGroup> cache_groups(const StepLimits& limits) const = 0;
   // Takes the memory that steps need, whatever they hold, so that none fails for want of it. Called once, first.
   virtual void prepare(const StepLimits& limits) { (void)limits; }
-  // Memory that may be given to the cache, in bytes. Called before allocate_cache.
+  // Memory that may be given to the cache, in bytes; where ranks have a part of each page, one rank's. Called before
+  // allocate_cache.
   virtual size_t free_cache_memory() = 0;
-  // No token looks at more than so many positions, its own included; 0: at all before it.
-  virtual int window() const { return 0; }
   // Sequences of equal tokens may share cache blocks where their prompts' variants are equal; 0 to 2^30 - 1.
   virtual int cache_variant(int prompt_len) const {
     (void)prompt_len;
     return 0;
   }
-  // Of rows in place of token embeddings (StepSpan::embeddings); without a width, it takes none.
-  virtual PictureTraits pictures() const { return {}; }
-  // Where it is a head; else null.
-  virtual const HeadTraits* head() const { return nullptr; }
   // From now on, steps bring StepOutput::row_hidden: the hidden states in front of these layers, joined; without
   // layers, those behind the final norm. Throws Error that says why they cannot be had.
   virtual void keep_hidden(const std::vector<int>& layers) {
     (void)layers;
     throw invalid_argument("what runs the model does not hand out the hidden states of all tokens");
   }
-  // How many rows of pictures that tokens look at a cache block holds.
-  virtual int picture_rows_of_block(int block_len) const { return block_len; }
   // Called once, before the first step.
-  virtual void allocate_cache(const CacheSize& size) = 0;
+  virtual void allocate_cache(const CacheShare& share) = 0;
+  // Moves pages of the cache, one after the other, after all steps that were begun.
+  virtual void move_pages(const std::vector<PageMove>& moves) = 0;
+  // The cache's first page, when it is there, where RunnerTraits::shares_cache.
+  virtual std::byte* cache_pages() const { return nullptr; }
   // Called once, when the cache is there: does now what steps that only decode would do when they come first, for as
   // many shapes of steps as it returns. Whatever it does, every step is right without it.
   virtual size_t prepare_decoding(const StepLimits& limits) {
@@ -175,13 +195,10 @@ class ModelRunner {
   }
   // Forgets what it did for others than the first `count` shapes.
   virtual void keep_prepared(size_t count) { (void)count; }
-  // Whether it can choose tokens (StepSpan::choice). The next step may then begin before this one is taken, with tokens
-  // that nobody has seen yet, if no rows were wanted of this one.
-  virtual bool chooses_tokens() const { return false; }
-  // Whether it chooses so in the step that begins next, which must then ask for it.
+  // Whether it chooses tokens so in the step that begins next, which must then ask for it.
   virtual bool reserve(const TokenChoice& choice) {
     (void)choice;
-    return chooses_tokens();
+    return traits_.chooses_tokens;
   }
 
   // Opens an adapter's directory; the file must not outlive the runner. Any thread, also during steps. Throws Error
@@ -197,11 +214,9 @@ class ModelRunner {
   }
   // No step that begins later names it.
   virtual void drop_adapter(int slot) { (void)slot; }
-  // Whether a fault can be mended: restart() then brings everything back but the cache's content, which is lost.
-  virtual bool can_restart() const { return false; }
-  // Whether what runs the model is known to be gone; `told` is called, by any thread, when that is first known.
+  // Whether what runs the model is known to be gone; `reported` is called, by any thread, when that is first known.
   virtual bool is_lost() const { return false; }
-  virtual void on_loss(std::function<void()> told) { (void)told; }
+  virtual void on_loss(std::function<void()> reported) { (void)reported; }
   // Throws Error when that does not succeed; it may be tried again.
   virtual void restart() {}
 
@@ -214,6 +229,11 @@ class ModelRunner {
     begin(input);
     return take();
   }
+
+ protected:
+  explicit ModelRunner(RunnerTraits traits) : traits_(std::move(traits)) {}
+
+  RunnerTraits traits_;  // complete when the runner is made
 };
 
 }  // namespace turbomind

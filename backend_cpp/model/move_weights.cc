@@ -15,6 +15,8 @@ class Mover {
 
   void move(Weights& weights) {
     move(weights.embedding);
+    move(weights.position_embedding);
+    move(weights.embedding_norm);
     for (LayerWeights& layer : weights.layers) move(layer);
     for (CrossLayerWeights& layer : weights.cross_layers) move(layer);
     move(weights.final_norm);
@@ -31,6 +33,7 @@ class Mover {
     move(layer.attention.k_norm);
     move(layer.attention.sinks);
     move(layer.attention.o);
+    if (layer.recurrence) move(*layer.recurrence);
     move(layer.attention_output_norm);
     move(layer.mlp_norm);
     move(layer.mlp.up);
@@ -42,6 +45,12 @@ class Mover {
   void move(CrossLayerWeights& layer) {
     for (NormStorage* norm : {&layer.attention_norm, &layer.q_norm, &layer.k_norm, &layer.mlp_norm}) move(*norm);
     for (LinearStorage* linear : {&layer.q, &layer.kv, &layer.o, &layer.mlp.up, &layer.mlp.down}) move(*linear);
+  }
+
+  void move(RecurrenceWeights& recurrence) {
+    for (LinearStorage* linear : {&recurrence.in, &recurrence.gates, &recurrence.out}) move(*linear);
+    for (AlignedBuffer* part : {&recurrence.conv, &recurrence.a_log, &recurrence.dt_bias}) move(*part);
+    move(recurrence.norm);
   }
 
   void move(LatentWeights& latent) {

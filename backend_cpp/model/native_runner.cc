@@ -21,9 +21,9 @@ namespace {
 // Logits at once on a device with its own memory: a chunk of 256 rows of a large vocabulary is 128 MiB.
 constexpr int kDeviceLogitRows = 256;
 
-// How long the preparation of steps may take, and how often is told how far it has come.
+// How long the preparation of steps may take, and how often is reported how far it has come.
 constexpr std::chrono::seconds kLongestPreparation{60};
-constexpr std::chrono::seconds kTellEvery{2};
+constexpr std::chrono::seconds kReportEvery{2};
 
 ModelSpec checked(const ModelSpec& spec) {
   refuse_what_the_decoder_lacks(spec);
@@ -45,11 +45,24 @@ bool is_decoding(const StepInput& input) {
   });
 }
 
+ImageTraits image_traits(const ModelSpec& spec) {
+  if (!spec.images) return {};
+  const bool has_grid =
+      std::any_of(spec.ropes.begin(), spec.ropes.end(), [](const RopeSpec& rope) { return !rope.axes.empty(); });
+  return {spec.hidden_size * (1 + spec.images->deepstack_layers), has_grid, spec.images->whole_rows > 0,
+          !spec.images->cross_layers.empty()};
+}
+
 }  // namespace
 
 NativeRunner::NativeRunner(std::unique_ptr<Operators> ops, const Shard& shard, const Checkpoint& checkpoint,
                            const WeightOptions& options, CacheType cache_type, int max_rows, int threads)
-    : ops_(std::move(ops)),
+    : ModelRunner({.vocab_size = logit_count(shard.spec),
+                   .hidden_size = shard.spec.hidden_size,
+                   .images = image_traits(shard.spec),
+                   .shares_cache = ops->shares_host_memory(),
+                   .chooses_tokens = !ops->shares_host_memory()}),
+      ops_(std::move(ops)),
       spec_(checked(shard.spec)),
       weights_(load_weights(*ops_, shard, checkpoint, options, threads)),
       max_rows_(max_rows),
@@ -66,56 +79,58 @@ NativeRunner::NativeRunner(std::unique_ptr<Operators> ops, const Shard& shard, c
       adapters_(*ops_, max_rows),
       adapter_type_(options.dtype),
       tokens_(*ops_, static_cast<size_t>(max_rows) * sizeof(int32_t)),
+      positions_(*ops_, spec_.learned_positions > 0 ? static_cast<size_t>(max_rows) * sizeof(int32_t) : 0),
       outputs_(*ops_, static_cast<size_t>(max_rows) * sizeof(int32_t)),
-      embeddings_(*ops_, static_cast<size_t>(max_rows) * static_cast<size_t>(pictures().width) * sizeof(float)),
-      embedding_rows_(*ops_, spec_.pictures ? static_cast<size_t>(max_rows) * sizeof(int32_t) : 0),
+      embeddings_(*ops_, static_cast<size_t>(max_rows) * static_cast<size_t>(traits_.images.width) * sizeof(float)),
+      embedding_rows_(*ops_, spec_.images ? static_cast<size_t>(max_rows) * sizeof(int32_t) : 0),
       hidden_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
       normed_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
       mlp_input_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
       branch_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
       output_rows_(float_buffer(*ops_, max_rows, spec_.hidden_size)),
-      logits_(float_buffer(*ops_, logit_rows_at_once_, spec_.logit_count())),
+      logits_(float_buffer(*ops_, logit_rows_at_once_, logit_count(spec_))),
       logit_parts_(float_buffer(*ops_, is_divided_ ? logit_rows_at_once_ : 0, shard.count * shard.vocab_part)) {
-  if (pictures().looks) cross_.emplace(*ops_, spec_, max_rows, is_divided_);
+  if (spec_.recurrence) recurrence_.emplace(*ops_, spec_, max_rows);
+  if (traits_.images.looks) cross_.emplace(*ops_, spec_, cache_type, max_rows, is_divided_);
   if (spec_.head) {
     head_.emplace(*ops_, spec_, max_rows);
+    traits_.head = head_->traits();
     if (head_->goes_on_with_stream()) streams_ = float_buffer(*ops_, max_rows, spec_.hidden_size);
   }
   if (ops_->shares_host_memory()) return;
-  sampler_ = ops_->make_sampler(spec_.logit_count(), max_rows);
+  sampler_ = ops_->make_sampler(logit_count(spec_), max_rows);
   if (!brings_output_) return;
-  host_logits_ = AlignedBuffer(static_cast<size_t>(max_rows) * spec_.logit_count() * sizeof(float));
+  host_logits_ = AlignedBuffer(static_cast<size_t>(max_rows) * logit_count(spec_) * sizeof(float));
   host_rows_ = AlignedBuffer(static_cast<size_t>(max_rows) * spec_.hidden_size * sizeof(float));
 }
 
 void NativeRunner::prepare(const StepLimits& limits) {
   if (ops_->shares_host_memory()) return;
-  const auto blocks_of_one = static_cast<size_t>((limits.context + limits.block_len - 1) / limits.block_len);
-  ops_->reserve_spans(limits.spans, blocks_of_one * static_cast<size_t>(limits.spans));
   // Prompts alone take most memory: long products, and scratch memory for each. They share their blocks, since nobody
-  // looks at what they answer.
-  std::vector<int32_t> blocks(blocks_of_one);
-  std::iota(blocks.begin(), blocks.end(), 0);
-  attention_.allocate_cache(*ops_, {static_cast<int>(blocks.size()), limits.block_len});
+  // looks at what comes of them.
+  CacheShare share{plan_cache(limits.block_len, cache_groups(limits)), {}, 0};
+  const int blocks_of_one = (limits.context + limits.block_len - 1) / limits.block_len;
+  PageTables tables;
+  for (int table = 0; table < share.plan.table_count(); ++table) {
+    std::vector<int32_t>& pages = tables.emplace_back(static_cast<size_t>(blocks_of_one));
+    std::iota(pages.begin(), pages.end(), share.size.page_count);
+    share.size.page_count += blocks_of_one;
+  }
+  allocate_cache(share);
+  ops_->reserve_spans(attention_.table_count(), limits.spans,
+                      static_cast<size_t>(blocks_of_one) * static_cast<size_t>(limits.spans));
   StepInput input;
   input.tokens.assign(static_cast<size_t>(max_rows_), 0);
   for (int row = 0; row < max_rows_; row += limits.context) {
     const int count = std::min(limits.context, max_rows_ - row);
-    input.spans.push_back({row, count, 0, &blocks, SpanRows::kLast, count});
+    input.spans.push_back({row, count, 0, &tables, SpanRows::kLast, count});
   }
-  is_rehearsing_ = true;
+  is_warming_up_ = true;
   forward(input);
   project(0, logit_rows_at_once_);
-  is_rehearsing_ = false;
-  attention_.allocate_cache(*ops_, {0, limits.block_len});
-}
-
-PictureTraits NativeRunner::pictures() const {
-  if (!spec_.pictures) return {};
-  const bool has_grid =
-      std::any_of(spec_.ropes.begin(), spec_.ropes.end(), [](const RopeSpec& rope) { return !rope.axes.empty(); });
-  return {spec_.hidden_size * (1 + spec_.pictures->deepstack_layers), has_grid, spec_.pictures->whole_rows > 0,
-          !spec_.pictures->cross_layers.empty()};
+  is_warming_up_ = false;
+  share.size.page_count = 0;
+  allocate_cache(share);
 }
 
 void NativeRunner::keep_hidden(const std::vector<int>& layers) {
@@ -128,9 +143,27 @@ void NativeRunner::keep_hidden(const std::vector<int>& layers) {
   kept_ = float_buffer(*ops_, max_rows_, spec_.hidden_size * static_cast<int>(std::max<size_t>(1, layers.size())));
 }
 
-void NativeRunner::allocate_cache(const CacheSize& size) {
-  attention_.allocate_cache(*ops_, size);
-  if (cross_) cross_->use_cache(attention_.layout(size.block_len), attention_.cache());
+std::vector<CacheGroup> NativeRunner::cache_groups(const StepLimits& limits) const {
+  std::vector<CacheGroup> groups = attention_.cache_groups(limits);
+  if (recurrence_) groups.push_back(recurrence_->cache_group());
+  if (cross_) groups.push_back(cross_->cache_group(limits.block_len));
+  return groups;
+}
+
+void NativeRunner::allocate_cache(const CacheShare& share) {
+  std::byte* pages = share.pages;
+  if (pages == nullptr) {
+    cache_.allocate(*ops_, share.plan.page_bytes, share.size);
+    pages = cache_.pages();
+  }
+  attention_.use_cache(share.plan, share.first_group, pages);
+  if (recurrence_) {
+    const int group = share.plan.group_of(MemoryKind::kState);
+    recurrence_->use_cache(*ops_, share.plan, share.plan.groups.at(static_cast<size_t>(group)), pages);
+  }
+  if (!cross_) return;
+  const int group = share.plan.group_of(MemoryKind::kCross);
+  cross_->use_cache(share.plan, share.plan.groups.at(static_cast<size_t>(group)), pages);
 }
 
 size_t NativeRunner::prepare_decoding(const StepLimits& limits) {
@@ -140,31 +173,36 @@ size_t NativeRunner::prepare_decoding(const StepLimits& limits) {
   if (shapes_.empty()) return 0;
   connect_ranks();
   attention_.begin_step(*ops_, {});
-  is_rehearsing_ = true;
+  if (recurrence_) recurrence_->begin_step(*ops_, {});
+  is_warming_up_ = true;
   for (const DecodingShape& shape : shapes_) {
     const bool has_outer_context = shape.context == shapes_.front().context || shape.context >= limits.context;
     if (!has_outer_context) continue;
+    ops_->wait();  // what was staged for the shape before is there
     ops_->set_empty_spans(shape);
-    ops_->rehearse([&] { run_empty_rows(shape); });
+    ops_->warm_up([&] { run_empty_rows(shape); });
   }
-  is_rehearsing_ = false;
-  auto told = begin;
+  is_warming_up_ = false;
+  auto reported = begin;
   size_t prepared = 0;
   for (const DecodingShape& shape : shapes_) {
+    ops_->wait();
     ops_->set_empty_spans(shape);
     if (!ops_->prepare_step(computed_rows(shape), [&] { run_empty_rows(shape); })) break;
     ++prepared;
     const auto now = Clock::now();
     if (now - begin > kLongestPreparation) break;
-    if (!brings_output_ || now - told < kTellEvery) continue;
-    told = now;
+    if (!brings_output_ || now - reported < kReportEvery) continue;
+    reported = now;
     std::fprintf(stderr, "preparing steps that decode: %zu of %zu shapes\n", prepared, shapes_.size());
   }
+  ops_->wait();  // steps, of another thread, write staging memory again
   return prepared;
 }
 
 void NativeRunner::keep_prepared(size_t count) {
   for (size_t i = count; i < shapes_.size(); ++i) {
+    ops_->wait();
     ops_->set_empty_spans(shapes_[i]);
     ops_->forget_step(computed_rows(shapes_[i]));
   }
@@ -179,16 +217,9 @@ void NativeRunner::connect_ranks() {
   }
 }
 
-int NativeRunner::window() const {
-  const std::vector<int>& windows = spec_.attention.windows;
-  const auto [narrowest, widest] = std::minmax_element(windows.begin(), windows.end());
-  return *narrowest == 0 ? 0 : *widest;
-}
-
 void NativeRunner::begin(const StepInput& input) {
   const int rows = static_cast<int>(input.tokens.size());
   if (rows > max_rows_) throw internal_error("a step of " + std::to_string(rows) + " rows exceeds the runner's limit");
-  attention_.move_blocks(*ops_, input.moves);
   if (cross_) cross_->fill(*ops_, input, weights_.cross_layers);
   if (rows == 0) return begin_without_rows();
   const int embedded = stage_embeddings(input);
@@ -198,8 +229,8 @@ void NativeRunner::begin(const StepInput& input) {
   const int computed = std::min(ops_->padded_rows(rows, decodes), max_rows_);
   const bool has_adapters = adapters_.begin_step(*ops_, input, computed);
   const int projected = std::min(decodes ? computed : outputs.count(), logit_rows_at_once_);
-  if (!unseen_.empty()) sampler_->place(unseen_, tokens_.device<int32_t>());
-  // Which layers adapters add to, and how many rows look at pictures, differs from step to step.
+  if (!in_flight_.empty()) sampler_->place(in_flight_, tokens_.device<int32_t>());
+  // Which layers adapters add to, and how many rows look at images, differs from step to step.
   ops_->run_step(computed, decodes && !has_adapters && !looks, [&] {
     run_rows({*ops_, computed, has_adapters ? &adapters_ : nullptr}, input, embedded, looks,
              decodes ? computed : outputs.count(), projected);
@@ -211,6 +242,14 @@ void NativeRunner::run_rows(const StepContext& step, const StepInput& input, int
                             int projected) {
   auto* hidden = hidden_.as<float>();
   step.ops.embed(weights_.embedding.view, tokens_.device<int32_t>(), step.rows, spec_.embedding_scale, hidden);
+  if (spec_.learned_positions > 0) {
+    auto* positions = branch_.as<float>();
+    step.ops.embed(weights_.position_embedding.view, positions_.device<int32_t>(), step.rows, 1, positions);
+    step.ops.add_scaled(1, positions, step.rows, spec_.hidden_size, hidden);
+  }
+  if (spec_.has_embedding_norm) {
+    step.ops.norm(weights_.embedding_norm.view, hidden, step.rows, spec_.hidden_size, hidden);
+  }
   if (embedded > 0) {
     step.ops.scatter_rows(embeddings_.device<float>(), embedding_rows_.device<int32_t>(), embedded, spec_.hidden_size,
                           hidden, false);
@@ -256,6 +295,7 @@ StepOutput NativeRunner::take() {
 
 NativeRunner::Outputs NativeRunner::stage(const StepInput& input) {
   attention_.begin_step(*ops_, input);
+  if (recurrence_) recurrence_->begin_step(*ops_, input);
   if (sampler_) {
     std::vector<const TokenChoice*> choices;
     for (const StepSpan& span : input.spans) {
@@ -269,15 +309,27 @@ NativeRunner::Outputs NativeRunner::stage(const StepInput& input) {
 
 void NativeRunner::stage_tokens(const StepInput& input) {
   auto* tokens = tokens_.host<int32_t>();
-  unseen_.clear();
+  in_flight_.clear();
   for (size_t row = 0; row < input.tokens.size(); ++row) {
     const int32_t token = input.tokens[row];
     tokens[row] = std::max(token, 0);
     if (token < 0) {
-      unseen_.push_back({static_cast<int>(row), choice_of_span_.at(static_cast<size_t>(span_of_unseen(token)))});
+      in_flight_.push_back({static_cast<int>(row), choice_of_span_.at(static_cast<size_t>(span_of_in_flight(token)))});
     }
   }
   tokens_.upload(*ops_, input.tokens.size() * sizeof(int32_t));
+  if (spec_.learned_positions > 0) stage_positions(input);
+}
+
+// Positions beyond the table, which settings refuse, read its last row.
+void NativeRunner::stage_positions(const StepInput& input) {
+  auto* positions = positions_.host<int32_t>();
+  for (const StepSpan& span : input.spans) {
+    for (int row = 0; row < span.count; ++row) {
+      positions[span.first_row + row] = std::min(span.first_position + row, spec_.learned_positions - 1);
+    }
+  }
+  positions_.upload(*ops_, input.tokens.size() * sizeof(int32_t));
 }
 
 NativeRunner::Outputs NativeRunner::stage_outputs(const StepInput& input) {
@@ -315,7 +367,7 @@ int NativeRunner::stage_embeddings(const StepInput& input) {
   }
   if (sources.empty()) return 0;
   auto* to = embeddings_.host<float>();
-  const int parts = 1 + spec_.pictures->deepstack_layers;
+  const int parts = 1 + spec_.images->deepstack_layers;
   for (int part = 0; part < parts; ++part) {
     for (const Source& source : sources) {
       source.rows->read(source.row, part * spec_.hidden_size, spec_.hidden_size, to);
@@ -336,12 +388,12 @@ void NativeRunner::add_deepstack(const StepContext& step, int layer, int count) 
 void NativeRunner::run_layers(const StepContext& step, int embedded, bool looks) {
   int cross = 0;
   for (int layer = 0; layer < spec_.num_layers; ++layer) {
-    for (; looks && cross < spec_.cross_layer_count() && spec_.pictures->cross_layers[cross] == layer; ++cross) {
+    for (; looks && cross < cross_layer_count(spec_) && spec_.images->cross_layers[cross] == layer; ++cross) {
       cross_->run(step.ops, cross, weights_.cross_layers[cross], mlp_, hidden_.as<float>());
     }
     keep_stream(step, layer);
     run_layer(step, layer);
-    if (embedded > 0 && layer < spec_.pictures->deepstack_layers) add_deepstack(step, layer, embedded);
+    if (embedded > 0 && layer < spec_.images->deepstack_layers) add_deepstack(step, layer, embedded);
   }
   keep_stream(step, spec_.num_layers);
 }
@@ -367,9 +419,11 @@ void NativeRunner::run_layer(const StepContext& step, int index) {
   auto* normed = normed_.as<float>();
   auto* target = adds_directly_ ? hidden : branch_.as<float>();
   const float* heads_input = head_ && index == 0 ? head_->first_input() : nullptr;
-  LinearInput input = heads_input != nullptr ? LinearInput(heads_input)
-                                             : LinearInput::normed(layer.attention_norm.view, hidden, normed);
-  LinearInput mlp_input = LinearInput::normed(layer.mlp_norm.view, hidden, normed);
+  const auto normed_by = [&](const NormStorage& norm) {
+    return spec_.block.has_input_norms ? LinearInput::normed(norm.view, hidden, normed) : LinearInput(hidden);
+  };
+  LinearInput input = heads_input != nullptr ? LinearInput(heads_input) : normed_by(layer.attention_norm);
+  LinearInput mlp_input = normed_by(layer.mlp_norm);
   if (spec_.block.is_parallel) {  // both halves read the stream as it is now
     if (spec_.block.shares_norm) {
       mlp_input = input = step.ops.make_rows(input, step.rows, spec_.hidden_size);
@@ -378,7 +432,11 @@ void NativeRunner::run_layer(const StepContext& step, int index) {
       mlp_input = step.ops.make_rows(mlp_input, step.rows, spec_.hidden_size);
     }
   }
-  attention_.run(step, index, layer.attention, input, target, adds_directly_);
+  if (layer.recurrence) {
+    recurrence_->run(step, index, *layer.recurrence, input, target, adds_directly_);
+  } else {
+    attention_.run(step, index, layer.attention, input, target, adds_directly_);
+  }
   if (!joins_halves_) add_branch(step, layer.attention_output_norm);
   if (layer.experts) {
     const float* rows = step.ops.make_rows(mlp_input, step.rows, spec_.hidden_size);
@@ -400,7 +458,7 @@ void NativeRunner::add_branch(const StepContext& step, const NormStorage& output
 void NativeRunner::gather_outputs(int count) {
   auto* rows = output_rows_.as<float>();
   ops_->gather_rows(hidden_.as<float>(), outputs_.device<int32_t>(), count, spec_.hidden_size, rows);
-  if (spec_.head && !spec_.head->has_final_norm()) return;
+  if (spec_.head && !has_outer_norms(*spec_.head)) return;
   if (streams_.size() > 0) {
     ops_->gather_rows(hidden_.as<float>(), outputs_.device<int32_t>(), count, spec_.hidden_size, streams_.as<float>());
   }
@@ -417,18 +475,18 @@ void NativeRunner::project(int first, int count) {
     ops_->linear(weights_.output_layer(), rows, count, logits, false);
   }
   if (spec_.output.scale != 1 || spec_.output.softcap != 0) {
-    ops_->scale_and_cap(spec_.output.scale, spec_.output.softcap, count, spec_.logit_count(), logits);
+    ops_->scale_and_cap(spec_.output.scale, spec_.output.softcap, count, logit_count(spec_), logits);
   }
 }
 
 void NativeRunner::project_together(const float* rows, int count) {
   const LinearWeight layer = weights_.output_layer();
   const auto width = static_cast<size_t>(vocab_part_);
-  const auto vocab = static_cast<size_t>(spec_.logit_count());
+  const auto vocab = static_cast<size_t>(logit_count(spec_));
   const size_t part = static_cast<size_t>(count) * width;
   auto* parts = logit_parts_.as<float>();
   if (layer.out_features > 0) ops_->linear(layer, rows, count, parts + static_cast<size_t>(rank_) * part, false);
-  if (!is_rehearsing_) ops_->all_gather(parts, part);
+  if (!is_warming_up_) ops_->all_gather(parts, part);
   // Rows side by side again: those of whole parts, and those of the last one.
   const auto whole = static_cast<int>(vocab / width);
   const auto rest = static_cast<int>(vocab % width);
@@ -445,7 +503,7 @@ void NativeRunner::project_together(const float* rows, int count) {
 }
 
 void NativeRunner::sum_over_ranks(float* x, size_t count) {
-  if (is_divided_ && !is_rehearsing_) ops_->all_reduce(x, count);
+  if (is_divided_ && !is_warming_up_) ops_->all_reduce(x, count);
 }
 
 void NativeRunner::give_out(const Outputs& outputs, int projected) {
@@ -474,8 +532,8 @@ void NativeRunner::give_out(const Outputs& outputs, int projected) {
 // `count` rows of logits from row `from` on, which are the wanted rows from `wanted` on.
 void NativeRunner::bring_logits(int from, int count, int wanted) {
   if (count == 0) return;
-  const auto vocab = static_cast<size_t>(spec_.logit_count());
-  bring(logits_.as<float>() + static_cast<size_t>(from) * vocab, count, spec_.logit_count(),
+  const auto vocab = static_cast<size_t>(logit_count(spec_));
+  bring(logits_.as<float>() + static_cast<size_t>(from) * vocab, count, logit_count(spec_),
         host_logits_.as<float>() + static_cast<size_t>(wanted) * vocab);
 }
 

@@ -9,10 +9,12 @@
 #include "model/adapters/adapter_table.h"
 #include "model/attention/cross_layers.h"
 #include "model/attention/self_attention.h"
+#include "model/cache_memory.h"
 #include "model/dense_mlp.h"
 #include "model/expert_mlp.h"
 #include "model/head/head_input.h"
 #include "model/model_runner.h"
+#include "model/recurrence/recurrent_mixer.h"
 #include "model/spec/model_spec.h"
 #include "model/weights.h"
 
@@ -20,29 +22,22 @@ namespace turbomind {
 
 class NativeRunner final : public ModelRunner {
  public:
-  // Runs a shard: the whole model, or a rank of it beside others (model/parallel_runner.h), of which the first one
+  // Runs a shard: the whole model, or a rank of it alongside others (model/parallel_runner.h), of which the first one
   // alone brings an output. `max_rows` bounds the rows of one step. `threads` load the weights; 0: all CPUs.
   NativeRunner(std::unique_ptr<Operators> ops, const Shard& shard, const Checkpoint& checkpoint,
                const WeightOptions& options, CacheType cache_type, int max_rows, int threads);
 
-  int vocab_size() const override { return spec_.logit_count(); }
-  int hidden_size() const override { return spec_.hidden_size; }
-  size_t block_bytes(int block_len) const override { return attention_.layout(block_len).block_bytes(); }
+  std::vector<CacheGroup> cache_groups(const StepLimits& limits) const override;
   // Runs a step of most rows where the device has its own memory.
   void prepare(const StepLimits& limits) override;
   size_t free_cache_memory() override { return ops_->free_memory(); }
-  int window() const override;
   int cache_variant(int prompt_len) const override { return attention_.cache_variant(prompt_len); }
-  PictureTraits pictures() const override;
-  int picture_rows_of_block(int block_len) const override {
-    return cross_ ? cross_->rows_of_block(attention_.layout(block_len)) : block_len;
-  }
-  const HeadTraits* head() const override { return head_ ? &head_->traits() : nullptr; }
   void keep_hidden(const std::vector<int>& layers) override;
-  void allocate_cache(const CacheSize& size) override;
+  void allocate_cache(const CacheShare& share) override;
+  void move_pages(const std::vector<PageMove>& moves) override { cache_.move(*ops_, moves); }
+  std::byte* cache_pages() const override { return cache_.pages(); }
   size_t prepare_decoding(const StepLimits& limits) override;
   void keep_prepared(size_t count) override;
-  bool chooses_tokens() const override { return sampler_ != nullptr; }
   bool reserve(const TokenChoice& choice) override { return sampler_ && sampler_->reserve(choice); }
   std::unique_ptr<AdapterFile> open_adapter(const std::string& directory) const override;
   void place_adapter(int slot, std::unique_ptr<Adapter> adapter) override;
@@ -65,11 +60,12 @@ class NativeRunner final : public ModelRunner {
   void run_rows(const StepContext& step, const StepInput& input, int embedded, bool looks, int outputs, int projected);
   // The same of a step that only decodes, of that shape, and whose rows belong to no sequence.
   void run_empty_rows(const DecodingShape& shape);
-  // Of a step that fills pictures alone.
+  // Of a step that fills images alone.
   void begin_without_rows();
   // Prepares what the step's operators read.
   Outputs stage(const StepInput& input);
   void stage_tokens(const StepInput& input);
+  void stage_positions(const StepInput& input);
   Outputs stage_outputs(const StepInput& input);
   // Returns how many rows of the step take the place of token embeddings.
   int stage_embeddings(const StepInput& input);
@@ -103,11 +99,13 @@ class NativeRunner final : public ModelRunner {
   bool is_divided_;  // what a half of a layer makes is a part of a sum over ranks
   // In `prepare`, ranks do not meet: nobody looks at the result, and a rank that takes memory while another GPU waits
   // for it may wait for that GPU.
-  bool is_rehearsing_ = false;
+  bool is_warming_up_ = false;
   bool brings_output_;
   bool adds_directly_;  // the halves of a layer add to the residual stream themselves
   bool joins_halves_;   // both halves of a layer add to branch_, which is added once
+  CacheMemory cache_;   // none where another runner has it
   SelfAttention attention_;
+  std::optional<RecurrentMixer> recurrence_;
   std::optional<CrossLayers> cross_;
   std::optional<HeadInput> head_;
   DenseMlp mlp_;
@@ -116,12 +114,13 @@ class NativeRunner final : public ModelRunner {
   DType adapter_type_;
 
   Staged tokens_;                          // int32 [max_rows]
+  Staged positions_;                       // int32 [max_rows]; empty without learned positions
   Staged outputs_;                         // int32 [max_rows]; the rows whose logits are computed
   Staged embeddings_;                      // float32 [1 + deepstack layers, rows, hidden_size], where it takes them
   Staged embedding_rows_;                  // int32 [max_rows]; their places in the step
   std::unique_ptr<TokenSampler> sampler_;  // null: the host chooses
   std::vector<int> choice_of_span_;        // of the step begun last
-  std::vector<UnseenToken> unseen_;        // of the step
+  std::vector<InFlightToken> in_flight_;   // of the step
 
   // Activations, float32, [max_rows, ...].
   AlignedBuffer hidden_;       // hidden_size; the residual stream

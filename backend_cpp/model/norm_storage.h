@@ -17,10 +17,10 @@ struct NormStorage {
   NormWeight view;
 
   // `name`.weight and, where there is one, `name`.bias, of `size` elements.
-  static NormStorage load(const WeightReader& read, const std::string& name, int size, const NormSpec& spec,
+  static NormStorage load(const WeightReader& read, const std::string& name, const Slice& size, const NormSpec& spec,
                           bool has_bias) {
     NormStorage storage{read.vector(name + ".weight", size), {}, {}};
-    for (int i = 0; i < size; ++i) storage.weight.as<float>()[i] += spec.offset;
+    for (int i = 0; i < size.size(); ++i) storage.weight.as<float>()[i] += spec.offset;
     if (has_bias) storage.bias = read.vector(name + ".bias", size);
     storage.view = {spec.kind, spec.eps, storage.weight.as<float>(), storage.bias.as<float>()};
     return storage;

@@ -31,12 +31,14 @@ struct RankAdapterFiles final : AdapterFile {
 }  // namespace
 
 ParallelRunner::ParallelRunner(std::shared_ptr<RankGroup> group, const MakeRunner& make, bool shares_memory)
-    : group_(std::move(group)),
+    : ModelRunner({}),
+      group_(std::move(group)),
       shares_memory_(shares_memory),
       ranks_(static_cast<size_t>(group_->size())),
       threads_(group_->size(), [this] { group_->fail(); }) {
   try {
     threads_.run([&](int rank) { ranks_[static_cast<size_t>(rank)] = make(rank); });
+    traits_ = ranks_.front()->traits();
   } catch (...) {
     threads_.run([this](int rank) { ranks_[static_cast<size_t>(rank)].reset(); });
     throw;
@@ -47,10 +49,8 @@ ParallelRunner::~ParallelRunner() {
   threads_.run([this](int rank) { ranks_[static_cast<size_t>(rank)].reset(); });
 }
 
-size_t ParallelRunner::block_bytes(int block_len) const {
-  size_t bytes = 0;
-  for (const auto& runner : ranks_) bytes += runner->block_bytes(block_len);
-  return bytes;
+std::vector<CacheGroup> ParallelRunner::cache_groups(const StepLimits& limits) const {
+  return ranks_.front()->cache_groups(limits);
 }
 
 void ParallelRunner::prepare(const StepLimits& limits) {
@@ -61,15 +61,19 @@ size_t ParallelRunner::free_cache_memory() {
   std::vector<size_t> free(ranks_.size());
   run([&](ModelRunner& runner, int rank) { free[static_cast<size_t>(rank)] = runner.free_cache_memory(); });
   const size_t least = *std::min_element(free.begin(), free.end());
-  return shares_memory_ ? least : least * ranks_.size();
+  return shares_memory_ ? least / ranks_.size() : least;
 }
 
 void ParallelRunner::keep_hidden(const std::vector<int>& layers) {
   run([&](ModelRunner& runner, int) { runner.keep_hidden(layers); });
 }
 
-void ParallelRunner::allocate_cache(const CacheSize& size) {
-  run([&](ModelRunner& runner, int) { runner.allocate_cache(size); });
+void ParallelRunner::allocate_cache(const CacheShare& share) {
+  run([&](ModelRunner& runner, int) { runner.allocate_cache(share); });
+}
+
+void ParallelRunner::move_pages(const std::vector<PageMove>& moves) {
+  run([&](ModelRunner& runner, int) { runner.move_pages(moves); });
 }
 
 size_t ParallelRunner::prepare_decoding(const StepLimits& limits) {

@@ -23,20 +23,18 @@ class ParallelRunner final : public ModelRunner {
   ParallelRunner(std::shared_ptr<RankGroup> group, const MakeRunner& make, bool shares_memory);
   ~ParallelRunner() override;
 
-  int vocab_size() const override { return ranks_.front()->vocab_size(); }
-  int hidden_size() const override { return ranks_.front()->hidden_size(); }
-  // Of all ranks.
-  size_t block_bytes(int block_len) const override;
+  // Of one rank; all have the same.
+  std::vector<CacheGroup> cache_groups(const StepLimits& limits) const override;
   void prepare(const StepLimits& limits) override;
   size_t free_cache_memory() override;
-  int window() const override { return ranks_.front()->window(); }
   int cache_variant(int prompt_len) const override { return ranks_.front()->cache_variant(prompt_len); }
-  PictureTraits pictures() const override { return ranks_.front()->pictures(); }
   void keep_hidden(const std::vector<int>& layers) override;
-  void allocate_cache(const CacheSize& size) override;
+  void allocate_cache(const CacheShare& share) override;
+  void move_pages(const std::vector<PageMove>& moves) override;
+  // Of the first rank.
+  std::byte* cache_pages() const override { return ranks_.front()->cache_pages(); }
   // Ranks must do alike: what not all could prepare, none keeps.
   size_t prepare_decoding(const StepLimits& limits) override;
-  bool chooses_tokens() const override { return ranks_.front()->chooses_tokens(); }
   bool reserve(const TokenChoice& choice) override;
   std::unique_ptr<AdapterFile> open_adapter(const std::string& directory) const override;
   void place_adapter(int slot, std::unique_ptr<Adapter> adapter) override;

@@ -24,13 +24,16 @@ AttentionWeights read_attention(const Shard& shard, const WeightReader& read, co
   }
   const Slice queries = shard.heads.times(spec.head_dim);
   const Slice keys = shard.kv_heads.times(spec.head_dim);
-  weights.qkv = read.linear(prefix + "qkv", Slice::joined({queries, keys, keys}), inputs, spec.attention.qkv_bias);
-  if (spec.attention.qk_norm != QkNorm::kNone) {
-    const bool is_per_head = spec.attention.qk_norm == QkNorm::kHead;
-    weights.q_norm =
-        NormStorage::load(read, prefix + "q_norm", is_per_head ? spec.head_dim : queries.size(), spec.norm, false);
-    weights.k_norm =
-        NormStorage::load(read, prefix + "k_norm", is_per_head ? spec.head_dim : keys.size(), spec.norm, false);
+  const Slice rows = spec.attention.has_output_gate ? Slice::joined({queries, keys, keys, queries})
+                                                    : Slice::joined({queries, keys, keys});
+  weights.qkv = read.linear(prefix + "qkv", rows, inputs, spec.attention.qkv_bias);
+  if (spec.attention.qk_norm != QkNorm::kNone && spec.attention.qk_norm != QkNorm::kUnit) {
+    const bool is_shared = spec.attention.qk_norm == QkNorm::kHead;
+    const auto norm = [&](const char* name, const Slice& all) {
+      return NormStorage::load(read, prefix + name, is_shared ? Slice(spec.head_dim) : all, spec.norm, false);
+    };
+    weights.q_norm = norm("q_norm", queries);
+    weights.k_norm = norm("k_norm", keys);
   }
   if (spec.attention.has_sinks) weights.sinks = read.vector(prefix + "sinks", shard.heads);
   weights.o = read.linear(prefix + "o", spec.hidden_size, queries, spec.attention.o_bias);
@@ -55,9 +58,14 @@ LayerWeights read_layer(const Shard& shard, const WeightReader& read, int index)
   LayerWeights layer;
   const bool is_heads_first = spec.head && index == 0;
   const bool is_wide = is_heads_first && spec.head->kind == HeadKind::kEagle3;
-  if (!is_heads_first || spec.head->has_first_norm()) layer.attention_norm = norm("attention_norm");
-  layer.attention = read_attention(shard, read, prefix + "attention.", (is_wide ? 2 : 1) * spec.hidden_size);
-  if (!spec.block.shares_norm) layer.mlp_norm = norm("mlp_norm");
+  const bool has_first_norm = is_heads_first ? has_outer_norms(*spec.head) : spec.block.has_input_norms;
+  if (has_first_norm) layer.attention_norm = norm("attention_norm");
+  if (spec.layer_mixers[static_cast<size_t>(index)] == Mixer::kRecurrence) {
+    layer.recurrence = RecurrenceWeights::load(shard, read, prefix + "recurrence.");
+  } else {
+    layer.attention = read_attention(shard, read, prefix + "attention.", (is_wide ? 2 : 1) * spec.hidden_size);
+  }
+  if (spec.block.has_input_norms && !spec.block.shares_norm) layer.mlp_norm = norm("mlp_norm");
   if (spec.moe && spec.moe->layers[static_cast<size_t>(index)]) {
     layer.experts = ExpertWeights::load(shard, read, prefix + "moe.");
   } else {
@@ -75,7 +83,7 @@ HeadWeights read_head(const ModelSpec& spec, const WeightReader& read) {
   const bool is_eagle3 = head.kind == HeadKind::kEagle3;
   HeadWeights weights;
   weights.join = read.linear("head.join", spec.hidden_size,
-                             is_eagle3 ? head.width() : spec.hidden_size + head.target_hidden_size, head.bias);
+                             is_eagle3 ? width_of(head) : spec.hidden_size + head.target_hidden_size, head.bias);
   const auto norm = [&](const char* name, int size) { return NormStorage::load(read, name, size, spec.norm, false); };
   if (head.kind == HeadKind::kMtp) weights.embedding_norm = norm("head.embedding_norm", spec.hidden_size);
   if (head.kind == HeadKind::kMtp) weights.hidden_norm = norm("head.hidden_norm", head.target_hidden_size);
@@ -158,7 +166,9 @@ LinearStorage read_output_layer(const Shard& shard, const Checkpoint& checkpoint
 std::vector<AdaptedLayer> find_adapted_layers(std::vector<LayerWeights>& layers, const Checkpoint& checkpoint) {
   std::vector<AdaptedLayer> adapted;
   for (LayerWeights& layer : layers) {
-    for (LinearStorage* linear : {&layer.attention.qkv, &layer.attention.o, &layer.mlp.up, &layer.mlp.down}) {
+    std::vector<LinearStorage*> linears{&layer.attention.qkv, &layer.attention.o, &layer.mlp.up, &layer.mlp.down};
+    if (layer.recurrence) linears.insert(linears.end(), {&layer.recurrence->in, &layer.recurrence->out});
+    for (LinearStorage* linear : linears) {
       if (linear->name.empty()) continue;
       RowSources rows = checkpoint.row_sources(linear->name + ".weight");
       if (rows.runs.empty()) continue;
@@ -189,10 +199,12 @@ Weights Weights::load(const Shard& shard, const Checkpoint& checkpoint, const We
   const WeightReader read(checkpoint, options);
   Weights weights;
   if (spec.head) weights.head = read_head(spec, read);
-  if (!spec.head || spec.head->has_final_norm())
+  if (!spec.head || has_outer_norms(*spec.head))
     weights.final_norm = NormStorage::load(read, "final_norm", spec.hidden_size, spec.norm, spec.norm.bias);
+  if (spec.has_embedding_norm)
+    weights.embedding_norm = NormStorage::load(read, "embedding_norm", spec.hidden_size, spec.norm, spec.norm.bias);
   weights.layers.resize(static_cast<size_t>(spec.num_layers));
-  const int cross_layers = spec.cross_layer_count();
+  const int cross_layers = cross_layer_count(spec);
   weights.cross_layers.resize(static_cast<size_t>(cross_layers));
   parallel_for_throwing(pool, spec.num_layers + cross_layers + 1, [&](int index) {
     if (index < spec.num_layers) {
@@ -202,6 +214,10 @@ Weights Weights::load(const Shard& shard, const Checkpoint& checkpoint, const We
       weights.cross_layers[static_cast<size_t>(number)] = read_cross_layer(shard, read, number);
     } else {
       weights.embedding = read.matrix("token_embedding", spec.vocab_size, spec.hidden_size, options.dtype);
+      if (spec.learned_positions > 0) {
+        weights.position_embedding =
+            read.matrix("position_embedding", spec.learned_positions, spec.hidden_size, options.dtype);
+      }
     }
   });
   weights.vocab = shard.vocab.ranges().at(0);

@@ -9,13 +9,14 @@
 #include "model/attention/latent_attention.h"
 #include "model/expert_mlp.h"
 #include "model/norm_storage.h"
+#include "model/recurrence/recurrence_weights.h"
 #include "model/spec/shard.h"
 #include "weights/weight_reader.h"
 
 namespace turbomind {
 
 struct AttentionWeights {
-  LinearStorage qkv;  // empty with latent attention
+  LinearStorage qkv;  // and a gate, where attention has one; empty with latent attention
   std::optional<LatentWeights> latent;
   NormStorage q_norm;
   NormStorage k_norm;
@@ -30,7 +31,8 @@ struct MlpWeights {
 
 struct LayerWeights {
   NormStorage attention_norm;  // empty in front of heads without one
-  AttentionWeights attention;
+  AttentionWeights attention;  // empty in a layer with a recurrence
+  std::optional<RecurrenceWeights> recurrence;
   NormStorage attention_output_norm;
   NormStorage mlp_norm;
   MlpWeights mlp;  // empty in a layer with experts
@@ -38,7 +40,7 @@ struct LayerWeights {
   NormStorage mlp_output_norm;
 };
 
-// A layer that looks at pictures: gated cross-attention, then a gated MLP. Adapters add nothing to it.
+// A layer that looks at images: gated cross-attention, then a gated MLP. Adapters add nothing to it.
 struct CrossLayerWeights {
   NormStorage attention_norm;
   LinearStorage q;
@@ -67,7 +69,9 @@ struct HeadWeights {
 };
 
 struct Weights {
-  LinearStorage embedding;  // [vocab, hidden], never rounded; also the output layer when that is not apart
+  LinearStorage embedding;           // [vocab, hidden], never rounded; also the output layer when that is not apart
+  LinearStorage position_embedding;  // [learned_positions, hidden], never rounded; empty where there are none
+  NormStorage embedding_norm;        // empty where there is none
   std::vector<LayerWeights> layers;
   std::vector<CrossLayerWeights> cross_layers;
   NormStorage final_norm;  // empty in heads without one

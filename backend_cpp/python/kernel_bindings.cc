@@ -90,7 +90,7 @@ class CpuKernels {
       given.push_back({span.first_row, span.count, span.first_position, blocks.data() + span.first_block});
     }
     span_count_ = static_cast<int>(given.size());
-    ops_.set_spans(SpanSet::kTokens, std::move(given), block_len);
+    ops_.set_spans(SpanSet{}, std::move(given), block_len);
   }
 
   // Writes keys and values, and attends. out [rows, heads, value_dim]; queries are multiplied by the scale already.

@@ -231,8 +231,8 @@ py::dict OfflineEngine::stats() const {
   result["requests_failed_total"] = stats.failed;
   result["tokens_in_total"] = stats.tokens_in;
   result["tokens_computed_total"] = stats.tokens_computed;
-  result["tokens_sought_total"] = stats.tokens_sought;
-  result["tokens_matched_total"] = stats.tokens_matched;
+  result["prefix_cache_queries_total"] = stats.prefix_cache_queries;
+  result["prefix_cache_hits_total"] = stats.prefix_cache_hits;
   result["tokens_out_total"] = stats.tokens_out;
   result["evictions_total"] = stats.evictions;
   result["host_blocks_total"] = stats.host_blocks_total;

@@ -29,9 +29,8 @@ class WorkerChannel {
   py::object wait(double seconds) {
     {
       const py::gil_scoped_release unlocked;
-      const auto patience =
-          std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds));
-      if (!channel_.wait_order(rank_, patience)) return py::none();
+      const auto timeout = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds));
+      if (!channel_.wait_order(rank_, timeout)) return py::none();
     }
     return py::cast(channel_.order());
   }

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "engine/engine.h"
+#include "engine/plan_caches.h"
 #include "tests/check.h"
 #include "tests/stub_runner.h"
 
@@ -17,16 +18,22 @@ namespace turbomind::testing {
 inline bool engines_draft = false;
 
 // Runs a test body as an engine is to be run.
-inline void run_engine_test(bool chooses, bool drafts, void (*body)()) {
+inline void run_engine_test(bool chooses, bool drafts, void (*body)(), bool has_groups = false) {
   stubs_choose_tokens = chooses;
+  stubs_have_groups = has_groups;
   engines_draft = stubs_repeat_themselves = drafts;
   body();
-  engines_draft = stubs_repeat_themselves = false;
+  engines_draft = stubs_repeat_themselves = stubs_have_groups = false;
+}
+
+// Pages in which `blocks` blocks of each group find room, with the states of some sequences.
+inline int pages_of(int blocks) {
+  return stubs_have_groups && blocks > 0 ? 3 * blocks + 12 : blocks;
 }
 
 // A test of the engine, which runs four times: the engine chooses tokens, and the runner does; the engine drafts tokens
 // of a model that repeats itself, or it does not.
-#define ENGINE_TEST(name)                                                                       \
+#define PLAIN_ENGINE_TEST(name)                                                                 \
   static void name();                                                                           \
   static const ::turbomind::testing::Registration registration_##name{                          \
       #name, [] { ::turbomind::testing::run_engine_test(false, false, name); }};                \
@@ -37,6 +44,15 @@ inline void run_engine_test(bool chooses, bool drafts, void (*body)()) {
   static const ::turbomind::testing::Registration both_##name{                                  \
       #name "_drafted_ahead", [] { ::turbomind::testing::run_engine_test(true, true, name); }}; \
   static void name()
+
+// The same two times more, of a model whose layers have windows and states too; for what does not count blocks or hits.
+#define ENGINE_TEST(name)                                                                                \
+  static void name();                                                                                    \
+  static const ::turbomind::testing::Registration grouped_##name{                                        \
+      #name "_grouped", [] { ::turbomind::testing::run_engine_test(true, false, name, true); }};         \
+  static const ::turbomind::testing::Registration grouped_drafted_##name{                                \
+      #name "_grouped_drafted", [] { ::turbomind::testing::run_engine_test(false, true, name, true); }}; \
+  PLAIN_ENGINE_TEST(name)
 
 inline constexpr auto kDeadline = std::chrono::seconds(60);
 
@@ -136,7 +152,7 @@ inline EngineConfig small_config() {
   config.max_batch_size = 8;
   config.max_step_tokens = 24;
   config.block_len = 4;
-  config.block_count = 40;
+  config.page_count = pages_of(40);
   config.checks_invariants = true;
   if (engines_draft) {
     config.speculation.num_speculative_tokens = 5;
@@ -145,6 +161,11 @@ inline EngineConfig small_config() {
     config.speculation.shared_tokens = 400;
   }
   return config;
+}
+
+// What an engine that is set up so plans for a stub.
+inline CachePlan plan_of_stub(const EngineConfig& config) {
+  return plan_caches(StubRunner(), nullptr, {config.max_batch_size, config.session_len, config.block_len});
 }
 
 template <class Body>

@@ -57,7 +57,7 @@ class PatternGrammar final : public Grammar {
   int length_;
 };
 
-// Allows token 7 and nothing else, `length` times and then token 60; what may come is known when it is told to be.
+// Allows token 7 and nothing else, `length` times and then token 60; what may come is known when it is asked to be.
 class LateGrammar final : public Grammar {
  public:
   struct Control {
@@ -104,7 +104,7 @@ class UnusableGrammar final : public Grammar {
   }
 };
 
-// Makes so many matchers, and then no more.
+// Makes this many matchers, and then no more.
 class ScarceGrammar final : public Grammar {
  public:
   explicit ScarceGrammar(int matchers) : left_(matchers) {}

@@ -1,7 +1,9 @@
 // A model without weights: the next token is a function of all tokens so far, read back from what was "cached".
 //
 // It keeps the tokens themselves in the cache blocks, so a wrong block table, a missing write or a block shared by
-// mistake changes the answer. It can choose tokens too, in steps that begin before the one before is taken.
+// mistake changes the answer. With groups of other kinds too, it compares what these hold with that: a window's last
+// tokens, and a state, which is a hash of all. It can choose tokens too, in steps that begin before the one before is
+// taken.
 #pragma once
 
 #include <algorithm>
@@ -9,16 +11,18 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <stdexcept>
 #include <vector>
 
 #include "model/model_runner.h"
+#include "tests/cache_plans.h"
 
 namespace turbomind::testing {
 
 inline constexpr int kStubVocab = 64;
 
-// Whether what stubs say often follows from the last token alone, so that it can be guessed.
+// Whether what stubs say often follows from the last token alone, so that it can be drafted.
 inline bool stubs_repeat_themselves = false;
 
 // The token that follows `tokens`; what the stub predicts and tests compare with.
@@ -32,30 +36,51 @@ inline int32_t stub_next(const std::vector<int32_t>& tokens) {
 // Whether stubs choose tokens.
 inline bool stubs_choose_tokens = false;
 
+// Whether stubs have groups with a window and with a state too.
+inline bool stubs_have_groups = false;
+inline constexpr int kStubWindow = 6;
+
 class StubRunner final : public ModelRunner {
  public:
   // Called at the start of every forward, with the number of steps so far; may throw.
   std::function<void(int)> on_step = [](int) {};
   // Token whose prediction gives NaN logits; -1: none.
   int32_t poison = -1;
-  PictureTraits traits{.width = 1};
-  // Whether a fault can be mended, what restarting does, and whether what runs the model is gone.
-  bool restarts = false;
+  using ModelRunner::traits_;
+  // What restarting does, and whether what runs the model is gone.
   std::function<void()> on_restart = [] {};
   std::atomic<bool> lost{false};
   // Steps that began before the one before was taken.
   std::atomic<int> steps_ahead{0};
 
-  int vocab_size() const override { return kStubVocab; }
-  int hidden_size() const override { return 1; }
-  size_t block_bytes(int block_len) const override { return static_cast<size_t>(block_len) * sizeof(int32_t); }
+  StubRunner()
+      : ModelRunner({.vocab_size = kStubVocab,
+                     .hidden_size = 1,
+                     .images = {.width = 1},
+                     .chooses_tokens = stubs_choose_tokens}) {}
+
+  std::vector<CacheGroup> cache_groups(const StepLimits& limits) const override {
+    std::vector<CacheGroup> groups = {small_group(MemoryKind::kPaged, limits.block_len)};
+    if (stubs_have_groups) {
+      groups.push_back(small_group(MemoryKind::kWindow, limits.block_len, kStubWindow, 2));
+      groups.push_back(small_group(MemoryKind::kState, limits.block_len));
+    }
+    return groups;
+  }
   size_t free_cache_memory() override { return size_t{1} << 20; }
-  void allocate_cache(const CacheSize& size) override {
-    block_len_ = size.block_len;
-    cache_.assign(static_cast<size_t>(size.block_count + size.host_block_count) * size.block_len, -1);
+  void allocate_cache(const CacheShare& share) override {
+    plan_ = share.plan;
+    block_len_ = share.plan.block_len;
+    states_.assign(static_cast<size_t>(share.size.page_count + share.size.host_page_count), {});
+    cache_.assign(static_cast<size_t>(share.size.page_count + share.size.host_page_count) * block_len_, -1);
+  }
+  void move_pages(const std::vector<PageMove>& moves) override {
+    for (const auto [from, to] : moves) {
+      std::copy_n(cache_.begin() + from * block_len_, block_len_, cache_.begin() + to * block_len_);
+      states_[static_cast<size_t>(to)] = states_[static_cast<size_t>(from)];
+    }
   }
 
-  bool can_restart() const override { return restarts; }
   bool is_lost() const override { return lost; }
   void restart() override {
     on_restart();
@@ -64,33 +89,27 @@ class StubRunner final : public ModelRunner {
     std::fill(cache_.begin(), cache_.end(), -1);
   }
 
-  PictureTraits pictures() const override { return traits; }
-  bool chooses_tokens() const override { return chooses_; }
-
   void begin(const StepInput& input) override {
     on_step(steps_++);
-    if (begun_.size() > (chooses_ ? 1u : 0u)) throw std::logic_error("a step began before an earlier one was taken");
+    if (begun_.size() > (traits_.chooses_tokens ? 1u : 0u))
+      throw std::logic_error("a step began before an earlier one was taken");
     if (!begun_.empty() && !logits_.empty()) throw std::logic_error("a step began before the wanted rows were taken");
     if (!begun_.empty()) ++steps_ahead;
     logits_.clear();
     hidden_.clear();
-    for (const auto [from, to] : input.moves) {
-      std::copy_n(cache_.begin() + from * block_len_, block_len_, cache_.begin() + to * block_len_);
-      std::fill_n(cache_.begin() + from * block_len_, block_len_, -1);
-    }
     std::vector<int32_t> chosen(input.spans.size(), kNotChosen);
     for (size_t s = 0; s < input.spans.size(); ++s) {
       const StepSpan& span = input.spans[s];
       for (int i = 0; i < span.count; ++i) {
         int32_t token = input.tokens[static_cast<size_t>(span.first_row + i)];
-        if (token < 0) token = chosen_.at(static_cast<size_t>(span_of_unseen(token)));
+        if (token < 0) token = chosen_.at(static_cast<size_t>(span_of_in_flight(token)));
         if (token < 0 && token != kNotANumber) throw std::logic_error("a token was used that nobody chose");
         slot(span, span.first_position + i) = std::max(token, 0);
       }
       // A row in place of a token is that token's number.
       for (const EmbeddingRange& range : span.embeddings) {
-        if (traits.needs_whole && range.end() > span.first_position + span.count)
-          throw std::logic_error("a cut picture");
+        if (traits_.images.needs_whole && range.end() > span.first_position + span.count)
+          throw std::logic_error("a cut image");
         for (int row = 0; row < range.count; ++row) {
           const int position = range.begin + row;
           if (position < span.first_position || position >= span.first_position + span.count) continue;
@@ -99,6 +118,7 @@ class StubRunner final : public ModelRunner {
           slot(span, position) = static_cast<int32_t>(value);
         }
       }
+      if (plan_.groups.size() > 1) check_groups(span);
       const bool chooses = span.choice != nullptr;
       const int wanted = chooses ? 1 : span.wanted_rows();
       std::vector<int32_t> tokens;
@@ -135,7 +155,7 @@ class StubRunner final : public ModelRunner {
   // The likeliest of the tokens that may come, the lowest among equals.
   static int32_t choose(int32_t next, const TokenChoice& choice, int context) {
     if (!choice.is_greedy) throw std::logic_error("the stub is greedy");
-    if (static_cast<int>(choice.tokens->size()) + choice.unseen != context)
+    if (static_cast<int>(choice.tokens->size()) + choice.in_flight != context)
       throw std::logic_error("a choice does not know how many tokens there are");
     const auto may_come = [&](int32_t token) {
       const bool is_masked = choice.mask != nullptr && (choice.mask[token / 32] >> token % 32 & 1) == 0;
@@ -149,11 +169,45 @@ class StubRunner final : public ModelRunner {
   }
 
   int32_t& slot(const StepSpan& span, int position) {
-    const int32_t block = span.blocks->at(static_cast<size_t>(position / block_len_));
+    const int32_t block = span.tables->front().at(static_cast<size_t>(position / block_len_));
     return cache_.at(static_cast<size_t>(block) * block_len_ + position % block_len_);
   }
 
-  bool chooses_ = stubs_choose_tokens;
+  // What the other groups hold is what the first one does.
+  void check_groups(const StepSpan& span) {
+    const int end = span.first_position + span.count;
+    std::vector<uint64_t> hashes = {1469598103934665603ull};
+    for (int position = 0; position < end; ++position) {
+      hashes.push_back((hashes.back() ^ static_cast<uint64_t>(slot(span, position))) * 1099511628211ull);
+    }
+    for (const CacheGroup& group : plan_.groups) {
+      for (int page = 0; page < group.pages; ++page) {
+        const std::vector<int32_t>& table = span.tables->at(static_cast<size_t>(group.first_table + page));
+        if (group.kind == MemoryKind::kWindow) check_window(span, table, group.window);
+        if (group.kind != MemoryKind::kState) continue;
+        std::map<int, uint64_t>& state = states_.at(static_cast<size_t>(table.at(0)));
+        if (span.first_position > 0 &&
+            state.at(span.first_position) != hashes[static_cast<size_t>(span.first_position)])
+          throw std::logic_error("a state is another sequence's");
+        state.clear();
+        for (int at = span.first_position + 1; at <= end; ++at) state[at] = hashes[static_cast<size_t>(at)];
+      }
+    }
+  }
+  void check_window(const StepSpan& span, const std::vector<int32_t>& table, int window) {
+    const auto place = [&](int position) -> int32_t& {
+      const int32_t page = table.at(static_cast<size_t>(position / block_len_));
+      return cache_.at(static_cast<size_t>(page) * block_len_ + position % block_len_);
+    };
+    const int end = span.first_position + span.count;
+    for (int position = span.first_position; position < end; ++position) place(position) = slot(span, position);
+    for (int position = std::max(0, span.first_position - window + 1); position < end; ++position) {
+      if (place(position) != slot(span, position)) throw std::logic_error("a window has other tokens");
+    }
+  }
+
+  CachePlan plan_;
+  std::vector<std::map<int, uint64_t>> states_;  // by page: hash of this many tokens
   int block_len_ = 0;
   int steps_ = 0;
   std::vector<int32_t> cache_;

@@ -32,11 +32,12 @@ class NamedFile final : public AdapterFile {
 // A runner that only keeps adapters.
 class KeepingRunner final : public ModelRunner {
  public:
-  int vocab_size() const override { return kStubVocab; }
-  int hidden_size() const override { return 1; }
-  size_t block_bytes(int) const override { return 1; }
+  KeepingRunner() : ModelRunner({.vocab_size = kStubVocab, .hidden_size = 1}) {}
+
+  std::vector<CacheGroup> cache_groups(const StepLimits&) const override { return {}; }
   size_t free_cache_memory() override { return 1; }
-  void allocate_cache(const CacheSize&) override {}
+  void allocate_cache(const CacheShare&) override {}
+  void move_pages(const std::vector<PageMove>&) override {}
   void begin(const StepInput&) override {}
   StepOutput take() override { return {}; }
   std::unique_ptr<AdapterFile> open_adapter(const std::string& directory) const override {

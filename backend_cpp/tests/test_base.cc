@@ -1,8 +1,9 @@
-// JSON, thread pool, a map that forgets.
+// JSON, thread pool, a map that forgets, secrets.
 #include <atomic>
 #include <chrono>
 #include <thread>
 
+#include "base/constant_time.h"
 #include "base/error.h"
 #include "base/json.h"
 #include "base/recent_map.h"
@@ -32,6 +33,19 @@ TEST(json_reads_what_it_should_and_refuses_the_rest) {
     refused = true;
   }
   CHECK(refused);
+}
+
+TEST(secrets_are_equal_only_in_all_of_their_characters) {
+  const std::string secret("0123456789abcdef\0z", 18);
+  CHECK(equal_in_constant_time(secret, std::string(secret)));
+  CHECK(equal_in_constant_time("", ""));
+  for (size_t i = 0; i < secret.size(); ++i) {
+    std::string other = secret;
+    other[i] = static_cast<char>(other[i] ^ '\x80');
+    CHECK(!equal_in_constant_time(secret, other));
+    CHECK(!equal_in_constant_time(secret, secret.substr(0, i)));
+  }
+  CHECK(!equal_in_constant_time(secret, secret + "a"));
 }
 
 TEST(a_parallel_loop_runs_every_chunk_once) {

@@ -52,8 +52,8 @@ ENGINE_TEST(a_cache_that_is_too_small_for_all_preempts_and_loses_nothing) {
   for (const int host_blocks : {0, 3, 40}) {
     Collector collector;
     EngineConfig config = small_config();
-    config.block_count = 12;  // 48 tokens; each answer grows to 40
-    config.host_block_count = host_blocks;
+    config.page_count = pages_of(12);  // 48 tokens; each answer grows to 40
+    config.host_page_count = pages_of(host_blocks);
     Engine engine(config, std::make_unique<StubRunner>(), letters());
     for (RequestId id = 1; id <= 6; ++id)
       engine.submit(make_request(id, {static_cast<int32_t>(id), 2, 3}, 37, collector.callback()));
@@ -152,6 +152,28 @@ ENGINE_TEST(a_device_fault_ends_every_request_with_an_error_and_refuses_new_ones
   CHECK(error_of([&] { engine.submit(make_request(99, {1}, 5, collector.callback())); }) == ErrorCode::kUnavailable);
 }
 
+ENGINE_TEST(an_engine_hangs_while_a_step_takes_longer_than_it_may) {
+  Collector collector;
+  EngineConfig config = small_config();
+  config.step_timeout = std::chrono::milliseconds(30);
+  std::atomic<bool> blocks{false};
+  auto runner = std::make_unique<StubRunner>();
+  runner->on_step = [&](int) {
+    while (blocks) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  Engine engine(config, std::move(runner), letters());
+  engine.submit(make_request(1, {1, 2}, 5, collector.callback()));
+  CHECK(collector.wait(1).tokens == expected_answer({1, 2}, 5));
+  std::this_thread::sleep_for(3 * config.step_timeout);
+  CHECK(!engine.is_hung());  // it waits for requests
+  blocks = true;
+  engine.submit(make_request(2, {1, 2}, 5, collector.callback()));
+  while (!engine.is_hung()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  blocks = false;
+  CHECK(collector.wait(2).tokens == expected_answer({1, 2}, 5));
+  while (engine.is_hung()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
 ENGINE_TEST(a_cancelled_request_frees_its_blocks_before_the_next_step) {
   Collector collector;
   std::atomic<int> steps{0};
@@ -187,7 +209,7 @@ ENGINE_TEST(a_runner_that_can_be_started_again_is_and_has_forgotten_what_it_cach
   EngineConfig config = small_config();
   config.enable_prefix_caching = true;
   auto runner = std::make_unique<StubRunner>();
-  runner->restarts = true;
+  runner->traits_.can_restart = true;
   std::atomic<bool> fails{false};
   std::atomic<int> restarts{0};
   runner->on_step = [&](int) {

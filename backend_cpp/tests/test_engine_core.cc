@@ -10,11 +10,16 @@ namespace turbomind::testing {
 namespace {
 
 struct Driven {
-  explicit Driven(const EngineConfig& given) : config(given), core(config, runner(), stub_space().tokens) {}
+  explicit Driven(const EngineConfig& given) : config(given), core(planned(), runner(), stub_space().tokens) {}
 
+  const EngineConfig& planned() {
+    config.plan = plan_of_stub(config);
+    return config;
+  }
   StubRunner& runner() {
+    planned();
     stub = std::make_unique<StubRunner>();
-    stub->allocate_cache({config.block_count, config.block_len, config.host_block_count});
+    stub->allocate_cache({config.plan, {config.page_count, config.host_page_count}, 0});
     return *stub;
   }
 
@@ -120,13 +125,13 @@ ENGINE_TEST(a_cached_prompt_is_found_by_requests_with_the_same_salt_alone) {
   const std::vector<int32_t> prompt(40, 7);
   RequestId next = 1;
   const auto matched = [&](const std::string& salt) {
-    const int64_t before = driven.core.stats().tokens_matched;
+    const int64_t before = driven.core.stats().prefix_cache_hits;
     Request request = request_of(next++, prompt, 2);
     request.params.cache_salt = salt;
     driven.add(std::move(request));
     driven.finish();
     CHECK(driven.answer(next - 1) == expected_answer(prompt, 2));
-    const int64_t found = driven.core.stats().tokens_matched - before;
+    const int64_t found = driven.core.stats().prefix_cache_hits - before;
     CHECK_EQUAL(driven.last(next - 1).cached_token_len, found);
     return found;
   };
@@ -145,9 +150,9 @@ ENGINE_TEST(all_answers_to_a_prompt_look_for_it_and_no_more_is_found_than_looked
   driven.finish();
   const EngineStats stats = driven.core.stats();
   CHECK_EQUAL(stats.tokens_in, 40);
-  CHECK_EQUAL(stats.tokens_sought, 3 * 40);
-  CHECK(stats.tokens_matched > 40);  // two of the three find nearly all of it
-  CHECK(stats.tokens_matched < stats.tokens_sought);
+  CHECK_EQUAL(stats.prefix_cache_queries, 3 * 40);
+  CHECK(stats.prefix_cache_hits > 40);  // two of the three find nearly all of it
+  CHECK(stats.prefix_cache_hits < stats.prefix_cache_queries);
 }
 
 ENGINE_TEST(the_time_before_the_batch_is_counted_once_a_request) {

@@ -8,7 +8,7 @@
 
 namespace turbomind::testing {
 
-ENGINE_TEST(a_grammar_constrains_its_answer_and_forced_tokens_cost_no_step) {
+PLAIN_ENGINE_TEST(a_grammar_constrains_its_answer_and_forced_tokens_cost_no_step) {
   Collector collector;
   EngineConfig config = small_config();
   config.eos_token_ids = {60};

@@ -1,4 +1,4 @@
-// Compilations beside each other: fair, bounded, remembered.
+// Compilations side by side: fair, bounded, remembered.
 #include <algorithm>
 #include <condition_variable>
 #include <map>
@@ -177,7 +177,7 @@ TEST(requests_are_counted_by_what_became_of_their_formats) {
   const GrammarQueue::Counts counts = queued.queue->counts();
   CHECK_EQUAL(counts.requests, int64_t{6});
   CHECK_EQUAL(counts.compilations, int64_t{1});
-  CHECK_EQUAL(counts.hits, int64_t{3});  // two beside the first, and the one that was there
+  CHECK_EQUAL(counts.hits, int64_t{3});  // two alongside the first, and the one that was there
   CHECK_EQUAL(counts.failures, int64_t{2});
 }
 
@@ -199,7 +199,7 @@ TEST(a_compilation_that_nobody_waits_for_any_more_ends) {
   queued.log->wait([&] { return queued.log->begun["slow"] == 1; });
   queued.queue->cancel(1);
   for (RequestId id = 2; id < 2 + GrammarQueue::kSlow; ++id) queued.add(id, "slow " + std::to_string(id));
-  // They all have a place beside each other, which the first has left.
+  // They all have a place side by side, which the first has left.
   queued.log->wait([&] { return queued.log->count(queued.log->begun, "slow ") >= GrammarQueue::kSlow; });
   queued.compiler->let_go();
   for (RequestId id = 2; id < 2 + GrammarQueue::kSlow; ++id) CHECK(queued.wait(id).grammar != nullptr);

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/thread_team.h"
+#include "device/device.h"
 #include "device/host_exchange.h"
 #include "device/rank_group.h"
 #include "model/parallel_runner.h"
@@ -52,13 +53,15 @@ ModelSpec small_spec() {
 class SummingRunner final : public ModelRunner {
  public:
   SummingRunner(std::unique_ptr<Operators> ops, int rank, int failing_rank, int failing_step)
-      : ops_(std::move(ops)), rank_(rank), failing_step_(rank == failing_rank ? failing_step : -1) {}
+      : ModelRunner({.vocab_size = 1, .hidden_size = 1}),
+        ops_(std::move(ops)),
+        rank_(rank),
+        failing_step_(rank == failing_rank ? failing_step : -1) {}
 
-  int vocab_size() const override { return 1; }
-  int hidden_size() const override { return 1; }
-  size_t block_bytes(int) const override { return 100; }
+  std::vector<CacheGroup> cache_groups(const StepLimits&) const override { return {}; }
   size_t free_cache_memory() override { return static_cast<size_t>(1000 + rank_); }
-  void allocate_cache(const CacheSize&) override {}
+  void allocate_cache(const CacheShare&) override {}
+  void move_pages(const std::vector<PageMove>&) override {}
   void begin(const StepInput&) override {
     for (int half = 0; half < 4; ++half) {
       if (half == 2 && step_ == failing_step_) throw internal_error("rank " + std::to_string(rank_) + " broke");
@@ -78,7 +81,7 @@ class SummingRunner final : public ModelRunner {
 };
 
 std::unique_ptr<ParallelRunner> summing_runner(int ranks, int failing_rank, int failing_step, bool shares_memory) {
-  const std::shared_ptr<RankGroup> group = make_rank_group("cpu", ranks, ranks);
+  const std::shared_ptr<RankGroup> group = find_device("cpu").make_group(ranks, ranks);
   const auto make = [=](int rank) {
     return std::make_unique<SummingRunner>(group->make_operators(rank), rank, failing_rank, failing_step);
   };
@@ -202,7 +205,7 @@ TEST(a_rank_that_throws_in_the_middle_of_a_step_fails_the_runner_for_good) {
 }
 
 TEST(a_rank_that_cannot_be_made_is_the_error_of_the_runner) {
-  const std::shared_ptr<RankGroup> group = make_rank_group("cpu", 2, 2);
+  const std::shared_ptr<RankGroup> group = find_device("cpu").make_group(2, 2);
   const auto make = [](int rank) -> std::unique_ptr<ModelRunner> {
     if (rank == 1) throw invalid_argument("no weights");
     return std::make_unique<StubRunner>();
@@ -210,10 +213,9 @@ TEST(a_rank_that_cannot_be_made_is_the_error_of_the_runner) {
   CHECK_EQUAL(error_of([&] { ParallelRunner(group, make, true); }), std::string("no weights"));
 }
 
-TEST(ranks_count_their_memory_together) {
-  CHECK_EQUAL(summing_runner(3, -1, -1, true)->block_bytes(16), size_t{300});
-  CHECK_EQUAL(summing_runner(3, -1, -1, true)->free_cache_memory(), size_t{1000});
-  CHECK_EQUAL(summing_runner(3, -1, -1, false)->free_cache_memory(), size_t{3000});
+TEST(each_rank_has_the_part_of_a_page_that_all_have_room_for) {
+  CHECK_EQUAL(summing_runner(3, -1, -1, true)->free_cache_memory(), size_t{333});
+  CHECK_EQUAL(summing_runner(3, -1, -1, false)->free_cache_memory(), size_t{1000});
 }
 
 TEST(ranks_hold_every_channel_once_and_whole_groups) {

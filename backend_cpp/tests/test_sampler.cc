@@ -3,10 +3,10 @@
 #include <functional>
 #include <limits>
 
-#include "engine/answer/answer_rules.h"
-#include "engine/answer/log_probabilities.h"
-#include "engine/answer/penalties.h"
-#include "engine/answer/sampler.h"
+#include "engine/generation/generation_rules.h"
+#include "engine/generation/log_probabilities.h"
+#include "engine/generation/penalties.h"
+#include "engine/generation/sampler.h"
 #include "kernels/philox.h"
 #include "tests/check.h"
 
@@ -38,8 +38,8 @@ void check_distribution(GenerationParams params, const std::vector<double>& expe
                         const std::vector<float>& logits) {
   const OutputSpace space{no_tokens(), static_cast<int>(logits.size()), 1};
   params.do_sample = true;
-  const AnswerRules rules(params, space, {});
-  SamplingRule rule = rules.sampling;
+  const GenerationRules rules(params, space, {});
+  SamplingParams rule = rules.sampling;
   rule.seed = 99;
   Sampler sampler(space.vocab_size);
   constexpr int kDraws = 40000;
@@ -97,7 +97,7 @@ TEST(of_equal_logits_the_lower_ids_are_among_the_top_k) {
 }
 
 TEST(the_repetition_penalty_divides_positive_and_multiplies_negative_logits_of_seen_tokens_once) {
-  SamplingRule rule;
+  SamplingParams rule;
   rule.repetition_penalty = 2.0f;
   const PromptTokens prompt(rule, {0, 0, 2}, 5);
   const Penalties::Biases none;
@@ -109,7 +109,7 @@ TEST(the_repetition_penalty_divides_positive_and_multiplies_negative_logits_of_s
 }
 
 TEST(penalties_and_bias_act_on_logits_as_documented) {
-  SamplingRule rule;
+  SamplingParams rule;
   rule.presence_penalty = 1.0f;
   rule.frequency_penalty = 0.5f;
   const PromptTokens prompt(rule, {0}, 3);  // the prompt does not count
@@ -123,7 +123,7 @@ TEST(penalties_and_bias_act_on_logits_as_documented) {
 }
 
 TEST(answers_share_a_prompt_and_count_their_own_tokens) {
-  SamplingRule rule;
+  SamplingParams rule;
   rule.repetition_penalty = 4.0f;
   const PromptTokens prompt(rule, {0}, 3);
   const Penalties::Biases none;
@@ -141,7 +141,7 @@ TEST(what_asks_for_greedy_is_greedy) {
     GenerationParams params;
     params.do_sample = true;
     change(params);
-    return AnswerRules(params, {no_tokens(), 3, 1}, {}).sampling.is_greedy;
+    return GenerationRules(params, {no_tokens(), 3, 1}, {}).sampling.is_greedy;
   };
   CHECK(!is_greedy([](GenerationParams&) {}));
   CHECK(is_greedy([](GenerationParams& params) { params.do_sample = false; }));
@@ -154,7 +154,7 @@ TEST(nothing_left_to_choose_is_reported) {
   const float infinity = std::numeric_limits<float>::infinity();
   for (const float bad : {-infinity, std::nanf("")}) {
     std::vector<float> row = {bad, bad};
-    CHECK_EQUAL(sampler.sample(row.data(), SamplingRule{}), -1);
+    CHECK_EQUAL(sampler.sample(row.data(), SamplingParams{}), -1);
   }
 }
 

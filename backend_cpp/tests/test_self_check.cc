@@ -1,4 +1,4 @@
-// Tables of kernels are told apart by what they compute.
+// Tables of kernels are distinguished by what they compute.
 #include "kernels/cpu/amx/self_check.h"
 #include "tests/check.h"
 
@@ -7,7 +7,7 @@ namespace turbomind::testing {
 namespace {
 
 // A table whose sums with packed weights are off in one place.
-void wrong_block(const LinearWeight& weight, const RoundedRows& x, int first_row, int rows, int first_tile,
+void wrong_block(const LinearWeight& weight, const QuantizedRows& x, int first_row, int rows, int first_tile,
                  int last_tile, float* y, bool accumulate) {
   kernels().packed_block(weight, x, first_row, rows, first_tile, last_tile, y, accumulate);
   y[17] += 1e-3f;

@@ -76,7 +76,7 @@ TEST(steps_travel_to_every_rank_and_back) {
   for (std::thread& worker : workers) worker.join();
 }
 
-TEST(a_rank_that_does_nothing_is_waited_for_as_long_as_told) {
+TEST(a_rank_that_does_nothing_is_waited_for_as_long_as_reported) {
   StepChannel channel(small_shape(1));
   channel.give();
   const auto begin = std::chrono::steady_clock::now();

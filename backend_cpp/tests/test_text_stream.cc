@@ -1,7 +1,7 @@
 // Text that may be shown: stop strings, whole characters.
 #include <random>
 
-#include "engine/answer/text_stream.h"
+#include "engine/generation/text_stream.h"
 #include "tests/check.h"
 
 namespace turbomind::testing {
@@ -41,7 +41,7 @@ Streamed stream(const std::vector<std::string>& pieces, const std::vector<std::s
 
 }  // namespace
 
-TEST(of_stop_strings_that_end_at_one_place_the_longest_is_told) {
+TEST(of_stop_strings_that_end_at_one_place_the_longest_is_reported) {
   for (const std::vector<std::string>& stops :
        {std::vector<std::string>{"bc", "abc", "c"}, std::vector<std::string>{"abc", "c", "abcd"}}) {
     const std::vector<StringPattern> patterns = string_patterns(stops);

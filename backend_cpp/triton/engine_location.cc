@@ -84,8 +84,8 @@ std::string find_engine_directory(const std::string& model_path, const std::stri
   namespace fs = std::filesystem;
   std::string path = model_path;
   if (!path.empty()) {
-    const fs::path beside = fs::path(version_directory) / path;
-    if (fs::path(path).is_relative() && fs::exists(beside)) path = beside.string();
+    const fs::path alongside = fs::path(version_directory) / path;
+    if (fs::path(path).is_relative() && fs::exists(alongside)) path = alongside.string();
     if (fs::exists(fs::path(path) / "spec.json")) return path;
   }
   return directory_of("model '" + path + "'", {"-m", "lmdeploy.turbomind.engine_dir", path});

@@ -16,11 +16,11 @@ ExitWatch::ExitWatch(TRITONBACKEND_Model* model, const Grace& grace) : grace_(gr
 
 ExitWatch::End ExitWatch::time_up() {
   const Clock::time_point now = Clock::now();
-  if (!stop_told_ && is_server_stopping()) stop_told_ = now;
-  if (stop_told_) return now - *stop_told_ >= grace_.drain ? End::kServerStops : End::kNotYet;
+  if (!stop_reported_ && is_server_stopping()) stop_reported_ = now;
+  if (stop_reported_) return now - *stop_reported_ >= grace_.drain ? End::kServerStops : End::kNotYet;
   if (!grace_.unload) return End::kNotYet;
-  if (!unload_told_ && is_unloading()) unload_told_ = now;
-  return unload_told_ && now - *unload_told_ >= *grace_.unload ? End::kModelUnloads : End::kNotYet;
+  if (!unload_reported_ && is_unloading()) unload_reported_ = now;
+  return unload_reported_ && now - *unload_reported_ >= *grace_.unload ? End::kModelUnloads : End::kNotYet;
 }
 
 bool ExitWatch::is_server_stopping() const {

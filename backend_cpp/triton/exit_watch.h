@@ -1,4 +1,4 @@
-// Notices that the server was told to stop, or to unload the model.
+// Notices that the server was asked to stop, or to unload the model.
 //
 // Triton then waits for open requests: a server that stops up to its --exit-timeout-secs, past which it exits while
 // they still run and may crash doing so; a model that is unloaded for ever. So the backend itself must end its requests
@@ -39,8 +39,8 @@ class ExitWatch {
   std::string model_;
   int64_t version_ = 0;
   Grace grace_;
-  std::optional<Clock::time_point> stop_told_;
-  std::optional<Clock::time_point> unload_told_;
+  std::optional<Clock::time_point> stop_reported_;
+  std::optional<Clock::time_point> unload_reported_;
 };
 
 }  // namespace turbomind

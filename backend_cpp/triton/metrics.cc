@@ -13,19 +13,19 @@ double cache_usage(const EngineStats& stats) {
 }
 
 double cache_hit_rate(const EngineStats& stats) {
-  return stats.tokens_sought > 0 ? double(stats.tokens_matched) / double(stats.tokens_sought) : 0.0;
+  return stats.prefix_cache_queries > 0 ? double(stats.prefix_cache_hits) / double(stats.prefix_cache_queries) : 0.0;
 }
 
 // One number of the engine's.
-struct Figure {
+struct MetricSpec {
   const char* name;
   const char* description;
   bool is_gauge;
   double (*read)(const EngineStats&);
 };
 
-// What is told in words of our own.
-constexpr Figure kOwn[] = {
+// What is described in words of our own.
+constexpr MetricSpec kOwn[] = {
     {"turbomind_requests_running", "Requests in the batch", true,
      [](const EngineStats& s) { return double(s.running); }},
     {"turbomind_requests_waiting", "Requests waiting for a place in the batch", true,
@@ -50,10 +50,10 @@ constexpr Figure kOwn[] = {
      [](const EngineStats& s) { return double(s.tokens_in); }},
     {"turbomind_tokens_computed_total", "Rows the model has run", false,
      [](const EngineStats& s) { return double(s.tokens_computed); }},
-    {"turbomind_tokens_sought_total", "Tokens looked for in the cache", false,
-     [](const EngineStats& s) { return double(s.tokens_sought); }},
-    {"turbomind_tokens_matched_total", "Tokens found in the cache", false,
-     [](const EngineStats& s) { return double(s.tokens_matched); }},
+    {"turbomind_prefix_cache_queries_total", "Tokens looked for in the cache", false,
+     [](const EngineStats& s) { return double(s.prefix_cache_queries); }},
+    {"turbomind_prefix_cache_hits_total", "Tokens found in the cache", false,
+     [](const EngineStats& s) { return double(s.prefix_cache_hits); }},
     {"turbomind_evictions_total", "Idle blocks whose content was given up for space", false,
      [](const EngineStats& s) { return double(s.evictions); }},
     {"turbomind_host_blocks_total", "KV cache blocks in the host's memory", true,
@@ -78,7 +78,7 @@ constexpr Figure kOwn[] = {
      [](const EngineStats& s) { return double(s.preemptions); }},
     {"turbomind_kv_event_batches_total", "Batches of KV cache events, one a step", false,
      [](const EngineStats& s) { return double(s.event_batches); }},
-    {"turbomind_kv_event_losses_total", "Times that KV cache events were lost, and everything was told anew", false,
+    {"turbomind_kv_event_losses_total", "Times that KV cache events were lost, and everything was reported anew", false,
      [](const EngineStats& s) { return double(s.event_losses); }},
     {"turbomind_grammar_requests_total", "Requests with a response format", false,
      [](const EngineStats& s) { return double(s.grammar_requests); }},
@@ -102,8 +102,16 @@ constexpr Figure kOwn[] = {
     {"turbomind_step_seconds_total", "Time spent in steps", false, [](const EngineStats& s) { return s.step_seconds; }},
 };
 
+// Names of version 0.1 (lmdeploy/renamed.py), for one release.
+constexpr MetricSpec kRenamed[] = {
+    {"turbomind_tokens_sought_total", "turbomind_prefix_cache_queries_total under its older name", false,
+     [](const EngineStats& s) { return double(s.prefix_cache_queries); }},
+    {"turbomind_tokens_matched_total", "turbomind_prefix_cache_hits_total under its older name", false,
+     [](const EngineStats& s) { return double(s.prefix_cache_hits); }},
+};
+
 // The same under the names that vLLM gives them, which routers, autoscalers and dashboards ask for.
-constexpr Figure kVllm[] = {
+constexpr MetricSpec kVllm[] = {
     {"vllm:num_requests_running", "Requests in the batch", true,
      [](const EngineStats& s) { return double(s.running); }},
     {"vllm:num_requests_waiting", "Requests waiting for a place in the batch", true,
@@ -113,19 +121,19 @@ constexpr Figure kVllm[] = {
     {"vllm:prompt_tokens_total", "Prompt tokens accepted", false,
      [](const EngineStats& s) { return double(s.tokens_in); }},
     {"vllm:prompt_tokens_cached_total", "Tokens found in the cache", false,
-     [](const EngineStats& s) { return double(s.tokens_matched); }},
+     [](const EngineStats& s) { return double(s.prefix_cache_hits); }},
     {"vllm:generation_tokens_total", "Tokens generated", false,
      [](const EngineStats& s) { return double(s.tokens_out); }},
     {"vllm:num_preemptions_total", "Sequences that gave up their blocks and began again", false,
      [](const EngineStats& s) { return double(s.preemptions); }},
     {"vllm:prefix_cache_queries_total", "Tokens looked for in the cache", false,
-     [](const EngineStats& s) { return double(s.tokens_sought); }},
+     [](const EngineStats& s) { return double(s.prefix_cache_queries); }},
     {"vllm:prefix_cache_hits_total", "Tokens found in the cache", false,
-     [](const EngineStats& s) { return double(s.tokens_matched); }},
+     [](const EngineStats& s) { return double(s.prefix_cache_hits); }},
     {"vllm:gpu_prefix_cache_queries_total", "vllm:prefix_cache_queries_total under its older name", false,
-     [](const EngineStats& s) { return double(s.tokens_sought); }},
+     [](const EngineStats& s) { return double(s.prefix_cache_queries); }},
     {"vllm:gpu_prefix_cache_hits_total", "vllm:prefix_cache_hits_total under its older name", false,
-     [](const EngineStats& s) { return double(s.tokens_matched); }},
+     [](const EngineStats& s) { return double(s.prefix_cache_hits); }},
     {"vllm:spec_decode_num_drafts_total", "Times that tokens were drafted for an answer in a step", false,
      [](const EngineStats& s) { return double(s.speculation.spans); }},
     {"vllm:spec_decode_num_draft_tokens_total", "Tokens that were drafted", false,
@@ -136,7 +144,7 @@ constexpr Figure kVllm[] = {
 };
 
 // And those of LMDeploy.
-constexpr Figure kLmdeploy[] = {
+constexpr MetricSpec kLmdeploy[] = {
     {"lmdeploy:num_requests_running", "Requests in the batch", true,
      [](const EngineStats& s) { return double(s.running); }},
     {"lmdeploy:num_requests_waiting", "Requests waiting for a place in the batch", true,
@@ -148,7 +156,7 @@ constexpr Figure kLmdeploy[] = {
     {"lmdeploy:generation_tokens_total", "Tokens generated", false,
      [](const EngineStats& s) { return double(s.tokens_out); }},
     {"lmdeploy:cached_tokens_total", "Tokens found in the cache", false,
-     [](const EngineStats& s) { return double(s.tokens_matched); }},
+     [](const EngineStats& s) { return double(s.prefix_cache_hits); }},
 };
 
 // And under the names of Triton's backend for TensorRT-LLM: one family, a series a kind.
@@ -182,11 +190,12 @@ class Parameters {
 
 EngineMetrics::EngineMetrics(const MetricLabels& labels, const EngineConfig& config) {
   const Labels own = {{"model", labels.model}};
-  for (const Figure& one : kOwn) add(one.name, one.description, one.is_gauge, own, one.read);
+  for (const MetricSpec& one : kOwn) add(one.name, one.description, one.is_gauge, own, one.read);
+  for (const MetricSpec& one : kRenamed) add(one.name, one.description, one.is_gauge, own, one.read);
 
   const Labels served = {{"model_name", labels.served_name}, {"engine", "0"}};
-  for (const Figure& one : kVllm) add(one.name, one.description, one.is_gauge, served, one.read);
-  for (const Figure& one : kLmdeploy) add(one.name, one.description, one.is_gauge, served, one.read);
+  for (const MetricSpec& one : kVllm) add(one.name, one.description, one.is_gauge, served, one.read);
+  for (const MetricSpec& one : kLmdeploy) add(one.name, one.description, one.is_gauge, served, one.read);
   const char* queue = "Time of a request from acceptance into the batch";
   add_seconds(queue_seconds_, "turbomind_request_queue_seconds", queue, kQueueBounds, own);
   for (const char* name : {"vllm:request_queue_time_seconds", "lmdeploy:request_queue_time_seconds"}) {
@@ -203,8 +212,8 @@ EngineMetrics::EngineMetrics(const MetricLabels& labels, const EngineConfig& con
   }
   Labels cache = served;
   cache.emplace_back("block_size", std::to_string(config.block_len));
-  cache.emplace_back("num_gpu_blocks", std::to_string(config.block_count));
-  cache.emplace_back("num_cpu_blocks", std::to_string(config.host_block_count));
+  cache.emplace_back("num_gpu_blocks", std::to_string(config.page_count));
+  cache.emplace_back("num_cpu_blocks", std::to_string(config.host_page_count));
   add("vllm:cache_config_info", "How the KV cache is divided", true, cache, [](const EngineStats&) { return 1.0; });
 
   const auto add_kind = [&](const char* family, const char* description, const char* key, const char* kind, Read read) {

@@ -1,4 +1,4 @@
-// The engine's figures on Triton's metrics port (names: docs/operations.md).
+// The engine's metrics on Triton's metrics port (names: docs/deployment/operations.md).
 #pragma once
 
 #include <functional>
@@ -13,7 +13,7 @@
 
 namespace turbomind {
 
-// What the figures of one model are told apart by.
+// What the metrics of one model are distinguished by.
 struct MetricLabels {
   std::string model;    // in Triton
   std::string version;  // in Triton

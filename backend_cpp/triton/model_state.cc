@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <vector>
 
+#include "base/constant_time.h"
 #include "base/json.h"
 #include "base/nearest.h"
 #include "triton/engine_location.h"
@@ -24,6 +25,7 @@ constexpr auto kEarlyStopMemory = std::chrono::seconds(30);
 constexpr size_t kMaxEarlyStops = 4096;
 constexpr const char* kControlKey = "LMDEPLOY_CONTROL_KEY";
 constexpr double kDefaultDrainSeconds = 20;  // Triton's own --exit-timeout-secs is 30
+constexpr const char* kHung = "the engine hangs: a step takes longer than step_timeout allows";
 constexpr const char* kUnloaded = "the model was unloaded before the answer had ended";
 const std::vector<std::string> kParameters = {"model_path",    "model_name",     "engine_config",
                                               "drain_seconds", "unload_seconds", "served_model_name"};
@@ -144,7 +146,7 @@ ModelState::ModelState(TRITONBACKEND_Model* model) : exit_watch_(model, grace(mo
   refuse_unknown_parameters(config);
   const std::string directory = find_engine_directory(parameter(config, "model_path"), version_directory(model));
   LoadedEngine loaded = load_engine(directory, engine_settings(config), python_interpreter(),
-                                    [&](const SpeculationConfig& drafts, const std::string& target) {
+                                    [&](const SpeculativeConfig& drafts, const std::string& target) {
                                       return drafts.is_head
                                                  ? find_head_directory(target, drafts.method, drafts.model)
                                                  : find_engine_directory(drafts.model, version_directory(model));
@@ -154,11 +156,12 @@ ModelState::ModelState(TRITONBACKEND_Model* model) : exit_watch_(model, grace(mo
   const std::string given_name = own_name.empty() ? parameter(config, "model_name") : own_name;
   const std::string& name = given_name.empty() ? loaded.spec.model_name : given_name;
   const EngineConfig& engine_config = engine_->config();
-  log_message(TRITONSERVER_LOG_INFO, "serving " + name + " from " + directory + ": session length " +
-                                         std::to_string(engine_config.session_len) + ", batch " +
-                                         std::to_string(engine_config.max_batch_size) + ", " +
-                                         std::to_string(engine_config.block_count) + " cache blocks of " +
-                                         std::to_string(engine_config.block_len) + " tokens");
+  log_message(TRITONSERVER_LOG_INFO,
+              "serving " + name + " from " + directory + ": session length " +
+                  std::to_string(engine_config.session_len) + ", batch " +
+                  std::to_string(engine_config.max_batch_size) + ", " +
+                  std::to_string(engine_config.page_count / engine_config.plan.pages_of_block()) + " cache blocks of " +
+                  std::to_string(engine_config.block_len) + " tokens");
   for (const std::string& note : loaded.notes) log_message(TRITONSERVER_LOG_WARN, note);
   if (!loaded.no_grammar_reason.empty()) {
     log_message(TRITONSERVER_LOG_WARN, "response_format is not available: " + loaded.no_grammar_reason);
@@ -207,10 +210,12 @@ void ModelState::start(const RequestReader& reader, const std::shared_ptr<Respon
     stream->send_final();
     return;
   }
-  if (const auto control = reader.adapter_control()) {
+  if (engine_->is_hung()) throw Error(ErrorCode::kUnavailable, kHung);
+  const auto control = reader.adapter_control();
+  if (control || reader.wants_limits()) {
     if (!engine_->is_healthy()) throw Error(ErrorCode::kUnavailable, "the engine takes no requests now");
     Output answer;
-    answer.text = control_adapters(*control);
+    answer.text = control ? control_adapters(*control) : limits();
     answer.finish = FinishReason::kStop;
     answer.is_final = true;
     stream->send(answer);
@@ -269,10 +274,16 @@ void ModelState::adapt_to_older_client(Request& request) const {
   if (only_stops_or_ends && params.max_new_tokens == 0) request.input_ids.clear();
 }
 
+std::string ModelState::limits() const {
+  const EngineConfig& config = engine_->config();
+  return "{" + quoted("session_len") + ": " + std::to_string(config.session_len) + ", " + quoted("max_batch_size") +
+         ": " + std::to_string(config.max_batch_size) + "}";
+}
+
 // Returns the adapters there are then, as JSON: [[name, note], ...].
 std::string ModelState::control_adapters(const RequestReader::AdapterControl& control) {
   const char* key = std::getenv(kControlKey);
-  if (key != nullptr && *key != '\0' && control.key != key) {
+  if (key != nullptr && *key != '\0' && !equal_in_constant_time(control.key, key)) {
     throw invalid_argument("lora_control needs the control_key that the server was started with");
   }
   if (control.action == "load") {
@@ -306,10 +317,10 @@ void ModelState::close(RequestId id) {
   open_.erase(id);
 }
 
-// The process cannot use its device again. It ends like one that is told to, so that readiness ends and whoever watches
-// the server starts it again.
-void ModelState::end_server() {
-  log_message(TRITONSERVER_LOG_ERROR, "the engine has stopped after a device fault: the server ends, to be restarted");
+// The engine cannot go on in this process, which ends like one that is asked to, so that readiness ends and whoever
+// watches the server starts it again.
+void ModelState::end_server(const std::string& reason) {
+  log_message(TRITONSERVER_LOG_ERROR, reason + ": the server ends, to be restarted");
   ::kill(::getpid(), SIGTERM);
 }
 
@@ -325,10 +336,11 @@ void ModelState::watch() {
     } else {
       // A request that fails at once may be gone again when this thread wakes up.
       changed_.wait(lock, [this] { return is_stopping_ || !open_.empty() || engine_->has_failed(); });
-      if (!is_stopping_ && open_.empty()) return end_server();
+      if (!is_stopping_ && open_.empty()) return end_server("the engine has stopped after a device fault");
       looks_left = kLastLooks;
     }
     if (is_stopping_) return;
+    if (engine_->is_hung()) return end_server(kHung);
     const ExitWatch::End end = exit_watch_.time_up();
     const bool ends_all = end != ExitWatch::End::kNotYet;
     if (end == ExitWatch::End::kModelUnloads) ends_unloaded_ = true;

@@ -57,11 +57,12 @@ class ModelState {
   void refuse(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request* request,
               std::shared_ptr<ResponseStream>& stream, const Error& error) noexcept;
   void adapt_to_older_client(Request& request) const;
+  std::string limits() const;  // JSON
   std::string control_adapters(const RequestReader::AdapterControl& control);
   void stop(const std::string& name);
   void close(RequestId id);
   void watch();
-  void end_server();
+  void end_server(const std::string& reason);
 
   ExitWatch exit_watch_;                     // the watcher's
   std::atomic<bool> ends_unloaded_ = false;  // what is cancelled now had no more time to end

@@ -16,7 +16,7 @@ namespace turbomind {
 namespace {
 
 // What clients of the vLLM backend may ask for, and this engine does not do. Parameters unknown to both are Triton's
-// own, or headers that it was told to hand on.
+// own, or headers that it was asked to hand on.
 const std::set<std::string, std::less<>> kNotSupported = {
     "best_of",        "detokenize",        "early_stopping",         "guided_decoding", "include_stop_str_in_output",
     "length_penalty", "logits_processors", "truncate_prompt_tokens", "use_beam_search"};

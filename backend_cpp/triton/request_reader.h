@@ -3,7 +3,7 @@
 // A field may come as a parameter of the request instead, as clients of Triton's vLLM backend send them: under the
 // tensor's name or that backend's, as a number or as text; or in the JSON text of one parameter, sampling_parameters.
 //
-// Requests of LMDeploy's Triton clients up to 0.5.1 use other names for some of them; they are told by
+// Requests of LMDeploy's Triton clients up to 0.5.1 use other names for some of them; they are reported by
 // request_output_len.
 #pragma once
 
@@ -29,6 +29,9 @@ class RequestReader {
   bool is_legacy() const { return has("request_output_len"); }
   // The id of the request to cancel, if this asks for that.
   std::optional<std::string> stop_request_id() const;
+
+  // Whether this asks what the engine's limits are.
+  bool wants_limits() const { return has("limits"); }
 
   // What is to be done with the engine's low-rank adapters, if this asks for that.
   struct AdapterControl {

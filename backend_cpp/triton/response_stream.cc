@@ -44,7 +44,7 @@ const char* code_name(ErrorCode code) {
   }
 }
 
-// Whether the request has the parameter error_codes (docs/interfaces.md).
+// Whether the request has the parameter error_codes (docs/internals/interfaces.md).
 bool wants_error_codes(TRITONBACKEND_Request* request) {
   uint32_t count = 0;
   check(TRITONBACKEND_RequestParameterCount(request, &count));

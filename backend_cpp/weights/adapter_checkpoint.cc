@@ -1,11 +1,12 @@
 #include "weights/adapter_checkpoint.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <filesystem>
 #include <limits>
-#include <regex>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -18,8 +19,8 @@ namespace {
 constexpr std::string_view kPrefix = "base_model.model.";
 constexpr std::string_view kDown = ".lora_A.weight";
 constexpr std::string_view kUp = ".lora_B.weight";
-constexpr int64_t kMostRanks = 4096;
-constexpr size_t kLongestName = 512;  // std::regex recurses by the character
+constexpr int64_t kMaxRanks = 4096;
+constexpr size_t kLongestName = 512;  // of a layer; each of its ends is looked up
 
 // Fields that say how the adapter was trained, or that are read below. Any other must be null, false or empty.
 constexpr std::string_view kKnownFields[] = {"alpha_pattern",
@@ -68,11 +69,11 @@ void refuse_what_is_not_plain(const Json& config) {
                            (type == nullptr ? std::string("nothing") : type->dump()));
   }
   refuse_if_set(config, "modules_to_save",
-                "whole layers cannot be served beside the base's; train without them, or merge the adapter");
+                "whole layers cannot be served alongside the base's; train without them, or merge the adapter");
   refuse_if_set(config, "use_dora", "DoRA is not supported; merge the adapter into the model");
   if (const Json* bias = config.find("bias"); bias != nullptr && bias->dump() != "\"none\"") {
     throw invalid_argument("adapter_config.json: bias is " + bias->dump() +
-                           ": trained biases cannot be served beside the base's; only none is supported");
+                           ": trained biases cannot be served alongside the base's; only none is supported");
   }
   if (const Json* start = config.find("init_lora_weights"); start != nullptr && start->is_string()) {
     for (const char* method : {"pissa", "olora", "corda", "loftq"}) {
@@ -88,20 +89,67 @@ void refuse_what_is_not_plain(const Json& config) {
   }
 }
 
-// The number for a layer: that of the first pattern which matches the end of its name, as PEFT looks them up.
-double number_for(const Json& config, const char* patterns, const char* otherwise, const std::string& layer) {
-  if (const Json* given = config.find(patterns)) {
+// A number for each layer, such as rank_pattern's. A pattern is the name of a layer or, without ^, the end of one
+// after a dot; as in PEFT the first one that matches counts. PEFT takes patterns for regular expressions, which an
+// adapter could make to run for hours: here only what they hold as a rule is read, names.
+class LayerNumbers {
+ public:
+  LayerNumbers(const Json& config, const char* patterns, const char* otherwise)
+      : otherwise_(config.at(otherwise).as_double()) {
+    const Json* given = config.find(patterns);
+    if (given == nullptr) return;
     for (const auto& [pattern, number] : given->as_object()) {
-      try {
-        if (std::regex_match(layer, std::regex("(.*\\.)?(" + pattern + ")"))) return number.as_double();
-      } catch (const std::regex_error& error) {
-        throw invalid_argument("adapter_config.json: " + std::string(patterns) + " has the bad pattern " + pattern +
-                               ": " + error.what());
+      const bool is_whole = pattern.starts_with('^');
+      const std::string name = name_in(pattern);
+      if (name.empty()) {
+        throw invalid_argument("adapter_config.json: " + std::string(patterns) + " has the pattern " +
+                               quoted(pattern.substr(0, kLongestName)) +
+                               "; regular expressions are not supported, expected the name of a layer or its end, " +
+                               "such as layers.0.self_attn.q_proj or q_proj");
       }
+      (is_whole ? names_ : ends_).try_emplace(name, Entry{next_++, number.as_double()});
     }
   }
-  return config.at(otherwise).as_double();
-}
+
+  double of(const std::string& layer) const {
+    Entry found{next_, otherwise_};
+    const auto look = [&found](const auto& entries, const std::string& name) {
+      const auto entry = entries.find(name);
+      if (entry != entries.end() && entry->second.order < found.order) found = entry->second;
+    };
+    look(names_, layer);
+    look(ends_, layer);
+    for (size_t dot = layer.find('.'); dot != std::string::npos; dot = layer.find('.', dot + 1)) {
+      look(ends_, layer.substr(dot + 1));
+    }
+    return found.number;
+  }
+
+ private:
+  struct Entry {
+    size_t order;
+    double number;
+  };
+
+  // Without anchors and escapes; empty: it is not a name.
+  static std::string name_in(std::string_view pattern) {
+    if (pattern.starts_with('^')) pattern.remove_prefix(1);
+    if (pattern.ends_with('$')) pattern.remove_suffix(1);
+    std::string name;
+    for (size_t i = 0; i < pattern.size(); ++i) {
+      if (pattern[i] == '\\' && pattern.substr(i + 1).starts_with('.')) ++i;
+      const auto letter = static_cast<unsigned char>(pattern[i]);
+      if (std::isalnum(letter) == 0 && letter != '_' && letter != '-' && letter != '.') return "";
+      name += pattern[i];
+    }
+    return name;
+  }
+
+  double otherwise_;
+  size_t next_ = 0;
+  std::unordered_map<std::string, Entry> names_;
+  std::unordered_map<std::string, Entry> ends_;
+};
 
 SafetensorsFile tensors_in(const std::string& directory) {
   const std::string path = directory + "/adapter_model.safetensors";
@@ -129,8 +177,9 @@ void AdapterCheckpoint::read_tensors() {
     const bool is_down = text.ends_with(kDown);
     if (text.size() <= kPrefix.size() + kDown.size() || !text.starts_with(kPrefix) ||
         !(is_down || text.ends_with(kUp))) {
-      throw invalid_argument(file_.path() + ": tensor " + name +
-                             " is no lora_A or lora_B of a linear layer; nothing else can be served beside the base");
+      throw invalid_argument(
+          file_.path() + ": tensor " + name +
+          " is no lora_A or lora_B of a linear layer; nothing else can be served alongside the base");
     }
     const std::string layer(text.substr(kPrefix.size(), text.size() - kPrefix.size() - kDown.size()));
     if (layer.size() > kLongestName) throw invalid_argument(file_.path() + " has a tensor with too long a name");
@@ -146,10 +195,10 @@ void AdapterCheckpoint::read_tensors() {
       throw invalid_argument(file_.path() + ": " + layer + " has no " + (module.down == nullptr ? "lora_A" : "lora_B"));
     }
     const int64_t rank = module.down->shape[0];
-    if (rank != module.up->shape[1] || rank < 1 || rank > kMostRanks) {
+    if (rank != module.up->shape[1] || rank < 1 || rank > kMaxRanks) {
       throw invalid_argument(file_.path() + ": " + layer + " has " + std::to_string(rank) + " rows of lora_A and " +
                              std::to_string(module.up->shape[1]) + " columns of lora_B; expected the same rank, 1 to " +
-                             std::to_string(kMostRanks));
+                             std::to_string(kMaxRanks));
     }
     module.rank = static_cast<int>(rank);
   }
@@ -158,13 +207,15 @@ void AdapterCheckpoint::read_tensors() {
 void AdapterCheckpoint::set_scales(const Json& config) {
   const Json* root = config.find("use_rslora");
   const bool divides_by_root = root != nullptr && root->as_bool();
+  const LayerNumbers ranks(config, "rank_pattern", "r");
+  const LayerNumbers alphas(config, "alpha_pattern", "lora_alpha");
   for (auto& [layer, module] : modules_) {
-    const double rank = number_for(config, "rank_pattern", "r", layer);
+    const double rank = ranks.of(layer);
     if (rank != module.rank) {
       throw invalid_argument("adapter_config.json gives " + layer + " a rank of " + std::to_string(rank) +
                              ", but its tensors have " + std::to_string(module.rank));
     }
-    const double alpha = number_for(config, "alpha_pattern", "lora_alpha", layer);
+    const double alpha = alphas.of(layer);
     const double scale = alpha / (divides_by_root ? std::sqrt(rank) : rank);
     if (!(std::abs(scale) <= std::numeric_limits<float>::max())) {
       throw invalid_argument("adapter_config.json gives " + layer + " a scale that is no number of 32 bits");

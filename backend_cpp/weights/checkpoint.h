@@ -37,7 +37,7 @@ class Checkpoint {
   explicit Checkpoint(const std::string& directory);
 
   bool has(const std::string& name) const;
-  // hf for numbers, or how linear layers are stored: awq, gptq, fp8, ... (docs/interfaces.md).
+  // hf for numbers, or how linear layers are stored: awq, gptq, fp8, ... (docs/internals/interfaces.md).
   std::string weight_format() const;
   // Least number of neighbouring inputs that packed codes can be divided by: the least common multiple of their groups;
   // 1 where there are none.

@@ -1,1 +1,1 @@
-"""How much a machine can serve of a model, from sizes alone (docs/capacity.md)."""
+"""How much a machine can serve of a model, from sizes alone (docs/deployment/capacity.md)."""

@@ -26,7 +26,7 @@ class Device:
     operations: float
 
     def times(self, count: int) -> Device:
-        """Return so many of them as one, were it free to exchange what they compute."""
+        """Return this many of them as one, were it free to exchange what they compute."""
         name = self.name if count == 1 else f"{count} x {self.name}"
         return Device(name, self.memory * count, self.bandwidth * count, self.operations * count)
 
@@ -65,4 +65,4 @@ def device_of(name: str) -> Device:
         return device
     nearest = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
     hint = f"; did you mean {known[nearest[0]].name}?" if nearest else ""
-    raise ValueError(f"no figures of {name} are known: there are {', '.join(DEVICES)}{hint}")
+    raise ValueError(f"unknown device {name}: known are {', '.join(DEVICES)}{hint}")

@@ -97,9 +97,9 @@ class Plan:
     weights
         Bytes.
     cache_token
-        Bytes of the cache a token.
+        Bytes of the cache a token, in all layers.
     cache_tokens
-        Tokens that the cache holds.
+        Tokens that the cache holds of such requests.
     sequences
         Requests that it holds whole.
     batch
@@ -143,21 +143,22 @@ class Roofline:
 
     def token_step(self, batch: float, context: float) -> float:
         """Return the seconds of a step in which each of `batch` sequences gets a token."""
-        read = self._weights(batch) + batch * context * self.cache_token
-        products = batch * (self._sizes.active + context * self._sizes.attention)
+        seen = self._sizes.seen(context)
+        read = self._weights(batch) + batch * seen * self.cache_token
+        products = batch * (self._sizes.active + seen * self._sizes.attention)
         return max(read / self._bandwidth, 2 * products / self._operations)
 
     def prompt_step(self, tokens: float, found: float = 0.0) -> float:
         """Return the seconds to compute a prompt of which `found` tokens are in the cache."""
         new = tokens - found
         layers = self._sizes.active - self._sizes.output  # of a prompt, the last row alone has an output
-        seen = new * (found + new / 2)
+        seen = new * self._sizes.seen(found + new / 2)
         products = new * layers + seen * self._sizes.attention + self._sizes.output
-        read = self._weights(new) + found * self.cache_token
+        read = self._weights(new) + self._sizes.seen(found) * self.cache_token
         return max(read / self._bandwidth, 2 * products / self._operations)
 
     def _weights(self, rows: float) -> float:
-        """Return the bytes of weights that a step of so many rows reads."""
+        """Return the bytes of weights that a step of this many rows reads."""
         layers = self._sizes.touched(rows) - self._sizes.output
         return layers * self._storage.weight_bytes + self._sizes.output * self._storage.output_bytes
 
@@ -184,12 +185,16 @@ def plan(
             f"the weights take {weights / 1e9:.1f} GB and {device.name} has {device.memory / 1e9:.0f} GB; "
             "take more devices (--tp) or fewer bits (--weight-bits)"
         )
-    cache_tokens = int((device.memory - weights) * storage.cache_share / roofline.cache_token)
-    sequences = int(cache_tokens // (load.prompt + load.answer))
+    # Layers with a window keep that much of a request.
+    request = load.prompt + load.answer
+    request_bytes = sizes.seen(request) * roofline.cache_token
+    requests = (device.memory - weights) * storage.cache_share / request_bytes
+    cache_tokens = int(requests * request)
+    sequences = int(requests)
     if not sequences:
         raise ValueError(
-            f"the cache holds {cache_tokens} tokens beside the weights, a request needs "
-            f"{load.prompt + load.answer:.0f}; take more devices (--tp) or fewer bits (--weight-bits, --quant-policy)"
+            f"the cache holds {cache_tokens} tokens alongside the weights, a request needs "
+            f"{request:.0f}; take more devices (--tp) or fewer bits (--weight-bits, --quant-policy)"
         )
     context = load.prompt + load.answer / 2
     prompt_seconds = roofline.prompt_step(load.prompt, load.prompt * load.prefix)

@@ -46,6 +46,8 @@ class Sizes:
         Keys and values of a token, summed over layers.
     attention
         Multiplications of a token with one token before it, summed over layers: scores and values.
+    window, sliding
+        Layers with a sliding window see, and keep, this many tokens; their share of the layers.
     """
 
     embedding: int
@@ -57,6 +59,12 @@ class Sizes:
     experts_per_token: int
     cached: int
     attention: int
+    window: int = 0
+    sliding: float = 0.0
+
+    def seen(self, tokens: float) -> float:
+        """Return how many of a sequence's `tokens` tokens a layer sees and keeps, on the mean over layers."""
+        return (1 - self.sliding) * tokens + self.sliding * min(tokens, self.window)
 
     @property
     def parameters(self) -> int:
@@ -69,7 +77,7 @@ class Sizes:
         return self.output + self.dense + self.experts_per_token * self.expert
 
     def touched(self, rows: float) -> float:
-        """Return the parameters that a step of so many rows reads; each chooses its experts evenly."""
+        """Return the parameters that a step of this many rows reads; each chooses its experts evenly."""
         if not self.experts:
             return float(self.output + self.dense)
         share: float = 1 - (1 - self.experts_per_token / self.experts) ** rows
@@ -129,6 +137,7 @@ class Sizes:
         shared += _MATRICES * hidden * int(config.get("shared_expert_intermediate_size") or 0)
         dense = layers * attention + first_dense * _MATRICES * hidden * inner
         dense += sparse * (shared + hidden * experts)  # the router is a matrix of this shape
+        window, sliding = _sliding(config, layers)
         return cls(
             embedding=vocabulary * hidden,
             output=vocabulary * hidden,
@@ -139,7 +148,21 @@ class Sizes:
             experts_per_token=_whole(config, "experts_per_token", 1) if experts else 0,
             cached=layers * cached,
             attention=layers * products,
+            window=window,
+            sliding=sliding,
         )
+
+
+def _sliding(config: Mapping[str, Any], layers: int) -> tuple[int, float]:
+    """Return the sliding window of a model and the share of its layers that have it."""
+    window = int(config.get("sliding_window") or 0)
+    if not window or config.get("use_sliding_window") is False:
+        return 0, 0.0
+    if kinds := config.get("layer_types"):
+        return window, sum(kind == "sliding_attention" for kind in kinds) / layers
+    # Gemma 2 and 3, before `layer_types`: each second layer, or each of `sliding_window_pattern`, sees everything.
+    pattern = int(config.get("sliding_window_pattern") or (2 if config.get("model_type") == "gemma2" else 0))
+    return window, 1 - (layers // pattern) / layers if pattern else 1.0
 
 
 def _latent_attention(config: Mapping[str, Any], hidden: int, heads: int, rank: int) -> tuple[int, int, int]:

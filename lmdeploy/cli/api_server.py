@@ -14,6 +14,8 @@ from lmdeploy.cli.chat_page import ChatPage
 from lmdeploy.cli.triton import CommandError, ServedModel, served_model, stop_on_sigterm
 from lmdeploy.extras import require
 from lmdeploy.logs import configure
+from lmdeploy.model_metadata.sampling_defaults import AUTO, NONE, sampling_defaults
+from lmdeploy.paths import tokenizer_dir
 from lmdeploy.serve.errors import PortInUseError
 from lmdeploy.serve.ports import reachable_host, require_free
 
@@ -28,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
         require_free(args.server_name, args.server_port, "the OpenAI API (--server-port)")
         if args.webui:
             require_free(args.server_name, args.webui_port, "the chat page (--webui-port)")
-        if args.ssl or args.qos_config_path:  # what is wrong with them is told before a model is converted
+        if args.ssl or args.qos_config_path:  # what is wrong with them is reported before a model is converted
             from lmdeploy.cli.served_gateway import check_files
 
             check_files(args)
@@ -42,17 +44,17 @@ def run(args: argparse.Namespace) -> int:
 
 def _served(args: argparse.Namespace) -> AbstractContextManager[ServedModel]:
     if args.more_models or args.models_file:
-        from lmdeploy.cli.several import served_models
+        from lmdeploy.cli.multi_model import served_models
 
         return served_models(args)
     return served_model(args.model, args)
 
 
 def _serve(args: argparse.Namespace, served: ServedModel) -> None:
-    from lmdeploy.cli.served_gateway import api_keys, base_url, serve
+    from lmdeploy.cli.served_gateway import base_url, browsers_line, serve
 
     url = f"http://{reachable_host(args.server_name)}:{args.webui_port}/"
-    # The API tells thoughts and calls apart. But a certificate may be for another name than the one the page would use,
+    # The API separates reasoning and calls. But a certificate may be for another name than the one the page would use,
     # and with the key that the page would show, its readers would have the adapters of that key.
     asks_triton = served.models_dir is None and bool(args.ssl or args.api_keys)
     page = ChatPage(
@@ -60,14 +62,15 @@ def _serve(args: argparse.Namespace, served: ServedModel) -> None:
         served.server.control_key,
         args.server_name,
         args.webui_port,
-        api_keys(args.api_keys),
+        args.api_keys,
         on_ready=lambda: print(f"chat page   {url}", flush=True),
+        generation_config=_of_page(args.generation_config, served) if asks_triton else AUTO,
     )
 
     def on_ready() -> None:
         if args.webui:
             page.start()
-        _print_urls(base_url(args), url if args.webui else "", served)
+        _print_urls(base_url(args), browsers_line(args), url if args.webui else "", served)
 
     try:
         serve(args, served, on_ready)
@@ -79,11 +82,19 @@ def _serve(args: argparse.Namespace, served: ServedModel) -> None:
         page.stop()
 
 
-def _print_urls(api_url: str, page_url: str, served: ServedModel) -> None:
+def _of_page(generation_config: str, served: ServedModel) -> str:
+    """Return where a page that asks Triton takes sampling defaults from: Triton does not report them."""
+    if generation_config != AUTO or served.engine_dir is None:
+        return generation_config
+    return str(tokenizer_dir(served.engine_dir)) if sampling_defaults(AUTO, served.engine_dir) else NONE
+
+
+def _print_urls(api_url: str, browsers: str, page_url: str, served: ServedModel) -> None:
     server = served.server
     lines = [
         f"serving {served.name}",
         f"  OpenAI API  {api_url}/v1   (documentation: {api_url}/)",
+        f"              {browsers}",
     ]
     if page_url:
         lines.append(f"  chat page   {page_url} is starting")

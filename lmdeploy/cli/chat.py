@@ -5,9 +5,9 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from lmdeploy.cli.options import add_engine_options, add_model_options, engine_config
+from lmdeploy.cli.options import add_engine_options, add_generation_config, add_model_options, engine_config
 from lmdeploy.cli.parser import Mention
-from lmdeploy.cli.terminal import HELP, add_sampling_options, read_message
+from lmdeploy.cli.terminal import HELP, SAMPLING_DEFAULTS, add_sampling_options, given_sampling, read_message
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -31,7 +31,8 @@ def add_parser(subparsers: Any) -> None:
     )
     add_engine_options(parser)
     add_model_options(parser)
-    add_sampling_options(parser)
+    add_generation_config(parser)
+    add_sampling_options(parser, unless=", or what the model recommends")
     mention = partial(parser.add_argument, action=Mention, help=argparse.SUPPRESS)
     for flag in (
         "--tokenizer-path",
@@ -44,7 +45,7 @@ def add_parser(subparsers: Any) -> None:
     ):
         mention(flag, word="has no effect: it was an option of a command that is gone")
     mention("--max-session-len", type=int, becomes="session_len", word="is old: it is called --session-len")
-    mention("--session-id", type=int, word="has no effect: a conversation has a number of its own")
+    mention("--session-id", type=int, word="has no effect: each conversation gets its own number")
     mention("--stream-output", word="has no effect: answers always appear as they come")
     parser.set_defaults(run=run)
 
@@ -73,14 +74,18 @@ def run(args: argparse.Namespace) -> int:
         gen_config = GenerationConfig(
             max_new_tokens=args.max_new_tokens,
             do_sample=True,
-            temperature=args.temperature,
-            top_p=args.top_p,
-            top_k=args.top_k,
-            repetition_penalty=args.repetition_penalty,
             random_seed=args.seed,
+            **given_sampling(args),
         )
         print("loading the model ...", file=sys.stderr)
-        pipe = AsyncEngine(args.model_path, config, args.chat_template or None, backend=backend)
+        pipe = AsyncEngine(
+            args.model_path,
+            config,
+            args.chat_template or None,
+            backend=backend,
+            generation_config=args.generation_config,
+        )
+        pipe.sampling_defaults = pipe.sampling_defaults or SAMPLING_DEFAULTS
     except (ValueError, OSError) as error:
         print(f"lmdeploy chat: {error}", file=sys.stderr)
         return 1

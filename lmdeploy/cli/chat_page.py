@@ -1,4 +1,4 @@
-"""The chat page beside ``lmdeploy serve api_server``, in a process of its own."""
+"""The chat page alongside ``lmdeploy serve api_server``, in a process of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 
+from lmdeploy.model_metadata.sampling_defaults import AUTO
 from lmdeploy.serve.child import ChildProcess
+from lmdeploy.serve.keys import environment_of
 from lmdeploy.serve.ports import reachable_host
 
 _START = 60.0  # seconds
@@ -23,13 +25,15 @@ class ChatPage:
     Parameters
     ----------
     control_key
-        What Triton tells its adapters for.
+        What Triton reports its adapters for.
     server
         Triton's address, or the URL of an API; the page shows that one of `api_keys`.
     server_name, server_port, api_keys
         As for ``lmdeploy serve gradio``.
     on_ready
         Called, in a thread, once the page can be opened.
+    generation_config
+        As for ``lmdeploy serve gradio``.
     """
 
     def __init__(
@@ -40,12 +44,14 @@ class ChatPage:
         server_port: int,
         api_keys: Sequence[str],
         on_ready: Callable[[], None],
+        generation_config: str = AUTO,
     ) -> None:
         where = ["--server-name", server_name, "--server-port", str(server_port)]
+        where += ["--generation-config", generation_config]
         self._command = [sys.executable, "-m", "lmdeploy", "serve", "gradio", server, *where]
-        self._command += ["--api-keys", *api_keys] if api_keys else []
-        self._command += ["--api-key", api_keys[0]] if api_keys and "://" in server else []
-        self._env = {**os.environ, "LMDEPLOY_CONTROL_KEY": control_key}
+        shown = api_keys[:1] if "://" in server else ()
+        keys = {"api-keys": api_keys, "api-key": shown, "control-key": [control_key]}
+        self._env = {**os.environ, **environment_of(keys)}
         self._address = (reachable_host(server_name), server_port)
         self._on_ready = on_ready
         self._stopping = threading.Event()

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lmdeploy.distribution import PACKAGE, upstream_elsewhere
 from lmdeploy.version import __version__
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def collect() -> dict[str, str]:
         **_compilers(),
         **_torch(),
         "LMDeploy": _lmdeploy_version(),
+        **_upstream(),
         **{name: _version(package) for name, package in _PACKAGES.items()},
         "tritonserver": _tritonserver(),
         **_our_parts(),
@@ -147,6 +149,13 @@ def _lmdeploy_version() -> str:
     root = Path(__file__).parents[2]
     commit = _says("git", "-C", str(root), "rev-parse", "--short", "HEAD") if (root / ".git").exists() else None
     return __version__ + (f"+{commit}" if commit else "")
+
+
+def _upstream() -> dict[str, str]:
+    """Return what there is of upstream's distribution, whose package of the same name may be imported instead."""
+    found = upstream_elsewhere()
+    note = f"{found}; the first folder of sys.path that has a package lmdeploy is imported, here {PACKAGE}"
+    return {"upstream's distribution lmdeploy": note} if found else {}
 
 
 def _version(package: str) -> str:

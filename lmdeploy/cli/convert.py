@@ -38,7 +38,7 @@ def add_parser(subparsers: "Subparsers") -> None:
     for name in ("dtype", "model_format", "tp", "revision", "download_dir"):
         add_setting(parser, SETTINGS[name])
     hidden = partial(parser.add_argument, help=argparse.SUPPRESS)
-    only = "the tokenizer beside the model is the one used; copy the file there"
+    only = "the tokenizer alongside the model is the one used; copy the file there"
     hidden("--tokenizer-path", action=Refuse, reason=only)
     found = "the size is read from the checkpoint"
     hidden("--group-size", type=int, default=0, action=Refuse, neutral=(0, 128), reason=found)

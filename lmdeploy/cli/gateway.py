@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from lmdeploy.cli.gateway_settings import base_url, check_qos, gateway_settings, listening
+from lmdeploy.cli.gateway_settings import base_url, browsers_line, check_qos, gateway_settings, listening
 from lmdeploy.cli.triton import stop_on_sigterm
 from lmdeploy.logs import configure
 from lmdeploy.serve.errors import PortInUseError
@@ -37,7 +37,9 @@ def run(args: argparse.Namespace) -> int:
             gateway_settings(args, base),
             where,
             workers=args.workers,
-            on_ready=lambda: print(f"OpenAI API of Triton at {args.triton_address}: {base_url(args)}/v1", flush=True),
+            on_ready=lambda: print(
+                f"OpenAI API of Triton at {args.triton_address}: {base_url(args)}/v1\n{browsers_line(args)}", flush=True
+            ),
         )
     except (PortInUseError, TlsError, QosConfigError, WorkerError) as error:
         print(f"lmdeploy serve gateway: {error}", file=sys.stderr)

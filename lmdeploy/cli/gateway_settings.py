@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lmdeploy.serve.ports import reachable_host
-from openai_gateway.process.connection import Patience
+from openai_gateway.process.connection import ClientTimeouts
 from openai_gateway.process.server import Listening
 from openai_gateway.process.tls import tls_files
 from openai_gateway.qos import Qos
@@ -20,8 +20,9 @@ def gateway_settings(args: argparse.Namespace, base: Settings) -> Settings:
         base,
         reasoning_parser=args.reasoning_parser,
         tool_call_parser=args.tool_call_parser,
-        api_keys=api_keys(args.api_keys),
-        admin_keys=api_keys(args.admin_keys),
+        generation_config=args.generation_config,
+        api_keys=tuple(args.api_keys),
+        admin_keys=tuple(args.admin_keys),
         salts_by_key=args.cache_salt_by_key,
         max_requests=args.max_requests,
         max_body_bytes=args.max_body_bytes or base.max_body_bytes,
@@ -39,6 +40,7 @@ def gateway_settings(args: argparse.Namespace, base: Settings) -> Settings:
         allowed_media_hosts=tuple(args.allowed_media_domains) if args.allowed_media_domains else None,
         allowed_media_folder=Path(args.allowed_local_media_path) if args.allowed_local_media_path else None,
         files_dir=Path(args.files_dir).expanduser().absolute() if args.files_dir else None,
+        responses_store=Path(args.responses_store).expanduser().absolute() if args.responses_store else None,
         max_file_bytes=args.max_file_bytes,
         max_key_bytes=args.max_key_bytes,
         max_key_files=args.max_key_files,
@@ -47,9 +49,11 @@ def gateway_settings(args: argparse.Namespace, base: Settings) -> Settings:
     return replace(settings, public_url=f"{scheme(args)}://{args.server_name}:{args.server_port}")
 
 
-def api_keys(given: list[str]) -> tuple[str, ...]:
-    """Return the keys; one argument may hold several, with commas between."""
-    return tuple(key.strip() for text in given for key in text.split(",") if key.strip())
+def browsers_line(args: argparse.Namespace) -> str:
+    """Return which web pages may call the API, for the user who starts it."""
+    if args.allow_origins:
+        return f"web pages may call from {', '.join(args.allow_origins)} (--allow-origins)"
+    return "web pages of other origins may not call; --allow-origins names those that may (CORS)"
 
 
 def listening(args: argparse.Namespace) -> Listening:
@@ -60,9 +64,9 @@ def listening(args: argparse.Namespace) -> Listening:
     TlsError
         The files for HTTPS are unusable.
     """
-    patience = Patience(args.head_timeout, args.body_timeout, args.write_timeout, args.idle_timeout)
+    timeouts = ClientTimeouts(args.head_timeout, args.body_timeout, args.write_timeout, args.idle_timeout)
     tls = tls_files() if args.ssl else None
-    return Listening(args.server_name, args.server_port, args.log_level, tls, patience, args.log_format)
+    return Listening(args.server_name, args.server_port, args.log_level, tls, timeouts, args.log_format)
 
 
 def check_qos(args: argparse.Namespace) -> None:
@@ -74,7 +78,7 @@ def check_qos(args: argparse.Namespace) -> None:
         It is unusable.
     """
     if args.qos_config_path:
-        Qos.load(Path(args.qos_config_path))
+        Qos.load(Path(args.qos_config_path), args.api_keys)
 
 
 def scheme(args: argparse.Namespace) -> str:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import re
 import sys
 from pathlib import Path
 
 from lmdeploy.cli.triton import CommandError, served_model, stop_on_sigterm
+from lmdeploy.logs import configure
+from lmdeploy.model_metadata.sampling_defaults import sampling_defaults
 from lmdeploy.serve.errors import PortInUseError
+from lmdeploy.serve.heap import give_back_what_is_freed
 from lmdeploy.serve.ports import require_free
 
 _ADDRESS = re.compile(r"[^/\s]+:\d+")  # host:port
@@ -18,8 +20,9 @@ _ADDRESS = re.compile(r"[^/\s]+:\d+")  # host:port
 
 def run(args: argparse.Namespace) -> int:
     """Serve the page until SIGINT or SIGTERM; return the exit status."""
-    logging.basicConfig(level=args.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    configure(args.log_level, args.log_format)
     stop_on_sigterm()
+    give_back_what_is_freed()
     try:
         require_free(args.server_name, args.server_port, "the chat page (--server-port)")
         if _ADDRESS.fullmatch(args.target) and not Path(args.target).exists():
@@ -33,24 +36,30 @@ def run(args: argparse.Namespace) -> int:
             import webui.app  # noqa: F401 (takes seconds, in which the model is loaded)
 
             served.wait_ready()
-            _launch(served.server.grpc_address, args, served.server.control_key, served.server.metrics_url)
+            server = served.server
+            _launch(server.grpc_address, args, server.control_key, server.metrics_url, served.engine_dir)
     except (CommandError, PortInUseError) as error:
         print(f"lmdeploy serve gradio: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def _launch(server: str, args: argparse.Namespace, control_key: str = "", figures_url: str = "") -> None:
-    from lmdeploy.cli.gateway_settings import api_keys
+def _launch(
+    server: str,
+    args: argparse.Namespace,
+    control_key: str = "",
+    metrics_url: str = "",
+    engine_dir: Path | None = None,
+) -> None:
     from webui.app import launch  # gradio takes seconds to import
 
-    keys = api_keys(args.api_keys)
     launch(
         server,
         args.server_name,
         args.server_port,
-        api_keys=keys,
+        api_keys=args.api_keys,
         api_key=args.api_key,
         control_key=control_key,
-        figures_url=figures_url,
+        metrics_url=metrics_url,
+        sampling_defaults=sampling_defaults(args.generation_config, engine_dir),
     )

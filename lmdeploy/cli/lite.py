@@ -32,7 +32,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def _add_refused(subparsers: Subparsers, name: str, reason: str) -> None:
-    """Add a method of LMDeploy's that is not there, which says so whatever else it is told."""
+    """Add a method of LMDeploy's that is not there, which says so whatever else it is given."""
     parser = subparsers.add_parser(name, description=f"Not there: {reason}.")
     assert isinstance(parser, Parser)
     parser.takes_anything = True

@@ -5,19 +5,23 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+from lmdeploy.cli.key_options import add_key, add_keys
 from lmdeploy.cli.parser import Mention, Refuse
 from lmdeploy.errors import nearest_of
 from lmdeploy.extras import MissingExtraError
 from lmdeploy.fields.rows import Kind, Row, rows_of
 from lmdeploy.logs import FORMATS
 from lmdeploy.messages import MODEL_FORMATS, TurbomindEngineConfig
+from lmdeploy.model_metadata.sampling_defaults import AUTO, NONE, sampling_defaults
 from lmdeploy.pytorch.settings import WorkerSettings, require_valid_settings
 from lmdeploy.serve.ports import DEFAULT_TRITON_HOST, Ports
-from lmdeploy.templates import notations, thinking
+from lmdeploy.templates import thinking, tool_call_formats
+from lmdeploy.templates.parser_names import parser_name
 from lmdeploy.turbomind.supported import refuse_unknown_device
 from openai_gateway.settings import (
     DEFAULT_BATCH_ROWS,
@@ -47,7 +51,7 @@ def add_engine_options(parser: argparse.ArgumentParser, names: Iterable[str] = t
     names
         The settings wanted; default: all.
     """
-    group = parser.add_argument_group("engine (docs/settings.md)")
+    group = parser.add_argument_group("engine (docs/reference/settings.md)")
     for name in names:
         add_setting(group, SETTINGS[name])
     group.add_argument(
@@ -123,7 +127,7 @@ def _device(text: str) -> str:
     try:
         refuse_unknown_device("it", text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{error}; see docs/new-device.md") from None
+        raise argparse.ArgumentTypeError(f"{error}; see docs/internals/new-device.md") from None
     return text
 
 
@@ -146,8 +150,8 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_old_capability(group: argparse._ArgumentGroup) -> None:
-    """Add how the chat template could be told to write prompts."""
-    reason = "it went with LMDeploy 0.6; write {} into the JSON file of --chat-template (docs/chat-templates.md)"
+    """Add how the chat template could be asked to write prompts."""
+    reason = "it went with LMDeploy 0.6; write {} into the JSON file of --chat-template (docs/guides/chat-templates.md)"
     group.add_argument(
         "--cap", action=Refuse, neutral=("chat",), reason=reason.format("`capability`"), help=argparse.SUPPRESS
     )
@@ -173,13 +177,13 @@ def add_old_batch_size(parser: argparse.ArgumentParser, flag: str) -> None:
 
 
 def add_vision_options(parser: argparse.ArgumentParser) -> None:
-    """Add what LMDeploy can be told about vision models."""
+    """Add what LMDeploy can be notified of vision models."""
     parser.add_argument(
         "--vision-max-batch-size",
         type=int,
         default=1,
         action=Mention,
-        word="has no effect: pictures are looked at one by one, so that no answer depends on another's",
+        word="has no effect: images are looked at one by one, so that no answer depends on another's",
         help=argparse.SUPPRESS,
     )
 
@@ -235,18 +239,21 @@ def add_triton_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_server_options(parser: argparse.ArgumentParser, default_port: int) -> None:
-    """Add where the command's own server listens, and how much it says."""
+    """Add where the command's own server listens, and what it logs."""
     parser.add_argument("--server-name", default="0.0.0.0", help="address to listen on (default: %(default)s)")
     parser.add_argument("--server-port", type=port, default=default_port, metavar="PORT", help="default: %(default)s")
     parser.add_argument("--log-level", default="ERROR", choices=LOG_LEVELS, help="default: %(default)s")
+    parser.add_argument(
+        "--log-format", choices=FORMATS, default=FORMATS[0], help="json: an object a line (default: %(default)s)"
+    )
 
 
 def add_gateway_options(parser: argparse.ArgumentParser) -> None:
-    """Add what the HTTP server can be told (``lmdeploy.cli.gateway_settings`` reads it)."""
+    """Add what the HTTP server can be given (``lmdeploy.cli.gateway_settings`` reads it)."""
     group = parser.add_argument_group("HTTP server")
     group.add_argument("--workers", type=positive, default=1, metavar="INT", help="processes (default: %(default)s)")
     group.add_argument("--proxy-url", help="of a `lmdeploy serve proxy` to register at")
-    group.add_argument("--proxy-key", metavar="KEY", help="one of that proxy's --admin-keys")
+    add_key(group, "proxy-key", "one of that proxy's --admin-keys")
     group.add_argument("--qos-config-path", default="", metavar="FILE", help="users, priorities and quotas (JSON)")
     group.add_argument(
         "--max-requests",
@@ -258,24 +265,21 @@ def add_gateway_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--max-body-bytes", type=positive, metavar="INT", help="longest request body (default: 8 MiB)")
     add_max_log_len(group)
     add_answer_parsers(group)
-    group.add_argument(
-        "--admin-keys",
-        nargs="*",
-        default=[],
-        metavar="KEY",
-        help="keys, one of which may load and unload LoRA adapters, and models where there are several",
+    add_generation_config(group)
+    add_keys(
+        group, "admin-keys", "keys, one of which may load and unload LoRA adapters, and models where there are several"
     )
     group.add_argument(
         "--cache-salt-by-key",
         action="store_true",
-        help="callers with different API keys share no cached prompts, so that none can tell what others have asked",
+        help="callers with different API keys share no cached prompts, so that none can see what others have asked",
     )
     group.add_argument(
         "--drain-seconds",
         type=float,
         default=DEFAULT_DRAIN_SECONDS,
         metavar="FLOAT",
-        help="what open requests get when the server is asked to stop (default: %(default)s)",
+        help="time for open requests when the server stops (default: %(default)s)",
     )
     group.add_argument(
         "--trace-endpoint",
@@ -283,30 +287,30 @@ def add_gateway_options(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="where spans of requests go: http://HOST:4318 (OTLP), or file:PATH",
     )
-    group.add_argument(
-        "--log-format", choices=FORMATS, default=FORMATS[0], help="json: an object a line (default: %(default)s)"
-    )
     group.add_argument("--disable-fastapi-docs", action="store_true", help="no documentation at / and /openapi.json")
-    everything = {"origins": "may call", "methods": "are allowed", "headers": "are allowed"}
-    for name, what in everything.items():
+    group.add_argument(
+        "--allow-origins",
+        nargs="+",
+        default=[],
+        metavar="ORIGIN",
+        help="web pages that may call from a browser (CORS), as http://HOST:PORT; * for any (default: none)",
+    )
+    for name in ("methods", "headers"):
         group.add_argument(
-            f"--allow-{name}",
-            nargs="+",
-            default=["*"],
-            metavar="TEXT",
-            help=f"{name} that {what}, for CORS (default: *)",
+            f"--allow-{name}", nargs="+", default=["*"], metavar="TEXT", help=f"{name} those may use (default: any)"
         )
-    group.add_argument("--allow-credentials", action="store_true", help="allow credentials, for CORS")
+    group.add_argument("--allow-credentials", action="store_true", help="those may send cookies")
     add_media_options(group)
     add_files_options(parser)
+    add_responses_options(parser)
     add_security_options(parser)
 
 
 def add_answer_parsers(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """Add how thoughts and calls are found in answers."""
+    """Add how reasoning and calls are found in answers."""
     parser.add_argument(
         "--reasoning-parser",
-        type=_parser_name,
+        type=_name_among(thinking.PARSERS),
         choices=thinking.PARSERS,
         default="auto",
         help="how the model marks what it thinks, which chat answers have as reasoning_content; auto: as its chat "
@@ -314,33 +318,54 @@ def add_answer_parsers(parser: argparse.ArgumentParser | argparse._ArgumentGroup
     )
     parser.add_argument(
         "--tool-call-parser",
-        type=_parser_name,
-        choices=notations.PARSERS,
+        type=_name_among(tool_call_formats.PARSERS),
+        choices=tool_call_formats.PARSERS,
         default="auto",
-        help="how the model writes calls of tools; auto: any of these ways, told by its marks; none: calls stay text "
+        help="how the model writes tool calls; auto: any of these, recognized by delimiters; none: calls stay text "
         "(default: %(default)s)",
     )
 
 
+def add_generation_config(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Add where the sampling parameters of requests that do not set them come from."""
+    parser.add_argument(
+        "--generation-config",
+        type=_generation_config,
+        default=AUTO,
+        metavar="{auto,none,DIR}",
+        help="sampling defaults: auto: those of the checkpoint's generation_config.json; none: the server's own; or a "
+        "folder with such a file (default: %(default)s)",
+    )
+
+
+def _generation_config(text: str) -> str:
+    """Return a source of sampling defaults that can be used; an argparse type."""
+    try:
+        sampling_defaults(text, None)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text if text in (AUTO, NONE) else str(Path(text).expanduser().resolve())
+
+
 def add_media_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """Add where pictures of requests may come from."""
+    """Add where images of requests may come from."""
     parser.add_argument(
         "--allowed-media-domains",
         nargs="+",
         metavar="HOST",
-        help="hosts that pictures of requests are fetched from, * for any (default: none; data URLs always work)",
+        help="hosts that images of requests are fetched from, * for any (default: none; data URLs always work)",
     )
     parser.add_argument(
         "--allowed-local-media-path",
         default="",
         metavar="DIR",
-        help="a folder whose files requests may name as pictures",
+        help="a folder whose files requests may name as images",
     )
 
 
 def add_files_options(parser: argparse.ArgumentParser) -> None:
     """Add whether files and batches are kept, and how many."""
-    group = parser.add_argument_group("files and batches (docs/batches.md)")
+    group = parser.add_argument_group("files and batches (docs/guides/batches.md)")
     group.add_argument(
         "--files-dir", default="", metavar="DIR", help="where they are kept, over restarts too (default: nowhere)"
     )
@@ -361,6 +386,17 @@ def add_files_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_responses_options(parser: argparse.ArgumentParser) -> None:
+    """Add where responses are kept that can be continued."""
+    parser.add_argument(
+        "--responses-store",
+        default="",
+        metavar="DIR",
+        help="where /v1/responses keeps what previous_response_id and item_reference name, over restarts and for all "
+        "workers (default: in the memory of each)",
+    )
+
+
 def add_security_options(parser: argparse.ArgumentParser) -> None:
     """Add who may call, and how."""
     group = parser.add_argument_group("security")
@@ -368,15 +404,15 @@ def add_security_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--ssl", action="store_true", help="serve HTTPS; SSL_KEYFILE and SSL_CERTFILE in the environment name the files"
     )
-    add_patience_options(parser)
+    add_client_timeout_options(parser)
 
 
 def add_api_keys(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """Add the keys of those who may call."""
-    parser.add_argument("--api-keys", nargs="*", default=[], metavar="KEY", help="keys, one of which is needed")
+    add_keys(parser, "api-keys", "keys, one of which is needed")
 
 
-def add_patience_options(parser: argparse.ArgumentParser) -> None:
+def add_client_timeout_options(parser: argparse.ArgumentParser) -> None:
     """Add how long clients may take."""
     group = parser.add_argument_group("slow clients")
     for name, default, what in (
@@ -412,8 +448,16 @@ def seconds(text: str) -> float:
     return number
 
 
-def _parser_name(text: str) -> str:
-    return text.lower().replace("_", "-")
+def _name_among(choices: Sequence[str]) -> Callable[[str], str]:
+    """Return what reads a name of `choices`, however its words are joined; ``choices`` refuses others."""
+
+    def read(text: str) -> str:
+        try:
+            return parser_name("it", text, choices)
+        except ValueError:
+            return text
+
+    return read
 
 
 def positive(text: str) -> int:

@@ -1,4 +1,4 @@
-"""The parser of the command line: both spellings of an option, and mistakes that are told with what was meant."""
+"""The parser of the command line: both spellings of an option, and mistakes that are reported with what was meant."""
 
 from __future__ import annotations
 

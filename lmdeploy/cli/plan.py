@@ -24,7 +24,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "plan",
         help="Estimate memory, speed and replicas for a model and a load.",
         description="Estimate memory, speed and replicas for a model and a load, from its config.json alone "
-        "(docs/capacity.md says how).",
+        "(docs/deployment/capacity.md says how).",
     )
     parser.add_argument("model", metavar="MODEL", help="a directory with a config.json, or that file")
     machine = parser.add_argument_group("machine")
@@ -52,7 +52,7 @@ def add_parser(subparsers: Subparsers) -> None:
     load.add_argument("--token-ms", type=_above_0, default=float("inf"), metavar="MS", help="most between two tokens")
     load.add_argument("--use", type=_share, default=Load.use, metavar="SHARE",
                       help="of a replica's best rate to plan with (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="figures in seconds and bytes")
+    parser.add_argument("--json", action="store_true", help="metrics in seconds and bytes")
     parser.set_defaults(run=run)
 
 
@@ -77,11 +77,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _lines(sizes: Sizes, device: Device, load: Load, made: Plan) -> list[str]:
     active = f", {sizes.active / 1e9:.2f} of them used by a token" if sizes.experts else ""
+    windows = f"; {sizes.sliding:.0%} of the layers keep the last {sizes.window:,}" if sizes.sliding else ""
     lines = [
         f"on {device.name}: {device.memory / 1e9:.0f} GB, {device.bandwidth / 1e9:.0f} GB/s, "
         f"{device.operations / 1e12:.3g} TFLOP/s",
         f"  weights      {made.weights / 1e9:.2f} GB ({sizes.parameters / 1e9:.2f} billion parameters{active})",
-        f"  KV cache     {made.cache_token / 1024:.1f} KiB a token, {made.cache_tokens:,} tokens",
+        f"  KV cache     {made.cache_token / 1024:.1f} KiB a token, {made.cache_tokens:,} tokens{windows}",
         f"  sequences    {made.sequences:,} of {load.prompt:.0f} + {load.answer:.0f} tokens; {made.batch} in a step",
         f"  prompt       {made.prompt_seconds * 1e3:.1f} ms alone",
         f"  answer       {made.single_rate:.0f} tokens/s alone, one every {made.token_seconds * 1e3:.1f} ms under load",

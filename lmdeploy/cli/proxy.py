@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 from pathlib import Path
 
-from lmdeploy.cli.gateway_settings import api_keys, base_url, listening
+from lmdeploy.cli.gateway_settings import base_url, listening
 from lmdeploy.cli.triton import stop_on_sigterm
+from lmdeploy.logs import configure
 from lmdeploy.paths import cache_root
 from lmdeploy.serve.errors import PortInUseError
 from lmdeploy.serve.heap import give_back_what_is_freed
@@ -21,15 +21,15 @@ from openai_gateway.proxy.settings import ProxySettings, heartbeat_seconds
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM; return the exit status."""
-    logging.basicConfig(level=args.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    configure(args.log_level, args.log_format)
     stop_on_sigterm()
     give_back_what_is_freed()
     default_state = cache_root() / "proxy" / f"nodes-{args.server_port}.json"
     settings = ProxySettings(
         strategy=args.strategy,
         state_file=Path(args.state_file) if args.state_file else default_state,
-        api_keys=api_keys(args.api_keys),
-        admin_keys=api_keys(args.admin_keys),
+        api_keys=tuple(args.api_keys),
+        admin_keys=tuple(args.admin_keys),
         node_key=args.node_key,
         allow_private_nodes=args.allow_private_nodes,
         check_seconds=heartbeat_seconds(),

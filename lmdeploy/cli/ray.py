@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING
 
 from lmdeploy.cli.options import engine_config, given_options
 from lmdeploy.cli.triton import CommandError, stop_on_sigterm
+from lmdeploy.distribution import install_command
+from lmdeploy.logs import configure
 from lmdeploy.serve.errors import PortInUseError
 from lmdeploy.serve.ports import reachable_host, require_free
 from lmdeploy.serve.ray.settings import FAILED
-from lmdeploy.serve.servable import servable
+from lmdeploy.serve.resolved_model import resolved_model
 
 if TYPE_CHECKING:
     from lmdeploy.serve.ray.settings import RaySettings
 
 _APPLICATION = "lmdeploy"
-_MISSING = "Ray Serve is not installed; run: pip install 'lmdeploy[ray]'"
 # What the command's own options are called in `RaySettings`.
 _OWN = {
     "replicas": "replicas",
@@ -35,14 +36,14 @@ _OWN = {
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM; return the exit status."""
-    logging.basicConfig(level=args.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    configure(args.log_level, args.log_format)
     stop_on_sigterm()
     try:
         try:
             import ray  # noqa: F401
             from ray import serve  # noqa: F401
         except ImportError:
-            raise CommandError(_MISSING) from None
+            raise CommandError(f"Ray Serve is not installed; run: {install_command('ray')}") from None
         _serve(args)
     except (CommandError, PortInUseError) as error:
         print(f"lmdeploy serve ray: {error}", file=sys.stderr)
@@ -60,11 +61,11 @@ def _serve(args: argparse.Namespace) -> None:
     is_ours = not (args.ray_address or os.environ.get("RAY_ADDRESS"))
     if is_ours:
         try:  # here once, not in each replica
-            servable(args.model, args.backend, args.chat_template, engine_config(args))
+            resolved_model(args.model, args.backend, args.chat_template, engine_config(args))
         except (ValueError, OSError) as error:
             raise CommandError(str(error)) from None
         require_free(args.server_name, args.server_port, "the OpenAI API (--server-port)")
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would tell another host
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would report another host
     try:
         ray.init(
             address=args.ray_address or ("local" if is_ours else None),
@@ -98,8 +99,11 @@ def _settings(args: argparse.Namespace) -> RaySettings:
     from lmdeploy.serve.ray.settings import RaySettings
 
     own = {field: getattr(args, name) for name, field in _OWN.items()}
+    options = given_options(args.of_replicas, args)
+    if args.api_keys:
+        options["api-keys"] = args.api_keys
     try:
-        return RaySettings(model=args.model, options=given_options(args.of_replicas, args), **own)
+        return RaySettings(model=args.model, options=options, **own)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
@@ -122,6 +126,8 @@ def _reason() -> str:
     from ray import serve
 
     application = serve.status().applications.get(_APPLICATION)
-    told = application.deployments["replica"].message if application and "replica" in application.deployments else ""
-    _, found, reason = told.rpartition(FAILED)
-    return (FAILED + reason).strip() if found else told.strip()
+    reported = (
+        application.deployments["replica"].message if application and "replica" in application.deployments else ""
+    )
+    _, found, reason = reported.rpartition(FAILED)
+    return (FAILED + reason).strip() if found else reported.strip()

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from lmdeploy.cli import options, terminal
+from lmdeploy.cli.key_options import add_key, add_keys
 from lmdeploy.cli.parser import Mention, Refuse, print_help_of
 from lmdeploy.extras import require
 from openai_gateway.proxy.settings import DEFAULT_PROXY_PORT, STRATEGIES
@@ -42,7 +43,7 @@ def _add_api_server(subparsers: Subparsers) -> None:
         "more_models",
         nargs="*",
         metavar="MODEL",
-        help="more models on one tritonserver, each PATH or NAME=PATH, as is the first then (docs/several-models.md)",
+        help="more models on one tritonserver, each PATH or NAME=PATH, like the first (docs/guides/multi-model.md)",
     )
     parser.add_argument(
         "--models-file",
@@ -98,14 +99,12 @@ def _add_proxy(subparsers: Subparsers) -> None:
     options.add_server_options(parser, DEFAULT_PROXY_PORT)
     parser.add_argument("--strategy", choices=STRATEGIES, default=STRATEGIES[1], help="default: %(default)s")
     parser.add_argument("--state-file", default="", metavar="FILE", help="where the nodes are kept over a restart")
-    parser.add_argument(
-        "--admin-keys",
-        nargs="*",
-        default=[],
-        metavar="KEY",
-        help="keys, one of which is needed to register and remove nodes (default: only this machine may)",
+    add_keys(
+        parser,
+        "admin-keys",
+        "keys, one of which is needed to register and remove nodes (default: only this machine may)",
     )
-    parser.add_argument("--node-key", metavar="KEY", help="shown to nodes that ask for a key")
+    add_key(parser, "node-key", "shown to nodes that ask for a key")
     parser.add_argument(
         "--allow-private-nodes", action="store_true", help="nodes may have addresses of private networks"
     )
@@ -118,7 +117,7 @@ def _add_ray(subparsers: Subparsers) -> None:
         "ray",
         help="Serve replicas of a model on Ray.",
         description="Serve replicas of a model on Ray Serve: on the cluster of --ray-address or RAY_ADDRESS, else on "
-        "this machine alone. Each replica is an api_server of its own. Ctrl-C stops them.",
+        "this machine alone. Each replica is a separate api_server. Ctrl-C stops them.",
     )
     _add_model(parser)
     group = parser.add_argument_group("Ray")
@@ -145,9 +144,10 @@ def _add_ray(subparsers: Subparsers) -> None:
     )
     group.add_argument("--ray-address", default="", metavar="ADDRESS", help="of a cluster, or auto")
     options.add_server_options(parser, DEFAULT_PORT)
-    own = {*parser._actions}
+    own = {action for action in parser._actions if action.dest != "log_format"}
     _add_answering_options(parser)
-    of_replicas = [action for action in parser._actions if action not in own and action.dest != "drain_seconds"]
+    of_the_command = {"drain_seconds", "api_keys"}
+    of_replicas = [action for action in parser._actions if action not in own and action.dest not in of_the_command]
     parser.set_defaults(run=_run_of("ray", extra="ray"), of_replicas=of_replicas)
 
 
@@ -158,7 +158,7 @@ def _add_api_client(subparsers: Subparsers) -> None:
         description="Chat in the terminal. An empty line ends a prompt; `end` forgets the conversation, `exit` leaves.",
     )
     parser.add_argument("api_server_url", metavar="URL", help="of the API server")
-    parser.add_argument("--api-key", help="a key of the server, if it has any")
+    add_key(parser, "api-key", "a key of the server, if it has any")
     parser.add_argument("--session-id", type=int, default=1, metavar="INT", help="default: %(default)s")
     parser.set_defaults(run=_run_of("api_client", extra=""))
 
@@ -168,7 +168,7 @@ def _add_gradio(subparsers: Subparsers) -> None:
         "gradio",
         help="Serve a chat page.",
         description="Serve a chat page for a Triton or a server with OpenAI's API that runs already, or for a model, "
-        "with a tritonserver of its own.",
+        "with its own tritonserver.",
     )
     parser.add_argument(
         "target",
@@ -177,7 +177,8 @@ def _add_gradio(subparsers: Subparsers) -> None:
     )
     options.add_server_options(parser, options.DEFAULT_WEBUI_PORT)
     options.add_api_keys(parser)
-    parser.add_argument("--api-key", help="a key of the server, where the target is a URL")
+    add_key(parser, "api-key", "a key of the server, where the target is a URL")
+    options.add_generation_config(parser)
     parser.add_argument(
         "--share",
         action=Refuse,
@@ -222,7 +223,7 @@ def _add_triton_client(subparsers: Subparsers) -> None:
 
 
 def _add_answering_options(parser: argparse.ArgumentParser) -> None:
-    """Add what a server of a model can be told, but for where it listens."""
+    """Add what a server of a model can be given, but for where it listens."""
     options.add_gateway_options(parser)
     parser.add_argument(
         "--split-special-tokens",

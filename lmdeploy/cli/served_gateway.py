@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import openai_gateway.app  # noqa: F401 (so that it is there when the model is)
-from lmdeploy.cli.gateway_settings import api_keys, base_url, check_qos, gateway_settings, listening
+from lmdeploy.cli.gateway_settings import base_url, browsers_line, check_qos, gateway_settings, listening
 from lmdeploy.cli.triton import CommandError, ServedModel
 from openai_gateway.process.tls import TlsError
 from openai_gateway.process.workers import WorkerError, serve_until_stopped
 from openai_gateway.qos import QosConfigError
 from openai_gateway.settings import Settings
 
-__all__ = ["api_keys", "base_url", "check_files", "serve"]
+__all__ = ["base_url", "browsers_line", "check_files", "serve"]
 
 
 def check_files(args: argparse.Namespace) -> None:

@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 HELP = (
     "an empty line sends the message; `end` starts a new conversation; `exit` or Ctrl-D leaves; Ctrl-C stops an answer"
 )
 
 
-def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    """Add how answers are generated."""
+_SAMPLING: dict[str, tuple[float, str]] = {
+    "temperature": (0.8, "0 is greedy"),
+    "top_p": (0.8, "nucleus"),
+    "top_k": (40, "most likely tokens kept"),
+    "repetition_penalty": (1.0, "over 1 discourages repetition"),
+}
+SAMPLING_DEFAULTS: dict[str, Any] = {name: default for name, (default, _) in _SAMPLING.items()}
+
+
+def add_sampling_options(parser: argparse.ArgumentParser, unless: str = "") -> None:
+    """Add how answers are generated; ``unless`` says for ``--help`` when other defaults hold."""
     parser.add_argument("--meta-instruction", default=None, help="system prompt")
     parser.add_argument(
         "--max-new-tokens", type=int, default=512, help="most tokens of an answer (default: %(default)s)"
     )
-    parser.add_argument("--temperature", type=float, default=0.8, help="0 is greedy (default: %(default)s)")
-    parser.add_argument("--top-p", type=float, default=0.8, help="nucleus (default: %(default)s)")
-    parser.add_argument("--top-k", type=int, default=40, help="most likely tokens kept (default: %(default)s)")
-    parser.add_argument(
-        "--repetition-penalty", type=float, default=1.0, help="over 1 discourages repetition (default: %(default)s)"
-    )
+    for name, (default, text) in _SAMPLING.items():
+        flag = f"--{name.replace('_', '-')}"
+        parser.add_argument(flag, type=type(default), help=f"{text} (default: {default:g}{unless})")
     parser.add_argument("--seed", type=int, default=None, help="seed of the answers (default: random)")
+
+
+def given_sampling(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the sampling parameters that were given as options."""
+    return {name: value for name in _SAMPLING if (value := getattr(args, name)) is not None}
 
 
 def read_message() -> str | None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import logging
 import logging.handlers
+import os
 import signal
+import stat
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any, NoReturn
@@ -20,8 +23,8 @@ from lmdeploy.paths import cache_root
 from lmdeploy.scratch import Scratch
 from lmdeploy.serve.errors import TritonStartError
 from lmdeploy.serve.ports import Ports
+from lmdeploy.serve.resolved_model import resolved_model
 from lmdeploy.serve.restrictions import is_loopback
-from lmdeploy.serve.servable import servable
 from lmdeploy.serve.supervisor import Supervisor
 from lmdeploy.serve.tritonserver import TritonServer
 from lmdeploy.turbomind.repository import copy_models
@@ -30,7 +33,8 @@ _LOG_BYTES = 10 * 1024 * 1024
 _TALKATIVE = ("INFO", "DEBUG")  # log levels
 _OPEN_DOOR = (
     "warning: tritonserver listens on {host}, and has neither keys nor encryption: whoever reaches its ports can use "
-    "the model. Close ports {ports} to all but trusted machines (docs/security.md), or leave out --triton-server-name."
+    "the model. Close ports {ports} to all but trusted machines (docs/deployment/security.md), or leave out "
+    "--triton-server-name."
 )
 
 
@@ -101,7 +105,7 @@ def served_model(model: str, args: argparse.Namespace) -> Iterator[ServedModel]:
         The model, an option or tritonserver is not fit to start with.
     """
     try:
-        made = servable(model, args.backend, args.chat_template, engine_config(args))
+        made = resolved_model(model, args.backend, args.chat_template, engine_config(args))
         engine_dir, name = made.engine.path, args.model_name or made.name
         # Clients read the names in the model's config, which knows nothing of our environment.
         older_name = name_for_older_clients(args.model_name, str(engine_dir), made.chat_template)
@@ -146,7 +150,7 @@ def started(server: TritonServer, log_file: Path, scratch: Scratch) -> Iterator[
 
 
 def server_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Return what tritonserver is told that does not depend on the model."""
+    """Return the tritonserver settings that do not depend on the model."""
     return {
         "ports": Ports(args.triton_http_port, args.triton_grpc_port, args.triton_metrics_port),
         "host": args.triton_server_name,
@@ -175,16 +179,27 @@ def _repository(names: Mapping[str, str]) -> Scratch:
 
 
 class _LogFile(logging.handlers.RotatingFileHandler):
-    """A log whose disk may fill up: that is told once, and costs the lines that do not fit, nothing else."""
+    """A log of this user's alone. Its disk may fill up: that is said once, and costs the lines that do not fit."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, maxBytes=_LOG_BYTES, backupCount=2, encoding="utf-8")
-        self._is_told = False
+        self._is_reported = False
+
+    def _open(self) -> TextIOWrapper:
+        return open(self.baseFilename, "a", encoding="utf-8", opener=_open_private)
 
     def handleError(self, record: logging.LogRecord) -> None:
-        if not self._is_told:
-            self._is_told = True
+        if not self._is_reported:
+            self._is_reported = True
             print(f"warning: {self.baseFilename} cannot be written: {sys.exc_info()[1]}", file=sys.stderr, flush=True)
+
+
+def _open_private(path: str, flags: int) -> int:
+    """Open a file that other users cannot read, also one of an earlier start; an opener for `open`."""
+    descriptor = os.open(path, flags, 0o600)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.fchmod(descriptor, 0o600)
+    return descriptor
 
 
 def open_log(args: argparse.Namespace) -> tuple[Path, logging.Logger]:
@@ -201,7 +216,7 @@ def open_log(args: argparse.Namespace) -> tuple[Path, logging.Logger]:
 
 
 class _Progress:
-    """Tells on stderr how long something has taken: on one line of a terminal, else every ten seconds."""
+    """Reports on stderr how long something has taken: on one line of a terminal, else every ten seconds."""
 
     def __init__(self, what: str) -> None:
         self._what = what

@@ -10,7 +10,7 @@ import signal
 import sys
 from typing import Any
 
-from lmdeploy.cli.terminal import HELP, read_message
+from lmdeploy.cli.terminal import HELP, SAMPLING_DEFAULTS, given_sampling, read_message
 from lmdeploy.serve.client import GenerateRequest, TritonClient, TritonRequestError, TritonUnavailable
 
 
@@ -97,11 +97,8 @@ class Conversation:
             sequence_start=not goes_on,
             sequence_end=False,
             max_new_tokens=args.max_new_tokens,
-            temperature=args.temperature,
-            top_p=args.top_p,
-            top_k=args.top_k,
-            repetition_penalty=args.repetition_penalty,
             random_seed=args.seed,
+            **{**SAMPLING_DEFAULTS, **given_sampling(args)},
         )
         answer, reason = "", None
         self._has_begun = True

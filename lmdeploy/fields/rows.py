@@ -13,10 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, replace
 from enum import Enum
 from functools import cache
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lmdeploy import checks
 from lmdeploy.errors import nearest_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +68,7 @@ class Row:
     max_items, max_bytes
         Of a list, and of each string as UTF-8.
     none_means
-        What the engine takes None for; the default None: the engine can tell that nothing was given.
+        What the engine takes None for; the default None: the engine can see that nothing was given.
     also
         Other names of it among a Triton request's parameters: those of Triton's vLLM backend.
     is_tensor
@@ -77,9 +80,9 @@ class Row:
     makes_sampling
         A request that has its tensor samples, unless ``do_sample`` says otherwise.
     tensor_default
-        Default told beside the tensor, where it is not `default`.
+        Default reported alongside the tensor, where it is not `default`.
     no_effect
-        Why the field does nothing; who sets it is told.
+        Why the field does nothing; who sets it is reported.
     """
 
     name: str = ""
@@ -205,6 +208,23 @@ def names(sentence: str, **more: Any) -> Any:
 def other(sentence: str, **more: Any) -> Any:
     """Declare a field that is not checked by its row, None by default."""
     return _field(Row(default=None, kind=Kind.OTHER, sentence=sentence, **more))
+
+
+class RecordsGiven:
+    """A base of dataclasses whose instances know which of their fields were given, and which have their defaults."""
+
+    _given: frozenset[str]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Note which fields ``__init__`` is called with."""
+        self = super().__new__(cls)
+        names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+        self._given = frozenset([*names[: len(args)], *kwargs])
+        return self
+
+    def is_given(self, name: str) -> bool:
+        """Return whether a field was given at construction, or changed since."""
+        return name in self._given or getattr(self, name) != getattr(type(self), name)
 
 
 @cache

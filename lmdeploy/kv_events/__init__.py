@@ -1,1 +1,1 @@
-"""What is in the engine's block cache, told to routers as vLLM tells it (docs/operations.md)."""
+"""What is in the engine's block cache, asked to routers as vLLM reports it (docs/deployment/operations.md)."""

@@ -11,17 +11,17 @@ class BlockStored(msgspec.Struct, tag=True, omit_defaults=True):
     Attributes
     ----------
     block_hashes
-        Of blocks that follow each other (docs/operations.md).
+        Of blocks that follow each other (docs/deployment/operations.md).
     parent_block_hash
         Of the block before the first; None: there is none.
     token_ids
         Of these blocks.
     lora_id
-        Always None; LoRA adapters are told by ``lora_name``.
+        Always None; LoRA adapters are reported by ``lora_name``.
     medium
-        ``GPU``: the engine's own memory, whatever the device; ``CPU``: the host's blocks beside it.
+        ``GPU``: the engine's own memory, whatever the device; ``CPU``: the host's blocks alongside it.
     extra_keys
-        Of each block what tells it apart beside its tokens, or None.
+        Of each block what distinguishes it alongside its tokens, or None.
     """
 
     block_hashes: list[int]

@@ -67,7 +67,7 @@ class InputMoments:
 
 
 def block_of(features: int, group: int) -> int:
-    """Return how many neighbouring inputs are looked at together where groups of so many share a scale."""
+    """Return how many neighbouring inputs are looked at together where groups of this many share a scale."""
     if group <= _LARGEST_BLOCK:
         return group
     return next((size for size in (_LARGEST_BLOCK, 64, 32, 16, 8) if features % size == 0), features)

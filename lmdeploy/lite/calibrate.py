@@ -42,7 +42,7 @@ class CalibrationSettings(RunSettings):
     Parameters
     ----------
     search_scale
-        Find the ratio of AWQ's scales for each layer (``ratios`` beside the statistics of inputs) instead of looking at
+        Find the ratio of AWQ's scales for each layer (``ratios`` with the statistics of inputs) without looking at
         outputs.
     """
 

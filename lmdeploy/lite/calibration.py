@@ -1,4 +1,4 @@
-"""The text that tells which inputs of a layer carry much: from files, from a data set, or the one that comes along.
+"""The text that says which inputs of a layer carry much: from files, from a data set, or the one that comes along.
 
 That is the Declaration of Independence (1776) and the Constitution of the United States (1787 to 1992), in the public
 domain and part of this package, and behind them what Python itself brings: the language reference
@@ -13,6 +13,8 @@ import json
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from lmdeploy.distribution import install_command
 
 if TYPE_CHECKING:
     from lmdeploy.tokenizer import Tokenizer
@@ -73,7 +75,7 @@ def load_text(source: str | None) -> str:
             raise ValueError("holds no text")
     except (OSError, EOFError, zlib.error, ValueError) as error:
         reason = " ".join(str(error).split())
-        raise ValueError(f"--calib-dataset {source}: {reason}; without it the text that comes along is used") from error
+        raise ValueError(f"--calib-dataset {source}: {reason}; without it the built-in text is used") from error
     return text[:_LARGEST_TEXT]
 
 
@@ -107,7 +109,7 @@ def digest(samples: list[list[int]]) -> str:
 def _read_folder(folder: Path) -> str:
     files = [file for file in sorted(folder.iterdir()) if Path(file.name.removesuffix(".gz")).suffix in _SUFFIXES]
     if not files:
-        raise ValueError(f"is a folder without files that end with {', '.join(_SUFFIXES)}, maybe with .gz behind")
+        raise ValueError(f"is a folder without files that end with {', '.join(_SUFFIXES)}, optionally followed by .gz")
     return "\n\n".join(map(_read, files))
 
 
@@ -145,7 +147,7 @@ def _load_data_set(name: str) -> str:
     except ImportError as error:
         raise ValueError(
             "needs the package `datasets`, which is not installed; give a text file instead, or run: "
-            "pip install 'lmdeploy[lite]'"
+            f"{install_command('lite')}"
         ) from error
     arguments, column = _DATA_SETS[name]
     try:

@@ -14,9 +14,11 @@ from lmdeploy.lite.forward.parts import LayerWeights
 from lmdeploy.lite.method import Method, Observed
 from lmdeploy.lite.scaled_groups import ScaledGroup, groups_of, rows_left_whole
 from lmdeploy.lite.source_model import SourceModel
+from lmdeploy.lite.source_rows import loads_in
 
 _SEEN_AT_A_TIME = 512 << 20  # bytes of what is remembered of inputs
 _FEW_ROWS = 32  # of inputs, which say too little of an expert
+_UNCHANGED = ("moe.router.correction", "recurrence.conv")  # which need not be stored row by row
 _EXPERT = re.compile(r"moe\.experts\.(\d+)\.")
 
 
@@ -131,7 +133,10 @@ class QuantizedLayer:
     def stored(self) -> dict[str, Tensor]:
         """Return the tensors of the new checkpoint."""
         numbers: dict[str, Tensor] = {}
-        for name in self._model.trees(self._number):
+        for name, tree in self._model.trees(self._number).items():
+            if name in _UNCHANGED:
+                numbers |= {source: self._model.files.tensor(source).float() for source in loads_in(tree)}
+                continue
             rows = self._model.row_map(self._number, name)
             for source in rows.names:
                 if source in self._coded:

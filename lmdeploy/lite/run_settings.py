@@ -1,4 +1,4 @@
-"""What every command that reads a calibration text has to be told."""
+"""What every command that reads a calibration text has to be given."""
 
 from dataclasses import dataclass
 
@@ -50,7 +50,7 @@ class RunSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class CodesSettings(RunSettings):
-    """What commands that write codes have to be told besides.
+    """What commands that write codes have to be given besides.
 
     Parameters
     ----------

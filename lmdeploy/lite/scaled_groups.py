@@ -92,17 +92,22 @@ def groups_of(spec: ModelSpec, layer: int) -> list[ScaledGroup]:
     attended = ["attention.qkv"]
     if mla := spec.attention.mla:
         attended = ["attention.q_down" if mla.q_rank else "attention.q", "attention.kv_down"]
+    own = spec.recurrence if spec.mixer(layer) == "recurrence" else None
+    gates: tuple[str, ...] = ()
+    if own is not None:
+        attended, gates = ["recurrence.in"], ("recurrence.gates",)
     inner, shared = _inner(spec, moe)
     offset = spec.norm.offset
+    has_norms = spec.block.has_input_norms  # otherwise what is read is the residual stream, which others read too
     if spec.block.shares_norm:
         joined = ScaledGroup((*attended, *inner), Producer("attention_norm", offset=offset), shared)
         groups = [joined]
     else:
         groups = [
-            ScaledGroup(tuple(attended), Producer("attention_norm", offset=offset)),
+            ScaledGroup(tuple(attended), Producer("attention_norm", offset=offset) if has_norms else None, gates),
             ScaledGroup(
                 inner,
-                Producer("mlp_norm", offset=offset),
+                Producer("mlp_norm", offset=offset) if has_norms else None,
                 shared,
                 watched="moe.router" if moe else "",
                 has_own_inputs=moe is not None,
@@ -110,7 +115,11 @@ def groups_of(spec: ModelSpec, layer: int) -> list[ScaledGroup]:
         ]
     if mla and mla.q_rank:
         groups.append(ScaledGroup(("attention.q_up",), Producer("attention.q_down_norm", offset=offset)))
-    groups.append(ScaledGroup(("attention.o",), _values(spec)))
+    if own is not None:
+        norm = Producer("recurrence.norm", torch.arange(own.value_dim).repeat(own.num_heads))
+        groups.append(ScaledGroup(("recurrence.out",), norm))
+    else:
+        groups.append(ScaledGroup(("attention.o",), _values(spec)))
     return groups + _downs(spec, moe)
 
 
@@ -157,6 +166,8 @@ def rows_left_whole(spec: ModelSpec, name: str) -> int:
 
     These meet in a product, where cutting weights off on both sides adds up.
     """
+    if name == "recurrence.in" and spec.recurrence is not None:
+        return 2 * spec.recurrence.num_key_heads * spec.recurrence.key_dim
     if name == "attention.qkv":
         return (spec.num_heads + spec.num_kv_heads) * spec.head_dim
     return 1 << 30 if name.startswith(("attention.q", "attention.kv")) else 0

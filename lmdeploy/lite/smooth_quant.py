@@ -3,7 +3,7 @@
 After Xiao et al., "SmoothQuant: Accurate and Efficient Post-Training Quantization for Large Language Models" (ICML
 2023, arXiv 2211.10438): inputs that now and then are large would leave few steps for the others of their token, so
 they are divided where they are made, by ``s = max |x| ^ 0.5 / max |w| ^ 0.5``, and their weights multiplied. Weights
-are then rounded with a scale for each output. (``lmdeploy.turbomind.scaled`` tells how such a checkpoint is stored.)
+are then rounded with a scale for each output. (``lmdeploy.turbomind.scaled`` says how such a checkpoint is stored.)
 With a search the exponent is the one of several that costs least on some of the inputs seen, these rounded as well.
 """
 

@@ -85,7 +85,7 @@ class SourceModel:
                 self._outside[name] = tree
             else:
                 self._layers[int(found[1])][found[2]] = tree
-        self._refuse_stacks()
+        self._refuse_layouts()
 
     def __len__(self) -> int:
         return len(self._layers)
@@ -104,13 +104,20 @@ class SourceModel:
 
     def embedded(self, batches: list[Tensor]) -> list[Tensor]:
         """Return the first layer's inputs for batches of token ids ``[samples, tokens]``."""
-        tree = self._outside["token_embedding"]
-        table = evaluate(tree, self.files.tensor, lambda shape: shape)
-        return [table[ids].float() * self.spec.embedding_scale for ids in batches]
+        made = [self._outside_tensor("token_embedding")[ids].float() * self.spec.embedding_scale for ids in batches]
+        if self.spec.learned_positions:
+            positions = self._outside_tensor("position_embedding").float()
+            made = [rows + positions[: rows.shape[1]] for rows in made]
+        if self.spec.has_embedding_norm:
+            norm = {name: self._evaluate(tree) for name, tree in self._outside.items() if "embedding_norm" in name}
+            made = [LayerWeights(norm).norm("embedding_norm", rows, self.spec.norm) for rows in made]
+        return made
 
     def longest_text(self) -> int:
         """Return how many tokens the model reads without its positions being stretched."""
-        longest = [self.spec.max_position_embeddings, self.spec.attention.logn_length or 1 << 30]
+        attention = self.spec.attention
+        longest = [self.spec.max_position_embeddings]
+        longest += [length for length in (attention.logn_length, attention.temperature_length) if length]
         return min(longest + [rope.stretch.length for rope in self.spec.ropes if rope.stretch is not None])
 
     def tensors_of_layers(self) -> set[str]:
@@ -125,10 +132,13 @@ class SourceModel:
         """Return where the rows of a layer's tensor lie in the checkpoint."""
         return RowMap(self._layers[number][name], self.shapes)
 
+    def _outside_tensor(self, name: str) -> Tensor:
+        return evaluate(self._outside[name], self.files.tensor, lambda shape: shape)
+
     def _evaluate(self, tree: Tree) -> Tensor:
         return evaluate(tree, lambda name: self.files.tensor(name).float(), lambda shape: shape).to(self.device)
 
-    def _refuse_stacks(self) -> None:
+    def _refuse_layouts(self) -> None:
         for layer in self._layers:
             for name, tree in layer.items():
                 if "mxfp4" in operations_in(tree):
@@ -136,11 +146,17 @@ class SourceModel:
                         f"{self.name} cannot be quantized: its experts are 4-bit floats (MXFP4) already"
                     )
                 stacked = [
-                    load for load in loads_in(tree) if ".experts." in name and not load.endswith((".weight", ".bias"))
+                    load
+                    for load in loads_in(tree)
+                    if ".experts." in name and (len(self.shapes[load]) > 2 or not load.endswith((".weight", ".bias")))
                 ]
                 if stacked:
-                    raise UnsupportedModelError(
-                        f"{self.name} cannot be quantized: {stacked[0]} holds all experts of a layer in one tensor, "
-                        "which AWQ, GPTQ and W8A8 files have no form for; serve it with --weight-bits 4 or 8, which "
-                        "rounds while loading"
-                    )
+                    self._refuse_form(f"{stacked[0]} holds all experts of a layer in one tensor")
+                if tree["op"] == "permute" and tree["args"][0]["op"] == "load":
+                    self._refuse_form(f"{tree['args'][0]['name']} is laid out as [in, out]")
+
+    def _refuse_form(self, what: str) -> None:
+        raise UnsupportedModelError(
+            f"{self.name} cannot be quantized: {what}, which AWQ, GPTQ and W8A8 files have no form for; serve it with "
+            "--weight-bits 4 or 8, which rounds while loading"
+        )

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from lmdeploy.messages import GenerationConfig, Response
 from lmdeploy.model import ChatTemplateConfig, chat_template_for
+from lmdeploy.model_metadata.sampling_defaults import AUTO, sampling_defaults
 from lmdeploy.offline.chat_session import Session
 from lmdeploy.offline.inputs import GenConfigs, as_batch, config_with, configs_for
+from lmdeploy.offline.multimodal import MultimodalPreparer
 from lmdeploy.offline.outputs import Answers, AsyncOutputs, Batch, by_prompt, progress_bar, response_of, too_long
 from lmdeploy.offline.scoring import TokenIds, cross_entropies, prompt_logits
-from lmdeploy.offline.seeing import SeeingPreparer
 from lmdeploy.offline.session_generator import SessionGenerator
 from lmdeploy.offline.sessions import EngineSessions
 from lmdeploy.paths import locate_model
@@ -35,7 +36,7 @@ class AsyncEngine:
 
     Parameters
     ----------
-    model_path, backend_config, chat_template_config, max_log_len
+    model_path, backend_config, chat_template_config, max_log_len, generation_config
         As in :func:`lmdeploy.pipeline`.
     model_name
         The name shown to users; default: that of the checkpoint's folder.
@@ -48,6 +49,8 @@ class AsyncEngine:
         The engine's settings, and its kind: ``turbomind``.
     model_name, session_len, stop_words
         What the model is called, the most tokens of a conversation, and what ends its turn.
+    sampling_defaults
+        The sampling parameters that the checkpoint recommends; empty: none.
     """
 
     backend: str
@@ -60,6 +63,7 @@ class AsyncEngine:
         max_log_len: int | None = None,
         model_name: str | None = None,
         backend: str | None = None,
+        generation_config: str = AUTO,
     ) -> None:
         settings = settings_of(backend_config)
         directory = str(locate_model(model_path, settings.get("revision"), settings.get("download_dir")))
@@ -67,13 +71,14 @@ class AsyncEngine:
         self.engine = Engine(directory, backend_config, backend)
         self.backend = self.engine.directory.backend
         self.tokenizer = Tokenizer(str(self.engine.directory.path))
+        self.sampling_defaults = sampling_defaults(generation_config, self.engine.directory.path)
         self.chat_template = chat_template_for(directory, chat_template_config, self.tokenizer)
         self.model_name = model_name or self.engine.directory.spec.model_name
         checkpoint = self.engine.directory.vision_checkpoint
         self._preparer = (
             PromptPreparer(self.tokenizer, self.chat_template, max_log_len=max_log_len)
             if checkpoint is None
-            else SeeingPreparer(checkpoint, self.tokenizer, self.chat_template, self.session_len, max_log_len)
+            else MultimodalPreparer(checkpoint, self.tokenizer, self.chat_template, self.session_len, max_log_len)
         )
         self._preparer.adapter_templates.add_all(located_adapters(settings.get("adapters")))
         self._sessions = EngineSessions(self.engine, self._preparer)
@@ -116,7 +121,7 @@ class AsyncEngine:
         Parameters
         ----------
         prompts
-            A text; ``(text, picture)`` or ``(text, [picture, ...])``, for a model that sees, a picture being a URL, a
+            A text; ``(text, image)`` or ``(text, [image, ...])``, for a model that sees, an image being a URL, a
             data URL, a path or a ``PIL.Image``; one conversation, a list of OpenAI messages; or a list of any of these.
         gen_config
             How to generate: one for all prompts, or one each.
@@ -146,7 +151,7 @@ class AsyncEngine:
         """
         self._check_adapter(adapter_name)
         batch, is_single = as_batch(prompts)
-        configs = configs_for(gen_config, len(batch), fields)
+        configs = configs_for(gen_config, len(batch), fields, self.sampling_defaults)
         answers = Answers(configs)
         with progress_bar(len(batch), use_tqdm) as advance:
             for response in self._run(batch, configs, do_preprocess, stream=False, adapter_name=adapter_name):
@@ -166,7 +171,7 @@ class AsyncEngine:
         """Answer a prompt or a batch like calling the engine, without blocking the event loop."""
         self._check_adapter(adapter_name)
         batch, is_single = as_batch(prompts)
-        configs = configs_for(gen_config, len(batch), fields)
+        configs = configs_for(gen_config, len(batch), fields, self.sampling_defaults)
         answers = Answers(configs)
         prepared = await asyncio.to_thread(lambda: self._prepared(batch, do_preprocess, adapter_name))
         outputs = AsyncOutputs()
@@ -191,13 +196,13 @@ class AsyncEngine:
     ) -> Iterator[Response]:
         """Yield the pieces of every answer as they come, those of a batch interleaved.
 
-        ``Response.index`` tells the prompt, ``Response.choice`` which of its n answers. Without ``stream_response`` a
+        ``Response.index`` reports the prompt, ``Response.choice`` which of its n answers. Without ``stream_response`` a
         piece is a whole answer. Other arguments and errors are those of calling the engine. Leaving the iterator early
         cancels what still runs.
         """
         self._check_adapter(adapter_name)
         batch, _ = as_batch(prompts)
-        configs = configs_for(gen_config, len(batch), fields)
+        configs = configs_for(gen_config, len(batch), fields, self.sampling_defaults)
         return self._run(batch, configs, do_preprocess, stream_response, adapter_name)
 
     def infer(
@@ -220,7 +225,7 @@ class AsyncEngine:
         """
         self._check_adapter(adapter_name)
         batch, _ = as_batch(prompts)
-        configs = configs_for(gen_config, len(batch), fields)
+        configs = configs_for(gen_config, len(batch), fields, self.sampling_defaults)
         responses = self._run(batch, configs, do_preprocess, stream_response, adapter_name)
         return by_prompt(responses, [config.n for config in configs], multiplex, pbar.update if pbar else None)
 
@@ -258,7 +263,7 @@ class AsyncEngine:
         sequence_start, sequence_end
             Whether the session begins with this turn (an old one of that id is forgotten), and ends with it.
         step
-            Keep only so many of the session's tokens first; 0: all.
+            Keep only this many of the session's tokens first; 0: all.
         do_preprocess
             False: a text is used as it is, without a chat template.
         adapter_name
@@ -289,7 +294,7 @@ class AsyncEngine:
                 "skip_stop_tokens must be True and rewind_stop_tokens False: the token that ends an answer is not part "
                 "of it, and stays in the session"
             )
-        config = config_with(gen_config, fields)
+        config = config_with(gen_config, fields, self.sampling_defaults)
         if bool(messages) == (input_ids is not None):
             raise ValueError(f"messages or input_ids must be given, got {'both' if messages else 'neither'}")
         if input_ids is not None:
@@ -345,7 +350,13 @@ class AsyncEngine:
             The LoRA adapter that answers; None: none.
         """
         self._check_adapter(adapter_name)
-        return Session(self._sessions, next(self._session_ids), gen_config, adapter_name)
+        return Session(
+            self._sessions,
+            next(self._session_ids),
+            gen_config,
+            adapter_name,
+            sampling_defaults=self.sampling_defaults,
+        )
 
     def chat(
         self,
@@ -362,7 +373,7 @@ class AsyncEngine:
         Parameters
         ----------
         prompt
-            What the user says, also with pictures; a list of OpenAI messages may begin with a system message.
+            What the user says, also with images; a list of OpenAI messages may begin with a system message.
         session
             What an earlier call returned, to go on with it; None begins a conversation.
         gen_config
@@ -386,7 +397,7 @@ class AsyncEngine:
             As ``Session``.
         """
         session = session or self.session()
-        config = config_with(gen_config, fields) if gen_config or fields else None
+        config = config_with(gen_config, fields, self.sampling_defaults) if gen_config or fields else None
         session(prompt, config, stream_response=stream_response, do_preprocess=do_preprocess)
         return session
 

@@ -2,11 +2,12 @@
 
 import contextlib
 import queue
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from lmdeploy.messages import GenerationConfig, Response
+from lmdeploy.offline.inputs import config_with
 from lmdeploy.offline.outputs import joined, response_of
 from lmdeploy.offline.sessions import EngineSessions
 from lmdeploy.prompts import Prompt, as_messages
@@ -31,6 +32,8 @@ class Session:
         How to generate where a turn does not say; default: ``GenerationConfig()``.
     adapter_name
         The LoRA adapter that answers; None: none.
+    sampling_defaults
+        The model's (`lmdeploy.model_metadata.sampling_defaults`).
 
     Attributes
     ----------
@@ -48,6 +51,8 @@ class Session:
         session_id: int,
         gen_config: GenerationConfig | None = None,
         adapter_name: str | None = None,
+        *,
+        sampling_defaults: Mapping[str, Any],
     ) -> None:
         self.session_id = session_id
         self.response: Response | None = None
@@ -55,7 +60,8 @@ class Session:
         self.adapter_name = adapter_name
         self.history: list[tuple[Prompt, str]] = []
         self._sessions = sessions
-        self._gen_config = gen_config or GenerationConfig()
+        self._gen_config = gen_config
+        self._sampling_defaults = sampling_defaults
         self._is_held = False  # by the engine
 
     def __enter__(self) -> "Self":
@@ -103,7 +109,7 @@ class Session:
         RuntimeError
             If the engine failed on the request.
         """
-        config = gen_config or self._gen_config
+        config = config_with(gen_config or self._gen_config, {}, self._sampling_defaults)
         if config.n != 1:
             raise ValueError(f"n must be 1 in a conversation, got {config.n}")
         pieces = self._pieces(prompt, config, do_preprocess, stream_response)

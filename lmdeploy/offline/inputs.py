@@ -8,6 +8,7 @@ from typing import Any
 
 from lmdeploy.errors import unknown_keyword
 from lmdeploy.messages import GenerationConfig
+from lmdeploy.model_metadata.sampling_defaults import is_greedy
 from lmdeploy.prompts import Prompt
 
 logger = logging.getLogger(__name__)
@@ -25,20 +26,22 @@ def as_batch(prompts: str | Sequence[Any]) -> tuple[Sequence[Prompt], bool]:
     Raises
     ------
     ValueError
-        If they are no text, ``(text, picture)``, conversation, or list of these.
+        If they are no text, ``(text, image)``, conversation, or list of these.
     """
     if isinstance(prompts, (str, tuple)):
         return [prompts], True
     if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
         raise ValueError(
-            f"prompts must be a text, (text, picture), a list of these, or messages, got {type(prompts).__name__}"
+            f"prompts must be a text, (text, image), a list of these, or messages, got {type(prompts).__name__}"
         )
     if prompts and isinstance(prompts[0], dict):
         return [list(prompts)], True
     return prompts, False
 
 
-def configs_for(gen_config: GenConfigs, count: int, keywords: Mapping[str, Any]) -> list[GenerationConfig]:
+def configs_for(
+    gen_config: GenConfigs, count: int, keywords: Mapping[str, Any], sampling_defaults: Mapping[str, Any]
+) -> list[GenerationConfig]:
     """Return a config for each of ``count`` prompts.
 
     Parameters
@@ -49,6 +52,8 @@ def configs_for(gen_config: GenConfigs, count: int, keywords: Mapping[str, Any])
         Number of prompts.
     keywords
         Fields by name, which go before those of ``gen_config``.
+    sampling_defaults
+        The model's (`lmdeploy.model_metadata.sampling_defaults`), for configs that sample and do not set them.
 
     Raises
     ------
@@ -60,11 +65,13 @@ def configs_for(gen_config: GenConfigs, count: int, keywords: Mapping[str, Any])
     if isinstance(gen_config, list):
         if len(gen_config) != count:
             raise ValueError(f"gen_config must be one, or one for each of the {count} prompts, got {len(gen_config)}")
-        return [config_with(config, keywords) for config in gen_config]
-    return [config_with(gen_config, keywords)] * count
+        return [config_with(config, keywords, sampling_defaults) for config in gen_config]
+    return [config_with(gen_config, keywords, sampling_defaults)] * count
 
 
-def config_with(gen_config: GenerationConfig | None, keywords: Mapping[str, Any]) -> GenerationConfig:
+def config_with(
+    gen_config: GenerationConfig | None, keywords: Mapping[str, Any], sampling_defaults: Mapping[str, Any]
+) -> GenerationConfig:
     """Return a config, ``GenerationConfig()`` if there is none, with some fields changed; see ``configs_for``."""
     if gen_config is not None and not isinstance(gen_config, GenerationConfig):
         raise ValueError(f"gen_config must be a GenerationConfig or a list of them, got {type(gen_config).__name__}")
@@ -72,7 +79,11 @@ def config_with(gen_config: GenerationConfig | None, keywords: Mapping[str, Any]
     for name in changes:
         if name not in _FIELDS:
             raise TypeError(unknown_keyword(name, _FIELDS))
-    config = dataclasses.replace(gen_config or GenerationConfig(), **changes)
+    base = gen_config or GenerationConfig()
+    values = {**vars(base), **changes}
+    if values["do_sample"] and not is_greedy(values["temperature"], values["top_k"]):
+        changes = {name: value for name, value in sampling_defaults.items() if not base.is_given(name)} | changes
+    config = dataclasses.replace(base, **changes)
     if not config.do_sample:
         _warn_of_greedy(tuple(name for name in _FOR_SAMPLING if getattr(config, name) != getattr(_DEFAULT, name)))
     return config

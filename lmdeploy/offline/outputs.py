@@ -87,7 +87,7 @@ class Batch:
             self._on_output,
             stop_words=prompt.stop_words,
             stream=self._stream,
-            pictures=prompt.rows,
+            images=prompt.rows,
             adapter_name=self._adapter_name,
         )
         self._places[request] = index, session_id
@@ -226,7 +226,7 @@ def by_prompt(
     choices
         How many answers each prompt gets.
     advance
-        Told 1 with each prompt that is answered.
+        Called with 1 for each prompt that is answered.
     """
     left = list(choices)
     waiting: list[deque[Response]] = [deque() for _ in choices]

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from lmdeploy.messages import PytorchEngineConfig, TurbomindEngineConfig, VisionConfig, require_vision_config
 from lmdeploy.model import ChatTemplateConfig
+from lmdeploy.model_metadata.sampling_defaults import AUTO
 from lmdeploy.offline.async_engine import AsyncEngine
 from lmdeploy.turbomind.engine_settings import backend_of, engine_config_for
 
@@ -19,6 +20,7 @@ def pipeline(
     model_name: str | None = None,
     backend: Literal["turbomind", "pytorch"] | None = None,
     vision_config: VisionConfig | None = None,
+    generation_config: str = AUTO,
     **fields: Any,
 ) -> AsyncEngine:
     """Load a model for offline inference.
@@ -43,7 +45,10 @@ def pipeline(
         The engine; default: as ``backend_config`` says, else ``turbomind`` if it knows the model, and ``pytorch`` if
         not.
     vision_config
-        How a model that sees looks at pictures.
+        How a model that sees looks at images.
+    generation_config
+        Where sampling requests take the parameters from that they do not set: ``auto``, the checkpoint's
+        ``generation_config.json``; ``none``, the defaults of ``GenerationConfig``; or a folder with such a file.
     fields
         Fields of ``TurbomindEngineConfig`` by name, as older releases took them (``instance_num`` for
         ``max_batch_size``); one that ``backend_config`` says otherwise is refused.
@@ -64,4 +69,6 @@ def pipeline(
     config = engine_config_for(backend_config, backend, fields)
     logging.getLogger("lmdeploy").setLevel(log_level.upper())
     chosen = backend if backend_config is None else backend_of(config)  # fields by name alone leave the choice open
-    return AsyncEngine(model_path, config, chat_template_config, max_log_len, model_name, chosen or "auto")
+    return AsyncEngine(
+        model_path, config, chat_template_config, max_log_len, model_name, chosen or "auto", generation_config
+    )

@@ -11,7 +11,7 @@ from lmdeploy.messages import ALL_THAT_IS_LEFT, GenerationConfig
 from lmdeploy.offline.async_engine import AsyncEngine
 from lmdeploy.offline.outputs import AsyncOutputs
 from lmdeploy.prompts import PreparedPrompt
-from lmdeploy.serve.errors import TritonRequestError, TritonUnavailable
+from lmdeploy.serve.errors import TritonUnavailable, request_error
 from lmdeploy.serve.request import GenerateChunk, GenerateRequest
 from lmdeploy.turbomind.engine import EngineOutput, EngineUnavailable
 
@@ -54,20 +54,20 @@ class LocalClient:
                 outputs.put,
                 stop_words=prompt.stop_words,
                 stream=request.stream,
-                pictures=prompt.rows,
+                images=prompt.rows,
                 adapter_name=request.fields.get("lora_name"),
             )
         except EngineUnavailable as error:
             raise TritonUnavailable(str(error)) from None
         except (ValueError, OverflowError) as error:
-            raise TritonRequestError("INVALID_ARGUMENT", str(error)) from None
+            raise request_error("INVALID_ARGUMENT", str(error)) from None
         is_over = False
         try:
             while not is_over:
                 output = await outputs.get()
                 is_over = output.is_final
                 if output.finish_reason == "error":
-                    raise TritonRequestError("INVALID_ARGUMENT" if output.is_bad_request else "INTERNAL", output.error)
+                    raise request_error("INVALID_ARGUMENT" if output.is_bad_request else "INTERNAL", output.error)
                 yield _chunk(output, config.logprobs)
         finally:
             if not is_over:
@@ -76,6 +76,10 @@ class LocalClient:
     async def adapters(self) -> dict[str, str]:
         """Return the LoRA adapters that requests may name, each with an empty note: anybody may."""
         return dict.fromkeys(self._pipe.engine.adapters(), "")
+
+    async def context_len(self) -> int:
+        """Return how many tokens prompt and response have together at most."""
+        return self._pipe.engine.session_len
 
     async def bos_token_id(self) -> int | None:
         """Return the token that begins a sequence; None when the tokenizer has none."""
@@ -102,9 +106,9 @@ def _config(request: GenerateRequest) -> GenerationConfig:
     ValueError
         A value is out of range, or needs a server.
     """
-    for name, told in _NEED_A_SERVER.items():
+    for name, reported in _NEED_A_SERVER.items():
         if name in request.fields:
-            raise ValueError(f"{told} needs a server (lmdeploy serve api_server)")
+            raise ValueError(f"{reported} needs a server (lmdeploy serve api_server)")
     fields: dict[str, Any] = {name: value for name, value in request.fields.items() if name in _OURS}
     fields.setdefault("do_sample", not _SAMPLING.isdisjoint(fields))
     if fields.get("max_new_tokens") == ALL_THAT_IS_LEFT:

@@ -45,11 +45,11 @@ class SessionGenerator:
         input_ids
             The tokens of this turn alone.
         gen_config, stop_words
-            How to generate, and strings that end the answer beside those in it.
+            How to generate, and strings that end the answer alongside those in it.
         sequence_start, sequence_end
             Whether the session begins with this request (an old one of that id is forgotten), and ends with it.
         step
-            Keep only so many of the session's tokens first; negative: all.
+            Keep only this many of the session's tokens first; negative: all.
         stream_output
             False: one output an answer.
 

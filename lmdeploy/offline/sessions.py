@@ -103,7 +103,7 @@ class EngineSessions:
                 stop_words=prompt.stop_words,
                 stream=stream,
                 session=options,
-                pictures=prompt.rows,
+                images=prompt.rows,
                 adapter_name=adapter_name,
             )
         except BaseException:

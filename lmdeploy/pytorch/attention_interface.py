@@ -81,7 +81,7 @@ def no_mask(*_: Any, **__: Any) -> None:
 
 
 def register() -> None:
-    """Tell ``transformers`` about this attention."""
+    """Report ``transformers`` about this attention."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, attend)

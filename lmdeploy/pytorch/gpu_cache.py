@@ -67,7 +67,7 @@ class GpuPagedCache:
         self._block_count = 0
 
     def block_bytes(self, block_len: int) -> int:
-        """Return how much memory a block of so many tokens takes in all layers."""
+        """Return how much memory a block of this many tokens takes in all layers."""
         is_quantized = self._bits < 16
         element = 1 if is_quantized else torch.empty(0, dtype=self._dtype).element_size()
         total = 0

@@ -1,6 +1,6 @@
 """Decoding steps as captured CUDA graphs: one launch in place of hundreds.
 
-A graph is of one size: so many rows, and block tables so wide. Steps are padded up to the next size; rows that fill up
+A graph is of one size: this many rows, one width of block tables. Steps are padded to the next size; rows that fill up
 are of no sequence, write nothing to the cache, and are thrown away. All graphs share one pool of memory.
 """
 
@@ -59,11 +59,11 @@ class CudaGraph:
     """
 
     def __init__(self, run: Callable[[], Outputs], pool: tuple[int, int]) -> None:
-        beside = torch.cuda.Stream()
-        beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(beside):
+        alongside = torch.cuda.Stream()
+        alongside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(alongside):
             run()
-        torch.cuda.current_stream().wait_stream(beside)
+        torch.cuda.current_stream().wait_stream(alongside)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, pool=pool):
             self.outputs = run()
@@ -121,7 +121,7 @@ class DecodingGraphs:
 
 
 def rows_for(rows: int) -> int:
-    """Return the rows of the graph that takes so many: powers of two up to 8, then multiples of 8."""
+    """Return the rows of the graph that takes this many: powers of two up to 8, then multiples of 8."""
     return 1 << (rows - 1).bit_length() if rows <= 8 else -(-rows // 8) * 8
 
 

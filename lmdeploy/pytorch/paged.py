@@ -18,7 +18,7 @@ _CACHE_TYPES = {8: "int8", 4: "int4"}
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What a layer keeps of a token: so many heads with a key and a value of these sizes."""
+    """What a layer keeps of a token: this many heads with a key and a value of these sizes."""
 
     heads: int
     key_dim: int
@@ -27,7 +27,7 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """What a layer asks of attention, beside queries, keys and values.
+    """What a layer asks of attention, alongside queries, keys and values.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ class PagedCache:
         self._layers: dict[int, Any] = {}
 
     def block_bytes(self, block_len: int) -> int:
-        """Return how much memory a block of so many tokens takes in all layers."""
+        """Return how much memory a block of this many tokens takes in all layers."""
         return sum(
             _turbomind.cache_block_bytes(self._type, shape.heads, shape.key_dim, shape.value_dim, block_len)
             for shape in self._shapes.values()

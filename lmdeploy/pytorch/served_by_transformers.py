@@ -1,4 +1,4 @@
-"""Which models of ``transformers`` this engine runs, as far as a configuration tells."""
+"""Which models of ``transformers`` this engine runs, as far as a configuration reports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def refuse_unsupported(checkpoint: Path, config: Any) -> None:
     if getattr(config, "quantization_config", None) is not None:
         raise UnsupportedModelError(
             f"{checkpoint}: the PyTorch engine reads no quantized weights of this architecture; the TurboMind engine "
-            "reads those of the models in docs/supported-models.md"
+            "reads those of the models in docs/reference/supported-models.md"
         )
     ropes = getattr(text, "rope_parameters", None) or {}
     for rope in [ropes, *(part for part in ropes.values() if isinstance(part, dict))]:

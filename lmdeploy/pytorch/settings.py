@@ -22,7 +22,7 @@ _AS_THEY_ARE = (
 @rows.documented
 @dataclass
 class WorkerSettings:
-    """What the engine is told about processes that run a model, beside the settings of ``TurbomindEngineConfig``."""
+    """What the engine knows of processes that run a model, next to the settings of ``TurbomindEngineConfig``."""
 
     eager_mode: bool = rows.flag(False, "Run a model's modules as they are, without captured graphs.")
     custom_module_map: str = rows.text(

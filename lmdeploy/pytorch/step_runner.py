@@ -126,7 +126,7 @@ class StepRunner:
         self._cache.allocate(block_count, block_len, host_block_count)
 
     def move_blocks(self, count: int) -> None:
-        """Do what the channel has: so many pairs of blocks, whose content goes from the first to the second."""
+        """Do what the channel has: this many pairs of blocks, whose content goes from the first to the second."""
         self._cache.move(self._channel.blocks[: 2 * count].reshape(count, 2))
 
     @torch.inference_mode()  # type: ignore[untyped-decorator, unused-ignore]

@@ -19,7 +19,7 @@ from typing import Any
 from lmdeploy import _turbomind
 
 CHANNEL_FILE, LIFELINE_FILE = 3, 4  # as in backend_cpp/model/worker/worker_process.h
-_PATIENCE = 3600.0  # seconds between two looks at nothing
+_TIMEOUT = 3600.0  # seconds between two looks at nothing
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     channel = _turbomind.WorkerChannel(CHANNEL_FILE, args.rank)
     runner: Any = None
     while True:
-        order = channel.wait(_PATIENCE)
+        order = channel.wait(_TIMEOUT)
         if order is None:
             continue
         try:

@@ -18,7 +18,7 @@ from collections.abc import Collection, Hashable, Mapping
 from typing import Generic, TypeVar
 
 PIECE = 256  # bytes: about the 64 tokens of a block in the engine's cache
-MOST_PIECES = 128  # what comes behind tells nothing more
+MOST_PIECES = 128  # what comes after reveals nothing more
 MOST_KEYS = 200_000  # remembered
 SLACK = 8  # requests that a replica may have beyond the least loaded one, and still be preferred for what it holds
 _HOLDERS = 4  # of a key, the latest ones

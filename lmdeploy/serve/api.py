@@ -17,6 +17,7 @@ import httpx
 from lmdeploy.messages import require_vision_config
 from lmdeploy.paths import locate_model
 from lmdeploy.serve.child import ChildProcess
+from lmdeploy.serve.keys import environment_of, split_keys
 from lmdeploy.serve.openai.api_client import APIClient
 from lmdeploy.serve.ports import free_ports, reachable_host
 from lmdeploy.turbomind.engine_settings import backend_of, engine_config_for, given_settings
@@ -113,7 +114,7 @@ def serve(
     config = engine_config_for(backend_config, None if backend == "turbomind" else backend, kwargs)
     if config.revision or config.download_dir:
         model_path = str(locate_model(model_path, config.revision, config.download_dir))
-    keys = [api_keys] if isinstance(api_keys, str) else list(api_keys or ())
+    keys = split_keys([api_keys] if isinstance(api_keys, str) else api_keys or ())
     command = [sys.executable, "-m", "lmdeploy", "serve", "api_server", model_path]
     command += ["--server-name", server_name, "--server-port", str(server_port), "--log-level", log_level]
     for name, port in zip(("http", "grpc", "metrics"), free_ports(3), strict=True):
@@ -122,8 +123,10 @@ def serve(
     command += ["--backend", "pytorch"] if backend_of(config) == "pytorch" else []
     command += ["--ssl"] if ssl else []
     command += ["--chat-template", chat_template_config.to_json()] if chat_template_config else []
-    command += [*options, *(["--api-keys", *keys] if keys else [])]
+    command += options
     env = {**os.environ, "LMDEPLOY_ENGINE_CONFIG": json.dumps(given_settings(config))}
+    if keys:
+        env |= environment_of({"api-keys": keys})
     server = ChildProcess(command, env=env, log=logger.info)
     url = f"{'https' if ssl else 'http'}://{reachable_host(server_name)}:{server_port}"
     try:

@@ -18,13 +18,17 @@ from tritonclient.grpc import service_pb2
 
 from lmdeploy.paths import DEFAULT_MODEL_NAME
 from lmdeploy.serve.channel import Channel
-from lmdeploy.serve.errors import TritonRequestError, TritonUnavailable
+from lmdeploy.serve.errors import TritonRequestError, TritonUnavailable, request_error
 from lmdeploy.serve.request import GenerateChunk, GenerateRequest
+from lmdeploy.serve.response_stream import ResponseStream
 from lmdeploy.serve.wire import (
     ENGINE,
+    ENSEMBLE,
+    ENSEMBLE_VISION,
     conversation_json,
     decode_adapters,
     decode_chunk,
+    decode_context_len,
     decode_text,
     decode_token_ids,
     encode_adapter_control,
@@ -32,6 +36,7 @@ from lmdeploy.serve.wire import (
     encode_detokenize,
     encode_end_session,
     encode_generate,
+    encode_limits,
     encode_stop,
     encode_stop_session,
     encode_tokenize,
@@ -44,13 +49,15 @@ logger = logging.getLogger(__name__)
 # An error of a stream, as our models write it for a request that asks for codes.
 _CODE = re.compile("(?P<code>[A-Z_]+): (?P<message>.*)", re.DOTALL)
 # What Triton puts before an error of an ensemble's model.
-_IN_ENSEMBLE = re.compile(r"in ensemble 'ensemble(?:_pictures)?(?:\.[^']*)?', ")
+_IN_ENSEMBLE = re.compile(rf"in ensemble '(?:{ENSEMBLE}|{ENSEMBLE_VISION})(?:\.[^']*)?', ")
 # How Triton begins to say that it does not serve a model, has lost its process, or stops.
 _TRITON_IS_AWAY = ("Request for unknown model", "Stub process", "Server is stopping", "Server exiting")
 _READY_TIMEOUT = 2.0  # seconds
 _CANCEL_TIMEOUT = 5.0  # seconds
+_END_SECONDS = 5.0  # in which a stream ends whose request was stopped
 _CANCEL_RETRIES = (0.05, 0.1, 0.2, 0.4, 0.8)  # seconds before each
 _REFUSALS = frozenset({"INVALID_ARGUMENT", "NOT_FOUND"})
+_RESPONSES = _REFUSALS | {"INTERNAL"}  # so are those without a code, of older engines
 _TOKENIZE_TIMEOUT = 30.0  # seconds
 
 
@@ -102,7 +109,7 @@ class TritonClient:
     address : str
         ``host:port`` of Triton's gRPC service.
     ledger : Ledger, optional
-        Told of the requests of `generate`.
+        Notified of the requests of `generate`.
     control_key : str
         What the server lets adapters be loaded with; empty: it was started without one.
     tracer : RequestTracer, optional
@@ -177,10 +184,10 @@ class TritonClient:
         over = False  # nothing is left to cancel
         if self._ledger is not None:
             self._ledger.begin(request.request_id)
+        stream = self._stream(call, message)
         try:
             async with self._typed_errors(call):
-                await self._send(call, message)
-                while (response := await self._next(call)) is not None:
+                while (response := await self._next(stream)) is not None:
                     chunk = decode_chunk(response)
                     if chunk.finish_reason is not None:
                         unfinished -= 1
@@ -204,8 +211,7 @@ class TritonClient:
             if trace is not None:
                 trace.end()
             if not over:
-                call.cancel()
-                self._cancel_soon(request.request_id)
+                self._cancel_soon(request.request_id, stream)
             else:
                 self._end(request.request_id)
 
@@ -250,6 +256,22 @@ class TritonClient:
             The server cannot be reached.
         """
         return await self._adapters(encode_adapter_control("list", key=self._control_key))
+
+    async def context_len(self) -> int:
+        """Return how many tokens prompt and response have together at most.
+
+        Raises
+        ------
+        TritonUnavailable
+            The server cannot be reached.
+        TritonRequestError
+            It is an older one, which does not report this.
+        """
+        response = await self._query(encode_limits(), _READY_TIMEOUT)
+        try:
+            return decode_context_len(response)
+        except (ValueError, KeyError, TypeError):
+            raise TritonRequestError("INTERNAL", "the engine did not report its limits") from None
 
     async def load_adapter(self, name: str, path: str, note: str = "") -> None:
         """Load a LoRA adapter from a folder of the server's machine; a chat template in it is that of its prompts.
@@ -303,8 +325,10 @@ class TritonClient:
             The prompt was refused.
         """
         if messages is not None:
-            told = json.dumps(list(tools), ensure_ascii=False) if tools else ""
-            message = encode_tokenize("messages", conversation_json(messages, template_options), told, adapter or "")
+            reported = json.dumps(list(tools), ensure_ascii=False) if tools else ""
+            message = encode_tokenize(
+                "messages", conversation_json(messages, template_options), reported, adapter or ""
+            )
         else:
             message = encode_tokenize("text_input", text or "")
         return decode_token_ids(await self._infer(message))
@@ -346,8 +370,9 @@ class TritonClient:
             await self._adapters(encode_adapter_control("list", key=self._control_key), _READY_TIMEOUT)
         except (grpc.aio.AioRpcError, TritonUnavailable):
             return False
-        except TritonRequestError:  # it answers, but shows its adapters to nobody, or has none
-            return True
+        except TritonRequestError as error:
+            # A refusal is a response too, of an engine that shows its adapters to nobody. A deadline is none.
+            return error.code in _RESPONSES
         return True
 
     async def model_name(self) -> str:
@@ -381,42 +406,44 @@ class TritonClient:
     async def _control(self, message: service_pb2.ModelInferRequest) -> None:
         """Send one request to the engine, which answers it with nothing of interest."""
         call = self._stub().ModelStreamInfer(timeout=_CANCEL_TIMEOUT)
+        stream = self._stream(call, message)
         async with self._typed_errors(call):
-            await self._send(call, message)
-            while await self._next(call) is not None:
+            while await self._next(stream) is not None:
                 pass
 
     async def _adapters(
         self, message: service_pb2.ModelInferRequest, timeout: float = _TOKENIZE_TIMEOUT
     ) -> dict[str, str]:
         """Send a control request about adapters, and return those that there are then."""
+        return decode_adapters(await self._query(message, timeout))
+
+    async def _query(self, message: service_pb2.ModelInferRequest, timeout: float) -> service_pb2.ModelInferResponse:
+        """Send a control request that the engine answers with one response."""
         call = self._stub().ModelStreamInfer(timeout=timeout)
+        stream = self._stream(call, message)
         async with self._typed_errors(call):
-            await self._send(call, message)
-            response = await self._next(call)
-            # To its end: Triton can crash where a stream is left while it ends it.
-            while await self._next(call) is not None:
+            response = await self._next(stream)
+            while await self._next(stream) is not None:
                 pass
         if response is None:
-            raise TritonRequestError("INTERNAL", "the engine did not tell its adapters")
-        return decode_adapters(response)
+            raise TritonRequestError("INTERNAL", "the engine did not respond to a control request")
+        return response
 
-    async def _send(self, call: Any, message: service_pb2.ModelInferRequest) -> None:
+    def _stream(self, call: Any, message: service_pb2.ModelInferRequest) -> ResponseStream:
         """Send the one request of a stream."""
         message.model_name += self._suffix
-        await call.write(message)
-        await call.done_writing()
+        return ResponseStream(call, message)
 
-    async def _next(self, call: Any) -> service_pb2.ModelInferResponse | None:
+    async def _next(self, stream: ResponseStream) -> service_pb2.ModelInferResponse | None:
         """Return the next response of a stream, None at its end; an error is raised once the stream has ended."""
-        response = await call.read()
+        response = await stream.read()
         if response is grpc.aio.EOF:
             return None
         if not response.error_message:
             return response.infer_response
-        while await call.read() is not grpc.aio.EOF:
+        while await stream.read() is not grpc.aio.EOF:
             pass
-        raise self._told_error(response.error_message)
+        raise self._reported_error(response.error_message)
 
     async def _infer(self, message: service_pb2.ModelInferRequest) -> service_pb2.ModelInferResponse:
         message.model_name += self._suffix
@@ -440,25 +467,25 @@ class TritonClient:
     def _typed_error(self, code: grpc.StatusCode, details: str | None) -> TritonUnavailable | TritonRequestError:
         return self._error(code.name, _without_ensemble(details or "no details given"))
 
-    def _told_error(self, text: str) -> TritonUnavailable | TritonRequestError:
-        """Return the error a stream tells. Our models put the code before it, Triton itself has none for it."""
+    def _reported_error(self, text: str) -> TritonUnavailable | TritonRequestError:
+        """Return the error a stream reports. Our models put the code before it, Triton itself has none for it."""
         text = _without_ensemble(text)
-        if told := _CODE.fullmatch(text):
-            return self._error(told["code"], told["message"])
+        if reported := _CODE.fullmatch(text):
+            return self._error(reported["code"], reported["message"])
         is_away = text.startswith(_TRITON_IS_AWAY)
         return self._error("UNAVAILABLE" if is_away else "INTERNAL", text)
 
     def _error(self, code: str, message: str) -> TritonUnavailable | TritonRequestError:
         if code == "UNAVAILABLE":
             return TritonUnavailable(self._unavailable(message))
-        return TritonRequestError(code, message)
+        return request_error(code, message)
 
     def _unavailable(self, details: str | None) -> str:
         return f"Triton at {self.address} is not available: {details or 'no details given'}"
 
-    def _cancel_soon(self, request_id: str) -> None:
+    def _cancel_soon(self, request_id: str, stream: ResponseStream) -> None:
         """Cancel in a task of its own: the caller may be in the middle of being cancelled itself."""
-        task = asyncio.get_running_loop().create_task(self._try_cancel(request_id))
+        task = asyncio.get_running_loop().create_task(self._leave(request_id, stream))
         self._cancellations.add(task)
         task.add_done_callback(self._cancellations.discard)
         task.add_done_callback(lambda _: self._end(request_id))
@@ -466,6 +493,10 @@ class TritonClient:
     def _end(self, request_id: str) -> None:
         if self._ledger is not None:
             self._ledger.end(request_id)
+
+    async def _leave(self, request_id: str, stream: ResponseStream) -> None:
+        await self._try_cancel(request_id)
+        await stream.end(_END_SECONDS)
 
     async def _try_cancel(self, request_id: str) -> None:
         """Cancel, and again when that fails: a request nobody reads would run to its end."""

@@ -1,4 +1,4 @@
-"""Become a program that is killed when its parent ends, however the parent ends (Linux).
+"""Become a program that is killed when its parent ends, however the parent ends (Linux), with files of its own.
 
 ``python exec_with_parent.py PARENT_PID PROGRAM ARGUMENT...``
 """
@@ -14,6 +14,7 @@ PR_SET_PDEATHSIG = 1  # <linux/prctl.h>; survives exec
 def main() -> None:
     """Ask the kernel for the signal, then replace this process."""
     parent, *command = sys.argv[1:]
+    os.umask(0o077)  # what it writes may hold what callers send
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(parent):  # it ended before the kernel was asked
         sys.exit(1)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import threading
+import time
+from collections.abc import Callable
 
 # mallopt(3), glibc's.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 _LARGE = 128 << 10  # bytes; glibc's own value before it has seen anything large
 _ARENAS = 2
+TRIM_SECONDS = 30.0
 
 
 def give_back_what_is_freed() -> None:
@@ -15,12 +19,20 @@ def give_back_what_is_freed() -> None:
 
     By itself glibc takes pieces of up to 32 MiB out of its heaps once one of their size was freed, and makes up to
     eight heaps a core. A heap shrinks at its end alone, so a small piece that lives keeps all that lay before it: after
-    large bodies a gateway held what its requests had needed at most. To be called before threads are started. With
-    another C library it does nothing.
+    large bodies a gateway held what its requests had needed at most. Free pages in the middle of a heap go back to the
+    system every `TRIM_SECONDS`. To be called before threads are started. With another C library it does nothing.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    library = ctypes.CDLL(None)
+    mallopt = getattr(library, "mallopt", None)
     if mallopt is None:
         return
     mallopt(_ARENA_MAX, _ARENAS)
     mallopt(_MMAP_THRESHOLD, _LARGE)
     mallopt(_TRIM_THRESHOLD, _LARGE)
+    threading.Thread(target=_trim, args=(library.malloc_trim,), name="malloc_trim", daemon=True).start()
+
+
+def _trim(malloc_trim: Callable[[int], int]) -> None:
+    while True:
+        time.sleep(TRIM_SECONDS)
+        malloc_trim(0)  # without the interpreter's lock

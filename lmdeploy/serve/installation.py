@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lmdeploy.distribution import install_command
 from lmdeploy.made_once import made_once
 from lmdeploy.paths import cache_root
 from lmdeploy.serve.errors import TritonStartError
@@ -24,6 +25,7 @@ from lmdeploy.serve.restrictions import restriction_options
 
 PACKAGE = Path(__file__).resolve().parent.parent  # lmdeploy/
 OUR_BACKEND = PACKAGE / "backends" / "turbomind"
+_PRIVATE_FILES = OUR_BACKEND / "libprivate_files.so"  # backend_cpp/triton/private_files.cc
 _SHELL_KEY = "$(cat /proc/sys/kernel/random/uuid)"  # a random one each time the line is run, which is kept nowhere
 _SYSTEM_LIBRARY_DIRS = {"/lib", "/lib64", "/usr/lib", "/usr/lib64"}
 
@@ -41,7 +43,7 @@ class TritonInstallation:
     python_stub : Path or None
         The stub for the running Python; None: the one in `python_backend` fits.
     library_dirs : tuple of Path
-        Directories its libraries are in, beside the system's.
+        Directories its libraries are in, alongside the system's.
     """
 
     binary: Path
@@ -66,7 +68,7 @@ def find_tritonserver() -> TritonInstallation:
     wheel = importlib.util.find_spec("pytriton")
     if wheel is None or wheel.origin is None:
         raise TritonStartError(
-            "there is no tritonserver, on PATH or installed; run: pip install 'lmdeploy[serve]', which has one for "
+            f"there is no tritonserver, on PATH or installed; run: {install_command('serve')}, which has one for "
             "Python 3.10 to 3.12"
         )
     package = Path(wheel.origin).parent
@@ -122,6 +124,7 @@ def server_environment(installation: TritonInstallation) -> dict[str, str]:
         value = os.pathsep.join(filter(None, [*first, env.get(name, ""), *last]))
         if value:
             env[name] = value
+    env["LD_PRELOAD"] = ":".join(filter(None, [_PRIVATE_FILES.name, env.get("LD_PRELOAD", "")]))
     env["LMDEPLOY_PYTHON"] = sys.executable
     return env
 
@@ -144,6 +147,7 @@ def shell_command(installation: TritonInstallation, backends: Path, repository: 
             words.append(f'{name}={before}"${{{name}:+:${name}}}"' + (f":{after}" if after else ""))
         elif after:
             words.append(f'{name}="${{{name}:+${name}:}}"{after}')
+    words += [f'LD_PRELOAD={_PRIVATE_FILES.name}"${{LD_PRELOAD:+:$LD_PRELOAD}}"']
     words += [f"LMDEPLOY_PYTHON={shlex.quote(sys.executable)}", shlex.quote(str(installation.binary))]
     words += ["--model-repository", shlex.quote(str(repository)), "--backend-directory", shlex.quote(str(backends))]
     words += [f"--{door}-address={DEFAULT_TRITON_HOST}" for door in ("http", "grpc", "metrics")]
@@ -156,7 +160,7 @@ def _search_paths(installation: TritonInstallation) -> dict[str, tuple[list[str]
     libpython = sysconfig.get_config_var("LIBDIR")
     last = [] if libpython is None or libpython in _SYSTEM_LIBRARY_DIRS else [libpython]
     return {
-        "LD_LIBRARY_PATH": ([str(folder) for folder in installation.library_dirs], last),
+        "LD_LIBRARY_PATH": ([str(folder) for folder in (*installation.library_dirs, _PRIVATE_FILES.parent)], last),
         # The Python backend embeds the interpreter whose `python3` is first on PATH: ours, in its virtual environment.
         "PATH": ([str(Path(sys.executable).parent)], []),
         "PYTHONPATH": ([str(PACKAGE.parent)], []),

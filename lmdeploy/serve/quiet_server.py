@@ -36,6 +36,6 @@ class QuietServer(uvicorn.Server):
         """Serve until asked to end."""
         event = asyncio.Event()
         self._woken = asyncio.get_running_loop(), event
-        while not await self.on_tick(0):  # 0: a tick that tells the date
+        while not await self.on_tick(0):  # 0: a tick that reports the date
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(event.wait(), _TICK)

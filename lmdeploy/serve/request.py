@@ -19,7 +19,7 @@ def new_request_id() -> str:
 
 @dataclass(kw_only=True)
 class RequestFields:
-    """Fields of a served request beside those of `GenerationConfig`, declared as those are (`lmdeploy.fields`)."""
+    """Fields of a served request alongside those of `GenerationConfig`, declared as those are (`lmdeploy.fields`)."""
 
     prompt_logprobs: int | None = rows.whole(
         None,
@@ -31,34 +31,34 @@ class RequestFields:
     )
     output_embedding: bool = rows.flag(
         False,
-        "Return what the model makes of the whole prompt, the hidden state of its last token after the final norm, in "
-        "the output embedding; nothing is generated.",
+        "Return the hidden state of the prompt's last token after the final norm, in the output embedding; nothing is "
+        "generated.",
         is_tensor=True,
         is_param=True,
     )
     thinking_budget: int | None = rows.whole(
         None,
-        "Tokens of an answer behind which its thoughts are ended, if they have not ended by then: those of "
-        "thinking_end_ids come. Not with response_format.",
+        "Most tokens of reasoning: after them the engine generates thinking_end_ids, which end it. Not with "
+        "response_format.",
         is_tensor=True,
         is_param=True,
     )
     thinking_begin: str | None = rows.text(
         None,
-        "With thinking_budget. What an answer with thoughts begins with; null: the prompt ended with it.",
+        "With thinking_budget. The text that begins reasoning; null: the prompt ended with it.",
         max_bytes=256,
         is_tensor=True,
         is_param=True,
     )
     thinking_end: str | None = rows.text(
         None,
-        "With thinking_budget. What thoughts end with.",
+        "With thinking_budget. The text that ends reasoning.",
         max_bytes=256,
         is_tensor=True,
         is_param=True,
     )
     thinking_end_ids: list[int] | None = rows.tokens(
-        "With thinking_budget. The tokens of what thoughts are ended with.",
+        "With thinking_budget. The tokens that end reasoning.",
         max_items=64,
         is_tensor=True,
         is_param=True,
@@ -80,7 +80,7 @@ class RequestFields:
     )
     step: int | None = rows.whole(
         None,
-        "With session_id: keep only so many of its tokens first; negative: all.",
+        "With session_id: keep only this many of its tokens first; negative: all.",
         low=-MAX_INT32,
         is_tensor=True,
         tensor_default="-1",
@@ -94,8 +94,8 @@ class RequestFields:
     )
     cache_salt: str | None = rows.text(
         None,
-        "Prompts share what the engine has cached of them only where this text is the same; null: with all that have "
-        "none. Without it, the time to a first token tells whether somebody has sent a prompt's beginning before.",
+        "Prompts share cached prefixes only with prompts of the same salt; null: with all that have none. Without a "
+        "salt, the time to first token reveals whether somebody has sent the beginning of a prompt before.",
         max_bytes=256,
         is_tensor=True,
         is_param=True,
@@ -103,14 +103,15 @@ class RequestFields:
     )
     caller: str | None = rows.text(
         None,
-        "Who asks: callers take turns when formats of answers are compiled. The gateway makes it of the API key.",
+        "The caller: callers take turns at compiling response formats, and draft tokens never come from another "
+        "caller's texts. The gateway derives it from the API key.",
         max_bytes=256,
         is_tensor=True,
         is_param=True,
     )
     lora_name: str | None = rows.text(
         None,
-        "The LoRA adapter that answers; null: none.",
+        "The LoRA adapter to use; null: none.",
         max_bytes=256,
         is_tensor=True,
         is_param=True,
@@ -147,6 +148,8 @@ class GenerateRequest:
         Whether chunks carry token ids. They do with ``logprobs``.
     want_cached_len : bool
         Whether chunks carry ``cached_token_len``.
+    want_engine_seconds : bool
+        Whether a choice's last chunk has ``engine_seconds``.
     want_stop_string : bool
         Whether a choice's last chunk says which of ``stop_words`` ended it.
     request_id : str
@@ -170,6 +173,7 @@ class GenerateRequest:
         "text_input",
         "tools",
         "want_cached_len",
+        "want_engine_seconds",
         "want_stop_string",
         "want_token_ids",
     )
@@ -185,6 +189,7 @@ class GenerateRequest:
         stream: bool = True,
         want_token_ids: bool = False,
         want_cached_len: bool = False,
+        want_engine_seconds: bool = False,
         want_stop_string: bool = False,
         request_id: str | None = None,
         **fields: Any,
@@ -196,12 +201,12 @@ class GenerateRequest:
         self.messages, self.text_input, self.input_ids, self.tools = messages, text_input, input_ids, tools
         self.template_options = template_options
         self.stream, self.want_token_ids, self.want_stop_string = stream, want_token_ids, want_stop_string
-        self.want_cached_len = want_cached_len
+        self.want_cached_len, self.want_engine_seconds = want_cached_len, want_engine_seconds
         self.request_id = request_id or new_request_id()
         self.fields: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
 
     @property
-    def has_pictures(self) -> bool:
+    def has_images(self) -> bool:
         """Whether a message shows something."""
         contents = (message.get("content") for message in self.messages or ())
         return any(
@@ -236,12 +241,12 @@ class GenerateChunk:
     cached_token_len : int
         With ``want_cached_len``: tokens of session and prompt that were found in the cache.
     engine_seconds : tuple of float
-        Of a request that is traced, in a choice's last chunk: seconds before the batch, to the first token and to the
+        With ``want_engine_seconds``, in a choice's last chunk: seconds before the batch, to the first token and to the
         end, each from the one before; negative: it did not come to that.
     token_logprobs : tuple of float
         Log probability of each of ``token_ids``.
     top_token_ids : tuple of tuple of int
-        The likeliest tokens beside each of ``token_ids``.
+        The likeliest tokens alongside each of ``token_ids``.
     top_logprobs : tuple of tuple of float
         Their log probabilities.
     embedding : bytes

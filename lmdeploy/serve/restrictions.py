@@ -1,8 +1,9 @@
 """Which of Triton's protocols are closed, for every server we start.
 
 Inference, health, metadata, configuration and statistics stay open: clients use them. The others administer the server,
-and the known ways into it lead through them (docs/security.md). Triton opens them to whoever shows a key, which is made
-for each start and told to nobody. Where models come and go, one more key opens the model repository to our gateway.
+and the known ways into it lead through them (docs/deployment/security.md). Triton opens them to whoever shows a key.
+A key is made for each start and never published. Where models come and go, one more key opens the model repository to
+our gateway.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ GRPC_KEY_HEADER = f"triton-grpc-protocol-{_HEADER}"
 
 
 def new_key() -> str:
-    """Return a key that nobody can guess."""
+    """Return a key that nobody can predict."""
     return secrets.token_hex(32)
 
 

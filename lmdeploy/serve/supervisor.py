@@ -86,7 +86,7 @@ class Supervisor:
                 logger.error("tritonserver could not be started again: %s", error)
 
     def _delay(self, failures: int) -> float:
-        """Return the wait after so many failures in a row."""
+        """Return the wait after this many failures in a row."""
         if failures == 1:
             return 0.0
         return min(self._policy.first_delay * 2.0 ** min(failures - 2, 30), self._policy.longest_delay)

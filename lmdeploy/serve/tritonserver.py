@@ -14,9 +14,9 @@ from typing import Any
 from lmdeploy.serve import installation
 from lmdeploy.serve.child import ChildProcess
 from lmdeploy.serve.errors import TritonStartError
+from lmdeploy.serve.multi_model.registry import Registry
 from lmdeploy.serve.ports import DEFAULT_TRITON_HOST, Ports, require_free
 from lmdeploy.serve.restrictions import new_key, repository_option, restriction_options
-from lmdeploy.serve.several.registry import Registry
 from lmdeploy.serve.shared_memory import Regions
 
 _EXIT_TIMEOUT = 10  # seconds Triton waits for requests in flight when asked to stop
@@ -54,14 +54,14 @@ class TritonServer:
     log : callable
         Gets each line it prints.
     backends : sequence of Path
-        Folders of the backends the repository needs beside the Python one.
+        Folders of the backends the repository needs alongside the Python one.
     models : Registry, optional
         The models that it serves, which may change while it runs; None: all of `repository`, for good.
 
     Attributes
     ----------
     control_key
-        What engines tell and change their adapters for.
+        What engines report and change their adapters for.
     repository_key
         What opens the model repository over gRPC; empty: nothing does.
     """
@@ -206,8 +206,8 @@ class TritonServer:
             dead = {child for child in children if _is_dead_stub(Path("/proc", child, "stat"))}
             now = time.monotonic()
             self._dead_since = {child: self._dead_since.get(child, now) for child in dead}
-            patience = 0.0 if self._models is None else _UNLOADED_WITHIN
-            return any(now - since >= patience for since in self._dead_since.values())
+            timeout = 0.0 if self._models is None else _UNLOADED_WITHIN
+            return any(now - since >= timeout for since in self._dead_since.values())
         return False
 
     def wait(self, timeout: float | None = None) -> int | None:
@@ -276,8 +276,8 @@ def _trace_options(url: str) -> list[str]:
     """Return the options of Triton's own trace mode, of requests whose caller traces them alone."""
     if not url:
         return []
-    telling = ["mode=opentelemetry", f"opentelemetry,url={url}", "opentelemetry,resource=service.name=tritonserver"]
-    return [f"--trace-config={option}" for option in (*telling, "level=TIMESTAMPS", "rate=0", "count=-1")]
+    reporting = ["mode=opentelemetry", f"opentelemetry,url={url}", "opentelemetry,resource=service.name=tritonserver"]
+    return [f"--trace-config={option}" for option in (*reporting, "level=TIMESTAMPS", "rate=0", "count=-1")]
 
 
 def _is_dead_stub(stat: Path) -> bool:

@@ -19,7 +19,7 @@ from lmdeploy.serve.request import FIELDS, GenerateChunk, GenerateRequest, new_r
 _Number = TypeVar("_Number", int, float)
 
 ENSEMBLE = "ensemble"
-ENSEMBLE_PICTURES = "ensemble_pictures"
+ENSEMBLE_VISION = "ensemble_vision"
 ENGINE = "turbomind"
 PREPROCESSING = "preprocessing"
 POSTPROCESSING = "postprocessing"
@@ -58,7 +58,7 @@ def encode_generate(request: GenerateRequest, *, wants_engine_seconds: bool = Fa
     ValueError
         A number does not fit its tensor's type.
     """
-    message = _streamed(ENSEMBLE_PICTURES if request.has_pictures else ENSEMBLE, request.request_id)
+    message = _streamed(ENSEMBLE_VISION if request.has_images else ENSEMBLE, request.request_id)
     if request.messages is not None:
         _add_texts(message, "messages", [conversation_json(request.messages, request.template_options)])
     elif request.text_input is not None:
@@ -73,7 +73,7 @@ def encode_generate(request: GenerateRequest, *, wants_engine_seconds: bool = Fa
         _add_field(message, FIELDS[name], value)
     wanted = service_pb2.ModelInferRequest.InferRequestedOutputTensor
     message.outputs.extend(wanted(name=name) for name in _outputs(request))
-    if wants_engine_seconds:
+    if wants_engine_seconds or request.want_engine_seconds:
         message.outputs.add(name="engine_seconds")
     return message
 
@@ -170,13 +170,26 @@ def encode_adapter_control(
     return message
 
 
+def encode_limits() -> service_pb2.ModelInferRequest:
+    """Return the control request for the engine's limits."""
+    message = _streamed(ENGINE, new_request_id())
+    _add_numbers(message, "limits", "BOOL", "<?", [True])
+    message.outputs.extend(service_pb2.ModelInferRequest.InferRequestedOutputTensor(name=name) for name in _ALWAYS)
+    return message
+
+
+def decode_context_len(response: service_pb2.ModelInferResponse) -> int:
+    """Return the tokens of a context, of the response to `encode_limits`."""
+    return int(json.loads(decode_chunk(response).text)["session_len"])
+
+
 def decode_adapters(response: service_pb2.ModelInferResponse) -> dict[str, str]:
     """Return the answer to `encode_adapter_control`: the note of each adapter by its name."""
     return dict(json.loads(decode_chunk(response).text))
 
 
 def encode_adapter_template(action: str, name: str, path: str = "", key: str = "") -> service_pb2.ModelInferRequest:
-    """Return the request that tells the chat templates of an adapter, which is loaded or unloaded (``action``)."""
+    """Return the request that reports the chat templates of an adapter, which is loaded or unloaded (``action``)."""
     message = service_pb2.ModelInferRequest(model_name=PREPROCESSING, id=new_request_id())
     message.parameters["control_key"].string_param = key
     for tensor, text in {"lora_control": action, "lora_name": name, "lora_path": path}.items():

@@ -5,13 +5,22 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lmdeploy.templates.conversation import Message, read_messages, read_tools
-from lmdeploy.templates.generic_tools import description, in_generic_notation, with_description
-from lmdeploy.templates.notations import GENERIC, HeadedArguments
+from lmdeploy.templates.generic_tools import description, in_generic_format, with_description
+from lmdeploy.templates.tool_call_formats import GENERIC, HeadedArguments, ToolCallFormat
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 _LAST_ANSWER = "<the answer the engine holds>"
+_GOES_ON = "<the response goes on here>"
+
+
+def _marked(message: Message) -> Message:
+    """Return a message whose content is to be continued, with a mark where."""
+    content = message.get("content")
+    if message["role"] != "assistant" or message.get("tool_calls") or not isinstance(content, str) or not content:
+        raise ValueError("the last message must be the assistant's, with content and without calls, to be continued")
+    return {**message, "content": content + _GOES_ON}
 
 
 class ChatTemplate(ABC):
@@ -20,7 +29,7 @@ class ChatTemplate(ABC):
     Attributes
     ----------
     stop_words
-        Strings that end the model's turn, beside its end-of-sequence tokens.
+        Strings that end the model's turn, alongside its end-of-sequence tokens.
     add_bos
         Whether the tokenizer puts its own bos before the prompt (``Tokenizer.encode(prompt, add_bos=...)``): not when
         the template writes everything itself.
@@ -49,17 +58,22 @@ class ChatTemplate(ABC):
         return False
 
     def lists_tools(self) -> bool:
-        """Return whether the template has a place for tools; else they are told in words."""
+        """Return whether the template has a place for tools; else they are described in words."""
         return False
 
     def writes_calls(self) -> bool:
-        """Return whether it has one for calls and what they return, even where no tools are told."""
+        """Return whether it has one for calls and what they return, even where no tools are reported."""
         return self.lists_tools()
 
     @property
-    def own_notation(self) -> HeadedArguments | None:
-        """How calls are told to be written where there is a place for them but none for tools; None: generically."""
+    def own_format(self) -> HeadedArguments | None:
+        """How calls are asked to be written where there is a place for them but none for tools; None: generically."""
         return None
+
+    @property
+    def tool_call_format(self) -> ToolCallFormat | None:
+        """How the model writes calls; None: it is not known."""
+        return None if self.lists_tools() else self.own_format or GENERIC
 
     def takes_system_prompts(self) -> bool:
         """Return whether it writes system prompts."""
@@ -75,6 +89,7 @@ class ChatTemplate(ABC):
         messages: list[Message],
         tools: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> str:
         """Return the prompt of a conversation.
 
@@ -83,19 +98,28 @@ class ChatTemplate(ABC):
         messages
             OpenAI messages, see :func:`lmdeploy.templates.conversation.read_messages`.
         tools
-            OpenAI tool descriptions. Where the template has no place for them they are told in the system prompt, and
-            calls and results are written in a notation that many models know (``generic_tools``).
+            OpenAI tool descriptions. Where the template has no place for them the system prompt has them, and
+            calls and results are written in a format that many models know (``generic_tools``).
         add_generation_prompt
             End with the opening of the assistant's turn.
+        continue_final_message
+            End with the last message's content, which is the beginning of a response: nothing closes it, and no other
+            turn is opened.
 
         Raises
         ------
         ValueError
             If the conversation is malformed, or the template has no place for something in it.
         """
-        return self._render(
-            *self._with_tools_in_place(read_messages(messages), read_tools(tools)), add_generation_prompt
-        )
+        read = read_messages(messages)
+        if continue_final_message:
+            read[-1] = _marked(read[-1])
+            rendered = self._render(*self._with_tools_in_place(read, read_tools(tools)), False)
+            begun, mark, _ = rendered.rpartition(_GOES_ON)
+            if not mark:
+                raise ValueError("the last message cannot be continued: the chat template leaves its content out")
+            return begun
+        return self._render(*self._with_tools_in_place(read, read_tools(tools)), add_generation_prompt)
 
     def render_continuation(self, messages: list[Message], is_turn_closed: bool = True, rounds_held: int = 1) -> str:
         """Return what follows the assistant's last turn, for an engine that holds the conversation up to there.
@@ -130,11 +154,11 @@ class ChatTemplate(ABC):
         has_calls = any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
         if self.lists_tools() if tools else (not has_calls or self.writes_calls()):
             return messages, tools
-        own = self.own_notation if tools else None
-        shown = messages if own else in_generic_notation(messages)
+        own = self.own_format if tools else None
+        shown = messages if own else in_generic_format(messages)
         if tools:
-            told = description(tools, own or GENERIC)
-            shown = with_description(shown, told, self.default_system_prompt, self.takes_system_prompts())
+            reported = description(tools, own or GENERIC)
+            shown = with_description(shown, reported, self.default_system_prompt, self.takes_system_prompts())
         return shown, None
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""The day, for chat templates that tell the model of it."""
+"""The date, for chat templates that contain it."""
 
 import datetime
 

@@ -27,7 +27,7 @@ class Infilling:
     form : str
         With ``{prefix}`` and ``{suffix}``.
     stop_words : tuple of str
-        What ends the middle, beside the model's own ends.
+        What ends the middle, alongside the model's own ends.
     """
 
     form: str
@@ -39,7 +39,7 @@ class Infilling:
 
 
 def infilling_of(template: ChatTemplate, added_tokens: Collection[str]) -> Infilling | None:
-    """Return how a model is asked, as its template says, or the tokens it has beside its words; None: it cannot be."""
+    """Return how a model is asked, as its template says, or the tokens it has next to its words; None: it cannot be."""
     layout = template.layout if isinstance(template, BaseChatTemplate) else None
     if layout is not None and layout.infilling is not None:
         return Infilling(layout.infilling, layout.infilling_stop_words)

@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -15,9 +15,16 @@ from jinja2.utils import Namespace
 
 from lmdeploy.templates import dates
 from lmdeploy.templates.base import ChatTemplate
+from lmdeploy.templates.call_ids import with_fitting_ids
 from lmdeploy.templates.calls import parsed_arguments
 from lmdeploy.templates.conversation import Message
-from lmdeploy.templates.notations import DEEPSEEK_V3, HeadedArguments
+from lmdeploy.templates.tool_call_formats import (
+    TOOL_CALL_FORMATS,
+    HeadedArguments,
+    ToolCallFormat,
+    format_of_template,
+)
+from lmdeploy.templates.turns import in_turns
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -90,9 +97,17 @@ class JinjaChatTemplate(ChatTemplate):
         return "tool" in self._template_for(None)
 
     @property
-    def own_notation(self) -> HeadedArguments | None:
+    def own_format(self) -> HeadedArguments | None:
         """DeepSeek's, whose templates write calls and list no tools."""
-        return DEEPSEEK_V3 if self.mentions(DEEPSEEK_V3.openings[-1]) else None
+        name = format_of_template(self.mentions)
+        form = TOOL_CALL_FORMATS[name].formats[0] if name in ("deepseek_v3", "deepseek_v31") else None
+        return form if isinstance(form, HeadedArguments) else None
+
+    @property
+    def tool_call_format(self) -> ToolCallFormat | None:
+        """How the model writes calls, by what the template says."""
+        name = format_of_template(self.mentions) if self.lists_tools() else None
+        return super().tool_call_format if name is None else TOOL_CALL_FORMATS[name].formats[0]
 
     def takes_system_prompts(self) -> bool:
         """Return whether the template writes a system prompt; some refuse them, or leave them out."""
@@ -101,12 +116,26 @@ class JinjaChatTemplate(ChatTemplate):
     def _render(self, messages: list[Message], tools: list[dict[str, Any]] | None, add_generation_prompt: bool) -> str:
         template = self._template_for(tools)
         refusal: Exception | None = None
-        for given in (parsed_arguments(messages), messages):  # arguments as objects; DeepSeek's read JSON text
+        messages = with_fitting_ids(messages, template)
+        if _has_later_system(messages) and not _takes_later_system(template):
+            messages = in_turns(messages)
+        for given in self._forms(messages):
             try:
                 return self._written(template, given, tools, add_generation_prompt)
             except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
                 refusal = refusal or error
         raise ValueError(f"messages are refused by the model's chat template: {refusal}") from refusal
+
+    def _forms(self, messages: list[Message]) -> Iterator[list[Message]]:
+        """Yield the ways to show a conversation to a template, until it refuses none."""
+        yield parsed_arguments(messages)
+        yield messages  # arguments as JSON text, which DeepSeek's templates read
+        turns = in_turns(messages, takes_system=self.takes_system_prompts())
+        if turns != messages:
+            yield parsed_arguments(turns)
+        results = in_turns(turns, joins_results=True)
+        if results != turns:
+            yield parsed_arguments(results)
 
     def _written(
         self, template: str, messages: list[Message], tools: list[dict[str, Any]] | None, add_generation_prompt: bool
@@ -151,6 +180,27 @@ def _takes_system(template: str) -> bool:
     return bool(_writes_probe(template, [_in_parts(turn) for turn in turns] if _wants_parts(template) else turns))
 
 
+def _has_later_system(messages: list[Message]) -> bool:
+    return any(message["role"] == "system" for message in messages[1:])
+
+
+@lru_cache(maxsize=16)
+def _takes_later_system(template: str) -> bool:
+    """Return whether a template writes system prompts within a conversation, each in its place."""
+    said = [
+        ("user", "-"),
+        ("assistant", "-"),
+        ("user", "before"),
+        ("system", _PROBE),
+        ("assistant", "-"),
+        ("user", "-"),
+    ]
+    turns = [{"role": role, "content": content} for role, content in said]
+    shown = [_in_parts(turn) for turn in turns] if _wants_parts(template) else turns
+    before, probe, _ = (_written_with_probe(template, shown) or "").partition(_PROBE)
+    return bool(probe) and "before" in before
+
+
 @lru_cache(maxsize=16)
 def _leaves_out_tools(template: str) -> bool:
     turn = {"role": "user", "content": "-"}
@@ -161,8 +211,15 @@ def _leaves_out_tools(template: str) -> bool:
 
 def _writes_probe(template: str, messages: list[Message], tools: list[dict[str, Any]] | None = None) -> bool | None:
     """Return whether a template writes the probe; None: it refuses the messages."""
+    written = _written_with_probe(template, messages, tools)
+    return None if written is None else _PROBE in written
+
+
+def _written_with_probe(
+    template: str, messages: list[Message], tools: list[dict[str, Any]] | None = None
+) -> str | None:
     try:
-        return _PROBE in _compiled(template).render(messages=messages, tools=tools, add_generation_prompt=True)
+        return _compiled(template).render(messages=messages, tools=tools, add_generation_prompt=True)
     except Exception:  # whatever a template does with what it was not made for
         return None
 

@@ -2,25 +2,32 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 from lmdeploy.templates.base import ChatTemplate
+from lmdeploy.templates.parser_names import parser_name
 
 
 @dataclass(frozen=True, slots=True)
 class ThinkingMarks:
-    """What stands around a model's thoughts, which come before its answer.
+    """What stands around a model's reasoning, which comes before its answer.
 
     Attributes
     ----------
     begin, end : str
         The marks.
     before_answer : str
-        Written between the end of the thoughts and the answer, and no part of it.
+        Written between the end of the reasoning and the answer, and no part of it.
     before_answer_alone : tuple of str
-        Written before an answer without thoughts, and no part of it.
+        Written before an answer without reasoning, and no part of it.
+    before_call : str
+        Written between the end of the reasoning and a call.
+    after_answer : str
+        Written after an answer, and no part of it.
+    also_ends_before : tuple of str
+        Reasoning ends, too, before one of these, which belongs to the answer.
     are_special : bool
         The marks are special tokens, which are left out of texts unless they are asked for.
     """
@@ -29,43 +36,130 @@ class ThinkingMarks:
     end: str
     before_answer: str = ""
     before_answer_alone: tuple[str, ...] = ()
+    before_call: str = ""
+    after_answer: str = ""
+    also_ends_before: tuple[str, ...] = ()
     are_special: bool = False
 
 
+# DeepSeek R1 and V3.1, Qwen3, GLM-4.5, MiniMax M2, OLMo 3 and others: their published templates.
 THINK = ThinkingMarks("<think>", "</think>")
+# Kimi K2 Thinking, which goes over to calls without the closing mark at times; vLLM's parser kimi_k2 reads it so.
+KIMI_K2 = replace(THINK, also_ends_before=("<|tool_calls_section_begin|>",))
+# Hunyuan A13B's published template; vLLM's parser ernie45, and Granite 3.3's published template.
+HUNYUAN = replace(THINK, before_answer="<answer>", before_answer_alone=("<answer>",), after_answer="</answer>")
+ERNIE45 = replace(THINK, before_answer="<response>", before_answer_alone=("<response>",), after_answer="</response>")
+# Magistral and Ministral 3: their published templates.
 MAGISTRAL = ThinkingMarks("[THINK]", "[/THINK]", are_special=True)
+# Gemma 4's and Seed-OSS's published templates.
+GEMMA4 = ThinkingMarks("<|channel>thought\n", "<channel|>", are_special=True)
+SEED_OSS = ThinkingMarks("<seed:think>", "</seed:think>", are_special=True)
+# Command A Reasoning's published template.
+COHERE = ThinkingMarks(
+    "<|START_THINKING|>",
+    "<|END_THINKING|>",
+    "<|START_RESPONSE|>",
+    ("<|START_RESPONSE|>",),
+    after_answer="<|END_RESPONSE|>",
+    are_special=True,
+)
+# Granite 3.2's model card.
 GRANITE = ThinkingMarks("Here is my thought process:", "Here is my response:")
+# gpt-oss: OpenAI's description of harmony.
 _FINAL = "<|channel|>final<|message|>"
 HARMONY = ThinkingMarks(
-    "<|channel|>analysis<|message|>", "<|end|>", f"<|start|>assistant{_FINAL}", (_FINAL,), are_special=True
+    "<|channel|>analysis<|message|>",
+    "<|end|>",
+    f"<|start|>assistant{_FINAL}",
+    (_FINAL,),
+    before_call="<|start|>assistant",
+    are_special=True,
 )
 
-_NAMED = {
-    "deepseek-r1": (THINK, True),
-    "qwen-qwq": (THINK, True),
-    "qwen3": (THINK, False),
-    "glm45": (THINK, False),
-    "intern-s1": (THINK, False),
-    "granite": (GRANITE, False),
-    "magistral": (MAGISTRAL, False),
-    "gpt-oss": (HARMONY, False),
-}
-PARSERS = ("auto", "none", *_NAMED)
-"""What ``--reasoning-parser`` may be."""
 
-_ASKED = [{"role": "user", "content": "-"}]
-
-
-@dataclass(frozen=True)
-class Thinking:
-    """Where the thoughts of a served model are.
+@dataclass(frozen=True, slots=True)
+class NamedThinking:
+    """What a name stands for.
 
     Attributes
     ----------
     marks : ThinkingMarks
-        Around them.
+        The marks.
     begins : bool
-        Where there is no template: prompts end with the opening mark, and answers lack it.
+        Where there is no template at hand: prompts end with the opening mark, and responses lack it.
+    only_if_asked : bool
+        Where there is no template at hand: only with ``thinking`` or ``enable_thinking``.
+    in_content : bool
+        Responses keep their reasoning in the content, with both marks.
+    """
+
+    marks: ThinkingMarks
+    begins: bool = False
+    only_if_asked: bool = False
+    in_content: bool = False
+
+
+# The names of vLLM's and SGLang's parsers, and some of our own.
+_NAMED = {
+    "cohere_command3": NamedThinking(COHERE),
+    "deepseek_r1": NamedThinking(THINK, begins=True),
+    "deepseek_v3": NamedThinking(THINK, begins=True, only_if_asked=True),
+    "ernie45": NamedThinking(ERNIE45, begins=True),
+    "gemma4": NamedThinking(GEMMA4),
+    "glm45": NamedThinking(THINK),
+    "glm47": NamedThinking(THINK, begins=True),
+    "granite": NamedThinking(GRANITE),
+    "hunyuan_a13b": NamedThinking(HUNYUAN),
+    "intern-s1": NamedThinking(THINK),
+    "kimi_k2": NamedThinking(KIMI_K2),
+    "minimax_m2": NamedThinking(THINK, begins=True),
+    "minimax_m2_append_think": NamedThinking(THINK, begins=True, in_content=True),
+    "mistral": NamedThinking(MAGISTRAL),
+    "nemotron_v3": NamedThinking(THINK, begins=True),
+    "olmo3": NamedThinking(THINK, begins=True),
+    "openai_gptoss": NamedThinking(HARMONY),
+    "qwen3": NamedThinking(THINK),
+    "seed_oss": NamedThinking(SEED_OSS),
+    "step3": NamedThinking(THINK, begins=True),
+}
+_ALIASES = {
+    "deepseek_v31": "deepseek_v3",
+    "deepseek_v32": "deepseek_v3",
+    "deepseek_v4": "deepseek_v3",
+    "gpt-oss": "openai_gptoss",
+    "hunyuan": "hunyuan_a13b",
+    "kimi": "kimi_k2",
+    "magistral": "mistral",
+    "mimo": "qwen3",
+    "minimax": "minimax_m2",
+    "qwen-qwq": "deepseek_r1",
+    "qwen3-thinking": "deepseek_r1",
+}
+_NAMED |= {alias: _NAMED[name] for alias, name in _ALIASES.items()}
+PARSERS = ("auto", "none", *sorted(_NAMED))
+"""What ``--reasoning-parser`` may be."""
+
+_ASKED: list[dict[str, Any]] = [{"role": "user", "content": "-"}]
+_RETURNED: list[dict[str, Any]] = [
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "callid000", "type": "function", "function": {"name": "f", "arguments": {}}}],
+    },
+    {"role": "tool", "content": "-", "tool_call_id": "callid000"},
+]
+
+
+@dataclass(frozen=True)
+class Thinking:
+    """Where the reasoning of a served model is.
+
+    Attributes
+    ----------
+    marks : ThinkingMarks
+        Around it.
+    named : NamedThinking, optional
+        Says, where there is no template, whether prompts end with the opening mark.
     template : ChatTemplate, optional
         Knows whether prompts end so.
     end_ids : tuple of int
@@ -73,25 +167,41 @@ class Thinking:
     """
 
     marks: ThinkingMarks
-    begins: bool = False
+    named: NamedThinking | None = None
     template: ChatTemplate | None = None
     end_ids: tuple[int, ...] = ()
 
     @property
+    def in_content(self) -> bool:
+        """Whether responses keep their reasoning in the content."""
+        return self.named is not None and self.named.in_content
+
+    @property
     def closing(self) -> str:
-        """What thoughts are ended with that have taken long enough."""
+        """What reasoning is ended with that has taken long enough."""
         blank = "" if self.marks.are_special else "\n"
         return f"{blank}{self.marks.end}{self.marks.before_answer or 2 * blank}"
 
-    def begins_inside(self, options: Mapping[str, Any]) -> bool:
-        """Return whether an answer begins with thoughts, its prompt made with these ``chat_template_kwargs``."""
-        if self.template is None:
-            return self.begins and options.get("enable_thinking") is not False
-        return _ends_open(self.template, self.marks.begin, json.dumps(options, sort_keys=True))
+    def begins_inside(self, options: Mapping[str, Any], *, after_tool: bool = False) -> bool:
+        """Return whether a response begins with reasoning, its prompt made with these ``chat_template_kwargs``.
+
+        Parameters
+        ----------
+        options
+            The variables.
+        after_tool
+            The prompt ends with what a tool returned.
+        """
+        if self.template is not None:
+            return _ends_open(self.template, self.marks.begin, json.dumps(options, sort_keys=True), after_tool)
+        asked = [options[name] for name in ("thinking", "enable_thinking") if name in options]
+        if self.named is None or False in asked:
+            return False
+        return self.named.begins and (bool(asked) or not self.named.only_if_asked)
 
 
 def thinking_of(name: str, template: ChatTemplate | None) -> Thinking | None:
-    """Return where a model's thoughts are; None: nowhere.
+    """Return where a model's reasoning is; None: nowhere.
 
     Parameters
     ----------
@@ -99,23 +209,32 @@ def thinking_of(name: str, template: ChatTemplate | None) -> Thinking | None:
         One of `PARSERS`; ``auto``: as the template has it.
     template
         The model's, if it is at hand.
+
+    Raises
+    ------
+    ValueError
+        There is no such parser; lists them.
     """
+    name = parser_name("reasoning_parser", name, PARSERS)
     if name == "none":
         return None
     if name != "auto":
-        marks, begins = _NAMED[name]
-        return Thinking(marks, begins)
+        marks = _NAMED[name].marks
+        knows = template is not None and template.mentions(marks.begin.strip())
+        return Thinking(marks, _NAMED[name], template if knows else None)
     if template is None:
         return None
-    for marks in (HARMONY, MAGISTRAL, THINK, GRANITE):
-        if template.mentions(marks.begin) and template.mentions(marks.end):
+    for marks in (HARMONY, MAGISTRAL, GEMMA4, SEED_OSS, COHERE, HUNYUAN, KIMI_K2, THINK, GRANITE):
+        texts = (marks.begin.strip(), marks.end, marks.after_answer, *marks.also_ends_before)
+        if all(template.mentions(text) for text in texts if text):
             return Thinking(marks, template=template)
     return None
 
 
 @lru_cache(maxsize=64)
-def _ends_open(template: ChatTemplate, begin: str, options: str) -> bool:
+def _ends_open(template: ChatTemplate, begin: str, options: str, after_tool: bool) -> bool:
     try:
-        return template.with_options(json.loads(options)).render(_ASKED).rstrip().endswith(begin)
+        messages = [*_ASKED, *_RETURNED] if after_tool else _ASKED
+        return template.with_options(json.loads(options)).render(messages).rstrip().endswith(begin.rstrip())
     except ValueError:  # the request itself is refused
         return False

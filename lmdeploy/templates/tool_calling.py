@@ -1,14 +1,29 @@
 """Templates of models that were trained to call tools."""
 
 from abc import abstractmethod
+from typing import ClassVar
 
 from lmdeploy.templates.calls import Call, Tool, parsed_arguments
 from lmdeploy.templates.conversation import Message
 from lmdeploy.templates.strings import BaseChatTemplate
+from lmdeploy.templates.tool_call_formats import ToolCallFormat
 
 
 class ToolChatTemplate(BaseChatTemplate):
-    """A template of plain strings that also writes tools, calls and what they return."""
+    """A template of plain strings that also writes tools, calls and what they return.
+
+    Attributes
+    ----------
+    calls : ToolCallFormat
+        What calls are written in.
+    """
+
+    calls: ClassVar[ToolCallFormat]
+
+    @property
+    def tool_call_format(self) -> ToolCallFormat | None:
+        """How the model writes calls."""
+        return self.calls if self.capability == "chat" else None
 
     def lists_tools(self) -> bool:
         """Return whether turns are written at all."""

@@ -1,14 +1,15 @@
-"""The tokenizer files of a checkpoint become a ``transformers`` tokenizer; code that lies beside them is never run.
+"""The tokenizer files of a checkpoint become a ``transformers`` tokenizer; code that lies alongside them is never run.
 
 ``tokenizer.json``, and SentencePiece models of known kinds, are read by ``transformers`` itself. What a family
 publishes as Python code is read here: a file for each kind, chosen by the name of the class.
 """
 
+import importlib
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lmdeploy.tokenizer_readers.protobuf import make_sentencepiece_readable
 from lmdeploy.tokenizer_readers.settings import TokenizerSettings
 
 
@@ -33,7 +34,7 @@ def read_tokenizer(directory: Path) -> Any:
             f"it is code of the checkpoint, {settings.own_class}, which is not run: "
             "save the tokenizer as tokenizer.json (PreTrainedTokenizerFast)"
         )
-    make_sentencepiece_readable()
+    _make_sentencepiece_readable()
     return _auto(directory)
 
 
@@ -55,3 +56,16 @@ def _auto(directory: Path) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
+
+
+def _make_sentencepiece_readable() -> None:
+    """Let ``transformers`` read SentencePiece models whatever protobuf is installed.
+
+    The sentencepiece wheel's generated protobuf code refuses a protobuf older than its generator, which Triton's
+    client may need. ``transformers`` carries the same code from an older generator, but tries the wheel's only.
+    """
+    name = "sentencepiece.sentencepiece_model_pb2"
+    try:
+        importlib.import_module(name)
+    except Exception:  # protobuf's VersionError is a bare Exception
+        sys.modules[name] = importlib.import_module("transformers.utils.sentencepiece_model_pb2_new")

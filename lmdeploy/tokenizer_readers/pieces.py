@@ -18,7 +18,7 @@ class PieceTokenizer(PreTrainedTokenizer):  # type: ignore[misc]
     model
         The SentencePiece model.
     added
-        Tokens beside its pieces, or in their place, by id.
+        Tokens alongside its pieces, or in their place, by id.
     marks
         What stands for tokens where it is written in a text, and for which.
     prefix

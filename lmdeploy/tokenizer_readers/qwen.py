@@ -14,14 +14,14 @@ _WORDS = (
 _END = "<|endoftext|>"
 _SPECIAL = (_END, "<|im_start|>", "<|im_end|>", *(f"<|extra_{number}|>" for number in range(205)))
 _FIRST_SPECIAL = 151643
-# Of Qwen-VL, behind those: what it says of places in a picture, and what stands for pictures.
+# Of Qwen-VL, behind those: what it says of places in an image, and what stands for images.
 _PLACES = ("<ref>", "</ref>", "<box>", "</box>", "<quad>", "</quad>")
-_PICTURES = ("<img>", "</img>", "<imgpad>")
+_IMAGES = ("<img>", "</img>", "<imgpad>")
 
 
 def read(settings: TokenizerSettings) -> Any:
     """Return the tokenizer; texts are brought into Unicode's form NFC."""
-    texts = _SPECIAL + (_PLACES + _PICTURES if _sees(settings) else ())
+    texts = _SPECIAL + (_PLACES + _IMAGES if _sees(settings) else ())
     added = {
         _FIRST_SPECIAL + i: AddedToken(text, special=text not in _PLACES, normalized=False)
         for i, text in enumerate(texts)
@@ -32,6 +32,6 @@ def read(settings: TokenizerSettings) -> Any:
 
 
 def _sees(settings: TokenizerSettings) -> bool:
-    """Return whether the model beside the tokenizer is a Qwen-VL, whose tokenizer has the same name."""
+    """Return whether the model alongside the tokenizer is a Qwen-VL, whose tokenizer has the same name."""
     file = settings.directory / "config.json"
     return file.is_file() and "visual" in json.loads(file.read_text(encoding="utf-8"))

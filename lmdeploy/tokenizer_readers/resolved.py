@@ -21,7 +21,7 @@ _METHODS = ("__call__", "encode", "decode", "_encode_plus", "_decode", "convert_
 
 @dataclass(frozen=True)
 class ResolvedSettings:
-    """What ``transformers`` says of a tokenizer beside how it reads text; named as there.
+    """What ``transformers`` says of a tokenizer alongside how it reads text; named as there.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What ``tokenizer_config.json`` and the files beside it say of a tokenizer."""
+"""What ``tokenizer_config.json`` and the files alongside it say of a tokenizer."""
 
 import json
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class TokenizerSettings:
 
     @property
     def class_name(self) -> str:
-        """The name of the class that the tokenizer was saved from; empty if it is not told."""
+        """The name of the class that the tokenizer was saved from; empty if it is not given."""
         return str(self.content.get("tokenizer_class") or "")
 
     @property
@@ -46,7 +46,7 @@ class TokenizerSettings:
 
     @property
     def chat_template(self) -> Any:
-        """The chat template as ``transformers`` takes it: of the file beside, else of the settings; None if none."""
+        """The chat template as ``transformers`` takes it: of the file alongside, else of the settings; None if none."""
         file = self.directory / "chat_template.jinja"
         return file.read_text(encoding="utf-8") if file.is_file() else self.content.get("chat_template")
 

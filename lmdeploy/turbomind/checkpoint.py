@@ -22,14 +22,15 @@ from lmdeploy.turbomind.gguf.stored import (
 from lmdeploy.turbomind.headless import HEAD_TENSORS, as_stored, is_headless, with_whole
 from lmdeploy.turbomind.manifest import WEIGHT_DTYPES, Expression, Load, Manifest, find_problems, walk
 from lmdeploy.turbomind.mxfp4 import with_mxfp4
-from lmdeploy.turbomind.quantized import Quantization, is_zero_bias_beside_codes, weight_format, with_codes
+from lmdeploy.turbomind.quantized import Quantization, is_zero_bias_alongside_codes, weight_format, with_codes
 from lmdeploy.turbomind.row_codes import row_schemes, with_row_codes
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex, read_checkpoint
 from lmdeploy.turbomind.scaled import ScaledWeights, is_unused, with_scales
 from lmdeploy.turbomind.spec import ModelSpec
-from lmdeploy.turbomind.spec_problems import size_problems
+from lmdeploy.turbomind.spec.fields import size_problems
+from lmdeploy.turbomind.stacked_experts import with_stacks
 from lmdeploy.turbomind.text_part import TextPart, is_of_text, spec_in, tensors_in, text_part_of
-from lmdeploy.turbomind.unserved import refuse_unserved
+from lmdeploy.turbomind.unsupported import refuse_unsupported
 
 logger = logging.getLogger(__name__)
 
@@ -43,19 +44,19 @@ _COMPUTED_BUFFER = re.compile(
     r"^rope_(freqs|factors_long|factors_short)\.weight$|(^|\.)(rotary_emb\.(inv_freq|cos_cached|sin_cached)|rotary_pos_emb\.inv_freq|attn\.(masked_)?bias|future_mask)$"
 )
 _SHOWN_EXTRA = 8
-_MODELOPT = "hf_quant_config.json"  # where Model Optimizer tells what others tell in config.json
+_MODELOPT = "hf_quant_config.json"  # where Model Optimizer says what others report in config.json
 
 
 @dataclass(frozen=True)
 class Description:
     """A checkpoint in the engine's terms.
 
-    ``picture_tokens`` of its tokenizer are behind the vocabulary: only pictures are written with them.
+    ``image_tokens`` of its tokenizer are behind the vocabulary: only images are written with them.
     """
 
     spec: ModelSpec
     manifest: Manifest
-    picture_tokens: int = 0
+    image_tokens: int = 0
 
 
 def describe(model_dir: Path, model_name: str) -> Description:
@@ -69,7 +70,7 @@ def describe(model_dir: Path, model_name: str) -> Description:
         If the checkpoint is missing, truncated, half-written or contradicts itself; lists everything wrong.
     """
     raw = read_config(model_dir)
-    refuse_unserved(raw)
+    refuse_unsupported(raw)
     text = text_part_of(model_dir, raw)  # None: the model is all text
     config = raw if text is None else text.raw
     architecture, family = _family_of(config)
@@ -91,7 +92,7 @@ def describe(model_dir: Path, model_name: str) -> Description:
         spec = stored_spec(spec, gguf, raw)
     tensors = family.tensors(spec) if gguf is None else stored_tensors(spec, gguf, index)
     tensors = as_stored(tensors, index) if text is None else tensors_in(tensors, index)
-    tensors = with_mxfp4(tensors, index)
+    tensors = with_mxfp4(with_stacks(tensors, index), index)
     if quantization is not None:
         tensors = with_codes(tensors, quantization, index)
     if scaled is not None:
@@ -103,7 +104,7 @@ def describe(model_dir: Path, model_name: str) -> Description:
         raise CheckpointError(model_dir, problems)
     _warn_of([name for name in unread if text is None or is_of_text(name)], model_dir)
     manifest = Manifest.build(tensors, index, weight_format(raw))
-    return Description(spec, manifest, 0 if text is None else text.picture_tokens)
+    return Description(spec, manifest, 0 if text is None else text.image_tokens)
 
 
 def read_config(model_dir: Path, name: str = "config.json") -> dict[str, Any]:
@@ -182,7 +183,7 @@ def _unread_tensors(tensors: Mapping[str, Expression], index: SafetensorsIndex) 
         for name in set(index.tensors) - read - set(HEAD_TENSORS)
         if not _COMPUTED_BUFFER.search(name)
         and not (is_tied and name == "lm_head.weight")
-        and not is_zero_bias_beside_codes(name, index)
+        and not is_zero_bias_alongside_codes(name, index)
         and not is_unused(name)
     )
 

@@ -16,8 +16,9 @@ from lmdeploy.messages import (
     GenerationConfig,
     LogitsProcessor,
 )
-from lmdeploy.prompts import PictureRows
-from lmdeploy.speculation.config import located
+from lmdeploy.prompts import ImageRows
+from lmdeploy.renamed import ENGINE_METRICS
+from lmdeploy.speculative.config import located
 from lmdeploy.turbomind.adapters import locate_adapter, located_adapters
 from lmdeploy.turbomind.engine_dir import resolve
 from lmdeploy.turbomind.engine_settings import EngineConfig, backend_of, settings_of
@@ -48,7 +49,7 @@ class SessionOptions:
     end
         True: forget it after this request.
     step
-        Keep only so many of its tokens first; negative: all.
+        Keep only this many of its tokens first; negative: all.
     """
 
     session_id: int
@@ -167,7 +168,7 @@ class Engine:
         stop_words: Sequence[str] = (),
         stream: bool = True,
         session: SessionOptions | None = None,
-        pictures: Sequence[PictureRows] = (),
+        images: Sequence[ImageRows] = (),
         adapter_name: str | None = None,
     ) -> int:
         """Start a request and return its number.
@@ -181,12 +182,12 @@ class Engine:
         on_output
             Called on the engine's delivery thread with every output in order; must not block.
         stop_words
-            Strings that end the answer, beside those of ``gen_config``.
+            Strings that end the answer, alongside those of ``gen_config``.
         stream
             False: one output with each whole answer.
         session
             The conversation it belongs to; None: none.
-        pictures
+        images
             Rows in place of the embeddings of some tokens, in their order.
         adapter_name
             The LoRA adapter that answers; None: none.
@@ -208,9 +209,9 @@ class Engine:
             params["logits_hook"] = _logits_hook(gen_config.logits_processors)
         if session is not None:
             params["session"] = (session.session_id, session.start, session.end, False, session.step)
-        if pictures:
+        if images:
             params["embeddings"] = [
-                (p.begin, p.tokens, p.rows, p.dtype, p.digest, p.grid, p.frame_step) for p in pictures
+                (p.begin, p.tokens, p.rows, p.dtype, p.digest, p.grid, p.frame_step) for p in images
             ]
         if adapter_name is not None:
             params["lora_name"] = adapter_name
@@ -277,9 +278,9 @@ class Engine:
         return request
 
     def metrics(self) -> dict[str, float]:
-        """Return the gauges and counters of docs/interfaces.md, without the prefix ``turbomind_``."""
+        """Return the gauges and counters of docs/internals/interfaces.md, without the prefix ``turbomind_``."""
         stats: dict[str, float] = self._engine.stats()
-        return stats
+        return stats | {old: stats[new] for old, new in ENGINE_METRICS.items()}
 
     def close(self) -> None:
         """Cancel what is open, deliver the last outputs and free the model."""

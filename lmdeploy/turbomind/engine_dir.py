@@ -1,8 +1,8 @@
 """The engine directory: what the C++ engine reads of a model, besides the checkpoint's own safetensors files.
 
-``python -m lmdeploy.turbomind.engine_dir PATH`` prints the engine directory of a model. docs/interfaces.md describes
-the files. A directory in the cache is either whole or absent, and any number of processes may ask for it at once: one
-writes it, the others wait.
+``python -m lmdeploy.turbomind.engine_dir PATH`` prints the engine directory of a model. The files are
+described in docs/internals/interfaces.md. A directory in the cache is either whole or absent, and any number of
+processes may ask for it at once: one writes it, the others wait.
 """
 
 import functools
@@ -17,27 +17,27 @@ from pathlib import Path
 
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.made_once import made_once
+from lmdeploy.model_metadata.pooling import write_pooling
+from lmdeploy.model_metadata.score_head import write_score_head
 from lmdeploy.paths import cache_root, locate_model, model_name_of, workspace_engine_dir
-from lmdeploy.pooling import write_pooling
 from lmdeploy.pytorch.description import WORKER_FILE, describe_for_worker, write_worker_file
-from lmdeploy.score_head import write_score_head
 from lmdeploy.turbomind.checkpoint_files import copy_texts, state_of
 from lmdeploy.turbomind.manifest import Manifest
 from lmdeploy.turbomind.rewritten import readable_checkpoint
 from lmdeploy.turbomind.safetensors_index import linked_gguf_files, read_files
 from lmdeploy.turbomind.spec import ModelSpec
 from lmdeploy.version import __version__
+from lmdeploy.vl.constants import VISION_FILE
 
 __all__ = ["CheckpointError", "EngineDir", "UnsupportedModelError", "resolve", "write_engine_dir"]
 
 logger = logging.getLogger(__name__)
 
-_VISION = "vision.json"
 # The code that decides what an engine directory holds, in this package.
 _WRITERS = (
     "turbomind/**/*.py", "pytorch/description.py", "pytorch/served_by_transformers.py", "pytorch/configurations/*.py",
     "pytorch/models/*.py", "token_bytes.py", "tokenizer.py", "tokenizer_readers/*.py", "templates/matching.py",
-    "templates/chosen.py", "templates/older_clients.py", "pooling.py", "score_head.py",
+    "templates/chosen.py", "templates/older_clients.py", "model_metadata/*.py",
     "stored_rows.py",
 )  # fmt: skip
 
@@ -57,7 +57,7 @@ class EngineDir:
     @property
     def vision_checkpoint(self) -> Path | None:
         """The checkpoint with the part of the model that sees; None: it reads text only."""
-        file = self.path / _VISION
+        file = self.path / VISION_FILE
         return Path(json.loads(file.read_text(encoding="utf-8"))["checkpoint"]) if file.is_file() else None
 
 
@@ -122,16 +122,16 @@ def write_engine_dir(
     from lmdeploy.turbomind.checkpoint import describe
 
     model_dir = readable_checkpoint(model_dir)
-    manifest, picture_tokens = None, 0
+    manifest, image_tokens = None, 0
     if backend == "pytorch":
         if linked_gguf_files(model_dir):
             raise UnsupportedModelError("GGUF files run on the engine turbomind alone")
         spec = describe_for_worker(model_dir, model_name, custom_module_map)
     else:
         description = describe(model_dir, model_name)
-        spec, manifest, picture_tokens = description.spec, description.manifest, description.picture_tokens
+        spec, manifest, image_tokens = description.spec, description.manifest, description.image_tokens
     tokenizer = Tokenizer(str(model_dir))
-    rows = spec.vocab_size + picture_tokens
+    rows = spec.vocab_size + image_tokens
     if tokenizer.vocab_size > rows:
         raise CheckpointError(
             model_dir,
@@ -148,8 +148,8 @@ def write_engine_dir(
         (target / "manifest.json").write_text(manifest.to_json(), encoding="utf-8")
     write_pooling(model_dir, target)
     write_score_head(model_dir, model_name, tokenizer, target)
-    if spec.pictures is not None:
-        (target / _VISION).write_text(json.dumps({"checkpoint": str(model_dir)}), encoding="utf-8")
+    if spec.images is not None:
+        (target / VISION_FILE).write_text(json.dumps({"checkpoint": str(model_dir)}), encoding="utf-8")
     (target / "spec.json").write_text(spec.to_json(), encoding="utf-8")
     return EngineDir(target, spec)
 

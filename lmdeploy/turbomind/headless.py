@@ -1,8 +1,8 @@
 """Decoders without an output layer, as models that make embeddings or classify are published.
 
 Their architecture is that of the body alone (``Qwen3Model``), or of one with a small head in place of the output layer
-(``Qwen3ForSequenceClassification``, read by `lmdeploy.score_head`), or its tensors' names are a body's: ``layers.0...``
-where a whole model has ``model.layers.0...``.
+(``Qwen3ForSequenceClassification``, read by `lmdeploy.model_metadata.score_head`), or its tensors' names are a body's:
+``layers.0...`` where a whole model has ``model.layers.0...``.
 """
 
 from collections.abc import Mapping, Sequence

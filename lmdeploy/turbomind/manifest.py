@@ -1,6 +1,7 @@
 """The weight manifest: every tensor of the engine as an expression over the checkpoint's own tensors.
 
-The JSON form is ``manifest.json`` of an engine directory (docs/interfaces.md). No weights are read or written here.
+The JSON form is ``manifest.json`` of an engine directory (docs/internals/interfaces.md). This module
+reads and writes no weights.
 """
 
 import json

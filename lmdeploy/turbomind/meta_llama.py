@@ -5,6 +5,7 @@ neighbouring numbers of a head; in the Hugging Face layout a number turns with t
 """
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from lmdeploy.errors import CheckpointError
 from lmdeploy.tokenizer_readers.llama import LLAMA3_ENDS, is_ranks, write_llama2, write_llama3
 from lmdeploy.turbomind.pickled_weights import read_tensors, write_index, write_tensors
-from lmdeploy.turbomind.progress import say
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,7 +59,11 @@ def rewrite(model_dir: Path, target: Path) -> None:
     weights = {name: tensor for name, tensor in outer.items() if tensor is not None}
     files = _write(weights, target, 0, layers)
     for layer in range(layers):
-        say(f"{model_dir.name}: rewriting layer {layer + 1} of {layers} as safetensors, once")
+        print(
+            f"{model_dir.name}: rewriting layer {layer + 1} of {layers} as safetensors, once",
+            file=sys.stderr,
+            flush=True,
+        )
         weights = {}
         for source, name, dimension in _INNER:
             tensor = _joined(model_dir, shards, f"layers.{layer}.{source}", dimension, params["dim"])
@@ -181,7 +185,7 @@ def _config(
 
 
 def _trained_length(params: dict[str, Any], is_llama3: bool) -> int:
-    """Return the context length, which ``params.json`` does not tell, by what tells the generations apart."""
+    """Return the context length, which ``params.json`` does not report, by what reports the generations apart."""
     if params.get("use_scaled_rope"):
         return 131072
     if is_llama3:

@@ -5,6 +5,7 @@ A pickle may hold calls of any function. ``torch.load(weights_only=True)`` refus
 
 import json
 import pickle
+import sys
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from lmdeploy.errors import CheckpointError
 from lmdeploy.turbomind.checkpoint_files import copy_texts
-from lmdeploy.turbomind.progress import say
 from lmdeploy.turbomind.safetensors_index import INDEX_NAME as SAFETENSORS_INDEX
 from lmdeploy.turbomind.safetensors_index import missing_shards
 
@@ -44,7 +44,11 @@ def rewrite(model_dir: Path, target: Path) -> None:
     copy_texts(model_dir, target)
     found: dict[str, str] = {}
     for number, name in enumerate(names, 1):
-        say(f"{model_dir.name}: rewriting {name} as safetensors, once ({number} of {len(names)})")
+        print(
+            f"{model_dir.name}: rewriting {name} as safetensors, once ({number} of {len(names)})",
+            file=sys.stderr,
+            flush=True,
+        )
         tensors = read_tensors(model_dir / name)
         written = name.replace("pytorch_model", "model").replace(".bin", ".safetensors")
         write_tensors(tensors, target / written)

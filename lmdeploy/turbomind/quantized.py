@@ -173,7 +173,7 @@ def _codes_of(layer: str, shape: tuple[int, ...], quantization: Quantization, *,
     )
 
 
-def is_zero_bias_beside_codes(name: str, index: SafetensorsIndex) -> bool:
+def is_zero_bias_alongside_codes(name: str, index: SafetensorsIndex) -> bool:
     """Return whether a tensor is a bias of zeros, which GPTQ tools write for quantized layers that have none."""
     layer = name.removesuffix(".bias")
     if layer == name or f"{layer}.qweight" not in index.tensors:

@@ -1,6 +1,6 @@
 """Checkpoints of 8-bit weights and activations (W8A8): int8 or float8 codes with float scales.
 
-Such a checkpoint has one byte a weight in ``X.weight`` and scales beside it; layers it leaves as numbers have a
+Such a checkpoint has one byte a weight in ``X.weight`` and scales alongside it; layers it leaves as numbers have a
 ``X.weight`` of 16 or 32 bits. :func:`with_scales` puts codes times scales in the weight's place; how they are
 multiplied stands in ``backend_cpp/weights/w8a8.h``.
 
@@ -97,7 +97,7 @@ class ScaledWeights:
 
 
 def is_unused(name: str) -> bool:
-    """Return whether a tensor beside codes tells what the engine finds itself: sizes, how to round activations."""
+    """Return whether a tensor alongside codes says what the engine finds itself: sizes, how to round activations."""
     return _UNUSED.search(name) is not None
 
 

@@ -1,4 +1,4 @@
-"""The text part of a checkpoint whose model also sees pictures: its config, and what its tensors are called there.
+"""The text part of a checkpoint whose model also sees images: its config, and what its tensors are called there.
 
 The part that sees is `lmdeploy.vl`'s. The engine reads the text part from the same files, as if it stood alone.
 """
@@ -13,7 +13,7 @@ from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.turbomind.families import family_of
 from lmdeploy.turbomind.manifest import Expression, Load, renamed, walk
 from lmdeploy.turbomind.safetensors_index import SafetensorsIndex
-from lmdeploy.turbomind.spec import ModelSpec, PicturesSpec
+from lmdeploy.turbomind.spec import ImagesSpec, ModelSpec
 
 _NATIVE = (
     "DeepseekVLForConditionalGeneration", "DeepseekVLHybridForConditionalGeneration",
@@ -21,6 +21,7 @@ _NATIVE = (
     "InternVLForConditionalGeneration", "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration",
     "LlavaOnevisionForConditionalGeneration", "Mistral3ForConditionalGeneration", "Qwen2VLForConditionalGeneration",
     "Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration",
+    "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration",
     "SmolVLMForConditionalGeneration",
 )  # fmt: skip
 
@@ -38,16 +39,16 @@ class _OwnForm:
     sees
         From config.json whether the model sees, for architectures that others have too.
     is_one_place
-        A picture's tokens, but the first and the last, stand at one position.
-    picture_tokens
-        Tokens behind the decoder's vocabulary, which only pictures are written with.
+        An image's tokens, but the first and the last, stand at one position.
+    image_tokens
+        Tokens after the decoder's vocabulary, for images alone.
     """
 
     architecture: Callable[[Mapping[str, Any]], str]
     key: str = ""
     sees: Callable[[Mapping[str, Any]], bool] = lambda raw: True
     is_one_place: bool = False
-    picture_tokens: int = 0
+    image_tokens: int = 0
 
 
 def _always(architecture: str) -> Callable[[Mapping[str, Any]], str]:
@@ -77,11 +78,11 @@ _OWN = {
     "ChatGLMForConditionalGeneration": _GLM_4V,
     "ChatGLMModel": _GLM_4V,
     "InternVLChatModel": _OwnForm(_always(""), "llm_config"),
-    "MllamaForConditionalGeneration": _OwnForm(_always("MllamaForConditionalGeneration"), picture_tokens=8),
+    "MllamaForConditionalGeneration": _OwnForm(_always("MllamaForConditionalGeneration"), image_tokens=8),
     "LlavaLlamaForCausalLM": _OwnForm(_always("LlamaForCausalLM")),
     "LlavaMistralForCausalLM": _OwnForm(_always("MistralForCausalLM")),
     "MiniCPMV": _OwnForm(lambda raw: MINICPM_TEXTS[minicpm_version(raw)]),
-    "MolmoForCausalLM": _OwnForm(_always("MolmoForCausalLM"), picture_tokens=128),
+    "MolmoForCausalLM": _OwnForm(_always("MolmoForCausalLM"), image_tokens=128),
     "MultiModalityCausalLM": _OwnForm(_always("LlamaForCausalLM"), "language_config"),
     "Phi3VForCausalLM": _OwnForm(_always("Phi3ForCausalLM")),
     "QWenLMHeadModel": _OwnForm(_always("QWenLMHeadModel"), sees=lambda raw: bool(raw.get("visual"))),
@@ -95,16 +96,21 @@ _TEXT_ARCHITECTURES = {  # by the text config's model_type; published configs na
     "gemma3_text": "Gemma3ForCausalLM",
     "glm4v_text": "Glm4ForCausalLM",
     "llama": "LlamaForCausalLM",
+    "ministral3": "Ministral3ForCausalLM",
     "mistral": "MistralForCausalLM",
+    "mistral4": "Mistral4ForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen2_5_vl_text": "Qwen2ForCausalLM",
     "qwen2_vl_text": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
+    "qwen3_5_text": "Qwen3_5ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "qwen3_vl_moe_text": "Qwen3VLMoeTextModel",
     "qwen3_vl_text": "Qwen3ForCausalLM",
 }
+_INTERLEAVED = ("qwen3_5_moe_text", "qwen3_5_text")  # whose positions always are
 _BOUNDARY = ("bos_token_id", "eos_token_id")
 _OUTPUTS = (
     "lm_head.weight",
@@ -132,19 +138,19 @@ class TextPart:
         As ``transformers`` has it, with what config.json leaves out.
     raw
         The same as the config.json of a text model would have it, ``architectures`` included.
-    pictures
+    images
         How the model sees.
     is_one_place
-        A picture's tokens, but the first and the last, stand at one position.
-    picture_tokens
-        Tokens behind the vocabulary, which only pictures are written with.
+        An image's tokens, but the first and the last, stand at one position.
+    image_tokens
+        Tokens after the vocabulary, for images alone.
     """
 
     config: Any
     raw: dict[str, Any]
-    pictures: PicturesSpec
+    images: ImagesSpec
     is_one_place: bool = False
-    picture_tokens: int = 0
+    image_tokens: int = 0
 
 
 def sees(raw: Mapping[str, Any]) -> bool:
@@ -187,7 +193,7 @@ def text_part_of(model_dir: Path, raw: Mapping[str, Any]) -> TextPart | None:
     alone = config.to_dict() | _boundary(raw) | {"architectures": [_TEXT_ARCHITECTURES[config.model_type]]}
     deepstack = len(getattr(whole.vision_config, "deepstack_visual_indexes", None) or ())
     whole_rows = whole.mm_tokens_per_image if "Gemma3ForConditionalGeneration" in named else 0
-    return TextPart(config, alone, PicturesSpec(deepstack, whole_rows))
+    return TextPart(config, alone, ImagesSpec(deepstack, whole_rows))
 
 
 def _own_text_part(model_dir: Path, raw: Mapping[str, Any], own: _OwnForm) -> TextPart:
@@ -203,12 +209,12 @@ def _own_text_part(model_dir: Path, raw: Mapping[str, Any], own: _OwnForm) -> Te
     alone = dict(alone) | _boundary(raw) | {"architectures": [name]}
     try:
         if family.config is not None:
-            return TextPart(family.config(alone), alone, PicturesSpec(), own.is_one_place, own.picture_tokens)
+            return TextPart(family.config(alone), alone, ImagesSpec(), own.is_one_place, own.image_tokens)
         kinds = (kind for kind, text in _TEXT_ARCHITECTURES.items() if text == name)
         kind = next(kinds, alone.get("model_type"))
         config = type(AutoConfig.for_model(kind)).from_dict(alone | {"model_type": kind})
         defaults = {key: value for key, value in config.to_dict().items() if key not in _BOUNDARY}
-        return TextPart(config, defaults | alone, PicturesSpec(), own.is_one_place, own.picture_tokens)
+        return TextPart(config, defaults | alone, ImagesSpec(), own.is_one_place, own.image_tokens)
     except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, StrictDataclassError) as error:
         raise CheckpointError(model_dir, [f"config.json makes no sense: {' '.join(str(error).split())}"]) from error
 
@@ -221,19 +227,20 @@ def spec_in(spec: ModelSpec, text: TextPart, index: SafetensorsIndex) -> ModelSp
     """Return the spec of a text part that stands in a checkpoint with these tensors."""
     has_output = any(name.endswith(_OUTPUTS) for name in index.tensors)
     parameters = getattr(text.config, "rope_parameters", None) or {}
-    axes = _axes(parameters.get("mrope_section"), is_interleaved=bool(parameters.get("mrope_interleaved")))
-    # One number is enough for pictures at one position, but that of a token no longer says it.
+    is_interleaved = bool(parameters.get("mrope_interleaved", text.config.model_type in _INTERLEAVED))
+    axes = _axes(parameters.get("mrope_section"), is_interleaved=is_interleaved)
+    # One number is enough for images at one position, but that of a token no longer says it.
     ropes = tuple(
         dataclasses.replace(rope, axes=(0,) * len(rope.inv_freq) if text.is_one_place else axes) for rope in spec.ropes
     )
-    pictures = spec.pictures or text.pictures
-    return dataclasses.replace(spec, ropes=ropes, pictures=pictures, tied_embeddings=not has_output)
+    images = spec.images or text.images
+    return dataclasses.replace(spec, ropes=ropes, images=images, tied_embeddings=not has_output)
 
 
 def _axes(sections: Sequence[int] | None, *, is_interleaved: bool) -> tuple[int, ...]:
     """Return which number of a position turns each pair; nothing where positions have one.
 
-    ``sections`` are the pairs of frame, row and column: one section behind the other, or, interleaved, in turn for as
+    ``sections`` are the pairs of frame, row and column: one section after the other, or, interleaved, in turn for as
     long as rows and columns have any left, the frame turning the others.
     """
     if not sections:

@@ -1,6 +1,6 @@
-"""Models that see pictures: loading pictures, and the part of a checkpoint that turns them into embeddings.
+"""Models that see images: loading images, and the part of a checkpoint that turns them into embeddings.
 
-What handles pictures is imported on first use.
+What handles images is imported on first use.
 """
 
 from typing import TYPE_CHECKING, Any

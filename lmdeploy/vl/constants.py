@@ -1,4 +1,6 @@
-"""Names that users of pictures write."""
+"""Names that users of images write, and files have."""
 
 IMAGE_TOKEN = "<IMAGE_TOKEN>"
-"""In a text, the place of a picture; as many as the message has pictures."""
+"""In a text, the place of an image; as many as the message has images."""
+VISION_FILE = "vision.json"
+"""Of an engine directory: says which checkpoint has the part of the model that reads images; no file: there is none."""

@@ -1,6 +1,7 @@
-"""From a file's bytes to a picture that every model can take; what cannot be one is refused before it is unpacked."""
+"""From a file's bytes to an image that every model can take; what cannot be one is refused before it is unpacked."""
 
 import io
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,14 +12,19 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 """What is read; Pillow knows more, some of which start programs."""
 # What Pillow raises for files that are cut off or make no sense.
-_BROKEN = (OSError, SyntaxError, LookupError, EOFError, TypeError, MemoryError)
+_BROKEN = (OSError, SyntaxError, LookupError, EOFError, TypeError)
+_MAX_SCANS = 100  # of a JPEG file; cameras and programs write up to a dozen, each of which goes through all pixels
+_MAX_SCANNED = 10**9  # pixels, of all scans together, where these are more than
+_USUAL_SCANS = 20
+# In the data of a scan every 0xFF has a zero after it, or the number of a restart.
+_MARKER = re.compile(rb"\xff+([^\x00\xff\xd0-\xd7])")
 _SMALLEST_SIDE = 2
 _LARGEST_RATIO = 200
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a picture may have at most.
+    """What an image may have at most.
 
     Parameters
     ----------
@@ -33,21 +39,21 @@ class Limits:
 
 
 def decode(content: bytes, limits: Limits) -> Image.Image:
-    """Return the picture in a file's bytes: RGB, upright, its transparent parts white, of an animation the first frame.
+    """Return the image in a file's bytes: RGB, upright, its transparent parts white, of an animation the first frame.
 
     Raises
     ------
     ValueError
-        If it is no picture of a known format, broken, or beyond a limit.
+        If it is no image of a known format, broken, or beyond a limit.
     """
-    with open_picture(content, limits, "a picture") as picture:
-        check_size(picture, limits)
-        picture.load()
-        return upright(picture)
+    with open_image(content, limits, "an image") as image:
+        check_size(image, limits)
+        image.load()
+        return upright(image)
 
 
 @contextmanager
-def open_picture(content: bytes, limits: Limits, what: str) -> Iterator[Image.Image]:
+def open_image(content: bytes, limits: Limits, what: str) -> Iterator[Image.Image]:
     """Open a file's bytes, of which nothing is unpacked yet; what Pillow raises meanwhile becomes ``ValueError``.
 
     Parameters
@@ -58,38 +64,64 @@ def open_picture(content: bytes, limits: Limits, what: str) -> Iterator[Image.Im
         What it must be, for the error.
     """
     if len(content) > limits.max_bytes:
-        raise ValueError(f"a picture's file must have at most {limits.max_bytes} bytes, got {len(content)}")
+        raise ValueError(f"an image's file must have at most {limits.max_bytes} bytes, got {len(content)}")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit here is ours
-            picture = Image.open(io.BytesIO(content), formats=FORMATS)
-        yield picture
+            image = Image.open(io.BytesIO(content), formats=FORMATS)
+        _check_scans(image, content)
+        yield image
     except UnidentifiedImageError:
         known = ", ".join(FORMATS)
         raise ValueError(f"must be {what} ({known}), got {len(content)} bytes of something else") from None
     except Image.DecompressionBombError:
-        raise ValueError(f"a picture must have at most {limits.max_pixels} pixels, got far more") from None
+        raise ValueError(f"an image must have at most {limits.max_pixels} pixels, got far more") from None
     except ValueError:
         raise
+    except MemoryError:
+        raise ValueError("the image takes more memory than there is for it") from None
     except _BROKEN as error:
-        raise ValueError(f"the picture is broken: {' '.join(str(error).split())[:200]}") from error
+        raise ValueError(f"the image is broken: {' '.join(str(error).split())[:200]}") from error
 
 
-def check_size(picture: Image.Image, limits: Limits) -> None:
-    """Raise ``ValueError`` for a picture that is too large, or no area."""
-    width, height = picture.size
+def check_size(image: Image.Image, limits: Limits) -> None:
+    """Raise ``ValueError`` for an image that is too large, or no area."""
+    width, height = image.size
     if width * height > limits.max_pixels:
-        raise ValueError(f"a picture must have at most {limits.max_pixels} pixels, got {width} x {height}")
+        raise ValueError(f"an image must have at most {limits.max_pixels} pixels, got {width} x {height}")
     if min(width, height) < _SMALLEST_SIDE or max(width, height) > _LARGEST_RATIO * min(width, height):
         raise ValueError(
-            f"a picture must be at least {_SMALLEST_SIDE} pixels wide and high, and at most {_LARGEST_RATIO} times as "
+            f"an image must be at least {_SMALLEST_SIDE} pixels wide and high, and at most {_LARGEST_RATIO} times as "
             f"long as wide, got {width} x {height}"
         )
 
 
-def upright(picture: Image.Image) -> Image.Image:
-    """Return a picture as RGB, turned as its file says, transparent parts white, 16 bits a channel scaled to 8."""
-    turned = ImageOps.exif_transpose(picture)
+def _check_scans(image: Image.Image, content: bytes) -> None:
+    """Raise ``ValueError`` for a JPEG file of many scans: a few bytes each, they take seconds together."""
+    if image.format not in ("JPEG", "MPO"):
+        return
+    most = min(_MAX_SCANS, max(_USUAL_SCANS, _MAX_SCANNED // (image.width * image.height or 1)))
+    if content.count(b"\xff\xda") > most and (count := _scans(content, image.format == "MPO")) > most:
+        raise ValueError(f"a JPEG image of {image.width} x {image.height} must have at most {most} scans, got {count}")
+
+
+def _scans(content: bytes, has_several: bool) -> int:
+    """Return how many scans a JPEG file, or one with several images, has."""
+    count, place = 0, 2
+    while match := _MARKER.search(content, place):
+        marker, place = match[1][0], match.end()
+        if marker in (0x01, 0xD8, 0xD9):  # nothing comes with these
+            if marker == 0xD9 and not has_several:
+                break
+            continue
+        count += marker == 0xDA
+        place += int.from_bytes(content[place : place + 2], "big")
+    return count
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """Return an image as RGB, turned as its file says, transparent parts white, 16 bits a channel scaled to 8."""
+    turned = ImageOps.exif_transpose(image)
     if turned.mode.startswith("I") or turned.mode == "F":
         return _eight_bits(turned).convert("RGB")
     if turned.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in turned.info:
@@ -99,10 +131,10 @@ def upright(picture: Image.Image) -> Image.Image:
     return turned.convert("RGB")
 
 
-def _eight_bits(picture: Image.Image) -> Image.Image:
-    """Return a grey picture of wide numbers with 0 to 65535 as 0 to 255; Pillow itself cuts off what is over 255."""
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """Return a grey image of wide numbers with 0 to 65535 as 0 to 255; Pillow itself cuts off what is over 255."""
     import numpy as np
 
-    values = np.asarray(picture, dtype=np.float64)
-    is_wide = picture.mode != "F" or values.max(initial=0) > 255
+    values = np.asarray(image, dtype=np.float64)
+    is_wide = image.mode != "F" or values.max(initial=0) > 255
     return Image.fromarray(np.clip(values / 257 if is_wide else values, 0, 255).round().astype(np.uint8), "L")

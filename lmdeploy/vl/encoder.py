@@ -1,4 +1,4 @@
-"""From pictures to embeddings, one at a time: a picture's rows do not depend on what else is looked at.
+"""From images to embeddings, one at a time: an image's rows do not depend on what else is looked at.
 
 Rows are kept, as long as there is room, by what they were made of.
 """
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL.Image import Image
 
-from lmdeploy.prompts import PictureRows, PlacedPicture
+from lmdeploy.prompts import ImageRows, PlacedImage
 from lmdeploy.vl.families.common import Options, VideoForm, VisionFamily, VisionPart
 from lmdeploy.vl.videos import frame_size, times_of
 
@@ -27,16 +27,16 @@ _NO_GRID = (0, 0, 0)
 
 @dataclass(frozen=True)
 class Rows:
-    """The embeddings of a picture ``[tokens, hidden]``, of ``dtype``; as 16-bit integers for ``bfloat16``."""
+    """The embeddings of an image ``[tokens, hidden]``, of ``dtype``; as 16-bit integers for ``bfloat16``."""
 
     values: "np.ndarray[Any, np.dtype[Any]]"
     dtype: str
 
 
-def digest_of(picture: Image, options: Options) -> bytes:
-    """Return 32 bytes made of all that a picture's embeddings depend on, for one model."""
-    said = json.dumps([picture.mode, picture.size, dict(options)], sort_keys=True)
-    return hashlib.sha256(said.encode() + b"\0" + picture.tobytes()).digest()
+def digest_of(image: Image, options: Options) -> bytes:
+    """Return 32 bytes made of all that an image's embeddings depend on, for one model."""
+    said = json.dumps([image.mode, image.size, dict(options)], sort_keys=True)
+    return hashlib.sha256(said.encode() + b"\0" + image.tobytes()).digest()
 
 
 class VisionEncoder:
@@ -55,12 +55,12 @@ class VisionEncoder:
         self._part = part
         self._most = cache_bytes
         self._used = 0  # guarded by _lock
-        self._lock = threading.Lock()  # one picture at a time
+        self._lock = threading.Lock()  # one image at a time
         self._kept: OrderedDict[bytes, Rows] = OrderedDict()  # guarded by _lock
-        self.computed = 0  # pictures that were not kept
+        self.computed = 0  # images that were not kept
 
-    def rows(self, picture: Image, options: Options, digest: bytes) -> Rows:
-        """Return a picture's embeddings.
+    def rows(self, image: Image, options: Options, digest: bytes) -> Rows:
+        """Return an image's embeddings.
 
         Raises
         ------
@@ -72,33 +72,33 @@ class VisionEncoder:
             if kept is not None:
                 self._kept.move_to_end(digest)
                 return kept
-            rows = self._compute(picture, options)
+            rows = self._compute(image, options)
             self.computed += 1
             self._keep(digest, rows)
             return rows
 
-    def placed(self, pictures: Sequence[PlacedPicture]) -> list[PictureRows]:
-        """Return the embeddings of a prompt's pictures, at their places."""
+    def placed(self, images: Sequence[PlacedImage]) -> list[ImageRows]:
+        """Return the embeddings of a prompt's images, at their places."""
         result = []
-        for picture in pictures:
-            rows = self.rows(picture.image, picture.options, picture.digest)
+        for image in images:
+            rows = self.rows(image.image, image.options, image.digest)
             if self._family.is_looked_at:
-                result += [looked_at(picture, rows)]
+                result += [looked_at(image, rows)]
                 continue
-            size, step = frame_size(picture.image.size, picture.options), 1.0
-            video = self._video(picture.options)
+            size, step = frame_size(image.image.size, image.options), 1.0
+            video = self._video(image.options)
             if video is not None:
-                step = video.frame_step(self._part, picture.options)
-            grid = (video or self._family).grid(self._part, size, picture.options)
-            result += cut(picture, rows, grid, step, is_one_place=self._family.is_one_place)
+                step = video.frame_step(self._part, image.options)
+            grid = (video or self._family).grid(self._part, size, image.options)
+            result += cut(image, rows, grid, step, is_one_place=self._family.is_one_place)
         return result
 
-    def _compute(self, picture: Image, options: Options) -> Rows:
+    def _compute(self, image: Image, options: Options) -> Rows:
         import torch
 
         with torch.inference_mode():
             form = self._video(options) or self._family
-            rows = form.features(self._part, picture, options).contiguous()
+            rows = form.features(self._part, image, options).contiguous()
         if rows.dtype is torch.bfloat16:
             return Rows(rows.view(torch.uint16).numpy(), "bfloat16")
         return Rows(rows.float().numpy(), "float32")
@@ -117,14 +117,14 @@ class VisionEncoder:
 
 
 def cut(
-    picture: PlacedPicture,
+    image: PlacedImage,
     rows: Rows,
     grid: tuple[int, int, int] = _NO_GRID,
     frame_step: float = 1.0,
     *,
     is_one_place: bool = False,
-) -> list[PictureRows]:
-    """Return a picture's rows run by run, as its places are.
+) -> list[ImageRows]:
+    """Return an image's rows run by run, as its places are.
 
     A grid is each run's; with ``is_one_place`` all tokens of a run but the first and the last stand at one position.
 
@@ -133,26 +133,26 @@ def cut(
     RuntimeError
         If there are not as many rows as places.
     """
-    count = sum(length for _, length in picture.runs)
+    count = sum(length for _, length in image.runs)
     if rows.values.shape[0] != count:
-        raise RuntimeError(f"a picture has {rows.values.shape[0]} rows for {count} tokens")
+        raise RuntimeError(f"an image has {rows.values.shape[0]} rows for {count} tokens")
     result, first = [], 0
-    for begin, length in picture.runs:
+    for begin, length in image.runs:
         pieces = [(length, grid, frame_step)]
         if is_one_place:  # as frames that are shown at once
             pieces = [(1, _NO_GRID, 1.0), (length - 2, (length - 2, 1, 1), 0.0), (1, _NO_GRID, 1.0)]
         for tokens, places, step in pieces:
-            digest = hashlib.sha256(picture.digest + first.to_bytes(4, "little")).digest()
+            digest = hashlib.sha256(image.digest + first.to_bytes(4, "little")).digest()
             part = rows.values[first : first + tokens]
-            result.append(PictureRows(begin, part, digest, rows.dtype, places, step))
+            result.append(ImageRows(begin, part, digest, rows.dtype, places, step))
             begin, first = begin + tokens, first + tokens
     return result
 
 
-def looked_at(picture: PlacedPicture, rows: Rows) -> PictureRows:
-    """Return the rows of a picture that the text looks at from its token on."""
-    ((begin, tokens),) = picture.runs
-    return PictureRows(begin, rows.values, picture.digest, rows.dtype, looked_at=rows.values.shape[0] - tokens)
+def looked_at(image: PlacedImage, rows: Rows) -> ImageRows:
+    """Return the rows of an image that the text looks at from its token on."""
+    ((begin, tokens),) = image.runs
+    return ImageRows(begin, rows.values, image.digest, rows.dtype, looked_at=rows.values.shape[0] - tokens)
 
 
 def load_encoder(checkpoint: Path) -> VisionEncoder:

@@ -1,4 +1,4 @@
-"""Pictures from other hosts, under rules: which hosts, no way into this network, so many bytes, so much time.
+"""Images from other hosts, under rules: which hosts, no way into this network, this many bytes, so much time.
 
 The address that was checked is the one connected to, so that a name cannot mean another one a moment later.
 """
@@ -67,7 +67,7 @@ def fetch(url: str, rules: FetchRules) -> bytes:
         if isinstance(answer, bytes):
             return answer
         url = urljoin(url, answer)
-    raise ValueError(f"the picture's URL leads elsewhere more than {rules.max_redirects} times")
+    raise ValueError(f"the image's URL leads elsewhere more than {rules.max_redirects} times")
 
 
 def _get(url: str, rules: FetchRules, deadline: float) -> bytes | str:
@@ -76,11 +76,11 @@ def _get(url: str, rules: FetchRules, deadline: float) -> bytes | str:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port
     except ValueError as error:
-        raise ValueError(f"the picture's URL is none: {error}") from None
+        raise ValueError(f"the image's URL is none: {error}") from None
     if parts.scheme not in ("http", "https") or not host or parts.username is not None:
-        raise ValueError("the picture's URL must begin with http:// or https:// and a host, without a user's name")
+        raise ValueError("the image's URL must begin with http:// or https:// and a host, without a user's name")
     if rules.hosts is None or not ("*" in rules.hosts or host in rules.hosts):
-        raise ValueError(f"pictures are not fetched from {host}: it is not among the allowed hosts")
+        raise ValueError(f"images are not fetched from {host}: it is not among the allowed hosts")
     port = port or (443 if parts.scheme == "https" else 80)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     connection = _Connection(host, port, _addresses(host, port, rules), parts.scheme == "https", deadline)
@@ -93,14 +93,14 @@ def _get(url: str, rules: FetchRules, deadline: float) -> bytes | str:
         if response.status in _REDIRECTS and response.headers.get("Location"):
             return str(response.headers["Location"])
         if response.status != 200:
-            raise ValueError(f"{host} answered {response.status} for the picture")
+            raise ValueError(f"{host} answered {response.status} for the image")
         body = _body(response, rules)
         left(deadline)  # else the answer may have been cut off
         return body
     except (OSError, http.client.HTTPException, UnicodeError) as error:
         is_late = isinstance(error, TimeoutError) or time.monotonic() >= deadline
         reason = "no answer in time" if is_late else " ".join(str(error).split())[:120]
-        raise ValueError(f"the picture cannot be had from {host}: {reason or type(error).__name__}") from error
+        raise ValueError(f"the image cannot be fetched from {host}: {reason or type(error).__name__}") from error
     finally:
         watch.cancel()
         connection.close()
@@ -111,11 +111,11 @@ def _addresses(host: str, port: int, rules: FetchRules) -> list[str]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        raise ValueError(f"the picture cannot be had from {host}: no such host") from error
+        raise ValueError(f"the image cannot be fetched from {host}: no such host") from error
     addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
     for address in addresses:
         if not rules.allows_private and not _is_public(address):
-            raise ValueError(f"pictures are not fetched from {host}: it is in a private network")
+            raise ValueError(f"images are not fetched from {host}: it is in a private network")
     return addresses
 
 
@@ -170,5 +170,5 @@ def _body(response: http.client.HTTPResponse, rules: FetchRules) -> bytes:
     while piece := response.read1(_CHUNK):
         body += piece
         if len(body) > rules.max_bytes:
-            raise ValueError(f"a picture's file must have at most {rules.max_bytes} bytes, got more")
+            raise ValueError(f"an image's file must have at most {rules.max_bytes} bytes, got more")
     return bytes(body)

@@ -11,7 +11,7 @@ from transformers.activations import ACT2FN
 
 
 class Glm4vTower(PreTrainedModel):  # type: ignore[misc]
-    """Makes the rows of a picture.
+    """Makes the rows of an image.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ class Glm4vTower(PreTrainedModel):  # type: ignore[misc]
         self.post_init()
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Return the rows ``[tokens, hidden]`` of a picture ``[3, side, side]``."""
+        """Return the rows ``[tokens, hidden]`` of an image ``[3, side, side]``."""
         states = self.patch_embedding(pixels[None].to(self.dtype))
         for layer in self.layers:
             states = layer(states)
@@ -53,7 +53,7 @@ class _PatchEmbedding(nn.Module):  # type: ignore[misc]
         self.position_embedding = nn.Embedding((config.image_size // config.patch_size) ** 2 + 1, config.hidden_size)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Return the picture's own state and its patches' ``[1, 1 + patches, hidden]``."""
+        """Return the image's own state and its patches' ``[1, 1 + patches, hidden]``."""
         patches = self.proj(pixels).flatten(2).transpose(1, 2)
         states: Tensor = torch.cat([self.cls_embedding[None], patches], dim=1) + self.position_embedding.weight
         return states

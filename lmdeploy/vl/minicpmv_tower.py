@@ -14,7 +14,7 @@ _EPS = 1e-6
 
 
 class MiniCpmTower(PreTrainedModel):  # type: ignore[misc]
-    """Makes ``image_seq_length`` rows of each view of a picture.
+    """Makes ``image_seq_length`` rows of each view of an image.
 
     Parameters
     ----------

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import LlavaConfig, PreTrainedModel
 
 _SEEN = (-2, -9)  # layers
-_WRITTEN = 128  # embeddings that only pictures are written with
+_WRITTEN = 128  # embeddings that only images are written with
 
 
 class MolmoTower(PreTrainedModel):  # type: ignore[misc]
@@ -41,7 +41,7 @@ class MolmoTower(PreTrainedModel):  # type: ignore[misc]
         crops
             Their patches ``[crops, patches, numbers]``.
         masks
-            What part of a patch is of the picture, 0 to 1, or -1 where that was not looked at ``[crops, patches]``.
+            What part of a patch is of the image, 0 to 1, or -1 where that was not looked at ``[crops, patches]``.
 
         Returns
         -------
@@ -75,11 +75,11 @@ class _Vit(nn.Module):  # type: ignore[misc]
         patches = self.patch_embedding(crops)
         whole = self.class_embedding.expand(len(crops), 1, -1)
         states = self.pre_ln(torch.cat([whole, patches], dim=1) + self.positional_embedding)
-        behind = []
+        outputs = []
         for layer in self.resblocks:
             states = layer(states)
-            behind.append(states)
-        return torch.cat([behind[layer][:, 1:] for layer in _SEEN], dim=-1)
+            outputs.append(states)
+        return torch.cat([outputs[layer][:, 1:] for layer in _SEEN], dim=-1)
 
 
 class _Layer(nn.Module):  # type: ignore[misc]
@@ -91,7 +91,7 @@ class _Layer(nn.Module):  # type: ignore[misc]
         self.attention_norm, self.ffn_norm = nn.LayerNorm(width, eps=eps), nn.LayerNorm(width, eps=eps)
 
     def forward(self, states: Tensor) -> Tensor:
-        """Return the states behind this layer."""
+        """Return the states after this layer."""
         normed = self.attention_norm(states)
         states = states + self.attention(normed, normed)
         result: Tensor = states + self.feed_forward(self.ffn_norm(states))

@@ -1,8 +1,8 @@
 """The tower and projector of Phi-3-vision, which ``transformers`` does not have.
 
-Every tile gives a square of patches. The squares lie side by side as the tiles do in the picture; two by two patches
+Every tile gives a square of patches. The squares lie side by side as the tiles do in the image; two by two patches
 are one row of embeddings, and every line of them ends in a vector of its own. The lines of the tiles come first, then
-a separator, then those of the whole picture.
+a separator, then those of the whole image.
 """
 
 import torch
@@ -31,14 +31,14 @@ class Phi3Tower(PreTrainedModel):  # type: ignore[misc]
         self.post_init()
 
     def forward(self, whole: Tensor, tiles: Tensor) -> Tensor:
-        """Return the rows of a picture.
+        """Return the rows of an image.
 
         Parameters
         ----------
         whole
-            The picture as one tile ``[3, side, side]``.
+            The image as one tile ``[3, side, side]``.
         tiles
-            The picture in tiles ``[rows, columns, 3, side, side]``.
+            The image in tiles ``[rows, columns, 3, side, side]``.
 
         Returns
         -------

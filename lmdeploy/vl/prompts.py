@@ -1,8 +1,8 @@
-"""Pictures and videos in conversations: taken out of the messages, put into the prompt.
+"""Images and videos in conversations: taken out of the messages, put into the prompt.
 
-A picture is written by the chat template, where that knows pictures, else in front of the message's texts or where the
-message has it. What users type is text, also if it reads like what stands for a picture: such words are replaced by
-guards nobody can guess while the template writes, and become tokens of plain text in the end.
+An image is written by the chat template, where that knows images, else in front of the message's texts or where the
+message has it. What users type is text, also if it reads like what stands for an image: such words are replaced by
+guards nobody can predict while the template writes, and become tokens of plain text in the end.
 """
 
 import re
@@ -14,7 +14,7 @@ from typing import Any
 
 from PIL.Image import Image
 
-from lmdeploy.prompts import PlacedPicture
+from lmdeploy.prompts import PlacedImage
 from lmdeploy.templates.base import ChatTemplate
 from lmdeploy.templates.conversation import Message, Parts
 from lmdeploy.tokenizer import Tokenizer
@@ -27,13 +27,13 @@ from lmdeploy.vl.videos import Sampling, frame_size
 
 _SOURCES = {"image_url": "url", "image_data": "data"}  # type of a part -> key of what it is of
 _VIDEOS = {"video_url": "url", "video_data": "data"}
-# In place of a picture's number: a user typed the word, or the template wrote it.
+# In place of an image's number: a user typed the word, or the template wrote it.
 _USERS, _TEMPLATES = -1, -2
 
 
 @dataclass(frozen=True)
-class _Picture:
-    """A picture, or, with the video form, the frames of a video below each other."""
+class _Image:
+    """An image, or, with the video form, the frames of a video below each other."""
 
     image: Image
     options: Options
@@ -47,8 +47,8 @@ class _Picture:
         return self.form.expansion(part, frame_size(self.image.size, self.options), self.options)
 
 
-class PictureWriter:
-    """Puts pictures into the prompts of one model. Safe to use from any thread.
+class ImageWriter:
+    """Puts images into the prompts of one model. Safe to use from any thread.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class PictureWriter:
     tokenizer, template
         The model's.
     rules
-        Which pictures callers may name.
+        Which images callers may name.
     """
 
     def __init__(
@@ -73,18 +73,18 @@ class PictureWriter:
         words = list(dict.fromkeys(word for form in forms for word in (form.token, *form.words)))
         self.token_ids = {word: i for word, i in zip(words, tokenizer.ids_of(words), strict=True) if i is not None}
         if family.token not in self.token_ids:
-            raise ValueError(f"the tokenizer has no token {family.token}, which stands for pictures")
+            raise ValueError(f"the tokenizer has no token {family.token}, which stands for images")
         self._video = family.video if family.video and family.video.token in self.token_ids else None
         self.any_token = _any_of(self.token_ids)
         self.plain_ids = {
             word: tokenizer.encode(word[0], add_bos=False) + tokenizer.encode(word[1:], add_bos=False)
             for word in self.token_ids
         }
-        self._writes_pictures = _writes(template, "image", family.mark or family.token)
+        self._writes_images = _writes(template, "image", family.mark or family.token)
         self._writes_videos = self._video is not None and _writes(
             template, "video", self._video.mark or self._video.token
         )
-        # Characters of the private use area, and what nobody can guess.
+        # Characters of the private use area, and what nobody can predict.
         nonce = secrets.token_hex(8)
         texts = list(dict.fromkeys([*self.token_ids, *(form.mark for form in forms if form.mark)]))
         self._any_text = _any_of(texts)
@@ -93,20 +93,20 @@ class PictureWriter:
         self.any_mark = re.compile(f"{self._any_text.pattern}|\ue0f0{nonce}\\.\\d+\ue0f1")
 
     def read(self, messages: list[Message]) -> "Conversation":
-        """Return a conversation without its pictures, and these.
+        """Return a conversation without its images, and these.
 
         Raises
         ------
         ValueError
-            If a part is no picture, or may not be one; names it.
+            If a part is no image, or may not be one; names it.
         """
-        pictures: list[_Picture] = []
+        images: list[_Image] = []
         if not isinstance(messages, list):
-            return Conversation(self, messages, pictures)
-        read = [self._read_message(f"messages[{i}]", message, pictures) for i, message in enumerate(messages)]
-        return Conversation(self, read, pictures)
+            return Conversation(self, messages, images)
+        read = [self._read_message(f"messages[{i}]", message, images) for i, message in enumerate(messages)]
+        return Conversation(self, read, images)
 
-    def _read_message(self, where: str, message: Message, pictures: list[_Picture]) -> Message:
+    def _read_message(self, where: str, message: Message, images: list[_Image]) -> Message:
         content = message.get("content") if isinstance(message, Mapping) else None
         if isinstance(content, str):
             return {**message, "content": self._guard(content)}
@@ -117,28 +117,28 @@ class PictureWriter:
             kind = part.get("type") if isinstance(part, Mapping) else None
             if kind in _SOURCES or kind in _VIDEOS:
                 if message.get("role") != "user":
-                    raise ValueError(f"{where}.content[{i}]: only the user's messages may have pictures")
-                if len(pictures) >= self.rules.max_pictures:
-                    raise ValueError(f"a prompt may have at most {self.rules.max_pictures} pictures, got more")
-                pixels = sum(picture.image.width * picture.image.height for picture in pictures)
-                pictures.append(self._read_picture(f"{where}.content[{i}]", kind, part, pixels))
-                parts.append(pictures[-1])
+                    raise ValueError(f"{where}.content[{i}]: only the user's messages may have images")
+                if len(images) >= self.rules.max_images:
+                    raise ValueError(f"a prompt may have at most {self.rules.max_images} images, got more")
+                pixels = sum(image.image.width * image.image.height for image in images)
+                images.append(self._read_image(f"{where}.content[{i}]", kind, part, pixels))
+                parts.append(images[-1])
             elif kind == "text" and isinstance(part.get("text"), str):
                 parts.append({**part, "text": self._guard(part["text"])})
             else:
                 parts.append(part)
-        if not any(isinstance(part, _Picture) for part in parts):
+        if not any(isinstance(part, _Image) for part in parts):
             return {**message, "content": parts}
         for i, part in enumerate(parts):
-            if not isinstance(part, _Picture) and _text(part) is None:
+            if not isinstance(part, _Image) and _text(part) is None:
                 raise ValueError(f"{where}.content[{i}] must be a text or an image_url, got {part!r:.80}")
         return {**message, "content": self._content(parts)}
 
-    def _read_picture(self, where: str, kind: str, part: Mapping[str, Any], pixels: int) -> _Picture:
+    def _read_image(self, where: str, kind: str, part: Mapping[str, Any], pixels: int) -> _Image:
         given = part.get(kind)
         key = (_SOURCES | _VIDEOS)[kind]
         if kind in _VIDEOS and self._video is None:
-            raise ValueError(f"{where}: this model sees pictures, not videos; frames can be sent as pictures")
+            raise ValueError(f"{where}: this model sees images, not videos; frames can be sent as images")
         if key == "url" and isinstance(given, str):
             given = {"url": given}
         if not isinstance(given, Mapping) or key not in given:
@@ -149,69 +149,69 @@ class PictureWriter:
         rules = replace(self.rules, limits=limits, max_total_pixels=room)
         try:
             if kind in _SOURCES or self._video is None:
-                return _Picture(load(given[key], rules), options, self.family)
+                return _Image(load(given[key], rules), options, self.family)
             sampling = Sampling(**{name: options.pop(name) for name in ("num_frames", "fps") if name in options})
             video = load_frames(given[key], sampling, rules)
-            return _Picture(video.stacked(), {**options, "times": list(video.times)}, self._video)
+            return _Image(video.stacked(), {**options, "times": list(video.times)}, self._video)
         except ValueError as error:
             raise ValueError(f"{where}.{kind}.{key}: {error}") from None
 
     def _content(self, parts: Sequence[Any]) -> Any:
-        """Return what the template gets for a message with pictures."""
-        shown = [part for part in parts if isinstance(part, _Picture)]
-        texts = [part for part in parts if not isinstance(part, _Picture)]
+        """Return what the template gets for a message with images."""
+        shown = [part for part in parts if isinstance(part, _Image)]
+        texts = [part for part in parts if not isinstance(part, _Image)]
         if sum(part["text"].count(IMAGE_TOKEN) for part in texts) == len(shown):  # the message says where
-            written = iter([picture.form.written.rstrip("\n") for picture in shown])
+            written = iter([image.form.written.rstrip("\n") for image in shown])
             placed = [{**part, "text": re.sub(IMAGE_TOKEN, lambda _: next(written), part["text"])} for part in texts]
-            return Parts(placed) if self._writes_pictures else placed
-        if self._writes_pictures:
-            return Parts(self._for_template(part) if isinstance(part, _Picture) else part for part in parts)
+            return Parts(placed) if self._writes_images else placed
+        if self._writes_images:
+            return Parts(self._for_template(part) if isinstance(part, _Image) else part for part in parts)
         if self.family.goes_first:
             parts = [*shown, *texts]
         content, was_text = "", False
         for part in parts:
-            is_text = not isinstance(part, _Picture)
+            is_text = not isinstance(part, _Image)
             content += ("\n" if was_text else "") + part["text"] if is_text else part.form.written
             was_text = is_text
         return content
 
-    def _for_template(self, picture: _Picture) -> dict[str, str]:
-        if picture.form is self.family:
+    def _for_template(self, image: _Image) -> dict[str, str]:
+        if image.form is self.family:
             return {"type": "image"}
-        return {"type": "video"} if self._writes_videos else {"type": "text", "text": picture.form.written}
+        return {"type": "video"} if self._writes_videos else {"type": "text", "text": image.form.written}
 
     def _guard(self, text: str) -> str:
         return self._any_text.sub(lambda match: self._guards[match[0]], text)
 
 
 class Conversation:
-    """A conversation whose pictures were taken out, on its way to token ids.
+    """A conversation whose images were taken out, on its way to token ids.
 
     Parameters
     ----------
     writer
         Of the model.
-    messages, pictures
-        The conversation, and its pictures in order.
+    messages, images
+        The conversation, and its images in order.
     """
 
-    def __init__(self, writer: PictureWriter, messages: list[Message], pictures: list[_Picture]) -> None:
+    def __init__(self, writer: ImageWriter, messages: list[Message], images: list[_Image]) -> None:
         self.messages = messages
         self._writer = writer
-        seen = sum(picture.form is writer.family for picture in pictures)
+        seen = sum(image.form is writer.family for image in images)
         several = {"several": seen > 1} if writer.family.minds_others else {}
-        self._pictures = [replace(picture, options={**picture.options, **several}) for picture in pictures]
+        self._images = [replace(image, options={**image.options, **several}) for image in images]
         self._words: list[tuple[str, int]] = []  # those in the prompt that are tokens, and whose
 
     def written(self, rendered: str) -> str:
-        """Return the prompt with all that stands for its pictures.
+        """Return the prompt with all that stands for its images.
 
         Raises
         ------
         ValueError
-            If the chat template has lost pictures.
+            If the chat template has lost images.
         """
-        writer, left = self._writer, list(range(len(self._pictures)))
+        writer, left = self._writer, list(range(len(self._images)))
         pieces: list[str] = []
         end = 0
         for match in writer.any_mark.finditer(rendered):
@@ -219,24 +219,24 @@ class Conversation:
             end = match.end()
             piece, whose = writer.guarded.get(match[0]), _USERS
             if piece is None:
-                whose = next((place for place in left if self._pictures[place].mark == match[0]), _TEMPLATES)
+                whose = next((place for place in left if self._images[place].mark == match[0]), _TEMPLATES)
                 piece = match[0] if whose == _TEMPLATES else self._expansion(whose, rendered[: match.start()])
             if whose >= 0:
                 left.remove(whose)
             pieces.append(piece)
             self._words += [(found[0], whose) for found in writer.any_token.finditer(piece)]
         if left:
-            count = len(self._pictures)
-            raise ValueError(f"the model's chat template shows {count - len(left)} of {count} pictures")
+            count = len(self._images)
+            raise ValueError(f"the model's chat template shows {count - len(left)} of {count} images")
         return "".join(pieces) + rendered[end:]
 
-    def placed(self, ids: list[int]) -> tuple[list[int], tuple[PlacedPicture, ...]]:
-        """Return the prompt's tokens, and where its pictures are.
+    def placed(self, ids: list[int]) -> tuple[list[int], tuple[PlacedImage, ...]]:
+        """Return the prompt's tokens, and where its images are.
 
         Raises
         ------
         ValueError
-            If the tokenizer has split what stands for a picture.
+            If the tokenizer has split what stands for an image.
         """
         if not self._words:
             return ids, ()
@@ -244,31 +244,31 @@ class Conversation:
         wanted = set(writer.token_ids.values())
         found = [position for position, token in enumerate(ids) if token in wanted]
         if [ids[position] for position in found] != [writer.token_ids[word] for word, _ in self._words]:
-            raise ValueError("the tokenizer does not keep what stands for a picture apart from the text around it")
+            raise ValueError("the tokenizer does not keep what stands for an image apart from the text around it")
         tokens: list[int] = []
-        places: list[list[int]] = [[] for _ in self._pictures]
+        places: list[list[int]] = [[] for _ in self._images]
         end = 0
-        for position, (word, picture) in zip(found, self._words, strict=True):
+        for position, (word, image) in zip(found, self._words, strict=True):
             tokens += ids[end:position]
-            if picture == _USERS:
+            if image == _USERS:
                 tokens += writer.plain_ids[word]
             else:
-                if picture != _TEMPLATES and word == self._pictures[picture].form.token:
-                    places[picture].append(len(tokens))
+                if image != _TEMPLATES and word == self._images[image].form.token:
+                    places[image].append(len(tokens))
                 tokens.append(ids[position])
             end = position + 1
         placed = (
-            PlacedPicture(picture.image, picture.options, digest_of(picture.image, picture.options), tuple(_runs(at)))
-            for picture, at in zip(self._pictures, places, strict=True)
+            PlacedImage(image.image, image.options, digest_of(image.image, image.options), tuple(_runs(at)))
+            for image, at in zip(self._images, places, strict=True)
         )
         return tokens + ids[end:], tuple(placed)
 
     def _expansion(self, place: int, before: str) -> str:
-        picture, part = self._pictures[place], self._writer.part
-        form = picture.form
-        number = form.number(part, place, picture.options) if isinstance(form, VisionFamily) else ""
+        image, part = self._images[place], self._writer.part
+        form = image.form
+        number = form.number(part, place, image.options) if isinstance(form, VisionFamily) else ""
         is_numbered = bool(number) and before.rstrip().endswith(number.rstrip())  # by who wrote the text
-        return ("" if is_numbered else number) + picture.expansion(part)
+        return ("" if is_numbered else number) + image.expansion(part)
 
 
 def _text(part: object) -> str | None:
@@ -291,7 +291,7 @@ def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
 
 
 def _writes(template: ChatTemplate, kind: str, mark: str) -> bool:
-    """Return whether a template writes pictures, or videos, itself, each as one mark."""
+    """Return whether a template writes images, or videos, itself, each as one mark."""
     turn = {"role": "user", "content": Parts([{"type": kind}, {"type": "text", "text": "-"}])}
     try:
         return template.render([turn]).count(mark) == 1
@@ -299,10 +299,10 @@ def _writes(template: ChatTemplate, kind: str, mark: str) -> bool:
         return False
 
 
-def picture_writer(
+def image_writer(
     checkpoint: Path, tokenizer: Tokenizer, template: ChatTemplate, rules: SourceRules
-) -> PictureWriter | None:
-    """Return what puts pictures into a model's prompts; None if it cannot be shown any.
+) -> ImageWriter | None:
+    """Return what puts images into a model's prompts; None if it cannot be shown any.
 
     Raises
     ------
@@ -310,4 +310,4 @@ def picture_writer(
         If its image processor cannot be read.
     """
     found = family_in(checkpoint)
-    return None if found is None else PictureWriter(found[1], counting_part(checkpoint), tokenizer, template, rules)
+    return None if found is None else ImageWriter(found[1], counting_part(checkpoint), tokenizer, template, rules)

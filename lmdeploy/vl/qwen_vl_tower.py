@@ -8,12 +8,12 @@ from torch import Tensor, nn
 from transformers import LlavaConfig, PreTrainedModel
 
 _EPS = 1e-6
-_POSITIONS = 256  # of the table, whatever a picture's size
+_POSITIONS = 256  # of the table, whatever an image's size
 _HEAD_DIM = 128  # of the queries
 
 
 class QwenVlTower(PreTrainedModel):  # type: ignore[misc]
-    """Makes ``image_seq_length`` rows of a picture.
+    """Makes ``image_seq_length`` rows of an image.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class QwenVlTower(PreTrainedModel):  # type: ignore[misc]
         self.post_init()
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Return the rows ``[tokens, hidden]`` of a picture ``[3, side, side]``."""
+        """Return the rows ``[tokens, hidden]`` of an image ``[3, side, side]``."""
         patches = self.conv1(pixels[None].to(self.dtype)).flatten(2).transpose(1, 2)
         states = self.ln_pre(patches + _stretched(self.positional_embedding, patches.shape[1]))
         for layer in self.resblocks:

@@ -1,4 +1,4 @@
-"""Where pictures come from: URLs, data URLs, files, pictures; and which of them a caller may name."""
+"""Where images come from: URLs, data URLs, files, images; and which of them a caller may name."""
 
 import base64
 import binascii
@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 from PIL.Image import Image
 
@@ -17,7 +18,24 @@ _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*):")
 _DATA_URL = re.compile(r"data:(image/[\w.+-]+)?;base64,", re.ASCII | re.IGNORECASE)
 _VIDEO_URL = re.compile(r"data:((?:image|video)/[\w.+-]+)?;base64,", re.ASCII | re.IGNORECASE)
 _FRAMES_URL = re.compile(r"data:video/(jpeg|png|webp);base64,", re.ASCII | re.IGNORECASE)  # one behind another
-_NO_FILE = "must be a picture's URL that is allowed, a data URL, or a file in the allowed folder"
+_NO_FILE = "must be an image's URL that is allowed, a data URL, or a file in the allowed folder"
+
+
+class Decoder(Protocol):
+    """Makes images of files' bytes."""
+
+    def image(self, content: bytes, limits: Limits) -> Image:
+        """As `lmdeploy.vl.decoding.decode`."""
+
+    def video(self, content: bytes, sampling: Sampling, limits: Limits, max_total_pixels: int) -> Video:
+        """As `lmdeploy.vl.videos.from_file`."""
+
+
+class InThisProcess:
+    """Decodes where it is called: for files that are the user's own."""
+
+    image = staticmethod(decode)
+    video = staticmethod(from_file)
 
 
 @dataclass(frozen=True)
@@ -31,16 +49,19 @@ class SourceRules:
     folder
         Files in it may be named, by path or ``file://``; ``/``: all; None: none.
     limits
-        Of every picture.
-    max_pictures, max_total_pixels
-        Most pictures and videos, and most pixels of all of them, of a prompt.
+        Of every image.
+    max_images, max_total_pixels
+        Most images and videos, and most pixels of all of them, of a prompt.
+    decoder
+        What decodes files.
     """
 
     fetch_rules: FetchRules = field(default_factory=FetchRules)
     folder: Path | None = None
     limits: Limits = field(default_factory=Limits)
-    max_pictures: int = 64
+    max_images: int = 64
     max_total_pixels: int = 150_000_000
+    decoder: Decoder = field(default_factory=InThisProcess)
 
 
 ANYTHING = SourceRules(FetchRules(("*",), allows_private=True), Path("/"), Limits(10**9, 178_956_970), 10**6, 10**12)
@@ -56,23 +77,23 @@ def url_scheme(text: str) -> str:
 
 
 def load(source: object, rules: SourceRules) -> Image:
-    """Return a picture from what a caller names.
+    """Return an image from what a caller names.
 
     Raises
     ------
     ValueError
-        If it is nothing a picture comes from, is not allowed, or is no picture.
+        If it is nothing an image comes from, is not allowed, or is no image.
     """
     if isinstance(source, Image):
         check_size(source, rules.limits)
         return upright(source)
     if not isinstance(source, str):
-        raise ValueError(f"must be a picture, a URL, a data URL or a path, got {type(source).__name__}")
-    return decode(_content(source, rules, _DATA_URL), rules.limits)
+        raise ValueError(f"must be an image, a URL, a data URL or a path, got {type(source).__name__}")
+    return rules.decoder.image(_content(source, rules, _DATA_URL), rules.limits)
 
 
 def load_frames(source: object, sampling: Sampling, rules: SourceRules) -> Video:
-    """Return a video from what a caller names: an animated picture, its frames one by one, or a video.
+    """Return a video from what a caller names: an animated image, its frames one by one, or a video.
 
     Raises
     ------
@@ -92,7 +113,8 @@ def load_frames(source: object, sampling: Sampling, rules: SourceRules) -> Video
         return from_frames(frames, lambda frame: load(frame, rules), sampling, rules.max_total_pixels)
     if not isinstance(source, str):
         raise ValueError(f"must be a video, frames, a URL, a data URL or a path, got {type(source).__name__}")
-    return from_file(_content(source, rules, _VIDEO_URL), sampling, rules.limits, rules.max_total_pixels)
+    content = _content(source, rules, _VIDEO_URL)
+    return rules.decoder.video(content, sampling, rules.limits, rules.max_total_pixels)
 
 
 def _content(source: str, rules: SourceRules, data_url: re.Pattern[str]) -> bytes:
@@ -114,11 +136,11 @@ def decoded_base64(text: str | bytes, limits: Limits) -> bytes:
         If it is none, or too long.
     """
     if len(text) > limits.max_bytes * 4 // 3 + 4:
-        raise ValueError(f"a picture's file must have at most {limits.max_bytes} bytes, got more")
+        raise ValueError(f"an image's file must have at most {limits.max_bytes} bytes, got more")
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise ValueError(f"the picture is no base64 ({error})") from None
+        raise ValueError(f"the image is no base64 ({error})") from None
 
 
 def _data(url: str, limits: Limits, data_url: re.Pattern[str]) -> bytes:
@@ -134,7 +156,7 @@ def read_file(path: str, rules: SourceRules) -> bytes:
     Raises
     ------
     ValueError
-        If it is not there, or may not be named; which of them is not told.
+        If it is not there, or may not be named; which of them is not given.
     """
     path = path.removeprefix("file://")
     if rules.folder is None:
@@ -144,7 +166,8 @@ def read_file(path: str, rules: SourceRules) -> bytes:
         if not real.is_relative_to(rules.folder.resolve()) or not real.is_file():
             raise ValueError(_NO_FILE)
         if real.stat().st_size > rules.limits.max_bytes:
-            raise ValueError(f"a picture's file must have at most {rules.limits.max_bytes} bytes")
-        return real.read_bytes()
+            raise ValueError(f"an image's file must have at most {rules.limits.max_bytes} bytes")
+        with real.open("rb") as file:
+            return file.read(rules.limits.max_bytes)
     except (OSError, RuntimeError) as error:
         raise ValueError(_NO_FILE) from error

@@ -32,14 +32,14 @@ def family_in(checkpoint: Path) -> tuple[str, VisionFamily] | None:
 
 
 def counting_part(checkpoint: Path) -> VisionPart:
-    """Return what counts a picture's tokens.
+    """Return what counts an image's tokens.
 
     Raises
     ------
     UnsupportedModelError
         If it needs something to see that is not there.
     CheckpointError
-        If the checkpoint lacks what it takes to read pictures.
+        If the checkpoint lacks what it takes to read images.
     """
     from transformers import AutoConfig
 
@@ -59,7 +59,7 @@ def counting_part(checkpoint: Path) -> VisionPart:
 
 
 def seeing_part(checkpoint: Path) -> VisionPart:
-    """Return what makes embeddings of pictures: tower and projector, and nothing of the text part.
+    """Return what makes embeddings of images: tower and projector, and nothing of the text part.
 
     The weights are of bfloat16 where this processor is fast at it and the checkpoint has no more, else of float32.
 
@@ -99,7 +99,7 @@ def seeing_part(checkpoint: Path) -> VisionPart:
 
 
 def _video_settings(checkpoint: Path) -> dict[str, Any]:
-    """Return the settings of the video processor, from where ``transformers`` looks: at last, those for pictures."""
+    """Return the settings of the video processor, from where ``transformers`` looks: at last, those for images."""
     nested = _json(checkpoint / "processor_config.json").get("video_processor")
     if isinstance(nested, dict):
         return nested

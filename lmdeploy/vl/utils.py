@@ -1,4 +1,4 @@
-"""Pictures in and out of the forms users have them in."""
+"""Images in and out of the forms users have them in."""
 
 import base64
 import io
@@ -16,17 +16,17 @@ __all__ = ["encode_image_base64", "load_image", "load_image_from_base64", "load_
 
 
 def load_image(image_url: str | Image) -> Image:
-    """Return a picture as RGB, upright, its transparent parts white, of an animation the first frame.
+    """Return an image as RGB, upright, its transparent parts white, of an animation the first frame.
 
     Parameters
     ----------
     image_url
-        An ``http`` or ``https`` URL (LMDEPLOY_FETCH_TIMEOUT seconds, default 10), a data URL, a path, or a picture.
+        An ``http`` or ``https`` URL (LMDEPLOY_FETCH_TIMEOUT seconds, default 10), a data URL, a path, or an image.
 
     Raises
     ------
     ValueError
-        If there is no such picture within reach.
+        If there is no such image within reach.
     """
     return load(image_url, ANYTHING)
 
@@ -41,9 +41,9 @@ def load_video(
     video
         URL, data URL or path of an animated GIF, WebP or PNG; or frames, each as :func:`load_image` takes it.
     num_frames
-        At most so many, spread evenly.
+        At most this many, spread evenly.
     fps
-        Frames a second, of what comes as frames alone; animated pictures have times of their own.
+        Frames a second, of what comes as frames alone; animated images have times of their own.
 
     Raises
     ------
@@ -54,7 +54,7 @@ def load_video(
 
 
 def encode_image_base64(image: str | Image) -> str:
-    """Return the bytes of a picture's file, of a picture itself those of a PNG, as base64 text.
+    """Return the bytes of an image's file, of an image itself those of a PNG, as base64 text.
 
     Raises
     ------
@@ -77,5 +77,5 @@ def encode_image_base64(image: str | Image) -> str:
 
 
 def load_image_from_base64(image: bytes | str) -> Image:
-    """Return the picture in a file's bytes as base64, without ``data:`` in front; as :func:`load_image`."""
+    """Return the image in a file's bytes as base64, without ``data:`` in front; as :func:`load_image`."""
     return decode(decoded_base64(image, ANYTHING.limits), ANYTHING.limits)

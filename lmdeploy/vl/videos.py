@@ -1,6 +1,6 @@
 """Videos: some frames of one size, each with the second it is shown at.
 
-What stands between is not looked at. Nothing here decodes a film: frames come one by one, or in an animated picture.
+What stands between is not looked at. Nothing here decodes a video: frames come one by one, or in an animated image.
 """
 
 import math
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from PIL import Image
 
-from lmdeploy.vl.decoding import Limits, check_size, open_picture, upright
+from lmdeploy.vl.decoding import Limits, check_size, open_image, upright
 
 Source = TypeVar("Source")
 MOST_FRAMES = 128  # that are looked at, of one video
@@ -18,8 +18,8 @@ DEFAULT_FRAMES = 32
 DEFAULT_RATE = 2.0  # frames a second, where nothing says
 _MOST_STORED = 4096  # frames of a file
 _DEFAULT_MILLISECONDS = 100.0  # of a frame, where a file says nothing: as browsers show them
-# How files of films begin: at which byte, with what, and what they are.
-_FILMS = (
+# How files of videos begin: at which byte, with what, and what they are.
+_VIDEOS = (
     (4, b"ftyp", "MP4 or QuickTime"),
     (0, b"\x1a\x45\xdf\xa3", "WebM or Matroska"),
     (8, b"AVI ", "AVI"),
@@ -61,7 +61,7 @@ class Video:
             raise ValueError(f"the times of a video's frames must rise from 0 on, got {self.times!r:.200}")
 
     def stacked(self) -> Image.Image:
-        """Return one picture with the frames below each other."""
+        """Return one image with the frames below each other."""
         width, height = self.frames[0].size
         whole = Image.new("RGB", (width, height * len(self.frames)))
         for place, frame in enumerate(self.frames):
@@ -76,7 +76,7 @@ class Sampling:
     Parameters
     ----------
     num_frames
-        At most so many, spread evenly.
+        At most this many, spread evenly.
     fps
         Frames a second of what comes as frames alone.
     """
@@ -100,19 +100,19 @@ class Sampling:
 
 
 def times_of(options: Mapping[str, Any]) -> Sequence[float]:
-    """Return the seconds of a video's frames, of how it is to be processed; none for a picture."""
+    """Return the seconds of a video's frames, of how it is to be processed; none for an image."""
     times: Sequence[float] = options.get("times") or ()
     return times
 
 
 def frame_size(size: tuple[int, int], options: Mapping[str, Any]) -> tuple[int, int]:
-    """Return width and height of a picture, or of one of the frames that are below each other in it."""
+    """Return width and height of an image, or of one of the frames that are below each other in it."""
     width, height = size
     return width, height // max(1, len(times_of(options)))
 
 
 def frames_in(stacked: Image.Image, count: int) -> list[Image.Image]:
-    """Return the frames of a picture in which they are below each other."""
+    """Return the frames of an image in which they are below each other."""
     width, height = stacked.size[0], stacked.size[1] // count
     return [stacked.crop((0, place * height, width, (place + 1) * height)) for place in range(count)]
 
@@ -138,23 +138,23 @@ def from_frames(
 
 
 def from_file(content: bytes, sampling: Sampling, limits: Limits, max_total_pixels: int) -> Video:
-    """Return the video in the bytes of an animated picture.
+    """Return the video in the bytes of an animated image.
 
     Raises
     ------
     ValueError
         If it is none, broken, or beyond a limit: of bytes, of a frame's pixels, of frames, or of the pixels of all.
     """
-    for begin, mark, name in _FILMS:
+    for begin, mark, name in _VIDEOS:
         if content[begin : begin + len(mark)] == mark:
             raise ValueError(f"{name} files need a decoder, which is not there; {_INSTEAD}")
-    with open_picture(content, limits, "an animated picture") as animation:
+    with open_image(content, limits, "an animated image") as animation:
         check_size(animation, limits)
         durations = [_shown(animation) for _ in _places(animation, max_total_pixels)]
     wanted = sampling.chosen(len(durations))
     starts = [sum(durations[:place]) / 1000 for place in wanted]
     frames = []
-    with open_picture(content, limits, "an animated picture") as animation:
+    with open_image(content, limits, "an animated image") as animation:
         for place in wanted:
             animation.seek(place)
             frames.append(upright(animation))

@@ -55,6 +55,6 @@ async def ask(app: ASGIApp, url: str, body: bytes, key: str | None) -> Answer:
     try:
         await app(scope, receive, send)
     except Exception:
-        if not received:  # else it is told, and raised again for the server's log
+        if not received:  # else it is reported, and raised again for the server's log
             raise
     return Answer(status, request_id, bytes(received))

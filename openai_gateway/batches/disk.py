@@ -31,11 +31,16 @@ def make_private(folder: Path) -> None:
             path.mkdir(mode=0o700, exist_ok=True)
 
 
+def private(path: str, flags: int) -> int:
+    """Open a file, one that is new for this user alone; an opener for `open`."""
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file that is there with all of its content, or as it was before."""
     part = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PART}")
     try:
-        with part.open("xb") as file:
+        with open(part, "xb", opener=private) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -1,4 +1,4 @@
-"""The files of one owner: content and, beside it, what is known of it."""
+"""The files of one owner: content and, alongside it, what is known of it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from openai_gateway.batches.disk import (
     make_private,
     new_id,
     now,
+    private,
     remove_abandoned,
     sync_folder,
     write_whole,
@@ -53,7 +54,7 @@ class QuotaError(Exception):
 
 
 class FileObject(BaseModel):
-    """What callers are told of a file."""
+    """What callers are notified of a file."""
 
     id: str
     object: Literal["file"] = "file"
@@ -75,13 +76,19 @@ class Upload:
         Where.
     files
         Whose it will be.
+
+    Attributes
+    ----------
+    size, lines
+        Bytes and ends of lines that were written.
     """
 
     def __init__(self, path: Path, files: Files) -> None:
         self.size = 0
+        self.lines = 0
         self._path = path
         self._files = files
-        self._file = path.open("xb")
+        self._file = os.fdopen(private(str(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb")
         self._checked = 0
 
     def write(self, content: bytes) -> None:
@@ -96,13 +103,14 @@ class Upload:
         """
         self._file.write(content)
         self.size += len(content)
+        self.lines += content.count(b"\n")
         if self.size - self._checked > 8 * _MIB:
             self._file.flush()
             self._files.require_room(more=False)
             self._checked = self.size
 
     def finish(self, filename: str, purpose: Literal["batch"], seconds: int) -> FileObject:
-        """Make it a file, kept for so many seconds.
+        """Make it a file, kept for this many seconds.
 
         Raises
         ------

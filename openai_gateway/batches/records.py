@@ -1,4 +1,4 @@
-"""The batches of one owner: a record each, and marks beside it."""
+"""The batches of one owner: a record each, and marks alongside it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class RequestCounts(BaseModel):
 
 
 class BatchObject(BaseModel):
-    """What callers are told of a batch (platform.openai.com/docs/api-reference/batch/object)."""
+    """What callers are notified of a batch (platform.openai.com/docs/api-reference/batch/object)."""
 
     id: str
     object: Literal["batch"] = "batch"

@@ -18,8 +18,10 @@ import orjson
 from openai_gateway.batches.asking import Answer
 from openai_gateway.errors import ApiError
 from openai_gateway.parsing import check_size
+from openai_gateway.registry import BATCHED
 
-URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
+MAX_ROWS = 50_000  # of a file that is uploaded
+MAX_LINES = 2 * MAX_ROWS  # of the same, blank ones among them
 MAX_ID = 512  # characters of a custom_id
 _SHOWN = 60
 _OK = 200
@@ -62,7 +64,7 @@ class Rows:
     path
         The file.
     url
-        Where all requests have to go; None: each to one of `URLS`.
+        Where all requests have to go; None: each to one of `BATCHED`.
     max_bytes
         Of a line.
     """
@@ -77,6 +79,8 @@ class Rows:
         seen: dict[str, int] = {}
         with self._path.open("rb") as file:
             for number, text in _lines(file, self._max_bytes):
+                if text == b"":
+                    continue
                 row = self._read(number, text)
                 if isinstance(row, Row):
                     first = seen.setdefault(row.custom_id, number)
@@ -108,8 +112,8 @@ class Rows:
         method, url, body = (row.get(name) for name in ("method", "url", "body"))
         if method != "POST":
             return f"method must be POST, got {_shown(method)}"
-        if url not in URLS:
-            return f"url must be one of {', '.join(URLS)}, got {_shown(url)}"
+        if url not in BATCHED:
+            return f"url must be one of {', '.join(BATCHED)}, got {_shown(url)}"
         if self._url is not None and url != self._url:
             return f"url must be the endpoint of the batch, {self._url}, got {_shown(url)}"
         if not isinstance(body, dict):
@@ -119,12 +123,20 @@ class Rows:
         return None
 
 
-def count_rows(path: Path, most: int) -> int:
-    """Return how many lines hold something; one more than `most` is enough to know."""
+def count_rows(path: Path, most: int, most_lines: int | None = None) -> int:
+    """Return how many lines hold something; one more than `most` is enough to know.
+
+    Parameters
+    ----------
+    most_lines
+        A file with more lines, blank ones among them, counts as one with too many rows; None: any number will do.
+    """
     count = 0
     with path.open("rb") as file:
-        for _ in _lines(file, 1 << 16):
-            count += 1
+        for number, text in _lines(file, 1 << 16):
+            count += text != b""
+            if most_lines is not None and number > most_lines:
+                count = most + 1
             if count > most:
                 break
     return count
@@ -160,7 +172,7 @@ def _result(name: str, line: int, custom_id: str | None, response: Any, error: A
 
 
 def _lines(file: BinaryIO, max_bytes: int) -> Iterator[tuple[int, bytes | None]]:
-    """Yield number and text of each line that is not blank; None in place of a text that is too long."""
+    """Yield number and text of each line: empty for a blank one, None for one that is too long."""
     number = 0
     while text := file.readline(max_bytes + 1):
         number += 1
@@ -168,10 +180,7 @@ def _lines(file: BinaryIO, max_bytes: int) -> Iterator[tuple[int, bytes | None]]
         while is_long and not text.endswith(b"\n"):  # the rest of it
             if not (text := file.readline(max_bytes + 1)):
                 break
-        if is_long:
-            yield number, None
-        elif text.strip():
-            yield number, text
+        yield number, None if is_long else text if text.strip() else b""
 
 
 def _shown(value: object) -> str:

@@ -13,14 +13,13 @@ from openai_gateway.batches.disk import now
 from openai_gateway.batches.files import QuotaError
 from openai_gateway.batches.records import ENDED, BatchProblem, BatchProblems, Record, Status
 from openai_gateway.batches.results import Results, ResultsError
-from openai_gateway.batches.rows import Rows, count_rows, unanswered
+from openai_gateway.batches.rows import MAX_LINES, MAX_ROWS, Rows, count_rows, unanswered
 from openai_gateway.batches.slots import Slots
 from openai_gateway.batches.store import Owned, Store
 from openai_gateway.batches.work import Ask, work_through
 
 logger = logging.getLogger(__name__)
 
-MAX_ROWS = 50_000
 _LOOK = 1.0  # seconds between looks at what other processes have left
 _LOCK = 2.0  # seconds between tries to become the one who runs batches
 _CLEAN = 600.0  # seconds
@@ -130,7 +129,7 @@ class BatchRunner:
             del self._running[key]
             self._new.set()
             if not ended_task.cancelled():
-                ended_task.exception()  # seen; what ends the process is told elsewhere
+                ended_task.exception()  # seen; what ends the process is reported elsewhere
 
         task.add_done_callback(ended)
 
@@ -209,7 +208,7 @@ class _Run:
     def _validate(self, record: Record) -> None:
         if self._owned.batches.is_cancelled(self._id):
             raise _EndedEarly("cancelled")
-        total = count_rows(self._owned.files.content(record.input_file_id), MAX_ROWS)
+        total = count_rows(self._owned.files.content(record.input_file_id), MAX_ROWS, MAX_LINES)
         if not 1 <= total <= MAX_ROWS:
             count = f"more than {MAX_ROWS}" if total else "no"
             message = f"The input file must have 1 to {MAX_ROWS} requests, a line each; it has {count}."
@@ -246,7 +245,7 @@ class _Run:
             raise _EndedEarly("failed", BatchProblem(code="quota_exceeded", message=str(error))) from None
 
     def _expire(self, record: Record, results: Results) -> None:
-        """Tell of each row that is left that it came too late."""
+        """Describe each row that is left that it came too late."""
         for row in self._runner.rows(self._owned, record):
             if row.line not in results.done:
                 results.add(row.line, unanswered(self._name, row, "batch_expired", _EXPIRED), is_error=True)

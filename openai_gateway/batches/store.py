@@ -46,7 +46,7 @@ class Store:
 
     def of(self, key: str | None) -> Owned:
         """Return what belongs to the holder of an API key; None: to everybody."""
-        return Owned(self._folder / _owner(key), self.limits)
+        return Owned(self._folder / owner_name(key), self.limits)
 
     def lock(self) -> int | None:
         """Return a descriptor that makes its holder the one who runs batches; None: another process does.
@@ -70,6 +70,6 @@ class Store:
             yield Owned(folder, self.limits)
 
 
-def _owner(key: str | None) -> str:
-    """Return the name of an owner's folder, which does not tell the key."""
-    return _EVERYBODY if key is None else hashlib.sha256(b"files of " + key.encode()).hexdigest()[:32]
+def owner_name(key: str | None, of: str = "files") -> str:
+    """Return the name of an owner's folder for one kind of things, which does not report the key."""
+    return _EVERYBODY if key is None else hashlib.sha256(f"{of} of {key}".encode()).hexdigest()[:32]

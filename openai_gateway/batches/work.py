@@ -65,7 +65,7 @@ async def work_through(rows: Iterable[Row | BadRow], results: Results, slots: Sl
         results.add(row.line, result, is_error=is_error)
 
     try:
-        async for row in _beside(rows):
+        async for row in _alongside(rows):
             if row.line in results.done:
                 continue
             if isinstance(row, BadRow):
@@ -97,7 +97,7 @@ async def _patiently(ask_row: Ask, row: Row) -> Answer:
     return answer
 
 
-async def _beside(rows: Iterable[Row | BadRow]) -> AsyncIterator[Row | BadRow]:
+async def _alongside(rows: Iterable[Row | BadRow]) -> AsyncIterator[Row | BadRow]:
     """Yield rows that are read in another thread, some at a time."""
     reading = iter(rows)
     while some := await asyncio.to_thread(_some, reading):
@@ -106,7 +106,7 @@ async def _beside(rows: Iterable[Row | BadRow]) -> AsyncIterator[Row | BadRow]:
 
 
 def _some(rows: Iterator[Row | BadRow]) -> list[Row | BadRow]:
-    """Return the next rows: so many, or fewer where they are long."""
+    """Return the next rows: this many, or fewer where they are long."""
     some: list[Row | BadRow] = []
     size = 0
     for row in islice(rows, _AT_A_TIME):

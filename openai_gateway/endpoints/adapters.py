@@ -5,18 +5,17 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import Annotated
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from pydantic import Field
 
 from openai_gateway.errors import ApiError
 from openai_gateway.gateway import Gateway, GatewayDependency
-from openai_gateway.middleware.api_keys import ADAPTER_PATHS
 from openai_gateway.models import ServedModel
 from openai_gateway.parsing import BoundedRoute
 from openai_gateway.protocol.fields import AnyText, Strict, Text
+from openai_gateway.registry import LOAD_ADAPTER, UNLOAD_ADAPTER
 
 router = APIRouter(route_class=BoundedRoute)
-_LOAD, _UNLOAD = ADAPTER_PATHS
 
 
 class LoadAdapter(Strict):
@@ -35,10 +34,9 @@ class UnloadAdapter(Strict):
     base_model_name: Text | None = None
 
 
-@router.post(_LOAD)
-async def load_adapter(body: LoadAdapter, request: Request, gateway: GatewayDependency) -> str:
+@router.post(LOAD_ADAPTER)
+async def load_adapter(body: LoadAdapter, gateway: GatewayDependency) -> str:
     """Load a LoRA adapter, which is a model of its name from then on."""
-    gateway.require_administrator(request, "Adapters")
     model = await _base_model(body.base_model_name, gateway)
     if body.lora_name in await gateway.models.named():
         raise ApiError(400, f"`{body.lora_name}` is the served model itself.", param="lora_name")
@@ -51,10 +49,9 @@ async def load_adapter(body: LoadAdapter, request: Request, gateway: GatewayDepe
     return f"Success: LoRA adapter '{body.lora_name}' added successfully."
 
 
-@router.post(_UNLOAD)
-async def unload_adapter(body: UnloadAdapter, request: Request, gateway: GatewayDependency) -> str:
+@router.post(UNLOAD_ADAPTER)
+async def unload_adapter(body: UnloadAdapter, gateway: GatewayDependency) -> str:
     """Refuse later requests for a LoRA adapter; open ones end as they would have."""
-    gateway.require_administrator(request, "Adapters")
     model = await _base_model(body.base_model_name, gateway)
     await model.adapters.unload(body.lora_name)
     return f"Success: LoRA adapter '{body.lora_name}' removed successfully."

@@ -5,18 +5,17 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import Any, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 
-from lmdeploy.serve.several.administration import Administration
-from lmdeploy.serve.several.wanted import WantedModel
+from lmdeploy.serve.multi_model.administration import Administration
+from lmdeploy.serve.multi_model.wanted import WantedModel
 from openai_gateway.errors import ApiError
 from openai_gateway.gateway import Gateway, GatewayDependency
-from openai_gateway.middleware.api_keys import MODEL_PATHS
 from openai_gateway.parsing import BoundedRoute
 from openai_gateway.protocol.fields import AnyText, JsonObject, Strict, Text
+from openai_gateway.registry import LOAD_MODEL, UNLOAD_MODEL
 
 router = APIRouter(route_class=BoundedRoute)
-_LOAD, _UNLOAD = MODEL_PATHS
 
 
 class LoadModel(Strict):
@@ -35,10 +34,10 @@ class UnloadModel(Strict):
     model_name: Text
 
 
-@router.post(_LOAD)
-async def load_model(body: LoadModel, request: Request, gateway: GatewayDependency) -> str:
+@router.post(LOAD_MODEL)
+async def load_model(body: LoadModel, gateway: GatewayDependency) -> str:
     """Load one more model. Answers when it can be used; where it cannot be, nothing has changed."""
-    administration = _administration(request, gateway)
+    administration = _administration(gateway)
     if not PurePath(body.model_path).is_absolute():
         raise ApiError(400, "model_path must be the absolute path of a folder on the server.", param="model_path")
     if body.chat_template and "/" in body.chat_template and not PurePath(body.chat_template).is_absolute():
@@ -53,15 +52,14 @@ async def load_model(body: LoadModel, request: Request, gateway: GatewayDependen
     return f"Success: model '{body.model_name}' added successfully."
 
 
-@router.post(_UNLOAD)
-async def unload_model(body: UnloadModel, request: Request, gateway: GatewayDependency) -> str:
+@router.post(UNLOAD_MODEL)
+async def unload_model(body: UnloadModel, gateway: GatewayDependency) -> str:
     """Refuse later requests for a model. Answers when open ones have ended, and its memory is free."""
-    await _administration(request, gateway).unload(body.model_name)
+    await _administration(gateway).unload(body.model_name)
     return f"Success: model '{body.model_name}' removed successfully."
 
 
-def _administration(request: Request, gateway: Gateway) -> Administration:
-    gateway.require_administrator(request, "Models")
+def _administration(gateway: Gateway) -> Administration:
     if gateway.administration is None:
         message = "This server has one model for good; start it with several models, or with --models-file."
         raise ApiError(400, message, code="not_supported")

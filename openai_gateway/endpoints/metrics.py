@@ -1,4 +1,4 @@
-"""``GET /metrics``: the gateway's figures, and the engine's passed through."""
+"""``GET /metrics``: the gateway's metrics, and the engine's passed through."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def metrics(gateway: GatewayDependency) -> Response:
-    """Return all figures in Prometheus' text format; the engine's only while it answers."""
+    """Return all metrics in Prometheus' text format; the engine's only while it answers."""
     with suppress(TritonUnavailable):  # rates need the zeros before the first answer
         for model in await gateway.models.all():
-            gateway.metrics.answers.of(model.name)
+            gateway.metrics.responses.of(model.name)
     engine = await gateway.engine_page.text()
     return Response(gateway.metrics.text() + engine, media_type=_MEDIA_TYPE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Literal
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
@@ -12,6 +12,8 @@ from lmdeploy.serve.client import TritonUnavailable
 from openai_gateway.errors import ApiError
 from openai_gateway.gateway import Gateway, GatewayDependency
 from openai_gateway.middleware.api_keys import key_of
+from openai_gateway.models import ServedModel
+from openai_gateway.protocol.generation import SamplingFields
 
 router = APIRouter()
 
@@ -42,6 +44,8 @@ class ModelCard(BaseModel):
     owned_by: str = "lmdeploy"
     root: str
     parent: str | None = None
+    max_model_len: int | None = None  # tokens of prompt and response together, as vLLM has it
+    sampling_defaults: dict[str, Any] | None = None  # of chat completions that do not set them
     permission: list[ModelPermission] = Field(default_factory=list)
 
 
@@ -60,12 +64,12 @@ async def list_models(request: Request, gateway: GatewayDependency) -> ModelList
     """
     cards = []
     for model in await gateway.models.all():
-        cards.append(_card(gateway, model.name))
+        cards.append(await _card(gateway, model, model.name))
         with suppress(TritonUnavailable):  # the model's name is known without it
             adapters = await model.adapters.visible(key_of(request.scope))
-            cards += [_card(gateway, name, parent=model.name) for name in adapters]
+            cards += [await _card(gateway, model, name, parent=model.name) for name in adapters]
     named = await gateway.models.named()
-    cards += [_card(gateway, name, root=model.name) for name, model in named.items() if name != model.name]
+    cards += [await _card(gateway, model, name, root=model.name) for name, model in named.items() if name != model.name]
     return ModelList(data=cards)
 
 
@@ -74,8 +78,8 @@ async def get_model(model: str, request: Request, gateway: GatewayDependency) ->
     """Describe one model."""
     chosen = await gateway.choose(model, request)
     if chosen.is_adapter:
-        return _card(gateway, chosen.name, parent=chosen.model.name)
-    return _card(gateway, chosen.name, root=chosen.model.name)
+        return await _card(gateway, chosen.model, chosen.name, parent=chosen.model.name)
+    return await _card(gateway, chosen.model, chosen.name, root=chosen.model.name)
 
 
 @router.get("/health", response_class=Response)
@@ -86,6 +90,16 @@ async def health(gateway: GatewayDependency) -> Response:
     raise ApiError(503, "The model is not ready.", code="service_unavailable")
 
 
-def _card(gateway: Gateway, name: str, *, parent: str | None = None, root: str | None = None) -> ModelCard:
+async def _card(
+    gateway: Gateway, model: ServedModel, name: str, *, parent: str | None = None, root: str | None = None
+) -> ModelCard:
     permission = ModelPermission(id=f"modelperm-{name}", created=gateway.started)
-    return ModelCard(id=name, root=root or name, parent=parent, created=gateway.started, permission=[permission])
+    return ModelCard(
+        id=name,
+        root=root or name,
+        parent=parent,
+        max_model_len=await model.context_len(),
+        created=gateway.started,
+        sampling_defaults={**(model.sampling_defaults or SamplingFields.defaults)},
+        permission=[permission],
+    )

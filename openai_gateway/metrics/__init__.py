@@ -1,1 +1,1 @@
-"""The gateway's own figures, for Prometheus."""
+"""The gateway's own metrics, for Prometheus."""

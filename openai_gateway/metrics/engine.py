@@ -1,4 +1,4 @@
-"""The engine's figures, which Triton tells on a port of its own."""
+"""The engine's metrics, which Triton reports on a port of its own."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class EnginePage:
             answer = await self._http.get(self._url)
             answer.raise_for_status()
         except httpx.HTTPError as error:
-            logger.warning("the engine's metrics at %s could not be had: %r", self._url, error)
+            logger.warning("the engine's metrics at %s could not be read: %r", self._url, error)
             return b""
         return answer.content
 

@@ -1,4 +1,4 @@
-"""The page that Prometheus reads: all figures of the gateway, in Prometheus' text format."""
+"""The page that Prometheus reads: all metrics of the gateway, in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from prometheus_client import CollectorRegistry, Counter, Metric, generate_lates
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from openai_gateway.metrics.answers import AnswerMetrics
+from lmdeploy.renamed import GATEWAY_METRICS
 from openai_gateway.metrics.requests import RequestMetrics
+from openai_gateway.metrics.responses import ResponseMetrics
 
 OTHER_NAMES = {
     "lmdeploy_gateway_time_to_first_token_seconds": (
@@ -25,24 +26,27 @@ OTHER_NAMES = {
         "lmdeploy:time_per_output_token_seconds",
     ),
     "lmdeploy_gateway_time_per_output_token_seconds": ("vllm:request_time_per_output_token_seconds",),
-    "lmdeploy_gateway_answer_seconds": ("vllm:e2e_request_latency_seconds", "lmdeploy:e2e_request_latency_seconds"),
+    "lmdeploy_gateway_request_latency_seconds": (
+        "vllm:e2e_request_latency_seconds",
+        "lmdeploy:e2e_request_latency_seconds",
+    ),
     "lmdeploy_gateway_prompt_tokens": ("vllm:request_prompt_tokens", "lmdeploy:request_prompt_tokens"),
-    "lmdeploy_gateway_answer_tokens": ("vllm:request_generation_tokens", "lmdeploy:request_generation_tokens"),
-    "lmdeploy_gateway_answers": ("vllm:request_success", "lmdeploy:request_success"),
+    "lmdeploy_gateway_generation_tokens": ("vllm:request_generation_tokens", "lmdeploy:request_generation_tokens"),
+    "lmdeploy_gateway_responses": ("vllm:request_success", "lmdeploy:request_success"),
 }
-"""Figures that are told again under the names that vLLM and LMDeploy give them, as routers and dashboards read."""
+"""Metrics that are reported again under the names that vLLM and LMDeploy give them, as routers and dashboards read."""
 
 _SHARE = 0.05  # of the gateway's time
 _ENGINE = {"engine": "0"}  # the label that theirs have
 
 
 class GatewayMetrics:
-    """All that a gateway counts. Figures of several worker processes are added up."""
+    """All that a gateway counts. Metrics of several worker processes are added up."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self.requests = RequestMetrics(self._registry)
-        self.answers = AnswerMetrics(self._registry)
+        self.responses = ResponseMetrics(self._registry)
         self.spans_lost = Counter(
             "lmdeploy_gateway_spans_lost",
             "Spans of requests that no collector took.",
@@ -64,29 +68,32 @@ class GatewayMetrics:
         return self._page
 
     def _written(self) -> bytes:
-        self.answers.hand_over()
-        figures = self._registry
+        self.responses.hand_over()
+        metrics = self._registry
         if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
-            figures = CollectorRegistry()
-            multiprocess.MultiProcessCollector(figures)  # type: ignore[no-untyped-call]
-        return generate_latest(_WithOtherNames(figures))
+            metrics = CollectorRegistry()
+            multiprocess.MultiProcessCollector(metrics)  # type: ignore[no-untyped-call]
+        return generate_latest(_WithOtherNames(metrics))
 
 
 class _WithOtherNames(Collector):
-    def __init__(self, figures: CollectorRegistry) -> None:
-        self._figures = figures
+    def __init__(self, metrics: CollectorRegistry) -> None:
+        self._metrics = metrics
 
     def collect(self) -> Iterator[Metric]:
-        for family in self._figures.collect():
+        for family in self._metrics.collect():
             yield family
             for name in OTHER_NAMES.get(family.name, ()):
-                yield _renamed(family, name)
+                yield _renamed(family, name, family.documentation, _ENGINE)
+            for old, new in GATEWAY_METRICS.items():
+                if new == family.name:
+                    yield _renamed(family, old, f"{new} under its older name.", {})
 
 
-def _renamed(family: Metric, name: str) -> Metric:
-    renamed = Metric(name, family.documentation, family.type)
+def _renamed(family: Metric, name: str, documentation: str, labels: dict[str, str]) -> Metric:
+    renamed = Metric(name, documentation, family.type)
     renamed.samples = [
-        Sample(name + sample.name.removeprefix(family.name), {**sample.labels, **_ENGINE}, sample.value)
+        Sample(name + sample.name.removeprefix(family.name), {**sample.labels, **labels}, sample.value)
         for sample in family.samples
         if not sample.name.endswith("_created")
     ]

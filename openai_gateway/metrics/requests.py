@@ -1,4 +1,4 @@
-"""Figures of HTTP requests, whatever they ask for."""
+"""Metrics of HTTP requests, whatever they ask for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class RequestMetrics:
     Parameters
     ----------
     registry : CollectorRegistry
-        Where the figures go.
+        Where the metrics go.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:

@@ -1,4 +1,4 @@
-"""Around every request: an id, the limit of requests at a time, a log line, and the gateway's own figures."""
+"""Around every request: an id, the limit of requests at a time, a log line, and the gateway's own metrics."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from openai_gateway.errors import ApiError
 from openai_gateway.escaping import one_line
 from openai_gateway.metrics.requests import RequestMetrics
 from openai_gateway.middleware.own_requests import OpenRequests, is_own
+from openai_gateway.registry import MONITORING
 
 logger = logging.getLogger(__name__)
 
 _GIVEN_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
-_ALWAYS_SERVED = frozenset({"/health", "/metrics"})
 _LEFT = 499  # the client did not wait for its answer
 
 
@@ -33,9 +33,9 @@ class Access:
     Parameters
     ----------
     metrics
-        The figures.
+        The metrics.
     max_requests
-        Requests of clients beyond so many at a time are refused.
+        Requests of clients beyond this many at a time are refused.
     open_requests
         Counts them; default: for this alone.
     """
@@ -78,7 +78,7 @@ class Access:
         self._open.count += counts
         self._metrics.open.inc()
         try:
-            if counts and self._open.count > self._max_requests and path not in _ALWAYS_SERVED:
+            if counts and self._open.count > self._max_requests and path not in MONITORING:
                 refusal = ApiError(429, "The server has too many requests open; try again later.", code="overloaded")
                 await refusal.response(scope["path"])(scope, receive, with_id)
             else:

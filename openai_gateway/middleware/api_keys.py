@@ -11,22 +11,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openai_gateway.errors import ApiError
 from openai_gateway.middleware.own_requests import is_own
+from openai_gateway.registry import ADMINISTERED, MONITORING
 
-ADAPTER_PATHS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
-MODEL_PATHS = ("/v1/load_model", "/v1/unload_model")
-"""These, and those of adapters, ask for an administrator's key themselves."""
-
-_OPEN_PATHS = frozenset(
-    {
-        "/health",
-        "/",
-        "/openapi.json",
-        "/docs/oauth2-redirect",
-        "/metrics",
-        *ADAPTER_PATHS,
-        *MODEL_PATHS,
-    }
-)
+_DOCUMENTATION = ("/", "/openapi.json", "/docs/oauth2-redirect")
+# Administered paths need an administrator's key instead (`AdminKeys`).
+_OPEN_PATHS = frozenset({*_DOCUMENTATION, *MONITORING, *ADMINISTERED})
 
 
 class ApiKeys:
@@ -49,7 +38,7 @@ class ApiKeys:
         if is_own(scope):  # has a key already, of who made the batch
             await self._app(scope, receive, send)
             return
-        guarded = scope["type"] == "http" and scope["path"] not in _OPEN_PATHS and scope["method"] != "OPTIONS"
+        guarded = scope["type"] == "http" and needs_key(scope["path"], scope["method"])
         key = matching_key(Headers(scope=scope), self._keys) if guarded else None
         if guarded and key is None:
             refusal = ApiError(401, "Please request with valid api key!", code="invalid_api_key")
@@ -57,6 +46,11 @@ class ApiKeys:
             return
         scope["lmdeploy.key"] = key
         await self._app(scope, receive, send)
+
+
+def needs_key(path: str, method: str) -> bool:
+    """Return whether a request needs a key, where there are any; a browser's question about CORS brings none."""
+    return path not in _OPEN_PATHS and method != "OPTIONS"
 
 
 def matching_key(headers: Headers, keys: Iterable[str]) -> str | None:
@@ -75,7 +69,7 @@ def key_of(scope: Scope) -> str | None:
 
 
 def caller_of_key(key: str) -> str:
-    """Return a name that tells requests with this key from all others, and not the key."""
+    """Return a name that reports requests with this key from all others, and not the key."""
     return hmac.new(key.encode(), b"caller", hashlib.sha256).hexdigest()[:16]
 
 

@@ -7,9 +7,9 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openai_gateway.errors import ApiError
+from openai_gateway.registry import FILES
 
-FILES_PATH = "/v1/files"
-_BESIDE_A_FILE = 64 * 1024  # bytes of a form's other fields and its boundaries
+_ALONGSIDE_A_FILE = 64 * 1024  # bytes of a form's other fields and its boundaries
 
 _DRAINED = (
     8  # a refused body is read, and dropped, up to this many times the limit, so that the client reads our answer
@@ -30,8 +30,8 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         most, what = self._max_bytes, "request body"
-        if self._max_file_bytes is not None and scope["path"] == FILES_PATH:
-            most, what = self._max_file_bytes + _BESIDE_A_FILE, "form with a file"
+        if self._max_file_bytes is not None and scope["path"] == FILES:
+            most, what = self._max_file_bytes + _ALONGSIDE_A_FILE, "form with a file"
         error = ApiError(413, f"The {what} is longer than {most} bytes.")
         declared = Headers(scope=scope).get("content-length", "")
         if declared.isdigit() and int(declared) > most:

@@ -1,6 +1,6 @@
 """Requests that a gateway makes of itself: the rows of batches.
 
-They pass the same middleware and routes as those of clients, as ASGI calls without a socket. What tells them apart is a
+They pass the same middleware and routes as those of clients, as ASGI calls. What distinguishes them is a
 member of the scope, which servers never set: no client can claim it.
 """
 

@@ -21,7 +21,7 @@ MAX_HEAD = 64 * 1024  # bytes; one read of the socket may come on top
 
 
 @dataclass(frozen=True)
-class Patience:
+class ClientTimeouts:
     """How long a client may take, in seconds.
 
     Attributes
@@ -43,16 +43,16 @@ class Patience:
     idle: float = DEFAULT_IDLE_SECONDS
 
 
-USUAL_PATIENCE = Patience()
+DEFAULT_CLIENT_TIMEOUTS = ClientTimeouts()
 
 
-def patient(patience: Patience) -> type[HttpToolsProtocol]:
+def connection_class(timeouts: ClientTimeouts) -> type[HttpToolsProtocol]:
     """Return the class of connections with these deadlines."""
-    return type("Connection", (_Connection,), {"patience": patience})
+    return type("Connection", (_Connection,), {"timeouts": timeouts})
 
 
 class _Connection(HttpToolsProtocol):
-    patience: ClassVar[Patience]
+    timeouts: ClassVar[ClientTimeouts]
     _reading: asyncio.TimerHandle | None = None
     _writing: asyncio.TimerHandle | None = None
     _in_head = False  # of a request that has begun
@@ -60,7 +60,7 @@ class _Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._read_by(self.patience.head)
+        self._read_by(self.timeouts.head)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._read_by(None)
@@ -76,7 +76,7 @@ class _Connection(HttpToolsProtocol):
         if self._head_bytes > MAX_HEAD:
             self._refuse(ApiError(431, f"The request's head is longer than {MAX_HEAD} bytes."))
         elif self._reading is None and (self._in_head or not self._is_answering):  # a further request, or blanks
-            self._read_by(self.patience.head)
+            self._read_by(self.timeouts.head)
 
     def on_message_begin(self) -> None:
         self._in_head, self._head_bytes = True, 0
@@ -84,7 +84,7 @@ class _Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head, self._head_bytes = False, 0
-        self._read_by(self.patience.body)
+        self._read_by(self.timeouts.body)
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -101,7 +101,7 @@ class _Connection(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._write_by(self.patience.write)
+        self._write_by(self.timeouts.write)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -111,7 +111,7 @@ class _Connection(HttpToolsProtocol):
     def _let_go(self) -> None:
         """See to it that a connection that is closed ends, whether or not its client takes the rest of the answer."""
         if self.transport.is_closing() and self._writing is None:
-            self._write_by(self.patience.write)
+            self._write_by(self.timeouts.write)
 
     def _read_by(self, seconds: float | None) -> None:
         self._reading = self._again(self._reading, seconds, self._is_late)
@@ -132,12 +132,12 @@ class _Connection(HttpToolsProtocol):
 
     def _is_late(self) -> None:
         if self.flow.read_paused or (self._in_head and self._is_answering):
-            self._read_by(self.patience.body)  # we do not read now, or there is an answer to finish first
+            self._read_by(self.timeouts.body)  # we do not read now, or there is an answer to finish first
         else:
             self._refuse(ApiError(408, "The request did not come in time."))
 
     def _refuse(self, refusal: ApiError) -> None:
-        """Close the connection; tell why, if a request has begun and no other answer has."""
+        """Close the connection; say why, if a request has begun and no other answer has."""
         is_answering = self._is_answering
         if not is_answering if self._in_head else is_answering and not self.cycle.response_started:
             body = refusal.body()

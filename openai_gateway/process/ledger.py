@@ -1,6 +1,6 @@
 """Which requests a worker has open in the engine, in a file: if the worker is killed, somebody else can cancel them.
 
-Triton tells an ensemble's models nothing of a connection that broke, so the engine would finish these answers.
+Triton reports an ensemble's models nothing of a connection that broke, so the engine would finish these answers.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def open_requests(path: Path) -> set[str]:
 
 
 def cancel_requests(triton_address: str, request_ids: set[str], suffixes: Sequence[str] = ("",)) -> None:
-    """Cancel requests in the engine; those it does not know, or that cannot be told to it any more, are let be.
+    """Cancel requests in the engine; those it does not know, or that cannot be asked to it any more, are let be.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Tell a proxy that this server is there, again and again, so that a proxy that was restarted learns of it too."""
+"""Report a proxy that this server is there, again and again, so that a proxy that was restarted learns of it too."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from lmdeploy.serve.quiet_server import QuietServer
-from openai_gateway.process.connection import USUAL_PATIENCE, Patience, patient
+from openai_gateway.process.connection import DEFAULT_CLIENT_TIMEOUTS, ClientTimeouts, connection_class
 from openai_gateway.process.tls import TlsFiles
 
 
@@ -27,7 +27,7 @@ class Listening:
         One of Python's logging levels.
     tls : TlsFiles, optional
         Serve HTTPS.
-    patience : Patience
+    timeouts : ClientTimeouts
         How long clients may take.
     log_format : str
         As for ``lmdeploy.logs.configure``.
@@ -37,7 +37,7 @@ class Listening:
     server_port: int
     log_level: str = "WARNING"
     tls: TlsFiles | None = None
-    patience: Patience = USUAL_PATIENCE
+    timeouts: ClientTimeouts = DEFAULT_CLIENT_TIMEOUTS
     log_format: str = "text"
 
 
@@ -74,8 +74,9 @@ class Server(QuietServer):
             log_level=listening.log_level.lower(),
             log_config=uvicorn.config.LOGGING_CONFIG if listening.log_format == "text" else None,
             access_log=False,
-            http=patient(listening.patience),
-            timeout_keep_alive=listening.patience.idle,  # type: ignore[arg-type]  # any number of seconds
+            http=connection_class(listening.timeouts),
+            ws="none",  # an upgraded connection would have no deadlines
+            timeout_keep_alive=listening.timeouts.idle,  # type: ignore[arg-type]  # any number of seconds
             timeout_graceful_shutdown=max(1, round(drain_seconds)),
             ssl_keyfile=tls.key if tls else None,
             ssl_certfile=tls.certificate if tls else None,
@@ -91,14 +92,14 @@ class Server(QuietServer):
         return port
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start listening, then tell `on_ready`."""
+        """Start listening, then report `on_ready`."""
         _use_all_descriptors()
         await super().startup(sockets=sockets)
         if self.started and self._on_ready is not None:
             self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Tell `on_stopping`, stop listening, and answer what is open."""
+        """Report `on_stopping`, stop listening, and answer what is open."""
         if self._on_stopping is not None:
             await self._on_stopping()
         await super().shutdown(sockets=sockets)

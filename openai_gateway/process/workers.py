@@ -19,7 +19,7 @@ from prometheus_client.multiprocess import mark_process_dead
 from lmdeploy.scratch import Scratch
 from lmdeploy.serve.child import ChildProcess
 from lmdeploy.serve.heap import give_back_what_is_freed
-from lmdeploy.serve.several.registry import Registry
+from lmdeploy.serve.multi_model.registry import Registry
 from openai_gateway.process.ledger import cancel_requests, open_requests
 from openai_gateway.process.server import Listening
 from openai_gateway.process.worker import ENVIRONMENT, READY, Assignment, gateway_server
@@ -72,7 +72,7 @@ def serve_until_stopped(
         server.run()
         return
     if settings.qos_config_path is not None:
-        Qos.load(settings.qos_config_path)  # say what is wrong once, here
+        Qos.load(settings.qos_config_path, settings.api_keys)  # say what is wrong once, here
     wait_for_model()
     Workers(Assignment(settings, listening), workers, on_ready).run()
 
@@ -105,8 +105,8 @@ class Workers:
         WorkerError
             One did not start.
         """
-        with Scratch(Path(gettempdir()), "lmdeploy-metrics-") as figures:
-            self._figures = figures
+        with Scratch(Path(gettempdir()), "lmdeploy-metrics-") as metrics:
+            self._metrics = metrics
             try:
                 for number in range(len(self._assignments)):
                     self._children.append(self._start(number))
@@ -122,7 +122,7 @@ class Workers:
         given = self._assignments[number]
         given = replace(given, settings=replace(given.settings, ledger=self._ledger(number)))
         assignment = b64encode(pickle.dumps(given)).decode()
-        env = {**os.environ, ENVIRONMENT: assignment, "PROMETHEUS_MULTIPROC_DIR": str(self._figures)}
+        env = {**os.environ, ENVIRONMENT: assignment, "PROMETHEUS_MULTIPROC_DIR": str(self._metrics)}
 
         def log(line: str) -> None:
             if line == READY:
@@ -134,7 +134,7 @@ class Workers:
         return ChildProcess([sys.executable, "-m", "openai_gateway.process.worker"], env=env, log=log)
 
     def _ledger(self, number: int) -> Path:
-        return self._figures / f"open-requests-{number}"
+        return self._metrics / f"open-requests-{number}"
 
     def _wait_ready(self) -> None:
         deadline = time.monotonic() + _START
@@ -148,7 +148,7 @@ class Workers:
             if child.returncode is not None:
                 logger.error("gateway worker %d ended with status %s; starting another", number, child.returncode)
                 child.kill()
-                mark_process_dead(child.pid, str(self._figures))  # type: ignore[no-untyped-call]  # its open requests
+                mark_process_dead(child.pid, str(self._metrics))  # type: ignore[no-untyped-call]  # its open requests
                 left = open_requests(self._ledger(number))
                 self._ledger(number).unlink(missing_ok=True)
                 self._children[number] = self._start(number)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from lmdeploy.model_metadata.sampling_defaults import is_greedy
 from lmdeploy.serve.request import FIELDS
 from openai_gateway.protocol.fields import (
     MAX_INT32,
@@ -32,6 +33,7 @@ class StreamOptions(Strict):
     """``stream_options`` of a request."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = Field(None, description="With include_usage: in every chunk.")
 
 
 if TYPE_CHECKING:
@@ -39,39 +41,69 @@ if TYPE_CHECKING:
     class _Sampling(Strict):
         temperature: float | None
         top_p: float | None
+        top_k: int | None
 
 else:
     _Sampling = body_of("_Sampling", Strict, OF_EVERY_BODY)
 
 
 class SamplingFields(_Sampling):
-    """How to choose tokens, and when to stop. A null field has its default."""
+    """How to choose tokens, and when to stop. A null field has the model's default, else that of `defaults`."""
 
     defaults: ClassVar[Mapping[str, Any]] = {"temperature": 0.7, "top_p": 1.0, "top_k": 40}
 
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        None, description=f"{FIELDS['top_p'].sentence} 0: the likeliest token alone."
+    )
+    top_k: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = Field(
+        None, description="Keep this many of the likeliest tokens; 0 or -1: all."
+    )
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     stop: StopWords | None = None
     stream: bool | None = None
     user: AnyText | None = None
     session_id: int | None = Field(None, ge=-1, le=MAX_SESSION)
 
+    @property
+    def limit_field(self) -> str:
+        """What the limit of the answer's tokens is called here."""
+        return "max_tokens"
+
     @field_validator("session_id", mode="before")
     @classmethod
     def _no_session(cls, value: object) -> object:
         return None if value == "" else value  # Swagger's example in LMDeploy's documentation
 
-    def generation_inputs(self) -> dict[str, Any]:
-        """Return the fields of `GenerateRequest` that say how to generate, all but the token limit."""
-        return _of_table(self, OF_EVERY_BODY) | {
-            "stop_words": [self.stop] if isinstance(self.stop, str) else self.stop or (),
-            "stream": bool(self.stream),
-            "random_seed": None if self.seed is None else self.seed % 2**64,
+    def generation_inputs(self, sampling_defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of `GenerateRequest` that say how to generate, all but the token limit.
+
+        Parameters
+        ----------
+        sampling_defaults
+            The model's (`lmdeploy.model_metadata.sampling_defaults`). A greedy request takes none of them: it stays
+            reproducible, whatever a checkpoint recommends.
+        """
+        top_p, top_k = (None, 1) if self.top_p == 0 else (self.top_p, self.top_k)
+        is_recommended = bool(sampling_defaults) and not is_greedy(self.temperature, top_k)
+        defaults = sampling_defaults if is_recommended else self.defaults
+        chosen = {
+            "top_p": defaults.get("top_p") if top_p is None else top_p,
+            "top_k": defaults.get("top_k") if top_k is None else max(top_k, 0),
         }
+        return (
+            _of_table(self, OF_EVERY_BODY, defaults)
+            | chosen
+            | {
+                "stop_words": [self.stop] if isinstance(self.stop, str) else self.stop or (),
+                "stream": bool(self.stream),
+                "random_seed": None if self.seed is None else self.seed % 2**64,
+            }
+        )
 
 
-def _of_table(body: SamplingFields, names: tuple[str, ...]) -> dict[str, Any]:
+def _of_table(body: SamplingFields, names: tuple[str, ...], defaults: Mapping[str, Any]) -> dict[str, Any]:
     values = {name: getattr(body, name) for name in names}
-    return {name: body.defaults.get(name) if value is None else value for name, value in values.items()}
+    return {name: defaults.get(name) if value is None else value for name, value in values.items()}
 
 
 if TYPE_CHECKING:
@@ -93,6 +125,7 @@ class GenerationFields(_Completions):
         Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(at_most(_MAX_BIASES))] | None
     ) = Field(None, max_length=_MAX_BIASES)
     stream_options: StreamOptions | None = None
+    include_stop_str_in_output: bool | None = Field(None, description="The text ends with the stop string, if any.")
 
     @field_validator("logit_bias")
     @classmethod
@@ -109,6 +142,12 @@ class GenerationFields(_Completions):
         return self
 
     @property
+    def shown_stops(self) -> tuple[str, ...]:
+        """The stop strings with which the text ends where one of them ends it."""
+        stops = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
+        return tuple(stops) if self.include_stop_str_in_output else ()
+
+    @property
     def choices(self) -> int:
         """Answers to a prompt."""
         return self.n or 1
@@ -118,11 +157,20 @@ class GenerationFields(_Completions):
         """Whether a stream ends with a chunk that counts tokens."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
-    def generation_inputs(self) -> dict[str, Any]:
+    @property
+    def counts_always(self) -> bool:
+        """Whether each chunk of a stream counts the tokens so far."""
+        return self.includes_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    def generation_inputs(self, sampling_defaults: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of `GenerateRequest` that say how to generate, all but the token limit."""
         biases = {int(key): bias for key, bias in (self.logit_bias or {}).items()} or None
         return (
-            super().generation_inputs()
-            | _of_table(self, _OF_COMPLETIONS)
-            | {"logit_bias": biases, "want_cached_len": self.includes_usage or not self.stream}
+            super().generation_inputs(sampling_defaults)
+            | _of_table(self, _OF_COMPLETIONS, {})
+            | {
+                "logit_bias": biases,
+                "want_cached_len": self.includes_usage or not self.stream,
+                "want_stop_string": bool(self.include_stop_str_in_output),
+            }
         )

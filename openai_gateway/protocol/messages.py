@@ -18,10 +18,11 @@ from openai_gateway.protocol.fields import (
     at_most,
 )
 from openai_gateway.protocol.prompts import TokenId
-from openai_gateway.protocol.tools import ToolCall
+from openai_gateway.protocol.tools import FunctionCall, ToolCall
 
 # As chat templates know them. Llama 3.1 calls a tool's answer `ipython`; older OpenAI clients call it `function`.
 _ROLES = {"developer": "system", "ipython": "tool", "function": "tool"}
+_LEGACY_ID = "call00000"  # of a call without an id; some templates want nine letters and digits
 _MOST_PIXELS = 1 << 30
 
 
@@ -33,7 +34,7 @@ class TextPart(Strict):
 
 
 class ImageUrl(Strict):
-    """Where a picture is, and how it is looked at: each family of models reads what it knows."""
+    """Where an image is, and how it is looked at: each family of models reads what it knows."""
 
     url: AnyText
     detail: Literal["auto", "low", "medium", "high"] | None = None
@@ -45,7 +46,7 @@ class ImageUrl(Strict):
 
 
 class ImagePart(Strict):
-    """A picture in a message's content, for models that see."""
+    """An image in a message's content, for models that see."""
 
     type: Literal["image_url"]
     image_url: ImageUrl
@@ -74,7 +75,7 @@ ContentPart = Annotated[TextPart | ImagePart | VideoPart, Field(discriminator="t
 class Message(Strict):
     """One message of a conversation."""
 
-    not_implemented: ClassVar[NotImplementedFields] = {"function_call": (), "audio": ()}
+    not_implemented: ClassVar[NotImplementedFields] = {"audio": ()}
 
     role: Literal["system", "developer", "user", "assistant", "tool", "ipython", "function"]
     content: (
@@ -86,6 +87,8 @@ class Message(Strict):
     name: AnyText | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=128, fail_fast=True)] | None = None
     tool_call_id: AnyText | None = None
+    function_call: FunctionCall | None = Field(None, description="A call as it was before there were tool_calls.")
+    refusal: AnyText | None = Field(None, description="Of the assistant, in place of content.")
     reasoning_content: AnyText | None = None
     reasoning: AnyText | None = None
     token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = Field(
@@ -97,11 +100,12 @@ class Message(Strict):
 
     @model_validator(mode="after")
     def _has_content(self) -> Message:
-        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+        others = (self.tool_calls, self.function_call, self.refusal, self.reasoning_content, self.reasoning)
+        if self.content is None and not (self.role == "assistant" and any(others)):
             raise FieldError("content", f"content is required in a message of role {self.role}")
         if isinstance(self.content, dict) and self.role not in _ROLES and self.role != "tool":
             raise FieldError("content", f"content must be text in a message of role {self.role}, got an object")
-        for field in ("tool_calls", "token_ids"):
+        for field in ("tool_calls", "function_call", "token_ids"):
             if getattr(self, field) and self.role != "assistant":
                 raise FieldError(field, f"{field} belong to the assistant, got role {self.role}")
         return self
@@ -111,7 +115,7 @@ class Message(Strict):
         """The content as text."""
         match self.content:
             case None:
-                return ""
+                return self.refusal or ""
             case str():
                 return self.content
             case dict():  # what a tool returned
@@ -121,7 +125,7 @@ class Message(Strict):
 
     @property
     def _shown(self) -> Any:
-        """The content as it is shown to the model: text, or parts where there are pictures."""
+        """The content as it is shown to the model: text, or parts where there are images."""
         if not isinstance(self.content, list) or all(isinstance(part, TextPart) for part in self.content):
             return self.text
         return [part.model_dump(exclude_none=True) for part in self.content]
@@ -133,8 +137,13 @@ class Message(Strict):
             message["name"] = self.name
         if self.tool_calls:
             message["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+        elif self.function_call:
+            call = {"id": _LEGACY_ID, "type": "function", "function": self.function_call.model_dump()}
+            message["tool_calls"] = [call]
         if self.tool_call_id is not None:
             message["tool_call_id"] = self.tool_call_id
+        elif self.role == "function":
+            message["tool_call_id"] = _LEGACY_ID
         if reasoning := self.reasoning_content or self.reasoning:
             message["reasoning_content"] = reasoning
         if self.token_ids:

@@ -63,7 +63,7 @@ class PromptLogprob:
 
 
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
-"""Of each token of a prompt, as vLLM tells them: the token there and the likeliest ones by their ids; null: nothing
+"""Of each token of a prompt, as vLLM reports them: the token there and the likeliest ones by their ids; null: nothing
 predicted it."""
 
 

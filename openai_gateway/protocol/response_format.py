@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -11,6 +11,8 @@ from openai_gateway.protocol.fields import AnyText, JsonObject, Strict, Text
 
 class TextFormat(Strict):
     """Free text."""
+
+    holder: ClassVar = "type"
 
     type: Literal["text"]
 
@@ -21,6 +23,8 @@ class TextFormat(Strict):
 
 class JsonFormat(Strict):
     """Any JSON object."""
+
+    holder: ClassVar = "type"
 
     type: Literal["json_object"]
 
@@ -41,6 +45,8 @@ class JsonSchema(Strict):
 class JsonSchemaFormat(Strict):
     """JSON that a schema allows."""
 
+    holder: ClassVar = "json_schema.schema"
+
     type: Literal["json_schema"]
     json_schema: JsonSchema
 
@@ -56,6 +62,8 @@ class JsonSchemaFormat(Strict):
 
 class RegexFormat(Strict):
     """Text that a regular expression matches (LMDeploy's addition)."""
+
+    holder: ClassVar = "regex_schema"
 
     type: Literal["regex_schema"]
     regex_schema: Text

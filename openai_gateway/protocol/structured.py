@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise, starmap
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from openai_gateway.protocol.fields import FieldError, JsonObject, Strict, Text
+from openai_gateway.protocol.prompts import TokenId
 from openai_gateway.protocol.response_format import ResponseFormat
+from openai_gateway.protocol.schemas import enforced_format
 
 _MAX_SCHEMA_TEXT = 65536  # characters; the engine takes no larger schemas
 
@@ -47,23 +50,31 @@ class StructuredFields(Strict):
     guided_regex: Text | None = None
     guided_choice: Choices | None = None
     guided_grammar: Text | None = None
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=1024, fail_fast=True)] | None = Field(
+        None, description="The response has these tokens alone, and at least one."
+    )
 
     _grammar: dict[str, Any] | None = PrivateAttr(None)
 
     @model_validator(mode="after")
     def _one_form(self) -> StructuredFields:
-        forms = _forms(self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
+        forms = _forms("guided_", self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
         if wanted := self.structured_outputs:
-            forms += _forms(wanted.json_, wanted.regex, wanted.choice, wanted.grammar)
-            forms += [{"type": "json_object"}] if wanted.json_object else []
+            forms |= _forms("structured_outputs.", wanted.json_, wanted.regex, wanted.choice, wanted.grammar)
+            forms |= {"structured_outputs.json_object": {"type": "json_object"}} if wanted.json_object else {}
+        if self.allowed_token_ids:
+            tokens = [{"type": "token", "token": token} for token in dict.fromkeys(self.allowed_token_ids)]
+            tag = {"type": "plus", "content": {"type": "or", "elements": tokens}}
+            forms["allowed_token_ids"] = {"type": "structural_tag", "structural_tag": tag}
         if self.response_format and (form := self.response_format.for_engine()):
-            forms.append(form)
-        if len(forms) > 1:
+            forms[f"response_format.{self.response_format.holder}"] = form
+        if any(form != other for form, other in pairwise(forms.values())):
             raise FieldError(
                 "structured_outputs",
-                "of response_format, the members of structured_outputs and guided_*, only one can be given",
+                "of response_format, allowed_token_ids, guided_* and the members of structured_outputs, only one can "
+                "be given",
             )
-        self._grammar = forms[0] if forms else None
+        self._grammar = next(starmap(enforced_format, forms.items()), None)
         return self
 
     @property
@@ -78,14 +89,17 @@ def choice_grammar(choices: list[str]) -> str:
 
 
 def _forms(
-    schema: dict[str, Any] | None, regex: str | None, choice: list[str] | None, grammar: str | None
-) -> list[dict[str, Any]]:
-    """Return the engine's form of each that is given."""
-    forms: list[dict[str, Any]] = []
+    prefix: str, schema: dict[str, Any] | None, regex: str | None, choice: list[str] | None, grammar: str | None
+) -> dict[str, dict[str, Any]]:
+    """Return the engine's form of each that is given, by the name of its field."""
+    forms: dict[str, dict[str, Any]] = {}
     if schema is not None:
-        forms.append({"type": "json_schema", "json_schema": {"name": "json", "schema": schema}})
+        forms[f"{prefix}json"] = {"type": "json_schema", "json_schema": {"name": "json", "schema": schema}}
     if regex is not None:
-        forms.append({"type": "regex_schema", "regex_schema": regex})
-    grammars = [choice_grammar(choice)] if choice is not None else []
-    grammars += [grammar] if grammar is not None else []
-    return forms + [{"type": "grammar", "grammar": each} for each in grammars]
+        forms[f"{prefix}regex"] = {"type": "regex_schema", "regex_schema": regex}
+    if choice is not None:
+        forms[f"{prefix}choice"] = {"type": "grammar", "grammar": choice_grammar(choice)}
+    if grammar is not None:
+        kind = "grammar" if "::=" in grammar else "lark"  # what every rule of EBNF has, and none of Lark's
+        forms[f"{prefix}grammar"] = {"type": kind, kind: grammar}
+    return forms

@@ -36,7 +36,7 @@ def body_member(row: Row) -> Any:
 
 
 def body_of(name: str, base: type[Strict], fields: tuple[str, ...]) -> Any:
-    """Return a model with so many fields of the table, each of them null by default."""
+    """Return a model with this many fields of the table, each of them null by default."""
     members: dict[str, Any] = {
         field: (body_member(FIELDS[field]) | None, Field(None, description=FIELDS[field].sentence)) for field in fields
     }

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from openai_gateway.protocol.fields import AnyText, JsonObject, Strict, small
+from openai_gateway.protocol.schemas import require_enforced
 
+_VALUES = ("const", "default", "enum", "examples")  # which are no schemas
 MAX_TOOLS = 128
 FunctionName = Annotated[AnyText, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
 
@@ -25,6 +27,20 @@ class Function(Strict):
     parameters: JsonObject | None = None
     strict: bool | None = None
 
+    @model_validator(mode="after")
+    def _keeps_to_its_schema(self) -> Function:
+        if self.strict:
+            require_enforced("parameters", self.full_schema)
+        return self
+
+    @property
+    def full_schema(self) -> dict[str, Any]:
+        """The JSON schema of the arguments, an object."""
+        if not self.parameters:
+            return {"type": "object", "properties": {}, "additionalProperties": False}
+        schema: dict[str, Any] = _with_json_types(self.parameters)
+        return schema | {"type": "object"}
+
 
 class Tool(Strict):
     """One of ``tools``."""
@@ -37,11 +53,6 @@ class Tool(Strict):
         function: dict[str, Any] = {"name": self.function.name, "description": self.function.description or ""}
         function["parameters"] = self.function.parameters or {"type": "object", "properties": {}}
         return {"type": "function", "function": function}
-
-    def arguments_schema(self) -> dict[str, Any]:
-        """Return the JSON schema of the function's arguments."""
-        schema: dict[str, Any] = _with_json_types(self.function.parameters or {"properties": {}})
-        return schema | {"type": "object"}
 
 
 Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True), BeforeValidator(small)]
@@ -60,7 +71,26 @@ class NamedToolChoice(Strict):
     function: NamedFunction
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
+class AllowedTools(Strict):
+    """The tools of which the model may call one, or has to."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedToolChoice], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
+
+
+class AllowedToolsChoice(Strict):
+    """A ``tool_choice`` of some of the tools."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of the tools."""
+        return frozenset(tool.function.name for tool in self.allowed_tools.tools)
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolsChoice
 
 
 class FunctionCall(Strict):
@@ -83,7 +113,7 @@ def _with_json_types(schema: Any) -> Any:
         return [_with_json_types(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    changed = {key: _with_json_types(value) for key, value in schema.items()}
+    changed = {key: value if key in _VALUES else _with_json_types(value) for key, value in schema.items()}
     kind = changed.get("type")
     if isinstance(kind, str):
         changed["type"] = _TYPE_NAMES.get(kind, kind)

@@ -13,7 +13,7 @@ from aiohttp.resolver import ThreadedResolver
 from openai_gateway.errors import ApiError
 
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?")
-_THIS_MACHINE = "localhost"
+THIS_MACHINE = "localhost"
 _EXPECTED = "url must be http(s)://HOST:PORT, without a user, a path or a query"
 
 IP = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -46,7 +46,7 @@ def checked_url(url: str, *, allow_private: bool, from_this_machine: bool) -> st
     if address is None:
         if not _NAME.fullmatch(host):
             raise _refusal("url must name a host")
-        is_allowed = from_this_machine or allow_private or host.lower() != _THIS_MACHINE
+        is_allowed = from_this_machine or allow_private or host.lower() != THIS_MACHINE
     else:
         is_here = address.is_loopback or address.is_unspecified
         is_allowed = (is_here and from_this_machine) or is_allowed_address(address, allow_private=allow_private)
@@ -111,7 +111,7 @@ class CheckedResolver(AbstractResolver):
         address = address_of(found)
         if address is None:
             return False
-        is_here = host.lower() == _THIS_MACHINE and address.is_loopback
+        is_here = host.lower() == THIS_MACHINE and address.is_loopback
         return is_here or is_allowed_address(address, allow_private=self._allow_private)
 
 

@@ -16,28 +16,26 @@ from prometheus_client import CollectorRegistry
 from pydantic import BaseModel, Field
 
 from lmdeploy.version import __version__
-from openai_gateway.answering.cancellation import run_unless_disconnected
 from openai_gateway.endpoints.models import ModelCard, ModelList, ModelPermission
-from openai_gateway.errors import ApiError, ErrorResponse, install_error_handlers
+from openai_gateway.error_handling import install_error_handlers
+from openai_gateway.errors import ApiError, ErrorResponse
+from openai_gateway.generation.cancellation import run_unless_disconnected
 from openai_gateway.metrics.requests import RequestMetrics
 from openai_gateway.middleware.access import Access
 from openai_gateway.middleware.api_keys import ApiKeys
 from openai_gateway.middleware.body_limit import BodyLimit
 from openai_gateway.parsing import BoundedRoute
 from openai_gateway.proxy.addresses import CheckedResolver, checked_url
-from openai_gateway.proxy.administration import check_administrator, is_here
+from openai_gateway.proxy.administration import NODE_PATHS, NodeAdministrators, is_here
 from openai_gateway.proxy.forward import TIMEOUT, Forwarder, node_headers
 from openai_gateway.proxy.health import check, look_after
 from openai_gateway.proxy.node import NodeStatus
 from openai_gateway.proxy.nodes import NodeTable
 from openai_gateway.proxy.settings import ProxySettings
 from openai_gateway.proxy.strategies import STRATEGIES
+from openai_gateway.registry import PROXIED
 
-_FORWARDED = (
-    *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses"),
-    "/v1/responses/input_tokens",
-    *("/v1/embeddings", "/v1/rerank", "/v1/score", "/v1/classify", "/v1/pooling"),
-)
+_OF_SERVERS = {"max_model_len", "sampling_defaults"}  # of a model's card, which the proxy does not ask for
 _LONGEST_LIST = 2**20  # bytes
 _ASK_TIMEOUT = aiohttp.ClientTimeout(total=5)
 
@@ -78,6 +76,7 @@ def create_proxy(settings: ProxySettings) -> FastAPI:
     _add_model_routes(app)
     install_error_handlers(app)
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    app.add_middleware(NodeAdministrators, settings=settings)
     if settings.api_keys:
         app.add_middleware(ApiKeys, keys=[*settings.api_keys, *settings.admin_keys])
     app.add_middleware(Access, metrics=RequestMetrics(CollectorRegistry()), max_requests=settings.max_requests)
@@ -85,18 +84,19 @@ def create_proxy(settings: ProxySettings) -> FastAPI:
 
 
 def _add_node_routes(app: FastAPI, settings: ProxySettings) -> None:
+    add, remove = NODE_PATHS
+
     @app.get("/nodes/status")
     async def nodes_status(request: Request) -> dict[str, NodeStatus]:
         """Return the nodes in service."""
         table: NodeTable = request.app.state.table
         return {node.url: node.status() for node in table.in_service}
 
-    @app.post("/nodes/add")
+    @app.post(add)
     async def add_node(node: NewNode, request: Request) -> str:
-        """Take a node into service; one that does not tell its models is asked for them."""
+        """Take a node into service; one that does not report its models is asked for them."""
         table: NodeTable = request.app.state.table
-        check_administrator(request, settings)
-        here = is_here(request)
+        here = is_here(request.scope)
         url = checked_url(node.url, allow_private=settings.allow_private_nodes, from_this_machine=here)
         status = node.status or NodeStatus(unfinished=0, speed=None)
         models = status.models
@@ -104,14 +104,13 @@ def _add_node_routes(app: FastAPI, settings: ProxySettings) -> None:
             try:
                 models = await _ask_models(request.app.state.http, url, node_headers(settings))
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError, LookupError, TypeError) as error:
-                return json.dumps({"error_code": TIMEOUT, "text": f"{url} does not tell its models: {error!r}"})
+                return json.dumps({"error_code": TIMEOUT, "text": f"{url} does not report its models: {error!r}"})
         table.add(url, models, status.speed)
         return "Added successfully"
 
-    @app.post("/nodes/remove")
+    @app.post(remove)
     async def remove_node(node_url: str, request: Request) -> str:
         """Forget a node; an unknown one is ignored."""
-        check_administrator(request, settings)
         table: NodeTable = request.app.state.table
         table.remove(node_url.rstrip("/"))
         return "Deleted successfully"
@@ -123,7 +122,7 @@ def _add_model_routes(app: FastAPI) -> None:
         """Answer 200, empty."""
         return Response()
 
-    @app.get("/v1/models")
+    @app.get("/v1/models", response_model_exclude={"data": {"__all__": _OF_SERVERS}})
     async def list_models(request: Request) -> ModelList:
         """List what the nodes in service serve."""
         table: NodeTable = request.app.state.table
@@ -131,7 +130,7 @@ def _add_model_routes(app: FastAPI) -> None:
         cards = [ModelCard(id=name, root=name, created=0, permission=permission) for name in table.models]
         return ModelList(data=cards)
 
-    for path in _FORWARDED:
+    for path in PROXIED:
         app.post(path, response_class=Response)(_forward)
 
 
@@ -141,7 +140,8 @@ async def _forward(request: Request, body: Annotated[dict[str, Any], Body()]) ->
     if not isinstance(model, str):
         raise ApiError(400, "model must be a string", param="model", code="invalid_value")
     forwarder: Forwarder = request.app.state.forwarder
-    work = forwarder.forward(request.url.path, await request.body(), model, request.headers)
+    # The route's path, not the request's: what is sent to nodes is not for callers to choose.
+    work = forwarder.forward(request.scope["route"].path, await request.body(), model, request.headers)
     return await run_unless_disconnected(request.receive, work)
 
 
@@ -149,5 +149,5 @@ async def _ask_models(http: aiohttp.ClientSession, url: str, headers: dict[str, 
     asked = http.get(f"{url}/v1/models", timeout=_ASK_TIMEOUT, headers=headers, allow_redirects=False)
     async with asked as answer:
         answer.raise_for_status()
-        told = await answer.content.read(_LONGEST_LIST)
-        return [str(card["id"]) for card in orjson.loads(told)["data"]]
+        reported = await answer.content.read(_LONGEST_LIST)
+        return [str(card["id"]) for card in orjson.loads(reported)["data"]]

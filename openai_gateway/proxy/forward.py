@@ -13,9 +13,9 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from openai_gateway.answering.cancellation import ClientDisconnected, run_unless_disconnected
-from openai_gateway.answering.streaming import event
 from openai_gateway.errors import ApiError
+from openai_gateway.generation.cancellation import ClientDisconnected, run_unless_disconnected
+from openai_gateway.generation.streaming import event
 from openai_gateway.proxy.health import check
 from openai_gateway.proxy.node import Node, Work
 from openai_gateway.proxy.nodes import NodeTable
@@ -37,7 +37,7 @@ class NodeFailed(Exception):
 
 
 def node_headers(settings: ProxySettings) -> dict[str, str]:
-    """Return what a node is told about who asks: the proxy's key, never the caller's."""
+    """Return what a node is notified of who asks: the proxy's key, never the caller's."""
     return {} if settings.node_key is None else {"authorization": f"Bearer {settings.node_key}"}
 
 
@@ -48,7 +48,7 @@ class Forwarder:
         self._table = table
         self._http = http
         self._key = node_headers(settings)
-        self._patience = settings.patience_seconds
+        self._retry_seconds = settings.retry_seconds
         self._timeout = aiohttp.ClientTimeout(sock_connect=settings.connect_seconds, sock_read=settings.read_seconds)
 
     async def forward(self, path: str, body: bytes, model: str, headers: Headers) -> Response:
@@ -63,7 +63,7 @@ class Forwarder:
             message = f"The model `{model[:_SHOWN_NAME]}` does not exist."
             raise ApiError(404, message, param="model", code="model_not_found")
         sent_on = {name: headers[name] for name in _SENT_ON if name in headers} | self._key
-        deadline = time.monotonic() + self._patience
+        deadline = time.monotonic() + self._retry_seconds
         refusal: Response | None = None
         refused_by: set[str] = set()
         for _ in range(_ATTEMPTS):

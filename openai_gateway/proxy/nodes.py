@@ -99,8 +99,8 @@ class NodeTable:
     def _load(self, path: Path) -> None:
         try:
             known = json.loads(path.read_text(encoding="utf-8"))["nodes"]
-            for url, told in known.items():
-                status = NodeStatus.model_validate(told)
+            for url, reported in known.items():
+                status = NodeStatus.model_validate(reported)
                 self._nodes[url] = Node(url, status.models or [], status.speed, is_up=False)
         except (OSError, ValueError, KeyError, AttributeError, ValidationError) as error:
             logger.error("the nodes in %s are lost: %s", path, error)

@@ -43,10 +43,10 @@ class ProxySettings:
         Between two looks at a node that has failed.
     connect_seconds, read_seconds : float
         What a node gets to accept a connection, and until each next piece of an answer.
-    patience_seconds : float
+    retry_seconds : float
         How long a request waits for a node when none is in service.
     max_requests : int
-        Requests beyond so many at a time are refused with 429.
+        Requests beyond this many at a time are refused with 429.
     max_body_bytes : int
         A longer request body is refused with 413.
     drain_seconds : float
@@ -63,7 +63,7 @@ class ProxySettings:
     return_seconds: float = 1.0
     connect_seconds: float = 5.0
     read_seconds: float = 600.0
-    patience_seconds: float = 10.0
+    retry_seconds: float = 10.0
     max_requests: int = 4096
     max_body_bytes: int = 8 * 1024 * 1024
     drain_seconds: float = DEFAULT_DRAIN_SECONDS

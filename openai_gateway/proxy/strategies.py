@@ -39,7 +39,7 @@ STRATEGIES: dict[str, Strategy] = {
 
 
 def _speeds(nodes: Sequence[Node]) -> list[float]:
-    """Return the nodes' speeds; one that does not tell has the mean of the others."""
+    """Return the nodes' speeds; one that does not report has the mean of the others."""
     known = [node.speed for node in nodes if node.speed is not None]
     mean = sum(known) / len(known) if known else 1.0
     return [mean if node.speed is None else node.speed for node in nodes]

@@ -20,19 +20,18 @@ def tool_call(call: Call) -> ToolCall:
     return ToolCall(id=call_id(), function=FunctionCall(name=call.name, arguments=call.arguments))
 
 
-def parser_for(tools: Sequence[Tool], *, is_forced: bool, notation: str = "auto") -> ToolCallParser | None:
+def parser_for(tools: Sequence[Tool], *, is_forced: bool, parser: str = "auto") -> ToolCallParser | None:
     """Return a parser of streamed calls of `tools`; None when there are none.
 
-    A call that is forced is written by a grammar, and not in the model's `notation`.
+    A call that is forced is looked for also where calls stay text otherwise.
 
     OpenAI's clients decode the arguments of strict tools themselves, and fail where they are unfinished. So such a
-    call is told when it is whole, unless a grammar sees to it that it will be.
+    call is reported when it is whole, unless a grammar sees to it that it will be.
     """
     if not tools:
         return None
     strict = [] if is_forced else [tool for tool in tools if tool.function.strict]
-    return ToolCallParser(_names_of(tools), _names_of(strict), "auto" if is_forced else notation)
-
-
-def _names_of(tools: Sequence[Tool]) -> frozenset[str]:
-    return frozenset(tool.function.name for tool in tools)
+    schemas = {tool.function.name: tool.function.full_schema for tool in tools}
+    return ToolCallParser(
+        schemas, {tool.function.name for tool in strict}, "auto" if is_forced and parser == "none" else parser
+    )

@@ -1,4 +1,4 @@
-"""What a parser finds in an answer, in order, and what a reader of one call tells it."""
+"""What a parser finds in an answer, in order, and what a reader of one call reports it."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class ArgumentsFound:
 
 @dataclass(frozen=True, slots=True)
 class CallBroken:
-    """A call that was told to have begun is none; its arguments stay unfinished.
+    """A call that was asked to have begun is none; its arguments stay unfinished.
 
     Attributes
     ----------
     index : int
         The call.
     text : str
-        What was told of it, as the model wrote it, to be shown as text. What comes after is told as text.
+        What was notified of it, as the model wrote it, to be shown as text. What comes after is reported as text.
     """
 
     index: int
@@ -66,7 +66,7 @@ class Progress:
     following : Body, optional
         The call is complete, and `rest` is for this reader: it is the next call of a list.
     is_broken : bool
-        This is no call.
+        This is no call; `rest` is what was not read of it, where that is known.
     """
 
     name: str | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 
 from openai_gateway.tools.events import Progress
 from openai_gateway.tools.json_prefix import JsonObjectReader
@@ -25,16 +26,16 @@ class JsonCall:
 
     Parameters
     ----------
-    names : frozenset of str, optional
-        The functions it may be; others are no call. None: any.
+    names : collection of str
+        The functions it may be; others are no call.
     """
 
-    def __init__(self, names: frozenset[str] | None = None) -> None:
+    def __init__(self, names: Collection[str]) -> None:
         self._names = names
         self._text = ""
         self._object = JsonObjectReader()
         self._arguments: JsonObjectReader | None = None  # in them
-        self._told = 0  # up to where in the text
+        self._reported = 0  # up to where in the text
 
     def feed(self, text: str) -> Progress:
         """Take more text."""
@@ -46,17 +47,17 @@ class JsonCall:
             head = _HEAD.match(self._text)
             if head is not None and head.end() <= self._object.position:
                 name = _name(head[1])
-                if name is None or not self._is_known(name):
+                if name not in self._names:
                     return Progress(is_broken=True)
                 progress.name = name
-                self._told = head.end()
-                self._arguments = JsonObjectReader(self._told)
+                self._reported = head.end()
+                self._arguments = JsonObjectReader(self._reported)
             elif not _OPENING.match(self._text):
                 return Progress(is_broken=True)
         if self._arguments is not None:
             self._arguments.read(self._text)
-            progress.arguments = self._text[self._told : self._arguments.position]
-            self._told = self._arguments.position
+            progress.arguments = self._text[self._reported : self._arguments.position]
+            self._reported = self._arguments.position
         if self._object.is_complete:
             self._complete(self._object.position, progress)
         return progress
@@ -64,9 +65,6 @@ class JsonCall:
     def finish(self) -> Progress:
         """The answer is over before the object is."""
         return Progress(is_broken=True)
-
-    def _is_known(self, name: str) -> bool:
-        return self._names is None or name in self._names
 
     def _complete(self, end: int, progress: Progress) -> None:
         progress.rest = self._text[end:]
@@ -77,13 +75,13 @@ class JsonCall:
             if isinstance(arguments, str):
                 arguments = _object(arguments)
             said = as_json(arguments) if isinstance(arguments, dict) else None
-            if said is not None and isinstance(name, str) and _is_encodable(name) and self._is_known(name):
+            if said is not None and isinstance(name, str) and name in self._names:
                 progress.name, progress.arguments = name, said
             else:
                 progress.is_broken = True
 
 
-def as_json(arguments: dict[str, object]) -> str | None:
+def as_json(arguments: object) -> str | None:
     """Return a call's arguments as JSON text that UTF-8 can carry; None when JSON has no such values."""
     try:
         text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
@@ -97,7 +95,7 @@ def _name(literal: str) -> str | None:
         name: str = json.loads(literal)
     except ValueError:
         return None
-    return name if _is_encodable(name) else None
+    return name
 
 
 def _is_encodable(text: str) -> bool:

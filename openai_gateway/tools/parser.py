@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection, Mapping
+from functools import lru_cache
+
 from openai_gateway.tools.events import (
     ArgumentsFound,
     Body,
@@ -13,41 +17,69 @@ from openai_gateway.tools.events import (
     Progress,
     TextFound,
 )
-from openai_gateway.tools.notations import Readers
+from openai_gateway.tools.formats import Readers, Schemas
 
 _SEPARATORS = " \t\r\n;"
 
 
-class ToolCallParser:
-    """Turns pieces of text into events. However the answer is cut, the calls are the same.
+class _Marks:
+    """Finds marks, and what may become one, without a look at each of them."""
 
-    A call is recognised by its mark, whichever family the model is of, unless `notation` names one. An answer (or what
+    def __init__(self, marks: tuple[str, ...]) -> None:
+        self._pattern = re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))) or r"(?!)")
+        self._beginnings = frozenset(mark[:size] for mark in marks for size in range(1, len(mark)))
+        self._first = re.compile(f"[{re.escape(''.join({mark[0] for mark in marks}))}]" if marks else r"(?!)")
+        self._longest = max(map(len, marks), default=1) - 1
+
+    def find(self, text: str) -> re.Match[str] | None:
+        """Return the first mark in `text`."""
+        return self._pattern.search(text)
+
+    def may_begin_at(self, text: str) -> int:
+        """Return where what may become a mark begins, at the end of `text`."""
+        for begin in self._first.finditer(text, max(0, len(text) - self._longest)):
+            if text[begin.start() :] in self._beginnings:
+                return begin.start()
+        return len(text)
+
+
+_marks_of = lru_cache(maxsize=64)(_Marks)
+
+
+class ToolCallParser:
+    """Turns pieces of text into events. However the text is cut, the calls are the same.
+
+    A call is recognised by its mark, whichever family the model is of, unless `parser` names one. A response (or what
     follows a call) is a call, too, that begins with a JSON object that names one of the functions; with a function's
-    name on a line of its own when a JSON object follows; or with a Python list of calls of the functions.
+    name on a line of its own when a JSON object follows; or with a Python list of calls of the functions. What names
+    none of the functions is text.
 
     Parameters
     ----------
-    names : frozenset of str
-        The functions the model may call.
-    at_once : frozenset of str
-        Those whose calls are told when they are whole; calls of the others are told as they come.
-    notation : str
-        How calls are written, one of `lmdeploy.templates.notations.PARSERS`.
+    functions : mapping, or collection of str
+        The functions the model may call: the schemas of their arguments by their names, or the names alone.
+    at_once : collection of str
+        Those whose calls are reported when they are whole; calls of the others are reported as they come.
+    parser : str
+        How calls are written, one of `lmdeploy.templates.tool_call_formats.PARSERS`.
     """
 
-    def __init__(self, names: frozenset[str], at_once: frozenset[str] = frozenset(), notation: str = "auto") -> None:
+    def __init__(
+        self, functions: Schemas | Collection[str], at_once: Collection[str] = (), parser: str = "auto"
+    ) -> None:
         self._at_once = at_once
-        self._readers = Readers(names, notation)
-        self._marks = tuple(self._readers.openings)
-        self._group_end = ""  # may stand behind the last call
-        self._text = ""  # not told yet: blanks, or what may become a mark
+        schemas = functions if isinstance(functions, Mapping) else {name: {} for name in functions}
+        self._readers = Readers(schemas, parser)
+        self._marks = _marks_of(tuple(self._readers.openings))
+        self._group_ends: tuple[str, ...] = ()  # each may follow the last call
+        self._text = ""  # not given yet: blanks, or what may become a mark
         self._body: Body | None = None
         self._mark = ""  # of the call we are in, with blanks before a bare one
         self._raw = ""  # of the call we are in, after its mark
         self._name: str | None = None  # of the call we are in
         self._arguments = ""  # of it
         self._held_back = ""  # the end of them
-        self._is_told = False
+        self._is_reported = False
         self._calls = 0  # begun
         self._complete = 0
         self._at_start = True  # where a bare call may stand
@@ -74,52 +106,41 @@ class ToolCallParser:
     def _in_text(self, text: str, events: list[Event]) -> str | None:
         """Look for a call; return what follows its mark, or None when there is none yet."""
         self._text += text
-        stripped = self._text.lstrip(self._blanks)
-        if self._group_end:
-            if self._group_end.startswith(stripped) and stripped != self._group_end:
-                return None  # it may yet come
-            end, self._group_end = self._group_end, ""
-            if stripped.startswith(end):
-                self._text = ""
-                return stripped.removeprefix(end)
-        if self._at_start and stripped and (body := self._bare_call(stripped)) is not None:
-            self._open(self._text[: -len(stripped)], body)
-            return stripped
-        found = [(self._text.find(mark), mark) for mark in self._marks if mark in self._text]
-        if found:
-            position, mark = min(found)
-            before, after = self._text[:position], self._text[position + len(mark) :]
+        if self._group_ends or self._at_start:
+            stripped = self._text.lstrip(self._blanks)
+            if self._group_ends:
+                if any(end.startswith(stripped) and stripped != end for end in self._group_ends):
+                    return None  # it may yet come
+                found = next((end for end in self._group_ends if stripped.startswith(end)), None)
+                self._group_ends = ()
+                if found is not None:
+                    self._text = ""
+                    return stripped.removeprefix(found)
+            if self._at_start and stripped and (body := self._bare_call(stripped)) is not None:
+                self._open(self._text[: -len(stripped)], body)
+                return stripped
+        if match := self._marks.find(self._text):
+            mark, before, after = match[0], self._text[: match.start()], self._text[match.end() :]
             shown = before.rstrip(self._blanks)
             if shown:
                 events.append(TextFound(shown))
             opening = self._readers.openings[mark]
-            self._group_end = opening.group_end
+            self._group_ends = tuple(opening.group_ends)
             self._open(before[len(shown) :] + mark, opening.body())
             return after
-        kept = self._kept_back()
-        told = self._text[: len(self._text) - kept]
-        if told:
-            events.append(TextFound(told))
-            self._text = self._text[len(told) :]
+        reported = self._text[: self._marks.may_begin_at(self._text)].rstrip(self._blanks)
+        if reported:
+            events.append(TextFound(reported))
+            self._text = self._text[len(reported) :]
             self._at_start = False
         return None
 
     def _bare_call(self, text: str) -> Body | None:
         """Return a reader for what may be a call without a mark; None: it is none, or begins as a mark does."""
-        if any(mark.startswith(text) or text.startswith(mark) for mark in self._marks):
+        body = self._readers.bare(text)
+        if body is None or any(mark.startswith(text) or text.startswith(mark) for mark in self._readers.openings):
             return None
-        return self._readers.bare(text)
-
-    def _kept_back(self) -> int:
-        """Return how many characters at the end may turn out to be blanks before a call, or a mark."""
-        longest = max((len(mark) for mark in self._marks), default=1) - 1
-        for size in range(min(longest, len(self._text)), 0, -1):
-            if any(mark.startswith(self._text[-size:]) for mark in self._marks):
-                break
-        else:
-            size = 0
-        visible = self._text[: len(self._text) - size].rstrip(self._blanks)
-        return len(self._text) - len(visible)
+        return body
 
     @property
     def _blanks(self) -> str | None:
@@ -128,7 +149,7 @@ class ToolCallParser:
 
     def _open(self, mark: str, body: Body) -> None:
         self._text, self._mark, self._body, self._raw = "", mark, body, ""
-        self._name, self._arguments, self._held_back, self._is_told = None, "", "", False
+        self._name, self._arguments, self._held_back, self._is_reported = None, "", "", False
         self._at_start = False
 
     def _in_call(self, text: str, events: list[Event]) -> str | None:
@@ -137,14 +158,14 @@ class ToolCallParser:
         return self._advance(self._body.feed(text), events)
 
     def _advance(self, progress: Progress, events: list[Event]) -> str | None:
-        """Tell what a body found; return the text after the call once it is over."""
+        """Report what a body found; return the text after the call once it is over."""
         if progress.name is not None:
             self._name = progress.name
         self._arguments += progress.arguments
         if progress.is_broken:
-            return self._give_up(events)
+            return self._give_up(events, progress.rest)
         if self._name is not None:
-            self._tell(progress, events)
+            self._report(progress, events)
         if progress.rest is not None:
             self._body = None
             self._calls += 1
@@ -154,47 +175,48 @@ class ToolCallParser:
                 self._open("", progress.following)
         return progress.rest
 
-    def _tell(self, progress: Progress, events: list[Event]) -> None:
-        """Tell what is new of a call. Its last brace waits until the call is known to be whole."""
+    def _report(self, progress: Progress, events: list[Event]) -> None:
+        """Say what is new of a call. Its last brace waits until the call is known to be whole."""
         assert self._name is not None
         new = self._held_back + progress.arguments
         if self._name in self._at_once and progress.rest is None:
             self._held_back = new
             return
-        if not self._is_told:
+        if not self._is_reported:
             events.append(CallBegun(self._calls, self._name))
-            self._is_told = True
+            self._is_reported = True
         now = new if progress.rest is not None else new.rstrip("}")
         self._held_back = new[len(now) :]
         if now:
             events.append(ArgumentsFound(self._calls, now))
 
-    def _give_up(self, events: list[Event]) -> str:
+    def _give_up(self, events: list[Event], unread: str | None) -> str:
         """Make text of what is no call, and return the part that may hold another one."""
-        self._body, self._group_end = None, ""
+        self._body, self._group_ends = None, ()
         if self._name is None:
             rest = self._raw
             if not self._mark.strip(_SEPARATORS):  # a bare call must not be tried again
                 self._mark, rest = self._mark + rest[:1], rest[1:]
             events.append(TextFound(self._mark))
             return rest
-        end = max(0, self._raw.find(self._arguments)) + len(self._arguments)
-        text = self._mark + self._raw[:end]
-        if self._is_told:
+        if unread is None:  # the arguments were reported as they are written
+            unread = self._raw[max(0, self._raw.find(self._arguments)) + len(self._arguments) :]
+        text = self._mark + self._raw[: len(self._raw) - len(unread)]
+        if self._is_reported:
             events.append(CallBroken(self._calls, text))
             self._calls += 1
         else:
             events.append(TextFound(text))
-        return self._raw[end:]
+        return unread
 
 
-def parse(text: str, names: frozenset[str], notation: str = "auto") -> Found:
-    """Return the text and the calls of a whole answer; what is no proper call stays text."""
-    return parse_with(ToolCallParser(names, notation=notation), text)
+def parse(text: str, functions: Schemas | Collection[str], parser: str = "auto") -> Found:
+    """Return the text and the calls of a whole response; what is no proper call stays text."""
+    return parse_with(ToolCallParser(functions, parser=parser), text)
 
 
 def parse_with(parser: ToolCallParser, text: str) -> Found:
-    """Return what a new parser finds in a whole answer."""
+    """Return what a new parser finds in a whole response."""
     found = Found()
     calls: dict[int, Call] = {}
     for event in [*parser.feed(text), *parser.finish()]:

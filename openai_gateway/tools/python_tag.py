@@ -33,7 +33,7 @@ class PythonTag:
             return self._json.feed(text)
         self._text += text
         if self._text.lstrip().startswith("{"):
-            self._json = JsonCall()
+            self._json = JsonCall(self._names)
             return self._json.feed(self._text)
         return Progress()  # code is complete when the answer is
 
@@ -42,7 +42,7 @@ class PythonTag:
         if self._json is not None:
             return self._json.finish()
         code = self._text.strip()
-        if (call := built_in_call(code)) is not None:
+        if (call := built_in_call(code)) is not None and call[0] in self._names:
             return Progress(name=call[0], arguments=call[1], rest="")
         name = next((name for name in _INTERPRETERS if name in self._names), None)
         arguments = as_json({"code": code})

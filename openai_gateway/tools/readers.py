@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from openai_gateway.tools.events import Body, Progress
 from openai_gateway.tools.json_call import JsonCall
 from openai_gateway.tools.json_prefix import JsonObjectReader
 
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _LONGEST_HEAD = 200  # characters
 
 
@@ -27,7 +26,7 @@ class ArgumentsBehindHead(ABC):
         self._closings = closings
         self._text = ""
         self._arguments: JsonObjectReader | None = None
-        self._told = 0  # up to where in the text
+        self._reported = 0  # up to where in the text
 
     def feed(self, text: str) -> Progress:
         """Take more text."""
@@ -38,8 +37,8 @@ class ArgumentsBehindHead(ABC):
         if self._arguments is None:
             return progress
         self._arguments.read(self._text)
-        progress.arguments = self._text[self._told : self._arguments.position]
-        self._told = self._arguments.position
+        progress.arguments = self._text[self._reported : self._arguments.position]
+        self._reported = self._arguments.position
         progress.is_broken = self._arguments.is_broken
         if self._arguments.is_complete:
             self._close(progress)
@@ -52,14 +51,14 @@ class ArgumentsBehindHead(ABC):
 
     @abstractmethod
     def _read_head(self, text: str, progress: Progress) -> None:
-        """Decide whether `text` begins with a head: tell the name and `_begin_arguments`, or that it is broken."""
+        """Decide whether `text` begins with a head: report the name and `_begin_arguments`, or that it is broken."""
 
     def _begin_arguments(self, position: int) -> None:
-        self._told = position
+        self._reported = position
         self._arguments = JsonObjectReader(position)
 
     def _close(self, progress: Progress) -> None:
-        after = self._text[self._told :]
+        after = self._text[self._reported :]
         stripped = after.lstrip()
         closing = next((mark for mark in self._closings if stripped.startswith(mark)), None)
         if not self._closings:
@@ -79,11 +78,11 @@ class NamedCall(ArgumentsBehindHead):
         What comes after the name.
     closing : str
         The mark after the arguments; empty: there is none.
-    names : frozenset of str, optional
-        The functions it may be; others are no call. None: any.
+    names : collection of str
+        The functions it may be; others are no call.
     """
 
-    def __init__(self, ending: str, closing: str = "", names: frozenset[str] | None = None) -> None:
+    def __init__(self, ending: str, closing: str, names: Collection[str]) -> None:
         super().__init__((closing,) if closing else ())
         self._ending = ending
         self._names = names
@@ -91,20 +90,14 @@ class NamedCall(ArgumentsBehindHead):
     def _read_head(self, text: str, progress: Progress) -> None:
         name, ending, after = text.partition(self._ending)
         if not ending:
-            progress.is_broken = len(name) > _LONGEST_HEAD or not self._may_become_known(name)
+            progress.is_broken = not any(known.startswith(name) for known in self._names)
             return
         opening = after.lstrip()
-        if not _NAME.fullmatch(name) or not self._is_known(name) or (opening and not opening.startswith("{")):
+        if name not in self._names or (opening and not opening.startswith("{")):
             progress.is_broken = True
         elif opening:
             progress.name = name
             self._begin_arguments(len(text) - len(opening))
-
-    def _is_known(self, name: str) -> bool:
-        return self._names is None or name in self._names
-
-    def _may_become_known(self, beginning: str) -> bool:
-        return self._names is None or any(name.startswith(beginning) for name in self._names)
 
 
 class HeadedCall(ArgumentsBehindHead):
@@ -115,18 +108,22 @@ class HeadedCall(ArgumentsBehindHead):
     pattern : str
         Matches what stands before the arguments. One of its groups is the name.
     closings : tuple of str
-        The marks.
+        The marks; none: the arguments end the call.
+    names : collection of str
+        The functions it may be; others are no call.
     """
 
-    def __init__(self, pattern: str, closings: tuple[str, ...]) -> None:
+    def __init__(self, pattern: str, closings: tuple[str, ...], names: Collection[str]) -> None:
         super().__init__(closings)
         self._pattern = re.compile(pattern)
+        self._names = names
 
     def _read_head(self, text: str, progress: Progress) -> None:
         head, opening, _ = text.partition("{")
         match = self._pattern.fullmatch(head) if opening else None
-        if match is not None:
-            progress.name = next(name for name in match.groups() if name)
+        name = next((name for name in match.groups() if name), "") if match else ""
+        if name in self._names:
+            progress.name = name
             self._begin_arguments(len(head))
         else:
             progress.is_broken = bool(opening) or len(head) > _LONGEST_HEAD
@@ -156,6 +153,8 @@ class FollowedCall(ABC):
             self._after += text
             progress = Progress()
         self._follow(self._after.lstrip(), progress)
+        if progress.is_broken:
+            progress.rest = self._after
         return progress
 
     def finish(self) -> Progress:
@@ -174,10 +173,12 @@ class MarkedCall(FollowedCall):
     ----------
     closing : str
         The mark after the call.
+    names : collection of str
+        The functions it may be; others are no call.
     """
 
-    def __init__(self, closing: str) -> None:
-        super().__init__(JsonCall())
+    def __init__(self, closing: str, names: Collection[str]) -> None:
+        super().__init__(JsonCall(names))
         self._closing = closing
 
     def _follow(self, after: str, progress: Progress) -> None:
@@ -221,3 +222,26 @@ class ListedCall(FollowedCall):
             progress.rest, progress.following = after, ListedCall(",", self._new_call)
         else:
             progress.is_broken = bool(after)
+
+
+class LineCall(FollowedCall):
+    """A call of several, a line each, up to the mark after them, which is left.
+
+    Parameters
+    ----------
+    closing : str
+        The mark.
+    new_call : callable
+        Makes a reader for a call itself.
+    """
+
+    def __init__(self, closing: str, new_call: Callable[[], Body]) -> None:
+        super().__init__(new_call())
+        self._closing = closing
+        self._new_call = new_call
+
+    def _follow(self, after: str, progress: Progress) -> None:
+        if after.startswith(self._closing):
+            progress.rest = after
+        elif not self._closing.startswith(after):
+            progress.rest, progress.following = after, LineCall(self._closing, self._new_call)

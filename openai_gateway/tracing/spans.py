@@ -18,10 +18,10 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lmdeploy.serve.request import GenerateChunk, GenerateRequest
+from openai_gateway.registry import MONITORING
 from openai_gateway.tracing.export import provider_for
 
-_UNTRACED = frozenset({"/health", "/metrics"})
-_FIELDS = {  # ours -> of the conventions, behind gen_ai.request.
+_FIELDS = {  # ours -> of the conventions, after gen_ai.request.
     "max_new_tokens": "max_tokens",
     "temperature": "temperature",
     "top_p": "top_p",
@@ -110,7 +110,7 @@ class PromptSpan:
         self._context = trace.set_span_in_context(self._span)
         self._reasons: list[str] = []
         self._tokens = 0
-        self._is_queue_told = False
+        self._is_queue_reported = False
         carrier: dict[str, str] = {}
         if self._span.is_recording():  # Triton records whatever it is handed
             _W3C.inject(carrier, self._context)
@@ -120,7 +120,7 @@ class PromptSpan:
         """Look at the last chunk of an answer."""
         self._reasons.append(chunk.finish_reason or "")
         self._tokens += chunk.generate_token_len
-        self._tell_engine(chunk, time.time_ns())
+        self._report_engine(chunk, time.time_ns())
         self._span.set_attributes(
             {
                 "gen_ai.response.finish_reasons": self._reasons,
@@ -138,19 +138,19 @@ class PromptSpan:
         """Be over."""
         self._span.end()
 
-    def _tell_engine(self, chunk: GenerateChunk, now: int) -> None:
+    def _report_engine(self, chunk: GenerateChunk, now: int) -> None:
         """Make spans of what the engine's clock says, up to this moment."""
-        told = dict(zip(_PHASES, chunk.engine_seconds, strict=False))
-        phases = [(name, seconds) for name, seconds in told.items() if seconds >= 0]
+        reported = dict(zip(_PHASES, chunk.engine_seconds, strict=False))
+        phases = [(name, seconds) for name, seconds in reported.items() if seconds >= 0]
         begin = now - sum(int(seconds * _SECOND) for _, seconds in phases)
         for name, seconds in phases:
             end = begin + int(seconds * _SECOND)
-            if name != "queue" or not self._is_queue_told:
+            if name != "queue" or not self._is_queue_reported:
                 attributes = {"lmdeploy.choice": chunk.index}
                 span = self._tracer.start_span(name, self._context, attributes=attributes, start_time=begin)
                 span.end(end)
             begin = end
-        self._is_queue_told = True
+        self._is_queue_reported = True
 
 
 class TraceRequests:
@@ -162,7 +162,7 @@ class TraceRequests:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
-        if scope["type"] != "http" or scope["path"] in _UNTRACED:
+        if scope["type"] != "http" or scope["path"] in MONITORING:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)

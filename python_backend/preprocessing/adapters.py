@@ -1,4 +1,4 @@
-"""Requests that name a LoRA adapter, and those that tell which adapters have chat templates of their own."""
+"""Requests that name a LoRA adapter, and those that say which adapters have chat templates of their own."""
 
 import hmac
 import json

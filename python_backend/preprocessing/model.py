@@ -3,21 +3,22 @@
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lmdeploy.model import chat_template_for
-from lmdeploy.prompts import PictureReader, PlacedPicture, PromptBound, PromptPreparer
+from lmdeploy.prompts import ImageReader, PlacedImage, PromptBound, PromptPreparer
 from lmdeploy.templates.base import ChatTemplate
 from lmdeploy.token_bytes import longest_token
 from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.turbomind.engine_dir import resolve
 from python_backend.answer import answer
+from python_backend.images import packed
 from python_backend.inputs import flag, has, integer, text, texts
 from python_backend.parameters import model_path, parameter
-from python_backend.pictures import packed
 from python_backend.preprocessing.adapters import adapter_of, control
 from python_backend.preprocessing.prompt import RequestEncoder, SessionTurn
 
@@ -44,7 +45,7 @@ class TritonPythonModel:
             template,
             bound=bound,
             max_log_len=max_log_len,
-            pictures=_picture_reader(engine.vision_checkpoint, tokenizer, template),
+            images=_image_reader(engine.vision_checkpoint, tokenizer, template),
             split_special_tokens=parameter(args, "split_special_tokens") == "true",
         )
         self._adapters = preparer.adapter_templates
@@ -58,20 +59,20 @@ class TritonPythonModel:
     def _outputs(self, request: Any) -> dict[str, Any]:
         if has(request, "lora_control"):
             return control(request, self._adapters)
-        rows, stop_words, pictures = self._encode(request)
+        rows, stop_words, images = self._encode(request)
         tensors: dict[str, Any] = {}
-        if pictures and "STOP_WORDS" in (wanted := request.requested_output_names()):  # an answer is to follow
-            if "PICTURES" not in wanted:
-                raise ValueError("prompts with pictures are for the model ensemble_pictures")
-            tensors = packed(pictures)
+        if images and "STOP_WORDS" in (wanted := request.requested_output_names()):  # an answer is to follow
+            if "IMAGES" not in wanted:
+                raise ValueError("prompts with images are for the model ensemble_vision")
+            tensors = packed(images)
         return tensors | {
             "INPUT_ID": _right_padded(rows, self._encoder.padding),
             "REQUEST_INPUT_LEN": np.array([[len(row)] for row in rows], dtype=np.uint32),
             "STOP_WORDS": np.array([word.encode() for word in stop_words], dtype=np.object_).reshape(1, -1),
         }
 
-    def _encode(self, request: Any) -> tuple[list[list[int]], list[str], tuple[PlacedPicture, ...]]:
-        """Return the token ids of each text, one but for QUERY, the stop words and the pictures."""
+    def _encode(self, request: Any) -> tuple[list[list[int]], list[str], tuple[PlacedImage, ...]]:
+        """Return the token ids of each text, one but for QUERY, the stop words and the images."""
         inputs = {name: text(request, name) for name in ("text_input", "messages", "tools")}
         queries = texts(request, "QUERY")
         if queries:
@@ -87,17 +88,18 @@ class TritonPythonModel:
             None if session is None else SessionTurn(session, is_first=flag(request, "sequence_start")),
             None if self._adapters.is_empty else adapter_of(request),
         )
-        return [prompt.ids], prompt.stop_words, prompt.pictures
+        return [prompt.ids], prompt.stop_words, prompt.images
 
 
-def _picture_reader(checkpoint: Path | None, tokenizer: Tokenizer, template: ChatTemplate) -> PictureReader | None:
-    """Return what reads pictures, for a model that sees; nothing heavy is imported for another one."""
+def _image_reader(checkpoint: Path | None, tokenizer: Tokenizer, template: ChatTemplate) -> ImageReader | None:
+    """Return what reads images, for a model that sees; nothing heavy is imported for another one."""
     if checkpoint is None:
         return None
-    from lmdeploy.vl.prompts import picture_writer
+    from lmdeploy.vl.decoder_process import DecoderProcess
+    from lmdeploy.vl.prompts import image_writer
     from lmdeploy.vl.sources import DATA_ONLY
 
-    return picture_writer(checkpoint, tokenizer, template, DATA_ONLY)
+    return image_writer(checkpoint, tokenizer, template, replace(DATA_ONLY, decoder=DecoderProcess()))
 
 
 def _right_padded(rows: list[list[int]], padding: int) -> np.ndarray[Any, np.dtype[np.uint32]]:

@@ -7,7 +7,7 @@ from typing import Any
 from lmdeploy.prompts import PreparedPrompt, PromptPreparer
 from lmdeploy.sessions import HeldSessions
 
-_UNKNOWN = 2**32 - 1  # what these clients have always been told for a token the model does not have
+_UNKNOWN = 2**32 - 1  # what these clients have always been reported for a token the model does not have
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class RequestEncoder:
             A finished prompt, used as it is; or None.
         messages, tools
             A conversation and tools in OpenAI's format, as JSON text; or None. Empty text is the same as None. In place
-            of a conversation an object may hold it as ``messages``, beside ``chat_template_kwargs``.
+            of a conversation an object may hold it as ``messages``, alongside ``chat_template_kwargs``.
         stop_words
             The caller's; for a conversation the template's own are added.
         turn

@@ -1,4 +1,4 @@
-"""The Triton model `vision`: pictures in, embeddings out. Tensors: model_repository/vision."""
+"""The Triton model `vision`: images in, embeddings out. Tensors: model_repository/vision."""
 
 from python_backend.vision.model import TritonPythonModel
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from lmdeploy.turbomind.engine_dir import resolve
 from python_backend.answer import answer
+from python_backend.images import NAMES, packed_rows, unpacked
 from python_backend.inputs import array, texts
 from python_backend.parameters import model_path
-from python_backend.pictures import NAMES, packed_rows, unpacked
 
 if TYPE_CHECKING:
     from lmdeploy.vl.encoder import VisionEncoder
 
-_NICENESS = 10  # beside the engine, whose answers are running
+_NICENESS = 10  # alongside the engine, whose answers are running
 
 
 class TritonPythonModel:
@@ -35,9 +35,9 @@ class TritonPythonModel:
 
     def _outputs(self, request: Any) -> dict[str, Any]:
         given = {name: array(request, name) for name in NAMES}
-        if given["PICTURES"] is None:
+        if given["IMAGES"] is None:
             return {}
         if self._encoder is None:
             raise ValueError("this model reads text only")
-        pictures = unpacked(given, texts(request, "PICTURE_OPTIONS"))
-        return packed_rows(self._encoder.placed(pictures))
+        images = unpacked(given, texts(request, "IMAGE_OPTIONS"))
+        return packed_rows(self._encoder.placed(images))

@@ -150,10 +150,10 @@ BODIES: dict[str, Hostile] = {
     "tokens, the last one wrong": Hostile(
         COMPLETIONS, lambda: filled(f'{{"model":"{MODEL}","prompt":[', "1", ',"a"]}', 1_900_000)
     ),
-    "a prompt told 128 times": _text(
+    "a prompt reported 128 times": _text(
         COMPLETIONS, {"model": MODEL, "echo": True, "n": 128, "max_tokens": 1}, "prompt", "ab", is_refused=True
     ),
-    "scores told 128 times": Hostile(
+    "scores reported 128 times": Hostile(
         COMPLETIONS,
         lambda: json.dumps(
             {"model": MODEL, "echo": True, "n": 128, "logprobs": 20, "prompt": "a " * 10_000, "max_tokens": 1}

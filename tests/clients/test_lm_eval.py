@@ -9,21 +9,16 @@ from typing import Any
 
 import pytest
 
-from lmdeploy.paths import cache_root
+from tests.clients.installed import Package
 from tests.docs.blocks import commands
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PYTHON = cache_root() / "clients" / "bin" / "python"
+LM_EVAL = Package("lm-eval")
+PYTHON = LM_EVAL.python
 TASKS = ["lmdeploy_choices", "lmdeploy_words", "lmdeploy_prose"]
 SCORED = ["lmdeploy_choices", "lmdeploy_prose"]
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not list(PYTHON.parent.parent.glob("lib/*/site-packages/lm_eval")),
-        reason="lm-eval is not installed; run: make clients",
-    ),
-]
+pytestmark = [pytest.mark.slow, LM_EVAL.mark]
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +33,7 @@ def evaluate(
     paths = [sysconfig.get_path("purelib"), str(ROOT)]
     given = {"paths": paths, "model": model, "model_args": model_args, "tasks": tasks, "chat": chat}
     env = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(data_sets), "OPENAI_API_KEY": "none"}
-    command = [str(PYTHON), str(ROOT / "tests" / "clients" / "use_lm_eval.py"), json.dumps(given)]
+    command = [PYTHON, str(ROOT / "tests" / "clients" / "use_lm_eval.py"), json.dumps(given)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=ROOT, env=env)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

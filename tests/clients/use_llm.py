@@ -1,4 +1,4 @@
-"""Simon Willison's llm, told of a server by extra-openai-models.yaml. Prints what came back as JSON."""
+"""Simon Willison's llm, notified of a server by extra-openai-models.yaml. Prints what came back as JSON."""
 
 import json
 import os
@@ -21,7 +21,7 @@ def get_weather(location: str) -> str:
     return f"Sunny in {location}"
 '''
 
-told: list[str] = []
+reported: list[str] = []
 with tempfile.TemporaryDirectory() as home:
     (Path(home) / "extra-openai-models.yaml").write_text(MODELS.format(url=sys.argv[1]))
     (Path(home) / "keys.json").write_text('{"ours": "k"}')
@@ -31,13 +31,13 @@ with tempfile.TemporaryDirectory() as home:
         command = [sys.executable, "-m", "llm", *arguments]
         env = os.environ | {"LLM_USER_PATH": home}
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=60)
-        told.append(done.stderr)
+        reported.append(done.stderr)
         return done.stdout.strip()
 
     said = {
         "answer": llm("-m", "ours", "--no-stream", "Hello"),
         "stream": llm("-m", "ours", "Hello"),
-        "tools": [llm("-m", "ours", "--functions", TOOL, "--td", "Weather?"), "Sunny in Boston" in told[-1]],
+        "tools": [llm("-m", "ours", "--functions", TOOL, "--td", "Weather?"), "Sunny in Boston" in reported[-1]],
         "person": json.loads(llm("-m", "ours", "--schema", "name, age int", "Who?")),
         "continued": llm("-c", "And now?"),
     }

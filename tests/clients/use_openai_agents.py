@@ -13,8 +13,16 @@ from agents import (
     set_tracing_disabled,
 )
 from openai import AsyncOpenAI
+from pydantic import BaseModel
 
 asked = []
+
+
+class Person(BaseModel):
+    """Somebody."""
+
+    name: str
+    age: int
 
 
 @function_tool
@@ -30,10 +38,12 @@ async def main() -> None:
     client = AsyncOpenAI(base_url=sys.argv[1], api_key="k", max_retries=0)
     said = {}
     for kind in (OpenAIChatCompletionsModel, OpenAIResponsesModel):
-        agent = Agent(name="weather", tools=[get_weather], model=kind(model="fake-model", openai_client=client))
+        model = kind(model="fake-model", openai_client=client)
+        agent = Agent(name="weather", tools=[get_weather], model=model)
         asked.clear()
         answer = (await Runner.run(agent, "Weather?", max_turns=3)).final_output
-        said[kind.__name__] = [list(asked), answer]
+        person = (await Runner.run(Agent(name="person", output_type=Person, model=model), "Who?")).final_output
+        said[kind.__name__] = [list(asked), answer, person.model_dump()]
     print(json.dumps(said))
 
 

@@ -1,4 +1,4 @@
-"""What tells whether a command could be run as it stands, without running it: the program's own parser."""
+"""What says whether a command could be run as it stands, without running it: the program's own parser."""
 
 import argparse
 import contextlib
@@ -84,8 +84,12 @@ def cmake(words: list[str]) -> str:
 def pip(words: list[str]) -> str:
     """Return which extras of this package do not exist."""
     extras = re.findall(r"^([a-z]+) = \[", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
-    named = [name for word in words for group in re.findall(r"^lmdeploy\[(.*)\]", word) for name in group.split(",")]
+    named = [
+        name for word in words for group in re.findall(r"^lmdeploy-triton\[(.*)\]", word) for name in group.split(",")
+    ]
     missing = [name for name in named if name not in extras]
+    if any(re.match(r"lmdeploy($|[^-\w])", word) for word in words):
+        return "on the public index lmdeploy is upstream's distribution; ours is lmdeploy-triton"
     return f"there is no extra {', '.join(missing)}" if missing else ""
 
 

@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ADAPTERS:
         make_adapter(made / name, tiny)
     write_gguf(tiny, made / "some-model.Q4_K_M.gguf", "llama")
-    (template,) = blocks(ROOT / "docs" / "chat-templates.md", "json")
+    (template,) = blocks(ROOT / "docs" / "guides" / "chat-templates.md", "json")
     (made / "mine.json").write_text(template, encoding="utf-8")
     talk = {"conversations": [{"from": "human", "value": "What is a lake?"}, {"from": "gpt", "value": "Water."}]}
     (made / "ShareGPT.json").write_text(json.dumps([talk] * 100), encoding="utf-8")

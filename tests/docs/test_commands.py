@@ -62,7 +62,8 @@ def test_a_command_of_another_document_is_taken(command: Command) -> None:
         "python tools/profile_throughput.py --no-such-flag",
         "make nothing",
         "make serve PRT=8",
-        "pip install 'lmdeploy[nothing]'",
+        "pip install 'lmdeploy-triton[nothing]'",
+        "pip install lmdeploy",
         "cmake -S . -DTURBOMIND_NOTHING=ON",
     ],
 )

@@ -15,10 +15,18 @@ from lmdeploy.model import MODELS
 from tests.docs.blocks import DOCUMENTS, GUIDES, ROOT, blocks, commands
 
 SERVER, PROXY = "http://localhost:23333", "http://localhost:8000"
-NOT_RUN = {"vision.md"}  # its curl asks a server of another model; tests/e2e/test_pictures.py has one
+NOT_RUN = {"vision.md"}  # its curl asks a server of another model; tests/e2e/test_images.py has one
 RUN = [ROOT / "README.md"] + [
     ROOT / "docs" / f"{name}.md"
-    for name in ("getting-started", "python-api", "chat-templates", "pytorch-engine", "gguf", "lora")
+    for name in (
+        "get-started/quickstart",
+        "guides/chat-templates",
+        "guides/gguf",
+        "guides/lora",
+        "reference/http-api/responses",
+        "reference/python-api",
+        "reference/pytorch-engine",
+    )
 ]
 
 pytestmark = pytest.mark.slow

@@ -59,10 +59,10 @@ def test_real_model_answers_in_the_browser(page: ChatPage, driver: webdriver.Chr
     if folder := os.environ.get("CHAT_SCREENSHOTS"):
         page.ask("Name three things to pack for a rainy day, as a list.")
         page.wait_for_answer(2, ANSWER_SECONDS)
-        take_pictures(page, driver, Path(folder))
+        take_images(page, driver, Path(folder))
 
 
-def take_pictures(page: ChatPage, driver: webdriver.Chrome, folder: Path) -> None:
+def take_images(page: ChatPage, driver: webdriver.Chrome, folder: Path) -> None:
     """Write what the page looks like: light, dark, with its sides unfolded, and on a telephone."""
     folder.mkdir(parents=True, exist_ok=True)
     page.open_list()

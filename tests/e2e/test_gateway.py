@@ -73,13 +73,23 @@ def test_other_apis_answer_as_openais_does(url: str) -> None:
         for more in ({}, {"tools": [tool], "tool_choice": {"type": "none"}}):
             (block,) = claude.messages.create(**asked, **more).content
             assert (block.type, getattr(block, "text", "")) == ("text", ANSWER)
+        # A response that was begun goes on as the whole one does, and its prompt is counted as it is used.
+        begun, reminder = "The capital of France", {"role": "system", "content": "Be brief."}
+        for said, rest in (
+            ([*CAPITAL, {"role": "assistant", "content": begun}], ANSWER.removeprefix(begun)),
+            ([*CAPITAL, reminder], None),
+        ):
+            answer = claude.messages.create(**asked | {"messages": said})
+            assert rest in (None, getattr(answer.content[0], "text", ""))
+            used = answer.usage.input_tokens + (answer.usage.cache_read_input_tokens or 0)
+            assert claude.messages.count_tokens(model=MODEL, messages=said).input_tokens == used
     llama = ollama.Client(url, trust_env=False)
     assert llama.chat(MODEL, CAPITAL, options={"temperature": 0.0}).message.content == ANSWER
     pieces = llama.generate(MODEL, CAPITAL[0]["content"], stream=True, options={"temperature": 0.0})
     assert "".join(piece.response for piece in pieces) == ANSWER
 
 
-def test_thoughts_end_when_their_budget_is_spent(triton_server: TritonServer, tokenizer: Tokenizer) -> None:
+def test_reasoning_end_when_their_budget_is_spent(triton_server: TritonServer, tokenizer: Tokenizer) -> None:
     engine_dir = resolve("").path
     settings = Settings(
         triton_address=triton_server.grpc_address, engine_dir=engine_dir, reasoning_parser="deepseek-r1"
@@ -202,18 +212,18 @@ def test_a_call_that_a_model_chooses_to_make_is_held_to_the_schema_of_a_strict_t
     assert set(json.loads(call.function.arguments)) == ({"city", "unit"} if strict else {"town"})
 
 
-def test_a_model_that_knows_no_tools_is_told_of_them_and_of_what_they_returned(client: openai.OpenAI) -> None:
+def test_a_model_that_knows_no_tools_is_reported_of_them_and_of_what_they_returned(client: openai.OpenAI) -> None:
     asked: Any = {"model": MODEL, "tools": [WEATHER], "temperature": 0, "max_tokens": 8}
     plain = client.chat.completions.create(model=MODEL, messages=CAPITAL, temperature=0, max_tokens=8).usage
-    told = client.chat.completions.create(messages=CAPITAL, **asked).usage
+    reported = client.chat.completions.create(messages=CAPITAL, **asked).usage
     function = {"name": "get_weather", "arguments": '{"city": "Paris"}'}
     called: Any = {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": function}]}
     returned: Any = [*CAPITAL, called, {"role": "tool", "tool_call_id": "1", "content": "Rain."}]
     answered = client.chat.completions.create(messages=returned, **asked).usage
     assert plain is not None
-    assert told is not None
+    assert reported is not None
     assert answered is not None
-    assert plain.prompt_tokens + 50 < told.prompt_tokens < answered.prompt_tokens
+    assert plain.prompt_tokens + 50 < reported.prompt_tokens < answered.prompt_tokens
 
 
 def test_text_and_tokens_are_those_of_the_tokenizer(url: str, api: APIClient, tokenizer: Tokenizer) -> None:
@@ -266,7 +276,7 @@ def test_responses_stream(client: openai.OpenAI) -> None:
         assert events.get_final_response().output_text == ANSWER
 
 
-def test_the_engine_s_figures_are_passed_through(url: str) -> None:
+def test_the_engine_s_metrics_are_passed_through(url: str) -> None:
     page = httpx.get(f"{url}/metrics", trust_env=False).text
     assert "lmdeploy_gateway_requests_total" in page
     assert "turbomind_cache_blocks_free" in page

@@ -14,7 +14,7 @@ from openai_gateway.settings import Settings
 from tests.support.adapters import OWN_TEMPLATE, make_adapter
 from tests.support.event_stream import Index
 from tests.support.gateways import running_gateway
-from tests.support.metrics import engine_metrics, figures_of
+from tests.support.metrics import engine_metrics, metrics_of
 from tests.support.servers import running_triton
 from tests.support.tiny_models import make_tiny_llama
 from tests.support.waiting import eventually_sync
@@ -124,7 +124,7 @@ def test_adapters_come_answer_and_go_while_a_server_runs(tmp_path: Path) -> None
         assert answer("base").json()["usage"]["prompt_tokens_details"] == {"cached_tokens": whole_blocks}
 
         # The model, found by its path, drafted for itself.
-        drafting = figures_of(httpx.get(triton.metrics_url).text)
+        drafting = metrics_of(httpx.get(triton.metrics_url).text)
         accepted = drafting.one("vllm:spec_decode_num_accepted_tokens_total")
         places = [drafting.one(f"{PER_PLACE}_total", position=str(place)) for place in range(3)]
         assert sum(places) == accepted == drafting.one("turbomind_draft_tokens_accepted_total")
@@ -134,14 +134,14 @@ def test_adapters_come_answer_and_go_while_a_server_runs(tmp_path: Path) -> None
         # One with a chat template of its own: messages for it are written so, and those for others as before.
         (Path(paths["a"]) / "chat_template.jinja").write_text(OWN_TEMPLATE)
 
-        def told(model: str) -> str:
+        def reported(model: str) -> str:
             body = {"model": model, "messages": MESSAGES, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
             text: str = http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
             return text
 
         own = f"USER: {PROMPT}\nANSWER:"
-        before = told("b")
+        before = reported("b")
         loaded = http.post("/v1/load_lora_adapter", json={"lora_name": "own", "lora_path": paths["a"]}, headers=ADMIN)
         assert loaded.status_code == 200, loaded.text
-        assert told("own") == answer("own", own).json()["choices"][0]["text"]
-        assert told("b") == before
+        assert reported("own") == answer("own", own).json()["choices"][0]["text"]
+        assert reported("b") == before

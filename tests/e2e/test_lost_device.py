@@ -1,6 +1,7 @@
-"""A GPU that is lost while the server runs: the emulation of CUDA plays it."""
+"""A GPU that is lost, or hangs, while the server runs: the emulation of CUDA plays it."""
 
 import asyncio
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,7 +35,15 @@ def lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def server(tmp_path: Path, lost: Path) -> Iterator[TritonServer]:
+def hung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file; while it exists, nothing that is asked of the device ends."""
+    file = tmp_path / "hung"
+    monkeypatch.setenv("EMULATED_CUDA_HUNG_FILE", str(file))
+    return file
+
+
+@pytest.fixture
+def server(tmp_path: Path, lost: Path, hung: Path) -> Iterator[TritonServer]:
     if not (EMULATED_BACKEND / "libtriton_turbomind.so").is_file():
         pytest.skip("the Triton backend with an emulated CUDA is not built: run `make build-tests`")
     model = make_small(tmp_path / "model", "LlamaForCausalLM")
@@ -43,11 +52,17 @@ def server(tmp_path: Path, lost: Path) -> Iterator[TritonServer]:
         template_dir(),
         model_path=str(model),
         model_name="tiny",
-        engine_config={"device": "cuda", "dtype": "float32", "session_len": 128, "max_prefill_token_num": 64},
+        engine_config={
+            "device": "cuda",
+            "dtype": "float32",
+            "session_len": 128,
+            "max_prefill_token_num": 64,
+            "step_timeout": 2,
+        },
         ports=Ports.free(),
         backends=(EMULATED_BACKEND,),
     )
-    supervisor = Supervisor(server, RestartPolicy(first_delay=1, poll_interval=0.05))
+    supervisor = Supervisor(server, RestartPolicy(first_delay=1, poll_interval=0.05, unready_after=2))
     try:
         server.start()
         server.wait_ready(START)
@@ -82,6 +97,27 @@ def test_the_server_says_that_its_device_is_lost_and_is_started_again(server: Tr
             answer(server, 100)
         eventually_sync(lambda: health() == 503, timeout=START)
         lost.unlink()
+        eventually_sync(lambda: server.pid != first and server.is_ready(), timeout=START)
+        eventually_sync(lambda: health() == 200, timeout=START)
+        assert answer(server, 5) == 5
+
+
+def test_the_server_says_that_its_engine_hangs_and_is_started_again(server: TritonServer, hung: Path) -> None:
+    with running_gateway(Settings(triton_address=server.grpc_address)) as gateway:
+
+        def health() -> int:
+            return httpx.get(f"{gateway}/health", timeout=10, trust_env=False).status_code
+
+        assert answer(server, 5) == 5
+        assert health() == 200
+        first = server.pid
+        hung.touch()
+        begin = time.monotonic()
+        with pytest.raises(TritonUnavailable):  # when the server ends
+            answer(server, 100)
+        eventually_sync(lambda: health() == 503, timeout=START)
+        assert time.monotonic() - begin > 2  # a step may take so long
+        hung.unlink()
         eventually_sync(lambda: server.pid != first and server.is_ready(), timeout=START)
         eventually_sync(lambda: health() == 200, timeout=START)
         assert answer(server, 5) == 5

@@ -1,6 +1,7 @@
 """The real `openai` client against gateway, tritonserver and the default model."""
 
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -38,8 +39,8 @@ def ask(client: openai.OpenAI, messages: Any, **options: Any) -> tuple[str, str]
 
 
 def no_blocks_used(server: TritonServer) -> bool:
-    figures = engine_metrics(server)
-    return figures["cache_blocks_used"] == 0 and figures["requests_running"] + figures["requests_waiting"] == 0
+    metrics = engine_metrics(server)
+    return metrics["cache_blocks_used"] == 0 and metrics["requests_running"] + metrics["requests_waiting"] == 0
 
 
 def test_the_capital_of_france_is_paris_streamed_and_not(client: openai.OpenAI) -> None:
@@ -131,9 +132,9 @@ def test_leaving_at_any_moment_leaks_nothing(gateway: str, triton_server: Triton
         ({"model": "no-such-model"}, 404, "no-such-model"),
         ({"temperature": -1}, 400, "temperature"),
         ({"max_tokens": 0}, 400, "max_tokens"),
-        ({"max_tokens": 1_000_000}, 400, "max_new_tokens"),
-        ({"messages": [{"role": "user", "content": "word " * 20_000}]}, 400, "session length"),
-        ({"top_p": 0}, 400, "top_p"),
+        ({"max_tokens": 1_000_000}, 400, "max_tokens"),
+        ({"messages": [{"role": "user", "content": "word " * 20_000}]}, 400, "maximum context length"),
+        ({"top_p": 1.5}, 400, "top_p"),
         ({"stop": [""]}, 400, "stop"),
     ],
 )
@@ -153,7 +154,37 @@ def test_a_body_of_ten_megabytes_and_broken_json_are_refused(gateway: str) -> No
     huge = {"model": DEFAULT_MODEL_NAME, "messages": [{"role": "user", "content": "x" * 10_000_000}]}
     assert httpx.post(url, json=huge, timeout=60, trust_env=False).status_code == 413
     broken = httpx.post(url, content=b'{"model": ', headers={"content-type": "application/json"}, trust_env=False)
-    assert broken.status_code == 422
+    assert broken.status_code == 400
     body = json.dumps({"model": DEFAULT_MODEL_NAME, "messages": CAPITAL, "temperature": float("nan")})
     nan = httpx.post(url, content=body, headers={"content-type": "application/json"}, trust_env=False)
     assert nan.status_code == 400
+
+
+def test_the_reported_context_is_the_one_that_limits_are_held_against(gateway: str) -> None:
+    card = httpx.get(f"{gateway}/v1/models", trust_env=False).json()["data"][0]
+    longest = card["max_model_len"]
+    body = {"model": DEFAULT_MODEL_NAME, "messages": CAPITAL, "max_completion_tokens": longest + 1}
+    refused = httpx.post(f"{gateway}/v1/chat/completions", json=body, timeout=60, trust_env=False)
+    assert refused.status_code == 400
+    error = refused.json()["error"]
+    assert (error["param"], error["code"]) == ("max_completion_tokens", "invalid_value")
+    assert f"at most {longest} completion tokens" in error["message"]
+    shown = httpx.post(f"{gateway}/api/show", json={"model": DEFAULT_MODEL_NAME}, trust_env=False).json()["model_info"]
+    assert shown[f"{shown['general.architecture']}.context_length"] == longest
+    prompt = {"model": DEFAULT_MODEL_NAME, "prompt": "word " * (longest + 10)}
+    too_long = httpx.post(f"{gateway}/v1/completions", json=prompt, timeout=60, trust_env=False).json()["error"]
+    assert (too_long["param"], too_long["code"]) == ("prompt", "context_length_exceeded")
+
+
+def test_ollama_s_durations_are_those_of_the_steps(gateway: str) -> None:
+    ask = {"model": DEFAULT_MODEL_NAME, "prompt": "Tell me a story.", "stream": False, "options": {"num_predict": 40}}
+    begin = time.perf_counter()
+    reported = httpx.post(f"{gateway}/api/generate", json=ask, timeout=120, trust_env=False).json()
+    seconds = time.perf_counter() - begin
+    assert reported["eval_count"] > 5
+    assert reported["eval_duration"] / reported["eval_count"] / 1e9 > 1e-4  # no step of this model on a CPU is as short
+    assert (
+        (reported["prompt_eval_duration"] + reported["eval_duration"]) / 1e9
+        <= reported["total_duration"] / 1e9
+        <= seconds
+    )

@@ -13,23 +13,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from lmdeploy.serve.errors import PortInUseError
-from lmdeploy.serve.ports import DEFAULT_TRITON_HOST, Ports, require_free
+from lmdeploy.serve.ports import DEFAULT_TRITON_HOST, Ports
 from tests.support.processes import session_members
 from tests.support.servers import START
 from tests.support.tiny_models import make_tiny_llama
 from tests.support.waiting import eventually_sync
 
 pytestmark = pytest.mark.e2e
-
-
-def are_free(ports: Ports) -> bool:
-    try:
-        for port in (ports.http, ports.grpc, ports.metrics):
-            require_free("0.0.0.0", port, "Triton")
-    except PortInUseError:
-        return False
-    return True
 
 
 @contextmanager
@@ -49,8 +39,8 @@ def test_the_printed_line_serves_the_model_from_a_shell_with_nothing_set(tmp_pat
     model, workspace, log = make_tiny_llama(tmp_path / "tiny llama"), tmp_path / "workspace", tmp_path / "log"
     command = [sys.executable, "-m", "lmdeploy", "convert", str(model), "--dst-path", str(workspace)]
     line = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
-    ports = Ports()  # Triton's own, which the line has; another server of this machine may still be leaving them
-    eventually_sync(lambda: are_free(ports), timeout=START)
+    ports = Ports.free()  # the line leaves Triton its own ports, which another server may have
+    line += f" --http-port={ports.http} --grpc-port={ports.grpc} --metrics-port={ports.metrics}"
     url = f"http://{DEFAULT_TRITON_HOST}:{ports.http}/v2"
 
     def is_ready() -> bool:

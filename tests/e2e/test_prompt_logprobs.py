@@ -1,4 +1,4 @@
-"""Log probabilities of prompts through gateway, Triton and engine, beside those of transformers."""
+"""Log probabilities of prompts through gateway, Triton and engine, alongside those of transformers."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_prompt_s_log_probabilities_are_those_of_transformers(
     compared = 0
     for position, top in enumerate((logprobs.top_logprobs or [])[1:]):
         likeliest = expected[position].topk(3).values
-        # Halves of characters have the same text, of which the likeliest is told.
+        # Halves of characters have the same text, of which the likeliest is reported.
         if any("\N{REPLACEMENT CHARACTER}" in text for text in top):
             likeliest = likeliest[:1]
         given = torch.tensor(sorted(top.values(), reverse=True)[: len(likeliest)]).double()
@@ -110,7 +110,7 @@ def test_a_stream_begins_with_the_prompt_s(
 
 
 def assert_scored(places: list[Any], tokens: list[int], expected: torch.Tensor, top: int) -> None:
-    """Places as vLLM tells them are those of `tokens`, with the `top` likeliest in order."""
+    """Places as vLLM reports them are those of `tokens`, with the `top` likeliest in order."""
     assert places[0] is None
     assert_close(
         [None, *(place[str(token)]["logprob"] for place, token in zip(places[1:], tokens[1:], strict=True))],
@@ -147,9 +147,9 @@ def test_prompt_logprobs_of_a_chat_are_those_of_its_whole_prompt(client: openai.
     )
     assert_scored(answer.prompt_logprobs, tokens, expected, top=3)
     places = answer.prompt_logprobs[1:]
-    told = "".join(place[str(token)]["decoded_token"] for place, token in zip(places, tokens[1:], strict=True))
-    assert told.startswith("system\n")
-    assert "user\nHi" in told
+    reported = "".join(place[str(token)]["decoded_token"] for place, token in zip(places, tokens[1:], strict=True))
+    assert reported.startswith("system\n")
+    assert "user\nHi" in reported
 
 
 def test_what_does_not_ask_for_them_finds_the_prompt_in_the_cache(client: openai.OpenAI, tokens: list[int]) -> None:

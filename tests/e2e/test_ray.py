@@ -14,8 +14,9 @@ from openai import AsyncOpenAI, OpenAI
 
 from lmdeploy.serve.ports import free_ports
 from lmdeploy.turbomind.engine_dir import resolve
+from tests.abuse.attacks import ray_requests, responses, trap
 from tests.support.adapters import make_adapter
-from tests.support.processes import children, threads
+from tests.support.processes import children, command_line, threads
 from tests.support.tiny_models import make_tiny_llama
 from tests.support.waiting import eventually, eventually_sync
 
@@ -30,9 +31,10 @@ pytestmark = [
 
 START = 120.0  # seconds on a busy machine
 LONG = 3000  # tokens: some seconds
-# Ray tells its controller figures so often, not every 10 s.
+# Ray reports its controller metrics so often, not every 10 s.
 QUICK = {"RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.3", "RAY_USAGE_STATS_ENABLED": "0"}
 QUICK["RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S"] = "0.3"
+KEY = {"authorization": "Bearer sk-ray"}
 OPTIONS = {"dtype": "float32", "max-batch-size": 1, "cache-max-entry-count": 256, "session-len": 4096, "threads": 1}
 
 
@@ -58,12 +60,12 @@ def url(model: Path, adapter: Path) -> Iterator[str]:
     os.environ.update(QUICK)
     try:
         resolve(model)  # here, where transformers is loaded: each replica would load it too
-        # Ray starts a process beforehand for each processor it is told of.
+        # Ray starts a process beforehand for each processor it is notified of.
         ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         settings = RaySettings(
             model=str(model),
-            options=OPTIONS | {"adapters": {"verses": str(adapter)}},
+            options=OPTIONS | {"adapters": {"verses": str(adapter)}, "api-keys": ["sk-ray"]},
             replicas=2,
             cpus=0,
             max_replicas=3,
@@ -125,7 +127,7 @@ def move(threads: list[int], cores: set[int]) -> None:
 
 def ask(url: str, text: str, **more: Any) -> httpx.Response:
     body = {"model": "tiny", "messages": [{"role": "user", "content": text}], "max_tokens": 2, **more}
-    headers = {"x-session-id": more.pop("session")} if "session" in more else {}
+    headers = KEY | ({"x-session-id": more.pop("session")} if "session" in more else {})
     body.pop("session", None)
     answer = httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60, trust_env=False)
     assert answer.status_code == 200, answer.text
@@ -133,7 +135,7 @@ def ask(url: str, text: str, **more: Any) -> httpx.Response:
 
 
 def test_two_replicas_answer_an_openai_client_whole_and_streamed(url: str) -> None:
-    client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    client = OpenAI(base_url=f"{url}/v1", api_key="sk-ray", max_retries=0)
     assert [model.id for model in client.models.list()] == ["tiny", "verses"]
     asked: Any = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8, "seed": 1}
     whole = client.chat.completions.create(**asked)
@@ -158,7 +160,7 @@ def test_a_session_and_a_long_prefix_stay_with_the_replica_that_has_them(url: st
 
 
 def test_errors_of_replicas_come_through_and_adapters_are_not_changed_in_one_of_them(url: str) -> None:
-    with httpx.Client(base_url=url, trust_env=False, timeout=60) as http:
+    with httpx.Client(base_url=url, trust_env=False, timeout=60, headers=KEY) as http:
         wrong = http.post("/v1/chat/completions", json={"model": "nobody", "messages": []})
         assert (wrong.status_code, wrong.json()["error"]["code"]) == (404, "model_not_found")
         assert http.get("/nowhere").json()["error"]["code"] == "unknown_url"
@@ -166,6 +168,27 @@ def test_errors_of_replicas_come_through_and_adapters_are_not_changed_in_one_of_
         assert http.post("/v1/completions", content=b"{", headers={"content-type": "application/json"}).is_client_error
         assert http.post("/v1/completions", content=b" " * (9 << 20)).status_code == 413
         assert http.post("/v1/load_lora_adapter", json={}).status_code == 403
+
+
+def test_no_request_reaches_another_server_and_none_without_a_key_a_replica(url: str) -> None:
+    port = int(url.rpartition(":")[2])
+    with trap() as other:
+        for attack in ray_requests(other.address, "tiny"):
+            statuses = responses(port, attack)
+            assert all(400 <= status < 500 for status in statuses), (attack.name, statuses)
+            if attack.connections == 1 and len(attack.sent) < 2**20:
+                statuses = responses(port, attack.with_key("sk-ray"), timeout=2)
+                assert all(status < 500 for status in statuses), (attack.name, statuses)
+            assert not other.visits, attack.name
+    refused = httpx.post(f"{url}/v1/completions", json={"prompt": "x"}, trust_env=False)
+    assert refused.status_code == 401
+    assert "x-replica" not in refused.headers  # the ingress itself
+
+
+def test_no_process_shows_a_key(url: str, model: Path) -> None:
+    replicas = servers(model)
+    assert replicas
+    assert not [pid for pid in replicas if "sk-ray" in command_line(pid)]
 
 
 def test_an_adapter_is_a_model_of_its_name_whoever_answers(url: str) -> None:
@@ -181,7 +204,7 @@ def test_an_adapter_is_a_model_of_its_name_whoever_answers(url: str) -> None:
 
 async def test_a_client_that_leaves_frees_its_replica(url: str) -> None:
     body = {"model": "tiny", "prompt": "x", "max_tokens": LONG, "ignore_eos": True, "stream": True}
-    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as http:
+    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60, headers=KEY) as http:
         for _ in range(2):  # a batch has one place: who waits behind one of these waits for its end
             async with http.stream("POST", "/v1/completions", json=body) as answer:
                 await anext(answer.aiter_bytes())
@@ -204,7 +227,7 @@ async def test_a_killed_replica_is_replaced_while_others_answer(url: str, model:
             answer = await http.post("/v1/completions", json=body)
             outcomes.append(answer.status_code)
 
-    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=START) as http:
+    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=START, headers=KEY) as http:
         asking = [asyncio.create_task(keep_asking(http, number)) for number in range(4)]
         await eventually(lambda: len(outcomes) > 8)
         for pid in (*children(first), first):
@@ -220,7 +243,7 @@ async def test_a_killed_replica_is_replaced_while_others_answer(url: str, model:
 
 async def test_replicas_are_added_under_load_and_taken_away_after(url: str, model: Path) -> None:
     is_over = False
-    client = AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    client = AsyncOpenAI(base_url=f"{url}/v1", api_key="sk-ray", max_retries=0)
 
     async def load() -> int:
         answered = 0
@@ -246,7 +269,7 @@ async def test_replicas_are_added_under_load_and_taken_away_after(url: str, mode
 def test_open_answers_are_finished_when_the_application_ends(url: str, model: Path) -> None:
     from ray import serve
 
-    client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    client = OpenAI(base_url=f"{url}/v1", api_key="sk-ray", max_retries=0)
     stream = client.completions.create(
         model="tiny", prompt="x", max_tokens=LONG, stream=True, timeout=60, extra_body={"ignore_eos": True}
     )

@@ -24,7 +24,7 @@ TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
 @dataclass(frozen=True)
-class Told:
+class Reported:
     """A span as it came: its process's name, its own, and whose child it is."""
 
     service: str
@@ -37,15 +37,15 @@ class Told:
 
 
 @contextmanager
-def collector() -> Iterator[tuple[str, list[Told]]]:
+def collector() -> Iterator[tuple[str, list[Reported]]]:
     """Take OTLP over HTTP, as protobuf from the gateway and as JSON from Triton."""
-    told: list[Told] = []
+    reported: list[Reported] = []
 
     class Taking(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
             is_json = "json" in self.headers["content-type"]
-            told.extend(from_json(json.loads(body)) if is_json else from_protobuf(body))
+            reported.extend(from_json(json.loads(body)) if is_json else from_protobuf(body))
             self.send_response(200)
             self.send_header("content-length", "0")
             self.end_headers()
@@ -56,35 +56,35 @@ def collector() -> Iterator[tuple[str, list[Told]]]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Taking)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}", told
+        yield f"http://127.0.0.1:{server.server_port}", reported
     finally:
         server.shutdown()
         server.server_close()
 
 
-def from_protobuf(body: bytes) -> Iterator[Told]:
+def from_protobuf(body: bytes) -> Iterator[Reported]:
     for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
         (service,) = [one.value.string_value for one in resource.resource.attributes if one.key == "service.name"]
         for scope in resource.scope_spans:
             for span in scope.spans:
                 ids = span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex()
-                yield Told(service, span.name, *ids, span.start_time_unix_nano, span.end_time_unix_nano)
+                yield Reported(service, span.name, *ids, span.start_time_unix_nano, span.end_time_unix_nano)
 
 
-def from_json(body: dict) -> Iterator[Told]:  # type: ignore[type-arg]
+def from_json(body: dict) -> Iterator[Reported]:  # type: ignore[type-arg]
     for resource in body["resourceSpans"]:
         attributes = {one["key"]: one["value"] for one in resource["resource"]["attributes"]}
         for scope in resource["scopeSpans"]:
             for span in scope["spans"]:
                 ids = span["traceId"].lower(), span["spanId"].lower(), span.get("parentSpanId", "").lower()
                 times = int(span["startTimeUnixNano"]), int(span["endTimeUnixNano"])
-                yield Told(attributes["service.name"]["stringValue"], span["name"], *ids, *times)
+                yield Reported(attributes["service.name"]["stringValue"], span["name"], *ids, *times)
 
 
 def test_a_trace_goes_through_gateway_triton_and_its_models(tmp_path: Path) -> None:
     model = make_tiny_llama(tmp_path / "model")
     env = {"OTEL_BSP_SCHEDULE_DELAY": "100"}
-    with collector() as (url, told), api_server(str(model), "--trace-endpoint", url, env=env) as server:
+    with collector() as (url, reported), api_server(str(model), "--trace-endpoint", url, env=env) as server:
         server.wait_ready()
         headers = {"traceparent": f"00-{TRACE}-{CALLER}-01"}
         body = {"model": "model", "prompt": "Hello", "max_tokens": 4, "ignore_eos": True, "stream": True}
@@ -92,8 +92,8 @@ def test_a_trace_goes_through_gateway_triton_and_its_models(tmp_path: Path) -> N
         assert answer.status_code == 200
         assert httpx.post(f"{server.url}/v1/completions", json=body | {"model": "?"}, timeout=60).status_code == 404
         wanted = {"POST /v1/completions", "ensemble", "preprocessing", "turbomind", "queue", "prompt", "answer"}
-        eventually_sync(lambda: wanted <= {span.name for span in told if span.trace == TRACE}, timeout=30)
-    spans = [span for span in told if span.trace == TRACE]
+        eventually_sync(lambda: wanted <= {span.name for span in reported if span.trace == TRACE}, timeout=30)
+    spans = [span for span in reported if span.trace == TRACE]
     by_id = {span.id: span for span in spans}
 
     def ancestors(name: str) -> list[tuple[str, str]]:

@@ -184,7 +184,7 @@ def test_triton_reports_statistics_of_each_request(triton_server: TritonServer) 
     eventually_sync(lambda: successes() == before + 1, timeout=2)
 
 
-def test_a_server_told_to_stop_ends_its_streams_as_cancelled_and_leaves_no_process() -> None:
+def test_a_server_reported_to_stop_ends_its_streams_as_cancelled_and_leaves_no_process() -> None:
     answers: queue.Queue[Any] = queue.Queue()
     with running_triton(cache_max_entry_count=256) as server:
         client = grpcclient.InferenceServerClient(server.grpc_address)
@@ -222,7 +222,7 @@ def test_fields_come_as_parameters_too_under_our_names_and_those_of_the_vllm_bac
     assert "7" not in expected
 
 
-def test_the_stop_word_that_ended_an_answer_is_told(triton_server: TritonServer) -> None:
+def test_the_stop_word_that_ended_an_answer_is_reported(triton_server: TritonServer) -> None:
     asked = {"text_input": "1, 2, 3,", "max_new_tokens": 12, "stop_words": ["zzz", "7", ", 7"], "temperature": 0.0}
     assert post(triton_server, "ensemble/generate", asked).json()["stop_string"] == ", 7"
     assert post(triton_server, "ensemble/generate", asked | {"stop_words": ["zzz"]}).json()["stop_string"] == ""

@@ -44,7 +44,7 @@ def base(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
 
 @pytest.fixture(scope="module")
 def served(wheel: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    """``lmdeploy[serve]`` serving the model."""
+    """``lmdeploy-triton[serve]`` serving the model."""
     environment = Environment(tmp_path_factory.mktemp("serve") / "env", wheel)
     environment.add("serve")
     with api_server(str(model), "--dtype", "float32", env=environment.environ(), python=environment.python) as server:
@@ -66,6 +66,7 @@ def test_the_wheel_holds_engine_backend_programs_and_model_repository_and_no_tes
         names = archive.namelist()
     for wanted in (
         "lmdeploy/backends/turbomind/libtriton_turbomind.so",
+        "lmdeploy/backends/turbomind/libprivate_files.so",
         "lmdeploy/turbomind_grammar",
         "lmdeploy/model_repository/ensemble/config.pbtxt",
         "python_backend/preprocessing/model.py",
@@ -78,7 +79,9 @@ def test_the_wheel_holds_engine_backend_programs_and_model_repository_and_no_tes
     assert any(name.startswith("lmdeploy/_turbomind.") for name in names)
     assert not [name for name in names if name.startswith(("tests/", "tools/", "backend_cpp/"))]
     # What was compiled stands where it is built; everything else is a file that git keeps.
-    made = re.compile(r"lmdeploy-.*\.dist-info/|lmdeploy/(backends/.*\.so|_turbomind\..*\.so|turbomind_grammar)$")
+    made = re.compile(
+        r"lmdeploy_triton-.*\.dist-info/|lmdeploy/(backends/.*\.so|_turbomind\..*\.so|turbomind_grammar)$"
+    )
     model_repository = "lmdeploy/model_repository/"
     rest = {name.replace(model_repository, "model_repository/") for name in names if not made.match(name)}
     assert rest <= kept_by_git()
@@ -111,7 +114,7 @@ def test_what_the_base_install_lacks_is_named_in_one_sentence(
     done = base.run("lmdeploy", *arguments)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    assert line.endswith(f"run: pip install 'lmdeploy[{extra}]'")
+    assert line.endswith(f"run: pip install 'lmdeploy-triton[{extra}]'")
 
 
 def test_a_served_gateway_answers_as_the_base_install_does_offline(

@@ -20,15 +20,19 @@ from tests.engine.test_model_families import PROMPT, check_logits
 from tests.kernels.device import cuda_devices, load_module
 from tests.support.adapters import make_adapter
 from tests.support.expert_models import EXPERTS
+from tests.support.images import make_image
 from tests.support.mllama_reference import make_tiny_mllama
-from tests.support.pictures import picture
 from tests.support.scaled_checkpoints import FLOAT8, Form, quantize_checkpoint
 from tests.support.tiny_models import make_small, make_tiny
 from tests.support.tiny_vision_models import make_tiny_gemma3, make_tiny_llava, make_tiny_qwen_vl
 from tests.support.token_engine import TokenEngine, relative_error
 
 # Between them: windows, soft caps, output norms; ALiBi, LayerNorm; sinks, experts; latent attention, shared experts.
-VARIED = ["Llama", "Gemma 2", "Falcon RW", "GPT-OSS", "DeepSeek-V2"]
+# Then: no input norms; norms after rotation; learned positions; a norm of each head; chunks.
+VARIED = [
+    *("Llama", "Gemma 2", "Falcon RW", "GPT-OSS", "DeepSeek-V2"),
+    *("OLMo 3", "Hunyuan", "GPT-2", "StableLM 12B", "Llama 4"),
+]
 
 
 @pytest.fixture(params=cuda_devices() or ["none"])
@@ -115,21 +119,21 @@ def test_a_librarys_latent_attention_serves_prompts_and_captured_steps(tmp_path:
     latents = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 16, "v_head_dim": 16}
     sizes = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "q_lora_rank": None}
     directory = make_tiny(tmp_path / "model", "DeepseekV2ForCausalLM", num_key_value_heads=4, **latents, **sizes)
-    # Of two layers: prompts in chunks, the first again from the cache but for its end; five steps; the trial and the
-    # rehearsal besides.
+    # Of two layers: prompts in chunks, the first again from the cache but for its end; five steps; the self-check and
+    # warm-up besides.
     check_library("latents", directory, PROMPT, 20, 2 * (-(-len(PROMPT) // 20) + 1 + 5))
 
 
 def test_a_librarys_attention_serves_long_chunks_of_prompts(tmp_path: Path, on_cuda: int) -> None:
     directory = make_tiny(tmp_path / "model", "LlamaForCausalLM", head_dim=64)
     # Of two layers: a chunk of 70 rows; the one behind it, and the prompt again from the cache, are of few rows. The
-    # trial besides.
+    # self-check besides.
     check_library("prompts", directory, PROMPT * 2, 70, 2 + 1)
 
 
 def test_a_librarys_products_of_experts_serve_prompts(tmp_path: Path, on_cuda: int) -> None:
     directory = make_tiny(tmp_path / "model", "MixtralForCausalLM", **EXPERTS, sliding_window=None)
-    # Of two layers, two products of one chunk of 100 rows; the others are of few rows. The trial besides.
+    # Of two layers, two products of one chunk of 100 rows; the others are of few rows. the self-check besides.
     check_library("experts", directory, PROMPT * 3, 100, 2 * 2 + 1)
 
 
@@ -198,7 +202,7 @@ def test_answers_in_a_crowd_are_those_alone(tmp_path: Path, on_cuda: int) -> Non
     directory = make_small(tmp_path / "model", "LlamaForCausalLM")
     prompts = [string.ascii_letters[first : 13 * first] for first in range(1, 5)] + ["another one"]
     greedy = GenerationConfig(max_new_tokens=5, ignore_eos=True)
-    # So few blocks that some of them must wait, be put aside and computed again.
+    # So few blocks that some of them must wait, be preempted and computed again.
     crowded = TurbomindEngineConfig(
         device="cuda",
         dtype="float32",
@@ -287,9 +291,13 @@ def test_where_cuda_cannot_be_had_the_error_says_why(tmp_path: Path) -> None:
     [make_tiny_llava, partial(make_tiny_qwen_vl, kind="Qwen3VL"), make_tiny_gemma3, make_tiny_mllama],
     ids=["plain", "grid", "ahead", "looked at"],
 )
-def test_pictures_are_seen_as_on_the_cpu(tmp_path: Path, on_cuda: int, make: Callable[[Path], Path]) -> None:
+def test_images_are_seen_as_on_the_cpu(tmp_path: Path, on_cuda: int, make: Callable[[Path], Path]) -> None:
     directory = make(tmp_path / "model")
-    prompts = [("what is it?", picture(40, 60)), "only a text", ("what is it?", [picture(40, 60, 1), picture(9, 9)])]
+    prompts = [
+        ("what is it?", make_image(40, 60)),
+        "only a text",
+        ("what is it?", [make_image(40, 60, 1), make_image(9, 9)]),
+    ]
     config = GenerationConfig(max_new_tokens=3, do_sample=False, output_logits="all", ignore_eos=True)
 
     def logits(device: str) -> list[torch.Tensor]:
@@ -301,7 +309,7 @@ def test_pictures_are_seen_as_on_the_cpu(tmp_path: Path, on_cuda: int, make: Cal
 
     on_cpu, on_gpu = logits("cpu"), logits("cuda")
     assert max(relative_error(*pair) for pair in zip(on_gpu, on_cpu, strict=True)) < 1e-4
-    assert relative_error(on_cpu[0][:20], on_cpu[2][:20]) > 0.01, "the picture makes no difference"
+    assert relative_error(on_cpu[0][:20], on_cpu[2][:20]) > 0.01, "the image makes no difference"
 
 
 def test_adapters_add_what_they_add_on_the_cpu(tmp_path: Path, on_cuda: int) -> None:

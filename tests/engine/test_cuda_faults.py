@@ -36,7 +36,7 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("memory", "settings", "told"),
+    ("memory", "settings", "reported"),
     [
         (0, {}, r"no room for 1 MiB for weights: 0 MiB are free; use weight_bits 8 or 4"),
         (
@@ -52,11 +52,11 @@ def model(tmp_path: Path) -> Path:
         ),
     ],
 )
-def test_no_room_at_start_is_told_with_what_took_it_and_what_lowers_it(
-    memory: int, settings: dict[str, Any], told: str, model: Path, cuda: NativeModule
+def test_no_room_at_start_is_reported_with_what_took_it_and_what_lowers_it(
+    memory: int, settings: dict[str, Any], reported: str, model: Path, cuda: NativeModule
 ) -> None:
     cuda.set_device_memory(memory * MIB + 100_000)
-    with pytest.raises(RuntimeError, match=told):
+    with pytest.raises(RuntimeError, match=reported):
         TokenEngine(model, device="cuda", **settings)
 
 
@@ -157,14 +157,14 @@ def test_one_of_two_devices_that_fails_ends_the_waiting_of_the_other(
     with TokenEngine(model, device="cuda", tp=2) as engine:
         pending = submit(engine, PROMPT, 200)
         cuda.inject_fault(call, calls, LOST, False)  # of one rank, before it meets the other
-        told = r"the engine stopped: (copying (to|from) the GPU|launching a step): CUDA: "
-        assert re.match(told, wait(pending)[-1].error)
+        reported = r"the engine stopped: (copying (to|from) the GPU|launching a step): CUDA: "
+        assert re.match(reported, wait(pending)[-1].error)
         with pytest.raises(RuntimeError, match=STOPPED):
             submit(engine, PROMPT, 1)
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "told"),
+    ("call", "error", "reported"),
     [
         ("cudaGetDeviceCount", OLD_DRIVER, r"driver version is insufficient.*install a newer NVIDIA driver"),
         ("cudaLaunchKernel", NO_CODE, r"no kernel image.*no code for this GPU: it needs compute capability 8.0"),
@@ -172,8 +172,8 @@ def test_one_of_two_devices_that_fails_ends_the_waiting_of_the_other(
     ],
 )
 def test_a_device_that_cannot_be_used_is_refused_at_start(
-    call: str, error: int, told: str, model: Path, cuda: NativeModule
+    call: str, error: int, reported: str, model: Path, cuda: NativeModule
 ) -> None:
     cuda.inject_fault(call, 0, error, True)
-    with pytest.raises(RuntimeError, match=told):
+    with pytest.raises(RuntimeError, match=reported):
         TokenEngine(model, device="cuda")

@@ -74,7 +74,7 @@ def test_tokens_are_those_that_the_cpu_chooses(name: str, tiny: Path, on_cuda: N
                 assert list(one.values()) == pytest.approx(list(other.values()), abs=1e-4)
 
 
-def test_a_mixed_crowd_that_waits_and_is_put_aside_gets_what_each_gets_alone(tiny: Path, on_cuda: None) -> None:
+def test_a_mixed_crowd_that_waits_and_is_preempted_gets_what_each_gets_alone(tiny: Path, on_cuda: None) -> None:
     requests = [(prompt, wanted(name, 7 * seed)) for seed, prompt in enumerate(PROMPTS) for name in SETTINGS]
     with pipeline(str(tiny), backend_config=config("cuda", 16, cache_max_entry_count=20, num_cpu_blocks=30)) as pipe:
         crowd = pipe([prompt for prompt, _ in requests], gen_config=[chosen for _, chosen in requests])

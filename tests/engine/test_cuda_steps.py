@@ -69,14 +69,14 @@ def test_a_layer_of_a_step_that_decodes_is_ten_launches(tmp_path: Path, cuda: Na
             after: int = cuda.calls_of("cudaLaunchKernel")
         return after - before
 
-    # A second sequence adds a shape of steps, which is rehearsed and captured.
+    # A second sequence adds a shape of steps, which is dry-run and captured.
     of_steps = {layers: (launches(layers, 2) - launches(layers, 1)) / 2 for layers in (1, 2)}
     # A norm and a product twice, the activation and a product after each; queries and keys are rotated where keys and
     # values are written; attention, and what puts the parts of the context together.
     assert of_steps[2] - of_steps[1] == 10
 
 
-def test_what_a_step_is_told_comes_by_one_launch(tmp_path: Path, cuda: NativeModule) -> None:
+def test_what_a_step_is_reported_comes_by_one_launch(tmp_path: Path, cuda: NativeModule) -> None:
     directory = make_small(tmp_path / "model", "LlamaForCausalLM")
     with TokenEngine(directory, device="cuda") as engine:
         copies, graphs = calls_of_one_more_token(cuda, engine, "copy to the device", "cudaGraphLaunch")

@@ -1,4 +1,4 @@
-"""Pipelines as models of evaluation harnesses, beside `transformers` on the same weights."""
+"""Pipelines as models of evaluation harnesses, alongside `transformers` on the same weights."""
 
 import sys
 from collections.abc import Iterator

@@ -34,7 +34,9 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 def test_logits_are_bitwise_the_same_alone_and_among_others(checkpoint: Checkpoint) -> None:
-    settings = TurbomindEngineConfig(dtype="float32", cache_max_entry_count=96, max_prefill_token_num=24)
+    settings = TurbomindEngineConfig(
+        dtype="float32", cache_block_seq_len=16, cache_max_entry_count=384, max_prefill_token_num=24
+    )
     with pipeline(str(checkpoint.directory), backend_config=settings) as pipe:
         alone = pipe(TEXT, CONFIG, do_preprocess=False)
         together = pipe([*OTHERS, TEXT, *OTHERS], CONFIG, do_preprocess=False)[len(OTHERS)]

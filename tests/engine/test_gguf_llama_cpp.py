@@ -1,4 +1,4 @@
-"""The default model's GGUF files beside llama.cpp itself, which reads the same bytes.
+"""The default model's GGUF files alongside llama.cpp itself, which reads the same bytes.
 
 ``make peers`` builds llama.cpp and writes the files; where it has not, these are skipped by name. llama.cpp rounds
 activations to 8 bits in groups of 32, as this engine does, and adds in another order; with 16-bit weights it computes

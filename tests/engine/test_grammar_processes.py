@@ -57,7 +57,7 @@ def processes(others: Set[int] = frozenset()) -> list[int]:
 
 
 def ancestor(pid: int) -> bool:
-    """Tell whether ``pid`` is this process or one that it has started."""
+    """Say whether ``pid`` is this process or one that it has started."""
     while pid > 1:
         if pid == os.getpid():
             return True
@@ -129,7 +129,7 @@ def test_what_takes_too_long_to_compile_is_refused_by_its_sum_and_then_at_once(
         assert model("Hello", PLAIN, do_preprocess=False).token_ids == want
 
 
-def test_honest_answers_end_beside_hostile_ones_and_are_what_they_are_alone(model: AsyncEngine) -> None:
+def test_honest_answers_end_alongside_hostile_ones_and_are_what_they_are_alone(model: AsyncEngine) -> None:
     want_plain = model("Hello", PLAIN, do_preprocess=False).token_ids
     want_structured = model("Hello", structured(HONEST), do_preprocess=False).token_ids
     outcomes: list[str] = []

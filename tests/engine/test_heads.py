@@ -15,7 +15,7 @@ from lmdeploy import GenerationConfig
 from lmdeploy.offline.async_engine import AsyncEngine
 from lmdeploy.turbomind.engine_dir import resolve
 from lmdeploy.turbomind.heads.directory import find_head
-from tests.engine.test_speculation import PROMPTS, drafted, engine, trace
+from tests.engine.test_speculative_decoding import PROMPTS, drafted, engine, trace
 from tests.kernels.device import host_module
 from tests.support import heads
 from tests.support.tiny_models import make_tiny_llama
@@ -32,7 +32,7 @@ class Case:
     model: Path
     config: dict[str, Any]
     reference: heads.Reference
-    width: int  # of what it takes beside a token
+    width: int  # of what it takes alongside a token
 
     @property
     def head(self) -> Path:
@@ -207,14 +207,16 @@ def test_a_head_that_knows_its_model_is_right_each_time(
     settings = {"speculative_config": ONLY_HEADS | config}
     with TokenEngine(model) as plain, TokenEngine(model, **settings) as drafting:
         ids = list(range(40, 75))
-        ids += plain.answer(ids, 300, "generation")[0]  # behind so many, the model says the same ones again and again
+        ids += plain.answer(ids, 300, "generation")[0]  # after this many, the model says the same ones again and again
         (tokens, logits), (expected, expected_logits) = (
             side.answer(ids, 41, "generation") for side in (drafting, plain)
         )
         assert tokens == expected
         assert torch.equal(logits, expected_logits)
-        figures, most = drafting.engine.metrics(), config["num_speculative_tokens"]
-        assert figures["draft_tokens_accepted_total"] == figures["draft_tokens_total"] >= 40 * most // (most + 1)
+        measurements, most = drafting.engine.metrics(), config["num_speculative_tokens"]
+        assert (
+            measurements["draft_tokens_accepted_total"] == measurements["draft_tokens_total"] >= 40 * most // (most + 1)
+        )
 
 
 def test_the_program_that_the_server_asks_names_the_same_directory(case: Case) -> None:
@@ -243,7 +245,6 @@ def test_what_is_no_head_of_the_model_is_named(tmp_path: Path) -> None:
         ({"method": "eagle", "model": str(quantized)}, {}, "a quantized head (quantization_config) is not supported"),
         ({"method": "eagle", "model": str(other)}, {}, "tensor medusa.0.weight is unknown to the method eagle"),
         ({"method": "eagle", "model": str(wide)}, {}, "hidden_size must be the model's 32, got 48"),
-        ({"method": "eagle", "model": str(good)}, {"num_cpu_blocks": 8}, "num_cpu_blocks"),
         ({"method": "eagle", "model": str(good)}, {"backend": "pytorch"}, "that the TurboMind engine runs"),
     ]
     for config, fields, problem in refused:

@@ -50,7 +50,7 @@ def trace(response: Response) -> tuple[Any, ...]:
 
 
 def run(directory: Path, config: Config) -> Iterator[tuple[list[Any], dict[str, float]]]:
-    """Yield what all conversations answer and the engine's figures, round after round."""
+    """Yield what all conversations answer and the engine's measurements, round after round."""
     with pipeline(str(directory), backend_config=config) as model:
         for _ in range(ROUNDS):
             yield [trace(answer) for answer in model(CONVERSATIONS[::3], SAMPLED)], model.engine.metrics()
@@ -61,23 +61,23 @@ def test_swapping_equals_recomputing_bit_for_bit(directory: Path, config_of: Any
     recomputed = list(run(directory, config_of(30)))
     swapped = list(run(directory, config_of(30, num_cpu_blocks=2000)))
     assert [answers for answers, _ in swapped] == [answers for answers, _ in recomputed]
-    without, figures = recomputed[-1][1], swapped[-1][1]
+    without, measurements = recomputed[-1][1], swapped[-1][1]
     assert without["evictions_total"] > 0
     assert without["preemptions_total"] > 0
     assert without["swapped_out_total"] == without["host_blocks_total"] == 0
-    assert figures["evictions_total"] == 0
-    assert figures["host_blocks_total"] == 2000
-    assert figures["swapped_out_total"] >= figures["swapped_in_total"] > 0
-    assert figures["host_blocks_used"] <= figures["swapped_out_total"] - figures["swapped_in_total"]
+    assert measurements["evictions_total"] == 0
+    assert measurements["host_blocks_total"] == 2000
+    assert measurements["swapped_out_total"] >= measurements["swapped_in_total"] > 0
+    assert measurements["host_blocks_used"] <= measurements["swapped_out_total"] - measurements["swapped_in_total"]
     # The second round finds all prompts of the first, but for the blocks that are not full.
     assert computed_of_prompts(swapped) < computed_of_prompts(recomputed)
 
 
 def computed_of_prompts(rounds: list[Any]) -> float:
-    """Return how many rows the last round computed before and beside the answers' own."""
-    figures, before = rounds[-1][1], rounds[-2][1]
+    """Return how many rows the last round computed before and alongside the answers' own."""
+    measurements, before = rounds[-1][1], rounds[-2][1]
     own = len(rounds[-1][0]) * SAMPLED.max_new_tokens
-    return float(figures["tokens_computed_total"] - before["tokens_computed_total"] - own)
+    return float(measurements["tokens_computed_total"] - before["tokens_computed_total"] - own)
 
 
 def test_more_than_the_host_has_is_refused(directory: Path) -> None:

@@ -88,7 +88,7 @@ def test_with_prompts_in_small_chunks(
 def test_with_prefix_hits(keeping: AsyncEngine, conversations: list[Any], alone: list[tuple[Any, ...]]) -> None:
     for _ in range(2):
         assert traces(keeping, conversations) == alone
-    assert keeping.engine.metrics()["tokens_matched_total"] > 30 * len(conversations)
+    assert keeping.engine.metrics()["prefix_cache_hits_total"] > 30 * len(conversations)
 
 
 def test_through_preemption_and_eviction(
@@ -98,9 +98,9 @@ def test_through_preemption_and_eviction(
     with engine(backend, directory, cache_max_entry_count=blocks, enable_prefix_caching=True) as model:
         for _ in range(2):
             assert traces(model, conversations) == alone
-        figures = model.engine.metrics()
-        assert figures["evictions_total"] > 0
-        assert figures["preemptions_total"] > 0
+        measurements = model.engine.metrics()
+        assert measurements["evictions_total"] > 0
+        assert measurements["preemptions_total"] > 0
 
 
 def test_with_another_number_of_threads(

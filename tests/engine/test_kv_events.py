@@ -71,11 +71,11 @@ def prompts(seed: int) -> Iterator[tuple[list[int], str | None]]:
 
 
 def check(index: Index, engine: Engine) -> None:
-    """Compare an index with the figures of an idle engine."""
-    figures = engine.metrics()
-    index.follow(figures["kv_event_batches_total"])
-    assert index.count("GPU") == figures["cache_blocks_idle"]
-    assert index.count("CPU") == figures["host_blocks_used"]
+    """Compare an index with the metrics of an idle engine."""
+    measurements = engine.metrics()
+    index.follow(measurements["kv_event_batches_total"])
+    assert index.count("GPU") == measurements["cache_blocks_idle"]
+    assert index.count("CPU") == measurements["host_blocks_used"]
 
 
 def test_a_router_knows_after_ten_thousand_requests_what_the_engine_will_find(
@@ -92,18 +92,18 @@ def test_a_router_knows_after_ten_thousand_requests_what_the_engine_will_find(
             asked = prompts(1)
             ask(engine, [next(asked) for _ in range(REQUESTS)])
             check(index, engine)
-            figures = engine.metrics()
-            assert figures["requests_completed_total"] == REQUESTS
-            assert figures["evictions_total"] > REQUESTS
-            assert figures["swapped_in_total"] > 100
-            assert figures["kv_event_losses_total"] == 0
+            measurements = engine.metrics()
+            assert measurements["requests_completed_total"] == REQUESTS
+            assert measurements["evictions_total"] > REQUESTS
+            assert measurements["swapped_in_total"] > 100
+            assert measurements["kv_event_losses_total"] == 0
             hits = 0
             for _ in range(PROBES):
                 prompt, adapter = next(asked)
                 expected = index.found(prompt, BLOCK, adapter)
-                before = engine.metrics()["tokens_matched_total"]
+                before = engine.metrics()["prefix_cache_hits_total"]
                 ask(engine, [(prompt, adapter)])
-                assert engine.metrics()["tokens_matched_total"] - before == expected
+                assert engine.metrics()["prefix_cache_hits_total"] - before == expected
                 hits += expected > 0
                 check(index, engine)
             assert PROBES / 10 < hits < PROBES
@@ -112,7 +112,7 @@ def test_a_router_knows_after_ten_thousand_requests_what_the_engine_will_find(
         engine.close()
 
 
-def test_the_pytorch_engine_tells_the_same(directory: Path, events: dict[str, Any]) -> None:
+def test_the_pytorch_engine_reports_the_same(directory: Path, events: dict[str, Any]) -> None:
     config = PytorchEngineConfig(
         dtype="float32", block_size=BLOCK, num_gpu_blocks=40, session_len=256, enable_prefix_caching=True,
         kv_events_config=events,
@@ -150,11 +150,11 @@ def test_a_publisher_that_is_killed_costs_nothing_but_a_beginning_anew(directory
         ask(engine, [(next(asked)[0], None) for _ in range(20)])
         os.kill(publisher_of(events), signal.SIGKILL)
 
-        def is_told_anew() -> bool:
+        def is_reported_anew() -> bool:
             ask(engine, [(next(asked)[0], None)])
             return engine.metrics()["kv_event_losses_total"] == 1 and publishes(events)
 
-        eventually_sync(is_told_anew, timeout=120)
+        eventually_sync(is_reported_anew, timeout=120)
         ask(engine, [(next(asked)[0], None)])
         with index_of(events) as index:
             check(index, engine)
@@ -220,7 +220,7 @@ def test_events_without_prefix_caching_are_refused() -> None:
     TurbomindEngineConfig(kv_events_config={"enable_kv_cache_events": True, "publisher": "null"})
 
 
-def test_an_address_in_use_is_told_before_a_model_is_loaded(directory: Path) -> None:
+def test_an_address_in_use_is_reported_before_a_model_is_loaded(directory: Path) -> None:
     with zmq.Context() as context, context.socket(zmq.PUB) as taken:
         port = taken.bind_to_random_port("tcp://*")
         config = TurbomindEngineConfig(

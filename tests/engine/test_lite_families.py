@@ -20,6 +20,7 @@ from lmdeploy.lite.smooth_quant import SmoothQuantSettings, smooth_quant
 from lmdeploy.turbomind.families import families
 from tests.engine.test_model_families import CASES, Case
 from tests.support import published
+from tests.support.hybrid_models import MODELS as HYBRID_MODELS
 from tests.support.mllama_reference import make_tiny_mllama
 from tests.support.quantized_checkpoints import save_decoded
 from tests.support.tiny_models import make_small
@@ -31,33 +32,67 @@ TEXT = {"calib_samples": 2, "calib_seqlen": 96}
 EIGHT_HEADS = {"num_attention_heads": 8}
 # What shows a family, by architecture; names are those of test_model_families.py.
 SHOWN = {
+    "ArceeForCausalLM": "Arcee",
     "BaichuanForCausalLM": "Baichuan 13B",
+    "BailingMoeForCausalLM": "Ling-lite",
+    "BailingMoeV2ForCausalLM": "Ling 2",
+    "BloomForCausalLM": "BLOOM",
     "ChatGLMModel": "ChatGLM3",
+    "Cohere2ForCausalLM": "Command R7B",
+    "CohereForCausalLM": "Command R",
     "DeepseekForCausalLM": "DeepSeek-MoE",
     "DeepseekV2ForCausalLM": "DeepSeek-V2",
     "DeepseekV3ForCausalLM": "DeepSeek-V3",
+    "Dots1ForCausalLM": "dots.llm1",
+    "Ernie4_5ForCausalLM": "ERNIE 4.5",
+    "Ernie4_5_MoeForCausalLM": "ERNIE 4.5 with experts",
+    "Exaone4ForCausalLM": "EXAONE 4 32B",
     "FalconForCausalLM": "Falcon 40B",
+    "GPTBigCodeForCausalLM": "StarCoder",
+    "GPTNeoXForCausalLM": "Pythia",
     "Gemma2ForCausalLM": "Gemma 2",
     "Gemma3ForCausalLM": "Gemma 3",
     "GemmaForCausalLM": "Gemma",
     "Glm4ForCausalLM": "GLM-4-0414",
+    "Glm4MoeForCausalLM": "GLM-4.5",
+    "Glm4MoeLiteForCausalLM": "GLM-4.7-Flash",
     "GlmForCausalLM": "GLM-4",
     "GraniteForCausalLM": "Granite",
+    "HeliumForCausalLM": "Helium",
+    "HunYuanDenseV1ForCausalLM": "Hunyuan",
+    "HunYuanMoEV1ForCausalLM": "Hunyuan A13B",
     "InternLM2ForCausalLM": "InternLM2",
     "InternLM3ForCausalLM": "InternLM3",
     "InternLMForCausalLM": "InternLM",
+    "Llama4ForCausalLM": "Llama 4 without experts",
     "LlamaForCausalLM": "Llama with biases",
+    "MiMoForCausalLM": "MiMo",
     "MiniCPM3ForCausalLM": "MiniCPM3",
+    "MiniMaxM2ForCausalLM": "MiniMax-M2",
+    "Ministral3ForCausalLM": "Ministral 3",
+    "MinistralForCausalLM": "Ministral 8B",
     "MistralForCausalLM": "Mistral with windows",
     "MixtralForCausalLM": "Mixtral",
+    "MptForCausalLM": "MPT",
+    "NemotronForCausalLM": "Nemotron",
+    "OPTForCausalLM": "OPT",
+    "Olmo2ForCausalLM": "OLMo 2",
+    "Olmo3ForCausalLM": "OLMo 3",
+    "OlmoeForCausalLM": "OLMoE",
     "Phi3ForCausalLM": "Phi-3.5",
+    "PhiForCausalLM": "Phi-2",
     "PhimoeForCausalLM": "Phi-3.5-MoE with longrope",
     "QWenLMHeadModel": "Qwen",
     "Qwen2ForCausalLM": "Qwen2 with windows",
     "Qwen2MoeForCausalLM": "Qwen2-MoE",
     "Qwen3ForCausalLM": "Qwen3",
+    "Qwen3NextForCausalLM": "Qwen3-Next",
+    "Qwen3_5ForCausalLM": "Qwen3.5",
+    "Qwen3_5MoeForCausalLM": "Qwen3.5 with experts",
     "Qwen3MoeForCausalLM": "Qwen3-MoE",
+    "SeedOssForCausalLM": "Seed-OSS",
     "SmolLM3ForCausalLM": "SmolLM3",
+    "StableLmForCausalLM": "StableLM",
     "Starcoder2ForCausalLM": "StarCoder2",
 }
 FURTHER = {
@@ -70,9 +105,25 @@ SHOWN_ELSEWHERE = {"MolmoForCausalLM", "MllamaForConditionalGeneration"}
 STACKED = r"holds all experts of a layer in one tensor, .* serve it with --weight-bits"
 REFUSED = {
     "DbrxForCausalLM": ("DBRX", STACKED),
+    "GPT2LMHeadModel": ("GPT-2", r"c_attn\.weight is laid out as \[in, out\], .* serve it with --weight-bits"),
     "GptOssForCausalLM": ("GPT-OSS", STACKED),
+    "Mistral4ForCausalLM": ("Mistral Small 4", STACKED),
+    "GraniteMoeForCausalLM": ("Granite MoE", STACKED),
+    "GraniteMoeSharedForCausalLM": ("Granite MoE with a shared expert", STACKED),
 }
-SIZES: dict[str, dict[str, Any]] = {"Phi-3.5": EIGHT_HEADS, "Phi-3.5-MoE with longrope": EIGHT_HEADS}
+SIZES: dict[str, dict[str, Any]] = {
+    "Phi-3.5": EIGHT_HEADS,
+    "Phi-3.5-MoE with longrope": EIGHT_HEADS,
+    "Helium": {"head_dim": 16},
+    "OPT": {"word_embed_proj_dim": 64},
+}
+
+
+# Where norms follow attention and MLP alone, they spread the errors of each. Unrelated logits would be 1.4 apart.
+NEARNESS = {"OLMo 3": 0.7}
+# A state adds up the errors of rounded activations.
+ROUNDED = 0.06
+ROUNDED_IN_STATES = 0.09
 
 
 def make_case(directory: Path, name: str, case: Case) -> Path:
@@ -92,12 +143,18 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
     return float(((a - b).norm(dim=-1) / b.norm(dim=-1)).median())
 
 
-def check(source: Path, method: Callable[[Path, Path], object], nearness: float, folder: Path) -> None:
+def check(
+    source: Path,
+    method: Callable[[Path, Path], object],
+    nearness: float,
+    folder: Path,
+    rounded: float = ROUNDED,
+) -> None:
     """Quantize a checkpoint, and compare with the numbers that the codes stand for and with the model."""
     method(source, folder / "made")
     save_decoded(folder / "made", folder / "decoded")
     found = logits(folder / "made")
-    assert distance(found, logits(folder / "decoded")) < 0.06
+    assert distance(found, logits(folder / "decoded")) < rounded
     assert 0 < distance(found, logits(source)) < nearness
     shutil.rmtree(folder / "made")
     shutil.rmtree(folder / "decoded")
@@ -118,8 +175,9 @@ def int8(source: Path, target: Path) -> object:
 @pytest.mark.parametrize("name", [*SHOWN.values(), *FURTHER])
 def test_a_family_is_made_smaller(name: str, tmp_path: Path) -> None:
     source = make_case(tmp_path / "model", name, FURTHER[name] if name in FURTHER else CASES[name])
-    check(source, awq, 0.5, tmp_path)
-    check(source, int8, 0.06, tmp_path)
+    check(source, awq, NEARNESS.get(name, 0.5), tmp_path)
+    rounded = ROUNDED_IN_STATES if name in HYBRID_MODELS else ROUNDED
+    check(source, int8, rounded, tmp_path, rounded)
 
 
 @pytest.mark.parametrize("name", ["InternLM2", "Falcon 40B", "Qwen2-MoE", "DeepSeek-V2"])

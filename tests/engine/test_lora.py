@@ -1,4 +1,4 @@
-"""LoRA adapters: what they compute, beside each other, and what is refused.
+"""LoRA adapters: what they compute, side by side, and what is refused.
 
 An adapter stands for the model with `scale B A` added to its matrices. That model is made and run by `transformers`,
 or, in the layouts of other families, by the engine without adapters, which tests/engine/test_model_families.py holds
@@ -25,7 +25,7 @@ from tests.support.quantized_checkpoints import Scheme, quantize_checkpoint
 from tests.support.tiny_models import make_tiny, make_tiny_llama
 from tests.support.token_engine import TokenEngine, relative_error
 
-ROUNDED_ACTIVATIONS = 0.05  # beside codes, inputs are rounded to 8 bits (kernels/linear.h)
+ROUNDED_ACTIVATIONS = 0.05  # alongside codes, inputs are rounded to 8 bits (kernels/linear.h)
 
 
 def reference_logits(directory: Path, ids: list[int]) -> torch.Tensor:
@@ -67,7 +67,13 @@ def test_any_of_the_layers_may_be_adapted(targets: tuple[str, ...], tmp_path: Pa
 def test_ranks_and_scales_are_each_layers_own(tmp_path: Path) -> None:
     directory = make_tiny_llama(tmp_path / "model")
     ranks = {"q_proj": 8, "layers.1.mlp.down_proj": 5}
-    alphas = {"q_proj": 16.0, "layers.1.mlp.down_proj": 10.0}
+    alphas = {
+        "^layers.1.mlp.down_proj": 99.0,  # not the whole name
+        "proj": 99.0,  # no end after a dot
+        "q_proj": 16.0,
+        "model.layers.0.self_attn.q_proj": 99.0,  # a later one
+        r"^model\.layers\.1\.mlp\.down_proj$": 10.0,
+    }
     check_merged(directory, make_adapter(tmp_path / "adapter", directory, ranks=ranks, alpha_pattern=alphas))
 
 
@@ -146,7 +152,7 @@ def test_a_base_rounded_while_loading_is_adapted_too(bits: int, tmp_path: Path) 
     assert relative_error(logits, reference_logits(merged, PROMPT)) < (0.03 if bits == 8 else 0.3)
 
 
-# ---- beside each other ----
+# ---- side by side ----
 
 SAMPLED = GenerationConfig(
     max_new_tokens=12, do_sample=True, temperature=0.9, top_k=0, top_p=0.95, random_seed=5, logprobs=3, ignore_eos=True
@@ -271,7 +277,8 @@ REFUSED_FIELDS = {
     "layer_replication": ([[0, 1]], "layer_replication is .*, which is not supported"),
     "some_later_field": (3, "some_later_field is 3, which is not supported"),
     "r": (5, "a rank of 5.0*, but its tensors have 4"),
-    "alpha_pattern": ({"(": 3.0}, "bad pattern"),
+    "rank_pattern": ({r"((\w|\.)*)*x": 4}, r"rank_pattern has the pattern .*expected the name of a layer or its end"),
+    "alpha_pattern": ({r"layers\.[0-3]\.mlp": 3.0}, "alpha_pattern has the pattern .*expected the name of a layer"),
 }
 
 

@@ -14,8 +14,8 @@ from transformers import MllamaForConditionalGeneration
 
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from lmdeploy.offline.async_engine import AsyncEngine
+from tests.support.images import make_image
 from tests.support.mllama_reference import MllamaReference, make_tiny_mllama
-from tests.support.pictures import picture
 from tests.support.token_engine import relative_error
 
 TOLERANCE = 1e-4
@@ -50,15 +50,15 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("looking", "layers"), [([3], 5), ([0, 1, 3], 8), ([3, 8], 10)], ids=str)
 def test_layers_that_look_may_stand_anywhere(tmp_path: Path, looking: Sequence[int], layers: int) -> None:
     made = make_tiny_mllama(tmp_path / "model", looking=looking, layers=layers)
-    messages = turn(picture(60, 40), "what is it?")
+    messages = turn(make_image(60, 40), "what is it?")
     with engine_of(made) as pipe:
         answer, ids = pipe(messages, ALL), pipe.prepare(messages).ids
-    expected = MllamaReference(made)(ids, [picture(60, 40)])
+    expected = MllamaReference(made)(ids, [make_image(60, 40)])
     assert relative_error(answer.logits[: len(ids)], expected) < TOLERANCE
 
 
-def test_pictures_that_follow_each_other_are_looked_at_together(directory: Path) -> None:
-    shown = [picture(60, 40, seed) for seed in range(3)]
+def test_images_that_follow_each_other_are_looked_at_together(directory: Path) -> None:
+    shown = [make_image(60, 40, seed) for seed in range(3)]
     messages = [*turn(shown[0], shown[1], "alike?"), {"role": "assistant", "content": "no"}, *turn(shown[2], "now?")]
     with engine_of(directory, enable_prefix_caching=True) as pipe:
         ids = pipe.prepare(messages).ids
@@ -81,19 +81,19 @@ def test_pictures_that_follow_each_other_are_looked_at_together(directory: Path)
     ],
     ids=str,
 )
-def test_settings_lose_no_more_of_pictures_than_of_texts(directory: Path, settings: dict[str, Any]) -> None:
+def test_settings_lose_no_more_of_images_than_of_texts(directory: Path, settings: dict[str, Any]) -> None:
     reference = MllamaReference(directory)
     errors = []
     with engine_of(directory, **({"dtype": "float32"} | settings)) as pipe:
-        for shown in ([], [picture(60, 40)]):
+        for shown in ([], [make_image(60, 40)]):
             messages = turn(*shown, "what is it? " * 2)
             ids, logits = pipe.prepare(messages).ids, pipe(messages, ALL).logits
             errors.append(relative_error(logits[: len(ids)], reference(ids, shown)))
     assert errors[1] < 2 * errors[0] + TOLERANCE
 
 
-def test_a_session_goes_on_looking_at_its_picture(directory: Path) -> None:
-    shown = picture(60, 40)
+def test_a_session_goes_on_looking_at_its_image(directory: Path) -> None:
+    shown = make_image(60, 40)
     config = dataclasses.replace(GREEDY, output_logits="generation")
     with engine_of(directory) as pipe:
         session = pipe.chat(("what is it?", shown), gen_config=config)
@@ -107,8 +107,8 @@ def test_a_session_goes_on_looking_at_its_picture(directory: Path) -> None:
     assert relative_error(answer.logits, expected[: len(answer.logits)]) < TOLERANCE
 
 
-def test_pictures_swapped_to_the_host_come_back(directory: Path) -> None:
-    asked = [turn(picture(60, 40, seed), "what is it?") for seed in range(6)]
+def test_images_swapped_to_the_host_come_back(directory: Path) -> None:
+    asked = [turn(make_image(60, 40, seed), "what is it?") for seed in range(6)]
     with engine_of(directory) as plenty:
         expected = [plenty(messages, GREEDY).token_ids for messages in asked]
     short = {"session_len": 96, "cache_max_entry_count": 10, "num_cpu_blocks": 64, "enable_prefix_caching": True}
@@ -118,12 +118,12 @@ def test_pictures_swapped_to_the_host_come_back(directory: Path) -> None:
         assert pipe.engine.metrics()["swapped_in_total"] > 0
 
 
-def test_pictures_that_leave_no_room_are_refused_and_disturb_nobody(directory: Path) -> None:
+def test_images_that_leave_no_room_are_refused_and_disturb_nobody(directory: Path) -> None:
     with engine_of(directory, session_len=64, cache_max_entry_count=5) as pipe:
-        many = [message for seed in range(4) for message in turn(picture(28, 28, seed), "and?")]
-        with pytest.raises(ValueError, match=r"the pictures leave no room in the cache for a prompt of 59 tokens"):
+        many = [message for seed in range(4) for message in turn(make_image(28, 28, seed), "and?")]
+        with pytest.raises(ValueError, match=r"the images leave no room in the cache for a prompt of 59 tokens"):
             pipe(many, GREEDY)
-        assert pipe(turn(picture(28, 28), "?"), GREEDY).generate_token_len == 8
+        assert pipe(turn(make_image(28, 28), "?"), GREEDY).generate_token_len == 8
 
 
 def test_an_adapter_for_the_layers_that_look_is_refused_by_name(directory: Path, tmp_path: Path) -> None:

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+import transformers
 
 from tests.support import published
-from tests.support.expert_models import GPT_OSS
+from tests.support.expert_models import DEEPSEEK, DEEPSEEK_MOE, GPT_OSS, GRANITE, HALF_ROPE, SHARED, TWO_GROUPS
 from tests.support.expert_models import MODELS as EXPERT_MODELS
+from tests.support.hybrid_models import MODELS as HYBRID_MODELS
 from tests.support.published import Publisher, as_is
 from tests.support.tiny_models import LLAMA3_ROPE, make_tiny
 from tests.support.token_engine import TokenEngine, relative_error
@@ -44,6 +45,7 @@ class Case:
 
 
 YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}
+TEMPERATURE_ROPE = YARN_ROPE | {"original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.5}
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
 PAIR_FACTORS = [1.0, 1.5, 2.0, 4.0]
 LONG_ROPE = {
@@ -74,15 +76,77 @@ CASES = {
     "Qwen2": Case("Qwen2ForCausalLM"),
     "Qwen3": Case("Qwen3ForCausalLM", SMALL_HEADS),
     "SmolLM3": Case("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0], "pad_token_id": 0}),
-    "Granite": Case(
-        "GraniteForCausalLM",
+    "Granite": Case("GraniteForCausalLM", GRANITE),
+    "Seed-OSS": Case("SeedOssForCausalLM", SMALL_HEADS | {"attention_bias": True, "mlp_bias": True}),
+    "Arcee": Case("ArceeForCausalLM", BIASED),
+    "ERNIE 4.5": Case("Ernie4_5ForCausalLM", SMALL_HEADS | {"use_bias": True}),
+    "Command R+": Case("CohereForCausalLM", {"use_qk_norm": True, "pad_token_id": 0}),
+    "OLMo 2": Case("Olmo2ForCausalLM", {"attention_bias": True, "pad_token_id": 0} | UNTIED),
+    "OLMo 3": Case(
+        "Olmo3ForCausalLM",
         {
-            "embedding_multiplier": 3.0,
-            "residual_multiplier": 0.7,
-            "attention_multiplier": 0.5,
-            "logits_scaling": 4.0,
+            "num_hidden_layers": 3,
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+                "full_attention": YARN_ROPE,
+            },
+            "pad_token_id": 0,
         },
     ),
+    "EXAONE 4 32B": Case(
+        "Exaone4ForCausalLM",
+        {
+            "num_hidden_layers": 3,
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "EXAONE 4 1.2B": Case("Exaone4ForCausalLM", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
+    "Hunyuan": Case(
+        "HunYuanDenseV1ForCausalLM",
+        SMALL_HEADS
+        | UNTIED
+        | {
+            "attention_bias": True,
+            "rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 10000.0},
+        },
+    ),
+    "BLOOM": Case("BloomForCausalLM", {"n_head": 6, "hidden_size": 48}),
+    "MPT": Case(
+        "MptForCausalLM",
+        {
+            "d_model": 48,
+            "n_heads": 6,
+            "n_layers": 2,
+            "max_seq_len": 512,
+            "attn_config": {"clip_qkv": 0.7, "softmax_scale": 0.5},
+        },
+    ),
+    "GPT-2": Case("GPT2LMHeadModel"),
+    "OPT": Case("OPTForCausalLM", {"ffn_dim": 64, "word_embed_proj_dim": 32, "pad_token_id": 0}),
+    "Ministral 3": Case(
+        "Ministral3ForCausalLM", SMALL_HEADS | {"rope_parameters": TEMPERATURE_ROPE, "pad_token_id": 0}
+    ),
+    "Command R": Case("CohereForCausalLM", {"logit_scale": 0.5, "attention_bias": True, "pad_token_id": 0}),
+    "Command R7B": Case(
+        "Cohere2ForCausalLM",
+        {
+            "num_hidden_layers": 3,
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "pad_token_id": 0,
+        },
+    ),
+    "StableLM": Case("StableLmForCausalLM", {"use_qkv_bias": True, "rope_parameters": HALF_ROPE} | UNTIED),
+    "StableLM 12B": Case("StableLmForCausalLM", {"use_parallel_residual": True, "qk_layernorm": True}),
+    "StableLM in parallel": Case("StableLmForCausalLM", {"use_parallel_residual": True}),
+    "Phi-2": Case("PhiForCausalLM", UNTIED),
+    "Pythia": Case("GPTNeoXForCausalLM", UNTIED),
+    "GPT-NeoX in sequence": Case("GPTNeoXForCausalLM", {"use_parallel_residual": False, "attention_bias": False}),
+    "Nemotron": Case("NemotronForCausalLM", UNTIED | BIASED),
+    "Helium": Case("HeliumForCausalLM", {"head_dim": 8, "attention_bias": True, "mlp_bias": True}),
     "Mistral with windows": Case("MistralForCausalLM", {"sliding_window": 24}),
     "Qwen2 with windows": Case(
         "Qwen2ForCausalLM",
@@ -145,18 +209,23 @@ CASES = {
     ),
     "DeepSeek-MoE": Case(
         "Qwen2MoeForCausalLM",
-        UNTIED
-        | {
-            "qkv_bias": False,
-            "num_experts": 9,
-            "num_experts_per_tok": 3,
-            "moe_intermediate_size": 24,
-            "shared_expert_intermediate_size": 48,
-            "num_hidden_layers": 3,
-            "mlp_only_layers": [0],
-        },
+        UNTIED | DEEPSEEK_MOE,
         published.deepseek_moe,
         published.ungated_forward,
+    ),
+    "Ling-lite": Case("Qwen2MoeForCausalLM", UNTIED | DEEPSEEK_MOE, published.ling, published.ungated_forward),
+    "Ling 2": Case(
+        "Glm4MoeForCausalLM",
+        UNTIED | SHARED | TWO_GROUPS | {"use_qk_norm": True, "head_dim": 16, "rope_parameters": HALF_ROPE},
+        published.ling2,
+    ),
+    "Kimi K2": Case("DeepseekV3ForCausalLM", UNTIED | DEEPSEEK | {"n_group": 1, "topk_group": 1}, published.kimi),
+    "MiMo": Case("Qwen2ForCausalLM", UNTIED, published.mimo),
+    "StarCoder": Case("GPTBigCodeForCausalLM"),
+    "GPT-BigCode without multi-query": Case("GPTBigCodeForCausalLM", {"multi_query": False}),
+    "Ministral 8B": Case(
+        "MinistralForCausalLM",
+        SMALL_HEADS | {"sliding_window": 24, "layer_types": ["full_attention", "sliding_attention"]},
     ),
     "InternLM": Case(
         "LlamaForCausalLM",
@@ -186,7 +255,10 @@ CASES = {
     ),
 }
 
-CASES |= {name: Case(architecture, overrides) for name, (architecture, overrides) in EXPERT_MODELS.items()}
+CASES |= {
+    name: Case(architecture, overrides) for name, (architecture, overrides) in (EXPERT_MODELS | HYBRID_MODELS).items()
+}
+CASES["Qwen3.5 with stacks of experts"] = Case(*HYBRID_MODELS["Qwen3.5 with experts"], published.stacked_experts)
 
 
 def check_logits(name: str, directory: Path, lengths: tuple[int, int] = (8, 4), **settings: Any) -> None:
@@ -203,9 +275,11 @@ def check_logits(name: str, directory: Path, lengths: tuple[int, int] = (8, 4), 
     """
     case = CASES[name]
     make_tiny(directory, case.architecture, **{"vocab_size": 49152} | case.overrides)
-    model = AutoModelForCausalLM.from_pretrained(
-        directory, dtype=torch.float32, attn_implementation=case.attention
-    ).eval()
+    model = (
+        getattr(transformers, case.architecture)
+        .from_pretrained(directory, dtype=torch.float32, attn_implementation=case.attention)
+        .eval()
+    )
     case.publish(directory)
     with TokenEngine(directory, **settings) as engine, torch.no_grad():
         answer, logits = engine.answer(PROMPT, lengths[0], "all")
@@ -221,8 +295,10 @@ def test_logits_equal_transformers_in_chunks_in_steps_and_behind_cached_prefixes
     check_logits(name, tmp_path / "model")
 
 
-# Between them: windows, soft caps, two ropes, output norms; LayerNorm and parallel halves; ALiBi; half rotations.
-VARIED = ["Gemma 2", "Gemma 3", "Falcon 40B", "Falcon RW", "GLM-4-0414", "Granite"]
+# Between them: windows, chunks, soft caps, two ropes, output norms; LayerNorm and parallel halves; ALiBi; half
+# rotations; no input norms; norms after rotation; learned positions; states.
+VARIED = ["OLMo 3", "Hunyuan", "GPT-2", "Gemma 2", "Gemma 3", "Falcon 40B", "Falcon RW", "GLM-4-0414", "Granite"]
+VARIED += ["Llama 4", *HYBRID_MODELS]
 
 
 @pytest.mark.parametrize("name", VARIED)
@@ -235,3 +311,9 @@ def test_logits_are_bitwise_the_same_in_small_chunks_and_in_one(name: str, tmp_p
             found.append(engine.answer(PROMPT, 8, "all"))
     assert found[0][0] == found[1][0]
     assert torch.equal(found[0][1], found[1][1])
+
+
+def test_a_session_longer_than_the_learned_positions_is_refused(tmp_path: Path) -> None:
+    directory = make_tiny(tmp_path / "model", "GPT2LMHeadModel", max_position_embeddings=64)
+    with pytest.raises(ValueError, match="session_len must be at most the 64 positions that the model has learned"):
+        TokenEngine(directory, session_len=65)

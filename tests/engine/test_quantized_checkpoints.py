@@ -106,7 +106,7 @@ def test_experts_are_multiplied_as_codes(architecture: str, overrides: dict[str,
     assert distance(logits_of(tmp_path / "model"), reference_of(plain, {})) < LIMIT
 
 
-def test_codes_stay_as_they_are_beside_rounded_weights_and_a_rounded_cache(source: Path, tmp_path: Path) -> None:
+def test_codes_stay_as_they_are_alongside_quantized_weights_and_a_quantized_cache(source: Path, tmp_path: Path) -> None:
     values = quantize_checkpoint(source, tmp_path / "model", Scheme())
     exact = reference_of(source, values)
     # 4 bits for what is left, the output layer's 8; were the codes rounded again to 4 bits, this would be 0.1.
@@ -122,7 +122,7 @@ def test_the_prefix_cache_gives_the_same_answer(source: Path, tmp_path: Path) ->
             model(PROMPT * 4, GenerationConfig(max_new_tokens=8, ignore_eos=True), do_preprocess=False)
             for _ in range(2)
         )
-        assert model.engine.metrics()["tokens_matched_total"] >= 32
+        assert model.engine.metrics()["prefix_cache_hits_total"] >= 32
     assert first.token_ids == second.token_ids
 
 

@@ -8,11 +8,11 @@ from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 
 
 @pytest.mark.parametrize(("policy", "gain"), [(8, 1.9), (4, 3.5)])
-def test_a_rounded_cache_holds_more_blocks_in_the_same_memory(
+def test_a_quantized_cache_holds_more_blocks_in_the_same_memory(
     default_model_dir: Path, policy: int, gain: float
 ) -> None:
     def blocks(quant_policy: int) -> float:
-        # So many sessions that memory, not use, bounds the cache.
+        # This many sessions that memory, not use, bounds the cache.
         config = TurbomindEngineConfig(
             dtype="bfloat16", quant_policy=quant_policy, cache_max_entry_count=0.02, max_batch_size=100
         )
@@ -22,14 +22,16 @@ def test_a_rounded_cache_holds_more_blocks_in_the_same_memory(
     assert blocks(policy) >= gain * blocks(0)
 
 
-def test_a_rounded_model_with_a_rounded_cache_answers_the_same_from_the_prefix_cache(default_model_dir: Path) -> None:
+def test_a_quantized_model_with_a_quantized_cache_answers_the_same_from_the_prefix_cache(
+    default_model_dir: Path,
+) -> None:
     config = TurbomindEngineConfig(weight_bits=8, quant_policy=8, enable_prefix_caching=True, cache_max_entry_count=64)
     prompt = "Some facts about cities. " * 20 + "The capital of France is"
     with pipeline(str(default_model_dir), backend_config=config) as model:
         first, second = (model(prompt, GenerationConfig(max_new_tokens=8), do_preprocess=False) for _ in range(2))
         assert "Paris" in first.text
         assert first.token_ids == second.token_ids
-        assert model.engine.metrics()["tokens_matched_total"] >= 64
+        assert model.engine.metrics()["prefix_cache_hits_total"] >= 64
 
 
 def test_bad_settings_are_refused_by_name(default_model_dir: Path) -> None:

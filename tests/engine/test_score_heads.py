@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
-from lmdeploy.score_head import ScoreHead, judging_prompt, read_score_head
+from lmdeploy.model_metadata.score_head import ScoreHead, judging_prompt, read_score_head
 from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.turbomind.engine_dir import resolve
 from tests.support.tiny_models import make_tiny
@@ -57,4 +57,4 @@ def test_qwen3_reranker_says_yes_as_often_as_transformers(tmp_path: Path) -> Non
     with torch.no_grad():
         logits = [reference(torch.tensor([tokenizer.encode(prompt)])).logits[0, -1, [yes, no]] for prompt in prompts]
     expected = [float(torch.softmax(each, dim=0)[0]) for each in logits]
-    np.testing.assert_allclose(head.told(numbers)[:, 0], expected, atol=1e-4)
+    np.testing.assert_allclose(head.reported(numbers)[:, 0], expected, atol=1e-4)

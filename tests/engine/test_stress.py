@@ -112,11 +112,11 @@ def test_thousands_of_requests_leave_nothing_behind(tmp_path: Path, backend: str
         run_traffic(engine, 1, requests // 5)  # warms allocator and caches
         before_bytes, before_threads = resident_bytes(), threading.active_count()
         run_traffic(engine, 2, requests)
-        figures = engine.metrics()
-        assert figures["cache_blocks_used"] == 0
-        assert figures["requests_running"] + figures["requests_waiting"] == 0
-        assert figures["sessions"] == 0
-        assert figures["preemptions_total"] > 0
+        measurements = engine.metrics()
+        assert measurements["cache_blocks_used"] == 0
+        assert measurements["requests_running"] + measurements["requests_waiting"] == 0
+        assert measurements["sessions"] == 0
+        assert measurements["preemptions_total"] > 0
         assert threading.active_count() == before_threads
         assert resident_bytes() - before_bytes < 64 << 20
     finally:

@@ -128,6 +128,7 @@ _SAME_EITHER_WAY: dict[str, dict[str, Any]] = {
     "any text": {"type": "regex_schema", "regex_schema": r"(.|\n){5,30}(né|日本|🙂)*"},
     "all but": {"type": "regex_schema", "regex_schema": r"[^a-z\u00e9]{1,60}!?"},
     "grammar": {"type": "grammar", "grammar": 'root ::= (word " "?)+ "."\nword ::= [a-zA-Zé]+ | "<" root ">"'},
+    "Lark": {"type": "lark", "lark": 'start: (WORD " "?)+ "."\nWORD: /[a-z]+/'},
     "tag": {
         "type": "structural_tag",
         "structural_tag": {"type": "tag", "begin": "<a>", "content": {"type": "any_text"}, "end": "</a>"},
@@ -159,6 +160,20 @@ def test_an_answer_is_the_same_whichever_way_is_found_what_may_come(
         )
         for case, one, other in zip(cases, few, every, strict=True):
             assert one == other, case
+
+
+def test_a_response_has_allowed_tokens_alone(babbler: AsyncEngine) -> None:
+    tokens = [{"type": "token", "token": token} for token in (300, 301, 999)]
+    tag = {"type": "plus", "content": {"type": "or", "elements": tokens}}  # as the gateway writes them
+    config = GenerationConfig(
+        max_new_tokens=9,
+        do_sample=True,
+        temperature=2.0,
+        response_format={"type": "structural_tag", "structural_tag": tag},
+    )
+    answers = [answer.token_ids for answer in babbler(["Hello"] * 6, config)]
+    assert all(answers)
+    assert {token for answer in answers for token in answer} == {300, 301, 999}
 
 
 @pytest.mark.parametrize("pattern", [r"call me [A-Za-z]{1,10}", r"\d{4}-(0[1-9]|1[0-2])-[0-3]\d", r"(yes|no)\."])
@@ -262,8 +277,9 @@ def test_forced_text_costs_no_steps_and_streams_like_any_other(babbler: AsyncEng
         ({"type": "regex_schema", "regex_schema": "((a{1,100}){1,100}){1,100}"}, "written out"),
         ({"type": "regex_schema", "regex_schema": "a" * 100_000}, "bytes long"),
         ({"type": "grammar", "grammar": "root ::= missing_rule"}, "missing_rule"),
+        ({"type": "lark", "lark": "start: missing_rule"}, "missing_rule"),
         ({"type": "structural_tag", "structural_tag": {"type": "poem"}}, "poem"),
-        ({"type": "poem"}, "json_object, json_schema, regex_schema, grammar or structural_tag"),
+        ({"type": "poem"}, "json_object, json_schema, regex_schema, grammar, lark or structural_tag"),
     ],
 )
 def test_a_format_that_cannot_be_compiled_fails_its_request_alone(
@@ -275,3 +291,23 @@ def test_a_format_that_cannot_be_compiled_fails_its_request_alone(
         babbler("Hello", GenerationConfig(max_new_tokens=8, response_format=response_format))
     assert babbler("Hello", good).text == want
     assert babbler.engine.metrics()["cache_blocks_used"] == 0
+
+
+def test_a_special_token_comes_in_a_structural_tag_that_names_its_text_and_in_no_other(model: AsyncEngine) -> None:
+    mark = "<file_sep>"
+    (token,) = model.tokenizer.encode(mark, add_bos=False)
+    assert model.tokenizer.decode([token]) == ""  # it is special
+
+    def answer(begin: str) -> Any:
+        tag = {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": "</end>"}
+        config = GenerationConfig(
+            max_new_tokens=12,
+            logit_bias={token: 100.0},
+            skip_special_tokens=False,
+            response_format={"type": "structural_tag", "structural_tag": tag},
+        )
+        return model("Go on", config)
+
+    named = answer(f"call{mark}")
+    assert (named.token_ids.count(token) > 0, named.text.startswith(f"call{mark}")) == (True, True)
+    assert token not in answer("call").token_ids

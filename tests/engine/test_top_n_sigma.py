@@ -1,4 +1,4 @@
-"""`top_n_sigma` keeps what lies within so many standard deviations of the largest logit, and nothing else."""
+"""`top_n_sigma` keeps what lies within this many standard deviations of the largest logit, and nothing else."""
 
 from pathlib import Path
 

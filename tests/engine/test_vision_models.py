@@ -1,6 +1,6 @@
-"""Models that see compute what `transformers` computes of the same picture and text, on tiny random checkpoints.
+"""Models that see compute what `transformers` computes of the same image and text, on tiny random checkpoints.
 
-`transformers` processes the picture and looks at it itself; both sides sum in float32, in different orders.
+`transformers` processes the image and looks at it itself; both sides sum in float32, in different orders.
 """
 
 import functools
@@ -19,11 +19,11 @@ from lmdeploy.offline.async_engine import AsyncEngine
 from tests.support import tiny_own_layouts as own
 from tests.support import tiny_vision_models as tiny
 from tests.support.glm_4v_reference import Glm4vReference, make_tiny_glm_4v
+from tests.support.images import make_image
 from tests.support.minicpmv_reference import MiniCpmReference, make_tiny_minicpmv
 from tests.support.mllama_reference import MllamaReference, make_tiny_mllama
 from tests.support.molmo_reference import MolmoReference, make_tiny_molmo
 from tests.support.phi3_vision_reference import Phi3VisionReference, make_tiny_phi3_vision
-from tests.support.pictures import picture
 from tests.support.qwen_vl_reference import QwenVlReference, make_tiny_qwen_vl_chat
 from tests.support.token_engine import relative_error
 from tests.support.yi_vl_reference import YiVlReference, make_tiny_yi_vl
@@ -41,15 +41,15 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Case:
-    """A family: how a checkpoint is made, and how `transformers` is given pictures."""
+    """A family: how a checkpoint is made, and how `transformers` is given images."""
 
     make: Callable[[Path], Path]
     inputs: Callable[[Any, Any, Any], dict[str, Any]] = lambda processor, config, image: processor(
         images=image, return_tensors="pt"
     )
     sizes: tuple[tuple[int, int], ...] = ((40, 60), (90, 31), (28, 28))
-    together: bool = False  # a picture is processed as one of all in the prompt
-    types: str = ""  # the argument by which `transformers` is told which tokens are of pictures, if it has to be
+    together: bool = False  # an image is processed as one of all in the prompt
+    types: str = ""  # the argument by which `transformers` learns which tokens are of images, if it has to
     reference: Callable[[Path], Any] | None = None  # in place of `transformers`, which does not have it
 
 
@@ -58,6 +58,16 @@ def _cropped(processor: Any, config: Any, image: Image.Image) -> dict[str, Any]:
     return inputs
 
 
+MINISTRAL3 = {
+    "model_type": "ministral3",
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 32,
+        "llama_4_scaling_beta": 0.5,
+    },
+}
 CASES = {
     "LLaVA 1.5": Case(tiny.make_tiny_llava),
     "LLaVA 1.6": Case(tiny.make_tiny_llava_next),
@@ -105,6 +115,11 @@ CASES = {
         lambda processor, config, image: processor(images=image, patch_size=28, return_tensors="pt"),
         sizes=((40, 60), (90, 31), (300, 150)),
     ),
+    "Ministral 3": Case(
+        functools.partial(tiny.make_tiny_mistral3, text=MINISTRAL3),
+        lambda processor, config, image: processor(images=image, patch_size=28, return_tensors="pt"),
+        sizes=((40, 60), (90, 31), (300, 150)),
+    ),
     "Qwen2-VL": Case(tiny.make_tiny_qwen_vl, sizes=((40, 60), (90, 31), (300, 150)), types="mm_token_type_ids"),
     "Qwen2.5-VL": Case(
         functools.partial(tiny.make_tiny_qwen_vl, kind="Qwen2_5_VL"),
@@ -121,9 +136,19 @@ CASES = {
         sizes=((40, 60), (90, 31)),
         types="mm_token_type_ids",
     ),
+    "Qwen3.5": Case(
+        functools.partial(tiny.make_tiny_qwen_vl, kind="Qwen3_5"),
+        sizes=((40, 60), (90, 31), (300, 150)),
+        types="mm_token_type_ids",
+    ),
+    "Qwen3.5, experts": Case(
+        functools.partial(tiny.make_tiny_qwen_vl, kind="Qwen3_5Moe"),
+        sizes=((40, 60), (90, 31)),
+        types="mm_token_type_ids",
+    ),
     "GLM-4.1V": Case(tiny.make_tiny_glm4v, sizes=((40, 60), (90, 31), (300, 150)), types="mm_token_type_ids"),
     "Gemma 3": Case(tiny.make_tiny_gemma3, types="token_type_ids"),
-    "Gemma 3, pictures longer than the window": Case(
+    "Gemma 3, images longer than the window": Case(
         functools.partial(tiny.make_tiny_gemma3, window=9), types="token_type_ids"
     ),
 }
@@ -187,16 +212,16 @@ def test_logits_equal_transformers_in_chunks_and_behind_cached_prefixes(
 ) -> None:
     case, seeing = model
     for seed, size in enumerate(case.sizes):
-        image = picture(*size, seed)
+        image = make_image(*size, seed)
         prompt = ("what is in this picture, and where?", image)
         ids = engine.prepare(prompt).ids
         whole = engine(prompt, ALL)
         expected = seeing.logits(ids + whole.token_ids, [image])
         assert relative_error(whole.logits[: len(ids)], expected[: len(ids)]) < TOLERANCE
-        before = engine.engine.metrics()["tokens_matched_total"]
+        before = engine.engine.metrics()["prefix_cache_hits_total"]
         engine(prompt, GENERATED)  # publishes its blocks
         again = engine(prompt, GENERATED)
-        assert engine.engine.metrics()["tokens_matched_total"] > before
+        assert engine.engine.metrics()["prefix_cache_hits_total"] > before
         assert again.token_ids == whole.token_ids
         assert relative_error(again.logits, expected[len(ids) - 1 : -1][: len(again.logits)]) < TOLERANCE
 
@@ -208,9 +233,9 @@ def test_texts_alone_are_computed_as_by_transformers(model: tuple[Case, Seeing],
     assert relative_error(answer.logits[: len(ids)], model[1].logits(ids, [])[: len(ids)]) < TOLERANCE
 
 
-def test_several_pictures_stand_where_the_message_has_them(model: tuple[Case, Seeing], engine: AsyncEngine) -> None:
+def test_several_images_stand_where_the_message_has_them(model: tuple[Case, Seeing], engine: AsyncEngine) -> None:
     _, seeing = model
-    one, two = picture(40, 60, 5), picture(40, 60, 6)
+    one, two = make_image(40, 60, 5), make_image(40, 60, 6)
     messages = [
         {"role": "user", "content": [_part(one), {"type": "text", "text": "first"}]},
         {"role": "assistant", "content": "yes"},
@@ -225,17 +250,17 @@ def _part(image: Image.Image) -> dict[str, Any]:
     return {"type": "image_data", "image_data": {"data": image}}
 
 
-def test_answers_are_bitwise_equal_alone_and_in_a_batch_with_text_and_other_pictures(
+def test_answers_are_bitwise_equal_alone_and_in_a_batch_with_text_and_other_images(
     model: tuple[Case, Seeing],
 ) -> None:
     config = GenerationConfig(
         max_new_tokens=12, do_sample=True, temperature=0.9, top_k=0, random_seed=5, logprobs=3, ignore_eos=True
     )
     prompts: list[Any] = [
-        ("what is it?", picture(40, 60)),
+        ("what is it?", make_image(40, 60)),
         "only a text",
-        ("what is it?", picture(40, 60, 1)),
-        ("another", [picture(90, 31), picture(28, 28)]),
+        ("what is it?", make_image(40, 60, 1)),
+        ("another", [make_image(90, 31), make_image(28, 28)]),
     ]
 
     def trace(response: Any) -> tuple[Any, ...]:
@@ -243,7 +268,7 @@ def test_answers_are_bitwise_equal_alone_and_in_a_batch_with_text_and_other_pict
 
     with model[1].engine() as plain:
         alone = [trace(plain(prompt, config)) for prompt in prompts]
-        assert alone[0] != alone[2], "the picture makes no difference"
+        assert alone[0] != alone[2], "the image makes no difference"
         assert [trace(answer) for answer in plain(prompts, config)] == alone
         both = plain(
             prompts[0],
@@ -264,9 +289,9 @@ def test_answers_are_bitwise_equal_alone_and_in_a_batch_with_text_and_other_pict
             assert [trace(answer) for answer in short(prompts * 2, config)] == alone * 2
 
 
-def test_steps_hold_a_picture_whose_tokens_see_each_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_steps_hold_an_image_whose_tokens_see_each_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     directory = tiny.make_tiny_gemma3(tmp_path / "model")
-    prompt = ("what is it?", picture(40, 60))
+    prompt = ("what is it?", make_image(40, 60))
     answers = []
     for tokens in (8, 64):
         settings = TurbomindEngineConfig(**(SETTINGS | {"num_tokens_per_iter": tokens}))
@@ -276,11 +301,11 @@ def test_steps_hold_a_picture_whose_tokens_see_each_other(tmp_path: Path, caplog
     assert torch.equal(*(answer.logits for answer in answers))
 
 
-def test_a_prompt_has_as_many_tokens_for_a_picture_as_the_tower_gives_rows(engine: AsyncEngine) -> None:
+def test_a_prompt_has_as_many_tokens_for_an_image_as_the_tower_gives_rows(engine: AsyncEngine) -> None:
     encoder = engine._preparer.encoder  # type: ignore[attr-defined]
-    writer = engine._preparer._pictures
+    writer = engine._preparer._images
     for width, height in [(2, 2), (30, 29), (300, 7), (7, 300), (200, 199), (64, 48), (28, 56), (57, 113)]:
-        image = picture(width, height)
+        image = make_image(width, height)
         rows = encoder._family.features(encoder._part, image, {})
         written = writer.family.expansion(writer.part, image.size, {})  # type: ignore[union-attr]
         of_token = 1 if writer.family.is_looked_at else len(rows)  # type: ignore[union-attr]

@@ -16,7 +16,7 @@ from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
 from lmdeploy.offline.async_engine import AsyncEngine
 from lmdeploy.vl import Video
 from tests.support import tiny_vision_models as tiny
-from tests.support.pictures import picture
+from tests.support.images import make_image
 from tests.support.token_engine import relative_error
 
 TOLERANCE = 1e-4
@@ -25,7 +25,7 @@ ALL = GenerationConfig(max_new_tokens=6, output_logits="all", do_sample=False, i
 
 
 def clip(count: int, width: int, height: int, seconds: float = 0.5, seed: int = 0) -> Video:
-    frames = tuple(picture(width, height, 100 * seed + i) for i in range(count))
+    frames = tuple(make_image(width, height, 100 * seed + i) for i in range(count))
     return Video(frames, tuple(i * seconds for i in range(count)))
 
 
@@ -156,9 +156,9 @@ def test_logits_over_a_video_equal_transformers_in_chunks_and_behind_cached_pref
         assert relative_error(answer.logits[: len(whole)], expected[: len(answer.logits)]) < TOLERANCE
         wanted = GenerationConfig(max_new_tokens=6, output_logits="generation", do_sample=False, ignore_eos=True)
         engine(prompt, wanted)  # publishes its blocks
-        before = engine.engine.metrics()["tokens_matched_total"]
+        before = engine.engine.metrics()["prefix_cache_hits_total"]
         again = engine(prompt, wanted)
-        assert engine.engine.metrics()["tokens_matched_total"] > before
+        assert engine.engine.metrics()["prefix_cache_hits_total"] > before
         assert relative_error(again.logits, expected[len(ids) - 1 :][: len(again.logits)]) < TOLERANCE
 
 
@@ -169,7 +169,7 @@ def test_answers_about_videos_are_bitwise_equal_alone_and_in_a_batch(case: tuple
     )
     frames = chosen.video.frames
     other = Video((*frames[:-1], frames[0]), chosen.video.times)
-    prompts: list[Any] = [("what?", chosen.video), "only a text", ("what?", other), ("what?", picture(40, 60))]
+    prompts: list[Any] = [("what?", chosen.video), "only a text", ("what?", other), ("what?", make_image(40, 60))]
     with engine_of(directory) as engine:
         alone = [engine(prompt, config) for prompt in prompts]
         traces = [(one.token_ids, [list(entry.items()) for entry in one.logprobs]) for one in alone]
@@ -178,10 +178,10 @@ def test_answers_about_videos_are_bitwise_equal_alone_and_in_a_batch(case: tuple
         assert [(one.token_ids, [list(entry.items()) for entry in one.logprobs]) for one in together] == traces
 
 
-def test_a_text_behind_a_video_and_a_picture_stands_where_it_does_without_chunks(case: tuple[Case, Path]) -> None:
+def test_a_text_behind_a_video_and_an_image_stands_where_it_does_without_chunks(case: tuple[Case, Path]) -> None:
     chosen, directory = case
     content = [
-        {"type": "image_data", "image_data": {"data": picture(40, 60)}},
+        {"type": "image_data", "image_data": {"data": make_image(40, 60)}},
         {"type": "video_data", "video_data": {"data": chosen.video}},
         {"type": "text", "text": "compare"},
     ]

@@ -44,10 +44,21 @@ def test_100k_tokens_fit_into_a_dozen_blocks(directory: Path) -> None:
         assert engine.engine.metrics()["preemptions_total"] == 0
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_one_full_layer_needs_all_blocks(tmp_path: Path, backend: str) -> None:
+# Of 12 blocks of two layers, this engine gives each layer the pages that it needs: 5 that a window of 40 and a step of
+# 20 rows may begin and end in, the other 19 to the layer that sees everything.
+@pytest.mark.parametrize(("backend", "tokens"), [("turbomind", 19 * 16), ("pytorch", BLOCKS * 16)])
+def test_a_layer_with_a_window_leaves_its_room_to_one_that_sees_everything(
+    tmp_path: Path, backend: str, tokens: int
+) -> None:
     directory = make_tiny(
         tmp_path / "model", "Gemma2ForCausalLM", head_dim=16, sliding_window=WINDOW, max_position_embeddings=4096
     )
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
     with TokenEngine(directory, backend=backend, session_len=4096, cache_max_entry_count=BLOCKS) as engine:
-        assert engine.engine.session_len == BLOCKS * 16
+        assert engine.engine.session_len == tokens
+        prompt = prompt_of(tokens - 30)
+        answer, logits = engine.answer(prompt, 20, "generation")
+        with torch.no_grad():
+            expected = model(torch.tensor([prompt + answer[:-1]])).logits[0, len(prompt) - 1 :]
+        assert relative_error(logits, expected) < 1e-4
+        assert engine.engine.metrics()["preemptions_total"] == 0

@@ -47,8 +47,8 @@ class Reader(threading.Thread):
         assert not self.is_alive(), "an answer waits for ever"
         if self.broke is not None:
             return type(self.broke).__name__
-        told = json.loads(self.last.removeprefix("data: "))
-        return str(told["error"]["code"])
+        reported = json.loads(self.last.removeprefix("data: "))
+        return str(reported["error"]["code"])
 
 
 def ask(server: ApiServer, **fields: Any) -> httpx.Response:
@@ -71,8 +71,8 @@ def is_answered(server: ApiServer) -> bool:
     return True
 
 
-def figure(url: str, name: str) -> float:
-    """Return one of Prometheus' figures."""
+def measurement(url: str, name: str) -> float:
+    """Return one of Prometheus' measurements."""
     page = httpx.get(url, timeout=10, trust_env=False).text
     line = next(line for line in page.splitlines() if line.startswith((f"{name} ", f"{name}{{")))
     return float(line.rsplit(" ", 1)[1])
@@ -80,6 +80,6 @@ def figure(url: str, name: str) -> float:
 
 def expect_nothing_held(server: ApiServer) -> None:
     """Wait until no request is open and no cache block used; what is asked with is one itself."""
-    eventually_sync(lambda: figure(server.metrics_url, "turbomind_cache_blocks_used") == 0, timeout=30)
-    eventually_sync(lambda: figure(server.metrics_url, "turbomind_requests_running") == 0, timeout=30)
-    eventually_sync(lambda: figure(f"{server.url}/metrics", "lmdeploy_gateway_requests_open") == 1, timeout=30)
+    eventually_sync(lambda: measurement(server.metrics_url, "turbomind_cache_blocks_used") == 0, timeout=30)
+    eventually_sync(lambda: measurement(server.metrics_url, "turbomind_requests_running") == 0, timeout=30)
+    eventually_sync(lambda: measurement(f"{server.url}/metrics", "lmdeploy_gateway_requests_open") == 1, timeout=30)

@@ -24,7 +24,7 @@ def says(server: ApiServer) -> str:
     return str(answer.json()["choices"][0]["message"]["content"])
 
 
-def test_answers_stay_what_they_were_and_a_broken_file_is_told_when_it_is_next_read(
+def test_answers_stay_what_they_were_and_a_broken_file_is_reported_when_it_is_next_read(
     model: Path, tmp_path: Path
 ) -> None:
     served = Path(shutil.copytree(model, tmp_path / "tiny"))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.callers import STORY, ask, expect_nothing_held, figure, is_answered
+from tests.faults.callers import STORY, ask, expect_nothing_held, is_answered, measurement
 from tests.support.api_server import ApiServer, api_server
 from tests.support.processes import open_files
 from tests.support.waiting import eventually_sync
@@ -51,7 +51,7 @@ def test_a_stopped_client_is_let_go_and_its_answer_cancelled(server: ApiServer) 
         assert client.stdout is not None
         assert client.stdout.readline() == "line\n"
         os.kill(client.pid, signal.SIGSTOP)
-        eventually_sync(lambda: figure(server.metrics_url, "turbomind_requests_cancelled_total") == 1, timeout=60)
+        eventually_sync(lambda: measurement(server.metrics_url, "turbomind_requests_cancelled_total") == 1, timeout=60)
         expect_nothing_held(server)
         assert is_answered(server)
         os.kill(client.pid, signal.SIGKILL)

@@ -9,18 +9,18 @@ from pathlib import Path
 import httpx
 import pytest
 
-from openai_gateway.process.connection import Patience
+from openai_gateway.process.connection import ClientTimeouts
 from openai_gateway.settings import Settings
 from tests.support.fake_triton import FakeTriton, Script
 from tests.support.gateways import running_gateway
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 WALL_CLOCK = re.compile(r"\btime\.time(_ns)?\(|datetime\.(datetime\.)?(now|utcnow|today)\(")
-# A time told to somebody, who reads it as a date.
+# A time asked to somebody, who reads it as a date.
 DATES = {
     "lmdeploy/kv_events/stream.py",
     "lmdeploy/templates/dates.py",
-    "openai_gateway/batches/disk.py",  # what is kept over restarts expires on a day, as its owner was told
+    "openai_gateway/batches/disk.py",  # what is kept over restarts expires on a day, as its owner was reported
     "openai_gateway/endpoints/chat/route.py",
     "openai_gateway/endpoints/completions/route.py",
     "openai_gateway/endpoints/scoring/route.py",
@@ -57,9 +57,9 @@ def test_answers_and_connections_outlive_a_clock_that_is_set(
 ) -> None:
     fake.script = Script(hold_after=1, resume=True)
     real = time.time
-    patience = Patience(head=5, body=5, write=5)
+    timeouts = ClientTimeouts(head=5, body=5, write=5)
     with (
-        running_gateway(Settings(triton_address=fake.address), patience=patience) as url,
+        running_gateway(Settings(triton_address=fake.address), timeouts=timeouts) as url,
         httpx.Client(base_url=url, trust_env=False, timeout=30) as client,
     ):
         assert client.get("/health").status_code == 200

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from lmdeploy.serve.ports import free_ports
 from tests.faults.callers import ask, expect_nothing_held
 from tests.support.api_server import api_server
 from tests.support.tiny_models import make_tiny_llama
@@ -26,7 +27,7 @@ def with_small_files() -> None:
 def test_a_server_whose_log_cannot_be_written_serves_on_and_says_so_once(model: Path, tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     logs.mkdir()
-    port = 41_000 + os.getpid() % 20_000
+    (port,) = free_ports(1)
     (logs / f"tritonserver-{port}.log").symlink_to("/dev/full")  # every write to it: no space left on device
     cache = {"LMDEPLOY_CACHE": str(tmp_path)}
     with api_server(str(model), "--cache-max-entry-count", "64", env=cache, triton_grpc_port=port) as server:
@@ -47,7 +48,7 @@ def test_a_conversion_without_space_is_an_error_of_one_line_and_leaves_nothing(
     cache.mkdir()
     words = {
         "convert": ["convert", str(checkpoint), "--dst-path", str(cache / "workspace")],
-        "serve": ["serve", "api_server", str(checkpoint)],
+        "serve": ["serve", "api_server", str(checkpoint), "--server-port", str(free_ports(1)[0])],
     }
     lmdeploy = [sys.executable, "-m", "lmdeploy", *words[command]]
     env = {**os.environ, "LMDEPLOY_CACHE": str(cache)}

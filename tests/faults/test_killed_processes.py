@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import gettempdir
 
+import httpx
 import pytest
 
 from lmdeploy.serve.shared_memory import FOLDER, Regions
@@ -32,7 +33,7 @@ def server(model: Path) -> Iterator[ApiServer]:
 
 
 def regions_of(server: ApiServer) -> set[str]:
-    """Return the shared memory of the server's Python models, by the name that tritonserver was told."""
+    """Return the shared memory of the server's Python models, by the name that tritonserver was reported."""
     words = Path(f"/proc/{server.triton_pid()}/cmdline").read_text().split("\0")
     found = [word.partition("shm-region-prefix-name=")[2] for word in words if "shm-region-prefix-name=" in word]
     return {path.name for prefix in found for path in FOLDER.glob(f"{prefix}*")}
@@ -55,6 +56,22 @@ def test_a_killed_tritonserver_ends_answers_with_a_reason_and_is_replaced(server
     assert not [name for name in regions if (FOLDER / name).exists()]
     assert len(regions_of(server)) == len(regions)
     expect_nothing_held(server)
+
+
+def test_a_stopped_tritonserver_is_not_healthy_until_it_goes_on(server: ApiServer) -> None:
+    def health() -> int:
+        return httpx.get(f"{server.url}/health", timeout=20, trust_env=False).status_code
+
+    triton = server.triton_pid()
+    assert health() == 200
+    os.kill(triton, signal.SIGSTOP)
+    try:
+        eventually_sync(lambda: health() == 503, timeout=START)
+        assert server.triton_pid() == triton
+    finally:
+        os.kill(triton, signal.SIGCONT)
+    eventually_sync(lambda: is_answered(server), timeout=START)
+    assert health() == 200
 
 
 def test_a_killed_python_model_ends_answers_with_a_reason_and_is_replaced(server: ApiServer) -> None:

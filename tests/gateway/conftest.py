@@ -4,6 +4,7 @@ import httpx
 import openai
 import pytest
 
+from lmdeploy.vl.constants import VISION_FILE
 from openai_gateway.settings import Settings
 from tests.support.fake_triton import TOKEN_BYTES, FakeTriton
 from tests.support.gateways import running_gateway
@@ -17,6 +18,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FakeTrito
     fake = FakeTriton(MODEL)
     engine_dir = tmp_path_factory.mktemp("engine")
     TOKEN_BYTES.write(engine_dir / "token_bytes.bin")
+    (engine_dir / VISION_FILE).touch()
     settings = Settings(
         triton_address=fake.address,
         max_body_bytes=MAX_BODY,

@@ -7,8 +7,11 @@ import pytest
 from fastapi.testclient import TestClient
 
 from openai_gateway.app import create_app
+from openai_gateway.registry import ADMINISTERED, LOAD_ADAPTER, UNLOAD_ADAPTER
 from openai_gateway.settings import Settings
+from tests.abuse.attacks import LONG, Attack, responses
 from tests.support.fake_triton import FakeTriton, token_ids
+from tests.support.gateways import running_gateway
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 ADMIN = {"Authorization": "Bearer boss"}
@@ -84,7 +87,7 @@ def test_administrators_load_and_unload_adapters(triton: FakeTriton) -> None:
         assert gateway.post("/v1/unload_lora_adapter", json={"lora_name": "sql"}, headers=ADMIN).status_code == 404
 
 
-@pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
+@pytest.mark.parametrize("path", [LOAD_ADAPTER, UNLOAD_ADAPTER])
 def test_nobody_else_does(triton: FakeTriton, path: str) -> None:
     body = {"lora_name": "sql"} | ({"lora_path": "/adapters/sql"} if "unload" not in path else {})
     with client(triton, admin_keys=("boss",), api_keys=("k",)) as gateway:
@@ -95,6 +98,19 @@ def test_nobody_else_does(triton: FakeTriton, path: str) -> None:
         assert refused.status_code == 403
         assert "--admin-keys" in refused.json()["error"]["message"]
     assert triton.adapters == {}
+
+
+@pytest.mark.parametrize("path", ADMINISTERED)
+@pytest.mark.parametrize(("admin_keys", "status"), [(("boss",), 401), ((), 403)])
+def test_without_an_administrator_s_key_no_body_is_read(
+    triton: FakeTriton, path: str, admin_keys: tuple[str, ...], status: int
+) -> None:
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {LONG}\r\n\r\n"
+    )
+    with running_gateway(Settings(triton_address=triton.address, admin_keys=admin_keys)) as url:
+        attack = Attack("a body that never comes", head.encode(), is_unfinished=True)
+        assert responses(int(url.rpartition(":")[2]), attack, timeout=5) == [status]
 
 
 def test_an_adapter_that_belongs_to_keys_is_neither_seen_nor_used_by_others(triton: FakeTriton) -> None:
@@ -128,16 +144,16 @@ def test_a_bad_body_is_refused_by_name(triton: FakeTriton, case: str) -> None:
     assert triton.adapters == {}
 
 
-def test_the_tokens_of_messages_are_told_as_their_adapter_is_asked(triton: FakeTriton) -> None:
+def test_the_tokens_of_messages_are_reported_as_their_adapter_is_asked(triton: FakeTriton) -> None:
     triton.adapters = {"sql": ""}
     messages = [{"role": "user", "content": "Hi"}]
     with client(triton) as http:
         for path, field in (("/tokenize", "tokens"), ("/v1/chat/completions/render", "token_ids")):
-            told = {
+            reported = {
                 name: http.post(path, json={"model": name, "messages": messages}).json()[field]
                 for name in ("fake-model", "sql")
             }
-            assert told == {"fake-model": token_ids("<user>Hi"), "sql": token_ids("[sql]<user>Hi")}
+            assert reported == {"fake-model": token_ids("<user>Hi"), "sql": token_ids("[sql]<user>Hi")}
         body = {"model": "sql", "messages": messages, "max_tokens": 1}
         counted = http.post("/v1/messages/count_tokens", json=body).json()
         assert counted == {"input_tokens": len(token_ids("[sql]<user>Hi"))}

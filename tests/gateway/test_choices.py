@@ -8,6 +8,7 @@ import httpx
 import openai
 import pytest
 
+from lmdeploy.json_schema import enforceable
 from tests.gateway.conftest import MODEL
 from tests.support.fake_triton import FIRST_BYTE, FakeTriton, Script, prompt_logprob
 
@@ -17,7 +18,7 @@ TWO = Script(choices=[["a", "b"], ["1", "2", "3"]])
 ANSWER = "The capital of France is Paris."
 
 
-def test_n_choices_are_told_apart_and_the_prompt_is_counted_once(client: openai.OpenAI, triton: FakeTriton) -> None:
+def test_n_choices_are_separate_and_the_prompt_is_counted_once(client: openai.OpenAI, triton: FakeTriton) -> None:
     triton.script = TWO
     answer = client.chat.completions.create(model=MODEL, messages=HELLO, n=2)
     assert [(choice.index, choice.message.content) for choice in answer.choices] == [(0, "ab"), (1, "123")]
@@ -106,7 +107,10 @@ def test_penalties_bias_and_formats_reach_the_engine(client: openai.OpenAI, trit
     assert (inputs["logit_bias_ids"], inputs["logit_bias_values"]) == ([7], [-100])
     assert (inputs["bad_words"], inputs["stop_token_ids"]) == (["x"], [5])
     sent = json.loads(inputs["response_format"])
-    assert sent == {"type": "json_schema", "json_schema": {"name": "person", "schema": schema}}
+    assert sent == {"type": "json_schema", "json_schema": {"name": "person", "schema": enforceable(schema)}}
+
+
+REGEX_FORM = {"type": "regex_schema", "regex_schema": "^(a+)$"}
 
 
 @pytest.mark.parametrize(
@@ -114,7 +118,7 @@ def test_penalties_bias_and_formats_reach_the_engine(client: openai.OpenAI, trit
     [
         ({"type": "text"}, None),
         ({"type": "json_object"}, {"type": "json_object"}),
-        ({"type": "regex_schema", "regex_schema": "a+"}, {"type": "regex_schema", "regex_schema": "a+"}),
+        ({"type": "regex_schema", "regex_schema": "a+"}, REGEX_FORM),
         ({"type": "json_schema", "json_schema": {"name": "any"}}, {"type": "json_object"}),
     ],
 )
@@ -128,7 +132,7 @@ def test_each_response_format_has_its_engine_form(
 
 
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}}
-SCHEMA_FORM = {"type": "json_schema", "json_schema": {"name": "json", "schema": SCHEMA}}
+SCHEMA_FORM = {"type": "json_schema", "json_schema": {"name": "json", "schema": enforceable(SCHEMA)}}
 CHOICE_FORM = {"type": "grammar", "grammar": 'root ::= "say \\"yes\\"" | "nü"'}
 
 
@@ -138,11 +142,13 @@ CHOICE_FORM = {"type": "grammar", "grammar": 'root ::= "say \\"yes\\"" | "nü"'}
         ({"guided_json": SCHEMA}, SCHEMA_FORM),
         ({"guided_json": json.dumps(SCHEMA)}, SCHEMA_FORM),
         ({"structured_outputs": {"json": SCHEMA}}, SCHEMA_FORM),
-        ({"guided_regex": "a+", "response_format": {"type": "text"}}, {"type": "regex_schema", "regex_schema": "a+"}),
-        ({"structured_outputs": {"regex": "a+"}}, {"type": "regex_schema", "regex_schema": "a+"}),
+        ({"guided_regex": "a+", "response_format": {"type": "text"}}, REGEX_FORM),
+        ({"structured_outputs": {"regex": "a+"}}, REGEX_FORM),
         ({"guided_choice": ['say "yes"', "nü"]}, CHOICE_FORM),
         ({"structured_outputs": {"choice": ['say "yes"', "nü"]}}, CHOICE_FORM),
         ({"guided_grammar": 'root ::= "a"'}, {"type": "grammar", "grammar": 'root ::= "a"'}),
+        ({"guided_grammar": 'start: "a"'}, {"type": "lark", "lark": 'start: "a"'}),
+        ({"guided_json": SCHEMA, "structured_outputs": {"json": SCHEMA}}, SCHEMA_FORM),
         ({"structured_outputs": {"json_object": True, "disable_any_whitespace": True}}, {"type": "json_object"}),
     ],
 )
@@ -161,11 +167,11 @@ def test_formats_come_in_the_words_of_vllms_clients_too(
         ({"guided_regex": "a", "guided_choice": ["a"]}, "structured_outputs", 400),
         ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "structured_outputs", 400),
         ({"structured_outputs": {"json": {}, "grammar": "x"}}, "structured_outputs", 400),
-        ({"guided_json": "no JSON"}, "guided_json", 422),
-        ({"guided_json": "[1]"}, "guided_json", 422),
-        ({"guided_json": "[" * 60_000}, "guided_json", 422),
+        ({"guided_json": "no JSON"}, "guided_json", 400),
+        ({"guided_json": "[1]"}, "guided_json", 400),
+        ({"guided_json": "[" * 60_000}, "guided_json", 400),
         ({"guided_json": '{"not":' * 200 + "{}" + "}" * 200}, "guided_json", 400),
-        ({"guided_json": json.dumps({"enum": ["x" * 10_000] * 7})}, "guided_json", 422),
+        ({"guided_json": json.dumps({"enum": ["x" * 10_000] * 7})}, "guided_json", 400),
         ({"guided_choice": []}, "guided_choice", 400),
     ],
 )
@@ -196,7 +202,7 @@ def test_echo_begins_with_the_prompt(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("n", [1, 2])
-def test_echo_with_logprobs_tells_the_prompt_s_too(
+def test_echo_with_logprobs_reports_the_prompt_s_too(
     client: openai.OpenAI, triton: FakeTriton, stream: bool, n: int
 ) -> None:
     options: Any = {"model": MODEL, "prompt": ["ab", "c"], "echo": True, "logprobs": 1, "n": n}
@@ -241,7 +247,9 @@ def test_a_prompt_can_be_scored_without_an_answer(
 
 
 @pytest.mark.parametrize("echo", [False, True])
-def test_prompt_logprobs_are_told_as_vllm_tells_them(client: openai.OpenAI, triton: FakeTriton, echo: bool) -> None:
+def test_prompt_logprobs_are_reported_as_vllm_reports_them(
+    client: openai.OpenAI, triton: FakeTriton, echo: bool
+) -> None:
     options: Any = {"model": MODEL, "n": 2, "logprobs": 0, "echo": echo, "extra_body": {"prompt_logprobs": 1}}
     answer = client.completions.create(prompt=["ab", "c"], **options)
     assert [request.inputs["prompt_logprobs"] for request in triton.requests] == [1, 1]
@@ -260,7 +268,7 @@ def test_prompt_logprobs_are_told_as_vllm_tells_them(client: openai.OpenAI, trit
         assert not any(choice.logprobs.top_logprobs or [])
 
 
-def test_prompt_logprobs_of_a_chat_stand_beside_its_choices(client: openai.OpenAI, triton: FakeTriton) -> None:
+def test_prompt_logprobs_of_a_chat_stand_alongside_its_choices(client: openai.OpenAI, triton: FakeTriton) -> None:
     options: Any = {"model": MODEL, "messages": HELLO, "n": 2}
     assert client.chat.completions.create(**options).prompt_logprobs is None
     answer = client.chat.completions.create(**options, extra_body={"prompt_logprobs": 0})
@@ -273,7 +281,7 @@ def test_prompt_logprobs_of_a_chat_stand_beside_its_choices(client: openai.OpenA
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_tokens_of_answers_are_told_and_taken_where_that_is_asked_for(
+def test_tokens_of_answers_are_reported_and_taken_where_that_is_asked_for(
     client: openai.OpenAI, triton: FakeTriton, stream: bool
 ) -> None:
     triton.script = TWO

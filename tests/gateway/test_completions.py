@@ -26,7 +26,7 @@ def test_several_prompts_get_a_choice_each_and_one_usage(client: openai.OpenAI, 
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (21, 6)
 
 
-def test_a_stream_of_several_prompts_tells_them_apart(client: openai.OpenAI, triton: FakeTriton) -> None:
+def test_a_stream_of_several_prompts_distinguishes_them(client: openai.OpenAI, triton: FakeTriton) -> None:
     triton.script = echo
     texts = {0: "", 1: ""}
     reasons = {}

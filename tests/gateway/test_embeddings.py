@@ -11,7 +11,7 @@ import numpy as np
 import openai
 import pytest
 
-from lmdeploy.pooling import Pooling, pooling_of, read_pooling, write_pooling
+from lmdeploy.model_metadata.pooling import Pooling, pooling_of, read_pooling, write_pooling
 from openai_gateway.settings import Settings
 from tests.gateway.conftest import MODEL
 from tests.support.fake_triton import FakeTriton, embedding_of, token_ids
@@ -23,7 +23,7 @@ TEXTS = ["one", "another text", "one"]
 def write_modules(
     directory: Path, *, steps: tuple[str, ...] = ("Transformer", "Pooling", "Normalize"), **pooling: object
 ) -> Path:
-    """Write what sentence-transformers has beside a model."""
+    """Write what sentence-transformers has alongside a model."""
     kinds = [
         {"idx": i, "path": f"{i}_{kind}", "type": f"sentence_transformers.models.{kind}"}
         for i, kind in enumerate(steps)
@@ -151,7 +151,7 @@ def test_pooling_is_read_as_published(tmp_path: Path) -> None:
     write_pooling(tmp_path, tmp_path)
     kept = read_pooling(tmp_path)
     assert kept is not None
-    assert kept.refusal == "its tokens see those behind them, which is not supported"
+    assert kept.refusal == "its attention is bidirectional, which is not supported"
     (tmp_path / "modules.json").write_text("[{}]")
     broken = pooling_of(tmp_path)
     assert broken is not None

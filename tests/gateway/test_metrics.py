@@ -11,15 +11,15 @@ import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
 from lmdeploy.serve.client import GenerateChunk
-from openai_gateway.metrics import answers, page
-from openai_gateway.metrics.answers import AnswerMetrics, Watch
+from openai_gateway.metrics import page, responses
 from openai_gateway.metrics.page import OTHER_NAMES, GatewayMetrics
+from openai_gateway.metrics.responses import ResponseMetrics, Watch
 from openai_gateway.metrics.tally import Tally
 from openai_gateway.settings import Settings
 from tests.gateway.conftest import MODEL
 from tests.support.fake_triton import FakeTriton, Script
 from tests.support.gateways import running_gateway
-from tests.support.metrics import Figures, figures_of
+from tests.support.metrics import Metrics, metrics_of
 from tests.support.waiting import eventually
 
 BODY: Any = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "stream": True}
@@ -43,8 +43,8 @@ def url(fake: FakeTriton, every_page_is_new: None) -> Iterator[str]:
         yield url
 
 
-def scrape(url: str) -> Figures:
-    return figures_of(httpx.get(f"{url}/metrics", trust_env=False).text)
+def scrape(url: str) -> Metrics:
+    return metrics_of(httpx.get(f"{url}/metrics", trust_env=False).text)
 
 
 def ask(url: str, **fields: Any) -> int:
@@ -65,7 +65,7 @@ def test_a_tally_says_what_single_observations_say() -> None:
         if turn % 50 == 49:
             tally.hand_over()
             tally.hand_over()  # nothing twice
-    expected, got = (figures_of(generate_latest(registry).decode()) for registry in (observed, tallied))
+    expected, got = (metrics_of(generate_latest(registry).decode()) for registry in (observed, tallied))
     expected.drop("x_created"), got.drop("x_created")
     assert got.values == expected.values
     assert got.one("x_count") > 300
@@ -73,12 +73,12 @@ def test_a_tally_says_what_single_observations_say() -> None:
 
 def test_times_are_measured_from_the_request_s_head_and_from_token_to_token(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [10.0]
-    monkeypatch.setattr(answers, "perf_counter", lambda: clock[0])
-    figures = GatewayMetrics()
-    watch = Watch(figures.answers.of("m"), begin=10.0, choices=1)
+    monkeypatch.setattr(responses, "perf_counter", lambda: clock[0])
+    metrics = GatewayMetrics()
+    watch = Watch(metrics.responses.of("m"), begin=10.0, choices=1)
     for clock[0], tokens, reason in ((10.5, 1, None), (10.75, 2, None), (11.75, 4, None), (12.0, 5, "length")):
         watch.see(GenerateChunk(generate_token_len=tokens, input_token_len=30, finish_reason=reason))
-    said = figures_of(figures.text().decode())
+    said = metrics_of(metrics.text().decode())
     own = "lmdeploy_gateway_"
     assert said.one(f"{own}time_to_first_token_seconds_sum") == pytest.approx(0.5)
     assert said.one(f"{own}inter_token_seconds_sum") == pytest.approx(1.5)
@@ -113,7 +113,7 @@ def test_every_answer_is_counted_once_whatever_the_endpoint(fake: FakeTriton, ur
     assert said.one(f"{own}time_per_output_token_seconds_count") == 1
 
 
-async def test_answers_that_are_left_or_fail_are_told_apart(fake: FakeTriton, url: str) -> None:
+async def test_answers_that_are_left_or_fail_are_separate(fake: FakeTriton, url: str) -> None:
     fake.script = Script(fail_after=1, error=(grpc.StatusCode.INTERNAL, "broken"))
     ask(url)
     fake.script = Script(hold_after=1)
@@ -124,11 +124,11 @@ async def test_answers_that_are_left_or_fail_are_told_apart(fake: FakeTriton, ur
         await asyncio.gather(leaving, return_exceptions=True)
 
     def ends(reason: str) -> float:
-        return scrape(url).one("lmdeploy_gateway_answers_total", finished_reason=reason)
+        return scrape(url).one("lmdeploy_gateway_responses_total", finished_reason=reason)
 
     await eventually(lambda: ends("abort") == 2)
     assert (ends("error"), ends("stop"), ends("length")) == (1, 0, 0)
-    assert scrape(url).one("lmdeploy_gateway_answer_seconds_count") == 0
+    assert scrape(url).one("lmdeploy_gateway_request_latency_seconds_count") == 0
 
 
 def test_an_interactive_turn_that_begins_again_counts_once(fake: FakeTriton, url: str) -> None:
@@ -136,11 +136,11 @@ def test_an_interactive_turn_that_begins_again_counts_once(fake: FakeTriton, url
     assert httpx.post(f"{url}/v1/chat/interactive", json=turn, trust_env=False).status_code == 200
     assert len(fake.requests) == 2  # the engine did not know the session
     said = scrape(url)
-    assert said.one("lmdeploy_gateway_answers_total", finished_reason="stop") == 1
-    assert said.one("lmdeploy_gateway_answers_total", finished_reason="error") == 0
+    assert said.one("lmdeploy_gateway_responses_total", finished_reason="stop") == 1
+    assert said.one("lmdeploy_gateway_responses_total", finished_reason="error") == 0
 
 
-def test_the_same_is_told_under_other_servers_names_in_one_series_each(url: str) -> None:
+def test_the_same_is_reported_under_other_servers_names_in_one_series_each(url: str) -> None:
     ask(url)
     said = scrape(url)
     for ours, theirs in OTHER_NAMES.items():
@@ -165,17 +165,17 @@ def test_series_are_there_before_the_first_answer(url: str) -> None:
 def test_a_page_is_written_no_more_often_than_its_share_of_the_time_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 0.01, 0.2, 0.22, 0.23])
     monkeypatch.setattr(page.time, "perf_counter", lambda: next(clock))
-    figures = GatewayMetrics()
-    first = figures.text()
-    figures.requests.open.inc()
-    assert figures.text() == first  # at 0.2 s: 10 ms of 0.21 s are a twentieth
-    assert figures.text() != first
+    metrics = GatewayMetrics()
+    first = metrics.text()
+    metrics.requests.open.inc()
+    assert metrics.text() == first  # at 0.2 s: 10 ms of 0.21 s are a twentieth
+    assert metrics.text() != first
 
 
 def test_models_have_series_of_their_own() -> None:
-    metrics = AnswerMetrics(registry := CollectorRegistry())
+    metrics = ResponseMetrics(registry := CollectorRegistry())
     for model, reason in (("a", "stop"), ("b", "cancelled")):
         Watch(metrics.of(model), 0.0, 1).see(GenerateChunk(generate_token_len=1, finish_reason=reason))
-    said = figures_of(generate_latest(registry).decode())
-    assert said.one("lmdeploy_gateway_answers_total", model_name="a", finished_reason="stop") == 1
-    assert said.one("lmdeploy_gateway_answers_total", model_name="b", finished_reason="abort") == 1
+    said = metrics_of(generate_latest(registry).decode())
+    assert said.one("lmdeploy_gateway_responses_total", model_name="a", finished_reason="stop") == 1
+    assert said.one("lmdeploy_gateway_responses_total", model_name="b", finished_reason="abort") == 1

@@ -23,6 +23,13 @@ def test_health_is_empty_when_ready_and_503_when_not(http: httpx.Client, triton:
     assert http.get("/health").status_code == 503
 
 
+def test_health_is_503_while_the_engine_does_not_respond(http: httpx.Client, triton: FakeTriton) -> None:
+    triton.hangs = True
+    assert http.get("/health").status_code == 503
+    triton.hangs = False
+    assert http.get("/health").status_code == 200
+
+
 def test_a_gateway_serves_under_the_name_it_is_given_and_starts_before_triton() -> None:
     with (
         running_gateway(Settings(triton_address="127.0.0.1:1", model_name="mine")) as url,
@@ -36,11 +43,12 @@ def test_a_gateway_serves_under_the_name_it_is_given_and_starts_before_triton() 
         assert answer.json()["error"]["type"] == "server_error"
 
 
-def test_browsers_may_call_from_anywhere(http: httpx.Client) -> None:
-    answer = http.options(
-        "/v1/chat/completions", headers={"origin": "http://a.example", "access-control-request-method": "POST"}
-    )
-    assert answer.status_code == 200
+def test_browsers_may_call_from_anywhere_where_every_origin_is_allowed(triton: FakeTriton) -> None:
+    preflight = {"origin": "http://a.example", "access-control-request-method": "POST"}
+    settings = Settings(triton_address=triton.address, allow_origins=("*",))
+    with running_gateway(settings) as url, httpx.Client(base_url=url, trust_env=False) as http:
+        answer = http.options("/v1/chat/completions", headers=preflight)
+    assert (answer.status_code, answer.headers["access-control-max-age"]) == (200, "600")
     assert answer.headers["access-control-allow-origin"] == "*"
 
 

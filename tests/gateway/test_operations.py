@@ -1,10 +1,11 @@
-"""Keys, limits, ids, logs, figures: what an operator relies on."""
+"""Keys, limits, ids, logs, metrics: what an operator relies on."""
 
 import asyncio
 import json
 import logging
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,8 @@ def connect(url: str, **options: Any) -> httpx.Client:
 
 
 def test_a_key_is_needed_where_keys_are_set(fake: FakeTriton) -> None:
-    with running_gateway(Settings(triton_address=fake.address, api_keys=("k1", "k2"))) as url, connect(url) as http:
+    settings = Settings(triton_address=fake.address, api_keys=("k1", "k2"), allow_origins=("*",))
+    with running_gateway(settings) as url, connect(url) as http:
         for header in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic k1"}, {"authorization": "k1"}):
             answer = http.get("/v1/models", headers=header)
             assert answer.status_code == 401
@@ -87,11 +89,50 @@ def test_cors_is_what_the_settings_say(fake: FakeTriton) -> None:
             "access-control-allow-origin"
             not in http.options("/v1/models", headers={"origin": "http://b", **ask}).headers
         )
-    with running_gateway(Settings(triton_address=fake.address, allow_origins=())) as url, connect(url) as http:
-        assert "access-control-allow-origin" not in http.get("/health", headers={"origin": "http://a"}).headers
 
 
-async def test_requests_beyond_the_limit_are_told_to_come_later(fake: FakeTriton) -> None:
+def test_no_web_page_may_call_unless_it_is_named(fake: FakeTriton) -> None:
+    preflight = {"origin": "http://a", "access-control-request-method": "POST"}
+    with running_gateway(Settings(triton_address=fake.address)) as url, connect(url) as http:
+        for answer in (
+            http.options(
+                "/v1/chat/completions", headers=preflight | {"access-control-request-headers": "content-type"}
+            ),
+            http.get("/v1/models", headers={"origin": "http://a"}),
+        ):
+            assert not [name for name in answer.headers if name.startswith("access-control")]
+        assert http.options("/v1/chat/completions", headers=preflight).status_code == 405
+
+
+@pytest.mark.parametrize(
+    ("origins", "origin", "status"),
+    [
+        ((), None, 200),
+        ((), "http://{host}", 200),
+        ((), "http://evil.example", 403),
+        ((), "null", 403),
+        ((), "http://[", 403),
+        (("http://a.example",), "http://a.example", 200),
+        (("http://a.example",), "http://a.example:81", 403),
+        (("*",), "http://evil.example", 200),
+    ],
+)
+def test_without_keys_a_form_of_another_page_changes_nothing(
+    fake: FakeTriton, tmp_path: Path, origins: tuple[str, ...], origin: str | None, status: int
+) -> None:
+    settings = Settings(triton_address=fake.address, files_dir=tmp_path, allow_origins=origins)
+    with running_gateway(settings) as url, connect(url) as http:
+        headers = {} if origin is None else {"origin": origin.format(host=http.base_url.netloc.decode())}
+        row = b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{"model":"m","prompt":"a"}}'
+        form: Any = {"files": {"file": ("a.jsonl", row)}, "data": {"purpose": "batch"}}
+        assert http.post("/v1/files", headers=headers, **form).status_code == status
+        assert len(http.get("/v1/files").json()["data"]) == (status == 200)
+    with running_gateway(replace(settings, api_keys=("k",))) as url, connect(url) as http:
+        answer = http.post("/v1/files", headers=headers | {"authorization": "Bearer k"}, **form)
+        assert answer.status_code == 200  # who has a key is no page of somebody else's
+
+
+async def test_requests_beyond_the_limit_are_reported_to_come_later(fake: FakeTriton) -> None:
     fake.script = Script(hold_after=0)
     with running_gateway(Settings(triton_address=fake.address, max_requests=2)) as url:
         async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=10) as http:
@@ -121,7 +162,7 @@ def test_every_answer_has_a_request_id_of_ours_or_the_caller_s(http: httpx.Clien
 
 
 @pytest.mark.parametrize("shown", [0, 12])
-def test_logs_tell_requests_but_prompts_only_when_asked(
+def test_logs_report_requests_but_prompts_only_when_asked(
     fake: FakeTriton, caplog: pytest.LogCaptureFixture, shown: int
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -134,7 +175,7 @@ def test_logs_tell_requests_but_prompts_only_when_asked(
     assert ("another secr" in caplog.text) == bool(shown)
 
 
-def test_figures_of_gateway_and_engine_are_one_page(fake: FakeTriton) -> None:
+def test_metrics_of_gateway_and_engine_are_one_page(fake: FakeTriton) -> None:
     with EngineMetrics() as engine_url:
         settings = Settings(triton_address=fake.address, triton_metrics_url=engine_url)
         with running_gateway(settings) as url, connect(url) as http:
@@ -145,13 +186,13 @@ def test_figures_of_gateway_and_engine_are_one_page(fake: FakeTriton) -> None:
     assert page.headers["content-type"].startswith("text/plain")
     count = 'lmdeploy_gateway_requests_total{method="POST",path="/v1/chat/completions",status='
     assert f'{count}"200"}} 1.0' in page.text
-    assert f'{count}"422"}} 1.0' in page.text
+    assert f'{count}"400"}} 1.0' in page.text
     assert 'path="other",status="404"' in page.text
     assert "lmdeploy_gateway_requests_open 1.0" in page.text
     assert "turbomind_requests_running 3" in page.text
 
 
-def test_figures_come_without_the_engine_s_when_it_is_down(fake: FakeTriton) -> None:
+def test_metrics_come_without_the_engine_s_when_it_is_down(fake: FakeTriton) -> None:
     settings = Settings(triton_address=fake.address, triton_metrics_url="http://127.0.0.1:1/metrics")
     with running_gateway(settings) as url, connect(url) as http:
         assert "lmdeploy_gateway_requests_open" in http.get("/metrics").text
@@ -181,6 +222,53 @@ async def test_users_have_priorities_and_quotas(fake: FakeTriton, tmp_path: Path
                 return (await ask("another")).status_code == 200
 
             await eventually(served)
+
+
+def keyed_policy(*users: tuple[str, list[str]]) -> str:
+    entries: list[Any] = [{"id": name, "quota_pct": 100, "api_keys": keys} for name, keys in users]
+    default = {"id": "default", "quota_pct": 100}
+    return json.dumps({"user_groups": ["Gold", "Bronze"], "user_group_map": {"Gold": entries, "Bronze": [default]}})
+
+
+@pytest.mark.parametrize(
+    ("key", "claims", "priority"),
+    [
+        ("k-ann", None, 0),
+        ("k-ann", "bob", 0),  # its own user, whatever it claims
+        ("k-front", "cyd", 0),
+        ("k-front", "dan", 0),
+        ("k-front", "ann", 1),
+        ("k-front", None, 1),
+        ("k-other", "ann", 1),
+        ("k-other", "cyd", 1),
+        ("k-other", "", 1),
+    ],
+)
+def test_no_key_speaks_for_a_user_of_another_one(
+    fake: FakeTriton, tmp_path: Path, key: str, claims: str | None, priority: int
+) -> None:
+    policy = tmp_path / "qos.json"
+    policy.write_text(keyed_policy(("ann", ["k-ann"]), ("cyd", ["k-front"]), ("dan", ["k-front"])))
+    keys = ("k-ann", "k-front", "k-other")
+    settings = Settings(triton_address=fake.address, qos_config_path=policy, api_keys=keys)
+    with running_gateway(settings) as url, connect(url, headers={"authorization": f"Bearer {key}"}) as http:
+        assert http.post("/v1/chat/completions", json=BODY | {"user": claims}).status_code == 200
+    assert fake.requests[0].inputs["priority"] == priority
+
+
+def test_a_policy_says_whose_keys_its_users_have(tmp_path: Path) -> None:
+    path = tmp_path / "qos.json"
+    path.write_text(keyed_policy(("ann", [])))
+    Qos.load(path)
+    with pytest.raises(QosConfigError, match="ann needs api_keys"):
+        Qos.load(path, ("k-ann",))
+    path.write_text(keyed_policy(("ann", ["k-ann"])))
+    Qos.load(path, ("k-ann",))
+    with pytest.raises(QosConfigError, match="not among --api-keys") as refused:
+        Qos.load(path, ("k-bob",))
+    assert "k-ann" not in str(refused.value)
+    with pytest.raises(QosConfigError, match="start it with --api-keys"):
+        Qos.load(path)
 
 
 @pytest.mark.parametrize(

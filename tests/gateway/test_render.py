@@ -12,7 +12,9 @@ from tests.support.fake_triton import FakeTriton, token_ids
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 
 
-def test_a_conversation_is_told_as_the_tokens_that_preprocessing_makes(http: httpx.Client, triton: FakeTriton) -> None:
+def test_a_conversation_is_reported_as_the_tokens_that_preprocessing_makes(
+    http: httpx.Client, triton: FakeTriton
+) -> None:
     body = {"model": MODEL, "messages": [{"role": "user", "content": "hé"}], "stream": True, "max_tokens": 5}
     answer = http.post("/v1/chat/completions/render", json=body, headers={"x-request-id": "mine"})
     assert answer.status_code == 200
@@ -30,7 +32,7 @@ def test_a_conversation_is_told_as_the_tokens_that_preprocessing_makes(http: htt
         ("", [token_ids("")]),
     ],
 )
-def test_each_prompt_of_a_completion_is_told(
+def test_each_prompt_of_a_completion_is_reported(
     http: httpx.Client, triton: FakeTriton, prompt: Any, expected: list[list[int]]
 ) -> None:
     answer = http.post("/v1/completions/render", json={"model": MODEL, "prompt": prompt})
@@ -64,6 +66,6 @@ def test_tools_are_applied(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) 
         ),
     ],
 )
-def test_what_cannot_be_told_is_refused(http: httpx.Client, body: dict[str, Any], status: int, param: str) -> None:
+def test_what_cannot_be_reported_is_refused(http: httpx.Client, body: dict[str, Any], status: int, param: str) -> None:
     answer = http.post("/v1/chat/completions/render", json=body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)

@@ -129,14 +129,6 @@ def test_a_failure_within_a_stream_is_an_error_event(client: openai.OpenAI, trit
     assert "response.output_text.delta" in kinds
 
 
-def test_what_is_not_stored_cannot_be_continued(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.responses.create(model=MODEL, input="Hello", previous_response_id="resp_1")
-    assert caught.value.param == "previous_response_id"
-    with pytest.raises(openai.NotFoundError):
-        client.responses.retrieve("resp_1")
-
-
 def test_logprobs_come_when_included(client: openai.OpenAI) -> None:
     response: Any = client.responses.create(
         model=MODEL, input="Hello", include=["message.output_text.logprobs"], top_logprobs=1

@@ -19,7 +19,7 @@ from tests.gateway.conftest import MODEL
 from tests.support.certificates import make_certificate
 from tests.support.commands import Command
 from tests.support.fake_triton import FakeTriton, Script
-from tests.support.metrics import figures_of
+from tests.support.metrics import metrics_of
 from tests.support.processes import children, command_line
 from tests.support.waiting import eventually_sync
 
@@ -73,7 +73,7 @@ def test_unusable_tls_files_are_named_before_anything_listens(fake: FakeTriton, 
     assert "certificate has expired" in command.output
 
 
-def test_workers_share_the_port_and_their_figures(fake: FakeTriton) -> None:
+def test_workers_share_the_port_and_their_metrics(fake: FakeTriton) -> None:
     (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}"
     with gateway(fake, port, "--workers", "2") as command:
@@ -87,7 +87,7 @@ def test_workers_share_the_port_and_their_figures(fake: FakeTriton) -> None:
         count = 'lmdeploy_gateway_requests_total{method="POST",path="/v1/chat/completions",status="200"} 40.0'
         page = httpx.get(f"{url}/metrics", trust_env=False).text
         assert count in page
-        said = figures_of(page)
+        said = metrics_of(page)
         assert said.one("vllm:e2e_request_latency_seconds_count", model_name=MODEL, engine="0") == 40
         assert said.one("vllm:request_success_total", finished_reason="stop") == 40
         first, second = workers_of(command.process.pid)

@@ -136,7 +136,7 @@ def test_keys_share_no_cached_prompts_where_that_is_asked_for(fake: FakeTriton) 
     assert not any("ann" in str(salt) or "bob" in str(salt) for salt in made)  # a key is in no salt
 
 
-def test_the_engine_is_told_callers_apart_by_their_keys(fake: FakeTriton) -> None:
+def test_the_engine_is_reported_callers_apart_by_their_keys(fake: FakeTriton) -> None:
     with running_gateway(keyed(fake)) as url:
         for key in ("ann's", "ann's", "bob's"):
             turn(url, key)

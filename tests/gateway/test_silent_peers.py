@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 
-from openai_gateway.process.connection import MAX_HEAD, Patience
+from openai_gateway.process.connection import MAX_HEAD, ClientTimeouts
 from openai_gateway.settings import Settings
 from tests.gateway.conftest import MODEL
 from tests.support.fake_triton import FakeTriton, Script
@@ -59,14 +59,14 @@ def open_requests(url: str) -> int:
 
 @pytest.mark.parametrize("sent", [b"", b"\r\n", b"\r\n\r\n\r\n"])
 def test_a_connection_that_never_speaks_is_closed(fake: FakeTriton, sent: bytes) -> None:
-    patience = Patience(head=SHORT)
-    with running_gateway(Settings(triton_address=fake.address), patience=patience) as url, connected(url) as client:
+    timeouts = ClientTimeouts(head=SHORT)
+    with running_gateway(Settings(triton_address=fake.address), timeouts=timeouts) as url, connected(url) as client:
         client.sendall(sent)
         assert all_of(client) == b""
 
 
 def test_a_connection_that_falls_silent_after_a_request_is_closed(fake: FakeTriton) -> None:
-    with running_gateway(Settings(triton_address=fake.address), patience=Patience(head=SHORT)) as url:
+    with running_gateway(Settings(triton_address=fake.address), timeouts=ClientTimeouts(head=SHORT)) as url:
         for further in (b"\r\n", b"GET /hea"):
             with connected(url) as client:
                 client.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
@@ -78,8 +78,8 @@ def test_a_connection_that_falls_silent_after_a_request_is_closed(fake: FakeTrit
 
 
 def test_a_connection_without_a_request_is_closed(fake: FakeTriton) -> None:
-    patience = Patience(idle=SHORT)
-    with running_gateway(Settings(triton_address=fake.address), patience=patience) as url, connected(url) as client:
+    timeouts = ClientTimeouts(idle=SHORT)
+    with running_gateway(Settings(triton_address=fake.address), timeouts=timeouts) as url, connected(url) as client:
         client.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
         assert all_of(client).startswith(b"HTTP/1.1 200")
 
@@ -89,12 +89,12 @@ async def test_clients_close_their_idle_connections_before_the_gateway_does() ->
     client = openai.AsyncOpenAI(base_url="http://localhost", api_key="none")
     pool = client._client._transport._pool  # type: ignore[attr-defined]
     async with client, aiohttp.TCPConnector() as proxy:
-        assert max(pool._keepalive_expiry, proxy._keepalive_timeout) < Patience().idle
+        assert max(pool._keepalive_expiry, proxy._keepalive_timeout) < ClientTimeouts().idle
 
 
 def test_a_head_that_never_ends_is_refused(fake: FakeTriton) -> None:
     settings = Settings(triton_address=fake.address)
-    with running_gateway(settings, patience=Patience(head=SHORT)) as url, connected(url) as client:
+    with running_gateway(settings, timeouts=ClientTimeouts(head=SHORT)) as url, connected(url) as client:
         client.sendall(HEAD + b"x-more: ")
         assert all_of(client).startswith(b"HTTP/1.1 408")
     with running_gateway(settings) as url, connected(url) as client:
@@ -108,7 +108,7 @@ def test_a_head_that_never_ends_is_refused(fake: FakeTriton) -> None:
 @pytest.mark.parametrize("declared", [b"content-length: 99\r\n\r\n", b"transfer-encoding: chunked\r\n\r\n2\r\n{"])
 def test_a_body_that_never_ends_gives_its_place_back(fake: FakeTriton, declared: bytes) -> None:
     settings = Settings(triton_address=fake.address, max_requests=1)
-    with running_gateway(settings, patience=Patience(body=SHORT)) as url, connected(url) as client:
+    with running_gateway(settings, timeouts=ClientTimeouts(body=SHORT)) as url, connected(url) as client:
         client.sendall(HEAD + declared)
         answer = all_of(client)
         head, _, body = answer.partition(b"\r\n\r\n")
@@ -130,8 +130,8 @@ def test_a_client_that_takes_its_time_within_the_limits_is_served(fake: FakeTrit
 def test_an_answer_longer_than_the_deadlines_of_its_request_is_not_cut(fake: FakeTriton) -> None:
     fake.reset()
     fake.script = Script(hold_after=1, resume=True)
-    patience = Patience(head=SHORT, body=SHORT, write=SHORT)
-    with running_gateway(Settings(triton_address=fake.address), patience=patience) as url, connected(url) as client:
+    timeouts = ClientTimeouts(head=SHORT, body=SHORT, write=SHORT)
+    with running_gateway(Settings(triton_address=fake.address), timeouts=timeouts) as url, connected(url) as client:
         client.sendall(HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(BODY) + BODY)
         assert client.recv(1) == b"H"
         silent = threading.Event()
@@ -144,9 +144,9 @@ def test_an_answer_longer_than_the_deadlines_of_its_request_is_not_cut(fake: Fak
 def test_a_reader_that_never_reads_is_cut_off(fake: FakeTriton) -> None:
     fake.reset()
     fake.script = Script(texts=["word " * 1000] * 5_000)  # 25 MB: more than the sockets hold
-    patience = Patience(write=SHORT)
+    timeouts = ClientTimeouts(write=SHORT)
     settings = Settings(triton_address=fake.address, max_requests=1)
-    with running_gateway(settings, patience=patience) as url, connected(url, 4096) as client:
+    with running_gateway(settings, timeouts=timeouts) as url, connected(url, 4096) as client:
         client.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY)
         eventually_sync(lambda: bool(fake.requests))
         (request,) = fake.requests

@@ -18,9 +18,10 @@ from openai_gateway.settings import Settings
 from tests.gateway.conftest import MODEL
 from tests.support.fake_triton import FakeTriton, Script
 from tests.support.gateways import running_gateway
-from tests.support.metrics import figures_of
+from tests.support.metrics import metrics_of
 from tests.support.waiting import eventually_sync
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACED = {"traceparent": f"00-{TRACE}-{CALLER}-01"}
 BODY = {"model": MODEL, "messages": [{"role": "user", "content": "a secret question"}], "temperature": 0.5}
@@ -69,12 +70,12 @@ def test_a_request_leaves_a_tree_of_spans_below_its_callers(fake: FakeTriton, tm
     assert request["attributes"]["http.response.status_code"] == 200
     assert request["attributes"]["lmdeploy.request_id"] == "mine"
     assert prompt["parent_id"] == request["context"]["span_id"]
-    told = prompt["attributes"]
-    assert told["gen_ai.operation.name"] == "chat"
-    assert told["gen_ai.request.model"] == told["gen_ai.response.model"] == MODEL
-    assert told["gen_ai.request.temperature"] == 0.5
-    assert told["gen_ai.response.finish_reasons"] == ["stop"]
-    assert (told["gen_ai.usage.input_tokens"], told["gen_ai.usage.output_tokens"]) == (7, 6 if stream else 2)
+    reported = prompt["attributes"]
+    assert reported["gen_ai.operation.name"] == "chat"
+    assert reported["gen_ai.request.model"] == reported["gen_ai.response.model"] == MODEL
+    assert reported["gen_ai.request.temperature"] == 0.5
+    assert reported["gen_ai.response.finish_reasons"] == ["stop"]
+    assert (reported["gen_ai.usage.input_tokens"], reported["gen_ai.usage.output_tokens"]) == (7, 6 if stream else 2)
     for name, expected in (("queue", 0.25), ("prompt", 0.5), ("answer", 1.0)):
         phase = named(spans, name)
         assert phase["parent_id"] == prompt["context"]["span_id"]
@@ -109,7 +110,7 @@ def test_each_choice_has_an_answer_and_all_one_queue(fake: FakeTriton, tmp_path:
     assert (names.count("queue"), names.count("prompt"), names.count("answer")) == (1, 3, 3)
 
 
-def test_health_and_figures_leave_no_spans(fake: FakeTriton, tmp_path: Path) -> None:
+def test_health_and_metrics_leave_no_spans(fake: FakeTriton, tmp_path: Path) -> None:
     file = tmp_path / "spans"
     with running_gateway(Settings(triton_address=fake.address, trace_endpoint=f"file:{file}")) as url:
         assert httpx.get(f"{url}/health", trust_env=False).status_code == 200
@@ -126,7 +127,7 @@ def test_a_collector_that_is_away_costs_no_answer_and_is_counted(
     with running_gateway(settings) as url:
 
         def lost() -> float:
-            return figures_of(httpx.get(f"{url}/metrics", trust_env=False).text).one(
+            return metrics_of(httpx.get(f"{url}/metrics", trust_env=False).text).one(
                 "lmdeploy_gateway_spans_lost_total"
             )
 
@@ -162,7 +163,7 @@ def test_what_to_install_is_said_where_it_is_missing(
     monkeypatch.setitem(extras.MODULES, "trace", ("no_such_sdk",))
     with pytest.raises(SystemExit):
         main(["serve", "gateway", "--trace-endpoint", "http://localhost:4318"])
-    assert "run: pip install 'lmdeploy[trace]'" in capsys.readouterr().err
+    assert f"run: make -C {ROOT} dev" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
@@ -178,8 +179,8 @@ def test_each_line_of_a_json_log_is_an_object_with_its_requests_id(fake: FakeTri
         assert ask(f"http://127.0.0.1:{port}", BODY, {"x-request-id": "mine"}) == 200
     finally:
         served.terminate()
-        _, told = served.communicate(timeout=30)
-    lines = [json.loads(line) for line in told.splitlines()]
+        _, reported = served.communicate(timeout=30)
+    lines = [json.loads(line) for line in reported.splitlines()]
     assert all({"time", "level", "logger", "message", "process"} <= line.keys() for line in lines)
     mine = [line["logger"] for line in lines if line.get("request_id") == "mine"]
     assert {"openai_gateway.gateway", "openai_gateway.middleware.access"} <= set(mine)

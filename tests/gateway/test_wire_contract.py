@@ -11,7 +11,7 @@ import pytest
 from lmdeploy.serve.openai.api_client import APIClient
 from openai_gateway.settings import Settings
 from tests.gateway.conftest import MODEL
-from tests.support.fake_triton import FakeTriton, Script
+from tests.support.fake_triton import CONTEXT_LEN, FakeTriton, Script
 from tests.support.gateways import running_gateway
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
@@ -80,15 +80,15 @@ VALUES: list[tuple[str, dict[str, Any], int, str]] = [
     ("B3 model", {"model": "X"}, 404, "The model `X` does not exist."),
     ("B3 n", {"n": 0}, 400, "The n `0` must be a positive int."),
     ("B3 n negative", {"n": -2}, 400, "The n `-2` must be a positive int."),
-    ("B3 top_p of 0", {"top_p": 0}, 400, "The top_p `0` must be in (0, 1]."),
+    ("B3 top_p below 0", {"top_p": -0.5}, 400, "The top_p `-0.5` must be in (0, 1]."),
     ("B3 top_p above 1", {"top_p": 1.5}, 400, "The top_p `1.5` must be in (0, 1]."),
-    ("B3 top_k", {"top_k": -1}, 400, "The top_k `-1` cannot be a negative integer."),
+    ("B3 top_k", {"top_k": -2}, 400, "The top_k `-2` cannot be a negative integer."),
     ("B3 temperature below 0", {"temperature": -0.5}, 400, "The temperature `-0.5` must be in [0, 2]"),
     ("B3 temperature above 2", {"temperature": 2.5}, 400, "The temperature `2.5` must be in [0, 2]"),
     ("B3 order: model, then n", {"model": "X", "n": 0}, 404, "The model `X` does not exist."),
     ("B3 order: n, then top_p", {"top_p": 2, "n": 0}, 400, "The n `0` must be a positive int."),
-    ("B3 order: top_p, then top_k", {"top_k": -1, "top_p": 2}, 400, "The top_p `2` must be in (0, 1]."),
-    ("B3 order: top_k, then temperature", {"temperature": 9, "top_k": -1}, 400, "The top_k `-1` cannot be a"),
+    ("B3 order: top_p, then top_k", {"top_k": -2, "top_p": 2}, 400, "The top_p `2` must be in (0, 1]."),
+    ("B3 order: top_k, then temperature", {"temperature": 9, "top_k": -2}, 400, "The top_k `-2` cannot be a"),
 ]
 
 
@@ -118,11 +118,11 @@ MISTYPED: list[tuple[str, bytes]] = [
 
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("body", [case[1] for case in MISTYPED], ids=[case[0] for case in MISTYPED])
-def test_wrong_json_and_wrong_types_are_a_422_in_both_forms(
+def test_wrong_json_and_wrong_types_are_reported_in_both_forms_with_422_where_only_lmdeploy_s_clients_ask(
     http: httpx.Client, triton: FakeTriton, path: str, body: bytes
 ) -> None:
     answer = http.post(path, content=body, headers={"content-type": "application/json"})
-    semantic_error(answer, 422)
+    semantic_error(answer, 400 if path in (CHAT, COMPLETIONS) else 422)
     (detail,) = answer.json()["detail"]
     assert {"type", "loc", "msg", "input"} <= set(detail)
     assert detail["loc"][0] == "body"
@@ -132,9 +132,9 @@ def test_wrong_json_and_wrong_types_are_a_422_in_both_forms(
 def test_openai_s_client_has_a_class_for_each_kind_of_refusal(client: openai.OpenAI) -> None:
     """B3, seen by the other kind of client."""
     ask: Any = client.chat.completions.create
-    with pytest.raises(openai.UnprocessableEntityError) as mistyped:
+    with pytest.raises(openai.BadRequestError) as mistyped:
         ask(model=MODEL, messages=HELLO, temperature="hot")
-    assert (mistyped.value.param, mistyped.value.code) == ("temperature", "invalid_value")
+    assert (mistyped.value.param, mistyped.value.code) == ("temperature", "invalid_type")
     with pytest.raises(openai.BadRequestError) as refused:
         ask(model=MODEL, messages=HELLO, temperature=9)
     assert (refused.value.param, refused.value.code) == ("temperature", "invalid_value")
@@ -188,7 +188,10 @@ def test_b4_a_model_card_has_every_member(http: httpx.Client) -> None:
     (permission,) = card.pop("permission")
     assert listed["object"] == "list"
     assert card.pop("created") > 1_600_000_000
-    assert card == {"id": MODEL, "object": "model", "owned_by": "lmdeploy", "root": MODEL, "parent": None}
+    assert card.pop("sampling_defaults") == {"temperature": 0.7, "top_p": 1.0, "top_k": 40}
+    assert card == {"id": MODEL, "object": "model", "owned_by": "lmdeploy", "root": MODEL, "parent": None} | {
+        "max_model_len": CONTEXT_LEN
+    }
     assert permission.pop("id").startswith("modelperm-")
     assert permission.pop("created") > 1_600_000_000
     allowed = dict.fromkeys(("sampling", "logprobs", "search_indices", "view"), True)

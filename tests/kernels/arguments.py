@@ -1,4 +1,4 @@
-"""What operators are told, besides tensors; named as in ``backend_cpp/kernels``."""
+"""What operators are given, besides tensors; named as in ``backend_cpp/kernels``."""
 
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ class HeadSizes:
 class AttentionRule:
     """What a score goes through: the product of query and key times ``scale``; 0 means no cap and no window.
 
-    ``alibi_slopes`` and ``sinks`` are ``[num_heads]`` float32. Rows of ``pictures``, each from a position to another,
+    ``alibi_slopes`` and ``sinks`` are ``[num_heads]`` float32. Rows of ``images``, each from a position to another,
     see all of theirs.
     """
 
@@ -31,11 +31,11 @@ class AttentionRule:
     window: int = 0
     alibi_slopes: torch.Tensor | None = None
     sinks: torch.Tensor | None = None
-    pictures: tuple[tuple[int, int], ...] = ()
+    images: tuple[tuple[int, int], ...] = ()
 
     def sight(self, position: int) -> int:
         """Return one behind the last key that a row sees."""
-        return next((end for begin, end in self.pictures if begin <= position < end), position + 1)
+        return next((end for begin, end in self.images if begin <= position < end), position + 1)
 
 
 @dataclass(frozen=True)

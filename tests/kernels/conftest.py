@@ -25,7 +25,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def marks_of(name: str, fixture: str) -> list[pytest.MarkDecorator]:
     """Return `alike` for the emulation, which is slow, and for what the best instruction set shows in every case."""
-    is_lesser = fixture == "device" and name in cpu_names()[1:]
+    is_lesser = name in cpu_names()[1:]
     return [pytest.mark.alike] if name == "emulated" or is_lesser else []
 
 

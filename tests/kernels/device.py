@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lmdeploy.turbomind.spec_problems import ACTIVATIONS, GROUP_SCORES, ROUTER_SCORES
+from lmdeploy.turbomind.spec.parts import ACTIVATIONS, GROUP_SCORES, ROUTER_SCORES
 from tests.kernels.arguments import AttentionRule, HeadSizes, Router, Span
 
 # Instruction sets that multiply bfloat16, and those of them that do it on tiles.
@@ -244,7 +244,7 @@ class Device:
         return torch.from_numpy(experts), torch.from_numpy(weights)
 
     def begin_step(self, rows: int) -> None:
-        """Have a step of so many rows: those behind them in what :meth:`route` gets are there to fill it up."""
+        """Have a step of this many rows: those after them in what :meth:`route` gets are there to fill it up."""
         self.native.begin_step(rows)
 
     def add_experts(
@@ -308,8 +308,8 @@ class Attention:
         """
         cos, sin, factors, is_interleaved = rotation or (None, None, None, False)
         rule = self._rule
-        sights = [rule.sight(first + i) for _, count, first, _ in spans for i in range(count)]
-        seen = torch.tensor(sights, dtype=torch.int32) if rule.pictures else None
+        kv_lens = [rule.sight(first + i) for _, count, first, _ in spans for i in range(count)]
+        seen = torch.tensor(kv_lens, dtype=torch.int32) if rule.images else None
         out = self._cache.attend(
             _array(q * rule.scale), _array(k), _array(v), spans, rule.softcap, rule.window, _array(rule.alibi_slopes),
             _array(rule.sinks), _array(seen),

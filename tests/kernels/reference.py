@@ -46,8 +46,8 @@ def attention_reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule:
     behind = torch.arange(rows)[:, None] - torch.arange(rows)[None]
     if rule.alibi_slopes is not None:
         scores = scores - rule.alibi_slopes.double()[:, None, None] * behind
-    sights = torch.tensor([rule.sight(position) for position in range(rows)])
-    hidden = (torch.arange(rows)[None] >= sights[:, None]) | ((behind >= rule.window) if rule.window else False)
+    kv_lens = torch.tensor([rule.sight(position) for position in range(rows)])
+    hidden = (torch.arange(rows)[None] >= kv_lens[:, None]) | ((behind >= rule.window) if rule.window else False)
     scores = scores.masked_fill(hidden, float("-inf"))
     if rule.sinks is not None:
         sink = rule.sinks.double()[:, None, None].expand(heads, rows, 1)

@@ -64,8 +64,8 @@ class Sequences:
         both = attention_reference(q, k, torch.cat([v, v.abs()], -1), self.rule)[: len(out)]
         exact, magnitude = both.chunk(2, -1)
         on_tiles = self.device.is_cuda or self.device.isa in BF16_TILES
-        is_rounded = self.bits < 32 if on_tiles else self.bits == 16 and self.device.isa in BF16_PRODUCTS
-        bound = SUMS[self.device.is_cuda] * (1 + magnitude) + (2**-8 * magnitude if is_rounded else 0)
+        is_quantized = self.bits < 32 if on_tiles else self.bits == 16 and self.device.isa in BF16_PRODUCTS
+        bound = SUMS[self.device.is_cuda] * (1 + magnitude) + (2**-8 * magnitude if is_quantized else 0)
         error = (out.double() - exact).abs()
         assert (error <= bound).all(), f"{(error / bound).max():.2f} of the bound"
 

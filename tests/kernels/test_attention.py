@@ -28,7 +28,7 @@ SIZES = [
     HeadSizes(4, 2, 96, 96),
     HeadSizes(40, 1, 24, 16),  # more rows of one token than a tile of 16
     HeadSizes(64, 1, 24, 16),
-    HeadSizes(2, 2, 18, 18),  # no multiple of anything: CUDA's plain kernel for rounded caches
+    HeadSizes(2, 2, 18, 18),  # no multiple of anything: CUDA's plain kernel for quantized caches
     HeadSizes(3, 1, 250, 256),
     HeadSizes(6, 1, 576, 512),  # latent attention: CUDA's plain kernel
 ]
@@ -124,13 +124,13 @@ def test_windows_caps_slopes_and_sinks_agree_with_float64(device: Device, name: 
 
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("window", [0, 30])
-def test_rows_of_a_picture_see_all_of_it(device: Device, window: int, bits: int) -> None:
+def test_rows_of_an_image_see_all_of_it(device: Device, window: int, bits: int) -> None:
     torch.manual_seed(2)
-    length = 640  # on the CPU the last picture reaches into a second partition
-    rule = AttentionRule(SCALE, window=window, pictures=((3, 20), (20, 84), (130, 131), (500, 632)))
+    length = 640  # on the CPU the last image reaches into a second partition
+    rule = AttentionRule(SCALE, window=window, images=((3, 20), (20, 84), (130, 131), (500, 632)))
     batch = Sequences(device, [length], HeadSizes(6, 2, 64, 64), 32, bits, rule)
     whole = batch.run([[(0, 0, length)]])[0]
-    # The last step begins within a picture, whose first rows are cached.
+    # The last step begins within an image, whose first rows are cached.
     pieces = batch.run([[(0, 0, 84)], [(0, 84, 46)], [(0, 130, 1)], [(0, 131, 501)], [(0, 632, 8)]])[0]
     batch.check(0, whole)
     batch.check(0, pieces)

@@ -14,6 +14,7 @@ from tests.kernels.arguments import AttentionRule, HeadSizes
 from tests.kernels.device import Device
 from tests.kernels.linear_bounds import check
 from tests.kernels.sequences import Sequences
+from tests.kernels.states import Recurrence, RecurrenceInputs, States, gate_heads, recurrence_gates
 from tests.kernels.test_moe import make_experts
 from tests.kernels.weights import group_codes_weight, make_weight, weight_of_kind
 
@@ -73,6 +74,18 @@ def test_any_number_of_rows_is_embedded_moved_and_adapted(cuda: Device) -> None:
         cuda.copy_heads(rows.view(ROWS, 2, 4), torch.randn(ROWS, 2, 6))
         adapter = make_adapter("bfloat16", 8, 8, [(0, 8, 2, 1.0)])
         cuda.lora(rows, rows, [adapter], [0] * ROWS)
+
+
+def test_any_number_of_rows_and_sequences_goes_through_recurrent_mixers(cuda: Device) -> None:
+    rule = Recurrence(1, 1, 2, 2, has_delta=True, decay_width=1)
+    spans = [(row, 1, row, True) for row in range(ROWS)]
+    with only_checked(cuda):
+        decay, beta = recurrence_gates(
+            cuda, torch.randn(ROWS, 1, 1), torch.randn(ROWS, 1), torch.randn(1), torch.randn(1, 1)
+        )
+        x = gate_heads(cuda, torch.randn(ROWS, 1, 2), torch.randn(ROWS, 1, 2), is_silu=True)
+        States(cuda, ROWS, 4).recur(rule, RecurrenceInputs(x, x, x, decay[..., 0], beta, None), spans)
+        States(cuda, ROWS, 3).convolve(torch.randn(ROWS, 1), torch.randn(1, 4), None, spans, has_silu=True)
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int4", "codes, shuffled"])

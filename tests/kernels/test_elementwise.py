@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lmdeploy.turbomind.spec_problems import ACTIVATIONS
+from lmdeploy.turbomind.spec.parts import ACTIVATIONS
 from tests.kernels.device import Device
 from tests.kernels.reference import rotate_part
 from tests.kernels.weights import make_weight
@@ -31,13 +31,13 @@ def test_layer_norm_agrees_with_float64_far_from_zero_too(device: Device, size: 
     weight, bias = torch.randn(size), torch.randn(size) if has_bias else None
     wide_bias = None if bias is None else bias.double()
     exact = torch.nn.functional.layer_norm(x.double(), (size,), weight.double(), wide_bias, 1e-5)
-    # The mean is off by a few roundings of the largest value, 100, beside a spread of 3; by more where many are summed.
+    # The mean is off by a few roundings of the largest value, 100, with a spread of 3; by more where many are summed.
     out = device.layer_norm(x, weight, bias, 1e-5)
     torch.testing.assert_close(out.double(), exact, rtol=1e-5, atol=3e-5 if size <= 1001 else 6e-5)
 
 
 @pytest.mark.parametrize(("first", "heads", "head_dim"), [(0, 3, 64), (4, 2, 18), (7, 5, 80), (0, 1, 1200)])
-def test_heads_are_normed_one_by_one_and_what_lies_beside_them_stays(
+def test_heads_are_normed_one_by_one_and_what_lies_alongside_them_stays(
     device: Device, first: int, heads: int, head_dim: int
 ) -> None:
     torch.manual_seed(first)

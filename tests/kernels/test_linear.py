@@ -177,11 +177,11 @@ def test_a_rounded_linear_is_the_product_of_the_rounded_values(
     torch.manual_seed(rows + bits)
     x, weight = torch.randn(rows, in_features) * torch.rand(rows, 1), torch.randn(out_features, in_features)
     y = cpu.linear(make_weight(cpu, weight, f"int{bits}", group), x).double()
-    rounded_x, rounded_weight = round_activations(x, group), round_weight(weight, bits, group)
-    exact = rounded_x @ rounded_weight.T
+    quantized_x, quantized_weight = round_activations(x, group), round_weight(weight, bits, group)
+    exact = quantized_x @ quantized_weight.T
     # Exact inside a group; the sum over groups is float32. A value on the edge between two codes may fall either way.
-    edge = rounded_x.abs().amax() / 127 * rounded_weight.abs().amax() * 2
-    bound = 8 * EPS * (rounded_x.abs() @ rounded_weight.abs().T) + 1e-6
+    edge = quantized_x.abs().amax() / 127 * quantized_weight.abs().amax() * 2
+    bound = 8 * EPS * (quantized_x.abs() @ quantized_weight.abs().T) + 1e-6
     assert ((y - exact).abs() <= bound + edge).all()
     assert ((y - exact).abs() <= bound).double().mean() > 0.98
 

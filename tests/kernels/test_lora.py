@@ -45,7 +45,7 @@ def test_each_row_gets_what_its_own_adapter_adds(
         assert ((out[row].double() - exact[row]).abs() <= 2 * bound + EPS * y[row].abs()).all()
 
 
-def test_a_row_is_bitwise_the_same_alone_and_beside_rows_of_any_adapters(device: Device) -> None:
+def test_a_row_is_bitwise_the_same_alone_and_alongside_rows_of_any_adapters(device: Device) -> None:
     torch.manual_seed(1)
     adapters = [make_adapter("bfloat16", 200, 191, JOINED), make_adapter("bfloat16", 200, 191, ALONE)]
     of_row = [0] * 51 + [1] * 7 + [-1] * 2 + [1, 0, 1]

@@ -88,7 +88,7 @@ def test_gpus_that_do_not_let_others_in_sum_by_nccl(emulated: Device, capfd: pyt
     emulated.module.inject_fault("cudaDeviceEnablePeerAccess", 3, INVALID_VALUE, False)
     check_sums(emulated, 5)
     assert calls_of_nccl(emulated) > before
-    assert "a sum over 4 GPUs in one launch is not used, since its trial failed" in capfd.readouterr().err
+    assert "a sum over 4 GPUs in one launch is not used, since its self-check failed" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -17,7 +17,7 @@ Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 
 def philox(seed: int, counter: int) -> list[int]:
-    """Return four words of Philox 4x32-10 (Salmon et al., 2011, figure 2)."""
+    """Return four words of Philox 4x32-10 (Salmon et al., 2011, measurement 2)."""
     mask = 2**32 - 1
     x = [counter & mask, counter >> 32, 0, 0]
     key = [seed & mask, seed >> 32]

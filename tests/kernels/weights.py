@@ -50,7 +50,7 @@ def make_weight(
         native = device.native.weight(bits, FORMATS[kind], *weight.shape, bias=bias_array)
         return Weight(native, stored.double(), exact_bias)
     bits_per_code = int(kind.removeprefix("int"))
-    codes, scales = device.module.pack_rounded(weight.contiguous().numpy(), bits_per_code, group)
+    codes, scales = device.module.pack_quantized(weight.contiguous().numpy(), bits_per_code, group)
     native = device.native.weight(codes, FORMATS[kind], *weight.shape, bias=bias_array, group=group, scales=scales)
     return Weight(native, round_weight(weight, bits_per_code, group), exact_bias, group)
 

@@ -24,7 +24,7 @@ from tests.support.waiting import eventually, eventually_sync
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 ANSWER = "The capital of France is Paris."
-QUICK = {"check_seconds": 0.2, "return_seconds": 0.1, "patience_seconds": 3.0}
+QUICK = {"check_seconds": 0.2, "return_seconds": 0.1, "retry_seconds": 3.0}
 PAGE = b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 13\r\n\r\n<html></html>"
 STREAM_OF_NOTHING = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
 
@@ -86,11 +86,11 @@ def test_what_is_not_generated_is_sent_on_too(stack: ExitStack, path: str, body:
     assert through.status_code == (200 if path.endswith("_tokens") else 400)
 
 
-def test_what_is_told_about_a_node_is_kept(stack: ExitStack) -> None:
+def test_what_is_reported_about_a_node_is_kept(stack: ExitStack) -> None:
     proxy = stack.enter_context(connect(stack.enter_context(running_proxy(ProxySettings()))))
-    told = {"models": ["m"], "unfinished": 0, "latency": [], "speed": 2.5}
-    proxy.post("/nodes/add", json={"url": "http://127.0.0.1:1", "status": told})
-    assert proxy.get("/nodes/status").json() == {"http://127.0.0.1:1": told}
+    reported = {"models": ["m"], "unfinished": 0, "latency": [], "speed": 2.5}
+    proxy.post("/nodes/add", json={"url": "http://127.0.0.1:1", "status": reported})
+    assert proxy.get("/nodes/status").json() == {"http://127.0.0.1:1": reported}
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "GARBAGE"])

@@ -46,13 +46,13 @@ def test_nodes_are_added_with_what_is_known_of_them(
 ) -> None:
     added = proxy.post("/nodes/add", json={"url": NOWHERE, "status": status})
     assert (added.status_code, added.json()) == (200, "Added successfully")
-    (told,) = proxy.get("/nodes/status").json().values()
-    assert told | status | expected == told
+    (reported,) = proxy.get("/nodes/status").json().values()
+    assert reported | status | expected == reported
     removed = proxy.post("/nodes/remove", params={"node_url": NOWHERE})
     assert (removed.status_code, removed.json()) == (200, "Deleted successfully")
 
 
-def test_b8_a_node_without_models_that_cannot_be_asked_is_told_with_200(proxy: httpx.Client) -> None:
+def test_b8_a_node_without_models_that_cannot_be_asked_is_reported_with_200(proxy: httpx.Client) -> None:
     answer = proxy.post("/nodes/add", json={"url": NOWHERE})
     assert answer.status_code == 200
     assert json.loads(answer.json())["error_code"] == 10402
@@ -79,7 +79,7 @@ def test_b8_the_models_of_all_nodes_are_listed_as_cards(proxy: httpx.Client) -> 
     proxy.post("/nodes/add", json={"url": NOWHERE, "status": {"models": ["a", "b"]}})
     listed = proxy.get("/v1/models").json()
     assert [card["id"] for card in listed["data"]] == ["a", "b"]
-    assert {"id", "object", "created", "owned_by", "root", "parent", "permission"} == set(listed["data"][0])
+    assert {"id", "object", "created", "owned_by", "root", "parent", "permission"} <= set(listed["data"][0])
 
 
 def test_b8_a_request_reaches_its_node_without_the_caller_s_key(proxy: httpx.Client, fake: FakeTriton) -> None:

@@ -15,7 +15,7 @@ def node(name: str, **state: object) -> Node:
     return Node(name, ["m"], **state)  # type: ignore[arg-type]
 
 
-def test_chance_follows_speed_and_the_mean_stands_in_for_what_is_not_told() -> None:
+def test_chance_follows_speed_and_the_mean_stands_in_for_what_is_not_reported() -> None:
     nodes = [node("slow", speed=1.0), node("fast", speed=3.0), node("silent")]
     chosen = Counter(by_chance(nodes).url for _ in range(12_000))
     # expected 2000, 6000, 4000; six standard deviations of a binomial are below 330

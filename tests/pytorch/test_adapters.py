@@ -1,4 +1,4 @@
-"""LoRA adapters of the PyTorch engine: what they compute, beside each other, and what is refused."""
+"""LoRA adapters of the PyTorch engine: what they compute, side by side, and what is refused."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ TARGETS = {"LlamaForCausalLM": (*ATTENTION, *MLP), "Olmo2ForCausalLM": ATTENTION
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_logits_are_those_of_the_merged_model_also_beside_rows_of_others(tmp_path: Path, name: str) -> None:
+def test_logits_are_those_of_the_merged_model_also_alongside_rows_of_others(tmp_path: Path, name: str) -> None:
     plain = make(tmp_path / "model", name)
     one = make_adapter(tmp_path / "one", tmp_path / "model", targets=TARGETS[name])
     other = make_adapter(tmp_path / "other", tmp_path / "model", targets=TARGETS[name][:1], seed=5)

@@ -1,4 +1,4 @@
-"""Models of `transformers` on the paged attention: the logits are theirs, in chunks, beside others, in any cache."""
+"""Models of `transformers` on the paged attention: the logits are theirs, in chunks, alongside others, in any cache."""
 
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ def off(ours: np.ndarray, theirs: np.ndarray) -> float:
 
 
 def in_chunks(driver: StepDriver, tokens: list[int]) -> np.ndarray:
-    """Return a sequence's logits, computed in three chunks beside another sequence."""
+    """Return a sequence's logits, computed in three chunks alongside another sequence."""
     other = tokens[::-1]
     got = [driver.step(Part(0, 0, tokens[:21]))[0]]
     got.append(driver.step(Part(1, 0, other[:9]), Part(0, 21, tokens[21:49]))[1])
@@ -114,7 +114,7 @@ def test_only_the_rows_that_are_asked_for_come_back(tmp_path: Path, name: str) -
 
 
 @pytest.mark.parametrize(("quant_policy", "bound"), [(8, 0.03), (4, 0.4)])
-def test_a_rounded_cache_is_near(tmp_path: Path, quant_policy: int, bound: float) -> None:
+def test_a_quantized_cache_is_near(tmp_path: Path, quant_policy: int, bound: float) -> None:
     model = make(tmp_path, "Qwen2ForCausalLM")
     tokens = tokens_of(50)
     driver = StepDriver(tmp_path, VOCAB, HIDDEN, quant_policy=quant_policy)
@@ -130,13 +130,13 @@ def test_weights_of_16_bits_are_multiplied_as_they_are(tmp_path: Path) -> None:
     assert off(driver.step(Part(0, 0, tokens))[0], reference(model.float(), tokens)) < 0.02
 
 
-def test_a_row_is_the_same_alone_and_beside_others(tmp_path: Path) -> None:
+def test_a_row_is_the_same_alone_and_alongside_others(tmp_path: Path) -> None:
     make(tmp_path, "LlamaForCausalLM")
     tokens = tokens_of(30)
     driver = StepDriver(tmp_path, VOCAB, HIDDEN)
     alone = driver.step(Part(0, 0, tokens))[0]
-    beside = driver.step(Part(1, 0, tokens[::-1]), Part(2, 0, tokens), Part(3, 0, tokens[:7]))[1]
-    assert off(beside, alone) < 1e-5
+    alongside = driver.step(Part(1, 0, tokens[::-1]), Part(2, 0, tokens), Part(3, 0, tokens[:7]))[1]
+    assert off(alongside, alone) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_what_cannot_work_is_refused_by_name(tmp_path: Path, name: str, more: di
         StepDriver(tmp_path, VOCAB, HIDDEN)
 
 
-def test_what_its_configuration_tells_is_refused_before_the_weights_are_read(tmp_path: Path) -> None:
+def test_what_its_configuration_reports_is_refused_before_the_weights_are_read(tmp_path: Path) -> None:
     llama = transformers.LlamaConfig
     stretched = llama(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4})
     with pytest.raises(UnsupportedModelError, match="dynamic positions stretch with the longest sequence"):

@@ -1,4 +1,4 @@
-"""Dashboard, alerts and autoscalers ask for figures that there are. With a real engine: tests/e2e/test_metrics.py."""
+"""Dashboard, alerts and autoscalers ask for metrics that there are. With a real engine: tests/e2e/test_metrics.py."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 import yaml
 
 from lmdeploy.serve.client import GenerateChunk
-from openai_gateway.metrics.answers import Watch
 from openai_gateway.metrics.page import GatewayMetrics
+from openai_gateway.metrics.responses import Watch
 from openai_gateway.settings import DEFAULT_PORT
-from tests.support.metrics import figures_of
-from tests.support.queries import DEPLOY, SCRAPED, SCRAPER, all_queries, dashboard, metrics_of
+from tests.support.metrics import metrics_of
+from tests.support.queries import DEPLOY, SCRAPED, SCRAPER, all_queries, dashboard, queried_metrics
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ENGINE = re.compile(r'"((?:turbomind_|vllm:|lmdeploy:|nv_trt_llm_)\w+)"')
@@ -23,12 +23,12 @@ def gateway_samples() -> dict[str, set[str]]:
     """Return the labels of each sample on a gateway's page."""
     metrics = GatewayMetrics()
     metrics.requests.observe("/v1/models", "GET", 200, 0.1)
-    Watch(metrics.answers.of("m"), 0.0, 1).see(GenerateChunk(generate_token_len=1, finish_reason="stop"))
-    return {name: {key for key, _ in labels} for name, labels in figures_of(metrics.text().decode()).values}
+    Watch(metrics.responses.of("m"), 0.0, 1).see(GenerateChunk(generate_token_len=1, finish_reason="stop"))
+    return {name: {key for key, _ in labels} for name, labels in metrics_of(metrics.text().decode()).values}
 
 
 def engine_names() -> set[str]:
-    """Return the names that the backend gives its figures."""
+    """Return the names that the backend gives its metrics."""
     names = set(ENGINE.findall((ROOT / "backend_cpp" / "triton" / "metrics.cc").read_text(encoding="utf-8")))
     histograms = {name for name in names if name.endswith("_seconds")}  # a counter's name ends in _total
     return names - histograms | {f"{name}_{part}" for name in histograms for part in ("bucket", "count", "sum")}
@@ -43,7 +43,7 @@ def engine_names() -> set[str]:
     ],
 )
 def test_names_are_found_in_queries(query: str, names: list[str]) -> None:
-    assert [name for name, _ in metrics_of(query)] == names
+    assert [name for name, _ in queried_metrics(query)] == names
 
 
 def test_every_metric_asked_for_exists_and_has_the_labels_it_is_selected_by() -> None:
@@ -58,10 +58,11 @@ def test_every_metric_asked_for_exists_and_has_the_labels_it_is_selected_by() ->
             assert labels - SCRAPER <= gateway.get(name, {"model"}), f"{where} selects {name} by {labels}"
 
 
-def test_every_figure_of_the_engine_is_documented() -> None:
-    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
-    told = re.sub(r"`\.\.\._(\w+)`", r"`turbomind_requests_\1`", text)
-    assert {name for name in families(engine_names()) | gateway_families() if not is_named(name, told)} == set()
+def test_every_metric_of_the_engine_is_documented() -> None:
+    pages = (ROOT / "docs" / "deployment" / "operations.md", ROOT / "docs" / "reference" / "renamed.md")
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    reported = re.sub(r"`\.\.\._(\w+)`", r"`turbomind_requests_\1`", text)
+    assert {name for name in families(engine_names()) | gateway_families() if not is_named(name, reported)} == set()
 
 
 def gateway_families() -> set[str]:
@@ -73,12 +74,12 @@ def families(samples: set[str]) -> set[str]:
 
 
 def is_named(name: str, text: str) -> bool:
-    """Return whether a document names a figure, possibly under the heading of a prefix and with labels."""
+    """Return whether a document names a metric, possibly under the heading of a prefix and with labels."""
     names = {name, name.removeprefix("lmdeploy_gateway_")}
     marked = f"`{name.replace('lmdeploy:', 'vllm:')}`*"  # a star says that LMDeploy's has the same ending
     if name.startswith("lmdeploy:") and marked in text:
         return True
-    # gpu_prefix_cache_...: the older names of what stands beside them.
+    # gpu_prefix_cache_...: the older names of what stands alongside them.
     return any(re.search(rf"`{re.escape(one)}[`{{]", text) for one in names) or "gpu_prefix_cache" in name
 
 

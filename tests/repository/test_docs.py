@@ -15,7 +15,7 @@ LINK = re.compile(r"\]\((?!https?:)([^)#]+)\)")
 
 def test_architecture_names_files_that_exist() -> None:
     files = [str(path.relative_to(ROOT)) for folder in FOLDERS for path in (ROOT / folder).rglob("*.*")]
-    named = FILE_NAME.findall((ROOT / "docs" / "architecture.md").read_text(encoding="utf-8"))
+    named = FILE_NAME.findall((ROOT / "docs" / "internals" / "architecture.md").read_text(encoding="utf-8"))
     assert len(named) > 30
     assert [name for name in named if not any(f"/{file}".endswith(f"/{name}") for file in files)] == []
 

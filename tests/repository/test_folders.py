@@ -21,11 +21,11 @@ BUILT = {".pyc", ".so"}
 MOST_FILES = 25
 # Folders whose files are all of one kind, named after what they are about.
 ONE_OF_A_KIND = {
-    "docs": "a subject each",
     "lmdeploy/turbomind/families": "a model family each",
     "lmdeploy/templates/families": "the templates of a family each",
     "lmdeploy/vl/families": "a family that sees each",
     "tests/data/templates": "a chat template each",
+    "tests/e2e": "what is promised of a whole server each",
     "tests/engine": "what is promised of the running engine each",
     "tests/support": "a helper each",
     "tests/unit": "the promises of a module each",

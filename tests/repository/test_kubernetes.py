@@ -22,7 +22,7 @@ from lmdeploy.serve.restrictions import is_loopback
 from openai_gateway.settings import DEFAULT_PORT
 from tests.repository.kubernetes_schemas import SCHEMAS
 from tests.repository.test_docker import EXIT_SECONDS, given, stages
-from tests.support.queries import metrics_of
+from tests.support.queries import queried_metrics
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FOLDER = ROOT / "deploy" / "kubernetes"
@@ -50,7 +50,7 @@ def manifest(name: str) -> Document:
 
 
 def pods() -> dict[str, Document]:
-    """Return the two pods there are, as Kubernetes would be told of them."""
+    """Return the two pods there are, as Kubernetes would be notified of them."""
     service, runtime = manifest("kserve/inferenceservice")["spec"], manifest("kserve/servingruntime")["spec"]
     not_of_pods = ("model", "minReplicas", "maxReplicas")
     ours = {key: value for key, value in service["predictor"].items() if key not in not_of_pods}
@@ -150,10 +150,10 @@ def test_a_pod_starts_our_server_and_asks_its_health(which: str) -> None:
 def test_probes_give_a_model_time_to_load_at_first_and_when_triton_is_started_again(which: str) -> None:
     (container,) = pods()[which]["containers"]
     probes = {name: probe for name, probe in container.items() if name.endswith("Probe")}
-    patience = {name: probe["periodSeconds"] * probe["failureThreshold"] for name, probe in probes.items()}
-    assert patience["startupProbe"] >= 600
-    assert patience["livenessProbe"] >= 600
-    assert patience["readinessProbe"] <= 15
+    timeout = {name: probe["periodSeconds"] * probe["failureThreshold"] for name, probe in probes.items()}
+    assert timeout["startupProbe"] >= 600
+    assert timeout["livenessProbe"] >= 600
+    assert timeout["readinessProbe"] <= 15
 
 
 @pytest.mark.parametrize("which", ["base", "kserve"])
@@ -207,9 +207,9 @@ def test_autoscalers_go_by_the_queue() -> None:
     (rule,) = yaml.safe_load((ROOT / "deploy" / "prometheus" / "adapter.yml").read_text("utf-8"))["rules"]["custom"]
     assert metric["pods"]["metric"]["name"] == rule["name"]["as"]
     queue = "turbomind_requests_waiting"
-    assert metrics_of(rule["seriesQuery"])[0][0] == queue
+    assert queried_metrics(rule["seriesQuery"])[0][0] == queue
     first, *_ = manifest("components/keda/scaledobject")["spec"]["triggers"]
-    assert metrics_of(first["metadata"]["query"])[0][0] == queue
+    assert queried_metrics(first["metadata"]["query"])[0][0] == queue
 
 
 KUBECTL = shutil.which("kubectl")

@@ -1,6 +1,9 @@
 """What the wheel asks for: ranges that hold what is tested, and everything that the code imports."""
 
 import ast
+import re
+import shutil
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -12,7 +15,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from lmdeploy import extras
+from lmdeploy import distribution, extras
+from lmdeploy.cli import check_env
 from tools.lock_requirements import requirements_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -30,7 +34,7 @@ def direct(extra: str) -> list[Requirement]:
 
 
 def others(requirements: list[str]) -> set[str]:
-    return {canonicalize_name(Requirement(text).name) for text in requirements} - {"lmdeploy"}
+    return {canonicalize_name(Requirement(text).name) for text in requirements} - {PROJECT["name"]}
 
 
 def imported(folder: str) -> Iterator[tuple[str, str]]:
@@ -77,6 +81,21 @@ def test_every_pinned_release_is_one_that_the_wheel_allows() -> None:
         assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), requirement
 
 
+def test_make_installs_pinned_versions_alone() -> None:
+    """What PyTorch depends on too, which is installed first; its CUDA libraries are those of its index."""
+    installs = re.findall(r"\$\(PIP\) install (.*)", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    assert len(installs) > 3
+    for words in installs:
+        files = re.findall(r"requirements/([\w-]+)\.txt", words)
+        assert files, words
+        assert "--no-deps" in words or "runtime" in files, f"dependencies that are not pinned: {words}"
+        for name in files:
+            lines = (ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8").splitlines()
+            pins = [line for line in lines if line and not line.startswith("#")]
+            assert pins
+            assert all("==" in line for line in pins)
+
+
 def test_every_import_is_of_a_package_that_the_wheel_asks_for() -> None:
     asked = others(requirements_of(PROJECT, USERS))
     unknown = {
@@ -90,7 +109,9 @@ def test_every_import_is_of_a_package_that_the_wheel_asks_for() -> None:
 
 @pytest.mark.parametrize("extra", USERS)
 def test_a_missing_extra_is_recognized_by_modules_of_its_own_packages(extra: str) -> None:
-    included = {name for requirement in direct(extra) if requirement.name == "lmdeploy" for name in requirement.extras}
+    included = {
+        name for requirement in direct(extra) if requirement.name == PROJECT["name"] for name in requirement.extras
+    }
     assert included == set(extras.INCLUDED.get(extra, ()))
     own = {canonicalize_name(requirement.name) for requirement in direct(extra)}
     base = others(PROJECT["dependencies"])
@@ -111,12 +132,59 @@ def test_the_pythons_that_are_named_are_those_that_are_allowed() -> None:
     assert named == {f"3.{minor}" for minor in range(30) if f"3.{minor}.1" in allowed}
 
 
-def test_a_missing_extra_is_told_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_reported_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(extras.MODULES, "webui", ("no_such_page", "no.such.module"))
-    monkeypatch.setitem(extras.MODULES, "vision", ("no_such_pictures",))
-    with pytest.raises(extras.MissingExtraError) as told:
+    monkeypatch.setitem(extras.MODULES, "vision", ("no_such_images",))
+    with pytest.raises(extras.MissingExtraError) as reported:
         extras.require("webui", "--webui")
-    assert str(told.value) == (
-        "--webui needs packages that are not installed (no_such_page, no.such.module, no_such_pictures); "
-        "run: pip install 'lmdeploy[webui]'"
+    assert str(reported.value) == (
+        "--webui needs packages that are not installed (no_such_page, no.such.module, no_such_images); "
+        f"run: make -C {ROOT} setup"
     )
+
+
+def wheel_in(folder: Path, distribution: str) -> None:
+    """Write what `pip install` leaves of a distribution with a package lmdeploy."""
+    (folder / "lmdeploy").mkdir(parents=True, exist_ok=True)
+    name, _, version = distribution.rpartition("-")
+    info = folder / f"{distribution}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+def test_the_distribution_has_a_name_of_its_own() -> None:
+    assert PROJECT["name"] == distribution.NAME != distribution.UPSTREAM
+    assert PROJECT["scripts"] == {"lmdeploy": "lmdeploy.cli.main:main"}
+
+
+def test_a_wheel_asks_pip_for_an_extra_and_a_checkout_asks_make(tmp_path: Path) -> None:
+    assert distribution.install_command("ray", tmp_path) == "pip install 'lmdeploy-triton[ray]'"
+    targets = {extra: distribution.install_command(extra, ROOT).removeprefix(f"make -C {ROOT} ") for extra in USERS}
+    assert targets.pop("lite") == "pip install datasets"
+    pinned = {"setup": ("torch", "runtime", "no-deps"), "dev": ("torch", "runtime", "no-deps", "dev")}
+    for extra, target in targets.items():
+        files = [ROOT / "requirements" / f"{name}.txt" for name in pinned[target]]
+        installed = {
+            canonicalize_name(line.partition("==")[0]) for file in files for line in file.open() if "==" in line
+        }
+        assert {canonicalize_name(each.name) for each in direct(extra)} - {distribution.NAME} <= installed
+
+
+def test_two_distributions_in_one_folder_are_refused_at_import(tmp_path: Path) -> None:
+    wheel_in(tmp_path, "lmdeploy_triton-0.2.0")
+    distribution.require_unmixed(tmp_path)
+    wheel_in(tmp_path, "lmdeploy-0.6.5")
+    for name in ("__init__.py", "distribution.py"):
+        shutil.copy(ROOT / "lmdeploy" / name, tmp_path / "lmdeploy")
+    command = [sys.executable, "-I", "-c", f"import sys; sys.path[:0] = [{str(tmp_path)!r}]; import lmdeploy"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    line = done.stderr.splitlines()[-1]
+    assert "holds the distributions lmdeploy-0.6.5 and lmdeploy-triton" in line
+    assert "pip uninstall lmdeploy lmdeploy-triton" in line
+
+
+def test_upstreams_distribution_elsewhere_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not any("upstream" in name for name in check_env.collect())
+    wheel_in(tmp_path, "lmdeploy-0.6.5")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert check_env.collect()["upstream's distribution lmdeploy"].startswith(f"0.6.5 in {tmp_path};")

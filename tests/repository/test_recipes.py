@@ -36,6 +36,10 @@ def test_every_recipe_ends_in_its_files() -> None:
     assert all(recipes().values())
 
 
+def test_a_mixer_with_paged_memory_touches_few_files() -> None:
+    assert len([name for name in recipes()["is_chunked"] if not name.startswith(NOT_PRODUCT)]) <= 8
+
+
 @pytest.mark.parametrize("word", recipes())
 def test_listed_files_are_there_and_about_the_example(word: str) -> None:
     files = recipes()[word]

@@ -116,7 +116,7 @@ def test_the_terminal_streams_answers_starts_anew_and_leaves(url: str, triton: F
     assert {request.inputs["session_id"] for request in triton.requests} == {engine_session(7, "k")}
 
 
-def test_the_terminal_tells_errors_and_goes_on(url: str, triton: FakeTriton) -> None:
+def test_the_terminal_reports_errors_and_goes_on(url: str, triton: FakeTriton) -> None:
     triton.script = Script(fail_after=0)
     done = chat(url, "Hello\n\nexit\n", "--api-key", "k")
     assert (done.returncode, "scripted failure" in done.stdout) == (0, True)
@@ -195,7 +195,7 @@ def test_client_connects_to_a_running_server(url: str) -> None:
     assert lmdeploy.client(url, api_key="k").available_models == ["fake-model"]
 
 
-def test_serve_tells_why_a_server_did_not_start(tmp_path: object) -> None:
+def test_serve_reports_why_a_server_did_not_start(tmp_path: object) -> None:
     import lmdeploy
     from lmdeploy.serve.api import ServeError
 
@@ -205,7 +205,7 @@ def test_serve_tells_why_a_server_did_not_start(tmp_path: object) -> None:
         lmdeploy.serve("", backend="magic")
 
 
-def test_serve_hands_what_it_is_told_to_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serve_hands_what_it_is_reported_to_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     import lmdeploy
     from lmdeploy.cli.main import make_parser
     from lmdeploy.model import chat_template_for
@@ -236,7 +236,8 @@ def test_serve_hands_what_it_is_told_to_the_command(monkeypatch: pytest.MonkeyPa
         )
     [(command, env)] = started
     args = make_parser().parse_args(command[3:])
-    assert (args.model, args.model_name, args.server_port, args.api_keys) == ("m", "name", 4711, ["a", "b"])
+    assert (args.model, args.model_name, args.server_port, args.api_keys) == ("m", "name", 4711, [])
+    assert env["LMDEPLOY_API_KEYS"] == "a\nb"  # the command line is for everybody to read
     assert (args.allow_origins, args.allow_credentials, args.disable_fastapi_docs) == (["x", "y"], True, False)
     assert (args.proxy_url, args.max_log_len) == ("http://p:1", 9)
     assert json.loads(env["LMDEPLOY_ENGINE_CONFIG"]) == {"session_len": 512, "tp": 2}
@@ -266,7 +267,7 @@ def _free() -> int:
     return free_ports(1)[0]
 
 
-def test_run_local_hands_what_it_is_told_to_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_local_hands_what_it_is_reported_to_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     import lmdeploy
     from lmdeploy.cli.main import make_parser
     from lmdeploy.serve.gradio.turbomind_coupled import run_local

@@ -117,10 +117,10 @@ def test_rows_have_choices_log_probabilities_and_formats(model: Path, tmp_path: 
         expected = pipe("a", GenerationConfig(max_new_tokens=4, logprobs=3))
     scored = choices["scored"][0]["logprobs"]["content"]
     assert len(scored) == len(expected.logprobs) == 4
-    for told, entry in zip(scored, expected.logprobs, strict=True):
+    for reported, entry in zip(scored, expected.logprobs, strict=True):
         likeliest = sorted(entry.values(), reverse=True)[:3]
-        assert [top["logprob"] for top in told["top_logprobs"]] == pytest.approx(likeliest)
-        assert told["logprob"] == pytest.approx(max(entry.values()))  # greedy
+        assert [top["logprob"] for top in reported["top_logprobs"]] == pytest.approx(likeliest)
+        assert reported["logprob"] == pytest.approx(max(entry.values()))  # greedy
     assert failed["range"]["response"]["status_code"] == 400
     message = failed["echo"]["response"]["body"]["error"]["message"]
     assert message == "echo with logprobs needs a server (lmdeploy serve api_server)"
@@ -143,7 +143,7 @@ def test_rows_have_choices_log_probabilities_and_formats(model: Path, tmp_path: 
         ),
     ],
 )
-def test_what_cannot_go_on_is_told_in_a_sentence_and_left_as_it_is(
+def test_what_cannot_go_on_is_reported_in_a_sentence_and_left_as_it_is(
     rows: list[dict[str, Any]], kept: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given, output = write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"

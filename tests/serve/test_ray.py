@@ -1,4 +1,4 @@
-"""What the application on Ray is told, and makes of it. What it does stands in tests/e2e/test_ray.py."""
+"""What the application on Ray is reported, and makes of it. What it does stands in tests/e2e/test_ray.py."""
 
 import socket
 import subprocess
@@ -9,10 +9,14 @@ from typing import Any
 import pytest
 import yaml
 from pydantic import ValidationError
+from yarl import URL
 
 from lmdeploy.cli.main import main, make_parser
 from lmdeploy.cli.options import given_options
+from lmdeploy.serve.ray.exchange import Asked, with_routing
+from lmdeploy.serve.ray.served_paths import ServedPaths, url_of
 from lmdeploy.serve.ray.settings import RaySettings, flags
+from openai_gateway.errors import ApiError
 from tests.support.commands import Command
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -24,7 +28,7 @@ def of_replicas(*words: str) -> dict[str, Any]:
 
 
 def test_options_of_replicas_are_those_of_an_api_server() -> None:
-    words = ["--dtype", "float32", "--adapters", "sql=/a", "law=/b", "--api-keys", "k", "l", "--split-special-tokens"]
+    words = ["--dtype", "float32", "--adapters", "sql=/a", "law=/b", "--log-format", "json", "--split-special-tokens"]
     given = of_replicas(*words, "--replicas", "2", "--server-port", "1")
     parser = make_parser()
     read = parser.parse_everything(["serve", "api_server", "m", *flags(RaySettings(options=given).options)])
@@ -41,7 +45,7 @@ def test_nothing_is_handed_on_that_was_not_given() -> None:
     ("wrong", "said"),
     [
         ({"options": {"server_port": 1}}, "server-port is no option of a replica"),
-        ({"options": {"triton-grpc-port": 1}}, "a tritonserver of its own"),
+        ({"options": {"triton-grpc-port": 1}}, "its own tritonserver"),
         ({"options": {"admin-keys": ["k"]}}, "the same in each replica"),
         ({"replicas": 3, "max_replicas": 2}, "max_replicas must be at least replicas (3), got 2"),
         ({"replicas": 0}, "greater than or equal to 1"),
@@ -52,6 +56,60 @@ def test_bad_settings_are_refused_with_what_is_wrong(wrong: dict[str, Any], said
     with pytest.raises(ValidationError) as refused:
         RaySettings(**wrong)
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(
+            "//evil/secret",
+            "///evil",
+            "/\\evil",
+            "\\\\evil",
+            "@evil/",
+            "http://evil/",
+            "",
+            "*",
+            "/secret",
+            "/v1/models/../x",
+        ),
+        *("/v1/models/..", "/v1/models/./x", "/v1/models//evil", "/v1/models\r\nx", "/v1/models/a\n", "/v1/models/\0"),
+        *("/v1/models/a\\b", "/v1/models HTTP/1.1", "/v1/models@evil", "/health/../secret", "/v1/files/a/b/c"),
+    ],
+)
+def test_a_path_that_the_gateway_does_not_have_is_not_handed_on(path: str) -> None:
+    assert path not in ServedPaths()
+
+
+@pytest.mark.parametrize("path", ["/", "/health", "/metrics", "/v1/models/a/b.c", "/v1/chat/completions", "/api/chat"])
+def test_a_path_that_the_gateway_has_is(path: str) -> None:
+    assert path in ServedPaths()
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["//evil/secret", "/\\evil", "/@evil:1/x", "/x?y#z", "/%2f%2fevil", "/é\r\n", "/v1/../../x", "/http://evil/"],
+)
+def test_whatever_the_path_its_url_is_one_of_the_replica_s_own_server(path: str) -> None:
+    made = url_of(URL("http://127.0.0.1:1234"), path, "a=%2F%2Fevil&b=c+d&e=&f=#g")
+    assert (made.scheme, made.host, made.port, made.user) == ("http", "127.0.0.1", 1234, None)
+    assert list(made.query.items()) == [("a", "//evil"), ("b", "c d"), ("e", ""), ("f", "#g")]
+    assert made.fragment == ""
+    assert "\r" not in str(made)
+
+
+def asked(body: bytes) -> Asked:
+    return with_routing(Asked("POST", "/v1/chat/completions", "", (), body), None)
+
+
+def test_a_body_that_cannot_be_routed_by_is_for_the_replica_to_refuse() -> None:
+    for body in (b'{"messages": ' + b"[" * 900 + b"]" * 900 + b"}", b"[" * 10_000, b'{"messages": "\\ud800"}', b"\xff"):
+        assert asked(body).keys == ()
+
+
+def test_a_body_of_more_values_than_the_gateway_takes_is_not_parsed() -> None:
+    with pytest.raises(ApiError, match="at most"):
+        asked(b'{"messages":[' + b"[]," * 2_700_000 + b"[]]}")
 
 
 @pytest.mark.parametrize(
@@ -91,14 +149,14 @@ def test_without_ray_one_sentence_says_how_to_install_it(
     (tmp_path / "ray.py").write_text("raise ImportError('Ray without Serve')\n")
     with Command("ray", "m", env={"PYTHONPATH": str(tmp_path)}) as command:
         assert command.process.wait(30) == 1
-    assert command.output == "lmdeploy serve ray: Ray Serve is not installed; run: pip install 'lmdeploy[ray]'\n"
+    assert command.output == f"lmdeploy serve ray: Ray Serve is not installed; run: make -C {ROOT} dev\n"
     monkeypatch.setattr("lmdeploy.extras._is_there", lambda module: module != "ray")
     assert main(["serve", "ray", "m"]) == 1
     said = capsys.readouterr().err
-    assert said.endswith("needs packages that are not installed (ray); run: pip install 'lmdeploy[ray]'\n")
+    assert said.endswith(f"needs packages that are not installed (ray); run: make -C {ROOT} dev\n")
 
 
-def test_a_port_that_is_taken_and_a_bad_option_are_told_before_ray_starts(default_model_dir: Path) -> None:
+def test_a_port_that_is_taken_and_a_bad_option_are_reported_before_ray_starts(default_model_dir: Path) -> None:
     pytest.importorskip("ray", reason="needs the extra [ray]")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         where = ["--server-name", "127.0.0.1", "--server-port", str(taken.getsockname()[1])]
@@ -112,7 +170,7 @@ def test_a_port_that_is_taken_and_a_bad_option_are_told_before_ray_starts(defaul
     assert "Traceback" not in command.output
 
 
-def test_a_model_that_cannot_be_served_is_told_before_ray_starts(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_served_is_reported_before_ray_starts(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="needs the extra [ray]")
     (tmp_path / "config.json").write_text('{"architectures": ["Nobody"]}')
     for model, said in (

@@ -73,9 +73,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
 def test_a_closed_protocol_is_refused_without_the_key_over_http(server: TritonServer, group: str) -> None:
     with httpx.Client(base_url=f"http://{server.http_address}/v2/", trust_env=False) as client:
         answers = {path: client.request(method, path, content=b"{}") for method, path in OVER_HTTP[group]}
-        guessed = client.request(*OVER_HTTP[group][0], headers={"lmdeploy-admin": new_key()})
+        predicted = client.request(*OVER_HTTP[group][0], headers={"lmdeploy-admin": new_key()})
     assert {path: answer.status_code for path, answer in answers.items()} == dict.fromkeys(answers, 403)
-    assert guessed.status_code == 403
+    assert predicted.status_code == 403
 
 
 @pytest.mark.parametrize("group", CLOSED)

@@ -8,18 +8,18 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from lmdeploy.cli import several, triton
+from lmdeploy.cli import multi_model, triton
 from lmdeploy.cli.main import make_parser
-from lmdeploy.cli.several import served_models
+from lmdeploy.cli.multi_model import served_models
 from lmdeploy.cli.triton import CommandError, served_model
-from lmdeploy.serve import servable
+from lmdeploy.serve import resolved_model
 from lmdeploy.serve.ports import Ports
 from lmdeploy.turbomind.convert import convert
 from tests.support.tiny_models import make_tiny_llama
 
 
 class Recorder:
-    """Stands in for tritonserver: notes what it was told."""
+    """Stands in for tritonserver: notes what it was given."""
 
     pid = None
     is_running = True
@@ -44,7 +44,7 @@ def _no_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LMDEPLOY_ENGINE_CONFIG", raising=False)
 
 
-def told(*arguments: str) -> Recorder:
+def reported(*arguments: str) -> Recorder:
     args = make_parser().parse_args(["serve", "api_server", *arguments])
     with served_model(args.model, args) as served:
         server: Any = served.server
@@ -60,7 +60,7 @@ def workspace(default_model_dir: Path, tmp_path_factory: pytest.TempPathFactory)
 
 
 def test_a_workspace_is_served_with_its_own_settings(workspace: Path) -> None:
-    settings = told(str(workspace)).settings
+    settings = reported(str(workspace)).settings
     assert settings["engine_config"] == {"dtype": "float32", "tp": 1}
     assert (settings["chat_template"], settings["model_name"]) == ("vicuna", "mine")
 
@@ -70,7 +70,7 @@ def test_flags_go_before_the_environment_and_that_before_a_workspace(
 ) -> None:
     monkeypatch.setenv("LMDEPLOY_ENGINE_CONFIG", '{"dtype": "bfloat16", "session_len": 128, "max_batch_size": 3}')
     flags = ("--session-len", "64", "--chat-template", "llama2", "--model-name", "yours")
-    settings = told(str(workspace), *flags).settings
+    settings = reported(str(workspace), *flags).settings
     assert settings["engine_config"] == {"dtype": "bfloat16", "tp": 1, "session_len": 64, "max_batch_size": 3}
     assert (settings["chat_template"], settings["model_name"]) == ("llama2", "yours")
 
@@ -81,13 +81,13 @@ def test_a_broken_environment_is_refused(
 ) -> None:
     monkeypatch.setenv("LMDEPLOY_ENGINE_CONFIG", text)
     with pytest.raises(CommandError, match=f"LMDEPLOY_ENGINE_CONFIG {reason}"):
-        told(str(workspace))
+        reported(str(workspace))
 
 
 def test_an_adapter_that_is_not_there_is_refused_before_anything_is_started(workspace: Path, tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere"
     with pytest.raises(CommandError, match=f"^{nowhere}: no such directory$"):
-        told(str(workspace), "--adapters", f"mine={nowhere}")
+        reported(str(workspace), "--adapters", f"mine={nowhere}")
 
 
 def test_revision_and_download_dir_say_which_model_is_served(
@@ -99,30 +99,30 @@ def test_revision_and_download_dir_say_which_model_is_served(
         asked.append(where)
         return default_model_dir
 
-    monkeypatch.setattr(servable, "locate_model", locate)
+    monkeypatch.setattr(resolved_model, "locate_model", locate)
     config = {"revision": "v2", "download_dir": str(tmp_path)}
     monkeypatch.setenv("LMDEPLOY_ENGINE_CONFIG", json.dumps(config))
-    told("owner/name")
+    reported("owner/name")
     assert asked == [("owner/name", "v2", str(tmp_path))]
 
 
 def test_a_server_that_other_machines_reach_is_warned_of(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert told(str(workspace)).settings["host"] == "127.0.0.1"
+    assert reported(str(workspace)).settings["host"] == "127.0.0.1"
     assert capsys.readouterr().err == ""
-    assert told(str(workspace), "--triton-server-name", "0.0.0.0").settings["host"] == "0.0.0.0"
+    assert reported(str(workspace), "--triton-server-name", "0.0.0.0").settings["host"] == "0.0.0.0"
     warning = capsys.readouterr().err
     assert warning.startswith("warning: tritonserver listens on 0.0.0.0, ")
     assert "ports 8000, 8001, 8002" in warning
 
 
 def test_older_clients_get_a_template_they_know_and_others_the_models_name(workspace: Path) -> None:
-    own = told("").parameters
+    own = reported("").parameters
     assert (own["model_name"], own["served_model_name"]) == ("qwen-7b", "SmolLM2-135M-Instruct")
-    converted = told(str(workspace)).parameters
+    converted = reported(str(workspace)).parameters
     assert (converted["model_name"], converted["served_model_name"]) == ("vicuna", "mine")
-    named = told("", "--model-name", "internlm2-chat-7b").parameters
+    named = reported("", "--model-name", "internlm2-chat-7b").parameters
     assert (named["model_name"], named["served_model_name"]) == ("internlm2-chat-7b", "internlm2-chat-7b")
-    other = told("", "--chat-template", "llama2", "--model-name", "mine").parameters
+    other = reported("", "--chat-template", "llama2", "--model-name", "mine").parameters
     assert (other["model_name"], other["served_model_name"]) == ("llama2", "mine")
 
 
@@ -156,7 +156,7 @@ def test_several_models_have_folders_and_settings_of_their_own(
         def __init__(self, repository: Path, **settings: Any) -> None:
             made.append(settings | {"folders": {path.name for path in repository.iterdir()}})
 
-    monkeypatch.setattr(several, "TritonServer", Several)
+    monkeypatch.setattr(multi_model, "TritonServer", Several)
     args = make_parser().parse_args(
         ["serve", "api_server", f"a={workspace}", f"b@2={workspace}", "--session-len", "64", "--drain-seconds", "3"]
     )

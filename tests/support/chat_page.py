@@ -140,7 +140,7 @@ class ChatPage:
         self.type(question + Keys.ENTER)
 
     def wait_for_answer(self, count: int, timeout: float = 20.0) -> None:
-        """Wait until so many questions stand there and nothing runs any more."""
+        """Wait until this many questions stand there and nothing runs any more."""
 
         def is_answered() -> bool:
             return len(self.questions) == count and self._shown(_BUTTONS["send"]) and not self.is_answering
@@ -197,7 +197,7 @@ class ChatPage:
 
     @property
     def _is_still(self) -> bool:
-        """Whether nothing slides: while a side does, what is beside it may be too narrow to be typed into."""
+        """Whether nothing slides: while a side does, what is alongside it may be too narrow to be typed into."""
         moving = "return document.getAnimations().some((one) => one instanceof CSSTransition)"
         return not self._driver.execute_script(moving)
 
@@ -222,11 +222,16 @@ class ChatPage:
     def set(self, **values: object) -> None:
         """Write values into the settings, by name."""
         for name, value in values.items():
-            part = self._one(f"#{name.replace('_', '-')}")
-            field = part.find_element(By.CSS_SELECTOR, "input[type=number], textarea, input[type=text]")
-            self._driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", field)
-            self._select(field)
-            field.send_keys(f"{value}" + Keys.TAB)
+            self.wait(lambda name=name, value=value: self._writes(name, f"{value}"))
+
+    def _writes(self, name: str, text: str) -> bool:
+        """Write into a setting, and return whether it holds the text: a busy page may redraw it between two keys."""
+        part = self._one(f"#{name.replace('_', '-')}")
+        field = part.find_element(By.CSS_SELECTOR, "input[type=number], textarea, input[type=text]")
+        self._driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", field)
+        self._select(field)
+        field.send_keys(text + Keys.TAB)
+        return field.get_attribute("value") == text
 
     def choose(self, name: str, choice: str) -> None:
         """Choose one of a few in the settings, as a preset."""

@@ -1,4 +1,4 @@
-"""A model that names colours: the default model, shown pictures by a tiny tower and a projector that is trained here.
+"""A model that names colours: the default model, shown images by a tiny tower and a projector that is trained here.
 
 The projector learns to give a patch of a colour the embedding of the colour's name. What follows from the name is the
 default model's own work.
@@ -15,12 +15,12 @@ COLOURS = {"red": (220, 30, 30), "green": (30, 160, 40), "blue": (30, 50, 210), 
 _SIDE = 28
 _WIDTH = 32  # of the tower
 _TOKEN = "<image>"
-_RENAMED = "<jupyter_script>"  # a token that no text has, which becomes the picture's
-_EXAMPLES = 24  # pictures of each colour
+_RENAMED = "<jupyter_script>"  # a token that no text has, which becomes the image's
+_EXAMPLES = 24  # images of each colour
 
 
 def coloured(name: str, seed: int) -> Image.Image:
-    """Return a picture of one colour, in a shade of its own and with noise."""
+    """Return an image of one colour, in a shade of its own and with noise."""
     random = np.random.default_rng([seed, *map(ord, name)])
     shade = np.array(COLOURS[name]) * random.uniform(0.75, 1.1) + random.uniform(-15, 15, 3)
     noise = random.normal(0, 12, (40, 40, 3))
@@ -65,7 +65,7 @@ def make_colour_model(directory: Path, base: Path) -> Path:
 
 
 def _write_tokenizer(directory: Path, base: Path) -> int:
-    """Copy the tokenizer, with a token for pictures; return its id."""
+    """Copy the tokenizer, with a token for images; return its id."""
     for name in ("tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
         (directory / name).write_text((base / name).read_text())
     content = (base / "tokenizer.json").read_text().replace(json.dumps(_RENAMED), json.dumps(_TOKEN))

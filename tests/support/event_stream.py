@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import zmq
 
-_PATIENCE = 60
+_TIMEOUT = 60
 _SILENCE = 300  # milliseconds after which what is missing is asked for
 _SEQUENCE = 8
 _END = 2**64 - 1
@@ -60,7 +60,7 @@ def fnv(data: bytes) -> int:
 
 
 def block_hash(parent: int | None, tokens: list[int], extra_keys: list[Any] | None = None) -> int:
-    """Return the hash of a block as docs/operations.md describes it."""
+    """Return the hash of a block as docs/deployment/operations.md describes it."""
     data = (parent or 0).to_bytes(8, "little") + b"".join(token.to_bytes(4, "little") for token in tokens)
     if extra_keys:
         data += json.dumps(extra_keys, separators=(",", ":"), ensure_ascii=False).encode()
@@ -90,8 +90,8 @@ class Index:
         self._context.destroy(linger=0)
 
     def follow(self, batches: float) -> None:
-        """Take in so many batches, from the engine's start."""
-        end = time.monotonic() + _PATIENCE
+        """Take in this many batches, from the engine's start."""
+        end = time.monotonic() + _TIMEOUT
         while self._next < batches:
             assert time.monotonic() < end, f"batch {self._next} of {batches} did not come"
             if not self._events.poll(_SILENCE):
@@ -119,7 +119,7 @@ class Index:
     def _ask(self) -> None:
         self._replays.send_multipart([b"", self._next.to_bytes(_SEQUENCE, "big")])
         while True:
-            assert self._replays.poll(1000 * _PATIENCE), "no replay"
+            assert self._replays.poll(1000 * _TIMEOUT), "no replay"
             empty, _, number, data = self._replays.recv_multipart()
             assert empty == b""
             sequence = int.from_bytes(number, "big")
@@ -155,10 +155,10 @@ class Index:
         assert len(event.token_ids) == size * len(event.block_hashes)
         extra_keys = event.extra_keys or [None] * len(event.block_hashes)
         blocks = [event.token_ids[i : i + size] for i in range(0, len(event.token_ids), size)]
-        for told, tokens, extra in zip(event.block_hashes, blocks, extra_keys, strict=True):
+        for reported, tokens, extra in zip(event.block_hashes, blocks, extra_keys, strict=True):
             assert extra == ([event.lora_name] if event.lora_name else None)
-            assert told == block_hash(parent, tokens, extra)
-            assert event.medium not in self.held.setdefault(told, set())
-            self.held[told].add(event.medium)
+            assert reported == block_hash(parent, tokens, extra)
+            assert event.medium not in self.held.setdefault(reported, set())
+            self.held[reported].add(event.medium)
             self.hashes_checked += 1
-            parent = told
+            parent = reported

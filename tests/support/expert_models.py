@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from tests.support.tiny_models import LLAMA3_ROPE
+
 EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2}
 QWEN_EXPERTS = {"num_experts": 9, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 LATENT = {
@@ -11,15 +13,6 @@ LATENT = {
     "qk_nope_head_dim": 12,
     "qk_rope_head_dim": 8,
     "v_head_dim": 10,
-}
-DEEPSEEK = LATENT | {
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 24,
-    "n_shared_experts": 2,
-    "first_k_dense_replace": 1,
-    "num_hidden_layers": 3,
-    "routed_scaling_factor": 1.7,
 }
 YARN = {
     "rope_type": "yarn",
@@ -38,7 +31,43 @@ PHI_ROPE = {
     "long_mscale": 1.3,
     "original_max_position_embeddings": 128,
 }
+SHARED = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "num_hidden_layers": 3,
+    "routed_scaling_factor": 1.7,
+}
+DEEPSEEK = LATENT | SHARED
+TWO_GROUPS = {"n_group": 4, "topk_group": 2}
+DEEPSEEK_MOE = QWEN_EXPERTS | {
+    "qkv_bias": False,
+    "shared_expert_intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "mlp_only_layers": [0],
+}
+HALF_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+GRANITE = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.7,
+    "attention_multiplier": 0.5,
+    "logits_scaling": 4.0,
+}
 GPT_OSS = EXPERTS | {"head_dim": 16, "sliding_window": 20}
+LLAMA4 = {
+    "num_local_experts": 6,
+    "num_experts_per_tok": 1,
+    "head_dim": 16,
+    "intermediate_size": 24,
+    "intermediate_size_mlp": 40,
+    "num_hidden_layers": 4,
+    "no_rope_layer_interval": 4,
+    "attention_chunk_size": 32,
+    "floor_scale": 12,
+    "attn_scale": 0.7,
+}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Mixtral": ("MixtralForCausalLM", EXPERTS | {"sliding_window": None}),
     "Qwen2-MoE": (
@@ -71,11 +100,49 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "GPT-OSS": ("GptOssForCausalLM", GPT_OSS),
+    "Llama 4": ("Llama4ForCausalLM", LLAMA4 | {"interleave_moe_layer_step": 2}),
+    "Llama 4 without experts": ("Llama4ForCausalLM", LLAMA4 | {"moe_layers": [], "attention_bias": True}),
+    "Llama 4 without norms and tuning": (
+        "Llama4ForCausalLM",
+        LLAMA4 | {"use_qk_norm": False, "attn_temperature_tuning": False, "rope_parameters": LLAMA3_ROPE},
+    ),
     "DeepSeek-V2-Lite": ("DeepseekV2ForCausalLM", DEEPSEEK | {"q_lora_rank": None, "topk_method": "greedy"}),
     "DeepSeek-V2": (
         "DeepseekV2ForCausalLM",
-        DEEPSEEK | {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "rope_parameters": YARN},
+        DEEPSEEK | {"topk_method": "group_limited_greedy", "rope_parameters": YARN} | TWO_GROUPS,
     ),
-    "DeepSeek-V3": ("DeepseekV3ForCausalLM", DEEPSEEK | {"n_group": 4, "topk_group": 2, "rope_parameters": YARN}),
+    "DeepSeek-V3": ("DeepseekV3ForCausalLM", DEEPSEEK | {"rope_parameters": YARN} | TWO_GROUPS),
+    "OLMoE": ("OlmoeForCausalLM", QWEN_EXPERTS | {"intermediate_size": 24, "pad_token_id": 0}),
+    "ERNIE 4.5 with experts": (
+        "Ernie4_5_MoeForCausalLM",
+        {
+            "moe_num_experts": 8,
+            "moe_k": 3,
+            "moe_intermediate_size": 24,
+            "moe_num_shared_experts": 2,
+            "moe_layer_start_index": 1,
+            "num_hidden_layers": 3,
+        },
+    ),
+    "GLM-4.5": (
+        "Glm4MoeForCausalLM",
+        SHARED | TWO_GROUPS | {"attention_bias": True, "use_qk_norm": True, "head_dim": 16},
+    ),
+    "GLM-4.7-Flash": ("Glm4MoeLiteForCausalLM", DEEPSEEK | TWO_GROUPS),
+    "dots.llm1": ("Dots1ForCausalLM", SHARED | TWO_GROUPS | {"norm_topk_prob": True, "head_dim": 16}),
+    "MiniMax-M2": ("MiniMaxM2ForCausalLM", EXPERTS | {"head_dim": 16, "rope_parameters": HALF_ROPE}),
+    "Granite MoE": ("GraniteMoeForCausalLM", EXPERTS | GRANITE),
+    "Granite MoE with a shared expert": (
+        "GraniteMoeSharedForCausalLM",
+        EXPERTS | GRANITE | {"shared_intermediate_size": 40},
+    ),
+    "Hunyuan A13B": (
+        "HunYuanMoEV1ForCausalLM",
+        {"num_experts": 6, "moe_topk": 2, "head_dim": 16, "attention_bias": True, "intermediate_size": 40},
+    ),
+    "Mistral Small 4": (
+        "Mistral4ForCausalLM",
+        DEEPSEEK | TWO_GROUPS | {"rope_parameters": YARN | {"llama_4_scaling_beta": 0.5}},
+    ),
     "MiniCPM3": ("MiniCPM3ForCausalLM", LATENT | {"rms_norm_eps": 1e-2, "dim_model_base": 16}),
 }

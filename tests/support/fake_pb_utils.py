@@ -43,8 +43,8 @@ class Response:
 class Request:
     """A request: arrays as they are, texts as ``[1, n]`` tensors, as Triton hands them over for max_batch_size 1."""
 
-    wanted: list[str] = ["STOP_WORDS", "PICTURES"]  # noqa: RUF012 (set on a request, never changed in place)
-    told: dict[str, str] = {}  # noqa: RUF012 (likewise): its parameters
+    wanted: list[str] = ["STOP_WORDS", "IMAGES"]  # noqa: RUF012 (set on a request, never changed in place)
+    reported: dict[str, str] = {}  # noqa: RUF012 (likewise): its parameters
 
     def __init__(self, **inputs: str | bytes | list[str] | np.ndarray[Any, Any]) -> None:
         self.tensors = {name: Tensor(name, _array(value)) for name, value in inputs.items()}
@@ -56,7 +56,7 @@ class Request:
         return "test"
 
     def parameters(self) -> str:
-        return json.dumps(self.told)
+        return json.dumps(self.reported)
 
 
 def _array(value: str | bytes | list[str] | np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

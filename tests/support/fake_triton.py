@@ -7,6 +7,7 @@ import math
 import queue
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from dataclasses import dataclass, field
@@ -30,6 +31,8 @@ _LISTS = {
     "input_ids",
     "TOKENS_BATCH",
 }
+
+CONTEXT_LEN = 4096  # tokens, of the fake engine
 
 # The fake tokenizer: <pad>, <s>, </s>, then a token a byte.
 BOS = 1
@@ -92,6 +95,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
     def __init__(self, model_name: str = "fake-model", script: Script | None = None) -> None:
         self.script: Script | Callable[[Received], Script] = script or Script()
         self.ready = True
+        self.hangs = False  # the engine does not respond to what is asked about its adapters
         self.parameters = {"model_name": model_name}
         self.requests: list[Received] = []
         self.stops: queue.Queue[str] = queue.Queue()
@@ -128,6 +132,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     def reset(self) -> None:
         """Forget what arrived and answer as at first."""
+        self.hangs = False
         self.script, self.ready, self.requests, self.stops = Script(), True, [], queue.Queue()
         self.controls, self.sessions, self.adapters = [], set(), {}
         self.release.set()
@@ -197,7 +202,12 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
                 self._control(received.inputs)
                 continue
             if "lora_control" in received.inputs:
+                while self.hangs and context.is_active():
+                    time.sleep(0.01)
                 yield self._adapter_control(received)
+                continue
+            if "limits" in received.inputs:
+                yield _response(received, Script(), 0, json.dumps({"session_len": CONTEXT_LEN}), 0, True)
                 continue
             context.add_callback(received.cancelled.set)
             received.released = self.release  # before a control request can know of it
@@ -206,7 +216,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
             try:
                 self._session(received.inputs)
                 yield from self._answer(received)
-            except _Failure as failure:  # told in the stream, as Triton does
+            except _Failure as failure:  # reported in the stream, as Triton does
                 code, text = failure.args
                 if request.parameters["error_codes"].bool_param:
                     text = f"{code.name}: {text}"
@@ -231,6 +241,9 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     def _control(self, inputs: dict[str, Any]) -> None:
         if "stop_request_id" in inputs:
+            for received in self.requests:
+                if received.id == inputs["stop_request_id"]:
+                    received.cancelled.set()
             self.stops.put(inputs["stop_request_id"])
             return
         self.controls.append(inputs)

@@ -51,7 +51,7 @@ def write_gguf(
     directory
         The checkpoint.
     path
-        The file; with ``parts``, the parts lie beside it, ``NAME-00001-of-...``.
+        The file; with ``parts``, the parts lie alongside it, ``NAME-00001-of-...``.
     architecture
         GGUF's name.
     type_of
@@ -163,7 +163,8 @@ def _add_sizes(writer: gguf.GGUFWriter, config: Any, extra: Mapping[str, Any]) -
     if hasattr(config, "rms_norm_eps"):
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     else:
-        writer.add_layer_norm_eps(getattr(config, "norm_epsilon", None) or config.layer_norm_epsilon)
+        names = ("norm_epsilon", "layer_norm_epsilon", "layer_norm_eps")
+        writer.add_layer_norm_eps(next(getattr(config, name) for name in names if hasattr(config, name)))
     if getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
     if getattr(config, "attn_logit_softcapping", None):

@@ -84,7 +84,7 @@ class Glm4vReference(PlainLayers):
         return logits
 
     def rows(self, image: Image.Image) -> torch.Tensor:
-        """Return the rows of a picture."""
+        """Return the rows of an image."""
         pixels = np.asarray(image.resize((_SIDE, _SIDE), Image.Resampling.BICUBIC)) / 255.0
         pixels = (pixels - np.array(_MEAN)) / np.array(_STD)
         side = _SIDE // _PATCH

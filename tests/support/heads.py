@@ -1,6 +1,6 @@
 """Tiny heads with random weights, in the layouts that are published, and what they compute in torch.
 
-A reference runs all rows of a head at once: ``tokens`` that follow, and beside each what the model made of the token
+A reference runs all rows of a head at once: ``tokens`` that follow, and alongside each what the model made of the token
 before, from ``own_from`` on what the head itself did.
 """
 
@@ -77,7 +77,7 @@ def eagle_tensors(hidden: int, *, layers: int = 1, bias: bool = False) -> dict[s
 
 
 def eagle3_tensors(hidden: int, vocab: int, draft_vocab: int) -> dict[str, Tensor]:
-    """Return a random EAGLE-3 head that guesses among some tokens."""
+    """Return a random EAGLE-3 head that drafts among some tokens."""
     tokens = torch.randperm(vocab)[:draft_vocab].sort().values
     is_drafted = torch.zeros(vocab, dtype=torch.bool)
     is_drafted[tokens] = True
@@ -125,8 +125,8 @@ def _mlp(x: Tensor, w: Mapping[str, Tensor], prefix: str) -> Tensor:
 def eagle_reference(w: Mapping[str, Tensor], embedding: Tensor, lm_head: Tensor) -> Reference:
     """Return what an EAGLE head computes with its model's embedding and output layer."""
 
-    def run(tokens: Tensor, beside: Sequence[Tensor], own_from: int) -> tuple[Tensor, Tensor]:
-        x = torch.cat([embedding[tokens], torch.stack(list(beside))], -1) @ w["fc.weight"].T + w.get("fc.bias", 0)
+    def run(tokens: Tensor, alongside: Sequence[Tensor], own_from: int) -> tuple[Tensor, Tensor]:
+        x = torch.cat([embedding[tokens], torch.stack(list(alongside))], -1) @ w["fc.weight"].T + w.get("fc.bias", 0)
         for layer in range(8):
             prefix = f"layers.{layer}."
             if f"{prefix}mlp.up_proj.weight" not in w:
@@ -142,8 +142,8 @@ def eagle_reference(w: Mapping[str, Tensor], embedding: Tensor, lm_head: Tensor)
 def eagle3_reference(w: Mapping[str, Tensor], embedding: Tensor) -> Reference:
     """Return what an EAGLE-3 head computes with its model's embedding."""
 
-    def run(tokens: Tensor, beside: Sequence[Tensor], own_from: int) -> tuple[Tensor, Tensor]:
-        x = torch.stack([row if i >= own_from else row @ w["fc.weight"].T for i, row in enumerate(beside)])
+    def run(tokens: Tensor, alongside: Sequence[Tensor], own_from: int) -> tuple[Tensor, Tensor]:
+        x = torch.stack([row if i >= own_from else row @ w["fc.weight"].T for i, row in enumerate(alongside)])
         both = [
             _norm(embedding[tokens], w["midlayer.input_layernorm.weight"]),
             _norm(x, w["midlayer.hidden_norm.weight"]),
@@ -200,9 +200,9 @@ def mtp_reference(directory: Path, scratch: Path) -> Reference:
     model = AutoModelForCausalLM.from_pretrained(scratch, dtype=torch.float32, attn_implementation="eager").model
     w = {name.removeprefix(f"model.layers.{number}."): tensor for name, tensor in weights_of(directory).items()}
 
-    def run(tokens: Tensor, beside: Sequence[Tensor], own_from: int) -> tuple[Tensor, Tensor]:
+    def run(tokens: Tensor, alongside: Sequence[Tensor], own_from: int) -> tuple[Tensor, Tensor]:
         embedded = _norm(w["embed_tokens.weight"][tokens], w["enorm.weight"])
-        hidden = _norm(torch.stack(list(beside)), w["hnorm.weight"])
+        hidden = _norm(torch.stack(list(alongside)), w["hnorm.weight"])
         x = (torch.cat([embedded, hidden], -1) @ w["eh_proj.weight"].T)[None]
         positions = torch.arange(len(tokens))[None]
         later = torch.full((len(tokens), len(tokens)), float("-inf")).triu(1)[None, None]

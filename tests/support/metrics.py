@@ -1,4 +1,4 @@
-"""The engine's figures as Prometheus reads them."""
+"""The engine's metrics as Prometheus reads them."""
 
 import urllib.request
 
@@ -18,8 +18,8 @@ def engine_metrics(server: TritonServer) -> dict[str, float]:
     return {name.split("{")[0].removeprefix(prefix): float(value) for name, value in pairs}
 
 
-class Figures:
-    """A page of figures.
+class Metrics:
+    """A page of metrics.
 
     Parameters
     ----------
@@ -50,9 +50,9 @@ class Figures:
         self.values = {key: value for key, value in self.values.items() if key[0] != name}
 
 
-def figures_of(text: str) -> Figures:
+def metrics_of(text: str) -> Metrics:
     """Return what a page in Prometheus' text format says, read by Prometheus' own reader."""
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     values = {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
-    assert len(values) == len(samples), "a series is told twice"
-    return Figures(values)
+    assert len(values) == len(samples), "a series is reported twice"
+    return Metrics(values)

@@ -95,24 +95,24 @@ class MiniCpmReference(PlainLayers):
         return seeing_logits(self.text, ids, self.token, rows)
 
     def views(self, image: Image.Image) -> list[torch.Tensor]:
-        """Return the rows of each view of a picture."""
+        """Return the rows of each view of an image."""
         views = _views(image)
         longest = max(view.shape[0] * view.shape[1] for view in views) // _PATCH**2
         return [self.rows(view, longest) for view in views]
 
     def rows(self, view: np.ndarray, longest: int) -> torch.Tensor:
-        """Return the rows of one view, line, column, colour, of a picture whose largest has ``longest`` patches."""
+        """Return the rows of one view, line, column, colour, of an image whose largest has ``longest`` patches."""
         high, wide = view.shape[0] // _PATCH, view.shape[1] // _PATCH
         grid = [(row, column) for row in range(high) for column in range(wide)]
         squares = [
             view[row * _PATCH : (row + 1) * _PATCH, column * _PATCH : (column + 1) * _PATCH].transpose(2, 0, 1)
             for row, column in grid
         ]
-        if self.version == 2.5:  # the published code does not mask what fills up the shorter views of a picture
+        if self.version == 2.5:  # the published code does not mask what fills up the shorter views of an image
             squares += [np.zeros((3, _PATCH, _PATCH))] * (longest - len(squares))
         states = self.linear(torch.from_numpy(np.stack(squares)).flatten(1), "vpm.embeddings.patch_embedding")
         table = [_place(row, high) * _TABLE + _place(column, wide) for row, column in grid]
-        if self.version == 2.5:  # nor does it tell the tower where lines end
+        if self.version == 2.5:  # nor does it report the tower where lines end
             table = [_place(i, longest) for i in range(longest)]
         states = states + self["vpm.embeddings.position_embedding.weight"][table]
         for layer in range(_TOWER_LAYERS):
@@ -153,7 +153,7 @@ def _wave(position: int) -> list[float]:
 
 
 def _views(image: Image.Image) -> list[np.ndarray]:
-    """Return the views of a picture: the whole, then its slices in reading order."""
+    """Return the views of an image: the whole, then its slices in reading order."""
     width, height = image.size
     wanted = min(math.ceil(width * height / _SIDE**2), _MOST)
     if wanted <= 1:

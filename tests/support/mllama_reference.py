@@ -26,7 +26,7 @@ _RATIOS = [[1, 1], [1, 2], [1, 3], [1, 4], [2, 1], [2, 2], [3, 1], [4, 1]]
 
 
 def make_tiny_mllama(directory: Path, *, looking: Sequence[int] = (1, 4), layers: int = 6, seed: int = 0) -> Path:
-    """Make one whose layers number ``looking`` look at pictures, of tiles of 5 rows, up to 4."""
+    """Make one whose layers number ``looking`` look at images, of tiles of 5 rows, up to 4."""
     fill = [RESERVED, *(f"<|fill_{i}|>" for i in range(_VOCABULARY - 259))]
     tiny.write_tokenizer(directory, [*fill, _MARK], tiny.TEMPLATE.replace("IMAGE\n", _MARK))
     assert tiny.token_id(directory, _MARK) == _VOCABULARY
@@ -55,7 +55,7 @@ def make_tiny_mllama(directory: Path, *, looking: Sequence[int] = (1, 4), layers
 class MllamaReference:
     """What a checkpoint says of each token.
 
-    `transformers` lets rows in front of the first picture look at all pictures alike, also at those to come, and skips
+    `transformers` lets rows in front of the first image look at all images alike, also at those to come, and skips
     the MLP of these rows alone; as Meta wrote it, they skip the attention too (llama-models, `CrossAttention`:
     ``full_text_row_masked_out_mask``). Here they do.
     """

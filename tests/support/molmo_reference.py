@@ -62,7 +62,7 @@ class MolmoReference(PlainLayers):
         return seeing_logits(self.text, ids, self.token, (row for image in images for row in self.rows(image)))
 
     def rows(self, image: Image.Image) -> list[torch.Tensor]:
-        """Return the rows of a picture: of the whole, then of its crops as one picture."""
+        """Return the rows of an image: of the whole, then of its crops as one image."""
         down, across = _tiling(image)
         canvas, mask = _fitted(image, down * _STEP + 2 * _MARGIN * _PATCH, across * _STEP + 2 * _MARGIN * _PATCH)
         corners = [(row * _STEP, column * _STEP) for row in range(down) for column in range(across)]
@@ -145,7 +145,7 @@ def _tiling(image: Image.Image) -> tuple[int, int]:
 
 
 def _fitted(image: Image.Image, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return a picture in the middle of black, line, column, colour, and where it is."""
+    """Return an image in the middle of black, line, column, colour, and where it is."""
     scale = min(np.float32(height) / np.float32(image.height), np.float32(width) / np.float32(image.width))
     high, wide = (max(int(np.float32(length) * scale), 1) for length in (image.height, image.width))
     pixels = np.einsum(
@@ -159,7 +159,7 @@ def _fitted(image: Image.Image, height: int, width: int) -> tuple[np.ndarray, np
 
 
 def _triangles(before: int, after: int) -> np.ndarray:
-    """Return what each line of a picture of another size takes of the lines of one: a triangle around its middle."""
+    """Return what each line of an image of another size takes of the lines of one: a triangle around its middle."""
     reach = max(before / after, 1.0)
     lines, middles = np.arange(before) + 0.5, (np.arange(after) + 0.5) * before / after
     weights = np.maximum(0.0, 1 - np.abs(lines[None] - middles[:, None]) / reach)

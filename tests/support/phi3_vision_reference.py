@@ -87,7 +87,7 @@ class Phi3VisionReference:
         return seeing_logits(self.text, ids, self.token, rows)
 
     def rows(self, image: Image.Image) -> torch.Tensor:
-        """Return a picture's rows."""
+        """Return an image's rows."""
         pixels = _canvas(image)
         high, wide = pixels.shape[1] // _SIDE, pixels.shape[2] // _SIDE
         lines = self._lines([[self._patches(_tile(pixels, y, x)) for x in range(wide)] for y in range(high)])
@@ -118,7 +118,7 @@ class Phi3VisionReference:
 
 
 def _canvas(image: Image.Image) -> np.ndarray:
-    """Return the normalized pixels of a picture on white, in whole tiles: colour, line, column."""
+    """Return the normalized pixels of an image on white, in whole tiles: colour, line, column."""
     is_upright = image.width < image.height
     if is_upright:
         image = image.transpose(Image.Transpose.TRANSPOSE)

@@ -75,6 +75,23 @@ _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _TO_BLOCKS = (r"^model\.layers\.", "transformer.h.")
 
 
+def stacked_experts(directory: Path) -> None:
+    """Store the experts of each layer as two stacks: gates above ups, and downs."""
+
+    def change(tensors: Tensors, config: dict[str, Any]) -> Tensors:
+        name = re.compile(r"(.+mlp[.]experts)[.]0[.]gate_proj[.]weight")
+        for layer in [found[1] for found in map(name.fullmatch, list(tensors)) if found]:
+            gates, ups, downs = (
+                [tensors.pop(f"{layer}.{expert}.{part}_proj.weight") for expert in range(config["num_experts"])]
+                for part in ("gate", "up", "down")
+            )
+            pairs = [torch.cat(pair) for pair in zip(gates, ups, strict=True)]
+            tensors |= {f"{layer}.gate_up_proj": torch.stack(pairs), f"{layer}.down_proj": torch.stack(downs)}
+        return tensors
+
+    rewrite(directory, old_config(directory), change)
+
+
 def internlm(directory: Path) -> None:
     """InternLM from a Llama with attention biases."""
     old = old_config(directory)
@@ -277,6 +294,54 @@ def ungated_forward(model: Any, ids: list[int]) -> Tensor:
             parameter.zero_()
     logits: Tensor = model(torch.tensor([ids])).logits[0]
     return logits
+
+
+_LING = (
+    (r"embed_tokens", "word_embeddings"),
+    (r"self_attn\.o_proj", "attention.dense"),
+    (r"self_attn\.q_norm", "attention.query_layernorm"),
+    (r"self_attn\.k_norm", "attention.key_layernorm"),
+    (r"e_score_correction_bias", "expert_bias"),
+)
+
+
+def ling(directory: Path) -> None:
+    """Ling-lite from the model that :func:`deepseek_moe` is made from."""
+    deepseek_moe(directory)
+    _ling(directory, {"architectures": ["BailingMoeForCausalLM"], "model_type": "bailing_moe"})
+
+
+def ling2(directory: Path) -> None:
+    """Ling 2 from a GLM-4.5 without biases."""
+    old = old_config(directory)
+    names = ("head_dim", "n_group", "topk_group", "routed_scaling_factor")
+    config = {name: old[name] for name in names} | {"partial_rotary_factor": 0.5, "score_function": "sigmoid"}
+    _ling(directory, config | {"architectures": ["BailingMoeV2ForCausalLM"], "model_type": "bailing_moe_v2"})
+
+
+def _ling(directory: Path, more: dict[str, Any]) -> None:
+    old = old_config(directory)
+    names = ("max_position_embeddings", "rms_norm_eps", "hidden_act", "num_key_value_heads", "num_experts_per_tok")
+    config = llama_sizes(old, *names, "moe_intermediate_size", "norm_topk_prob", "first_k_dense_replace") | {
+        "num_experts": old["n_routed_experts"],
+        "num_shared_experts": old["n_shared_experts"],
+        "rope_theta": 10000.0,
+        "rope_scaling": None,
+        "norm_head": False,
+    }
+    joined = "attention.query_key_value"
+    rewrite(directory, config | more, lambda tensors, _: renamed(fused(tensors, _QKV, joined, stacked), *_LING))
+
+
+def kimi(directory: Path) -> None:
+    """Kimi K2 from a DeepSeek-V3."""
+    rewrite(directory, old_config(directory) | {"model_type": "kimi_k2"}, lambda tensors, _: tensors)
+
+
+def mimo(directory: Path) -> None:
+    """MiMo from a Qwen2."""
+    config = old_config(directory) | {"architectures": ["MiMoForCausalLM"], "model_type": "mimo"}
+    rewrite(directory, config, lambda tensors, _: tensors)
 
 
 _STACKS = ("experts.gate_up_proj", "experts.down_proj")

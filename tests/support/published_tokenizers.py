@@ -1,6 +1,6 @@
 """Tokenizers that families publish as code, with small vocabularies of the same kinds.
 
-Texts, ids and order of the special tokens are the published ones; the code beside them must not be run.
+Texts, ids and order of the special tokens are the published ones; the code alongside them must not be run.
 """
 
 import base64

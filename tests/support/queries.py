@@ -22,7 +22,7 @@ _SELECTOR = re.compile(r"(?P<name>[A-Za-z_:][\w:]*)\s*(?P<call>\()?(?:\{(?P<labe
 Asked = list[tuple[str, set[str]]]
 
 
-def metrics_of(query: str) -> Asked:
+def queried_metrics(query: str) -> Asked:
     """Return the metrics that a query names, each with the labels it is selected by."""
     text = _GROUPING.sub(" ", re.sub(r"\[[^\]]*\]", " ", _TEXT.sub('""', query)))
     return [
@@ -35,7 +35,7 @@ def metrics_of(query: str) -> Asked:
 def all_queries() -> dict[str, Asked]:
     """Return the metrics of every query, by where it stands."""
     found = dict(_of_rules()) | dict(_of_dashboard()) | dict(_of_autoscalers())
-    return {where: metrics_of(query) for where, query in found.items()}
+    return {where: queried_metrics(query) for where, query in found.items()}
 
 
 def _of_rules() -> Iterator[tuple[str, str]]:

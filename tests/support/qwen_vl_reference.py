@@ -64,7 +64,7 @@ class QwenVlReference(PlainLayers):
         return seeing_logits(self.text, ids, self.token, (row for image in images for row in self.rows(image)))
 
     def rows(self, image: Image.Image) -> torch.Tensor:
-        """Return the rows of a picture."""
+        """Return the rows of an image."""
         pixels = np.asarray(image.resize((_SIDE, _SIDE), Image.Resampling.BICUBIC)) / 255.0
         pixels = (pixels - np.array(_MEAN)) / np.array(_STD)
         side = _SIDE // _PATCH

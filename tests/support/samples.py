@@ -2,12 +2,17 @@
 
 `make test` runs a sample of the cases of a test that is marked ``alike``, such that each value of each parameter
 occurs, on each device, or, marked ``alike(most=n)``, at most n of such a sample, and nothing that is marked
-``thorough``; `make test-all` (``--all-cases``) runs all of them.
+``thorough``; `make test-all` (``--all-cases``) runs all of them. A test that goes through its cases itself takes the
+fixture ``all_cases``, and a part of them (`one_in`) where that is false.
 """
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import pytest
+
+T = TypeVar("T")
 
 OPTION = "--all-cases"
 # Parameters with a sample for each value.
@@ -29,9 +34,20 @@ def covering(cases: Sequence[Mapping[str, Hashable]]) -> list[int]:
 
 
 def spread(sample: Sequence[int], most: int) -> list[int]:
-    """Return at most so many of a sample, from all over it."""
+    """Return at most this many of a sample, from all over it."""
     count = min(most, len(sample))
     return [sample[number * len(sample) // count] for number in range(count)]
+
+
+def one_in(every: int, cases: Iterable[T], kind_of: Callable[[T], Hashable]) -> Iterator[T]:
+    """Yield of each kind of cases the first and then every ``every``-th; each kind begins its count one later."""
+    seen: Counter[Hashable] = Counter()
+    for case in cases:
+        kind = kind_of(case)
+        number = seen[kind]
+        seen[kind] += 1
+        if number == 0 or (number + list(seen).index(kind)) % every == 0:
+            yield case
 
 
 def values_of(item: pytest.Item) -> dict[str, Hashable]:

@@ -106,4 +106,6 @@ def quantize_checkpoint(source: Path, target: Path, form: Form) -> dict[str, tor
 
 def is_linear(name: str) -> bool:
     """Return whether a tensor is the weight of a layer that such tools quantize."""
-    return name.endswith(("_proj.weight", "_proj_with_mqa.weight", "lm_head.weight"))
+    return name.endswith(
+        ("_proj.weight", "_proj_with_mqa.weight", "lm_head.weight", ".w1.weight", ".w2.weight", ".w3.weight")
+    )

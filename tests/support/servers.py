@@ -24,7 +24,7 @@ def running_triton(
     """Serve a model (default: the default model, float32) with our backend on free ports."""
     path = model_path or default_model_dir()
     assert path.is_dir(), f"{path} is missing; run: make model"
-    with contextlib.suppress(ValueError):  # which the server is to tell
+    with contextlib.suppress(ValueError):  # which the server is to report
         resolve(path)  # here, where transformers is loaded: each of the server's processes would load it too
     server = TritonServer(
         template_dir(),

@@ -50,7 +50,7 @@ class TerminalCommand:
         self._process.stdin.close()
 
     def wait_for(self, text: str, count: int = 1, timeout: float = 60.0) -> None:
-        """Return once it has shown `text` so many times."""
+        """Return once it has shown `text` this many times."""
         eventually_sync(lambda: self.shown.count(text) >= count or self._process.poll() is not None, timeout)
         assert self.shown.count(text) >= count, self.shown
 

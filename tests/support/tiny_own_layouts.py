@@ -1,4 +1,4 @@
-"""Tiny models that see in their authors' own layout, each beside the same model as `transformers` has it."""
+"""Tiny models that see in their authors' own layout, each alongside the same model as `transformers` has it."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from transformers.image_utils import PILImageResampling
 from tests.support import published
 from tests.support import tiny_vision_models as tiny
 
-# What a config's `to_dict` of an older `transformers` has beside the model's own fields.
+# What a config's `to_dict` of an older `transformers` has alongside the model's own fields.
 _DUMPED = {
     "_name_or_path": "", "add_cross_attention": False, "attn_implementation": "flash_attention_2", "bad_words_ids": [],
     "chunk_size_feed_forward": 0, "do_sample": False, "id2label": {"0": "LABEL_0", "1": "LABEL_1"}, "is_decoder": False,
@@ -95,7 +95,7 @@ def make_tiny_internvl_chat(directory: Path, *, text: str = "qwen2", normed: boo
 def make_tiny_llava_original(
     directory: Path, *, kind: str = "llama", tiles: bool = False, normed: bool = False
 ) -> Path:
-    """Make a LLaVA in its authors' layout: 1.6 with tiles, else 1.5 or Yi-VL, whose tower is in a folder beside it."""
+    """Make a LLaVA in its authors' layout: 1.6 with tiles, else 1.5 or Yi-VL, whose tower is in a folder next to it."""
     native = native_of(directory)
     if tiles:
         tiny.make_tiny_llava_next(native, token="<unk>", text=kind)

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of models that see pictures, with tokenizer and image processor, made by ``transformers``."""
+"""Tiny random checkpoints of models that see images, with tokenizer and image processor, made by ``transformers``."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -6,9 +6,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from tests.support.hybrid_models import EXPERTS, GATED_DELTA
+
 IMAGE_SIDE = 28
 PATCH = 14
-GEMMA3_ROWS = 16  # of a picture
+GEMMA3_ROWS = 16  # of an image
 TEXT = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -32,7 +34,7 @@ _VISION = {
     "patch_size": PATCH,
     "initializer_range": 0.3,
 }
-# As published ones do: pictures first, then the texts.
+# As published ones do: images first, then the texts.
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{{ m['role'] | upper }}: "
     "{% if m['content'] is string %}{{ m['content'] }}{% else %}"
@@ -52,7 +54,7 @@ TEXT_TEMPLATE = (
 def make_tiny_llava(
     directory: Path, *, seed: int = 0, text: str = "llama", token: str = "<image>", pads: bool = False
 ) -> Path:
-    """Make a LLaVA 1.5 with a CLIP tower: 4 tokens a picture of any size; its middle, or all of it padded."""
+    """Make a LLaVA 1.5 with a CLIP tower: 4 tokens an image of any size; its middle, or all of it padded."""
     from transformers import (
         CLIPImageProcessorPil,
         LlavaConfig,
@@ -139,7 +141,7 @@ def make_tiny_pixtral(directory: Path, *, seed: int = 0) -> Path:
 def make_tiny_deepseek_vl(
     directory: Path, *, seed: int = 0, vision: Mapping[str, Any] = MappingProxyType({}), **pixels: Any
 ) -> Path:
-    """Make a DeepSeek-VL with a SigLIP tower: 4 tokens a picture of any size."""
+    """Make a DeepSeek-VL with a SigLIP tower: 4 tokens an image of any size."""
     from transformers import DeepseekVLConfig, DeepseekVLForConditionalGeneration, DeepseekVLImageProcessorPil
 
     write_tokenizer(directory, ["<image_placeholder>"], TEMPLATE.replace("IMAGE\n", "<image_placeholder>"))
@@ -162,7 +164,7 @@ def make_tiny_deepseek_vl_hybrid(
     large_vision: Mapping[str, Any] = MappingProxyType({}),
     **pixels: Any,
 ) -> Path:
-    """Make the DeepSeek-VL that sees a picture in two sizes: 4 tokens each."""
+    """Make the DeepSeek-VL that sees an image in two sizes: 4 tokens each."""
     from transformers import (
         DeepseekVLHybridConfig,
         DeepseekVLHybridForConditionalGeneration,
@@ -235,14 +237,14 @@ def make_tiny_idefics3(directory: Path, *, seed: int = 0, kind: str = "Idefics3"
     return save_random(getattr(transformers, f"{kind}ForConditionalGeneration"), config, directory, seed)
 
 
-def make_tiny_mistral3(directory: Path, *, seed: int = 0) -> Path:
-    """Make a Mistral 3 that sees squares of 28 pixels as a row."""
+def make_tiny_mistral3(directory: Path, *, text: dict[str, Any] | None = None, seed: int = 0) -> Path:
+    """Make a Mistral 3 that sees squares of 28 pixels as a row; ``text`` are fields of its text part."""
     from transformers import Mistral3Config, Mistral3ForConditionalGeneration, PixtralImageProcessorPil
 
     write_tokenizer(directory, ["[IMG]", "[IMG_BREAK]", "[IMG_END]"], TEMPLATE.replace("IMAGE\n", "[IMG]"))
     config = Mistral3Config(
         vision_config={"model_type": "pixtral", **_VISION, "image_size": 112, "head_dim": 8},
-        text_config={"model_type": "mistral", **TEXT, "sliding_window": None},
+        text_config={"model_type": "mistral", **TEXT, "sliding_window": None} | (text or {}),
         image_token_index=token_id(directory, "[IMG]"),
         spatial_merge_size=2,
         vision_feature_layer=-1,
@@ -255,26 +257,35 @@ def make_tiny_mistral3(directory: Path, *, seed: int = 0) -> Path:
 
 
 def make_tiny_qwen_vl(directory: Path, *, seed: int = 0, kind: str = "Qwen2VL") -> Path:
-    """Make a Qwen2-VL, Qwen2.5-VL or Qwen3-VL that sees squares of 28 pixels, in rows and columns.
+    """Make a Qwen2-VL, Qwen2.5-VL, Qwen3-VL or Qwen3.5 that sees squares of 28 pixels, in rows and columns.
 
-    Qwen3VLMoe has experts in two of three layers.
+    Qwen3VLMoe has experts in two of three layers. Qwen3.5 keeps a state in two of three, and adds no deeper features.
     """
     import transformers
 
     marks = ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"]
     write_tokenizer(directory, marks, TEMPLATE.replace("IMAGE\n", "<|vision_start|><|image_pad|><|vision_end|>"))
-    is_third = kind.startswith("Qwen3VL")
+    is_hybrid = kind.startswith("Qwen3_5")
+    is_third = kind.startswith("Qwen3VL") or is_hybrid
     sections = {"mrope_section": [2, 1, 1], "mrope_interleaved": True} if is_third else {"mrope_section": [1, 1, 2]}
     text = {**TEXT, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, **sections}}
     text |= {"head_dim": 8, "num_hidden_layers": 3} if is_third else {}
     if kind == "Qwen3VLMoe":
         text |= {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "mlp_only_layers": [1]}
+    if is_hybrid:
+        text |= {name: value for name, value in GATED_DELTA.items() if name.startswith("linear_")}
+        text |= {"head_dim": 16, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+        text["rope_parameters"] |= {"partial_rotary_factor": 0.5}
+        text["rope_parameters"].pop("mrope_interleaved")  # its positions always are
+    if kind == "Qwen3_5Moe":
+        text |= EXPERTS
     vision: dict[str, Any] = {"depth": 2, "num_heads": 2, "patch_size": PATCH, "spatial_merge_size": 2}
     if kind == "Qwen2VL":
         vision |= {"embed_dim": 16, "hidden_size": 32, "mlp_ratio": 2}
     else:
         vision |= {"hidden_size": 16, "intermediate_size": 32, "out_hidden_size": 32}
-    vision |= {"deepstack_visual_indexes": [0, 1], "num_position_embeddings": 16} if is_third else {}
+    vision |= {"num_position_embeddings": 16} if is_third else {}
+    vision |= {"deepstack_visual_indexes": [0, 1]} if is_third and not is_hybrid else {}
     vision |= {"window_size": 56, "fullatt_block_indexes": [1]} if kind == "Qwen2_5_VL" else {}
     config = getattr(transformers, f"{kind}Config")(
         vision_config=vision,
@@ -339,7 +350,7 @@ def make_tiny_glm4v(directory: Path, *, seed: int = 0) -> Path:
 
 
 def make_tiny_gemma3(directory: Path, *, seed: int = 0, window: int = 16) -> Path:
-    """Make a Gemma 3 whose pictures are 16 tokens; the first of its two layers looks back ``window`` tokens."""
+    """Make a Gemma 3 whose images are 16 tokens; the first of its two layers looks back ``window`` tokens."""
     from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma3ImageProcessorPil
 
     marks = ["<image_soft_token>", "<start_of_image>", "<end_of_image>"]

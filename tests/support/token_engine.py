@@ -58,7 +58,7 @@ class TokenEngine:
 
     def matched_tokens(self) -> float:
         """Return how many prompt tokens came from the cache so far."""
-        return self.engine.metrics()["tokens_matched_total"]
+        return self.engine.metrics()["prefix_cache_hits_total"]
 
 
 def relative_error(ours: torch.Tensor, theirs: torch.Tensor) -> float:

@@ -60,8 +60,8 @@ class Environment:
         options = ["--no-deps", "--no-index", "--disable-pip-version-check", "-q"]
         install = [sys.executable, "-m", "pip", "--python", self.python, "install", *options, str(wheel)]
         subprocess.run(install, check=True)
-        (told,) = self._packages.glob("lmdeploy-*.dist-info")
-        self.metadata = metadata.Distribution.at(told)
+        (reported,) = self._packages.glob("lmdeploy_triton-*.dist-info")
+        self.metadata = metadata.Distribution.at(reported)
         self.add("")
 
     def add(self, extra: str) -> None:
@@ -73,7 +73,7 @@ class Environment:
         if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
             return
         name = canonicalize_name(requirement.name)
-        if name == "lmdeploy":
+        if name == "lmdeploy-triton":
             for included in requirement.extras:
                 self.add(included)
             return

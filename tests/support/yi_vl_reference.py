@@ -12,7 +12,7 @@ from tests.support import tiny_own_layouts as own
 
 
 def make_tiny_yi_vl(directory: Path) -> Path:
-    """Make a Yi-VL in its authors' layout, its tower in a folder beside it."""
+    """Make a Yi-VL in its authors' layout, its tower in a folder alongside it."""
     return own.make_tiny_llava_original(directory, normed=True)
 
 
@@ -33,7 +33,7 @@ class YiVlReference:
         self._model.model.multi_modal_projector = whole.double()
 
     def __call__(self, ids: list[int], images: list[Image.Image]) -> torch.Tensor:
-        """Return the logits [tokens, vocab] of a text with pictures."""
+        """Return the logits [tokens, vocab] of a text with images."""
         shown = {"pixel_values": self._pixels(images, return_tensors="pt")["pixel_values"].double()} if images else {}
         with torch.inference_mode():
             logits: torch.Tensor = self._model(input_ids=torch.tensor([ids]), **shown).logits[0]

@@ -50,7 +50,7 @@ def test_a_target_is_met_by_the_median_of_the_rounds_ratios() -> None:
     llama, other, limit = rows(rates, {workload: 0.6})
     assert (llama.ours, llama.theirs, llama.ratio, llama.target, llama.is_missed) == (150.0, 100.0, 1.5, 1.5, False)
     assert (other.ratio, other.target, other.is_missed) == (3.0, None, False)
-    assert (limit.beside, limit.ratio, limit.is_missed) == (LIMIT, 0.6, True)
+    assert (limit.alongside, limit.ratio, limit.is_missed) == (LIMIT, 0.6, True)
     assert llama.cells()[-2:] == [">= 1.50", "met"]
     assert limit.cells() == [f"{workload} / {LIMIT}", "150.0", "-", "0.60", ">= 0.70", "missed"]
 
@@ -90,7 +90,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def compare(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tools.bench.compare", "--patience", "0", *arguments]
+    command = [sys.executable, "-m", "tools.bench.compare", "--timeout", "0", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=280)
 
 
@@ -99,8 +99,8 @@ def test_peers_take_turns_with_our_engine(model: Path, tmp_path: Path, monkeypat
     monkeypatch.setenv("LMDEPLOY_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("FAKE_PEERS_LOG", str(tmp_path / "calls"))
     fake_peers.install(model)
-    report, picture = tmp_path / "out.json", tmp_path / "out.png"
-    files = ["--json", str(report), "--plot", str(picture)]
+    report, image = tmp_path / "out.json", tmp_path / "out.png"
+    files = ["--json", str(report), "--plot", str(image)]
     done = compare(str(model), "--only", "decode,streams,prefill", "--rounds", "2", *files)
     assert done.returncode == 0, done.stderr
     result = json.loads(report.read_text())
@@ -109,14 +109,14 @@ def test_peers_take_turns_with_our_engine(model: Path, tmp_path: Path, monkeypat
         assert next(iter(sides)) == OURS
         assert len(sides) == 3
         assert all(len(values) == 2 and min(values) > 0 for values in sides.values())
-    rated = {(row["workload"], row["beside"]): row for row in result["rows"]}
+    rated = {(row["workload"], row["alongside"]): row for row in result["rows"]}
     row = rated["prefill of 512, 8-bit", "llama.cpp Q4_0"]
     ours = result["rounds"]["prefill of 512, 8-bit"][OURS]
     assert row["ratio"] == pytest.approx(sum(ours) / 2 / 101.0)
     assert row["target"] == 2.0
     assert ("decode, 1 stream, 4-bit", LIMIT) in rated
     assert result["not_measured"] == []
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert image.read_bytes().startswith(b"\x89PNG")
     calls = (tmp_path / "calls").read_text().splitlines()
     one_stream = [call.split()[0] for call in calls][:5]
     assert one_stream == ["openvino", "openvino", "llama-bench", "openvino", "llama-bench"]  # the first one warms up

@@ -105,8 +105,8 @@ def test_the_pytorch_engine_is_measured_too(default_model_dir: Path) -> None:
     record = read_pieces()[5]
     evaluation = Evaluation([record], questions_a_task=0, backend="pytorch")
     evaluation.measure(str(default_model_dir), REFERENCE)
-    beside = Evaluation([record], questions_a_task=0).measure(str(default_model_dir), REFERENCE)
-    assert evaluation.reference.perplexity == pytest.approx(beside.agreement.perplexity, rel=1e-3)
+    alongside = Evaluation([record], questions_a_task=0).measure(str(default_model_dir), REFERENCE)
+    assert evaluation.reference.perplexity == pytest.approx(alongside.agreement.perplexity, rel=1e-3)
     rounded = evaluation.measure(str(default_model_dir), chosen["`quant_policy` 8"]).agreement
     bound = chosen["`quant_policy` 8"].bound
     assert bound is not None

@@ -50,7 +50,7 @@ def test_a_shared_processor_takes_the_same_mean_time_whatever_the_lengths_are(ki
 def test_the_less_loaded_of_two_is_as_good_as_theory_says() -> None:
     # Mitzenmacher, 2001: sum over i of rate^(2^i - 2), for many queues.
     trace, rate, queues = arrivals(0.9 * 100, exponential()), 0.9, 100
-    assert mean_time(trace, ONE_BY_ONE, queues, "two") == pytest.approx(
+    assert mean_time(trace, ONE_BY_ONE, queues, "power_of_two") == pytest.approx(
         sum(rate ** (2**i - 2) for i in range(1, 12)), rel=0.06
     )
     assert mean_time(trace, ONE_BY_ONE, queues, "random") > 5
@@ -78,7 +78,7 @@ def test_a_batch_of_three_is_what_a_pencil_gets() -> None:
         firsts |= dict(entered)
     assert firsts == {0: 1, 1: 5, 2: 9}
     assert ends == {1: 8, 2: 12, 0: 14}
-    assert simulate(trace, 1, costs, "least").whole_mean == pytest.approx((14 + 5 + 8) / 3)
+    assert simulate(trace, 1, costs, "least_loaded").whole_mean == pytest.approx((14 + 5 + 8) / 3)
 
 
 def test_caches_find_what_was_there_and_forget_the_oldest() -> None:
@@ -94,13 +94,13 @@ def test_conversations_find_more_where_they_stay_and_random_ones_less() -> None:
     trace = sampled(Traffic(requests=20_000, rate=100))
     found = {strategy: simulate(trace, 16, Costs(), strategy) for strategy in STRATEGIES}
     assert found["affinity"].found > 0.8 > found["random"].found
-    assert found["session"].found > 0.8 > found["least"].found
-    assert found["affinity"].first_mean < found["two"].first_mean / 2
+    assert found["session"].found > 0.8 > found["least_loaded"].found
+    assert found["affinity"].first_mean < found["power_of_two"].first_mean / 2
 
 
 def test_a_popular_beginning_does_not_drown_one_replica() -> None:
     trace = sampled(Traffic(requests=20_000, rate=250, systems=1, turns=1))
-    by_affinity, two = (simulate(trace, 16, Costs(batch=16), strategy) for strategy in ("affinity", "two"))
+    by_affinity, two = (simulate(trace, 16, Costs(batch=16), strategy) for strategy in ("affinity", "power_of_two"))
     assert by_affinity.whole_p99 < 2 * two.whole_p99
 
 
@@ -133,7 +133,10 @@ def test_a_trace_in_a_file_is_replayed(tmp_path: Path) -> None:
     file = tmp_path / "trace.csv"
     rows = np.column_stack([trace[name] for name in COLUMNS])
     np.savetxt(file, rows, delimiter=",", header=",".join(COLUMNS), comments="", fmt="%.17g")
-    assert simulate(read(file), 4, Costs(), "two").whole_mean == simulate(trace, 4, Costs(), "two").whole_mean
+    assert (
+        simulate(read(file), 4, Costs(), "power_of_two").whole_mean
+        == simulate(trace, 4, Costs(), "power_of_two").whole_mean
+    )
     command = [sys.executable, "-m", "tools.fleet", "--trace", str(file), "--strategies", "affinity", "--json"]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert json.loads(said)["strategy"] == "affinity"

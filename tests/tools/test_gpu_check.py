@@ -106,19 +106,19 @@ def test_headers_of_libraries_are_found_where_the_environment_says(
 
 
 def test_what_is_expected_of_all_stages_fits_into_nine_minutes() -> None:
-    each = all_stages("90a-real", is_rehearsal=False)
-    assert sum(stage.seconds for stage in each if not stage.beside and not stage.is_extra) <= 540
+    each = all_stages("90a-real", is_dry_run=False)
+    assert sum(stage.seconds for stage in each if not stage.alongside and not stage.is_extra) <= 540
     assert all(stage.seconds <= stage.most for stage in each)
     names = [stage.name for stage in each]
     assert len(set(names)) == len(names)
-    assert {need for stage in each for need in (*stage.needs, stage.beside) if need} <= set(names)
+    assert {need for stage in each for need in (*stage.needs, stage.alongside) if need} <= set(names)
 
 
 def test_a_stage_that_hangs_is_interrupted_then_killed_with_all_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "_LEAST_SECONDS", 0.1)
-    monkeypatch.setattr(runner, "_PATIENCE", 1.0)
+    monkeypatch.setattr(runner, "_TIMEOUT", 1.0)
     deaf = "import signal, subprocess, time; signal.signal(2, signal.SIG_IGN); p = subprocess.Popen(['sleep', '99']); "
     deaf += "print('child', p.pid, flush=True); time.sleep(99)"
     polite = "import time\ntry:\n time.sleep(99)\nexcept KeyboardInterrupt:\n print('I was here')"
@@ -192,7 +192,7 @@ def test_lines_of_an_earlier_call_on_another_disk_count(tmp_path: Path) -> None:
 
 def test_a_call_that_is_ended_leaves_a_report_and_no_process(tmp_path: Path) -> None:
     variables = os.environ | {"PYTHON": sys.executable}
-    command = [SCRIPT, tmp_path, "--rehearse", "--only", "speed of llama"]
+    command = [SCRIPT, tmp_path, "--dry-run", "--only", "speed of llama"]
     with subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL) as process:
         lines = tmp_path / "gpu_check.jsonl"
         deadline = time.monotonic() + 60
@@ -207,9 +207,9 @@ def test_a_call_that_is_ended_leaves_a_report_and_no_process(tmp_path: Path) -> 
 
 def test_what_needs_a_stage_that_went_wrong_is_left_out(tmp_path: Path) -> None:
     broken, dependent = a_stage("build", "raise SystemExit(1)"), a_stage("tests", "", needs=("build",))
-    outcomes = run(tmp_path, [broken, a_stage("beside", "", beside="build"), dependent])
+    outcomes = run(tmp_path, [broken, a_stage("alongside", "", alongside="build"), dependent])
     assert outcomes["tests"] == "left out: it needs build, which did not end well"
-    assert outcomes["beside"] == "ok"
+    assert outcomes["alongside"] == "ok"
 
 
 def test_a_file_of_whose_tests_none_ran_is_not_called_right(tmp_path: Path) -> None:
@@ -238,11 +238,11 @@ def test_libraries_that_do_harm_are_left_out_of_what_comes_behind(
 
     append(tmp_path / "gpu_check.jsonl", {"stage": "libraries", "begun": ""})
     monkeypatch.setattr(libraries.subprocess, "run", called)
-    libraries.main(Context(tmp_path, "libraries", is_rehearsal=True))
-    tell = "import os; print('told', os.environ.get('LMDEPLOY_CUDA_LIBRARIES'))"
-    run(tmp_path, [a_stage("later", tell), a_stage("other", tell, environment=(("LMDEPLOY_CUDA_LIBRARIES", "0"),))])
-    told = [line for line in (tmp_path / "gpu_check.log").read_text().splitlines() if line.startswith("told")]
-    assert told == ["told scales,prompts", "told 0"]
+    libraries.main(Context(tmp_path, "libraries", is_dry_run=True))
+    report = "import os; print('reported', os.environ.get('LMDEPLOY_CUDA_LIBRARIES'))"
+    run(tmp_path, [a_stage("later", report), a_stage("other", report, environment=(("LMDEPLOY_CUDA_LIBRARIES", "0"),))])
+    reported = [line for line in (tmp_path / "gpu_check.log").read_text().splitlines() if line.startswith("reported")]
+    assert reported == ["reported scales,prompts", "reported 0"]
 
 
 # ---- the table ----
@@ -254,7 +254,7 @@ def test_a_promise_is_kept_from_its_value_on_and_what_was_not_measured_is_said()
     assert verdict(promise, 0.849)[-1] == "missed"
     assert verdict(promise, None) == ["text", "not measured", ">= 0.85", ""]
     assert verdict(Target("row", "text"), 3.0) == ["text", "3", "", ""]
-    assert verdict(promise, 0.9, is_rehearsal=True) == ["text", "(0.9)", ">= 0.85", "rehearsed"]
+    assert verdict(promise, 0.9, is_dry_run=True) == ["text", "(0.9)", ">= 0.85", "dry-run"]
 
 
 def test_a_profile_is_one_row_a_kernel() -> None:
@@ -272,21 +272,21 @@ def test_a_profile_is_one_row_a_kernel() -> None:
         ncu_table(["nothing"])
 
 
-def test_what_was_found_of_kernels_on_trial_is_a_table(tmp_path: Path) -> None:
+def test_what_was_found_of_kernels_under_self_check_is_a_table(tmp_path: Path) -> None:
     said = "DIFFERS from ours, by 7.00 of what it may differ: it is not used"
     lines = [
         "turbomind: some kernel, rounded, agrees with ours, by 0.50 of what it may differ: it is used",
         f"turbomind: another {said}",
-        "turbomind: a third is not used, since its trial failed: no",
+        "turbomind: a third is not used, since its self-check failed: no",
         "turbomind: nothing of that kind",
     ]
     run(tmp_path, [a_stage("speed", f"print({chr(10).join(lines)!r})")])
     text = (tmp_path / "gpu_check.txt").read_text()
-    rows = text.split("kernel on trial")[1].splitlines()[2:5]
+    rows = text.split("kernel under self-check")[1].splitlines()[2:5]
     assert [" ".join(row.split()) for row in rows] == [
         "some kernel, rounded agrees with ours, by 0.50 of what it may differ: it is used",
         f"another {said}",
-        "a third is not used, since its trial failed: no",
+        "a third is not used, since its self-check failed: no",
     ]
 
 
@@ -302,7 +302,7 @@ def test_where_counters_are_locked_the_other_profiler_is_asked(tmp_path: Path, m
     monkeypatch.setenv("LMDEPLOY_CACHE", str(tmp_path))
     monkeypatch.setattr(profile, "_output", output)
     monkeypatch.setattr(profile.shutil, "which", lambda program: program)
-    context = Context(tmp_path, "profile", is_rehearsal=True)
+    context = Context(tmp_path, "profile", is_dry_run=True)
     append(tmp_path / "gpu_check.jsonl", {"stage": "profile", "begun": ""})
     profile.main(context)
     assert called == ["ncu", "nsys", "nsys"] * 2
@@ -316,26 +316,26 @@ def test_where_counters_are_locked_the_other_profiler_is_asked(tmp_path: Path, m
         profile.main(context)
 
 
-# ---- a rehearsal ----
+# ---- a dry run ----
 
 
 @pytest.mark.skipif("emulated" not in built_modules(), reason="CUDA's emulation is not built: run `make build-tests`")
-def test_a_rehearsal_goes_from_the_build_to_the_table(tmp_path: Path) -> None:
+def test_a_dry_run_goes_from_the_build_to_the_table(tmp_path: Path) -> None:
     few = ("build", "limits", "speed of llama", "kernels alone", "libraries")
-    done = check(tmp_path, "--rehearse", "--only", *few)
+    done = check(tmp_path, "--dry-run", "--only", *few)
     report = json.loads((tmp_path / "gpu_check.json").read_text())
     assert done.returncode == 0, done.stdout + (tmp_path / "gpu_check.log").read_text()[-3000:]
     assert {stage["outcome"] for stage in report["stages"]} == {"ok"}
     rows = {target.row for target in TARGETS if target.row.startswith(("llama-8b", "attention"))}
     assert rows <= set(report["findings"])
     assert all(value for value in report["findings"].values())
-    assert "agrees with ours" in report["findings"]["trial of products of experts by an emulated library"]
+    assert "agrees with ours" in report["findings"]["self-check of products of experts by an emulated library"]
     assert report["findings"]["libraries in use"] == "scales,experts,prompts,latents"
-    assert "rehearsed" in (tmp_path / "gpu_check.txt").read_text()
+    assert "dry-run" in (tmp_path / "gpu_check.txt").read_text()
     assert "cmake -S . -B build-cuda" in (tmp_path / "gpu_check.log").read_text()
 
 
 def test_stages_of_kernels_name_files_that_are_there() -> None:
-    each = [stage for stage in all_stages("90a-real", is_rehearsal=False) if stage.name.startswith("tests/")]
+    each = [stage for stage in all_stages("90a-real", is_dry_run=False) if stage.name.startswith("tests/")]
     assert len(each) > 8
     assert all((stages.ROOT / stage.name).exists() for stage in each)

@@ -88,7 +88,7 @@ def test_a_build_without_kernels_is_no_success(cubin: Path, tmp_path: Path) -> N
     assert main([str(tmp_path / "empty"), "--limit", "0"]) == 2
 
 
-def test_loops_are_told_with_their_instructions() -> None:
+def test_loops_are_reported_with_their_instructions() -> None:
     functions = instructions_of(LISTING)
     assert list(functions) == ["plain"]
     outer, inner = loops_of(functions["plain"])
@@ -97,7 +97,7 @@ def test_loops_are_told_with_their_instructions() -> None:
     assert inner.counts == {"from shared": 1, "tensor": 1, "other": 1}
 
 
-def test_what_stands_before_a_wait_is_told() -> None:
+def test_what_stands_before_a_wait_is_reported() -> None:
     never = start_of(instructions_of(LISTING)["plain"])
     assert (never.waits, never.reads, never.writes) == (0, {"LDG": 1}, {})
     waits = LISTING.replace("LDS.128 R4, [R8]", "ACQBULK")

@@ -54,7 +54,7 @@ def test_a_kernel_uses_its_architecture_and_keeps_to_its_registers(source: Path,
         str(data / "cutlass/include"),
     ]
     options = ["-std=c++20", "-O3", "--expt-relaxed-constexpr", "-Werror=all-warnings", "-Xcompiler=-Wall,-Wextra"]
-    options.append("-diag-suppress=20012")  # as CMakeLists.txt says
+    options.append("-diag-suppress=20012")  # as kernels/cuda/CMakeLists.txt says
     target = f"-arch=compute_{architecture}"
     subprocess.run([nvcc, *options, target, *includes, "-ptx", "-o", str(ptx), str(source)], check=True)
     assert ("wgmma.mma_async" in ptx.read_text()) == (architecture == "90a")

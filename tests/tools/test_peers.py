@@ -1,4 +1,4 @@
-"""Other engines beside ours: who runs, in what order, and what is made of what they print."""
+"""Other engines alongside ours: who runs, in what order, and what is made of what they print."""
 
 from __future__ import annotations
 
@@ -181,12 +181,12 @@ def profile(tool: str, *arguments: str) -> str:
     return done.stdout
 
 
-def test_profile_generation_runs_who_is_there_beside_ours(log: Path, tiny_model: Path, tmp_path: Path) -> None:
+def test_profile_generation_runs_who_is_there_alongside_ours(log: Path, tiny_model: Path, tmp_path: Path) -> None:
     fake_peers.install(tiny_model)
     llama_tool("llama-bench").unlink()
-    report, picture = tmp_path / "out.json", tmp_path / "out.png"
+    report, image = tmp_path / "out.json", tmp_path / "out.png"
     sizes = ["-c", "2", "-pt", "8", "-ct", "6", "-tr", "2", "-w", "1", "--weight-bits", "8", "--quant-policy", "8"]
-    files = ["--json", str(report), "--plot", str(picture)]
+    files = ["--json", str(report), "--plot", str(image)]
     printed = profile("profile_generation", str(tiny_model), *sizes, "--compare", "llama.cpp,openvino", *files)
     assert "llama.cpp: skipped" in printed
     assert log.read_text().splitlines() == ["openvino 2 8 6"] * 3  # one to warm up, two rounds
@@ -197,7 +197,7 @@ def test_profile_generation_runs_who_is_there_beside_ours(log: Path, tiny_model:
     assert result["ratios"] == {"batch 2, 8 in, 6 out: openvino": pytest.approx(expected)}
     assert (result["weight_bits"], result["quant_policy"]) == (8, 8)
     assert result["machine"]["limits"]["bandwidth"] > 0
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert image.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.thorough

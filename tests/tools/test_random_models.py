@@ -14,7 +14,7 @@ from tools.bench.random_model import write as write_apart
 from tools.gpu_check.checkpoints import write
 from tools.gpu_check.cost import Cost, Limits, cost_of, least_seconds
 from tools.gpu_check.shapes import SHAPES, tiny
-from tools.gpu_check.work.crowd import lengths
+from tools.gpu_check.work.throughput import lengths
 
 
 def test_a_random_model_is_a_checkpoint_that_transformers_reads(tmp_path: Path) -> None:

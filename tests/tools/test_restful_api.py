@@ -37,17 +37,21 @@ def url(fake: FakeTriton) -> Iterator[str]:
 
 
 def profile(url: str, *flags: str) -> str:
+    return run_profile(url, *flags).stdout
+
+
+def run_profile(url: str, *flags: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "tools" / "profile_restful_api.py"), "--base-url", url, *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return done
 
 
-def test_results_are_a_table_lines_of_json_and_a_picture(url: str, fake: FakeTriton, tmp_path: Path) -> None:
+def test_results_are_a_table_lines_of_json_and_an_image(url: str, fake: FakeTriton, tmp_path: Path) -> None:
     dataset = tmp_path / "sharegpt.json"
     turns = [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "world"}]
     dataset.write_text(json.dumps([{"conversations": turns}] * 12))
-    lines, picture = tmp_path / "out.jsonl", tmp_path / "out.png"
+    lines, image = tmp_path / "out.jsonl", tmp_path / "out.png"
     flags = [
         "--dataset-path",
         str(dataset),
@@ -56,14 +60,14 @@ def test_results_are_a_table_lines_of_json_and_a_picture(url: str, fake: FakeTri
         "--sharegpt-output-len",
         "6",
         "--plot",
-        str(picture),
+        str(image),
     ]
     printed = profile(url, *flags, "--multi", "--request-rate-range", "200,600,200", "--output-file", str(lines))
     results = [json.loads(line) for line in lines.read_text().splitlines()]
     assert [result["request_rate"] for result in results] == [200, 400]
     assert all((result["requests"], result["output_tokens"], result["failed"]) == (10, 60, 0) for result in results)
     assert "tokens/s" in printed
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert image.read_bytes().startswith(b"\x89PNG")
     asked = fake.requests[-1].inputs
     assert (asked["text_input"], asked["ignore_eos"], asked["temperature"]) == ("hello", True, 0.0)
 
@@ -74,6 +78,13 @@ def test_other_fields_and_whole_answers(url: str, fake: FakeTriton) -> None:
     )
     asked = fake.requests[-1].inputs
     assert (asked["stream"], asked["ignore_eos"], asked["top_k"]) == (False, False, 7)
+
+
+@pytest.mark.parametrize("flags", [(), ("--disable-tqdm",)])
+def test_a_progress_bar_counts_requests_unless_it_is_disabled(url: str, flags: tuple[str, ...]) -> None:
+    done = run_profile(url, "--num-prompts", "3", "--disable-warmup", *flags)
+    assert ("0/3" in done.stderr) is (not flags)
+    assert "tokens/s" in done.stdout
 
 
 async def test_failures_are_counted_not_hidden(url: str, fake: FakeTriton) -> None:
@@ -102,9 +113,9 @@ def test_locust_users_chat(url: str, fake: FakeTriton) -> None:
         [*command, "-u", "2", "-r", "2", "-t", "3s", "--json"], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
-    figures = {entry["name"]: entry for entry in json.loads(done.stdout)}  # the table goes to stderr
-    assert figures["first token"]["num_requests"] > 0
-    assert figures["/v1/chat/completions"]["num_failures"] == 0
+    measurements = {entry["name"]: entry for entry in json.loads(done.stdout)}  # the table goes to stderr
+    assert measurements["first token"]["num_requests"] > 0
+    assert measurements["/v1/chat/completions"]["num_failures"] == 0
 
 
 def test_the_gateway_s_cost_is_measured_per_token(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from tools.bench.matches import Match
 from tools.bench.roofline import Limits, ModelCost
-from tools.bench.roofline_picture import Point, draw, point
+from tools.bench.roofline_plot import Point, draw, point
 from tools.bench.step_shares import NAMES, shares
 
 LIMITS = Limits(bandwidth=100.0, float32=500.0, int8=2000.0)
@@ -29,7 +29,7 @@ def test_the_roof_is_memorys_or_that_of_the_arithmetic(bits: int, intensity: flo
     assert Point("a step", bits, intensity, 1.0).roof(LIMITS) == roof
 
 
-def test_the_picture_is_drawn(tmp_path: Path) -> None:
+def test_the_image_is_drawn(tmp_path: Path) -> None:
     path = tmp_path / "roof.png"
     draw(path, [Point("prefill of 512, 4-bit", 4, 30.0, 900.0), Point("1 stream", 16, 1.0, 50.0)], LIMITS, "a machine")
     assert path.read_bytes().startswith(b"\x89PNG")

@@ -23,23 +23,23 @@ MOST_GROWTH = 96  # MiB over half of so short a run, in which caches and arenas 
 @pytest.mark.e2e
 def test_a_short_soak_leaves_nothing(default_model_dir: Path, tmp_path: Path) -> None:
     model = make_tiny_llama(tmp_path / "tiny", max_position_embeddings=2048)
-    report, picture = tmp_path / "soak.json", tmp_path / "soak.svg"
+    report, image = tmp_path / "soak.json", tmp_path / "soak.svg"
     flags = ["--seconds", str(SECONDS), "--callers", "12", "--longest", "200", "--most-growth", str(MOST_GROWTH)]
     command = [sys.executable, str(ROOT / "tools" / "soak.py"), str(model), *flags]
     done = subprocess.run(
-        [*command, "--json", str(report), "--plot", str(picture)], capture_output=True, text=True, timeout=280
+        [*command, "--json", str(report), "--plot", str(image)], capture_output=True, text=True, timeout=280
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    told = json.loads(report.read_text())
-    assert told["unanswered"] == 0
-    assert told["left"] == {"blocks": 0, "running": 0, "waiting": 0}
-    kinds = {name.split(":")[0] for name in told["ends"]}
+    reported = json.loads(report.read_text())
+    assert reported["unanswered"] == 0
+    assert reported["left"] == {"blocks": 0, "running": 0, "waiting": 0}
+    kinds = {name.split(":")[0] for name in reported["ends"]}
     assert kinds == WEIGHTS.keys()
-    assert all("answered" in told["ends"][kind] for kind in kinds - {"hostile", "leave"})
-    assert not [name for name, ends in told["ends"].items() if "failed" in ends], done.stdout
-    assert {"tritonserver", "launcher and gateway", "model preprocessing"} <= told["growth"].keys()
-    assert sum(told["growth"].values()) <= MOST_GROWTH
-    assert "<svg" in picture.read_text()
+    assert all("answered" in reported["ends"][kind] for kind in kinds - {"hostile", "leave"})
+    assert not [name for name, ends in reported["ends"].items() if "failed" in ends], done.stdout
+    assert {"tritonserver", "launcher and gateway", "model preprocessing"} <= reported["growth"].keys()
+    assert sum(reported["growth"].values()) <= MOST_GROWTH
+    assert "<svg" in image.read_text()
 
 
 def test_every_hostile_request_has_a_twin_of_the_same_length() -> None:
@@ -53,11 +53,11 @@ def test_every_hostile_request_has_a_twin_of_the_same_length() -> None:
     assert all(hostile.body != twin.body or hostile.manner != "read" for hostile, twin in pairs)
 
 
-def test_what_grows_hangs_or_is_left_is_told() -> None:
+def test_what_grows_hangs_or_is_left_is_reported() -> None:
     samples = [Sample(float(second), {"a": 100.0 + second, "b": 50.0}, {"a": 10 + second}) for second in range(101)]
     streamed = Outcome("stream", 0.0, "answered", 1.0, [0.0, 0.1, 0.2, 0.5])
     outcomes = [streamed, Outcome("leave", 0.0, "left"), Outcome("leave", 0.0)]
-    last = Sample(101.0, figures={"blocks": 3.0, "running": 0.0})
+    last = Sample(101.0, measurements={"blocks": 3.0, "running": 0.0})
     verdict = Verdict.of(outcomes, samples, last)
     assert verdict.unanswered == 1
     assert verdict.ends == {"stream": {"answered": 1}, "leave": {"left": 1, "unanswered": 1}}

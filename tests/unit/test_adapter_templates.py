@@ -117,7 +117,7 @@ def ids_of(model: Any, **inputs: str) -> list[int]:
 def control(model: Any, key: str, **inputs: str) -> str:
     """Send a control request and return why it was refused, if it was."""
     request = Request(**inputs)
-    request.told = {"control_key": key}
+    request.reported = {"control_key": key}
     [response] = model.execute([request])
     return "" if response.error is None else str(response.error)
 
@@ -128,18 +128,18 @@ def test_a_server_writes_messages_for_the_adapter_that_they_name(model: Any, dir
     assert ids_of(model) == ids_of(model, lora_name="unknown") == base
     assert ids_of(model, lora_name="file") == own
     by_parameter = Request(messages=json.dumps(MESSAGES))
-    by_parameter.told = {"lora_name": "file"}
+    by_parameter.reported = {"lora_name": "file"}
     [response] = model.execute([by_parameter])
     assert response.array("INPUT_ID")[0].tolist() == own
 
 
-def test_a_server_is_told_of_adapters_with_its_key_alone(
+def test_a_server_is_reported_of_adapters_with_its_key_alone(
     model: Any, directory: Path, adapters: dict[str, str], broken: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LMDEPLOY_CONTROL_KEY", "secret")
     base, own = ids_of(model), ids_of(model, lora_name="file")
     load = {"lora_control": "load", "lora_name": "late", "lora_path": adapters["settings"]}
-    assert "control_key" in control(model, "guessed", **load)
+    assert "control_key" in control(model, "predicted", **load)
     assert ids_of(model, lora_name="late") == base
     assert control(model, "secret", **load) == ""
     assert ids_of(model, lora_name="late") == own

@@ -167,8 +167,8 @@ def test_a_search_takes_the_ratio_whose_outputs_change_least() -> None:
 
 
 def test_models_of_another_structure_are_refused_by_name(tmp_path: Path) -> None:
-    directory = make_tiny(tmp_path / "model", "GPT2LMHeadModel")
-    with pytest.raises(UnsupportedModelError, match="GPT2LMHeadModel is not supported: no family describes it"):
+    directory = make_tiny(tmp_path / "model", "OlmoForCausalLM")
+    with pytest.raises(UnsupportedModelError, match="OlmoForCausalLM is not supported: no family describes it"):
         auto_awq(directory, tmp_path / "awq", settings())
     assert not (tmp_path / "awq" / "config.json").exists()
 
@@ -271,7 +271,7 @@ def test_texts_are_read_from_files(name: str, content: str, tmp_path: Path) -> N
 BAD_FILES = {
     "missing.txt": (
         None,
-        "is neither a file, a folder nor one of ptb, wikitext2, c4, pileval; without it the text that comes along",
+        "is neither a file, a folder nor one of ptb, wikitext2, c4, pileval; without it the built-in text",
     ),
     "empty.txt": (b" \n", "holds no text"),
     "binary.txt": (b"\xff\xfe\xfa", "can't decode"),

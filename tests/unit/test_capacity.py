@@ -65,6 +65,24 @@ def test_a_token_of_llama_3_8b_caches_128_kib_and_one_of_deepseek_v2_lite_30() -
     assert Sizes.of_config(PUBLISHED["deepseek-v2-lite"][1]).cached * 2 == 27 * (512 + 64) * 2
 
 
+def test_layers_with_a_window_keep_that_much_of_a_sequence() -> None:
+    gemma = LLAMA_3_8B | {"sliding_window": 512, "num_hidden_layers": 18}
+    kinds = ["full_attention" if layer % 6 == 5 else "sliding_attention" for layer in range(18)]
+    for config in (gemma | {"layer_types": kinds}, gemma | {"sliding_window_pattern": 6}):
+        sizes = Sizes.of_config(config)
+        assert sizes.seen(8192) == pytest.approx((3 * 8192 + 15 * 512) / 18)
+        assert sizes.seen(100) == pytest.approx(100)
+    half = Sizes.of_config(LLAMA_3_8B | {"sliding_window": 4096, "model_type": "gemma2"})
+    assert half.seen(8192) == pytest.approx(8192 * 3 / 4)
+    assert Sizes.of_config(LLAMA_3_8B | {"sliding_window": 4096}).seen(8192) == pytest.approx(4096)
+    assert Sizes.of_config(LLAMA_3_8B | {"sliding_window": 4096, "use_sliding_window": False}).seen(8192) == 8192
+    # So more requests fit: 4.5 times as many of 8,192 tokens.
+    load, device = Load(8000, 192), Device("a device", 80e9, 1e12, 1e15)
+    windows = plan(Sizes.of_config(gemma | {"layer_types": kinds}), device, Storage(), load)
+    without = plan(Sizes.of_config(LLAMA_3_8B | {"num_hidden_layers": 18}), device, Storage(), load)
+    assert windows.sequences == pytest.approx(without.sequences * 18 * 8192 / (3 * 8192 + 15 * 512), rel=0.02)
+
+
 def test_a_step_reads_the_experts_that_its_rows_choose() -> None:
     sizes = Sizes.of_config(PUBLISHED["mixtral-8x7b"][1])
     assert sizes.touched(1) == pytest.approx(sizes.active)
@@ -95,7 +113,7 @@ def test_a_step_takes_what_reading_or_computing_takes() -> None:
     assert roofline.prompt_step(1000, 900) == pytest.approx((1.8e9 + 900 * 1e5) / 1e12)  # so few are read, not computed
 
 
-def test_rounded_weights_have_scales_and_leave_the_tables_larger() -> None:
+def test_quantized_weights_have_scales_and_leave_the_tables_larger() -> None:
     assert Storage().total(SIZES) == 2 * SIZES.parameters
     assert Storage(weight_bits=8).total(SIZES) == pytest.approx(0.9e9 * 8.5 / 8 + 1e8 * 2)
     assert Storage(weight_bits=4).total(SIZES) == pytest.approx(0.8e9 * 4.5 / 8 + 1e8 * 8.5 / 8 + 1e8 * 2)
@@ -105,7 +123,7 @@ def test_rounded_weights_have_scales_and_leave_the_tables_larger() -> None:
 
 @pytest.mark.parametrize(("bits", "measured"), [(16, 99), (8, 199), (4, 284)])
 def test_the_estimate_of_a_processor_is_near_what_was_measured_there(bits: int, measured: float) -> None:
-    # docs/performance.md: SmolLM2-135M on 2 virtual cores of an AMD EPYC, 35 GB/s, one stream.
+    # docs/benchmarks.md: SmolLM2-135M on 2 virtual cores of an AMD EPYC, 35 GB/s, one stream.
     fields = {
         "hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3,
         "intermediate_size": 1536, "vocab_size": 49152, "tie_word_embeddings": True,
@@ -155,11 +173,15 @@ def test_found_prefixes_and_better_devices_never_need_more_replicas(
     ("load", "device", "said"),
     [
         ({}, Device("small", 1e9, 1e12, 1e14), "the weights take 2.0 GB and small has 1 GB"),
-        ({}, Device("full", 2.05e9, 1e12, 1e14), "the cache holds 400 tokens beside the weights, a request needs 1100"),
+        (
+            {},
+            Device("full", 2.05e9, 1e12, 1e14),
+            "the cache holds 400 tokens alongside the weights, a request needs 1100",
+        ),
         ({"token_seconds": 1e-4}, DEVICE, "one answer alone gets a token every"),
     ],
 )
-def test_what_does_not_fit_is_told(load: dict[str, Any], device: Device, said: str) -> None:
+def test_what_does_not_fit_is_reported(load: dict[str, Any], device: Device, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         plan(SIZES, device, Storage(), Load(1000, 100, **load), PERFECT)
 
@@ -179,6 +201,10 @@ def test_the_command_plans_from_a_config_alone(tmp_path: Path, capsys: pytest.Ca
     assert main(["plan", str(tmp_path / "config.json"), "--gpu", "H100", "--json", "--quant-policy", "8"]) == 0
     assert json.loads(capsys.readouterr().out)["cache_token"] == 64 * 1024
     assert main(["plan", str(tmp_path), "--memory", "64", "--bandwidth", "40", "--tflops", "1"]) == 0  # a CPU
+    assert "of the layers keep" not in capsys.readouterr().out
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_3_8B | {"sliding_window": 4096, "model_type": "gemma2"}))
+    assert main(["plan", str(tmp_path), "--gpu", "H100"]) == 0
+    assert "tokens; 50% of the layers keep the last 4,096\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -189,7 +215,7 @@ def test_the_command_plans_from_a_config_alone(tmp_path: Path, capsys: pytest.Ca
         ("[]", ["--gpu", "H100"], "must hold a JSON object"),
         ("{}", ["--gpu", "H100"], "has no hidden_size or n_embd or d_model"),
         (json.dumps(LLAMA_3_8B), [], "name a device with --gpu, or describe one: --memory, --bandwidth, --tflops"),
-        (json.dumps(LLAMA_3_8B), ["--gpu", "Z9000"], "no figures of Z9000 are known"),
+        (json.dumps(LLAMA_3_8B), ["--gpu", "Z9000"], "unknown device Z9000"),
         (json.dumps(LLAMA_3_8B), ["--gpu", "L4", "--weight-bits", "32"], "the weights take 32.1 GB"),
     ],
 )

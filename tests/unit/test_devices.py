@@ -14,7 +14,7 @@ ELSEWHERE = re.compile(r"lmdeploy/(lite/|cli/lite)|backend_cpp/(tests|testing|ke
 
 
 def test_the_guide_names_every_file_that_knows_the_devices_by_name() -> None:
-    guide = (ROOT / "docs" / "new-device.md").read_text(encoding="utf-8")
+    guide = (ROOT / "docs" / "internals" / "new-device.md").read_text(encoding="utf-8")
     files = [file for folder in ("backend_cpp", "lmdeploy") for file in (ROOT / folder).rglob("*.*")]
     sources = {str(file.relative_to(ROOT)): file for file in files if file.suffix in (".cc", ".h", ".py")}
     knowing = [
@@ -25,7 +25,7 @@ def test_the_guide_names_every_file_that_knows_the_devices_by_name() -> None:
 
 
 def test_the_guide_names_files_that_exist() -> None:
-    guide = (ROOT / "docs" / "new-device.md").read_text(encoding="utf-8")
+    guide = (ROOT / "docs" / "internals" / "new-device.md").read_text(encoding="utf-8")
     named = re.findall(r"`([\w./]+/[\w.]*)`", guide)
     assert len(named) > 12
     assert [name for name in named if not (ROOT / name).exists()] == []

@@ -33,6 +33,7 @@ OTHER_DEFAULTS = {
     "--chat-template": "empty, which means the same",
     "--api-keys": "empty, which means the same",
     "--api-key": "none, which means the same",
+    "--allow-origins": "none: with *, any web page could use a server that has no keys",
 }
 
 

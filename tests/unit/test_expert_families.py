@@ -24,7 +24,7 @@ SENSELESS: dict[str, tuple[str, dict[str, Any], str]] = {
     "negative shared expert": (
         "DeepSeek-V2",
         {"n_shared_experts": -1},
-        "moe.shared_intermediate_size must be a whole number >= 1",
+        "moe.shared_intermediate_size must be a whole number >= 0",
     ),
     "groups that do not divide": ("DeepSeek-V2", {"n_group": 3}, "moe.router.groups must divide the 8 experts"),
     "too few in the chosen groups": (

@@ -30,8 +30,8 @@ def test_old_config_files_give_the_same_rope(tmp_path: Path) -> None:
 
 UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "architecture": (
-        {"architectures": ["GPT2LMHeadModel"]},
-        r"GPT2LMHeadModel is not supported: no family describes it; the nearest supported one is \w+",
+        {"architectures": ["GPTJForCausalLM"]},
+        r"GPTJForCausalLM is not supported: no family describes it; the nearest supported one is \w+",
     ),
     "no architecture": ({"architectures": None}, "config.json names no architecture"),
     "rope": (
@@ -46,7 +46,7 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
         {"architectures": ["NovelForCausalLM"], "auto_map": {"AutoModel": "modeling_novel.Novel"}},
         "NovelForCausalLM is not supported.*the checkpoint's own code is never run",
     ),
-    "nearest": ({"architectures": ["Qwen3NextForCausalLM"]}, "nearest supported one is Qwen3"),
+    "nearest": ({"architectures": ["Qwen3NewForCausalLM"]}, "nearest supported one is Qwen3"),
     "activation": ({"hidden_act": "mish"}, "activation 'mish' is not supported; supported: silu"),
 }
 
@@ -62,7 +62,7 @@ def test_what_the_engine_cannot_do_is_named(case: str, tiny_llama: Path, copy_of
 
 
 def test_the_documents_table_names_every_architecture() -> None:
-    rows = (Path(__file__).parents[2] / "docs" / "supported-models.md").read_text().splitlines()
+    rows = (Path(__file__).parents[2] / "docs" / "reference" / "supported-models.md").read_text().splitlines()
     named = {name for row in rows if row.startswith("|") for name in re.findall(r"`(\w+)`", row.split("|")[2])}
     assert named == set(package.families())
 

@@ -26,13 +26,13 @@ def test_what_is_made_from_the_tables_is_as_they_say() -> None:
 @pytest.mark.parametrize("name", WRITERS)
 def test_lines_that_are_missing_are_written_again(name: str) -> None:
     written = (ROOT / name).read_text(encoding="utf-8")
-    marks = ('"top_p"', "`top_p`", "float top_p", '"tp"', "int tp")
+    marks = ('"top_p"', "`top_p`", "`--top-p`", "float top_p", '"tp"', "int tp", "float eps")
     damaged = "".join(line for line in written.splitlines(keepends=True) if not any(mark in line for mark in marks))
     assert damaged != written
     assert WRITERS[name](damaged) == written
 
 
-@pytest.mark.parametrize("model", ["turbomind", "ensemble", "ensemble_pictures"])
+@pytest.mark.parametrize("model", ["turbomind", "ensemble", "ensemble_vision"])
 def test_every_tensor_of_the_table_is_an_optional_input(model: str) -> None:
     config = model_config_pb2.ModelConfig()
     text_format.Parse((ROOT / "model_repository" / model / "config.pbtxt").read_text(encoding="utf-8"), config)

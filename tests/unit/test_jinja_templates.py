@@ -32,6 +32,8 @@ CALLS_AS_TEXTS = [
     {"role": "assistant", "content": '<tool_call>\n{"name": "f", "arguments": {"x": "ü"}}\n</tool_call>'},
     {"role": "user", "content": "<tool_response>\n42\n</tool_response>"},
 ]
+# Kimi K2's template shows results by ids that name the function: other servers' ids become such ones.
+KIMI_ID = "functions.f:0"
 PARAMETERS = {"type": "object", "properties": {"x": {"type": "string", "description": "ä"}}, "required": ["x"]}
 TOOLS = [{"type": "function", "function": {"name": "f", "description": "Does.", "parameters": PARAMETERS}}]
 # What templates may use of the language, beyond what the published ones do.
@@ -67,7 +69,11 @@ def by_transformers(template: Template, messages: list[dict[str, Any]], tools: A
         chat_template=template,
         **SPECIAL,
     )
-    for given in (parsed_arguments(messages), messages):  # most read a call's arguments as an object, some as text
+    forms = [parsed_arguments(messages), messages]  # most read a call's arguments as an object, some as text
+    if messages[0]["role"] == "system" and isinstance(messages[0]["content"], str):  # some refuse system prompts
+        first = {**messages[1], "content": f"{messages[0]['content']}\n\n{messages[1]['content']}"}
+        forms.append([first, *messages[2:]])
+    for given in forms:
         try:
             return tokenizer.apply_chat_template(given, tools, tokenize=False, add_generation_prompt=generation)
         except Exception:  # whatever the template's author, or a message that it did not expect, led to
@@ -87,18 +93,20 @@ def ours(template: Template, messages: list[dict[str, Any]], tools: Any, generat
 def test_a_published_template_is_rendered_as_transformers_does(name: str, conversation: str) -> None:
     template, messages = (DATA / f"{name}.jinja").read_text(encoding="utf-8"), CONVERSATIONS[conversation]
     shown = CALLS_AS_TEXTS if conversation == "calls" and "tool" not in template else messages
+    if name == "kimi_k2":
+        shown = json.loads(json.dumps(messages).replace("call00001", KIMI_ID))
     for generation in (True, False):
         assert ours(template, messages, None, generation) == by_transformers(template, shown, None, generation)
     if "tools" in template and name != "glm4":  # GLM-4's reads those of a message
-        assert ours(template, messages, TOOLS, True) == by_transformers(template, messages, TOOLS, True)
+        assert ours(template, messages, TOOLS, True) == by_transformers(template, shown, TOOLS, True)
 
 
 @pytest.mark.parametrize("name", INDEX)
 def test_every_published_template_takes_tools(name: str) -> None:
     template = (DATA / f"{name}.jinja").read_text(encoding="utf-8")
     prompt = JinjaChatTemplate(template, SPECIAL).render(CONVERSATIONS["calls"], TOOLS)
-    for told in ("Does.", "42") if name == "smollm3" else ("Does.", "ü", "42"):  # SmolLM3's writes no calls
-        assert told in prompt
+    for reported in ("Does.", "42") if name == "smollm3" else ("Does.", "ü", "42"):  # SmolLM3's writes no calls
+        assert reported in prompt
 
 
 @pytest.mark.parametrize("construct", CONSTRUCTS)

@@ -38,8 +38,8 @@ def test_a_later_prompt_begins_with_the_former_and_its_answer_in_whatever_tokens
     """An answer that is tokenized part by part is in tokens that a model may write and a tokenizer does not."""
     ids = [token for part in parts for token in tokenizer.encode(part, add_bos=False)]
     text = tokenizer.decode(ids, skip_special_tokens=False)
-    told = [*ids, tokenizer.eos_token_id] if ends else ids
-    prompt = preparer.prepare(second_turn(text, told)).ids
+    reported = [*ids, tokenizer.eos_token_id] if ends else ids
+    prompt = preparer.prepare(second_turn(text, reported)).ids
     beginning = preparer.prepare(FIRST).ids + ids
     assert prompt[: len(beginning)] == beginning
     plain = preparer.prepare(second_turn(text)).ids

@@ -108,17 +108,17 @@ def test_extreme_but_legal_values_are_accepted() -> None:
     GenerationConfig(temperature=np.float32(0.5), top_k=np.int64(3))  # type: ignore[arg-type]
 
 
-def test_the_engine_is_told_the_pytorch_engines_settings_by_its_own_names() -> None:
+def test_the_engine_is_reported_the_pytorch_engines_settings_by_its_own_names() -> None:
     config = PytorchEngineConfig(
         block_size=32, num_gpu_blocks=7, num_cpu_blocks=9, device_type="cpu", custom_module_map={"A": "b.C"},
         eager_mode=True,
     )  # fmt: skip
-    told = engine_settings(config)
+    reported = engine_settings(config)
     want = {
         "cache_block_seq_len": 32, "cache_max_entry_count": 7, "num_cpu_blocks": 9, "device": "cpu", "eager_mode": True,
     }  # fmt: skip
-    assert {name: told[name] for name in want} == want
-    assert json.loads(told["custom_module_map"]) == {"A": "b.C"}
+    assert {name: reported[name] for name in want} == want
+    assert json.loads(reported["custom_module_map"]) == {"A": "b.C"}
     assert engine_settings(PytorchEngineConfig(custom_module_map="/a/map.py"))["custom_module_map"] == "/a/map.py"
 
 

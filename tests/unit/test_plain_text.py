@@ -10,6 +10,9 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from lmdeploy.plain_text import CUT, PlainText, pieces_of
+from lmdeploy.prompts import PromptPreparer
+from lmdeploy.templates.families import MODELS
+from lmdeploy.templates.jinja import JinjaChatTemplate
 from lmdeploy.tokenizer import Tokenizer
 from tests.support.fake_pb_utils import Request, arguments, loaded_model
 
@@ -44,14 +47,81 @@ def test_texts_without_special_tokens_are_tokenized_as_ever(tokenizer: Tokenizer
     assert PlainText([]).cut("<s>") == "<s>"
 
 
-def test_all_texts_of_messages_and_tools_are_cut_but_roles() -> None:
-    plain = PlainText(["<s>"])
-    message = {"role": "<s>", "content": [{"type": "<s>", "text": "a<s>"}], "tool_calls": [{"arguments": {"<s>": 1}}]}
-    assert plain.cut(message) == {
-        "role": "<s>",
-        "content": [{"type": "<s>", "text": f"a<{CUT}s>"}],
-        "tool_calls": [{"arguments": {f"<{CUT}s>": 1}}],
+def test_all_of_a_conversation_is_cut_but_what_says_how_to_read_it() -> None:
+    plain, cut = PlainText(["<s>"]), f"<{CUT}s>"
+    url = {"url": "data:<s>"}
+    message = {
+        "role": "<s>",  # which is refused later
+        "name": "<s>",
+        "content": [{"type": "text", "text": "a<s>"}, {"type": "image_url", "image_url": url}, {"type": "<s>"}],
+        "tool_calls": [
+            {"id": "<s>", "type": "function", "function": {"name": "<s>", "arguments": {"<s>": 1}, "type": "<s>"}}
+        ],
     }
+    assert plain.cut_messages([message, "<s>"]) == [
+        {
+            "role": "<s>",
+            "name": cut,
+            "content": [{"type": "text", "text": f"a{cut}"}, {"type": "image_url", "image_url": url}, {"type": cut}],
+            "tool_calls": [
+                {"id": cut, "type": "function", "function": {"name": cut, "arguments": {cut: 1}, "type": cut}}
+            ],
+        },
+        cut,
+    ]
+    schema = {"type": "<s>", "properties": {"role": "<s>", "image_url": "<s>"}}
+    assert plain.cut_tools([{"type": "function", "function": {"name": "f", "parameters": schema}}]) == [
+        {
+            "type": "function",
+            "function": {"name": "f", "parameters": {"type": cut, "properties": {"role": cut, "image_url": cut}}},
+        }
+    ]
+    assert plain.cut_options({"a": ["<s>"], "b": True}) == {"a": [cut], "b": True}
+
+
+@pytest.mark.parametrize(
+    "arguments", ['{"a": "<s>"}', r'{"a": "\u003cs>"}', r'{"\u003cs\u003e": ["<\u0073>"]}', "<s> no JSON"]
+)
+def test_arguments_of_calls_are_cut_as_text_and_as_values(arguments: str) -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    [message] = PlainText(["<s>"]).cut_messages([{"role": "assistant", "tool_calls": [call]}])
+    shown = message["tool_calls"][0]["function"]["arguments"]
+    assert "<s>" not in shown
+    assert shown.replace(CUT, "") == arguments or json.loads(shown.replace(CUT, "")) == json.loads(arguments)
+    if "JSON" not in arguments:
+        assert "<s>" not in json.dumps(json.loads(shown), ensure_ascii=False)
+
+
+ESCAPED = json.dumps({"a": HOSTILE}).replace("<", r"\u003c")
+_TEMPLATE = (
+    "{{ persona }}{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{% for m in messages %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}{% for call in m.tool_calls or [] %}"
+    "{{ call.function.arguments | tojson }}{% endfor %}<|im_end|>\n{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("has_template", [True, False])
+@pytest.mark.parametrize(
+    "way", ["type in a schema", "role in a schema", "escape in arguments", "template options", "type of a call"]
+)
+def test_no_way_of_saying_it_makes_a_special_token(tokenizer: Tokenizer, way: str, has_template: bool) -> None:
+    template = JinjaChatTemplate(_TEMPLATE) if has_template else MODELS.get("qwen")()
+    preparer = PromptPreparer(tokenizer, template, split_special_tokens=True)
+    special = set(tokenizer.ids_of(tokenizer.added_tokens))
+
+    def count(text: str) -> int:
+        said = text if way == "escape in arguments" else json.dumps({"a": "Hi"})
+        call = {"id": "1", "type": text if way == "type of a call" else "function"}
+        call |= {"function": {"name": "f", "arguments": said}}
+        messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        member = way.partition(" ")[0]
+        tools = [{"type": "function", "function": {"name": "f", "parameters": {member: text}}}]
+        options = {"persona": text if way == "template options" else "P"}
+        prompt = preparer.prepare(messages, tools=tools, template_options=options)
+        return sum(token in special for token in prompt.ids)
+
+    hostile, honest = (ESCAPED, json.dumps({"a": "Hi"})) if way == "escape in arguments" else (HOSTILE, "Hi")
+    assert count(hostile) == count(honest)
 
 
 @pytest.mark.parametrize("is_split", [True, False])

@@ -38,8 +38,8 @@ def test_messages_become_the_ids_transformers_gives(model: Any, default_model_di
 def test_a_conversation_may_leave_no_room_for_an_answer(model: Any, default_model_dir: Path) -> None:
     reference = AutoTokenizer.from_pretrained(default_model_dir)
     expected = reference.apply_chat_template(MESSAGES, add_generation_prompt=False, return_dict=True)["input_ids"]
-    told = {"messages": MESSAGES, "chat_template_kwargs": {"add_generation_prompt": False}}
-    [response] = model.execute([Request(messages=json.dumps(told))])
+    reported = {"messages": MESSAGES, "chat_template_kwargs": {"add_generation_prompt": False}}
+    [response] = model.execute([Request(messages=json.dumps(reported))])
     assert response.array("INPUT_ID").tolist() == [expected]
 
 

@@ -31,7 +31,7 @@ PUBLISHED = {name: name for name in INDEX if name in MODELS.names()} | {
 }
 # Aliases whose models have templates of their own.
 PUBLISHED |= {"deepseek-v2": "deepseek-v2", "gemma3": "gemma3", "phi-3.5": "phi-3.5"}
-# They have the authors' system prompt where the published Jinja template has none; see docs/chat-templates.md.
+# They have the authors' system prompt where the published Jinja template has none; see docs/guides/chat-templates.md.
 OWN_SYSTEM = {"internlm2", "internlm3", "internvl-internlm2", "internvl2_5"}
 # The published template refuses or ignores a system prompt.
 NO_SYSTEM = {"mixtral", "gemma", "chatglm"}
@@ -56,8 +56,8 @@ def ours(name: str, messages: list[dict[str, Any]], tools: Any = None) -> str:
 def test_a_conversation_without_system_prompt_is_written_as_published(
     name: str, messages: list[dict[str, Any]]
 ) -> None:
-    told = [{"role": "system", "content": MODELS.get(name)().meta_instruction}] if name in OWN_SYSTEM else []
-    assert ours(name, messages) == published(PUBLISHED[name], [*told, *messages])
+    reported = [{"role": "system", "content": MODELS.get(name)().meta_instruction}] if name in OWN_SYSTEM else []
+    assert ours(name, messages) == published(PUBLISHED[name], [*reported, *messages])
 
 
 @pytest.mark.parametrize("name", sorted(set(PUBLISHED) - NO_SYSTEM))
@@ -72,8 +72,8 @@ def test_a_system_prompt_is_written_as_published(name: str, messages: list[dict[
 
 @pytest.mark.parametrize("name", sorted(set(PUBLISHED) - STRIPS_ANSWERS))
 def test_white_space_around_contents_is_kept_or_stripped_as_published(name: str) -> None:
-    told = [{"role": "system", "content": MODELS.get(name)().meta_instruction}] if name in OWN_SYSTEM else []
-    assert ours(name, SPACES) == published(PUBLISHED[name], [*told, *SPACES])
+    reported = [{"role": "system", "content": MODELS.get(name)().meta_instruction}] if name in OWN_SYSTEM else []
+    assert ours(name, SPACES) == published(PUBLISHED[name], [*reported, *SPACES])
 
 
 TOOL = {

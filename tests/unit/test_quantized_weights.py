@@ -63,7 +63,7 @@ SCHEMES = {
 }
 
 A, B = (Load(f"{name}.weight", shape) for name, shape in SHAPES.items())
-# Heads of two kinds that lie beside each other, taken apart: [4 pairs, 2 kinds, 6 rows, in].
+# Heads of two kinds that lie side by side, taken apart: [4 pairs, 2 kinds, 6 rows, in].
 APART = reshape(permute(reshape(A, 4, 2, 6, 256), 1, 0, 2, 3), 48, 256)
 EXPRESSIONS: dict[str, Expression] = {
     "one": A,
@@ -272,7 +272,7 @@ def test_all_problems_are_reported_at_once(plain_model: Path, tmp_path: Path) ->
     assert len(raised.value.problems) == 2
 
 
-def test_a_bias_of_zeros_beside_codes_is_harmless(plain_model: Path, tmp_path: Path) -> None:
+def test_a_bias_of_zeros_alongside_codes_is_harmless(plain_model: Path, tmp_path: Path) -> None:
     resolve(
         damaged(
             plain_model,

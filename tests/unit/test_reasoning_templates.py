@@ -67,11 +67,11 @@ with_default = st.builds(
 )
 schemas = st.builds(lambda schema, more: schema | more, st.recursive(leaves, grown, max_leaves=6), with_default)
 # The published template joins a default of these to text as it is, which must be text.
-told = schemas.map(lambda s: s | {"default": "x"} if "default" in s and ("enum" in s or "oneOf" in s) else s)
+reported = schemas.map(lambda s: s | {"default": "x"} if "default" in s and ("enum" in s or "oneOf" in s) else s)
 
 
 @settings(max_examples=300, deadline=None)
-@given(properties=st.dictionaries(names, told, max_size=3), required=st.lists(names, max_size=2))
+@given(properties=st.dictionaries(names, reported, max_size=3), required=st.lists(names, max_size=2))
 def test_gpt_oss_declares_tools_as_published(properties: dict[str, Any], required: list[str]) -> None:
     tools = [tool("first", objects(properties, required)), tool("second", {"type": "object"})]
     assert ours("gpt-oss", [USER], tools) == published("gpt-oss", [USER], tools)
@@ -110,7 +110,7 @@ def test_results_for_gpt_oss_are_named_after_their_own_calls() -> None:
 
 def test_a_result_that_gpt_oss_did_not_ask_for_is_refused_unless_it_is_named() -> None:
     result = {"role": "tool", "content": "2", "tool_call_id": "1"}
-    with pytest.raises(ValueError, match="must follow the call it answers, or tell the function's name"):
+    with pytest.raises(ValueError, match="must follow the call it answers, or report the function's name"):
         ours("gpt-oss", [USER, result])
     assert "<|start|>functions.add to=assistant" in ours("gpt-oss", [USER, {**result, "name": "add"}])
 
@@ -131,7 +131,7 @@ def test_smollm3_lists_tools_without_a_system_prompt_as_published() -> None:
     assert ours("smollm3", TURNS, [ADD]) == published("smollm3", TURNS, [ADD])
 
 
-def test_calls_of_smollm3_are_written_as_it_is_told_to_make_them() -> None:
+def test_calls_of_smollm3_are_written_as_it_is_reported_to_make_them() -> None:
     """The published template leaves them out."""
     messages = [USER, {"role": "assistant", "content": "I add.", "tool_calls": [call("add", "1")]}]
     assert ours("smollm3", messages, [ADD]).endswith(

@@ -5,7 +5,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.samples import covering, spread
+from tests.support.samples import covering, one_in, spread
 
 
 def test_a_sample_is_as_small_as_the_parameter_of_most_values() -> None:
@@ -22,6 +22,13 @@ def test_a_sample_of_a_sample_is_from_all_over_it() -> None:
     assert spread(range(12), 4) == [0, 3, 6, 9]
     assert spread([5, 7], 4) == [5, 7]
     assert spread([], 4) == []
+
+
+def test_one_in_some_cases_has_each_kind_and_begins_each_elsewhere() -> None:
+    cases = list(product("abc", range(6)))
+    assert list(one_in(3, cases, lambda case: case[0])) == [
+        *(("a", 0), ("a", 3)), *(("b", 0), ("b", 2), ("b", 5)), *(("c", 0), ("c", 1), ("c", 4))
+    ]  # fmt: skip
 
 
 @given(st.lists(st.fixed_dictionaries({"a": st.integers(0, 5), "b": st.integers(0, 3), "c": st.booleans()})))

@@ -1,4 +1,4 @@
-"""A scratch folder goes with its process, at the latest when the next one works beside it."""
+"""A scratch folder goes with its process, at the latest when the next one works alongside it."""
 
 import os
 import signal

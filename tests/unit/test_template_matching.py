@@ -163,7 +163,7 @@ def test_a_registered_class_may_match_models_by_their_path() -> None:
 def test_a_template_registered_under_an_alias_goes_before_it() -> None:
     @MODELS.register_module(name="qwen2")
     class Mine(BaseChatTemplate):
-        """Writes what it is told."""
+        """Writes what it is given."""
 
     assert isinstance(chat_template_for("", "qwen2"), Mine)
 
@@ -192,5 +192,5 @@ def test_lmdeploy_list_prints_every_name(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_the_documentation_lists_every_name() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "chat-templates.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "chat-templates.md").read_text(encoding="utf-8")
     assert [name for name in [*MODELS.names(), *MODELS.aliases] if f"`{name}`" not in page] == []

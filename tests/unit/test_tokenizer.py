@@ -50,7 +50,7 @@ def test_decode_inverts_encode_and_may_keep_specials(tokenizer: Tokenizer) -> No
 
 
 @pytest.mark.parametrize("text", ["Hi, 你好 🙂!", "<|im_start|>user\nÉté 🐶🐶<|im_end|>", " leading and  double "])
-def test_a_text_told_token_by_token_is_the_whole_text(tokenizer: Tokenizer, text: str) -> None:
+def test_a_text_reported_token_by_token_is_the_whole_text(tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer(text)
     state, pieces = DetokenizeState(), []
     for count in range(1, len(ids) + 1):

@@ -149,7 +149,7 @@ def test_glm4_encodes_as_tiktoken_does_behind_its_prefix(glm4: Tokenizer, ranks:
         assert glm4.encode(text, add_bos=False) == reference.encode(text, allowed_special="all")
 
 
-def test_qwen_vl_has_marks_of_pictures_and_shows_those_of_places(ranks: dict[bytes, int], tmp_path: Path) -> None:
+def test_qwen_vl_has_marks_of_images_and_shows_those_of_places(ranks: dict[bytes, int], tmp_path: Path) -> None:
     write_qwen(tmp_path, ranks)
     assert "<img>" not in Tokenizer(str(tmp_path)).added_tokens
     (tmp_path / "config.json").write_text('{"visual": {"image_start_id": 151857}}')

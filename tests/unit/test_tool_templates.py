@@ -56,7 +56,7 @@ GENERIC = (
     f"<tools>\n{FUNCTION}\n</tools>\n"
     "To call one, write its name and its arguments like this, once for each call, and then stop:\n"
     '<tool_call>\n{"name": "the function\'s name", "arguments": {"an argument": "its value"}}\n</tool_call>\n'
-    "What it returns is told to you between <tool_response> and </tool_response>. Where no function is of use, "
+    "Its result comes to you between <tool_response> and </tool_response>. Where no function is of use, "
     "answer in words.<|im_end|>\n"
     "<|im_start|>user\n1+2, 3+4?<|im_end|>\n<|im_start|>assistant\n"
     '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>\n'
@@ -72,14 +72,14 @@ ALTERNATING = (
 )
 
 
-def test_a_template_without_tools_tells_of_them_in_words() -> None:
+def test_a_template_without_tools_reports_of_them_in_words() -> None:
     assert MODELS.get("chatml")().render([*CONVERSATION, NEXT], [TOOL]) == GENERIC
 
 
 def test_where_system_prompts_are_refused_tools_begin_the_first_turn() -> None:
     prompt = JinjaChatTemplate(ALTERNATING).render([*CONVERSATION[1:], NEXT], [TOOL])
-    told = GENERIC[GENERIC.index("You can call") : GENERIC.index("<|im_end|>")]
-    assert prompt.startswith(f"[user]{told}\n\n1+2, 3+4?[assistant]<tool_call>")
+    reported = GENERIC[GENERIC.index("You can call") : GENERIC.index("<|im_end|>")]
+    assert prompt.startswith(f"[user]{reported}\n\n1+2, 3+4?[assistant]<tool_call>")
     assert prompt.endswith("\n</tool_response>\n\nAnd 5+6?")
 
 
@@ -89,7 +89,7 @@ def test_calls_stay_in_the_conversation_when_no_tools_may_be_used_any_more() -> 
 
 
 @pytest.mark.parametrize("with_tools", [False, True])
-def test_deepseek_s_calls_and_results_have_their_marks_whether_or_not_tools_are_told(with_tools: bool) -> None:
+def test_deepseek_s_calls_and_results_have_their_marks_whether_or_not_tools_are_reported(with_tools: bool) -> None:
     turns = [*CONVERSATION[1:], {"role": "assistant", "content": "3 and 7."}, NEXT]
     system = []
     for template in (MODELS.get("deepseek-v3")(), JinjaChatTemplate(PUBLISHED, {"bos_token": ""})):

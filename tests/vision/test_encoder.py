@@ -9,10 +9,10 @@ from PIL import Image
 from lmdeploy.errors import CheckpointError
 from lmdeploy.vl.encoder import VisionEncoder, digest_of
 from lmdeploy.vl.tower import family_in, seeing_part
-from tests.support.pictures import picture
+from tests.support.images import make_image
 from tests.support.tiny_vision_models import make_tiny_llava
 
-ROW_BYTES = 4 * 32 * 4  # of a picture: tokens, hidden size, float32
+ROW_BYTES = 4 * 32 * 4  # of an image: tokens, hidden size, float32
 
 
 @pytest.fixture(scope="module")
@@ -27,11 +27,11 @@ def encoder(directory: Path, cache_bytes: int) -> VisionEncoder:
 
 
 def look(seeing: VisionEncoder, seed: int) -> np.ndarray:
-    image = picture(30, 30, seed)
+    image = make_image(30, 30, seed)
     return seeing.rows(image, {}, digest_of(image, {})).values
 
 
-def test_a_picture_is_looked_at_once_while_there_is_room(directory: Path) -> None:
+def test_an_image_is_looked_at_once_while_there_is_room(directory: Path) -> None:
     seeing = encoder(directory, 2 * ROW_BYTES)
     first = look(seeing, 0)
     assert np.array_equal(look(seeing, 0), first)
@@ -46,16 +46,16 @@ def test_a_picture_is_looked_at_once_while_there_is_room(directory: Path) -> Non
     assert seeing.computed == 4
 
 
-def test_a_picture_larger_than_the_room_is_not_kept(directory: Path) -> None:
+def test_an_image_larger_than_the_room_is_not_kept(directory: Path) -> None:
     seeing = encoder(directory, ROW_BYTES - 1)
     assert np.array_equal(look(seeing, 0), look(seeing, 0))
     assert seeing.computed == 2
 
 
-def test_digests_tell_pixels_shapes_and_options_apart() -> None:
-    image = picture(20, 30)
+def test_digests_report_pixels_shapes_and_options_apart() -> None:
+    image = make_image(20, 30)
     other_shape = Image.frombytes("RGB", (30, 20), image.tobytes())
-    shown = [(image, {}), (other_shape, {}), (image, {"detail": "low"}), (picture(20, 30, 1), {})]
+    shown = [(image, {}), (other_shape, {}), (image, {"detail": "low"}), (make_image(20, 30, 1), {})]
     assert len({digest_of(one, options) for one, options in shown}) == 4
     assert digest_of(image.copy(), {}) == digest_of(image, {})
 

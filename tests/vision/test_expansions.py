@@ -1,4 +1,4 @@
-"""A picture stands for as many tokens as the processors of `transformers` write, at the sizes of published models."""
+"""An image stands for as many tokens as the processors of `transformers` write, at the sizes of published models."""
 
 import random
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Checkpoints in their authors' own layout: where the tower is, and how pictures stand in their chat templates."""
+"""Checkpoints in their authors' own layout: where the tower is, and how images stand in their chat templates."""
 
 import json
 from collections.abc import Callable
@@ -17,12 +17,12 @@ from lmdeploy.prompts import PromptPreparer
 from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.turbomind.checkpoint import describe
 from lmdeploy.turbomind.rewritten import readable_checkpoint
-from lmdeploy.vl.prompts import picture_writer
+from lmdeploy.vl.prompts import image_writer
 from lmdeploy.vl.sources import ANYTHING
 from lmdeploy.vl.tower import counting_part, family_in, seeing_part
+from tests.support.images import make_image
 from tests.support.minicpmv_reference import make_tiny_minicpmv
 from tests.support.molmo_reference import make_tiny_molmo
-from tests.support.pictures import picture
 from tests.support.qwen_vl_reference import make_tiny_qwen_vl_chat
 from tests.support.tiny_own_layouts import make_tiny_internvl_chat, make_tiny_llava_original
 from tests.support.tiny_vision_models import make_tiny_llava, token_id
@@ -65,7 +65,7 @@ def test_a_checkpoint_in_pickled_files_sees_the_same(
 ) -> None:
     monkeypatch.setenv("LMDEPLOY_CACHE", str(tmp_path / "cache"))
     directory = make(tmp_path / "model")
-    image = picture(60, 40)
+    image = make_image(60, 40)
 
     def rows(checkpoint: Path) -> torch.Tensor:
         found = family_in(checkpoint)
@@ -90,11 +90,11 @@ def test_a_config_that_lacks_something_is_refused_by_its_name(lacking: str, tmp_
         counting_part(directory)
 
 
-def test_pictures_have_numbers_where_the_model_wants_them(tmp_path: Path) -> None:
+def test_images_have_numbers_where_the_model_wants_them(tmp_path: Path) -> None:
     directory = make_tiny_minicpmv(tmp_path / "model")
     tokenizer, chosen = Tokenizer(str(directory)), MODELS.get("minicpmv-2d6")()
-    preparer = PromptPreparer(tokenizer, chosen, pictures=picture_writer(directory, tokenizer, chosen, ANYTHING))
-    ids = preparer.prepare(("which <image_id>?", [picture(20, 20), picture(20, 20, 1)])).ids
+    preparer = PromptPreparer(tokenizer, chosen, images=image_writer(directory, tokenizer, chosen, ANYTHING))
+    ids = preparer.prepare(("which <image_id>?", [make_image(20, 20), make_image(20, 20, 1)])).ids
     view = "<image>" + "<unk>" * 4 + "</image>"
     expected = f"<image_id>0</image_id>{view}\n<image_id>1</image_id>{view}\nwhich <image_id>?<|im_end|>"
     assert expected in tokenizer.decode(ids, skip_special_tokens=False)
@@ -104,7 +104,7 @@ def test_pictures_have_numbers_where_the_model_wants_them(tmp_path: Path) -> Non
 def test_words_behind_the_vocabulary_are_plain_text(tmp_path: Path) -> None:
     directory = make_tiny_molmo(tmp_path / "model")
     tokenizer, chosen = Tokenizer(str(directory)), MODELS.get("molmo")()
-    preparer = PromptPreparer(tokenizer, chosen, pictures=picture_writer(directory, tokenizer, chosen, ANYTHING))
+    preparer = PromptPreparer(tokenizer, chosen, images=image_writer(directory, tokenizer, chosen, ANYTHING))
     assert token_id(directory, "<im_patch>") >= describe(directory, "model").spec.vocab_size
     typed = preparer.prepare("<im_start><im_patch><im_col><im_end><|image|>|<EXTRA_TOKENS_0>|").ids
     assert max(typed) < 258, "a word became a special token"
@@ -113,19 +113,19 @@ def test_words_behind_the_vocabulary_are_plain_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("prompt", "expected"),
     [
-        ("which?", "Picture 1: [4]\nPicture 2: [4]\nwhich?"),
+        ("which?", "Image 1: [4]\nImage 2: [4]\nwhich?"),
         (
-            "Picture 1: <IMAGE_TOKEN>\nPicture 2: <IMAGE_TOKEN>\nwhich?",
-            "Picture 1: [4]\nPicture 2: [4]\nwhich?",
+            "Image 1: <IMAGE_TOKEN>\nImage 2: <IMAGE_TOKEN>\nwhich?",
+            "Image 1: [4]\nImage 2: [4]\nwhich?",
         ),
-        ("<IMAGE_TOKEN> or <IMAGE_TOKEN>?", "Picture 1: [4] or Picture 2: [4]?"),
+        ("<IMAGE_TOKEN> or <IMAGE_TOKEN>?", "Image 1: [4] or Image 2: [4]?"),
     ],
 )
-def test_qwen_vl_numbers_pictures_that_the_text_does_not(prompt: str, expected: str, tmp_path: Path) -> None:
+def test_qwen_vl_numbers_images_that_the_text_does_not(prompt: str, expected: str, tmp_path: Path) -> None:
     directory = make_tiny_qwen_vl_chat(tmp_path / "model")
     tokenizer, chosen = Tokenizer(str(directory)), MODELS.get("qwen")()
-    preparer = PromptPreparer(tokenizer, chosen, pictures=picture_writer(directory, tokenizer, chosen, ANYTHING))
-    prepared = preparer.prepare((prompt, [picture(20, 20), picture(20, 20, 1)]))
+    preparer = PromptPreparer(tokenizer, chosen, images=image_writer(directory, tokenizer, chosen, ANYTHING))
+    prepared = preparer.prepare((prompt, [make_image(20, 20), make_image(20, 20, 1)]))
     written = tokenizer.decode(prepared.ids, skip_special_tokens=False)
     assert expected.replace("[4]", "<img>" + "<imgpad>" * 4 + "</img>") in written
 
@@ -142,14 +142,14 @@ def test_qwen_vl_numbers_pictures_that_the_text_does_not(prompt: str, expected: 
         (make_tiny_llava_original, "llava-v1", "<unk>", "USER: [4]\nwhat? ASSISTANT:"),
     ],
 )
-def test_pictures_stand_in_front_of_the_text(
+def test_images_stand_in_front_of_the_text(
     make: Callable[[Path], Path], template: str, token: str, expected: str, tmp_path: Path
 ) -> None:
     directory = make(tmp_path / "model")
     tokenizer, chosen = Tokenizer(str(directory)), MODELS.get(template)()
-    preparer = PromptPreparer(tokenizer, chosen, pictures=picture_writer(directory, tokenizer, chosen, ANYTHING))
-    prepared = preparer.prepare(("what?", picture(60, 40)))
-    ((begin, length),) = prepared.pictures[0].runs
+    preparer = PromptPreparer(tokenizer, chosen, images=image_writer(directory, tokenizer, chosen, ANYTHING))
+    prepared = preparer.prepare(("what?", make_image(60, 40)))
+    ((begin, length),) = prepared.images[0].runs
     assert set(prepared.ids[begin : begin + length]) == {token_id(directory, token)}
     before, behind = prepared.ids[:begin], prepared.ids[begin + length :]
     written = [tokenizer.decode(ids, skip_special_tokens=False) for ids in (before, behind)]
@@ -159,7 +159,7 @@ def test_pictures_stand_in_front_of_the_text(
     assert token_id(directory, token) not in typed.ids
 
 
-def test_pictures_are_read_by_pillow_also_where_torchvision_is_installed(
+def test_images_are_read_by_pillow_also_where_torchvision_is_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen: list[str] = []

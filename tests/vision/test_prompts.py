@@ -1,4 +1,4 @@
-"""Pictures in conversations: where they stand, what users type, and what is refused."""
+"""Images in conversations: where they stand, what users type, and what is refused."""
 
 from pathlib import Path
 from typing import Any
@@ -9,12 +9,12 @@ from lmdeploy.model import ChatTemplateConfig, chat_template_for
 from lmdeploy.prompts import PreparedPrompt, PromptPreparer
 from lmdeploy.templates.jinja import JinjaChatTemplate
 from lmdeploy.tokenizer import Tokenizer
-from lmdeploy.vl.prompts import picture_writer
+from lmdeploy.vl.prompts import image_writer
 from lmdeploy.vl.sources import DATA_ONLY
-from tests.support.pictures import data_url, picture
+from tests.support.images import data_url, make_image
 from tests.support.tiny_vision_models import make_tiny_idefics3, make_tiny_llava, token_id
 
-RED, OTHER = data_url(picture(30, 30)), data_url(picture(30, 30, 1))
+RED, OTHER = data_url(make_image(30, 30)), data_url(make_image(30, 30, 1))
 
 
 @pytest.fixture(scope="module")
@@ -25,12 +25,12 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def preparer(directory: Path, template: Any = None, *, splits: bool = False) -> PromptPreparer:
     tokenizer = Tokenizer(str(directory))
     chosen = template or chat_template_for(str(directory), None, tokenizer)
-    pictures = picture_writer(directory, tokenizer, chosen, DATA_ONLY)
-    return PromptPreparer(tokenizer, chosen, pictures=pictures, split_special_tokens=splits)
+    images = image_writer(directory, tokenizer, chosen, DATA_ONLY)
+    return PromptPreparer(tokenizer, chosen, images=images, split_special_tokens=splits)
 
 
 def shown(*parts: str | tuple[str, str]) -> list[dict[str, Any]]:
-    """Return a message of texts and, as tuples, pictures."""
+    """Return a message of texts and, as tuples, images."""
     content = [
         {"type": "text", "text": part}
         if isinstance(part, str)
@@ -41,9 +41,9 @@ def shown(*parts: str | tuple[str, str]) -> list[dict[str, Any]]:
 
 
 def reading(prepared: PreparedPrompt, directory: Path) -> str:
-    """Return a prompt with its pictures as numbers in brackets."""
+    """Return a prompt with its images as numbers in brackets."""
     tokens: list[Any] = list(prepared.ids)
-    for number, placed in reversed(list(enumerate(prepared.pictures))):
+    for number, placed in reversed(list(enumerate(prepared.images))):
         for begin, length in reversed(placed.runs):
             assert set(prepared.ids[begin : begin + length]) == {token_id(directory, "<image>")}
             tokens[begin : begin + length] = [f"[{number}:{length}]"]
@@ -60,26 +60,26 @@ LISTED = JinjaChatTemplate(
 )
 
 
-def test_a_template_that_knows_pictures_puts_them_where_it_does(directory: Path) -> None:
+def test_a_template_that_knows_images_puts_them_where_it_does(directory: Path) -> None:
     prepared = preparer(directory).prepare(shown("look", ("", RED), "here", ("", OTHER)))
     assert reading(prepared, directory) == "<s>USER: [0:4]\n[1:4]\nlookhere ASSISTANT:"
     assert reading(preparer(directory, LISTED).prepare(shown("look", ("", RED), "here")), directory) == "look[0:4]here"
 
 
-def test_a_template_of_texts_gets_pictures_in_front(directory: Path) -> None:
+def test_a_template_of_texts_gets_images_in_front(directory: Path) -> None:
     prepared = preparer(directory, PLAIN).prepare(shown("look", ("", RED), "here", ("", OTHER)))
     assert reading(prepared, directory).endswith("USER: [0:4]\n[1:4]\nlook\nhere BOT:")
 
 
 @pytest.mark.parametrize("template", [None, PLAIN, LISTED])
-def test_users_may_say_where_pictures_are(directory: Path, template: Any) -> None:
+def test_users_may_say_where_images_are(directory: Path, template: Any) -> None:
     ask = shown("is <IMAGE_TOKEN> larger than <IMAGE_TOKEN>?", ("", RED), ("", OTHER))
     assert "is [0:4] larger than [1:4]?" in reading(preparer(directory, template).prepare(ask), directory)
 
 
 @pytest.mark.parametrize("splits", [False, True])
 @pytest.mark.parametrize("template", [None, PLAIN, LISTED])
-def test_words_that_stand_for_pictures_are_text_when_users_type_them(
+def test_words_that_stand_for_images_are_text_when_users_type_them(
     directory: Path, template: Any, splits: bool
 ) -> None:
     prepare = preparer(directory, template, splits=splits).prepare
@@ -96,19 +96,19 @@ def test_words_that_stand_for_pictures_are_text_when_users_type_them(
 
 def test_rows_of_tiles_stand_between_their_tags(tmp_path: Path) -> None:
     directory = make_tiny_idefics3(tmp_path / "model")
-    prepared = preparer(directory).prepare(shown(("", data_url(picture(60, 40))), "<row_1_col_1>?"))
-    assert [length for _, length in prepared.pictures[0].runs] == [1] * len(prepared.pictures[0].runs)
-    assert len(prepared.pictures[0].runs) > 4
+    prepared = preparer(directory).prepare(shown(("", data_url(make_image(60, 40))), "<row_1_col_1>?"))
+    assert [length for _, length in prepared.images[0].runs] == [1] * len(prepared.images[0].runs)
+    assert len(prepared.images[0].runs) > 4
     assert prepared.ids.count(token_id(directory, "<row_1_col_1>")) == 1, "a typed tag is a tag"
 
 
-def test_equal_pictures_have_equal_digests_and_others_do_not(directory: Path) -> None:
+def test_equal_images_have_equal_digests_and_others_do_not(directory: Path) -> None:
     prepared = preparer(directory).prepare(shown(("", RED), ("", OTHER), ("", RED), "x"))
-    first, second, third = (placed.digest for placed in prepared.pictures)
+    first, second, third = (placed.digest for placed in prepared.images)
     assert first == third != second
     options = shown(("", RED), "x")
     options[0]["content"][0]["image_url"]["detail"] = "low"
-    assert preparer(directory).prepare(options).pictures[0].digest != first
+    assert preparer(directory).prepare(options).images[0].digest != first
 
 
 @pytest.mark.parametrize(
@@ -120,10 +120,10 @@ def test_equal_pictures_have_equal_digests_and_others_do_not(directory: Path) ->
         ),
         (
             [*shown("hi"), {"role": "assistant", "content": "x"}, *shown("a", ("", "nothing"))],
-            r"messages\[2\]\.content\[1\]\.image_url\.url: must be a picture's URL",
+            r"messages\[2\]\.content\[1\]\.image_url\.url: must be an image's URL",
         ),
         ([{"role": "system", "content": shown(("", RED))[0]["content"]}], r"content\[0\]: only the user's messages"),
-        (shown(*[("", RED)] * 65), "at most 64 pictures"),
+        (shown(*[("", RED)] * 65), "at most 64 images"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], r"image_url must be an object with url, got None"),
         (
             shown(("", RED), "x")[0]["content"] and [{"role": "user", "content": [{"type": "video"}]}],
@@ -143,8 +143,8 @@ def test_what_is_wrong_is_named(directory: Path, messages: list[dict[str, Any]],
 def test_tuples_are_what_a_user_says_and_shows(directory: Path) -> None:
     prepare = preparer(directory, LISTED).prepare
     assert reading(prepare(("what?", RED)), directory) == "[0:4]what?"
-    assert reading(prepare((picture(9, 9), "what?")), directory) == "[0:4]what?"
+    assert reading(prepare((make_image(9, 9), "what?")), directory) == "[0:4]what?"
     assert reading(prepare(("what?", [RED, OTHER])), directory) == "[0:4][1:4]what?"
-    for wrong in (("a",), ("a", RED, OTHER), (picture(9, 9), picture(9, 9))):
+    for wrong in (("a",), ("a", RED, OTHER), (make_image(9, 9), make_image(9, 9))):
         with pytest.raises(ValueError, match="must be"):
             prepare(wrong)

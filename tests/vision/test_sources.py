@@ -1,4 +1,4 @@
-"""Callers get pictures from where the rules allow, and from nowhere else."""
+"""Callers get images from where the rules allow, and from nowhere else."""
 
 import base64
 import contextlib
@@ -18,14 +18,14 @@ from lmdeploy.vl.decoding import Limits
 from lmdeploy.vl.fetching import FetchRules, fetch
 from lmdeploy.vl.sources import DATA_ONLY, SourceRules, load
 from lmdeploy.vl.utils import load_image_from_base64
-from tests.support.pictures import data_url, file_of, picture
+from tests.support.images import data_url, file_of, make_image
 
-PNG = file_of(picture(20, 10))
+PNG = file_of(make_image(20, 10))
 FROM_HERE = FetchRules(("127.0.0.1", "localhost"), allows_private=True, seconds=5, max_bytes=100_000)
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Serves pictures, and trouble."""
+    """Serves images, and trouble."""
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
@@ -37,7 +37,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Location", self.path.partition("?")[2])
             self.end_headers()
             return
-        body = {"/picture": PNG, "/slow": PNG, "/long": b"x" * 200_000, "/text": b"hello"}.get(path)
+        body = {"/image": PNG, "/slow": PNG, "/long": b"x" * 200_000, "/text": b"hello"}.get(path)
         self.send_response(404 if body is None else 200)
         self.end_headers()
         with contextlib.suppress(OSError):  # nobody waits any more
@@ -64,22 +64,22 @@ def url(host: ThreadingHTTPServer, path: str) -> str:
     return f"http://127.0.0.1:{host.server_address[1]}{path}"
 
 
-def test_users_of_the_package_load_pictures_from_everywhere(host: ThreadingHTTPServer, tmp_path: Path) -> None:
-    file = tmp_path / "a picture.png"
+def test_users_of_the_package_load_images_from_everywhere(host: ThreadingHTTPServer, tmp_path: Path) -> None:
+    file = tmp_path / "an image.png"
     file.write_bytes(PNG)
-    expected = picture(20, 10).tobytes()
-    for source in (url(host, "/picture"), data_url(PNG), str(file), f"file://{file}", picture(20, 10)):
+    expected = make_image(20, 10).tobytes()
+    for source in (url(host, "/image"), data_url(PNG), str(file), f"file://{file}", make_image(20, 10)):
         assert load_image(source).tobytes() == expected
     assert load_image_from_base64(base64.b64encode(PNG)).tobytes() == expected
-    for named in (url(host, "/picture"), data_url(PNG), str(file)):
+    for named in (url(host, "/image"), data_url(PNG), str(file)):
         assert base64.b64decode(encode_image_base64(named)) == PNG
-    assert load_image_from_base64(encode_image_base64(picture(20, 10))).tobytes() == expected
+    assert load_image_from_base64(encode_image_base64(make_image(20, 10))).tobytes() == expected
     assert IMAGE_TOKEN == "<IMAGE_TOKEN>"
 
 
 def test_a_redirect_is_followed_as_far_as_the_rules_allow(host: ThreadingHTTPServer) -> None:
-    assert fetch(url(host, f"/to?{url(host, '/picture')}"), FROM_HERE) == PNG
-    assert fetch(url(host, "/to?/picture"), FROM_HERE) == PNG
+    assert fetch(url(host, f"/to?{url(host, '/image')}"), FROM_HERE) == PNG
+    assert fetch(url(host, "/to?/image"), FROM_HERE) == PNG
     for place in ("http://example.com/x.png", "file:///etc/passwd", "ftp://127.0.0.1/x"):
         with pytest.raises(ValueError, match=r"not among the allowed hosts|must begin with http"):
             fetch(url(host, f"/to?{place}"), FROM_HERE)
@@ -120,7 +120,7 @@ def test_a_host_that_drips_is_left_in_time() -> None:
     thread = threading.Thread(target=drip, daemon=True)
     thread.start()
     rules = FetchRules(("127.0.0.1",), allows_private=True, seconds=0.5)
-    with pytest.raises(ValueError, match=r"cannot be had from 127\.0\.0\.1"):
+    with pytest.raises(ValueError, match=r"cannot be fetched from 127\.0\.0\.1"):
         fetch(f"http://127.0.0.1:{listener.getsockname()[1]}/", rules)
     ended.set()
     thread.join(10)
@@ -139,7 +139,7 @@ def test_names_of_this_network_are_not_fetched_from(address: str, monkeypatch: p
     monkeypatch.setattr(fetching.socket, "getaddrinfo", lambda *_, **__: found)
     monkeypatch.setattr(fetching.socket, "create_connection", lambda *_, **__: pytest.fail("connected"))
     with pytest.raises(ValueError, match="private network"):
-        fetch("http://pictures.example/x.png", FetchRules(("pictures.example",)))
+        fetch("http://images.example/x.png", FetchRules(("images.example",)))
 
 
 def test_what_was_checked_is_what_is_connected_to(host: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,8 +150,8 @@ def test_what_was_checked_is_what_is_connected_to(host: ThreadingHTTPServer, mon
     monkeypatch.setattr(
         fetching.socket, "create_connection", lambda where, timeout: connected.append(where) or _connect(where, real)
     )
-    rules = FetchRules(("pictures.example",), allows_private=True)
-    address = f"http://pictures.example:{host.server_address[1]}/picture"
+    rules = FetchRules(("images.example",), allows_private=True)
+    address = f"http://images.example:{host.server_address[1]}/image"
     assert fetch(address, rules) == PNG
     assert connected == [("127.0.0.1", host.server_address[1])]
 
@@ -174,16 +174,16 @@ def _connect(where: tuple[str, int], connect: Any) -> socket.socket:
         ("../secret.png", "a file in the allowed folder"),
         ("ftp://example.com/a.png", "a file in the allowed folder"),
         ("data:image/png;base64,####", "no base64"),
-        ("data:image/png;base64,aGVsbG8=", "must be a picture"),
+        ("data:image/png;base64,aGVsbG8=", "must be an image"),
         ("data:image/png,hello", "must begin with data:image"),
         ("data:text/html;base64,aGVsbG8=", "must begin with data:image"),
         ("", "a file in the allowed folder"),
-        (7, "must be a picture, a URL"),
-        (None, "must be a picture, a URL"),
+        (7, "must be an image, a URL"),
+        (None, "must be an image, a URL"),
     ],
     ids=str,
 )
-def test_callers_from_elsewhere_bring_their_pictures_along(source: Any, reason: str) -> None:
+def test_callers_from_elsewhere_bring_their_images_along(source: Any, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         load(source, DATA_ONLY)
 
@@ -202,4 +202,4 @@ def test_files_are_read_from_an_allowed_folder_alone(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="allowed folder") as refused:
             load(f"{folder}/{name}", rules)
         refusals.add(str(refused.value))
-    assert len(refusals) == 1, "what is there and what is not is told apart"
+    assert len(refusals) == 1, "what is there and what is not is distinguished"

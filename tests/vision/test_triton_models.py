@@ -1,4 +1,4 @@
-"""The Triton models that pictures go through give the engine what the offline pipeline gives it."""
+"""The Triton models that images go through give the engine what the offline pipeline gives it."""
 
 import json
 from functools import partial
@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from lmdeploy.model import chat_template_for
-from lmdeploy.offline.seeing import SeeingPreparer
+from lmdeploy.offline.multimodal import MultimodalPreparer
 from lmdeploy.tokenizer import Tokenizer
 from tests.support.fake_pb_utils import Request, loaded_model
-from tests.support.pictures import data_url, picture
+from tests.support.images import data_url, make_image
 from tests.support.tiny_vision_models import make_tiny_idefics3, make_tiny_qwen_vl
 
-ONE, TWO = picture(60, 40), picture(20, 50, 1)
+ONE, TWO = make_image(60, 40), make_image(20, 50, 1)
 ASK = [
     {
         "role": "user",
@@ -48,7 +48,7 @@ def prepared(directory: Path) -> dict[str, Any]:
         refused = Request(messages=json.dumps(ASK))
         refused.wanted = ["INPUT_ID", "STOP_WORDS"]
         [answer] = model.execute([refused])
-        assert "ensemble_pictures" in str(answer.error)
+        assert "ensemble_vision" in str(answer.error)
         counted = Request(messages=json.dumps(ASK))
         counted.wanted = ["INPUT_ID"]
         [answer] = model.execute([counted])
@@ -57,17 +57,17 @@ def prepared(directory: Path) -> dict[str, Any]:
 
 
 def test_the_engine_gets_what_it_gets_offline(directory: Path, prepared: dict[str, Any]) -> None:
-    pictures = {name: array for name, array in prepared.items() if name.startswith("PICTURE")}
+    images = {name: array for name, array in prepared.items() if name.startswith("IMAGE")}
     with loaded_model("vision", model_path=str(directory)) as model:
-        [response] = model.execute([Request(**pictures)])
+        [response] = model.execute([Request(**images)])
         assert response.error is None, response.error
         [nothing] = model.execute([Request()])
         assert nothing.output_tensors == []
-        [broken] = model.execute([Request(**{**pictures, "PICTURE_SIZES": np.array([[5, 5]], np.int32)})])
-        assert "as many bytes as PICTURE_SIZES say" in str(broken.error)
+        [broken] = model.execute([Request(**{**images, "IMAGE_SIZES": np.array([[5, 5]], np.int32)})])
+        assert "as many bytes as IMAGE_SIZES say" in str(broken.error)
     tokenizer = Tokenizer(str(directory))
     template = chat_template_for(str(directory), None, tokenizer)
-    offline = SeeingPreparer(directory, tokenizer, template, 512, None).prepare(ASK)
+    offline = MultimodalPreparer(directory, tokenizer, template, 512, None).prepare(ASK)
     assert prepared["INPUT_ID"].tolist() == [offline.ids]
     assert response.array("EMBEDDING_RANGES").tolist() == [
         [number for one in offline.rows for number in (one.begin, one.tokens)]
@@ -82,7 +82,7 @@ def test_the_engine_gets_what_it_gets_offline(directory: Path, prepared: dict[st
     assert np.array_equal(rows, np.concatenate([one.rows for one in offline.rows]))
 
 
-def test_a_prompt_that_pictures_make_too_long_is_refused_before_they_are_looked_at(
+def test_a_prompt_that_images_make_too_long_is_refused_before_they_are_looked_at(
     directory: Path, prepared: dict[str, Any]
 ) -> None:
     tokens = prepared["INPUT_ID"].shape[1]
@@ -94,11 +94,11 @@ def test_a_prompt_that_pictures_make_too_long_is_refused_before_they_are_looked_
         assert (expected in str(response.error)) == (session_len < tokens)
 
 
-def test_a_picture_for_a_model_of_texts_is_refused(default_model_dir: Path, prepared: dict[str, Any]) -> None:
+def test_an_image_for_a_model_of_texts_is_refused(default_model_dir: Path, prepared: dict[str, Any]) -> None:
     with loaded_model("preprocessing", model_path=str(default_model_dir)) as model:
         [response] = model.execute([Request(messages=json.dumps(ASK))])
         assert "reads text only" in str(response.error)
-    pictures = {name: array for name, array in prepared.items() if name.startswith("PICTURE")}
+    images = {name: array for name, array in prepared.items() if name.startswith("IMAGE")}
     with loaded_model("vision", model_path=str(default_model_dir)) as model:
-        [response] = model.execute([Request(**pictures)])
+        [response] = model.execute([Request(**images)])
         assert "reads text only" in str(response.error)

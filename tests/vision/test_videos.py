@@ -18,13 +18,13 @@ from lmdeploy.templates.jinja import JinjaChatTemplate
 from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.vl import Video, load_video
 from lmdeploy.vl.families import smolvlm
-from lmdeploy.vl.prompts import picture_writer
+from lmdeploy.vl.prompts import image_writer
 from lmdeploy.vl.sources import ANYTHING, DATA_ONLY, SourceRules, load_frames
 from lmdeploy.vl.videos import Sampling
 from tests.support import tiny_vision_models as tiny
-from tests.support.pictures import data_url, file_of, picture
+from tests.support.images import data_url, file_of, make_image
 
-FRAMES = [picture(56, 28, seed) for seed in range(6)]
+FRAMES = [make_image(56, 28, seed) for seed in range(6)]
 LISTED = JinjaChatTemplate(
     "{% for m in messages %}{% for c in m.content %}{% if c.type == 'image' %}<|image_pad|>"
     "{% elif c.type == 'video' %}<|vision_start|><|video_pad|><|vision_end|>{% else %}{{ c.text }}{% endif %}"
@@ -48,7 +48,7 @@ def asked(*parts: Any) -> list[dict[str, Any]]:
 
 def preparer(directory: Path, template: Any = LISTED) -> PromptPreparer:
     tokenizer = Tokenizer(str(directory))
-    return PromptPreparer(tokenizer, template, pictures=picture_writer(directory, tokenizer, template, DATA_ONLY))
+    return PromptPreparer(tokenizer, template, images=image_writer(directory, tokenizer, template, DATA_ONLY))
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("kind", "options"), [("WEBP", {"lossless": True}), ("PNG", {}), ("GIF", {})])
-def test_frames_of_an_animated_picture_come_with_their_times(tmp_path: Path, kind: str, options: Any) -> None:
+def test_frames_of_an_animated_image_come_with_their_times(tmp_path: Path, kind: str, options: Any) -> None:
     file = tmp_path / "clip"
     file.write_bytes(animated(kind, FRAMES, **options))
     video = load_video(str(file), num_frames=3)
@@ -82,14 +82,14 @@ def test_frames_come_one_by_one(tmp_path: Path) -> None:
         (data_url(b"\0\0\0\x18ftypmp42" + bytes(40), "video/mp4"), "MP4 or QuickTime files need a decoder.*animated"),
         (data_url(b"\x1a\x45\xdf\xa3" + bytes(40), "video/webm"), "WebM or Matroska files need a decoder"),
         (data_url(b"RIFF\0\0\0\0AVI LIST" + bytes(40), "video/x-msvideo"), "AVI files need a decoder"),
-        (data_url(b"hello", "video/mp4"), "must be an animated picture"),
+        (data_url(b"hello", "video/mp4"), "must be an animated image"),
         (data_url(animated("GIF", FRAMES)[:-300], "image/gif"), "broken|at least"),
         ("data:text/plain;base64,aGk=", "a data URL must begin with"),
         ("http://127.0.0.1/x.gif", "not among the allowed hosts"),
         ("/etc/passwd", "a file in the allowed folder"),
-        ("data:video/jpeg;base64,", "must be a picture"),
+        ("data:video/jpeg;base64,", "must be an image"),
         ([], "must have frames"),
-        ([FRAMES[0], picture(28, 28)], r"must have one size, got \(56, 28\) and \(28, 28\)"),
+        ([FRAMES[0], make_image(28, 28)], r"must have one size, got \(56, 28\) and \(28, 28\)"),
         (7, "must be a video, frames, a URL"),
     ],
 )
@@ -116,16 +116,16 @@ def test_videos_are_bounded_before_they_are_unpacked() -> None:
         Video(tuple(FRAMES[:2]), (1.0, 0.5))
 
 
-def test_videos_and_pictures_stand_where_the_message_has_them(qwen: Path) -> None:
+def test_videos_and_images_stand_where_the_message_has_them(qwen: Path) -> None:
     clip = data_url(animated("PNG", FRAMES[:4]))
     image = {"type": "image_url", "image_url": {"url": data_url(FRAMES[0])}}
     prepared = preparer(qwen).prepare(asked(part(clip), image, part(clip, num_frames=2)))
-    lengths = [sum(length for _, length in one.runs) for one in prepared.pictures]
+    lengths = [sum(length for _, length in one.runs) for one in prepared.images]
     assert lengths == [2 * 2, 2, 1 * 2]
-    begins = [one.runs[0][0] for one in prepared.pictures]
+    begins = [one.runs[0][0] for one in prepared.images]
     assert begins == sorted(begins)
     assert prepared.ids.count(tiny.token_id(qwen, "<|video_pad|>")) == 6
-    digests = {one.digest for one in prepared.pictures}
+    digests = {one.digest for one in prepared.images}
     assert len(digests) == 3
 
 
@@ -153,15 +153,15 @@ def test_a_bad_video_is_named(qwen: Path, given: dict[str, Any], reason: str) ->
         preparer(qwen).prepare(asked(given))
 
 
-def test_a_model_that_sees_pictures_alone_refuses_videos(tmp_path: Path) -> None:
+def test_a_model_that_sees_images_alone_refuses_videos(tmp_path: Path) -> None:
     directory = tiny.make_tiny_llava(tmp_path / "model")
-    with pytest.raises(ValueError, match=r"messages\[0\]\.content\[0\]: this model sees pictures, not videos"):
+    with pytest.raises(ValueError, match=r"messages\[0\]\.content\[0\]: this model sees images, not videos"):
         preparer(directory).prepare(asked(part(data_url(FRAMES[0]))))
 
 
 def test_nobody_else_says_when_frames_are_shown(qwen: Path) -> None:
     image = {"type": "image_url", "image_url": {"url": data_url(FRAMES[0]), "times": [0, 1]}}
-    assert sum(length for _, length in preparer(qwen).prepare(asked(image)).pictures[0].runs) == 2
+    assert sum(length for _, length in preparer(qwen).prepare(asked(image)).images[0].runs) == 2
 
 
 def test_qwen3_writes_times_as_its_processor_does(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from selenium.webdriver.common.by import By
 from tests.support.browser import requested_hosts
 from tests.support.chat_page import ChatPage
 from tests.support.fake_triton import FakeTriton, Script
-from tests.support.pictures import file_of, picture
+from tests.support.images import file_of, make_image
 
 pytestmark = pytest.mark.browser
 
@@ -107,17 +107,17 @@ def test_earlier_turns_are_sent_along(page: ChatPage, fake_triton: FakeTriton) -
     assert messages(fake_triton) == [("user", "First"), ("assistant", ANSWER), ("user", "Second")]
 
 
-def test_pictures_go_with_the_next_question_and_stay_in_the_conversation(
+def test_images_go_with_the_next_question_and_stay_in_the_conversation(
     page: ChatPage, driver: webdriver.Chrome, fake_triton: FakeTriton, tmp_path: Path
 ) -> None:
     files = [tmp_path / name for name in ("one.png", "two.png")]
     for seed, file in enumerate(files):
-        file.write_bytes(file_of(picture(40, 30, seed)))
+        file.write_bytes(file_of(make_image(40, 30, seed)))
     driver.find_element(By.CSS_SELECTOR, "#question input[type=file]").send_keys("\n".join(map(str, files)))
     page.wait(lambda: len(driver.find_elements(By.CSS_SELECTOR, "#question img")) == 2)
     page.ask("What is this?")
     page.wait(lambda: page.answers[:1] == [ANSWER] and not page.is_answering)
-    assert fake_triton.requests[-1].model == "ensemble_pictures"
+    assert fake_triton.requests[-1].model == "ensemble_vision"
     (said,) = json.loads(fake_triton.requests[-1].inputs["messages"])
     sent = [part["image_url"]["url"].partition(",")[2] for part in said["content"] if part["type"] == "image_url"]
     assert [base64.b64decode(url) for url in sent] == [file.read_bytes() for file in files]
@@ -144,10 +144,10 @@ target.dispatchEvent(kind === "paste" ? pasted() : dropped());
 
 
 @pytest.mark.parametrize("kind", ["paste", "drop"])
-def test_pictures_may_be_pasted_and_dropped(
+def test_images_may_be_pasted_and_dropped(
     kind: str, page: ChatPage, driver: webdriver.Chrome, fake_triton: FakeTriton
 ) -> None:
-    content = file_of(picture(40, 30))
+    content = file_of(make_image(40, 30))
     field = driver.find_element(By.CSS_SELECTOR, "#question textarea")
     driver.execute_script(_HAND_OVER, field, kind, base64.b64encode(content).decode())
     page.wait(lambda: len(driver.find_elements(By.CSS_SELECTOR, "#question img")) == 1)

@@ -57,12 +57,12 @@ async def test_answer_grows_and_counts_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "ending"), [("stop", "prompt 3"), ("length", "most tokens allowed"), ("cancelled", "stopped")]
+    ("reason", "ending"), [("stop", "prompt 3"), ("length", "stopped at the token limit"), ("cancelled", "stopped")]
 )
-async def test_figures_say_why_an_answer_ended_early(reason: str, ending: str) -> None:
-    figures = (await answered(piece("Hello", 1, reason))).figures()
-    assert figures[0] == "1 token"
-    assert figures[-1].endswith(ending)
+async def test_metrics_say_why_an_answer_ended_early(reason: str, ending: str) -> None:
+    metrics = (await answered(piece("Hello", 1, reason))).metrics()
+    assert metrics[0] == "1 token"
+    assert metrics[-1].endswith(ending)
 
 
 async def test_cancelled_task_leaves_the_stream_and_keeps_the_text() -> None:
@@ -87,10 +87,10 @@ async def test_stream_without_an_end_is_a_failure() -> None:
     assert (await answered(piece("Hel", 1))).outcome is Outcome.FAILED
 
 
-async def test_thoughts_and_calls_come_apart_from_the_answer() -> None:
-    parts = [Piece(thoughts="Let me "), Piece(thoughts="look."), Piece(calls={0: Call("find", "{", "c1")})]
+async def test_reasoning_and_calls_are_separate_from_the_answer() -> None:
+    parts = [Piece(reasoning="Let me "), Piece(reasoning="look."), Piece(calls={0: Call("find", "{", "c1")})]
     answer = await answered(*parts, Piece(calls={0: Call("", "}"), 1: Call("ask", "{}", "c2")}, finish_reason="stop"))
-    assert (answer.thoughts, answer.calls) == ("Let me look.", [Call("find", "{}", "c1"), Call("ask", "{}", "c2")])
+    assert (answer.reasoning, answer.calls) == ("Let me look.", [Call("find", "{}", "c1"), Call("ask", "{}", "c2")])
     assert answer.thought > 0
 
 
@@ -110,7 +110,7 @@ def test_what_is_said_after_a_call_is_its_result() -> None:
     assert result == {"role": "tool", "tool_call_id": "c1", "content": "Sunny"}
 
 
-def test_another_answer_stands_beside_the_first_and_the_shown_one_is_sent() -> None:
+def test_another_answer_stands_alongside_the_first_and_the_shown_one_is_sent() -> None:
     turns = [said("one", "1"), Turn("two")]
     turns[0].ask_again()
     turns[0].answer.text = "uno"
@@ -123,12 +123,14 @@ def test_another_answer_stands_beside_the_first_and_the_shown_one_is_sent() -> N
 
 def test_every_message_that_is_shown_belongs_to_its_turn() -> None:
     turns = [said("one", "1"), said("two", "2")]
-    turns[1].answer.thoughts = "hm"
+    turns[1].answer.reasoning = "hm"
     found = [turn_at(turns, index) for index in range(len(chat_view(turns)))]
     assert found == [0] * 3 + [1] * 4
 
 
-async def test_triton_itself_is_told_the_tokens_of_answers_and_says_what_it_cannot_do(fake_triton: FakeTriton) -> None:
+async def test_triton_itself_is_reported_the_tokens_of_answers_and_says_what_it_cannot_do(
+    fake_triton: FakeTriton,
+) -> None:
     server = TritonServer(fake_triton.address)
     turns = [Turn("one")]
     await answer_last(server, turns, SETTINGS)

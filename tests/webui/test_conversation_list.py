@@ -96,7 +96,7 @@ def test_a_question_in_other_words_replaces_what_followed(page: ChatPage, fake_t
     assert json.loads(fake_triton.requests[-1].inputs["messages"]) == [{"role": "user", "content": "Uno"}]
 
 
-def test_answers_stand_beside_each_other(page: ChatPage, fake_triton: FakeTriton, driver: webdriver.Chrome) -> None:
+def test_answers_stand_alongside_each_other(page: ChatPage, fake_triton: FakeTriton, driver: webdriver.Chrome) -> None:
     page.ask("Hello")
     page.wait_for_answer(1)
     fake_triton.script = Script(texts=["Another", " one"])

@@ -50,7 +50,7 @@ def test_a_file_without_a_conversation_is_refused(text: str) -> None:
         imported(text)
 
 
-def test_what_a_browser_tells_is_not_trusted() -> None:
+def test_what_a_browser_reports_is_not_trusted() -> None:
     wild = {
         "id": 5,
         "turns": [{"question": [], "answers": [{"text": 1, "token_count": -1, "calls": [7]}], "shown": 1e9}],
@@ -67,9 +67,9 @@ def test_a_browser_can_name_no_file_but_uploads(tmp_path: Path) -> None:
     secret.touch()
     (uploads / "link").symlink_to(secret)
     named = [str(own), str(secret), f"{uploads}/../secret", f"{uploads}/link", f"{uploads}/gone", "\0", 5]
-    told = {"turns": [{"question": "?", "pictures": named}]}
-    assert conversation_of(told, uploads).turns[0].pictures == (str(own),)
-    assert conversation_of(told).turns[0].pictures == ()
+    reported = {"turns": [{"question": "?", "images": named}]}
+    assert conversation_of(reported, uploads).turns[0].images == (str(own),)
+    assert conversation_of(reported).turns[0].images == ()
 
 
 def test_an_answer_whose_page_was_closed_was_stopped() -> None:
@@ -77,7 +77,7 @@ def test_an_answer_whose_page_was_closed_was_stopped() -> None:
     assert conversation_of(kept).turns[0].answer.outcome is Outcome.STOPPED
 
 
-def test_a_document_has_questions_thoughts_calls_and_the_shown_answer() -> None:
+def test_a_document_has_questions_reasoning_calls_and_the_shown_answer() -> None:
     said = a_conversation()
     assert "*broke*" in as_markdown(said)
     said.turns[0].shown = 0

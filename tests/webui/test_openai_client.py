@@ -45,7 +45,9 @@ async def test_the_page_takes_its_turns(client: OpenAIClient) -> None:
     assert (turn.answer.outcome, turn.answer.text) == (Outcome.COMPLETE, ANSWER)
 
 
-async def test_a_later_question_tells_the_tokens_of_the_answers(client: OpenAIClient, fake_triton: FakeTriton) -> None:
+async def test_a_later_question_reports_the_tokens_of_the_answers(
+    client: OpenAIClient, fake_triton: FakeTriton
+) -> None:
     turns = [Turn("Hello")]
     await answer_last(client, turns, PageSettings())
     turns.append(Turn("And?"))
@@ -69,7 +71,7 @@ async def test_an_adapter_answers_who_asks_for_it(client: OpenAIClient, fake_tri
     assert fake_triton.requests[-1].inputs["lora_name"] == "pirate"
 
 
-async def test_a_wrong_key_and_a_server_that_is_away_are_told(url: str) -> None:
+async def test_a_wrong_key_and_a_server_that_is_away_are_reported(url: str) -> None:
     for address, key in ((url, "wrong"), ("http://127.0.0.1:9", "right")):
         client = OpenAIClient(address, key)
         assert not await client.is_ready()
@@ -89,8 +91,8 @@ async def test_every_setting_is_understood(client: OpenAIClient, fake_triton: Fa
     async for _ in client.answer(HELLO, settings):
         pass
     inputs = fake_triton.requests[-1].inputs
-    told = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens", "repetition_penalty", "presence_penalty")
-    assert [inputs[name] for name in told] == pytest.approx([0.5, 0.9, 3, 0.1, 9, 1.5, 0.5])
+    reported = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens", "repetition_penalty", "presence_penalty")
+    assert [inputs[name] for name in reported] == pytest.approx([0.5, 0.9, 3, 0.1, 9, 1.5, 0.5])
     assert (inputs["frequency_penalty"], inputs["random_seed"], inputs["stop_words"]) == (0.25, 7, ["END"])
     assert json.loads(inputs["response_format"])["json_schema"]["schema"] == {"type": "object"}
     assert json.loads(inputs["messages"])["chat_template_kwargs"]["enable_thinking"] is False

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from selenium import webdriver
 
+from openai_gateway.settings import Settings
 from tests.support.chat_page import ChatPage
 from tests.support.fake_triton import FakeTriton
+from tests.support.gateways import running_gateway
+from tests.support.pages import running_page
 
 pytestmark = pytest.mark.browser
 
@@ -23,14 +27,14 @@ def page(driver: webdriver.Chrome, page_url: str, fake_triton: FakeTriton) -> It
 
 
 def test_settings_reach_the_engine(page: ChatPage, fake_triton: FakeTriton) -> None:
-    told = {"temperature": 0.25, "top_p": 0.5, "top_k": 7, "min_p": 0.1, "max_new_tokens": 33}
-    told |= {"repetition_penalty": 1.25, "presence_penalty": 0.5, "frequency_penalty": -0.5}
-    page.set(**told, seed=11, system="Answer in verse.", stop_words="END", json_schema='{"type": "object"}')
+    reported = {"temperature": 0.25, "top_p": 0.5, "top_k": 7, "min_p": 0.1, "max_new_tokens": 33}
+    reported |= {"repetition_penalty": 1.25, "presence_penalty": 0.5, "frequency_penalty": -0.5}
+    page.set(**reported, seed=11, system="Answer in verse.", stop_words="END", json_schema='{"type": "object"}')
     page.choose("thinking", "off")
     page.ask("Hello")
     page.wait_for_answer(1)
     inputs = fake_triton.requests[0].inputs
-    assert {name: inputs[name] for name in told} == pytest.approx(told)
+    assert {name: inputs[name] for name in reported} == pytest.approx(reported)
     assert (inputs["random_seed"], inputs["stop_words"]) == (11, ["END"])
     assert json.loads(inputs["response_format"])["json_schema"]["schema"] == {"type": "object"}
     sent = json.loads(inputs["messages"])
@@ -39,7 +43,7 @@ def test_settings_reach_the_engine(page: ChatPage, fake_triton: FakeTriton) -> N
 
 
 def test_a_preset_sets_the_numbers_until_one_is_changed(page: ChatPage) -> None:
-    assert page.chosen("preset") == "Balanced"
+    assert page.chosen("preset") == "Default"
     page.choose("preset", "Precise")
     page.wait(lambda: (page.value("temperature"), page.value("top_k")) == ("0.2", "20"))
     page.set(top_k=21)
@@ -59,3 +63,26 @@ def test_a_preset_of_ones_own_outlives_the_page(page: ChatPage, driver: webdrive
     again.wait(lambda: again.chosen("preset") is None)
     again.close()
     page.focus()
+
+
+def test_a_new_chat_has_the_settings_that_the_model_recommends(
+    driver: webdriver.Chrome, fake_triton: FakeTriton, tmp_path: Path
+) -> None:
+    file = tmp_path / "tokenizer" / "generation_config.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps({"do_sample": True, "temperature": 0.25, "top_p": 0.9, "repetition_penalty": 1.1}))
+    settings = Settings(triton_address=fake_triton.address, engine_dir=tmp_path)
+    with running_gateway(settings) as server, running_page(server) as url:
+        page = ChatPage(driver, url)
+        page.open_settings()
+        page.wait(lambda: (page.value("temperature"), page.value("top_p"), page.value("top_k")) == ("0.25", "0.9", "0"))
+        page.ask("Hello")
+        page.wait_for_answer(1)
+        sent = fake_triton.requests[-1].inputs
+        want = {"temperature": 0.25, "top_p": 0.9, "top_k": 0, "repetition_penalty": 1.1}
+        assert {name: sent[name] for name in want} == pytest.approx(want)
+        page.choose("preset", "Precise")
+        page.wait(lambda: page.value("temperature") == "0.2")
+        page.choose("preset", "Default")
+        page.wait(lambda: page.value("repetition_penalty") == "1.1")
+        page.close()

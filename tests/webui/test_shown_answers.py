@@ -49,7 +49,7 @@ def shown(driver: webdriver.Chrome, selector: str) -> list[str]:
     return [each.text for each in driver.find_elements(By.CSS_SELECTOR, selector) if each.is_displayed()]
 
 
-def test_thoughts_are_open_while_they_come_and_folded_then(
+def test_reasoning_are_open_while_they_come_and_folded_then(
     page: ChatPage, driver: webdriver.Chrome, fake_triton: FakeTriton
 ) -> None:
     texts = ["<think>", "Let me look.", "</think>", "Yes."]
@@ -84,7 +84,7 @@ def test_a_call_is_shown_and_answered_by_what_is_said_next(page: ChatPage, fake_
     assert (result["role"], result["content"]) == ("tool", "Waves")
 
 
-def test_answers_stand_beside_each_other_and_one_is_taken(
+def test_answers_stand_alongside_each_other_and_one_is_taken(
     page: ChatPage, driver: webdriver.Chrome, fake_triton: FakeTriton
 ) -> None:
     fake_triton.script = Script(texts=["The **first**.\n```\ncut"])
@@ -94,16 +94,16 @@ def test_answers_stand_beside_each_other_and_one_is_taken(
     page.press("retry")
     page.wait(lambda: "second" in " ".join(page.answers) and not page.is_answering)
     driver.find_element(By.CSS_SELECTOR, "#chat .place .by0").click()
-    page.wait(lambda: len(shown(driver, "#chat .beside .column")) == 2)
-    first, second = driver.find_elements(By.CSS_SELECTOR, "#chat .beside .column")
-    assert (shown(driver, "#chat .beside strong"), shown(driver, "#chat .beside li")) == (["first"], ["a", "b"])
+    page.wait(lambda: len(shown(driver, "#chat .alongside .column")) == 2)
+    first, second = driver.find_elements(By.CSS_SELECTOR, "#chat .alongside .column")
+    assert (shown(driver, "#chat .alongside strong"), shown(driver, "#chat .alongside li")) == (["first"], ["a", "b"])
     assert first.location["y"] == second.location["y"]
     assert first.location["x"] + first.size["width"] <= second.location["x"]
-    assert shown(driver, "#chat .beside .taken")[0].startswith("Answer 2")
+    assert shown(driver, "#chat .alongside .taken")[0].startswith("Response 2")
     first.find_element(By.CSS_SELECTOR, "button").click()
-    page.wait(lambda: shown(driver, "#chat .beside .taken")[0].startswith("Answer 1\nThe first."))
+    page.wait(lambda: shown(driver, "#chat .alongside .taken")[0].startswith("Response 1\nThe first."))
     driver.find_element(By.CSS_SELECTOR, "#chat small .by0").click()
-    page.wait(lambda: not shown(driver, "#chat .beside") and page.answers[0].startswith("The first."))
+    page.wait(lambda: not shown(driver, "#chat .alongside") and page.answers[0].startswith("The first."))
     page.ask("And?")
     page.wait_for_answer(2)
     sent = json.loads(fake_triton.requests[-1].inputs["messages"])

@@ -1,4 +1,4 @@
-"""The server's figures, as they are read and shown."""
+"""The server's metrics, as they are read and shown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from selenium.webdriver.common.by import By
 
 from tests.support.chat_page import ChatPage
 from tests.support.pages import running_page
-from webui.metrics import Sample, Watch, figures_of, metrics_url
+from webui.metrics import Sample, Watch, default_metrics_url, metrics_of
 from webui.plots import plot
 from webui.status import LOOK_SECONDS, NONE, status_html
 
@@ -30,12 +30,12 @@ broken line
 MODELS = {"object": "list", "data": [{"id": "m", "object": "model", "created": 0, "owned_by": "x"}]}
 
 
-def test_figures_of_several_models_are_added_up() -> None:
-    figures = figures_of(PAGE)
-    assert (figures["running"], figures["waiting"], figures["generated"]) == (3, 0, 1500)
-    assert figures["cache"] == 5 / 20
-    assert figures_of("vllm:kv_cache_usage_perc 0.5\nvllm:num_requests_running 1") == {"cache": 0.5, "running": 1}
-    assert figures_of("<html>") == {}
+def test_metrics_of_several_models_are_added_up() -> None:
+    metrics = metrics_of(PAGE)
+    assert (metrics["running"], metrics["waiting"], metrics["generated"]) == (3, 0, 1500)
+    assert metrics["cache"] == 5 / 20
+    assert metrics_of("vllm:kv_cache_usage_perc 0.5\nvllm:num_requests_running 1") == {"cache": 0.5, "running": 1}
+    assert metrics_of("<html>") == {}
 
 
 def test_rates_are_what_counters_grew_by_in_a_second() -> None:
@@ -45,10 +45,10 @@ def test_rates_are_what_counters_grew_by_in_a_second() -> None:
     assert watch.rates("prompt") == [None] * 3
 
 
-def test_figures_stand_beside_the_api_or_on_tritons_port() -> None:
-    assert metrics_url("https://host:1/v1/") == "https://host:1/metrics"
-    assert metrics_url("host:8001") == "http://host:8002/metrics"
-    assert metrics_url("[::1]:8001") == "http://[::1]:8002/metrics"
+def test_metrics_stand_alongside_the_api_or_on_tritons_port() -> None:
+    assert default_metrics_url("https://host:1/v1/") == "https://host:1/metrics"
+    assert default_metrics_url("host:8001") == "http://host:8002/metrics"
+    assert default_metrics_url("[::1]:8001") == "http://[::1]:8002/metrics"
 
 
 def test_a_plot_ends_at_the_right_and_begins_at_the_bottom() -> None:
@@ -58,21 +58,21 @@ def test_a_plot_ends_at_the_right_and_begins_at_the_bottom() -> None:
 
 
 class Server(ThreadingHTTPServer):
-    """A server with models and figures, that counts who asks for the latter."""
+    """A server with models and metrics, that counts who asks for the latter."""
 
     asked = 0
-    told = PAGE
+    reported = PAGE
 
 
 class Handler(BaseHTTPRequestHandler):
     server: Server
 
     def do_GET(self) -> None:
-        if is_figures := self.path == "/metrics":
+        if is_metrics := self.path == "/metrics":
             self.server.asked += 1
-        body = (self.server.told if is_figures else json.dumps(MODELS)).encode()
+        body = (self.server.reported if is_metrics else json.dumps(MODELS)).encode()
         self.send_response(200)
-        self.send_header("content-type", "text/plain" if is_figures else "application/json")
+        self.send_header("content-type", "text/plain" if is_metrics else "application/json")
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -93,14 +93,14 @@ def server() -> Iterator[Server]:
 
 async def test_the_server_is_asked_once_for_all_who_look(server: Server) -> None:
     watch = Watch(f"http://127.0.0.1:{server.server_port}/metrics", every=60)
-    assert "Requests answered now" in await status_html(watch)
+    assert "Running requests" in await status_html(watch)
     assert "5 of 20 blocks" in await status_html(watch)
     assert server.asked == 1
     await watch.close()
 
 
-async def test_a_server_without_figures_is_told(server: Server) -> None:
-    server.told = "<html>"
+async def test_a_server_without_metrics_is_reported(server: Server) -> None:
+    server.reported = "<html>"
     for url in (f"http://127.0.0.1:{server.server_port}/metrics", "http://127.0.0.1:9/metrics"):
         watch = Watch(url)
         assert await status_html(watch) == NONE
@@ -108,7 +108,7 @@ async def test_a_server_without_figures_is_told(server: Server) -> None:
 
 
 @pytest.mark.browser
-def test_figures_are_asked_for_while_their_tab_is_open(server: Server, driver: webdriver.Chrome) -> None:
+def test_metrics_are_asked_for_while_their_tab_is_open(server: Server, driver: webdriver.Chrome) -> None:
     with running_page(f"http://127.0.0.1:{server.server_port}") as url:
         page = ChatPage(driver, url)
         try:

@@ -69,6 +69,11 @@ def parser(description: str, *, takes_dataset: bool = False) -> argparse.Argumen
     return made
 
 
+def add_progress(made: argparse.ArgumentParser) -> None:
+    """Add the flag of the progress bar."""
+    made.add_argument("--disable-tqdm", action="store_true", help="show no progress bar")
+
+
 def add_engine(made: argparse.ArgumentParser) -> None:
     """Add the flags of the engine in this process."""
     group = made.add_argument_group("engine")

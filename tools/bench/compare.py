@@ -1,7 +1,7 @@
-"""Ours beside other engines, on one machine in one run, against the project's targets (`make bench-peers`).
+"""Ours alongside other engines, on one machine in one run, against the project's targets (`make bench-peers`).
 
 Sides take turns round by round; a ratio is the median of the rounds' ratios. A peer that is not installed is skipped,
-and what is promised beside it is listed as not measured. Measure on an idle machine: llama.cpp's threads wait for each
+and what is promised next to it is listed as not measured. Measure on an idle machine: llama.cpp's threads wait for each
 other by spinning, so it slows down many times where anything else runs, far more than engines whose threads sleep.
 """
 
@@ -15,7 +15,7 @@ from tools.bench import arguments as flags
 from tools.bench.matches import MATCHES, Rounds, full_cache, over_http, play
 from tools.bench.peers.places import thread_count, why_missing
 from tools.bench.plot import Bar, draw_bars
-from tools.bench.quiet import PATIENCE, wait_until_quiet
+from tools.bench.quiet import TIMEOUT, wait_until_quiet
 from tools.bench.report import busy_share, machine, table, write_report
 from tools.bench.roofline import measure_limits
 from tools.bench.targets import HEADER, Row, rows, targets_with, unmeasured
@@ -34,20 +34,21 @@ def part_names(text: str) -> list[str]:
 
 def main() -> None:
     """Run the command line."""
-    parser = flags.parser("Measure the engine beside llama.cpp and OpenVINO GenAI, against the project's targets.")
+    parser = flags.parser("Measure the engine alongside llama.cpp and OpenVINO GenAI, against the project's targets.")
     parser.add_argument("--only", type=part_names, default=list(PARTS), metavar="PART,...", help=", ".join(PARTS))
     parser.add_argument("--rounds", type=flags.positive, default=3)
     parser.add_argument(
+        "--timeout",
         "--patience",
         type=float,
-        default=PATIENCE,
+        default=TIMEOUT,
         help="seconds to wait, before each measurement, for processors that are the machine's own; 0: none",
     )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the ratios (PNG, needs matplotlib)")
     parser.add_argument("--strict", action="store_true", help="exit with 1 if a target is missed or not measured")
     arguments = parser.parse_args()
     model_path = Path(arguments.model_path)
-    rounds = Rounds(arguments.rounds, partial(wait_until_quiet, arguments.patience))
+    rounds = Rounds(arguments.rounds, partial(wait_until_quiet, arguments.timeout))
 
     busy = busy_share()
     limits = measure_limits()
@@ -89,7 +90,7 @@ def main() -> None:
 
 
 def _bar(row: Row) -> Bar:
-    return Bar(f"{row.workload} / {row.beside}", row.ratio, row.target)
+    return Bar(f"{row.workload} / {row.alongside}", row.ratio, row.target)
 
 
 if __name__ == "__main__":

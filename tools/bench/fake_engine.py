@@ -30,7 +30,7 @@ class FakeEngine(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         return service_pb2.ServerReadyResponse(ready=True)
 
     def ModelConfig(self, request: Any, context: Any) -> Any:
-        """Tell the model's name."""
+        """Report the model's name."""
         config = model_config_pb2.ModelConfig(name=request.name)
         config.parameters["model_name"].string_value = MODEL
         return service_pb2.ModelConfigResponse(config=config)

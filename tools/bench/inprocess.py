@@ -2,7 +2,7 @@
 
 import queue
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from lmdeploy.messages import GenerationConfig
@@ -10,6 +10,7 @@ from lmdeploy.tokenizer import Tokenizer
 from lmdeploy.turbomind.engine import Engine, EngineOutput, OutputCallback
 from lmdeploy.turbomind.engine_settings import EngineConfig
 from lmdeploy.turbomind.spec import ModelSpec
+from tools.bench.progress import ignore
 from tools.bench.stats import Record, Summary, duration, summarize
 from tools.bench.workload import Request, TokenRequest
 
@@ -49,13 +50,25 @@ class InProcess:
         """Return requests with their prompts in the model's tokens."""
         return [TokenRequest(tuple(self._tokenizer.encode(r.prompt)), r.output_len) for r in requests]
 
-    def run(self, requests: Sequence[Request], concurrency: int, sampling: GenerationConfig) -> Summary:
-        """Answer all requests, so many at a time; as :meth:`answer`, in numbers."""
-        records = self.answer(self.tokenize(requests), concurrency, sampling)
+    def run(
+        self,
+        requests: Sequence[Request],
+        concurrency: int,
+        sampling: GenerationConfig,
+        advance: Callable[[], None] = ignore,
+    ) -> Summary:
+        """Answer all requests, this many at a time; as :meth:`answer`, in numbers."""
+        records = self.answer(self.tokenize(requests), concurrency, sampling, advance)
         return summarize(records, duration(records))
 
-    def answer(self, requests: Sequence[TokenRequest], concurrency: int, sampling: GenerationConfig) -> list[Record]:
-        """Answer all requests, so many at a time.
+    def answer(
+        self,
+        requests: Sequence[TokenRequest],
+        concurrency: int,
+        sampling: GenerationConfig,
+        advance: Callable[[], None] = ignore,
+    ) -> list[Record]:
+        """Answer all requests, this many at a time.
 
         Parameters
         ----------
@@ -65,6 +78,8 @@ class InProcess:
             Most requests open at a time.
         sampling
             How to choose tokens; lengths come from the requests.
+        advance
+            Called after each request.
 
         Raises
         ------
@@ -76,11 +91,13 @@ class InProcess:
         for number, (request, record) in enumerate(zip(requests, records, strict=True)):
             if number >= concurrency:
                 _check(ended.get())
+                advance()
             record.started = time.perf_counter()
             length = fixed_length(sampling, request.output_len)
             self._engine.submit(request.input_ids, length, _note_in(record, ended))
         for _ in range(min(concurrency, len(requests))):
             _check(ended.get())
+            advance()
         return records
 
 
@@ -102,7 +119,7 @@ def _check(error: str) -> None:
 
 
 def fixed_length(sampling: GenerationConfig, output_len: int) -> GenerationConfig:
-    """Return a config that generates exactly so many tokens."""
+    """Return a config that generates exactly this many tokens."""
     return GenerationConfig(
         max_new_tokens=output_len,
         ignore_eos=True,

@@ -102,7 +102,7 @@ MATCHES = (
 
 
 def engine_config(bits: int) -> TurbomindEngineConfig:
-    """Return our engine's config with weights of so many bits."""
+    """Return our engine's config with weights of this many bits."""
     rounded = bits if bits < 16 else None
     return TurbomindEngineConfig(
         dtype="bfloat16", weight_bits=rounded, max_batch_size=MOST_STREAMS, cache_max_entry_count=SMALL_CACHE

@@ -6,13 +6,14 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 import orjson
 
+from tools.bench.progress import ignore
 from tools.bench.stats import Record, Summary, summarize
 from tools.bench.workload import Request
 
@@ -55,7 +56,14 @@ class Load:
     records: list[Record]
 
 
-async def run_open_loop(target: Target, requests: Sequence[Request], rate: float, most_open: int, seed: int) -> Load:
+async def run_open_loop(
+    target: Target,
+    requests: Sequence[Request],
+    rate: float,
+    most_open: int,
+    seed: int,
+    advance: Callable[[], None] = ignore,
+) -> Load:
     """Send all requests and return when all are answered.
 
     Parameters
@@ -70,6 +78,8 @@ async def run_open_loop(target: Target, requests: Sequence[Request], rate: float
         Connections at a time; further requests wait, and their waiting counts.
     seed
         Of the arrival times.
+    advance
+        Called after each request.
     """
     generator = random.Random(seed)
     records: list[Record] = []
@@ -84,6 +94,7 @@ async def run_open_loop(target: Target, requests: Sequence[Request], rate: float
                 records.append(await _ask(session, target, request))
             except (aiohttp.ClientError, TimeoutError, RuntimeError, ValueError) as error:
                 failures.append(repr(error))
+            advance()
 
         begin = time.perf_counter()
         asking = []

@@ -2,12 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import aiohttp
 import orjson
 
 from lmdeploy.messages import GenerationConfig
+from tools.bench.progress import ignore
 from tools.bench.stats import Record, Summary, summarize
 from tools.bench.workload import Request
 
@@ -16,7 +17,12 @@ DONE = b"data: [DONE]"
 
 
 async def _answer(
-    session: aiohttp.ClientSession, url: str, model: str, request: Request, sampling: GenerationConfig
+    session: aiohttp.ClientSession,
+    url: str,
+    model: str,
+    request: Request,
+    sampling: GenerationConfig,
+    counts_always: bool,
 ) -> Record:
     body = {
         "model": model,
@@ -26,9 +32,11 @@ async def _answer(
         "temperature": sampling.temperature if sampling.do_sample else 0.0,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "repetition_penalty": sampling.repetition_penalty,
         "seed": sampling.random_seed,
         "stream": True,
-        "stream_options": {"include_usage": True},
+        "stream_options": {"include_usage": True} | ({"continuous_usage_stats": True} if counts_always else {}),
     }
     record = Record(started=time.perf_counter())
     async with session.post(f"{url}/v1/completions", data=orjson.dumps(body)) as response:
@@ -58,11 +66,18 @@ def _note(record: Record, event: dict[str, object], now: float) -> None:
             record.arrivals[-1:] = [(last, count + uncounted)]
 
 
-async def _run(url: str, requests: Sequence[Request], concurrency: int, sampling: GenerationConfig) -> Summary:
+async def _run(
+    url: str,
+    requests: Sequence[Request],
+    concurrency: int,
+    sampling: GenerationConfig,
+    advance: Callable[[], None],
+    counts_always: bool,
+) -> tuple[list[Record], float]:
     waiting = list(reversed(requests))
     records: list[Record] = []
     headers = {"content-type": "application/json"}
-    # Some servers close a connection after an answer without saying so; a new one costs nothing beside a request.
+    # Some servers close a connection after an answer without saying so; a new one costs nothing alongside a request.
     connector = aiohttp.TCPConnector(limit=concurrency, force_close=True)
     timeout = aiohttp.ClientTimeout(total=None, sock_read=600)
     async with aiohttp.ClientSession(headers=headers, connector=connector, timeout=timeout) as session:
@@ -71,7 +86,8 @@ async def _run(url: str, requests: Sequence[Request], concurrency: int, sampling
 
         async def stream() -> None:
             while waiting:
-                records.append(await _answer(session, url, model, waiting.pop(), sampling))
+                records.append(await _answer(session, url, model, waiting.pop(), sampling, counts_always))
+                advance()
 
         started = time.perf_counter()
         try:
@@ -80,11 +96,37 @@ async def _run(url: str, requests: Sequence[Request], concurrency: int, sampling
                     streams.create_task(stream())
         except ExceptionGroup as group:
             raise group.exceptions[0] from None
-        return summarize(records, time.perf_counter() - started)
+        return records, time.perf_counter() - started
 
 
-def run_over_http(url: str, requests: Sequence[Request], concurrency: int, sampling: GenerationConfig) -> Summary:
-    """Answer all requests through a gateway, so many at a time.
+def answers_over_http(
+    url: str,
+    requests: Sequence[Request],
+    concurrency: int,
+    sampling: GenerationConfig,
+    advance: Callable[[], None] = ignore,
+    *,
+    counts_always: bool = False,
+) -> list[Record]:
+    """As :func:`run_over_http`, with the record of each answer.
+
+    Parameters
+    ----------
+    counts_always
+        Ask for the tokens of each event (vLLM's ``continuous_usage_stats``): else one is counted for each, and what
+        they do not account for at the end.
+    """
+    return asyncio.run(_run(url.rstrip("/"), requests, concurrency, sampling, advance, counts_always))[0]
+
+
+def run_over_http(
+    url: str,
+    requests: Sequence[Request],
+    concurrency: int,
+    sampling: GenerationConfig,
+    advance: Callable[[], None] = ignore,
+) -> Summary:
+    """Answer all requests through a gateway, this many at a time.
 
     Parameters
     ----------
@@ -96,10 +138,12 @@ def run_over_http(url: str, requests: Sequence[Request], concurrency: int, sampl
         Most requests open at a time.
     sampling
         How to choose tokens; lengths come from the requests.
+    advance
+        Called after each request.
 
     Raises
     ------
     RuntimeError
         A request was refused or failed, or its answer has not the length asked for.
     """
-    return asyncio.run(_run(url.rstrip("/"), requests, concurrency, sampling))
+    return summarize(*asyncio.run(_run(url.rstrip("/"), requests, concurrency, sampling, advance, False)))

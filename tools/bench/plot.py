@@ -1,4 +1,4 @@
-"""Pictures of results, drawn with matplotlib (a requirement of development only)."""
+"""Images of results, drawn with matplotlib (a requirement of development only)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Bar:
 
 
 def subplots(columns: int, width: float, height: float) -> tuple[Any, Any]:
-    """Return a figure of so many inches and its axes."""
+    """Return a measurement of this many inches and its axes."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -25,11 +25,11 @@ def subplots(columns: int, width: float, height: float) -> tuple[Any, Any]:
     return pyplot.subplots(1, columns, figsize=(width, height))
 
 
-def save(figure: Any, path: Path) -> None:
-    """Write a figure."""
+def save(measurement: Any, path: Path) -> None:
+    """Write a measurement."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.tight_layout()
-    figure.savefig(path)
+    measurement.tight_layout()
+    measurement.savefig(path)
     print(f"written: {path}")
 
 
@@ -37,7 +37,7 @@ def draw_bars(path: Path | None, bars: Sequence[Bar], title: str) -> None:
     """Draw horizontal bars from the top down, each with its value; a path of None draws nothing."""
     if path is None:
         return
-    figure, axes = subplots(1, 10, 1.2 + 0.32 * len(bars))
+    measurement, axes = subplots(1, 10, 1.2 + 0.32 * len(bars))
     rows = list(range(len(bars)))
     missed = [bar.target is not None and bar.value < bar.target for bar in bars]
     colours = ["tab:orange" if miss else "tab:blue" for miss in missed]
@@ -51,4 +51,4 @@ def draw_bars(path: Path | None, bars: Sequence[Bar], title: str) -> None:
     axes.margins(x=0.1)
     axes.set_xlabel(title)
     axes.grid(axis="x", alpha=0.3)
-    save(figure, path)
+    save(measurement, path)

@@ -1,4 +1,4 @@
-"""The PyTorch engine beside ``transformers`` generate, of the same type: ``python -m tools.bench.pytorch_engine``.
+"""The PyTorch engine alongside ``transformers`` generate, of the same type: ``python -m tools.bench.pytorch_engine``.
 
 Both are greedy and answer requests of the same lengths; they take turns, and a ratio is the median over the rounds.
 """

@@ -14,22 +14,22 @@ from lmdeploy._turbomind import available_cpu_count
 
 _ELEMENTS = 1 << 17  # of float32: in a core's own cache, and long enough a call to forget the lock
 _SECONDS = 0.15
-ENOUGH = 0.85  # of what so many cores would do
-PATIENCE = 60.0  # seconds
+ENOUGH = 0.85  # of what this many cores would do
+TIMEOUT = 60.0  # seconds
 
 
 def scaling(processors: int) -> float:
-    """Return what so many threads do at a time, over what one does alone: at best their number."""
+    """Return what this many threads do at a time, over what one does alone: at best their number."""
     one = _rate(1)
     return _rate(processors) / one
 
 
-def wait_until_quiet(patience: float = PATIENCE) -> None:
-    """Wait until every processor has a core, and say so when that takes longer than ``patience`` seconds."""
-    if patience == 0:
+def wait_until_quiet(timeout: float = TIMEOUT) -> None:
+    """Wait until every processor has a core, and say so when that takes longer than ``timeout`` seconds."""
+    if timeout == 0:
         return
     processors = available_cpu_count()
-    end = time.monotonic() + patience
+    end = time.monotonic() + timeout
     while processors > 1 and (found := scaling(processors)) < ENOUGH * processors:
         if time.monotonic() > end:
             print(f"   (measured although {processors} threads do only {found:.1f} times the work of one)", flush=True)
@@ -37,7 +37,7 @@ def wait_until_quiet(patience: float = PATIENCE) -> None:
 
 
 def _rate(threads: int) -> float:
-    """Return exponentials a second of so many threads."""
+    """Return exponentials a second of this many threads."""
     counts = [0] * threads
     barrier = threading.Barrier(threads)
 

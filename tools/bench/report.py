@@ -33,10 +33,10 @@ def milliseconds(seconds: float) -> str:
     return f"{seconds * 1000:.1f}"
 
 
-# Times in milliseconds: "first" to the first token, "token" between tokens.
+# In milliseconds: TTFT is the time to the first token, ITL the time between tokens.
 SUMMARY_HEADER = (
     *("run", "requests", "tokens in", "out", "seconds", "tokens/s", "RPM"),
-    *("first avg", "p50", "p95", "p99", "token avg", "p50", "p75", "p95", "p99"),
+    *("TTFT avg", "p50", "p95", "p99", "ITL avg", "p50", "p75", "p95", "p99"),
 )
 
 

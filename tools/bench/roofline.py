@@ -17,7 +17,10 @@ from lmdeploy.turbomind.spec import ModelSpec
 _BUFFER = 1 << 29  # bytes, far more than any cache
 _SIZE = 2048  # of the square matrices that are multiplied
 _PASSES = 6
-_TILE, _GROUP = 16, 32  # of rounded weights (backend_cpp/kernels/packed_weight.h, backend_cpp/weights/weight_reader.h)
+_TILE, _GROUP = (
+    16,
+    32,
+)  # of quantized weights (backend_cpp/kernels/packed_weight.h, backend_cpp/weights/weight_reader.h)
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ class ModelCost:
         return (self.weight_bytes / streams + self.cache_bytes * context) * rate / limits.bandwidth
 
     def compute_share(self, peak: float, rate: float) -> float:
-        """Return the share of a peak of operations/s that so many rows/s take."""
+        """Return the share of a peak of operations/s that this many rows/s take."""
         return self.operations * rate / peak
 
 

@@ -112,7 +112,7 @@ def duration(records: Sequence[Record]) -> float:
 
 
 def summarize(records: Iterable[Record], seconds: float) -> Summary:
-    """Return the summary of a run that took so many seconds."""
+    """Return the summary of a run that took this many seconds."""
     finished = [record for record in records if record.arrivals]
     output_tokens = sum(record.output_len for record in finished)
     return Summary(

@@ -1,4 +1,4 @@
-"""What the project promises beside other engines, and whether a measurement keeps it.
+"""What the project promises alongside other engines, and whether a measurement keeps it.
 
 A measurement is, for each workload, the rates of every side round by round; ours is the side ``OURS``.
 """
@@ -15,7 +15,7 @@ OURS = "ours"
 LIMIT = "the machine's limit"
 Rates = Mapping[str, Mapping[str, Sequence[float]]]
 
-# Workload -> what it is compared with -> least ratio; beside LIMIT: least share of it.
+# Workload -> what it is compared with -> least ratio; alongside LIMIT: least share of it.
 TARGETS: dict[str, dict[str, float]] = {
     "decode, 1 stream, 4-bit": {"llama.cpp Q4_0": 1.5, LIMIT: 0.7},
     "decode, 1 stream, 8-bit": {"llama.cpp Q8_0": 1.5},
@@ -50,18 +50,18 @@ class Row:
 
     Attributes
     ----------
-    workload, beside
+    workload, alongside
         What was measured, and with what it is compared.
     ours, theirs
-        Medians of the rates; theirs is None beside the machine's limit.
+        Medians of the rates; theirs is None alongside the machine's limit.
     ratio
-        Median of the rounds' ratios; beside the machine's limit the share of it.
+        Median of the rounds' ratios; alongside the machine's limit the share of it.
     target
         Least ratio promised; None: no promise.
     """
 
     workload: str
-    beside: str
+    alongside: str
     ours: float
     theirs: float | None
     ratio: float
@@ -78,10 +78,10 @@ class Row:
             ["-", "-"] if self.target is None else [f">= {self.target:.2f}", "missed" if self.is_missed else "met"]
         )
         theirs = "-" if self.theirs is None else f"{self.theirs:.1f}"
-        return [f"{self.workload} / {self.beside}", f"{self.ours:.1f}", theirs, f"{self.ratio:.2f}", *promise]
+        return [f"{self.workload} / {self.alongside}", f"{self.ours:.1f}", theirs, f"{self.ratio:.2f}", *promise]
 
 
-HEADER = ("workload / beside", "ours", "theirs", "ratio", "target", "")
+HEADER = ("workload / alongside", "ours", "theirs", "ratio", "target", "")
 
 
 def rows(rates: Rates, shares: Mapping[str, float], promises: Mapping[str, Mapping[str, float]] = TARGETS) -> list[Row]:
@@ -112,6 +112,6 @@ def unmeasured(
     found: Sequence[Row], workloads: Sequence[str], promises: Mapping[str, Mapping[str, float]] = TARGETS
 ) -> list[str]:
     """Return the promises about these workloads that nothing was measured for, for example for want of a peer."""
-    measured = {(row.workload, row.beside) for row in found}
-    promised = [(workload, beside) for workload in workloads for beside in promises.get(workload, {})]
-    return [f"{workload} / {beside}" for workload, beside in promised if (workload, beside) not in measured]
+    measured = {(row.workload, row.alongside) for row in found}
+    promised = [(workload, alongside) for workload in workloads for alongside in promises.get(workload, {})]
+    return [f"{workload} / {alongside}" for workload, alongside in promised if (workload, alongside) not in measured]

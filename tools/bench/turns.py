@@ -4,6 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from tqdm import tqdm
+
+from tools.bench.progress import progress_bar
 from tools.bench.stats import Summary, median
 
 Result = TypeVar("Result")
@@ -14,6 +17,8 @@ def take_turns(
     rounds: int,
     describe: Callable[[Result], str],
     before: Callable[[], object] = lambda: None,
+    *,
+    is_shown: bool | None = None,
 ) -> dict[str, list[Result]]:
     """Run every side once a round, and print each result when it is there.
 
@@ -27,6 +32,8 @@ def take_turns(
         Returns a result in a few words.
     before
         Called before every run.
+    is_shown
+        Whether there is a progress bar, as in `progress_bar`.
 
     Returns
     -------
@@ -34,12 +41,14 @@ def take_turns(
         The results of each side, round by round.
     """
     results: dict[str, list[Result]] = {name: [] for name in sides}
-    for _ in range(rounds):
-        for name, run in sides.items():
-            before()
-            result = run()
-            results[name].append(result)
-            print(f"   {name}: {describe(result)}", flush=True)
+    with progress_bar(rounds * len(sides), "run", is_shown=is_shown) as advance:
+        for _ in range(rounds):
+            for name, run in sides.items():
+                before()
+                result = run()
+                results[name].append(result)
+                advance()
+                tqdm.write(f"   {name}: {describe(result)}")
     return results
 
 
@@ -51,7 +60,7 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Ours beside a peer: medians of the tokens/s, and the median of the rounds' ratios."""
+    """Ours alongside a peer: medians of the tokens/s, and the median of the rounds' ratios."""
 
     peer: str
     ours: float
@@ -63,7 +72,7 @@ class Comparison:
         return [self.peer, f"{self.ours:.1f}", f"{self.theirs:.1f}", f"{self.ratio:.2f}"]
 
 
-COMPARISON_HEADER = ("beside", "ours, tokens/s", "theirs", "ratio")
+COMPARISON_HEADER = ("alongside", "ours, tokens/s", "theirs", "ratio")
 
 
 def compare(runs: Mapping[str, Sequence[Summary]], ours: str) -> list[Comparison]:

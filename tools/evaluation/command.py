@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,7 +12,6 @@ from lmdeploy.paths import default_model_dir
 from tools.bench.report import machine
 from tools.evaluation.formats import MADE, REFERENCE, Format, built_in
 from tools.evaluation.measuring import Evaluation, Measured
-from tools.evaluation.report import markdown
 from tools.evaluation.texts import TEXTS, read_pieces
 
 
@@ -77,3 +76,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         args.json.write_text(json.dumps({name: asdict(one) for name, one in measured.items()}, indent=1))
     if failures:
         sys.exit("\n".join(["", "More is lost than may be:", *failures]))
+
+
+def markdown(measured: Mapping[str, Measured], reference: str) -> str:
+    """Return a table with a row a format, the reference's among them."""
+    first = measured[reference]
+    header = ["format", "perplexity", "KL, nats", "same top token", *first.right]
+    rows = [header, ["---"] + ["---:"] * (len(header) - 1)]
+    for name, one in measured.items():
+        growth = one.agreement.perplexity / first.agreement.perplexity - 1
+        alongside = "" if one is first else f" ({growth:+.2%})"
+        cells = [f"{one.agreement.perplexity:.2f}{alongside}", f"{one.agreement.divergence:.5f}"]
+        shares = (one.agreement.same_top, *one.right.values())
+        rows.append([name, *cells, *(f"{share:.0%}" for share in shares)])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)

@@ -1,8 +1,8 @@
 """The formats that are measured, and what each may lose.
 
 Bounds are for the default model, of 135 million parameters: larger ones lose less. Each is some 1.5 times what was
-measured (docs/quantization.md), so that a mistake in a kernel or a format passes it and another processor's order of
-sums does not.
+measured (docs/reference/quantization.md), so that a mistake in a kernel or a
+format passes it and another processor's order of sums does not.
 """
 
 import subprocess
@@ -48,7 +48,7 @@ class Format:
     settings
         Fields of ``TurbomindEngineConfig``.
     bound
-        What it may lose; None: what is measured is only told.
+        What it may lose; None: what is measured is only reported.
     lite
         Arguments of ``lmdeploy lite`` that make the checkpoint; empty: the model is used as it is.
     checkpoint
@@ -82,7 +82,7 @@ class Format:
 _CALIBRATION = ("--calib-samples", "4", "--calib-seqlen", "512")
 
 REFERENCE = Format("float32", {"dtype": "float32"})
-# What the engine does by itself, from any checkpoint: weights; the KV cache, beside weights in float32; both.
+# What the engine does by itself, from any checkpoint: weights; the KV cache, alongside weights in float32; both.
 BUILT_IN = (
     Format("bfloat16", {"dtype": "bfloat16"}, Bound(0.001, 0.005)),
     Format("float16", {"dtype": "float16"}, Bound(0.001, 0.005)),

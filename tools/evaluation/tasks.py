@@ -24,7 +24,7 @@ CountTokens = Callable[[str], int]
 
 @dataclass(frozen=True)
 class Question:
-    """A text to go on with, and what tells whether the first line of what comes is right."""
+    """A text to go on with, and what says whether the first line of what comes is right."""
 
     prompt: str
     is_right: IsRight
@@ -71,7 +71,7 @@ TASKS: dict[str, Callable[[random.Random, CountTokens], Question]] = {
 
 
 def questions(task: str, count: int, count_tokens: CountTokens, seed: int = 0) -> list[Question]:
-    """Return so many questions of a task, always the same ones."""
+    """Return this many questions of a task, always the same ones."""
     source = random.Random(f"{task} {seed}")
     return [TASKS[task](source, count_tokens) for _ in range(count)]
 

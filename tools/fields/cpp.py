@@ -15,7 +15,7 @@ from lmdeploy.pytorch.settings import WorkerSettings
 from lmdeploy.serve.request import FIELDS
 
 ROOT = Path(__file__).resolve().parents[2]
-_NOTE = "// Written by `make fields` from {}; change that."
+NOTE = "// Written by `make fields` from {}; change that."
 _TYPES = {
     Kind.FLAG: "bool",
     Kind.WHOLE: "int",
@@ -96,27 +96,27 @@ def generation_fields(_: str) -> str:
     """Return backend_cpp/engine/fields/generation_fields.h."""
     rows = [row for row in FIELDS.values() if row.is_param]
     text = _GENERATION.format(
-        note=_NOTE.format("lmdeploy/messages.py and lmdeploy/serve/request.py"),
+        note=NOTE.format("lmdeploy/messages.py and lmdeploy/serve/request.py"),
         members=_members(rows, _FIELD_TYPES),
         visits=_visits(rows, "fields"),
         sampling=", ".join(f'"{row.name}"' for row in rows if row.makes_sampling),
         others="\n".join(f'    {{"{name}", "{row.name}"}},' for row in rows for name in row.also),
     )
-    return _laid_out(text)
+    return laid_out(text)
 
 
 def engine_settings(_: str) -> str:
     """Return backend_cpp/engine/fields/engine_settings_fields.h."""
     rows = rows_of(TurbomindEngineConfig) + rows_of(WorkerSettings)
     text = _SETTINGS.format(
-        note=_NOTE.format("lmdeploy/messages.py and lmdeploy/pytorch/settings.py"),
+        note=NOTE.format("lmdeploy/messages.py and lmdeploy/pytorch/settings.py"),
         members=_members(rows, _SETTING_TYPES),
         visits=_visits(rows, "settings"),
     )
-    return _laid_out(text)
+    return laid_out(text)
 
 
-def _laid_out(source: str) -> str:
+def laid_out(source: str) -> str:
     """Return C++ as clang-format lays it out."""
     command = [
         str(Path(sys.executable).parent / "clang-format"),

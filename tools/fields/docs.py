@@ -1,4 +1,4 @@
-"""docs/settings.md: every field of a request and every setting of an engine."""
+"""docs/reference/settings.md: every field of a request and every setting of an engine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ vLLM backend send them (the column *also* has their names).
 
 {generation}
 
-## Beside it, in a request to Triton
+## Alongside it, in a request to Triton
 
 {request}
 

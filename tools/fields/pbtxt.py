@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from lmdeploy.fields.rows import Kind, Row, describe
 from lmdeploy.serve.request import FIELDS
-from tools.fields.marked import replaced
+from lmdeploy.turbomind.repository import template_dir, under_old_name
 
 _TYPES = {
     Kind.FLAG: ("TYPE_BOOL", "1"),
@@ -48,7 +48,7 @@ def engine(text: str) -> str:
         sentence = f"{describe(row)} Default: {default_text(row)}."
         lines += textwrap.wrap(sentence, width=116, initial_indent="  # ", subsequent_indent="  # ")
         lines += _inputs(row)
-    return replaced(text, "#", "fields of a request", lines)
+    return _replaced(text, "#", "fields of a request", lines)
 
 
 def ensemble(text: str) -> str:
@@ -59,8 +59,13 @@ def ensemble(text: str) -> str:
         for name, _, _ in tensors(row):
             key = f'"{name}"'
             maps.append(f'      input_map  {{ key: {key:<22} value: "{_FROM_PREPROCESSING.get(name, name)}" }}')
-    text = replaced(text, "#", "fields of a request", inputs)
-    return replaced(text, "#", "fields of a request, handed on", maps, indent="      ")
+    text = _replaced(text, "#", "fields of a request", inputs)
+    return _replaced(text, "#", "fields of a request, handed on", maps, indent="      ")
+
+
+def renamed_ensemble(old: str, new: str, _: str) -> str:
+    """Return the config.pbtxt of ensemble `new` under its older name."""
+    return under_old_name((template_dir() / new / "config.pbtxt").read_text(encoding="utf-8"), old, new)
 
 
 def _inputs(row: Row) -> list[str]:
@@ -69,3 +74,20 @@ def _inputs(row: Row) -> list[str]:
         quoted, dims = f'"{name}"', f"[ {dimension} ]"
         lines.append(f"  {{ name: {quoted:<21} data_type: {data_type:<11} dims: {dims:<6} optional: true }},")
     return lines
+
+
+def _replaced(text: str, comment: str, part: str, lines: list[str], indent: str = "  ") -> str:
+    """Return `text` with `lines` between the marks of `part`.
+
+    Raises
+    ------
+    ValueError
+        The marks are not there.
+    """
+    begin = f"{indent}{comment} begin: {part} (written by `make fields`)\n"
+    end = f"{indent}{comment} end: {part}\n"
+    before, found_begin, rest = text.partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not (found_begin and found_end):
+        raise ValueError(f"no lines that mark the part {part!r}")
+    return before + begin + "".join(f"{line}\n" for line in lines) + end + after

@@ -2,5 +2,5 @@
 
 ``stages.py`` lists what is done in which order; ``runner.py`` does it, each stage in a process of its own;
 ``journal.py`` keeps what was found, line by line; ``table.py`` holds it against the targets. What a stage does where it
-is no command is a module of ``work/``. ``rehearsal.py`` stands in for the GPU where there is none.
+is no command is a module of ``work/``. ``dry_run.py`` stands in for the GPU where there is none.
 """

@@ -49,14 +49,14 @@ class Cost:
     attention_operations: float
 
     def weight_bytes(self, rows: int) -> float:
-        """Return the weights' bytes that a step of so many rows reads, where all experts are equally likely."""
+        """Return the weights' bytes that a step of this many rows reads, where all experts are equally likely."""
         if not self.experts:
             return float(self.dense_bytes)
         taken = 1 - (1 - self.top_k / self.experts) ** rows
         return self.dense_bytes + self.expert_bytes * taken
 
     def decode_bytes(self, batch: int, context: float) -> float:
-        """Return what a step reads in which so many sequences decode behind so many tokens each."""
+        """Return what a step reads in which this many sequences decode after this many tokens each."""
         return self.weight_bytes(batch) + batch * context * self.cache_bytes
 
     def step_seconds(self, limits: Limits, rows: int, sampled: int, contexts: float) -> float:
@@ -77,7 +77,7 @@ class Cost:
 
 
 def cost_of(shape: Shape, cache_bits: int = 16) -> Cost:
-    """Return the cost of a shape with cached values of so many bits."""
+    """Return the cost of a shape with cached values of this many bits."""
     dense = expert = 0
     head = row = expert_row = 0
     top_k = shape.config.get("num_experts_per_tok", 0)

@@ -90,15 +90,15 @@ def has_flashinfer() -> bool:
     return any((folder / _HEADERS).exists() for folder in folders)
 
 
-def environment(folder: Path, *, is_rehearsal: bool) -> dict[str, str]:
-    """Return the environment of stages: programs beside Python and of the toolkit, libraries of NVIDIA's wheels."""
+def environment(folder: Path, *, is_dry_run: bool) -> dict[str, str]:
+    """Return the environment of stages: programs alongside Python and of the toolkit, libraries of NVIDIA's wheels."""
     changed = dict(os.environ)
-    beside = str(Path(sys.executable).parent)
-    changed["PATH"] = os.pathsep.join([beside, changed.get("PATH", ""), "/usr/local/cuda/bin"])
+    alongside = str(Path(sys.executable).parent)
+    changed["PATH"] = os.pathsep.join([alongside, changed.get("PATH", ""), "/usr/local/cuda/bin"])
     libraries = [str(path) for path in sorted(Path(sysconfig.get_path("purelib")).glob("nvidia/*/lib"))]
     changed["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, [changed.get("LD_LIBRARY_PATH", ""), *libraries]))
     changed["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), changed.get("PYTHONPATH", "")]))
     changed |= {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "GPU_CHECK_FOLDER": str(folder)}
     changed.setdefault("LMDEPLOY_CACHE", str(ROOT / BUILD / "cache"))
-    changed["GPU_CHECK_REHEARSAL"] = "1" if is_rehearsal else ""
+    changed["GPU_CHECK_DRY_RUN"] = "1" if is_dry_run else ""
     return changed

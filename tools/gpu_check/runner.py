@@ -18,11 +18,11 @@ from typing import Any
 from tools.gpu_check.journal import OK, Journal, fingerprint
 from tools.gpu_check.machine import ROOT
 from tools.gpu_check.stages import LEFT_OUT, Stage
-from tools.gpu_check.table import LIBRARIES, TRIAL, printed
+from tools.gpu_check.table import LIBRARIES, SELF_CHECK, printed
 
 _LEAST_SECONDS = 4.0  # in which a stage may come to something
 _TOLERANCE = 3  # times the expected seconds that a stage may take where others leave it nothing
-_PATIENCE = 6.0  # seconds from the interrupt to the kill
+_TIMEOUT = 6.0  # seconds from the interrupt to the kill
 _TAIL_LINES = 12
 _NO_TESTS = 5  # pytest's exit status where it found none
 _PASSED = re.compile(r"\b(\d+) passed\b")
@@ -87,9 +87,9 @@ class Runner:
                 self._end(stage, f"{LEFT_OUT}: no time was left; call again")
                 continue
             running = self._start(stage)
-            beside = [other for other in waiting if other.beside == stage.name]
-            waiting = [other for other in waiting if other.beside != stage.name]
-            for other in beside:
+            alongside = [other for other in waiting if other.alongside == stage.name]
+            waiting = [other for other in waiting if other.alongside != stage.name]
+            for other in alongside:
                 if not self._reason_against(other):
                     self._finish(self._start(other), self._limit(other, [stage]))
             self._finish(running, limit)
@@ -166,7 +166,7 @@ class Runner:
             is_late = True
             _signal_all(process, signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_PATIENCE)
+                process.wait(_TIMEOUT)
         finally:
             _signal_all(process, signal.SIGKILL)  # and whatever it has started
         process.wait()
@@ -174,8 +174,8 @@ class Runner:
         with running.log.open("rb") as file:
             file.seek(running.log_start)
             lines = file.read().decode(errors="replace").splitlines()
-        for name, verdict in trials(lines).items():
-            self._journal.write(stage=running.stage.name, row=f"{TRIAL}{name}", value=verdict)
+        for name, verdict in self_checks(lines).items():
+            self._journal.write(stage=running.stage.name, row=f"{SELF_CHECK}{name}", value=verdict)
         outcome = f"FAILED: not done after {seconds:.0f} s" if is_late else self._outcome(running, lines)
         self._end(running.stage, outcome, seconds)
 
@@ -235,8 +235,8 @@ class Runner:
         return text
 
 
-def trials(lines: Sequence[str]) -> dict[str, str]:
-    """Return what a stage printed of kernels on trial (``backend_cpp/device/cuda/trial.cc``), by their names."""
+def self_checks(lines: Sequence[str]) -> dict[str, str]:
+    """Return what a stage printed of kernels under self-check (``backend_cpp/device/cuda/self_check.cc``)."""
     found = (_TRIAL.match(line) for line in lines)
     return {match["name"].rstrip(","): match["verdict"] for match in found if match}
 

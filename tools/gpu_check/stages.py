@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from tools.gpu_check.machine import ROOT
 
 LEFT_OUT = "left out"
-REHEARSAL_FACTOR = 6  # times the seconds of a GPU, for the emulation on few cores
+DRY_RUN_FACTOR = 6  # times the seconds of a GPU, for the emulation on few cores
 _ENGINE = ("CMakeLists.txt", "backend_cpp", "lmdeploy/turbomind", "lmdeploy/messages.py")
 _CHECK = ("tools/gpu_check/shapes.py", "tools/gpu_check/checkpoints.py", "tools/gpu_check/cost.py")
 _SHAPES_WITH_LIBRARIES = ("llama-8b", "fp8-8b", "qwen3-moe", "mixtral", "deepseek")
@@ -34,8 +34,8 @@ class Stage:
         How long it is expected to take, and what it may take at most, where others leave it their time.
     needs
         Stages without whose good end, in this call, it is left out.
-    beside
-        The stage that it runs beside; empty: none.
+    alongside
+        The stage that it runs alongside; empty: none.
     inputs
         Paths of the project that its result depends on.
     is_essential
@@ -55,7 +55,7 @@ class Stage:
     seconds: float
     most: float
     needs: tuple[str, ...] = ("build",)
-    beside: str = ""
+    alongside: str = ""
     inputs: tuple[str, ...] = _ENGINE
     is_essential: bool = False
     is_always_run: bool = False
@@ -64,17 +64,17 @@ class Stage:
     environment: tuple[tuple[str, str], ...] = ()
 
 
-def all_stages(architecture: str, *, is_rehearsal: bool) -> list[Stage]:
+def all_stages(architecture: str, *, is_dry_run: bool) -> list[Stage]:
     """Return every stage.
 
     Parameters
     ----------
     architecture
         What to build for (``Gpu.architecture``).
-    is_rehearsal
+    is_dry_run
         Tests run on the emulation.
     """
-    device = "emulated" if is_rehearsal else "gpu"
+    device = "emulated" if is_dry_run else "gpu"
     operators = _kernel_tests()
     each = [
         Stage(
@@ -86,9 +86,9 @@ def all_stages(architecture: str, *, is_rehearsal: bool) -> list[Stage]:
             is_essential=True,
             is_always_run=True,
         ),
-        _work("limits", 15, 40, "limits", beside="build", inputs=("tools/gpu_check/work/limits.py",)),
-        _work("stand-in model", 12, 40, "stand_in", beside="build", is_always_run=True, inputs=()),
-        _work("first light", 12, 40, "first_light"),
+        _work("limits", 15, 40, "limits", alongside="build", inputs=("tools/gpu_check/work/limits.py",)),
+        _work("stand-in model", 12, 40, "stand_in", alongside="build", is_always_run=True, inputs=()),
+        _work("smoke test", 12, 40, "smoke_test"),
         _work("libraries", 20, 120, "libraries"),
         *[_tests(name, device, _KERNEL_TESTS_SECONDS / len(operators), 60) for name in operators],
         _work("speed of llama-8b", 45, 120, "speed", "llama-8b"),
@@ -105,12 +105,12 @@ def all_stages(architecture: str, *, is_rehearsal: bool) -> list[Stage]:
         _work("profile", 30, 90, "profile"),
         *[_sanitized(tool, *sample, device) for tool, sample in _SANITIZED.items()],
         _work("served", 12, 60, "served"),
-        _work("transformers", 16, 90, "beside_transformers"),
+        _work("transformers", 16, 90, "compared_with_transformers"),
         _work("full cache", 25, 150, "full_cache", is_extra=True),
         _without("overlap", "llama-8b", "LMDEPLOY_CUDA_OVERLAP"),
         *[_without("libraries", shape, "LMDEPLOY_CUDA_LIBRARIES") for shape in _SHAPES_WITH_LIBRARIES],
     ]
-    slower = REHEARSAL_FACTOR if is_rehearsal else 1
+    slower = DRY_RUN_FACTOR if is_dry_run else 1
     return [replace(stage, seconds=slower * stage.seconds, most=slower * stage.most) for stage in each]
 
 
@@ -120,7 +120,7 @@ def _work(
     most: float,
     module: str,
     *arguments: str,
-    beside: str = "",
+    alongside: str = "",
     inputs: tuple[str, ...] = (*_ENGINE, *_CHECK),
     is_always_run: bool = False,
     is_extra: bool = False,
@@ -131,8 +131,8 @@ def _work(
         (sys.executable, "-m", "tools.gpu_check.work", module, *arguments),
         seconds,
         most,
-        needs=() if beside else ("build",),
-        beside=beside,
+        needs=() if alongside else ("build",),
+        alongside=alongside,
         inputs=(*inputs, f"tools/gpu_check/work/{module}.py"),
         is_always_run=is_always_run,
         is_extra=is_extra,
@@ -147,7 +147,7 @@ def _without(what: str, shape: str, switch: str) -> Stage:
 
 
 def _kernel_tests() -> list[str]:
-    """Return the files of operators' tests that have something for a GPU, the most telling first."""
+    """Return the files of operators' tests that have something for a GPU, the most reporting first."""
     first = ["cuda_instructions", "linear", "attention", "ranks", "moe", "sampling", "scaled_linear", "elementwise"]
     there = {path.stem.removeprefix("test_") for path in (ROOT / "tests" / "kernels").glob("test_*.py")}
     ordered = [name for name in first if name in there] + sorted(there - {*first, "tiles"})

@@ -11,7 +11,7 @@ from tools.bench.report import table
 _SHARE_OF_BANDWIDTH = "of the copy bandwidth"
 _SHARE_OF_PEAK = "of the peak of its matrix products"
 NOT_MEASURED = "not measured"
-TRIAL = "trial of "  # how rows of kernels on trial begin
+SELF_CHECK = "self-check of "  # how rows of kernels under self-check begin
 LIBRARIES = "libraries in use"  # the row that says what LMDEPLOY_CUDA_LIBRARIES is from now on
 
 
@@ -54,13 +54,13 @@ TARGETS = (
 )
 
 
-def verdict(target: Target, value: float | None, *, is_rehearsal: bool = False) -> list[str]:
-    """Return a target's row; what was rehearsed says nothing of a GPU."""
+def verdict(target: Target, value: float | None, *, is_dry_run: bool = False) -> list[str]:
+    """Return a target's row; what was dry-run says nothing of a GPU."""
     least = "" if target.least is None else f">= {target.least:g}"
     if value is None:
         return [target.text, NOT_MEASURED, least, ""]
-    if is_rehearsal:
-        return [target.text, f"({value:.3g})", least, "rehearsed"]
+    if is_dry_run:
+        return [target.text, f"({value:.3g})", least, "dry-run"]
     met = "" if target.least is None else "met" if value >= target.least else "missed"
     return [target.text, f"{value:.3g}", least, met]
 
@@ -77,17 +77,17 @@ def printed(machine: Mapping[str, Any], stages: Sequence[Mapping[str, Any]], fin
         for stage in stages
     ]
     parts.append(table(["stage", "seconds", "outcome"], rows))
-    is_rehearsal = bool(machine.get("rehearsal"))
-    targets = [verdict(target, _number(findings, target.row), is_rehearsal=is_rehearsal) for target in TARGETS]
+    is_dry_run = bool(machine.get("is_dry_run"))
+    targets = [verdict(target, _number(findings, target.row), is_dry_run=is_dry_run) for target in TARGETS]
     parts.append(table(["target", "value", "promised", ""], targets))
     named = {target.row for target in TARGETS}
     others = [[row, f"{value:.4g}"] for row, value in findings.items() if row not in named and _is_number(value)]
     if others:
         parts.append(table(["also found", "value"], others))
     texts = {row: value for row, value in findings.items() if isinstance(value, str)}
-    if tried := [[row.removeprefix(TRIAL), value] for row, value in texts.items() if row.startswith(TRIAL)]:
-        parts.append(table(["kernel on trial", "verdict"], tried))
-    parts += [f"{row}\n{value}" for row, value in texts.items() if not row.startswith(TRIAL)]
+    if tried := [[row.removeprefix(SELF_CHECK), value] for row, value in texts.items() if row.startswith(SELF_CHECK)]:
+        parts.append(table(["kernel under self-check", "verdict"], tried))
+    parts += [f"{row}\n{value}" for row, value in texts.items() if not row.startswith(SELF_CHECK)]
     return "\n\n".join(parts) + "\n"
 
 

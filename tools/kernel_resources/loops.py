@@ -11,7 +11,7 @@ from pathlib import Path
 _FUNCTION = re.compile(r"Function : (\S+)")
 _INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)([^;]*);")
 _TARGET = re.compile(r"0x([0-9a-f]+)\s*$")
-# What is told apart; the rest is "other".
+# What is distinguished; the rest is "other".
 KINDS = {
     "tensor": ("HMMA", "IMMA", "QMMA", "HGMMA", "IGMMA", "QGMMA"),
     "from shared": ("LDS", "LDSM"),

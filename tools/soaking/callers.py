@@ -1,4 +1,4 @@
-"""Callers of a server: they send one request, take its answer in their manner, and tell how it ended."""
+"""Callers of a server: they send one request, take its answer in their manner, and say how it ended."""
 
 from __future__ import annotations
 
@@ -60,6 +60,8 @@ class Caller:
         Of the gateway, without ``/v1``.
     model
         The name it is asked for.
+    key
+        An API key; None: the server asks for none.
 
     Attributes
     ----------
@@ -67,9 +69,12 @@ class Caller:
         Of all requests, in the order in which they were sent.
     """
 
-    def __init__(self, url: str, model: str) -> None:
+    def __init__(self, url: str, model: str, key: str | None = None) -> None:
         self.url = url
         self.model = model
+        self._headers = {"content-type": "application/json"}
+        if key is not None:
+            self._headers["authorization"] = f"Bearer {key}"
         self.outcomes: list[Outcome] = []
 
     async def send(self, ask: Ask, hold: float = 5.0) -> Outcome:
@@ -107,9 +112,8 @@ class Caller:
     async def _read(self, ask: Ask, outcome: Outcome) -> None:
         connector = aiohttp.TCPConnector(force_close=True)
         timeout = aiohttp.ClientTimeout(total=None)
-        headers = {"content-type": "application/json"}
         async with (
-            aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers) as session,
+            aiohttp.ClientSession(connector=connector, timeout=timeout, headers=self._headers) as session,
             session.post(self.url + ask.path, data=self._body(ask)) as answer,
         ):
             if answer.status != 200:
@@ -136,7 +140,8 @@ class Caller:
         """Send the request, all of it or but the last byte, and read nothing until the connection is closed."""
         host, _, port = self.url.removeprefix("http://").partition(":")
         body = self._body(ask)
-        head = f"POST {ask.path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
+        head = f"POST {ask.path} HTTP/1.1\r\nhost: {host}\r\n"
+        head += "".join(f"{name}: {value}\r\n" for name, value in self._headers.items())
         sent = body[:-1] if ask.manner == "unfinished" else body
         _, writer = await asyncio.open_connection(host, int(port), limit=1024)
         try:

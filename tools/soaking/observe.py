@@ -1,4 +1,4 @@
-"""What a server's processes hold, sampled from `/proc`, and its figures from `/metrics`."""
+"""What a server's processes hold, sampled from `/proc`, and its measurements from `/metrics`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _PAGE = 4096
-_FIGURES = {
+_METRICS = {
     "turbomind_cache_blocks_used": "blocks",
     "turbomind_requests_running": "running",
     "turbomind_requests_waiting": "waiting",
     "turbomind_sessions": "sessions",
     "lmdeploy_gateway_requests_open": "open",
+}
+
+
+_COMMANDS = {
+    "lmdeploy.vl.decoder_worker": "image decoder",
+    "api_server": "launcher and gateway",
+    "gradio": "chat page",
+    "proxy": "proxy",
+    "ray": "launcher of Ray",
 }
 
 
@@ -30,14 +39,14 @@ class Sample:
         MiB that are resident and no other process's, by the processes' names.
     files
         Open file descriptors, by the same.
-    figures
+    measurements
         Of `/metrics`; empty while nobody answers it.
     """
 
     seconds: float
     memory: dict[str, float] = field(default_factory=dict)
     files: dict[str, int] = field(default_factory=dict)
-    figures: dict[str, float] = field(default_factory=dict)
+    measurements: dict[str, float] = field(default_factory=dict)
 
 
 class Observer:
@@ -69,8 +78,8 @@ class Observer:
         with contextlib.suppress(OSError), urllib.request.urlopen(f"{self._url}/metrics", timeout=5) as answer:
             for line in answer.read().decode().splitlines():
                 name = line.split("{")[0].split(" ")[0]
-                if name in _FIGURES:
-                    sample.figures[_FIGURES[name]] = float(line.rsplit(" ", 1)[1])
+                if name in _METRICS:
+                    sample.measurements[_METRICS[name]] = float(line.rsplit(" ", 1)[1])
         return sample
 
 
@@ -93,6 +102,7 @@ def name_of(process: Path) -> str:
         return f"model {Path(words[1]).parent.parent.name}"
     if "openai_gateway.process.worker" in words:
         return "gateway worker"
-    if "api_server" in words:
-        return "launcher and gateway"
+    for word, name in _COMMANDS.items():
+        if word in words:
+            return name
     return "tritonserver" if "--model-repository" in line else Path(words[0] or "ended").name

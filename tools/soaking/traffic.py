@@ -28,14 +28,14 @@ WEIGHTS = {"stream": 8, "whole": 4, "long prompt": 2, "leave": 3, "structured": 
 
 
 class Traffic:
-    """Callers that go on until told to stop; each has a generator of its own, so that a seed repeats a run.
+    """Callers that go on until asked to stop; each has a generator of its own, so that a seed repeats a run.
 
     Parameters
     ----------
     caller
         Sends requests.
     hostile
-        The corpus.
+        The corpus; empty: all requests are proper ones.
     seed
         Of all that is random.
     longest
@@ -57,7 +57,8 @@ class Traffic:
 
     async def _one(self, number: int, end: float) -> None:
         generator = random.Random(f"{self._seed}/{number}")
-        kinds, weights = list(WEIGHTS), list(WEIGHTS.values())
+        kinds = [kind for kind in WEIGHTS if kind != "hostile" or self._hostile]
+        weights = [WEIGHTS[kind] for kind in kinds]
         session = 0
         while time.monotonic() < end:
             kind = generator.choices(kinds, weights)[0]

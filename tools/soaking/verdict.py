@@ -1,4 +1,4 @@
-"""What a long run showed: numbers with their bounds, and a picture."""
+"""What a long run showed: numbers with their bounds, and an image."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tools.soaking.callers import Outcome
 from tools.soaking.observe import Sample
 
 SETTLED_SECONDS = 600.0  # by then, or by half of a shorter run, caches have their size
-_WINDOWS = 60  # of the picture
+_WINDOWS = 60  # of the image
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Verdict:
             unanswered=sum(outcome.end == "unanswered" for outcome in outcomes),
             growth={name: round(_memory(end, name) - _memory(begin, name), 1) for name in names},
             files_growth={name: round(_files(end, name) - _files(begin, name)) for name in names},
-            left={name: last.figures.get(name, -1.0) for name in ("blocks", "running", "waiting")},
+            left={name: last.measurements.get(name, -1.0) for name in ("blocks", "running", "waiting")},
             gap_p50=percentile(gaps, 50),
             gap_p99=percentile(gaps, 99),
         )
@@ -121,13 +121,13 @@ def draw(path: Path, outcomes: Sequence[Outcome], samples: Sequence[Sample], beg
     begin
         When it began, in seconds of ``time.perf_counter()``.
     """
-    figure, (memory, held, latency) = subplots(3, 14, 4)
+    measurement, (memory, held, latency) = subplots(3, 14, 4)
     minutes = [sample.seconds / 60 for sample in samples]
     for name in sorted({name for sample in samples for name in sample.memory}):
         memory.plot(minutes, [sample.memory.get(name, 0.0) for sample in samples], label=name)
     memory.set(title="memory", ylabel="MiB")
     for name in ("blocks", "open"):
-        held.plot(minutes, [sample.figures.get(name, float("nan")) for sample in samples], label=f"{name} in use")
+        held.plot(minutes, [sample.measurements.get(name, float("nan")) for sample in samples], label=f"{name} in use")
     held.plot(minutes, [sum(sample.files.values()) for sample in samples], label="file descriptors")
     held.set(title="held")
     width = max(samples[-1].seconds / _WINDOWS, 1.0)
@@ -144,4 +144,4 @@ def draw(path: Path, outcomes: Sequence[Outcome], samples: Sequence[Sample], beg
         axes.set_xlabel("minutes")
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
-    save(figure, path)
+    save(measurement, path)

@@ -1,9 +1,10 @@
-// What a build that has CUDA tells of itself.
+// GPUs as a device (device/device.h).
 #include <cstdlib>
 #include <string>
 
 #include "device/cuda/operators.h"
-#include "device/cuda/peer_trial.h"
+#include "device/cuda/p2p_self_check.h"
+#include "device/device.h"
 #include "device/rank_group.h"
 
 namespace turbomind {
@@ -25,7 +26,7 @@ void require_a_gpu() {
   }
 }
 
-std::unique_ptr<Operators> make_cuda() {
+std::unique_ptr<Operators> make_cuda(int) {
   require_a_gpu();
   return std::make_unique<CudaOperators>();
 }
@@ -54,7 +55,7 @@ class CudaRankGroup final : public RankGroup {
   std::shared_ptr<cuda::NcclGroup> group_;
 };
 
-std::unique_ptr<RankGroup> make_cuda_group(int ranks) {
+std::unique_ptr<RankGroup> make_cuda_group(int ranks, int) {
   require_a_gpu();
   return std::make_unique<CudaRankGroup>(ranks);
 }
@@ -65,7 +66,9 @@ void load_kernels_at_start() {
   ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
 }
 
-const bool is_added = add_cuda({device_count, make_cuda, make_cuda_group, load_kernels_at_start});
+constexpr DeviceTraits kTraits{.batch_size = 256, .step_tokens = 8192, .cache_limit = ~size_t{0}};
+
+const bool is_added = add_device({"cuda", kTraits, device_count, make_cuda, make_cuda_group, load_kernels_at_start});
 
 }  // namespace
 

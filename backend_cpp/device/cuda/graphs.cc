@@ -10,11 +10,11 @@ namespace turbomind {
 
 namespace {
 
-constexpr int kMostRows = 512;
+constexpr int kMaxRows = 512;
 constexpr int kLeastContextBound = 512;
 
 // Of graphs that are captured before the first step; each takes one or two MiB and some hundredths of a second.
-constexpr size_t kMostPrepared = 128;
+constexpr size_t kMaxPrepared = 128;
 constexpr size_t kLeastFreeMemory = size_t{256} << 20;  // that they leave
 
 // Few sizes, near to each other where few rows too many cost the most.
@@ -27,7 +27,7 @@ int rounded_up_rows(int rows) {
 }  // namespace
 
 int CudaGraphs::padded_rows(int rows, bool is_decoding) {
-  return is_decoding && rows <= kMostRows ? rounded_up_rows(rows) : rows;
+  return is_decoding && rows <= kMaxRows ? rounded_up_rows(rows) : rows;
 }
 
 int CudaGraphs::context_bound(int context) {
@@ -40,7 +40,7 @@ std::vector<DecodingShape> CudaGraphs::shapes(int most_rows, int most_context) {
     DecodingShape shape;
   };
   std::vector<Ranked> all;
-  const int last_rows = rounded_up_rows(std::min(most_rows, kMostRows));
+  const int last_rows = rounded_up_rows(std::min(most_rows, kMaxRows));
   const int last_context = context_bound(most_context);
   int rank_of_context = 0;
   for (int context = kLeastContextBound; context <= last_context; context *= 2, rank_of_context += 2) {
@@ -50,12 +50,12 @@ std::vector<DecodingShape> CudaGraphs::shapes(int most_rows, int most_context) {
   std::stable_sort(all.begin(), all.end(), [](const Ranked& a, const Ranked& b) { return a.rank < b.rank; });
   std::vector<DecodingShape> shapes;
   for (const Ranked& each : all) shapes.push_back(each.shape);
-  shapes.resize(std::min(shapes.size(), kMostPrepared));
+  shapes.resize(std::min(shapes.size(), kMaxPrepared));
   return shapes;
 }
 
 void CudaGraphs::run(const DecodingShape& shape, const std::function<void()>& body) {
-  if (shape.rows > kMostRows) return body();
+  if (shape.rows > kMaxRows) return body();
   const auto known = graphs_.find(key_of(shape));
   if (known != graphs_.end()) {
     rank_.check();  // a graph goes around all_reduce

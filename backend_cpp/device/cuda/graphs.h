@@ -30,7 +30,7 @@ class CudaGraphs {
 
   // What Operators::padded_rows says.
   static int padded_rows(int rows, bool is_decoding);
-  // The bound that a step's shape has, if its longest sequence has so many tokens.
+  // The bound that a step's shape has, if its longest sequence has this many tokens.
   static int context_bound(int context);
   // What Operators::decoding_shapes says.
   static std::vector<DecodingShape> shapes(int most_rows, int most_context);

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "device/cuda/operators.h"
-#include "device/cuda/trial.h"
+#include "device/cuda/self_check.h"
 #include "kernels/cuda/grouped/grouped_product.h"
 #include "kernels/packed_weight.h"
 
@@ -24,7 +24,7 @@ constexpr int kComputed = 496;
 constexpr int kPairs = 500;
 constexpr int kRows = 125;
 
-// What a trial multiplies: numbers that rounding does not change.
+// What a self-check multiplies: numbers that rounding does not change.
 struct Numbers {
   std::vector<float> x;         // [kRows, kInputs]
   std::vector<std::byte> data;  // of the experts' weights, one behind the other
@@ -35,8 +35,8 @@ struct Numbers {
 
 Numbers bfloat16_numbers() {
   Numbers numbers;
-  numbers.x = trial_numbers(size_t{kRows} * kInputs, 1.0f, 1);
-  for (const float number : trial_numbers(size_t{kExperts} * kOutputs * kInputs, 1.0f, 2)) {
+  numbers.x = self_check_numbers(size_t{kRows} * kInputs, 1.0f, 1);
+  for (const float number : self_check_numbers(size_t{kExperts} * kOutputs * kInputs, 1.0f, 2)) {
     const uint16_t bits = to_bf16(number).bits;
     numbers.data.insert(numbers.data.end(), {std::byte(bits & 0xFF), std::byte(bits >> 8)});
   }
@@ -76,27 +76,27 @@ class GroupedProblem {
     output_scales_ = on_device(ops, numbers_.output_scales);
   }
 
-  Trial run(const cuda::GroupedKernel& kernel) {
-    Trial trial;
+  SelfCheck run(const cuda::GroupedKernel& kernel) {
+    SelfCheck check;
     put_weights();
-    trial.theirs = theirs(kernel);
-    trial.ours = ours();
+    check.theirs = theirs(kernel);
+    check.ours = ours();
     for (float& number : numbers_.x) number = std::abs(number);
     const bool is_bytes = numbers_.weight.format == WeightFormat::kFloat8;
     for (size_t i = is_bytes ? 0 : 1; i < numbers_.data.size(); i += is_bytes ? 1 : 2) {
       numbers_.data[i] &= std::byte{0x7F};  // the byte with the sign
     }
     put_weights();
-    trial.magnitude = ours();
+    check.magnitude = ours();
     // Both sum exact products, in orders of their own; wgmma keeps a few bits fewer than float32, of float8 still
     // fewer. Theirs are rounded to bfloat16 in the end.
-    trial.relative = is_bytes ? 0x1p-9f : 0x1p-12f;
-    trial.absolute = 1e-6f;
+    check.relative = is_bytes ? 0x1p-9f : 0x1p-12f;
+    check.absolute = 1e-6f;
     constexpr float kRounding = 0x1p-8f;
-    for (size_t i = 0; i < trial.ours.size(); ++i) {
-      trial.magnitude[i] += kRounding / trial.relative * std::abs(trial.ours[i]);
+    for (size_t i = 0; i < check.ours.size(); ++i) {
+      check.magnitude[i] += kRounding / check.relative * std::abs(check.ours[i]);
     }
-    return trial;
+    return check;
   }
 
  private:
@@ -195,7 +195,7 @@ const cuda::GroupedKernel* CudaGrouped::kernel_for(const cuda::ExpertTable& expe
     const cuda::GroupedKernel kernel = untried.front();
     untried.erase(untried.begin());
     const std::string name = std::string("products of ") + (is_float8 ? "float8 " : "") + "experts by " + kernel.name;
-    if (passes_trial(name, [&] {
+    if (passes_self_check(name, [&] {
           return GroupedProblem(ops_, gemm_, is_float8 ? float8_numbers() : bfloat16_numbers()).run(kernel);
         })) {
       chosen = kernel;

@@ -1,4 +1,5 @@
-// Experts' products by a library's kernel where there is one for the device and it has passed its trial (trial.h).
+// Experts' products by a library's kernel where there is one for the device and it has passed its self-check
+// (self_check.h).
 #pragma once
 
 #include <map>
@@ -17,7 +18,7 @@ class CudaGrouped {
   // `gemm` multiplies what the library is compared with.
   CudaGrouped(CudaOperators& ops, cuda::Gemm& gemm);
 
-  // The kernel for so many rows, each with top_k of the experts; null: ours. The first time that there could be one,
+  // The kernel for this many rows, each with top_k of the experts; null: ours. The first time that there could be one,
   // those there are are tried, the best first.
   const cuda::GroupedKernel* kernel_for(const cuda::ExpertTable& experts, int rows, int top_k);
 

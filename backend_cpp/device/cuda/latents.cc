@@ -4,7 +4,7 @@
 #include <bit>
 #include <utility>
 
-#include "device/cuda/attention_trial.h"
+#include "device/cuda/attention_self_check.h"
 #include "device/cuda/operators.h"
 
 namespace turbomind {
@@ -16,8 +16,8 @@ constexpr size_t kLeastPlanBytes = size_t{64} << 10;  // decodes of most models 
 // Sequences at the borders of tiles of keys, one whose keys are split, and the end of a prompt.
 const std::vector<std::pair<int, int>> kTried = {{1, 1}, {1, 64}, {1, 65}, {20, 90}, {1, 700}, {3, 130}};
 
-Trial try_latents(CudaOperators& ops, const AttentionParams& like, const cuda::LatentKernel& kernel) {
-  AttentionTrial sequences(ops, like, kTried, cuda::kLatentRope);
+SelfCheck try_latents(CudaOperators& ops, const AttentionParams& like, const cuda::LatentKernel& kernel) {
+  AttentionSelfCheck sequences(ops, like, kTried, cuda::kLatentRope);
   return sequences.run([&] {
     const auto pieces = cuda::cut_latents(sequences.spans(), 0, like.num_heads, cuda::multiprocessor_count());
     std::vector<int32_t> plan(pieces.front().plan_size());
@@ -50,7 +50,7 @@ bool CudaLatents::knows(const AttentionParams& params) {
   if (kernel_ == nullptr || !cuda::is_latent_attention(params)) return false;
   if (heads_ == 0) {
     const std::string name = std::string("latent attention by ") + kernel_->name;
-    if (!passes_trial(name, [&] { return try_latents(ops_, params, *kernel_); })) {
+    if (!passes_self_check(name, [&] { return try_latents(ops_, params, *kernel_); })) {
       kernel_ = nullptr;
       return false;
     }

@@ -1,4 +1,5 @@
-// Latent attention by a library's kernel where there is one for the device and it has passed its trial (trial.h).
+// Latent attention by a library's kernel where there is one for the device and it has passed its self-check
+// (self_check.h).
 //
 // The kernel's plan depends on the lengths of a step's sequences: it is made when their spans are set, and uploaded
 // with them, so that a captured step finds it. What a plan is for becomes known with the first attention that the

@@ -9,6 +9,7 @@
 #include "kernels/cuda/elementwise/norm.h"
 #include "kernels/cuda/elementwise/rope.h"
 #include "kernels/cuda/lora/lora.h"
+#include "kernels/cuda/recurrence/recurrence.h"
 
 namespace turbomind {
 
@@ -110,6 +111,11 @@ void CudaOperators::download_later(const void* source, size_t bytes, void* desti
 
 void CudaOperators::download(const void* source, size_t bytes, void* destination) {
   download_later(source, bytes, destination);
+  wait();
+}
+
+void CudaOperators::wait() {
+  bring_staged();
   cuda::check(cudaStreamSynchronize(stream_), "waiting for the GPU");
   rank_.check();
 }
@@ -117,6 +123,12 @@ void CudaOperators::download(const void* source, size_t bytes, void* destination
 void CudaOperators::wait_for(cudaEvent_t event) {
   cuda::check(cudaEventSynchronize(event), "waiting for the GPU");
   rank_.check();
+}
+
+void CudaOperators::copy(const void* source, size_t bytes, void* destination) {
+  if (bytes == 0) return;
+  cuda::check(cudaMemcpyAsync(destination, source, bytes, cudaMemcpyDeviceToDevice, stream()),
+              "copying within the GPU");
 }
 
 void CudaOperators::fill_zero(void* data, size_t bytes) {
@@ -144,14 +156,23 @@ cuda::LinearScratch CudaOperators::linear_scratch(size_t bytes) {
 
 // ---- a step ----
 
-void CudaOperators::reserve_spans(int span_count, size_t block_count) {
-  spans_of(SpanSet::kTokens).reserve(*this, span_count, block_count);
+CudaSpans& CudaOperators::spans_of(SpanSet set) {
+  std::vector<CudaSpans>& tables = spans_[static_cast<size_t>(set.use)];
+  if (tables.size() <= static_cast<size_t>(set.table)) tables.resize(static_cast<size_t>(set.table) + 1);
+  return tables[static_cast<size_t>(set.table)];
+}
+
+void CudaOperators::reserve_spans(int table_count, int span_count, size_t block_count) {
+  for (int table = 0; table < table_count; ++table) {
+    spans_of({SpanUse::kTokens, table}).reserve(*this, span_count, block_count);
+  }
 }
 
 void CudaOperators::set_spans(SpanSet set, std::vector<AttentionSpan> spans, int block_len) {
-  const bool is_of_tokens = set == SpanSet::kTokens;
+  const bool is_of_tokens = set.use == SpanUse::kTokens;
   spans_of(set).set(*this, spans, block_len, is_of_tokens);
-  if (!is_of_tokens) return;
+  // Rows and plans are the same for all tables.
+  if (!is_of_tokens || set.table > 0) return;
   int32_t rows = 0;
   for (const AttentionSpan& span : spans) rows += span.count;
   set_row_count(rows);
@@ -160,7 +181,7 @@ void CudaOperators::set_spans(SpanSet set, std::vector<AttentionSpan> spans, int
 }
 
 void CudaOperators::set_empty_spans(const DecodingShape& shape) {
-  spans_of(SpanSet::kTokens).set_empty(*this, shape);
+  for (CudaSpans& spans : spans_[static_cast<size_t>(SpanUse::kTokens)]) spans.set_empty(*this, shape);
   set_row_count(0);
   // A plan depends on how many sequences there are; these look at one key.
   std::vector<cuda::DeviceSpan> rows;
@@ -186,8 +207,8 @@ bool CudaOperators::prepare_step(int rows, const std::function<void()>& body) {
   return graphs_.prepare(shape_of(rows), body);
 }
 
-void CudaOperators::rehearse(const std::function<void()>& body) {
-  const cuda::Rehearsal rehearsal;
+void CudaOperators::warm_up(const std::function<void()>& body) {
+  const cuda::WarmUp warm_up;
   body();
 }
 
@@ -338,6 +359,24 @@ void CudaOperators::attend(const AttentionParams& params, const HeadsView& q, co
     auto* workspace = scratch(cuda::scratch_bytes<float>(floats)).take<float>(floats);
     cuda::paged_attention(stream(), params, group, q, workspace, out);
   }
+}
+
+void CudaOperators::causal_conv(const ConvParams& params, const StridedRows& x, int rows, const StridedRows& y) {
+  cuda::causal_conv(stream(), params, x, rows, y);
+}
+
+void CudaOperators::recurrence_gates(const GateParams& params, const StridedRows& a, const StridedRows& b, int rows,
+                                     float* decay, float* beta) {
+  cuda::recurrence_gates(stream(), params, a, b, rows, decay, beta);
+}
+
+void CudaOperators::recurrence(const RecurrenceParams& params, const HeadsView& q, const HeadsView& k,
+                               const HeadsView& v, float* out) {
+  cuda::recurrence(stream(), params, q, k, v, out);
+}
+
+void CudaOperators::gate_heads(GateKind kind, const HeadsView& gate, const HeadsView& x) {
+  cuda::gate_heads(stream(), kind, gate, x);
 }
 
 void CudaOperators::route(const RouterParams& params, const float* logits, int rows, int32_t* experts, float* weights) {

@@ -37,18 +37,20 @@ class CudaOperators final : public Operators {
   void upload_staged(const void* source, size_t bytes, void* destination) override;
   void download(const void* source, size_t bytes, void* destination) override;
   void download_later(const void* source, size_t bytes, void* destination) override;
+  void wait() override;
+  void copy(const void* source, size_t bytes, void* destination) override;
   void fill_zero(void* data, size_t bytes) override;
   std::unique_ptr<TokenSampler> make_sampler(int vocab_size, int max_choices) override;
 
   int padded_rows(int rows, bool is_decoding) const override { return CudaGraphs::padded_rows(rows, is_decoding); }
-  void reserve_spans(int span_count, size_t block_count) override;
+  void reserve_spans(int table_count, int span_count, size_t block_count) override;
   void set_spans(SpanSet set, std::vector<AttentionSpan> spans, int block_len) override;
   void run_step(int rows, bool is_repeatable, const std::function<void()>& body) override;
   std::vector<DecodingShape> decoding_shapes(int most_rows, int most_context) const override {
     return CudaGraphs::shapes(most_rows, most_context);
   }
   void set_empty_spans(const DecodingShape& shape) override;
-  void rehearse(const std::function<void()>& body) override;
+  void warm_up(const std::function<void()>& body) override;
   bool prepare_step(int rows, const std::function<void()>& body) override;
   void forget_step(int rows) override { graphs_.forget(shape_of(rows)); }
 
@@ -80,6 +82,12 @@ class CudaOperators final : public Operators {
   void paged_attention(const AttentionParams& params, const HeadsView& q, float* out) override;
   void project_attention(const AttentionParams& params, const HeadsView& q, float* room, const LinearWeight& weight,
                          float* y, bool accumulate) override;
+  void causal_conv(const ConvParams& params, const StridedRows& x, int rows, const StridedRows& y) override;
+  void recurrence_gates(const GateParams& params, const StridedRows& a, const StridedRows& b, int rows, float* decay,
+                        float* beta) override;
+  void recurrence(const RecurrenceParams& params, const HeadsView& q, const HeadsView& k, const HeadsView& v,
+                  float* out) override;
+  void gate_heads(GateKind kind, const HeadsView& gate, const HeadsView& x) override;
   void route(const RouterParams& params, const float* logits, int rows, int32_t* experts, float* weights) override;
   void add_experts(Activation activation, const std::vector<ExpertWeight>& experts, const float* x, int rows, int top_k,
                    const int32_t* chosen, const float* weights, float* y) override;
@@ -100,9 +108,9 @@ class CudaOperators final : public Operators {
   void wait_for(cudaEvent_t event);
 
  private:
-  DecodingShape shape_of(int rows) { return {rows, spans_of(SpanSet::kTokens).max_context()}; }
+  DecodingShape shape_of(int rows) { return {rows, spans_of({}).max_context()}; }
   void set_row_count(int32_t rows);
-  CudaSpans& spans_of(SpanSet set) { return spans_[static_cast<size_t>(set)]; }
+  CudaSpans& spans_of(SpanSet set);
   const cuda::ExpertTable& table_of(const std::vector<ExpertWeight>& experts);
   cuda::LinearScratch linear_scratch(size_t bytes);
   void attend(const AttentionParams& params, const HeadsView& q, const cuda::AttentionResult& out);
@@ -121,8 +129,8 @@ class CudaOperators final : public Operators {
   AlignedBuffer scratch_;
   cuda::StagedPieces staged_;  // not brought yet
 
-  std::array<CudaSpans, kSpanSets> spans_;  // by SpanSet
-  Staged row_count_;                        // int32; the rows of the spans of tokens. Empty before there are any
+  std::array<std::vector<CudaSpans>, kSpanUses> spans_;  // by SpanSet
+  Staged row_count_;  // int32; the rows of the spans of tokens. Empty before there are any
   std::unique_ptr<CudaLatents> latents_;
   std::unique_ptr<CudaPrefill> prefill_;
   std::unique_ptr<CudaGrouped> grouped_;

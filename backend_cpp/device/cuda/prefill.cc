@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "device/cuda/attention_trial.h"
+#include "device/cuda/attention_self_check.h"
 #include "device/cuda/operators.h"
 
 namespace turbomind {
@@ -17,8 +17,8 @@ constexpr size_t kLeastPlanBytes = size_t{64} << 10;
 // Prompts at the borders of tiles, of their rows and of their keys, and the ends of longer ones.
 const std::vector<std::pair<int, int>> kTried = {{2, 2}, {129, 129}, {20, 300}, {193, 290}};
 
-Trial try_prefill(CudaOperators& ops, const AttentionParams& like, const cuda::PrefillKernel& kernel) {
-  AttentionTrial sequences(ops, like, kTried);
+SelfCheck try_prefill(CudaOperators& ops, const AttentionParams& like, const cuda::PrefillKernel& kernel) {
+  AttentionSelfCheck sequences(ops, like, kTried);
   return sequences.run([&] {
     const HeadsView q = sequences.queries();
     const cuda::PrefillPlan plan{sequences.spans(), like.num_heads, kernel.tile_rows, cuda::multiprocessor_count()};
@@ -59,7 +59,7 @@ bool CudaPrefill::knows(const AttentionParams& params) {
     const auto* kernel = cuda::prefill_kernel_for(params.layout.key_dim, cuda::compute_capability());
     if (kernel == nullptr) return false;
     const std::string name = std::string("attention of prompts by ") + kernel->name;
-    may_be_used_ = passes_trial(name, [&] { return try_prefill(ops_, params, *kernel); });
+    may_be_used_ = passes_self_check(name, [&] { return try_prefill(ops_, params, *kernel); });
     if (!may_be_used_) return false;
     kernel_ = kernel;
     heads_ = params.num_heads;

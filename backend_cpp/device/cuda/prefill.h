@@ -1,4 +1,5 @@
-// Attention of prompts by a library's kernel where there is one for the device and it has passed its trial (trial.h).
+// Attention of prompts by a library's kernel where there is one for the device and it has passed its self-check
+// (self_check.h).
 //
 // As with latents, the plan of a step is made when its spans are set, and uploaded with them; what it is for becomes
 // known with the first attention that the library can compute.

@@ -8,13 +8,13 @@ namespace turbomind {
 
 namespace {
 
-constexpr int kRowsAtOnce = 64;     // bounds scratch memory
-constexpr int kMostHistories = 64;  // 0.6 MB each for a vocabulary of 150,000
+constexpr int kRowsAtOnce = 64;    // bounds scratch memory
+constexpr int kMaxHistories = 64;  // 0.6 MB each for a vocabulary of 150,000
 
 constexpr int kNothingCounted = -1;
 
-// Room for lists: a mask and some tokens for each of so many rows.
-constexpr size_t kMostListRows = 256;
+// Room for lists: a mask and some tokens for each of this many rows.
+constexpr size_t kMaxListRows = 256;
 constexpr size_t kListBytes = 1024;
 constexpr size_t kListAlignment = 8;
 
@@ -23,7 +23,7 @@ size_t aligned(size_t bytes) {
 }
 
 int context_of(const TokenChoice& choice) {
-  return static_cast<int>(choice.tokens->size()) + choice.unseen;
+  return static_cast<int>(choice.tokens->size()) + choice.in_flight;
 }
 
 // Puts lists one behind the other, on the host for the device.
@@ -51,22 +51,22 @@ class ListWriter {
 CudaSampler::CudaSampler(CudaOperators& ops, int vocab_size, int max_choices) : ops_(ops), vocab_size_(vocab_size) {
   const auto rows = static_cast<size_t>(max_choices);
   const size_t history_words = mask_words() + static_cast<size_t>(vocab_size);
-  histories_.resize(std::min(rows, size_t{kMostHistories}));
+  histories_.resize(std::min(rows, size_t{kMaxHistories}));
   history_memory_ = ops.allocate(histories_.size() * history_words * sizeof(int32_t));
   for (size_t i = 0; i < histories_.size(); ++i) {
     histories_[i].seen = history_memory_.as<uint32_t>() + i * history_words;
     histories_[i].counts = reinterpret_cast<int32_t*>(histories_[i].seen + mask_words());
   }
   rows_ = Staged(ops, rows * sizeof(cuda::SamplingRow));
-  lists_ = Staged(ops, std::min(rows, kMostListRows) * (mask_words() * sizeof(uint32_t) + kListBytes));
+  lists_ = Staged(ops, std::min(rows, kMaxListRows) * (mask_words() * sizeof(uint32_t) + kListBytes));
   moves_ = Staged(ops, rows * sizeof(cuda::TokenMove));
   logprob_rows_.rows = Staged(ops, rows * sizeof(int32_t));
   logprob_rows_.moves = Staged(ops, rows * sizeof(cuda::TokenMove));
   logprob_tokens_ = ops.allocate(rows * sizeof(int32_t));
   const auto make_results = [rows](const auto& allocate) {
     return Results{allocate(rows * sizeof(int32_t)), allocate(rows * sizeof(float)),
-                   allocate(rows * cuda::kMostLogprobs * sizeof(int32_t)),
-                   allocate(rows * cuda::kMostLogprobs * sizeof(float))};
+                   allocate(rows * cuda::kMaxLogprobs * sizeof(int32_t)),
+                   allocate(rows * cuda::kMaxLogprobs * sizeof(float))};
   };
   results_ = make_results([&ops](size_t bytes) { return ops.allocate(bytes); });
   for (StepInFlight& step : steps_) {
@@ -109,8 +109,8 @@ bool CudaSampler::reserve(const TokenChoice& choice) {
 bool CudaSampler::reserve_history(const TokenChoice& choice) {
   const int64_t next = step_ + 1;
   History* history = find(choice.sequence);
-  if (choice.unseen > 0) {
-    // Nobody can tell the device what it did not count itself.
+  if (choice.in_flight > 0) {
+    // Nobody can see the device what it did not count itself.
     if (history == nullptr || history->tokens != context_of(choice)) return false;
   } else if (history == nullptr) {
     history = &*std::min_element(histories_.begin(), histories_.end(),
@@ -163,7 +163,7 @@ void CudaSampler::fill_rows(const std::vector<const TokenChoice*>& choices) {
   for (size_t i = 0; i < choices.size(); ++i) {
     const TokenChoice& choice = *choices[i];
     cuda::SamplingRow row;
-    static_cast<SamplingRule&>(row) = choice;
+    static_cast<SamplingParams&>(row) = choice;
     if (choice.has_penalties()) {
       History& history = *find(choice.sequence);
       count_tokens(history, choice);
@@ -205,13 +205,13 @@ void CudaSampler::fill_logprob_rows(const std::vector<const TokenChoice*>& choic
   logprob_rows_.moves.upload(ops_, logprob_rows_.choices.size() * sizeof(cuda::TokenMove));
 }
 
-void CudaSampler::place(const std::vector<UnseenToken>& unseen, int32_t* tokens) {
-  if (unseen.empty()) return;
+void CudaSampler::place(const std::vector<InFlightToken>& in_flight, int32_t* tokens) {
+  if (in_flight.empty()) return;
   auto* moves = moves_.host<cuda::TokenMove>();
-  for (const UnseenToken& token : unseen) *moves++ = {token.choice, token.row};
-  moves_.upload(ops_, unseen.size() * sizeof(cuda::TokenMove));
+  for (const InFlightToken& token : in_flight) *moves++ = {token.choice, token.row};
+  moves_.upload(ops_, in_flight.size() * sizeof(cuda::TokenMove));
   cuda::move_tokens(ops_.stream(), results_.tokens.as<int32_t>(), moves_.device<cuda::TokenMove>(),
-                    static_cast<int>(unseen.size()), tokens);
+                    static_cast<int>(in_flight.size()), tokens);
 }
 
 void CudaSampler::choose(int first, int count, float* logits) {

@@ -19,7 +19,7 @@ class CudaSampler final : public TokenSampler {
 
   bool reserve(const TokenChoice& choice) override;
   void begin(const std::vector<const TokenChoice*>& choices) override;
-  void place(const std::vector<UnseenToken>& unseen, int32_t* tokens) override;
+  void place(const std::vector<InFlightToken>& in_flight, int32_t* tokens) override;
   void choose(int first, int count, float* logits) override;
   void end() override;
   const ChosenToken* take() override;

@@ -4,7 +4,7 @@
 #include <random>
 
 #include "device/cuda/operators.h"
-#include "device/cuda/trial.h"
+#include "device/cuda/self_check.h"
 #include "kernels/cuda/linear/library_product.h"
 #include "kernels/packed_weight.h"
 
@@ -20,7 +20,7 @@ constexpr uint8_t kSign = 0x80;
 
 // Ours is cuda::linear without the library. x is such that rounding it to float8 changes nothing: numbers of float8
 // with the largest in every block.
-Trial multiply(CudaOperators& ops, cuda::Gemm& gemm, cuda::GemmScales scales, DType result) {
+SelfCheck multiply(CudaOperators& ops, cuda::Gemm& gemm, cuda::GemmScales scales, DType result) {
   std::mt19937 engine(1);
   const bool has_blocks = scales == cuda::GemmScales::kBlocks;
   const PackedShape shape{kOutputs, kInputs, 8, kBlock, true};
@@ -62,16 +62,16 @@ Trial multiply(CudaOperators& ops, cuda::Gemm& gemm, cuda::GemmScales scales, DT
     }
     return host;
   };
-  Trial trial;
-  trial.theirs = product(scales, result);
-  trial.ours = product(cuda::GemmScales::kNone, DType::kFloat32);
+  SelfCheck check;
+  check.theirs = product(scales, result);
+  check.ours = product(cuda::GemmScales::kNone, DType::kFloat32);
   for (uint8_t& code : codes) code = static_cast<uint8_t>(code & ~kSign);
   for (float& value : x) value = std::abs(value);
-  trial.magnitude = product(cuda::GemmScales::kNone, DType::kFloat32);
+  check.magnitude = product(cuda::GemmScales::kNone, DType::kFloat32);
   // Both multiply exactly; tensor cores sum products of float8 in fewer bits than float32 has.
-  trial.relative = result == DType::kFloat32 ? 0x1p-9f : 0x1p-8f;
-  trial.absolute = 1e-6f;
-  return trial;
+  check.relative = result == DType::kFloat32 ? 0x1p-9f : 0x1p-8f;
+  check.absolute = 1e-6f;
+  return check;
 }
 
 }  // namespace
@@ -98,9 +98,9 @@ bool CudaScaled::passes(cuda::GemmScales scales, DType result) {
   const auto [place, is_new] = passed_.try_emplace({scales, result}, false);
   if (is_new) {
     const bool has_blocks = scales == cuda::GemmScales::kBlocks;
-    place->second = passes_trial(std::string("float8 with scales of ") + (has_blocks ? "blocks" : "rows") +
-                                     " by cuBLASLt" + (result == DType::kFloat32 ? "" : ", rounded to bfloat16,"),
-                                 [&] { return multiply(ops_, gemm_, scales, result); });
+    place->second = passes_self_check(std::string("float8 with scales of ") + (has_blocks ? "blocks" : "rows") +
+                                          " by cuBLASLt" + (result == DType::kFloat32 ? "" : ", rounded to bfloat16,"),
+                                      [&] { return multiply(ops_, gemm_, scales, result); });
   }
   return place->second;
 }

@@ -1,5 +1,5 @@
-// Products whose scales a library applies itself, where the device's library has them and they have passed their trial
-// (trial.h).
+// Products whose scales a library applies itself, where the device's library has them and they have passed their
+// self-check (self_check.h).
 #pragma once
 
 #include <map>
@@ -15,7 +15,7 @@ class CudaScaled {
  public:
   CudaScaled(CudaOperators& ops, cuda::Gemm& gemm);
 
-  // What cuda::linear may leave to the library for so many rows. The first time that there could be something, it is
+  // What cuda::linear may leave to the library for this many rows. The first time that there could be something, it is
   // tried.
   cuda::GemmScales scales_for(const LinearWeight& weight, int rows);
   // cuda::narrow_type of such a call, as far as the library has passed in it.

@@ -16,7 +16,7 @@ class CudaOperators;
 
 class CudaSpans {
  public:
-  // Takes the memory for so many spans, which have so many blocks together.
+  // Takes the memory for this many spans, which have this many blocks together.
   void reserve(CudaOperators& ops, int span_count, size_t block_count);
   // Brings them to the device, as Operators::set_spans says. `is_padded`: spans that all have one row are filled up
   // with empty ones to a number that decoding steps are captured for.

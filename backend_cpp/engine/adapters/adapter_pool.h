@@ -2,9 +2,9 @@
 //
 //   add ---> on disk --- a request names it ---> in memory --- room is needed, nobody uses it ---> on disk
 //
-// Requests whose adapter is in memory pass by. Others wait here until a thread beside the steps has read it; the step
-// thread only takes it over. Of the adapters that nobody uses, the least recently used leave when room is needed; where
-// all are in use the oldest request waits, and whatever comes after it as well, so that it gets its turn.
+// Requests whose adapter is in memory pass by. Others wait here until a thread alongside the steps has read it; the
+// step thread only takes it over. Of the adapters that nobody uses, the least recently used leave when room is needed;
+// where all are in use the oldest request waits, and whatever comes after it as well, so that it gets its turn.
 //
 // Adapters in memory, and the one that is being read, take at most `limit` bytes.
 #pragma once
@@ -28,7 +28,7 @@
 
 namespace turbomind {
 
-// What is told of an adapter.
+// What is notified of an adapter.
 struct AdapterInfo {
   std::string name;
   std::string note;  // that came with it; the engine makes nothing of it

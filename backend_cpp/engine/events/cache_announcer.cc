@@ -35,12 +35,12 @@ std::string hex(const ContentDigest& digest) {
   return text;
 }
 
-// The adapter, pictures with where they begin in the block, and in the first block the salt.
+// The adapter, images with where they begin in the block, and in the first block the salt.
 std::string extra_keys_of(const PrefixKey& prefix, int index, int block_len) {
   const int begin = index * block_len;
   std::vector<std::string> keys;
   if (!prefix.lora_name.empty()) keys.push_back(quoted(std::string(prefix.lora_name)));
-  for (const EmbeddingRange& range : ranges_within(prefix.pictures, begin, begin + block_len)) {
+  for (const EmbeddingRange& range : ranges_within(prefix.images, begin, begin + block_len)) {
     keys.push_back("[\"" + hex(range.digest) + "\"," + std::to_string(range.begin - begin) + "]");
   }
   if (index == 0 && !prefix.salt.empty()) keys.push_back(quoted(std::string(prefix.salt)));
@@ -60,7 +60,7 @@ void CacheAnnouncer::stored(uint64_t content, uint64_t parent, const PrefixKey& 
   Node node;
   node.lora_name = prefix.lora_name;
   node.extra_keys = extra_keys_of(prefix, index, block_len_);
-  node.can_be_found = !prefix.is_looked_at;  // by the tokens of a prompt
+  node.can_be_found = !prefix.scope.is_cross;  // by the tokens of a prompt
   if (index > 0) {
     const auto before = nodes_.find(parent);
     node.has_parent = true;
@@ -105,7 +105,7 @@ void CacheAnnouncer::cleared() {
 void CacheAnnouncer::end_step(const BlockCache& cache) {
   const CacheEventSink::State state = sink_.state();
   if (state == CacheEventSink::State::kLost) events_.clear();
-  if (state == CacheEventSink::State::kAsks) tell_everything(cache);
+  if (state == CacheEventSink::State::kAsks) report_everything(cache);
   if (!events_.empty()) sink_.push(std::exchange(events_, {}));
 }
 
@@ -127,12 +127,12 @@ void CacheAnnouncer::unlink(const Node& node) {
 
 // One more content of its hash in its tier.
 void CacheAnnouncer::hold(const Node& node, std::span<const int32_t> tokens) {
-  if (holders_[node.hash][number_of(node.tier)]++ == 0) tell_stored(node, tokens);
+  if (holders_[node.hash][number_of(node.tier)]++ == 0) report_stored(node, tokens);
 }
 
 void CacheAnnouncer::let_go(const Node& node) {
   const auto held = holders_.find(node.hash);
-  if (--held->second[number_of(node.tier)] == 0) tell_removed(node);
+  if (--held->second[number_of(node.tier)] == 0) report_removed(node);
   if (held->second == Tiers{}) holders_.erase(held);
 }
 
@@ -148,7 +148,7 @@ void CacheAnnouncer::lose(uint64_t content) {
   }
 }
 
-void CacheAnnouncer::tell_stored(const Node& node, std::span<const int32_t> tokens) {
+void CacheAnnouncer::report_stored(const Node& node, std::span<const int32_t> tokens) {
   const bool goes_on = !events_.empty() && events_.back().kind == CacheEventKind::kStored &&
                        events_.back().tier == node.tier && node.has_parent &&
                        events_.back().hashes.back() == node.parent_hash && events_.back().lora_name == node.lora_name;
@@ -165,7 +165,7 @@ void CacheAnnouncer::tell_stored(const Node& node, std::span<const int32_t> toke
   event.extra_keys.push_back(node.extra_keys);
 }
 
-void CacheAnnouncer::tell_removed(const Node& node) {
+void CacheAnnouncer::report_removed(const Node& node) {
   const bool goes_on =
       !events_.empty() && events_.back().kind == CacheEventKind::kRemoved && events_.back().tier == node.tier;
   if (!goes_on) {
@@ -176,13 +176,13 @@ void CacheAnnouncer::tell_removed(const Node& node) {
   events_.back().hashes.push_back(node.hash);
 }
 
-void CacheAnnouncer::tell_everything(const BlockCache& cache) {
+void CacheAnnouncer::report_everything(const BlockCache& cache) {
   events_.clear();
   events_.emplace_back();
-  std::set<std::pair<uint64_t, CacheTier>> told;
+  std::set<std::pair<uint64_t, CacheTier>> reported;
   for (const BlockCache::Held& held : cache.contents()) {
     const Node& node = nodes_.at(held.content);
-    if (node.can_be_found && told.emplace(node.hash, node.tier).second) tell_stored(node, held.tokens);
+    if (node.can_be_found && reported.emplace(node.hash, node.tier).second) report_stored(node, held.tokens);
   }
 }
 

@@ -1,13 +1,13 @@
 // Makes events of what happens in a block cache.
 //
-// A block is told by its hash: FNV-1a (64 bits; Fowler, Noll and Vo) of
+// A block is reported by its hash: FNV-1a (64 bits; Fowler, Noll and Vo) of
 //
 //   the hash of the block before it, 8 bytes, 0 for the first | its tokens, 4 bytes each | its extra keys, if it has
 //   any
 //
 // numbers with the lowest byte first, extra keys as compact JSON. So equal content has equal hashes in all replicas.
-// Where a cache holds a content twice, since an adapter was loaded anew or positions are scaled otherwise, it is told
-// once, and is gone with the last of them.
+// Where a cache holds a content twice, since an adapter was loaded anew or positions are scaled otherwise, it is
+// reported once, and is gone with the last of them.
 //
 // Used by the step thread only.
 #pragma once
@@ -54,12 +54,12 @@ class CacheAnnouncer final : public CacheObserver {
 
   void link(uint64_t content, Node& node);
   void unlink(const Node& node);
-  void tell_stored(const Node& node, std::span<const int32_t> tokens);
-  void tell_removed(const Node& node);
+  void report_stored(const Node& node, std::span<const int32_t> tokens);
+  void report_removed(const Node& node);
   void hold(const Node& node, std::span<const int32_t> tokens);
   void let_go(const Node& node);
   void lose(uint64_t content);
-  void tell_everything(const BlockCache& cache);
+  void report_everything(const BlockCache& cache);
 
   const int block_len_;
   CacheEventSink& sink_;

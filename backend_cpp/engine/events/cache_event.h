@@ -1,4 +1,4 @@
-// What is told of the block cache to those who route requests: the events of vLLM's KV-cache stream.
+// What is notified of the block cache to those who route requests: the events of vLLM's KV-cache stream.
 #pragma once
 
 #include <cstdint>
@@ -18,10 +18,11 @@ struct CacheEvent {
   std::vector<uint64_t> hashes;  // of blocks; stored ones follow each other
 
   // Of stored blocks.
-  std::optional<uint64_t> parent;       // hash of the block before the first
-  std::vector<int32_t> tokens;          // of these blocks
-  std::string lora_name;                // empty: none
-  std::vector<std::string> extra_keys;  // of each block, a JSON list of what tells it apart beside its tokens, or empty
+  std::optional<uint64_t> parent;  // hash of the block before the first
+  std::vector<int32_t> tokens;     // of these blocks
+  std::string lora_name;           // empty: none
+  std::vector<std::string>
+      extra_keys;  // of each block, a JSON list of what distinguishes it alongside its tokens, or empty
 };
 
 class CacheEventSink {

@@ -16,9 +16,9 @@ namespace turbomind {
 
 namespace {
 
-constexpr auto kStartPatience = std::chrono::seconds(60);
+constexpr auto kStartTimeout = std::chrono::seconds(60);
 constexpr int kLookMilliseconds = 50;  // how often it is asked meanwhile whether that is still wanted
-constexpr auto kEndPatience = std::chrono::seconds(2);
+constexpr auto kEndTimeout = std::chrono::seconds(2);
 // Between two attempts to start the process again.
 constexpr std::chrono::milliseconds kFirstDelay{500};
 constexpr std::chrono::milliseconds kLongestDelay{30'000};
@@ -34,7 +34,7 @@ size_t bytes_of(const CacheEventBatch& batch) {
 // The process's one line: what it says when it can publish, or why it cannot. Empty when it says nothing in time.
 std::string first_line(int socket, const std::atomic<bool>& is_stopping) {
   std::string line;
-  const auto end = std::chrono::steady_clock::now() + kStartPatience;
+  const auto end = std::chrono::steady_clock::now() + kStartTimeout;
   while (line.empty() || line.back() != '\n') {
     pollfd wanted{socket, POLLIN, 0};
     if (is_stopping || std::chrono::steady_clock::now() > end) return "";
@@ -59,14 +59,14 @@ EventPublisher::~EventPublisher() {
     std::unique_lock lock(mu_);
     is_stopping_ = true;
     changed_.notify_all();
-    changed_.wait_for(lock, kEndPatience, [this] { return has_ended_; });
+    changed_.wait_for(lock, kEndTimeout, [this] { return has_ended_; });
     // Ends a send that the process does not take.
     if (!has_ended_) shutdown(socket_.get(), SHUT_RDWR);
   }
   thread_.join();
   shutdown(socket_.get(), SHUT_WR);
   pollfd end{socket_.get(), POLLIN, 0};  // it closes its side when all is published
-  poll(&end, 1, static_cast<int>(std::chrono::milliseconds(kEndPatience).count()));
+  poll(&end, 1, static_cast<int>(std::chrono::milliseconds(kEndTimeout).count()));
 }
 
 CacheEventSink::State EventPublisher::state() const {

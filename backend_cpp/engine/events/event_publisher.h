@@ -3,8 +3,8 @@
 //   step thread: push --> queue --> a thread of its own: lines --> socket --> the process --> ZMQ
 //
 // The step thread never waits. When the queue is full or the process has ended, what is queued is dropped, the process
-// is started again if need be, and then everything that the cache holds is told anew. Batches are numbered, so readers
-// see that some are missing.
+// is started again if need be, and then everything that the cache holds is reported anew. Batches are numbered, so
+// readers see that some are missing.
 #pragma once
 
 #include <atomic>
@@ -25,14 +25,15 @@ namespace turbomind {
 
 class EventPublisher final : public CacheEventSink {
  public:
-  static constexpr size_t kMostBytes = size_t{64} << 20;  // of queued events
+  static constexpr size_t kMaxBytes = size_t{64} << 20;  // of queued events
 
   // Starts `command` and waits until it can publish. Throws Error with what keeps it from that.
-  EventPublisher(std::vector<std::string> command, int block_len, size_t most_bytes = kMostBytes);
+  EventPublisher(std::vector<std::string> command, int block_len, size_t most_bytes = kMaxBytes);
   // Gives the process a moment to publish what is queued, and ends it.
   ~EventPublisher() override;
 
-  // `wake` is called when everything is to be told, on a thread of the publisher's. Called once, before the first push.
+  // `wake` is called when everything is to be reported, on a thread of the publisher's. Called once, before the first
+  // push.
   void notify(std::function<void()> wake) { wake_ = std::move(wake); }
 
   State state() const override;
@@ -40,7 +41,7 @@ class EventPublisher final : public CacheEventSink {
 
   struct Counts {
     int64_t batches = 0;  // that were pushed
-    int64_t losses = 0;   // times that everything had to be told anew
+    int64_t losses = 0;   // times that everything had to be given anew
   };
   Counts counts() const;
 

@@ -13,36 +13,39 @@ namespace turbomind {
 struct EngineSettings {
   // Type of the weights and activations in memory; auto: the checkpoint's.
   std::string dtype = "auto";
-  // Round the matrices to so many bits while loading: faster, a little less exact. What the checkpoint holds in 8
-  // or 4 bits stays as it is.
+  // Quantize the weights to this many bits while loading: faster, slightly less accurate. Weights that the
+  // checkpoint has in 8 or 4 bits stay as they are.
   int weight_bits = 0;
-  // Layout of the checkpoint; without one it is found out, and a given one must agree.
+  // Layout of the checkpoint; default: detected; a given one must agree.
   std::string model_format;
-  // Devices one model is spread over (tensor parallelism): GPUs, or parts of the CPU's cores. Must divide the
+  // Tensor parallelism: the number of GPUs, or of parts of the CPU's cores, that share a model. Must divide the
   // number of the model's heads.
   int tp = 1;
-  // Most tokens of a conversation, prompt and answer; default: what the model was made for, as far as the cache
-  // holds it.
+  // Context length, prompt and response together; default: what the model was trained for, as far as it fits the
+  // cache.
   int session_len = 0;
   // Most sequences in a step; default: 64 on a CPU, 256 on a GPU.
   int max_batch_size = 0;
-  // Part of the free memory given to the KV cache; from 1 on, the number of its blocks. On a CPU the default also
-  // means at most 4 GiB.
+  // Share of the free memory for the KV cache; from 1 on, the number of its blocks. On a CPU the default also means
+  // at most 4 GiB.
   double cache_max_entry_count = 0.8;
   // Blocks the cache grows by; -1: all at once.
   int cache_chunk_size = -1;
   // Tokens in a block of the KV cache.
   int cache_block_seq_len = 64;
-  // Further blocks of the KV cache, in the host's memory: what those of the device have no room for goes there, and
-  // is copied back instead of computed again; 0: none.
+  // More blocks of the KV cache, in the host's memory: blocks evicted from the device go there, and are copied back
+  // instead of computed again; 0: none.
   int num_cpu_blocks = 0;
+  // Tokens of a prompt between snapshots of the state of recurrent layers, from which other prompts go on; 0: at
+  // the ends of prompts and responses, and where prompts part, alone.
+  int state_snapshot_interval = 512;
   // Reuse the cached blocks of equal prompt beginnings.
   bool enable_prefix_caching = false;
-  // Tell routers, over ZMQ and as vLLM does, which blocks are in the cache: a JSON object with
-  // "enable_kv_cache_events": true and what docs/operations.md lists. Needs enable_prefix_caching.
+  // Report routers, over ZMQ and as vLLM does, which blocks are in the cache: a JSON object with
+  // "enable_kv_cache_events": true and what docs/deployment/operations.md lists. Needs enable_prefix_caching.
   Json kv_events_config;
-  // Draft tokens and check several in a step; the answers are the same, sooner: a JSON object with what
-  // docs/speculation.md lists, such as {"method": "ngram"}.
+  // Speculative decoding: draft tokens and verify several in a step; same output, sooner: a JSON object with what
+  // docs/guides/speculative-decoding.md lists, such as {"method": "ngram"}.
   Json speculative_config;
   // Bits of the KV cache; 0: not quantized.
   int quant_policy = 0;
@@ -56,7 +59,7 @@ struct EngineSettings {
   std::string revision;
   // Most prompt tokens in a step. On a CPU the default means 256, which keeps running answers going.
   int max_prefill_token_num = 8192;
-  // Tokens of a step shared by prompts and answers; 0: max_prefill_token_num says it.
+  // Token budget of a step, for prefill and decode together; 0: max_prefill_token_num.
   int num_tokens_per_iter = 0;
   // Over 1: a step is made so large that no prompt takes more of them; 1: no such bound.
   int max_prefill_iters = 1;
@@ -66,17 +69,19 @@ struct EngineSettings {
   int threads = 0;
   // Requests that may wait; one more is refused as overloaded.
   int max_waiting = 4096;
-  // MiB that the embeddings of pictures may take, of requests that are open and of sessions; a request beyond is
-  // refused as overloaded.
+  // Most MiB of image embeddings, of open requests and sessions together; a request beyond is refused as
+  // overloaded.
   int max_embedding_mib = 1024;
   // LoRA adapters: name to path. More can be loaded later.
   std::map<std::string, std::string> adapters;
-  // MiB that LoRA adapters in memory may take. Those that no answer uses leave when another is asked for.
+  // Most MiB of LoRA adapters in memory. Unused ones are evicted when another is needed.
   int max_adapter_mib = 1024;
-  // Processor time that compiling a response format may take; one that takes more is refused.
+  // Most processor seconds to compile a response format; one that takes longer is refused.
   double grammar_compile_seconds = 10.0;
   // A session that is not used for so long is forgotten.
   int session_idle_seconds = 3600;
+  // Most seconds of a step. After them the engine counts as hanging: it is not ready, and the server restarts.
+  int step_timeout = 300;
   // Run a model's modules as they are, without captured graphs.
   bool eager_mode = false;
   // Classes that run a model in place of those known: a Python file, or a JSON object of name to class.
@@ -101,6 +106,7 @@ void visit_settings(Settings& settings, Visit&& visit) {
   visit("cache_chunk_size", settings.cache_chunk_size, Limits{.low = -1});
   visit("cache_block_seq_len", settings.cache_block_seq_len, Limits{.choices = "16, 32, 64, 128, 256, 512"});
   visit("num_cpu_blocks", settings.num_cpu_blocks, Limits{.low = 0});
+  visit("state_snapshot_interval", settings.state_snapshot_interval, Limits{.low = 0, .high = 1e+06});
   visit("enable_prefix_caching", settings.enable_prefix_caching, Limits{});
   visit("kv_events_config", settings.kv_events_config, Limits{});
   visit("speculative_config", settings.speculative_config, Limits{});
@@ -121,6 +127,7 @@ void visit_settings(Settings& settings, Visit&& visit) {
   visit("grammar_compile_seconds", settings.grammar_compile_seconds,
         Limits{.low = 0, .excludes_low = true, .high = 3600});
   visit("session_idle_seconds", settings.session_idle_seconds, Limits{.low = 1});
+  visit("step_timeout", settings.step_timeout, Limits{.low = 1});
   visit("eager_mode", settings.eager_mode, Limits{});
   visit("custom_module_map", settings.custom_module_map, Limits{});
   visit("worker_step_seconds", settings.worker_step_seconds, Limits{.low = 0, .excludes_low = true});

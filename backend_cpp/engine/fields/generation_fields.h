@@ -14,74 +14,74 @@
 namespace turbomind {
 
 struct GenerationFields {
-  // Answers to one prompt, told apart by their index.
+  // Answers to one prompt, distinguished by their index.
   int n = 1;
-  // Most tokens to generate; None, on the wire -1: all that the session length leaves, to which larger numbers are
-  // shortened.
+  // Most tokens to generate; None, on the wire -1: up to the session length, which also bounds larger numbers.
   int max_new_tokens = 512;
   // False: greedy decoding, whatever the sampling fields say.
   bool do_sample = false;
   // Keep the likeliest tokens that together have this probability.
   float top_p = 1.0f;
-  // Keep so many of the likeliest tokens; 0: all.
+  // Keep this many of the likeliest tokens; 0: all.
   int top_k = 50;
   // Keep the tokens with at least this share of the likeliest one's probability.
   float min_p = 0.0f;
-  // Keep the tokens whose logit is within so many standard deviations (of the logits) of the largest; 0: all.
+  // Keep the tokens whose logit is within this many standard deviations (of the logits) of the largest; 0: all.
   float top_n_sigma = 0.0f;
   // Divides the logits; 0 is greedy.
   float temperature = 0.8f;
-  // A value over 1 discourages tokens that are already in prompt or answer.
+  // A value over 1 discourages tokens that are already in the prompt or the response.
   float repetition_penalty = 1.0f;
-  // The model's own end-of-sequence tokens do not end the answer.
+  // The model's own end-of-sequence tokens do not end the response.
   bool ignore_eos = false;
-  // Seed of this request's generator; without one it is drawn at random.
+  // Seed of this request's random numbers; default: a random seed.
   std::optional<uint64_t> random_seed;
-  // Strings of any length that end the answer; they are not part of it.
+  // Strings of any length that end the response; they are not part of it.
   std::vector<std::string> stop_words;
   // Strings that are never generated.
   std::vector<std::string> bad_words;
-  // Tokens that end the answer, beside the model's own; they are not part of it.
+  // Tokens that end the response, alongside the model's own; they are not part of it.
   std::vector<int32_t> stop_token_ids;
   // Tokens that are never generated.
   std::vector<int32_t> bad_token_ids;
-  // Tokens during which nothing may end the answer.
+  // Least tokens to generate: before, nothing ends the response.
   int min_new_tokens = 0;
   // Special tokens do not appear in the text.
   bool skip_special_tokens = true;
-  // Return the log probability of each token, and of so many likeliest ones beside it.
+  // Return the log probability of each token, and of this many likeliest ones alongside it.
   std::optional<int> logprobs;
   // What the answer has to match: {"type": "text" | "json_object" | "json_schema" | "regex_schema" | "grammar" |
-  // "structural_tag"} with a member named as the type: json_schema {"schema": ...}, regex_schema "...", grammar
-  // "..." (EBNF), structural_tag {...} (a format of xgrammar's, such as triggered_tags).
+  // "lark" | "structural_tag"} with a member named as the type: json_schema {"schema": ...}, regex_schema "...",
+  // grammar "..." (EBNF), lark "...", structural_tag {...} (a format of xgrammar's, such as triggered_tags).
   std::string response_format;
-  // Taken once from the logit of each token of the answer so far.
+  // Subtracted once from the logit of each token of the response so far.
   float presence_penalty = 0.0f;
-  // Taken from the logit of a token for each time it is in the answer so far.
+  // Subtracted from the logit of a token for each time it is in the response so far.
   float frequency_penalty = 0.0f;
   // Token ids, and what is added to the logit of each.
   std::vector<std::pair<int32_t, float>> logit_bias;
   // The log probabilities of each token of the prompt, in the outputs prompt_*; not in a session. With
   // max_new_tokens 0 nothing is generated.
   std::optional<int> prompt_logprobs;
-  // Return what the model makes of the whole prompt, the hidden state of its last token after the final norm, in
-  // the output embedding; nothing is generated.
+  // Return the hidden state of the prompt's last token after the final norm, in the output embedding; nothing is
+  // generated.
   bool output_embedding = false;
-  // Tokens of an answer behind which its thoughts are ended, if they have not ended by then: those of
-  // thinking_end_ids come. Not with response_format.
+  // Most tokens of reasoning: after them the engine generates thinking_end_ids, which end it. Not with
+  // response_format.
   std::optional<int> thinking_budget;
-  // With thinking_budget. What an answer with thoughts begins with; null: the prompt ended with it.
+  // With thinking_budget. The text that begins reasoning; null: the prompt ended with it.
   std::string thinking_begin;
-  // With thinking_budget. What thoughts end with.
+  // With thinking_budget. The text that ends reasoning.
   std::string thinking_end;
-  // With thinking_budget. The tokens of what thoughts are ended with.
+  // With thinking_budget. The tokens that end reasoning.
   std::vector<int32_t> thinking_end_ids;
-  // Prompts share what the engine has cached of them only where this text is the same; null: with all that have
-  // none. Without it, the time to a first token tells whether somebody has sent a prompt's beginning before.
+  // Prompts share cached prefixes only with prompts of the same salt; null: with all that have none. Without a
+  // salt, the time to first token reveals whether somebody has sent the beginning of a prompt before.
   std::string cache_salt;
-  // Who asks: callers take turns when formats of answers are compiled. The gateway makes it of the API key.
+  // The caller: callers take turns at compiling response formats, and draft tokens never come from another caller's
+  // texts. The gateway derives it from the API key.
   std::string caller;
-  // The LoRA adapter that answers; null: none.
+  // The LoRA adapter to use; null: none.
   std::string lora_name;
 };
 

@@ -34,7 +34,7 @@ void check_limits(const char* name, const std::vector<std::pair<int32_t, float>>
 inline void check_limits(const char*, bool, const Limits&) {}
 inline void check_limits(const char*, const Json&, const Limits&) {}
 inline void check_limits(const char*, const std::map<std::string, std::string>&, const Limits&) {}
-// Every number of so many bits will do.
+// Every number of this many bits will do.
 inline void check_limits(const char*, const std::optional<uint64_t>&, const Limits&) {}
 inline void check_limits(const char* name, int value, const Limits& limits) {
   check_limits(name, static_cast<double>(value), limits);

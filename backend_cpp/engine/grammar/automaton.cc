@@ -241,7 +241,7 @@ Automaton::Place Automaton::name(Items&& items) {
 // rounds count as reading nothing.
 void Automaton::find_least_lengths() {
   constexpr int64_t kNone = int64_t{1} << 40;
-  constexpr int kMostRounds = 32;
+  constexpr int kMaxRounds = 32;
   std::vector<int64_t> left(program_.nodes.size(), kNone);
   const auto of_rule = [&](int32_t rule) {
     return left[static_cast<size_t>(program_.starts[static_cast<size_t>(rule)])];
@@ -261,7 +261,7 @@ void Automaton::find_least_lengths() {
     return std::min(kNone, next + 1);
   };
   bool is_stable = false;
-  for (int round = 0; round < kMostRounds && !is_stable; ++round) {
+  for (int round = 0; round < kMaxRounds && !is_stable; ++round) {
     is_stable = true;
     for (size_t i = 0; i < left.size(); ++i) {
       const int64_t least = from(program_.nodes[i]);

@@ -1,7 +1,7 @@
 // Constrains answers to a grammar: JSON schema, regular expression or EBNF.
 //
-// What may come next is found elsewhere, in a process of the grammar's own (engine/grammar/grammar_process.h), beside
-// the model's steps. An answer asks, goes on when it is known, and sits out steps until then.
+// What may come next is found elsewhere, in a process of the grammar's own (engine/grammar/grammar_process.h),
+// alongside the model's steps. An answer asks, goes on when it is known, and sits out steps until then.
 #pragma once
 
 #include <cstdint>

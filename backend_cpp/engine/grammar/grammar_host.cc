@@ -31,7 +31,8 @@ std::pair<FileDescriptor, FileDescriptor> socket_pair(int type) {
   return {FileDescriptor(ends[0]), FileDescriptor(ends[1])};
 }
 
-FileDescriptor vocabulary_file(const std::vector<std::string>& vocabulary, const std::vector<int32_t>& stop_token_ids) {
+FileDescriptor vocabulary_file(const std::vector<std::string>& vocabulary, const SpecialTokens& special,
+                               const std::vector<int32_t>& stop_token_ids) {
   std::string bytes;
   const auto put = [&](uint32_t number) { bytes.append(reinterpret_cast<const char*>(&number), sizeof(number)); };
   put(static_cast<uint32_t>(vocabulary.size()));
@@ -40,6 +41,12 @@ FileDescriptor vocabulary_file(const std::vector<std::string>& vocabulary, const
   for (const std::string& token : vocabulary) {
     put(static_cast<uint32_t>(token.size()));
     bytes += token;
+  }
+  put(static_cast<uint32_t>(special.size()));
+  for (const auto& [token, text] : special) {
+    put(static_cast<uint32_t>(token));
+    put(static_cast<uint32_t>(text.size()));
+    bytes += text;
   }
   FileDescriptor file(memfd_create("vocabulary", MFD_CLOEXEC));
   if (!file) throw unavailable("no memory for the vocabulary");
@@ -53,9 +60,9 @@ FileDescriptor vocabulary_file(const std::vector<std::string>& vocabulary, const
 
 }  // namespace
 
-GrammarHost::GrammarHost(std::string program, const std::vector<std::string>& vocabulary,
+GrammarHost::GrammarHost(std::string program, const std::vector<std::string>& vocabulary, const SpecialTokens& special,
                          const std::vector<int32_t>& stop_token_ids)
-    : program_(std::move(program)), vocabulary_(vocabulary_file(vocabulary, stop_token_ids)) {
+    : program_(std::move(program)), vocabulary_(vocabulary_file(vocabulary, special, stop_token_ids)) {
   const std::lock_guard lock(mu_);
   spawn();
 }

@@ -10,17 +10,21 @@
 #include <cstdint>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/file_descriptor.h"
 
 namespace turbomind {
 
+// Tokens that stand for a mark, and its text: structural tags may name them.
+using SpecialTokens = std::vector<std::pair<int32_t, std::string>>;
+
 class GrammarHost {
  public:
-  // `vocabulary`: the bytes of each token, none for those that no grammar knows. Starts the program; throws Error when
-  // that cannot be done.
-  GrammarHost(std::string program, const std::vector<std::string>& vocabulary,
+  // `vocabulary`: the bytes of each token, none for special ones. Starts the program; throws Error when that cannot be
+  // done.
+  GrammarHost(std::string program, const std::vector<std::string>& vocabulary, const SpecialTokens& special,
               const std::vector<int32_t>& stop_token_ids);
   // Ends the program and all its processes.
   ~GrammarHost();

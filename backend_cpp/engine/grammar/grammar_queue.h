@@ -1,9 +1,9 @@
-// Compiles requests' grammars beside the step thread, which never waits for one.
+// Compiles requests' grammars alongside the step thread, which never waits for one.
 //
 // Requests of one format wait for one compilation. Few run at once, and one that takes long makes room: what is quick
 // to compile passes it, however many slow ones are there. The latter are bounded too; one more is set back until there
-// is room. Callers that are told apart (GenerationParams::caller) take turns, and none has all places of slow ones. A
-// format that failed for a reason of its own is refused at once when it comes again.
+// is room. Callers that are distinguished (GenerationParams::caller) take turns, and none has all places of slow ones.
+// A format that failed for a reason of its own is refused at once when it comes again.
 #pragma once
 
 #include <condition_variable>

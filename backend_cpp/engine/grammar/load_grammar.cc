@@ -10,6 +10,7 @@
 namespace turbomind {
 
 std::unique_ptr<GrammarCompiler> load_grammar_compiler(std::vector<std::string> vocabulary,
+                                                       const SpecialTokens& special,
                                                        const std::vector<int32_t>& stop_token_ids, double seconds,
                                                        std::string& reason) {
   namespace fs = std::filesystem;
@@ -20,7 +21,7 @@ std::unique_ptr<GrammarCompiler> load_grammar_compiler(std::vector<std::string> 
     for (const fs::path& folder : {here, here.parent_path().parent_path()}) {
       const fs::path program = folder / "turbomind_grammar";
       if (!fs::exists(program)) continue;
-      return std::make_unique<ProcessCompiler>(program, std::move(vocabulary), stop_token_ids, seconds);
+      return std::make_unique<ProcessCompiler>(program, std::move(vocabulary), special, stop_token_ids, seconds);
     }
     reason = "turbomind_grammar was not built";
   } catch (const std::exception& error) {

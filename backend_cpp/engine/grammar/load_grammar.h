@@ -6,13 +6,15 @@
 #include <vector>
 
 #include "engine/grammar/grammar.h"
+#include "engine/grammar/grammar_host.h"
 
 namespace turbomind {
 
-// turbomind_grammar lies beside this library or two folders above it (lmdeploy/). Null when it is not there or cannot
-// be started; `reason` says why. `vocabulary`: the bytes of each token, none for special ones. `seconds`: of processor
-// time that a compilation may take.
+// turbomind_grammar lies alongside this library or two folders above it (lmdeploy/). Null when it is not there or
+// cannot be started; `reason` says why. `vocabulary`: the bytes of each token, none for special ones, whose texts are
+// in `special`. `seconds`: of processor time that a compilation may take.
 std::unique_ptr<GrammarCompiler> load_grammar_compiler(std::vector<std::string> vocabulary,
+                                                       const SpecialTokens& special,
                                                        const std::vector<int32_t>& stop_token_ids, double seconds,
                                                        std::string& reason);
 

@@ -19,11 +19,11 @@ constexpr int kLookMilliseconds = 50;  // how often a compilation asks whether i
 
 }  // namespace
 
-ProcessCompiler::ProcessCompiler(const std::string& program, Vocabulary vocabulary,
+ProcessCompiler::ProcessCompiler(const std::string& program, Vocabulary vocabulary, const SpecialTokens& special,
                                  const std::vector<int32_t>& stop_token_ids, double seconds)
     : vocabulary_(std::make_shared<const Vocabulary>(std::move(vocabulary))),
       seconds_(seconds),
-      host_(program, *vocabulary_, stop_token_ids),
+      host_(program, *vocabulary_, special, stop_token_ids),
       poll_(epoll_create1(EPOLL_CLOEXEC)),
       end_(eventfd(0, EFD_CLOEXEC)) {
   if (!poll_ || !end_) throw Error(ErrorCode::kUnavailable, "response_format: no file descriptors are left");
@@ -47,8 +47,8 @@ std::shared_ptr<const Grammar> ProcessCompiler::compile(const std::string& respo
   {
     const std::lock_guard lock(mu_);
     std::erase_if(connections_, [](const auto& entry) { return entry.second.expired(); });
-    if (connections_.size() >= kMostProcesses) {
-      throw Error(ErrorCode::kUnavailable, "overloaded: " + std::to_string(kMostProcesses) +
+    if (connections_.size() >= kMaxProcesses) {
+      throw Error(ErrorCode::kUnavailable, "overloaded: " + std::to_string(kMaxProcesses) +
                                                " response formats are in use already; try again later");
     }
     number = ++last_process_;
@@ -130,7 +130,7 @@ void ProcessCompiler::keep(const std::string& response_format, const std::shared
   kept_.emplace_front(response_format, grammar);
   size_t bytes = 0;
   for (const auto& entry : kept_) bytes += entry.second->bytes();
-  while (kept_.size() > 1 && (kept_.size() > kMostKept || bytes > kKeptBytes)) {
+  while (kept_.size() > 1 && (kept_.size() > kMaxKept || bytes > kKeptBytes)) {
     bytes -= std::min(bytes, kept_.back().second->bytes());
     kept_.pop_back();
   }

@@ -21,13 +21,13 @@ namespace turbomind {
 
 class ProcessCompiler final : public GrammarCompiler {
  public:
-  static constexpr size_t kMostKept = 64;
+  static constexpr size_t kMaxKept = 64;
   static constexpr size_t kKeptBytes = size_t{512} << 20;
-  static constexpr size_t kMostProcesses = 256;
+  static constexpr size_t kMaxProcesses = 256;
 
   // `program`: grammar/host.cc, built. `seconds`: of processor time that a compilation may take. Throws Error.
-  ProcessCompiler(const std::string& program, Vocabulary vocabulary, const std::vector<int32_t>& stop_token_ids,
-                  double seconds);
+  ProcessCompiler(const std::string& program, Vocabulary vocabulary, const SpecialTokens& special,
+                  const std::vector<int32_t>& stop_token_ids, double seconds);
   ~ProcessCompiler() override;
 
   std::shared_ptr<const Grammar> compile(const std::string& response_format, const Waiting& waiting) override;

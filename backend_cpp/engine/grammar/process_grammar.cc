@@ -10,7 +10,7 @@ namespace turbomind {
 namespace {
 
 constexpr size_t kStateBytes = size_t{16} << 20;  // of a grammar
-constexpr size_t kMostUnseen = 64;                // tokens that the process gets later than they came
+constexpr size_t kMaxUnsent = 64;                 // tokens that the process gets later than they came
 constexpr int kFewCharacters = 64;                // may come: the likeliest tokens will hardly be among them
 
 // Whether bytes are UTF-8 (RFC 3629), whole characters alone.
@@ -111,11 +111,11 @@ class ProcessGrammar::Matcher final : public GrammarMatcher {
   }
 
   void accept(int32_t token) override {
-    unseen_.push_back(token);
+    unsent_.push_back(token);
     place_ = grammar_->automaton_.after(place_, (*grammar_->vocabulary_)[static_cast<size_t>(token)]);
     state_ = nullptr;
     has_looked_ = false;
-    if (unseen_.size() >= kMostUnseen) advance(0);
+    if (unsent_.size() >= kMaxUnsent) advance(0);
   }
 
  private:
@@ -182,8 +182,8 @@ class ProcessGrammar::Matcher final : public GrammarMatcher {
     GrammarConnection& connection = *grammar_->connection_;
     if (!is_open_) connection.send(wire::Writer(wire::kOpen).put(answer_).put(stop_token_ids_).take());
     is_open_ = true;
-    connection.send(wire::Writer(wire::kAdvance).put(answer_).put(question).put(unseen_).take());
-    unseen_.clear();
+    connection.send(wire::Writer(wire::kAdvance).put(answer_).put(question).put(unsent_).take());
+    unsent_.clear();
   }
 
   const std::shared_ptr<const ProcessGrammar> grammar_;
@@ -193,7 +193,7 @@ class ProcessGrammar::Matcher final : public GrammarMatcher {
   Automaton::Place place_;
   std::shared_ptr<AskedState> state_;  // null: not asked yet
   bool has_looked_ = false;            // whether this place is known, since it was come to
-  std::vector<int32_t> unseen_;        // tokens that the process has not got
+  std::vector<int32_t> unsent_;        // tokens that the process has not got
 };
 
 ProcessGrammar::ProcessGrammar(std::shared_ptr<GrammarConnection> connection,

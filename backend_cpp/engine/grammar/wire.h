@@ -123,7 +123,7 @@ struct HostOrder {
 };
 
 // What the host finds in the file that it is given: uint32 vocab_size, uint32 stop tokens, those as int32; then for
-// each token uint32 bytes and they.
+// each token uint32 bytes and they; uint32 special tokens, and for each int32 token, uint32 bytes of its text and they.
 constexpr int kControlSocket = 3;
 constexpr int kVocabularyFile = 4;
 

@@ -1,7 +1,6 @@
 #include "engine/schedule/block_cache.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 #include <utility>
 
@@ -9,290 +8,420 @@
 
 namespace turbomind {
 
-BlockCache::BlockCache(const CacheSize& size, uint64_t hash_mask)
-    : block_count_(size.block_count),
-      block_len_(size.block_len),
-      hash_mask_(hash_mask),
-      blocks_(static_cast<size_t>(size.block_count + size.host_block_count)) {
-  for (int32_t block = block_count_ - 1; block >= 0; --block) free_.push_back(block);
-  for (auto block = static_cast<int32_t>(blocks_.size()) - 1; is_of_host(block); --block) host_free_.push_back(block);
+namespace {
+
+// Whether a node's block of such a group is of use only with those of all nodes before it.
+bool is_chain(const CacheGroup& group) {
+  return group.kind == MemoryKind::kPaged || group.kind == MemoryKind::kCross;
 }
 
-int32_t BlockCache::allocate() {
-  int32_t block = -1;
-  if (!free_.empty()) {
-    block = free_.back();
-    free_.pop_back();
-  } else if (!idle_.empty()) {
-    block = idle_.front();
-    idle_.pop_front();
-    blocks_[static_cast<size_t>(block)].is_idle = false;
-    move_out(block);
-  } else {
-    return -1;
-  }
-  blocks_[static_cast<size_t>(block)].references = 1;
+// What is announced of a cache: where all tokens are kept, or, if nowhere, what a window keeps.
+int observed_group(const CachePlan& plan) {
+  const int paged = plan.group_of(MemoryKind::kPaged);
+  return paged >= 0 ? paged : plan.group_of(MemoryKind::kWindow);
+}
+
+}  // namespace
+
+BlockCache::BlockCache(CachePlan plan, const CacheSize& size, uint64_t hash_mask)
+    : plan_(std::move(plan)),
+      page_count_(size.page_count),
+      observed_group_(observed_group(plan_)),
+      tree_(plan_.block_len, hash_mask),
+      blocks_(static_cast<size_t>(size.page_count + size.host_page_count)),
+      most_snapshot_pages_(size.page_count / 4) {
+  for (int32_t page = page_count_ - 1; page >= 0; --page) free_.push_back(page);
+  for (auto page = static_cast<int32_t>(blocks_.size()) - 1; is_of_host(page); --page) host_free_.push_back(page);
+}
+
+// ---- blocks ----
+
+int32_t BlockCache::allocate(int index) {
+  const auto pages = static_cast<size_t>(group(index).pages);
+  if (static_cast<size_t>(available_count()) < pages) return kNoBlock;
+  while (free_.size() < pages) evict_one();
+  const int32_t block = take_pages(free_, index);
+  at(block).place = Place::kReferenced;
+  at(block).references = 1;
   return block;
 }
 
-void BlockCache::release(std::vector<int32_t>& blocks) {
+int32_t BlockCache::page(int32_t block, int index) const {
+  return index == 0 ? block : at(block).more_pages[static_cast<size_t>(index) - 1];
+}
+
+void BlockCache::release(std::vector<int32_t>& blocks, Keep keep) {
   std::erase(blocks, kNoBlock);
   // Last block first, so that a chain loses its end before its beginning.
-  std::for_each(blocks.rbegin(), blocks.rend(), [this](int32_t block) { drop(block, true); });
+  std::for_each(blocks.rbegin(), blocks.rend(), [&](int32_t block) { drop(block, keep); });
   blocks.clear();
 }
 
-void BlockCache::release_and_forget(std::vector<int32_t>& blocks) {
-  std::erase(blocks, kNoBlock);
-  std::for_each(blocks.rbegin(), blocks.rend(), [this](int32_t block) { drop(block, false); });
-  blocks.clear();
-}
-
-void BlockCache::give_back(int32_t& block, bool keeps_content) {
-  drop(block, keeps_content);
+void BlockCache::give_back(int32_t& block, Keep keep) {
+  drop(block, keep);
   block = kNoBlock;
 }
 
-void BlockCache::forget_all() {
-  for (const int32_t block : idle_) {
-    unpublish(block);
-    blocks_[static_cast<size_t>(block)].is_idle = false;
-    free_.push_back(block);
-  }
-  idle_.clear();
-  while (!host_used_.empty()) {
-    unpublish(host_used_.front());
-    empty_host_block(host_used_.front());
-  }
-  if (observer_ != nullptr) observer_->cleared();
+// ---- content ----
+
+int32_t& BlockCache::attached(NodeId node, int group) {
+  const size_t groups = plan_.groups.size();
+  if (attached_.size() < tree_.id_bound() * groups) attached_.resize(tree_.id_bound() * groups, kNoBlock);
+  return attached_[static_cast<size_t>(node) * groups + static_cast<size_t>(group)];
 }
 
-int BlockCache::match(const PrefixKey& prefix, int limit, std::vector<int32_t>& blocks) {
-  uint64_t parent = root(prefix);
+int32_t BlockCache::stored(NodeId node, int group) const {
+  const size_t place = static_cast<size_t>(node) * plan_.groups.size() + static_cast<size_t>(group);
+  return place < attached_.size() ? attached_[place] : kNoBlock;
+}
+
+int32_t BlockCache::take(int32_t block) {
+  if (!is_of_host(block)) {
+    reference(block);
+    return block;
+  }
+  // Not in the list meanwhile: making room for it must not cost its own content.
+  remove(block);
+  const int32_t to = allocate(at(block).group);
+  if (to == kNoBlock) {
+    put(block, Place::kHost);
+    return kNoBlock;
+  }
+  hand_over(block, to);
+  move_pages(block, to);
+  free_pages(block);
+  ++swapped_in_;
+  return to;
+}
+
+int32_t BlockCache::attach(const PrefixKey& prefix, int index, NodeId node, int group, int32_t block) {
+  const int32_t twin = attached(node, group);
+  if (twin == block) return block;
+  if (twin != kNoBlock && is_of_host(twin)) {  // computed again, since there was no place to bring it to
+    hand_over(twin, block);
+    remove(twin);
+    free_pages(twin);
+    return block;
+  }
+  if (twin != kNoBlock) {
+    reference(twin);
+    drop(block, Keep::kContent);
+    return twin;
+  }
+  attached(node, group) = block;
+  at(block).node = node;
+  tree_.hold(node);
+  if (observer_ != nullptr && group == observed_group_) {
+    observer_->stored(tree_.number(node), tree_.number(tree_.parent(node)), prefix, index);
+  }
+  return block;
+}
+
+int BlockCache::match(const PrefixKey& prefix, int limit, std::vector<int32_t>& blocks, int group) {
+  NodeId node = tree_.find_root(prefix.scope);
   int covered = 0;
-  for (int index = 0; covered + block_len_ <= limit; ++index) {
-    const Content content = content_of(prefix, parent, index);
-    int32_t block = find(content, key_of(content));
-    if (block < 0) break;
-    if (is_of_host(block)) {
-      block = move_in(block);
-      if (block < 0) break;
-    } else {
-      reference(block);
-    }
+  for (int index = 0; node != kNoNode && covered + block_len() <= limit; ++index) {
+    node = tree_.find(node, prefix, index);
+    if (node == kNoNode || stored(node, group) == kNoBlock) break;
+    const int32_t block = take(stored(node, group));
+    if (block == kNoBlock) break;
     blocks.push_back(block);
-    parent = blocks_[static_cast<size_t>(block)].content;
-    covered += block_len_;
+    covered += block_len();
   }
   return covered;
 }
 
-void BlockCache::publish(const PrefixKey& prefix, int index, std::vector<int32_t>& blocks) {
-  const auto at = static_cast<size_t>(index);
-  const uint64_t parent = index == 0 ? root(prefix) : blocks_[static_cast<size_t>(blocks[at - 1])].content;
-  if (parent == 0) throw internal_error("a block was published before the one it follows");
-  Content content = content_of(prefix, parent, index);
-  const uint64_t key = key_of(content);
-  if (const int32_t twin = find(content, key); twin >= 0) {
-    if (twin == blocks[at]) return;
-    if (is_of_host(twin)) {  // computed again, since there was no place to bring it to
-      hand_over(twin, blocks[at]);
-      empty_host_block(twin);
-      return;
+void BlockCache::publish(const PrefixKey& prefix, int index, std::vector<int32_t>& blocks, int group) {
+  const auto place = static_cast<size_t>(index);
+  const NodeId parent = index == 0 ? tree_.get_root(prefix.scope) : at(blocks[place - 1]).node;
+  if (parent == kNoNode) throw internal_error("a block was published before the one it follows");
+  const NodeId node = tree_.get(parent, prefix, index);
+  tree_.hold(node);
+  blocks[place] = attach(prefix, index, node, group, blocks[place]);
+  tree_.let_go(node);
+}
+
+// ---- snapshots ----
+
+bool BlockCache::make_snapshot(NodeId node, int group, int32_t state) {
+  if (stored(node, group) != kNoBlock) return true;
+  if (!make_room_for_snapshot(group)) return false;
+  const int32_t copy = allocate(group);
+  if (copy == kNoBlock) return false;
+  attached(node, group) = copy;
+  at(copy).node = node;
+  tree_.hold(node);
+  move_pages(state, copy);
+  at(copy).references = 0;
+  put(copy, Place::kUnusedSnapshot);
+  return true;
+}
+
+bool BlockCache::make_room_for_snapshot(int index) {
+  const int pages = group(index).pages;
+  while (snapshot_pages_ + pages > most_snapshot_pages_) {
+    const Place place = list(Place::kUnusedSnapshot).empty() ? Place::kUsedSnapshot : Place::kUnusedSnapshot;
+    if (list(place).empty()) return false;
+    move_out(list(place).front());
+  }
+  return true;
+}
+
+void BlockCache::use_snapshot(int32_t snapshot, int32_t state) {
+  move_pages(snapshot, state);
+  const Place place = is_of_host(snapshot) ? Place::kHost : Place::kUsedSnapshot;
+  remove(snapshot);
+  put(snapshot, place);
+}
+
+void BlockCache::forget_unused_snapshot(NodeId node, int group) {
+  const int32_t snapshot = stored(node, group);
+  if (snapshot != kNoBlock && at(snapshot).place == Place::kUnusedSnapshot) lose(snapshot);
+}
+
+// ---- what is forgotten ----
+
+void BlockCache::forget(NodeId node) {
+  std::vector<int32_t> lost;
+  add_unused(node, lost);
+  forget(lost);
+}
+
+void BlockCache::forget_realm(uint64_t realm) {
+  std::vector<NodeId> roots;
+  tree_.add_roots(realm, roots);
+  std::vector<NodeId> nodes;
+  for (const NodeId root : roots) tree_.add_subtree(root, nodes);
+  std::vector<int32_t> lost;
+  for (const NodeId node : nodes) add_unused(node, lost);
+  forget(lost);
+}
+
+void BlockCache::forget(const std::vector<int32_t>& blocks) {
+  for (const int32_t block : blocks) {
+    if (is_listed(block)) lose(block);  // it may have gone with one before it
+  }
+}
+
+void BlockCache::forget_all() {
+  for (std::list<int32_t>& blocks : lists_) {
+    while (!blocks.empty()) {
+      const int32_t block = blocks.front();
+      remove(block);
+      unpublish(block);
+      free_pages(block);
     }
-    reference(twin);
-    drop(blocks[at], true);
-    blocks[at] = twin;
-    return;
   }
-  Block& block = blocks_[static_cast<size_t>(blocks[at])];
-  block.content = next_content_++;
-  block.key = key;
-  block.parent = parent;
-  block.tokens.assign(content.tokens.begin(), content.tokens.end());
-  block.pictures = std::move(content.pictures);
-  index_.emplace(key, blocks[at]);
-  if (observer_ != nullptr) observer_->stored(block.content, parent, prefix, index);
+  if (observer_ != nullptr) observer_->cleared();
 }
 
-BlockCache::Content BlockCache::content_of(const PrefixKey& prefix, uint64_t parent, int index) const {
-  const int begin = index * block_len_;
-  const int end = begin + block_len_;
-  Content content{
-      parent, std::span(prefix.tokens).subspan(static_cast<size_t>(begin), static_cast<size_t>(block_len_)), {}};
-  if (prefix.pictures.empty()) return content;
-  for (const EmbeddingRange& range : ranges_within(prefix.pictures, begin, end)) {
-    const int first = std::max(begin, range.begin);
-    content.pictures.push_back({first - begin, std::min(end, range.end()) - first, first - range.begin, range.count,
-                                range.grid, range.digest});
-  }
-  return content;
+void BlockCache::unpublish(int32_t block) {
+  Block& held = at(block);
+  const NodeId node = std::exchange(held.node, kNoNode);
+  attached(node, held.group) = kNoBlock;
+  if (observer_ != nullptr && held.group == observed_group_) observer_->removed(tree_.number(node));
+  tree_.let_go(node);
 }
 
-uint64_t BlockCache::key_of(const Content& content) const {
-  uint64_t hash = content.parent * 0x9E3779B97F4A7C15u;
-  const auto mix = [&hash](uint64_t value) {
-    hash = (hash ^ value) * 0xFF51AFD7ED558CCDu;
-    hash ^= hash >> 32;
+void BlockCache::lose(int32_t block) {
+  std::vector<int32_t> lost = {block};
+  if (is_chain(group(at(block).group))) {
+    std::vector<NodeId> nodes;
+    tree_.add_subtree(at(block).node, nodes);
+    for (const NodeId node : nodes) add_unused(node, lost);
+  }
+  for (size_t i = 0; i < lost.size(); ++i) {
+    if (i > 0 && lost[i] == block) continue;
+    if (is_listed(lost[i])) remove(lost[i]);
+    unpublish(lost[i]);
+    free_pages(lost[i]);
+  }
+}
+
+void BlockCache::add_unused(NodeId node, std::vector<int32_t>& blocks) const {
+  for (int group = 0; group < group_count(); ++group) {
+    const int32_t block = stored(node, group);
+    if (block != kNoBlock && is_listed(block)) blocks.push_back(block);
+  }
+}
+
+// ---- pages and lists ----
+
+int32_t BlockCache::take_pages(std::vector<int32_t>& from, int index) {
+  const auto next = [&from] {
+    const int32_t page = from.back();
+    from.pop_back();
+    return page;
   };
-  for (const int32_t token : content.tokens) mix(static_cast<uint32_t>(token));
-  for (const PicturePart& part : content.pictures) {
-    uint64_t digest;
-    std::memcpy(&digest, part.digest.data(), sizeof(digest));
-    mix(digest ^ static_cast<uint32_t>(part.first_row));
-  }
-  return hash & hash_mask_;
-}
-
-int32_t BlockCache::find(const Content& content, uint64_t key) const {
-  const auto [first, last] = index_.equal_range(key);
-  for (auto it = first; it != last; ++it) {
-    const Block& block = blocks_[static_cast<size_t>(it->second)];
-    if (block.parent == content.parent &&
-        std::equal(block.tokens.begin(), block.tokens.end(), content.tokens.begin()) &&
-        block.pictures == content.pictures) {
-      return it->second;
-    }
-  }
-  return -1;
-}
-
-void BlockCache::unpublish(int32_t id) {
-  Block& block = blocks_[static_cast<size_t>(id)];
-  const auto [first, last] = index_.equal_range(block.key);
-  const auto it = std::find_if(first, last, [id](const auto& entry) { return entry.second == id; });
-  if (it == last) throw internal_error("a published block is missing from the index");
-  index_.erase(it);
-  if (observer_ != nullptr) observer_->removed(block.content);
-  block.content = 0;
-  block.parent = 0;
-  block.tokens.clear();
-  block.pictures.clear();
-}
-
-void BlockCache::hand_over(int32_t from, int32_t to) {
-  Block& old = blocks_[static_cast<size_t>(from)];
-  Block& block = blocks_[static_cast<size_t>(to)];
-  const auto [first, last] = index_.equal_range(old.key);
-  const auto it = std::find_if(first, last, [from](const auto& entry) { return entry.second == from; });
-  if (it == last) throw internal_error("a published block is missing from the index");
-  it->second = to;
-  block.content = std::exchange(old.content, 0);
-  block.key = old.key;
-  block.parent = std::exchange(old.parent, 0);
-  block.tokens = std::exchange(old.tokens, {});
-  block.pictures = std::exchange(old.pictures, {});
-  if (observer_ != nullptr) {
-    observer_->moved(block.content, block.tokens, is_of_host(to) ? CacheTier::kHost : CacheTier::kDevice);
-  }
-}
-
-void BlockCache::move_out(int32_t block) {
-  if (host_free_.empty() && !host_used_.empty()) {
-    unpublish(host_used_.front());
-    empty_host_block(host_used_.front());
-    ++evictions_;
-  }
-  if (host_free_.empty()) {
-    unpublish(block);
-    ++evictions_;
-    return;
-  }
-  const int32_t to = host_free_.back();
-  host_free_.pop_back();
-  hand_over(block, to);
-  blocks_[static_cast<size_t>(to)].place = host_used_.insert(host_used_.end(), to);
-  moves_.push_back({block, to});
-  ++swapped_out_;
-}
-
-int32_t BlockCache::move_in(int32_t host_block) {
-  // Not in the list meanwhile: making room for it must not cost its own content.
-  std::list<int32_t> own;
-  own.splice(own.end(), host_used_, blocks_[static_cast<size_t>(host_block)].place);
-  const int32_t block = allocate();
-  host_used_.splice(host_used_.end(), own);
-  if (block < 0) return -1;
-  hand_over(host_block, block);
-  empty_host_block(host_block);
-  moves_.push_back({host_block, block});
-  ++swapped_in_;
+  const int32_t block = next();
+  Block& taken = at(block);
+  taken.group = index;
+  for (int i = 1; i < group(index).pages; ++i) taken.more_pages.push_back(next());
   return block;
 }
 
-void BlockCache::empty_host_block(int32_t host_block) {
-  host_used_.erase(blocks_[static_cast<size_t>(host_block)].place);
-  host_free_.push_back(host_block);
+void BlockCache::free_pages(int32_t block) {
+  std::vector<int32_t>& to = is_of_host(block) ? host_free_ : free_;
+  std::vector<int32_t>& more = at(block).more_pages;
+  to.insert(to.end(), more.rbegin(), more.rend());
+  more.clear();
+  to.push_back(block);
+  at(block).place = Place::kNone;
 }
 
-void BlockCache::reference(int32_t id) {
-  Block& block = blocks_[static_cast<size_t>(id)];
-  if (block.is_idle) {
-    idle_.erase(block.place);
-    block.is_idle = false;
-  }
-  ++block.references;
+void BlockCache::put(int32_t block, Place place) {
+  Block& held = at(block);
+  held.place = place;
+  held.stamp = next_stamp_++;
+  held.position = list(place).insert(list(place).end(), block);
+  count(block, 1);
 }
 
-void BlockCache::drop(int32_t id, bool keeps_content) {
-  if (id < 0 || is_of_host(id) || blocks_[static_cast<size_t>(id)].references == 0) {
-    throw internal_error("block " + std::to_string(id) + " was released but is not in use");
+void BlockCache::remove(int32_t block) {
+  Block& held = at(block);
+  count(block, -1);
+  list(held.place).erase(held.position);
+  held.place = Place::kNone;
+}
+
+void BlockCache::count(int32_t block, int sign) {
+  const Place place = at(block).place;
+  if (place == Place::kHost) return;
+  const int pages = sign * pages_of(block);
+  idle_pages_ += pages;
+  if (place == Place::kUnusedSnapshot || place == Place::kUsedSnapshot) snapshot_pages_ += pages;
+}
+
+void BlockCache::reference(int32_t block) {
+  if (is_listed(block)) {
+    remove(block);
+    at(block).place = Place::kReferenced;
   }
-  Block& block = blocks_[static_cast<size_t>(id)];
-  if (--block.references > 0) return;
-  if (block.content != 0 && !keeps_content) unpublish(id);
-  if (block.content != 0) {
-    block.place = idle_.insert(idle_.end(), id);
-    block.is_idle = true;
-  } else {
-    free_.push_back(id);
+  ++at(block).references;
+}
+
+void BlockCache::drop(int32_t block, Keep keep) {
+  if (block < 0 || is_of_host(block) || at(block).place != Place::kReferenced) {
+    throw internal_error("block " + std::to_string(block) + " was released but is not in use");
   }
+  Block& held = at(block);
+  if (--held.references > 0) return;
+  held.place = Place::kNone;
+  if (held.node == kNoNode) return free_pages(block);
+  if (keep == Keep::kNothing) return lose(block);
+  put(block, keep == Keep::kContent ? Place::kNeededLast : Place::kUntilNeeded);
+}
+
+void BlockCache::evict_one() {
+  if (std::list<int32_t>& first = list(Place::kUntilNeeded); !first.empty()) {
+    lose(first.front());
+    ++evictions_;
+    return;
+  }
+  int32_t oldest = kNoBlock;
+  for (const Place place : {Place::kNeededLast, Place::kUnusedSnapshot, Place::kUsedSnapshot}) {
+    if (list(place).empty()) continue;
+    const int32_t block = list(place).front();
+    if (oldest == kNoBlock || at(block).stamp < at(oldest).stamp) oldest = block;
+  }
+  if (oldest == kNoBlock) throw internal_error("pages are idle, but no block is");
+  move_out(oldest);
+}
+
+void BlockCache::move_out(int32_t block) {
+  remove(block);
+  const int index = at(block).group;
+  const auto pages = static_cast<size_t>(group(index).pages);
+  while (host_free_.size() < pages && !list(Place::kHost).empty()) {
+    lose(list(Place::kHost).front());
+    ++evictions_;
+  }
+  if (host_free_.size() < pages) {
+    lose(block);
+    ++evictions_;
+    return;
+  }
+  const int32_t to = take_pages(host_free_, index);
+  hand_over(block, to);
+  move_pages(block, to);
+  put(to, Place::kHost);
+  free_pages(block);
+  ++swapped_out_;
+}
+
+void BlockCache::move_pages(int32_t from, int32_t to) {
+  for (int i = 0; i < pages_of(from); ++i) moves_.push_back({page(from, i), page(to, i)});
+}
+
+void BlockCache::hand_over(int32_t from, int32_t to) {
+  const NodeId node = std::exchange(at(from).node, kNoNode);
+  const int group = at(from).group;
+  at(to).node = node;
+  attached(node, group) = to;
+  if (observer_ == nullptr || group != observed_group_) return;
+  observer_->moved(tree_.number(node), tree_.tokens(node), is_of_host(to) ? CacheTier::kHost : CacheTier::kDevice);
 }
 
 std::vector<BlockCache::Held> BlockCache::contents() const {
   std::vector<Held> held;
-  for (int32_t number = 0; const Block& block : blocks_) {
-    if (block.content != 0) held.push_back({block.content, block.parent, is_of_host(number), block.tokens});
+  for (auto number = int32_t{0}; const Block& block : blocks_) {
+    if (block.node != kNoNode && block.group == observed_group_ && !tree_.scope(block.node).is_cross) {
+      const NodeId parent = tree_.parent(block.node);
+      held.push_back({tree_.number(block.node), tree_.number(parent), tree_.is_root(parent), is_of_host(number),
+                      tree_.tokens(block.node)});
+    }
     ++number;
   }
-  // A parent was published first.
+  // A parent came first.
   std::ranges::sort(held, {}, &Held::content);
   return held;
 }
 
 void BlockCache::check_invariants() const {
   const auto require = [](bool holds, const char* what) {
-    if (!holds) throw internal_error(what);
+    if (!holds) throw internal_error(std::string("block cache: ") + what);
   };
-  int idle = 0;
-  int referenced = 0;
-  int host_used = 0;
-  size_t published = 0;
-  for (int32_t number = 0; const Block& block : blocks_) {
-    require(block.references >= 0, "negative references");
-    require(!(block.is_idle && block.references > 0), "an idle block is referenced");
-    require(!block.is_idle || block.content != 0, "an idle block holds nothing known");
-    idle += block.is_idle;
-    referenced += block.references > 0;
-    published += block.content != 0;
-    if (block.content != 0) {
-      require(block.is_idle || block.references > 0 || is_of_host(number), "a free block is published");
-      require(static_cast<int>(block.tokens.size()) == block_len_, "a published block is not full");
+  tree_.check_invariants();
+  std::vector<int> owners(blocks_.size());
+  for (const std::vector<int32_t>* pages : {&free_, &host_free_}) {
+    for (const int32_t page : *pages) {
+      ++owners[static_cast<size_t>(page)];
+      require(at(page).place == Place::kNone, "a free page is a block");
     }
-    if (is_of_host(number)) {
-      require(block.references == 0 && !block.is_idle, "a block of the host is in use");
-      host_used += block.content != 0;
-    }
-    ++number;
   }
-  require(host_used == host_used_count(), "blocks of the host and the list of those in use differ");
-  require(host_used_.size() + host_free_.size() == static_cast<size_t>(host_count()), "blocks of the host are lost");
-  require(idle == idle_count(), "idle blocks and the idle list differ");
-  require(referenced == referenced_count(), "free, idle and referenced blocks do not add up");
-  require(published == index_.size(), "published blocks and the index differ");
-  for (const int32_t id : free_) {
-    const Block& block = blocks_[static_cast<size_t>(id)];
-    require(block.references == 0 && !block.is_idle && block.content == 0, "a free block is in use");
+  int idle = 0;
+  int snapshots = 0;
+  size_t listed = 0;
+  for (auto number = int32_t{0}; const Block& block : blocks_) {
+    const int32_t own = number++;
+    require((block.place == Place::kReferenced) == (block.references > 0), "references and places differ");
+    if (block.place == Place::kNone) {
+      require(block.node == kNoNode, "what is free is published");
+      continue;
+    }
+    for (int i = 0; i < pages_of(own); ++i) {
+      ++owners[static_cast<size_t>(page(own, i))];
+      require(is_of_host(page(own, i)) == is_of_host(own), "a block lies in both memories");
+    }
+    if (block.node != kNoNode) require(stored(block.node, block.group) == own, "a node has another block");
+    if (!is_listed(own)) continue;
+    ++listed;
+    require(block.node != kNoNode, "an idle block holds nothing known");
+    require(is_of_host(own) == (block.place == Place::kHost), "a block of the host is in use");
+    if (block.place == Place::kHost) continue;
+    idle += pages_of(own);
+    if (block.place != Place::kNeededLast && block.place != Place::kUntilNeeded) snapshots += pages_of(own);
+  }
+  require(std::ranges::all_of(owners, [](int count) { return count == 1; }), "a page is lost, or is used twice");
+  require(idle == idle_pages_ && snapshots == snapshot_pages_, "counts and idle blocks differ");
+  size_t in_lists = 0;
+  for (const std::list<int32_t>& blocks : lists_) in_lists += blocks.size();
+  require(in_lists == listed, "lists and idle blocks differ");
+  for (size_t place = 0; place < attached_.size(); ++place) {
+    const int32_t block = attached_[place];
+    if (block == kNoBlock) continue;
+    const auto node = static_cast<NodeId>(place / plan_.groups.size());
+    require(at(block).node == node, "a block is attached to another node");
   }
 }
 

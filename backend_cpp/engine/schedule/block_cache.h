@@ -1,187 +1,227 @@
-// The KV cache's blocks: who uses them, and what the unused ones still hold.
+// The cache's blocks: who uses them, and what the unused ones still hold.
 //
-// A block is in one of three states:
-//   free        holds nothing
-//   referenced  in the block tables of one or more sequences
-//   idle        in no table, but its content is known and can be used again until the space is needed
+// A block belongs to a cache group and consists of as many pages as the group's blocks take (model/cache_plan.h); its
+// first page is its number. All groups take pages from one arena. A block is in one of these states:
+//   free        its pages hold nothing
+//   referenced  used by one or more sequences
+//   idle        used by none, but its content is known and can be used again until the space is needed
 //
 //            allocate                  release, published
 //   free ----------------> referenced --------------------> idle
 //     ^                      |    ^                         |  |
-//     '----------------------'    '-------------------------'  | allocate, when none is free:
+//     '----------------------'    '-------------------------'  | allocate, when pages are missing:
 //        release, not published           match                | the content is forgotten
 //                                 ^                            |
 //                                 '----------------------------'
 //
-// Sequences A and B begin with the same 8 tokens and go on differently; C has ended (blocks of 4 tokens):
+// Content is found by what it is: a published block is attached to a node of the tree of prefixes
+// (engine/schedule/prefix_tree.h), which has at most one block of each group. Prefix caching, conversations kept
+// between requests, recomputation after preemption, and several responses to one prompt are all this one mechanism.
 //
-//   block tables        blocks                                    index: (parent, tokens) -> block
-//   A: 0 1 4            0  t0..t3   parent root   2 references    root, t0..t3  -> 0
-//   B: 0 1 5            1  t4..t7   parent 0      2 references    0,    t4..t7  -> 1
-//                       2  c0..c3   parent root   idle            root, c0..c3  -> 2
-//   free:  6 7          3  c4..c7   parent 2      idle            2,    c4..c7  -> 3
-//   idle:  3 2          4  a8..     not full      1 reference     (4 and 5 cannot be found until they are full)
-//                       5  b8..     not full      1 reference
+//   tree of prefixes                     attached:  all tokens   window   state
+//   root -- t0..t3 -- t4..t7 -- a8..a11             0 1 4        - 9 6    - - 12
+//                           \-- b8..b11             0 1 5        - 9 7    - - -
 //
-// Content is addressed by what it is: a full block's tokens and, through its parent, all tokens before them. Entries
-// are compared token by token, so a hash collision never serves wrong content; where rows stand in place of tokens,
-// their digests are compared too. A scope keeps content apart: blocks are found only by the scope that published them
-// (scope 0 is shared by everyone who uses it). Prefix caching,
-// conversations kept between requests, recomputation after preemption, and several answers to one prompt are all this
-// one mechanism.
+// Idle blocks are taken again least recently used first; when a sequence ends, its last block goes first. What is
+// unlikely to be wanted again goes before all others (Keep::kUntilNeeded). Where a group needs all blocks before a
+// token, content that has lost one of them can never be found, and goes with it.
 //
-// Idle blocks are taken again least recently used first; within a chain the last block goes first.
+// Where the host has pages too (numbers from page_count() on), what an idle block holds goes there before its pages
+// are taken, and comes back when it is found: that is cheaper than to compute it again. The host's blocks are used by
+// nobody; they go least recently used first. Moves are collected, and are to be done in their order before the next
+// step.
 //
-// Where the host has blocks too (numbers from block_count() on), what an idle block holds goes there before the block
-// is taken, and comes back when it is found: that is cheaper than to compute it again. The host's blocks are in no
-// table: they are empty, or hold content that can be found, and lose it least recently used first. Moves are collected,
-// and are to be done in their order before the next step.
+// A group of states has no chain of blocks: what is attached to a node is a snapshot, a copy of a sequence's state
+// after exactly the tokens up to that node's end. Snapshots have at most a share of the arena; those that nobody has
+// come back to go first.
 //
 // Used by the step thread only.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <list>
 #include <span>
-#include <string_view>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "engine/schedule/cache_observer.h"
-#include "model/block_cache_size.h"
-#include "model/embedding_range.h"
+#include "engine/schedule/prefix_key.h"
+#include "engine/schedule/prefix_tree.h"
+#include "model/cache_plan.h"
 
 namespace turbomind {
 
 inline constexpr int32_t kNoBlock = -1;
 
-// All that keys and values of a sequence follow from. Sequences share blocks as far as theirs are equal.
-struct PrefixKey {
-  uint64_t scope = 0;  // keeps content apart
-  const std::vector<int32_t>& tokens;
-  std::span<const EmbeddingRange> pictures = {};  // rows in place of tokens
-  // What the scope was made from, for those who are told of the cache.
-  std::string_view lora_name = {};
-  std::string_view salt = {};
-  bool is_looked_at = false;  // these are the rows of pictures (model/picture_group.h), which no sequence begins with
+// What becomes of a block's content when nobody references the block any more.
+enum class Keep : uint8_t {
+  kNothing,
+  kUntilNeeded,  // it is the first to go
+  kContent,
 };
 
 class BlockCache {
  public:
   // `hash_mask` is for tests, which make hashes collide with it.
-  explicit BlockCache(const CacheSize& size, uint64_t hash_mask = ~uint64_t{0});
+  BlockCache(CachePlan plan, const CacheSize& size, uint64_t hash_mask = ~uint64_t{0});
 
-  int block_count() const { return block_count_; }
-  int block_len() const { return block_len_; }
+  const CachePlan& plan() const { return plan_; }
+  int block_len() const { return plan_.block_len; }
+  const CacheGroup& group(int index) const { return plan_.groups[static_cast<size_t>(index)]; }
+  int group_count() const { return static_cast<int>(plan_.groups.size()); }
+
+  // ---- counts of pages ----
+
+  int page_count() const { return page_count_; }
   int free_count() const { return static_cast<int>(free_.size()); }
-  int idle_count() const { return static_cast<int>(idle_.size()); }
-  int referenced_count() const { return block_count() - free_count() - idle_count(); }
-  // Blocks that allocate() could give out.
-  int available_count() const { return free_count() + idle_count(); }
-  int host_count() const { return static_cast<int>(blocks_.size()) - block_count_; }
-  int host_used_count() const { return static_cast<int>(host_used_.size()); }
+  int idle_count() const { return idle_pages_; }
+  int referenced_count() const { return page_count_ - free_count() - idle_pages_; }
+  // That allocate() could give out.
+  int available_count() const { return free_count() + idle_pages_; }
+  int host_count() const { return static_cast<int>(blocks_.size()) - page_count_; }
+  int host_used_count() const { return host_count() - static_cast<int>(host_free_.size()); }
+  int snapshot_count() const { return snapshot_pages_; }  // on the device
   // Contents that were given up for space, that went to the host, and that came back.
   int64_t eviction_count() const { return evictions_; }
   int64_t swapped_out_count() const { return swapped_out_; }
   int64_t swapped_in_count() const { return swapped_in_; }
 
-  // A block for new content, with one reference; -1 when every block is referenced.
-  int32_t allocate();
+  // ---- blocks ----
+
+  // A block for new content, with one reference; kNoBlock when too many pages are referenced.
+  int32_t allocate(int group = 0);
+  int pages_of(int32_t block) const { return group(at(block).group).pages; }
+  // Page number `index` of a block.
+  int32_t page(int32_t block, int index) const;
   // The moves since the last call, to be done one after the other before anything is written that was planned since.
-  std::vector<BlockMove> take_moves() { return std::exchange(moves_, {}); }
+  std::vector<PageMove> take_moves() { return std::exchange(moves_, {}); }
 
-  // Drops one reference of each block but kNoBlock and empties the list. What nobody references becomes idle if its
-  // content is published, else free. Throws Error(kInternal) for a block that is not referenced.
-  void release(std::vector<int32_t>& blocks);
-  // The same, but content that nobody else references is forgotten.
-  void release_and_forget(std::vector<int32_t>& blocks);
+  // Drops one reference of each block but kNoBlock and empties the list. Throws Error(kInternal) for a block that is
+  // not referenced.
+  void release(std::vector<int32_t>& blocks, Keep keep = Keep::kContent);
+  // Drops one reference of a block and puts kNoBlock in its place.
+  void give_back(int32_t& block, Keep keep);
 
-  // Drops one reference of a block and puts kNoBlock in its place; forgets its content or not, as above.
-  void give_back(int32_t& block, bool keeps_content);
+  // ---- content ----
 
-  // Forgets what idle blocks and those of the host hold.
+  PrefixTree& tree() { return tree_; }
+  // The block of a group that is attached to a node, wherever it lies; kNoBlock: none.
+  int32_t stored(NodeId node, int group) const;
+  // Takes one more reference of a stored block; one of the host gets pages first. Returns its number from now on,
+  // kNoBlock when too many pages are referenced.
+  int32_t take(int32_t block);
+  // Publishes that a block holds what its group remembers of block number `index` of a prefix, whose node this is.
+  // Returns the block to use from now on: where the same is published already, that one.
+  int32_t attach(const PrefixKey& prefix, int index, NodeId node, int group, int32_t block);
+
+  // Appends the longest run of published blocks of a group that holds the first tokens of `prefix` (at most `limit` of
+  // them), with a reference each, and returns how many tokens it covers.
+  int match(const PrefixKey& prefix, int limit, std::vector<int32_t>& blocks, int group = 0);
+  // Publishes blocks[index], after those before it. Where the same content is published already, blocks[index] is
+  // exchanged for that block.
+  void publish(const PrefixKey& prefix, int index, std::vector<int32_t>& blocks, int group = 0);
+
+  // Attaches a copy of a sequence's state to the node up to whose end it has come. False: there is no room.
+  bool make_snapshot(NodeId node, int group, int32_t state);
+  // Copies a snapshot into a sequence's state.
+  void use_snapshot(int32_t snapshot, int32_t state);
+  // Snapshots get at most this many pages, a fourth of the arena at first; of prompts they are made every `interval`
+  // tokens, 0: at anchors alone (engine/schedule/sequence_memory.h).
+  void limit_snapshots(int pages) { most_snapshot_pages_ = pages; }
+  void set_snapshot_interval(int tokens) { snapshot_interval_ = tokens; }
+  int snapshot_interval() const { return snapshot_interval_; }
+  // Forgets a snapshot that nobody has come back to.
+  void forget_unused_snapshot(NodeId node, int group);
+
+  // Forgets what is attached to a node and used by nobody.
+  void forget(NodeId node);
+  // The same of all nodes of a realm, and of all there are.
+  void forget_realm(uint64_t realm);
   void forget_all();
 
-  // Appends the longest run of published blocks that holds the first tokens of `prefix` (at most `limit` of them), with
-  // a reference each, and returns how many tokens it covers.
-  int match(const PrefixKey& prefix, int limit, std::vector<int32_t>& blocks);
-
-  // Publishes that blocks[index] holds tokens [index block_len, (index + 1) block_len). The blocks before it must be
-  // published. Where the same content is published already, blocks[index] is exchanged for that block.
-  void publish(const PrefixKey& prefix, int index, std::vector<int32_t>& blocks);
-
-  // Tells of what can be found from now on; `observer` must outlive the cache.
+  // Reports what can be found from now on; `observer` must outlive the cache.
   void observe(CacheObserver& observer) { observer_ = &observer; }
   struct Held {
     uint64_t content = 0;
     uint64_t parent = 0;
+    bool is_first = false;  // the parent is no content
     bool is_in_host = false;
     std::span<const int32_t> tokens;
   };
-  // What is published, each content behind its parent.
+  // What observers know of, each content after its parent.
   std::vector<Held> contents() const;
 
-  // Throws Error(kInternal) when counts, lists and index do not agree.
+  // Throws Error(kInternal) when counts, lists and tree do not agree.
   void check_invariants() const;
 
  private:
-  // Where rows of a picture stand in a block: `count` tokens from number `at` on are its rows `first_row`, ... of
-  // `rows`.
-  struct PicturePart {
-    int at = 0;
-    int count = 0;
-    int first_row = 0;
-    int rows = 0;
-    PictureGrid grid{};
-    ContentDigest digest{};
-    bool operator==(const PicturePart&) const = default;
-  };
-  // What a block holds.
-  struct Content {
-    uint64_t parent = 0;  // content of the block before it, or the scope's root
-    std::span<const int32_t> tokens;
-    std::vector<PicturePart> pictures;
+  enum class Place : uint8_t {
+    kNone,  // free, or no block's first page
+    kReferenced,
+    kNeededLast,  // idle; the lists, in the order in which equally old ones go
+    kUntilNeeded,
+    kUnusedSnapshot,
+    kUsedSnapshot,
+    kHost,
   };
   struct Block {
+    Place place = Place::kNone;
     int references = 0;
-    uint64_t content = 0;                // unique number of the published content; 0: not published
-    uint64_t key = 0;                    // its place in the index, when published
-    uint64_t parent = 0;                 // as in Content, when published
-    std::vector<int32_t> tokens;         // [block_len] when published
-    std::vector<PicturePart> pictures;   // of a published block
-    std::list<int32_t>::iterator place;  // in idle_, when idle; in host_used_, if the host's
-    bool is_idle = false;
+    int group = 0;
+    NodeId node = kNoNode;                  // that it is attached to; kNoNode: not published
+    uint64_t stamp = 0;                     // when it became idle
+    std::list<int32_t>::iterator position;  // in its list
+    std::vector<int32_t> more_pages;        // after the first
   };
 
-  static uint64_t root(const PrefixKey& prefix) { return prefix.scope | uint64_t{prefix.is_looked_at ? 3u : 2u} << 62; }
-  // Of block number `index` of a sequence.
-  Content content_of(const PrefixKey& prefix, uint64_t parent, int index) const;
-  int32_t find(const Content& content, uint64_t key) const;
-  uint64_t key_of(const Content& content) const;
-  void unpublish(int32_t block);
+  Block& at(int32_t block) { return blocks_[static_cast<size_t>(block)]; }
+  const Block& at(int32_t block) const { return blocks_[static_cast<size_t>(block)]; }
+  bool is_of_host(int32_t page) const { return page >= page_count_; }
+  std::list<int32_t>& list(Place place) { return lists_[static_cast<size_t>(place)]; }
+  int32_t& attached(NodeId node, int group);
+
+  // Takes the pages of a block, from the device's or the host's; there must be enough.
+  int32_t take_pages(std::vector<int32_t>& from, int group);
+  void free_pages(int32_t block);
+  // Into and out of a list.
+  void put(int32_t block, Place place);
+  void remove(int32_t block);
+  void count(int32_t block, int sign);
+  bool is_listed(int32_t block) const {
+    return at(block).place != Place::kNone && at(block).place != Place::kReferenced;
+  }
+  void reference(int32_t block);
+  void drop(int32_t block, Keep keep);
+  // Frees the pages of an idle block: its content goes to the host, or is lost.
+  void evict_one();
+  void move_out(int32_t block);
+  void move_pages(int32_t from, int32_t to);
   // Makes `to`, which holds nothing, the block that holds what `from` did.
   void hand_over(int32_t from, int32_t to);
-  bool is_of_host(int32_t block) const { return block >= block_count_; }
-  // What an idle block holds goes to the host, or is forgotten where the host has no blocks.
-  void move_out(int32_t block);
-  // A block with one reference that gets what a block of the host holds; -1 when every block is referenced.
-  int32_t move_in(int32_t host_block);
-  void empty_host_block(int32_t host_block);
-  void reference(int32_t block);
-  void drop(int32_t block, bool keeps_content);
+  void unpublish(int32_t block);
+  // Forgets what a block holds that nobody uses, with what can no longer be found.
+  void lose(int32_t block);
+  void forget(const std::vector<int32_t>& blocks);
+  // Appends what is attached to a node and used by nobody.
+  void add_unused(NodeId node, std::vector<int32_t>& blocks) const;
+  bool make_room_for_snapshot(int group);
 
-  int block_count_;
-  int block_len_;
-  uint64_t hash_mask_;
-  std::vector<Block> blocks_;  // the host's are the last ones
+  CachePlan plan_;
+  int page_count_;
+  int observed_group_;  // -1: none
+  PrefixTree tree_;
+  std::vector<Block> blocks_;  // by first page; the host's are the last ones
   std::vector<int32_t> free_;
-  std::list<int32_t> idle_;  // least recently used first
   std::vector<int32_t> host_free_;
-  std::list<int32_t> host_used_;  // least recently used first
-  std::vector<BlockMove> moves_;
-  std::unordered_multimap<uint64_t, int32_t> index_;  // key_of(content) -> block
-  uint64_t next_content_ = 1;
+  std::array<std::list<int32_t>, 7> lists_;  // by place, each least recently used first
+  std::vector<int32_t> attached_;            // [node, group]
+  std::vector<PageMove> moves_;
+  int idle_pages_ = 0;
+  int snapshot_pages_ = 0;
+  int most_snapshot_pages_;
+  int snapshot_interval_ = 0;
+  uint64_t next_stamp_ = 1;
   CacheObserver* observer_ = nullptr;  // may be null
   int64_t evictions_ = 0;
   int64_t swapped_out_ = 0;

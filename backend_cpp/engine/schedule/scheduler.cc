@@ -16,7 +16,7 @@ void insert_in_order(std::vector<std::shared_ptr<Sequence>>& list, std::shared_p
 }
 
 SpanRows wanted_rows(const Sequence& sequence) {
-  const bool wants_prompt_rows = sequence.params().looks_at_prompt() && sequence.cached < sequence.prompt_len();
+  const bool wants_prompt_rows = sequence.params().looks_at_prompt() && sequence.cached() < sequence.prompt_len();
   if (wants_prompt_rows) return SpanRows::kAll;
   return sequence.planned - sequence.drafts.count() == sequence.pending() ? SpanRows::kLast : SpanRows::kNone;
 }
@@ -25,29 +25,30 @@ SpanRows wanted_rows(const Sequence& sequence) {
 // seen, only if it cannot be the answer's last.
 bool has_next_row(const Sequence& sequence) {
   if (sequence.answer.waits_for_grammar()) return false;
-  return sequence.unseen == 0 || sequence.chosen() < sequence.params().max_new_tokens;
+  return sequence.in_flight == 0 || sequence.chosen() < sequence.params().max_new_tokens;
 }
 
 // Whether one row is left to compute, for the next token of an answer.
 bool is_decoding(Sequence& sequence) {
   return sequence.pending() == 1 && sequence.chosen() > 0 && has_next_row(sequence) &&
-         sequence.pictures.unwritten(sequence.cached, sequence.cached + 1).empty();
+         sequence.images.unwritten(sequence.cached(), sequence.cached() + 1).empty();
 }
 
 // Whether what a sequence gives back can be of use to others, or to itself.
-bool keeps_blocks(const Sequence& sequence) {
-  return sequence.group->keeps_blocks || sequence.params().n > 1;
+Keep keep_of(const Sequence& sequence) {
+  return sequence.group->keeps_blocks || sequence.params().n > 1 ? Keep::kContent : Keep::kNothing;
 }
 
-Speculator::Candidate candidate(Sequence& sequence, int most) {
-  // A draft model knows nothing of pictures.
-  const bool has_pictures = !sequence.group->embeddings.empty();
+Speculator::Candidate candidate(const BlockCache& cache, Sequence& sequence, int most) {
+  // A draft model knows nothing of images.
+  const bool has_images = !sequence.group->embeddings.empty();
   return {sequence.tokens,
           sequence.prompt_len(),
-          sequence.group->scope,
+          sequence.group->draft_scope,
           sequence.drafts,
           most,
-          has_pictures ? nullptr : &sequence.blocks,
+          has_images ? nullptr : &sequence.memory.tables(),
+          sequence.memory.published_draft_rows(cache),
           &sequence.answer};
 }
 
@@ -56,28 +57,12 @@ int most_drafts(const Sequence& sequence) {
   return sequence.params().max_new_tokens - sequence.chosen() - 1;
 }
 
-int blocks_of(int tokens, int block_len) {
-  return (tokens + block_len - 1) / block_len;
-}
-
 }  // namespace
 
-int most_blocks(int tokens, int block_len, const SchedulerConfig& config) {
-  const int all = blocks_of(tokens, block_len);
-  if (config.window == 0) return all;
-  // A step's rows, what they look back on, and a block cut at each end.
-  return std::min(all, blocks_of(config.window + config.max_step_tokens, block_len) + 2);
-}
-
-int Scheduler::blocks_for(int tokens) const {
-  return blocks_of(tokens, blocks_.block_len());
-}
-
-// Blocks that a sequence will need for the tokens it has, beside those it holds.
-int Scheduler::missing_blocks(const Sequence& sequence) const {
-  const int tokens = static_cast<int>(sequence.tokens.size());
-  return std::max(0, most_blocks(tokens, blocks_.block_len(), config_) - sequence.held_blocks()) +
-         sequence.pictures.missing_blocks();
+// Pages that a sequence will need for the tokens it has in addition to those it holds.
+int Scheduler::missing_pages(const Sequence& sequence) const {
+  return sequence.memory.missing_pages(blocks_, static_cast<int>(sequence.tokens.size())) +
+         sequence.images.missing_pages(blocks_);
 }
 
 void Scheduler::add(std::shared_ptr<Sequence> sequence) {
@@ -113,7 +98,7 @@ void Scheduler::plan(Step& step, bool may_preempt) {
     Sequence& sequence = *running_[i];
     if (sequence.planned > 0 || !has_next_row(sequence)) continue;
     const int fills_before = fills;
-    const int chunk = plan_pictures(sequence, chunk_of(sequence, budget), fills, may_preempt);
+    const int chunk = plan_images(sequence, chunk_of(sequence, budget), fills, may_preempt);
     budget -= (fills - fills_before + kFillsOfARow - 1) / kFillsOfARow;
     if (chunk < 0 || (chunk > 0 && budget > 0 && !take(sequence, std::min(chunk, budget)))) is_short = true;
   }
@@ -122,25 +107,25 @@ void Scheduler::plan(Step& step, bool may_preempt) {
 
   for (auto& sequence : running_) {
     const size_t fills_before = step.input.fills.size();
-    sequence->pictures.add_fills(step.input.fills);
+    sequence->images.add_fills(step.input.fills);
     if (step.input.fills.size() > fills_before) step.looking.push_back(sequence);
     if (sequence->planned == 0) continue;
-    sequence->pictures.add_looks(sequence->cached, sequence->cached + sequence->planned,
-                                 static_cast<int>(step.input.tokens.size()), step.input.looks);
-    const auto first = sequence->tokens.begin() + sequence->cached;
-    const int known = sequence->planned - sequence->unseen - sequence->drafts.count();
+    sequence->images.add_looks(sequence->cached(), sequence->cached() + sequence->planned,
+                               static_cast<int>(step.input.tokens.size()), step.input.looks);
+    const auto first = sequence->tokens.begin() + sequence->cached();
+    const int known = sequence->planned - sequence->in_flight - sequence->drafts.count();
     step.input.spans.push_back(
-        {static_cast<int>(step.input.tokens.size()), sequence->planned, sequence->cached, &sequence->blocks,
+        {static_cast<int>(step.input.tokens.size()), sequence->planned, sequence->cached(), &sequence->memory.tables(),
          wanted_rows(*sequence), sequence->prompt_len(), nullptr,
-         ranges_within(sequence->group->embeddings, sequence->cached, sequence->cached + sequence->planned),
-         position_shift(sequence->group->embeddings, sequence->cached),
+         ranges_within(sequence->group->embeddings, sequence->cached(), sequence->cached() + sequence->planned),
+         position_shift(sequence->group->embeddings, sequence->cached()),
          sequence->group->adapter ? sequence->group->adapter->slot : 0, sequence->drafts.count()});
     step.input.tokens.insert(step.input.tokens.end(), first, first + known);
-    if (sequence->unseen > 0) step.input.tokens.push_back(unseen_token(sequence->unseen_span));
+    if (sequence->in_flight > 0) step.input.tokens.push_back(in_flight_token(sequence->in_flight_span));
     step.input.tokens.insert(step.input.tokens.end(), sequence->drafts.tokens.begin(), sequence->drafts.tokens.end());
     step.sequences.push_back(sequence);
   }
-  if (!step.is_empty()) step.input.moves = blocks_.take_moves();
+  if (!step.is_empty()) step.moves = blocks_.take_moves();
 }
 
 // Drafts for the answers that go on in the step.
@@ -150,17 +135,23 @@ void Scheduler::add_drafts(int room) {
   std::vector<Speculator::Candidate> candidates;
   std::vector<Sequence*> sequences;
   for (const auto& sequence : running_) {
-    const bool goes_on = sequence->planned > 0 && sequence->unseen == 0 && sequence->answer.can_take_drafts() &&
+    const bool goes_on = sequence->planned > 0 && sequence->in_flight == 0 && sequence->answer.can_take_drafts() &&
                          wanted_rows(*sequence) == SpanRows::kLast;
     if (!goes_on) continue;
-    const int wanted = std::min(most_drafts(*sequence), speculator_->most_drafts());
-    if (blocks_.available_count() > running_count()) reserve(*sequence, sequence->planned + wanted, false);
-    const int places = static_cast<int>(sequence->blocks.size()) * blocks_.block_len();
-    candidates.push_back(candidate(*sequence, std::min(wanted, places - sequence->cached - sequence->planned)));
+    const int end = sequence->cached() + sequence->planned;
+    const int most = std::min(most_drafts(*sequence), speculator_->most_drafts());
+    const int wanted = sequence->memory.next_stop(blocks_, end + most) - end;
+    const int spare = running_count() * blocks_.plan().pages_of_block();
+    if (blocks_.available_count() > spare) reserve(*sequence, sequence->planned + wanted, false);
+    candidates.push_back(candidate(blocks_, *sequence, std::min(wanted, sequence->memory.places(blocks_) - end)));
     sequences.push_back(sequence.get());
   }
+  // What drafts writes into pages of the arena, as the step will.
+  const bool has_memory = blocks_.plan().group_of(MemoryKind::kDraft) >= 0;
+  if (has_memory && !candidates.empty()) move_pages_(blocks_.take_moves());
   speculator_->draft(candidates, rows, room);
   for (Sequence* sequence : sequences) {
+    sequence->memory.publish_drafts(blocks_, sequence->prefix(), sequence->drafts.rows);
     std::vector<int32_t>& drafts = sequence->drafts.tokens;
     drafts.resize(sequence->answer.can_take_of(drafts));
     sequence->planned += sequence->drafts.count();
@@ -180,124 +171,105 @@ bool Scheduler::would_draft(const Step& step) const {
   const auto rows = static_cast<int>(step.input.tokens.size());
   return speculator_ != nullptr && std::ranges::any_of(step.sequences, [&](const auto& sequence) {
            return sequence->is_open && sequence->answer.can_take_drafts() &&
-                  speculator_->would_draft(candidate(*sequence, most_drafts(*sequence)), rows);
+                  speculator_->would_draft(candidate(blocks_, *sequence, most_drafts(*sequence)), rows);
          });
 }
 
-// How many of its tokens run next, at most `budget`; none where a picture does not fit any more.
+// How many of its tokens run next, at most `budget`; none where an image does not fit any more.
 int Scheduler::chunk_of(const Sequence& sequence, int budget) const {
-  const int tokens = std::min(sequence.pending(), budget);
-  if (!config_.keeps_pictures_whole) return tokens;
-  const int end = sequence.cached + tokens;
-  for (const EmbeddingRange& range : ranges_within(sequence.group->embeddings, end - 1, end + 1)) {
-    if (range.begin < end && end < range.end()) return std::max(0, range.begin - sequence.cached);
-  }
-  return tokens;
+  const auto cut_image = [&](int end) -> const EmbeddingRange* {
+    if (!config_.keeps_images_whole) return nullptr;
+    for (const EmbeddingRange& range : ranges_within(sequence.group->embeddings, end - 1, end + 1)) {
+      if (range.begin < end && end < range.end()) return &range;
+    }
+    return nullptr;
+  };
+  const int begin = sequence.cached();
+  int end = begin + std::min(sequence.pending(), budget);
+  if (const EmbeddingRange* image = cut_image(end)) end = std::max(begin, image->begin);
+  const int stop = sequence.memory.next_stop(blocks_, end);
+  return (cut_image(stop) == nullptr ? stop : end) - begin;
 }
 
-// Plans to write the pictures that the next `tokens` of a sequence look at, as far as a step has room. Returns how many
-// of these tokens can run in it; negative: the sequence was preempted, or has no place for a picture.
-int Scheduler::plan_pictures(Sequence& sequence, int tokens, int& fills, bool may_preempt) {
+// Plans to write the images that the next `tokens` of a sequence look at, as far as a step has room. Returns how many
+// of these tokens can run in it; negative: the sequence was preempted, or has no place for an image.
+int Scheduler::plan_images(Sequence& sequence, int tokens, int& fills, bool may_preempt) {
   if (tokens == 0) return 0;
-  for (PictureBlocks::Held* held : sequence.pictures.unwritten(sequence.cached, sequence.cached + tokens)) {
-    const auto blocks = static_cast<size_t>(held->group->block_count());
-    if (!take_blocks(sequence, held->blocks, blocks, may_preempt)) return -1;
+  for (ImageBlocks::Held* held : sequence.images.unwritten(sequence.cached(), sequence.cached() + tokens)) {
+    while (!ImageBlocks::grow(blocks_, *held)) {
+      if (!may_preempt || !make_room(sequence)) return -1;
+    }
     const int left = held->group->rows() - held->written;
     held->planned = std::min(left, config_.max_step_tokens - fills);
     fills += held->planned;
-    if (held->planned < left) return std::max(0, held->group->begin() - sequence.cached);
+    if (held->planned < left) return std::max(0, held->group->begin() - sequence.cached());
   }
   return tokens;
 }
 
 void Scheduler::commit(const Step& step) {
-  for (const std::shared_ptr<Sequence>& sequence : step.looking) sequence->pictures.commit(blocks_, sequence->prefix());
+  for (const std::shared_ptr<Sequence>& sequence : step.looking) sequence->images.commit(blocks_, sequence->prefix());
   for (const std::shared_ptr<Sequence>& sequence : step.sequences) {
-    sequence->cached += sequence->planned - sequence->drafts.count();
+    if (!sequence->is_open) continue;  // it ended while the step was under way, and holds nothing
+    const Keep keep = keep_of(*sequence);
+    sequence->memory.advance(blocks_, sequence->prefix(), sequence->planned - sequence->drafts.count(), keep);
     sequence->planned = 0;
-    publish_full_blocks(*sequence);
-    free_behind_window(*sequence);
-    sequence->pictures.pass(blocks_, sequence->cached, keeps_blocks(*sequence));
+    sequence->images.pass(blocks_, sequence->cached(), keep);
   }
 }
 
 void Scheduler::take_drafts(Sequence& sequence, int count) {
   sequence.drafts.tokens.clear();
-  sequence.cached += count;
-  publish_full_blocks(sequence);
-}
-
-void Scheduler::publish_full_blocks(Sequence& sequence) {
-  for (; (sequence.published + 1) * blocks_.block_len() <= sequence.cached; ++sequence.published) {
-    blocks_.publish(sequence.prefix(), sequence.published, sequence.blocks);
-  }
-}
-
-void Scheduler::free_behind_window(Sequence& sequence) {
-  if (config_.window == 0) return;
-  const int first_seen = sequence.cached - config_.window + 1;  // by the next row
-  // What follows the last published block will be published as its successor.
-  const int behind = std::min(first_seen / blocks_.block_len(), sequence.published - 1);
-  for (; sequence.freed_blocks < behind; ++sequence.freed_blocks) {
-    blocks_.give_back(sequence.blocks[static_cast<size_t>(sequence.freed_blocks)], keeps_blocks(sequence));
-  }
+  sequence.memory.advance(blocks_, sequence.prefix(), count, keep_of(sequence));
 }
 
 // Makes sure that `tokens` more tokens of a running sequence have a place. False when they have none: the sequence
 // itself was preempted, if it may.
 bool Scheduler::reserve(Sequence& sequence, int tokens, bool may_preempt) {
-  const auto needed = static_cast<size_t>(blocks_for(sequence.cached + tokens));
-  return take_blocks(sequence, sequence.blocks, needed, may_preempt);
-}
-
-// Makes a list of a sequence's blocks as long as `count`. False as above.
-bool Scheduler::take_blocks(Sequence& sequence, std::vector<int32_t>& blocks, size_t count, bool may_preempt) {
-  while (blocks.size() < count) {
-    const int32_t block = blocks_.allocate();
-    if (block >= 0) {
-      blocks.push_back(block);
-      continue;
-    }
-    if (!may_preempt) return false;
-    const bool is_last = running_.back().get() == &sequence;
-    if (is_last && running_.size() == 1) throw internal_error("a sequence outgrew the whole cache");
-    preempt_last();
-    if (is_last) return false;
+  while (!sequence.memory.grow(blocks_, sequence.cached() + tokens)) {
+    if (!may_preempt || !make_room(sequence)) return false;
   }
   return true;
+}
+
+// Preempts the sequence served last. False where that is `sequence` itself.
+bool Scheduler::make_room(const Sequence& sequence) {
+  const bool is_last = running_.back().get() == &sequence;
+  if (is_last && running_.size() == 1) throw internal_error("a sequence outgrew the whole cache");
+  preempt_last();
+  return !is_last;
 }
 
 void Scheduler::preempt_last() {
   std::shared_ptr<Sequence> sequence = std::move(running_.back());
   running_.pop_back();
-  give_up_blocks(*sequence, true);
+  give_up_memory(*sequence, Keep::kContent);
   insert_in_order(waiting_, std::move(sequence));
   ++preemptions_;
 }
 
-void Scheduler::give_up_blocks(Sequence& sequence, bool keeps_content) {
-  if (keeps_content) {
-    blocks_.release(sequence.blocks);
-  } else {
-    blocks_.release_and_forget(sequence.blocks);
-  }
-  sequence.pictures.give_up(blocks_, keeps_content);
-  sequence.cached = 0;
-  sequence.published = 0;
-  sequence.freed_blocks = 0;
+void Scheduler::give_up_memory(Sequence& sequence, Keep keep) {
+  sequence.memory.give_up(blocks_, keep);
+  sequence.images.give_up(blocks_, keep);
   sequence.planned = 0;
   sequence.drafts.tokens.clear();
+  sequence.drafts.cache = {};
+  sequence.drafts.hidden = {};
 }
 
 void Scheduler::admit() {
+  // What the rows of a step take in addition while they run, whoever's they are.
   int reserved = 0;
-  for (const auto& sequence : running_) reserved += missing_blocks(*sequence);
+  for (const CacheGroup& group : blocks_.plan().groups) {
+    if (group.kind == MemoryKind::kWindow) reserved += group.blocks_for(config_.max_step_tokens) * group.pages;
+  }
+  for (const auto& sequence : running_) reserved += missing_pages(*sequence);
   while (!waiting_.empty() && running_count() < config_.max_batch_size && try_admit(*waiting_.front(), reserved)) {
     std::shared_ptr<Sequence> sequence = std::move(waiting_.front());
     waiting_.erase(waiting_.begin());
     if (SequenceGroup& group = *sequence->group; !group.admitted) {
       group.admitted = Clock::now();
-      group.cached_len = sequence->cached;
+      group.cached_len = sequence->cached();
       ++admitted_;
       queue_seconds_ += seconds_between(group.accepted, *group.admitted);
     }
@@ -305,23 +277,25 @@ void Scheduler::admit() {
   }
 }
 
-// Takes what the cache holds of the sequence, if the rest fits too, beside the blocks reserved for running ones.
+// Takes what the cache holds of the sequence, if the rest fits too, alongside the blocks reserved for running ones.
 bool Scheduler::try_admit(Sequence& sequence, int& reserved) {
   const int tokens = static_cast<int>(sequence.tokens.size());
   // The last token is always computed: its logits are wanted.
-  const int covered = sequence.group->may_match ? blocks_.match(sequence.prefix(), tokens - 1, sequence.blocks) : 0;
-  sequence.cached = covered;
-  sequence.published = static_cast<int>(sequence.blocks.size());
-  free_behind_window(sequence);
-  sequence.pictures.match(blocks_, sequence.prefix(), config_.picture_rows_of_block, covered);
-  const int missing = missing_blocks(sequence);
-  if (!running_.empty() && missing + 1 > blocks_.available_count() - reserved) {
-    give_up_blocks(sequence, true);
+  if (sequence.group->may_match) {
+    sequence.memory.match(blocks_, sequence.prefix(), tokens - 1, tokens, sequence.group->marks);
+  } else {
+    sequence.memory.begin(blocks_, tokens, sequence.group->marks);
+  }
+  const int covered = sequence.cached();
+  sequence.images.match(blocks_, sequence.prefix(), covered);
+  const int missing = missing_pages(sequence);
+  if (!running_.empty() && missing + blocks_.plan().pages_of_block() > blocks_.available_count() - reserved) {
+    give_up_memory(sequence, Keep::kContent);
     return false;
   }
   reserved += missing;
-  sought_tokens_ += sequence.group->may_match ? tokens : 0;
-  matched_tokens_ += covered;
+  prefix_cache_queries_ += sequence.group->may_match ? tokens : 0;
+  prefix_cache_hits_ += covered;
   return true;
 }
 
@@ -335,7 +309,7 @@ std::vector<std::shared_ptr<Sequence>> Scheduler::remove_if(const std::function<
   }
   for (auto& sequence : removed) {
     sequence->is_open = false;
-    give_up_blocks(*sequence, sequence->group->keeps_blocks);
+    give_up_memory(*sequence, sequence->group->keeps_blocks ? Keep::kContent : Keep::kNothing);
   }
   return removed;
 }
@@ -344,27 +318,22 @@ void Scheduler::check_invariants() const {
   blocks_.check_invariants();
   std::vector<int32_t> referenced;
   for (const auto& sequence : running_) {
-    const auto held = sequence->blocks.begin() + sequence->freed_blocks;
-    if (std::any_of(sequence->blocks.begin(), held, [](int32_t block) { return block != kNoBlock; }))
-      throw internal_error("a block behind the window is still there");
-    referenced.insert(referenced.end(), held, sequence->blocks.end());
-    sequence->pictures.add_blocks(referenced);
-    if (sequence->cached > static_cast<int>(sequence->tokens.size()))
+    sequence->memory.check_invariants(blocks_);
+    sequence->memory.add_blocks(referenced);
+    sequence->images.add_blocks(referenced);
+    if (sequence->cached() > static_cast<int>(sequence->tokens.size()))
       throw internal_error("more tokens cached than there are");
-    if (blocks_for(sequence->cached) > static_cast<int>(sequence->blocks.size()))
-      throw internal_error("cached tokens without a block");
-    if (sequence->published * blocks_.block_len() > sequence->cached)
-      throw internal_error("a block was published before it was full");
   }
   for (const auto& sequence : waiting_) {
-    if (!sequence->blocks.empty() || sequence->cached != 0 || sequence->pictures.holds_any()) {
-      throw internal_error("a waiting sequence holds blocks");
+    if (!sequence->memory.is_empty() || sequence->images.holds_any()) {
+      throw internal_error("a waiting sequence holds memory");
     }
   }
   std::sort(referenced.begin(), referenced.end());
   referenced.erase(std::unique(referenced.begin(), referenced.end()), referenced.end());
-  if (static_cast<int>(referenced.size()) != blocks_.referenced_count())
-    throw internal_error("referenced blocks and block tables differ");
+  int pages = 0;
+  for (const int32_t block : referenced) pages += blocks_.pages_of(block);
+  if (pages != blocks_.referenced_count()) throw internal_error("referenced pages and those of sequences differ");
   const auto is_ordered = [](const auto& list) {
     return std::is_sorted(list.begin(), list.end(), [](const auto& a, const auto& b) { return a->is_before(*b); });
   };

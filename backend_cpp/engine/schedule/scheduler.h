@@ -12,15 +12,15 @@
 // the running sequence served last, which waits again with its tokens and is recomputed, as far as its blocks were
 // taken meanwhile. The sequence served first is never preempted, so work always completes.
 //
-// Pictures. Where the tokens of a picture see each other, a chunk does not end within one; a request's pictures are
-// small enough to fit into a step beside all decoding sequences. Where tokens look at pictures by cross-attention,
+// Images. Where the tokens of an image see each other, a chunk does not end within one; a request's images are
+// small enough to fit into a step alongside all decoding sequences. Where tokens look at images by cross-attention,
 // these are written before the first token that looks runs: some rows a step, which count as kFillsOfARow a row.
 //
-// Drafts. Where guesses are made at how answers go on, a step that has everything above takes them as further rows of
+// Drafts. Where drafts are made at how answers go on, a step that has everything above takes them as further rows of
 // their sequences, as far as blocks are free; they take nothing from anybody.
 //
-// Windows. Where no layer looks further back than `window` positions, blocks that lie wholly behind it are given back
-// after each step, so a sequence holds a bounded number of blocks however long it gets.
+// Memory of several kinds. What a sequence holds in each cache group, and what of it is given back after a step, is
+// SequenceMemory's; where states have snapshots, a chunk does not go past the next place of one.
 //
 // Used by the step thread only.
 #pragma once
@@ -31,13 +31,14 @@
 
 #include "engine/schedule/block_cache.h"
 #include "engine/schedule/sequence.h"
-#include "engine/speculation/speculator.h"
+#include "engine/speculative/speculator.h"
 #include "model/model_runner.h"
 
 namespace turbomind {
 
 // What the model runs at once, and whose rows they are: sequences[i] has input.spans[i].
 struct Step {
+  std::vector<PageMove> moves;  // to be done first
   StepInput input;
   std::vector<std::shared_ptr<Sequence>> sequences;
   std::vector<std::shared_ptr<Sequence>> looking;  // that have input.fills
@@ -47,25 +48,23 @@ struct Step {
   bool is_empty() const { return sequences.empty() && looking.empty(); }
 };
 
-// Of a picture's row, a few layers' keys and values alone are computed.
+// Of an image's row, a few layers' keys and values alone are computed.
 inline constexpr int kFillsOfARow = 16;
 
 struct SchedulerConfig {
   int max_batch_size = 1;
   int max_step_tokens = 1;
-  int window = 0;  // no layer looks further back than so many positions, a token's own included; 0: some look at all
-  bool keeps_pictures_whole = false;  // the tokens of a picture see each other
-  int picture_rows_of_block = 0;      // ModelRunner::picture_rows_of_block
+  bool keeps_images_whole = false;  // the tokens of an image see each other
 };
-
-// Blocks of `block_len` tokens that a sequence of so many tokens holds at once, at most.
-int most_blocks(int tokens, int block_len, const SchedulerConfig& config);
 
 class Scheduler {
  public:
-  // `speculator`: null where nothing is drafted; must outlive the scheduler.
-  Scheduler(const SchedulerConfig& config, BlockCache& blocks, Speculator* speculator = nullptr)
-      : config_(config), blocks_(blocks), speculator_(speculator) {}
+  using MovePages = std::function<void(const std::vector<PageMove>&)>;
+
+  // `speculator`: null where nothing is drafted; must outlive the scheduler. `move_pages` moves pages at once.
+  Scheduler(const SchedulerConfig& config, BlockCache& blocks, Speculator* speculator = nullptr,
+            MovePages move_pages = nullptr)
+      : config_(config), blocks_(blocks), speculator_(speculator), move_pages_(std::move(move_pages)) {}
 
   void add(std::shared_ptr<Sequence> sequence);
 
@@ -90,8 +89,8 @@ class Scheduler {
   int running_count() const { return static_cast<int>(running_.size()); }
   int waiting_count() const { return static_cast<int>(waiting_.size()); }
   int64_t preemption_count() const { return preemptions_; }
-  int64_t sought_token_count() const { return sought_tokens_; }
-  int64_t matched_token_count() const { return matched_tokens_; }
+  int64_t prefix_cache_queries() const { return prefix_cache_queries_; }
+  int64_t prefix_cache_hits() const { return prefix_cache_hits_; }
   int64_t admitted_count() const { return admitted_; }
   double queue_seconds() const { return queue_seconds_; }
 
@@ -101,27 +100,25 @@ class Scheduler {
  private:
   void plan(Step& step, bool may_preempt);
   int chunk_of(const Sequence& sequence, int budget) const;
-  int plan_pictures(Sequence& sequence, int tokens, int& fills, bool may_preempt);
+  int plan_images(Sequence& sequence, int tokens, int& fills, bool may_preempt);
   void add_drafts(int room);
-  void publish_full_blocks(Sequence& sequence);
-  void free_behind_window(Sequence& sequence);
-  int blocks_for(int tokens) const;
-  int missing_blocks(const Sequence& sequence) const;
+  int missing_pages(const Sequence& sequence) const;
   bool reserve(Sequence& sequence, int tokens, bool may_preempt);
-  bool take_blocks(Sequence& sequence, std::vector<int32_t>& blocks, size_t count, bool may_preempt);
+  bool make_room(const Sequence& sequence);
   void preempt_last();
   void admit();
   bool try_admit(Sequence& sequence, int& reserved);
-  void give_up_blocks(Sequence& sequence, bool keeps_content);
+  void give_up_memory(Sequence& sequence, Keep keep);
 
   SchedulerConfig config_;
   BlockCache& blocks_;
   Speculator* speculator_;
+  MovePages move_pages_;
   std::vector<std::shared_ptr<Sequence>> waiting_;  // in order of service
   std::vector<std::shared_ptr<Sequence>> running_;  // in order of service
   int64_t preemptions_ = 0;
-  int64_t sought_tokens_ = 0;
-  int64_t matched_tokens_ = 0;
+  int64_t prefix_cache_queries_ = 0;
+  int64_t prefix_cache_hits_ = 0;
   int64_t admitted_ = 0;
   double queue_seconds_ = 0;
 };

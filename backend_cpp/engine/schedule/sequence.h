@@ -14,19 +14,20 @@
 #include <utility>
 #include <vector>
 
-#include "engine/answer/answer.h"
-#include "engine/answer/answer_rules.h"
+#include "engine/generation/generation.h"
+#include "engine/generation/generation_rules.h"
 #include "engine/request.h"
 #include "engine/schedule/block_cache.h"
-#include "engine/schedule/picture_blocks.h"
-#include "engine/speculation/speculator.h"
+#include "engine/schedule/image_blocks.h"
+#include "engine/schedule/sequence_memory.h"
+#include "engine/speculative/speculator.h"
 
 namespace turbomind {
 
 // The answers to one request, and what they share.
 struct SequenceGroup {
   RequestId request = 0;
-  std::shared_ptr<const AnswerRules> rules;
+  std::shared_ptr<const GenerationRules> rules;
   std::optional<SessionParams> session;
   std::shared_ptr<const LoadedAdapter> adapter;  // null: none
   std::shared_ptr<const OutputCallback> on_output;
@@ -34,10 +35,12 @@ struct SequenceGroup {
   int priority = 0;                        // lower numbers are served first
   uint64_t arrival = 0;                    // order of arrival
   uint64_t seed = 0;                       // of the first answer
-  uint64_t scope = 0;                      // where its blocks are published (engine/schedule/block_cache.h)
+  PrefixScope scope;                       // where its blocks are published
+  uint64_t draft_scope = 0;                // of the texts that its draft tokens come from
+  std::vector<int> marks;                  // tokens of the prompt up to which others may begin alike, ascending
   int history_len = 0;                     // leading tokens that came from the session
   std::vector<EmbeddingRange> embeddings;  // of the prompt; kept until the last answer has ended
-  std::vector<PictureGroup> looked_at;     // the same, where tokens look at them
+  std::vector<ImageGroup> looked_at;       // the same, where tokens look at them
   int open_answers = 1;                    // answers that have not finished; those that never began are not counted
   bool may_match = true;                   // published blocks can stand for its prompt
   bool keeps_blocks = false;               // blocks stay published when it ends
@@ -55,7 +58,7 @@ struct Sequence {
         index(which),
         tokens(std::move(all_tokens)),
         answer(group->rules, index, group->seed, group->arrival << 24 | static_cast<uint64_t>(index), tokens),
-        pictures(group->looked_at) {}
+        images(group->looked_at) {}
   Sequence(const Sequence&) = delete;
 
   const GenerationParams& params() const { return group->rules->params; }
@@ -65,10 +68,11 @@ struct Sequence {
             group->adapter ? std::string_view(group->adapter->name) : std::string_view(), params().cache_salt};
   }
   // Tokens whose keys and values are not in the cache yet; a decoding sequence has one.
-  int pending() const { return static_cast<int>(tokens.size()) + unseen - cached; }
+  int pending() const { return static_cast<int>(tokens.size()) + in_flight - cached(); }
+  // Leading tokens whose keys, values and states are in `memory`.
+  int cached() const { return memory.cached(); }
   // Tokens of the answer, those that nobody has seen included.
-  int chosen() const { return answer.generated() + unseen; }
-  int held_blocks() const { return static_cast<int>(blocks.size()) - freed_blocks; }
+  int chosen() const { return answer.generated() + in_flight; }
   // Order of service: priority, then arrival, then answer.
   bool is_before(const Sequence& other) const {
     if (group->priority != other.group->priority) return group->priority < other.group->priority;
@@ -80,16 +84,13 @@ struct Sequence {
   std::vector<int32_t> tokens;  // prompt, then answer
   Answer answer;
 
-  int cached = 0;               // leading tokens whose keys and values are in `blocks`
-  int published = 0;            // leading blocks whose content is published
-  std::vector<int32_t> blocks;  // referenced in the BlockCache
-  int freed_blocks = 0;         // leading entries of `blocks` that lie behind the window: kNoBlock
-  int planned = 0;              // rows of this sequence in the step being built or run, drafts included
-  int unseen = 0;               // tokens behind `tokens` that steps under way choose; when one is planned, 0 or 1
-  int unseen_span = 0;          // the span that chooses the last of them
-  Drafts drafts;                // tokens behind `tokens`; none where any are unseen
-  PictureBlocks pictures;       // that its tokens look at
-  bool is_open = true;          // false: the answer has ended, and only a step under way still knows of it
+  SequenceMemory memory;
+  int planned = 0;         // rows of this sequence in the step being built or run, drafts included
+  int in_flight = 0;       // tokens after `tokens` that steps under way choose; when one is planned, 0 or 1
+  int in_flight_span = 0;  // the span that chooses the last of them
+  Drafts drafts;           // tokens after `tokens`; none where any are unseen
+  ImageBlocks images;      // that its tokens look at
+  bool is_open = true;     // false: the answer has ended, and only a step under way still knows of it
   std::optional<Clock::time_point> first_token;
   Clock::time_point last_token;
 };

@@ -143,10 +143,7 @@ const SessionTable::Session* SessionTable::find(uint64_t id) const {
 }
 
 void SessionTable::release_blocks(const Session& session) {
-  if (shares_blocks_) return;
-  std::vector<int32_t> blocks;
-  blocks_.match({session.scope, session.tokens, session.embeddings}, static_cast<int>(session.tokens.size()), blocks);
-  blocks_.release_and_forget(blocks);
+  if (!shares_blocks_) blocks_.forget_realm(session.scope);
 }
 
 }  // namespace turbomind

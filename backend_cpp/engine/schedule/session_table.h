@@ -56,7 +56,7 @@ class SessionTable {
               std::vector<EmbeddingRange> embeddings = {});
 
   // For a request that only stops or ends a session: the running request that is to be cancelled first; 0: none.
-  // Throws Error kUnknownSession, kSessionIdle (nothing to stop) or kSessionBusy (not told to stop).
+  // Throws Error kUnknownSession, kSessionIdle (nothing to stop) or kSessionBusy (not asked to stop).
   RequestId check_control(const SessionParams& params) const;
   // Forgets a session and its blocks.
   void erase(uint64_t id);

@@ -33,27 +33,28 @@ void StepLoop::abort() {
 }
 
 void StepLoop::begin(Step& step) {
-  if (runner_.chooses_tokens()) {
+  if (runner_.traits().chooses_tokens) {
     for (size_t i = 0; i < step.sequences.size(); ++i) {
       StepSpan& span = step.input.spans[i];
       Sequence& sequence = *step.sequences[i];
       if (span.wanted != SpanRows::kLast || span.drafts > 0 || sequence.answer.needs_logits()) continue;
       if (!sequence.answer.knows_choice()) continue;  // chosen here, when it is known
-      const TokenChoice& choice = sequence.answer.choice(sequence.unseen);
+      const TokenChoice& choice = sequence.answer.choice(sequence.in_flight);
       if (!runner_.reserve(choice)) continue;
       span.wanted = SpanRows::kNone;
       span.choice = &choice;
     }
   }
   const auto start = Clock::now();
+  if (!step.moves.empty()) runner_.move_pages(step.moves);
   runner_.begin(step.input);
   step.begin_seconds = seconds_between(start, Clock::now());
   stats_.tokens_computed += static_cast<int64_t>(step.input.tokens.size());
   ++stats_.steps;
   for (size_t i = 0; i < step.sequences.size(); ++i) {
     if (step.input.spans[i].choice == nullptr) continue;
-    ++step.sequences[i]->unseen;
-    step.sequences[i]->unseen_span = static_cast<int>(i);
+    ++step.sequences[i]->in_flight;
+    step.sequences[i]->in_flight_span = static_cast<int>(i);
   }
 }
 
@@ -71,14 +72,14 @@ void StepLoop::take(Step& step, const OnOutput& on_output) {
     const StepSpan& span = step.input.spans[i];
     const bool has_chosen = span.choice != nullptr;
     const int rows = span.wanted_rows();
-    if (has_chosen) --sequence.unseen;
+    if (has_chosen) --sequence.in_flight;
     if (sequence.is_open && (has_chosen || rows > 0)) {
-      on_output(step.sequences[i], {span, has_chosen ? chosen : nullptr, rows, logits, hidden, runner_.vocab_size(),
-                                    runner_.hidden_size()});
+      on_output(step.sequences[i], {span, has_chosen ? chosen : nullptr, rows, logits, hidden,
+                                    runner_.traits().vocab_size, runner_.traits().hidden_size});
     }
     if (has_chosen) ++chosen;
-    logits += static_cast<size_t>(rows) * runner_.vocab_size();
-    hidden += static_cast<size_t>(rows) * runner_.hidden_size();
+    logits += static_cast<size_t>(rows) * runner_.traits().vocab_size;
+    hidden += static_cast<size_t>(rows) * runner_.traits().hidden_size;
   }
   step.sequences.clear();  // ended ones hold their callers' callbacks
   step.looking.clear();
@@ -86,7 +87,7 @@ void StepLoop::take(Step& step, const OnOutput& on_output) {
 
 // Whether what follows the step can be planned before its tokens are known.
 bool StepLoop::can_overlap(const Step& step) const {
-  if (!runner_.chooses_tokens() || step.was_short_of_blocks) return false;
+  if (!runner_.traits().chooses_tokens || step.was_short_of_blocks) return false;
   for (size_t i = 0; i < step.sequences.size(); ++i) {
     if (step.input.spans[i].wanted != SpanRows::kNone) return false;
     if (step.input.spans[i].choice != nullptr && step.sequences[i]->answer.needs_known_tokens()) return false;

@@ -107,7 +107,7 @@ inline void value_tile(const T* values, int value_dim, int tokens, const float* 
 }
 
 template <class T>
-inline constexpr bool kIsRounded = std::is_same_v<T, Code8> || std::is_same_v<T, Code4>;
+inline constexpr bool kIsQuantized = std::is_same_v<T, Code8> || std::is_same_v<T, Code4>;
 
 inline float sum_of(const float* x, int count) {
   float total = 0;
@@ -232,13 +232,13 @@ inline void attend_tile(const AttentionParams& params, const std::byte* keys, co
   for (int n = 0; n < kQueries; ++n) {
     const int query = first + n;
     float* p = scores + n * kMaxBlockLen;
-    if (kIsRounded<T>)
+    if (kIsQuantized<T>)
       unround_scores(Rounding(keys, layout, layout.key_dim), padded, queries.sums_of_factors[query], p);
     const ScoreRule rule{params.softcap, queries.slopes == nullptr ? 0.0f : queries.slopes[query],
                          queries.ends[query] - 1};
     rule.apply(start, padded, p);
     correction[n] = soften(low[n], high[n], padded, p, queries.maximum[query], queries.sum[query]);
-    if (kIsRounded<T>) {
+    if (kIsQuantized<T>) {
       const float added = round_weights(Rounding(values, layout, layout.value_dim), padded, p);
       queries.shifts[query] = queries.shifts[query] * correction[n] + added;
     }
@@ -254,7 +254,7 @@ void attend_typed(const AttentionParams& params, int kv_head, const int32_t* blo
   const CacheLayout& layout = params.layout;
   for (int n = 0; n < queries.count; ++n) {
     float* factors = queries.factors + static_cast<size_t>(n) * layout.key_dim;
-    queries.sums_of_factors[n] = kIsRounded<T> ? sum_of(factors, layout.key_dim) : 0.0f;
+    queries.sums_of_factors[n] = kIsQuantized<T> ? sum_of(factors, layout.key_dim) : 0.0f;
     Operand<T>::prepare(factors, layout.key_dim);
     queries.maximum[n] = -std::numeric_limits<float>::infinity();
     queries.sum[n] = 0;
@@ -276,7 +276,7 @@ void attend_typed(const AttentionParams& params, int kv_head, const int32_t* blo
     }
     if (n < queries.count) attend_tile<1, T>(params, keys, values, start, queries, n);
   }
-  if (kIsRounded<T>) {
+  if (kIsQuantized<T>) {
     for (int n = 0; n < queries.count; ++n) {
       float* out = queries.out + static_cast<size_t>(n) * layout.value_dim;
       for (int d = 0; d < layout.value_dim; ++d) out[d] += queries.shifts[n];

@@ -12,7 +12,7 @@
 
 namespace turbomind::TM_ISA {
 
-// Codes of a rounded cache as they are, without scale and zero point.
+// Codes of a quantized cache as they are, without scale and zero point.
 struct Code8 {
   uint8_t bits;
 };

@@ -12,6 +12,7 @@
 #include "kernels/lora.h"
 #include "kernels/norm.h"
 #include "kernels/paged_attention.h"
+#include "kernels/recurrence.h"
 
 namespace turbomind {
 
@@ -30,6 +31,9 @@ struct AttendQueries {
   float* sum;      // [count]
 };
 
+// Channels that a convolution takes at a time.
+inline constexpr int kConvBlock = 256;
+
 struct KernelTable {
   const char* name;
 
@@ -39,10 +43,10 @@ struct KernelTable {
   void (*linear_block)(const LinearWeight& weight, const float* x, int rows, int first, int last, float* y,
                        bool accumulate);
   // Rounds row number `row` of x for a packed weight whose groups have `group` inputs.
-  void (*quantize_row)(const float* x, int in_features, int group, int row, const RoundedRows& rounded);
+  void (*quantize_row)(const float* x, int in_features, int group, int row, const QuantizedRows& rounded);
   // y for rows [first_row, first_row + rows) and tiles of 16 outputs [first_tile, last_tile); first_row is a multiple
   // of the rows that lie together.
-  void (*packed_block)(const LinearWeight& weight, const RoundedRows& x, int first_row, int rows, int first_tile,
+  void (*packed_block)(const LinearWeight& weight, const QuantizedRows& x, int first_row, int rows, int first_tile,
                        int last_tile, float* y, bool accumulate);
   // The same two for wide rows.
   void (*widen_row)(const float* x, int in_features, int row, const WideRows& wide);
@@ -58,6 +62,16 @@ struct KernelTable {
   // Queries over tokens [begin, end) of their sequence's blocks, unnormalised.
   void (*attend)(const AttentionParams& params, int kv_head, const int32_t* blocks, int begin, int end,
                  const AttendQueries& queries);
+  // The convolution of channels [first, last), at most kConvBlock.
+  void (*conv_block)(const ConvParams& params, int first, int last, const StridedRows& x, const StridedRows& y);
+  void (*recurrence_gate_row)(const GateParams& params, const float* a, const float* b, float* decay, float* beta);
+  // How many columns of a state `recur` takes at a time.
+  int (*recurrence_columns)();
+  // All tokens of a span over one head's columns [first, first + recurrence_columns()), or, with first -1, all columns.
+  void (*recur)(const RecurrenceParams& params, const HeadsView& q, const HeadsView& k, const HeadsView& v,
+                const StateSpan& span, int head, int first, float* out);
+  // x *= act(gate)
+  void (*gate_row)(GateKind kind, const float* gate, int size, float* x);
   int32_t (*argmax)(const float* logits, int size);
   void (*chunk_maxima)(const float* logits, int size, float* maxima);
   void (*exp_weights)(const float* logits, int size, float maximum, float factor, float* weights, float* sums);

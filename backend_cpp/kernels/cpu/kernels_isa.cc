@@ -12,6 +12,9 @@
 #include "kernels/cpu/linear/packed_block.h"
 #include "kernels/cpu/lora_block.h"
 #include "kernels/cpu/norm_rows.h"
+#include "kernels/cpu/recurrence/conv_block.h"
+#include "kernels/cpu/recurrence/gate_rows.h"
+#include "kernels/cpu/recurrence/recur.h"
 #include "kernels/cpu/simd.h"
 #include "kernels/sampling.h"
 
@@ -100,6 +103,11 @@ constinit const KernelTable kTable = [] {
                        .activate_row = activate_row,
                        .scale_and_cap_row = scale_and_cap_row,
                        .attend = attend,
+                       .conv_block = conv_block,
+                       .recurrence_gate_row = recurrence_gate_row,
+                       .recurrence_columns = recurrence_columns,
+                       .recur = recur,
+                       .gate_row = gate_row,
                        .argmax = argmax,
                        .chunk_maxima = chunk_maxima,
                        .exp_weights = exp_weights};

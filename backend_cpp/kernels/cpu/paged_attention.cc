@@ -23,7 +23,7 @@ int first_seen(const AttentionParams& params, int position) {
 
 // One behind the last key that a row of a span sees.
 int sight_of(const AttentionParams& params, const AttentionSpan& span, int row) {
-  return params.sights != nullptr ? params.sights[span.first_row + row] : span.first_position + row + 1;
+  return params.kv_lens != nullptr ? params.kv_lens[span.first_row + row] : span.first_position + row + 1;
 }
 
 int group_size(const AttentionParams& params) {

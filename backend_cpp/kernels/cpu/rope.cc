@@ -26,7 +26,7 @@ void rotate(const RopeTable& table, size_t row, int head_dim, float factor, floa
 }  // namespace
 
 void rope_table(ThreadPool& pool, const RopeAngles& angles, int rows, float* cosine, float* sine) {
-  constexpr int kWork = 16;  // a pair takes as long as so many elements of other loops
+  constexpr int kWork = 16;  // a pair takes as long as this many elements of other loops
   const auto pairs = static_cast<size_t>(angles.pairs);
   for_rows(pool, rows, kWork * angles.pairs, [&](size_t row) {
     const int32_t* position = angles.positions + row * static_cast<size_t>(angles.axes);

@@ -54,7 +54,7 @@ void write_plain(const Place& place, const float* x) {
 }
 
 // Rounds a head's values so that their range, and 0, is met; scale and zero point go behind the codes.
-void write_rounded(const CacheLayout& layout, const Place& place, const float* x) {
+void write_quantized(const CacheLayout& layout, const Place& place, const float* x) {
   float low = 0;
   float high = 0;
   float probe = 0;  // NaN and infinity must not vanish: they make the scale not a number
@@ -100,7 +100,7 @@ void write_head(const CacheLayout& layout, const Place& place, const float* x) {
       break;
     case CacheType::kInt8:
     case CacheType::kInt4:
-      write_rounded(layout, place, x);
+      write_quantized(layout, place, x);
   }
 }
 

@@ -10,7 +10,7 @@
 //   - static `__shared__` arrays without initialiser; no __constant__ that the host writes;
 //   - warp collectives name all 32 lanes; no cooperative groups;
 //   - no block waits for another, but for those with its number in the same launch on other GPUs, by `launch_together`
-//     (comm/peer_exchange.cu says why that ends);
+//     (comm/p2p_all_reduce.cu says why that ends);
 //   - PTX only in kernels/cuda/ptx.h (mma, ldmatrix, cp.async, lop3, signals), which states the fragment layouts;
 //   - functions of the emulation are in testing/cuda_emulated/{kernel_language,types}.h: add what is missing there.
 //
@@ -116,7 +116,12 @@ T* dynamic_shared() {
 }
 
 // While there is one, nobody looks at what the thread's launches compute.
-using Rehearsal = emulated::OnlyChecking;
+using WarmUp = emulated::OnlyChecking;
+
+// Pinned memory of the host that the thread's next launch reads: it must not change until then.
+inline void next_launch_reads(const void* memory, size_t bytes) {
+  emulated::note_read(memory, bytes);
+}
 
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t,
@@ -141,8 +146,10 @@ void launch_together(void (*kernel)(Parameters...), dim3 grid, dim3 block, cudaS
 
 #else
 
-struct Rehearsal {
-  Rehearsal() {}  // not trivial: it is not unused
+inline void next_launch_reads(const void*, size_t) {}
+
+struct WarmUp {
+  WarmUp() {}  // not trivial: it is not unused
 };
 
 // An attribute of the current device.

@@ -5,13 +5,14 @@
 
 namespace turbomind {
 
-CrossLayers::CrossLayers(Operators& ops, const ModelSpec& spec, int max_rows, bool is_divided)
+CrossLayers::CrossLayers(Operators& ops, const ModelSpec& spec, CacheType cache_type, int max_rows, bool is_divided)
     : spec_(spec),
       max_rows_(max_rows),
       is_divided_(is_divided),
-      picture_rows_(ops, static_cast<size_t>(max_rows) * static_cast<size_t>(spec.hidden_size) * sizeof(float)),
+      shape_{cache_type, 1, spec.num_kv_heads, spec.head_dim, spec.head_dim, 0},
+      image_rows_(ops, static_cast<size_t>(max_rows) * static_cast<size_t>(spec.hidden_size) * sizeof(float)),
       looking_rows_(ops, static_cast<size_t>(max_rows) * sizeof(int32_t)),
-      sights_(ops, static_cast<size_t>(max_rows) * sizeof(int32_t)),
+      kv_lens_(ops, static_cast<size_t>(max_rows) * sizeof(int32_t)),
       factors_(ops, static_cast<size_t>(max_rows) * sizeof(float)),
       key_values_(float_buffer(ops, max_rows, 2 * spec.num_kv_heads * spec.head_dim)),
       x_(float_buffer(ops, max_rows, spec.hidden_size)),
@@ -23,30 +24,43 @@ CrossLayers::CrossLayers(Operators& ops, const ModelSpec& spec, int max_rows, bo
   factors_.upload(ops, static_cast<size_t>(max_rows) * sizeof(float));
 }
 
-// As many rows as fit, where a block keeps its size to the byte and its length divides a partition.
-CacheLayout CrossLayers::layout(const CacheLayout& of_tokens) const {
-  CacheLayout layout = of_tokens;
-  const int least_layers = static_cast<int>(spec_.pictures->cross_layers.size());
-  while (layout.num_layers % 2 == 0 && layout.num_layers / 2 >= least_layers &&
-         layout.block_len * 2 <= kPartitionTokens) {
-    layout.num_layers /= 2;
-    layout.block_len *= 2;
-  }
-  return layout;
+CacheGroup CrossLayers::cache_group(int block_len) const {
+  CacheLayout of_one = shape_;
+  of_one.block_len = block_len;
+  CacheGroup group;
+  group.kind = MemoryKind::kCross;
+  group.block_len = block_len;
+  group.pieces = cross_layer_count(spec_);
+  group.piece_bytes = of_one.layer_bytes();
+  return group;
 }
 
-int CrossLayers::rows_of_block(const CacheLayout& of_tokens) const {
-  return layout(of_tokens).block_len;
-}
-
-void CrossLayers::use_cache(const CacheLayout& of_tokens, std::byte* pool) {
+void CrossLayers::use_cache(const CachePlan& plan, const CacheGroup& group, std::byte* pages) {
   params_ = {};
-  params_.layout = layout(of_tokens);
-  params_.pool = pool;
+  params_.layout = shape_;
+  params_.layout.num_layers = group.page_pieces;
+  params_.layout.block_len = group.block_len;
+  params_.layout.page_bytes = plan.page_bytes;
+  params_.pool = pages;
   params_.num_heads = spec_.num_heads;
+  table_count_ = group.pages;
 }
 
-// `count` heads of a buffer's rows of so many floats, from number `first` on.
+void CrossLayers::set_spans(Operators& ops, SpanUse use, const std::vector<AttentionSpan>& spans,
+                            const std::vector<const PageTables*>& tables) const {
+  for (int table = 0; table < table_count_; ++table) {
+    std::vector<AttentionSpan> own = spans;
+    for (size_t i = 0; i < own.size(); ++i) own[i].blocks = (*tables[i])[static_cast<size_t>(table)].data();
+    ops.set_spans({use, table}, std::move(own), params_.layout.block_len);
+  }
+}
+
+void CrossLayers::choose_layer(AttentionParams& params, int index) const {
+  params.set.table = index / params.layout.num_layers;
+  params.layer = index % params.layout.num_layers;
+}
+
+// `count` heads of a buffer's rows of this many floats, from number `first` on.
 HeadsView CrossLayers::heads(const AlignedBuffer& buffer, int rows, int count, int width, int first) const {
   const auto head_dim = static_cast<size_t>(spec_.head_dim);
   return {buffer.as<float>() + first, rows, static_cast<size_t>(width), count, head_dim, spec_.head_dim};
@@ -55,26 +69,28 @@ HeadsView CrossLayers::heads(const AlignedBuffer& buffer, int rows, int count, i
 void CrossLayers::fill(Operators& ops, const StepInput& input, const std::vector<CrossLayerWeights>& layers) {
   if (input.fills.empty()) return;
   std::vector<AttentionSpan> spans;
+  std::vector<const PageTables*> tables;
   int rows = 0;
-  auto* to = picture_rows_.host<float>();
-  for (const PictureFill& fill : input.fills) {
-    if (rows + fill.count > max_rows_) throw internal_error("a step fills more rows of pictures than it may have");
-    spans.push_back({rows, fill.count, fill.first, fill.blocks->data()});
+  auto* to = image_rows_.host<float>();
+  for (const ImageFill& fill : input.fills) {
+    if (rows + fill.count > max_rows_) throw internal_error("a step fills more rows of images than it may have");
+    spans.push_back({rows, fill.count, fill.first});
+    tables.push_back(fill.tables);
     for (int row = 0; row < fill.count; ++row, to += spec_.hidden_size) fill.group->read(fill.first + row, to);
     rows += fill.count;
   }
-  picture_rows_.upload(ops, static_cast<size_t>(rows) * static_cast<size_t>(spec_.hidden_size) * sizeof(float));
-  ops.set_spans(SpanSet::kFills, std::move(spans), params_.layout.block_len);
+  image_rows_.upload(ops, static_cast<size_t>(rows) * static_cast<size_t>(spec_.hidden_size) * sizeof(float));
+  set_spans(ops, SpanUse::kCrossFill, spans, tables);
 
   AttentionParams params = params_;
-  params.set = SpanSet::kFills;
+  params.set.use = SpanUse::kCrossFill;
   const int width = spec_.num_kv_heads * spec_.head_dim;
   const HeadsView keys = heads(key_values_, rows, spec_.num_kv_heads, 2 * width, 0);
   const HeadsView values = heads(key_values_, rows, spec_.num_kv_heads, 2 * width, width);
   for (size_t index = 0; index < layers.size(); ++index) {
-    ops.linear(layers[index].kv.view, picture_rows_.device<float>(), rows, key_values_.as<float>(), false);
+    ops.linear(layers[index].kv.view, image_rows_.device<float>(), rows, key_values_.as<float>(), false);
     ops.norm_heads(layers[index].k_norm.view, keys);
-    params.layer = static_cast<int>(index);
+    choose_layer(params, static_cast<int>(index));
     ops.write_cache(params, keys, values);
   }
 }
@@ -83,23 +99,25 @@ bool CrossLayers::begin_step(Operators& ops, const StepInput& input) {
   looking_ = 0;
   if (input.looks.empty()) return false;
   std::vector<AttentionSpan> spans;
+  std::vector<const PageTables*> tables;
   auto* rows = looking_rows_.host<int32_t>();
-  for (const PictureLook& look : input.looks) {
+  for (const ImageLook& look : input.looks) {
     // A span's rows are the last ones of what they all see, so none has more rows than that.
     for (int done = 0; done < look.count;) {
       const int count = std::min(look.count - done, look.seen);
-      spans.push_back({looking_, count, look.seen - count, look.blocks->data()});
+      spans.push_back({looking_, count, look.seen - count});
+      tables.push_back(look.tables);
       for (int row = 0; row < count; ++row) rows[looking_ + row] = look.first_row + done + row;
-      std::fill_n(sights_.host<int32_t>() + looking_, count, look.seen);
+      std::fill_n(kv_lens_.host<int32_t>() + looking_, count, look.seen);
       looking_ += count;
       done += count;
     }
   }
   looking_rows_.upload(ops, static_cast<size_t>(looking_) * sizeof(int32_t));
-  sights_.upload(ops, static_cast<size_t>(looking_) * sizeof(int32_t));
-  ops.set_spans(SpanSet::kLooks, std::move(spans), params_.layout.block_len);
-  params_.set = SpanSet::kLooks;
-  params_.sights = sights_.device<int32_t>();
+  kv_lens_.upload(ops, static_cast<size_t>(looking_) * sizeof(int32_t));
+  set_spans(ops, SpanUse::kCrossQuery, spans, tables);
+  params_.set.use = SpanUse::kCrossQuery;
+  params_.kv_lens = kv_lens_.device<int32_t>();
   return true;
 }
 
@@ -115,7 +133,7 @@ void CrossLayers::run(Operators& ops, int index, const CrossLayerWeights& layer,
   const HeadsView queries = heads(queries_, looking_, spec_.num_heads, spec_.num_heads * spec_.head_dim, 0);
   ops.norm_heads(layer.q_norm.view, queries);
   ops.rope({}, queries, factors_.device<float>());
-  params_.layer = index;
+  choose_layer(params_, index);
   ops.paged_attention(params_, queries, attended_.as<float>());
   ops.linear(layer.o.view, attended_.as<float>(), looking_, branch, false);
   add_gated(ops, layer.attention_gate);

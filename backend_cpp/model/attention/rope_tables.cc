@@ -4,20 +4,21 @@
 #include <cmath>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 namespace turbomind {
 
 namespace {
 
-// What tells one set of frequencies from another; 0: unstretched.
-int variant_of(const StretchSpec& stretch, int prompt_len) {
-  if (stretch.kind == StretchKind::kNone || prompt_len <= stretch.length) return 0;
-  switch (stretch.kind) {
+// What reports one set of frequencies from another; 0: unstretched.
+int variant_of(const std::optional<StretchSpec>& stretch, int prompt_len) {
+  if (!stretch || prompt_len <= stretch->length) return 0;
+  switch (stretch->kind) {
     case StretchKind::kDynamic:
       return prompt_len;
     case StretchKind::kQwen:
-      return static_cast<int>(std::ceil(std::log2(static_cast<double>(prompt_len) / stretch.length)));
+      return static_cast<int>(std::ceil(std::log2(static_cast<double>(prompt_len) / stretch->length)));
     default:
       return 1;
   }
@@ -35,7 +36,8 @@ std::vector<float> with_grown_theta(const RopeSpec& rope, double growth) {
 }
 
 std::vector<float> stretched_frequencies(const RopeSpec& rope, int variant) {
-  const StretchSpec& stretch = rope.stretch;
+  if (!rope.stretch) return rope.inv_freq;
+  const StretchSpec& stretch = *rope.stretch;
   switch (stretch.kind) {
     case StretchKind::kDynamic:
       return with_grown_theta(rope, stretch.factor * variant / stretch.length - (stretch.factor - 1));
@@ -43,13 +45,11 @@ std::vector<float> stretched_frequencies(const RopeSpec& rope, int variant) {
       return with_grown_theta(rope, std::exp2(variant + 1) - 1);
     case StretchKind::kLong:
       return stretch.inv_freq;
-    case StretchKind::kNone:
-      break;
   }
   return rope.inv_freq;
 }
 
-// Positions of a span's rows [count, 3]: of text three times the same number, of pictures their places on the grid.
+// Positions of a span's rows [count, 3]: of text three times the same number, of images their places on the grid.
 void fill_grid_positions(const StepSpan& span, int32_t* positions) {
   int shift = span.position_shift;
   auto range = span.embeddings.begin();
@@ -60,7 +60,7 @@ void fill_grid_positions(const StepSpan& span, int32_t* positions) {
       std::fill_n(positions, 3, token + shift);
       continue;
     }
-    const PictureGrid& grid = range->grid;
+    const ImageGrid& grid = range->grid;
     const int place = token - range->begin;
     positions[0] = range->begin + shift + grid.position_of_frame(place / (grid.rows * grid.columns));
     positions[1] = range->begin + shift + place / grid.columns % grid.rows;
@@ -81,7 +81,7 @@ RopeTables::RopeTables(Operators& ops, std::vector<RopeSpec> ropes, int max_rows
   for (const RopeSpec& rope : ropes_) {
     const int pairs = static_cast<int>(rope.inv_freq.size());
     Buffers buffers{float_buffer(ops, max_rows, pairs), float_buffer(ops, max_rows, pairs), {}, {}, {}, {}, 0};
-    const bool is_stretched = rope.stretch.kind != StretchKind::kNone;
+    const bool is_stretched = rope.stretch.has_value();
     const size_t set_bytes = static_cast<size_t>(pairs) * sizeof(float);
     buffers.frequencies = Staged(ops, set_bytes * static_cast<size_t>(is_stretched ? max_rows : 1));
     if (is_stretched) {
@@ -109,7 +109,7 @@ int RopeTables::variant(int prompt_len) const {
 void RopeTables::stage(Operators& ops, const StepInput& input) {
   stage_positions(ops, input);
   for (size_t index = 0; index < ropes_.size(); ++index) {
-    if (ropes_[index].stretch.kind != StretchKind::kNone) stage_sets(ops, index, input);
+    if (ropes_[index].stretch) stage_sets(ops, index, input);
   }
 }
 

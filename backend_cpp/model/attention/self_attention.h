@@ -19,10 +19,11 @@ class SelfAttention {
  public:
   SelfAttention(Operators& ops, const ModelSpec& spec, CacheType cache_type, int max_rows);
 
-  CacheLayout layout(int block_len) const;
-  void allocate_cache(Operators& ops, const CacheSize& size);
-  std::byte* cache() const { return cache_.as<std::byte>(); }
-  void move_blocks(Operators& ops, const std::vector<BlockMove>& moves);
+  // Of its layers.
+  std::vector<CacheGroup> cache_groups(const StepLimits& limits) const;
+  // From now on its layers' memory lies in these pages; its own groups begin with number `first_group`.
+  void use_cache(const CachePlan& plan, int first_group, std::byte* pages);
+  int table_count() const { return static_cast<int>(tables_.size()); }
   int cache_variant(int prompt_len) const { return ropes_.variant(prompt_len); }
   // Prepares what all layers share: positions, cache blocks; then, on the device, rotations.
   void begin_step(Operators& ops, const StepInput& input);
@@ -37,27 +38,45 @@ class SelfAttention {
     HeadsView queries;
     HeadsView keys;
     HeadsView values;
+    HeadsView gates;  // of what comes out, where attention has one
   };
   Heads heads(int rows) const;
-  void project(const StepContext& step, const AttentionWeights& weights, const LinearInput& x, const Heads& heads);
+  void project(const StepContext& step, int layer, const AttentionWeights& weights, const LinearInput& x,
+               const Heads& heads);
+  void norm_queries_and_keys(Operators& ops, int layer, const AttentionWeights& weights, const Heads& heads) const;
+  bool rotates(int layer) const { return spec_.layer_ropes[static_cast<size_t>(layer)] >= 0; }
   void fill_query_factors(Operators& ops, const StepInput& input);
-  void fill_sights(Operators& ops, const StepInput& input);
+  void fill_kv_lens(Operators& ops, const StepInput& input);
+
+  // Where a layer's memory lies.
+  struct LayerMemory {
+    int table = 0;  // of its own
+    int piece = 0;  // of a page
+  };
+  // Of the pages that a group's layers share.
+  struct Table {
+    int number = 0;  // in StepSpan::tables
+    int chunk = 0;   // its tokens, where attention.is_chunked
+    CacheLayout layout;
+  };
 
   ModelSpec spec_;
   std::optional<LatentAttention> latent_;
   CacheLayout shape_;  // without a block's length
-  AlignedBuffer cache_;
-  AlignedBuffer host_cache_;
-  CacheLayout layout_;
+  std::byte* pages_ = nullptr;
+  std::vector<Table> tables_;
+  std::vector<LayerMemory> memory_;  // [layers]
   RopeTables ropes_;
   AttentionParams params_;  // of the step
   int row_width_;
-  AlignedBuffer qkv_;           // [max_rows, row_width_]: queries, keys and, unless a part of the keys, values
+  AlignedBuffer qkv_;           // [max_rows, row_width_]: queries, keys, values unless a part of the keys, and a gate
   AlignedBuffer attended_;      // [max_rows, heads value_dim]
   AlignedBuffer expanded_;      // [max_rows, heads mla.value_dim], of latent attention
   AlignedBuffer alibi_slopes_;  // [heads], or empty
+  AlignedBuffer unit_;          // ones [head_dim], the weight of QkNorm::kUnit
   Staged query_factors_;        // float32 [max_rows]
-  Staged sights_;               // int32 [max_rows], where pictures see ahead
+  Staged unrotated_factors_;    // the same of layers that do not rotate, where these differ
+  Staged kv_lens_;              // int32 [max_rows], where images see ahead
 };
 
 }  // namespace turbomind

@@ -9,7 +9,7 @@ namespace turbomind {
 HeadInput::HeadInput(Operators& ops, const ModelSpec& spec, int max_rows)
     : kind_(spec.head->kind),
       size_(spec.hidden_size),
-      traits_{spec.head->width(), spec.head->target_layers, spec.head->tokens},
+      traits_{width_of(*spec.head), spec.head->target_layers, spec.head->tokens},
       joined_(float_buffer(ops, max_rows, 2 * size_)),
       normed_(float_buffer(ops, max_rows, size_)),
       first_(float_buffer(ops, kind_ == HeadKind::kEagle ? max_rows : 0, size_)) {
@@ -18,23 +18,23 @@ HeadInput::HeadInput(Operators& ops, const ModelSpec& spec, int max_rows)
 
 void HeadInput::run(const StepContext& step, const StepInput& input, const Weights& weights, float* stream) {
   const HeadWeights& head = *weights.head;
-  const float* beside = input.beside.data();
+  const float* alongside = input.alongside.data();
   if (kind_ == HeadKind::kEagle3) {
     put_normed(step, weights.layers.front().attention_norm, stream, 0);
-    if (input.is_beside_own) {
-      std::copy_n(beside, static_cast<ptrdiff_t>(step.rows) * size_, stream);
+    if (input.is_alongside_own) {
+      std::copy_n(alongside, static_cast<ptrdiff_t>(step.rows) * size_, stream);
     } else {
-      step.linear(head.join, beside, stream, false);
+      step.linear(head.join, alongside, stream, false);
     }
     put_normed(step, head.hidden_norm, stream, size_);
     return;
   }
   if (kind_ == HeadKind::kMtp) {
     put_normed(step, head.embedding_norm, stream, 0);
-    put_normed(step, head.hidden_norm, beside, size_);
+    put_normed(step, head.hidden_norm, alongside, size_);
   } else {
     put(step, stream, 0);
-    put(step, beside, size_);
+    put(step, alongside, size_);
   }
   step.linear(head.join, joined_.as<float>(), stream, false);
   if (kind_ == HeadKind::kEagle) std::copy_n(stream, static_cast<ptrdiff_t>(step.rows) * size_, first_.as<float>());

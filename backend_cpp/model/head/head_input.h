@@ -1,6 +1,6 @@
-// How a head begins a step. A head is layers that guess for another model, and a row of it stands for two neighbouring
+// How a head begins a step. A head is layers that draft for another model, and a row of it stands for two neighbouring
 // tokens: the model's hidden state of the first, and the embedding of the second, which follows it; it brings the
-// logits of the third. To guess further, it takes its own hidden states in place of the model's.
+// logits of the third. To draft further, it takes its own hidden states in place of the model's.
 //
 //   MTP (DeepSeek-AI, 2024, arXiv 2412.19437)   x = join [norm(embedding), norm(hidden)], then a layer of the model
 //   EAGLE (Li et al., 2024, arXiv 2401.15077)   x = join [embedding, hidden], then layers, the first without its norm

@@ -14,6 +14,7 @@ void refuse_what_the_decoder_lacks(const ModelSpec& spec) {
   };
   if (spec.attention.mla) {
     refuse_if(spec.attention.qk_norm != QkNorm::kNone, "attention.qk_norm with attention.mla");
+    refuse_if(spec.attention.norms_rotated, "attention.norms_rotated with attention.mla");
     refuse_if(spec.attention.qkv_clip != 0, "attention.qkv_clip with attention.mla");
     refuse_if(spec.attention.qkv_bias, "attention.qkv_bias with attention.mla");
     refuse_if(spec.attention.softcap != 0, "attention.softcap with attention.mla");
@@ -23,6 +24,8 @@ void refuse_what_the_decoder_lacks(const ModelSpec& spec) {
     refuse_if(std::any_of(spec.attention.windows.begin(), spec.attention.windows.end(), [](int w) { return w > 0; }),
               "attention.windows with attention.mla");
   }
+  refuse_if(spec.moe && spec.moe->router.scales_input && spec.moe->experts_per_token != 1,
+            "moe.router.scales_input with several experts a token");
   if (!lacking.empty()) {
     throw invalid_argument(spec.architecture + " needs what the engine does not have yet: " + lacking);
   }

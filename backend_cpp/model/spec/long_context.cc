@@ -31,13 +31,13 @@ void extend_context(ModelSpec& spec, const LongContext& settings) {
   }
   if (spec.ropes.empty()) throw invalid_argument("rope_scaling_factor: this model does not rotate positions; use 0");
   for (RopeSpec& rope : spec.ropes) {
-    if (rope.stretch.kind == StretchKind::kNone && is_plain(rope)) {
-      rope.stretch.length = spec.max_position_embeddings;
-    } else if (rope.stretch.kind != StretchKind::kDynamic) {
+    if (!rope.stretch && is_plain(rope)) {
+      rope.stretch.emplace().length = spec.max_position_embeddings;
+    } else if (!rope.stretch || rope.stretch->kind != StretchKind::kDynamic) {
       throw invalid_argument("rope_scaling_factor: this model's checkpoint has a scaling of its own; use 0");
     }
-    rope.stretch.kind = StretchKind::kDynamic;
-    rope.stretch.factor = settings.rope_scaling_factor;
+    rope.stretch->kind = StretchKind::kDynamic;
+    rope.stretch->factor = settings.rope_scaling_factor;
   }
 }
 

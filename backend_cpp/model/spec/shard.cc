@@ -18,8 +18,8 @@ class Divider {
  public:
   Divider(int rank, int count, int group) : rank_(rank), count_(count), group_(group) {}
 
-  Slice heads(int count) {
-    if (count % count_ != 0) refuse("num_heads " + std::to_string(count) + " is no multiple of it");
+  Slice heads(const char* name, int count) {
+    if (count % count_ != 0) refuse(std::string(name) + " " + std::to_string(count) + " is no multiple of it");
     return part(count, 1);
   }
 
@@ -95,13 +95,18 @@ Shard Shard::whole(ModelSpec spec) {
 Shard Shard::of(const ModelSpec& spec, int rank, int count, int group) {
   Divider divider(rank, count, group);
   Shard shard{rank, count, spec};
-  shard.heads = divider.heads(spec.num_heads);
+  shard.heads = divider.heads("num_heads", spec.num_heads);
   if (const auto& mla = spec.attention.mla) {
     shard.kv_heads = shard.heads;
     divider.check_groups("attention.o", shard.heads.size() * mla->value_dim);
   } else {
     shard.kv_heads = divider.kv_heads(spec.num_kv_heads);
     divider.check_groups("attention.o", shard.heads.size() * spec.head_dim);
+  }
+  if (const auto& recurrence = spec.recurrence) {
+    shard.state_heads = divider.heads("recurrence.num_heads", recurrence->num_heads);
+    shard.state_key_heads = divider.heads("recurrence.num_key_heads", recurrence->num_key_heads);
+    divider.check_groups("recurrence.out", shard.state_heads.size() * recurrence->value_dim);
   }
   const bool has_dense_layers =
       !spec.moe || std::find(spec.moe->layers.begin(), spec.moe->layers.end(), false) != spec.moe->layers.end();
@@ -110,8 +115,8 @@ Shard Shard::of(const ModelSpec& spec, int rank, int count, int group) {
     shard.expert_channels = divider.channels("moe.intermediate_size", spec.moe->intermediate_size);
     shard.shared_channels = divider.channels("moe.shared_intermediate_size", spec.moe->shared_intermediate_size);
   }
-  shard.vocab = divider.tokens(spec.logit_count());
-  shard.vocab_part = divider.part_of_tokens(spec.logit_count());
+  shard.vocab = divider.tokens(logit_count(spec));
+  shard.vocab_part = divider.part_of_tokens(logit_count(spec));
   if (spec.attention.qk_norm == QkNorm::kProjection && count > 1) {
     divider.refuse("queries and keys go through a norm over all heads (attention.qk_norm), which no rank has");
   }
@@ -125,6 +130,10 @@ Shard Shard::of(const ModelSpec& spec, int rank, int count, int group) {
   if (spec.moe) {
     shard.spec.moe->intermediate_size = shard.expert_channels.size();
     shard.spec.moe->shared_intermediate_size = shard.shared_channels.size();
+  }
+  if (spec.recurrence) {
+    shard.spec.recurrence->num_heads = shard.state_heads.size();
+    shard.spec.recurrence->num_key_heads = shard.state_key_heads.size();
   }
   shard.spec.attention.alibi_slopes = kept(spec.attention.alibi_slopes, shard.heads);
   return shard;

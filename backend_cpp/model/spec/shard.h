@@ -13,11 +13,13 @@ namespace turbomind {
 
 struct Shard {
   int rank = 0;
-  int count = 1;       // ranks
-  ModelSpec spec;      // of the model, with the heads and sizes of the rank
-  Slice heads = 0;     // query heads
-  Slice kv_heads = 0;  // ranks share one where there are fewer heads than ranks
-  Slice channels = 0;  // of an MLP, intermediate_size
+  int count = 1;              // ranks
+  ModelSpec spec;             // of the model, with the heads and sizes of the rank
+  Slice heads = 0;            // query heads
+  Slice kv_heads = 0;         // ranks share one where there are fewer heads than ranks
+  Slice state_heads = 0;      // of a recurrence
+  Slice state_key_heads = 0;  // of a recurrence
+  Slice channels = 0;         // of an MLP, intermediate_size
   Slice expert_channels = 0;
   Slice shared_channels = 0;  // of the shared expert
   Slice vocab = 0;            // of the output layer

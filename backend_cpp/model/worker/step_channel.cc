@@ -37,7 +37,7 @@ struct StepChannel::Header {
   ChannelShape shape;
   Order order;
   alignas(64) std::atomic<uint32_t> given{1};  // the first order, to load the model, is given from the start
-  Rank ranks[kMostRanks];
+  Rank ranks[kMaxRanks];
 };
 
 StepChannel::StepChannel(const ChannelShape& shape) {
@@ -105,12 +105,12 @@ void StepChannel::give() {
   futex_wake(header().given);
 }
 
-bool StepChannel::wait_done(int index, std::chrono::nanoseconds patience) const {
+bool StepChannel::wait_done(int index, std::chrono::nanoseconds timeout) const {
   const uint32_t given = header().given.load(std::memory_order_relaxed);
   const std::atomic<uint32_t>& done = rank(index).done;
   const uint32_t seen = done.load(std::memory_order_acquire);
   if (seen == given) return true;
-  futex_wait(done, seen, patience);
+  futex_wait(done, seen, timeout);
   return done.load(std::memory_order_acquire) == given;
 }
 
@@ -123,11 +123,11 @@ std::string StepChannel::text(int index) const {
   return {said.text, std::min<size_t>(said.text_bytes, kTextBytes)};
 }
 
-bool StepChannel::wait_order(int index, std::chrono::nanoseconds patience) const {
+bool StepChannel::wait_order(int index, std::chrono::nanoseconds timeout) const {
   const uint32_t done = rank(index).done.load(std::memory_order_relaxed);
   const std::atomic<uint32_t>& given = header().given;
   if (given.load(std::memory_order_acquire) != done) return true;
-  futex_wait(given, done, patience);
+  futex_wait(given, done, timeout);
   return given.load(std::memory_order_acquire) != done;
 }
 

@@ -21,7 +21,7 @@
 
 namespace turbomind {
 
-inline constexpr int kMostRanks = 64;
+inline constexpr int kMaxRanks = 64;
 inline constexpr size_t kLongestPath = 4096;
 inline constexpr size_t kTextBytes = 16384;
 
@@ -89,7 +89,7 @@ class StepChannel {
   // Hands over what order() says.
   void give();
   // Whether a rank has done what was given last; waits so long for it.
-  bool wait_done(int rank, std::chrono::nanoseconds patience) const;
+  bool wait_done(int rank, std::chrono::nanoseconds timeout) const;
   // What a rank says about the last order: facts of the model, or, if it failed, why.
   bool has_failed(int rank) const;
   std::string text(int rank) const;
@@ -97,7 +97,7 @@ class StepChannel {
   // ---- a worker ----
 
   // Whether there is an order that this rank has not done; waits so long for it.
-  bool wait_order(int rank, std::chrono::nanoseconds patience) const;
+  bool wait_order(int rank, std::chrono::nanoseconds timeout) const;
   // The order is done. `text` is cut to what there is room for.
   void finish(int rank, bool has_failed, std::string_view text);
 

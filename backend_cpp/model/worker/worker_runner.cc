@@ -42,9 +42,11 @@ std::string meeting_file() {
 }  // namespace
 
 WorkerRunner::WorkerRunner(WorkerOptions options, const StepLimits& limits)
-    : options_(std::move(options)), shape_(shape_of(options_, limits)) {
-  if (options_.ranks > kMostRanks) {
-    throw invalid_argument("tp must be at most " + std::to_string(kMostRanks) + " with workers, got " +
+    : ModelRunner({.vocab_size = options.vocab_size, .hidden_size = options.hidden_size, .can_restart = true}),
+      options_(std::move(options)),
+      shape_(shape_of(options_, limits)) {
+  if (options_.ranks > kMaxRanks) {
+    throw invalid_argument("tp must be at most " + std::to_string(kMaxRanks) + " with workers, got " +
                            std::to_string(options_.ranks));
   }
   start();
@@ -100,9 +102,9 @@ void WorkerRunner::watch() {
   if (on_loss_) on_loss_();
 }
 
-void WorkerRunner::on_loss(std::function<void()> told) {
+void WorkerRunner::on_loss(std::function<void()> reported) {
   const std::lock_guard lock(mu_);
-  on_loss_ = std::move(told);
+  on_loss_ = std::move(reported);
   if (on_loss_ && is_lost_) on_loss_();
 }
 
@@ -110,7 +112,7 @@ void WorkerRunner::restart() {
   stop();
   is_lost_ = false;
   start();
-  if (cache_.block_count > 0) allocate_cache(cache_);
+  if (cache_.size.page_count > 0) order_cache();
   for (const auto& [slot, directory] : adapters_) order_adapter(OrderKind::kPlaceAdapter, slot, directory);
 }
 
@@ -126,9 +128,9 @@ void WorkerRunner::wait() {
       // One that failed or ended may be what the others wait for.
       for (int other = 0; other < options_.ranks; ++other) check(other);
       const bool may_take_long = channel_->order().kind != OrderKind::kStep;
-      if (!may_take_long && std::chrono::steady_clock::now() - begin > options_.step_patience) {
+      if (!may_take_long && std::chrono::steady_clock::now() - begin > options_.step_timeout) {
         lose(name_of(rank) + " did not finish a step in " +
-             std::to_string(static_cast<int>(options_.step_patience.count())) + " s");
+             std::to_string(static_cast<int>(options_.step_timeout.count())) + " s");
       }
     }
     check(rank);
@@ -150,22 +152,34 @@ std::string WorkerRunner::name_of(int rank) const {
   return options_.ranks > 1 ? "worker " + std::to_string(rank) : "the worker";
 }
 
-size_t WorkerRunner::block_bytes(int block_len) const {
-  return facts_.token_bytes * static_cast<size_t>(block_len) * static_cast<size_t>(options_.ranks);
+// A page of a worker holds all layers.
+std::vector<CacheGroup> WorkerRunner::cache_groups(const StepLimits& limits) const {
+  CacheGroup group;
+  const bool has_window = facts_.window > 0 && facts_.window < limits.context;
+  group.kind = has_window ? MemoryKind::kWindow : MemoryKind::kPaged;
+  group.window = has_window ? facts_.window : 0;
+  group.block_len = limits.block_len;
+  group.pieces = 1;
+  group.piece_bytes = facts_.token_bytes * static_cast<size_t>(limits.block_len);
+  return {group};
 }
 
 size_t WorkerRunner::free_cache_memory() {
-  return facts_.free_memory != 0 ? facts_.free_memory * static_cast<size_t>(options_.ranks) : available_memory();
+  return facts_.free_memory != 0 ? facts_.free_memory : available_memory() / static_cast<size_t>(options_.ranks);
 }
 
-void WorkerRunner::allocate_cache(const CacheSize& size) {
-  cache_ = size;
+void WorkerRunner::allocate_cache(const CacheShare& share) {
+  cache_ = share;
+  order_cache();
+}
+
+void WorkerRunner::order_cache() {
   Order& order = channel_->order();
   order = {};
   order.kind = OrderKind::kAllocate;
-  order.block_count = size.block_count;
-  order.block_len = size.block_len;
-  order.host_block_count = size.host_block_count;
+  order.block_count = cache_.size.page_count;
+  order.block_len = cache_.plan.block_len;
+  order.host_block_count = cache_.size.host_page_count;
   channel_->give();
   wait();
 }
@@ -196,7 +210,8 @@ void WorkerRunner::order_adapter(OrderKind kind, int slot, const std::string& di
   wait();
 }
 
-void WorkerRunner::move_blocks(const std::vector<BlockMove>& moves) {
+void WorkerRunner::move_pages(const std::vector<PageMove>& moves) {
+  if (is_lost_) lose("a worker has ended");
   const auto at_once = static_cast<size_t>(shape_.blocks / 2);
   for (size_t first = 0; first < moves.size(); first += at_once) {
     const size_t count = std::min(at_once, moves.size() - first);
@@ -204,7 +219,7 @@ void WorkerRunner::move_blocks(const std::vector<BlockMove>& moves) {
     order = {};
     order.kind = OrderKind::kMoveBlocks;
     order.moves = static_cast<int32_t>(count);
-    std::memcpy(channel_->blocks(), moves.data() + first, count * sizeof(BlockMove));
+    std::memcpy(channel_->blocks(), moves.data() + first, count * sizeof(PageMove));
     channel_->give();
     wait();
   }
@@ -212,7 +227,6 @@ void WorkerRunner::move_blocks(const std::vector<BlockMove>& moves) {
 
 void WorkerRunner::begin(const StepInput& input) {
   if (is_lost_) lose("a worker has ended");
-  move_blocks(input.moves);
   Order& order = channel_->order();
   order = {};
   order.kind = OrderKind::kStep;
@@ -223,9 +237,9 @@ void WorkerRunner::begin(const StepInput& input) {
   int32_t* blocks = channel_->blocks();
   int32_t used = 0;
   for (const StepSpan& span : input.spans) {
-    const int needed = (span.first_position + span.count + cache_.block_len - 1) / cache_.block_len;
+    const int needed = cache_.plan.groups.front().blocks_for(span.first_position + span.count);
     if (used + needed > shape_.blocks) throw internal_error("a step has more blocks than fit into shared memory");
-    std::copy_n(span.blocks->begin(), needed, blocks + used);
+    std::copy_n(span.tables->front().begin(), needed, blocks + used);
     const int wanted = span.wanted_rows();
     *to++ = {span.first_row, span.count, span.first_position, span.prompt_len,
              used,           needed,     span.count - wanted, span.adapter};

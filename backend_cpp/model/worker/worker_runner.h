@@ -29,7 +29,7 @@ struct WorkerOptions {
   int vocab_size = 0;
   int hidden_size = 0;
   int max_rows = 0;
-  std::chrono::duration<double> step_patience{600};
+  std::chrono::duration<double> step_timeout{600};
 };
 
 class WorkerRunner final : public ModelRunner {
@@ -38,12 +38,10 @@ class WorkerRunner final : public ModelRunner {
   WorkerRunner(WorkerOptions options, const StepLimits& limits);
   ~WorkerRunner() override;
 
-  int vocab_size() const override { return options_.vocab_size; }
-  int hidden_size() const override { return options_.hidden_size; }
-  size_t block_bytes(int block_len) const override;
+  std::vector<CacheGroup> cache_groups(const StepLimits& limits) const override;
   size_t free_cache_memory() override;
-  int window() const override { return facts_.window; }
-  void allocate_cache(const CacheSize& size) override;
+  void allocate_cache(const CacheShare& share) override;
+  void move_pages(const std::vector<PageMove>& moves) override;
   void begin(const StepInput& input) override;
   StepOutput take() override;
 
@@ -51,8 +49,7 @@ class WorkerRunner final : public ModelRunner {
   void place_adapter(int slot, std::unique_ptr<Adapter> adapter) override;
   void drop_adapter(int slot) override;
 
-  bool can_restart() const override { return true; }
-  void on_loss(std::function<void()> told) override;
+  void on_loss(std::function<void()> reported) override;
   bool is_lost() const override { return is_lost_; }
   void restart() override;
 
@@ -66,11 +63,11 @@ class WorkerRunner final : public ModelRunner {
   };
 
   void start();
+  void order_cache();
   void stop();
   void watch();
   // Until all ranks have done the order. Throws Error with what one of them says, or how it ended.
   void wait();
-  void move_blocks(const std::vector<BlockMove>& moves);
   void order_adapter(OrderKind kind, int slot, const std::string& directory);
   void check(int rank);
   std::string name_of(int rank) const;
@@ -79,7 +76,7 @@ class WorkerRunner final : public ModelRunner {
   const WorkerOptions options_;
   const ChannelShape shape_;
   Facts facts_;
-  CacheSize cache_;
+  CacheShare cache_;
   std::map<int, std::string> adapters_;  // directories, by slot
 
   std::unique_ptr<StepChannel> channel_;
@@ -88,7 +85,7 @@ class WorkerRunner final : public ModelRunner {
   std::function<void()> on_loss_;  // guarded by mu_
   std::atomic<bool> is_lost_{false};
   FileDescriptor end_of_watch_;  // an eventfd
-  std::thread watcher_;          // tells of a worker that ends while nobody waits for it
+  std::thread watcher_;          // reports a worker that ends while nobody waits for it
 };
 
 }  // namespace turbomind

@@ -20,7 +20,7 @@ using Span = std::tuple<int, int, int, std::vector<int32_t>>;
 // The cache of one layer.
 class Cache {
  public:
-  Cache(Device& device, int blocks, int bits, const CacheSizes& sizes)
+  Cache(TestDevice& device, int blocks, int bits, const CacheSizes& sizes)
       : ops_(*device.ops), layout_(cache_layout(bits, sizes)), num_heads_(std::get<0>(sizes)) {
     // Poison, not zeros: what was never written must never be read.
     const std::vector<uint8_t> poison(static_cast<size_t>(blocks) * layout_.block_bytes(), 0xFF);
@@ -33,7 +33,7 @@ class Cache {
   Array<float> attend(const Array<float>& q, const Array<float>& k, const Array<float>& v,
                       const std::vector<Span>& spans, float softcap, int window,
                       const OptionalArray<float>& alibi_slopes, const OptionalArray<float>& sinks,
-                      const OptionalArray<int32_t>& sights, const Array<float>& like,
+                      const OptionalArray<int32_t>& kv_lens, const Array<float>& like,
                       const OptionalArray<float>& cosine, const OptionalArray<float>& sine, bool is_interleaved,
                       const OptionalArray<float>& factors) {
     const OnDevice<float> queries(ops_, q);
@@ -41,7 +41,7 @@ class Cache {
     const OnDevice<float> values(ops_, v);
     const OnDevice<float> slopes(ops_, alibi_slopes);
     const OnDevice<float> sink_logits(ops_, sinks);
-    const OnDevice<int32_t> seen(ops_, sights);
+    const OnDevice<int32_t> seen(ops_, kv_lens);
     const OnDevice<float> cosines(ops_, cosine);
     const OnDevice<float> sines(ops_, sine);
     const OnDevice<float> query_factors(ops_, factors);
@@ -54,12 +54,12 @@ class Cache {
     params.alibi_slopes = slopes.data();
     params.window = window;
     params.sinks = sink_logits.data();
-    params.sights = seen.data();
+    params.kv_lens = seen.data();
     std::vector<AttentionSpan> views;
     for (const auto& [first_row, count, first_position, blocks] : spans) {
       views.push_back({first_row, count, first_position, blocks.data()});
     }
-    ops_.set_spans(SpanSet::kTokens, std::move(views), layout_.block_len);
+    ops_.set_spans(SpanSet{}, std::move(views), layout_.block_len);
     const auto view = [](const OnDevice<float>& x, const Array<float>& shape) {
       return heads_view(x.data(), size_of(shape, 0), static_cast<size_t>(shape.shape(1) * shape.shape(2)), 0,
                         size_of(shape, 1), size_of(shape, 2));
@@ -87,7 +87,7 @@ class Cache {
     for (const auto& [first_row, count, first_position, blocks] : spans) {
       views.push_back({first_row, count, first_position, blocks.data()});
     }
-    ops_.set_spans(SpanSet::kTokens, std::move(views), layout_.block_len);
+    ops_.set_spans(SpanSet{}, std::move(views), layout_.block_len);
     const AlignedBuffer room = float_buffer(ops_, size_of(q, 0), num_heads_ * layout_.value_dim);
     ops_.project_attention(params,
                            heads_view(queries.data(), size_of(q, 0), static_cast<size_t>(q.shape(1) * q.shape(2)), 0,
@@ -113,7 +113,7 @@ class Cache {
 
 void bind_attention(py::module_& m) {
   py::class_<Cache>(m, "Cache", py::module_local())
-      .def(py::init<Device&, int, int, const CacheSizes&>(), py::keep_alive<1, 2>())
+      .def(py::init<TestDevice&, int, int, const CacheSizes&>(), py::keep_alive<1, 2>())
       .def("attend", &Cache::attend)
       .def("project", &Cache::project)
       .def("bytes", &Cache::bytes);

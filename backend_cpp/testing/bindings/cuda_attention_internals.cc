@@ -35,10 +35,10 @@ void fill_random(CudaOperators& ops, const AlignedBuffer& buffer) {
   }
 }
 
-// Seconds of one call, and the bytes of the cache that it reads: so many sequences decode behind `context` random
+// Seconds of one call, and the bytes of the cache that it reads: this many sequences decode after `context` random
 // tokens each, whose blocks lie scattered.
-std::pair<double, size_t> time_attention(Device& device, int bits, const CacheSizes& sizes, int sequences, int context,
-                                         int calls, int rounds) {
+std::pair<double, size_t> time_attention(TestDevice& device, int bits, const CacheSizes& sizes, int sequences,
+                                         int context, int calls, int rounds) {
   CudaOperators& ops = operators_of(device);
   AttentionParams params = params_of(bits, sizes);
   const CacheLayout& layout = params.layout;
@@ -72,7 +72,7 @@ std::pair<double, size_t> time_attention(Device& device, int bits, const CacheSi
 
 void bind_attention_internals(DeviceClass& device) {
   // Floats of the workspace of a launch of that shape, and of any.
-  device.def("attention_workspaces", [](Device&, int bits, const CacheSizes& sizes, int span_count, int max_rows,
+  device.def("attention_workspaces", [](TestDevice&, int bits, const CacheSizes& sizes, int span_count, int max_rows,
                                         int max_context, int window) {
     AttentionParams params = params_of(bits, sizes);
     params.window = window;

@@ -1,4 +1,4 @@
-// What tests ask of kernels/cuda beyond the operators of a device. Methods of a Device that is "cuda".
+// What tests ask of kernels/cuda beyond the operators of a device. Methods of a TestDevice that is "cuda".
 #pragma once
 
 #include "base/error.h"
@@ -7,7 +7,7 @@
 
 namespace turbomind::cuda {
 
-inline CudaOperators& operators_of(Device& device) {
+inline CudaOperators& operators_of(TestDevice& device) {
   auto* ops = dynamic_cast<CudaOperators*>(device.ops.get());
   if (ops == nullptr) throw invalid_argument("only a device that is cuda has this");
   return *ops;

@@ -93,17 +93,17 @@ __global__ void misbehave(Misses misses) {
 }  // namespace
 
 void bind_probes(DeviceClass& device) {
-  device.def("multiply_tile",
-             [](Device& d, bool is_bf16, const Array<uint16_t>& a, const Array<uint16_t>& b, const Array<float>& like) {
-               CudaOperators& ops = operators_of(d);
-               const OnDevice<uint16_t> left(ops, a);
-               const OnDevice<uint16_t> right(ops, b);
-               const OnDevice<float> product(ops, like);
-               launch(is_bf16 ? multiply_tile<true> : multiply_tile<false>, dim3(1), dim3(kWarp),
-                      (16 * 16 + 16 * 8) * 2, ops.stream(), left.data(), right.data(), product.data());
-               return product.fetch(like);
-             });
-  device.def("talk", [](Device& d, const Array<float>& x, int delta, int block, const Array<uint32_t>& votes,
+  device.def("multiply_tile", [](TestDevice& d, bool is_bf16, const Array<uint16_t>& a, const Array<uint16_t>& b,
+                                 const Array<float>& like) {
+    CudaOperators& ops = operators_of(d);
+    const OnDevice<uint16_t> left(ops, a);
+    const OnDevice<uint16_t> right(ops, b);
+    const OnDevice<float> product(ops, like);
+    launch(is_bf16 ? multiply_tile<true> : multiply_tile<false>, dim3(1), dim3(kWarp), (16 * 16 + 16 * 8) * 2,
+           ops.stream(), left.data(), right.data(), product.data());
+    return product.fetch(like);
+  });
+  device.def("talk", [](TestDevice& d, const Array<float>& x, int delta, int block, const Array<uint32_t>& votes,
                         const Array<int32_t>& above) {
     CudaOperators& ops = operators_of(d);
     const OnDevice<float> values(ops, x);
@@ -114,7 +114,7 @@ void bind_probes(DeviceClass& device) {
            shifted.data(), ballots.data(), counts.data());
     return py::make_tuple(shifted.fetch(x), ballots.fetch(votes), counts.fetch(above));
   });
-  device.def("reverse", [](Device& d, const Array<int32_t>& x, int meets) {
+  device.def("reverse", [](TestDevice& d, const Array<int32_t>& x, int meets) {
     CudaOperators& ops = operators_of(d);
     const OnDevice<int32_t> values(ops, x);
     const OnDevice<int32_t> reversed(ops, x);
@@ -123,7 +123,7 @@ void bind_probes(DeviceClass& device) {
     return reversed.fetch(x);
   });
   // x + launches, one each, in a graph.
-  device.def("count_on", [](Device& d, const Array<int32_t>& x, int launches, int reads) {
+  device.def("count_on", [](TestDevice& d, const Array<int32_t>& x, int launches, int reads) {
     CudaOperators& ops = operators_of(d);
     std::vector<std::unique_ptr<OnDevice<int32_t>>> values;
     for (int i = 0; i <= launches; ++i) values.push_back(std::make_unique<OnDevice<int32_t>>(ops, x));
@@ -135,7 +135,7 @@ void bind_probes(DeviceClass& device) {
     return values.back()->fetch(x);
   });
 #ifdef TM_CUDA_EMULATED
-  device.def("misbehave", [](Device& d, int misses) {
+  device.def("misbehave", [](TestDevice& d, int misses) {
     launch(misbehave, dim3(1), dim3(64), 0, operators_of(d).stream(), static_cast<Misses>(misses));
   });
 #endif

@@ -80,7 +80,7 @@ class RowsOnDevice {
 
 void bind_sampling(DeviceClass& device) {
   // logits [rows, vocab]; returns tokens [rows] and the logits after penalties, biases and masks.
-  device.def("sample", [](Device& d, const std::vector<py::dict>& rows, const Array<float>& logits,
+  device.def("sample", [](TestDevice& d, const std::vector<py::dict>& rows, const Array<float>& logits,
                           const Array<int32_t>& tokens) {
     CudaOperators& ops = operators_of(d);
     const RowsOnDevice wanted(ops, rows);
@@ -93,22 +93,21 @@ void bind_sampling(DeviceClass& device) {
     return py::make_tuple(chosen.fetch(tokens), values.fetch(logits));
   });
   // One row's seen [vocab / 32 rounded up] and counts [vocab] after tokens [n] were noted one after another.
-  device.def("note_tokens",
-             [](Device& d, const Array<uint32_t>& seen, const Array<int32_t>& counts, const Array<int32_t>& tokens) {
-               CudaOperators& ops = operators_of(d);
-               const OnDevice<uint32_t> bits(ops, seen);
-               const OnDevice<int32_t> times(ops, counts);
-               const OnDevice<int32_t> noted(ops, tokens);
-               SamplingRow row;
-               row.seen = bits.data();
-               row.counts = times.data();
-               const OnDevice<SamplingRow> table(ops, &row, 1);
-               for (py::ssize_t i = 0; i < tokens.size(); ++i)
-                 note_tokens(ops.stream(), table.data(), noted.data() + i, 1);
-               return py::make_tuple(bits.fetch(seen), times.fetch(counts));
-             });
+  device.def("note_tokens", [](TestDevice& d, const Array<uint32_t>& seen, const Array<int32_t>& counts,
+                               const Array<int32_t>& tokens) {
+    CudaOperators& ops = operators_of(d);
+    const OnDevice<uint32_t> bits(ops, seen);
+    const OnDevice<int32_t> times(ops, counts);
+    const OnDevice<int32_t> noted(ops, tokens);
+    SamplingRow row;
+    row.seen = bits.data();
+    row.counts = times.data();
+    const OnDevice<SamplingRow> table(ops, &row, 1);
+    for (py::ssize_t i = 0; i < tokens.size(); ++i) note_tokens(ops.stream(), table.data(), noted.data() + i, 1);
+    return py::make_tuple(bits.fetch(seen), times.fetch(counts));
+  });
   // logits [rows, vocab], tokens [rows], chosen [rows], top_tokens and top_logprobs [rows, top]
-  device.def("log_probabilities", [](Device& d, const Array<float>& logits, const Array<int32_t>& tokens,
+  device.def("log_probabilities", [](TestDevice& d, const Array<float>& logits, const Array<int32_t>& tokens,
                                      const Array<float>& chosen, const Array<int32_t>& top_tokens,
                                      const Array<float>& top_logprobs) {
     CudaOperators& ops = operators_of(d);

@@ -42,7 +42,7 @@ double graph_seconds(CudaOperators& ops, int calls, int rounds, const std::funct
 
 void bind_timing(DeviceClass& device) {
   // Seconds of a linear layer on x [rows, in_features], of which there are several weights, equal in shape, in turn.
-  device.def("time_linear", [](Device& d, const std::vector<const WeightOnDevice*>& weights, const Array<float>& x,
+  device.def("time_linear", [](TestDevice& d, const std::vector<const WeightOnDevice*>& weights, const Array<float>& x,
                                int calls, int rounds) {
     CudaOperators& ops = operators_of(d);
     const int rows = size_of(x, 0);
@@ -54,7 +54,7 @@ void bind_timing(DeviceClass& device) {
     });
   });
   // What linear layers, each of the one before, make of x [rows, in_features]: launched as they come, and in a graph.
-  device.def("chain_linear", [](Device& d, const std::vector<const WeightOnDevice*>& weights, const Array<float>& x,
+  device.def("chain_linear", [](TestDevice& d, const std::vector<const WeightOnDevice*>& weights, const Array<float>& x,
                                 const Array<float>& like) {
     CudaOperators& ops = operators_of(d);
     const int rows = size_of(x, 0);

@@ -10,7 +10,7 @@
 
 namespace turbomind {
 
-struct Device {
+struct TestDevice {
   std::unique_ptr<Operators> ops;
   // Lists of experts stay where they are as long as the operators live.
   std::list<std::vector<ExpertWeight>> experts;
@@ -29,7 +29,7 @@ inline CacheLayout cache_layout(int bits, const CacheSizes& sizes) {
   return {type, 1, num_kv_heads, key_dim, value_dim, block_len};
 }
 
-using DeviceClass = pybind11::class_<Device>;
+using DeviceClass = pybind11::class_<TestDevice>;
 
 // Each adds methods that are named as the operators are. Arrays called `like` give the shape of a result.
 void bind_attention(pybind11::module_& m);
@@ -39,5 +39,6 @@ void bind_linear(pybind11::module_& m, DeviceClass& device);
 void bind_lora(DeviceClass& device);
 void bind_moe(DeviceClass& device);
 void bind_ranks(pybind11::module_& m);  // of groups
+void bind_recurrence(DeviceClass& device);
 
 }  // namespace turbomind

@@ -19,7 +19,7 @@ NormWeight norm_weight(bool is_layer_norm, float eps, const OnDevice<float>& wei
 
 void bind_norms(DeviceClass& device) {
   // x [rows, size]
-  device.def("norm", [](Device& d, const Array<float>& x, bool is_layer_norm, const Array<float>& weight,
+  device.def("norm", [](TestDevice& d, const Array<float>& x, bool is_layer_norm, const Array<float>& weight,
                         const OptionalArray<float>& bias, float eps) {
     const OnDevice<float> rows(*d.ops, x);
     const OnDevice<float> scale(*d.ops, weight);
@@ -29,8 +29,8 @@ void bind_norms(DeviceClass& device) {
     return rows.fetch(x);
   });
   // x [rows, width], of which heads * head_dim floats from `first` are heads
-  device.def("norm_heads", [](Device& d, const Array<float>& x, int first, int heads, int head_dim, bool is_layer_norm,
-                              const Array<float>& weight, float eps) {
+  device.def("norm_heads", [](TestDevice& d, const Array<float>& x, int first, int heads, int head_dim,
+                              bool is_layer_norm, const Array<float>& weight, float eps) {
     const OnDevice<float> rows(*d.ops, x);
     const OnDevice<float> scale(*d.ops, weight);
     d.ops->norm_heads(norm_weight(is_layer_norm, eps, scale, nullptr),
@@ -41,30 +41,31 @@ void bind_norms(DeviceClass& device) {
 
 void bind_activations(DeviceClass& device) {
   // x [rows, size], or gated [rows, 2 size]; like [rows, size]
-  device.def("activate", [](Device& d, const Array<float>& x, int activation, bool is_gated, const Array<float>& like) {
-    const OnDevice<float> input(*d.ops, x);
-    const OnDevice<float> output(*d.ops, like);
-    const auto operation = is_gated ? &Operators::activate_gated : &Operators::activate;
-    ((*d.ops).*operation)(static_cast<Activation>(activation), input.data(), size_of(like, 0), size_of(like, 1),
-                          output.data());
-    return output.fetch(like);
-  });
-  device.def("sigmoid", [](Device& d, const Array<float>& x) {
+  device.def("activate",
+             [](TestDevice& d, const Array<float>& x, int activation, bool is_gated, const Array<float>& like) {
+               const OnDevice<float> input(*d.ops, x);
+               const OnDevice<float> output(*d.ops, like);
+               const auto operation = is_gated ? &Operators::activate_gated : &Operators::activate;
+               ((*d.ops).*operation)(static_cast<Activation>(activation), input.data(), size_of(like, 0),
+                                     size_of(like, 1), output.data());
+               return output.fetch(like);
+             });
+  device.def("sigmoid", [](TestDevice& d, const Array<float>& x) {
     const OnDevice<float> values(*d.ops, x);
     d.ops->sigmoid(static_cast<int>(x.size()), values.data());
     return values.fetch(x);
   });
-  device.def("clamp", [](Device& d, float limit, const Array<float>& x) {
+  device.def("clamp", [](TestDevice& d, float limit, const Array<float>& x) {
     const OnDevice<float> values(*d.ops, x);
     d.ops->clamp(limit, size_of(x, 0), size_of(x, 1), values.data());
     return values.fetch(x);
   });
-  device.def("scale_and_cap", [](Device& d, const Array<float>& x, float scale, float softcap) {
+  device.def("scale_and_cap", [](TestDevice& d, const Array<float>& x, float scale, float softcap) {
     const OnDevice<float> values(*d.ops, x);
     d.ops->scale_and_cap(scale, softcap, size_of(x, 0), size_of(x, 1), values.data());
     return values.fetch(x);
   });
-  device.def("add_scaled", [](Device& d, float scale, const Array<float>& x, const Array<float>& y) {
+  device.def("add_scaled", [](TestDevice& d, float scale, const Array<float>& x, const Array<float>& y) {
     const OnDevice<float> values(*d.ops, x);
     const OnDevice<float> sums(*d.ops, y);
     d.ops->add_scaled(scale, values.data(), size_of(x, 0), size_of(x, 1), sums.data());
@@ -75,7 +76,7 @@ void bind_activations(DeviceClass& device) {
 void bind_rotations(DeviceClass& device) {
   // positions [rows, axes], sets [rows] or none, frequencies [sets, pairs], axis_of_pair [pairs] or none;
   // cosine, sine [rows, pairs] as like is
-  device.def("rope_table", [](Device& d, const Array<int32_t>& positions, const OptionalArray<int32_t>& sets,
+  device.def("rope_table", [](TestDevice& d, const Array<int32_t>& positions, const OptionalArray<int32_t>& sets,
                               const Array<float>& frequencies, float scale, const OptionalArray<int32_t>& axis_of_pair,
                               const Array<float>& like) {
     const OnDevice<int32_t> at(*d.ops, positions);
@@ -90,7 +91,7 @@ void bind_rotations(DeviceClass& device) {
     return py::make_tuple(cosine.fetch(like), sine.fetch(like));
   });
   // x [rows, heads, head_dim]; cosine, sine [rows, pairs]; factors [rows] or none
-  device.def("rope", [](Device& d, const Array<float>& x, const Array<float>& cosine, const Array<float>& sine,
+  device.def("rope", [](TestDevice& d, const Array<float>& x, const Array<float>& cosine, const Array<float>& sine,
                         bool is_interleaved, const OptionalArray<float>& factors) {
     const OnDevice<float> values(*d.ops, x);
     const OnDevice<float> cosines(*d.ops, cosine);
@@ -104,7 +105,7 @@ void bind_rotations(DeviceClass& device) {
 
 void bind_copies(DeviceClass& device) {
   // table [vocab, size], tokens [rows], like [rows, size]
-  device.def("embed", [](Device& d, const WeightOnDevice& table, const Array<int32_t>& tokens, float scale,
+  device.def("embed", [](TestDevice& d, const WeightOnDevice& table, const Array<int32_t>& tokens, float scale,
                          const Array<float>& like) {
     const OnDevice<int32_t> ids(*d.ops, tokens);
     const OnDevice<float> rows(*d.ops, like);
@@ -113,7 +114,7 @@ void bind_copies(DeviceClass& device) {
   });
   // x [.., size], indices [count], like [count, size]
   device.def("gather_rows",
-             [](Device& d, const Array<float>& x, const Array<int32_t>& indices, const Array<float>& like) {
+             [](TestDevice& d, const Array<float>& x, const Array<int32_t>& indices, const Array<float>& like) {
                const OnDevice<float> source(*d.ops, x);
                const OnDevice<int32_t> wanted(*d.ops, indices);
                const OnDevice<float> rows(*d.ops, like);
@@ -121,8 +122,8 @@ void bind_copies(DeviceClass& device) {
                return rows.fetch(like);
              });
   // x [count, size], indices [count], y [.., size]: y with those rows replaced, or with x added to them
-  device.def("scatter_rows", [](Device& d, const Array<float>& x, const Array<int32_t>& indices, const Array<float>& y,
-                                bool accumulate) {
+  device.def("scatter_rows", [](TestDevice& d, const Array<float>& x, const Array<int32_t>& indices,
+                                const Array<float>& y, bool accumulate) {
     const OnDevice<float> source(*d.ops, x);
     const OnDevice<int32_t> places(*d.ops, indices);
     const OnDevice<float> rows(*d.ops, y);
@@ -130,7 +131,7 @@ void bind_copies(DeviceClass& device) {
     return rows.fetch(y);
   });
   // x [rows, heads, head_dim], y [rows, heads, width]: the heads come to the front of y's.
-  device.def("copy_heads", [](Device& d, const Array<float>& x, const Array<float>& y) {
+  device.def("copy_heads", [](TestDevice& d, const Array<float>& x, const Array<float>& y) {
     const OnDevice<float> source(*d.ops, x);
     const OnDevice<float> target(*d.ops, y);
     HeadsView to = whole(target.data(), y);

@@ -3,6 +3,8 @@
 
 #include <numeric>
 
+#include "device/device.h"
+#include "model/cache_plan.h"
 #include "model/native_runner.h"
 #include "testing/bindings/device.h"
 
@@ -10,33 +12,38 @@ namespace turbomind {
 
 namespace {
 
-constexpr int kMostRows = 64;
+constexpr int kMaxRows = 64;
 constexpr int kBlockLen = 16;
 
 class Head {
  public:
   explicit Head(const std::string& directory)
-      : spec_(ModelSpec::from_file(directory + "/spec.json")),
-        runner_(make_operators("cpu", 1), Shard::whole(spec_), Checkpoint(directory), WeightOptions{},
-                CacheType::kFloat32, kMostRows, 1),
-        blocks_(kMostRows / kBlockLen) {
-    std::iota(blocks_.begin(), blocks_.end(), 0);
-    runner_.allocate_cache({static_cast<int>(blocks_.size()), kBlockLen});
+      : spec_(read_model_spec(directory + "/spec.json")),
+        runner_(find_device("cpu").make(1), Shard::whole(spec_), Checkpoint(directory), WeightOptions{},
+                CacheType::kFloat32, kMaxRows, 1) {
+    CacheShare share;
+    share.plan = plan_cache(kBlockLen, runner_.cache_groups({1, kMaxRows, kBlockLen}));
+    for (int table = 0; table < share.plan.table_count(); ++table) {
+      std::vector<int32_t>& pages = tables_.emplace_back(kMaxRows / kBlockLen);
+      std::iota(pages.begin(), pages.end(), share.size.page_count);
+      share.size.page_count += static_cast<int>(pages.size());
+    }
+    runner_.allocate_cache(share);
   }
 
-  // tokens [rows], beside [rows, width] from a position on -> logits [rows, tokens] and hidden states [rows, size].
-  std::pair<Array<float>, Array<float>> run(const std::vector<int32_t>& tokens, const Array<float>& beside,
+  // tokens [rows], alongside [rows, width] from a position on -> logits [rows, tokens] and hidden states [rows, size].
+  std::pair<Array<float>, Array<float>> run(const std::vector<int32_t>& tokens, const Array<float>& alongside,
                                             int first_position, bool is_own) {
     const auto rows = static_cast<int>(tokens.size());
     StepInput input;
     input.tokens = tokens;
     input.spans.push_back(
-        {.count = rows, .first_position = first_position, .blocks = &blocks_, .wanted = SpanRows::kAll});
-    input.beside.assign(beside.data(), beside.data() + beside.size());
-    input.is_beside_own = is_own;
+        {.count = rows, .first_position = first_position, .tables = &tables_, .wanted = SpanRows::kAll});
+    input.alongside.assign(alongside.data(), alongside.data() + alongside.size());
+    input.is_alongside_own = is_own;
     const StepOutput output = runner_.forward(input);
-    Array<float> logits({rows, runner_.vocab_size()});
-    Array<float> hidden({rows, runner_.hidden_size()});
+    Array<float> logits({rows, runner_.traits().vocab_size});
+    Array<float> hidden({rows, runner_.traits().hidden_size});
     std::copy_n(output.logits, logits.size(), logits.mutable_data());
     std::copy_n(output.hidden, hidden.size(), hidden.mutable_data());
     return {logits, hidden};
@@ -45,7 +52,7 @@ class Head {
  private:
   ModelSpec spec_;
   NativeRunner runner_;
-  std::vector<int32_t> blocks_;
+  PageTables tables_;
 };
 
 }  // namespace

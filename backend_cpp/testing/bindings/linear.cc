@@ -20,7 +20,7 @@ Array<T> array_of(const AlignedBuffer& buffer) {
 }
 
 // Rounds w [out_features, in_features] and packs it, as the engine does while it loads; returns codes and scales.
-py::tuple pack_rounded(const Array<float>& w, int bits, int group) {
+py::tuple pack_quantized(const Array<float>& w, int bits, int group) {
   const LinearStorage storage = round_matrix(w.data(), size_of(w, 0), size_of(w, 1), bits, group, in_order);
   return py::make_tuple(array_of<uint8_t>(storage.data), array_of<uint16_t>(storage.scales));
 }
@@ -66,7 +66,7 @@ py::tuple pack_scaled(const Array<uint8_t>& codes, bool is_float8, const Array<f
 }  // namespace
 
 void bind_linear(py::module_& m, DeviceClass& device) {
-  m.def("pack_rounded", &pack_rounded);
+  m.def("pack_quantized", &pack_quantized);
   m.def("pack_codes", &pack_codes);
   m.def("pack_scaled", &pack_scaled);
   // Local, since the emulation's and the GPU's modules are loaded together.
@@ -74,7 +74,7 @@ void bind_linear(py::module_& m, DeviceClass& device) {
   // Fields of LinearWeight; `data` row-major or packed.
   device.def(
       "weight",
-      [](Device& d, const py::array& data, int format, int out_features, int in_features,
+      [](TestDevice& d, const py::array& data, int format, int out_features, int in_features,
          const OptionalArray<float>& bias, int group, const OptionalArray<uint16_t>& scales,
          const OptionalArray<uint8_t>& zeros, const OptionalArray<int32_t>& input_order,
          const OptionalArray<float>& block_scales, const OptionalArray<float>& output_scales,
@@ -88,7 +88,7 @@ void bind_linear(py::module_& m, DeviceClass& device) {
       py::arg("input_order") = py::none(), py::arg("block_scales") = py::none(), py::arg("output_scales") = py::none(),
       py::arg("mins") = py::none(), py::keep_alive<0, 1>());
   // x [rows, in_features], y [rows, out_features]
-  device.def("linear", [](Device& d, const WeightOnDevice& weight, const Array<float>& x, const Array<float>& y,
+  device.def("linear", [](TestDevice& d, const WeightOnDevice& weight, const Array<float>& x, const Array<float>& y,
                           bool accumulate) {
     const OnDevice<float> inputs(*d.ops, x);
     const OnDevice<float> outputs(*d.ops, y);
@@ -101,7 +101,7 @@ void bind_linear(py::module_& m, DeviceClass& device) {
   // Of norms of x [rows, in_features], with `scale` [in_features], and of layer norms where there is a `bias`
   // [in_features]; like [rows, out_features]
   device.def("linear_of_norms",
-             [](Device& d, const WeightOnDevice& weight, const Array<float>& x, const Array<float>& scale,
+             [](TestDevice& d, const WeightOnDevice& weight, const Array<float>& x, const Array<float>& scale,
                 const OptionalArray<float>& bias, float eps, const Array<float>& like) {
                const OnDevice<float> inputs(*d.ops, x);
                const OnDevice<float> scales(*d.ops, scale);
@@ -114,7 +114,7 @@ void bind_linear(py::module_& m, DeviceClass& device) {
                return outputs.fetch(like);
              });
   // Of the gated activation of x [rows, 2 in_features]; like [rows, out_features]
-  device.def("linear_of_gates", [](Device& d, const WeightOnDevice& weight, const Array<float>& x, int activation,
+  device.def("linear_of_gates", [](TestDevice& d, const WeightOnDevice& weight, const Array<float>& x, int activation,
                                    const Array<float>& like) {
     const OnDevice<float> inputs(*d.ops, x);
     const OnDevice<float> room(*d.ops, x);  // half of it
@@ -124,7 +124,7 @@ void bind_linear(py::module_& m, DeviceClass& device) {
     return outputs.fetch(like);
   });
   // x [rows, in_features of gate_up], y [rows, out_features of down]
-  device.def("gated_mlp", [](Device& d, const WeightOnDevice& gate_up, int activation, const WeightOnDevice& down,
+  device.def("gated_mlp", [](TestDevice& d, const WeightOnDevice& gate_up, int activation, const WeightOnDevice& down,
                              const Array<float>& x, const Array<float>& y, bool accumulate) {
     const OnDevice<float> inputs(*d.ops, x);
     const OnDevice<float> outputs(*d.ops, y);
@@ -138,7 +138,7 @@ void bind_linear(py::module_& m, DeviceClass& device) {
   });
   // x [rows, heads, in_features + gap], whose last `gap` are not inputs; like [rows, heads, out_features]
   device.def("head_linear",
-             [](Device& d, const WeightOnDevice& weight, const Array<float>& x, int gap, const Array<float>& like) {
+             [](TestDevice& d, const WeightOnDevice& weight, const Array<float>& x, int gap, const Array<float>& like) {
                const int rows = size_of(x, 0);
                const int heads = size_of(x, 1);
                const auto in = static_cast<size_t>(x.shape(2));

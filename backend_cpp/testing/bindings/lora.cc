@@ -67,7 +67,7 @@ class AdaptersOnDevice {
 
 void bind_lora(DeviceClass& device) {
   // x [rows, in_features], y [rows, out_features]: y with what each row's adapter adds, -1 being none.
-  device.def("lora", [](Device& d, const Array<float>& x, const Array<float>& y,
+  device.def("lora", [](TestDevice& d, const Array<float>& x, const Array<float>& y,
                         const std::vector<GivenAdapter>& adapters, const std::vector<int>& adapter_of_row, int format) {
     const AdaptersOnDevice all(*d.ops, adapters, format);
     std::vector<const LoraWeight*> tables;

@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "device/device.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/sampling.h"
 #include "python/engine_bindings.h"
@@ -33,7 +34,7 @@ py::object multiply_codes(const std::string& directory, const std::string& name,
   if (!can_pack(parts, true)) return py::none();
   const LinearStorage weight = pack_quantized(parts, in_order);
   Array<float> y({x.shape(0), static_cast<py::ssize_t>(weight.view.out_features)});
-  make_operators("cpu", 1)->linear(weight.view, x.data(), size_of(x, 0), y.mutable_data(), false);
+  find_device("cpu").make(1)->linear(weight.view, x.data(), size_of(x, 0), y.mutable_data(), false);
   return y;
 }
 
@@ -53,7 +54,7 @@ PYBIND11_MODULE(TM_TEST_MODULE, m) {
 
   // Local, since the emulation's and the GPU's modules are loaded together.
   DeviceClass device(m, "Device", py::module_local());
-  device.def(py::init([](const std::string& name) { return Device{make_operators(name, 0), {}}; }));
+  device.def(py::init([](const std::string& name) { return TestDevice{find_device(name).make(0), {}}; }));
   bind_heads(m);
   bind_ranks(m);
   bind_linear(m, device);
@@ -61,8 +62,9 @@ PYBIND11_MODULE(TM_TEST_MODULE, m) {
   bind_elementwise(device);
   bind_lora(device);
   bind_moe(device);
+  bind_recurrence(device);
 
-  m.def("device_count", cuda_build("cuda").device_count);
+  m.def("device_count", find_device("cuda").count);
   cuda::bind_attention_internals(device);
   cuda::bind_latent_plan(m);
   cuda::bind_prefill_plan(m);

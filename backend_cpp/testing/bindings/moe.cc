@@ -11,7 +11,7 @@ namespace turbomind {
 
 void bind_moe(DeviceClass& device) {
   // Fields of RouterParams. logits [rows, num_experts]; experts_like and weights_like [rows, top_k]
-  device.def("route", [](Device& d, const Array<float>& logits, int score, float mixer_jitter, int num_groups,
+  device.def("route", [](TestDevice& d, const Array<float>& logits, int score, float mixer_jitter, int num_groups,
                          int top_groups, int group_score, const OptionalArray<float>& choice_bias, bool normalize,
                          float scale, const Array<int32_t>& experts_like, const Array<float>& weights_like) {
     const OnDevice<float> inputs(*d.ops, logits);
@@ -31,14 +31,14 @@ void bind_moe(DeviceClass& device) {
     d.ops->route(params, inputs.data(), size_of(logits, 0), experts.data(), weights.data());
     return py::make_tuple(experts.fetch(experts_like), weights.fetch(weights_like));
   });
-  // From now on steps have so many rows, in the front of what operators are given.
-  device.def("begin_step", [](Device& d, int rows) {
+  // From now on steps have this many rows, in the front of what operators are given.
+  device.def("begin_step", [](TestDevice& d, int rows) {
     const int32_t block = 0;
-    d.ops->set_spans(SpanSet::kTokens, {{0, rows, 0, &block}}, rows);
+    d.ops->set_spans(SpanSet{}, {{0, rows, 0, &block}}, rows);
   });
   // A weight gate_up [2 size, hidden] and one down [hidden, size] for each expert; x, y [rows, hidden]; chosen, weights
   // [rows, top_k]. Returns y with the sums added.
-  device.def("add_experts", [](Device& d, const std::vector<const WeightOnDevice*>& gate_up,
+  device.def("add_experts", [](TestDevice& d, const std::vector<const WeightOnDevice*>& gate_up,
                                const std::vector<const WeightOnDevice*>& down, int activation, const Array<float>& x,
                                const Array<int32_t>& chosen, const Array<float>& weights, const Array<float>& y) {
     std::vector<ExpertWeight>& experts = d.experts.emplace_back();

@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/thread_team.h"
+#include "device/device.h"
 #include "device/rank_group.h"
 #include "testing/bindings/device.h"
 
@@ -29,7 +30,7 @@ Array<float> join_ranks(const std::string& device, const Array<float>& parts, bo
   const size_t all = gathers ? count * static_cast<size_t>(ranks) : count;
   Array<float> joined({parts.shape(0), parts.shape(1), static_cast<pybind11::ssize_t>(all)});
   float* results = joined.mutable_data();
-  const std::unique_ptr<RankGroup> group = make_rank_group(device, ranks, 0);
+  const std::unique_ptr<RankGroup> group = find_device(device).make_group(ranks, 0);
   ThreadTeam team(ranks, [&] { group->fail(); });
   team.run([&](int rank) {
     const auto ops = group->make_operators(rank);
@@ -55,11 +56,11 @@ float brought(int call, int rank, size_t i) {
   return static_cast<float>(static_cast<int32_t>(mixed)) * 0x1p-20f;
 }
 
-// So many sums and gatherings one behind the other, some of them launched as graphs, by ranks that pause where chance
+// This many sums and gatherings one after the other, some of them launched as graphs, by ranks that pause where chance
 // has it. Returns how many elements were not, to the bit, what the ranks brought, added in their order.
 int race_ranks(const std::string& device, int ranks, int calls) {
   static constexpr std::array<size_t, 5> kCounts = {1, 37, 1024, 1500, 4100};
-  const std::unique_ptr<RankGroup> group = make_rank_group(device, ranks, 0);
+  const std::unique_ptr<RankGroup> group = find_device(device).make_group(ranks, 0);
   ThreadTeam team(ranks, [&] { group->fail(); });
   std::vector<int> wrong(static_cast<size_t>(ranks));
   team.run([&](int rank) {
@@ -107,7 +108,7 @@ int race_ranks(const std::string& device, int ranks, int calls) {
 
 // What each rank throws when the last one fails while the others wait for it in a sum, maybe of a graph.
 std::vector<std::string> abandon_ranks(const std::string& device, int ranks, bool is_graph) {
-  const std::unique_ptr<RankGroup> group = make_rank_group(device, ranks, 0);
+  const std::unique_ptr<RankGroup> group = find_device(device).make_group(ranks, 0);
   ThreadTeam team(ranks, [&] { group->fail(); });
   std::vector<std::string> errors(static_cast<size_t>(ranks));
   const auto body = [&](int rank) {

@@ -72,7 +72,7 @@ struct Slot {
   alignas(16) std::byte bytes[64];
 };
 
-// Puts this lane's slot beside the others'; when all 32 are there, the last applies `combine` to them. Returns the
+// Puts this lane's slot alongside the others'; when all 32 are there, the last applies `combine` to them. Returns the
 // slots [32], valid until the lane's next collective but one.
 Slot* meet_warp(const char* collective, uint32_t mask, const Slot& mine, void (*combine)(Slot*) = nullptr);
 

@@ -2,11 +2,13 @@
 
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <string_view>
+#include <thread>
 
 namespace turbomind::emulated {
 
@@ -28,11 +30,17 @@ size_t memory = kDeviceBytes;       // guarded by mu
 std::map<std::string, long> calls;  // guarded by mu
 std::optional<bool> is_eager;       // guarded by mu
 
+bool exists(const char* file) {
+  return file != nullptr && ::access(file, F_OK) == 0;
+}
+
 }  // namespace
 
 cudaError_t begin_call(const char* name) {
   static const char* const lost_file = std::getenv("EMULATED_CUDA_LOST_FILE");
-  if (lost_file != nullptr && ::access(lost_file, F_OK) == 0) return cudaErrorDeviceUnavailable;
+  static const char* const hung_file = std::getenv("EMULATED_CUDA_HUNG_FILE");
+  while (exists(hung_file)) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  if (exists(lost_file)) return cudaErrorDeviceUnavailable;
   const std::lock_guard lock(mu);
   ++calls[name];
   if (!is_eager) {

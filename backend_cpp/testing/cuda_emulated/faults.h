@@ -11,7 +11,8 @@ namespace turbomind::emulated {
 // What the call of the runtime named `name` reports before it does anything. Every call asks, from any thread.
 //
 // While a file exists that the environment variable EMULATED_CUDA_LOST_FILE names, every call reports that the device
-// is lost: for tests of processes of their own.
+// is lost, and while one exists that EMULATED_CUDA_HUNG_FILE names, no call returns: for tests of processes of their
+// own.
 cudaError_t begin_call(const char* name);
 
 // The call after the next `skipped` ones of that name reports `error`, and if it `lasts` every call from then on,

@@ -6,10 +6,10 @@ namespace turbomind::emulated {
 
 namespace {
 
-constexpr unsigned kMostBlocks = 65535;  // in y and z
-constexpr unsigned kMostBlocksX = (1u << 31) - 1;
-constexpr unsigned kMostThreads = 1024;  // of a block, and in x and y
-constexpr unsigned kMostThreadsZ = 64;
+constexpr unsigned kMaxBlocks = 65535;  // in y and z
+constexpr unsigned kMaxBlocksX = (1u << 31) - 1;
+constexpr unsigned kMaxThreads = 1024;  // of a block, and in x and y
+constexpr unsigned kMaxThreadsZ = 64;
 
 std::atomic<size_t> shared_bytes_of_block = 227 * 1024;
 std::atomic<bool> only_checks = false;
@@ -19,9 +19,9 @@ thread_local bool thread_only_checks = false;
 
 cudaError_t check_launch(dim3 grid, dim3 block, size_t shared_bytes) {
   const bool has_blocks = grid.x > 0 && grid.y > 0 && grid.z > 0;
-  const bool is_small_grid = grid.x <= kMostBlocksX && grid.y <= kMostBlocks && grid.z <= kMostBlocks;
+  const bool is_small_grid = grid.x <= kMaxBlocksX && grid.y <= kMaxBlocks && grid.z <= kMaxBlocks;
   const size_t threads = size_t{block.x} * block.y * block.z;
-  const bool is_block = threads > 0 && threads <= kMostThreads && block.z <= kMostThreadsZ;
+  const bool is_block = threads > 0 && threads <= kMaxThreads && block.z <= kMaxThreadsZ;
   if (!has_blocks || !is_small_grid || !is_block) return cudaErrorInvalidConfiguration;
   return shared_bytes <= shared_memory() ? cudaSuccess : cudaErrorInvalidValue;
 }

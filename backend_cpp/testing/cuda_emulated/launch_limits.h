@@ -19,7 +19,7 @@ size_t shared_memory();
 void set_only_checks_launches(bool only_checks);
 bool only_checks_launches();
 
-// The same of this thread, and for everything that is given to a stream: rehearsals would take most of a test's time.
+// The same of this thread, and for everything that is given to a stream: warm-up would take most of a test's time.
 class OnlyChecking {
  public:
   OnlyChecking();

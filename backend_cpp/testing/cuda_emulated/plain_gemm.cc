@@ -10,7 +10,7 @@ namespace turbomind::cuda {
 namespace {
 
 constexpr const char* kScales = "scales";  // the library that applies them
-constexpr int kMostRefusedRows = 16;       // of int8, by cuBLASLt
+constexpr int kMaxRefusedRows = 16;        // of int8, by cuBLASLt
 
 // Elements as float32; products of int8 stay exact in it, sums do in `Sum`.
 inline float element(int8_t value) {
@@ -105,7 +105,7 @@ class PlainGemm : public Gemm {
   }
 
   void multiply(cudaStream_t, Scratch scratch, const GemmCall& call) override {
-    if (call.type == GemmType::kInt8 && call.rows <= kMostRefusedRows) {
+    if (call.type == GemmType::kInt8 && call.rows <= kMaxRefusedRows) {
       throw internal_error("cuBLASLt multiplies no " + std::to_string(call.rows) + " rows of int8");
     }
     if (!has_result(call)) throw internal_error("cuBLASLt makes no such results of such operands");

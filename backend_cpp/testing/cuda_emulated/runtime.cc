@@ -6,11 +6,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <utility>
 #include <vector>
 
+#include "testing/cuda_emulated/deferred.h"
 #include "testing/cuda_emulated/faults.h"
 #include "testing/cuda_emulated/launch_limits.h"
 #include "testing/cuda_emulated/overlap.h"
@@ -68,10 +70,18 @@ cudaError_t outside_of_capture() {
 
 }  // namespace
 
+bool turbomind::emulated::is_capturing() {
+  return captured != nullptr;
+}
+
 void turbomind::emulated::submit(std::function<void()> work) {
   if (captured != nullptr) {
     captured->calls.push_back({std::move(work), {}});
-  } else if (!turbomind::emulated::only_checks_launches()) {
+  } else if (turbomind::emulated::only_checks_launches()) {
+    return;
+  } else if (turbomind::emulated::is_deferring()) {
+    keep_work(std::move(work));
+  } else {
     work();
   }
 }
@@ -79,7 +89,11 @@ void turbomind::emulated::submit(std::function<void()> work) {
 void turbomind::emulated::submit(Launch launch) {
   if (captured != nullptr) {
     captured->calls.push_back({{}, std::move(launch)});
-  } else if (!turbomind::emulated::only_checks_launches()) {
+  } else if (turbomind::emulated::only_checks_launches()) {
+    return;
+  } else if (turbomind::emulated::is_deferring()) {
+    keep_work([launch = std::move(launch)] { run_grid(launch); });
+  } else {
     run_grid(launch);
   }
 }
@@ -98,6 +112,7 @@ cudaError_t cudaMalloc(void** memory, size_t bytes) {
 }
 
 cudaError_t cudaFree(void* memory) {
+  turbomind::emulated::finish_work();
   {
     const std::lock_guard lock(mu);
     const auto known = allocated.find(memory);
@@ -111,16 +126,22 @@ cudaError_t cudaFree(void* memory) {
 
 cudaError_t cudaMallocHost(void** memory, size_t bytes) {
   if (const cudaError_t error = begin_call("cudaMallocHost")) return error;
-  return captured == nullptr ? allocate(memory, bytes) : cudaErrorInvalidValue;
+  if (captured != nullptr) return cudaErrorInvalidValue;
+  const cudaError_t error = allocate(memory, bytes);
+  if (error == cudaSuccess) turbomind::emulated::note_staging(*memory, bytes);
+  return error;
 }
 
 cudaError_t cudaFreeHost(void* memory) {
+  turbomind::emulated::finish_work();
+  turbomind::emulated::forget_staging(memory);
   std::free(memory);
   return begin_call("cudaFreeHost");
 }
 
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
   if (const cudaError_t error = begin_call("cudaMemcpy")) return error;
+  turbomind::emulated::finish_work();
   copy(to, from, bytes);
   return cudaSuccess;
 }
@@ -128,7 +149,20 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind)
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t) {
   if (const cudaError_t error = begin_call("cudaMemcpyAsync")) return error;
   if (kind == cudaMemcpyHostToDevice) turbomind::emulated::count_call("copy to the device");
-  turbomind::emulated::submit([=] { copy(to, from, bytes); });
+  using turbomind::emulated::is_staging;
+  const bool is_deferred = captured == nullptr && turbomind::emulated::is_deferring();
+  if (is_deferred && kind == cudaMemcpyHostToDevice && !is_staging(from)) {
+    const auto* first = static_cast<const std::byte*>(from);
+    const auto content = std::make_shared<std::vector<std::byte>>(first, first + bytes);
+    turbomind::emulated::submit([=] { copy(to, content->data(), bytes); });
+    return cudaSuccess;
+  }
+  if (is_deferred && kind == cudaMemcpyHostToDevice) turbomind::emulated::note_read(from, bytes);
+  turbomind::emulated::submit([=] {
+    copy(to, from, bytes);
+    if (kind == cudaMemcpyDeviceToHost) turbomind::emulated::note_written(to, bytes);
+  });
+  if (is_deferred && kind == cudaMemcpyDeviceToHost && !is_staging(to)) turbomind::emulated::finish_work();
   return cudaSuccess;
 }
 
@@ -158,11 +192,13 @@ cudaError_t cudaStreamDestroy(cudaStream_t) {
 
 cudaError_t cudaStreamSynchronize(cudaStream_t) {
   if (const cudaError_t error = begin_call("cudaStreamSynchronize")) return error;
+  if (captured == nullptr) turbomind::emulated::finish_work();
   return outside_of_capture();
 }
 
 cudaError_t cudaDeviceSynchronize() {
   if (const cudaError_t error = begin_call("cudaDeviceSynchronize")) return error;
+  if (captured == nullptr) turbomind::emulated::finish_work();
   return outside_of_capture();
 }
 
@@ -195,7 +231,11 @@ cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t) {
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t) {
   if (const cudaError_t error = begin_call("cudaGraphLaunch")) return error;
-  turbomind::emulated::run_calls(exec->calls);
+  if (turbomind::emulated::is_deferring()) {
+    turbomind::emulated::keep_work([calls = exec->calls] { turbomind::emulated::run_calls(calls); });
+  } else {
+    turbomind::emulated::run_calls(exec->calls);
+  }
   return cudaSuccess;
 }
 
@@ -234,6 +274,7 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEve
 
 cudaError_t cudaEventSynchronize(cudaEvent_t) {
   if (const cudaError_t error = begin_call("cudaEventSynchronize")) return error;
+  turbomind::emulated::finish_work();
   return cudaSuccess;
 }
 

@@ -1,4 +1,5 @@
-// The calls of CUDA's runtime that the project makes. A stream runs everything at once, in the order of the calls.
+// The calls of CUDA's runtime that the project makes. A stream runs everything in the order of the calls: at once, or,
+// where a test asks for it, later (deferred.h).
 // Memory starts as NaN, so that a result that depends on what was never written shows. A graph is a list of calls with
 // the arguments they were captured with; what cannot be captured is an error while one is. There are a few devices. A
 // test can have calls fail (faults.h).
@@ -80,6 +81,8 @@ namespace turbomind::emulated {
 
 // What a call is to report before it does anything (faults.h).
 cudaError_t begin_call(const char* name);
+// Whether the thread captures a graph.
+bool is_capturing();
 // Does what is given to a stream, or keeps it for the graph that is being captured.
 void submit(std::function<void()> work);
 void submit(Launch launch);

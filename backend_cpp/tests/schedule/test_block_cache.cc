@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "engine/schedule/block_cache.h"
+#include "tests/cache_plans.h"
 #include "tests/check.h"
 
 namespace turbomind::testing {
@@ -30,7 +31,7 @@ std::vector<int32_t> fill(BlockCache& cache, uint64_t scope, const std::vector<i
 }  // namespace
 
 TEST(published_blocks_are_found_by_content_and_scope_alone) {
-  BlockCache cache({8, 4});
+  BlockCache cache(small_plan(4), {8});
   std::vector<int32_t> first = fill(cache, 0, range(12));
   std::vector<int32_t> found;
   CHECK_EQUAL(cache.match({0, range(14)}, 13, found), 12);
@@ -49,7 +50,7 @@ TEST(published_blocks_are_found_by_content_and_scope_alone) {
 }
 
 TEST(colliding_hashes_never_serve_other_content) {
-  BlockCache cache({8, 2}, 0);
+  BlockCache cache(small_plan(2), {8}, 0);
   std::vector<int32_t> first = fill(cache, 0, {1, 2, 3, 4});
   std::vector<int32_t> second = fill(cache, 0, {5, 6, 3, 4});  // its second block has the tokens, not the parent
   CHECK(first[1] != second[1]);
@@ -61,17 +62,17 @@ TEST(colliding_hashes_never_serve_other_content) {
   cache.check_invariants();
 }
 
-TEST(colliding_hashes_never_serve_another_picture) {
-  BlockCache cache({8, 4}, 0);
+TEST(colliding_hashes_never_serve_another_image) {
+  BlockCache cache(small_plan(4), {8}, 0);
   const std::vector<int32_t> tokens = range(8);
-  const auto pictures = [](int begin, int count, uint8_t digest) {
-    EmbeddingRange picture;
-    picture.begin = begin;
-    picture.count = count;
-    picture.digest[0] = digest;
-    return std::vector<EmbeddingRange>{picture};
+  const auto images = [](int begin, int count, uint8_t digest) {
+    EmbeddingRange image;
+    image.begin = begin;
+    image.count = count;
+    image.digest[0] = digest;
+    return std::vector<EmbeddingRange>{image};
   };
-  const std::vector<EmbeddingRange> shown = pictures(1, 6, 1);
+  const std::vector<EmbeddingRange> shown = images(1, 6, 1);
   std::vector<int32_t> blocks = {cache.allocate(), cache.allocate()};
   for (int index = 0; index < 2; ++index) cache.publish({0, tokens, shown}, index, blocks);
   const auto covered = [&](const std::vector<EmbeddingRange>& embeddings) {
@@ -81,16 +82,16 @@ TEST(colliding_hashes_never_serve_another_picture) {
     return count;
   };
   CHECK_EQUAL(covered(shown), 8);
-  CHECK_EQUAL(covered({}), 0);                 // the tokens alone
-  CHECK_EQUAL(covered(pictures(1, 6, 2)), 0);  // another picture
-  CHECK_EQUAL(covered(pictures(0, 6, 1)), 0);  // at another place
-  CHECK_EQUAL(covered(pictures(1, 5, 1)), 0);  // a shorter one: its rows may have seen each other
+  CHECK_EQUAL(covered({}), 0);               // the tokens alone
+  CHECK_EQUAL(covered(images(1, 6, 2)), 0);  // another image
+  CHECK_EQUAL(covered(images(0, 6, 1)), 0);  // at another place
+  CHECK_EQUAL(covered(images(1, 5, 1)), 0);  // a shorter one: its rows may have seen each other
   cache.release(blocks);
   cache.check_invariants();
 }
 
 TEST(the_least_recently_used_goes_first_and_the_end_of_a_chain_before_its_beginning) {
-  BlockCache cache({4, 2});
+  BlockCache cache(small_plan(2), {4});
   std::vector<int32_t> old = fill(cache, 0, range(4, 0));
   cache.release(old);
   std::vector<int32_t> young = fill(cache, 0, range(4, 50));
@@ -104,7 +105,7 @@ TEST(the_least_recently_used_goes_first_and_the_end_of_a_chain_before_its_beginn
 }
 
 TEST(equal_content_is_kept_once) {
-  BlockCache cache({4, 2});
+  BlockCache cache(small_plan(2), {4});
   std::vector<int32_t> a = {cache.allocate()};
   std::vector<int32_t> b = {cache.allocate()};
   cache.publish({0, range(2)}, 0, a);
@@ -119,7 +120,7 @@ TEST(equal_content_is_kept_once) {
 }
 
 TEST(a_block_goes_back_once) {
-  BlockCache cache({3, 4});
+  BlockCache cache(small_plan(4), {3});
   std::vector<int32_t> taken = {cache.allocate(), cache.allocate(), cache.allocate()};
   CHECK_EQUAL(cache.allocate(), -1);
   std::vector<int32_t> copy = taken;
@@ -135,7 +136,7 @@ TEST(a_block_goes_back_once) {
 }
 
 TEST(what_leaves_for_the_host_comes_back_whole) {
-  BlockCache cache({2, 2, 3});
+  BlockCache cache(small_plan(2), {2, 3});
   std::vector<int32_t> old = fill(cache, 0, range(4));
   const std::vector<int32_t> places = old;
   cache.release(old);
@@ -150,7 +151,7 @@ TEST(what_leaves_for_the_host_comes_back_whole) {
   CHECK_EQUAL(cache.swapped_in_count(), 2);
   CHECK_EQUAL(cache.host_used_count(), 2);  // the young ones, now
   cache.check_invariants();
-  const std::vector<BlockMove> moves = cache.take_moves();
+  const std::vector<PageMove> moves = cache.take_moves();
   CHECK_EQUAL(moves.size(), 4u);
   for (size_t i = 0; i < moves.size(); i += 2) {  // a place is left before it is filled
     CHECK(moves[i].to >= 2);
@@ -161,7 +162,7 @@ TEST(what_leaves_for_the_host_comes_back_whole) {
 }
 
 TEST(the_host_gives_up_what_was_used_longest_ago) {
-  BlockCache cache({1, 2, 2});
+  BlockCache cache(small_plan(2), {1, 2});
   for (int i = 0; i < 4; ++i) {
     std::vector<int32_t> blocks = fill(cache, 0, range(2, 10 * i));
     cache.release(blocks);
@@ -179,7 +180,7 @@ TEST(the_host_gives_up_what_was_used_longest_ago) {
 }
 
 TEST(what_was_computed_again_takes_the_place_of_the_host_s) {
-  BlockCache cache({2, 2, 2});
+  BlockCache cache(small_plan(2), {2, 2});
   std::vector<int32_t> first = fill(cache, 0, range(2));
   cache.release(first);
   std::vector<int32_t> both = {cache.allocate(), cache.allocate()};
@@ -197,7 +198,7 @@ TEST(moved_blocks_hold_what_is_found_in_them) {
   std::mt19937 random(7);
   for (int history = 0; history < 200; ++history) {
     const int host_blocks = 1 + history % 9;
-    BlockCache cache({6, 2, host_blocks});
+    BlockCache cache(small_plan(2), {6, host_blocks});
     std::vector<std::vector<int32_t>> held(static_cast<size_t>(6 + host_blocks));
     int64_t came_back = 0;
     for (int event = 0; event < 60; ++event) {
@@ -231,7 +232,7 @@ TEST(moved_blocks_hold_what_is_found_in_them) {
 TEST(random_histories_of_the_block_cache_keep_its_invariants) {
   std::mt19937 random(3);
   for (int history = 0; history < 200; ++history) {
-    BlockCache cache({12, 2, history % 3 * 4});
+    BlockCache cache(small_plan(2), {12, history % 3 * 4});
     std::vector<std::vector<int32_t>> tables;
     for (int event = 0; event < 120; ++event) {
       switch (random() % 4) {
@@ -258,7 +259,7 @@ TEST(random_histories_of_the_block_cache_keep_its_invariants) {
           if (random() % 2 == 0) {
             cache.release(tables[which]);
           } else {
-            cache.release_and_forget(tables[which]);
+            cache.release(tables[which], Keep::kNothing);
           }
           tables.erase(tables.begin() + static_cast<ptrdiff_t>(which));
       }

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "engine/schedule/scheduler.h"
+#include "tests/cache_plans.h"
 #include "tests/engine_helpers.h"
 
 namespace turbomind::testing {
@@ -15,7 +16,7 @@ std::shared_ptr<Sequence> make_sequence(RequestId id, std::vector<int32_t> promp
   params.max_new_tokens = 20;
   auto group = std::make_shared<SequenceGroup>();
   group->request = id;
-  group->rules = std::make_shared<const AnswerRules>(params, OutputSpace{table, kStubVocab, 1}, prompt);
+  group->rules = std::make_shared<const GenerationRules>(params, OutputSpace{table, kStubVocab, 1}, prompt);
   group->priority = priority;
   group->arrival = id;
   group->scope = scope;
@@ -29,8 +30,8 @@ TEST(scheduler_invariants_hold_after_every_event) {
   std::mt19937 random(5);
   for (int history = 0; history < 600; ++history) {
     const int window = history % 2 == 0 ? 0 : 1 + history / 2 % 20;
-    BlockCache blocks({16, 4, history % 3 * 5});
-    Scheduler scheduler({4, 12, window}, blocks);
+    BlockCache blocks(small_plan(4, window), {16, history % 3 * 5});
+    Scheduler scheduler({4, 12}, blocks);
     Step step;
     RequestId next = 1;
     for (int event = 0; event < 80; ++event) {
@@ -56,7 +57,7 @@ TEST(scheduler_invariants_hold_after_every_event) {
           for (const StepSpan& span : step.input.spans) {
             const int first_seen = window == 0 ? 0 : std::max(0, span.first_position - window + 1);
             for (int position = first_seen; position < span.first_position + span.count; ++position) {
-              CHECK(span.blocks->at(static_cast<size_t>(position / 4)) != kNoBlock);
+              CHECK(span.tables->front().at(static_cast<size_t>(position / 4)) != kNoBlock);
             }
           }
           if (scheduler.running_count() + scheduler.waiting_count() > 0) CHECK(!step.sequences.empty());
@@ -83,7 +84,7 @@ TEST(scheduler_invariants_hold_after_every_event) {
 }
 
 TEST(a_long_prompt_does_not_delay_running_answers_and_is_not_starved_by_them) {
-  BlockCache blocks({1000, 4});
+  BlockCache blocks(small_plan(4), {1000});
   Scheduler scheduler({8, 12}, blocks);
   Step step;
   for (RequestId id = 1; id <= 6; ++id) scheduler.add(make_sequence(id, {1}, 0, id));
@@ -105,7 +106,7 @@ TEST(a_long_prompt_does_not_delay_running_answers_and_is_not_starved_by_them) {
 }
 
 TEST(who_is_admitted_leaves_running_sequences_the_blocks_that_they_will_need) {
-  BlockCache blocks({10, 4});
+  BlockCache blocks(small_plan(4), {10});
   Scheduler scheduler({4, 8}, blocks);
   Step step;
   const auto run = [&] {
@@ -127,10 +128,11 @@ TEST(who_is_admitted_leaves_running_sequences_the_blocks_that_they_will_need) {
 }
 
 TEST(a_sequence_with_windows_holds_a_bounded_number_of_blocks) {
-  BlockCache blocks({40, 4});
-  Scheduler scheduler({2, 12, 10}, blocks);
+  const CachePlan plan = small_plan(4, 10);
+  BlockCache blocks(plan, {40});
+  Scheduler scheduler({2, 12}, blocks);
   Step step;
-  const int bound = most_blocks(1 << 20, 4, {2, 12, 10});
+  const int bound = plan.pages_for(1 << 20, 12);
   CHECK(bound <= 8);
   scheduler.add(make_sequence(1, std::vector<int32_t>(3000, 1), 0, 1));
   for (int round = 0; round < 3000 / 12 + 1000; ++round) {
@@ -145,7 +147,7 @@ TEST(a_sequence_with_windows_holds_a_bounded_number_of_blocks) {
 }
 
 TEST(a_lower_priority_number_is_admitted_first) {
-  BlockCache blocks({100, 4});
+  BlockCache blocks(small_plan(4), {100});
   Scheduler scheduler({1, 12}, blocks);
   Step step;
   scheduler.add(make_sequence(1, {1, 2}, 5));

@@ -1,5 +1,6 @@
 // Conversations between requests: what a turn begins with, what is left of it, what is refused.
 #include "engine/schedule/session_table.h"
+#include "tests/cache_plans.h"
 #include "tests/engine_helpers.h"
 
 namespace turbomind::testing {
@@ -12,7 +13,7 @@ SessionParams session(uint64_t id, bool start, int step = -1) {
 
 // Blocks of 4 tokens, a session length of 20, at most 2 idle sessions.
 struct Fixture {
-  BlockCache blocks{{16, 4}};
+  BlockCache blocks{small_plan(4), {16}};
   SessionTable table{{std::chrono::seconds(3600), 2, 20}, blocks, false};
 
   // Runs a turn that leaves `tokens`, with their blocks in the cache, as a request does.
@@ -104,7 +105,7 @@ TEST(a_session_that_goes_or_begins_again_gives_up_its_blocks) {
 }
 
 TEST(blocks_that_others_may_use_outlive_the_session) {
-  BlockCache blocks({16, 4});
+  BlockCache blocks(small_plan(4), {16});
   SessionTable table({std::chrono::seconds(3600), 2, 20}, blocks, true);
   table.begin(session(7, true), 1, 0);
   std::vector<int32_t> held = {blocks.allocate()};

@@ -1,5 +1,6 @@
 // Steps over a scheduler's sequences: who gets what a step brings, and when the next one begins.
 #include "engine/schedule/step_loop.h"
+#include "tests/cache_plans.h"
 #include "tests/engine_helpers.h"
 
 namespace turbomind::testing {
@@ -8,12 +9,12 @@ namespace {
 
 struct Fixture {
   explicit Fixture(bool chooses)
-      : blocks({40, 4}), scheduler({8, 24}, blocks), loop(scheduler, runner(chooses), stats) {}
+      : blocks(small_plan(4), {40}), scheduler({8, 24}, blocks), loop(scheduler, runner(chooses), stats) {}
 
   StubRunner& runner(bool chooses) {
     stubs_choose_tokens = chooses;
     stub = std::make_unique<StubRunner>();
-    stub->allocate_cache({40, 4});
+    stub->allocate_cache({small_plan(4), {40}, 0});
     return *stub;
   }
 
@@ -22,8 +23,9 @@ struct Fixture {
     params.max_new_tokens = max_new_tokens;
     auto group = std::make_shared<SequenceGroup>();
     group->request = id;
-    group->arrival = group->scope = id;
-    group->rules = std::make_shared<const AnswerRules>(params, stub_space(), prompt);
+    group->arrival = id;
+    group->scope = id;
+    group->rules = std::make_shared<const GenerationRules>(params, stub_space(), prompt);
     const auto sequence = std::make_shared<Sequence>(group, 0, std::move(prompt));
     scheduler.add(sequence);
     return sequence;

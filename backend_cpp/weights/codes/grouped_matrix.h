@@ -1,6 +1,6 @@
 // A linear layer's weight as codes of 4 or 8 bits: w[o][i] = scale[g][o] (code[o][i] - zero[g][o]), where g is the
-// group of neighbouring inputs that i belongs to. How a checkpoint packs them is told by the classes that derive from
-// this.
+// group of neighbouring inputs that i belongs to. How a checkpoint packs them is reported by the classes that derive
+// from this.
 #pragma once
 
 #include <cstdint>

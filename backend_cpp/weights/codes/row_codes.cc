@@ -9,7 +9,7 @@ namespace turbomind {
 
 namespace {
 
-// Twice the value of each 4-bit float, beside the middle of 8-bit codes.
+// Twice the value of each 4-bit float, alongside the middle of 8-bit codes.
 constexpr uint8_t kFloat4[16] = {128, 129, 130, 131, 132, 134, 136, 140, 128, 127, 126, 125, 124, 122, 120, 116};
 
 float single_number(const CheckpointTensor& tensor, const std::string& what) {

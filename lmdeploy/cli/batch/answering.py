@@ -28,7 +28,7 @@ _NAME = "batch_req"
 _LOOK = 0.5  # seconds between two looks at the progress
 _QUIET = 10.0  # seconds between two lines where there is no terminal
 _ANY_NUMBER = sys.maxsize
-_ROW_BYTES = 64 * 1024 * 1024  # of a line: pictures come in it
+_ROW_BYTES = 64 * 1024 * 1024  # of a line: images come in it
 _GONE = 503
 
 
@@ -95,6 +95,7 @@ def _answer(args: argparse.Namespace, rows: Rows, total: int, results: Results) 
             chat_template=args.chat_template,
             reasoning_parser=args.reasoning_parser,
             tool_call_parser=args.tool_call_parser,
+            generation_config=args.generation_config,
             allowed_media_hosts=tuple(args.allowed_media_domains) if args.allowed_media_domains else None,
             allowed_media_folder=Path(args.allowed_local_media_path) if args.allowed_local_media_path else None,
         )

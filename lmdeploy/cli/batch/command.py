@@ -1,4 +1,4 @@
-"""What ``lmdeploy batch`` can be told."""
+"""What ``lmdeploy batch`` can be given."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "batch",
         help="answer a file of requests",
-        description="Answer a file of requests, a line each as OpenAI's batches have them (docs/batches.md), with a "
+        description="Answer a file of requests, one a line as in OpenAI's batches (docs/guides/batches.md), with a "
         "model in this process. What has been answered stays: the same command again goes on where it was.",
     )
     parser.add_argument("input", type=Path, metavar="INPUT", help="the requests (.jsonl)")
@@ -43,6 +43,7 @@ def add_parser(subparsers: Any) -> None:
         help="requests in the engine at a time; it computes --max-batch-size of them together (default: %(default)s)",
     )
     options.add_answer_parsers(parser)
+    options.add_generation_config(parser)
     options.add_media_options(parser)
     parser.add_argument("--log-level", default="ERROR", choices=options.LOG_LEVELS, help="default: %(default)s")
     options.add_engine_options(parser)
@@ -66,6 +67,6 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("\nlmdeploy batch: stopped; the same command goes on from here", file=sys.stderr)
         return 130
-    told = f"; {failed} failed, see {errors}" if failed else ""
-    print(f"{completed} of {completed + failed} rows were answered, in {args.output}{told}", file=sys.stderr)
+    reported = f"; {failed} failed, see {errors}" if failed else ""
+    print(f"{completed} of {completed + failed} rows were answered, in {args.output}{reported}", file=sys.stderr)
     return 0

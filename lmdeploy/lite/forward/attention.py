@@ -5,7 +5,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from lmdeploy.lite.forward.parts import LayerWeights
-from lmdeploy.lite.forward.rotation import rotated
 from lmdeploy.turbomind.spec import MlaSpec, ModelSpec, RopeSpec
 
 _QUERIES = 256  # whose scores are in memory at a time
@@ -15,19 +14,34 @@ def attention(spec: ModelSpec, weights: LayerWeights, layer: int, x: Tensor) -> 
     """Return what attention of a layer gives for its normed input ``[batch, tokens, hidden]``."""
     rope = _rope_of(spec, layer)
     mla = spec.attention.mla
-    q, k, v = _plain_heads(spec, weights, rope, x) if mla is None else _latent_heads(spec, mla, weights, rope, x)
+    gate: Tensor | None = None
+    if mla is None:
+        q, k, v, gate = _plain_heads(spec, weights, rope, x)
+    else:
+        q, k, v = _latent_heads(spec, mla, weights, rope, x)
+    q = _tempered(spec, rope, q)
     group = q.shape[1] // k.shape[1]
     if group > 1:
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
     windows = spec.attention.windows
     window = windows[layer] if windows else 0
     found = _attend(spec, weights, q, k, v, 0 if window >= x.shape[1] else window)
-    return weights.linear("attention.o", found.transpose(1, 2).flatten(2))
+    joined = found.transpose(1, 2).flatten(2)
+    return weights.linear("attention.o", joined if gate is None else joined * gate.sigmoid())
 
 
 def _rope_of(spec: ModelSpec, layer: int) -> RopeSpec | None:
     number = spec.layer_ropes[layer] if spec.layer_ropes else 0
     return spec.ropes[number] if spec.ropes and number >= 0 else None
+
+
+def _tempered(spec: ModelSpec, rope: RopeSpec | None, q: Tensor) -> Tensor:
+    """Return queries ``[batch, heads, tokens, dim]`` times what grows with their positions."""
+    own = spec.attention
+    if not own.temperature_length or (own.tempers_unrotated and rope is not None):
+        return q
+    positions = torch.arange(q.shape[2], device=q.device) + int(own.tempers_unrotated)
+    return q * (1 + own.temperature_scale * torch.log1p(positions // own.temperature_length))[:, None]
 
 
 def _heads(x: Tensor, count: int) -> Tensor:
@@ -36,19 +50,25 @@ def _heads(x: Tensor, count: int) -> Tensor:
 
 def _plain_heads(
     spec: ModelSpec, weights: LayerWeights, rope: RopeSpec | None, x: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries, keys and values, ``[batch, heads, tokens, head_dim]``."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Return queries, keys and values, ``[batch, heads, tokens, head_dim]``, and the gate of what comes out, if any."""
     joined = weights.linear("attention.qkv", x)
     if clip := spec.attention.qkv_clip:
         joined = joined.clamp(-clip, clip)
     queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    q, k, v = joined.split((queries, keys, keys), dim=-1)
+    q, k, v, *rest = joined.split((queries, keys, keys, *((queries,) * spec.attention.has_output_gate)), dim=-1)
     if spec.attention.qk_norm == "projection":
         q, k = (weights.norm(f"attention.{name}_norm", part, spec.norm) for name, part in (("q", q), ("k", k)))
     q, k, v = _heads(q, spec.num_heads), _heads(k, spec.num_kv_heads), _heads(v, spec.num_kv_heads)
-    if spec.attention.qk_norm == "head":
+    if spec.attention.norms_rotated:
+        q, k = _rotated(q, rope), _rotated(k, rope)
+    if spec.attention.qk_norm in ("head", "each_head"):
         q, k = (weights.norm(f"attention.{name}_norm", part, spec.norm) for name, part in (("q", q), ("k", k)))
-    return rotated(q, rope), rotated(k, rope), v
+    if spec.attention.qk_norm == "unit" and rope is not None:
+        q, k = (functional.rms_norm(part, part.shape[-1:], eps=spec.norm.eps) for part in (q, k))
+    if not spec.attention.norms_rotated:
+        q, k = _rotated(q, rope), _rotated(k, rope)
+    return q, k, v, rest[0] if rest else None
 
 
 def _latent_heads(
@@ -66,8 +86,8 @@ def _latent_heads(
     k_plain, v = _heads(weights.linear("attention.kv_up", latent), spec.num_heads).split(
         (mla.nope_dim, mla.value_dim), dim=-1
     )
-    key = rotated(shared_key[:, None], rope).expand(-1, spec.num_heads, -1, -1)
-    return torch.cat((q_plain, rotated(q_turned, rope)), -1), torch.cat((k_plain, key), -1), v
+    key = _rotated(shared_key[:, None], rope).expand(-1, spec.num_heads, -1, -1)
+    return torch.cat((q_plain, _rotated(q_turned, rope)), -1), torch.cat((k_plain, key), -1), v
 
 
 def _attend(spec: ModelSpec, weights: LayerWeights, q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
@@ -80,7 +100,7 @@ def _attend(spec: ModelSpec, weights: LayerWeights, q: Tensor, k: Tensor, v: Ten
     found = []
     for begin in range(0, q.shape[2], _QUERIES):
         end = min(begin + _QUERIES, q.shape[2])
-        first = max(0, begin - window + 1) if window else 0
+        first = begin // window * window if own.is_chunked and window else max(0, begin - window + 1) if window else 0
         distance = (
             torch.arange(begin, end, device=q.device)[:, None] - torch.arange(first, end, device=q.device)[None, :]
         )
@@ -90,7 +110,10 @@ def _attend(spec: ModelSpec, weights: LayerWeights, q: Tensor, k: Tensor, v: Ten
         if len(slopes):
             scores = scores - slopes[:, None, None] * distance
         is_hidden = distance < 0
-        if window:
+        if window and own.is_chunked:
+            places = torch.arange(first, end, device=q.device) // window
+            is_hidden |= places[begin - first :, None] != places
+        elif window:
             is_hidden |= distance >= window
         scores = scores.masked_fill(is_hidden, float("-inf"))
         if sinks is None:
@@ -100,3 +123,21 @@ def _attend(spec: ModelSpec, weights: LayerWeights, q: Tensor, k: Tensor, v: Ten
             shares = torch.cat((scores, sink), -1).softmax(-1)[..., :-1]
         found.append(shares @ v[:, :, first:end])
     return torch.cat(found, dim=2)
+
+
+def _rotated(heads: Tensor, rope: RopeSpec | None) -> Tensor:
+    """Apply RoPE to the first dimensions of heads ``[batch, heads, tokens, dim]``."""
+    if rope is None:
+        return heads
+    pairs = len(rope.inv_freq)
+    positions = torch.arange(heads.shape[2], device=heads.device, dtype=torch.float32)
+    angles = positions[:, None] * torch.tensor(rope.inv_freq, device=heads.device)
+    cos, sin = angles.cos() * rope.attention_scaling, angles.sin() * rope.attention_scaling
+    turned, rest = heads[..., : 2 * pairs], heads[..., 2 * pairs :]
+    if rope.is_interleaved:
+        a, b = turned[..., 0::2], turned[..., 1::2]
+        both = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
+    else:
+        a, b = turned[..., :pairs], turned[..., pairs:]
+        both = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+    return torch.cat((both, rest), dim=-1)

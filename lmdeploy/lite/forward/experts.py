@@ -16,8 +16,13 @@ def mixture(spec: ModelSpec, moe: MoeSpec, weights: LayerWeights, x: Tensor) -> 
     for number in range(moe.num_experts):
         row, rank = (chosen == number).nonzero(as_tuple=True)
         if len(row):
-            own = _expert(spec, weights, f"moe.experts.{number}", rows[row])
-            total.index_add_(0, row, own * shares[row, rank, None])
+            share = shares[row, rank, None]
+            name = f"moe.experts.{number}"
+            if moe.router.scales_input:
+                own = _expert(spec, weights, name, rows[row] * share)
+            else:
+                own = _expert(spec, weights, name, rows[row]) * share
+            total.index_add_(0, row, own)
     if moe.shared_intermediate_size:
         shared = _expert(spec, weights, "moe.shared", rows)
         if moe.has_shared_gate:

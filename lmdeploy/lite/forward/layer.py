@@ -5,6 +5,7 @@ from torch import Tensor
 from lmdeploy.lite.forward.attention import attention
 from lmdeploy.lite.forward.experts import mixture
 from lmdeploy.lite.forward.parts import LayerWeights, activate
+from lmdeploy.lite.forward.recurrence import recurrence
 from lmdeploy.turbomind.families.experts import has_experts
 from lmdeploy.turbomind.spec import ModelSpec
 
@@ -12,14 +13,17 @@ from lmdeploy.turbomind.spec import ModelSpec
 def run_layer(spec: ModelSpec, weights: LayerWeights, layer: int, hidden: Tensor) -> Tensor:
     """Return what a layer makes of ``[batch, tokens, hidden]``."""
     block = spec.block
-    normed = weights.norm("attention_norm", hidden, spec.norm)
-    attended = attention(spec, weights, layer, normed)
+    normed = weights.norm("attention_norm", hidden, spec.norm) if block.has_input_norms else hidden
+    if spec.recurrence is not None and spec.mixer(layer) == "recurrence":
+        attended = recurrence(spec, spec.recurrence, weights, normed)
+    else:
+        attended = attention(spec, weights, layer, normed)
     if block.has_output_norms:
         attended = weights.norm("attention_output_norm", attended, spec.norm)
     if not block.is_parallel:
         hidden = hidden + block.residual_scale * attended
     if not block.shares_norm:
-        normed = weights.norm("mlp_norm", hidden, spec.norm)
+        normed = weights.norm("mlp_norm", hidden, spec.norm) if block.has_input_norms else hidden
     inner = _mlp(spec, weights, layer, normed)
     if block.has_output_norms:
         inner = weights.norm("mlp_output_norm", inner, spec.norm)

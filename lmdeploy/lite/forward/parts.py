@@ -59,11 +59,15 @@ class LayerWeights:
         return y
 
     def norm(self, name: str, x: Tensor, spec: NormSpec, eps: float | None = None) -> Tensor:
-        """Return the normed rows of ``[..., features]``; ``eps`` in place of the spec's."""
+        """Return the normed rows of ``[..., features]``; ``eps`` in place of the spec's.
+
+        A longer weight has numbers of its own for each head of ``[..., heads, rows, features]``.
+        """
         if spec.kind == "layer":
             x = x - x.mean(-1, keepdim=True)
         x = x * (x.square().mean(-1, keepdim=True) + (spec.eps if eps is None else eps)).rsqrt()
-        x = x * (self.weight(name) + spec.offset)
+        weight = self.weight(name)
+        x = x * ((weight if len(weight) == x.shape[-1] else weight.view(-1, 1, x.shape[-1])) + spec.offset)
         bias = self.bias(name)
         return x if bias is None else x + bias
 

@@ -31,7 +31,7 @@ def read_module_map(custom_module_map: CustomModuleMap) -> dict[str, Any]:
     ----------
     custom_module_map
         A dict of architecture to class (or its full name), the same as a JSON object, or the path of a Python file
-        that has it as ``MODULE_MAP``. Names are looked up beside the file, too.
+        that has it as ``MODULE_MAP``. Names are looked up alongside the file, too.
 
     Raises
     ------
@@ -117,7 +117,7 @@ def _class_of(given: Any, where: str) -> type[nn.Module]:
 
 
 def _run_file(path: Path) -> Any:
-    """Run a Python file as a module of its own; files beside it can be imported from then on."""
+    """Run a Python file as a module of its own; files alongside it can be imported from then on."""
     if not path.is_file():
         raise ValueError(f"custom_module_map must be a dict or the path of a Python file; {path} is no file")
     name = f"lmdeploy_custom_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"

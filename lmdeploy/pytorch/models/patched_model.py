@@ -174,7 +174,7 @@ class PatchedModel:
 
 @contextmanager
 def _called_with(rows: int, model: nn.Module) -> Iterator[list[Linear]]:
-    """Yield what has, behind the block, the linear layers that were always called with so many rows in it."""
+    """Yield what has, after the block, the linear layers that were always called with this many rows in it."""
     counts: dict[Linear, set[int]] = {module: set() for module in model.modules() if isinstance(module, Linear)}
 
     def note(module: nn.Module, given: tuple[torch.Tensor, ...]) -> None:

@@ -43,7 +43,7 @@ class Attention(nn.Module):
     scale
         Factor of the scores; ``head_size ** -0.5`` by default.
     sliding_window
-        A token sees so many positions, its own counted; None or less than 1: all.
+        A token sees this many positions, its own counted; None or less than 1: all.
     logit_softcapping
         Scores become ``cap * tanh(score / cap)``; None or 0: they stay.
     sinks

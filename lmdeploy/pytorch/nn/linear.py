@@ -138,7 +138,7 @@ class MergedColwiseLinear(Linear):
         self._parts = [_part_of(size, self._ranks, "the outputs") for size in all_out_features]
 
     def weight_loader(self, param: nn.Parameter, loaded_weight: torch.Tensor, shard_id: Any = None) -> None:
-        """Copy this rank's part of one of the layers, or of all, one behind the other."""
+        """Copy this rank's part of one of the layers, or of all, one after the other."""
         if shard_id is None:
             for name, part in zip(self._names, self.weight_spliter(loaded_weight), strict=True):
                 self.weight_loader(param, part, name)
@@ -182,7 +182,7 @@ class QKVLinear(Linear):
         super().__init__(in_features, sum(self._sizes) * ranks.count, bias, dtype, device, is_tp=is_tp)
 
     def weight_loader(self, param: nn.Parameter, loaded_weight: torch.Tensor, shard_id: str | None = None) -> None:
-        """Copy this rank's heads of ``q``, ``k`` or ``v``, or of all three, one behind the other."""
+        """Copy this rank's heads of ``q``, ``k`` or ``v``, or of all three, one after the other."""
         if shard_id is None:
             for name, part in zip("qkv", self.weight_spliter(loaded_weight), strict=True):
                 self.weight_loader(param, part, name)
@@ -206,7 +206,7 @@ class QKVLinear(Linear):
         loaded_weight
             ``[outputs, ...]``.
         layout
-            ``default``: one behind the other. ``hgd``: a key head after the other, each with its queries, its key and
+            ``default``: one after the other. ``hgd``: a key head after the other, each with its queries, its key and
             its value.
         """
         q, kv, dim, dim_v = self._all_q_heads, self._all_kv_heads, self._head_size, self._head_size_v
@@ -246,7 +246,7 @@ def refuse_quantized(quant_config: Any) -> None:
         quant_config = {"quant_method": getattr(quant_config, "quant_method", quant_config)}
     raise UnsupportedModelError(
         f"weights quantized by {quant_config.get('quant_method', 'an unnamed method')} are not read by models of "
-        "lmdeploy.pytorch; the TurboMind engine reads those of the models in docs/supported-models.md"
+        "lmdeploy.pytorch; the TurboMind engine reads those of the models in docs/reference/supported-models.md"
     )
 
 

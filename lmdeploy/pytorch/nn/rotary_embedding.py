@@ -172,7 +172,7 @@ def build_rotary_embedding(
     scaling_factor
         By how much contexts are longer than those trained, for all types but the default.
     llama3_params, yarn_params
-        What these types need beside.
+        What these types need alongside.
     emb_type
         The type.
     """

@@ -124,7 +124,7 @@ def _files_of(checkpoint: Path) -> list[Path]:
             raise CheckpointError(index, ["it holds no weight_map of tensors to files"]) from error
         return [checkpoint / Path(name).name for name in names]
     whole = checkpoint / "model.safetensors"
-    # Some publishers put the same weights beside it, under other names.
+    # Some publishers put the same weights alongside it, under other names.
     files = [whole] if whole.is_file() else sorted(checkpoint.glob("*.safetensors"))
     if not files:
         raise CheckpointError(checkpoint, ["there are no safetensors files"])

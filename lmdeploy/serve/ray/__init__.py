@@ -1,4 +1,4 @@
-"""The model on Ray Serve: ``lmdeploy.serve.ray:app`` is what ``serve run`` and ``serve deploy`` import (docs/ray.md).
+"""A model on Ray Serve (docs/deployment/ray.md): ``serve run`` and ``serve deploy`` import ``lmdeploy.serve.ray:app``.
 
     Ray's HTTP proxy -> Ingress (ingress.py) --- AffinityRouter (router.py) ---> Replica (replica.py), 1 or more
                                                                                     | HTTP, on its own machine

@@ -67,5 +67,7 @@ def app(settings: RaySettings) -> Application:
         graceful_shutdown_timeout_s=settings.drain_seconds,
     )(Ingress)
     max_body_bytes = int(settings.options.get("max-body-bytes") or Settings().max_body_bytes)
-    application: Application = ingress.bind(replicas.bind(settings), settings.adapters, max_body_bytes)
+    api_keys = settings.api_keys
+    bound = replicas.bind(settings, api_keys)
+    application: Application = ingress.bind(bound, settings.adapters, max_body_bytes, api_keys)
     return application

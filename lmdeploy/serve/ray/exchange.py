@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from lmdeploy.serve.affinity import prefix_keys, session_key
+from openai_gateway.parsing import check_size
 
 SESSION_HEADER = "x-session-id"
 REPLICA_HEADER = "x-replica"
@@ -22,8 +23,8 @@ class Asked:
 
     Attributes
     ----------
-    method, target, headers, body
-        The request; `target` is path and query.
+    method, path, query, headers, body
+        The request; its path is decoded, its query is not.
     model
         What the body names.
     session
@@ -35,7 +36,8 @@ class Asked:
     """
 
     method: str
-    target: str
+    path: str
+    query: str
     headers: tuple[tuple[str, str], ...]
     body: bytes
     model: str = ""
@@ -65,12 +67,18 @@ class Head:
     headers: Mapping[str, str]
 
 
-def asked_of(
-    method: str, target: str, headers: tuple[tuple[str, str], ...], body: bytes, session_header: str | None
-) -> Asked:
-    """Return a request with what the router goes by; what is wrong with a body is for the replica to tell."""
+def with_routing(asked: Asked, session_header: str | None) -> Asked:
+    """Return a request with what the router goes by; what is wrong with its JSON is for the replica to say.
+
+    Raises
+    ------
+    ApiError
+        The body would take too much memory as objects.
+    """
     fields: Any = None
-    if body and method == "POST":
+    body = asked.body
+    if body and asked.method == "POST":
+        check_size(body)
         try:
             fields = orjson.loads(body)
         except orjson.JSONDecodeError:
@@ -82,11 +90,8 @@ def asked_of(
     session = session_header or fields.get("session_id")
     is_session = isinstance(session, str) or (isinstance(session, int) and session >= 0)
     prompt = next((fields[name] for name in _PROMPTS if name in fields), None)
-    return Asked(
-        method=method,
-        target=target,
-        headers=headers,
-        body=body,
+    return replace(
+        asked,
         model=model,
         session=session_key(str(session)) if is_session else None,
         keys=prefix_keys(_written(prompt, fields.get("tools")), model),
@@ -95,7 +100,10 @@ def asked_of(
 
 def _written(prompt: object, tools: object) -> bytes:
     """Return a prompt as bytes of which a longer conversation's begin alike: tools come first, as in templates."""
-    head = orjson.dumps(tools) if tools else b""
-    if prompt is None:
-        return head
-    return head + (prompt.encode(errors="replace") if isinstance(prompt, str) else orjson.dumps(prompt)[:-1])
+    try:
+        head = orjson.dumps(tools) if tools else b""
+        if prompt is None:
+            return head
+        return head + (prompt.encode(errors="replace") if isinstance(prompt, str) else orjson.dumps(prompt)[:-1])
+    except orjson.JSONEncodeError:  # nested more deeply than orjson writes
+        return b""

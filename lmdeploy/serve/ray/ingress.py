@@ -14,20 +14,28 @@ from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from lmdeploy.serve.ray.exchange import REPLICA_HEADER, SESSION_HEADER, UNAVAILABLE, Asked, Head, asked_of
-from openai_gateway.answering.streaming import event
+from lmdeploy.serve.ray.exchange import REPLICA_HEADER, SESSION_HEADER, UNAVAILABLE, Asked, Head, with_routing
+from lmdeploy.serve.ray.served_paths import ServedPaths
 from openai_gateway.errors import ApiError
-from openai_gateway.middleware.api_keys import ADAPTER_PATHS
+from openai_gateway.generation.streaming import event
+from openai_gateway.middleware.api_keys import matching_key, needs_key
+from openai_gateway.middleware.origins import is_own_origin
+from openai_gateway.registry import ADMINISTERED
 
 logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 6
 _PAUSE = 0.2  # seconds before the second attempt, and as much longer before each later one
 _HEALTH_SECONDS = 5.0
-_LARGE = 64 * 1024  # bytes of a body that is better read beside the event loop
+_LARGE = 64 * 1024  # bytes of a body that is better read alongside the event loop
 _BUSY = "All replicas are busy, and no more requests may wait; try again later."
-_DROPPED = frozenset(
-    {"connection", "content-length", "expect", "host", "keep-alive", "te", "transfer-encoding", "upgrade"}
+# Of a request's headers; nothing else reaches a replica's server.
+_SENT_ON = frozenset(
+    {
+        *("accept", "authorization", "content-type", "user-agent", "x-api-key", "x-request-id", SESSION_HEADER),
+        *("traceparent", "tracestate", "anthropic-version", "anthropic-beta"),
+        *("origin", "access-control-request-method", "access-control-request-headers"),
+    }
 )
 
 
@@ -42,50 +50,79 @@ class Ingress:
         Names of LoRA adapters.
     max_body_bytes
         A longer body is refused.
+    api_keys
+        One of them is needed; empty: none is.
     """
 
-    def __init__(self, replicas: DeploymentHandle, adapters: tuple[str, ...], max_body_bytes: int) -> None:
+    def __init__(
+        self, replicas: DeploymentHandle, adapters: tuple[str, ...], max_body_bytes: int, api_keys: tuple[str, ...]
+    ) -> None:
         self._replicas = replicas.options(method_name="answer", stream=True)
         self._adapters = frozenset(adapters)
         self._max_body_bytes = max_body_bytes
+        self._api_keys = api_keys
+        self._paths = ServedPaths()
 
     async def __call__(self, request: Request) -> Response:
         """Return a replica's answer."""
         try:
-            if request.url.path in ADAPTER_PATHS:
-                message = "Replicas have the same adapters: those the application was deployed with."
-                raise ApiError(403, message, code="forbidden")
+            self._check(request)
             asked = await self._read(request)
-            if request.url.path != "/health":
+            if asked.path != "/health":
                 return await self._answer(asked)
             try:
                 return await asyncio.wait_for(self._answer(asked), _HEALTH_SECONDS)
             except asyncio.TimeoutError:
                 raise ApiError(503, "No replica is ready.", code="service_unavailable") from None
         except ApiError as error:
-            return error.response()
+            return error.response(request.scope["path"])
 
-    async def _read(self, request: Request) -> Asked:
-        """Return the whole request.
+    def _check(self, request: Request) -> None:
+        """Refuse what is not for a replica, by its head alone: nothing of the body has been read.
 
         Raises
         ------
         ApiError
-            It is too long.
+            There is no such path, it is not for callers here, or no key was shown.
         """
+        path, method = request.scope["path"], request.scope["method"]
+        if path not in self._paths:
+            raise ApiError(404, f"Invalid URL ({method} {path})", code="unknown_url")
+        if path in ADMINISTERED:
+            message = "Replicas have the same models and adapters: those the application was deployed with."
+            raise ApiError(403, message, code="forbidden")
+        if self._api_keys and needs_key(path, method) and matching_key(request.headers, self._api_keys) is None:
+            raise ApiError(401, "Please request with valid api key!", code="invalid_api_key")
+
+    async def _read(self, request: Request) -> Asked:
+        """Return the request; of a `POST` with its body.
+
+        Raises
+        ------
+        ApiError
+            The body is too long, or would take too much memory as objects.
+        """
+        body = await self._body(request) if request.method == "POST" else b""
+        scope, session = request.scope, request.headers.get(SESSION_HEADER)
+        query = scope["query_string"].decode("latin-1")
+        asked = Asked(scope["method"], scope["path"], query, _sent_on(request), body)
+        if len(body) < _LARGE:
+            return with_routing(asked, session)
+        return await asyncio.to_thread(with_routing, asked, session)
+
+    async def _body(self, request: Request) -> bytes:
+        """Return the body of a request; an error 413 where it is too long."""
+        error = ApiError(413, f"The request body is longer than {self._max_body_bytes} bytes.")
+        declared = request.headers.get("content-length", "")
+        if declared.isdigit() and int(declared) > self._max_body_bytes:
+            raise error
         pieces, length = [], 0
         async for piece in request.stream():
             length += len(piece)
             if length > self._max_body_bytes:
-                raise ApiError(413, f"The request body is longer than {self._max_body_bytes} bytes.")
+                raise error
             pieces.append(piece)
-        body = b"".join(pieces)
-        headers = tuple((name, value) for name, value in request.headers.items() if name not in _DROPPED)
-        target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        given = request.method, target, headers, body, request.headers.get(SESSION_HEADER)
-        if length < _LARGE:
-            return asked_of(*given)
-        return await asyncio.to_thread(asked_of, *given)
+        return b"".join(pieces)
 
     async def _answer(self, asked: Asked) -> Response:
         """Return the answer of the first replica that gives one: all of it, or the beginning of a stream.
@@ -129,6 +166,13 @@ class Ingress:
                 yield piece
         finally:
             answer.cancel()  # does nothing to an answer that has ended
+
+
+def _sent_on(request: Request) -> tuple[tuple[str, str], ...]:
+    """Return the headers that a replica gets, as UTF-8; to its server our own origin would be another."""
+    wanted = _SENT_ON - {"origin"} if is_own_origin(request.headers) else _SENT_ON
+    texts = ((name.decode("latin-1").lower(), value.decode(errors="replace")) for name, value in request.headers.raw)
+    return tuple((name, value) for name, value in texts if name in wanted)
 
 
 def _is_stream(head: Head) -> bool:

@@ -13,10 +13,13 @@ from contextlib import AsyncExitStack
 
 import aiohttp
 from ray import serve
+from yarl import URL
 
 from lmdeploy.serve.child import ChildProcess
+from lmdeploy.serve.keys import environment_of, variable_of
 from lmdeploy.serve.ports import free_ports
 from lmdeploy.serve.ray.exchange import UNAVAILABLE, Asked, Head
+from lmdeploy.serve.ray.served_paths import url_of
 from lmdeploy.serve.ray.settings import FAILED, RaySettings
 
 logger = logging.getLogger(__name__)
@@ -24,6 +27,7 @@ logger = logging.getLogger(__name__)
 _HOST = "127.0.0.1"
 _POLL = 0.1  # seconds
 _SHOWN_LINES = 20
+_KEYS_OF_OTHERS = frozenset({variable_of("admin-keys"), variable_of("proxy-key")})  # no option of a replica either
 # Ray's proxy writes the request's id itself.
 _SENT_BACK = ("content-type", "retry-after", "cache-control", "www-authenticate", "location", "allow")
 _ALLOWED_BACK = "access-control-"
@@ -38,9 +42,13 @@ class Replica:
     ----------
     settings
         Of the application.
+    api_keys
+        Of its callers.
     """
 
-    async def __init__(self, settings: RaySettings) -> None:  # type: ignore[misc]  # Ray awaits it
+    async def __init__(  # type: ignore[misc]  # Ray awaits it
+        self, settings: RaySettings, api_keys: tuple[str, ...]
+    ) -> None:
         port, *triton = free_ports(4)
         command = [sys.executable, "-m", "lmdeploy", "serve", "api_server", *settings.arguments()]
         command += ["--server-name", _HOST, "--server-port", str(port)]
@@ -51,10 +59,13 @@ class Replica:
         self._name = serve.get_replica_context().replica_id.unique_id
         self._is_stopping = False
         self._drain = settings.drain_seconds
-        self._server = ChildProcess(command, env=dict(os.environ), log=logger.info)
+        env = {name: value for name, value in os.environ.items() if name not in _KEYS_OF_OTHERS}
+        env |= environment_of({"api-keys": api_keys})
+        self._server = ChildProcess(command, env=env, log=logger.info)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
         connector = aiohttp.TCPConnector(limit=0)
-        self._http = aiohttp.ClientSession(f"http://{_HOST}:{port}", connector=connector, timeout=timeout)
+        self._base = URL.build(scheme="http", host=_HOST, port=port)
+        self._http = aiohttp.ClientSession(connector=connector, timeout=timeout)
         while not await self._is_healthy():
             if self._server.returncode is not None:
                 last = "\n".join(self._server.tail()[-_SHOWN_LINES:])
@@ -67,8 +78,9 @@ class Replica:
         if model := serve.get_multiplexed_model_id():
             await self.adapter(model)
         async with AsyncExitStack() as open_:
+            url = url_of(self._base, asked.path, asked.query)
             request = self._http.request(
-                asked.method, asked.target, data=asked.body, headers=asked.headers, allow_redirects=False
+                asked.method, url, data=asked.body, headers=asked.headers, allow_redirects=False
             )
             try:
                 answer = await open_.enter_async_context(request)
@@ -86,7 +98,7 @@ class Replica:
 
     @serve.multiplexed(max_num_models_per_replica=_ADAPTERS)
     async def adapter(self, name: str) -> str:
-        """Tell Ray that this replica has an adapter in memory; the engine reads it with the request that names it."""
+        """Report Ray that this replica has an adapter in memory; the engine reads it with the request that names it."""
         return name
 
     async def check_health(self) -> None:
@@ -96,7 +108,7 @@ class Replica:
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Return what the autoscaling policy goes by: requests that wait before the engine's batch."""
-        async with self._http.get("/metrics") as answer:
+        async with self._http.get(self._base / "metrics") as answer:
             found = _WAITING.search(await answer.text())
         return {"waiting": float(found[1]) if found else 0.0}
 
@@ -108,7 +120,7 @@ class Replica:
 
     async def _is_healthy(self) -> bool:
         try:
-            async with self._http.get("/health", timeout=aiohttp.ClientTimeout(total=5)) as answer:
+            async with self._http.get(self._base / "health", timeout=aiohttp.ClientTimeout(total=5)) as answer:
                 return answer.status == 200
         except (aiohttp.ClientError, asyncio.TimeoutError):
             return False

@@ -1,15 +1,19 @@
-"""What a deployment on Ray Serve can be told: the ``args`` of its configuration file."""
+"""What a deployment on Ray Serve can be given: the ``args`` of its configuration file."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from lmdeploy.serve.keys import read_keys, split_keys, variable_of
+
 FAILED = "lmdeploy serve api_server ended:"
 """What the error of a replica that could not start begins with."""
 
+_KEYS, _KEYS_FILE = "api-keys", "api-keys-file"
 # Options of `lmdeploy serve api_server` that a replica sets itself, or that Ray does the work of.
 _NOT_FOR_REPLICAS = {
     "server-name": "Ray Serve's HTTP options say where it listens",
@@ -18,13 +22,14 @@ _NOT_FOR_REPLICAS = {
     "proxy-url": "Ray Serve is the proxy",
     "proxy-key": "Ray Serve is the proxy",
     "admin-keys": "adapters are those of `adapters`, the same in each replica",
+    "admin-keys-file": "adapters are those of `adapters`, the same in each replica",
     "models-file": "each replica has one model",
     "webui": "lmdeploy serve gradio http://... serves a chat page for it",
     "webui-port": "lmdeploy serve gradio http://... serves a chat page for it",
-    "triton-server-name": "each replica has a tritonserver of its own",
-    "triton-http-port": "each replica has a tritonserver of its own",
-    "triton-grpc-port": "each replica has a tritonserver of its own",
-    "triton-metrics-port": "each replica has a tritonserver of its own",
+    "triton-server-name": "each replica has its own tritonserver",
+    "triton-http-port": "each replica has its own tritonserver",
+    "triton-grpc-port": "each replica has its own tritonserver",
+    "triton-metrics-port": "each replica has its own tritonserver",
 }
 
 
@@ -39,9 +44,9 @@ class RaySettings(BaseModel):
         Further options of ``lmdeploy serve api_server`` for each replica, by name: a value, a list, a mapping for
         what is written ``NAME=VALUE``, or true.
     replicas
-        At least so many.
+        At least this many.
     max_replicas
-        At most so many; None: as many as `replicas`, always.
+        At most this many; None: as many as `replicas`, always.
     waiting_per_replica
         Requests waiting before the batch, on average, from which on there should be one replica more.
     target_requests
@@ -49,7 +54,7 @@ class RaySettings(BaseModel):
     upscale_seconds, downscale_seconds
         How long there must be too few or too many replicas before anything is done.
     look_back_seconds
-        The time that figures are averaged over.
+        The time that metrics are averaged over.
     max_requests
         Open requests of a replica; more wait outside.
     max_queued
@@ -107,9 +112,24 @@ class RaySettings(BaseModel):
         words = [given] if isinstance(given, str) else [str(word) for word in given]
         return tuple(word.partition("=")[0] if "=" in word else "default" for word in words)
 
+    @property
+    def api_keys(self) -> tuple[str, ...]:
+        """The keys of callers: of the options `api-keys` and `api-keys-file`, and of ``LMDEPLOY_API_KEYS`` here.
+
+        Raises
+        ------
+        ValueError
+            The file cannot be read, or holds none.
+        """
+        given, file = self.options.get(_KEYS, ()), self.options.get(_KEYS_FILE)
+        texts = [given] if isinstance(given, str) else [str(word) for word in given]
+        keys = split_keys([*texts, os.environ.get(variable_of(_KEYS), "")])
+        return (*keys, *(read_keys(str(file)) if file else ()))
+
     def arguments(self) -> list[str]:
-        """Return what a replica's command gets."""
-        return [self.model, *flags(self.options)] if self.model else flags(self.options)
+        """Return what a replica's command gets; keys go another way, as everybody can read command lines."""
+        options = flags({name: value for name, value in self.options.items() if name not in (_KEYS, _KEYS_FILE)})
+        return [self.model, *options] if self.model else options
 
 
 def flags(options: Mapping[str, Any]) -> list[str]:

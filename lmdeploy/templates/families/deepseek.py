@@ -5,8 +5,9 @@ from typing import Any
 from lmdeploy.templates.calls import Tool
 from lmdeploy.templates.conversation import Message
 from lmdeploy.templates.families.registration import builtin
-from lmdeploy.templates.notations import DEEPSEEK_V3, HeadedArguments
 from lmdeploy.templates.strings import BaseChatTemplate, Layout
+from lmdeploy.templates.tool_call_formats.catalogue import DEEPSEEK_V3
+from lmdeploy.templates.tool_call_formats.headed import HeadedArguments
 
 _END = "<｜end▁of▁sentence｜>"
 
@@ -27,7 +28,7 @@ class DeepSeekV3ChatTemplate(BaseChatTemplate):
         return self.capability == "chat"
 
     @property
-    def own_notation(self) -> HeadedArguments | None:
+    def own_format(self) -> HeadedArguments | None:
         """How it writes calls."""
         return DEEPSEEK_V3 if self.capability == "chat" else None
 

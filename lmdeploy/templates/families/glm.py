@@ -6,8 +6,8 @@ from typing import Any
 from lmdeploy.templates.calls import Call, Tool, as_json
 from lmdeploy.templates.conversation import Message
 from lmdeploy.templates.families.registration import builtin
-from lmdeploy.templates.notations import GLM4
 from lmdeploy.templates.strings import BaseChatTemplate, Layout
+from lmdeploy.templates.tool_call_formats.catalogue import GLM4
 from lmdeploy.templates.tool_calling import ToolChatTemplate
 
 
@@ -29,16 +29,18 @@ class ChatGLM2ChatTemplate(BaseChatTemplate):
 class GLM4ChatTemplate(ToolChatTemplate):
     """GLM-4: tools stand in a system turn of their own, a call in an answer that begins with the function's name."""
 
+    calls = GLM4
+
     def _with_tools(self, messages: list[Message], functions: list[Tool]) -> list[Message]:
         listed = "".join(
             f"\n\n## {function['name']}\n\n{as_json(function, 4)}\n在调用上述函数时，请使用 Json 格式表示调用的参数。"
             for function in functions
         )
-        told = (
+        reported = (
             "你是一个名为 ChatGLM 的人工智能助手。你是基于智谱AI训练的语言模型 GLM-4 模型开发的，"
             f"你的任务是针对用户的问题和要求提供适当的答复和支持。\n\n# 可用工具{listed}"
         )
-        return [{"role": "system", "content": told}, *messages]
+        return [{"role": "system", "content": reported}, *messages]
 
     def _call_turn(self, content: str, calls: list[Call]) -> str:
         said = f"{self.generation_prompt}\n{content}" if content else ""

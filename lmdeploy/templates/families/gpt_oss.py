@@ -4,8 +4,8 @@ from lmdeploy.templates import dates
 from lmdeploy.templates.calls import Call, Tool, as_json
 from lmdeploy.templates.conversation import Message
 from lmdeploy.templates.families.registration import builtin
-from lmdeploy.templates.notations import GPT_OSS
 from lmdeploy.templates.thinking import HARMONY
+from lmdeploy.templates.tool_call_formats.catalogue import GPT_OSS
 from lmdeploy.templates.tool_calling import ToolChatTemplate
 from lmdeploy.templates.typescript import namespace_of
 
@@ -16,9 +16,11 @@ _RESULT = "<|channel|>commentary<|message|>"
 class GptOssChatTemplate(ToolChatTemplate):
     """gpt-oss. The model chooses the channel, so a prompt ends before it.
 
-    The system prompt of a conversation and its tools are told by the ``developer``. What was thought of earlier answers
+    The ``developer`` has the system prompt of a conversation and its tools. What was thought of earlier answers
     is left out, but for that before calls whose results have not been answered yet.
     """
+
+    calls = GPT_OSS
 
     def mentions(self, text: str) -> bool:
         """Return whether it is one of the marks around reasoning."""
@@ -82,7 +84,7 @@ def _with_named_results(messages: list[Message]) -> list[Message]:
             name = names.get(message.get("tool_call_id", "")) or message.get("name") or latest
             if not name:
                 raise ValueError(
-                    "a message with role tool must follow the call it answers, or tell the function's name"
+                    "a message with role tool must follow the call it answers, or report the function's name"
                 )
             message = {**message, "content": f"functions.{name} to=assistant{_RESULT}{as_json(message['content'])}"}
         named.append(message)

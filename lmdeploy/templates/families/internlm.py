@@ -6,13 +6,15 @@ from lmdeploy.templates.calls import Call, Tool, as_json
 from lmdeploy.templates.conversation import Message
 from lmdeploy.templates.families.chatml import CHATML, TIGHT_CHATML
 from lmdeploy.templates.families.registration import builtin
-from lmdeploy.templates.notations import INTERNLM2
 from lmdeploy.templates.strings import Layout
+from lmdeploy.templates.tool_call_formats.catalogue import INTERNLM2
 from lmdeploy.templates.tool_calling import ToolChatTemplate
 
 
 class InternLM2ChatTemplate(ToolChatTemplate):
     """InternLM2 and later: tools stand in a second system turn, what they return in turns of the environment."""
+
+    calls = INTERNLM2
 
     def _with_tools(self, messages: list[Message], functions: list[Tool]) -> list[Message]:
         system, others = self._system(messages)

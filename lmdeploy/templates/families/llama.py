@@ -6,17 +6,19 @@ from typing import Any
 from lmdeploy.templates.calls import Call, Tool, as_json
 from lmdeploy.templates.conversation import Message
 from lmdeploy.templates.families.registration import builtin
-from lmdeploy.templates.notations import LLAMA31
 from lmdeploy.templates.strings import Layout
+from lmdeploy.templates.tool_call_formats.catalogue import LLAMA31
 from lmdeploy.templates.tool_calling import ToolChatTemplate
 
 
 class Llama31ChatTemplate(ToolChatTemplate):
     """Llama 3.1 and 3.2: tools stand in the first message of the user, what they return in turns of ``ipython``.
 
-    A system turn is always there, and tells of dates. The published template allows any date; this is its default, as a
+    A system turn is always there, and reports dates. The published template allows any date; this is its default, as a
     date that changes would change the beginning of every prompt.
     """
+
+    calls = LLAMA31
 
     _DATES = "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n"
 
@@ -25,8 +27,8 @@ class Llama31ChatTemplate(ToolChatTemplate):
         if arranged[0]["role"] != "system":
             arranged = [{"role": "system", "content": ""}, *arranged]
         environment = "Environment: ipython\n" if arranged[0].get("has_tools") else ""
-        told = {**arranged[0], "content": environment + self._DATES + arranged[0]["content"]}
-        return [told, *arranged[1:]]
+        reported = {**arranged[0], "content": environment + self._DATES + arranged[0]["content"]}
+        return [reported, *arranged[1:]]
 
     def _with_tools(self, messages: list[Message], functions: list[Tool]) -> list[Message]:
         listed = "".join(f"{as_json({'type': 'function', 'function': function}, 4)}\n\n" for function in functions)

@@ -10,8 +10,8 @@ from typing import Any
 from lmdeploy.templates.calls import Call, Tool, as_json
 from lmdeploy.templates.conversation import Message
 from lmdeploy.templates.families.registration import builtin
-from lmdeploy.templates.notations import MISTRAL
 from lmdeploy.templates.strings import Layout
+from lmdeploy.templates.tool_call_formats.catalogue import MISTRAL
 from lmdeploy.templates.tool_calling import ToolChatTemplate
 
 
@@ -26,6 +26,8 @@ class MistralV3ChatTemplate(ToolChatTemplate):
         Of ``BaseChatTemplate``.
     """
 
+    calls = MISTRAL
+
     def __init__(self, gap: str, **strings: Any) -> None:
         super().__init__(**strings)
         self._gap = gap
@@ -39,7 +41,7 @@ class MistralV3ChatTemplate(ToolChatTemplate):
         return [*messages[:at], marked, *messages[at + 1 :]]
 
     def _call_turn(self, content: str, calls: list[Call]) -> str:
-        # A turn is either text or calls: there is no place for what was said beside them.
+        # A turn is either text or calls: there is no place for what was said alongside them.
         return f"{MISTRAL.write(calls, self._gap)}{self.eoa}{self.separator}"
 
     def _turn(self, message: Message) -> str:

@@ -8,7 +8,7 @@ from lmdeploy.templates.calls import Call, Tool, as_json, results_as_user_turns
 from lmdeploy.templates.conversation import Message
 from lmdeploy.templates.families.chatml import CHATML
 from lmdeploy.templates.families.registration import builtin
-from lmdeploy.templates.notations import QWEN
+from lmdeploy.templates.tool_call_formats.catalogue import QWEN
 from lmdeploy.templates.tool_calling import ToolChatTemplate
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ _NO_REASONING = f"{_BEGIN_OF_REASONING}\n\n{_END_OF_REASONING}\n\n"
 
 class Qwen25ChatTemplate(ToolChatTemplate):
     """Qwen2.5: tools end the system prompt, what they return comes in turns of the user."""
+
+    calls = QWEN
 
     def _with_tools(self, messages: list[Message], functions: list[Tool]) -> list[Message]:
         system, others = self._system(messages)

@@ -1,11 +1,11 @@
-"""SmolLM3: ChatML with a header that tells of dates, and a mode that lets it think or not."""
+"""SmolLM3: ChatML with a header that reports dates, and a mode that lets it think or not."""
 
 from lmdeploy.templates import dates
 from lmdeploy.templates.calls import Call, Tool
 from lmdeploy.templates.conversation import Message
 from lmdeploy.templates.families.chatml import CHATML
 from lmdeploy.templates.families.registration import builtin
-from lmdeploy.templates.notations import QWEN
+from lmdeploy.templates.tool_call_formats.catalogue import QWEN
 from lmdeploy.templates.tool_calling import ToolChatTemplate
 
 _NAME = "You are a helpful AI assistant named SmolLM, trained by Hugging Face."
@@ -32,6 +32,8 @@ class SmolLM3ChatTemplate(ToolChatTemplate):
     As published, the header is closed only if it lists tools.
     """
 
+    calls = QWEN
+
     def _render(self, messages: list[Message], tools: list[Tool] | None, add_generation_prompt: bool) -> str:
         prompt = super()._render(messages, tools, add_generation_prompt)
         is_silent = self.capability == "chat" and _NO_THINK in self._system(messages)[0]
@@ -39,7 +41,7 @@ class SmolLM3ChatTemplate(ToolChatTemplate):
 
     def _with_tools(self, messages: list[Message], functions: list[Tool]) -> list[Message]:
         listed = "\n".join(str({"type": "function", "function": function}) for function in functions)
-        told = (
+        reported = (
             "### Tools\n\nYou may call one or more functions to assist with the user query.\n"
             "You are provided with function signatures within <tools></tools> XML tags:\n\n"
             f"<tools>\n{listed}\n</tools>\n\n"
@@ -48,31 +50,31 @@ class SmolLM3ChatTemplate(ToolChatTemplate):
             "\n</tool_call>\n\n<|im_end|>\n"
         )
         system, others = self._system(messages)
-        return [{"role": "system", "content": system, "declared": told}, *others]
+        return [{"role": "system", "content": system, "declared": reported}, *others]
 
     def _arranged(self, messages: list[Message]) -> list[Message]:
         system, others = self._system(messages)
         thought = _NO_THOUGHT if _NO_THINK in system else ""
         header = {"role": "system", "content": _header(system, messages[0].get("declared", ""))}
         said = [message for message in others if message["role"] != "system"]
-        return [header, *(_with_thought(message, thought) for message in said)]
+        return [header, *(_with_reasoning(message, thought) for message in said)]
 
     def _call_turn(self, content: str, calls: list[Call]) -> str:
         return self._answer("\n".join(filter(None, [content, QWEN.write(calls)])))
 
 
 def _header(system: str, tools: str) -> str:
-    told = system.replace(_NO_THINK, "").replace(_THINK, "").rstrip()
+    reported = system.replace(_NO_THINK, "").replace(_THINK, "").rstrip()
     if _OVERRIDE in system:
-        return told.replace(_OVERRIDE, "").rstrip() + "<|im_end|>\n"
+        return reported.replace(_OVERRIDE, "").rstrip() + "<|im_end|>\n"
     mode, usual = (_NO_THINK, _NAME) if _NO_THINK in system else (_THINK, _THINKING)
     return (
         f"## Metadata\n\nKnowledge Cutoff Date: June 2025\nToday Date: {dates.today('%d %B %Y')}\n"
-        f"Reasoning Mode: {mode}\n\n## Custom Instructions\n\n{told or usual}\n\n{tools}"
+        f"Reasoning Mode: {mode}\n\n## Custom Instructions\n\n{reported or usual}\n\n{tools}"
     )
 
 
-def _with_thought(message: Message, thought: str) -> Message:
+def _with_reasoning(message: Message, thought: str) -> Message:
     if message["role"] != "assistant":
         return message
     return {**message, "content": thought + message["content"].lstrip("\n")}

@@ -1,6 +1,6 @@
 """The model families: what each architecture's config.json and tensor names mean for the engine.
 
-One file a family: every module of this package that has a ``FAMILY`` is one. docs/new-model.md adds one step by step.
+One file a family: every module of this package that has a ``FAMILY`` is one. docs/internals/new-model.md adds one.
 """
 
 import difflib
@@ -43,5 +43,5 @@ def family_of(architectures: object) -> tuple[str, Family]:
     (nearest,) = difflib.get_close_matches(names[0], supported, n=1, cutoff=0.0)
     raise UnsupportedModelError(
         f"architecture {', '.join(names)} is not supported: no family describes it; the nearest supported one is "
-        f"{nearest} (docs/supported-models.md lists all, docs/new-model.md adds one)"
+        f"{nearest} (docs/reference/supported-models.md lists all, docs/internals/new-model.md adds one)"
     )

@@ -10,15 +10,31 @@ from lmdeploy.turbomind.spec import ModelSpec, MoeSpec, RouterSpec
 
 def moe_spec(config: Any, router: RouterSpec) -> MoeSpec:
     """Return the experts of a config with DeepSeek's names."""
-    step = getattr(config, "moe_layer_freq", 1)
-    first = config.first_k_dense_replace
+    if kinds := getattr(config, "mlp_layer_types", None):
+        layers = tuple(kind == "sparse" for kind in kinds)
+    else:
+        step, first = getattr(config, "moe_layer_freq", 1), config.first_k_dense_replace
+        layers = tuple(i >= first and i % step == 0 for i in range(config.num_hidden_layers))
     return MoeSpec(
         num_experts=config.n_routed_experts,
         experts_per_token=config.num_experts_per_tok,
         intermediate_size=config.moe_intermediate_size,
         router=router,
-        layers=tuple(i >= first and i % step == 0 for i in range(config.num_hidden_layers)),
+        layers=layers,
         shared_intermediate_size=(config.n_shared_experts or 0) * config.moe_intermediate_size,
+    )
+
+
+def corrected_router(config: Any) -> RouterSpec:
+    """Return the router of DeepSeek-V3: sigmoid scores, and a learned correction of them for the choice alone."""
+    return RouterSpec(
+        score="sigmoid",
+        normalizes=config.norm_topk_prob,
+        scale=config.routed_scaling_factor,
+        groups=config.n_group,
+        top_groups=config.topk_group,
+        group_score="top2",
+        has_correction=True,
     )
 
 

@@ -20,9 +20,10 @@ def has_experts(spec: ModelSpec, layer: int) -> bool:
 
 @dataclass(frozen=True)
 class ExpertNames:
-    """Names of a layer's tensors, behind the layer's prefix and without ``.weight``; ``{}`` is an expert's number."""
+    """Names of a layer's tensors, after the layer's prefix and without ``.weight``; ``{}`` is an expert's number."""
 
     router: str = "mlp.gate"
+    correction: str = "mlp.gate.e_score_correction_bias"
     gate: str = "mlp.experts.{}.gate_proj"
     up: str = "mlp.experts.{}.up_proj"
     down: str = "mlp.experts.{}.down_proj"
@@ -35,7 +36,7 @@ class ExpertNames:
         router = prefix + self.router
         engine: dict[str, Expression] = {"moe.router.weight": Load(f"{router}.weight", (moe.num_experts, hidden))}
         if moe.router.has_correction:
-            engine["moe.router.correction"] = Load(f"{router}.e_score_correction_bias", (moe.num_experts,))
+            engine["moe.router.correction"] = Load(prefix + self.correction, (moe.num_experts,))
         for e in range(moe.num_experts):
             own = tuple(prefix + name.format(e) for name in (self.gate, self.up, self.down))
             engine |= _gated_mlp(f"moe.experts.{e}", own, moe.intermediate_size, hidden)

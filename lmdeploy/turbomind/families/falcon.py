@@ -9,7 +9,7 @@ from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.families.rope import rope_of
 from lmdeploy.turbomind.spec import BlockSpec, MlpSpec, ModelSpec, NormSpec
 
-_LAYOUT = Layout(
+LAYOUT = Layout(
     embedding="transformer.word_embeddings",
     final_norm="transformer.ln_f",
     layer="transformer.h.{}.",
@@ -19,7 +19,7 @@ _LAYOUT = Layout(
     up="mlp.dense_h_to_4h",
     down="mlp.dense_4h_to_h",
 )
-_LAYOUT_WITH_TWO_NORMS = dataclasses.replace(_LAYOUT, attention_norm="ln_attn", mlp_norm="ln_mlp")
+_LAYOUT_WITH_TWO_NORMS = dataclasses.replace(LAYOUT, attention_norm="ln_attn", mlp_norm="ln_mlp")
 
 
 def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
@@ -57,7 +57,7 @@ def _kv_heads(config: Any, is_new: bool) -> int:
 def tensors(spec: ModelSpec) -> dict[str, Any]:
     """Return the expression of each engine tensor."""
     has_two_norms = spec.block.is_parallel and not spec.block.shares_norm
-    return (_LAYOUT_WITH_TWO_NORMS if has_two_norms else _LAYOUT).tensors(spec)
+    return (_LAYOUT_WITH_TWO_NORMS if has_two_norms else LAYOUT).tensors(spec)
 
 
 FAMILY = Family(

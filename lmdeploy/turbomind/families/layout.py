@@ -25,11 +25,14 @@ class Layout:
         The rows of ``qkv`` are, for each key/value head, its q heads, k, v; otherwise all q, all k, all v.
     gate_up
         One matrix for gate and up, gate first, instead of two.
-    experts
-        From spec and the beginning of a layer's names to the engine tensors of the layer's experts.
+    experts, recurrence
+        From spec and the beginning of a layer's names to the engine tensors of the layer's experts, or of what stands
+        in attention's place.
     """
 
     embedding: str = "model.embed_tokens"
+    embedding_norm: str = ""
+    positions: str = ""
     final_norm: str = "model.norm"
     lm_head: str = "lm_head"
     layer: str = "model.layers.{}."
@@ -52,6 +55,7 @@ class Layout:
     gate_up: str = ""
     down: str = "mlp.down_proj"
     experts: Callable[[ModelSpec, str], dict[str, Expression]] = ExpertNames().tensors
+    recurrence: Callable[[ModelSpec, str], dict[str, Expression]] = lambda spec, prefix: {}
 
     def tensors(self, spec: ModelSpec) -> dict[str, Expression]:
         """Return the expression of each engine tensor of a model."""
@@ -59,7 +63,12 @@ class Layout:
         for i in range(spec.num_layers):
             prefix = self.layer.format(self.number(i))
             parts = norm_tensors(spec, self, prefix)
-            parts |= latent_tensors(spec, prefix) if spec.attention.mla else attention_tensors(spec, self, prefix)
+            if spec.mixer(i) == "recurrence":
+                parts |= self.recurrence(spec, prefix)
+            elif spec.attention.mla:
+                parts |= latent_tensors(spec, prefix)
+            else:
+                parts |= attention_tensors(spec, self, prefix)
             parts |= self.experts(spec, prefix) if has_experts(spec, i) else mlp_tensors(spec, self, prefix)
             engine |= {f"layers.{i}.{name}": expression for name, expression in parts.items()}
         return engine
@@ -103,6 +112,10 @@ def model_tensors(spec: ModelSpec, layout: Layout) -> dict[str, Expression]:
     """Return the engine tensors outside the layers."""
     hidden, vocab = spec.hidden_size, spec.vocab_size
     engine: dict[str, Expression] = {"token_embedding": Load(f"{layout.embedding}.weight", (vocab, hidden))}
+    if spec.has_embedding_norm:
+        engine |= _norm(spec, "embedding_norm", layout.embedding_norm)
+    if spec.learned_positions:
+        engine["position_embedding"] = Load(f"{layout.positions}.weight", (spec.learned_positions, hidden))
     engine |= _norm(spec, "final_norm", layout.final_norm)
     if not spec.tied_embeddings:
         engine["lm_head.weight"] = Load(f"{layout.lm_head}.weight", (vocab, hidden))
@@ -118,8 +131,10 @@ def _norm(spec: ModelSpec, name: str, source: str) -> dict[str, Expression]:
 
 def norm_tensors(spec: ModelSpec, layout: Layout, prefix: str) -> dict[str, Expression]:
     """Return the norms of a layer whose tensors begin with ``prefix``, without those of queries and keys."""
-    engine = _norm(spec, "attention_norm", prefix + layout.attention_norm)
-    if not spec.block.shares_norm:
+    engine: dict[str, Expression] = {}
+    if spec.block.has_input_norms:
+        engine |= _norm(spec, "attention_norm", prefix + layout.attention_norm)
+    if spec.block.has_input_norms and not spec.block.shares_norm:
         engine |= _norm(spec, "mlp_norm", prefix + layout.mlp_norm)
     if spec.block.has_output_norms:
         engine |= _norm(spec, "attention_output_norm", prefix + layout.attention_output_norm)
@@ -131,20 +146,37 @@ def attention_tensors(spec: ModelSpec, layout: Layout, prefix: str) -> dict[str,
     """Return the attention of a layer whose tensors begin with ``prefix``."""
     hidden, q, kv = spec.hidden_size, spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     bias = spec.attention.qkv_bias
-    if layout.qkv:
+    if spec.attention.has_output_gate:
+        sources = {prefix + layout.q: 2 * q, prefix + layout.k: kv, prefix + layout.v: kv}
+        engine = linear_tensors("attention.qkv", sources, hidden, bias, _gate_last(spec))
+    elif layout.qkv:
         arrange = _ungroup(spec) if layout.is_grouped else lambda expression: expression
         engine = linear_tensors("attention.qkv", {prefix + layout.qkv: q + 2 * kv}, hidden, bias, arrange)
     else:
         sources = {prefix + layout.q: q, prefix + layout.k: kv, prefix + layout.v: kv}
         engine = linear_tensors("attention.qkv", sources, hidden, bias)
-    if spec.attention.qk_norm != "none":
-        is_per_head = spec.attention.qk_norm == "head"
+    if spec.attention.qk_norm not in {"none", "unit"}:
         for name, source, size in (("q_norm", layout.q_norm, q), ("k_norm", layout.k_norm, kv)):
-            shape = (spec.head_dim if is_per_head else size,)
-            engine[f"attention.{name}.weight"] = Load(f"{prefix}{source}.weight", shape)
+            head = spec.head_dim
+            shapes = {"head": (head,), "each_head": (size // head, head), "projection": (size,)}
+            weight = Load(f"{prefix}{source}.weight", shapes[spec.attention.qk_norm])
+            engine[f"attention.{name}.weight"] = reshape(weight, size) if len(weight.shape) == 2 else weight
     if spec.attention.has_sinks:
         engine["attention.sinks"] = Load(prefix + layout.sinks, (spec.num_heads,))
     return engine | linear_tensors("attention.o", {prefix + layout.o: hidden}, q, spec.attention.o_bias)
+
+
+def _gate_last(spec: ModelSpec) -> Arrange:
+    """Return what turns rows q and gate by head, then k, v, into all q, k, v, all gates."""
+    size = spec.num_heads * spec.head_dim
+
+    def arrange(whole: Expression) -> Expression:
+        rows, *inputs = whole.shape
+        heads = reshape(rows_of(whole, 0, 2 * size), spec.num_heads, 2, spec.head_dim, *inputs)
+        queries, gates = (reshape(rows_of(heads, i, i + 1, dim=1), size, *inputs) for i in (0, 1))
+        return concat(queries, rows_of(whole, 2 * size, rows), gates)
+
+    return arrange
 
 
 def _ungroup(spec: ModelSpec) -> Arrange:

@@ -3,4 +3,4 @@
 from lmdeploy.turbomind.families.common import Family, decoder_spec
 from lmdeploy.turbomind.families.layout import Layout
 
-FAMILY = Family(("MistralForCausalLM",), decoder_spec, Layout().tensors)
+FAMILY = Family(("MistralForCausalLM", "MinistralForCausalLM"), decoder_spec, Layout().tensors)

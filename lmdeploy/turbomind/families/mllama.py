@@ -1,4 +1,4 @@
-"""Llama 3.2 Vision: a Llama with layers between that look at pictures; a prompt without pictures passes them by."""
+"""Llama 3.2 Vision: a Llama with layers between that look at images; a prompt without images passes them by."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 from lmdeploy.turbomind.families.common import Checkpoint, Family, decoder_spec
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.manifest import Expression, Load, concat, rows_of
-from lmdeploy.turbomind.spec import ModelSpec, PicturesSpec
+from lmdeploy.turbomind.spec import ImagesSpec, ModelSpec
 
-_BEHIND_VOCABULARY = 8  # embeddings of what only pictures are written with
+_BEHIND_VOCABULARY = 8  # embeddings of what only images are written with
 _PREFIX = "language_model."
 
 
@@ -20,17 +20,17 @@ def read_config(raw: Mapping[str, Any]) -> Any:
 
 
 def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec, which counts layers without those that look at pictures."""
+    """Return the spec, which counts layers without those that look at images."""
     looking = sorted(config.cross_attention_layers)
     config.num_hidden_layers -= len(looking)
     in_front_of = tuple(layer - before for before, layer in enumerate(looking))
-    return decoder_spec(config, checkpoint, pictures=PicturesSpec(cross_layers=in_front_of))
+    return decoder_spec(config, checkpoint, images=ImagesSpec(cross_layers=in_front_of))
 
 
 def tensors(spec: ModelSpec) -> dict[str, Expression]:
     """Return the expression of each engine tensor."""
-    assert spec.pictures is not None
-    in_front_of = spec.pictures.cross_layers
+    assert spec.images is not None
+    in_front_of = spec.images.cross_layers
     layout = Layout(
         embedding=f"{_PREFIX}model.embed_tokens",
         final_norm=f"{_PREFIX}model.norm",

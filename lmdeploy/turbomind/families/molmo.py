@@ -1,4 +1,4 @@
-"""Molmo 7B-D and 72B: Qwen2 in OLMo's names, with 128 further embeddings that only pictures are written with."""
+"""Molmo 7B-D and 72B: Qwen2 in OLMo's names, with 128 further embeddings that only images are written with."""
 
 from collections.abc import Mapping
 from types import SimpleNamespace

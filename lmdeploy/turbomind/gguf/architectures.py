@@ -89,6 +89,15 @@ ARCHITECTURES = {
     "phi3": Architecture("Phi3ForCausalLM", configs.phi3, dataclasses.replace(_JOINED_QKV, gate_up="ffn_up")),
     "falcon": Architecture("FalconForCausalLM", configs.falcon, _JOINED_QKV),
     "starcoder2": Architecture("Starcoder2ForCausalLM", configs.starcoder2),
+    "olmo2": Architecture("Olmo2ForCausalLM", configs.olmo2),
+    "exaone4": Architecture("Exaone4ForCausalLM", configs.exaone4),
+    "seed_oss": Architecture(
+        "SeedOssForCausalLM", configs.seed_oss, dataclasses.replace(_LAYOUT, mlp_norm="post_attention_norm")
+    ),
+    "ernie4_5": Architecture("Ernie4_5ForCausalLM", configs.ernie4_5),
+    "command-r": Architecture("CohereForCausalLM", configs.command_r),
+    "phi2": Architecture("PhiForCausalLM", configs.phi2),
+    "stablelm": Architecture("StableLmForCausalLM", configs.stablelm),
 }
 MIXTRAL = "llama with experts"  # GGUF names it as it does Llama
 _ALL = {**ARCHITECTURES, MIXTRAL: Architecture("MixtralForCausalLM", configs.mixtral, is_turned=True)}
@@ -110,6 +119,6 @@ def architecture_of(name: str) -> Architecture:
     if name not in _ALL:
         raise UnsupportedModelError(
             f"GGUF files of architecture {name or '(none named)'} are not read; those read are "
-            f"{', '.join(ARCHITECTURES)}: take the model as safetensors (docs/supported-models.md)"
+            f"{', '.join(ARCHITECTURES)}: take the model as safetensors (docs/reference/supported-models.md)"
         )
     return _ALL[name]

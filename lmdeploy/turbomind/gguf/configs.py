@@ -1,6 +1,6 @@
 """From the metadata of GGUF files to the config.json that the same models are published with.
 
-What a key means: github.com/ggml-org/ggml, docs/gguf.md. What metadata do not tell and llama.cpp knows by heart
+What a key means: github.com/ggml-org/ggml, docs/gguf.md. What metadata do not report and llama.cpp knows by heart
 (``src/llama-model.cpp``, ``load_hparams``) is said where it is filled in.
 """
 
@@ -59,6 +59,13 @@ def _rope(metadata: Metadata) -> dict[str, Any]:
             "rope.scaling.original_context_length", metadata.get("context_length")
         )
     return rope
+
+
+def _partial_rotation(metadata: Metadata) -> dict[str, float]:
+    """Return the part of a head that turns, where it is not all of it."""
+    head_dim, turning = metadata.head_dim, metadata.get("rope.dimension_count")
+    is_part = head_dim and type(turning) is int and turning < head_dim
+    return {"partial_rotary_factor": turning / head_dim} if is_part else {}
 
 
 def llama(metadata: Metadata) -> dict[str, Any]:
@@ -184,10 +191,8 @@ def gemma3(metadata: Metadata) -> dict[str, Any]:
 def phi3(metadata: Metadata) -> dict[str, Any]:
     """Phi-3, 3.5 and 4: a part of a head turns in some, and longrope's factors are tensors."""
     fields = common(metadata, "phi3")
-    rope = fields["rope_parameters"]
-    head_dim, turning = metadata.head_dim, metadata.get("rope.dimension_count")
-    if head_dim and type(turning) is int and turning < head_dim:
-        rope["partial_rotary_factor"] = turning / head_dim
+    rope = fields["rope_parameters"] | _partial_rotation(metadata)
+    fields["rope_parameters"] = rope
     longer, shorter = (metadata.numbers.get(f"rope_factors_{length}.weight") for length in ("long", "short"))
     if longer and shorter:
         trained = metadata.get("rope.scaling.original_context_length", metadata.get("context_length"))
@@ -206,7 +211,7 @@ def phi3(metadata: Metadata) -> dict[str, Any]:
 
 
 def falcon(metadata: Metadata) -> dict[str, Any]:
-    """Falcon 7B, 11B, 40B: which it is, the number of key/value heads and norms tell."""
+    """Falcon 7B, 11B, 40B: which it is, the number of key/value heads and norms report."""
     fields = common(metadata, "falcon", "layer_norm_epsilon")
     del fields["head_dim"]  # the hidden size's share
     kv_heads = fields["num_key_value_heads"]
@@ -230,4 +235,67 @@ def starcoder2(metadata: Metadata) -> dict[str, Any]:
         "hidden_act": "gelu_pytorch_tanh",
         "use_bias": metadata.has("blk.0.attn_q.bias"),
         "sliding_window": metadata.get("attention.sliding_window"),
+    }
+
+
+def olmo2(metadata: Metadata) -> dict[str, Any]:
+    """OLMo 2; files of OLMo 3 name the same architecture, and a window."""
+    if metadata.get("attention.sliding_window"):
+        raise UnsupportedModelError("GGUF files of OLMo 3 are not read: take the model as safetensors")
+    return common(metadata, "olmo2") | {"hidden_act": "silu", "attention_bias": metadata.has("blk.0.attn_q.bias")}
+
+
+def exaone4(metadata: Metadata) -> dict[str, Any]:
+    """EXAONE 4 1.2B, whose layers all see and rotate everything."""
+    if metadata.get("attention.sliding_window"):
+        raise UnsupportedModelError("GGUF files of EXAONE 4 with windows are not read: take the model as safetensors")
+    layers = metadata.get("block_count", 0)
+    return common(metadata, "exaone4") | {
+        "hidden_act": "silu",
+        "sliding_window": None,
+        "layer_types": [_FULL] * layers,
+    }
+
+
+def seed_oss(metadata: Metadata) -> dict[str, Any]:
+    """Seed-OSS."""
+    return common(metadata, "seed_oss") | {
+        "hidden_act": "silu",
+        "attention_bias": metadata.has("blk.0.attn_q.bias"),
+        "attention_out_bias": metadata.has("blk.0.attn_output.bias"),
+        "mlp_bias": metadata.has("blk.0.ffn_down.bias"),
+    }
+
+
+def ernie4_5(metadata: Metadata) -> dict[str, Any]:
+    """ERNIE 4.5 without experts."""
+    return common(metadata, "ernie4_5") | {"hidden_act": "silu", "use_bias": metadata.has("blk.0.attn_q.bias")}
+
+
+def command_r(metadata: Metadata) -> dict[str, Any]:
+    """Command R and R+."""
+    return common(metadata, "cohere", "layer_norm_eps") | {
+        "hidden_act": "silu",
+        "attention_bias": metadata.has("blk.0.attn_q.bias"),
+        "use_qk_norm": metadata.has("blk.0.attn_q_norm.weight"),
+        "logit_scale": metadata.need("logit_scale"),
+    }
+
+
+def phi2(metadata: Metadata) -> dict[str, Any]:
+    """Phi-1, 1.5 and 2."""
+    fields = common(metadata, "phi", "layer_norm_eps")
+    fields["rope_parameters"] |= _partial_rotation(metadata)
+    return fields | {"hidden_act": "gelu_new", "qk_layernorm": False}
+
+
+def stablelm(metadata: Metadata) -> dict[str, Any]:
+    """StableLM."""
+    fields = common(metadata, "stablelm", "layer_norm_eps")
+    fields["rope_parameters"] |= _partial_rotation(metadata)
+    return fields | {
+        "hidden_act": "silu",
+        "use_qkv_bias": metadata.has("blk.0.attn_q.bias"),
+        "qk_layernorm": metadata.has("blk.0.attn_q_norm.weight"),
+        "use_parallel_residual": not metadata.has("blk.0.ffn_norm.weight"),
     }

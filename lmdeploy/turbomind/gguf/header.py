@@ -29,7 +29,7 @@ TYPES = {
 }  # fmt: skip
 PLAIN_TYPES = ("F32", "F16", "BF16")
 BLOCK_TYPES = tuple(name for name, _, _ in TYPES.values() if name not in PLAIN_TYPES)
-# Those that are told apart, so that an error can name them.
+# Those that are distinguished, so that an error can name them.
 _UNREAD_TYPES = {
     9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S", 24: "I8",
     25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",

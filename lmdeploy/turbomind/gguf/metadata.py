@@ -1,4 +1,4 @@
-"""What a GGUF file says of its model beside the weights, with the names of its architecture filled in."""
+"""What a GGUF file says of its model alongside the weights, with the names of its architecture filled in."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ class Metadata:
 
     @property
     def head_dim(self) -> int | None:
-        """Size of a head where it is given; otherwise the hidden size tells it."""
+        """Size of a head where it is given; otherwise the hidden size reports it."""
         hidden, heads = self.get("embedding_length"), self.get("attention.head_count")
         given = self.get("attention.key_length")
         if given is None and type(hidden) is int and type(heads) is int and heads > 0:

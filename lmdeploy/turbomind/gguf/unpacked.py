@@ -57,7 +57,7 @@ def read_metadata(path: Path, parts: list[Path]) -> Metadata:
     promised = first.get("split.count", 1) or 1
     if promised != len(parts):
         raise CheckpointError(
-            path, [f"is one of {promised} parts: the others, NAME-00001-of-{promised:05}.gguf, must lie beside it"]
+            path, [f"is one of {promised} parts: the others, NAME-00001-of-{promised:05}.gguf, must lie alongside it"]
         )
     tensors = {name: tensor for header in headers for name, tensor in header.tensors.items()}
     places = {name: part for header, part in zip(headers, parts, strict=True) for name in header.tensors}

@@ -1,1 +1,1 @@
-"""Heads that checkpoints bring for a model: layers that guess further tokens out of its hidden states."""
+"""Heads that checkpoints bring for a model: layers that draft further tokens out of its hidden states."""

@@ -44,7 +44,7 @@ class Head:
 def mtp_head(target: ModelSpec, index: SafetensorsIndex) -> Head:
     """Return the layer behind the last of DeepSeek-V3, whose checkpoint has these tensors.
 
-    With more such layers, the first guesses all tokens.
+    With more such layers, the first drafts all tokens.
 
     Raises
     ------
@@ -89,7 +89,7 @@ def eagle_head(target: ModelSpec, directory: Path, index: SafetensorsIndex, kind
     Parameters
     ----------
     target
-        The model it guesses for.
+        The model it drafts for.
     directory, index
         The folder, and what tensors are there.
     kind

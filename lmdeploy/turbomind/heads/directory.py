@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.made_once import made_once
 from lmdeploy.paths import cache_root, locate_model
-from lmdeploy.speculation.config import EAGLE_METHODS, MTP_METHODS
+from lmdeploy.speculative.config import EAGLE_METHODS, MTP_METHODS
 from lmdeploy.turbomind.checkpoint_files import state_of
 from lmdeploy.turbomind.engine_dir import writer_hash
 from lmdeploy.turbomind.manifest import Load, Manifest, find_problems, walk
@@ -30,7 +30,7 @@ def find_head(target: Path, method: str, model: str = "", download_dir: str | No
     Parameters
     ----------
     target
-        Engine directory of the model it guesses for.
+        Engine directory of the model it drafts for.
     method
         One of ``MTP_METHODS`` or ``EAGLE_METHODS``.
     model
@@ -62,7 +62,7 @@ def _write(target: Path, method: str, directory: Path, made: Path) -> None:
 
     base = ModelSpec.from_json((target / "spec.json").read_text(encoding="utf-8"))
     manifest = Manifest.from_json((target / "manifest.json").read_text(encoding="utf-8"), target)
-    plain = replace(base, pictures=None)
+    plain = replace(base, images=None)
     if method in MTP_METHODS:
         if manifest.weight_format != "hf":
             raise UnsupportedModelError(

@@ -31,7 +31,7 @@ def _codes_of(weight: Load, schemes: Sequence[RowScheme], index: SafetensorsInde
         return None
     made = [_expression(layer, weight.shape, scheme, index) for scheme in schemes if _is_stored(layer, scheme, index)]
     fitting = [codes for codes in made if all(_is_there(load, index) for load in codes.args)]
-    # Without one that fits, what is wrong with the first is told.
+    # Without one that fits, what is wrong with the first is reported.
     return next(iter(fitting + made), None)
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import torch
 
 Options = Mapping[str, Any]
-"""How one picture is to be processed, as its caller says; a family reads what it knows."""
+"""How one image is to be processed, as its caller says; a family reads what it knows."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def image_processor(checkpoint: Path) -> Any:
 
 
 def rows_of(seen: "torch.Tensor | Sequence[torch.Tensor]") -> "torch.Tensor":
-    """Return the rows ``[tokens, hidden]`` of the one picture or video that a tower has seen.
+    """Return the rows ``[tokens, hidden]`` of the one image or video that a tower has seen.
 
     Versions of ``transformers`` differ: it may be an item of a list, or lie in tiles ``[tiles, tokens, hidden]``.
     """
@@ -89,9 +89,9 @@ Grid = Callable[[VisionPart, tuple[int, int], Options], tuple[int, int, int]]
 
 @dataclass(frozen=True)
 class VideoForm:
-    """How the models of a family see videos: as the same attributes of :class:`VisionFamily` say of pictures.
+    """How the models of a family see videos: as the same attributes of :class:`VisionFamily` say of images.
 
-    A picture is the frames below each other, a size that of one of them, and ``times`` among the options has the second
+    An image is the frames below each other, a size that of one of them, and ``times`` among the options has the second
     of each. ``mark`` may be several tokens.
 
     Attributes
@@ -122,14 +122,14 @@ class VisionFamily:
     token
         The text of the token that embeddings take the place of.
     expansion
-        From the part, a picture's size (width, height) and its options to what stands for it in the prompt: ``token``
+        From the part, an image's size (width, height) and its options to what stands for it in the prompt: ``token``
         as often as it has rows, and whatever the model wants between.
     features
-        From the part, a picture and its options to its rows ``[tokens, hidden]``.
+        From the part, an image and its options to its rows ``[tokens, hidden]``.
     written
-        A picture in a message, for chat templates that know only texts; empty: ``token`` on a line.
+        An image in a message, for chat templates that know only texts; empty: ``token`` on a line.
     goes_first
-        Such templates get a message's pictures in front of its texts, not in the order of the message.
+        Such templates get a message's images in front of its texts, not in the order of the message.
     words
         Other special tokens of an expansion.
     tower
@@ -137,21 +137,21 @@ class VisionFamily:
     native
         For checkpoints in their authors' own layout.
     minds_others
-        A picture's rows differ where the prompt has others; the option ``several`` says whether it has.
+        An image's rows differ where the prompt has others; the option ``several`` says whether it has.
     number
-        From the part, a picture's place among those of the prompt (from 0) and its options to what stands before its
+        From the part, an image's place among those of the prompt (from 0) and its options to what stands before its
         expansion.
     mark
-        What a chat template writes for a picture, if that is not ``token``; one of ``words``.
+        What a chat template writes for an image, if that is not ``token``; one of ``words``.
     grid
-        From the part, a picture's size (width, height) and its options to the frames, rows and columns that its tokens
+        From the part, an image's size (width, height) and its options to the frames, rows and columns that its tokens
         stand for, where the model's positions have three axes; else zeros.
     video
         How videos are seen; None: not at all.
     is_one_place
-        A picture's tokens, but the first and the last, stand at one position.
+        An image's tokens, but the first and the last, stand at one position.
     is_looked_at
-        A picture is one token, of which the first row is the embedding; the text looks at the others.
+        An image is one token, of which the first row is the embedding; the text looks at the others.
     """
 
     architectures: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""DeepSeek-VL as converted for ``transformers``: one size of picture, and a larger one for the 7B model."""
+"""DeepSeek-VL as converted for ``transformers``: one size of image, and a larger one for the 7B model."""
 
 from typing import TYPE_CHECKING
 
@@ -18,9 +18,9 @@ def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
     return _TOKEN * int(vision.image_size // vision.patch_size) ** 2
 
 
-def features(part: VisionPart, picture: Image, options: Options) -> "torch.Tensor":
+def features(part: VisionPart, image: Image, options: Options) -> "torch.Tensor":
     """Return the rows."""
-    pixels = part.processor(images=picture, return_tensors="pt")
+    pixels = part.processor(images=image, return_tensors="pt")
     sizes = {name: values.to(part.model.dtype) for name, values in pixels.items()}
     rows: torch.Tensor = part.model.model.get_image_features(**sizes).pooler_output[0]
     return rows

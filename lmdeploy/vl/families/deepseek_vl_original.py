@@ -1,4 +1,4 @@
-"""DeepSeek-VL in its authors' own layout: SigLIP in timm's names and, for the 7B, SAM in Meta's beside it.
+"""DeepSeek-VL in its authors' own layout: SigLIP in timm's names and, for the 7B, SAM in Meta's alongside it.
 
 config.json has the towers' names alone, so that their sizes are read off the tensors.
 """
@@ -77,7 +77,7 @@ def config(checkpoint: Checkpoint) -> Any:
 
 
 def processor(checkpoint: Checkpoint) -> Any:
-    """Return what makes pictures square, as preprocessor_config.json and the towers' own settings say."""
+    """Return what makes images square, as preprocessor_config.json and the towers' own settings say."""
     from transformers import DeepseekVLHybridImageProcessorPil, DeepseekVLImageProcessorPil
     from transformers.image_utils import PILImageResampling
 
@@ -146,7 +146,7 @@ def _sam(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     """Return the config of a SAM whose tensors have these shapes."""
     _, grid, _, hidden = shapes["pos_embed"]
     patch = shapes["patch_embed.proj.weight"][-1]
-    # A layer has a row for each distance within what it sees: a window, or all of the picture.
+    # A layer has a row for each distance within what it sees: a window, or all of the image.
     seen = [(shapes[f"blocks.{layer}.attn.rel_pos_h"][0] + 1) // 2 for layer in range(_layers(shapes))]
     return {
         "hidden_size": hidden,

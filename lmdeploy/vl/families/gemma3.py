@@ -1,4 +1,4 @@
-"""Gemma 3: one size of picture, whose tokens see each other, between marks and empty lines."""
+"""Gemma 3: one size of image, whose tokens see each other, between marks and empty lines."""
 
 from typing import TYPE_CHECKING
 
@@ -17,9 +17,9 @@ def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
     return f"\n\n{_BEGIN}{_TOKEN * int(part.config.mm_tokens_per_image)}{_END}\n\n"
 
 
-def features(part: VisionPart, picture: Image, options: Options) -> "torch.Tensor":
+def features(part: VisionPart, image: Image, options: Options) -> "torch.Tensor":
     """Return the rows."""
-    pixels = part.processor(images=picture, return_tensors="pt")["pixel_values"]
+    pixels = part.processor(images=image, return_tensors="pt")["pixel_values"]
     rows: torch.Tensor = part.model.get_image_features(pixel_values=pixels.to(part.model.dtype)).pooler_output[0]
     return rows
 

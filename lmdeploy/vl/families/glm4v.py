@@ -11,7 +11,7 @@ _VIDEO = "<|video|>"
 
 
 def grid(part: VisionPart, size: tuple[int, int], options: Options) -> tuple[int, int, int]:
-    """Return frames, rows and columns of a picture's tokens; the bounds are those of its frames together."""
+    """Return frames, rows and columns of an image's tokens; the bounds are those of its frames together."""
     from transformers.models.glm4v.image_processing_pil_glm4v import smart_resize
 
     width, height = size

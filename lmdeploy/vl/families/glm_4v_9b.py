@@ -1,4 +1,4 @@
-"""GLM-4V 9B: pictures in one size, at one position of the text, between a vector that begins and one that ends them."""
+"""GLM-4V 9B: images in one size, at one position of the text, between a vector that begins and one that ends them."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -42,7 +42,7 @@ def config(checkpoint: Checkpoint) -> Any:
 
 
 def processor(checkpoint: Checkpoint) -> Squarer:
-    """Return what makes pictures square."""
+    """Return what makes images square."""
     return Squarer(int(checkpoint[1]["vision_config"]["image_size"]))
 
 
@@ -66,9 +66,9 @@ def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
     return _TOKEN * rows
 
 
-def features(part: VisionPart, picture: Image, options: Options) -> "torch.Tensor":
+def features(part: VisionPart, image: Image, options: Options) -> "torch.Tensor":
     """Return the rows."""
-    rows: torch.Tensor = part.model(part.processor.pixels(picture))
+    rows: torch.Tensor = part.model(part.processor.pixels(image))
     return rows
 
 

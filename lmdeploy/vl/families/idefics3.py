@@ -1,4 +1,4 @@
-"""Idefics 3: tiles row by row, each behind a tag that says where it is, then the whole picture."""
+"""Idefics 3: tiles row by row, each after a tag that says where it is, then the whole image."""
 
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ def _tile(part: VisionPart) -> str:
 
 
 def whole_view(part: VisionPart) -> str:
-    """Return the tokens of a picture that is not cut, between marks."""
+    """Return the tokens of an image that is not cut, between marks."""
     return f"{_AROUND}{_WHOLE}{_tile(part)}{_AROUND}"
 
 
@@ -39,9 +39,9 @@ def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
     return "".join(lines) + "\n" + whole
 
 
-def features(part: VisionPart, picture: Image, options: Options) -> "torch.Tensor":
+def features(part: VisionPart, image: Image, options: Options) -> "torch.Tensor":
     """Return the rows of all tiles and of the whole."""
-    inputs = part.processor(images=[[picture]], return_tensors="pt")
+    inputs = part.processor(images=[[image]], return_tensors="pt")
     seen = part.model.get_image_features(
         pixel_values=inputs["pixel_values"], pixel_attention_mask=inputs["pixel_attention_mask"]
     )

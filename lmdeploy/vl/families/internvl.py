@@ -1,4 +1,4 @@
-"""InternVL 2.5, 3 and 3.5 as converted for ``transformers``: tiles of one size, then the whole picture."""
+"""InternVL 2.5, 3 and 3.5 as converted for ``transformers``: tiles of one size, then the whole image."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ _TILES_OF_DETAIL = {"low": 6, "medium": 12, "high": 24}
 
 
 def tiling(part: VisionPart, options: Options) -> dict[str, Any]:
-    """Return how a picture is cut: at most as the model was made for.
+    """Return how an image is cut: at most as the model was made for.
 
     Raises
     ------
@@ -37,15 +37,15 @@ def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
     return _BEGIN + _TOKEN * (tiles * int(part.config.image_seq_length)) + _END
 
 
-def features(part: VisionPart, picture: Image, options: Options) -> "torch.Tensor":
+def features(part: VisionPart, image: Image, options: Options) -> "torch.Tensor":
     """Return the rows of all tiles."""
-    pixels = part.processor(images=picture, return_tensors="pt", **tiling(part, options))["pixel_values"]
+    pixels = part.processor(images=image, return_tensors="pt", **tiling(part, options))["pixel_values"]
     rows: torch.Tensor = part.model.get_image_features(pixel_values=pixels.to(part.model.dtype)).pooler_output
     return rows.flatten(0, 1)
 
 
 def video_expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
-    """Return the tokens of each frame, between marks and behind its number."""
+    """Return the tokens of each frame, between delimiters and after its number."""
     frame = _BEGIN + _TOKEN * int(part.config.image_seq_length) + _END
     return "\n".join(f"Frame{number}: {frame}" for number in range(1, len(times_of(options)) + 1))
 

@@ -52,7 +52,7 @@ def config(checkpoint: Checkpoint) -> Any:
 
 
 def processor(checkpoint: Checkpoint) -> Any:
-    """Return what cuts pictures into tiles, as config.json says."""
+    """Return what cuts images into tiles, as config.json says."""
     from transformers import GotOcr2ImageProcessorPil
     from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 

@@ -1,4 +1,4 @@
-"""LLaVA 1.5 and what was built like it: one size of picture, one row a patch."""
+"""LLaVA 1.5 and what was built like it: one size of image, one row a patch."""
 
 from typing import TYPE_CHECKING
 
@@ -25,9 +25,9 @@ def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
     return _TOKEN * rows_of_tower(part)
 
 
-def features(part: VisionPart, picture: Image, options: Options) -> "torch.Tensor":
+def features(part: VisionPart, image: Image, options: Options) -> "torch.Tensor":
     """Return the rows."""
-    pixels = part.processor(images=picture, return_tensors="pt")["pixel_values"]
+    pixels = part.processor(images=image, return_tensors="pt")["pixel_values"]
     rows: torch.Tensor = part.model.get_image_features(pixel_values=pixels.to(part.model.dtype)).pooler_output[0]
     return rows
 

@@ -1,4 +1,4 @@
-"""LLaVA 1.6 (NeXT): a small view of the whole picture, then tiles of the canvas that fits it best, a newline a row."""
+"""LLaVA 1.6 (NeXT): a small view of the whole image, then tiles of the canvas that fits it best, a newline a row."""
 
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ _TOKEN = "<image>"
 
 
 def unpadded(part: VisionPart, size: tuple[int, int]) -> tuple[int, int]:
-    """Return rows and columns of patches that a picture has of the canvas that fits it best."""
+    """Return rows and columns of patches that an image has of the canvas that fits it best."""
     from transformers.image_processing_utils import select_best_resolution
 
     width, height = size
@@ -22,7 +22,7 @@ def unpadded(part: VisionPart, size: tuple[int, int]) -> tuple[int, int]:
     patches = tile // int(part.config.vision_config.patch_size)
     canvas_height, canvas_width = select_best_resolution((height, width), part.config.image_grid_pinpoints)
     rows, columns = patches * (int(canvas_height) // tile), patches * (int(canvas_width) // tile)
-    # The picture fills the canvas one way; what is left the other way is padding, the same on both sides.
+    # The image fills the canvas one way; what is left the other way is padding, the same on both sides.
     if width / height > columns / rows:
         rows -= 2 * ((rows - int(round(height * (columns / width), 7))) // 2)
     else:
@@ -31,14 +31,14 @@ def unpadded(part: VisionPart, size: tuple[int, int]) -> tuple[int, int]:
 
 
 def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
-    """Return the tokens: of the whole picture, and of the canvas less its padding, with a newline each row."""
+    """Return the tokens: of the whole image, and of the canvas less its padding, with a newline each row."""
     rows, columns = unpadded(part, size)
     return _TOKEN * (rows_of_tower(part) + rows * columns + rows)
 
 
-def features(part: VisionPart, picture: Image, options: Options) -> "torch.Tensor":
+def features(part: VisionPart, image: Image, options: Options) -> "torch.Tensor":
     """Return the rows, newlines included."""
-    inputs = part.processor(images=picture, return_tensors="pt")
+    inputs = part.processor(images=image, return_tensors="pt")
     pixels = inputs["pixel_values"].to(part.model.dtype)
     rows: torch.Tensor = part.model.get_image_features(
         pixel_values=pixels, image_sizes=inputs["image_sizes"]

@@ -1,4 +1,4 @@
-"""LLaVA-OneVision: as LLaVA 1.6 with a bound on the rows of one picture, and a single view of each of several."""
+"""LLaVA-OneVision: as LLaVA 1.6 with a bound on the rows of one image, and a single view of each of several."""
 
 import math
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ _SHRUNK_ABOVE = 1.1  # times the side that the most tiles have
 
 
 def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
-    """Return the tokens: of the whole picture, then either one newline or those of the canvas, shrunk if too many."""
+    """Return the tokens: of the whole image, then either one newline or those of the canvas, shrunk if too many."""
     whole = rows_of_tower(part)
     if options.get("several"):
         return _TOKEN * (whole + 1)
@@ -31,10 +31,10 @@ def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
     return _TOKEN * (whole + rows * columns + rows)
 
 
-def features(part: VisionPart, picture: Image, options: Options) -> "torch.Tensor":
+def features(part: VisionPart, image: Image, options: Options) -> "torch.Tensor":
     """Return the rows, newlines included."""
     count = 2 if options.get("several") else 1  # the processor makes single views of two or more
-    inputs = part.processor(images=[[picture] * count], return_tensors="pt")
+    inputs = part.processor(images=[[image] * count], return_tensors="pt")
     rows: torch.Tensor = part.model.get_image_features(
         pixel_values=inputs["pixel_values"][:1].to(part.model.dtype),
         image_sizes=inputs["image_sizes"][:1],

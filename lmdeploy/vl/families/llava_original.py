@@ -1,6 +1,6 @@
 """LLaVA 1.5 and 1.6 and Yi-VL in their authors' own layout: a Llama or Mistral with tensors and settings of a tower.
 
-The tokenizer has no token for pictures, so that the one for what is unknown stands for them.
+The tokenizer has no token for images, so that the one for what is unknown stands for them.
 """
 
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ _PROJECTORS = {
 
 
 def config(checkpoint: Checkpoint) -> Any:
-    """Return the ``LlavaNextConfig`` where pictures are cut into tiles, else the ``LlavaConfig``."""
+    """Return the ``LlavaNextConfig`` where images are cut into tiles, else the ``LlavaConfig``."""
     from transformers import LlavaConfig, LlavaNextConfig
 
     _, raw = checkpoint
@@ -61,7 +61,7 @@ def config(checkpoint: Checkpoint) -> Any:
 
 
 def processor(checkpoint: Checkpoint) -> Any:
-    """Return what makes pictures square, or cuts them into tiles, as config.json says."""
+    """Return what makes images square, or cuts them into tiles, as config.json says."""
     from transformers import LlavaImageProcessorPil, LlavaNextImageProcessorPil
 
     side = _tower(checkpoint).image_size
@@ -125,9 +125,9 @@ def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
     return form.expansion(part, size, options).replace(form.token, _TOKEN)
 
 
-def features(part: VisionPart, picture: Image, options: Options) -> "torch.Tensor":
+def features(part: VisionPart, image: Image, options: Options) -> "torch.Tensor":
     """Return the rows."""
-    return _form(part).features(part, picture, options)
+    return _form(part).features(part, image, options)
 
 
 FAMILY = VisionFamily(

@@ -1,6 +1,6 @@
-"""MiniCPM-V: the whole picture, then slices of it as its shape and size ask for, each a fixed number of rows.
+"""MiniCPM-V: the whole image, then slices of it as its shape and size ask for, each a fixed number of rows.
 
-In 2.5 the marks of slices stand around all of them, each between those of a picture; later, around each.
+In 2.5 the marks of slices stand around all of them, each between those of an image; later, around each.
 """
 
 import json
@@ -28,7 +28,7 @@ _TOKEN, _WHOLE, _SLICE, _NUMBER = (
 
 @dataclass(frozen=True)
 class Slicer:
-    """How pictures are cut.
+    """How images are cut.
 
     Attributes
     ----------
@@ -37,9 +37,9 @@ class Slicer:
     patch
         Of which a view's sides are multiples.
     most
-        Slices of a picture.
+        Slices of an image.
     is_numbered
-        Whether pictures have numbers in the prompt.
+        Whether images have numbers in the prompt.
     mean, std
         Of each colour.
     """
@@ -52,7 +52,7 @@ class Slicer:
     std: tuple[float, ...]
 
     def grid(self, size: tuple[int, int], options: Options) -> tuple[int, int]:
-        """Return columns and rows of slices; zeros for a picture that is small enough as a whole.
+        """Return columns and rows of slices; zeros for an image that is small enough as a whole.
 
         Raises
         ------
@@ -80,8 +80,8 @@ class Slicer:
             width = int(height * ratio)
         return _multiple(width, self.patch), _multiple(height, self.patch)
 
-    def cut(self, picture: Image, options: Options) -> "Iterator[torch.Tensor]":
-        """Yield views of one size each ``[views, 3, height, width]``: the whole picture's, that of all slices."""
+    def cut(self, image: Image, options: Options) -> "Iterator[torch.Tensor]":
+        """Yield views of one size each ``[views, 3, height, width]``: the whole image's, that of all slices."""
         import numpy as np
         import torch
 
@@ -89,13 +89,13 @@ class Slicer:
             values = torch.from_numpy(np.stack([np.asarray(view, dtype=np.float32) for view in views]) / 255)
             return ((values - torch.tensor(self.mean)) / torch.tensor(self.std)).permute(0, 3, 1, 2)
 
-        columns, rows = self.grid(picture.size, options)
-        yield pixels([picture.resize(self.view(*picture.size, grows=columns == 0), Resampling.BICUBIC)])
+        columns, rows = self.grid(image.size, options)
+        yield pixels([image.resize(self.view(*image.size, grows=columns == 0), Resampling.BICUBIC)])
         if columns == 0:
             return
-        wide, high = (_multiple(side, n) / n for side, n in zip(picture.size, (columns, rows), strict=True))
+        wide, high = (_multiple(side, n) / n for side, n in zip(image.size, (columns, rows), strict=True))
         width, height = self.view(wide, high, grows=True)
-        whole = picture.resize((width * columns, height * rows), Resampling.BICUBIC)
+        whole = image.resize((width * columns, height * rows), Resampling.BICUBIC)
         corners = [(column * width, row * height) for row in range(rows) for column in range(columns)]
         yield pixels([whole.crop((left, top, left + width, top + height)) for left, top in corners])
 
@@ -124,7 +124,7 @@ def config(checkpoint: Checkpoint) -> Any:
 
 
 def processor(checkpoint: Checkpoint) -> Slicer:
-    """Return what cuts pictures into slices, as preprocessor_config.json says."""
+    """Return what cuts images into slices, as preprocessor_config.json says."""
     said = json.loads((checkpoint[0] / "preprocessor_config.json").read_text(encoding="utf-8"))
     return Slicer(
         side=int(said["scale_resolution"]),
@@ -149,7 +149,7 @@ def model(config: Any) -> type:
 
 
 def number(part: VisionPart, place: int, options: Options) -> str:
-    """Return the number of a picture between its marks, where pictures have one."""
+    """Return the number of an image between its marks, where images have one."""
     is_numbered = bool(options.get("use_image_id", part.processor.is_numbered))
     return str(place).join(_NUMBER) if is_numbered else ""
 
@@ -164,11 +164,11 @@ def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
     return whole + "\n".join([rows_of_view.join(_SLICE) * columns] * rows)
 
 
-def features(part: VisionPart, picture: Image, options: Options) -> "torch.Tensor":
+def features(part: VisionPart, image: Image, options: Options) -> "torch.Tensor":
     """Return the rows of all views."""
     import torch
 
-    cut = list(part.processor.cut(picture, options))
+    cut = list(part.processor.cut(image, options))
     patches = [views.shape[2] * views.shape[3] // part.config.vision_config.patch_size**2 for views in cut]
     line = max(patches) if part.config.is_in_line else 0
     return torch.cat([part.model(views, line) for views in cut])

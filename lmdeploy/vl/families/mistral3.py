@@ -1,4 +1,4 @@
-"""Mistral Small 3.1 and 3.2: pictures of any shape, a row of the picture at a time, with a mark behind each."""
+"""Mistral Small 3.1 and 3.2: images of any shape, a row of the image at a time, with a delimiter after each."""
 
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ def _side(part: VisionPart) -> int:
 
 
 def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
-    """Return the tokens of each row of the picture, once it is shrunk to the longest side the model takes."""
+    """Return the tokens of each row of the image, once it is shrunk to the longest side the model takes."""
     width, height = size
     ratio = max(width, height) / part.processor.size["longest_edge"]
     if ratio > 1:
@@ -27,11 +27,11 @@ def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
     return _BREAK.join([_TOKEN * columns] * rows) + _END
 
 
-def features(part: VisionPart, picture: Image, options: Options) -> "torch.Tensor":
-    """Return the rows of embeddings, row by row of the picture."""
+def features(part: VisionPart, image: Image, options: Options) -> "torch.Tensor":
+    """Return the rows of embeddings, row by row of the image."""
     # `transformers` fails where there is one row in all.
-    pictures = [picture] * (2 if expansion(part, picture.size, options).count(_TOKEN) == 1 else 1)
-    inputs = part.processor(images=pictures, patch_size=_side(part), return_tensors="pt")
+    images = [image] * (2 if expansion(part, image.size, options).count(_TOKEN) == 1 else 1)
+    inputs = part.processor(images=images, patch_size=_side(part), return_tensors="pt")
     pixels = inputs["pixel_values"].to(part.model.dtype)
     rows: torch.Tensor = part.model.get_image_features(
         pixel_values=pixels, image_sizes=inputs["image_sizes"]

@@ -1,7 +1,7 @@
-"""Llama 3.2 Vision: one token, behind which the text looks at tiles of the picture by cross-attention.
+"""Llama 3.2 Vision: one token, after which the text attends to tiles of the image by cross-attention.
 
-Tiles make one of a few canvases; what is not covered by the picture is not looked at. A picture's token is embedded by
-a row behind the text's vocabulary, so that its embedding comes from here, and a reserved token stands for it.
+Tiles make one of a few canvases; what is not covered by the image is not looked at. An image's token is embedded by
+a row after the text's vocabulary, so that its embedding comes from here, and a reserved token stands for it.
 """
 
 from collections.abc import Iterator
@@ -29,12 +29,12 @@ def config(checkpoint: Checkpoint) -> Any:
 
 
 def processor(checkpoint: Checkpoint) -> Any:
-    """Return what cuts pictures into tiles."""
+    """Return what cuts images into tiles."""
     return image_processor(checkpoint[0])
 
 
 def tensors(checkpoint: Checkpoint) -> "Iterator[tuple[str, torch.Tensor]]":
-    """Yield the tensors of the part that sees, and an embedding of one token: the picture's."""
+    """Yield the tensors of the part that sees, and an embedding of one token: the image's."""
     import torch
     from safetensors import safe_open
 
@@ -52,12 +52,12 @@ def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
     return _TOKEN
 
 
-def features(part: VisionPart, picture: Image, options: Options) -> "torch.Tensor":
-    """Return the token's row, then those of the tiles that the picture covers, a tile behind the other."""
+def features(part: VisionPart, image: Image, options: Options) -> "torch.Tensor":
+    """Return the token's row, then those of the tiles that the image covers, one tile after the other."""
     import torch
 
     model = part.model.model
-    given = part.processor(images=picture, return_tensors="pt")
+    given = part.processor(images=image, return_tensors="pt")
     tiles = int(given["num_tiles"][0][0])
     states = model.vision_model(
         pixel_values=given["pixel_values"].to(part.model.dtype),

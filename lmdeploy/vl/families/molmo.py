@@ -1,6 +1,6 @@
-"""Molmo: the whole picture, then crops of it that overlap, line by line; a line ends in an embedding of its own.
+"""Molmo: the whole image, then crops of it that overlap, line by line; a line ends in an embedding of its own.
 
-Rows are added to embeddings that the decoder's vocabulary lacks, so that all of what a picture is written with comes
+Rows are added to embeddings that the decoder's vocabulary lacks, so that all of what an image is written with comes
 from here, and an unused token stands for it.
 """
 
@@ -29,7 +29,7 @@ _HEAD_DIM = 64  # CLIP's
 
 @dataclass(frozen=True)
 class Cropper:
-    """How pictures are cut.
+    """How images are cut.
 
     Attributes
     ----------
@@ -38,7 +38,7 @@ class Cropper:
     patch
         Side of a patch.
     most
-        Crops of a picture.
+        Crops of an image.
     margins
         Patches at the beginning and the end of a crop that its neighbours see too.
     """
@@ -54,14 +54,14 @@ class Cropper:
         return self.side // self.patch - sum(self.margins)
 
     def grid(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Return rows and columns of crops: what a picture is enlarged least for, or shrunk least."""
+        """Return rows and columns of crops: what an image is enlarged least for, or shrunk least."""
         import numpy as np
 
         counts = range(1, self.most + 1)
         grids = [(rows, columns) for rows in counts for columns in counts if rows * columns <= self.most]
         grids.sort(key=lambda grid: (grid[0] * grid[1], grid[0]))
         seen = np.array([size[1], size[0]], np.float32) - self.patch * sum(self.margins)
-        with np.errstate(divide="ignore"):  # pictures may be as small as the margins
+        with np.errstate(divide="ignore"):  # images may be as small as the margins
             scales = np.min(np.array(grids, np.float32) * (self.window * self.patch) / seen, axis=1)
         if np.all(scales < 1):
             return grids[int(np.argmax(scales))]
@@ -72,14 +72,14 @@ class Cropper:
         first, last = (margin // 2 for margin in self.margins)
         return slice(first if place > 0 else 0, self.side // self.patch // 2 - (last if place < count - 1 else 0))
 
-    def cut(self, picture: Image.Image) -> "tuple[torch.Tensor, torch.Tensor]":
+    def cut(self, image: Image.Image) -> "tuple[torch.Tensor, torch.Tensor]":
         """Return patches of the whole and of all crops ``[1 + crops, patches, numbers]``, and their masks."""
         import torch
 
-        rows, columns = self.grid(picture.size)
+        rows, columns = self.grid(image.size)
         step, margin = self.window * self.patch, sum(self.margins) * self.patch
-        canvas, mask = self._fitted(picture, rows * step + margin, columns * step + margin)
-        whole, _ = self._fitted(picture, self.side, self.side)
+        canvas, mask = self._fitted(image, rows * step + margin, columns * step + margin)
+        whole, _ = self._fitted(image, self.side, self.side)
         corners = [(row * step, column * step) for row in range(rows) for column in range(columns)]
         crops = [canvas[:, top : top + self.side, left : left + self.side] for top, left in corners]
         masks = [mask[:, top : top + self.side, left : left + self.side] for top, left in corners]
@@ -88,16 +88,16 @@ class Cropper:
         shares = self._patches(torch.stack(masks)).mean(dim=-1)
         return shown, torch.cat([shares, torch.full_like(shares[:1], -1.0)])
 
-    def _fitted(self, picture: Image.Image, height: int, width: int) -> "tuple[torch.Tensor, torch.Tensor]":
-        """Return a picture in the middle of black ``[3, height, width]``, normalized, and where it is."""
+    def _fitted(self, image: Image.Image, height: int, width: int) -> "tuple[torch.Tensor, torch.Tensor]":
+        """Return an image in the middle of black ``[3, height, width]``, normalized, and where it is."""
         import numpy as np
         import torch
         from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 
-        scale = min(np.float32(width) / np.float32(picture.width), np.float32(height) / np.float32(picture.height))
-        high, wide = (max(1, int(np.float32(length) * scale)) for length in (picture.height, picture.width))
+        scale = min(np.float32(width) / np.float32(image.width), np.float32(height) / np.float32(image.height))
+        high, wide = (max(1, int(np.float32(length) * scale)) for length in (image.height, image.width))
         # In floating point, as trained; torch's own is wrong where what comes out is one pixel wide.
-        bands = [Image.fromarray(np.asarray(band, dtype=np.float32) / 255) for band in picture.split()]
+        bands = [Image.fromarray(np.asarray(band, dtype=np.float32) / 255) for band in image.split()]
         resized = [np.array(band.resize((wide, high), Image.Resampling.BILINEAR)) for band in bands]
         top, left = (height - high) // 2, (width - wide) // 2
         canvas, mask = torch.zeros(3, height, width), torch.zeros(1, height, width)
@@ -145,7 +145,7 @@ def config(checkpoint: Checkpoint) -> Any:
 
 
 def processor(checkpoint: Checkpoint) -> Cropper:
-    """Return what cuts pictures into crops, as preprocessor_config.json says."""
+    """Return what cuts images into crops, as preprocessor_config.json says."""
     said = json.loads((checkpoint[0] / "preprocessor_config.json").read_text(encoding="utf-8"))
     first, last = said["overlap_margins"]
     return Cropper(
@@ -175,13 +175,13 @@ def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
     return _TOKEN * (half * (half + 1) + high * (wide + 1) + 4)
 
 
-def features(part: VisionPart, picture: Image.Image, options: Options) -> "torch.Tensor":
+def features(part: VisionPart, image: Image.Image, options: Options) -> "torch.Tensor":
     """Return the rows."""
     import torch
 
     cropper: Cropper = part.processor
-    rows, columns = cropper.grid(picture.size)
-    whole, *crops = part.model(*cropper.cut(picture))
+    rows, columns = cropper.grid(image.size)
+    whole, *crops = part.model(*cropper.cut(image))
     table, marks = part.model.new_embedding, part.config.marks
 
     def written(lines: torch.Tensor) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Phi-3-vision and Phi-3.5-vision: tiles as many as fit the picture's shape, white around it, then the whole."""
+"""Phi-3-vision and Phi-3.5-vision: tiles as many as fit the image's shape, white around it, then the whole."""
 
 import json
 import math
@@ -27,14 +27,14 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Tiler:
-    """How pictures are cut.
+    """How images are cut.
 
     Attributes
     ----------
     side
         Of a tile, in pixels.
     most
-        Tiles of a picture.
+        Tiles of an image.
     mean, std
         Of each colour.
     """
@@ -45,7 +45,7 @@ class Tiler:
     std: tuple[float, ...]
 
     def lying(self, width: int, height: int) -> tuple[int, int]:
-        """Return tiles along a picture that is not higher than wide, and its height once it is as wide as they are."""
+        """Return tiles along an image that is not higher than wide, and its height once it is as wide as they are."""
         ratio = width / height
         tiles = 1
         while (tiles + 1) * math.ceil((tiles + 1) / ratio) <= self.most:
@@ -58,13 +58,13 @@ class Tiler:
         across = math.ceil(breadth / self.side)
         return (across, tiles) if size[0] >= size[1] else (tiles, across)
 
-    def cut(self, picture: Image.Image) -> "tuple[torch.Tensor, torch.Tensor]":
+    def cut(self, image: Image.Image) -> "tuple[torch.Tensor, torch.Tensor]":
         """Return the whole ``[3, side, side]`` and the tiles ``[rows, columns, 3, side, side]``."""
         import numpy as np
         import torch
 
-        is_upright = picture.width < picture.height
-        lying = picture.transpose(Image.Transpose.TRANSPOSE) if is_upright else picture
+        is_upright = image.width < image.height
+        lying = image.transpose(Image.Transpose.TRANSPOSE) if is_upright else image
         tiles, breadth = self.lying(*lying.size)
         canvas = Image.new("RGB", (tiles * self.side, math.ceil(breadth / self.side) * self.side), "white")
         resized = lying.resize((canvas.width, breadth), Image.Resampling.BILINEAR)
@@ -90,7 +90,7 @@ def config(checkpoint: Checkpoint) -> Any:
 
 
 def processor(checkpoint: Checkpoint) -> Tiler:
-    """Return what cuts pictures into tiles, as preprocessor_config.json says."""
+    """Return what cuts images into tiles, as preprocessor_config.json says."""
     from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 
     said = json.loads((checkpoint[0] / "preprocessor_config.json").read_text(encoding="utf-8"))
@@ -122,9 +122,9 @@ def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
     return _TOKEN * (rows * side * (columns * side + 1) + 1 + side * (side + 1))
 
 
-def features(part: VisionPart, picture: Image.Image, options: Options) -> "torch.Tensor":
+def features(part: VisionPart, image: Image.Image, options: Options) -> "torch.Tensor":
     """Return the rows."""
-    rows: torch.Tensor = part.model(*part.processor.cut(picture))
+    rows: torch.Tensor = part.model(*part.processor.cut(image))
     return rows
 
 

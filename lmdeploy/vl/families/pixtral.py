@@ -1,4 +1,4 @@
-"""Pixtral: LLaVA's architecture with a tower for pictures of any shape, written as Mistral Small 3 writes them."""
+"""Pixtral: LLaVA's architecture with a tower for images of any shape, written as Mistral Small 3 writes them."""
 
 import dataclasses
 

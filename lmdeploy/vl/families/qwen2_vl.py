@@ -1,4 +1,4 @@
-"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: pictures of any shape, whose tokens stand on a grid of rows and columns."""
+"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5: images of any shape, whose tokens stand on a grid of rows and columns."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ _TOKEN, _BEGIN, _END = "<|image_pad|>", "<|vision_start|>", "<|vision_end|>"
 
 
 def pixel_bounds(part: VisionPart, options: Options) -> dict[str, int]:
-    """Return how few and how many pixels a picture is scaled to: within what the model was made for.
+    """Return how few and how many pixels an image is scaled to: within what the model was made for.
 
     Raises
     ------
@@ -36,7 +36,7 @@ def pixel_bounds(part: VisionPart, options: Options) -> dict[str, int]:
 
 
 def grid(part: VisionPart, size: tuple[int, int], options: Options) -> tuple[int, int, int]:
-    """Return frames, rows and columns of a picture's tokens."""
+    """Return frames, rows and columns of an image's tokens."""
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
     width, height = size
@@ -52,9 +52,9 @@ def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
     return _TOKEN * (rows * columns)
 
 
-def features(part: VisionPart, picture: Image, options: Options) -> "torch.Tensor":
-    """Return the rows; behind the embedding, what is added behind the first layers, where the model does so."""
-    inputs = part.processor(images=picture, return_tensors="pt", **_sizes(part, options))
+def features(part: VisionPart, image: Image, options: Options) -> "torch.Tensor":
+    """Return the rows: the embedding, then what the model adds after its first layers, if anything."""
+    inputs = part.processor(images=image, return_tensors="pt", **_sizes(part, options))
     seen = part.model.get_image_features(
         pixel_values=inputs["pixel_values"].to(part.model.dtype), image_grid_thw=inputs["image_grid_thw"]
     )
@@ -72,6 +72,8 @@ FAMILY = VisionFamily(
         "Qwen2_5_VLForConditionalGeneration",
         "Qwen3VLForConditionalGeneration",
         "Qwen3VLMoeForConditionalGeneration",
+        "Qwen3_5ForConditionalGeneration",
+        "Qwen3_5MoeForConditionalGeneration",
     ),
     _TOKEN,
     expansion,

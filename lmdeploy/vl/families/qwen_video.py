@@ -1,7 +1,7 @@
 """Videos of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and GLM-4.1V: two frames at a time, on a grid of times, rows and columns.
 
 Qwen2-VL and Qwen2.5-VL have all of them in one run, the latter at positions as far apart as the frames are in time; the
-others write the time beside every two, which then stand as a picture does.
+others write the time alongside every two, which then stand as an image does.
 """
 
 from collections.abc import Sequence
@@ -81,7 +81,7 @@ def _pairs(times: Sequence[float]) -> int:
 
 
 def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
-    """Return the tokens and the marks around them; behind the time, of every two frames alone."""
+    """Return the tokens and the marks around them; of every two frames alone, after the time."""
     times = times_of(options)
     frames, rows, columns = grid(part, size, options)
     frame_step(part, options)  # refuses before anything is looked at
@@ -93,7 +93,7 @@ def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
 
 
 def frame_step(part: VisionPart, options: Options) -> float:
-    """Return how many positions two frames lie behind the two before.
+    """Return how many positions two frames lie after the two before.
 
     Raises
     ------
@@ -111,7 +111,7 @@ def frame_step(part: VisionPart, options: Options) -> float:
 
 
 def features(part: VisionPart, stacked: Image, options: Options) -> "torch.Tensor":
-    """Return the rows; behind the embedding, what is added behind the first layers, where the model does so."""
+    """Return the rows: the embedding, then what the model adds after its first layers, if anything."""
     import torch
 
     times = times_of(options)
@@ -120,7 +120,7 @@ def features(part: VisionPart, stacked: Image, options: Options) -> "torch.Tenso
     height, width = scaled_size(part, frames[0].size, options)
     frames = [frame.resize((width, height), part.processor.resample) for frame in frames]
     inputs = part.processor(images=frames, do_resize=False, return_tensors="pt")
-    # Of a picture each patch is there twice, as two frames; here they differ.
+    # Of an image each patch is there twice, as two frames; here they differ.
     once = inputs["pixel_values"].unflatten(-1, (3, 2, -1))[:, :, 0].unflatten(0, (len(frames) // 2, 2, -1))
     patches = torch.stack([once[:, 0], once[:, 1]], dim=3).flatten(0, 1).flatten(1)
     whole = inputs["image_grid_thw"][:1].clone()
@@ -130,7 +130,7 @@ def features(part: VisionPart, stacked: Image, options: Options) -> "torch.Tenso
 
 
 def all_rows(seen: Any) -> "torch.Tensor":
-    """Return the rows ``[tokens, (1 + deeper layers) hidden]`` of the one picture or video that a tower has seen."""
+    """Return the rows ``[tokens, (1 + deeper layers) hidden]`` of the one image or video that a tower has seen."""
     import torch
 
     deeper = getattr(seen, "deepstack_features", None) or ()

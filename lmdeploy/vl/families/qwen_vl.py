@@ -1,4 +1,4 @@
-"""Qwen-VL: pictures in one size, a fixed number of rows between marks, numbered from 1."""
+"""Qwen-VL: images in one size, a fixed number of rows between marks, numbered from 1."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -38,7 +38,7 @@ def config(checkpoint: Checkpoint) -> Any:
 
 
 def processor(checkpoint: Checkpoint) -> Squarer:
-    """Return what makes pictures square."""
+    """Return what makes images square."""
     return Squarer(int(checkpoint[1]["visual"]["image_size"]))
 
 
@@ -56,8 +56,8 @@ def model(config: Any) -> type:
 
 
 def number(part: VisionPart, place: int, options: Options) -> str:
-    """Return what the model calls a picture."""
-    return f"Picture {place + 1}: "
+    """Return what the model calls an image."""
+    return f"Image {place + 1}: "
 
 
 def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
@@ -65,9 +65,9 @@ def expansion(part: VisionPart, size: tuple[int, int], options: Options) -> str:
     return f"{_BEGIN}{_TOKEN * part.config.image_seq_length}{_END}"
 
 
-def features(part: VisionPart, picture: Image, options: Options) -> "torch.Tensor":
+def features(part: VisionPart, image: Image, options: Options) -> "torch.Tensor":
     """Return the rows."""
-    rows: torch.Tensor = part.model(part.processor.pixels(picture))
+    rows: torch.Tensor = part.model(part.processor.pixels(image))
     return rows
 
 

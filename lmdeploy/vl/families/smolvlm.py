@@ -1,4 +1,4 @@
-"""SmolVLM: pictures as Idefics 3; of a video each frame as a whole picture, behind its minute and second."""
+"""SmolVLM: images as Idefics 3; of a video each frame as a whole image, after its minute and second."""
 
 import dataclasses
 import datetime

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from lmdeploy.errors import UnsupportedModelError
-from lmdeploy.turbomind.unserved import refuse_unserved
+from lmdeploy.turbomind.unsupported import refuse_unsupported
 
 _MODEL = {"architectures": ["InternLMXComposer2ForCausalLM"]}
 
@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--task", choices=("web", "write"), required=True)
     parser.parse_args(arguments)
     try:
-        refuse_unserved(_MODEL)
+        refuse_unsupported(_MODEL)
     except UnsupportedModelError as refusal:
         print(f"nothing was merged: {refusal}", file=sys.stderr)
     return 1

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, field_validator
 
 from openai_gateway.batches.files import SECONDS_KEPT
 from openai_gateway.endpoints.files.protocol import LEAST_SECONDS
 from openai_gateway.protocol.fields import AnyText, FieldError, Strict, Text
+from openai_gateway.registry import BATCHED
 
 MAX_HOURS = 168
-Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"]
+if TYPE_CHECKING:
+    Endpoint = str
+else:
+    Endpoint = Literal[BATCHED]
 
 
 class ExpiresAfter(Strict):

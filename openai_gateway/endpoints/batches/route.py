@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query
 from openai_gateway.batches.records import ENDED, BatchObject, Record
 from openai_gateway.batches.store import Owned
 from openai_gateway.endpoints.batches.protocol import BatchRequest
-from openai_gateway.endpoints.files.owned import OwnedDependency, batch_of, file_of, told_failures
+from openai_gateway.endpoints.files.owned import OwnedDependency, batch_of, file_of, reported_failures
 from openai_gateway.endpoints.files.protocol import AfterId, Page, page_of
 from openai_gateway.errors import ApiError
 from openai_gateway.gateway import GatewayDependency
@@ -22,11 +22,11 @@ router = APIRouter(route_class=BoundedRoute)
 @router.post("/v1/batches")
 async def create_batch(body: BatchRequest, owned: OwnedDependency, gateway: GatewayDependency) -> BatchObject:
     """Answer the requests of a file, after those of other callers."""
-    with told_failures():
+    with reported_failures():
         record = await asyncio.to_thread(_created, owned, body)
     if gateway.batch_runner is not None:
         gateway.batch_runner.look()
-    return _told(record)
+    return _delta(record)
 
 
 def _created(owned: Owned, body: BatchRequest) -> Record:
@@ -52,18 +52,18 @@ async def list_batches(
 
 @router.get("/v1/batches/{batch_id}")
 async def retrieve_batch(batch_id: str, owned: OwnedDependency) -> BatchObject:
-    """Tell of a batch."""
-    return _told(await asyncio.to_thread(batch_of, owned, batch_id))
+    """Return a batch."""
+    return _delta(await asyncio.to_thread(batch_of, owned, batch_id))
 
 
 @router.post("/v1/batches/{batch_id}/cancel")
 async def cancel_batch(batch_id: str, owned: OwnedDependency, gateway: GatewayDependency) -> BatchObject:
     """End a batch; what has been answered by then is in its files."""
-    with told_failures():
+    with reported_failures():
         record = await asyncio.to_thread(_cancelled, owned, batch_id)
     if gateway.batch_runner is not None:
         gateway.batch_runner.look()
-    return _told(record)
+    return _delta(record)
 
 
 def _cancelled(owned: Owned, batch_id: str) -> Record:
@@ -75,5 +75,5 @@ def _cancelled(owned: Owned, batch_id: str) -> Record:
     return batch_of(owned, batch_id)
 
 
-def _told(record: Record) -> BatchObject:
+def _delta(record: Record) -> BatchObject:
     return BatchObject.model_validate(record.model_dump())

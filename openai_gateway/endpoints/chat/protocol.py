@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, model_validator
@@ -21,7 +23,18 @@ from openai_gateway.protocol.generation import GenerationFields
 from openai_gateway.protocol.messages import Messages
 from openai_gateway.protocol.outputs import ChatLogprobs, PromptLogprobs, Usage
 from openai_gateway.protocol.structured import StructuredFields
-from openai_gateway.protocol.tools import NamedToolChoice, Tool, ToolCall, ToolChoice, Tools
+from openai_gateway.protocol.tools import (
+    MAX_TOOLS,
+    AllowedToolsChoice,
+    Function,
+    FunctionCall,
+    NamedFunction,
+    NamedToolChoice,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    Tools,
+)
 
 # A template may do anything with them, in a sandbox: they are few.
 TemplateOptions = Annotated[JsonObject, Field(max_length=32)]
@@ -31,8 +44,6 @@ class ChatCompletionRequest(GenerationFields, StructuredFields):
     """Body of ``POST /v1/chat/completions``."""
 
     not_implemented: ClassVar[NotImplementedFields] = {
-        "functions": ([],),
-        "function_call": ("none", "auto"),
         "modalities": (["text"],),
         "audio": (),
         "prediction": (),
@@ -46,10 +57,16 @@ class ChatCompletionRequest(GenerationFields, StructuredFields):
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    functions: Annotated[list[Function], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = Field(
+        None, description="As tools, before there were any; the response then has function_call."
+    )
+    function_call: Literal["none", "auto"] | NamedFunction | None = None
     reasoning_effort: ReasoningEffort | None = None
     enable_thinking: bool | None = None
     thinking_budget: int | None = Field(None, ge=0, le=MAX_INT32)
     chat_template_kwargs: TemplateOptions | None = None
+    add_generation_prompt: bool | None = Field(None, description="False: the prompt opens no turn of the assistant.")
+    continue_final_message: bool | None = Field(None, description="The last message is the beginning of the response.")
     include_reasoning: bool | None = None
     return_token_ids: bool | None = None
 
@@ -60,31 +77,76 @@ class ChatCompletionRequest(GenerationFields, StructuredFields):
             raise FieldError("max_tokens", "max_tokens and max_completion_tokens must be equal when both are given")
         if self.top_logprobs and not self.logprobs:
             raise FieldError("top_logprobs", "top_logprobs needs logprobs to be true")
-        if self.tool_choice in (None, "none", "auto"):
+        if self.continue_final_message and self.add_generation_prompt:
+            raise FieldError("add_generation_prompt", "add_generation_prompt must be false with continue_final_message")
+        if self.functions and (self.tools or self.tool_choice):
+            raise FieldError("functions", "functions and function_call cannot be combined with tools and tool_choice")
+        if not self.functions and isinstance(self.function_call, NamedFunction):
+            raise FieldError("function_call", "function_call needs functions")
+        field = "function_call" if self.functions else "tool_choice"
+        if self.chosen in (None, "none", "auto"):
             return self
-        if not self.tools:
+        if not self.offered:
             raise FieldError("tool_choice", "tool_choice needs tools")
         if isinstance(self.messages, str):
             raise FieldError("tools", "tools need messages as a list, got a string")
-        if isinstance(self.tool_choice, NamedToolChoice):
-            name = self.tool_choice.function.name
-            if name not in {tool.function.name for tool in self.tools}:
-                raise FieldError("tool_choice", f"tool_choice must name one of tools, got {name!r}")
-        if self.grammar is not None:
-            raise FieldError(
-                "response_format", "response_format cannot be combined with a tool_choice that forces a call"
-            )
+        known = {tool.function.name for tool in self.offered}
+        if isinstance(self.chosen, NamedToolChoice):
+            name = self.chosen.function.name
+            if name not in known:
+                raise FieldError(field, f"{field} must name one of {field.partition('_')[0]}s, got {name!r}")
+        if isinstance(self.chosen, AllowedToolsChoice) and (odd := self.chosen.names - known):
+            raise FieldError("tool_choice", f"tool_choice must name some of tools, got {min(odd)!r}")
         return self
+
+    @cached_property
+    def offered(self) -> list[Tool]:
+        """The tools, which may have come as functions."""
+        return [Tool(type="function", function=each) for each in self.functions or ()] or self.tools or []
+
+    @property
+    def chosen(self) -> ToolChoice | None:
+        """Which of them are to be called."""
+        if not self.functions:
+            return self.tool_choice
+        if isinstance(self.function_call, NamedFunction):
+            return NamedToolChoice(type="function", function=self.function_call)
+        return self.function_call
+
+    @property
+    def reason_of_calls(self) -> Literal["tool_calls", "function_call"]:
+        """Why a response with calls is finished."""
+        return "function_call" if self.functions else "tool_calls"
+
+    @property
+    def continues(self) -> bool:
+        """Whether the last message is the beginning of the response."""
+        return self.template_options.get("continue_final_message") is True
 
     @property
     def template_options(self) -> dict[str, Any]:
         """Variables for the chat template."""
-        return thinking_options(self.reasoning_effort, self.enable_thinking) | (self.chat_template_kwargs or {})
+        turns = {
+            "add_generation_prompt": self.add_generation_prompt,
+            "continue_final_message": self.continue_final_message,
+        }
+        given = {name: value for name, value in turns.items() if value is not None}
+        return thinking_options(self.reasoning_effort, self.enable_thinking) | given | (self.chat_template_kwargs or {})
 
     @property
-    def is_constrained(self) -> bool:
-        """Whether a grammar says what the whole answer looks like: it leaves no room for thoughts."""
-        return bool(self.forced_tools) or self.grammar is not None
+    def may_call_several(self) -> bool:
+        """Whether a grammar of calls allows more than one.
+
+        Of forced ones only where that is asked for: a weak model may call for ever.
+        """
+        if isinstance(self.chosen, NamedToolChoice):
+            return False
+        return bool(self.parallel_tool_calls) if self.forced_tools else self.parallel_tool_calls is not False
+
+    @property
+    def limit_field(self) -> str:
+        """What the limit of the answer's tokens is called here."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     @property
     def token_limit(self) -> int:
@@ -94,20 +156,28 @@ class ChatCompletionRequest(GenerationFields, StructuredFields):
     @property
     def usable_tools(self) -> list[Tool]:
         """The tools the model may call."""
-        return [] if self.tool_choice == "none" or isinstance(self.messages, str) else self.tools or []
+        choice = self.chosen
+        if choice == "none" or isinstance(self.messages, str):
+            return []
+        if isinstance(choice, AllowedToolsChoice):
+            return [tool for tool in self.offered if tool.function.name in choice.names]
+        return self.offered
 
     @property
     def forced_tools(self) -> list[Tool]:
         """The tools of which one has to be called; none: the model decides."""
-        if isinstance(self.tool_choice, NamedToolChoice):
-            name = self.tool_choice.function.name
-            return [tool for tool in self.usable_tools if tool.function.name == name]
-        return self.usable_tools if self.tool_choice == "required" else []
+        match self.chosen:
+            case NamedToolChoice(function=named):
+                return [tool for tool in self.usable_tools if tool.function.name == named.name]
+            case AllowedToolsChoice(allowed_tools=allowed):
+                return self.usable_tools if allowed.mode == "required" else []
+            case choice:
+                return self.usable_tools if choice == "required" else []
 
-    def generation_inputs(self) -> dict[str, Any]:
+    def generation_inputs(self, sampling_defaults: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of `GenerateRequest` that say how to generate, all but the token limit."""
         inputs = {"logprobs": (self.top_logprobs or 0) if self.logprobs else None, "response_format": self.grammar}
-        return super().generation_inputs() | inputs | {"want_token_ids": bool(self.return_token_ids)}
+        return super().generation_inputs(sampling_defaults) | inputs | {"want_token_ids": bool(self.return_token_ids)}
 
 
 class ChatMessage(BaseModel):
@@ -118,6 +188,7 @@ class ChatMessage(BaseModel):
     reasoning_content: str | None = None
     refusal: None = None
     tool_calls: list[ToolCall] | None = None
+    function_call: FunctionCall | None = None
 
 
 class ChatChoice(BaseModel):
@@ -126,7 +197,7 @@ class ChatChoice(BaseModel):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None = None
-    finish_reason: Literal["stop", "length", "tool_calls"]
+    finish_reason: Literal["stop", "length", "tool_calls", "function_call"]
     token_ids: list[int] | None = None
 
 

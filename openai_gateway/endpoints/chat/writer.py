@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from lmdeploy.serve.client import GenerateChunk
-from openai_gateway.answering.collecting import finish_reason
-from openai_gateway.answering.logprobs import chat_logprobs
-from openai_gateway.answering.streaming import SLOT, EventTemplate
-from openai_gateway.answering.token_texts import TokenTexts
-from openai_gateway.reasoning import ReasoningParser, Told
+from openai_gateway.generation.collecting import finish_reason
+from openai_gateway.generation.logprobs import chat_logprobs
+from openai_gateway.generation.streaming import SLOT, EventTemplate
+from openai_gateway.generation.token_texts import TokenTexts
+from openai_gateway.reasoning import ReasoningDelta, ReasoningParser
 from openai_gateway.tools.calls import call_id
 from openai_gateway.tools.events import ArgumentsFound, CallBegun, CallBroken, Event, TextFound
 from openai_gateway.tools.parser import ToolCallParser
@@ -27,16 +27,18 @@ class ChatWriter:
         Of the choice.
     texts : TokenTexts, optional
         Log probabilities are written with them; None: not written.
-    thoughts : ReasoningParser, optional
+    reasoning : ReasoningParser, optional
         Finds them in the answer; None: there are none.
-    tells_thoughts : bool
+    reports_reasoning : bool
         Whether they are written.
     parser : ToolCallParser, optional
         Finds the calls in the answer; None: all of it is text.
     max_calls : int, optional
         Further calls are left out.
-    tells_tokens : bool
-        Whether the last event tells the tokens of the whole answer.
+    reports_tokens : bool
+        Whether the last event reports the tokens of the whole answer.
+    reason_of_calls : str
+        ``tool_calls``, or ``function_call`` where calls are written as they were before there were tools.
     """
 
     def __init__(
@@ -45,21 +47,23 @@ class ChatWriter:
         index: int,
         *,
         texts: TokenTexts | None = None,
-        thoughts: ReasoningParser | None = None,
-        tells_thoughts: bool = True,
+        reasoning: ReasoningParser | None = None,
+        reports_reasoning: bool = True,
         parser: ToolCallParser | None = None,
         max_calls: int | None = None,
-        tells_tokens: bool = False,
+        reports_tokens: bool = False,
+        reason_of_calls: str = "tool_calls",
     ) -> None:
         self._frame = frame
         self._index = index
         self._texts = texts
-        self._thoughts = thoughts
-        self._tells_thoughts = tells_thoughts
+        self._reasoning_parser = reasoning
+        self._reports_reasoning = reports_reasoning
         self._parser = parser
         self._max_calls = max_calls
-        self._tokens: list[int] | None = [] if tells_tokens else None
+        self._tokens: list[int] | None = [] if reports_tokens else None
         self._calls: set[int] = set()
+        self._reason_of_calls = reason_of_calls
         self._opening = self._event({"role": SLOT, "content": ""}).fill("assistant")
         self._content = self._event({"content": SLOT})
         self._reasoning = self._event({"reasoning_content": SLOT})
@@ -67,8 +71,8 @@ class ChatWriter:
 
     @property
     def reasoning_tokens(self) -> int:
-        """Tokens of the thoughts so far."""
-        return 0 if self._thoughts is None else self._thoughts.token_count
+        """Tokens of the reasoning so far."""
+        return 0 if self._reasoning_parser is None else self._reasoning_parser.token_count
 
     async def write(self, chunks: Sequence[GenerateChunk]) -> bytes:
         """Return the events for the next chunks of the choice."""
@@ -79,34 +83,34 @@ class ChatWriter:
             self._tokens += [token for chunk in chunks for token in chunk.token_ids]
         if self._texts is not None:
             events += await self._with_logprobs(text, chunks, self._texts)
-        elif text or self._thoughts is not None:
+        elif text or self._reasoning_parser is not None:
             events += self._with_text(text, chunks)
         if last.finish_reason is None:
             return events
-        if self._thoughts is not None:
-            events += self._with_told(self._thoughts.finish())
+        if self._reasoning_parser is not None:
+            events += self._with_delta(self._reasoning_parser.finish())
         if self._parser is not None:
             events += self._with_calls(self._parser.finish())
         reason: str = finish_reason(last)
         finish = self._finish if self._tokens is None else self._event({}, finish_reason=SLOT, token_ids=self._tokens)
-        return events + finish.fill("tool_calls" if self._calls and reason == "stop" else reason)
+        return events + finish.fill(self._reason_of_calls if self._calls and reason == "stop" else reason)
 
     async def _with_logprobs(self, text: str, chunks: Sequence[GenerateChunk], texts: TokenTexts) -> bytes:
         if not text and not any(chunk.token_ids for chunk in chunks):
-            return b"" if self._thoughts is None else self._with_text(text, chunks)
+            return b"" if self._reasoning_parser is None else self._with_text(text, chunks)
         logprobs = (await chat_logprobs(chunks, texts)).model_dump()
-        if self._parser is None and self._thoughts is None:
+        if self._parser is None and self._reasoning_parser is None:
             return self._event({"content": SLOT}, logprobs=logprobs).fill(text)
         return self._event({"content": SLOT}, logprobs=logprobs).fill("") + self._with_text(text, chunks)
 
     def _with_text(self, text: str, chunks: Sequence[GenerateChunk]) -> bytes:
-        if self._thoughts is None:
+        if self._reasoning_parser is None:
             return self._with_content(text)
-        return self._with_told(self._thoughts.feed_chunks(chunks))
+        return self._with_delta(self._reasoning_parser.feed_chunks(chunks))
 
-    def _with_told(self, told: Told) -> bytes:
-        events = self._reasoning.fill(told.reasoning) if told.reasoning and self._tells_thoughts else b""
-        return events + self._with_content(told.content)
+    def _with_delta(self, delta: ReasoningDelta) -> bytes:
+        events = self._reasoning.fill(delta.reasoning) if delta.reasoning and self._reports_reasoning else b""
+        return events + self._with_content(delta.content)
 
     def _with_content(self, text: str) -> bytes:
         if self._parser is not None:
@@ -123,9 +127,13 @@ class ChatWriter:
             case CallBegun() if self._is_wanted(event.index):
                 self._calls.add(event.index)
                 function = {"name": SLOT, "arguments": ""}
+                if self._reason_of_calls == "function_call":
+                    return self._event({"function_call": function}).fill(event.name)
                 call = {"index": event.index, "id": call_id(), "type": "function", "function": function}
                 return self._event({"tool_calls": [call]}).fill(event.name)
             case ArgumentsFound() if self._is_wanted(event.index):
+                if self._reason_of_calls == "function_call":
+                    return self._event({"function_call": {"arguments": SLOT}}).fill(event.text)
                 call = {"index": event.index, "function": {"arguments": SLOT}}
                 return self._event({"tool_calls": [call]}).fill(event.text)
             case CallBroken():

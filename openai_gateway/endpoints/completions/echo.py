@@ -1,4 +1,4 @@
-"""A prompt that is told before its answers."""
+"""A prompt that is reported before its answers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lmdeploy.serve.client import GenerateChunk
-from openai_gateway.answering.logprobs import Scored, scored_prompt
-from openai_gateway.answering.token_texts import TokenTexts
+from openai_gateway.generation.logprobs import Scored, scored_prompt
+from openai_gateway.generation.token_texts import TokenTexts
 
 
 @dataclass(slots=True)
@@ -17,9 +17,9 @@ class Echo:
     Attributes
     ----------
     text : str
-        The prompt; empty when it is not told.
+        The prompt; empty when it is not given.
     scored : list of Scored
-        The prompt's tokens, told or not, if their log probabilities were asked for and have come.
+        The prompt's tokens, reported or not, if their log probabilities were asked for and have come.
     """
 
     text: str

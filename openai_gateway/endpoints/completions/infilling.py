@@ -1,4 +1,4 @@
-"""``suffix``: the prompt of a completion that has a text behind it too."""
+"""``suffix``: the prompt of a fill-in-the-middle completion."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def infilling_by(model: ServedModel) -> Infilling:
 
 
 def whole_prompt(body: CompletionRequest, model: ServedModel, prompt: str | list[int]) -> str | list[int]:
-    """Return a prompt of a body as the model wants it, with what is behind the gap; raise as `infilling_by`."""
+    """Return a prompt of a body as the model wants it, with the text after the gap; raise as `infilling_by`."""
     return infilling_by(model).prompt(prompt, body.suffix) if body.suffix and isinstance(prompt, str) else prompt
 
 
 def stops_of_middle(body: CompletionRequest, model: ServedModel) -> list[str]:
-    """Return what ends the answer beside what the body says."""
+    """Return what ends the answer alongside what the body says."""
     return list(model.infilling.stop_words) if body.suffix and model.infilling else []

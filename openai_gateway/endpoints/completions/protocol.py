@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
@@ -42,12 +43,12 @@ class CompletionRequest(GenerationFields, StructuredFields):
             raise FieldError("suffix", "suffix needs prompts that are texts, and no echo")
         if self.only_scores and self.choices > 1:
             raise FieldError("n", "n must be 1 when echo is true and max_tokens is 0: there is one answer")
-        if self.choices > 1 and self._told_of_prompts() > _MAX_ECHOED:
+        if self.choices > 1 and self._reported_of_prompts() > _MAX_ECHOED:
             raise FieldError("n", "n must be lower: its answers would repeat too much of the prompt")
         return self
 
-    def _told_of_prompts(self) -> int:
-        """Return about how many characters, or values beside tokens of four, the prompt takes in all answers."""
+    def _reported_of_prompts(self) -> int:
+        """Return about how many characters, or values alongside tokens of four, the prompt takes in all answers."""
         echoed = 0 if not self.echo else 1 if self.logprobs is None else 4 * (2 + self.logprobs)
         scored = 0 if self.prompt_logprobs is None else 4 * (2 + self.prompt_logprobs)
         return sum(map(len, self.prompts)) * self.choices * (echoed + scored)
@@ -59,7 +60,7 @@ class CompletionRequest(GenerationFields, StructuredFields):
 
     @property
     def only_scores(self) -> bool:
-        """Whether the prompt is all that is to be told, and nothing is generated."""
+        """Whether the prompt is all that is to be reported, and nothing is generated."""
         return bool(self.echo) and self.max_tokens == 0
 
     @property
@@ -71,9 +72,12 @@ class CompletionRequest(GenerationFields, StructuredFields):
             return DEFAULT_COMPLETION_TOKENS
         return self.max_tokens or COMPLETION_TOKENS_OF_NULL
 
-    def generation_inputs(self) -> dict[str, Any]:
+    def generation_inputs(self, sampling_defaults: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of `GenerateRequest` that say how to generate, all but the token limit."""
-        inputs = super().generation_inputs() | {"logprobs": self.logprobs, "response_format": self.grammar}
+        inputs = super().generation_inputs(sampling_defaults) | {
+            "logprobs": self.logprobs,
+            "response_format": self.grammar,
+        }
         if self.echo and (self.logprobs is not None or self.only_scores):
             inputs["prompt_logprobs"] = max(self.logprobs or 0, self.prompt_logprobs or 0)
         return inputs

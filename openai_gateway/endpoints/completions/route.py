@@ -8,16 +8,18 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from lmdeploy.serve.client import GenerateRequest
-from openai_gateway.answering.cancellation import run_unless_disconnected
-from openai_gateway.answering.collecting import Answer, collect
-from openai_gateway.answering.logprobs import completion_logprobs, prompt_logprobs, scored_tokens
-from openai_gateway.answering.streaming import SLOT, STREAMED, EventResponse, EventTemplate, done, event_stream
 from openai_gateway.endpoints.completions.echo import Echo
 from openai_gateway.endpoints.completions.infilling import stops_of_middle, whole_prompt
 from openai_gateway.endpoints.completions.protocol import Completion, CompletionChoice, CompletionRequest
 from openai_gateway.endpoints.completions.writer import CompletionWriter
 from openai_gateway.errors import ApiError
 from openai_gateway.gateway import GatewayDependency
+from openai_gateway.generation.cancellation import run_unless_disconnected
+from openai_gateway.generation.collecting import Answer, collect
+from openai_gateway.generation.counting import CountingWriter
+from openai_gateway.generation.logprobs import completion_logprobs, prompt_logprobs, scored_tokens
+from openai_gateway.generation.streaming import SLOT, STREAMED, EventResponse, EventTemplate, done, event_stream
+from openai_gateway.generation.watching import with_stop_strings
 from openai_gateway.models import ServedModel
 from openai_gateway.parsing import BoundedRoute
 
@@ -41,6 +43,8 @@ async def create_completion(
         gateway.admit(request, generate, chosen=chosen, user=body.user, session_id=body.session_id)
     echoes = [echo for prompt in prompts for echo in [await _echo(body, model, prompt)] * choices]
     streams = [gateway.watched(request, model, model.client.generate(generate), choices) for generate in generates]
+    if body.shown_stops:
+        streams = [with_stop_strings(stream, body.shown_stops) for stream in streams]
     answer_id, created = f"cmpl-{generates[0].request_id}", int(time.time())
     if body.stream:
         frame: dict[str, Any] = {"id": answer_id, "object": "text_completion", "created": created, "model": chosen.name}
@@ -48,7 +52,8 @@ async def create_completion(
         if body.includes_usage:
             frame["usage"] = None
         writers = [_writer(body, model, frame, index, echo) for index, echo in enumerate(echoes)]
-        return EventResponse(event_stream(streams, writers, done(usage_event)))
+        counting = [CountingWriter(writer) for writer in writers] if body.counts_always else writers
+        return EventResponse(event_stream(streams, counting, done(usage_event)))
     answers = await run_unless_disconnected(request.receive, collect(streams, choices))
     made = [
         await _choice(body, model, index, echo, answer)
@@ -58,7 +63,7 @@ async def create_completion(
 
 
 def _generate_request(body: CompletionRequest, model: ServedModel, prompt: str | list[int]) -> GenerateRequest:
-    inputs = body.generation_inputs() | {"max_new_tokens": body.token_limit}
+    inputs = body.generation_inputs(model.sampling_defaults) | {"max_new_tokens": body.token_limit}
     inputs["stop_words"] = [*inputs["stop_words"], *stops_of_middle(body, model)]
     whole = whole_prompt(body, model, prompt)
     if isinstance(whole, str):

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from lmdeploy.serve.client import GenerateChunk
-from openai_gateway.answering.collecting import finish_reason
-from openai_gateway.answering.logprobs import Scored, completion_logprobs, scored_tokens
-from openai_gateway.answering.streaming import SLOT, EventTemplate
-from openai_gateway.answering.token_texts import TokenTexts
 from openai_gateway.endpoints.completions.echo import Echo
+from openai_gateway.generation.collecting import finish_reason
+from openai_gateway.generation.logprobs import Scored, completion_logprobs, scored_tokens
+from openai_gateway.generation.streaming import SLOT, EventTemplate
+from openai_gateway.generation.token_texts import TokenTexts
 
 
 class CompletionWriter:
@@ -27,7 +27,7 @@ class CompletionWriter:
     texts : TokenTexts, optional
         Log probabilities are written with them; None: not written.
     wanted : int
-        Likeliest tokens to write beside each one.
+        Likeliest tokens to write alongside each one.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class CompletionWriter:
         return events if last.finish_reason is None else events + self._finish.fill(finish_reason(last))
 
     async def _opening(self, chunks: Sequence[GenerateChunk]) -> bytes:
-        """Return the event that tells the prompt."""
+        """Return the event that reports the prompt."""
         self._has_begun = True
         self._echo.look_at(chunks)
         if self._texts is None:

@@ -20,7 +20,7 @@ class EmbeddingRequest(Strict):
 
     model: Text | None = None
     input: Inputs
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(None, ge=1, le=MAX_INT32)
     user: str | None = None
 

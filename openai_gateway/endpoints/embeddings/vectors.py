@@ -9,11 +9,11 @@ import numpy as np
 from fastapi import Request
 
 from lmdeploy.serve.client import GenerateRequest
-from openai_gateway.answering.cancellation import run_unless_disconnected
-from openai_gateway.answering.collecting import collect
 from openai_gateway.endpoints.embeddings.protocol import TokenCounts
 from openai_gateway.errors import ApiError
 from openai_gateway.gateway import Gateway
+from openai_gateway.generation.cancellation import run_unless_disconnected
+from openai_gateway.generation.collecting import collect
 from openai_gateway.models import Chosen
 
 if TYPE_CHECKING:
@@ -96,5 +96,5 @@ def state_request(prompt: str | list[Any]) -> GenerateRequest:
         return GenerateRequest(text_input=prompt, **fields)
     if isinstance(prompt[0], int):
         return GenerateRequest(input_ids=prompt, **fields)
-    told = {"add_generation_prompt": False}
-    return GenerateRequest(messages=prompt, template_options=told, **fields)
+    reported = {"add_generation_prompt": False}
+    return GenerateRequest(messages=prompt, template_options=reported, **fields)

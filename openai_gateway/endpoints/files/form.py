@@ -9,6 +9,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from openai_gateway.batches.files import Upload
+from openai_gateway.batches.rows import MAX_LINES
 from openai_gateway.errors import ApiError
 
 _MAX_FIELD = 4096  # bytes
@@ -82,7 +83,7 @@ class FileForm:
         if not self._is_whole:
             raise ApiError(400, "The request body ends before the form does.")
         if self.upload is None:
-            raise ApiError(422, "file is required", param="file", code="missing_required_parameter")
+            raise ApiError(400, "file is required", param="file", code="missing_required_parameter")
         return self.upload
 
     def _on_part_begin(self) -> None:
@@ -118,6 +119,9 @@ class FileForm:
             self.upload.write(data[start:end])
             if self.upload.size > self._max_bytes:
                 raise ApiError(413, f"A file must be at most {self._max_bytes} bytes long.", param="file")
+            if self.upload.lines > MAX_LINES:
+                message = f"A file must have at most {MAX_LINES} lines, blank ones among them."
+                raise ApiError(400, message, param="file")
 
     def _on_part_end(self) -> None:
         if self._name != "file":

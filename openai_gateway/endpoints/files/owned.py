@@ -1,4 +1,4 @@
-"""What a caller may see of files and batches, and how failures of keeping them are told."""
+"""What a caller may see of files and batches, and how failures of keeping them are reported."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def batch_of(owned: Owned, batch_id: str) -> Record:
 
 
 @contextmanager
-def told_failures() -> Iterator[None]:
-    """Tell callers of quotas and of a disk that does not take more."""
+def reported_failures() -> Iterator[None]:
+    """Report quotas and a full disk to callers."""
     try:
         yield
     except QuotaError as error:

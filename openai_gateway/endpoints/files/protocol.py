@@ -63,7 +63,7 @@ class Deleted(BaseModel):
 
 
 def page_of(items: Sequence[Any], after: str | None, limit: int) -> dict[str, Any]:
-    """Return a page of things with ids: so many, those behind the one called `after`."""
+    """Return a page of things with ids: this many, those after the one called `after`."""
     ids = [item.id for item in items]
     if after is not None and after not in ids:
         raise ApiError(400, f"after must be the id of one in the list, got {after}", param="after")
@@ -81,7 +81,7 @@ def checked_purpose(fields: Mapping[str, str]) -> None:
     """Refuse a purpose for which files are not kept."""
     purpose = fields.get("purpose")
     if purpose is None:
-        raise ApiError(422, "purpose is required", param="purpose", code="missing_required_parameter")
+        raise ApiError(400, "purpose is required", param="purpose", code="missing_required_parameter")
     if purpose != "batch":
         message = f"purpose must be batch, got {purpose[:60]!r}: files are kept for batches alone."
         raise ApiError(400, message, param="purpose", code="invalid_value")

@@ -11,11 +11,10 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import FileResponse
 from starlette.requests import ClientDisconnect
 
-from openai_gateway.answering.cancellation import ClientDisconnected
 from openai_gateway.batches.files import FileObject, Upload
 from openai_gateway.batches.store import Owned
 from openai_gateway.endpoints.files.form import FileForm
-from openai_gateway.endpoints.files.owned import OwnedDependency, file_of, told_failures
+from openai_gateway.endpoints.files.owned import OwnedDependency, file_of, reported_failures
 from openai_gateway.endpoints.files.protocol import (
     FORM,
     AfterId,
@@ -28,7 +27,8 @@ from openai_gateway.endpoints.files.protocol import (
 )
 from openai_gateway.errors import ApiError
 from openai_gateway.gateway import GatewayDependency
-from openai_gateway.middleware.body_limit import FILES_PATH
+from openai_gateway.generation.cancellation import ClientDisconnected
+from openai_gateway.registry import FILES
 
 router = APIRouter()
 
@@ -36,13 +36,13 @@ _PIECE = 256 * 1024  # bytes that go to the disk at a time
 _MAX_PAGE = 10_000
 
 
-@router.post(FILES_PATH, openapi_extra=FORM)
+@router.post(FILES, openapi_extra=FORM)
 async def create_file(request: Request, owned: OwnedDependency, gateway: GatewayDependency) -> FileObject:
     """Keep a file for batches: JSONL, a request a line."""
     form = FileForm(request.headers.get("content-type", ""), owned.files.upload, gateway.settings.max_file_bytes)
     body = request.stream()
     try:
-        with told_failures():
+        with reported_failures():
             piece = bytearray()
             async for chunk in body:
                 piece += chunk
@@ -77,7 +77,7 @@ def _finished(form: FileForm, rest: bytes) -> FileObject:
     return upload.finish(form.filename, "batch", seconds)
 
 
-@router.get(FILES_PATH)
+@router.get(FILES)
 async def list_files(
     owned: OwnedDependency,
     purpose: Annotated[str | None, Query(max_length=64)] = None,
@@ -90,13 +90,13 @@ async def list_files(
     return Page[FileObject].model_validate(page_of(files if order == "desc" else files[::-1], after, limit))
 
 
-@router.get(f"{FILES_PATH}/{{file_id}}")
+@router.get(f"{FILES}/{{file_id}}")
 async def retrieve_file(file_id: str, owned: OwnedDependency) -> FileObject:
-    """Tell of a file."""
+    """Return a file."""
     return await asyncio.to_thread(file_of, owned, file_id)
 
 
-@router.get(f"{FILES_PATH}/{{file_id}}/content", response_class=FileResponse)
+@router.get(f"{FILES}/{{file_id}}/content", response_class=FileResponse)
 async def retrieve_file_content(file_id: str, owned: OwnedDependency) -> FileResponse:
     """Return what is in a file."""
     found = await asyncio.to_thread(file_of, owned, file_id)
@@ -108,10 +108,10 @@ async def retrieve_file_content(file_id: str, owned: OwnedDependency) -> FileRes
     )
 
 
-@router.delete(f"{FILES_PATH}/{{file_id}}")
+@router.delete(f"{FILES}/{{file_id}}")
 async def delete_file(file_id: str, owned: OwnedDependency) -> Deleted:
     """Delete a file that no open batch reads."""
-    with told_failures():
+    with reported_failures():
         await asyncio.to_thread(_delete, owned, file_id)
     return Deleted(id=file_id)
 

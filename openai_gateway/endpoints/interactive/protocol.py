@@ -38,7 +38,7 @@ class InteractiveRequest(SamplingFields):
     @model_validator(mode="after")
     def _fields_fit_together(self) -> InteractiveRequest:
         if self.image_url and not isinstance(self.prompt, str):
-            raise FieldError("image_url", "image_url goes with a prompt of text; messages have pictures of their own")
+            raise FieldError("image_url", "image_url goes with a prompt of text; messages have images of their own")
         if self.cancel and self.session is None:
             raise FieldError("session_id", "please set a session_id to cancel a request")
         if not self.prompt and not self.cancel and not self.ends_session:
@@ -57,7 +57,12 @@ class InteractiveRequest(SamplingFields):
         """Whether this only makes the server forget a conversation."""
         return not self.prompt and not self.interactive_mode
 
-    def generation_inputs(self) -> dict[str, Any]:
+    @property
+    def limit_field(self) -> str:
+        """What the limit of the answer's tokens is called here."""
+        return "request_output_len"
+
+    def generation_inputs(self, sampling_defaults: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of `GenerateRequest` that say how to generate, and what from."""
         urls = [self.image_url] if isinstance(self.image_url, str) else self.image_url or []
         parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls if url]
@@ -65,7 +70,7 @@ class InteractiveRequest(SamplingFields):
         messages = [{"role": "user", "content": content}]
         if not isinstance(self.prompt, str):
             messages = [message.for_template() for message in self.prompt]
-        return super().generation_inputs() | {
+        return super().generation_inputs(sampling_defaults) | {
             "messages": messages,
             "max_new_tokens": ALL_THAT_IS_LEFT if self.request_output_len is None else self.request_output_len,
         }

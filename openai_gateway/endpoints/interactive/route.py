@@ -9,13 +9,14 @@ import orjson
 from fastapi import APIRouter, Request, Response
 
 from lmdeploy.serve.client import GenerateChunk, GenerateRequest, TritonClient, TritonRequestError
-from openai_gateway.answering.cancellation import run_unless_disconnected
-from openai_gateway.answering.collecting import collect, finish_reason
-from openai_gateway.answering.streaming import STREAMED, EventResponse, event_stream
+from lmdeploy.serve.errors import ContextExceeded
 from openai_gateway.endpoints.interactive.protocol import InteractiveRequest, InteractiveResponse
 from openai_gateway.endpoints.interactive.sessions import engine_session
 from openai_gateway.errors import ApiError
 from openai_gateway.gateway import SET_BY_GATEWAY, Gateway, GatewayDependency
+from openai_gateway.generation.cancellation import run_unless_disconnected
+from openai_gateway.generation.collecting import collect, finish_reason
+from openai_gateway.generation.streaming import STREAMED, EventResponse, event_stream
 from openai_gateway.middleware.api_keys import key_of
 from openai_gateway.models import Chosen, ServedModel
 from openai_gateway.parsing import BoundedRoute
@@ -23,7 +24,6 @@ from openai_gateway.protocol.outputs import Usage
 
 router = APIRouter(route_class=BoundedRoute)
 
-_TOO_LONG = "shorter than the session length"  # the engine's words, and preprocessing's
 _NOTHING = InteractiveResponse(text="", tokens=0, input_tokens=0, history_tokens=0, finish_reason="stop")
 
 
@@ -61,7 +61,7 @@ async def _turn(
     body: InteractiveRequest, session: int | None, request: Request, gateway: Gateway, model: ServedModel
 ) -> AsyncGenerator[GenerateChunk, None]:
     """Return the engine's stream for one turn; `session` is the engine's, None: the caller named none."""
-    inputs = body.generation_inputs()
+    inputs = body.generation_inputs(model.sampling_defaults)
     alone = GenerateRequest(**inputs)
     chosen = None
     if body.adapter_name:
@@ -69,7 +69,7 @@ async def _turn(
             raise ApiError(400, "There is no adapter of that name.", param="adapter_name")
         chosen = Chosen(model, body.adapter_name, is_adapter=True)
     gateway.admit(request, alone, chosen=chosen, user=body.user)
-    await gateway.bring_pictures(alone)
+    await gateway.bring_images(request, model, alone)
     inputs["messages"] = alone.messages
     if session is None and not body.interactive_mode:
         return model.client.generate(alone)
@@ -116,8 +116,8 @@ async def _nothing_if_too_long(chunks: AsyncGenerator[GenerateChunk, None]) -> A
         async with aclosing(chunks):
             async for chunk in chunks:
                 yield chunk
-    except TritonRequestError as error:
-        if _TOO_LONG not in error.message:
+    except ContextExceeded as error:
+        if not error.is_prompt:
             raise
         yield GenerateChunk(finish_reason="length")
 

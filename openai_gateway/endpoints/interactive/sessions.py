@@ -39,7 +39,7 @@ class Sessions:
         return session_id in self._held
 
     def new_id(self) -> int:
-        """Return an id that nobody can guess, and that no conversation has."""
+        """Return an id that nobody can predict, and that no conversation has."""
         while True:
             made = secrets.randbits(_EXACT_BITS)
             if made and made not in self._held:

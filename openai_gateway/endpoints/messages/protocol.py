@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from openai_gateway.endpoints.messages.blocks import (
+    Block,
+    LeftOutBlock,
+    Texts,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+    shown,
+    system_prompt,
+)
 from openai_gateway.protocol.fields import (
     MAX_INT32,
     MAX_ITEMS,
@@ -23,94 +33,16 @@ from openai_gateway.protocol.fields import (
     thinking_options,
 )
 from openai_gateway.protocol.generation import SamplingFields, StopWord
+from openai_gateway.protocol.schemas import enforced_format, require_enforced
 from openai_gateway.protocol.tools import MAX_TOOLS, Function, FunctionName, Tool
 
-
-class TextBlock(Strict):
-    """A text."""
-
-    type: Literal["text"]
-    text: AnyText
-
-
-class ImageSource(Strict):
-    """Where a picture is: in the request, or somewhere."""
-
-    type: Literal["base64", "url"]
-    media_type: AnyText | None = None
-    data: AnyText | None = None
-    url: AnyText | None = None
-
-    @model_validator(mode="after")
-    def _is_whole(self) -> ImageSource:
-        wanted = "data" if self.type == "base64" else "url"
-        if getattr(self, wanted) is None:
-            raise FieldError(wanted, f"{wanted} is required in a source of type {self.type}")
-        return self
-
-    @property
-    def address(self) -> str:
-        """As chat completions name pictures."""
-        return self.url or f"data:{self.media_type or 'image/png'};base64,{self.data}"
-
-
-class ImageBlock(Strict):
-    """A picture, for models that see."""
-
-    type: Literal["image"]
-    source: ImageSource
-
-
-class ToolUseBlock(Strict):
-    """A call the model made earlier."""
-
-    type: Literal["tool_use"]
-    id: AnyText
-    name: AnyText
-    input: JsonObject
-
-    def for_template(self) -> dict[str, Any]:
-        """Return the call as it is in chat completions."""
-        function = {"name": self.name, "arguments": json.dumps(self.input, ensure_ascii=False)}
-        return {"id": self.id, "type": "function", "function": function}
-
-
-class ThinkingBlock(Strict):
-    """What the model thought earlier."""
-
-    type: Literal["thinking"]
-    thinking: AnyText
-
-
-class RedactedBlock(Strict):
-    """Thoughts of another server's, which nobody here can read: left out."""
-
-    type: Literal["redacted_thinking"]
-
-
-Shown = Annotated[TextBlock | ImageBlock, Field(discriminator="type")]
-
-
-class ToolResultBlock(Strict):
-    """What a call returned."""
-
-    type: Literal["tool_result"]
-    tool_use_id: AnyText
-    content: AnyText | Annotated[list[Shown], Field(fail_fast=True), BeforeValidator(at_most(MAX_ITEMS))] | None = None
-    is_error: bool | None = None
-
-
-Block = Annotated[
-    TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedBlock,
-    Field(discriminator="type"),
-]
-Texts = AnyText | Annotated[list[TextBlock], Field(fail_fast=True), BeforeValidator(at_most(MAX_ITEMS))]
+_APART = (ToolUseBlock, ToolResultBlock, ThinkingBlock, LeftOutBlock)  # blocks that are no part of a message's content
 
 
 class InputMessage(Strict):
-    """What one side said."""
+    """What one side said, or what the caller reports the model in between."""
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: AnyText | Annotated[list[Block], Field(min_length=1, fail_fast=True), BeforeValidator(at_most(MAX_ITEMS))]
 
     def for_template(self) -> Iterator[dict[str, Any]]:
@@ -120,30 +52,21 @@ class InputMessage(Strict):
             return
         for block in self.content:
             if isinstance(block, ToolResultBlock):
-                yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _shown(block.content or "")}
-        message: dict[str, Any] = {"role": self.role}
-        parts = [block for block in self.content if isinstance(block, TextBlock | ImageBlock)]
-        message["content"] = _shown(parts)
-        if calls := [block.for_template() for block in self.content if isinstance(block, ToolUseBlock)]:
+                yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": shown(block.content or "")}
+        said = [block for block in self.content if not isinstance(block, _APART)]
+        message: dict[str, Any] = {"role": self.role, "content": shown(said)}
+        if calls := self.calls:
             message["tool_calls"] = calls
-        if thoughts := "".join(block.thinking for block in self.content if isinstance(block, ThinkingBlock)):
-            message["reasoning_content"] = thoughts
-        if parts or calls or thoughts:
+        if reasoning := "".join(block.thinking for block in self.content if isinstance(block, ThinkingBlock)):
+            message["reasoning_content"] = reasoning
+        if said or calls or reasoning:
             yield message
 
-
-def _shown(content: str | list[Any]) -> Any:
-    """Return texts as one, or parts where there are pictures."""
-    if isinstance(content, str):
-        return content
-    if all(isinstance(block, TextBlock) for block in content):
-        return "".join(block.text for block in content)
-    return [
-        {"type": "text", "text": block.text}
-        if isinstance(block, TextBlock)
-        else {"type": "image_url", "image_url": {"url": block.source.address}}
-        for block in content
-    ]
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        """The calls in it, as they are in chat completions."""
+        blocks = () if isinstance(self.content, str) else self.content
+        return [block.for_template() for block in blocks if isinstance(block, ToolUseBlock)]
 
 
 class ToolParam(Strict):
@@ -153,10 +76,27 @@ class ToolParam(Strict):
     name: FunctionName
     description: AnyText | None = None
     input_schema: JsonObject
+    strict: bool | None = Field(None, description="Hold calls to all of the schema.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_a_function(cls, fields: object) -> object:
+        kind = fields.get("type") if isinstance(fields, dict) else None
+        if isinstance(kind, str) and kind != "custom":
+            raise FieldError("type", f"tools of type {kind[:64]} are not run by this server; offer functions")
+        return fields
+
+    @model_validator(mode="after")
+    def _keeps_to_its_schema(self) -> ToolParam:
+        if self.strict:
+            require_enforced("input_schema", Function(name=self.name, parameters=self.input_schema).full_schema)
+        return self
 
     def as_tool(self) -> Tool:
         """Return the tool in the form of chat completions."""
-        function = Function(name=self.name, description=self.description, parameters=self.input_schema)
+        function = Function(
+            name=self.name, description=self.description, parameters=self.input_schema, strict=self.strict
+        )
         return Tool(type="function", function=function)
 
 
@@ -181,6 +121,31 @@ class ThinkingConfig(Strict):
     budget_tokens: int | None = Field(None, ge=0, le=MAX_INT32)
 
 
+class OutputFormat(Strict):
+    """What the text of a response has to look like."""
+
+    type: Literal["json_schema"]
+    schema_: JsonObject = Field(alias="schema")
+
+    @cached_property
+    def for_engine(self) -> dict[str, Any]:
+        """The engine's form."""
+        named = {"type": "json_schema", "json_schema": {"name": "response", "schema": self.schema_}}
+        return enforced_format("schema", named)
+
+    @model_validator(mode="after")
+    def _keeps_to_its_schema(self) -> OutputFormat:
+        _ = self.for_engine
+        return self
+
+
+class OutputConfig(Strict):
+    """How much the model is to do for its response, and what it has to look like."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
 class Prompted(Strict):
     """What an answer, and the count of a prompt's tokens, is made from."""
 
@@ -190,22 +155,40 @@ class Prompted(Strict):
     tools: Annotated[list[ToolParam], Field(max_length=MAX_TOOLS, fail_fast=True), BeforeValidator(small)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: ThinkingConfig | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = Field(None, description="As output_config.format, which follows it.")
 
     @model_validator(mode="after")
     def _fields_fit_together(self) -> Prompted:
-        if self.messages[-1].role == "assistant":
-            raise FieldError("messages", "messages must end with the user's: beginnings of answers are not continued")
+        if self.grammar is not None and self.continues:
+            raise FieldError("messages", "messages must not end with the assistant's where output_config.format is set")
+        if self.messages[-1].role == "assistant" and self.messages[-1].calls:
+            raise FieldError("messages", "messages must not end with a call of a tool: send what it returned")
         if self.tool_choice is not None and self.tool_choice.type in ("any", "tool") and not self.forced_tools:
             raise FieldError("tool_choice", "tool_choice must be about one of tools")
         return self
 
     @property
+    def grammar(self) -> dict[str, Any] | None:
+        """What the text of the response has to look like, in the engine's form; None: free text."""
+        wanted = (self.output_config and self.output_config.format) or self.output_format
+        return wanted.for_engine if wanted else None
+
+    @property
     def for_template(self) -> list[dict[str, Any]]:
         """The conversation as chat templates read it."""
         said = [message for given in self.messages for message in given.for_template()]
-        if system := _shown(self.system or ""):
+        if said and said[-1]["role"] == "assistant" and not self.continues:
+            said.pop()  # nothing that could be continued
+        if system := system_prompt(self.system):
             said.insert(0, {"role": "system", "content": system})
         return said
+
+    @property
+    def continues(self) -> bool:
+        """Whether the last message is the beginning of the response."""
+        last = self.messages[-1]
+        return last.role == "assistant" and any(message["content"] for message in last.for_template())
 
     @property
     def usable_tools(self) -> list[Tool]:
@@ -226,7 +209,8 @@ class Prompted(Strict):
     def template_options(self) -> dict[str, Any]:
         """Variables for the chat template."""
         thinks = {"enabled": True, "disabled": False}.get(self.thinking.type) if self.thinking else None
-        return thinking_options(None, thinks)
+        options = thinking_options(self.output_config.effort if self.output_config else None, thinks)
+        return options | ({"continue_final_message": True} if self.continues else {})
 
 
 class MessagesRequest(Prompted, SamplingFields):
@@ -240,20 +224,31 @@ class MessagesRequest(Prompted, SamplingFields):
 
     @property
     def max_calls(self) -> int | None:
-        """How many calls are told; None: all."""
+        """How many calls are reported; None: all."""
         return 1 if self.tool_choice is not None and self.tool_choice.disable_parallel_tool_use else None
 
     @property
-    def tells_thoughts(self) -> bool:
-        """Whether thoughts are part of the answer."""
+    def may_call_several(self) -> bool:
+        """Whether a grammar of calls allows more than one.
+
+        Of forced ones only where that is asked for: a weak model may call for ever.
+        """
+        if self.tool_choice is None or self.tool_choice.type == "auto":
+            return self.max_calls is None
+        return self.tool_choice.type == "any" and self.tool_choice.disable_parallel_tool_use is False
+
+    @property
+    def reports_reasoning(self) -> bool:
+        """Whether the response contains reasoning."""
         return self.thinking is None or self.thinking.type != "disabled"
 
-    def generation_inputs(self) -> dict[str, Any]:
+    def generation_inputs(self, sampling_defaults: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of `GenerateRequest` that say how to generate, and what from."""
-        return super().generation_inputs() | {
+        return super().generation_inputs(sampling_defaults) | {
             "messages": self.for_template,
             "template_options": self.template_options,
             "want_cached_len": True,
             "max_new_tokens": self.max_tokens,
+            "response_format": self.grammar,
             "stop_words": [*(self.stop_sequences or ())],
         }

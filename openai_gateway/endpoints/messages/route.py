@@ -10,15 +10,16 @@ from pydantic import BaseModel
 
 from lmdeploy.serve.client import GenerateRequest
 from lmdeploy.templates.thinking import Thinking
-from openai_gateway.answering.cancellation import run_unless_disconnected
-from openai_gateway.answering.collecting import collect
-from openai_gateway.answering.streaming import STREAMED, EventResponse, event_stream
 from openai_gateway.endpoints.messages.protocol import MessagesRequest, Prompted
 from openai_gateway.endpoints.messages.writer import MessageWriter
 from openai_gateway.errors import AnthropicErrorResponse, ApiError
 from openai_gateway.gateway import GatewayDependency
+from openai_gateway.generation.cancellation import run_unless_disconnected
+from openai_gateway.generation.collecting import collect
+from openai_gateway.generation.streaming import STREAMED, EventResponse, event_stream
+from openai_gateway.models import ServedModel
 from openai_gateway.parsing import BoundedRoute
-from openai_gateway.reasoning import asked_for_thoughts, reasoning_parser
+from openai_gateway.reasoning import reasoning_parser, requests_reasoning
 from openai_gateway.tools.request import tool_inputs
 
 _FAILURES: dict[int | str, dict[str, Any]] = {
@@ -38,13 +39,15 @@ class TokenCount(BaseModel):
 async def create_message(body: MessagesRequest, request: Request, gateway: GatewayDependency) -> Response:
     """Answer a conversation, in the form of Anthropic's API."""
     chosen = await gateway.choose(body.model, request)
-    thinking = None if body.forced_tools else chosen.model.thinking
-    generate = _generate_request(body, thinking, chosen.model.may_hold_calls)
+    thinking = None if body.continues else chosen.model.thinking
+    generate = _generate_request(body, chosen.model, thinking)
+    if (longest := await chosen.model.context_len()) is not None:  # beyond, the context ends the message
+        generate.fields["max_new_tokens"] = min(body.max_tokens, longest)
     user = body.metadata.user_id if body.metadata else None
     gateway.admit(request, generate, chosen=chosen, user=user or body.user, session_id=body.session_id)
-    await gateway.bring_pictures(generate)
-    thoughts = reasoning_parser(thinking, body.template_options)
-    writer = MessageWriter(body, f"msg_{generate.request_id}", chosen.name, thoughts, chosen.model.call_notation)
+    await gateway.bring_images(request, chosen.model, generate)
+    reasoning = reasoning_parser(thinking, body.template_options, body.for_template)
+    writer = MessageWriter(body, f"msg_{generate.request_id}", chosen.name, reasoning, chosen.model.tool_call_parser)
     chunks = gateway.watched(request, chosen.model, chosen.model.client.generate(generate))
     if body.stream:
         return EventResponse(event_stream([chunks], [writer], writer.end), frame_error=_error_event)
@@ -62,13 +65,21 @@ async def count_tokens(body: Prompted, request: Request, gateway: GatewayDepende
     return TokenCount(input_tokens=len(ids))
 
 
-def _generate_request(
-    body: MessagesRequest, thinking: Thinking | None, may_hold_calls: bool = False
-) -> GenerateRequest:
-    inputs = body.generation_inputs()
-    inputs |= tool_inputs(body.usable_tools, body.forced_tools, inputs, may_hold_calls=may_hold_calls)
+def _generate_request(body: MessagesRequest, model: ServedModel, thinking: Thinking | None) -> GenerateRequest:
+    inputs = body.generation_inputs(model.sampling_defaults)
+    held = tool_inputs(
+        body.usable_tools,
+        body.forced_tools,
+        inputs,
+        model.tool_call_format,
+        several=body.may_call_several,
+        thinking=thinking,
+    )
+    inputs |= held
     budget = body.thinking.budget_tokens if body.thinking else None
-    inputs |= asked_for_thoughts(thinking, inputs, budget=budget, counts_tokens=False)
+    inputs |= requests_reasoning(
+        thinking, inputs, is_call="response_format" in held, budget=budget, counts_tokens=False
+    )
     return GenerateRequest(**inputs, want_stop_string=bool(body.stop_sequences))
 
 

@@ -1,4 +1,4 @@
-"""A message of ``/v1/messages``, built up from the engine's chunks, and the events that tell how."""
+"""A message of ``/v1/messages``, built up from the engine's chunks, and the events that say how."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import orjson
 
 from lmdeploy.serve.client import GenerateChunk
-from openai_gateway.answering.collecting import finish_reason
 from openai_gateway.endpoints.messages.protocol import MessagesRequest
+from openai_gateway.generation.collecting import finish_reason
 from openai_gateway.protocol.outputs import Usage
-from openai_gateway.reasoning import ReasoningParser, Told
+from openai_gateway.reasoning import ReasoningDelta, ReasoningParser
 from openai_gateway.tools.calls import parser_for
 from openai_gateway.tools.events import ArgumentsFound, CallBegun, CallBroken, Event, TextFound
 
@@ -29,9 +29,9 @@ class MessageWriter:
         What was asked.
     message_id, model : str
         Of the message.
-    thoughts : ReasoningParser, optional
+    reasoning : ReasoningParser, optional
         Finds them in the answer; None: there are none.
-    notation : str
+    format : str
         How calls are written.
     """
 
@@ -40,13 +40,14 @@ class MessageWriter:
         body: MessagesRequest,
         message_id: str,
         model: str,
-        thoughts: ReasoningParser | None = None,
-        notation: str = "auto",
+        reasoning: ReasoningParser | None = None,
+        format: str = "auto",
     ) -> None:
-        self._parser = parser_for(body.usable_tools, is_forced=bool(body.forced_tools), notation=notation)
-        self._thoughts = thoughts
-        self._tells_thoughts = body.tells_thoughts
+        self._parser = parser_for(body.usable_tools, is_forced=bool(body.forced_tools), parser=format)
+        self._reasoning_parser = reasoning
+        self._reports_reasoning = body.reports_reasoning
         self._max_calls = body.max_calls
+        self._max_tokens = body.max_tokens
         self._stop_sequences = body.stop_sequences or ()
         self._block: dict[str, Any] | None = None  # being written
         self._arguments = ""  # of the call being written
@@ -75,13 +76,15 @@ class MessageWriter:
             self.message["usage"] |= _prompt_usage(chunks[0].input_token_len, chunks[0].cached_token_len)
             events += _event("message_start", message=self.message)
         text = "".join(chunk.text for chunk in chunks)
-        events += self._told(self._thoughts.feed_chunks(chunks) if self._thoughts else Told(content=text))
+        events += self._with_delta(
+            self._reasoning_parser.feed_chunks(chunks) if self._reasoning_parser else ReasoningDelta(content=text)
+        )
         last = chunks[-1]
         if last.finish_reason is not None:
-            events += self._told(self._thoughts.finish() if self._thoughts else Told())
+            events += self._with_delta(self._reasoning_parser.finish() if self._reasoning_parser else ReasoningDelta())
             events += self._found(self._parser.finish() if self._parser else [])
             events += self._close()
-            self._stop(finish_reason(last), last.stop_string)
+            self._stop(finish_reason(last), last.stop_string, last.generate_token_len)
         return events
 
     def end(self, usage: Usage) -> bytes:
@@ -92,21 +95,22 @@ class MessageWriter:
         delta = {"stop_reason": self.message["stop_reason"], "stop_sequence": self.message["stop_sequence"]}
         return _event("message_delta", delta=delta, usage=counted) + _event("message_stop")
 
-    def _stop(self, reason: str, stop_string: str) -> None:
+    def _stop(self, reason: str, stop_string: str, tokens: int) -> None:
         if reason == "length":
-            self.message["stop_reason"] = "max_tokens"
+            is_full = tokens < self._max_tokens
+            self.message["stop_reason"] = "model_context_window_exceeded" if is_full else "max_tokens"
         elif stop_string in self._stop_sequences:  # else the template's
             self.message |= {"stop_reason": "stop_sequence", "stop_sequence": stop_string}
         else:
             called = any(block["type"] == "tool_use" for block in self.message["content"])
             self.message["stop_reason"] = "tool_use" if called else "end_turn"
 
-    def _told(self, told: Told) -> bytes:
+    def _with_delta(self, delta: ReasoningDelta) -> bytes:
         events = b""
-        if told.reasoning and self._tells_thoughts:
-            events += self._add("thinking", told.reasoning)
-        if told.content:
-            events += self._found(self._parser.feed(told.content) if self._parser else [TextFound(told.content)])
+        if delta.reasoning and self._reports_reasoning:
+            events += self._add("thinking", delta.reasoning)
+        if delta.content:
+            events += self._found(self._parser.feed(delta.content) if self._parser else [TextFound(delta.content)])
         return events
 
     def _found(self, found: Sequence[Event]) -> bytes:

@@ -1,4 +1,4 @@
-"""Bodies of ``/api/chat``, ``/api/generate``, ``/api/embed`` and ``/api/show``, and what they are to OpenAI."""
+"""Bodies of ``/api/chat``, ``/api/generate``, ``/api/embed`` and others, and what they are to OpenAI."""
 
 from __future__ import annotations
 
@@ -8,25 +8,15 @@ from typing import Annotated, Any, Literal
 from fastapi.exceptions import RequestValidationError
 from pydantic import BeforeValidator, Field, ValidationError
 
+from lmdeploy.messages import MAX_TOP_LOGPROBS
 from openai_gateway.endpoints.chat.protocol import ChatCompletionRequest
 from openai_gateway.endpoints.embeddings.protocol import MOST_TEXTS
+from openai_gateway.endpoints.ollama.options import KeepAlive, ends_at_once, fields_of_options
 from openai_gateway.protocol.fields import MAX_INT32, MAX_ITEMS, AnyText, JsonObject, Strict, Text, at_most
 
-# Ollama's name of an option -> ours. Others are about how it runs models.
-_OPTIONS = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "seed": "seed",
-    "stop": "stop",
-    "repeat_penalty": "repetition_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-}
 _LATEST = ":latest"  # clients add it to names without a tag
 
-Pictures = Annotated[list[Text], Field(max_length=1024, fail_fast=True)]
+Images = Annotated[list[Text], Field(max_length=1024, fail_fast=True)]
 Thinks = bool | Literal["low", "medium", "high"]
 
 
@@ -44,12 +34,12 @@ class OllamaCall(Strict):
 
 
 class OllamaMessage(Strict):
-    """A message; its pictures are base64."""
+    """A message; its images are base64."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: AnyText = ""
     thinking: AnyText | None = None
-    images: Pictures | None = None
+    images: Images | None = None
     tool_calls: Annotated[list[OllamaCall], Field(max_length=128, fail_fast=True)] | None = None
     tool_name: AnyText | None = None
 
@@ -77,19 +67,25 @@ class Asked(Strict):
     format: Literal["", "json"] | JsonObject | None = None
     options: JsonObject | None = None
     think: Thinks | None = None
+    keep_alive: KeepAlive = Field(None, description="Models stay; 0 is refused where nothing else is asked.")
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
 
     @property
     def streams(self) -> bool:
-        """Whether the answer comes in pieces: it does unless told not to."""
+        """Whether the answer comes in pieces: it does unless asked not to."""
         return self.stream is not False
 
-    def _fields(self) -> dict[str, Any]:
+    @property
+    def unloads(self) -> bool:
+        """Whether a request without anything to respond to wants the model out of memory; else it wants it in."""
+        return ends_at_once(self.keep_alive)
+
+    def _fields(self, context_len: int | None) -> dict[str, Any]:
         """Return the fields of a chat completion but its messages and tools."""
-        options = self.options or {}
-        fields: dict[str, Any] = {ours: options[theirs] for theirs, ours in _OPTIONS.items() if theirs in options}
-        most = options.get("num_predict")
-        if not (isinstance(most, int) and most < 0):  # -1: no bound
-            fields["max_tokens"] = most
+        fields = fields_of_options(self.options or {}, context_len)
+        if self.logprobs:
+            fields |= {"logprobs": True, "top_logprobs": self.top_logprobs}
         if self.format:
             schema = {"type": "json_schema", "json_schema": {"name": "format", "schema": self.format}}
             fields["response_format"] = {"type": "json_object"} if self.format == "json" else schema
@@ -103,13 +99,20 @@ class Asked(Strict):
 class ChatRequest(Asked):
     """Body of ``POST /api/chat``."""
 
-    messages: Annotated[list[OllamaMessage], Field(min_length=1, fail_fast=True), BeforeValidator(at_most(MAX_ITEMS))]
+    messages: Annotated[list[OllamaMessage], Field(fail_fast=True), BeforeValidator(at_most(MAX_ITEMS))] | None = None
     tools: list[JsonObject] | None = None
 
-    def as_openai(self) -> ChatCompletionRequest:
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to respond to."""
+        return not self.messages
+
+    def as_openai(self, context_len: int | None) -> ChatCompletionRequest:
         """Return the chat completion; refuse what it refuses."""
-        messages = [message.as_openai() for message in self.messages]
-        return _checked(self._fields() | {"model": self.model, "messages": messages, "tools": self.tools})
+        fields = self._fields(context_len) | {"model": self.model, "tools": self.tools}
+        # Ollama has no option that makes a model call; here there is one, as OpenAI's.
+        fields["tool_choice"] = (self.options or {}).get("tool_choice")
+        return _checked(fields | {"messages": [message.as_openai() for message in self.messages or ()]})
 
 
 class GenerateRequest(Asked):
@@ -118,24 +121,42 @@ class GenerateRequest(Asked):
     prompt: AnyText = ""
     suffix: AnyText | None = None
     system: AnyText | None = None
-    images: Pictures | None = None
+    images: Images | None = None
     raw: bool | None = None
 
-    def as_openai(self, plain: str | None = None) -> ChatCompletionRequest:
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to respond to."""
+        return not (self.prompt or self.suffix or self.images)
+
+    def as_openai(self, context_len: int | None, plain: str | None = None) -> ChatCompletionRequest:
         """Return the chat completion, of one question or, where it is given, of a text that goes on as it is."""
+        fields = self._fields(context_len) | {"model": self.model}
         if plain is not None:
-            return _checked(self._fields() | {"model": self.model, "messages": plain})
+            return _checked(fields | {"messages": plain})
         system = [{"role": "system", "content": self.system}] if self.system else []
         question = {"role": "user", "content": _content(self.prompt, self.images)}
-        return _checked(self._fields() | {"model": self.model, "messages": [*system, question]})
+        return _checked(fields | {"messages": [*system, question]})
 
 
 class EmbedRequest(Strict):
     """Body of ``POST /api/embed``."""
 
     model: Text
-    input: Text | Annotated[list[Text], Field(min_length=1, max_length=MOST_TEXTS, fail_fast=True)]
+    input: AnyText | Annotated[list[Text], Field(max_length=MOST_TEXTS, fail_fast=True)]
     dimensions: int | None = Field(None, ge=1, le=MAX_INT32)
+
+    @property
+    def texts(self) -> list[str]:
+        """What vectors are made of."""
+        return ([self.input] if self.input else []) if isinstance(self.input, str) else self.input
+
+
+class EmbeddingsRequest(Strict):
+    """Body of ``POST /api/embeddings``, which Ollama had before ``/api/embed``."""
+
+    model: Text
+    prompt: AnyText = ""
 
 
 class ShowRequest(Strict):
@@ -150,10 +171,10 @@ def name_of(model: str) -> str:
     return model.removesuffix(_LATEST)
 
 
-def _content(text: str, pictures: list[str] | None) -> Any:
-    if not pictures:
+def _content(text: str, images: list[str] | None) -> Any:
+    if not images:
         return text
-    shown = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{each}"}} for each in pictures]
+    shown = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{each}"}} for each in images]
     return [*shown, {"type": "text", "text": text}]
 
 

@@ -1,28 +1,35 @@
-"""``/api/chat``, ``/api/generate`` and ``/api/embed``; and what there is: ``/api/tags``, ``/api/show`` and others."""
+"""``/api/chat``, ``/api/generate``, ``/api/embed``, ``/api/embeddings``, and what models there are."""
 
 from __future__ import annotations
 
-import hashlib
+import time
 from collections.abc import Sequence
-from datetime import datetime, timezone
-from typing import Any, Literal
+from typing import Any
 
 import orjson
 from fastapi import APIRouter, Request, Response
 
 from lmdeploy.version import __version__
-from openai_gateway.answering.cancellation import run_unless_disconnected
-from openai_gateway.answering.collecting import collect
-from openai_gateway.answering.streaming import EventResponse, event_stream
 from openai_gateway.endpoints.chat.protocol import ChatCompletionRequest
-from openai_gateway.endpoints.chat.route import generate_request, thoughts_of
+from openai_gateway.endpoints.chat.route import generate_request, reasoning_of
 from openai_gateway.endpoints.completions.infilling import infilling_by
 from openai_gateway.endpoints.embeddings.vectors import vectors_of
-from openai_gateway.endpoints.ollama.protocol import ChatRequest, EmbedRequest, GenerateRequest, ShowRequest, name_of
-from openai_gateway.endpoints.ollama.writer import LineWriter
+from openai_gateway.endpoints.ollama.described import listed, shown
+from openai_gateway.endpoints.ollama.protocol import (
+    ChatRequest,
+    EmbeddingsRequest,
+    EmbedRequest,
+    GenerateRequest,
+    ShowRequest,
+    name_of,
+)
+from openai_gateway.endpoints.ollama.writer import Kind, LineWriter, nanoseconds, piece
 from openai_gateway.errors import ApiError, OllamaErrorResponse
 from openai_gateway.gateway import Gateway, GatewayDependency
-from openai_gateway.models import Chosen, ServedModel
+from openai_gateway.generation.cancellation import run_unless_disconnected
+from openai_gateway.generation.collecting import collect
+from openai_gateway.generation.streaming import EventResponse, event_stream
+from openai_gateway.models import Chosen
 from openai_gateway.parsing import BoundedRoute
 from openai_gateway.tools.calls import parser_for
 
@@ -31,6 +38,7 @@ _FAILURES: dict[int | str, dict[str, Any]] = {
     "5XX": {"model": OllamaErrorResponse, "description": "The request failed."},
 }
 _LINES: dict[int | str, dict[str, Any]] = {200: {"content": {"application/x-ndjson": {}}}}
+_API_VERSION = "0.14.0"  # the first with /v1/responses and /v1/messages; Codex asks for 0.13.4 or later
 _FOREVER = "9999-12-31T00:00:00Z"  # models stay in memory
 
 router = APIRouter(route_class=BoundedRoute, responses=_FAILURES)
@@ -40,18 +48,23 @@ router = APIRouter(route_class=BoundedRoute, responses=_FAILURES)
 async def chat(body: ChatRequest, request: Request, gateway: GatewayDependency) -> Response:
     """Answer a conversation."""
     chosen = await gateway.choose(name_of(body.model), request)
-    return await _answer("chat", body.as_openai(), body.streams, body.model, chosen, request, gateway)
+    if body.is_empty:
+        return _loaded("chat", body)
+    asked = body.as_openai(await chosen.model.context_len())
+    return await _answer("chat", asked, body.streams, body.model, chosen, request, gateway)
 
 
 @router.post("/api/generate", response_model=dict[str, Any], responses=_LINES)
 async def generate(body: GenerateRequest, request: Request, gateway: GatewayDependency) -> Response:
     """Answer a question; go on with a text, with `raw`; fill in a middle, with `suffix`."""
     chosen = await gateway.choose(name_of(body.model), request)
+    if body.is_empty:
+        return _loaded("generate", body)
     plain, stops = body.prompt if body.raw else None, list[str]()
     if body.suffix:
         infilling = infilling_by(chosen.model)
         plain, stops = infilling.prompt(body.prompt, body.suffix), list(infilling.stop_words)
-    asked = body.as_openai(plain)
+    asked = body.as_openai(await chosen.model.context_len(), plain)
     return await _answer("generate", asked, body.streams, body.model, chosen, request, gateway, stops)
 
 
@@ -59,22 +72,40 @@ async def generate(body: GenerateRequest, request: Request, gateway: GatewayDepe
 async def embed(body: EmbedRequest, request: Request, gateway: GatewayDependency) -> dict[str, Any]:
     """Return the vector of each text."""
     chosen = await gateway.choose(name_of(body.model), request)
-    texts = [body.input] if isinstance(body.input, str) else body.input
-    vectors, usage = await vectors_of(gateway, request, chosen, texts, None, body.dimensions)
-    return {"model": body.model, "embeddings": vectors.tolist(), "prompt_eval_count": usage.prompt_tokens}
+    embeddings, tokens = list[list[float]](), 0
+    if body.texts:
+        vectors, usage = await vectors_of(gateway, request, chosen, body.texts, None, body.dimensions)
+        embeddings, tokens = vectors.tolist(), usage.prompt_tokens
+    return {
+        "model": body.model,
+        "embeddings": embeddings,
+        "total_duration": nanoseconds(time.perf_counter() - request.scope["lmdeploy.begin"]),
+        "load_duration": 0,
+        "prompt_eval_count": tokens,
+    }
+
+
+@router.post("/api/embeddings")
+async def embed_one(body: EmbeddingsRequest, request: Request, gateway: GatewayDependency) -> dict[str, Any]:
+    """Return the vector of a text, as Ollama did before `/api/embed`."""
+    chosen = await gateway.choose(name_of(body.model), request)
+    if not body.prompt:
+        return {"embedding": []}
+    vectors, _ = await vectors_of(gateway, request, chosen, [body.prompt], None)
+    return {"embedding": vectors[0].tolist()}
 
 
 @router.get("/api/tags")
 async def tags(gateway: GatewayDependency) -> dict[str, Any]:
     """Return the models."""
-    return {"models": [_described(gateway, model) for model in await gateway.models.all()]}
+    return {"models": [listed(model, gateway.started) for model in await gateway.models.all()]}
 
 
 @router.get("/api/ps")
 async def loaded(gateway: GatewayDependency) -> dict[str, Any]:
     """Return the models, all of which are in memory."""
     more = {"expires_at": _FOREVER, "size_vram": 0}
-    return {"models": [_described(gateway, model) | more for model in await gateway.models.all()]}
+    return {"models": [listed(model, gateway.started) | more for model in await gateway.models.all()]}
 
 
 @router.post("/api/show")
@@ -83,22 +114,26 @@ async def show(body: ShowRequest, request: Request, gateway: GatewayDependency) 
     if (asked := body.model or body.name) is None:
         raise ApiError(400, "model is required", param="model")
     model = (await gateway.choose(name_of(asked), request)).model
-    traits = {"embedding": model.pooling, "insert": model.infilling, "thinking": model.thinking}
-    capabilities = ["completion", "tools", *(name for name, trait in traits.items() if trait is not None)]
-    described = _described(gateway, model)
-    return {"modelfile": "", "template": "", "model_info": {}, "capabilities": capabilities} | {
-        name: described[name] for name in ("details", "modified_at")
-    }
+    return shown(model, gateway.started, await model.context_len())
 
 
 @router.get("/api/version")
 async def version() -> dict[str, str]:
-    """Return the version of this server."""
-    return {"version": __version__}
+    """Return the version of Ollama whose API this is, which clients compare, and the one of this server."""
+    return {"version": _API_VERSION, "lmdeploy_version": __version__}
+
+
+def _loaded(kind: Kind, body: ChatRequest | GenerateRequest) -> Response:
+    """Respond to a request that only loads a model, which all are for good."""
+    if body.unloads:
+        message = "models stay in memory here: keep_alive 0 unloads none; leave it out"
+        raise ApiError(400, message, param="keep_alive", code="unsupported_value")
+    loaded = piece(kind, body.model, "") | {"done": True, "done_reason": "load"}
+    return Response(orjson.dumps(loaded), media_type="application/json")
 
 
 async def _answer(
-    kind: Literal["chat", "generate"],
+    kind: Kind,
     body: ChatCompletionRequest,
     streams: bool,
     asked_model: str,
@@ -107,16 +142,17 @@ async def _answer(
     gateway: Gateway,
     stops: Sequence[str] = (),
 ) -> Response:
-    thinking = None if body.is_constrained else chosen.model.thinking
-    asked = generate_request(body, thinking)
-    asked.stream = streams
+    thinking = chosen.model.thinking
+    asked = generate_request(body, chosen.model)
+    asked.stream, asked.want_engine_seconds = streams, True
     asked.fields["stop_words"] = [*asked.fields.get("stop_words", ()), *stops]
     gateway.admit(request, asked, chosen=chosen)
-    await gateway.bring_pictures(asked)
+    await gateway.bring_images(request, chosen.model, asked)
     chunks = gateway.watched(request, chosen.model, chosen.model.client.generate(asked))
-    parser = parser_for(body.usable_tools, is_forced=False, notation=chosen.model.call_notation)
+    parser = parser_for(body.usable_tools, is_forced=bool(body.forced_tools), parser=chosen.model.tool_call_parser)
     begin = request.scope["lmdeploy.begin"]
-    writer = LineWriter(kind, asked_model, begin, thoughts_of(body, thinking), parser)
+    texts = chosen.model.token_texts if body.logprobs else None
+    writer = LineWriter(kind, asked_model, begin, reasoning_of(body, thinking), parser, texts)
     if streams:
         stream = event_stream([chunks], [writer], writer.end)
         return EventResponse(stream, frame_error=_last_line, media_type="application/x-ndjson")
@@ -124,18 +160,6 @@ async def _answer(
     await writer.write(answers.choices[0].chunks)
     writer.end(answers.usage)
     return Response(orjson.dumps(writer.answer), media_type="application/json")
-
-
-def _described(gateway: Gateway, model: ServedModel) -> dict[str, Any]:
-    details = {"format": "safetensors", "family": "", "families": [], "parameter_size": "", "quantization_level": ""}
-    return {
-        "name": model.name,
-        "model": model.name,
-        "modified_at": datetime.fromtimestamp(gateway.started, timezone.utc).isoformat(),
-        "size": 0,
-        "digest": hashlib.sha256(model.name.encode()).hexdigest(),
-        "details": details,
-    }
 
 
 def _last_line(error: ApiError) -> bytes:

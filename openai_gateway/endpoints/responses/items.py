@@ -1,7 +1,8 @@
-"""What ``input`` of ``POST /v1/responses`` may hold: the items of a conversation that the caller keeps."""
+"""What ``input`` of ``POST /v1/responses`` may hold: the items of a conversation, or references to stored ones."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -10,21 +11,29 @@ from pydantic import BeforeValidator, Field
 from openai_gateway.protocol.fields import MAX_ITEMS, AnyText, FieldError, Strict, at_most
 
 _NOT_HERE = {
-    "item_reference": "responses are not stored, so that their items have to be sent again",
     "input_file": "files are not read; send their text",
     "input_audio": "the models served here do not hear",
     "compaction": "conversations are not compacted here",
 }
 
-
-_ITEMS = ("message", "function_call", "function_call_output", "reasoning")
+# What OpenAI's servers, or clients of other tools than functions, reported of tools: left out, as those tools are.
+LEFT_OUT = (
+    "web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call", "computer_call",
+    "computer_call_output", "local_shell_call", "local_shell_call_output", "shell_call", "shell_call_output",
+    "apply_patch_call", "apply_patch_call_output", "mcp_list_tools", "mcp_call", "mcp_approval_request",
+    "mcp_approval_response", "tool_search_call", "tool_search_output",
+)  # fmt: skip
+_ITEMS = (
+    "message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning",
+    "item_reference", *LEFT_OUT,
+)  # fmt: skip
 _PARTS = ("input_text", "output_text", "text", "refusal", "input_image", "reasoning_text")
 
 
 def refuse_unknown_items(value: object) -> None:
     """Raise `FieldError` for an item of ``input``, or a part of one, of a kind that is not known here.
 
-    Of a list of alternatives pydantic would tell why it is none of them.
+    Of a list of alternatives pydantic would say why it is none of them.
     """
     for item in value if isinstance(value, list) else ():
         if not isinstance(item, dict):
@@ -66,7 +75,7 @@ class RefusalPart(Strict):
 
 
 class ImagePart(Strict):
-    """A picture in a message, for models that see."""
+    """An image in a message, for models that see."""
 
     type: Literal["input_image"]
     image_url: AnyText
@@ -86,7 +95,7 @@ Parts = Annotated[
 
 
 def _shown(content: str | list[Any]) -> Any:
-    """Return content as it is shown to the model: text, or parts where there are pictures."""
+    """Return content as it is shown to the model: text, or parts where there are images."""
     if isinstance(content, str):
         return content
     if not any(isinstance(part, ImagePart) for part in content):
@@ -115,13 +124,29 @@ class InputCall(Strict):
     type: Literal["function_call"]
     call_id: AnyText
     name: AnyText
+    namespace: AnyText | None = None
     arguments: AnyText
+
+
+class InputCustomCall(Strict):
+    """A call of a tool that takes a text, which another server's model made earlier."""
+
+    type: Literal["custom_tool_call"]
+    call_id: AnyText
+    name: AnyText
+    namespace: AnyText | None = None
+    input: AnyText
+
+    @property
+    def arguments(self) -> str:
+        """As a function's."""
+        return json.dumps({"input": self.input}, ensure_ascii=False)
 
 
 class InputCallOutput(Strict):
     """What a call returned."""
 
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: AnyText
     output: AnyText | Parts
 
@@ -150,8 +175,22 @@ class InputReasoning(Strict):
         return "".join(part.text for part in self.content or ())
 
 
+class ItemReference(Strict):
+    """An item of a stored response, by its id."""
+
+    type: Literal["item_reference"]
+    id: AnyText
+
+
+class LeftOutItem(Strict):
+    """A record of a tool that is not a function."""
+
+    type: Literal[LEFT_OUT]  # type: ignore[valid-type]
+
+
+InputItem = InputMessage | InputCall | InputCustomCall | InputCallOutput | InputReasoning | ItemReference | LeftOutItem
 InputItems = Annotated[
-    list[InputMessage | InputCall | InputCallOutput | InputReasoning],
+    list[InputItem],
     Field(min_length=1, fail_fast=True),
     BeforeValidator(at_most(MAX_ITEMS)),
 ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Container, Mapping
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -11,11 +13,13 @@ from lmdeploy.messages import ALL_THAT_IS_LEFT, MAX_TOP_LOGPROBS
 from openai_gateway.endpoints.responses.items import (
     InputCall,
     InputCallOutput,
+    InputCustomCall,
     InputItems,
     InputMessage,
     InputReasoning,
     refuse_unknown_items,
 )
+from openai_gateway.endpoints.responses.tools import AllowedTools, NamedChoice, OfferedTools, OtherTool, ResponsesTools
 from openai_gateway.protocol.fields import (
     AnyText,
     FieldError,
@@ -26,43 +30,11 @@ from openai_gateway.protocol.fields import (
     Text,
     Tokens,
     at_most,
-    small,
     thinking_options,
 )
 from openai_gateway.protocol.generation import SamplingFields
-from openai_gateway.protocol.tools import MAX_TOOLS, Function, FunctionName, Tool
-
-
-class ResponsesTool(Function):
-    """A function the model may call."""
-
-    type: Literal["function"]
-
-    def as_tool(self) -> Tool:
-        """Return the tool in the form of chat completions."""
-        return Tool(type="function", function=Function(**self.model_dump(exclude={"type"})))
-
-
-ResponsesTools = Annotated[
-    list[ResponsesTool],
-    Field(max_length=MAX_TOOLS, fail_fast=True),
-    BeforeValidator(small),
-]
-
-
-class NamedChoice(Strict):
-    """The function to call."""
-
-    type: Literal["function"]
-    name: FunctionName
-
-
-class AllowedTools(Strict):
-    """The functions of which the model may call one, or has to."""
-
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedChoice], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
+from openai_gateway.protocol.schemas import enforced_format
+from openai_gateway.protocol.tools import Tool
 
 
 class TextFormat(Strict):
@@ -80,7 +52,13 @@ class TextFormat(Strict):
             return None
         if self.type == "json_object" or self.schema_ is None:
             return {"type": "json_object"}
-        return {"type": "json_schema", "json_schema": {"name": self.name or "answer", "schema": self.schema_}}
+        schema = {"type": "json_schema", "json_schema": {"name": self.name or "answer", "schema": self.schema_}}
+        return enforced_format("schema", schema)
+
+    @model_validator(mode="after")
+    def _keeps_to_its_schema(self) -> TextFormat:
+        self.for_engine()
+        return self
 
 
 class TextSettings(Strict):
@@ -96,19 +74,19 @@ class ReasoningSettings(Strict):
 
 
 class ResponsesRequest(SamplingFields):
-    """Body of ``POST /v1/responses``. Nothing is stored."""
+    """Body of ``POST /v1/responses``."""
 
     not_implemented: ClassVar[NotImplementedFields] = {
-        "previous_response_id": (),
         "conversation": (),
         "prompt": (),
         "background": (False,),
-        "store": (False,),
         "truncation": ("disabled",),
     }
 
     model: Text
     input: Text | InputItems
+    previous_response_id: AnyText | None = Field(None, description="A stored response, which this one continues.")
+    store: bool | None = Field(None, description="Whether the response is kept to be continued; null: it is.")
     instructions: AnyText | None = None
     max_output_tokens: Tokens | None = None
     tools: ResponsesTools | None = None
@@ -128,11 +106,6 @@ class ResponsesRequest(SamplingFields):
     def _refuse_unknown_kinds(cls, fields: object) -> object:
         if isinstance(fields, dict):
             refuse_unknown_items(fields.get("input"))
-            tools = fields.get("tools")
-            for tool in tools if isinstance(tools, list) else ():
-                kind = tool.get("type") if isinstance(tool, dict) else None
-                if isinstance(kind, str) and kind != "function":
-                    raise FieldError("tools", f"tools of type {kind[:64]} are not run by this server; offer functions")
         return fields
 
     @model_validator(mode="after")
@@ -141,18 +114,30 @@ class ResponsesRequest(SamplingFields):
             raise FieldError("tool_choice", "tool_choice must be about some of tools")
         if self._must_call and not self.forced_tools:
             raise FieldError("tool_choice", "tool_choice must be about one of tools")
-        if self.forced_tools and self.grammar is not None:
-            raise FieldError("text", "text.format cannot be combined with a tool_choice that forces a call")
         return self
+
+    @property
+    def limit_field(self) -> str:
+        """What the limit of the answer's tokens is called here."""
+        return "max_output_tokens"
+
+    @cached_property
+    def offered(self) -> OfferedTools:
+        """The functions among ``tools``."""
+        return OfferedTools(self.tools or ())
 
     @property
     def usable_tools(self) -> list[Tool]:
         """The tools the model may call."""
-        tools = [] if self.tool_choice == "none" else [tool.as_tool() for tool in self.tools or ()]
+        if self.tool_choice == "none":
+            return []
+        tools = self.offered.functions
         if isinstance(self.tool_choice, AllowedTools):
-            allowed = {tool.name for tool in self.tool_choice.tools}
-            return [tool for tool in tools if tool.function.name in allowed]
-        return tools
+            return [tool for shown, tool in tools.items() if self._is_named(shown, self.tool_choice.names)]
+        return list(tools.values())
+
+    def _is_named(self, shown: str, names: Container[str]) -> bool:
+        return shown in names or self.offered.origin(shown)["name"] in names
 
     @property
     def _must_call(self) -> bool:
@@ -163,7 +148,7 @@ class ResponsesRequest(SamplingFields):
     def forced_tools(self) -> list[Tool]:
         """The tools of which one has to be called; none: the model decides."""
         if isinstance(self.tool_choice, NamedChoice):
-            return [tool for tool in self.usable_tools if tool.function.name == self.tool_choice.name]
+            return [tool for tool in self.usable_tools if self._is_named(tool.function.name, {self.tool_choice.name})]
         return self.usable_tools if self._must_call else []
 
     @property
@@ -177,9 +162,14 @@ class ResponsesRequest(SamplingFields):
         return thinking_options(self.reasoning.effort if self.reasoning else None, None)
 
     @property
-    def is_constrained(self) -> bool:
-        """Whether a grammar says what the whole answer looks like: it leaves no room for thoughts."""
-        return self.grammar is not None or bool(self.forced_tools)
+    def may_call_several(self) -> bool:
+        """Whether a grammar of calls allows more than one.
+
+        Of forced ones only where that is asked for: a weak model may call for ever.
+        """
+        if isinstance(self.tool_choice, NamedChoice):
+            return False
+        return bool(self.parallel_tool_calls) if self.forced_tools else self.parallel_tool_calls is not False
 
     @property
     def wants_logprobs(self) -> bool:
@@ -203,19 +193,22 @@ class ResponsesRequest(SamplingFields):
                     role = "system" if item.role == "developer" else item.role
                     messages.append({"role": role, "content": item.shown} | (thought if role == "assistant" else {}))
                     thought = {}
-                case InputCall():
-                    if not messages or "tool_calls" not in messages[-1]:
-                        messages.append({"role": "assistant", "content": "", "tool_calls": []} | thought)
+                case InputCall() | InputCustomCall():
+                    if thought or not messages or messages[-1]["role"] != "assistant":
+                        messages.append({"role": "assistant", "content": ""} | thought)
                         thought = {}
-                    function = {"name": item.name, "arguments": item.arguments}
-                    messages[-1]["tool_calls"].append({"id": item.call_id, "type": "function", "function": function})
+                    shown = self.offered.shown(item.namespace, item.name)
+                    function = {"name": shown, "arguments": item.arguments}
+                    messages[-1].setdefault("tool_calls", []).append(
+                        {"id": item.call_id, "type": "function", "function": function}
+                    )
                 case InputCallOutput():
                     messages.append({"role": "tool", "content": item.shown, "tool_call_id": item.call_id})
         return messages
 
-    def generation_inputs(self) -> dict[str, Any]:
+    def generation_inputs(self, sampling_defaults: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of `GenerateRequest` that say how to generate, and what from."""
-        return super().generation_inputs() | {
+        return super().generation_inputs(sampling_defaults) | {
             "messages": self.messages,
             "template_options": self.template_options,
             "want_cached_len": True,
@@ -233,21 +226,21 @@ class ResponsesRequest(SamplingFields):
             "max_tool_calls": self.max_tool_calls,
             "metadata": self.metadata or {},
             "parallel_tool_calls": self.parallel_tool_calls is not False,
-            "previous_response_id": None,
+            "previous_response_id": self.previous_response_id,
             "reasoning": {"effort": self.reasoning.effort if self.reasoning else None, "summary": None},
             "prompt_cache_key": self.prompt_cache_key,
             "safety_identifier": self.safety_identifier,
             "service_tier": "default",
-            "store": False,
+            "store": self.store is not False,
             "temperature": self.temperature,
             "text": {"format": self._echoed_format()},
             "tool_choice": choice.model_dump() if isinstance(choice, Strict) else choice or "auto",
-            "tools": [tool.model_dump() for tool in self.tools or ()],
+            "tools": [tool.model_dump() for tool in self.tools or () if not isinstance(tool, OtherTool)],
             "top_logprobs": self.top_logprobs or 0,
             "top_p": self.top_p,
             "truncation": "disabled",
             "user": self.user,
-        }
+        } | ({"unsupported_tools": self.offered.left_out} if self.offered.left_out else {})
 
     def _echoed_format(self) -> dict[str, Any]:
         if self.text is None or self.text.format is None:

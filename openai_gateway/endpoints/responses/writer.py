@@ -1,28 +1,28 @@
-"""A response of ``/v1/responses``, built up from the engine's chunks, and the events that tell how."""
+"""A response of ``/v1/responses``, built up from the engine's chunks, and the events that say how."""
 
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Sequence
 from typing import Any
 
 import orjson
 
 from lmdeploy.serve.client import GenerateChunk
-from openai_gateway.answering.collecting import finish_reason
-from openai_gateway.answering.logprobs import chat_logprobs
 from openai_gateway.endpoints.responses.protocol import ResponsesRequest
 from openai_gateway.errors import ApiError
+from openai_gateway.generation.collecting import finish_reason
+from openai_gateway.generation.logprobs import chat_logprobs
 from openai_gateway.models import ServedModel
 from openai_gateway.protocol.outputs import Usage
-from openai_gateway.reasoning import ReasoningParser, Told
+from openai_gateway.reasoning import ReasoningDelta, ReasoningParser
+from openai_gateway.stored_responses.record import item_id
 from openai_gateway.tools.calls import call_id, parser_for
 from openai_gateway.tools.events import ArgumentsFound, CallBegun, CallBroken, Event, TextFound
 
 
 class ResponseWriter:
-    """Writes the events of one response; `response` is the response so far.
+    """Writes the events of one response; `response` is the response so far, all of it once `is_over`.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ class ResponseWriter:
         Of the response.
     served : ServedModel
         It has the texts of tokens for log probabilities, and knows how calls are written.
-    thoughts : ReasoningParser, optional
+    reasoning : ReasoningParser, optional
         Finds them in the answer; None: there are none.
     """
 
@@ -42,10 +42,10 @@ class ResponseWriter:
         response_id: str,
         model: str,
         served: ServedModel,
-        thoughts: ReasoningParser | None = None,
+        reasoning: ReasoningParser | None = None,
     ) -> None:
-        self._thoughts = thoughts
-        self._parser = parser_for(body.usable_tools, is_forced=bool(body.forced_tools), notation=served.call_notation)
+        self._reasoning_parser = reasoning
+        self._parser = parser_for(body.usable_tools, is_forced=bool(body.forced_tools), parser=served.tool_call_parser)
         self._texts = served.token_texts if body.wants_logprobs else None
         self._max_calls = 1 if body.parallel_tool_calls is False else None
         self._number = 0
@@ -53,6 +53,9 @@ class ResponseWriter:
         self._logprobs: list[Any] = []
         self._opening = True
         self._reason = "stop"
+        self._offered = body.offered
+        self._items = 0
+        self.is_over = False
         self.response: dict[str, Any] = {
             "id": response_id,
             "object": "response",
@@ -69,7 +72,7 @@ class ResponseWriter:
 
     async def write(self, chunks: Sequence[GenerateChunk]) -> bytes:
         """Return the events for the next chunks."""
-        if self._texts is not None and len(chunks) > 1:  # which tokens are of thoughts is known chunk by chunk
+        if self._texts is not None and len(chunks) > 1:  # which tokens are of reasoning is known chunk by chunk
             return b"".join([await self.write((chunk,)) for chunk in chunks])
         events = b""
         if self._opening:
@@ -79,10 +82,12 @@ class ResponseWriter:
         text = "".join(chunk.text for chunk in chunks)
         if self._texts is not None:
             self._logprobs += (await chat_logprobs(chunks, self._texts)).model_dump()["content"]
-        events += self._told(self._thoughts.feed_chunks(chunks) if self._thoughts else Told(content=text))
+        events += self._with_delta(
+            self._reasoning_parser.feed_chunks(chunks) if self._reasoning_parser else ReasoningDelta(content=text)
+        )
         last = chunks[-1]
         if last.finish_reason is not None:
-            events += self._told(self._thoughts.finish() if self._thoughts else Told())
+            events += self._with_delta(self._reasoning_parser.finish() if self._reasoning_parser else ReasoningDelta())
             events += self._found(self._parser.finish() if self._parser else [])
             self._reason = finish_reason(last)
             events += self._close("incomplete" if self._reason == "length" else "completed")
@@ -90,6 +95,7 @@ class ResponseWriter:
 
     def end(self, usage: Usage) -> bytes:
         """Return the last event, after which the response is complete."""
+        self.is_over = True
         self.response["usage"] = {
             "input_tokens": usage.prompt_tokens,
             "input_tokens_details": {
@@ -97,7 +103,9 @@ class ResponseWriter:
                 "cache_write_tokens": 0,
             },
             "output_tokens": usage.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": self._thoughts.token_count if self._thoughts else 0},
+            "output_tokens_details": {
+                "reasoning_tokens": self._reasoning_parser.token_count if self._reasoning_parser else 0
+            },
             "total_tokens": usage.total_tokens,
         }
         if self._reason == "length":
@@ -113,18 +121,18 @@ class ResponseWriter:
         self.response |= {"status": "failed", "error": {"code": "server_error", "message": error.message}}
         return events + self._event("response.failed", response=self.response)
 
-    def _told(self, told: Told) -> bytes:
-        events = self._reasoning(told.reasoning) if told.reasoning else b""
-        text = told.content
+    def _with_delta(self, delta: ReasoningDelta) -> bytes:
+        events = self._reasoning(delta.reasoning) if delta.reasoning else b""
+        text = delta.content
         if not text and self._in("reasoning"):
-            self._logprobs = []  # of thoughts none are told
+            self._logprobs = []  # reasoning has none
         return events + self._found(self._parser.feed(text) if self._parser else [TextFound(text)] if text else [])
 
     def _reasoning(self, text: str) -> bytes:
         events = b""
         if not self._in("reasoning"):
             item: dict[str, Any] = {
-                "id": _id("rs"),
+                "id": self._id("rs"),
                 "type": "reasoning",
                 "summary": [],
                 "content": [],
@@ -150,7 +158,8 @@ class ResponseWriter:
                     "response.output_text.delta", **self._place, content_index=0, delta=event.text, logprobs=logprobs
                 )
             case CallBegun() if self._max_calls is None or event.index < self._max_calls:
-                call = {"id": _id("fc"), "type": "function_call", "call_id": call_id(), "name": event.name}
+                call = {"id": self._id("fc"), "type": "function_call", "call_id": call_id()}
+                call |= self._offered.origin(event.name)
                 return self._close("completed") + self._open(call | {"arguments": "", "status": "in_progress"})
             case ArgumentsFound() if self._in("function_call") and self._item is not None:
                 if self._max_calls is not None and event.index >= self._max_calls:
@@ -176,7 +185,12 @@ class ResponseWriter:
         return {"item_id": self._item["id"], "output_index": len(self.response["output"]) - 1}
 
     def _open_message(self) -> bytes:
-        message: dict[str, Any] = {"id": _id("msg"), "type": "message", "role": "assistant", "status": "in_progress"}
+        message: dict[str, Any] = {
+            "id": self._id("msg"),
+            "type": "message",
+            "role": "assistant",
+            "status": "in_progress",
+        }
         message["content"] = []
         events = self._close("completed") + self._open(message)
         message["content"] = [{"type": "output_text", "text": "", "annotations": [], "logprobs": []}]
@@ -208,11 +222,11 @@ class ResponseWriter:
         self._item = None
         return events
 
+    def _id(self, kind: str) -> str:
+        self._items += 1
+        return item_id(kind, self.response["id"], self._items)
+
     def _event(self, kind: str, **members: Any) -> bytes:
         payload = orjson.dumps({"type": kind, "sequence_number": self._number, **members})
         self._number += 1
         return b"event: " + kind.encode() + b"\ndata: " + payload + b"\n\n"
-
-
-def _id(prefix: str) -> str:
-    return f"{prefix}_{uuid.uuid4().hex}"

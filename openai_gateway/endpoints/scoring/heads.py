@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from fastapi import Request
 
-from lmdeploy.score_head import ScoreHead, judging_prompt
+from lmdeploy.model_metadata.score_head import ScoreHead, judging_prompt
 from openai_gateway.endpoints.embeddings.protocol import TokenCounts
 from openai_gateway.endpoints.embeddings.vectors import state_request, states_of, unit, vectors_of
 from openai_gateway.endpoints.scoring.protocol import PairSettings
@@ -46,7 +46,7 @@ async def scores_of_pairs(
     Raises
     ------
     ApiError
-        The model is made for neither, or its head tells classes apart.
+        The model is made for neither, or its head reports classes apart.
     """
     head = chosen.model.score_head
     if head is None and chosen.model.pooling is None:
@@ -63,7 +63,7 @@ async def scores_of_pairs(
         return scores, usage
     _require(head, chosen)
     if len(head.labels) != 1:
-        raise _cannot(chosen, f"has no one score: its head tells {len(head.labels)} classes apart, see /v1/classify")
+        raise _cannot(chosen, f"has no one score: its head reports {len(head.labels)} classes apart, see /v1/classify")
     if len(firsts) == 1 and len(firsts[0]) * len(seconds) > _MOST_REPEATED:
         message = (
             f"a query in front of {len(seconds)} texts must have at most {_MOST_REPEATED // len(seconds)} characters"
@@ -73,7 +73,7 @@ async def scores_of_pairs(
     asked = await _prompts(chosen, head, queries, seconds, body.instruction)
     states, usage = await states_of(gateway, request, chosen, asked, body.user)
     numbers = head.numbers(states)
-    return (numbers if body.use_activation is False else head.told(numbers))[:, 0], usage
+    return (numbers if body.use_activation is False else head.reported(numbers))[:, 0], usage
 
 
 async def head_numbers(
@@ -91,8 +91,7 @@ async def head_numbers(
         raise _cannot(chosen, "classifies nothing: its checkpoint has no head for it")
     _require(head, chosen)
     requests = [state_request(prompt) for prompt in prompts]
-    for each in requests:
-        await gateway.bring_pictures(each)
+    await gateway.bring_images(request, chosen.model, *requests)
     states, usage = await states_of(gateway, request, chosen, requests, user)
     return head.numbers(states), head, usage
 

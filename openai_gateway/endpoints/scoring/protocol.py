@@ -165,7 +165,7 @@ class ClassifiedList(BaseModel):
 class PoolingRequest(TextsOrConversation):
     """Body of ``POST /v1/pooling``."""
 
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: Literal["float", "base64"] | None = None
 
 
 class Pooled(BaseModel):

@@ -67,7 +67,7 @@ async def classify(body: ClassifyRequest, request: Request, gateway: GatewayDepe
     """Return the class of each text, with a model that has a head for classes."""
     chosen = await gateway.choose(body.model, request)
     numbers, head, usage = await head_numbers(gateway, request, chosen, body.prompts, body.user)
-    rows = numbers if body.use_activation is False else head.told(numbers)
+    rows = numbers if body.use_activation is False else head.reported(numbers)
     data = [
         Classified(index=index, label=head.labels[int(row.argmax())], probs=row.tolist(), num_classes=len(head.labels))
         for index, row in enumerate(rows)

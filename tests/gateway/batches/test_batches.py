@@ -88,18 +88,18 @@ def test_a_row_that_is_wrong_is_an_error_of_its_own(ann: openai.OpenAI, triton: 
         strict=True,
     ):
         assert message.startswith(begins)
-    told = {line["custom_id"]: line for line in errors if line["custom_id"]}
-    assert told["method"]["error"]["message"] == "line 6: method must be POST, got 'GET'"
+    reported = {line["custom_id"]: line for line in errors if line["custom_id"]}
+    assert reported["method"]["error"]["message"] == "line 6: method must be POST, got 'GET'"
     assert (
         "url must be the endpoint of the batch, /v1/chat/completions, got '/v1/completions'"
-        in (told["other url"]["error"]["message"])
+        in (reported["other url"]["error"]["message"])
     )
-    assert "url must be one of /v1/chat/completions, " in told["no url"]["error"]["message"]
-    assert told["body"]["error"]["message"].endswith("body must be an object, got 'text'")
-    assert "a batch has whole answers" in told["stream"]["error"]["message"]
-    assert "line 1 has it too" in told["good"]["error"]["message"]
-    for name, status in (("range", 400), ("model", 404), ("field", 422)):
-        response = told[name]["response"]
+    assert "url must be one of /v1/chat/completions, " in reported["no url"]["error"]["message"]
+    assert reported["body"]["error"]["message"].endswith("body must be an object, got 'text'")
+    assert "a batch has whole answers" in reported["stream"]["error"]["message"]
+    assert "line 1 has it too" in reported["good"]["error"]["message"]
+    for name, status in (("range", 400), ("model", 404), ("field", 400)):
+        response = reported[name]["response"]
         assert response["status_code"] == status
         assert response["body"]["error"]["message"]
     assert done.request_counts is not None

@@ -151,7 +151,7 @@ def left_in(folder: Path) -> set[str]:
 
 
 async def post_file(app: FastAPI, size: int) -> tuple[int, dict[str, Any], int]:
-    """Upload so many bytes; return the status, the answer, and how many bytes were read."""
+    """Upload this many bytes; return the status, the answer, and how many bytes were read."""
     chunk = b"x" * (64 * 1024)
     head = b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
     head += b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
@@ -199,7 +199,7 @@ async def test_an_upload_that_is_refused_is_read_to_its_end_so_that_its_client_r
     assert not {name for name in left_in(tmp_path) if name.endswith(".part")}
 
 
-async def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk_is_reported_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = create_app(Settings(files_dir=tmp_path))
     monkeypatch.setattr(Upload, "write", _full)
     status, answer, _ = await post_file(app, MIB)

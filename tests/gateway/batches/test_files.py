@@ -9,9 +9,11 @@ import openai
 import pytest
 
 from openai_gateway.batches.files import Limits
+from openai_gateway.batches.rows import MAX_LINES, MAX_ROWS, count_rows
 from openai_gateway.batches.store import Store
 from openai_gateway.settings import Settings
 from tests.gateway.batches.conftest import LIMITS, jsonl, row
+from tests.support.work import calls_made_by
 
 CONTENT = jsonl(row("a"), row("b"))
 
@@ -61,7 +63,7 @@ def test_what_belongs_to_another_key_is_not_there(ann: openai.OpenAI, bob: opena
     assert ann.files.content(made.id).read() == CONTENT
 
 
-def test_a_key_has_so_many_bytes_and_so_many_files(ann: openai.OpenAI, bob: openai.OpenAI) -> None:
+def test_a_key_has_this_many_bytes_and_this_many_files(ann: openai.OpenAI, bob: openai.OpenAI) -> None:
     first = upload(ann, b"x" * 250_000)
     with pytest.raises(openai.PermissionDeniedError, match="400000 bytes; delete some first"):
         upload(ann, b"y" * 250_000)
@@ -72,6 +74,19 @@ def test_a_key_has_so_many_bytes_and_so_many_files(ann: openai.OpenAI, bob: open
         upload(bob, b"z")
     ann.files.delete(first.id)
     upload(ann, b"y" * 250_000)
+
+
+def test_a_file_has_this_many_lines_blank_ones_among_them(ann: openai.OpenAI) -> None:
+    upload(ann, b"\n" * MAX_LINES)
+    with pytest.raises(openai.BadRequestError, match=f"at most {MAX_LINES} lines"):
+        upload(ann, b"\n" * (MAX_LINES + 1))
+
+
+def test_blank_lines_cost_bounded_work(tmp_path: Path) -> None:
+    path = tmp_path / "blank"
+    path.write_bytes(b"\n" * 20_000_000)
+    assert calls_made_by(lambda: count_rows(path, MAX_ROWS, MAX_LINES)) < 5 * MAX_LINES
+    assert count_rows(path, MAX_ROWS, MAX_LINES) > MAX_ROWS
 
 
 def test_a_file_may_be_longer_than_a_body_and_is_refused_when_it_is_longer_than_a_file(
@@ -98,7 +113,7 @@ def test_a_file_expires_when_its_maker_says(ann: openai.OpenAI) -> None:
         )
 
 
-def test_what_has_expired_is_not_told_and_leaves_the_disk(tmp_path: Path) -> None:
+def test_what_has_expired_is_not_reported_and_leaves_the_disk(tmp_path: Path) -> None:
     store = Store(tmp_path, Limits(1000, 1000, 10))
     files = store.of("ann").files
     ids = []

@@ -1,6 +1,6 @@
 """A library's products of experts: what surrounds its kernel, and that only one which agrees with ours is used.
 
-The kernel itself is emulated here: a loop over the groups that a table on the device tells of.
+The kernel itself is emulated here: a loop over the groups that a table on the device reports.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ FLOAT8_HIDDEN, FLOAT8_SIZE = 144, 336  # blocks of 128 inputs, of which the last
 FLOAT8_PRODUCTS = 3  # gate_up is laid out in two pieces of experts
 BLOCKS, WHOLE = "float8 by wide block", "float8 by output"
 EXPERTS, TOP_K = 5, 2
-TRIAL, PRODUCTS = 1, 2  # launches of a trial and of a layer
+TRIAL, PRODUCTS = 1, 2  # launches of a self-check and of a layer
 
 pytestmark = needs_emulation
 

@@ -151,7 +151,7 @@ def test_a_librarys_attention_agrees_with_float64(block_len: int, capfd: pytest.
         batch = latent_batch(device, [530, 65, 1], block_len)
         steps = [[(0, 0, 150), (1, 0, 40)], [(1, 40, 24), (0, 150, 377), (2, 0, 1)], [(0, 527, 1), (1, 64, 1)]]
         out = batch.run(steps)
-        assert device.module.library_launches("latents") == 1 + len(steps)  # the trial, and one a step
+        assert device.module.library_launches("latents") == 1 + len(steps)  # the self-check, and one a step
     for sequence in range(3):
         check_latents(batch, sequence, out[sequence])
     assert "an emulated library agrees with ours" in capfd.readouterr().err

@@ -39,7 +39,7 @@ def test_a_librarys_product_is_that_of_rounded_inputs(
     with library("scales", RIGHT) as device:
         weight = make_codes(device, block)
         y = device.linear(weight, x, before)
-        # The trial, and, where nothing is added, two: the binding asks twice.
+        # the self-check, and, where nothing is added, two: the binding asks twice.
         assert device.module.library_launches("scales") == (2 if adds else 3)
     assert "agrees with ours" in capfd.readouterr().err
     added = (y if before is None else y - before).double()

@@ -109,7 +109,7 @@ class Step:
                 stored.flatten(0, 1)[slots] = codes
 
     def cached(self, span: int, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the float64 keys and values that the cache of so many bits stands for."""
+        """Return the float64 keys and values that the cache of this many bits stands for."""
         pair = self.keys[span].cpu(), self.values[span].cpu()
         keys, values = (x.double() if bits == 16 else round_heads(x.float(), bits) for x in pair)
         return keys, values

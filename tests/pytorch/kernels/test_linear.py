@@ -1,4 +1,4 @@
-"""Linear layers of rounded weights against float64 products of what the codes stand for."""
+"""Linear layers of quantized weights against float64 products of what the codes stand for."""
 
 import pytest
 import torch

@@ -69,7 +69,7 @@ def off(ours: np.ndarray, theirs: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_rows_of_adapters_have_the_logits_of_the_merged_checkpoint_beside_rows_of_others(
+def test_rows_of_adapters_have_the_logits_of_the_merged_checkpoint_alongside_rows_of_others(
     name: str, tmp_path: Path
 ) -> None:
     case = CASES[name]

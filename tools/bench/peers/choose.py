@@ -15,7 +15,7 @@ from tools.bench.peers.places import gguf, why_missing
 from tools.bench.stats import Summary, duration, summarize
 from tools.bench.workload import GREEDY, Request, TokenRequest
 
-# Answers requests, so many at a time.
+# Answers requests, this many at a time.
 Runner = Callable[[Sequence[Request], int], Summary]
 
 

@@ -24,7 +24,7 @@ class GenAI:
         self._log = log
 
     def answer(self, requests: Sequence[TokenRequest], concurrency: int) -> list[Record]:
-        """Answer all requests, greedily, so many at a time.
+        """Answer all requests, greedily, this many at a time.
 
         Raises
         ------

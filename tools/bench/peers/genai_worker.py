@@ -26,7 +26,7 @@ def make_pipeline(model: str, threads: int, batch: int, cache_gib: int) -> Any:
 
 
 def answer(pipeline: Any, requests: list[Any], concurrency: int) -> list[Any]:
-    """Answer all requests, so many at a time, greedily and as long as each says."""
+    """Answer all requests, this many at a time, greedily and as long as each says."""
     records: list[Any] = [[0.0, []] for _ in requests]
     waiting = list(reversed(range(len(requests))))
     open_requests: dict[int, Any] = {}

@@ -26,7 +26,7 @@ def decode_rate(model: Path, prompt_len: int, output_len: int) -> float:
 
 
 def prefill_rate(model: Path, prompt_len: int, prompts: int) -> float:
-    """Return prompt tokens/s of so many prompts, one after another (``llama-bench``)."""
+    """Return prompt tokens/s of this many prompts, one after another (``llama-bench``)."""
     rows = _llama_bench(model, prompt=prompt_len, generate=0, depth=0, repetitions=prompts)
     return max(float(row["avg_ts"]) for row in rows)
 
@@ -40,7 +40,7 @@ def streams_rate(model: Path, streams: int, prompt_len: int, output_len: int) ->
 
 
 def slot_tokens(longest: int) -> int:
-    """Return the size of a slot that holds requests of so many tokens, prompt and answer."""
+    """Return the size of a slot that holds requests of this many tokens, prompt and answer."""
     return -(-(longest + 1) // _SLOT_STEP) * _SLOT_STEP
 
 

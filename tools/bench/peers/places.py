@@ -13,7 +13,7 @@ from lmdeploy.paths import cache_root
 LLAMA_PACKAGE = ("llama-cpp-python", "0.3.36")
 OPENVINO_PACKAGE = ("openvino-genai", "2026.4.1.0")
 LLAMA_TOOLS = ("llama-bench", "llama-batched-bench", "llama-server", "llama-quantize")
-# GGUF's name for weights of so many bits.
+# GGUF's name for weights of this many bits.
 GGUF_TYPES = {16: "F16", 8: "Q8_0", 4: "Q4_0"}
 NAMES = ("llama.cpp", "openvino", "transformers")
 _HINT = "run `make peers`"

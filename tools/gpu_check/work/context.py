@@ -28,13 +28,13 @@ class Context:
         Of the results.
     stage
         Its name.
-    is_rehearsal
+    is_dry_run
         Kernels run under the emulation, on tiny shapes.
     """
 
     folder: Path
     stage: str
-    is_rehearsal: bool
+    is_dry_run: bool
 
     @classmethod
     def of_process(cls) -> Context:
@@ -43,13 +43,13 @@ class Context:
         return cls(
             Path(variables["GPU_CHECK_FOLDER"]),
             variables.get("GPU_CHECK_STAGE", ""),
-            bool(variables.get("GPU_CHECK_REHEARSAL")),
+            bool(variables.get("GPU_CHECK_DRY_RUN")),
         )
 
     @property
     def torch_device(self) -> str:
         """Where torch computes."""
-        return "cpu" if self.is_rehearsal else "cuda"
+        return "cpu" if self.is_dry_run else "cuda"
 
     def note(self, row: str, value: float | str) -> None:
         """Keep what was found, and print it."""
@@ -72,10 +72,10 @@ class Context:
     def native(self) -> Any:
         """Return the compiled module with the kernels, and have engines made from now on use it.
 
-        A rehearsal's has libraries, which the emulation plays.
+        A dry run's has libraries, which the emulation plays.
         """
-        module = importlib.import_module(f"tests.kernels.{'_cuda_emulated' if self.is_rehearsal else '_cuda_device'}")
-        if self.is_rehearsal:
+        module = importlib.import_module(f"tests.kernels.{'_cuda_emulated' if self.is_dry_run else '_cuda_device'}")
+        if self.is_dry_run:
             for use in LIBRARY_USES:
                 module.set_library(use, 1)
         importlib.import_module("lmdeploy.turbomind.engine")._turbomind = module  # type: ignore[attr-defined]
@@ -91,7 +91,7 @@ class Context:
         from tools.gpu_check.checkpoints import write
         from tools.gpu_check.shapes import SHAPES, tiny
 
-        directory = self.cache / "shapes" / f"{shape}{'-tiny' if self.is_rehearsal else ''}"
+        directory = self.cache / "shapes" / f"{shape}{'-tiny' if self.is_dry_run else ''}"
         if not (directory / "config.json").exists():
-            write(tiny(SHAPES[shape]) if self.is_rehearsal else SHAPES[shape], directory)
+            write(tiny(SHAPES[shape]) if self.is_dry_run else SHAPES[shape], directory)
         return directory

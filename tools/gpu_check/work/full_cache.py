@@ -20,8 +20,8 @@ _BLOCK = 64
 def main(context: Context) -> None:
     """Measure caches of 16, 8 and 4 bits of one size in bytes."""
     context.native()
-    head_dim = (tiny(SHAPES[_SHAPE]) if context.is_rehearsal else SHAPES[_SHAPE]).head_dim
-    count, prompt, answer = (6, 150, 4) if context.is_rehearsal else (64, 1024, 128)
+    head_dim = (tiny(SHAPES[_SHAPE]) if context.is_dry_run else SHAPES[_SHAPE]).head_dim
+    count, prompt, answer = (6, 150, 4) if context.is_dry_run else (64, 1024, 128)
     tokens = random.Random(0)
     rates = {}
     for bits in (16, 8, 4):

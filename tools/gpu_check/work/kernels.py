@@ -23,9 +23,9 @@ def main(context: Context) -> None:
     """Time decoding attention for each type of cache, and linear layers of 1, 16 and 64 rows, in llama-8b's shapes."""
     device = context.native().Device("cuda")
     bandwidth = context.found(COPY)
-    heads = (4, 2, 32, 32, 16) if context.is_rehearsal else (32, 8, 128, 128, 64)
-    shapes = ((3, 40),) if context.is_rehearsal else ((64, 2048), (1, 2048), (1, 32768))
-    rounds = 2 if context.is_rehearsal else _ROUNDS
+    heads = (4, 2, 32, 32, 16) if context.is_dry_run else (32, 8, 128, 128, 64)
+    shapes = ((3, 40),) if context.is_dry_run else ((64, 2048), (1, 2048), (1, 32768))
+    rounds = 2 if context.is_dry_run else _ROUNDS
     for bits in (16, 8, 4):
         for sequences, length in shapes:
             seconds, moved = device.time_attention(bits, heads, sequences, length, _CALLS, rounds)
@@ -33,23 +33,23 @@ def main(context: Context) -> None:
             if (sequences, length) != shapes[0]:
                 row += f", {sequences} x {length}"
             context.note(f"{row}, bandwidth", moved / seconds / bandwidth)
-    sizes = ((64, 128),) if context.is_rehearsal else ((28672, 4096), (4096, 14336), (6144, 4096))
+    sizes = ((64, 128),) if context.is_dry_run else ((28672, 4096), (4096, 14336), (6144, 4096))
     for kind in _FORMATS:
         for outputs, inputs in sizes:
-            weights, moved = _weights(device, kind, outputs, inputs, context.is_rehearsal)
+            weights, moved = _weights(device, kind, outputs, inputs, context.is_dry_run)
             for rows in (1, 16, 64):
                 x = np.random.default_rng(rows).standard_normal((rows, inputs), np.float32)
                 seconds = device.time_linear(weights, x, _CALLS, rounds)
                 context.note(f"linear {kind} {outputs} x {inputs}, rows {rows}, bandwidth", moved / seconds / bandwidth)
 
 
-def _weights(device: Any, kind: str, outputs: int, inputs: int, is_rehearsal: bool) -> tuple[list[Any], float]:
+def _weights(device: Any, kind: str, outputs: int, inputs: int, is_dry_run: bool) -> tuple[list[Any], float]:
     """Return weights of random data, and the bytes of one."""
     number, bits = _FORMATS[kind]
     moved = outputs * inputs * bits // 8
     groups = inputs // _GROUP
     generator = np.random.default_rng(0)
-    count = 2 if is_rehearsal else max(2, -(-_WEIGHT_BYTES // moved))
+    count = 2 if is_dry_run else max(2, -(-_WEIGHT_BYTES // moved))
     if kind == "bfloat16":
         data = generator.standard_normal((outputs, inputs), np.float32).view(np.uint32) >> 16
         return [device.weight(data.astype(np.int16), number, outputs, inputs) for _ in range(count)], moved

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 from lmdeploy.messages import TurbomindEngineConfig
 from tools.gpu_check.checkpoints import write
@@ -19,6 +20,7 @@ from tools.gpu_check.table import LIBRARIES
 from tools.gpu_check.work.context import LIBRARY_USES, Context
 
 _SECONDS = 60  # for a process; a first launch of large kernels takes some
+_DRY_SECONDS = 240  # under the emulation, where all processes share a few cores
 _ROWS = 200  # of a prompt: float8 from 192 on
 _MOST_DIFFERENCE = 0.25  # of the logits of a token; what rounds to float8 by 2^-4 is off by as much
 _SMALL = {
@@ -50,16 +52,17 @@ def main(context: Context, use: str = "") -> None:
         _compare(context, use)
         return
     context.note(LIBRARIES, "0")
-    with ThreadPoolExecutor(len(LIBRARY_USES)) as beside_each_other:
-        usable = [each for each in beside_each_other.map(_usable, LIBRARY_USES) if each]
+    with ThreadPoolExecutor(len(LIBRARY_USES)) as processes:
+        seconds = _DRY_SECONDS if context.is_dry_run else _SECONDS
+        usable = [use for use in processes.map(partial(_usable, seconds=seconds), LIBRARY_USES) if use]
     context.note(LIBRARIES, ",".join(usable) or "0")
 
 
-def _usable(use: str) -> str:
+def _usable(use: str, seconds: int) -> str:
     """Return the ``use`` if its process ends well, else nothing."""
     command = [sys.executable, "-m", "tools.gpu_check.work", "libraries", use]
     try:
-        subprocess.run(command, timeout=_SECONDS, check=True)
+        subprocess.run(command, timeout=seconds, check=True)
     except subprocess.SubprocessError as error:
         print(f"libraries for {use} are left out from now on: {error}", flush=True)
         return ""

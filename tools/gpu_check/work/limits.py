@@ -16,7 +16,7 @@ _CALLS, _ROUNDS = 10, 4
 def main(context: Context) -> None:
     """Measure the copy bandwidth and the matrix products of 16 and 8 bits."""
     device = context.torch_device
-    count, size = (1 << 20, 256) if context.is_rehearsal else (1 << 30, 8192)
+    count, size = (1 << 20, 256) if context.is_dry_run else (1 << 30, 8192)
     source = torch.randint(0, 256, (count,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     context.note(COPY, 2 * count * _rate(lambda: target.copy_(source), device))

@@ -27,7 +27,7 @@ _METRICS = {
     "launch__registers_per_thread": "registers",
 }
 _MICROSECONDS = {"nsecond": 1e-3, "ns": 1e-3, "usecond": 1.0, "us": 1.0, "msecond": 1e3, "ms": 1e3, "s": 1e6}
-_STEPS = {"decode": 2, "prompt": 1}  # answers of so many tokens are profiled behind the first one
+_STEPS = {"decode": 2, "prompt": 1}  # answers of this many tokens are profiled after the first one
 _NCU = (
     *("ncu", "--csv", "--profile-from-start", "off", "--target-processes", "all"),
     *("--clock-control", "none", "--print-units", "base"),
@@ -98,7 +98,7 @@ def _run(context: Context, step: str) -> None:
     """Run a step between the calls that begin and end profiling."""
     context.native()
     engines = importlib.import_module("lmdeploy.turbomind.engine")
-    length, batch = (24, 2) if context.is_rehearsal else (2048, 32 if step == "decode" else 1)
+    length, batch = (24, 2) if context.is_dry_run else (2048, 32 if step == "decode" else 1)
     config = TurbomindEngineConfig(
         device="cuda", dtype="bfloat16", max_batch_size=batch, session_len=length + 128,
         cache_max_entry_count=batch * (length // 64 + 3),
@@ -121,7 +121,7 @@ def _run(context: Context, step: str) -> None:
 def _answer(
     engine: object, batch: int, length: int, answer: int, at: dict[int, Callable[[], object]] | None = None
 ) -> None:
-    """Answer so many prompts; ``at`` says what to do when the first one has so many tokens."""
+    """Answer this many prompts; ``at`` says what to do when the first one has this many tokens."""
     import threading
 
     tokens = random.Random(0)
@@ -146,7 +146,7 @@ def _answer(
 
 
 def _profiler(context: Context) -> tuple[Callable[[], object], Callable[[], object]]:
-    if context.is_rehearsal:
+    if context.is_dry_run:
         return lambda: print("profiling begins"), lambda: print("profiling ends")
     import torch
 

@@ -11,7 +11,7 @@ from tools.gpu_check.work.context import Context, LeftOut
 
 def main(context: Context) -> None:
     """Note the tool's table."""
-    if context.is_rehearsal:
+    if context.is_dry_run:
         raise LeftOut("nothing was compiled for a GPU")
     command = [sys.executable, "-m", "tools.kernel_resources", BUILD]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -39,7 +39,7 @@ def main(context: Context) -> None:
     config = TurbomindEngineConfig(
         device="cuda", dtype="bfloat16", max_batch_size=4, session_len=256, cache_max_entry_count=64
     )
-    greedy = GenerationConfig(max_new_tokens=8 if context.is_rehearsal else _ANSWER, ignore_eos=True)
+    greedy = GenerationConfig(max_new_tokens=8 if context.is_dry_run else _ANSWER, ignore_eos=True)
     with pipeline(str(context.model("llama-8b-2-layers")), backend_config=config) as pipe:
         said: list[str] = []
 

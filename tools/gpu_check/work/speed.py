@@ -39,14 +39,14 @@ _TINY = Sizes(answer=5, prompt=64, decoding=((1, 16), (2, 16), (4, 16), (4, 32))
 
 
 def main(context: Context, name: str, variant: str = "") -> None:
-    """Measure the shape ``name``; a rehearsal has the rows of the real sizes.
+    """Measure the shape ``name``; a dry run has the rows of the real sizes.
 
     Where something is switched off, ``variant`` says what, and the speed with it is compared.
     """
     context.native()
-    cost = cost_of(tiny(SHAPES[name]) if context.is_rehearsal else SHAPES[name])
+    cost = cost_of(tiny(SHAPES[name]) if context.is_dry_run else SHAPES[name])
     named = _OWN.get(name, Sizes())
-    sizes = _TINY if context.is_rehearsal else named
+    sizes = _TINY if context.is_dry_run else named
     with in_process(str(context.model(name)), _config(sizes)) as engine:
         speed = _Speed(context, name, variant, cost, sizes, engine)
         for (batch, length), (named_batch, named_length) in zip(sizes.decoding, named.decoding, strict=True):
@@ -73,7 +73,7 @@ class _Speed:
         self._random = random.Random(0)
 
     def decode(self, batch: int, length: int, what: str) -> None:
-        """Note the pace of so many sequences that decode behind so many tokens."""
+        """Note the pace of this many sequences that decode after this many tokens."""
         rates, shares = [], []
         for _ in range(3 if batch * length < 1 << 16 else 2):  # the first one captures graphs
             worked, passed = self._engine.step_seconds

@@ -9,28 +9,28 @@
 #include <limits>
 #include <type_traits>
 
-#include "kernels/cpu/aligned_room.h"
+#include "kernels/cpu/aligned_buffer.h"
 #include "kernels/cpu/amx/bf16_on_tiles.h"
 #include "kernels/cpu/amx/cache_tiles.h"
 
 namespace turbomind::TM_ISA {
 
-struct AttendRoom {
-  AlignedRoom<bf16> queries;  // [tiles, key_dim / 32, 16, 32]
-  AlignedRoom<bf16> single;   // the same of one query
-  AlignedRoom<bf16> weights;  // [block_len / 32, 16, 32]
-  AlignedRoom<bf16> keys;
-  AlignedRoom<bf16> values;
-  AlignedRoom<float> scores;  // [16, block_len]
-  AlignedRoom<float> sums;    // [tiles, 16, value_dim]
-  AlignedRoom<float> single_sums;
+struct AttendWorkspace {
+  AlignedBuffer<bf16> queries;  // [tiles, key_dim / 32, 16, 32]
+  AlignedBuffer<bf16> single;   // the same of one query
+  AlignedBuffer<bf16> weights;  // [block_len / 32, 16, 32]
+  AlignedBuffer<bf16> keys;
+  AlignedBuffer<bf16> values;
+  AlignedBuffer<float> scores;  // [16, block_len]
+  AlignedBuffer<float> sums;    // [tiles, 16, value_dim]
+  AlignedBuffer<float> single_sums;
 };
 
 // A run's queries over the blocks of one key head.
 template <class T>
 class AttentionOnTiles {
  public:
-  AttentionOnTiles(const AttentionParams& params, const AttendQueries& queries, AttendRoom& room)
+  AttentionOnTiles(const AttentionParams& params, const AttendQueries& queries, AttendWorkspace& room)
       : params_(params),
         layout_(params.layout),
         queries_(queries),
@@ -62,9 +62,9 @@ class AttentionOnTiles {
     if (tokens == 0) return;
     const Block block{start, Rounding(keys, layout_, layout_.key_dim), Rounding(values, layout_, layout_.value_dim),
                       widen_keys(reinterpret_cast<const T*>(keys), Rounding(keys, layout_, layout_.key_dim),
-                                 layout_.key_dim, layout_.block_len, tokens, key_room()),
+                                 layout_.key_dim, layout_.block_len, tokens, key_workspace()),
                       widen_values(reinterpret_cast<const T*>(values), Rounding(values, layout_, layout_.value_dim),
-                                   layout_.value_dim, tokens, value_room())};
+                                   layout_.value_dim, tokens, value_workspace())};
     for (int tile = 0; tile < tiles_; ++tile) {
       const int first = tile * kTileSide;
       attend(block, first, std::min(kTileSide, queries_.count - first),
@@ -88,12 +88,12 @@ class AttentionOnTiles {
     PairMatrix values;
   };
 
-  bf16* key_room() {
-    return kIsRounded<T> ? room_.keys.reserve(static_cast<size_t>(layout_.key_dim) * layout_.block_len) : nullptr;
+  bf16* key_workspace() {
+    return kIsQuantized<T> ? room_.keys.reserve(static_cast<size_t>(layout_.key_dim) * layout_.block_len) : nullptr;
   }
-  bf16* value_room() {
-    return kIsRounded<T> ? room_.values.reserve(static_cast<size_t>(layout_.value_dim) * (layout_.block_len + 1))
-                         : nullptr;
+  bf16* value_workspace() {
+    return kIsQuantized<T> ? room_.values.reserve(static_cast<size_t>(layout_.value_dim) * (layout_.block_len + 1))
+                           : nullptr;
   }
 
   // Queries [first, first + count): `factors` is their A tiles, `sums` [16, value_width] what they have so far.
@@ -130,12 +130,12 @@ class AttentionOnTiles {
     for (int n = 0; n < count; ++n) {
       const int query = first + n;
       float* p = scores + static_cast<size_t>(n) * stride;
-      if (kIsRounded<T>) multiply_by(block.key_rounding.scales, padded, p);
+      if (kIsQuantized<T>) multiply_by(block.key_rounding.scales, padded, p);
       const ScoreRule rule{params_.softcap, queries_.slopes == nullptr ? 0.0f : queries_.slopes[query],
                            queries_.ends[query] - 1};
       rule.apply(block.start, padded, p);
       const float correction = soften(low[n], high[n], padded, p, queries_.maximum[query], queries_.sum[query]);
-      if (kIsRounded<T>) weigh_by(block.value_rounding.scales, padded, p);
+      if (kIsQuantized<T>) weigh_by(block.value_rounding.scales, padded, p);
       widen_row_for_tiles(p, tokens, n, rows);
       float* own = sums + static_cast<size_t>(n) * value_width_;
       for (int d = 0; d < value_width_; d += kLanes) store(own + d, mul(load(own + d), broadcast(correction)));
@@ -219,7 +219,7 @@ class AttentionOnTiles {
   const AttentionParams& params_;
   const CacheLayout& layout_;
   const AttendQueries& queries_;
-  AttendRoom& room_;
+  AttendWorkspace& room_;
   int key_depth_;
   int value_width_;
   int tiles_;
@@ -230,7 +230,7 @@ class AttentionOnTiles {
 template <class T>
 void attend_on_tiles_typed(const AttentionParams& params, int kv_head, const int32_t* blocks, int begin, int end,
                            const AttendQueries& queries) {
-  static thread_local AttendRoom room;
+  static thread_local AttendWorkspace room;
   TileShapes shapes;
   for (int tile = 0; tile < kTileCount; ++tile) shapes.set(tile, kTileSide, kTileBytes);
   const TileScope scope(shapes);

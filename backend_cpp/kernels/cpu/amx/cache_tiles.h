@@ -1,8 +1,8 @@
 // Keys and values of a cache block as B tiles of bfloat16. Included by kernels_isa.cc only.
 //
 // A bfloat16 cache lies as tiles want it: keys [key_dim / 2, block_len, 2], values [block_len / 2, value_dim, 2]. Codes
-// of rounded caches are widened into that order, less their zero points: integers up to 255 are exact in bfloat16. What
-// a tile would take from beyond a matrix is 0.
+// of quantized caches are widened into that order, less their zero points: integers up to 255 are exact in bfloat16.
+// What a tile would take from beyond a matrix is 0.
 #pragma once
 
 #include <algorithm>

@@ -8,7 +8,7 @@
 
 #include <algorithm>
 
-#include "kernels/cpu/aligned_room.h"
+#include "kernels/cpu/aligned_buffer.h"
 #include "kernels/cpu/amx/tiles.h"
 #include "kernels/cpu/linear/packed_block.h"
 
@@ -45,7 +45,7 @@ inline void widen_codes(const PackedTile& tile, const PackedShape& shape, int8_t
 // weight widened.
 template <int kRows, int kBits>
 inline void packed_rows_on_tiles(const LinearWeight& weight, const PackedShape& shape, int tile_index,
-                                 const PackedTile& tile, const void* codes, const RoundedRows& x, int first_row,
+                                 const PackedTile& tile, const void* codes, const QuantizedRows& x, int first_row,
                                  float* y, bool accumulate) {
   const int unit = x.layout.unit;
   const auto unit_bytes = static_cast<size_t>(unit) * kTileOutputs;
@@ -89,10 +89,10 @@ inline void packed_rows_on_tiles(const LinearWeight& weight, const PackedShape& 
 }
 
 template <int kBits>
-inline void packed_block_on_tiles(const LinearWeight& weight, const RoundedRows& x, int first_row, int rows,
+inline void packed_block_on_tiles(const LinearWeight& weight, const QuantizedRows& x, int first_row, int rows,
                                   int first_tile, int last_tile, float* y, bool accumulate) {
   const PackedShape shape = packed_shape(weight);
-  static thread_local AlignedRoom<int8_t> wide;
+  static thread_local AlignedBuffer<int8_t> wide;
   int8_t* const room = kBits == 4 ? wide.reserve(static_cast<size_t>(shape.padded_features()) * kTileOutputs) : nullptr;
   const int unit = x.layout.unit;
   const TileScope scope(
@@ -112,7 +112,7 @@ inline void packed_block_on_tiles(const LinearWeight& weight, const RoundedRows&
 }
 
 // Few rows are multiplied in vectors, to the same bits.
-inline void packed_block_by_layout(const LinearWeight& weight, const RoundedRows& x, int first_row, int rows,
+inline void packed_block_by_layout(const LinearWeight& weight, const QuantizedRows& x, int first_row, int rows,
                                    int first_tile, int last_tile, float* y, bool accumulate) {
   if (x.layout.interleave != kTileSide) {
     packed_block(weight, x, first_row, rows, first_tile, last_tile, y, accumulate);

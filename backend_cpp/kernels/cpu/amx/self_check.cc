@@ -30,8 +30,8 @@ std::vector<float> product(const KernelTable& table, const LinearWeight& weight,
   LinearScratch scratch;
   const auto row_of = [&](int row) { return x.data() + static_cast<size_t>(row) * kInputs; };
   constexpr int kTiles = kOutputs / kTileOutputs;
-  if (plan.kind == RowsPlan::Kind::kRounded) {
-    const RoundedRows rounded = scratch.reserve_rounded(weight, plan.layout, kRows);
+  if (plan.kind == RowsPlan::Kind::kQuantized) {
+    const QuantizedRows rounded = scratch.reserve_quantized(weight, plan.layout, kRows);
     for (int row = 0; row < kRows; ++row) table.quantize_row(row_of(row), kInputs, kGroup, row, rounded);
     table.packed_block(weight, rounded, 0, kRows, 0, kTiles, y.data(), false);
   } else if (plan.kind == RowsPlan::Kind::kWide) {

@@ -8,7 +8,7 @@
 
 namespace turbomind::TM_ISA {
 
-// Up to so many rows of rounded activations cost less in vectors: the weight's bytes decide there.
+// Up to this many rows of rounded activations cost less in vectors: the weight's bytes decide there.
 inline constexpr int kRowsInVectors = 8;
 
 inline RowsPlan rows_plan_on_tiles(const LinearWeight& weight, int rows) {

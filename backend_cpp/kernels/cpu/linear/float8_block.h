@@ -9,7 +9,7 @@
 
 namespace turbomind::TM_ISA {
 
-// A sum is made in so many parts, which take turns with the inputs: products of bfloat16 take a dozen cycles each,
+// A sum is made in this many parts, which take turns with the inputs: products of bfloat16 take a dozen cycles each,
 // during which others can begin. Many rows have enough others, and need the registers: they make one part after the
 // other.
 inline constexpr int kFloat8Parts = kRegisters == 32 ? 2 : 1;

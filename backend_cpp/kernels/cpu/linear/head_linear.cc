@@ -40,7 +40,7 @@ void head_linear(ThreadPool& pool, const LinearWeight& weight, const HeadsView& 
     LinearWeight own = weight;
     own.data = static_cast<const std::byte*>(weight.data) + head * matrix_bytes;
     own.out_features = y.head_dim;
-    // The block kernel wants rows without gaps; copying them costs little beside the product.
+    // The block kernel wants rows without gaps; copying them costs little alongside the product.
     std::vector<float> inputs(count * in);
     std::vector<float> outputs(count * out);
     for (int r = 0; r < count; ++r) std::copy_n(x.head(first + r, head), in, inputs.data() + r * in);

@@ -26,7 +26,7 @@ inline RowsPlan rows_plan_in_vectors(const LinearWeight& weight, int rows) {
   }
 #endif
   if (!weight.is_packed()) return plan;
-  plan.kind = weight.format == WeightFormat::kFloat8 ? RowsPlan::Kind::kWide : RowsPlan::Kind::kRounded;
+  plan.kind = weight.format == WeightFormat::kFloat8 ? RowsPlan::Kind::kWide : RowsPlan::Kind::kQuantized;
   plan.layout.interleave = static_cast<int>(std::bit_ceil(static_cast<unsigned>(std::min(rows, kTogetherRows))));
   plan.layout.features = static_cast<size_t>(packed_shape(weight).padded_features());
   return plan;

@@ -13,7 +13,7 @@ namespace {
 
 // Weight bytes one chunk streams: large enough to hide the cost of a claim, small enough to balance two cores.
 constexpr size_t kChunkBytes = 128 << 10;
-// Scales of so many rows fill a cache line, which threads should not share.
+// Scales of this many rows fill a cache line, which threads should not share.
 constexpr int kLineRows = 16;
 constexpr size_t kCacheLine = 64;
 
@@ -98,9 +98,9 @@ size_t row_bytes(const LinearWeight& weight) {
 
 }  // namespace
 
-RoundedRows LinearScratch::reserve_rounded(const LinearWeight& weight, const RowsLayout& layout, int rows) {
+QuantizedRows LinearScratch::reserve_quantized(const LinearWeight& weight, const RowsLayout& layout, int rows) {
   const PackedShape shape = packed_shape(weight);
-  RoundedRows view{};
+  QuantizedRows view{};
   view.rows = rows;
   view.layout = layout;
   view.groups = shape.groups();
@@ -144,8 +144,8 @@ void linear(ThreadPool& pool, LinearScratch& scratch, const LinearWeight& weight
                  });
       break;
     }
-    case RowsPlan::Kind::kRounded: {
-      const RoundedRows rounded = scratch.reserve_rounded(weight, plan.layout, rows);
+    case RowsPlan::Kind::kQuantized: {
+      const QuantizedRows rounded = scratch.reserve_quantized(weight, plan.layout, rows);
       for_inputs(pool, weight, input, rows, [&](const float* inputs, int row) {
         table.quantize_row(inputs, weight.in_features, weight.group, row, rounded);
       });

@@ -66,7 +66,7 @@ inline std::pair<float, int32_t> quantize_group(const float* source, int count, 
 
 // scale = max |x| / 127 of a group, ties to even. Codes beyond in_features are 0.
 template <int kUnit>
-inline void quantize_groups(const float* x, int in_features, int group, int row, const RoundedRows& rounded) {
+inline void quantize_groups(const float* x, int in_features, int group, int row, const QuantizedRows& rounded) {
   CodeTarget target(rounded.row(static_cast<size_t>(row)), rounded.layout);
   for (int g = 0; g < rounded.groups; ++g) {
     const float* source = x + static_cast<size_t>(g) * group;
@@ -80,7 +80,7 @@ inline void quantize_groups(const float* x, int in_features, int group, int row,
   }
 }
 
-inline void quantize_row(const float* x, int in_features, int group, int row, const RoundedRows& rounded) {
+inline void quantize_row(const float* x, int in_features, int group, int row, const QuantizedRows& rounded) {
   if (rounded.layout.unit == 4) {
     quantize_groups<4>(x, in_features, group, row, rounded);
   } else {
@@ -112,7 +112,7 @@ inline IVec start_of_group(const PackedTile& tile, int group, int vec, int32_t o
 }
 
 template <int kRows, int kBits>
-inline void packed_rows(const LinearWeight& weight, const PackedShape& shape, int tile_index, const RoundedRows& x,
+inline void packed_rows(const LinearWeight& weight, const PackedShape& shape, int tile_index, const QuantizedRows& x,
                         int first_row, float* y, bool accumulate) {
   constexpr int kStep = kBits == 8 ? 4 : 8;  // inputs in one vector
   const PackedTile tile = packed_tile(weight, shape, tile_index);
@@ -178,15 +178,15 @@ inline void packed_rows(const LinearWeight& weight, const PackedShape& shape, in
 }
 
 template <int kBits>
-inline void packed_block_bits(const LinearWeight& weight, const RoundedRows& x, int first_row, int rows, int first_tile,
-                              int last_tile, float* y, bool accumulate) {
+inline void packed_block_bits(const LinearWeight& weight, const QuantizedRows& x, int first_row, int rows,
+                              int first_tile, int last_tile, float* y, bool accumulate) {
   const PackedShape shape = packed_shape(weight);
   for_row_groups<kPackedRows>(first_row, rows, first_tile, last_tile, [&](auto count, int tile, int row) {
     packed_rows<count(), kBits>(weight, shape, tile, x, row, y, accumulate);
   });
 }
 
-inline void packed_block(const LinearWeight& weight, const RoundedRows& x, int first_row, int rows, int first_tile,
+inline void packed_block(const LinearWeight& weight, const QuantizedRows& x, int first_row, int rows, int first_tile,
                          int last_tile, float* y, bool accumulate) {
   if (weight.format == WeightFormat::kInt8) {
     packed_block_bits<8>(weight, x, first_row, rows, first_tile, last_tile, y, accumulate);

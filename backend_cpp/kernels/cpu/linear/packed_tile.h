@@ -16,18 +16,18 @@ inline constexpr int kTileVecs = kTileOutputs / kLanes;  // vectors that hold on
 // Calls multiply(count, tile, first row), count a std::integral_constant, until each tile has met each row; the first
 // row is a multiple of count, so that these rows lie together. There may be fewer rows than that at the end: to decode
 // a tile's codes once more costs more than to multiply them with rows that nobody needs.
-template <int kMostRows, class Multiply>
+template <int kMaxRows, class Multiply>
 inline void for_row_groups(int first_row, int rows, int first_tile, int last_tile, Multiply&& multiply) {
   const int end = first_row + rows;
   for (int tile = first_tile; tile < last_tile; ++tile) {
-    for (int row = first_row; row < end; row += kMostRows) {
+    for (int row = first_row; row < end; row += kMaxRows) {
       const int left = end - row;
-      if (kMostRows > 4 && left > 4) {
-        multiply(std::integral_constant<int, kMostRows>(), tile, row);
-      } else if (kMostRows > 2 && left > 2) {
-        multiply(std::integral_constant<int, std::min(kMostRows, 4)>(), tile, row);
-      } else if (kMostRows > 1 && left > 1) {
-        multiply(std::integral_constant<int, std::min(kMostRows, 2)>(), tile, row);
+      if (kMaxRows > 4 && left > 4) {
+        multiply(std::integral_constant<int, kMaxRows>(), tile, row);
+      } else if (kMaxRows > 2 && left > 2) {
+        multiply(std::integral_constant<int, std::min(kMaxRows, 4)>(), tile, row);
+      } else if (kMaxRows > 1 && left > 1) {
+        multiply(std::integral_constant<int, std::min(kMaxRows, 2)>(), tile, row);
       } else {
         multiply(std::integral_constant<int, 1>(), tile, row);
       }

@@ -4,12 +4,12 @@
 //   rows split   tile_rows 64; warp w has rows 16 w .. 16 w + 15 and all keys of a tile: for prompts
 //   keys split   tile_rows 16; every warp has all rows, and a quarter of each tile's keys; at the end they are added
 //   up:
-//                for few rows, where reading the cache once, as fast as it comes, is all. docs/cuda.md counts the
-//                instructions for a byte.
+//                for few rows, where reading the cache once, as fast as it comes, is all. docs/internals/cuda.md counts
+//                the instructions for a byte.
 //
 // Keys and values of the next tile come into shared memory (cp.async, two stages) while one is computed. Queries stay
-// in registers or, where those are short, in shared memory in the order a lane wants them. Of rounded caches scales and
-// zero points come along, and act on scores and weights:
+// in registers or, where those are short, in shared memory in the order a lane wants them. Of quantized caches scales
+// and zero points come along, and act on scores and weights:
 //   score = scale_k (sum q code - zero sum q)          out = sum (weight scale_v) code - sum (weight scale_v) zero
 // Block x is (tile, split), y the key head, z the span. Moves each key and value once for each tile that sees it.
 #pragma once
@@ -128,7 +128,7 @@ class TileAttention {
         for (int w = 0; w < 4; ++w) query_[step][w] = words[w];
       }
     }
-    if constexpr (Shape::kIsRounded) {
+    if constexpr (Shape::kIsQuantized) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) query_sum_[i] = group_sum(sums[i]);
     }
@@ -182,14 +182,14 @@ class TileAttention {
   // Caps, slopes, and -infinity for keys that a row does not see, or of another split; the first is `first`.
   __device__ __forceinline__ void apply_rule(int first, const KeyRange& range, float (&scores)[kKeyTiles][4]) const {
     int positions[2];
-    int sights[2];
+    int kv_lens[2];
     float slopes[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = min(packed_row(i), rows_ - 1);
       const float* all = task_.params.alibi_slopes;
       positions[i] = position_of(task_, span_, row);
-      sights[i] = sight_of(task_, span_, row);
+      kv_lens[i] = sight_of(task_, span_, row);
       slopes[i] = all != nullptr ? all[head_of(task_, kv_head_, row)] : 0.0f;
     }
 #pragma unroll
@@ -200,7 +200,7 @@ class TileAttention {
         const int behind = positions[c / 2] - key;
         const float score = final_score(task_.params, scores[tile][c], slopes[c / 2], behind);
         const bool is_own = !Shape::kHasHalves || (key >= range.begin && key < range.end);
-        scores[tile][c] = is_own && is_seen(task_.params, behind, sights[c / 2] - key) ? score : -INFINITY;
+        scores[tile][c] = is_own && is_seen(task_.params, behind, kv_lens[c / 2] - key) ? score : -INFINITY;
       }
     }
   }
@@ -239,7 +239,7 @@ class TileAttention {
         }
       }
     }
-    if constexpr (Shape::kIsRounded) {
+    if constexpr (Shape::kIsQuantized) {
 #pragma unroll
       for (int tile = 0; tile < kKeyTiles; ++tile) {
         const int key = first_key + tile * 8 + lane_ % 4 * 2;
@@ -269,7 +269,7 @@ class TileAttention {
         const int key = first_key + tile * 8 + lane_ % 4 * 2;
         float2 scale;
         float2 zero;
-        if constexpr (Shape::kIsRounded) {
+        if constexpr (Shape::kIsQuantized) {
           scale = values.scales(key);
           zero = values.template zeros<Operand::kCentre>(key);
         }
@@ -278,13 +278,13 @@ class TileAttention {
           float low = fast_exp2(fmaf(scores[tile][2 * i], kLog2E, offsets[i]));
           float high = fast_exp2(fmaf(scores[tile][2 * i + 1], kLog2E, offsets[i]));
           total_[i] += low + high;
-          if constexpr (Shape::kIsRounded) {
+          if constexpr (Shape::kIsQuantized) {
             low = low == 0 ? 0 : low * scale.x;
             high = high == 0 ? 0 : high * scale.y;
           }
           const uint32_t word = pack_bf16(low, high);
           weights[2 * half + i] = word;
-          if constexpr (Shape::kIsRounded) {
+          if constexpr (Shape::kIsQuantized) {
             zero_sum_[i] += __uint_as_float(word << 16) * zero.x + __uint_as_float(word & 0xFFFF0000u) * zero.y;
           }
         }
@@ -303,7 +303,7 @@ class TileAttention {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       total_[i] = group_sum(total_[i]);
-      if constexpr (Shape::kIsRounded) zero_sum_[i] = group_sum(zero_sum_[i]);
+      if constexpr (Shape::kIsQuantized) zero_sum_[i] = group_sum(zero_sum_[i]);
     }
     if constexpr (kSplitKeys) {
       finish_across_warps(split);

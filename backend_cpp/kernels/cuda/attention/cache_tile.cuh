@@ -11,19 +11,19 @@ template <CacheType kType, int kDim, bool kSplitKeys>
 struct TileShape {
   static constexpr int kWarps = 4;
   static constexpr int kThreads = kWarps * kWarp;
-  static constexpr bool kIsRounded = kType == CacheType::kInt8 || kType == CacheType::kInt4;
+  static constexpr bool kIsQuantized = kType == CacheType::kInt8 || kType == CacheType::kInt4;
   // Blocks that a multiprocessor should hold, which caps registers: without, the compiler reads ahead into all of them.
-  static constexpr int kBlocks = kDim > 128 ? 1 : !kSplitKeys && (kDim > 64 || kIsRounded) ? 2 : 3;
+  static constexpr int kBlocks = kDim > 128 ? 1 : !kSplitKeys && (kDim > 64 || kIsQuantized) ? 2 : 3;
   static constexpr bool kQueryInShared = kDim > (kSplitKeys ? 96 : 128);
   static constexpr int kRows = kSplitKeys ? 16 : 64;
-  static constexpr int kKeys = kDim > 128 ? (kSplitKeys ? 64 : 32) : kSplitKeys && kIsRounded ? 128 : 64;
+  static constexpr int kKeys = kDim > 128 ? (kSplitKeys ? 64 : 32) : kSplitKeys && kIsQuantized ? 128 : 64;
   static constexpr bool kHasHalves = kSplitKeys && kKeys == 2 * kHalvedKeys;  // splits may be half a tile
   static constexpr int kWarpKeys = kSplitKeys ? kKeys / kWarps : kKeys;
   static constexpr int kRowBytes = kDim * bits_of(kType) / 8;
   static constexpr int kStride = (kRowBytes / 16 | 1) * 16;  // odd: rows begin in different banks
   // Shared memory, in bytes: two stages of keys, values, scales and zeros; the queries.
   static constexpr int kTileBytes = kKeys * kStride;
-  static constexpr int kScaleBytes = kIsRounded ? kKeys * 3 : 0;
+  static constexpr int kScaleBytes = kIsQuantized ? kKeys * 3 : 0;
   static constexpr int kStageBytes = 2 * kTileBytes + 2 * kScaleBytes;
   static constexpr int kQueryBytes = kQueryInShared ? kRows * kDim * 2 : 0;
   static constexpr int kSumBytes = kSplitKeys ? kWarps * kRows * (kDim + 2) * 4 : 0;  // in the end, over all of it
@@ -131,7 +131,7 @@ __device__ __forceinline__ void copy_part(std::byte* to, const CacheArea& area, 
   } else {
     copy_codes<Shape, 4>(to, area, blocks, first, range);
   }
-  if constexpr (Shape::kIsRounded) copy_scales<Shape>(to + Shape::kTileBytes, area, blocks, first, range);
+  if constexpr (Shape::kIsQuantized) copy_scales<Shape>(to + Shape::kTileBytes, area, blocks, first, range);
 }
 
 }  // namespace turbomind::cuda

@@ -11,12 +11,12 @@ namespace turbomind::cuda {
 
 namespace {
 
-constexpr int kMostMergeWarps = 8;
+constexpr int kMaxMergeWarps = 8;
 constexpr int kBlocksPerMultiprocessor = 8;  // that a launch should have: about three run at a time, in a few rounds
 constexpr int kLeastSplit = 256;             // keys; fewer are not worth a block of their own ...
 constexpr int kFewBlocks = 2;                // ... of a multiprocessor: with fewer, a split is as short as a tile,
                                              // or as half of one that has such splits
-constexpr int kMostSplits = 64;
+constexpr int kMaxSplits = 64;
 constexpr int kNarrowTile = 16;  // rows
 constexpr int kWideTile = 64;
 
@@ -63,7 +63,7 @@ Plan plan_of(const AttentionParams& params, const DeviceSpans& spans) {
   const int wanted = divide_up(kBlocksPerMultiprocessor * multiprocessor_count(), blocks);
   const int many = divide_up(kFewBlocks * multiprocessor_count(), blocks);
   const int few = plan.is_split_keys ? short_splits(layout, seen, many) : std::min(many, seen / kLeastSplit);
-  plan.splits = std::max(1, std::min({wanted, std::max(few, seen / kLeastSplit), kMostSplits}));
+  plan.splits = std::max(1, std::min({wanted, std::max(few, seen / kLeastSplit), kMaxSplits}));
   return plan;
 }
 
@@ -81,7 +81,7 @@ CachePlace place_of(const CacheLayout& layout, int layer, bool is_key) {
 
 // A block puts the splits of one packed row together: its warps take turns with the splits, and add up in the end, in
 // order. Block x is the packed row, y the key head, z the span.
-__global__ void __launch_bounds__(kMostMergeWarps* kWarp) merge_kernel(AttentionTask task) {
+__global__ void __launch_bounds__(kMaxMergeWarps* kWarp) merge_kernel(AttentionTask task) {
   await_previous();
   const DeviceSpan span = task.spans.spans[blockIdx.z];
   const int row = blockIdx.x;
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kMostMergeWarps* kWarp) merge_kernel(Attention
   const auto index_of = [&](int split) { return first + static_cast<size_t>(split) * task.tile_rows; };
 
   // Every warp works out the factors of all splits, two a lane, and reads those of others by shuffles.
-  static_assert(kMostSplits <= 2 * kWarp);
+  static_assert(kMaxSplits <= 2 * kWarp);
   const float sink = task.params.sinks != nullptr ? task.params.sinks[head_of(task, kv_head, row)] : -INFINITY;
   float2 stats[2];
   float maximum = sink;
@@ -188,7 +188,7 @@ void paged_attention(cudaStream_t stream, const AttentionParams& params, const D
     attend_int4(stream, task, plan.is_split_keys);
   }
   if (plan.splits == 1) return;
-  const int warps = std::min(plan.splits, kMostMergeWarps);
+  const int warps = std::min(plan.splits, kMaxMergeWarps);
   launch(merge_kernel, dim3(spans.max_rows * task.group, layout.num_kv_heads, spans.span_count), dim3(warps * kWarp),
          sizeof(float) * warps * layout.value_dim, stream, task);
 }

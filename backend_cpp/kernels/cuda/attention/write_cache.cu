@@ -45,8 +45,8 @@ __device__ __forceinline__ unsigned to_code(float value, float largest) {
 
 // Rounds a head's values as kernels/cpu/write_cache.cc does, bit for bit: so no product and sum may be fused.
 template <int kBits>
-__device__ __forceinline__ void write_rounded(const CacheLayout& layout, std::byte* head, int slot, int dim, int lane,
-                                              const float* x) {
+__device__ __forceinline__ void write_quantized(const CacheLayout& layout, std::byte* head, int slot, int dim, int lane,
+                                                const float* x) {
   float low = 0;
   float high = 0;
   float probe = 0;  // NaN and infinity must not vanish: they make the scale not a number
@@ -114,9 +114,9 @@ __global__ void __launch_bounds__(kWarps* kWarp) write_kernel(WriteTask task, in
     case CacheType::kBFloat16:
       return write_plain<__nv_bfloat16>(area, slot, dim, lane, x);
     case CacheType::kInt8:
-      return write_rounded<8>(layout, area, slot, dim, lane, x);
+      return write_quantized<8>(layout, area, slot, dim, lane, x);
     case CacheType::kInt4:
-      return write_rounded<4>(layout, area, slot, dim, lane, x);
+      return write_quantized<4>(layout, area, slot, dim, lane, x);
   }
 }
 

@@ -14,7 +14,7 @@ constexpr auto kAbortDelay = std::chrono::seconds(1);
 
 }  // namespace
 
-NcclGroup::NcclGroup(int ranks, std::unique_ptr<PeerExchange> peers) : api_(nccl_api()), peers_(std::move(peers)) {
+NcclGroup::NcclGroup(int ranks, std::unique_ptr<P2pAllReduce> peers) : api_(nccl_api()), peers_(std::move(peers)) {
   std::vector<int> devices(static_cast<size_t>(ranks));
   std::iota(devices.begin(), devices.end(), 0);
   std::vector<ncclComm*> comms(devices.size());

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "kernels/cuda/comm/nccl_api.h"
-#include "kernels/cuda/comm/peer_exchange.h"
+#include "kernels/cuda/comm/p2p_all_reduce.h"
 
 namespace turbomind::cuda {
 
@@ -17,7 +17,7 @@ namespace turbomind::cuda {
 class NcclGroup {
  public:
   // `peers` are for what they take; may be null. Throws Error when NCCL cannot be had, or does not connect the GPUs.
-  explicit NcclGroup(int ranks, std::unique_ptr<PeerExchange> peers = nullptr);
+  explicit NcclGroup(int ranks, std::unique_ptr<P2pAllReduce> peers = nullptr);
   // Every graph that a call was captured in must be gone.
   ~NcclGroup();
   NcclGroup(const NcclGroup&) = delete;
@@ -43,10 +43,10 @@ class NcclGroup {
   // Launches what call(comm) does. `what` is for errors.
   template <class Call>
   void launch(int rank, const char* what, Call&& call);
-  bool has_peers_for(size_t count) const { return peers_ != nullptr && PeerExchange::takes(count); }
+  bool has_peers_for(size_t count) const { return peers_ != nullptr && P2pAllReduce::takes(count); }
 
   const NcclApi& api_;
-  const std::unique_ptr<PeerExchange> peers_;
+  const std::unique_ptr<P2pAllReduce> peers_;
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::atomic<bool> has_failed_{false};
   std::vector<std::thread> aborts_;  // of fail()

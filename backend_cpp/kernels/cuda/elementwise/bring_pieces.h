@@ -16,18 +16,18 @@ struct StagedPiece {
 };
 
 struct StagedPieces {
-  static constexpr size_t kMost = 24;
-  static constexpr size_t kMostBytes = size_t{64} << 10;  // of a piece; a copy brings more faster
+  static constexpr size_t kMax = 24;
+  static constexpr size_t kMaxBytes = size_t{64} << 10;  // of a piece; a copy brings more faster
 
-  std::array<StagedPiece, kMost> pieces;
+  std::array<StagedPiece, kMax> pieces;
   size_t count = 0;
 
   static bool takes(const void* from, size_t bytes, const void* to) {
     constexpr uintptr_t kAlignment = 16;
-    return bytes <= kMostBytes && bytes % sizeof(uint32_t) == 0 &&
-           reinterpret_cast<uintptr_t>(from) % kAlignment == 0 && reinterpret_cast<uintptr_t>(to) % kAlignment == 0;
+    return bytes <= kMaxBytes && bytes % sizeof(uint32_t) == 0 && reinterpret_cast<uintptr_t>(from) % kAlignment == 0 &&
+           reinterpret_cast<uintptr_t>(to) % kAlignment == 0;
   }
-  bool is_full() const { return count == kMost; }
+  bool is_full() const { return count == kMax; }
   bool has(const void* to) const {
     return std::any_of(pieces.begin(), pieces.begin() + count,
                        [to](const StagedPiece& piece) { return piece.to == to; });

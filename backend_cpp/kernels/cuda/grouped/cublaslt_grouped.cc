@@ -16,7 +16,7 @@ namespace turbomind::cuda {
 namespace {
 
 constexpr size_t kVersionWithHopper = 130400;
-constexpr size_t kMostAlgorithms = 256;
+constexpr size_t kMaxAlgorithms = 256;
 
 using Shape = std::tuple<int, int, int, int, unsigned>;  // device, groups, outputs, inputs, about how many rows
 
@@ -86,7 +86,7 @@ void run(cudaStream_t stream, const GroupedCall& call) {
   const Shape shape{device, call.groups, call.outputs, call.inputs, std::bit_ceil(static_cast<unsigned>(call.rows))};
   auto known = state.algorithms.find(shape);
   if (known == state.algorithms.end()) {
-    if (state.algorithms.size() == kMostAlgorithms) state.algorithms.clear();
+    if (state.algorithms.size() == kMaxAlgorithms) state.algorithms.clear();
     known = state.algorithms.emplace(shape, algorithm_for(library, described, call)).first;
   }
   const GroupedTable& table = call.table;

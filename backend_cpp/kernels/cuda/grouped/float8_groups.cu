@@ -6,7 +6,7 @@
 #include "kernels/cuda/grouped/pair_inputs.cuh"
 #include "kernels/cuda/linear/unpack_codes.cuh"
 #include "kernels/cuda/linear/weight_slab.cuh"
-#include "kernels/cuda/rounding/float8_blocks.cuh"
+#include "kernels/cuda/quantize/float8_blocks.cuh"
 
 namespace turbomind::cuda {
 
@@ -20,7 +20,7 @@ constexpr int kWarps = kThreads / kWarp;
 // second-level cache. Not timed on a GPU yet.
 constexpr int kTileRows = 128;  // of libraries' kernels, and as many outputs
 constexpr int kTilesEach = 4;
-constexpr size_t kMostPieceBytes = size_t{128} << 20;
+constexpr size_t kMaxPieceBytes = size_t{128} << 20;
 
 int blocks_of(const LinearWeight& weight) {
   return divide_up(padded_inputs(weight), kFloat8Block);
@@ -34,7 +34,7 @@ size_t inputs_of(const LinearWeight& weight) {
 // Experts whose weights there is room for.
 int most_piece_experts(const LinearWeight& weight, int experts) {
   const size_t bytes = weight.out_features * inputs_of(weight);
-  return std::min(experts, std::max(1, static_cast<int>(kMostPieceBytes / bytes)));
+  return std::min(experts, std::max(1, static_cast<int>(kMaxPieceBytes / bytes)));
 }
 
 // Experts whose weights are laid out at once.
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kThreads) spread_blocks_kernel(Rows rows, Pair
   float values[kBlockWords];
   rows.begin(row);
   rows.read(block * kFloat8Block + static_cast<int>(threadIdx.x) % kWarp * kBlockWords, values);
-  const RoundedBlock rounded = round_block(values);
+  const QuantizedBlock rounded = round_block(values);
   for (int k = 0; k < places.of_each; ++k) {
     const int pair = places(row, k);
     const int2 group = operands.rows_of[places.expert_of_pair[pair]];

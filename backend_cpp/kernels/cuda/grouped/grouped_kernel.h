@@ -54,7 +54,7 @@ struct GroupedKernel {
   void (*run)(cudaStream_t stream, const GroupedCall& call);
 };
 
-// How a unit that was built with a library tells so, before main() begins. Those with the higher rank are tried first.
+// How a unit that was built with a library says so, before main() begins. Those with the higher rank are tried first.
 bool add_grouped_kernel(int rank, const GroupedKernel& kernel);
 // Those for the type that run on such a device, the best first.
 std::vector<GroupedKernel> grouped_kernels_for(GroupedType type, int capability);

@@ -8,14 +8,14 @@
 
 #include "kernels/cuda/grouped/grouped_kernel.h"
 #include "kernels/cuda/linear/expert_rows.h"
-#include "kernels/cuda/rounding/round_rows.h"
+#include "kernels/cuda/quantize/round_rows.h"
 #include "kernels/cuda/scratch.h"
 #include "kernels/linear.h"
 
 namespace turbomind::cuda {
 
-// From so many rows of an expert on, on average, a library's kernel is worth its tiles of 128 rows, and of float8 that
-// weights are laid out for it. Not timed on a GPU yet.
+// From this many rows of an expert on, on average, a library's kernel is worth its tiles of 128 rows, and of float8
+// that weights are laid out for it. Not timed on a GPU yet.
 inline constexpr int kLeastGroupRows = 32;
 inline constexpr int kLeastFloat8GroupRows = 64;
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/cuda/grouped/grouped_product.h"
-#include "kernels/cuda/rounding/made_rows.cuh"
+#include "kernels/cuda/quantize/made_rows.cuh"
 
 namespace turbomind::cuda {
 

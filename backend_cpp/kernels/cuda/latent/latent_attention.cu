@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "kernels/cuda/elementwise/widen_rows.h"
-#include "kernels/cuda/rounding/round_rows.h"
+#include "kernels/cuda/quantize/round_rows.h"
 
 namespace turbomind::cuda {
 
@@ -21,8 +21,8 @@ size_t bytes_of(const LatentPiece& piece) {
 bool is_latent_attention(const AttentionParams& params) {
   const CacheLayout& layout = params.layout;
   return layout.type == CacheType::kBFloat16 && layout.num_kv_heads == 1 && layout.key_dim == kLatentKey &&
-         layout.value_dim == kLatentRank && has_latent_tiles(params.num_heads) && params.set == SpanSet::kTokens &&
-         params.softcap == 0 && params.alibi_slopes == nullptr && params.window <= 0 && params.sights == nullptr &&
+         layout.value_dim == kLatentRank && has_latent_tiles(params.num_heads) && params.set.use == SpanUse::kTokens &&
+         params.softcap == 0 && params.alibi_slopes == nullptr && params.window <= 0 && params.kv_lens == nullptr &&
          params.sinks == nullptr && layout.block_bytes() / sizeof(uint16_t) <= std::numeric_limits<uint32_t>::max();
 }
 

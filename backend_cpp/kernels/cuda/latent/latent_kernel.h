@@ -62,7 +62,7 @@ struct LatentKernel {
   void (*run)(cudaStream_t stream, const LatentCall& call);
 };
 
-// How a unit that was built with a library tells so, before main() begins.
+// How a unit that was built with a library says so, before main() begins.
 bool add_latent_kernel(const LatentKernel& kernel);
 // The first of those added that runs on such a device; null when there is none.
 const LatentKernel* latent_kernel_for(int capability);

@@ -108,7 +108,7 @@ std::vector<LatentPiece> cut_latents(std::vector<DeviceSpan> spans, int padded_s
     if (spans[i].first_row != spans[i - 1].first_row + spans[i - 1].count) return {};
   }
   if (spans.empty()) return {};
-  const int most_rows = std::max(1, kMostLatentRows / heads);
+  const int most_rows = std::max(1, kMaxLatentRows / heads);
   std::vector<std::vector<DeviceSpan>> parts(1);
   int left = most_rows;
   for (DeviceSpan span : spans) {
@@ -148,7 +148,7 @@ void fill_latent_plan(const LatentPiece& piece, int32_t* memory) {
     const int parts = divide_up(end, limit);
     const int first_row = span.first_row - piece.first_row;
     if (parts > 1) {
-      // So many of all multiprocessors merge it as it has of all keys, so that no more take part than there are.
+      // This many of all multiprocessors merge it as it has of all keys, so that no more take part than there are.
       const int mergers = static_cast<int>(std::max<int64_t>(int64_t{end} * piece.width / limit, 1));
       const int chunk = divide_up(rows, mergers);
       for (int offset = 0; offset < rows; offset += chunk) {

@@ -7,7 +7,7 @@
 //     tile 1       [ item ][ item ][ item ][ item ]
 //     tile 2 (of another sequence)  [ item ]              whole
 //
-// Items have at most so many keys that every team gets about as many; an item goes to the team that has least to do.
+// Items have at most this many keys that every team gets about as many; an item goes to the team that has least to do.
 // Everything here is the host's work; the shape of the memory depends on a step's shape alone, so that a captured graph
 // stays right.
 #pragma once
@@ -20,7 +20,7 @@
 namespace turbomind::cuda {
 
 // Packed rows of one launch: bounds the memory for its queries and results.
-inline constexpr int kMostLatentRows = 1 << 17;
+inline constexpr int kMaxLatentRows = 1 << 17;
 
 // One launch: rows [first_row, first_row + rows) of the step.
 struct LatentPiece {
@@ -40,7 +40,7 @@ struct LatentPiece {
   size_t plan_size() const;
 };
 
-// Whether the kernel's tiles fit so many query heads: it takes a tile's last row to be at (first + tile) / heads.
+// Whether the kernel's tiles fit this many query heads: it takes a tile's last row to be at (first + tile) / heads.
 constexpr bool has_latent_tiles(int heads) {
   return heads == 2 * kLatentTile || (heads > 0 && kLatentTile % heads == 0);
 }

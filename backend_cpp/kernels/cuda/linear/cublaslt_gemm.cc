@@ -10,7 +10,7 @@ namespace turbomind::cuda {
 namespace {
 
 // Prompts of any length come: each length has a plan for each shape of a weight.
-constexpr size_t kMostPlans = 1024;
+constexpr size_t kMaxPlans = 1024;
 
 // Everything about a product but its pointers.
 struct Plan {
@@ -138,7 +138,7 @@ class CublasLtGemm : public Gemm {
 
   Library handle_;
   bool has_float8_;
-  RecentMap<Shape, Plan> plans_{kMostPlans};
+  RecentMap<Shape, Plan> plans_{kMaxPlans};
 };
 
 }  // namespace

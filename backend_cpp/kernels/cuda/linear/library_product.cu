@@ -4,7 +4,7 @@
 
 #include "kernels/cuda/linear/weight_slab.cuh"
 #include "kernels/cuda/linear/widen_weight.h"
-#include "kernels/cuda/rounding/float8_blocks.cuh"
+#include "kernels/cuda/quantize/float8_blocks.cuh"
 
 namespace turbomind::cuda {
 

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "kernels/cuda/linear/linear.h"
-#include "kernels/cuda/rounding/round_rows.h"
+#include "kernels/cuda/quantize/round_rows.h"
 
 namespace turbomind::cuda {
 

@@ -8,7 +8,7 @@
 #include "kernels/cuda/linear/scaled_product.h"
 #include "kernels/cuda/linear/weight_slab.cuh"
 #include "kernels/cuda/linear/widen_weight.h"
-#include "kernels/cuda/rounding/round_rows.h"
+#include "kernels/cuda/quantize/round_rows.h"
 
 namespace turbomind::cuda {
 
@@ -25,7 +25,7 @@ int wide_outputs(const LinearWeight& weight) {
 }
 
 // How a call multiplies.
-enum class Way : uint8_t {
+enum class Variant : uint8_t {
   kPlain,    // float32 as it is
   kStream,   // few rows, rounded while they are read
   kTile,     // some, rounded before
@@ -34,13 +34,13 @@ enum class Way : uint8_t {
   kProduct,  // other products of the library
 };
 
-Way way_of(const LinearWeight& weight, int rows, GemmScales scales) {
+Variant way_of(const LinearWeight& weight, int rows, GemmScales scales) {
   const bool is_float32 = weight.format == WeightFormat::kFloat32;
-  if (is_float32 ? rows <= kPlainRows : !has_whole_chunks(weight)) return Way::kPlain;
-  if (!is_float32 && rows <= kStreamRows) return Way::kStream;
-  if (weight.is_packed() && rows < kWidenRows) return Way::kTile;
-  if (scales != GemmScales::kNone) return Way::kLibrary;
-  return weight.output_scales != nullptr ? Way::kScaled : Way::kProduct;
+  if (is_float32 ? rows <= kPlainRows : !has_whole_chunks(weight)) return Variant::kPlain;
+  if (!is_float32 && rows <= kStreamRows) return Variant::kStream;
+  if (weight.is_packed() && rows < kWidenRows) return Variant::kTile;
+  if (scales != GemmScales::kNone) return Variant::kLibrary;
+  return weight.output_scales != nullptr ? Variant::kScaled : Variant::kProduct;
 }
 
 LinearTask task_of(const LinearScratch& scratch, const LinearWeight& weight, const void* x, size_t x_stride, int rows,
@@ -130,15 +130,15 @@ size_t linear_scratch_bytes(const LinearWeight& weight, int rows) {
 
 bool makes_rows(const LinearWeight& weight, int rows, GemmScales scales) {
   switch (way_of(weight, rows, scales)) {
-    case Way::kPlain:
-    case Way::kStream:
+    case Variant::kPlain:
+    case Variant::kStream:
       return false;
-    case Way::kTile:
+    case Variant::kTile:
       return true;
-    case Way::kLibrary:
-    case Way::kScaled:
+    case Variant::kLibrary:
+    case Variant::kScaled:
       return can_round_to_bytes(product_inputs(weight));
-    case Way::kProduct:
+    case Variant::kProduct:
       return weight.format != WeightFormat::kFloat32;
   }
   return false;
@@ -147,14 +147,14 @@ bool makes_rows(const LinearWeight& weight, int rows, GemmScales scales) {
 DType narrow_type(const LinearWeight& weight, int rows, GemmScales scales) {
   if (weight.bias != nullptr || weight.out_features % kChunk != 0) return DType::kFloat32;
   switch (way_of(weight, rows, scales)) {
-    case Way::kPlain:
-    case Way::kStream:
-    case Way::kTile:
+    case Variant::kPlain:
+    case Variant::kStream:
+    case Variant::kTile:
       return DType::kFloat32;
-    case Way::kLibrary:
-    case Way::kScaled:
+    case Variant::kLibrary:
+    case Variant::kScaled:
       return DType::kBFloat16;
-    case Way::kProduct:
+    case Variant::kProduct:
       return weight.format == WeightFormat::kFloat32    ? DType::kFloat32
              : weight.format == WeightFormat::kBFloat16 ? DType::kBFloat16
                                                         : DType::kFloat16;
@@ -164,14 +164,14 @@ DType narrow_type(const LinearWeight& weight, int rows, GemmScales scales) {
 
 DType rows_type(const LinearWeight& weight, int rows, GemmScales scales) {
   switch (way_of(weight, rows, scales)) {
-    case Way::kPlain:
-    case Way::kStream:
-    case Way::kTile:
+    case Variant::kPlain:
+    case Variant::kStream:
+    case Variant::kTile:
       return DType::kFloat32;
-    case Way::kLibrary:
-    case Way::kScaled:
+    case Variant::kLibrary:
+    case Variant::kScaled:
       return DType::kBFloat16;
-    case Way::kProduct:
+    case Variant::kProduct:
       return weight.format == WeightFormat::kBFloat16 && weight.in_features % kChunk == 0 ? DType::kBFloat16
                                                                                           : DType::kFloat32;
   }
@@ -186,9 +186,9 @@ void linear(cudaStream_t stream, const LinearScratch& scratch, const LinearWeigh
   const float* x = input.x;
   Scratch memory = scratch.memory;
   switch (way_of(weight, rows, scratch.scales)) {
-    case Way::kPlain:
+    case Variant::kPlain:
       return plain_linear(stream, task_of(scratch, weight, x, weight.in_features, rows, y, accumulate));
-    case Way::kStream: {
+    case Variant::kStream: {
       size_t stride = weight.in_features;
       if (weight.input_order != nullptr || weight.in_features % 4 != 0 || !input.is_float32()) {
         stride = padded;
@@ -198,22 +198,22 @@ void linear(cudaStream_t stream, const LinearScratch& scratch, const LinearWeigh
       }
       return stream_linear(stream, memory, task_of(scratch, weight, x, stride, rows, y, accumulate), rows);
     }
-    case Way::kTile: {
+    case Variant::kTile: {
       auto* rounded = memory.take<uint16_t>(static_cast<size_t>(rows) * padded);
       const ChunkOrder order = weight.format == WeightFormat::kInt4 ? ChunkOrder::kInt4 : ChunkOrder::kPlain;
       round_input(stream, input, rows, weight, order, padded, rounded);
       return tile_linear(stream, memory, task_of(scratch, weight, rounded, padded, rows, y, accumulate), rows);
     }
-    case Way::kLibrary: {
+    case Variant::kLibrary: {
       const int last = result.type == DType::kFloat32 ? rows % kLibraryRows : 0;
       const int first = rows - last;
       library_product(stream, scratch, weight, scratch.scales, input, first, result, accumulate);
       return linear(stream, scratch, weight, input.from_row(first, weight.in_features), last,
                     y + static_cast<size_t>(first) * weight.out_features, accumulate);
     }
-    case Way::kScaled:
+    case Variant::kScaled:
       return scaled_product(stream, scratch, weight, input, rows, result, accumulate);
-    case Way::kProduct:
+    case Variant::kProduct:
       return many_rows(stream, scratch, weight, input, rows, result, accumulate);
   }
 }

@@ -21,7 +21,7 @@
 
 #include "base/aligned_buffer.h"
 #include "kernels/cuda/linear/gemm.h"
-#include "kernels/cuda/rounding/round_rows.h"
+#include "kernels/cuda/quantize/round_rows.h"
 #include "kernels/cuda/scratch.h"
 #include "kernels/heads_view.h"
 #include "kernels/linear.h"
@@ -36,7 +36,7 @@ struct LinearScratch {
   GemmScales scales = GemmScales::kNone;  // that `gemm` is to apply where it can
 };
 
-// From so many rows on, widening a packed weight for a large product takes less time than it saves.
+// From this many rows on, widening a packed weight for a large product takes less time than it saves.
 inline constexpr int kWidenRows = 192;
 
 // Counters that blocks which share a sum meet at: zero between calls.
@@ -53,15 +53,15 @@ class SplitCounters {
 // The scratch memory that a call with up to `rows` rows takes.
 size_t linear_scratch_bytes(const LinearWeight& weight, int rows);
 
-// Whether so many rows are rounded to 16 or 8 bits in a launch of their own, which then makes them of a norm or an
+// Whether this many rows are rounded to 16 or 8 bits in a launch of their own, which then makes them of a norm or an
 // activation as well. `scales`: those of the call.
 bool makes_rows(const LinearWeight& weight, int rows, GemmScales scales);
 
-// In which 16 bits the products of so many rows can be written; kFloat32: in none. None has a weight with a bias, or
+// In which 16 bits the products of this many rows can be written; kFloat32: in none. None has a weight with a bias, or
 // whose rows of results would not all be aligned to 16 bytes. With `scales` a library has to be able to.
 DType narrow_type(const LinearWeight& weight, int rows, GemmScales scales);
 
-// In which type so many rows that are as they are can be read: bfloat16 where they are rounded to that, or to 8 bits.
+// In which type this many rows that are as they are can be read: bfloat16 where they are rounded to that, or to 8 bits.
 DType rows_type(const LinearWeight& weight, int rows, GemmScales scales);
 
 // Where products go: float32, or rounded to the call's narrow_type, where nothing is added to them. kFloat16 is of

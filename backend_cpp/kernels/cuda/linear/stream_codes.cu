@@ -3,7 +3,7 @@
 #include "kernels/cuda/linear/stream_shape.cuh"
 
 // Few rows and codes of 8 or 4 bits: the weight is read once, and what a warp does for a byte of it must fit into the
-// time in which the byte comes. docs/cuda.md counts the instructions. Not timed on a GPU yet.
+// time in which the byte comes. docs/internals/cuda.md counts the instructions. Not timed on a GPU yet.
 //
 // A block has two stripes of outputs; each of its 8 warps walks along slabs that are neighbours, so that scales and
 // zero points act once a group (code_sums.cuh). Every lane copies the codes it alone needs to its own slots of a ring
@@ -25,8 +25,8 @@ struct Codes {
   static constexpr int kChunkBytes = kLoads * 64;
   static constexpr int kStageSlots = kStripes * kUnit * kLoads * kStreamThreads;
   static constexpr size_t kStageBytes = sizeof(uint4) * kStageSlots;
-  static constexpr int kMostStages = 8 / kUnit;
-  static constexpr int kStages = kRingLimit / kStageBytes < kMostStages ? kRingLimit / kStageBytes : kMostStages;
+  static constexpr int kMaxStages = 8 / kUnit;
+  static constexpr int kStages = kRingLimit / kStageBytes < kMaxStages ? kRingLimit / kStageBytes : kMaxStages;
   static constexpr size_t kRingBytes = kStageBytes * kStages;
   static constexpr size_t kSumBytes = kWaySumBytes<kStripes, kRowTiles>;
   static constexpr size_t kSharedBytes = kRingBytes > kSumBytes ? kRingBytes : kSumBytes;

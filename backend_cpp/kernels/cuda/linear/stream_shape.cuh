@@ -12,7 +12,7 @@ namespace turbomind::cuda {
 inline constexpr int kWays = 8;
 inline constexpr int kStreamThreads = kWays * kWarp;
 inline constexpr int kStreamBlocks = 2;  // that a multiprocessor should hold
-inline constexpr int kMostStreamSplits = 16;
+inline constexpr int kMaxStreamSplits = 16;
 
 // Bytes of shared memory that the ways' sums take.
 template <int kStripes, int kRowTiles>
@@ -74,7 +74,7 @@ __device__ __forceinline__ void write_stream(const LinearTask& task, const Linea
   if (has_quad) write_outputs(task, part, range, row, output, sum);
 }
 
-// Launches a kernel for few rows, in as many splits as fill the device, but at most so many.
+// Launches a kernel for few rows, in as many splits as fill the device, but at most this many.
 template <int kStripes, int kRowTiles>
 void launch_stream(cudaStream_t stream, Scratch scratch, LinearTask task, int expert_parts, int most_splits,
                    void (*kernel)(LinearTask, float), size_t shared_bytes, float range) {
@@ -82,7 +82,7 @@ void launch_stream(cudaStream_t stream, Scratch scratch, LinearTask task, int ex
   constexpr int kOutputs = kStripes * kStripe;
   const int blocks = divide_up(task.weight.out_features, kOutputs);
   const int parts = part_limit<kRows>(task, expert_parts);
-  task.splits = std::min({kMostStreamSplits, most_splits, multiprocessor_count() * kStreamBlocks / (blocks * parts)});
+  task.splits = std::min({kMaxStreamSplits, most_splits, multiprocessor_count() * kStreamBlocks / (blocks * parts)});
   task.splits = std::max(task.splits, 1);
   if (task.splits > 1) {
     task.partials = scratch.take<float>(static_cast<size_t>(parts) * task.splits * kRows * blocks * kOutputs);

@@ -3,8 +3,8 @@
 #include "kernels/cuda/linear/linear_kernels.h"
 #include "kernels/cuda/linear/weight_slab.cuh"
 
-// More rows: a weight is read and widened once for 32 or 64 of them. docs/cuda.md counts the instructions. Not timed on
-// a GPU yet.
+// More rows: a weight is read and widened once for 32 or 64 of them. docs/internals/cuda.md counts the instructions.
+// Not timed on a GPU yet.
 //
 // A block of 8 warps has one part's rows, and outputs that kWays groups of warps share by dividing the inputs; a warp
 // has two stripes of outputs (of 16 bits: one) and all rows, so every number that it widens and every activation that
@@ -27,13 +27,13 @@ namespace {
 
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarp;
-constexpr int kMostStages = 5;
+constexpr int kMaxStages = 5;
 constexpr int kLeastStages = 3;  // where there is less shared memory
-constexpr int kMostOutputs = 256;
+constexpr int kMaxOutputs = 256;
 constexpr int kFewWays = 2;
 constexpr int kManyWays = 4;       // where outputs are few: half as many a block, and half the splits
 constexpr int kLeastWaySlabs = 8;  // for a split to be worth its reduction
-constexpr int kMostSplits = 8;
+constexpr int kMaxSplits = 8;
 
 template <WeightFormat kFormat, int kRowTiles, int kUnit_, int kWays_>
 struct Tile {
@@ -57,7 +57,7 @@ struct Tile {
   static constexpr size_t shared_bytes(int stages) {
     return std::max(sizeof(uint4) * kWays * kStageSlots * stages, sizeof(float) * kRows * kSumStride);
   }
-  static_assert(kSlabSlots % kWayThreads == 0 && kRows * kOutputs * kBlocks <= kTileRows * kMostOutputs);
+  static_assert(kSlabSlots % kWayThreads == 0 && kRows * kOutputs * kBlocks <= kTileRows * kMaxOutputs);
 };
 
 // Whether slabs of a step cannot overlap for want of registers.
@@ -71,10 +71,10 @@ inline constexpr bool kIsShort = Shape::kRows == kTileRows && Shape::kWays == kM
 
 // Until the oldest of a ring's stages is here.
 __device__ __forceinline__ void wait_for_stage(int stages) {
-  if (stages == kMostStages) {
-    cp_async_wait<kMostStages - 2>();
-  } else if (stages == kMostStages - 1) {
-    cp_async_wait<kMostStages - 3>();
+  if (stages == kMaxStages) {
+    cp_async_wait<kMaxStages - 2>();
+  } else if (stages == kMaxStages - 1) {
+    cp_async_wait<kMaxStages - 3>();
   } else {
     cp_async_wait<kLeastStages - 2>();
   }
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks)
     }
   };
 #pragma unroll
-  for (int i = 0; i < kMostStages - 1; ++i) {
+  for (int i = 0; i < kMaxStages - 1; ++i) {
     if (i < stages - 1 && steps.first + i < steps.last) copy_weights(i);
   }
 
@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(kThreads, Shape::kBlocks)
     for (uint32_t& offset : x_offsets) offset += chunks * kChunk;
   };
 #pragma unroll
-  for (int i = 0; i < kMostStages - 1; ++i) {
+  for (int i = 0; i < kMaxStages - 1; ++i) {
     if (i >= stages - 1) break;
     if (steps.first + i < steps.last) copy_x(i);
     cp_async_commit();
@@ -305,7 +305,7 @@ Grid grid_of(const LinearTask& task, int expert_parts) {
   const int blocks = divide_up(task.weight.out_features, Shape::kOutputs);
   const int parts = part_limit<Shape::kRows>(task, expert_parts);
   const int slabs = slab_shape(task.weight, Shape::Format::kIsPacked).total;
-  const int splits = std::min({kMostSplits * kFewWays / Shape::kWays, slabs / (Shape::kWays * kLeastWaySlabs),
+  const int splits = std::min({kMaxSplits * kFewWays / Shape::kWays, slabs / (Shape::kWays * kLeastWaySlabs),
                                multiprocessor_count() * Shape::kBlocks / (blocks * parts)});
   return {blocks, std::max(splits, 1), parts};
 }
@@ -319,7 +319,7 @@ void launch_tile(cudaStream_t stream, Scratch scratch, LinearTask task, int expe
     task.partials = scratch.take<float>(static_cast<size_t>(grid.total()) * Shape::kRows * Shape::kOutputs);
   }
   const int resident = std::min(divide_up(grid.total(), multiprocessor_count()), Shape::kBlocks);
-  int stages = kMostStages;
+  int stages = kMaxStages;
   while (stages > kLeastStages && Shape::shared_bytes(stages) * resident > most_shared_memory()) --stages;
   launch(tile_linear_kernel<Shape, kFormat, kRowTiles>, dim3(grid.blocks, grid.splits, grid.parts), dim3(kThreads),
          Shape::shared_bytes(stages), stream, task, range_of(kFormat), stages);
@@ -339,19 +339,19 @@ void tile_ways(cudaStream_t stream, Scratch scratch, const LinearTask& task, int
 
 template <WeightFormat kFormat>
 void tile_format(cudaStream_t stream, Scratch scratch, const LinearTask& task, int part_rows, int expert_parts) {
-  constexpr int kMost = kTileRows / 8;
+  constexpr int kMax = kTileRows / 8;
   const bool is_low = part_rows <= kTileRows / 2;
   if constexpr (kFormat == WeightFormat::kInt4) {
     if (task.weight.group % (2 * kSlabChunks * kChunk) == 0) {
-      if (is_low) return tile_ways<kFormat, kMost / 2, 2>(stream, scratch, task, expert_parts);
-      return tile_ways<kFormat, kMost, 2>(stream, scratch, task, expert_parts);
+      if (is_low) return tile_ways<kFormat, kMax / 2, 2>(stream, scratch, task, expert_parts);
+      return tile_ways<kFormat, kMax, 2>(stream, scratch, task, expert_parts);
     }
   } else if constexpr (SlabFormat<kFormat>::kIsPacked) {
-    if (is_low) return tile_ways<kFormat, kMost / 2, 1>(stream, scratch, task, expert_parts);
-    return tile_ways<kFormat, kMost, 1>(stream, scratch, task, expert_parts);
+    if (is_low) return tile_ways<kFormat, kMax / 2, 1>(stream, scratch, task, expert_parts);
+    return tile_ways<kFormat, kMax, 1>(stream, scratch, task, expert_parts);
   }
-  if (is_low) return launch_tile<kFormat, kMost / 2, 1, kFewWays>(stream, scratch, task, expert_parts);
-  launch_tile<kFormat, kMost, 1, kFewWays>(stream, scratch, task, expert_parts);
+  if (is_low) return launch_tile<kFormat, kMax / 2, 1, kFewWays>(stream, scratch, task, expert_parts);
+  launch_tile<kFormat, kMax, 1, kFewWays>(stream, scratch, task, expert_parts);
 }
 
 }  // namespace
@@ -375,7 +375,7 @@ void tile_linear(cudaStream_t stream, Scratch scratch, const LinearTask& task, i
 }
 
 size_t split_scratch_bytes() {
-  return sizeof(float) * kTileRows * kMostOutputs * multiprocessor_count();
+  return sizeof(float) * kTileRows * kMaxOutputs * multiprocessor_count();
 }
 
 bool has_whole_chunks(const LinearWeight& weight) {

@@ -7,7 +7,7 @@
 #include "kernels/cuda/linear/weight_slab.cuh"
 #include "kernels/cuda/moe/moe.h"
 #include "kernels/cuda/moe/sort_experts.h"
-#include "kernels/cuda/rounding/round_rows.h"
+#include "kernels/cuda/quantize/round_rows.h"
 #include "kernels/cuda/widen.cuh"
 
 // Rows are sorted by expert; two grouped products with the activation between them; and each row of y gathers what its
@@ -19,7 +19,7 @@ namespace turbomind::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kMostExpertsOfRow = 32;
+constexpr int kMaxExpertsOfRow = 32;
 
 template <class Element, int kCount>
 struct alignas(std::min(sizeof(Element) * kCount, sizeof(uint4))) Few {
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kThreads)
     add_shares_kernel(const Element* outputs, const int32_t* slots, const int32_t* chosen, const float* weights,
                       int top_k, int hidden, float* y) {
   await_previous();
-  __shared__ int32_t order[kMostExpertsOfRow];  // the row's pairs, by ascending expert
+  __shared__ int32_t order[kMaxExpertsOfRow];  // the row's pairs, by ascending expert
   const int first_pair = blockIdx.x * top_k;
   if (chosen[first_pair] < 0) return;  // and so are the row's others
   if (static_cast<int>(threadIdx.x) < top_k) {
@@ -211,8 +211,8 @@ size_t expert_scratch_bytes(const ExpertTable& experts, int rows, int top_k) {
 void add_experts(cudaStream_t stream, const LinearScratch& scratch, Activation activation, const ExpertTable& experts,
                  const float* x, int rows, int top_k, const int32_t* chosen, const float* weights, float* y) {
   if (rows == 0) return;
-  if (top_k > kMostExpertsOfRow) {
-    throw internal_error("a row can go to at most " + std::to_string(kMostExpertsOfRow) + " experts on a GPU, got " +
+  if (top_k > kMaxExpertsOfRow) {
+    throw internal_error("a row can go to at most " + std::to_string(kMaxExpertsOfRow) + " experts on a GPU, got " +
                          std::to_string(top_k));
   }
   const auto& [gate_up, down] = experts.first;

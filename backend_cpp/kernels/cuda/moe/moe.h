@@ -21,7 +21,7 @@ struct ExpertTable {
   const GroupedKernel* library = nullptr;  // multiplies where experts have many rows; null: ours does
 };
 
-// A library's kernels of which type could multiply so many rows, each with top_k of the experts.
+// A library's kernels of which type could multiply this many rows, each with top_k of the experts.
 GroupedType library_type(const ExpertTable& experts, int rows, int top_k);
 
 // The scratch memory that a call with up to `rows` rows takes.

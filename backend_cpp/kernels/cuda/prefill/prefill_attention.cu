@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/elementwise/widen_rows.h"
-#include "kernels/cuda/rounding/round_rows.h"
+#include "kernels/cuda/quantize/round_rows.h"
 
 namespace turbomind::cuda {
 
@@ -39,9 +39,9 @@ size_t row_width(const AttentionParams& params) {
 
 bool is_prefill_attention(const AttentionParams& params, int most_keys) {
   const CacheLayout& layout = params.layout;
-  return layout.type == CacheType::kBFloat16 && layout.key_dim == layout.value_dim && params.set == SpanSet::kTokens &&
-         params.softcap == 0 && params.alibi_slopes == nullptr && params.sights == nullptr && params.sinks == nullptr &&
-         (params.window <= 0 || most_keys <= params.window);
+  return layout.type == CacheType::kBFloat16 && layout.key_dim == layout.value_dim &&
+         params.set.use == SpanUse::kTokens && params.softcap == 0 && params.alibi_slopes == nullptr &&
+         params.kv_lens == nullptr && params.sinks == nullptr && (params.window <= 0 || most_keys <= params.window);
 }
 
 size_t prefill_scratch_bytes(const AttentionParams& params, int rows) {

@@ -10,7 +10,8 @@
 
 namespace turbomind::cuda {
 
-// Sequences have so many rows, on average, where a library's kernel is used: its tiles have two to three times as many.
+// Sequences have this many rows, on average, where a library's kernel is used: its tiles have two to three times as
+// many.
 inline constexpr int kLeastPrefillRows = 64;
 
 // Whether a library's kernel computes such attention to contexts of up to `most_keys` keys: a bfloat16 cache whose keys

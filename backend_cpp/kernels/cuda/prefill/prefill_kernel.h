@@ -45,7 +45,7 @@ struct PrefillKernel {
   void (*run)(cudaStream_t stream, const PrefillCall& call);
 };
 
-// How a unit that was built with a library tells so, before main() begins.
+// How a unit that was built with a library says so, before main() begins.
 bool add_prefill_kernel(const PrefillKernel& kernel);
 // The first of those added that is for such heads and runs on such a device; null when there is none.
 const PrefillKernel* prefill_kernel_for(int dim, int capability);

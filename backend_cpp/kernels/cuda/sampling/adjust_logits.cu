@@ -13,8 +13,8 @@ __device__ __forceinline__ bool has_bit(const uint32_t* bits, int token) {
   return (bits[token / 32] >> token % 32 & 1u) != 0;
 }
 
-// Repetition: Keskar et al., 2019. Presence and frequency: OpenAI API reference. Rounded as the CPU does: no product is
-// fused with a sum.
+// Repetition: Keskar et al., 2019. Presence and frequency: OpenAI API reference. Quantized as the CPU does: no product
+// is fused with a sum.
 __device__ __forceinline__ float penalised(const SamplingRow& row, int token, float logit) {
   if (row.repetition_penalty != 1 && row.seen != nullptr && has_bit(row.seen, token)) {
     logit = logit > 0 ? logit / row.repetition_penalty : logit * row.repetition_penalty;

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kThreads = 1024;
 constexpr int kListSize = 2048;
-constexpr int kNucleusTokens = 1024;  // so many of the likeliest tokens are looked at for a nucleus
+constexpr int kNucleusTokens = 1024;  // this many of the likeliest tokens are looked at for a nucleus
 constexpr int kPlaceBits = 64;
 
 // The likeliest tokens of a row, in any order.

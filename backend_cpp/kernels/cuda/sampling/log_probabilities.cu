@@ -78,9 +78,9 @@ __global__ void __launch_bounds__(kThreads, 1)
 void log_probabilities(cudaStream_t stream, const float* logits, int vocab_size, int rows, const int32_t* tokens,
                        int top, float* chosen, int32_t* top_tokens, float* top_logprobs) {
   if (rows == 0) return;
-  if (top > kMostLogprobs || top > vocab_size) {
-    throw internal_error("at most " + std::to_string(kMostLogprobs) + " log probabilities of a vocabulary of " +
-                         std::to_string(vocab_size) + " can be told, got " + std::to_string(top));
+  if (top > kMaxLogprobs || top > vocab_size) {
+    throw internal_error("at most " + std::to_string(kMaxLogprobs) + " log probabilities of a vocabulary of " +
+                         std::to_string(vocab_size) + " can be given, got " + std::to_string(top));
   }
   launch(log_probability_kernel, dim3(rows), dim3(kThreads), 0, stream, logits, vocab_size, tokens, top, chosen,
          top_tokens, top_logprobs);

@@ -1,4 +1,4 @@
-// The next token of each row of logits, chosen on a GPU as engine/answer/sampler.h says.
+// The next token of each row of logits, chosen on a GPU as engine/generation/sampler.h says.
 //
 // Three launches a batch. Blocks of kChunkTokens tokens change the logits (penalties, biases, what is forbidden) and
 // find their largest; then, where no top-k limits a row, they sum its weights; then a block a row draws. Nothing is
@@ -7,8 +7,8 @@
 // hundred times longer.
 //
 // Weights are exp((logit - largest) / temperature) as integers, kWeightOne for 1: sums are exact and do not depend on
-// their order, so a row's token depends on nothing but its own logits and SamplingRow. Beside the CPU's float64 sums,
-// another token is drawn only where the random number lies within about 2e-6 of the border between two.
+// their order, so a row's token depends on nothing but its own logits and SamplingRow. Alongside the CPU's float64
+// sums, another token is drawn only where the random number lies within about 2e-6 of the border between two.
 #pragma once
 
 #include "kernels/cuda/device.h"
@@ -23,7 +23,7 @@ struct TokenBias {
 };
 
 // What one row wants; on the device. Lists may be null where they are empty.
-struct SamplingRow : SamplingRule {
+struct SamplingRow : SamplingParams {
   const uint32_t* seen = nullptr;     // [vocab / 32 rounded up]; bit set: in prompt or answer. With repetition_penalty
   const int32_t* counts = nullptr;    // [vocab]; occurrences in the answer. With the other two penalties
   const TokenBias* biases = nullptr;  // [bias_count], each token once
@@ -50,10 +50,10 @@ struct TokenMove {
 // to[move.to] = from[move.from], 0 where that is negative. moves [count]
 void move_tokens(cudaStream_t stream, const int32_t* from, const TokenMove* moves, int count, int32_t* to);
 
-inline constexpr int kMostLogprobs = 32;
+inline constexpr int kMaxLogprobs = 32;
 
 // Log probabilities under the rows' logits as they are: chosen [rows] of tokens [rows]; of the `top` (at most
-// kMostLogprobs) likeliest, best first, the lowest among equals, top_tokens and top_logprobs [rows, top].
+// kMaxLogprobs) likeliest, best first, the lowest among equals, top_tokens and top_logprobs [rows, top].
 void log_probabilities(cudaStream_t stream, const float* logits, int vocab_size, int rows, const int32_t* tokens,
                        int top, float* chosen, int32_t* top_tokens, float* top_logprobs);
 

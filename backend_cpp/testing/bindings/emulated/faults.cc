@@ -7,6 +7,7 @@
 
 #include "testing/bindings/cuda_internals.h"
 #include "testing/cuda_emulated/block.h"
+#include "testing/cuda_emulated/deferred.h"
 #include "testing/cuda_emulated/launch_limits.h"
 #include "testing/cuda_emulated/libraries.h"
 
@@ -17,7 +18,11 @@ void bind_faults(pybind11::module_& m) {
     emulated::inject_fault(name, skipped, static_cast<cudaError_t>(error), lasts);
   });
   m.def("set_device_memory", &emulated::set_device_memory);
-  m.def("clear_faults", &emulated::clear_faults);
+  m.def("clear_faults", [] {
+    emulated::clear_faults();
+    emulated::defer_work(0);
+  });
+  m.def("defer_work", &emulated::defer_work);
   m.def("calls_of", &emulated::calls_of);
   m.def("loads_eagerly", &emulated::loads_eagerly);
   m.def("restart_runtime", &emulated::restart_runtime);

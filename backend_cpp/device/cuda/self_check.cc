@@ -1,0 +1,77 @@
+#include "device/cuda/self_check.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <limits>
+#include <string_view>
+
+#include "base/error.h"
+
+namespace turbomind {
+
+bool may_use_library(LibraryUse use) {
+  static constexpr std::array<std::string_view, 4> kNames = {"experts", "latents", "prompts", "scales"};
+  const char* variable = std::getenv("LMDEPLOY_CUDA_LIBRARIES");
+  std::string_view wanted = variable != nullptr ? variable : "";
+  if (wanted.empty()) return true;
+  if (wanted == "0") return false;
+  bool is_named = false;
+  while (!wanted.empty()) {
+    const size_t size = std::min(wanted.find(','), wanted.size());
+    const auto name = std::ranges::find(kNames, wanted.substr(0, size));
+    if (name == kNames.end()) {
+      throw invalid_argument("LMDEPLOY_CUDA_LIBRARIES is " + std::string(variable) +
+                             ": it is 0, or names some of experts, latents, prompts and scales between commas");
+    }
+    is_named = is_named || name - kNames.begin() == static_cast<int>(use);
+    wanted.remove_prefix(std::min(size + 1, wanted.size()));
+  }
+  return is_named;
+}
+
+double largest_difference(const SelfCheck& check) {
+  if (check.ours.empty() || check.theirs.size() != check.ours.size() || check.magnitude.size() != check.ours.size()) {
+    return std::numeric_limits<double>::infinity();
+  }
+  double largest = 0;
+  for (size_t i = 0; i < check.ours.size(); ++i) {
+    const double bound = double{check.relative} * check.magnitude[i] + check.absolute;
+    const double part = std::abs(double{check.ours[i]} - check.theirs[i]) / bound;
+    if (!std::isfinite(part)) return std::numeric_limits<double>::infinity();
+    largest = std::max(largest, part);
+  }
+  return largest;
+}
+
+bool passes_self_check(const std::string& name, const std::function<SelfCheck()>& run, const char* ours) {
+  try {
+    const double part = largest_difference(run());
+    const bool passes = part <= 1;
+    std::fprintf(stderr, "turbomind: %s %s %s, by %.2f of what it may differ: it is %s\n", name.c_str(),
+                 passes ? "agrees with" : "DIFFERS from", ours, part, passes ? "used" : "not used");
+    return passes;
+  } catch (const Error& error) {
+    std::fprintf(stderr, "turbomind: %s is not used, since its self-check failed: %s\n", name.c_str(), error.what());
+    return false;
+  }
+}
+
+std::vector<float> self_check_numbers(size_t count, float deviation, unsigned seed) {
+  std::mt19937 engine(seed);
+  std::normal_distribution<float> distribution(0.0f, deviation);
+  std::vector<float> numbers(count);
+  for (float& number : numbers) number = to_float(to_bf16(distribution(engine)));
+  return numbers;
+}
+
+float8 random_float8(std::mt19937& engine) {
+  constexpr uint8_t kNotANumber = 0x7F;
+  constexpr uint8_t kMinusZero = 0x80;
+  const auto code = static_cast<uint8_t>(engine() & 0xFF);
+  return float8{(code & kNotANumber) == kNotANumber ? kMinusZero : code};
+}
+
+}  // namespace turbomind

@@ -1,0 +1,48 @@
+// The devices of this build. What is above this folder finds one by its traits, and asks for no name.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "device/operators.h"
+
+namespace turbomind {
+
+class RankGroup;
+
+// What suits a device, and what it can do.
+struct DeviceTraits {
+  // Where the user says nothing: sequences of a step, tokens of one in place of the default of max_prefill_token_num,
+  // and up to how many bytes the cache takes its default share of the free memory.
+  int batch_size = 0;
+  int step_tokens = 0;
+  size_t cache_limit = 0;
+  // Whether all ranks of a model take from one memory.
+  bool ranks_share_memory = false;
+  // Whether its linear layers take a minimum for each group of codes (WeightOptions::takes_mins).
+  bool takes_mins = false;
+  // Whether draft models and heads run on it.
+  bool runs_drafters = false;
+};
+
+struct Device {
+  std::string name;
+  DeviceTraits traits;
+  int (*count)();  // of this machine
+  // `threads`: of the CPU; 0: all. Throws Error that says what is missing.
+  std::unique_ptr<Operators> (*make)(int threads);
+  std::unique_ptr<RankGroup> (*make_group)(int ranks, int threads);
+  // To be called before anything else of the device where a model will be spread over ranks.
+  void (*expect_ranks)();
+};
+
+// How a device of this build becomes known, before main() begins; one added later is preferred by "auto".
+bool add_device(const Device& device);
+// By its name; "auto": the preferred one of those that the machine has. Throws Error that names what there is.
+const Device& find_device(const std::string& name);
+// The names of the devices that the machine has; the preferred one is the last.
+std::vector<std::string> available_devices();
+
+}  // namespace turbomind

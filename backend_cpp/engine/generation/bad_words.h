@@ -1,0 +1,51 @@
+// What must not come about in an answer: token sequences, and strings however they are cut into tokens.
+//
+// A token is forbidden when it would complete a sequence, or when its bytes, after the text so far, would complete a
+// string. Which tokens complete a string depends only on how much of it has come already, so the list is made once for
+// each such state. The answers to one request share these lists; each keeps its own states.
+//
+// Used by the step thread only.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/generation/string_pattern.h"
+#include "engine/generation/token_table.h"
+
+namespace turbomind {
+
+class BadWords {
+ public:
+  // What must not come about, and `table`, must outlive this.
+  BadWords(const std::vector<std::string>& texts, const std::vector<std::vector<int32_t>>& sequences,
+           const TokenTable& table);
+
+  // How much of each string is at the end of an answer's text.
+  using States = std::vector<int>;
+  States begin() const { return States(texts_.size(), 0); }
+  void advance(States& states, std::string_view bytes) const;
+
+  // Appends the tokens that are forbidden behind `tokens` and text in these states.
+  void append_forbidden(const States& states, const std::vector<int32_t>& tokens,
+                        std::vector<int32_t>& forbidden) const;
+  // Whether that depends on the tokens so far.
+  bool depends_on_tokens() const;
+
+ private:
+  struct Text {
+    StringPattern pattern;
+    mutable std::unordered_map<int, std::vector<int32_t>> completing;  // tokens, by state; filled when first needed
+  };
+
+  const std::vector<int32_t>& completing_tokens(const Text& text, int state) const;
+
+  std::vector<Text> texts_;
+  const std::vector<std::vector<int32_t>>& sequences_;
+  const TokenTable& table_;
+};
+
+}  // namespace turbomind

@@ -1,0 +1,257 @@
+#include "engine/generation/generation.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "base/error.h"
+#include "engine/generation/log_probabilities.h"
+#include "kernels/sampling.h"
+
+namespace turbomind {
+
+namespace {
+
+// Random streams of a request's answers begin a multiple of the golden ratio apart.
+constexpr uint64_t kSeedStride = 0x9E3779B97F4A7C15u;
+constexpr int kMaxVerdicts = 256;  // on the likeliest tokens, before all that may come are asked for
+
+bool contains(const std::vector<int32_t>& ids, int32_t id) {
+  return std::find(ids.begin(), ids.end(), id) != ids.end();
+}
+
+}  // namespace
+
+Answer::Answer(std::shared_ptr<const GenerationRules> rules, int index, uint64_t seed, uint64_t sequence,
+               std::vector<int32_t>& tokens)
+    : rules_(std::move(rules)),
+      tokens_(tokens),
+      index_(index),
+      penalties_(rules_->sampling, rules_->prompt_tokens, rules_->params.logit_bias),
+      bad_word_states_(rules_->bad_words.begin()),
+      thinking_(rules_->params),
+      text_(rules_->stop_strings),
+      prompt_rows_(*rules_, index) {
+  static_cast<SamplingParams&>(choice_) = rules_->sampling;
+  choice_.seed = seed + static_cast<uint64_t>(index) * kSeedStride;
+  choice_.sequence = sequence;
+  choice_.tokens = &tokens_;
+  choice_.prompt_len = rules_->prompt_len;
+  choice_.biases = &rules_->params.logit_bias;
+  choice_.logprobs = rules_->params.logprobs.value_or(-1);
+  if (!rules_->grammar) return;
+  matcher_ = rules_->grammar->new_matcher(rules_->params.stop_token_ids);
+  // Without stop tokens, what may come also says where the answer ends; a hook is to be called once a token.
+  const int deciding = Sampler::deciding(rules_->sampling);
+  needs_few_verdicts_ = !rules_->params.stop_token_ids.empty() && !rules_->params.logits_hook && deciding > 0 &&
+                        deciding <= kMaxVerdicts / 2;
+}
+
+bool Answer::needs_logits() const {
+  const GenerationParams& params = rules_->params;
+  return params.logits_hook || params.logits != RowsWanted::kNone || params.hidden_states != RowsWanted::kNone ||
+         params.generates_nothing();
+}
+
+bool Answer::knows_choice() {
+  if (!matcher_) return true;
+  const GrammarState* state = matcher_->state();
+  return state != nullptr && !is_complete(*state);
+}
+
+const TokenChoice& Answer::choice(int in_flight) {
+  const int position = generated() + in_flight;
+  choice_.draw = static_cast<uint64_t>(position);
+  choice_.in_flight = in_flight;
+  choice_.forbidden = forbidden_tokens(position);
+  const GrammarState* state = matcher_ ? matcher_->peek() : nullptr;
+  choice_.mask = state != nullptr ? state->mask.data() : nullptr;
+  if (const int32_t token = thinking_.forced(); token >= 0) {
+    choice_.forbidden.clear();
+    choice_.mask = mask_of_only(token);
+  }
+  return choice_;
+}
+
+FinishReason Answer::advance(Sampler& sampler, float* logits, const float* hidden) {
+  const GenerationParams& params = rules_->params;
+  const int vocab = rules_->space.vocab_size;
+  if (params.output_embedding) unsent_.embedding.assign(hidden, hidden + rules_->space.hidden_size);
+  if (params.generates_nothing()) {
+    return params.scores_prompt || params.output_embedding ? FinishReason::kStop : FinishReason::kLength;
+  }
+  if (matcher_) {
+    const GrammarState* state = known_state();
+    if (state == nullptr && !needs_few_verdicts_) return wait_for_grammar(logits, hidden);
+    if (state != nullptr && is_complete(*state))
+      return state->is_finished ? FinishReason::kStop : FinishReason::kLength;
+  }
+  std::vector<float> unchanged;  // for what is reported of the model's own distribution
+  if (params.logprobs || params.logits != RowsWanted::kNone) unchanged.assign(logits, logits + vocab);
+  if (params.logits_hook) params.logits_hook(tokens_, logits, vocab);
+  const TokenChoice& how = choice(0);
+  const bool is_unmasked = matcher_ && how.mask == nullptr;
+  std::vector<float> unadjusted;
+  if (is_unmasked) unadjusted.assign(logits, logits + vocab);
+  penalties_.apply(logits);
+  for (const int32_t token : how.forbidden) logits[token] = -std::numeric_limits<float>::infinity();
+  if (how.mask != nullptr) apply_mask(how.mask, vocab, logits);
+  if (is_unmasked && !forbid_likeliest(sampler, logits)) return wait_for_grammar(unadjusted.data(), hidden);
+  const int32_t token = sampler.sample(logits, how);
+  if (is_ended_by(token)) return FinishReason::kStop;
+  if (params.logprobs) unsent_.logprobs.push_back(log_probabilities(unchanged.data(), vocab, token, *params.logprobs));
+  if (params.logits != RowsWanted::kNone) {
+    unsent_.logits.insert(unsent_.logits.end(), unchanged.begin(), unchanged.end());
+  }
+  if (params.hidden_states != RowsWanted::kNone) {
+    unsent_.hidden_states.insert(unsent_.hidden_states.end(), hidden, hidden + rules_->space.hidden_size);
+  }
+  return append_and_jump(token);
+}
+
+// What may come next, if it is known. Where the likeliest tokens may do, it may never be asked for.
+const GrammarState* Answer::known_state() {
+  return needs_few_verdicts_ ? matcher_->peek() : matcher_->state();
+}
+
+FinishReason Answer::wait_for_grammar(const float* logits, const float* hidden) {
+  matcher_->state();  // asks
+  if (const std::optional<Error> failure = matcher_->failure()) throw Error(*failure);
+  kept_logits_.assign(logits, logits + rules_->space.vocab_size);
+  if (rules_->params.hidden_states != RowsWanted::kNone) {
+    kept_hidden_.assign(hidden, hidden + rules_->space.hidden_size);
+  }
+  return FinishReason::kNone;
+}
+
+// Forbids what the grammar does, as far as it could be chosen. False: that takes to know all that may come. What is
+// chosen of the logits then is what would be chosen of logits in which nothing stands that the grammar forbids, since
+// the likeliest tokens alone decide and all of these are allowed.
+bool Answer::forbid_likeliest(Sampler& sampler, float* logits) {
+  const std::vector<int32_t> likeliest = sampler.likeliest(logits, kMaxVerdicts);
+  int missing = Sampler::deciding(choice_);
+  std::vector<int32_t> asked;
+  std::vector<bool> may_come;
+  for (auto next = likeliest.begin(); missing > 0 && next != likeliest.end();) {
+    const auto end = next + std::min<ptrdiff_t>(missing, likeliest.end() - next);
+    asked.assign(next, end);
+    next = end;
+    if (!matcher_->check(asked, may_come)) return false;
+    for (size_t i = 0; i < asked.size(); ++i) {
+      if (may_come[i]) {
+        --missing;
+      } else {
+        logits[asked[i]] = -std::numeric_limits<float>::infinity();
+      }
+    }
+  }
+  return missing == 0;
+}
+
+bool Answer::can_resume() {
+  return matcher_->state() != nullptr || matcher_->failure().has_value();
+}
+
+FinishReason Answer::resume(Sampler& sampler) {
+  std::vector<float> logits = std::exchange(kept_logits_, {});
+  const std::vector<float> hidden = std::exchange(kept_hidden_, {});
+  return advance(sampler, logits.data(), hidden.data());
+}
+
+FinishReason Answer::advance(const ChosenToken& chosen) {
+  if (is_ended_by(chosen.token)) return FinishReason::kStop;
+  if (const int top = choice_.logprobs; top >= 0) {
+    TokenLogprobs& entry = unsent_.logprobs.emplace_back();
+    entry.chosen = chosen.log_probability;
+    for (int i = 0; i < std::min(top, rules_->space.vocab_size); ++i) {
+      entry.top.emplace_back(chosen.top_tokens[i], chosen.top_log_probabilities[i]);
+    }
+  }
+  return append_and_jump(chosen.token);
+}
+
+std::optional<Output> Answer::take_output(FinishReason finish) {
+  unsent_.text += finish == FinishReason::kNone ? text_.take() : text_.take_rest();
+  if (finish == FinishReason::kNone && !rules_->params.stream) return std::nullopt;
+  unsent_.index = index_;
+  unsent_.finish = finish;
+  unsent_.generate_token_len = generated();
+  unsent_.stop_token = stop_token_;
+  if (text_.stopped_by() != nullptr) unsent_.stop_string = text_.stopped_by()->text();
+  return std::exchange(unsent_, {});
+}
+
+// Tokens that limits other than a grammar's forbid at this position of the answer.
+std::vector<int32_t> Answer::forbidden_tokens(int position) const {
+  std::vector<int32_t> forbidden;
+  if (position < rules_->params.min_new_tokens) forbidden = rules_->params.stop_token_ids;
+  rules_->bad_words.append_forbidden(bad_word_states_, tokens_, forbidden);
+  return forbidden;
+}
+
+const int32_t* Answer::mask_of_only(int32_t token) {
+  only_.assign((static_cast<size_t>(rules_->space.vocab_size) + 31) / 32, 0);
+  only_[static_cast<size_t>(token) / 32] = static_cast<int32_t>(uint32_t{1} << (token % 32));
+  return only_.data();
+}
+
+// Whether nothing more may come at a place of its grammar. That an answer without stop tokens is at its end is not
+// always known when its last token comes.
+bool Answer::is_complete(const GrammarState& state) const {
+  return state.is_finished || generated() >= rules_->params.max_new_tokens;
+}
+
+bool Answer::is_ended_by(int32_t token) {
+  if (token < 0) {
+    throw internal_error(matcher_ ? "no token satisfies the response format and the other limits"
+                                  : "the model produced logits that are not numbers, or no token is allowed");
+  }
+  if (!contains(rules_->params.stop_token_ids, token)) return false;
+  stop_token_ = token;
+  return true;
+}
+
+// Takes a token that is part of the answer.
+FinishReason Answer::append(int32_t token) {
+  const GenerationParams& params = rules_->params;
+  const TokenTable& table = rules_->space.tokens;
+  tokens_.push_back(token);
+  penalties_.note(token);
+  unsent_.token_ids.push_back(token);
+  if (matcher_) matcher_->accept(token);
+  rules_->bad_words.advance(bad_word_states_, table.bytes(token));
+  thinking_.advance(table.bytes(token));
+  const bool is_hidden = params.skip_special_tokens && table.is_special(token);
+  const bool may_stop = generated() >= params.min_new_tokens;
+  if (!is_hidden && text_.append(table.bytes(token), may_stop)) return FinishReason::kStop;
+  if (matcher_ && params.stop_token_ids.empty()) {
+    const GrammarState* state = matcher_->state();
+    if (state == nullptr) return FinishReason::kNone;
+    if (state->is_finished) return FinishReason::kStop;
+  }
+  return generated() >= params.max_new_tokens ? FinishReason::kLength : FinishReason::kNone;
+}
+
+FinishReason Answer::append_and_jump(int32_t token) {
+  const FinishReason finish = append(token);
+  const GenerationParams& params = rules_->params;
+  const bool wants_rows = params.logprobs || params.logits_hook || params.logits != RowsWanted::kNone ||
+                          params.hidden_states != RowsWanted::kNone;
+  return finish != FinishReason::kNone || !matcher_ || wants_rows ? finish : jump_forward();
+}
+
+// Where the grammar is known to leave one token only, takes it without running the model; the next step computes all of
+// them at once.
+FinishReason Answer::jump_forward() {
+  FinishReason finish = FinishReason::kNone;
+  while (finish == FinishReason::kNone) {
+    const GrammarState* state = known_state();
+    if (state == nullptr || state->is_finished || state->only_token < 0) break;
+    const int32_t token = state->only_token;
+    if (contains(rules_->params.stop_token_ids, token) || contains(forbidden_tokens(generated()), token)) break;
+    finish = append(token);
+  }
+  return finish;
+}
+
+}  // namespace turbomind

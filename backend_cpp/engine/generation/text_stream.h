@@ -1,0 +1,43 @@
+// Turns the bytes of generated tokens into text that may be shown.
+//
+// Bytes are held back while they may still become a stop string or the rest of a UTF-8 character; what is released is
+// always whole characters and never part of a stop string. Bytes that can no longer become a character are replaced by
+// U+FFFD, one for each maximal ill-formed run (Unicode 15, section 3.9, as Python's decoder does).
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/generation/string_pattern.h"
+
+namespace turbomind {
+
+class TextStream {
+ public:
+  // `stop_strings` must outlive the stream.
+  explicit TextStream(const std::vector<StringPattern>& stop_strings);
+
+  // Adds bytes. Returns true when they complete a stop string: the text before it stays, the rest is dropped, and the
+  // stream takes no more bytes. While `may_stop` is false stop strings pass through as text.
+  bool append(std::string_view bytes, bool may_stop);
+
+  // Text that can be shown and has not been taken before.
+  std::string take();
+  // The same at the end of the answer, when nothing more can follow: text held back for a stop string is released, an
+  // unfinished character is dropped. Before a stop string it becomes U+FFFD: what follows does not finish it.
+  std::string take_rest();
+
+  // The stop string that ended the text, the longest of those that end there; null: none has.
+  const StringPattern* stopped_by() const { return stopped_by_; }
+
+ private:
+  std::string release(size_t count, bool at_end);
+
+  const std::vector<StringPattern>& stop_strings_;
+  std::vector<int> states_;  // of each stop string
+  std::string pending_;
+  const StringPattern* stopped_by_ = nullptr;
+};
+
+}  // namespace turbomind

@@ -1,0 +1,46 @@
+#include "engine/generation/thinking_budget.h"
+
+#include <algorithm>
+
+namespace turbomind {
+
+namespace {
+
+constexpr std::string_view kBlank = " \t\r\n";
+
+}  // namespace
+
+ThinkingBudget::ThinkingBudget(const GenerationParams& params)
+    : params_(params), is_open_(params.thinking_budget.has_value()), has_begun_(params.thinking_begin.empty()) {}
+
+int32_t ThinkingBudget::forced() const {
+  if (!is_open_ || !has_begun_ || tokens_ < *params_.thinking_budget) return -1;
+  return params_.thinking_end_ids[forced_];
+}
+
+void ThinkingBudget::advance(std::string_view bytes) {
+  if (!is_open_) return;
+  if (forced() >= 0) {
+    is_open_ = ++forced_ < params_.thinking_end_ids.size();
+    return;
+  }
+  ++tokens_;
+  text_ += bytes;
+  if (!has_begun_) look_for_begin();
+  if (!has_begun_) return;
+  const std::string& end = params_.thinking_end;
+  is_open_ = is_open_ && text_.find(end) == std::string::npos;
+  if (text_.size() >= end.size()) text_.erase(0, text_.size() - end.size() + 1);
+}
+
+// An answer that begins otherwise has no reasoning.
+void ThinkingBudget::look_for_begin() {
+  const std::string& begin = params_.thinking_begin;
+  text_.erase(0, std::min(text_.find_first_not_of(kBlank), text_.size()));
+  const size_t common = std::min(text_.size(), begin.size());
+  is_open_ = text_.compare(0, common, begin, 0, common) == 0;
+  has_begun_ = is_open_ && common == begin.size();
+  if (has_begun_) text_.erase(0, begin.size());
+}
+
+}  // namespace turbomind

@@ -1,0 +1,173 @@
+#include "engine/schedule/prefix_tree.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+
+namespace turbomind {
+
+namespace {
+
+class Hash {
+ public:
+  explicit Hash(uint64_t seed) : state_(seed * 0x9E3779B97F4A7C15u) {}
+
+  void add(uint64_t value) {
+    state_ = (state_ ^ value) * 0xFF51AFD7ED558CCDu;
+    state_ ^= state_ >> 32;
+  }
+  uint64_t value() const { return state_; }
+
+ private:
+  uint64_t state_;
+};
+
+}  // namespace
+
+NodeId PrefixTree::find(NodeId parent, const PrefixKey& prefix, int index) const {
+  const Content content = content_of(prefix, index);
+  return find(parent, content, key_of(parent, content));
+}
+
+NodeId PrefixTree::find_root(const PrefixScope& scope) const {
+  const auto [first, last] = roots_.equal_range(scope.realm);
+  const auto it = std::find_if(first, last, [&](const auto& entry) { return at(entry.second).scope == scope; });
+  return it == last ? kNoNode : it->second;
+}
+
+NodeId PrefixTree::get(NodeId parent, const PrefixKey& prefix, int index) {
+  Content content = content_of(prefix, index);
+  const uint64_t key = key_of(parent, content);
+  if (const NodeId known = find(parent, content, key); known != kNoNode) return known;
+  const NodeId node = make(index_, key);
+  Node& made = at(node);
+  made.parent = parent;
+  made.scope = at(parent).scope;
+  made.tokens.assign(content.tokens.begin(), content.tokens.end());
+  made.images = std::move(content.images);
+  made.next = std::exchange(at(parent).first_child, node);
+  if (made.next != kNoNode) at(made.next).previous = node;
+  hold(parent);
+  return node;
+}
+
+NodeId PrefixTree::get_root(const PrefixScope& scope) {
+  if (const NodeId known = find_root(scope); known != kNoNode) return known;
+  const NodeId node = make(roots_, scope.realm);
+  at(node).scope = scope;
+  return node;
+}
+
+void PrefixTree::let_go(NodeId node) {
+  while (node != kNoNode) {
+    Node& ending = at(node);
+    if (ending.uses == 0) throw internal_error("a prefix was let go that nobody holds");
+    if (--ending.uses > 0) return;
+    const NodeId parent = ending.parent;
+    if (ending.next != kNoNode) at(ending.next).previous = ending.previous;
+    if (ending.previous != kNoNode) {
+      at(ending.previous).next = ending.next;
+    } else if (parent != kNoNode) {
+      at(parent).first_child = ending.next;
+    }
+    erase(parent == kNoNode ? roots_ : index_, ending.key, node);
+    ending = {};
+    unused_.push_back(node);
+    node = parent;
+  }
+}
+
+void PrefixTree::add_subtree(NodeId node, std::vector<NodeId>& nodes) const {
+  const size_t first = nodes.size();
+  nodes.push_back(node);
+  for (size_t i = first; i < nodes.size(); ++i) {
+    for (NodeId child = at(nodes[i]).first_child; child != kNoNode; child = at(child).next) nodes.push_back(child);
+  }
+}
+
+void PrefixTree::add_roots(uint64_t realm, std::vector<NodeId>& nodes) const {
+  const auto [first, last] = roots_.equal_range(realm);
+  for (auto it = first; it != last; ++it) nodes.push_back(it->second);
+}
+
+PrefixTree::Content PrefixTree::content_of(const PrefixKey& prefix, int index) const {
+  const int begin = index * block_len_;
+  const int end = begin + block_len_;
+  Content content{std::span(prefix.tokens).subspan(static_cast<size_t>(begin), static_cast<size_t>(block_len_)), {}};
+  if (prefix.images.empty()) return content;
+  for (const EmbeddingRange& range : ranges_within(prefix.images, begin, end)) {
+    const int first = std::max(begin, range.begin);
+    content.images.push_back({first - begin, std::min(end, range.end()) - first, first - range.begin, range.count,
+                              range.grid, range.digest});
+  }
+  return content;
+}
+
+uint64_t PrefixTree::key_of(NodeId parent, const Content& content) const {
+  Hash hash(at(parent).number);
+  for (const int32_t token : content.tokens) hash.add(static_cast<uint32_t>(token));
+  for (const ImagePart& part : content.images) {
+    uint64_t digest;
+    std::memcpy(&digest, part.digest.data(), sizeof(digest));
+    hash.add(digest ^ static_cast<uint32_t>(part.first_row));
+  }
+  return hash.value() & hash_mask_;
+}
+
+NodeId PrefixTree::find(NodeId parent, const Content& content, uint64_t key) const {
+  const auto [first, last] = index_.equal_range(key);
+  for (auto it = first; it != last; ++it) {
+    const Node& node = at(it->second);
+    if (node.parent == parent && std::ranges::equal(node.tokens, content.tokens) && node.images == content.images) {
+      return it->second;
+    }
+  }
+  return kNoNode;
+}
+
+NodeId PrefixTree::make(std::unordered_multimap<uint64_t, NodeId>& index, uint64_t key) {
+  if (unused_.empty()) {
+    unused_.push_back(static_cast<NodeId>(nodes_.size()));
+    nodes_.emplace_back();
+  }
+  const NodeId node = unused_.back();
+  unused_.pop_back();
+  at(node).number = next_number_++;
+  at(node).key = key;
+  index.emplace(key, node);
+  return node;
+}
+
+void PrefixTree::erase(std::unordered_multimap<uint64_t, NodeId>& index, uint64_t key, NodeId node) {
+  const auto [first, last] = index.equal_range(key);
+  const auto it = std::find_if(first, last, [node](const auto& entry) { return entry.second == node; });
+  if (it == last) throw internal_error("a prefix is missing from the index");
+  index.erase(it);
+}
+
+void PrefixTree::check_invariants() const {
+  const auto require = [](bool holds, const char* what) {
+    if (!holds) throw internal_error(std::string("prefix tree: ") + what);
+  };
+  size_t known = 0;
+  for (size_t id = 0; id < nodes_.size(); ++id) {
+    const Node& node = nodes_[id];
+    if (node.number == 0) continue;
+    ++known;
+    require(node.uses > 0, "a node lives that nobody holds");
+    require((node.parent == kNoNode) == node.tokens.empty(), "a node has no tokens, or a root has some");
+    require(node.parent == kNoNode || at(node.parent).number < node.number, "a node is older than its parent");
+    int children = 0;
+    for (NodeId child = node.first_child; child != kNoNode; child = at(child).next) {
+      require(at(child).parent == static_cast<NodeId>(id), "a child has another parent");
+      ++children;
+    }
+    require(node.uses >= children, "a node does not count its children");
+  }
+  require(known == node_count() && known == index_.size() + roots_.size(), "nodes and the index differ");
+}
+
+}  // namespace turbomind

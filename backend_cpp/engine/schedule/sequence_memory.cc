@@ -1,0 +1,304 @@
+#include "engine/schedule/sequence_memory.h"
+
+#include <algorithm>
+#include <string>
+
+#include "base/error.h"
+
+namespace turbomind {
+
+namespace {
+
+// Whether a prefix hit needs what such a group holds.
+bool bounds_hits(const CacheGroup& group) {
+  return group.kind == MemoryKind::kPaged || group.kind == MemoryKind::kWindow || group.kind == MemoryKind::kState;
+}
+
+}  // namespace
+
+void SequenceMemory::begin(const BlockCache& cache, int prompt_len, const std::vector<int>& marks) {
+  groups_.resize(static_cast<size_t>(cache.group_count()));
+  tables_.resize(static_cast<size_t>(cache.plan().table_count()));
+  prompt_len_ = prompt_len;
+  // The last token of a prompt is always computed.
+  add_anchor((prompt_len - 1) / cache.block_len());
+  for (const int mark : marks) add_anchor(std::min(mark, prompt_len - 1) / cache.block_len());
+}
+
+void SequenceMemory::match(BlockCache& cache, const PrefixKey& prefix, int limit, int prompt_len,
+                           const std::vector<int>& marks) {
+  begin(cache, prompt_len, marks);
+  PrefixTree& tree = cache.tree();
+  std::vector<NodeId> path;
+  NodeId node = tree.find_root(prefix.scope);
+  while (node != kNoNode && static_cast<int>(path.size() + 1) * cache.block_len() <= limit) {
+    node = tree.find(node, prefix, static_cast<int>(path.size()));
+    if (node != kNoNode) path.push_back(node);
+  }
+  if (path.empty()) return;
+  // Making pages free for what the host holds must not end what is looked for.
+  const NodeId last = path.back();
+  tree.hold(last);
+  int count = longest_valid(cache, path, static_cast<int>(path.size()));
+  while (count > 0) {
+    const int taken = take(cache, path, count);
+    if (taken == count) break;
+    count = longest_valid(cache, path, taken);
+  }
+  // Where the cache knows more of the prompt than it can give, others will part from it too.
+  if (count < static_cast<int>(path.size())) add_anchor(static_cast<int>(path.size()));
+  path.resize(static_cast<size_t>(count));
+  path_ = std::move(path);
+  if (count > 0) tree.hold(path_.back());
+  tree.let_go(last);
+  published_ = count;
+  cached_ = count * cache.block_len();
+}
+
+int SequenceMemory::longest_valid(const BlockCache& cache, const std::vector<NodeId>& path, int most) const {
+  std::vector<bool> is_valid(static_cast<size_t>(most) + 1, true);
+  for (int index = 0; index < cache.group_count(); ++index) {
+    const CacheGroup& group = cache.group(index);
+    if (!bounds_hits(group)) continue;
+    int run = 0;  // blocks without a gap up to here
+    for (int count = 1; count <= most; ++count) {
+      const bool is_stored = cache.stored(path[static_cast<size_t>(count) - 1], index) != kNoBlock;
+      run = is_stored ? run + 1 : 0;
+      const int needed =
+          group.kind == MemoryKind::kState ? 1 : count - group.first_block_seen(count * cache.block_len());
+      if (run < needed) is_valid[static_cast<size_t>(count)] = false;
+    }
+  }
+  int count = most;
+  while (!is_valid[static_cast<size_t>(count)]) --count;
+  return count;
+}
+
+int SequenceMemory::take(BlockCache& cache, const std::vector<NodeId>& path, int count) {
+  int missing = count;
+  const auto take_one = [&](int group, int index) {
+    const int32_t stored = cache.stored(path[static_cast<size_t>(index)], group);
+    const int32_t block = stored == kNoBlock ? kNoBlock : cache.take(stored);
+    if (block == kNoBlock) return false;
+    set_block(cache, group, index, block);
+    return true;
+  };
+  for (int index = 0; index < cache.group_count() && missing == count; ++index) {
+    const CacheGroup& group = cache.group(index);
+    Held& held = groups_[static_cast<size_t>(index)];
+    if (group.kind == MemoryKind::kPaged || group.kind == MemoryKind::kWindow) {
+      const int first = group.first_block_seen(count * cache.block_len());
+      for (int i = 0; i < first; ++i) set_block(cache, index, i, kNoBlock);
+      held.first = first;
+      for (int i = first; i < count && missing == count; ++i) {
+        if (!take_one(index, i)) missing = i;
+      }
+    } else if (group.kind == MemoryKind::kState) {
+      const int32_t state = cache.allocate(index);
+      const int32_t snapshot = cache.stored(path[static_cast<size_t>(count) - 1], index);
+      if (state == kNoBlock || snapshot == kNoBlock) {
+        if (state != kNoBlock) set_block(cache, index, 0, state);
+        missing = count - 1;
+      } else {
+        set_block(cache, index, 0, state);
+        cache.use_snapshot(snapshot, state);
+      }
+    } else if (group.kind == MemoryKind::kDraft) {
+      published_drafts_ = 0;
+      while (published_drafts_ < count && take_one(index, published_drafts_)) ++published_drafts_;
+    }
+  }
+  if (missing == count) return count;
+  for (Held& held : groups_) {
+    cache.release(held.blocks);
+    held.first = 0;
+  }
+  for (std::vector<int32_t>& table : tables_) table.clear();
+  published_drafts_ = 0;
+  return missing;
+}
+
+void SequenceMemory::set_block(const BlockCache& cache, int group, int index, int32_t block) {
+  const auto place = static_cast<size_t>(index);
+  const auto set = [place](std::vector<int32_t>& list, int32_t value) {
+    if (place == list.size()) {
+      list.push_back(value);
+    } else {
+      list.at(place) = value;
+    }
+  };
+  set(groups_[static_cast<size_t>(group)].blocks, block);
+  const CacheGroup& of = cache.group(group);
+  for (int i = 0; i < of.pages; ++i) {
+    set(tables_[static_cast<size_t>(of.first_table + i)], block == kNoBlock ? -1 : cache.page(block, i));
+  }
+}
+
+void SequenceMemory::add_anchor(int borders) {
+  const auto place = std::ranges::lower_bound(anchors_, borders);
+  if (borders > 0 && (place == anchors_.end() || *place != borders)) anchors_.insert(place, borders);
+}
+
+bool SequenceMemory::grow(BlockCache& cache, int tokens) {
+  for (int index = 0; index < cache.group_count(); ++index) {
+    const CacheGroup& group = cache.group(index);
+    if (group.kind == MemoryKind::kCross) continue;
+    const int needed = group.kind == MemoryKind::kState ? 1 : group.blocks_for(tokens);
+    for (auto count = static_cast<int>(groups_[static_cast<size_t>(index)].blocks.size()); count < needed; ++count) {
+      const int32_t block = cache.allocate(index);
+      if (block == kNoBlock) return false;
+      set_block(cache, index, count, block);
+    }
+  }
+  return true;
+}
+
+int SequenceMemory::places(const BlockCache& cache) const {
+  int tokens = cache.block_len() * (1 << 20);
+  for (int index = 0; index < cache.group_count(); ++index) {
+    const auto count = static_cast<int>(groups_[static_cast<size_t>(index)].blocks.size());
+    if (cache.group(index).follows_tokens()) tokens = std::min(tokens, count * cache.block_len());
+  }
+  return tokens;
+}
+
+int SequenceMemory::missing_pages(const BlockCache& cache, int tokens) const {
+  int pages = 0;
+  for (int index = 0; index < cache.group_count(); ++index) {
+    const CacheGroup& group = cache.group(index);
+    if (group.kind == MemoryKind::kCross) continue;
+    int needed = group.kind == MemoryKind::kState ? 1 : group.blocks_for(tokens);
+    if (group.kind == MemoryKind::kWindow) needed = std::min(needed, group.blocks_for(group.window) + 1);
+    if (!groups_.empty()) {
+      const Held& held = groups_[static_cast<size_t>(index)];
+      needed -= static_cast<int>(held.blocks.size()) - held.first;
+    }
+    pages += std::max(0, needed) * group.pages;
+  }
+  return pages;
+}
+
+int SequenceMemory::next_stop(const BlockCache& cache, int end) const {
+  if (cache.plan().group_of(MemoryKind::kState) < 0) return end;
+  const int len = cache.block_len();
+  const int interval = cache.snapshot_interval();
+  int stop = end;
+  if (interval > 0) stop = std::min(stop, (cached_ / interval + 1) * interval);
+  for (const int anchor : anchors_) {
+    if (anchor * len > cached_) return std::min(stop, anchor * len);
+  }
+  // Of a response, a snapshot is made at each border.
+  return cached_ < prompt_len_ ? stop : std::min(stop, (cached_ / len + 1) * len);
+}
+
+void SequenceMemory::advance(BlockCache& cache, const PrefixKey& prefix, int count, Keep keep) {
+  cached_ += count;
+  while ((published_ + 1) * cache.block_len() <= cached_) publish_block(cache, prefix);
+  make_snapshot(cache);
+  pass_windows(cache, keep);
+}
+
+void SequenceMemory::publish_block(BlockCache& cache, const PrefixKey& prefix) {
+  PrefixTree& tree = cache.tree();
+  const NodeId parent = path_.empty() ? tree.get_root(prefix.scope) : path_.back();
+  const NodeId node = tree.get(parent, prefix, published_);
+  tree.hold(node);
+  if (!path_.empty()) tree.let_go(path_.back());
+  path_.push_back(node);
+  for (int index = 0; index < cache.group_count(); ++index) {
+    const MemoryKind kind = cache.group(index).kind;
+    if (kind != MemoryKind::kPaged && kind != MemoryKind::kWindow) continue;
+    const int32_t own = groups_[static_cast<size_t>(index)].blocks[static_cast<size_t>(published_)];
+    const int32_t block = cache.attach(prefix, published_, node, index, own);
+    if (block != own) set_block(cache, index, published_, block);
+  }
+  ++published_;
+}
+
+void SequenceMemory::make_snapshot(BlockCache& cache) {
+  const int group = cache.plan().group_of(MemoryKind::kState);
+  if (group < 0 || published_ == 0 || published_ * cache.block_len() != cached_) return;
+  const int32_t state = groups_[static_cast<size_t>(group)].blocks.front();
+  const int interval = cache.snapshot_interval();
+  const bool is_to_stay = std::ranges::binary_search(anchors_, published_) ||
+                          (cached_ < prompt_len_ && interval > 0 && cached_ % interval == 0);
+  const bool follows_prompt = cached_ >= prompt_len_;
+  if (!is_to_stay && !follows_prompt) return;
+  if (!cache.make_snapshot(path_.back(), group, state)) return;
+  if (is_to_stay) return;
+  if (rolling_ > 0) cache.forget_unused_snapshot(path_[static_cast<size_t>(rolling_) - 1], group);
+  rolling_ = published_;
+}
+
+void SequenceMemory::pass_windows(BlockCache& cache, Keep keep) {
+  for (int index = 0; index < cache.group_count(); ++index) {
+    const CacheGroup& group = cache.group(index);
+    if (group.kind != MemoryKind::kWindow) continue;
+    Held& held = groups_[static_cast<size_t>(index)];
+    for (const int first = group.first_block_seen(cached_); held.first < first; ++held.first) {
+      int32_t block = held.blocks[static_cast<size_t>(held.first)];
+      const bool is_wanted = keep != Keep::kContent || is_anchored(group, held.first);
+      cache.give_back(block, is_wanted ? keep : Keep::kUntilNeeded);
+      set_block(cache, index, held.first, kNoBlock);
+    }
+  }
+}
+
+bool SequenceMemory::is_anchored(const CacheGroup& group, int index) const {
+  return std::ranges::any_of(anchors_, [&](int anchor) {
+    return index < anchor && index >= group.first_block_seen(anchor * group.block_len);
+  });
+}
+
+void SequenceMemory::publish_drafts(BlockCache& cache, const PrefixKey& prefix, int rows) {
+  const int group = cache.plan().group_of(MemoryKind::kDraft);
+  if (group < 0 || cache.group(group).is_apart) return;
+  for (; published_drafts_ < published_ && (published_drafts_ + 1) * cache.block_len() <= rows; ++published_drafts_) {
+    const auto place = static_cast<size_t>(published_drafts_);
+    const int32_t own = groups_[static_cast<size_t>(group)].blocks[place];
+    const int32_t block = cache.attach(prefix, published_drafts_, path_[place], group, own);
+    if (block != own) set_block(cache, group, published_drafts_, block);
+  }
+}
+
+void SequenceMemory::give_up(BlockCache& cache, Keep keep) {
+  for (size_t index = 0; index < groups_.size(); ++index) cache.release(groups_[index].blocks, keep);
+  if (!path_.empty()) {
+    if (keep == Keep::kNothing) {
+      std::for_each(path_.rbegin(), path_.rend(), [&](NodeId node) { cache.forget(node); });
+    }
+    cache.tree().let_go(path_.back());
+  }
+  *this = {};
+}
+
+void SequenceMemory::add_blocks(std::vector<int32_t>& blocks) const {
+  for (const Held& held : groups_) blocks.insert(blocks.end(), held.blocks.begin() + held.first, held.blocks.end());
+}
+
+void SequenceMemory::check_invariants(const BlockCache& cache) const {
+  const auto require = [](bool holds, const char* what) {
+    if (!holds) throw internal_error(std::string("memory of a sequence: ") + what);
+  };
+  require(published_ * cache.block_len() <= cached_, "a block was published before it was full");
+  require(static_cast<int>(path_.size()) == published_, "published blocks and their path differ");
+  for (size_t index = 0; index < groups_.size(); ++index) {
+    const CacheGroup& group = cache.plan().groups[index];
+    const Held& held = groups_[index];
+    const auto count = static_cast<int>(held.blocks.size());
+    require(held.first <= count, "a group gave back more blocks than it had");
+    for (int i = 0; i < count; ++i) {
+      require((held.blocks[static_cast<size_t>(i)] == kNoBlock) == (i < held.first), "a block is missing, or is left");
+      for (int page = 0; page < group.pages; ++page) {
+        const int32_t block = held.blocks[static_cast<size_t>(i)];
+        const int32_t entry = tables_[static_cast<size_t>(group.first_table + page)].at(static_cast<size_t>(i));
+        require(entry == (block == kNoBlock ? -1 : cache.page(block, page)), "a table has another page");
+      }
+    }
+    if (!group.follows_tokens() || group.kind == MemoryKind::kDraft) continue;
+    require(group.blocks_for(cached_) <= count, "cached tokens have no block");
+    require(held.first == std::min(group.first_block_seen(cached_), count), "a window is wider, or narrower");
+  }
+}
+
+}  // namespace turbomind

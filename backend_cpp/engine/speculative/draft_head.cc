@@ -1,0 +1,139 @@
+#include "engine/speculative/draft_head.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "engine/speculative/speculative_config.h"
+
+namespace turbomind {
+
+namespace {
+
+// Of the rows of a step: all of few, else those whose next tokens are not known.
+int rows_to_keep(const StepSpan& span) {
+  return span.count <= 1 + kMaxDrafts ? span.count : 1 + span.drafts;
+}
+
+}  // namespace
+
+DraftHead::DraftHead(ModelRunner& runner, int max_rows, int vocab_size)
+    : runner_(runner),
+      traits_(*runner.traits().head),
+      width_(traits_.width),
+      max_rows_(max_rows),
+      vocab_size_(vocab_size),
+      sampler_(traits_.tokens.empty() ? runner.traits().vocab_size : vocab_size),
+      spread_(traits_.tokens.empty() ? 0 : static_cast<size_t>(vocab_size)) {}
+
+// Whatever it has not run yet goes along with the row of the first draft.
+int DraftHead::missing_rows(const Work& work) {
+  (void)work;
+  return 1;
+}
+
+void DraftHead::see(std::span<const Seen> all, const float* row_hidden) {
+  std::vector<Due> due;
+  const auto rows_of = [&](const StepSpan& span) {
+    return row_hidden + static_cast<ptrdiff_t>(span.first_row) * width_;
+  };
+  for (const auto& [span, tokens, kept] : all) {
+    const int before = std::min(span.first_position - kept.first, count_of(kept));
+    if (before > 0) {
+      due.push_back({tokens.data() + kept.first + 1, before, kept.first, span.tables, kept.rows.data(), false});
+    }
+    const int now = span.count - rows_to_keep(span);
+    due.push_back(
+        {tokens.data() + span.first_position + 1, now, span.first_position, span.tables, rows_of(span), false});
+  }
+  run(due, width_, false, nullptr);
+  for (const auto& [span, tokens, kept] : all) {
+    const int count = rows_to_keep(span);
+    kept.first = span.first_position + span.count - count;
+    if (kept.begin < 0) kept.begin = span.first_position;
+    const float* end = rows_of(span) + static_cast<ptrdiff_t>(span.count) * width_;
+    kept.rows.assign(end - static_cast<ptrdiff_t>(count) * width_, end);
+  }
+}
+
+void DraftHead::draft(std::span<const Work> all, int count) {
+  std::vector<Running> running;
+  std::vector<Due> due;
+  for (const Work& work : all) {
+    const HiddenRows& kept = work.hidden;
+    const int last = static_cast<int>(work.tokens.size()) - 2;
+    const int rows = last + 1 - kept.first;
+    if (rows < 1 || rows > count_of(kept)) continue;
+    due.push_back({work.tokens.data() + kept.first + 1, rows, kept.first, &work.tables, kept.rows.data(), true});
+    running.push_back({&work, last + 1, -1, {}});
+  }
+  int width = width_;
+  for (int i = 0; i < count && !running.empty(); ++i) {
+    run(due, width, i > 0,
+        [&](size_t index, float* logits, const float* hidden) { draft(running[index], i, logits, hidden); });
+    if (i == 0) {
+      for (const Running& one : running) {
+        HiddenRows& kept = one.work->hidden;
+        kept = {kept.begin, one.position, {}};
+        // Where rows before the first that was seen are missing, those after it are worth less to others.
+        one.work->rows = kept.begin <= one.work->found_rows ? kept.first : 0;
+      }
+    }
+    std::erase_if(running, [&](const Running& one) { return one.token < 0 || one.token >= vocab_size_; });
+    due.clear();
+    for (Running& one : running) {
+      one.work->drafts.push_back(one.token);
+      due.push_back({&one.token, 1, one.position++, &one.work->tables, one.hidden.data(), true});
+    }
+    width = runner_.traits().hidden_size;
+  }
+}
+
+void DraftHead::draft(Running& running, int ahead, float* logits, const float* hidden) {
+  if (!spread_.empty()) {
+    std::ranges::fill(spread_, -std::numeric_limits<float>::infinity());
+    for (size_t i = 0; i < traits_.tokens.size(); ++i) spread_[static_cast<size_t>(traits_.tokens[i])] = logits[i];
+    logits = spread_.data();
+  }
+  running.token = sampler_.sample(logits, running.work->rule(ahead));
+  running.hidden.assign(hidden, hidden + runner_.traits().hidden_size);
+}
+
+void DraftHead::run(std::span<const Due> all, int width, bool is_own, const OnLast& on_last) {
+  StepInput input;
+  std::vector<size_t> wanted;
+  const auto flush = [&] {
+    if (input.tokens.empty()) return;
+    input.is_alongside_own = is_own;
+    const StepOutput output = runner_.forward(input);
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      on_last(wanted[i], output.logits + i * static_cast<size_t>(runner_.traits().vocab_size),
+              output.hidden + i * static_cast<size_t>(runner_.traits().hidden_size));
+    }
+    input.clear();
+    wanted.clear();
+  };
+  for (size_t index = 0; index < all.size(); ++index) {
+    const Due& due = all[index];
+    for (int done = 0; done < due.count;) {
+      if (static_cast<int>(input.tokens.size()) == max_rows_) flush();
+      const auto first = static_cast<int>(input.tokens.size());
+      const int count = std::min(due.count - done, max_rows_ - first);
+      const bool is_wanted = due.is_wanted && done + count == due.count;
+      input.spans.push_back({.first_row = first,
+                             .count = count,
+                             .first_position = due.first_position + done,
+                             .tables = due.tables,
+                             .wanted = is_wanted ? SpanRows::kLast : SpanRows::kNone,
+                             .prompt_len = due.first_position + done + count});
+      // An image's tokens may be any number.
+      for (int i = 0; i < count; ++i) input.tokens.push_back(std::clamp(due.tokens[done + i], 0, vocab_size_ - 1));
+      const float* rows = due.hidden + static_cast<ptrdiff_t>(done) * width;
+      input.alongside.insert(input.alongside.end(), rows, rows + static_cast<ptrdiff_t>(count) * width);
+      if (is_wanted) wanted.push_back(index);
+      done += count;
+    }
+  }
+  flush();
+}
+
+}  // namespace turbomind

@@ -1,0 +1,69 @@
+// A head that drafts how sequences go on (model/head/head_input.h): its row for a token, made of what the model made
+// of that token and of which token follows it, brings the token behind.
+//
+//   tokens of the sequence      t0  t1  ...  t(n-1)  t(n)        t(n) was chosen, and is not computed yet
+//   hidden states of the model  h0  h1  ...  h(n-1)
+//   rows of the head            (h0, t1)  ...  (h(n-1), t(n))    -> t(n+1), a draft
+//
+// Its keys and values are a cache group (model/cache_plan.h), so it finds rows of shared prefixes as the model does. It
+// must see each step of the model: the hidden states of a prompt's rows are used at once, those of the last few rows
+// kept until it is known which tokens follow. Of a sequence that has ended these are missing; that costs drafts, not
+// tokens.
+//
+// Used by the step thread only.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "engine/generation/sampler.h"
+#include "engine/speculative/drafter.h"
+
+namespace turbomind {
+
+class DraftHead final : public Drafter {
+ public:
+  // `runner` is a head for a model with `vocab_size` tokens; it must outlive this.
+  DraftHead(ModelRunner& runner, int max_rows, int vocab_size);
+
+  int missing_rows(const Work& work) override;
+  void draft(std::span<const Work> all, int count) override;
+  void see(std::span<const Seen> all, const float* row_hidden) override;
+
+ private:
+  // Rows of a sequence that are to be run.
+  struct Due {
+    const int32_t* tokens;  // [count]; those that follow
+    int count;
+    int first_position;
+    const PageTables* tables;
+    const float* hidden;  // [count, width]
+    bool is_wanted;       // what the last row brings
+  };
+  // A sequence in the steps of one call of draft().
+  struct Running {
+    const Work* work;
+    int position;               // of its next row
+    int32_t token;              // its last draft
+    std::vector<float> hidden;  // behind it
+  };
+  // What came of the last row of due rows number `index`: logits (changed) and hidden state.
+  using OnLast = std::function<void(size_t index, float* logits, const float* hidden)>;
+
+  int count_of(const HiddenRows& hidden) const { return static_cast<int>(hidden.rows.size()) / width_; }
+  // `width`: of each row's hidden states, the head's own if `is_own`.
+  void run(std::span<const Due> all, int width, bool is_own, const OnLast& on_last);
+  void draft(Running& running, int ahead, float* logits, const float* hidden);
+
+  ModelRunner& runner_;
+  const HeadTraits& traits_;
+  int width_;
+  int max_rows_;
+  int vocab_size_;
+  Sampler sampler_;
+  std::vector<float> spread_;  // [vocab_size], where the head's logits are of fewer tokens
+};
+
+}  // namespace turbomind

@@ -1,0 +1,62 @@
+// What drafts how sequences go on by computing: a smaller model, or a head of the model itself.
+//
+// Used by the step thread only.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "kernels/sampling.h"
+#include "model/model_runner.h"
+
+namespace turbomind {
+
+// Of one sequence: the tokens whose rows are in a draft model's memory.
+struct DraftCache {
+  std::vector<int32_t> tokens;
+};
+
+// Of one sequence: what the model made of its last tokens, as a head takes it.
+struct HiddenRows {
+  int begin = -1;           // position of the first row that was ever seen, -1: none was
+  int first = 0;            // position of the first of those kept
+  std::vector<float> rows;  // [count, HeadTraits::width]
+};
+
+class Drafter {
+ public:
+  // A sequence to draft for. `tables` has places for the tokens and all drafts but the last; of the rows there, the
+  // first `found_rows` were found in the cache.
+  struct Work {
+    const std::vector<int32_t>& tokens;
+    const PageTables& tables;
+    int found_rows;
+    DraftCache& cache;
+    HiddenRows& hidden;
+    int& rows;                                       // gets how many leading tokens have their rows in the memory now
+    std::function<const SamplingParams&(int)> rule;  // how its next token, and those behind, are chosen
+    std::vector<int32_t>& drafts;                    // gets the drafts
+  };
+  // What the model it drafts for has computed of a sequence in a step.
+  struct Seen {
+    const StepSpan& span;
+    const std::vector<int32_t>& tokens;  // of the sequence, which has none of the step's drafts yet
+    HiddenRows& hidden;
+  };
+
+  virtual ~Drafter() = default;
+
+  // Rows that it has to run before the first draft for a sequence.
+  virtual int missing_rows(const Work& work) = 0;
+  // Drafts `count` tokens of each, or fewer where a draft is none of the model's tokens, or where it knows too little.
+  virtual void draft(std::span<const Work> all, int count) = 0;
+  // A step was run; row_hidden [rows of the step, width] as StepOutput has it.
+  virtual void see(std::span<const Seen> all, const float* row_hidden) {
+    (void)all;
+    (void)row_hidden;
+  }
+};
+
+}  // namespace turbomind

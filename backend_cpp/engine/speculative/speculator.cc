@@ -1,0 +1,201 @@
+#include "engine/speculative/speculator.h"
+
+#include <algorithm>
+#include <chrono>
+#include <queue>
+
+namespace turbomind {
+
+namespace {
+
+// The next draft of a sequence, and the chance that all up to it are right.
+struct NextDraft {
+  double chance;
+  const Speculator::Candidate* of;
+
+  bool operator<(const NextDraft& other) const { return chance < other.chance; }
+};
+
+// Steps with more rows are bound by arithmetic rather than by reading weights, of which a model's drafts need more.
+constexpr int kMaxRowsToAsk = 4;
+constexpr int kFirstModelDrafts = 2;
+constexpr int kStepsToWin = 64;  // in which it must win back what it costs to begin with a sequence
+// Where a model does not seem to pay for so few sequences, it is tried again after this many steps.
+constexpr int kMaxToTry = 2;
+constexpr int kStepsToTry = 100;
+
+}  // namespace
+
+void Speculator::draft(std::span<const Candidate> candidates, int rows, int room) {
+  model_seconds_ = 0;
+  if (!may_pay(rows)) return;
+  std::vector<Candidate> looking;
+  std::vector<Candidate> asking;
+  for (const Candidate& candidate : candidates) {
+    if (candidate.most <= 0) continue;
+    const PromptLookup& lookup = lookup_of(candidate);
+    find_forced(candidate, lookup);
+    const bool is_forced = !candidate.drafts.forced.empty();
+    candidate.drafts.are_the_models =
+        !is_forced && model_ != nullptr && candidate.tables != nullptr && is_model_better(candidate);
+    if (candidate.drafts.are_the_models) {
+      asking.push_back(candidate);
+    } else if (is_forced || lookup.has_draft()) {
+      looking.push_back(candidate);
+    }
+  }
+  const int found = look_up(looking, rows, room);
+  if (!asking.empty()) ask_model(asking, rows + found, room - found);
+}
+
+template <class Chance>
+double Speculator::best_rate(int most, double seconds_a_draft, Chance&& chance) const {
+  double tokens = 1;
+  double all_right = 1;
+  double best = 1 / cost_.of(1);
+  for (int i = 0; i < most; ++i) {
+    all_right *= chance(i);
+    tokens += all_right;
+    best = std::max(best, tokens / (cost_.of(2 + i) + (i + 1) * seconds_a_draft));
+  }
+  return best;
+}
+
+bool Speculator::is_model_better(const Candidate& candidate) const {
+  const PromptLookup& lookup = *candidate.drafts.lookup;
+  if (!lookup.has_draft()) return true;
+  const int most = std::min(candidate.most, shared_.config.num_speculative_tokens);
+  const double found = best_rate(most, 0, [&](int i) { return lookup.chance(i); });
+  return best_rate(most, model_cost_.is_known() ? model_cost_.of(1) : 0, [this](int) { return model_chance(); }) >
+         found;
+}
+
+void Speculator::find_forced(const Candidate& candidate, const PromptLookup& lookup) {
+  std::vector<int32_t>& forced = candidate.drafts.forced;
+  forced.clear();
+  if (tokens_ == nullptr || candidate.answer == nullptr) return;
+  const std::string text = candidate.answer->forced_text();
+  if (text.empty()) return;
+  forced = tokens_->of(text, kMaxDrafts);
+  const auto is_found = [&](size_t i) { return lookup.has_draft() && lookup.token(static_cast<int>(i)) == forced[i]; };
+  size_t same = 0;
+  while (same < forced.size() && is_found(same)) ++same;
+  if (same == forced.size()) forced.clear();
+}
+
+int32_t Speculator::found_token(const Drafts& drafts, int index) {
+  const auto at = static_cast<size_t>(index);
+  if (drafts.forced.empty()) return drafts.lookup->token(index);
+  return at < drafts.forced.size() ? drafts.forced[at] : -1;
+}
+
+double Speculator::found_chance(const Drafts& drafts, int index) const {
+  return drafts.forced.empty() ? drafts.lookup->chance(index) : forced_chances_.of(kAsGoodAsRun);
+}
+
+int Speculator::look_up(std::span<const Candidate> candidates, int rows, int room) {
+  std::priority_queue<NextDraft> next;
+  for (const Candidate& candidate : candidates) next.push({found_chance(candidate.drafts, 0), &candidate});
+  const bool takes_all = !shared_.config.is_adaptive;
+  std::vector<Drafts*> taken;  // of which drafts, in their order
+  double tokens = rows;
+  double best_rate = tokens / cost_.of(rows);
+  size_t best_count = 0;
+  while (static_cast<int>(taken.size()) < room && !next.empty()) {
+    const auto [chance, of] = next.top();
+    next.pop();
+    const int index = of->drafts.count();
+    of->drafts.tokens.push_back(found_token(of->drafts, index));
+    taken.push_back(&of->drafts);
+    tokens += chance;
+    const double rate = tokens / cost_.of(rows + static_cast<int>(taken.size()));
+    if (rate > best_rate || takes_all) {
+      best_rate = rate;
+      best_count = taken.size();
+    }
+    if (index + 1 < std::min(of->most, shared_.config.num_speculative_tokens) &&
+        found_token(of->drafts, index + 1) >= 0) {
+      next.push({chance * found_chance(of->drafts, index + 1), of});
+    }
+  }
+  for (; taken.size() > best_count; taken.pop_back()) taken.back()->tokens.pop_back();
+  return static_cast<int>(best_count);
+}
+
+void Speculator::ask_model(std::span<const Candidate> candidates, int rows, int room) {
+  std::vector<Drafter::Work> all;
+  const auto count = static_cast<int>(candidates.size());
+  int most = std::min(shared_.config.num_speculative_tokens, room / count);
+  int missing = 0;
+  for (const Candidate& candidate : candidates) {
+    all.push_back({candidate.tokens, *candidate.tables, candidate.found_rows, candidate.drafts.cache,
+                   candidate.drafts.hidden, candidate.drafts.rows,
+                   [answer = candidate.answer](int ahead) -> const SamplingParams& { return answer->choice(ahead); },
+                   candidate.drafts.tokens});
+    missing += model_->missing_rows(all.back());
+    most = std::min(most, candidate.most);
+  }
+  if (shared_.config.is_adaptive) most = model_drafts_that_pay(count, missing, rows, most);
+  if (most <= 0) return;
+  const auto start = std::chrono::steady_clock::now();
+  model_->draft(all, most);
+  model_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (missing == count) model_cost_.note(count, model_seconds_ / most);
+}
+
+// The model's drafts cost steps of its own, and rows that it has to run first.
+int Speculator::model_drafts_that_pay(int sequences, int missing_rows, int rows, int most) {
+  if (rows > kMaxRowsToAsk) return 0;
+  if (!model_cost_.is_known()) return std::min(most, kFirstModelDrafts);
+  const double plain_rate = rows / cost_.of(rows);
+  double best_rate = plain_rate;
+  int best = 0;
+  double tokens = rows;
+  double chance = 1;
+  for (int count = 1; count <= most; ++count) {
+    chance *= model_chance();
+    tokens += sequences * chance;
+    const double time = cost_.of(rows + sequences * count) + count * model_cost_.of(sequences);
+    if (tokens / time <= best_rate) continue;
+    best_rate = tokens / time;
+    best = count;
+  }
+  const double won = (best_rate / plain_rate - 1) * cost_.of(rows) * kStepsToWin;
+  if (missing_rows > sequences && won < missing_rows * model_cost_.of(StepCost::kTogether) / StepCost::kTogether)
+    best = 0;
+  if (best > 0 || sequences > kMaxToTry || ++steps_without_model_ < kStepsToTry) return best;
+  steps_without_model_ = 0;
+  return std::min(most, 1);
+}
+
+bool Speculator::would_draft(const Candidate& candidate, int rows) {
+  if (!may_pay(rows) || candidate.most <= 0) return false;
+  const PromptLookup& lookup = lookup_of(candidate);
+  if (!lookup.has_draft()) return false;
+  const double chance = lookup.chance(0) * lookup.chance(1);
+  return !shared_.config.is_adaptive || (rows + chance) / cost_.of(rows + 1) > rows / cost_.of(rows);
+}
+
+const PromptLookup& Speculator::lookup_of(const Candidate& candidate) {
+  std::unique_ptr<PromptLookup>& lookup = candidate.drafts.lookup;
+  if (!lookup) lookup = std::make_unique<PromptLookup>(shared_, candidate.scope, candidate.prompt_len);
+  lookup->read(candidate.tokens);
+  return *lookup;
+}
+
+void Speculator::note_hidden(std::span<const Drafter::Seen> all, const float* row_hidden) {
+  if (model_ != nullptr) model_->see(all, row_hidden);
+}
+
+void Speculator::note_drafts(Drafts& drafts, int accepted) {
+  ++stats_.spans;
+  stats_.drafted += drafts.count();
+  stats_.accepted += accepted;
+  for (int i = 0; i < accepted; ++i) ++stats_.accepted_at[static_cast<size_t>(i)];
+  if (!drafts.are_the_models && drafts.forced.empty()) return;
+  MatchChances& chances = drafts.are_the_models ? model_chances_ : forced_chances_;
+  for (int i = 0; i < accepted; ++i) chances.note(kAsGoodAsRun, true);
+  if (accepted < drafts.count()) chances.note(kAsGoodAsRun, false);
+}
+
+}  // namespace turbomind

@@ -1,0 +1,82 @@
+// Gates of recurrent mixers. Included by kernels_isa.cc only.
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/cpu/activation_rows.h"
+#include "kernels/cpu/simd.h"
+#include "kernels/recurrence.h"
+
+namespace turbomind::TM_ISA {
+
+inline Vec sigmoid(Vec v) {
+  return div(broadcast(1.0f), add(broadcast(1.0f), exp(mul(v, broadcast(-1.0f)))));
+}
+
+// log(1 + e^v) = max(v, 0) + log(1 + y) with y = e^-|v|, within 4 ulp where that is a normal number; log(1 + y) = 2
+// atanh z with z = y / (2 + y) <= 1/3, by its series up to z^15.
+inline Vec softplus(Vec v) {
+  const Vec y = exp(mul(absolute(v), broadcast(-1.0f)));
+  const Vec z = div(y, add(y, broadcast(2.0f)));
+  const Vec square = mul(z, z);
+  Vec p = broadcast(2.0f / 15);
+  for (int n = 13; n >= 1; n -= 2) p = fma(p, square, broadcast(2.0f / static_cast<float>(n)));
+  return fma(p, z, max(zero(), v));
+}
+
+// exp(-exp(a_log) step)
+inline Vec decay_of(Vec a_log, Vec step) {
+  return exp(mul(mul(exp(a_log), step), broadcast(-1.0f)));
+}
+
+// Calls body(i, read, write) for every vector of `size` elements; read and write take what lies at i.
+template <class Body>
+inline void for_vectors(int size, Body&& body) {
+  int i = 0;
+  for (; i + kLanes <= size; i += kLanes) {
+    body(i, [&](const float* p) { return load(p + i); }, [&](float* p, Vec v) { store(p + i, v); });
+  }
+  if (i < size) {
+    const int rest = size - i;
+    body(
+        i, [&](const float* p) { return load_partial(p + i, rest); },
+        [&](float* p, Vec v) { store_partial(p + i, v, rest); });
+  }
+}
+
+inline void recurrence_gate_row(const GateParams& params, const float* a, const float* b, float* decay, float* beta) {
+  if (params.kind == RecurrenceGate::kMamba) {
+    return for_vectors(params.heads, [&](int, auto&& read, auto&& write) {
+      // The operand that is NaN stays.
+      const Vec low = max(broadcast(params.dt_min), softplus(add(read(a), read(params.dt_bias))));
+      const Vec step = min(broadcast(params.dt_max), low);
+      write(decay, decay_of(read(params.a_log), step));
+      write(beta, step);
+    });
+  }
+  if (params.width == 1) {
+    for_vectors(params.heads, [&](int, auto&& read, auto&& write) {
+      write(decay, decay_of(read(params.a_log), softplus(add(read(a), read(params.dt_bias)))));
+    });
+  } else {
+    for (int h = 0; h < params.heads; ++h) {
+      const size_t first = static_cast<size_t>(h) * params.width;
+      const Vec a_log = broadcast(params.a_log[h]);
+      for_vectors(params.width, [&](int, auto&& read, auto&& write) {
+        write(decay + first, decay_of(a_log, softplus(add(read(a + first), read(params.dt_bias + first)))));
+      });
+    }
+  }
+  if (b == nullptr) return;
+  for_vectors(params.heads, [&](int, auto&& read, auto&& write) { write(beta, sigmoid(read(b))); });
+}
+
+// x *= act(gate)
+inline void gate_row(GateKind kind, const float* gate, int size, float* x) {
+  for_vectors(size, [&](int, auto&& read, auto&& write) {
+    const Vec v = read(gate);
+    write(x, mul(read(x), kind == GateKind::kSilu ? silu(v) : sigmoid(v)));
+  });
+}
+
+}  // namespace turbomind::TM_ISA

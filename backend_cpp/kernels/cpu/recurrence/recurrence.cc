@@ -1,0 +1,59 @@
+#include "kernels/recurrence.h"
+
+#include <algorithm>
+
+#include "kernels/cpu/for_rows.h"
+#include "kernels/cpu/isa.h"
+
+namespace turbomind {
+
+void causal_conv(ThreadPool& pool, const ConvParams& params, const StridedRows& x, int rows, const StridedRows& y) {
+  if (rows == 0) return;
+  // Some blocks for each thread, of whole cache lines.
+  constexpr int kLeast = 64;
+  const int share = params.channels / (2 * pool.thread_count());
+  const int block = std::clamp(share / kLeast * kLeast, kLeast, kConvBlock);
+  pool.parallel_for((params.channels + block - 1) / block, [&](int chunk) {
+    const int first = chunk * block;
+    kernels().conv_block(params, first, std::min(params.channels, first + block), x, y);
+  });
+}
+
+void recurrence_gates(ThreadPool& pool, const GateParams& params, const StridedRows& a, const StridedRows& b, int rows,
+                      float* decay, float* beta) {
+  constexpr int kWork = 8;  // an element takes as long as this many of other loops
+  const auto heads = static_cast<size_t>(params.heads);
+  const auto width = static_cast<size_t>(params.width);
+  for_rows(pool, rows, kWork * params.heads * params.width, [&](size_t row) {
+    kernels().recurrence_gate_row(params, a.row(row), b.first != nullptr ? b.row(row) : nullptr,
+                                  decay + row * heads * width, beta + row * heads);
+  });
+}
+
+void recurrence(ThreadPool& pool, const RecurrenceParams& params, const HeadsView& q, const HeadsView& k,
+                const HeadsView& v, float* out) {
+  // From how many tokens on it pays to copy a part of the state into the first-level cache.
+  constexpr int kLongSpan = 32;
+  const StateSpan* spans = params.state.spans;
+  const int span_count = params.state.span_count;
+  const bool has_long =
+      std::any_of(spans, spans + span_count, [](const StateSpan& span) { return span.count >= kLongSpan; });
+  const int columns = kernels().recurrence_columns();
+  const int parts = has_long ? (params.value_dim + columns - 1) / columns : 1;
+  pool.parallel_for(span_count * params.heads * parts, [&](int chunk) {
+    const int part = chunk % parts;
+    const int head = chunk / parts % params.heads;
+    const StateSpan& span = spans[chunk / parts / params.heads];
+    const bool is_long = span.count >= kLongSpan;
+    if (span.count == 0 || (!is_long && part > 0)) return;
+    kernels().recur(params, q, k, v, span, head, is_long ? part * columns : -1, out);
+  });
+}
+
+void gate_heads(ThreadPool& pool, GateKind kind, const HeadsView& gate, const HeadsView& x) {
+  for_rows(pool, x.rows, 4 * x.heads * x.head_dim, [&](size_t row) {
+    for (int h = 0; h < x.heads; ++h) kernels().gate_row(kind, gate.head(row, h), x.head_dim, x.head(row, h));
+  });
+}
+
+}  // namespace turbomind

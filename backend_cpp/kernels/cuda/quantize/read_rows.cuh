@@ -1,0 +1,51 @@
+// How kernels that round rows read them.
+#pragma once
+
+#include <type_traits>
+
+#include "kernels/cuda/quantize/chunk.cuh"
+#include "kernels/cuda/quantize/round_rows.h"
+#include "kernels/cuda/widen.cuh"
+
+namespace turbomind::cuda {
+
+// Neighbouring inputs of one head, four or eight from `input` on; 0 beyond the last.
+template <class Element, int kCount>
+__device__ __forceinline__ void read_chunk(const RowsToRound& from, const Element* head, int input,
+                                           float (&values)[kCount]) {
+  using Vector = std::conditional_t<kCount * sizeof(Element) < sizeof(uint4), uint2, uint4>;
+  const Element* x = head + input;
+  if (from.input_order == nullptr && input + kCount <= from.inputs &&
+      reinterpret_cast<uintptr_t>(x) % sizeof(Vector) == 0) {
+    constexpr int kWidth = sizeof(Vector) / sizeof(Element);
+#pragma unroll
+    for (int first = 0; first < kCount; first += kWidth) {
+      const Vector vector = *reinterpret_cast<const Vector*>(x + first);
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) values[first + i] = widen(reinterpret_cast<const Element*>(&vector)[i]);
+    }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const bool is_there = input + i < from.inputs;
+    values[i] = !is_there ? 0.0f : widen(from.input_order != nullptr ? head[from.input_order[input + i]] : x[i]);
+  }
+}
+
+// The same of x of any type; the head begins `first` elements behind x.
+template <int kCount>
+__device__ __forceinline__ void read_chunk(const RowsToRound& from, size_t first, int input, float (&values)[kCount]) {
+  switch (from.type) {
+    case DType::kFloat32:
+      return read_chunk(from, static_cast<const float*>(from.x) + first, input, values);
+    case DType::kBFloat16:
+      return read_chunk(from, static_cast<const bf16*>(from.x) + first, input, values);
+    case DType::kFloat16:
+      read_chunk(from, static_cast<const half*>(from.x) + first, input, values);
+#pragma unroll
+      for (float& value : values) value *= kHalfRange;
+  }
+}
+
+}  // namespace turbomind::cuda

@@ -1,0 +1,59 @@
+// The half of a layer that keeps a state of a fixed size a sequence: the gated delta rule (Yang et al., 2024, arXiv
+// 2412.06464) after a causal convolution, then a norm of each head and a gate.
+//
+// A layer's piece of a sequence's state: the convolution's last inputs [conv_kernel - 1, channels], then a matrix
+// [key_dim, value_dim] of each head, float32. Each step writes it where it lies.
+#pragma once
+
+#include <vector>
+
+#include "kernels/recurrence.h"
+#include "model/model_runner.h"
+#include "model/recurrence/recurrence_weights.h"
+#include "model/spec/model_spec.h"
+#include "model/step_context.h"
+
+namespace turbomind {
+
+class RecurrentMixer {
+ public:
+  RecurrentMixer(Operators& ops, const ModelSpec& spec, int max_rows);
+
+  // Of its layers.
+  CacheGroup cache_group() const;
+  // From now on its layers' memory lies in these pages.
+  void use_cache(Operators& ops, const CachePlan& plan, const CacheGroup& group, std::byte* pages);
+  // Prepares where the states of the step's sequences lie.
+  void begin_step(Operators& ops, const StepInput& input);
+  // x, y [rows, hidden], not overlapping; with accumulate, y += instead of y =. Writes the rows' states.
+  void run(const StepContext& step, int layer, const RecurrenceWeights& weights, const LinearInput& x, float* y,
+           bool accumulate);
+
+ private:
+  StateMemory memory(const StepContext& step, int layer, size_t offset) const;
+  HeadsView heads(const AlignedBuffer& buffer, int rows, int width, int count, int head_dim, int first) const;
+
+  ModelSpec spec_;
+  RecurrenceSpec own_;
+  std::vector<int> layers_;    // of the model
+  std::vector<int> piece_of_;  // [layers of the model]
+  int max_rows_;
+  size_t page_bytes_ = 0;
+  int page_pieces_ = 1;
+  int page_count_ = 0;   // of a state
+  int first_table_ = 0;  // in StepSpan::tables
+  std::byte* pages_ = nullptr;
+  int span_count_ = 0;  // of the step
+
+  Staged spans_;               // StateSpan [pages of a state][max_rows]
+  AlignedBuffer inputs_;       // [max_rows, channels + values]: queries, keys, values and their gate
+  AlignedBuffer mixed_;        // [max_rows, channels]: the first three, convolved
+  AlignedBuffer gates_;        // [max_rows, 2 heads]
+  AlignedBuffer decays_;       // [max_rows, heads]
+  AlignedBuffer writes_;       // [max_rows, heads]
+  AlignedBuffer outputs_;      // [max_rows, values]
+  AlignedBuffer query_scale_;  // [key_dim], with which a norm makes queries of length key_dim^-0.5
+  AlignedBuffer key_scale_;    // [key_dim], with which it makes keys of length 1
+};
+
+}  // namespace turbomind

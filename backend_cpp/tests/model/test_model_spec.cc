@@ -1,0 +1,76 @@
+// A model's description: fields by their declarations, what is left out, and what is refused.
+#include "model/spec/model_spec.h"
+
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "base/json.h"
+#include "model/spec/spec_reader.h"
+#include "tests/check.h"
+
+namespace turbomind::testing {
+
+namespace {
+
+// A part of a model of two layers.
+template <class Part>
+Part part_of(const std::string& text) {
+  const Json json = Json::parse(text);
+  Part part;
+  const int layers = 2;
+  visit_fields(part, SpecReader(json, "part.", layers));
+  return part;
+}
+
+template <class Part>
+std::string refusal_of(const std::string& text) {
+  try {
+    part_of<Part>(text);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST(a_description_has_a_value_for_each_layer) {
+  const ModelSpec spec = read_model_spec(TURBOMIND_CORPUS "/model_spec/dense");
+  CHECK_EQUAL(spec.num_layers, 2);
+  CHECK(spec.attention.windows == std::vector<int>({0, 0}));
+  CHECK(spec.layer_ropes == std::vector<int>({0, 0}));
+  CHECK(!spec.ropes[0].stretch && !spec.moe && !spec.images && !spec.head && !spec.attention.mla);
+  CHECK_EQUAL(*spec.bos_token_id, 1);
+}
+
+TEST(what_a_description_leaves_out_has_its_default) {
+  const auto attention = part_of<AttentionSpec>(R"({"scale": 0.5, "windows": [0, 8], "mla": null})");
+  CHECK_EQUAL(attention.scale, 0.5F);
+  CHECK(attention.windows == std::vector<int>({0, 8}) && attention.qk_norm == QkNorm::kNone && !attention.mla);
+  const auto moe = part_of<MoeSpec>(R"({"num_experts": 8, "experts_per_token": 2, "intermediate_size": 16,
+                                        "router": {"score": "sigmoid"}})");
+  CHECK(moe.layers == std::vector<bool>({true, true}) && moe.router.score == RouterScore::kSigmoid);
+  CHECK_EQUAL(moe.router.groups, 1);
+  const auto rope = part_of<RopeSpec>(R"({"theta": 10000, "inv_freq": [1.0, 0.5],
+                                          "stretch": {"kind": "dynamic", "length": 8, "factor": 2.0}})");
+  CHECK(rope.stretch->kind == StretchKind::kDynamic && rope.inv_freq == std::vector<float>({1.0F, 0.5F}));
+}
+
+TEST(a_description_is_refused_by_the_path_of_what_is_wrong) {
+  const std::pair<std::string, std::string> wrong[] = {
+      {R"({})", "part.scale is missing"},
+      {R"({"scale": 0})", "part.scale must be a finite number"},
+      {R"({"scale": 1, "softcap": -1})", "part.softcap must be a finite number"},
+      {R"({"scale": 1, "windows": [0, -1]})", "part.windows[1] must be a whole number from 0"},
+      {R"({"scale": 1, "windows": [0, 4294967296]})", "part.windows[1] must be a whole number from 0"},
+      {R"({"scale": 1, "windows": [0]})", "part.windows must have a value for each of 2 layers, got 1"},
+      {R"({"scale": 1, "qk_norm": "all"})", "part.qk_norm must be one of none, head, "},
+      {R"({"scale": 1, "mla": {"kv_rank": 0}})", "part.mla.kv_rank must be a whole number from 1"},
+  };
+  for (const auto& [text, reason] : wrong) {
+    CHECK_EQUAL(refusal_of<AttentionSpec>(text).substr(0, reason.size()), reason);
+  }
+}
+
+}  // namespace turbomind::testing

@@ -1,0 +1,372 @@
+// One answer: its next token, its text, its end.
+#include <cmath>
+#include <functional>
+#include <random>
+
+#include "engine/generation/generation.h"
+#include "tests/engine_helpers.h"
+#include "tests/stub_grammar.h"
+
+namespace turbomind::testing {
+
+namespace {
+
+const std::vector<int32_t> kPrompt = {1, 2, 3};
+
+// An answer to kPrompt, whose model says what the test says. Token `id` is the character '0' + id.
+struct Asked {
+  explicit Asked(const std::function<void(GenerationParams&)>& change, std::shared_ptr<const Grammar> grammar = nullptr)
+      : rules(make_rules(change, std::move(grammar))), answer(rules, 0, 77, 5, tokens) {}
+
+  static std::shared_ptr<const GenerationRules> make_rules(const std::function<void(GenerationParams&)>& change,
+                                                           std::shared_ptr<const Grammar> grammar) {
+    GenerationParams params;
+    params.max_new_tokens = 20;
+    change(params);
+    return std::make_shared<const GenerationRules>(params, stub_space(), kPrompt, std::move(grammar));
+  }
+
+  // The model finds these tokens likely, the first one most.
+  FinishReason advance(const std::vector<int32_t>& likely) {
+    std::vector<float> logits(kStubVocab, 0.0f);
+    for (size_t i = 0; i < likely.size(); ++i) logits[static_cast<size_t>(likely[i])] = 10.0f - static_cast<float>(i);
+    const float hidden = 0.5f;
+    return answer.advance(sampler, logits.data(), &hidden);
+  }
+  std::vector<int32_t> generated() const { return {tokens.begin() + 3, tokens.end()}; }
+
+  std::shared_ptr<const GenerationRules> rules;
+  std::vector<int32_t> tokens = kPrompt;
+  Answer answer;
+  Sampler sampler{kStubVocab};
+};
+
+void change_nothing(GenerationParams&) {}
+
+}  // namespace
+
+TEST(an_answer_takes_tokens_until_it_is_long_enough) {
+  Asked asked([](GenerationParams& params) { params.max_new_tokens = 2; });
+  CHECK(asked.advance({4}) == FinishReason::kNone);
+  const std::optional<Output> first = asked.answer.take_output(FinishReason::kNone);
+  CHECK_EQUAL(first->text, "4");
+  CHECK_EQUAL(first->generate_token_len, 1);
+  CHECK(asked.advance({5}) == FinishReason::kLength);
+  const std::optional<Output> last = asked.answer.take_output(FinishReason::kLength);
+  CHECK_EQUAL(last->text, "5");
+  CHECK(last->token_ids == std::vector<int32_t>{5});
+  CHECK_EQUAL(last->stop_token, -1);
+  CHECK_EQUAL(last->stop_string, "");
+  CHECK(asked.generated() == std::vector<int32_t>({4, 5}));
+}
+
+TEST(the_token_that_ends_an_answer_is_reported_and_no_part_of_it) {
+  Asked asked([](GenerationParams& params) {
+    params.stop_token_ids = {7};
+    params.logprobs = 1;
+  });
+  asked.advance({4});
+  CHECK(asked.advance({7}) == FinishReason::kStop);
+  CHECK(asked.generated() == std::vector<int32_t>{4});
+  const std::optional<Output> output = asked.answer.take_output(FinishReason::kStop);
+  CHECK_EQUAL(output->stop_token, 7);
+  CHECK_EQUAL(output->text, "4");
+  CHECK_EQUAL(output->logprobs.size(), 1u);
+}
+
+TEST(a_stop_string_ends_an_answer_before_it_and_special_tokens_show_only_if_wanted) {
+  Asked asked([](GenerationParams& params) { params.stop_words = {"56"}; });
+  for (const int32_t token : {4, kStubVocab - 1, 5}) CHECK(asked.advance({token}) == FinishReason::kNone);
+  CHECK(asked.advance({6}) == FinishReason::kStop);
+  const std::optional<Output> last = asked.answer.take_output(FinishReason::kStop);
+  CHECK_EQUAL(last->text, "4");
+  CHECK_EQUAL(last->stop_string, "56");
+  Asked raw([](GenerationParams& params) { params.skip_special_tokens = false; });
+  raw.advance({kStubVocab - 1});
+  CHECK_EQUAL(raw.answer.take_output(FinishReason::kNone)->text, std::string(1, static_cast<char>('0' + 63)));
+}
+
+TEST(nothing_ends_an_answer_before_its_least_length) {
+  Asked asked([](GenerationParams& params) {
+    params.stop_token_ids = {7};
+    params.stop_words = {"4"};
+    params.min_new_tokens = 2;
+  });
+  CHECK(asked.advance({7, 4}) == FinishReason::kNone);  // 7 cannot be chosen, the text "4" goes through
+  CHECK(asked.advance({7, 5}) == FinishReason::kNone);
+  CHECK(asked.generated() == std::vector<int32_t>({4, 5}));
+  CHECK(asked.advance({7, 5}) == FinishReason::kStop);
+}
+
+TEST(what_must_not_come_about_is_not_chosen) {
+  Asked asked([](GenerationParams& params) {
+    params.bad_tokens = {{9}, {4, 5}};
+    params.bad_words = {"46"};
+  });
+  CHECK(asked.answer.needs_known_tokens());
+  for (int i = 0; i < 2; ++i) asked.advance({9, 4, 5, 6, 8});
+  CHECK(asked.generated() == std::vector<int32_t>({4, 4}));
+  asked.advance({5, 6, 8});
+  CHECK(asked.generated() == std::vector<int32_t>({4, 4, 8}));
+  Asked simple([](GenerationParams& params) { params.bad_tokens = {{9}}; });
+  CHECK(!simple.answer.needs_known_tokens());
+}
+
+TEST(logits_that_allow_no_token_are_an_error) {
+  Asked asked(change_nothing);
+  std::vector<float> logits(kStubVocab, NAN);
+  CHECK(error_of([&] { asked.answer.advance(asked.sampler, logits.data(), nullptr); }) == ErrorCode::kInternal);
+  CHECK(error_of([&] { asked.answer.advance(ChosenToken{}); }) == ErrorCode::kInternal);
+  CHECK_EQUAL(asked.answer.generated(), 0);
+}
+
+TEST(a_grammar_chooses_what_may_come_and_tokens_without_an_alternative_need_no_logits) {
+  Asked asked([](GenerationParams& params) { params.stop_token_ids = {60}; }, std::make_shared<PatternGrammar>(4));
+  CHECK(asked.answer.needs_known_tokens());
+  CHECK(asked.advance({50, 3}) == FinishReason::kNone);
+  CHECK(asked.generated() == std::vector<int32_t>({3, 11}));
+  CHECK(asked.advance({50, 5}) == FinishReason::kNone);
+  CHECK(asked.advance({50}) == FinishReason::kStop);
+  CHECK(asked.generated() == std::vector<int32_t>({3, 11, 5, 11}));
+  CHECK_EQUAL(asked.answer.take_output(FinishReason::kStop)->stop_token, 60);
+}
+
+namespace {
+
+// Allows the tokens of a list and 60, always; whether it can say so at once and whether it is known beforehand is up to
+// the test.
+class ListGrammar final : public Grammar {
+ public:
+  struct Control {
+    std::vector<int32_t> allowed;
+    bool is_known = false;
+    bool can_check = true;
+    int asked = 0;
+  };
+  explicit ListGrammar(std::shared_ptr<Control> control) : control_(std::move(control)) {}
+  std::unique_ptr<GrammarMatcher> new_matcher(const std::vector<int32_t>&) const override {
+    return std::make_unique<Matcher>(control_);
+  }
+
+ private:
+  class Matcher final : public GrammarMatcher {
+   public:
+    explicit Matcher(std::shared_ptr<Control> control) : control_(std::move(control)) {
+      state_.mask.assign((kStubVocab + 31) / 32, 0);
+      for (int32_t token = 0; token < kStubVocab; ++token) {
+        if (may_come(token)) state_.mask[static_cast<size_t>(token) / 32] |= 1 << (token % 32);
+      }
+    }
+    const GrammarState* state() override {
+      ++control_->asked;
+      return peek();
+    }
+    const GrammarState* peek() override { return control_->is_known ? &state_ : nullptr; }
+    bool check(const std::vector<int32_t>& tokens, std::vector<bool>& verdicts) override {
+      verdicts.clear();
+      for (const int32_t token : tokens) verdicts.push_back(may_come(token));
+      return control_->can_check;
+    }
+    std::optional<Error> failure() override { return std::nullopt; }
+    void accept(int32_t token) override { CHECK(may_come(token)); }
+
+   private:
+    bool may_come(int32_t token) const {
+      return token == 60 || std::ranges::find(control_->allowed, token) != control_->allowed.end();
+    }
+    std::shared_ptr<Control> control_;
+    GrammarState state_;
+  };
+
+  std::shared_ptr<Control> control_;
+};
+
+}  // namespace
+
+TEST(the_likeliest_tokens_are_chosen_from_without_knowing_all_that_may_come_and_are_the_same) {
+  std::mt19937 random(4);
+  std::normal_distribution<float> normal(0, 3);
+  for (const int top_k : {1, 3, 8}) {
+    for (int run = 0; run < 200; ++run) {
+      const auto control = std::make_shared<ListGrammar::Control>();
+      for (int32_t token = 0; token < 60; ++token) {
+        if (random() % 3 != 0) control->allowed.push_back(token);
+      }
+      const auto change = [&](GenerationParams& params) {
+        params.stop_token_ids = {60};
+        params.do_sample = true;
+        params.top_k = top_k;
+        params.top_p = 0.9f;
+        params.repetition_penalty = 1.3f;
+      };
+      Asked checked(change, std::make_shared<ListGrammar>(control));
+      Asked masked(change, std::make_shared<ListGrammar>(control));
+      std::vector<float> logits(kStubVocab);
+      for (float& logit : logits) logit = normal(random);
+      std::vector<float> again = logits;
+      const float hidden = 0.5f;
+      checked.answer.advance(checked.sampler, logits.data(), &hidden);
+      CHECK(!checked.answer.waits_for_grammar());
+      CHECK_EQUAL(control->asked, 0);
+      control->is_known = true;
+      masked.answer.advance(masked.sampler, again.data(), &hidden);
+      CHECK(checked.generated() == masked.generated());
+      CHECK_EQUAL(checked.answer.stop_token(), masked.answer.stop_token());
+    }
+  }
+}
+
+TEST(where_the_likeliest_tokens_cannot_be_judged_an_answer_waits_and_chooses_as_if_it_had_known) {
+  const auto control = std::make_shared<ListGrammar::Control>();
+  control->allowed = {3, 4};
+  control->can_check = false;
+  Asked asked([](GenerationParams& params) { params.stop_token_ids = {60}; }, std::make_shared<ListGrammar>(control));
+  CHECK(asked.advance({50, 4, 3}) == FinishReason::kNone);
+  CHECK(asked.answer.waits_for_grammar());
+  CHECK(control->asked > 0);
+  control->is_known = true;
+  CHECK(asked.answer.resume(asked.sampler) == FinishReason::kNone);
+  CHECK(asked.generated() == std::vector<int32_t>{4});
+}
+
+TEST(a_jump_forward_ends_with_the_answer) {
+  Asked asked([](GenerationParams& params) { params.max_new_tokens = 2; }, std::make_shared<PatternGrammar>(8));
+  CHECK(asked.advance({3}) == FinishReason::kLength);
+  CHECK(asked.generated() == std::vector<int32_t>({3, 11}));
+}
+
+TEST(each_token_has_its_row_where_rows_are_wanted_so_none_is_jumped_over) {
+  Asked asked([](GenerationParams& params) { params.logits = RowsWanted::kGeneration; },
+              std::make_shared<PatternGrammar>(8));
+  asked.advance({3});
+  CHECK_EQUAL(asked.answer.generated(), 1);
+  CHECK_EQUAL(asked.answer.take_output(FinishReason::kNone)->logits.size(), size_t{kStubVocab});
+}
+
+TEST(a_token_that_a_grammar_does_not_know_is_an_error) {
+  Asked asked(change_nothing, std::make_shared<PatternGrammar>(8));
+  CHECK(error_of([&] { asked.answer.advance(ChosenToken{50, 0, nullptr, nullptr}); }) == ErrorCode::kInternal);
+}
+
+TEST(log_probabilities_and_logits_are_the_models_own_before_any_penalty) {
+  Asked asked([](GenerationParams& params) {
+    params.logprobs = 2;
+    params.logits = RowsWanted::kGeneration;
+    params.hidden_states = RowsWanted::kGeneration;
+    params.logit_bias = {{5, 100.0f}};
+    params.logits_hook = [](const std::vector<int32_t>& tokens, float* logits, int) {
+      CHECK(tokens == kPrompt);
+      logits[6] = 50.0f;
+    };
+  });
+  asked.advance({4});
+  CHECK(asked.generated() == std::vector<int32_t>{5});
+  const Output output = *asked.answer.take_output(FinishReason::kNone);
+  const double normaliser = std::log(std::exp(10.0) + kStubVocab - 1);
+  CHECK(std::abs(output.logprobs.at(0).chosen - (0 - normaliser)) < 1e-5);
+  CHECK_EQUAL(output.logprobs[0].top.at(0).first, 4);
+  CHECK_EQUAL(output.logits.at(5), 0.0f);
+  CHECK_EQUAL(output.hidden_states.at(0), 0.5f);
+}
+
+TEST(an_answer_that_is_not_streamed_comes_at_its_end) {
+  Asked asked([](GenerationParams& params) { params.stream = false; });
+  asked.advance({4});
+  CHECK(!asked.answer.take_output(FinishReason::kNone));
+  asked.advance({5});
+  const std::optional<Output> output = asked.answer.take_output(FinishReason::kCancelled);
+  CHECK_EQUAL(output->text, "45");
+  CHECK(output->token_ids == std::vector<int32_t>({4, 5}));
+}
+
+TEST(a_choice_says_what_the_request_said_and_where_the_answer_stands) {
+  Asked asked([](GenerationParams& params) {
+    params.do_sample = true;
+    params.top_k = 9;
+    params.stop_token_ids = {7};
+    params.min_new_tokens = 3;
+    params.logprobs = 4;
+  });
+  const TokenChoice& choice = asked.answer.choice(2);
+  CHECK(!choice.is_greedy);
+  CHECK_EQUAL(choice.top_k, 9);
+  CHECK_EQUAL(choice.seed, uint64_t{77});
+  CHECK_EQUAL(choice.draw, uint64_t{2});
+  CHECK_EQUAL(choice.in_flight, 2);
+  CHECK_EQUAL(choice.sequence, uint64_t{5});
+  CHECK_EQUAL(choice.prompt_len, 3);
+  CHECK_EQUAL(choice.logprobs, 4);
+  CHECK(choice.tokens == &asked.tokens);
+  CHECK(choice.forbidden == std::vector<int32_t>{7});
+  CHECK(asked.answer.choice(3).forbidden.empty());
+  const std::vector<int32_t> top = {8, 9, 1, 2};
+  const std::vector<float> of_top = {-0.5f, -1.0f, -2.0f, -3.0f};
+  asked.answer.advance(ChosenToken{9, -1.0f, top.data(), of_top.data()});
+  const Output output = *asked.answer.take_output(FinishReason::kNone);
+  CHECK_EQUAL(output.logprobs.at(0).chosen, -1.0f);
+  CHECK_EQUAL(output.logprobs[0].top.at(3).first, 2);
+}
+
+// Reasoning end with "23"; the tokens that end them are 9, 2 and 3.
+Asked thinking(int budget, const std::string& begin) {
+  return Asked([&](GenerationParams& params) {
+    params.thinking_budget = budget;
+    params.thinking_begin = begin;
+    params.thinking_end = "23";
+    params.thinking_end_ids = {9, 2, 3};
+  });
+}
+
+TEST(reasoning_are_ended_when_their_budget_is_spent) {
+  for (const char* begin : {"", "1"}) {
+    Asked asked = thinking(3, begin);
+    CHECK(asked.answer.needs_known_tokens());
+    for (const int32_t token : {1, 4, 5, 6, 6, 6, 7}) asked.advance({token});
+    CHECK(asked.generated() == std::vector<int32_t>({1, 4, 5, 9, 2, 3, 7}));
+    CHECK(!asked.answer.needs_known_tokens());
+  }
+  Asked at_once = thinking(0, "");
+  for (int i = 0; i < 4; ++i) at_once.advance({8});
+  CHECK(at_once.generated() == std::vector<int32_t>({9, 2, 3, 8}));
+}
+
+TEST(reasoning_that_end_in_time_and_answers_without_reasoning_are_left_alone) {
+  for (const std::vector<int32_t>& ends : {std::vector<int32_t>{1, 2, 3, 4, 5, 6}, {1, 2, 2, 3, 4, 5}}) {
+    Asked asked = thinking(4, "1");
+    for (const int32_t token : ends) asked.advance({token});
+    CHECK(asked.generated() == ends);
+  }
+  Asked without = thinking(2, "12");
+  for (const int32_t token : {1, 4, 5, 6}) without.advance({token});
+  CHECK(without.generated() == std::vector<int32_t>({1, 4, 5, 6}));
+}
+
+TEST(a_runner_is_reported_the_only_token_that_ends_reasoning) {
+  Asked asked = thinking(1, "");
+  CHECK(asked.answer.choice(0).mask == nullptr);
+  asked.answer.advance(ChosenToken{4, 0, nullptr, nullptr});
+  const TokenChoice& choice = asked.answer.choice(0);
+  for (int token = 0; token < kStubVocab; ++token) {
+    CHECK_EQUAL((static_cast<uint32_t>(choice.mask[token / 32]) >> (token % 32) & 1u) != 0, token == 9);
+  }
+}
+
+TEST(answers_to_one_prompt_draw_from_streams_of_their_own) {
+  const auto rules = Asked::make_rules(change_nothing, nullptr);
+  std::vector<int32_t> tokens = kPrompt;
+  Answer first(rules, 0, 77, 0, tokens);
+  Answer second(rules, 1, 77, 1, tokens);
+  CHECK_EQUAL(first.choice(0).seed, uint64_t{77});
+  CHECK(second.choice(0).seed != first.choice(0).seed);
+}
+
+TEST(rows_of_the_prompt_are_taken_once_and_the_last_is_the_answers) {
+  Asked asked([](GenerationParams& params) { params.hidden_states = RowsWanted::kAll; });
+  const std::vector<float> logits(3 * kStubVocab, 0.0f);
+  const std::vector<float> hidden = {10, 11, 12};
+  asked.answer.take_prompt_rows(0, 2, logits.data(), hidden.data());
+  asked.answer.take_prompt_rows(0, 3, logits.data(), hidden.data());  // again, after a preemption
+  CHECK(asked.answer.take_output(FinishReason::kNone)->hidden_states == std::vector<float>({10, 11}));
+}
+
+}  // namespace turbomind::testing

@@ -1,0 +1,64 @@
+"""A supervised tritonserver with several models for the length of a command."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import gettempdir
+
+from lmdeploy.cli.options import engine_config
+from lmdeploy.cli.triton import CommandError, ServedModel, open_log, server_settings, started
+from lmdeploy.extras import MissingExtraError
+from lmdeploy.scratch import Scratch
+from lmdeploy.serve.multi_model.placing import place_first
+from lmdeploy.serve.multi_model.prepare import prepare
+from lmdeploy.serve.multi_model.registry import Registry
+from lmdeploy.serve.multi_model.wanted import WantedModel, from_arguments, read_models_file, require_distinct
+from lmdeploy.serve.restrictions import is_loopback
+from lmdeploy.serve.tritonserver import TritonServer
+
+
+@contextmanager
+def served_models(args: argparse.Namespace) -> Iterator[ServedModel]:
+    """Start a tritonserver with the models of the command line and its file, and stop it in the end.
+
+    Raises
+    ------
+    CommandError
+        A model, an option or tritonserver is not fit to start with.
+    """
+    try:
+        wanted = _wanted(args)
+        prepared = [prepare(model) for model in wanted]
+        log_file, log = open_log(args)
+        scratch = Scratch(Path(gettempdir()), "lmdeploy-models-")
+    except (ValueError, OSError, MissingExtraError) as error:
+        raise CommandError(str(error)) from None
+    registry = Registry(scratch.path)
+    try:
+        place_first(registry, prepared, args.drain_seconds)
+    except (ValueError, OSError) as error:
+        scratch.remove()
+        raise CommandError(str(error)) from None
+    server = TritonServer(registry.repository, models=registry, log=log.info, **server_settings(args))
+    names = ", ".join(model.name for model in wanted)
+    with started(server, log_file, scratch) as supervisor:
+        yield ServedModel(names, server, log_file, supervisor, models_dir=registry.folder)
+
+
+def _wanted(args: argparse.Namespace) -> Sequence[WantedModel]:
+    if args.model_name:
+        raise ValueError("--model-name is for one model; name several by NAME=PATH, or in --models-file")
+    if not is_loopback(args.triton_server_name):
+        raise ValueError(
+            f"--triton-server-name {args.triton_server_name}: a tritonserver of several models listens on this machine "
+            "only, as whoever loads models decides what it runs; leave the option out"
+        )
+    common = {"chat_template": args.chat_template, "backend": args.backend, "engine": engine_config(args)}
+    models = from_arguments([path for path in (args.model, *args.more_models) if path], common)
+    if args.models_file:
+        models += read_models_file(Path(args.models_file), common)
+    require_distinct([model.name for model in models])
+    return models

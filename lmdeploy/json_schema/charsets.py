@@ -1,0 +1,72 @@
+"""Sets of Unicode characters, as sorted ranges of code points that do not touch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+Ranges = tuple[tuple[int, int], ...]
+
+LAST = 0x10FFFF
+EVERY: Ranges = ((0, 0xD7FF), (0xE000, LAST))
+"""All characters: code points but the surrogates."""
+
+PLAIN: Ranges = ((0x20, 0x21), (0x23, 0x5B), (0x5D, 0xD7FF), (0xE000, LAST))
+"""What a JSON string holds without an escape."""
+
+PLAIN_ASCII: Ranges = ((0x20, 0x21), (0x23, 0x5B), (0x5D, 0x7E))
+"""Those of them that are ASCII."""
+
+
+def union(*sets: Ranges) -> Ranges:
+    """Return the characters that are in any of `sets`."""
+    merged: list[tuple[int, int]] = []
+    for low, high in sorted(each for ranges in sets for each in ranges):
+        if merged and low <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(high, merged[-1][1]))
+        else:
+            merged.append((low, high))
+    return tuple(merged)
+
+
+def intersection(one: Ranges, other: Ranges) -> Ranges:
+    """Return the characters that are in both."""
+    if one == other:
+        return one
+    found, i, j = [], 0, 0
+    while i < len(one) and j < len(other):
+        low, high = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
+        if low <= high:
+            found.append((low, high))
+        if one[i][1] < other[j][1]:
+            i += 1
+        else:
+            j += 1
+    return tuple(found)
+
+
+def complement(ranges: Ranges) -> Ranges:
+    """Return all other characters."""
+    found, start = [], 0
+    for low, high in ranges:
+        if low > start:
+            found.append((start, low - 1))
+        start = high + 1
+    if start <= LAST:
+        found.append((start, LAST))
+    return intersection(tuple(found), EVERY)
+
+
+def of(characters: Iterable[str]) -> Ranges:
+    """Return the set of some characters."""
+    return union(tuple((ord(each), ord(each)) for each in characters))
+
+
+def holds(ranges: Ranges, character: str) -> bool:
+    """Return whether a character is in the set."""
+    code = ord(character)
+    return any(low <= code <= high for low, high in ranges)
+
+
+def size(ranges: Ranges) -> int:
+    """Return how many characters there are."""
+    return sum(high - low + 1 for low, high in ranges)

@@ -1,0 +1,47 @@
+"""Why a schema is refused, and how much work one may cost."""
+
+from __future__ import annotations
+
+_FREE = 1_000  # steps of any schema
+
+
+class SchemaError(ValueError):
+    """A schema that cannot be enforced.
+
+    Parameters
+    ----------
+    pointer
+        JSON pointer (RFC 6901) of the keyword, from the schema's root.
+    reason
+        What is wrong with it.
+    """
+
+    def __init__(self, pointer: str, reason: str) -> None:
+        super().__init__(f"#{pointer}: {reason}")
+        self.pointer = pointer
+        self.reason = reason
+
+
+class Budget:
+    """Counts steps of a few microseconds, so that no schema takes longer than its size allows.
+
+    Parameters
+    ----------
+    characters
+        How long the schema is as a text.
+    """
+
+    def __init__(self, characters: int) -> None:
+        self._left = _FREE + characters // 2
+
+    def spend(self, steps: int, pointer: str) -> None:
+        """Count `steps`.
+
+        Raises
+        ------
+        SchemaError
+            Nothing is left; `pointer` names the keyword that is being worked on.
+        """
+        self._left -= steps
+        if self._left < 0:
+            raise SchemaError(pointer, "the schema combines too many alternatives here; make it smaller")

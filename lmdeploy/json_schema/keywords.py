@@ -1,0 +1,315 @@
+"""What the keywords that speak of one type say, and what their opposites are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from math import isfinite
+from typing import Any
+
+from lmdeploy.json_schema.formats import REFUSED, language_of_format
+from lmdeploy.json_schema.languages import Language
+from lmdeploy.json_schema.patterns import PatternError, language_of
+from lmdeploy.json_schema.places import Place, shown
+from lmdeploy.json_schema.sets import (
+    TRUE,
+    Alternative,
+    Arrays,
+    Conjunction,
+    Contained,
+    Numbers,
+    Objects,
+    Rules,
+    Strings,
+    Union,
+    Values,
+)
+from lmdeploy.json_schema.values import exact, is_number, is_whole
+
+TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
+NULL, BOOLEANS = Values((None,)), Values((True, False))
+EVERYTHING: Union = (NULL, BOOLEANS, Numbers(), Strings(), Arrays(), Objects())
+
+ANNOTATIONS = {
+    *("$comment", "title", "description", "default", "deprecated", "readOnly", "writeOnly", "examples"),
+    *("contentEncoding", "contentMediaType", "contentSchema"),
+}
+"""Keywords that say nothing about values."""
+
+_MAX_HOPS = 32  # from reference to reference
+
+MAX_COUNT = 100_000
+"""Of lengths and counts; as `backend_cpp/grammar/format_limits.cc` has it."""
+
+
+def members(place: Place, keyword: str, kind: type[Any], what: str) -> Any:
+    """Return the value of a keyword, which has to be of a type; None: it is not there."""
+    value = place.schema.get(keyword)
+    if keyword in place.schema and not isinstance(value, kind):
+        raise place.refuse(keyword, f"must be {what}, got {shown(value)}")
+    return value
+
+
+def names_of(place: Place, keyword: str, value: object) -> list[str]:
+    """Return a list of names that is the value of a keyword, or part of one."""
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise place.refuse(keyword, f"must be a list of strings, got {shown(value)}")
+    return list(dict.fromkeys(value))
+
+
+def number_of(place: Place, keyword: str) -> Fraction | None:
+    """Return the number that is the value of a keyword; None: it is not there."""
+    if keyword not in place.schema:
+        return None
+    value = place.schema[keyword]
+    if not is_number(value) or (isinstance(value, float) and not isfinite(value)):
+        raise place.refuse(keyword, f"must be a number, got {shown(value)}")
+    return exact(value)
+
+
+def count_of(place: Place, keyword: str) -> int | None:
+    """Return the count that is the value of a keyword; None: it is not there."""
+    value = place.schema.get(keyword)
+    if keyword not in place.schema:
+        return None
+    if not is_whole(value) or value < 0:
+        raise place.refuse(keyword, f"must be an integer >= 0, got {shown(value)}")
+    if value > MAX_COUNT:
+        raise place.refuse(keyword, f"{keyword} must be at most {MAX_COUNT}, got {shown(value)}")
+    return int(value)
+
+
+def types_of(place: Place) -> tuple[str, ...]:
+    """Return the types that ``type`` allows."""
+    if "type" not in place.schema:
+        return TYPES
+    given = place.schema["type"]
+    kinds = [given] if isinstance(given, str) else given
+    if not isinstance(kinds, list) or not kinds or not all(isinstance(each, str) and each in TYPES for each in kinds):
+        raise place.refuse("type", f"must be one or some of {', '.join(TYPES)}, got {shown(given)}")
+    return tuple(kinds)
+
+
+def of_type(place: Place) -> Union:
+    """Return the values that the keywords about one type allow."""
+    kinds = types_of(place)
+    makers: dict[str, Callable[[Place], Alternative | None]] = {
+        "null": lambda _: NULL,
+        "boolean": lambda _: BOOLEANS,
+        "number": _numbers,
+        "string": _strings,
+        "array": _arrays,
+        "object": _objects,
+    }
+    if "integer" in kinds and "number" not in kinds:
+        makers["number"] = _integers
+    found = []
+    for kind, make in makers.items():
+        if kind in kinds or (kind == "number" and "integer" in kinds):
+            alternative = make(place)
+            found += [] if alternative is None else [alternative]
+    return tuple(found)
+
+
+def languages_of(place: Place) -> Iterator[tuple[Language, str]]:
+    """Yield the languages of ``pattern`` and ``format``, each with its pointer."""
+    if (pattern := members(place, "pattern", str, "a string")) is not None:
+        yield pattern_of(place, "pattern", pattern), f"{place.pointer}/pattern"
+    name = members(place, "format", str, "a string")
+    if name in REFUSED:
+        raise place.refuse("format", f"the format {name} is not enforced")
+    if name is not None and (language := language_of_format(name)) is not None:
+        yield language, f"{place.pointer}/format"
+
+
+def pattern_of(place: Place, keyword: str, pattern: str) -> Language:
+    """Return the language of an expression."""
+    place.document.budget.spend(len(pattern), f"{place.pointer}/{keyword}")
+    try:
+        return language_of(pattern)
+    except PatternError as error:
+        raise place.refuse(keyword, f"the expression {shown(pattern)} {error}") from None
+
+
+def _numbers(place: Place) -> Numbers | None:
+    schema = place.schema
+    low, high = number_of(place, "minimum"), number_of(place, "maximum")
+    above, below = number_of(place, "exclusiveMinimum"), number_of(place, "exclusiveMaximum")
+    factor = number_of(place, "multipleOf")
+    if factor is not None and factor <= 0:
+        raise place.refuse("multipleOf", f"must be above 0, got {shown(schema['multipleOf'])}")
+    factors = () if factor is None else ((factor, f"{place.pointer}/multipleOf"),)
+    pointer = place.pointer + next((f"/{each}" for each in _BOUNDS if each in schema), "")
+    return Numbers(low, high, pointer=pointer, factors=factors).with_(
+        Numbers(above, below, above is not None, below is not None)
+    )
+
+
+def _integers(place: Place) -> Numbers | None:
+    found = _numbers(place)
+    return None if found is None else found.with_(Numbers(whole=True))
+
+
+def _strings(place: Place) -> Strings | None:
+    low, high = count_of(place, "minLength") or 0, count_of(place, "maxLength")
+    if high is not None and low > high:
+        return None
+    keyword = "minLength" if high is None else "maxLength"
+    return Strings(low, high, tuple(languages_of(place)), f"{place.pointer}/{keyword}")
+
+
+def _arrays(place: Place) -> Arrays | None:
+    schema = place.schema
+    low, high = count_of(place, "minItems") or 0, count_of(place, "maxItems")
+    if high is not None and low > high:
+        return None
+    # Older drafts: a list of `items`, and `additionalItems` for all others.
+    is_old = isinstance(schema.get("items"), list)
+    before, after = ("items", "additionalItems") if is_old else ("prefixItems", "items")
+    prefix = tuple(
+        term(place.at(before, number)) for number in range(len(members(place, before, list, "a list") or ()))
+    )
+    rest = term(place.at(after)) if after in schema else TRUE
+    unique = f"{place.pointer}/uniqueItems" if members(place, "uniqueItems", bool, "true or false") else None
+    return Arrays(
+        prefix,
+        rest,
+        is_open=after in schema,
+        evaluated=None if after in schema else len(prefix),
+        low=low,
+        high=high,
+        unique=unique,
+        contained=tuple(_contained(place)),
+    )
+
+
+def _contained(place: Place) -> Iterator[Contained]:
+    low, high = count_of(place, "minContains"), count_of(place, "maxContains")
+    if "contains" in place.schema:
+        least = 1 if low is None else low
+        if least or high is not None:
+            yield Contained(term(place.at("contains")), least, high, f"{place.pointer}/contains")
+
+
+def _objects(place: Place) -> Objects | None:
+    schema = place.schema
+    low, high = count_of(place, "minProperties") or 0, count_of(place, "maxProperties")
+    if high is not None and low > high:
+        return None
+    properties = members(place, "properties", dict, "an object") or {}
+    patterns = members(place, "patternProperties", dict, "an object") or {}
+    rules = Rules(
+        {name: term(place.at("properties", name)) for name in properties},
+        tuple(
+            (pattern_of(place, "patternProperties", pattern), term(place.at("patternProperties", pattern)))
+            for pattern in patterns
+        ),
+        term(place.at("additionalProperties")) if "additionalProperties" in schema else None,
+        lists="properties" in schema,
+    )
+    says_anything = rules.lists or rules.patterns or rules.others is not None
+    return Objects(
+        (rules,) if says_anything else (),
+        tuple(names_of(place, "required", schema["required"])) if "required" in schema else (),
+        term(place.at("propertyNames")) if "propertyNames" in schema else TRUE,
+        low,
+        high,
+        f"{place.pointer}/minProperties",
+    )
+
+
+def term(place: Place, is_met: bool = True) -> Conjunction:
+    """Return what asks for a schema to be met, or not to be; of a mere reference, for what it points to."""
+    for _ in range(_MAX_HOPS):
+        if place.schema is True or place.schema == {}:
+            return TRUE if is_met else ((place, False),)
+        if place.schema is False or place.schema.keys() - ANNOTATIONS != {"$ref"}:
+            break
+        place = place.document.referred(place, "$ref")
+    return ((place, is_met),)
+
+
+def opposite(place: Place) -> Iterator[Alternative]:
+    """Yield what the keywords about one type do not allow.
+
+    Raises
+    ------
+    SchemaError
+        The opposite of one is not enforced.
+    """
+    schema = place.schema
+    if "type" in schema:
+        kinds = types_of(place)
+        whole = {"integer", "number"} & {*kinds}
+        for kind, every in zip(("null", "boolean", "string", "array", "object"), _OTHERS, strict=True):
+            if kind not in kinds:
+                yield every
+        if not whole:
+            yield Numbers()
+        elif whole == {"integer"}:
+            yield Numbers(whole=False, pointer=f"{place.pointer}/type")
+    yield from _opposite_of_counts(place)
+    for keyword in ("multipleOf", "pattern", "uniqueItems", "patternProperties", "propertyNames"):
+        if schema.get(keyword) not in (None, False, {}, True if keyword == "propertyNames" else None):
+            raise place.refuse(keyword, "its opposite is not enforced")
+    if language_of_format(str(schema.get("format"))) is not None or schema.get("format") in REFUSED:
+        raise place.refuse("format", "its opposite is not enforced")
+    if schema.get("additionalProperties", True) not in (True, {}):
+        raise place.refuse("additionalProperties", "its opposite is not enforced")
+    for name in members(place, "properties", dict, "an object") or {}:
+        rules = Rules({name: term(place.at("properties", name), False)}, evaluates=False)
+        yield Objects((rules,), (name,))
+    for name in names_of(place, "required", schema.get("required", [])):
+        yield lacking(place, name)
+    prefix = members(place, "prefixItems", list, "a list") or ()
+    for number in range(len(prefix)):
+        item = term(place.at("prefixItems", number), False)
+        yield Arrays((*(TRUE for _ in range(number)), item), low=number + 1)
+    if "items" in schema and schema["items"] not in (True, {}):
+        if prefix or isinstance(schema["items"], list):
+            raise place.refuse("items", "its opposite is not enforced behind prefixItems")
+        yield Arrays(contained=(Contained(term(place.at("items"), False), 1, None, f"{place.pointer}/items"),))
+    for each in _contained(place):
+        if each.low == 1:
+            yield Arrays(rest=term(place.at("contains"), False), is_open=True)
+        elif each.low > 1:
+            yield Arrays(contained=(Contained(each.what, 0, each.low - 1, each.pointer),))
+        if each.high is not None:
+            yield Arrays(contained=(Contained(each.what, each.high + 1, None, each.pointer),))
+
+
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_OTHERS: Union = (NULL, BOOLEANS, Strings(), Arrays(), Objects())
+
+
+def _opposite_of_counts(place: Place) -> Iterator[Alternative]:
+    pointer = place.pointer
+    for keyword, bound in (("minimum", "high"), ("maximum", "low")):
+        if (number := number_of(place, keyword)) is not None:
+            yield Numbers(**{bound: number, f"opens_{bound}": True})  # type: ignore[arg-type]
+    for keyword, bound in (("exclusiveMinimum", "high"), ("exclusiveMaximum", "low")):
+        if (number := number_of(place, keyword)) is not None:
+            yield Numbers(**{bound: number})  # type: ignore[arg-type]
+    if low := count_of(place, "minLength"):
+        yield Strings(high=low - 1, pointer=f"{pointer}/minLength")
+    if (high := count_of(place, "maxLength")) is not None:
+        yield Strings(high + 1, pointer=f"{pointer}/maxLength")
+    if low := count_of(place, "minItems"):
+        yield Arrays(high=low - 1)
+    if (high := count_of(place, "maxItems")) is not None:
+        yield Arrays(low=high + 1)
+    if low := count_of(place, "minProperties"):
+        yield Objects(high=low - 1)
+    if (high := count_of(place, "maxProperties")) is not None:
+        yield Objects(low=high + 1, least_pointer=f"{pointer}/maxProperties")
+
+
+def having(name: str) -> Objects:
+    """Return the objects that have a member of that name."""
+    return Objects(required=(name,))
+
+
+def lacking(place: Place, name: str) -> Objects:
+    """Return the objects that have no member of that name."""
+    never = term(place.document.place(False, f"{place.pointer}/required"))
+    return Objects((Rules({name: never}, evaluates=False),))

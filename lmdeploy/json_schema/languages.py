@@ -1,0 +1,414 @@
+"""Regular languages as trees: what patterns, formats and bounds of lengths allow strings to be."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from lmdeploy.json_schema import charsets
+from lmdeploy.json_schema.charsets import Ranges
+
+MAX_SPLITS = 16  # alternatives that a bound of a length may turn a language into
+_SHARES = (128, 64, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)  # how long parts may be, where a bound is shared by several
+_MAX_SIZE = 512  # of what a bound turns a language into
+_SEVERAL = 2
+_MAX_FACTORED = 5000  # languages that `Factoring` looks at
+_DEEPEST_NAME = 40  # characters by which names, and options, are distinguished
+
+
+@dataclass(frozen=True, slots=True)
+class Chars:
+    """One character of a set."""
+
+    ranges: Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Concatenation:
+    """One part after another."""
+
+    parts: tuple[Language, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of some."""
+
+    options: tuple[Language, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """Something again and again; `high` None: any number of times."""
+
+    body: Language
+    low: int
+    high: int | None
+
+
+Language = Chars | Concatenation | Choice | Repeat
+
+EMPTY = Concatenation(())
+"""The empty string."""
+
+NOTHING = Choice(())
+"""No string at all."""
+
+ANYTHING = Repeat(Chars(charsets.EVERY), 0, None)
+"""Every string."""
+
+
+def concatenation(parts: Iterable[Language]) -> Language:
+    """Return the language of strings that are a string of each part."""
+    flat: list[Language] = []
+    for part in parts:
+        if part == NOTHING:
+            return NOTHING
+        flat += part.parts if isinstance(part, Concatenation) else (part,)
+    return flat[0] if len(flat) == 1 else Concatenation(tuple(flat))
+
+
+def choice(options: Iterable[Language]) -> Language:
+    """Return the language of strings that are of any of these."""
+    flat = {each: None for option in options for each in (option.options if isinstance(option, Choice) else (option,))}
+    return next(iter(flat)) if len(flat) == 1 else Choice(tuple(flat))
+
+
+def repeat(body: Language, low: int, high: int | None) -> Language:
+    """Return the language of strings that are this many strings of `body`."""
+    if high == 0 or body == EMPTY or (body == NOTHING and low == 0):
+        return EMPTY
+    if body == NOTHING or (low, high) == (1, 1):
+        return body
+    if widths(body)[0] == 0:  # any number of times may be written as none at all
+        low = 0
+        if isinstance(body, Choice):
+            body = choice(option for option in body.options if option != EMPTY)
+    return Repeat(body, low, high)
+
+
+def text(characters: str) -> Language:
+    """Return the language of one string."""
+    return concatenation(Chars(charsets.of(each)) for each in characters)
+
+
+def restricted(language: Language, ranges: Ranges) -> Language:
+    """Return the strings that are made of these characters alone."""
+    match language:
+        case Chars(own):
+            left = charsets.intersection(own, ranges)
+            return Chars(left) if left else NOTHING
+        case Concatenation(parts):
+            return concatenation([restricted(part, ranges) for part in parts])
+        case Choice(options):
+            return choice([restricted(option, ranges) for option in options])
+        case Repeat(body, low, high):
+            return repeat(restricted(body, ranges), low, high)
+
+
+class TooAlikeError(ValueError):
+    """Options of a choice begin alike for too long."""
+
+
+class Factoring:
+    """Turns languages into the same ones, in which no two options of a choice begin with the same characters."""
+
+    def __init__(self) -> None:
+        self._left = _MAX_FACTORED
+
+    def of(self, language: Language, depth: int = 0) -> Language:
+        """Return such a language.
+
+        Raises
+        ------
+        TooAlikeError
+            It would be deep, or large.
+        """
+        self._left -= 1
+        if depth > _DEEPEST_NAME or self._left < 0:
+            raise TooAlikeError("has alternatives that begin alike for too long")
+        match language:
+            case Chars():
+                return language
+            case Concatenation(parts):
+                return concatenation([self.of(part, depth) for part in parts])
+            case Repeat(body, low, high):
+                return repeat(self.of(body, depth), low, high)
+            case Choice(options):
+                return self._choice(options, depth)
+
+    def _choice(self, options: Sequence[Language], depth: int) -> Language:
+        single = [option.ranges for option in options if isinstance(option, Chars)]
+        rest = [self.of(option, depth) for option in options if not isinstance(option, Chars)]
+        options = [Chars(charsets.union(*single)), *rest] if single else rest
+        steps = [list(_first_steps(option)) for option in options]
+        counts = Counter(head for each in steps for head in {head for head, _ in each} if head is not None)
+        tails: dict[Language, list[Language]] = {}
+        found: list[Language] = []
+        for option, each in zip(options, steps, strict=True):
+            if all(counts[head] < _SEVERAL for head, _ in each if head is not None):
+                found.append(option)
+                continue
+            for head, tail in each:
+                if head is None:
+                    found.append(tail)
+                else:
+                    tails.setdefault(head, []).append(tail)
+        alike = (concatenation([head, self.of(choice(each), depth + 1)]) for head, each in tails.items())
+        return choice([*found, *alike])
+
+
+def _first_steps(language: Language) -> Iterator[tuple[Language | None, Language]]:
+    """Yield ways to split a language into the characters that it begins with and what follows; None: as a whole."""
+    match language:
+        case Chars():
+            yield language, EMPTY
+        case Concatenation((first, *rest)):
+            for head, tail in _first_steps(first):
+                if head is None and tail == EMPTY:
+                    yield from _first_steps(concatenation(rest))
+                else:
+                    yield head, concatenation([tail, *rest])
+        case Repeat(body, low, high) if low or high is not None:
+            more = repeat(body, max(low - 1, 0), None if high is None else high - 1)
+            may_be_empty = low == 0
+            for head, tail in _first_steps(body):
+                if head is None and tail == EMPTY:
+                    may_be_empty = True
+                else:
+                    yield head, concatenation([tail, more])
+            if may_be_empty:
+                yield None, EMPTY
+        case Choice(options):
+            for option in options:
+                yield from _first_steps(option)
+        case _:
+            yield None, language
+
+
+def alphabet(language: Language) -> Ranges:
+    """Return the characters that strings of the language are made of."""
+    match language:
+        case Chars(ranges):
+            return ranges
+        case Concatenation(parts) | Choice(parts):
+            return charsets.union(*map(alphabet, parts))
+        case Repeat(body, _, _):
+            return alphabet(body)
+
+
+def widths(language: Language) -> tuple[int, int | None]:
+    """Return the lengths of its shortest and longest string; None: there is no longest."""
+    match language:
+        case Chars():
+            return 1, 1
+        case Concatenation(parts):
+            found = [widths(part) for part in parts]
+            highs = [high for _, high in found]
+            return sum(low for low, _ in found), None if None in highs else sum(high or 0 for high in highs)
+        case Choice(options):
+            found = [widths(option) for option in options]
+            highs = [high for _, high in found]
+            least = min((low for low, _ in found), default=0)
+            return least, None if None in highs else max((high or 0 for high in highs), default=0)
+        case Repeat(body, low, high):
+            least, most = widths(body)
+            return least * low, None if high is None or most is None else most * high
+
+
+def expanded_size(language: Language) -> int:
+    """Return how many characters and classes it takes with its repetitions written out."""
+    match language:
+        case Chars():
+            return 1
+        case Concatenation(parts) | Choice(parts):
+            return sum(map(expanded_size, parts))
+        case Repeat(body, low, high):
+            return expanded_size(body) * max(low, high or 0, 1)
+
+
+def bounded(language: Language, low: int, high: int | None) -> Language | None:
+    """Return its strings of ``low`` to ``high`` characters; None: that would take too many alternatives."""
+    least, most = widths(language)
+    if (high is not None and least > high) or (most is not None and most < low):
+        return NOTHING
+    if least >= low and (high is None or (most is not None and most <= high)):
+        return language
+    match language:
+        case Choice(options):
+            limited = [bounded(option, low, high) for option in options]
+            return None if None in limited else choice(each for each in limited if each is not None)
+        case Repeat(body, fewest, times):
+            width, widest = widths(body)
+            if width != widest:
+                return None
+            fewest = max(fewest, -(-low // width))
+            highs = [bound for bound in (times, None if high is None else high // width) if bound is not None]
+            return repeat(body, fewest, min(highs, default=None)) if fewest <= min(highs, default=fewest) else NOTHING
+        case Concatenation(parts):
+            return _bounded_parts(parts, low, high)
+    return None
+
+
+def shortened(language: Language, high: int) -> Language | None:
+    """Return strings of at most `high` characters, in which no part without an end is long; None: there are none."""
+    for most in _SHARES:
+        found = _capped(language, most)
+        longest = widths(found)[1]
+        if longest is not None and longest <= high and expanded_size(found) <= _MAX_SIZE:
+            return found
+    return None
+
+
+def _capped(language: Language, most: int) -> Language:
+    """Return the strings in which nothing that has no end is repeated more than this many times."""
+    match language:
+        case Chars():
+            return language
+        case Concatenation(parts):
+            return concatenation([_capped(part, most) for part in parts])
+        case Choice(options):
+            return choice([_capped(option, most) for option in options])
+        case Repeat(body, low, high):
+            return repeat(_capped(body, most), low, max(low, most) if high is None else high)
+
+
+def _bounded_parts(parts: Sequence[Language], low: int, high: int | None) -> Language | None:
+    found = [widths(part) for part in parts]
+    loose = [index for index, (least, most) in enumerate(found) if least != most]
+    fixed = sum(least for least, most in found if least == most)
+    if len(loose) == 1:
+        only = loose[0]
+        limited = bounded(parts[only], max(low - fixed, 0), None if high is None else high - fixed)
+        return None if limited is None else concatenation([*parts[:only], limited, *parts[only + 1 :]])
+    # Each length of the first loose part, with what that leaves for the rest.
+    first = loose[0]
+    before, rest = list(parts[:first]), concatenation(parts[first + 1 :])
+    ahead = sum(least for least, _ in found[:first])
+    least, most = found[first]
+    last = low if high is None else high - ahead - widths(rest)[0]
+    if most is not None:
+        last = min(last, most)
+    if last - least + 1 > MAX_SPLITS:
+        return None
+    options = []
+    for width in range(least, last + 1):
+        longest = width if high is not None or width < last else None
+        head = bounded(parts[first], width, longest)
+        tail = bounded(rest, max(low - ahead - width, 0), None if high is None else high - ahead - width)
+        if head is None or tail is None:
+            return None
+        options.append(concatenation([*before, head, tail]))
+    return choice(options) if sum(map(expanded_size, options)) <= _MAX_SIZE else None
+
+
+def matches(language: Language, string: str) -> bool:
+    """Return whether a string is of the language."""
+    return len(string) in _ends(language, string, {0})
+
+
+def _ends(language: Language, string: str, starts: set[int]) -> set[int]:
+    """Return where strings of the language end that begin at one of `starts`."""
+    match language:
+        case Chars(ranges):
+            return {at + 1 for at in starts if at < len(string) and charsets.holds(ranges, string[at])}
+        case Concatenation(parts):
+            for part in parts:
+                starts = _ends(part, string, starts)
+            return starts
+        case Choice(options):
+            return set().union(*(_ends(option, string, starts) for option in options))
+        case Repeat(body, low, high):
+            for _ in range(min(low, len(string) + 1)):
+                starts = _ends(body, string, starts)
+            found, times = set(starts), low
+            while starts and (high is None or times < high):
+                starts, times = _ends(body, string, starts) - found, times + 1
+                found |= starts
+            return found
+
+
+def strings(language: Language, most: int) -> list[str] | None:
+    """Return all strings of the language; None: there are more than `most`."""
+    match language:
+        case Chars(ranges):
+            if charsets.size(ranges) > most:
+                return None
+            return [chr(code) for low, high in ranges for code in range(low, high + 1)]
+        case Choice(options):
+            lists = [strings(option, most) for option in options]
+            found = {each: None for one in lists if one is not None for each in one}
+            return None if None in lists or len(found) > most else list(found)
+        case Concatenation(parts):
+            return _joined([strings(part, most) for part in parts], most)
+        case Repeat(body, low, high):
+            one = strings(body, most) if high is not None and high <= most else None
+            if one is None or high is None:
+                return None
+            found = {}
+            for times in range(low, high + 1):
+                joined = _joined([one] * times, most)
+                if joined is None or len(found := found | dict.fromkeys(joined)) > most:
+                    return None
+            return list(found)
+
+
+def _joined(lists: Sequence[list[str] | None], most: int) -> list[str] | None:
+    joined = [""]
+    for one in lists:
+        if one is None or len(one) * len(joined) > most:
+            return None
+        joined = ["".join(pair) for pair in product(joined, one)]
+    return joined
+
+
+def are_apart(one: Language, other: Language) -> bool:
+    """Return whether it is plain to see that no string is of both: where they begin, or how long they are, differs."""
+    (least, most), (other_least, other_most) = widths(one), widths(other)
+    if (most is not None and most < other_least) or (other_most is not None and other_most < least):
+        return True
+    pairs = zip(_beginning(one), _beginning(other), strict=False)
+    return any(not charsets.intersection(mine, theirs) for mine, theirs in pairs)
+
+
+def _beginning(language: Language) -> list[Ranges]:
+    """Return the sets of the first characters that every string has."""
+    match language:
+        case Chars(ranges):
+            return [ranges]
+        case Concatenation(parts):
+            found: list[Ranges] = []
+            for part in parts:
+                found += _beginning(part)
+                if not isinstance(part, Chars):
+                    break
+            return found
+        case Choice(options):
+            lists = [_beginning(option) for option in options]
+            return [charsets.union(*sets) for sets in zip(*lists, strict=False)]
+        case Repeat(body, low, _):
+            return _beginning(body) if low else []
+
+
+def all_but(names: Iterable[str], ranges: Ranges) -> Language:
+    """Return all strings of some characters but `names`, and, of names that are very long, what begins as they do."""
+    return _other_than([name for name in names if all(charsets.holds(ranges, each) for each in name)], 0, ranges)
+
+
+def _other_than(names: Sequence[str], depth: int, ranges: Ranges) -> Language:
+    if not names:
+        return repeat(Chars(ranges), 0, None)
+    if depth == _DEEPEST_NAME:
+        return NOTHING
+    following: dict[str, list[str]] = {}
+    for name in names:
+        if len(name) > depth:
+            following.setdefault(name[depth], []).append(name)
+    others = charsets.intersection(charsets.complement(charsets.of(following)), ranges)
+    options: list[Language] = [] if any(len(name) == depth for name in names) else [EMPTY]
+    options.append(concatenation([Chars(others), repeat(Chars(ranges), 0, None)]))
+    for character, rest in following.items():
+        options.append(concatenation([text(character), _other_than(rest, depth + 1, ranges)]))
+    return choice(options)

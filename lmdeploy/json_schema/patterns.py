@@ -1,0 +1,312 @@
+"""Regular expressions of JSON Schema (ECMA-262) as languages.
+
+An expression is looked for anywhere in a string, as the standard says. Where ECMA-262 and Python's `re` disagree about
+a character class, it is read as what both allow.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import NamedTuple, NoReturn
+
+from lmdeploy.json_schema import charsets
+from lmdeploy.json_schema.charsets import Ranges
+from lmdeploy.json_schema.languages import (
+    ANYTHING,
+    EMPTY,
+    NOTHING,
+    Chars,
+    Concatenation,
+    Language,
+    choice,
+    concatenation,
+    expanded_size,
+    repeat,
+    text,
+    widths,
+)
+
+MAX_LENGTH = 2000
+MAX_EXPANSION = 20_000  # characters with repetitions written out; as `backend_cpp/grammar/format_limits.cc` has it
+_MAX_DEPTH = 40  # of groups
+_MAX_VARIANTS = 64  # of where anchors stand
+
+_DIGITS: Ranges = ((0x30, 0x39),)
+_WORD: Ranges = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
+_SPACE: Ranges = ((0x09, 0x0D), (0x20, 0x20))
+# What Python takes for a digit, a letter or a space alongside these, and more: a class without them is right for both.
+_ALL_DIGITS = charsets.union(
+    _DIGITS, ((0x660, 0x1FFF), (0x3000, 0x303F), (0xA620, 0xABFF), (0xFF00, 0x1F2FF), (0x1F900, charsets.LAST))
+)
+_ALL_WORD = charsets.union(_WORD, ((0x80, charsets.LAST),))
+_ALL_SPACE = charsets.union(
+    ((0x09, 0x0D), (0x1C, 0x20), (0x85, 0x85), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A)),
+    ((0x2028, 0x2029), (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF)),
+)
+# Class -> the characters that are surely in it, and those that may be.
+_CLASSES = {
+    "d": (_DIGITS, _ALL_DIGITS),
+    "w": (_WORD, _ALL_WORD),
+    "s": (_SPACE, _ALL_SPACE),
+    "D": (charsets.complement(_ALL_DIGITS), charsets.complement(_DIGITS)),
+    "W": (charsets.complement(_ALL_WORD), charsets.complement(_WORD)),
+    "S": (charsets.complement(_ALL_SPACE), charsets.complement(_SPACE)),
+}
+_DOT = charsets.complement(charsets.of("\n\r\u2028\u2029"))
+_CONTROLS = {"t": "\t", "n": "\n", "v": "\v", "f": "\f", "r": "\r", "0": "\0"}
+_COUNT = re.compile(r"\{(\d{1,9})(?:(,)(\d{0,9}))?\}")
+_HEX = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|u\{([0-9A-Fa-f]{1,6})\}")
+_NAMED = re.compile(r"\?P?<[A-Za-z_]\w*>", re.ASCII)
+_GROUPS = {
+    "?=": "looks ahead",
+    "?!": "looks ahead",
+    "?<=": "looks behind",
+    "?<!": "looks behind",
+}
+
+
+class PatternError(ValueError):
+    """An expression that is none, or that cannot be enforced."""
+
+
+class _Variant(NamedTuple):
+    """A way to match: `starts`, `ends` say whether nothing may stand before it, and after it."""
+
+    starts: bool
+    language: Language
+    ends: bool
+
+
+@lru_cache(maxsize=256)
+def language_of(pattern: str) -> Language:
+    """Return the strings in which a regular expression finds something.
+
+    Raises
+    ------
+    PatternError
+        It is no expression, or has what is not enforced: assertions other than ``^`` and ``$`` at its ends,
+        references to groups, flags, properties of Unicode.
+    """
+    if len(pattern) > MAX_LENGTH:
+        raise PatternError(f"is longer than {MAX_LENGTH} characters")
+    variants = _Parser(pattern).whole()
+    language = choice(
+        concatenation(
+            [*(() if each.starts else (ANYTHING,)), each.language, *(() if each.ends else (ANYTHING,))],
+        )
+        for each in variants
+    )
+    if language == Concatenation((ANYTHING, ANYTHING)):
+        language = ANYTHING
+    if expanded_size(language) > MAX_EXPANSION:
+        raise PatternError(f"has more than {MAX_EXPANSION} characters with its repetitions written out")
+    return language
+
+
+class _Parser:
+    def __init__(self, pattern: str) -> None:
+        self._pattern = pattern
+        self._at = 0
+        self._depth = 0
+
+    def whole(self) -> list[_Variant]:
+        variants = self._disjunction()
+        if self._at < len(self._pattern):
+            self._fail("has a ) without a (")
+        return variants
+
+    def _fail(self, what: str) -> NoReturn:
+        raise PatternError(f"{what} (at character {self._at})")
+
+    def _takes(self, token: str) -> bool:
+        found = self._pattern.startswith(token, self._at)
+        self._at += len(token) if found else 0
+        return found
+
+    def _disjunction(self) -> list[_Variant]:
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            self._fail(f"is nested deeper than {_MAX_DEPTH} groups")
+        variants = self._alternative()
+        while self._takes("|"):
+            variants += self._alternative()
+        self._depth -= 1
+        return _merged(variants)
+
+    def _alternative(self) -> list[_Variant]:
+        so_far = [_Variant(False, EMPTY, False)]
+        parts: list[Language] = []  # without anchors, to be appended at once
+
+        def flush() -> None:
+            nonlocal so_far
+            if parts:
+                so_far = _followed(so_far, [_Variant(False, concatenation(parts), False)])
+                parts.clear()
+
+        while self._at < len(self._pattern) and self._pattern[self._at] not in "|)":
+            term = self._term()
+            if len(term) == 1 and not term[0].starts and not term[0].ends:
+                parts.append(term[0].language)
+                continue
+            flush()
+            so_far = _followed(so_far, term)
+            if len(so_far) > _MAX_VARIANTS:
+                self._fail("has ^ or $ in too many alternatives")
+        flush()
+        return so_far
+
+    def _term(self) -> list[_Variant]:
+        if self._takes("^"):
+            return [_Variant(True, EMPTY, False)]
+        if self._takes("$"):
+            return [_Variant(False, EMPTY, True)]
+        variants = self._group() if self._takes("(") else [_Variant(False, self._atom(), False)]
+        low, high = self._count()
+        if (low, high) == (1, 1):
+            return variants
+        if any(each.starts or each.ends for each in variants):
+            self._fail("repeats a group with ^ or $ in it")
+        return [_Variant(False, repeat(choice(each.language for each in variants), low, high), False)]
+
+    def _group(self) -> list[_Variant]:
+        if self._takes("?:"):
+            pass
+        elif named := _NAMED.match(self._pattern, self._at):
+            self._at = named.end()
+        elif self._pattern.startswith("?", self._at):
+            why = [why for mark, why in _GROUPS.items() if self._pattern.startswith(mark, self._at)]
+            self._fail(why[-1] if why else "has a group with flags, or of an unknown kind")
+        variants = self._disjunction()
+        if not self._takes(")"):
+            self._fail("has a ( without a )")
+        return variants
+
+    def _count(self) -> tuple[int, int | None]:
+        """Read what may stand after an atom; it is the same whether it is greedy or lazy."""
+        low, high = 1, 1
+        counted: int | None = high
+        if self._takes("*"):
+            low, counted = 0, None
+        elif self._takes("+"):
+            low, counted = 1, None
+        elif self._takes("?"):
+            low, counted = 0, 1
+        elif found := _COUNT.match(self._pattern, self._at):
+            self._at = found.end()
+            low = int(found[1])
+            counted = low if found[2] is None else int(found[3]) if found[3] else None
+            if counted is not None and counted < low:
+                self._fail("counts down in {}")
+            if max(low, counted or 0) > MAX_EXPANSION:
+                self._fail(f"repeats more than {MAX_EXPANSION} times")
+        else:
+            return 1, 1
+        self._takes("?")
+        if self._at < len(self._pattern) and (
+            self._pattern[self._at] in "*+?" or _COUNT.match(self._pattern, self._at)
+        ):
+            self._fail("repeats what is repeated already")
+        return low, counted
+
+    def _atom(self) -> Language:
+        if self._takes("."):
+            return Chars(_DOT)
+        if self._takes("["):
+            return self._class()
+        if self._takes("\\"):
+            sure, _ = self._escape(in_class=False)
+            return Chars(sure)
+        if self._pattern[self._at] in "*+?":
+            self._fail("repeats nothing")
+        if self._pattern.startswith("{,", self._at):
+            self._fail("has {, which not everybody reads alike")
+        self._at += 1
+        return text(self._pattern[self._at - 1])
+
+    def _escape(self, *, in_class: bool) -> tuple[Ranges, Ranges]:
+        """Read what follows a backslash: the characters it surely stands for, and those it may."""
+        if self._at == len(self._pattern):
+            self._fail("ends with a backslash")
+        if found := _HEX.match(self._pattern, self._at):
+            self._at = found.end()
+            code = int(found[1] or found[2] or found[3], 16)
+            if code > charsets.LAST or 0xD800 <= code <= 0xDFFF:
+                self._fail("names half of a surrogate pair, or no character")
+            return (one := charsets.of(chr(code))), one
+        character = self._pattern[self._at]
+        if character in _CLASSES:
+            self._at += 1
+            return _CLASSES[character]
+        following = self._pattern[self._at + 1 : self._at + 2]
+        if character in _CONTROLS and not (character == "0" and following.isdigit()):
+            self._at += 1
+            return (one := charsets.of(_CONTROLS[character])), one
+        if character == "b" and in_class:
+            self._at += 1
+            return (one := charsets.of("\b")), one
+        if character.isalnum() and character.isascii():
+            self._fail(f"has \\{character}, which is not enforced")
+        self._at += 1
+        return (one := charsets.of(character)), one
+
+    def _class(self) -> Language:
+        is_negated = self._takes("^")
+        sure: list[Ranges] = []
+        possible: list[Ranges] = []
+        if self._pattern.startswith("]", self._at):
+            self._fail("has an empty class")
+        while not self._takes("]"):
+            if self._at == len(self._pattern):
+                self._fail("has a [ without a ]")
+            low, low_possible = self._class_atom()
+            if self._pattern.startswith("-", self._at) and self._pattern[self._at + 1 : self._at + 2] not in ("", "]"):
+                self._at += 1
+                high, _ = self._class_atom()
+                if charsets.size(low) != 1 or charsets.size(high) != 1:
+                    self._fail("has a range of classes")
+                if low[0][0] > high[0][0]:
+                    self._fail("has a range that runs backwards")
+                low = low_possible = charsets.intersection(((low[0][0], high[0][0]),), charsets.EVERY)
+            sure.append(low)
+            possible.append(low_possible)
+        if is_negated:
+            ranges = charsets.complement(charsets.union(*possible))
+        else:  # a class and its opposite are all characters
+            is_all = any({_CLASSES[name][0], _CLASSES[name.upper()][0]} <= {*sure} for name in "dws")
+            ranges = charsets.EVERY if is_all else charsets.union(*sure)
+        return Chars(ranges) if ranges else NOTHING
+
+    def _class_atom(self) -> tuple[Ranges, Ranges]:
+        if self._takes("\\"):
+            return self._escape(in_class=True)
+        if self._at == len(self._pattern):
+            self._fail("has a [ without a ]")
+        self._at += 1
+        return (one := charsets.of(self._pattern[self._at - 1])), one
+
+
+def _merged(variants: list[_Variant]) -> list[_Variant]:
+    """Return variants with the same anchors as one."""
+    by_anchors: dict[tuple[bool, bool], list[Language]] = {}
+    for each in variants:
+        by_anchors.setdefault((each.starts, each.ends), []).append(each.language)
+    return [_Variant(starts, choice(found), ends) for (starts, ends), found in by_anchors.items()]
+
+
+def _followed(before: list[_Variant], after: list[_Variant]) -> list[_Variant]:
+    """Return the ways to match one after the other."""
+    found = []
+    for one in before:
+        for other in after:
+            mine, theirs, starts, ends = one.language, other.language, one.starts, other.ends
+            if other.starts:  # nothing stands before it
+                if widths(mine)[0] > 0 or mine == NOTHING:
+                    continue
+                mine, starts = EMPTY, True
+            if one.ends:  # nothing stands after it
+                if widths(theirs)[0] > 0 or theirs == NOTHING:
+                    continue
+                theirs, ends = EMPTY, True
+            found.append(_Variant(starts, concatenation([mine, theirs]), ends))
+    return _merged(found)

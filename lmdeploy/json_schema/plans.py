@@ -1,0 +1,374 @@
+"""From sets of values to what the grammar engine (xgrammar) is given of them, with what it cannot keep to refused.
+
+What is made here may be narrower than a set, where a set is wider than a grammar can say: members come in one order,
+numbers within bounds have six decimals, names and strings with a pattern have no escaped characters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import combinations, permutations
+from math import comb, perm
+from typing import Any, TypeGuard
+
+from lmdeploy.json_schema import numbers
+from lmdeploy.json_schema.charsets import EVERY, PLAIN_ASCII, intersection
+from lmdeploy.json_schema.errors import SchemaError
+from lmdeploy.json_schema.expansion import Expansion
+from lmdeploy.json_schema.expressions import expression_of
+from lmdeploy.json_schema.formats import short_form
+from lmdeploy.json_schema.keywords import term
+from lmdeploy.json_schema.languages import (
+    ANYTHING,
+    Chars,
+    Language,
+    Repeat,
+    all_but,
+    alphabet,
+    are_apart,
+    bounded,
+    choice,
+    repeat,
+    shortened,
+    strings,
+    text,
+    widths,
+)
+from lmdeploy.json_schema.patterns import PatternError
+from lmdeploy.json_schema.sets import (
+    TRUE,
+    Alternative,
+    Arrays,
+    Conjunction,
+    Contained,
+    Numbers,
+    Objects,
+    Strings,
+    Values,
+    conjoined,
+)
+from lmdeploy.json_schema.values import distinct
+
+MAX_FINITE = 64  # strings of a language that is written as a list, and names that are
+MAX_EXCLUDED = 400  # characters of names that further members must not have
+MAX_ARRAYS = 512  # of different items, written as a list
+MAX_POSITIONS = 8  # of the items that `contains` is about
+MAX_PLACEMENTS = 64  # of them
+COMPILED_LENGTH = 128
+"""Up to here a bound of a length is quicker as an expression; beyond it, xgrammar counts (measured with 0.2.8)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """What holds no further schemas, as it is given to the engine."""
+
+    schema: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayPlan:
+    """An array; `rest` None: nothing comes after the first items."""
+
+    prefix: tuple[Conjunction, ...]
+    rest: Conjunction | None
+    low: int
+    high: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Members by the expression that their names match; None: anything. Names may come twice."""
+
+    names: str | None
+    value: Conjunction
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectPlan:
+    """An object: its members by name and whether they have to be there, and further ones."""
+
+    members: tuple[tuple[str, Conjunction, bool], ...]
+    groups: tuple[Group, ...]
+    low: int
+    high: int | None
+    pointer: str
+
+
+Plan = Leaf | ArrayPlan | ObjectPlan
+
+
+class Planner:
+    """Makes plans of what an expansion finds."""
+
+    def __init__(self, expansion: Expansion) -> None:
+        self._expansion = expansion
+
+    def of(self, alternative: Alternative) -> Iterator[Plan]:
+        """Yield what a set is given to the engine as, in parts.
+
+        Raises
+        ------
+        SchemaError
+            The engine cannot keep to it.
+        """
+        match alternative:
+            case Values(values):
+                yield Leaf({"enum": list(values)})
+            case Numbers():
+                yield from map(Leaf, numbers.schemas_of(alternative))
+            case Strings():
+                yield from map(Leaf, self._string(alternative))
+            case Arrays():
+                yield from self._array(alternative)
+            case Objects():
+                yield from self._object(alternative)
+
+    # ---- strings ----
+
+    def _string(self, given: Strings) -> Iterator[dict[str, Any]]:
+        if not given.languages and not given.excluded:
+            longest = max(given.low, given.high or 0)
+            if given.low == 0 and given.high is None:
+                yield {"type": "string"}
+                return
+            if longest > COMPILED_LENGTH:
+                schema = {"type": "string", "minLength": given.low}
+                yield schema if given.high is None else schema | {"maxLength": given.high}
+                return
+        language = self._language(given)
+        if language is None:
+            yield {"type": "string"}
+            return
+        pointer = given.languages[0][1] if given.languages else given.pointer
+        expression = self._expression(language, pointer)
+        if expression is None and (finite := strings(language, MAX_FINITE)) is not None:
+            yield from [{"enum": finite}] if finite else []
+        elif expression is None:
+            raise SchemaError(pointer, "needs characters that JSON escapes, which is not enforced")
+        else:
+            yield {"type": "string", "pattern": expression}
+
+    def _language(self, given: Strings) -> Language | None:
+        """Return a language of some of these strings; None: they may be anything."""
+        low, high = given.low, given.high
+        languages = {language: pointer for language, pointer in given.languages if language != ANYTHING}
+        for language in list(languages):  # what is about lengths alone is a bound
+            others = [other for other in languages if other is not language]
+            if others and _bounds_length(language, others):
+                low = max(low, language.low)
+                high = language.high if high is None else min(high, language.high or high)
+                del languages[language]
+        if len(languages) > 1:
+            return self._filtered(languages, given)
+        names = [each.value for each in given.excluded]
+        if languages:
+            [language] = languages
+        elif names:
+            language, names = all_but(names, EVERY), []
+        elif low == 0 and high is None:
+            return None
+        else:
+            return repeat(Chars(EVERY), low, high)
+        limited = bounded(language, low, high)
+        if limited is None and high is not None:
+            short = short_form(language)
+            limited = bounded(short, low, high) if short is not None else None
+            limited = shortened(language, high) if limited is None else limited
+        if limited is None or widths(limited)[0] < low:
+            raise SchemaError(given.pointer, "is not enforced alongside this pattern, format or exclusion")
+        if any(self._expansion.matches(limited, name, given.pointer) for name in names):
+            finite = strings(limited, MAX_FINITE)
+            if finite is None:
+                raise SchemaError(given.excluded[0].pointer, "is not enforced alongside a pattern or format")
+            limited = choice(text(each) for each in finite if each not in names)
+        return limited
+
+    def _filtered(self, languages: dict[Language, str], given: Strings) -> Language:
+        """Return what several languages have in common, where one of them is a list."""
+        for language in languages:
+            finite = strings(language, MAX_FINITE)
+            if finite is not None:
+                return choice(text(each) for each in finite if self._expansion.holds((given,), each))
+        [_, pointer, *_] = languages.values()
+        raise SchemaError(pointer, "is not enforced alongside another pattern or format")
+
+    # ---- arrays ----
+
+    def _array(self, given: Arrays) -> Iterator[Plan]:
+        if given == Arrays():
+            yield Leaf({"type": "array"})
+            return
+        high = given.high
+        is_open = given.is_open or not given.prefix or given.low > len(given.prefix)
+        if not is_open:
+            high = len(given.prefix) if high is None else min(high, len(given.prefix))
+        contained = [each for each in given.contained if not self._is_plain(each, given)]
+        low = max([given.low, *(each.low for each in given.contained if each not in contained)])
+        if given.unique is not None and (high is None or high > 1):
+            yield from self._listed(given, low, high, given.unique)
+            return
+        if given.excluded:
+            yield from self._listed(given, low, high, given.excluded[0].pointer)
+            return
+        if len(contained) > 1:
+            raise SchemaError(contained[1].pointer, "is not enforced alongside another contains")
+        if not contained:
+            prefix = given.prefix if high is None else given.prefix[:high]
+            rest = given.rest if is_open and (high is None or high > len(prefix)) else None
+            yield ArrayPlan(prefix, rest, low, high)
+            return
+        yield from self._containing(given, contained[0], low, high)
+
+    @staticmethod
+    def _is_plain(contained: Contained, given: Arrays) -> bool:
+        """Return whether every item is one that has to be contained, and how many there are is no matter of which."""
+        everywhere = [given.at(index) for index in range(len(given.prefix) + 1)]
+        return contained.high is None and all({*contained.what} <= {*each} for each in everywhere)
+
+    def _containing(self, given: Arrays, contained: Contained, low: int, high: int | None) -> Iterator[Plan]:
+        """Yield arrays by where the items are that have to be contained: among the first ones."""
+        [(place, is_met), *more] = contained.what or [(None, True)]
+        if place is None or more:
+            raise SchemaError(contained.pointer, "is not enforced where anything is contained")
+        positions = MAX_POSITIONS if high is None else min(MAX_POSITIONS, high)
+        most = positions if contained.high is None else min(contained.high, positions)
+        # Where the number is bounded above, all others must not be as the ones that are counted.
+        other = TRUE if contained.high is None else term(place, not is_met)
+        counts = range(contained.low, most + 1) if contained.high is not None else [contained.low]
+        if sum(comb(positions, count) for count in counts) > MAX_PLACEMENTS:
+            positions = contained.low
+        for count in counts:
+            for chosen in combinations(range(positions), count):
+                length = max(max(chosen, default=-1) + 1, len(given.prefix))
+                prefix = tuple(
+                    conjoined((given.at(index), contained.what if index in chosen else other))
+                    for index in range(length if high is None else min(length, high))
+                )
+                rest = conjoined((given.rest, other)) if high is None or high > len(prefix) else None
+                yield ArrayPlan(prefix, rest, max([low, *(index + 1 for index in chosen)]), high)
+
+    def _listed(self, given: Arrays, low: int, high: int | None, pointer: str) -> Iterator[Plan]:
+        """Yield a list of all arrays, where the items are from a list."""
+        items: list[Any] = []
+        for conjunction in (*given.prefix, given.rest):
+            for alternative in self._expansion.of(conjunction):
+                if not isinstance(alternative, Values):
+                    raise SchemaError(pointer, "is enforced where items are from an enum alone, and few")
+                items += alternative.values
+        items = distinct(items)
+        high = len(items) if high is None else min(high, len(items))
+        found: list[list[Any]] = []
+        count = 0
+        for length in range(low, high + 1):
+            count += perm(len(items), length)
+            if count > MAX_ARRAYS:
+                raise SchemaError(pointer, f"is not enforced where there are more than {MAX_ARRAYS} such arrays")
+        for length in range(low, high + 1):
+            for chosen in permutations(items, length):
+                self._expansion.budget.spend(1 + length, pointer)
+                if self._expansion.holds((given,), list(chosen)):
+                    found.append(list(chosen))
+        if found:
+            yield Leaf({"enum": found})
+
+    # ---- objects ----
+
+    def _object(self, given: Objects) -> Iterator[Plan]:
+        if given == Objects():
+            yield Leaf({"type": "object"})
+            return
+        if given.excluded:
+            raise SchemaError(given.excluded[0].pointer, "is not enforced where other objects are allowed")
+        names = self._expansion.of(given.names)
+        declared: dict[str, Conjunction] = {}
+        never: list[str] = []
+        for name in given.declared():
+            conjunction = self._expansion.member(given, name)
+            self._expansion.budget.spend(1, given.least_pointer)
+            if self._expansion.is_empty(conjunction) or not self._expansion.holds(names, name):
+                never.append(name)
+            else:
+                declared[name] = conjunction
+        if any(name in never for name in given.required):
+            return
+        is_open = not any(rules.lists for rules in given.rules) or given.low > len(declared)
+        is_open = is_open or any(rules.others is not None or rules.patterns for rules in given.rules)
+        groups: list[Group] = []
+        for language, value in self._groups(given) if is_open else ():
+            if self._expansion.is_empty(value):
+                continue
+            if language is not None and (finite := strings(language, MAX_FINITE)) is not None:
+                declared |= {name: value for name in finite if name not in never and name not in declared}
+            elif (group := self._without(language, value, declared, never)) is not None:
+                groups.append(group)
+        members = tuple((name, value, name in given.required) for name, value in declared.items())
+        yield ObjectPlan(members, tuple(groups), given.low, given.high, given.least_pointer)
+
+    def _groups(self, given: Objects) -> Iterator[tuple[Language | None, Conjunction]]:
+        """Yield the members that are not spoken of by name."""
+        patterns = {language: None for rules in given.rules for language, _ in rules.patterns}
+        for language in patterns:
+            self._expansion.budget.spend(4 * len(patterns), given.least_pointer)
+            value = conjoined(part for rules in given.rules for part in self._of_pattern(rules, language))
+            for names in self._names(given, language):
+                yield names, value
+        speaks = any(rules.others is not None for rules in given.rules)
+        if speaks or not patterns:
+            parts = [TRUE if rules.others is None else rules.others for rules in given.rules]
+            parts += [conjunction for rules in given.rules for _, conjunction in rules.patterns]
+            for names in self._names(given, None):
+                yield names, conjoined(parts)
+
+    @staticmethod
+    def _of_pattern(rules: Any, language: Language) -> Iterator[Conjunction]:
+        """Yield all that a schema may say about members whose names are of a language."""
+        is_own = any(own == language for own, _ in rules.patterns)
+        yield from (value for own, value in rules.patterns if own == language or not are_apart(own, language))
+        if not is_own and rules.others is not None:
+            yield rules.others
+
+    def _names(self, given: Objects, language: Language | None) -> Iterator[Language | None]:
+        """Yield the names of a language that ``propertyNames`` allows."""
+        if given.names == TRUE:
+            yield language
+            return
+        asked = Strings(languages=() if language is None else ((language, given.names[0][0].pointer),))
+        for alternative in self._expansion.both((asked,), self._expansion.of(given.names), given.names[0][0].pointer):
+            if isinstance(alternative, Values):
+                yield choice(text(each) for each in alternative.values if isinstance(each, str))
+            elif isinstance(alternative, Strings):
+                yield self._language(alternative)
+
+    def _without(
+        self, language: Language | None, value: Conjunction, declared: dict[str, Conjunction], never: Iterable[str]
+    ) -> Group | None:
+        """Return members whose names are of a language, but those of other members; None: it has none, or too many."""
+        names = [*declared, *never]
+        if language is None and not names:
+            return Group(None, value)
+        if language is None:
+            if sum(map(len, names)) > MAX_EXCLUDED:
+                return None
+            language = all_but(names, PLAIN_ASCII)
+        else:
+            found = [name for name in names if self._expansion.matches(language, name, "/patternProperties")]
+            if any(declared.get(name) != value for name in found):
+                return None
+        expression = self._expression(language, "/patternProperties")
+        return None if expression is None else Group(expression, value)
+
+    @staticmethod
+    def _expression(language: Language, pointer: str) -> str | None:
+        try:
+            return expression_of(language)
+        except PatternError as error:
+            raise SchemaError(pointer, str(error)) from None
+
+
+def _bounds_length(language: Language, others: Iterable[Language]) -> TypeGuard[Repeat]:
+    """Return whether a language is of all strings of some lengths, of the characters that the others are made of."""
+    if not isinstance(language, Repeat) or not isinstance(language.body, Chars):
+        return False
+    ranges = language.body.ranges
+    return all(alphabet(other) == intersection(alphabet(other), ranges) for other in others)

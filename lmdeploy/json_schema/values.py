@@ -1,0 +1,58 @@
+"""JSON values as the standard compares them: 1 and 1.0 are equal, 1 and true are not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from fractions import Fraction
+from typing import Any
+
+LARGEST = 2**53
+"""The grammar program reads numbers as doubles: larger integers are distinguished no more."""
+
+Key = tuple[Any, ...]
+
+
+def is_number(value: object) -> bool:
+    """Return whether a value is a number, which true and false are not."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_whole(value: object) -> bool:
+    """Return whether a value is an integer as the standard says: 1.0 is one."""
+    return is_number(value) and exact(value).denominator == 1
+
+
+def exact(value: Any) -> Fraction:
+    """Return the number that a JSON text spells; of a float, its shortest decimal."""
+    return Fraction(value) if isinstance(value, int) else Fraction(repr(value))
+
+
+def key_of(value: Any) -> Key:
+    """Return what is equal for values that are equal, and can be a key."""
+    if isinstance(value, dict):
+        return ("object", *sorted((name, key_of(each)) for name, each in value.items()))
+    if isinstance(value, list):
+        return ("array", *map(key_of, value))
+    if is_number(value):
+        return ("number", exact(value))
+    return (type(value).__name__, value)
+
+
+def distinct(values: Iterable[Any]) -> list[Any]:
+    """Return the values, equal ones once."""
+    return list({key_of(value): value for value in values}.values())
+
+
+def unspeakable(value: Any) -> str | None:
+    """Return why a value cannot be written as it is; None: it can."""
+    if isinstance(value, dict):
+        return next((why for each in value.values() if (why := unspeakable(each))), None)
+    if isinstance(value, list):
+        return next((why for each in value if (why := unspeakable(each))), None)
+    if is_number(value):
+        if isinstance(value, float) and not math.isfinite(value):
+            return "must not hold infinity or NaN"
+        if isinstance(value, int) and abs(value) > LARGEST:
+            return f"must not hold integers beyond 2^53, got {str(value)[:30]}"
+    return None

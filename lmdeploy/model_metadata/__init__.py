@@ -1,0 +1,1 @@
+"""What a checkpoint says about its use, beyond what its decoder computes: pooling, heads for scores, sampling."""

@@ -1,0 +1,189 @@
+"""Models whose answer is a number or a class: the head after the hidden state of a text's last token.
+
+Three kinds of checkpoints have such a head. ``*ForSequenceClassification`` of ``transformers`` have a matrix ``score``,
+classifiers, rerankers and reward models alike. Rerankers that say a word have two rows of their output layer for it,
+named by the module ``LogitScore`` of sentence-transformers
+(https://sbert.net/docs/package_reference/cross_encoder/modules.html). Qwen3-Reranker as first published has no such
+file: its words are ``yes`` and ``no`` (Zhang et al., 2025, arXiv 2506.05176, and its model card, which also has the
+words around query and document). The softmax over two logits is the sigmoid of their difference, which is one row.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lmdeploy.stored_rows import stored_rows
+from lmdeploy.turbomind.safetensors_index import read_checkpoint
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from lmdeploy.tokenizer import Tokenizer
+
+_FILE = "score_head.json"
+_WEIGHTS = "score_head.npz"
+_CLASSIFIER = "ForSequenceClassification"
+_OUTPUT_LAYERS = ("lm_head.weight", "model.embed_tokens.weight", "embed_tokens.weight")
+_JUDGE = (
+    "Judge whether the Document meets the requirements based on the Query and the Instruct provided. Note that the "
+    'answer can only be "yes" or "no".'
+)
+_TASK = "Given a web search query, retrieve relevant passages that answer the query"
+
+
+@dataclass(frozen=True)
+class ScoreHead:
+    """A linear layer from a text's last hidden state to a number for each label.
+
+    Attributes
+    ----------
+    labels
+        What the numbers are about; one for a score.
+    judges
+        Query and text reach the model in Qwen3-Reranker's prompt; otherwise one after the other.
+    activation
+        From numbers to what is notified of them: ``sigmoid``, ``softmax`` or ``identity``.
+    refusal
+        Why it cannot be used; empty: it can.
+    weight, bias
+        ``[labels, hidden size]`` and ``[labels]``, float32.
+    """
+
+    labels: tuple[str, ...] = ("LABEL_0",)
+    judges: bool = False
+    activation: str = "sigmoid"
+    refusal: str = ""
+    weight: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32), compare=False)
+    bias: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32), compare=False)
+
+    def numbers(self, states: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the head's numbers ``[texts, labels]`` for hidden states ``[texts, hidden size]``."""
+        made: NDArray[np.float32] = states @ self.weight.T + self.bias
+        return made
+
+    def reported(self, numbers: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return probabilities, where the model's activation makes such, of `numbers`."""
+        exact = numbers.astype(np.float64)
+        if self.activation == "softmax":
+            powers = np.exp(exact - exact.max(axis=1, keepdims=True))
+            exact = powers / powers.sum(axis=1, keepdims=True)
+        elif self.activation == "sigmoid":
+            exact = 0.5 * (1 + np.tanh(exact / 2))
+        probabilities: NDArray[np.float32] = exact.astype(np.float32)
+        return probabilities
+
+
+def judging_prompt(query: str, document: str, instruction: str | None = None) -> str:
+    """Return the prompt of Qwen3-Reranker's model card, after which it says whether a document answers a query."""
+    return (
+        f"<|im_start|>system\n{_JUDGE}<|im_end|>\n<|im_start|>user\n<Instruct>: {instruction or _TASK}\n"
+        f"<Query>: {query}\n<Document>: {document}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
+
+
+def score_head_of(model_dir: Path, model_name: str, tokenizer: Tokenizer) -> ScoreHead | None:
+    """Return the head of a checkpoint; None: it has none.
+
+    Parameters
+    ----------
+    model_dir, model_name
+        The checkpoint, and what it is called: the first Qwen3-Reranker is known by its name alone.
+    tokenizer
+        Of the checkpoint.
+    """
+    try:
+        raw: dict[str, Any] = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
+        architecture = str((raw.get("architectures") or [""])[0])
+        judges = architecture.startswith("Qwen3For") and _is_judge(model_dir, model_name)
+        if architecture.endswith(_CLASSIFIER):
+            return _classifier(model_dir, raw, judges)
+        words = _words(model_dir) or (_yes_and_no(tokenizer) if judges else None)
+        return None if words is None else _speaker(model_dir, raw, words, judges)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+        return ScoreHead(refusal=f"its head cannot be read ({' '.join(str(error).split())})")
+
+
+def write_score_head(model_dir: Path, model_name: str, tokenizer: Tokenizer, engine_dir: Path) -> None:
+    """Write what :func:`score_head_of` finds into an engine directory."""
+    head = score_head_of(model_dir, model_name, tokenizer)
+    if head is not None:
+        kept = asdict(head)
+        np.savez(engine_dir / _WEIGHTS, weight=kept.pop("weight"), bias=kept.pop("bias"))
+        (engine_dir / _FILE).write_text(json.dumps(kept), encoding="utf-8")
+
+
+def read_score_head(engine_dir: Path) -> ScoreHead | None:
+    """Return what :func:`write_score_head` wrote."""
+    file = engine_dir / _FILE
+    if not file.is_file():
+        return None
+    kept = json.loads(file.read_text(encoding="utf-8"))
+    with np.load(engine_dir / _WEIGHTS) as weights:
+        return ScoreHead(**kept | {"labels": tuple(kept["labels"])}, weight=weights["weight"], bias=weights["bias"])
+
+
+def _classifier(model_dir: Path, raw: Mapping[str, Any], judges: bool) -> ScoreHead:
+    weight = _rows(model_dir, ("score.weight",))
+    names = raw.get("id2label") or {}
+    labels = tuple(str(names.get(str(number), f"LABEL_{number}")) for number in range(len(weight)))
+    is_one_of_several = len(labels) > 1 and raw.get("problem_type") != "multi_label_classification"
+    activation = "softmax" if is_one_of_several else "sigmoid"
+    if raw.get("problem_type") == "regression":
+        activation = "identity"
+    has_bias = "score.bias" in read_checkpoint(model_dir).tensors
+    bias = _rows(model_dir, ("score.bias",))[0] if has_bias else np.zeros(len(labels), np.float32)
+    return ScoreHead(labels, judges, activation, _refusal(raw), weight, bias)
+
+
+def _speaker(model_dir: Path, raw: Mapping[str, Any], words: Sequence[int], judges: bool) -> ScoreHead:
+    refusal = _refusal(raw)
+    if not judges:
+        refusal = refusal or "the words around its queries and documents are not known here"
+    rows = _rows(model_dir, _OUTPUT_LAYERS, words)
+    weight = rows[:1] - rows[1:] if len(words) == 2 else rows
+    return ScoreHead(("yes",), judges, "sigmoid", refusal, weight, np.zeros(1, np.float32))
+
+
+def _refusal(raw: Mapping[str, Any]) -> str:
+    sees_all = raw.get("is_causal") is False or raw.get("use_bidirectional_attention") is True
+    return "its attention is bidirectional, which is not supported" if sees_all else ""
+
+
+def _rows(model_dir: Path, names: Sequence[str], rows: Sequence[int] | None = None) -> NDArray[np.float32]:
+    index = read_checkpoint(model_dir)
+    name = next((name for name in names if name in index.tensors), None)
+    if name is None:
+        raise ValueError(f"tensor {names[0]} is missing")
+    return stored_rows(index.files[index.tensors[name].file], name, rows)
+
+
+def _is_judge(model_dir: Path, model_name: str) -> bool:
+    template = model_dir / "chat_template.jinja"
+    is_written = template.is_file() and "Judge whether the Document" in template.read_text(encoding="utf-8")
+    return is_written or "qwen3-reranker" in model_name.lower().replace("_", "-")
+
+
+def _words(model_dir: Path) -> list[int] | None:
+    """Return the token that says yes, and the one that says no if there is one, as sentence-transformers has them."""
+    modules = model_dir / "modules.json"
+    if not modules.is_file():
+        return None
+    steps = json.loads(modules.read_text(encoding="utf-8"))
+    folder = next((step["path"] for step in steps if str(step["type"]).endswith(".LogitScore")), None)
+    if folder is None:
+        return None
+    named = json.loads((model_dir / folder / "config.json").read_text(encoding="utf-8"))
+    return [int(named[key]) for key in ("true_token_id", "false_token_id") if named.get(key) is not None]
+
+
+def _yes_and_no(tokenizer: Tokenizer) -> list[int]:
+    words = [tokenizer.encode(word, add_bos=False) for word in ("yes", "no")]
+    if any(len(ids) != 1 for ids in words):
+        raise ValueError("yes and no are no tokens of it")
+    return [word for (word,) in words]

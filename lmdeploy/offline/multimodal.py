@@ -1,0 +1,68 @@
+"""Prompts with images, in this process."""
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lmdeploy.extras import require
+from lmdeploy.prompts import PreparedPrompt, Prompt, PromptPreparer
+from lmdeploy.sessions import HeldSession
+from lmdeploy.templates.base import ChatTemplate
+from lmdeploy.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from lmdeploy.vl.encoder import VisionEncoder
+
+
+class MultimodalPreparer(PromptPreparer):
+    """Prepares prompts with the embeddings of their images. Safe to use from any thread.
+
+    Parameters
+    ----------
+    checkpoint
+        Which has the part of the model that sees; it is loaded for the first image.
+    tokenizer, template, max_log_len
+        As for :class:`PromptPreparer`.
+    session_len
+        Images of prompts that are not shorter are not looked at.
+    """
+
+    def __init__(
+        self, checkpoint: Path, tokenizer: Tokenizer, template: ChatTemplate, session_len: int, max_log_len: int | None
+    ) -> None:
+        require("vision", "a model that sees")
+        from lmdeploy.vl.prompts import image_writer
+        from lmdeploy.vl.sources import ANYTHING
+
+        writer = image_writer(checkpoint, tokenizer, template, ANYTHING)
+        super().__init__(tokenizer, template, max_log_len=max_log_len, images=writer)
+        self._checkpoint = checkpoint
+        self._session_len = session_len
+        self._loading = threading.Lock()
+        self._encoder: VisionEncoder | None = None  # guarded by _loading
+
+    @property
+    def encoder(self) -> "VisionEncoder":
+        """The part of the model that sees."""
+        from lmdeploy.vl.encoder import load_encoder
+
+        with self._loading:
+            if self._encoder is None:
+                self._encoder = load_encoder(self._checkpoint)
+            return self._encoder
+
+    def prepare(
+        self,
+        prompt: Prompt,
+        do_preprocess: bool = True,
+        tools: list[dict[str, Any]] | None = None,
+        held: HeldSession | None = None,
+        template_options: Mapping[str, Any] | None = None,
+        adapter_name: str | None = None,
+    ) -> PreparedPrompt:
+        """Return what the engine gets for a prompt; as :meth:`PromptPreparer.prepare`."""
+        prepared = super().prepare(prompt, do_preprocess, tools, held, template_options, adapter_name)
+        if not prepared.images or len(prepared.ids) >= self._session_len:
+            return prepared
+        return prepared._replace(rows=tuple(self.encoder.placed(prepared.images)))

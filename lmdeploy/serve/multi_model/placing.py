@@ -1,0 +1,70 @@
+"""Models get their share of the memory, and their folders in the registry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from lmdeploy.serve.multi_model.memory import DEFAULT_SHARE, divide, free_memory
+from lmdeploy.serve.multi_model.prepared import PreparedModel
+from lmdeploy.serve.multi_model.registry import Registry, ServedEntry
+
+
+def place_first(registry: Registry, models: Sequence[PreparedModel], unload_seconds: float) -> None:
+    """Write the models that a server starts with into an empty registry.
+
+    Raises
+    ------
+    ValueError
+        They do not fit together; the text names sizes.
+    """
+    devices = {"cpu", *(model.device for model in models)}  # one that is loaded later may want the CPU
+    free = {device: count for device in sorted(devices) if (count := free_memory(device)) is not None}
+    blocks = _blocks(models, free)
+    entries: list[ServedEntry] = []
+    for model in models:
+        cache = blocks.get(model.name)
+        if cache is None and model.need.fixed_blocks is None:  # the engine sees how much is free, one after another
+            share = model.engine.get("cache_max_entry_count", DEFAULT_SHARE)
+            entries.append(_add(registry, model, entries, share / len(models), unload_seconds))
+        else:
+            entries.append(_add(registry, model, entries, cache, unload_seconds))
+    registry.write(entries, free)
+
+
+def place_another(registry: Registry, model: PreparedModel, unload_seconds: float) -> ServedEntry:
+    """Write the folders of a model for a server that runs; the list of those served stays as it is.
+
+    Raises
+    ------
+    ValueError
+        It does not fit alongside the others; the text names sizes.
+    """
+    served = registry.models()
+    taken = sum(entry.memory for entry in served if entry.device == model.device)
+    now, at_start = free_memory(model.device), registry.free_at_start().get(model.device)
+    free = {}
+    if now is not None:  # what others have set apart they may not have touched yet
+        free[model.device] = now if at_start is None else max(0, min(now, at_start - taken))
+    return _add(registry, model, served, _blocks([model], free).get(model.name), unload_seconds)
+
+
+def _blocks(models: Sequence[PreparedModel], free: Mapping[str, int]) -> dict[str, int]:
+    blocks: dict[str, int] = {}
+    for device, bytes_ in free.items():
+        if needs := [model.need for model in models if model.device == device]:
+            blocks |= divide(needs, bytes_)
+    return blocks
+
+
+def _add(
+    registry: Registry,
+    model: PreparedModel,
+    others: Sequence[ServedEntry],
+    cache: float | None,
+    unload_seconds: float,
+) -> ServedEntry:
+    suffix = registry.new_suffix(model.name, {other.suffix for other in others})
+    registry.add_folders(model, suffix, cache, unload_seconds)
+    blocks = cache if cache is not None and cache >= 1 else 0
+    memory = model.weights + int(blocks * model.block)
+    return ServedEntry(model.name, suffix, model.engine_dir, model.chat_template, model.device, memory)

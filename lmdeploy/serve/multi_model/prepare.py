@@ -1,0 +1,108 @@
+"""Make a wanted model ready for the engine: write its engine directory, and find out what it will take.
+
+``python -m lmdeploy.serve.multi_model.prepare`` does so for the JSON of a `WantedModel` on standard input, and prints
+the JSON of the `PreparedModel`; on failure one line on stderr, and exit status 1. Converting a checkpoint takes seconds
+and hundreds of megabytes, which a serving process does not have to spare.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+from lmdeploy.extras import MissingExtraError
+from lmdeploy.messages import TurbomindEngineConfig
+from lmdeploy.model import name_for_older_clients
+from lmdeploy.serve.multi_model.prepared import PreparedModel
+from lmdeploy.serve.multi_model.wanted import WantedModel
+from lmdeploy.serve.resolved_model import resolved_model
+from lmdeploy.turbomind.engine_dir import EngineDir
+
+_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+_SCALE_BYTES = 3  # of a key or value that the cache rounds, as backend_cpp/kernels/paged_attention.h lays it out
+_GROUP_BITS = 0.5  # of a rounded weight's scale (lmdeploy/capacity/plan.py)
+_BATCH = {"cpu": 64, "cuda": 256}  # as backend_cpp/engine/load_engine.cc
+
+
+def prepare(wanted: WantedModel) -> PreparedModel:
+    """Return a model that can be loaded, converted where it was not yet.
+
+    Raises
+    ------
+    ValueError, OSError, MissingExtraError
+        There is no such model, or the engine cannot run it.
+    """
+    found = resolved_model(wanted.path, wanted.backend, wanted.chat_template, wanted.engine)
+    made, engine = found.engine, found.settings
+    known = {field.name for field in fields(TurbomindEngineConfig)}
+    config = TurbomindEngineConfig(**{name: value for name, value in engine.items() if name in known})
+    device = _device(config.device)
+    session = config.session_len or made.spec.max_position_embeddings
+    batch = config.max_batch_size or _BATCH[device]
+    return PreparedModel(
+        name=wanted.name,
+        engine_dir=str(made.path),
+        older_name=name_for_older_clients("", str(made.path), found.chat_template),
+        chat_template=found.chat_template,
+        engine=engine,
+        device=device,
+        weights=_weight_bytes(made, config) // config.tp,
+        block=max(1, _block_bytes(made, config) // config.tp),
+        most_blocks=batch * math.ceil(session / config.cache_block_seq_len),
+    )
+
+
+def _device(wanted: str) -> str:
+    if wanted != "auto":
+        return wanted
+    from lmdeploy._turbomind import available_devices
+
+    return available_devices()[-1]
+
+
+def _weight_bytes(made: EngineDir, config: TurbomindEngineConfig) -> int:
+    """Return what the weights take, from the sizes of their files."""
+    manifest = made.path / "manifest.json"
+    if manifest.is_file():
+        content = json.loads(manifest.read_text(encoding="utf-8"))
+        files = [manifest.parent / name for name in content["files"]]
+        is_quantized_already = content["weight_format"] != "hf"
+    else:
+        checkpoint = Path(json.loads((made.path / "worker.json").read_text(encoding="utf-8"))["checkpoint"])
+        files, is_quantized_already = list(checkpoint.glob("*.safetensors")), False
+    stored: int = sum(file.stat().st_size for file in files)
+    if is_quantized_already:
+        return stored
+    of_checkpoint = _BYTES.get(made.spec.dtype, 2)
+    bits = config.weight_bits + _GROUP_BITS if config.weight_bits else 8 * _BYTES.get(config.dtype, of_checkpoint)
+    return int(stored * bits / 8 / of_checkpoint)
+
+
+def _block_bytes(made: EngineDir, config: TurbomindEngineConfig) -> int:
+    """Return what a block of the cache takes (backend_cpp/kernels/paged_attention.h)."""
+    spec = made.spec
+    mla = spec.attention.mla
+    heads, numbers = (spec.num_kv_heads, 2 * spec.head_dim) if mla is None else (1, mla.rope_dim + 2 * mla.kv_rank)
+    if config.quant_policy:
+        a_token = numbers * config.quant_policy / 8 + 2 * _SCALE_BYTES
+    else:
+        is_float32 = (spec.dtype if config.dtype == "auto" else config.dtype) == "float32"
+        a_token = numbers * (4 if is_float32 else 2)
+    return int(spec.num_layers * heads * a_token * config.cache_block_seq_len)
+
+
+def main() -> int:
+    """Prepare the model on standard input; return the exit status."""
+    try:
+        print(prepare(WantedModel.from_json(sys.stdin.read())).to_json())
+    except (ValueError, OSError, MissingExtraError) as error:
+        print(str(error).replace("\n", " "), file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

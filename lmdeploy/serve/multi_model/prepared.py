@@ -1,0 +1,58 @@
+"""A model that the engine can load, and what it will take of the memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lmdeploy.serve.multi_model.memory import Need
+
+
+@dataclass(frozen=True)
+class PreparedModel:
+    """A model that the engine can load.
+
+    Attributes
+    ----------
+    name
+        What callers call it.
+    engine_dir
+        Its engine directory.
+    older_name
+        What Triton clients of LMDeploy up to 0.5.1 are reported.
+    chat_template
+        As in `WantedModel`.
+    engine
+        Settings of the engine.
+    device
+        ``cpu`` or ``cuda``.
+    weights, block, most_blocks
+        As in `Need`.
+    """
+
+    name: str
+    engine_dir: str
+    older_name: str
+    chat_template: str
+    engine: Mapping[str, Any]
+    device: str
+    weights: int
+    block: int
+    most_blocks: int
+
+    @property
+    def need(self) -> Need:
+        """What it takes of its device."""
+        cache = self.engine.get("cache_max_entry_count")
+        return Need(self.name, self.device, self.weights, self.block, self.most_blocks, cache)
+
+    def to_json(self) -> str:
+        """Return it as text for `from_json`."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> PreparedModel:
+        """Return what `to_json` was called on."""
+        return cls(**json.loads(text))

@@ -1,0 +1,205 @@
+"""Models that are to be served together: from the command line, from a file, or from a request to load one."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from lmdeploy.errors import nearest_of
+from lmdeploy.fields.rows import rows_of
+from lmdeploy.messages import TurbomindEngineConfig
+from lmdeploy.paths import model_name_of
+from lmdeploy.pytorch.settings import WorkerSettings, require_valid_settings
+
+LONGEST_NAME = 256  # bytes
+VERSION = "@"
+_NAME = re.compile(rf"[^{VERSION}\s\x00-\x1f\x7f]+({VERSION}[1-9][0-9]{{0,8}})?")
+_BACKENDS = ("turbomind", "pytorch")
+_SETTINGS = [row.name for config in (TurbomindEngineConfig, WorkerSettings) for row in rows_of(config)]
+
+
+@dataclass(frozen=True)
+class WantedModel:
+    """A model as somebody asks for it.
+
+    Attributes
+    ----------
+    name
+        What callers call it: a name, or a name with a version, as ``chat@2``.
+    path
+        As for ``lmdeploy serve api_server``.
+    chat_template
+        A built-in template or a JSON file; empty: the model's own.
+    backend
+        The engine, as for ``lmdeploy serve api_server``.
+    engine
+        Settings of the engine (docs/reference/settings.md).
+
+    Raises
+    ------
+    ValueError
+        A value is not what it may be.
+    """
+
+    name: str
+    path: str
+    chat_template: str = ""
+    backend: str = "turbomind"
+    engine: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name) or len(self.name.encode()) > LONGEST_NAME:
+            raise ValueError(
+                f"a model's name must be of at most {LONGEST_NAME} bytes without spaces, or NAME{VERSION}VERSION with "
+                f"a whole number from 1 on, got {self.name[:LONGEST_NAME]!r}"
+            )
+        if not self.path:
+            raise ValueError(f"{self.name}: path must name a model's directory")
+        if self.backend not in _BACKENDS:
+            raise ValueError(f"{self.name}: backend must be one of {', '.join(_BACKENDS)}, got {self.backend!r}")
+        for name in self.engine:
+            if name not in _SETTINGS:
+                raise ValueError(f"{self.name}: the engine has no setting {name}{nearest_of(name, _SETTINGS)}")
+        try:
+            require_valid_settings(self.engine)
+        except ValueError as error:
+            raise ValueError(f"{self.name}: {error}") from None
+
+    def to_json(self) -> str:
+        """Return it as text for `from_json`."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> WantedModel:
+        """Return what `to_json` was called on."""
+        return cls(**json.loads(text))
+
+
+def base_name(name: str) -> str:
+    """Return a model's name without its version."""
+    return name.partition(VERSION)[0]
+
+
+def version_of(name: str) -> int:
+    """Return a model's version; 0 where it has none."""
+    return int(name.partition(VERSION)[2] or 0)
+
+
+def newest_versions(names: Iterable[str]) -> dict[str, str]:
+    """Return which version a name without one stands for: the highest that there is."""
+    newest: dict[str, str] = {}
+    for name in sorted((name for name in names if VERSION in name), key=version_of):
+        newest[base_name(name)] = name
+    return newest
+
+
+def require_distinct(names: Sequence[str]) -> None:
+    """Check that each name stands for one model.
+
+    Raises
+    ------
+    ValueError
+        Two models have one name, or one has a version where another of its name has none.
+    """
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        raise ValueError(
+            f"two models are called {twice}; name each: OTHER={twice}'s path, or {base_name(twice)}{VERSION}2 for a "
+            "version of it"
+        )
+    mixed = next((name for name in newest_versions(names) if name in names), None)
+    if mixed is not None:
+        raise ValueError(f"{mixed} is served with versions and without; give each a version, as {mixed}{VERSION}1")
+
+
+def from_arguments(arguments: Sequence[str], common: Mapping[str, Any]) -> list[WantedModel]:
+    """Return the models of a command line, each ``PATH`` or ``NAME=PATH``.
+
+    Parameters
+    ----------
+    common
+        Fields that all have.
+
+    Raises
+    ------
+    ValueError
+        One cannot be what it is called, or two are called the same.
+    """
+    models = []
+    for argument in arguments:
+        name, equals, path = argument.partition("=")
+        if not equals or "/" in name or Path(argument).is_dir():
+            path = argument
+            name = model_name_of(Path(path).expanduser().absolute())
+        models.append(WantedModel(name=name, path=path, **common))
+    require_distinct([model.name for model in models])
+    return models
+
+
+def read_models_file(file: Path, common: Mapping[str, Any]) -> list[WantedModel]:
+    """Return the models of a JSON or YAML file.
+
+    Parameters
+    ----------
+    common
+        Fields for models that do not have their own; settings of the engine are joined one by one.
+
+    Raises
+    ------
+    ValueError
+        The file cannot be read, or something in it is not as it should be; the text says where.
+    """
+    try:
+        return _models_of(_parsed(file), file, common)
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
+
+
+def _parsed(file: Path) -> Any:
+    text = file.read_text(encoding="utf-8")
+    if file.suffix == ".json":
+        return json.loads(text)
+    import yaml  # type: ignore[import-untyped]
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"is no YAML: {error}") from None
+
+
+def _models_of(content: Any, file: Path, common: Mapping[str, Any]) -> list[WantedModel]:
+    entries = content.get("models") if isinstance(content, dict) else content
+    if not isinstance(entries, list) or not entries:
+        raise ValueError("must hold a list `models` with a model or more")
+    known = [each.name for each in fields(WantedModel)]
+    models = []
+    for number, entry in enumerate(entries, 1):
+        if not isinstance(entry, dict):
+            raise ValueError(f"model {number} must be an object with a path, got {entry!r}")
+        if unknown := next((key for key in entry if key not in known), None):
+            raise ValueError(f"model {number} has an unknown member {unknown}{nearest_of(str(unknown), known)}")
+        models.append(_model_of(number, entry, file.parent, common))
+    require_distinct([model.name for model in models])
+    return models
+
+
+def _model_of(number: int, entry: Mapping[str, Any], folder: Path, common: Mapping[str, Any]) -> WantedModel:
+    engine = entry.get("engine") or {}
+    texts = {key: value for key, value in entry.items() if key != "engine"}
+    wrong = next((key for key, value in texts.items() if not isinstance(value, str)), None)
+    if wrong is not None or not isinstance(engine, dict):
+        raise ValueError(f"model {number}: {wrong or 'engine'} must be {'a text' if wrong else 'an object'}")
+    if not texts.get("path"):
+        raise ValueError(f"model {number} has no path")
+    alongside = folder / texts["path"]
+    path = str(alongside) if alongside.is_dir() else texts["path"]
+    name = texts.get("name") or model_name_of(Path(path).expanduser().absolute())
+    model = WantedModel(**{**common, **texts, "path": path, "name": name})
+    return replace(model, engine={**common.get("engine", {}), **engine})

@@ -1,0 +1,74 @@
+"""From what somebody asks to be served to what a tritonserver is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lmdeploy.extras import require
+from lmdeploy.paths import locate_model
+from lmdeploy.pytorch.settings import require_valid_settings
+from lmdeploy.turbomind.adapters import located_adapters
+from lmdeploy.turbomind.engine_dir import EngineDir, resolve
+from lmdeploy.turbomind.repository import stored_parameters
+
+
+@dataclass(frozen=True)
+class ResolvedModel:
+    """A model that an engine can load.
+
+    Attributes
+    ----------
+    engine
+        Its engine directory.
+    name
+        What it is called where nobody says otherwise.
+    chat_template
+        As asked for, or stored with it; empty: its own.
+    settings
+        Of the engine: those asked for, in front of those stored with it; adapters are named by directories.
+    """
+
+    engine: EngineDir
+    name: str
+    chat_template: str
+    settings: dict[str, Any]
+
+
+def resolved_model(path: str, backend: str, chat_template: str, settings: Mapping[str, Any]) -> ResolvedModel:
+    """Return a model that can be loaded, described where it was not yet.
+
+    Parameters
+    ----------
+    path
+        As in `lmdeploy.turbomind.engine_dir.resolve`.
+    backend
+        ``pytorch``, or ``turbomind``, in whose place PyTorch runs what it cannot.
+    chat_template
+        As asked for; empty: the one stored with the model, or its own.
+    settings
+        Of the engine, by name.
+
+    Raises
+    ------
+    ValueError, OSError
+        There is no such model or adapter, the engine cannot run it, or not with these settings.
+    MissingExtraError
+        It takes packages that are not installed.
+    """
+    directory = locate_model(path, settings.get("revision"), settings.get("download_dir"))
+    stored = stored_parameters(directory)
+    together = {**stored.engine_config, **settings}
+    require_valid_settings(together)
+    if together.get("adapters"):
+        together["adapters"] = located_adapters(together["adapters"])
+    engine = resolve(
+        directory,
+        backend="pytorch" if backend == "pytorch" else None,
+        custom_module_map=together.get("custom_module_map") or "",
+    )
+    if engine.vision_checkpoint is not None:
+        require("vision", f"{directory}, a model that sees,")
+    name = stored.model_name or engine.spec.model_name
+    return ResolvedModel(engine, name, chat_template or stored.chat_template, together)

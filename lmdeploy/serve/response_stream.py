@@ -1,0 +1,47 @@
+"""A gRPC stream of Triton's that is read to its end, whoever stops listening."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc.aio
+from tritonclient.grpc import service_pb2
+
+
+class ResponseStream:
+    """Sends the one request of a stream, and reads its responses in a task of its own.
+
+    Triton 2.51 can crash when a client cancels a stream that it writes to, and gRPC cancels a stream whose reading task
+    is cancelled. So a caller that leaves stops the request in the engine, and the stream ends by itself.
+    """
+
+    def __init__(self, call: Any, message: service_pb2.ModelInferRequest) -> None:
+        self._call = call
+        self._received: asyncio.Queue[Any] = asyncio.Queue()
+        self._task = asyncio.get_running_loop().create_task(self._read(message))
+
+    async def read(self) -> Any:
+        """Return the next response, or ``grpc.aio.EOF``; raise what ended the stream."""
+        received = await self._received.get()
+        if isinstance(received, BaseException):
+            raise received
+        return received
+
+    async def end(self, seconds: float) -> None:
+        """Wait until the stream has ended; cancel it after some seconds."""
+        await asyncio.wait([self._task], timeout=seconds)
+        self._call.cancel()
+
+    async def _read(self, message: service_pb2.ModelInferRequest) -> None:
+        try:
+            await self._call.write(message)
+            await self._call.done_writing()
+            while (response := await self._call.read()) is not grpc.aio.EOF:
+                self._received.put_nowait(response)
+            self._received.put_nowait(grpc.aio.EOF)
+        except asyncio.CancelledError as error:  # the channel was closed
+            self._received.put_nowait(error)
+            raise
+        except Exception as error:
+            self._received.put_nowait(error)

@@ -1,0 +1,1 @@
+"""Tokens that are drafted and checked, several a step (docs/guides/speculative-decoding.md)."""

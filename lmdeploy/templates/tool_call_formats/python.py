@@ -1,0 +1,106 @@
+"""Calls that are written in Python."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from keyword import iskeyword
+from typing import Any
+
+from lmdeploy.templates.calls import Call, as_json
+from lmdeploy.templates.tool_call_formats.grammar import CallGrammar, FunctionSchema, Grammar, tag
+from lmdeploy.templates.tool_call_formats.schema_rules import SchemaRules, Syntax
+
+
+@dataclass(frozen=True, slots=True)
+class PythonList:
+    """The calls are a Python list of calls with keywords: ``[add(a=1, b=2), today()]``.
+
+    Attributes
+    ----------
+    opening, closing : str
+        Marks that may stand around the list.
+    is_marked : bool
+        They are written.
+    has_json : bool
+        Lists and objects are written in JSON; Python is read all the same.
+    """
+
+    opening: str
+    closing: str
+    is_marked: bool = False
+    has_json: bool = False
+
+    def write(self, calls: Sequence[Call]) -> str:
+        """Return the calls as the model writes them."""
+        written = f"[{', '.join(_in_python(call['function'], self.has_json) for call in calls)}]"
+        return f"{self.opening}{written}{self.closing}" if self.is_marked else written
+
+    def grammar(self, functions: Sequence[FunctionSchema]) -> CallGrammar:
+        """Return the grammar of calls of `functions`; see ``python_tag``."""
+        opening, closing = (self.opening, self.closing) if self.is_marked else ("", "")
+        tags = [python_tag(function) for function in functions]
+        return CallGrammar(tags, f"{opening}[", ", ", f"]{closing}", opening)
+
+
+@dataclass(frozen=True, slots=True)
+class PythonLines:
+    """The calls are Python calls with keywords, a line each, between two marks.
+
+    Attributes
+    ----------
+    opening, closing : str
+        The marks.
+    """
+
+    opening: str
+    closing: str
+
+    def write(self, calls: Sequence[Call]) -> str:
+        """Return the calls as the model writes them."""
+        return self.opening + "\n".join(_in_python(call["function"]) for call in calls) + self.closing
+
+    def grammar(self, functions: Sequence[FunctionSchema]) -> CallGrammar:
+        """Return the grammar of calls of `functions`; see ``python_tag``."""
+        tags = [python_tag(function) for function in functions]
+        return CallGrammar(tags, self.opening, "\n", self.closing, self.opening)
+
+
+def python_tag(function: FunctionSchema) -> Grammar:
+    """Return the grammar of a call in Python.
+
+    Raises
+    ------
+    ValueError
+        The schema has a keyword that cannot be held, or a name that Python cannot write; names it.
+    """
+    rules = SchemaRules(_PYTHON, function.enforced)
+    shapes = function.alternatives
+    names = [name for shape in shapes for name in shape.get("properties", {})]
+    if odd := next((name for name in names if not name.isidentifier() or iskeyword(name)), None):
+        raise ValueError(f"the name {odd!r} in the keyword properties")
+    members = [rules.members(shape, lambda name: f"{name}=", 'word "="', is_sorted=False) for shape in shapes]
+    return tag(f"{function.name}(", {"type": "grammar", "grammar": rules.grammar(" | ".join(members))}, ")")
+
+
+_PYTHON = Syntax(
+    literal=repr,
+    rules=(
+        'string ::= "\'" char* "\'"',
+        r"""char ::= [^'\\\x00-\x1f] | "\\" ['"\\nrt]""",
+        "word ::= [a-zA-Z_] [a-zA-Z0-9_]*",
+        "name ::= string",
+    ),
+    quote="'",
+    forbidden="'\\",
+    member=lambda name: f"{name!r}: ",
+    colon=": ",
+    comma=", ",
+    words=("True", "False", "None"),
+)
+
+
+def _in_python(function: dict[str, Any], has_json: bool = False) -> str:
+    arguments = (
+        f"{name}={as_json(value) if has_json and isinstance(value, (dict, list)) else repr(value)}"
+        for name, value in function["arguments"].items()
+    )
+    return f"{function['name']}({', '.join(arguments)})"

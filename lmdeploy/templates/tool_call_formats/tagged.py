@@ -1,0 +1,236 @@
+"""Calls whose arguments each stand between marks of their own."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+from lmdeploy.json_schema import without
+from lmdeploy.templates.calls import Call, as_json
+from lmdeploy.templates.schema_types import argument_types
+from lmdeploy.templates.tool_call_formats.grammar import (
+    CallGrammar,
+    FunctionSchema,
+    Grammar,
+    alternatives,
+    any_of,
+    further_members,
+    json_value,
+    length_bounds,
+    sequence,
+    tag,
+)
+
+_IS_TEXT = "{is_text}"
+_KEY = '[^<>"]{1,256}'
+_NO_NAME = ""  # of no argument
+_ANY_NAME: Grammar = {"type": "regex", "pattern": "[A-Za-z_][A-Za-z0-9_]{0,63}"}
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedArguments:
+    """Each call is the function's name, and then its arguments one by one. All marks are given as they are written.
+
+    Attributes
+    ----------
+    call, name_end : str
+        Around the name of the function.
+    key, value, value_end : str
+        Before an argument's name, between the name and the value, and after the value. Where the value says of itself
+        whether it is text, ``{is_text}`` stands for ``true`` or ``false``.
+    call_end : str
+        After the arguments.
+    section : tuple of str
+        Around all calls, or around each; it is read around one or several.
+    separator : str
+        Between two calls.
+    pads : bool
+        Line ends around values belong to the marks: one on each side is no part of the value.
+    untyped : str
+        What an argument is whose type the schema does not say: ``text``, or ``json`` where it can be.
+    words : str
+        Whether ``true`` and the like are written in JSON or in Python.
+    """
+
+    call: str
+    name_end: str
+    key: str
+    value: str
+    value_end: str
+    call_end: str
+    section: tuple[str, str] = ("", "")
+    section_each: bool = False
+    separator: str = ""
+    pads: bool = False
+    untyped: Literal["text", "json"] = "text"
+    words: Literal["json", "python", "python all"] = "json"
+
+    def write(self, calls: Sequence[Call]) -> str:
+        """Return the calls as the model writes them."""
+        begin, end = self.section
+        written = [self._call(call["function"]) for call in calls]
+        if self.section_each:
+            return self.separator.join(f"{begin}{call}{end}" for call in written)
+        return f"{begin}{self.separator.join(written)}{end}"
+
+    def grammar(self, functions: Sequence[FunctionSchema]) -> CallGrammar:
+        """Return the grammar of calls of `functions`."""
+        begin, end = self.section
+        before, after = (begin, end) if self.section_each else ("", "")
+        tags = [
+            tag(
+                f"{before}{self.call}{function.name}{self.name_end}",
+                self._arguments(function),
+                self.call_end + after,
+            )
+            for function in functions
+        ]
+        if self.section_each or not begin:
+            return CallGrammar(tags, separator=self.separator, trigger=(begin or self.call).strip())
+        return CallGrammar(tags, begin, self.separator, end, begin.strip())
+
+    @property
+    def openings(self) -> tuple[str, ...]:
+        """The marks that a call begins with: the section's, and the call's own, before which the former may lack."""
+        return tuple(dict.fromkeys(mark.strip() for mark in (self.section[0], self.call) if mark))
+
+    @property
+    def endings(self) -> tuple[str, ...]:
+        """The marks that may end a call."""
+        return tuple(dict.fromkeys(mark.strip() for mark in (self.call_end, self.section[1]) if mark))
+
+    @property
+    def value_mark(self) -> str:
+        """The mark after a value, without line ends."""
+        return self.value_end.strip()
+
+    @property
+    def key_pattern(self) -> re.Pattern[str]:
+        """What stands before a value; its groups are ``key`` and, where the call has it, ``is_text``."""
+        return _key_pattern(self.key, self.value)
+
+    def _arguments(self, function: FunctionSchema) -> Grammar:
+        """Return the grammar of a call's arguments, in the order of the schema."""
+        return any_of([self._members(function, shape) for shape in function.alternatives])
+
+    def _members(self, function: FunctionSchema, shape: dict[str, Any]) -> Grammar:
+        further = further_members(shape)
+        elements: list[Grammar | None] = []
+        for name, schema in shape.get("properties", {}).items():
+            argument = self._argument(function, name, schema)
+            elements.append(
+                argument if name in shape.get("required", ()) else {"type": "optional", "content": argument}
+            )
+        if further is not False:
+            argument = self._argument(function, None, {} if further is True else further)
+            elements.append({"type": "star", "content": argument})
+        return sequence(elements) if elements else {"type": "const_string", "value": ""}
+
+    def _argument(self, function: FunctionSchema, name: str | None, schema: dict[str, Any]) -> Grammar:
+        """Return the grammar of an argument that is read as what its schema allows; name None: any name.
+
+        Raises
+        ------
+        ValueError
+            All that its schema allows would be read as something else.
+        """
+        texts, others = _texts_and_others(alternatives(schema, function.enforced))
+        types = argument_types(function.parameters, _NO_NAME if name is None else name)
+        if _IS_TEXT in self.value:  # read as the call says
+            written = [self._named(name, True, text) for text in self._texts(texts, ())]
+            written += [self._named(name, False, self._json(function, others))] if others else []
+        else:
+            if not types and self.untyped == "text":
+                types = ("string",)
+            if next((kind for kind in types if kind != "null"), None) == "string":
+                written = self._texts(texts, types)
+                if "null" in types and any(
+                    each.get("type") == "null" or None in each.get("enum", ()) for each in others
+                ):
+                    written.append({"type": "const_string", "value": "null"})
+            else:
+                shapes = others + (texts if not types or "string" in types else [])
+                written = [self._json(function, shapes)] if shapes else []
+            written = [self._named(name, None, any_of(written))] if written else []
+        if not written:
+            raise ValueError(f"the type of {'further arguments' if name is None else repr(name)}, which reads as text")
+        return any_of(written)
+
+    def _named(self, name: str | None, is_text: bool | None, content: Grammar) -> Grammar:
+        value = self.value.replace(_IS_TEXT, as_json(is_text))
+        if name is not None:
+            if not re.fullmatch(_KEY, name) or name != name.strip():
+                raise ValueError(f"the name {name!r} in the keyword properties")
+            return tag(f"{self.key}{name}{value}", content, self.value_end)
+        return tag(self.key, sequence([_ANY_NAME, {"type": "const_string", "value": value}, content]), self.value_end)
+
+    @staticmethod
+    def _json(function: FunctionSchema, shapes: Sequence[dict[str, Any]]) -> Grammar:
+        schema = shapes[0] if len(shapes) == 1 else {"anyOf": shapes}
+        definitions = function.enforced.get("$defs")
+        return json_value(schema if definitions is None else schema | {"$defs": definitions})
+
+    def _texts(self, shapes: Sequence[dict[str, Any]], types: Sequence[str]) -> list[Grammar]:
+        """Return the grammars of strings, written without quotes and the beginning of the mark after them."""
+        found: list[Grammar] = []
+        for shape in shapes:
+            if "enum" in shape:
+                fitting = (each for each in shape["enum"] if self.value_mark not in each)
+                words = ("null", "none") if "null" in types else ()
+                found += [
+                    {"type": "const_string", "value": each} for each in fitting if each.strip().lower() not in words
+                ]
+            elif "pattern" in shape or "minLength" in shape or "maxLength" in shape:
+                least, most = length_bounds(shape)
+                given = shape.get("pattern", f"^[^\\x00-\\x1f]{{{least},{most}}}$")
+                if pattern := without(given, self.value_mark[:1]):
+                    found.append({"type": "regex", "pattern": pattern.removeprefix("^").removesuffix("$")})
+            else:
+                found.append(self._any_text)
+        return found
+
+    @property
+    def _any_text(self) -> Grammar:
+        return {"type": "any_text", "excludes": [self.value_mark]}
+
+    def _call(self, function: dict[str, Any]) -> str:
+        arguments = "".join(
+            f"{self.key}{name}{self.value.replace(_IS_TEXT, as_json(isinstance(value, str)))}"
+            f"{self._written(value)}{self.value_end}"
+            for name, value in function["arguments"].items()
+        )
+        return f"{self.call}{function['name']}{self.name_end}{arguments}{self.call_end}"
+
+    def _written(self, value: object) -> str:
+        if isinstance(value, str):
+            return value
+        if self.words == "python all" or (self.words == "python" and not isinstance(value, (dict, list))):
+            return str(value)
+        return as_json(value)
+
+
+def _texts_and_others(shapes: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the schemas of strings, and those of all else."""
+    texts: list[dict[str, Any]] = []
+    others: list[dict[str, Any]] = []
+    for shape in shapes:
+        if "enum" in shape:
+            named = [each for each in shape["enum"] if isinstance(each, str)]
+            texts += [{"enum": named}] if named else []
+            left = [each for each in shape["enum"] if not isinstance(each, str)]
+            others += [{"enum": left}] if left else []
+        elif not shape:
+            texts.append({"type": "string"})
+            others += [{"enum": [None]}, *({"type": kind} for kind in ("boolean", "number", "array", "object"))]
+        else:
+            (texts if shape.get("type") == "string" else others).append(shape)
+    return texts, others
+
+
+@lru_cache(maxsize=32)
+def _key_pattern(key: str, value: str) -> re.Pattern[str]:
+    parts = [re.escape(part) for part in re.split(r"\s+", value.strip()) if part]
+    between = r"\s*".join(parts) if "\n" in value.strip() else re.escape(value.strip())
+    between = between.replace(re.escape(_IS_TEXT), "(?P<is_text>true|false)")
+    return re.compile(f"{re.escape(key)}(?P<key>{_KEY}?){between}")

@@ -1,0 +1,42 @@
+"""MPT: ALiBi, LayerNorm without bias, one matrix for q, k and v, a plain MLP."""
+
+from typing import Any
+
+from lmdeploy.turbomind.families.alibi import alibi_slopes
+from lmdeploy.turbomind.families.common import Checkpoint, Family, attention_spec, decoder_spec, refuse_unless
+from lmdeploy.turbomind.families.layout import Layout
+from lmdeploy.turbomind.spec import MlpSpec, ModelSpec, NormSpec
+
+
+def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec."""
+    own, heads = config.attn_config, config.num_attention_heads
+    refuse_unless(own.alibi, "attention without alibi")
+    refuse_unless(not own.qk_ln, "qk_ln")
+    refuse_unless(own.alibi_bias_max == 8, f"alibi_bias_max {own.alibi_bias_max}")
+    config.max_position_embeddings = config.max_seq_len
+    fields = {"scale": own.softmax_scale} if own.softmax_scale else {}
+    return decoder_spec(
+        config,
+        checkpoint,
+        intermediate_size=4 * config.hidden_size,
+        num_kv_heads=heads,
+        norm=NormSpec(config.layer_norm_epsilon, kind="layer"),
+        mlp=MlpSpec("gelu", is_gated=False),
+        attention=attention_spec(config, qkv_clip=float(own.clip_qkv or 0), alibi_slopes=alibi_slopes(heads), **fields),
+        ropes=(),
+    )
+
+
+LAYOUT = Layout(
+    embedding="transformer.wte",
+    final_norm="transformer.norm_f",
+    layer="transformer.blocks.{}.",
+    attention_norm="norm_1",
+    mlp_norm="norm_2",
+    qkv="attn.Wqkv",
+    o="attn.out_proj",
+    up="ffn.up_proj",
+    down="ffn.down_proj",
+)
+FAMILY = Family(("MptForCausalLM",), spec, LAYOUT.tensors, sizes=("vocab_size", "d_model", "n_layers", "n_heads"))

@@ -1,0 +1,35 @@
+"""A model as one value, ``ModelSpec``. Its fields are declared here once, for Python and C++ (``make fields``)."""
+
+from lmdeploy.turbomind.spec.model import ModelSpec
+from lmdeploy.turbomind.spec.parts import (
+    AttentionSpec,
+    BlockSpec,
+    HeadSpec,
+    ImagesSpec,
+    MlaSpec,
+    MlpSpec,
+    MoeSpec,
+    NormSpec,
+    OutputSpec,
+    RecurrenceSpec,
+    RopeSpec,
+    RouterSpec,
+    StretchSpec,
+)
+
+__all__ = [
+    "AttentionSpec",
+    "BlockSpec",
+    "HeadSpec",
+    "ImagesSpec",
+    "MlaSpec",
+    "MlpSpec",
+    "ModelSpec",
+    "MoeSpec",
+    "NormSpec",
+    "OutputSpec",
+    "RecurrenceSpec",
+    "RopeSpec",
+    "RouterSpec",
+    "StretchSpec",
+]

@@ -1,0 +1,232 @@
+"""ModelSpec: everything the C++ decoder has to know about a model besides its weights, and which specs make sense.
+
+The JSON form is ``spec.json`` of an engine directory (docs/internals/interfaces.md).
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+from lmdeploy.turbomind.json_dataclass import from_fields
+from lmdeploy.turbomind.spec.fields import Count, OneOf, OptionalSize, PerLayer, Positive, Size, problems_of_fields
+from lmdeploy.turbomind.spec.parts import (
+    AttentionSpec,
+    BlockSpec,
+    HeadSpec,
+    ImagesSpec,
+    MlpSpec,
+    MoeSpec,
+    NormSpec,
+    OutputSpec,
+    RecurrenceSpec,
+    RopeSpec,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+FORMAT = 2
+LARGEST_EXPERT_COUNT = 1 << 17  # in all layers
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """One parametric decoder. Constructing one that makes no sense raises ``ValueError`` naming every reason.
+
+    Parameters
+    ----------
+    architecture, model_name
+        As the checkpoint calls itself, and as users call the model.
+    dtype
+        Of the checkpoint.
+    vocab_size, hidden_size, num_layers
+        Rows of the token embedding, their width, and the layers that attend to text.
+    intermediate_size
+        Of an MLP that is no expert.
+    num_heads, num_kv_heads, head_dim
+        Query heads, key and value heads, and the size of a head.
+    norm, attention, block, mlp
+        What every layer consists of.
+    max_position_embeddings
+        The longest sequence that the model is made for.
+    tied_embeddings
+        Whether the output layer has the token embedding as its weight.
+    bos_token_id
+        Of the token in front of a text; None: there is none.
+    eos_token_ids
+        Tokens that end a response.
+    moe
+        Layers whose MLP is a mixture of experts; None: there are none.
+    layer_mixers
+        What each layer mixes tokens with: ``attention`` or ``recurrence``. Empty: attention, everywhere.
+    recurrence
+        What the layers with ``recurrence`` compute; None: there are none.
+    ropes
+        The rotary embeddings.
+    layer_ropes
+        For each layer which of them it uses, -1: none. Empty: the first, if there is one.
+    output
+        From the last norm to logits.
+    embedding_scale
+        Factor of the token embeddings.
+    has_embedding_norm
+        The embeddings go through a norm.
+    learned_positions
+        Rows of a table with an embedding of each position, which is added to the token's; 0: there is none. No sequence
+        is longer.
+    images
+        How the model sees; None: it reads text only.
+    head
+        Whose head it is; None: it is a model.
+    """
+
+    architecture: str
+    model_name: str
+    dtype: Annotated[str, OneOf(("float32", "float16", "bfloat16"))]
+    vocab_size: Size
+    hidden_size: Size
+    num_layers: Count
+    intermediate_size: Size
+    num_heads: Size
+    num_kv_heads: Size
+    head_dim: Size
+    norm: NormSpec
+    attention: AttentionSpec
+    max_position_embeddings: Size
+    tied_embeddings: bool
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    block: BlockSpec = field(default_factory=BlockSpec)
+    mlp: MlpSpec = field(default_factory=MlpSpec)
+    moe: MoeSpec | None = None
+    layer_mixers: Annotated[
+        tuple[Annotated[str, OneOf(("attention", "recurrence"), "Mixer")], ...], PerLayer("attention")
+    ] = ()
+    recurrence: RecurrenceSpec | None = None
+    ropes: tuple[RopeSpec, ...] = ()
+    layer_ropes: tuple[int, ...] = ()
+    output: OutputSpec = field(default_factory=OutputSpec)
+    embedding_scale: Positive = 1.0
+    has_embedding_norm: bool = False
+    learned_positions: OptionalSize = 0
+    images: ImagesSpec | None = None
+    head: HeadSpec | None = None
+
+    def mixer(self, layer: int) -> str:
+        """Return what a layer mixes tokens with."""
+        return self.layer_mixers[layer] if self.layer_mixers else "attention"
+
+    def __post_init__(self) -> None:
+        problems = list(problems_of_fields(self, self.num_layers)) or list(_problems(self))
+        if problems:
+            raise ValueError("; ".join(problems))
+
+    def to_json(self) -> str:
+        """Return the text of ``spec.json``."""
+        return json.dumps({"format": FORMAT} | dataclasses.asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Self":
+        """Return the spec in the text of a ``spec.json``.
+
+        Raises
+        ------
+        ValueError
+            If the text is no JSON, of another format, lacks a field, or describes no possible model.
+        """
+        fields: Any = json.loads(text)
+        if not isinstance(fields, dict) or fields.pop("format", None) != FORMAT:
+            raise ValueError(f"not a spec.json of format {FORMAT}")
+        try:
+            return from_fields(cls, fields)
+        except TypeError as error:
+            raise ValueError(f"spec.json: {error}") from error
+
+
+def _problems(spec: ModelSpec) -> Iterator[str]:
+    """Yield how sound fields contradict each other. The C++ reader checks again only what memory safety needs."""
+    if spec.norm.bias and spec.norm.kind != "layer":
+        yield "norm.bias needs norm.kind layer"
+    if spec.mlp.activation == "clamped_swiglu" and not spec.mlp.is_gated:
+        yield "mlp.activation clamped_swiglu needs mlp.is_gated"
+    if spec.block.shares_norm and not spec.block.is_parallel:
+        yield "block.shares_norm needs block.is_parallel"
+    if not spec.block.has_input_norms and (not spec.block.has_output_norms or spec.block.is_parallel or spec.head):
+        yield "block without has_input_norms needs has_output_norms, without is_parallel and head"
+    if spec.num_heads % spec.num_kv_heads:
+        yield f"num_heads must be a multiple of num_kv_heads {spec.num_kv_heads}, got {spec.num_heads}"
+    if spec.head_dim % 2:
+        yield f"head_dim must be even, got {spec.head_dim}"
+    if len(spec.attention.alibi_slopes) not in {0, spec.num_heads}:
+        yield f"attention.alibi_slopes must have a finite number for each of {spec.num_heads} heads"
+    known = range(-1, len(spec.ropes))
+    if len(spec.layer_ropes) not in {0, spec.num_layers} or any(index not in known for index in spec.layer_ropes):
+        yield f"layer_ropes must have a number below {len(spec.ropes)} for each of {spec.num_layers} layers"
+    outside = [token for token in spec.eos_token_ids if not 0 <= token < spec.vocab_size]
+    yield from (f"eos_token_ids must be in [0, {spec.vocab_size}), got {token}" for token in outside)
+    rotated = spec.attention.mla.rope_dim if spec.attention.mla else spec.head_dim
+    for rope in spec.ropes:
+        yield from _rope_problems(rope, rotated)
+    if spec.images:
+        yield from _image_problems(spec, spec.images)
+    if spec.head and spec.head.kind != "eagle3" and spec.head.target_hidden_size != spec.hidden_size:
+        yield f"hidden_size must be the model's {spec.head.target_hidden_size}, got {spec.hidden_size}"
+    yield from _mixer_problems(spec)
+    if spec.moe and not spec.mlp.is_gated:
+        yield "moe needs mlp.is_gated"
+    if spec.moe:
+        yield from _moe_problems(spec.moe, spec.num_layers)
+
+
+def _mixer_problems(spec: ModelSpec) -> Iterator[str]:
+    if ("recurrence" in spec.layer_mixers) != (spec.recurrence is not None):
+        yield "recurrence must be there where layer_mixers has it, and only there"
+    if spec.attention.has_output_gate and spec.attention.mla:
+        yield "attention.has_output_gate cannot be had with attention.mla"
+    if spec.recurrence and spec.recurrence.num_heads % spec.recurrence.num_key_heads:
+        yield (
+            f"recurrence.num_heads must be a multiple of recurrence.num_key_heads {spec.recurrence.num_key_heads}, "
+            f"got {spec.recurrence.num_heads}"
+        )
+
+
+def _image_problems(spec: ModelSpec, images: ImagesSpec) -> Iterator[str]:
+    if images.deepstack_layers > spec.num_layers:
+        yield f"images.deepstack_layers must be 0 to num_layers, got {images.deepstack_layers}"
+    if images.whole_rows and spec.attention.alibi_slopes:
+        yield "images.whole_rows cannot be had with attention.alibi_slopes"
+    layers, block = images.cross_layers, spec.block
+    if not layers:
+        return
+    if list(layers) != sorted(layers) or layers[-1] >= spec.num_layers:
+        yield f"images.cross_layers must be layers, ascending, got {layers}"
+    if len(layers) > spec.num_layers:
+        yield f"images.cross_layers must be at most num_layers, got {len(layers)}"
+    is_plain = not block.is_parallel and not block.has_output_norms and block.residual_scale == 1
+    if not is_plain or spec.moe or spec.attention.mla or any(spec.attention.windows):
+        yield "images.cross_layers cannot be had with attention.mla, attention.windows, moe, or other blocks"
+    if images.deepstack_layers or images.whole_rows:
+        yield "images.cross_layers cannot be had with images.deepstack_layers or images.whole_rows"
+
+
+def _rope_problems(rope: RopeSpec, head_dim: int) -> Iterator[str]:
+    if not 2 <= 2 * len(rope.inv_freq) <= head_dim:
+        yield f"rope must have 1 to head_dim / 2 = {head_dim / 2:g} inv_freq, got {len(rope.inv_freq)}"
+    if rope.axes and (len(rope.axes) != len(rope.inv_freq) or rope.stretch):
+        yield f"rope.axes must have {len(rope.inv_freq)} values from 0 to 2, without a stretch, got {rope.axes}"
+    if rope.stretch and rope.stretch.kind == "long" and len(rope.stretch.inv_freq) != len(rope.inv_freq):
+        yield f"rope.stretch.inv_freq must have {len(rope.inv_freq)} values, got {len(rope.stretch.inv_freq)}"
+
+
+def _moe_problems(moe: MoeSpec, num_layers: int) -> Iterator[str]:
+    router = moe.router
+    if moe.num_experts * num_layers > LARGEST_EXPERT_COUNT:
+        yield f"moe.num_experts must be at most {LARGEST_EXPERT_COUNT} in all layers, got {moe.num_experts} in each"
+    if moe.num_experts % router.groups or router.top_groups > router.groups:
+        yield f"moe.router.groups must divide the {moe.num_experts} experts and be >= top_groups {router.top_groups}"
+    elif router.scales_input and moe.experts_per_token != 1:
+        yield f"moe.router.scales_input needs moe.experts_per_token 1, got {moe.experts_per_token}"
+    elif moe.experts_per_token > moe.num_experts // router.groups * router.top_groups:
+        yield f"moe.experts_per_token must be at most the experts to choose from, got {moe.experts_per_token}"

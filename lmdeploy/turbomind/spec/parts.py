@@ -1,0 +1,390 @@
+"""The parts of a ModelSpec: each feature of a decoder is one field, and one place in the decoder.
+
+A field left at its default is absent from the model. ``make fields`` writes the C++ structs from these.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from lmdeploy.turbomind.spec.fields import (
+    Cap,
+    Count,
+    Finite,
+    OneOf,
+    OptionalSize,
+    PerLayer,
+    Positive,
+    Real,
+    Size,
+    Whole,
+)
+
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu")
+ROUTER_SCORES = ("softmax", "sigmoid", "sparsemixer")
+GROUP_SCORES = ("max", "top2")
+
+
+@dataclass(frozen=True)
+class NormSpec:
+    """Every norm of the model.
+
+    Parameters
+    ----------
+    eps
+        Added to the mean square (``rms``) or variance (``layer``).
+    kind
+        ``rms``: ``x / sqrt(mean(x^2) + eps)``; ``layer``: the same after the mean is taken off.
+    offset
+        Added to every weight (Gemma: 1).
+    bias
+        Whether norms have a bias. Norms of queries and keys never do.
+    """
+
+    eps: Positive
+    kind: Annotated[str, OneOf(("rms", "layer"), "NormKind", "kernels/norm.h")] = "rms"
+    offset: Finite = 0.0
+    bias: bool = False
+
+
+@dataclass(frozen=True)
+class BlockSpec:
+    """How attention and MLP of a layer are joined to the residual stream.
+
+    Parameters
+    ----------
+    is_parallel
+        Both read the layer's input; otherwise the MLP reads what attention has added to it.
+    shares_norm
+        One input norm serves both. Only with ``is_parallel``.
+    has_input_norms
+        What attention and MLP read goes through a norm of its own. Only with ``has_output_norms`` it may be missing.
+    has_output_norms
+        What attention and MLP give goes through a norm of its own before it is added.
+    residual_scale
+        Factor of what attention and MLP add.
+    """
+
+    is_parallel: bool = False
+    shares_norm: bool = False
+    has_input_norms: bool = True
+    has_output_norms: bool = False
+    residual_scale: Positive = 1.0
+
+
+@dataclass(frozen=True)
+class MlpSpec:
+    """Gated: ``down(activation(gate(x)) * up(x))``; plain: ``down(activation(up(x)))``.
+
+    Parameters
+    ----------
+    activation
+        ``silu``, ``gelu`` (by the error function), ``gelu_tanh``, ``relu``, ``relu2`` (squared), or, gated only,
+        ``clamped_swiglu``: ``(up + 1) gate sigmoid(1.702 gate)`` with gate at most 7 and up in [-7, 7] (GPT-OSS).
+    is_gated
+        Whether there is a gate.
+    bias
+        Whether the projections have biases.
+    """
+
+    activation: Annotated[str, OneOf(ACTIVATIONS, "Activation", "kernels/activation.h")] = "silu"
+    is_gated: bool = True
+    bias: bool = False
+
+
+@dataclass(frozen=True)
+class RouterSpec:
+    """How a mixture of experts chooses.
+
+    Parameters
+    ----------
+    score
+        ``softmax`` over all experts, ``sigmoid`` of each, or ``sparsemixer`` (Phi-3.5-MoE).
+    normalizes
+        Whether the chosen scores are divided by their sum.
+    scale
+        Factor of the chosen scores.
+    groups, top_groups
+        Experts are in ``groups`` equal groups, and only those of the best ``top_groups`` are chosen from.
+    group_score
+        A group's worth: ``max`` of its scores, or the sum of its two best, ``top2``.
+    has_correction
+        Whether a learned number is added to each score for the choice alone.
+    bias
+        Whether the router's linear layer has a bias.
+    scales_input
+        Whether the input of a token's only expert is multiplied by its score, and not what comes out (Llama 4).
+    jitter
+        Of ``sparsemixer``: scores further than so much (relative) below the best are not softened.
+    """
+
+    score: Annotated[str, OneOf(ROUTER_SCORES, "RouterScore", "kernels/moe.h")] = "softmax"
+    normalizes: bool = False
+    scale: Positive = 1.0
+    groups: Size = 1
+    top_groups: Size = 1
+    group_score: Annotated[str, OneOf(GROUP_SCORES, "GroupScore", "kernels/moe.h")] = "max"
+    has_correction: bool = False
+    bias: bool = False
+    scales_input: bool = False
+    jitter: Cap = 0.0
+
+
+@dataclass(frozen=True)
+class MoeSpec:
+    """Layers whose MLP is a mixture of experts, each an MLP as ``MlpSpec`` says.
+
+    Parameters
+    ----------
+    num_experts, experts_per_token
+        How many there are, and how many answer for one token.
+    intermediate_size
+        Of one expert.
+    router
+        How they are chosen.
+    layers
+        For each layer whether it has experts; empty: all have.
+    shared_intermediate_size
+        Of the expert that answers for every token; 0: none.
+    has_shared_gate
+        Whether its answer is multiplied by the sigmoid of a linear layer with one output.
+    """
+
+    num_experts: Count
+    experts_per_token: Size
+    intermediate_size: Size
+    router: RouterSpec = RouterSpec()
+    layers: Annotated[tuple[bool, ...], PerLayer(True)] = ()
+    shared_intermediate_size: OptionalSize = 0
+    has_shared_gate: bool = False
+
+
+@dataclass(frozen=True)
+class MlaSpec:
+    """Multi-head latent attention (DeepSeek-V2): keys and values come out of one small vector a token.
+
+    Parameters
+    ----------
+    kv_rank
+        Size of that vector.
+    q_rank
+        Size of the vector queries come out of; 0: they come from the hidden state.
+    nope_dim, rope_dim
+        Parts of a query and key head without and with rotation; the rotated part of the key is one for all heads.
+    value_dim
+        Size of a value head.
+    norm_eps
+        Of the norms of the two vectors.
+    """
+
+    kv_rank: Size
+    q_rank: OptionalSize
+    nope_dim: Size
+    rope_dim: Size
+    value_dim: Size
+    norm_eps: Positive
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """What attention does alongside ``softmax(scale q k) v``.
+
+    Parameters
+    ----------
+    scale
+        Factor of q·k.
+    qkv_bias, o_bias
+        Which projections have a bias.
+    qk_norm
+        Norm of queries and keys: ``none``, ``head`` (each head, one weight for all), ``each_head`` (each head, with a
+        weight of its own), ``projection`` (all heads together), ``unit`` (each head without a weight, in layers that
+        rotate; Llama 4).
+    norms_rotated
+        That norm follows rotation; otherwise rotation follows it.
+    qkv_clip
+        Queries, keys and values are kept in [-qkv_clip, qkv_clip]; 0: they stay.
+    softcap
+        Scores become ``softcap tanh(score / softcap)``; 0: they stay.
+    windows
+        For each layer, how many of the last positions a token sees, itself included; 0: all. Empty: all, everywhere.
+    is_chunked
+        Whether windows are chunks, counted from position 0: a token sees those of its own chunk up to itself.
+    alibi_slopes
+        For each head the amount taken off a score for each position of distance; empty: none.
+    has_sinks
+        Whether each head has a learned logit that takes its share of the softmax and gives nothing.
+    logn_length
+        From this position on, queries are multiplied by log(position + 1) / log(logn_length); 0: never.
+    temperature_length, temperature_scale
+        Queries are multiplied by 1 + temperature_scale log(1 + floor(position / temperature_length)); length 0: never.
+    tempers_unrotated
+        Only layers that do not rotate do so, and count positions from 1 (Llama 4).
+    has_output_gate
+        What attention gives is multiplied by the sigmoid of a gate, as many rows of ``qkv`` after the values as there
+        are of queries (Qiu et al., 2025, arXiv 2505.06708).
+    mla
+        Multi-head latent attention instead of plain key and value heads.
+    """
+
+    scale: Positive
+    qkv_bias: bool = False
+    o_bias: bool = False
+    qk_norm: Annotated[str, OneOf(("none", "head", "each_head", "projection", "unit"), "QkNorm")] = "none"
+    norms_rotated: bool = False
+    qkv_clip: Cap = 0.0
+    softcap: Cap = 0.0
+    windows: Annotated[tuple[OptionalSize, ...], PerLayer(0)] = ()
+    is_chunked: bool = False
+    alibi_slopes: tuple[Finite, ...] = ()
+    has_sinks: bool = False
+    logn_length: OptionalSize = 0
+    temperature_length: OptionalSize = 0
+    temperature_scale: Cap = 0.0
+    tempers_unrotated: bool = False
+    has_output_gate: bool = False
+    mla: MlaSpec | None = None
+
+
+@dataclass(frozen=True)
+class RecurrenceSpec:
+    """Layers that keep a state of a fixed size a sequence in place of keys and values of every token.
+
+    Parameters
+    ----------
+    kind
+        ``gated_delta``: the gated delta rule (Yang et al., 2024, arXiv 2412.06464) after a causal convolution of
+        queries, keys and values, then a norm of each head and a gate (Qwen3-Next, Qwen3.5).
+    num_heads, num_key_heads
+        Heads of values, each with a state, and of queries and keys, which neighbouring value heads share.
+    key_dim, value_dim
+        Sizes of a head; a state is a matrix ``[key_dim, value_dim]``.
+    conv_kernel
+        Tokens that the convolution looks at, the current one included.
+    """
+
+    kind: Annotated[str, OneOf(("gated_delta",), "RecurrenceKind")]
+    num_heads: Size
+    num_key_heads: Size
+    key_dim: Annotated[int, Whole(1, 256)]
+    value_dim: Size
+    conv_kernel: Annotated[int, Whole(2, 8)]
+
+
+@dataclass(frozen=True)
+class StretchSpec:
+    """Frequencies that depend on the length of a sequence's prompt, beyond ``length``.
+
+    Parameters
+    ----------
+    kind
+        ``dynamic``: theta grows with the prompt (NTK); ``qwen``: it grows in powers of two (Qwen 1); ``long``: other
+        frequencies, ``inv_freq``, are used (longrope).
+    length
+        Longest prompt that is not stretched.
+    factor
+        Of ``dynamic``.
+    inv_freq
+        Of ``long``.
+    """
+
+    kind: Annotated[str, OneOf(("dynamic", "qwen", "long"), "StretchKind")]
+    length: Size
+    factor: Annotated[float, Real(low=1)] = 1.0
+    inv_freq: tuple[Positive, ...] = ()
+
+
+@dataclass(frozen=True)
+class RopeSpec:
+    """Rotary embedding of the first ``2 len(inv_freq)`` dimensions of a head, every static scaling already applied.
+
+    Parameters
+    ----------
+    theta
+        Base of the frequencies.
+    inv_freq
+        Radians a position of each pair, float32 values.
+    attention_scaling
+        Factor of cos and sin (YaRN, longrope).
+    is_interleaved
+        Pairs are neighbours, 2 i and 2 i + 1; otherwise i and i + len(inv_freq).
+    axes
+        Which of a position's three numbers (frame, row, column) turns each pair (M-RoPE; Wang et al., 2024,
+        arXiv 2409.12191); empty: positions have one number.
+    stretch
+        What changes with the prompt's length.
+    """
+
+    theta: Annotated[float, Real(above=0, is_double=True)]
+    inv_freq: tuple[Positive, ...]
+    attention_scaling: Positive = 1.0
+    is_interleaved: bool = False
+    stretch: StretchSpec | None = None
+    axes: tuple[Annotated[int, Whole(0, 2)], ...] = ()
+
+
+@dataclass(frozen=True)
+class ImagesSpec:
+    """A model that sees: rows that a request brings may take the place of token embeddings, unscaled.
+
+    Parameters
+    ----------
+    deepstack_layers
+        After each of this many first layers, further numbers of an image's rows are added to the residual stream
+        (DeepStack; Meng et al., 2024, arXiv 2406.04334): a row is ``(1 + deepstack_layers) hidden_size`` wide.
+    whole_rows
+        Tokens of an image, where these see all of it; 0: they see what is before them, as those of text do.
+    cross_layers
+        In front of which layers stand those that look at images by gated cross-attention, with a gated MLP (Alayrac
+        et al., 2022, arXiv 2204.14198; Llama 3.2 Vision), ascending; ``num_layers`` does not count them. An image has
+        one token then. Empty: images stand among the tokens.
+    """
+
+    deepstack_layers: OptionalSize = 0
+    whole_rows: OptionalSize = 0
+    cross_layers: tuple[OptionalSize, ...] = ()
+
+
+@dataclass(frozen=True)
+class OutputSpec:
+    """From the last norm to logits: ``softcap tanh(scale (x W + b) / softcap)``.
+
+    Parameters
+    ----------
+    scale
+        Factor of the logits.
+    softcap
+        Bound of the logits; 0: none.
+    bias
+        Whether the output layer has one.
+    normalizes_weight
+        Whether each row of W is divided by its length first (Baichuan2).
+    """
+
+    scale: Positive = 1.0
+    softcap: Cap = 0.0
+    bias: bool = False
+    normalizes_weight: bool = False
+
+
+@dataclass(frozen=True)
+class HeadSpec:
+    """Layers that draft for another model, out of its hidden states (``backend_cpp/model/head/head_input.h``).
+
+    Parameters
+    ----------
+    kind
+        ``mtp`` (DeepSeek-V3), ``eagle`` or ``eagle3``.
+    target_hidden_size
+        Of the model.
+    target_layers
+        In front of which of the model's layers hidden states are taken, joined; empty: after its last norm.
+    bias
+        Whether the linear layer that joins hidden states and embeddings has one.
+    tokens
+        Those it drafts among, in the order of its logits; empty: the whole vocabulary.
+    """
+
+    kind: Annotated[str, OneOf(("mtp", "eagle", "eagle3"), "HeadKind")]
+    target_hidden_size: Size
+    target_layers: tuple[OptionalSize, ...] = ()
+    bias: bool = False
+    tokens: tuple[OptionalSize, ...] = ()

@@ -1,0 +1,185 @@
+"""Models that are not served, most of which see: each by name, with the reason and what to use instead.
+
+Support of one deletes its line.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lmdeploy.errors import UnsupportedModelError
+from lmdeploy.turbomind.text_part import MINICPM_TEXTS, minicpm_version
+
+Config = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class UnsupportedModel:
+    """Checkpoints that are refused.
+
+    Attributes
+    ----------
+    architectures
+        Names in config.json's ``architectures`` or ``auto_map``.
+    models
+        What people call them.
+    lacks
+        What the server lacks for them.
+    instead
+        What answers nearly the same questions.
+    when
+        Whether a config.json is one of them, for architectures that others have too.
+    """
+
+    architectures: tuple[str, ...]
+    models: str
+    lacks: str
+    instead: str = "the models of docs/reference/vision.md"
+    when: Callable[[Config], bool] = lambda raw: True
+
+
+def refuse_unsupported(raw: Config) -> None:
+    """Raise ``UnsupportedModelError`` for a checkpoint with this config.json that is one of these."""
+    named = raw.get("architectures")
+    code = raw.get("auto_map")
+    names = [*(named if isinstance(named, list) else ()), *(code.values() if isinstance(code, Mapping) else ())]
+    found = {str(name).rpartition(".")[2] for name in names}
+    for row in UNSUPPORTED:
+        name = next((name for name in row.architectures if name in found), None)
+        if name is not None and row.when(raw):
+            raise UnsupportedModelError(
+                f"{row.models} ({name}) cannot be served: what is lacking is {row.lacks}; use {row.instead}"
+            )
+
+
+def _decoder_is(architecture: str) -> Callable[[Config], bool]:
+    return lambda raw: architecture in ((raw.get("llm_config") or {}).get("architectures") or ())
+
+
+# Attention in both directions: each prefix with each ending.
+ENCODERS = tuple(
+    prefix + ending
+    for prefix in (
+        *("Bert", "Roberta", "XLMRoberta", "DistilBert", "Electra", "Deberta", "DebertaV2", "Albert", "MPNet", "New"),
+        *("ModernBert", "NomicBert", "Camembert", "GteNew"),
+    )
+    for ending in ("Model", "ForSequenceClassification", "ForMaskedLM")
+)
+
+_LLAVA = ("LlavaLlamaForCausalLM", "LlavaMistralForCausalLM")
+_PROJECTORS = ("mlp2x_gelu", "mlp2x_gelu_Norm")
+_LLAVA_HF = "the models as converted for transformers (llava-hf/...)"
+_INTERNVL = "InternVL2, 2.5, 3 or 3.5"
+UNSUPPORTED = (
+    UnsupportedModel(
+        ENCODERS,
+        "Encoders such as BERT",
+        "attention to what follows a token",
+        "decoders made for the same: Qwen3-Embedding, Qwen3-Reranker",
+    ),
+    UnsupportedModel(
+        ("Llama4ForConditionalGeneration",),
+        "Llama 4",
+        "a reader of its images",
+        "its text part, saved alone as Llama4ForCausalLM, or the models of docs/reference/vision.md",
+    ),
+    UnsupportedModel(
+        ("Glm4vMoeForConditionalGeneration", "Glm46VForConditionalGeneration"),
+        "GLM-4.5V, 4.6V",
+        "a way to read their decoders",
+        "GLM-4.1V",
+    ),
+    UnsupportedModel(("CogVLMForCausalLM",), "CogVLM, CogVLM2", "experts of their own for the rows of images"),
+    UnsupportedModel(
+        ("InternVLChatModel",),
+        "Mono-InternVL",
+        "an MLP of its own for the rows of images",
+        _INTERNVL,
+        when=_decoder_is("InternLM2VEForCausalLM"),
+    ),
+    UnsupportedModel(
+        ("InternVLChatModel",),
+        "InternVL 1.1, 1.2",
+        "images in one tile (dynamic_image_size, use_thumbnail), its rows in an older order (ps_version)",
+        _INTERNVL,
+        when=lambda raw: (
+            raw.get("ps_version") != "v2" or not raw.get("dynamic_image_size") or not raw.get("use_thumbnail")
+        ),
+    ),
+    UnsupportedModel(
+        ("InternLMXComposer2ForCausalLM",),
+        "InternLM-XComposer2, 2.5",
+        "low-rank matrices that are added for the rows of images alone",
+        _INTERNVL,
+    ),
+    UnsupportedModel(
+        ("MolmoForCausalLM",),
+        "Molmo 7B-O, MolmoE",
+        "OLMo's decoder with norms behind its halves and of queries and keys, or with experts",
+        "Molmo 7B-D or 72B",
+        when=lambda raw: (
+            bool(raw.get("norm_after") or raw.get("attention_layer_norm") or raw.get("moe_num_experts"))
+            or raw.get("layer_norm_type", "rms") != "rms"
+        ),
+    ),
+    UnsupportedModel(
+        ("Molmo2ForConditionalGeneration",), "Molmo2", "attention in both directions among a prompt's images"
+    ),
+    UnsupportedModel(
+        ("MiniGeminiLlamaForCausalLM", "MGMLlamaForCausalLM"),
+        "Mini-Gemini",
+        "a second tower, known by its authors' package alone",
+        "LLaVA 1.6",
+    ),
+    UnsupportedModel(
+        ("Phi4MMForCausalLM", "Phi4MultimodalForCausalLM"),
+        "Phi-4-multimodal",
+        "low-rank matrices that are added in prompts with images",
+        "Phi-4-mini-instruct for texts, the models of docs/reference/vision.md for images",
+    ),
+    UnsupportedModel(
+        ("MiniCPMV",),
+        "MiniCPM-V before 2.5",
+        "its tower, and a decoder with scaled embeddings",
+        "MiniCPM-V 2.6 or 4.5",
+        when=lambda raw: minicpm_version(raw) not in MINICPM_TEXTS or raw.get("scale_emb", 1) != 1,
+    ),
+    UnsupportedModel(("MiniCPMV4_6ForConditionalGeneration",), "MiniCPM-V 4.6", "a decoder with linear attention"),
+    UnsupportedModel(
+        ("MultiModalityCausalLM",),
+        "Janus",
+        "a tower of another kind, and one that draws",
+        "DeepSeek-VL",
+        when=lambda raw: "gen_vision_config" in raw or "vision_gen_enc_config" in raw,
+    ),
+    UnsupportedModel(
+        _LLAVA,
+        "InternVL built on LLaVA",
+        "a tower of another kind than CLIP's",
+        _INTERNVL,
+        when=lambda raw: "internvit" in str(raw.get("mm_vision_tower")).lower(),
+    ),
+    UnsupportedModel(
+        _LLAVA,
+        "LLaVA before 1.5",
+        f"a projector (mm_projector_type) other than {' and '.join(_PROJECTORS)}, or marks around images",
+        _LLAVA_HF,
+        when=lambda raw: raw.get("mm_projector_type") not in _PROJECTORS or bool(raw.get("mm_use_im_start_end")),
+    ),
+    UnsupportedModel(
+        _LLAVA,
+        "LLaVA with tiles of another kind",
+        "image_aspect_ratio other than square, pad and anyres, the last with mm_patch_merge_type spatial_unpad",
+        _LLAVA_HF,
+        when=lambda raw: (
+            raw.get("image_aspect_ratio", "square") not in ("square", "pad", "anyres")
+            or (raw.get("image_aspect_ratio") == "anyres" and raw.get("mm_patch_merge_type") != "spatial_unpad")
+        ),
+    ),
+    UnsupportedModel(
+        ("LlavaQwenForCausalLM",),
+        "LLaVA-OneVision in its authors' layout",
+        "a way to read it",
+        "the same as converted for transformers (llava-hf/llava-onevision-...)",
+    ),
+)

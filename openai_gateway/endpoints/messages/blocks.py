@@ -1,0 +1,201 @@
+"""What messages of ``POST /v1/messages`` consist of (docs.anthropic.com, Messages)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from openai_gateway.protocol.fields import MAX_ITEMS, AnyText, FieldError, JsonObject, Strict, at_most
+
+_BILLING = "x-anthropic-billing-header:"
+"""Begins a system block of Claude Code's that is for Anthropic's servers and can differ from request to request: it
+would keep all that follows it out of the prefix cache."""
+
+
+class TextBlock(Strict):
+    """A text."""
+
+    type: Literal["text"]
+    text: AnyText
+
+    def parts(self) -> Iterator[dict[str, Any]]:
+        """Yield the block as chat completions have it."""
+        yield {"type": "text", "text": self.text}
+
+
+class ImageSource(Strict):
+    """Where an image is: in the request, or somewhere."""
+
+    type: Literal["base64", "url"]
+    media_type: AnyText | None = None
+    data: AnyText | None = None
+    url: AnyText | None = None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> ImageSource:
+        wanted = "data" if self.type == "base64" else "url"
+        if getattr(self, wanted) is None:
+            raise FieldError(wanted, f"{wanted} is required in a source of type {self.type}")
+        return self
+
+    @property
+    def address(self) -> str:
+        """As chat completions name images."""
+        return self.url or f"data:{self.media_type or 'image/png'};base64,{self.data}"
+
+
+class ImageBlock(Strict):
+    """An image, for models that see."""
+
+    type: Literal["image"]
+    source: ImageSource
+
+    def parts(self) -> Iterator[dict[str, Any]]:
+        """Yield the block as chat completions have it."""
+        yield {"type": "image_url", "image_url": {"url": self.source.address}}
+
+
+Shown = Annotated[TextBlock | ImageBlock, Field(discriminator="type")]
+SomeShown = Annotated[list[Shown], Field(fail_fast=True), BeforeValidator(at_most(MAX_ITEMS))]
+
+
+class DocumentSource(Strict):
+    """What is in a document: a text, or blocks."""
+
+    type: Literal["text", "content"]
+    data: AnyText = ""
+    content: AnyText | SomeShown = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_text(cls, fields: object) -> object:
+        kind = fields.get("type") if isinstance(fields, dict) else None
+        if kind in ("base64", "url", "file"):
+            raise FieldError("type", f"documents of type {kind} are not read by this server; send their text")
+        return fields
+
+
+class DocumentBlock(Strict):
+    """A document whose text is in the request."""
+
+    type: Literal["document"]
+    source: DocumentSource
+    title: AnyText | None = None
+    context: AnyText | None = None
+
+    def parts(self) -> Iterator[dict[str, Any]]:
+        """Yield the block as chat completions have it, between marks."""
+        yield from _between(
+            "document", {"title": self.title, "context": self.context}, self.source.data or self.source.content
+        )
+
+
+class SearchResultBlock(Strict):
+    """What the caller found, and where."""
+
+    type: Literal["search_result"]
+    source: AnyText
+    title: AnyText
+    content: SomeShown
+
+    def parts(self) -> Iterator[dict[str, Any]]:
+        """Yield the block as chat completions have it, between marks."""
+        yield from _between("search_result", {"title": self.title, "source": self.source}, self.content)
+
+
+class LeftOutBlock(Strict):
+    """What only Anthropic's servers read: reasoning that they encrypted, and calls of tools that they ran."""
+
+    type: Literal[
+        "redacted_thinking",
+        "server_tool_use",
+        "web_search_tool_result",
+        "web_fetch_tool_result",
+        "code_execution_tool_result",
+        "bash_code_execution_tool_result",
+        "text_editor_code_execution_tool_result",
+        "tool_search_tool_result",
+        "tool_reference",
+        "mcp_tool_use",
+        "mcp_tool_result",
+        "container_upload",
+        "compaction",
+    ]
+
+
+class ToolUseBlock(Strict):
+    """A call the model made earlier."""
+
+    type: Literal["tool_use"]
+    id: AnyText
+    name: AnyText
+    input: JsonObject
+
+    def for_template(self) -> dict[str, Any]:
+        """Return the call as it is in chat completions."""
+        function = {"name": self.name, "arguments": json.dumps(self.input, ensure_ascii=False)}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+class ThinkingBlock(Strict):
+    """What the model thought earlier."""
+
+    type: Literal["thinking"]
+    thinking: AnyText
+
+
+Returned = Annotated[
+    TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | LeftOutBlock, Field(discriminator="type")
+]
+
+
+class ToolResultBlock(Strict):
+    """What a call returned."""
+
+    type: Literal["tool_result"]
+    tool_use_id: AnyText
+    content: AnyText | Annotated[list[Returned], Field(fail_fast=True), BeforeValidator(at_most(MAX_ITEMS))] | None = (
+        None
+    )
+    is_error: bool | None = None
+
+
+Block = Annotated[
+    TextBlock
+    | ImageBlock
+    | DocumentBlock
+    | SearchResultBlock
+    | ToolUseBlock
+    | ToolResultBlock
+    | ThinkingBlock
+    | LeftOutBlock,
+    Field(discriminator="type"),
+]
+Texts = AnyText | Annotated[list[TextBlock], Field(fail_fast=True), BeforeValidator(at_most(MAX_ITEMS))]
+
+
+def shown(content: str | list[Any]) -> Any:
+    """Return the texts of blocks as one, or parts where there are images."""
+    if isinstance(content, str):
+        return content
+    parts = [part for block in content if not isinstance(block, LeftOutBlock) for part in block.parts()]
+    return parts if any(part["type"] != "text" for part in parts) else "".join(part["text"] for part in parts)
+
+
+def system_prompt(content: str | list[TextBlock] | None) -> str:
+    """Return the text of ``system``."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(block.text for block in content if not block.text.startswith(_BILLING))
+
+
+def _between(mark: str, attributes: dict[str, str | None], content: str | list[Any]) -> Iterator[dict[str, Any]]:
+    head = "".join(f"<{name}>{value}</{name}>\n" for name, value in attributes.items() if value)
+    yield {"type": "text", "text": f"<{mark}>\n{head}"}
+    blocks: list[Any] = [TextBlock(type="text", text=content)] if isinstance(content, str) else content
+    for block in blocks:
+        yield from block.parts()
+    yield {"type": "text", "text": f"\n</{mark}>\n"}

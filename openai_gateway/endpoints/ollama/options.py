@@ -1,0 +1,88 @@
+"""``options`` of Ollama's requests, brought into range as Ollama does it instead of being refused."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from lmdeploy.fields.rows import Row
+from lmdeploy.serve.request import FIELDS
+from openai_gateway.errors import ApiError
+from openai_gateway.protocol.fields import MAX_INT32
+
+# Ollama's name of an option -> ours. Others are about how it runs models.
+_NUMBERS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repeat_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+}
+_LEAST = 1e-6  # in place of 0 where a number has to be above it: top_p 0 keeps one token
+_NO_TIME = re.compile(r"[-+]?(0+(\.0*)?|\.0+)(ns|us|µs|ms|s|m|h)?")  # Go's durations of no length
+
+KeepAlive = str | int | float | None
+
+
+def fields_of_options(options: Mapping[str, Any], context_len: int | None) -> dict[str, Any]:
+    """Return the fields of a chat completion that options ask for.
+
+    Parameters
+    ----------
+    options
+        A null option is as if it were left out.
+    context_len
+        Tokens of the model's context; None: not known.
+
+    Raises
+    ------
+    ApiError
+        An option is of another type.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    fields: dict[str, Any] = {}
+    for theirs, ours in _NUMBERS.items():
+        if theirs in given:
+            fields[ours] = _within(_number(theirs, given[theirs]), FIELDS[ours])
+    if "top_k" in given:
+        fields["top_k"] = min(max(int(_number("top_k", given["top_k"])), 0), MAX_INT32)
+    if "seed" in given and (seed := int(_number("seed", given["seed"]))) >= 0:  # below: a new one each time
+        fields["seed"] = min(seed, 2**63 - 1)
+    if "num_predict" in given:
+        most = int(_number("num_predict", given["num_predict"]))
+        if 0 < most < (context_len or MAX_INT32):  # else as many as there is room for
+            fields["max_tokens"] = most
+    if "stop" in given:
+        fields["stop"] = _texts(given["stop"]) or None
+    return fields
+
+
+def ends_at_once(keep_alive: KeepAlive) -> bool:
+    """Return whether a model is not to be kept any longer: ``0``, ``"0"``, ``"0s"``."""
+    if isinstance(keep_alive, str):
+        return _NO_TIME.fullmatch(keep_alive) is not None
+    return keep_alive is not None and keep_alive == 0
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        message = f"options.{name} must be a number, got {str(value)[:60]!r}"
+        raise ApiError(400, message, param=f"options.{name}", code="invalid_type")
+    return value
+
+
+def _within(value: float, row: Row) -> float:
+    if row.name == "repetition_penalty" and value <= 0:  # none
+        return 1.0
+    low = row.low if row.above is None else row.above + _LEAST
+    return float(min(max(value, -math.inf if low is None else low), math.inf if row.high is None else row.high))
+
+
+def _texts(value: object) -> list[str]:
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise ApiError(400, "options.stop must be a list of texts", param="options.stop", code="invalid_type")
+    return [text for text in texts if text]

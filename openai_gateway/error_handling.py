@@ -1,0 +1,128 @@
+"""From whatever is raised while a request is answered to the error that its client reads."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.routing import Match
+
+from lmdeploy.serve.client import TritonRequestError, TritonUnavailable
+from lmdeploy.serve.errors import ContextExceeded
+from openai_gateway.context_errors import context_error
+from openai_gateway.errors import BODY, ApiError
+from openai_gateway.escaping import one_line
+from openai_gateway.generation.cancellation import ClientDisconnected
+from openai_gateway.registry import OF_PATH
+from openai_gateway.validation_errors import MISTYPED, validation_error
+
+logger = logging.getLogger(__name__)
+
+_STATUS_OF_GRPC = {"INVALID_ARGUMENT": 400, "NOT_FOUND": 404, "ABORTED": 409, "UNAVAILABLE": 503}
+# LMDeploy's clients report wrong types (422) from wrong values (400) here; on all other paths both are 400.
+_OF_NODES = "/nodes/"  # of the proxy
+_LOGGED = 1000  # characters of what the engine says
+# What OpenAI has and models that write text cannot do: the beginning of its path, and what to say.
+_NOT_HERE = {
+    "/v1/audio": ": the models served here neither hear nor speak",
+    "/v1/images": ": the models served here make no images; they see those in messages",
+    "/v1/conversations": ": conversations are not stored; send them as input",
+    "/v1/videos": ": the models served here make no videos; they see those in messages",
+}
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+
+
+def as_api_error(error: Exception, path: str = "", body: object = None) -> ApiError:
+    """Return what a client reads about `error`; an unexpected one is logged and keeps its details to itself.
+
+    Parameters
+    ----------
+    path
+        Of the request: a context that is exceeded is worded as programs expect it of each API.
+    body
+        Of the request, once it is a model: its `limit_field` is what it calls the limit of its tokens.
+    """
+    match error:
+        case ApiError():
+            return error
+        case ContextExceeded():
+            return context_error(error, path, getattr(body, "limit_field", "max_tokens"))
+        case TritonUnavailable():
+            logger.warning("%s", one_line(str(error), _LOGGED))
+            return ApiError(503, "The model is not available now; try again later.", code="service_unavailable")
+        case TritonRequestError(code=code, message=message):
+            status = _STATUS_OF_GRPC.get(code, 500)
+            if status == 500:
+                logger.error("the engine failed a request: %s", one_line(str(error), _LOGGED))
+            return ApiError(status, message.partition("\n")[0])
+        case RequestValidationError():
+            return validation_error(error.errors())
+        case HTTPException():
+            return ApiError(error.status_code, str(error.detail))
+        case _:
+            logger.error("unexpected error", exc_info=error)
+            return ApiError(500, "The server had an error while processing your request.", code="internal_error")
+
+
+def install_error_handlers(
+    app: FastAPI, check_first: Callable[[Request, RequestValidationError], Awaitable[None]] | None = None
+) -> None:
+    """Make `app` answer every failure in OpenAI's form.
+
+    Parameters
+    ----------
+    app : FastAPI
+        The application.
+    check_first : callable, optional
+        Called when a value of a request is refused whose fields have the right types; its error is reported instead.
+    """
+
+    async def answer(request: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException) and error.status_code in (404, 405):
+            error = _no_such_route(request, error)
+        path: str = request.scope["path"]
+        reported = as_api_error(error, path, request.scope.get(BODY))
+        if check_first is not None and isinstance(error, RequestValidationError) and reported.status != MISTYPED:
+            try:
+                await check_first(request, error)
+            except Exception as earlier:
+                reported = as_api_error(earlier)
+        if reported.status == MISTYPED and not _distinguishes_types(path):
+            reported.status = 400
+        return reported.response(path)
+
+    async def nobody_listens(request: Request, error: Exception) -> Response:
+        return Response(status_code=499)
+
+    handled = (ApiError, TritonUnavailable, TritonRequestError, RequestValidationError, HTTPException, Exception)
+    for kind in handled:
+        app.add_exception_handler(kind, answer)
+    app.add_exception_handler(ClientDisconnected, nobody_listens)
+
+
+def _distinguishes_types(path: str) -> bool:
+    endpoint = OF_PATH.get(path)
+    return path.startswith(_OF_NODES) or (endpoint is not None and endpoint.distinguishes_types)
+
+
+def _no_such_route(request: Request, error: HTTPException) -> ApiError:
+    path: str = request.scope["path"]
+    asked = f"{request.method} {path}"
+    if error.status_code == 404:
+        why = next((why for start, why in _NOT_HERE.items() if path.startswith(start)), "")
+        return ApiError(404, f"Invalid URL ({asked}){why}", code="unknown_url", detail=error.detail)
+    message = f"Method not allowed ({asked})"
+    headers = {"allow": ", ".join(_allowed_methods(request))}
+    return ApiError(405, message, code="method_not_allowed", headers=headers, detail=error.detail)
+
+
+def _allowed_methods(request: Request) -> list[str]:
+    """Return the methods that a path takes, from whichever routes: the first one of a path knows its own alone."""
+    scopes = {method: {**request.scope, "method": method} for method in _METHODS}
+    routes = request.app.routes
+    return [
+        method for method, scope in scopes.items() if any(route.matches(scope)[0] is Match.FULL for route in routes)
+    ]

@@ -1,0 +1,96 @@
+"""Whole answers out of the engine's chunks."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import cast
+
+from lmdeploy.serve.client import GenerateChunk, TritonUnavailable
+from openai_gateway.generation.merging import merge
+from openai_gateway.protocol.outputs import FinishReason, PromptTokens, Usage
+
+
+@dataclass(slots=True)
+class Answer:
+    """One complete choice.
+
+    Attributes
+    ----------
+    chunks : list of GenerateChunk
+        As they came.
+    """
+
+    chunks: list[GenerateChunk] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return "".join(chunk.text for chunk in self.chunks)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """All tokens, where they were wanted."""
+        return [token for chunk in self.chunks for token in chunk.token_ids]
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Why it ended."""
+        return finish_reason(self.chunks[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """All choices of a request, those of the first prompt first."""
+
+    choices: list[Answer]
+    usage: Usage
+
+
+async def collect(streams: Sequence[AsyncGenerator[GenerateChunk, None]], choices: int = 1) -> Answers:
+    """Return what `streams` add up to; the first failure cancels the others.
+
+    Parameters
+    ----------
+    streams : sequence of async generators
+        One a prompt, read at the same time.
+    choices : int
+        Choices a prompt.
+    """
+    answers = [Answer() for _ in range(len(streams) * choices)]
+    async with aclosing(merge(streams)) as batches:
+        async for batch in batches:
+            for number, chunk in batch:
+                answers[number * choices + chunk.index].chunks.append(chunk)
+    last = [answer.chunks[-1] for answer in answers]
+    return Answers(answers, total(last, choices))
+
+
+def finish_reason(last: GenerateChunk) -> FinishReason:
+    """Return why an answer ended, given its last chunk.
+
+    Raises
+    ------
+    TritonUnavailable
+        The engine cancelled it, which is no answer for a client that is still there.
+    """
+    if last.finish_reason == "cancelled":
+        raise TritonUnavailable("the engine cancelled a request whose client is still waiting")
+    return cast(FinishReason, last.finish_reason)
+
+
+def total(last: Iterable[GenerateChunk], choices: int) -> Usage:
+    """Return the token counts of answers, given the last chunk of each; a prompt of several choices counts once."""
+    prompt = cached = completion = 0
+    for number, chunk in enumerate(last):
+        if number % choices == 0:
+            prompt += chunk.input_token_len
+            cached += chunk.cached_token_len
+        completion += chunk.generate_token_len
+    return Usage(
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        total_tokens=prompt + completion,
+        prompt_tokens_details=PromptTokens(cached_tokens=cached),
+    )

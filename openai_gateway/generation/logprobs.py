@@ -1,0 +1,138 @@
+"""Log probabilities of the engine's chunks, as the two APIs write them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from lmdeploy.serve.client import GenerateChunk
+from openai_gateway.generation.token_texts import TokenTexts
+from openai_gateway.protocol.outputs import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    PromptLogprob,
+    PromptLogprobs,
+    TokenLogprob,
+    TopLogprob,
+)
+
+_LEAST = -9999.0  # JSON has no minus infinity
+_AT_A_TIME = 512  # places of a prompt, before others have a turn: some milliseconds
+
+
+class Scored(NamedTuple):
+    """A token, its log probability (None: nothing predicted it), and the likeliest ones with theirs."""
+
+    token: int
+    logprob: float | None
+    likeliest: list[tuple[int, float]]
+
+
+def scored_tokens(chunks: Iterable[GenerateChunk]) -> list[Scored]:
+    """Return the generated tokens of `chunks`."""
+    return [
+        Scored(token, max(logprob, _LEAST), likeliest)
+        for chunk in chunks
+        for token, logprob, likeliest in _rows(
+            chunk.token_ids, chunk.token_logprobs, chunk.top_token_ids, chunk.top_logprobs
+        )
+    ]
+
+
+def scored_prompt(chunk: GenerateChunk) -> list[Scored]:
+    """Return the tokens of the prompt, which the first chunk of a request that asked for them has."""
+    rows = _rows(
+        chunk.prompt_token_ids, chunk.prompt_token_logprobs, chunk.prompt_top_token_ids, chunk.prompt_top_logprobs
+    )
+    return [
+        Scored(token, max(logprob, _LEAST) if position else None, likeliest)
+        for position, (token, logprob, likeliest) in enumerate(rows)
+    ]
+
+
+async def chat_logprobs(chunks: Sequence[GenerateChunk], texts: TokenTexts) -> ChatLogprobs:
+    """Return what a chat answer says about the tokens of `chunks`."""
+    scored = scored_tokens(chunks)
+    known = await texts.lookup(_all_ids(scored))
+    content = []
+    for token, logprob, likeliest in scored:
+        top = [TopLogprob(**_entry(other, value, known)) for other, value in likeliest]
+        content.append(TokenLogprob(**_entry(token, logprob, known), top_logprobs=top))
+    return ChatLogprobs(content=content)
+
+
+async def prompt_logprobs(scored: Sequence[Scored], texts: TokenTexts, wanted: int) -> PromptLogprobs:
+    """Return what an answer says about the tokens of a prompt, and the `wanted` likeliest in place of each."""
+    known = await texts.lookup(_all_ids(scored))
+    reported: PromptLogprobs = []
+    for begin in range(0, len(scored), _AT_A_TIME):
+        reported += [_at_place(one, wanted, known) for one in scored[begin : begin + _AT_A_TIME]]
+        await asyncio.sleep(0)
+    return reported
+
+
+async def completion_logprobs(
+    scored: Sequence[Scored], texts: TokenTexts, wanted: int, offset: int = 0
+) -> tuple[CompletionLogprobs, int]:
+    """Return what a completion says about tokens, and where the text after them begins.
+
+    Parameters
+    ----------
+    wanted : int
+        How many likeliest tokens were asked for; the chosen one is always among them.
+    offset : int
+        Where in the text the first token begins, in characters; negative: this many characters are not shown.
+    """
+    known = await texts.lookup(_all_ids(scored))
+    said = CompletionLogprobs(text_offset=[], token_logprobs=[], tokens=[], top_logprobs=[])
+    for token, logprob, likeliest in scored:
+        text = _text(known[token])
+        top: dict[str, float] = {}
+        for other, value in likeliest[:wanted]:  # likeliest first: of the same text, as halves of characters, it stays
+            top.setdefault(_text(known[other]), value)
+        said.tokens.append(text)
+        said.token_logprobs.append(logprob)
+        said.top_logprobs.append({text: logprob} | top if wanted and logprob is not None else None)
+        said.text_offset.append(max(offset, 0))
+        offset += len(text)
+    return said, offset
+
+
+def _at_place(one: Scored, wanted: int, known: Mapping[int, bytes]) -> dict[str, PromptLogprob] | None:
+    if one.logprob is None:
+        return None
+    reported = {one.token: (one.logprob, None)} | {
+        other: (value, rank) for rank, (other, value) in enumerate(one.likeliest[:wanted], 1)
+    }
+    return {
+        str(token): PromptLogprob(logprob=value, rank=rank, decoded_token=_text(known[token]))
+        for token, (value, rank) in reported.items()
+    }
+
+
+def _rows(
+    ids: Sequence[int],
+    logprobs: Sequence[float],
+    top_ids: Sequence[Sequence[int]],
+    top_logprobs: Sequence[Sequence[float]],
+) -> Iterator[tuple[int, float, list[tuple[int, float]]]]:
+    for position, (token, logprob) in enumerate(zip(ids, logprobs, strict=False)):
+        likeliest = []
+        if position < len(top_ids):
+            pairs = zip(top_ids[position], top_logprobs[position], strict=True)
+            likeliest = [(other, max(value, _LEAST)) for other, value in pairs if other >= 0]  # -1 fills a short row
+        yield token, logprob, likeliest
+
+
+def _all_ids(scored: Sequence[Scored]) -> set[int]:
+    return {one.token for one in scored} | {other for one in scored for other, _ in one.likeliest}
+
+
+def _entry(token: int, logprob: float | None, known: Mapping[int, bytes]) -> dict[str, Any]:
+    raw = known[token]
+    return {"token": _text(raw), "logprob": logprob, "bytes": list(raw)}
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode(errors="replace")

@@ -1,0 +1,36 @@
+"""Chunks on their way to an endpoint, seen by the gateway's metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Collection
+from contextlib import aclosing
+
+from lmdeploy.serve.client import GenerateChunk
+from openai_gateway.metrics.responses import Watch
+
+
+async def with_stop_strings(
+    chunks: AsyncGenerator[GenerateChunk, None], shown: Collection[str]
+) -> AsyncGenerator[GenerateChunk, None]:
+    """Yield `chunks`, and append the stop string that ended a choice to its text, if it is one of `shown`."""
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            if chunk.stop_string in shown:
+                chunk.text += chunk.stop_string
+            yield chunk
+
+
+async def watched(chunks: AsyncGenerator[GenerateChunk, None], watch: Watch) -> AsyncGenerator[GenerateChunk, None]:
+    """Yield `chunks` as they come, and let `watch` see them and how they end."""
+    try:
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                watch.see(chunk)
+                yield chunk
+    except (GeneratorExit, asyncio.CancelledError):
+        watch.left()
+        raise
+    except Exception:
+        watch.failed()
+        raise

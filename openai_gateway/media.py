@@ -1,0 +1,157 @@
+"""Images that requests name elsewhere: fetched alongside the event loop, as the settings allow, and put into them."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lmdeploy.vl.fetching import FetchRules, default_seconds, fetch
+from lmdeploy.vl.sources import SourceRules, read_file, url_scheme
+from openai_gateway.errors import ApiError
+
+_THREADS = 8  # images fetched at a time, each for another request; others wait
+_MOST = 64  # images and videos of a request
+_KINDS = ("image_url", "video_url")  # type of a part, and the key of what it is of
+_SECONDS = 60.0  # for all images of a request
+REQUEST_BYTES = 64 << 20  # of the files that a request names elsewhere
+PROCESS_BYTES = 128 << 20  # of those of all requests that are open in this process; some four times as much memory
+
+
+class MediaFetcher:
+    """What lets images in.
+
+    Parameters
+    ----------
+    hosts
+        Names of hosts they are fetched from, ``*`` for any; None: from none.
+    folder
+        Files in it may be named; None: none may.
+    """
+
+    def __init__(self, hosts: tuple[str, ...] | None, folder: Path | None) -> None:
+        self._rules = SourceRules(FetchRules(hosts, seconds=default_seconds()), folder)
+        self._fetchers = ThreadPoolExecutor(_THREADS, thread_name_prefix="images")
+        self._free = PROCESS_BYTES
+        self._freed = asyncio.Event()
+
+    @property
+    def rules(self) -> SourceRules:
+        """What may be named."""
+        return self._rules
+
+    async def content(self, url: str, most: int, seconds: float) -> bytes:
+        """Return a file of at most this many bytes, which count until they are given back.
+
+        Raises
+        ------
+        ApiError
+            So much is held already that there is no room for it.
+        ValueError
+            It may not be had, or cannot be in this many seconds.
+        """
+        await self._reserve(most)
+        content = b""
+        try:
+            loop = asyncio.get_running_loop()
+            content = await loop.run_in_executor(self._fetchers, self._read, url, most, seconds)
+        finally:
+            self.give_back(most - len(content))
+        return content
+
+    def give_back(self, count: int) -> None:
+        """Make room for others."""
+        self._free += count
+        self._freed.set()
+
+    async def _reserve(self, count: int) -> None:
+        deadline = time.monotonic() + self._rules.fetch_rules.seconds
+        while self._free < count:
+            self._freed.clear()
+            try:
+                await asyncio.wait_for(self._freed.wait(), deadline - time.monotonic())
+            except asyncio.TimeoutError:
+                raise ApiError(503, "Too many images are being fetched; try again later.", code="overloaded") from None
+        self._free -= count
+
+    def _read(self, url: str, most: int, seconds: float) -> bytes:
+        if url_scheme(url) in ("http", "https"):
+            return fetch(url, replace(self._rules.fetch_rules, max_bytes=most, seconds=seconds))
+        return read_file(url, replace(self._rules, limits=replace(self._rules.limits, max_bytes=most)))
+
+
+class RequestMedia:
+    """The images of one request, fetched one after the other.
+
+    Parameters
+    ----------
+    fetcher
+        Of this process.
+    """
+
+    def __init__(self, fetcher: MediaFetcher) -> None:
+        self._fetcher = fetcher
+        self._held = 0  # bytes
+        self._deadline = time.monotonic() + _SECONDS
+
+    def release(self) -> None:
+        """Make room for those of others, at the end of the request."""
+        self._fetcher.give_back(self._held)
+        self._held = 0
+
+    async def brought_along(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return messages whose images are all data URLs.
+
+        Raises
+        ------
+        ApiError
+            There are too many, or one may not be had, or cannot be; names it.
+        """
+        places = [
+            (i, j)
+            for i, message in enumerate(messages)
+            if isinstance(message.get("content"), list)
+            for j, part in enumerate(message["content"])
+            if part["type"] in _KINDS
+        ]
+        if len(places) > _MOST:
+            raise ApiError(400, f"A request may have at most {_MOST} images, got {len(places)}.", param="messages")
+        brought = [{**message} for message in messages]
+        for message in brought:
+            if isinstance(message.get("content"), list):
+                message["content"] = list(message["content"])
+        for i, j in places:
+            part = messages[i]["content"][j]
+            kind = part["type"]
+            url = await self._url(part, i, j)
+            brought[i]["content"][j] = {**part, kind: {**part[kind], "url": url}}
+        return brought
+
+    async def _url(self, part: Mapping[str, Any], i: int, j: int) -> str:
+        kind = part["type"]
+        url: str = part[kind]["url"]
+        if url_scheme(url) == "data":
+            return url
+        try:
+            content = await self._content(url)
+        except ValueError as error:
+            where = f"messages[{i}].content[{j}].{kind}.url"
+            raise ApiError(400, f"{where}: {error}", param=where, code=f"invalid_{kind}") from None
+        return f"data:image/any;base64,{base64.b64encode(content).decode()}"
+
+    async def _content(self, url: str) -> bytes:
+        rules = self._fetcher.rules
+        most = min(rules.limits.max_bytes, REQUEST_BYTES - self._held)
+        seconds = min(rules.fetch_rules.seconds, self._deadline - time.monotonic())
+        if most <= 0:
+            raise ValueError(f"the files that a request names must have at most {REQUEST_BYTES} bytes together")
+        if seconds <= 0:
+            raise ValueError(f"the files that a request names must come within {_SECONDS:g} s")
+        content = await self._fetcher.content(url, most, seconds)
+        self._held += len(content)
+        return content

@@ -1,0 +1,45 @@
+"""Administrators' keys, which some paths need before anything of a request's body is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from openai_gateway.errors import ApiError
+from openai_gateway.middleware.api_keys import matching_key
+from openai_gateway.registry import ADMINISTERED
+
+
+class AdminKeys:
+    """ASGI middleware that refuses to load and unload anything without an administrator's key.
+
+    Parameters
+    ----------
+    keys : sequence of str
+        Any of them will do; empty: nobody may.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one ASGI connection."""
+        is_post = scope["type"] == "http" and scope["method"] == "POST"  # whatever else is not allowed, 405
+        what = ADMINISTERED.get(scope["path"]) if is_post else None
+        refusal = None if what is None else self._refusal(what, Headers(scope=scope))
+        if refusal is None:
+            await self._app(scope, receive, send)
+        else:
+            await refusal.response(scope["path"])(scope, receive, send)
+
+    def _refusal(self, what: str, headers: Headers) -> ApiError | None:
+        if not self._keys:
+            message = f"{what} are loaded and unloaded by administrators; start the server with --admin-keys."
+            return ApiError(403, message, code="forbidden")
+        if matching_key(headers, self._keys) is None:
+            message = f"{what} are loaded and unloaded with one of the --admin-keys."
+            return ApiError(401, message, code="invalid_api_key")
+        return None

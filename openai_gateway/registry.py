@@ -1,0 +1,91 @@
+"""Every HTTP endpoint of the gateway, and what the rest of the program does with its path.
+
+The routes themselves are in `openai_gateway.endpoints`; a test compares them with this table. The application, its
+middleware, the proxy and batches take their lists from here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A path and its traits.
+
+    Attributes
+    ----------
+    path
+        As the OpenAPI document has it, parameters in braces.
+    prompt
+        The field that holds the prompt, which errors about its length name.
+    checks_model
+        A model that is not served is reported before values of other fields.
+    is_proxied
+        The proxy forwards it to a node, by the `model` of its body.
+    is_batched
+        Rows of batches may name it.
+    loads
+        What administrators load or unload there ("Adapters", "Models"); empty: it is for callers.
+    is_monitoring
+        Needs no key, has no trace, and is served when the server is full.
+    distinguishes_types
+        A wrong type is 422, as LMDeploy's clients expect; elsewhere it is 400.
+    """
+
+    path: str
+    prompt: str = "input"
+    checks_model: bool = False
+    is_proxied: bool = False
+    is_batched: bool = False
+    loads: str = ""
+    is_monitoring: bool = False
+    distinguishes_types: bool = False
+
+
+FILES = "/v1/files"
+LOAD_ADAPTER, UNLOAD_ADAPTER = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+LOAD_MODEL, UNLOAD_MODEL = "/v1/load_model", "/v1/unload_model"
+
+ENDPOINTS = (
+    # OpenAI's API
+    Endpoint("/v1/chat/completions", prompt="messages", checks_model=True, is_proxied=True, is_batched=True),
+    Endpoint("/v1/completions", prompt="prompt", checks_model=True, is_proxied=True, is_batched=True),
+    Endpoint("/v1/responses", checks_model=True, is_proxied=True, is_batched=True),
+    Endpoint("/v1/responses/input_tokens", is_proxied=True),
+    Endpoint("/v1/responses/{response_id}"),
+    Endpoint("/v1/responses/{response_id}/input_items"),
+    Endpoint("/v1/embeddings", is_proxied=True, is_batched=True),
+    Endpoint("/v1/models"),
+    Endpoint("/v1/models/{model}"),
+    Endpoint(FILES),
+    Endpoint(f"{FILES}/{{file_id}}"),
+    Endpoint(f"{FILES}/{{file_id}}/content"),
+    Endpoint("/v1/batches"),
+    Endpoint("/v1/batches/{batch_id}"),
+    Endpoint("/v1/batches/{batch_id}/cancel"),
+    # Anthropic's
+    Endpoint("/v1/messages", checks_model=True, is_proxied=True),
+    Endpoint("/v1/messages/count_tokens", is_proxied=True),
+    # Ollama's
+    *map(Endpoint, ("/api/chat", "/api/generate", "/api/embed", "/api/embeddings")),
+    *map(Endpoint, ("/api/show", "/api/tags", "/api/ps", "/api/version")),
+    # vLLM's; the short paths are aliases
+    *(Endpoint(f"/v1/{name}", is_proxied=True) for name in ("rerank", "score", "classify", "pooling")),
+    *map(Endpoint, ("/rerank", "/v2/rerank", "/score", "/classify", "/pooling")),
+    *map(Endpoint, ("/v1/chat/completions/render", "/v1/completions/render", "/tokenize", "/detokenize")),
+    *(Endpoint(path, loads="Adapters") for path in (LOAD_ADAPTER, UNLOAD_ADAPTER)),
+    *(Endpoint(path, loads="Models") for path in (LOAD_MODEL, UNLOAD_MODEL)),
+    # LMDeploy's
+    Endpoint("/v1/chat/interactive", distinguishes_types=True),
+    Endpoint("/v1/encode", distinguishes_types=True),
+    # operations
+    *(Endpoint(path, is_monitoring=True) for path in ("/health", "/metrics")),
+)
+OF_PATH = {endpoint.path: endpoint for endpoint in ENDPOINTS}
+"""The endpoint of each path without parameters, by which middleware looks it up."""
+
+PROXIED = tuple(endpoint.path for endpoint in ENDPOINTS if endpoint.is_proxied)
+BATCHED = tuple(endpoint.path for endpoint in ENDPOINTS if endpoint.is_batched)
+ADMINISTERED = {endpoint.path: endpoint.loads for endpoint in ENDPOINTS if endpoint.loads}
+MONITORING = frozenset(endpoint.path for endpoint in ENDPOINTS if endpoint.is_monitoring)

@@ -1,0 +1,114 @@
+"""One readable error out of pydantic's list of what is wrong with a body."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Sequence
+from typing import Any
+
+from openai_gateway.errors import ApiError
+from openai_gateway.protocol.fields import FieldError
+
+MISTYPED = 422
+"""Status of wrong types and missing fields until the path is looked at: only LMDeploy's own paths keep it."""
+
+_BAD_VALUE = 400
+_SHOWN_INPUT = 60  # characters of a refused value
+_SHOWN_PATH = 200  # characters of where it stands
+
+# What LMDeploy checks, in its order and in its words, for values out of range: field -> pydantic's names of what is
+# wrong, and the words.
+_RANGES = {
+    "n": (("greater_than_equal",), "The n `{}` must be a positive int."),
+    "top_p": (("greater_than_equal", "less_than_equal"), "The top_p `{}` must be in (0, 1]."),
+    "top_k": (("greater_than_equal",), "The top_k `{}` cannot be a negative integer."),
+    "temperature": (("greater_than_equal", "less_than_equal"), "The temperature `{}` must be in [0, 2]"),
+}
+_CHECKED_FIRST = list(_RANGES)
+
+
+def validation_error(errors: Sequence[Any]) -> ApiError:
+    """Return one readable error out of pydantic's list: of the field that is checked first, the most specific one."""
+    by_field: dict[object, Any] = {}
+    for error in errors:
+        field = error["loc"][1:2]
+        if field not in by_field or _aptness(error) > _aptness(by_field[field]):
+            by_field[field] = error
+    error = min(by_field.values(), key=_rank)
+    reported = _one_error(error)
+    if reported.status == MISTYPED:
+        reported.detail = [{key: error[key] for key in ("type", "loc", "msg")} | {"input": _shown(error["input"])}]
+    return reported
+
+
+def _aptness(error: Any) -> tuple[int, bool]:
+    """Rate an error of a field that takes several forms, each with its errors: the deepest is of the form meant."""
+    return len(error["loc"]), not _is_mistyped(error)
+
+
+def _rank(error: Any) -> tuple[bool, int]:
+    """Return where an error stands in LMDeploy's order: types, then what it checks itself, then the rest."""
+    field = error["loc"][1] if len(error["loc"]) > 1 else None
+    checked = _CHECKED_FIRST.index(field) if field in _CHECKED_FIRST else len(_CHECKED_FIRST)
+    return not _is_mistyped(error), checked
+
+
+def _is_mistyped(error: Any) -> bool:
+    kind: str = error["type"]
+    return kind in ("json_invalid", "missing") or kind.endswith(("_type", "_parsing"))
+
+
+def _one_error(error: Any) -> ApiError:
+    status = MISTYPED if _is_mistyped(error) else _BAD_VALUE
+    if error["type"] == "json_invalid":
+        reason = error.get("ctx", {}).get("error", "")
+        return ApiError(status, f"The request body is not valid JSON: {reason}", code="invalid_json")
+    param = _path(error["loc"][1:])
+    if error["type"] == "value_error" and isinstance(refusal := error["ctx"]["error"], FieldError):
+        param = ".".join(filter(None, (param, refusal.field)))
+        message, begins = str(refusal), refusal.field
+        if begins and message.startswith(begins):
+            message = param + message.removeprefix(begins)
+        return ApiError(status, message, param=param, code="unsupported_value")
+    if not param:
+        return ApiError(status, "The request body must be a JSON object, sent as application/json.")
+    if error["type"] == "missing":
+        return ApiError(status, f"{param} is required", param=param, code="missing_required_parameter")
+    kinds, words = _RANGES.get(param, ((), ""))
+    if error["type"] in kinds:
+        return ApiError(status, words.format(error["input"]), param=param, code="invalid_value")
+    _, is_short, expected = error["msg"].partition("Input should be ")
+    reason = f"{param} must be {expected}" if is_short else f"{param}: {error['msg']}"
+    code = "invalid_type" if status == MISTYPED else "invalid_value"
+    return ApiError(status, f"{reason}, got {_shown(error['input'])}", param=param, code=code)
+
+
+def _path(location: Sequence[str | int]) -> str:
+    """Return ``messages[0].content`` for a pydantic location, without the names of union members."""
+    path, tagged = "", False
+    for part in location:
+        if tagged and isinstance(part, str):  # which form of the field was meant
+            tagged = False
+            continue
+        tagged = part == "response_format"
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part.isidentifier() and part.islower() and part not in ("str", "int", "float", "bool", "none"):
+            path += f".{part}" if path else part
+    return path[:_SHOWN_PATH]
+
+
+def _shown(value: object) -> str:
+    text = _REPR.repr(value[: 2 * _SHOWN_INPUT]) if isinstance(value, str) else _REPR.repr(value)
+    return text if len(text) <= _SHOWN_INPUT else text[:_SHOWN_INPUT] + "..."
+
+
+def _brief_repr() -> reprlib.Repr:
+    """Return what shows the beginning of a value; the whole of a long one would cost more than its parsing."""
+    brief = reprlib.Repr()
+    brief.maxlist = brief.maxdict = _SHOWN_INPUT // 2
+    brief.maxstring = brief.maxlong = brief.maxother = 2 * _SHOWN_INPUT
+    return brief
+
+
+_REPR = _brief_repr()

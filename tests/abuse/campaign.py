@@ -1,0 +1,353 @@
+"""Sends attacks to servers for as long as is asked for, and reports what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.abuse.attacks import Trap, received_by, statuses_in
+from tests.abuse.bodies import MODEL
+from tests.abuse.servers import KEY, Servers, Target
+from tests.abuse.shots import Shot
+from tools.bench.stats import percentile
+from tools.soaking.callers import Caller
+from tools.soaking.corpus import read_corpus
+from tools.soaking.observe import descendants, name_of
+from tools.soaking.traffic import Traffic
+
+SENDERS = 6  # attacks that are sent at a time
+CALLERS = 4  # who use the API properly meanwhile
+WARM_SECONDS = 8.0  # of ordinary use before memory is looked at
+CACHED_GRAMMARS = 64  # backend_cpp/engine/grammar/process_compiler.h
+KEPT_SESSIONS = 100  # webui/guard/sessions.py
+WARM_REQUESTS = 200  # that may be served, on each server
+UNAVAILABLE = 503
+MOST_GROWTH = 64.0  # MiB
+FIRST_SECONDS = 90.0  # of a long campaign: memory that is taken when it is first used is taken then
+_BETWEEN_SECONDS = 35.0  # in which freed memory goes back
+_IDLE_SECONDS = 60.0  # until when memory has come back
+_BETWEEN_LOOKS = 0.05
+_LONGEST_PROMPT = 200  # tokens
+
+
+@dataclass
+class Report:
+    """What came of a campaign.
+
+    Attributes
+    ----------
+    tried
+        Requests by server.
+    without_right
+        What was served though it must not be; what reached another server; what came of a file.
+    errors
+        Responses of 5xx but 503, with the attack.
+    silent
+        Attacks that got no response.
+    unanswered
+        Proper requests without an end.
+    health
+        Seconds that ``/health`` took, by server.
+    peak
+        MiB that each process had at most, by name.
+    cold
+        MiB of each process of the server with everything on, after ordinary use alone.
+    before, after
+        The same after the first `FIRST_SECONDS` of a long campaign, and after all of it.
+    """
+
+    tried: Counter[str] = field(default_factory=Counter)
+    without_right: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    silent: int = 0
+    unanswered: int = 0
+    health: dict[str, list[float]] = field(default_factory=dict)
+    peak: dict[str, float] = field(default_factory=dict)
+    cold: dict[str, float] = field(default_factory=dict)
+    before: dict[str, float] = field(default_factory=dict)
+    after: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def growth(self) -> float:
+        """MiB of all processes of the server with everything on."""
+        return sum(self.after.values()) - sum(self.before.values())
+
+    def failures(self) -> list[str]:
+        """Return what must not be."""
+        found = [f"served without right: {each}" for each in self.without_right]
+        found += [f"5xx: {each}" for each in self.errors]
+        if self.unanswered:
+            found.append(f"{self.unanswered} proper requests had no end")
+        if self.growth > MOST_GROWTH:
+            found.append(f"memory grew by {self.growth:.0f} MiB, at most {MOST_GROWTH:.0f} are allowed")
+        return found
+
+    def text(self) -> str:
+        """Return it for people."""
+        tried = ", ".join(f"{name} {count}" for name, count in sorted(self.tried.items()))
+        health = ", ".join(
+            f"{name} p50 {percentile(times, 50) * 1000:.1f} p99 {percentile(times, 99) * 1000:.1f} "
+            f"max {max(times) * 1000:.0f}"
+            for name, times in sorted(self.health.items())
+        )
+        lines = [
+            f"{self.seconds:.0f} s, requests tried: {sum(self.tried.values())} ({tried}); no response: {self.silent}",
+            f"served without right: {len(self.without_right)}",
+            f"5xx that are not 503: {len(self.errors)}",
+            f"proper requests without an end: {self.unanswered}",
+            f"/health, ms: {health}",
+            "peak memory, MiB: " + _listed(self.peak),
+            f"memory after ordinary use, MiB: {sum(self.cold.values()):.0f}",
+            f"memory, MiB: {sum(self.before.values()):.0f} before, {sum(self.after.values()):.0f} after "
+            f"({self.growth:+.1f}: {_listed({n: self.after.get(n, 0) - self.before.get(n, 0) for n in self.after})})",
+        ]
+        return "\n".join([*lines, *(f"  {each}" for each in dict.fromkeys(self.failures()))])
+
+    def measurements(self) -> dict[str, Any]:
+        """Return it for programs."""
+        return {
+            "seconds": self.seconds,
+            "tried": dict(self.tried),
+            "served_without_right": self.without_right,
+            "errors": self.errors,
+            "no_response": self.silent,
+            "unanswered": self.unanswered,
+            "health_p99_ms": {name: percentile(times, 99) * 1000 for name, times in self.health.items()},
+            "peak_mib": self.peak,
+            "cold_mib": self.cold,
+            "before_mib": self.before,
+            "after_mib": self.after,
+        }
+
+
+def run(
+    servers: Servers,
+    attacks: Sequence[Shot],
+    trap: Trap,
+    seconds: float,
+    seed: int = 1,
+    *,
+    measures_memory: bool = True,
+) -> Report:
+    """Send attacks, while others use the servers properly.
+
+    Parameters
+    ----------
+    attacks
+        Sent in random order: each once, and again until the time is over.
+    trap
+        A server that none may reach.
+    seconds
+        At least so long; 0: each attack once.
+    measures_memory
+        Whether to wait until caches are full before, and until memory has come back after: minutes.
+    """
+    report = Report()
+    gateway = servers.gateway
+    pids = sorted({gateway.pid, *(target.pid for target in servers.targets)})
+    caller = Caller(gateway.url, MODEL, KEY)
+    if measures_memory:
+        asyncio.run(Traffic(caller, [], seed, _LONGEST_PROMPT).run(CALLERS, WARM_SECONDS))
+        _warm(attacks, servers, seed)
+    _reset_peaks(pids)
+    report.cold = report.before = memory_of([gateway.pid])
+    if measures_memory and seconds > 0:
+        _attack(FIRST_SECONDS, attacks, servers, report, caller, seed + 1)
+        time.sleep(_BETWEEN_SECONDS)
+        report.before = memory_of([gateway.pid])
+    begin = time.monotonic()
+    _attack(seconds, attacks, servers, report, caller, seed)
+    report.seconds = time.monotonic() - begin
+    report.without_right += [f"the trap was reached: {visit}" for visit in trap.visits]
+    report.unanswered = sum(outcome.end == "unanswered" for outcome in caller.outcomes)
+    report.errors += [f"proper: {each.name}: {each.detail}" for each in caller.outcomes if each.end == "failed"]
+    if measures_memory:
+        report.after = _settled(gateway.pid, sum(report.before.values()) + MOST_GROWTH)
+    return report
+
+
+def _warm(attacks: Sequence[Shot], servers: Servers, seed: int) -> None:
+    """Use the servers properly until all is imported and started, and bounded caches hold what they hold at most.
+
+    These are the compiled grammars, and the sessions of browsers that may come back to the chat page.
+    """
+    for number in range(CACHED_GRAMMARS):
+        schema = {"type": "object", "properties": {f"field_{number}": {"type": "string"}}}
+        wanted = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+        message = {"role": "user", "content": "a"}
+        body = {"model": MODEL, "messages": [message], "max_tokens": 1, "response_format": wanted}
+        headers = {"authorization": f"Bearer {KEY}"}
+        url = f"{servers.gateway.url}/v1/chat/completions"
+        httpx.post(url, json=body, headers=headers, trust_env=False, timeout=60).raise_for_status()
+    for target in servers.targets:
+        served = [shot for shot in attacks if shot.target == target and shot.may_be_served]
+        sample = random.Random(seed).sample(served, min(WARM_REQUESTS, len(served)))
+        kept = [shot for shot in served if shot.name == "a long conversation"]
+        for shot in [*sample, *kept[:KEPT_SESSIONS]]:
+            received_by(target.port, shot.make())
+
+
+def _proper(caller: Caller, seed: int, stop: threading.Event) -> None:
+    hostile = [pair[0] for pair in read_corpus()]
+    while not stop.is_set():
+        seed += 1
+        asyncio.run(Traffic(caller, hostile, seed, _LONGEST_PROMPT).run(CALLERS, 2.0))
+
+
+def _attack(
+    seconds: float, attacks: Sequence[Shot], servers: Servers, report: Report, caller: Caller, seed: int
+) -> None:
+    """Send each attack once, and go on until the time is over, while others use the servers properly."""
+    pids = sorted({servers.gateway.pid, *(target.pid for target in servers.targets)})
+    stop = threading.Event()
+    with _probing(servers.targets, report), _watching_peaks(pids, report), ThreadPoolExecutor(1) as alongside:
+        proper = alongside.submit(_proper, caller, seed, stop)
+        try:
+            lock = threading.Lock()
+            pending = _in_turn(attacks, time.monotonic() + seconds, random.Random(seed))
+            with ThreadPoolExecutor(SENDERS) as senders:
+                for _ in range(SENDERS):
+                    senders.submit(_send_all, pending, lock, servers, report)
+        finally:
+            stop.set()
+        proper.result()
+
+
+def _in_turn(attacks: Sequence[Shot], end: float, generator: random.Random) -> Iterator[Shot]:
+    yield from generator.sample(attacks, len(attacks))
+    while time.monotonic() < end:
+        yield generator.choice(attacks)
+
+
+def _send_all(pending: Iterator[Shot], lock: threading.Lock, servers: Servers, report: Report) -> None:
+    while True:
+        with lock:
+            shot = next(pending, None)
+        if shot is None:
+            return
+        attack = shot.make()
+        for received in received_by(shot.target.port, attack):
+            statuses = statuses_in(received)
+            where = f"{shot.target.name}: {shot.name}"
+            with lock:
+                report.tried[shot.target.name] += 1
+                report.silent += not statuses
+                if servers.canary.read_bytes() in received or b"root:x:0:0" in received:
+                    report.without_right.append(f"{where}: a file")
+                if not shot.may_be_served and any(200 <= status < 300 for status in statuses):
+                    report.without_right.append(f"{where}: {statuses}")
+                bad = [status for status in statuses if status >= 500 and status != UNAVAILABLE]
+                if bad:
+                    report.errors.append(f"{where}: {bad}: {received[-300:]!r}")
+
+
+@contextmanager
+def _probing(targets: Sequence[Target], report: Report) -> Iterator[None]:
+    """Ask each server for its health again and again."""
+    with _repeating(*(lambda target=target: _ask_health(target, report) for target in targets)):  # type: ignore[misc]
+        yield
+
+
+def _ask_health(target: Target, report: Report) -> None:
+    begin = time.monotonic()
+    connection = http.client.HTTPConnection("127.0.0.1", target.port, timeout=30)
+    try:
+        connection.request("GET", target.health)
+        response = connection.getresponse()
+        response.read()
+        if response.status >= 500 and response.status != UNAVAILABLE:
+            report.errors.append(f"{target.name}: {target.health}: {response.status}")
+    except OSError as error:
+        report.errors.append(f"{target.name}: {target.health}: {error!r}")
+    finally:
+        connection.close()
+    report.health.setdefault(target.name, []).append(time.monotonic() - begin)
+
+
+@contextmanager
+def _watching_peaks(pids: Sequence[int], report: Report) -> Iterator[None]:
+    def look() -> None:
+        peaks: Counter[str] = Counter()
+        for pid in _all_below(pids):
+            with suppress(OSError, ValueError):
+                peaks[name_of(Path("/proc", str(pid)))] += _value(Path(f"/proc/{pid}/status"), "VmHWM")
+        for name, peak in peaks.items():
+            report.peak[name] = max(report.peak.get(name, 0.0), peak)
+
+    with _repeating(look):
+        yield
+
+
+@contextmanager
+def _repeating(*looks: Callable[[], None]) -> Iterator[None]:
+    """Call functions again and again, each in a thread of its own."""
+    stop = threading.Event()
+
+    def repeat(look: Callable[[], None]) -> None:
+        while not stop.is_set():
+            look()
+            stop.wait(_BETWEEN_LOOKS)
+
+    threads = [threading.Thread(target=repeat, args=(look,)) for look in looks]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def memory_of(pids: Sequence[int]) -> dict[str, float]:
+    """Return the MiB of anonymous memory of processes and all below them, by name; what forks share counts once."""
+    found: Counter[str] = Counter()
+    for pid in _all_below(pids):
+        with suppress(OSError, ValueError):
+            found[name_of(Path("/proc", str(pid)))] += _value(Path(f"/proc/{pid}/smaps_rollup"), "Pss_Anon")
+    return dict(found)
+
+
+def _settled(pid: int, wanted: float) -> dict[str, float]:
+    """Return the memory of a server once it is back, or has had the time for it."""
+    end = time.monotonic() + _IDLE_SECONDS
+    while True:
+        memory = memory_of([pid])
+        if sum(memory.values()) <= wanted or time.monotonic() > end:
+            return memory
+        time.sleep(1)
+
+
+def _reset_peaks(pids: Sequence[int]) -> None:
+    for pid in _all_below(pids):
+        with suppress(OSError):
+            Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def _all_below(pids: Sequence[int]) -> list[int]:
+    return [below for pid in pids for below in descendants(pid)]
+
+
+def _value(file: Path, name: str) -> float:
+    """Return a value of a file of ``/proc`` in MiB."""
+    for line in file.read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) / 1024
+    raise ValueError(name)
+
+
+def _listed(values: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.0f}" for name, value in sorted(values.items()))

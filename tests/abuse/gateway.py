@@ -1,0 +1,192 @@
+"""What somebody sends to the gateway to reach more than the API, or to make it cost more than it should."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from tests.abuse.bodies import BODIES, CHAT, COMPLETIONS, MODEL
+from tests.abuse.texts import SAMPLES, broken_texts
+
+JSON = {"content-type": "application/json"}
+_FORM = {"content-type": "multipart/form-data; boundary=x"}
+_ADMIN_PATHS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/load_model", "/v1/unload_model")
+_FILES = (
+    "/etc/passwd",
+    "file:///etc/passwd",
+    "/proc/self/environ",
+    "/dev/zero",
+    "../../../../etc/passwd",
+    "file://localhost/etc/passwd",
+    "~/.ssh/id_rsa",
+    "/proc/self/fd/0",
+    "\x00",
+)
+_HOSTS = (
+    "http://{other}/secret",
+    "http://127.0.0.1:1/",
+    "http://localhost/",
+    "http://[::1]/",
+    "http://[::ffff:127.0.0.1]/",
+    "http://0/",
+    "http://0x7f.1/",
+    "http://2130706433/",
+    "http://169.254.169.254/latest/meta-data/",
+    "http://user@{other}/",
+    "http://allowed.invalid@{other}/",
+    "http://allowed.invalid/",
+    "http://allowed.invalid:99999/",
+    "//{other}/secret",
+    "ftp://{other}/",
+    "gopher://{other}/",
+    "data:text/html,<script>",
+    "http://",
+)
+
+
+@dataclass(frozen=True)
+class ApiRequest:
+    """One request.
+
+    Attributes
+    ----------
+    name : str
+        What it tries.
+    make : callable
+        Returns its body.
+    may_be_served : bool
+        Whether a caller with a key may get what it asks for.
+    """
+
+    name: str
+    method: str
+    path: str
+    make: Callable[[], bytes] = bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+    may_be_served: bool = True
+
+
+def gateway_requests(other: str, folder: Path) -> Iterator[ApiRequest]:
+    """Return attacks on a gateway.
+
+    Parameters
+    ----------
+    other
+        ``HOST:PORT`` of a server that no request may reach.
+    folder
+        Where an adapter was written by somebody who means harm, see `write_hostile_adapter`.
+    """
+    for name, hostile in BODIES.items():
+        yield ApiRequest(f"a body: {name}", "POST", hostile.path, hostile.make, JSON, not hostile.is_refused)
+    for path in SAMPLES:
+        for body in broken_texts(path):
+            yield ApiRequest(f"no text for {path}", "POST", path, lambda body=body: body, JSON, False)  # type: ignore[misc]
+    yield from _images(other)
+    yield from _forms()
+    for path in _ADMIN_PATHS:
+        body = json.dumps({"lora_name": "x", "lora_path": "/etc", "model_name": "x", "model_path": "/etc"}).encode()
+        yield ApiRequest(f"administration: {path}", "POST", path, lambda body=body: body, JSON, False)  # type: ignore[misc]
+    for path in (
+        "/v1/files/file-00000000000000000000000000000000",
+        "/v1/files/..%2f..%2fetc%2fpasswd/content",
+        "/v1/files/%00",
+        "/v1/batches/batch_%2e%2e",
+        "/v1/models/..%2f..",
+        "/v1/files?after=%ED%A0%80&limit=10000",
+        "/v1/files?limit=99999999999999999999",
+    ):
+        yield ApiRequest("what is another's, or nobody's", "GET", path, may_be_served="?" in path)
+    for options in (
+        {"messages": "x"},
+        {"tools": [{}] * 1000},
+        {"enable_thinking": "x" * 100_000},
+        {"a": {"b": [[[[1]]]]}},
+        {"__class__": "x"},
+    ):
+        yield _chat("variables for the template", chat_template_kwargs=options)
+    yield ApiRequest(
+        "an adapter with a pattern that takes for ever",
+        "POST",
+        "/v1/load_lora_adapter",
+        lambda: json.dumps({"lora_name": "hostile", "lora_path": str(folder)}).encode(),
+        {**JSON, "x-administrator": "yes"},
+        False,
+    )
+
+
+def write_hostile_adapter(folder: Path, adapter: Path) -> None:
+    """Write an adapter like another one, but for a pattern that a backtracking matcher never ends with."""
+    folder.mkdir()
+    for file in adapter.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    config = json.loads((folder / "adapter_config.json").read_text())
+    config["rank_pattern"] = {r"((\w|\.)*)*x": 4}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+
+
+def _chat(name: str, content: Any = "a", may_be_served: bool = True, **fields: Any) -> ApiRequest:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": 1, **fields}
+    return ApiRequest(name, "POST", CHAT, lambda: json.dumps(body).encode(), JSON, may_be_served)
+
+
+def _images(other: str) -> Iterator[ApiRequest]:
+    for kind in ("image_url", "video_url"):
+        for url in (*_FILES, *(host.format(other=other) for host in _HOSTS)):
+            part = {"type": kind, kind: {"url": url}}
+            yield _chat(f"an image from {url[:20]!r}", [part] * 3, may_be_served=False)
+        for name, content in _bombs().items():
+            url = f"data:image/png;base64,{base64.b64encode(content).decode()}"
+            yield _chat(f"an image: {name}", [{"type": kind, kind: {"url": url}}], may_be_served=False)
+    small = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(_png(8)).decode()}"}}
+    yield _chat("as many small images as may be", [small] * 64)
+    yield _chat("more images than may be", [small] * 65, may_be_served=False)
+
+
+def _png(side: int, kind: str = "PNG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    Image.new("L", (side, side), 128).save(file, kind, **options)
+    return file.getvalue()
+
+
+def _bombs() -> dict[str, bytes]:
+    jpeg = _png(2000, "JPEG", progressive=True)
+    begin, end = jpeg.rindex(b"\xff\xda"), jpeg.rindex(b"\xff\xd9")
+    file = io.BytesIO()
+    Image.new("1", (9000, 9000)).save(file, "TIFF", compression="group4")
+    return {
+        "a JPEG of 6000 scans": jpeg[:end] + jpeg[begin:end] * 6000 + jpeg[end:],
+        "far too many pixels": _png(20_000),
+        "a TIFF of too many pixels": file.getvalue(),
+        "half a file": _png(500)[:-100],
+        "nothing": b"",
+        "text": b"hello" * 1000,
+        "PostScript": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n(x) run\n",
+    }
+
+
+def _forms() -> Iterator[ApiRequest]:
+    def form(content: bytes, name: str = "a.jsonl", purpose: str = "batch") -> Callable[[], bytes]:
+        parts = f'--x\r\ncontent-disposition: form-data; name="purpose"\r\n\r\n{purpose}\r\n--x\r\n'
+        parts += f'content-disposition: form-data; name="file"; filename="{name}"\r\n\r\n'
+        return lambda: parts.encode() + content + b"\r\n--x--\r\n"
+
+    for name in ("../../a", "..", "/etc/a", "a" * 5000, "a\\..\\b", "", "中" * 300, "a\x00b"):
+        yield ApiRequest(f"a file called {name[:12]!r}", "POST", "/v1/files", form(b"{}\n", name), _FORM)
+    yield ApiRequest("a file of blank lines", "POST", "/v1/files", form(b"\n" * (40 * 2**20)), _FORM, False)
+    yield ApiRequest("a file for no batch", "POST", "/v1/files", form(b"{}\n", purpose="fine-tune"), _FORM, False)
+    yield ApiRequest("a form without an end", "POST", "/v1/files", lambda: b"--x\r\n" + bytes(2**20), _FORM, False)
+    head = b"--x\r\na: " + b"b" * 2**20
+    yield ApiRequest("a part's head without an end", "POST", "/v1/files", lambda: head, _FORM, False)
+    many = b'--x\r\ncontent-disposition: form-data; name="a"\r\n\r\n\r\n' * 10_000
+    yield ApiRequest("a form of many parts", "POST", "/v1/files", lambda: many, _FORM, False)
+    for body in (b"", b"x", bytes(2**20)):
+        yield ApiRequest("a form that is none", "POST", "/v1/files", lambda body=body: body, _FORM, False)  # type: ignore[misc]
+    batch = {"input_file_id": "file-../../etc", "endpoint": COMPLETIONS, "completion_window": "24h"}
+    yield ApiRequest("a batch of no file", "POST", "/v1/batches", lambda: json.dumps(batch).encode(), JSON, False)

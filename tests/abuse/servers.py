@@ -1,0 +1,177 @@
+"""The servers that are attacked, as users start them: one with everything on, a proxy in front of it, and Ray."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from lmdeploy.serve.ports import free_ports
+from tests.abuse.bodies import MODEL
+from tests.abuse.gateway import write_hostile_adapter
+from tests.support.adapters import make_adapter
+from tests.support.api_server import api_server
+from tests.support.processes import session_members
+from tests.support.tiny_vision_models import make_tiny_llava
+from tests.support.waiting import eventually_sync
+
+KEY, ADMIN_KEY, OTHER_KEY = "sk-attacker", "sk-administrator", "sk-other"
+ALLOWED_HOST = "allowed.invalid"
+SERVERS = ("gateway", "page", "proxy", "ray")
+START_SECONDS = 240.0
+BLOCKS = 256  # of the KV cache: ordinary traffic has touched them all before memory is looked at
+
+
+@dataclass(frozen=True)
+class Target:
+    """A port that is attacked.
+
+    Attributes
+    ----------
+    name : str
+        ``gateway``, ``page``, ``proxy`` or ``ray``.
+    health : str
+        A path that answers quickly, and without a key.
+    pid : int
+        Whose descendants serve it.
+    """
+
+    name: str
+    port: int
+    health: str
+    pid: int
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return f"http://127.0.0.1:{self.port}"
+
+
+@dataclass(frozen=True)
+class Servers:
+    """What is attacked, and what the attacks need.
+
+    Attributes
+    ----------
+    gateway : Target
+        Of the server with everything on, attacked or not.
+    hostile_adapter : Path
+        An adapter that the administrator might be talked into loading.
+    canary : Path
+        A file that no response may hold anything of.
+    """
+
+    gateway: Target
+    targets: tuple[Target, ...]
+    hostile_adapter: Path
+    canary: Path
+
+
+@contextmanager
+def everything(folder: Path, attacked: Sequence[str]) -> Iterator[Servers]:
+    """Serve a tiny model that sees images with everything on, a proxy in front of it, and the model on Ray.
+
+    Parameters
+    ----------
+    folder
+        For the model, keys and files.
+    attacked
+        Those of `SERVERS` that become targets; what others do not need is not started.
+    """
+    model = make_tiny_llava(folder / "model")
+    # of the text part alone: the tower has layers of the same names otherwise
+    adapter = make_adapter(folder / "adapter", model, targets=("gate_proj", "up_proj", "down_proj"))
+    write_hostile_adapter(folder / "hostile", adapter)
+    media = folder / "media"
+    media.mkdir()
+    canary = folder / "canary"
+    canary.write_text("nobody may read this canary")
+    keys, admin_keys = folder / "keys", folder / "admin-keys"
+    keys.write_text(f"{KEY}\n{OTHER_KEY}\n")
+    admin_keys.write_text(f"{ADMIN_KEY}\n")
+    security = ["--api-keys-file", str(keys), "--admin-keys-file", str(admin_keys)]
+    engine = ["--cache-max-entry-count", str(BLOCKS), "--enable-prefix-caching", "--max-batch-size", "16"]
+    page_port, proxy_port, ray_port = free_ports(3)
+    with ExitStack() as stack:
+        server = stack.enter_context(
+            api_server(
+                str(model),
+                *("--model-name", MODEL, "--webui", "--webui-port", str(page_port), *security, *engine),
+                *("--server-name", "127.0.0.1", "--adapters", f"verses={adapter}"),
+                *("--files-dir", str(folder / "files"), "--responses-store", str(folder / "responses")),
+                *("--split-special-tokens", "--cache-salt-by-key"),
+                *("--allowed-media-domains", ALLOWED_HOST, "--allowed-local-media-path", str(media)),
+                *("--speculative-config", '{"method": "ngram"}'),
+            )
+        )
+        server.wait_ready()
+        launcher = server.process.pid
+        gateway = Target("gateway", server.port, "/health", launcher)
+        page = Target("page", page_port, "/login", launcher)
+        eventually_sync(lambda: _accepts(page_port), timeout=START_SECONDS)
+        proxy = Target(
+            "proxy",
+            proxy_port,
+            "/health",
+            stack.enter_context(
+                _command("proxy", "--server-name", "127.0.0.1", "--server-port", str(proxy_port),
+                         "--node-key", KEY, "--allow-private-nodes", *security)
+            ),
+        )  # fmt: skip
+        eventually_sync(lambda: _accepts(proxy_port), timeout=START_SECONDS)
+        added = httpx.post(
+            f"{proxy.url}/nodes/add",
+            json={"url": gateway.url, "status": {"models": [MODEL]}},
+            headers={"authorization": f"Bearer {ADMIN_KEY}"},
+            trust_env=False,
+        )
+        assert added.status_code == 200, added.text
+        targets = [target for target in (gateway, page, proxy) if target.name in attacked]
+        if "ray" in attacked:
+            pid = stack.enter_context(
+                _command("ray", str(model), "--server-name", "127.0.0.1", "--server-port", str(ray_port),
+                         "--model-name", MODEL, "--api-keys-file", str(keys), "--cpus-per-replica", "0",
+                         "--cache-max-entry-count", str(BLOCKS))
+            )  # fmt: skip
+            targets.append(Target("ray", ray_port, "/health", pid))
+            eventually_sync(lambda: _is_healthy(targets[-1]), timeout=START_SECONDS)
+        yield Servers(gateway, tuple(targets), folder / "hostile", canary)
+
+
+def _accepts(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+    except OSError:
+        return False
+    return True
+
+
+def _is_healthy(target: Target) -> bool:
+    try:
+        return httpx.get(f"{target.url}{target.health}", trust_env=False, timeout=5).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+@contextmanager
+def _command(*words: str) -> Iterator[int]:
+    """Run ``lmdeploy serve`` in a session of its own; the value is its process."""
+    command = [sys.executable, "-m", "lmdeploy", "serve", *words]
+    process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
+    try:
+        yield process.pid
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            for pid in session_members(process.pid):
+                os.kill(pid, signal.SIGKILL)

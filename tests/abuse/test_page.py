@@ -1,0 +1,169 @@
+"""Nothing that is sent to the chat page makes it read what is not its own, hang, fail, or grow."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from gradio import processing_utils
+from gradio.utils import get_upload_folder
+
+from lmdeploy.serve.ports import free_ports
+from tests.abuse.page import API, PATHS, PageRequest, file_requests, floods, page_requests
+from tests.support.fake_triton import FakeTriton
+from tests.support.pages import running_page
+from tests.support.samples import one_in
+from tests.support.waiting import eventually_sync
+
+SECONDS = 20.0  # for one request
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    fake = FakeTriton()
+    with running_page(fake.address) as address:
+        yield address
+    fake.stop()
+
+
+@pytest.fixture
+def http(url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=url, trust_env=False, timeout=SECONDS) as client:
+        yield client
+
+
+def send(http: httpx.Client, request: PageRequest) -> tuple[int, str]:
+    """Return the status and the text of the response; of a queued event, with what came of it."""
+    response = http.request(request.method, request.path, content=request.make(), headers=request.headers)
+    text = response.text
+    if request.path.endswith("/queue/join") and response.status_code == 200:
+        session = json.loads(request.make())["session_hash"]
+        text += http.get(f"{API}/queue/data", params={"session_hash": session}).text
+    return response.status_code, text
+
+
+def _kind_of(request: PageRequest) -> tuple[str, str]:
+    return request.name, request.path
+
+
+@pytest.mark.slow
+def test_no_field_of_any_event_reads_a_file_or_asks_a_host(
+    http: httpx.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, all_cases: bool
+) -> None:
+    asked: list[str] = []
+
+    async def note(url: str, cache_dir: str) -> str:
+        asked.append(url)
+        return str(tmp_path / "secret.txt")
+
+    monkeypatch.setattr(processing_utils, "async_ssrf_protected_download", note)
+    word = secrets.token_hex(16)
+    secret = tmp_path / "secret.png"
+    secret.write_text(word)
+    config = http.get("/config").json()
+    leaks = []
+    paths = [str(secret), "/etc/passwd", "/proc/self/environ", "https://example.com/image.png", f"file://{secret}"]
+    requests = list(file_requests(config, paths))
+    assert len(requests) > 3000
+    for request in requests if all_cases else one_in(5, requests, _kind_of):
+        status, text = send(http, request)
+        if word in text or f"{get_upload_folder()}/" in text or "root:" in text:
+            leaks.append((request.name, request.path, json.loads(request.make()), status))
+    assert leaks == []
+    assert asked == []
+    kept = [file for file in Path(get_upload_folder()).rglob("*") if file.is_file()]
+    assert [file for file in kept if word in file.read_text(errors="replace")] == []
+    assert [file for file in kept if file.name in ("passwd", "environ")] == []
+
+
+@pytest.mark.parametrize("kind", ["fifo", "/dev/zero"])
+def test_a_special_file_holds_nothing_up(kind: str, http: httpx.Client, tmp_path: Path) -> None:
+    path = kind
+    if kind == "fifo":
+        path = str(tmp_path / "fifo.png")
+        os.mkfifo(path)
+    config = http.get("/config").json()
+    for request in file_requests({**config, "dependencies": config["dependencies"][:14]}, [path]):
+        status, _ = send(http, request)
+        assert status < 500
+    assert http.get(f"{API}/file={path}").status_code == 404
+
+
+@pytest.mark.slow
+def test_every_other_attack_is_refused_and_none_is_a_failure(http: httpx.Client, *, all_cases: bool) -> None:
+    config = http.get("/config").json()
+    wrong = []
+    requests = [each for each in page_requests(config, PATHS[:1]) if not each.name.startswith("a file in")]
+    for request in requests if all_cases else one_in(5, requests, _kind_of):
+        status, text = send(http, request)
+        if status >= 500 or (status == 200 and not request.is_served) or "Traceback" in text:
+            wrong.append((status, request.name, request.method, request.path, text[:200], request.make()[:300]))
+    assert wrong == []
+
+
+@pytest.mark.slow
+def test_a_flood_leaves_the_memory_as_it_was() -> None:
+    """The page in a process of its own, under long bodies and long conversations from several clients at a time."""
+    fake, (port,) = FakeTriton(), free_ports(1)
+    command = [sys.executable, "-m", "lmdeploy", "serve", "gradio", fake.address, "--server-port", str(port)]
+    page = subprocess.Popen([*command, "--server-name", "127.0.0.1"])
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as http:
+            eventually_sync(lambda: _config(http) is not None, 60)
+            config = _config(http)
+            names = (*floods(), "a long conversation")
+            chosen = [request for request in page_requests(config, PATHS[:1]) if request.name in names]
+            assert len(chosen) > 80
+            _flood(http, chosen[:40])  # what is imported once stays
+            before = memory(page.pid, "VmRSS")
+            waits = _flood(http, chosen)
+            assert max(waits) < 30
+            assert memory(page.pid, "VmHWM") - before < 500
+            eventually_sync(lambda: memory(page.pid, "VmRSS") - before < 64, 20)
+    finally:
+        page.terminate()
+        page.wait(30)
+        fake.stop()
+
+
+def _flood(http: httpx.Client, requests: Sequence[PageRequest]) -> list[float]:
+    """Send requests, four at a time, and return how long a reader waited for the page meanwhile, in seconds."""
+
+    def status_of(request: PageRequest) -> int:
+        return http.request(request.method, request.path, content=request.make(), headers=request.headers).status_code
+
+    waits = []
+    with ThreadPoolExecutor(4) as pool:
+        sent = [pool.submit(status_of, request) for request in requests]
+        while not all(each.done() for each in sent):
+            begin = time.monotonic()
+            assert http.get("/theme.css").status_code == 200
+            waits.append(time.monotonic() - begin)
+            time.sleep(0.05)
+    assert {each.result() for each in sent} <= {200, 413, 415, 422, 503}
+    return waits
+
+
+def _config(http: httpx.Client) -> Any:
+    try:
+        return http.get("/config").json()
+    except httpx.TransportError:
+        return None
+
+
+def memory(pid: int, name: str) -> float:
+    """Return a line of a process's status, in MiB."""
+    found = re.search(rf"^{name}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    assert found
+    return int(found[1]) / 1024

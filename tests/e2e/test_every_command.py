@@ -1,0 +1,203 @@
+"""Every subcommand of ``lmdeploy``, and ``make serve``, is started as a user starts it, and serves or finishes.
+
+The commands are those of the parser: one that is new fails here until its smallest line is written below.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from lmdeploy.cli.main import make_parser
+from lmdeploy.serve.ports import free_ports
+from lmdeploy.turbomind.engine_dir import resolve
+from tests.support.api_server import ApiServer, api_server
+from tests.support.servers import START
+from tests.support.tiny_models import make_tiny_llama
+from tests.support.waiting import eventually_sync
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+ROOT = Path(__file__).resolve().parents[2]
+CHAT = "Hello\n\nexit\n\n"  # what a user types: a message, and that it is over
+ROW = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a", "max_tokens": 2}}
+
+
+@dataclass(frozen=True)
+class Line:
+    """The smallest line of a command.
+
+    Attributes
+    ----------
+    words : str
+        What follows the command. ``{port}`` is a free one; the others are of the test's own server and folder.
+    typed : str
+        What is typed.
+    serves : str, optional
+        A path that it then answers with 200; None: it finishes by itself.
+    status : int
+        With which it finishes.
+    says : str
+        Something that it prints.
+    """
+
+    words: str = ""
+    typed: str = ""
+    serves: str | None = None
+    status: int = 0
+    says: str = ""
+
+
+LITE = "{model} --work-dir {folder}/made --calib-samples 2 --calib-seqlen 64"
+LINES = {
+    "": Line(says="usage: lmdeploy"),
+    "serve": Line(says="usage: lmdeploy serve"),
+    "serve api_server": Line(says="OpenAI API"),  # the server of the others
+    "serve gateway": Line("--triton-address {triton} --server-port {port}", serves="/health"),
+    "serve gradio": Line("{triton} --server-port {port}", serves="/"),
+    "serve proxy": Line("--server-port {port} --state-file {folder}/nodes", serves="/health"),
+    "serve ray": Line("{model} --server-port {port} --threads 1 --cache-max-entry-count 64", serves="/health"),
+    "serve api_client": Line("{url}", typed=CHAT),
+    "serve triton_client": Line("{triton}", typed=CHAT),
+    "chat": Line("{model}", typed=CHAT),
+    "batch": Line("{folder}/in.jsonl {model} -o {folder}/out.jsonl"),
+    "convert": Line("{model} --dst-path {folder}/workspace", says="tritonserver"),
+    "lite": Line(says="usage: lmdeploy lite"),
+    "lite auto_awq": Line(f"{LITE} --w-group-size 32"),
+    "lite auto_gptq": Line(f"{LITE} --w-group-size 32"),
+    "lite smooth_quant": Line(LITE),
+    "lite calibrate": Line(LITE),
+    "lite kv_qparams": Line("{folder} {folder}"),
+    "lite get_small_sharded_hf": Line("a b", status=2, says="is not there"),
+    "plan": Line("{model} --gpu L4", says="KV cache"),
+    "list": Line(says="LlamaForCausalLM"),
+    "check_env": Line(says="tritonserver: "),
+}
+
+
+def commands(parser: argparse.ArgumentParser, name: str = "") -> Iterator[str]:
+    """Yield all commands of a parser: itself, and those below."""
+    yield name
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for word, below in action.choices.items():
+                yield from commands(below, f"{name} {word}".strip())
+
+
+COMMANDS = list(commands(make_parser()))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory, default_model_dir: Path) -> Path:
+    made = make_tiny_llama(tmp_path_factory.mktemp("models") / "tiny", max_position_embeddings=512)
+    resolve(made)  # here, where transformers is loaded
+    return made
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[ApiServer]:
+    with api_server(str(model)) as server:
+        server.wait_ready()
+        yield server
+        assert server.end(signal.SIGINT) == 130
+
+
+@contextmanager
+def started(words: list[str], typed: str, output: Path) -> Iterator[subprocess.Popen[str]]:
+    """Start a program as a shell does; what it and its children print goes to a file."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    with output.open("w", encoding="utf-8") as printed:
+        process = subprocess.Popen(
+            words, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=printed, stderr=printed, text=True,
+            start_new_session=True,
+        )  # fmt: skip
+    try:
+        assert process.stdin is not None
+        process.stdin.write(typed)
+        process.stdin.close()
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def expect_answered(url: str, process: subprocess.Popen[str], output: Path) -> None:
+    """Wait until a path is answered with 200."""
+
+    def is_answered() -> bool:
+        assert process.poll() is None, output.read_text(encoding="utf-8")[-3000:]
+        try:
+            return httpx.get(url, trust_env=False, timeout=10, follow_redirects=True).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    eventually_sync(is_answered, timeout=START)
+
+
+def expect_served(url: str, process: subprocess.Popen[str], output: Path) -> None:
+    """Wait until a path is answered with 200, then end the process as Ctrl-C does."""
+    expect_answered(url, process, output)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) in (0, 130), output.read_text(encoding="utf-8")[-3000:]
+
+
+def test_every_command_has_its_smallest_line_here() -> None:
+    assert LINES.keys() == set(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_serves_or_finishes(
+    command: str, model: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    line, output = LINES[command], tmp_path / "printed"
+    (tmp_path / "in.jsonl").write_text(json.dumps(ROW) + "\n", encoding="utf-8")
+    (port,) = free_ports(1)
+    places: dict[str, object] = {"model": model, "folder": tmp_path, "port": port}
+    if command == "serve api_server" or "{triton}" in line.words or "{url}" in line.words:
+        server: ApiServer = request.getfixturevalue("server")
+        places |= {"url": server.url, "triton": server.triton_address}
+    if command == "serve api_server":
+        asked = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json=asked, trust_env=False, timeout=60)
+        assert (answer.status_code, line.says in server.output) == (200, True)
+        return
+    if command == "serve ray":
+        pytest.importorskip("ray", reason="needs the extra [ray]")
+    words = [*command.split(), *line.words.format(**places).split()]
+    with started([sys.executable, "-m", "lmdeploy", *words], line.typed, output) as process:
+        if line.serves is not None:
+            expect_served(f"http://127.0.0.1:{port}{line.serves}", process, output)
+        else:
+            assert process.wait(200) == line.status, output.read_text(encoding="utf-8")[-3000:]
+    printed = output.read_text(encoding="utf-8")
+    assert "Traceback" not in printed
+    assert line.says in printed
+
+
+def test_make_serve_serves(model: Path, tmp_path: Path) -> None:
+    assert shutil.which("make")
+    planned = subprocess.run(["make", "-n", "serve"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "installing" not in planned, "the environment is not up to date: run `make dev`"
+    names = ("PORT", "WEBUI_PORT", "HTTP_PORT", "GRPC_PORT", "METRICS_PORT")
+    ports = dict(zip(names, free_ports(len(names)), strict=True))
+    words = ["make", "serve", f"MODEL={model}", *(f"{name}={port}" for name, port in ports.items())]
+    output = tmp_path / "printed"
+    with started(words, "", output) as process:
+        for name in ("PORT", "WEBUI_PORT"):
+            expect_answered(f"http://127.0.0.1:{ports[name]}/", process, output)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        ends = (2, -signal.SIGINT)  # make reports the command's status, or ends of the signal itself
+        assert process.wait(60) in ends, output.read_text(encoding="utf-8")[-3000:]

@@ -1,0 +1,317 @@
+"""A model that sees behind the real tritonserver and the gateway: the answers of the offline pipeline, nobody hurt."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+import lmdeploy.vl.fetching as fetching
+from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
+from lmdeploy.serve.tritonserver import TritonServer
+from lmdeploy.turbomind.engine_dir import resolve
+from lmdeploy.vl import load_video
+from openai_gateway.settings import Settings
+from tests.support.gateways import running_gateway
+from tests.support.images import data_url, file_of, make_image
+from tests.support.metrics import engine_metrics
+from tests.support.mllama_reference import make_tiny_mllama
+from tests.support.servers import running_triton
+from tests.support.tiny_vision_models import make_tiny_llava_next, make_tiny_qwen_vl
+from tests.support.waiting import eventually_sync
+
+pytestmark = pytest.mark.e2e
+
+ONE, TWO = make_image(60, 40), make_image(30, 80, 1)
+ENGINE: dict[str, Any] = {"device": "cpu", "session_len": 256, "cache_max_entry_count": 64, "cache_block_seq_len": 16}
+TOKENS = 8
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = make_tiny_llava_next(tmp_path_factory.mktemp("seeing") / "tiny-llava")
+    resolve(str(made))  # once, before four processes ask for it
+    return made
+
+
+@pytest.fixture(scope="module")
+def triton(directory: Path) -> Iterator[TritonServer]:
+    with running_triton(directory, enable_prefix_caching=True, **ENGINE) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[str]:
+    """A server with one image."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/one.png" else 404)
+            self.end_headers()
+            self.wfile.write(file_of(ONE) if self.path == "/one.png" else b"")
+
+        def log_message(self, *arguments: Any) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture(scope="module")
+def url(triton: TritonServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("allowed")
+    settings = Settings(
+        triton_address=triton.grpc_address,
+        model_name="tiny-llava",
+        allowed_media_hosts=("*",),
+        allowed_media_folder=folder,
+    )
+    with running_gateway(settings) as gateway:
+        yield gateway
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as made:
+        yield made
+
+
+def content(text: str, *urls: str) -> list[dict[str, Any]]:
+    parts = [{"type": "image_url", "image_url": {"url": one}} for one in urls]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
+
+
+def ask(client: openai.OpenAI, messages: Any, **more: Any) -> str:
+    answer = client.chat.completions.create(
+        model="tiny-llava", messages=messages, max_tokens=TOKENS, temperature=0, extra_body={"ignore_eos": True}, **more
+    )
+    return answer.choices[0].message.content or ""
+
+
+@pytest.fixture(scope="module")
+def offline(directory: Path) -> dict[str, str]:
+    """What the model answers in this process."""
+    prompts = {
+        "one": ("what?", ONE),
+        "two": ("what?", TWO),
+        "both": ("what?", [ONE, TWO]),
+        "text": "only a text",
+    }
+    config = GenerationConfig(max_new_tokens=TOKENS, do_sample=False, ignore_eos=True)
+    with pipeline(str(directory), TurbomindEngineConfig(dtype="float32", **ENGINE)) as pipe:
+        answers = {name: pipe(prompt, config).text for name, prompt in prompts.items()}
+    assert len(set(answers.values())) == 4, "images make no difference"
+    return answers
+
+
+def test_openais_client_gets_the_answers_of_the_offline_pipeline(
+    client: openai.OpenAI, offline: dict[str, str]
+) -> None:
+    assert ask(client, content("what?", data_url(ONE))) == offline["one"]
+    assert ask(client, content("what?", data_url(TWO))) == offline["two"]
+    assert ask(client, content("what?", data_url(ONE), data_url(TWO))) == offline["both"]
+    assert ask(client, [{"role": "user", "content": "only a text"}]) == offline["text"]
+
+
+@pytest.mark.parametrize("make", [partial(make_tiny_qwen_vl, kind="Qwen3VL"), make_tiny_mllama], ids=["grid", "looks"])
+def test_positions_of_three_axes_deeper_features_and_rows_that_are_looked_at_reach_the_engine(
+    tmp_path: Path, make: Callable[[Path], Path]
+) -> None:
+    model = make(tmp_path / "tiny-seeing")
+    config = GenerationConfig(max_new_tokens=TOKENS, do_sample=False, ignore_eos=True)
+    with pipeline(str(model), TurbomindEngineConfig(dtype="float32", **ENGINE)) as pipe:
+        expected = [pipe(("what?", one), config).text for one in (ONE, TWO)]
+    assert expected[0] != expected[1], "the image makes no difference"
+    with running_triton(model, **ENGINE) as server:
+        for one, text in zip((ONE, TWO), expected, strict=True):
+            body = {
+                "messages": json.dumps(content("what?", data_url(one))),
+                "max_new_tokens": TOKENS,
+                "ignore_eos": True,
+            }
+            url = f"http://{server.http_address}/v2/models/ensemble_vision/generate"
+            assert httpx.post(url, json=body, timeout=60, trust_env=False).json()["text_output"] == text
+
+
+def test_a_video_and_the_times_of_its_frames_reach_the_engine(tmp_path: Path) -> None:
+    model = make_tiny_qwen_vl(tmp_path / "tiny-qwen", kind="Qwen2_5_VL")
+    frames = [make_image(56, 84, seed) for seed in range(6)]
+    config = GenerationConfig(max_new_tokens=TOKENS, do_sample=False, ignore_eos=True)
+    with pipeline(str(model), TurbomindEngineConfig(dtype="float32", **ENGINE)) as pipe:
+        expected = {fps: pipe(("what?", load_video(frames, fps=fps)), config).text for fps in (2, 0.5)}
+    assert expected[2] != expected[0.5], "the times make no difference"
+    stills = ",".join(data_url(frame).partition(",")[2] for frame in frames)
+    animation = file_of(frames[0], "PNG", save_all=True, append_images=frames[1:], duration=2000)
+    urls = {2: f"data:video/png;base64,{stills}", 0.5: data_url(animation)}
+
+    def answer(gateway: str, url: str) -> httpx.Response:
+        parts = [{"type": "video_url", "video_url": {"url": url}}, {"type": "text", "text": "what?"}]
+        body = {"messages": [{"role": "user", "content": parts}], "max_tokens": TOKENS, "temperature": 0}
+        body |= {"model": "tiny-qwen", "ignore_eos": True}
+        return httpx.post(f"{gateway}/v1/chat/completions", json=body, timeout=60, trust_env=False)
+
+    with (
+        running_triton(model, **ENGINE) as server,
+        running_gateway(Settings(triton_address=server.grpc_address, model_name="tiny-qwen")) as gateway,
+    ):
+        for fps, url in urls.items():
+            assert answer(gateway, url).json()["choices"][0]["message"]["content"] == expected[fps]
+        refused = answer(gateway, data_url(b"\0\0\0\x18ftypmp42", "video/mp4"))
+        assert refused.status_code == 400
+        assert "MP4 or QuickTime files need a decoder" in refused.json()["error"]["message"]
+
+
+def test_an_answer_is_streamed_and_counts_the_images_tokens(client: openai.OpenAI, offline: dict[str, str]) -> None:
+    chunks = list(
+        client.chat.completions.create(
+            model="tiny-llava",
+            messages=content("what?", data_url(ONE)),  # type: ignore[arg-type]
+            max_tokens=TOKENS,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"ignore_eos": True},
+        )
+    )
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == offline["one"]
+    usage = chunks[-1].usage
+    assert usage is not None
+    assert usage.prompt_tokens > 16
+
+
+def test_images_and_texts_at_once_get_their_own_answers(client: openai.OpenAI, offline: dict[str, str]) -> None:
+    asked = {
+        "one": content("what?", data_url(ONE)),
+        "two": content("what?", data_url(TWO)),
+        "both": content("what?", data_url(ONE), data_url(TWO)),
+        "text": [{"role": "user", "content": "only a text"}],
+    }
+    names = list(asked) * 4
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda name: ask(client, asked[name]), names)) == [offline[name] for name in names]
+
+
+def test_a_second_question_finds_the_image_in_the_cache(client: openai.OpenAI, triton: TritonServer) -> None:
+    new = data_url(make_image(64, 64, 9))
+    ask(client, content("what is it?", new))
+    matched = engine_metrics(triton)["prefix_cache_hits_total"]
+    ask(client, content("where is it?", new))
+    eventually_sync(lambda: engine_metrics(triton)["prefix_cache_hits_total"] >= matched + 16, timeout=20)
+
+
+def test_generate_takes_images_in_plain_json(triton: TritonServer, offline: dict[str, str]) -> None:
+    body = {
+        "messages": json.dumps(content("what?", data_url(ONE))),
+        "max_new_tokens": TOKENS,
+        "ignore_eos": True,
+    }
+    base = f"http://{triton.http_address}/v2/models"
+    answer = httpx.post(f"{base}/ensemble_vision/generate", json=body, timeout=60, trust_env=False)
+    assert answer.json()["text_output"] == offline["one"]
+    text = body | {"messages": json.dumps([{"role": "user", "content": "only a text"}])}
+    answer = httpx.post(f"{base}/ensemble_vision/generate", json=text, timeout=60, trust_env=False)
+    assert answer.json()["text_output"] == offline["text"]
+    refused = httpx.post(f"{base}/ensemble/generate", json=body, timeout=60, trust_env=False)
+    assert refused.status_code == 400
+    assert "ensemble_vision" in refused.json()["error"]
+
+
+def test_images_come_from_allowed_places(
+    triton: TritonServer, host: str, offline: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "two.png").write_bytes(file_of(TWO))
+    here = Settings(
+        triton_address=triton.grpc_address,
+        model_name="tiny-llava",
+        allowed_media_hosts=("127.0.0.1",),
+        allowed_media_folder=tmp_path,
+    )
+    with running_gateway(here) as gateway:
+        named = _post(gateway, content("what?", f"file://{tmp_path}/two.png"))
+        assert named.json()["choices"][0]["message"]["content"] == offline["two"]
+        with monkeypatch.context() as patch:
+            patch.setattr(fetching, "_is_public", lambda address: True)  # as if this machine were elsewhere
+            fetched = _post(gateway, content("what?", f"{host}/one.png"))
+            assert fetched.json()["choices"][0]["message"]["content"] == offline["one"]
+            missing = _post(gateway, content("what?", f"{host}/none.png"))
+            assert missing.status_code == 400
+            assert "answered 404" in missing.json()["error"]["message"]
+        answer = _post(gateway, content("what?", f"{host}/one.png"))
+        assert answer.status_code == 400
+        assert "private network" in answer.json()["error"]["message"]
+        answer = _post(gateway, content("what?", "http://elsewhere.example/one.png"))
+        assert "not among the allowed hosts" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("data:image/png;base64,aGVsbG8=", "must be an image"),
+        ("data:image/png;base64,#", "no base64"),
+        (data_url(file_of(ONE)[:-40]), "broken"),
+        (data_url(make_image(2, 2).resize((1, 1))), "at least 2 pixels"),
+        ("file:///etc/passwd", "a file in the allowed folder"),
+        ("/etc/passwd", "a file in the allowed folder"),
+        ("http://127.0.0.1:9/x.png", "private network"),
+        ("http://169.254.169.254/latest/meta-data", "private network"),
+        ("nothing", "a file in the allowed folder"),
+    ],
+)
+def test_a_bad_image_is_a_400_that_names_it_and_hurts_nobody(
+    url: str, client: openai.OpenAI, offline: dict[str, str], source: str, reason: str
+) -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
+    answer = _post(url, messages + content("what?", data_url(ONE), source))
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert reason in error["message"]
+    assert "messages" in error["message"]
+    assert "2" in error["message"].partition("content")[0]
+    assert "1" in error["message"].partition("content")[2][:4]
+    assert ask(client, content("what?", data_url(ONE))) == offline["one"]
+
+
+def test_more_images_than_fit_are_refused(url: str) -> None:
+    many = _post(url, content("what?", *[data_url(ONE)] * 65))
+    assert many.status_code == 400
+    assert "at most 64 images" in many.json()["error"]["message"]
+    long = _post(url, content("what?", *[data_url(ONE)] * 25))
+    assert long.status_code == 400
+    assert "maximum context length" in long.json()["error"]["message"]
+
+
+def test_a_typed_placeholder_is_text(url: str, client: openai.OpenAI) -> None:
+    answer = _post(url, [{"role": "user", "content": "what is <image>?"}])
+    assert answer.status_code == 200
+    both = _post(url, content("what is <image>?", data_url(ONE)))
+    assert both.status_code == 200
+    one = _post(url, content("what is ?", data_url(ONE)))
+    assert both.json()["usage"]["prompt_tokens"] == one.json()["usage"]["prompt_tokens"] + len("<image>")
+
+
+def test_a_model_of_texts_refuses_images(gateway: str) -> None:
+    answer = httpx.post(
+        f"{gateway}/v1/chat/completions",
+        json={"model": "SmolLM2-135M-Instruct", "messages": content("what?", data_url(ONE))},
+        timeout=60,
+        trust_env=False,
+    )
+    assert answer.status_code == 400
+    assert "reads text only" in answer.json()["error"]["message"]
+
+
+def _post(url: str, messages: Any) -> httpx.Response:
+    body = {"model": "tiny-llava", "messages": messages, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60, trust_env=False)

@@ -1,0 +1,252 @@
+"""Several models on one real tritonserver: each answers as alone, they come and go, and their memory goes with them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+import tritonclient.grpc as grpcclient
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.utils import InferenceServerException
+
+from lmdeploy import GenerationConfig, TurbomindEngineConfig, pipeline
+from lmdeploy.serve.restrictions import GRPC_KEY_HEADER, new_key
+from tests.support.api_server import ApiServer, api_server
+from tests.support.processes import children
+from tests.support.tiny_models import make_tiny_llama
+from tests.support.waiting import eventually_sync
+
+pytestmark = pytest.mark.e2e
+
+PROMPT = "Once upon a time, in a land far away, there lived"
+ADMIN = {"Authorization": "Bearer boss"}
+MB = 1_000_000
+KEPT = 40 * MB  # that a model which came and went may leave behind (docs/guides/multi-model.md)
+_SECONDS = 120.0  # for whatever is waited for on a busy machine
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    base = tmp_path_factory.mktemp("models")
+    return {
+        "small": make_tiny_llama(base / "small", seed=1),
+        "deep": make_tiny_llama(base / "deep", seed=2, num_hidden_layers=3),
+        "wide": make_tiny_llama(base / "wide", seed=3, hidden_size=512, intermediate_size=1024),
+    }
+
+
+@pytest.fixture(scope="module")
+def expected(folders: dict[str, Path]) -> dict[str, str]:
+    """What each model answers offline."""
+    greedy = GenerationConfig(max_new_tokens=8, ignore_eos=True)
+    texts = {}
+    for name, folder in folders.items():
+        with pipeline(str(folder), TurbomindEngineConfig(cache_max_entry_count=16)) as pipe:
+            texts[name] = pipe(PROMPT, greedy, do_preprocess=False).text
+    assert len(set(texts.values())) == len(folders)
+    return texts
+
+
+@pytest.fixture(scope="module")
+def server(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    models = [
+        {"path": str(folders["small"]), "engine": {"cache_max_entry_count": 64}},
+        {"name": "chat@1", "path": str(folders["deep"]), "engine": {"cache_max_entry_count": 0.01}},
+    ]
+    file = tmp_path_factory.mktemp("file") / "models.json"
+    file.write_text(json.dumps({"models": models}))
+    options = ("--models-file", str(file), "--admin-keys", "boss", "--drain-seconds", "1", "--log-level", "WARNING")
+    with api_server(*options) as running:
+        running.wait_ready()
+        yield running
+        running.end(signal.SIGINT)
+
+
+@pytest.fixture(scope="module")
+def http(server: ApiServer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=_SECONDS, trust_env=False) as client:
+        yield client
+
+
+def body(model: str, **more: Any) -> dict[str, Any]:
+    return {"model": model, "prompt": PROMPT, "max_tokens": 8, "temperature": 0, "ignore_eos": True} | more
+
+
+def text(http: httpx.Client, model: str) -> str:
+    answer = http.post("/v1/completions", json=body(model))
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["choices"][0]["text"])
+
+
+def streamed_text(http: httpx.Client, model: str) -> str:
+    with http.stream("POST", "/v1/completions", json=body(model, stream=True)) as answer:
+        events = [line[6:] for line in answer.iter_lines() if line.startswith("data: ")]
+    assert events.pop() == "[DONE]"
+    assert len(events) > 1
+    return "".join(choice["text"] for event in events for choice in json.loads(event)["choices"])
+
+
+def load(http: httpx.Client, name: str, folder: Path, **engine: Any) -> httpx.Response:
+    wanted = {"model_name": name, "model_path": str(folder), "engine": {"cache_max_entry_count": 64} | engine}
+    return http.post("/v1/load_model", json=wanted, headers=ADMIN)
+
+
+def unload(http: httpx.Client, name: str) -> httpx.Response:
+    return http.post("/v1/unload_model", json={"model_name": name}, headers=ADMIN)
+
+
+def names(http: httpx.Client) -> list[str]:
+    return [card["id"] for card in http.get("/v1/models").json()["data"]]
+
+
+def resident(pid: int) -> int:
+    """Return the bytes of memory that a process has."""
+    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS"))
+    return int(line.split()[1]) * 1024
+
+
+def test_each_model_answers_as_it_does_alone(http: httpx.Client, expected: dict[str, str]) -> None:
+    assert names(http) == ["small", "chat@1", "chat"]
+    for model, folder in (("small", "small"), ("chat@1", "deep"), ("chat", "deep")):
+        assert text(http, model) == expected[folder]
+        assert streamed_text(http, model) == expected[folder]
+    unknown = http.post("/v1/completions", json=body("wide"))
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
+
+
+def test_a_model_that_was_unloaded_has_given_its_memory_back(
+    server: ApiServer, http: httpx.Client, folders: dict[str, Path], expected: dict[str, str]
+) -> None:
+    triton = server.triton_pid()
+    loaded = load(http, "wide", folders["wide"])  # once before: what stays of a first time is no leak
+    assert loaded.status_code == 200, (loaded.text, server.output)
+    assert unload(http, "wide").status_code == 200
+    before, processes = resident(triton), len(children(triton))
+    for _ in range(2):
+        loaded = load(http, "wide", folders["wide"])
+        assert loaded.status_code == 200, loaded.text
+        assert text(http, "wide") == expected["wide"]
+        assert resident(triton) > before + 2 * KEPT
+        assert len(children(triton)) > processes  # its Python models
+        gone = unload(http, "wide")
+        assert gone.status_code == 200, gone.text
+        assert resident(triton) < before + KEPT
+        eventually_sync(lambda: len(children(triton)) == processes, timeout=_SECONDS)
+        assert http.post("/v1/completions", json=body("wide")).status_code == 404
+        assert text(http, "small") == expected["small"]
+    assert server.triton_pid() == triton
+
+
+def test_a_higher_version_takes_over_the_bare_name(
+    http: httpx.Client, folders: dict[str, Path], expected: dict[str, str]
+) -> None:
+    assert load(http, "chat@2", folders["small"]).status_code == 200
+    assert (text(http, "chat"), text(http, "chat@1")) == (expected["small"], expected["deep"])
+    assert unload(http, "chat@2").status_code == 200
+    assert text(http, "chat") == expected["deep"]
+
+
+def test_what_cannot_be_loaded_is_refused_with_the_reason_and_disturbs_nobody(
+    server: ApiServer, http: httpx.Client, folders: dict[str, Path], expected: dict[str, str], tmp_path: Path
+) -> None:
+    triton = server.triton_pid()
+    before = len(children(triton))
+    refusals = {
+        "no model": (load(http, "broken", tmp_path), "config.json is missing"),
+        "refused by the engine": (
+            load(http, "broken", folders["small"], model_format="awq"),
+            "model_format is awq, but the checkpoint's weights are hf",
+        ),
+        "too large": (load(http, "broken", folders["small"], cache_max_entry_count=10**8), "does not fit into the"),
+    }
+    for answer, reason in refusals.values():
+        assert answer.status_code == 400, (answer.text, server.output)
+        assert reason in answer.json()["error"]["message"]
+    assert names(http) == ["small", "chat@1", "chat"]
+    assert text(http, "small") == expected["small"]
+    assert (server.triton_pid(), http.get("/health").status_code) == (triton, 200)
+    eventually_sync(lambda: len(children(triton)) == before, timeout=_SECONDS)
+    assert load(http, "broken", folders["deep"]).status_code == 200  # the name is free
+    assert text(http, "broken") == expected["deep"]
+    assert unload(http, "broken").status_code == 200
+
+
+def test_an_answer_that_outlasts_its_model_ends_with_the_reason(
+    http: httpx.Client, folders: dict[str, Path], expected: dict[str, str]
+) -> None:
+    assert load(http, "wide", folders["wide"], session_len=32768, cache_max_entry_count=600).status_code == 200
+    lines: list[str] = []
+    has_begun = threading.Event()
+
+    def read() -> None:
+        with http.stream("POST", "/v1/completions", json=body("wide", max_tokens=30000, stream=True)) as answer:
+            for line in answer.iter_lines():
+                lines.append(line)
+                has_begun.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert has_begun.wait(_SECONDS)
+    assert unload(http, "wide").status_code == 200
+    reader.join(_SECONDS)
+    assert not reader.is_alive()
+    assert "the model was unloaded before the answer had ended" in "".join(lines[-4:])
+    assert text(http, "small") == expected["small"]
+
+
+def test_the_model_repository_is_closed_to_whoever_lacks_the_secret(server: ApiServer, http: httpx.Client) -> None:
+    for name in ("small", "chat@1"):
+        for path, wish in (
+            ("load_model", {"model_name": name, "model_path": "/"}),
+            ("unload_model", {"model_name": name}),
+        ):
+            assert http.post(f"/v1/{path}", json=wish).status_code == 401
+    with grpcclient.InferenceServerClient(server.triton_address) as client:
+        for call in (
+            client.get_model_repository_index,
+            lambda: client.load_model("turbomind.small"),
+            lambda: client.unload_model("turbomind.small"),
+            lambda: client.get_system_shared_memory_status(),
+        ):
+            with pytest.raises(InferenceServerException, match="This protocol is restricted"):
+                call()
+    with grpc.insecure_channel(server.triton_address) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        with pytest.raises(grpc.RpcError, match="restricted"):
+            stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(), metadata=((GRPC_KEY_HEADER, new_key()),))
+    # Over HTTP no key opens it, not even the one that does over gRPC.
+    command = Path(f"/proc/{server.triton_pid()}/cmdline").read_text().split("\0")
+    (opens,) = [word for word in command if word.startswith("--grpc-restricted-protocol=model-repository:")]
+    key = opens.rpartition("=")[2]
+    url = f"http://127.0.0.1:{server.triton_http_port}/v2/repository"
+    for path in ("index", "models/turbomind.small/unload"):
+        for headers in ({}, {"lmdeploy-admin": key}, {GRPC_KEY_HEADER: key}):
+            assert httpx.post(f"{url}/{path}", json={}, headers=headers, trust_env=False).status_code == 403
+    assert len(names(http)) == 3
+
+
+def test_a_server_that_died_comes_back_with_the_models_it_had(
+    server: ApiServer, http: httpx.Client, folders: dict[str, Path], expected: dict[str, str]
+) -> None:
+    assert load(http, "wide", folders["wide"]).status_code == 200
+    assert unload(http, "chat@1").status_code == 200
+    triton = server.triton_pid()
+    os.kill(triton, signal.SIGKILL)
+
+    def is_back() -> bool:
+        pids = server.pids("bin/tritonserver")
+        if not pids or pids == [triton]:
+            return False
+        return http.post("/v1/completions", json=body("wide")).status_code == 200
+
+    eventually_sync(is_back, timeout=_SECONDS)
+    assert (text(http, "wide"), text(http, "small")) == (expected["wide"], expected["small"])
+    assert names(http) == ["small", "wide"]

@@ -1,0 +1,1 @@
+"""Calls of tools, end to end."""

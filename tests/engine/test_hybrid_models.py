@@ -1,0 +1,165 @@
+"""Models whose layers keep a state: the same bits whatever happens; prefixes are found in any conversation."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lmdeploy import GenerationConfig, pipeline
+from lmdeploy.errors import CheckpointError
+from lmdeploy.messages import TurbomindEngineConfig
+from lmdeploy.offline.async_engine import AsyncEngine
+from lmdeploy.turbomind.engine import Engine
+from tests.support.hybrid_models import MODELS
+from tests.support.prompts import CONVERSATIONS
+from tests.support.tiny_models import make_tiny
+from tests.support.token_engine import TokenEngine, relative_error
+
+ASKED = CONVERSATIONS[::3]
+SAMPLED = GenerationConfig(
+    max_new_tokens=80, do_sample=True, temperature=0.9, top_k=0, top_p=0.95, random_seed=5, logprobs=3, ignore_eos=True
+)
+BLOCK = 16
+CROWDED = {"enable_prefix_caching": True, "cache_max_entry_count": 6, "max_batch_size": 8, "session_len": 256}
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    architecture, overrides = MODELS["Qwen3.5"]
+    return make_tiny(tmp_path_factory.mktemp("tiny") / "model", architecture, **overrides, max_position_embeddings=2048)
+
+
+def engine(directory: Path, **settings: Any) -> AsyncEngine:
+    config = {"dtype": "float32", "cache_max_entry_count": 1600, "cache_block_seq_len": BLOCK, "session_len": 1024}
+    return pipeline(str(directory), backend_config=TurbomindEngineConfig(**(config | settings)))
+
+
+def traces(model: AsyncEngine) -> list[Any]:
+    """Return all that a batch answers, exactly."""
+    return [
+        (answer.token_ids, [list(entry.items()) for entry in answer.logprobs or []]) for answer in model(ASKED, SAMPLED)
+    ]
+
+
+@pytest.fixture(scope="module")
+def alone(directory: Path) -> Iterator[list[Any]]:
+    """What every conversation answers when it is the only one."""
+    with engine(directory, max_batch_size=1) as model:
+        yield traces(model)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"num_tokens_per_iter": 24, "max_batch_size": 8},
+        {"enable_prefix_caching": True},
+        {"enable_prefix_caching": True, "cache_max_entry_count": 16, "max_batch_size": 8, "session_len": 256},
+        {
+            "enable_prefix_caching": True,
+            "cache_max_entry_count": 16,
+            "max_batch_size": 8,
+            "session_len": 256,
+            "num_cpu_blocks": 200,
+        },
+    ],
+    ids=["in a batch", "in small chunks", "with prefix hits", "crowded, mostly preempted", "with blocks of the host"],
+)
+def test_bits_are_the_same(directory: Path, alone: list[Any], settings: dict[str, Any]) -> None:
+    with engine(directory, **settings) as model:
+        assert traces(model) == alone
+        assert traces(model) == alone
+        if settings.get("enable_prefix_caching"):
+            assert model.engine.metrics()["prefix_cache_hits_total"] > 0
+        if settings.get("cache_max_entry_count") and not settings.get("num_cpu_blocks"):
+            assert model.engine.metrics()["evictions_total"] > 0
+
+
+PROMPT = [(37 * i * i + 11 * i) % 40000 + 100 for i in range(100)]
+
+
+def computed(engine: TokenEngine, prompt: list[int], tokens: int = 1) -> tuple[int, list[int]]:
+    """Return how many tokens a request computes, and its response."""
+    before = engine.engine.metrics()["tokens_computed_total"]
+    response, _ = engine.answer(prompt, tokens, "generation")
+    return int(engine.engine.metrics()["tokens_computed_total"] - before), response
+
+
+def test_every_prefix_that_was_computed_is_found_again(directory: Path) -> None:
+    ends = [[500 + 7 * i + j for j in range(20)] for i in range(4)]
+    with TokenEngine(directory, cache_max_entry_count=400, num_tokens_per_iter=64, state_snapshot_interval=0) as engine:
+        _, first = computed(engine, PROMPT + ends[0], 30)
+        # The next turn of the conversation: its last whole block is known.
+        tokens, _ = computed(engine, PROMPT + ends[0] + first + ends[1])
+        assert tokens <= 1 + len(ends[1]) + BLOCK
+        # Another conversation with the same beginning: the first to part from it leaves a snapshot where it parted.
+        tokens, _ = computed(engine, PROMPT + ends[2])
+        assert tokens > len(PROMPT)
+        tokens, _ = computed(engine, PROMPT + ends[3])
+        assert tokens <= len(ends[3]) + BLOCK
+
+
+def test_snapshots_at_intervals_are_found_by_the_first_that_parts(directory: Path) -> None:
+    with TokenEngine(directory, cache_max_entry_count=400, state_snapshot_interval=30) as engine:
+        computed(engine, [*PROMPT, 500, 501])
+        tokens, _ = computed(engine, [*PROMPT, 600, 601])
+        assert tokens == len(PROMPT) + 2 - 96  # 30 rounded up to whole blocks, three times
+
+
+def test_several_responses_of_one_prompt_go_their_own_ways(directory: Path) -> None:
+    config = GenerationConfig(max_new_tokens=30, do_sample=True, temperature=1.0, top_k=0, random_seed=3, n=3)
+    with engine(directory) as model, engine(directory, enable_prefix_caching=True) as keeping:
+        wanted = [each.token_ids for each in model("Once upon a time", config)]
+        assert [each.token_ids for each in keeping("Once upon a time", config)] == wanted
+    assert len(set(map(tuple, wanted))) > 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "likeness"),
+    [({"quant_policy": 8}, 0.9999), ({"quant_policy": 4}, 0.99), ({"weight_bits": 8}, 0.99), ({"weight_bits": 4}, 0.7)],
+)
+def test_bits_of_cache_and_weights(directory: Path, settings: dict[str, Any], likeness: float) -> None:
+    with TokenEngine(directory) as exact, TokenEngine(directory, **settings) as engine:
+        _, wanted = exact.answer(PROMPT, 1, "all")
+        _, found = engine.answer(PROMPT, 1, "all")
+        assert torch.nn.functional.cosine_similarity(found, wanted).median() > likeness
+        assert torch.equal(engine.answer(PROMPT, 1, "generation")[1][-1], found[-1])
+
+
+@pytest.mark.parametrize("name", ["Qwen3-Next", "Qwen3.5 with experts"])
+def test_heads_divide_among_ranks(name: str, tmp_path: Path) -> None:
+    architecture, overrides = MODELS[name]
+    directory = make_tiny(tmp_path / "model", architecture, **overrides)
+    with TokenEngine(directory) as whole, TokenEngine(directory, tp=2) as divided:
+        response, wanted = whole.answer(PROMPT, 8, "all")
+        assert divided.answer(PROMPT, 8, "all")[0] == response
+        assert relative_error(divided.answer(PROMPT, 8, "generation")[1], wanted[-8:]) < 1e-4
+
+
+def test_ranks_that_heads_do_not_divide_by_are_refused(tmp_path: Path) -> None:
+    architecture, overrides = MODELS["Qwen3.5"]
+    directory = make_tiny(tmp_path / "model", architecture, **overrides | {"linear_num_key_heads": 1})
+    with pytest.raises(ValueError, match=r"recurrence\.num_key_heads 1 is no multiple of it"):
+        Engine(str(directory), TurbomindEngineConfig(tp=2, dtype="float32"))
+
+
+@pytest.mark.parametrize("missing", ["conv1d.weight", "A_log"])
+def test_a_checkpoint_without_a_tensor_of_the_recurrence_is_refused_by_its_name(tmp_path: Path, missing: str) -> None:
+    from safetensors.torch import load_file, save_file
+
+    architecture, overrides = MODELS["Qwen3.5"]
+    directory = make_tiny(tmp_path / "model", architecture, **overrides)
+    name = f"model.layers.2.linear_attn.{missing}"
+    tensors = load_file(directory / "model.safetensors")
+    tensors.pop(name)
+    save_file(tensors, directory / "model.safetensors")
+    with pytest.raises(CheckpointError, match=name.replace(".", "[.]")):
+        Engine(str(directory), TurbomindEngineConfig(dtype="float32"))
+
+
+def test_drafts_that_cannot_be_taken_back_are_left_out(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with engine(directory, speculative_config={"method": "ngram", "num_speculative_tokens": 4}) as model:
+        model(["a a a a a a a a"], GenerationConfig(max_new_tokens=8))
+    assert "speculative decoding is off: layers of" in caplog.text

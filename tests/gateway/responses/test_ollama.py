@@ -1,0 +1,256 @@
+"""Ollama's API, with its own client, unmodified."""
+
+import base64
+import json
+from typing import Any
+
+import httpx
+import numpy as np
+import ollama
+import pytest
+
+from lmdeploy.json_schema import enforceable
+from lmdeploy.turbomind.engine_dir import resolve
+from openai_gateway.settings import Settings
+from tests.gateway.conftest import MODEL
+from tests.gateway.test_embeddings import embedder, expected
+from tests.support.fake_triton import CONTEXT_LEN, FakeTriton, Script
+from tests.support.gateways import running_gateway
+
+__all__ = ["embedder"]
+
+HELLO = [{"role": "user", "content": "Hello"}]
+ANSWER = "The capital of France is Paris."
+TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}}
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bonn", "days": 2}}\n</tool_call>'
+PIXEL = base64.b64encode(b"\x89PNG").decode()
+
+
+@pytest.fixture
+def client(triton: FakeTriton, url: str) -> ollama.Client:
+    return ollama.Client(url, trust_env=False)
+
+
+def test_a_chat_whole_and_streamed(client: ollama.Client, triton: FakeTriton) -> None:
+    whole = client.chat(MODEL, HELLO)
+    assert (whole.message.content, whole.message.role, whole.done, whole.done_reason) == (
+        ANSWER,
+        "assistant",
+        True,
+        "stop",
+    )
+    assert (whole.prompt_eval_count, whole.eval_count) == (7, 2)
+    assert whole.total_duration is not None
+    assert whole.total_duration > 0
+    # as the engine measured them, also where the whole answer came at once
+    assert (whole.prompt_eval_duration, whole.eval_duration) == (500_000_000, 1_000_000_000)
+    pieces = list(client.chat(f"{MODEL}:latest", HELLO, stream=True))
+    assert "".join(piece.message.content or "" for piece in pieces) == ANSWER
+    assert len(pieces) == 4
+    assert [piece.done for piece in pieces] == [False, False, False, True]
+    assert (pieces[-1].done_reason, pieces[-1].eval_count) == ("stop", 6)
+    assert (pieces[-1].prompt_eval_duration, pieces[-1].eval_duration) == (500_000_000, 1_000_000_000)
+    assert [request.inputs["stream"] for request in triton.requests] == [False, True]
+
+
+def test_options_formats_and_images_reach_the_engine(client: ollama.Client, triton: FakeTriton) -> None:
+    options: Any = {
+        "temperature": 0.5,
+        "top_k": 3,
+        "repeat_penalty": 1.25,
+        "num_predict": 9,
+        "seed": 4,
+        "num_ctx": 2048,
+    }
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    seen = [{"role": "user", "content": "What is it?", "images": [PIXEL]}]
+    client.chat(MODEL, [{"role": "system", "content": "Be brief."}, *HELLO], options=options, format=schema)
+    client.chat(MODEL, HELLO, format="json", options={"num_predict": -1, "stop": ["x"]})
+    client.chat(MODEL, seen)
+    first, second, third = (request.inputs for request in triton.requests)
+    assert (first["temperature"], first["top_k"], first["repetition_penalty"]) == (0.5, 3, 1.25)
+    assert (first["max_new_tokens"], first["random_seed"]) == (9, 4)
+    assert json.loads(first["response_format"])["json_schema"]["schema"] == enforceable(schema)
+    assert [message["role"] for message in json.loads(first["messages"])] == ["system", "user"]
+    assert (json.loads(second["response_format"]), second["stop_words"]) == ({"type": "json_object"}, ["x"])
+    parts = json.loads(third["messages"])[0]["content"]
+    assert parts[0]["image_url"]["url"].endswith(PIXEL)
+    assert parts[1] == {"type": "text", "text": "What is it?"}
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_calls_come_whole_and_go_back(client: ollama.Client, triton: FakeTriton, is_streamed: bool) -> None:
+    triton.script = Script(texts=["Well. ", *(CALL[i : i + 7] for i in range(0, len(CALL), 7))])
+    answer: Any = client.chat(MODEL, HELLO, tools=[TOOL], stream=is_streamed)
+    pieces = list(answer) if is_streamed else [answer]
+    calls = [call for piece in pieces for call in piece.message.tool_calls or ()]
+    assert [(call.function.name, call.function.arguments) for call in calls] == [
+        ("get_weather", {"city": "Bonn", "days": 2})
+    ]
+    assert "".join(piece.message.content or "" for piece in pieces).strip() == "Well."
+    triton.reset()
+    back = [
+        {"role": "assistant", "tool_calls": calls},
+        {"role": "tool", "content": "sunny", "tool_name": "get_weather"},
+    ]
+    client.chat(MODEL, [*HELLO, *back], tools=[TOOL])
+    messages = json.loads(triton.requests[0].inputs["messages"])
+    sent = messages["messages"] if isinstance(messages, dict) else messages
+    function = sent[1]["tool_calls"][0]["function"]
+    assert (function["name"], json.loads(function["arguments"])) == ("get_weather", {"city": "Bonn", "days": 2})
+    assert (sent[2]["role"], sent[2]["content"], sent[2]["name"]) == ("tool", "sunny", "get_weather")
+
+
+def test_reasoning_are_separate(triton: FakeTriton) -> None:
+    triton.script = Script(texts=["<think>Hm", "m.</think>", "Paris."])
+    with running_gateway(Settings(triton_address=triton.address, reasoning_parser="qwen3")) as url:
+        own = ollama.Client(url, trust_env=False)
+        whole = own.chat(MODEL, HELLO, think=True)
+        assert (whole.message.thinking, whole.message.content) == ("Hmm.", "Paris.")
+        pieces = list(own.generate(MODEL, "Hello", stream=True))
+    assert "".join(piece.thinking or "" for piece in pieces) == "Hmm."
+    assert "".join(piece.response for piece in pieces) == "Paris."
+    options = json.loads(triton.requests[0].inputs["messages"])["chat_template_kwargs"]
+    assert options["enable_thinking"] is True
+
+
+def test_generate_asks_a_question_or_goes_on(client: ollama.Client, triton: FakeTriton) -> None:
+    assert client.generate(MODEL, "Hello", system="Be brief.").response == ANSWER
+    assert client.generate(MODEL, "Once upon", raw=True).response == ANSWER
+    question, plain = (request.inputs for request in triton.requests)
+    assert [message["content"] for message in json.loads(question["messages"])] == ["Be brief.", "Hello"]
+    assert plain["text_input"] == "Once upon"
+    with pytest.raises(ollama.ResponseError, match="fills in no middles"):
+        client.generate(MODEL, "def f():", suffix="return 1")
+
+
+def test_a_middle_is_asked_for_and_ended_as_the_model_does_it(triton: FakeTriton) -> None:
+    with running_gateway(Settings(triton_address=triton.address, chat_template="codellama")) as url:
+        own = ollama.Client(url, trust_env=False)
+        own.generate(MODEL, "def f():", suffix="return 1", options={"stop": ["x"]})
+    inputs = triton.requests[0].inputs
+    assert (inputs["text_input"], inputs["stop_words"]) == ("<PRE> def f(): <SUF>return 1 <MID>", ["x", "<EOT>"])
+
+
+def test_what_there_is(client: ollama.Client, url: str) -> None:
+    assert [model.model for model in client.list().models] == [MODEL]
+    assert [model.model for model in client.ps().models] == [MODEL]
+    described = client.show(MODEL)
+    assert described.capabilities == ["completion", "tools", "vision"]
+    info: Any = described.modelinfo
+    assert info[f"{info['general.architecture']}.context_length"] == CONTEXT_LEN
+    version = httpx.get(f"{url}/api/version", trust_env=False).json()["version"]
+    assert tuple(map(int, version.split("."))) >= (0, 13, 4)  # what `codex --oss` asks for, the most of all known
+
+
+def test_a_model_whose_directory_is_here_is_described_by_it(triton: FakeTriton) -> None:
+    engine = resolve("")
+    with running_gateway(Settings(triton_address=triton.address, engine_dir=engine.path)) as url:
+        described = ollama.Client(url, trust_env=False).show(MODEL)
+        (listed,) = ollama.Client(url, trust_env=False).list().models
+    info: Any = described.modelinfo
+    assert info["general.architecture"] == "llama"
+    assert info["llama.embedding_length"] == engine.spec.hidden_size
+    assert listed.details is not None
+    assert (listed.details.family, listed.details.quantization_level) == ("llama", "BF16")
+
+
+def test_a_request_without_a_prompt_loads_and_keep_alive_0_says_that_models_stay(
+    client: ollama.Client, triton: FakeTriton
+) -> None:
+    loaded = client.generate(MODEL)
+    assert (loaded.response, loaded.done, loaded.done_reason) == ("", True, "load")
+    said = client.chat(MODEL, [], stream=False, keep_alive="5m")
+    assert (said.message.role, said.message.content, said.done_reason) == ("assistant", "", "load")
+    for keep_alive in (0, "0", "0s", "-0m"):
+        with pytest.raises(ollama.ResponseError, match="keep_alive 0 unloads none"):
+            client.generate(MODEL, keep_alive=keep_alive)
+    with pytest.raises(ollama.ResponseError, match="does not exist"):
+        client.generate("nobody")
+    assert triton.requests == []
+    assert client.generate(MODEL, "Hello", keep_alive=0).response == ANSWER
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("kind", ["chat", "generate"])
+def test_log_probabilities_come_with_their_tokens(
+    client: ollama.Client, triton: FakeTriton, kind: str, is_streamed: bool
+) -> None:
+    wanted: Any = {"stream": is_streamed, "logprobs": True, "top_logprobs": 2}
+    answer: Any = client.chat(MODEL, HELLO, **wanted) if kind == "chat" else client.generate(MODEL, "Hello", **wanted)
+    pieces = list(answer) if is_streamed else [answer]
+    entries = [entry for piece in pieces for entry in piece.logprobs or ()]
+    # the fake engine's tokens: two a response, with these log probabilities
+    assert [entry.logprob for entry in entries] == [-0.5, -0.25] * (3 if is_streamed else 1)
+    assert [len(entry.top_logprobs) for entry in entries] == [2] * len(entries)
+    assert entries[0].token == "<pad>"
+    plain: Any = client.generate(MODEL, "Hello")
+    assert plain.logprobs is None
+
+
+@pytest.mark.parametrize(
+    ("options", "sent"),
+    [
+        ({"temperature": 7.0}, {"temperature": 2.0}),
+        ({"temperature": -1}, {"temperature": 0.0}),
+        ({"top_p": 1.5}, {"top_p": 1.0}),
+        ({"top_p": 0}, {"top_p": pytest.approx(0, abs=1e-5)}),
+        ({"min_p": 9}, {"min_p": 1.0}),
+        ({"top_k": -5}, {"top_k": 0}),
+        ({"top_k": 7.0}, {"top_k": 7}),
+        ({"repeat_penalty": 0}, {"repetition_penalty": 1.0}),
+        ({"presence_penalty": -9}, {"presence_penalty": -2.0}),
+        ({"seed": 5.0}, {"random_seed": 5}),
+        ({"seed": -1}, {"random_seed": None}),
+        ({"num_predict": 0}, {"max_new_tokens": -1}),
+        ({"num_predict": 9.0}, {"max_new_tokens": 9}),
+        ({"num_predict": CONTEXT_LEN + 1}, {"max_new_tokens": -1}),
+        ({"stop": ["", "x"]}, {"stop_words": ["x"]}),
+        ({"stop": None, "temperature": None, "wings": 2}, {"temperature": pytest.approx(0.7)}),
+    ],
+    ids=str,
+)
+def test_options_out_of_range_are_brought_into_it(
+    client: ollama.Client, triton: FakeTriton, options: dict[str, Any], sent: dict[str, Any]
+) -> None:
+    client.chat(MODEL, HELLO, options=options)
+    inputs = triton.requests[0].inputs
+    assert {name: inputs.get(name) for name in sent} == sent
+
+
+@pytest.mark.parametrize("options", [{"temperature": "hot"}, {"num_predict": True}, {"stop": [5]}, {"top_k": [1]}])
+def test_options_of_another_type_are_refused_by_name(client: ollama.Client, options: dict[str, Any]) -> None:
+    with pytest.raises(ollama.ResponseError, match=f"options.{next(iter(options))} must be"):
+        client.chat(MODEL, HELLO, options=options)
+
+
+def test_texts_become_vectors(embedder: str) -> None:
+    answer = ollama.Client(embedder, trust_env=False).embed(MODEL, ["one", "another text"])
+    np.testing.assert_allclose(answer.embeddings, [expected("one"), expected("another text")], rtol=1e-6)
+    assert answer.prompt_eval_count == 14
+    assert answer.total_duration is not None
+    assert ollama.Client(embedder, trust_env=False).embed(MODEL, "").embeddings == []
+    older = ollama.Client(embedder, trust_env=False).embeddings(MODEL, "one")
+    np.testing.assert_allclose(older.embedding, expected("one"), rtol=1e-6)
+    assert ollama.Client(embedder, trust_env=False).embeddings(MODEL, "").embedding == []
+
+
+def test_errors_have_that_apis_form(client: ollama.Client, triton: FakeTriton, url: str) -> None:
+    with pytest.raises(ollama.ResponseError, match="The model `nobody` does not exist") as failure:
+        client.chat("nobody", HELLO)
+    assert failure.value.status_code == 404
+    with pytest.raises(ollama.ResponseError, match="top_logprobs"):
+        client.chat(MODEL, HELLO, logprobs=True, top_logprobs=21)
+    assert isinstance(httpx.post(f"{url}/api/chat", json={"messages": []}, trust_env=False).json()["error"], str)
+    triton.script = Script(fail_after=1)
+    with pytest.raises(ollama.ResponseError):
+        list(client.chat(MODEL, HELLO, stream=True))
+
+
+def test_a_key_is_needed_where_keys_are(triton: FakeTriton) -> None:
+    with running_gateway(Settings(triton_address=triton.address, api_keys=("k",))) as url:
+        with pytest.raises(ollama.ResponseError) as failure:
+            ollama.Client(url, trust_env=False).list()
+        assert failure.value.status_code == 401
+        headers = {"Authorization": "Bearer k"}
+        assert ollama.Client(url, headers=headers, trust_env=False).chat(MODEL, HELLO).message.content == ANSWER

@@ -1,0 +1,244 @@
+"""Responses that are continued by their ids, in memory and in a folder, by the real client."""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from openai_gateway.settings import Settings
+from openai_gateway.stored_responses.folder import FolderStore
+from openai_gateway.stored_responses.memory import MemoryStore
+from openai_gateway.stored_responses.record import Bounds, StoredResponse, item_id
+from tests.gateway.conftest import MODEL
+from tests.support.fake_triton import FakeTriton, Script
+from tests.support.gateways import running_gateway
+
+ANSWER = "The capital of France is Paris."
+TOOL: Any = {"type": "function", "name": "get_weather", "parameters": {"type": "object", "properties": {}}}
+CALL = 'I look.<tool_call>{"name": "get_weather", "arguments": {"location": "Boston"}}</tool_call>'
+
+
+@pytest.fixture(params=["memory", "folder"])
+def storing(request: pytest.FixtureRequest, triton: FakeTriton, tmp_path: Path) -> Iterator[str]:
+    """A gateway with two keys."""
+    folder = tmp_path / "responses" if request.param == "folder" else None
+    settings = Settings(triton_address=triton.address, api_keys=("k", "other"), responses_store=folder)
+    with running_gateway(settings) as url:
+        yield url
+
+
+@pytest.fixture
+def client(storing: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{storing}/v1", api_key="k", max_retries=0, timeout=10) as made:
+        yield made
+
+
+def sent(triton: FakeTriton) -> list[tuple[str, str]]:
+    """Return the roles and contents of the last prompt."""
+    prompt = json.loads(triton.requests[-1].inputs["messages"])
+    return [(message["role"], message["content"]) for message in prompt]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_is_continued_by_its_id(client: openai.OpenAI, triton: FakeTriton, stream: bool) -> None:
+    def ask(**asked: Any) -> Any:
+        if not stream:
+            return client.responses.create(model=MODEL, **asked)
+        return list(client.responses.create(model=MODEL, stream=True, **asked))[-1].response
+
+    first = ask(input="Hello", instructions="Be brief.", store=True)
+    assert (first.store, first.previous_response_id) == (True, None)
+    second = ask(input=[{"role": "user", "content": "And now?"}], previous_response_id=first.id)
+    assert second.previous_response_id == first.id
+    # Instructions are those of one response; what was said is that of all.
+    assert sent(triton) == [("user", "Hello"), ("assistant", ANSWER), ("user", "And now?")]
+    ask(input="Last.", previous_response_id=second.id)
+    assert len(sent(triton)) == 5
+    ask(input="Another branch.", previous_response_id=first.id)
+    assert sent(triton)[2:] == [("user", "Another branch.")]
+
+
+def test_calls_go_on_with_what_they_returned_alone(client: openai.OpenAI, triton: FakeTriton) -> None:
+    triton.script = Script(texts=[CALL])
+    first = client.responses.create(model=MODEL, input="Weather?", tools=[TOOL])
+    message, call = first.output
+    assert message.type == "message"
+    assert call.type == "function_call"
+    triton.script = Script()
+    returned: Any = [{"type": "function_call_output", "call_id": call.call_id, "output": "Rain."}]
+    client.responses.create(model=MODEL, input=returned, tools=[TOOL], previous_response_id=first.id)
+    prompt = json.loads(triton.requests[-1].inputs["messages"])
+    assert [message["role"] for message in prompt] == ["user", "assistant", "tool"]
+    assert (prompt[1]["content"], prompt[1]["tool_calls"][0]["id"]) == ("I look.", call.call_id)
+    # as Vercel's AI SDK has it: the same by references to the items
+    by_name: Any = [{"role": "user", "content": "Weather?"}]
+    by_name += [{"type": "item_reference", "id": item.id} for item in (message, call)]
+    client.responses.create(model=MODEL, input=[*by_name, *returned], tools=[TOOL])
+    assert json.loads(triton.requests[-1].inputs["messages"]) == prompt
+
+
+def test_a_stored_response_is_there_to_be_looked_at_until_it_is_deleted(client: openai.OpenAI) -> None:
+    asked: Any = [
+        {"role": "user", "content": "One"},
+        {"role": "user", "content": [{"type": "input_text", "text": "2"}]},
+    ]
+    made = client.responses.create(model=MODEL, input=asked, metadata={"a": "b"})
+    kept = client.responses.retrieve(made.id)
+    assert (kept.output_text, kept.metadata, kept.usage) == (ANSWER, {"a": "b"}, made.usage)
+    items: Any = list(client.responses.input_items.list(made.id, limit=1))
+    assert [item.content for item in items] == [[items[0].content[0]], "One"]
+    assert items[0].content[0].text == "2"
+    client.responses.delete(made.id)
+    for gone in (client.responses.retrieve, client.responses.delete, client.responses.input_items.list):
+        with pytest.raises(openai.NotFoundError):
+            gone(made.id)
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.responses.create(model=MODEL, input="Go on", previous_response_id=made.id)
+    assert (refused.value.code, refused.value.param) == ("previous_response_not_found", "previous_response_id")
+
+
+def test_what_is_not_to_be_stored_is_not(client: openai.OpenAI, triton: FakeTriton) -> None:
+    made = client.responses.create(model=MODEL, input="Hello", store=False)
+    assert made.store is False
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(made.id)
+    reference: Any = [{"type": "item_reference", "id": made.output[0].id}]
+    with pytest.raises(openai.NotFoundError, match="Items are kept") as refused:
+        client.responses.create(model=MODEL, input=reference)
+    assert refused.value.code == "item_not_found"
+    triton.script = Script(fail_after=1)
+    with pytest.raises(openai.APIError):
+        client.responses.create(model=MODEL, input="Hello")
+
+
+def test_responses_of_another_key_are_as_if_they_were_not_there(storing: str, client: openai.OpenAI) -> None:
+    made = client.responses.create(model=MODEL, input="Hello")
+    with openai.OpenAI(base_url=f"{storing}/v1", api_key="other", max_retries=0, timeout=10) as other:
+        for refused in (other.responses.retrieve, other.responses.delete):
+            with pytest.raises(openai.NotFoundError):
+                refused(made.id)
+        with pytest.raises(openai.BadRequestError, match="not found"):
+            other.responses.create(model=MODEL, input="Go on", previous_response_id=made.id)
+        reference: Any = [{"type": "item_reference", "id": made.output[0].id}]
+        with pytest.raises(openai.NotFoundError):
+            other.responses.create(model=MODEL, input=reference)
+    assert client.responses.retrieve(made.id).id == made.id
+
+
+@pytest.mark.parametrize(
+    "name", ["resp_1", "../../etc/passwd", "resp_" + "0" * 31 + "/", "x" * 500, "\x00", "msg_" + "0" * 32]
+)
+def test_names_that_no_response_has_lead_nowhere(client: openai.OpenAI, storing: str, name: str) -> None:
+    headers = {"authorization": "Bearer k"}
+    for body in ({"previous_response_id": name}, {"input": [{"type": "item_reference", "id": name}]}):
+        asked = {"model": MODEL, "input": "Hello"} | body
+        answer = httpx.post(f"{storing}/v1/responses", json=asked, headers=headers, trust_env=False)
+        assert answer.status_code in (400, 404), answer.text
+        assert len(answer.content) < 2000
+
+
+def test_another_process_goes_on_with_what_is_in_the_folder(triton: FakeTriton, tmp_path: Path) -> None:
+    settings = Settings(triton_address=triton.address, responses_store=tmp_path / "kept")
+    made = []
+    for asked in ("Hello", "And now?"):
+        with (
+            running_gateway(settings) as url,
+            openai.OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0, timeout=10) as client,
+        ):
+            more: Any = {"previous_response_id": made[-1].id} if made else {}
+            made.append(client.responses.create(model=MODEL, input=asked, **more))
+    assert sent(triton) == [("user", "Hello"), ("assistant", ANSWER), ("user", "And now?")]
+    files = list((tmp_path / "kept").rglob("*.json"))
+    assert {file.stem for file in files} == {response.id for response in made}
+    assert all(file.stat().st_mode & 0o077 == 0 or file.parent.stat().st_mode & 0o077 == 0 for file in files)
+
+
+def test_a_folder_that_cannot_be_written_keeps_nothing_and_disturbs_no_response(
+    triton: FakeTriton, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    settings = Settings(triton_address=triton.address, responses_store=tmp_path / "file" / "kept")
+    with (
+        running_gateway(settings) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0, timeout=10) as client,
+    ):
+        made = client.responses.create(model=MODEL, input="Hello")
+    assert (made.output_text, made.store) == (ANSWER, False)
+
+
+def response(number: int, text: str = "") -> StoredResponse:
+    name = f"resp_{number:032x}"
+    return StoredResponse({"id": name, "output": [{"id": item_id("msg", name, 1), "text": text}]}, [])
+
+
+def date_files(folder: Path, name: str, date: float) -> None:
+    for path in folder.rglob(f"{name}.json"):
+        os.utime(path, (date, date))
+
+
+@pytest.mark.parametrize("kind", ["memory", "folder"])
+async def test_the_least_recently_used_make_room(tmp_path: Path, kind: str) -> None:
+    length = len(response(0, "x" * 100).encoded())
+    bounds = Bounds(owner_bytes=40 * length, owner_count=20, seconds=1000)
+    store = MemoryStore(bounds) if kind == "memory" else FolderStore(tmp_path, bounds)
+    for number in range(10):
+        assert await store.put("k", response(number, "x" * 100))
+        await store.put("other", response(number))
+        if kind == "folder":  # a file's date is when it was used
+            date_files(tmp_path, response(number).id, time.time() - 500 + number)
+    assert await store.get("k", response(0).id) == response(0, "x" * 100).encoded()
+    for number in range(100, 116):
+        await store.put("k", response(number, "x" * 100))
+    if kind == "folder":
+        await store.clean()
+    kept = [number for number in (*range(10), *range(100, 116)) if await store.get("k", response(number).id)]
+    assert kept == [0, *range(7, 10), *range(100, 116)]  # the 20 that were used last
+    assert not await store.put("k", response(200, "x" * 41 * length))  # larger than all that a key may have
+    assert await store.get("other", response(1).id)
+    large = response(300, "x" * 30 * length)
+    await store.put("k", large)
+    if kind == "folder":
+        await store.clean()
+    assert await store.get("k", large.id) == large.encoded()
+    assert sum([bool(await store.get("k", response(number).id)) for number in range(100, 116)]) < 11
+
+
+@pytest.mark.parametrize("kind", ["memory", "folder"])
+async def test_what_was_not_used_for_a_time_is_forgotten(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bounds = Bounds(owner_bytes=10_000, owner_count=10, seconds=100)
+    store = MemoryStore(bounds) if kind == "memory" else FolderStore(tmp_path, bounds)
+    await store.put("k", response(1))
+    await store.put("k", response(2))
+    begin, monotonic = time.time(), time.monotonic()
+
+    def after(seconds: float) -> None:
+        monkeypatch.setattr("openai_gateway.stored_responses.memory.time.monotonic", lambda: monotonic + seconds)
+        monkeypatch.setattr("openai_gateway.stored_responses.folder.now", lambda: begin + seconds)
+
+    after(60)
+    assert await store.get("k", response(1).id)
+    date_files(tmp_path, response(1).id, begin + 60)
+    after(120)
+    assert await store.get("k", response(2).id) is None
+    assert await store.get("k", response(1).id)
+
+
+def test_a_conversation_that_no_body_could_bring_is_refused(triton: FakeTriton) -> None:
+    settings = Settings(triton_address=triton.address, max_body_bytes=3000)
+    with (
+        running_gateway(settings) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0, timeout=10) as client,
+    ):
+        first = client.responses.create(model=MODEL, input="x" * 500)
+        second = client.responses.create(model=MODEL, input="x" * 1500, previous_response_id=first.id)
+        with pytest.raises(openai.BadRequestError, match="longer than 3000 bytes") as refused:
+            client.responses.create(model=MODEL, input="x", previous_response_id=second.id)
+    assert refused.value.param == "previous_response_id"

@@ -1,0 +1,133 @@
+"""Random calls in every format: what a description writes is read back, however the text is cut."""
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from lmdeploy.templates.tool_call_formats import (
+    TOOL_CALL_FORMATS,
+    BareObjects,
+    QuotedArguments,
+    TaggedArguments,
+)
+from openai_gateway.tools.events import ArgumentsFound, CallBegun, CallBroken, TextFound
+from openai_gateway.tools.formats import Readers
+from openai_gateway.tools.parser import ToolCallParser, parse
+
+CALLS, SAMPLE = 200, 30
+FUNCTIONS = ("get_weather", "add", "math.sqrt", "read-file", "F2")
+LETTERS = list("ab 0123xyz<>{}[]()&,:=é北🦜\n\t\\\"'")
+LETTERS += ["</", "<|", "```", "; ", "true", "null", "<tool_", "functions."]
+FORMATS: dict[str, Any] = {}  # by the first of their names
+for _name, _named in TOOL_CALL_FORMATS.items():
+    if _named.formats[0] not in FORMATS.values():
+        FORMATS[_name] = _named.formats[0]
+WITHOUT_MARKS = {name for name, form in FORMATS.items() if getattr(form, "is_bare", isinstance(form, BareObjects))}
+WITHOUT_MARKS |= {name for name, form in FORMATS.items() if not getattr(form, "is_marked", True)}
+KINDS = ("string", "string", "integer", "number", "boolean", "array", "object", "nullable")
+
+
+def marks_of(form: Any) -> list[str]:
+    """Return what no text may hold, since the format cannot say it."""
+    match form:
+        case TaggedArguments():
+            return [form.value_mark]
+        case QuotedArguments():
+            return [form.quote]
+    return []
+
+
+def text(rng: random.Random, form: Any) -> str:
+    while True:
+        made = "".join(rng.choice(LETTERS) for _ in range(rng.choice((0, 1, 3, 8))))
+        if not any(mark in made for mark in marks_of(form)):
+            return made
+
+
+def value(rng: random.Random, form: Any, kind: str, depth: int = 0) -> Any:
+    match kind:
+        case "string":
+            return text(rng, form)
+        case "integer":
+            return rng.choice((0, -1, 7, 10**12))
+        case "number":
+            return rng.choice((0.5, -2.25, 1e-07, 1e22, 3.0))
+        case "boolean":
+            return rng.random() < 0.5
+        case "nullable":
+            return rng.choice((None, 5))
+    if depth == 2:
+        return None
+    inner = [value(rng, form, rng.choice(KINDS), depth + 1) for _ in range(rng.randrange(3))]
+    return inner if kind == "array" else {f"k{number}": each for number, each in enumerate(inner)}
+
+
+def described(kind: str) -> dict[str, Any]:
+    return {"anyOf": [{"type": "integer"}, {"type": "null"}]} if kind == "nullable" else {"type": kind}
+
+
+def random_calls(form: Any, seed: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return one to three calls, and the schemas of their functions."""
+    rng = random.Random(seed)
+    calls, schemas = [], {}
+    for name in rng.sample(FUNCTIONS, rng.choice((1, 1, 2, 3))):
+        kinds = {f"arg{number}": rng.choice(KINDS) for number in range(rng.randrange(4))}
+        arguments = {key: value(rng, form, kind) for key, kind in kinds.items()}
+        calls.append({"id": f"call{len(calls):05d}", "function": {"name": name, "arguments": arguments}})
+        schemas[name] = {"type": "object", "properties": {key: described(kind) for key, kind in kinds.items()}}
+    return calls, schemas | {name: {} for name in FUNCTIONS if name not in schemas}
+
+
+def streamed(pieces: list[str], schemas: dict[str, Any], parser: str) -> tuple[str, list[tuple[str, Any]]]:
+    """Return text and calls as a client adds them up from a stream."""
+    found = ToolCallParser(schemas, parser=parser)
+    said, calls = "", dict[int, tuple[str, str]]()
+    for event in [event for piece in pieces for event in found.feed(piece)] + found.finish():
+        match event:
+            case TextFound():
+                said += event.text
+            case CallBegun():
+                calls[event.index] = (event.name, "")
+            case ArgumentsFound():
+                calls[event.index] = (calls[event.index][0], calls[event.index][1] + event.text)
+            case CallBroken():
+                raise AssertionError(f"broken: {event.text}")
+    return said, [(name, json.loads(arguments)) for name, arguments in calls.values()]
+
+
+def assert_read_back(name: str, parser: str, seed: int, *, is_cut: bool) -> int:
+    """Write calls, read them back, and return how many there were."""
+    form = FORMATS[name]
+    calls, schemas = random_calls(form, seed)
+    expected = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
+    written = form.write(calls)
+    before = "" if name in WITHOUT_MARKS else "Well. 1 < 2"
+    whole = parse(before + written, schemas, parser)
+    assert (whole.text, [(call.name, json.loads(call.arguments)) for call in whole.calls]) == (before, expected)
+    assert streamed(list(before + written), schemas, parser) == (before, expected)
+    raw = written.encode()
+    for cut in range(1, len(raw)) if is_cut else ():  # the engine sends whole characters: half of one waits
+        first = raw[:cut].decode(errors="ignore")
+        assert streamed([first, written[len(first) :]], schemas, parser) == ("", expected), (cut, written)
+    return len(calls)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_random_calls_are_read_back_whole_and_cut_at_every_byte(name: str, *, all_cases: bool) -> None:
+    total = seed = 0
+    while total < (CALLS if all_cases else SAMPLE):
+        total, seed = total + assert_read_back(name, name, seed, is_cut=True), seed + 1
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if TOOL_CALL_FORMATS[name].in_auto])
+def test_random_calls_are_separate_by_their_marks(name: str) -> None:
+    for seed in range(40):
+        assert_read_back(name, "auto", seed, is_cut=False)
+
+
+def test_no_mark_begins_as_another() -> None:
+    marks = list(Readers({"f": {}}).openings)
+    for mark in marks:
+        assert [other for other in marks if other.startswith(mark)] == [mark]

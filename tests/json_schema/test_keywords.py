@@ -1,0 +1,356 @@
+"""Each keyword: values that are valid can still be written, others cannot, and what is not enforced is refused."""
+
+import json
+import random
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from lmdeploy.json_schema import MAX_BYTES, SchemaError, enforceable, enforceable_format, relaxed
+from tests.support.grammar_walk import accepts_value, of_schema, walk
+from tests.support.work import calls_made_by
+
+NODE = {
+    "type": "object",
+    "properties": {"value": {"type": "integer"}, "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}},
+    "required": ["value", "next"],
+}
+SHAPES = {
+    "oneOf": [
+        {"properties": {"kind": {"const": "circle"}, "radius": {"type": "integer"}}, "required": ["kind", "radius"]},
+        {"properties": {"kind": {"const": "line"}, "title": {"type": "string"}}, "required": ["kind"]},
+    ],
+    "type": "object",
+}
+
+# Schema, values that are valid and can be written, values that are not valid.
+ENFORCED: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
+    ({"type": ["integer", "null"]}, [1, None], [1.5, "x"]),
+    ({"enum": [1, "a", None, [1], {"a": 1}]}, [1, "a", None, [1], {"a": 1}], [2, True, [2], {"a": 2}]),
+    ({"enum": [1, 5, "a"], "type": "integer", "minimum": 2}, [5], [1, "a"]),
+    ({"const": {"title": 1}}, [{"title": 1}], [{"title": 2}, {}]),
+    ({"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 5}]}, [3, 5], [2, 6]),
+    (
+        {
+            "allOf": [
+                {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+                {"properties": {"b": {"type": "string"}, "a": {"minimum": 0}}, "required": ["b"]},
+            ]
+        },
+        [{"a": 0, "b": "x"}],
+        [{"a": -1, "b": "x"}, {"a": 1}, {"b": "x"}],
+    ),
+    ({"type": "integer", "anyOf": [{"minimum": 10, "maximum": 20}, {"maximum": -3}]}, [10, 20, -3], [0, 9, 21]),
+    ({"$ref": "#/$defs/n", "minimum": 4, "$defs": {"n": {"type": "integer", "maximum": 10}}}, [4, 10], [3, 11]),
+    ({"$ref": "#/$defs/node", "$defs": {"node": NODE}}, [{"value": 1, "next": None}], [{"value": 1, "next": 2}]),
+    ({"$ref": "#it", "$defs": {"a": {"$anchor": "it", "type": "null"}}}, [None], [1]),
+    ({"$dynamicRef": "#it", "$defs": {"a": {"$dynamicAnchor": "it", "type": "null"}}}, [None], [1]),
+    ({"$ref": "#/$defs/a~1b%25", "$defs": {"a/b%": {"type": "null"}}}, [None], [1]),
+    (SHAPES, [{"kind": "circle", "radius": 1}, {"kind": "line"}], [{"kind": "circle"}, {"kind": "cube"}]),
+    ({"oneOf": [{"type": "integer", "minimum": 0}, {"type": "integer", "maximum": 5}]}, [-1, 6], [0, 5]),
+    ({"type": "integer", "not": {"enum": [0, 3]}}, [1, -1, 4], [0, 3]),
+    ({"type": "string", "not": {"const": "red"}}, ["re", "reds", "", "é"], ["red"]),
+    ({"not": {"type": ["object", "array"]}}, [1, "a", None], [{}, []]),
+    ({"not": {"not": {"type": "null"}}}, [None], [1]),
+    (
+        {
+            "type": "object",
+            "properties": {"kind": {"enum": ["a", "b"]}, "x": {"type": "integer"}},
+            "required": ["kind"],
+            "if": {"properties": {"kind": {"const": "a"}}},
+            "then": {"required": ["x"]},
+            "else": {"properties": {"x": False}},
+        },
+        [{"kind": "a", "x": 1}, {"kind": "b"}],
+        [{"kind": "a"}, {"kind": "b", "x": 1}],
+    ),
+    (
+        {"type": "object", "properties": {"a": {}, "b": {}}, "dependentRequired": {"a": ["b"]}},
+        [{}, {"b": 1}, {"a": 1, "b": 1}],
+        [{"a": 1}],
+    ),
+    (
+        {
+            "type": "object",
+            "properties": {"a": {}, "b": {"type": ["integer", "string"]}},
+            "dependentSchemas": {"a": {"properties": {"b": {"type": "string"}}}},
+        },
+        [{"b": 1}, {"a": 1, "b": "x"}],
+        [{"a": 1, "b": 1}],
+    ),
+    ({"type": "integer", "multipleOf": 7}, [0, 7, -14, 700], [1, 6, 71]),
+    ({"type": "integer", "multipleOf": 5, "minimum": 3, "maximum": 12}, [5, 10], [0, 3, 15]),
+    ({"type": "number", "multipleOf": 0.5, "minimum": 0, "maximum": 1}, [0, 0.5, 1], [0.25, 1.5]),
+    ({"type": "number", "minimum": 0.1, "exclusiveMaximum": 0.3}, [0.1, 0.2], [0.3, 0.09, 1]),
+    ({"type": "number", "minimum": 1e-9, "maximum": 2e-9}, [], [0, 3e-9]),
+    ({"type": "integer", "exclusiveMinimum": 1.5, "maximum": 3.5}, [2, 3], [1, 4]),
+    ({"type": "integer", "maximum": 2**63 - 1}, [5, -(10**30)], [2**63, 10**30]),
+    ({"type": "string", "minLength": 2, "maxLength": 3}, ["ab", "日本語", "🙂🙂"], ["a", "abcd"]),
+    ({"type": "string", "minLength": 200}, ["x" * 200], ["x" * 199]),
+    ({"type": "string", "pattern": "^[a-z]+$", "minLength": 2, "maxLength": 4}, ["ab", "abcd"], ["a", "abcde", "AB"]),
+    ({"type": "string", "pattern": "^https://"}, ["https://é"], ["http://x", " https://"]),
+    ({"type": "string", "pattern": "foo"}, ["foo", "a foo b"], ["fo"]),
+    ({"allOf": [{"pattern": "^[a-z]*$"}, {"pattern": "^.{2,3}$"}], "type": "string"}, ["ab", "abc"], ["a", "A1"]),
+    ({"allOf": [{"pattern": "^(a|b)$"}, {"pattern": "^(b|c)$"}], "type": "string"}, ["b"], ["a", "c"]),
+    ({"type": "string", "format": "date"}, ["2024-02-29", "2023-12-31"], ["2023-02-29", "2024-13-01", "x"]),
+    ({"type": "string", "format": "uri", "minLength": 1, "maxLength": 2083}, ["https://a.bc/d?e=f"], ["x", ""]),
+    ({"type": "string", "format": "color"}, ["anything"], [1]),
+    ({"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 2}, [[1], [1, 2]], [[], [1, 2, 3]]),
+    ({"type": "array", "prefixItems": [{"type": "null"}], "items": False}, [[], [None]], [[1], [None, None]]),
+    ({"type": "array", "prefixItems": [{}, {"const": 1}], "minItems": 2}, [[5, 1]], [[5], [5, 2]]),
+    ({"type": "array", "items": {"enum": ["a", "b"]}, "uniqueItems": True}, [[], ["a"], ["b", "a"]], [["a", "a"]]),
+    ({"type": "array", "items": {"type": "integer"}, "contains": {"const": 3}}, [[3], [1, 3, 1]], [[], [1, 2]]),
+    (
+        {"type": "array", "items": {"enum": [1, 2]}, "contains": {"const": 2}, "maxContains": 1, "maxItems": 4},
+        [[2], [1, 2, 1]],
+        [[2, 2], [1], [2, 1, 2]],
+    ),
+    ({"type": "array", "contains": {"type": "null"}, "minContains": 0}, [[], [1]], ["x"]),
+    (
+        {"type": "object", "properties": {"a": {"type": "null"}}, "required": ["a", "b"]},
+        [{"a": None, "b": 1}],
+        [{"a": None}],
+    ),
+    ({"type": "object", "additionalProperties": {"type": "integer"}}, [{}, {"x": 1, 'q"': 2}], [{"x": "y"}]),
+    (
+        {"type": "object", "properties": {"a": {"type": "null"}}, "additionalProperties": {"type": "integer"}},
+        [{"a": None, "b": 1}, {"aa": 1}, {}],
+        [{"a": 1}, {"b": None}],
+    ),
+    (
+        {"type": "object", "patternProperties": {"^x": {"type": "string"}, "^y": {"type": "integer"}}},
+        [{"x1": "a", "y": 1}, {}],
+        [{"x1": 1}, {"y": "a"}],
+    ),
+    (
+        {
+            "type": "object",
+            "propertyNames": {"enum": ["x", "y"]},
+            "additionalProperties": {"type": "null"},
+            "minProperties": 2,
+        },
+        [{"x": None, "y": None}],
+        [{"x": None}, {"z": None, "x": None}],
+    ),
+    ({"type": "object", "propertyNames": {"pattern": "^[a-z]+$"}}, [{"ab": 1}, {}], [{"A": 1}]),
+    (
+        {"type": "object", "properties": {"a": {}, "b": {}, "c": {}}, "minProperties": 2, "maxProperties": 2},
+        [{"a": 1, "c": 1}, {"b": 1, "c": 1}],
+        [{"a": 1}, {}, {"a": 1, "b": 1, "c": 1}],
+    ),
+    (
+        {
+            "allOf": [{"properties": {"a": {}}}],
+            "type": "object",
+            "properties": {"b": {}},
+            "unevaluatedProperties": False,
+        },
+        [{"b": 1, "a": 2}, {}],
+        [{"c": 1}],
+    ),
+    (
+        {"type": "array", "prefixItems": [{"type": "null"}], "unevaluatedItems": {"type": "integer"}},
+        [[None, 1, 2]],
+        [[None, "x"], [1]],
+    ),
+    ({"type": "object", "properties": {}}, [{}], [1]),
+    ({"title": "A", "description": "b", "default": 3, "examples": [1], "type": "null", "x-own": 1}, [None], [3]),
+    # What differs only in members that are called as annotations are (xgrammar takes it for the same).
+    (
+        {
+            "type": "object",
+            "properties": {
+                "a": {"type": "object", "properties": {"title": {"type": "string"}}, "required": ["title"]},
+                "b": {"type": "object", "properties": {"title": {"type": "integer"}}, "required": ["title"]},
+            },
+            "required": ["a", "b"],
+        },
+        [{"a": {"title": "x"}, "b": {"title": 1}}],
+        [{"a": {"title": "x"}, "b": {"title": "x"}}],
+    ),
+    # Older drafts.
+    (
+        {"items": [{"type": "null"}], "additionalItems": {"type": "integer"}, "type": "array"},
+        [[None, 1]],
+        [[1], [None, "x"]],
+    ),
+    (
+        {"type": "object", "properties": {"a": {}, "b": {}}, "dependencies": {"a": ["b"]}},
+        [{"b": 1}, {"a": 1, "b": 1}],
+        [{"a": 1}],
+    ),
+]
+
+
+@pytest.mark.parametrize(("schema", "valid", "invalid"), ENFORCED)
+def test_valid_values_can_be_written_and_others_cannot(
+    schema: dict[str, Any], valid: list[Any], invalid: list[Any]
+) -> None:
+    grammar = of_schema(enforceable(schema))
+    assert [value for value in valid if not accepts_value(grammar, value)] == []
+    assert [value for value in invalid if accepts_value(grammar, value)] == []
+    if ("items" in schema and isinstance(schema["items"], list)) or "dependencies" in schema:
+        return  # the standard of today knows neither
+    validator = Draft202012Validator(schema)
+    assert [value for value in valid if not validator.is_valid(value)] == []
+    assert "format" in schema or [value for value in invalid if validator.is_valid(value)] == []
+    chance = random.Random(0)
+    for _ in range(20):
+        if (text := walk(grammar, chance)) is not None:
+            validator.validate(json.loads(text.decode("utf-8", "replace")))
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    (
+        {"properties": {"a": {"items": {"type": "integer"}, "uniqueItems": True, "type": "array"}}},
+        "/properties/a/uniqueItems",
+    ),
+    ({"type": "array", "items": {"enum": list(range(20))}, "uniqueItems": True}, "/uniqueItems"),
+    ({"type": "number", "multipleOf": 0.01}, "/multipleOf"),
+    ({"type": "integer", "multipleOf": 5, "minimum": 0}, "/multipleOf"),
+    ({"type": "integer", "multipleOf": 0}, "/multipleOf"),
+    ({"type": "string", "pattern": "^(?=x)"}, "/pattern"),
+    ({"type": "string", "pattern": "^[a"}, "/pattern"),
+    ({"type": "string", "pattern": '^"+$'}, "/pattern"),
+    ({"allOf": [{"pattern": "a+b"}, {"pattern": "c+d"}], "type": "string"}, "/allOf/1/pattern"),
+    ({"type": "string", "format": "regex"}, "/format"),
+    ({"type": "string", "not": {"pattern": "a"}}, "/not/pattern"),
+    ({"type": "number", "not": {"type": "integer"}}, "/not/type"),
+    ({"$ref": "https://example.com/x.json"}, "/$ref"),
+    ({"$ref": "#/$defs/none"}, "/$ref"),
+    ({"$ref": "#none"}, "/$ref"),
+    ({"$ref": "#"}, ""),
+    ({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, ""),
+    ({"properties": {"a": {"$id": "https://example.com/a"}}}, "/properties/a/$id"),
+    ({"oneOf": [{"type": "string", "pattern": "a"}, {"type": "string", "pattern": "b"}]}, "/oneOf"),
+    ({"type": "object", "minProperties": 3, "additionalProperties": {"type": "null"}}, "/minProperties"),
+    ({"enum": [2**60]}, "/enum"),
+    ({"const": float("inf")}, "/const"),
+    ({"enum": []}, "/enum"),
+    ({"type": "nonsense"}, "/type"),
+    ({"type": "string", "minLength": "3"}, "/minLength"),
+    ({"type": "array", "items": [3]}, "/items/0"),
+    ({"anyOf": {}}, "/anyOf"),
+    ({"required": "a"}, "/required"),
+    ({"properties": []}, "/properties"),
+    ({"type": "string", "minLength": 3, "maxLength": 2}, ""),
+    ({"type": "integer", "minimum": 3, "maximum": 2}, ""),
+    ({"allOf": [{"type": "string"}, {"type": "null"}]}, ""),
+    ({"type": "string", "maxLength": 10**9}, "/maxLength"),
+    ({"properties": {"a~/b": {"type": "what"}}}, "/properties/a~0~1b/type"),
+]
+
+
+@pytest.mark.parametrize(("schema", "pointer"), REFUSED)
+def test_what_is_not_enforced_is_refused_with_the_path_of_its_keyword(schema: dict[str, Any], pointer: str) -> None:
+    with pytest.raises(SchemaError) as refused:
+        enforceable(schema)
+    assert refused.value.pointer == pointer
+
+
+def nested(depth: int, wrap: Any) -> Any:
+    schema: Any = {"type": "integer"}
+    for _ in range(depth):
+        schema = wrap(schema)
+    return schema
+
+
+def of_many(count: int, make: Any) -> dict[str, Any]:
+    return {f"p{number}": make(number) for number in range(count)}
+
+
+HOSTILE: dict[str, dict[str, Any]] = {
+    "product": {"allOf": [{"anyOf": [{"properties": {f"p{i}{j}": {}}} for j in range(8)]} for i in range(40)]},
+    "nested anyOf": nested(11, lambda schema: {"anyOf": [schema, schema]}),
+    "nested oneOf": nested(9, lambda schema: {"oneOf": [schema, {"type": "string"}, schema]}),
+    "nested not": nested(60, lambda schema: {"not": schema}),
+    "references": {
+        "$ref": "#/$defs/p0",
+        "$defs": of_many(60, lambda i: {"anyOf": [{"$ref": f"#/$defs/p{i + 1}"}] * 2}) | {"p60": True},
+    },
+    "opposites of references": {
+        "not": {"$ref": "#/$defs/p0"},
+        "$defs": of_many(60, lambda i: {"allOf": [{"$ref": f"#/$defs/p{i + 1}"}] * 2}) | {"p60": False},
+    },
+    "conditions of references": {
+        "$ref": "#/$defs/p0",
+        "$defs": of_many(60, lambda i: {key: {"$ref": f"#/$defs/p{i + 1}"} for key in ("if", "then", "else")})
+        | {"p60": {"type": ["integer", "string", "null"]}},
+    },
+    "dependencies": {
+        "type": "object",
+        "properties": of_many(40, lambda _: {}),
+        "dependentRequired": of_many(40, lambda i: [f"p{(i + 1) % 40}"]),
+    },
+    "conditions": {
+        "type": "object",
+        "properties": of_many(30, lambda _: {"enum": [1, 2]}),
+        "allOf": [
+            {"if": {"properties": {f"p{i}": {"const": 1}}}, "then": {"required": [f"p{i + 1}"]}} for i in range(29)
+        ],
+    },
+    "alternatives": {"oneOf": [{"properties": {f"k{i}": {"const": str(i)}}} for i in range(60)]},
+    "enums": {"allOf": [{"enum": [str(i) for i in range(3000)]}, {"enum": [str(i) for i in range(1500, 4000)]}]},
+    "properties": {
+        "type": "object",
+        "properties": of_many(1200, lambda _: {"type": "string"}),
+        "additionalProperties": True,
+    },
+    "pattern properties": {"type": "object", "patternProperties": {f"^{i}[a-z]*$": {"minimum": i} for i in range(300)}},
+    "matching": {"pattern": "^" + "(a?)" * 300 + "a{300}$", "enum": ["a" * length for length in range(250, 300)]},
+    "patterns": {"anyOf": [{"type": "string", "pattern": f"^({'a?' * 1500}){i}$"} for i in range(18)]},
+    "alike": {"type": "string", "pattern": "^(a{1000}b|a{1000}c)$"},
+    "loops": {
+        "type": "string",
+        "pattern": r"^(\d+D|\d+M(\d+D)?|\d+Y(\d+M(\d+D)?)?)(T(\d+S|\d+M(\d+S)?))?$",
+        "maxLength": 200,
+    },
+    "different": {"type": "array", "items": {"enum": list(range(2000))}, "uniqueItems": True},
+    "numbers": {"type": "integer", "minimum": 10**4000, "multipleOf": 10**4000},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_schema_is_worked_out_or_refused_with_bounded_work(name: str) -> None:
+    def work_out() -> None:
+        try:
+            found = enforceable(HOSTILE[name])
+        except SchemaError:
+            pass
+        else:
+            assert len(json.dumps(found)) <= MAX_BYTES
+
+    assert calls_made_by(work_out) < 500_000  # the most of these takes half of it, in about 50 ms
+
+
+def test_a_schema_of_usual_size_takes_little_work_and_none_when_it_comes_again() -> None:
+    schema = {"type": "object", "properties": of_many(20, lambda i: {"type": "string", "maxLength": 10 + i})}
+    assert calls_made_by(lambda: enforceable(schema)) < 20_000
+    assert calls_made_by(lambda: enforceable(schema)) < 50
+
+
+def test_a_relaxed_schema_keeps_what_is_enforced() -> None:
+    item = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "minItems": 1}
+    schema = {
+        "type": "object",
+        "properties": {"a": item, "b": {"type": "string", "pattern": "(?=x)"}},
+        "required": ["a"],
+    }
+    left = relaxed(schema)
+    assert left["properties"] == {
+        "a": {"type": "array", "items": {"type": "integer"}, "minItems": 1},
+        "b": {"type": "string"},
+    }
+    assert schema["properties"]["a"]["uniqueItems"] is True  # is left as it was
+    assert relaxed({"type": "nonsense", "required": 3}) in ({}, {"type": "object"})
+    assert relaxed({"$ref": "#"}) == {"type": "object"}
+
+
+def test_formats_without_a_schema_stay_as_they_are() -> None:
+    for kept in ({"type": "json_object"}, {"type": "grammar", "grammar": 'root ::= "a"'}, {"type": "poem"}):
+        assert enforceable_format(kept) == kept
+    with pytest.raises(SchemaError, match="looks ahead"):
+        enforceable_format({"type": "regex_schema", "regex_schema": "(?=a)"})
+    bare = enforceable_format({"type": "json_schema", "json_schema": {"type": "integer"}})
+    assert bare["json_schema"] == {"schema": {"type": "integer"}}

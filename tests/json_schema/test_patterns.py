@@ -1,0 +1,175 @@
+"""Regular expressions: read as `re` reads them, and kept to by the grammar engine."""
+
+import itertools
+import json
+import random
+import re
+
+import pytest
+
+from lmdeploy.json_schema import charsets
+from lmdeploy.json_schema.expressions import expression_of, full_match
+from lmdeploy.json_schema.languages import (
+    Chars,
+    Language,
+    bounded,
+    choice,
+    concatenation,
+    matches,
+    repeat,
+    restricted,
+    shortened,
+    strings,
+    widths,
+)
+from lmdeploy.json_schema.patterns import PatternError, language_of
+from tests.support.grammar_walk import accepts, of_expression, of_schema, walk
+
+SHORT = ["".join(each) for length in range(6) for each in itertools.product("abé", repeat=length)]
+ATOMS = [
+    *("a", "b", "é", "日", "🙂", " ", "-", r"\.", r"\d", r"\w", r"\s", r"\S", r"\D", r"\W", ".", "[a-f]", "[^a-f]"),
+    *("[é-ü]", r"[^\s@]", r"[\w.-]", "[一-龠]", "[^日]", "[\u0700-\u1fff]", r"[^\d,]"),
+]
+NEAR_BOUNDARIES = "ab🙂é日 -.5_Zü\u0800\u07ff\ud7ff\ue000\uffff\U00010000\u1000@,"
+
+
+def random_language(chance: random.Random, depth: int) -> Language:
+    kind = chance.random()
+    if depth == 0 or kind < 0.25:
+        return Chars(charsets.of(chance.choice(["a", "b", "ab", "é", "aé"])))
+    if kind < 0.5:
+        return concatenation([random_language(chance, depth - 1) for _ in range(chance.randint(0, 3))])
+    if kind < 0.7:
+        return choice([random_language(chance, depth - 1) for _ in range(chance.randint(1, 3))])
+    low = chance.randint(0, 3)
+    return repeat(random_language(chance, depth - 1), low, chance.choice([None, low, low + 1, low + 2]))
+
+
+def random_pattern(chance: random.Random, depth: int = 0) -> str:
+    kind = chance.random()
+    if depth > 3 or kind < 0.35:
+        return chance.choice(ATOMS)
+    if kind < 0.6:
+        return random_pattern(chance, depth + 1) + random_pattern(chance, depth + 1)
+    if kind < 0.75:
+        return f"({random_pattern(chance, depth + 1)}|{random_pattern(chance, depth + 1)})"
+    count = chance.choice(["*", "+", "?", "{2}", "{1,3}", "{2,}", "*?"])
+    return f"(?:{random_pattern(chance, max(depth, 2) + 1)}){count}"
+
+
+@pytest.mark.alike(most=3)
+@pytest.mark.parametrize("seed", range(20))
+def test_the_engine_takes_the_strings_of_a_language_and_no_others(seed: int) -> None:
+    chance = random.Random(seed)
+    for _ in range(40):
+        language = random_language(chance, 4)
+        try:
+            expression = expression_of(language)
+        except PatternError:
+            continue
+        if expression is None:
+            continue
+        grammar = of_schema({"type": "string", "pattern": expression})
+        wrong = [each for each in SHORT if accepts(grammar, f'"{each}"') != matches(language, each)]
+        assert wrong == [], expression
+
+
+@pytest.mark.alike(most=3)
+@pytest.mark.parametrize("seed", range(20))
+def test_what_the_engine_writes_for_a_pattern_is_found_by_python_too(seed: int) -> None:
+    chance = random.Random(seed)
+    for _ in range(15):
+        pattern = chance.choice(["^", ""]) + random_pattern(chance) + chance.choice(["$", ""])
+        language = language_of(pattern)
+        expression = expression_of(language)
+        if expression is None:
+            continue
+        grammar = of_schema({"type": "string", "pattern": expression})
+        for _ in range(6):
+            if (text := walk(grammar, chance, 300)) is not None:
+                assert re.search(pattern, json.loads(text)), pattern
+        plain = restricted(language, charsets.PLAIN)
+        for _ in range(15):
+            text = "".join(chance.choices(NEAR_BOUNDARIES, k=chance.randint(0, 5)))
+            assert accepts(grammar, json.dumps(text, ensure_ascii=False)) == matches(plain, text), (pattern, text)
+            assert not matches(language, text) or re.search(pattern, text), (pattern, text)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "why"),
+    [
+        ("^(?=a)", "looks ahead"),
+        ("^(?!a).*", "looks ahead"),
+        ("(?<=a)b", "looks behind"),
+        (r"(a)\1", r"\1"),
+        (r"(?<x>a)\k<x>", r"\k"),
+        (r"\bword\b", r"\b"),
+        (r"^\p{L}+$", r"\p"),
+        ("(?i)a", "flags"),
+        ("a**", "repeated already"),
+        ("*a", "repeats nothing"),
+        ("(a", "( without a )"),
+        ("a)", ") without a ("),
+        ("[a", "[ without a ]"),
+        ("[]a]", "empty class"),
+        ("[z-a]", "backwards"),
+        ("a{3,2}", "counts down"),
+        ("a{99999}", "20000 times"),
+        ("((a{1,100}){1,100}){1,100}", "written out"),
+        ("(" * 60 + "a" + ")" * 60, "deeper"),
+        ("a" * 5000, "longer"),
+        ("(^a)*b", "repeats a group with ^"),
+        ("a\\", "backslash"),
+    ],
+)
+def test_an_expression_that_is_none_or_is_not_enforced_is_refused(pattern: str, why: str) -> None:
+    with pytest.raises(PatternError, match=re.escape(why)):
+        language_of(pattern)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "low", "high"),
+    [
+        ("^[A-Za-z][A-Za-z0-9_]*$", 3, 30),
+        ("^a{2,5}$", 3, 4),
+        ("^(ab|c)*$", 0, 4),
+        ("^[a-c]+ [a-c]+$", 4, 6),
+        ("^(a|bb|ccc)$", 2, 2),
+        (r"^\w+@\w+\.com$", 0, 20),
+        ("^abc$", 4, 9),
+        ("b", 0, 6),
+    ],
+)
+def test_a_bound_of_the_length_leaves_strings_of_the_pattern_within_it(pattern: str, low: int, high: int) -> None:
+    language = language_of(pattern)
+    found = bounded(language, low, high) or shortened(language, high)
+    assert found is not None
+    least, most = widths(found)
+    if strings(found, 0) == []:  # none is that long
+        assert pattern == "^abc$"
+        return
+    assert least >= low
+    assert most is not None
+    assert most <= high
+    expression = expression_of(found)
+    assert expression is not None
+    chance = random.Random(1)
+    grammar = of_schema({"type": "string", "pattern": expression})
+    for _ in range(20):
+        text = walk(grammar, chance)
+        assert text is not None
+        value = json.loads(text)
+        assert re.search(pattern, value)
+        assert low <= len(value) <= high
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"call me [A-Za-z]{1,10}", r"\d{4}-(0[1-9]|1[0-2])", "yes|no", r"(.|\n){5,9}!?", '"a"']
+)
+def test_a_text_that_is_to_match_an_expression_does_so_from_end_to_end(pattern: str) -> None:
+    grammar = of_expression(full_match(pattern))
+    chance = random.Random(2)
+    for _ in range(20):
+        text = walk(grammar, chance)
+        assert text is not None
+        assert re.fullmatch(pattern, text.decode()), text

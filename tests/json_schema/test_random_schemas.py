@@ -1,0 +1,60 @@
+"""Random schemas with every keyword: what the grammar engine writes under them is valid, or they are refused."""
+
+import json
+import random
+from collections import Counter
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from lmdeploy.json_schema import SchemaError, enforceable
+from tests.support.grammar_walk import of_schema, walk
+from tests.support.random_schemas import RandomSchemas, keywords_of
+
+SEEDS = range(1000)
+BLOCK = 25
+WALKS = 12
+
+# The assertions, applicators and references of JSON Schema 2020-12.
+KEYWORDS = {
+    *("$anchor", "$defs", "$dynamicRef", "$ref", "additionalProperties", "allOf", "anyOf", "const", "contains"),
+    *("dependentRequired", "dependentSchemas", "else", "enum", "exclusiveMaximum", "exclusiveMinimum", "format", "if"),
+    *("items", "maxContains", "maxItems", "maxLength", "maxProperties", "maximum", "minContains", "minItems"),
+    *("minLength", "minProperties", "minimum", "multipleOf", "not", "oneOf", "pattern", "patternProperties"),
+    *("prefixItems", "properties", "propertyNames", "required", "then", "type", "unevaluatedItems"),
+    *("unevaluatedProperties", "uniqueItems"),
+}
+
+
+@pytest.mark.alike(most=6)
+@pytest.mark.parametrize("first", SEEDS[::BLOCK])
+def test_what_is_written_under_a_random_schema_is_valid_or_the_schema_is_refused(first: int) -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(first, first + BLOCK):
+        schema = RandomSchemas(seed).schema()
+        try:
+            grammar = of_schema(enforceable(schema))
+        except SchemaError as error:
+            counts["refused" if error.pointer[:1] in ("", "/") else "odd pointer"] += 1
+            continue
+        validator = Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER)
+        chance = random.Random(seed)
+        for _ in range(WALKS):
+            text = walk(grammar, chance)
+            if text is None:
+                counts["endless"] += 1
+                continue
+            value = json.loads(text.decode("utf-8", "replace"))
+            wrong = next(validator.iter_errors(value), None)
+            assert wrong is None, (seed, text, wrong.message, schema)
+            counts["valid"] += 1
+    assert counts["valid"] > 3 * BLOCK, counts
+    assert counts["odd pointer"] == 0, counts
+    assert counts["endless"] < counts["valid"] / 4, counts
+
+
+def test_the_random_schemas_have_every_keyword() -> None:
+    found: Counter[str] = Counter()
+    for seed in SEEDS:
+        found.update(keywords_of(RandomSchemas(seed).schema()) & KEYWORDS)
+    assert {keyword: count for keyword in KEYWORDS if (count := found[keyword]) < 10} == {}

@@ -1,0 +1,88 @@
+"""What other users of the machine can read of a server: nothing that holds what callers send."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import gettempdir
+
+import pytest
+
+from lmdeploy.cli.triton import open_log
+from lmdeploy.scratch import Scratch
+from lmdeploy.serve.ports import Ports
+from lmdeploy.serve.shared_memory import FOLDER
+from lmdeploy.serve.tritonserver import TritonServer
+from openai_gateway.batches.disk import write_whole
+from openai_gateway.batches.files import Limits
+from openai_gateway.batches.store import Store
+from tests.support.fake_repository import write_fake_repository
+from tests.support.processes import session_members
+
+START = 60.0
+OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+@pytest.fixture(autouse=True)
+def usual_umask() -> Iterator[None]:
+    """What users have: files that everybody reads."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def open_to_others(*paths: Path) -> list[str]:
+    return [f"{path}: {stat.filemode(path.stat().st_mode)}" for path in paths if path.stat().st_mode & OTHERS]
+
+
+def test_tritonserver_s_processes_and_shared_memory_are_its_user_s_alone(tmp_path: Path) -> None:
+    before = set(FOLDER.iterdir())
+    server = TritonServer(write_fake_repository(tmp_path), ports=Ports.free(), backends=())
+    with server:
+        server.wait_ready(START)
+        made = [path for path in set(FOLDER.iterdir()) - before if path.name.startswith("lmdeploy-triton-")]
+        assert len(made) > 1
+        assert not open_to_others(*made)
+        assert server.pid is not None
+        for pid in session_members(server.pid):
+            assert "\nUmask:\t0077\n" in Path(f"/proc/{pid}/status").read_text()
+
+
+def test_triton_s_log_is_private_also_one_of_an_earlier_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LMDEPLOY_CACHE", str(tmp_path))
+    args = argparse.Namespace(triton_grpc_port=4711, log_level="ERROR")
+    old = tmp_path / "logs" / "tritonserver-4711.log"
+    old.parent.mkdir()
+    old.write_text("a prompt\n")
+    assert open_to_others(old)
+    logger = logging.getLogger("tritonserver")
+    handlers = list(logger.handlers)
+    try:
+        path, _ = open_log(args)
+        logger.info("%s", "x" * 11_000_000)  # rotates
+        logger.info("another")
+        assert path == old
+        assert len(list(path.parent.iterdir())) > 1
+        assert not open_to_others(*path.parent.iterdir())
+    finally:
+        for handler in set(logger.handlers) - set(handlers):
+            logger.removeHandler(handler)
+            handler.close()
+
+
+def test_kept_files_are_private_in_a_folder_that_is_not(tmp_path: Path) -> None:
+    write_whole(tmp_path / "whole", b"an answer")
+    upload = Store(tmp_path / "files", Limits(1000, 1000, 10)).of(None).files.upload()
+    upload.write(b"a prompt")
+    kept = [path for path in (tmp_path / "files").rglob("*") if path.is_file() and path.name != "lock"]
+    assert kept
+    assert not open_to_others(tmp_path / "whole", *kept)
+
+
+def test_temporary_folders_are_private() -> None:
+    with Scratch(Path(gettempdir()), "lmdeploy-models-") as folder:
+        assert not open_to_others(folder)

@@ -1,0 +1,33 @@
+"""Second runs: of tests that need a whole server, which depend on the machine too. Whoever needs one is reported."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+MARK = "e2e"
+RERUNS = 1
+_FOLDER = Path(__file__).parents[1] / "e2e"
+_SERVER = "triton_server"  # a fixture
+
+
+def allow_reruns(items: Iterable[pytest.Item]) -> None:
+    """Let a test that needs a whole server run again when it fails; no other test may.
+
+    Those are the tests that are marked so, that use the session's tritonserver, or that lie in ``tests/e2e``.
+    """
+    for item in items:
+        needs_server = item.path.is_relative_to(_FOLDER) or _SERVER in getattr(item, "fixturenames", ())
+        if needs_server or item.get_closest_marker(MARK):
+            item.add_marker(MARK)
+            item.add_marker(pytest.mark.flaky(reruns=RERUNS))
+
+
+def report_flaky(reporter: pytest.TerminalReporter) -> None:
+    """Name the tests that passed on a second run only."""
+    again = {report.nodeid for report in reporter.getreports("rerun")}
+    passed = {report.nodeid for report in reporter.getreports("passed") if report.when == "call"}
+    if flaky := sorted(again & passed):
+        reporter.section("flaky tests, which passed on their second run", yellow=True)
+        for name in flaky:
+            reporter.line(f"FLAKY {name}")

@@ -1,0 +1,73 @@
+"""Old public names work for one release, and the documentation lists each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from lmdeploy import renamed
+from lmdeploy.turbomind.engine import Engine
+from lmdeploy.turbomind.repository import MODELS, copy_models
+from openai_gateway.metrics.page import GatewayMetrics
+from webui.conversations import conversation_of
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLES = (
+    renamed.TRITON_MODELS,
+    renamed.GATEWAY_METRICS,
+    renamed.ENGINE_METRICS,
+    renamed.CONVERSATION_KEYS,
+    renamed.TOOL_OPTIONS,
+)
+
+
+def test_the_documentation_lists_every_old_name() -> None:
+    page = (ROOT / "docs" / "reference" / "renamed.md").read_text(encoding="utf-8")
+    for table in TABLES:
+        for old, new in table.items():
+            assert any(old in line and new in line for line in page.splitlines())
+
+
+def test_a_copied_repository_has_the_ensemble_under_both_names(tmp_path: Path) -> None:
+    copy_models(tmp_path, {})
+    assert {path.name for path in tmp_path.iterdir()} == {*MODELS, *renamed.TRITON_MODELS}
+    for old, new in renamed.TRITON_MODELS.items():
+        old_text, new_text = ((tmp_path / name / "config.pbtxt").read_text(encoding="utf-8") for name in (old, new))
+        assert old_text == new_text.replace(f'name: "{new}"', f'name: "{old}"')
+        assert old_text == (ROOT / "model_repository" / old / "config.pbtxt").read_text(encoding="utf-8")
+
+
+def test_the_gateways_page_has_both_names_of_a_metric() -> None:
+    metrics = GatewayMetrics()
+    metrics.responses.of("m").ends["stop"].inc()
+    families = {family.name: family for family in text_string_to_metric_families(metrics.text().decode())}
+    for old, new in renamed.GATEWAY_METRICS.items():
+        values = [
+            {
+                (sample.name.removeprefix(name), *sample.labels.items()): sample.value
+                for sample in families[name].samples
+            }
+            for name in (old, new)
+        ]
+        assert values[0] == {key: value for key, value in values[1].items() if key[0] != "_created"}
+
+
+def test_the_engines_counters_have_both_names() -> None:
+    class Native:
+        def stats(self) -> dict[str, float]:
+            return {name: float(number) for number, name in enumerate(renamed.ENGINE_METRICS.values())}
+
+    engine = Engine.__new__(Engine)
+    engine._engine = Native()
+    found = engine.metrics()
+    assert {old: found[old] for old in renamed.ENGINE_METRICS} == {
+        old: found[new] for old, new in renamed.ENGINE_METRICS.items()
+    }
+
+
+def test_conversations_with_the_old_key_are_read(tmp_path: Path) -> None:
+    image = tmp_path / "one.png"
+    image.write_bytes(b"")
+    (turn,) = conversation_of({"turns": [{"question": "?", "pictures": [str(image)]}]}, tmp_path).turns
+    assert turn.images == (str(image),)

@@ -1,0 +1,112 @@
+"""Models that see and are not served are refused by name, with the reason and what to use instead."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmdeploy.errors import UnsupportedModelError
+from lmdeploy.turbomind.checkpoint import describe
+from lmdeploy.turbomind.families import family_of
+from lmdeploy.turbomind.text_part import sees
+from lmdeploy.turbomind.unsupported import ENCODERS, UNSUPPORTED, UnsupportedModel, refuse_unsupported
+from lmdeploy.vl.families import vision_families
+from lmdeploy.vl.tools import merge_xcomposer2d5_task
+
+_INTERNVL = {"ps_version": "v2", "dynamic_image_size": True, "use_thumbnail": True}
+_LLAVA = {"mm_projector_type": "mlp2x_gelu", "mm_vision_tower": "openai/clip-vit-large-patch14-336"}
+# What config.json of such a model has besides, where others share the architecture.
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "Mono-InternVL": _INTERNVL | {"llm_config": {"architectures": ["InternLM2VEForCausalLM"]}},
+    "InternVL 1.1, 1.2": _INTERNVL | {"dynamic_image_size": False},
+    "MiniCPM-V before 2.5": {"version": 2.0},
+    "Molmo 7B-O, MolmoE": {"norm_after": True},
+    "Janus": {"gen_vision_config": {"cls": "VQ-16"}},
+    "InternVL built on LLaVA": _LLAVA | {"mm_vision_tower": "OpenGVLab/InternViT-6B-224px"},
+    "LLaVA before 1.5": _LLAVA | {"mm_projector_type": "linear"},
+    "LLaVA with tiles of another kind": _LLAVA | {"image_aspect_ratio": "anyres_max_9"},
+}
+# Served models of the same architectures.
+SERVED: dict[str, dict[str, Any]] = {
+    "InternVLChatModel": _INTERNVL | {"llm_config": {"architectures": ["Qwen2ForCausalLM"]}},
+    "MiniCPMV": {"version": 4.5},
+    "MolmoForCausalLM": {"norm_after": False, "attention_layer_norm": False, "layer_norm_type": "rms"},
+    "MultiModalityCausalLM": {"vision_config": {"cls": "CLIPVisionTower"}},
+    "LlavaLlamaForCausalLM": _LLAVA | {"image_aspect_ratio": "pad"},
+    "LlavaMistralForCausalLM": _LLAVA | {"image_aspect_ratio": "anyres", "mm_patch_merge_type": "spatial_unpad"},
+}
+
+
+@pytest.mark.parametrize("row", UNSUPPORTED, ids=lambda row: row.models)
+def test_each_is_refused_by_name_with_reason_and_advice(row: UnsupportedModel, tmp_path: Path) -> None:
+    for name in row.architectures:
+        config = {"architectures": [name], **EXAMPLES.get(row.models, {})}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        with pytest.raises(UnsupportedModelError) as refused:
+            describe(tmp_path, "model")
+        assert str(refused.value).startswith(f"{row.models} ({name}) cannot be served: ")
+        assert row.lacks in str(refused.value)
+        assert row.instead in str(refused.value)
+
+
+def test_a_name_in_auto_map_is_enough() -> None:
+    code = {"AutoModel": "modeling_internlm_xcomposer2.InternLMXComposer2ForCausalLM"}
+    with pytest.raises(UnsupportedModelError, match="XComposer2"):
+        refuse_unsupported({"architectures": ["InternLM2ForCausalLM"], "auto_map": code})
+
+
+@pytest.mark.parametrize("task", ["web", "write"])
+def test_merging_a_task_for_xcomposer_is_refused_as_the_model_is(
+    task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "merged"
+    output.mkdir()
+    (output / "kept").touch()
+    assert merge_xcomposer2d5_task.main(["internlm/internlm-xcomposer2d5-7b", str(output), "--task", task]) == 1
+    refused = capsys.readouterr().err
+    assert "nothing was merged: InternLM-XComposer2, 2.5" in refused
+    assert "low-rank matrices that are added for the rows of images alone; use InternVL2" in refused
+    assert (output / "kept").exists()
+
+
+@pytest.mark.parametrize("architecture", SERVED)
+def test_others_of_the_same_architecture_are_not_refused(architecture: str) -> None:
+    shared = [row for row in UNSUPPORTED if architecture in row.architectures]
+    assert shared, "no row has this architecture"
+    assert all(row.models in EXAMPLES for row in shared), "a row refuses all of them"
+    refuse_unsupported({"architectures": [architecture], **SERVED[architecture]})
+
+
+# Every model that sees in LMDeploy's manual or, since, in its list of architectures.
+SEEN = (
+    "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration", "LlavaLlamaForCausalLM",
+    "LlavaMistralForCausalLM", "LlavaOnevisionForConditionalGeneration", "InternVLChatModel",
+    "InternVLForConditionalGeneration", "Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration",
+    "Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration", "Glm4vForConditionalGeneration",
+    "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration",
+    "Gemma3ForConditionalGeneration", "Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration",
+    "Mistral3ForConditionalGeneration", "MultiModalityCausalLM", "DeepseekVLForConditionalGeneration",
+    "DeepseekVLHybridForConditionalGeneration", "MiniCPMV", "Phi3VForCausalLM", "ChatGLMModel",
+    "ChatGLMForConditionalGeneration", "QWenLMHeadModel", "MolmoForCausalLM", "MllamaForConditionalGeneration",
+)  # fmt: skip
+REFUSED = (
+    "Glm4vMoeForConditionalGeneration", "Glm46VForConditionalGeneration", "MiniCPMV4_6ForConditionalGeneration",
+    "Phi4MMForCausalLM", "Phi4MultimodalForCausalLM",
+    "Llama4ForConditionalGeneration", "Molmo2ForConditionalGeneration",
+    "InternLMXComposer2ForCausalLM", "CogVLMForCausalLM", "MiniGeminiLlamaForCausalLM", "MGMLlamaForCausalLM",
+)  # fmt: skip
+# Of these names there are models of texts alone, or served as such: images in their prompts are refused.
+READ = ("ChatGLMModel", "ChatGLMForConditionalGeneration", "QWenLMHeadModel")
+
+
+def test_every_model_that_sees_is_served_or_refused_by_name() -> None:
+    served = {architecture for architecture, _ in vision_families()}
+    assert served == set(SEEN)
+    assert {name for row in UNSUPPORTED for name in row.architectures} - served == {
+        *(*REFUSED, "LlavaQwenForCausalLM"),
+        *ENCODERS,
+    }
+    for name in READ:
+        assert family_of([name])[0] == name
+        assert not sees({"architectures": [name]})
