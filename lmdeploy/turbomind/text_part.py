@@ -227,7 +227,8 @@ def spec_in(spec: ModelSpec, text: TextPart, index: SafetensorsIndex) -> ModelSp
     """Return the spec of a text part that stands in a checkpoint with these tensors."""
     has_output = any(name.endswith(_OUTPUTS) for name in index.tensors)
     parameters = getattr(text.config, "rope_parameters", None) or {}
-    is_interleaved = bool(parameters.get("mrope_interleaved", text.config.model_type in _INTERLEAVED))
+    model_type = getattr(text.config, "model_type", None)  # families with their own configuration have none
+    is_interleaved = bool(parameters.get("mrope_interleaved", model_type in _INTERLEAVED))
     axes = _axes(parameters.get("mrope_section"), is_interleaved=is_interleaved)
     # One number is enough for images at one position, but that of a token no longer says it.
     ropes = tuple(
