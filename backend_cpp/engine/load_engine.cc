@@ -166,6 +166,14 @@ void leave_out_drafts(SpeculativeConfig& speculation, const ModelSpec& spec, std
   notes.push_back("speculative decoding is off: " + reason);
 }
 
+// The settings, without bits of a cache that the model does not have.
+EngineSettings without_unused_bits(EngineSettings settings, const ModelSpec& spec, std::vector<std::string>& notes) {
+  if (settings.quant_policy == 0 || attention_layer_count(spec) > 0) return settings;
+  notes.push_back("quant_policy is ignored: " + spec.model_name + " has no attention layers, whose cache it is for");
+  settings.quant_policy = 0;
+  return settings;
+}
+
 // Throws Error when the host has no room for this many blocks.
 int host_page_count(const EngineSettings& settings, const EngineConfig& config) {
   const int pages = settings.num_cpu_blocks * config.plan.pages_of_block();
@@ -208,7 +216,7 @@ void report_session_length(const EngineSettings& settings, int wanted, const Eng
   if (config.session_len == wanted) return;
   notes.push_back("session_len is " + std::to_string(config.session_len) + " instead of " +
                   (settings.session_len != 0 ? "" : "the model's ") + std::to_string(wanted) + ": the cache holds " +
-                  std::to_string(config.page_count / config.plan.pages_of_block()) + " blocks of " +
+                  std::to_string(config.page_count / std::max(1, config.plan.pages_of_block())) + " blocks of " +
                   std::to_string(config.block_len) + " tokens; raise cache_max_entry_count for more");
 }
 
@@ -252,9 +260,11 @@ std::chrono::seconds step_timeout(const EngineSettings& settings, bool has_worke
 
 }  // namespace
 
-LoadedEngine load_engine(const std::string& directory, const EngineSettings& settings, const std::string& python,
+LoadedEngine load_engine(const std::string& directory, const EngineSettings& given, const std::string& python,
                          const LocateModel& locate) {
   ModelSpec spec = read_model_spec(directory + "/spec.json");
+  LoadedEngine loaded;
+  const EngineSettings settings = without_unused_bits(given, spec, loaded.notes);
   extend_context(spec, {static_cast<float>(settings.rope_scaling_factor), settings.use_logn_attn});
   const Device& device = find_device(settings.device);
   if (settings.tp > 1) device.expect_ranks();
@@ -268,7 +278,6 @@ LoadedEngine load_engine(const std::string& directory, const EngineSettings& set
   config.max_batch_size = settings.max_batch_size != 0 ? settings.max_batch_size : defaults.batch_size;
   config.block_len = settings.cache_block_seq_len;
   config.max_step_tokens = step_tokens(settings, config, defaults);
-  LoadedEngine loaded;
   if (spec.images) make_room_for_images(*spec.images, settings, config, loaded.notes);
   config.enable_prefix_caching = settings.enable_prefix_caching;
   // A snapshot is made where a block ends.

@@ -120,9 +120,9 @@ struct RecurrenceParams {
 void recurrence(ThreadPool& pool, const RecurrenceParams& params, const HeadsView& q, const HeadsView& k,
                 const HeadsView& v, float* out);
 
-enum class GateKind : uint8_t { kSigmoid, kSilu };
+enum class GateKind : uint8_t { kSigmoid, kSilu, kLinear };
 
-// x *= act(gate), element by element; views of equal rows, heads and head_dim.
+// x *= act(gate), element by element, where linear is the gate itself; views of equal rows, heads and head_dim.
 void gate_heads(ThreadPool& pool, GateKind kind, const HeadsView& gate, const HeadsView& x);
 
 }  // namespace turbomind

@@ -49,7 +49,9 @@ class Mover {
 
   void move(RecurrenceWeights& recurrence) {
     for (LinearStorage* linear : {&recurrence.in, &recurrence.gates, &recurrence.out}) move(*linear);
-    for (AlignedBuffer* part : {&recurrence.conv, &recurrence.a_log, &recurrence.dt_bias}) move(*part);
+    for (AlignedBuffer* part :
+         {&recurrence.conv, &recurrence.conv_bias, &recurrence.a_log, &recurrence.dt_bias, &recurrence.skip})
+      move(*part);
     move(recurrence.norm);
   }
 

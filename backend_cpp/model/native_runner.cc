@@ -422,6 +422,8 @@ void NativeRunner::run_layer(const StepContext& step, int index) {
   const auto normed_by = [&](const NormStorage& norm) {
     return spec_.block.has_input_norms ? LinearInput::normed(norm.view, hidden, normed) : LinearInput(hidden);
   };
+  const bool attends = has_attention(spec_, index);
+  const bool has_mlp = spec_.layer_mlps[static_cast<size_t>(index)];
   LinearInput input = heads_input != nullptr ? LinearInput(heads_input) : normed_by(layer.attention_norm);
   LinearInput mlp_input = normed_by(layer.mlp_norm);
   if (spec_.block.is_parallel) {  // both halves read the stream as it is now
@@ -432,12 +434,11 @@ void NativeRunner::run_layer(const StepContext& step, int index) {
       mlp_input = step.ops.make_rows(mlp_input, step.rows, spec_.hidden_size);
     }
   }
-  if (layer.recurrence) {
-    recurrence_->run(step, index, *layer.recurrence, input, target, adds_directly_);
-  } else {
-    attention_.run(step, index, layer.attention, input, target, adds_directly_);
-  }
-  if (!joins_halves_) add_branch(step, layer.attention_output_norm);
+  if (layer.recurrence && attends) input = step.ops.make_rows(input, step.rows, spec_.hidden_size);
+  if (layer.recurrence) recurrence_->run(step, index, *layer.recurrence, input, target, adds_directly_);
+  if (attends) attention_.run(step, index, layer.attention, input, target, adds_directly_ || layer.recurrence);
+  if ((layer.recurrence || attends) && !joins_halves_) add_branch(step, layer.attention_output_norm);
+  if (!has_mlp) return;
   if (layer.experts) {
     const float* rows = step.ops.make_rows(mlp_input, step.rows, spec_.hidden_size);
     expert_mlp_.run(step, *layer.experts, rows, target, adds_directly_ || joins_halves_);

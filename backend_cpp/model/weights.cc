@@ -59,22 +59,24 @@ LayerWeights read_layer(const Shard& shard, const WeightReader& read, int index)
   const bool is_heads_first = spec.head && index == 0;
   const bool is_wide = is_heads_first && spec.head->kind == HeadKind::kEagle3;
   const bool has_first_norm = is_heads_first ? has_outer_norms(*spec.head) : spec.block.has_input_norms;
-  if (has_first_norm) layer.attention_norm = norm("attention_norm");
-  if (spec.layer_mixers[static_cast<size_t>(index)] == Mixer::kRecurrence) {
+  const bool has_mixer = has_attention(spec, index) || has_recurrence(spec, index);
+  const bool has_mlp = spec.layer_mlps[static_cast<size_t>(index)];
+  if (has_first_norm && has_mixer) layer.attention_norm = norm("attention_norm");
+  if (has_recurrence(spec, index)) {
     layer.recurrence = RecurrenceWeights::load(shard, read, prefix + "recurrence.");
-  } else {
+  }
+  if (has_attention(spec, index)) {
     layer.attention = read_attention(shard, read, prefix + "attention.", (is_wide ? 2 : 1) * spec.hidden_size);
   }
+  if (spec.block.has_output_norms && has_mixer) layer.attention_output_norm = norm("attention_output_norm");
+  if (!has_mlp) return layer;
   if (spec.block.has_input_norms && !spec.block.shares_norm) layer.mlp_norm = norm("mlp_norm");
   if (spec.moe && spec.moe->layers[static_cast<size_t>(index)]) {
     layer.experts = ExpertWeights::load(shard, read, prefix + "moe.");
   } else {
     layer.mlp = read_mlp(shard, read, prefix + "mlp.");
   }
-  if (spec.block.has_output_norms) {
-    layer.attention_output_norm = norm("attention_output_norm");
-    layer.mlp_output_norm = norm("mlp_output_norm");
-  }
+  if (spec.block.has_output_norms) layer.mlp_output_norm = norm("mlp_output_norm");
   return layer;
 }
 

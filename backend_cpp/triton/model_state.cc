@@ -160,8 +160,8 @@ ModelState::ModelState(TRITONBACKEND_Model* model) : exit_watch_(model, grace(mo
               "serving " + name + " from " + directory + ": session length " +
                   std::to_string(engine_config.session_len) + ", batch " +
                   std::to_string(engine_config.max_batch_size) + ", " +
-                  std::to_string(engine_config.page_count / engine_config.plan.pages_of_block()) + " cache blocks of " +
-                  std::to_string(engine_config.block_len) + " tokens");
+                  std::to_string(engine_config.page_count / std::max(1, engine_config.plan.pages_of_block())) +
+                  " cache blocks of " + std::to_string(engine_config.block_len) + " tokens");
   for (const std::string& note : loaded.notes) log_message(TRITONSERVER_LOG_WARN, note);
   if (!loaded.no_grammar_reason.empty()) {
     log_message(TRITONSERVER_LOG_WARN, "response_format is not available: " + loaded.no_grammar_reason);

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lmdeploy.lite.forward.parts import LayerWeights
 from lmdeploy.turbomind.families.experts import has_experts
-from lmdeploy.turbomind.spec import ModelSpec, MoeSpec
+from lmdeploy.turbomind.spec import ModelSpec, MoeSpec, RecurrenceSpec
 
 
 @dataclass(frozen=True)
@@ -89,38 +89,56 @@ class ScaledGroup:
 def groups_of(spec: ModelSpec, layer: int) -> list[ScaledGroup]:
     """Return the groups of a decoder layer."""
     moe = spec.moe if has_experts(spec, layer) else None
-    attended = ["attention.qkv"]
-    if mla := spec.attention.mla:
-        attended = ["attention.q_down" if mla.q_rank else "attention.q", "attention.kv_down"]
-    own = spec.recurrence if spec.mixer(layer) == "recurrence" else None
-    gates: tuple[str, ...] = ()
-    if own is not None:
-        attended, gates = ["recurrence.in"], ("recurrence.gates",)
-    inner, shared = _inner(spec, moe)
+    mixed, gates = _mixed(spec, layer)
+    inner, shared = _inner(spec, moe) if spec.has_mlp(layer) else ((), ())
     offset = spec.norm.offset
     has_norms = spec.block.has_input_norms  # otherwise what is read is the residual stream, which others read too
+    groups = []
     if spec.block.shares_norm:
-        joined = ScaledGroup((*attended, *inner), Producer("attention_norm", offset=offset), shared)
-        groups = [joined]
+        groups.append(ScaledGroup((*mixed, *inner), Producer("attention_norm", offset=offset), shared))
     else:
-        groups = [
-            ScaledGroup(tuple(attended), Producer("attention_norm", offset=offset) if has_norms else None, gates),
-            ScaledGroup(
-                inner,
-                Producer("mlp_norm", offset=offset) if has_norms else None,
-                shared,
-                watched="moe.router" if moe else "",
-                has_own_inputs=moe is not None,
-            ),
-        ]
-    if mla and mla.q_rank:
-        groups.append(ScaledGroup(("attention.q_up",), Producer("attention.q_down_norm", offset=offset)))
-    if own is not None:
-        norm = Producer("recurrence.norm", torch.arange(own.value_dim).repeat(own.num_heads))
-        groups.append(ScaledGroup(("recurrence.out",), norm))
-    else:
+        if mixed:
+            norm = Producer("attention_norm", offset=offset) if has_norms else None
+            groups.append(ScaledGroup(mixed, norm, gates))
+        if inner:
+            norm = Producer("mlp_norm", offset=offset) if has_norms else None
+            watched = "moe.router" if moe else ""
+            groups.append(ScaledGroup(inner, norm, shared, watched, has_own_inputs=moe is not None))
+    if spec.has_recurrence(layer) and spec.recurrence is not None:
+        groups.append(ScaledGroup(("recurrence.out",), _outputs(spec.recurrence)))
+    if spec.has_attention(layer):
+        mla = spec.attention.mla
+        if mla and mla.q_rank:
+            groups.append(ScaledGroup(("attention.q_up",), Producer("attention.q_down_norm", offset=offset)))
         groups.append(ScaledGroup(("attention.o",), _values(spec)))
-    return groups + _downs(spec, moe)
+    return groups + (_downs(spec, moe) if spec.has_mlp(layer) else [])
+
+
+def _mixed(spec: ModelSpec, layer: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the layers that read what a layer mixes tokens with, and those of them that stay numbers."""
+    names, gates = [], []
+    if spec.has_recurrence(layer) and spec.recurrence is not None:
+        names.append("recurrence.in")
+        if spec.recurrence.kind == "gated_delta":
+            gates.append("recurrence.gates")
+    if spec.has_attention(layer):
+        if mla := spec.attention.mla:
+            names += ["attention.q_down" if mla.q_rank else "attention.q", "attention.kv_down"]
+        else:
+            names.append("attention.qkv")
+    return tuple(names), tuple(gates)
+
+
+def _outputs(own: RecurrenceSpec) -> Producer | None:
+    """Return what makes the inputs of the layer behind a recurrence."""
+    values = own.num_heads * own.value_dim
+    if own.norm == "head":
+        return Producer("recurrence.norm", torch.arange(own.value_dim).repeat(own.num_heads))
+    if own.norm == "groups":
+        return Producer("recurrence.norm")
+    if own.gate == "linear":
+        return Producer("recurrence.in", 2 * values + torch.arange(values))
+    return None
 
 
 def _inner(spec: ModelSpec, moe: MoeSpec | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -167,6 +185,8 @@ def rows_left_whole(spec: ModelSpec, name: str) -> int:
     These meet in a product, where cutting weights off on both sides adds up.
     """
     if name == "recurrence.in" and spec.recurrence is not None:
+        if spec.recurrence.kind == "short_convolution":
+            return 0
         return 2 * spec.recurrence.num_key_heads * spec.recurrence.key_dim
     if name == "attention.qkv":
         return (spec.num_heads + spec.num_kv_heads) * spec.head_dim

@@ -116,7 +116,7 @@ def read_config(model_dir: Path, name: str = "config.json") -> dict[str, Any]:
         If the file is missing or no JSON object.
     """
     try:
-        config = json.loads((model_dir / name).read_text(encoding="utf-8"))
+        config = json.loads((model_dir / name).read_text(encoding="utf-8"), object_hook=_number_of)
     except FileNotFoundError as error:
         raise CheckpointError(model_dir, [f"{name} is missing"]) from error
     except (OSError, ValueError) as error:
@@ -127,6 +127,11 @@ def read_config(model_dir: Path, name: str = "config.json") -> dict[str, Any]:
         given = read_config(model_dir, _MODELOPT).get("quantization")
         config["quantization_config"] = {"quant_method": "modelopt", **(given if isinstance(given, dict) else {})}
     return config
+
+
+def _number_of(content: dict[str, Any]) -> object:
+    """Return the number that ``transformers`` writes as ``{"__float__": "Infinity"}``, or an object as it is."""
+    return float(content["__float__"]) if content.keys() == {"__float__"} else content
 
 
 def _family_of(config: dict[str, Any]) -> tuple[str, Family]:

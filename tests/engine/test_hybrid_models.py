@@ -128,7 +128,50 @@ def test_bits_of_cache_and_weights(directory: Path, settings: dict[str, Any], li
         assert torch.equal(engine.answer(PROMPT, 1, "generation")[1][-1], found[-1])
 
 
-@pytest.mark.parametrize("name", ["Qwen3-Next", "Qwen3.5 with experts"])
+# The others; each has its own kind of layers.
+OTHERS = [name for name in MODELS if name not in {"Qwen3.5", "Granite 4 without Mamba"}]
+
+
+@pytest.mark.alike(most=4)
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_family_keeps_its_bits_in_chunks_with_hits_and_preempted(name: str, tmp_path: Path) -> None:
+    architecture, overrides = MODELS[name]
+    made = make_tiny(tmp_path / "model", architecture, **overrides)
+    with engine(made, max_batch_size=1, session_len=256) as model:
+        alone = traces(model)
+    with engine(made, **CROWDED, num_tokens_per_iter=24) as model:
+        assert traces(model) == alone
+        assert traces(model) == alone
+        assert model.engine.metrics()["prefix_cache_hits_total"] > 0
+
+
+@pytest.mark.alike(most=4)
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_family_runs_with_few_bits(name: str, tmp_path: Path) -> None:
+    architecture, overrides = MODELS[name]
+    made = make_tiny(tmp_path / "model", architecture, **overrides)
+    with TokenEngine(made) as exact:
+        _, wanted = exact.answer(PROMPT, 1, "all")
+    for settings, likeness in (({"weight_bits": 8, "quant_policy": 8}, 0.98), ({"weight_bits": 4}, 0.6)):
+        with TokenEngine(made, **settings) as model:
+            _, found = model.answer(PROMPT, 1, "all")
+            assert torch.nn.functional.cosine_similarity(found, wanted).median() > likeness
+            assert torch.equal(model.answer(PROMPT, 1, "generation")[1][-1], found[-1])
+
+
+def test_bits_of_a_cache_that_a_model_does_not_have_are_ignored(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    architecture, overrides = MODELS["Mamba2"]
+    made = make_tiny(tmp_path / "model", architecture, **overrides)
+    with TokenEngine(made) as plain, TokenEngine(made, quant_policy=4) as asked:
+        assert torch.equal(asked.answer(PROMPT, 4, "all")[1], plain.answer(PROMPT, 4, "all")[1])
+    assert "quant_policy is ignored" in caplog.text
+    assert "no attention layers" in caplog.text
+
+
+@pytest.mark.alike(most=5)
+@pytest.mark.parametrize("name", OTHERS)
 def test_heads_divide_among_ranks(name: str, tmp_path: Path) -> None:
     architecture, overrides = MODELS[name]
     directory = make_tiny(tmp_path / "model", architecture, **overrides)
@@ -138,24 +181,49 @@ def test_heads_divide_among_ranks(name: str, tmp_path: Path) -> None:
         assert relative_error(divided.answer(PROMPT, 8, "generation")[1], wanted[-8:]) < 1e-4
 
 
-def test_ranks_that_heads_do_not_divide_by_are_refused(tmp_path: Path) -> None:
-    architecture, overrides = MODELS["Qwen3.5"]
-    directory = make_tiny(tmp_path / "model", architecture, **overrides | {"linear_num_key_heads": 1})
-    with pytest.raises(ValueError, match=r"recurrence\.num_key_heads 1 is no multiple of it"):
+@pytest.mark.parametrize(
+    ("name", "changes", "reason"),
+    [
+        (
+            "Qwen3.5",
+            {"linear_num_key_heads": 3, "linear_num_value_heads": 6},
+            r"recurrence\.num_key_heads 3 is neither a multiple nor a divisor of it",
+        ),
+        ("Granite 4", {"mamba_n_groups": 1}, r"recurrence\.norm_groups 1 is no multiple of it"),
+        ("Mamba2", {"num_heads": 1, "head_dim": 64, "n_groups": 1}, r"recurrence\.num_heads 1 is no multiple of it"),
+    ],
+)
+def test_ranks_that_heads_do_not_divide_by_are_refused(
+    name: str, changes: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    architecture, overrides = MODELS[name]
+    directory = make_tiny(tmp_path / "model", architecture, **overrides | changes)
+    with pytest.raises(ValueError, match=reason):
         Engine(str(directory), TurbomindEngineConfig(tp=2, dtype="float32"))
 
 
-@pytest.mark.parametrize("missing", ["conv1d.weight", "A_log"])
-def test_a_checkpoint_without_a_tensor_of_the_recurrence_is_refused_by_its_name(tmp_path: Path, missing: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "missing"),
+    [
+        ("Qwen3.5", "model.layers.2.linear_attn.conv1d.weight"),
+        ("Qwen3.5", "model.layers.2.linear_attn.A_log"),
+        ("Granite 4", "model.layers.0.mamba.conv1d.bias"),
+        ("Granite 4", "model.layers.2.mamba.D"),
+        ("LFM2", "model.layers.0.conv.conv.weight"),
+        ("Mamba2", "backbone.layers.1.mixer.dt_bias"),
+    ],
+)
+def test_a_checkpoint_without_a_tensor_of_the_recurrence_is_refused_by_its_name(
+    tmp_path: Path, family: str, missing: str
+) -> None:
     from safetensors.torch import load_file, save_file
 
-    architecture, overrides = MODELS["Qwen3.5"]
+    architecture, overrides = MODELS[family]
     directory = make_tiny(tmp_path / "model", architecture, **overrides)
-    name = f"model.layers.2.linear_attn.{missing}"
     tensors = load_file(directory / "model.safetensors")
-    tensors.pop(name)
+    tensors.pop(missing)
     save_file(tensors, directory / "model.safetensors")
-    with pytest.raises(CheckpointError, match=name.replace(".", "[.]")):
+    with pytest.raises(CheckpointError, match=missing.replace(".", "[.]")):
         Engine(str(directory), TurbomindEngineConfig(dtype="float32"))
 
 

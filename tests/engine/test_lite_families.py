@@ -58,6 +58,7 @@ SHOWN = {
     "Glm4MoeLiteForCausalLM": "GLM-4.7-Flash",
     "GlmForCausalLM": "GLM-4",
     "GraniteForCausalLM": "Granite",
+    "GraniteMoeHybridForCausalLM": "Granite 4",
     "HeliumForCausalLM": "Helium",
     "HunYuanDenseV1ForCausalLM": "Hunyuan",
     "HunYuanMoEV1ForCausalLM": "Hunyuan A13B",
@@ -65,7 +66,10 @@ SHOWN = {
     "InternLM3ForCausalLM": "InternLM3",
     "InternLMForCausalLM": "InternLM",
     "Llama4ForCausalLM": "Llama 4 without experts",
+    "Lfm2ForCausalLM": "LFM2",
+    "Lfm2MoeForCausalLM": "LFM2 with experts",
     "LlamaForCausalLM": "Llama with biases",
+    "Mamba2ForCausalLM": "Mamba2",
     "MiMoForCausalLM": "MiMo",
     "MiniCPM3ForCausalLM": "MiniCPM3",
     "MiniMaxM2ForCausalLM": "MiniMax-M2",
@@ -115,6 +119,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "Phi-3.5": EIGHT_HEADS,
     "Phi-3.5-MoE with longrope": EIGHT_HEADS,
     "Helium": {"head_dim": 16},
+    "Mamba2": {"head_dim": 16},
     "OPT": {"word_embed_proj_dim": 64},
 }
 

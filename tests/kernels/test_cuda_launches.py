@@ -83,7 +83,7 @@ def test_any_number_of_rows_and_sequences_goes_through_recurrent_mixers(cuda: De
         decay, beta = recurrence_gates(
             cuda, torch.randn(ROWS, 1, 1), torch.randn(ROWS, 1), torch.randn(1), torch.randn(1, 1)
         )
-        x = gate_heads(cuda, torch.randn(ROWS, 1, 2), torch.randn(ROWS, 1, 2), is_silu=True)
+        x = gate_heads(cuda, torch.randn(ROWS, 1, 2), torch.randn(ROWS, 1, 2), "silu")
         States(cuda, ROWS, 4).recur(rule, RecurrenceInputs(x, x, x, decay[..., 0], beta, None), spans)
         States(cuda, ROWS, 3).convolve(torch.randn(ROWS, 1), torch.randn(1, 4), None, spans, has_silu=True)
 

@@ -9,7 +9,7 @@ import torch
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule
 
 from tests.kernels.device import Device
-from tests.kernels.states import Recurrence, RecurrenceInputs, States, StateSpan, gate_heads, recurrence_gates
+from tests.kernels.states import GATES, Recurrence, RecurrenceInputs, States, StateSpan, gate_heads, recurrence_gates
 
 DELTA = Recurrence(heads=4, key_heads=2, key_dim=24, value_dim=37, has_delta=True, decay_width=1)
 RULES = {
@@ -268,10 +268,10 @@ def test_a_gate_that_is_not_a_number_stays_so_and_spoils_no_other(device: Device
         assert beta.isnan().nonzero().tolist() == ([[0, 3]] if limits is None else [[1, 2]])
 
 
-@pytest.mark.parametrize("is_silu", [False, True])
-def test_heads_are_gated(device: Device, is_silu: bool) -> None:
+@pytest.mark.parametrize("kind", GATES)
+def test_heads_are_gated(device: Device, kind: str) -> None:
     torch.manual_seed(1)
     gate, x = torch.randn(6, 3, 37) * 8, torch.randn(6, 3, 37)
     wide = gate.double()
-    exact = x.double() * (torch.nn.functional.silu(wide) if is_silu else torch.sigmoid(wide))
-    torch.testing.assert_close(gate_heads(device, gate, x, is_silu=is_silu).double(), exact, rtol=2e-6, atol=1e-30)
+    exact = x.double() * {"silu": torch.nn.functional.silu(wide), "sigmoid": wide.sigmoid(), "linear": wide}[kind]
+    torch.testing.assert_close(gate_heads(device, gate, x, kind).double(), exact, rtol=2e-6, atol=1e-30)

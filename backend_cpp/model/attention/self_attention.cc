@@ -73,7 +73,7 @@ SelfAttention::SelfAttention(Operators& ops, const ModelSpec& spec, CacheType ca
 std::vector<CacheGroup> SelfAttention::cache_groups(const StepLimits& limits) const {
   std::map<int, std::vector<int>> layers;  // by window, 0: none
   for (int layer = 0; layer < spec_.num_layers; ++layer) {
-    if (spec_.layer_mixers[static_cast<size_t>(layer)] != Mixer::kAttention) continue;
+    if (!has_attention(spec_, layer)) continue;
     const int window = spec_.attention.windows[static_cast<size_t>(layer)];
     layers[window < limits.context ? window : 0].push_back(layer);
   }
@@ -97,7 +97,7 @@ void SelfAttention::use_cache(const CachePlan& plan, int first_group, std::byte*
   pages_ = pages;
   tables_.clear();
   memory_.assign(static_cast<size_t>(spec_.num_layers), {});
-  const auto own = static_cast<size_t>(std::ranges::count(spec_.layer_mixers, Mixer::kAttention));
+  const auto own = static_cast<size_t>(attention_layer_count(spec_));
   size_t placed = 0;
   for (auto index = static_cast<size_t>(first_group); placed < own; ++index) {
     const CacheGroup& group = plan.groups.at(index);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -23,7 +24,21 @@ size_t conv_bytes(const RecurrenceSpec& own) {
 }
 
 size_t matrix_bytes(const RecurrenceSpec& own) {
+  if (own.kind == RecurrenceKind::kShortConvolution) return 0;
   return aligned(static_cast<size_t>(own.num_heads * own.value_dim) * static_cast<size_t>(own.key_dim) * sizeof(float));
+}
+
+// Numbers of a row of RecurrenceWeights::in.
+int input_width(const RecurrenceSpec& own) {
+  switch (own.kind) {
+    case RecurrenceKind::kGatedDelta:
+      return channels_of(own) + values_of(own);
+    case RecurrenceKind::kMamba2:
+      return channels_of(own) + values_of(own) + own.num_heads;
+    case RecurrenceKind::kShortConvolution:
+      return 3 * values_of(own);
+  }
+  return 0;
 }
 
 AlignedBuffer filled(Operators& ops, int size, float value) {
@@ -40,17 +55,18 @@ RecurrentMixer::RecurrentMixer(Operators& ops, const ModelSpec& spec, int max_ro
       own_(*spec.recurrence),
       piece_of_(spec.layer_mixers.size(), -1),
       max_rows_(max_rows),
-      inputs_(float_buffer(ops, max_rows, channels_of(own_) + own_.num_heads * own_.value_dim)),
+      input_width_(input_width(own_)),
+      inputs_(float_buffer(ops, max_rows, input_width_)),
       mixed_(float_buffer(ops, max_rows, channels_of(own_))),
       gates_(float_buffer(ops, max_rows, 2 * own_.num_heads)),
       decays_(float_buffer(ops, max_rows, own_.num_heads)),
       writes_(float_buffer(ops, max_rows, own_.num_heads)),
-      outputs_(float_buffer(ops, max_rows, own_.num_heads * own_.value_dim)),
+      outputs_(float_buffer(ops, max_rows, values_of(own_))),
       // Of a vector whose mean square is 1, the length is the root of its size.
       query_scale_(filled(ops, own_.key_dim, 1 / static_cast<float>(own_.key_dim))),
       key_scale_(filled(ops, own_.key_dim, 1 / std::sqrt(static_cast<float>(own_.key_dim)))) {
   for (int layer = 0; layer < spec.num_layers; ++layer) {
-    if (spec.layer_mixers[static_cast<size_t>(layer)] != Mixer::kRecurrence) continue;
+    if (!has_recurrence(spec, layer)) continue;
     piece_of_[static_cast<size_t>(layer)] = static_cast<int>(layers_.size());
     layers_.push_back(layer);
   }
@@ -111,56 +127,103 @@ HeadsView RecurrentMixer::heads(const AlignedBuffer& buffer, int rows, int width
 
 void RecurrentMixer::run(const StepContext& step, int layer, const RecurrenceWeights& weights, const LinearInput& x,
                          float* y, bool accumulate) {
-  Operators& ops = step.ops;
-  const int channels = channels_of(own_);
-  const int values = own_.num_heads * own_.value_dim;
-  const int keys = own_.num_key_heads * own_.key_dim;
-  const float* rows = ops.make_rows(x, step.rows, spec_.hidden_size);
+  const float* rows = step.ops.make_rows(x, step.rows, spec_.hidden_size);
   step.linear(weights.in, rows, inputs_.as<float>(), false);
-  step.linear(weights.gates, rows, gates_.as<float>(), false);
+  const int values = values_of(own_);
+  if (own_.kind == RecurrenceKind::kShortConvolution) {
+    const HeadsView gate = heads(inputs_, step.rows, input_width_, 1, values, values);
+    step.ops.gate_heads(own_.gate, gate, heads(inputs_, step.rows, input_width_, 1, values, 0));
+    convolve(step, layer, weights, outputs_);
+    finish(step, weights, heads(inputs_, step.rows, input_width_, 1, values, 2 * values));
+  } else {
+    convolve(step, layer, weights, mixed_);
+    compute_gates(step, weights, rows);
+    recur(step, layer, weights);
+    finish(step, weights, heads(inputs_, step.rows, input_width_, 1, values, channels_of(own_)));
+  }
+  step.linear(weights.out, outputs_.as<float>(), y, accumulate);
+}
 
+// Of the first numbers of a row of inputs.
+void RecurrentMixer::convolve(const StepContext& step, int layer, const RecurrenceWeights& weights,
+                              const AlignedBuffer& to) {
   ConvParams conv;
   conv.state = memory(step, layer, 0);
-  conv.channels = channels;
+  conv.channels = channels_of(own_);
   conv.kernel = own_.conv_kernel;
   conv.weight = weights.conv.as<float>();
-  conv.has_silu = true;
-  const auto width = static_cast<size_t>(channels + values);
-  ops.causal_conv(conv, {inputs_.as<float>(), width}, step.rows, {mixed_.as<float>(), static_cast<size_t>(channels)});
+  conv.bias = weights.conv_bias.as<float>();
+  conv.has_silu = own_.kind != RecurrenceKind::kShortConvolution;
+  step.ops.causal_conv(conv, {inputs_.as<float>(), static_cast<size_t>(input_width_)}, step.rows,
+                       {to.as<float>(), static_cast<size_t>(conv.channels)});
+}
 
-  const HeadsView q = heads(mixed_, step.rows, channels, own_.num_key_heads, own_.key_dim, 0);
-  const HeadsView k = heads(mixed_, step.rows, channels, own_.num_key_heads, own_.key_dim, keys);
-  const HeadsView v = heads(mixed_, step.rows, channels, own_.num_heads, own_.value_dim, 2 * keys);
-  const float eps = kLengthEps / static_cast<float>(own_.key_dim);
-  ops.norm_heads({NormKind::kRms, eps, query_scale_.as<float>(), nullptr}, q);
-  ops.norm_heads({NormKind::kRms, eps, key_scale_.as<float>(), nullptr}, k);
-
+void RecurrentMixer::compute_gates(const StepContext& step, const RecurrenceWeights& weights, const float* rows) {
   GateParams gates;
-  gates.kind = RecurrenceGate::kDelta;
   gates.heads = own_.num_heads;
   gates.a_log = weights.a_log.as<float>();
   gates.dt_bias = weights.dt_bias.as<float>();
-  const auto gate_width = static_cast<size_t>(2 * own_.num_heads);
-  ops.recurrence_gates(gates, {gates_.as<float>(), gate_width}, {gates_.as<float>() + own_.num_heads, gate_width},
-                       step.rows, decays_.as<float>(), writes_.as<float>());
+  StridedRows a;
+  StridedRows b;
+  if (own_.kind == RecurrenceKind::kMamba2) {
+    gates.kind = RecurrenceGate::kMamba;
+    gates.dt_min = own_.min_step;
+    gates.dt_max = own_.max_step > 0 ? own_.max_step : std::numeric_limits<float>::infinity();
+    a = {inputs_.as<float>() + channels_of(own_) + values_of(own_), static_cast<size_t>(input_width_)};
+  } else {
+    step.linear(weights.gates, rows, gates_.as<float>(), false);
+    gates.kind = RecurrenceGate::kDelta;
+    a = {gates_.as<float>(), static_cast<size_t>(2 * own_.num_heads)};
+    b = {a.first + own_.num_heads, a.stride};
+  }
+  step.ops.recurrence_gates(gates, a, b, step.rows, decays_.as<float>(), writes_.as<float>());
+}
 
+void RecurrentMixer::recur(const StepContext& step, int layer, const RecurrenceWeights& weights) {
+  const int channels = channels_of(own_);
+  const int keys = queries_of(own_);
+  const HeadsView q = heads(mixed_, step.rows, channels, own_.num_key_heads, own_.key_dim, 0);
+  const HeadsView k = heads(mixed_, step.rows, channels, own_.num_key_heads, own_.key_dim, keys);
+  const HeadsView v = heads(mixed_, step.rows, channels, own_.num_heads, own_.value_dim, 2 * keys);
   RecurrenceParams params;
   params.state = memory(step, layer, conv_bytes(own_));
   params.heads = own_.num_heads;
   params.key_heads = own_.num_key_heads;
   params.key_dim = own_.key_dim;
   params.value_dim = own_.value_dim;
-  params.has_delta = true;
+  params.has_delta = own_.kind != RecurrenceKind::kMamba2;
   params.decay = decays_.as<float>();
   params.decay_width = 1;
   params.beta = writes_.as<float>();
-  ops.recurrence(params, q, k, v, outputs_.as<float>());
+  params.skip = weights.skip.as<float>();
+  if (params.has_delta) {
+    const float eps = kLengthEps / static_cast<float>(own_.key_dim);
+    step.ops.norm_heads({NormKind::kRms, eps, query_scale_.as<float>(), nullptr}, q);
+    step.ops.norm_heads({NormKind::kRms, eps, key_scale_.as<float>(), nullptr}, k);
+  }
+  step.ops.recurrence(params, q, k, v, outputs_.as<float>());
+}
 
-  const HeadsView out = heads(outputs_, step.rows, values, own_.num_heads, own_.value_dim, 0);
-  const HeadsView gate = heads(inputs_, step.rows, channels + values, own_.num_heads, own_.value_dim, channels);
-  ops.norm_heads(weights.norm.view, out);
-  ops.gate_heads(GateKind::kSilu, gate, out);
-  step.linear(weights.out, outputs_.as<float>(), y, accumulate);
+// Norm and gate of what comes out.
+void RecurrentMixer::finish(const StepContext& step, const RecurrenceWeights& weights, const HeadsView& gate) {
+  const int values = values_of(own_);
+  const HeadsView out = heads(outputs_, step.rows, values, 1, values, 0);
+  if (own_.norms_gated) step.ops.gate_heads(own_.gate, gate, out);
+  switch (own_.norm) {
+    case RecurrenceNorm::kNone:
+      break;
+    case RecurrenceNorm::kHead:
+      step.ops.norm_heads(weights.norm.view, heads(outputs_, step.rows, values, own_.num_heads, own_.value_dim, 0));
+      break;
+    case RecurrenceNorm::kGroups:
+      for (int group = 0; group < own_.norm_groups; ++group) {
+        const int size = values / own_.norm_groups;
+        NormWeight norm = weights.norm.view;
+        norm.weight += static_cast<size_t>(group) * static_cast<size_t>(size);
+        step.ops.norm_heads(norm, heads(outputs_, step.rows, values, 1, size, group * size));
+      }
+  }
+  if (!own_.norms_gated) step.ops.gate_heads(own_.gate, gate, out);
 }
 
 }  // namespace turbomind

@@ -1,8 +1,8 @@
-// The half of a layer that keeps a state of a fixed size a sequence: the gated delta rule (Yang et al., 2024, arXiv
-// 2412.06464) after a causal convolution, then a norm of each head and a gate.
+// The half of a layer that keeps a state of a fixed size a sequence: a causal convolution, then a recurrence
+// (kernels/recurrence.h), a norm and a gate; or a gated convolution alone. RecurrenceSpec says which.
 //
-// A layer's piece of a sequence's state: the convolution's last inputs [conv_kernel - 1, channels], then a matrix
-// [key_dim, value_dim] of each head, float32. Each step writes it where it lies.
+// A layer's piece of a sequence's state: the convolution's last inputs [conv_kernel - 1, channels], then, where there
+// is a recurrence, a matrix [key_dim, value_dim] of each head, float32. Each step writes it where it lies.
 #pragma once
 
 #include <vector>
@@ -30,6 +30,10 @@ class RecurrentMixer {
            bool accumulate);
 
  private:
+  void convolve(const StepContext& step, int layer, const RecurrenceWeights& weights, const AlignedBuffer& to);
+  void compute_gates(const StepContext& step, const RecurrenceWeights& weights, const float* rows);
+  void recur(const StepContext& step, int layer, const RecurrenceWeights& weights);
+  void finish(const StepContext& step, const RecurrenceWeights& weights, const HeadsView& gate);
   StateMemory memory(const StepContext& step, int layer, size_t offset) const;
   HeadsView heads(const AlignedBuffer& buffer, int rows, int width, int count, int head_dim, int first) const;
 
@@ -45,9 +49,10 @@ class RecurrentMixer {
   std::byte* pages_ = nullptr;
   int span_count_ = 0;  // of the step
 
-  Staged spans_;               // StateSpan [pages of a state][max_rows]
-  AlignedBuffer inputs_;       // [max_rows, channels + values]: queries, keys, values and their gate
-  AlignedBuffer mixed_;        // [max_rows, channels]: the first three, convolved
+  Staged spans_;  // StateSpan [pages of a state][max_rows]
+  int input_width_;
+  AlignedBuffer inputs_;       // [max_rows, input_width]: what RecurrenceWeights::in makes
+  AlignedBuffer mixed_;        // [max_rows, channels]: queries, keys and values, convolved
   AlignedBuffer gates_;        // [max_rows, 2 heads]
   AlignedBuffer decays_;       // [max_rows, heads]
   AlignedBuffer writes_;       // [max_rows, heads]

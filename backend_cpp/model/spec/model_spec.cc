@@ -52,17 +52,35 @@ void check(const HeadSpec& head, const ModelSpec& spec) {
   }
 }
 
+void check_mixers(const ModelSpec& spec) {
+  bool has_one = false;
+  bool is_partial = false;
+  for (int layer = 0; layer < spec.num_layers; ++layer) {
+    has_one |= has_recurrence(spec, layer);
+    is_partial |= !has_attention(spec, layer) && !has_recurrence(spec, layer);
+    is_partial |= !spec.layer_mlps[static_cast<size_t>(layer)];
+  }
+  if (has_one != spec.recurrence.has_value()) {
+    throw invalid_argument("recurrence must be there where layer_mixers has it, and only there");
+  }
+  if (is_partial && (spec.block.is_parallel || spec.head)) {
+    throw invalid_argument("layers without a mixer or an MLP cannot be had with block.is_parallel or head");
+  }
+  if (!has_one) return;
+  const RecurrenceSpec& own = *spec.recurrence;
+  if (own.num_heads % own.num_key_heads != 0) {
+    throw invalid_argument("recurrence.num_heads must be a multiple of recurrence.num_key_heads");
+  }
+  if (own.norm == RecurrenceNorm::kGroups && own.num_heads % own.norm_groups != 0) {
+    throw invalid_argument("recurrence.num_heads must be a multiple of recurrence.norm_groups");
+  }
+}
+
 void check(const ModelSpec& spec) {
   if (spec.head) check(*spec.head, spec);
   if (spec.moe) check(*spec.moe);
   if (spec.images) check_cross_layers(spec);
-  const bool has_recurrence = std::ranges::find(spec.layer_mixers, Mixer::kRecurrence) != spec.layer_mixers.end();
-  if (has_recurrence != spec.recurrence.has_value()) {
-    throw invalid_argument("recurrence must be there where layer_mixers has it, and only there");
-  }
-  if (spec.recurrence && spec.recurrence->num_heads % spec.recurrence->num_key_heads != 0) {
-    throw invalid_argument("recurrence.num_heads must be a multiple of recurrence.num_key_heads");
-  }
+  check_mixers(spec);
   if (spec.attention.has_output_gate && spec.attention.mla) {
     throw invalid_argument("attention.has_output_gate with attention.mla");
   }

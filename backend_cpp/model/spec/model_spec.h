@@ -33,9 +33,35 @@ inline bool has_outer_norms(const HeadSpec& head) {
   return head.kind != HeadKind::kEagle;
 }
 
+inline bool has_attention(const ModelSpec& spec, int layer) {
+  const Mixer mixer = spec.layer_mixers[static_cast<size_t>(layer)];
+  return mixer == Mixer::kAttention || mixer == Mixer::kBoth;
+}
+
+inline bool has_recurrence(const ModelSpec& spec, int layer) {
+  const Mixer mixer = spec.layer_mixers[static_cast<size_t>(layer)];
+  return mixer == Mixer::kRecurrence || mixer == Mixer::kBoth;
+}
+
+// Layers whose keys and values are kept.
+inline int attention_layer_count(const ModelSpec& spec) {
+  int count = 0;
+  for (int layer = 0; layer < spec.num_layers; ++layer) count += has_attention(spec, layer) ? 1 : 0;
+  return count;
+}
+
+// Numbers of a row that are values, and such that are queries, of a recurrence.
+inline int values_of(const RecurrenceSpec& recurrence) {
+  return recurrence.num_heads * recurrence.value_dim;
+}
+inline int queries_of(const RecurrenceSpec& recurrence) {
+  if (recurrence.kind == RecurrenceKind::kShortConvolution) return 0;
+  return recurrence.num_key_heads * recurrence.key_dim;
+}
+
 // Of queries, keys and values, which a recurrence's convolution mixes over tokens.
 inline int channels_of(const RecurrenceSpec& recurrence) {
-  return 2 * recurrence.num_key_heads * recurrence.key_dim + recurrence.num_heads * recurrence.value_dim;
+  return 2 * queries_of(recurrence) + values_of(recurrence);
 }
 
 }  // namespace turbomind

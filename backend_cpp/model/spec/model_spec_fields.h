@@ -13,6 +13,7 @@
 #include "kernels/activation.h"
 #include "kernels/moe.h"
 #include "kernels/norm.h"
+#include "kernels/recurrence.h"
 #include "model/spec/spec_rules.h"
 
 namespace turbomind {
@@ -38,18 +39,27 @@ inline constexpr std::array<std::pair<std::string_view, RouterScore>, 3> kRouter
      {"sparsemixer", RouterScore::kSparsemixer}}};
 inline constexpr std::array<std::pair<std::string_view, GroupScore>, 2> kGroupScoreNames{
     {{"max", GroupScore::kMax}, {"top2", GroupScore::kTop2}}};
-enum class RecurrenceKind : uint8_t { kGatedDelta };
-inline constexpr std::array<std::pair<std::string_view, RecurrenceKind>, 1> kRecurrenceKindNames{
-    {{"gated_delta", RecurrenceKind::kGatedDelta}}};
+enum class RecurrenceKind : uint8_t { kGatedDelta, kMamba2, kShortConvolution };
+inline constexpr std::array<std::pair<std::string_view, RecurrenceKind>, 3> kRecurrenceKindNames{
+    {{"gated_delta", RecurrenceKind::kGatedDelta},
+     {"mamba2", RecurrenceKind::kMamba2},
+     {"short_convolution", RecurrenceKind::kShortConvolution}}};
+enum class RecurrenceNorm : uint8_t { kHead, kGroups, kNone };
+inline constexpr std::array<std::pair<std::string_view, RecurrenceNorm>, 3> kRecurrenceNormNames{
+    {{"head", RecurrenceNorm::kHead}, {"groups", RecurrenceNorm::kGroups}, {"none", RecurrenceNorm::kNone}}};
+inline constexpr std::array<std::pair<std::string_view, GateKind>, 3> kGateKindNames{
+    {{"sigmoid", GateKind::kSigmoid}, {"silu", GateKind::kSilu}, {"linear", GateKind::kLinear}}};
 enum class StretchKind : uint8_t { kDynamic, kQwen, kLong };
 inline constexpr std::array<std::pair<std::string_view, StretchKind>, 3> kStretchKindNames{
     {{"dynamic", StretchKind::kDynamic}, {"qwen", StretchKind::kQwen}, {"long", StretchKind::kLong}}};
 enum class HeadKind : uint8_t { kMtp, kEagle, kEagle3 };
 inline constexpr std::array<std::pair<std::string_view, HeadKind>, 3> kHeadKindNames{
     {{"mtp", HeadKind::kMtp}, {"eagle", HeadKind::kEagle}, {"eagle3", HeadKind::kEagle3}}};
-enum class Mixer : uint8_t { kAttention, kRecurrence };
-inline constexpr std::array<std::pair<std::string_view, Mixer>, 2> kMixerNames{
-    {{"attention", Mixer::kAttention}, {"recurrence", Mixer::kRecurrence}}};
+enum class Mixer : uint8_t { kAttention, kRecurrence, kBoth, kNone };
+inline constexpr std::array<std::pair<std::string_view, Mixer>, 4> kMixerNames{{{"attention", Mixer::kAttention},
+                                                                                {"recurrence", Mixer::kRecurrence},
+                                                                                {"both", Mixer::kBoth},
+                                                                                {"none", Mixer::kNone}}};
 
 // Every norm of the model.
 struct NormSpec {
@@ -264,8 +274,9 @@ void visit_fields(MoeSpec& part, Visit&& visit) {
 
 // Layers that keep a state of a fixed size a sequence in place of keys and values of every token.
 struct RecurrenceSpec {
-  // `gated_delta`: the gated delta rule (Yang et al., 2024, arXiv 2412.06464) after a causal convolution of queries,
-  // keys and values, then a norm of each head and a gate (Qwen3-Next, Qwen3.5).
+  // `gated_delta`: the gated delta rule (Yang et al., 2024, arXiv 2412.06464), with queries and keys of length 1;
+  // `mamba2`: state space duality (Dao & Gu, 2024, arXiv 2405.21060), whose C are the queries, B the keys and x the
+  // values; `short_convolution`: nothing but a gated convolution of values (LFM2).
   RecurrenceKind kind = RecurrenceKind::kGatedDelta;
   // Heads of values, each with a state, and of queries and keys, which neighbouring value heads share.
   int num_heads = 0;
@@ -273,8 +284,23 @@ struct RecurrenceSpec {
   // Sizes of a head; a state is a matrix `[key_dim, value_dim]`.
   int key_dim = 0;
   int value_dim = 0;
-  // Tokens that the convolution looks at, the current one included.
+  // Tokens that the causal convolution of queries, keys and values looks at, the current one included.
   int conv_kernel = 0;
+  // Whether the convolution has a bias, and the linear layers before and after it.
+  bool conv_bias = false;
+  bool bias = false;
+  // Of what comes out: `head` (each head, one weight for all), `groups` (equal parts of all heads, with a weight of
+  // their own) or `none`.
+  RecurrenceNorm norm = RecurrenceNorm::kHead;
+  // How many parts.
+  int norm_groups = 1;
+  // Function of the gate that what comes out is multiplied by: `silu`, `sigmoid` or `linear`.
+  GateKind gate = GateKind::kSilu;
+  // The norm follows the gate; otherwise the gate follows it.
+  bool norms_gated = false;
+  // Bounds of a step's length in `mamba2`; 0: none.
+  float min_step = 0;
+  float max_step = 0;
 };
 
 template <class Visit>
@@ -285,6 +311,14 @@ void visit_fields(RecurrenceSpec& part, Visit&& visit) {
   visit.required("key_dim", part.key_dim, Whole{1, 256});
   visit.required("value_dim", part.value_dim, Whole{1, 134217728});
   visit.required("conv_kernel", part.conv_kernel, Whole{2, 8});
+  visit.optional("conv_bias", part.conv_bias, Anything{});
+  visit.optional("bias", part.bias, Anything{});
+  visit.optional("norm", part.norm, kRecurrenceNormNames);
+  visit.optional("norm_groups", part.norm_groups, Whole{1, 134217728});
+  visit.optional("gate", part.gate, kGateKindNames);
+  visit.optional("norms_gated", part.norms_gated, Anything{});
+  visit.optional("min_step", part.min_step, Real{0, false});
+  visit.optional("max_step", part.max_step, Real{0, false});
 }
 
 // Frequencies that depend on the length of a sequence's prompt, beyond `length`.
@@ -431,9 +465,12 @@ struct ModelSpec {
   MlpSpec mlp;
   // Layers whose MLP is a mixture of experts; None: there are none.
   std::optional<MoeSpec> moe;
-  // What each layer mixes tokens with: `attention` or `recurrence`. Empty: attention, everywhere.
+  // What each layer mixes tokens with: `attention`, `recurrence`, the sum of `both`, or `none`. Empty: attention,
+  // everywhere.
   std::vector<Mixer> layer_mixers;
-  // What the layers with `recurrence` compute; None: there are none.
+  // For each layer whether it has an MLP or experts. Empty: all have.
+  std::vector<bool> layer_mlps;
+  // What the layers with `recurrence` or `both` compute; None: there are none.
   std::optional<RecurrenceSpec> recurrence;
   // The rotary embeddings.
   std::vector<RopeSpec> ropes;
@@ -476,6 +513,7 @@ void visit_fields(ModelSpec& part, Visit&& visit) {
   visit.optional("mlp", part.mlp, Anything{});
   visit.optional("moe", part.moe, Anything{});
   visit.optional("layer_mixers", part.layer_mixers, kMixerNames, PerLayer{Mixer{Mixer::kAttention}});
+  visit.optional("layer_mlps", part.layer_mlps, Anything{}, PerLayer{bool{true}});
   visit.optional("recurrence", part.recurrence, Anything{});
   visit.optional("ropes", part.ropes, Anything{});
   visit.optional("layer_ropes", part.layer_ropes, Anything{});

@@ -24,10 +24,10 @@ class Divider {
   }
 
   // Where there are fewer heads than ranks, neighbouring ranks have the same one.
-  Slice kv_heads(int count) {
+  Slice kv_heads(const char* name, int count) {
     if (count % count_ == 0) return part(count, 1);
     if (count_ % count != 0) {
-      refuse("num_kv_heads " + std::to_string(count) + " is neither a multiple nor a divisor of it");
+      refuse(std::string(name) + " " + std::to_string(count) + " is neither a multiple nor a divisor of it");
       return count;
     }
     const int head = rank_ * count / count_;
@@ -86,6 +86,13 @@ std::vector<T> kept(const std::vector<T>& values, const Slice& slice) {
   return result;
 }
 
+bool has_dense_layers(const ModelSpec& spec) {
+  for (size_t layer = 0; layer < spec.layer_mlps.size(); ++layer) {
+    if (spec.layer_mlps[layer] && (!spec.moe || !spec.moe->layers[layer])) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 Shard Shard::whole(ModelSpec spec) {
@@ -95,22 +102,26 @@ Shard Shard::whole(ModelSpec spec) {
 Shard Shard::of(const ModelSpec& spec, int rank, int count, int group) {
   Divider divider(rank, count, group);
   Shard shard{rank, count, spec};
-  shard.heads = divider.heads("num_heads", spec.num_heads);
-  if (const auto& mla = spec.attention.mla) {
-    shard.kv_heads = shard.heads;
+  if (attention_layer_count(spec) == 0) {
+    shard.heads = spec.num_heads;
+    shard.kv_heads = spec.num_kv_heads;
+  } else if (const auto& mla = spec.attention.mla) {
+    shard.heads = shard.kv_heads = divider.heads("num_heads", spec.num_heads);
     divider.check_groups("attention.o", shard.heads.size() * mla->value_dim);
   } else {
-    shard.kv_heads = divider.kv_heads(spec.num_kv_heads);
+    shard.heads = divider.heads("num_heads", spec.num_heads);
+    shard.kv_heads = divider.kv_heads("num_kv_heads", spec.num_kv_heads);
     divider.check_groups("attention.o", shard.heads.size() * spec.head_dim);
   }
   if (const auto& recurrence = spec.recurrence) {
     shard.state_heads = divider.heads("recurrence.num_heads", recurrence->num_heads);
-    shard.state_key_heads = divider.heads("recurrence.num_key_heads", recurrence->num_key_heads);
+    shard.state_key_heads = divider.kv_heads("recurrence.num_key_heads", recurrence->num_key_heads);
+    if (recurrence->norm == RecurrenceNorm::kGroups) {
+      shard.norm_groups = divider.heads("recurrence.norm_groups", recurrence->norm_groups);
+    }
     divider.check_groups("recurrence.out", shard.state_heads.size() * recurrence->value_dim);
   }
-  const bool has_dense_layers =
-      !spec.moe || std::find(spec.moe->layers.begin(), spec.moe->layers.end(), false) != spec.moe->layers.end();
-  if (has_dense_layers) shard.channels = divider.channels("intermediate_size", spec.intermediate_size);
+  if (has_dense_layers(spec)) shard.channels = divider.channels("intermediate_size", spec.intermediate_size);
   if (spec.moe) {
     shard.expert_channels = divider.channels("moe.intermediate_size", spec.moe->intermediate_size);
     shard.shared_channels = divider.channels("moe.shared_intermediate_size", spec.moe->shared_intermediate_size);
@@ -134,6 +145,7 @@ Shard Shard::of(const ModelSpec& spec, int rank, int count, int group) {
   if (spec.recurrence) {
     shard.spec.recurrence->num_heads = shard.state_heads.size();
     shard.spec.recurrence->num_key_heads = shard.state_key_heads.size();
+    if (shard.norm_groups.size() > 0) shard.spec.recurrence->norm_groups = shard.norm_groups.size();
   }
   shard.spec.attention.alibi_slopes = kept(spec.attention.alibi_slopes, shard.heads);
   return shard;

@@ -18,7 +18,8 @@ struct Shard {
   Slice heads = 0;            // query heads
   Slice kv_heads = 0;         // ranks share one where there are fewer heads than ranks
   Slice state_heads = 0;      // of a recurrence
-  Slice state_key_heads = 0;  // of a recurrence
+  Slice state_key_heads = 0;  // of a recurrence; ranks share one as they share kv_heads
+  Slice norm_groups = 0;      // of a recurrence, where it has any
   Slice channels = 0;         // of an MLP, intermediate_size
   Slice expert_channels = 0;
   Slice shared_channels = 0;  // of the shared expert

@@ -120,11 +120,11 @@ void bind_recurrence(DeviceClass& device) {
                       all_heads(values.data(), v, params.value_dim), out.data());
     return py::make_tuple(out.fetch(like), states.fetch(pages));
   });
-  // gate, x [rows, heads, head_dim]
-  device.def("gate_heads", [](TestDevice& d, bool is_silu, const Array<float>& gate, const Array<float>& x) {
+  // kind as in GateKind; gate, x [rows, heads, head_dim]
+  device.def("gate_heads", [](TestDevice& d, int kind, const Array<float>& gate, const Array<float>& x) {
     const OnDevice<float> gates(*d.ops, gate);
     const OnDevice<float> values(*d.ops, x);
-    d.ops->gate_heads(is_silu ? GateKind::kSilu : GateKind::kSigmoid, all_heads(gates.data(), gate, size_of(x, 2)),
+    d.ops->gate_heads(static_cast<GateKind>(kind), all_heads(gates.data(), gate, size_of(x, 2)),
                       all_heads(values.data(), x, size_of(x, 2)));
     return values.fetch(x);
   });

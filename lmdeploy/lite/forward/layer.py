@@ -1,5 +1,6 @@
 """A decoder layer."""
 
+import torch
 from torch import Tensor
 
 from lmdeploy.lite.forward.attention import attention
@@ -13,15 +14,19 @@ from lmdeploy.turbomind.spec import ModelSpec
 def run_layer(spec: ModelSpec, weights: LayerWeights, layer: int, hidden: Tensor) -> Tensor:
     """Return what a layer makes of ``[batch, tokens, hidden]``."""
     block = spec.block
-    normed = weights.norm("attention_norm", hidden, spec.norm) if block.has_input_norms else hidden
-    if spec.recurrence is not None and spec.mixer(layer) == "recurrence":
-        attended = recurrence(spec, spec.recurrence, weights, normed)
-    else:
-        attended = attention(spec, weights, layer, normed)
-    if block.has_output_norms:
-        attended = weights.norm("attention_output_norm", attended, spec.norm)
+    attended = torch.zeros_like(hidden)
+    if spec.has_attention(layer) or spec.has_recurrence(layer):
+        normed = weights.norm("attention_norm", hidden, spec.norm) if block.has_input_norms else hidden
+        if spec.recurrence is not None and spec.has_recurrence(layer):
+            attended = recurrence(spec, spec.recurrence, weights, normed)
+        if spec.has_attention(layer):
+            attended = attended + attention(spec, weights, layer, normed)
+        if block.has_output_norms:
+            attended = weights.norm("attention_output_norm", attended, spec.norm)
     if not block.is_parallel:
         hidden = hidden + block.residual_scale * attended
+    if not spec.has_mlp(layer):
+        return hidden
     if not block.shares_norm:
         normed = weights.norm("mlp_norm", hidden, spec.norm) if block.has_input_norms else hidden
     inner = _mlp(spec, weights, layer, normed)

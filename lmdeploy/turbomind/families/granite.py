@@ -9,9 +9,9 @@ from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.spec import BlockSpec, ModelSpec, OutputSpec
 
 
-def spec(config: Any, checkpoint: Checkpoint) -> ModelSpec:
-    """Return the spec."""
-    plain = llama.spec(config, checkpoint)
+def spec(config: Any, checkpoint: Checkpoint, **fields: Any) -> ModelSpec:
+    """Return the spec, with ``fields`` in place of what the config gives."""
+    plain = llama.spec(config, checkpoint, **fields)
     return dataclasses.replace(
         plain,
         attention=dataclasses.replace(plain.attention, scale=config.attention_multiplier),

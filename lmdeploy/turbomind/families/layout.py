@@ -62,14 +62,13 @@ class Layout:
         engine = model_tensors(spec, self)
         for i in range(spec.num_layers):
             prefix = self.layer.format(self.number(i))
-            parts = norm_tensors(spec, self, prefix)
-            if spec.mixer(i) == "recurrence":
+            parts = norm_tensors(spec, self, prefix, i)
+            if spec.has_recurrence(i):
                 parts |= self.recurrence(spec, prefix)
-            elif spec.attention.mla:
-                parts |= latent_tensors(spec, prefix)
-            else:
-                parts |= attention_tensors(spec, self, prefix)
-            parts |= self.experts(spec, prefix) if has_experts(spec, i) else mlp_tensors(spec, self, prefix)
+            if spec.has_attention(i):
+                parts |= latent_tensors(spec, prefix) if spec.attention.mla else attention_tensors(spec, self, prefix)
+            if spec.has_mlp(i):
+                parts |= self.experts(spec, prefix) if has_experts(spec, i) else mlp_tensors(spec, self, prefix)
             engine |= {f"layers.{i}.{name}": expression for name, expression in parts.items()}
         return engine
 
@@ -129,15 +128,17 @@ def _norm(spec: ModelSpec, name: str, source: str) -> dict[str, Expression]:
     return {f"{name}.{suffix}": Load(f"{source}.{suffix}", (spec.hidden_size,)) for suffix in suffixes}
 
 
-def norm_tensors(spec: ModelSpec, layout: Layout, prefix: str) -> dict[str, Expression]:
+def norm_tensors(spec: ModelSpec, layout: Layout, prefix: str, layer: int) -> dict[str, Expression]:
     """Return the norms of a layer whose tensors begin with ``prefix``, without those of queries and keys."""
     engine: dict[str, Expression] = {}
-    if spec.block.has_input_norms:
+    has_mixer = spec.has_attention(layer) or spec.has_recurrence(layer)
+    if spec.block.has_input_norms and has_mixer:
         engine |= _norm(spec, "attention_norm", prefix + layout.attention_norm)
-    if spec.block.has_input_norms and not spec.block.shares_norm:
+    if spec.block.has_input_norms and spec.has_mlp(layer) and not spec.block.shares_norm:
         engine |= _norm(spec, "mlp_norm", prefix + layout.mlp_norm)
-    if spec.block.has_output_norms:
+    if spec.block.has_output_norms and has_mixer:
         engine |= _norm(spec, "attention_output_norm", prefix + layout.attention_output_norm)
+    if spec.block.has_output_norms and spec.has_mlp(layer):
         engine |= _norm(spec, "mlp_output_norm", prefix + layout.mlp_output_norm)
     return engine
 

@@ -60,9 +60,12 @@ class ModelSpec:
     moe
         Layers whose MLP is a mixture of experts; None: there are none.
     layer_mixers
-        What each layer mixes tokens with: ``attention`` or ``recurrence``. Empty: attention, everywhere.
+        What each layer mixes tokens with: ``attention``, ``recurrence``, the sum of ``both``, or ``none``. Empty:
+        attention, everywhere.
+    layer_mlps
+        For each layer whether it has an MLP or experts. Empty: all have.
     recurrence
-        What the layers with ``recurrence`` compute; None: there are none.
+        What the layers with ``recurrence`` or ``both`` compute; None: there are none.
     ropes
         The rotary embeddings.
     layer_ropes
@@ -102,8 +105,9 @@ class ModelSpec:
     mlp: MlpSpec = field(default_factory=MlpSpec)
     moe: MoeSpec | None = None
     layer_mixers: Annotated[
-        tuple[Annotated[str, OneOf(("attention", "recurrence"), "Mixer")], ...], PerLayer("attention")
+        tuple[Annotated[str, OneOf(("attention", "recurrence", "both", "none"), "Mixer")], ...], PerLayer("attention")
     ] = ()
+    layer_mlps: Annotated[tuple[bool, ...], PerLayer(True)] = ()
     recurrence: RecurrenceSpec | None = None
     ropes: tuple[RopeSpec, ...] = ()
     layer_ropes: tuple[int, ...] = ()
@@ -114,9 +118,17 @@ class ModelSpec:
     images: ImagesSpec | None = None
     head: HeadSpec | None = None
 
-    def mixer(self, layer: int) -> str:
-        """Return what a layer mixes tokens with."""
-        return self.layer_mixers[layer] if self.layer_mixers else "attention"
+    def has_attention(self, layer: int) -> bool:
+        """Return whether a layer attends."""
+        return not self.layer_mixers or self.layer_mixers[layer] in {"attention", "both"}
+
+    def has_recurrence(self, layer: int) -> bool:
+        """Return whether a layer keeps a state."""
+        return bool(self.layer_mixers) and self.layer_mixers[layer] in {"recurrence", "both"}
+
+    def has_mlp(self, layer: int) -> bool:
+        """Return whether a layer has an MLP or experts."""
+        return not self.layer_mlps or self.layer_mlps[layer]
 
     def __post_init__(self) -> None:
         problems = list(problems_of_fields(self, self.num_layers)) or list(_problems(self))
@@ -181,15 +193,23 @@ def _problems(spec: ModelSpec) -> Iterator[str]:
 
 
 def _mixer_problems(spec: ModelSpec) -> Iterator[str]:
-    if ("recurrence" in spec.layer_mixers) != (spec.recurrence is not None):
+    layers, own = range(spec.num_layers), spec.recurrence
+    if any(map(spec.has_recurrence, layers)) != (own is not None):
         yield "recurrence must be there where layer_mixers has it, and only there"
+    for layer in layers:
+        if spec.layer_mixers and spec.layer_mixers[layer] == "none" and not spec.has_mlp(layer):
+            yield f"layer {layer} has neither a mixer nor an MLP"
+    is_partial = "none" in spec.layer_mixers or not all(map(spec.has_mlp, layers))
+    if is_partial and (spec.block.is_parallel or spec.head):
+        yield "layers without a mixer or an MLP cannot be had with block.is_parallel or head"
     if spec.attention.has_output_gate and spec.attention.mla:
         yield "attention.has_output_gate cannot be had with attention.mla"
-    if spec.recurrence and spec.recurrence.num_heads % spec.recurrence.num_key_heads:
-        yield (
-            f"recurrence.num_heads must be a multiple of recurrence.num_key_heads {spec.recurrence.num_key_heads}, "
-            f"got {spec.recurrence.num_heads}"
-        )
+    if own is None:
+        return
+    for part in ("num_key_heads", "norm_groups"):
+        if own.num_heads % getattr(own, part):
+            multiple = f"recurrence.{part} {getattr(own, part)}"
+            yield f"recurrence.num_heads must be a multiple of {multiple}, got {own.num_heads}"
 
 
 def _image_problems(spec: ModelSpec, images: ImagesSpec) -> Iterator[str]:

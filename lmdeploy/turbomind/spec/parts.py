@@ -251,22 +251,44 @@ class RecurrenceSpec:
     Parameters
     ----------
     kind
-        ``gated_delta``: the gated delta rule (Yang et al., 2024, arXiv 2412.06464) after a causal convolution of
-        queries, keys and values, then a norm of each head and a gate (Qwen3-Next, Qwen3.5).
+        ``gated_delta``: the gated delta rule (Yang et al., 2024, arXiv 2412.06464), with queries and keys of length 1;
+        ``mamba2``: state space duality (Dao & Gu, 2024, arXiv 2405.21060), whose C are the queries, B the keys and x
+        the values; ``short_convolution``: nothing but a gated convolution of values (LFM2).
     num_heads, num_key_heads
         Heads of values, each with a state, and of queries and keys, which neighbouring value heads share.
     key_dim, value_dim
         Sizes of a head; a state is a matrix ``[key_dim, value_dim]``.
     conv_kernel
-        Tokens that the convolution looks at, the current one included.
+        Tokens that the causal convolution of queries, keys and values looks at, the current one included.
+    conv_bias, bias
+        Whether the convolution has a bias, and the linear layers before and after it.
+    norm
+        Of what comes out: ``head`` (each head, one weight for all), ``groups`` (equal parts of all heads, with a weight
+        of their own) or ``none``.
+    norm_groups
+        How many parts.
+    gate
+        Function of the gate that what comes out is multiplied by: ``silu``, ``sigmoid`` or ``linear``.
+    norms_gated
+        The norm follows the gate; otherwise the gate follows it.
+    min_step, max_step
+        Bounds of a step's length in ``mamba2``; 0: none.
     """
 
-    kind: Annotated[str, OneOf(("gated_delta",), "RecurrenceKind")]
+    kind: Annotated[str, OneOf(("gated_delta", "mamba2", "short_convolution"), "RecurrenceKind")]
     num_heads: Size
     num_key_heads: Size
     key_dim: Annotated[int, Whole(1, 256)]
     value_dim: Size
     conv_kernel: Annotated[int, Whole(2, 8)]
+    conv_bias: bool = False
+    bias: bool = False
+    norm: Annotated[str, OneOf(("head", "groups", "none"), "RecurrenceNorm")] = "head"
+    norm_groups: Size = 1
+    gate: Annotated[str, OneOf(("sigmoid", "silu", "linear"), "GateKind", "kernels/recurrence.h")] = "silu"
+    norms_gated: bool = False
+    min_step: Cap = 0.0
+    max_step: Cap = 0.0
 
 
 @dataclass(frozen=True)

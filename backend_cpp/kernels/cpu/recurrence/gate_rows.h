@@ -75,7 +75,7 @@ inline void recurrence_gate_row(const GateParams& params, const float* a, const 
 inline void gate_row(GateKind kind, const float* gate, int size, float* x) {
   for_vectors(size, [&](int, auto&& read, auto&& write) {
     const Vec v = read(gate);
-    write(x, mul(read(x), kind == GateKind::kSilu ? silu(v) : sigmoid(v)));
+    write(x, mul(read(x), kind == GateKind::kLinear ? v : kind == GateKind::kSilu ? silu(v) : sigmoid(v)));
   });
 }
 

@@ -42,7 +42,9 @@ __global__ void __launch_bounds__(kThreads) gate_kernel(GateKind kind, HeadsView
   const int head = static_cast<int>(index / x.head_dim % x.heads);
   const size_t row = index / x.head_dim / x.heads;
   const float value = gate.head(row, head)[i];
-  const float factor = kind == GateKind::kSilu ? sigmoid_linear(value, 1.0f) : 1.0f / (1.0f + expf(-value));
+  float factor = value;
+  if (kind == GateKind::kSilu) factor = sigmoid_linear(value, 1.0f);
+  if (kind == GateKind::kSigmoid) factor = 1.0f / (1.0f + expf(-value));
   x.head(row, head)[i] *= factor;
 }
 

@@ -1,0 +1,65 @@
+"""Where checkpoints keep a layer of Mamba-2 (Granite 4, Falcon-H1, Nemotron-H, Mamba2), and its sizes."""
+
+import math
+from typing import Any
+
+from lmdeploy.turbomind.families.common import refuse_unless
+from lmdeploy.turbomind.families.gated_delta import recurrence_of
+from lmdeploy.turbomind.manifest import Expression, Load, concat, reshape, rows_of
+from lmdeploy.turbomind.spec import ModelSpec, RecurrenceSpec
+
+
+def mamba_spec(config: Any, **fields: Any) -> RecurrenceSpec:
+    """Return the recurrence of Mamba-2 with what ``fields`` do not give as Granite's configs name it."""
+    refuse_unless(config.hidden_act in {"silu", "swish"}, f"a convolution followed by {config.hidden_act}")
+    if "num_heads" not in fields:
+        fields |= {
+            "num_heads": config.mamba_n_heads,
+            "num_key_heads": config.mamba_n_groups,
+            "key_dim": config.mamba_d_state,
+            "value_dim": config.mamba_d_head,
+            "conv_kernel": config.mamba_d_conv,
+            "conv_bias": config.mamba_conv_bias,
+            "bias": config.mamba_proj_bias,
+        }
+    shortest, longest = config.time_step_limit or (0.0, math.inf)
+    bounds = {"min_step": float(shortest), "max_step": 0.0 if math.isinf(longest) else float(longest)}
+    norm = {"norm": "groups", "norm_groups": fields["num_key_heads"], "norms_gated": True}
+    return RecurrenceSpec("mamba2", **(bounds | norm | fields))
+
+
+def mamba_tensors(spec: ModelSpec, prefix: str) -> dict[str, Expression]:
+    """Return the engine tensors of a layer whose tensors begin with ``prefix``.
+
+    A checkpoint has rows for the gate, values (x), keys (B), queries (C) and steps, in this order.
+    """
+    own, hidden = recurrence_of(spec), spec.hidden_size
+    keys, values = own.num_key_heads * own.key_dim, own.num_heads * own.value_dim
+    channels = values + 2 * keys
+
+    def channels_of(whole: Expression, first: int) -> list[Expression]:
+        ends = [first, first + values, first + values + keys, first + channels]
+        return [rows_of(whole, ends[i], ends[i + 1]) for i in (2, 1, 0)]
+
+    def inputs(whole: Expression) -> Expression:
+        steps = rows_of(whole, values + channels, whole.shape[0])
+        return concat(*channels_of(whole, values), rows_of(whole, 0, values), steps)
+
+    rows = values + channels + own.num_heads
+    convolution = reshape(Load(f"{prefix}conv1d.weight", (channels, 1, own.conv_kernel)), channels, own.conv_kernel)
+    engine = {
+        "recurrence.in.weight": inputs(Load(f"{prefix}in_proj.weight", (rows, hidden))),
+        "recurrence.conv": concat(*channels_of(convolution, 0)),
+        "recurrence.a_log": Load(f"{prefix}A_log", (own.num_heads,)),
+        "recurrence.dt_bias": Load(f"{prefix}dt_bias", (own.num_heads,)),
+        "recurrence.skip": Load(f"{prefix}D", (own.num_heads,)),
+        "recurrence.out.weight": Load(f"{prefix}out_proj.weight", (hidden, values)),
+    }
+    if own.norm != "none":
+        engine["recurrence.norm.weight"] = Load(f"{prefix}norm.weight", (values,))
+    if own.conv_bias:
+        engine["recurrence.conv_bias"] = concat(*channels_of(Load(f"{prefix}conv1d.bias", (channels,)), 0))
+    if own.bias:
+        engine["recurrence.in.bias"] = inputs(Load(f"{prefix}in_proj.bias", (rows,)))
+        engine["recurrence.out.bias"] = Load(f"{prefix}out_proj.bias", (hidden,))
+    return engine
