@@ -38,6 +38,7 @@ std::unique_ptr<ModelRunner> make_worker_runner(const std::string& directory, co
   options.ranks = settings.tp;
   options.vocab_size = spec.vocab_size;
   options.hidden_size = spec.hidden_size;
+  options.layers = spec.num_layers;
   options.max_rows = max_rows;
   options.step_timeout = std::chrono::duration<double>(settings.worker_step_seconds);
   options.command = {worker.at("python").as_string(),

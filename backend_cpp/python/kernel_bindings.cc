@@ -13,6 +13,7 @@
 #include "device/cpu_operators.h"
 #include "kernels/linear.h"
 #include "kernels/paged_attention.h"
+#include "kernels/recurrence.h"
 #include "model/embedding_range.h"
 #include "model/worker/step_channel.h"
 #include "python/worker_bindings.h"
@@ -49,24 +50,50 @@ CacheLayout layout_of(const std::string& type, int heads, int key_dim, int value
   return layout;
 }
 
-// The cache of one layer.
-struct LayerCache {
-  LayerCache(const std::string& type, int heads, int key_dim, int value_dim, int block_len, int block_count)
-      : layout(layout_of(type, heads, key_dim, value_dim, block_len)),
-        memory(layout.block_bytes() * static_cast<size_t>(block_count)) {}
+// The memory of a cache: pages that hold what layers remember of a block of tokens, or of a sequence.
+struct PageArena {
+  PageArena(size_t page_bytes, int page_count)
+      : page_bytes(page_bytes), memory(page_bytes * static_cast<size_t>(page_count)) {}
 
-  // What a block holds goes to another, pair after pair; moves int32 [count, 2].
+  // What a page holds goes to another, pair after pair; moves int32 [count, 2].
   void move(const py::array_t<int32_t, py::array::c_style>& moves) {
-    const size_t bytes = layout.block_bytes();
-    for (py::ssize_t i = 0; i < moves.shape(0); ++i) {
-      std::memcpy(memory.as<std::byte>() + static_cast<size_t>(moves.at(i, 1)) * bytes,
-                  memory.as<std::byte>() + static_cast<size_t>(moves.at(i, 0)) * bytes, bytes);
-    }
+    for (py::ssize_t i = 0; i < moves.shape(0); ++i)
+      std::memcpy(page(moves.at(i, 1)), page(moves.at(i, 0)), page_bytes);
+  }
+
+  std::byte* page(int number) const { return memory.as<std::byte>() + static_cast<size_t>(number) * page_bytes; }
+
+  size_t page_bytes;
+  AlignedBuffer memory;
+};
+
+// The keys and values of one layer: at an offset of each page of an arena, which outlives it.
+struct LayerCache {
+  LayerCache(const PageArena& arena, size_t offset, const std::string& type, int heads, int key_dim, int value_dim,
+             int block_len)
+      : layout(layout_of(type, heads, key_dim, value_dim, block_len)), pool(arena.page(0) + offset) {
+    layout.page_bytes = arena.page_bytes;
   }
 
   CacheLayout layout;
-  AlignedBuffer memory;
+  std::byte* pool;
 };
+
+// The state of one layer: at an offset of a sequence's page number `page` of an arena, which outlives it.
+struct LayerState {
+  LayerState(const PageArena& arena, int page, size_t offset) : arena(arena), page(page), offset(offset) {}
+
+  const PageArena& arena;
+  int page;
+  size_t offset;
+};
+
+// Rows of a matrix: address, stride of a row.
+using Rows = std::tuple<Address, size_t>;
+
+StridedRows rows_of(const Rows& rows) {
+  return {pointer<float>(std::get<0>(rows)), std::get<1>(rows)};
+}
 
 // Heads of a tensor: address, rows, stride of a row, heads, stride of a head, size of a head.
 using Heads = std::tuple<Address, int, size_t, int, size_t, int>;
@@ -93,13 +120,28 @@ class CpuKernels {
     ops_.set_spans(SpanSet{}, std::move(given), block_len);
   }
 
+  // The pages of the sequences' states follow their blocks. For as long as the step lasts.
+  void set_states(const py::array_t<int32_t, py::array::c_style>& spans, const py::array_t<int32_t>& blocks,
+                  int page_count) {
+    const auto* fields = reinterpret_cast<const ChannelSpan*>(spans.data());
+    states_.assign(static_cast<size_t>(page_count), {});
+    for (int page = 0; page < page_count; ++page) {
+      for (py::ssize_t i = 0; i < spans.shape(0); ++i) {
+        const ChannelSpan& span = fields[i];
+        const int32_t number = blocks.at(span.first_block + span.block_count + page);
+        states_[static_cast<size_t>(page)].push_back(
+            {span.first_row, span.count, number, span.first_position == 0 ? 1 : 0});
+      }
+    }
+  }
+
   // Writes keys and values, and attends. out [rows, heads, value_dim]; queries are multiplied by the scale already.
   void attend(LayerCache& cache, const Heads& q, const Heads& k, const Heads& v, Address out, float softcap, int window,
               Address sinks) {
     const py::gil_scoped_release unlocked;
     AttentionParams params;
     params.layout = cache.layout;
-    params.pool = cache.memory.as<std::byte>();
+    params.pool = cache.pool;
     params.num_heads = std::get<3>(q);
     params.span_count = span_count_;
     params.softcap = softcap;
@@ -129,9 +171,73 @@ class CpuKernels {
     ops_.embed(table, pointer<const int32_t>(tokens), rows, 1, pointer<float>(y));
   }
 
+  // In place, one weight [head_dim] for all heads.
+  void rms_norm_heads(Address weight, float eps, const Heads& heads) {
+    const py::gil_scoped_release unlocked;
+    NormWeight given;
+    given.weight = pointer<const float>(weight);
+    given.eps = eps;
+    ops_.norm_heads(given, view(heads));
+  }
+
+  // x *= silu(gate)
+  void silu_gate(const Heads& gate, const Heads& x) {
+    const py::gil_scoped_release unlocked;
+    ops_.gate_heads(GateKind::kSilu, view(gate), view(x));
+  }
+
+  // Followed by SiLU. weight [channels, kernel]; bias [channels] or 0; x, y [rows, channels].
+  void causal_conv(const LayerState& state, int channels, int kernel, Address weight, Address bias, const Rows& x,
+                   int rows, const Rows& y) {
+    const py::gil_scoped_release unlocked;
+    ConvParams params;
+    params.state = memory(state);
+    params.channels = channels;
+    params.kernel = kernel;
+    params.weight = pointer<const float>(weight);
+    params.bias = pointer<const float>(bias);
+    params.has_silu = true;
+    ops_.causal_conv(params, rows_of(x), rows, rows_of(y));
+  }
+
+  // Of the delta rule. a_log, dt_bias [heads]; a, b [rows, heads]; decay, beta [rows, heads], dense.
+  void delta_gates(int heads, Address a_log, Address dt_bias, const Rows& a, const Rows& b, int rows, Address decay,
+                   Address beta) {
+    const py::gil_scoped_release unlocked;
+    GateParams params;
+    params.kind = RecurrenceGate::kDelta;
+    params.heads = heads;
+    params.a_log = pointer<const float>(a_log);
+    params.dt_bias = pointer<const float>(dt_bias);
+    ops_.recurrence_gates(params, rows_of(a), rows_of(b), rows, pointer<float>(decay), pointer<float>(beta));
+  }
+
+  // The gated delta rule. decay, beta [rows, heads of v]; out [rows, heads of v, head_dim of v].
+  void gated_delta_rule(const LayerState& state, Address decay, Address beta, const Heads& q, const Heads& k,
+                        const Heads& v, Address out) {
+    const py::gil_scoped_release unlocked;
+    RecurrenceParams params;
+    params.state = memory(state);
+    params.heads = std::get<3>(v);
+    params.key_heads = std::get<3>(k);
+    params.key_dim = std::get<5>(k);
+    params.value_dim = std::get<5>(v);
+    params.has_delta = true;
+    params.decay = pointer<const float>(decay);
+    params.decay_width = 1;
+    params.beta = pointer<const float>(beta);
+    ops_.recurrence(params, view(q), view(k), view(v), pointer<float>(out));
+  }
+
  private:
+  StateMemory memory(const LayerState& state) const {
+    const std::vector<StateSpan>& spans = states_.at(static_cast<size_t>(state.page));
+    return {state.arena.page(0), state.arena.page_bytes, state.offset, spans.data(), static_cast<int>(spans.size())};
+  }
+
   CpuOperators ops_;
   int span_count_ = 0;
+  std::vector<std::vector<StateSpan>> states_;  // [pages of a state][spans]
 };
 
 LinearWeight linear_weight(Address data, const std::string& type, int out_features, int in_features, Address bias) {
@@ -152,10 +258,16 @@ void bind_kernels(py::module_& m) {
   py::class_<LinearWeight>(m, "LinearWeight", py::module_local())
       .def(py::init(&linear_weight), py::arg("data"), py::arg("type"), py::arg("out_features"), py::arg("in_features"),
            py::arg("bias"));
+  py::class_<PageArena>(m, "PageArena", py::module_local())
+      .def(py::init<size_t, int>(), py::arg("page_bytes"), py::arg("page_count"))
+      .def("move", &PageArena::move, py::arg("moves"));
   py::class_<LayerCache>(m, "LayerCache", py::module_local())
-      .def(py::init<const std::string&, int, int, int, int, int>(), py::arg("type"), py::arg("heads"),
-           py::arg("key_dim"), py::arg("value_dim"), py::arg("block_len"), py::arg("block_count"))
-      .def("move", &LayerCache::move, py::arg("moves"));
+      .def(py::init<const PageArena&, size_t, const std::string&, int, int, int, int>(), py::keep_alive<1, 2>(),
+           py::arg("arena"), py::arg("offset"), py::arg("type"), py::arg("heads"), py::arg("key_dim"),
+           py::arg("value_dim"), py::arg("block_len"));
+  py::class_<LayerState>(m, "LayerState", py::module_local())
+      .def(py::init<const PageArena&, int, size_t>(), py::keep_alive<1, 2>(), py::arg("arena"), py::arg("page"),
+           py::arg("offset"));
   m.def(
       "cache_block_bytes",
       [](const std::string& type, int heads, int key_dim, int value_dim, int block_len) {
@@ -170,7 +282,16 @@ void bind_kernels(py::module_& m) {
       .def("linear", &CpuKernels::linear, py::arg("weight"), py::arg("x"), py::arg("rows"), py::arg("y"))
       .def("rms_norm", &CpuKernels::rms_norm, py::arg("weight"), py::arg("eps"), py::arg("x"), py::arg("rows"),
            py::arg("size"), py::arg("y"))
-      .def("embed", &CpuKernels::embed, py::arg("table"), py::arg("tokens"), py::arg("rows"), py::arg("y"));
+      .def("embed", &CpuKernels::embed, py::arg("table"), py::arg("tokens"), py::arg("rows"), py::arg("y"))
+      .def("set_states", &CpuKernels::set_states, py::arg("spans"), py::arg("blocks"), py::arg("page_count"))
+      .def("rms_norm_heads", &CpuKernels::rms_norm_heads, py::arg("weight"), py::arg("eps"), py::arg("heads"))
+      .def("silu_gate", &CpuKernels::silu_gate, py::arg("gate"), py::arg("x"))
+      .def("causal_conv", &CpuKernels::causal_conv, py::arg("state"), py::arg("channels"), py::arg("kernel"),
+           py::arg("weight"), py::arg("bias"), py::arg("x"), py::arg("rows"), py::arg("y"))
+      .def("delta_gates", &CpuKernels::delta_gates, py::arg("heads"), py::arg("a_log"), py::arg("dt_bias"),
+           py::arg("a"), py::arg("b"), py::arg("rows"), py::arg("decay"), py::arg("beta"))
+      .def("gated_delta_rule", &CpuKernels::gated_delta_rule, py::arg("state"), py::arg("decay"), py::arg("beta"),
+           py::arg("q"), py::arg("k"), py::arg("v"), py::arg("out"));
 }
 
 }  // namespace turbomind

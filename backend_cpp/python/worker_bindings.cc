@@ -95,6 +95,7 @@ void bind_worker(py::module_& m) {
       .value("MOVE_BLOCKS", OrderKind::kMoveBlocks);
   py::class_<Order>(m, "Order", py::module_local())
       .def_readonly("kind", &Order::kind)
+      .def_readonly("page_bytes", &Order::page_bytes)
       .def_readonly("block_count", &Order::block_count)
       .def_readonly("block_len", &Order::block_len)
       .def_readonly("host_block_count", &Order::host_block_count)

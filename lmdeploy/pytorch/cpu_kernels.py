@@ -102,6 +102,89 @@ class Kernels:
         )  # fmt: skip
         return out
 
+    def set_states(self, spans: Ints, blocks: Ints, page_count: int) -> None:
+        """Say which rows recurrent layers have; the pages of a sequence's state follow its blocks."""
+        self.native.set_states(spans, blocks, page_count)
+
+    def causal_conv(self, state: Any, weight: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
+        """Convolve each channel with the inputs before it, then SiLU; advances the state.
+
+        Parameters
+        ----------
+        state
+            A `_turbomind.LayerState`, ``[kernel - 1, channels]`` a sequence.
+        weight, bias
+            float32 ``[channels, kernel]`` and ``[channels]``.
+        x
+            float32 ``[rows, channels]``.
+
+        Returns
+        -------
+        torch.Tensor
+            float32 ``[rows, channels]``.
+        """
+        x = _dense(x)
+        y = torch.empty_like(x)
+        channels, kernel = weight.shape
+        self.native.causal_conv(
+            state, channels, kernel, weight.data_ptr(), 0 if bias is None else bias.data_ptr(), _rows(x), len(x),
+            _rows(y),
+        )  # fmt: skip
+        return y
+
+    def delta_gates(
+        self, a_log: torch.Tensor, dt_bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return ``exp(-exp(a_log) softplus(a + dt_bias))`` and ``sigmoid(b)``; a, b float32 ``[rows, heads]``."""
+        a, b = _dense(a), _dense(b)
+        decay, beta = torch.empty_like(a), torch.empty_like(b)
+        self.native.delta_gates(
+            a.shape[1], a_log.data_ptr(), dt_bias.data_ptr(), _rows(a), _rows(b), len(a), decay.data_ptr(),
+            beta.data_ptr(),
+        )  # fmt: skip
+        return decay, beta
+
+    def gated_delta_rule(
+        self,
+        state: Any,
+        decay: torch.Tensor,
+        beta: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+    ) -> torch.Tensor:
+        """Apply the gated delta rule (backend_cpp/kernels/recurrence.h) and advance the state.
+
+        Parameters
+        ----------
+        state
+            A `_turbomind.LayerState`, ``[heads, key size, value size]`` a sequence.
+        decay, beta
+            float32 ``[rows, heads]``.
+        query, key
+            float32 ``[rows, key heads, key size]``, normalized and scaled.
+        value
+            float32 ``[rows, heads, value size]``.
+
+        Returns
+        -------
+        torch.Tensor
+            float32 ``[rows, heads, value size]``.
+        """
+        out = torch.empty(value.shape, dtype=torch.float32)
+        self.native.gated_delta_rule(
+            state, decay.data_ptr(), beta.data_ptr(), _heads(query), _heads(key), _heads(value), out.data_ptr()
+        )
+        return out
+
+    def rms_norm_heads(self, weight: torch.Tensor, eps: float, heads: torch.Tensor) -> None:
+        """Normalize each head in place, with one weight ``[size]``; heads float32 ``[rows, heads, size]``."""
+        self.native.rms_norm_heads(weight.data_ptr(), eps, _heads(heads))
+
+    def silu_gate(self, gate: torch.Tensor, x: torch.Tensor) -> None:
+        """Multiply ``x`` by ``silu(gate)`` in place; both float32 ``[rows, heads, size]``."""
+        self.native.silu_gate(_heads(gate), _heads(x))
+
 
 @functools.cache
 def kernels(threads: int = 0) -> Kernels:
@@ -120,6 +203,10 @@ def _heads(tensor: torch.Tensor) -> tuple[int, int, int, int, int, int]:
     rows, heads, size = tensor.shape
     row_stride, head_stride, _ = tensor.stride()
     return tensor.data_ptr(), rows, row_stride, heads, head_stride, size
+
+
+def _rows(tensor: torch.Tensor) -> tuple[int, int]:
+    return tensor.data_ptr(), tensor.stride(0)
 
 
 class Matrix:

@@ -77,8 +77,9 @@ class GpuPagedCache:
                 total += block_len * shape.heads * head
         return total
 
-    def allocate(self, block_count: int, block_len: int, host_block_count: int = 0) -> None:
-        """Take memory for the blocks, those of the host behind the others, in place of what there was."""
+    def allocate(self, block_count: int, block_len: int, host_block_count: int = 0, page_bytes: int = 0) -> None:
+        """Take memory for the blocks, those of the host after the others, in place of what there was."""
+        del page_bytes  # a page is a block
         self._layers, self._host_layers = {}, {}  # first of all, so that both are never held
         self._block_count = block_count
         self._layers = self._tier(block_count, block_len, self._device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,45 @@ class LayerShape:
     heads: int
     key_dim: int
     value_dim: int
+
+
+@dataclass(frozen=True)
+class StateShape:
+    """What a recurrent layer keeps of a sequence: the last inputs of a convolution, and a matrix a head; float32."""
+
+    conv_rows: int
+    channels: int
+    heads: int
+    key_dim: int
+    value_dim: int
+
+    @property
+    def conv_bytes(self) -> int:
+        """Bytes of the inputs, aligned."""
+        return _aligned(4 * self.conv_rows * self.channels)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of all, the inputs first."""
+        return self.conv_bytes + _aligned(4 * self.heads * self.key_dim * self.value_dim)
+
+    def in_page(self, arena: Any, page: int, offset: int) -> LayerState:
+        """Return the layer's state at an offset of a sequence's page of this number."""
+        return LayerState(
+            _turbomind.LayerState(arena, page, offset), _turbomind.LayerState(arena, page, offset + self.conv_bytes)
+        )
+
+
+@dataclass(frozen=True)
+class LayerState:
+    """Where a layer's states lie: `_turbomind.LayerState` of the convolution and of the matrices."""
+
+    conv: Any
+    matrices: Any
+
+
+def _aligned(size: int) -> int:
+    return (size + 63) // 64 * 64
 
 
 @dataclass(frozen=True)
@@ -60,35 +100,67 @@ class PagedCache:
         Type of the model's weights.
     kernels
         What computes.
+    states
+        What each recurrent layer keeps, by the layer's number; all of the same size.
+
+    Attributes
+    ----------
+    state_pages
+        How many pages hold the state of a sequence, once there is memory.
     """
 
     def __init__(
-        self, shapes: Mapping[int, LayerShape], quant_policy: int, dtype: torch.dtype, kernels: Kernels
+        self,
+        shapes: Mapping[int, LayerShape],
+        quant_policy: int,
+        dtype: torch.dtype,
+        kernels: Kernels,
+        states: Mapping[int, StateShape] = MappingProxyType({}),
     ) -> None:
-        self._shapes = dict(shapes)
+        self._shapes, self._state_shapes = dict(shapes), dict(states)
         self._type = _CACHE_TYPES.get(quant_policy, "float32" if dtype == torch.float32 else "bfloat16")
         self._kernels = kernels
+        self._arena: Any = None
         self._layers: dict[int, Any] = {}
+        self._states: dict[int, LayerState] = {}
+        self.state_pages = 0
 
     def block_bytes(self, block_len: int) -> int:
         """Return how much memory a block of this many tokens takes in all layers."""
-        return sum(
-            _turbomind.cache_block_bytes(self._type, shape.heads, shape.key_dim, shape.value_dim, block_len)
-            for shape in self._shapes.values()
-        )
+        return sum(self._layer_bytes(shape, block_len) for shape in self._shapes.values())
 
-    def allocate(self, block_count: int, block_len: int, host_block_count: int = 0) -> None:
-        """Take memory for the blocks, those of the host behind the others, in place of what there was."""
-        count = block_count + host_block_count
-        self._layers = {
-            number: _turbomind.LayerCache(self._type, shape.heads, shape.key_dim, shape.value_dim, block_len, count)
-            for number, shape in self._shapes.items()
-        }
+    def state_of(self, layer: int, _: StateShape) -> LayerState:
+        """Return where a recurrent layer's states lie."""
+        return self._states[layer]
+
+    def allocate(self, block_count: int, block_len: int, host_block_count: int = 0, page_bytes: int = 0) -> None:
+        """Take memory for the pages, those of the host after the others, in place of what there was.
+
+        A block of all layers with keys and values takes one page, the state of a sequence as many as it fills. By
+        default a page is as large as a block.
+        """
+        page_bytes = page_bytes or self.block_bytes(block_len)
+        self._layers, self._states = {}, {}
+        self._arena = None  # so that both are never held
+        self._arena = _turbomind.PageArena(page_bytes, block_count + host_block_count)
+        offset = 0
+        for number, shape in self._shapes.items():
+            self._layers[number] = _turbomind.LayerCache(
+                self._arena, offset, self._type, shape.heads, shape.key_dim, shape.value_dim, block_len
+            )
+            offset += self._layer_bytes(shape, block_len)
+        for place, (number, state) in enumerate(self._state_shapes.items()):
+            in_page = page_bytes // state.state_bytes
+            page, piece = divmod(place, in_page)
+            self._states[number] = state.in_page(self._arena, page, piece * state.state_bytes)
+            self.state_pages = page + 1
 
     def move(self, moves: np.ndarray[Any, Any]) -> None:
         """Copy the content of ``moves[i, 0]`` to ``moves[i, 1]``, one after the other; int32 ``[count, 2]``."""
-        for layer in self._layers.values():
-            layer.move(moves)
+        self._arena.move(moves)
+
+    def _layer_bytes(self, shape: LayerShape, block_len: int) -> int:
+        return _turbomind.cache_block_bytes(self._type, shape.heads, shape.key_dim, shape.value_dim, block_len)
 
     def attend(
         self, layer: int, call: AttentionCall, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor

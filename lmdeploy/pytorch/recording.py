@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
-from lmdeploy.pytorch.paged import AttentionCall, LayerShape
+from lmdeploy import _turbomind
+from lmdeploy.pytorch.cpu_kernels import Kernels
+from lmdeploy.pytorch.paged import AttentionCall, LayerShape, LayerState, StateShape
+from lmdeploy.pytorch.step_context import StepContext
 
 
 class RecordingCache:
@@ -13,6 +17,25 @@ class RecordingCache:
     def __init__(self) -> None:
         self.shapes: dict[int, LayerShape] = {}
         self.windows: dict[int, int] = {}
+        self.states: dict[int, StateShape] = {}
+
+    def step(self, tokens: torch.Tensor, wanted: torch.Tensor, kernels: Kernels | None) -> StepContext:
+        """Return a step with one sequence from its beginning; tokens int64 ``[rows]``, wanted int64: rows."""
+        rows = len(tokens)
+        if kernels is not None:
+            span = np.array([[0, rows, 0, rows, 0, 0, rows, -1]], dtype=np.int32)
+            kernels.set_states(span, np.zeros(1, dtype=np.int32), 1)
+        one = torch.tensor([rows], device=tokens.device)
+        return StepContext(
+            input_ids=tokens[None], position_ids=torch.arange(rows, device=tokens.device)[None],
+            q_start_loc=torch.zeros_like(one), q_seqlens=one, kv_seqlens=one,
+            block_offsets=torch.zeros_like(one)[None], kv_caches=self, is_decoding=False, wanted=wanted,
+        )  # fmt: skip
+
+    def state_of(self, layer: int, shape: StateShape) -> LayerState:
+        """Return memory for a recurrent layer's state, which nobody looks at afterwards."""
+        self.states[layer] = shape
+        return shape.in_page(_turbomind.PageArena(shape.state_bytes, 1), 0, 0)
 
     def attend(
         self, layer: int, call: AttentionCall, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor

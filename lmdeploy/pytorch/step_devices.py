@@ -9,7 +9,7 @@ import torch
 
 from lmdeploy.extras import require
 from lmdeploy.pytorch.cpu_kernels import Kernels
-from lmdeploy.pytorch.paged import LayerShape, PagedCache
+from lmdeploy.pytorch.paged import LayerShape, PagedCache, StateShape
 
 # Columns of the channel's spans (backend_cpp/model/worker/step_channel.h).
 FIRST_ROW, COUNT, POSITION, PROMPT_LEN, FIRST_BLOCK, BLOCKS, WANTED_FROM, ADAPTER = range(8)
@@ -31,7 +31,9 @@ class StepDevice(Protocol):
     device: torch.device
     kernels: Kernels | None
 
-    def cache_of(self, shapes: dict[int, LayerShape], quant_policy: int, dtype: torch.dtype) -> Any:
+    def cache_of(
+        self, shapes: dict[int, LayerShape], quant_policy: int, dtype: torch.dtype, states: dict[int, StateShape]
+    ) -> Any:
         """Return an empty cache."""
 
     def block_offsets(self, spans: Ints, blocks: Ints, block_len: int) -> torch.Tensor:
@@ -49,13 +51,17 @@ class CpuSteps:
         self.kernels: Kernels | None = kernels
         self._kernels = kernels
 
-    def cache_of(self, shapes: dict[int, LayerShape], quant_policy: int, dtype: torch.dtype) -> PagedCache:
+    def cache_of(
+        self, shapes: dict[int, LayerShape], quant_policy: int, dtype: torch.dtype, states: dict[int, StateShape]
+    ) -> PagedCache:
         """Return an empty cache."""
-        return PagedCache(shapes, quant_policy, dtype, self._kernels)
+        self._cache = PagedCache(shapes, quant_policy, dtype, self._kernels, states)
+        return self._cache
 
     def block_offsets(self, spans: Ints, blocks: Ints, block_len: int) -> torch.Tensor:
         """Hand the tables to the operators, and return none."""
         self._kernels.set_spans(spans, blocks, block_len)
+        self._kernels.set_states(spans, blocks, self._cache.state_pages)
         return torch.empty(0)
 
     def free_memory(self) -> int:
@@ -71,8 +77,11 @@ class GpuSteps:
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    def cache_of(self, shapes: dict[int, LayerShape], quant_policy: int, dtype: torch.dtype) -> Any:
-        """Return an empty cache."""
+    def cache_of(
+        self, shapes: dict[int, LayerShape], quant_policy: int, dtype: torch.dtype, states: dict[int, StateShape]
+    ) -> Any:
+        """Return an empty cache; models with states are refused before (`TransformersModel`)."""
+        del states
         require("pytorch", "the PyTorch engine on a GPU")
         from lmdeploy.pytorch.gpu_cache import GpuPagedCache
 

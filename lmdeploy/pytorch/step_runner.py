@@ -14,7 +14,7 @@ from lmdeploy.pytorch.cpu_kernels import kernels
 from lmdeploy.pytorch.graphs import DecodingGraphs, cuda_capture
 from lmdeploy.pytorch.models.hf_config import read_hf_config
 from lmdeploy.pytorch.models.patch import model_class_for
-from lmdeploy.pytorch.paged import LayerShape
+from lmdeploy.pytorch.paged import LayerShape, StateShape
 from lmdeploy.pytorch.ranks import join
 from lmdeploy.pytorch.step_context import StepContext
 from lmdeploy.pytorch.step_devices import (
@@ -54,6 +54,8 @@ class SteppingModel(Protocol):
         Type of its weights.
     shapes, windows
         What each layer keeps of a token, and how far back it looks (0: all the way).
+    states
+        What each recurrent layer keeps of a sequence.
     layers, adapters
         The linear layers that adapters may add to (`lmdeploy.pytorch.adapters`), and the adapters.
     """
@@ -61,6 +63,7 @@ class SteppingModel(Protocol):
     dtype: torch.dtype
     shapes: dict[int, LayerShape]
     windows: dict[int, int]
+    states: dict[int, StateShape]
     layers: dict[str, tuple[int, int]]
     adapters: AdapterTable
 
@@ -94,7 +97,9 @@ class StepRunner:
         torch.set_num_threads(args.threads)
         ranks = join(args.rank, args.ranks, args.meeting_place, self._device.device)
         self._model: SteppingModel = _model_of(args, self._device, ranks, own is not None)
-        self._cache = self._device.cache_of(self._model.shapes, args.quant_policy, self._model.dtype)
+        self._cache = self._device.cache_of(
+            self._model.shapes, args.quant_policy, self._model.dtype, self._model.states
+        )
         self._forward = self._model.forward
         if self._device.device.type == "cuda" and not args.eager_mode:
             self._forward = DecodingGraphs(self._model, cuda_capture()).forward
@@ -104,11 +109,13 @@ class StepRunner:
 
     def facts(self) -> dict[str, Any]:
         """Return what the engine needs to know of the model."""
-        windows = self._model.windows.values()
+        windows, states = self._model.windows.values(), list(self._model.states.values())
         return {
             "token_bytes": -(-self._cache.block_bytes(16) // 16),
             "free_memory": self._device.free_memory(),
-            "window": max(windows) if all(windows) else 0,
+            "window": max(windows, default=0) if all(windows) else 0,
+            "state_layers": len(states),
+            "state_bytes": states[0].state_bytes if states else 0,
             "layers": self._model.layers,
         }
 
@@ -120,10 +127,10 @@ class StepRunner:
         """Forget an adapter."""
         self._model.adapters.drop(slot)
 
-    def allocate(self, block_count: int, block_len: int, host_block_count: int = 0) -> None:
+    def allocate(self, block_count: int, block_len: int, host_block_count: int = 0, page_bytes: int = 0) -> None:
         """Take memory for the cache."""
         self._block_len = block_len
-        self._cache.allocate(block_count, block_len, host_block_count)
+        self._cache.allocate(block_count, block_len, host_block_count, page_bytes)
 
     def move_blocks(self, count: int) -> None:
         """Do what the channel has: this many pairs of blocks, whose content goes from the first to the second."""

@@ -17,9 +17,9 @@ from lmdeploy.pytorch.adapted_layers import pattern_of
 from lmdeploy.pytorch.adapters import AdapterTable
 from lmdeploy.pytorch.cpu_kernels import Kernels
 from lmdeploy.pytorch.native_layers import NativeEmbedding, NativeLinear, rms_norm_of
-from lmdeploy.pytorch.paged import LayerShape
 from lmdeploy.pytorch.ranks import Ranks
 from lmdeploy.pytorch.recording import RecordingCache
+from lmdeploy.pytorch.recurrent_layers import keeps_state, recurrent_layer_of
 from lmdeploy.pytorch.served_by_transformers import model_class_of, refuse_unsupported
 from lmdeploy.pytorch.step_context import StepContext, get_step_ctx_manager
 from lmdeploy.quiet_transformers import without_bars
@@ -61,6 +61,8 @@ class TransformersModel:
         self.dtype: torch.dtype = model.dtype
         self._device = torch.device(device)
         self.adapters = AdapterTable(self._device)
+        self._kernels = kernels
+        _swap_recurrent_layers(checkpoint, model, kernels, ranks)
         if kernels is None and ranks.count == 1:
             self.layers = _let_adapt(model, self.adapters)
         else:
@@ -70,7 +72,8 @@ class TransformersModel:
         self._last_hidden: torch.Tensor | None = None
         head = model.get_output_embeddings()
         head.register_forward_pre_hook(self._keep_hidden)
-        self.shapes, self.windows = self._try(checkpoint)
+        tried = self._try(checkpoint)
+        self.shapes, self.windows, self.states = tried.shapes, tried.windows, tried.states
 
     def forward(self, step: StepContext) -> tuple[torch.Tensor, torch.Tensor]:
         """Return logits ``[wanted, vocab]`` and, after the last norm, hidden states ``[wanted, hidden]``; float32."""
@@ -94,32 +97,27 @@ class TransformersModel:
     def _keep_hidden(self, _: nn.Module, given: tuple[torch.Tensor, ...]) -> None:
         self._last_hidden = given[0]
 
-    def _try(self, checkpoint: Path) -> tuple[dict[int, LayerShape], dict[int, int]]:
+    def _try(self, checkpoint: Path) -> RecordingCache:
         """Run some tokens with our attention and with the model's own, and return what the layers keep."""
         vocab = self._model.config.get_text_config().vocab_size
         everything = torch.arange(_TRIED_TOKENS, device=self._device)
         tokens, wanted = (everything * 7919 + 11) % vocab, everything[1::2]
         recording = RecordingCache()
-        one = torch.tensor([_TRIED_TOKENS], device=self._device)
-        step = StepContext(
-            input_ids=tokens[None], position_ids=everything[None], q_start_loc=torch.zeros_like(one), q_seqlens=one,
-            kv_seqlens=one, block_offsets=torch.zeros_like(one)[None], kv_caches=recording,
-            is_decoding=False, wanted=wanted,
-        )  # fmt: skip
+        step = recording.step(tokens, wanted, self._kernels)
         try:
             with torch.inference_mode():
                 ours, _ = self.forward(step)
-                with _own_attention(self._model):
+                with _own_attention(self._model), get_step_ctx_manager().context(step):
                     theirs = self._model(input_ids=tokens[None], use_cache=False).logits[0, wanted].float()
         except UnsupportedModelError:
             raise
         except Exception as error:
             raise UnsupportedModelError(f"{checkpoint}: {_sentence(error)}") from error
         layers = self._model.config.get_text_config().num_hidden_layers
-        if len(recording.shapes) != layers:
+        if len(recording.shapes) + len(recording.states) != layers:
             raise UnsupportedModelError(
-                f"{checkpoint}: {layers - len(recording.shapes)} of its {layers} layers keep something else than keys "
-                "and values"
+                f"{checkpoint}: {layers - len(recording.shapes) - len(recording.states)} of its {layers} layers keep "
+                "something else than keys and values, or a state that this engine knows"
             )
         off = float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-30))
         is_wide = self._device.type == "cpu" or self.dtype == torch.float32
@@ -127,7 +125,7 @@ class TransformersModel:
             raise UnsupportedModelError(
                 f"{checkpoint}: its attention does more than its code reports ours: logits are off by {off:.1%}"
             )
-        return recording.shapes, recording.windows
+        return recording
 
 
 def _config_of(checkpoint: Path) -> Any:
@@ -165,6 +163,27 @@ def _own_attention(model: Any) -> Iterator[None]:
 # ---- matrices ----
 
 
+def _swap_recurrent_layers(checkpoint: Path, model: Any, kernels: Kernels | None, ranks: Ranks) -> None:
+    """Put our layers in the place of those that keep a state."""
+    for name, module in list(model.named_modules()):
+        if not keeps_state(module):
+            continue
+        if kernels is None:
+            raise UnsupportedModelError(f"{checkpoint}: linear attention runs on CPUs alone in the PyTorch engine")
+        if ranks.count > 1:
+            raise UnsupportedModelError(f"{checkpoint}: tp is not supported with linear attention")
+        try:
+            _put(model, name, recurrent_layer_of(module, kernels))
+        except ValueError as error:
+            raise UnsupportedModelError(f"{checkpoint}: {error}") from error
+
+
+def _put(model: Any, name: str, module: nn.Module) -> None:
+    """Put a module in the place of the one of this name."""
+    parent, _, own = name.rpartition(".")
+    setattr(model.get_submodule(parent), own, module)
+
+
 def _divide_and_swap(
     model: Any, kernels: Kernels | None, ranks: Ranks, adapters: AdapterTable
 ) -> dict[str, tuple[int, int]]:
@@ -197,8 +216,7 @@ def _divide_and_swap(
             made = norm
         else:
             continue
-        parent, _, own = name.rpartition(".")
-        setattr(model.get_submodule(parent), own, made)
+        _put(model, name, made)
     plan.require_all_used()
     return shapes
 

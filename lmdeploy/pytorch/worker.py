@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
                 runner = _load(args, channel)
                 text = json.dumps(runner.facts())
             elif order.kind == _turbomind.OrderKind.ALLOCATE:
-                runner.allocate(order.block_count, order.block_len, order.host_block_count)
+                runner.allocate(order.block_count, order.block_len, order.host_block_count, order.page_bytes)
             elif order.kind == _turbomind.OrderKind.STEP:
                 runner.step(order)
             elif order.kind == _turbomind.OrderKind.MOVE_BLOCKS:

@@ -162,5 +162,5 @@ def test_what_its_configuration_reports_is_refused_before_the_weights_are_read(t
     quantized = llama(quantization_config={"quant_method": "awq", "bits": 4})
     with pytest.raises(UnsupportedModelError, match="reads no quantized weights"):
         refuse_unsupported(tmp_path, quantized)
-    with pytest.raises(UnsupportedModelError, match="layers of linear_attention"):
-        refuse_unsupported(tmp_path, transformers.Qwen3NextConfig())
+    with pytest.raises(UnsupportedModelError, match="layers of hybrid"):
+        refuse_unsupported(tmp_path, transformers.FalconH1Config())

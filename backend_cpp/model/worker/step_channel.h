@@ -43,7 +43,7 @@ struct ChannelSpan {
   int32_t count;
   int32_t first_position;
   int32_t prompt_len;
-  int32_t first_block;  // of the step's block tables
+  int32_t first_block;  // of the step's block tables; the pages of its state follow its blocks
   int32_t block_count;
   int32_t wanted_from;  // its rows from this one on are wanted; `count`: none
   int32_t adapter;
@@ -52,7 +52,8 @@ struct ChannelSpan {
 struct Order {
   OrderKind kind = OrderKind::kLoad;
   // Of kAllocate.
-  int32_t block_count = 0;
+  int64_t page_bytes = 0;
+  int32_t block_count = 0;  // pages; a block of all layers takes one
   int32_t block_len = 0;
   int32_t host_block_count = 0;
   // Of kMoveBlocks: pairs of numbers in the place of the block tables.

@@ -26,7 +26,8 @@ ChannelShape shape_of(const WorkerOptions& options, const StepLimits& limits) {
   shape.hidden_size = options.hidden_size;
   shape.rows = options.max_rows;
   shape.spans = options.max_rows;
-  shape.blocks = limits.spans * ((limits.context + limits.block_len - 1) / limits.block_len + 1);
+  const int state_pages = options.layers;  // at most: a page holds the state of a layer
+  shape.blocks = limits.spans * ((limits.context + limits.block_len - 1) / limits.block_len + 1 + state_pages);
   return shape;
 }
 
@@ -77,6 +78,8 @@ void WorkerRunner::start() {
   facts_.token_bytes = static_cast<size_t>(said.at("token_bytes").as_int());
   facts_.free_memory = static_cast<size_t>(said.at("free_memory").as_int());
   facts_.window = static_cast<int>(said.at("window").as_int());
+  facts_.state_layers = static_cast<int>(said.at("state_layers").as_int());
+  facts_.state_bytes = static_cast<size_t>(said.at("state_bytes").as_int());
   facts_.layers = AdaptableLayers(said.at("layers"));
   end_of_watch_ = FileDescriptor(eventfd(0, EFD_CLOEXEC));
   watcher_ = std::thread([this] { watch(); });
@@ -152,16 +155,25 @@ std::string WorkerRunner::name_of(int rank) const {
   return options_.ranks > 1 ? "worker " + std::to_string(rank) : "the worker";
 }
 
-// A page of a worker holds all layers.
+// A block of all layers with keys and values is one piece, so that it takes one page.
 std::vector<CacheGroup> WorkerRunner::cache_groups(const StepLimits& limits) const {
-  CacheGroup group;
-  const bool has_window = facts_.window > 0 && facts_.window < limits.context;
-  group.kind = has_window ? MemoryKind::kWindow : MemoryKind::kPaged;
-  group.window = has_window ? facts_.window : 0;
-  group.block_len = limits.block_len;
-  group.pieces = 1;
-  group.piece_bytes = facts_.token_bytes * static_cast<size_t>(limits.block_len);
-  return {group};
+  std::vector<CacheGroup> groups;
+  if (facts_.token_bytes > 0) {
+    CacheGroup& group = groups.emplace_back();
+    const bool has_window = facts_.window > 0 && facts_.window < limits.context;
+    group.kind = has_window ? MemoryKind::kWindow : MemoryKind::kPaged;
+    group.window = has_window ? facts_.window : 0;
+    group.block_len = limits.block_len;
+    group.pieces = 1;
+    group.piece_bytes = facts_.token_bytes * static_cast<size_t>(limits.block_len);
+  }
+  if (facts_.state_layers > 0) {
+    CacheGroup& group = groups.emplace_back();
+    group.kind = MemoryKind::kState;
+    group.pieces = facts_.state_layers;
+    group.piece_bytes = facts_.state_bytes;
+  }
+  return groups;
 }
 
 size_t WorkerRunner::free_cache_memory() {
@@ -177,6 +189,7 @@ void WorkerRunner::order_cache() {
   Order& order = channel_->order();
   order = {};
   order.kind = OrderKind::kAllocate;
+  order.page_bytes = static_cast<int64_t>(cache_.plan.page_bytes);
   order.block_count = cache_.size.page_count;
   order.block_len = cache_.plan.block_len;
   order.host_block_count = cache_.size.host_page_count;
@@ -237,14 +250,22 @@ void WorkerRunner::begin(const StepInput& input) {
   int32_t* blocks = channel_->blocks();
   int32_t used = 0;
   for (const StepSpan& span : input.spans) {
-    const int needed = cache_.plan.groups.front().blocks_for(span.first_position + span.count);
-    if (used + needed > shape_.blocks) throw internal_error("a step has more blocks than fit into shared memory");
-    std::copy_n(span.tables->front().begin(), needed, blocks + used);
     const int wanted = span.wanted_rows();
-    *to++ = {span.first_row, span.count, span.first_position, span.prompt_len,
-             used,           needed,     span.count - wanted, span.adapter};
-    used += needed;
+    ChannelSpan& sent = *to++;
+    sent = {span.first_row, span.count, span.first_position, span.prompt_len,
+            used,           0,          span.count - wanted, span.adapter};
     order.wanted += wanted;
+    for (const CacheGroup& group : cache_.plan.groups) {
+      const bool is_state = group.kind == MemoryKind::kState;
+      const int needed = is_state ? group.pages : group.blocks_for(span.first_position + span.count);
+      if (used + needed > shape_.blocks) throw internal_error("a step has more blocks than fit into shared memory");
+      for (int i = 0; i < needed; ++i) {
+        const auto table = static_cast<size_t>(group.first_table + (is_state ? i : 0));
+        blocks[used + i] = (*span.tables)[table][is_state ? 0 : static_cast<size_t>(i)];
+      }
+      used += needed;
+      if (!is_state) sent.block_count = needed;
+    }
   }
   channel_->give();
 }

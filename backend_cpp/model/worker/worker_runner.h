@@ -28,6 +28,7 @@ struct WorkerOptions {
   int ranks = 1;
   int vocab_size = 0;
   int hidden_size = 0;
+  int layers = 0;
   int max_rows = 0;
   std::chrono::duration<double> step_timeout{600};
 };
@@ -59,6 +60,8 @@ class WorkerRunner final : public ModelRunner {
     size_t token_bytes = 0;  // of a rank's cache, a token
     size_t free_memory = 0;  // 0: the host's counts
     int window = 0;
+    int state_layers = 0;    // that keep a state of fixed size a sequence
+    size_t state_bytes = 0;  // of each of them
     AdaptableLayers layers;
   };
 

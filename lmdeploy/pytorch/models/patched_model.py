@@ -22,7 +22,7 @@ from lmdeploy.pytorch.nn.attention import LayerCache
 from lmdeploy.pytorch.nn.build_context import BuildContext
 from lmdeploy.pytorch.nn.embedding import Embedding
 from lmdeploy.pytorch.nn.linear import Linear
-from lmdeploy.pytorch.paged import LayerShape
+from lmdeploy.pytorch.paged import LayerShape, StateShape
 from lmdeploy.pytorch.ranks import Ranks
 from lmdeploy.pytorch.recording import RecordingCache
 from lmdeploy.pytorch.step_context import StepContext, get_step_ctx_manager
@@ -58,6 +58,8 @@ class PatchedModel:
         Type of the weights.
     shapes, windows
         What each layer keeps of a token, and how far back it looks (0: all the way).
+    states
+        None: classes in the engine's own style have no layer that keeps a state.
     layers, adapters
         As `lmdeploy.pytorch.step_runner.SteppingModel` has them.
 
@@ -101,6 +103,7 @@ class PatchedModel:
         self._layers = AutoModelConfigBuilder.build(config).num_layers
         with _called_with(_TRIED_TOKENS, self._model) as layers:
             self.shapes, self.windows = self._try(checkpoint)
+        self.states: dict[int, StateShape] = {}
         self.adapters = AdapterTable(self._device)
         self.layers: dict[str, tuple[int, int]] = {}
         try:

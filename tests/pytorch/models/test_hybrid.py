@@ -1,0 +1,82 @@
+"""Models of ``transformers`` whose layers keep a state, in worker processes: its tokens, the same bits however run."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from lmdeploy import GenerationConfig, PytorchEngineConfig, pipeline
+from lmdeploy.offline.async_engine import AsyncEngine
+from tests.pytorch.models.test_served import CONFIG, PROMPT, tokens_of
+from tests.support.hybrid_models import MODELS
+from tests.support.prompts import CONVERSATIONS
+from tests.support.tiny_models import make_tiny
+
+ASKED = CONVERSATIONS[::4]
+SAMPLED = GenerationConfig(
+    max_new_tokens=24, do_sample=True, temperature=0.9, top_k=0, top_p=0.95, random_seed=5, logprobs=3, ignore_eos=True
+)
+
+
+def make(name: str, directory: Path) -> Path:
+    architecture, overrides = MODELS[name]
+    return make_tiny(directory / "model", architecture, **overrides)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make("Qwen3.5", tmp_path_factory.mktemp("tiny"))
+
+
+def engine(directory: Path, **settings: Any) -> AsyncEngine:
+    config = {"dtype": "float32", "num_gpu_blocks": 200, "block_size": 16, "session_len": 512}
+    return pipeline(str(directory), backend_config=PytorchEngineConfig(**(config | settings)))
+
+
+def traces(model: AsyncEngine) -> list[Any]:
+    """Return all that a batch answers, exactly."""
+    return [
+        (answer.token_ids, [list(entry.items()) for entry in answer.logprobs or []]) for answer in model(ASKED, SAMPLED)
+    ]
+
+
+@pytest.fixture(scope="module")
+def alone(directory: Path) -> Iterator[list[Any]]:
+    with engine(directory, max_batch_size=1) as model:
+        assert model.backend == "pytorch"
+        yield traces(model)
+
+
+@pytest.mark.parametrize("name", ["Qwen3.5", "Qwen3-Next"])
+def test_greedy_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    model = make(name, tmp_path)
+    theirs = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    length: Any = {"min_new_tokens": CONFIG.max_new_tokens, "max_new_tokens": CONFIG.max_new_tokens}
+    expected = theirs.generate(torch.tensor([PROMPT]), do_sample=False, **length)
+    assert tokens_of(model, max_prefill_token_num=32) == expected[0, len(PROMPT) :].tolist()
+
+
+@pytest.mark.alike(most=1)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_batch_size": 8, "max_prefill_token_num": 24, "enable_prefix_caching": True},
+        {"max_batch_size": 8, "num_gpu_blocks": 40, "session_len": 256},
+    ],
+    ids=["chunks, prefixes", "crowded"],
+)
+def test_responses_are_bitwise_equal(directory: Path, alone: list[Any], settings: dict[str, Any]) -> None:
+    with engine(directory, **settings) as model:
+        assert traces(model) == alone
+        if "enable_prefix_caching" in settings:  # a second time from the cache
+            assert traces(model) == alone
+            metrics = model.engine.metrics()
+            assert metrics["prefix_cache_hits_total"] > 0
+
+
+def test_several_ranks_are_refused(directory: Path) -> None:
+    with pytest.raises(ValueError, match="tp is not supported with linear attention"):
+        engine(directory, tp=2)
