@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 
-SINCE = "2e78f07b573ae05268a570331cc793e30bbdb0c2"  # the last commit before the rule
+SINCE = "469ceaf056dae67b1e360f553c5bb86fc93935a5"  # the last commit before the rule
 LIMIT = 72
 _SUBJECT = re.compile(r"(?P<area>[\w./-]+(?:, [\w./-]+)*): (?P<verb>\S+)(?: .*)?")
 _OTHER_FORM = re.compile(r"\w+(?:ed|ing|[^s]s)")
