@@ -4,6 +4,7 @@
 #include <random>
 #include <string>
 
+#include "engine/schedule/likely_forks.h"
 #include "engine/speculative/draft_head.h"
 #include "engine/speculative/draft_model.h"
 
@@ -144,6 +145,7 @@ void EngineCore::begin(Submission&& submission, const std::shared_ptr<const Outp
   group->looked_at = std::move(looked_at);
   group->may_match = !params.looks_at_prompt();
   group->keeps_blocks = config_.enable_prefix_caching || (request.session && !request.session->end);
+  if (group->keeps_blocks && needs_anchors()) group->marks = likely_forks(tokens, space_.tokens, config_.block_len);
   if (request.returns_prompt || params.prompt_logprobs) {
     group->prompt = std::make_shared<const std::vector<int32_t>>(tokens);
   }
@@ -159,6 +161,11 @@ void EngineCore::begin(Submission&& submission, const std::shared_ptr<const Outp
   counts_.tokens_in += prompt_len;
   if (group->deadline) next_deadline_ = std::min(next_deadline_, *group->deadline);
   scheduler_.add(first);
+}
+
+// Whether layers keep less than all tokens, so that a prefix is found at some places alone.
+bool EngineCore::needs_anchors() const {
+  return blocks_.plan().group_of(MemoryKind::kState) >= 0 || blocks_.plan().group_of(MemoryKind::kWindow) >= 0;
 }
 
 // Tokens that a sequence may have alongside images that lie in the cache as well.

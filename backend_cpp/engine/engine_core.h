@@ -73,6 +73,7 @@ class EngineCore {
   bool control_session(const Request& request, const std::shared_ptr<const OutputCallback>& on_output);
   void begin(Submission&& submission, const std::shared_ptr<const OutputCallback>& on_output);
   int cross_group() const { return blocks_.plan().group_of(MemoryKind::kCross); }
+  bool needs_anchors() const;
   int room_alongside(const std::vector<ImageGroup>& looked_at) const;
   void finish_unanswered(SequenceGroup& group, std::vector<int32_t>&& tokens);
 

@@ -52,6 +52,26 @@ Speculator::Candidate candidate(const BlockCache& cache, Sequence& sequence, int
           &sequence.answer};
 }
 
+// How many leading tokens of two sequences have the same keys, values and states.
+int shared_tokens(const Sequence& one, const Sequence& other) {
+  if (!(one.group->scope == other.group->scope)) return 0;
+  const auto most = static_cast<std::ptrdiff_t>(std::min(one.tokens.size(), other.tokens.size()));
+  const auto parted = std::mismatch(one.tokens.begin(), one.tokens.begin() + most, other.tokens.begin()).first;
+  auto shared = static_cast<int>(parted - one.tokens.begin());
+  const std::vector<EmbeddingRange>& ranges = one.group->embeddings;
+  const std::vector<EmbeddingRange>& others = other.group->embeddings;
+  for (size_t i = 0; i < std::max(ranges.size(), others.size()); ++i) {
+    const bool is_shared = i < ranges.size() && i < others.size() && ranges[i].begin == others[i].begin &&
+                           ranges[i].count == others[i].count && ranges[i].digest == others[i].digest &&
+                           ranges[i].grid == others[i].grid;
+    if (is_shared) continue;
+    if (i < ranges.size()) shared = std::min(shared, ranges[i].begin);
+    if (i < others.size()) shared = std::min(shared, others[i].begin);
+    break;
+  }
+  return shared;
+}
+
 // Drafts that it can take before its answer ends.
 int most_drafts(const Sequence& sequence) {
   return sequence.params().max_new_tokens - sequence.chosen() - 1;
@@ -264,9 +284,16 @@ void Scheduler::admit() {
     if (group.kind == MemoryKind::kWindow) reserved += group.blocks_for(config_.max_step_tokens) * group.pages;
   }
   for (const auto& sequence : running_) reserved += missing_pages(*sequence);
-  while (!waiting_.empty() && running_count() < config_.max_batch_size && try_admit(*waiting_.front(), reserved)) {
-    std::shared_ptr<Sequence> sequence = std::move(waiting_.front());
-    waiting_.erase(waiting_.begin());
+  int waits = 0;
+  while (waits < std::min<int>(waiting_count(), kMaxPrefixWaits) && running_count() < config_.max_batch_size) {
+    const auto next = waiting_.begin() + waits;
+    if (waits_for_prefix(**next)) {
+      ++waits;
+      continue;
+    }
+    if (!try_admit(**next, reserved)) break;
+    std::shared_ptr<Sequence> sequence = std::move(*next);
+    waiting_.erase(next);
     if (SequenceGroup& group = *sequence->group; !group.admitted) {
       group.admitted = Clock::now();
       group.cached_len = sequence->cached();
@@ -275,6 +302,24 @@ void Scheduler::admit() {
     }
     insert_in_order(running_, std::move(sequence));
   }
+}
+
+// Whether a running sequence that is served before it computes whole blocks that it begins with too. That one has an
+// anchor then at the end of what both share.
+bool Scheduler::waits_for_prefix(const Sequence& sequence) {
+  if (!sequence.group->may_match) return false;
+  // The last token is always computed.
+  const int most = static_cast<int>(sequence.tokens.size()) - 1;
+  for (const auto& running : running_) {
+    if (!running->is_before(sequence) || !has_next_row(*running)) continue;
+    const int next_border = (running->cached() / blocks_.block_len() + 1) * blocks_.block_len();
+    if (next_border > static_cast<int>(running->tokens.size())) continue;
+    const int blocks = std::min(shared_tokens(*running, sequence), most) / blocks_.block_len();
+    if (blocks * blocks_.block_len() <= running->cached()) continue;
+    running->memory.add_anchor(blocks);
+    return true;
+  }
+  return false;
 }
 
 // Takes what the cache holds of the sequence, if the rest fits too, alongside the blocks reserved for running ones.

@@ -12,6 +12,10 @@
 // the running sequence served last, which waits again with its tokens and is recomputed, as far as its blocks were
 // taken meanwhile. The sequence served first is never preempted, so work always completes.
 //
+// Prefixes in flight. What a running sequence that is served before a waiting one is about to compute of the prompt of
+// both is not computed twice: the other waits until it is there, or until the first leaves, and holds nothing meanwhile.
+// That delays nobody, since the rows of a step go to the first one anyway; others are admitted in between.
+//
 // Images. Where the tokens of an image see each other, a chunk does not end within one; a request's images are
 // small enough to fit into a step alongside all decoding sequences. Where tokens look at images by cross-attention,
 // these are written before the first token that looks runs: some rows a step, which count as kFillsOfARow a row.
@@ -56,6 +60,9 @@ struct SchedulerConfig {
   int max_step_tokens = 1;
   bool keeps_images_whole = false;  // the tokens of an image see each other
 };
+
+// At most this many waiting sequences are looked at in a step for what running ones compute of them.
+inline constexpr int kMaxPrefixWaits = 64;
 
 class Scheduler {
  public:
@@ -107,6 +114,7 @@ class Scheduler {
   bool make_room(const Sequence& sequence);
   void preempt_last();
   void admit();
+  bool waits_for_prefix(const Sequence& sequence);
   bool try_admit(Sequence& sequence, int& reserved);
   void give_up_memory(Sequence& sequence, Keep keep);
 

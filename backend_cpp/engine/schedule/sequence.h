@@ -37,7 +37,7 @@ struct SequenceGroup {
   uint64_t seed = 0;                       // of the first answer
   PrefixScope scope;                       // where its blocks are published
   uint64_t draft_scope = 0;                // of the texts that its draft tokens come from
-  std::vector<int> marks;                  // tokens of the prompt up to which others may begin alike, ascending
+  std::vector<int> marks;                  // as likely_forks() finds them, where layers need it
   int history_len = 0;                     // leading tokens that came from the session
   std::vector<EmbeddingRange> embeddings;  // of the prompt; kept until the last answer has ended
   std::vector<ImageGroup> looked_at;       // the same, where tokens look at them

@@ -37,6 +37,8 @@ class SequenceMemory {
   void match(BlockCache& cache, const PrefixKey& prefix, int limit, int prompt_len, const std::vector<int>& marks);
   // The same without looking for content.
   void begin(const BlockCache& cache, int prompt_len, const std::vector<int>& marks);
+  // Another anchor, behind this many blocks.
+  void add_anchor(int borders);
 
   // Makes places for the first `tokens` tokens. False: too many pages are referenced; what there are of places stay.
   bool grow(BlockCache& cache, int tokens);
@@ -68,7 +70,6 @@ class SequenceMemory {
   };
 
   void set_block(const BlockCache& cache, int group, int index, int32_t block);
-  void add_anchor(int borders);
   // How many blocks of a path can be taken, at most `most`.
   int longest_valid(const BlockCache& cache, const std::vector<NodeId>& path, int most) const;
   // Takes the blocks of path[0 .. count). Otherwise gives back what it took; returns the first block that could not be

@@ -1,5 +1,6 @@
 // The scheduler alone, driven step by step.
 #include <algorithm>
+#include <set>
 
 #include "engine/schedule/scheduler.h"
 #include "tests/cache_plans.h"
@@ -81,6 +82,115 @@ TEST(scheduler_invariants_hold_after_every_event) {
     scheduler.check_invariants();
     CHECK_EQUAL(blocks.available_count(), 16);
   }
+}
+
+namespace {
+
+CachePlan hybrid_plan() {
+  return plan_cache(4, {small_group(MemoryKind::kPaged, 4), small_group(MemoryKind::kState, 4)});
+}
+
+// Runs a step; returns how many of its tokens are prompts'.
+int run_step(Scheduler& scheduler, Step& step) {
+  scheduler.plan(step);
+  scheduler.check_invariants();
+  scheduler.commit(step);
+  scheduler.check_invariants();
+  int rows = 0;
+  for (size_t i = 0; i < step.sequences.size(); ++i) {
+    const StepSpan& span = step.input.spans[i];
+    if (span.first_position < step.sequences[i]->prompt_len()) rows += span.count;
+    if (span.wanted != SpanRows::kNone) step.sequences[i]->tokens.push_back(static_cast<int32_t>(i));
+  }
+  return rows;
+}
+
+std::vector<int32_t> begins_alike(int shared, int own, RequestId id) {
+  std::vector<int32_t> prompt(static_cast<size_t>(shared), 1);
+  prompt.insert(prompt.end(), static_cast<size_t>(own), static_cast<int32_t>(id + 2));
+  return prompt;
+}
+
+}  // namespace
+
+TEST(what_requests_begin_with_is_computed_once_when_they_come_at_once) {
+  for (const CachePlan& plan : {small_plan(4), small_plan(4, 10), hybrid_plan()}) {
+    BlockCache blocks(plan, {1000});
+    Scheduler scheduler({8, 12}, blocks);
+    Step step;
+    for (RequestId id = 2; id <= 12; id += 2) scheduler.add(make_sequence(id, begins_alike(42, 6, id)));
+    int rows = 0;
+    for (int round = 0; round < 20; ++round) rows += run_step(scheduler, step);
+    CHECK_EQUAL(rows, 48 + 5 * (48 - 40));  // whole blocks are shared
+    CHECK_EQUAL(scheduler.running_count(), 6);
+  }
+}
+
+TEST(whoever_waits_for_a_prefix_goes_on_when_the_first_leaves_and_lets_others_pass) {
+  BlockCache blocks(small_plan(4), {1000});
+  Scheduler scheduler({8, 12}, blocks);
+  Step step;
+  scheduler.add(make_sequence(1, begins_alike(42, 6, 1)));
+  scheduler.add(make_sequence(2, begins_alike(42, 6, 2)));
+  scheduler.add(make_sequence(3, begins_alike(0, 5, 3)));
+  int rows = run_step(scheduler, step);
+  CHECK_EQUAL(scheduler.running_count(), 2);  // the first, and the one that shares nothing
+  scheduler.remove_if([](const Sequence& s) { return s.group->request == 1; });
+  for (int round = 0; round < 10; ++round) rows += run_step(scheduler, step);
+  CHECK_EQUAL(scheduler.waiting_count(), 0);
+  CHECK_EQUAL(rows, 12 + 5 + 48);  // what the first computed is lost, as it wanted
+}
+
+TEST(whoever_is_served_first_waits_for_nobody) {
+  BlockCache blocks(small_plan(4), {1000});
+  Scheduler scheduler({8, 12}, blocks);
+  Step step;
+  scheduler.add(make_sequence(1, begins_alike(42, 6, 1), 1));
+  run_step(scheduler, step);
+  scheduler.add(make_sequence(2, begins_alike(42, 6, 2), 0));
+  run_step(scheduler, step);
+  CHECK_EQUAL(scheduler.running_count(), 2);
+}
+
+TEST(with_enough_memory_no_block_of_prompts_is_computed_twice) {
+  std::mt19937 random(7);
+  int shared = 0;
+  for (int history = 0; history < 200; ++history) {
+    BlockCache blocks(small_plan(4), {6000});
+    Scheduler scheduler({4, 12}, blocks);
+    Step step;
+    std::set<std::vector<int32_t>> computed;
+    RequestId next = 1;
+    for (int event = 0; event < 100; ++event) {
+      if (random() % 3 == 0) {
+        std::vector<int32_t> prompt;
+        for (unsigned i = 0; i < 5 + random() % 40; ++i) prompt.push_back(i % 4 == 0 && random() % 5 == 0 ? 3 : 4);
+        scheduler.add(make_sequence(2 * next++, std::move(prompt)));
+        continue;
+      }
+      if (random() % 12 == 0) {
+        const RequestId id = 2 + 2 * (random() % next);
+        scheduler.remove_if([id](const Sequence& s) { return s.group->request == id; });
+        continue;
+      }
+      run_step(scheduler, step);
+      for (size_t i = 0; i < step.sequences.size(); ++i) {
+        const Sequence& sequence = *step.sequences[i];
+        const StepSpan& span = step.input.spans[i];
+        shared += span.first_position == sequence.group->cached_len && span.first_position > 0;
+        for (int end = span.first_position / 4 * 4 + 4; end <= span.first_position + span.count; end += 4) {
+          if (end >= sequence.prompt_len()) break;  // the last token is always computed
+          CHECK(computed.insert({sequence.tokens.begin(), sequence.tokens.begin() + end}).second);
+        }
+      }
+      for (const auto& sequence : step.sequences) {
+        if (sequence->tokens.size() < 50) continue;
+        scheduler.remove_if([&](const Sequence& s) { return &s == sequence.get(); });
+      }
+    }
+    CHECK_EQUAL(scheduler.preemption_count(), 0);
+  }
+  CHECK(shared > 1000);
 }
 
 TEST(a_long_prompt_does_not_delay_running_answers_and_is_not_starved_by_them) {
