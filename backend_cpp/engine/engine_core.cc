@@ -59,6 +59,7 @@ EngineCore::EngineCore(const EngineConfig& config, ModelRunner& runner, const To
       steps_(scheduler_, runner, counts_),
       sampler_(runner.traits().vocab_size) {
   blocks_.set_snapshot_interval(config.snapshot_interval);
+  if (speculator_ && config.plan.group_of(MemoryKind::kState) >= 0) speculator_->expect_redone_rows();
   if (events != nullptr) blocks_.observe(announcer_.emplace(config.block_len, *events));
 }
 

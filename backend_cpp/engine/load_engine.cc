@@ -115,6 +115,7 @@ std::unique_ptr<ModelRunner> make_draft_runner(const SpeculativeConfig& speculat
   if (!device.traits.runs_drafters) refuse("draft models run on CPUs alone so far");
   if (has_worker(directory)) refuse("the draft model must be one that the TurboMind engine runs");
   ModelSpec spec = read_model_spec(directory + "/spec.json");
+  if (spec.recurrence) refuse("layers of " + spec.model_name + " keep a state; a model that drafts must keep none");
   extend_context(spec, {static_cast<float>(given.rope_scaling_factor), given.use_logn_attn});
   if (!tokens.begins_like(TokenTable::from_file(directory + "/token_bytes.bin"))) {
     refuse("the draft model must have the tokenizer of the model");
@@ -154,16 +155,6 @@ int cache_page_count(const EngineSettings& settings, const EngineConfig& config,
                            " MiB may be used; raise cache_max_entry_count or lower cache_block_seq_len");
   }
   return pages;
-}
-
-// A rejected draft would leave its trace in a state, which cannot be cut back. A model to draft with is refused; drafts
-// that were not asked for by name are left out.
-void leave_out_drafts(SpeculativeConfig& speculation, const ModelSpec& spec, std::vector<std::string>& notes) {
-  if (!spec.recurrence || !speculation.is_on()) return;
-  const std::string reason = "layers of " + spec.model_name + " keep a state that rejected draft tokens would change";
-  if (speculation.has_model) throw invalid_argument("speculative_config: " + reason);
-  speculation = {};
-  notes.push_back("speculative decoding is off: " + reason);
 }
 
 // The settings, without bits of a cache that the model does not have.
@@ -290,7 +281,6 @@ LoadedEngine load_engine(const std::string& directory, const EngineSettings& giv
   config.adapter_bytes = static_cast<size_t>(settings.max_adapter_mib) << 20;
   config.speculation = SpeculativeConfig::of(settings.speculative_config);
   SpeculativeConfig& speculation = config.speculation;
-  leave_out_drafts(speculation, spec, loaded.notes);
   if (locate && (speculation.is_head || !speculation.model.empty())) speculation.model = locate(speculation, directory);
   config.eos_token_ids = spec.eos_token_ids;
   config.checks_invariants = std::getenv("LMDEPLOY_CHECK_INVARIANTS") != nullptr;

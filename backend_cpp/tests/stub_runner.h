@@ -189,8 +189,7 @@ class StubRunner final : public ModelRunner {
         if (span.first_position > 0 &&
             state.at(span.first_position) != hashes[static_cast<size_t>(span.first_position)])
           throw std::logic_error("a state is another sequence's");
-        state.clear();
-        for (int at = span.first_position + 1; at <= end; ++at) state[at] = hashes[static_cast<size_t>(at)];
+        state = {{end, hashes[static_cast<size_t>(end)]}};
       }
     }
   }

@@ -227,7 +227,14 @@ def test_a_checkpoint_without_a_tensor_of_the_recurrence_is_refused_by_its_name(
         Engine(str(directory), TurbomindEngineConfig(dtype="float32"))
 
 
-def test_drafts_that_cannot_be_taken_back_are_left_out(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with engine(directory, speculative_config={"method": "ngram", "num_speculative_tokens": 4}) as model:
-        model(["a a a a a a a a"], GenerationConfig(max_new_tokens=8))
-    assert "speculative decoding is off: layers of" in caplog.text
+def test_what_wrong_drafts_did_to_a_state_leaves_no_trace(directory: Path) -> None:
+    prompts = [PROMPT[:9] * 4 + [500 + i] for i in range(3)]
+    drafting = {"method": "ngram", "num_speculative_tokens": 5, "adaptive": False}
+    with TokenEngine(directory) as plain, TokenEngine(directory, speculative_config=drafting) as engine:
+        for prompt in prompts:
+            wanted, logits = plain.answer(prompt, 120, "generation")
+            found, found_logits = engine.answer(prompt, 120, "generation")
+            assert found == wanted
+            assert torch.equal(found_logits, logits)
+        metrics = engine.engine.metrics()
+    assert 0 < metrics["draft_tokens_accepted_total"] < metrics["draft_tokens_total"]

@@ -97,6 +97,9 @@ class BlockCache {
   // The moves since the last call, to be done one after the other before anything is written that was planned since.
   std::vector<PageMove> take_moves() { return std::exchange(moves_, {}); }
 
+  // Has what a block holds copied to another of its group.
+  void copy(int32_t from, int32_t to) { move_pages(from, to); }
+
   // Drops one reference of each block but kNoBlock and empties the list. Throws Error(kInternal) for a block that is
   // not referenced.
   void release(std::vector<int32_t>& blocks, Keep keep = Keep::kContent);

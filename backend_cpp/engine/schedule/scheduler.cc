@@ -113,6 +113,10 @@ void Scheduler::plan(Step& step, bool may_preempt) {
     Sequence& sequence = *running_[i];
     if (is_decoding(sequence) && !take(sequence, 1)) is_short = true;
   }
+  for (size_t i = 0; i < running_.size() && budget > 0; ++i) {
+    Sequence& sequence = *running_[i];
+    if (is_redoing(sequence) && !take(sequence, chunk_of(sequence, budget))) is_short = true;
+  }
   admit();
   for (size_t i = 0; i < running_.size() && budget > 0; ++i) {
     Sequence& sequence = *running_[i];
@@ -151,6 +155,7 @@ void Scheduler::plan(Step& step, bool may_preempt) {
 // Drafts for the answers that go on in the step.
 void Scheduler::add_drafts(int room) {
   const int rows = config_.max_step_tokens - room;
+  const bool has_state = blocks_.plan().group_of(MemoryKind::kState) >= 0;
   if (!speculator_->may_pay(rows)) return;
   std::vector<Speculator::Candidate> candidates;
   std::vector<Sequence*> sequences;
@@ -160,7 +165,10 @@ void Scheduler::add_drafts(int room) {
     if (!goes_on) continue;
     const int end = sequence->cached() + sequence->planned;
     const int most = std::min(most_drafts(*sequence), speculator_->most_drafts());
+    // The last border of a prompt may lie within the step; rows that run again are not to become ever more.
+    if (has_state && (sequence->cached() < sequence->prompt_len() || sequence->planned > kMaxRedone)) continue;
     const int wanted = sequence->memory.next_stop(blocks_, end + most) - end;
+    if (wanted <= 0) continue;
     const int spare = running_count() * blocks_.plan().pages_of_block();
     if (blocks_.available_count() > spare) reserve(*sequence, sequence->planned + wanted, false);
     candidates.push_back(candidate(blocks_, *sequence, std::min(wanted, sequence->memory.places(blocks_) - end)));
@@ -172,10 +180,27 @@ void Scheduler::add_drafts(int room) {
   speculator_->draft(candidates, rows, room);
   for (Sequence* sequence : sequences) {
     sequence->memory.publish_drafts(blocks_, sequence->prefix(), sequence->drafts.rows);
-    std::vector<int32_t>& drafts = sequence->drafts.tokens;
-    drafts.resize(sequence->answer.can_take_of(drafts));
-    sequence->planned += sequence->drafts.count();
+    take_own_drafts(*sequence);
   }
+}
+
+// Of a sequence's drafts, those that its answer can take become rows of the step.
+void Scheduler::take_own_drafts(Sequence& sequence) {
+  std::vector<int32_t>& drafts = sequence.drafts.tokens;
+  drafts.resize(sequence.answer.can_take_of(drafts));
+  const int state = blocks_.plan().group_of(MemoryKind::kState);
+  if (state >= 0 && !drafts.empty()) {
+    const int spare = running_count() * blocks_.plan().pages_of_block() + blocks_.group(state).pages;
+    if (blocks_.available_count() <= spare || !sequence.memory.back_up(blocks_)) drafts.clear();
+  }
+  sequence.planned += sequence.drafts.count();
+}
+
+// Whether rows of its answer run again, whose drafts were taken back.
+bool Scheduler::is_redoing(const Sequence& sequence) const {
+  return speculator_ != nullptr && sequence.planned == 0 && sequence.chosen() > 0 && sequence.pending() > 1 &&
+         sequence.pending() <= 2 + speculator_->most_drafts() && has_next_row(sequence) &&
+         sequence.cached() >= sequence.prompt_len() && blocks_.plan().group_of(MemoryKind::kState) >= 0;
 }
 
 void Scheduler::note_hidden(const Step& step, const float* row_hidden) {
@@ -239,8 +264,14 @@ void Scheduler::commit(const Step& step) {
 }
 
 void Scheduler::take_drafts(Sequence& sequence, int count) {
+  const bool were_all_right = count == sequence.drafts.count();
   sequence.drafts.tokens.clear();
-  sequence.memory.advance(blocks_, sequence.prefix(), count, keep_of(sequence));
+  if (sequence.memory.has_backup() && !were_all_right) {
+    sequence.memory.roll_back(blocks_);
+  } else {
+    const int before = sequence.memory.drop_backup(blocks_);
+    sequence.memory.advance(blocks_, sequence.prefix(), before + count, keep_of(sequence));
+  }
 }
 
 // Makes sure that `tokens` more tokens of a running sequence have a place. False when they have none: the sequence

@@ -23,6 +23,9 @@
 // Drafts. Where drafts are made at how answers go on, a step that has everything above takes them as further rows of
 // their sequences, as far as blocks are free; they take nothing from anybody.
 //
+// A state that drafts have changed cannot be cut back: it is copied before, and where a draft was wrong, the copy takes
+// its place, and the rows before the wrong draft run again with the next step.
+//
 // Memory of several kinds. What a sequence holds in each cache group, and what of it is given back after a step, is
 // SequenceMemory's; where states have snapshots, a chunk does not go past the next place of one.
 //
@@ -60,6 +63,9 @@ struct SchedulerConfig {
   int max_step_tokens = 1;
   bool keeps_images_whole = false;  // the tokens of an image see each other
 };
+
+// Where a wrong draft makes rows run again, a step that runs more than these has no drafts.
+inline constexpr int kMaxRedone = 4;
 
 // At most this many waiting sequences are looked at in a step for what running ones compute of them.
 inline constexpr int kMaxPrefixWaits = 64;
@@ -109,6 +115,8 @@ class Scheduler {
   int chunk_of(const Sequence& sequence, int budget) const;
   int plan_images(Sequence& sequence, int tokens, int& fills, bool may_preempt);
   void add_drafts(int room);
+  bool is_redoing(const Sequence& sequence) const;
+  void take_own_drafts(Sequence& sequence);
   int missing_pages(const Sequence& sequence) const;
   bool reserve(Sequence& sequence, int tokens, bool may_preempt);
   bool make_room(const Sequence& sequence);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "base/error.h"
 
@@ -192,6 +193,10 @@ int SequenceMemory::next_stop(const BlockCache& cache, int end) const {
 }
 
 void SequenceMemory::advance(BlockCache& cache, const PrefixKey& prefix, int count, Keep keep) {
+  if (has_backup()) {
+    noted_ += count;
+    return;
+  }
   cached_ += count;
   while ((published_ + 1) * cache.block_len() <= cached_) publish_block(cache, prefix);
   make_snapshot(cache);
@@ -250,6 +255,30 @@ bool SequenceMemory::is_anchored(const CacheGroup& group, int index) const {
   });
 }
 
+bool SequenceMemory::back_up(BlockCache& cache) {
+  const int group = cache.plan().group_of(MemoryKind::kState);
+  if (group < 0) return true;
+  const int32_t state = groups_[static_cast<size_t>(group)].blocks.front();
+  backup_ = cache.allocate(group);
+  if (backup_ == kNoBlock) return false;
+  cache.copy(state, backup_);
+  return true;
+}
+
+void SequenceMemory::roll_back(BlockCache& cache) {
+  if (!has_backup()) return;
+  const int group = cache.plan().group_of(MemoryKind::kState);
+  int32_t state = groups_[static_cast<size_t>(group)].blocks.front();
+  set_block(cache, group, 0, std::exchange(backup_, kNoBlock));
+  cache.give_back(state, Keep::kNothing);
+  noted_ = 0;
+}
+
+int SequenceMemory::drop_backup(BlockCache& cache) {
+  if (has_backup()) cache.give_back(backup_, Keep::kNothing);
+  return std::exchange(noted_, 0);
+}
+
 void SequenceMemory::publish_drafts(BlockCache& cache, const PrefixKey& prefix, int rows) {
   const int group = cache.plan().group_of(MemoryKind::kDraft);
   if (group < 0 || cache.group(group).is_apart) return;
@@ -262,6 +291,7 @@ void SequenceMemory::publish_drafts(BlockCache& cache, const PrefixKey& prefix, 
 }
 
 void SequenceMemory::give_up(BlockCache& cache, Keep keep) {
+  drop_backup(cache);
   for (size_t index = 0; index < groups_.size(); ++index) cache.release(groups_[index].blocks, keep);
   if (!path_.empty()) {
     if (keep == Keep::kNothing) {
@@ -274,6 +304,7 @@ void SequenceMemory::give_up(BlockCache& cache, Keep keep) {
 
 void SequenceMemory::add_blocks(std::vector<int32_t>& blocks) const {
   for (const Held& held : groups_) blocks.insert(blocks.end(), held.blocks.begin() + held.first, held.blocks.end());
+  if (has_backup()) blocks.push_back(backup_);
 }
 
 void SequenceMemory::check_invariants(const BlockCache& cache) const {

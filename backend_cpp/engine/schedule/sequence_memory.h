@@ -13,6 +13,10 @@
 // seen to leave another. Of these anchors, snapshots of the state are made, and what a window needs there is kept as
 // long as other content; the rest of what has passed a window is the first to go.
 //
+// A step that runs drafts may have to be taken back. Blocks of tokens are written again then; a state cannot be cut, so
+// it is copied before such a step (back_up), and the copy takes its place (roll_back): the rows before the first wrong
+// draft run once more, with the same bits.
+//
 // Used by the step thread only.
 #pragma once
 
@@ -50,8 +54,15 @@ class SequenceMemory {
   int next_stop(const BlockCache& cache, int end) const;
 
   // `count` more tokens are computed: publishes full blocks, makes snapshots, gives back what has passed a window.
-  // `keep`: of what it gives back.
+  // `keep`: of what it gives back. After back_up(), tokens are only noted.
   void advance(BlockCache& cache, const PrefixKey& prefix, int count, Keep keep);
+  // Keeps what the states are after `cached` tokens, until a call of one of the next two. False: there is no room.
+  bool back_up(BlockCache& cache);
+  // The tokens since back_up() are not computed.
+  void roll_back(BlockCache& cache);
+  // They are. Returns how many were noted; advance() is to count them now.
+  int drop_backup(BlockCache& cache);
+  bool has_backup() const { return backup_ != kNoBlock; }
   // The drafter has computed the rows of the first `rows` tokens.
   void publish_drafts(BlockCache& cache, const PrefixKey& prefix, int rows);
   // Gives everything back.
@@ -84,9 +95,11 @@ class SequenceMemory {
   int published_ = 0;
   int published_drafts_ = 0;
   int prompt_len_ = 0;
-  int rolling_ = 0;           // borders of the snapshot that the next one replaces; 0: none
-  std::vector<int> anchors_;  // in borders of blocks, ascending
-  std::vector<NodeId> path_;  // of published blocks; the last is held
+  int rolling_ = 0;            // borders of the snapshot that the next one replaces; 0: none
+  int32_t backup_ = kNoBlock;  // a block of states
+  int noted_ = 0;              // tokens computed since it was made
+  std::vector<int> anchors_;   // in borders of blocks, ascending
+  std::vector<NodeId> path_;   // of published blocks; the last is held
   std::vector<Held> groups_;
   PageTables tables_;
 };

@@ -11,6 +11,7 @@ namespace {
 // The next draft of a sequence, and the chance that all up to it are right.
 struct NextDraft {
   double chance;
+  double chance_before;  // the same without it
   const Speculator::Candidate* of;
 
   bool operator<(const NextDraft& other) const { return chance < other.chance; }
@@ -95,27 +96,30 @@ double Speculator::found_chance(const Drafts& drafts, int index) const {
 
 int Speculator::look_up(std::span<const Candidate> candidates, int rows, int room) {
   std::priority_queue<NextDraft> next;
-  for (const Candidate& candidate : candidates) next.push({found_chance(candidate.drafts, 0), &candidate});
+  for (const Candidate& candidate : candidates) next.push({found_chance(candidate.drafts, 0), 1, &candidate});
   const bool takes_all = !shared_.config.is_adaptive;
   std::vector<Drafts*> taken;  // of which drafts, in their order
   double tokens = rows;
+  double redone = 0;  // rows that wrong drafts are expected to make run again
+  const double row_cost = has_redone_rows_ ? cost_.of(2) - cost_.of(1) : 0;
   double best_rate = tokens / cost_.of(rows);
   size_t best_count = 0;
   while (static_cast<int>(taken.size()) < room && !next.empty()) {
-    const auto [chance, of] = next.top();
+    const auto [chance, chance_before, of] = next.top();
     next.pop();
     const int index = of->drafts.count();
     of->drafts.tokens.push_back(found_token(of->drafts, index));
     taken.push_back(&of->drafts);
     tokens += chance;
-    const double rate = tokens / cost_.of(rows + static_cast<int>(taken.size()));
+    redone += (chance_before - chance) * (1 + index);
+    const double rate = tokens / (cost_.of(rows + static_cast<int>(taken.size())) + redone * row_cost);
     if (rate > best_rate || takes_all) {
       best_rate = rate;
       best_count = taken.size();
     }
     if (index + 1 < std::min(of->most, shared_.config.num_speculative_tokens) &&
         found_token(of->drafts, index + 1) >= 0) {
-      next.push({chance * found_chance(of->drafts, index + 1), of});
+      next.push({chance * found_chance(of->drafts, index + 1), chance, of});
     }
   }
   for (; taken.size() > best_count; taken.pop_back()) taken.back()->tokens.pop_back();

@@ -59,6 +59,9 @@ class Speculator {
   // The most drafts of a sequence in a step.
   int most_drafts() const { return shared_.config.num_speculative_tokens; }
 
+  // From now on a wrong draft makes a sequence's rows before it run again.
+  void expect_redone_rows() { has_redone_rows_ = true; }
+
   // Whether drafts may be worth it alongside this many rows; else draft() makes none.
   bool may_pay(int rows) const { return !shared_.config.is_adaptive || rows < StepCost::kMaxRows; }
   // Drafts for sequences of which a step may hold `room` more rows in all, alongside the `rows` it has.
@@ -108,7 +111,8 @@ class Speculator {
   MatchChances model_chances_;
   MatchChances forced_chances_;
   StepCost model_cost_;
-  double model_seconds_ = 0;     // of the step being built or run
+  double model_seconds_ = 0;  // of the step being built or run
+  bool has_redone_rows_ = false;
   int steps_without_model_ = 0;  // in which it could have been asked
   SpeculationStats stats_;
 };

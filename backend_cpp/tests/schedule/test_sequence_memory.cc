@@ -45,12 +45,14 @@ struct Pages {
 };
 
 struct Simulated {
-  Simulated(PrefixScope of, Tokens all_tokens) : scope(of), tokens(std::move(all_tokens)) {}
+  Simulated(PrefixScope of, Tokens all_tokens)
+      : scope(of), tokens(std::move(all_tokens)), prompt_len(static_cast<int>(tokens.size())) {}
 
   PrefixKey key() const { return {scope, tokens}; }
 
   PrefixScope scope;
   Tokens tokens;
+  int prompt_len;
   SequenceMemory memory;
   int draft_rows = 0;
 };
@@ -94,6 +96,7 @@ class History {
   int64_t hits = 0;
   int64_t preemptions = 0;
   int64_t snapshot_hits = 0;
+  int64_t rollbacks = 0;
   const BlockCache& cache() const { return cache_; }
 
  private:
@@ -173,6 +176,9 @@ class History {
     }
     if (!memory.grow(cache_, begin + count + drafts)) drafts = 0;
     drafts = std::max(0, std::min(drafts, memory.places(cache_) - begin - count));
+    const bool has_state = cache_.plan().group_of(MemoryKind::kState) >= 0;
+    if (has_state && (begin < sequence.prompt_len || (drafts > 0 && !memory.back_up(cache_)))) drafts = 0;
+    CHECK_EQUAL(memory.has_backup(), has_state && drafts > 0);
 
     pages_.move(cache_.take_moves());
     Tokens run = sequence.tokens;
@@ -185,7 +191,14 @@ class History {
     // The next token, and those that were drafted right.
     const int right = below(drafts + 1);
     sequence.tokens.insert(sequence.tokens.end(), proposed.begin(), proposed.begin() + right);
-    memory.advance(cache_, sequence.key(), right, Keep::kContent);
+    if (has_state && right < drafts) {
+      memory.roll_back(cache_);
+      CHECK_EQUAL(memory.cached(), begin);
+      ++rollbacks;
+    } else {
+      const int before = memory.drop_backup(cache_);
+      memory.advance(cache_, sequence.key(), before + right, Keep::kContent);
+    }
     sequence.tokens.push_back(below(2));
     memory.publish_drafts(cache_, sequence.key(), sequence.draft_rows);
     if (sequence.tokens.size() > 70) end_one(which);
@@ -230,8 +243,7 @@ class History {
 
   static void run_state(const Simulated& sequence, const Tokens& run, int begin, int count, Pages::Page& page) {
     if (begin > 0) CHECK_EQUAL(page.states.at(begin), hash_of(sequence.scope, run, begin));
-    page.states.clear();
-    for (int end = begin + 1; end <= begin + count; ++end) page.states[end] = hash_of(sequence.scope, run, end);
+    page.states = {{begin + count, hash_of(sequence.scope, run, begin + count)}};
   }
 
   // What drafts computes its rows too, now and then.
@@ -314,6 +326,7 @@ TEST(random_histories_of_all_groups_read_what_was_written) {
   int64_t hits = 0;
   int64_t preemptions = 0;
   int64_t snapshot_hits = 0;
+  int64_t rollbacks = 0;
   int64_t swapped_in = 0;
   int64_t evictions = 0;
   for (unsigned seed = 0; seed < 1000; ++seed) {
@@ -325,12 +338,14 @@ TEST(random_histories_of_all_groups_read_what_was_written) {
     hits += history.hits;
     preemptions += history.preemptions;
     snapshot_hits += history.snapshot_hits;
+    rollbacks += history.rollbacks;
     swapped_in += history.cache().swapped_in_count();
     evictions += history.cache().eviction_count();
   }
   CHECK(hits > 1000);
   CHECK(preemptions > 100);
   CHECK(snapshot_hits > 100);
+  CHECK(rollbacks > 1000);
   CHECK(swapped_in > 100);
   CHECK(evictions > 1000);
 }
