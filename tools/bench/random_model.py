@@ -51,6 +51,23 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "sliding_window": None,
         },
     ),
+    # With a smaller vocabulary than the real one's 248,320 tokens.
+    "qwen3.5-0.8b": (
+        "Qwen3_5ForCausalLM",
+        {
+            "vocab_size": 32000,
+            "hidden_size": 1024,
+            "intermediate_size": 3584,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "head_dim": 256,
+            "linear_num_key_heads": 16,
+            "linear_num_value_heads": 16,
+            "max_position_embeddings": 32768,
+            "tie_word_embeddings": True,
+        },
+    ),
     "tiny": (
         "LlamaForCausalLM",
         {
