@@ -143,7 +143,7 @@ void BlockCache::publish(const PrefixKey& prefix, int index, std::vector<int32_t
 
 // ---- snapshots ----
 
-bool BlockCache::make_snapshot(NodeId node, int group, int32_t state) {
+bool BlockCache::make_snapshot(NodeId node, int group, int32_t block) {
   if (stored(node, group) != kNoBlock) return true;
   if (!make_room_for_snapshot(group)) return false;
   const int32_t copy = allocate(group);
@@ -151,7 +151,7 @@ bool BlockCache::make_snapshot(NodeId node, int group, int32_t state) {
   attached(node, group) = copy;
   at(copy).node = node;
   tree_.hold(node);
-  move_pages(state, copy);
+  move_pages(block, copy);
   at(copy).references = 0;
   put(copy, Place::kUnusedSnapshot);
   return true;
@@ -167,8 +167,8 @@ bool BlockCache::make_room_for_snapshot(int index) {
   return true;
 }
 
-void BlockCache::use_snapshot(int32_t snapshot, int32_t state) {
-  move_pages(snapshot, state);
+void BlockCache::use_snapshot(int32_t snapshot, int32_t block) {
+  move_pages(snapshot, block);
   const Place place = is_of_host(snapshot) ? Place::kHost : Place::kUsedSnapshot;
   remove(snapshot);
   put(snapshot, place);
@@ -219,13 +219,13 @@ void BlockCache::unpublish(int32_t block) {
   Block& held = at(block);
   const NodeId node = std::exchange(held.node, kNoNode);
   attached(node, held.group) = kNoBlock;
-  if (observer_ != nullptr && held.group == observed_group_) observer_->removed(tree_.number(node));
+  if (observer_ != nullptr && is_observed(node, held.group)) observer_->removed(tree_.number(node));
   tree_.let_go(node);
 }
 
 void BlockCache::lose(int32_t block) {
   std::vector<int32_t> lost = {block};
-  if (is_chain(group(at(block).group))) {
+  if (is_chain(group(at(block).group)) || tree_.is_part(at(block).node)) {
     std::vector<NodeId> nodes;
     tree_.add_subtree(at(block).node, nodes);
     for (const NodeId node : nodes) add_unused(node, lost);
@@ -358,14 +358,14 @@ void BlockCache::hand_over(int32_t from, int32_t to) {
   const int group = at(from).group;
   at(to).node = node;
   attached(node, group) = to;
-  if (observer_ == nullptr || group != observed_group_) return;
+  if (observer_ == nullptr || !is_observed(node, group)) return;
   observer_->moved(tree_.number(node), tree_.tokens(node), is_of_host(to) ? CacheTier::kHost : CacheTier::kDevice);
 }
 
 std::vector<BlockCache::Held> BlockCache::contents() const {
   std::vector<Held> held;
   for (auto number = int32_t{0}; const Block& block : blocks_) {
-    if (block.node != kNoNode && block.group == observed_group_ && !tree_.scope(block.node).is_cross) {
+    if (block.node != kNoNode && is_observed(block.node, block.group) && !tree_.scope(block.node).is_cross) {
       const NodeId parent = tree_.parent(block.node);
       held.push_back({tree_.number(block.node), tree_.number(parent), tree_.is_root(parent), is_of_host(number),
                       tree_.tokens(block.node)});

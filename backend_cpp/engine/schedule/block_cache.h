@@ -32,8 +32,9 @@
 // step.
 //
 // A group of states has no chain of blocks: what is attached to a node is a snapshot, a copy of a sequence's state
-// after exactly the tokens up to that node's end. Snapshots have at most a share of the arena; those that nobody has
-// come back to go first.
+// after exactly the tokens up to that node's end. Between two borders of blocks, a snapshot has copies of what the
+// other groups hold of the block's beginning, all attached to a node that is part of a block. Snapshots have at most a
+// share of the arena; those that nobody has come back to go first.
 //
 // Used by the step thread only.
 #pragma once
@@ -125,10 +126,10 @@ class BlockCache {
   // exchanged for that block.
   void publish(const PrefixKey& prefix, int index, std::vector<int32_t>& blocks, int group = 0);
 
-  // Attaches a copy of a sequence's state to the node up to whose end it has come. False: there is no room.
-  bool make_snapshot(NodeId node, int group, int32_t state);
-  // Copies a snapshot into a sequence's state.
-  void use_snapshot(int32_t snapshot, int32_t state);
+  // Attaches a copy of a sequence's block to the node up to whose end it has come. False: there is no room.
+  bool make_snapshot(NodeId node, int group, int32_t block);
+  // Copies a snapshot into a sequence's block.
+  void use_snapshot(int32_t snapshot, int32_t block);
   // Snapshots get at most this many pages, a fourth of the arena at first; of prompts they are made every `interval`
   // tokens, 0: at anchors alone (engine/schedule/sequence_memory.h).
   void limit_snapshots(int pages) { most_snapshot_pages_ = pages; }
@@ -183,6 +184,8 @@ class BlockCache {
   bool is_of_host(int32_t page) const { return page >= page_count_; }
   std::list<int32_t>& list(Place place) { return lists_[static_cast<size_t>(place)]; }
   int32_t& attached(NodeId node, int group);
+  // Whether observers know of what such a node has of a group.
+  bool is_observed(NodeId node, int group) const { return group == observed_group_ && !tree_.is_part(node); }
 
   // Takes the pages of a block, from the device's or the host's; there must be enough.
   int32_t take_pages(std::vector<int32_t>& from, int group);

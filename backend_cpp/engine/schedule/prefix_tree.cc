@@ -27,8 +27,8 @@ class Hash {
 
 }  // namespace
 
-NodeId PrefixTree::find(NodeId parent, const PrefixKey& prefix, int index) const {
-  const Content content = content_of(prefix, index);
+NodeId PrefixTree::find(NodeId parent, const PrefixKey& prefix, int index, int count) const {
+  const Content content = content_of(prefix, index, count);
   return find(parent, content, key_of(parent, content));
 }
 
@@ -38,8 +38,8 @@ NodeId PrefixTree::find_root(const PrefixScope& scope) const {
   return it == last ? kNoNode : it->second;
 }
 
-NodeId PrefixTree::get(NodeId parent, const PrefixKey& prefix, int index) {
-  Content content = content_of(prefix, index);
+NodeId PrefixTree::get(NodeId parent, const PrefixKey& prefix, int index, int count) {
+  Content content = content_of(prefix, index, count);
   const uint64_t key = key_of(parent, content);
   if (const NodeId known = find(parent, content, key); known != kNoNode) return known;
   const NodeId node = make(index_, key);
@@ -93,10 +93,10 @@ void PrefixTree::add_roots(uint64_t realm, std::vector<NodeId>& nodes) const {
   for (auto it = first; it != last; ++it) nodes.push_back(it->second);
 }
 
-PrefixTree::Content PrefixTree::content_of(const PrefixKey& prefix, int index) const {
+PrefixTree::Content PrefixTree::content_of(const PrefixKey& prefix, int index, int count) const {
   const int begin = index * block_len_;
-  const int end = begin + block_len_;
-  Content content{std::span(prefix.tokens).subspan(static_cast<size_t>(begin), static_cast<size_t>(block_len_)), {}};
+  const int end = begin + count;
+  Content content{std::span(prefix.tokens).subspan(static_cast<size_t>(begin), static_cast<size_t>(count)), {}};
   if (prefix.images.empty()) return content;
   for (const EmbeddingRange& range : ranges_within(prefix.images, begin, end)) {
     const int first = std::max(begin, range.begin);
@@ -160,6 +160,7 @@ void PrefixTree::check_invariants() const {
     require(node.uses > 0, "a node lives that nobody holds");
     require((node.parent == kNoNode) == node.tokens.empty(), "a node has no tokens, or a root has some");
     require(node.parent == kNoNode || at(node.parent).number < node.number, "a node is older than its parent");
+    require(!is_part(static_cast<NodeId>(id)) || node.first_child == kNoNode, "something follows part of a block");
     int children = 0;
     for (NodeId child = node.first_child; child != kNoNode; child = at(child).next) {
       require(at(child).parent == static_cast<NodeId>(id), "a child has another parent");

@@ -8,6 +8,8 @@
 // compared token by token, so a hash collision never finds other content; where rows stand in place of tokens, their
 // digests are compared too.
 //
+// A node may also be the beginning of a block: what a sequence came to between two borders. Nothing follows it.
+//
 // A node lives as long as somebody holds it or a node after it lives.
 //
 // Used by the step thread only.
@@ -32,11 +34,16 @@ class PrefixTree {
       : block_len_(block_len), hash_mask_(hash_mask) {}
 
   int block_len() const { return block_len_; }
-  // The node of block number `index` of a prefix, after `parent` (of the first: its root). kNoNode: it is not known.
-  NodeId find(NodeId parent, const PrefixKey& prefix, int index) const;
+  // The node of block number `index` of a prefix, or of its first `count` tokens, after `parent` (of the first: its
+  // root). kNoNode: it is not known.
+  NodeId find(NodeId parent, const PrefixKey& prefix, int index) const {
+    return find(parent, prefix, index, block_len_);
+  }
+  NodeId find(NodeId parent, const PrefixKey& prefix, int index, int count) const;
   NodeId find_root(const PrefixScope& scope) const;
   // The same; one that is not known begins, and is to be held before anything else is let go.
-  NodeId get(NodeId parent, const PrefixKey& prefix, int index);
+  NodeId get(NodeId parent, const PrefixKey& prefix, int index) { return get(parent, prefix, index, block_len_); }
+  NodeId get(NodeId parent, const PrefixKey& prefix, int index, int count);
   NodeId get_root(const PrefixScope& scope);
 
   void hold(NodeId node) { ++at(node).uses; }
@@ -44,6 +51,7 @@ class PrefixTree {
   void let_go(NodeId node);
 
   NodeId parent(NodeId node) const { return at(node).parent; }
+  bool is_part(NodeId node) const { return !is_root(node) && at(node).tokens.size() < static_cast<size_t>(block_len_); }
   bool is_root(NodeId node) const { return at(node).parent == kNoNode; }
   // No number comes twice, and a parent's is lower.
   uint64_t number(NodeId node) const { return at(node).number; }
@@ -85,13 +93,13 @@ class PrefixTree {
     NodeId previous = kNoNode;
     int uses = 0;  // by holders and children
     PrefixScope scope;
-    std::vector<int32_t> tokens;  // [block_len]; none of a root
+    std::vector<int32_t> tokens;  // [block_len], or fewer; none of a root
     std::vector<ImagePart> images;
   };
 
   Node& at(NodeId node) { return nodes_[static_cast<size_t>(node)]; }
   const Node& at(NodeId node) const { return nodes_[static_cast<size_t>(node)]; }
-  Content content_of(const PrefixKey& prefix, int index) const;
+  Content content_of(const PrefixKey& prefix, int index, int count) const;
   uint64_t key_of(NodeId parent, const Content& content) const;
   NodeId find(NodeId parent, const Content& content, uint64_t key) const;
   // A node in `index`, at `key`.

@@ -335,7 +335,7 @@ void Scheduler::admit() {
   }
 }
 
-// Whether a running sequence that is served before it computes whole blocks that it begins with too. That one has an
+// Whether a running sequence that is served before it computes tokens that it begins with too, and can find. That one has an
 // anchor then at the end of what both share.
 bool Scheduler::waits_for_prefix(const Sequence& sequence) {
   if (!sequence.group->may_match) return false;
@@ -344,10 +344,14 @@ bool Scheduler::waits_for_prefix(const Sequence& sequence) {
   for (const auto& running : running_) {
     if (!running->is_before(sequence) || !has_next_row(*running)) continue;
     const int next_border = (running->cached() / blocks_.block_len() + 1) * blocks_.block_len();
-    if (next_border > static_cast<int>(running->tokens.size())) continue;
-    const int blocks = std::min(shared_tokens(*running, sequence), most) / blocks_.block_len();
-    if (blocks * blocks_.block_len() <= running->cached()) continue;
-    running->memory.add_anchor(blocks);
+    if (next_border > static_cast<int>(running->tokens.size()) && running->pending() <= 1) continue;
+    const int shared = std::min(shared_tokens(*running, sequence), most);
+    int target = shared / blocks_.block_len() * blocks_.block_len();
+    if (blocks_.plan().group_of(MemoryKind::kState) >= 0) {
+      for (const int mark : sequence.group->marks) target = mark <= shared ? std::max(target, mark) : target;
+    }
+    if (target <= running->cached()) continue;
+    running->memory.add_anchor(target);
     return true;
   }
   return false;

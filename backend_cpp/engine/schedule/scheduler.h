@@ -13,8 +13,8 @@
 // taken meanwhile. The sequence served first is never preempted, so work always completes.
 //
 // Prefixes in flight. What a running sequence that is served before a waiting one is about to compute of the prompt of
-// both is not computed twice: the other waits until it is there, or until the first leaves, and holds nothing meanwhile.
-// That delays nobody, since the rows of a step go to the first one anyway; others are admitted in between.
+// both is not computed twice: the other waits until it is there, or until the first leaves, and holds nothing
+// meanwhile. That delays nobody, since the rows of a step go to the first one anyway; others are admitted in between.
 //
 // Images. Where the tokens of an image see each other, a chunk does not end within one; a request's images are
 // small enough to fit into a step alongside all decoding sequences. Where tokens look at images by cross-attention,

@@ -22,8 +22,16 @@ void SequenceMemory::begin(const BlockCache& cache, int prompt_len, const std::v
   tables_.resize(static_cast<size_t>(cache.plan().table_count()));
   prompt_len_ = prompt_len;
   // The last token of a prompt is always computed.
-  add_anchor((prompt_len - 1) / cache.block_len());
-  for (const int mark : marks) add_anchor(std::min(mark, prompt_len - 1) / cache.block_len());
+  const int len = cache.block_len();
+  const bool has_state = cache.plan().group_of(MemoryKind::kState) >= 0;
+  for (const int mark : marks) {
+    const int tokens = std::min(mark, prompt_len - 1);
+    add_anchor(has_state ? tokens : tokens / len * len);
+  }
+  // A snapshot takes a step that ends there: a mark shortly before the last border stands for it.
+  const int border = (prompt_len - 1) / len * len;
+  const bool is_marked = has_state && !anchors_.empty() && anchors_.back() > border - len / 2;
+  if (!is_marked || anchors_.back() > border) add_anchor(border);
 }
 
 void SequenceMemory::match(BlockCache& cache, const PrefixKey& prefix, int limit, int prompt_len,
@@ -32,28 +40,69 @@ void SequenceMemory::match(BlockCache& cache, const PrefixKey& prefix, int limit
   PrefixTree& tree = cache.tree();
   std::vector<NodeId> path;
   NodeId node = tree.find_root(prefix.scope);
+  if (node == kNoNode) return;
+  // Making pages free for what the host holds must not end what is looked for.
+  NodeId last = node;
   while (node != kNoNode && static_cast<int>(path.size() + 1) * cache.block_len() <= limit) {
     node = tree.find(node, prefix, static_cast<int>(path.size()));
-    if (node != kNoNode) path.push_back(node);
+    if (node != kNoNode) path.push_back(last = node);
   }
-  if (path.empty()) return;
-  // Making pages free for what the host holds must not end what is looked for.
-  const NodeId last = path.back();
   tree.hold(last);
-  int count = longest_valid(cache, path, static_cast<int>(path.size()));
-  while (count > 0) {
-    const int taken = take(cache, path, count);
-    if (taken == count) break;
-    count = longest_valid(cache, path, taken);
+  const auto known = static_cast<int>(path.size());
+  Found found;
+  found.blocks = longest_valid(cache, path, known);
+  found.tokens = found.blocks * cache.block_len();
+  const Found part = find_part(cache, prefix, path, found.tokens, limit);
+  bool is_taken = false;
+  if (part.part != kNoNode) {
+    tree.hold(part.part);
+    is_taken = take(cache, path, part) == part.blocks;
+    tree.let_go(part.part);
+    found = is_taken ? part : Found{longest_valid(cache, path, known)};
   }
+  while (!is_taken && found.blocks > 0) {
+    const int taken = take(cache, path, found);
+    if (taken == found.blocks) break;
+    found.blocks = longest_valid(cache, path, taken);
+  }
+  // Shortly behind what was found, another snapshot is not worth a step.
+  const int cached = is_taken ? part.tokens : found.blocks * cache.block_len();
+  std::erase_if(anchors_, [&](int anchor) {
+    return anchor % cache.block_len() != 0 && anchor > cached && anchor <= cached + cache.block_len() / 2;
+  });
   // Where the cache knows more of the prompt than it can give, others will part from it too.
-  if (count < static_cast<int>(path.size())) add_anchor(static_cast<int>(path.size()));
-  path.resize(static_cast<size_t>(count));
+  if (found.blocks < known) add_anchor(known * cache.block_len());
+  path.resize(static_cast<size_t>(found.blocks));
   path_ = std::move(path);
-  if (count > 0) tree.hold(path_.back());
+  if (!path_.empty()) tree.hold(path_.back());
   tree.let_go(last);
-  published_ = count;
-  cached_ = count * cache.block_len();
+  published_ = found.blocks;
+  cached_ = cached;
+}
+
+SequenceMemory::Found SequenceMemory::find_part(BlockCache& cache, const PrefixKey& prefix,
+                                                const std::vector<NodeId>& path, int least, int limit) const {
+  const int len = cache.block_len();
+  if (cache.plan().group_of(MemoryKind::kState) < 0) return {};
+  for (auto anchor = anchors_.rbegin(); anchor != anchors_.rend() && *anchor > least; ++anchor) {
+    const int blocks = *anchor / len;
+    if (*anchor > limit || *anchor % len == 0 || blocks > static_cast<int>(path.size())) continue;
+    const NodeId before = blocks > 0 ? path[static_cast<size_t>(blocks) - 1] : cache.tree().find_root(prefix.scope);
+    const NodeId part = cache.tree().find(before, prefix, blocks, *anchor % len);
+    if (part == kNoNode) continue;
+    bool is_whole = true;
+    for (int index = 0; index < cache.group_count() && is_whole; ++index) {
+      const CacheGroup& group = cache.group(index);
+      if (!bounds_hits(group)) continue;
+      is_whole = cache.stored(part, index) != kNoBlock;
+      if (group.kind == MemoryKind::kState) continue;
+      for (int i = group.first_block_seen(*anchor); i < blocks && is_whole; ++i) {
+        is_whole = cache.stored(path[static_cast<size_t>(i)], index) != kNoBlock;
+      }
+    }
+    if (is_whole) return {blocks, part, *anchor};
+  }
+  return {};
 }
 
 int SequenceMemory::longest_valid(const BlockCache& cache, const std::vector<NodeId>& path, int most) const {
@@ -75,7 +124,11 @@ int SequenceMemory::longest_valid(const BlockCache& cache, const std::vector<Nod
   return count;
 }
 
-int SequenceMemory::take(BlockCache& cache, const std::vector<NodeId>& path, int count) {
+int SequenceMemory::take(BlockCache& cache, const std::vector<NodeId>& path, const Found& found) {
+  const int count = found.blocks;
+  const bool has_part = found.part != kNoNode;
+  const int tokens = has_part ? found.tokens : count * cache.block_len();
+  bool is_missing = false;
   int missing = count;
   const auto take_one = [&](int group, int index) {
     const int32_t stored = cache.stored(path[static_cast<size_t>(index)], group);
@@ -84,39 +137,43 @@ int SequenceMemory::take(BlockCache& cache, const std::vector<NodeId>& path, int
     set_block(cache, group, index, block);
     return true;
   };
-  for (int index = 0; index < cache.group_count() && missing == count; ++index) {
+  const auto copy_snapshot = [&](int group, int index) {
+    const int32_t own = cache.allocate(group);
+    if (own != kNoBlock) set_block(cache, group, index, own);
+    // Making pages free may have cost it.
+    const int32_t stored = cache.stored(has_part ? found.part : path[static_cast<size_t>(count) - 1], group);
+    if (own == kNoBlock || stored == kNoBlock) return false;
+    cache.use_snapshot(stored, own);
+    return true;
+  };
+  for (int index = 0; index < cache.group_count() && !is_missing; ++index) {
     const CacheGroup& group = cache.group(index);
     Held& held = groups_[static_cast<size_t>(index)];
     if (group.kind == MemoryKind::kPaged || group.kind == MemoryKind::kWindow) {
-      const int first = group.first_block_seen(count * cache.block_len());
+      const int first = std::min(group.first_block_seen(tokens), count);
       for (int i = 0; i < first; ++i) set_block(cache, index, i, kNoBlock);
       held.first = first;
-      for (int i = first; i < count && missing == count; ++i) {
-        if (!take_one(index, i)) missing = i;
+      for (int i = first; i < count && !is_missing; ++i) {
+        is_missing = !take_one(index, i);
+        if (is_missing) missing = i;
       }
+      if (has_part && !is_missing) is_missing = !copy_snapshot(index, count);
     } else if (group.kind == MemoryKind::kState) {
-      const int32_t state = cache.allocate(index);
-      const int32_t snapshot = cache.stored(path[static_cast<size_t>(count) - 1], index);
-      if (state == kNoBlock || snapshot == kNoBlock) {
-        if (state != kNoBlock) set_block(cache, index, 0, state);
-        missing = count - 1;
-      } else {
-        set_block(cache, index, 0, state);
-        cache.use_snapshot(snapshot, state);
-      }
+      is_missing = !copy_snapshot(index, 0);
+      if (is_missing) missing = count - 1;
     } else if (group.kind == MemoryKind::kDraft) {
       published_drafts_ = 0;
       while (published_drafts_ < count && take_one(index, published_drafts_)) ++published_drafts_;
     }
   }
-  if (missing == count) return count;
+  if (!is_missing) return count;
   for (Held& held : groups_) {
     cache.release(held.blocks);
     held.first = 0;
   }
   for (std::vector<int32_t>& table : tables_) table.clear();
   published_drafts_ = 0;
-  return missing;
+  return std::min(missing, count - 1);
 }
 
 void SequenceMemory::set_block(const BlockCache& cache, int group, int index, int32_t block) {
@@ -135,9 +192,9 @@ void SequenceMemory::set_block(const BlockCache& cache, int group, int index, in
   }
 }
 
-void SequenceMemory::add_anchor(int borders) {
-  const auto place = std::ranges::lower_bound(anchors_, borders);
-  if (borders > 0 && (place == anchors_.end() || *place != borders)) anchors_.insert(place, borders);
+void SequenceMemory::add_anchor(int tokens) {
+  const auto place = std::ranges::lower_bound(anchors_, tokens);
+  if (tokens > 0 && (place == anchors_.end() || *place != tokens)) anchors_.insert(place, tokens);
 }
 
 bool SequenceMemory::grow(BlockCache& cache, int tokens) {
@@ -186,7 +243,7 @@ int SequenceMemory::next_stop(const BlockCache& cache, int end) const {
   int stop = end;
   if (interval > 0) stop = std::min(stop, (cached_ / interval + 1) * interval);
   for (const int anchor : anchors_) {
-    if (anchor * len > cached_) return std::min(stop, anchor * len);
+    if (anchor > cached_) return std::min(stop, anchor);
   }
   // Of a response, a snapshot is made at each border.
   return cached_ < prompt_len_ ? stop : std::min(stop, (cached_ / len + 1) * len);
@@ -199,7 +256,7 @@ void SequenceMemory::advance(BlockCache& cache, const PrefixKey& prefix, int cou
   }
   cached_ += count;
   while ((published_ + 1) * cache.block_len() <= cached_) publish_block(cache, prefix);
-  make_snapshot(cache);
+  make_snapshot(cache, prefix);
   pass_windows(cache, keep);
 }
 
@@ -220,19 +277,41 @@ void SequenceMemory::publish_block(BlockCache& cache, const PrefixKey& prefix) {
   ++published_;
 }
 
-void SequenceMemory::make_snapshot(BlockCache& cache) {
+void SequenceMemory::make_snapshot(BlockCache& cache, const PrefixKey& prefix) {
   const int group = cache.plan().group_of(MemoryKind::kState);
-  if (group < 0 || published_ == 0 || published_ * cache.block_len() != cached_) return;
+  if (group < 0) return;
+  const bool is_anchor = std::ranges::binary_search(anchors_, cached_);
+  if (published_ * cache.block_len() != cached_) {
+    if (is_anchor) make_part(cache, prefix);
+    return;
+  }
+  if (published_ == 0) return;
   const int32_t state = groups_[static_cast<size_t>(group)].blocks.front();
   const int interval = cache.snapshot_interval();
-  const bool is_to_stay = std::ranges::binary_search(anchors_, published_) ||
-                          (cached_ < prompt_len_ && interval > 0 && cached_ % interval == 0);
+  const bool is_to_stay = is_anchor || (cached_ < prompt_len_ && interval > 0 && cached_ % interval == 0);
   const bool follows_prompt = cached_ >= prompt_len_;
   if (!is_to_stay && !follows_prompt) return;
   if (!cache.make_snapshot(path_.back(), group, state)) return;
   if (is_to_stay) return;
   if (rolling_ > 0) cache.forget_unused_snapshot(path_[static_cast<size_t>(rolling_) - 1], group);
   rolling_ = published_;
+}
+
+// A snapshot between two borders of blocks.
+void SequenceMemory::make_part(BlockCache& cache, const PrefixKey& prefix) {
+  PrefixTree& tree = cache.tree();
+  const NodeId before = path_.empty() ? tree.get_root(prefix.scope) : path_.back();
+  const NodeId node = tree.get(before, prefix, published_, cached_ % cache.block_len());
+  tree.hold(node);
+  bool is_whole = true;
+  for (int index = 0; index < cache.group_count() && is_whole; ++index) {
+    const CacheGroup& group = cache.group(index);
+    if (!bounds_hits(group)) continue;
+    const size_t place = group.kind == MemoryKind::kState ? 0 : static_cast<size_t>(published_);
+    is_whole = cache.make_snapshot(node, index, groups_[static_cast<size_t>(index)].blocks[place]);
+  }
+  if (!is_whole) cache.forget(node);
+  tree.let_go(node);
 }
 
 void SequenceMemory::pass_windows(BlockCache& cache, Keep keep) {
@@ -251,7 +330,7 @@ void SequenceMemory::pass_windows(BlockCache& cache, Keep keep) {
 
 bool SequenceMemory::is_anchored(const CacheGroup& group, int index) const {
   return std::ranges::any_of(anchors_, [&](int anchor) {
-    return index < anchor && index >= group.first_block_seen(anchor * group.block_len);
+    return index * group.block_len < anchor && index >= group.first_block_seen(anchor);
   });
 }
 

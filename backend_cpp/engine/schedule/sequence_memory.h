@@ -6,8 +6,9 @@
 //   window      -  -  -  -  4  5  6  7     blocks before those that the next token sees are given back
 //   state       one block, which holds the state after `cached` tokens
 //
-// A prefix hit of n tokens, n a multiple of the blocks' length, takes what every group needs at n: all blocks before
-// it, those within the window before it, a snapshot of the state at exactly n. The longest such n is taken.
+// A prefix hit of n tokens takes what every group needs at n: all blocks before it, those within the window before it,
+// a snapshot of the state at exactly n. Where n is no multiple of the blocks' length, the snapshot has the beginning of
+// the last block too, which is copied. The longest such n is taken.
 //
 // Somebody is likely to come back to a few places alone: the end of a prompt, the ends of messages, where a prompt was
 // seen to leave another. Of these anchors, snapshots of the state are made, and what a window needs there is kept as
@@ -37,12 +38,13 @@ class SequenceMemory {
   bool is_empty() const { return groups_.empty(); }
 
   // Takes what the cache holds of the first tokens of `prefix`, at most `limit`, and notes its anchors: the last border
-  // of blocks in its first `prompt_len` tokens, and those before `marks` tokens, ascending. Nothing is held before.
+  // of blocks in its first `prompt_len` tokens, and `marks`, ascending numbers of tokens; without states, the borders
+  // before these. Nothing is held before.
   void match(BlockCache& cache, const PrefixKey& prefix, int limit, int prompt_len, const std::vector<int>& marks);
   // The same without looking for content.
   void begin(const BlockCache& cache, int prompt_len, const std::vector<int>& marks);
-  // Another anchor, behind this many blocks.
-  void add_anchor(int borders);
+  // Another anchor, behind this many tokens.
+  void add_anchor(int tokens);
 
   // Makes places for the first `tokens` tokens. False: too many pages are referenced; what there are of places stay.
   bool grow(BlockCache& cache, int tokens);
@@ -81,13 +83,24 @@ class SequenceMemory {
   };
 
   void set_block(const BlockCache& cache, int group, int index, int32_t block);
+  // Blocks in front of a place up to which content is found, and the node of a block's beginning behind them.
+  struct Found {
+    int blocks = 0;
+    NodeId part = kNoNode;
+    int tokens = 0;
+  };
+
   // How many blocks of a path can be taken, at most `most`.
   int longest_valid(const BlockCache& cache, const std::vector<NodeId>& path, int most) const;
-  // Takes the blocks of path[0 .. count). Otherwise gives back what it took; returns the first block that could not be
-  // had, or `count`.
-  int take(BlockCache& cache, const std::vector<NodeId>& path, int count);
+  // The last anchor, behind more than `least` and at most `limit` tokens, that can be taken and is no border of blocks.
+  Found find_part(BlockCache& cache, const PrefixKey& prefix, const std::vector<NodeId>& path, int least,
+                  int limit) const;
+  // Takes what is found at the end of path[0 .. blocks), or of a part behind it. Otherwise gives back what it took;
+  // returns the first block that could not be had, or `blocks`.
+  int take(BlockCache& cache, const std::vector<NodeId>& path, const Found& found);
   void publish_block(BlockCache& cache, const PrefixKey& prefix);
-  void make_snapshot(BlockCache& cache);
+  void make_snapshot(BlockCache& cache, const PrefixKey& prefix);
+  void make_part(BlockCache& cache, const PrefixKey& prefix);
   void pass_windows(BlockCache& cache, Keep keep);
   bool is_anchored(const CacheGroup& group, int index) const;
 
@@ -98,7 +111,7 @@ class SequenceMemory {
   int rolling_ = 0;            // borders of the snapshot that the next one replaces; 0: none
   int32_t backup_ = kNoBlock;  // a block of states
   int noted_ = 0;              // tokens computed since it was made
-  std::vector<int> anchors_;   // in borders of blocks, ascending
+  std::vector<int> anchors_;   // in tokens, ascending
   std::vector<NodeId> path_;   // of published blocks; the last is held
   std::vector<Held> groups_;
   PageTables tables_;
