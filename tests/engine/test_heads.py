@@ -68,7 +68,12 @@ def mtp(folder: Path) -> Case:
     return Case(model, {"method": "mtp"}, heads.mtp_reference(model, folder / "reference"), HIDDEN)
 
 
-@pytest.fixture(scope="module", params=[eagle, eagle3, mtp])
+def qwen_mtp(folder: Path) -> Case:
+    model = heads.make_tiny_qwen_mtp(folder / "model", "Qwen3.5")
+    return Case(model, {"method": "mtp"}, heads.qwen_mtp_reference(model), HIDDEN)
+
+
+@pytest.fixture(scope="module", params=[eagle, eagle3, mtp, qwen_mtp])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     torch.manual_seed(11)
     made: Callable[[Path], Case] = request.param

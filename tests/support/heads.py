@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.support.expert_models import MODELS
+from tests.support.hybrid_models import MODELS as HYBRID_MODELS
 from tests.support.tiny_models import make_tiny
 
 Reference = Callable[[Tensor, Sequence[Tensor], int], tuple[Tensor, Tensor]]
@@ -212,6 +213,54 @@ def mtp_reference(directory: Path, scratch: Path) -> Reference:
             )[0]
         x = _norm(x, w["shared_head.norm.weight"])
         return x @ w["shared_head.head.weight"].T, x
+
+    return run
+
+
+def make_tiny_qwen_mtp(directory: Path, name: str, **overrides: Any) -> Path:
+    """Make a tiny Qwen3.5 or Qwen3-Next, by its name in ``hybrid_models``, with the layer that predicts one more token.
+
+    It has the weights of a layer of the model, and of other norms.
+    """
+    architecture, sizes = HYBRID_MODELS[name]
+    make_tiny(directory, architecture, **(sizes | overrides))
+    hidden = json.loads((directory / "config.json").read_text())["hidden_size"]
+
+    def change(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        layer = {
+            f"mtp.layers.0.{key.partition('layers.1.')[2]}": tensor for key, tensor in tensors.items() if ".1." in key
+        }
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(7)
+            norms = {
+                f"mtp.{key}.weight": 0.3 * torch.randn(hidden)
+                for key in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
+            }
+            join = 0.3 * torch.randn(hidden, 2 * hidden)
+        return tensors | layer | norms | {"mtp.fc.weight": join}
+
+    rewrite_weights(directory, change)
+    return directory
+
+
+def qwen_mtp_reference(directory: Path) -> Reference:
+    """Return what that layer computes, with the layer of ``transformers``, whose weights are those of its second."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
+    w = {key.removeprefix("mtp."): tensor for key, tensor in weights_of(directory).items() if key.startswith("mtp.")}
+
+    def run(tokens: Tensor, alongside: Sequence[Tensor], own_from: int) -> tuple[Tensor, Tensor]:
+        embedded = _norm(model.get_input_embeddings().weight[tokens], 1 + w["pre_fc_norm_embedding.weight"])
+        hidden = _norm(torch.stack(list(alongside)), 1 + w["pre_fc_norm_hidden.weight"])
+        x = (torch.cat([embedded, hidden], -1) @ w["fc.weight"].T)[None]
+        positions = torch.arange(len(tokens))[None]
+        later = torch.full((len(tokens), len(tokens)), float("-inf")).triu(1)[None, None]
+        with torch.no_grad():
+            rotation = model.model.rotary_emb(x, positions)
+            x = model.model.layers[1](x, attention_mask=later, position_ids=positions, position_embeddings=rotation)
+        x = _norm((x[0] if isinstance(x, tuple) else x)[0], 1 + w["norm.weight"])
+        return x @ model.get_output_embeddings().weight.T, x
 
     return run
 

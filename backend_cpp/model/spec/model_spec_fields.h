@@ -411,7 +411,7 @@ void visit_fields(ImagesSpec& part, Visit&& visit) {
 
 // Layers that draft for another model, out of its hidden states (`backend_cpp/model/head/head_input.h`).
 struct HeadSpec {
-  // `mtp` (DeepSeek-V3), `eagle` or `eagle3`.
+  // `mtp` (DeepSeek-V3, Qwen3-Next, Qwen3.5), `eagle` or `eagle3`.
   HeadKind kind = HeadKind::kMtp;
   // Of the model.
   int target_hidden_size = 0;

@@ -5,4 +5,5 @@ from lmdeploy.turbomind.families.gated_delta import divided_tensors
 from lmdeploy.turbomind.families.layout import Layout
 from lmdeploy.turbomind.families.qwen3_next import dense_spec
 
-FAMILY = Family(("Qwen3_5ForCausalLM",), dense_spec, Layout(recurrence=divided_tensors).tensors)
+LAYOUT = Layout(recurrence=divided_tensors)
+FAMILY = Family(("Qwen3_5ForCausalLM",), dense_spec, LAYOUT.tensors)

@@ -1,7 +1,8 @@
 """What checkpoints of heads hold: spec and tensors of each kind.
 
-Sources of names and formulas: DeepSeek-V3's README of its weights and report (arXiv 2412.19437), the checkpoints and
-configurations published with EAGLE (arXiv 2401.15077) and EAGLE-3 (arXiv 2503.01840).
+Sources of names and formulas: DeepSeek-V3's README of its weights and report (arXiv 2412.19437), the indices of
+Qwen3-Next's and Qwen3.5's checkpoints, the checkpoints and configurations published with EAGLE (arXiv 2401.15077) and
+EAGLE-3 (arXiv 2503.01840).
 """
 
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from typing import Any
 
 from lmdeploy.errors import CheckpointError, UnsupportedModelError
 from lmdeploy.turbomind.checkpoint import read_config
-from lmdeploy.turbomind.families import family_of
+from lmdeploy.turbomind.families import family_of, qwen3_5, qwen3_5_moe, qwen3_next
 from lmdeploy.turbomind.families.common import Checkpoint, refuse_unless
 from lmdeploy.turbomind.families.layout import Layout, attention_tensors, linear_tensors
 from lmdeploy.turbomind.manifest import WEIGHT_DTYPES, Expression, Load
@@ -19,6 +20,12 @@ from lmdeploy.turbomind.safetensors_index import SafetensorsIndex
 from lmdeploy.turbomind.spec import HeadSpec, ModelSpec, OutputSpec
 
 MTP_ARCHITECTURE = "DeepseekV3ForCausalLM"
+# Whose layer lies under names of its own.
+MTP_LAYOUTS = {
+    "Qwen3NextForCausalLM": qwen3_next.LAYOUT,
+    "Qwen3_5ForCausalLM": qwen3_5.LAYOUT,
+    "Qwen3_5MoeForCausalLM": qwen3_5_moe.LAYOUT,
+}
 _SHARED = {"token_embedding": "token_embedding", "lm_head.weight": "lm_head.weight", "lm_head.bias": "lm_head.bias"}
 
 
@@ -42,7 +49,7 @@ class Head:
 
 
 def mtp_head(target: ModelSpec, index: SafetensorsIndex) -> Head:
-    """Return the layer behind the last of DeepSeek-V3, whose checkpoint has these tensors.
+    """Return the layer behind the last of DeepSeek-V3, Qwen3-Next or Qwen3.5, whose checkpoint has these tensors.
 
     With more such layers, the first drafts all tokens.
 
@@ -51,16 +58,17 @@ def mtp_head(target: ModelSpec, index: SafetensorsIndex) -> Head:
     UnsupportedModelError
         If the model is another one, or its checkpoint has no such layer.
     """
+    known = (MTP_ARCHITECTURE, *MTP_LAYOUTS)
     refuse_unless(
-        target.architecture == MTP_ARCHITECTURE,
-        f"method mtp for {target.architecture}: {MTP_ARCHITECTURE}'s layer is read; another",
+        target.architecture in known,
+        f"method mtp for {target.architecture}: the layer of {', '.join(known)} is read; another",
     )
+    layout = MTP_LAYOUTS.get(target.architecture)
     number = target.num_layers
-    prefix = f"model.layers.{number}."
-    if f"{prefix}eh_proj.weight" not in index.tensors:
-        raise UnsupportedModelError(
-            f"{target.model_name} has no layer that predicts further tokens: {prefix}eh_proj.weight is missing"
-        )
+    prefix = f"model.layers.{number}." if layout is None else "mtp."
+    join = f"{prefix}eh_proj.weight" if layout is None else "mtp.fc.weight"
+    if join not in index.tensors:
+        raise UnsupportedModelError(f"{target.model_name} has no layer that predicts further tokens: {join} is missing")
     hidden, vocab = target.hidden_size, target.vocab_size
     moe = target.moe and replace(target.moe, layers=(target.moe.layers[-1] if target.moe.layers else True,))
     spec = replace(
@@ -68,16 +76,21 @@ def mtp_head(target: ModelSpec, index: SafetensorsIndex) -> Head:
         num_layers=1,
         moe=moe,
         layer_ropes=(),
+        layer_mixers=(),
+        recurrence=None,
         tied_embeddings=False,
         head=HeadSpec("mtp", hidden),
     )
-    layout = Layout(number=lambda layer: number + layer, final_norm=f"{prefix}shared_head.norm")
+    if layout is None:
+        layout = Layout(number=lambda layer: number + layer, final_norm=f"{prefix}shared_head.norm")
+        norms = f"{prefix}enorm.weight", f"{prefix}hnorm.weight"
+    else:
+        layout = replace(layout, layer="mtp.layers.{}.", final_norm="mtp.norm")
+        norms = "mtp.pre_fc_norm_embedding.weight", "mtp.pre_fc_norm_hidden.weight"
     tensors = dict(layout.tensors(spec))
-    tensors |= {
-        "head.join.weight": Load(f"{prefix}eh_proj.weight", (hidden, 2 * hidden)),
-        "head.embedding_norm.weight": Load(f"{prefix}enorm.weight", (hidden,)),
-        "head.hidden_norm.weight": Load(f"{prefix}hnorm.weight", (hidden,)),
-    }
+    tensors |= {"head.join.weight": Load(join, (hidden, 2 * hidden))}
+    for name, stored in zip(("embedding", "hidden"), norms, strict=True):
+        tensors[f"head.{name}_norm.weight"] = Load(stored, (hidden,))
     own = {"token_embedding": f"{prefix}embed_tokens.weight", "lm_head.weight": f"{prefix}shared_head.head.weight"}
     shared = _take_own(tensors, own, (vocab, hidden), index)
     return Head(spec, tensors, shared)

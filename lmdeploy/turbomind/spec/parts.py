@@ -394,7 +394,7 @@ class HeadSpec:
     Parameters
     ----------
     kind
-        ``mtp`` (DeepSeek-V3), ``eagle`` or ``eagle3``.
+        ``mtp`` (DeepSeek-V3, Qwen3-Next, Qwen3.5), ``eagle`` or ``eagle3``.
     target_hidden_size
         Of the model.
     target_layers
