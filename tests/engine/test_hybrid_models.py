@@ -1,5 +1,6 @@
 """Models whose layers keep a state: the same bits whatever happens; prefixes are found in any conversation."""
 
+import json
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from lmdeploy import GenerationConfig, pipeline
 from lmdeploy.errors import CheckpointError
@@ -283,3 +285,34 @@ def test_what_wrong_drafts_did_to_a_state_leaves_no_trace(directory: Path) -> No
         metrics = engine.engine.metrics()
     assert metrics["draft_tokens_accepted_total"] >= 60
     assert metrics["draft_tokens_accepted_total"] < metrics["draft_tokens_total"]
+
+
+def test_a_format_holds_with_and_without_drafts(directory: Path) -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "first_name": {"enum": ["Ada", "Alan"]},
+            "year_of_birth": {"type": "integer", "minimum": 0, "maximum": 99},
+        },
+        "required": ["first_name", "year_of_birth"],
+        "additionalProperties": False,
+    }
+    config = GenerationConfig(
+        max_new_tokens=80, response_format={"type": "json_schema", "json_schema": {"name": "person", "schema": schema}}
+    )
+    drafting = {"method": "ngram", "num_speculative_tokens": 5, "adaptive": False}
+    with engine(directory) as plain, engine(directory, speculative_config=drafting) as model:
+        wanted = [response.token_ids for response in plain(ASKED, config)]
+        responses = model(ASKED, config)
+        assert model.engine.metrics()["draft_tokens_total"] > 0
+    assert [response.token_ids for response in responses] == wanted
+    assert all(set(json.loads(response.text)) == {"first_name", "year_of_birth"} for response in responses)
+
+
+def test_perplexity_in_chunks_is_that_of_transformers(directory: Path) -> None:
+    network = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    ids = torch.tensor([PROMPT])
+    with torch.no_grad():
+        wanted = float(network(ids, labels=ids).loss)
+    with engine(directory, num_tokens_per_iter=24, max_batch_size=4) as model:
+        assert model.get_ppl([PROMPT]) == pytest.approx([wanted], rel=1e-4)

@@ -335,8 +335,8 @@ void Scheduler::admit() {
   }
 }
 
-// Whether a running sequence that is served before it computes tokens that it begins with too, and can find. That one has an
-// anchor then at the end of what both share.
+// Whether a running sequence that is served before it computes tokens that it begins with too, and can find. That one
+// has an anchor then at the end of what both share.
 bool Scheduler::waits_for_prefix(const Sequence& sequence) {
   if (!sequence.group->may_match) return false;
   // The last token is always computed.
