@@ -83,6 +83,16 @@ void CpuOperators::scatter_rows(const float* x, const int32_t* indices, int coun
   }
 }
 
+void CpuOperators::copy(const void* source, size_t bytes, void* destination) {
+  constexpr size_t kPart = size_t{128} << 10;  // one thread reads memory at half its rate, or less
+  const auto part = [&](int index) {
+    const size_t begin = static_cast<size_t>(index) * kPart;
+    std::memcpy(static_cast<std::byte*>(destination) + begin, static_cast<const std::byte*>(source) + begin,
+                std::min(kPart, bytes - begin));
+  };
+  pool_.parallel_for(static_cast<int>((bytes + kPart - 1) / kPart), part);
+}
+
 void CpuOperators::copy_heads(const HeadsView& from, const HeadsView& to) {
   pool_.parallel_for(from.rows, [&](int row) {
     for (int h = 0; h < from.heads; ++h) {

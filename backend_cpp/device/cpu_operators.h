@@ -32,7 +32,7 @@ class CpuOperators final : public Operators {
   void download_later(const void* source, size_t bytes, void* destination) override {
     download(source, bytes, destination);
   }
-  void copy(const void* source, size_t bytes, void* destination) override { download(source, bytes, destination); }
+  void copy(const void* source, size_t bytes, void* destination) override;
   void fill_zero(void* data, size_t bytes) override;
 
   void set_spans(SpanSet set, std::vector<AttentionSpan> spans, int) override {
