@@ -143,13 +143,17 @@ void BlockCache::publish(const PrefixKey& prefix, int index, std::vector<int32_t
 
 // ---- snapshots ----
 
-bool BlockCache::make_snapshot(NodeId node, int group, int32_t block) {
-  if (stored(node, group) != kNoBlock) return true;
+bool BlockCache::make_snapshot(NodeId node, int group, int32_t block, bool is_rolling) {
+  if (const int32_t known = stored(node, group); known != kNoBlock) {
+    if (!is_rolling) at(known).is_rolling = false;
+    return true;
+  }
   if (!make_room_for_snapshot(group)) return false;
   const int32_t copy = allocate(group);
   if (copy == kNoBlock) return false;
   attached(node, group) = copy;
   at(copy).node = node;
+  at(copy).is_rolling = is_rolling;
   tree_.hold(node);
   move_pages(block, copy);
   at(copy).references = 0;
@@ -174,9 +178,10 @@ void BlockCache::use_snapshot(int32_t snapshot, int32_t block) {
   put(snapshot, place);
 }
 
-void BlockCache::forget_unused_snapshot(NodeId node, int group) {
+void BlockCache::forget_rolling_snapshot(NodeId node, int group) {
   const int32_t snapshot = stored(node, group);
-  if (snapshot != kNoBlock && at(snapshot).place == Place::kUnusedSnapshot) lose(snapshot);
+  if (snapshot == kNoBlock) return;
+  if (at(snapshot).is_rolling && at(snapshot).place == Place::kUnusedSnapshot) lose(snapshot);
 }
 
 // ---- what is forgotten ----
@@ -266,6 +271,7 @@ void BlockCache::free_pages(int32_t block) {
   to.insert(to.end(), more.rbegin(), more.rend());
   more.clear();
   to.push_back(block);
+  at(block).is_rolling = false;
   at(block).place = Place::kNone;
 }
 

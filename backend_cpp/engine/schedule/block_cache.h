@@ -127,7 +127,8 @@ class BlockCache {
   void publish(const PrefixKey& prefix, int index, std::vector<int32_t>& blocks, int group = 0);
 
   // Attaches a copy of a sequence's block to the node up to whose end it has come. False: there is no room.
-  bool make_snapshot(NodeId node, int group, int32_t block);
+  // `is_rolling`: the next one of the sequence is to replace it, unless somebody else makes it to stay.
+  bool make_snapshot(NodeId node, int group, int32_t block, bool is_rolling = false);
   // Copies a snapshot into a sequence's block.
   void use_snapshot(int32_t snapshot, int32_t block);
   // Snapshots get at most this many pages, a fourth of the arena at first; of prompts they are made every `interval`
@@ -135,8 +136,8 @@ class BlockCache {
   void limit_snapshots(int pages) { most_snapshot_pages_ = pages; }
   void set_snapshot_interval(int tokens) { snapshot_interval_ = tokens; }
   int snapshot_interval() const { return snapshot_interval_; }
-  // Forgets a snapshot that nobody has come back to.
-  void forget_unused_snapshot(NodeId node, int group);
+  // Forgets a rolling snapshot that nobody has come back to.
+  void forget_rolling_snapshot(NodeId node, int group);
 
   // Forgets what is attached to a node and used by nobody.
   void forget(NodeId node);
@@ -173,6 +174,7 @@ class BlockCache {
     Place place = Place::kNone;
     int references = 0;
     int group = 0;
+    bool is_rolling = false;                // as make_snapshot() has it
     NodeId node = kNoNode;                  // that it is attached to; kNoNode: not published
     uint64_t stamp = 0;                     // when it became idle
     std::list<int32_t>::iterator position;  // in its list

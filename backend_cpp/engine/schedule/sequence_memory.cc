@@ -291,9 +291,9 @@ void SequenceMemory::make_snapshot(BlockCache& cache, const PrefixKey& prefix) {
   const bool is_to_stay = is_anchor || (cached_ < prompt_len_ && interval > 0 && cached_ % interval == 0);
   const bool follows_prompt = cached_ >= prompt_len_;
   if (!is_to_stay && !follows_prompt) return;
-  if (!cache.make_snapshot(path_.back(), group, state)) return;
+  if (!cache.make_snapshot(path_.back(), group, state, !is_to_stay)) return;
   if (is_to_stay) return;
-  if (rolling_ > 0) cache.forget_unused_snapshot(path_[static_cast<size_t>(rolling_) - 1], group);
+  if (rolling_ > 0) cache.forget_rolling_snapshot(path_[static_cast<size_t>(rolling_) - 1], group);
   rolling_ = published_;
 }
 

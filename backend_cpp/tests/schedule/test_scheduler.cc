@@ -156,7 +156,8 @@ TEST(with_enough_memory_no_block_of_prompts_is_computed_twice) {
   std::mt19937 random(7);
   int shared = 0;
   for (int history = 0; history < 200; ++history) {
-    BlockCache blocks(small_plan(4), {6000});
+    BlockCache blocks(history % 2 == 0 ? small_plan(4) : hybrid_plan(), {6000});
+    blocks.set_snapshot_interval(4);  // a state is found wherever keys and values are
     Scheduler scheduler({4, 12}, blocks);
     Step step;
     std::set<std::vector<int32_t>> computed;
