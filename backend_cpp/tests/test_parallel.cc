@@ -40,6 +40,9 @@ bool contains(const std::string& text, const std::string& part) {
 ModelSpec small_spec() {
   ModelSpec spec;
   spec.architecture = "Tiny";
+  spec.num_layers = 1;
+  spec.layer_mixers = {Mixer::kAttention};
+  spec.layer_mlps = {true};
   spec.hidden_size = 64;
   spec.num_heads = 8;
   spec.num_kv_heads = 2;
